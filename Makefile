@@ -1,0 +1,61 @@
+# make            what can be built and how
+# make train_gpt  the trainer for this machine      PRECISION=bf16|fp32   SAN=address,undefined|thread   CXX=g++|clang++
+# Programs lie in build/<configuration>/; ./train_gpt is a link to the one built last.
+
+PRECISION ?= bf16
+SAN       ?=
+CXX       := $(if $(filter default,$(origin CXX)),g++,$(CXX))
+comma     := ,
+config    := cpu-$(PRECISION)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter-out g++,$(CXX)),-$(notdir $(CXX)))
+build     := build/$(config)
+
+ifeq ($(filter $(PRECISION),bf16 fp32),)
+$(error PRECISION is '$(PRECISION)'; it must be bf16 or fp32)
+endif
+
+# -ffast-math is not used anywhere: it folds isfinite(NaN) to true. The two flags below only say that nobody reads errno or
+# floating point traps, so that loops with sqrt and comparisons can be vectorised.
+OPT      ?= -O3 -march=native
+CXXFLAGS += -std=c++17 $(OPT) -g1 -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math -MMD -MP -I. -Illmc
+LDLIBS   += -ldnnl -lpcre2-8 -lpthread
+ifneq ($(SAN),)
+# Sanitizers with -O1, so that reports have lines; frame pointers for whole stacks.
+CXXFLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer -O1 -g
+LDFLAGS  += -fsanitize=$(SAN)
+endif
+
+flag_bf16 :=
+flag_fp32 := -DPRECISION_FP32
+flag_fp64 := -DPRECISION_FP64
+
+.PHONY: help deps train_gpt test clean format
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -4
+
+# ---- the trainer ----
+train_gpt: $(build)/train_gpt
+	@ln -sf $(build)/train_gpt train_gpt
+
+$(build)/train_gpt: train_gpt.cu | $(build)
+	$(CXX) -x c++ train_gpt.cu $(CXXFLAGS) $(flag_$(PRECISION)) -o $@ $(LDFLAGS) $(LDLIBS)
+
+$(build):
+	@mkdir -p $@
+
+# ---- tests: test/test_X.cpp is one GoogleTest program; a name ending in _fp32 or _fp64 fixes its precision ----
+test_sources  := $(wildcard test/test_*.cpp)
+test_programs := $(patsubst test/%.cpp,$(build)/%,$(test_sources))
+precision_of   = $(if $(filter %_fp64,$1),fp64,$(if $(filter %_fp32,$1),fp32,$(PRECISION)))
+
+$(build)/test_%: test/test_%.cpp | $(build)
+	$(CXX) $< $(CXXFLAGS) $(flag_$(call precision_of,test_$*)) -o $@ $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
+
+clean:
+	rm -rf build train_gpt
+
+format:
+	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h test/*.cpp
+
+-include $(wildcard $(build)/*.d)

@@ -1,0 +1,40 @@
+// Errors. Two kinds, kept apart:
+//   fail(...)         the user's or the environment's: a flag, a file, a mismatch, memory. Says what was given, what is
+//                     allowed and what to do. Thrown as Error, printed once by main(), exit status 1.
+//   CHECK(cond, ...)  our own mistake: a broken assumption. On in release builds; prints file:line and aborts.
+// An exception, not exit(): destructors run on the way out, so temporary files are removed and nothing half-written stays.
+// Never call fail() inside an OpenMP region (an exception must not leave it): collect there, fail after.
+#pragma once
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// printf into a std::string.
+__attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt, ...) {
+    va_list ap, again;
+    va_start(ap, fmt);
+    va_copy(again, ap);
+    std::string s((size_t)vsnprintf(nullptr, 0, fmt, ap), '\0');
+    vsnprintf(&s[0], s.size() + 1, fmt, again);
+    va_end(again);
+    va_end(ap);
+    return s;
+}
+
+// fail("seq-length is %d; HINT: ...", T): throws Error with the formatted message.
+#define fail(...) throw Error(format(__VA_ARGS__))
+
+#define CHECK(cond, ...)                                                                    \
+    do {                                                                                    \
+        if (!(cond)) {                                                                      \
+            fprintf(stderr, "%s:%d: internal check failed: %s: %s\n", __FILE__, __LINE__,  \
+                    #cond, format(__VA_ARGS__).c_str());                                    \
+            abort();                                                                        \
+        }                                                                                   \
+    } while (0)

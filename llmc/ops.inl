@@ -1,0 +1,92 @@
+// Every op of the model, declared once and included into namespace cpu (and gpu): the reader's index of the kernels.
+// A definition whose signature drifts from the one here does not link.
+//
+// Conventions. N = B*T rows. Shapes stand at the right, row-major, slowest first. Outputs come first after the context, then
+// inputs, sizes, scalars. `d` prefixes a gradient. "sets" overwrites, "adds" accumulates. Parameter gradients are `real`
+// (fp32) and always added to. A pointer marked `or null` may be null. Per-row statistics and sums are `real`.
+// All results are deterministic and independent of the number of threads.
+
+// ---- embedding (embed.h) --------------------------------------------------------------------------------------------------
+// out = wte[token] (+ wpe[position]). A token outside [v0, v0+V) gives a zero row (vocabulary shards). sets out.
+void embedding_forward(Ctx& ctx, floatX* out /*(N, C)*/, const int* tokens /*(N)*/, const int* positions /*(N)*/,
+                       const floatX* wte /*(V, C)*/, const floatX* wpe /*(P, C) or null*/, int N, int C, int v0, int V);
+// adds to dwte rows [token - v0] and dwpe rows [position]; rows of one token are added in row order.
+void embedding_backward(Ctx& ctx, real* dwte /*(V, C)*/, real* dwpe /*(P, C) or null*/, const floatX* dout /*(N, C)*/,
+                        const int* tokens, const int* positions, int N, int C, int v0, int V);
+
+// ---- norms (norm.h) -------------------------------------------------------------------------------------------------------
+// If add is given, sum = inp + add (rounded to floatX) is stored and normalised, else inp is. sets out, mean, rstd, sum.
+void layernorm_forward(Ctx& ctx, floatX* out /*(N, C)*/, real* mean /*(N)*/, real* rstd /*(N)*/, floatX* sum /*(N, C) or null*/,
+                       const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/, const floatX* weight /*(C)*/,
+                       const floatX* bias /*(C)*/, int N, int C, real eps);
+// inp is what was normalised (the sum, if there was one). sets or adds dinp; adds dweight, dbias.
+void layernorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, real* dweight /*(C)*/, real* dbias /*(C)*/, const floatX* dout,
+                        const floatX* inp, const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc);
+// y = g * x * rsqrt(mean(x^2) + eps)
+void rmsnorm_forward(Ctx& ctx, floatX* out /*(N, C)*/, real* rstd /*(N)*/, floatX* sum /*(N, C) or null*/, const floatX* inp,
+                     const floatX* add /*(N, C) or null*/, const floatX* weight /*(C)*/, int N, int C, real eps);
+void rmsnorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, real* dweight /*(C)*/, const floatX* dout, const floatX* inp,
+                      const floatX* weight, const real* rstd, int N, int C, Acc acc);
+
+// ---- linear (matmul.h) ----------------------------------------------------------------------------------------------------
+// out = inp weight^T (+ bias). sets out.
+void linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* inp /*(N, IC)*/, const floatX* weight /*(OC, IC)*/,
+                    const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
+// dinp = dout weight. sets dinp.
+void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dout /*(N, OC)*/, const floatX* weight /*(OC, IC)*/,
+                           int N, int IC, int OC);
+// dweight += dout^T inp; dbias += column sums of dout. acc: sets or adds both.
+void linear_backward_weight(Ctx& ctx, real* dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/, const floatX* dout /*(N, OC)*/,
+                            const floatX* inp /*(N, IC)*/, int N, int IC, int OC, Acc acc);
+
+// ---- rotary positions (rope.h) --------------------------------------------------------------------------------------------
+// Rotates the NH query and NKV key heads of qkv in place, rotate-half pairing (j, j + HS/2); values are left alone.
+// cos_sin holds (cos, sin) of position * base^(-2j/HS). backward rotates gradients by the opposite angle.
+void rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const int* positions /*(N)*/,
+                  const real* cos_sin /*(P, HS/2, 2)*/, int N, int NH, int NKV, int HS);
+void rope_backward(Ctx& ctx, floatX* dqkv /*(N, NH + 2*NKV, HS)*/, const int* positions, const real* cos_sin, int N, int NH,
+                   int NKV, int HS);
+
+// ---- attention (attention.h) ----------------------------------------------------------------------------------------------
+// Causal flash attention with grouped queries: query head h uses key/value head h / (NH / NKV). Row t sees keys
+// doc_start[t] .. t (doc_start null: 0 .. t). score = scale q.k + slope[h] (j - t) (slopes null: no ALiBi).
+// lse is the natural log-sum-exp of a row's scores. Never a T x T matrix. sets out, lse.
+void attention_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
+                       const floatX* qkv /*(B, T, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/,
+                       const int* doc_start /*(B, T) or null*/, int B, int T, int NH, int NKV, int HS, real scale);
+// sets dqkv (all of it).
+void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
+                        const floatX* out /*(B, T, NH, HS)*/, const real* lse /*(B, NH, T)*/, const floatX* qkv,
+                        const real* slopes /*or null*/, const int* doc_start /*or null*/, int B, int T, int NH, int NKV, int HS,
+                        real scale);
+// One new token per sequence: writes its key and value into the caches at row t and attends over rows 0 .. t. sets out.
+void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, floatX* keys /*(B, P, NKV, HS)*/, floatX* values /*same*/,
+                      const floatX* qkv /*(B, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/, int B, int t, int P, int NH,
+                      int NKV, int HS, real scale);
+
+// ---- activations and residual (mlp.h) -------------------------------------------------------------------------------------
+// tanh GeLU, elementwise over n. sets.
+void gelu_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n);
+void gelu_backward(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* inp, size_t n);
+// out = silu(gate) * up with rows [gate | up]. sets.
+void swiglu_forward(Ctx& ctx, floatX* out /*(N, F)*/, const floatX* gate_up /*(N, 2F)*/, int N, int F);
+void swiglu_backward(Ctx& ctx, floatX* dgate_up /*(N, 2F)*/, const floatX* dout /*(N, F)*/, const floatX* gate_up, int N, int F);
+// out = a + b. sets.
+void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, size_t n);
+
+// ---- loss (loss.h) --------------------------------------------------------------------------------------------------------
+// Fused classifier over rows of logits: logZ = log sum_{i<V} exp(x_i), loss = logZ - x_target, z = z_coef * logZ^2, and, if
+// write_gradient, the logits are overwritten with dlogits = loss_scale * (p_i (1 + 2 z_coef logZ) - [i = target]); columns
+// V .. Vp-1 are padding: never read, gradient 0. A target < 0 is masked: loss, z and gradient 0. No softmax is stored.
+// sets loss, zloss, lse (unscaled, per row).
+void classifier(Ctx& ctx, floatX* logits /*(N, Vp)*/, real* loss /*(N)*/, real* zloss /*(N)*/, real* lse /*(N)*/,
+                const int* targets /*(N)*/, int N, int V, int Vp, real loss_scale, real z_coef, bool write_gradient);
+
+// ---- optimizer (optimizer.h, reduce.h) ------------------------------------------------------------------------------------
+// Sum of squares in fixed blocks: same bits for any thread count. The blocks' sums are accumulated in double.
+double sum_of_squares(Ctx& ctx, const real* x, size_t n);
+// AdamW (Loshchilov & Hutter, 2019; decoupled decay, bias correction): g = grad_scale * grad;
+// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; master -= lr (m/c1 / (sqrt(v/c2) + eps) + wd master); param = floatX(master),
+// with c1 = 1 - b1^step, c2 = 1 - b2^step, step counted from 1. param may be the same memory as master (fp32).
+void adamw(Ctx& ctx, floatX* param, real* master, real* m, real* v, const real* grad, size_t n, real lr, real beta1, real beta2,
+           real eps, real weight_decay, real grad_scale, int64_t step);

@@ -1,0 +1,50 @@
+// Storage and accumulation types, fixed when the program is built (PRECISION=bf16|fp32; the tests also build fp64).
+//   floatX  storage of parameters and activations: bf16 | float | double
+//   real    everything that accumulates: gradients, norms, softmax, losses, statistics, optimizer state: float
+//           (double in the fp64 build, which exists so that finite differences can be taken)
+// bf16 is our own, so that one behaviour holds in every build: round to nearest even, NaN becomes 0x7fff (as CUDA's).
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#define HD __host__ __device__
+#else
+#define HD
+#endif
+
+struct bf16 {
+    uint16_t bits;
+    bf16() = default;
+    HD bf16(float x) {
+        uint32_t u;
+        memcpy(&u, &x, 4);
+        // Adding 0x7fff plus the lowest kept bit rounds to nearest, ties to even; a carry moves into the exponent as it should.
+        const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+        bits = (u & 0x7fffffffu) > 0x7f800000u ? 0x7fff : (uint16_t)rounded;
+    }
+    HD operator float() const {
+        const uint32_t u = (uint32_t)bits << 16;
+        float x;
+        memcpy(&x, &u, 4);
+        return x;
+    }
+};
+static_assert(sizeof(bf16) == 2, "bf16 is stored, copied and written to files as two bytes");
+
+#if defined(PRECISION_FP64)
+using floatX = double;
+using real = double;
+inline constexpr const char* precision_name = "fp64";
+#elif defined(PRECISION_FP32)
+using floatX = float;
+using real = float;
+inline constexpr const char* precision_name = "fp32";
+#else
+using floatX = bf16;
+using real = float;
+inline constexpr const char* precision_name = "bf16";
+#endif
+
+// What an op does with its output: overwrite it, or add to it.
+enum class Acc { Set, Add };
