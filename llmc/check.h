@@ -15,20 +15,32 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// printf into a std::string.
-__attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt, ...) {
-    va_list ap, again;
-    va_start(ap, fmt);
-    va_copy(again, ap);
-    std::string s((size_t)vsnprintf(nullptr, 0, fmt, ap), '\0');
+inline std::string format_list(const char* fmt, va_list arguments) {
+    va_list again;
+    va_copy(again, arguments);
+    std::string s((size_t)vsnprintf(nullptr, 0, fmt, arguments), '\0');
     vsnprintf(&s[0], s.size() + 1, fmt, again);
     va_end(again);
-    va_end(ap);
+    return s;
+}
+
+// printf into a std::string.
+__attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt, ...) {
+    va_list arguments;
+    va_start(arguments, fmt);
+    const std::string s = format_list(fmt, arguments);
+    va_end(arguments);
     return s;
 }
 
 // fail("seq-length is %d; HINT: ...", T): throws Error with the formatted message.
-#define fail(...) throw Error(format(__VA_ARGS__))
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail(const char* fmt, ...) {
+    va_list arguments;
+    va_start(arguments, fmt);
+    const std::string s = format_list(fmt, arguments);
+    va_end(arguments);
+    throw Error(s);
+}
 
 #define CHECK(cond, ...)                                                                    \
     do {                                                                                    \

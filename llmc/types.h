@@ -16,18 +16,21 @@
 struct bf16 {
     uint16_t bits;
     bf16() = default;
-    HD bf16(float x) {
-        uint32_t u;
-        memcpy(&u, &x, 4);
-        // Adding 0x7fff plus the lowest kept bit rounds to nearest, ties to even; a carry moves into the exponent as it should.
-        const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-        bits = (u & 0x7fffffffu) > 0x7f800000u ? 0x7fff : (uint16_t)rounded;
-    }
+    HD bf16(float x) : bits(round(x)) {}
     HD operator float() const {
         const uint32_t u = (uint32_t)bits << 16;
         float x;
         memcpy(&x, &u, 4);
         return x;
+    }
+
+private:
+    HD static uint16_t round(float x) {
+        uint32_t u;
+        memcpy(&u, &x, 4);
+        // Adding 0x7fff plus the lowest kept bit rounds to nearest, ties to even; a carry moves into the exponent as it should.
+        const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+        return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
     }
 };
 static_assert(sizeof(bf16) == 2, "bf16 is stored, copied and written to files as two bytes");

@@ -1,26 +1,53 @@
-// cpu::Ctx: the only thing a CPU op may reach for. Threads, scratch memory, the instruction set found, and whether the plain
-// loops are forced. Ops on one Ctx run one after another, so they share one scratch buffer; nothing in it outlives an op.
+// cpu::Ctx: the only thing a CPU op may reach for. Threads, scratch memory, oneDNN's engine and its compiled matrix products,
+// and whether the plain loops are forced. Ops on one Ctx run one after another, so they share one scratch buffer; nothing in it
+// outlives an op.
 #pragma once
 #include <omp.h>
 
+#include <array>
 #include <cstdlib>
+#include <map>
 #include <new>
+#include <oneapi/dnnl/dnnl.hpp>
 #include <string>
 
 #include "../check.h"
 
 namespace cpu {
 
+// What the matrix unit of this CPU does best with bf16 operands.
+enum class Bf16Gemm {
+    native,  // AMX, or AMD's AVX512-BF16 (twice the fp32 rate, measured): multiply bf16 directly
+    widen,   // convert to fp32 and multiply there: Intel's vdpbf16ps without AMX is half as fast as fp32 FMA, older CPUs have none
+};
+
+inline Bf16Gemm detect_bf16_gemm() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
+    const bool amx = isa == dnnl::cpu_isa::avx512_core_amx, bf16 = amx || isa == dnnl::cpu_isa::avx512_core_bf16;
+    if (amx || (bf16 && __builtin_cpu_is("amd"))) return Bf16Gemm::native;
+#endif
+    return Bf16Gemm::widen;
+}
+
 struct Ctx {
     int threads;         // OpenMP threads that ops use
     bool plain = false;  // true: only the plain loops (the specification, no library); false: fast paths where they exist
+
+    // oneDNN, see matmul.h. The key holds everything that a compiled product depends on.
+    using GemmKey = std::array<int64_t, 8>;
+    const Bf16Gemm bf16_gemm = detect_bf16_gemm();
+    dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+    dnnl::stream stream{engine};
+    std::map<GemmKey, dnnl::matmul> gemms;
 
     explicit Ctx(int n_threads = 0) : threads(n_threads > 0 ? n_threads : omp_get_max_threads()) { omp_set_num_threads(threads); }
     ~Ctx() { free(scratch_); }
     Ctx(const Ctx&) = delete;
     Ctx& operator=(const Ctx&) = delete;
 
-    // At least `bytes` of 64-byte aligned memory, contents undefined, valid until the next call. Grows, never shrinks.
+    // At least `bytes` of page-aligned memory, contents undefined, valid until the next call. Grows, never shrinks.
     void* scratch(size_t bytes) {
         if (bytes > scratch_bytes_) {
             free(scratch_);
@@ -29,6 +56,21 @@ struct Ctx {
             if (!scratch_) throw std::bad_alloc();
         }
         return scratch_;
+    }
+
+    // For the start-up table: "avx512_core_bf16, bf16 matrix products native".
+    static const char* isa_name() {
+        switch (dnnl::get_effective_cpu_isa()) {
+            case dnnl::cpu_isa::avx512_core_amx: return "AMX (AVX-512)";
+            case dnnl::cpu_isa::avx512_core_bf16: return "AVX-512 with bf16";
+            case dnnl::cpu_isa::avx512_core_vnni:
+            case dnnl::cpu_isa::avx512_core: return "AVX-512";
+            case dnnl::cpu_isa::avx2_vnni:
+            case dnnl::cpu_isa::avx2: return "AVX2";
+            case dnnl::cpu_isa::avx: return "AVX";
+            case dnnl::cpu_isa::sse41: return "SSE4.1";
+            default: return "generic";
+        }
     }
 
 private:

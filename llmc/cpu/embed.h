@@ -1,0 +1,50 @@
+// Embedding: out = wte[token] (+ wpe[position]). Backward adds each row's gradient to its token's row and its position's row.
+// Several rows may name one token, so backward gives each thread a range of channels and lets it walk all rows in order: no two
+// threads touch the same number, and sums are made in row order for any number of threads. Bound by memory bandwidth.
+#pragma once
+#include <algorithm>
+
+#include "../ops.h"
+#include "parallel.h"
+
+namespace cpu {
+
+inline void embedding_forward(Ctx&, floatX* out, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int N, int C,
+                              int v0, int V) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        const int token = tokens[n] - v0;
+        const floatX* te = token >= 0 && token < V ? wte + (size_t)token * C : nullptr;
+        const floatX* pe = wpe ? wpe + (size_t)positions[n] * C : nullptr;
+        floatX* row = out + (size_t)n * C;
+        if (te && pe) {
+            INDEPENDENT_ITERATIONS
+            for (int c = 0; c < C; c++) row[c] = (floatX)((real)te[c] + (real)pe[c]);
+        } else if (te || pe) std::copy_n(te ? te : pe, C, row);
+        else std::fill_n(row, C, floatX(0));
+    }
+}
+
+inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* dout, const int* tokens, const int* positions, int N, int C,
+                               int v0, int V) {
+    constexpr int line = 16;  // channels of a range: whole cache lines of gradient
+    const int lines = (C + line - 1) / line, width = (lines + ctx.threads - 1) / ctx.threads * line;
+#pragma omp parallel for schedule(static)
+    for (int first = 0; first < C; first += width) {
+        const int last = std::min(C, first + width);
+        for (int n = 0; n < N; n++) {
+            const floatX* d = dout + (size_t)n * C;
+            const int token = tokens[n] - v0;
+            if (token >= 0 && token < V) {
+                real* row = dwte + (size_t)token * C;
+                for (int c = first; c < last; c++) row[c] += (real)d[c];
+            }
+            if (dwpe) {
+                real* row = dwpe + (size_t)positions[n] * C;
+                for (int c = first; c < last; c++) row[c] += (real)d[c];
+            }
+        }
+    }
+}
+
+}  // namespace cpu

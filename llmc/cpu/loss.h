@@ -1,0 +1,63 @@
+// Fused classifier: cross-entropy with z-loss (PaLM, Chowdhery et al., 2022) and its gradient over the logits, in place.
+//   Z = sum_{i<V} exp(x_i),  loss = log Z - x_y,  z = c (log Z)^2
+//   d/dx_i (loss + z) = p_i (1 + 2 c log Z) - [i = y],  p_i = exp(x_i - log Z)
+// Two passes over a row that stays in cache: log Z online, then the gradient. Sums in fp32, of chunks. No softmax is stored.
+// A masked target (< 0) has loss, z and gradient 0, also where its logits are not finite; elsewhere a NaN logit gives a NaN loss.
+// Cost: two exponentials and 3 bytes moved per bf16 logit; bound by exp on few cores, by memory bandwidth on many.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "../math.h"
+#include "../ops.h"
+#include "parallel.h"
+#include "reduce.h"
+
+namespace cpu {
+namespace detail {
+
+// log sum exp of x[0 .. V-1]: a chunk's maximum, then its exponentials relative to the largest so far; what was summed before
+// is scaled when the maximum rises. NaN if any x is NaN or +infinity.
+inline real log_sum_exp(const floatX* x, int V) {
+    constexpr int chunk = 512;
+    const real minus_infinity = -std::numeric_limits<real>::infinity();
+    real top = minus_infinity, sum = 0;
+    for (int first = 0; first < V; first += chunk) {
+        const floatX* part = x + first;
+        const int n = std::min(chunk, V - first);
+        const real highest = lane_max(n, top, [=](int i) { return (real)part[i]; });
+        const real shift = highest == minus_infinity ? real(0) : highest;  // only -inf so far: exp gives 0, not NaN
+        sum = sum * exp_real(top - shift) + lane_sum(n, [=](int i) { return exp_real((real)part[i] - shift); });
+        top = highest;
+    }
+    return top + std::log(sum);
+}
+
+}  // namespace detail
+
+inline void classifier(Ctx&, floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int N, int V, int Vp, real loss_scale,
+                       real z_coef, bool write_gradient) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        floatX* x = logits + (size_t)n * Vp;
+        const int target = targets[n];
+        CHECK(target < V, "row %d: target %d of %d", n, target, V);
+        const real log_z = detail::log_sum_exp(x, V);
+        lse[n] = log_z;
+        loss[n] = target >= 0 ? log_z - (real)x[target] : real(0);
+        zloss[n] = target >= 0 ? z_coef * log_z * log_z : real(0);
+        if (!write_gradient) continue;
+        if (target < 0) {
+            std::fill(x, x + Vp, floatX(0));
+            continue;
+        }
+        const real at_target = (real)x[target], factor = loss_scale * (1 + 2 * z_coef * log_z);
+        INDEPENDENT_ITERATIONS
+        for (int i = 0; i < V; i++) x[i] = (floatX)(factor * exp_real((real)x[i] - log_z));
+        x[target] = (floatX)(factor * exp_real(at_target - log_z) - loss_scale);
+        std::fill(x + V, x + Vp, floatX(0));
+    }
+}
+
+}  // namespace cpu

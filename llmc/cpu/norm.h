@@ -1,0 +1,107 @@
+// LayerNorm (Ba et al., 2016) and RMSNorm (Zhang & Sennrich, 2019), with the residual sum fused in front.
+//   forward   xhat = (x - mean) rstd,  y = w xhat + b          RMSNorm: mean = 0, no b, rstd = 1 / sqrt(mean(x^2) + eps)
+//   backward  with g = w dy:  dx = rstd (g - mean(g) - xhat mean(g xhat))      RMSNorm: without mean(g)
+//             dw = sum over rows of dy xhat,  db = sum over rows of dy
+// (dx: d xhat_j / d x_i = rstd (delta_ij - 1/C - xhat_i xhat_j / C); the middle term comes from the mean, the last from rstd.)
+// Both norms are one loop with a compile-time switch. Sums in fp32. Gradients of w and b: rows are cut into blocks of fixed size,
+// each block is summed by one task, and the blocks are added in order: the same bits for any number of threads.
+// Bound by memory bandwidth: forward reads x once (it stays in cache for the second pass) and writes y.
+#pragma once
+#include <algorithm>
+#include <cmath>
+
+#include "../ops.h"
+#include "parallel.h"
+#include "reduce.h"
+
+namespace cpu {
+namespace detail {
+
+template <bool centred>  // true: LayerNorm, false: RMSNorm
+void norm_forward(floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add, const floatX* weight,
+                  const floatX* bias, int N, int C, real eps) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        const floatX* x = inp + (size_t)n * C;
+        floatX* y = out + (size_t)n * C;
+        if (add) {
+            floatX* s = sum + (size_t)n * C;
+            INDEPENDENT_ITERATIONS
+            for (int c = 0; c < C; c++) s[c] = (floatX)((real)x[c] + (real)add[(size_t)n * C + c]);
+            x = s;
+        }
+        const real m = centred ? lane_sum(C, [&](int c) { return (real)x[c]; }) / C : real(0);
+        const real variance = lane_sum(C, [&](int c) { return ((real)x[c] - m) * ((real)x[c] - m); }) / C;
+        const real r = 1 / std::sqrt(variance + eps);
+        INDEPENDENT_ITERATIONS
+        for (int c = 0; c < C; c++) {
+            const real scaled = ((real)x[c] - m) * r * (real)weight[c];
+            y[c] = (floatX)(centred ? scaled + (real)bias[c] : scaled);
+        }
+        if (centred) mean[n] = m;
+        rstd[n] = r;
+    }
+}
+
+template <bool centred>
+void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp, const floatX* weight,
+                   const real* mean, const real* rstd, int N, int C, Acc acc) {
+    constexpr int block_rows = 64, sums = centred ? 2 : 1;
+    const int blocks = (N + block_rows - 1) / block_rows;
+    real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * sums * C);  // (blocks, sums, C): of dweight, of dbias
+#pragma omp parallel for schedule(static)
+    for (int block = 0; block < blocks; block++) {
+        real *dw = partial + (size_t)block * sums * C, *db = dw + C;
+        std::fill(dw, dw + sums * C, real(0));
+        for (int n = block * block_rows; n < std::min(N, (block + 1) * block_rows); n++) {
+            const floatX *x = inp + (size_t)n * C, *dy = dout + (size_t)n * C;
+            floatX* dx = dinp + (size_t)n * C;
+            const real m = centred ? mean[n] : real(0), r = rstd[n];
+            const auto g = [=](int c) { return (real)weight[c] * (real)dy[c]; };
+            const auto xhat = [=](int c) { return ((real)x[c] - m) * r; };
+            const real mean_g = centred ? lane_sum(C, g) / C : real(0);
+            const real mean_gx = lane_sum(C, [=](int c) { return g(c) * xhat(c); }) / C;
+            INDEPENDENT_ITERATIONS
+            for (int c = 0; c < C; c++) {
+                dw[c] += (real)dy[c] * xhat(c);
+                if (centred) db[c] += (real)dy[c];
+                const real d = r * (g(c) - mean_g - xhat(c) * mean_gx);
+                dx[c] = (floatX)(acc == Acc::Add ? (real)dx[c] + d : d);
+            }
+        }
+    }
+    constexpr int width = 64;  // channels of a task: whole cache lines
+#pragma omp parallel for schedule(static)
+    for (int first = 0; first < C; first += width)
+        for (int block = 0; block < blocks; block++) {
+            const real *dw = partial + (size_t)block * sums * C, *db = dw + C;
+            for (int c = first; c < std::min(C, first + width); c++) {
+                dweight[c] += dw[c];
+                if (centred) dbias[c] += db[c];
+            }
+        }
+}
+
+}  // namespace detail
+
+inline void layernorm_forward(Ctx&, floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+                              const floatX* weight, const floatX* bias, int N, int C, real eps) {
+    detail::norm_forward<true>(out, mean, rstd, sum, inp, add, weight, bias, N, C, eps);
+}
+
+inline void layernorm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp, const floatX* weight,
+                               const real* mean, const real* rstd, int N, int C, Acc acc) {
+    detail::norm_backward<true>(ctx, dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, acc);
+}
+
+inline void rmsnorm_forward(Ctx&, floatX* out, real* rstd, floatX* sum, const floatX* inp, const floatX* add, const floatX* weight, int N, int C,
+                            real eps) {
+    detail::norm_forward<false>(out, nullptr, rstd, sum, inp, add, weight, nullptr, N, C, eps);
+}
+
+inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, real* dweight, const floatX* dout, const floatX* inp, const floatX* weight,
+                             const real* rstd, int N, int C, Acc acc) {
+    detail::norm_backward<false>(ctx, dinp, dweight, nullptr, dout, inp, weight, nullptr, rstd, N, C, acc);
+}
+
+}  // namespace cpu

@@ -1,0 +1,77 @@
+// Scalar formulas that the kernels of every backend share, each with its derivative beside it.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "types.h"
+
+// e^x without branches or library calls, so that loops over it become vector code (the library's expf is vectorised only under
+// -ffast-math, which we do not use). Cody-Waite reduction x = n ln2 + r, |r| <= ln2/2, then a polynomial in r (minimax, degree
+// 7) scaled by 2^n. Error: 1.2 units in the last place for x >= -86.6; 0 below that; infinity above 88.72; NaN stays NaN.
+HD inline float exp_approx(float x) {
+    const float log2e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which then sits in the low mantissa bits
+    const float shifted = x * log2e + shift, n = shifted - shift;
+    const float r = (x - n * ln2_high) - n * ln2_low;
+    float p = 2 * 1.9875691500e-4f;  // p = 2 e^r and 2^(n-1), not e^r and 2^n: 2^128 is no float
+    p = p * r + 2 * 1.3981999507e-3f;
+    p = p * r + 2 * 8.3334519073e-3f;
+    p = p * r + 2 * 4.1665795894e-2f;
+    p = p * r + 2 * 1.6666665459e-1f;
+    p = p * r + 2 * 5.0000001201e-1f;
+    p = p * r + 2.0f;
+    p = p * r + 2.0f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, 4);
+    bits = (bits + 126u) << 23;  // the high bits of `shift` fall off
+    float scale;
+    memcpy(&scale, &bits, 4);
+    const float y = x > 88.722835f ? std::numeric_limits<float>::infinity() : p * scale;  // NaN: both comparisons are false
+    return x < -86.6f ? 0.0f : y;
+}
+
+HD inline real exp_real(real x) {
+    if constexpr (std::is_same<real, double>::value) return std::exp(x);
+    else return exp_approx((float)x);
+}
+
+HD inline real sigmoid(real x) { return real(1) / (real(1) + exp_real(-x)); }
+
+// tanh GeLU: 0.5 x (1 + tanh u), u = k (x + 0.044715 x^3), k = sqrt(2/pi). With 1 + tanh u = 2 sigmoid(2u) it is x sigmoid(2u).
+HD inline real gelu(real x) {
+    const real k = real(0.7978845608028654), u = k * (x + real(0.044715) * x * x * x);
+    return x * sigmoid(2 * u);
+}
+// d/dx: sigmoid(2u) + x sigmoid(2u) (1 - sigmoid(2u)) 2 u'. Past +-12 it is 1 or 0 to the last bit; without the limits, x^2
+// would overflow far out and 0 * infinity give NaN.
+HD inline real gelu_derivative(real x) {
+    x = x < -12 ? real(-12) : x > 12 ? real(12) : x;
+    const real k = real(0.7978845608028654), u = k * (x + real(0.044715) * x * x * x);
+    const real du = k * (1 + 3 * real(0.044715) * x * x), s = sigmoid(2 * u);
+    return s + x * s * (1 - s) * 2 * du;
+}
+
+// ALiBi's slope of head h of n (Press et al., 2022): powers of 2^(-8/c) for the first c = 2^floor(log2 n) heads, and for the
+// others every second power of the sequence for 2c heads.
+inline real alibi_slope(int h, int n) {
+    int c = 1;
+    while (2 * c <= n) c *= 2;
+    return (real)(h < c ? std::exp2(-8.0 * (h + 1) / c) : std::exp2(-4.0 * (2 * (h - c) + 1) / c));
+}
+
+// table (P, HS/2, 2): cos and sin of position * base^(-2j/HS), computed in double and rounded once (Su et al., 2021).
+inline void rope_table(std::vector<real>& table, int P, int HS, double base) {
+    const int half = HS / 2;
+    table.resize((size_t)P * half * 2);
+    for (int j = 0; j < half; j++) {
+        const double frequency = std::pow(base, -2.0 * j / HS);
+        for (int p = 0; p < P; p++) {
+            table[((size_t)p * half + j) * 2] = (real)std::cos(p * frequency);
+            table[((size_t)p * half + j) * 2 + 1] = (real)std::sin(p * frequency);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+// Randomness as a function: every draw is f(seed, purpose, stream, index) and depends on nothing drawn before, so it survives
+// resuming, other layouts and other thread counts. Philox4x32-10 (Salmon et al., SC'11): ten rounds of multiply and xor turn a
+// 128-bit counter under a 64-bit key into 128 random bits. The same bits on every machine: see normal_at.
+#pragma once
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+// What a draw is for; part of the counter, so that no two purposes share numbers.
+enum class RngPurpose : uint32_t { init = 1, sampling = 2 };
+
+inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+    for (int round = 0; round < 10; round++) {
+        const uint64_t a = (uint64_t)0xD2511F53u * counter[0], b = (uint64_t)0xCD9E8D57u * counter[2];
+        counter = {(uint32_t)(b >> 32) ^ counter[1] ^ key[0], (uint32_t)b, (uint32_t)(a >> 32) ^ counter[3] ^ key[1], (uint32_t)a};
+        key[0] += 0x9E3779B9u, key[1] += 0xBB67AE85u;
+    }
+    return counter;
+}
+
+// index takes two words of the counter, stream (a tensor, a sample) and purpose one each: all counters differ.
+inline std::array<uint32_t, 4> random_bits(uint64_t seed, RngPurpose purpose, uint32_t stream, uint64_t index) {
+    return philox({(uint32_t)index, (uint32_t)(index >> 32), stream, (uint32_t)purpose}, {(uint32_t)seed, (uint32_t)(seed >> 32)});
+}
+
+// Uniform in [0, 1), a multiple of 2^-53.
+inline double uniform_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uint64_t index) {
+    const auto r = random_bits(seed, purpose, stream, index);
+    return (double)((((uint64_t)r[0] << 32) | r[1]) >> 11) * 0x1p-53;
+}
+
+// Standard normal by Box and Muller (1958): sqrt(-2 ln u) cos(theta), u in (0, 1], theta in [-pi, pi). Largest |value|: 6.66.
+// Maths libraries differ in their last bits, and compilers in whether they fuse a multiply and an add. So ln and cos are
+// written out as series, in double, with each fused multiply-add spelled out, and no other multiply feeds an add: IEEE 754
+// leaves no choice, and every compiler and machine gives the same bits. The series' errors (below 1e-13) are far below a float's.
+inline float normal_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uint64_t index) {
+    const auto r = random_bits(seed, purpose, stream, index);
+
+    // ln u = e ln 2 + ln m, m in [0.7, 1.4];  ln m = 2 artanh s = 2 s (1 + s^2/3 + s^4/5 + ...), s = (m - 1) / (m + 1).
+    const double u = ((double)r[0] + 1) * 0x1p-32;
+    int64_t bits;
+    memcpy(&bits, &u, 8);
+    const int64_t bits_of_sqrt_half = 0x3FE6A09E667F3BCD, exponent = (bits - bits_of_sqrt_half) >> 52;
+    bits -= exponent * (1ll << 52);
+    double m;
+    memcpy(&m, &bits, 8);
+    const double s = (m - 1) / (m + 1), s2 = s * s;
+    double artanh = 1.0 / 17;
+    for (int k = 15; k >= 1; k -= 2) artanh = std::fma(artanh, s2, 1.0 / k);
+    const double log_u = std::fma((double)exponent, 0.693147180559945309, 2 * s * artanh);
+
+    // theta = 2 pi turn, turn = integer / 2^32;  cos theta = sin y, y = pi/2 - |theta| in [-pi/2, pi/2]: the Taylor series.
+    const int64_t turn = (int32_t)r[1], quarter = 1ll << 30;
+    const double y = (double)(quarter - (turn < 0 ? -turn : turn)) * (6.283185307179586477 * 0x1p-32), y2 = y * y;
+    double sine = 1;
+    for (int k = 19; k >= 3; k -= 2) sine = std::fma(sine, -y2 / (k * (k - 1)), 1.0);
+    return (float)(std::sqrt(-2 * log_u) * (y * sine));
+}

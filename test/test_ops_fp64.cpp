@@ -1,0 +1,232 @@
+// Ops in double: every gradient against finite differences of the forward. Sizes are odd and all different, parameter gradients
+// start from something (they are added to), and what must not be read is NaN.
+#include <gtest/gtest.h>
+
+#include "../llmc/cpu/embed.h"
+#include "../llmc/cpu/loss.h"
+#include "../llmc/cpu/mlp.h"
+#include "../llmc/cpu/norm.h"
+#include "../llmc/cpu/optimizer.h"
+#include "../llmc/cpu/reduce.h"
+#include "testing.h"
+
+using namespace test;
+using Doubles = std::vector<double>;
+
+namespace {
+
+double dot(const Doubles& a, const Doubles& b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++) sum += a[i] * b[i];
+    return sum;
+}
+Doubles difference(const Guarded<double>& a, const Doubles& b) {
+    Doubles d(b.size());
+    for (size_t i = 0; i < d.size(); i++) d[i] = a[i] - b[i];
+    return d;
+}
+
+// Sizes of a norm, and whether its output gradient is added to what is there and a residual is summed in front.
+struct NormCase {
+    int N, C;
+    Acc acc;
+    bool add;
+};
+// 131 rows: more than one block of rows whose weight gradients are summed apart. C below, at and above the vector lengths.
+const NormCase norm_cases[] = {{1, 1, Acc::Set, false}, {3, 7, Acc::Add, true}, {5, 37, Acc::Set, true}, {131, 16, Acc::Add, false},
+                               {131, 33, Acc::Set, true}};
+
+}  // namespace
+
+TEST(Fp64, Embedding) {
+    cpu::Ctx ctx(2);
+    const int N = 23, C = 5, P = 7, vocabulary = 13;
+    Rng rng(1);
+    for (const bool learned_positions : {false, true})
+        for (const int v0 : {0, 4}) {  // the whole vocabulary, and a shard in the middle of it
+            const int V = v0 == 0 ? vocabulary : 6;
+            const std::vector<int> tokens = rng.integers(N, 0, vocabulary), positions = rng.integers(N, 0, P);
+            Doubles wte = rng.normals<double>(V * C), wpe = rng.normals<double>(P * C);
+            const Doubles dout = rng.normals<double>(N * C), dwte0 = rng.normals<double>(V * C), dwpe0 = rng.normals<double>(P * C);
+            Guarded<double> out(N * C, "out"), dwte(dwte0, "dwte"), dwpe(dwpe0, "dwpe");
+            const auto loss = [&] {
+                cpu::embedding_forward(ctx, out.data(), tokens.data(), learned_positions ? positions.data() : nullptr, wte.data(),
+                                       learned_positions ? wpe.data() : nullptr, N, C, v0, V);
+                return dot(out.values(), dout);
+            };
+            cpu::embedding_backward(ctx, dwte.data(), learned_positions ? dwpe.data() : nullptr, dout.data(), tokens.data(),
+                                    learned_positions ? positions.data() : nullptr, N, C, v0, V);
+            check_gradient(loss, wte.data(), wte.size(), difference(dwte, dwte0).data(), "dwte");
+            if (learned_positions) check_gradient(loss, wpe.data(), wpe.size(), difference(dwpe, dwpe0).data(), "dwpe");
+            else expect_same_bits(dwpe, dwpe0, "dwpe without learned positions");
+        }
+}
+
+TEST(Fp64, LayerNorm) {
+    cpu::Ctx ctx(2);
+    Rng rng(2);
+    for (const NormCase& k : norm_cases) {
+        const size_t size = (size_t)k.N * k.C;
+        const double eps = 1e-2;  // large enough that C = 1 and the eps term are well conditioned
+        Doubles inp = rng.normals<double>(size, 1, 0.5), add = rng.normals<double>(size), weight = rng.normals<double>(k.C),
+                bias = rng.normals<double>(k.C);
+        const Doubles dout = rng.normals<double>(size), dinp0 = rng.normals<double>(size), dweight0 = rng.normals<double>(k.C),
+                      dbias0 = rng.normals<double>(k.C);
+        Guarded<double> out(size, "out"), mean(k.N, "mean"), rstd(k.N, "rstd"), sum(size, "sum");
+        const auto loss = [&] {
+            cpu::layernorm_forward(ctx, out.data(), mean.data(), rstd.data(), k.add ? sum.data() : nullptr, inp.data(),
+                                   k.add ? add.data() : nullptr, weight.data(), bias.data(), k.N, k.C, eps);
+            return dot(out.values(), dout);
+        };
+        loss();
+        Guarded<double> dinp(size, "dinp"), dweight(dweight0, "dweight"), dbias(dbias0, "dbias");
+        if (k.acc == Acc::Add) std::copy(dinp0.begin(), dinp0.end(), dinp.data());
+        cpu::layernorm_backward(ctx, dinp.data(), dweight.data(), dbias.data(), dout.data(), k.add ? sum.data() : inp.data(), weight.data(),
+                                mean.data(), rstd.data(), k.N, k.C, k.acc);
+        const Doubles gradient = k.acc == Acc::Add ? difference(dinp, dinp0) : dinp.values();
+        check_gradient(loss, inp.data(), size, gradient.data(), "dinp");
+        if (k.add) check_gradient(loss, add.data(), size, gradient.data(), "dadd");
+        check_gradient(loss, weight.data(), k.C, difference(dweight, dweight0).data(), "dweight");
+        check_gradient(loss, bias.data(), k.C, difference(dbias, dbias0).data(), "dbias");
+    }
+}
+
+TEST(Fp64, RmsNorm) {
+    cpu::Ctx ctx(2);
+    Rng rng(3);
+    for (const NormCase& k : norm_cases) {
+        const size_t size = (size_t)k.N * k.C;
+        const double eps = 1e-2;
+        Doubles inp = rng.normals<double>(size, 1, 0.5), add = rng.normals<double>(size), weight = rng.normals<double>(k.C);
+        const Doubles dout = rng.normals<double>(size), dinp0 = rng.normals<double>(size), dweight0 = rng.normals<double>(k.C);
+        Guarded<double> out(size, "out"), rstd(k.N, "rstd"), sum(size, "sum");
+        const auto loss = [&] {
+            cpu::rmsnorm_forward(ctx, out.data(), rstd.data(), k.add ? sum.data() : nullptr, inp.data(), k.add ? add.data() : nullptr,
+                                 weight.data(), k.N, k.C, eps);
+            return dot(out.values(), dout);
+        };
+        loss();
+        Guarded<double> dinp(size, "dinp"), dweight(dweight0, "dweight");
+        if (k.acc == Acc::Add) std::copy(dinp0.begin(), dinp0.end(), dinp.data());
+        cpu::rmsnorm_backward(ctx, dinp.data(), dweight.data(), dout.data(), k.add ? sum.data() : inp.data(), weight.data(), rstd.data(),
+                              k.N, k.C, k.acc);
+        const Doubles gradient = k.acc == Acc::Add ? difference(dinp, dinp0) : dinp.values();
+        check_gradient(loss, inp.data(), size, gradient.data(), "dinp");
+        if (k.add) check_gradient(loss, add.data(), size, gradient.data(), "dadd");
+        check_gradient(loss, weight.data(), k.C, difference(dweight, dweight0).data(), "dweight");
+    }
+}
+
+TEST(Fp64, Gelu) {
+    cpu::Ctx ctx(2);
+    Rng rng(4);
+    const size_t n = 211;
+    Doubles inp = rng.normals<double>(n, 2);
+    const Doubles dout = rng.normals<double>(n);
+    Guarded<double> out(n, "out"), dinp(n, "dinp");
+    const auto loss = [&] {
+        cpu::gelu_forward(ctx, out.data(), inp.data(), n);
+        return dot(out.values(), dout);
+    };
+    cpu::gelu_backward(ctx, dinp.data(), dout.data(), inp.data(), n);
+    check_gradient(loss, inp.data(), n, dinp.data(), "dinp");
+    loss();
+    for (size_t i = 0; i < n; i++) {  // the formula as it is published, with tanh
+        const double x = inp[i], expected = 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+        EXPECT_NEAR(out[i], expected, 1e-14) << "gelu(" << x << ")";
+    }
+}
+
+TEST(Fp64, SwiGlu) {
+    cpu::Ctx ctx(2);
+    Rng rng(5);
+    const int N = 7, F = 19;
+    Doubles gate_up = rng.normals<double>(N * 2 * F, 2);
+    const Doubles dout = rng.normals<double>(N * F);
+    Guarded<double> out(N * F, "out"), dgate_up(N * 2 * F, "dgate_up");
+    const auto loss = [&] {
+        cpu::swiglu_forward(ctx, out.data(), gate_up.data(), N, F);
+        return dot(out.values(), dout);
+    };
+    cpu::swiglu_backward(ctx, dgate_up.data(), dout.data(), gate_up.data(), N, F);
+    check_gradient(loss, gate_up.data(), gate_up.size(), dgate_up.data(), "dgate_up");
+}
+
+TEST(Fp64, Residual) {
+    cpu::Ctx ctx(2);
+    Rng rng(6);
+    const Doubles a = rng.normals<double>(101), b = rng.normals<double>(101);
+    Guarded<double> out(101, "out");
+    cpu::residual_forward(ctx, out.data(), a.data(), b.data(), 101);
+    for (int i = 0; i < 101; i++) EXPECT_EQ(out[i], a[i] + b[i]);
+}
+
+TEST(Fp64, Classifier) {
+    cpu::Ctx ctx(2);
+    Rng rng(7);
+    struct Case {
+        int N, V, Vp;
+    };
+    // 1201: more than one chunk of the online sum; logits grow along the row, so later chunks raise the maximum.
+    for (const Case& k : {Case{1, 1, 1}, Case{5, 37, 48}, Case{3, 64, 64}, Case{3, 1201, 1216}}) {
+        const double loss_scale = 0.37, z_coef = 0.03;
+        Doubles x = rng.normals<double>(k.N * k.V, 2);
+        for (int i = 0; i < k.N * k.V; i++) x[i] += 3.0 * (i % k.V) / k.V;
+        std::vector<int> targets = rng.integers(k.N, 0, k.V);
+        if (k.N > 1) targets[1] = -1;
+        Guarded<double> logits(k.N * k.Vp, "logits"), loss(k.N, "loss"), zloss(k.N, "zloss"), lse(k.N, "lse");
+        const auto run = [&](bool write_gradient) {  // the padding stays NaN
+            for (int n = 0; n < k.N; n++) std::copy_n(&x[n * k.V], k.V, &logits[n * k.Vp]);
+            cpu::classifier(ctx, logits.data(), loss.data(), zloss.data(), lse.data(), targets.data(), k.N, k.V, k.Vp, loss_scale, z_coef,
+                            write_gradient);
+            double total = 0;
+            for (int n = 0; n < k.N; n++) total += loss_scale * (loss[n] + zloss[n]);
+            return total;
+        };
+        const double without_gradient = run(false);
+        for (int n = 0; n < k.N; n++) EXPECT_EQ(memcmp(&logits[n * k.Vp], &x[n * k.V], k.V * sizeof(double)), 0) << "logits were changed";
+        const double with_gradient = run(true);
+        EXPECT_EQ(with_gradient, without_gradient);
+        Doubles gradient(k.N * k.V);
+        for (int n = 0; n < k.N; n++) {
+            std::copy_n(&logits[n * k.Vp], k.V, &gradient[n * k.V]);
+            for (int i = k.V; i < k.Vp; i++) EXPECT_EQ(logits[n * k.Vp + i], 0) << "padding column " << i;
+            double top = -1e300, z = 0;
+            for (int i = 0; i < k.V; i++) top = std::max(top, x[n * k.V + i]);
+            for (int i = 0; i < k.V; i++) z += std::exp(x[n * k.V + i] - top);
+            EXPECT_NEAR(lse[n], top + std::log(z), 1e-13);
+            if (targets[n] < 0) continue;
+            EXPECT_NEAR(loss[n], top + std::log(z) - x[n * k.V + targets[n]], 1e-13);
+            EXPECT_NEAR(zloss[n], z_coef * std::pow(top + std::log(z), 2), 1e-13);
+        }
+        Guarded<double> gradient_kept(gradient);
+        for (int n = 0; n < k.N; n++) std::fill(&logits[n * k.Vp] + k.V, &logits[n * k.Vp] + k.Vp, std::nan(""));
+        check_gradient([&] { return run(false); }, x.data(), x.size(), gradient_kept.data(), "dlogits");
+        if (k.N > 1) {
+            EXPECT_EQ(loss[1], 0);
+            EXPECT_EQ(zloss[1], 0);
+            for (int i = 0; i < k.V; i++) EXPECT_EQ(gradient[k.V + i], 0);
+        }
+    }
+}
+
+TEST(Fp64, ClassifierGoldenValuesWithZLoss) {
+    cpu::Ctx ctx(1);
+    Doubles logits = {2, .5, -1, 3};
+    double loss, zloss, lse;
+    const int target = 3;
+    cpu::classifier(ctx, logits.data(), &loss, &zloss, &lse, &target, 1, 4, 4, 1, 1e-4, true);
+    EXPECT_NEAR(lse, 3.3840917013, 1e-10);
+    EXPECT_NEAR(loss, 0.3840917013, 1e-10);
+    EXPECT_NEAR(zloss, 0.0011452077, 1e-10);
+    expect_close(logits, {0.2507208496, 0.0559433833, 0.0124826561, -0.3184700706}, 1e-10, 0, "dlogits");
+}
+
+TEST(Fp64, SumOfSquares) {
+    cpu::Ctx ctx(2);
+    Rng rng(8);
+    for (const size_t n : {0, 1, 15, 17, 4096, 12345}) {
+        const Doubles x = rng.normals<double>(n);
+        EXPECT_NEAR(cpu::sum_of_squares(ctx, x.data(), n), dot(x, x), 1e-12 * (double)(n + 1));
+    }
+}
