@@ -1,0 +1,444 @@
+// From token datasets to batches, in exactly the order of Megatron-Core's GPT dataset, blend and sequential sampler, so that a
+// run here and a run there with the same data, sizes and seed see the same samples. Nothing is cached on disk: the indices are
+// made in memory at the start, and sample k is a function of the options and k alone, so that resuming needs only a number.
+//
+// Split     "969, 30, 1" cuts the documents, in order, at round(share * documents) into training, validation and test.
+// Epochs    With n tokens per epoch and N samples wanted, E = the least number of epochs with E n >= N T + 1.
+// Documents E copies of the document numbers, shuffled together. If the last epoch would give less than 80% of an epoch's
+//           samples, it is kept apart: E-1 copies are shuffled, then one copy is shuffled and appended.
+// Samples   Over the stream of documents in that order, sample s is tokens [s T, s T + T]: T inputs and the T tokens that follow
+//           each. Samples cross the ends of documents. There are (E n - 1) / T of them, in an order shuffled likewise (the last
+//           epoch's apart if it is apart). The document in which sample s begins is found by bisection in the running sum of
+//           lengths, which replaces Megatron's table with a row per sample.
+// Random    One MT19937 with NumPy's RandomState rules: documents first, then samples.
+// Blend     Weights w are normalised; dataset j is asked for ceil(ceil(N w_j) 1.005) samples; sample i of the blend is the next
+//           one of the dataset with the largest w_j max(i, 1) - (samples taken from j), the first of equals.
+//           Without weights a dataset's weight is its number of samples in one epoch, and no dataset is repeated as long as all
+//           together suffice.
+// Masks     reset_position_ids: positions start at 0 after each end-of-document token (EOD). reset_attention_mask: a row sees no
+//           key before its document. eod_mask_loss: no loss where the input is EOD, that is for guessing how the next document
+//           begins. The target EOD is always trained.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <numeric>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "dataset.h"
+
+struct Batch {
+    std::vector<int> tokens;     // (B, T)
+    std::vector<int> targets;    // (B, T) the next token; -1: no loss here
+    std::vector<int> positions;  // (B, T)
+    std::vector<int> doc_start;  // (B, T) the first key that a row sees; empty if attention is not reset at documents
+    int B = 0, T = 0;
+};
+
+// ---- NumPy's RandomState ---------------------------------------------------------------------------------------------------
+// numpy.random.RandomState(seed).shuffle: Fisher-Yates from the end, with numbers in [0, i] drawn by masking and rejection.
+class NumpyRandom {
+public:
+    explicit NumpyRandom(uint32_t seed) : mt_(seed) {}
+
+    template <class T>
+    void shuffle(T* x, int64_t n) {
+        for (int64_t i = n - 1; i >= 1; i--) std::swap(x[i], x[below_or_equal((uint64_t)i)]);
+    }
+
+private:
+    uint64_t below_or_equal(uint64_t max) {
+        uint64_t mask = max;
+        for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
+        uint64_t value;
+        do value = max <= UINT32_MAX ? mt_() & mask : next_64() & mask;
+        while (value > max);
+        return value;
+    }
+    uint64_t next_64() {
+        const uint64_t high = mt_();
+        return high << 32 | (uint32_t)mt_();
+    }
+    std::mt19937 mt_;
+};
+
+// ---- splits ----------------------------------------------------------------------------------------------------------------
+enum class DataSplit { train, valid, test, whole };
+
+inline const char* split_name(DataSplit part) {
+    switch (part) {
+        case DataSplit::train: return "training";
+        case DataSplit::valid: return "validation";
+        case DataSplit::test: return "test";
+        case DataSplit::whole: break;
+    }
+    return "whole";
+}
+
+// The sum in the order in which numpy.sum adds, so that normalised weights have Megatron's bits.
+inline double numpy_sum(const double* x, size_t n) {
+    if (n < 8) return std::accumulate(x, x + n, 0.0);
+    if (n > 128) {
+        const size_t half = n / 2 - n / 2 % 8;
+        return numpy_sum(x, half) + numpy_sum(x + half, n - half);
+    }
+    double r[8];
+    std::copy_n(x, 8, r);
+    size_t i = 8;
+    for (; i + 8 <= n; i += 8)
+        for (int k = 0; k < 8; k++) r[k] += x[i + k];
+    const double sum = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
+    return std::accumulate(x + i, x + n, sum);
+}
+
+inline std::vector<double> normalized(std::vector<double> weights) {
+    const double sum = numpy_sum(weights.data(), weights.size());
+    for (double& w : weights) w /= sum;
+    return weights;
+}
+
+// The number in `s`, all of it; NaN if it is none.
+inline double parse_number(const std::string& s) {
+    char* end = nullptr;
+    const double x = s.empty() ? NAN : strtod(s.c_str(), &end);
+    return !s.empty() && *end == '\0' ? x : NAN;
+}
+
+// The documents [first, second) of n that belong to a part of "969, 30, 1".
+inline std::pair<int64_t, int64_t> split_range(const std::string& split, DataSplit part, int64_t n) {
+    if (part == DataSplit::whole) return {0, n};
+    std::vector<double> shares;
+    for (size_t i = 0; i < split.size();) {
+        const size_t begin = split.find_first_not_of(", ", i);
+        if (begin == std::string::npos) break;
+        i = std::min(split.find_first_of(", ", begin), split.size());
+        shares.push_back(parse_number(split.substr(begin, i - begin)));
+    }
+    const bool numbers = std::all_of(shares.begin(), shares.end(), [](double s) { return s >= 0 && std::isfinite(s); });
+    if (!numbers || shares.size() > 3 || !(numpy_sum(shares.data(), shares.size()) > 0))
+        fail("--split '%s' must be one to three shares for training, validation and test, not negative and not all 0, like \"969, 30, 1\"",
+             split.c_str());
+    shares.resize(3);
+    shares = normalized(shares);
+    double border[4] = {0};
+    for (int i = 0; i < 3; i++) border[i + 1] = border[i] + shares[i];
+    const int i = (int)part;
+    if (border[i + 1] <= border[i]) return {0, 0};
+    // Python rounds halves to even, as nearbyint does.
+    return {(int64_t)std::nearbyint(border[i] * (double)n), (int64_t)std::nearbyint(border[i + 1] * (double)n)};
+}
+
+// ---- the order of one dataset's samples ------------------------------------------------------------------------------------
+class SampleOrder {
+public:
+    // Samples of T+1 tokens over the documents [begin, end), at least n_wanted of them (0: one epoch).
+    SampleOrder(const TokenDataset& data, int64_t begin, int64_t end, int T, int64_t n_wanted, uint32_t seed) : T_(T) {
+        for (int64_t d = begin; d < end; d++) tokens_per_epoch_ += data.length(d);
+        CHECK(tokens_per_epoch_ > T, "%lld tokens for samples of %d", (long long)tokens_per_epoch_, T + 1);
+        if (n_wanted > (INT64_MAX - tokens_per_epoch_) / T || end > INT32_MAX)
+            fail("%s: %lld samples of %lld documents are too many", data.name().c_str(), (long long)n_wanted, (long long)end);
+        n_epochs_ = n_wanted > 0 ? (n_wanted * T + tokens_per_epoch_) / tokens_per_epoch_ : 1;
+        n_samples_ = (n_epochs_ * tokens_per_epoch_ - 1) / T;
+        if (n_samples_ > UINT32_MAX) fail("%s: %lld samples are asked for; at most %u can be", data.name().c_str(), (long long)n_samples_, UINT32_MAX);
+
+        const int64_t before_last = ((n_epochs_ - 1) * tokens_per_epoch_ - 1) / T, per_epoch = (tokens_per_epoch_ - 1) / T;
+        const bool last_apart = n_epochs_ > 1 && n_wanted - before_last < (int64_t)(0.80 * (double)per_epoch);
+        NumpyRandom random(seed);
+        order_documents(begin, end, last_apart, random);
+        sum_lengths(data);
+        order_samples(last_apart ? before_last : n_samples_, random);
+    }
+
+    int64_t n_samples() const { return n_samples_; }
+    int64_t n_epochs() const { return n_epochs_; }
+    int64_t tokens_per_epoch() const { return tokens_per_epoch_; }
+
+    // Where the stream is read: entry e of the order of documents, and a token of that document.
+    struct Place {
+        int64_t entry, token;
+    };
+    Place place_of(int64_t stream_token) const {
+        const int64_t entry = std::upper_bound(starts_.begin(), starts_.end(), stream_token) - starts_.begin() - 1;
+        return {entry, stream_token - starts_[entry]};
+    }
+    int document(int64_t entry) const { return documents_[entry]; }
+    int64_t shuffled(int64_t i) const { return samples_[i]; }
+
+    // The T+1 tokens of sample i.
+    void read(const TokenDataset& data, int64_t i, int* out) const {
+        auto [entry, token] = place_of(shuffled(i) * T_);
+        for (int64_t left = T_ + 1; left > 0; entry++, token = 0) {
+            const int64_t n = std::min(left, data.length(documents_[entry]) - token);
+            data.read(documents_[entry], token, n, out);
+            out += n, left -= n;
+        }
+    }
+
+private:
+    void order_documents(int64_t begin, int64_t end, bool last_apart, NumpyRandom& random) {
+        const int64_t n = end - begin;
+        documents_.resize((size_t)(n * n_epochs_));
+        for (int64_t e = 0; e < n_epochs_; e++) std::iota(documents_.begin() + e * n, documents_.begin() + (e + 1) * n, (int32_t)begin);
+        const int64_t together = last_apart ? n * (n_epochs_ - 1) : n * n_epochs_;
+        random.shuffle(documents_.data(), together);
+        random.shuffle(documents_.data() + together, n * n_epochs_ - together);
+    }
+    void sum_lengths(const TokenDataset& data) {
+        starts_.resize(documents_.size() + 1);
+        for (size_t e = 0; e < documents_.size(); e++) starts_[e + 1] = starts_[e] + data.length(documents_[e]);
+    }
+    void order_samples(int64_t together, NumpyRandom& random) {
+        samples_.resize((size_t)n_samples_);
+        std::iota(samples_.begin(), samples_.end(), 0u);
+        random.shuffle(samples_.data(), together);
+        random.shuffle(samples_.data() + together, n_samples_ - together);
+    }
+
+    int64_t T_, tokens_per_epoch_ = 0, n_epochs_ = 1, n_samples_ = 0;
+    std::vector<int32_t> documents_;  // Megatron's document_index
+    std::vector<int64_t> starts_;     // starts_[e]: tokens of the stream before documents_[e]; one more at the end
+    std::vector<uint32_t> samples_;   // Megatron's shuffle_index
+};
+
+// ---- blending --------------------------------------------------------------------------------------------------------------
+// What --data-path says: PATH ..., or WEIGHT PATH WEIGHT PATH ...
+struct Blend {
+    std::vector<std::string> paths;
+    std::vector<double> weights;  // empty: by size
+};
+
+inline Blend parse_data_path(const std::vector<std::string>& words) {
+    Blend blend;
+    std::vector<bool> is_number;
+    for (const std::string& word : words) is_number.push_back(!std::isnan(parse_number(word)));
+    bool pairs = !words.empty() && words.size() % 2 == 0;
+    for (size_t i = 0; i < words.size(); i += 2) pairs = pairs && is_number[i];
+    for (size_t i = 0; i < words.size(); i++) {
+        if (pairs && i % 2 == 0) {
+            const double weight = parse_number(words[i]);
+            if (!(weight > 0) || !std::isfinite(weight))
+                fail("--data-path: the weight %s of %s must be above 0; HINT: leave out data that is not wanted", words[i].c_str(), words[i + 1].c_str());
+            blend.weights.push_back(weight);
+            continue;
+        }
+        std::error_code ignored;
+        const bool exists = std::filesystem::exists(words[i], ignored) || std::filesystem::exists(words[i] + ".idx", ignored);
+        if (!pairs && is_number[i] && !exists)
+            fail("--data-path: '%s' looks like a weight; give a weight before every path (WEIGHT PATH WEIGHT PATH ...) or before none", words[i].c_str());
+        blend.paths.push_back(words[i]);
+    }
+    return blend;
+}
+
+// Sample i of the blend is sample `index` of dataset `dataset`; available[j] samples are there. Greedy: always the dataset that
+// lags most behind its share.
+struct BlendEntry {
+    uint32_t dataset, index;
+};
+
+inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights, const std::vector<int64_t>& available, int64_t n) {
+    std::vector<BlendEntry> blend((size_t)n);
+    std::vector<int64_t> taken(weights.size(), 0);
+    for (int64_t i = 0; i < n; i++) {
+        const double i_or_1 = (double)std::max<int64_t>(i, 1);
+        size_t best = 0;
+        double most = -INFINITY;
+        for (size_t j = 0; j < weights.size(); j++) {
+            const double lag = weights[j] * i_or_1 - (double)taken[j];
+            if (lag > most && taken[j] < available[j]) most = lag, best = j;
+        }
+        blend[i] = {(uint32_t)best, (uint32_t)taken[best]++};
+    }
+    return blend;
+}
+
+// ---- the loader ------------------------------------------------------------------------------------------------------------
+struct DataOptions {
+    Blend blend;
+    std::string split = "969, 30, 1";
+    DataSplit part = DataSplit::train;  // whole: all documents, whatever split says
+    int T = 0;
+    uint32_t seed = 1234;
+    int64_t n_samples = 0;  // how many will be read; 0: one pass over the data, each sample once, whatever the weights
+    bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
+    int eod = -1;        // needed by the three above
+    int vocab_size = 0;  // larger tokens are refused when they are read; 0: any
+};
+
+// One line of the start-up table.
+struct DataSummary {
+    std::string name;
+    double share;                // of the samples
+    int64_t documents, tokens;   // in this part of the split
+    int64_t samples;             // that will be read
+    double epochs;               // passes over the tokens that they make
+};
+
+class DataLoader {
+public:
+    explicit DataLoader(const DataOptions& options) : o_(options) {
+        CHECK(o_.T > 0 && o_.n_samples >= 0, "T %d, %lld samples", o_.T, (long long)o_.n_samples);
+        if (o_.eod < 0 && (o_.reset_position_ids || o_.reset_attention_mask || o_.eod_mask_loss))
+            fail("--reset-position-ids, --reset-attention-mask and --eod-mask-loss need to know the end-of-document token; HINT: give --tokenizer");
+        if (o_.blend.paths.empty()) fail("no data is given; HINT: --data-path PREFIX, as `train_gpt prepare` made it");
+        CHECK(o_.blend.weights.empty() || o_.blend.weights.size() == o_.blend.paths.size(), "weights and paths");
+        for (const std::string& path : o_.blend.paths) add(TokenDataset::open(path));
+        if (sources_.size() == 1 && o_.blend.weights.empty()) plan_single();
+        else plan_blend();
+    }
+
+    int64_t n_samples() const { return n_samples_; }
+    int T() const { return o_.T; }
+
+    // Samples [first, first + B). Safe to call from several threads.
+    void fetch(int64_t first, int B, Batch& out) const {
+        const int T = o_.T;
+        out.B = B, out.T = T;
+        for (std::vector<int>* x : {&out.tokens, &out.targets, &out.positions}) x->resize((size_t)B * T);
+        out.doc_start.resize(o_.reset_attention_mask ? (size_t)B * T : 0);
+        std::vector<int> text(T + 1);
+        for (int b = 0; b < B; b++) {
+            read(first + b, text.data());
+            check_tokens(first + b, text);
+            const size_t row = (size_t)b * T;
+            std::copy_n(text.begin(), T, out.tokens.begin() + row);
+            std::copy_n(text.begin() + 1, T, out.targets.begin() + row);
+            mask(out, row);
+        }
+    }
+
+    // Targets with loss in the samples [first, first + n).
+    int64_t unmasked(int64_t first, int64_t n) const {
+        int64_t count = n * o_.T;
+        if (!o_.eod_mask_loss) return count;
+        std::vector<int> text(o_.T + 1);
+        for (int64_t i = first; i < first + n; i++) {
+            read(i, text.data());
+            count -= std::count(text.begin(), text.end() - 1, o_.eod);
+        }
+        return count;
+    }
+
+    std::vector<DataSummary> summary() const {
+        std::vector<int64_t> used(sources_.size(), 0);
+        if (blend_.empty()) used[0] = n_samples_;
+        for (const BlendEntry& e : blend_) used[e.dataset]++;
+        std::vector<DataSummary> rows;
+        for (size_t j = 0; j < sources_.size(); j++) {
+            const Source& s = sources_[j];
+            rows.push_back({s.data.name(), (double)used[j] / (double)n_samples_, s.end - s.begin, s.tokens, used[j],
+                            (double)used[j] * o_.T / (double)s.tokens});
+        }
+        return rows;
+    }
+
+private:
+    struct Source {
+        TokenDataset data;
+        int64_t begin, end;  // documents
+        int64_t tokens;      // in them
+    };
+
+    // Shards without weights are one stream of tokens.
+    void add(TokenDataset data) {
+        if (o_.blend.weights.empty() && !sources_.empty() && data.is_shards() && sources_.back().data.is_shards())
+            sources_.back().data.append_shards(std::move(data));
+        else sources_.push_back({std::move(data), 0, 0, 0});
+    }
+
+    // Picks the part of the split in every source and refuses those that cannot give a sample.
+    void take_split() {
+        for (Source& s : sources_) {
+            const char* name = s.data.name().c_str();
+            const int64_t n = s.data.n_documents();
+            if (s.data.n_tokens() == 0) fail("%s is empty: it holds no tokens", name);
+            std::tie(s.begin, s.end) = split_range(o_.split, o_.part, n);
+            if (s.begin == s.end)
+                fail("%s has no documents for %s: --split \"%s\" of its %lld document%s leaves none; HINT: another --split, or %s", name,
+                     split_name(o_.part), o_.split.c_str(), (long long)n, n == 1 ? "" : "s",
+                     s.data.is_shards() ? "shards of their own with --valid-data-path" : "more documents (prepare --split-documents)");
+            for (int64_t d = s.begin; d < s.end; d++) s.tokens += s.data.length(d);
+            if (s.tokens <= o_.T)
+                fail("%s has %lld tokens in %lld documents for %s, fewer than one sample of --seq-length %d and the token after it; HINT: more"
+                     " data, a smaller --seq-length or another --split", name, (long long)s.tokens, (long long)(s.end - s.begin),
+                     o_.part == DataSplit::whole ? "use" : split_name(o_.part), o_.T);
+        }
+    }
+
+    void order(size_t j, int64_t n_wanted) {
+        const Source& s = sources_[j];
+        orders_.emplace_back(s.data, s.begin, s.end, o_.T, n_wanted, o_.seed);
+    }
+
+    void plan_single() {
+        take_split();
+        order(0, o_.n_samples);
+        n_samples_ = o_.n_samples > 0 ? o_.n_samples : orders_[0].n_samples();
+    }
+
+    void plan_blend() {
+        take_split();
+        std::vector<double> one_epoch;
+        for (const Source& s : sources_) one_epoch.push_back((double)((s.tokens - 1) / o_.T));
+        const double all = std::accumulate(one_epoch.begin(), one_epoch.end(), 0.0);
+        const bool once = o_.n_samples == 0 || (o_.blend.weights.empty() && (double)o_.n_samples <= all);
+        // Megatron normalises given weights twice; the second time can change the last bit.
+        const bool given = !o_.blend.weights.empty() && o_.n_samples > 0;
+        const std::vector<double> shares = normalized(given ? o_.blend.weights : one_epoch);
+        n_samples_ = o_.n_samples > 0 ? o_.n_samples : (int64_t)all;
+        std::vector<int64_t> available;
+        for (size_t j = 0; j < sources_.size(); j++) {
+            order(j, once ? 0 : (int64_t)std::ceil(std::ceil((double)n_samples_ * shares[j]) * (1 + 0.005)));
+            available.push_back(orders_.back().n_samples());
+        }
+        blend_ = blend_samples(given ? normalized(shares) : shares, available, n_samples_);
+    }
+
+    // The dataset of a sample, and its number there.
+    BlendEntry locate(int64_t sample) const {
+        CHECK(sample >= 0 && sample < n_samples_, "sample %lld of %lld", (long long)sample, (long long)n_samples_);
+        return blend_.empty() ? BlendEntry{0, (uint32_t)sample} : blend_[sample];
+    }
+    void read(int64_t sample, int* out) const {
+        const BlendEntry e = locate(sample);
+        orders_[e.dataset].read(sources_[e.dataset].data, e.index, out);
+    }
+
+    void check_tokens(int64_t sample, const std::vector<int>& text) const {
+        const unsigned limit = o_.vocab_size > 0 ? (unsigned)o_.vocab_size : (unsigned)INT_MAX;
+        unsigned largest = 0;  // negative ones are larger still
+        for (const int token : text) largest = std::max(largest, (unsigned)token);
+        if (largest < limit) return;
+        const size_t i = std::find_if(text.begin(), text.end(), [&](int token) { return (unsigned)token >= limit; }) - text.begin();
+        const BlendEntry e = locate(sample);
+        const SampleOrder& order = orders_[e.dataset];
+        const auto [entry, token] = order.place_of(order.shuffled(e.index) * o_.T + (int64_t)i);
+        fail("%s is %d, outside the vocabulary of %u tokens; HINT: the data must be prepared with the model's own tokenizer",
+             sources_[e.dataset].data.describe_position(order.document(entry), token).c_str(), text[i], limit);
+    }
+
+    // Positions, masked targets and the start of each token's document, for the T tokens at `row`.
+    void mask(Batch& out, size_t row) const {
+        const int* tokens = out.tokens.data() + row;
+        int start = 0;  // of the current document
+        for (int t = 0; t < o_.T; t++) {
+            const bool ends = o_.eod >= 0 && tokens[t] == o_.eod;
+            out.positions[row + t] = o_.reset_position_ids ? t - start : t;
+            if (o_.reset_attention_mask) out.doc_start[row + t] = start;
+            if (o_.eod_mask_loss && ends) out.targets[row + t] = -1;
+            if (ends) start = t + 1;
+        }
+    }
+
+    DataOptions o_;
+    std::vector<Source> sources_;
+    std::vector<SampleOrder> orders_;  // of each source
+    std::vector<BlendEntry> blend_;    // empty: the samples of the only source
+    int64_t n_samples_ = 0;
+};

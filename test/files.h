@@ -1,0 +1,68 @@
+// Helpers for the tests that work with files: a directory that is removed at the end, whole files, expected errors.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+
+#include "../llmc/check.h"
+
+namespace test {
+
+class TemporaryDirectory {
+public:
+    TemporaryDirectory() {
+        std::string pattern = (std::filesystem::temp_directory_path() / "train_gpt_test_XXXXXX").string();
+        path_ = mkdtemp(&pattern[0]);
+    }
+    TemporaryDirectory(const TemporaryDirectory&) = delete;
+    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+    ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
+    std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+    // Names of what lies in it.
+    std::set<std::string> names() const {
+        std::set<std::string> found;
+        for (const auto& entry : std::filesystem::directory_iterator(path_)) found.insert(entry.path().filename().string());
+        return found;
+    }
+
+private:
+    std::string path_;
+};
+
+inline void write_file(const std::string& path, const std::string& bytes) {
+    std::ofstream out(path, std::ios::binary);
+    out << bytes;
+    ASSERT_TRUE(out.flush()) << path;
+}
+
+inline std::string read_file(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    EXPECT_TRUE(in) << path;
+    return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+// The number's bytes, as they are in memory.
+template <class T>
+std::string bytes_of(T value) {
+    return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+// The message of the Error that f throws; it must hold every one of `parts`.
+template <class F>
+std::string expect_error(F f, const std::vector<std::string>& parts) {
+    try {
+        f();
+    } catch (const Error& e) {
+        const std::string message = e.what();
+        for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
+        return message;
+    }
+    ADD_FAILURE() << "no error was thrown" << (parts.empty() ? "" : "; one with '" + parts[0] + "' was expected");
+    return "";
+}
+
+}  // namespace test
