@@ -1,0 +1,354 @@
+// What a run tells: lines on the console, OUT/log.jsonl for programs, OUT/report.html for people.
+//
+// log.jsonl: one JSON object per line, written whole with one write(), so that a reader never meets half a line. Kinds:
+//   run     first line: name, time, total_steps, total_samples, unigram_loss, summary, machine, options
+//   step    the fields of StepStats by their names, seconds since the start, eta_s
+//   valid   step, loss, perplexity, tokens, ms
+//   sample  step, prompt, text              what the model wrote
+//   event   step, level, event, message     level: info | warning | error; event: one word
+//   end     step, status (finished | stopped | failed), seconds, message
+// JSON has no NaN: such a value is null, and "nonfinite" names it, {"loss":null,"nonfinite":{"loss":"nan"}}.
+// Bytes that are not UTF-8 become U+FFFD.
+//
+// Console: on a terminal one aligned line per logged step under a header that comes again every 30 lines; elsewhere plain
+// lines, at most one per 10 s, without control characters. `quiet` leaves only warnings, errors and the last line.
+//
+// An output directory that cannot be written is an Error at the start. A write that fails later (disk full) is reported once,
+// loudly, and training goes on: the model is worth more than its log.
+#pragma once
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "file.h"
+#include "report.h"
+#include "terminal.h"
+
+struct RunInfo {
+    using json = nlohmann::ordered_json;
+    std::string name;               // title of the report
+    int64_t total_steps = 0;        // 0: not known
+    int64_t total_samples = 0;      // of all steps, where the batch ramps up; 0: steps count for the ETA
+    double unigram_loss = NAN;      // cross-entropy of the tokens' frequencies: what a model knows that looks at no context
+    bool z_loss = false;            // on: has a column of its own
+    bool batch_ramp = false;        // likewise
+    json summary = json::object();  // rows of the report: label -> text
+    json machine = json::object();
+    json options = json::object();
+};
+
+struct StepStats {
+    int64_t step = 0;              // global batches done, this one included
+    int64_t consumed_samples = 0;  // sequences so far
+    int64_t tokens = 0;            // tokens so far
+    double loss = NAN;             // cross-entropy per token, without z_loss
+    double z_loss = 0, grad_norm = NAN, lr = NAN;
+    int global_batch = 0;  // sequences of this step
+    double step_ms = 0, tokens_per_s = 0;
+    double model_tflops = 0;               // model FLOPs per second / 1e12 (flops.h); 0: not known
+    double mfu = -1;                       // their part of the hardware's peak; negative: not known
+    double lse_mean = NAN, lse_max = NAN;  // log Z of the logits
+    int64_t skipped = 0;                   // steps so far whose update was not applied
+};
+
+// ---- JSON ------------------------------------------------------------------------------------------------------------------
+// j[key] = x, or null with a note beside it.
+inline void put_number(nlohmann::ordered_json& j, const char* key, double x) {
+    if (std::isfinite(x)) {
+        j[key] = x;
+        return;
+    }
+    j[key] = nullptr;
+    j["nonfinite"][key] = std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
+}
+
+inline nlohmann::ordered_json to_json(const StepStats& s) {
+    nlohmann::ordered_json j = {
+        {"kind", "step"}, {"step", s.step}, {"consumed_samples", s.consumed_samples}, {"tokens", s.tokens}};
+    put_number(j, "loss", s.loss), put_number(j, "z_loss", s.z_loss), put_number(j, "grad_norm", s.grad_norm),
+        put_number(j, "lr", s.lr);
+    j["global_batch"] = s.global_batch;
+    // a thousandth of a millisecond is enough, and shorter
+    put_number(j, "step_ms", std::round(s.step_ms * 1e3) / 1e3),
+        put_number(j, "tokens_per_s", std::round(s.tokens_per_s * 10) / 10);
+    if (s.model_tflops > 0) put_number(j, "model_tflops", s.model_tflops);
+    if (s.mfu >= 0) put_number(j, "mfu", s.mfu);
+    put_number(j, "lse_mean", s.lse_mean), put_number(j, "lse_max", s.lse_max);
+    j["skipped"] = s.skipped;
+    return j;
+}
+
+// A file that grows by whole lines. The first failure is reported, later lines are tried again: space may be freed.
+class JsonLines {
+public:
+    explicit JsonLines(const std::string& path) : path_(path) {
+        fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+        if (fd_ < 0) fail("cannot write %s: %s; HINT: give another --out", path.c_str(), strerror(errno));
+        // A run that was killed may have left half a line: the next record starts a new one.
+        const off_t size = lseek(fd_, 0, SEEK_END);
+        char last = '\n';
+        if (size > 0 && pread(fd_, &last, 1, size - 1) == 1 && last != '\n') (void)!::write(fd_, "\n", 1);
+    }
+    JsonLines(const JsonLines&) = delete;
+    JsonLines& operator=(const JsonLines&) = delete;
+    ~JsonLines() { close(fd_); }
+
+    // The reason, if this is the first failure; empty otherwise.
+    std::string append(const nlohmann::ordered_json& j) {
+        const std::string line = j.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+        const off_t before = lseek(fd_, 0, SEEK_END);
+        const ssize_t n = ::write(fd_, line.data(), line.size());
+        if (n == (ssize_t)line.size()) return "";
+        const std::string reason = n < 0 ? strerror(errno) : "disk full";
+        if (n > 0 && before >= 0) (void)!ftruncate(fd_, before);  // no half lines
+        if (failed_) return "";
+        failed_ = true;
+        return "cannot write " + path_ + ": " + reason;
+    }
+
+private:
+    std::string path_;
+    int fd_ = -1;
+    bool failed_ = false;
+};
+
+// Time left, from a moving average of the time per unit of work (steps or samples). All that happens between two steps counts:
+// validation, samples, checkpoints. The first unit, slow while caches fill, is forgotten once there are others.
+class Eta {
+public:
+    void add(double done, double now) {
+        if (last_time_ >= 0 && done > last_done_) {
+            const double each = (now - last_time_) / (done - last_done_);
+            n_++;
+            // the plain mean at first, then the last 100 or so
+            seconds_ = n_ <= 2 ? each : seconds_ + (each - seconds_) / std::min<double>(n_ - 1, 100);
+        }
+        last_time_ = now, last_done_ = done;
+    }
+    double seconds_left(double total) const { return n_ > 0 && total > 0 ? std::max(0.0, total - last_done_) * seconds_ : NAN; }
+
+private:
+    double seconds_ = 0, last_time_ = -1, last_done_ = 0;
+    int64_t n_ = 0;
+};
+
+// ---- console ---------------------------------------------------------------------------------------------------------------
+// One column of a step's line.
+struct StepColumn {
+    std::string title;
+    int width;
+    std::function<std::string(const StepStats&)> cell;
+};
+
+// The columns that this run needs. `first`, its first step, tells which unit of speed is known.
+inline std::vector<StepColumn> step_columns(const RunInfo& run, const StepStats& first) {
+    const std::string total = run.total_steps > 0 ? "/" + std::to_string(run.total_steps) : "";
+    std::vector<StepColumn> columns;
+    columns.push_back(
+        {"step", std::max(7, 2 * (int)total.size() - 1), [=](const StepStats& s) { return std::to_string(s.step) + total; }});
+    columns.push_back({"loss", 8, [](const StepStats& s) { return format("%.4f", s.loss); }});
+    if (run.z_loss) columns.push_back({"z-loss", 8, [](const StepStats& s) { return format("%.2e", s.z_loss); }});
+    columns.push_back(
+        {"grad norm", 9, [](const StepStats& s) { return format(s.grad_norm < 1000 ? "%.3f" : "%.2e", s.grad_norm); }});
+    columns.push_back({"lr", 8, [](const StepStats& s) { return format("%.2e", s.lr); }});
+    if (run.batch_ramp) columns.push_back({"batch", 6, [](const StepStats& s) { return std::to_string(s.global_batch); }});
+    columns.push_back({"tok/s", 6, [](const StepStats& s) { return human_count(s.tokens_per_s); }});
+    if (first.mfu >= 0)
+        columns.push_back({"MFU", 6, [](const StepStats& s) { return format("%.1f%%", 100 * s.mfu); }});
+    else if (first.model_tflops >= 1)
+        columns.push_back({"TFLOP/s", 7, [](const StepStats& s) { return three_digits(s.model_tflops, 1000, {""}); }});
+    else if (first.model_tflops > 0)
+        columns.push_back({"GFLOP/s", 7, [](const StepStats& s) { return three_digits(1e3 * s.model_tflops, 1000, {""}); }});
+    columns.push_back({"ms", 6, [](const StepStats& s) {
+                           return format(s.step_ms < 9.95 ? "%.2f" : s.step_ms < 99.5 ? "%.1f" : "%.0f", s.step_ms);
+                       }});
+    return columns;
+}
+
+class Logger {
+public:
+    // terminal: whether the console is one. console: where lines go.
+    Logger(const std::string& out_dir, bool quiet, bool terminal, int log_interval = 1, FILE* console = stdout)
+        : out_dir_(out_dir),
+          file_((make_directory(out_dir), out_dir + "/log.jsonl")),
+          quiet_(quiet),
+          terminal_(terminal),
+          log_interval_(std::max(1, log_interval)),
+          console_(console),
+          paint_(Paint::for_terminal(terminal)),
+          start_(monotonic_seconds()) {}
+    Logger(const Logger&) = delete;
+    Logger& operator=(const Logger&) = delete;
+    // A run that ends by an exception is marked as failed, so that its report does not wait for more.
+    ~Logger() {
+        if (started_ && !ended_) end("failed", "the run ended by an error");
+    }
+
+    void run(const RunInfo& info) {
+        info_ = info;
+        started_ = true;
+        nlohmann::ordered_json j = {{"kind", "run"},
+                                    {"name", info.name},
+                                    {"time", local_time(time(nullptr))},
+                                    {"total_steps", info.total_steps},
+                                    {"total_samples", info.total_samples}};
+        put_number(j, "unigram_loss", info.unigram_loss);
+        j["summary"] = info.summary, j["machine"] = info.machine, j["options"] = info.options;
+        record(j);
+        eta_.add(0, monotonic_seconds());
+        refresh_report(true);
+    }
+
+    void step(const StepStats& s) {
+        if (columns_.empty()) columns_ = step_columns(info_, s);
+        const bool by_samples = info_.total_samples > 0;
+        eta_.add((double)(by_samples ? s.consumed_samples : s.step), monotonic_seconds());
+        const double eta = eta_.seconds_left((double)(by_samples ? info_.total_samples : info_.total_steps));
+        nlohmann::ordered_json j = to_json(s);
+        j["seconds"] = rounded_seconds();
+        if (std::isfinite(eta)) j["eta_s"] = std::round(eta * 10) / 10;
+        record(j);
+        print_step(s, eta);
+        last_ = s;
+        refresh_report(false);
+    }
+
+    void valid(int64_t step, double loss, int64_t tokens, double ms) {
+        const bool best = loss < best_valid_;
+        if (best) best_valid_ = loss, best_step_ = step;
+        nlohmann::ordered_json j = {{"kind", "valid"}, {"step", step}};
+        put_number(j, "loss", loss), put_number(j, "perplexity", std::exp(loss));
+        j["tokens"] = tokens, j["ms"] = std::round(ms * 10) / 10;
+        record(j);
+        if (quiet_) return;
+        const std::string detail = format("perplexity %s, %s tokens in %s", human_count(std::exp(loss)).c_str(),
+                                          human_count((double)tokens).c_str(), human_duration(ms / 1e3).c_str());
+        const std::string note = best ? "" : format(", best %.4f at step %lld", best_valid_, (long long)best_step_);
+        if (terminal_)
+            print(std::string(indent_(), ' ') + paint_.bold(format("%8.4f", loss)) + "  " + paint_.accent("validation") +
+                  paint_.dim("  " + detail + note));
+        else
+            print(format("validation at step %lld: loss %.4f, %s%s", (long long)step, loss, detail.c_str(), note.c_str()));
+    }
+
+    void sample(int64_t step, const std::string& prompt, const std::string& text) {
+        record({{"kind", "sample"}, {"step", step}, {"prompt", prompt}, {"text", text}});
+        if (quiet_) return;
+        const std::string written = printable(prompt) + printable(text);
+        if (!terminal_) {
+            print(format("sample at step %lld:", (long long)step));
+            for (const std::string& line : wrap_text(written, 100)) print("    " + line);
+            return;
+        }
+        print(paint_.dim(format("  what it writes at step %lld", (long long)step)));
+        for (const std::string& line : wrap_text(written, std::max(20, std::min(100, terminal_width(console_) - 5))))
+            print(paint_.accent(bar_()) + line);
+    }
+
+    // level: info, warning or error. name: one word for programs, such as skip or checkpoint.
+    void event(int64_t step, const std::string& level, const std::string& name, const std::string& message) {
+        record({{"kind", "event"}, {"step", step}, {"level", level}, {"event", name}, {"message", message}});
+        if (level == "info" && quiet_) return;
+        const std::string text = printable(message);
+        if (level == "info")
+            print(terminal_ ? paint_.dim("  " + text) : text);
+        else
+            print(level == "warning" ? paint_.warning("warning: " + text) : paint_.bad("error: " + text));
+    }
+
+    // status: finished, stopped (by the user) or failed.
+    void end(const std::string& status, const std::string& message = "") {
+        ended_ = true;
+        const double seconds = monotonic_seconds() - start_;
+        record(
+            {{"kind", "end"}, {"step", last_.step}, {"status", status}, {"seconds", rounded_seconds()}, {"message", message}});
+        refresh_report(true);
+        std::string line =
+            format("%s after %s step%s and %s tokens in %s", status.c_str(), with_commas(last_.step).c_str(),
+                   last_.step == 1 ? "" : "s", human_count((double)last_.tokens).c_str(), human_duration(seconds).c_str());
+        if (last_.step > 0) line += format(", loss %.4f", last_.loss);
+        if (std::isfinite(best_valid_))
+            line += format(", best validation %.4f at step %lld", best_valid_, (long long)best_step_);
+        if (last_.skipped > 0) line += format(", %s skipped", with_commas(last_.skipped).c_str());
+        if (!message.empty()) line += ": " + printable(message);
+        print((status == "finished" ? paint_.good(line) : paint_.warning(line)));
+        if (!quiet_) print(paint_.dim("report: " + printable(out_dir_) + "/report.html"));
+    }
+
+    const RunLog& records() const { return records_; }
+
+private:
+    double rounded_seconds() const { return std::round((monotonic_seconds() - start_) * 1e3) / 1e3; }
+    void print(const std::string& line) { fprintf(console_, "%s\n", line.c_str()), fflush(console_); }
+    int indent_() const { return columns_.empty() ? 2 : columns_[0].width + 2; }
+    static const char* bar_() { return utf8_locale() ? "  │ " : "  | "; }
+
+    void record(const nlohmann::ordered_json& j) {
+        records_.add(j);
+        const std::string problem = file_.append(j);
+        if (!problem.empty())
+            print(paint_.bad("error: " + problem + "; training goes on, but what it logs is lost until there is space"));
+    }
+
+    void print_step(const StepStats& s, double eta) {
+        const bool last = s.step == info_.total_steps, skipped = s.skipped > last_.skipped;
+        if (quiet_ || !(s.step % log_interval_ == 0 || lines_ == 0 || last || skipped)) return;
+        const double now = monotonic_seconds();
+        if (!terminal_ && now - printed_at_ < plain_interval_s && !last && !skipped) return;
+        printed_at_ = now;
+        std::string line, header;
+        if (terminal_) {
+            for (const StepColumn& c : columns_)
+                header += "  " + pad_left(c.title, c.width), line += "  " + pad_left(c.cell(s), c.width);
+            header += "  " + pad_left("ETA", 7), line += "  " + pad_left(human_duration(eta), 7);
+            if (lines_ % header_every == 0) print(paint_.dim(header));
+            print(skipped ? paint_.warning(line + "  skipped") : line);
+        } else {
+            for (const StepColumn& c : columns_) line += (line.empty() ? "" : "  ") + c.title + " " + c.cell(s);
+            print(line + "  ETA " + human_duration(eta) + (skipped ? "  skipped" : ""));
+        }
+        lines_++;
+    }
+
+    // Often while the run is young, later every 10 s, and never for more than half a percent of the time.
+    void refresh_report(bool now) {
+        const double begin = monotonic_seconds();
+        if (!now && begin < report_due_) return;
+        try {
+            write_report(out_dir_ + "/report.html", records_, records_.step() == 0 ? 2 : (int)report_interval_s);
+        } catch (const Error& e) {
+            if (!report_failed_) print(paint_.bad(std::string("error: ") + e.what() + "; training goes on without its report"));
+            report_failed_ = true;
+        }
+        const double end = monotonic_seconds();
+        report_due_ =
+            records_.step() == 0 ? end : end + std::max(std::min(report_interval_s, 0.2 * (end - start_)), 200 * (end - begin));
+    }
+
+    static constexpr int header_every = 30;
+    static constexpr double plain_interval_s = 10, report_interval_s = 10;
+    std::string out_dir_;
+    JsonLines file_;
+    bool quiet_, terminal_;
+    int log_interval_;
+    FILE* console_;
+    Paint paint_;
+    double start_, printed_at_ = -INFINITY, report_due_ = 0;
+    RunInfo info_;
+    RunLog records_;
+    Eta eta_;
+    std::vector<StepColumn> columns_;
+    StepStats last_;
+    double best_valid_ = INFINITY;
+    int64_t best_step_ = 0, lines_ = 0;
+    bool started_ = false, ended_ = false, report_failed_ = false;
+};

@@ -1,0 +1,397 @@
+// A run as one page: report.html, self-contained (inline SVG, a few lines of script, no outside reference), light and dark.
+// Works from the records of log.jsonl (logger.h says what they hold), in memory while a run is on or read back afterwards.
+//   RunLog            what the page needs of the records: curves in buckets, so a run of any length stays small
+//   read_log          log.jsonl -> RunLog: the last run in the file
+//   render_report     RunLog -> HTML; write_report writes it atomically
+//   write_loss_svg    log.jsonl -> the loss curve alone as an .svg file
+#pragma once
+#include <ctime>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "chart.h"
+#include "check.h"
+#include "file.h"
+#include "report_style.h"
+
+// "2026-11-21 06:46:54 +0900"
+inline std::string local_time(time_t t) {
+    tm parts{};
+    char text[64];
+    localtime_r(&t, &parts);
+    return std::string(text, strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S %z", &parts));
+}
+
+// ---- records ---------------------------------------------------------------------------------------------------------------
+struct RunLog {
+    using json = nlohmann::ordered_json;
+    static constexpr size_t max_samples = 24, max_events = 200, max_marks = 200;
+
+    json run, last_step, end;             // the run record; the newest step; the end record, null while the run is on
+    std::map<std::string, Curve> curves;  // by field of the step records
+    Curve valid;
+    double best_valid = INFINITY;
+    int64_t best_step = 0, events_dropped = 0;
+    bool batch_varies = false;
+    std::vector<json> samples, events;
+    std::vector<int64_t> nonfinite_steps;
+
+    // Takes in one record. Fields that are missing or of another type are left out: a log may be older than the program.
+    void add(const json& j) {
+        const std::string kind = j.is_object() ? text(j, "kind") : "";
+        if (kind == "run")
+            *this = RunLog(), run = j;
+        else if (kind == "step")
+            add_step(j);
+        else if (kind == "valid")
+            add_valid(j);
+        else if (kind == "sample")
+            add_sample(j);
+        else if (kind == "event")
+            add_event(j);
+        else if (kind == "end")
+            end = j;
+    }
+
+    static std::string text(const json& j, const char* key) {
+        return j.contains(key) && j[key].is_string() ? j[key].get<std::string>() : "";
+    }
+    static double number(const json& j, const char* key) {
+        return j.contains(key) && j[key].is_number() ? j[key].get<double>() : NAN;
+    }
+    // A field that no record had is an empty curve.
+    const Curve& curve(const char* name) const {
+        static const Curve none;
+        const auto found = curves.find(name);
+        return found == curves.end() ? none : found->second;
+    }
+    int64_t step() const { return last_step.is_null() ? 0 : (int64_t)number(last_step, "step"); }
+
+private:
+    void add_step(const json& j) {
+        const double step = number(j, "step");
+        if (!(step >= 0 && step < 9e15)) return;
+        for (const char* name : {"loss", "z_loss", "grad_norm", "lr", "tokens_per_s", "global_batch", "lse_mean", "lse_max"})
+            curves[name].add((int64_t)step, number(j, name));
+        if (!std::isfinite(number(j, "loss")) || !std::isfinite(number(j, "grad_norm")))
+            if (nonfinite_steps.size() < max_marks) nonfinite_steps.push_back((int64_t)step);
+        if (!last_step.is_null() && number(j, "global_batch") != number(last_step, "global_batch")) batch_varies = true;
+        last_step = j;
+    }
+    void add_valid(const json& j) {
+        const double step = number(j, "step"), loss = number(j, "loss");
+        if (!(step >= 0 && step < 9e15)) return;
+        valid.add((int64_t)step, loss);
+        if (loss < best_valid) best_valid = loss, best_step = (int64_t)step;
+    }
+    // Many samples are thinned to every second one, so that they still tell the whole story.
+    void add_sample(const json& j) {
+        samples.push_back(j);
+        if (samples.size() <= max_samples) return;
+        std::vector<json> kept;
+        for (size_t i = 0; i < samples.size(); i += 2) kept.push_back(samples[i]);
+        samples = kept;
+    }
+    void add_event(const json& j) {
+        if (events.size() >= max_events) events.erase(events.begin()), events_dropped++;
+        events.push_back(j);
+    }
+};
+
+// The last run in the file. A line that is not JSON (a crash in the middle of a write) is passed over.
+inline RunLog read_log(const std::string& path) {
+    std::ifstream in(path);
+    if (!in) fail("cannot read %s: %s", path.c_str(), strerror(errno));
+    RunLog log;
+    std::string line;
+    size_t records = 0;
+    while (std::getline(in, line)) {
+        const RunLog::json j = RunLog::json::parse(line, nullptr, false);
+        if (j.is_object()) log.add(j), records++;
+    }
+    if (records == 0)
+        fail("%s holds no records; HINT: it is the log.jsonl that a training run writes into its --out directory",
+             path.c_str());
+    return log;
+}
+
+// ---- charts of a run -------------------------------------------------------------------------------------------------------
+inline std::pair<double, double> range_of(const std::vector<const std::vector<Point>*>& curves, double from_x) {
+    double lo = INFINITY, hi = -INFINITY;
+    for (const auto* points : curves)
+        for (const Point& p : *points)
+            if (p.x >= from_x) lo = std::min(lo, p.y), hi = std::max(hi, p.y);
+    if (!(lo <= hi)) return {0, 1};
+    if (hi <= lo) hi = lo + std::max(1e-12, 0.1 * std::fabs(lo));
+    return {lo, hi};
+}
+
+// Training loss as it was (thin) and smoothed, validation loss, unigram baseline. The first fall is steep and would press
+// everything else flat: the range is that of the curve after its first 4%, the start is cut at the upper edge.
+inline Chart loss_chart(const RunLog& log, int width, int height) {
+    Chart c;
+    c.id = "loss", c.title = "Loss", c.width = width, c.height = height, c.marks = log.nonfinite_steps, c.decimals = 3;
+    const Curve& loss = log.curve("loss");
+    const std::vector<Point> raw = loss.extremes(), smooth = loss.smoothed(), valid = log.valid.means();
+    c.series = {{"", "raw train", raw}, {"train", "train", smooth}, {"validation", "valid", valid, true}};
+    if (valid.empty()) c.series.pop_back();
+    const double length = smooth.empty() ? 0 : smooth.back().x - smooth[0].x;
+    const auto [all_lo, all_hi] = range_of({&raw, &valid}, 0);
+    const auto [lo, hi] = range_of({&raw, &valid}, smooth.empty() ? 0 : smooth[0].x + 0.04 * length);
+    c.lo = lo, c.hi = smooth.size() < 50 || all_hi - lo < 1.3 * (hi - lo) ? all_hi : hi;
+    c.baseline = RunLog::number(log.run, "unigram_loss"), c.baseline_name = "unigram";
+    if (std::isfinite(c.baseline)) c.lo = std::min(c.lo, c.baseline), c.hi = std::max(c.hi, c.baseline);
+    const double margin = 0.05 * (c.hi - c.lo);
+    c.lo -= margin, c.hi += margin;
+    return c;
+}
+
+// One quantity: smoothed over its own raw curve, or as it is.
+inline Chart small_chart(const RunLog& log, const char* field, const std::string& title, bool smooth, bool from_zero) {
+    Chart c;
+    c.id = field, c.title = title;
+    const Curve& curve = log.curve(field);
+    const std::vector<Point> raw = curve.extremes();
+    if (smooth)
+        c.series = {{"", "raw other", raw}, {title, "other", curve.smoothed()}};
+    else
+        c.series = {{title, "other", curve.means()}};
+    // with the first steps left out (warming up of caches, the first gradients): they would set the scale
+    const double skip = smooth && raw.size() > 100 ? raw[0].x + 0.005 * (raw.back().x - raw[0].x) : 0;
+    std::tie(c.lo, c.hi) = range_of({&raw}, skip);
+    if (from_zero) c.lo = std::min(c.lo, 0.0);
+    const double margin = 0.06 * (c.hi - c.lo);
+    c.hi += margin;
+    if (!from_zero) c.lo -= margin;
+    return c;
+}
+
+inline std::vector<Chart> small_charts(const RunLog& log) {
+    std::vector<Chart> charts;
+    charts.push_back(small_chart(log, "lr", "Learning rate", false, true));
+    Chart norm = small_chart(log, "grad_norm", "Gradient norm", true, true);
+    const auto [lo, hi] = range_of({&norm.series[0].points}, 0);
+    if (lo > 0 && hi > 20 * lo) norm.logarithmic = true, norm.lo = lo / 1.2, norm.hi = hi * 1.2;
+    charts.push_back(norm);
+    charts.push_back(small_chart(log, "tokens_per_s", "Tokens per second", true, true));
+    if (log.curve("z_loss").last() > 0) charts.push_back(small_chart(log, "z_loss", "z-loss", true, true));
+    if (!log.curve("lse_mean").empty() && (charts.size() % 2 || log.batch_varies))  // one more, to complete the last row
+        charts.push_back(small_chart(log, "lse_mean", "log Z", true, false));
+    if (log.batch_varies) {
+        Chart batch = small_chart(log, "global_batch", "Global batch, sequences", false, true);
+        batch.series[0].steps = true;
+        charts.push_back(batch);
+    }
+    return charts;
+}
+
+// ---- the page --------------------------------------------------------------------------------------------------------------
+
+// Line and name of a series with its last value; the value alone where the chart's title says what it is.
+inline std::string legend_entry(const Chart& c, const Series& s, int index) {
+    if (s.name.empty()) return "";
+    const double last = s.points.empty() ? NAN : s.points.back().y;
+    const std::string value = c.decimals >= 0 && std::isfinite(last) ? format("%.*f", c.decimals, last) : short_number(last);
+    const std::string key =
+        s.name == c.title ? "" : format("<i class=\"%s\"></i>%s ", s.style.c_str(), xml_escape(s.name).c_str());
+    return format("<span class=\"key\">%s<b data-s=\"%d\">%s</b></span>", key.c_str(), index, value.c_str());
+}
+
+inline std::string chart_card(const Chart& c) {
+    std::string legend, cursor;
+    int index = 0;
+    for (const Series& s : c.series) {
+        legend += legend_entry(c, s, index++);
+        cursor += s.name.empty() ? "" : format("<circle class=\"dot %s\" r=\"4\"/>", s.style.c_str());
+    }
+    if (std::isfinite(c.baseline))
+        legend += format("<span class=\"key\"><i class=\"baseline\"></i>%s <b>%.3f</b></span>",
+                         xml_escape(c.baseline_name).c_str(), c.baseline);
+    const Frame f = frame_of(c);
+    return format(
+        "<figure class=\"card\"><figcaption><h2>%s</h2><span class=\"keys\"><span class=\"at\"></span>%s</span></figcaption>"
+        "<svg id=\"%s\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s over steps\">%s"
+        "<g class=\"cursor\" visibility=\"hidden\"><path d=\"M0 %.1fV%.1f\"/>%s</g></svg></figure>\n",
+        xml_escape(c.title).c_str(), legend.c_str(), c.id.c_str(), c.width, c.height, xml_escape(c.title).c_str(),
+        draw_chart(c).c_str(), f.top, f.bottom, cursor.c_str());
+}
+
+// What the script needs to answer "what were the values at this step": per chart its frame and named series.
+inline std::string chart_data(const std::vector<Chart>& charts) {
+    std::string out = "[";
+    for (const Chart& c : charts) {
+        const Frame f = frame_of(c);
+        out += format("%s{id:\"%s\",l:%g,r:%g,t:%g,b:%g,x0:%.9g,x1:%.9g,y0:%.9g,y1:%.9g,log:%d,d:%d,s:[",
+                      out.size() > 1 ? ",\n" : "", c.id.c_str(), f.left, f.right, f.top, f.bottom, f.x0, f.x1, f.y0, f.y1,
+                      (int)f.logarithmic, c.decimals);
+        for (size_t i = 0; i < c.series.size(); i++) {
+            if (c.series[i].name.empty()) continue;
+            std::string x, y;
+            for (const Point& p : c.series[i].points) x += format("%.7g,", p.x), y += format("%.5g,", p.y);
+            out += format("{i:%zu,x:[%s],y:[%s]},", i, x.c_str(), y.c_str());
+        }
+        out += "]}";
+    }
+    return out + "]";
+}
+
+inline std::string tile(const std::string& label, const std::string& value, const std::string& note) {
+    return format("<div class=\"card tile\"><span>%s</span><strong>%s</strong><small>%s</small></div>\n",
+                  xml_escape(label).c_str(), xml_escape(value).c_str(), xml_escape(note).c_str());
+}
+
+inline std::string speed_note(const RunLog::json& step) {
+    const double mfu = RunLog::number(step, "mfu"), tflops = RunLog::number(step, "model_tflops");
+    if (mfu >= 0) return format("%.1f%% of peak", 100 * mfu);
+    return tflops > 0
+               ? three_digits(tflops * 1e12, 1000, {" FLOP/s", " KFLOP/s", " MFLOP/s", " GFLOP/s", " TFLOP/s", " PFLOP/s"})
+               : "";
+}
+
+inline std::string report_tiles(const RunLog& log) {
+    const auto& s = log.last_step;
+    std::string out = "<section class=\"tiles\">\n";
+    const std::vector<Point> loss = log.curve("loss").smoothed(), speed = log.curve("tokens_per_s").smoothed();
+    const auto perplexity = [](double loss) { return "perplexity " + human_count(std::exp(loss)); };
+    if (!loss.empty()) out += tile("Training loss", format("%.3f", loss.back().y), perplexity(loss.back().y));
+    if (!log.valid.empty())
+        out += tile("Validation loss", format("%.3f", log.valid.last()),
+                    log.valid.last() <= log.best_valid
+                        ? perplexity(log.best_valid)
+                        : format("best %.3f at step %s", log.best_valid, with_commas(log.best_step).c_str()));
+    if (!s.is_null())
+        out += tile("Tokens", human_count(RunLog::number(s, "tokens")),
+                    human_count(RunLog::number(s, "consumed_samples")) + " sequences");
+    if (!speed.empty()) out += tile("Tokens per second", human_count(speed.back().y), speed_note(s));
+    const double seconds = RunLog::number(log.end.is_null() ? s : log.end, "seconds"), left = RunLog::number(s, "eta_s");
+    if (!s.is_null())
+        out += tile("Time", human_duration(seconds),
+                    log.end.is_null() ? human_duration(left) + " to go"
+                                      : human_duration(RunLog::number(s, "step_ms") / 1e3) + " per step");
+    return out + "</section>\n";
+}
+
+inline std::string report_header(const RunLog& log, time_t now) {
+    const std::string name = RunLog::text(log.run, "name"),
+                      status = log.end.is_null() ? "running" : RunLog::text(log.end, "status");
+    const double total = RunLog::number(log.run, "total_steps"),
+                 done = total > 0 ? std::clamp(log.step() / total, 0.0, 1.0) : 0;
+    std::string progress = "step " + with_commas(log.step());
+    if (total > 0) progress += format(" of %s, %.0f%%", with_commas((int64_t)total).c_str(), std::floor(100 * done));
+    if (log.end.is_null() && RunLog::number(log.last_step, "eta_s") > 0)
+        progress +=
+            format(", done about %s", local_time(now + (time_t)RunLog::number(log.last_step, "eta_s")).substr(0, 16).c_str());
+    return format(
+        "<header><h1>%s</h1><span class=\"status %s\">%s</span>"
+        "<p>%s <span id=\"updated\" data-time=\"%lld\">Updated %s.</span></p>"
+        "<div class=\"progress\"><div style=\"width:%.1f%%\"></div></div></header>\n",
+        xml_escape(name.empty() ? "Training run" : name).c_str(), xml_escape(status).c_str(), xml_escape(status).c_str(),
+        (xml_escape(progress) + ".").c_str(), (long long)now, local_time(now).c_str(), 100 * done);
+}
+
+inline std::string report_samples(const RunLog& log) {
+    if (log.samples.empty()) return "";
+    std::string out = "<h2 class=\"part\">What it writes</h2>\n<section class=\"samples\">\n";
+    for (auto s = log.samples.rbegin(); s != log.samples.rend(); ++s)
+        out += format("<article class=\"card\"><h3>step %s</h3><blockquote><b>%s</b>%s</blockquote></article>\n",
+                      with_commas((int64_t)RunLog::number(*s, "step")).c_str(), xml_escape(RunLog::text(*s, "prompt")).c_str(),
+                      xml_escape(RunLog::text(*s, "text")).c_str());
+    return out + "</section>\n";
+}
+
+inline std::string report_events(const RunLog& log) {
+    if (log.events.empty()) return "";
+    std::string out = "<h2 class=\"part\">Events</h2>\n<table class=\"card events\">\n";
+    for (auto e = log.events.rbegin(); e != log.events.rend(); ++e)
+        out +=
+            format("<tr class=\"%s\"><th>step %s</th><td>%s</td></tr>\n", xml_escape(RunLog::text(*e, "level")).c_str(),
+                   with_commas((int64_t)RunLog::number(*e, "step")).c_str(), xml_escape(RunLog::text(*e, "message")).c_str());
+    if (log.events_dropped > 0)
+        out += format("<tr><th></th><td>%s earlier ones are in log.jsonl</td></tr>\n", with_commas(log.events_dropped).c_str());
+    return out + "</table>\n";
+}
+
+// A JSON value as a person would write it: strings without quotes.
+inline std::string plain_value(const RunLog::json& v) {
+    return v.is_string() ? v.get<std::string>() : v.dump(-1, ' ', false, RunLog::json::error_handler_t::replace);
+}
+
+inline std::string table_rows(const RunLog::json& object) {
+    std::string out;
+    if (object.is_object())
+        for (const auto& [key, value] : object.items())
+            out += format("<tr><th>%s</th><td>%s</td></tr>\n", xml_escape(key).c_str(), xml_escape(plain_value(value)).c_str());
+    return out;
+}
+
+inline std::string report_summary(const RunLog& log) {
+    std::string out;
+    for (const auto& [key, title] : {std::pair{"summary", "Run"}, {"machine", "Machine"}}) {
+        const std::string rows = log.run.contains(key) ? table_rows(log.run[key]) : "";
+        if (!rows.empty())
+            out += format("<div><h2 class=\"part\">%s</h2><table class=\"card\">\n%s</table></div>\n", title, rows.c_str());
+    }
+    if (!out.empty()) out = "<section class=\"pair\">\n" + out + "</section>\n";
+    const std::string options = log.run.contains("options") ? table_rows(log.run["options"]) : "";
+    if (!options.empty())
+        out += "<details><summary>All options</summary><table class=\"card options\">\n" + options + "</table></details>\n";
+    return out;
+}
+
+// While the run is on, the page reloads itself every refresh_seconds.
+inline std::string render_report(const RunLog& log, time_t now, int refresh_seconds) {
+    const std::string name = RunLog::text(log.run, "name");
+    std::string out =
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+        "content=\"width=device-width\">\n";
+    if (log.end.is_null()) out += format("<meta http-equiv=\"refresh\" content=\"%d\">\n", refresh_seconds);
+    out += "<title>" + xml_escape(name.empty() ? "Training run" : name) + "</title>\n<style>" + report_colors + report_style +
+           "</style></head>\n<body><main>\n";
+    out += report_header(log, now) + report_tiles(log);
+
+    std::vector<Chart> charts = small_charts(log);
+    if (!log.last_step.is_null()) {
+        const Chart loss = loss_chart(log, 1148, 380);
+        out += chart_card(loss) + "<section class=\"pair\">\n";
+        for (const Chart& c : charts) out += chart_card(c);
+        out += "</section>\n";
+        charts.push_back(loss);
+    } else {
+        charts.clear();
+        out += "<p class=\"card empty\">No step is done yet; the curves appear here.</p>\n";
+    }
+    out += report_samples(log) + report_events(log) + report_summary(log);
+    return out + "</main>\n<script>const charts=" + chart_data(charts) + ";\n" + report_script + "</script></body></html>\n";
+}
+
+inline void write_report(const std::string& path, const RunLog& log, int refresh_seconds) {
+    write_file_atomically(path, render_report(log, time(nullptr), refresh_seconds));
+}
+
+// ---- the loss curve alone --------------------------------------------------------------------------------------------------
+inline std::string render_loss_svg(const RunLog& log) {
+    Chart c = loss_chart(log, 860, 360);
+    c.direct_labels = true;
+    const std::string name = RunLog::text(log.run, "name");
+    return format(
+               "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"-16 -40 %d %d\" width=\"%d\" height=\"%d\" "
+               "font-family=\"system-ui, sans-serif\">\n",
+               c.width + 32, c.height + 56, c.width + 32, c.height + 56) +
+           "<style>" + report_colors + svg_style + "</style>\n" +
+           format("<rect class=\"paper\" x=\"-15.5\" y=\"-39.5\" width=\"%d\" height=\"%d\" rx=\"8\"/>", c.width + 31,
+                  c.height + 55) +
+           format(
+               "<text class=\"title\" x=\"4\" y=\"-14\">%s</text><text class=\"tick\" x=\"%d\" y=\"-14\" "
+               "text-anchor=\"end\">loss over steps</text>\n",
+               xml_escape(name.empty() ? "Loss" : name).c_str(), c.width - 4) +
+           draw_chart(c) + "\n</svg>\n";
+}
+
+inline void write_loss_svg(const std::string& log_path, const std::string& svg_path) {
+    const RunLog log = read_log(log_path);
+    if (log.curve("loss").empty()) fail("%s holds no training steps, so there is no curve to draw", log_path.c_str());
+    write_file_atomically(svg_path, render_loss_svg(log));
+}

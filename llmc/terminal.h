@@ -1,0 +1,344 @@
+// Text for people: numbers, bytes and durations, characters that are safe to print, aligned tables, a progress line.
+// Nothing here writes a control character or a colour unless it is told that it faces a terminal.
+#pragma once
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+
+// ---- what we are talking to ------------------------------------------------------------------------------------------------
+inline bool is_terminal(FILE* f) {
+    const char* term = getenv("TERM");
+    return isatty(fileno(f)) && !(term && std::string(term) == "dumb");
+}
+
+// Columns of the terminal behind f; 100 where there is none.
+inline int terminal_width(FILE* f) {
+    winsize size{};
+    if (ioctl(fileno(f), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+    return 100;
+}
+
+// Whether the locale's characters are UTF-8; if not, lines are drawn in ASCII.
+inline bool utf8_locale() {
+    for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+        const char* value = getenv(name);
+        if (!value || !*value) continue;
+        const std::string s = value;
+        return s.find("UTF-8") != std::string::npos || s.find("utf8") != std::string::npos;
+    }
+    return false;
+}
+
+inline double monotonic_seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Colours, named by what they mean. Off: the text as it is.
+struct Paint {
+    bool on = false;
+    // For output to a terminal or not; NO_COLOR (no-color.org) turns colours off.
+    static Paint for_terminal(bool terminal) {
+        const char* no_color = getenv("NO_COLOR");
+        return {terminal && !(no_color && *no_color)};
+    }
+    std::string code(const char* sgr, const std::string& s) const {
+        return on ? format("\x1b[%sm%s\x1b[0m", sgr, s.c_str()) : s;
+    }
+    std::string bold(const std::string& s) const { return code("1", s); }
+    std::string dim(const std::string& s) const { return code("2", s); }
+    std::string good(const std::string& s) const { return code("32", s); }
+    std::string warning(const std::string& s) const { return code("33", s); }
+    std::string bad(const std::string& s) const { return code("1;31", s); }
+    std::string accent(const std::string& s) const { return code("36", s); }
+};
+
+// ---- numbers ---------------------------------------------------------------------------------------------------------------
+// x in three significant digits with the largest unit that keeps it at 1 or above; units step by `base`.
+inline std::string three_digits(double x, double base, const std::vector<const char*>& units) {
+    if (!std::isfinite(x)) return std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
+    size_t u = 0;
+    // half a unit below the base would be printed as the base: 1000K
+    while (std::fabs(x) >= base - 0.5 && u + 1 < units.size()) x /= base, u++;
+    const double size = std::fabs(x);
+    const int decimals = (u == 0 && x == std::floor(x)) || size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
+    return format("%.*f%s", decimals, x, units[u]);
+}
+
+inline std::string human_count(double n) {
+    return three_digits(n, 1000, {"", "K", "M", "B", "T", "Q"});
+}
+inline std::string human_bytes(double n) {
+    return three_digits(n, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"});
+}
+
+// 1234567 -> "1,234,567"
+inline std::string with_commas(int64_t n) {
+    std::string s = std::to_string(n);
+    for (int i = (int)s.size() - 3; i > (n < 0 ? 1 : 0); i -= 3) s.insert(i, ",");
+    return s;
+}
+
+// "12 ms", "4.2s", "42s", "12m 05s", "1h 02m", "3d 04h"; "-" for what is not known
+inline std::string human_duration(double seconds) {
+    if (!std::isfinite(seconds) || seconds < 0) return "-";
+    if (seconds < 0.0005) return "0s";
+    if (seconds < 0.0995) return format("%.0f ms", seconds * 1e3);
+    if (seconds < 9.95) return format("%.1fs", seconds);
+    const long long s = std::llround(seconds), m = (s + 30) / 60, h = (s + 1800) / 3600;
+    if (s < 60) return format("%llds", s);
+    if (s < 3600) return format("%lldm %02llds", s / 60, s % 60);
+    if (m < 24 * 60) return format("%lldh %02lldm", m / 60, m % 60);
+    return format("%lldd %02lldh", h / 24, h % 24);
+}
+
+// ---- characters ------------------------------------------------------------------------------------------------------------
+// Decodes the UTF-8 character at s[i] and moves i past it. A byte that begins no valid sequence gives U+FFFD and moves by one.
+inline uint32_t next_codepoint(const std::string& s, size_t& i) {
+    const auto byte = [&](size_t k) { return k < s.size() ? (unsigned char)s[k] : 0u; };
+    const uint32_t first = byte(i);
+    const auto between = [first](uint32_t lo, uint32_t hi) { return first >= lo && first <= hi; };
+    // bytes that follow the first one; -1: it begins nothing
+    const int more = first < 0x80 ? 0 : between(0xc2, 0xdf) ? 1 : between(0xe0, 0xef) ? 2 : between(0xf0, 0xf4) ? 3 : -1;
+    uint32_t c = more <= 0 ? first : first & (0x3fu >> more);
+    for (int k = 1; k <= more; k++) {
+        if ((byte(i + k) & 0xc0) != 0x80) return i++, 0xfffd;
+        c = c << 6 | (byte(i + k) & 0x3f);
+    }
+    // bytes out of place, too long forms, surrogates, beyond the last character
+    if (more < 0 || (more == 2 && c < 0x800) || (more == 3 && (c < 0x10000 || c > 0x10ffff)) || (c >= 0xd800 && c < 0xe000))
+        return i++, 0xfffd;
+    i += 1 + more;
+    return c;
+}
+
+// Columns that a character takes on a terminal: 0 for combining marks, 2 for East Asian wide characters and emoji.
+inline int columns_of(uint32_t c) {
+    struct Range {
+        uint32_t first, last;
+    };
+    static const Range marks[] = {{0x300, 0x36f}, {0x200b, 0x200f}, {0x3099, 0x309a}, {0xfe00, 0xfe0f}};
+    static const Range wide[] = {{0x1100, 0x115f},   {0x2e80, 0xa4cf},  {0xac00, 0xd7a3}, {0xf900, 0xfaff},
+                                 {0xfe30, 0xfe6f},   {0xff00, 0xff60},  {0xffe0, 0xffe6}, {0x1f300, 0x1f64f},
+                                 {0x1f900, 0x1f9ff}, {0x20000, 0x3fffd}};
+    const auto in = [c](const Range& r) { return c >= r.first && c <= r.last; };
+    if (std::any_of(std::begin(marks), std::end(marks), in)) return 0;
+    return std::any_of(std::begin(wide), std::end(wide), in) ? 2 : 1;
+}
+
+inline int display_width(const std::string& s) {
+    int width = 0;
+    for (size_t i = 0; i < s.size();) width += columns_of(next_codepoint(s, i));
+    return width;
+}
+
+// Text from anywhere (a model, a file name) made safe to show: valid UTF-8, no control characters but the newline (a terminal
+// would obey them), none that turn the writing direction. What is replaced shows as U+FFFD.
+inline std::string printable(const std::string& text) {
+    std::string out;
+    for (size_t i = 0; i < text.size();) {
+        const size_t start = i;
+        const uint32_t c = next_codepoint(text, i);
+        if (c == '\r') continue;
+        const bool control = (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7f && c < 0xa0) || (c >= 0x202a && c <= 0x202e) ||
+                             (c >= 0x2066 && c <= 0x2069);
+        if (c == '\t')
+            out += ' ';
+        else if (control || c == 0xfffd)
+            out += "\xef\xbf\xbd";
+        else
+            out.append(text, start, i - start);
+    }
+    return out;
+}
+
+// Lines of at most `width` columns, broken at spaces where there are any, else between characters (Japanese has no spaces).
+inline std::vector<std::string> wrap_text(const std::string& text, int width) {
+    std::vector<std::string> lines(1);
+    int columns = 0;
+    size_t space = std::string::npos;  // where the current line can be broken
+    for (size_t i = 0; i < text.size();) {
+        const size_t start = i;
+        const uint32_t c = next_codepoint(text, i);
+        if (c == '\n') {
+            lines.emplace_back(), columns = 0, space = std::string::npos;
+            continue;
+        }
+        if (columns + columns_of(c) > width && columns > 0) {
+            std::string rest;
+            if (c != ' ' && space != std::string::npos) {
+                rest = lines.back().substr(space + 1);
+                lines.back().resize(space);
+            }
+            lines.push_back(rest), columns = display_width(rest), space = std::string::npos;
+            if (c == ' ') continue;
+        }
+        if (c == ' ') space = lines.back().size();
+        lines.back().append(text, start, i - start);
+        columns += columns_of(c);
+    }
+    return lines;
+}
+
+inline std::string pad_right(const std::string& s, int width) {
+    return s + std::string(std::max(0, width - display_width(s)), ' ');
+}
+inline std::string pad_left(const std::string& s, int width) {
+    return std::string(std::max(0, width - display_width(s)), ' ') + s;
+}
+
+// ---- tables ----------------------------------------------------------------------------------------------------------------
+// Sections of rows `label  value  note`. Labels align over the whole table; values are left-aligned and wrapped, or, in a
+// section of amounts, right-aligned so that their notes line up.
+class Table {
+public:
+    enum class Values { text, amounts };
+
+    void section(const std::string& title, Values values = Values::text) { sections_.push_back({title, values, {}}); }
+    void row(const std::string& label, const std::string& value, const std::string& note = "") {
+        if (sections_.empty()) section("");
+        sections_.back().rows.push_back({printable(label), printable(value), printable(note)});
+    }
+
+    std::string str(const Paint& paint, int width) const {
+        int label_width = 0;
+        for (const Section& s : sections_)
+            for (const Row& r : s.rows) label_width = std::max(label_width, display_width(r.label));
+        std::string out;
+        for (const Section& s : sections_) {
+            if (!s.title.empty()) out += paint.bold(s.title) + "\n";
+            int amount_width = 0;
+            for (const Row& r : s.rows) amount_width = std::max(amount_width, display_width(r.value));
+            for (const Row& r : s.rows) {
+                const std::string label = "  " + paint.dim(pad_right(r.label, label_width)) + "  ";
+                const std::string note = r.note.empty() ? "" : "  " + paint.dim(r.note);
+                if (s.values == Values::amounts) {
+                    out += label + pad_left(r.value, amount_width) + note + "\n";
+                    continue;
+                }
+                const std::vector<std::string> lines = wrap_text(r.value, std::max(20, width - label_width - 4));
+                for (size_t i = 0; i < lines.size(); i++)
+                    out += (i == 0 ? label : std::string(label_width + 4, ' ')) + lines[i] +
+                           (i + 1 == lines.size() ? note : "") + "\n";
+            }
+        }
+        return out;
+    }
+    void print(FILE* f = stdout) const {
+        fputs(str(Paint::for_terminal(is_terminal(f)), terminal_width(f)).c_str(), f), fflush(f);
+    }
+
+private:
+    struct Row {
+        std::string label, value, note;
+    };
+    struct Section {
+        std::string title;
+        Values values;
+        std::vector<Row> rows;
+    };
+    std::vector<Section> sections_;
+};
+
+// ---- progress --------------------------------------------------------------------------------------------------------------
+// Progress of one long job: on a terminal one line that rewrites itself at most ten times a second; elsewhere a plain line now
+// and then (short jobs give none). finish() leaves one line of summary. A job that fails leaves its line and a newline behind,
+// so that the error starts on a line of its own. The unit "B" counts bytes. To be called by one thread.
+class Progress {
+public:
+    // total = 0: not known
+    Progress(std::string label, int64_t total, std::string unit, FILE* out = stderr)
+        : label_(std::move(label)),
+          unit_(std::move(unit)),
+          total_(total),
+          out_(out),
+          terminal_(is_terminal(out)),
+          paint_(Paint::for_terminal(terminal_)),
+          start_(monotonic_seconds()),
+          shown_at_(start_) {}
+    Progress(const Progress&) = delete;
+    Progress& operator=(const Progress&) = delete;
+    ~Progress() {
+        if (drawn_) fputs("\n", out_), fflush(out_);
+    }
+
+    void update(int64_t done) {
+        done_ = done;
+        const double now = monotonic_seconds(), since = now - shown_at_;
+        if (terminal_) {
+            if (drawn_ && since < 0.1) return;
+            draw(now - start_);
+        } else {
+            // a tenth of the way, or a minute; never twice in ten seconds
+            const bool tenth = total_ > 0 && done - shown_ >= total_ / 10;
+            if (since < 10 || (!tenth && since < 60)) return;
+            fprintf(out_, "%s: %s\n", label_.c_str(), plain(now - start_).c_str());
+            fflush(out_);
+        }
+        shown_at_ = now, shown_ = done;
+    }
+
+    void finish() {
+        const double seconds = monotonic_seconds() - start_;
+        fprintf(out_, "%s%s: %s in %s%s\n", drawn_ ? "\r\x1b[K" : "", label_.c_str(), amount((double)done_).c_str(),
+                human_duration(seconds).c_str(),
+                seconds >= 0.1 ? paint_.dim(" (" + amount(done_ / seconds) + "/s)").c_str() : "");
+        fflush(out_);
+        drawn_ = false;
+    }
+
+private:
+    std::string amount(double n) const { return unit_ == "B" ? human_bytes(n) : human_count(n) + " " + unit_; }
+    std::string eta(double elapsed) const {
+        return done_ > 0 && elapsed > 0.5 ? "ETA " + human_duration(elapsed * (total_ - done_) / done_) : "";
+    }
+    double fraction() const { return std::clamp((double)done_ / total_, 0.0, 1.0); }
+
+    std::string plain(double elapsed) const {
+        const std::string rate = amount(done_ / elapsed) + "/s";
+        if (total_ <= 0) return amount((double)done_) + ", " + rate;
+        return format("%.0f%% (%s of %s), %s, %s", 100 * fraction(), amount((double)done_).c_str(),
+                      amount((double)total_).c_str(), rate.c_str(), eta(elapsed).c_str());
+    }
+
+    void draw(double elapsed) {
+        const std::string rate = elapsed > 0.1 ? amount(done_ / elapsed) + "/s" : "";
+        std::string bar, text;
+        if (total_ > 0) {
+            const int cells = 24, full = (int)(fraction() * cells);
+            const bool utf8 = utf8_locale();
+            std::string done, rest;
+            for (int i = 0; i < cells; i++) (i < full ? done : rest) += i < full ? (utf8 ? "━" : "#") : (utf8 ? "─" : "-");
+            bar = paint_.accent(done) + paint_.dim(rest);
+            text = format(" %3.0f%%  %s / %s  %s  %s", 100 * fraction(), amount((double)done_).c_str(),
+                          amount((double)total_).c_str(), rate.c_str(), eta(elapsed).c_str());
+            // a line that wraps cannot be rewritten: the bar goes first, then the end of the text
+            const int room = terminal_width(out_) - 1 - display_width(label_) - 2;
+            if (display_width(text) + cells > room) bar.clear();
+            if (display_width(text) > room) text.resize(std::max(0, room));
+        } else {
+            text = amount((double)done_) + "  " + rate;
+        }
+        fprintf(out_, "\r%s  %s%s\x1b[K", label_.c_str(), bar.c_str(), text.c_str());
+        fflush(out_);
+        drawn_ = true;
+    }
+
+    std::string label_, unit_;
+    int64_t total_, done_ = 0, shown_ = 0;  // done, and done when last shown
+    FILE* out_;
+    bool terminal_, drawn_ = false;
+    Paint paint_;
+    double start_, shown_at_;
+};

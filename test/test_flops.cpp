@@ -1,0 +1,70 @@
+// The FLOP formulas against published throughput figures and against a count of every matrix product.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "../llmc/flops.h"
+
+namespace {
+
+//                              L      C   NH  NKV   HS      F       V     T  swiglu
+const FlopSizes bloom_176b = {  70, 14336, 112, 112, 128,  57344, 250880, 2048, false};
+const FlopSizes mt_nlg_530b = {105, 20480, 128, 128, 160,  81920,  51200, 2048, false};
+const FlopSizes llm_jp_172b = { 96, 12288,  96,  16, 128,  38464,  99840, 4096, true};
+
+double tflops_per_gpu(double flops_per_token, double batch, double seq, double seconds, double gpus) {
+    return flops_per_token * batch * seq / seconds / gpus / 1e12;
+}
+
+void expect_relative(double got, double want, double tolerance) {
+    EXPECT_TRUE(std::abs(got - want) <= tolerance * std::abs(want)) << "got " << got << ", want " << want;
+}
+
+// Published to two or three decimals: half a unit of the last one.
+TEST(Flops, BloomThroughput) {
+    EXPECT_NEAR(tflops_per_gpu(paper_flops_per_token(bloom_176b), 2048, 2048, 104.70, 384), 149.763, 0.0005);
+}
+
+TEST(Flops, MtNlgThroughput) {
+    const double flops = paper_flops_per_token(mt_nlg_530b);
+    EXPECT_NEAR(tflops_per_gpu(flops, 1920, 2048, 60.1, 2240), 125.73, 0.005);
+    EXPECT_NEAR(tflops_per_gpu(flops, 1920, 2048, 50.2, 2800), 120.42, 0.005);
+    EXPECT_NEAR(tflops_per_gpu(flops, 1920, 2048, 44.4, 3360), 113.46, 0.005);
+}
+
+TEST(Flops, LlmJpStep) {
+    const double step = megatron_flops_per_token(llm_jp_172b) * 1728 * 4096;
+    expect_relative(step, 7.68e18, 0.005 / 7.68);
+    EXPECT_NEAR(step / 512 / 400e12, 37.5, 0.05);
+    EXPECT_NEAR(step / 512 / 550e12, 27.3, 0.05);
+}
+
+// Three ways to write one count; doubles of about ten operations agree to some 1e-15 each.
+TEST(Flops, FormulasAgree) {
+    for (const FlopSizes& s : {bloom_176b, mt_nlg_530b, llm_jp_172b})
+        expect_relative(megatron_flops_per_token(s), model_flops_per_token(s, AttentionCount::full), 1e-14);
+    for (const FlopSizes& s : {bloom_176b, mt_nlg_530b})
+        expect_relative(paper_flops_per_token(s), full_recompute_flops_per_token(s, AttentionCount::full), 1e-14);
+}
+
+// A toy with sizes that are all different, counted product by product over one sequence.
+TEST(Flops, CountedByHand) {
+    const FlopSizes s = {3, 20, 6, 2, 5, 14, 37, 8, true};
+    double forward = 0;
+    const auto product = [&](double m, double n, double k) { forward += 2 * m * n * k; };
+    for (int layer = 0; layer < 3; layer++) {
+        product(8, (6 + 2 + 2) * 5, 20);  // QKV of 8 tokens
+        for (int head = 0; head < 6; head++) product(8, 8, 5), product(8, 5, 8);
+        product(8, 20, 6 * 5);   // projection
+        product(8, 2 * 14, 20);  // gate and up
+        product(8, 20, 14);      // down
+    }
+    const double layers = forward;
+    product(8, 37, 20);  // head
+    EXPECT_EQ(model_flops_per_token(s, AttentionCount::full) * 8, 3 * forward);
+    EXPECT_EQ(full_recompute_flops_per_token(s, AttentionCount::full) * 8, 3 * forward + layers);
+    // causal: half of the scores and of their products with V
+    EXPECT_EQ(model_flops_per_token(s, AttentionCount::causal) * 8, 3 * (forward - 3 * 6 * (2 * 8 * 8 * 5)));
+}
+
+}  // namespace

@@ -1,0 +1,436 @@
+// What a run tells: console, log.jsonl, report.html, loss curve; and the text helpers below them.
+#include <gtest/gtest.h>
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <csignal>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "../llmc/logger.h"
+
+namespace {
+namespace fs = std::filesystem;
+using json = nlohmann::ordered_json;
+
+// A directory that lives as long as the test.
+struct Scratch {
+    std::string dir;
+    Scratch() {
+        char name[] = "/tmp/test_logger_XXXXXX";
+        if (mkdtemp(name)) dir = name;
+    }
+    ~Scratch() { fs::remove_all(dir); }
+    std::string operator/(const std::string& name) const { return dir + "/" + name; }
+};
+
+// A console that remembers.
+struct Console {
+    char* text = nullptr;
+    size_t size = 0;
+    FILE* f = open_memstream(&text, &size);
+    ~Console() { fclose(f), free(text); }
+    std::string str() { return fflush(f), std::string(text, size); }
+};
+
+StepStats step_at(int64_t i, double loss) {
+    StepStats s;
+    s.step = i, s.consumed_samples = 4 * i, s.tokens = 64 * i, s.global_batch = 4;
+    s.loss = loss, s.z_loss = 1e-3, s.grad_norm = 0.5, s.lr = 1e-3, s.step_ms = 12.5, s.tokens_per_s = 5120,
+    s.model_tflops = 0.05;
+    s.lse_mean = 3, s.lse_max = 5;
+    return s;
+}
+
+RunInfo run_info(int64_t steps) {
+    RunInfo run;
+    run.name = "a <name> & \"more\"", run.total_steps = steps, run.unigram_loss = 6.5, run.z_loss = true;
+    run.summary = {{"Model", "tiny"}};
+    run.options = {{"lr", 1e-3}, {"data-path", {"a", "b"}}};
+    return run;
+}
+
+// Every line parsed, strictly.
+std::vector<json> lines_of(const std::string& path) {
+    std::vector<json> lines;
+    std::ifstream in(path);
+    std::string line;
+    while (std::getline(in, line)) lines.push_back(json::parse(line));
+    return lines;
+}
+
+size_t count(const std::string& text, const std::string& what) {
+    size_t n = 0;
+    for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + what.size())) n++;
+    return n;
+}
+
+// Every element that is opened is closed, in order; void elements aside. Scripts and styles are passed over.
+void expect_balanced(const std::string& html) {
+    std::vector<std::string> open;
+    for (size_t i = html.find('<'); i != std::string::npos; i = html.find('<', i)) {
+        const size_t close = html.find('>', i);
+        ASSERT_NE(close, std::string::npos);
+        std::string tag = html.substr(i + 1, close - i - 1);
+        const bool ends = tag[0] == '/', alone = tag.back() == '/';
+        const std::string name = tag.substr(ends, tag.find_first_of(" /", ends) - ends);
+        i = close;
+        if (tag[0] == '!' || alone || name == "meta") continue;
+        if (ends) {
+            ASSERT_FALSE(open.empty()) << "</" << name << ">";
+            ASSERT_EQ(open.back(), name);
+            open.pop_back();
+            continue;
+        }
+        open.push_back(name);
+        if (name == "script" || name == "style") i = html.find("</" + name, i);
+    }
+    EXPECT_TRUE(open.empty()) << open.back();
+}
+
+// ---- text ----
+TEST(Text, Counts) {
+    EXPECT_EQ(human_count(0), "0");
+    EXPECT_EQ(human_count(999), "999");
+    EXPECT_EQ(human_count(12.34), "12.3");
+    EXPECT_EQ(human_count(1000), "1.00K");
+    EXPECT_EQ(human_count(1234567), "1.23M");
+    EXPECT_EQ(human_count(999999), "1.00M");  // not 1000K
+    EXPECT_EQ(human_count(172394557440.0), "172B");
+    EXPECT_EQ(human_count(NAN), "nan");
+    EXPECT_EQ(human_bytes(512), "512 B");
+    EXPECT_EQ(human_bytes(1536), "1.50 KiB");
+    EXPECT_EQ(human_bytes(1023.9 * 1024), "1.00 MiB");
+    EXPECT_EQ(with_commas(0), "0");
+    EXPECT_EQ(with_commas(1234567), "1,234,567");
+    EXPECT_EQ(with_commas(-123456), "-123,456");
+}
+
+TEST(Text, Durations) {
+    const std::pair<double, const char*> cases[] = {{0, "0s"},        {0.012, "12 ms"},  {4.24, "4.2s"},     {9.97, "10s"},
+                                                    {59.4, "59s"},    {59.6, "1m 00s"},  {725, "12m 05s"},   {3599.6, "1h 00m"},
+                                                    {3720, "1h 02m"}, {86390, "1d 00h"}, {273600, "3d 04h"}, {NAN, "-"},
+                                                    {-1, "-"},        {INFINITY, "-"}};
+    for (const auto& [seconds, text] : cases) EXPECT_EQ(human_duration(seconds), text) << seconds;
+}
+
+TEST(Text, AxisNumbers) {
+    const std::pair<double, const char*> cases[] = {{0, "0"},       {3e-4, "3e-4"}, {1.59e-3, "1.59e-3"}, {2e-10, "2e-10"},
+                                                    {0.25, "0.25"}, {-1.5, "-1.5"}, {12000, "12,000"},    {150000, "150K"}};
+    for (const auto& [value, text] : cases) EXPECT_EQ(short_number(value), text);
+    EXPECT_EQ(linear_ticks(0, 1, 5), (std::vector<double>{0, 0.2, 0.4, 3 * 0.2, 0.8, 1}));
+    EXPECT_EQ(linear_ticks(2.7, 6.6, 5), (std::vector<double>{3, 4, 5, 6}));
+    EXPECT_EQ(log_ticks(0.15, 12, 5), (std::vector<double>{0.2, 0.5, 1, 2, 5, 10}));
+    EXPECT_LE(log_ticks(1e-12, 1e6, 5).size(), 6u);
+}
+
+TEST(Text, Utf8) {
+    EXPECT_EQ(display_width("日本 é"), 6);
+    EXPECT_EQ(printable("a\x1b[31mb\r\nc\xff"
+                        "d\xc2\x9b"
+                        "e\xe2\x80\xaeg"),
+              "a\xef\xbf\xbd[31mb\nc\xef\xbf\xbd"
+              "d\xef\xbf\xbd"
+              "e\xef\xbf\xbdg");
+    EXPECT_EQ(printable("\xed\xa0\x80"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");  // a surrogate is no character
+    EXPECT_EQ(printable(std::string("\xf0\x9f\x98\x80\0", 5)), "\xf0\x9f\x98\x80\xef\xbf\xbd");
+    EXPECT_EQ(printable("\xe3\x81"), "\xef\xbf\xbd\xef\xbf\xbd");  // cut off
+    EXPECT_EQ(wrap_text("the quick brown fox", 10), (std::vector<std::string>{"the quick", "brown fox"}));
+    EXPECT_EQ(wrap_text("abcdefgh\n\nx", 3), (std::vector<std::string>{"abc", "def", "gh", "", "x"}));
+    EXPECT_EQ(wrap_text("日本語文", 5), (std::vector<std::string>{"日本", "語文"}));
+}
+
+TEST(Text, Table) {
+    Table t;
+    t.section("Memory", Table::Values::amounts);
+    t.row("weights", "5.73 MiB", "4%");
+    t.row("moments", "117 MiB", "80%");
+    t.section("Model");
+    t.row("a", "one two three four five six seven");
+    EXPECT_EQ(t.str(Paint{}, 34),
+              "Memory\n  weights  5.73 MiB  4%\n  moments   117 MiB  80%\nModel\n  a        one two three four five\n          "
+              " six seven\n");
+}
+
+TEST(Text, ProgressWithoutTerminal) {
+    Console console;
+    {
+        Progress p("reading", 1000, "B", console.f);
+        for (int i = 0; i <= 1000; i++) p.update(i);
+        EXPECT_EQ(console.str(), "");  // a short job is not worth a line
+        p.finish();
+    }
+    EXPECT_EQ(console.str().rfind("reading: 1000 B in ", 0), 0u) << console.str();
+    EXPECT_EQ(count(console.str(), "\n"), 1u);
+    EXPECT_EQ(console.str().find_first_of("\r\x1b"), std::string::npos);
+}
+
+// ---- curves ----
+TEST(Curve, KeepsExtremesAndMeans) {
+    std::mt19937 rng(1);
+    std::normal_distribution<double> noise;
+    Curve c;
+    double sum = 0;
+    const int n = 123457;
+    for (int i = 1; i <= n; i++) {
+        const double y = i == 77777 ? 99 : i == 4242 ? -99 : noise(rng);
+        c.add(i, y);
+        c.add(i, NAN);  // is left out
+        sum += y;
+    }
+    const std::vector<Point> e = c.extremes(), m = c.means();
+    EXPECT_LE(e.size(), 1500u);
+    EXPECT_GT(e.size(), 700u);
+    EXPECT_LE(m.size(), Curve::max_buckets);
+    EXPECT_EQ(std::count_if(e.begin(), e.end(), [](const Point& p) { return p.x == 77777 && p.y == 99; }), 1);
+    EXPECT_EQ(std::count_if(e.begin(), e.end(), [](const Point& p) { return p.x == 4242 && p.y == -99; }), 1);
+    for (size_t i = 1; i < e.size(); i++) ASSERT_LT(e[i - 1].x, e[i].x);
+    // buckets hold 256 points each, but for the first (255) and the last
+    double weighted = 0;
+    for (size_t i = 0; i < m.size(); i++) weighted += m[i].y * (i == 0 ? 255 : std::min(256, n + 1 - (int)i * 256));
+    EXPECT_NEAR(weighted, sum, 1e-8);  // sums of 1e5 numbers near 1: about 1e5 * 1e-16 * sqrt(1e5)
+}
+
+TEST(Curve, FewPointsAreKeptAsTheyAre) {
+    Curve c;
+    for (int i = 0; i < 700; i++) c.add(1000000ll * i, i);
+    EXPECT_EQ(c.means().size(), 700u);
+    for (const Point& p : c.means()) EXPECT_EQ(p.x, 1e6 * p.y);
+    Curve constant;
+    for (int i = 0; i < 5000; i++) constant.add(i, 3.5);
+    for (const Point& p : constant.smoothed()) ASSERT_NEAR(p.y, 3.5, 1e-12);
+}
+
+TEST(Eta, FollowsTheRate) {
+    Eta eta;
+    EXPECT_TRUE(std::isnan(eta.seconds_left(10)));
+    eta.add(0, 100), eta.add(1, 150);  // the first step is slow
+    for (int i = 2; i <= 10; i++) eta.add(i, 150 + 2 * (i - 1));
+    EXPECT_NEAR(eta.seconds_left(20), 20, 1e-9);
+    EXPECT_EQ(eta.seconds_left(10), 0);
+    EXPECT_TRUE(std::isnan(eta.seconds_left(0)));  // how much there is to do is not known
+}
+
+// ---- the logger ----
+TEST(Logger, EveryLineIsJson) {
+    Scratch scratch;
+    Console console;
+    {
+        Logger log(scratch / "a/b", false, false, 1, console.f);
+        log.run(run_info(5));
+        for (int i = 1; i <= 5; i++) {
+            StepStats s = step_at(i, i == 2 ? NAN : 5.0 / i);
+            if (i == 2) s.grad_norm = INFINITY, s.lse_mean = -INFINITY, s.skipped = 1;
+            if (i > 2) s.skipped = 1;
+            log.step(s);
+        }
+        log.event(2, "warning", "skip", "quote \" backslash \\ newline \n escape \x1b[31m");
+        log.valid(4, 4.5, 1000, 12), log.valid(5, INFINITY, 1000, 12);
+        log.sample(5, "prompt\t", "not UTF-8: \xff\xc3 </script> \x01");
+        log.end("finished");
+    }
+    const std::vector<json> lines = lines_of(scratch / "a/b/log.jsonl");
+    ASSERT_EQ(lines.size(), 1 + 5 + 1 + 2 + 1 + 1u);
+    EXPECT_EQ(lines[0]["kind"], "run");
+    EXPECT_EQ(lines[0]["name"], "a <name> & \"more\"");
+    EXPECT_EQ(lines[0]["options"]["lr"], 1e-3);
+    EXPECT_EQ(lines[1]["loss"], 5.0);
+    EXPECT_EQ(lines[1].count("nonfinite"), 0u);
+    EXPECT_TRUE(lines[2]["loss"].is_null());
+    EXPECT_TRUE(lines[2]["grad_norm"].is_null());
+    EXPECT_EQ(lines[2]["nonfinite"], (json{{"loss", "nan"}, {"grad_norm", "inf"}, {"lse_mean", "-inf"}}));
+    EXPECT_EQ(lines[3]["skipped"], 1);
+    EXPECT_EQ(lines[6]["message"], "quote \" backslash \\ newline \n escape \x1b[31m");
+    EXPECT_EQ(lines[8]["nonfinite"]["loss"], "inf");
+    EXPECT_EQ(lines[9]["prompt"], "prompt\t");
+    EXPECT_NE(lines[9]["text"].get<std::string>().find("\xef\xbf\xbd"), std::string::npos);
+    EXPECT_EQ(lines[10]["status"], "finished");
+    for (const char* key :
+         {"step", "tokens", "lr", "z_loss", "global_batch", "step_ms", "tokens_per_s", "model_tflops", "seconds"})
+        EXPECT_TRUE(lines[5].contains(key)) << key;
+}
+
+TEST(Logger, PlainConsoleHasNoControlCharacters) {
+    Scratch scratch;
+    Console console;
+    Logger log(scratch.dir, false, false, 1, console.f);
+    log.run(run_info(300));
+    for (int i = 1; i <= 300; i++) log.step(step_at(i, 3));
+    log.sample(300, "a\x1b[2J", "b\rc");
+    log.event(300, "warning", "w", "careful\x07");
+    log.end("finished");
+    const std::string text = console.str();
+    for (const char c : text) ASSERT_FALSE(((unsigned char)c < 0x20 && c != '\n') || c == 0x7f) << text;
+    EXPECT_EQ(count(text, "step 1/300  loss 3.0000"), 1u);
+    EXPECT_EQ(count(text, "step 300/300"), 1u);
+    EXPECT_EQ(count(text, "/300  loss"), 2u) << "at most one line per 10 s, and the last";
+    EXPECT_NE(text.find("GFLOP/s 50"), std::string::npos) << text;
+}
+
+TEST(Logger, TerminalHasAHeaderNowAndThenAndAlignedLines) {
+    unsetenv("NO_COLOR");
+    Scratch scratch;
+    Console colored, plain;
+    for (Console* console : {&colored, &plain}) {
+        if (console == &plain) setenv("NO_COLOR", "1", 1);
+        Logger log(scratch.dir, false, true, 1, console->f);
+        log.run(run_info(70));
+        for (int i = 1; i <= 70; i++) log.step(step_at(i, 3));
+        log.end("finished");
+    }
+    unsetenv("NO_COLOR");
+    EXPECT_NE(colored.str().find("\x1b["), std::string::npos);
+    EXPECT_EQ(plain.str().find('\x1b'), std::string::npos);
+    EXPECT_EQ(count(plain.str(), "grad norm"), 3u);
+    std::istringstream lines(plain.str());
+    std::string line;
+    size_t width = 0;
+    for (int i = 0; i < 73 && std::getline(lines, line); i++) {
+        if (i == 0) width = line.size();
+        EXPECT_EQ(line.size(), width) << line;
+    }
+}
+
+TEST(Logger, QuietAndInterval) {
+    Scratch scratch;
+    Console quiet, sparse;
+    {
+        Logger log(scratch.dir, true, true, 1, quiet.f);
+        log.run(run_info(10));
+        for (int i = 1; i <= 10; i++) log.step(step_at(i, 3));
+        log.valid(10, 3, 10, 1), log.sample(10, "a", "b"), log.event(10, "info", "x", "calm");
+        EXPECT_EQ(quiet.str(), "");
+        log.event(10, "warning", "x", "attention");
+        EXPECT_NE(quiet.str().find("attention"), std::string::npos);
+        log.end("finished");
+    }
+    Logger log(scratch.dir, false, true, 4, sparse.f);
+    log.run(run_info(10));
+    for (int i = 1; i <= 10; i++) log.step(step_at(i, 3));
+    EXPECT_EQ(count(sparse.str(), "/10  "), 4u) << sparse.str();  // 1, 4, 8, 10
+}
+
+TEST(Logger, UnwritableDirectoryIsRefused) {
+    Scratch scratch;
+    std::ofstream(scratch / "file") << "x";
+    EXPECT_THROW(Logger(scratch / "file", false, false), Error);
+    EXPECT_THROW(Logger(scratch / "file/below", false, false), Error);
+    fs::create_directories(scratch / "taken/log.jsonl");
+    EXPECT_THROW(Logger(scratch / "taken", false, false), Error);
+}
+
+// A limit on file sizes stands in for a full disk.
+TEST(Logger, FullDiskIsReportedOnceAndTrainingGoesOn) {
+    Scratch scratch;
+    Console console;
+    rlimit before;
+    ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    {
+        Logger log(scratch.dir, true, false, 1, console.f);
+        log.run(run_info(100));
+        const rlimit small = {8000, before.rlim_max};
+        ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+        for (int i = 1; i <= 100; i++) log.step(step_at(i, 3));
+        ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+        log.event(100, "info", "x", "space again");
+        log.end("finished");
+    }
+    signal(SIGXFSZ, SIG_DFL);
+    EXPECT_EQ(count(console.str(), "log.jsonl: "), 1u) << console.str();
+    const std::vector<json> lines = lines_of(scratch / "log.jsonl");  // no half lines
+    EXPECT_LT(lines.size(), 100u);
+    EXPECT_GT(lines.size(), 10u);
+    EXPECT_EQ(lines[lines.size() - 2]["message"], "space again");
+}
+
+TEST(Logger, AnExceptionMarksTheRunAsFailed) {
+    Scratch scratch;
+    Console console;
+    try {
+        Logger log(scratch.dir, false, false, 1, console.f);
+        log.run(run_info(10));
+        log.step(step_at(1, 3));
+        throw Error("something");
+    } catch (const Error&) {
+    }
+    EXPECT_EQ(lines_of(scratch / "log.jsonl").back()["status"], "failed");
+    EXPECT_EQ(read_whole_file(scratch / "report.html").find("http-equiv"), std::string::npos);
+}
+
+// ---- the report ----
+TEST(Report, IsWholeAndReferencesNothingOutside) {
+    Scratch scratch;
+    Console console;
+    Logger log(scratch.dir, true, false, 1, console.f);
+    RunInfo run = run_info(2000);
+    run.options["evil"] = "</script><script>alert(1)</script>";
+    log.run(run);
+    expect_balanced(read_whole_file(scratch / "report.html"));  // before the first step
+    for (int i = 1; i <= 2000; i++) {
+        StepStats s = step_at(i, i == 1500 ? NAN : 3 + 5 * std::exp(-i / 200.0));
+        s.global_batch = i < 500 ? 4 : 8, s.skipped = i >= 1500;
+        log.step(s);
+        if (i % 100 == 0)
+            log.valid(i, 3.1 + 5 * std::exp(-i / 200.0), 100, 1), log.sample(i, "<b>prompt</b>", "text & more \xff <i>");
+    }
+    log.event(1500, "warning", "skip", "loss is not finite <here>");
+    const std::string running = render_report(log.records(), time(nullptr), 10);
+    EXPECT_NE(running.find("<meta http-equiv=\"refresh\" content=\"10\">"), std::string::npos);
+    log.end("finished");
+    const std::string html = read_whole_file(scratch / "report.html");
+    for (const std::string& page : {running, html}) {
+        expect_balanced(page);
+        for (const char* outside : {"http:", "https:", "src=", "href=", "@import", "nan,", "inf,", "\"nan", "\"inf",
+                                    "<b>prompt", "<i>", "alert(1)</script>"})
+            EXPECT_EQ(page.find(outside), std::string::npos) << outside;
+        for (const char* inside : {"id=\"loss\"", "id=\"lr\"", "id=\"grad_norm\"", "id=\"tokens_per_s\"", "id=\"z_loss\"",
+                                   "id=\"global_batch\"", "unigram", "&lt;b&gt;prompt", "loss is not finite &lt;here&gt;",
+                                   "step 1500: not finite", "prefers-color-scheme: dark"})
+            EXPECT_NE(page.find(inside), std::string::npos) << inside;
+    }
+    EXPECT_EQ(html.find("http-equiv"), std::string::npos);
+    EXPECT_LT(html.size(), 400000u);
+    EXPECT_EQ(count(html, "<article"), (size_t)log.records().samples.size());
+}
+
+TEST(Report, FromTheFileAsFromMemory) {
+    Scratch scratch;
+    Console console;
+    for (int run = 0; run < 2; run++) {  // the second run in the same directory is the one that counts
+        Logger log(scratch.dir, true, false, 1, console.f);
+        log.run(run_info(50));
+        for (int i = 1; i <= 50; i++) log.step(step_at(i, run + 10.0 / i));
+        log.valid(50, 4, 10, 1), log.sample(50, "p", "t"), log.event(50, "info", "e", "m");
+        log.end("stopped", "by the user");
+        const RunLog back = read_log(scratch / "log.jsonl");
+        EXPECT_EQ(render_report(back, 0, 10), render_report(log.records(), 0, 10));
+        std::ofstream(scratch / "log.jsonl", std::ios::app) << "{\"kind\":\"st";  // cut off by a crash
+    }
+    EXPECT_EQ(read_log(scratch / "log.jsonl").step(), 50);
+}
+
+TEST(Report, ReadsOddFilesOrRefusesThem) {
+    Scratch scratch;
+    EXPECT_THROW(read_log(scratch / "missing"), Error);
+    std::ofstream(scratch / "empty.jsonl") << "\n[1]\nno json\n";
+    EXPECT_THROW(read_log(scratch / "empty.jsonl"), Error);
+    std::ofstream(scratch / "odd.jsonl")
+        << "{\"kind\":3}\n{\"kind\":\"step\",\"step\":\"x\"}\n{\"kind\":\"step\",\"step\":1e300}\n{\"kind\":\"step\",\"step\":-"
+           "1}\n"
+           "{\"kind\":\"valid\"}\n{\"kind\":\"run\",\"name\":[],\"summary\":7}\n{\"kind\":\"sample\"}\n{\"kind\":\"event\"}\n";
+    expect_balanced(render_report(read_log(scratch / "odd.jsonl"), 0, 10));
+    EXPECT_THROW(write_loss_svg(scratch / "odd.jsonl", scratch / "x.svg"), Error);
+    EXPECT_FALSE(fs::exists(scratch / "x.svg"));
+    std::ofstream(scratch / "one.jsonl") << "{\"kind\":\"step\",\"step\":1,\"loss\":2.5}\n";
+    expect_balanced(render_report(read_log(scratch / "one.jsonl"), 0, 10));
+    write_loss_svg(scratch / "one.jsonl", scratch / "x.svg");
+    const std::string svg = read_whole_file(scratch / "x.svg");
+    expect_balanced(svg);
+    EXPECT_EQ(svg.rfind("<svg xmlns=\"http://www.w3.org/2000/svg\"", 0), 0u);
+    EXPECT_EQ(count(svg, "http"), 1u);
+    EXPECT_NE(svg.find("train 2.500"), std::string::npos);
+}
+
+}  // namespace
