@@ -1,5 +1,13 @@
-# make            what can be built and how
-# make train_gpt  the trainer for this machine      PRECISION=bf16|fp32   SAN=address,undefined|thread   CXX=g++|clang++
+# train_gpt: pretraining of GPT, BLOOM and Llama models in one readable program.
+#
+#   make quickstart   from raw text to a trained model that writes text, in minutes   TEXT="a.txt b.txt"  OUT=quickstart
+#   make train_gpt    the program for this machine, as ./train_gpt
+#   make test         every test; ends with `N passed, N failed`
+#   make bench        speed of a training step and of each kernel on this CPU
+#   make deps         install the Debian/Ubuntu packages that are missing (the targets above do it themselves)
+#   make format clean
+#
+# Variables: PRECISION=bf16|fp32   SAN=address,undefined|thread   CXX=g++|clang++
 # Programs lie in build/<configuration>/; ./train_gpt is a link to the one built last.
 
 PRECISION ?= bf16
@@ -28,34 +36,57 @@ flag_bf16 :=
 flag_fp32 := -DPRECISION_FP32
 flag_fp64 := -DPRECISION_FP64
 
-.PHONY: help deps train_gpt test clean format
+.PHONY: help deps train_gpt quickstart test bench format clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -4
+	@awk '/^#/ { sub(/^# ?/, ""); print; next } { exit }' Makefile
+
+deps:
+	@scripts/install_deps.sh build
+deps-%:
+	@scripts/install_deps.sh build $*
 
 # ---- the trainer ----
 train_gpt: $(build)/train_gpt
 	@ln -sf $(build)/train_gpt train_gpt
 
-$(build)/train_gpt: train_gpt.cu | $(build)
-	$(CXX) -x c++ train_gpt.cu $(CXXFLAGS) $(flag_$(PRECISION)) -o $@ $(LDFLAGS) $(LDLIBS)
+$(build)/train_gpt: train_gpt.cu | deps $(build)
+	@echo "building $@"
+	@$(CXX) -x c++ train_gpt.cu $(CXXFLAGS) $(flag_$(PRECISION)) -o $@ $(LDFLAGS) $(LDLIBS)
+
+quickstart: deps-quickstart $(build)/train_gpt
+	@TRAIN_GPT=$(build)/train_gpt TEXT="$(TEXT)" scripts/quickstart.sh
+
+bench: $(build)/bench_cpu
+	$<
+
+$(build)/bench_cpu: dev/bench/bench_cpu.cpp | deps $(build)
+	@echo "building $@"
+	@$(CXX) $< $(CXXFLAGS) $(flag_$(PRECISION)) -o $@ $(LDFLAGS) $(LDLIBS)
 
 $(build):
 	@mkdir -p $@
 
 # ---- tests: test/test_X.cpp is one GoogleTest program; a name ending in _fp32 or _fp64 fixes its precision ----
 test_sources  := $(wildcard test/test_*.cpp)
+test_scripts  := $(wildcard test/*_test.sh)
 test_programs := $(patsubst test/%.cpp,$(build)/%,$(test_sources))
 precision_of   = $(if $(filter %_fp64,$1),fp64,$(if $(filter %_fp32,$1),fp32,$(PRECISION)))
 
-$(build)/test_%: test/test_%.cpp | $(build)
-	$(CXX) $< $(CXXFLAGS) $(flag_$(call precision_of,test_$*)) -o $@ $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
+$(build)/test_%: test/test_%.cpp | deps-test $(build)
+	@echo "building $@"
+	@$(CXX) $< $(CXXFLAGS) $(TEST_OPT) $(flag_$(call precision_of,test_$*)) -o $@ $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
+
+# Programs are built two at a time whatever -j says to the outer make, then run one after another.
+test: deps-test
+	@$(MAKE) --no-print-directory -j2 $(test_programs) $(build)/train_gpt
+	@TRAIN_GPT=$(build)/train_gpt test/run.sh $(test_programs) $(test_scripts)
 
 clean:
 	rm -rf build train_gpt
 
 format:
-	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h test/*.cpp
+	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h test/*.cpp test/*.h dev/bench/*.cpp
 
 -include $(wildcard $(build)/*.d)

@@ -1,0 +1,97 @@
+// Named regions in one allocation. A region is planned with add(), the whole is allocated at once, and the memory table of
+// --dry-run is printed from the same plan, so the two cannot disagree.
+#pragma once
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+
+// Bytes of memory that this process could still get: the machine's available memory, or what its cgroup leaves if that is less.
+inline size_t available_memory_bytes() {
+    size_t available = SIZE_MAX;
+    if (FILE* f = fopen("/proc/meminfo", "r")) {
+        char line[256];
+        size_t kib;
+        while (fgets(line, sizeof line, f))
+            if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) available = kib * 1024;
+        fclose(f);
+    }
+    const auto number_in = [](const char* path) {
+        size_t value = SIZE_MAX;
+        if (FILE* f = fopen(path, "r")) {
+            if (fscanf(f, "%zu", &value) != 1) value = SIZE_MAX;  // "max": no limit
+            fclose(f);
+        }
+        return value;
+    };
+    const size_t limit = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
+    if (limit != SIZE_MAX && used != SIZE_MAX) available = std::min(available, limit > used ? limit - used : 0);
+    return available;
+}
+
+class Arena {
+public:
+    Arena() = default;
+    Arena(const Arena&) = delete;
+    Arena& operator=(const Arena&) = delete;
+    ~Arena() {
+        if (memory_) munmap(memory_, total_);
+    }
+
+    // Plans `count` elements of E; allocate() sets *slot. Regions start at multiples of 4096 bytes.
+    template <class E>
+    void add(const char* purpose, E** slot, size_t count) {
+        CHECK(!memory_, "add after allocate");
+        regions_.push_back({slot, total_});
+        const size_t bytes = (count * sizeof(E) + 4095) / 4096 * 4096;
+        total_ += bytes;
+        for (auto& [name, sum] : purposes_)
+            if (name == purpose) {
+                sum += bytes;
+                return;
+            }
+        purposes_.push_back({purpose, bytes});
+    }
+
+    size_t bytes() const { return total_; }
+    const std::vector<std::pair<std::string, size_t>>& purposes() const { return purposes_; }
+
+    // Gets the memory, zero-filled, and points every slot at its region. fail()s if the machine has not enough.
+    void allocate() {
+        const size_t available = available_memory_bytes();
+        if (total_ > available) {
+            std::string table;
+            for (const auto& [name, bytes] : purposes_) table += format("  %-28s %9.2f GiB\n", name.c_str(), bytes / 1073741824.0);
+            fail("this run needs %.2f GiB of memory, %.2f GiB are available:\n%s"
+                 "HINT: a smaller --micro-batch-size or --seq-length, --recompute full, a smaller --head-rows or a smaller model need less",
+                 total_ / 1073741824.0, available / 1073741824.0, table.c_str());
+        }
+        memory_ = mmap(nullptr, total_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory_ == MAP_FAILED) {
+            memory_ = nullptr;
+            fail("the system refused %.2f GiB of memory (mmap); HINT: see ulimit -v and the container's limits", total_ / 1073741824.0);
+        }
+        madvise(memory_, total_, MADV_HUGEPAGE);  // fewer TLB misses; a hint, may be ignored
+        for (const Region& r : regions_) {
+            void* start = (char*)memory_ + r.offset;
+            memcpy(r.slot, &start, sizeof start);  // *slot is some E*, all of one representation
+        }
+    }
+
+private:
+    struct Region {
+        void* slot;
+        size_t offset;
+    };
+    std::vector<Region> regions_;
+    std::vector<std::pair<std::string, size_t>> purposes_;
+    size_t total_ = 0;
+    void* memory_ = nullptr;
+};

@@ -1,0 +1,211 @@
+// The safetensors format: 8 bytes little-endian header length, a JSON header
+//   {"name": {"dtype": "BF16", "shape": [r, c], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}
+// then the tensors' bytes. A model may be cut into several files listed in model.safetensors.index.json.
+// The reader maps files and trusts nothing: lengths, offsets and shapes are checked before they are used, and what does not fit
+// is refused with the file's name. The writer streams tensors in the order of their declaration.
+// https://huggingface.co/docs/safetensors
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "check.h"
+#include "file.h"
+#include "types.h"
+
+inline std::string shape_string(const std::vector<int64_t>& shape) {
+    std::string s = "[";
+    for (size_t i = 0; i < shape.size(); i++) s += (i ? ", " : "") + std::to_string(shape[i]);
+    return s + "]";
+}
+
+inline size_t dtype_bytes(const std::string& dtype) {
+    static const std::map<std::string, size_t> sizes = {{"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4},     {"I32", 4},     {"U32", 4}, {"F16", 2},
+                                                        {"BF16", 2}, {"I16", 2}, {"U16", 2}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I8", 1},  {"U8", 1},
+                                                        {"BOOL", 1}};
+    const auto found = sizes.find(dtype);
+    return found == sizes.end() ? 0 : found->second;
+}
+
+// IEEE half to float: widen the exponent; subnormals are multiples of 2^-24.
+inline float half_to_float(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 0x3ffu;
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)mantissa * 0x1p-24f;
+    const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+struct TensorView {
+    std::string dtype;
+    std::vector<int64_t> shape;
+    const char* data = nullptr;
+    size_t bytes = 0;
+    size_t elements() const { return bytes / dtype_bytes(dtype); }
+};
+
+class SafetensorsReader {
+public:
+    // A .safetensors file, or a directory with model.safetensors or model.safetensors.index.json.
+    static SafetensorsReader open(const std::string& path) {
+        namespace fs = std::filesystem;
+        SafetensorsReader reader;
+        if (!fs::is_directory(path)) {
+            reader.add_file(path);
+        } else if (const std::string index = path + "/model.safetensors.index.json"; fs::exists(index)) {
+            reader.add_indexed(path, index);
+        } else if (const std::string single = path + "/model.safetensors"; fs::exists(single)) {
+            reader.add_file(single);
+        } else {
+            fail("%s holds neither model.safetensors nor model.safetensors.index.json", path.c_str());
+        }
+        return reader;
+    }
+
+    const TensorView* find(const std::string& name) const {
+        const auto found = tensors_.find(name);
+        return found == tensors_.end() ? nullptr : &found->second;
+    }
+    const std::unordered_map<std::string, TensorView>& tensors() const { return tensors_; }
+
+    // dst[i] = element i, converted. bytes may lie at any address, so elements are copied out.
+    template <class E>
+    void read_as(const TensorView& t, E* dst) const {
+        const auto each = [&](auto zero, auto convert) {
+            using S = decltype(zero);
+            const int64_t n = (int64_t)t.elements();
+#pragma omp parallel for schedule(static)
+            for (int64_t i = 0; i < n; i++) {
+                S x;
+                memcpy(&x, t.data + i * sizeof(S), sizeof(S));
+                dst[i] = (E)convert(x);
+            }
+        };
+        if (t.dtype == "F32") each(float(), [](float x) { return x; });
+        else if (t.dtype == "BF16") each(bf16(), [](bf16 x) { return (float)x; });
+        else if (t.dtype == "F16") each(uint16_t(), [](uint16_t x) { return half_to_float(x); });
+        else if (t.dtype == "F64") each(double(), [](double x) { return x; });
+        else if (t.dtype == "I32") each(int32_t(), [](int32_t x) { return x; });
+        else if (t.dtype == "I64") each(int64_t(), [](int64_t x) { return x; });
+        else fail("tensors of type %s cannot be read as numbers; supported are F64, F32, F16, BF16, I64, I32", t.dtype.c_str());
+    }
+
+private:
+    void add_indexed(const std::string& dir, const std::string& index) {
+        std::map<std::string, bool> files;
+        try {
+            const nlohmann::json weights = nlohmann::json::parse(MappedFile(index).text()).at("weight_map");
+            for (const auto& [tensor, file] : weights.items()) {
+                const std::string name = file.get<std::string>();
+                if (name.find('/') != std::string::npos) fail("%s names a file outside its directory: '%s'", index.c_str(), name.c_str());
+                files[name] = true;
+            }
+        } catch (const nlohmann::json::exception& e) {
+            fail("%s is not a valid index: %s", index.c_str(), e.what());
+        }
+        for (const auto& [name, unused] : files) add_file(dir + "/" + name);
+    }
+
+    void add_file(const std::string& path) {
+        const MappedFile& file = *files_.emplace_back(std::make_unique<MappedFile>(path));
+        const char* name = path.c_str();
+        uint64_t length = 0;
+        if (file.size() < 8) fail("%s has %zu bytes; a safetensors file has at least 8", name, file.size());
+        memcpy(&length, file.data(), 8);
+        if (length > file.size() - 8 || length > 100000000)
+            fail("%s: the header claims %llu bytes, the file has %zu: truncated or not a safetensors file", name, (unsigned long long)length, file.size());
+        const size_t data_bytes = file.size() - 8 - length;
+        const char* data = file.data() + 8 + length;
+        try {
+            const auto header = nlohmann::json::parse(file.data() + 8, file.data() + 8 + length);
+            if (!header.is_object()) fail("%s: the header is not a JSON object", name);
+            std::map<uint64_t, std::pair<uint64_t, std::string>> ranges;  // begin -> end, name: to see gaps and overlaps
+            for (const auto& [key, entry] : header.items()) {
+                if (key == "__metadata__") continue;
+                TensorView t;
+                t.dtype = entry.at("dtype").get<std::string>();
+                const size_t element = dtype_bytes(t.dtype);
+                if (!element) fail("%s: tensor '%s' has the unknown type '%s'", name, key.c_str(), t.dtype.c_str());
+                uint64_t bytes = element;
+                for (const auto& dim : entry.at("shape")) {
+                    if (!dim.is_number_unsigned()) fail("%s: tensor '%s' has a malformed shape", name, key.c_str());
+                    const uint64_t d = dim.get<uint64_t>();
+                    if (d > file.size() || __builtin_mul_overflow(bytes, d, &bytes)) fail("%s: the shape of tensor '%s' is larger than the file", name, key.c_str());
+                    t.shape.push_back((int64_t)d);
+                }
+                const auto& offsets = entry.at("data_offsets");
+                if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned())
+                    fail("%s: tensor '%s' has malformed data_offsets", name, key.c_str());
+                const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
+                if (begin > end || end > data_bytes)
+                    fail("%s: tensor '%s' ends at byte %llu of %zu: the file is truncated or damaged", name, key.c_str(), (unsigned long long)end, data_bytes);
+                if (end - begin != bytes) fail("%s: tensor '%s' has %llu bytes where its shape and type need %llu", name, key.c_str(), (unsigned long long)(end - begin), (unsigned long long)bytes);
+                t.data = data + begin, t.bytes = bytes;
+                if (bytes > 0 && !ranges.emplace(begin, std::make_pair(end, key)).second) fail("%s: tensor '%s' overlaps another", name, key.c_str());
+                if (!tensors_.emplace(key, t).second) fail("%s: tensor '%s' occurs twice", name, key.c_str());
+            }
+            uint64_t last = 0;
+            for (const auto& [begin, range] : ranges) {
+                if (begin < last) fail("%s: tensor '%s' overlaps another", name, range.second.c_str());
+                last = range.first;
+            }
+        } catch (const nlohmann::json::exception& e) {
+            fail("%s: the header is not valid: %s", name, e.what());
+        }
+    }
+
+    std::vector<std::unique_ptr<MappedFile>> files_;
+    std::unordered_map<std::string, TensorView> tensors_;
+};
+
+// Declare every tensor, then write each in the same order, then finish().
+class SafetensorsWriter {
+public:
+    explicit SafetensorsWriter(const std::string& dir_or_file)
+        : file_(std::filesystem::is_directory(dir_or_file) ? dir_or_file + "/model.safetensors" : dir_or_file) {
+        header_["__metadata__"] = {{"format", "pt"}};  // transformers asks for it
+    }
+
+    void declare(const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape) {
+        size_t bytes = dtype_bytes(dtype);
+        CHECK(bytes > 0 && order_.size() == next_, "declare('%s') after write, or unknown type", name.c_str());
+        for (int64_t d : shape) bytes *= (size_t)d;
+        header_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {total_, total_ + bytes}}};
+        order_.push_back({name, bytes}), next_ = order_.size();
+        total_ += bytes;
+    }
+
+    void write(const std::string& name, const void* data, size_t bytes) {
+        if (!header_written_) write_header();
+        CHECK(next_ < order_.size() && order_[next_].first == name && order_[next_].second == bytes, "tensor '%s' out of order or of another size", name.c_str());
+        file_.write(data, bytes);
+        next_++;
+    }
+
+    void finish() {
+        if (!header_written_) write_header();
+        CHECK(next_ == order_.size(), "%zu of %zu tensors written", next_, order_.size());
+        file_.commit();
+    }
+
+private:
+    void write_header() {
+        std::string text = header_.dump();
+        text.resize((text.size() + 7) / 8 * 8, ' ');  // so that data starts at a multiple of 8
+        const uint64_t length = text.size();
+        file_.write(&length, 8);
+        file_.write(text);
+        header_written_ = true, next_ = 0;
+    }
+
+    FileWriter file_;
+    nlohmann::ordered_json header_;
+    std::vector<std::pair<std::string, size_t>> order_;
+    size_t next_ = 0, total_ = 0;
+    bool header_written_ = false;
+};

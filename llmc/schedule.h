@@ -1,0 +1,148 @@
+// What changes over a run: learning rate, weight decay and global batch size, as functions of the samples processed so far, with
+// Megatron-LM's exact semantics. Options in steps are multiplied by the final global batch size.
+//   n <= warm-up W          init + (lr - init) n / W
+//   n > decay end D         min_lr        (constant: lr; inverse-square-root goes on: max(min, lr sqrt(W) / sqrt(n)))
+//   between                 with r = (n - W) / (D - W): cosine min + (cos(pi r) + 1) / 2 (lr - min), linear min + (1 - r)(lr - min)
+//   WSD                     lr until the tail of length A begins, then with x = (n - (D - A)) / A: exponential 2 * 0.5^x - 1,
+//                           linear 1 - x, cosine (cos(pi x) + 1) / 2, minus_sqrt 1 - sqrt(x), times (lr - min) plus min
+// The schedule is read before a step with the samples consumed before it, so the first step runs at the warm-up's start.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "check.h"
+#include "config.h"
+
+struct Rampup {
+    int64_t start = 0, increment = 0, samples = 0;  // samples = 0: no ramp-up
+};
+
+struct Schedule {
+    double max_lr = 0, min_lr = 0, init_lr = 0;
+    int64_t warmup = 0, decay = 0, wsd_tail = 0;  // samples
+    std::string style = "cosine", wsd_style = "exponential";
+    double wd_start = 0, wd_end = 0;
+    std::string wd_style = "constant";
+    int64_t wd_samples = 0;  // length of the change
+    int64_t final_batch = 1;
+    Rampup rampup;
+    int64_t total_samples = 0, total_steps = 0;
+
+    double lr(int64_t n) const {
+        if (warmup > 0 && n <= warmup) return init_lr + (max_lr - init_lr) * (double)n / (double)warmup;
+        if (style == "constant") return max_lr;
+        if (n > decay) return min_lr;
+        if (style == "inverse-square-root") {
+            const double w = std::sqrt((double)std::max<int64_t>(warmup, 1)), s = std::sqrt((double)std::max<int64_t>(n, 1));
+            return std::max(min_lr, max_lr * w / s);
+        }
+        double factor;
+        if (style == "WSD") {
+            const int64_t tail = decay - wsd_tail;
+            if (n <= tail) factor = 1;
+            else {
+                const double x = (double)(n - tail) / (double)wsd_tail;
+                factor = wsd_style == "linear"       ? 1 - x
+                         : wsd_style == "cosine"     ? 0.5 * (std::cos(M_PI * x) + 1)
+                         : wsd_style == "minus_sqrt" ? 1 - std::sqrt(x)
+                                                     : 2 * std::pow(0.5, x) - 1;
+            }
+        } else {
+            const double ratio = decay > warmup ? (double)(n - warmup) / (double)(decay - warmup) : 1;
+            factor = style == "linear" ? 1 - ratio : 0.5 * (std::cos(M_PI * ratio) + 1);
+        }
+        return min_lr + factor * (max_lr - min_lr);
+    }
+
+    double weight_decay(int64_t n) const {
+        if (wd_style == "constant" || n >= wd_samples) return wd_end;
+        const double ratio = (double)n / (double)wd_samples;
+        return wd_start + (wd_style == "linear" ? ratio : 0.5 * (std::cos(M_PI * (1 - ratio)) + 1)) * (wd_end - wd_start);
+    }
+
+    // The global batch of the step that starts after `consumed` samples.
+    int64_t global_batch(int64_t consumed) const {
+        if (rampup.samples == 0 || consumed > rampup.samples) return final_batch;
+        const int64_t increments = (final_batch - rampup.start) / rampup.increment;
+        if (increments == 0) return final_batch;
+        const double per_increment = (double)rampup.samples / (double)increments;
+        return std::min(final_batch, rampup.start + (int64_t)((double)consumed / per_increment) * rampup.increment);
+    }
+
+    // Steps to consume `samples`: ramp-up steps one by one, then whole final batches.
+    int64_t steps_for(int64_t samples) const {
+        int64_t steps = 0, consumed = 0;
+        while (rampup.samples > 0 && consumed <= rampup.samples && consumed < samples) consumed += global_batch(consumed), steps++;
+        return steps + (samples > consumed ? (samples - consumed) / final_batch : 0);
+    }
+    // Samples that `steps` steps consume.
+    int64_t samples_for(int64_t steps) const {
+        int64_t consumed = 0;
+        while (rampup.samples > 0 && consumed <= rampup.samples && steps > 0) consumed += global_batch(consumed), steps--;
+        return consumed + steps * final_batch;
+    }
+};
+
+// Reads and checks the options that concern the schedule. `replicas` is the number of data-parallel ranks.
+inline Schedule make_schedule(const TrainOptions& o, int replicas) {
+    Schedule s;
+    const int64_t micro = (int64_t)o.micro_batch_size * replicas;
+    s.final_batch = o.global_batch_size ? o.global_batch_size : micro;
+    if (s.final_batch % micro)
+        fail("global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the nearest are %lld and %lld",
+             (long long)s.final_batch, o.micro_batch_size, replicas, (long long)micro, (long long)(s.final_batch / micro * micro),
+             (long long)((s.final_batch / micro + 1) * micro));
+    if (!o.rampup_batch_size.empty()) {
+        int64_t* const values[] = {&s.rampup.start, &s.rampup.increment, &s.rampup.samples};
+        for (int i = 0; i < 3; i++) {
+            char* end = nullptr;
+            *values[i] = strtoll(o.rampup_batch_size[i].c_str(), &end, 10);
+            if (*end || *values[i] <= 0) fail("--rampup-batch-size has '%s'; START INCREMENT SAMPLES are counts above 0", o.rampup_batch_size[i].c_str());
+        }
+        const int64_t grow = s.final_batch - s.rampup.start;
+        if (grow < 0 || grow % s.rampup.increment)
+            fail("--rampup-batch-size: global-batch-size %lld - start %lld = %lld is not a multiple of the increment %lld", (long long)s.final_batch,
+                 (long long)s.rampup.start, (long long)grow, (long long)s.rampup.increment);
+        if (s.rampup.start % micro || s.rampup.increment % micro)
+            fail("--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld", (long long)s.rampup.start,
+                 (long long)s.rampup.increment, (long long)micro);
+        if (o.train_iters) fail("--rampup-batch-size needs the length of the run in --train-samples, not in --train-iters");
+    }
+
+    if (o.train_iters && o.train_samples) fail("--train-iters %lld and --train-samples %lld both set the length; give one", (long long)o.train_iters, (long long)o.train_samples);
+    if (!o.train_iters && !o.train_samples) fail("the length of the run is missing; HINT: give --train-iters or --train-samples");
+    s.total_steps = o.train_iters ? o.train_iters : s.steps_for(o.train_samples);
+    s.total_samples = s.samples_for(s.total_steps);
+    if (s.total_steps == 0) fail("--train-samples %lld is less than one global batch of %lld", (long long)o.train_samples, (long long)s.final_batch);
+    const int64_t length = o.train_samples ? o.train_samples : s.total_samples;
+
+    const auto samples = [&](const char* name, int64_t iters, int64_t given, int64_t otherwise) {
+        if (iters && given) fail("--%s-iters and --%s-samples both are given; give one", name, name);
+        return given ? given : iters ? iters * s.final_batch : otherwise;
+    };
+    s.decay = samples("lr-decay", o.lr_decay_iters, o.lr_decay_samples, length);
+    s.warmup = samples("lr-warmup", o.lr_warmup_iters, o.lr_warmup_samples, 0);
+    if (o.lr_warmup_fraction) {
+        if (s.warmup) fail("--lr-warmup-fraction and --lr-warmup-iters or -samples both are given; give one");
+        s.warmup = (int64_t)(*o.lr_warmup_fraction * (double)s.decay);
+    }
+    s.wsd_tail = samples("lr-wsd-decay", o.lr_wsd_decay_iters, o.lr_wsd_decay_samples, 0);
+    if (o.lr_decay_style == "WSD" && (s.wsd_tail == 0 || s.wsd_tail > s.decay))
+        fail("--lr-decay-style WSD needs a tail of 1 to %lld samples (the decay's end); HINT: --lr-wsd-decay-iters or --lr-wsd-decay-samples", (long long)s.decay);
+    if (s.warmup >= s.decay && o.lr_decay_style != "constant")
+        fail("the warm-up of %lld samples is not shorter than the decay, which ends at %lld", (long long)s.warmup, (long long)s.decay);
+    s.max_lr = o.lr, s.min_lr = o.min_lr, s.init_lr = o.lr_warmup_init;
+    if (s.min_lr > s.max_lr) fail("--min-lr %g is above --lr %g", s.min_lr, s.max_lr);
+    if (s.init_lr > s.max_lr) fail("--lr-warmup-init %g is above --lr %g", s.init_lr, s.max_lr);
+    s.style = o.lr_decay_style, s.wsd_style = o.lr_wsd_decay_style;
+
+    s.wd_style = o.weight_decay_incr_style;
+    if (s.wd_style == "constant" && (o.start_weight_decay || o.end_weight_decay))
+        fail("--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine");
+    if (s.wd_style != "constant" && !(o.start_weight_decay && o.end_weight_decay))
+        fail("--weight-decay-incr-style %s needs --start-weight-decay and --end-weight-decay", s.wd_style.c_str());
+    s.wd_start = o.start_weight_decay.value_or(o.weight_decay), s.wd_end = o.end_weight_decay.value_or(o.weight_decay);
+    s.wd_samples = length;
+    return s;
+}

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# From raw text to a trained model that writes text, on this machine, in a few minutes. Called by `make quickstart`.
+#   TEXT="a.txt b.txt"   your own text files instead of the King James Bible blended with Japanese
+#   OUT=quickstart       where everything goes
+#   STEPS=800            training steps
+# Finished parts (texts, tokenizer, data, model) are kept and not made again; remove OUT to start over.
+set -euo pipefail
+
+OUT=${OUT:-quickstart}
+STEPS=${STEPS:-800}
+PRESET=${PRESET:-quickstart}
+TRAIN_GPT=${TRAIN_GPT:-./train_gpt}
+VOCAB=${VOCAB:-4096}
+
+step() { printf '\n\033[1m== %s\033[0m\n' "$*" | if [[ -t 1 ]]; then cat; else sed 's/\x1b\[[0-9;]*m//g'; fi; }
+# make_once FILE COMMAND...: runs the command unless FILE is there already.
+make_once() {
+    local file=$1
+    shift
+    if [[ -e $file ]]; then echo "$file is there already"; else "$@"; fi
+}
+
+mkdir -p "$OUT"
+# Everything below depends on the texts and sizes; other ones start afresh rather than mixing.
+recipe="TEXT=${TEXT:-} VOCAB=$VOCAB PRESET=$PRESET STEPS=$STEPS"
+if [[ -e $OUT/recipe && $(cat "$OUT/recipe") != "$recipe" ]]; then
+    echo "error: $OUT was made with other settings:" >&2
+    echo "  there: $(cat "$OUT/recipe")" >&2
+    echo "  now:   $recipe" >&2
+    echo "HINT: remove $OUT or give another OUT=..." >&2
+    exit 1
+fi
+echo "$recipe" >"$OUT/recipe"
+
+step "Text"
+# One document per chapter of the Bible; the reference in front of each verse is dropped.
+bible_chapters() {
+    bible -f gen1:1-rev22:21 |
+        awk '{ chapter = $1; sub(/:.*/, "", chapter); if (NR > 1 && chapter != last) print ""; last = chapter; sub(/^[^ ]* /, ""); print }'
+}
+japanese() { zcat /usr/share/debian-reference/debian-reference.ja.txt.gz; }
+write_text() { "$2" >"$1.tmp" && mv "$1.tmp" "$1"; }
+if [[ -n ${TEXT:-} ]]; then
+    read -ra texts <<<"$TEXT"
+    weights=()
+    prompt=${PROMPT:-}
+else
+    make_once "$OUT/bible.txt" write_text "$OUT/bible.txt" bible_chapters
+    make_once "$OUT/debian-reference-ja.txt" write_text "$OUT/debian-reference-ja.txt" japanese
+    texts=("$OUT/bible.txt" "$OUT/debian-reference-ja.txt")
+    weights=(0.8 0.2)
+    prompt=${PROMPT:-And God said}
+fi
+ls -l "${texts[@]}" | awk '{ printf "%8.2f MB  %s\n", $5 / 1e6, $NF }'
+
+step "Tokenizer"
+make_once "$OUT/tokenizer/tokenizer.json" "$TRAIN_GPT" tokenizer --input "${texts[@]}" --vocab-size "$VOCAB" --output "$OUT/tokenizer"
+
+step "Data"
+data=()
+for i in "${!texts[@]}"; do
+    name=$(basename "${texts[$i]}")
+    prefix="$OUT/data/$i-${name%.*}"
+    mkdir -p "$OUT/data"
+    make_once "$prefix.idx" "$TRAIN_GPT" prepare --input "${texts[$i]}" --output "$prefix" --tokenizer "$OUT/tokenizer" --split-documents blank
+    data+=(${weights[$i]:-} "$prefix")
+done
+
+step "Training"
+make_once "$OUT/model/latest" "$TRAIN_GPT" train --preset "$PRESET" --tokenizer "$OUT/tokenizer" --data-path "${data[@]}" --split "95, 5, 0" \
+    --seq-length 256 --micro-batch-size 8 --global-batch-size 16 --train-iters "$STEPS" \
+    --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters $((STEPS / 20)) --weight-decay 0.1 --z-loss 1e-4 \
+    --eval-interval $((STEPS / 8)) --eval-iters 8 --sample-interval $((STEPS / 4)) ${prompt:+--sample-prompt "$prompt"} --out "$OUT/model"
+
+step "Evaluation"
+"$TRAIN_GPT" eval --model "$OUT/model/latest" --data-path "${data[@]}" --split "95, 5, 0" --seq-length 256
+
+step "Writing"
+"$TRAIN_GPT" generate --model "$OUT/model/latest" ${prompt:+--prompt "$prompt"} --max-new-tokens 200 --temperature 0.8 --top-p 0.95 --seed 1
+
+step "Done"
+cat <<END
+  model      $OUT/model/latest          (a Hugging Face directory)
+  report     $OUT/model/report.html     (open it in a browser)
+  log        $OUT/model/log.jsonl
+  tokenizer  $OUT/tokenizer/tokenizer.json
+  more text  $TRAIN_GPT generate --model $OUT/model/latest --prompt "..."
+END

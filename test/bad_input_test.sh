@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# Every kind of bad input, one row each: the program must say what was given and what to do, exit with a status that is not 0,
+# not crash, and leave no file under its final name.
+#   TRAIN_GPT=path/to/train_gpt test/bad_input.sh
+set -u
+program=$(realpath "${TRAIN_GPT:-./train_gpt}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# refuse NAME PATTERN COMMAND...: the command fails, its message matches PATTERN (extended regular expression, one line at least).
+refuse() {
+    local name=$1 pattern=$2
+    shift 2
+    timeout 60 "$@" >out.txt 2>err.txt </dev/null
+    local status=$?
+    if [[ $status == 0 ]]; then
+        echo "FAILED: $name: exit status 0"
+    elif [[ $status -ge 124 ]]; then
+        echo "FAILED: $name: exit status $status (crash or timeout)"; tail -5 err.txt
+    elif ! grep -Eq -- "$pattern" err.txt; then
+        echo "FAILED: $name: the message does not match '$pattern':"; tail -5 err.txt
+    else
+        echo "ok: $name"
+    fi
+}
+# leaves_nothing NAME PATH...: none of the paths exists.
+leaves_nothing() {
+    local name=$1 path
+    shift
+    for path; do
+        [[ ! -e $path ]] || { echo "FAILED: $name: $path was left behind"; return; }
+    done
+    echo "ok: $name"
+}
+
+# ---- good material to spoil ----
+for i in $(seq 1 400); do echo "the quick brown fox number $i jumps over the lazy dog and says hello to $((i * 7)) cats"; [[ $((i % 4)) == 0 ]] && echo; done >good.txt
+"$program" tokenizer --input good.txt --vocab-size 300 --output tok >log.txt 2>&1 || { echo "FAILED: setup: tokenizer"; cat log.txt; exit 1; }
+"$program" prepare --input good.txt --output good --tokenizer tok --split-documents blank >log.txt 2>&1 || { echo "FAILED: setup: prepare"; cat log.txt; exit 1; }
+small=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --ffn-hidden-size 64 --seq-length 16 --micro-batch-size 2 --global-batch-size 4
+    --train-iters 2 --threads 1)
+llama=(--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights)
+train=("$program" train "${llama[@]}" "${small[@]}" --tokenizer tok)
+"${train[@]}" --data-path good --out model >log.txt 2>&1 || { echo "FAILED: setup: train"; cat log.txt; exit 1; }
+
+# ---- options ----
+refuse "unknown option, nearest name"       "micro-batch-size"              "${train[@]}" --data-path good --micro-batch-sise 2
+refuse "unknown subcommand"                 "trian.*|train"                 "$program" trian
+refuse "number malformed"                   "12x"                           "${train[@]}" --data-path good --num-layers 12x
+refuse "number out of range"                "num-layers"                    "${train[@]}" --data-path good --num-layers -3
+refuse "learning rate negative"             "lr"                            "${train[@]}" --data-path good --lr -1
+refuse "value missing"                      "out"                           "${train[@]}" --data-path good --out
+refuse "choice unknown"                     "cosine"                        "${train[@]}" --data-path good --lr-decay-style cosinus
+refuse "preset unknown"                     "gpt2-124m"                     "$program" train --preset gpt2-125 --data-path good
+refuse "dropout above 0"                    "dropout"                       "${train[@]}" --data-path good --hidden-dropout 0.1
+refuse "config file missing"                "nothere.toml"                  "${train[@]}" --data-path good --config nothere.toml
+echo 'micro-batch-sise = 3' >bad.toml
+refuse "config file with an unknown name"   "micro-batch-sise"              "${train[@]}" --data-path good --config bad.toml
+refuse "steps and samples both given"       "train-(iters|samples)"         "${train[@]}" --data-path good --train-samples 100
+
+# ---- model and batch arithmetic ----
+refuse "heads do not divide width"          "hidden-size 33"                "${train[@]}" --data-path good --hidden-size 33
+refuse "groups do not divide heads"         "num-query-groups 3"            "${train[@]}" --data-path good --num-query-groups 3
+refuse "global batch does not divide"       "global-batch-size"             "${train[@]}" --data-path good --global-batch-size 5
+refuse "mix of families"                    "belongs to none"               "${train[@]}" --data-path good --embed-layernorm
+refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-layers 200
+refuse "vocabulary below the data's"        "vocab"                         "$program" train "${llama[@]}" "${small[@]}" --vocab-size 100 --data-path good
+refuse "sequence longer than the data"      "seq-length|sequence|tokens"    "${train[@]}" --data-path good --seq-length 1000000 --dry-run
+
+# ---- data files ----
+refuse "data missing"                       "nothere"                       "${train[@]}" --data-path nothere
+cp good.bin cut.bin; head -c 40 good.idx >cut.idx
+refuse "index truncated"                    "cut.idx"                       "${train[@]}" --data-path cut
+cp good.idx half.idx; head -c 500 good.bin >half.bin
+refuse "tokens truncated"                   "half.(bin|idx)"                "${train[@]}" --data-path half
+cp good.bin foreign.bin; head -c 4096 /dev/zero >foreign.idx
+refuse "index foreign"                      "foreign.idx"                   "${train[@]}" --data-path foreign
+refuse "weight without a path"              "data-path|weight"              "${train[@]}" --data-path 0.5 good 0.5
+refuse "weights all zero"                   "weight"                        "${train[@]}" --data-path 0 good
+refuse "split malformed"                    "split"                         "${train[@]}" --data-path good --split "a,b"
+refuse "split without training documents"   "split"                         "${train[@]}" --data-path good --split "0, 1, 0"
+
+# ---- prepare and tokenizer ----
+: >empty.txt
+refuse "prepare: text missing"              "nothere.txt"                   "$program" prepare --input nothere.txt --output p --tokenizer tok
+refuse "prepare: text empty"                "empty"                         "$program" prepare --input empty.txt --output p --tokenizer tok
+refuse "prepare: tokenizer missing"         "notok"                         "$program" prepare --input good.txt --output p --tokenizer notok
+printf '{"text": "fine"}\n{"text": broken}\n' >bad.jsonl
+refuse "prepare: broken JSON line"          "bad.jsonl:2"                   "$program" prepare --input bad.jsonl --output p --tokenizer tok
+printf '{"body": "fine"}\n' >nokey.jsonl
+refuse "prepare: key missing"               "text"                          "$program" prepare --input nokey.jsonl --output p --tokenizer tok
+refuse "prepare: directory not writable"    "/proc/p"                       "$program" prepare --input good.txt --output /proc/p --tokenizer tok
+leaves_nothing "prepare: nothing left"      p.bin p.idx
+refuse "tokenizer: text empty"              "empty"                         "$program" tokenizer --input empty.txt --vocab-size 300 --output t
+refuse "tokenizer: vocabulary too small"    "vocab-size"                    "$program" tokenizer --input good.txt --vocab-size 10 --output t
+leaves_nothing "tokenizer: nothing left"    t/tokenizer.json
+echo '{"model": {"type": "Unigram"}}' >unigram.json
+refuse "tokenizer: another model"           "Unigram"                       "$program" prepare --input good.txt --output p --tokenizer unigram.json
+head -c 300 tok/tokenizer.json >cut.json
+refuse "tokenizer: truncated"               "cut.json"                      "$program" prepare --input good.txt --output p --tokenizer cut.json
+
+# ---- model directories ----
+refuse "model missing"                      "nomodel"                       "$program" generate --model nomodel --prompt a
+spoil() { rm -rf "$1"; cp -rL model/latest "$1"; }
+spoil m1; rm m1/config.json
+refuse "model without config.json"          "config.json"                   "$program" generate --model m1 --prompt a
+spoil m2; sed -i 's/"llama"/"mamba"/' m2/config.json
+refuse "model of another family"            "mamba"                         "$program" generate --model m2 --prompt a
+spoil m3; sed -i 's/"attention_bias": false/"attention_bias": true/' m3/config.json
+refuse "feature not supported"              "attention_bias"                "$program" generate --model m3 --prompt a
+spoil m4; sed -i 's/"intermediate_size": 64/"intermediate_size": 96/' m4/config.json
+refuse "shape other than config.json's"     "mlp"                           "$program" generate --model m4 --prompt a
+spoil m5; head -c 1000 model/latest/model.safetensors >m5/model.safetensors
+refuse "weights truncated"                  "model.safetensors"             "$program" generate --model m5 --prompt a
+refuse "out is a file"                      "good.txt"                      "${train[@]}" --data-path good --out good.txt
+refuse "out not writable"                   "/proc/model"                   "${train[@]}" --data-path good --out /proc/model
+refuse "prompt empty without a start token" "prompt"                        "$program" generate --model model/latest --prompt "" --max-new-tokens 0
+
+# ---- text that is odd but fine: any bytes are data ----
+printf 'a\0b \xff\xfe caf\xc3\xa9\n\n\xf0\x9f\x98\x80\n' >odd.txt
+if "$program" prepare --input odd.txt --output odd --tokenizer tok >log.txt 2>&1; then echo "ok: NUL and invalid UTF-8 are kept"; else echo "FAILED: NUL and invalid UTF-8"; tail -3 log.txt; fi
+
+# ---- disk full: a small file size limit stands in for it ----
+head -c 3000000 /dev/urandom | base64 >big.txt
+(trap '' XFSZ; ulimit -f 256; refuse "prepare: disk full" "full.(bin|idx)|[Ff]ile too large|No space" "$program" prepare --input big.txt --output full --tokenizer tok)
+leaves_nothing "prepare: disk full leaves nothing" full.bin full.idx
+if [[ -c /dev/full ]] && mkdir tiny 2>/dev/null && mount -t tmpfs -o size=64k tmpfs tiny 2>/dev/null; then
+    refuse "model: disk full" "No space|full" "${train[@]}" --data-path good --out tiny/model --num-layers 4
+    leaves_nothing "model: disk full leaves no half checkpoint" tiny/model/latest
+    umount tiny
+fi

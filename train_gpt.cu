@@ -1,0 +1,990 @@
+/*
+train_gpt: pretraining of decoder-only language models (GPT-2/3, BLOOM, Llama/LLM-jp) in one readable program.
+
+Everything that knows it is a GPT is here; what would be equally true of another model is in llmc/. In reading order:
+  1  the model's memory           Activations, Model, plan_memory
+  2  initialisation               initialize
+  3  one block                    block_forward next to block_backward
+  4  the whole model              embed, head, model_forward, model_backward
+  5  one training step            train_step: micro-batches, loss scale, clipping, update
+  6  inference                    evaluate; Generator with its key/value cache
+  7  commands                     train, eval, generate, prepare, tokenizer; main
+
+Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query heads, NKV key/value heads, HS head size,
+QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with SwiGLU), V vocabulary, Vp padded. Shapes stand at the
+right, slowest first. `d` prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumulates (fp32).
+*/
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+// defines: floatX, real, Acc | fail, CHECK, format
+#include "llmc/types.h"
+#include "llmc/check.h"
+// defines: be::Ctx and every op: be::linear_forward, be::attention_backward, ...
+#include "llmc/ops.h"
+#include "llmc/cpu/embed.h"
+#include "llmc/cpu/norm.h"
+#include "llmc/cpu/matmul.h"
+#include "llmc/cpu/rope.h"
+#include "llmc/cpu/attention.h"
+#include "llmc/cpu/mlp.h"
+#include "llmc/cpu/loss.h"
+#include "llmc/cpu/optimizer.h"
+#include "llmc/cpu/reduce.h"
+// defines: rope_table, alibi_slope | normal_at
+#include "llmc/math.h"
+#include "llmc/rng.h"
+// defines: Arena, available_memory_bytes | ModelConfig, presets | ParameterTable, Params
+#include "llmc/arena.h"
+#include "llmc/model_config.h"
+#include "llmc/parameters.h"
+// defines: model_flops_per_token
+#include "llmc/flops.h"
+// defines: Batch, DataLoader | Tokenizer | prepare_command, tokenizer_command
+#include "llmc/dataloader.h"
+#include "llmc/tokenizer.h"
+#include "llmc/text_commands.h"
+// defines: read_config, read_parameters, write_model | sample_token
+#include "llmc/checkpoint.h"
+#include "llmc/sampler.h"
+// defines: TrainOptions, ... | cli::parse | Schedule | Logger, StepStats, Table, human_count
+#include "llmc/config.h"
+#include "llmc/cli.h"
+#include "llmc/schedule.h"
+#include "llmc/logger.h"
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// 1  The model's memory
+
+// What a block's forward pass leaves for its backward pass. The recompute policy decides which of these each layer keeps and
+// which live in one buffer that all layers share and backward fills again.
+struct BlockActs {
+    floatX* norm1;         // (N, C)
+    floatX* qkv;           // (N, QKV) after rope
+    floatX* att;           // (N, NH HS)
+    floatX* mid;           // (N, C) the residual stream between attention and MLP
+    floatX* norm2;         // (N, C)
+    floatX* fc1;           // (N, F1)
+    floatX* act;           // (N, F)
+    real *mean1, *rstd1;   // (N) (N)
+    real *mean2, *rstd2;   // (N) (N)
+    real* lse;             // (B, NH, T)
+};
+
+enum class Recompute {
+    none,       // every layer keeps everything
+    selective,  // norms and activations are computed again: cheap, and they are a third of the memory
+    full,       // only the block's input is kept; backward runs the whole block forward again
+    inference,  // nothing is kept: there is no backward
+};
+
+struct Activations {
+    int B, T;       // the largest micro-batch that fits
+    int head_rows;  // rows of logits at a time
+    std::vector<floatX*> x;         // L+1 of (N, C): x[l] enters block l, x[L] leaves the last
+    std::vector<BlockActs> blocks;  // L
+    BlockActs shared;               // what no layer keeps for itself
+    floatX* embedded;               // (N, C) input of the embedding norm
+    real *emb_mean, *emb_rstd;      // (N) (N)
+    floatX* final_norm;             // (N, C)
+    real *final_mean, *final_rstd;  // (N) (N)
+    floatX* logits;                 // (head_rows, Vp), turned into their gradient in place
+    real *loss, *zloss, *lse;       // (N) each
+    floatX* branch;                 // (N, C) what attention or MLP adds to the residual stream
+    floatX* dx;                     // (N, C) gradient of the residual stream, walking from the head to the embedding
+    floatX* dnorm;                  // (N, C) gradient of a norm's output
+    floatX* dnarrow;                // (N, max(F, NH HS)) gradient of act, then of att
+    floatX* dwide;                  // (N, max(F1, QKV)) gradient of fc1, then of qkv
+};
+
+struct Model {
+    ModelConfig c;
+    ParameterTable table;
+    Recompute recompute = Recompute::inference;
+    floatX* params = nullptr;  // (table.size) and the same for all below
+    real* grads = nullptr;     // summed over the micro-batches of a step
+    real* master = nullptr;    // fp32 weights that AdamW updates; the same memory as params where those are fp32 already
+    real *m = nullptr, *v = nullptr;
+    Params<floatX> p;  // views of params
+    Params<real> g;    // views of grads
+    Activations a;
+    std::vector<real> slopes;   // (NH) ALiBi
+    std::vector<real> cos_sin;  // (T, HS/2, 2) rope
+    Arena arena;
+
+    explicit Model(const ModelConfig& config) : c(config), table(config) {
+        if (c.position == Position::alibi)
+            for (int h = 0; h < c.NH; h++) slopes.push_back(alibi_slope(h, c.NH));
+        if (c.position == Position::rope) rope_table(cos_sin, c.T, c.HS(), c.rope_base);
+    }
+    const real* alibi() const { return slopes.empty() ? nullptr : slopes.data(); }
+    real attention_scale() const { return (real)(1.0 / std::sqrt((double)c.HS())); }
+};
+
+// FLOPs of training per token, causal attention counted as half.
+static double model_flops_per_token(const ModelConfig& c, int T) {
+    return model_flops_per_token({c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, c.activation == Activation::swiglu}, AttentionCount::causal);
+}
+
+// Plans all memory of a run with micro-batches of B x T in m.arena; m.arena.allocate() then gets it.
+static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows) {
+    const ModelConfig& c = m.c;
+    const size_t N = (size_t)B * T, C = c.C;
+    const bool training = recompute != Recompute::inference;
+    Arena& arena = m.arena;
+    Activations& a = m.a;
+    m.recompute = recompute;
+    a.B = B, a.T = T, a.head_rows = std::min((size_t)head_rows, N);
+
+    arena.add("parameters", &m.params, m.table.size);
+    if (training) {
+        arena.add("gradients (fp32)", &m.grads, m.table.size);
+        if (sizeof(floatX) != sizeof(real)) arena.add("master weights (fp32)", &m.master, m.table.size);
+        arena.add("Adam moments (fp32)", &m.m, m.table.size);
+        arena.add("Adam moments (fp32)", &m.v, m.table.size);
+    }
+
+    // One row per kept activation: elements, and the strongest policy under which a layer still keeps its own.
+    struct Row {
+        floatX* BlockActs::* field;
+        size_t count;
+        Recompute kept_until;
+    };
+    const Row rows[] = {
+        {&BlockActs::norm1, N * C, Recompute::none},
+        {&BlockActs::qkv, N * c.QKV(), Recompute::selective},
+        {&BlockActs::att, N * C, Recompute::selective},
+        {&BlockActs::mid, N * C, Recompute::selective},
+        {&BlockActs::norm2, N * C, Recompute::none},
+        {&BlockActs::fc1, N * c.F1(), Recompute::selective},
+        {&BlockActs::act, N * c.F, Recompute::none},
+    };
+    const std::pair<real * BlockActs::*, size_t> statistics[] = {{&BlockActs::mean1, N}, {&BlockActs::rstd1, N}, {&BlockActs::mean2, N},
+                                                                {&BlockActs::rstd2, N}, {&BlockActs::lse, N * c.NH}};
+    // add() remembers the address of each pointer, so the vectors must have their final size by now.
+    a.blocks.assign(c.L, BlockActs{});
+    a.x.assign(c.L + 1, nullptr);
+    const int own_x = training ? c.L + 1 : 2;  // inference alternates between two
+    for (int l = 0; l < own_x; l++) arena.add("activations: block inputs", &a.x[l], N * C);
+    for (const Row& row : rows) {
+        if (recompute > row.kept_until) arena.add("activations: shared block", &(a.shared.*row.field), row.count);
+        else
+            for (BlockActs& block : a.blocks) arena.add("activations: kept per block", &(block.*row.field), row.count);
+    }
+    for (const auto& [field, count] : statistics) {
+        if (recompute >= Recompute::full) arena.add("activations: shared block", &(a.shared.*field), count);
+        else
+            for (BlockActs& block : a.blocks) arena.add("activations: kept per block", &(block.*field), count);
+    }
+    if (c.embedding_norm) {
+        arena.add("activations: embedding, head", &a.embedded, N * C);
+        arena.add("activations: embedding, head", &a.emb_mean, N);
+        arena.add("activations: embedding, head", &a.emb_rstd, N);
+    }
+    arena.add("activations: embedding, head", &a.final_norm, N * C);
+    for (real** s : {&a.final_mean, &a.final_rstd, &a.loss, &a.zloss, &a.lse}) arena.add("activations: embedding, head", s, N);
+    arena.add("logits (a chunk of rows)", &a.logits, (size_t)a.head_rows * c.Vp);
+    arena.add("activations: shared block", &a.branch, N * C);
+    if (training) {
+        arena.add("activation gradients", &a.dx, N * C);
+        arena.add("activation gradients", &a.dnorm, N * C);
+        arena.add("activation gradients", &a.dnarrow, N * std::max<size_t>(c.F, C));
+        arena.add("activation gradients", &a.dwide, N * std::max(c.F1(), c.QKV()));
+    }
+}
+
+// Gets the planned memory and sets every pointer that is a view of another.
+static void allocate(Model& m) {
+    m.arena.allocate();
+    if (m.grads && sizeof(floatX) == sizeof(real)) m.master = reinterpret_cast<real*>(m.params);
+    bind_parameters(m.c, m.table, m.p, m.params);
+    if (m.grads) bind_parameters(m.c, m.table, m.g, m.grads);
+    Activations& a = m.a;
+    for (size_t l = 2; l < a.x.size(); l++)
+        if (!a.x[l]) a.x[l] = a.x[l - 2];
+    for (BlockActs& block : a.blocks) {
+        floatX* BlockActs::* const fields[] = {&BlockActs::norm1, &BlockActs::qkv, &BlockActs::att, &BlockActs::mid,
+                                               &BlockActs::norm2, &BlockActs::fc1, &BlockActs::act};
+        real* BlockActs::* const statistics[] = {&BlockActs::mean1, &BlockActs::rstd1, &BlockActs::mean2, &BlockActs::rstd2, &BlockActs::lse};
+        for (auto field : fields)
+            if (!(block.*field)) block.*field = a.shared.*field;
+        for (auto field : statistics)
+            if (!(block.*field)) block.*field = a.shared.*field;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
+//    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1.
+static void initialize(Model& m, uint64_t seed) {
+    for (size_t row = 0; row < m.table.rows.size(); row++) {
+        const TensorSpec& t = m.table.rows[row];
+        const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
+        // Padded vocabulary rows are zero and stay zero: they take part in nothing.
+        const size_t live = t.hf.size() == 1 && t.hf[0].rows < t.rows ? (size_t)t.hf[0].rows * t.cols : t.size();
+        floatX* w = m.params + t.offset;
+#pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < t.size(); i++) {
+            real value = 0;
+            if (t.init == Init::ones) value = 1;
+            else if (t.init != Init::zeros && i < live) value = (real)(std * normal_at(seed, RngPurpose::init, (uint32_t)row, i));
+            if (m.master) m.master[t.offset + i] = value;
+            w[i] = (floatX)value;
+        }
+    }
+}
+
+// The optimizer's state of a model whose parameters were loaded: fp32 masters are exactly the stored weights.
+static void masters_from_params(Model& m) {
+    if (!m.master || (void*)m.master == (void*)m.params) return;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < m.table.size; i++) m.master[i] = (real)m.params[i];
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x))
+
+// Keys and values of all rows so far, for generation.
+struct KeyValueCache {
+    std::vector<floatX> keys, values;  // (L, T, NKV, HS)
+    size_t layer_size = 0;             // T NKV HS
+    int length = 0;                    // rows so far
+    floatX* keys_of(int l) { return keys.data() + l * layer_size; }
+    floatX* values_of(int l) { return values.data() + l * layer_size; }
+};
+
+// The rows that a pass works on. doc_start is null when nothing but causality masks attention.
+struct Rows {
+    const int *tokens, *targets, *positions, *doc_start;  // (B, T) each
+    int B, T;
+    KeyValueCache* cache;  // not null: one new token, which attends to the cached rows before it
+    int N() const { return B * T; }
+};
+
+static Rows rows_of(const Batch& batch) {
+    return {batch.tokens.data(), batch.targets.data(), batch.positions.data(), batch.doc_start.empty() ? nullptr : batch.doc_start.data(),
+            batch.B, batch.T, nullptr};
+}
+
+// out = norm(inp), or with `add`: sum = inp + add, out = norm(sum)
+static void norm_forward(be::Ctx& ctx, const ModelConfig& c, floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp,
+                         const floatX* add, const floatX* w, const floatX* b, int N) {
+    if (c.norm == Norm::layernorm) be::layernorm_forward(ctx, out, mean, rstd, sum, inp, add, w, b, N, c.C, (real)c.eps);
+    else be::rmsnorm_forward(ctx, out, rstd, sum, inp, add, w, N, c.C, (real)c.eps);
+}
+
+static void norm_backward(be::Ctx& ctx, const ModelConfig& c, floatX* dinp, real* dw, real* db, const floatX* dout, const floatX* inp,
+                          const floatX* w, const real* mean, const real* rstd, int N, Acc acc) {
+    if (c.norm == Norm::layernorm) be::layernorm_backward(ctx, dinp, dw, db, dout, inp, w, mean, rstd, N, c.C, acc);
+    else be::rmsnorm_backward(ctx, dinp, dw, dout, inp, w, rstd, N, c.C, acc);
+}
+
+static void activation_forward(be::Ctx& ctx, const ModelConfig& c, floatX* out, const floatX* inp, int N) {
+    if (c.activation == Activation::swiglu) be::swiglu_forward(ctx, out, inp, N, c.F);
+    else be::gelu_forward(ctx, out, inp, (size_t)N * c.F);
+}
+
+static void activation_backward(be::Ctx& ctx, const ModelConfig& c, floatX* dinp, const floatX* dout, const floatX* inp, int N) {
+    if (c.activation == Activation::swiglu) be::swiglu_backward(ctx, dinp, dout, inp, N, c.F);
+    else be::gelu_backward(ctx, dinp, dout, inp, (size_t)N * c.F);
+}
+
+static void block_forward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
+    const ModelConfig& c = m.c;
+    const BlockParams<floatX>& p = m.p.blocks[l];
+    const BlockActs& s = m.a.blocks[l];
+    const floatX* x = m.a.x[l];
+    floatX *branch = m.a.branch, *out = m.a.x[l + 1];
+    const int N = in.N(), C = c.C;
+
+    norm_forward(ctx, c, s.norm1, s.mean1, s.rstd1, nullptr, x, nullptr, p.norm1_w, p.norm1_b, N);
+    be::linear_forward(ctx, s.qkv, s.norm1, p.qkv_w, p.qkv_b, N, C, c.QKV());
+    if (c.position == Position::rope) be::rope_forward(ctx, s.qkv, in.positions, m.cos_sin.data(), N, c.NH, c.NKV, c.HS());
+    if (in.cache)
+        be::attention_decode(ctx, s.att, in.cache->keys_of(l), in.cache->values_of(l), s.qkv, m.alibi(), 1, in.cache->length, c.T, c.NH, c.NKV,
+                             c.HS(), m.attention_scale());
+    else
+        be::attention_forward(ctx, s.att, s.lse, s.qkv, m.alibi(), in.doc_start, in.B, in.T, c.NH, c.NKV, c.HS(), m.attention_scale());
+    be::linear_forward(ctx, branch, s.att, p.proj_w, p.proj_b, N, C, C);
+    norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, s.mid, x, branch, p.norm2_w, p.norm2_b, N);  // mid = x + branch
+    be::linear_forward(ctx, s.fc1, s.norm2, p.fc1_w, p.fc1_b, N, C, c.F1());
+    activation_forward(ctx, c, s.act, s.fc1, N);
+    be::linear_forward(ctx, branch, s.act, p.fc2_w, p.fc2_b, N, c.F, C);
+    be::residual_forward(ctx, out, s.mid, branch, (size_t)N * C);
+}
+
+// Brings back what the forward pass did not keep, from what it did: the same ops on the same inputs, so the same bits.
+static void block_recompute(be::Ctx& ctx, Model& m, int l, const Rows& in) {
+    const ModelConfig& c = m.c;
+    const BlockParams<floatX>& p = m.p.blocks[l];
+    const BlockActs& s = m.a.blocks[l];
+    if (m.recompute == Recompute::full) block_forward(ctx, m, l, in);
+    if (m.recompute == Recompute::selective) {
+        norm_forward(ctx, c, s.norm1, s.mean1, s.rstd1, nullptr, m.a.x[l], nullptr, p.norm1_w, p.norm1_b, in.N());
+        norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, nullptr, s.mid, nullptr, p.norm2_w, p.norm2_b, in.N());
+        activation_forward(ctx, c, s.act, s.fc1, in.N());
+    }
+}
+
+// On entry dx is the gradient of the block's output, on return that of its input. Both halves have the same shape: through the
+// branch from its last op to its norm, whose gradient is added to what flows past the branch.
+static void block_backward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
+    const ModelConfig& c = m.c;
+    const BlockParams<floatX>& p = m.p.blocks[l];
+    const BlockParams<real>& g = m.g.blocks[l];
+    const BlockActs& s = m.a.blocks[l];
+    floatX *dx = m.a.dx, *dnorm = m.a.dnorm, *dnarrow = m.a.dnarrow, *dwide = m.a.dwide;
+    const int N = in.N(), C = c.C, F = c.F, F1 = c.F1(), QKV = c.QKV();
+
+    block_recompute(ctx, m, l, in);
+
+    be::linear_backward_input(ctx, dnarrow, dx, p.fc2_w, N, F, C);
+    be::linear_backward_weight(ctx, g.fc2_w, g.fc2_b, dx, s.act, N, F, C, Acc::Add);
+    activation_backward(ctx, c, dwide, dnarrow, s.fc1, N);
+    be::linear_backward_input(ctx, dnorm, dwide, p.fc1_w, N, C, F1);
+    be::linear_backward_weight(ctx, g.fc1_w, g.fc1_b, dwide, s.norm2, N, C, F1, Acc::Add);
+    norm_backward(ctx, c, dx, g.norm2_w, g.norm2_b, dnorm, s.mid, p.norm2_w, s.mean2, s.rstd2, N, Acc::Add);
+
+    be::linear_backward_input(ctx, dnarrow, dx, p.proj_w, N, C, C);
+    be::linear_backward_weight(ctx, g.proj_w, g.proj_b, dx, s.att, N, C, C, Acc::Add);
+    be::attention_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, m.alibi(), in.doc_start, in.B, in.T, c.NH, c.NKV, c.HS(),
+                           m.attention_scale());
+    if (c.position == Position::rope) be::rope_backward(ctx, dwide, in.positions, m.cos_sin.data(), N, c.NH, c.NKV, c.HS());
+    be::linear_backward_input(ctx, dnorm, dwide, p.qkv_w, N, C, QKV);
+    be::linear_backward_weight(ctx, g.qkv_w, g.qkv_b, dwide, s.norm1, N, C, QKV, Acc::Add);
+    norm_backward(ctx, c, dx, g.norm1_w, g.norm1_b, dnorm, m.a.x[l], p.norm1_w, s.mean1, s.rstd1, N, Acc::Add);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// 4  The whole model
+
+// Sums over the unmasked targets of one or more micro-batches.
+struct LossSums {
+    double ce = 0, z = 0;          // cross-entropy, z-loss
+    double lse = 0, lse_max = -INFINITY;  // log Z: sum and largest
+    int64_t n = 0;                 // unmasked targets
+};
+
+static void embed_forward(be::Ctx& ctx, Model& m, const Rows& in) {
+    const ModelConfig& c = m.c;
+    floatX* embedded = c.embedding_norm ? m.a.embedded : m.a.x[0];
+    be::embedding_forward(ctx, embedded, in.tokens, in.positions, m.p.wte, m.p.wpe, in.N(), c.C, 0, c.Vp);
+    if (c.embedding_norm)
+        be::layernorm_forward(ctx, m.a.x[0], m.a.emb_mean, m.a.emb_rstd, nullptr, embedded, nullptr, m.p.emb_norm_w, m.p.emb_norm_b, in.N(),
+                              c.C, (real)c.eps);
+}
+
+static void embed_backward(be::Ctx& ctx, Model& m, const Rows& in) {
+    const ModelConfig& c = m.c;
+    floatX* dembedded = m.a.dx;
+    if (c.embedding_norm) {
+        dembedded = m.a.dnorm;
+        be::layernorm_backward(ctx, dembedded, m.g.emb_norm_w, m.g.emb_norm_b, m.a.dx, m.a.embedded, m.p.emb_norm_w, m.a.emb_mean,
+                               m.a.emb_rstd, in.N(), c.C, Acc::Set);
+    }
+    be::embedding_backward(ctx, m.g.wte, m.g.wpe, dembedded, in.tokens, in.positions, in.N(), c.C, 0, c.Vp);
+}
+
+// Final norm, logits in chunks of rows, loss. With `training`, each chunk's logits become their gradient in place and are sent
+// back through the head at once, so a (N, V) matrix never exists; dx is then the gradient of the last block's output.
+static void head(be::Ctx& ctx, Model& m, const Rows& in, real loss_scale, real z_coef, bool training, LossSums& sums) {
+    const ModelConfig& c = m.c;
+    Activations& a = m.a;
+    const floatX* x = a.x[c.L];
+    const int N = in.N(), C = c.C;
+    norm_forward(ctx, c, a.final_norm, a.final_mean, a.final_rstd, nullptr, x, nullptr, m.p.final_norm_w, m.p.final_norm_b, N);
+    for (int row = 0; row < N; row += a.head_rows) {
+        const int rows = std::min(a.head_rows, N - row);
+        const floatX* normed = a.final_norm + (size_t)row * C;
+        be::linear_forward(ctx, a.logits, normed, m.p.head, nullptr, rows, C, c.Vp);
+        be::classifier(ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, in.targets + row, rows, c.V, c.Vp, loss_scale, z_coef, training);
+        if (!training) continue;
+        be::linear_backward_input(ctx, a.dnorm + (size_t)row * C, a.logits, m.p.head, rows, C, c.Vp);
+        be::linear_backward_weight(ctx, m.g.head, nullptr, a.logits, normed, rows, C, c.Vp, Acc::Add);
+    }
+    if (training)
+        norm_backward(ctx, c, a.dx, m.g.final_norm_w, m.g.final_norm_b, a.dnorm, x, m.p.final_norm_w, a.final_mean, a.final_rstd, N, Acc::Set);
+    for (int i = 0; i < N; i++) {
+        if (in.targets[i] < 0) continue;
+        sums.ce += a.loss[i], sums.z += a.zloss[i], sums.lse += a.lse[i], sums.n++;
+        // !(<=) and not >, so that a NaN shows
+        if (!(a.lse[i] <= sums.lse_max)) sums.lse_max = a.lse[i];
+    }
+}
+
+static void model_forward(be::Ctx& ctx, Model& m, const Rows& in) {
+    embed_forward(ctx, m, in);
+    for (int l = 0; l < m.c.L; l++) block_forward(ctx, m, l, in);
+}
+
+static void model_backward(be::Ctx& ctx, Model& m, const Rows& in) {
+    for (int l = m.c.L - 1; l >= 0; l--) block_backward(ctx, m, l, in);
+    embed_backward(ctx, m, in);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// 5  One training step
+
+// fp32 weights, moments and counters live in Model; this is what a step needs besides.
+struct Trainer {
+    be::Ctx& ctx;
+    Model& m;
+    const TrainOptions& o;
+    const Schedule& schedule;
+    const DataLoader& data;
+    Batch batch;               // the current micro-batch
+    int64_t step = 0;          // global batches done, applied or not
+    int64_t updates = 0;       // of them applied: AdamW's step
+    int64_t consumed = 0;      // samples: the position in the data
+    int64_t scheduled = 0;     // samples of applied steps: the position of the learning rate
+};
+
+// AdamW over the table: tensors that share a decay are neighbours often enough that a call per tensor costs nothing.
+static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
+    Model& m = t.m;
+    for (const TensorSpec& s : m.table.rows)
+        be::adamw(t.ctx, m.params + s.offset, m.master + s.offset, m.m + s.offset, m.v + s.offset, m.grads + s.offset, s.size(), (real)lr,
+                  (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, s.decay ? (real)weight_decay : real(0), (real)grad_scale,
+                  t.updates + 1);
+}
+
+// One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
+// global batch counts the same: loss_scale is one over their number, known before the first backward, and everything sums.
+static StepStats train_step(Trainer& t) {
+    const auto start = std::chrono::steady_clock::now();
+    const int64_t global_batch = t.schedule.global_batch(t.consumed);
+    const double lr = t.schedule.lr(t.scheduled), weight_decay = t.schedule.weight_decay(t.scheduled);
+    const real z_coef = (real)t.o.z_loss_strength;
+    const int64_t targets = t.data.unmasked(t.consumed, global_batch);
+    const real loss_scale = targets > 0 ? (real)(1.0 / targets) : real(0);
+
+    LossSums sums;
+    memset(t.m.grads, 0, t.m.table.size * sizeof(real));
+    for (int64_t done = 0; done < global_batch; done += t.o.micro_batch_size) {
+        t.data.fetch(t.consumed + done, t.o.micro_batch_size, t.batch);
+        const Rows rows = rows_of(t.batch);
+        model_forward(t.ctx, t.m, rows);
+        head(t.ctx, t.m, rows, loss_scale, z_coef, true, sums);
+        model_backward(t.ctx, t.m, rows);
+    }
+    const double norm = std::sqrt(be::sum_of_squares(t.ctx, t.m.grads, t.m.table.size));
+    const double ce = sums.ce / sums.n, z = sums.z / sums.n;
+    // Clipping (Megatron): all gradients times clip / (norm + 1e-6), if that is below 1.
+    const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
+    const bool apply = std::isfinite(ce + z) && std::isfinite(norm);  // a non-finite step is never applied
+    if (apply) {
+        update(t, lr, weight_decay, clip);
+        t.updates++;
+        t.scheduled += global_batch;
+    }
+    t.step++;
+    t.consumed += global_batch;
+
+    StepStats s;
+    s.step = t.step, s.consumed_samples = t.consumed, s.global_batch = (int)global_batch;
+    s.tokens = t.consumed * t.o.seq_length;
+    s.loss = ce, s.z_loss = z, s.grad_norm = norm, s.lr = lr;
+    s.lse_mean = sums.lse / sums.n, s.lse_max = sums.lse_max;
+    s.skipped = t.step - t.updates;
+    s.step_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    s.tokens_per_s = global_batch * t.o.seq_length / (s.step_ms * 1e-3);
+    return s;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// 6  Inference
+
+// Loss over samples [0, n) of a data set, forward only.
+static LossSums evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t n) {
+    LossSums sums;
+    Batch batch;
+    for (int64_t first = 0; first < n; first += m.a.B) {
+        data.fetch(first, (int)std::min<int64_t>(m.a.B, n - first), batch);
+        const Rows rows = rows_of(batch);
+        model_forward(ctx, m, rows);
+        head(ctx, m, rows, 0, 0, false, sums);
+    }
+    return sums;
+}
+
+// Writes text one token at a time. The activations of `m` serve as scratch.
+class Generator {
+public:
+    Generator(be::Ctx& ctx, Model& m) : ctx_(ctx), m_(m) {
+        cache_.layer_size = (size_t)m.c.T * m.c.NKV * m.c.HS();
+        cache_.keys.resize(m.c.L * cache_.layer_size), cache_.values.resize(m.c.L * cache_.layer_size);
+    }
+
+    int length() const { return cache_.length; }
+    int capacity() const { return m_.c.T; }
+
+    // Starts afresh with a prompt of 1 .. capacity tokens: one pass over as many as the activations hold, then one by one.
+    void prompt(const std::vector<int>& tokens) {
+        const int n = (int)tokens.size(), at_once = std::min(n, m_.a.B * m_.a.T);
+        CHECK(n >= 1 && n <= capacity(), "a prompt of %d tokens", n);
+        cache_.length = 0;
+        const Rows rows = rows_for(tokens.data(), at_once, nullptr);
+        embed_forward(ctx_, m_, rows);
+        for (int l = 0; l < m_.c.L; l++) {
+            block_forward(ctx_, m_, l, rows);
+            keep_keys_and_values(l, at_once);
+        }
+        cache_.length = at_once, last_row_ = at_once - 1;
+        for (int i = at_once; i < n; i++) append(tokens[i]);
+    }
+
+    void append(int token) {
+        CHECK(length() < capacity(), "the context is full");
+        model_forward(ctx_, m_, rows_for(&token, 1, &cache_));
+        cache_.length++, last_row_ = 0;
+    }
+
+    // (V) logits of the token that comes next.
+    const std::vector<float>& logits() {
+        const ModelConfig& c = m_.c;
+        Activations& a = m_.a;
+        norm_forward(ctx_, c, a.final_norm, a.final_mean, a.final_rstd, nullptr, a.x[c.L] + (size_t)last_row_ * c.C, nullptr,
+                     m_.p.final_norm_w, m_.p.final_norm_b, 1);
+        be::linear_forward(ctx_, a.logits, a.final_norm, m_.p.head, nullptr, 1, c.C, c.Vp);
+        logits_.assign(a.logits, a.logits + c.V);
+        return logits_;
+    }
+
+private:
+    Rows rows_for(const int* tokens, int n, KeyValueCache* cache) {
+        positions_.resize(n);
+        for (int i = 0; i < n; i++) positions_[i] = length() + i;
+        return {tokens, nullptr, positions_.data(), nullptr, 1, n, cache};
+    }
+
+    void keep_keys_and_values(int l, int n) {
+        const ModelConfig& c = m_.c;
+        const size_t q = (size_t)c.NH * c.HS(), kv = (size_t)c.NKV * c.HS();
+        for (int t = 0; t < n; t++) {
+            const floatX* row = m_.a.blocks[l].qkv + (size_t)t * c.QKV();
+            std::copy_n(row + q, kv, cache_.keys_of(l) + t * kv);
+            std::copy_n(row + q + kv, kv, cache_.values_of(l) + t * kv);
+        }
+    }
+
+    be::Ctx& ctx_;
+    Model& m_;
+    KeyValueCache cache_;
+    int last_row_ = 0;  // row of the activations that belongs to the last token
+    std::vector<int> positions_;
+    std::vector<float> logits_;
+};
+
+// Samples up to max_new_tokens after `prompt`, calling emit(token) for each; stops at the end-of-document token.
+// The n-th token of sample k is a function of (seed, k, n) and the model alone.
+template <class Emit>
+static int sample_text(Generator& generator, const std::vector<int>& prompt, int max_new_tokens, const SamplingOptions& sampling, uint64_t seed,
+                       uint32_t sample, int eod, Emit emit) {
+    generator.prompt(prompt);
+    int n = 0;
+    while (n < max_new_tokens && generator.length() < generator.capacity()) {
+        const std::vector<float>& logits = generator.logits();
+        const double uniform = uniform_at(seed, RngPurpose::sampling, sample, n);
+        const int token = sample_token(logits.data(), (int)logits.size(), sampling, uniform);
+        if (token == eod) break;
+        emit(token), n++;
+        generator.append(token);
+    }
+    return n;
+}
+
+// The tokens to start from: the prompt's, or the end-of-document token, which is what comes before a fresh document.
+static std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const std::string& prompt, int capacity) {
+    std::vector<int> tokens = tokenizer.encode(prompt);
+    if (tokens.empty() && tokenizer.eod_id() >= 0) tokens.push_back(tokenizer.eod_id());
+    if (tokens.empty()) fail("the prompt is empty and the tokenizer has no end-of-document token to start from; HINT: give --prompt");
+    if ((int)tokens.size() > capacity)
+        fail("the prompt has %zu tokens, the model's context holds %d; HINT: give a shorter --prompt", tokens.size(), capacity);
+    return tokens;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// 7  Commands
+
+static volatile std::sig_atomic_t stop_requested = 0;
+
+// Ctrl-C and SIGTERM end the run after the current step; a second one ends it at once.
+static void stop_after_this_step(int signal_number) {
+    if (stop_requested) std::_Exit(128 + signal_number);
+    stop_requested = signal_number;
+}
+
+// The model that the options describe: a directory or a preset, then what is given beside it.
+static ModelConfig configure_model(const TrainOptions& o, const Tokenizer* tokenizer) {
+    const bool from_directory = !o.model.empty();
+    if (from_directory && !o.preset.empty()) fail("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
+    ModelConfig c;
+    if (from_directory) c = read_config(o.model);
+    else if (!o.preset.empty()) c = config_from_preset(o.preset);
+    else set_family(c, "gpt2");  // Megatron's defaults; the options below turn it into another
+    const auto given = [](int& size, int value) {
+        if (value) size = value;
+    };
+    given(c.L, o.num_layers), given(c.C, o.hidden_size), given(c.F, o.ffn_hidden_size);
+    given(c.NKV, o.num_query_groups ? o.num_query_groups : o.num_attention_heads), given(c.NH, o.num_attention_heads);
+    given(c.T, o.max_position_embeddings ? o.max_position_embeddings : from_directory ? 0 : o.seq_length);
+    if (!o.normalization.empty()) c.norm = o.normalization == "RMSNorm" ? Norm::rmsnorm : Norm::layernorm;
+    if (!o.position_embedding_type.empty())
+        c.position = o.position_embedding_type == "rope" ? Position::rope : o.position_embedding_type == "alibi" ? Position::alibi : Position::learned;
+    if (o.swiglu) c.activation = Activation::swiglu;
+    if (o.disable_bias_linear) c.bias = false;
+    if (o.untie_embeddings_and_output_weights) c.tied = false;
+    if (o.embed_layernorm) c.embedding_norm = true;
+    c.eps = o.norm_epsilon.value_or(c.eps), c.rope_base = o.rotary_base.value_or(c.rope_base), c.init_std = o.init_method_std.value_or(c.init_std);
+    if (!c.F) c.F = c.activation == Activation::swiglu ? (8 * c.C / 3 + 63) / 64 * 64 : 4 * c.C;  // Megatron's defaults
+    match_family(c);
+
+    if (o.vocab_size) c.V = o.vocab_size;
+    else if (tokenizer && !from_directory) c.V = tokenizer->vocab_size();
+    if (tokenizer && tokenizer->vocab_size() > c.V)
+        fail("the tokenizer has %d tokens, the model's vocab-size is %d; HINT: the tokenizer must be the model's own", tokenizer->vocab_size(), c.V);
+    check_config(c);
+    pad_vocabulary(c, o.make_vocab_size_divisible_by);
+    return c;
+}
+
+static const char* family_description(const ModelConfig& c) {
+    return c.family == "llama"   ? "RMSNorm, rotary positions, SwiGLU, no biases"
+           : c.family == "bloom" ? "LayerNorm also after the embedding, ALiBi, GeLU, biases"
+                                 : "LayerNorm, learned positions, GeLU, biases";
+}
+
+static Recompute recompute_policy(const std::string& name) {
+    return name == "full" ? Recompute::full : name == "selective" ? Recompute::selective : Recompute::none;
+}
+
+// Cross-entropy of the validation tokens under the frequencies of the training tokens (each count plus one): what can be known
+// without any context. Reads at most 2000 training samples, spread evenly.
+static double unigram_loss(const DataLoader& train, const DataLoader& valid, int64_t valid_samples, int V) {
+    std::vector<double> count(V, 1.0);
+    double total = V;
+    Batch batch;
+    const int64_t reads = std::min<int64_t>(2000, train.n_samples());
+    for (int64_t i = 0; i < reads; i++) {
+        train.fetch(i * train.n_samples() / reads, 1, batch);
+        for (int token : batch.tokens) count[token]++, total++;
+    }
+    double loss = 0, n = 0;
+    for (int64_t i = 0; i < valid_samples; i++) {
+        valid.fetch(i, 1, batch);
+        for (int target : batch.targets)
+            if (target >= 0) loss -= std::log(count[target] / total), n++;
+    }
+    return loss / n;
+}
+
+// What the run is, for the console, and as rows for the report.
+struct RunTable {
+    Table table;
+    nlohmann::ordered_json rows = nlohmann::ordered_json::object();
+    void row(const std::string& label, const std::string& value) { table.row(label, value), rows[label] = value; }
+};
+
+static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedule& schedule, const be::Ctx& ctx) {
+    const ModelConfig& c = m.c;
+    RunTable t;
+    t.table.section("Model");
+    t.row("family", c.family + (o.preset.empty() ? "" : ", preset " + o.preset) + (o.model.empty() ? "" : ", from " + o.model));
+    t.row("block", format("%s, %s head", family_description(c), c.tied ? "tied" : "own"));
+    t.row("shape", format("%d layers, width %d, %d heads of %d%s, feed-forward %d", c.L, c.C, c.NH, c.HS(),
+                          c.NKV != c.NH ? format(" (%d for keys and values)", c.NKV).c_str() : "", c.F));
+    t.row("vocabulary", format("%s (padded to %s)", with_commas(c.V).c_str(), with_commas(c.Vp).c_str()));
+    t.row("parameters", format("%s (%s)", with_commas((int64_t)m.table.trained).c_str(), human_count((double)m.table.trained).c_str()));
+    t.row("FLOPs per token", human_count(model_flops_per_token(c, o.seq_length)) + " (forward and backward, causal attention)");
+    t.table.section("Batch");
+    const int64_t batch = schedule.final_batch;
+    t.row("step", format("%lld samples of %d tokens = %s tokens, in %lld micro-batches of %d", (long long)batch, o.seq_length,
+                         with_commas(batch * o.seq_length).c_str(), (long long)(batch / o.micro_batch_size), o.micro_batch_size));
+    if (schedule.rampup.samples) t.row("ramp-up", format("from %lld by %lld over %s samples", (long long)schedule.rampup.start, (long long)schedule.rampup.increment, with_commas(schedule.rampup.samples).c_str()));
+    t.row("run", format("%s steps, %s samples, %s tokens", with_commas(schedule.total_steps).c_str(), with_commas(schedule.total_samples).c_str(),
+                        human_count((double)schedule.total_samples * o.seq_length).c_str()));
+    t.row("learning rate", format("%s %g to %g, warm-up over %s samples", schedule.style.c_str(), schedule.max_lr, schedule.min_lr, with_commas(schedule.warmup).c_str()));
+    t.table.section("Machine");
+    t.row("backend", format("cpu, %d thread%s, %s%s", ctx.threads, ctx.threads == 1 ? "" : "s", be::Ctx::isa_name(), ctx.plain ? ", plain loops" : ""));
+    t.row("precision", format("%s storage, %s sums, gradients and optimizer", precision_name, sizeof(real) == 4 ? "fp32" : "fp64"));
+    t.row("recompute", o.recompute_granularity);
+    t.table.section("Memory", Table::Values::amounts);
+    for (const auto& [purpose, bytes] : m.arena.purposes()) t.row(purpose, human_bytes((double)bytes));
+    t.row("in all", human_bytes((double)m.arena.bytes()));
+    return t;
+}
+
+static DataOptions data_options(const TrainOptions& o, const ModelConfig& c, const Tokenizer* tokenizer, DataSplit part, int64_t n_samples) {
+    DataOptions d;
+    const bool own = !o.valid_data_path.empty();  // training and validation data are apart, and each is used whole
+    d.blend = parse_data_path(own && part == DataSplit::valid ? o.valid_data_path : o.data_path);
+    d.split = o.split, d.part = own ? DataSplit::whole : part;
+    d.T = o.seq_length, d.seed = (uint32_t)o.seed, d.n_samples = n_samples, d.vocab_size = c.V;
+    d.eod = tokenizer ? tokenizer->eod_id() : -1;
+    d.reset_position_ids = o.reset_position_ids, d.reset_attention_mask = o.reset_attention_mask, d.eod_mask_loss = o.eod_mask_loss;
+    return d;
+}
+
+static bool has_validation(const TrainOptions& o) {
+    const auto [begin, end] = split_range(o.split, DataSplit::valid, 1 << 30);
+    return !o.valid_data_path.empty() || begin < end;
+}
+
+static void describe_data(RunTable& t, const DataLoader& data, const char* label) {
+    for (const DataSummary& s : data.summary())
+        t.row(std::string(label) + " " + s.name, format("%s tokens in %s documents, %.1f%% of the samples, %.2f epochs", human_count((double)s.tokens).c_str(),
+                                                        human_count((double)s.documents).c_str(), 100 * s.share, s.epochs));
+}
+
+// OUT must be new or hold no run: what is there is never overwritten.
+static void check_output(const std::string& out) {
+    if (std::filesystem::exists(out + "/log.jsonl")) fail("%s already holds a run (log.jsonl); HINT: give another --out, or remove it", out.c_str());
+}
+
+static std::string step_directory(const std::string& out, int64_t step) { return format("%s/step_%08lld", out.c_str(), (long long)step); }
+
+// Writes the model and points OUT/latest at it.
+static void save_model(const Model& m, const std::string& out, int64_t step, const Tokenizer* tokenizer) {
+    TokenizerFiles files;
+    if (tokenizer) {
+        files.path = tokenizer->source();
+        files.bos_id = tokenizer->bos_id(), files.eos_id = tokenizer->eod_id();
+        if (files.bos_id >= 0) files.bos_token = tokenizer->token_bytes(files.bos_id);
+        if (files.eos_id >= 0) files.eos_token = tokenizer->token_bytes(files.eos_id);
+    }
+    const std::string dir = step_directory(out, step);
+    write_model(dir, m.c, m.table, m.params, files);
+    point_link(out + "/latest", std::filesystem::path(dir).filename().string());
+}
+
+static int train_command(const TrainOptions& given) {
+    TrainOptions o = given;
+    if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
+    std::string tokenizer_path = o.tokenizer;
+    if (tokenizer_path.empty() && !o.model.empty() && std::filesystem::exists(o.model + "/tokenizer.json")) tokenizer_path = o.model;
+    std::unique_ptr<Tokenizer> tokenizer;
+    if (!tokenizer_path.empty()) tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(tokenizer_path));
+    const ModelConfig c = configure_model(o, tokenizer.get());
+    if (o.seq_length == 0) o.seq_length = c.T;
+    if (o.seq_length > c.T)
+        fail("--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new model", o.seq_length, c.T);
+    const Schedule schedule = make_schedule(o, 1);
+
+    be::Ctx ctx(o.threads);
+    ctx.plain = o.plain;
+    Model m(c);
+    plan_memory(m, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows);
+    RunTable table = describe_run(m, o, schedule, ctx);
+    if (o.dry_run && o.data_path.empty()) {  // planning needs no data
+        table.table.print();
+        return 0;
+    }
+    const DataLoader train(data_options(o, c, tokenizer.get(), DataSplit::train, schedule.total_samples));
+    std::unique_ptr<DataLoader> valid;
+    if (o.eval_iters > 0 && has_validation(o)) valid = std::make_unique<DataLoader>(data_options(o, c, tokenizer.get(), DataSplit::valid, 0));
+    const int64_t valid_samples = valid ? std::min(valid->n_samples(), o.eval_iters * schedule.final_batch) : 0;
+    table.table.section("Data");
+    describe_data(table, train, "training");
+    if (valid) describe_data(table, *valid, "validation");
+    table.table.print();
+    if (o.dry_run) return 0;
+
+    check_output(o.out);
+    Logger logger(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval);
+    allocate(m);
+    if (o.model.empty()) initialize(m, (uint64_t)o.seed);
+    else {
+        read_parameters(o.model, c, m.table, m.params);
+        masters_from_params(m);
+    }
+
+    RunInfo info;
+    info.name = !o.preset.empty() ? o.preset : !o.model.empty() ? o.model : c.family;
+    info.total_steps = schedule.total_steps;
+    info.z_loss = o.z_loss_strength > 0, info.batch_ramp = schedule.rampup.samples > 0;
+    if (info.batch_ramp) info.total_samples = schedule.total_samples;
+    if (valid) info.unigram_loss = unigram_loss(train, *valid, valid_samples, c.V);
+    info.summary = table.rows, info.options = options_to_json(o);
+    logger.run(info);
+
+    const auto validate = [&](int64_t step) {
+        const double start = monotonic_seconds();
+        const LossSums sums = evaluate(ctx, m, *valid, valid_samples);
+        logger.valid(step, sums.ce / (double)sums.n, sums.n, (monotonic_seconds() - start) * 1e3);
+    };
+    std::unique_ptr<Generator> generator;
+    std::vector<int> prompt;
+    if (o.sample_interval > 0) {
+        if (!tokenizer) fail("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
+        generator = std::make_unique<Generator>(ctx, m);
+        prompt = prompt_tokens(*tokenizer, o.sample_prompt, std::min(c.T, o.micro_batch_size * o.seq_length));
+    }
+    const auto write_sample = [&](int64_t step) {
+        std::string text;
+        sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)step, tokenizer->eod_id(), [&](int token) { text += tokenizer->token_bytes(token); });
+        logger.sample(step, o.sample_prompt, text);
+    };
+
+    std::signal(SIGINT, stop_after_this_step);
+    std::signal(SIGTERM, stop_after_this_step);
+    Trainer trainer{ctx, m, o, schedule, train, {}};
+    const double flops_per_token = model_flops_per_token(c, o.seq_length);
+    while (trainer.step < schedule.total_steps && !stop_requested) {
+        StepStats stats = train_step(trainer);
+        stats.model_tflops = flops_per_token * stats.tokens_per_s / 1e12;
+        logger.step(stats);
+        const bool last = trainer.step == schedule.total_steps || stop_requested;
+        if (valid && (trainer.step % o.eval_interval == 0 || last)) validate(trainer.step);
+        if (generator && (trainer.step % o.sample_interval == 0 || last)) write_sample(trainer.step);
+    }
+    save_model(m, o.out, trainer.step, tokenizer.get());
+    logger.event(trainer.step, "info", "checkpoint", "model written to " + step_directory(o.out, trainer.step));
+    if (valid) printf("a unigram model of the same tokens has validation loss %.4f\n", info.unigram_loss);
+    logger.end(stop_requested ? "stopped" : "finished");
+    return 0;
+}
+
+// A model for inference from a directory, with the tokenizer that lies beside it, and room for passes of B x T.
+struct LoadedModel {
+    std::unique_ptr<Model> m;
+    std::unique_ptr<Tokenizer> tokenizer;
+};
+
+static LoadedModel load_for_inference(const std::string& dir, int B, int T, int head_rows) {
+    if (dir.empty()) fail("the model is missing; HINT: --model DIR");
+    LoadedModel loaded;
+    ModelConfig c = read_config(dir);
+    check_config(c);
+    pad_vocabulary(c, 16);
+    if (T > c.T) fail("--seq-length %d is above the model's longest sequence %d", T, c.T);
+    loaded.m = std::make_unique<Model>(c);
+    plan_memory(*loaded.m, Recompute::inference, B, T ? T : c.T, head_rows);
+    allocate(*loaded.m);
+    read_parameters(dir, c, loaded.m->table, loaded.m->params);
+    if (std::filesystem::exists(dir + "/tokenizer.json")) loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(dir));
+    return loaded;
+}
+
+static int generate_command(const GenerateOptions& o) {
+    be::Ctx ctx(o.threads);
+    ctx.plain = o.plain;
+    LoadedModel loaded = load_for_inference(o.model, 1, 0, 1);
+    if (!loaded.tokenizer) fail("%s has no tokenizer.json", o.model.c_str());
+    const Tokenizer& tokenizer = *loaded.tokenizer;
+    Generator generator(ctx, *loaded.m);
+    const std::vector<int> prompt = prompt_tokens(tokenizer, o.prompt, generator.capacity());
+    double seconds = 0;
+    int tokens = 0;
+    for (int k = 0; k < o.num_samples; k++) {
+        if (k > 0) printf("\n---\n");
+        printf("%s", o.prompt.c_str());
+        fflush(stdout);
+        const double start = monotonic_seconds();
+        tokens += sample_text(generator, prompt, o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, (uint64_t)o.seed, (uint32_t)k, tokenizer.eod_id(), [&](int token) {
+            const std::string& bytes = tokenizer.token_bytes(token);
+            fwrite(bytes.data(), 1, bytes.size(), stdout);
+            fflush(stdout);
+        });
+        seconds += monotonic_seconds() - start;
+        if (generator.length() == generator.capacity()) fprintf(stderr, "\n(the model's context of %d tokens is full)", generator.capacity());
+        printf("\n");
+    }
+    fprintf(stderr, "%d tokens in %s, %.0f tokens/s\n", tokens, human_duration(seconds).c_str(), tokens / seconds);
+    return 0;
+}
+
+static int eval_command(const EvalOptions& o) {
+    be::Ctx ctx(o.threads);
+    ctx.plain = o.plain;
+    if (o.text.empty() == o.data_path.empty()) fail("give --data-path or --text, one of the two");
+    LoadedModel loaded = load_for_inference(o.model, o.micro_batch_size, o.seq_length, 1024);
+    const Model& m = *loaded.m;
+    DataOptions d;
+    d.T = m.a.T, d.vocab_size = m.c.V;
+    std::string temporary;
+    if (!o.text.empty()) {  // a text becomes a data set of one document
+        if (!loaded.tokenizer) fail("%s has no tokenizer.json; HINT: prepare the text and give --data-path", o.model.c_str());
+        temporary = (std::filesystem::temp_directory_path() / format("train_gpt_eval_%d", (int)getpid())).string();
+        PrepareOptions prepare;
+        prepare.input = {o.text}, prepare.output_prefix = temporary, prepare.tokenizer = o.model, prepare.no_append_eod = true;
+        prepare_command(prepare);
+        d.blend.paths = {temporary}, d.part = DataSplit::whole;
+    } else {
+        d.blend = parse_data_path(o.data_path), d.split = o.split, d.part = DataSplit::valid;
+    }
+    const DataLoader data(d);
+    for (const char* ending : {".bin", ".idx"})
+        if (!temporary.empty()) std::filesystem::remove(temporary + ending);  // the mapping stays
+    const int64_t samples = o.max_samples ? std::min(o.max_samples, data.n_samples()) : data.n_samples();
+    const double start = monotonic_seconds();
+    const LossSums sums = evaluate(ctx, *loaded.m, data, samples);
+    const double seconds = monotonic_seconds() - start, loss = sums.ce / (double)sums.n;
+
+    Table table;
+    table.section("Evaluation of " + o.model);
+    table.row("tokens", format("%s in %s samples of %d", with_commas(sums.n).c_str(), with_commas(samples).c_str(), d.T));
+    table.row("loss", format("%.4f nats per token", loss));
+    table.row("perplexity", format("%.3f", std::exp(loss)));
+    if (loaded.tokenizer) {
+        // Bytes of the predicted tokens; special tokens are no text.
+        int64_t bytes = 0;
+        Batch batch;
+        for (int64_t i = 0; i < samples; i++) {
+            data.fetch(i, 1, batch);
+            for (int target : batch.targets)
+                if (target >= 0 && !loaded.tokenizer->is_special(target)) bytes += (int64_t)loaded.tokenizer->token_bytes(target).size();
+        }
+        table.row("bits per byte", format("%.4f (%.3f bytes per token)", sums.ce / std::log(2.0) / (double)bytes, (double)bytes / (double)sums.n));
+    }
+    table.row("speed", format("%s tokens/s", human_count((double)sums.n / seconds).c_str()));
+    table.print();
+    return 0;
+}
+
+#ifndef TRAIN_GPT_NO_MAIN
+static const char* const usage =
+    "train_gpt: pretraining of GPT, BLOOM and Llama models\n\n"
+    "  train_gpt train      train a model on prepared data (the default command)\n"
+    "  train_gpt prepare    turn text into tokens (Megatron .bin/.idx)\n"
+    "  train_gpt tokenizer  learn a byte-level BPE tokenizer from text, or measure one\n"
+    "  train_gpt generate   write text with a model\n"
+    "  train_gpt eval       loss, perplexity and bits per byte of a model\n\n"
+    "train_gpt COMMAND --help lists a command's options.\n";
+
+template <class Options>
+static int run_command(const char* name, const char* purpose, const std::vector<std::string>& arguments, int (*command)(const Options&)) {
+    Options options;
+    return cli::parse(name, purpose, options, arguments) ? command(options) : 0;
+}
+
+int main(int argc, char** argv) try {
+    std::vector<std::string> arguments(argv + 1, argv + argc);
+    if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
+        fputs(usage, arguments.empty() ? stderr : stdout);
+        return arguments.empty() ? 1 : 0;
+    }
+    std::string command = "train";
+    if (arguments[0][0] != '-') command = arguments[0], arguments.erase(arguments.begin());
+    if (command == "train") return run_command("train", "Trains a model on prepared data.", arguments, train_command);
+    if (command == "prepare") return run_command("prepare", "Turns text into tokens.", arguments, prepare_command);
+    if (command == "tokenizer") return run_command("tokenizer", "Learns a byte-level BPE tokenizer, or measures one.", arguments, tokenizer_command);
+    if (command == "generate") return run_command("generate", "Writes text with a model.", arguments, generate_command);
+    if (command == "eval") return run_command("eval", "Measures a model on text it has not seen.", arguments, eval_command);
+    fail("'%s' is not a command; did you mean %s? HINT: train_gpt --help", command.c_str(), cli::nearest(command, {"train", "prepare", "tokenizer", "generate", "eval"}).c_str());
+} catch (const Error& e) {
+    fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+} catch (const std::bad_alloc&) {
+    fprintf(stderr, "error: out of memory; HINT: a smaller --micro-batch-size, --seq-length or model\n");
+    return 1;
+} catch (const std::exception& e) {
+    fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+}
+#endif
