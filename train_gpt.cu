@@ -892,8 +892,9 @@ static int generate_command(const GenerateOptions& o) {
             fflush(stdout);
         });
         seconds += monotonic_seconds() - start;
-        if (generator.length() == generator.capacity()) fprintf(stderr, "\n(the model's context of %d tokens is full)", generator.capacity());
         printf("\n");
+        fflush(stdout);
+        if (generator.length() == generator.capacity()) fprintf(stderr, "(the model's context of %d tokens is full)\n", generator.capacity());
     }
     fprintf(stderr, "%d tokens in %s, %.0f tokens/s\n", tokens, human_duration(seconds).c_str(), tokens / seconds);
     return 0;

@@ -35,16 +35,17 @@ inline std::string nearest(const std::string& given, const std::vector<std::stri
                              [&](const std::string& a, const std::string& b) { return distance(given, a) < distance(given, b); });
 }
 
-inline std::string describe(const Allowed& a) {
+inline std::string describe(const Allowed& a, bool whole = false) {
     if (!a.choices.empty()) {
         std::string s = "one of";
         for (const std::string& c : a.choices) s += (s == "one of" ? " " : ", ") + c;
         return s;
     }
     if (a.low == a.high) return format("only %g", a.low);
-    if (std::isfinite(a.low) && std::isfinite(a.high)) return format("a number from %.10g to %.10g", a.low, a.high);
-    if (std::isfinite(a.low)) return format(a.above ? "a number above %.10g" : "a number of at least %.10g", a.low);
-    return "a number";
+    const std::string number = whole ? "a whole number" : "a number";
+    if (std::isfinite(a.low) && std::isfinite(a.high)) return number + format(" from %.10g to %.10g", a.low, a.high);
+    if (std::isfinite(a.low)) return number + format(a.above ? " above %.10g" : " of at least %.10g", a.low);
+    return number;
 }
 
 inline double number_in_range(const std::string& name, const std::string& text, const Allowed& allowed, bool whole) {
@@ -61,7 +62,7 @@ inline double number_in_range(const std::string& name, const std::string& text, 
     const bool malformed = used == 0 || used != text.size() || !std::isfinite(value) || (whole && value != std::floor(value));
     const bool outside = value < allowed.low || value > allowed.high || (allowed.above && value == allowed.low);
     if (malformed || outside || (whole && std::abs(value) > 9e15))
-        fail("--%s is '%s'; it must be %s%s", name.c_str(), text.c_str(), describe(allowed).c_str(), whole && malformed ? " (whole)" : "");
+        fail("--%s is '%s'; it must be %s", name.c_str(), text.c_str(), describe(allowed, whole).c_str());
     return value;
 }
 
@@ -112,6 +113,7 @@ void add_option(CLI::App& app, const std::string& name, const std::string& names
             type += "}";
         }
         option->type_name(type);
+        option->take_last();  // a later value wins, so that a script's options can be overridden behind them
     }
     const std::string shown = default_text(value);
     if (!shown.empty() && !std::is_same_v<Value, bool>) option->default_str(shown);

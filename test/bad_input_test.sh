@@ -47,7 +47,7 @@ train=("$program" train "${llama[@]}" "${small[@]}" --tokenizer tok)
 # ---- options ----
 refuse "unknown option, nearest name"       "micro-batch-size"              "${train[@]}" --data-path good --micro-batch-sise 2
 refuse "unknown subcommand"                 "trian.*|train"                 "$program" trian
-refuse "number malformed"                   "12x"                           "${train[@]}" --data-path good --num-layers 12x
+refuse "number malformed"                   "12x.*whole number"                           "${train[@]}" --data-path good --num-layers 12x
 refuse "number out of range"                "num-layers"                    "${train[@]}" --data-path good --num-layers -3
 refuse "learning rate negative"             "lr"                            "${train[@]}" --data-path good --lr -1
 refuse "value missing"                      "out"                           "${train[@]}" --data-path good --out
@@ -115,7 +115,7 @@ spoil m5; head -c 1000 model/latest/model.safetensors >m5/model.safetensors
 refuse "weights truncated"                  "model.safetensors"             "$program" generate --model m5 --prompt a
 refuse "out is a file"                      "good.txt"                      "${train[@]}" --data-path good --out good.txt
 refuse "out not writable"                   "/proc/model"                   "${train[@]}" --data-path good --out /proc/model
-refuse "prompt empty without a start token" "prompt"                        "$program" generate --model model/latest --prompt "" --max-new-tokens 0
+refuse "nothing to write"                   "max-new-tokens"                "$program" generate --model model/latest --prompt "" --max-new-tokens 0
 
 # ---- text that is odd but fine: any bytes are data ----
 printf 'a\0b \xff\xfe caf\xc3\xa9\n\n\xf0\x9f\x98\x80\n' >odd.txt

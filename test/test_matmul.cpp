@@ -1,0 +1,386 @@
+// Linear layers in the program's precision (bf16 or fp32): the plain loops and the fast paths against sums in double.
+// A sum of K products and a start value takes at most K + 1 roundings on the way of each term, in any order of summation, and one
+// rounding of the product, so computed and exact sum differ by at most (K + 2) u times the sum of magnitudes, u = 2^-24. The
+// result is that sum rounded once; rounding is monotonic, so it lies between the two ends of the interval, rounded.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "../llmc/cpu/matmul.h"
+#include "testing.h"
+
+using namespace test;
+using Doubles = std::vector<double>;
+
+namespace {
+
+constexpr double u = roundoff<real>;
+constexpr double tiny = 1e-35;  // products below the smallest normal number may be flushed to zero
+
+struct Shape {
+    int N, IC, OC;
+};
+
+// ---- reference ------------------------------------------------------------------------------------------------------------
+// A matrix seen through strides, and a matrix product with the sums of magnitudes that bound its error.
+struct View {
+    const floatX* x;
+    int row, col;
+    double operator()(int i, int j) const { return as_double(x[(size_t)i * row + (size_t)j * col]); }
+};
+struct Product {
+    Doubles value, magnitude;
+    int K;
+};
+
+// start(m, n) + sum_k a(m, k) b(k, n)
+Product multiply(const View& a, const View& b, int M, int N, int K, const std::function<double(int, int)>& start) {
+    Product p{Doubles(M * N), Doubles(M * N), K};
+    Doubles column(K);
+    for (int n = 0; n < N; n++) {
+        for (int k = 0; k < K; k++) column[k] = b(k, n);
+        for (int m = 0; m < M; m++) {
+            double value = start(m, n), magnitude = std::abs(value);
+            for (int k = 0; k < K; k++) {
+                const double term = a(m, k) * column[k];
+                value += term, magnitude += std::abs(term);
+            }
+            p.value[m * N + n] = value, p.magnitude[m * N + n] = magnitude;
+        }
+    }
+    return p;
+}
+
+double zero(int, int) { return 0; }
+
+template <class Buffer>
+void expect_product(const Buffer& actual, const Product& p, const std::string& name) {
+    using T = std::decay_t<decltype(actual[0])>;
+    Doubles allowed(p.value.size());
+    for (size_t i = 0; i < allowed.size(); i++) {
+        const double error = (p.K + 2) * u * p.magnitude[i] + tiny;
+        const double low = as_double(from_double<T>(p.value[i] - error)), high = as_double(from_double<T>(p.value[i] + error));
+        allowed[i] = std::max(p.value[i] - low, high - p.value[i]);
+    }
+    expect_close(actual, p.value, allowed, name);
+}
+
+// ---- one layer ------------------------------------------------------------------------------------------------------------
+struct Results {
+    std::vector<floatX> out, out_biased, dinp;
+    std::vector<real> dweight_set, dbias_set, dweight_add, dbias_add, dweight_alone;
+};
+
+struct Layer {
+    Shape k;
+    Guarded<floatX> inp, weight, bias, dout;
+    std::vector<real> dweight0, dbias0;  // what Acc::Add adds to
+
+    using Fill = std::function<std::vector<floatX>(size_t)>;
+    Layer(const Shape& shape, const Fill& fill)
+        : k(shape), inp(fill((size_t)k.N * k.IC), "inp"), weight(fill((size_t)k.OC * k.IC), "weight"), bias(fill(k.OC), "bias"),
+          dout(fill((size_t)k.N * k.OC), "dout") {
+        for (const floatX x : fill((size_t)k.OC * k.IC)) dweight0.push_back((real)x);
+        for (const floatX x : fill(k.OC)) dbias0.push_back((real)x);
+    }
+
+    // Every op once; outputs lie between guards and are NaN before they are set.
+    Results run(cpu::Ctx& ctx) const {
+        const auto [N, IC, OC] = k;
+        Guarded<floatX> out((size_t)N * OC, "out"), out_biased((size_t)N * OC, "out with bias"), dinp((size_t)N * IC, "dinp");
+        Guarded<real> dweight_set((size_t)OC * IC, "dweight set"), dbias_set(OC, "dbias set"), dweight_add(dweight0, "dweight added"),
+            dbias_add(dbias0, "dbias added"), dweight_alone((size_t)OC * IC, "dweight without dbias");
+        cpu::linear_forward(ctx, out.data(), inp.data(), weight.data(), nullptr, N, IC, OC);
+        cpu::linear_forward(ctx, out_biased.data(), inp.data(), weight.data(), bias.data(), N, IC, OC);
+        cpu::linear_backward_input(ctx, dinp.data(), dout.data(), weight.data(), N, IC, OC);
+        cpu::linear_backward_weight(ctx, dweight_set.data(), dbias_set.data(), dout.data(), inp.data(), N, IC, OC, Acc::Set);
+        cpu::linear_backward_weight(ctx, dweight_add.data(), dbias_add.data(), dout.data(), inp.data(), N, IC, OC, Acc::Add);
+        cpu::linear_backward_weight(ctx, dweight_alone.data(), nullptr, dout.data(), inp.data(), N, IC, OC, Acc::Set);
+        return {out.values(),       out_biased.values(), dinp.values(),      dweight_set.values(),
+                dbias_set.values(), dweight_add.values(), dbias_add.values(), dweight_alone.values()};
+    }
+
+    void check(const Results& r) const {
+        const auto [N, IC, OC] = k;
+        SCOPED_TRACE(testing::Message() << "N " << N << ", IC " << IC << ", OC " << OC);
+        const floatX one = from_double<floatX>(1);
+        const View x{inp.data(), IC, 1}, w{weight.data(), IC, 1}, dy{dout.data(), OC, 1}, x_t{inp.data(), 1, IC}, w_t{weight.data(), 1, IC},
+            dy_t{dout.data(), 1, OC}, ones{&one, 0, 0};
+        const int ic = IC;
+        const auto add_bias = [&](int, int o) { return as_double(bias[o]); };
+        const auto add_dweight = [&, ic](int o, int i) { return as_double(dweight0[(size_t)o * ic + i]); };
+        const auto add_dbias = [&](int o, int) { return as_double(dbias0[o]); };
+        expect_product(r.out, multiply(x, w_t, N, OC, IC, zero), "out");
+        expect_product(r.out_biased, multiply(x, w_t, N, OC, IC, add_bias), "out with bias");
+        expect_product(r.dinp, multiply(dy, w, N, IC, OC, zero), "dinp");
+        const Product dweight = multiply(dy_t, x, OC, IC, N, zero);
+        expect_product(r.dweight_set, dweight, "dweight set");
+        expect_product(r.dweight_alone, dweight, "dweight without dbias");
+        expect_product(r.dweight_add, multiply(dy_t, x, OC, IC, N, add_dweight), "dweight added");
+        expect_product(r.dbias_set, multiply(dy_t, ones, OC, 1, N, zero), "dbias set");
+        expect_product(r.dbias_add, multiply(dy_t, ones, OC, 1, N, add_dbias), "dbias added");
+    }
+};
+
+Layer random_layer(const Shape& k, uint64_t seed) {
+    Rng rng(seed);
+    return Layer(k, [&](size_t n) { return rng.normals<floatX>(n); });
+}
+
+void check_both_paths(cpu::Ctx& ctx, const Shape& k, uint64_t seed) {
+    const Layer layer = random_layer(k, seed);
+    for (const bool plain : {true, false}) {
+        SCOPED_TRACE(plain ? "plain loops" : "fast path");
+        ctx.plain = plain;
+        layer.check(layer.run(ctx));
+    }
+}
+
+void expect_same_results(const Results& a, const Results& b, const std::string& when) {
+    expect_same_bits(a.out, b.out, "out " + when);
+    expect_same_bits(a.out_biased, b.out_biased, "out with bias " + when);
+    expect_same_bits(a.dinp, b.dinp, "dinp " + when);
+    expect_same_bits(a.dweight_set, b.dweight_set, "dweight set " + when);
+    expect_same_bits(a.dweight_add, b.dweight_add, "dweight added " + when);
+    expect_same_bits(a.dweight_alone, b.dweight_alone, "dweight without dbias " + when);
+    expect_same_bits(a.dbias_set, b.dbias_set, "dbias set " + when);
+    expect_same_bits(a.dbias_add, b.dbias_add, "dbias added " + when);
+}
+
+}  // namespace
+
+// ---- values ---------------------------------------------------------------------------------------------------------------
+TEST(Linear, OddShapes) {
+    cpu::Ctx ctx(2);
+    // 64 columns are one task of the bias gradient; the last shapes are past the library's blocks.
+    const Shape shapes[] = {{9, 1, 1},    {5, 7, 300},  {17, 65, 3},   {65, 17, 33},    {33, 3, 65},
+                            {64, 64, 64}, {63, 16, 64}, {129, 257, 65}, {300, 130, 129}, {48, 520, 260}};
+    uint64_t seed = 1;
+    for (const Shape& k : shapes) check_both_paths(ctx, k, seed++);
+}
+
+TEST(Linear, FewRows) {
+    cpu::Ctx ctx(2);
+    uint64_t seed = 100;
+    for (int N = 1; N <= 8; N++)
+        for (const int IC : {1, 15, 16, 17, 33, 130})
+            for (const int OC : {1, 3, 65}) check_both_paths(ctx, {N, IC, OC}, seed++);
+}
+
+// Sums of small whole numbers are exact in fp32 in any order: every path has to give the exact sum, rounded once.
+TEST(Linear, WholeNumbersAreExact) {
+    cpu::Ctx ctx(2);
+    for (const Shape& k : {Shape{3, 300, 37}, Shape{4, 65, 130}, Shape{77, 300, 37}, Shape{300, 33, 65}}) {
+        Rng rng(3);
+        const Layer layer(k, [&](size_t n) {
+            std::vector<floatX> x(n);
+            for (floatX& value : x) value = from_double<floatX>(rng.below(17) - 8);
+            return x;
+        });
+        const auto [N, IC, OC] = k;
+        const View x{layer.inp.data(), IC, 1}, w{layer.weight.data(), IC, 1}, w_t{layer.weight.data(), 1, IC}, dy{layer.dout.data(), OC, 1},
+            dy_t{layer.dout.data(), 1, OC};
+        const int ic = IC;
+        const auto rounded = [](const Product& p) {
+            std::vector<floatX> y;
+            for (const double value : p.value) y.push_back(from_double<floatX>(value));
+            return y;
+        };
+        const std::vector<floatX> out = rounded(multiply(x, w_t, N, OC, IC, zero)),
+                                  out_biased = rounded(multiply(x, w_t, N, OC, IC, [&](int, int o) { return as_double(layer.bias[o]); })),
+                                  dinp = rounded(multiply(dy, w, N, IC, OC, zero));
+        const Doubles dweight = multiply(dy_t, x, OC, IC, N, zero).value, dweight_added = multiply(dy_t, x, OC, IC, N, [&, ic](int o, int i) {
+                                                                              return as_double(layer.dweight0[(size_t)o * ic + i]);
+                                                                          }).value;
+        for (const bool plain : {true, false}) {
+            ctx.plain = plain;
+            const Results r = layer.run(ctx);
+            const std::string path = plain ? "plain" : "fast";
+            for (size_t i = 0; i < out.size(); i++) ASSERT_EQ(as_double(r.out[i]), as_double(out[i])) << path << " out " << i;
+            for (size_t i = 0; i < out.size(); i++) ASSERT_EQ(as_double(r.out_biased[i]), as_double(out_biased[i])) << path << " out with bias " << i;
+            for (size_t i = 0; i < dinp.size(); i++) ASSERT_EQ(as_double(r.dinp[i]), as_double(dinp[i])) << path << " dinp " << i;
+            expect_close(r.dweight_set, dweight, 0, 0, path + " dweight set");
+            expect_close(r.dweight_add, dweight_added, 0, 0, path + " dweight added");
+        }
+    }
+}
+
+TEST(Linear, GoldenValues) {
+    cpu::Ctx ctx(2);
+    const auto values = [](std::initializer_list<double> x) {
+        std::vector<floatX> y;
+        for (const double value : x) y.push_back(from_double<floatX>(value));
+        return y;
+    };
+    const std::vector<floatX> inp = values({1, 2, 3, -1, 0, 0.5}), weight = values({1, 0, -1, 2, 1, 4}), bias = values({0.25, -3}),
+                              dout = values({1, -2, 0.5, 3});
+    for (const bool plain : {true, false}) {
+        ctx.plain = plain;
+        Guarded<floatX> out(4), dinp(6);
+        Guarded<real> dweight(6), dbias(2);
+        cpu::linear_forward(ctx, out.data(), inp.data(), weight.data(), bias.data(), 2, 3, 2);
+        cpu::linear_backward_input(ctx, dinp.data(), dout.data(), weight.data(), 2, 3, 2);
+        cpu::linear_backward_weight(ctx, dweight.data(), dbias.data(), dout.data(), inp.data(), 2, 3, 2, Acc::Set);
+        expect_close(out, {-1.75, 13, -1.25, -3}, 0, 0, "out");
+        expect_close(dinp, {-3, -2, -9, 6.5, 3, 11.5}, 0, 0, "dinp");
+        expect_close(dweight, {0.5, 2, 3.25, -5, -4, -4.5}, 0, 0, "dweight");
+        expect_close(dbias, {1.5, 1}, 0, 0, "dbias");
+    }
+}
+
+TEST(Linear, NanStaysInItsRow) {
+    cpu::Ctx ctx(2);
+    for (const int N : {3, 21}) {
+        const Shape k{N, 37, 19};
+        Layer layer = random_layer(k, 4);
+        layer.inp[k.IC + 36] = layer.dout[k.OC + 18] = from_double<floatX>(std::nan(""));
+        for (const bool plain : {true, false}) {
+            ctx.plain = plain;
+            const Results r = layer.run(ctx);
+            for (int i = 0; i < N * k.OC; i++) ASSERT_EQ(std::isnan(as_double(r.out[i])), i / k.OC == 1) << "out " << i;
+            for (int i = 0; i < N * k.IC; i++) ASSERT_EQ(std::isnan(as_double(r.dinp[i])), i / k.IC == 1) << "dinp " << i;
+            for (int i = 0; i < k.OC * k.IC; i++)
+                ASSERT_EQ(std::isnan(r.dweight_set[i]), i / k.IC == 18 || i % k.IC == 36) << "dweight " << i;
+            for (int o = 0; o < k.OC; o++) ASSERT_EQ(std::isnan(r.dbias_set[o]), o == 18) << "dbias " << o;
+        }
+    }
+}
+
+// Tensors begin anywhere in the arena of parameters.
+TEST(Linear, BuffersNeedNoAlignment) {
+    cpu::Ctx ctx(2);
+    for (const int N : {2, 35}) {
+        const int IC = 65, OC = 33;
+        const Layer layer = random_layer({N, IC, OC}, 5);
+        Results r = layer.run(ctx);
+        const auto shifted = [](const auto& x) {
+            using T = std::decay_t<decltype(x[0])>;
+            std::vector<T> y(x.size() + 1);
+            std::copy(x.data(), x.data() + x.size(), y.data() + 1);
+            return y;
+        };
+        const std::vector<floatX> inp = shifted(layer.inp), weight = shifted(layer.weight), bias = shifted(layer.bias), dout = shifted(layer.dout);
+        Guarded<floatX> out(1 + N * OC), dinp(1 + N * IC);
+        Guarded<real> dweight(shifted(layer.dweight0)), dbias(shifted(layer.dbias0));
+        cpu::linear_forward(ctx, &out[1], &inp[1], &weight[1], &bias[1], N, IC, OC);
+        cpu::linear_backward_input(ctx, &dinp[1], &dout[1], &weight[1], N, IC, OC);
+        cpu::linear_backward_weight(ctx, &dweight[1], &dbias[1], &dout[1], &inp[1], N, IC, OC, Acc::Add);
+        std::copy_n(&out[1], N * OC, r.out_biased.data());
+        std::copy_n(&dinp[1], N * IC, r.dinp.data());
+        std::copy_n(&dweight[1], OC * IC, r.dweight_add.data());
+        std::copy_n(&dbias[1], OC, r.dbias_add.data());
+        layer.check(r);
+    }
+}
+
+// ---- the product beneath --------------------------------------------------------------------------------------------------
+// Every layout, bias and accumulation, with both ways to multiply bf16: the CPU at hand uses only one of them.
+namespace {
+
+template <class Multiply>
+void check_layouts(const char* way, Multiply&& product) {
+    const int M = 37, N = 29, K = 67;
+    Rng rng(6);
+    const Guarded<floatX> a(rng.normals<floatX>(M * K), "a"), b(rng.normals<floatX>(K * N), "b"), bias(rng.normals<floatX>(N), "bias");
+    const std::vector<real> c0 = rng.normals<real>(M * N);
+    for (const bool a_t : {false, true})
+        for (const bool b_t : {false, true}) {
+            SCOPED_TRACE(testing::Message() << way << (a_t ? ", a stored (K, M)" : "") << (b_t ? ", b stored (N, K)" : ""));
+            const View av{a.data(), a_t ? 1 : K, a_t ? M : 1}, bv{b.data(), b_t ? 1 : N, b_t ? K : 1};
+            const auto add_bias = [&](int, int n) { return as_double(bias[n]); };
+            const auto add_c = [&](int m, int n) { return as_double(c0[m * N + n]); };
+            Guarded<floatX> narrow(M * N, "c"), biased(M * N, "c with bias");
+            Guarded<real> wide(M * N, "wide c"), added(c0, "c added to");
+            product(narrow.data(), a.data(), a_t, b.data(), b_t, (const floatX*)nullptr, M, N, K, Acc::Set);
+            product(biased.data(), a.data(), a_t, b.data(), b_t, bias.data(), M, N, K, Acc::Set);
+            product(wide.data(), a.data(), a_t, b.data(), b_t, (const floatX*)nullptr, M, N, K, Acc::Set);
+            product(added.data(), a.data(), a_t, b.data(), b_t, (const floatX*)nullptr, M, N, K, Acc::Add);
+            expect_product(narrow, multiply(av, bv, M, N, K, zero), "c");
+            expect_product(biased, multiply(av, bv, M, N, K, add_bias), "c with bias");
+            expect_product(wide, multiply(av, bv, M, N, K, zero), "wide c");
+            expect_product(added, multiply(av, bv, M, N, K, add_c), "c added to");
+        }
+}
+
+}  // namespace
+
+TEST(Gemm, EveryLayout) {
+    cpu::Ctx ctx(2);
+    constexpr bool is_bf16 = std::is_same<floatX, bf16>::value;
+    if (!is_bf16 || ctx.bf16_gemm == cpu::Bf16Gemm::native)
+        check_layouts("native", [&](auto* c, auto... arguments) { cpu::detail::gemm(ctx, c, arguments...); });
+    if constexpr (is_bf16) check_layouts("widened", [&](auto* c, auto... arguments) { cpu::detail::gemm_widened(ctx, c, arguments...); });
+}
+
+// ---- determinism and the cache --------------------------------------------------------------------------------------------
+TEST(Linear, SameBitsOnEveryRun) {
+    for (const Shape& k : {Shape{1, 130, 65}, Shape{4, 33, 70}, Shape{131, 257, 129}}) {
+        const Layer layer = random_layer(k, 7);
+        for (const bool plain : {true, false}) {
+            cpu::Ctx first(2), second(2);
+            first.plain = second.plain = plain;
+            const Results r = layer.run(first);
+            expect_same_results(layer.run(first), r, "in a second run");
+            expect_same_results(layer.run(second), r, "compiled again");
+        }
+    }
+}
+
+// Promised for the plain loops, for a few rows and for bias gradients.
+TEST(Linear, SameBitsForAnyNumberOfThreads) {
+    for (const Shape& k : {Shape{2, 130, 65}, Shape{67, 130, 195}}) {
+        const Layer layer = random_layer(k, 8);
+        const auto run = [&](int threads, bool plain) {
+            cpu::Ctx ctx(threads);
+            ctx.plain = plain;
+            return layer.run(ctx);
+        };
+        const Results plain = run(1, true), fast = run(1, false);
+        for (const int threads : {2, 5}) {
+            expect_same_results(run(threads, true), plain, "with more threads");
+            const Results r = run(threads, false);
+            expect_same_bits(r.dbias_set, fast.dbias_set, "dbias set");
+            expect_same_bits(r.dbias_add, fast.dbias_add, "dbias added");
+            if (k.N > cpu::detail::few_rows) continue;
+            expect_same_bits(r.out, fast.out, "out");
+            expect_same_bits(r.out_biased, fast.out_biased, "out with bias");
+        }
+    }
+}
+
+// A row of a few is computed like that row alone, so a prompt's last position does not depend on its batch.
+TEST(Linear, FewRowsDoNotDependOnEachOther) {
+    cpu::Ctx ctx(2);
+    const int IC = 131, OC = 67, N = cpu::detail::few_rows;
+    const Layer layer = random_layer({N, IC, OC}, 9);
+    const Results all = layer.run(ctx);
+    for (int n = 0; n < N; n++) {
+        Guarded<floatX> out(OC);
+        cpu::linear_forward(ctx, out.data(), &layer.inp[n * IC], layer.weight.data(), layer.bias.data(), 1, IC, OC);
+        expect_same_bits(out, std::vector<floatX>(&all.out_biased[n * OC], &all.out_biased[n * OC] + OC), "row");
+    }
+}
+
+// In a square layer M, N and K of every product agree: only layout, bias and accumulation tell them apart. The other shapes
+// differ from it, and from each other, in one number or in the order of the numbers.
+TEST(Linear, CompiledProductsAreKeptApart) {
+    const Shape shapes[] = {{33, 33, 33}, {32, 33, 33}, {33, 32, 33}, {33, 33, 32}, {33, 32, 31}, {31, 33, 32}};
+    std::vector<std::unique_ptr<Layer>> layers;
+    std::vector<Results> alone;
+    for (const Shape& k : shapes) {
+        Rng rng(10);
+        layers.push_back(std::make_unique<Layer>(k, [&](size_t n) { return rng.normals<floatX>(n); }));
+        cpu::Ctx ctx(2);
+        alone.push_back(layers.back()->run(ctx));
+        layers.back()->check(alone.back());
+        EXPECT_EQ(ctx.gemms.size(), 5u) << "forward, forward with bias, input gradient, weight gradient set and added";
+    }
+    cpu::Ctx ctx(2);
+    size_t compiled = 0;
+    for (int round = 0; round < 3; round++) {
+        for (size_t i = 0; i < layers.size(); i++) expect_same_results(layers[i]->run(ctx), alone[i], "beside other shapes");
+        if (round == 0) compiled = ctx.gemms.size();
+        EXPECT_EQ(ctx.gemms.size(), compiled) << "a known shape was compiled again";
+    }
+    EXPECT_LE(compiled, 5 * std::size(shapes));
+}

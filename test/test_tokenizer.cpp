@@ -1,0 +1,162 @@
+// The tokenizer against Hugging Face's: the same vocabulary and merges learned from the same text, the same encodings of texts in
+// many scripts (test/golden/tokenizer, made by dev/ref/tokenizer_golden.py); any bytes come back from encode and decode; damaged
+// files are refused by name.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <random>
+
+#include "../llmc/tokenizer.h"
+#include "../llmc/tokenizer_trainer.h"
+#include "files.h"
+
+namespace {
+
+const std::string golden = "test/golden/tokenizer/";
+const char* const pre_tokenizers[] = {"gpt2", "llama3", "bloom"};
+
+nlohmann::json read_json(const std::string& path) { return nlohmann::json::parse(MappedFile(path).text()); }
+
+BpeTrainer trained(const std::string& name, int vocab_size) {
+    PieceCounts counts;
+    count_pieces(PreTokenizer(pretokenizer_pattern(name)), MappedFile(golden + "text.txt").text(), counts);
+    BpeTrainer trainer(counts, {"<|endoftext|>"}, name);
+    trainer.train(vocab_size, 2, nullptr);
+    return trainer;
+}
+
+TEST(Tokenizer, LearnsTheVocabularyAndMergesOfHuggingFace) {
+    for (const std::string name : pre_tokenizers) {
+        const auto ours = trained(name, 600).to_json(), theirs = nlohmann::ordered_json(read_json(golden + name + ".json"));
+        EXPECT_EQ(nlohmann::json(ours["model"]["vocab"]), nlohmann::json(theirs["model"]["vocab"])) << name;
+        const auto &a = ours["model"]["merges"], &b = theirs["model"]["merges"];
+        ASSERT_EQ(a.size(), b.size()) << name;
+        for (size_t i = 0; i < a.size(); i++) {
+            // Newer versions of tokenizers write a merge as a pair, older ones as one string.
+            const std::string expected = b[i].is_string() ? b[i].get<std::string>() : b[i][0].get<std::string>() + " " + b[i][1].get<std::string>();
+            ASSERT_EQ(a[i].get<std::string>(), expected) << name << ", merge " << i;
+        }
+    }
+}
+
+TEST(Tokenizer, EncodesLikeHuggingFace) {
+    const auto encodings = read_json(golden + "encodings.json");
+    const auto texts = encodings["texts"].get<std::vector<std::string>>();
+    ASSERT_GE(texts.size(), 20u);
+    for (const std::string name : pre_tokenizers) {
+        const Tokenizer tokenizer = Tokenizer::load(golden + name + ".json");
+        EXPECT_EQ(tokenizer.vocab_size(), 600);
+        EXPECT_EQ(tokenizer.eod_id(), 0);
+        for (size_t i = 0; i < texts.size(); i++) {
+            EXPECT_EQ(tokenizer.encode(texts[i]), encodings[name][i].get<std::vector<int>>()) << name << ": " << texts[i];
+            EXPECT_EQ(tokenizer.decode(tokenizer.encode(texts[i])), texts[i]) << name;
+        }
+    }
+}
+
+TEST(Tokenizer, ItsOwnFileLoadsAndEncodesTheSame) {
+    const test::TemporaryDirectory dir;
+    for (const std::string name : pre_tokenizers) {
+        const std::string path = dir / (name + ".json");
+        std::ofstream(path) << trained(name, 600).to_json().dump(1);
+        const Tokenizer ours = Tokenizer::load(path), theirs = Tokenizer::load(golden + name + ".json");
+        const std::string text(MappedFile(golden + "text.txt").text());
+        EXPECT_EQ(ours.encode(text), theirs.encode(text)) << name;
+    }
+}
+
+TEST(Tokenizer, AnyBytesComeBack) {
+    std::mt19937 random(1);
+    for (const std::string name : pre_tokenizers) {
+        const Tokenizer tokenizer = Tokenizer::load(golden + name + ".json");
+        for (const std::string& text : {std::string("caf\xe9 \xff\xfe \xc0\xaf \xed\xa0\x80 \xf4\x90\x80\x80 ok"), std::string("cut \xe3\x81"), std::string("\0\0", 2)})
+            EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text) << name;
+        for (int round = 0; round < 300; round++) {
+            std::string text(random() % 200, ' ');
+            // Half of the bytes from the range where UTF-8 sequences live, so that valid and broken ones both occur.
+            for (char& c : text) c = (char)(random() % 2 ? random() % 256 : 0x80 + random() % 0x70);
+            EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text) << name << ", round " << round;
+        }
+    }
+}
+
+// Both ways to merge, for short and for long pieces, follow the definition: always the pair learned first.
+TEST(Tokenizer, LongPiecesMergeLikeShortOnes) {
+    const Tokenizer tokenizer = Tokenizer::load(golden + "gpt2.json");
+    const auto merges = read_json(golden + "gpt2.json")["model"]["merges"];
+    std::map<std::pair<std::string, std::string>, int> rank;
+    for (size_t i = 0; i < merges.size(); i++) {
+        std::string left, right;
+        if (merges[i].is_string()) {
+            const std::string both = merges[i];
+            left = both.substr(0, both.find(' ', 1)), right = both.substr(both.find(' ', 1) + 1);
+        } else {
+            left = merges[i][0], right = merges[i][1];
+        }
+        rank[{left, right}] = (int)i;
+    }
+    std::mt19937 random(2);
+    for (int round = 0; round < 200; round++) {
+        std::string piece(1 + random() % 120, ' ');
+        for (char& c : piece) c = "aehinostr"[random() % 9];
+        std::vector<std::string> symbols;
+        for (char c : piece) symbols.emplace_back(1, c);
+        while (true) {
+            int best = INT_MAX;
+            size_t at = 0;
+            for (size_t i = 0; i + 1 < symbols.size(); i++)
+                if (const auto found = rank.find({symbols[i], symbols[i + 1]}); found != rank.end() && found->second < best) best = found->second, at = i;
+            if (best == INT_MAX) break;
+            symbols[at] += symbols[at + 1], symbols.erase(symbols.begin() + (long)at + 1);
+        }
+        std::vector<std::string> ours;
+        for (int id : tokenizer.encode(piece)) ours.push_back(tokenizer.token_bytes(id));
+        EXPECT_EQ(ours, symbols) << piece;
+    }
+}
+
+TEST(Tokenizer, ALongRunWithoutSpacesIsNotQuadratic) {
+    const Tokenizer tokenizer = Tokenizer::load(golden + "gpt2.json");
+    const std::string text(2000000, 'e');
+    EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);  // quadratic would take hours
+}
+
+TEST(Tokenizer, TheTextOfASpecialTokenIsText) {
+    const Tokenizer tokenizer = Tokenizer::load(golden + "gpt2.json");
+    for (int id : tokenizer.encode("a <|endoftext|> b")) EXPECT_FALSE(tokenizer.is_special(id));
+    EXPECT_TRUE(tokenizer.is_special(0));
+    EXPECT_EQ(tokenizer.token_to_id("<|endoftext|>"), 0);
+}
+
+void expect_refused(const nlohmann::json& json, const std::string& part) {
+    const test::TemporaryDirectory dir;
+    const std::string path = dir / "tokenizer.json";
+    test::write_file(path, json.dump());
+    test::expect_error([&] { Tokenizer::load(path); }, {part, path});
+}
+
+TEST(Tokenizer, RefusesWhatItCannotDoByName) {
+    const auto good = read_json(golden + "llama3.json");
+    auto j = good;
+    j["model"]["type"] = "WordPiece";
+    expect_refused(j, "WordPiece");
+    j = good, j["normalizer"] = {{"type", "NFC"}};
+    expect_refused(j, "NFC");
+    j = good, j["model"]["byte_fallback"] = true;
+    expect_refused(j, "byte_fallback");
+    j = good, j["pre_tokenizer"] = {{"type", "Metaspace"}};
+    expect_refused(j, "Metaspace");
+    j = good, j["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true;
+    expect_refused(j, "add_prefix_space");
+    j = good, j["model"]["vocab"].erase("a");
+    expect_refused(j, "has no token");
+    j = good, j["model"]["merges"].push_back("zz qq");
+    expect_refused(j, "no token");
+    j = good, j["model"]["vocab"]["twice"] = 5;
+    expect_refused(j, "two tokens");
+    j = good, j["model"]["vocab"]["far"] = 100000;
+    expect_refused(j, "100000");
+    expect_refused(nlohmann::json::array(), "not a tokenizer.json");
+}
+
+}  // namespace
