@@ -79,9 +79,9 @@ $(build)/test_%: test/test_%.cpp | deps-test $(build)
 	@$(CXX) $< $(CXXFLAGS) $(TEST_OPT) $(flag_$(call precision_of,test_$*)) -o $@ $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
 
 # Programs are built two at a time whatever -j says to the outer make, then run one after another.
-test: deps-test
+test: deps-test deps-quickstart
 	@$(MAKE) --no-print-directory -j2 $(test_programs) $(build)/train_gpt
-	@TRAIN_GPT=$(build)/train_gpt test/run.sh $(test_programs) $(test_scripts)
+	@TRAIN_GPT=$(build)/train_gpt SAN=$(SAN) test/run.sh $(test_programs) $(test_scripts)
 
 clean:
 	rm -rf build train_gpt

@@ -84,6 +84,15 @@ enum class Recompute {
     inference,  // nothing is kept: there is no backward
 };
 
+// Keys and values of all rows so far, for generation.
+struct KeyValueCache {
+    floatX *keys, *values;  // (L, T, NKV, HS)
+    size_t layer_size;      // T NKV HS
+    int length;             // rows so far
+    floatX* keys_of(int l) { return keys + l * layer_size; }
+    floatX* values_of(int l) { return values + l * layer_size; }
+};
+
 struct Activations {
     int B, T;       // the largest micro-batch that fits
     int head_rows;  // rows of logits at a time
@@ -114,6 +123,7 @@ struct Model {
     Params<floatX> p;  // views of params
     Params<real> g;    // views of grads
     Activations a;
+    KeyValueCache cache{};
     std::vector<real> slopes;   // (NH) ALiBi
     std::vector<real> cos_sin;  // (T, HS/2, 2) rope
     Arena arena;
@@ -132,8 +142,9 @@ static double model_flops_per_token(const ModelConfig& c, int T) {
     return model_flops_per_token({c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, c.activation == Activation::swiglu}, AttentionCount::causal);
 }
 
-// Plans all memory of a run with micro-batches of B x T in m.arena; m.arena.allocate() then gets it.
-static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows) {
+// Plans all memory of a run with micro-batches of B x T in m.arena; allocate() then gets it. `generates` adds room for the keys
+// and values of a whole context.
+static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, bool generates = false) {
     const ModelConfig& c = m.c;
     const size_t N = (size_t)B * T, C = c.C;
     const bool training = recompute != Recompute::inference;
@@ -197,6 +208,9 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
         arena.add("activation gradients", &a.dnarrow, N * std::max<size_t>(c.F, C));
         arena.add("activation gradients", &a.dwide, N * std::max(c.F1(), c.QKV()));
     }
+    m.cache.layer_size = (size_t)c.T * c.NKV * c.HS();
+    if (generates)
+        for (floatX** rows : {&m.cache.keys, &m.cache.values}) arena.add("key/value cache", rows, c.L * m.cache.layer_size);
 }
 
 // Gets the planned memory and sets every pointer that is a view of another.
@@ -249,15 +263,6 @@ static void masters_from_params(Model& m) {
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x))
-
-// Keys and values of all rows so far, for generation.
-struct KeyValueCache {
-    std::vector<floatX> keys, values;  // (L, T, NKV, HS)
-    size_t layer_size = 0;             // T NKV HS
-    int length = 0;                    // rows so far
-    floatX* keys_of(int l) { return keys.data() + l * layer_size; }
-    floatX* values_of(int l) { return values.data() + l * layer_size; }
-};
 
 // The rows that a pass works on. doc_start is null when nothing but causality masks attention.
 struct Rows {
@@ -516,9 +521,8 @@ static LossSums evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t
 // Writes text one token at a time. The activations of `m` serve as scratch.
 class Generator {
 public:
-    Generator(be::Ctx& ctx, Model& m) : ctx_(ctx), m_(m) {
-        cache_.layer_size = (size_t)m.c.T * m.c.NKV * m.c.HS();
-        cache_.keys.resize(m.c.L * cache_.layer_size), cache_.values.resize(m.c.L * cache_.layer_size);
+    Generator(be::Ctx& ctx, Model& m) : ctx_(ctx), m_(m), cache_(m.cache) {
+        CHECK(cache_.keys, "no key/value cache was planned");
     }
 
     int length() const { return cache_.length; }
@@ -575,7 +579,7 @@ private:
 
     be::Ctx& ctx_;
     Model& m_;
-    KeyValueCache cache_;
+    KeyValueCache& cache_;
     int last_row_ = 0;  // row of the activations that belongs to the last token
     std::vector<int> positions_;
     std::vector<float> logits_;
@@ -779,7 +783,7 @@ static int train_command(const TrainOptions& given) {
     be::Ctx ctx(o.threads);
     ctx.plain = o.plain;
     Model m(c);
-    plan_memory(m, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows);
+    plan_memory(m, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows, o.sample_interval > 0);
     RunTable table = describe_run(m, o, schedule, ctx);
     if (o.dry_run && o.data_path.empty()) {  // planning needs no data
         table.table.print();
@@ -846,7 +850,9 @@ static int train_command(const TrainOptions& given) {
     save_model(m, o.out, trainer.step, tokenizer.get());
     logger.event(trainer.step, "info", "checkpoint", "model written to " + step_directory(o.out, trainer.step));
     if (valid) printf("a unigram model of the same tokens has validation loss %.4f\n", info.unigram_loss);
+    printf("peak memory %s, planned %s\n", human_bytes((double)peak_memory_bytes()).c_str(), human_bytes((double)m.arena.bytes()).c_str());
     logger.end(stop_requested ? "stopped" : "finished");
+    write_loss_svg(o.out + "/log.jsonl", o.out + "/loss.svg");
     return 0;
 }
 
@@ -856,7 +862,7 @@ struct LoadedModel {
     std::unique_ptr<Tokenizer> tokenizer;
 };
 
-static LoadedModel load_for_inference(const std::string& dir, int B, int T, int head_rows) {
+static LoadedModel load_for_inference(const std::string& dir, int B, int T, int head_rows, bool generates) {
     if (dir.empty()) fail("the model is missing; HINT: --model DIR");
     LoadedModel loaded;
     ModelConfig c = read_config(dir);
@@ -864,7 +870,7 @@ static LoadedModel load_for_inference(const std::string& dir, int B, int T, int 
     pad_vocabulary(c, 16);
     if (T > c.T) fail("--seq-length %d is above the model's longest sequence %d", T, c.T);
     loaded.m = std::make_unique<Model>(c);
-    plan_memory(*loaded.m, Recompute::inference, B, T ? T : c.T, head_rows);
+    plan_memory(*loaded.m, Recompute::inference, B, T ? T : c.T, head_rows, generates);
     allocate(*loaded.m);
     read_parameters(dir, c, loaded.m->table, loaded.m->params);
     if (std::filesystem::exists(dir + "/tokenizer.json")) loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(dir));
@@ -874,7 +880,7 @@ static LoadedModel load_for_inference(const std::string& dir, int B, int T, int 
 static int generate_command(const GenerateOptions& o) {
     be::Ctx ctx(o.threads);
     ctx.plain = o.plain;
-    LoadedModel loaded = load_for_inference(o.model, 1, 0, 1);
+    LoadedModel loaded = load_for_inference(o.model, 1, 0, 1, true);
     if (!loaded.tokenizer) fail("%s has no tokenizer.json", o.model.c_str());
     const Tokenizer& tokenizer = *loaded.tokenizer;
     Generator generator(ctx, *loaded.m);
@@ -904,7 +910,7 @@ static int eval_command(const EvalOptions& o) {
     be::Ctx ctx(o.threads);
     ctx.plain = o.plain;
     if (o.text.empty() == o.data_path.empty()) fail("give --data-path or --text, one of the two");
-    LoadedModel loaded = load_for_inference(o.model, o.micro_batch_size, o.seq_length, 1024);
+    LoadedModel loaded = load_for_inference(o.model, o.micro_batch_size, o.seq_length, 1024, false);
     const Model& m = *loaded.m;
     DataOptions d;
     d.T = m.a.T, d.vocab_size = m.c.V;

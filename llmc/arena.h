@@ -2,6 +2,10 @@
 // --dry-run is printed from the same plan, so the two cannot disagree.
 #pragma once
 #include <sys/mman.h>
+#include <sys/resource.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include <algorithm>
 #include <cstdint>
@@ -36,21 +40,33 @@ inline size_t available_memory_bytes() {
     return available;
 }
 
+// The most physical memory that this process has held so far.
+inline size_t peak_memory_bytes() {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return (size_t)usage.ru_maxrss * 1024;
+}
+
 class Arena {
 public:
     Arena() = default;
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
     ~Arena() {
-        if (memory_) munmap(memory_, total_);
+        if (!memory_) return;
+#if defined(__SANITIZE_ADDRESS__)
+        ASAN_UNPOISON_MEMORY_REGION(memory_, total_);
+#endif
+        munmap(memory_, total_);
     }
 
-    // Plans `count` elements of E; allocate() sets *slot. Regions start at multiples of 4096 bytes.
+    // Plans `count` elements of E; allocate() sets *slot. Regions start at multiples of 4096 bytes; with AddressSanitizer what lies
+    // between the end of one and the start of the next may not be touched.
     template <class E>
     void add(const char* purpose, E** slot, size_t count) {
         CHECK(!memory_, "add after allocate");
-        regions_.push_back({slot, total_});
-        const size_t bytes = (count * sizeof(E) + 4095) / 4096 * 4096;
+        regions_.push_back({slot, total_, count * sizeof(E)});
+        const size_t bytes = (count * sizeof(E) + guard_bytes + 4095) / 4096 * 4096;
         total_ += bytes;
         for (auto& [name, sum] : purposes_)
             if (name == purpose) {
@@ -82,13 +98,22 @@ public:
         for (const Region& r : regions_) {
             void* start = (char*)memory_ + r.offset;
             memcpy(r.slot, &start, sizeof start);  // *slot is some E*, all of one representation
+#if defined(__SANITIZE_ADDRESS__)
+            const size_t end = &r == &regions_.back() ? total_ : (&r)[1].offset;
+            ASAN_POISON_MEMORY_REGION((char*)start + r.bytes, end - r.offset - r.bytes);
+#endif
         }
     }
 
 private:
+#if defined(__SANITIZE_ADDRESS__)
+    static constexpr size_t guard_bytes = 64;
+#else
+    static constexpr size_t guard_bytes = 0;
+#endif
     struct Region {
         void* slot;
-        size_t offset;
+        size_t offset, bytes;
     };
     std::vector<Region> regions_;
     std::vector<std::pair<std::string, size_t>> purposes_;

@@ -250,7 +250,9 @@ inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights,
         size_t best = 0;
         double most = -INFINITY;
         for (size_t j = 0; j < weights.size(); j++) {
-            const double lag = weights[j] * i_or_1 - (double)taken[j];
+            // Rounded before the subtraction (volatile: no fused multiply-add), as Megatron's is: lags are often equal but for this.
+            const volatile double due = weights[j] * i_or_1;
+            const double lag = due - (double)taken[j];
             if (lag > most && taken[j] < available[j]) most = lag, best = j;
         }
         blend[i] = {(uint32_t)best, (uint32_t)taken[best]++};

@@ -65,6 +65,7 @@ inline const std::vector<Preset>& presets() {
     static const std::vector<Preset> rows = {
         // small ones, for machines without a GPU
         {"quickstart", "llama", 6, 192, 6, 2, 512, 256, 0, 0.02},
+        {"llama-tiny", "llama", 2, 64, 4, 2, 192, 256, 0, 0.02},
         {"gpt2-3m", "gpt2", 6, 192, 6, 6, 768, 256, 0, 0.02},
         {"bloom-3m", "bloom", 6, 192, 6, 6, 768, 256, 0, 0.02},
         {"llama-15m", "llama", 8, 384, 6, 2, 1024, 512, 0, 0.02},

@@ -132,7 +132,9 @@ private:
                 const size_t element = dtype_bytes(t.dtype);
                 if (!element) fail("%s: tensor '%s' has the unknown type '%s'", name, key.c_str(), t.dtype.c_str());
                 uint64_t bytes = element;
-                for (const auto& dim : entry.at("shape")) {
+                const auto& shape = entry.at("shape");
+                if (!shape.is_array()) fail("%s: tensor '%s' has a malformed shape", name, key.c_str());
+                for (const auto& dim : shape) {
                     if (!dim.is_number_unsigned()) fail("%s: tensor '%s' has a malformed shape", name, key.c_str());
                     const uint64_t d = dim.get<uint64_t>();
                     if (d > file.size() || __builtin_mul_overflow(bytes, d, &bytes)) fail("%s: the shape of tensor '%s' is larger than the file", name, key.c_str());
@@ -152,8 +154,10 @@ private:
             uint64_t last = 0;
             for (const auto& [begin, range] : ranges) {
                 if (begin < last) fail("%s: tensor '%s' overlaps another", name, range.second.c_str());
+                if (begin > last) fail("%s: %llu bytes before tensor '%s' belong to no tensor: damaged", name, (unsigned long long)(begin - last), range.second.c_str());
                 last = range.first;
             }
+            if (last < data_bytes) fail("%s: %zu bytes at its end belong to no tensor: damaged", name, (size_t)(data_bytes - last));
         } catch (const nlohmann::json::exception& e) {
             fail("%s: the header is not valid: %s", name, e.what());
         }

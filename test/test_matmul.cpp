@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
 
 #include "../llmc/cpu/matmul.h"
 #include "testing.h"
@@ -86,7 +87,7 @@ struct Layer {
 
     // Every op once; outputs lie between guards and are NaN before they are set.
     Results run(cpu::Ctx& ctx) const {
-        const auto [N, IC, OC] = k;
+        const int N = k.N, IC = k.IC, OC = k.OC;
         Guarded<floatX> out((size_t)N * OC, "out"), out_biased((size_t)N * OC, "out with bias"), dinp((size_t)N * IC, "dinp");
         Guarded<real> dweight_set((size_t)OC * IC, "dweight set"), dbias_set(OC, "dbias set"), dweight_add(dweight0, "dweight added"),
             dbias_add(dbias0, "dbias added"), dweight_alone((size_t)OC * IC, "dweight without dbias");
@@ -101,14 +102,13 @@ struct Layer {
     }
 
     void check(const Results& r) const {
-        const auto [N, IC, OC] = k;
+        const int N = k.N, IC = k.IC, OC = k.OC;
         SCOPED_TRACE(testing::Message() << "N " << N << ", IC " << IC << ", OC " << OC);
         const floatX one = from_double<floatX>(1);
-        const View x{inp.data(), IC, 1}, w{weight.data(), IC, 1}, dy{dout.data(), OC, 1}, x_t{inp.data(), 1, IC}, w_t{weight.data(), 1, IC},
+        const View x{inp.data(), IC, 1}, w{weight.data(), IC, 1}, dy{dout.data(), OC, 1}, w_t{weight.data(), 1, IC},
             dy_t{dout.data(), 1, OC}, ones{&one, 0, 0};
-        const int ic = IC;
         const auto add_bias = [&](int, int o) { return as_double(bias[o]); };
-        const auto add_dweight = [&, ic](int o, int i) { return as_double(dweight0[(size_t)o * ic + i]); };
+        const auto add_dweight = [&](int o, int i) { return as_double(dweight0[(size_t)o * IC + i]); };
         const auto add_dbias = [&](int o, int) { return as_double(dbias0[o]); };
         expect_product(r.out, multiply(x, w_t, N, OC, IC, zero), "out");
         expect_product(r.out_biased, multiply(x, w_t, N, OC, IC, add_bias), "out with bias");
@@ -163,8 +163,7 @@ TEST(Linear, FewRows) {
     cpu::Ctx ctx(2);
     uint64_t seed = 100;
     for (int N = 1; N <= 8; N++)
-        for (const int IC : {1, 15, 16, 17, 33, 130})
-            for (const int OC : {1, 3, 65}) check_both_paths(ctx, {N, IC, OC}, seed++);
+        for (const Shape& k : {Shape{N, 1, 1}, {N, 15, 3}, {N, 16, 65}, {N, 17, 1}, {N, 33, 3}, {N, 130, 65}}) check_both_paths(ctx, k, seed++);
 }
 
 // Sums of small whole numbers are exact in fp32 in any order: every path has to give the exact sum, rounded once.
@@ -177,10 +176,9 @@ TEST(Linear, WholeNumbersAreExact) {
             for (floatX& value : x) value = from_double<floatX>(rng.below(17) - 8);
             return x;
         });
-        const auto [N, IC, OC] = k;
+        const int N = k.N, IC = k.IC, OC = k.OC;
         const View x{layer.inp.data(), IC, 1}, w{layer.weight.data(), IC, 1}, w_t{layer.weight.data(), 1, IC}, dy{layer.dout.data(), OC, 1},
             dy_t{layer.dout.data(), 1, OC};
-        const int ic = IC;
         const auto rounded = [](const Product& p) {
             std::vector<floatX> y;
             for (const double value : p.value) y.push_back(from_double<floatX>(value));
@@ -189,8 +187,8 @@ TEST(Linear, WholeNumbersAreExact) {
         const std::vector<floatX> out = rounded(multiply(x, w_t, N, OC, IC, zero)),
                                   out_biased = rounded(multiply(x, w_t, N, OC, IC, [&](int, int o) { return as_double(layer.bias[o]); })),
                                   dinp = rounded(multiply(dy, w, N, IC, OC, zero));
-        const Doubles dweight = multiply(dy_t, x, OC, IC, N, zero).value, dweight_added = multiply(dy_t, x, OC, IC, N, [&, ic](int o, int i) {
-                                                                              return as_double(layer.dweight0[(size_t)o * ic + i]);
+        const Doubles dweight = multiply(dy_t, x, OC, IC, N, zero).value, dweight_added = multiply(dy_t, x, OC, IC, N, [&](int o, int i) {
+                                                                              return as_double(layer.dweight0[(size_t)o * IC + i]);
                                                                           }).value;
         for (const bool plain : {true, false}) {
             ctx.plain = plain;

@@ -40,7 +40,7 @@ struct Fixture {
     Batch batch;
     Rows rows;
     Fixture(const ModelConfig& c, Recompute recompute, bool documents, int head_rows = 7) : m(c), batch(random_batch(c, 2, c.T - 1, documents)) {
-        plan_memory(m, recompute, 2, c.T - 1, head_rows);
+        plan_memory(m, recompute, 2, c.T - 1, head_rows, true);
         allocate(m);
         initialize(m, 42);
         // Gains away from 1 and biases away from 0, or their gradients' errors could hide.

@@ -1,0 +1,717 @@
+// The order of samples: Megatron's, by numbers that NumPy gave and by a slow transcription of its algorithm; splits, blends,
+// batches and their masks; data that cannot be used.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <set>
+#include <thread>
+
+#include "../llmc/dataloader.h"
+#include "files.h"
+#include "testing.h"
+
+using test::bytes_of;
+using test::expect_error;
+using test::TemporaryDirectory;
+using test::write_file;
+
+namespace {
+
+using Ints = std::vector<int>;
+
+void write_dataset(const std::string& prefix, int vocab_size, const std::vector<Ints>& documents) {
+    TokenDatasetWriter writer(prefix, vocab_size);
+    for (const Ints& d : documents) {
+        writer.add(d.data(), d.size());
+        writer.end_document();
+    }
+    writer.commit();
+}
+
+// Token t of document d is base + 1000 d + t, so that a token tells where it lies.
+std::vector<Ints> numbered_documents(const Ints& lengths, int base = 0) {
+    std::vector<Ints> documents;
+    for (size_t d = 0; d < lengths.size(); d++) {
+        documents.emplace_back(lengths[d]);
+        std::iota(documents[d].begin(), documents[d].end(), base + 1000 * (int)d);
+    }
+    return documents;
+}
+
+class NumberedDataset {
+public:
+    explicit NumberedDataset(const Ints& lengths) : data_(open(dir_ / "d", lengths)) {}
+    const TokenDataset& operator*() const { return data_; }
+
+private:
+    static TokenDataset open(const std::string& prefix, const Ints& lengths) {
+        write_dataset(prefix, 1 << 20, numbered_documents(lengths));
+        return TokenDataset::open(prefix);
+    }
+    TemporaryDirectory dir_;
+    TokenDataset data_;
+};
+
+DataOptions options_for(const std::vector<std::string>& words, int T, DataSplit part = DataSplit::whole) {
+    DataOptions o;
+    o.blend = parse_data_path(words);
+    o.T = T, o.part = part;
+    return o;
+}
+
+// First tokens of samples.
+Ints firsts(const DataLoader& data) {
+    Batch batch;
+    Ints tokens;
+    for (int64_t i = 0; i < data.n_samples(); i++) {
+        data.fetch(i, 1, batch);
+        tokens.push_back(batch.tokens[0]);
+    }
+    return tokens;
+}
+Ints all_tokens(const DataLoader& data) {
+    Batch batch;
+    data.fetch(0, (int)data.n_samples(), batch);
+    return batch.tokens;
+}
+
+// ---- NumPy's RandomState ---------------------------------------------------------------------------------------------------
+TEST(NumpyRandom, ShufflesAsNumpy) {
+    struct Row {
+        uint32_t seed;
+        Ints ten, seventeen, begin, end;
+    };
+    // r = numpy.random.RandomState(seed); r.shuffle(arange(10)), arange(17), arange(100000): all of two, 8 first and 4 last
+    const Row rows[] = {{0,
+                         {2, 8, 4, 9, 1, 6, 7, 3, 0, 5},
+                         {5, 2, 3, 16, 11, 0, 9, 12, 15, 14, 1, 10, 13, 8, 6, 7, 4},
+                         {31045, 91046, 99301, 52620, 46784, 77705, 8317, 98137},
+                         {70608, 67699, 38804, 6921}},
+                        {1234,
+                         {7, 2, 9, 1, 0, 8, 4, 5, 6, 3},
+                         {7, 13, 2, 3, 1, 16, 5, 4, 0, 8, 6, 15, 12, 11, 14, 10, 9},
+                         {27737, 90873, 16796, 16367, 19747, 30316, 48543, 89925},
+                         {21580, 22267, 3824, 36271}},
+                        {UINT32_MAX,
+                         {6, 9, 5, 1, 8, 0, 7, 4, 2, 3},
+                         {2, 8, 3, 0, 4, 9, 14, 1, 5, 12, 13, 7, 6, 15, 10, 16, 11},
+                         {7957, 48976, 9060, 55608, 39885, 31497, 55015, 32455},
+                         {75636, 45585, 56022, 81560}}};
+    for (const Row& row : rows) {
+        NumpyRandom random(row.seed);
+        const auto shuffled = [&](int n) {
+            Ints x(n);
+            std::iota(x.begin(), x.end(), 0);
+            random.shuffle(x.data(), n);
+            return x;
+        };
+        EXPECT_EQ(shuffled(10), row.ten) << row.seed;
+        EXPECT_EQ(shuffled(17), row.seventeen) << row.seed;
+        const Ints x = shuffled(100000);
+        EXPECT_EQ(Ints(x.begin(), x.begin() + 8), row.begin) << row.seed;
+        EXPECT_EQ(Ints(x.end() - 4, x.end()), row.end) << row.seed;
+        EXPECT_EQ(shuffled(0), Ints{});
+        EXPECT_EQ(shuffled(1), Ints{0});
+    }
+}
+
+TEST(NumpyRandom, SumsAsNumpy) {
+    // numpy.sum(1 / numpy.arange(1, n + 1)). From n = 128 on, adding one after the other gives other bits.
+    const std::pair<int, double> rows[] = {{7, 0x1.4be2be2be2be2p+1},   {8, 0x1.5be2be2be2be2p+1},   {9, 0x1.6a1ba1ba1ba1bp+1},
+                                           {23, 0x1.ddfd43a4ec986p+1},  {128, 0x1.5bb8ae9541ca7p+2}, {129, 0x1.5c37b09149ba9p+2},
+                                           {137, 0x1.600dcab4ab08bp+2}, {300, 0x1.92172a3e6965ap+2}, {1000, 0x1.df11f45f4e61ap+2}};
+    for (const auto& [n, sum] : rows) {
+        std::vector<double> x(n);
+        for (int i = 0; i < n; i++) x[i] = 1.0 / (i + 1);
+        EXPECT_EQ(numpy_sum(x.data(), x.size()), sum) << n;
+    }
+    EXPECT_EQ(numpy_sum(nullptr, 0), 0);
+}
+
+// ---- splits ----------------------------------------------------------------------------------------------------------------
+TEST(Split, RangesAreMegatrons) {
+    using Range = std::pair<int64_t, int64_t>;
+    const auto ranges = [](const char* split, int64_t n) {
+        return std::vector<Range>{split_range(split, DataSplit::train, n), split_range(split, DataSplit::valid, n),
+                                  split_range(split, DataSplit::test, n)};
+    };
+    using Ranges = std::vector<Range>;
+    EXPECT_EQ(ranges("969, 30, 1", 1), (Ranges{{0, 1}, {1, 1}, {1, 1}}));
+    EXPECT_EQ(ranges("969, 30, 1", 17), (Ranges{{0, 16}, {16, 17}, {17, 17}}));
+    EXPECT_EQ(ranges("969, 30, 1", 100), (Ranges{{0, 97}, {97, 100}, {100, 100}}));
+    EXPECT_EQ(ranges("969,30,1", 1000), (Ranges{{0, 969}, {969, 999}, {999, 1000}}));
+    EXPECT_EQ(ranges("969 30 1", 500000), (Ranges{{0, 484500}, {484500, 499500}, {499500, 500000}}));
+    EXPECT_EQ(ranges("949,50,1", 16), (Ranges{{0, 15}, {15, 16}, {16, 16}}));
+    EXPECT_EQ(ranges("1000,0,0", 17), (Ranges{{0, 17}, {0, 0}, {0, 0}}));
+    EXPECT_EQ(ranges("98, 2", 100), (Ranges{{0, 98}, {98, 100}, {0, 0}}));
+    EXPECT_EQ(ranges("0, 1, 0", 5), (Ranges{{0, 0}, {0, 5}, {0, 0}}));
+    EXPECT_EQ(ranges("1", 5), (Ranges{{0, 5}, {0, 0}, {0, 0}}));
+    EXPECT_EQ(ranges("0.1, 0.2, 0.7", 17), (Ranges{{0, 2}, {2, 5}, {5, 17}}));
+    EXPECT_EQ(ranges("1, 1", 1), (Ranges{{0, 0}, {0, 1}, {0, 0}}));  // halves are rounded to even
+    EXPECT_EQ(ranges("1, 1", 3), (Ranges{{0, 2}, {2, 3}, {0, 0}}));
+    EXPECT_EQ(ranges("1, 1", 5), (Ranges{{0, 2}, {2, 5}, {0, 0}}));
+    EXPECT_EQ(split_range("969, 30, 1", DataSplit::whole, 7), (Range{0, 7}));
+    EXPECT_EQ(ranges("969, 30, 1", 0), (Ranges{{0, 0}, {0, 0}, {0, 0}}));
+}
+
+TEST(Split, Refused) {
+    for (const char* split : {"", " , ", "0, 0, 0", "1, 2, 3, 4", "-1, 2", "a", "1, b", "1; 2", "1x", "nan", "inf", "1e999", "1-2"})
+        expect_error([&] { split_range(split, DataSplit::train, 10); }, {"--split", "'" + std::string(split) + "'", "969, 30, 1"});
+}
+
+// ---- the order of one dataset's samples ------------------------------------------------------------------------------------
+struct OrderGolden {
+    Ints lengths;
+    int begin, end, T, n_wanted;
+    uint32_t seed;
+    int n_epochs;
+    Ints documents, shuffled, first_tokens;
+};
+
+// From NumPy: document_index, shuffle_index, and the first token of every sample in their order.
+const OrderGolden orders[] = {
+    // one epoch, with an empty document
+    {{5, 3, 9, 4, 0, 7, 1}, 0, 7, 4, 0, 1234, 1, {2, 1, 6, 0, 4, 5, 3}, {5, 0, 3, 4, 2, 6, 1}, {5002, 2000, 6000, 3, 2008, 5006, 2004}},
+    // the last epoch gives 6 of its 7 samples, over 80%: all epochs are shuffled together
+    {{5, 3, 9, 4, 0, 7, 1}, 0, 7, 4, 20, 1234, 3,
+     {3, 6, 2, 2, 0, 5, 4, 0, 1, 4, 3, 4, 3, 2, 0, 1, 6, 5, 6, 5, 1},
+     {8, 19, 14, 1, 4, 11, 20, 17, 13, 9, 0, 7, 3, 10, 6, 2, 5, 12, 16, 18, 15},
+     {5004, 6000, 2005, 6000, 2002, 3001, 5003, 6000, 2001, 1, 3000, 5000, 2007, 1000, 1, 2003, 2006, 3001, 4, 5003, 0}},
+    // it gives 2 of 7: kept apart
+    {{5, 3, 9, 4, 0, 7, 1}, 0, 7, 4, 16, 1234, 3,
+     {5, 3, 0, 4, 6, 2, 2, 0, 1, 1, 4, 5, 6, 3, 5, 1, 3, 4, 0, 6, 2},
+     {8, 1, 12, 4, 3, 7, 11, 10, 5, 13, 2, 6, 9, 0, 18, 15, 19, 16, 20, 14, 17},
+     {2006, 5004, 5002, 6000, 1, 2002, 1001, 1000, 2003, 5006, 3001, 2007, 1, 5000, 0, 5002, 4, 5006, 2002, 3002, 3000}},
+    // one document
+    {{11}, 0, 1, 3, 8, 7, 3, {0, 0, 0}, {2, 5, 0, 6, 3, 1, 4, 7, 8, 9}, {6, 4, 0, 7, 9, 3, 1, 10, 2, 5}},
+    // samples longer than documents, of a part of the dataset
+    {{2, 3, 1, 2, 4, 3, 2, 1}, 2, 8, 6, 5, 99, 3,
+     {7, 3, 2, 2, 3, 6, 2, 7, 6, 7, 6, 4, 4, 5, 4, 5, 5, 3},
+     {1, 4, 2, 0, 5, 3},
+     {3001, 5000, 6001, 7000, 4003, 4002}},
+};
+
+TEST(SampleOrder, NumbersFromNumpy) {
+    for (const OrderGolden& g : orders) {
+        const NumberedDataset data(g.lengths);
+        const SampleOrder order(*data, g.begin, g.end, g.T, g.n_wanted, g.seed);
+        EXPECT_EQ(order.n_epochs(), g.n_epochs);
+        EXPECT_EQ(order.tokens_per_epoch(), std::accumulate(g.lengths.begin() + g.begin, g.lengths.begin() + g.end, 0));
+        ASSERT_EQ(order.n_samples(), (int64_t)g.shuffled.size());
+        for (size_t e = 0; e < g.documents.size(); e++) EXPECT_EQ(order.document((int64_t)e), g.documents[e]) << e;
+        for (size_t i = 0; i < g.shuffled.size(); i++) {
+            Ints tokens(g.T + 1);
+            order.read(*data, (int64_t)i, tokens.data());
+            EXPECT_EQ(order.shuffled((int64_t)i), g.shuffled[i]) << i;
+            EXPECT_EQ(tokens[0], g.first_tokens[i]) << i;
+        }
+    }
+}
+
+// Where Megatron's sample_index has (0,0) (0,4) (0,8) (1,3) (2,2) (3,2). Seed 10 puts the documents into the order 2 0 3 1.
+TEST(SampleOrder, PlacesOfSamples) {
+    const NumberedDataset data({5, 3, 9, 4});
+    const SampleOrder order(*data, 0, 4, 4, 0, 10);
+    for (int e = 0; e < 4; e++) ASSERT_EQ(order.document(e), (std::array<int, 4>{2, 0, 3, 1}[e]));
+    const std::pair<int64_t, int64_t> expected[] = {{0, 0}, {0, 4}, {0, 8}, {1, 3}, {2, 2}, {3, 2}};
+    for (int64_t s = 0; s < 6; s++) {
+        const SampleOrder::Place place = order.place_of(4 * s);
+        EXPECT_EQ(std::make_pair(place.entry, place.token), expected[s]) << s;
+    }
+    EXPECT_EQ(order.n_samples(), 5);
+}
+
+// Megatron's GPTDataset, written as it is there: epochs by repeated addition, recursion for the last epoch, a stream of all
+// tokens where it has sample_index.
+struct SlowOrder {
+    int64_t n_epochs = 1;
+    bool apart = false;
+    std::vector<Ints> samples;
+
+    SlowOrder(const std::vector<Ints>& documents, int begin, int end, int T, int n_wanted, uint32_t seed) {
+        int64_t per_epoch = 0;
+        for (int d = begin; d < end; d++) per_epoch += (int64_t)documents[d].size();
+        for (int64_t n = per_epoch; n < (int64_t)n_wanted * T + 1 && n_wanted > 0; n += per_epoch) n_epochs++;
+        const int64_t total = (n_epochs * per_epoch - 1) / T, without_last = ((n_epochs - 1) * per_epoch - 1) / T;
+        if (n_epochs > 1) apart = n_wanted - without_last < (int64_t)(0.80 * (double)((per_epoch - 1) / T));
+
+        NumpyRandom random(seed);
+        Ints stream;
+        const auto append = [&](int64_t n) {
+            Ints index;
+            for (int64_t e = 0; e < n; e++)
+                for (int d = begin; d < end; d++) index.push_back(d);
+            random.shuffle(index.data(), (int64_t)index.size());
+            for (const int d : index) stream.insert(stream.end(), documents[d].begin(), documents[d].end());
+        };
+        append(apart ? n_epochs - 1 : n_epochs);
+        if (apart) append(1);
+        std::vector<int64_t> index;
+        const auto append_samples = [&](int64_t first, int64_t last) {
+            std::vector<int64_t> part;
+            for (int64_t s = first; s < last; s++) part.push_back(s);
+            random.shuffle(part.data(), (int64_t)part.size());
+            index.insert(index.end(), part.begin(), part.end());
+        };
+        append_samples(0, apart ? without_last : total);
+        if (apart) append_samples(without_last, total);
+        for (const int64_t s : index) samples.emplace_back(stream.begin() + s * T, stream.begin() + s * T + T + 1);
+    }
+};
+
+TEST(SampleOrder, EqualsSlowTranscription) {
+    test::Rng rng(5);
+    int apart = 0, together = 0, longer = 0;
+    Ints lengths;
+    std::unique_ptr<NumberedDataset> dataset;
+    for (int k = 0; k < 300; k++) {
+        if (k % 15 == 0) {
+            lengths = rng.integers(1 + rng.below(12), 0, 2 + rng.below(30));
+            dataset = std::make_unique<NumberedDataset>(lengths);
+        }
+        const TokenDataset& data = **dataset;
+        const int begin = rng.below((int)lengths.size()), end = begin + 1 + rng.below((int)lengths.size() - begin);
+        const int tokens = std::accumulate(lengths.begin() + begin, lengths.begin() + end, 0);
+        if (tokens < 2) continue;
+        const int T = 1 + rng.below(tokens - 1), n_wanted = rng.below(4 * tokens / T + 2);
+        const uint32_t seed = (uint32_t)rng.below(1 << 30);
+        const SlowOrder slow(numbered_documents(lengths), begin, end, T, n_wanted, seed);
+        const SampleOrder order(data, begin, end, T, n_wanted, seed);
+        ASSERT_EQ(order.n_epochs(), slow.n_epochs) << k;
+        ASSERT_EQ(order.n_samples(), (int64_t)slow.samples.size()) << k;
+        ASSERT_GE(order.n_samples(), n_wanted) << k;
+        for (size_t i = 0; i < slow.samples.size(); i++) {
+            Ints sample(T + 1);
+            order.read(data, (int64_t)i, sample.data());
+            ASSERT_EQ(sample, slow.samples[i]) << "dataset " << k << ", sample " << i;
+        }
+        (slow.apart ? apart : together) += slow.n_epochs > 1;
+        longer += T > *std::max_element(lengths.begin(), lengths.end());
+    }
+    EXPECT_GT(apart, 30);  // every case occurred
+    EXPECT_GT(together, 30);
+    EXPECT_GT(longer, 30);
+}
+
+TEST(SampleOrder, TooMany) {
+    const NumberedDataset data({5, 3, 9, 4});
+    for (const int64_t n : {INT64_MAX, INT64_MAX / 4, (int64_t)UINT32_MAX + 1})
+        expect_error([&] { SampleOrder(*data, 0, 4, 4, n, 1); }, {"samples", std::to_string(n).substr(0, 7)});
+}
+
+// ---- blending --------------------------------------------------------------------------------------------------------------
+TEST(Blend, DataPath) {
+    TemporaryDirectory dir;
+    const auto parse = [](const std::vector<std::string>& words) { return parse_data_path(words); };
+    EXPECT_TRUE(parse({}).paths.empty());
+    EXPECT_EQ(parse({"a"}).paths, (std::vector<std::string>{"a"}));
+    EXPECT_EQ(parse({"a", "b"}).paths, (std::vector<std::string>{"a", "b"}));
+    EXPECT_TRUE(parse({"a", "b"}).weights.empty());
+    EXPECT_EQ(parse({".5", "a", "3e2", "b"}).paths, (std::vector<std::string>{"a", "b"}));
+    EXPECT_EQ(parse({".5", "a", "3e2", "b"}).weights, (std::vector<double>{0.5, 300}));
+    EXPECT_EQ(parse({"1", "2"}).paths, (std::vector<std::string>{"2"}));
+
+    expect_error([&] { parse({"0", "a"}); }, {"weight 0 of a", "above 0"});
+    expect_error([&] { parse({"1", "a", "-2", "b"}); }, {"weight -2 of b", "above 0"});
+    expect_error([&] { parse({"inf", "a"}); }, {"weight inf of a"});
+    for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+             {"0.7"}, {"a", "0.7"}, {"0.7", "a", "b"}, {"0.7", "a", "b", "0.3"}, {"a", "0.7", "b", "0.3"}, {"0.7", "a", "0.7", "b", "c"}})
+        expect_error([&] { parse(words); }, {"'0.7'", "looks like a weight", "WEIGHT PATH"});
+
+    // a dataset may be called like a number
+    write_dataset(dir / "2023", 100, {{1, 2, 3}});
+    const std::filesystem::path before = std::filesystem::current_path();
+    std::filesystem::current_path(dir / "");
+    EXPECT_EQ(parse({"2023"}).paths, (std::vector<std::string>{"2023"}));
+    EXPECT_TRUE(parse({"2023", "a", "b"}).weights.empty());
+    std::filesystem::current_path(before);
+}
+
+TEST(Blend, OrderIsMegatrons) {
+    const Ints expected = {0, 1, 2, 0, 1, 0, 2, 0, 1, 0, 0, 1, 2, 0, 1, 0, 2, 0, 1, 0};
+    const std::vector<BlendEntry> blend = blend_samples({0.5, 0.3, 0.2}, {20, 20, 20}, 20);
+    std::array<uint32_t, 3> taken{};
+    for (size_t i = 0; i < expected.size(); i++) {
+        EXPECT_EQ((int)blend[i].dataset, expected[i]) << i;
+        EXPECT_EQ(blend[i].index, taken[expected[i]]++) << i;
+    }
+    for (const BlendEntry& e : blend_samples({0.25, 0.25, 0.25, 0.25}, {1, 1, 1, 1}, 4)) EXPECT_EQ(e.index, 0u);
+    EXPECT_TRUE(blend_samples({1}, {0}, 0).empty());
+}
+
+// After n samples, the greedy choice has taken less than one sample too many from each dataset: it takes only from one with
+// lag >= 0, since the lags' sum is 0. So no dataset of K lags by K - 1 or more; with two datasets both bounds are 1.
+TEST(Blend, SharesAreKept) {
+    test::Rng rng(6);
+    for (int k = 0; k < 200; k++) {
+        const size_t K = 1 + (size_t)rng.below(6);
+        std::vector<double> weights(K);
+        for (double& w : weights) w = rng.uniform(0.01, 1);
+        weights = normalized(weights);
+        const int64_t n = 1 + rng.below(500);
+        const std::vector<BlendEntry> blend = blend_samples(weights, std::vector<int64_t>(K, n), n);
+        std::vector<int64_t> taken(K, 0);
+        for (int64_t i = 0; i < n; i++) {
+            ASSERT_EQ(blend[i].index, taken[blend[i].dataset]++);
+            for (size_t j = 0; j < K; j++) {
+                const double too_many = (double)taken[j] - weights[j] * (double)(i + 1);
+                ASSERT_LT(too_many, 1);
+                ASSERT_GT(too_many, -std::max(1.0, (double)K - 1));
+            }
+        }
+    }
+}
+
+TEST(Blend, TakesAllThatIsThereAndNoMore) {
+    test::Rng rng(7);
+    for (int k = 0; k < 200; k++) {
+        const size_t K = 1 + (size_t)rng.below(6);
+        std::vector<int64_t> available(K);
+        for (int64_t& a : available) a = 1 + rng.below(k % 2 ? 100 : 3);
+        const int64_t n = std::accumulate(available.begin(), available.end(), (int64_t)0);
+        // by size, and by weights that have nothing to do with what is there
+        std::vector<double> weights(available.begin(), available.end());
+        if (k % 3 == 0) std::reverse(weights.begin(), weights.end());
+        std::vector<int64_t> taken(K, 0);
+        for (const BlendEntry& e : blend_samples(normalized(weights), available, n)) ASSERT_EQ(e.index, taken[e.dataset]++);
+        EXPECT_EQ(taken, available);
+    }
+}
+
+// ---- the loader: which samples ---------------------------------------------------------------------------------------------
+TEST(Loader, OneDatasetIsItsSampleOrder) {
+    TemporaryDirectory dir;
+    for (const OrderGolden& g : orders) {
+        if (g.begin > 0) continue;
+        write_dataset(dir / "d", 1 << 20, numbered_documents(g.lengths));
+        DataOptions o = options_for({dir / "d"}, g.T);
+        o.n_samples = g.n_wanted, o.seed = g.seed;
+        const DataLoader data(o);
+        const size_t n = g.n_wanted > 0 ? (size_t)g.n_wanted : g.first_tokens.size();
+        EXPECT_EQ(data.T(), g.T);
+        EXPECT_EQ(firsts(data), Ints(g.first_tokens.begin(), g.first_tokens.begin() + n));
+    }
+}
+
+// From NumPy, after BlendedMegatronDatasetBuilder: document d of dataset j is numbered from 100000 j + 1000 d.
+TEST(Loader, BlendsAsMegatron) {
+    TemporaryDirectory dir;
+    write_dataset(dir / "a", 1 << 20, numbered_documents({5, 3, 9, 4}));
+    write_dataset(dir / "b", 1 << 20, numbered_documents({7, 7, 2}, 100000));
+    write_dataset(dir / "c", 1 << 20, numbered_documents({30}, 200000));
+
+    DataOptions o = options_for({"5", dir / "a", "3", dir / "b", "2", dir / "c"}, 4);
+    o.n_samples = 30;
+    EXPECT_EQ(firsts(DataLoader(o)), (Ints{1002,   100002, 200008, 2003, 100001, 2003,   200004, 3003, 101002, 2,
+                                           4,      100006, 200024, 2002, 100005, 0,      200000, 1001, 102000, 2007,
+                                           3000,   102000, 200016, 2007, 101004, 2006,   200020, 1002, 101006, 3}));
+    const std::vector<DataSummary> rows = DataLoader(o).summary();
+    ASSERT_EQ(rows.size(), 3u);
+    const int64_t samples[] = {15, 9, 6}, tokens[] = {21, 16, 30}, documents[] = {4, 3, 1};
+    for (int j = 0; j < 3; j++) {
+        EXPECT_EQ(rows[j].name, dir / std::string(1, (char)('a' + j)));
+        EXPECT_EQ(rows[j].samples, samples[j]);
+        EXPECT_EQ(rows[j].tokens, tokens[j]);
+        EXPECT_EQ(rows[j].documents, documents[j]);
+        EXPECT_DOUBLE_EQ(rows[j].share, (double)samples[j] / 30);
+        EXPECT_DOUBLE_EQ(rows[j].epochs, 4.0 * (double)samples[j] / (double)tokens[j]);
+    }
+
+    // by size: 5, 3 and 7 samples are there
+    const Ints by_size = {200008, 2000, 100004, 200004, 4, 200024, 101001, 2004, 200000, 200016, 0, 100000, 200020, 2008, 200012};
+    o = options_for({dir / "a", dir / "b", dir / "c"}, 4);
+    EXPECT_EQ(firsts(DataLoader(o)), by_size);
+    o.n_samples = 9;
+    EXPECT_EQ(firsts(DataLoader(o)), Ints(by_size.begin(), by_size.begin() + 9));
+    o.n_samples = 15;
+    EXPECT_EQ(firsts(DataLoader(o)), by_size);
+    // more than are there: data is repeated, in the same shares
+    o.n_samples = 150;
+    const std::vector<DataSummary> repeated = DataLoader(o).summary();
+    EXPECT_EQ(repeated[0].samples, 50);
+    EXPECT_EQ(repeated[1].samples, 30);
+    EXPECT_EQ(repeated[2].samples, 70);
+    // weights without a number of samples: one pass over everything
+    o = options_for({"5", dir / "a", "3", dir / "b", "2", dir / "c"}, 4);
+    EXPECT_EQ(firsts(DataLoader(o)), by_size);
+}
+
+TEST(Loader, OnePassReadsEveryTokenOnce) {
+    TemporaryDirectory dir;
+    const Ints lengths(50, 13);
+    write_dataset(dir / "d", 1 << 20, numbered_documents(lengths));
+    DataOptions o = options_for({dir / "d"}, 8, DataSplit::valid);
+    o.split = "30, 20";
+    const DataLoader data(o);
+    EXPECT_EQ(data.n_samples(), (20 * 13 - 1) / 8);
+    const Ints tokens = all_tokens(data);
+    const std::set<int> distinct(tokens.begin(), tokens.end());
+    EXPECT_EQ(distinct.size(), tokens.size());
+    for (const int token : tokens) EXPECT_TRUE(token / 1000 >= 30 && token / 1000 < 50) << token;
+}
+
+TEST(Loader, PartsOfTheSplitShareNothing) {
+    TemporaryDirectory dir;
+    write_dataset(dir / "d", 1 << 20, numbered_documents(Ints(40, 6)));
+    std::set<int> seen;
+    size_t n = 0;
+    for (const DataSplit part : {DataSplit::train, DataSplit::valid, DataSplit::test}) {
+        DataOptions o = options_for({dir / "d"}, 5, part);
+        o.split = "6, 3, 1";
+        const Ints tokens = all_tokens(DataLoader(o));
+        seen.insert(tokens.begin(), tokens.end());
+        n += tokens.size();
+    }
+    EXPECT_EQ(seen.size(), n);
+    EXPECT_GE(n, 40u * 6 - 3 * 5);
+}
+
+TEST(Loader, SameSeedSameOrder) {
+    TemporaryDirectory dir;
+    write_dataset(dir / "d", 1 << 20, numbered_documents({50, 30, 70, 20, 90}));
+    DataOptions o = options_for({dir / "d"}, 4);
+    o.n_samples = 200;
+    const Ints tokens = all_tokens(DataLoader(o));
+    EXPECT_EQ(all_tokens(DataLoader(o)), tokens);
+    o.seed = 1235;
+    EXPECT_NE(all_tokens(DataLoader(o)), tokens);
+}
+
+// Any batch size, from any sample on, in any thread: the same rows.
+TEST(Loader, BatchesAreRowsOfTheSameOrder) {
+    TemporaryDirectory dir;
+    write_dataset(dir / "d", 1 << 20, numbered_documents({50, 30, 70, 20, 90}));
+    DataOptions o = options_for({dir / "d"}, 4);
+    o.n_samples = 96;
+    const DataLoader data(o);
+    const Ints tokens = all_tokens(data);
+    Batch batch;
+    for (const int B : {32, 3, 8}) {
+        for (int64_t i = 96 - B; i >= 0; i -= B) {
+            data.fetch(i, B, batch);
+            EXPECT_EQ(batch.B, B);
+            EXPECT_EQ(batch.T, 4);
+            ASSERT_EQ(batch.tokens, Ints(tokens.begin() + i * 4, tokens.begin() + (i + B) * 4));
+        }
+    }
+    std::vector<Ints> found(4);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; t++)
+        threads.emplace_back([&, t] {
+            Batch mine;
+            data.fetch(24 * t, 24, mine);
+            found[t] = mine.tokens;
+        });
+    for (std::thread& thread : threads) thread.join();
+    for (int t = 0; t < 4; t++) EXPECT_EQ(found[t], Ints(tokens.begin() + 96 * t, tokens.begin() + 96 * (t + 1)));
+}
+
+// ---- the loader: what a batch holds ----------------------------------------------------------------------------------------
+// One document, so that the only sample of an epoch is its beginning.
+class Masks : public ::testing::Test {
+protected:
+    static constexpr int eod = 9;
+    void write(const Ints& tokens) { write_dataset(dir_ / "d", 10, {tokens}); }
+    Batch fetch(int T, bool positions, bool attention, bool loss) {
+        DataOptions o = options_for({dir_ / "d"}, T);
+        o.eod = eod, o.reset_position_ids = positions, o.reset_attention_mask = attention, o.eod_mask_loss = loss;
+        const DataLoader data(o);
+        EXPECT_EQ(data.n_samples(), 1);
+        Batch batch;
+        data.fetch(0, 1, batch);
+        EXPECT_EQ(data.unmasked(0, 1), T - std::count(batch.targets.begin(), batch.targets.end(), -1));
+        return batch;
+    }
+    TemporaryDirectory dir_;
+};
+
+TEST_F(Masks, None) {
+    write({5, 6, 9, 7, 9, 9, 3, 4, 9});
+    const Batch batch = fetch(8, false, false, false);
+    EXPECT_EQ(batch.tokens, (Ints{5, 6, 9, 7, 9, 9, 3, 4}));
+    EXPECT_EQ(batch.targets, (Ints{6, 9, 7, 9, 9, 3, 4, 9}));
+    EXPECT_EQ(batch.positions, (Ints{0, 1, 2, 3, 4, 5, 6, 7}));
+    EXPECT_TRUE(batch.doc_start.empty());
+}
+
+TEST_F(Masks, EachAlone) {
+    write({5, 6, 9, 7, 9, 9, 3, 4, 9});
+    const Batch plain = fetch(8, false, false, false);
+
+    const Batch positions = fetch(8, true, false, false);
+    EXPECT_EQ(positions.positions, (Ints{0, 1, 2, 0, 1, 0, 0, 1}));
+    EXPECT_EQ(positions.targets, plain.targets);
+    EXPECT_TRUE(positions.doc_start.empty());
+
+    const Batch attention = fetch(8, false, true, false);
+    EXPECT_EQ(attention.doc_start, (Ints{0, 0, 0, 3, 3, 5, 6, 6}));
+    EXPECT_EQ(attention.positions, plain.positions);
+    EXPECT_EQ(attention.targets, plain.targets);
+
+    const Batch loss = fetch(8, false, false, true);  // the target EOD is trained, what follows it is not
+    EXPECT_EQ(loss.targets, (Ints{6, 9, -1, 9, -1, -1, 4, 9}));
+    EXPECT_EQ(loss.positions, plain.positions);
+    EXPECT_TRUE(loss.doc_start.empty());
+    for (const Batch* b : {&positions, &attention, &loss}) EXPECT_EQ(b->tokens, plain.tokens);
+}
+
+TEST_F(Masks, AllTogetherAtTheBorders) {
+    write({9, 1, 2, 9, 9});  // EOD as first and as last input
+    const Batch batch = fetch(4, true, true, true);
+    EXPECT_EQ(batch.tokens, (Ints{9, 1, 2, 9}));
+    EXPECT_EQ(batch.targets, (Ints{-1, 2, 9, -1}));
+    EXPECT_EQ(batch.positions, (Ints{0, 0, 1, 2}));
+    EXPECT_EQ(batch.doc_start, (Ints{0, 1, 1, 1}));
+    write({9, 9, 9});
+    EXPECT_EQ(fetch(2, true, true, true).targets, (Ints{-1, -1}));
+    write({1, 2, 3});
+    EXPECT_EQ(fetch(2, true, true, true).doc_start, (Ints{0, 0}));
+}
+
+// Rows of a batch do not touch each other, and a batch that is used again forgets what it held.
+TEST_F(Masks, ManyRows) {
+    test::Rng rng(8);
+    write(rng.integers(4001, 5, 10));
+    DataOptions o = options_for({dir_ / "d"}, 40);
+    o.eod = eod, o.reset_position_ids = o.reset_attention_mask = o.eod_mask_loss = true;
+    const DataLoader data(o);
+    ASSERT_EQ(data.n_samples(), 100);
+    Batch batch;
+    int64_t unmasked = 0;
+    for (int64_t first = 0; first < 100; first += 20) {
+        data.fetch(first, 20, batch);
+        ASSERT_EQ(batch.targets.size(), 800u);
+        for (int b = 0; b < 20; b++) {
+            int start = 0;
+            for (int t = 0; t < 40; t++) {
+                const int i = 40 * b + t;
+                ASSERT_EQ(batch.doc_start[i], start);
+                ASSERT_EQ(batch.positions[i], t - start);
+                const bool ends = batch.tokens[i] == eod;
+                if (ends) start = t + 1;
+                ASSERT_EQ(batch.targets[i] == -1, ends);
+                if (!ends && t < 39) { ASSERT_EQ(batch.targets[i], batch.tokens[i + 1]); }
+                unmasked += !ends;
+            }
+        }
+    }
+    EXPECT_EQ(data.unmasked(0, 100), unmasked);
+    EXPECT_EQ(data.unmasked(0, 30) + data.unmasked(30, 70), unmasked);
+    EXPECT_EQ(data.unmasked(7, 0), 0);
+}
+
+TEST_F(Masks, NeedTheEndOfDocumentToken) {
+    write({1, 2, 3});
+    for (bool DataOptions::*flag : {&DataOptions::reset_position_ids, &DataOptions::reset_attention_mask, &DataOptions::eod_mask_loss}) {
+        DataOptions o = options_for({dir_ / "d"}, 2);
+        o.*flag = true;
+        expect_error([&] { DataLoader data(o); }, {"end-of-document", "--tokenizer"});
+    }
+}
+
+// ---- llm.c's shards --------------------------------------------------------------------------------------------------------
+void write_shard(const std::string& path, const std::vector<uint16_t>& tokens) {
+    std::string bytes = bytes_of<int32_t>(20240520) + bytes_of<int32_t>(1) + bytes_of<int32_t>((int)tokens.size());
+    bytes.resize(1024);
+    for (const uint16_t token : tokens) bytes += bytes_of(token);
+    write_file(path, bytes);
+}
+
+TEST(Loader, ShardsWithoutWeightsAreOneStream) {
+    TemporaryDirectory dir;
+    write_shard(dir / "x_0.bin", {0, 1, 2});
+    write_shard(dir / "x_1.bin", {1000, 1001});
+    write_shard(dir / "y.bin", {2000, 2001, 2002, 2003});
+    const DataLoader data(options_for({dir / "x_*.bin", dir / "y.bin"}, 2));
+    EXPECT_EQ(data.n_samples(), 4);
+    ASSERT_EQ(data.summary().size(), 1u);
+    EXPECT_EQ(data.summary()[0].documents, 3);
+    EXPECT_EQ(data.summary()[0].tokens, 9);
+    const SlowOrder slow({{0, 1, 2}, {1000, 1001}, {2000, 2001, 2002, 2003}}, 0, 3, 2, 0, 1234);
+    Batch batch;
+    for (int i = 0; i < 4; i++) {
+        data.fetch(i, 1, batch);
+        EXPECT_EQ(batch.tokens, Ints(slow.samples[i].begin(), slow.samples[i].end() - 1));
+        EXPECT_EQ(batch.targets, Ints(slow.samples[i].begin() + 1, slow.samples[i].end()));
+    }
+    // with weights each is a dataset
+    DataOptions weighted = options_for({"1", dir / "x_*.bin", "1", dir / "y.bin"}, 2);
+    weighted.n_samples = 10;
+    EXPECT_EQ(DataLoader(weighted).summary().size(), 2u);
+
+    DataOptions o = options_for({dir / "y.bin"}, 2, DataSplit::valid);
+    expect_error([&] { DataLoader data(o); }, {"y.bin", "validation", "--valid-data-path"});
+}
+
+// ---- data that cannot be used ----------------------------------------------------------------------------------------------
+TEST(Refused, NoData) {
+    TemporaryDirectory dir;
+    expect_error([&] { DataLoader data(options_for({}, 4)); }, {"no data", "--data-path"});
+    expect_error([&] { DataLoader data(options_for({dir / "nothing"}, 4)); }, {"nothing", "prepare"});
+    write_dataset(dir / "empty", 100, {});
+    expect_error([&] { DataLoader data(options_for({dir / "empty"}, 4)); }, {"empty", "no tokens"});
+    write_dataset(dir / "blank", 100, {{}, {}});
+    expect_error([&] { DataLoader data(options_for({dir / "blank"}, 4)); }, {"blank", "no tokens"});
+    write_shard(dir / "shard.bin", {});
+    expect_error([&] { DataLoader data(options_for({dir / "shard.bin"}, 4)); }, {"shard.bin", "no tokens"});
+    write_dataset(dir / "good", 100, {Ints(100, 1)});
+    expect_error([&] { DataLoader data(options_for({dir / "good", dir / "empty"}, 4)); }, {"empty", "no tokens"});
+}
+
+TEST(Refused, TooLittleForOneSample) {
+    TemporaryDirectory dir;
+    write_dataset(dir / "d", 100, {{1, 2, 3}, {4}, {5, 6}});
+    for (const int T : {6, 7, 1 << 30})
+        expect_error([&] { DataLoader data(options_for({dir / "d"}, T)); }, {dir / "d", "6 tokens", "--seq-length " + std::to_string(T)});
+    EXPECT_EQ(DataLoader(options_for({dir / "d"}, 5)).n_samples(), 1);
+
+    DataOptions o = options_for({dir / "d"}, 3, DataSplit::valid);
+    o.split = "1, 2";
+    expect_error([&] { DataLoader data(o); }, {dir / "d", "3 tokens in 2 documents", "validation"});
+    o.split = "969, 30, 1";
+    expect_error([&] { DataLoader data(o); }, {dir / "d", "no documents for validation", "969, 30, 1", "3 documents"});
+    o.split = "1, x";
+    expect_error([&] { DataLoader data(o); }, {"--split", "1, x"});
+}
+
+TEST(Refused, TokensOutsideTheVocabulary) {
+    TemporaryDirectory dir;
+    const auto message = [&](DataOptions o, int vocab_size, const std::vector<std::string>& parts) {
+        o.vocab_size = vocab_size;
+        const DataLoader data(o);
+        Batch batch;
+        expect_error([&] { data.fetch(0, (int)data.n_samples(), batch); }, parts);
+        o.vocab_size = 77778;
+        DataLoader(o).fetch(0, (int)data.n_samples(), batch);
+        o.vocab_size = 0;
+        DataLoader(o).fetch(0, (int)data.n_samples(), batch);
+    };
+    write_dataset(dir / "d", 100000, {{1, 2, 3}, {4, 5, 77777, 6}, {7, 8}});
+    message(options_for({dir / "d"}, 2), 77777, {dir / "d", "token 2 of document 1", "77777", "77777 tokens", "tokenizer"});
+    message(options_for({dir / "d"}, 8), 100, {dir / "d", "token 2 of document 1", "is 77777", "vocabulary of 100 tokens"});
+    // as a target only
+    write_dataset(dir / "last", 100000, {{1, 2, 77777}});
+    message(options_for({dir / "last"}, 2), 100, {dir / "last", "token 2 of document 0", "is 77777"});
+    // the right one of several, behind the first documents of a split
+    write_dataset(dir / "many", 100000, {{1, 2, 3}, {4, 5, 6}, {7, 77777, 8}});
+    DataOptions o = options_for({dir / "last", dir / "many"}, 2, DataSplit::valid);
+    o.split = "0, 1";
+    o.blend.paths.erase(o.blend.paths.begin());
+    message(o, 100, {dir / "many", "token 1 of document 2", "is 77777"});
+    write_shard(dir / "s.bin", {1, 2, 50256, 3});
+    message(options_for({dir / "s.bin"}, 3), 50256, {dir / "s.bin", "token 2", "is 50256", "vocabulary of 50256"});
+
+    // negative tokens are in no vocabulary
+    const auto index = std::string("MMIDIDX\0\0", 9) + bytes_of<uint64_t>(1) + bytes_of<uint8_t>(4) + bytes_of<uint64_t>(1) +
+                       bytes_of<uint64_t>(2) + bytes_of<int32_t>(3) + bytes_of<int64_t>(0) + bytes_of<int64_t>(0) + bytes_of<int64_t>(1);
+    write_file(dir / "n.idx", index);
+    write_file(dir / "n.bin", bytes_of<int32_t>(1) + bytes_of<int32_t>(-7) + bytes_of<int32_t>(2));
+    for (const int vocab_size : {0, 100}) {
+        DataOptions negative = options_for({dir / "n"}, 2);
+        negative.vocab_size = vocab_size;
+        Batch batch;
+        expect_error([&] { DataLoader(negative).fetch(0, 1, batch); }, {dir / "n", "token 1 of document 0", "is -1"});
+    }
+}
+
+}  // namespace

@@ -1,0 +1,214 @@
+// The trainer against PyTorch: test/golden/FAMILY_tiny is a small model of each family as transformers saves it, with the
+// logits, losses, gradients (by autograd) and 20 training steps that dev/ref/model_reference.py computed in float64. All of it
+// goes the way of a real run: the options are parsed from train.toml, the model is read from the directory, batches come from a
+// DataLoader, steps are train_step's.
+//
+// Tolerance. noise.KEY is the largest error that PyTorch makes in KEY when it computes in float32 instead. One unit is that
+// plus one rounding of KEY's largest element, since the golden values themselves are stored as float32; we may be off by
+// `factor` units. The factor is there because our sums run in another order than PyTorch's and the error of one run is only a
+// sample; 8 units are 2e-6 to 1e-5 of a tensor's largest element, and the largest error seen is 2.3 units.
+#define TRAIN_GPT_NO_MAIN
+#include <set>
+#include <tuple>
+
+#include "../train_gpt.cu"
+#include "files.h"
+#include "testing.h"
+
+namespace {
+
+constexpr double factor = 8;
+
+// One fixture's golden tensors, and comparisons with them.
+class Golden {
+public:
+    explicit Golden(const std::string& directory) : file_(SafetensorsReader::open(directory + "/golden.safetensors")) {}
+
+    const TensorView& tensor(const std::string& key) const {
+        const TensorView* t = file_.find(key);
+        if (!t) fail("the fixture has no '%s'", key.c_str());
+        return *t;
+    }
+    std::vector<double> values(const std::string& key) const {
+        std::vector<double> x(tensor(key).elements());
+        file_.read_as(tensor(key), x.data());
+        return x;
+    }
+    std::vector<int> integers(const std::string& key) const {
+        std::vector<int> x(tensor(key).elements());
+        file_.read_as(tensor(key), x.data());
+        return x;
+    }
+    int64_t dimension(const std::string& key, int i) const { return tensor(key).shape.at(i); }
+
+    template <class Buffer>
+    void expect(const std::string& key, const Buffer& actual) {
+        const std::vector<double> expected = values(key);
+        double largest = 0, difference = 0;
+        for (double x : expected) largest = std::max(largest, std::abs(x));
+        const double unit = values("noise." + key)[0] + test::roundoff<float> * largest;
+        test::expect_close(actual, expected, factor * unit, 0, key);
+        for (size_t i = 0; i < std::min(actual.size(), expected.size()); i++)
+            difference = std::max(difference, std::abs(actual[i] - expected[i]));
+        worst_ = std::max(worst_, difference / unit), compared_.insert(key);
+    }
+    // Every tensor of the model as files have it: buffer holds parameters or gradients.
+    void expect_all(const std::string& prefix, const ParameterTable& table, real* buffer) {
+        for (const TensorSpec& spec : table.rows)
+            for (const HfTensor& t : spec.hf) {
+                std::vector<real> file((size_t)t.rows * spec.cols);
+                convert_layout(spec, t, buffer + spec.offset, file.data(), true);
+                expect(prefix + t.name, file);
+            }
+    }
+    // Nothing in the file was left out, which would hide a parameter that we do not have.
+    void expect_compared(const std::vector<std::string>& prefixes) const {
+        for (const auto& [key, unused] : file_.tensors())
+            for (const std::string& prefix : prefixes) {
+                const bool concerned = key.compare(0, prefix.size(), prefix) == 0;
+                EXPECT_TRUE(!concerned || compared_.count(key)) << key << " was not compared";
+            }
+    }
+    double worst() const { return worst_; }  // in units of the tolerance before `factor`
+
+private:
+    SafetensorsReader file_;
+    double worst_ = 0;
+    std::set<std::string> compared_;
+};
+
+std::string fixture(const std::string& family) {
+    return (std::filesystem::path(__FILE__).parent_path() / "golden" / (family + "_tiny")).string();
+}
+
+// Options as from the command line. Each golden sample becomes a data set of its own, twice its T tokens, of which every sample
+// of T+1 tokens at a multiple of T is the same. Blended with equal weights (powers of two, so that no rounding decides) the
+// data sets take turns, and the loader gives sample 0, 1, ..., S-1, 0, ... whatever its shuffling does.
+TrainOptions options_of(const std::string& directory, const Golden& golden, const ModelConfig& c,
+                        const test::TemporaryDirectory& data) {
+    TrainOptions o;
+    cli::parse("train", "", o, {"--config", directory + "/train.toml"});
+    const std::vector<int> tokens = golden.integers("tokens");
+    const int64_t S = golden.dimension("tokens", 0), T = golden.dimension("tokens", 1);
+    for (int64_t s = 0; s < S; s++) {
+        const std::string prefix = data / std::to_string(s);
+        TokenDatasetWriter writer(prefix, c.V);
+        for (int twice = 0; twice < 2; twice++) writer.add(tokens.data() + s * T, T);
+        writer.end_document();
+        writer.commit();
+        o.data_path.push_back(format("%g", 1.0 / (double)S)), o.data_path.push_back(prefix);
+    }
+    return o;
+}
+
+DataOptions loader_options(const TrainOptions& o, const ModelConfig& c, const Schedule& schedule) {
+    DataOptions d = data_options(o, c, nullptr, DataSplit::whole, schedule.total_samples);
+    d.eod = 0;  // as the reference draws its tokens
+    return d;
+}
+
+ModelConfig config_of(const std::string& directory) {
+    ModelConfig c = read_config(directory);
+    check_config(c);
+    pad_vocabulary(c, 16);
+    CHECK(c.Vp > c.V, "the fixtures should pad the vocabulary: %d", c.V);
+    return c;
+}
+
+// A fixture, ready to train.
+struct Fixture {
+    std::string directory;
+    Golden golden;
+    be::Ctx ctx{1};  // so little work that threads would only wait for each other
+    Model m;
+    test::TemporaryDirectory files;
+    TrainOptions o;
+    Schedule schedule;
+    DataLoader data;
+
+    Fixture(const std::string& family, bool plain, int B)
+        : directory(fixture(family)), golden(directory), m(config_of(directory)), o(options_of(directory, golden, m.c, files)),
+          schedule(make_schedule(o, 1)), data(loader_options(o, m.c, schedule)) {
+        ctx.plain = plain;
+        plan_memory(m, Recompute::none, B, o.seq_length, B * o.seq_length);
+        allocate(m);
+        read_parameters(directory, m.c, m.table, m.params);
+        masters_from_params(m);
+    }
+};
+
+class Families : public testing::TestWithParam<std::tuple<const char*, bool>> {
+protected:
+    std::string family() const { return std::get<0>(GetParam()); }
+    bool plain() const { return std::get<1>(GetParam()); }
+    void report(const Golden& golden) { RecordProperty("worst", format("%.2f of the allowed %.0f", golden.worst(), factor)); }
+};
+
+TEST_P(Families, LogitsLossAndEveryGradient) {
+    Fixture run(family(), plain(), 4);
+    Model& m = run.m;
+    Golden& golden = run.golden;
+    Batch batch;
+    run.data.fetch(0, (int)run.schedule.final_batch, batch);
+    const Rows rows = rows_of(batch);
+    const real z_coef = (real)run.o.z_loss_strength;
+
+    LossSums sums;
+    model_forward(run.ctx, m, rows);
+    head(run.ctx, m, rows, 0, z_coef, false, sums);
+    std::vector<real> logits;  // without the padding
+    for (int i = 0; i < rows.N(); i++) {
+        const floatX* row = m.a.logits + (size_t)i * m.c.Vp;
+        logits.insert(logits.end(), row, row + m.c.V);
+    }
+    golden.expect("logits", logits);
+    golden.expect("ce", std::vector<double>{sums.ce / (double)sums.n});
+    golden.expect("z", std::vector<double>{sums.z / (double)sums.n});
+
+    memset(m.grads, 0, m.table.size * sizeof(real));
+    LossSums again;
+    head(run.ctx, m, rows, (real)(1.0 / (double)sums.n), z_coef, true, again);
+    model_backward(run.ctx, m, rows);
+    golden.expect_all("grad.", m.table, m.grads);
+    golden.expect_compared({"logits", "ce", "z", "grad."});
+    report(golden);
+}
+
+// Two micro-batches a step with different numbers of masked targets; warm-up, decay, clipped and unclipped steps.
+TEST_P(Families, TwentyTrainingSteps) {
+    Fixture run(family(), plain(), 2);
+    Golden& golden = run.golden;
+    const std::vector<int> tokens = golden.integers("tokens"), targets = golden.integers("targets");
+    const size_t step_tokens = (size_t)run.schedule.final_batch * run.o.seq_length;
+    Batch batch;
+    Trainer trainer{run.ctx, run.m, run.o, run.schedule, run.data, {}};
+    std::vector<double> ce, z, norm, lr;
+    while (trainer.step < run.schedule.total_steps) {
+        // The loader must give the batches that the reference trained on, or nothing below means anything.
+        run.data.fetch(trainer.consumed, (int)run.schedule.final_batch, batch);
+        const size_t first = (size_t)trainer.step * step_tokens % tokens.size(), last = first + step_tokens;
+        ASSERT_EQ(batch.tokens, std::vector<int>(tokens.begin() + first, tokens.begin() + last)) << trainer.step;
+        ASSERT_EQ(batch.targets, std::vector<int>(targets.begin() + first, targets.begin() + last)) << trainer.step;
+        const StepStats s = train_step(trainer);
+        ce.push_back(s.loss), z.push_back(s.z_loss), norm.push_back(s.grad_norm), lr.push_back(s.lr);
+    }
+    golden.expect("steps.ce", ce);
+    golden.expect("steps.z", z);
+    golden.expect("steps.norm", norm);
+    golden.expect("steps.lr", lr);
+    golden.expect_all("final.", run.m.table, run.m.params);
+    golden.expect_compared({"steps.", "final."});
+    EXPECT_EQ(trainer.updates, trainer.step);
+
+    const auto clipped = std::count_if(norm.begin(), norm.end(), [&](double n) { return n > run.o.clip_grad; });
+    EXPECT_GT(clipped, 0);
+    EXPECT_LT(clipped, trainer.step);
+    report(golden);
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, Families, testing::Combine(testing::Values("gpt2", "bloom", "llama"), testing::Bool()),
+                         [](const auto& test) {
+                             return std::string(std::get<0>(test.param)) + (std::get<1>(test.param) ? "_plain" : "_fast");
+                         });
+
+}  // namespace

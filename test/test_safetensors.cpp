@@ -1,0 +1,538 @@
+// safetensors files byte by byte, every way in which one can be damaged, and model directories: names, layouts, and that what is
+// written is read back bit by bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "../llmc/checkpoint.h"
+#include "files.h"
+#include "testing.h"
+
+using test::bytes_of;
+using test::expect_error;
+using test::read_file;
+using test::TemporaryDirectory;
+using test::write_file;
+
+namespace {
+
+template <class T>
+std::string array_of(const std::vector<T>& values) {
+    std::string s;
+    for (const T& v : values) s += bytes_of(v);
+    return s;
+}
+
+// A file with this header, as it stands, and these bytes of data.
+std::string file_of(const std::string& header, const std::string& data) { return bytes_of<uint64_t>(header.size()) + header + data; }
+
+std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape, const std::string& offsets) {
+    return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}";
+}
+
+template <class E>
+std::vector<E> values(const SafetensorsReader& file, const std::string& name) {
+    const TensorView* t = file.find(name);
+    if (!t) {
+        ADD_FAILURE() << "no tensor " << name;
+        return {};
+    }
+    std::vector<E> x(t->elements());
+    file.read_as(*t, x.data());
+    return x;
+}
+
+// ---- bytes -----------------------------------------------------------------------------------------------------------------
+TEST(Safetensors, WritesTheseBytes) {
+    TemporaryDirectory dir;
+    const std::vector<float> a = {1, 2, 3, 4, 5, 6};
+    const std::vector<bf16> b = {bf16(1.0f), bf16(-2.0f)};
+    SafetensorsWriter writer(dir / "x.safetensors");
+    writer.declare("b", "BF16", {2});
+    writer.declare("a", "F32", {2, 3});
+    writer.write("b", b.data(), 4);
+    writer.write("a", a.data(), 24);
+    writer.finish();
+    const std::string header =
+        "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[0,4]},"
+        "\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[4,28]}}  ";
+    EXPECT_EQ(header.size() % 8, 0u);
+    EXPECT_EQ(read_file(dir / "x.safetensors"), file_of(header, array_of<uint16_t>({0x3f80, 0xc000}) + array_of(a)));
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"x.safetensors"}));
+}
+
+// Into a directory under the usual name; nothing without finish(); a file of no tensors.
+TEST(Safetensors, WriterFinishesOrLeavesNothing) {
+    TemporaryDirectory dir;
+    const float x = 1;
+    {
+        SafetensorsWriter writer(dir / "");
+        writer.declare("x", "F32", {1});
+        writer.write("x", &x, 4);
+    }
+    EXPECT_TRUE(dir.names().empty());
+    SafetensorsWriter(dir / "").finish();
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"model.safetensors"}));
+    EXPECT_TRUE(SafetensorsReader::open(dir / "model.safetensors").tensors().empty());
+}
+
+// What Hugging Face's safetensors.numpy.save writes for
+//   {"f": float32 [[1], [-2.5], [0.1]], "half": float16 [1, -0.5, 65504], "empty": float32 (0, 4), "scalar": int64 -3,
+//    "d": float64 [0.1], "b": bool [True]} with metadata {"format": "pt"}.
+const std::string python_header =
+    "{\"__metadata__\":{\"format\":\"pt\"},\"scalar\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]},"
+    "\"d\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[8,16]},\"empty\":{\"dtype\":\"F32\",\"shape\":[0,4],\"data_offsets\":[16,16]},"
+    "\"f\":{\"dtype\":\"F32\",\"shape\":[3,1],\"data_offsets\":[16,28]},\"half\":{\"dtype\":\"F16\",\"shape\":[3],\"data_offsets\":[28,34]},"
+    "\"b\":{\"dtype\":\"BOOL\",\"shape\":[1],\"data_offsets\":[34,35]}} ";
+const std::string python_data("\xfd\xff\xff\xff\xff\xff\xff\xff\x9a\x99\x99\x99\x99\x99\xb9\x3f\x00\x00\x80\x3f\x00\x00\x20\xc0\xcd\xcc\xcc"
+                              "\x3d\x00\x3c\x00\xb8\xff\x7b\x01",
+                              35);
+
+TEST(Safetensors, ReadsWhatPythonWrote) {
+    TemporaryDirectory dir;
+    ASSERT_EQ(python_header.size(), 376u);
+    write_file(dir / "p.safetensors", file_of(python_header, python_data));
+    const SafetensorsReader file = SafetensorsReader::open(dir / "p.safetensors");
+    EXPECT_EQ(file.tensors().size(), 6u);
+    EXPECT_EQ(file.find("__metadata__"), nullptr);
+    EXPECT_EQ(file.find("nothing"), nullptr);
+    EXPECT_EQ(file.find("f")->shape, (std::vector<int64_t>{3, 1}));
+    EXPECT_EQ(file.find("f")->dtype, "F32");
+    EXPECT_EQ(values<float>(file, "f"), (std::vector<float>{1, -2.5, 0.1f}));
+    EXPECT_EQ(values<float>(file, "half"), (std::vector<float>{1, -0.5, 65504}));
+    EXPECT_EQ(file.find("empty")->shape, (std::vector<int64_t>{0, 4}));
+    EXPECT_TRUE(values<float>(file, "empty").empty());
+    EXPECT_TRUE(file.find("scalar")->shape.empty());
+    EXPECT_EQ(values<float>(file, "scalar"), std::vector<float>{-3});
+    EXPECT_EQ(values<double>(file, "d"), std::vector<double>{0.1});
+    EXPECT_EQ(values<float>(file, "d"), std::vector<float>{0.1f});
+    expect_error([&] { values<float>(file, "b"); }, {"BOOL", "supported are", "BF16"});
+}
+
+TEST(Safetensors, EveryType) {
+    TemporaryDirectory dir;
+    // At an odd address, as a header of any length may put it.
+    const auto read = [&](const std::string& dtype, size_t n, const std::string& data) {
+        const std::string end = std::to_string(data.size());
+        std::string header = "{" + tensor("x", dtype, "[" + std::to_string(n) + "]", "[0," + end + "]") + "}";
+        if (header.size() % 2 == 0) header += " ";
+        write_file(dir / "x.safetensors", file_of(header, data));
+        return SafetensorsReader::open(dir / "x.safetensors");
+    };
+    const std::vector<float> floats = {0, -0.0f, 1.00390625f, 3.4e38f, 1e-45f, -INFINITY};
+    const SafetensorsReader f32 = read("F32", floats.size(), array_of(floats));
+    test::expect_same_bits(values<float>(f32, "x"), floats, "F32");
+    // to bf16: to nearest, ties to even
+    const std::vector<bf16> narrow = values<bf16>(f32, "x");
+    for (size_t i = 0; i < floats.size(); i++) EXPECT_EQ(narrow[i].bits, bf16(floats[i]).bits);
+    EXPECT_EQ(narrow[2].bits, 0x3f80);
+
+    std::vector<uint16_t> all(65536);
+    for (size_t i = 0; i < all.size(); i++) all[i] = (uint16_t)i;
+    const std::vector<bf16> same = values<bf16>(read("BF16", all.size(), array_of(all)), "x");
+    const std::vector<float> wide = values<float>(read("BF16", all.size(), array_of(all)), "x");
+    const std::vector<float> half = values<float>(read("F16", all.size(), array_of(all)), "x");
+    for (size_t i = 0; i < all.size(); i++) {
+        uint32_t bits;
+        memcpy(&bits, &wide[i], 4);
+        ASSERT_EQ(bits, (uint32_t)i << 16);
+        const bool nan = std::isnan(wide[i]);
+        ASSERT_EQ(same[i].bits, nan ? 0x7fff : (int)i);
+        // IEEE 754 binary16: sign, 5 bits of exponent with bias 15, 10 bits of mantissa
+        const int exponent = (int)i >> 10 & 31, mantissa = (int)i & 1023;
+        double x = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+        if (exponent == 31) x = mantissa == 0 ? (double)INFINITY : NAN;
+        if (i & 0x8000) x = -x;
+        ASSERT_TRUE(half[i] == x || (std::isnan(half[i]) && std::isnan(x))) << i;
+        ASSERT_EQ(std::signbit(half[i]), (i & 0x8000) != 0) << i;
+    }
+    EXPECT_EQ(values<double>(read("F64", 2, array_of<double>({0.1, -1e300})), "x"), (std::vector<double>{0.1, -1e300}));
+    EXPECT_EQ(values<float>(read("I32", 2, array_of<int32_t>({7, -8})), "x"), (std::vector<float>{7, -8}));
+    EXPECT_EQ(values<double>(read("I64", 1, array_of<int64_t>({int64_t{1} << 40})), "x"), std::vector<double>{0x1p40});
+    for (const char* dtype : {"U8", "I8", "F8_E4M3", "F8_E5M2"})
+        expect_error([&] { values<float>(read(dtype, 3, "abc"), "x"); }, {dtype, "cannot be read"});
+}
+
+// ---- damaged files ---------------------------------------------------------------------------------------------------------
+class Damaged : public ::testing::Test {
+protected:
+    void refuse(const std::string& bytes, const std::vector<std::string>& parts) {
+        write_file(dir_ / "bad.safetensors", bytes);
+        std::vector<std::string> all = {dir_ / "bad.safetensors"};
+        all.insert(all.end(), parts.begin(), parts.end());
+        expect_error([&] { SafetensorsReader::open(dir_ / "bad.safetensors"); }, all);
+    }
+    void refuse_header(const std::string& header, const std::vector<std::string>& parts, size_t data_bytes = 16) {
+        refuse(file_of(header, std::string(data_bytes, '\0')), parts);
+    }
+    TemporaryDirectory dir_;
+};
+
+TEST_F(Damaged, TruncatedAtEveryByte) {
+    const std::string good = file_of(python_header, python_data);
+    for (size_t n = 0; n < good.size(); n++) refuse(good.substr(0, n), {});
+    refuse(good.substr(0, 7), {"7 bytes", "at least 8"});
+    refuse(good.substr(0, 100), {"truncated"});
+    refuse(good.substr(0, good.size() - 1), {"'b'", "truncated"});
+    refuse(good + "x", {"1 bytes", "no tensor"});
+}
+
+TEST_F(Damaged, HeaderLengths) {
+    const std::string good = file_of(python_header, python_data);
+    for (const uint64_t length : {UINT64_MAX, UINT64_MAX - 7, uint64_t{1} << 63, (uint64_t)good.size() - 7, uint64_t{100000001}})
+        refuse(bytes_of(length) + good.substr(8), {std::to_string(length), "truncated or not a safetensors file"});
+    refuse(bytes_of<uint64_t>(0) + good.substr(8), {"header is not valid"});
+    refuse("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 5\n", {"not a safetensors file"});
+}
+
+TEST_F(Damaged, NoJson) {
+    for (const std::string header : {"", "garbage", "{", "{\"a\":", "{\"a\":1,}", "{} {}", "\xff\xfe{}", "nul", "{'a':1}"})
+        refuse_header(header, {"header is not valid"});
+    refuse_header(std::string(1 << 20, '['), {"header is not valid"});  // deep nesting uses no stack
+    refuse_header(std::string(1 << 16, '[') + std::string(1 << 16, ']'), {"not a JSON object"});
+    for (const char* header : {"[]", "null", "3", "\"text\""}) refuse_header(header, {"not a JSON object"});
+    refuse_header("{\"a\":" + std::string(1 << 16, '[') + std::string(1 << 16, ']') + "}", {"header is not valid"});
+}
+
+TEST_F(Damaged, Entries) {
+    for (const char* entry : {"1", "null", "[]", "{}", "{\"dtype\":\"F32\"}", "{\"dtype\":\"F32\",\"shape\":[4]}", "{\"dtype\":4,\"shape\":[4]}",
+                              "{\"shape\":[4],\"data_offsets\":[0,16]}"})
+        refuse_header(std::string("{\"a\":") + entry + "}", {"header is not valid"});
+    for (const char* dtype : {"", "f32", "F4", "float32"})
+        refuse_header("{" + tensor("a", dtype, "[4]", "[0,16]") + "}", {"'a'", "unknown type '" + std::string(dtype) + "'"});
+    for (const char* shape : {"[-4]", "[4.0]", "[\"4\"]", "[null]", "[[4]]", "4", "{\"rows\":-1}"})
+        refuse_header("{" + tensor("a", "F32", shape, "[0,16]") + "}", {"'a'", "malformed shape"});
+    for (const char* offsets : {"[]", "[0]", "[0,8,16]", "[-16,0]", "[0,16.0]", "[\"0\",\"16\"]", "null", "{\"0\":0,\"1\":16}", "16"})
+        refuse_header("{" + tensor("a", "F32", "[4]", offsets) + "}", {"'a'", "malformed data_offsets"});
+}
+
+TEST_F(Damaged, Shapes) {
+    const auto with_shape = [&](const char* shape, const char* offsets, const std::string& what) {
+        refuse_header("{" + tensor("a", "F32", shape, offsets) + "}", {"'a'", what});
+    };
+    with_shape("[3]", "[0,16]", "16 bytes where its shape and type need 12");
+    with_shape("[5]", "[0,16]", "16 bytes where its shape and type need 20");
+    with_shape("[]", "[0,16]", "need 4");
+    with_shape("[0]", "[0,16]", "need 0");
+    with_shape("[2,3]", "[0,16]", "need 24");
+    // products that are 16 modulo 2^64, or overflow
+    with_shape("[4611686018427387908]", "[0,16]", "larger than the file");
+    with_shape("[18446744073709551615]", "[0,16]", "larger than the file");
+    with_shape("[64,64,64,64,64,64,64,64,64,64,64]", "[0,16]", "larger than the file");
+    with_shape("[99999999999999999999999]", "[0,16]", "malformed shape");
+}
+
+TEST_F(Damaged, Offsets) {
+    const auto with_offsets = [&](const char* offsets, const std::string& what) {
+        refuse_header("{" + tensor("a", "F32", "[4]", offsets) + "}", {"'a'", what});
+    };
+    with_offsets("[16,0]", "truncated or damaged");
+    with_offsets("[4,20]", "truncated or damaged");
+    with_offsets("[0,18446744073709551615]", "truncated or damaged");
+    with_offsets("[18446744073709551600,18446744073709551615]", "truncated or damaged");
+    with_offsets("[18446744073709551600,0]", "truncated or damaged");
+    const auto two = [&](const char* a, const char* b, const std::string& what, size_t data_bytes) {
+        refuse_header("{" + tensor("a", "F32", "[2]", a) + "," + tensor("b", "F32", "[2]", b) + "}", {what}, data_bytes);
+        refuse_header("{" + tensor("b", "F32", "[2]", b) + "," + tensor("a", "F32", "[2]", a) + "}", {what}, data_bytes);
+    };
+    two("[0,8]", "[0,8]", "overlaps", 16);
+    two("[0,8]", "[4,12]", "overlaps", 16);
+    two("[0,8]", "[7,15]", "overlaps", 16);
+    two("[0,8]", "[9,17]", "no tensor", 17);
+    two("[1,9]", "[9,17]", "no tensor", 17);
+    two("[0,8]", "[8,16]", "no tensor", 17);
+}
+
+TEST_F(Damaged, MissingFiles) {
+    expect_error([&] { SafetensorsReader::open(dir_ / "nothing.safetensors"); }, {dir_ / "nothing.safetensors", "No such file"});
+    expect_error([&] { SafetensorsReader::open(dir_ / ""); }, {dir_ / "", "model.safetensors.index.json"});
+}
+
+// ---- a model in several files ----------------------------------------------------------------------------------------------
+TEST(Index, FilesTogether) {
+    TemporaryDirectory dir;
+    const auto one = [&](const std::string& name, float x) { return file_of("{" + tensor(name, "F32", "[1]", "[0,4]") + "}", bytes_of(x)); };
+    write_file(dir / "1.safetensors", one("a", 1));
+    write_file(dir / "2.safetensors", one("b", 2));
+    const std::string index = dir / "/model.safetensors.index.json";
+    write_file(index, R"({"metadata": {}, "weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})");
+    const SafetensorsReader both = SafetensorsReader::open(dir / "");
+    EXPECT_EQ(both.tensors().size(), 2u);
+    EXPECT_EQ(values<float>(both, "a"), std::vector<float>{1});
+    EXPECT_EQ(values<float>(both, "b"), std::vector<float>{2});
+
+    const auto refuse = [&](const std::vector<std::string>& parts) { expect_error([&] { SafetensorsReader::open(dir / ""); }, parts); };
+    write_file(dir / "2.safetensors", one("a", 2));
+    refuse({"2.safetensors", "'a'", "twice"});
+    write_file(index, R"({"weight_map": {"a": "3.safetensors"}})");
+    refuse({"3.safetensors", "No such file"});
+    write_file(index, R"({"weight_map": {"a": "../secret.safetensors"}})");
+    refuse({index, "outside its directory", "../secret.safetensors"});
+    write_file(index, R"({"weight_map": {"a": "/etc/passwd"}})");
+    refuse({index, "outside its directory"});
+    for (const char* text : {"", "garbage", "[]", "{}", R"({"weight_map": {"a": 3}})", R"({"weight_map": 3})"}) {
+        write_file(index, text);
+        refuse({index});
+    }
+}
+
+// ---- model directories -----------------------------------------------------------------------------------------------------
+ModelConfig tiny(const std::string& family, bool tied) {
+    ModelConfig c;
+    set_family(c, family);
+    c.L = 2, c.NH = 4, c.NKV = family == "llama" ? 2 : 4, c.C = 24, c.F = family == "llama" ? 40 : 96, c.T = 11, c.V = 61;
+    if (family == "llama") c.tied = tied;
+    c.eps = 1e-4, c.init_std = 0.03;
+    if (family == "llama") c.rope_base = 500000;
+    pad_vocabulary(c, 16);
+    return c;
+}
+
+constexpr const char* file_dtype = sizeof(floatX) == 2 ? "BF16" : "F32";
+
+// Random parameters, with zeros in the padded vocabulary rows and between tensors.
+std::vector<floatX> random_parameters(const ModelConfig& c, const ParameterTable& table, uint64_t seed) {
+    test::Rng rng(seed);
+    std::vector<floatX> params(table.size, floatX(0));
+    for (const TensorSpec& spec : table.rows) {
+        const size_t n = spec.rows == c.Vp && !spec.vector ? (size_t)c.V * c.C : spec.size();
+        const std::vector<floatX> x = rng.normals<floatX>(n);
+        std::copy(x.begin(), x.end(), params.begin() + (long)spec.offset);
+    }
+    return params;
+}
+
+struct Family {
+    const char* name;
+    bool tied;
+};
+// A directory with the family's model. It is written once (syncing to the disk takes most of the time) and copied for each test.
+class Model : public ::testing::TestWithParam<Family> {
+protected:
+    void SetUp() override {
+        static std::map<std::string, std::unique_ptr<TemporaryDirectory>> written;
+        auto& once = written[c_.family + (c_.tied ? " tied" : "")];
+        if (!once) {
+            once = std::make_unique<TemporaryDirectory>();
+            write_model(*once / "model", c_, table_, params_.data(), {});
+            EXPECT_EQ(once->names(), std::set<std::string>{"model"});
+        }
+        std::filesystem::copy(*once / "model", model_);
+    }
+    const ModelConfig c_ = tiny(GetParam().name, GetParam().tied);
+    const ParameterTable table_{c_};
+    const std::vector<floatX> params_ = random_parameters(c_, table_, 1);
+    TemporaryDirectory dir_;
+    const std::string model_ = dir_ / "model";
+};
+
+TEST_P(Model, RoundTrip) {
+    std::set<std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(model_)) files.insert(entry.path().filename().string());
+    EXPECT_EQ(files, (std::set<std::string>{"config.json", "generation_config.json", "model.safetensors"}));
+
+    ModelConfig c = read_config(model_);
+    EXPECT_EQ(c.Vp, 0);  // padding is the reader's affair
+    const auto all_but_padding = [](const ModelConfig& m) {
+        return std::make_tuple(m.family, m.L, m.C, m.NH, m.NKV, m.F, m.T, m.V, m.norm, m.position, m.activation, m.bias, m.embedding_norm,
+                               m.tied, m.eps, m.rope_base, m.init_std);
+    };
+    EXPECT_TRUE(all_but_padding(c) == all_but_padding(c_));
+
+    // with our padding, and with another one; what was in memory before does not matter
+    for (const int divisible_by : {16, 1, 100}) {
+        pad_vocabulary(c, divisible_by);
+        const ParameterTable table(c);
+        std::vector<floatX> params(table.size, floatX(7));
+        read_parameters(model_, c, table, params.data());
+        for (size_t i = 0; i < table.rows.size(); i++) {
+            const TensorSpec &ours = table.rows[i], &theirs = table_.rows[i];
+            const floatX *x = params.data() + ours.offset, *expected = params_.data() + theirs.offset;
+            const size_t n = std::min(ours.size(), theirs.size());
+            ASSERT_EQ(memcmp(x, expected, n * sizeof(floatX)), 0) << ours.name;
+            for (size_t k = n; k < ours.size(); k++) ASSERT_EQ((double)x[k], 0) << ours.name;
+        }
+    }
+}
+
+// Writing again replaces the directory; a failure leaves the old one, and nothing else.
+TEST_P(Model, ReplacesOrLeavesAlone) {
+    const std::string first = read_file(model_ + "/model.safetensors");
+    const std::vector<floatX> other = random_parameters(c_, table_, 2);
+    write_model(model_, c_, table_, other.data(), {});
+    const std::string second = read_file(model_ + "/model.safetensors");
+    EXPECT_NE(first, second);
+    EXPECT_EQ(dir_.names(), std::set<std::string>{"model"});
+
+    TokenizerFiles missing;
+    missing.path = dir_ / "no_tokenizer.json";
+    expect_error([&] { write_model(model_, c_, table_, params_.data(), missing); }, {"no_tokenizer.json"});
+    EXPECT_EQ(dir_.names(), std::set<std::string>{"model"});
+    EXPECT_EQ(read_file(model_ + "/model.safetensors"), second);
+    expect_error([&] { write_model(dir_ / "model/config.json/x", c_, table_, params_.data(), {}); }, {"model/config.json/x", "cannot create"});
+}
+
+// transformers' names and shapes.
+TEST_P(Model, NamesAndShapes) {
+    using Shape = std::vector<int64_t>;
+    std::map<std::string, Shape> expected;
+    const std::string family = c_.family;
+    for (const std::string l : {"0", "1"}) {
+        if (family == "llama") {
+            const std::string h = "model.layers." + l + ".";
+            expected[h + "input_layernorm.weight"] = expected[h + "post_attention_layernorm.weight"] = {24};
+            expected[h + "self_attn.q_proj.weight"] = expected[h + "self_attn.o_proj.weight"] = {24, 24};
+            expected[h + "self_attn.k_proj.weight"] = expected[h + "self_attn.v_proj.weight"] = {12, 24};
+            expected[h + "mlp.gate_proj.weight"] = expected[h + "mlp.up_proj.weight"] = {40, 24};
+            expected[h + "mlp.down_proj.weight"] = {24, 40};
+            continue;
+        }
+        const bool gpt2 = family == "gpt2";
+        const std::string h = "transformer.h." + l + ".";
+        const auto linear = [&](const std::string& name, int64_t out, int64_t in) {
+            expected[h + name + ".weight"] = gpt2 ? Shape{in, out} : Shape{out, in};
+            expected[h + name + ".bias"] = {out};
+        };
+        for (const char* norm : {gpt2 ? "ln_1" : "input_layernorm", gpt2 ? "ln_2" : "post_attention_layernorm"})
+            expected[h + norm + ".weight"] = expected[h + norm + ".bias"] = {24};
+        linear(gpt2 ? "attn.c_attn" : "self_attention.query_key_value", 72, 24);
+        linear(gpt2 ? "attn.c_proj" : "self_attention.dense", 24, 24);
+        linear(gpt2 ? "mlp.c_fc" : "mlp.dense_h_to_4h", 96, 24);
+        linear(gpt2 ? "mlp.c_proj" : "mlp.dense_4h_to_h", 24, 96);
+    }
+    if (family == "llama") {
+        expected["model.embed_tokens.weight"] = {61, 24}, expected["model.norm.weight"] = {24};
+        if (!c_.tied) expected["lm_head.weight"] = {61, 24};
+    } else {
+        expected["transformer.ln_f.weight"] = expected["transformer.ln_f.bias"] = {24};
+        if (family == "gpt2") expected["transformer.wte.weight"] = {61, 24}, expected["transformer.wpe.weight"] = {11, 24};
+        else
+            for (const char* name : {"transformer.word_embeddings_layernorm.weight", "transformer.word_embeddings_layernorm.bias"})
+                expected[name] = {24}, expected["transformer.word_embeddings.weight"] = {61, 24};
+    }
+    const SafetensorsReader file = SafetensorsReader::open(model_);
+    std::map<std::string, Shape> found;
+    size_t elements = 0;
+    for (const auto& [name, t] : file.tensors()) {
+        found[name] = t.shape;
+        elements += t.elements();
+        EXPECT_EQ(t.dtype, file_dtype) << name;
+    }
+    EXPECT_EQ(found, expected);
+    EXPECT_EQ(elements, table_.trained);
+}
+
+// Where single weights of layer 1 lie: the fused projection of ours has rows [q heads | k heads | v heads] of head size 6.
+TEST_P(Model, Layouts) {
+    const SafetensorsReader file = SafetensorsReader::open(model_);
+    std::vector<floatX> params = params_;
+    Params<floatX> p;
+    bind_parameters(c_, table_, p, params.data());
+    const auto& b = p.blocks[1];
+    const auto at = [&](const std::string& name) { return values<float>(file, (c_.family == "llama" ? "model.layers.1." : "transformer.h.1.") + name); };
+    if (c_.family == "gpt2") {  // (in, out)
+        const std::vector<float> qkv = at("attn.c_attn.weight"), fc2 = at("mlp.c_proj.weight");
+        for (int out = 0; out < 72; out++)
+            for (int in = 0; in < 24; in++) ASSERT_EQ(qkv[in * 72 + out], (float)b.qkv_w[out * 24 + in]);
+        for (int out = 0; out < 24; out++)
+            for (int in = 0; in < 96; in++) ASSERT_EQ(fc2[in * 24 + out], (float)b.fc2_w[out * 96 + in]);
+        EXPECT_EQ(at("attn.c_attn.bias")[50], (float)b.qkv_b[50]);
+    } else if (c_.family == "bloom") {  // rows (head, q k v, element)
+        const std::vector<float> qkv = at("self_attention.query_key_value.weight"), bias = at("self_attention.query_key_value.bias");
+        for (int head = 0; head < 4; head++)
+            for (int which = 0; which < 3; which++)
+                for (int i = 0; i < 6; i++) {
+                    const int ours = which * 24 + head * 6 + i, theirs = (head * 3 + which) * 6 + i;
+                    ASSERT_EQ(bias[theirs], (float)b.qkv_b[ours]);
+                    for (int in = 0; in < 24; in++) ASSERT_EQ(qkv[theirs * 24 + in], (float)b.qkv_w[ours * 24 + in]);
+                }
+    } else {
+        EXPECT_EQ(at("self_attn.q_proj.weight")[23 * 24 + 5], (float)b.qkv_w[23 * 24 + 5]);
+        EXPECT_EQ(at("self_attn.k_proj.weight")[3 * 24 + 5], (float)b.qkv_w[(24 + 3) * 24 + 5]);
+        EXPECT_EQ(at("self_attn.v_proj.weight")[3 * 24 + 5], (float)b.qkv_w[(36 + 3) * 24 + 5]);
+        EXPECT_EQ(at("mlp.gate_proj.weight")[7 * 24 + 1], (float)b.fc1_w[7 * 24 + 1]);
+        EXPECT_EQ(at("mlp.up_proj.weight")[7 * 24 + 1], (float)b.fc1_w[(40 + 7) * 24 + 1]);
+    }
+}
+
+// Files of another float type, and GPT-2's and BLOOM's published files, whose names have no "transformer.".
+TEST_P(Model, OtherTypesAndNames) {
+    std::filesystem::create_directory(dir_ / "other");
+    {
+        const SafetensorsReader file = SafetensorsReader::open(model_);
+        SafetensorsWriter writer(dir_ / "other");
+        const auto short_name = [](const std::string& name) { return name.rfind("transformer.", 0) == 0 ? name.substr(12) : name; };
+        for (const auto& [name, t] : file.tensors()) writer.declare(short_name(name), "F64", t.shape);
+        for (const auto& [name, t] : file.tensors()) {
+            const std::vector<double> x = values<double>(file, name);
+            writer.write(short_name(name), x.data(), 8 * x.size());
+        }
+        writer.finish();
+    }
+    std::vector<floatX> params(table_.size, floatX(0));
+    read_parameters(dir_ / "other", c_, table_, params.data());
+    test::expect_same_bits(params, params_, "parameters");
+}
+
+TEST_P(Model, MismatchesAreNamed) {
+    const auto refuse = [&](const ModelConfig& c, const std::vector<std::string>& parts) {
+        const ParameterTable table(c);
+        std::vector<floatX> params(table.size);
+        expect_error([&] { read_parameters(model_, c, table, params.data()); }, parts);
+    };
+    ModelConfig c = c_;
+    c.L = 3;
+    refuse(c, {model_, "has no tensor", c_.family == "llama" ? "'model.layers.2.input_layernorm.weight'" : ".h.2.", c_.family});
+    c = c_, c.V = 62;
+    refuse(c, {model_, "[61, 24]", "[62, 24]", "config.json"});
+    c = c_, c.F = 44;
+    refuse(c, {model_, "mlp", c_.family == "gpt2" ? "[24, 44]" : "[44, 24]", "config.json"});
+    expect_error([&] { read_config(dir_ / "nothing"); }, {dir_ / "nothing", "does not exist"});
+    for (const char* text : {"", "garbage", "[]", "3", "{}", R"({"model_type": 3})", R"({"model_type": "mamba"})"}) {
+        write_file(model_ + "/config.json", text);
+        expect_error([&] { read_config(model_); }, {model_ + "/config.json"});
+    }
+    std::filesystem::remove(model_ + "/config.json");
+    expect_error([&] { read_config(model_); }, {model_ + "/config.json", "No such file"});
+    std::filesystem::resize_file(model_ + "/model.safetensors", 1000);
+    refuse(c_, {model_ + "/model.safetensors", "truncated"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, Model, ::testing::Values(Family{"gpt2", true}, Family{"bloom", true}, Family{"llama", false}, Family{"llama", true}),
+                         [](const auto& info) { return std::string(info.param.name) + (info.param.tied ? "Tied" : "Untied"); });
+
+TEST(ModelDirectory, HoldsTheTokenizer) {
+    TemporaryDirectory dir;
+    const ModelConfig c = tiny("gpt2", true);
+    const ParameterTable table(c);
+    const std::vector<floatX> params = random_parameters(c, table, 1);
+    write_file(dir / "tokenizer.json", "{\"some\": \"tokenizer\"}");
+    TokenizerFiles tokenizer;
+    tokenizer.eos_token = "<|endoftext|>", tokenizer.eos_id = 60;
+    for (const std::string& path : {dir / "tokenizer.json", dir / ""}) {
+        tokenizer.path = path;
+        write_model(dir / "model", c, table, params.data(), tokenizer);
+        EXPECT_EQ(read_file(dir / "model/tokenizer.json"), "{\"some\": \"tokenizer\"}");
+        const auto settings = read_json(dir / "model/tokenizer_config.json"), config = read_json(dir / "model/config.json");
+        EXPECT_EQ(settings.at("eos_token"), "<|endoftext|>");
+        EXPECT_FALSE(settings.contains("bos_token"));
+        EXPECT_EQ(config.at("eos_token_id"), 60);
+        EXPECT_TRUE(config.at("bos_token_id").is_null());
+        EXPECT_EQ(read_json(dir / "model/generation_config.json").at("eos_token_id"), 60);
+    }
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"model", "tokenizer.json"}));
+}
+
+TEST(ModelDirectory, LinkIsReplaced) {
+    TemporaryDirectory dir;
+    point_link(dir / "latest", "step_1");
+    point_link(dir / "latest", "step_2");
+    EXPECT_EQ(std::filesystem::read_symlink(dir / "latest"), "step_2");
+    EXPECT_EQ(dir.names(), std::set<std::string>{"latest"});
+    expect_error([&] { point_link(dir / "no/such/latest", "x"); }, {"no/such/latest", "No such file"});
+}
+
+}  // namespace

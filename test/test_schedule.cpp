@@ -1,0 +1,123 @@
+// Learning rate, weight decay and batch ramp-up against Megatron-LM's formulas worked by hand, with the published runs' numbers.
+#include <gtest/gtest.h>
+
+#include "../llmc/schedule.h"
+#include "files.h"
+
+namespace {
+
+TrainOptions options(int64_t steps, int batch = 1) {
+    TrainOptions o;
+    o.micro_batch_size = 1, o.global_batch_size = batch, o.train_iters = steps;
+    return o;
+}
+
+// LR against a table of (samples, value).
+void expect_lr(const Schedule& s, const std::vector<std::pair<int64_t, double>>& table) {
+    for (const auto& [n, value] : table) EXPECT_NEAR(s.lr(n), value, 1e-12 * value) << s.style << " at " << n;
+}
+
+TEST(Schedule, Cosine) {
+    TrainOptions o = options(1100);
+    o.lr = 1e-3, o.min_lr = 1e-4, o.lr_warmup_iters = 100;
+    const Schedule s = make_schedule(o, 1);
+    // After the warm-up, progress (n - 100) / 1000.
+    expect_lr(s, {{0, 0}, {1, 1e-5}, {50, 5e-4}, {100, 1e-3}, {350, 1e-4 + 9e-4 * (1 + std::sqrt(0.5)) / 2}, {600, 5.5e-4}, {1100, 1e-4}, {5000, 1e-4}});
+}
+
+TEST(Schedule, LinearConstantAndInverseSquareRoot) {
+    TrainOptions o = options(1100);
+    o.lr = 1e-3, o.min_lr = 1e-4, o.lr_warmup_iters = 100;
+    o.lr_decay_style = "linear";
+    expect_lr(make_schedule(o, 1), {{100, 1e-3}, {600, 5.5e-4}, {1000, 1.9e-4}, {1100, 1e-4}, {1200, 1e-4}});
+    o.lr_decay_style = "constant";
+    expect_lr(make_schedule(o, 1), {{50, 5e-4}, {100, 1e-3}, {1100, 1e-3}, {9999, 1e-3}});
+    o.lr_decay_style = "inverse-square-root";
+    expect_lr(make_schedule(o, 1), {{100, 1e-3}, {400, 5e-4}, {900, 1e-3 / 3}, {1101, 1e-4}});
+}
+
+TEST(Schedule, WarmupStableDecay) {
+    TrainOptions o = options(1000);
+    o.lr = 1e-3, o.min_lr = 2e-4, o.lr_warmup_iters = 100, o.lr_decay_style = "WSD", o.lr_wsd_decay_iters = 200;
+    const auto tail = [&](const char* style) {
+        o.lr_wsd_decay_style = style;
+        return make_schedule(o, 1);
+    };
+    // The tail runs from 800 to 1000; x = 1/4 at 850, 1/2 at 900.
+    expect_lr(tail("linear"), {{100, 1e-3}, {500, 1e-3}, {800, 1e-3}, {850, 8e-4}, {900, 6e-4}, {1000, 2e-4}});
+    expect_lr(tail("exponential"), {{800, 1e-3}, {850, 2e-4 + 8e-4 * (2 * std::pow(0.5, 0.25) - 1)}, {900, 2e-4 + 8e-4 * (std::sqrt(2.0) - 1)}, {1000, 2e-4}});
+    expect_lr(tail("cosine"), {{900, 6e-4}, {1000, 2e-4}});
+    expect_lr(tail("minus_sqrt"), {{850, 6e-4}, {900, 2e-4 + 8e-4 * (1 - std::sqrt(0.5))}, {1000, 2e-4}});
+}
+
+TEST(Schedule, StepsCountInFinalBatches) {
+    TrainOptions o = options(100, 8);
+    o.lr_warmup_iters = 10, o.lr_decay_iters = 50, o.lr = 1;
+    const Schedule s = make_schedule(o, 1);
+    EXPECT_EQ(s.warmup, 80);
+    EXPECT_EQ(s.decay, 400);
+    EXPECT_EQ(s.total_samples, 800);
+    EXPECT_DOUBLE_EQ(s.lr(40), 0.5);
+}
+
+TEST(Schedule, WeightDecayRises) {
+    TrainOptions o = options(100);
+    o.weight_decay_incr_style = "linear", o.start_weight_decay = 0.1, o.end_weight_decay = 0.5;
+    EXPECT_DOUBLE_EQ(make_schedule(o, 1).weight_decay(0), 0.1);
+    EXPECT_DOUBLE_EQ(make_schedule(o, 1).weight_decay(25), 0.2);
+    EXPECT_DOUBLE_EQ(make_schedule(o, 1).weight_decay(1000), 0.5);
+    o.weight_decay_incr_style = "cosine";
+    EXPECT_NEAR(make_schedule(o, 1).weight_decay(50), 0.3, 1e-15);
+    EXPECT_NEAR(make_schedule(o, 1).weight_decay(25), 0.1 + 0.4 * 0.5 * (1 - std::sqrt(0.5)), 1e-15);
+}
+
+// BLOOM 176B: 192 to 2,048 by 16 over 9,765,625 samples, 220 million samples in all: 115,311 steps (its published training log).
+TEST(Schedule, RampupOfBloom) {
+    TrainOptions o;
+    o.micro_batch_size = 2, o.global_batch_size = 2048, o.train_samples = 220000000, o.rampup_batch_size = {"192", "16", "9765625"};
+    o.lr = 6e-5, o.min_lr = 6e-6, o.lr_warmup_samples = 183105, o.lr_decay_samples = 200000000;
+    const Schedule s = make_schedule(o, 8);
+    EXPECT_EQ(s.total_steps, 115311);
+    EXPECT_EQ(s.global_batch(0), 192);
+    const double per_increment = 9765625.0 / 116;
+    EXPECT_EQ(s.global_batch((int64_t)per_increment), 192);
+    EXPECT_EQ(s.global_batch((int64_t)per_increment + 1), 208);
+    EXPECT_EQ(s.global_batch(9765626), 2048);
+    EXPECT_NEAR(s.lr(9841584), 5.969e-5, 5e-9);
+}
+
+// What steps_for says is what running the loop says.
+TEST(Schedule, RampupCountsAgreeWithTheLoop) {
+    TrainOptions o;
+    o.micro_batch_size = 2, o.global_batch_size = 24, o.rampup_batch_size = {"8", "4", "300"};
+    for (int64_t samples : {8, 20, 100, 299, 300, 301, 1000}) {
+        o.train_samples = samples;
+        const Schedule s = make_schedule(o, 1);
+        int64_t consumed = 0, steps = 0;
+        while (steps < s.total_steps) consumed += s.global_batch(consumed), steps++;
+        EXPECT_EQ(consumed, s.total_samples) << samples;
+    }
+}
+
+TEST(Schedule, RefusesWhatContradictsItself) {
+    const auto refused = [](const std::function<void(TrainOptions&)>& change, const std::string& part) {
+        TrainOptions o = options(100, 8);
+        change(o);
+        test::expect_error([&] { make_schedule(o, 1); }, {part});
+    };
+    refused([](auto& o) { o.micro_batch_size = 3; }, "nearest are 6 and 9");
+    refused([](auto& o) { o.train_iters = 0; }, "--train-iters or --train-samples");
+    refused([](auto& o) { o.train_samples = 5; }, "both");
+    refused([](auto& o) { o.lr_warmup_iters = 100; }, "not shorter than the decay");
+    refused([](auto& o) { o.lr_warmup_iters = 1, o.lr_warmup_samples = 1; }, "lr-warmup");
+    refused([](auto& o) { o.lr_decay_style = "WSD"; }, "--lr-wsd-decay-iters");
+    refused([](auto& o) { o.min_lr = 1; }, "--min-lr");
+    refused([](auto& o) { o.start_weight_decay = 0; }, "--weight-decay-incr-style");
+    refused([](auto& o) { o.weight_decay_incr_style = "linear"; }, "--start-weight-decay");
+    refused([](auto& o) { o.train_iters = 0, o.train_samples = 100, o.rampup_batch_size = {"5", "2", "100"}; }, "not a multiple");
+    refused([](auto& o) { o.train_iters = 0, o.train_samples = 100, o.rampup_batch_size = {"x", "2", "100"}; }, "'x'");
+    refused([](auto& o) { o.rampup_batch_size = {"4", "2", "100"}; }, "--train-samples");
+    refused([](auto& o) { o.train_iters = 0, o.train_samples = 5; }, "less than one global batch");
+}
+
+}  // namespace

@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# The program as a user runs it, on a small text: the same seed gives the same bits whatever is recomputed, other seeds do not;
+# fast and plain loops agree; checkpoints load; Ctrl-C ends cleanly; memory is what --dry-run says.
+#   TRAIN_GPT=path/to/train_gpt test/train_test.sh
+set -u
+program=$(realpath "${TRAIN_GPT:-./train_gpt}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# expect NAME COMMAND...: the command succeeds.
+expect() {
+    local name=$1
+    shift
+    if "$@" >out.txt 2>&1; then echo "ok: $name"; else echo "FAILED: $name"; tail -n 20 out.txt; fi
+}
+# says NAME PATTERN: the output of the last expect matches.
+says() {
+    if grep -q -- "$2" out.txt; then echo "ok: $1"; else echo "FAILED: $1: no '$2' in:"; tail -n 20 out.txt; fi
+}
+same() { cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
+differ() { ! same "$1" "$2"; }
+# losses DIR: step and loss of every step.
+losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
+# close DIR DIR TOLERANCE: as many steps, and losses no further apart.
+close() { paste -d ' ' <(losses "$1") <(losses "$2") | awk -v tolerance="$3" 'NF != 4 || $2 - $4 > tolerance || $4 - $2 > tolerance { bad = 1 } END { exit bad || NR == 0 }'; }
+
+for i in $(seq 1 600); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son, and it was good"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
+expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 400 --output tok
+expect "prepare" "$program" prepare --input text.txt --output data --tokenizer tok --split-documents blank
+
+declare -A family=(
+    [gpt2]=""
+    [bloom]="--position-embedding-type alibi --embed-layernorm"
+    [llama]="--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-query-groups 3"
+)
+run() {
+    local out=$1 name=$2
+    shift 2
+    # shellcheck disable=SC2086
+    "$program" train ${family[$name]} --num-layers 2 --hidden-size 48 --num-attention-heads 6 --tokenizer tok --data-path data --split "90, 10, 0" --seq-length 32 \
+        --micro-batch-size 4 --global-batch-size 8 --train-iters 12 --lr 3e-3 --z-loss 1e-4 --eval-interval 6 --eval-iters 2 --out "$out" "$@"
+}
+for name in gpt2 bloom llama; do
+    expect "$name: train" run "$name" $name
+    expect "$name: the same seed gives the same bits" run "$name-again" $name
+    expect "$name: same bits" same "$name" "$name-again"
+    expect "$name: recompute selective" run "$name-selective" $name --recompute selective
+    expect "$name: recompute selective, same bits" same "$name" "$name-selective"
+    expect "$name: recompute full" run "$name-full" $name --recompute full
+    expect "$name: recompute full, same bits" same "$name" "$name-full"
+    expect "$name: another seed" run "$name-seed" $name --seed 7
+    expect "$name: another seed, other bits" differ "$name" "$name-seed"
+    expect "$name: plain loops" run "$name-plain" $name --plain
+    # A step rounds to 8 bits (bf16) in the order of the loop; 12 steps from the same start stay this close.
+    expect "$name: fast and plain losses agree" close "$name" "$name-plain" 0.02
+    expect "$name: one micro-batch instead of two" run "$name-micro" $name --micro-batch-size 8
+    expect "$name: micro-batches sum to the same loss" close "$name" "$name-micro" 0.02
+    # What was written is what was trained: the same validation samples have the same loss.
+    expect "$name: eval" "$program" eval --model "$name/latest" --data-path data --split "90, 10, 0" --seq-length 32 --max-samples 16
+    trained=$(sed -n 's/.*"kind":"valid","step":12,"loss":\([0-9.]*\).*/\1/p' "$name/log.jsonl")
+    says "$name: eval gives the validation loss $trained" "loss *$(printf '%.4f' "$trained") nats"
+    expect "$name: training starts from its directory" "$program" train --model "$name/latest" --data-path data --seq-length 32 --micro-batch-size 4 --global-batch-size 8 \
+        --train-iters 2 --eval-iters 0 --out "$name-more"
+    last=$(losses "$name" | tail -1 | cut -d ' ' -f 2) first=$(losses "$name" | head -1 | cut -d ' ' -f 2) again=$(losses "$name-more" | head -1 | cut -d ' ' -f 2)
+    expect "$name: it starts near the loss it had ($last of $first: $again)" awk "BEGIN { exit !($again < ($last + $first) / 2) }"
+    expect "$name: generate" "$program" generate --model "$name/latest" --prompt "in the year" --max-new-tokens 20 --seed 3
+    cp out.txt text1
+    expect "$name: generate again" "$program" generate --model "$name/latest" --prompt "in the year" --max-new-tokens 20 --seed 3
+    # All but the speed, which is the last line.
+    expect "$name: the same seed writes the same text" test "$(sed '$d' text1)" == "$(sed '$d' out.txt)"
+done
+
+expect "a fresh start without a prompt" "$program" generate --model llama/latest --max-new-tokens 5
+expect "eval of a text" "$program" eval --model llama/latest --text text.txt --max-samples 4
+says "bits per byte are printed" "bits per byte"
+refused() { ! "$@"; }
+expect "a run is not written over" refused run llama llama
+says "the message says so" "already holds a run"
+
+# ---- Ctrl-C ----
+run interrupted llama --train-iters 1000000 --eval-interval 1000000 >interrupted.txt 2>&1 &
+pid=$!
+for _ in $(seq 1 300); do
+    grep -q '"kind":"step"' interrupted/log.jsonl 2>/dev/null && break
+    sleep 0.1
+done
+pkill -INT -P $pid 2>/dev/null || kill -INT $pid
+expect "Ctrl-C ends the run with status 0" wait $pid
+expect "Ctrl-C: says that it stopped" grep -q "stopped after" interrupted.txt
+expect "Ctrl-C: the model is written" "$program" generate --model interrupted/latest --max-new-tokens 2
+
+# ---- memory: planned without data, and what a run really takes ----
+expect "dry run of a large model without data" "$program" train --preset llm-jp-172b --train-iters 10 --dry-run --seq-length 4096
+gpt2=("$program" train --preset gpt2-124m --tokenizer tok --data-path data --split "90, 10, 0" --seq-length 64 --micro-batch-size 4 --train-iters 2 --eval-iters 0 --out gpt2-124m)
+if [[ -z ${SAN:-} ]]; then
+    expect "dry run of gpt2-124m" "${gpt2[@]}" --dry-run
+    planned=$(sed -n 's/^ *in all  *//p' out.txt)
+    expect "gpt2-124m" "${gpt2[@]}"
+    # peak memory 1.58 GiB, planned 1.56 GiB
+    read -r _ _ peak _ _ run_planned _ <<<"$(grep 'peak memory' out.txt | tr -d ',')"
+    expect "the plan of $planned is the run's" test "$planned" == "$run_planned GiB"
+    expect "peak memory of $peak GiB is within 10% of it" awk "BEGIN { exit !($peak < 1.1 * $run_planned && $peak > 0.9 * $run_planned) }"
+fi
