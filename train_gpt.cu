@@ -767,7 +767,7 @@ static void save_model(const Model& m, const std::string& out, int64_t step, con
     point_link(out + "/latest", std::filesystem::path(dir).filename().string());
 }
 
-static int train_command(const TrainOptions& given) {
+int train_command(const TrainOptions& given) {
     TrainOptions o = given;
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
     std::string tokenizer_path = o.tokenizer;
@@ -877,7 +877,7 @@ static LoadedModel load_for_inference(const std::string& dir, int B, int T, int 
     return loaded;
 }
 
-static int generate_command(const GenerateOptions& o) {
+int generate_command(const GenerateOptions& o) {
     be::Ctx ctx(o.threads);
     ctx.plain = o.plain;
     LoadedModel loaded = load_for_inference(o.model, 1, 0, 1, true);
@@ -906,7 +906,7 @@ static int generate_command(const GenerateOptions& o) {
     return 0;
 }
 
-static int eval_command(const EvalOptions& o) {
+int eval_command(const EvalOptions& o) {
     be::Ctx ctx(o.threads);
     ctx.plain = o.plain;
     if (o.text.empty() == o.data_path.empty()) fail("give --data-path or --text, one of the two");

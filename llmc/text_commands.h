@@ -4,6 +4,9 @@
 //   .jsonl                           one JSON object per line, its text under a key
 // Texts may hold any bytes; NUL and bytes that are not UTF-8 are kept, counted and reported.
 #pragma once
+#include <omp.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -271,6 +274,12 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     if (o.output.empty()) fail("the output is missing; HINT: --output DIR gets tokenizer.json (or --report TOKENIZER measures one)");
     if (o.vocab_size < 256 + (int)o.special_tokens.size() + 1)
         fail("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a merge", o.vocab_size, o.special_tokens.size());
+    for (size_t i = 0; i < o.special_tokens.size(); i++) {
+        const std::string& token = o.special_tokens[i];
+        if (token.size() < 2) fail("--special-tokens has '%s'; a special token needs two bytes or more: every single byte is a token already", token.c_str());
+        if (std::find(o.special_tokens.begin(), o.special_tokens.begin() + (long)i, token) != o.special_tokens.begin() + (long)i)
+            fail("--special-tokens has '%s' twice", token.c_str());
+    }
     make_directory(o.output);
     const PreTokenizer pre_tokenizer(pretokenizer_pattern(o.pre_tokenizer));
     PieceCounts counts;
