@@ -32,8 +32,10 @@ TEST(Fp64, Linear) {
     };
     for (const Case& k : {Case{1, 1, 1, true, Acc::Set}, Case{3, 17, 5, false, Acc::Add}, Case{4, 5, 65, true, Acc::Add},
                           Case{19, 7, 3, true, Acc::Set}, Case{65, 3, 17, false, Acc::Set}}) {
-        Doubles inp = rng.normals<double>(k.N * k.IC), weight = rng.normals<double>(k.OC * k.IC), bias = rng.normals<double>(k.OC);
-        const Doubles dout = rng.normals<double>(k.N * k.OC), dweight0 = rng.normals<double>(k.OC * k.IC), dbias0 = rng.normals<double>(k.OC);
+        Doubles inp = rng.normals<double>(k.N * k.IC), weight = rng.normals<double>(k.OC * k.IC),
+                bias = rng.normals<double>(k.OC);
+        const Doubles dout = rng.normals<double>(k.N * k.OC), dweight0 = rng.normals<double>(k.OC * k.IC),
+                      dbias0 = rng.normals<double>(k.OC);
         Guarded<double> out(k.N * k.OC, "out"), dinp(k.N * k.IC, "dinp"), dweight(k.OC * k.IC, "dweight"), dbias(k.OC, "dbias");
         const auto loss = [&] {
             cpu::linear_forward(ctx, out.data(), inp.data(), weight.data(), k.bias ? bias.data() : nullptr, k.N, k.IC, k.OC);
@@ -44,7 +46,8 @@ TEST(Fp64, Linear) {
             std::copy(dbias0.begin(), dbias0.end(), dbias.data());
         }
         cpu::linear_backward_input(ctx, dinp.data(), dout.data(), weight.data(), k.N, k.IC, k.OC);
-        cpu::linear_backward_weight(ctx, dweight.data(), k.bias ? dbias.data() : nullptr, dout.data(), inp.data(), k.N, k.IC, k.OC, k.acc);
+        cpu::linear_backward_weight(ctx, dweight.data(), k.bias ? dbias.data() : nullptr, dout.data(), inp.data(), k.N, k.IC,
+                                    k.OC, k.acc);
         Doubles weight_gradient = dweight.values(), bias_gradient = dbias.values();
         for (size_t i = 0; i < weight_gradient.size() && k.acc == Acc::Add; i++) weight_gradient[i] -= dweight0[i];
         for (size_t i = 0; i < bias_gradient.size() && k.acc == Acc::Add; i++) bias_gradient[i] -= dbias0[i];
@@ -113,7 +116,8 @@ std::vector<int> document_starts(int B, int T) {
 }  // namespace
 
 class Fp64Attention : public testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Fp64, Fp64Attention, testing::Values(true, false), [](const auto& p) { return p.param ? "Plain" : "Tiles"; });
+INSTANTIATE_TEST_SUITE_P(Fp64, Fp64Attention, testing::Values(true, false),
+                         [](const auto& p) { return p.param ? "Plain" : "Tiles"; });
 
 TEST_P(Fp64Attention, Gradients) {
     cpu::Ctx ctx(1);
@@ -134,12 +138,13 @@ TEST_P(Fp64Attention, Gradients) {
         const int* documents_or_null = k.documents ? documents.data() : nullptr;
         Guarded<double> out(n * k.HS, "out"), lse(n, "lse"), dqkv(qkv.size(), "dqkv");
         const auto loss = [&] {
-            cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), slopes_or_null, documents_or_null, k.B, k.T, k.NH, k.NKV, k.HS, scale);
+            cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), slopes_or_null, documents_or_null, k.B, k.T, k.NH,
+                                   k.NKV, k.HS, scale);
             return dot(out.values(), dout);
         };
         loss();
-        cpu::attention_backward(ctx, dqkv.data(), dout.data(), out.data(), lse.data(), qkv.data(), slopes_or_null, documents_or_null, k.B, k.T,
-                                k.NH, k.NKV, k.HS, scale);
+        cpu::attention_backward(ctx, dqkv.data(), dout.data(), out.data(), lse.data(), qkv.data(), slopes_or_null,
+                                documents_or_null, k.B, k.T, k.NH, k.NKV, k.HS, scale);
         check_gradient(loss, qkv.data(), qkv.size(), dqkv.data(), "dqkv");
     }
 }
@@ -169,7 +174,8 @@ TEST_P(Fp64Attention, GroupedHeadsAreRepeatedHeads) {
     Doubles repeated;
     for (int t = 0; t < T; t++)
         for (int head = 0; head < 3 * NH; head++) {
-            const int source = head < NH ? head : NH + (head - NH) / 3;  // groups of 3: keys 6, 7 and values 8, 9 follow each other
+            const int source =
+                head < NH ? head : NH + (head - NH) / 3;  // groups of 3: keys 6, 7 and values 8, 9 follow each other
             const double* from = &qkv[(t * (NH + 2 * NKV) + source) * HS];
             repeated.insert(repeated.end(), from, from + HS);
         }

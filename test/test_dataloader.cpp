@@ -117,9 +117,10 @@ TEST(NumpyRandom, ShufflesAsNumpy) {
 
 TEST(NumpyRandom, SumsAsNumpy) {
     // numpy.sum(1 / numpy.arange(1, n + 1)). From n = 128 on, adding one after the other gives other bits.
-    const std::pair<int, double> rows[] = {{7, 0x1.4be2be2be2be2p+1},   {8, 0x1.5be2be2be2be2p+1},   {9, 0x1.6a1ba1ba1ba1bp+1},
-                                           {23, 0x1.ddfd43a4ec986p+1},  {128, 0x1.5bb8ae9541ca7p+2}, {129, 0x1.5c37b09149ba9p+2},
-                                           {137, 0x1.600dcab4ab08bp+2}, {300, 0x1.92172a3e6965ap+2}, {1000, 0x1.df11f45f4e61ap+2}};
+    const std::pair<int, double> rows[] = {
+        {7, 0x1.4be2be2be2be2p+1},   {8, 0x1.5be2be2be2be2p+1},   {9, 0x1.6a1ba1ba1ba1bp+1},
+        {23, 0x1.ddfd43a4ec986p+1},  {128, 0x1.5bb8ae9541ca7p+2}, {129, 0x1.5c37b09149ba9p+2},
+        {137, 0x1.600dcab4ab08bp+2}, {300, 0x1.92172a3e6965ap+2}, {1000, 0x1.df11f45f4e61ap+2}};
     for (const auto& [n, sum] : rows) {
         std::vector<double> x(n);
         for (int i = 0; i < n; i++) x[i] = 1.0 / (i + 1);
@@ -155,8 +156,10 @@ TEST(Split, RangesAreMegatrons) {
 }
 
 TEST(Split, Refused) {
-    for (const char* split : {"", " , ", "0, 0, 0", "1, 2, 3, 4", "-1, 2", "a", "1, b", "1; 2", "1x", "nan", "inf", "1e999", "1-2"})
-        expect_error([&] { split_range(split, DataSplit::train, 10); }, {"--split", "'" + std::string(split) + "'", "969, 30, 1"});
+    for (const char* split :
+         {"", " , ", "0, 0, 0", "1, 2, 3, 4", "-1, 2", "a", "1, b", "1; 2", "1x", "nan", "inf", "1e999", "1-2"})
+        expect_error([&] { split_range(split, DataSplit::train, 10); },
+                     {"--split", "'" + std::string(split) + "'", "969, 30, 1"});
 }
 
 // ---- the order of one dataset's samples ------------------------------------------------------------------------------------
@@ -171,21 +174,48 @@ struct OrderGolden {
 // From NumPy: document_index, shuffle_index, and the first token of every sample in their order.
 const OrderGolden orders[] = {
     // one epoch, with an empty document
-    {{5, 3, 9, 4, 0, 7, 1}, 0, 7, 4, 0, 1234, 1, {2, 1, 6, 0, 4, 5, 3}, {5, 0, 3, 4, 2, 6, 1}, {5002, 2000, 6000, 3, 2008, 5006, 2004}},
+    {{5, 3, 9, 4, 0, 7, 1},
+     0,
+     7,
+     4,
+     0,
+     1234,
+     1,
+     {2, 1, 6, 0, 4, 5, 3},
+     {5, 0, 3, 4, 2, 6, 1},
+     {5002, 2000, 6000, 3, 2008, 5006, 2004}},
     // the last epoch gives 6 of its 7 samples, over 80%: all epochs are shuffled together
-    {{5, 3, 9, 4, 0, 7, 1}, 0, 7, 4, 20, 1234, 3,
+    {{5, 3, 9, 4, 0, 7, 1},
+     0,
+     7,
+     4,
+     20,
+     1234,
+     3,
      {3, 6, 2, 2, 0, 5, 4, 0, 1, 4, 3, 4, 3, 2, 0, 1, 6, 5, 6, 5, 1},
      {8, 19, 14, 1, 4, 11, 20, 17, 13, 9, 0, 7, 3, 10, 6, 2, 5, 12, 16, 18, 15},
      {5004, 6000, 2005, 6000, 2002, 3001, 5003, 6000, 2001, 1, 3000, 5000, 2007, 1000, 1, 2003, 2006, 3001, 4, 5003, 0}},
     // it gives 2 of 7: kept apart
-    {{5, 3, 9, 4, 0, 7, 1}, 0, 7, 4, 16, 1234, 3,
+    {{5, 3, 9, 4, 0, 7, 1},
+     0,
+     7,
+     4,
+     16,
+     1234,
+     3,
      {5, 3, 0, 4, 6, 2, 2, 0, 1, 1, 4, 5, 6, 3, 5, 1, 3, 4, 0, 6, 2},
      {8, 1, 12, 4, 3, 7, 11, 10, 5, 13, 2, 6, 9, 0, 18, 15, 19, 16, 20, 14, 17},
      {2006, 5004, 5002, 6000, 1, 2002, 1001, 1000, 2003, 5006, 3001, 2007, 1, 5000, 0, 5002, 4, 5006, 2002, 3002, 3000}},
     // one document
     {{11}, 0, 1, 3, 8, 7, 3, {0, 0, 0}, {2, 5, 0, 6, 3, 1, 4, 7, 8, 9}, {6, 4, 0, 7, 9, 3, 1, 10, 2, 5}},
     // samples longer than documents, of a part of the dataset
-    {{2, 3, 1, 2, 4, 3, 2, 1}, 2, 8, 6, 5, 99, 3,
+    {{2, 3, 1, 2, 4, 3, 2, 1},
+     2,
+     8,
+     6,
+     5,
+     99,
+     3,
      {7, 3, 2, 2, 3, 6, 2, 7, 6, 7, 6, 4, 4, 5, 4, 5, 5, 3},
      {1, 4, 2, 0, 5, 3},
      {3001, 5000, 6001, 7000, 4003, 4002}},
@@ -293,6 +323,18 @@ TEST(SampleOrder, EqualsSlowTranscription) {
     EXPECT_GT(longer, 30);
 }
 
+// 100 samples an epoch: at 80 from the last epoch it is shuffled with the others, below it keeps to itself.
+TEST(SampleOrder, EightyPercent) {
+    const NumberedDataset data({401});
+    for (const int from_last : {1, 79, 80, 100}) {
+        const SampleOrder order(*data, 0, 1, 4, 100 + from_last, 1234);
+        ASSERT_EQ(order.n_epochs(), 2);
+        int64_t largest = 0;  // of the first 100 samples
+        for (int64_t i = 0; i < 100; i++) largest = std::max(largest, order.shuffled(i));
+        EXPECT_EQ(largest < 100, from_last < 80) << from_last;
+    }
+}
+
 TEST(SampleOrder, TooMany) {
     const NumberedDataset data({5, 3, 9, 4});
     for (const int64_t n : {INT64_MAX, INT64_MAX / 4, (int64_t)UINT32_MAX + 1})
@@ -314,8 +356,12 @@ TEST(Blend, DataPath) {
     expect_error([&] { parse({"0", "a"}); }, {"weight 0 of a", "above 0"});
     expect_error([&] { parse({"1", "a", "-2", "b"}); }, {"weight -2 of b", "above 0"});
     expect_error([&] { parse({"inf", "a"}); }, {"weight inf of a"});
-    for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-             {"0.7"}, {"a", "0.7"}, {"0.7", "a", "b"}, {"0.7", "a", "b", "0.3"}, {"a", "0.7", "b", "0.3"}, {"0.7", "a", "0.7", "b", "c"}})
+    for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{{"0.7"},
+                                                                                       {"a", "0.7"},
+                                                                                       {"0.7", "a", "b"},
+                                                                                       {"0.7", "a", "b", "0.3"},
+                                                                                       {"a", "0.7", "b", "0.3"},
+                                                                                       {"0.7", "a", "0.7", "b", "c"}})
         expect_error([&] { parse(words); }, {"'0.7'", "looks like a weight", "WEIGHT PATH"});
 
     // a dataset may be called like a number
@@ -418,7 +464,8 @@ TEST(Loader, BlendsAsMegatron) {
     }
 
     // by size: 5, 3 and 7 samples are there
-    const Ints by_size = {200008, 2000, 100004, 200004, 4, 200024, 101001, 2004, 200000, 200016, 0, 100000, 200020, 2008, 200012};
+    const Ints by_size = {200008, 2000,   100004, 200004, 4,      200024, 101001, 2004,
+                          200000, 200016, 0,      100000, 200020, 2008,   200012};
     o = options_for({dir / "a", dir / "b", dir / "c"}, 4);
     EXPECT_EQ(firsts(DataLoader(o)), by_size);
     o.n_samples = 9;
@@ -602,7 +649,8 @@ TEST_F(Masks, ManyRows) {
 
 TEST_F(Masks, NeedTheEndOfDocumentToken) {
     write({1, 2, 3});
-    for (bool DataOptions::*flag : {&DataOptions::reset_position_ids, &DataOptions::reset_attention_mask, &DataOptions::eod_mask_loss}) {
+    for (bool DataOptions::*flag :
+         {&DataOptions::reset_position_ids, &DataOptions::reset_attention_mask, &DataOptions::eod_mask_loss}) {
         DataOptions o = options_for({dir_ / "d"}, 2);
         o.*flag = true;
         expect_error([&] { DataLoader data(o); }, {"end-of-document", "--tokenizer"});
@@ -662,7 +710,8 @@ TEST(Refused, TooLittleForOneSample) {
     TemporaryDirectory dir;
     write_dataset(dir / "d", 100, {{1, 2, 3}, {4}, {5, 6}});
     for (const int T : {6, 7, 1 << 30})
-        expect_error([&] { DataLoader data(options_for({dir / "d"}, T)); }, {dir / "d", "6 tokens", "--seq-length " + std::to_string(T)});
+        expect_error([&] { DataLoader data(options_for({dir / "d"}, T)); },
+                     {dir / "d", "6 tokens", "--seq-length " + std::to_string(T)});
     EXPECT_EQ(DataLoader(options_for({dir / "d"}, 5)).n_samples(), 1);
 
     DataOptions o = options_for({dir / "d"}, 3, DataSplit::valid);
@@ -703,7 +752,8 @@ TEST(Refused, TokensOutsideTheVocabulary) {
 
     // negative tokens are in no vocabulary
     const auto index = std::string("MMIDIDX\0\0", 9) + bytes_of<uint64_t>(1) + bytes_of<uint8_t>(4) + bytes_of<uint64_t>(1) +
-                       bytes_of<uint64_t>(2) + bytes_of<int32_t>(3) + bytes_of<int64_t>(0) + bytes_of<int64_t>(0) + bytes_of<int64_t>(1);
+                       bytes_of<uint64_t>(2) + bytes_of<int32_t>(3) + bytes_of<int64_t>(0) + bytes_of<int64_t>(0) +
+                       bytes_of<int64_t>(1);
     write_file(dir / "n.idx", index);
     write_file(dir / "n.bin", bytes_of<int32_t>(1) + bytes_of<int32_t>(-7) + bytes_of<int32_t>(2));
     for (const int vocab_size : {0, 100}) {

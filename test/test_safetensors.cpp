@@ -1,5 +1,5 @@
-// safetensors files byte by byte, every way in which one can be damaged, and model directories: names, layouts, and that what is
-// written is read back bit by bit.
+// safetensors files byte by byte, every way in which one can be damaged, and model directories: names, layouts, and that what
+// is written is read back bit by bit.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -27,7 +27,9 @@ std::string array_of(const std::vector<T>& values) {
 }
 
 // A file with this header, as it stands, and these bytes of data.
-std::string file_of(const std::string& header, const std::string& data) { return bytes_of<uint64_t>(header.size()) + header + data; }
+std::string file_of(const std::string& header, const std::string& data) {
+    return bytes_of<uint64_t>(header.size()) + header + data;
+}
 
 std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape, const std::string& offsets) {
     return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}";
@@ -52,13 +54,13 @@ TEST(Safetensors, WritesTheseBytes) {
     const std::vector<bf16> b = {bf16(1.0f), bf16(-2.0f)};
     SafetensorsWriter writer(dir / "x.safetensors");
     writer.declare("b", "BF16", {2});
-    writer.declare("a", "F32", {2, 3});
+    writer.declare("alpha", "F32", {2, 3});
     writer.write("b", b.data(), 4);
-    writer.write("a", a.data(), 24);
+    writer.write("alpha", a.data(), 24);
     writer.finish();
     const std::string header =
         "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[0,4]},"
-        "\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[4,28]}}  ";
+        "\"alpha\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[4,28]}}      ";
     EXPECT_EQ(header.size() % 8, 0u);
     EXPECT_EQ(read_file(dir / "x.safetensors"), file_of(header, array_of<uint16_t>({0x3f80, 0xc000}) + array_of(a)));
     EXPECT_EQ(dir.names(), (std::set<std::string>{"x.safetensors"}));
@@ -84,12 +86,15 @@ TEST(Safetensors, WriterFinishesOrLeavesNothing) {
 //    "d": float64 [0.1], "b": bool [True]} with metadata {"format": "pt"}.
 const std::string python_header =
     "{\"__metadata__\":{\"format\":\"pt\"},\"scalar\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]},"
-    "\"d\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[8,16]},\"empty\":{\"dtype\":\"F32\",\"shape\":[0,4],\"data_offsets\":[16,16]},"
-    "\"f\":{\"dtype\":\"F32\",\"shape\":[3,1],\"data_offsets\":[16,28]},\"half\":{\"dtype\":\"F16\",\"shape\":[3],\"data_offsets\":[28,34]},"
+    "\"d\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[8,16]},\"empty\":{\"dtype\":\"F32\",\"shape\":[0,4],\"data_"
+    "offsets\":[16,16]},"
+    "\"f\":{\"dtype\":\"F32\",\"shape\":[3,1],\"data_offsets\":[16,28]},\"half\":{\"dtype\":\"F16\",\"shape\":[3],\"data_"
+    "offsets\":[28,34]},"
     "\"b\":{\"dtype\":\"BOOL\",\"shape\":[1],\"data_offsets\":[34,35]}} ";
-const std::string python_data("\xfd\xff\xff\xff\xff\xff\xff\xff\x9a\x99\x99\x99\x99\x99\xb9\x3f\x00\x00\x80\x3f\x00\x00\x20\xc0\xcd\xcc\xcc"
-                              "\x3d\x00\x3c\x00\xb8\xff\x7b\x01",
-                              35);
+const std::string python_data(
+    "\xfd\xff\xff\xff\xff\xff\xff\xff\x9a\x99\x99\x99\x99\x99\xb9\x3f\x00\x00\x80\x3f\x00\x00\x20\xc0\xcd\xcc\xcc"
+    "\x3d\x00\x3c\x00\xb8\xff\x7b\x01",
+    35);
 
 TEST(Safetensors, ReadsWhatPythonWrote) {
     TemporaryDirectory dir;
@@ -182,7 +187,8 @@ TEST_F(Damaged, TruncatedAtEveryByte) {
 
 TEST_F(Damaged, HeaderLengths) {
     const std::string good = file_of(python_header, python_data);
-    for (const uint64_t length : {UINT64_MAX, UINT64_MAX - 7, uint64_t{1} << 63, (uint64_t)good.size() - 7, uint64_t{100000001}})
+    for (const uint64_t length :
+         {UINT64_MAX, UINT64_MAX - 7, uint64_t{1} << 63, (uint64_t)good.size() - 7, uint64_t{100000001}})
         refuse(bytes_of(length) + good.substr(8), {std::to_string(length), "truncated or not a safetensors file"});
     refuse(bytes_of<uint64_t>(0) + good.substr(8), {"header is not valid"});
     refuse("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 5\n", {"not a safetensors file"});
@@ -198,14 +204,15 @@ TEST_F(Damaged, NoJson) {
 }
 
 TEST_F(Damaged, Entries) {
-    for (const char* entry : {"1", "null", "[]", "{}", "{\"dtype\":\"F32\"}", "{\"dtype\":\"F32\",\"shape\":[4]}", "{\"dtype\":4,\"shape\":[4]}",
-                              "{\"shape\":[4],\"data_offsets\":[0,16]}"})
+    for (const char* entry : {"1", "null", "[]", "{}", "{\"dtype\":\"F32\"}", "{\"dtype\":\"F32\",\"shape\":[4]}",
+                              "{\"dtype\":4,\"shape\":[4]}", "{\"shape\":[4],\"data_offsets\":[0,16]}"})
         refuse_header(std::string("{\"a\":") + entry + "}", {"header is not valid"});
     for (const char* dtype : {"", "f32", "F4", "float32"})
         refuse_header("{" + tensor("a", dtype, "[4]", "[0,16]") + "}", {"'a'", "unknown type '" + std::string(dtype) + "'"});
     for (const char* shape : {"[-4]", "[4.0]", "[\"4\"]", "[null]", "[[4]]", "4", "{\"rows\":-1}"})
         refuse_header("{" + tensor("a", "F32", shape, "[0,16]") + "}", {"'a'", "malformed shape"});
-    for (const char* offsets : {"[]", "[0]", "[0,8,16]", "[-16,0]", "[0,16.0]", "[\"0\",\"16\"]", "null", "{\"0\":0,\"1\":16}", "16"})
+    for (const char* offsets :
+         {"[]", "[0]", "[0,8,16]", "[-16,0]", "[0,16.0]", "[\"0\",\"16\"]", "null", "{\"0\":0,\"1\":16}", "16"})
         refuse_header("{" + tensor("a", "F32", "[4]", offsets) + "}", {"'a'", "malformed data_offsets"});
 }
 
@@ -221,6 +228,7 @@ TEST_F(Damaged, Shapes) {
     // products that are 16 modulo 2^64, or overflow
     with_shape("[4611686018427387908]", "[0,16]", "larger than the file");
     with_shape("[18446744073709551615]", "[0,16]", "larger than the file");
+    with_shape("[0,9223372036854775808]", "[0,0]", "larger than the file");
     with_shape("[64,64,64,64,64,64,64,64,64,64,64]", "[0,16]", "larger than the file");
     with_shape("[99999999999999999999999]", "[0,16]", "malformed shape");
 }
@@ -247,14 +255,17 @@ TEST_F(Damaged, Offsets) {
 }
 
 TEST_F(Damaged, MissingFiles) {
-    expect_error([&] { SafetensorsReader::open(dir_ / "nothing.safetensors"); }, {dir_ / "nothing.safetensors", "No such file"});
+    expect_error([&] { SafetensorsReader::open(dir_ / "nothing.safetensors"); },
+                 {dir_ / "nothing.safetensors", "No such file"});
     expect_error([&] { SafetensorsReader::open(dir_ / ""); }, {dir_ / "", "model.safetensors.index.json"});
 }
 
 // ---- a model in several files ----------------------------------------------------------------------------------------------
 TEST(Index, FilesTogether) {
     TemporaryDirectory dir;
-    const auto one = [&](const std::string& name, float x) { return file_of("{" + tensor(name, "F32", "[1]", "[0,4]") + "}", bytes_of(x)); };
+    const auto one = [&](const std::string& name, float x) {
+        return file_of("{" + tensor(name, "F32", "[1]", "[0,4]") + "}", bytes_of(x));
+    };
     write_file(dir / "1.safetensors", one("a", 1));
     write_file(dir / "2.safetensors", one("b", 2));
     const std::string index = dir / "/model.safetensors.index.json";
@@ -264,7 +275,9 @@ TEST(Index, FilesTogether) {
     EXPECT_EQ(values<float>(both, "a"), std::vector<float>{1});
     EXPECT_EQ(values<float>(both, "b"), std::vector<float>{2});
 
-    const auto refuse = [&](const std::vector<std::string>& parts) { expect_error([&] { SafetensorsReader::open(dir / ""); }, parts); };
+    const auto refuse = [&](const std::vector<std::string>& parts) {
+        expect_error([&] { SafetensorsReader::open(dir / ""); }, parts);
+    };
     write_file(dir / "2.safetensors", one("a", 2));
     refuse({"2.safetensors", "'a'", "twice"});
     write_file(index, R"({"weight_map": {"a": "3.safetensors"}})");
@@ -309,7 +322,8 @@ struct Family {
     const char* name;
     bool tied;
 };
-// A directory with the family's model. It is written once (syncing to the disk takes most of the time) and copied for each test.
+// A directory with the family's model. It is written once (syncing to the disk takes most of the time) and copied for each
+// test.
 class Model : public ::testing::TestWithParam<Family> {
 protected:
     void SetUp() override {
@@ -337,8 +351,8 @@ TEST_P(Model, RoundTrip) {
     ModelConfig c = read_config(model_);
     EXPECT_EQ(c.Vp, 0);  // padding is the reader's affair
     const auto all_but_padding = [](const ModelConfig& m) {
-        return std::make_tuple(m.family, m.L, m.C, m.NH, m.NKV, m.F, m.T, m.V, m.norm, m.position, m.activation, m.bias, m.embedding_norm,
-                               m.tied, m.eps, m.rope_base, m.init_std);
+        return std::make_tuple(m.family, m.L, m.C, m.NH, m.NKV, m.F, m.T, m.V, m.norm, m.position, m.activation, m.bias,
+                               m.embedding_norm, m.tied, m.eps, m.rope_base, m.init_std);
     };
     EXPECT_TRUE(all_but_padding(c) == all_but_padding(c_));
 
@@ -372,7 +386,8 @@ TEST_P(Model, ReplacesOrLeavesAlone) {
     expect_error([&] { write_model(model_, c_, table_, params_.data(), missing); }, {"no_tokenizer.json"});
     EXPECT_EQ(dir_.names(), std::set<std::string>{"model"});
     EXPECT_EQ(read_file(model_ + "/model.safetensors"), second);
-    expect_error([&] { write_model(dir_ / "model/config.json/x", c_, table_, params_.data(), {}); }, {"model/config.json/x", "cannot create"});
+    expect_error([&] { write_model(dir_ / "model/config.json/x", c_, table_, params_.data(), {}); },
+                 {"model/config.json/x", "cannot create"});
 }
 
 // transformers' names and shapes.
@@ -410,7 +425,8 @@ TEST_P(Model, NamesAndShapes) {
         expected["transformer.ln_f.weight"] = expected["transformer.ln_f.bias"] = {24};
         if (family == "gpt2") expected["transformer.wte.weight"] = {61, 24}, expected["transformer.wpe.weight"] = {11, 24};
         else
-            for (const char* name : {"transformer.word_embeddings_layernorm.weight", "transformer.word_embeddings_layernorm.bias"})
+            for (const char* name :
+                 {"transformer.word_embeddings_layernorm.weight", "transformer.word_embeddings_layernorm.bias"})
                 expected[name] = {24}, expected["transformer.word_embeddings.weight"] = {61, 24};
     }
     const SafetensorsReader file = SafetensorsReader::open(model_);
@@ -432,7 +448,9 @@ TEST_P(Model, Layouts) {
     Params<floatX> p;
     bind_parameters(c_, table_, p, params.data());
     const auto& b = p.blocks[1];
-    const auto at = [&](const std::string& name) { return values<float>(file, (c_.family == "llama" ? "model.layers.1." : "transformer.h.1.") + name); };
+    const auto at = [&](const std::string& name) {
+        return values<float>(file, (c_.family == "llama" ? "model.layers.1." : "transformer.h.1.") + name);
+    };
     if (c_.family == "gpt2") {  // (in, out)
         const std::vector<float> qkv = at("attn.c_attn.weight"), fc2 = at("mlp.c_proj.weight");
         for (int out = 0; out < 72; out++)
@@ -441,7 +459,8 @@ TEST_P(Model, Layouts) {
             for (int in = 0; in < 96; in++) ASSERT_EQ(fc2[in * 24 + out], (float)b.fc2_w[out * 96 + in]);
         EXPECT_EQ(at("attn.c_attn.bias")[50], (float)b.qkv_b[50]);
     } else if (c_.family == "bloom") {  // rows (head, q k v, element)
-        const std::vector<float> qkv = at("self_attention.query_key_value.weight"), bias = at("self_attention.query_key_value.bias");
+        const std::vector<float> qkv = at("self_attention.query_key_value.weight"),
+                                 bias = at("self_attention.query_key_value.bias");
         for (int head = 0; head < 4; head++)
             for (int which = 0; which < 3; which++)
                 for (int i = 0; i < 6; i++) {
@@ -464,7 +483,9 @@ TEST_P(Model, OtherTypesAndNames) {
     {
         const SafetensorsReader file = SafetensorsReader::open(model_);
         SafetensorsWriter writer(dir_ / "other");
-        const auto short_name = [](const std::string& name) { return name.rfind("transformer.", 0) == 0 ? name.substr(12) : name; };
+        const auto short_name = [](const std::string& name) {
+            return name.rfind("transformer.", 0) == 0 ? name.substr(12) : name;
+        };
         for (const auto& [name, t] : file.tensors()) writer.declare(short_name(name), "F64", t.shape);
         for (const auto& [name, t] : file.tensors()) {
             const std::vector<double> x = values<double>(file, name);
@@ -501,7 +522,9 @@ TEST_P(Model, MismatchesAreNamed) {
     refuse(c_, {model_ + "/model.safetensors", "truncated"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Model, ::testing::Values(Family{"gpt2", true}, Family{"bloom", true}, Family{"llama", false}, Family{"llama", true}),
+INSTANTIATE_TEST_SUITE_P(Families, Model,
+                         ::testing::Values(Family{"gpt2", true}, Family{"bloom", true}, Family{"llama", false},
+                                           Family{"llama", true}),
                          [](const auto& info) { return std::string(info.param.name) + (info.param.tied ? "Tied" : "Untied"); });
 
 TEST(ModelDirectory, HoldsTheTokenizer) {

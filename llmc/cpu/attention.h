@@ -303,7 +303,7 @@ inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qk
     const size_t per_thread = (detail::ForwardScratch::size(HS) + 63) / 64 * 64;
     real* scratch = (real*)ctx.scratch(sizeof(real) * per_thread * ctx.threads);
     const int tiles = (T + detail::tile - 1) / detail::tile, tasks = B * NH * tiles;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) num_threads(ctx.threads)
     for (int task = 0; task < tasks; task++) {
         const detail::ForwardScratch m(scratch + per_thread * omp_get_thread_num(), HS);
         // Long rows first: the last query tile has the most keys, and a long task at the end would leave threads waiting.
@@ -322,7 +322,7 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
     const size_t dkv_size = (size_t)T * 2 * detail::padded(HS);
     const size_t per_thread = (detail::BackwardScratch::size(T, HS) + dkv_size + 63) / 64 * 64;
     real* scratch = (real*)ctx.scratch(sizeof(real) * per_thread * ctx.threads);
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) num_threads(ctx.threads)
     for (int task = 0; task < B * NKV; task++) {
         real* mine = scratch + per_thread * omp_get_thread_num();
         const detail::BackwardScratch m(mine + dkv_size, T, HS);
