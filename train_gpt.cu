@@ -720,7 +720,8 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("recompute", o.recompute_granularity);
     t.table.section("Memory", Table::Values::amounts);
     for (const auto& [purpose, bytes] : m.arena.purposes()) t.row(purpose, human_bytes((double)bytes));
-    t.row("in all", human_bytes((double)m.arena.bytes()));
+    t.row("program, libraries, data order", human_bytes((double)resident_memory_bytes()));
+    t.row("in all", human_bytes((double)(m.arena.bytes() + resident_memory_bytes())));
     return t;
 }
 
@@ -784,17 +785,14 @@ int train_command(const TrainOptions& given) {
     ctx.plain = o.plain;
     Model m(c);
     plan_memory(m, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows, o.sample_interval > 0);
-    RunTable table = describe_run(m, o, schedule, ctx);
-    if (o.dry_run && o.data_path.empty()) {  // planning needs no data
-        table.table.print();
-        return 0;
-    }
-    const DataLoader train(data_options(o, c, tokenizer.get(), DataSplit::train, schedule.total_samples));
-    std::unique_ptr<DataLoader> valid;
-    if (o.eval_iters > 0 && has_validation(o)) valid = std::make_unique<DataLoader>(data_options(o, c, tokenizer.get(), DataSplit::valid, 0));
+    std::unique_ptr<DataLoader> train, valid;
+    const bool planning = o.dry_run && o.data_path.empty();  // needs no data
+    if (!planning) train = std::make_unique<DataLoader>(data_options(o, c, tokenizer.get(), DataSplit::train, schedule.total_samples));
+    if (!planning && o.eval_iters > 0 && has_validation(o)) valid = std::make_unique<DataLoader>(data_options(o, c, tokenizer.get(), DataSplit::valid, 0));
     const int64_t valid_samples = valid ? std::min(valid->n_samples(), o.eval_iters * schedule.final_batch) : 0;
-    table.table.section("Data");
-    describe_data(table, train, "training");
+    RunTable table = describe_run(m, o, schedule, ctx);
+    if (train) table.table.section("Data");
+    if (train) describe_data(table, *train, "training");
     if (valid) describe_data(table, *valid, "validation");
     table.table.print();
     if (o.dry_run) return 0;
@@ -813,7 +811,7 @@ int train_command(const TrainOptions& given) {
     info.total_steps = schedule.total_steps;
     info.z_loss = o.z_loss_strength > 0, info.batch_ramp = schedule.rampup.samples > 0;
     if (info.batch_ramp) info.total_samples = schedule.total_samples;
-    if (valid) info.unigram_loss = unigram_loss(train, *valid, valid_samples, c.V);
+    if (valid) info.unigram_loss = unigram_loss(*train, *valid, valid_samples, c.V);
     info.summary = table.rows, info.options = options_to_json(o);
     logger.run(info);
 
@@ -837,7 +835,7 @@ int train_command(const TrainOptions& given) {
 
     std::signal(SIGINT, stop_after_this_step);
     std::signal(SIGTERM, stop_after_this_step);
-    Trainer trainer{ctx, m, o, schedule, train, {}};
+    Trainer trainer{ctx, m, o, schedule, *train, {}};
     const double flops_per_token = model_flops_per_token(c, o.seq_length);
     while (trainer.step < schedule.total_steps && !stop_requested) {
         StepStats stats = train_step(trainer);
@@ -850,7 +848,7 @@ int train_command(const TrainOptions& given) {
     save_model(m, o.out, trainer.step, tokenizer.get());
     logger.event(trainer.step, "info", "checkpoint", "model written to " + step_directory(o.out, trainer.step));
     if (valid) printf("a unigram model of the same tokens has validation loss %.4f\n", info.unigram_loss);
-    printf("peak memory %s, planned %s\n", human_bytes((double)peak_memory_bytes()).c_str(), human_bytes((double)m.arena.bytes()).c_str());
+    printf("peak memory %s\n", human_bytes((double)peak_memory_bytes()).c_str());
     logger.end(stop_requested ? "stopped" : "finished");
     write_loss_svg(o.out + "/log.jsonl", o.out + "/loss.svg");
     return 0;
@@ -971,6 +969,7 @@ static int run_command(const char* name, const char* purpose, const std::vector<
 }
 
 int main(int argc, char** argv) try {
+    cpu::limit_spinning(argv);
     std::vector<std::string> arguments(argv + 1, argv + argc);
     if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
         fputs(usage, arguments.empty() ? stderr : stdout);

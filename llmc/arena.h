@@ -3,6 +3,7 @@
 #pragma once
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
@@ -45,6 +46,16 @@ inline size_t peak_memory_bytes() {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     return (size_t)usage.ru_maxrss * 1024;
+}
+
+// The physical memory that this process holds now.
+inline size_t resident_memory_bytes() {
+    size_t pages = 0;
+    if (FILE* f = fopen("/proc/self/statm", "r")) {
+        if (fscanf(f, "%*u %zu", &pages) != 1) pages = 0;
+        fclose(f);
+    }
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
 class Arena {

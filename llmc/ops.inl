@@ -4,7 +4,7 @@
 // Conventions. N = B*T rows. Shapes stand at the right, row-major, slowest first. Outputs come first after the context, then
 // inputs, sizes, scalars. `d` prefixes a gradient. "sets" overwrites, "adds" accumulates. Parameter gradients are `real`
 // (fp32) and always added to. A pointer marked `or null` may be null. Per-row statistics and sums are `real`.
-// All results are deterministic and independent of the number of threads.
+// All results are deterministic: the same inputs on the same number of threads give the same bits.
 
 // ---- embedding (embed.h) --------------------------------------------------------------------------------------------------
 // out = wte[token] (+ wpe[position]). A token outside [v0, v0+V) gives a zero row (vocabulary shards). sets out.

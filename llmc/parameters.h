@@ -147,7 +147,7 @@ void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E
 template <class E>
 void convert_layout(const TensorSpec& spec, const HfTensor& t, E* ours, E* file, bool to_file) {
     const int heads = t.interleaved ? t.rows / (3 * t.interleaved) : 0;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (spec.size() > 1 << 15)
     for (int r = 0; r < t.rows; r++) {
         int row = t.row + r;
         if (t.interleaved) {  // file row r is (head, which of q k v, element)

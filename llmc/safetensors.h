@@ -79,7 +79,7 @@ public:
         const auto each = [&](auto zero, auto convert) {
             using S = decltype(zero);
             const int64_t n = (int64_t)t.elements();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n > 1 << 15)
             for (int64_t i = 0; i < n; i++) {
                 S x;
                 memcpy(&x, t.data + i * sizeof(S), sizeof(S));

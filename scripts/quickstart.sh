@@ -2,12 +2,12 @@
 # From raw text to a trained model that writes text, on this machine, in a few minutes. Called by `make quickstart`.
 #   TEXT="a.txt b.txt"   your own text files instead of the King James Bible blended with Japanese
 #   OUT=quickstart       where everything goes
-#   STEPS=500            training steps
+#   STEPS=600            training steps
 # Finished parts (texts, tokenizer, data, model) are kept and not made again; remove OUT to start over.
 set -euo pipefail
 
 OUT=${OUT:-quickstart}
-STEPS=${STEPS:-500}
+STEPS=${STEPS:-600}
 PRESET=${PRESET:-quickstart}
 TRAIN_GPT=${TRAIN_GPT:-./train_gpt}
 VOCAB=${VOCAB:-4096}

@@ -95,7 +95,7 @@ public:
 
 private:
     static constexpr size_t guard = 256;
-    static constexpr uint8_t pattern = 0xA5;
+    static constexpr uint8_t pattern = 0xFF;  // NaN as every float type, so that a read beyond the ends shows too
     static T poison() {
         if constexpr (std::is_integral<T>::value) return std::numeric_limits<T>::min() / 2;
         else return from_double<T>(std::nan(""));
