@@ -64,7 +64,7 @@ refuse "heads do not divide width"          "hidden-size 33"                "${t
 refuse "groups do not divide heads"         "num-query-groups 3"            "${train[@]}" --data-path good --num-query-groups 3
 refuse "global batch does not divide"       "global-batch-size"             "${train[@]}" --data-path good --global-batch-size 5
 refuse "mix of families"                    "belongs to none"               "${train[@]}" --data-path good --embed-layernorm
-refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-layers 200
+refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-attention-heads 512 --num-layers 200
 refuse "vocabulary below the data's"        "vocab"                         "$program" train "${llama[@]}" "${small[@]}" --vocab-size 100 --data-path good
 refuse "sequence longer than the data"      "seq-length|sequence|tokens"    "${train[@]}" --data-path good --seq-length 1000000 --dry-run
 
