@@ -28,7 +28,7 @@ CXXFLAGS += -std=c++17 $(OPT) -g1 -Wall -Wextra -Werror -fopenmp -fno-math-errno
 LDLIBS   += -ldnnl -lpcre2-8 -lpthread
 ifneq ($(SAN),)
 # Sanitizers with -O1, so that reports have lines; frame pointers for whole stacks.
-CXXFLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer -O1 -g
+CXXFLAGS += -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g
 LDFLAGS  += -fsanitize=$(SAN)
 endif
 

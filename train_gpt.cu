@@ -797,8 +797,9 @@ int train_command(const TrainOptions& given) {
     table.table.print();
     if (o.dry_run) return 0;
 
+    // What can be refused is refused before the first file is made.
     check_output(o.out);
-    Logger logger(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval);
+    if (o.sample_interval > 0 && !tokenizer) fail("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
     allocate(m);
     if (o.model.empty()) initialize(m, (uint64_t)o.seed);
     else {
@@ -806,6 +807,7 @@ int train_command(const TrainOptions& given) {
         masters_from_params(m);
     }
 
+    Logger logger(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval);
     RunInfo info;
     info.name = !o.preset.empty() ? o.preset : !o.model.empty() ? o.model : c.family;
     info.total_steps = schedule.total_steps;
@@ -823,7 +825,6 @@ int train_command(const TrainOptions& given) {
     std::unique_ptr<Generator> generator;
     std::vector<int> prompt;
     if (o.sample_interval > 0) {
-        if (!tokenizer) fail("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
         generator = std::make_unique<Generator>(ctx, m);
         prompt = prompt_tokens(*tokenizer, o.sample_prompt, std::min(c.T, o.micro_batch_size * o.seq_length));
     }
