@@ -51,7 +51,7 @@ deps-%:
 train_gpt: $(build)/train_gpt
 	@ln -sf $(build)/train_gpt train_gpt
 
-$(build)/train_gpt: train_gpt.cu | deps $(build)
+$(build)/train_gpt: train_gpt.cu Makefile | deps $(build)
 	@echo "building $@"
 	@$(CXX) -x c++ train_gpt.cu $(CXXFLAGS) $(flag_$(PRECISION)) -o $@ $(LDFLAGS) $(LDLIBS)
 
@@ -61,7 +61,7 @@ quickstart: deps-quickstart $(build)/train_gpt
 bench: $(build)/bench_cpu
 	$<
 
-$(build)/bench_cpu: dev/bench/bench_cpu.cpp | deps $(build)
+$(build)/bench_cpu: dev/bench/bench_cpu.cpp Makefile | deps $(build)
 	@echo "building $@"
 	@$(CXX) $< $(CXXFLAGS) $(flag_$(PRECISION)) -o $@ $(LDFLAGS) $(LDLIBS)
 
@@ -74,13 +74,13 @@ test_scripts  := $(wildcard test/*_test.sh)
 test_programs := $(patsubst test/%.cpp,$(build)/%,$(test_sources))
 precision_of   = $(if $(filter %_fp64,$1),fp64,$(if $(filter %_fp32,$1),fp32,$(PRECISION)))
 
-$(build)/test_%: test/test_%.cpp | deps-test $(build)
+$(build)/test_%: test/test_%.cpp Makefile | deps-test $(build)
 	@echo "building $@"
 	@$(CXX) $< $(CXXFLAGS) $(TEST_OPT) $(flag_$(call precision_of,test_$*)) -o $@ $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
 
 # Programs are built two at a time whatever -j says to the outer make, then run one after another.
 test: deps-test deps-quickstart
-	@$(MAKE) --no-print-directory -j2 $(test_programs) $(build)/train_gpt
+	@$(MAKE) -s --no-print-directory -j2 $(test_programs) $(build)/train_gpt
 	@TRAIN_GPT=$(build)/train_gpt SAN=$(SAN) test/run.sh $(test_programs) $(test_scripts)
 
 clean:
