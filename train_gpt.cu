@@ -65,16 +65,16 @@ right, slowest first. `d` prefixes a gradient. floatX is the storage type (bf16 
 // What a block's forward pass leaves for its backward pass. The recompute policy decides which of these each layer keeps and
 // which live in one buffer that all layers share and backward fills again.
 struct BlockActs {
-    floatX* norm1;         // (N, C)
-    floatX* qkv;           // (N, QKV) after rope
-    floatX* att;           // (N, NH HS)
-    floatX* mid;           // (N, C) the residual stream between attention and MLP
-    floatX* norm2;         // (N, C)
-    floatX* fc1;           // (N, F1)
-    floatX* act;           // (N, F)
-    real *mean1, *rstd1;   // (N) (N)
-    real *mean2, *rstd2;   // (N) (N)
-    real* lse;             // (B, NH, T)
+    floatX* norm1;        // (N, C)
+    floatX* qkv;          // (N, QKV) after rope
+    floatX* att;          // (N, NH HS)
+    floatX* mid;          // (N, C) the residual stream between attention and MLP
+    floatX* norm2;        // (N, C)
+    floatX* fc1;          // (N, F1)
+    floatX* act;          // (N, F)
+    real *mean1, *rstd1;  // (N) (N)
+    real *mean2, *rstd2;  // (N) (N)
+    real* lse;            // (B, NH, T)
 };
 
 enum class Recompute {
@@ -94,8 +94,8 @@ struct KeyValueCache {
 };
 
 struct Activations {
-    int B, T;       // the largest micro-batch that fits
-    int head_rows;  // rows of logits at a time
+    int B, T;                       // the largest micro-batch that fits
+    int head_rows;                  // rows of logits at a time
     std::vector<floatX*> x;         // L+1 of (N, C): x[l] enters block l, x[L] leaves the last
     std::vector<BlockActs> blocks;  // L
     BlockActs shared;               // what no layer keeps for itself
@@ -139,7 +139,8 @@ struct Model {
 
 // FLOPs of training per token, causal attention counted as half.
 static double model_flops_per_token(const ModelConfig& c, int T) {
-    return model_flops_per_token({c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, c.activation == Activation::swiglu}, AttentionCount::causal);
+    return model_flops_per_token({c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, c.activation == Activation::swiglu},
+                                 AttentionCount::causal);
 }
 
 // Plans all memory of a run with micro-batches of B x T in m.arena; allocate() then gets it. `generates` adds room for the keys
@@ -163,10 +164,11 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
 
     // One row per kept activation: elements, and the strongest policy under which a layer still keeps its own.
     struct Row {
-        floatX* BlockActs::* field;
+        floatX* BlockActs::*field;
         size_t count;
         Recompute kept_until;
     };
+    // clang-format off
     const Row rows[] = {
         {&BlockActs::norm1, N * C, Recompute::none},
         {&BlockActs::qkv, N * c.QKV(), Recompute::selective},
@@ -176,8 +178,12 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
         {&BlockActs::fc1, N * c.F1(), Recompute::selective},
         {&BlockActs::act, N * c.F, Recompute::none},
     };
-    const std::pair<real * BlockActs::*, size_t> statistics[] = {{&BlockActs::mean1, N}, {&BlockActs::rstd1, N}, {&BlockActs::mean2, N},
-                                                                {&BlockActs::rstd2, N}, {&BlockActs::lse, N * c.NH}};
+    // clang-format on
+    const std::pair<real * BlockActs::*, size_t> statistics[] = {{&BlockActs::mean1, N},
+                                                                 {&BlockActs::rstd1, N},
+                                                                 {&BlockActs::mean2, N},
+                                                                 {&BlockActs::rstd2, N},
+                                                                 {&BlockActs::lse, N * c.NH}};
     // add() remembers the address of each pointer, so the vectors must have their final size by now.
     a.blocks.assign(c.L, BlockActs{});
     a.x.assign(c.L + 1, nullptr);
@@ -223,9 +229,10 @@ static void allocate(Model& m) {
     for (size_t l = 2; l < a.x.size(); l++)
         if (!a.x[l]) a.x[l] = a.x[l - 2];
     for (BlockActs& block : a.blocks) {
-        floatX* BlockActs::* const fields[] = {&BlockActs::norm1, &BlockActs::qkv, &BlockActs::att, &BlockActs::mid,
-                                               &BlockActs::norm2, &BlockActs::fc1, &BlockActs::act};
-        real* BlockActs::* const statistics[] = {&BlockActs::mean1, &BlockActs::rstd1, &BlockActs::mean2, &BlockActs::rstd2, &BlockActs::lse};
+        floatX* BlockActs::*const fields[] = {&BlockActs::norm1, &BlockActs::qkv, &BlockActs::att, &BlockActs::mid,
+                                              &BlockActs::norm2, &BlockActs::fc1, &BlockActs::act};
+        real* BlockActs::*const statistics[] = {&BlockActs::mean1, &BlockActs::rstd1, &BlockActs::mean2, &BlockActs::rstd2,
+                                                &BlockActs::lse};
         for (auto field : fields)
             if (!(block.*field)) block.*field = a.shared.*field;
         for (auto field : statistics)
@@ -247,7 +254,8 @@ static void initialize(Model& m, uint64_t seed) {
         for (size_t i = 0; i < t.size(); i++) {
             real value = 0;
             if (t.init == Init::ones) value = 1;
-            else if (t.init != Init::zeros && i < live) value = (real)(std * normal_at(seed, RngPurpose::init, (uint32_t)row, i));
+            else if (t.init != Init::zeros && i < live)
+                value = (real)(std * normal_at(seed, RngPurpose::init, (uint32_t)row, i));
             if (m.master) m.master[t.offset + i] = value;
             w[i] = (floatX)value;
         }
@@ -273,19 +281,24 @@ struct Rows {
 };
 
 static Rows rows_of(const Batch& batch) {
-    return {batch.tokens.data(), batch.targets.data(), batch.positions.data(), batch.doc_start.empty() ? nullptr : batch.doc_start.data(),
-            batch.B, batch.T, nullptr};
+    return {batch.tokens.data(),
+            batch.targets.data(),
+            batch.positions.data(),
+            batch.doc_start.empty() ? nullptr : batch.doc_start.data(),
+            batch.B,
+            batch.T,
+            nullptr};
 }
 
 // out = norm(inp), or with `add`: sum = inp + add, out = norm(sum)
-static void norm_forward(be::Ctx& ctx, const ModelConfig& c, floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp,
-                         const floatX* add, const floatX* w, const floatX* b, int N) {
+static void norm_forward(be::Ctx& ctx, const ModelConfig& c, floatX* out, real* mean, real* rstd, floatX* sum,
+                         const floatX* inp, const floatX* add, const floatX* w, const floatX* b, int N) {
     if (c.norm == Norm::layernorm) be::layernorm_forward(ctx, out, mean, rstd, sum, inp, add, w, b, N, c.C, (real)c.eps);
     else be::rmsnorm_forward(ctx, out, rstd, sum, inp, add, w, N, c.C, (real)c.eps);
 }
 
-static void norm_backward(be::Ctx& ctx, const ModelConfig& c, floatX* dinp, real* dw, real* db, const floatX* dout, const floatX* inp,
-                          const floatX* w, const real* mean, const real* rstd, int N, Acc acc) {
+static void norm_backward(be::Ctx& ctx, const ModelConfig& c, floatX* dinp, real* dw, real* db, const floatX* dout,
+                          const floatX* inp, const floatX* w, const real* mean, const real* rstd, int N, Acc acc) {
     if (c.norm == Norm::layernorm) be::layernorm_backward(ctx, dinp, dw, db, dout, inp, w, mean, rstd, N, c.C, acc);
     else be::rmsnorm_backward(ctx, dinp, dw, dout, inp, w, rstd, N, c.C, acc);
 }
@@ -295,7 +308,8 @@ static void activation_forward(be::Ctx& ctx, const ModelConfig& c, floatX* out, 
     else be::gelu_forward(ctx, out, inp, (size_t)N * c.F);
 }
 
-static void activation_backward(be::Ctx& ctx, const ModelConfig& c, floatX* dinp, const floatX* dout, const floatX* inp, int N) {
+static void activation_backward(be::Ctx& ctx, const ModelConfig& c, floatX* dinp, const floatX* dout, const floatX* inp,
+                                int N) {
     if (c.activation == Activation::swiglu) be::swiglu_backward(ctx, dinp, dout, inp, N, c.F);
     else be::gelu_backward(ctx, dinp, dout, inp, (size_t)N * c.F);
 }
@@ -312,10 +326,11 @@ static void block_forward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
     be::linear_forward(ctx, s.qkv, s.norm1, p.qkv_w, p.qkv_b, N, C, c.QKV());
     if (c.position == Position::rope) be::rope_forward(ctx, s.qkv, in.positions, m.cos_sin.data(), N, c.NH, c.NKV, c.HS());
     if (in.cache)
-        be::attention_decode(ctx, s.att, in.cache->keys_of(l), in.cache->values_of(l), s.qkv, m.alibi(), 1, in.cache->length, c.T, c.NH, c.NKV,
-                             c.HS(), m.attention_scale());
+        be::attention_decode(ctx, s.att, in.cache->keys_of(l), in.cache->values_of(l), s.qkv, m.alibi(), 1, in.cache->length,
+                             c.T, c.NH, c.NKV, c.HS(), m.attention_scale());
     else
-        be::attention_forward(ctx, s.att, s.lse, s.qkv, m.alibi(), in.doc_start, in.B, in.T, c.NH, c.NKV, c.HS(), m.attention_scale());
+        be::attention_forward(ctx, s.att, s.lse, s.qkv, m.alibi(), in.doc_start, in.B, in.T, c.NH, c.NKV, c.HS(),
+                              m.attention_scale());
     be::linear_forward(ctx, branch, s.att, p.proj_w, p.proj_b, N, C, C);
     norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, s.mid, x, branch, p.norm2_w, p.norm2_b, N);  // mid = x + branch
     be::linear_forward(ctx, s.fc1, s.norm2, p.fc1_w, p.fc1_b, N, C, c.F1());
@@ -371,9 +386,9 @@ static void block_backward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
 
 // Sums over the unmasked targets of one or more micro-batches.
 struct LossSums {
-    double ce = 0, z = 0;          // cross-entropy, z-loss
+    double ce = 0, z = 0;                 // cross-entropy, z-loss
     double lse = 0, lse_max = -INFINITY;  // log Z: sum and largest
-    int64_t n = 0;                 // unmasked targets
+    int64_t n = 0;                        // unmasked targets
 };
 
 static void embed_forward(be::Ctx& ctx, Model& m, const Rows& in) {
@@ -381,8 +396,8 @@ static void embed_forward(be::Ctx& ctx, Model& m, const Rows& in) {
     floatX* embedded = c.embedding_norm ? m.a.embedded : m.a.x[0];
     be::embedding_forward(ctx, embedded, in.tokens, in.positions, m.p.wte, m.p.wpe, in.N(), c.C, 0, c.Vp);
     if (c.embedding_norm)
-        be::layernorm_forward(ctx, m.a.x[0], m.a.emb_mean, m.a.emb_rstd, nullptr, embedded, nullptr, m.p.emb_norm_w, m.p.emb_norm_b, in.N(),
-                              c.C, (real)c.eps);
+        be::layernorm_forward(ctx, m.a.x[0], m.a.emb_mean, m.a.emb_rstd, nullptr, embedded, nullptr, m.p.emb_norm_w,
+                              m.p.emb_norm_b, in.N(), c.C, (real)c.eps);
 }
 
 static void embed_backward(be::Ctx& ctx, Model& m, const Rows& in) {
@@ -390,8 +405,8 @@ static void embed_backward(be::Ctx& ctx, Model& m, const Rows& in) {
     floatX* dembedded = m.a.dx;
     if (c.embedding_norm) {
         dembedded = m.a.dnorm;
-        be::layernorm_backward(ctx, dembedded, m.g.emb_norm_w, m.g.emb_norm_b, m.a.dx, m.a.embedded, m.p.emb_norm_w, m.a.emb_mean,
-                               m.a.emb_rstd, in.N(), c.C, Acc::Set);
+        be::layernorm_backward(ctx, dembedded, m.g.emb_norm_w, m.g.emb_norm_b, m.a.dx, m.a.embedded, m.p.emb_norm_w,
+                               m.a.emb_mean, m.a.emb_rstd, in.N(), c.C, Acc::Set);
     }
     be::embedding_backward(ctx, m.g.wte, m.g.wpe, dembedded, in.tokens, in.positions, in.N(), c.C, 0, c.Vp);
 }
@@ -408,13 +423,15 @@ static void head(be::Ctx& ctx, Model& m, const Rows& in, real loss_scale, real z
         const int rows = std::min(a.head_rows, N - row);
         const floatX* normed = a.final_norm + (size_t)row * C;
         be::linear_forward(ctx, a.logits, normed, m.p.head, nullptr, rows, C, c.Vp);
-        be::classifier(ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, in.targets + row, rows, c.V, c.Vp, loss_scale, z_coef, training);
+        be::classifier(ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, in.targets + row, rows, c.V, c.Vp, loss_scale,
+                       z_coef, training);
         if (!training) continue;
         be::linear_backward_input(ctx, a.dnorm + (size_t)row * C, a.logits, m.p.head, rows, C, c.Vp);
         be::linear_backward_weight(ctx, m.g.head, nullptr, a.logits, normed, rows, C, c.Vp, Acc::Add);
     }
     if (training)
-        norm_backward(ctx, c, a.dx, m.g.final_norm_w, m.g.final_norm_b, a.dnorm, x, m.p.final_norm_w, a.final_mean, a.final_rstd, N, Acc::Set);
+        norm_backward(ctx, c, a.dx, m.g.final_norm_w, m.g.final_norm_b, a.dnorm, x, m.p.final_norm_w, a.final_mean,
+                      a.final_rstd, N, Acc::Set);
     for (int i = 0; i < N; i++) {
         if (in.targets[i] < 0) continue;
         sums.ce += a.loss[i], sums.z += a.zloss[i], sums.lse += a.lse[i], sums.n++;
@@ -443,20 +460,20 @@ struct Trainer {
     const TrainOptions& o;
     const Schedule& schedule;
     const DataLoader& data;
-    Batch batch;               // the current micro-batch
-    int64_t step = 0;          // global batches done, applied or not
-    int64_t updates = 0;       // of them applied: AdamW's step
-    int64_t consumed = 0;      // samples: the position in the data
-    int64_t scheduled = 0;     // samples of applied steps: the position of the learning rate
+    Batch batch;            // the current micro-batch
+    int64_t step = 0;       // global batches done, applied or not
+    int64_t updates = 0;    // of them applied: AdamW's step
+    int64_t consumed = 0;   // samples: the position in the data
+    int64_t scheduled = 0;  // samples of applied steps: the position of the learning rate
 };
 
 // AdamW over the table: tensors that share a decay are neighbours often enough that a call per tensor costs nothing.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
     for (const TensorSpec& s : m.table.rows)
-        be::adamw(t.ctx, m.params + s.offset, m.master + s.offset, m.m + s.offset, m.v + s.offset, m.grads + s.offset, s.size(), (real)lr,
-                  (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, s.decay ? (real)weight_decay : real(0), (real)grad_scale,
-                  t.updates + 1);
+        be::adamw(t.ctx, m.params + s.offset, m.master + s.offset, m.m + s.offset, m.v + s.offset, m.grads + s.offset, s.size(),
+                  (real)lr, (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps,
+                  s.decay ? (real)weight_decay : real(0), (real)grad_scale, t.updates + 1);
 }
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
@@ -588,8 +605,8 @@ private:
 // Samples up to max_new_tokens after `prompt`, calling emit(token) for each; stops at the end-of-document token.
 // The n-th token of sample k is a function of (seed, k, n) and the model alone.
 template <class Emit>
-static int sample_text(Generator& generator, const std::vector<int>& prompt, int max_new_tokens, const SamplingOptions& sampling, uint64_t seed,
-                       uint32_t sample, int eod, Emit emit) {
+static int sample_text(Generator& generator, const std::vector<int>& prompt, int max_new_tokens,
+                       const SamplingOptions& sampling, uint64_t seed, uint32_t sample, int eod, Emit emit) {
     generator.prompt(prompt);
     int n = 0;
     while (n < max_new_tokens && generator.length() < generator.capacity()) {
@@ -607,7 +624,8 @@ static int sample_text(Generator& generator, const std::vector<int>& prompt, int
 static std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const std::string& prompt, int capacity) {
     std::vector<int> tokens = tokenizer.encode(prompt);
     if (tokens.empty() && tokenizer.eod_id() >= 0) tokens.push_back(tokenizer.eod_id());
-    if (tokens.empty()) fail("the prompt is empty and the tokenizer has no end-of-document token to start from; HINT: give --prompt");
+    if (tokens.empty())
+        fail("the prompt is empty and the tokenizer has no end-of-document token to start from; HINT: give --prompt");
     if ((int)tokens.size() > capacity)
         fail("the prompt has %zu tokens, the model's context holds %d; HINT: give a shorter --prompt", tokens.size(), capacity);
     return tokens;
@@ -627,7 +645,8 @@ static void stop_after_this_step(int signal_number) {
 // The model that the options describe: a directory or a preset, then what is given beside it.
 static ModelConfig configure_model(const TrainOptions& o, const Tokenizer* tokenizer) {
     const bool from_directory = !o.model.empty();
-    if (from_directory && !o.preset.empty()) fail("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
+    if (from_directory && !o.preset.empty())
+        fail("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
     ModelConfig c;
     if (from_directory) c = read_config(o.model);
     else if (!o.preset.empty()) c = config_from_preset(o.preset);
@@ -640,19 +659,23 @@ static ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     given(c.T, o.max_position_embeddings ? o.max_position_embeddings : from_directory ? 0 : o.seq_length);
     if (!o.normalization.empty()) c.norm = o.normalization == "RMSNorm" ? Norm::rmsnorm : Norm::layernorm;
     if (!o.position_embedding_type.empty())
-        c.position = o.position_embedding_type == "rope" ? Position::rope : o.position_embedding_type == "alibi" ? Position::alibi : Position::learned;
+        c.position = o.position_embedding_type == "rope"    ? Position::rope
+                     : o.position_embedding_type == "alibi" ? Position::alibi
+                                                            : Position::learned;
     if (o.swiglu) c.activation = Activation::swiglu;
     if (o.disable_bias_linear) c.bias = false;
     if (o.untie_embeddings_and_output_weights) c.tied = false;
     if (o.embed_layernorm) c.embedding_norm = true;
-    c.eps = o.norm_epsilon.value_or(c.eps), c.rope_base = o.rotary_base.value_or(c.rope_base), c.init_std = o.init_method_std.value_or(c.init_std);
+    c.eps = o.norm_epsilon.value_or(c.eps), c.rope_base = o.rotary_base.value_or(c.rope_base),
+    c.init_std = o.init_method_std.value_or(c.init_std);
     if (!c.F) c.F = c.activation == Activation::swiglu ? (8 * c.C / 3 + 63) / 64 * 64 : 4 * c.C;  // Megatron's defaults
     match_family(c);
 
     if (o.vocab_size) c.V = o.vocab_size;
     else if (tokenizer && !from_directory) c.V = tokenizer->vocab_size();
     if (tokenizer && tokenizer->vocab_size() > c.V)
-        fail("the tokenizer has %d tokens, the model's vocab-size is %d; HINT: the tokenizer must be the model's own", tokenizer->vocab_size(), c.V);
+        fail("the tokenizer has %d tokens, the model's vocab-size is %d; HINT: the tokenizer must be the model's own",
+             tokenizer->vocab_size(), c.V);
     check_config(c);
     pad_vocabulary(c, o.make_vocab_size_divisible_by);
     return c;
@@ -704,19 +727,27 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("shape", format("%d layers, width %d, %d heads of %d%s, feed-forward %d", c.L, c.C, c.NH, c.HS(),
                           c.NKV != c.NH ? format(" (%d for keys and values)", c.NKV).c_str() : "", c.F));
     t.row("vocabulary", format("%s (padded to %s)", with_commas(c.V).c_str(), with_commas(c.Vp).c_str()));
-    t.row("parameters", format("%s (%s)", with_commas((int64_t)m.table.trained).c_str(), human_count((double)m.table.trained).c_str()));
+    t.row("parameters",
+          format("%s (%s)", with_commas((int64_t)m.table.trained).c_str(), human_count((double)m.table.trained).c_str()));
     t.row("FLOPs per token", human_count(model_flops_per_token(c, o.seq_length)) + " (forward and backward, causal attention)");
     t.table.section("Batch");
     const int64_t batch = schedule.final_batch;
-    t.row("step", format("%lld samples of %d tokens = %s tokens, in %lld micro-batches of %d", (long long)batch, o.seq_length,
-                         with_commas(batch * o.seq_length).c_str(), (long long)(batch / o.micro_batch_size), o.micro_batch_size));
-    if (schedule.rampup.samples) t.row("ramp-up", format("from %lld by %lld over %s samples", (long long)schedule.rampup.start, (long long)schedule.rampup.increment, with_commas(schedule.rampup.samples).c_str()));
-    t.row("run", format("%s steps, %s samples, %s tokens", with_commas(schedule.total_steps).c_str(), with_commas(schedule.total_samples).c_str(),
+    t.row("step",
+          format("%lld samples of %d tokens = %s tokens, in %lld micro-batches of %d", (long long)batch, o.seq_length,
+                 with_commas(batch * o.seq_length).c_str(), (long long)(batch / o.micro_batch_size), o.micro_batch_size));
+    if (schedule.rampup.samples)
+        t.row("ramp-up", format("from %lld by %lld over %s samples", (long long)schedule.rampup.start,
+                                (long long)schedule.rampup.increment, with_commas(schedule.rampup.samples).c_str()));
+    t.row("run", format("%s steps, %s samples, %s tokens", with_commas(schedule.total_steps).c_str(),
+                        with_commas(schedule.total_samples).c_str(),
                         human_count((double)schedule.total_samples * o.seq_length).c_str()));
-    t.row("learning rate", format("%s %g to %g, warm-up over %s samples", schedule.style.c_str(), schedule.max_lr, schedule.min_lr, with_commas(schedule.warmup).c_str()));
+    t.row("learning rate", format("%s %g to %g, warm-up over %s samples", schedule.style.c_str(), schedule.max_lr,
+                                  schedule.min_lr, with_commas(schedule.warmup).c_str()));
     t.table.section("Machine");
-    t.row("backend", format("cpu, %d thread%s, %s%s", ctx.threads, ctx.threads == 1 ? "" : "s", be::Ctx::isa_name(), ctx.plain ? ", plain loops" : ""));
-    t.row("precision", format("%s storage, %s sums, gradients and optimizer", precision_name, sizeof(real) == 4 ? "fp32" : "fp64"));
+    t.row("backend", format("cpu, %d thread%s, %s%s", ctx.threads, ctx.threads == 1 ? "" : "s", be::Ctx::isa_name(),
+                            ctx.plain ? ", plain loops" : ""));
+    t.row("precision",
+          format("%s storage, %s sums, gradients and optimizer", precision_name, sizeof(real) == 4 ? "fp32" : "fp64"));
     t.row("recompute", o.recompute_granularity);
     t.table.section("Memory", Table::Values::amounts);
     for (const auto& [purpose, bytes] : m.arena.purposes()) t.row(purpose, human_bytes((double)bytes));
@@ -725,14 +756,16 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     return t;
 }
 
-static DataOptions data_options(const TrainOptions& o, const ModelConfig& c, const Tokenizer* tokenizer, DataSplit part, int64_t n_samples) {
+static DataOptions data_options(const TrainOptions& o, const ModelConfig& c, const Tokenizer* tokenizer, DataSplit part,
+                                int64_t n_samples) {
     DataOptions d;
     const bool own = !o.valid_data_path.empty();  // training and validation data are apart, and each is used whole
     d.blend = parse_data_path(own && part == DataSplit::valid ? o.valid_data_path : o.data_path);
     d.split = o.split, d.part = own ? DataSplit::whole : part;
     d.T = o.seq_length, d.seed = (uint32_t)o.seed, d.n_samples = n_samples, d.vocab_size = c.V;
     d.eod = tokenizer ? tokenizer->eod_id() : -1;
-    d.reset_position_ids = o.reset_position_ids, d.reset_attention_mask = o.reset_attention_mask, d.eod_mask_loss = o.eod_mask_loss;
+    d.reset_position_ids = o.reset_position_ids, d.reset_attention_mask = o.reset_attention_mask,
+    d.eod_mask_loss = o.eod_mask_loss;
     return d;
 }
 
@@ -743,16 +776,20 @@ static bool has_validation(const TrainOptions& o) {
 
 static void describe_data(RunTable& t, const DataLoader& data, const char* label) {
     for (const DataSummary& s : data.summary())
-        t.row(std::string(label) + " " + s.name, format("%s tokens in %s documents, %.1f%% of the samples, %.2f epochs", human_count((double)s.tokens).c_str(),
-                                                        human_count((double)s.documents).c_str(), 100 * s.share, s.epochs));
+        t.row(std::string(label) + " " + s.name,
+              format("%s tokens in %s documents, %.1f%% of the samples, %.2f epochs", human_count((double)s.tokens).c_str(),
+                     human_count((double)s.documents).c_str(), 100 * s.share, s.epochs));
 }
 
 // OUT must be new or hold no run: what is there is never overwritten.
 static void check_output(const std::string& out) {
-    if (std::filesystem::exists(out + "/log.jsonl")) fail("%s already holds a run (log.jsonl); HINT: give another --out, or remove it", out.c_str());
+    if (std::filesystem::exists(out + "/log.jsonl"))
+        fail("%s already holds a run (log.jsonl); HINT: give another --out, or remove it", out.c_str());
 }
 
-static std::string step_directory(const std::string& out, int64_t step) { return format("%s/step_%08lld", out.c_str(), (long long)step); }
+static std::string step_directory(const std::string& out, int64_t step) {
+    return format("%s/step_%08lld", out.c_str(), (long long)step);
+}
 
 // Writes the model and points OUT/latest at it.
 static void save_model(const Model& m, const std::string& out, int64_t step, const Tokenizer* tokenizer) {
@@ -772,23 +809,30 @@ int train_command(const TrainOptions& given) {
     TrainOptions o = given;
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
     std::string tokenizer_path = o.tokenizer;
-    if (tokenizer_path.empty() && !o.model.empty() && std::filesystem::exists(o.model + "/tokenizer.json")) tokenizer_path = o.model;
+    if (tokenizer_path.empty() && !o.model.empty() && std::filesystem::exists(o.model + "/tokenizer.json"))
+        tokenizer_path = o.model;
     std::unique_ptr<Tokenizer> tokenizer;
     if (!tokenizer_path.empty()) tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(tokenizer_path));
     const ModelConfig c = configure_model(o, tokenizer.get());
     if (o.seq_length == 0) o.seq_length = c.T;
     if (o.seq_length > c.T)
-        fail("--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new model", o.seq_length, c.T);
+        fail(
+            "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new "
+            "model",
+            o.seq_length, c.T);
     const Schedule schedule = make_schedule(o, 1);
 
     be::Ctx ctx(o.threads);
     ctx.plain = o.plain;
     Model m(c);
-    plan_memory(m, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows, o.sample_interval > 0);
+    plan_memory(m, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows,
+                o.sample_interval > 0);
     std::unique_ptr<DataLoader> train, valid;
     const bool planning = o.dry_run && o.data_path.empty();  // needs no data
-    if (!planning) train = std::make_unique<DataLoader>(data_options(o, c, tokenizer.get(), DataSplit::train, schedule.total_samples));
-    if (!planning && o.eval_iters > 0 && has_validation(o)) valid = std::make_unique<DataLoader>(data_options(o, c, tokenizer.get(), DataSplit::valid, 0));
+    if (!planning)
+        train = std::make_unique<DataLoader>(data_options(o, c, tokenizer.get(), DataSplit::train, schedule.total_samples));
+    if (!planning && o.eval_iters > 0 && has_validation(o))
+        valid = std::make_unique<DataLoader>(data_options(o, c, tokenizer.get(), DataSplit::valid, 0));
     const int64_t valid_samples = valid ? std::min(valid->n_samples(), o.eval_iters * schedule.final_batch) : 0;
     RunTable table = describe_run(m, o, schedule, ctx);
     if (train) table.table.section("Data");
@@ -830,7 +874,8 @@ int train_command(const TrainOptions& given) {
     }
     const auto write_sample = [&](int64_t step) {
         std::string text;
-        sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)step, tokenizer->eod_id(), [&](int token) { text += tokenizer->token_bytes(token); });
+        sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)step, tokenizer->eod_id(),
+                    [&](int token) { text += tokenizer->token_bytes(token); });
         logger.sample(step, o.sample_prompt, text);
     };
 
@@ -891,15 +936,17 @@ int generate_command(const GenerateOptions& o) {
         printf("%s", o.prompt.c_str());
         fflush(stdout);
         const double start = monotonic_seconds();
-        tokens += sample_text(generator, prompt, o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, (uint64_t)o.seed, (uint32_t)k, tokenizer.eod_id(), [&](int token) {
-            const std::string& bytes = tokenizer.token_bytes(token);
-            fwrite(bytes.data(), 1, bytes.size(), stdout);
-            fflush(stdout);
-        });
+        tokens += sample_text(generator, prompt, o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, (uint64_t)o.seed,
+                              (uint32_t)k, tokenizer.eod_id(), [&](int token) {
+                                  const std::string& bytes = tokenizer.token_bytes(token);
+                                  fwrite(bytes.data(), 1, bytes.size(), stdout);
+                                  fflush(stdout);
+                              });
         seconds += monotonic_seconds() - start;
         printf("\n");
         fflush(stdout);
-        if (generator.length() == generator.capacity()) fprintf(stderr, "(the model's context of %d tokens is full)\n", generator.capacity());
+        if (generator.length() == generator.capacity())
+            fprintf(stderr, "(the model's context of %d tokens is full)\n", generator.capacity());
     }
     fprintf(stderr, "%d tokens in %s, %.0f tokens/s\n", tokens, human_duration(seconds).c_str(), tokens / seconds);
     return 0;
@@ -944,9 +991,11 @@ int eval_command(const EvalOptions& o) {
         for (int64_t i = 0; i < samples; i++) {
             data.fetch(i, 1, batch);
             for (int target : batch.targets)
-                if (target >= 0 && !loaded.tokenizer->is_special(target)) bytes += (int64_t)loaded.tokenizer->token_bytes(target).size();
+                if (target >= 0 && !loaded.tokenizer->is_special(target))
+                    bytes += (int64_t)loaded.tokenizer->token_bytes(target).size();
         }
-        table.row("bits per byte", format("%.4f (%.3f bytes per token)", sums.ce / std::log(2.0) / (double)bytes, (double)bytes / (double)sums.n));
+        table.row("bits per byte", format("%.4f (%.3f bytes per token)", sums.ce / std::log(2.0) / (double)bytes,
+                                          (double)bytes / (double)sums.n));
     }
     table.row("speed", format("%s tokens/s", human_count((double)sums.n / seconds).c_str()));
     table.print();
@@ -964,7 +1013,8 @@ static const char* const usage =
     "train_gpt COMMAND --help lists a command's options.\n";
 
 template <class Options>
-static int run_command(const char* name, const char* purpose, const std::vector<std::string>& arguments, int (*command)(const Options&)) {
+static int run_command(const char* name, const char* purpose, const std::vector<std::string>& arguments,
+                       int (*command)(const Options&)) {
     Options options;
     return cli::parse(name, purpose, options, arguments) ? command(options) : 0;
 }
@@ -980,10 +1030,12 @@ int main(int argc, char** argv) try {
     if (arguments[0][0] != '-') command = arguments[0], arguments.erase(arguments.begin());
     if (command == "train") return run_command("train", "Trains a model on prepared data.", arguments, train_command);
     if (command == "prepare") return run_command("prepare", "Turns text into tokens.", arguments, prepare_command);
-    if (command == "tokenizer") return run_command("tokenizer", "Learns a byte-level BPE tokenizer, or measures one.", arguments, tokenizer_command);
+    if (command == "tokenizer")
+        return run_command("tokenizer", "Learns a byte-level BPE tokenizer, or measures one.", arguments, tokenizer_command);
     if (command == "generate") return run_command("generate", "Writes text with a model.", arguments, generate_command);
     if (command == "eval") return run_command("eval", "Measures a model on text it has not seen.", arguments, eval_command);
-    fail("'%s' is not a command; did you mean %s? HINT: train_gpt --help", command.c_str(), cli::nearest(command, {"train", "prepare", "tokenizer", "generate", "eval"}).c_str());
+    fail("'%s' is not a command; did you mean %s? HINT: train_gpt --help", command.c_str(),
+         cli::nearest(command, {"train", "prepare", "tokenizer", "generate", "eval"}).c_str());
 } catch (const Error& e) {
     fprintf(stderr, "error: %s\n", e.what());
     return 1;

@@ -71,8 +71,8 @@ public:
         munmap(memory_, total_);
     }
 
-    // Plans `count` elements of E; allocate() sets *slot. Regions start at multiples of 4096 bytes; with AddressSanitizer what lies
-    // between the end of one and the start of the next may not be touched.
+    // Plans `count` elements of E; allocate() sets *slot. Regions start at multiples of 4096 bytes; with AddressSanitizer what
+    // lies between the end of one and the start of the next may not be touched.
     template <class E>
     void add(const char* purpose, E** slot, size_t count) {
         CHECK(!memory_, "add after allocate");
@@ -95,15 +95,19 @@ public:
         const size_t available = available_memory_bytes();
         if (total_ > available) {
             std::string table;
-            for (const auto& [name, bytes] : purposes_) table += format("  %-28s %9.2f GiB\n", name.c_str(), bytes / 1073741824.0);
-            fail("this run needs %.2f GiB of memory, %.2f GiB are available:\n%s"
-                 "HINT: a smaller --micro-batch-size or --seq-length, --recompute full, a smaller --head-rows or a smaller model need less",
-                 total_ / 1073741824.0, available / 1073741824.0, table.c_str());
+            for (const auto& [name, bytes] : purposes_)
+                table += format("  %-28s %9.2f GiB\n", name.c_str(), bytes / 1073741824.0);
+            fail(
+                "this run needs %.2f GiB of memory, %.2f GiB are available:\n%s"
+                "HINT: a smaller --micro-batch-size or --seq-length, --recompute full, a smaller --head-rows or a smaller "
+                "model need less",
+                total_ / 1073741824.0, available / 1073741824.0, table.c_str());
         }
         memory_ = mmap(nullptr, total_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory_ == MAP_FAILED) {
             memory_ = nullptr;
-            fail("the system refused %.2f GiB of memory (mmap); HINT: see ulimit -v and the container's limits", total_ / 1073741824.0);
+            fail("the system refused %.2f GiB of memory (mmap); HINT: see ulimit -v and the container's limits",
+                 total_ / 1073741824.0);
         }
         madvise(memory_, total_, MADV_HUGEPAGE);  // fewer TLB misses; a hint, may be ignored
         for (const Region& r : regions_) {

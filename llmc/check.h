@@ -42,11 +42,10 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt,
     throw Error(s);
 }
 
-#define CHECK(cond, ...)                                                                    \
-    do {                                                                                    \
-        if (!(cond)) {                                                                      \
-            fprintf(stderr, "%s:%d: internal check failed: %s: %s\n", __FILE__, __LINE__,  \
-                    #cond, format(__VA_ARGS__).c_str());                                    \
-            abort();                                                                        \
-        }                                                                                   \
+#define CHECK(cond, ...)                                                                                                       \
+    do {                                                                                                                       \
+        if (!(cond)) {                                                                                                         \
+            fprintf(stderr, "%s:%d: internal check failed: %s: %s\n", __FILE__, __LINE__, #cond, format(__VA_ARGS__).c_str()); \
+            abort();                                                                                                           \
+        }                                                                                                                      \
     } while (0)

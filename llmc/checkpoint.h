@@ -59,8 +59,8 @@ inline void read_parameters(const std::string& dir, const ModelConfig& c, const 
             if (t.transposed) std::swap(shape[0], shape[1]);
             if (spec.vector) shape = {t.rows};
             if (view->shape != shape)
-                fail("%s: tensor '%s' has shape %s; config.json asks for %s", dir.c_str(), t.name.c_str(), shape_string(view->shape).c_str(),
-                     shape_string(shape).c_str());
+                fail("%s: tensor '%s' has shape %s; config.json asks for %s", dir.c_str(), t.name.c_str(),
+                     shape_string(view->shape).c_str(), shape_string(shape).c_str());
             file.resize((size_t)t.rows * spec.cols);
             files.read_as(*view, file.data());
             convert_layout(spec, t, ours, file.data(), false);
@@ -82,11 +82,14 @@ inline void write_model(const std::string& dir, const ModelConfig& c, const Para
     std::error_code ignored;
     fs::remove_all(temporary, ignored);
     std::error_code error;
-    if (!fs::create_directories(temporary, error)) fail("cannot create directory %s: %s", temporary.c_str(), error.message().c_str());
+    if (!fs::create_directories(temporary, error))
+        fail("cannot create directory %s: %s", temporary.c_str(), error.message().c_str());
     try {
         using json = nlohmann::ordered_json;
         const bool wide = sizeof(floatX) == 4;
-        const auto write_json = [&](const char* name, const json& j) { write_file_atomically(temporary + "/" + name, j.dump(2) + "\n"); };
+        const auto write_json = [&](const char* name, const json& j) {
+            write_file_atomically(temporary + "/" + name, j.dump(2) + "\n");
+        };
         write_json("config.json", to_hf_config(c, wide ? "float32" : "bfloat16", tokenizer.bos_id, tokenizer.eos_id));
         json generation = {{"do_sample", true}};
         if (tokenizer.bos_id >= 0) generation["bos_token_id"] = tokenizer.bos_id;

@@ -31,8 +31,9 @@ inline size_t distance(const std::string& a, const std::string& b) {
 }
 
 inline std::string nearest(const std::string& given, const std::vector<std::string>& names) {
-    return *std::min_element(names.begin(), names.end(),
-                             [&](const std::string& a, const std::string& b) { return distance(given, a) < distance(given, b); });
+    return *std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+        return distance(given, a) < distance(given, b);
+    });
 }
 
 inline std::string describe(const Allowed& a, bool whole = false) {
@@ -105,8 +106,11 @@ void add_option(CLI::App& app, const std::string& name, const std::string& names
         else option->expected(1, 1 << 20);
         option->type_name(allowed.values > 1 ? "VALUE x " + std::to_string(allowed.values) : "VALUE ...");
     } else {
-        option = app.add_option_function<std::string>(names, [&value, name, allowed](const std::string& text) { parse_into(name, text, allowed, value); });
-        std::string type = std::is_same_v<Value, std::string> ? "TEXT" : std::is_same_v<Value, double> || std::is_same_v<Value, OptionalDouble> ? "NUMBER" : "COUNT";
+        option = app.add_option_function<std::string>(
+            names, [&value, name, allowed](const std::string& text) { parse_into(name, text, allowed, value); });
+        std::string type = std::is_same_v<Value, std::string>                                       ? "TEXT"
+                           : std::is_same_v<Value, double> || std::is_same_v<Value, OptionalDouble> ? "NUMBER"
+                                                                                                    : "COUNT";
         if (!allowed.choices.empty()) {
             type = "";
             for (const std::string& c : allowed.choices) type += (type.empty() ? "{" : ",") + c;
@@ -128,7 +132,8 @@ bool parse(const std::string& command, const std::string& purpose, Options& opti
     app.set_config("--config", "", "file with options (TOML: micro-batch-size = 4)", false)->group("Run");
     app.allow_config_extras(CLI::config_extras_mode::error);
     std::vector<std::string> known = {"config", "help"};
-    for_each_option(options, [&](const char* field, const char* alias, auto& value, const Allowed& allowed, const char* group, const char* help) {
+    for_each_option(options, [&](const char* field, const char* alias, auto& value, const Allowed& allowed, const char* group,
+                                 const char* help) {
         const std::string name = option_name(field);
         known.push_back(name);
         std::string names = "--" + name;
@@ -145,11 +150,12 @@ bool parse(const std::string& command, const std::string& purpose, Options& opti
     } catch (const CLI::ExtrasError&) {
         std::string extra = app.remaining().empty() ? "?" : app.remaining().front();
         const std::string bare = extra.substr(std::min(extra.size(), extra.find_first_not_of('-')));
-        fail("'%s' is not an option of %s; did you mean --%s? HINT: train_gpt %s --help lists them all", extra.c_str(), command.c_str(),
-             nearest(bare.substr(0, bare.find('=')), known).c_str(), command.c_str());
+        fail("'%s' is not an option of %s; did you mean --%s? HINT: train_gpt %s --help lists them all", extra.c_str(),
+             command.c_str(), nearest(bare.substr(0, bare.find('=')), known).c_str(), command.c_str());
     } catch (const CLI::ConfigError& e) {
         const std::string text = e.what(), given = text.substr(text.find_last_of(' ') + 1);
-        fail("the config file has an entry that is not an option of %s: '%s'; did you mean %s?", command.c_str(), given.c_str(), nearest(given, known).c_str());
+        fail("the config file has an entry that is not an option of %s: '%s'; did you mean %s?", command.c_str(), given.c_str(),
+             nearest(given, known).c_str());
     } catch (const CLI::FileError& e) {
         fail("cannot read the config file: %s", e.what());
     } catch (const CLI::ParseError& e) {

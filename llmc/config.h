@@ -24,133 +24,152 @@ inline Allowed at_least(double low) { return {low, std::numeric_limits<double>::
 inline Allowed above(double low) { return {low, std::numeric_limits<double>::infinity(), true, {}, 1}; }
 inline Allowed between(double low, double high) { return {low, high, false, {}, 1}; }
 inline Allowed one_of(Strings choices) { return {0, 0, false, std::move(choices), 1}; }
-inline Allowed list(int values = 0) { return {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(), false, {}, values}; }
+inline Allowed list(int values = 0) {
+    return {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(), false, {}, values};
+}
 
 // X(type, field, alias, default, allowed, group, help)
-#define TRAIN_OPTIONS(X)                                                                                                                      \
-    X(std::string, preset, "", "", anything(), "Model", "a published or small shape, e.g. gpt2-124m, bloom-560m, llama2-7b, quickstart")       \
-    X(std::string, model, "", "", anything(), "Model", "start from this Hugging Face model directory instead of random weights")              \
-    X(int, num_layers, "", 0, between(1, 10000), "Model", "layers")                                                                           \
-    X(int, hidden_size, "", 0, between(1, 1000000), "Model", "width")                                                                         \
-    X(int, ffn_hidden_size, "", 0, between(1, 10000000), "Model", "feed-forward width; default 4 x width, with SwiGLU 8/3 x rounded to 64")   \
-    X(int, num_attention_heads, "", 0, between(1, 10000), "Model", "query heads")                                                             \
-    X(int, num_query_groups, "kv-heads", 0, between(1, 10000), "Model", "key/value heads; default: one per query head")                       \
-    X(int, max_position_embeddings, "", 0, between(1, 100000000), "Model", "longest sequence of the model; default: the sequence length")     \
-    X(int, vocab_size, "", 0, between(1, 100000000), "Model", "vocabulary; default: the tokenizer's, else the preset's")                      \
-    X(int, make_vocab_size_divisible_by, "", 128, between(1, 65536), "Model", "pad the vocabulary inside; padded rows take no part")          \
-    X(std::string, normalization, "", "", one_of({"LayerNorm", "RMSNorm"}), "Model", "norm")                                                  \
-    X(OptionalDouble, norm_epsilon, "", {}, above(0), "Model", "epsilon of the norms (1e-5)")                                                 \
-    X(std::string, position_embedding_type, "", "", one_of({"learned_absolute", "rope", "alibi"}), "Model", "positions")                      \
-    X(OptionalDouble, rotary_base, "", {}, above(0), "Model", "base of the rotary angles (10000)")                                            \
-    X(bool, swiglu, "", false, anything(), "Model", "SwiGLU instead of GeLU")                                                                 \
-    X(bool, disable_bias_linear, "", false, anything(), "Model", "no biases")                                                                 \
-    X(bool, untie_embeddings_and_output_weights, "", false, anything(), "Model", "a head of its own")                                         \
-    X(bool, embed_layernorm, "", false, anything(), "Model", "LayerNorm after the embedding (BLOOM)")                                         \
-    X(OptionalDouble, init_method_std, "", {}, above(0), "Model", "standard deviation of initial weights (preset's, else 0.02)")              \
-    X(double, attention_dropout, "", 0, between(0, 0), "Model", "only 0: there is no dropout")                                                \
-    X(double, hidden_dropout, "", 0, between(0, 0), "Model", "only 0: there is no dropout")                                                   \
-    X(Strings, data_path, "data", {}, list(), "Data", "prepared data: PATH, or WEIGHT PATH WEIGHT PATH ... to blend")                         \
-    X(Strings, valid_data_path, "", {}, list(), "Data", "validation data of its own; the split then does not apply")                          \
-    X(std::string, split, "", "969, 30, 1", anything(), "Data", "shares of documents for training, validation, test")                         \
-    X(std::string, tokenizer, "", "", anything(), "Data", "tokenizer.json or its directory (for samples, the checkpoint, documents' ends)")   \
-    X(int, seq_length, "seq", 0, between(1, 100000000), "Data", "tokens per sample; default: the model's longest sequence")                   \
-    X(bool, reset_position_ids, "", false, anything(), "Data", "positions start again after the end of a document")                           \
-    X(bool, reset_attention_mask, "", false, anything(), "Data", "attention does not cross the end of a document")                            \
-    X(bool, eod_mask_loss, "", false, anything(), "Data", "no loss for predicting what follows the end of a document")                        \
-    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Batch", "samples per forward and backward pass")                         \
-    X(int, global_batch_size, "global-batch", 0, between(1, 100000000), "Batch", "samples per step; default: the micro-batch")                \
-    X(Strings, rampup_batch_size, "", {}, list(3), "Batch", "START INCREMENT SAMPLES: grow the global batch over SAMPLES samples")            \
-    X(int64_t, train_iters, "steps", 0, at_least(1), "Length", "steps; suffixes k, M, B are understood")                                      \
-    X(int64_t, train_samples, "", 0, at_least(1), "Length", "samples, instead of steps")                                                      \
-    X(double, lr, "", 3e-4, above(0), "Optimizer", "highest learning rate")                                                                   \
-    X(double, min_lr, "", 0, at_least(0), "Optimizer", "learning rate at the end of the decay")                                               \
-    X(std::string, lr_decay_style, "", "cosine", one_of({"cosine", "linear", "constant", "inverse-square-root", "WSD"}), "Optimizer", "decay")  \
-    X(int64_t, lr_decay_iters, "", 0, at_least(1), "Optimizer", "decay ends here; default: the whole run")                                    \
-    X(int64_t, lr_decay_samples, "", 0, at_least(1), "Optimizer", "the same, in samples")                                                     \
-    X(int64_t, lr_warmup_iters, "", 0, at_least(0), "Optimizer", "linear warm-up, in steps")                                                  \
-    X(int64_t, lr_warmup_samples, "", 0, at_least(0), "Optimizer", "the same, in samples")                                                    \
-    X(OptionalDouble, lr_warmup_fraction, "", {}, between(0, 1), "Optimizer", "the same, as a part of the decay")                             \
-    X(double, lr_warmup_init, "", 0, at_least(0), "Optimizer", "learning rate at the start of the warm-up")                                   \
-    X(std::string, lr_wsd_decay_style, "", "exponential", one_of({"exponential", "linear", "cosine", "minus_sqrt"}), "Optimizer", "WSD's tail")  \
-    X(int64_t, lr_wsd_decay_iters, "", 0, at_least(1), "Optimizer", "length of WSD's tail, in steps")                                         \
-    X(int64_t, lr_wsd_decay_samples, "", 0, at_least(1), "Optimizer", "the same, in samples")                                                 \
-    X(double, weight_decay, "", 0.1, at_least(0), "Optimizer", "decoupled weight decay of everything but gains and biases (Megatron: 0.01)")  \
-    X(OptionalDouble, start_weight_decay, "", {}, at_least(0), "Optimizer", "with an increment style: decay at the start")                    \
-    X(OptionalDouble, end_weight_decay, "", {}, at_least(0), "Optimizer", "with an increment style: decay at the end")                        \
-    X(std::string, weight_decay_incr_style, "", "constant", one_of({"constant", "linear", "cosine"}), "Optimizer", "how it changes")          \
-    X(double, clip_grad, "", 1.0, at_least(0), "Optimizer", "clip the global gradient norm; 0: off")                                          \
-    X(double, adam_beta1, "", 0.9, between(0, 0.999999), "Optimizer", "AdamW beta1")                                                          \
-    X(double, adam_beta2, "", 0.95, between(0, 0.9999999), "Optimizer", "AdamW beta2 (Megatron: 0.999)")                                      \
-    X(double, adam_eps, "", 1e-8, above(0), "Optimizer", "AdamW epsilon")                                                                     \
-    X(double, z_loss_strength, "z-loss", 0, at_least(0), "Optimizer", "coefficient of the z-loss; 0: off, PaLM used 1e-4")                    \
-    X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                                             \
-    X(std::string, out, "", "out", anything(), "Run", "directory for the model, log.jsonl and report.html")                                          \
-    X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of initial weights, data order and samples")                                         \
-    X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "full"}), "Run", "what backward computes again to save memory")  \
-    X(int, head_rows, "", 1024, between(1, 10000000), "Run", "rows of logits at a time")                                                      \
-    X(int64_t, eval_interval, "", 1000, at_least(1), "Run", "steps between validations")                                                      \
-    X(int64_t, eval_iters, "", 100, at_least(0), "Run", "global batches per validation; 0: no validation")                                    \
-    X(int64_t, log_interval, "", 1, at_least(1), "Run", "steps between log lines")                                                            \
-    X(int64_t, sample_interval, "", 0, at_least(0), "Run", "steps between samples of generated text; 0: none")                                \
-    X(std::string, sample_prompt, "", "", anything(), "Run", "prompt of the samples; default: the end-of-document token")                     \
-    X(int, sample_tokens, "", 64, between(1, 1000000), "Run", "tokens per sample")                                                            \
-    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                                        \
-    X(bool, plain, "", false, anything(), "Run", "plain loops only: slow, the reference that fast paths are tested against")                  \
-    X(bool, quiet, "", false, anything(), "Run", "no line per step")                                                                          \
+#define TRAIN_OPTIONS(X)                                                                                                       \
+    X(std::string, preset, "", "", anything(), "Model",                                                                        \
+      "a published or small shape, e.g. gpt2-124m, bloom-560m, llama2-7b, quickstart")                                         \
+    X(std::string, model, "", "", anything(), "Model",                                                                         \
+      "start from this Hugging Face model directory instead of random weights")                                                \
+    X(int, num_layers, "", 0, between(1, 10000), "Model", "layers")                                                            \
+    X(int, hidden_size, "", 0, between(1, 1000000), "Model", "width")                                                          \
+    X(int, ffn_hidden_size, "", 0, between(1, 10000000), "Model",                                                              \
+      "feed-forward width; default 4 x width, with SwiGLU 8/3 x rounded to 64")                                                \
+    X(int, num_attention_heads, "", 0, between(1, 10000), "Model", "query heads")                                              \
+    X(int, num_query_groups, "kv-heads", 0, between(1, 10000), "Model", "key/value heads; default: one per query head")        \
+    X(int, max_position_embeddings, "", 0, between(1, 100000000), "Model",                                                     \
+      "longest sequence of the model; default: the sequence length")                                                           \
+    X(int, vocab_size, "", 0, between(1, 100000000), "Model", "vocabulary; default: the tokenizer's, else the preset's")       \
+    X(int, make_vocab_size_divisible_by, "", 128, between(1, 65536), "Model",                                                  \
+      "pad the vocabulary inside; padded rows take no part")                                                                   \
+    X(std::string, normalization, "", "", one_of({"LayerNorm", "RMSNorm"}), "Model", "norm")                                   \
+    X(OptionalDouble, norm_epsilon, "", {}, above(0), "Model", "epsilon of the norms (1e-5)")                                  \
+    X(std::string, position_embedding_type, "", "", one_of({"learned_absolute", "rope", "alibi"}), "Model", "positions")       \
+    X(OptionalDouble, rotary_base, "", {}, above(0), "Model", "base of the rotary angles (10000)")                             \
+    X(bool, swiglu, "", false, anything(), "Model", "SwiGLU instead of GeLU")                                                  \
+    X(bool, disable_bias_linear, "", false, anything(), "Model", "no biases")                                                  \
+    X(bool, untie_embeddings_and_output_weights, "", false, anything(), "Model", "a head of its own")                          \
+    X(bool, embed_layernorm, "", false, anything(), "Model", "LayerNorm after the embedding (BLOOM)")                          \
+    X(OptionalDouble, init_method_std, "", {}, above(0), "Model",                                                              \
+      "standard deviation of initial weights (preset's, else 0.02)")                                                           \
+    X(double, attention_dropout, "", 0, between(0, 0), "Model", "only 0: there is no dropout")                                 \
+    X(double, hidden_dropout, "", 0, between(0, 0), "Model", "only 0: there is no dropout")                                    \
+    X(Strings, data_path, "data", {}, list(), "Data", "prepared data: PATH, or WEIGHT PATH WEIGHT PATH ... to blend")          \
+    X(Strings, valid_data_path, "", {}, list(), "Data", "validation data of its own; the split then does not apply")           \
+    X(std::string, split, "", "969, 30, 1", anything(), "Data", "shares of documents for training, validation, test")          \
+    X(std::string, tokenizer, "", "", anything(), "Data",                                                                      \
+      "tokenizer.json or its directory (for samples, the checkpoint, documents' ends)")                                        \
+    X(int, seq_length, "seq", 0, between(1, 100000000), "Data", "tokens per sample; default: the model's longest sequence")    \
+    X(bool, reset_position_ids, "", false, anything(), "Data", "positions start again after the end of a document")            \
+    X(bool, reset_attention_mask, "", false, anything(), "Data", "attention does not cross the end of a document")             \
+    X(bool, eod_mask_loss, "", false, anything(), "Data", "no loss for predicting what follows the end of a document")         \
+    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Batch", "samples per forward and backward pass")          \
+    X(int, global_batch_size, "global-batch", 0, between(1, 100000000), "Batch", "samples per step; default: the micro-batch") \
+    X(Strings, rampup_batch_size, "", {}, list(3), "Batch",                                                                    \
+      "START INCREMENT SAMPLES: grow the global batch over SAMPLES samples")                                                   \
+    X(int64_t, train_iters, "steps", 0, at_least(1), "Length", "steps; suffixes k, M, B are understood")                       \
+    X(int64_t, train_samples, "", 0, at_least(1), "Length", "samples, instead of steps")                                       \
+    X(double, lr, "", 3e-4, above(0), "Optimizer", "highest learning rate")                                                    \
+    X(double, min_lr, "", 0, at_least(0), "Optimizer", "learning rate at the end of the decay")                                \
+    X(std::string, lr_decay_style, "", "cosine", one_of({"cosine", "linear", "constant", "inverse-square-root", "WSD"}),       \
+      "Optimizer", "decay")                                                                                                    \
+    X(int64_t, lr_decay_iters, "", 0, at_least(1), "Optimizer", "decay ends here; default: the whole run")                     \
+    X(int64_t, lr_decay_samples, "", 0, at_least(1), "Optimizer", "the same, in samples")                                      \
+    X(int64_t, lr_warmup_iters, "", 0, at_least(0), "Optimizer", "linear warm-up, in steps")                                   \
+    X(int64_t, lr_warmup_samples, "", 0, at_least(0), "Optimizer", "the same, in samples")                                     \
+    X(OptionalDouble, lr_warmup_fraction, "", {}, between(0, 1), "Optimizer", "the same, as a part of the decay")              \
+    X(double, lr_warmup_init, "", 0, at_least(0), "Optimizer", "learning rate at the start of the warm-up")                    \
+    X(std::string, lr_wsd_decay_style, "", "exponential", one_of({"exponential", "linear", "cosine", "minus_sqrt"}),           \
+      "Optimizer", "WSD's tail")                                                                                               \
+    X(int64_t, lr_wsd_decay_iters, "", 0, at_least(1), "Optimizer", "length of WSD's tail, in steps")                          \
+    X(int64_t, lr_wsd_decay_samples, "", 0, at_least(1), "Optimizer", "the same, in samples")                                  \
+    X(double, weight_decay, "", 0.1, at_least(0), "Optimizer",                                                                 \
+      "decoupled weight decay of everything but gains and biases (Megatron: 0.01)")                                            \
+    X(OptionalDouble, start_weight_decay, "", {}, at_least(0), "Optimizer", "with an increment style: decay at the start")     \
+    X(OptionalDouble, end_weight_decay, "", {}, at_least(0), "Optimizer", "with an increment style: decay at the end")         \
+    X(std::string, weight_decay_incr_style, "", "constant", one_of({"constant", "linear", "cosine"}), "Optimizer",             \
+      "how it changes")                                                                                                        \
+    X(double, clip_grad, "", 1.0, at_least(0), "Optimizer", "clip the global gradient norm; 0: off")                           \
+    X(double, adam_beta1, "", 0.9, between(0, 0.999999), "Optimizer", "AdamW beta1")                                           \
+    X(double, adam_beta2, "", 0.95, between(0, 0.9999999), "Optimizer", "AdamW beta2 (Megatron: 0.999)")                       \
+    X(double, adam_eps, "", 1e-8, above(0), "Optimizer", "AdamW epsilon")                                                      \
+    X(double, z_loss_strength, "z-loss", 0, at_least(0), "Optimizer", "coefficient of the z-loss; 0: off, PaLM used 1e-4")     \
+    X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                              \
+    X(std::string, out, "", "out", anything(), "Run", "directory for the model, log.jsonl and report.html")                    \
+    X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of initial weights, data order and samples")                          \
+    X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "full"}), "Run",                   \
+      "what backward computes again to save memory")                                                                           \
+    X(int, head_rows, "", 1024, between(1, 10000000), "Run", "rows of logits at a time")                                       \
+    X(int64_t, eval_interval, "", 1000, at_least(1), "Run", "steps between validations")                                       \
+    X(int64_t, eval_iters, "", 100, at_least(0), "Run", "global batches per validation; 0: no validation")                     \
+    X(int64_t, log_interval, "", 1, at_least(1), "Run", "steps between log lines")                                             \
+    X(int64_t, sample_interval, "", 0, at_least(0), "Run", "steps between samples of generated text; 0: none")                 \
+    X(std::string, sample_prompt, "", "", anything(), "Run", "prompt of the samples; default: the end-of-document token")      \
+    X(int, sample_tokens, "", 64, between(1, 1000000), "Run", "tokens per sample")                                             \
+    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                         \
+    X(bool, plain, "", false, anything(), "Run", "plain loops only: slow, the reference that fast paths are tested against")   \
+    X(bool, quiet, "", false, anything(), "Run", "no line per step")                                                           \
     X(bool, dry_run, "", false, anything(), "Run", "print model, memory and batch arithmetic, then stop")
 
-#define PREPARE_OPTIONS(X)                                                                                                                    \
-    X(Strings, input, "", {}, list(), "Input", ".txt or .jsonl files, in order; - reads text from standard input")                            \
-    X(std::string, json_keys, "", "text", anything(), "Input", "key of the text in .jsonl lines")                                             \
-    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input", "documents of a .txt: the file, parts between blank lines, lines")  \
-    X(std::string, output_prefix, "output", "", anything(), "Output", "writes PREFIX.bin and PREFIX.idx")                                     \
-    X(std::string, tokenizer, "", "", anything(), "Output", "tokenizer.json or its directory")                                                \
-    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")                                   \
+#define PREPARE_OPTIONS(X)                                                                                         \
+    X(Strings, input, "", {}, list(), "Input", ".txt or .jsonl files, in order; - reads text from standard input") \
+    X(std::string, json_keys, "", "text", anything(), "Input", "key of the text in .jsonl lines")                  \
+    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                        \
+      "documents of a .txt: the file, parts between blank lines, lines")                                           \
+    X(std::string, output_prefix, "output", "", anything(), "Output", "writes PREFIX.bin and PREFIX.idx")          \
+    X(std::string, tokenizer, "", "", anything(), "Output", "tokenizer.json or its directory")                     \
+    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")        \
     X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
-#define TOKENIZER_OPTIONS(X)                                                                                                                  \
-    X(Strings, input, "", {}, list(), "Input", ".txt or .jsonl files to learn from, or to measure with --report")                             \
-    X(std::string, json_keys, "", "text", anything(), "Input", "key of the text in .jsonl lines")                                             \
-    X(int, vocab_size, "", 32000, between(257, 10000000), "Tokenizer", "tokens in all, special ones and 256 bytes included")                  \
-    X(std::string, pre_tokenizer, "", "gpt2", one_of({"gpt2", "llama3", "bloom"}), "Tokenizer", "how text is split before merging")           \
-    X(Strings, special_tokens, "", (Strings{"<|endoftext|>"}), list(), "Tokenizer", "special tokens, first ids; the first ends documents")    \
-    X(int, min_frequency, "", 2, between(1, 1000000000), "Tokenizer", "merge pairs that occur at least so often")                             \
-    X(std::string, output, "", "", anything(), "Output", "directory for tokenizer.json")                                                      \
-    X(std::string, report, "", "", anything(), "Output", "measure this tokenizer on --input instead of training one")                         \
+#define TOKENIZER_OPTIONS(X)                                                                                                 \
+    X(Strings, input, "", {}, list(), "Input", ".txt or .jsonl files to learn from, or to measure with --report")            \
+    X(std::string, json_keys, "", "text", anything(), "Input", "key of the text in .jsonl lines")                            \
+    X(int, vocab_size, "", 32000, between(257, 10000000), "Tokenizer", "tokens in all, special ones and 256 bytes included") \
+    X(std::string, pre_tokenizer, "", "gpt2", one_of({"gpt2", "llama3", "bloom"}), "Tokenizer",                              \
+      "how text is split before merging")                                                                                    \
+    X(Strings, special_tokens, "", (Strings{"<|endoftext|>"}), list(), "Tokenizer",                                          \
+      "special tokens, first ids; the first ends documents")                                                                 \
+    X(int, min_frequency, "", 2, between(1, 1000000000), "Tokenizer", "merge pairs that occur at least so often")            \
+    X(std::string, output, "", "", anything(), "Output", "directory for tokenizer.json")                                     \
+    X(std::string, report, "", "", anything(), "Output", "measure this tokenizer on --input instead of training one")        \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
-#define GENERATE_OPTIONS(X)                                                                                                                   \
-    X(std::string, model, "", "", anything(), "Model", "Hugging Face model directory")                                                        \
-    X(std::string, prompt, "", "", anything(), "Text", "text to continue; default: the end-of-document token, a fresh start")                 \
-    X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "tokens to write at most")                                            \
-    X(int, num_samples, "", 1, between(1, 1000000), "Text", "how many continuations")                                                         \
-    X(double, temperature, "", 1.0, between(0, 100), "Sampling", "0: always the most likely token")                                           \
-    X(int, top_k, "", 0, at_least(0), "Sampling", "only the k most likely tokens; 0: all")                                                    \
-    X(double, top_p, "", 1.0, between(0, 1), "Sampling", "only the most likely tokens with this probability in all")                          \
-    X(int64_t, seed, "", 1234, at_least(0), "Sampling", "same seed, same text")                                                               \
-    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                                        \
+#define GENERATE_OPTIONS(X)                                                                                                   \
+    X(std::string, model, "", "", anything(), "Model", "Hugging Face model directory")                                        \
+    X(std::string, prompt, "", "", anything(), "Text", "text to continue; default: the end-of-document token, a fresh start") \
+    X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "tokens to write at most")                            \
+    X(int, num_samples, "", 1, between(1, 1000000), "Text", "how many continuations")                                         \
+    X(double, temperature, "", 1.0, between(0, 100), "Sampling", "0: always the most likely token")                           \
+    X(int, top_k, "", 0, at_least(0), "Sampling", "only the k most likely tokens; 0: all")                                    \
+    X(double, top_p, "", 1.0, between(0, 1), "Sampling", "only the most likely tokens with this probability in all")          \
+    X(int64_t, seed, "", 1234, at_least(0), "Sampling", "same seed, same text")                                               \
+    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                        \
     X(bool, plain, "", false, anything(), "Run", "plain loops only")
 
-#define EVAL_OPTIONS(X)                                                                                                                       \
-    X(std::string, model, "", "", anything(), "Model", "Hugging Face model directory")                                                        \
-    X(Strings, data_path, "data", {}, list(), "Data", "prepared data: PATH, or WEIGHT PATH WEIGHT PATH ...")                                  \
-    X(std::string, split, "", "0, 1, 0", anything(), "Data", "shares of documents; the second is evaluated")                                  \
-    X(std::string, text, "", "", anything(), "Data", "a text file instead of prepared data")                                                  \
-    X(int, seq_length, "seq", 0, between(1, 100000000), "Data", "tokens per sample; default: the model's longest sequence")                   \
-    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per pass")                                               \
-    X(int64_t, max_samples, "", 0, at_least(0), "Data", "evaluate at most so many samples; 0: one pass over the data")                        \
-    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                                        \
+#define EVAL_OPTIONS(X)                                                                                                     \
+    X(std::string, model, "", "", anything(), "Model", "Hugging Face model directory")                                      \
+    X(Strings, data_path, "data", {}, list(), "Data", "prepared data: PATH, or WEIGHT PATH WEIGHT PATH ...")                \
+    X(std::string, split, "", "0, 1, 0", anything(), "Data", "shares of documents; the second is evaluated")                \
+    X(std::string, text, "", "", anything(), "Data", "a text file instead of prepared data")                                \
+    X(int, seq_length, "seq", 0, between(1, 100000000), "Data", "tokens per sample; default: the model's longest sequence") \
+    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per pass")                             \
+    X(int64_t, max_samples, "", 0, at_least(0), "Data", "evaluate at most so many samples; 0: one pass over the data")      \
+    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                      \
     X(bool, plain, "", false, anything(), "Run", "plain loops only")
 
 #define OPTION_FIELD(type, field, alias, default_value, allowed, group, help) type field = default_value;
-#define OPTION_VISIT(type, field, alias, default_value, allowed, group, help) visit(#field, alias, o.field, allowed, group, help);
-#define OPTION_STRUCT(Name, ROWS)                                              \
-    struct Name {                                                              \
-        ROWS(OPTION_FIELD)                                                     \
-    };                                                                         \
-    template <class Visit>                                                     \
-    void for_each_option(Name& o, Visit visit) {                               \
-        ROWS(OPTION_VISIT)                                                     \
+#define OPTION_VISIT(type, field, alias, default_value, allowed, group, help) \
+    visit(#field, alias, o.field, allowed, group, help);
+#define OPTION_STRUCT(Name, ROWS)                \
+    struct Name {                                \
+        ROWS(OPTION_FIELD)                       \
+    };                                           \
+    template <class Visit>                       \
+    void for_each_option(Name& o, Visit visit) { \
+        ROWS(OPTION_VISIT)                       \
     }
 
 OPTION_STRUCT(TrainOptions, TRAIN_OPTIONS)
@@ -170,7 +189,8 @@ template <class Options>
 nlohmann::ordered_json options_to_json(Options o) {
     nlohmann::ordered_json j;
     for_each_option(o, [&](const char* field, const char*, auto& value, const Allowed&, const char*, const char*) {
-        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, OptionalDouble>) j[option_name(field)] = value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
+        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, OptionalDouble>)
+            j[option_name(field)] = value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
         else j[option_name(field)] = value;
     });
     return j;

@@ -6,7 +6,8 @@
 // Epochs    With n tokens per epoch and N samples wanted, E = the least number of epochs with E n >= N T + 1.
 // Documents E copies of the document numbers, shuffled together. If the last epoch would give less than 80% of an epoch's
 //           samples, it is kept apart: E-1 copies are shuffled, then one copy is shuffled and appended.
-// Samples   Over the stream of documents in that order, sample s is tokens [s T, s T + T]: T inputs and the T tokens that follow
+// Samples   Over the stream of documents in that order, sample s is tokens [s T, s T + T]: T inputs and the T tokens that
+// follow
 //           each. Samples cross the ends of documents. There are (E n - 1) / T of them, in an order shuffled likewise (the last
 //           epoch's apart if it is apart). The document in which sample s begins is found by bisection in the running sum of
 //           lengths, which replaces Megatron's table with a row per sample.
@@ -15,7 +16,8 @@
 //           one of the dataset with the largest w_j max(i, 1) - (samples taken from j), the first of equals.
 //           Without weights a dataset's weight is its number of samples in one epoch, and no dataset is repeated as long as all
 //           together suffice.
-// Masks     reset_position_ids: positions start at 0 after each end-of-document token (EOD). reset_attention_mask: a row sees no
+// Masks     reset_position_ids: positions start at 0 after each end-of-document token (EOD). reset_attention_mask: a row sees
+// no
 //           key before its document. eod_mask_loss: no loss where the input is EOD, that is for guessing how the next document
 //           begins. The target EOD is always trained.
 #pragma once
@@ -73,10 +75,14 @@ enum class DataSplit { train, valid, test, whole };
 
 inline const char* split_name(DataSplit part) {
     switch (part) {
-        case DataSplit::train: return "training";
-        case DataSplit::valid: return "validation";
-        case DataSplit::test: return "test";
-        case DataSplit::whole: break;
+        case DataSplit::train:
+            return "training";
+        case DataSplit::valid:
+            return "validation";
+        case DataSplit::test:
+            return "test";
+        case DataSplit::whole:
+            break;
     }
     return "whole";
 }
@@ -122,8 +128,10 @@ inline std::pair<int64_t, int64_t> split_range(const std::string& split, DataSpl
     }
     const bool numbers = std::all_of(shares.begin(), shares.end(), [](double s) { return s >= 0 && std::isfinite(s); });
     if (!numbers || shares.size() > 3 || !(numpy_sum(shares.data(), shares.size()) > 0))
-        fail("--split '%s' must be one to three shares for training, validation and test, not negative and not all 0, like \"969, 30, 1\"",
-             split.c_str());
+        fail(
+            "--split '%s' must be one to three shares for training, validation and test, not negative and not all 0, like "
+            "\"969, 30, 1\"",
+            split.c_str());
     shares.resize(3);
     shares = normalized(shares);
     double border[4] = {0};
@@ -145,7 +153,8 @@ public:
             fail("%s: %lld samples of %lld documents are too many", data.name().c_str(), (long long)n_wanted, (long long)end);
         n_epochs_ = n_wanted > 0 ? (n_wanted * T + tokens_per_epoch_) / tokens_per_epoch_ : 1;
         n_samples_ = (n_epochs_ * tokens_per_epoch_ - 1) / T;
-        if (n_samples_ > UINT32_MAX) fail("%s: %lld samples are asked for; at most %u can be", data.name().c_str(), (long long)n_samples_, UINT32_MAX);
+        if (n_samples_ > UINT32_MAX)
+            fail("%s: %lld samples are asked for; at most %u can be", data.name().c_str(), (long long)n_samples_, UINT32_MAX);
 
         const int64_t before_last = ((n_epochs_ - 1) * tokens_per_epoch_ - 1) / T, per_epoch = (tokens_per_epoch_ - 1) / T;
         const bool last_apart = n_epochs_ > 1 && n_wanted - before_last < (int64_t)(0.80 * (double)per_epoch);
@@ -184,7 +193,8 @@ private:
     void order_documents(int64_t begin, int64_t end, bool last_apart, NumpyRandom& random) {
         const int64_t n = end - begin;
         documents_.resize((size_t)(n * n_epochs_));
-        for (int64_t e = 0; e < n_epochs_; e++) std::iota(documents_.begin() + e * n, documents_.begin() + (e + 1) * n, (int32_t)begin);
+        for (int64_t e = 0; e < n_epochs_; e++)
+            std::iota(documents_.begin() + e * n, documents_.begin() + (e + 1) * n, (int32_t)begin);
         const int64_t together = last_apart ? n * (n_epochs_ - 1) : n * n_epochs_;
         random.shuffle(documents_.data(), together);
         random.shuffle(documents_.data() + together, n * n_epochs_ - together);
@@ -223,14 +233,18 @@ inline Blend parse_data_path(const std::vector<std::string>& words) {
         if (pairs && i % 2 == 0) {
             const double weight = parse_number(words[i]);
             if (!(weight > 0) || !std::isfinite(weight))
-                fail("--data-path: the weight %s of %s must be above 0; HINT: leave out data that is not wanted", words[i].c_str(), words[i + 1].c_str());
+                fail("--data-path: the weight %s of %s must be above 0; HINT: leave out data that is not wanted",
+                     words[i].c_str(), words[i + 1].c_str());
             blend.weights.push_back(weight);
             continue;
         }
         std::error_code ignored;
         const bool exists = std::filesystem::exists(words[i], ignored) || std::filesystem::exists(words[i] + ".idx", ignored);
         if (!pairs && is_number[i] && !exists)
-            fail("--data-path: '%s' looks like a weight; give a weight before every path (WEIGHT PATH WEIGHT PATH ...) or before none", words[i].c_str());
+            fail(
+                "--data-path: '%s' looks like a weight; give a weight before every path (WEIGHT PATH WEIGHT PATH ...) or "
+                "before none",
+                words[i].c_str());
         blend.paths.push_back(words[i]);
     }
     return blend;
@@ -242,7 +256,8 @@ struct BlendEntry {
     uint32_t dataset, index;
 };
 
-inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights, const std::vector<int64_t>& available, int64_t n) {
+inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights, const std::vector<int64_t>& available,
+                                             int64_t n) {
     std::vector<BlendEntry> blend((size_t)n);
     std::vector<int64_t> taken(weights.size(), 0);
     for (int64_t i = 0; i < n; i++) {
@@ -250,7 +265,8 @@ inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights,
         size_t best = 0;
         double most = -INFINITY;
         for (size_t j = 0; j < weights.size(); j++) {
-            // Rounded before the subtraction (volatile: no fused multiply-add), as Megatron's is: lags are often equal but for this.
+            // Rounded before the subtraction (volatile: no fused multiply-add), as Megatron's is: lags are often equal but for
+            // this.
             const volatile double due = weights[j] * i_or_1;
             const double lag = due - (double)taken[j];
             if (lag > most && taken[j] < available[j]) most = lag, best = j;
@@ -276,10 +292,10 @@ struct DataOptions {
 // One line of the start-up table.
 struct DataSummary {
     std::string name;
-    double share;                // of the samples
-    int64_t documents, tokens;   // in this part of the split
-    int64_t samples;             // that will be read
-    double epochs;               // passes over the tokens that they make
+    double share;               // of the samples
+    int64_t documents, tokens;  // in this part of the split
+    int64_t samples;            // that will be read
+    double epochs;              // passes over the tokens that they make
 };
 
 class DataLoader {
@@ -287,7 +303,9 @@ public:
     explicit DataLoader(const DataOptions& options) : o_(options) {
         CHECK(o_.T > 0 && o_.n_samples >= 0, "T %d, %lld samples", o_.T, (long long)o_.n_samples);
         if (o_.eod < 0 && (o_.reset_position_ids || o_.reset_attention_mask || o_.eod_mask_loss))
-            fail("--reset-position-ids, --reset-attention-mask and --eod-mask-loss need to know the end-of-document token; HINT: give --tokenizer");
+            fail(
+                "--reset-position-ids, --reset-attention-mask and --eod-mask-loss need to know the end-of-document token; "
+                "HINT: give --tokenizer");
         if (o_.blend.paths.empty()) fail("no data is given; HINT: --data-path PREFIX, as `train_gpt prepare` made it");
         CHECK(o_.blend.weights.empty() || o_.blend.weights.size() == o_.blend.paths.size(), "weights and paths");
         for (const std::string& path : o_.blend.paths) add(TokenDataset::open(path));
@@ -362,14 +380,20 @@ private:
             if (s.data.n_tokens() == 0) fail("%s is empty: it holds no tokens", name);
             std::tie(s.begin, s.end) = split_range(o_.split, o_.part, n);
             if (s.begin == s.end)
-                fail("%s has no documents for %s: --split \"%s\" of its %lld document%s leaves none; HINT: another --split, or %s", name,
-                     split_name(o_.part), o_.split.c_str(), (long long)n, n == 1 ? "" : "s",
-                     s.data.is_shards() ? "shards of their own with --valid-data-path" : "more documents (prepare --split-documents)");
+                fail(
+                    "%s has no documents for %s: --split \"%s\" of its %lld document%s leaves none; HINT: another --split, or "
+                    "%s",
+                    name, split_name(o_.part), o_.split.c_str(), (long long)n, n == 1 ? "" : "s",
+                    s.data.is_shards() ? "shards of their own with --valid-data-path"
+                                       : "more documents (prepare --split-documents)");
             for (int64_t d = s.begin; d < s.end; d++) s.tokens += s.data.length(d);
             if (s.tokens <= o_.T)
-                fail("%s has %lld tokens in %lld documents for %s, fewer than one sample of --seq-length %d and the token after it; HINT: more"
-                     " data, a smaller --seq-length or another --split", name, (long long)s.tokens, (long long)(s.end - s.begin),
-                     o_.part == DataSplit::whole ? "use" : split_name(o_.part), o_.T);
+                fail(
+                    "%s has %lld tokens in %lld documents for %s, fewer than one sample of --seq-length %d and the token after "
+                    "it; HINT: more"
+                    " data, a smaller --seq-length or another --split",
+                    name, (long long)s.tokens, (long long)(s.end - s.begin),
+                    o_.part == DataSplit::whole ? "use" : split_name(o_.part), o_.T);
         }
     }
 
@@ -417,7 +441,8 @@ private:
         unsigned largest = 0;  // negative ones are larger still
         for (const int token : text) largest = std::max(largest, (unsigned)token);
         if (largest < limit) return;
-        const size_t i = std::find_if(text.begin(), text.end(), [&](int token) { return (unsigned)token >= limit; }) - text.begin();
+        const size_t i =
+            std::find_if(text.begin(), text.end(), [&](int token) { return (unsigned)token >= limit; }) - text.begin();
         const BlendEntry e = locate(sample);
         const SampleOrder& order = orders_[e.dataset];
         const auto [entry, token] = order.place_of(order.shuffled(e.index) * o_.T + (int64_t)i);

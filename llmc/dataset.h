@@ -43,12 +43,16 @@ enum class TokenType : uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, u16 
 inline size_t bytes_per_token(TokenType type) {
     switch (type) {
         case TokenType::u8:
-        case TokenType::i8: return 1;
+        case TokenType::i8:
+            return 1;
         case TokenType::i16:
-        case TokenType::u16: return 2;
+        case TokenType::u16:
+            return 2;
         case TokenType::i32:
-        case TokenType::u32: return 4;
-        case TokenType::i64: return 8;
+        case TokenType::u32:
+            return 4;
+        case TokenType::i64:
+            return 8;
     }
     return 0;  // no type of tokens
 }
@@ -64,13 +68,20 @@ void widen_tokens(const char* stored, size_t n, int* out) {
 
 inline void read_tokens(TokenType type, const char* stored, size_t n, int* out) {
     switch (type) {
-        case TokenType::u8: return widen_tokens<uint8_t>(stored, n, out);
-        case TokenType::i8: return widen_tokens<int8_t>(stored, n, out);
-        case TokenType::i16: return widen_tokens<int16_t>(stored, n, out);
-        case TokenType::u16: return widen_tokens<uint16_t>(stored, n, out);
-        case TokenType::i32: return widen_tokens<int32_t>(stored, n, out);
-        case TokenType::u32: return widen_tokens<uint32_t>(stored, n, out);
-        case TokenType::i64: return widen_tokens<int64_t>(stored, n, out);
+        case TokenType::u8:
+            return widen_tokens<uint8_t>(stored, n, out);
+        case TokenType::i8:
+            return widen_tokens<int8_t>(stored, n, out);
+        case TokenType::i16:
+            return widen_tokens<int16_t>(stored, n, out);
+        case TokenType::u16:
+            return widen_tokens<uint16_t>(stored, n, out);
+        case TokenType::i32:
+            return widen_tokens<int32_t>(stored, n, out);
+        case TokenType::u32:
+            return widen_tokens<uint32_t>(stored, n, out);
+        case TokenType::i64:
+            return widen_tokens<int64_t>(stored, n, out);
     }
 }
 
@@ -98,8 +109,12 @@ private:
         const char *path = file_.path().c_str(), *p = file_.data();
         const size_t size = file_.size();
         if (size < sizeof megatron_magic || memcmp(p, megatron_magic, sizeof megatron_magic) != 0)
-            fail("%s is not a Megatron dataset index: it does not begin with MMIDIDX; HINT: `train_gpt prepare` makes one from text", path);
-        if (size < megatron_header_bytes) fail("%s is cut off: it has %zu bytes, its header alone takes %zu", path, size, megatron_header_bytes);
+            fail(
+                "%s is not a Megatron dataset index: it does not begin with MMIDIDX; HINT: `train_gpt prepare` makes one from "
+                "text",
+                path);
+        if (size < megatron_header_bytes)
+            fail("%s is cut off: it has %zu bytes, its header alone takes %zu", path, size, megatron_header_bytes);
         const uint64_t version = load_number<uint64_t>(p + 9);
         if (version != 1) fail("%s has version %llu; this program reads version 1", path, (unsigned long long)version);
         const int code = (uint8_t)p[17];
@@ -114,10 +129,14 @@ private:
         const bool sequences_fit = n_ <= left / 12;
         if (sequences_fit) left -= 12 * n_;
         if (!sequences_fit || n_documents_ > left / 8)
-            fail("%s is cut off or damaged: its header tells of %llu sequences and %llu document borders, which do not fit into its %zu bytes;"
-                 " HINT: copy or prepare it again", path, (unsigned long long)n_, (unsigned long long)n_documents_, size);
+            fail(
+                "%s is cut off or damaged: its header tells of %llu sequences and %llu document borders, which do not fit into "
+                "its %zu bytes;"
+                " HINT: copy or prepare it again",
+                path, (unsigned long long)n_, (unsigned long long)n_documents_, size);
         left -= 8 * n_documents_;
-        if (left != 0 && left != n_) fail("%s has %zu bytes more than its header tells of; HINT: copy or prepare it again", path, left);
+        if (left != 0 && left != n_)
+            fail("%s has %zu bytes more than its header tells of; HINT: copy or prepare it again", path, left);
         lengths_ = p + megatron_header_bytes;
         offsets_ = lengths_ + 4 * n_;
     }
@@ -129,14 +148,18 @@ private:
         int64_t bad = size(), total = 0;
 #pragma omp parallel for schedule(static) reduction(min : bad) reduction(+ : total)
         for (int64_t i = 0; i < size(); i++) {
-            const bool fits = length(i) >= 0 && offset(i) <= bin_bytes && (uint64_t)length(i) <= (bin_bytes - offset(i)) / width;
+            const bool fits =
+                length(i) >= 0 && offset(i) <= bin_bytes && (uint64_t)length(i) <= (bin_bytes - offset(i)) / width;
             if (!fits || (i > 0 && offset(i) < end(i - 1))) bad = std::min(bad, i);
             total += length(i);
         }
         if (bad < size())
-            fail("%s and %s do not belong together, or one is cut off: sequence %lld should have %d tokens at byte %llu, but %s has %zu bytes;"
-                 " HINT: copy or prepare both again", file_.path().c_str(), bin_path.c_str(), (long long)bad, length(bad),
-                 (unsigned long long)offset(bad), bin_path.c_str(), bin_bytes);
+            fail(
+                "%s and %s do not belong together, or one is cut off: sequence %lld should have %d tokens at byte %llu, but %s "
+                "has %zu bytes;"
+                " HINT: copy or prepare both again",
+                file_.path().c_str(), bin_path.c_str(), (long long)bad, length(bad), (unsigned long long)offset(bad),
+                bin_path.c_str(), bin_bytes);
         const uint64_t used = n_ > 0 ? end(size() - 1) : 0;
         if (used != bin_bytes)
             fail("%s and %s do not belong together: the index ends at byte %llu of the %zu; HINT: copy or prepare both again",
@@ -152,7 +175,9 @@ private:
         int64_t falling = 0;
 #pragma omp parallel for schedule(static) reduction(+ : falling)
         for (int64_t i = 1; i < n; i++) falling += border(i) < border(i - 1);
-        if (!ok || falling) fail("%s is damaged: its document borders do not rise from 0 to %llu", file_.path().c_str(), (unsigned long long)n_);
+        if (!ok || falling)
+            fail("%s is damaged: its document borders do not rise from 0 to %llu", file_.path().c_str(),
+                 (unsigned long long)n_);
     }
 
     MappedFile file_;
@@ -175,10 +200,12 @@ inline bool has_shard_magic(const MappedFile& file) {
 inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
     const char* path = file.path().c_str();
     if (!has_shard_magic(file)) fail("%s is not a llm.c token shard (magic number 20240520 or 20240801)", path);
-    if (file.size() < shard_header_bytes) fail("%s is cut off: it has %zu bytes, its header alone takes %zu", path, file.size(), shard_header_bytes);
+    if (file.size() < shard_header_bytes)
+        fail("%s is cut off: it has %zu bytes, its header alone takes %zu", path, file.size(), shard_header_bytes);
     const bool wide = load_number<int32_t>(file.data()) == 20240801;
     const int version = load_number<int32_t>(file.data() + 4), n = load_number<int32_t>(file.data() + 8), known = wide ? 7 : 1;
-    if (version != known) fail("%s is a llm.c token shard of version %d; this program reads version %d of its kind", path, version, known);
+    if (version != known)
+        fail("%s is a llm.c token shard of version %d; this program reads version %d of its kind", path, version, known);
     const TokenType type = wide ? TokenType::u32 : TokenType::u16;
     const size_t in_file = (file.size() - shard_header_bytes) / bytes_per_token(type);
     if (n < 0 || (size_t)n != in_file || file.size() != shard_header_bytes + in_file * bytes_per_token(type))
@@ -189,7 +216,8 @@ inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
 // ---- either format ---------------------------------------------------------------------------------------------------------
 class TokenDataset {
 public:
-    // A dataset from the path that a user gives: a prefix (x for x.bin and x.idx), x.bin or x.idx, a shard, or a pattern of shards.
+    // A dataset from the path that a user gives: a prefix (x for x.bin and x.idx), x.bin or x.idx, a shard, or a pattern of
+    // shards.
     static TokenDataset open(const std::string& path) {
         TokenDataset d;
         d.name_ = path;
@@ -199,8 +227,11 @@ public:
         else if (is_file(prefix + ".bin")) d.add_shard(prefix + ".bin");
         else if (path.find_first_of("*?[") != std::string::npos) d.open_pattern(path);
         else
-            fail("no data at '%s': there is no %s.idx with %s.bin, and no token shard of this name; HINT: `train_gpt prepare --input TEXT"
-                 " --output %s` makes them", path.c_str(), prefix.c_str(), prefix.c_str(), prefix.c_str());
+            fail(
+                "no data at '%s': there is no %s.idx with %s.bin, and no token shard of this name; HINT: `train_gpt prepare "
+                "--input TEXT"
+                " --output %s` makes them",
+                path.c_str(), prefix.c_str(), prefix.c_str(), prefix.c_str());
         return d;
     }
 
@@ -223,7 +254,8 @@ public:
     // Tokens [first, first + n) of a document. What no int can hold comes as -1 or INT_MAX.
     void read(int64_t document, int64_t first, int64_t n, int* out) const {
         CHECK(document >= 0 && document < n_documents() && first >= 0 && n >= 0 && first + n <= length(document),
-              "%s: tokens [%lld, %lld) of document %lld", name_.c_str(), (long long)first, (long long)(first + n), (long long)document);
+              "%s: tokens [%lld, %lld) of document %lld", name_.c_str(), (long long)first, (long long)(first + n),
+              (long long)document);
         const File& file = files_[index_ ? 0 : document];
         const uint64_t start = index_ ? index_->offset(document) : shard_header_bytes;
         read_tokens(file.type, file.map.data() + start + first * bytes_per_token(file.type), n, out);
@@ -264,11 +296,15 @@ private:
     void add_shard(const std::string& path) {
         MappedFile map(path);
         if (!has_shard_magic(map))
-            fail("%s is neither a llm.c token shard nor is there an .idx beside it; HINT: `train_gpt prepare --input TEXT --output PREFIX`"
-                 " turns text into data", path.c_str());
+            fail(
+                "%s is neither a llm.c token shard nor is there an .idx beside it; HINT: `train_gpt prepare --input TEXT "
+                "--output PREFIX`"
+                " turns text into data",
+                path.c_str());
         const auto [type, n] = read_shard_header(map);
         if (!files_.empty() && type != files_[0].type)
-            fail("%s and %s hold tokens of different tokenizers (GPT-2 and Llama 3)", files_[0].map.path().c_str(), path.c_str());
+            fail("%s and %s hold tokens of different tokenizers (GPT-2 and Llama 3)", files_[0].map.path().c_str(),
+                 path.c_str());
         files_.push_back({std::move(map), type, n});
         n_tokens_ += n;
     }
@@ -281,8 +317,9 @@ private:
         if (paths.empty()) fail("no files match '%s'", pattern.c_str());
         for (const std::string& path : paths) {
             if (is_file(without_extension(path) + ".idx"))
-                fail("'%s' matches %s, which is no llm.c token shard; HINT: patterns are for shards; name each Megatron dataset", pattern.c_str(),
-                     path.c_str());
+                fail(
+                    "'%s' matches %s, which is no llm.c token shard; HINT: patterns are for shards; name each Megatron dataset",
+                    pattern.c_str(), path.c_str());
             add_shard(path);
         }
     }
@@ -300,7 +337,11 @@ private:
 class TokenDatasetWriter {
 public:
     TokenDatasetWriter(const std::string& prefix, int vocab_size)
-        : bin_(prefix + ".bin"), idx_(prefix + ".idx"), bin_path_(prefix + ".bin"), idx_path_(prefix + ".idx"), vocab_size_(vocab_size),
+        : bin_(prefix + ".bin"),
+          idx_(prefix + ".idx"),
+          bin_path_(prefix + ".bin"),
+          idx_path_(prefix + ".idx"),
+          vocab_size_(vocab_size),
           type_(vocab_size < 65500 ? TokenType::u16 : TokenType::i32) {
         const char header[megatron_header_bytes] = {};  // written by commit()
         idx_.write(header, sizeof header);
@@ -319,7 +360,8 @@ public:
     }
     void end_document() {
         if (length_ > INT32_MAX)
-            fail("document %lld has %lld tokens; the format allows %d in one document", (long long)n_documents_, (long long)length_, INT32_MAX);
+            fail("document %lld has %lld tokens; the format allows %d in one document", (long long)n_documents_,
+                 (long long)length_, INT32_MAX);
         const int32_t length = (int32_t)length_;
         idx_.write(&length, 4);
         n_documents_++, n_tokens_ += length_, length_ = 0;

@@ -123,7 +123,8 @@ public:
     // The file is complete: on the disk, and under its name.
     void commit() {
         if (fd_ >= 0) sync();
-        if (rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot rename %s to %s: %s", temporary_.c_str(), path_.c_str(), strerror(errno));
+        if (rename(temporary_.c_str(), path_.c_str()) != 0)
+            fail("cannot rename %s to %s: %s", temporary_.c_str(), path_.c_str(), strerror(errno));
         committed_ = true;
         sync_directory(std::filesystem::path(path_).parent_path().string());
     }
@@ -139,7 +140,8 @@ private:
         while (bytes > 0) {
             const ssize_t n = ::write(fd_, data, bytes);
             if (n < 0 && errno == EINTR) continue;
-            if (n <= 0) fail("cannot write %s: %s (after %zu bytes)", path_.c_str(), n < 0 ? strerror(errno) : "disk full", written_);
+            if (n <= 0)
+                fail("cannot write %s: %s (after %zu bytes)", path_.c_str(), n < 0 ? strerror(errno) : "disk full", written_);
             data += n, bytes -= (size_t)n;
         }
     }

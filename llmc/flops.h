@@ -30,9 +30,7 @@ inline double layers_forward_flops(const FlopSizes& s, AttentionCount attention)
     return L * (2 * (qkv + proj + fc1 + fc2) + 4 * NH * HS * keys);
 }
 
-inline double head_forward_flops(const FlopSizes& s) {
-    return 2.0 * s.C * s.V;
-}
+inline double head_forward_flops(const FlopSizes& s) { return 2.0 * s.C * s.V; }
 
 // Model FLOPs per token, forward and backward.
 inline double model_flops_per_token(const FlopSizes& s, AttentionCount attention) {

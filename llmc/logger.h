@@ -162,8 +162,7 @@ inline std::vector<StepColumn> step_columns(const RunInfo& run, const StepStats&
     columns.push_back({"lr", 8, [](const StepStats& s) { return format("%.2e", s.lr); }});
     if (run.batch_ramp) columns.push_back({"batch", 6, [](const StepStats& s) { return std::to_string(s.global_batch); }});
     columns.push_back({"tok/s", 6, [](const StepStats& s) { return human_count(s.tokens_per_s); }});
-    if (first.mfu >= 0)
-        columns.push_back({"MFU", 6, [](const StepStats& s) { return format("%.1f%%", 100 * s.mfu); }});
+    if (first.mfu >= 0) columns.push_back({"MFU", 6, [](const StepStats& s) { return format("%.1f%%", 100 * s.mfu); }});
     else if (first.model_tflops >= 1)
         columns.push_back({"TFLOP/s", 7, [](const StepStats& s) { return three_digits(s.model_tflops, 1000, {""}); }});
     else if (first.model_tflops > 0)
@@ -236,8 +235,7 @@ public:
         if (terminal_)
             print(std::string(indent_(), ' ') + paint_.bold(format("%8.4f", loss)) + "  " + paint_.accent("validation") +
                   paint_.dim("  " + detail + note));
-        else
-            print(format("validation at step %lld: loss %.4f, %s%s", (long long)step, loss, detail.c_str(), note.c_str()));
+        else print(format("validation at step %lld: loss %.4f, %s%s", (long long)step, loss, detail.c_str(), note.c_str()));
     }
 
     void sample(int64_t step, const std::string& prompt, const std::string& text) {
@@ -259,10 +257,8 @@ public:
         record({{"kind", "event"}, {"step", step}, {"level", level}, {"event", name}, {"message", message}});
         if (level == "info" && quiet_) return;
         const std::string text = printable(message);
-        if (level == "info")
-            print(terminal_ ? paint_.dim("  " + text) : text);
-        else
-            print(level == "warning" ? paint_.warning("warning: " + text) : paint_.bad("error: " + text));
+        if (level == "info") print(terminal_ ? paint_.dim("  " + text) : text);
+        else print(level == "warning" ? paint_.warning("warning: " + text) : paint_.bad("error: " + text));
     }
 
     // status: finished, stopped (by the user) or failed.

@@ -35,7 +35,7 @@ struct ModelConfig {
     double rope_base = 10000.0;
     double init_std = 0.02;
 
-    int HS() const { return C / NH; }                 // head size
+    int HS() const { return C / NH; }                  // head size
     int QKV() const { return (NH + 2 * NKV) * HS(); }  // rows of the fused projection: [q heads | k heads | v heads]
     int F1() const { return activation == Activation::swiglu ? 2 * F : F; }  // rows of fc1: [gate | up] or one
 };
@@ -127,20 +127,28 @@ inline ModelConfig config_from_preset(const std::string& name) {
 
 // ---- checks ----------------------------------------------------------------------------------------------------------------
 inline void check_config(const ModelConfig& c) {
-    const std::pair<const char*, long long> sizes[] = {{"num-layers", c.L},       {"hidden-size", c.C},       {"num-attention-heads", c.NH},
-                                                       {"num-query-groups", c.NKV}, {"ffn-hidden-size", c.F}, {"seq-length", c.T},
-                                                       {"vocab-size", c.V}};
+    const std::pair<const char*, long long> sizes[] = {
+        {"num-layers", c.L},         {"hidden-size", c.C},     {"num-attention-heads", c.NH},
+        {"num-query-groups", c.NKV}, {"ffn-hidden-size", c.F}, {"seq-length", c.T},
+        {"vocab-size", c.V}};
     for (const auto& [name, value] : sizes)
-        if (value <= 0) fail("the model's %s is %lld; it must be at least 1. HINT: give --preset, --model or --%s", name, value, name);
-    if (c.C % c.NH) fail("hidden-size %d is not divisible by num-attention-heads %d; every head needs the same size", c.C, c.NH);
+        if (value <= 0)
+            fail("the model's %s is %lld; it must be at least 1. HINT: give --preset, --model or --%s", name, value, name);
+    if (c.C % c.NH)
+        fail("hidden-size %d is not divisible by num-attention-heads %d; every head needs the same size", c.C, c.NH);
     if (c.NH % c.NKV)
-        fail("num-attention-heads %d is not divisible by num-query-groups %d; each key/value head serves the same number of query heads",
-             c.NH, c.NKV);
+        fail(
+            "num-attention-heads %d is not divisible by num-query-groups %d; each key/value head serves the same number of "
+            "query heads",
+            c.NH, c.NKV);
     if (c.family != "llama" && c.NKV != c.NH)
-        fail("family %s has one key/value head per query head, but num-query-groups is %d of %d heads", c.family.c_str(), c.NKV, c.NH);
+        fail("family %s has one key/value head per query head, but num-query-groups is %d of %d heads", c.family.c_str(), c.NKV,
+             c.NH);
     if (c.position == Position::rope && c.HS() % 2)
-        fail("head size %d (hidden-size %d / heads %d) is odd; rotary positions rotate pairs, so it must be even", c.HS(), c.C, c.NH);
-    if (c.HS() > 256) fail("head size %d (hidden-size %d / heads %d) is above 256, the most that attention takes", c.HS(), c.C, c.NH);
+        fail("head size %d (hidden-size %d / heads %d) is odd; rotary positions rotate pairs, so it must be even", c.HS(), c.C,
+             c.NH);
+    if (c.HS() > 256)
+        fail("head size %d (hidden-size %d / heads %d) is above 256, the most that attention takes", c.HS(), c.C, c.NH);
     if (!(c.eps > 0)) fail("norm-epsilon is %g; it must be above 0", c.eps);
 }
 
@@ -157,11 +165,12 @@ inline void match_family(ModelConfig& c) {
             return;
         }
     }
-    fail("this mix of normalization, positions, activation, biases, embedding norm and head belongs to none of the families:\n"
-         "  gpt2   LayerNorm, learned_absolute, GeLU, biases, tied head\n"
-         "  bloom  LayerNorm, alibi, GeLU, biases, embedding LayerNorm, tied head\n"
-         "  llama  RMSNorm, rope, SwiGLU, no biases, head tied or not\n"
-         "HINT: start from a --preset of the family and override sizes only");
+    fail(
+        "this mix of normalization, positions, activation, biases, embedding norm and head belongs to none of the families:\n"
+        "  gpt2   LayerNorm, learned_absolute, GeLU, biases, tied head\n"
+        "  bloom  LayerNorm, alibi, GeLU, biases, embedding LayerNorm, tied head\n"
+        "  llama  RMSNorm, rope, SwiGLU, no biases, head tied or not\n"
+        "HINT: start from a --preset of the family and override sizes only");
 }
 
 // ---- config.json -----------------------------------------------------------------------------------------------------------
@@ -215,7 +224,8 @@ inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& so
     set_family(c, type);
     c.V = get("vocab_size");
     if (type == "llama") {
-        c.L = get("num_hidden_layers"), c.C = get("hidden_size"), c.F = get("intermediate_size"), c.NH = get("num_attention_heads");
+        c.L = get("num_hidden_layers"), c.C = get("hidden_size"), c.F = get("intermediate_size"),
+        c.NH = get("num_attention_heads");
         c.NKV = absent("num_key_value_heads") ? c.NH : get("num_key_value_heads");
         c.T = absent("max_position_embeddings") ? 2048 : get("max_position_embeddings");
         c.eps = j.value("rms_norm_eps", 1e-6), c.rope_base = j.value("rope_theta", 10000.0);
@@ -224,7 +234,8 @@ inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& so
             const json& rope = j["rope_parameters"];
             c.rope_base = rope.value("rope_theta", c.rope_base);
             if (rope.value("rope_type", "default") != "default")
-                fail("%s: rope_type '%s' is not supported; only 'default' is", source.c_str(), rope.value("rope_type", "").c_str());
+                fail("%s: rope_type '%s' is not supported; only 'default' is", source.c_str(),
+                     rope.value("rope_type", "").c_str());
         }
         only("rope_scaling", nullptr), only("attention_bias", false), only("mlp_bias", false), only("sliding_window", nullptr);
         only("hidden_act", "silu");

@@ -24,17 +24,17 @@ struct HfTensor {
     std::string name;
     int row = 0, rows = 0;
     bool transposed = false;  // GPT-2's Conv1D keeps (in, out)
-    int interleaved = 0;      // BLOOM: head size HS if file rows are [q k v] per head, where ours are [q heads | k heads | v heads]
+    int interleaved = 0;  // BLOOM: head size HS if file rows are [q k v] per head, where ours are [q heads | k heads | v heads]
 };
 
 struct TensorSpec {
     std::string name;  // ours: "blocks.3.qkv_w"
     int rows = 0, cols = 1;
-    bool vector = false;   // 1-D: a norm gain or a bias
+    bool vector = false;  // 1-D: a norm gain or a bias
     Init init = Init::zeros;
-    bool decay = false;    // AdamW's weight decay: everything but 1-D tensors
+    bool decay = false;  // AdamW's weight decay: everything but 1-D tensors
     std::vector<HfTensor> hf;
-    size_t offset = 0;     // elements from the start of the buffer
+    size_t offset = 0;  // elements from the start of the buffer
     size_t size() const { return (size_t)rows * cols; }
 };
 
@@ -51,12 +51,12 @@ struct BlockParams {
 // Pointers into a buffer of E (parameters: floatX, gradients: real). Null where the family has no such tensor.
 template <class E>
 struct Params {
-    E* wte;                        // (Vp, C) token embedding
-    E* wpe;                        // (T, C) learned positions
-    E *emb_norm_w, *emb_norm_b;    // (C) (C) BLOOM's embedding norm
+    E* wte;                      // (Vp, C) token embedding
+    E* wpe;                      // (T, C) learned positions
+    E *emb_norm_w, *emb_norm_b;  // (C) (C) BLOOM's embedding norm
     std::vector<BlockParams<E>> blocks;
     E *final_norm_w, *final_norm_b;  // (C) (C)
-    E* head;                       // (Vp, C); the same memory as wte when tied
+    E* head;                         // (Vp, C); the same memory as wte when tied
 };
 
 namespace detail {
@@ -96,7 +96,9 @@ void walk_parameters(const ModelConfig& c, Params<E>& p, Visit visit) {
         const std::string name = "blocks." + std::to_string(l) + ".";
         const std::string hf = top + (llama ? "layers." : "h.") + std::to_string(l) + ".";
         const std::vector<HfTensor> qkv =
-            llama  ? std::vector<HfTensor>{{hf + "self_attn.q_proj", 0, Q}, {hf + "self_attn.k_proj", Q, K}, {hf + "self_attn.v_proj", Q + K, K}}
+            llama  ? std::vector<HfTensor>{{hf + "self_attn.q_proj", 0, Q},
+                                           {hf + "self_attn.k_proj", Q, K},
+                                           {hf + "self_attn.v_proj", Q + K, K}}
             : gpt2 ? plain(hf + "attn.c_attn", c.QKV())
                    : std::vector<HfTensor>{{hf + "self_attention.query_key_value", 0, c.QKV(), false, c.HS()}};
         const std::vector<HfTensor> fc1 =
@@ -106,11 +108,17 @@ void walk_parameters(const ModelConfig& c, Params<E>& p, Visit visit) {
         norm(b.norm1_w, b.norm1_b, name + "norm1", hf + (gpt2 ? "ln_1" : "input_layernorm"));
         linear(b.qkv_w, b.qkv_b, name + "qkv", c.QKV(), c.C, Init::normal, qkv);
         linear(b.proj_w, b.proj_b, name + "proj", c.C, Q, Init::scaled_normal,
-               plain(hf + (llama ? "self_attn.o_proj" : gpt2 ? "attn.c_proj" : "self_attention.dense"), c.C));
+               plain(hf + (llama  ? "self_attn.o_proj"
+                           : gpt2 ? "attn.c_proj"
+                                  : "self_attention.dense"),
+                     c.C));
         norm(b.norm2_w, b.norm2_b, name + "norm2", hf + (gpt2 ? "ln_2" : "post_attention_layernorm"));
         linear(b.fc1_w, b.fc1_b, name + "fc1", c.F1(), c.C, Init::normal, fc1);
         linear(b.fc2_w, b.fc2_b, name + "fc2", c.C, c.F, Init::scaled_normal,
-               plain(hf + (llama ? "mlp.down_proj" : gpt2 ? "mlp.c_proj" : "mlp.dense_4h_to_h"), c.C));
+               plain(hf + (llama  ? "mlp.down_proj"
+                           : gpt2 ? "mlp.c_proj"
+                                  : "mlp.dense_4h_to_h"),
+                     c.C));
     }
     norm(p.final_norm_w, p.final_norm_b, "final_norm", llama ? "model.norm" : "transformer.ln_f");
     if (!c.tied) vocab(p.head, "head", "lm_head.weight");

@@ -42,18 +42,12 @@ struct RunLog {
     // Takes in one record. Fields that are missing or of another type are left out: a log may be older than the program.
     void add(const json& j) {
         const std::string kind = j.is_object() ? text(j, "kind") : "";
-        if (kind == "run")
-            *this = RunLog(), run = j;
-        else if (kind == "step")
-            add_step(j);
-        else if (kind == "valid")
-            add_valid(j);
-        else if (kind == "sample")
-            add_sample(j);
-        else if (kind == "event")
-            add_event(j);
-        else if (kind == "end")
-            end = j;
+        if (kind == "run") *this = RunLog(), run = j;
+        else if (kind == "step") add_step(j);
+        else if (kind == "valid") add_valid(j);
+        else if (kind == "sample") add_sample(j);
+        else if (kind == "event") add_event(j);
+        else if (kind == "end") end = j;
     }
 
     static std::string text(const json& j, const char* key) {
@@ -155,10 +149,8 @@ inline Chart small_chart(const RunLog& log, const char* field, const std::string
     c.id = field, c.title = title;
     const Curve& curve = log.curve(field);
     const std::vector<Point> raw = curve.extremes();
-    if (smooth)
-        c.series = {{"", "raw other", raw}, {title, "other", curve.smoothed()}};
-    else
-        c.series = {{title, "other", curve.means()}};
+    if (smooth) c.series = {{"", "raw other", raw}, {title, "other", curve.smoothed()}};
+    else c.series = {{title, "other", curve.means()}};
     // with the first steps left out (warming up of caches, the first gradients): they would set the scale
     const double skip = smooth && raw.size() > 100 ? raw[0].x + 0.005 * (raw.back().x - raw[0].x) : 0;
     std::tie(c.lo, c.hi) = range_of({&raw}, skip);

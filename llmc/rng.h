@@ -13,7 +13,8 @@ enum class RngPurpose : uint32_t { init = 1, sampling = 2 };
 inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
     for (int round = 0; round < 10; round++) {
         const uint64_t a = (uint64_t)0xD2511F53u * counter[0], b = (uint64_t)0xCD9E8D57u * counter[2];
-        counter = {(uint32_t)(b >> 32) ^ counter[1] ^ key[0], (uint32_t)b, (uint32_t)(a >> 32) ^ counter[3] ^ key[1], (uint32_t)a};
+        counter = {(uint32_t)(b >> 32) ^ counter[1] ^ key[0], (uint32_t)b, (uint32_t)(a >> 32) ^ counter[3] ^ key[1],
+                   (uint32_t)a};
         key[0] += 0x9E3779B9u, key[1] += 0xBB67AE85u;
     }
     return counter;
@@ -21,7 +22,8 @@ inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::arra
 
 // index takes two words of the counter, stream (a tensor, a sample) and purpose one each: all counters differ.
 inline std::array<uint32_t, 4> random_bits(uint64_t seed, RngPurpose purpose, uint32_t stream, uint64_t index) {
-    return philox({(uint32_t)index, (uint32_t)(index >> 32), stream, (uint32_t)purpose}, {(uint32_t)seed, (uint32_t)(seed >> 32)});
+    return philox({(uint32_t)index, (uint32_t)(index >> 32), stream, (uint32_t)purpose},
+                  {(uint32_t)seed, (uint32_t)(seed >> 32)});
 }
 
 // Uniform in [0, 1), a multiple of 2^-53.
@@ -33,7 +35,8 @@ inline double uniform_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uin
 // Standard normal by Box and Muller (1958): sqrt(-2 ln u) cos(theta), u in (0, 1], theta in [-pi, pi). Largest |value|: 6.66.
 // Maths libraries differ in their last bits, and compilers in whether they fuse a multiply and an add. So ln and cos are
 // written out as series, in double, with each fused multiply-add spelled out, and no other multiply feeds an add: IEEE 754
-// leaves no choice, and every compiler and machine gives the same bits. The series' errors (below 1e-13) are far below a float's.
+// leaves no choice, and every compiler and machine gives the same bits. The series' errors (below 1e-13) are far below a
+// float's.
 inline float normal_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uint64_t index) {
     const auto r = random_bits(seed, purpose, stream, index);
 

@@ -24,9 +24,9 @@ inline std::string shape_string(const std::vector<int64_t>& shape) {
 }
 
 inline size_t dtype_bytes(const std::string& dtype) {
-    static const std::map<std::string, size_t> sizes = {{"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4},     {"I32", 4},     {"U32", 4}, {"F16", 2},
-                                                        {"BF16", 2}, {"I16", 2}, {"U16", 2}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I8", 1},  {"U8", 1},
-                                                        {"BOOL", 1}};
+    static const std::map<std::string, size_t> sizes = {{"F64", 8},     {"I64", 8},     {"U64", 8},  {"F32", 4}, {"I32", 4},
+                                                        {"U32", 4},     {"F16", 2},     {"BF16", 2}, {"I16", 2}, {"U16", 2},
+                                                        {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I8", 1},   {"U8", 1},  {"BOOL", 1}};
     const auto found = sizes.find(dtype);
     return found == sizes.end() ? 0 : found->second;
 }
@@ -102,7 +102,8 @@ private:
             const nlohmann::json weights = nlohmann::json::parse(MappedFile(index).text()).at("weight_map");
             for (const auto& [tensor, file] : weights.items()) {
                 const std::string name = file.get<std::string>();
-                if (name.find('/') != std::string::npos) fail("%s names a file outside its directory: '%s'", index.c_str(), name.c_str());
+                if (name.find('/') != std::string::npos)
+                    fail("%s names a file outside its directory: '%s'", index.c_str(), name.c_str());
                 files[name] = true;
             }
         } catch (const nlohmann::json::exception& e) {
@@ -118,7 +119,8 @@ private:
         if (file.size() < 8) fail("%s has %zu bytes; a safetensors file has at least 8", name, file.size());
         memcpy(&length, file.data(), 8);
         if (length > file.size() - 8 || length > 100000000)
-            fail("%s: the header claims %llu bytes, the file has %zu: truncated or not a safetensors file", name, (unsigned long long)length, file.size());
+            fail("%s: the header claims %llu bytes, the file has %zu: truncated or not a safetensors file", name,
+                 (unsigned long long)length, file.size());
         const size_t data_bytes = file.size() - 8 - length;
         const char* data = file.data() + 8 + length;
         try {
@@ -137,27 +139,36 @@ private:
                 for (const auto& dim : shape) {
                     if (!dim.is_number_unsigned()) fail("%s: tensor '%s' has a malformed shape", name, key.c_str());
                     const uint64_t d = dim.get<uint64_t>();
-                    if (d > file.size() || __builtin_mul_overflow(bytes, d, &bytes)) fail("%s: the shape of tensor '%s' is larger than the file", name, key.c_str());
+                    if (d > file.size() || __builtin_mul_overflow(bytes, d, &bytes))
+                        fail("%s: the shape of tensor '%s' is larger than the file", name, key.c_str());
                     t.shape.push_back((int64_t)d);
                 }
                 const auto& offsets = entry.at("data_offsets");
-                if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned())
+                if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+                    !offsets[1].is_number_unsigned())
                     fail("%s: tensor '%s' has malformed data_offsets", name, key.c_str());
                 const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
                 if (begin > end || end > data_bytes)
-                    fail("%s: tensor '%s' ends at byte %llu of %zu: the file is truncated or damaged", name, key.c_str(), (unsigned long long)end, data_bytes);
-                if (end - begin != bytes) fail("%s: tensor '%s' has %llu bytes where its shape and type need %llu", name, key.c_str(), (unsigned long long)(end - begin), (unsigned long long)bytes);
+                    fail("%s: tensor '%s' ends at byte %llu of %zu: the file is truncated or damaged", name, key.c_str(),
+                         (unsigned long long)end, data_bytes);
+                if (end - begin != bytes)
+                    fail("%s: tensor '%s' has %llu bytes where its shape and type need %llu", name, key.c_str(),
+                         (unsigned long long)(end - begin), (unsigned long long)bytes);
                 t.data = data + begin, t.bytes = bytes;
-                if (bytes > 0 && !ranges.emplace(begin, std::make_pair(end, key)).second) fail("%s: tensor '%s' overlaps another", name, key.c_str());
+                if (bytes > 0 && !ranges.emplace(begin, std::make_pair(end, key)).second)
+                    fail("%s: tensor '%s' overlaps another", name, key.c_str());
                 if (!tensors_.emplace(key, t).second) fail("%s: tensor '%s' occurs twice", name, key.c_str());
             }
             uint64_t last = 0;
             for (const auto& [begin, range] : ranges) {
                 if (begin < last) fail("%s: tensor '%s' overlaps another", name, range.second.c_str());
-                if (begin > last) fail("%s: %llu bytes before tensor '%s' belong to no tensor: damaged", name, (unsigned long long)(begin - last), range.second.c_str());
+                if (begin > last)
+                    fail("%s: %llu bytes before tensor '%s' belong to no tensor: damaged", name,
+                         (unsigned long long)(begin - last), range.second.c_str());
                 last = range.first;
             }
-            if (last < data_bytes) fail("%s: %zu bytes at its end belong to no tensor: damaged", name, (size_t)(data_bytes - last));
+            if (last < data_bytes)
+                fail("%s: %zu bytes at its end belong to no tensor: damaged", name, (size_t)(data_bytes - last));
         } catch (const nlohmann::json::exception& e) {
             fail("%s: the header is not valid: %s", name, e.what());
         }
@@ -186,7 +197,8 @@ public:
 
     void write(const std::string& name, const void* data, size_t bytes) {
         if (!header_written_) write_header();
-        CHECK(next_ < order_.size() && order_[next_].first == name && order_[next_].second == bytes, "tensor '%s' out of order or of another size", name.c_str());
+        CHECK(next_ < order_.size() && order_[next_].first == name && order_[next_].second == bytes,
+              "tensor '%s' out of order or of another size", name.c_str());
         file_.write(data, bytes);
         next_++;
     }

@@ -1,9 +1,10 @@
-// What changes over a run: learning rate, weight decay and global batch size, as functions of the samples processed so far, with
-// Megatron-LM's exact semantics. Options in steps are multiplied by the final global batch size.
+// What changes over a run: learning rate, weight decay and global batch size, as functions of the samples processed so far,
+// with Megatron-LM's exact semantics. Options in steps are multiplied by the final global batch size.
 //   n <= warm-up W          init + (lr - init) n / W
 //   n > decay end D         min_lr        (constant: lr; inverse-square-root goes on: max(min, lr sqrt(W) / sqrt(n)))
-//   between                 with r = (n - W) / (D - W): cosine min + (cos(pi r) + 1) / 2 (lr - min), linear min + (1 - r)(lr - min)
-//   WSD                     lr until the tail of length A begins, then with x = (n - (D - A)) / A: exponential 2 * 0.5^x - 1,
+//   between                 with r = (n - W) / (D - W): cosine min + (cos(pi r) + 1) / 2 (lr - min), linear min + (1 - r)(lr -
+//   min) WSD                     lr until the tail of length A begins, then with x = (n - (D - A)) / A: exponential 2 * 0.5^x -
+//   1,
 //                           linear 1 - x, cosine (cos(pi x) + 1) / 2, minus_sqrt 1 - sqrt(x), times (lr - min) plus min
 // The schedule is read before a step with the samples consumed before it, so the first step runs at the warm-up's start.
 #pragma once
@@ -73,7 +74,8 @@ struct Schedule {
     // Steps to consume `samples`: ramp-up steps one by one, then whole final batches.
     int64_t steps_for(int64_t samples) const {
         int64_t steps = 0, consumed = 0;
-        while (rampup.samples > 0 && consumed <= rampup.samples && consumed < samples) consumed += global_batch(consumed), steps++;
+        while (rampup.samples > 0 && consumed <= rampup.samples && consumed < samples)
+            consumed += global_batch(consumed), steps++;
         return steps + (samples > consumed ? (samples - consumed) / final_batch : 0);
     }
     // Samples that `steps` steps consume.
@@ -90,31 +92,40 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     const int64_t micro = (int64_t)o.micro_batch_size * replicas;
     s.final_batch = o.global_batch_size ? o.global_batch_size : micro;
     if (s.final_batch % micro)
-        fail("global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the nearest are %lld and %lld",
-             (long long)s.final_batch, o.micro_batch_size, replicas, (long long)micro, (long long)(s.final_batch / micro * micro),
-             (long long)((s.final_batch / micro + 1) * micro));
+        fail(
+            "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the nearest "
+            "are %lld and %lld",
+            (long long)s.final_batch, o.micro_batch_size, replicas, (long long)micro,
+            (long long)(s.final_batch / micro * micro), (long long)((s.final_batch / micro + 1) * micro));
     if (!o.rampup_batch_size.empty()) {
         int64_t* const values[] = {&s.rampup.start, &s.rampup.increment, &s.rampup.samples};
         for (int i = 0; i < 3; i++) {
             char* end = nullptr;
             *values[i] = strtoll(o.rampup_batch_size[i].c_str(), &end, 10);
-            if (*end || *values[i] <= 0) fail("--rampup-batch-size has '%s'; START INCREMENT SAMPLES are counts above 0", o.rampup_batch_size[i].c_str());
+            if (*end || *values[i] <= 0)
+                fail("--rampup-batch-size has '%s'; START INCREMENT SAMPLES are counts above 0",
+                     o.rampup_batch_size[i].c_str());
         }
         const int64_t grow = s.final_batch - s.rampup.start;
         if (grow < 0 || grow % s.rampup.increment)
-            fail("--rampup-batch-size: global-batch-size %lld - start %lld = %lld is not a multiple of the increment %lld", (long long)s.final_batch,
-                 (long long)s.rampup.start, (long long)grow, (long long)s.rampup.increment);
+            fail("--rampup-batch-size: global-batch-size %lld - start %lld = %lld is not a multiple of the increment %lld",
+                 (long long)s.final_batch, (long long)s.rampup.start, (long long)grow, (long long)s.rampup.increment);
         if (s.rampup.start % micro || s.rampup.increment % micro)
-            fail("--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld", (long long)s.rampup.start,
-                 (long long)s.rampup.increment, (long long)micro);
+            fail("--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld",
+                 (long long)s.rampup.start, (long long)s.rampup.increment, (long long)micro);
         if (o.train_iters) fail("--rampup-batch-size needs the length of the run in --train-samples, not in --train-iters");
     }
 
-    if (o.train_iters && o.train_samples) fail("--train-iters %lld and --train-samples %lld both set the length; give one", (long long)o.train_iters, (long long)o.train_samples);
-    if (!o.train_iters && !o.train_samples) fail("the length of the run is missing; HINT: give --train-iters or --train-samples");
+    if (o.train_iters && o.train_samples)
+        fail("--train-iters %lld and --train-samples %lld both set the length; give one", (long long)o.train_iters,
+             (long long)o.train_samples);
+    if (!o.train_iters && !o.train_samples)
+        fail("the length of the run is missing; HINT: give --train-iters or --train-samples");
     s.total_steps = o.train_iters ? o.train_iters : s.steps_for(o.train_samples);
     s.total_samples = s.samples_for(s.total_steps);
-    if (s.total_steps == 0) fail("--train-samples %lld is less than one global batch of %lld", (long long)o.train_samples, (long long)s.final_batch);
+    if (s.total_steps == 0)
+        fail("--train-samples %lld is less than one global batch of %lld", (long long)o.train_samples,
+             (long long)s.final_batch);
     const int64_t length = o.train_samples ? o.train_samples : s.total_samples;
 
     const auto samples = [&](const char* name, int64_t iters, int64_t given, int64_t otherwise) {
@@ -129,9 +140,13 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     }
     s.wsd_tail = samples("lr-wsd-decay", o.lr_wsd_decay_iters, o.lr_wsd_decay_samples, 0);
     if (o.lr_decay_style == "WSD" && (s.wsd_tail == 0 || s.wsd_tail > s.decay))
-        fail("--lr-decay-style WSD needs a tail of 1 to %lld samples (the decay's end); HINT: --lr-wsd-decay-iters or --lr-wsd-decay-samples", (long long)s.decay);
+        fail(
+            "--lr-decay-style WSD needs a tail of 1 to %lld samples (the decay's end); HINT: --lr-wsd-decay-iters or "
+            "--lr-wsd-decay-samples",
+            (long long)s.decay);
     if (s.warmup >= s.decay && o.lr_decay_style != "constant")
-        fail("the warm-up of %lld samples is not shorter than the decay, which ends at %lld", (long long)s.warmup, (long long)s.decay);
+        fail("the warm-up of %lld samples is not shorter than the decay, which ends at %lld", (long long)s.warmup,
+             (long long)s.decay);
     s.max_lr = o.lr, s.min_lr = o.min_lr, s.init_lr = o.lr_warmup_init;
     if (s.min_lr > s.max_lr) fail("--min-lr %g is above --lr %g", s.min_lr, s.max_lr);
     if (s.init_lr > s.max_lr) fail("--lr-warmup-init %g is above --lr %g", s.init_lr, s.max_lr);

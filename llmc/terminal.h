@@ -76,12 +76,8 @@ inline std::string three_digits(double x, double base, const std::vector<const c
     return format("%.*f%s", decimals, x, units[u]);
 }
 
-inline std::string human_count(double n) {
-    return three_digits(n, 1000, {"", "K", "M", "B", "T", "Q"});
-}
-inline std::string human_bytes(double n) {
-    return three_digits(n, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"});
-}
+inline std::string human_count(double n) { return three_digits(n, 1000, {"", "K", "M", "B", "T", "Q"}); }
+inline std::string human_bytes(double n) { return three_digits(n, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"}); }
 
 // 1234567 -> "1,234,567"
 inline std::string with_commas(int64_t n) {
@@ -153,12 +149,9 @@ inline std::string printable(const std::string& text) {
         if (c == '\r') continue;
         const bool control = (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7f && c < 0xa0) || (c >= 0x202a && c <= 0x202e) ||
                              (c >= 0x2066 && c <= 0x2069);
-        if (c == '\t')
-            out += ' ';
-        else if (control || c == 0xfffd)
-            out += "\xef\xbf\xbd";
-        else
-            out.append(text, start, i - start);
+        if (c == '\t') out += ' ';
+        else if (control || c == 0xfffd) out += "\xef\xbf\xbd";
+        else out.append(text, start, i - start);
     }
     return out;
 }

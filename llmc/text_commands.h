@@ -50,7 +50,9 @@ public:
     bool next(Chunk& chunk) {
         while (true) {
             if (!in_ && !open_next()) return false;
-            const bool found = json_lines_ ? next_json(chunk) : split_ == "file" ? next_part(chunk) : next_lines(chunk, split_ == "line");
+            const bool found = json_lines_        ? next_json(chunk)
+                               : split_ == "file" ? next_part(chunk)
+                                                  : next_lines(chunk, split_ == "line");
             if (found) return true;
             close();
         }
@@ -96,8 +98,10 @@ private:
             if (line.find_first_not_of(" \t\r\n") == std::string::npos) continue;
             try {
                 const auto j = nlohmann::json::parse(line);
-                if (!j.is_object() || !j.contains(json_key_)) fail("%s:%lld has no key '%s'; HINT: --json-keys", name_.c_str(), (long long)line_, json_key_.c_str());
-                if (!j[json_key_].is_string()) fail("%s:%lld: '%s' is not a text", name_.c_str(), (long long)line_, json_key_.c_str());
+                if (!j.is_object() || !j.contains(json_key_))
+                    fail("%s:%lld has no key '%s'; HINT: --json-keys", name_.c_str(), (long long)line_, json_key_.c_str());
+                if (!j[json_key_].is_string())
+                    fail("%s:%lld: '%s' is not a text", name_.c_str(), (long long)line_, json_key_.c_str());
                 chunk.text = j[json_key_].get<std::string>();
             } catch (const nlohmann::json::exception& e) {
                 fail("%s:%lld is not valid JSON: %s", name_.c_str(), (long long)line_, e.what());
@@ -163,7 +167,8 @@ private:
 };
 
 // Calls work(chunk, index) for all chunks of a batch in parallel, then finish(chunk, index) in order, batch by batch.
-inline void for_each_chunk(DocumentReader& reader, int threads, const std::string& label, const std::function<void(const Chunk&, size_t)>& work,
+inline void for_each_chunk(DocumentReader& reader, int threads, const std::string& label,
+                           const std::function<void(const Chunk&, size_t)>& work,
                            const std::function<void(const Chunk&, size_t)>& finish, const std::function<void(size_t)>& resize) {
     constexpr size_t batch_bytes = 16 << 20;
     Progress progress(label, reader.total_bytes(), "B");
@@ -173,7 +178,8 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
         batch.clear();
         size_t bytes = 0;
         Chunk chunk;
-        while (bytes < batch_bytes && (more = reader.next(chunk))) bytes += chunk.text.size() + 64, batch.push_back(std::move(chunk));
+        while (bytes < batch_bytes && (more = reader.next(chunk)))
+            bytes += chunk.text.size() + 64, batch.push_back(std::move(chunk));
         resize(batch.size());
         std::exception_ptr failure;  // an exception must not leave a parallel region
 #pragma omp parallel for schedule(dynamic, 8) num_threads(threads)
@@ -208,7 +214,10 @@ inline int prepare_command(const PrepareOptions& o) {
     if (o.tokenizer.empty()) fail("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
     const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
     if (!o.no_append_eod && tokenizer.eod_id() < 0)
-        fail("%s has no end-of-document token (<|endoftext|>, <|end_of_text|> or </s>); HINT: --no-append-eod leaves documents without one", tokenizer.source().c_str());
+        fail(
+            "%s has no end-of-document token (<|endoftext|>, <|end_of_text|> or </s>); HINT: --no-append-eod leaves documents "
+            "without one",
+            tokenizer.source().c_str());
     DocumentReader reader(o.input, o.json_keys, o.split_documents);
     if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
     TokenDatasetWriter writer(o.output_prefix, tokenizer.vocab_size());
@@ -229,11 +238,16 @@ inline int prepare_command(const PrepareOptions& o) {
             total += (int64_t)tokens[i].size(), nul += odd[i].first, invalid += odd[i].second;
         },
         [&](size_t n) { tokens.resize(n), odd.resize(n); });
-    if (writer.n_documents() == 0) fail("the input is empty: no document was found in %s%s", o.input[0].c_str(), o.input.size() > 1 ? " and the others" : "");
+    if (writer.n_documents() == 0)
+        fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
+             o.input.size() > 1 ? " and the others" : "");
     writer.commit();
-    if (nul || invalid) printf("note: %s NUL bytes and %s bytes that are not UTF-8 were kept as they are\n", with_commas(nul).c_str(), with_commas(invalid).c_str());
-    printf("%s.bin, %s.idx: %s documents, %s tokens, %.3f bytes per token\n", o.output_prefix.c_str(), o.output_prefix.c_str(), with_commas(writer.n_documents()).c_str(),
-           with_commas(total).c_str(), (double)reader.bytes_read() / (double)std::max<int64_t>(1, total));
+    if (nul || invalid)
+        printf("note: %s NUL bytes and %s bytes that are not UTF-8 were kept as they are\n", with_commas(nul).c_str(),
+               with_commas(invalid).c_str());
+    printf("%s.bin, %s.idx: %s documents, %s tokens, %.3f bytes per token\n", o.output_prefix.c_str(), o.output_prefix.c_str(),
+           with_commas(writer.n_documents()).c_str(), with_commas(total).c_str(),
+           (double)reader.bytes_read() / (double)std::max<int64_t>(1, total));
     return 0;
 }
 
@@ -260,8 +274,9 @@ inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader,
         },
         [&](size_t n) { counts.resize(n); });
     if (total[0] == 0) fail("the input is empty");
-    printf("%s: %s tokens; %.3f bytes per token, %.3f characters per token, %.3f tokens per word\n", tokenizer.source().c_str(), with_commas(tokenizer.vocab_size()).c_str(),
-           (double)total[1] / total[0], (double)total[2] / total[0], (double)total[0] / std::max<int64_t>(1, total[3]));
+    printf("%s: %s tokens; %.3f bytes per token, %.3f characters per token, %.3f tokens per word\n", tokenizer.source().c_str(),
+           with_commas(tokenizer.vocab_size()).c_str(), (double)total[1] / total[0], (double)total[2] / total[0],
+           (double)total[0] / std::max<int64_t>(1, total[3]));
 }
 
 inline int tokenizer_command(const TokenizerOptions& o) {
@@ -271,13 +286,18 @@ inline int tokenizer_command(const TokenizerOptions& o) {
         report_tokenizer(Tokenizer::load(o.report), reader, threads);
         return 0;
     }
-    if (o.output.empty()) fail("the output is missing; HINT: --output DIR gets tokenizer.json (or --report TOKENIZER measures one)");
+    if (o.output.empty())
+        fail("the output is missing; HINT: --output DIR gets tokenizer.json (or --report TOKENIZER measures one)");
     if (o.vocab_size < 256 + (int)o.special_tokens.size() + 1)
-        fail("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a merge", o.vocab_size, o.special_tokens.size());
+        fail("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a merge", o.vocab_size,
+             o.special_tokens.size());
     for (size_t i = 0; i < o.special_tokens.size(); i++) {
         const std::string& token = o.special_tokens[i];
-        if (token.size() < 2) fail("--special-tokens has '%s'; a special token needs two bytes or more: every single byte is a token already", token.c_str());
-        if (std::find(o.special_tokens.begin(), o.special_tokens.begin() + (long)i, token) != o.special_tokens.begin() + (long)i)
+        if (token.size() < 2)
+            fail("--special-tokens has '%s'; a special token needs two bytes or more: every single byte is a token already",
+                 token.c_str());
+        if (std::find(o.special_tokens.begin(), o.special_tokens.begin() + (long)i, token) !=
+            o.special_tokens.begin() + (long)i)
             fail("--special-tokens has '%s' twice", token.c_str());
     }
     make_directory(o.output);
@@ -285,12 +305,15 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     PieceCounts counts;
     std::vector<PieceCounts> parts;
     for_each_chunk(
-        reader, threads, "counting words", [&](const Chunk& chunk, size_t i) { parts[i].clear(), count_pieces(pre_tokenizer, chunk.text, parts[i]); },
+        reader, threads, "counting words",
+        [&](const Chunk& chunk, size_t i) { parts[i].clear(), count_pieces(pre_tokenizer, chunk.text, parts[i]); },
         [&](const Chunk&, size_t i) {
             for (const auto& [piece, count] : parts[i]) counts[piece] += count;
         },
         [&](size_t n) { parts.resize(n); });
-    if (counts.empty()) fail("the input is empty: nothing to learn a tokenizer from in %s%s", o.input[0].c_str(), o.input.size() > 1 ? " and the others" : "");
+    if (counts.empty())
+        fail("the input is empty: nothing to learn a tokenizer from in %s%s", o.input[0].c_str(),
+             o.input.size() > 1 ? " and the others" : "");
     BpeTrainer trainer(counts, o.special_tokens, o.pre_tokenizer);
     {
         Progress progress("learning merges", o.vocab_size, "tokens");
@@ -298,7 +321,8 @@ inline int tokenizer_command(const TokenizerOptions& o) {
         progress.finish();
     }
     if (trainer.vocab_size() < o.vocab_size)
-        printf("note: the text gave %s tokens of the %s asked for; HINT: more text, or a smaller --min-frequency\n", with_commas(trainer.vocab_size()).c_str(), with_commas(o.vocab_size).c_str());
+        printf("note: the text gave %s tokens of the %s asked for; HINT: more text, or a smaller --min-frequency\n",
+               with_commas(trainer.vocab_size()).c_str(), with_commas(o.vocab_size).c_str());
     const std::string file = o.output + "/tokenizer.json";
     write_file_atomically(file, trainer.to_json().dump(1) + "\n");
     DocumentReader again(o.input, o.json_keys, "file");

@@ -1,14 +1,16 @@
-// Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) from Hugging Face's tokenizer.json: GPT-2, Llama-3 and BLOOM style.
+// Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) from Hugging Face's tokenizer.json: GPT-2, Llama-3 and BLOOM
+// style.
 //
 // Text becomes tokens in three steps.
-//   1. Pre-tokenisation: a regular expression cuts the text into pieces (a word with the space before it, a run of digits, ...).
+//   1. Pre-tokenisation: a regular expression cuts the text into pieces (a word with the space before it, a run of digits,
+//   ...).
 //      Merges never cross a piece, so " the" is learned once and not together with every word that follows.
 //   2. Each piece is its UTF-8 bytes; every byte value is a token, so there is no text without an encoding.
 //   3. Merges: training learned an ordered list of pairs of tokens. Of the pairs that stand side by side in the piece, the one
 //      learned first is merged, again and again, until none is left.
-// tokenizer.json writes bytes as characters (GPT-2's table: printable bytes stand for themselves, the others for U+0100 and up),
-// so that " the" reads "Ġthe". Only loading and saving know of that; everything in between is raw bytes.
-// Bytes that are not valid UTF-8 are pieces of their own: encode() takes any bytes and decode(encode(x)) == x.
+// tokenizer.json writes bytes as characters (GPT-2's table: printable bytes stand for themselves, the others for U+0100 and
+// up), so that " the" reads "Ġthe". Only loading and saving know of that; everything in between is raw bytes. Bytes that are
+// not valid UTF-8 are pieces of their own: encode() takes any bytes and decode(encode(x)) == x.
 #pragma once
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -75,12 +77,15 @@ inline bool characters_to_bytes(std::string_view characters, std::string& bytes)
 
 // Length of the valid UTF-8 sequence at the start of s; 0 if it does not begin with one.
 inline size_t valid_utf8_length(const unsigned char* s, size_t n) {
-    const auto follows = [&](size_t i, unsigned low = 0x80, unsigned high = 0xbf) { return i < n && s[i] >= low && s[i] <= high; };
+    const auto follows = [&](size_t i, unsigned low = 0x80, unsigned high = 0xbf) {
+        return i < n && s[i] >= low && s[i] <= high;
+    };
     const unsigned c = s[0];
     if (c < 0x80) return 1;
     if (c >= 0xc2 && c <= 0xdf) return follows(1) ? 2 : 0;
     if (c >= 0xe0 && c <= 0xef) return follows(1, c == 0xe0 ? 0xa0 : 0x80, c == 0xed ? 0x9f : 0xbf) && follows(2) ? 3 : 0;
-    if (c >= 0xf0 && c <= 0xf4) return follows(1, c == 0xf0 ? 0x90 : 0x80, c == 0xf4 ? 0x8f : 0xbf) && follows(2) && follows(3) ? 4 : 0;
+    if (c >= 0xf0 && c <= 0xf4)
+        return follows(1, c == 0xf0 ? 0x90 : 0x80, c == 0xf4 ? 0x8f : 0xbf) && follows(2) && follows(3) ? 4 : 0;
     return 0;
 }
 
@@ -106,7 +111,8 @@ public:
         if (!code) {
             PCRE2_UCHAR text[256];
             pcre2_get_error_message(error, text, sizeof text);
-            fail("the pre-tokenizer's pattern '%s' is not understood: %s at %zu", pattern.c_str(), (const char*)text, (size_t)at);
+            fail("the pre-tokenizer's pattern '%s' is not understood: %s at %zu", pattern.c_str(), (const char*)text,
+                 (size_t)at);
         }
         code_ = std::shared_ptr<pcre2_code>(code, pcre2_code_free);
         jit_ = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE) == 0;
@@ -152,8 +158,9 @@ private:
         const auto* subject = (PCRE2_SPTR)text.data();
         size_t done = 0;
         while (done < text.size()) {
-            const int found = jit_ ? pcre2_jit_match(code_.get(), subject, text.size(), done, PCRE2_NO_UTF_CHECK, memory.data, memory.context)
-                                   : pcre2_match(code_.get(), subject, text.size(), done, PCRE2_NO_UTF_CHECK, memory.data, memory.context);
+            const int found =
+                jit_ ? pcre2_jit_match(code_.get(), subject, text.size(), done, PCRE2_NO_UTF_CHECK, memory.data, memory.context)
+                     : pcre2_match(code_.get(), subject, text.size(), done, PCRE2_NO_UTF_CHECK, memory.data, memory.context);
             if (found < 0 && found != PCRE2_ERROR_NOMATCH) fail("pre-tokenisation failed: PCRE2 error %d", found);
             const PCRE2_SIZE* range = pcre2_get_ovector_pointer(memory.data);
             const size_t begin = found < 0 ? text.size() : range[0], end = found < 0 ? text.size() : range[1];
@@ -335,7 +342,8 @@ private:
             const std::string type = step.value("type", "");
             if (type == "Split") {
                 const auto& p = step.at("pattern");
-                if (!p.contains("Regex") || step.value("behavior", "") != "Isolated" || step.value("invert", false) || !pattern.empty())
+                if (!p.contains("Regex") || step.value("behavior", "") != "Isolated" || step.value("invert", false) ||
+                    !pattern.empty())
                     refuse("a Split other than one isolated regular expression");
                 pattern = p["Regex"].get<std::string>();
             } else if (type == "ByteLevel") {
@@ -358,14 +366,18 @@ private:
         const auto& vocabulary = j["model"].at("vocab");
         const size_t limit = vocabulary.size() + (j.contains("added_tokens") ? j["added_tokens"].size() : 0);
         const auto place = [&](int64_t id, const std::string& token) {
-            if (id < 0 || id >= (int64_t)limit) fail("%s: token '%s' has the id %lld; ids must be 0 .. %zu without gaps", name, token.c_str(), (long long)id, limit - 1);
-            if ((size_t)id >= bytes_.size()) bytes_.resize((size_t)id + 1), special_.resize((size_t)id + 1), taken_.resize((size_t)id + 1);
+            if (id < 0 || id >= (int64_t)limit)
+                fail("%s: token '%s' has the id %lld; ids must be 0 .. %zu without gaps", name, token.c_str(), (long long)id,
+                     limit - 1);
+            if ((size_t)id >= bytes_.size())
+                bytes_.resize((size_t)id + 1), special_.resize((size_t)id + 1), taken_.resize((size_t)id + 1);
         };
         std::fill(byte_id_.begin(), byte_id_.end(), -1);
         for (const auto& [characters, value] : vocabulary.items()) {
             const int64_t id = value.get<int64_t>();
             place(id, characters);
-            if (taken_[id]) fail("%s: the id %lld belongs to two tokens, '%s' and another", name, (long long)id, characters.c_str());
+            if (taken_[id])
+                fail("%s: the id %lld belongs to two tokens, '%s' and another", name, (long long)id, characters.c_str());
             std::string bytes;
             if (!characters_to_bytes(characters, bytes)) bytes = characters;  // a special token: its own name
             bytes_[id] = bytes, taken_[id] = true;
@@ -401,7 +413,8 @@ private:
             }
             const auto id = [&](const std::string& characters) {
                 const auto found = by_characters_.find(characters);
-                if (found == by_characters_.end()) fail("%s: merge %d names '%s', which is no token", source_.c_str(), rank, characters.c_str());
+                if (found == by_characters_.end())
+                    fail("%s: merge %d names '%s', which is no token", source_.c_str(), rank, characters.c_str());
                 return found->second;
             };
             const int a = id(left), b = id(right), merged = id(left + right);

@@ -1,9 +1,11 @@
-// Learning a byte-level BPE vocabulary (tokenizer.h says what that is): count the pieces of a text, then merge the pair of tokens
-// that occurs most often, again and again, until the vocabulary is full. Ids as Hugging Face's BpeTrainer gives them: special
-// tokens, the 256 bytes in the order of their characters, then merges; of equally frequent pairs the one with smaller ids wins.
+// Learning a byte-level BPE vocabulary (tokenizer.h says what that is): count the pieces of a text, then merge the pair of
+// tokens that occurs most often, again and again, until the vocabulary is full. Ids as Hugging Face's BpeTrainer gives them:
+// special tokens, the 256 bytes in the order of their characters, then merges; of equally frequent pairs the one with smaller
+// ids wins.
 //
 // A merge changes only the words in which its pair occurs. So each pair remembers its words, counts are corrected as merges
-// happen, and a priority queue holds counts that may be out of date: an entry that no longer agrees is corrected when it comes up.
+// happen, and a priority queue holds counts that may be out of date: an entry that no longer agrees is corrected when it comes
+// up.
 #pragma once
 #include <functional>
 #include <map>
@@ -72,7 +74,13 @@ public:
         using json = nlohmann::ordered_json;
         json added = json::array(), vocabulary = json::object(), merges = json::array();
         for (size_t id = 0; id < special_.size(); id++)
-            added.push_back({{"id", id}, {"content", special_[id]}, {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false}, {"special", true}});
+            added.push_back({{"id", id},
+                             {"content", special_[id]},
+                             {"single_word", false},
+                             {"lstrip", false},
+                             {"rstrip", false},
+                             {"normalized", false},
+                             {"special", true}});
         // An ordered_json object looks through all keys at every insertion; a sorted one does not care.
         nlohmann::json sorted = nlohmann::json::object();
         for (size_t id = 0; id < characters_.size(); id++) sorted[characters_[id]] = id;
@@ -85,14 +93,30 @@ public:
             pre_tokenizer = byte_level;
         } else {
             const std::string regex = pattern_ == "bloom" ? bloom_pattern_in_files : pretokenizer_pattern(pattern_);
-            const json split = {{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}};
+            const json split = {
+                {"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}};
             pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", json::array({split, byte_level})}};
         }
         const json decoder = {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
-        return {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added}, {"normalizer", nullptr}, {"pre_tokenizer", pre_tokenizer},
-                {"post_processor", nullptr}, {"decoder", decoder},
-                {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr},
-                           {"fuse_unk", false}, {"byte_fallback", false}, {"ignore_merges", false}, {"vocab", vocabulary}, {"merges", merges}}}};
+        return {{"version", "1.0"},
+                {"truncation", nullptr},
+                {"padding", nullptr},
+                {"added_tokens", added},
+                {"normalizer", nullptr},
+                {"pre_tokenizer", pre_tokenizer},
+                {"post_processor", nullptr},
+                {"decoder", decoder},
+                {"model",
+                 {{"type", "BPE"},
+                  {"dropout", nullptr},
+                  {"unk_token", nullptr},
+                  {"continuing_subword_prefix", nullptr},
+                  {"end_of_word_suffix", nullptr},
+                  {"fuse_unk", false},
+                  {"byte_fallback", false},
+                  {"ignore_merges", false},
+                  {"vocab", vocabulary},
+                  {"merges", merges}}}};
     }
 
 private:
@@ -110,7 +134,9 @@ private:
         bool operator<(const Candidate& other) const { return count != other.count ? count < other.count : pair > other.pair; }
     };
     struct PairHash {
-        size_t operator()(const Pair& p) const { return std::hash<uint64_t>()(((uint64_t)(uint32_t)p.first << 32 | (uint32_t)p.second) * 0x9E3779B97F4A7C15u); }
+        size_t operator()(const Pair& p) const {
+            return std::hash<uint64_t>()(((uint64_t)(uint32_t)p.first << 32 | (uint32_t)p.second) * 0x9E3779B97F4A7C15u);
+        }
     };
 
     int add_token(const std::string& characters, const std::string& bytes) {
@@ -126,7 +152,8 @@ private:
     }
 
     void merge(Pair pair) {
-        const int token = add_token(characters_[pair.first] + characters_[pair.second], bytes_[pair.first] + bytes_[pair.second]);
+        const int token =
+            add_token(characters_[pair.first] + characters_[pair.second], bytes_[pair.first] + bytes_[pair.second]);
         merges_.push_back(pair);
         const std::vector<int> words = std::move(pairs_[pair].words);
         std::vector<Pair> grown;
@@ -140,8 +167,12 @@ private:
                     continue;
                 }
                 // ... left [first second] right ... becomes ... left token right ...
-                if (out > 0) change({t[out - 1], t[i]}, -count, w), change({t[out - 1], token}, count, w), grown.push_back({t[out - 1], token});
-                if (i + 2 < t.size()) change({t[i + 1], t[i + 2]}, -count, w), change({token, t[i + 2]}, count, w), grown.push_back({token, t[i + 2]});
+                if (out > 0)
+                    change({t[out - 1], t[i]}, -count, w), change({t[out - 1], token}, count, w),
+                        grown.push_back({t[out - 1], token});
+                if (i + 2 < t.size())
+                    change({t[i + 1], t[i + 2]}, -count, w), change({token, t[i + 2]}, count, w),
+                        grown.push_back({token, t[i + 2]});
                 t[out++] = token;
                 i++;
             }

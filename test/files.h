@@ -59,7 +59,8 @@ std::string expect_error(F f, const std::vector<std::string>& parts) {
         f();
     } catch (const Error& e) {
         const std::string message = e.what();
-        for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
+        for (const std::string& part : parts)
+            EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
         return message;
     }
     ADD_FAILURE() << "no error was thrown" << (parts.empty() ? "" : "; one with '" + parts[0] + "' was expected");

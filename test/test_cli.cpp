@@ -17,8 +17,9 @@ void refused(const std::vector<std::string>& arguments, const std::vector<std::s
 }
 
 TEST(Cli, Values) {
-    const TrainOptions o = parsed({"--num-layers", "3", "--lr=1e-3", "--train-samples", "2M", "--swiglu", "--data-path", "0.5", "a", "0.5", "b",
-                                   "--rampup-batch-size", "8", "4", "100", "--norm-epsilon", "1e-6", "--lr-decay-style", "linear"});
+    const TrainOptions o =
+        parsed({"--num-layers", "3", "--lr=1e-3", "--train-samples", "2M", "--swiglu", "--data-path", "0.5", "a", "0.5", "b",
+                "--rampup-batch-size", "8", "4", "100", "--norm-epsilon", "1e-6", "--lr-decay-style", "linear"});
     EXPECT_EQ(o.num_layers, 3);
     EXPECT_DOUBLE_EQ(o.lr, 1e-3);
     EXPECT_EQ(o.train_samples, 2000000);
@@ -31,7 +32,8 @@ TEST(Cli, Values) {
 }
 
 TEST(Cli, AliasesAreTheSameOption) {
-    const TrainOptions o = parsed({"--seq", "64", "--micro-batch", "2", "--steps", "5", "--kv-heads", "2", "--recompute", "full", "--z-loss", "1e-4"});
+    const TrainOptions o = parsed(
+        {"--seq", "64", "--micro-batch", "2", "--steps", "5", "--kv-heads", "2", "--recompute", "full", "--z-loss", "1e-4"});
     EXPECT_EQ(o.seq_length, 64);
     EXPECT_EQ(o.micro_batch_size, 2);
     EXPECT_EQ(o.train_iters, 5);
@@ -44,7 +46,9 @@ TEST(Cli, ALaterValueWins) { EXPECT_EQ(parsed({"--num-layers", "3", "--num-layer
 
 TEST(Cli, ConfigurationFileAndCommandLine) {
     const test::TemporaryDirectory dir;
-    test::write_file(dir / "run.toml", "# a run\nnum-layers = 5\nlr = 0.01\nswiglu = true\ndata-path = [\"a\", \"b\"]\nlr-decay-style = \"linear\"\n");
+    test::write_file(
+        dir / "run.toml",
+        "# a run\nnum-layers = 5\nlr = 0.01\nswiglu = true\ndata-path = [\"a\", \"b\"]\nlr-decay-style = \"linear\"\n");
     const TrainOptions o = parsed({"--config", dir / "run.toml", "--num-layers", "7"});
     EXPECT_EQ(o.num_layers, 7) << "the command line wins";
     EXPECT_DOUBLE_EQ(o.lr, 0.01);

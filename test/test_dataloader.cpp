@@ -448,9 +448,9 @@ TEST(Loader, BlendsAsMegatron) {
 
     DataOptions o = options_for({"5", dir / "a", "3", dir / "b", "2", dir / "c"}, 4);
     o.n_samples = 30;
-    EXPECT_EQ(firsts(DataLoader(o)), (Ints{1002,   100002, 200008, 2003, 100001, 2003,   200004, 3003, 101002, 2,
-                                           4,      100006, 200024, 2002, 100005, 0,      200000, 1001, 102000, 2007,
-                                           3000,   102000, 200016, 2007, 101004, 2006,   200020, 1002, 101006, 3}));
+    EXPECT_EQ(firsts(DataLoader(o)), (Ints{1002, 100002, 200008, 2003, 100001, 2003, 200004, 3003, 101002, 2,
+                                           4,    100006, 200024, 2002, 100005, 0,    200000, 1001, 102000, 2007,
+                                           3000, 102000, 200016, 2007, 101004, 2006, 200020, 1002, 101006, 3}));
     const std::vector<DataSummary> rows = DataLoader(o).summary();
     ASSERT_EQ(rows.size(), 3u);
     const int64_t samples[] = {15, 9, 6}, tokens[] = {21, 16, 30}, documents[] = {4, 3, 1};
@@ -637,7 +637,9 @@ TEST_F(Masks, ManyRows) {
                 const bool ends = batch.tokens[i] == eod;
                 if (ends) start = t + 1;
                 ASSERT_EQ(batch.targets[i] == -1, ends);
-                if (!ends && t < 39) { ASSERT_EQ(batch.targets[i], batch.tokens[i + 1]); }
+                if (!ends && t < 39) {
+                    ASSERT_EQ(batch.targets[i], batch.tokens[i + 1]);
+                }
                 unmasked += !ends;
             }
         }

@@ -31,7 +31,8 @@ std::string array_of(const std::vector<T>& values) {
 
 // The index of documents of 3, 0 and 2 tokens of 2 bytes each.
 std::string good_index() {
-    return index_header(1, 8, 3, 4) + array_of<int32_t>({3, 0, 2}) + array_of<int64_t>({0, 6, 6}) + array_of<int64_t>({0, 1, 2, 3});
+    return index_header(1, 8, 3, 4) + array_of<int32_t>({3, 0, 2}) + array_of<int64_t>({0, 6, 6}) +
+           array_of<int64_t>({0, 1, 2, 3});
 }
 std::string good_bin() { return array_of<uint16_t>({10, 20, 65535, 30, 40}); }
 
@@ -166,7 +167,8 @@ TEST(Reader, EveryTokenType) {
     const auto read = [&](int type, const std::string& bin, int width) {
         const int n = (int)bin.size() / width;
         write_file(dir / "d.bin", bin);
-        write_file(dir / "d.idx", index_header(1, type, 1, 2) + bytes_of<int32_t>(n) + bytes_of<int64_t>(0) + array_of<int64_t>({0, 1}));
+        write_file(dir / "d.idx",
+                   index_header(1, type, 1, 2) + bytes_of<int32_t>(n) + bytes_of<int64_t>(0) + array_of<int64_t>({0, 1}));
         return document(TokenDataset::open(dir / "d"), 0);
     };
     EXPECT_EQ(read(1, array_of<uint8_t>({1, 255}), 1), (std::vector<int>{1, 255}));
@@ -175,7 +177,8 @@ TEST(Reader, EveryTokenType) {
     EXPECT_EQ(read(4, array_of<int32_t>({70000, INT_MIN}), 4), (std::vector<int>{70000, -1}));
     EXPECT_EQ(read(5, array_of<int64_t>({70000, int64_t{1} << 32, INT64_MIN}), 8), (std::vector<int>{70000, INT_MAX, -1}));
     EXPECT_EQ(read(8, array_of<uint16_t>({0, 65535}), 2), (std::vector<int>{0, 65535}));
-    for (int type : {6, 7}) expect_error([&] { read(type, std::string(8, '\0'), type == 6 ? 8 : 4); }, {"d.idx", "floating point"});
+    for (int type : {6, 7})
+        expect_error([&] { read(type, std::string(8, '\0'), type == 6 ? 8 : 4); }, {"d.idx", "floating point"});
     for (int type : {0, 9, 255}) expect_error([&] { read(type, std::string(8, '\0'), 4); }, {"d.idx", "unknown token type"});
 }
 
@@ -218,7 +221,8 @@ TEST(Reader, HostileIndices) {
     refuse(index_header(2, 8, 3, 4) + body, "version 2");
     refuse(std::string(4096, '\0'), "MMIDIDX");
     refuse("TNTIDX\0\0" + std::string(100, '\0'), "MMIDIDX");
-    const auto with = [&](const std::vector<int32_t>& lengths, const std::vector<int64_t>& offsets, const std::vector<int64_t>& borders) {
+    const auto with = [&](const std::vector<int32_t>& lengths, const std::vector<int64_t>& offsets,
+                          const std::vector<int64_t>& borders) {
         return index_header(1, 8, lengths.size(), borders.size()) + array_of(lengths) + array_of(offsets) + array_of(borders);
     };
     const std::string together = "belong together";
@@ -227,9 +231,9 @@ TEST(Reader, HostileIndices) {
     refuse(with({3, 0, 2}, {0, 6, -6}, {0, 1, 2, 3}), together);
     refuse(with({3, 0, 2}, {0, 6, INT64_MAX}, {0, 1, 2, 3}), together);
     refuse(with({3, 0, 2}, {0, INT64_MAX - 3, 6}, {0, 1, 2, 3}), together);
-    refuse(with({3, 0, 2}, {0, 4, 6}, {0, 1, 2, 3}), together);   // one over another
-    refuse(with({2, 3, 2}, {6, 0, 6}, {0, 1, 2, 3}), together);   // out of order
-    refuse(with({3, 0, 1}, {0, 6, 6}, {0, 1, 2, 3}), together);   // ends early
+    refuse(with({3, 0, 2}, {0, 4, 6}, {0, 1, 2, 3}), together);  // one over another
+    refuse(with({2, 3, 2}, {6, 0, 6}, {0, 1, 2, 3}), together);  // out of order
+    refuse(with({3, 0, 1}, {0, 6, 6}, {0, 1, 2, 3}), together);  // ends early
     const std::string borders = "document borders";
     refuse(with({3, 0, 2}, {0, 6, 6}, {1, 1, 2, 3}), borders);
     refuse(with({3, 0, 2}, {0, 6, 6}, {0, 1, 2, 2}), borders);
@@ -266,7 +270,8 @@ TEST(Shards, BothKinds) {
 TEST(Shards, PatternInOrder) {
     TemporaryDirectory dir;
     for (int i : {2, 0, 1})
-        write_file(dir / format("train_%06d.bin", i), shard(20240520, 1, i + 1, array_of(std::vector<uint16_t>(i + 1, (uint16_t)i))));
+        write_file(dir / format("train_%06d.bin", i),
+                   shard(20240520, 1, i + 1, array_of(std::vector<uint16_t>(i + 1, (uint16_t)i))));
     TokenDataset d = TokenDataset::open(dir / "train_*.bin");
     ASSERT_EQ(d.n_documents(), 3);
     EXPECT_EQ(d.n_tokens(), 6);

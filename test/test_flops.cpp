@@ -8,9 +8,9 @@
 namespace {
 
 //                              L      C   NH  NKV   HS      F       V     T  swiglu
-const FlopSizes bloom_176b = {  70, 14336, 112, 112, 128,  57344, 250880, 2048, false};
-const FlopSizes mt_nlg_530b = {105, 20480, 128, 128, 160,  81920,  51200, 2048, false};
-const FlopSizes llm_jp_172b = { 96, 12288,  96,  16, 128,  38464,  99840, 4096, true};
+const FlopSizes bloom_176b = {70, 14336, 112, 112, 128, 57344, 250880, 2048, false};
+const FlopSizes mt_nlg_530b = {105, 20480, 128, 128, 160, 81920, 51200, 2048, false};
+const FlopSizes llm_jp_172b = {96, 12288, 96, 16, 128, 38464, 99840, 4096, true};
 
 double tflops_per_gpu(double flops_per_token, double batch, double seq, double seconds, double gpus) {
     return flops_per_token * batch * seq / seconds / gpus / 1e12;

@@ -127,8 +127,12 @@ struct Fixture {
     DataLoader data;
 
     Fixture(const std::string& family, bool plain, int B)
-        : directory(fixture(family)), golden(directory), m(config_of(directory)), o(options_of(directory, golden, m.c, files)),
-          schedule(make_schedule(o, 1)), data(loader_options(o, m.c, schedule)) {
+        : directory(fixture(family)),
+          golden(directory),
+          m(config_of(directory)),
+          o(options_of(directory, golden, m.c, files)),
+          schedule(make_schedule(o, 1)),
+          data(loader_options(o, m.c, schedule)) {
         ctx.plain = plain;
         plan_memory(m, Recompute::none, B, o.seq_length, B * o.seq_length);
         allocate(m);

@@ -52,9 +52,7 @@ Product multiply(const View& a, const View& b, int M, int N, int K, const std::f
     return p;
 }
 
-double zero(int, int) {
-    return 0;
-}
+double zero(int, int) { return 0; }
 
 template <class Buffer>
 void expect_product(const Buffer& actual, const Product& p, const std::string& name) {

@@ -39,7 +39,8 @@ struct Fixture {
     Model m;
     Batch batch;
     Rows rows;
-    Fixture(const ModelConfig& c, Recompute recompute, bool documents, int head_rows = 7) : m(c), batch(random_batch(c, 2, c.T - 1, documents)) {
+    Fixture(const ModelConfig& c, Recompute recompute, bool documents, int head_rows = 7)
+        : m(c), batch(random_batch(c, 2, c.T - 1, documents)) {
         plan_memory(m, recompute, 2, c.T - 1, head_rows, true);
         allocate(m);
         initialize(m, 42);
@@ -140,16 +141,18 @@ TEST_P(Family, GenerationWithACacheEqualsTheFullForward) {
         model_forward(f.ctx, f.m, f.rows);
         head(f.ctx, f.m, f.rows, 0, 0, false, sums);
         const floatX* full = f.m.a.logits + (size_t)(T - 1) * f.m.c.Vp;
-        for (int i = 0; i < V; i++) EXPECT_NEAR(cached[i], full[i], 1e-5 * (1 + std::abs(full[i]))) << "token " << i << " after a prompt of " << prompt;
+        for (int i = 0; i < V; i++)
+            EXPECT_NEAR(cached[i], full[i], 1e-5 * (1 + std::abs(full[i]))) << "token " << i << " after a prompt of " << prompt;
     }
 }
 
 INSTANTIATE_TEST_SUITE_P(Model, Family, testing::Values("gpt2", "bloom", "llama", "llama-tied"));
 
 TEST(Model, PublishedParameterCounts) {
-    const std::pair<const char*, size_t> counts[] = {{"bloom-560m", 559214592},    {"bloom-1b1", 1065314304},  {"bloom-1b7", 1722408960},
-                                                     {"bloom-3b", 3002557440},     {"bloom-7b1", 7069016064},  {"bloom-176b", 176247271424},
-                                                     {"gpt2-124m", 124439808},     {"gpt2-1558m", 1557611200}, {"llama2-7b", 6738415616}};
+    const std::pair<const char*, size_t> counts[] = {
+        {"bloom-560m", 559214592}, {"bloom-1b1", 1065314304},  {"bloom-1b7", 1722408960},
+        {"bloom-3b", 3002557440},  {"bloom-7b1", 7069016064},  {"bloom-176b", 176247271424},
+        {"gpt2-124m", 124439808},  {"gpt2-1558m", 1557611200}, {"llama2-7b", 6738415616}};
     for (const auto& [name, count] : counts) {
         ModelConfig c = config_from_preset(name);
         pad_vocabulary(c, 128);
@@ -180,7 +183,8 @@ TEST(Model, FileLayoutsRoundTrip) {
         Fixture f(tiny(family), Recompute::inference, false);
         for (const TensorSpec& spec : f.m.table.rows)
             for (const HfTensor& t : spec.hf) {
-                std::vector<double> ours(f.m.params + spec.offset, f.m.params + spec.offset + spec.size()), file((size_t)t.rows * spec.cols), back = ours;
+                std::vector<double> ours(f.m.params + spec.offset, f.m.params + spec.offset + spec.size()),
+                    file((size_t)t.rows * spec.cols), back = ours;
                 convert_layout(spec, t, ours.data(), file.data(), true);
                 for (int r = 0; r < t.rows; r++)
                     for (int col = 0; col < spec.cols; col++) back[(size_t)(t.row + r) * spec.cols + col] = NAN;

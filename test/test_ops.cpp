@@ -46,7 +46,8 @@ NormReference norm_reference(const Doubles& x, const Doubles& w, const Doubles* 
         r.rstd.push_back(rstd), r.rstd_allowed.push_back(rstd * (s + std::pow(s * magnitude * rstd, 2)));
         for (int c = 0; c < C; c++) {
             const double xhat = (x[n * C + c] - mean) * rstd, y = xhat * w[c] + (b ? (*b)[c] : 0);
-            const double arithmetic = std::abs(w[c]) * (s * magnitude * rstd + (s + 8 * u) * std::abs(xhat)) + 8 * u * std::abs(y);
+            const double arithmetic =
+                std::abs(w[c]) * (s * magnitude * rstd + (s + 8 * u) * std::abs(xhat)) + 8 * u * std::abs(y);
             r.y.push_back(y), r.y_allowed.push_back(rounding * std::abs(y) + arithmetic);
         }
     }
@@ -59,8 +60,8 @@ NormReference norm_reference(const Doubles& x, const Doubles& w, const Doubles* 
 struct NormGradient {
     Doubles dx, dw, db, dx_allowed, dw_allowed, db_allowed;
 };
-NormGradient norm_gradient(const Doubles& dy, const Doubles& x, const Doubles& w, const Doubles& mean, const Doubles& rstd, int N, int C,
-                           bool centred) {
+NormGradient norm_gradient(const Doubles& dy, const Doubles& x, const Doubles& w, const Doubles& mean, const Doubles& rstd,
+                           int N, int C, bool centred) {
     NormGradient r{Doubles(N * C), Doubles(C), Doubles(C), Doubles(N * C), Doubles(C), Doubles(C)};
     const double s = (C / 16.0 + 20) * u, rows = (64 + N / 64.0 + 8) * u;
     for (int n = 0; n < N; n++) {
@@ -75,8 +76,9 @@ NormGradient norm_gradient(const Doubles& dy, const Doubles& x, const Doubles& w
             const int i = n * C + c;
             const double g = w[c] * dy[i];
             r.dx[i] = rstd[n] * (g - mg - xhat(c) * mgx);
-            r.dx_allowed[i] = rounding * std::abs(r.dx[i]) +
-                              rstd[n] * (12 * u * std::abs(g) + (s + 12 * u) * (mg_magnitude + std::abs(xhat(c)) * mgx_magnitude));
+            r.dx_allowed[i] =
+                rounding * std::abs(r.dx[i]) +
+                rstd[n] * (12 * u * std::abs(g) + (s + 12 * u) * (mg_magnitude + std::abs(xhat(c)) * mgx_magnitude));
             r.dw[c] += dy[i] * xhat(c), r.dw_allowed[c] += rows * std::abs(dy[i] * xhat(c));
             r.db[c] += dy[i], r.db_allowed[c] += rows * std::abs(dy[i]);
         }
@@ -124,7 +126,8 @@ TEST(Math, ActivationsFarOut) {
         EXPECT_EQ(gelu_derivative(x), 1) << x;
         EXPECT_EQ(gelu_derivative(-x), 0) << x;
     }
-    for (const real x : {real(not_a_number), -real(not_a_number)}) EXPECT_TRUE(std::isnan(gelu(x)) && std::isnan(gelu_derivative(x)) && std::isnan(sigmoid(x)));
+    for (const real x : {real(not_a_number), -real(not_a_number)})
+        EXPECT_TRUE(std::isnan(gelu(x)) && std::isnan(gelu_derivative(x)) && std::isnan(sigmoid(x)));
 }
 
 TEST(Math, AlibiSlopesGoldenValues) {
@@ -134,9 +137,11 @@ TEST(Math, AlibiSlopesGoldenValues) {
         return s;
     };
     const std::vector<real> s112 = slopes(112), s16 = slopes(16), s32 = slopes(32);
-    const std::vector<real> actual = {s112[0], s112[1], s112[63], s112[64], s112[65], s112[111], s16[0], s16[15], s32[0], s32[31]};
+    const std::vector<real> actual = {s112[0],   s112[1], s112[63], s112[64], s112[65],
+                                      s112[111], s16[0],  s16[15],  s32[0],   s32[31]};
     expect_close(actual,
-                 {.9170040432, .8408964153, .00390625, .9576032807, .8781260802, .0163167779, .7071067812, .00390625, .8408964153, .00390625},
+                 {.9170040432, .8408964153, .00390625, .9576032807, .8781260802, .0163167779, .7071067812, .00390625,
+                  .8408964153, .00390625},
                  1e-10, u, "slopes");
     expect_close(slopes(6), {0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125}, 0, 0, "slopes of 6 heads");
 }
@@ -149,7 +154,8 @@ TEST(Math, RopeTable) {
     Doubles expected;
     for (int p = 0; p < P; p++)
         for (int j = 0; j < HS / 2; j++)
-            for (const double value : {std::cos(p / std::pow(10000.0, 2.0 * j / HS)), std::sin(p / std::pow(10000.0, 2.0 * j / HS))})
+            for (const double value :
+                 {std::cos(p / std::pow(10000.0, 2.0 * j / HS)), std::sin(p / std::pow(10000.0, 2.0 * j / HS))})
                 expected.push_back(value);
     expect_close(table, expected, 1e-15, u, "table");
     EXPECT_EQ(table[0], 1);
@@ -208,12 +214,14 @@ protected:
     const bool centred = GetParam();  // LayerNorm, else RMSNorm
     cpu::Ctx ctx{2};
 
-    void forward(Guarded<floatX>& out, Guarded<real>& mean, Guarded<real>& rstd, Guarded<floatX>* sum, const std::vector<floatX>& inp,
-                 const std::vector<floatX>* add, const std::vector<floatX>& w, const std::vector<floatX>& b, const Shape& k, double eps) {
+    void forward(Guarded<floatX>& out, Guarded<real>& mean, Guarded<real>& rstd, Guarded<floatX>* sum,
+                 const std::vector<floatX>& inp, const std::vector<floatX>* add, const std::vector<floatX>& w,
+                 const std::vector<floatX>& b, const Shape& k, double eps) {
         floatX* s = sum ? sum->data() : nullptr;
         const floatX* a = add ? add->data() : nullptr;
         if (centred)
-            cpu::layernorm_forward(ctx, out.data(), mean.data(), rstd.data(), s, inp.data(), a, w.data(), b.data(), k.N, k.C, (real)eps);
+            cpu::layernorm_forward(ctx, out.data(), mean.data(), rstd.data(), s, inp.data(), a, w.data(), b.data(), k.N, k.C,
+                                   (real)eps);
         else cpu::rmsnorm_forward(ctx, out.data(), rstd.data(), s, inp.data(), a, w.data(), k.N, k.C, (real)eps);
     }
 };
@@ -224,8 +232,8 @@ TEST_P(Norm, Forward) {
     for (const Shape& k : norm_shapes)
         for (const bool with_add : {false, true}) {
             const size_t size = (size_t)k.N * k.C;
-            const std::vector<floatX> inp = rng.normals<floatX>(size, 1, 2), add = rng.normals<floatX>(size), w = rng.normals<floatX>(k.C),
-                                      b = rng.normals<floatX>(k.C);
+            const std::vector<floatX> inp = rng.normals<floatX>(size, 1, 2), add = rng.normals<floatX>(size),
+                                      w = rng.normals<floatX>(k.C), b = rng.normals<floatX>(k.C);
             Guarded<floatX> out(size, "out"), sum(size, "sum");
             Guarded<real> mean(k.N, "mean"), rstd(k.N, "rstd");
             forward(out, mean, rstd, with_add ? &sum : nullptr, inp, with_add ? &add : nullptr, w, b, k, 1e-5);
@@ -248,12 +256,13 @@ TEST_P(Norm, Backward) {
     for (const Shape& k : norm_shapes)
         for (const Acc acc : {Acc::Set, Acc::Add}) {
             const size_t size = (size_t)k.N * k.C;
-            const std::vector<floatX> inp = rng.normals<floatX>(size, 1, 2), dout = rng.normals<floatX>(size), w = rng.normals<floatX>(k.C),
-                                      dinp0 = rng.normals<floatX>(size);
+            const std::vector<floatX> inp = rng.normals<floatX>(size, 1, 2), dout = rng.normals<floatX>(size),
+                                      w = rng.normals<floatX>(k.C), dinp0 = rng.normals<floatX>(size);
             const std::vector<real> dw0 = rng.normals<real>(k.C), db0 = rng.normals<real>(k.C);
             std::vector<real> mean(k.N), rstd(k.N);  // any numbers: backward takes what it is given
             for (int n = 0; n < k.N; n++) mean[n] = centred ? (real)rng.normal() : 0, rstd[n] = (real)rng.uniform(0.5, 2);
-            NormGradient r = norm_gradient(doubles(dout), doubles(inp), doubles(w), doubles(mean), doubles(rstd), k.N, k.C, centred);
+            NormGradient r =
+                norm_gradient(doubles(dout), doubles(inp), doubles(w), doubles(mean), doubles(rstd), k.N, k.C, centred);
             add_to(r.dw, r.dw_allowed, doubles(dw0), (k.N / 64 + 1) * u);
             add_to(r.db, r.db_allowed, doubles(db0), (k.N / 64 + 1) * u);
             if (acc == Acc::Add) add_to(r.dx, r.dx_allowed, doubles(dinp0), rounding);
@@ -262,9 +271,11 @@ TEST_P(Norm, Backward) {
             if (acc == Acc::Add) std::copy(dinp0.begin(), dinp0.end(), dinp.data());
             Guarded<real> dw(dw0, "dweight"), db(db0, "dbias");
             if (centred)
-                cpu::layernorm_backward(ctx, dinp.data(), dw.data(), db.data(), dout.data(), inp.data(), w.data(), mean.data(), rstd.data(), k.N,
-                                        k.C, acc);
-            else cpu::rmsnorm_backward(ctx, dinp.data(), dw.data(), dout.data(), inp.data(), w.data(), rstd.data(), k.N, k.C, acc);
+                cpu::layernorm_backward(ctx, dinp.data(), dw.data(), db.data(), dout.data(), inp.data(), w.data(), mean.data(),
+                                        rstd.data(), k.N, k.C, acc);
+            else
+                cpu::rmsnorm_backward(ctx, dinp.data(), dw.data(), dout.data(), inp.data(), w.data(), rstd.data(), k.N, k.C,
+                                      acc);
             expect_close(dinp, r.dx, r.dx_allowed, "dinp");
             expect_close(dw, r.dw, r.dw_allowed, "dweight");
             if (centred) expect_close(db, r.db, r.db_allowed, "dbias");
@@ -318,7 +329,8 @@ TEST(Gelu, ForwardAndBackward) {
             y.push_back(x * s), dx.push_back(as_double(dout[i]) * (s + bend));
             y_allowed.push_back((rounding + error) * std::abs(y[i]) + tiny);
             // s and 1 - s err by `error` s (1 - s) (their slope), and 1 - s by u where it was subtracted from 1.
-            const double absolute = std::isfinite(bend) ? (s + std::abs(bend)) * error + 4 * u * std::abs(x * dz) * s * (z > 0 && z < 20) : 0;
+            const double absolute =
+                std::isfinite(bend) ? (s + std::abs(bend)) * error + 4 * u * std::abs(x * dz) * s * (z > 0 && z < 20) : 0;
             dx_allowed.push_back(rounding * std::abs(dx[i]) + std::abs(as_double(dout[i])) * absolute + tiny);
         }
         expect_close(out, y, y_allowed, "out");
@@ -344,7 +356,8 @@ TEST(SwiGlu, ForwardAndBackward) {
                 d[ui] = dy * g * s, d_allowed[ui] = (rounding + error) * std::abs(d[ui]) + tiny;
                 d[gi] = dy * up * s * (1 + g * not_s);
                 d_allowed[gi] = rounding * std::abs(d[gi]) +
-                                std::abs(dy * up * s) * ((1 + std::abs(g) * not_s) * error + 4 * u * std::abs(g) * (g < 20)) + tiny;
+                                std::abs(dy * up * s) * ((1 + std::abs(g) * not_s) * error + 4 * u * std::abs(g) * (g < 20)) +
+                                tiny;
             }
         expect_close(out, y, y_allowed, "out");
         expect_close(dgate_up, d, d_allowed, "dgate_up");
@@ -372,14 +385,17 @@ namespace {
 struct Classified {
     Guarded<floatX> logits;
     Guarded<real> loss, zloss, lse;
-    Classified(const std::vector<floatX>& x /*(N, V)*/, const std::vector<int>& targets, int V, int Vp, double loss_scale, double z_coef,
-               bool write_gradient = true)
-        : logits(targets.size() * Vp, "logits"), loss(targets.size(), "loss"), zloss(targets.size(), "zloss"), lse(targets.size(), "lse") {
+    Classified(const std::vector<floatX>& x /*(N, V)*/, const std::vector<int>& targets, int V, int Vp, double loss_scale,
+               double z_coef, bool write_gradient = true)
+        : logits(targets.size() * Vp, "logits"),
+          loss(targets.size(), "loss"),
+          zloss(targets.size(), "zloss"),
+          lse(targets.size(), "lse") {
         const int N = (int)targets.size();
         for (int n = 0; n < N; n++) std::copy_n(&x[(size_t)n * V], V, &logits[(size_t)n * Vp]);
         cpu::Ctx ctx(2);
-        cpu::classifier(ctx, logits.data(), loss.data(), zloss.data(), lse.data(), targets.data(), N, V, Vp, (real)loss_scale, (real)z_coef,
-                        write_gradient);
+        cpu::classifier(ctx, logits.data(), loss.data(), zloss.data(), lse.data(), targets.data(), N, V, Vp, (real)loss_scale,
+                        (real)z_coef, write_gradient);
     }
 };
 
@@ -396,30 +412,35 @@ TEST(Classifier, AgainstDouble) {
         const std::vector<floatX> x = rng.normals<floatX>((size_t)k.N * k.V, k.spread);
         std::vector<int> targets = rng.integers(k.N, 0, k.V);
         if (k.N > 2) targets[2] = -1;
-        const Classified out(x, targets, k.V, k.Vp, loss_scale, z_coef), without(x, targets, k.V, k.Vp, loss_scale, z_coef, false);
+        const Classified out(x, targets, k.V, k.Vp, loss_scale, z_coef),
+            without(x, targets, k.V, k.Vp, loss_scale, z_coef, false);
         expect_same_bits(without.loss, out.loss, "loss without gradient");
         expect_same_bits(without.zloss, out.zloss, "zloss without gradient");
         Doubles loss, zloss, lse, gradient, gradient_allowed;
         double largest_error = 0;
         for (int n = 0; n < k.N; n++) {
             const floatX* row = &x[(size_t)n * k.V];
-            expect_same_bits(std::vector<floatX>(row, row + k.V), std::vector<floatX>(&without.logits[(size_t)n * k.Vp], &without.logits[(size_t)n * k.Vp] + k.V),
+            expect_same_bits(std::vector<floatX>(row, row + k.V),
+                             std::vector<floatX>(&without.logits[(size_t)n * k.Vp], &without.logits[(size_t)n * k.Vp] + k.V),
                              "logits without gradient");
             double z = 0;
             for (int i = 0; i < k.V; i++) z += std::exp(as_double(row[i]));
             const double log_z = std::log(z), at_target = targets[n] < 0 ? 0 : as_double(row[targets[n]]);
             const bool masked = targets[n] < 0;
-            lse.push_back(log_z), loss.push_back(masked ? 0 : log_z - at_target), zloss.push_back(masked ? 0 : z_coef * log_z * log_z);
+            lse.push_back(log_z), loss.push_back(masked ? 0 : log_z - at_target),
+                zloss.push_back(masked ? 0 : z_coef * log_z * log_z);
             // The sum: chunks of 512 in 16 parts, one more rounding and rescaling (3 u) per chunk, exp within two ulp of an
             // argument rounded once. log Z then errs by that (relative to Z), plus its own roundings.
-            const double sum_error = (512 / 16 + 16 + 4 * (k.V / 512) + 8 + 8 * k.spread) * u, error = sum_error + 3 * u * std::abs(log_z);
+            const double sum_error = (512 / 16 + 16 + 4 * (k.V / 512) + 8 + 8 * k.spread) * u,
+                         error = sum_error + 3 * u * std::abs(log_z);
             largest_error = std::max(largest_error, error);
             const double factor = loss_scale * (1 + 2 * z_coef * log_z);
             for (int i = 0; i < k.Vp; i++) {
                 const double p = i < k.V && !masked ? std::exp(as_double(row[i]) - log_z) : 0;
                 const double g = masked || i >= k.V ? 0 : factor * p - loss_scale * (i == targets[n]);
                 const double p_error = error + (std::abs(i < k.V ? as_double(row[i]) : 0) + 8) * u;
-                gradient.push_back(g), gradient_allowed.push_back(rounding * std::abs(g) + 2 * p_error * factor * p + 2 * u * std::abs(g));
+                gradient.push_back(g),
+                    gradient_allowed.push_back(rounding * std::abs(g) + 2 * p_error * factor * p + 2 * u * std::abs(g));
             }
         }
         expect_close(out.lse, lse, largest_error, u, "lse");
@@ -434,7 +455,8 @@ TEST(Classifier, GoldenValuesWithZLoss) {  // all of these logits are bf16 numbe
     EXPECT_NEAR(out.lse[0], 3.3840917013, 4 * u * 3.4);
     EXPECT_NEAR(out.loss[0], 0.3840917013, 4 * u * 3.4);
     EXPECT_NEAR(out.zloss[0], 0.0011452077, 8 * u * 0.0011452077 + 1e-10);
-    expect_close(out.logits, {0.2507208496, 0.0559433833, 0.0124826561, -0.3184700706, 0, 0, 0, 0}, 16 * u, rounding, "dlogits");
+    expect_close(out.logits, {0.2507208496, 0.0559433833, 0.0124826561, -0.3184700706, 0, 0, 0, 0}, 16 * u, rounding,
+                 "dlogits");
 }
 
 TEST(Classifier, LargeAndInfiniteLogits) {
@@ -499,8 +521,8 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
     const double beta1 = (real)0.9, beta2 = (real)0.95, eps = (real)1e-8, decay = (real)0.1, grad_scale = (real)0.25;
     for (const size_t n : {1, 1003}) {
         const std::vector<real> start = rng.normals<real>(n, 0.1);
-        Guarded<real> master(start, "master"), m(std::vector<real>(n, 0), "m"), v(std::vector<real>(n, 0), "v"), aliased(start, "aliased"),
-            m2(std::vector<real>(n, 0), "m2"), v2(std::vector<real>(n, 0), "v2");
+        Guarded<real> master(start, "master"), m(std::vector<real>(n, 0), "m"), v(std::vector<real>(n, 0), "v"),
+            aliased(start, "aliased"), m2(std::vector<real>(n, 0), "m2"), v2(std::vector<real>(n, 0), "v2");
         Guarded<floatX> param(n, "param");
         // In fp32 the parameters may be the masters themselves.
         constexpr bool one_type = std::is_same<floatX, real>::value;
@@ -510,11 +532,11 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
             const double lr = (real)(1e-2 / step);
             std::vector<real> grad = rng.normals<real>(n);
             grad[0] = 0;  // never a gradient: the update must be the decay alone, not 0/0
-            cpu::adamw(ctx, param.data(), master.data(), m.data(), v.data(), grad.data(), n, (real)lr, (real)beta1, (real)beta2, (real)eps,
-                       (real)decay, (real)grad_scale, step);
+            cpu::adamw(ctx, param.data(), master.data(), m.data(), v.data(), grad.data(), n, (real)lr, (real)beta1, (real)beta2,
+                       (real)eps, (real)decay, (real)grad_scale, step);
             if (one_type)
-                cpu::adamw(ctx, aliased_param, aliased.data(), m2.data(), v2.data(), grad.data(), n, (real)lr, (real)beta1, (real)beta2,
-                           (real)eps, (real)decay, (real)grad_scale, step);
+                cpu::adamw(ctx, aliased_param, aliased.data(), m2.data(), v2.data(), grad.data(), n, (real)lr, (real)beta1,
+                           (real)beta2, (real)eps, (real)decay, (real)grad_scale, step);
             const double c1 = 1 - std::pow(beta1, step), c2 = 1 - std::pow(beta2, step);
             for (size_t i = 0; i < n; i++) {
                 const double g = grad_scale * (double)grad[i];
@@ -525,7 +547,9 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
                 // size, and eight roundings; the weight adds lr times that and two roundings.
                 m_allowed[i] = beta1 * m_allowed[i] + 4 * u * (std::abs(md[i]) + std::abs(g));
                 v_allowed[i] = beta2 * v_allowed[i] + 4 * u * (vd[i] + g * g);
-                const double update_error = m_allowed[i] / c1 / root + std::abs(update) * (vd[i] > 0 ? v_allowed[i] / vd[i] : 0) + 8 * u * std::abs(update);
+                const double update_error = m_allowed[i] / c1 / root +
+                                            std::abs(update) * (vd[i] > 0 ? v_allowed[i] / vd[i] : 0) +
+                                            8 * u * std::abs(update);
                 w_allowed[i] += lr * (update_error + 4 * u * decay * std::abs(w[i])) + 2 * u * std::abs(w[i]);
                 w[i] -= lr * (update + decay * w[i]);
             }
@@ -552,17 +576,20 @@ Doubles everything(int threads) {
     };
     const int N = 201, C = 83, V = 997, Vp = 1000;
     const std::vector<int> tokens = rng.integers(N, 0, V), positions = rng.integers(N, 0, N);
-    const std::vector<floatX> wte = rng.normals<floatX>(V * C), wpe = rng.normals<floatX>(N * C), w = rng.normals<floatX>(C), b = rng.normals<floatX>(C),
-                              dout = rng.normals<floatX>(N * C), gate_up = rng.normals<floatX>(N * 2 * C);
+    const std::vector<floatX> wte = rng.normals<floatX>(V * C), wpe = rng.normals<floatX>(N * C), w = rng.normals<floatX>(C),
+                              b = rng.normals<floatX>(C), dout = rng.normals<floatX>(N * C),
+                              gate_up = rng.normals<floatX>(N * 2 * C);
     std::vector<floatX> out(N * C), sum(N * C), dinp(N * C), wide(N * 2 * C), logits = rng.normals<floatX>(N * Vp);
     std::vector<real> mean(N), rstd(N), dw(C), db(C), dwte(V * C), dwpe(N * C), loss(N), zloss(N), lse(N);
     cpu::embedding_forward(ctx, out.data(), tokens.data(), positions.data(), wte.data(), wpe.data(), N, C, 0, V);
     collect(out);
     cpu::embedding_backward(ctx, dwte.data(), dwpe.data(), dout.data(), tokens.data(), positions.data(), N, C, 0, V);
     collect(dwte), collect(dwpe);
-    cpu::layernorm_forward(ctx, out.data(), mean.data(), rstd.data(), sum.data(), wpe.data(), dout.data(), w.data(), b.data(), N, C, real(1e-5));
+    cpu::layernorm_forward(ctx, out.data(), mean.data(), rstd.data(), sum.data(), wpe.data(), dout.data(), w.data(), b.data(),
+                           N, C, real(1e-5));
     collect(out), collect(sum), collect(mean), collect(rstd);
-    cpu::layernorm_backward(ctx, dinp.data(), dw.data(), db.data(), dout.data(), sum.data(), w.data(), mean.data(), rstd.data(), N, C, Acc::Set);
+    cpu::layernorm_backward(ctx, dinp.data(), dw.data(), db.data(), dout.data(), sum.data(), w.data(), mean.data(), rstd.data(),
+                            N, C, Acc::Set);
     collect(dinp), collect(dw), collect(db);
     cpu::rmsnorm_forward(ctx, out.data(), rstd.data(), nullptr, wpe.data(), nullptr, w.data(), N, C, real(1e-5));
     cpu::rmsnorm_backward(ctx, dinp.data(), dw.data(), dout.data(), wpe.data(), w.data(), rstd.data(), N, C, Acc::Add);
@@ -580,8 +607,8 @@ Doubles everything(int threads) {
     all.push_back(cpu::sum_of_squares(ctx, dwte.data(), dwte.size()));
     std::vector<real> master(V * C), m(V * C), v(V * C);
     std::vector<floatX> param(V * C);
-    cpu::adamw(ctx, param.data(), master.data(), m.data(), v.data(), dwte.data(), dwte.size(), real(1e-3), real(0.9), real(0.95), real(1e-8),
-               real(0.1), 1, 3);
+    cpu::adamw(ctx, param.data(), master.data(), m.data(), v.data(), dwte.data(), dwte.size(), real(1e-3), real(0.9),
+               real(0.95), real(1e-8), real(0.1), 1, 3);
     collect(param), collect(master), collect(m), collect(v);
     return all;
 }

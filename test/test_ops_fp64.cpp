@@ -33,7 +33,10 @@ struct NormCase {
     bool add;
 };
 // 131 rows: more than one block of rows whose weight gradients are summed apart. C below, at and above the vector lengths.
-const NormCase norm_cases[] = {{1, 1, Acc::Set, false}, {3, 7, Acc::Add, true}, {5, 37, Acc::Set, true}, {131, 16, Acc::Add, false},
+const NormCase norm_cases[] = {{1, 1, Acc::Set, false},
+                               {3, 7, Acc::Add, true},
+                               {5, 37, Acc::Set, true},
+                               {131, 16, Acc::Add, false},
                                {131, 33, Acc::Set, true}};
 
 }  // namespace
@@ -47,11 +50,12 @@ TEST(Fp64, Embedding) {
             const int V = v0 == 0 ? vocabulary : 6;
             const std::vector<int> tokens = rng.integers(N, 0, vocabulary), positions = rng.integers(N, 0, P);
             Doubles wte = rng.normals<double>(V * C), wpe = rng.normals<double>(P * C);
-            const Doubles dout = rng.normals<double>(N * C), dwte0 = rng.normals<double>(V * C), dwpe0 = rng.normals<double>(P * C);
+            const Doubles dout = rng.normals<double>(N * C), dwte0 = rng.normals<double>(V * C),
+                          dwpe0 = rng.normals<double>(P * C);
             Guarded<double> out(N * C, "out"), dwte(dwte0, "dwte"), dwpe(dwpe0, "dwpe");
             const auto loss = [&] {
-                cpu::embedding_forward(ctx, out.data(), tokens.data(), learned_positions ? positions.data() : nullptr, wte.data(),
-                                       learned_positions ? wpe.data() : nullptr, N, C, v0, V);
+                cpu::embedding_forward(ctx, out.data(), tokens.data(), learned_positions ? positions.data() : nullptr,
+                                       wte.data(), learned_positions ? wpe.data() : nullptr, N, C, v0, V);
                 return dot(out.values(), dout);
             };
             cpu::embedding_backward(ctx, dwte.data(), learned_positions ? dwpe.data() : nullptr, dout.data(), tokens.data(),
@@ -81,8 +85,8 @@ TEST(Fp64, LayerNorm) {
         loss();
         Guarded<double> dinp(size, "dinp"), dweight(dweight0, "dweight"), dbias(dbias0, "dbias");
         if (k.acc == Acc::Add) std::copy(dinp0.begin(), dinp0.end(), dinp.data());
-        cpu::layernorm_backward(ctx, dinp.data(), dweight.data(), dbias.data(), dout.data(), k.add ? sum.data() : inp.data(), weight.data(),
-                                mean.data(), rstd.data(), k.N, k.C, k.acc);
+        cpu::layernorm_backward(ctx, dinp.data(), dweight.data(), dbias.data(), dout.data(), k.add ? sum.data() : inp.data(),
+                                weight.data(), mean.data(), rstd.data(), k.N, k.C, k.acc);
         const Doubles gradient = k.acc == Acc::Add ? difference(dinp, dinp0) : dinp.values();
         check_gradient(loss, inp.data(), size, gradient.data(), "dinp");
         if (k.add) check_gradient(loss, add.data(), size, gradient.data(), "dadd");
@@ -101,15 +105,15 @@ TEST(Fp64, RmsNorm) {
         const Doubles dout = rng.normals<double>(size), dinp0 = rng.normals<double>(size), dweight0 = rng.normals<double>(k.C);
         Guarded<double> out(size, "out"), rstd(k.N, "rstd"), sum(size, "sum");
         const auto loss = [&] {
-            cpu::rmsnorm_forward(ctx, out.data(), rstd.data(), k.add ? sum.data() : nullptr, inp.data(), k.add ? add.data() : nullptr,
-                                 weight.data(), k.N, k.C, eps);
+            cpu::rmsnorm_forward(ctx, out.data(), rstd.data(), k.add ? sum.data() : nullptr, inp.data(),
+                                 k.add ? add.data() : nullptr, weight.data(), k.N, k.C, eps);
             return dot(out.values(), dout);
         };
         loss();
         Guarded<double> dinp(size, "dinp"), dweight(dweight0, "dweight");
         if (k.acc == Acc::Add) std::copy(dinp0.begin(), dinp0.end(), dinp.data());
-        cpu::rmsnorm_backward(ctx, dinp.data(), dweight.data(), dout.data(), k.add ? sum.data() : inp.data(), weight.data(), rstd.data(),
-                              k.N, k.C, k.acc);
+        cpu::rmsnorm_backward(ctx, dinp.data(), dweight.data(), dout.data(), k.add ? sum.data() : inp.data(), weight.data(),
+                              rstd.data(), k.N, k.C, k.acc);
         const Doubles gradient = k.acc == Acc::Add ? difference(dinp, dinp0) : dinp.values();
         check_gradient(loss, inp.data(), size, gradient.data(), "dinp");
         if (k.add) check_gradient(loss, add.data(), size, gradient.data(), "dadd");
@@ -177,14 +181,15 @@ TEST(Fp64, Classifier) {
         Guarded<double> logits(k.N * k.Vp, "logits"), loss(k.N, "loss"), zloss(k.N, "zloss"), lse(k.N, "lse");
         const auto run = [&](bool write_gradient) {  // the padding stays NaN
             for (int n = 0; n < k.N; n++) std::copy_n(&x[n * k.V], k.V, &logits[n * k.Vp]);
-            cpu::classifier(ctx, logits.data(), loss.data(), zloss.data(), lse.data(), targets.data(), k.N, k.V, k.Vp, loss_scale, z_coef,
-                            write_gradient);
+            cpu::classifier(ctx, logits.data(), loss.data(), zloss.data(), lse.data(), targets.data(), k.N, k.V, k.Vp,
+                            loss_scale, z_coef, write_gradient);
             double total = 0;
             for (int n = 0; n < k.N; n++) total += loss_scale * (loss[n] + zloss[n]);
             return total;
         };
         const double without_gradient = run(false);
-        for (int n = 0; n < k.N; n++) EXPECT_EQ(memcmp(&logits[n * k.Vp], &x[n * k.V], k.V * sizeof(double)), 0) << "logits were changed";
+        for (int n = 0; n < k.N; n++)
+            EXPECT_EQ(memcmp(&logits[n * k.Vp], &x[n * k.V], k.V * sizeof(double)), 0) << "logits were changed";
         const double with_gradient = run(true);
         EXPECT_EQ(with_gradient, without_gradient);
         Doubles gradient(k.N * k.V);

@@ -44,13 +44,17 @@ TEST(Rng, EveryPartOfTheKeyCounts) {
     EXPECT_NE(random_bits(1, RngPurpose::init, 2, 3 + (1ull << 32)), reference);
 }
 
-// The normal's series against the C library in long double, including the ends of the range: one rounding to float apart at most.
+// The normal's series against the C library in long double, including the ends of the range: one rounding to float apart at
+// most.
 TEST(Rng, NormalIsBoxMuller) {
     for (uint64_t i = 0; i < 100000; i++) {
         const auto r = random_bits(9, RngPurpose::init, 4, i);
-        const long double u = ((long double)r[0] + 1) / 4294967296.0L, theta = 2 * 3.14159265358979323846264L * r[1] / 4294967296.0L;
-        const double expected = (double)(std::sqrt(-2 * std::log(u)) * std::cos(theta)), actual = normal_at(9, RngPurpose::init, 4, i);
-        ASSERT_TRUE(std::abs(actual - expected) <= 0x1.0001p-24 * std::abs(expected) + 1e-12) << "element " << i << ": " << actual << ", " << expected;
+        const long double u = ((long double)r[0] + 1) / 4294967296.0L,
+                          theta = 2 * 3.14159265358979323846264L * r[1] / 4294967296.0L;
+        const double expected = (double)(std::sqrt(-2 * std::log(u)) * std::cos(theta)),
+                     actual = normal_at(9, RngPurpose::init, 4, i);
+        ASSERT_TRUE(std::abs(actual - expected) <= 0x1.0001p-24 * std::abs(expected) + 1e-12)
+            << "element " << i << ": " << actual << ", " << expected;
     }
 }
 

@@ -1,4 +1,5 @@
-// Learning rate, weight decay and batch ramp-up against Megatron-LM's formulas worked by hand, with the published runs' numbers.
+// Learning rate, weight decay and batch ramp-up against Megatron-LM's formulas worked by hand, with the published runs'
+// numbers.
 #include <gtest/gtest.h>
 
 #include "../llmc/schedule.h"
@@ -22,7 +23,14 @@ TEST(Schedule, Cosine) {
     o.lr = 1e-3, o.min_lr = 1e-4, o.lr_warmup_iters = 100;
     const Schedule s = make_schedule(o, 1);
     // After the warm-up, progress (n - 100) / 1000.
-    expect_lr(s, {{0, 0}, {1, 1e-5}, {50, 5e-4}, {100, 1e-3}, {350, 1e-4 + 9e-4 * (1 + std::sqrt(0.5)) / 2}, {600, 5.5e-4}, {1100, 1e-4}, {5000, 1e-4}});
+    expect_lr(s, {{0, 0},
+                  {1, 1e-5},
+                  {50, 5e-4},
+                  {100, 1e-3},
+                  {350, 1e-4 + 9e-4 * (1 + std::sqrt(0.5)) / 2},
+                  {600, 5.5e-4},
+                  {1100, 1e-4},
+                  {5000, 1e-4}});
 }
 
 TEST(Schedule, LinearConstantAndInverseSquareRoot) {
@@ -45,7 +53,10 @@ TEST(Schedule, WarmupStableDecay) {
     };
     // The tail runs from 800 to 1000; x = 1/4 at 850, 1/2 at 900.
     expect_lr(tail("linear"), {{100, 1e-3}, {500, 1e-3}, {800, 1e-3}, {850, 8e-4}, {900, 6e-4}, {1000, 2e-4}});
-    expect_lr(tail("exponential"), {{800, 1e-3}, {850, 2e-4 + 8e-4 * (2 * std::pow(0.5, 0.25) - 1)}, {900, 2e-4 + 8e-4 * (std::sqrt(2.0) - 1)}, {1000, 2e-4}});
+    expect_lr(tail("exponential"), {{800, 1e-3},
+                                    {850, 2e-4 + 8e-4 * (2 * std::pow(0.5, 0.25) - 1)},
+                                    {900, 2e-4 + 8e-4 * (std::sqrt(2.0) - 1)},
+                                    {1000, 2e-4}});
     expect_lr(tail("cosine"), {{900, 6e-4}, {1000, 2e-4}});
     expect_lr(tail("minus_sqrt"), {{850, 6e-4}, {900, 2e-4 + 8e-4 * (1 - std::sqrt(0.5))}, {1000, 2e-4}});
 }
@@ -71,10 +82,12 @@ TEST(Schedule, WeightDecayRises) {
     EXPECT_NEAR(make_schedule(o, 1).weight_decay(25), 0.1 + 0.4 * 0.5 * (1 - std::sqrt(0.5)), 1e-15);
 }
 
-// BLOOM 176B: 192 to 2,048 by 16 over 9,765,625 samples, 220 million samples in all: 115,311 steps (its published training log).
+// BLOOM 176B: 192 to 2,048 by 16 over 9,765,625 samples, 220 million samples in all: 115,311 steps (its published training
+// log).
 TEST(Schedule, RampupOfBloom) {
     TrainOptions o;
-    o.micro_batch_size = 2, o.global_batch_size = 2048, o.train_samples = 220000000, o.rampup_batch_size = {"192", "16", "9765625"};
+    o.micro_batch_size = 2, o.global_batch_size = 2048, o.train_samples = 220000000,
+    o.rampup_batch_size = {"192", "16", "9765625"};
     o.lr = 6e-5, o.min_lr = 6e-6, o.lr_warmup_samples = 183105, o.lr_decay_samples = 200000000;
     const Schedule s = make_schedule(o, 8);
     EXPECT_EQ(s.total_steps, 115311);
@@ -114,7 +127,11 @@ TEST(Schedule, RefusesWhatContradictsItself) {
     refused([](auto& o) { o.min_lr = 1; }, "--min-lr");
     refused([](auto& o) { o.start_weight_decay = 0; }, "--weight-decay-incr-style");
     refused([](auto& o) { o.weight_decay_incr_style = "linear"; }, "--start-weight-decay");
-    refused([](auto& o) { o.train_iters = 0, o.train_samples = 100, o.rampup_batch_size = {"5", "2", "100"}; }, "not a multiple");
+    refused(
+        [](auto& o) {
+            o.train_iters = 0, o.train_samples = 100, o.rampup_batch_size = {"5", "2", "100"};
+        },
+        "not a multiple");
     refused([](auto& o) { o.train_iters = 0, o.train_samples = 100, o.rampup_batch_size = {"x", "2", "100"}; }, "'x'");
     refused([](auto& o) { o.rampup_batch_size = {"4", "2", "100"}; }, "--train-samples");
     refused([](auto& o) { o.train_iters = 0, o.train_samples = 5; }, "less than one global batch");

@@ -44,7 +44,8 @@ TEST(DocumentReader, SplitsAText) {
 TEST(DocumentReader, ReadsJsonLines) {
     const test::TemporaryDirectory dir;
     const std::string file = dir / "a.jsonl";
-    test::write_file(file, "{\"text\": \"one\\ntwo \\u3042\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"\"}\n{\"text\": \"three\"}");
+    test::write_file(file,
+                     "{\"text\": \"one\\ntwo \\u3042\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"\"}\n{\"text\": \"three\"}");
     EXPECT_EQ(documents(file, "file"), (Texts{"one\ntwo あ", "three"}));
     test::write_file(file, "{\"text\": \"fine\"}\n{\"text\": 3}\n");
     test::expect_error([&] { documents(file, "file"); }, {file + ":2", "not a text"});
@@ -58,7 +59,8 @@ TEST(DocumentReader, ReadsJsonLines) {
 // Words, numbers, punctuation, Japanese, blank lines and no lines at all, `bytes` long.
 std::string mixed_text(size_t bytes, unsigned seed, bool lines) {
     std::mt19937 random(seed);
-    const char* const pieces[] = {"the", " king", " 1234", " x", "言葉", "。", "!?", " ", "  ", "don't", "\t", ".", "Zürich", " over"};
+    const char* const pieces[] = {"the", " king", " 1234", " x", "言葉", "。",     "!?",
+                                  " ",   "  ",    "don't", "\t", ".",    "Zürich", " over"};
     std::string text;
     while (text.size() < bytes) {
         text += pieces[random() % 14];
@@ -93,7 +95,8 @@ TEST(DocumentReader, TextWithoutLinesIsWhole) {
 
 std::string prepared(const std::string& input, const std::string& prefix, int threads, const std::string& split) {
     PrepareOptions o;
-    o.input = {input}, o.output_prefix = prefix, o.tokenizer = golden + "gpt2.json", o.workers = threads, o.split_documents = split;
+    o.input = {input}, o.output_prefix = prefix, o.tokenizer = golden + "gpt2.json", o.workers = threads,
+    o.split_documents = split;
     testing::internal::CaptureStdout();
     EXPECT_EQ(prepare_command(o), 0);
     return testing::internal::GetCapturedStdout();

@@ -1,6 +1,6 @@
-// The tokenizer against Hugging Face's: the same vocabulary and merges learned from the same text, the same encodings of texts in
-// many scripts (test/golden/tokenizer, made by dev/ref/tokenizer_golden.py); any bytes come back from encode and decode; damaged
-// files are refused by name.
+// The tokenizer against Hugging Face's: the same vocabulary and merges learned from the same text, the same encodings of texts
+// in many scripts (test/golden/tokenizer, made by dev/ref/tokenizer_golden.py); any bytes come back from encode and decode;
+// damaged files are refused by name.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -33,7 +33,8 @@ TEST(Tokenizer, LearnsTheVocabularyAndMergesOfHuggingFace) {
         ASSERT_EQ(a.size(), b.size()) << name;
         for (size_t i = 0; i < a.size(); i++) {
             // Newer versions of tokenizers write a merge as a pair, older ones as one string.
-            const std::string expected = b[i].is_string() ? b[i].get<std::string>() : b[i][0].get<std::string>() + " " + b[i][1].get<std::string>();
+            const std::string expected =
+                b[i].is_string() ? b[i].get<std::string>() : b[i][0].get<std::string>() + " " + b[i][1].get<std::string>();
             ASSERT_EQ(a[i].get<std::string>(), expected) << name << ", merge " << i;
         }
     }
@@ -69,7 +70,8 @@ TEST(Tokenizer, AnyBytesComeBack) {
     std::mt19937 random(1);
     for (const std::string name : pre_tokenizers) {
         const Tokenizer tokenizer = Tokenizer::load(golden + name + ".json");
-        for (const std::string& text : {std::string("caf\xe9 \xff\xfe \xc0\xaf \xed\xa0\x80 \xf4\x90\x80\x80 ok"), std::string("cut \xe3\x81"), std::string("\0\0", 2)})
+        for (const std::string& text : {std::string("caf\xe9 \xff\xfe \xc0\xaf \xed\xa0\x80 \xf4\x90\x80\x80 ok"),
+                                        std::string("cut \xe3\x81"), std::string("\0\0", 2)})
             EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text) << name;
         for (int round = 0; round < 300; round++) {
             std::string text(random() % 200, ' ');
@@ -105,7 +107,8 @@ TEST(Tokenizer, LongPiecesMergeLikeShortOnes) {
             int best = INT_MAX;
             size_t at = 0;
             for (size_t i = 0; i + 1 < symbols.size(); i++)
-                if (const auto found = rank.find({symbols[i], symbols[i + 1]}); found != rank.end() && found->second < best) best = found->second, at = i;
+                if (const auto found = rank.find({symbols[i], symbols[i + 1]}); found != rank.end() && found->second < best)
+                    best = found->second, at = i;
             if (best == INT_MAX) break;
             symbols[at] += symbols[at + 1], symbols.erase(symbols.begin() + (long)at + 1);
         }

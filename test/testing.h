@@ -25,7 +25,9 @@ namespace test {
 
 // Largest relative error of one rounding to T.
 template <class T>
-constexpr double roundoff = std::is_same<T, bf16>::value ? 0x1p-8 : std::is_same<T, float>::value ? 0x1p-24 : 0x1p-53;
+constexpr double roundoff = std::is_same<T, bf16>::value    ? 0x1p-8
+                            : std::is_same<T, float>::value ? 0x1p-24
+                                                            : 0x1p-53;
 
 template <class T>
 double as_double(T x) {
@@ -69,7 +71,8 @@ private:
 template <class T>
 class Guarded {
 public:
-    explicit Guarded(size_t n, std::string name = "buffer") : n_(n), name_(std::move(name)), bytes_(2 * guard + n * sizeof(T), pattern) {
+    explicit Guarded(size_t n, std::string name = "buffer")
+        : n_(n), name_(std::move(name)), bytes_(2 * guard + n * sizeof(T), pattern) {
         for (size_t i = 0; i < n; i++) data()[i] = poison();
     }
     explicit Guarded(const std::vector<T>& values, std::string name = "buffer") : Guarded(values.size(), std::move(name)) {
@@ -109,7 +112,8 @@ private:
 // Every |actual - expected| <= allowed[i], else one failure that names the worst element. NaN never passes; an expected
 // infinity wants the same infinity.
 template <class Buffer>
-void expect_close(const Buffer& actual, const std::vector<double>& expected, const std::vector<double>& allowed, const std::string& name) {
+void expect_close(const Buffer& actual, const std::vector<double>& expected, const std::vector<double>& allowed,
+                  const std::string& name) {
     ASSERT_EQ(actual.size(), expected.size()) << name;
     ASSERT_EQ(allowed.size(), expected.size()) << name;
     size_t worst = 0, failures = 0;
@@ -117,20 +121,23 @@ void expect_close(const Buffer& actual, const std::vector<double>& expected, con
     for (size_t i = 0; i < expected.size(); i++) {
         const double a = as_double(actual[i]), difference = std::abs(a - expected[i]);
         if (difference <= allowed[i] || (std::isinf(expected[i]) && a == expected[i])) continue;
-        const double excess = std::isnan(difference) || allowed[i] == 0 ? std::numeric_limits<double>::infinity() : difference / allowed[i];
+        const double excess =
+            std::isnan(difference) || allowed[i] == 0 ? std::numeric_limits<double>::infinity() : difference / allowed[i];
         if (failures++ == 0 || excess > worst_excess) worst = i, worst_excess = excess;
     }
     if (failures > 0)
-        ADD_FAILURE() << name << ": " << failures << " of " << expected.size() << " differ; worst at [" << worst << "]: " << as_double(actual[worst])
-                      << ", expected " << expected[worst] << ", difference " << as_double(actual[worst]) - expected[worst] << ", allowed "
-                      << allowed[worst];
+        ADD_FAILURE() << name << ": " << failures << " of " << expected.size() << " differ; worst at [" << worst
+                      << "]: " << as_double(actual[worst]) << ", expected " << expected[worst] << ", difference "
+                      << as_double(actual[worst]) - expected[worst] << ", allowed " << allowed[worst];
 }
 
 // allowed = atol + rtol |expected|
 template <class Buffer>
-void expect_close(const Buffer& actual, const std::vector<double>& expected, double atol, double rtol, const std::string& name) {
+void expect_close(const Buffer& actual, const std::vector<double>& expected, double atol, double rtol,
+                  const std::string& name) {
     std::vector<double> allowed(expected.size());
-    for (size_t i = 0; i < allowed.size(); i++) allowed[i] = atol + rtol * (std::isinf(expected[i]) ? 0 : std::abs(expected[i]));
+    for (size_t i = 0; i < allowed.size(); i++)
+        allowed[i] = atol + rtol * (std::isinf(expected[i]) ? 0 : std::abs(expected[i]));
     expect_close(actual, expected, allowed, name);
 }
 
@@ -147,7 +154,8 @@ void expect_same_bits(const A& a, const B& b, const std::string& name) {
     ASSERT_EQ(a.size(), b.size()) << name;
     static_assert(sizeof(a[0]) == sizeof(b[0]), "buffers of one type");
     for (size_t i = 0; i < a.size(); i++)
-        ASSERT_EQ(memcmp(&a[i], &b[i], sizeof(a[0])), 0) << name << "[" << i << "]: " << as_double(a[i]) << " and " << as_double(b[i]);
+        ASSERT_EQ(memcmp(&a[i], &b[i], sizeof(a[0])), 0)
+            << name << "[" << i << "]: " << as_double(a[i]) << " and " << as_double(b[i]);
 }
 
 // ---- finite differences ---------------------------------------------------------------------------------------------------
@@ -177,8 +185,8 @@ void check_gradient(Loss&& loss, double* x, size_t n, const double* grad, const 
         const double allowed = rtol * (std::abs(grad[i]) + rms) + noise;
         if (!(std::abs(numeric - grad[i]) <= allowed)) {
             failures++;
-            ADD_FAILURE() << name << "[" << i << "]: gradient " << grad[i] << ", finite difference " << numeric << ", difference "
-                          << grad[i] - numeric << ", allowed " << allowed;
+            ADD_FAILURE() << name << "[" << i << "]: gradient " << grad[i] << ", finite difference " << numeric
+                          << ", difference " << grad[i] - numeric << ", allowed " << allowed;
         }
     }
     const std::vector<double> saved(x, x + n);
@@ -189,8 +197,8 @@ void check_gradient(Loss&& loss, double* x, size_t n, const double* grad, const 
         const double above = loss();
         for (size_t i = 0; i < n; i++) x[i] = saved[i] - h * d[i];
         const double numeric = (above - loss()) / (2 * h);
-        EXPECT_TRUE(std::abs(numeric - analytic) <= rtol * norm + noise) << name << ": along a random direction " << analytic
-                                                                         << ", finite difference " << numeric;
+        EXPECT_TRUE(std::abs(numeric - analytic) <= rtol * norm + noise)
+            << name << ": along a random direction " << analytic << ", finite difference " << numeric;
     }
     std::copy(saved.begin(), saved.end(), x);
 }

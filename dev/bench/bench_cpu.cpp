@@ -1,5 +1,5 @@
-// CPU benchmark: one training step of GPT-2 124M, and its ops alone, each against what this machine can do, measured in the same
-// run: fp32/bf16 multiply-add rate of the registers, and the bandwidth of a large copy. Medians.
+// CPU benchmark: one training step of GPT-2 124M, and its ops alone, each against what this machine can do, measured in the
+// same run: fp32/bf16 multiply-add rate of the registers, and the bandwidth of a large copy. Medians.
 //   make bench            PRECISION=bf16|fp32
 //   build/.../bench_cpu [preset] [B] [T]     one more step benchmark
 #define TRAIN_GPT_NO_MAIN
@@ -75,43 +75,72 @@ void bench_ops(be::Ctx& ctx, const Machine& machine) {
         auto dw = filled<real>((size_t)OC * IC);
         const double flops = 2.0 * N * IC * OC;
         const std::string shape = format(" %dx%dx%d", N, IC, OC);
-        row(("linear_forward" + shape).c_str(), median_seconds([&] { be::linear_forward(ctx, y.data(), x.data(), w.data(), nullptr, N, IC, OC); }), flops, 0, machine);
-        row(("linear_backward_input" + shape).c_str(), median_seconds([&] { be::linear_backward_input(ctx, x.data(), y.data(), w.data(), N, IC, OC); }), flops, 0, machine);
-        row(("linear_backward_weight" + shape).c_str(),
-            median_seconds([&] { be::linear_backward_weight(ctx, dw.data(), nullptr, y.data(), x.data(), N, IC, OC, Acc::Add); }), flops, 0, machine);
+        row(("linear_forward" + shape).c_str(),
+            median_seconds([&] { be::linear_forward(ctx, y.data(), x.data(), w.data(), nullptr, N, IC, OC); }), flops, 0,
+            machine);
+        row(("linear_backward_input" + shape).c_str(),
+            median_seconds([&] { be::linear_backward_input(ctx, x.data(), y.data(), w.data(), N, IC, OC); }), flops, 0,
+            machine);
+        row(("linear_backward_weight" + shape).c_str(), median_seconds([&] {
+                be::linear_backward_weight(ctx, dw.data(), nullptr, y.data(), x.data(), N, IC, OC, Acc::Add);
+            }),
+            flops, 0, machine);
     }
     {
         auto qkv = filled<floatX>((size_t)N * 3 * C), out = filled<floatX>((size_t)N * C), dqkv = qkv;
         auto lse = filled<real>((size_t)N * NH);
         const double flops = 2.0 * N * N * C;  // 2 products of T^2/2 x HS per head
-        row("attention_forward 1x1024 12x64", median_seconds([&] { be::attention_forward(ctx, out.data(), lse.data(), qkv.data(), nullptr, nullptr, 1, N, NH, NH, HS, 0.125); }), flops, 0, machine);
-        row("attention_backward 1x1024 12x64",
-            median_seconds([&] { be::attention_backward(ctx, dqkv.data(), out.data(), out.data(), lse.data(), qkv.data(), nullptr, nullptr, 1, N, NH, NH, HS, 0.125); }), 2.5 * flops, 0, machine);
+        row("attention_forward 1x1024 12x64", median_seconds([&] {
+                be::attention_forward(ctx, out.data(), lse.data(), qkv.data(), nullptr, nullptr, 1, N, NH, NH, HS, 0.125);
+            }),
+            flops, 0, machine);
+        row("attention_backward 1x1024 12x64", median_seconds([&] {
+                be::attention_backward(ctx, dqkv.data(), out.data(), out.data(), lse.data(), qkv.data(), nullptr, nullptr, 1, N,
+                                       NH, NH, HS, 0.125);
+            }),
+            2.5 * flops, 0, machine);
     }
     {
         const int rows = 16384;
         auto x = filled<floatX>((size_t)rows * C), y = x, dx = x, w = filled<floatX>(C), b = w;
         auto mean = filled<real>(rows), rstd = mean, dw = filled<real>(C), db = dw;
-        row("layernorm_forward 16384x768", median_seconds([&] { be::layernorm_forward(ctx, y.data(), mean.data(), rstd.data(), nullptr, x.data(), nullptr, w.data(), b.data(), rows, C, 1e-5f); }), 0, 2.0 * rows * C * X, machine);
-        row("layernorm_backward 16384x768",
-            median_seconds([&] { be::layernorm_backward(ctx, dx.data(), dw.data(), db.data(), y.data(), x.data(), w.data(), mean.data(), rstd.data(), rows, C, Acc::Set); }), 0, 3.0 * rows * C * X, machine);
+        row("layernorm_forward 16384x768", median_seconds([&] {
+                be::layernorm_forward(ctx, y.data(), mean.data(), rstd.data(), nullptr, x.data(), nullptr, w.data(), b.data(),
+                                      rows, C, 1e-5f);
+            }),
+            0, 2.0 * rows * C * X, machine);
+        row("layernorm_backward 16384x768", median_seconds([&] {
+                be::layernorm_backward(ctx, dx.data(), dw.data(), db.data(), y.data(), x.data(), w.data(), mean.data(),
+                                       rstd.data(), rows, C, Acc::Set);
+            }),
+            0, 3.0 * rows * C * X, machine);
     }
     {
         auto x = filled<floatX>((size_t)N * F), y = x, dx = x;
-        row("gelu_forward 1024x3072", median_seconds([&] { be::gelu_forward(ctx, y.data(), x.data(), x.size()); }), 0, 2.0 * x.size() * X, machine);
-        row("gelu_backward 1024x3072", median_seconds([&] { be::gelu_backward(ctx, dx.data(), y.data(), x.data(), x.size()); }), 0, 3.0 * x.size() * X, machine);
+        row("gelu_forward 1024x3072", median_seconds([&] { be::gelu_forward(ctx, y.data(), x.data(), x.size()); }), 0,
+            2.0 * x.size() * X, machine);
+        row("gelu_backward 1024x3072", median_seconds([&] { be::gelu_backward(ctx, dx.data(), y.data(), x.data(), x.size()); }),
+            0, 3.0 * x.size() * X, machine);
     }
     {
         auto logits = filled<floatX>((size_t)N * Vp);
         std::vector<real> loss(N), z(N), lse(N);
         std::vector<int> targets(N, 17);
-        row("classifier 1024x50257", median_seconds([&] { be::classifier(ctx, logits.data(), loss.data(), z.data(), lse.data(), targets.data(), N, V, Vp, 1e-3f, 1e-4f, true); }), 0, 2.0 * N * Vp * X, machine);
+        row("classifier 1024x50257", median_seconds([&] {
+                be::classifier(ctx, logits.data(), loss.data(), z.data(), lse.data(), targets.data(), N, V, Vp, 1e-3f, 1e-4f,
+                               true);
+            }),
+            0, 2.0 * N * Vp * X, machine);
     }
     {
         const size_t n = 32 << 20;
         auto p = filled<floatX>(n);
         auto master = filled<real>(n), m = master, v = std::vector<real>(n), g = master;
-        row("adamw 32M", median_seconds([&] { be::adamw(ctx, p.data(), master.data(), m.data(), v.data(), g.data(), n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10); }), 0, n * (7.0 * R + X), machine);
+        row("adamw 32M", median_seconds([&] {
+                be::adamw(ctx, p.data(), master.data(), m.data(), v.data(), g.data(), n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f,
+                          10);
+            }),
+            0, n * (7.0 * R + X), machine);
         row("sum_of_squares 32M", median_seconds([&] { be::sum_of_squares(ctx, g.data(), n); }), 0, n * (double)R, machine);
     }
 }
@@ -135,23 +164,28 @@ void bench_step(be::Ctx& ctx, const std::string& preset, int B, int T) {
     const Rows rows = rows_of(batch);
     double forward = 0, backward = 0, update = 0;
     int64_t step = 0;
-    const double seconds = median_seconds([&] {
-        LossSums sums;
-        const double t0 = now();
-        memset(m.grads, 0, m.table.size * sizeof(real));
-        model_forward(ctx, m, rows);
-        const double t1 = now();
-        head(ctx, m, rows, real(1.0 / (B * T)), 0, true, sums);
-        model_backward(ctx, m, rows);
-        const double t2 = now();
-        const double norm = std::sqrt(be::sum_of_squares(ctx, m.grads, m.table.size));
-        be::adamw(ctx, m.params, m.master, m.m, m.v, m.grads, m.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, (real)std::min(1.0, 1 / norm), ++step);
-        forward = t1 - t0, backward = t2 - t1, update = now() - t2;
-    }, 10.0);
+    const double seconds = median_seconds(
+        [&] {
+            LossSums sums;
+            const double t0 = now();
+            memset(m.grads, 0, m.table.size * sizeof(real));
+            model_forward(ctx, m, rows);
+            const double t1 = now();
+            head(ctx, m, rows, real(1.0 / (B * T)), 0, true, sums);
+            model_backward(ctx, m, rows);
+            const double t2 = now();
+            const double norm = std::sqrt(be::sum_of_squares(ctx, m.grads, m.table.size));
+            be::adamw(ctx, m.params, m.master, m.m, m.v, m.grads, m.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
+                      (real)std::min(1.0, 1 / norm), ++step);
+            forward = t1 - t0, backward = t2 - t1, update = now() - t2;
+        },
+        10.0);
     const double flops = model_flops_per_token(c, T) * B * T;
-    printf("%-14s %s %dx%d: %8.0f tok/s  %8.1f GFLOP/s  %8.1f ms a step (forward %.0f, head and backward %.0f, update %.0f)  %.2f GiB\n", preset.c_str(),
-           precision_name, B, T, B * T / seconds, flops / seconds / 1e9, seconds * 1e3, forward * 1e3, backward * 1e3, update * 1e3,
-           m.arena.bytes() / 1073741824.0);
+    printf(
+        "%-14s %s %dx%d: %8.0f tok/s  %8.1f GFLOP/s  %8.1f ms a step (forward %.0f, head and backward %.0f, update %.0f)  %.2f "
+        "GiB\n",
+        preset.c_str(), precision_name, B, T, B * T / seconds, flops / seconds / 1e9, seconds * 1e3, forward * 1e3,
+        backward * 1e3, update * 1e3, m.arena.bytes() / 1073741824.0);
     fflush(stdout);
 }
 
@@ -164,9 +198,10 @@ int main(int argc, char** argv) {
     auto from = filled<float>(64 << 20), to = from;
     machine.bytes = 2.0 * from.size() * sizeof(float) / median_seconds([&] {
 #pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < from.size(); i++) to[i] = from[i];
-    });
-    printf("%d threads, %s, storage %s: fp32 FMA %.0f GFLOP/s, copy %.1f GB/s\n", ctx.threads, be::Ctx::isa_name(), precision_name, machine.flops / 1e9, machine.bytes / 1e9);
+                        for (size_t i = 0; i < from.size(); i++) to[i] = from[i];
+                    });
+    printf("%d threads, %s, storage %s: fp32 FMA %.0f GFLOP/s, copy %.1f GB/s\n", ctx.threads, be::Ctx::isa_name(),
+           precision_name, machine.flops / 1e9, machine.bytes / 1e9);
     if (argc >= 4) {
         bench_step(ctx, argv[1], atoi(argv[2]), atoi(argv[3]));
         return 0;

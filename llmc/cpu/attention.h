@@ -48,8 +48,8 @@ inline real score(const AttentionShape& a, const floatX* qkv, const real* slopes
     return slopes ? s + slopes[h] * (j - t) : s;
 }
 
-inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start, const AttentionShape& a,
-                              real* scratch /*(B, NH, T)*/) {
+inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
+                              const AttentionShape& a, real* scratch /*(B, NH, T)*/) {
 #pragma omp parallel for collapse(2) schedule(static)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
@@ -69,8 +69,9 @@ inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const r
         }
 }
 
-inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const real* lse, const floatX* qkv, const real* slopes,
-                               const int* doc_start, const AttentionShape& a, real* scratch /*(B, T, NH + 2*NKV, HS)*/) {
+inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const real* lse, const floatX* qkv,
+                               const real* slopes, const int* doc_start, const AttentionShape& a,
+                               real* scratch /*(B, T, NH + 2*NKV, HS)*/) {
     real* d = scratch;
     const size_t n = (size_t)a.B * a.T * a.row();
     std::fill(d, d + n, real(0));
@@ -99,8 +100,8 @@ inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* o
 // ---- tiles -----------------------------------------------------------------------------------------------------------------
 namespace detail {
 
-constexpr int tile = 64;                                // queries and keys of a tile
-constexpr int vector_lanes = 64 / (int)sizeof(real);    // one 64-byte vector; the compiler splits it where the CPU has less
+constexpr int tile = 64;                              // queries and keys of a tile
+constexpr int vector_lanes = 64 / (int)sizeof(real);  // one 64-byte vector; the compiler splits it where the CPU has less
 typedef real vector_t __attribute__((vector_size(64)));
 static_assert(tile % vector_lanes == 0, "tiles are whole vectors");
 
@@ -123,7 +124,8 @@ inline void register_tile(real* c, int c_row, const real* a, int a_row, int a_co
 }
 
 // c (M, N) = a b, or c += a b; N and the rows of b and c are padded to whole vectors and 64-byte aligned.
-inline void tile_product(real* c, int c_row, const real* a, int a_row, int a_col, const real* b, int b_row, int M, int N, int K, bool add) {
+inline void tile_product(real* c, int c_row, const real* a, int a_row, int a_col, const real* b, int b_row, int M, int N, int K,
+                         bool add) {
     constexpr int R = 4, W = 4;
     const int vectors = padded(N) / vector_lanes;
     for (int w = 0; w < vectors;) {
@@ -164,7 +166,8 @@ inline void load_tile_transposed(real* to, const floatX* from, size_t stride, in
 }
 
 // Turns s = q k^T of a tile into scores: scale, slope, and -inf where the mask forbids. Columns past `keys` are -inf.
-inline void finish_scores(real* s, int t0, int rows, int j0, int keys, real scale, real slope, const int* doc_start /*of t0, or null*/) {
+inline void finish_scores(real* s, int t0, int rows, int j0, int keys, real scale, real slope,
+                          const int* doc_start /*of t0, or null*/) {
     const real minus_infinity = -std::numeric_limits<real>::infinity();
     for (int i = 0; i < rows; i++) {
         real* row = s + i * tile;
@@ -184,8 +187,8 @@ struct ForwardScratch {
     }
 };
 
-inline void forward_tile(floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start, const AttentionShape& a, int b,
-                         int h, int t0, const ForwardScratch& m) {
+inline void forward_tile(floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
+                         const AttentionShape& a, int b, int h, int t0, const ForwardScratch& m) {
     const int rows = std::min((int)tile, a.T - t0), width = padded(a.HS), g = h / a.group();
     const int* docs = doc_start ? doc_start + b * a.T + t0 : nullptr;
     const real slope = slopes ? slopes[h] : real(0), minus_infinity = -std::numeric_limits<real>::infinity();
@@ -226,7 +229,8 @@ inline void forward_tile(floatX* out, real* lse, const floatX* qkv, const real* 
 struct BackwardScratch {
     real *q, *dout, *k, *kt, *vt, *dk, *dv, *p, *ds, *dq, *correction;
     static size_t size(int T, int HS) {
-        return (size_t)padded(HS) * tile * 7 + 2 * (size_t)tile * tile + (size_t)(T + tile) * padded(HS) + (size_t)(T + tile) / vector_lanes * vector_lanes;
+        return (size_t)padded(HS) * tile * 7 + 2 * (size_t)tile * tile + (size_t)(T + tile) * padded(HS) +
+               (size_t)(T + tile) / vector_lanes * vector_lanes;
     }
     BackwardScratch(real* scratch, int T, int HS) {
         const size_t n = (size_t)padded(HS) * tile;
@@ -237,8 +241,9 @@ struct BackwardScratch {
 };
 
 // All gradients of key/value head g and its query heads in sequence b.
-inline void backward_head(floatX* dqkv, const floatX* dout, const floatX* out, const real* lse, const floatX* qkv, const real* slopes,
-                          const int* doc_start, const AttentionShape& a, int b, int g, real* dkv /*(T, 2, padded HS)*/, const BackwardScratch& m) {
+inline void backward_head(floatX* dqkv, const floatX* dout, const floatX* out, const real* lse, const floatX* qkv,
+                          const real* slopes, const int* doc_start, const AttentionShape& a, int b, int g,
+                          real* dkv /*(T, 2, padded HS)*/, const BackwardScratch& m) {
     const int width = padded(a.HS), T = a.T;
     const int* docs = doc_start ? doc_start + b * T : nullptr;
     std::fill(dkv, dkv + (size_t)T * 2 * width, real(0));
@@ -293,8 +298,8 @@ inline void backward_head(floatX* dqkv, const floatX* dout, const floatX* out, c
 }  // namespace detail
 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
-inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start, int B, int T, int NH,
-                              int NKV, int HS, real scale) {
+inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
+                              int B, int T, int NH, int NKV, int HS, real scale) {
     const AttentionShape a{B, T, NH, NKV, HS, scale};
     if (ctx.plain) {
         plain::attention_forward(out, lse, qkv, slopes, doc_start, a, (real*)ctx.scratch(sizeof(real) * (size_t)B * NH * T));
@@ -312,11 +317,13 @@ inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qk
     }
 }
 
-inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse, const floatX* qkv,
-                               const real* slopes, const int* doc_start, int B, int T, int NH, int NKV, int HS, real scale) {
+inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
+                               const floatX* qkv, const real* slopes, const int* doc_start, int B, int T, int NH, int NKV,
+                               int HS, real scale) {
     const AttentionShape a{B, T, NH, NKV, HS, scale};
     if (ctx.plain) {
-        plain::attention_backward(dqkv, dout, out, lse, qkv, slopes, doc_start, a, (real*)ctx.scratch(sizeof(real) * (size_t)B * T * a.row()));
+        plain::attention_backward(dqkv, dout, out, lse, qkv, slopes, doc_start, a,
+                                  (real*)ctx.scratch(sizeof(real) * (size_t)B * T * a.row()));
         return;
     }
     const size_t dkv_size = (size_t)T * 2 * detail::padded(HS);
@@ -330,8 +337,8 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
     }
 }
 
-inline void attention_decode(Ctx& ctx, floatX* out, floatX* keys, floatX* values, const floatX* qkv, const real* slopes, int B, int t, int P,
-                             int NH, int NKV, int HS, real scale) {
+inline void attention_decode(Ctx& ctx, floatX* out, floatX* keys, floatX* values, const floatX* qkv, const real* slopes, int B,
+                             int t, int P, int NH, int NKV, int HS, real scale) {
     const int group = NH / NKV, row = NH + 2 * NKV;
     real* scores = (real*)ctx.scratch(sizeof(real) * (size_t)B * NH * (t + 1));
 #pragma omp parallel for collapse(2) schedule(static)

@@ -18,7 +18,8 @@ namespace cpu {
 // What the matrix unit of this CPU does best with bf16 operands.
 enum class Bf16Gemm {
     native,  // AMX, or AMD's AVX512-BF16 (twice the fp32 rate, measured): multiply bf16 directly
-    widen,   // convert to fp32 and multiply there: Intel's vdpbf16ps without AMX is half as fast as fp32 FMA, older CPUs have none
+    widen,   // convert to fp32 and multiply there: Intel's vdpbf16ps without AMX is half as fast as fp32 FMA, older CPUs have
+             // none
 };
 
 inline Bf16Gemm detect_bf16_gemm() {
@@ -42,7 +43,9 @@ struct Ctx {
     dnnl::stream stream{engine};
     std::map<GemmKey, dnnl::matmul> gemms;
 
-    explicit Ctx(int n_threads = 0) : threads(n_threads > 0 ? n_threads : omp_get_max_threads()) { omp_set_num_threads(threads); }
+    explicit Ctx(int n_threads = 0) : threads(n_threads > 0 ? n_threads : omp_get_max_threads()) {
+        omp_set_num_threads(threads);
+    }
     ~Ctx() { free(scratch_); }
     Ctx(const Ctx&) = delete;
     Ctx& operator=(const Ctx&) = delete;
@@ -61,15 +64,22 @@ struct Ctx {
     // For the start-up table: "avx512_core_bf16, bf16 matrix products native".
     static const char* isa_name() {
         switch (dnnl::get_effective_cpu_isa()) {
-            case dnnl::cpu_isa::avx512_core_amx: return "AMX (AVX-512)";
-            case dnnl::cpu_isa::avx512_core_bf16: return "AVX-512 with bf16";
+            case dnnl::cpu_isa::avx512_core_amx:
+                return "AMX (AVX-512)";
+            case dnnl::cpu_isa::avx512_core_bf16:
+                return "AVX-512 with bf16";
             case dnnl::cpu_isa::avx512_core_vnni:
-            case dnnl::cpu_isa::avx512_core: return "AVX-512";
+            case dnnl::cpu_isa::avx512_core:
+                return "AVX-512";
             case dnnl::cpu_isa::avx2_vnni:
-            case dnnl::cpu_isa::avx2: return "AVX2";
-            case dnnl::cpu_isa::avx: return "AVX";
-            case dnnl::cpu_isa::sse41: return "SSE4.1";
-            default: return "generic";
+            case dnnl::cpu_isa::avx2:
+                return "AVX2";
+            case dnnl::cpu_isa::avx:
+                return "AVX";
+            case dnnl::cpu_isa::sse41:
+                return "SSE4.1";
+            default:
+                return "generic";
         }
     }
 

@@ -9,8 +9,8 @@
 
 namespace cpu {
 
-inline void embedding_forward(Ctx&, floatX* out, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int N, int C,
-                              int v0, int V) {
+inline void embedding_forward(Ctx&, floatX* out, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe,
+                              int N, int C, int v0, int V) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const int token = tokens[n] - v0;
@@ -25,8 +25,8 @@ inline void embedding_forward(Ctx&, floatX* out, const int* tokens, const int* p
     }
 }
 
-inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* dout, const int* tokens, const int* positions, int N, int C,
-                               int v0, int V) {
+inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* dout, const int* tokens, const int* positions,
+                               int N, int C, int v0, int V) {
     constexpr int line = 16;  // channels of a range: whole cache lines of gradient
     const int lines = (C + line - 1) / line, width = (lines + ctx.threads - 1) / ctx.threads * line;
 #pragma omp parallel for schedule(static)

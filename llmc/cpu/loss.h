@@ -2,8 +2,8 @@
 //   Z = sum_{i<V} exp(x_i),  loss = log Z - x_y,  z = c (log Z)^2
 //   d/dx_i (loss + z) = p_i (1 + 2 c log Z) - [i = y],  p_i = exp(x_i - log Z)
 // Two passes over a row that stays in cache: log Z online, then the gradient. Sums in fp32, of chunks. No softmax is stored.
-// A masked target (< 0) has loss, z and gradient 0, also where its logits are not finite; elsewhere a NaN logit gives a NaN loss.
-// Cost: two exponentials and 3 bytes moved per bf16 logit; bound by exp on few cores, by memory bandwidth on many.
+// A masked target (< 0) has loss, z and gradient 0, also where its logits are not finite; elsewhere a NaN logit gives a NaN
+// loss. Cost: two exponentials and 3 bytes moved per bf16 logit; bound by exp on few cores, by memory bandwidth on many.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -36,8 +36,8 @@ inline real log_sum_exp(const floatX* x, int V) {
 
 }  // namespace detail
 
-inline void classifier(Ctx&, floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int N, int V, int Vp, real loss_scale,
-                       real z_coef, bool write_gradient) {
+inline void classifier(Ctx&, floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int N, int V, int Vp,
+                       real loss_scale, real z_coef, bool write_gradient) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         floatX* x = logits + (size_t)n * Vp;

@@ -66,7 +66,8 @@ constexpr dnnl::memory::data_type dnnl_type() {
 // c (M, N) = a b + bias, or c += a b. Row-major as they lie; a_t: a is stored (K, M), b_t: b is stored (N, K).
 // Compiling a product takes milliseconds, so each shape is compiled once and kept in ctx.gemms.
 template <class In, class Out>
-void gemm(Ctx& ctx, Out* c, const In* a, bool a_t, const In* b, bool b_t, const In* bias, int64_t M, int64_t N, int64_t K, Acc acc) {
+void gemm(Ctx& ctx, Out* c, const In* a, bool a_t, const In* b, bool b_t, const In* bias, int64_t M, int64_t N, int64_t K,
+          Acc acc) {
     using dnnl::memory;
     const auto in = dnnl_type<In>(), out = dnnl_type<Out>();
     const memory::desc a_desc({M, K}, in, a_t ? memory::dims{1, M} : memory::dims{K, 1});
@@ -82,10 +83,13 @@ void gemm(Ctx& ctx, Out* c, const In* a, bool a_t, const In* b, bool b_t, const 
             sum.append_sum(1.0f);
             attributes.set_post_ops(sum);
         }
-        const dnnl::matmul::desc desc = bias ? dnnl::matmul::desc(a_desc, b_desc, bias_desc, c_desc) : dnnl::matmul::desc(a_desc, b_desc, c_desc);
+        const dnnl::matmul::desc desc =
+            bias ? dnnl::matmul::desc(a_desc, b_desc, bias_desc, c_desc) : dnnl::matmul::desc(a_desc, b_desc, c_desc);
         found = ctx.gemms.emplace(key, dnnl::matmul({desc, attributes, ctx.engine})).first;
     }
-    const auto memory_of = [&](const memory::desc& desc, const void* p) { return memory(desc, ctx.engine, const_cast<void*>(p)); };
+    const auto memory_of = [&](const memory::desc& desc, const void* p) {
+        return memory(desc, ctx.engine, const_cast<void*>(p));
+    };
     std::unordered_map<int, memory> arguments = {
         {DNNL_ARG_SRC, memory_of(a_desc, a)}, {DNNL_ARG_WEIGHTS, memory_of(b_desc, b)}, {DNNL_ARG_DST, memory_of(c_desc, c)}};
     if (bias) arguments.insert({DNNL_ARG_BIAS, memory_of(bias_desc, bias)});
@@ -103,7 +107,8 @@ void convert(To* to, const From* from, size_t n) {
 
 // The same product where bf16 operands are better multiplied in fp32: widened copies in scratch, result rounded once.
 template <class Out>
-void gemm_widened(Ctx& ctx, Out* c, const bf16* a, bool a_t, const bf16* b, bool b_t, const bf16* bias, int64_t M, int64_t N, int64_t K, Acc acc) {
+void gemm_widened(Ctx& ctx, Out* c, const bf16* a, bool a_t, const bf16* b, bool b_t, const bf16* bias, int64_t M, int64_t N,
+                  int64_t K, Acc acc) {
     const bool narrow = std::is_same<Out, bf16>::value;
     float* wide = (float*)ctx.scratch(sizeof(float) * (size_t)(M * K + K * N + (bias ? N : 0) + (narrow ? M * N : 0)));
     float *a32 = wide, *b32 = a32 + M * K, *c32 = b32 + K * N, *bias32 = narrow ? c32 + M * N : c32;
@@ -120,7 +125,8 @@ void gemm_widened(Ctx& ctx, Out* c, const bf16* a, bool a_t, const bf16* b, bool
 }
 
 template <class Out>
-void product(Ctx& ctx, Out* c, const floatX* a, bool a_t, const floatX* b, bool b_t, const floatX* bias, int64_t M, int64_t N, int64_t K, Acc acc) {
+void product(Ctx& ctx, Out* c, const floatX* a, bool a_t, const floatX* b, bool b_t, const floatX* bias, int64_t M, int64_t N,
+             int64_t K, Acc acc) {
     if constexpr (std::is_same<floatX, bf16>::value) {
         if (ctx.bf16_gemm == Bf16Gemm::widen) return gemm_widened(ctx, c, a, a_t, b, b_t, bias, M, N, K, acc);
     }
@@ -169,7 +175,8 @@ constexpr int few_rows = 4;
 }  // namespace detail
 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
-inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC, int OC) {
+inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC,
+                           int OC) {
     if (ctx.plain || !detail::has_library) plain::linear_forward(out, inp, weight, bias, N, IC, OC);
     else if (N <= detail::few_rows) detail::few_rows_forward(out, inp, weight, bias, N, IC, OC);
     else detail::product(ctx, out, inp, false, weight, true, bias, N, OC, IC, Acc::Set);
@@ -180,7 +187,8 @@ inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, co
     else detail::product(ctx, dinp, dout, false, weight, false, nullptr, N, IC, OC, Acc::Set);
 }
 
-inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const floatX* dout, const floatX* inp, int N, int IC, int OC, Acc acc) {
+inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const floatX* dout, const floatX* inp, int N, int IC,
+                                   int OC, Acc acc) {
     if (ctx.plain || !detail::has_library) plain::linear_backward_weight(dweight, dout, inp, N, IC, OC, acc);
     else detail::product(ctx, dweight, dout, true, inp, false, nullptr, OC, IC, N, acc);
     if (dbias) detail::column_sums(dbias, dout, N, OC, acc);

@@ -3,9 +3,9 @@
 //   backward  with g = w dy:  dx = rstd (g - mean(g) - xhat mean(g xhat))      RMSNorm: without mean(g)
 //             dw = sum over rows of dy xhat,  db = sum over rows of dy
 // (dx: d xhat_j / d x_i = rstd (delta_ij - 1/C - xhat_i xhat_j / C); the middle term comes from the mean, the last from rstd.)
-// Both norms are one loop with a compile-time switch. Sums in fp32. Gradients of w and b: rows are cut into blocks of fixed size,
-// each block is summed by one task, and the blocks are added in order: the same bits for any number of threads.
-// Bound by memory bandwidth: forward reads x once (it stays in cache for the second pass) and writes y.
+// Both norms are one loop with a compile-time switch. Sums in fp32. Gradients of w and b: rows are cut into blocks of fixed
+// size, each block is summed by one task, and the blocks are added in order: the same bits for any number of threads. Bound by
+// memory bandwidth: forward reads x once (it stays in cache for the second pass) and writes y.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -44,8 +44,8 @@ void norm_forward(floatX* out, real* mean, real* rstd, floatX* sum, const floatX
 }
 
 template <bool centred>
-void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp, const floatX* weight,
-                   const real* mean, const real* rstd, int N, int C, Acc acc) {
+void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp,
+                   const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc) {
     constexpr int block_rows = 64, sums = centred ? 2 : 1;
     const int blocks = (N + block_rows - 1) / block_rows;
     real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * sums * C);  // (blocks, sums, C): of dweight, of dbias
@@ -89,13 +89,13 @@ inline void layernorm_forward(Ctx&, floatX* out, real* mean, real* rstd, floatX*
     detail::norm_forward<true>(out, mean, rstd, sum, inp, add, weight, bias, N, C, eps);
 }
 
-inline void layernorm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp, const floatX* weight,
-                               const real* mean, const real* rstd, int N, int C, Acc acc) {
+inline void layernorm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp,
+                               const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc) {
     detail::norm_backward<true>(ctx, dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, acc);
 }
 
-inline void rmsnorm_forward(Ctx&, floatX* out, real* rstd, floatX* sum, const floatX* inp, const floatX* add, const floatX* weight, int N, int C,
-                            real eps) {
+inline void rmsnorm_forward(Ctx&, floatX* out, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+                            const floatX* weight, int N, int C, real eps) {
     detail::norm_forward<false>(out, nullptr, rstd, sum, inp, add, weight, nullptr, N, C, eps);
 }
 

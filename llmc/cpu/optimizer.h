@@ -8,8 +8,8 @@
 
 namespace cpu {
 
-inline void adamw(Ctx&, floatX* param, real* master, real* m, real* v, const real* grad, size_t n, real lr, real beta1, real beta2, real eps,
-                  real weight_decay, real grad_scale, int64_t step) {
+inline void adamw(Ctx&, floatX* param, real* master, real* m, real* v, const real* grad, size_t n, real lr, real beta1,
+                  real beta2, real eps, real weight_decay, real grad_scale, int64_t step) {
     // Bias corrections in double: beta^step loses digits in fp32.
     const real correct1 = (real)(1 / (1 - std::pow((double)beta1, (double)step)));
     const real correct2 = (real)(1 / (1 - std::pow((double)beta2, (double)step)));

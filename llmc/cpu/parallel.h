@@ -18,10 +18,10 @@
 
 namespace cpu {
 
-// GCC's OpenMP lets a waiting thread spin for milliseconds before it sleeps. A step has hundreds of short parallel regions, so one
-// other busy process on the machine then costs far more than its share (a step of the quick start: 1.5-1.8 s instead of 0.7 s).
-// Spinning for some ten microseconds costs 1% on an idle machine. The library reads the environment before main, so the program
-// starts itself again, once, unless the user has decided.
+// GCC's OpenMP lets a waiting thread spin for milliseconds before it sleeps. A step has hundreds of short parallel regions, so
+// one other busy process on the machine then costs far more than its share (a step of the quick start: 1.5-1.8 s instead of 0.7
+// s). Spinning for some ten microseconds costs 1% on an idle machine. The library reads the environment before main, so the
+// program starts itself again, once, unless the user has decided.
 inline void limit_spinning(char** argv) {
 #if defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;

@@ -36,8 +36,8 @@ inline real lane_max(int n, real start, F f) {
 
 }  // namespace detail
 
-// For the global gradient norm. Blocks of fixed size are summed in fp32 (256 terms a lane: short enough to be accurate), and the
-// blocks' sums in double, in order. NaN and infinity come through. Reads each element once: bound by memory bandwidth.
+// For the global gradient norm. Blocks of fixed size are summed in fp32 (256 terms a lane: short enough to be accurate), and
+// the blocks' sums in double, in order. NaN and infinity come through. Reads each element once: bound by memory bandwidth.
 inline double sum_of_squares(Ctx&, const real* x, size_t n) {
     constexpr size_t block = 4096;
     std::vector<double> sums((n + block - 1) / block);

@@ -1,5 +1,5 @@
-// Rotary positions (Su et al., 2021), rotate-half pairing: with angle a = position * base^(-2j/HS), elements j and j + HS/2 of a
-// query or key head turn as a plane vector: (x1, x2) -> (x1 cos a - x2 sin a, x2 cos a + x1 sin a). A rotation's transpose is
+// Rotary positions (Su et al., 2021), rotate-half pairing: with angle a = position * base^(-2j/HS), elements j and j + HS/2 of
+// a query or key head turn as a plane vector: (x1, x2) -> (x1 cos a - x2 sin a, x2 cos a + x1 sin a). A rotation's transpose is
 // the rotation by -a, so backward is forward with the sine negated. In place; values are not touched; fp32 arithmetic.
 #pragma once
 #include "../ops.h"
