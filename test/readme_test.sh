@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# The README says nothing that is not so: its commands run, shortened, in the order in which they stand; its options, files and make
+# targets exist; every command of the program is described.
+#   TRAIN_GPT=path/to/train_gpt test/readme_test.sh
+set -u
+program=$(realpath "${TRAIN_GPT:-./train_gpt}")
+root=$(realpath "$(dirname "$0")/..")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# ---- the shell block: each command as it stands, but with a small model and few steps behind it (a later option wins) ----
+for i in $(seq 1 900); do echo "Once in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >corpus.txt
+for i in $(seq 1 600); do echo "{\"text\": \"Once there were $i birds in $((i % 13)) trees, and they sang of the sea and of the wind\"}"; done >more.jsonl
+head -40 corpus.txt >held_out.txt
+ln -s "$program" train_gpt
+awk '/^```sh$/ { on = 1; next } /^```$/ { on = 0 } on' "$root/README.md" | sed -e ':join' -e '/\\$/ { N; s/\\\n *//; b join' -e '}' |
+    grep -E '^\./train_gpt ' >commands.txt
+n=0
+while read -r command; do
+    n=$((n + 1))
+    case $command in
+    "./train_gpt tokenizer"*) small="--vocab-size 400" ;;
+    *"--model run1/latest --data-path"*) small="--train-iters 2 --seq-length 32 --micro-batch-size 2 --eval-iters 0" ;;
+    "./train_gpt train"*"--dry-run") small="" ;;
+    "./train_gpt train"*) small="--preset llama-tiny --train-iters 4 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --sample-interval 4 --sample-tokens 4" ;;
+    "./train_gpt eval"*) small="--seq-length 32" ;;
+    "./train_gpt generate"*) small="--max-new-tokens 8" ;;
+    *) small="" ;;
+    esac
+    if bash -c "$command $small" >out.txt 2>&1; then echo "ok: $command"; else echo "FAILED: $command"; tail -n 5 out.txt; fi
+done <commands.txt
+[[ $n -ge 8 ]] && echo "ok: $n commands were run" || echo "FAILED: only $n commands were found"
+
+# ---- what it names exists ----
+for path in $(grep -oE '\]\([^)#:]+\)' "$root/README.md" | tr -d '()]' | sort -u); do
+    [[ -e $root/$path ]] && echo "ok: $path exists" || echo "FAILED: $path does not exist"
+done
+for command in tokenizer prepare train eval generate; do "$program" $command --help; done >help.txt 2>&1
+for option in $(grep -oE -- '--[a-z][a-z-]+' "$root/README.md" | sort -u); do
+    grep -qE -- "$option( |,|$)" help.txt && echo "ok: $option exists" || echo "FAILED: $option is no option"
+done
+for target in $(grep -oE '`?make [a-z][a-z_-]*' "$root/README.md" | tr -d '`' | cut -d ' ' -f 2 | sort -u); do
+    make -C "$root" -n "$target" >/dev/null 2>&1 && echo "ok: make $target exists" || echo "FAILED: make $target does not exist"
+done
+for command in $("$program" --help | sed -n 's/^  train_gpt \([a-z]*\) .*/\1/p'); do
+    grep -q "^| \`$command\`" "$root/README.md" && echo "ok: $command is described" || echo "FAILED: the README does not describe $command"
+done
