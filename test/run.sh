@@ -10,7 +10,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 for test in "$@"; do
     start=$(date +%s.%N)
-    if [[ $test == *.sh ]]; then bash "$test" >"$log" 2>&1; else "$test" --gtest_brief=0 >"$log" 2>&1; fi
+    if [[ $test == *.sh ]]; then timeout 900 bash "$test" >"$log" 2>&1; else timeout 600 "$test" --gtest_brief=0 >"$log" 2>&1; fi
     status=$?
     if [[ $test == *.sh ]]; then
         ok=$(grep -c '^ok: ' "$log") bad=$(grep -c '^FAILED: ' "$log")

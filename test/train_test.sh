@@ -38,7 +38,7 @@ run() {
     local out=$1 name=$2
     shift 2
     # shellcheck disable=SC2086
-    "$program" train ${family[$name]} --num-layers 2 --hidden-size 48 --num-attention-heads 6 --tokenizer tok --data-path data --split "90, 10, 0" --seq-length 32 \
+    ${EXEC:-} "$program" train ${family[$name]} --num-layers 2 --hidden-size 48 --num-attention-heads 6 --tokenizer tok --data-path data --split "90, 10, 0" --seq-length 32 \
         --micro-batch-size 4 --global-batch-size 8 --train-iters 12 --lr 3e-3 --z-loss 1e-4 --eval-interval 6 --eval-iters 2 --out "$out" "$@"
 }
 for name in gpt2 bloom llama; do
@@ -79,13 +79,13 @@ expect "a run is not written over" refused run llama llama
 says "the message says so" "already holds a run"
 
 # ---- Ctrl-C ----
-run interrupted llama --train-iters 1000000 --eval-interval 1000000 >interrupted.txt 2>&1 &
+EXEC=exec run interrupted llama --train-iters 1000000 --eval-interval 1000000 >interrupted.txt 2>&1 &
 pid=$!
 for _ in $(seq 1 300); do
     grep -q '"kind":"step"' interrupted/log.jsonl 2>/dev/null && break
     sleep 0.1
 done
-pkill -INT -P $pid 2>/dev/null || kill -INT $pid
+kill -INT $pid
 expect "Ctrl-C ends the run with status 0" wait $pid
 expect "Ctrl-C: says that it stopped" grep -q "stopped after" interrupted.txt
 expect "Ctrl-C: the model is written" "$program" generate --model interrupted/latest --max-new-tokens 2
