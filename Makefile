@@ -42,10 +42,11 @@ flag_fp64 := -DPRECISION_FP64
 help:
 	@awk '/^#/ { sub(/^# ?/, ""); print; next } { exit }' Makefile
 
+dep_groups := build $(if $(findstring clang,$(notdir $(CXX))),clang)
 deps:
-	@scripts/install_deps.sh build
+	@scripts/install_deps.sh $(dep_groups)
 deps-%:
-	@scripts/install_deps.sh build $*
+	@scripts/install_deps.sh $(dep_groups) $*
 
 # ---- the trainer ----
 train_gpt: $(build)/train_gpt
