@@ -3,6 +3,7 @@
 #   make quickstart   from raw text to a trained model that writes text, in minutes   TEXT="a.txt b.txt"  OUT=quickstart
 #   make train_gpt    the program for this machine, as ./train_gpt
 #   make test         every test; ends with `N passed, N failed`
+#   make fuzz         damaged and hostile files to every reader of files, each for FUZZ_SECONDS=60 seconds (with clang++)
 #   make bench        speed of a training step and of each kernel on this CPU
 #   make deps         install the Debian/Ubuntu packages that are missing (the targets above do it themselves)
 #   make format clean
@@ -36,7 +37,7 @@ flag_bf16 :=
 flag_fp32 := -DPRECISION_FP32
 flag_fp64 := -DPRECISION_FP64
 
-.PHONY: help deps train_gpt quickstart test bench format clean
+.PHONY: help deps train_gpt quickstart test bench fuzz format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -84,10 +85,23 @@ test: deps-test deps-quickstart
 	@$(MAKE) -s --no-print-directory -j2 $(test_programs) $(build)/train_gpt
 	@TRAIN_GPT=$(build)/train_gpt SAN=$(SAN) test/run.sh $(test_programs) $(test_scripts)
 
+# ---- fuzzing: test/fuzz/fuzz_X.cpp is a libFuzzer target; findings go to build/fuzz/X ----
+FUZZ_SECONDS  ?= 60
+fuzz_programs := $(patsubst test/fuzz/%.cpp,build/fuzz/%,$(wildcard test/fuzz/fuzz_*.cpp))
+
+fuzz: $(fuzz_programs)
+	@test/fuzz/run.sh $(FUZZ_SECONDS) $(fuzz_programs)
+
+build/fuzz/%: test/fuzz/%.cpp Makefile | deps-clang
+	@echo "building $@"
+	@mkdir -p $(@D)
+	@clang++ $< -std=c++17 -O1 -g -Wall -Wextra -Werror -MMD -MP -fno-omit-frame-pointer \
+	    -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -o $@ -lpcre2-8
+
 clean:
 	rm -rf build train_gpt
 
 format:
-	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h test/*.cpp test/*.h dev/bench/*.cpp
+	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h test/*.cpp test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cpp
 
--include $(wildcard $(build)/*.d)
+-include $(wildcard $(build)/*.d build/fuzz/*.d)

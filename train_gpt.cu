@@ -50,9 +50,11 @@ right, slowest first. `d` prefixes a gradient. floatX is the storage type (bf16 
 #include "llmc/dataloader.h"
 #include "llmc/tokenizer.h"
 #include "llmc/text_commands.h"
-// defines: read_config, read_parameters, write_model | sample_token
+// defines: read_config, read_parameters | TrainingState, Saver, RunLock | sample_token | Task, make_requests, task_metrics
 #include "llmc/checkpoint.h"
+#include "llmc/training_state.h"
 #include "llmc/sampler.h"
+#include "llmc/tasks.h"
 // defines: TrainOptions, ... | cli::parse | Schedule | Logger, StepStats, Table, human_count
 #include "llmc/config.h"
 #include "llmc/cli.h"
@@ -120,8 +122,9 @@ struct Model {
     real* grads = nullptr;     // summed over the micro-batches of a step
     real* master = nullptr;    // fp32 weights that AdamW updates; the same memory as params where those are fp32 already
     real *m = nullptr, *v = nullptr;
-    Params<floatX> p;  // views of params
-    Params<real> g;    // views of grads
+    Saver::Buffers copy;  // where a checkpoint's contents wait to be written; null: written in place
+    Params<floatX> p;     // views of params
+    Params<real> g;       // views of grads
     Activations a;
     KeyValueCache cache{};
     std::vector<real> slopes;   // (NH) ALiBi
@@ -217,6 +220,14 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     m.cache.layer_size = (size_t)c.T * c.NKV * c.HS();
     if (generates)
         for (floatX** rows : {&m.cache.keys, &m.cache.values}) arena.add("key/value cache", rows, c.L * m.cache.layer_size);
+}
+
+// Room for a copy of all that a checkpoint holds, so that training goes on while it is written.
+static void plan_checkpoint_copy(Model& m) {
+    m.arena.add("copy for checkpoints", &m.copy.params, m.table.size);
+    if (sizeof(floatX) != sizeof(real)) m.arena.add("copy for checkpoints", &m.copy.master, m.table.size);
+    m.arena.add("copy for checkpoints", &m.copy.m, m.table.size);
+    m.arena.add("copy for checkpoints", &m.copy.v, m.table.size);
 }
 
 // Gets the planned memory and sets every pointer that is a view of another.
@@ -460,11 +471,8 @@ struct Trainer {
     const TrainOptions& o;
     const Schedule& schedule;
     const DataLoader& data;
-    Batch batch;            // the current micro-batch
-    int64_t step = 0;       // global batches done, applied or not
-    int64_t updates = 0;    // of them applied: AdamW's step
-    int64_t consumed = 0;   // samples: the position in the data
-    int64_t scheduled = 0;  // samples of applied steps: the position of the learning rate
+    TrainingState state;  // counters: the position in the run
+    Batch batch;          // the current micro-batch
 };
 
 // AdamW over the table: tensors that share a decay are neighbours often enough that a call per tensor costs nothing.
@@ -473,23 +481,23 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
     for (const TensorSpec& s : m.table.rows)
         be::adamw(t.ctx, m.params + s.offset, m.master + s.offset, m.m + s.offset, m.v + s.offset, m.grads + s.offset, s.size(),
                   (real)lr, (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps,
-                  s.decay ? (real)weight_decay : real(0), (real)grad_scale, t.updates + 1);
+                  s.decay ? (real)weight_decay : real(0), (real)grad_scale, t.state.updates + 1);
 }
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
 // global batch counts the same: loss_scale is one over their number, known before the first backward, and everything sums.
 static StepStats train_step(Trainer& t) {
     const auto start = std::chrono::steady_clock::now();
-    const int64_t global_batch = t.schedule.global_batch(t.consumed);
-    const double lr = t.schedule.lr(t.scheduled), weight_decay = t.schedule.weight_decay(t.scheduled);
+    const int64_t global_batch = t.schedule.global_batch(t.state.consumed);
+    const double lr = t.schedule.lr(t.state.scheduled), weight_decay = t.schedule.weight_decay(t.state.scheduled);
     const real z_coef = (real)t.o.z_loss_strength;
-    const int64_t targets = t.data.unmasked(t.consumed, global_batch);
+    const int64_t targets = t.data.unmasked(t.state.consumed, global_batch);
     const real loss_scale = targets > 0 ? (real)(1.0 / targets) : real(0);
 
     LossSums sums;
     memset(t.m.grads, 0, t.m.table.size * sizeof(real));
     for (int64_t done = 0; done < global_batch; done += t.o.micro_batch_size) {
-        t.data.fetch(t.consumed + done, t.o.micro_batch_size, t.batch);
+        t.data.fetch(t.state.consumed + done, t.o.micro_batch_size, t.batch);
         const Rows rows = rows_of(t.batch);
         model_forward(t.ctx, t.m, rows);
         head(t.ctx, t.m, rows, loss_scale, z_coef, true, sums);
@@ -502,18 +510,20 @@ static StepStats train_step(Trainer& t) {
     const bool apply = std::isfinite(ce + z) && std::isfinite(norm);  // a non-finite step is never applied
     if (apply) {
         update(t, lr, weight_decay, clip);
-        t.updates++;
-        t.scheduled += global_batch;
+        t.state.updates++;
+        t.state.scheduled += global_batch;
     }
-    t.step++;
-    t.consumed += global_batch;
+    t.state.step++;
+    t.state.consumed += global_batch;
+
+    t.state.loss = ce;
 
     StepStats s;
-    s.step = t.step, s.consumed_samples = t.consumed, s.global_batch = (int)global_batch;
-    s.tokens = t.consumed * t.o.seq_length;
+    s.step = t.state.step, s.consumed_samples = t.state.consumed, s.global_batch = (int)global_batch;
+    s.tokens = t.state.tokens += global_batch * t.o.seq_length;
     s.loss = ce, s.z_loss = z, s.grad_norm = norm, s.lr = lr;
     s.lse_mean = sums.lse / sums.n, s.lse_max = sums.lse_max;
-    s.skipped = t.step - t.updates;
+    s.skipped = t.state.step - t.state.updates;
     s.step_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     s.tokens_per_s = global_batch * t.o.seq_length / (s.step_ms * 1e-3);
     return s;
@@ -781,122 +791,254 @@ static void describe_data(RunTable& t, const DataLoader& data, const char* label
                      human_count((double)s.documents).c_str(), 100 * s.share, s.epochs));
 }
 
-// OUT must be new or hold no run: what is there is never overwritten.
-static void check_output(const std::string& out) {
-    if (std::filesystem::exists(out + "/log.jsonl"))
-        fail("%s already holds a run (log.jsonl); HINT: give another --out, or remove it", out.c_str());
-}
-
-static std::string step_directory(const std::string& out, int64_t step) {
-    return format("%s/step_%08lld", out.c_str(), (long long)step);
-}
-
-// Writes the model and points OUT/latest at it.
-static void save_model(const Model& m, const std::string& out, int64_t step, const Tokenizer* tokenizer) {
-    TokenizerFiles files;
-    if (tokenizer) {
-        files.path = tokenizer->source();
-        files.bos_id = tokenizer->bos_id(), files.eos_id = tokenizer->eod_id();
-        if (files.bos_id >= 0) files.bos_token = tokenizer->token_bytes(files.bos_id);
-        if (files.eos_id >= 0) files.eos_token = tokenizer->token_bytes(files.eos_id);
+// The checkpoint to go on from; empty: a new run, for which OUT must not hold one.
+static std::string resume_directory(const TrainOptions& o) {
+    const std::vector<int64_t> steps = find_checkpoints(o.out);
+    if (o.resume.empty()) {
+        if (!o.dry_run && !steps.empty())
+            fail("%s already holds a run; HINT: --resume auto goes on with it; or give another --out", o.out.c_str());
+        return "";
     }
-    const std::string dir = step_directory(out, step);
-    write_model(dir, m.c, m.table, m.params, files);
-    point_link(out + "/latest", std::filesystem::path(dir).filename().string());
+    if (o.resume != "auto") {
+        const std::string problem = verify_directory(o.resume);
+        if (!problem.empty()) fail("cannot resume from %s: %s", o.resume.c_str(), problem.c_str());
+        return o.resume;
+    }
+    const std::string dir = newest_intact(o.out, [](const std::string& problem) {
+        fprintf(stderr, "warning: %s; trying an older checkpoint\n", problem.c_str());
+    });
+    if (dir.empty() && !steps.empty())
+        fail("none of the %zu checkpoints in %s is intact; HINT: remove them to start anew, or give --resume DIR", steps.size(),
+             o.out.c_str());
+    return dir;
 }
+
+static TokenizerFiles tokenizer_files(const Tokenizer* tokenizer) {
+    TokenizerFiles files;
+    if (!tokenizer) return files;
+    files.json = read_whole_file(tokenizer->source());
+    files.bos_id = tokenizer->bos_id(), files.eos_id = tokenizer->eod_id();
+    if (files.bos_id >= 0) files.bos_token = tokenizer->token_bytes(files.bos_id);
+    if (files.eos_id >= 0) files.eos_token = tokenizer->token_bytes(files.eos_id);
+    return files;
+}
+
+// What a resumed run must find again: each data set's weight, documents and tokens.
+static nlohmann::ordered_json data_identity(const DataLoader& data, const DataOptions& options) {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    size_t i = 0;
+    for (const DataSummary& s : data.summary()) {
+        rows.push_back({{"documents", s.documents}, {"tokens", s.tokens}});
+        if (i < options.blend.weights.size()) rows.back()["weight"] = options.blend.weights[i];
+        i++;
+    }
+    return rows;
+}
+
+// Weights of a new run, or weights, moments and counters of the checkpoint `from`.
+static TrainingState starting_state(Model& m, const TrainOptions& o, const std::string& from) {
+    if (from.empty()) {
+        if (o.model.empty()) initialize(m, (uint64_t)o.seed);
+        else {
+            read_parameters(o.model, m.c, m.table, m.params);
+            masters_from_params(m);
+        }
+        return {};
+    }
+    read_optimizer(from, m.c, m.table, m.master, m.m, m.v);
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < m.table.size; i++) m.params[i] = (floatX)m.master[i];
+    return read_state(from);
+}
+
+// A run from its options to the moment before its first step: everything that can be refused is refused here, and the table of
+// what will happen is printed.
+struct Run {
+    TrainOptions o;
+    be::Ctx ctx;
+    std::unique_ptr<Tokenizer> tokenizer;
+    std::string resumed_from;
+    Schedule schedule;
+    std::unique_ptr<Model> m;
+    std::unique_ptr<DataLoader> train, valid;
+    int64_t valid_samples = 0;
+    nlohmann::ordered_json data;  // data_identity
+    RunTable table;
+
+    explicit Run(const TrainOptions& given) : o(given), ctx(given.threads) {
+        ctx.plain = o.plain;
+        if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
+        resumed_from = resume_directory(o);
+        std::string path = o.tokenizer;
+        for (const std::string& dir : {resumed_from, o.model})
+            if (path.empty() && !dir.empty() && std::filesystem::exists(dir + "/tokenizer.json")) path = dir;
+        if (!path.empty()) tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(path));
+        if (o.sample_interval > 0 && !tokenizer) fail("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
+
+        const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
+        if (!resumed_from.empty() && unnamed) o.model = resumed_from;  // the checkpoint says what the model is
+        const ModelConfig c = configure_model(o, tokenizer.get());
+        if (!resumed_from.empty()) {
+            const std::string difference = config_difference(read_config(resumed_from), c);
+            if (!difference.empty())
+                fail("the model is not that of the checkpoint %s: %s", resumed_from.c_str(), difference.c_str());
+        }
+        if (o.seq_length == 0) o.seq_length = c.T;
+        if (o.seq_length > c.T)
+            fail(
+                "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new "
+                "model",
+                o.seq_length, c.T);
+        schedule = make_schedule(o, 1);
+        m = std::make_unique<Model>(c);
+        plan_memory(*m, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows,
+                    o.sample_interval > 0);
+        if (!o.save_in_foreground) plan_checkpoint_copy(*m);
+        open_data();
+        table = describe_run(*m, o, schedule, ctx);
+        if (train) table.table.section("Data");
+        if (train) describe_data(table, *train, "training");
+        if (valid) describe_data(table, *valid, "validation");
+    }
+
+private:
+    void open_data() {
+        if (o.dry_run && o.data_path.empty()) return;  // planning needs no data
+        const DataOptions options = data_options(o, m->c, tokenizer.get(), DataSplit::train, schedule.total_samples);
+        train = std::make_unique<DataLoader>(options);
+        data = data_identity(*train, options);
+        if (o.eval_iters > 0 && has_validation(o))
+            valid = std::make_unique<DataLoader>(data_options(o, m->c, tokenizer.get(), DataSplit::valid, 0));
+        valid_samples = valid ? std::min(valid->n_samples(), o.eval_iters * schedule.final_batch) : 0;
+        if (!resumed_from.empty()) check_agreement(read_state(resumed_from), o, data, o.override);
+    }
+};
+
+static RunInfo run_info(const Run& r) {
+    RunInfo info;
+    info.name = !r.o.preset.empty() ? r.o.preset : !r.o.model.empty() ? r.o.model : r.m->c.family;
+    info.total_steps = r.schedule.total_steps;
+    info.z_loss = r.o.z_loss_strength > 0, info.batch_ramp = r.schedule.rampup.samples > 0;
+    if (info.batch_ramp) info.total_samples = r.schedule.total_samples;
+    if (r.valid) info.unigram_loss = unigram_loss(*r.train, *r.valid, r.valid_samples, r.m->c.V);
+    info.summary = r.table.rows, info.options = options_to_json(r.o);
+    return info;
+}
+
+// When the next checkpoint and the end of this process are due.
+class Timetable {
+public:
+    explicit Timetable(const TrainOptions& o) : every_(parse_save_interval(o.save_every)) {
+        if (o.exit_after.empty()) return;
+        const double seconds = parse_duration(o.exit_after);
+        if (!(seconds > 0)) fail("--exit-after is '%s'; it must be a duration (90s, 30m, 5h30m)", o.exit_after.c_str());
+        exit_at_ = start_ + seconds;
+    }
+    bool save_now(int64_t step) const {
+        if (every_.steps > 0) return step % every_.steps == 0;
+        return every_.seconds > 0 && monotonic_seconds() - saved_at_ >= every_.seconds;
+    }
+    bool exit_now() const { return monotonic_seconds() >= exit_at_; }
+    void saved() { saved_at_ = monotonic_seconds(); }
+
+private:
+    SaveInterval every_;
+    double start_ = monotonic_seconds(), saved_at_ = start_, exit_at_ = INFINITY;
+};
 
 int train_command(const TrainOptions& given) {
-    TrainOptions o = given;
-    if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
-    std::string tokenizer_path = o.tokenizer;
-    if (tokenizer_path.empty() && !o.model.empty() && std::filesystem::exists(o.model + "/tokenizer.json"))
-        tokenizer_path = o.model;
-    std::unique_ptr<Tokenizer> tokenizer;
-    if (!tokenizer_path.empty()) tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(tokenizer_path));
-    const ModelConfig c = configure_model(o, tokenizer.get());
-    if (o.seq_length == 0) o.seq_length = c.T;
-    if (o.seq_length > c.T)
-        fail(
-            "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new "
-            "model",
-            o.seq_length, c.T);
-    const Schedule schedule = make_schedule(o, 1);
-
-    be::Ctx ctx(o.threads);
-    ctx.plain = o.plain;
-    Model m(c);
-    plan_memory(m, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows,
-                o.sample_interval > 0);
-    std::unique_ptr<DataLoader> train, valid;
-    const bool planning = o.dry_run && o.data_path.empty();  // needs no data
-    if (!planning)
-        train = std::make_unique<DataLoader>(data_options(o, c, tokenizer.get(), DataSplit::train, schedule.total_samples));
-    if (!planning && o.eval_iters > 0 && has_validation(o))
-        valid = std::make_unique<DataLoader>(data_options(o, c, tokenizer.get(), DataSplit::valid, 0));
-    const int64_t valid_samples = valid ? std::min(valid->n_samples(), o.eval_iters * schedule.final_batch) : 0;
-    RunTable table = describe_run(m, o, schedule, ctx);
-    if (train) table.table.section("Data");
-    if (train) describe_data(table, *train, "training");
-    if (valid) describe_data(table, *valid, "validation");
-    table.table.print();
+    Run run(given);
+    const TrainOptions& o = run.o;
+    Model& m = *run.m;
+    Timetable timetable(o);
+    run.table.table.print();
     if (o.dry_run) return 0;
 
-    // What can be refused is refused before the first file is made.
-    check_output(o.out);
-    if (o.sample_interval > 0 && !tokenizer) fail("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
+    const RunLock lock(o.out);
+    remove_leftovers(o.out);
     allocate(m);
-    if (o.model.empty()) initialize(m, (uint64_t)o.seed);
-    else {
-        read_parameters(o.model, c, m.table, m.params);
-        masters_from_params(m);
+    Trainer trainer{run.ctx, m, o, run.schedule, *run.train, starting_state(m, o, run.resumed_from), {}};
+    TrainingState& state = trainer.state;
+    const bool resumed = !run.resumed_from.empty();
+    if (resumed && state.step >= run.schedule.total_steps) {
+        printf("the run is finished: %s of %s steps are done\n", with_commas(state.step).c_str(),
+               with_commas(run.schedule.total_steps).c_str());
+        return 0;
     }
+    state.options = options_to_json(o), state.data = run.data;
+    state.layout = {
+        {"precision", precision_name}, {"backend", "cpu"}, {"threads", run.ctx.threads}, {"dp", 1}, {"tp", 1}, {"pp", 1}};
 
+    // Without a checkpoint nothing of an earlier attempt counts.
+    if (resumed) cut_log(o.out + "/log.jsonl", state.step);
+    else std::filesystem::remove(o.out + "/log.jsonl");
     Logger logger(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval);
-    RunInfo info;
-    info.name = !o.preset.empty() ? o.preset : !o.model.empty() ? o.model : c.family;
-    info.total_steps = schedule.total_steps;
-    info.z_loss = o.z_loss_strength > 0, info.batch_ramp = schedule.rampup.samples > 0;
-    if (info.batch_ramp) info.total_samples = schedule.total_samples;
-    if (valid) info.unigram_loss = unigram_loss(*train, *valid, valid_samples, c.V);
-    info.summary = table.rows, info.options = options_to_json(o);
-    logger.run(info);
+    const RunInfo info = run_info(run);
+    logger.run(info, resumed);
+    if (resumed) logger.event(state.step, "info", "resume", "going on from " + run.resumed_from);
 
-    const auto validate = [&](int64_t step) {
+    Saver saver(o.out, m.c, m.table, tokenizer_files(run.tokenizer.get()), o.keep, o.keep_every, m.copy);
+    std::string save_error;  // of the last save
+    const auto report_save = [&] {
+        const auto outcome = saver.outcome();
+        if (!outcome) return;
+        save_error = outcome->error;
+        if (!save_error.empty())
+            logger.event(
+                outcome->step, "error", "checkpoint",
+                format("the checkpoint of step %lld was NOT written: %s; training goes on and tries again at the next interval",
+                       (long long)outcome->step, outcome->error.c_str()));
+        else
+            logger.event(outcome->step, "info", "checkpoint",
+                         format("checkpoint %s in %s", step_directory(o.out, outcome->step).c_str(),
+                                human_duration(outcome->seconds).c_str()));
+    };
+    const auto save = [&] {
+        saver.wait();
+        report_save();
+        saver.save({m.params, m.master, m.m, m.v}, state);
+        timetable.saved();
+    };
+    const auto validate = [&] {
         const double start = monotonic_seconds();
-        const LossSums sums = evaluate(ctx, m, *valid, valid_samples);
-        logger.valid(step, sums.ce / (double)sums.n, sums.n, (monotonic_seconds() - start) * 1e3);
+        const LossSums sums = evaluate(run.ctx, m, *run.valid, run.valid_samples);
+        state.valid_loss = sums.ce / (double)sums.n;
+        logger.valid(state.step, state.valid_loss, sums.n, (monotonic_seconds() - start) * 1e3);
     };
     std::unique_ptr<Generator> generator;
     std::vector<int> prompt;
     if (o.sample_interval > 0) {
-        generator = std::make_unique<Generator>(ctx, m);
-        prompt = prompt_tokens(*tokenizer, o.sample_prompt, std::min(c.T, o.micro_batch_size * o.seq_length));
+        generator = std::make_unique<Generator>(run.ctx, m);
+        prompt = prompt_tokens(*run.tokenizer, o.sample_prompt, std::min(m.c.T, o.micro_batch_size * o.seq_length));
     }
-    const auto write_sample = [&](int64_t step) {
+    const auto write_sample = [&] {
         std::string text;
-        sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)step, tokenizer->eod_id(),
-                    [&](int token) { text += tokenizer->token_bytes(token); });
-        logger.sample(step, o.sample_prompt, text);
+        sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)state.step,
+                    run.tokenizer->eod_id(), [&](int token) { text += run.tokenizer->token_bytes(token); });
+        logger.sample(state.step, o.sample_prompt, text);
     };
 
-    std::signal(SIGINT, stop_after_this_step);
-    std::signal(SIGTERM, stop_after_this_step);
-    Trainer trainer{ctx, m, o, schedule, *train, {}};
-    const double flops_per_token = model_flops_per_token(c, o.seq_length);
-    while (trainer.step < schedule.total_steps && !stop_requested) {
+    for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal, stop_after_this_step);
+    const double flops_per_token = model_flops_per_token(m.c, o.seq_length);
+    bool stop = false;
+    while (state.step < run.schedule.total_steps && !stop) {
         StepStats stats = train_step(trainer);
         stats.model_tflops = flops_per_token * stats.tokens_per_s / 1e12;
         logger.step(stats);
-        const bool last = trainer.step == schedule.total_steps || stop_requested;
-        if (valid && (trainer.step % o.eval_interval == 0 || last)) validate(trainer.step);
-        if (generator && (trainer.step % o.sample_interval == 0 || last)) write_sample(trainer.step);
+        const bool last = state.step == run.schedule.total_steps;
+        stop = stop_requested || timetable.exit_now();
+        if (run.valid && !stop && (state.step % o.eval_interval == 0 || last)) validate();
+        if (generator && !stop && (state.step % o.sample_interval == 0 || last)) write_sample();
+        if (last || stop || timetable.save_now(state.step)) save();
+        report_save();
     }
-    save_model(m, o.out, trainer.step, tokenizer.get());
-    logger.event(trainer.step, "info", "checkpoint", "model written to " + step_directory(o.out, trainer.step));
-    if (valid) printf("a unigram model of the same tokens has validation loss %.4f\n", info.unigram_loss);
+    saver.wait();
+    report_save();
+    if (run.valid) printf("a unigram model of the same tokens has validation loss %.4f\n", info.unigram_loss);
     printf("peak memory %s\n", human_bytes((double)peak_memory_bytes()).c_str());
-    logger.end(stop_requested ? "stopped" : "finished");
+    logger.end(!save_error.empty() ? "failed" : stop ? "stopped" : "finished");
     write_loss_svg(o.out + "/log.jsonl", o.out + "/loss.svg");
+    if (!save_error.empty()) fail("the last checkpoint could not be written: %s", save_error.c_str());
     return 0;
 }
 
@@ -952,10 +1094,122 @@ int generate_command(const GenerateOptions& o) {
     return 0;
 }
 
+// A row of a pass that predicts a token to be scored.
+struct ScoredRow {
+    size_t row, request;
+    int target;
+};
+
+// The rows go through the head alone: they are gathered at the front of x[L], a chunk at a time. A row's place there is never
+// behind its own, so that none is overwritten before it was used.
+static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
+    floatX* x = m.a.x[m.c.L];
+    const size_t C = m.c.C;
+    std::vector<int> targets;
+    for (size_t first = 0; first < rows.size(); first += targets.size()) {
+        targets.clear();
+        for (size_t i = 0; i < (size_t)m.a.head_rows && first + i < rows.size(); i++) {
+            const ScoredRow& r = rows[first + i];
+            if (r.row != i) std::copy_n(x + r.row * C, C, x + i * C);
+            targets.push_back(r.target);
+        }
+        LossSums sums;
+        head(ctx, m, {nullptr, targets.data(), nullptr, nullptr, 1, (int)targets.size(), nullptr}, 0, 0, false, sums);
+        for (size_t i = 0; i < targets.size(); i++) {
+            Score& s = scores[rows[first + i].request];
+            const floatX* logits = m.a.logits + i * m.c.Vp;
+            s.log_likelihood -= m.a.loss[i];
+            s.greedy = s.greedy && std::max_element(logits, logits + m.c.V) - logits == targets[i];
+        }
+    }
+}
+
+// Log-likelihoods of continuations, longest sequences first, as many per pass as the activations hold. Shorter ones are padded
+// at the right, where causal attention never looks; T is rounded up so that few shapes of matrix products occur.
+static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests, Progress& progress) {
+    std::vector<size_t> order(requests.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return requests[a].n_inputs() > requests[b].n_inputs(); });
+    std::vector<Score> scores(requests.size());
+    std::vector<int> tokens, positions;
+    std::vector<ScoredRow> rows;
+    int64_t done = 0;
+    for (size_t first = 0; first < order.size();) {
+        const int T = std::min(m.a.T, (requests[order[first]].n_inputs() + 15) / 16 * 16);
+        const int B = (int)std::min<size_t>(m.a.B * m.a.T / T, order.size() - first);
+        tokens.assign((size_t)B * T, 0), positions.resize((size_t)B * T), rows.clear();
+        for (size_t i = 0; i < positions.size(); i++) positions[i] = (int)i % T;
+        for (int b = 0; b < B; b++) {
+            const size_t request = order[first + b], start = (size_t)b * T;
+            const Request& r = requests[request];
+            const int n = r.n_inputs();
+            std::copy_n(r.tokens.begin(), n, tokens.begin() + start);
+            for (int t = n - r.n_scored; t < n; t++) rows.push_back({start + t, request, r.tokens[t + 1]});
+            done += n;
+        }
+        model_forward(ctx, m, {tokens.data(), nullptr, positions.data(), nullptr, B, T, nullptr});
+        score_rows(ctx, m, rows, scores);
+        first += B;
+        progress.update(done);
+    }
+    return scores;
+}
+
+static void print_task(const Task& task, const std::vector<Request>& requests, const std::vector<Metric>& metrics, int64_t n,
+                       int num_fewshot) {
+    double chance = 0;  // of drawing the right choice
+    for (int64_t i = 0; i < n; i++) chance += 1.0 / task.examples[i].n_choices() / (double)n;
+    const auto truncated = std::count_if(requests.begin(), requests.end(), [](const Request& r) { return r.truncated; });
+    Table table;
+    table.section(task.file);
+    table.row("examples", with_commas(n) + (num_fewshot ? format(", each after %d solved ones", num_fewshot) : ""));
+    if (truncated)
+        table.row("truncated", format("%s of %s prompts lost their beginning", with_commas(truncated).c_str(),
+                                      with_commas((int64_t)requests.size()).c_str()));
+    for (const Metric& metric : metrics) {
+        const bool share = metric.name != "perplexity";
+        const auto text = [&](double x) { return format("%.*f", share ? 4 : 2, x); };
+        const std::string error = n > 1 ? (utf8_locale() ? " ± " : " +- ") + text(metric.error) : "";
+        const bool chosen = share && task.kind != TaskKind::last_word;
+        table.row(metric.name, text(metric.value) + error, chosen ? "(chance " + text(chance) + ")" : "");
+    }
+    table.print();
+}
+
+static int evaluate_tasks(be::Ctx& ctx, const EvalOptions& o) {
+    if (!o.fewshot.empty() && o.num_fewshot == 0) fail("--fewshot needs --num-fewshot, how many examples to draw from it");
+    if (!o.fewshot.empty() && o.fewshot.size() != o.tasks.size())
+        fail("--fewshot has %zu files, --tasks %zu; give one per task", o.fewshot.size(), o.tasks.size());
+    std::vector<Task> tasks, pools;
+    for (const std::string& file : o.tasks) tasks.push_back(read_task(file));
+    for (const std::string& file : o.fewshot) pools.push_back(read_task(file));
+    LoadedModel loaded = load_for_inference(o.model, o.micro_batch_size, o.seq_length, 1024, false);
+    Model& m = *loaded.m;
+    if (!loaded.tokenizer) fail("%s has no tokenizer.json", o.model.c_str());
+    if (loaded.tokenizer->vocab_size() > m.c.V)
+        fail("%s: the tokenizer has %d tokens, the model %d", o.model.c_str(), loaded.tokenizer->vocab_size(), m.c.V);
+    for (size_t i = 0; i < tasks.size(); i++) {
+        const Task& task = tasks[i];
+        const int64_t n = o.max_samples ? std::min(o.max_samples, task.size()) : task.size();
+        const std::vector<Request> requests = make_requests(*loaded.tokenizer, task, pools.empty() ? nullptr : &pools[i],
+                                                            o.num_fewshot, (uint64_t)o.seed, n, m.a.T);
+        int64_t tokens = 0;
+        for (const Request& r : requests) tokens += r.n_inputs();
+        Progress progress(std::filesystem::path(task.file).stem().string(), tokens, "tokens");
+        const std::vector<Score> scores = score_requests(ctx, m, requests, progress);
+        progress.finish();
+        print_task(task, requests, task_metrics(task, n, scores), n, o.num_fewshot);
+    }
+    return 0;
+}
+
 int eval_command(const EvalOptions& o) {
     be::Ctx ctx(o.threads);
     ctx.plain = o.plain;
-    if (o.text.empty() == o.data_path.empty()) fail("give --data-path or --text, one of the two");
+    if (!o.text.empty() + !o.data_path.empty() + !o.tasks.empty() != 1)
+        fail("give --data-path, --text or --tasks, one of the three");
+    if (!o.tasks.empty()) return evaluate_tasks(ctx, o);
     LoadedModel loaded = load_for_inference(o.model, o.micro_batch_size, o.seq_length, 1024, false);
     const Model& m = *loaded.m;
     DataOptions d;

@@ -99,7 +99,7 @@ public:
                 table += format("  %-28s %9.2f GiB\n", name.c_str(), bytes / 1073741824.0);
             fail(
                 "this run needs %.2f GiB of memory, %.2f GiB are available:\n%s"
-                "HINT: a smaller --micro-batch-size or --seq-length, --recompute full, a smaller --head-rows or a smaller "
+                "HINT: a smaller --micro-batch-size or --seq-length, --recompute full, --save-in-foreground or a smaller "
                 "model need less",
                 total_ / 1073741824.0, available / 1073741824.0, table.c_str());
         }

@@ -66,6 +66,7 @@ inline Allowed list(int values = 0) {
     X(bool, reset_position_ids, "", false, anything(), "Data", "positions start again after the end of a document")            \
     X(bool, reset_attention_mask, "", false, anything(), "Data", "attention does not cross the end of a document")             \
     X(bool, eod_mask_loss, "", false, anything(), "Data", "no loss for predicting what follows the end of a document")         \
+    X(int64_t, seed, "", 1234, at_least(0), "Data", "seed of initial weights, data order and samples")                         \
     X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Batch", "samples per forward and backward pass")          \
     X(int, global_batch_size, "global-batch", 0, between(1, 100000000), "Batch", "samples per step; default: the micro-batch") \
     X(Strings, rampup_batch_size, "", {}, list(3), "Batch",                                                                    \
@@ -99,7 +100,6 @@ inline Allowed list(int values = 0) {
     X(double, z_loss_strength, "z-loss", 0, at_least(0), "Optimizer", "coefficient of the z-loss; 0: off, PaLM used 1e-4")     \
     X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                              \
     X(std::string, out, "", "out", anything(), "Run", "directory for the model, log.jsonl and report.html")                    \
-    X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of initial weights, data order and samples")                          \
     X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "full"}), "Run",                   \
       "what backward computes again to save memory")                                                                           \
     X(int, head_rows, "", 1024, between(1, 10000000), "Run", "rows of logits at a time")                                       \
@@ -112,7 +112,18 @@ inline Allowed list(int values = 0) {
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                         \
     X(bool, plain, "", false, anything(), "Run", "plain loops only: slow, the reference that fast paths are tested against")   \
     X(bool, quiet, "", false, anything(), "Run", "no line per step")                                                           \
-    X(bool, dry_run, "", false, anything(), "Run", "print model, memory and batch arithmetic, then stop")
+    X(bool, dry_run, "", false, anything(), "Run", "print model, memory and batch arithmetic, then stop")                      \
+    X(std::string, resume, "", "", anything(), "Checkpoint",                                                                   \
+      "auto: go on from the newest intact checkpoint in --out, or start; or a checkpoint's directory")                         \
+    X(Strings, override, "", {}, list(), "Checkpoint",                                                                         \
+      "names of options that may differ from the checkpoint's, e.g. lr train-iters")                                           \
+    X(std::string, save_every, "", "30m", anything(), "Checkpoint",                                                            \
+      "a number of steps (500) or a duration (90s, 30m, 2h); 0: only at the end")                                              \
+    X(int64_t, keep, "", 2, at_least(0), "Checkpoint", "keep the last so many checkpoints; 0: all")                            \
+    X(int64_t, keep_every, "", 0, at_least(0), "Checkpoint", "keep those at multiples of so many steps for good; 0: none")     \
+    X(std::string, exit_after, "", "", anything(), "Checkpoint", "save and stop after this time (5h30m)")                      \
+    X(bool, save_in_foreground, "", false, anything(), "Checkpoint",                                                           \
+      "training waits while a checkpoint is written; saves the memory of a copy")
 
 #define PREPARE_OPTIONS(X)                                                                                         \
     X(Strings, input, "", {}, list(), "Input", ".txt or .jsonl files, in order; - reads text from standard input") \
@@ -149,15 +160,19 @@ inline Allowed list(int values = 0) {
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                        \
     X(bool, plain, "", false, anything(), "Run", "plain loops only")
 
-#define EVAL_OPTIONS(X)                                                                                                     \
-    X(std::string, model, "", "", anything(), "Model", "Hugging Face model directory")                                      \
-    X(Strings, data_path, "data", {}, list(), "Data", "prepared data: PATH, or WEIGHT PATH WEIGHT PATH ...")                \
-    X(std::string, split, "", "0, 1, 0", anything(), "Data", "shares of documents; the second is evaluated")                \
-    X(std::string, text, "", "", anything(), "Data", "a text file instead of prepared data")                                \
-    X(int, seq_length, "seq", 0, between(1, 100000000), "Data", "tokens per sample; default: the model's longest sequence") \
-    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per pass")                             \
-    X(int64_t, max_samples, "", 0, at_least(0), "Data", "evaluate at most so many samples; 0: one pass over the data")      \
-    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                      \
+#define EVAL_OPTIONS(X)                                                                                                       \
+    X(std::string, model, "", "", anything(), "Model", "Hugging Face model directory")                                        \
+    X(Strings, data_path, "data", {}, list(), "Data", "prepared data: PATH, or WEIGHT PATH WEIGHT PATH ...")                  \
+    X(std::string, split, "", "0, 1, 0", anything(), "Data", "shares of documents; the second is evaluated")                  \
+    X(std::string, text, "", "", anything(), "Data", "a text file instead of prepared data")                                  \
+    X(int, seq_length, "seq", 0, between(1, 100000000), "Data", "tokens per sample; default: the model's longest sequence")   \
+    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per pass")                               \
+    X(int64_t, max_samples, "limit", 0, at_least(0), "Data", "at most so many samples, or examples of each task; 0: all")     \
+    X(Strings, tasks, "", {}, list(), "Tasks", "questions with answers (.jsonl, see dev/data/README.md): accuracies")         \
+    X(int, num_fewshot, "", 0, between(0, 1000), "Tasks", "solved examples before each question")                             \
+    X(Strings, fewshot, "", {}, list(), "Tasks", "where they come from, a file per task; default: the task's other examples") \
+    X(int64_t, seed, "", 1234, at_least(0), "Tasks", "draws the solved examples")                                             \
+    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                        \
     X(bool, plain, "", false, anything(), "Run", "plain loops only")
 
 #define OPTION_FIELD(type, field, alias, default_value, allowed, group, help) type field = default_value;

@@ -121,6 +121,17 @@ private:
     bool failed_ = false;
 };
 
+// Removes from a log what came after `step`: a run that resumes there writes it again.
+inline void cut_log(const std::string& path, int64_t step) {
+    std::ifstream in(path);
+    std::string line, kept;
+    while (in && std::getline(in, line)) {
+        const RunLog::json j = RunLog::json::parse(line, nullptr, false);
+        if (j.is_object() && j.value("kind", "") != "end" && (!j.contains("step") || j["step"] <= step)) kept += line + "\n";
+    }
+    if (in.is_open()) write_file_atomically(path, kept);
+}
+
 // Time left, from a moving average of the time per unit of work (steps or samples). All that happens between two steps counts:
 // validation, samples, checkpoints. The first unit, slow while caches fill, is forgotten once there are others.
 class Eta {
@@ -192,9 +203,16 @@ public:
         if (started_ && !ended_) end("failed", "the run ended by an error");
     }
 
-    void run(const RunInfo& info) {
+    // resumed: the log of the earlier part, if it is there, is gone on with.
+    void run(const RunInfo& info, bool resumed = false) {
         info_ = info;
         started_ = true;
+        if (!resumed) eta_.add(0, monotonic_seconds());
+        if (resumed && std::filesystem::file_size(out_dir_ + "/log.jsonl") > 0) {
+            records_ = read_log(out_dir_ + "/log.jsonl");
+            refresh_report(true);
+            return;
+        }
         nlohmann::ordered_json j = {{"kind", "run"},
                                     {"name", info.name},
                                     {"time", local_time(time(nullptr))},
@@ -203,7 +221,6 @@ public:
         put_number(j, "unigram_loss", info.unigram_loss);
         j["summary"] = info.summary, j["machine"] = info.machine, j["options"] = info.options;
         record(j);
-        eta_.add(0, monotonic_seconds());
         refresh_report(true);
     }
 

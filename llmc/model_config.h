@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "check.h"
+#include "json.h"
 
 enum class Norm { layernorm, rmsnorm };
 enum class Position { learned, rope, alibi };
@@ -127,13 +128,19 @@ inline ModelConfig config_from_preset(const std::string& name) {
 
 // ---- checks ----------------------------------------------------------------------------------------------------------------
 inline void check_config(const ModelConfig& c) {
-    const std::pair<const char*, long long> sizes[] = {
-        {"num-layers", c.L},         {"hidden-size", c.C},     {"num-attention-heads", c.NH},
-        {"num-query-groups", c.NKV}, {"ffn-hidden-size", c.F}, {"seq-length", c.T},
-        {"vocab-size", c.V}};
-    for (const auto& [name, value] : sizes)
+    struct Size {
+        const char* name;
+        int value, most;  // far beyond any model; with these, sizes of tensors and of all memory fit 64 bits
+    };
+    const Size sizes[] = {
+        {"num-layers", c.L, 10000},           {"hidden-size", c.C, 1 << 20},     {"num-attention-heads", c.NH, 1 << 20},
+        {"num-query-groups", c.NKV, 1 << 20}, {"ffn-hidden-size", c.F, 1 << 22}, {"seq-length", c.T, 1 << 24},
+        {"vocab-size", c.V, 1 << 24}};
+    for (const auto& [name, value, most] : sizes) {
         if (value <= 0)
-            fail("the model's %s is %lld; it must be at least 1. HINT: give --preset, --model or --%s", name, value, name);
+            fail("the model's %s is %d; it must be at least 1. HINT: give --preset, --model or --%s", name, value, name);
+        if (value > most) fail("the model's %s is %d; it must be at most %d", name, value, most);
+    }
     if (c.C % c.NH)
         fail("hidden-size %d is not divisible by num-attention-heads %d; every head needs the same size", c.C, c.NH);
     if (c.NH % c.NKV)
@@ -149,7 +156,8 @@ inline void check_config(const ModelConfig& c) {
              c.NH);
     if (c.HS() > 256)
         fail("head size %d (hidden-size %d / heads %d) is above 256, the most that attention takes", c.HS(), c.C, c.NH);
-    if (!(c.eps > 0)) fail("norm-epsilon is %g; it must be above 0", c.eps);
+    if (!(c.eps >= 1e-30 && c.eps <= 1)) fail("norm-epsilon is %g; it must be above 0 and at most 1", c.eps);
+    if (c.position == Position::rope && !(c.rope_base >= 1)) fail("rotary-base is %g; it must be at least 1", c.rope_base);
 }
 
 inline void pad_vocabulary(ModelConfig& c, int divisible_by) { c.Vp = (c.V + divisible_by - 1) / divisible_by * divisible_by; }
@@ -207,7 +215,7 @@ inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& so
     const auto absent = [&](const char* key) { return !j.contains(key) || j[key].is_null(); };
     const auto get = [&](const char* key) -> int {
         if (absent(key)) fail("%s has no '%s'", source.c_str(), key);
-        if (!j[key].is_number_integer() || j[key] < 0 || j[key] > 1 << 30)
+        if (!j[key].is_number_integer() || j[key] < 0 || j[key] > 1 << 28)
             fail("%s: '%s' is %s; a count is expected", source.c_str(), key, j[key].dump().c_str());
         return j[key];
     };
@@ -217,11 +225,13 @@ inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& so
             fail("%s: '%s' is %s; only %s is supported", source.c_str(), key, j[key].dump().c_str(), allowed.dump().c_str());
     };
     if (!j.is_object()) fail("%s does not hold a JSON object", source.c_str());
+    if (nested_deeper_than(j, 32)) fail("%s is nested deeper than any config.json", source.c_str());  // dump() is recursive
     const std::string type = absent("model_type") ? "" : j.at("model_type").get<std::string>();
     ModelConfig c;
     if (type != "llama" && type != "gpt2" && type != "bloom")
         fail("%s: model_type is '%s'; supported are gpt2, bloom and llama", source.c_str(), type.c_str());
     set_family(c, type);
+    only("quantization_config", nullptr);
     c.V = get("vocab_size");
     if (type == "llama") {
         c.L = get("num_hidden_layers"), c.C = get("hidden_size"), c.F = get("intermediate_size"),
@@ -233,13 +243,16 @@ inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& so
         if (!absent("rope_parameters")) {
             const json& rope = j["rope_parameters"];
             c.rope_base = rope.value("rope_theta", c.rope_base);
-            if (rope.value("rope_type", "default") != "default")
-                fail("%s: rope_type '%s' is not supported; only 'default' is", source.c_str(),
-                     rope.value("rope_type", "").c_str());
+            if (rope.value("rope_type", rope.value("type", "default")) != "default" ||
+                rope.value("partial_rotary_factor", 1.0) != 1.0)
+                fail("%s: 'rope_parameters' is %s; only rope_type 'default' over the whole head is supported", source.c_str(),
+                     rope.dump().c_str());
         }
         only("rope_scaling", nullptr), only("attention_bias", false), only("mlp_bias", false), only("sliding_window", nullptr);
         only("hidden_act", "silu");
-        if (c.NH > 0) only("head_dim", c.C / c.NH);
+        if (c.NH > 0 && !absent("head_dim") && j["head_dim"] != c.C / c.NH)
+            fail("%s: 'head_dim' is %s; only hidden_size / num_attention_heads = %d is supported", source.c_str(),
+                 j["head_dim"].dump().c_str(), c.C / c.NH);
         only("partial_rotary_factor", 1.0), only("pretraining_tp", 1);
         c.tied = j.value("tie_word_embeddings", false);
     } else if (type == "bloom") {

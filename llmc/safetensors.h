@@ -15,6 +15,7 @@
 
 #include "check.h"
 #include "file.h"
+#include "json.h"
 #include "types.h"
 
 inline std::string shape_string(const std::vector<int64_t>& shape) {
@@ -51,12 +52,14 @@ struct TensorView {
 
 class SafetensorsReader {
 public:
-    // A .safetensors file, or a directory with model.safetensors or model.safetensors.index.json.
+    // A .safetensors file, or its shards if there is an index beside it; or a directory with model.safetensors or its index.
     static SafetensorsReader open(const std::string& path) {
         namespace fs = std::filesystem;
         SafetensorsReader reader;
         if (!fs::is_directory(path)) {
-            reader.add_file(path);
+            if (!fs::exists(path) && fs::exists(path + ".index.json"))
+                reader.add_indexed(fs::path(path).parent_path().string(), path + ".index.json");
+            else reader.add_file(path);
         } else if (const std::string index = path + "/model.safetensors.index.json"; fs::exists(index)) {
             reader.add_indexed(path, index);
         } else if (const std::string single = path + "/model.safetensors"; fs::exists(single)) {
@@ -99,8 +102,8 @@ private:
     void add_indexed(const std::string& dir, const std::string& index) {
         std::map<std::string, bool> files;
         try {
-            const nlohmann::json weights = nlohmann::json::parse(MappedFile(index).text()).at("weight_map");
-            for (const auto& [tensor, file] : weights.items()) {
+            const nlohmann::json j = parse_json(MappedFile(index).text(), index);
+            for (const auto& [tensor, file] : j.at("weight_map").items()) {
                 const std::string name = file.get<std::string>();
                 if (name.find('/') != std::string::npos)
                     fail("%s names a file outside its directory: '%s'", index.c_str(), name.c_str());
@@ -124,7 +127,7 @@ private:
         const size_t data_bytes = file.size() - 8 - length;
         const char* data = file.data() + 8 + length;
         try {
-            const auto header = nlohmann::json::parse(file.data() + 8, file.data() + 8 + length);
+            const auto header = parse_json({file.data() + 8, length}, path + ": the header");
             if (!header.is_object()) fail("%s: the header is not a JSON object", name);
             std::map<uint64_t, std::pair<uint64_t, std::string>> ranges;  // begin -> end, name: to see gaps and overlaps
             for (const auto& [key, entry] : header.items()) {

@@ -30,6 +30,7 @@
 
 #include "check.h"
 #include "file.h"
+#include "json.h"
 
 // ---- bytes as characters ---------------------------------------------------------------------------------------------------
 inline std::string utf8(uint32_t c) {
@@ -107,7 +108,8 @@ public:
         const std::string flat = pattern == bloom_pattern_in_files ? pretokenizer_pattern("bloom") : pattern;
         int error = 0;
         PCRE2_SIZE at = 0;
-        pcre2_code* code = pcre2_compile((PCRE2_SPTR)flat.data(), flat.size(), PCRE2_UTF | PCRE2_UCP, &error, &at, nullptr);
+        pcre2_code* code = pcre2_compile((PCRE2_SPTR)flat.data(), flat.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
+                                         &error, &at, nullptr);
         if (!code) {
             PCRE2_UCHAR text[256];
             pcre2_get_error_message(error, text, sizeof text);
@@ -164,9 +166,10 @@ private:
             if (found < 0 && found != PCRE2_ERROR_NOMATCH) fail("pre-tokenisation failed: PCRE2 error %d", found);
             const PCRE2_SIZE* range = pcre2_get_ovector_pointer(memory.data);
             const size_t begin = found < 0 ? text.size() : range[0], end = found < 0 ? text.size() : range[1];
+            if (found != PCRE2_ERROR_NOMATCH && (begin < done || end <= begin))  // found may be 0: more groups than memory.data
+                fail("the pre-tokenizer's pattern '%s' matches the empty string", pattern_.c_str());
             if (begin > done) piece(text.substr(done, begin - done));
             if (end > begin) piece(text.substr(begin, end - begin));
-            else if (found > 0) fail("the pre-tokenizer's pattern matches the empty string");
             done = end;
         }
     }
@@ -183,7 +186,7 @@ public:
     static Tokenizer load(const std::string& path) {
         const std::string file = std::filesystem::is_directory(path) ? path + "/tokenizer.json" : path;
         try {
-            return Tokenizer(nlohmann::json::parse(MappedFile(file).text()), file);
+            return Tokenizer(parse_json(MappedFile(file).text(), file), file);
         } catch (const nlohmann::json::exception& e) {
             fail("%s is not a valid tokenizer.json: %s", file.c_str(), e.what());
         }
@@ -365,34 +368,40 @@ private:
         const char* name = source_.c_str();
         const auto& vocabulary = j["model"].at("vocab");
         const size_t limit = vocabulary.size() + (j.contains("added_tokens") ? j["added_tokens"].size() : 0);
-        const auto place = [&](int64_t id, const std::string& token) {
+        const auto place = [&](const nlohmann::json& number, const std::string& token) {
+            if (!number.is_number_integer()) fail("%s: the id of token '%s' is no whole number", name, token.c_str());
+            const int64_t id = number.get<int64_t>();
             if (id < 0 || id >= (int64_t)limit)
                 fail("%s: token '%s' has the id %lld; ids must be 0 .. %zu without gaps", name, token.c_str(), (long long)id,
                      limit - 1);
             if ((size_t)id >= bytes_.size())
                 bytes_.resize((size_t)id + 1), special_.resize((size_t)id + 1), taken_.resize((size_t)id + 1);
+            return id;
         };
         std::fill(byte_id_.begin(), byte_id_.end(), -1);
         for (const auto& [characters, value] : vocabulary.items()) {
-            const int64_t id = value.get<int64_t>();
-            place(id, characters);
+            const int64_t id = place(value, characters);
             if (taken_[id])
                 fail("%s: the id %lld belongs to two tokens, '%s' and another", name, (long long)id, characters.c_str());
             std::string bytes;
-            if (!characters_to_bytes(characters, bytes)) bytes = characters;  // a special token: its own name
+            const bool of_bytes = characters_to_bytes(characters, bytes);
+            if (!of_bytes) bytes = characters;  // a special token: its own name
             bytes_[id] = bytes, taken_[id] = true;
             by_characters_[characters] = (int)id;
             by_bytes_.emplace(bytes, (int)id);
-            if (bytes.size() == 1) byte_id_[(unsigned char)bytes[0]] = (int)id;
+            if (of_bytes && bytes.size() == 1) byte_id_[(unsigned char)bytes[0]] = (int)id;
         }
         for (int b = 0; b < 256; b++)
             if (byte_id_[b] < 0) fail("%s: the byte %d has no token; it is not a byte-level vocabulary", name, b);
         if (j.contains("added_tokens"))
             for (const auto& token : j["added_tokens"]) {
-                const int64_t id = token.at("id").get<int64_t>();
                 const std::string content = token.at("content").get<std::string>();
-                place(id, content);
-                bytes_[id] = content, special_[id] = token.value("special", false), taken_[id] = true;
+                const int64_t id = place(token.at("id"), content);
+                if (!taken_[id]) bytes_[id] = content;
+                else if (content != bytes_[id] && content != bytes_to_characters(bytes_[id]))
+                    fail("%s: the id %lld belongs to two tokens, '%s' and '%s'", name, (long long)id, bytes_[id].c_str(),
+                         content.c_str());
+                special_[id] = token.value("special", false), taken_[id] = true;
                 added_[content] = (int)id;
             }
         for (size_t id = 0; id < taken_.size(); id++)

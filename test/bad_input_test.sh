@@ -126,7 +126,7 @@ head -c 3000000 /dev/urandom | base64 >big.txt
 (trap '' XFSZ; ulimit -f 256; refuse "prepare: disk full" "full.(bin|idx)|[Ff]ile too large|No space" "$program" prepare --input big.txt --output full --tokenizer tok)
 leaves_nothing "prepare: disk full leaves nothing" full.bin full.idx
 if [[ -c /dev/full ]] && mkdir tiny 2>/dev/null && mount -t tmpfs -o size=64k tmpfs tiny 2>/dev/null; then
-    refuse "model: disk full" "No space|full" "${train[@]}" --data-path good --out tiny/model --num-layers 4
+    refuse "model: disk full" "[Nn]o space|full" "${train[@]}" --data-path good --out tiny/model --num-layers 4
     leaves_nothing "model: disk full leaves no half checkpoint" tiny/model/latest
     umount tiny
 fi

@@ -185,14 +185,14 @@ TEST_P(Families, TwentyTrainingSteps) {
     const std::vector<int> tokens = golden.integers("tokens"), targets = golden.integers("targets");
     const size_t step_tokens = (size_t)run.schedule.final_batch * run.o.seq_length;
     Batch batch;
-    Trainer trainer{run.ctx, run.m, run.o, run.schedule, run.data, {}};
+    Trainer trainer{run.ctx, run.m, run.o, run.schedule, run.data, {}, {}};
     std::vector<double> ce, z, norm, lr;
-    while (trainer.step < run.schedule.total_steps) {
+    while (trainer.state.step < run.schedule.total_steps) {
         // The loader must give the batches that the reference trained on, or nothing below means anything.
-        run.data.fetch(trainer.consumed, (int)run.schedule.final_batch, batch);
-        const size_t first = (size_t)trainer.step * step_tokens % tokens.size(), last = first + step_tokens;
-        ASSERT_EQ(batch.tokens, std::vector<int>(tokens.begin() + first, tokens.begin() + last)) << trainer.step;
-        ASSERT_EQ(batch.targets, std::vector<int>(targets.begin() + first, targets.begin() + last)) << trainer.step;
+        run.data.fetch(trainer.state.consumed, (int)run.schedule.final_batch, batch);
+        const size_t first = (size_t)trainer.state.step * step_tokens % tokens.size(), last = first + step_tokens;
+        ASSERT_EQ(batch.tokens, std::vector<int>(tokens.begin() + first, tokens.begin() + last)) << trainer.state.step;
+        ASSERT_EQ(batch.targets, std::vector<int>(targets.begin() + first, targets.begin() + last)) << trainer.state.step;
         const StepStats s = train_step(trainer);
         ce.push_back(s.loss), z.push_back(s.z_loss), norm.push_back(s.grad_norm), lr.push_back(s.lr);
     }
@@ -202,11 +202,11 @@ TEST_P(Families, TwentyTrainingSteps) {
     golden.expect("steps.lr", lr);
     golden.expect_all("final.", run.m.table, run.m.params);
     golden.expect_compared({"steps.", "final."});
-    EXPECT_EQ(trainer.updates, trainer.step);
+    EXPECT_EQ(trainer.state.updates, trainer.state.step);
 
     const auto clipped = std::count_if(norm.begin(), norm.end(), [&](double n) { return n > run.o.clip_grad; });
     EXPECT_GT(clipped, 0);
-    EXPECT_LT(clipped, trainer.step);
+    EXPECT_LT(clipped, trainer.state.step);
     report(golden);
 }
 

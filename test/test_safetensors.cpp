@@ -346,7 +346,7 @@ protected:
 TEST_P(Model, RoundTrip) {
     std::set<std::string> files;
     for (const auto& entry : std::filesystem::directory_iterator(model_)) files.insert(entry.path().filename().string());
-    EXPECT_EQ(files, (std::set<std::string>{"config.json", "generation_config.json", "model.safetensors"}));
+    EXPECT_EQ(files, (std::set<std::string>{"config.json", "generation_config.json", "manifest.json", "model.safetensors"}));
 
     ModelConfig c = read_config(model_);
     EXPECT_EQ(c.Vp, 0);  // padding is the reader's affair
@@ -381,13 +381,18 @@ TEST_P(Model, ReplacesOrLeavesAlone) {
     EXPECT_NE(first, second);
     EXPECT_EQ(dir_.names(), std::set<std::string>{"model"});
 
-    TokenizerFiles missing;
-    missing.path = dir_ / "no_tokenizer.json";
-    expect_error([&] { write_model(model_, c_, table_, params_.data(), missing); }, {"no_tokenizer.json"});
+    expect_error(
+        [&] {
+            publish_directory(model_, [](const std::string& temporary) {
+                write_file(temporary + "/model.safetensors", "half of a");
+                fail("the disk is full");
+            });
+        },
+        {"the disk is full"});
     EXPECT_EQ(dir_.names(), std::set<std::string>{"model"});
     EXPECT_EQ(read_file(model_ + "/model.safetensors"), second);
     expect_error([&] { write_model(dir_ / "model/config.json/x", c_, table_, params_.data(), {}); },
-                 {"model/config.json/x", "cannot create"});
+                 {"model/config.json/x", "cannot write"});
 }
 
 // transformers' names and shapes.
@@ -532,21 +537,18 @@ TEST(ModelDirectory, HoldsTheTokenizer) {
     const ModelConfig c = tiny("gpt2", true);
     const ParameterTable table(c);
     const std::vector<floatX> params = random_parameters(c, table, 1);
-    write_file(dir / "tokenizer.json", "{\"some\": \"tokenizer\"}");
     TokenizerFiles tokenizer;
     tokenizer.eos_token = "<|endoftext|>", tokenizer.eos_id = 60;
-    for (const std::string& path : {dir / "tokenizer.json", dir / ""}) {
-        tokenizer.path = path;
-        write_model(dir / "model", c, table, params.data(), tokenizer);
-        EXPECT_EQ(read_file(dir / "model/tokenizer.json"), "{\"some\": \"tokenizer\"}");
-        const auto settings = read_json(dir / "model/tokenizer_config.json"), config = read_json(dir / "model/config.json");
-        EXPECT_EQ(settings.at("eos_token"), "<|endoftext|>");
-        EXPECT_FALSE(settings.contains("bos_token"));
-        EXPECT_EQ(config.at("eos_token_id"), 60);
-        EXPECT_TRUE(config.at("bos_token_id").is_null());
-        EXPECT_EQ(read_json(dir / "model/generation_config.json").at("eos_token_id"), 60);
-    }
-    EXPECT_EQ(dir.names(), (std::set<std::string>{"model", "tokenizer.json"}));
+    tokenizer.json = "{\"some\": \"tokenizer\"}";
+    write_model(dir / "model", c, table, params.data(), tokenizer);
+    EXPECT_EQ(read_file(dir / "model/tokenizer.json"), "{\"some\": \"tokenizer\"}");
+    const auto settings = read_json(dir / "model/tokenizer_config.json"), config = read_json(dir / "model/config.json");
+    EXPECT_EQ(settings.at("eos_token"), "<|endoftext|>");
+    EXPECT_FALSE(settings.contains("bos_token"));
+    EXPECT_EQ(config.at("eos_token_id"), 60);
+    EXPECT_TRUE(config.at("bos_token_id").is_null());
+    EXPECT_EQ(read_json(dir / "model/generation_config.json").at("eos_token_id"), 60);
+    EXPECT_EQ(dir.names(), std::set<std::string>{"model"});
 }
 
 TEST(ModelDirectory, LinkIsReplaced) {

@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""Turns published evaluation sets into task files for `train_gpt eval --tasks`.
+
+    dev/data/convert_tasks.py hellaswag hellaswag_val.jsonl -o hellaswag.jsonl
+
+Reads the files as their authors publish them, downloads nothing and needs only Python's standard library. Prompts are those of
+EleutherAI's lm-evaluation-harness (HANS, which it does not have: of the MT-NLG article), so that numbers can be compared. The
+format of the output is described in README.md beside this file.
+"""
+import argparse
+import csv
+import json
+import os
+import re
+import sys
+import tempfile
+
+
+class BadInput(Exception):
+    """What is wrong with the user's files; names FILE:LINE."""
+
+
+# ---- reading: each yields (where, record) ----------------------------------------------------------------------------------
+
+
+def lines(path):
+    with open(path, encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"{path}:{number}", line.rstrip("\r\n")
+
+
+def json_lines(paths):
+    for path in paths:
+        for where, line in lines(path):
+            try:
+                yield where, json.loads(line)
+            except ValueError as error:
+                raise BadInput(f"{where}: not valid JSON: {error}") from error
+
+
+def json_or_plain_lines(paths):
+    for path in paths:
+        if path.endswith(".jsonl"):
+            yield from json_lines([path])
+        else:
+            yield from ((where, {"text": line}) for where, line in lines(path))
+
+
+def json_lines_or_tsv(paths):
+    for path in paths:
+        if path.endswith(".jsonl"):
+            yield from json_lines([path])
+            continue
+        with open(path, encoding="utf-8", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 2):
+                if None in row or None in row.values():
+                    raise BadInput(f"{path}:{number}: not as many columns as the first line names")
+                yield f"{path}:{number}", row
+
+
+def json_lines_and_labels(paths):
+    if len(paths) != 2:
+        raise BadInput("two files are needed: the questions (.jsonl) and their labels (.lst)")
+    questions, labels = list(json_lines(paths[:1])), list(lines(paths[1]))
+    if len(questions) != len(labels):
+        raise BadInput(f"{paths[0]} has {len(questions)} questions, {paths[1]} {len(labels)} labels")
+    for (where, record), (_, label) in zip(questions, labels):
+        yield where, {**record, "label": label.strip()}
+
+
+def json_files(paths):
+    """Directories stand for the .txt files in them, in the order of their numbers."""
+    for path in paths:
+        names = [path]
+        if os.path.isdir(path):
+            names = [os.path.join(path, name) for name in os.listdir(path) if name.endswith(".txt")]
+            names.sort(key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+        for name in names:
+            with open(name, encoding="utf-8") as file:
+                try:
+                    yield name, json.load(file)
+                except ValueError as error:
+                    raise BadInput(f"{name}: not valid JSON: {error}") from error
+
+
+# ---- prompts: each makes an example of a record ----------------------------------------------------------------------------
+
+
+def one_of(table, record, key):
+    value = record[key]
+    if value not in table:
+        raise BadInput(f"'{key}' is {value!r}; it must be one of {', '.join(map(repr, table))}")
+    return table[value]
+
+
+def multiple_choice(context, choices, gold):
+    return {"context": context, "choices": [" " + choice for choice in choices], "gold": gold}
+
+
+def lambada(record):
+    words = record["text"].rstrip().split(" ")
+    if len(words) < 2:
+        raise BadInput("a passage needs two words or more")
+    return {"context": " ".join(words[:-1]), "target": " " + words[-1]}
+
+
+def hellaswag(record):
+    def clean(text):
+        """[header], [title] and [step] are left over from the WikiHow pages."""
+        text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+        return text.replace("  ", " ")
+
+    context = f"{record['activity_label']}: {record['ctx_a']} {record['ctx_b'].capitalize()}"
+    return multiple_choice(clean(context), [clean(ending) for ending in record["endings"]], int(record["label"]))
+
+
+def piqa(record):
+    gold = one_of({"0": 0, "1": 1}, record, "label")
+    return multiple_choice(f"Question: {record['goal']}\nAnswer:", [record["sol1"], record["sol2"]], gold)
+
+
+def winogrande(record):
+    """Both options are put into the sentence, and what follows the gap is scored."""
+    before, gap, after = record["sentence"].partition("_")
+    if not gap:
+        raise BadInput("the sentence has no gap '_'")
+    gold = one_of({"1": 0, "2": 1}, record, "answer")
+    return {"contexts": [before + record["option1"], before + record["option2"]], "target": " " + after.strip(), "gold": gold}
+
+
+def boolq(record):
+    key = "label" if "label" in record else "answer"  # SuperGLUE's name and the original's
+    context = f"{record['passage']}\nQuestion: {record['question']}?\nAnswer:"
+    return multiple_choice(context, ["no", "yes"], one_of({False: 0, True: 1}, record, key))
+
+
+def race(record):
+    """An article and its questions, all but the last one solved."""
+    letters = {letter: i for i, letter in enumerate("ABCD")}
+    golds = [one_of(letters, {"answers": answer}, "answers") for answer in record["answers"]]
+    problems = list(zip(record["questions"], record["options"], golds))
+    if len({len(record[key]) for key in ("questions", "options", "answers")}) != 1 or not problems:
+        raise BadInput("'questions', 'options' and 'answers' must be lists of one length")
+    context = f"Article: {record['article']}\n\n"
+    for question, options, gold in problems[:-1]:
+        if question.endswith("  _  ."):  # the harness keeps the gap and drops the question; kept, or numbers would not compare
+            context += question[-5:] + options[gold] + "\n"
+        else:
+            context += f"Question: {question}\nAnswer: {options[gold]}\n"
+    question, options, gold = problems[-1]
+    return multiple_choice(context + question, options, gold)
+
+
+def anli(record):
+    context = f"{record['context']}\nQuestion: {record['hypothesis']} True, False, or Neither?\nAnswer:"
+    return multiple_choice(context, ["True", "Neither", "False"], one_of({"e": 0, "n": 1, "c": 2}, record, "label"))
+
+
+def hans(record):
+    gold = one_of({"entailment": 0, "non-entailment": 1}, record, "gold_label")
+    context = f"{record['sentence1']}\nQuestion: {record['sentence2']} True or False?\nAnswer:"
+    return multiple_choice(context, ["True", "False"], gold)
+
+
+def wic(record):
+    word = record["sentence1"][int(record["start1"]) : int(record["end1"])]
+    context = (
+        f"Sentence 1: {record['sentence1']}\nSentence 2: {record['sentence2']}\n"
+        f"Question: Is the word '{word}' used in the same way in the two sentences above?\nAnswer:"
+    )
+    return multiple_choice(context, ["no", "yes"], one_of({False: 0, True: 1}, record, "label"))
+
+
+# name: reader, prompt, the published files
+TASKS = {
+    "lambada": (json_or_plain_lines, lambada, "lambada_test.jsonl (OpenAI) or lambada_test_plain_text.txt"),
+    "hellaswag": (json_lines, hellaswag, "hellaswag_val.jsonl"),
+    "piqa": (json_lines_and_labels, piqa, "valid.jsonl valid-labels.lst"),
+    "winogrande": (json_lines, winogrande, "dev.jsonl"),
+    "boolq": (json_lines, boolq, "dev.jsonl, or BoolQ/val.jsonl of SuperGLUE"),
+    "race": (json_files, race, "RACE/test/high, a directory of .txt files"),
+    "anli": (json_lines, anli, "anli_v1.0/R2/test.jsonl"),
+    "hans": (json_lines_or_tsv, hans, "heuristics_evaluation_set.txt or .jsonl"),
+    "wic": (json_lines, wic, "WiC/val.jsonl of SuperGLUE"),
+}
+
+
+def convert(task, paths):
+    """Yields lines of output."""
+    read, prompt, _ = TASKS[task]
+    for where, record in read(paths):
+        try:
+            example = prompt(record)
+            if not 0 <= example.get("gold", 0) < len(example.get("choices", example.get("contexts", [""]))):
+                raise BadInput(f"the answer {example['gold']} is not among the choices")
+            yield json.dumps(example, ensure_ascii=False).encode() + b"\n"
+        except BadInput as error:
+            raise BadInput(f"{where}: {error}") from error
+        except KeyError as error:
+            raise BadInput(f"{where}: there is no {error}; is it a file of {task}?") from error
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise BadInput(f"{where}: not an example of {task}: {error}") from error
+
+
+def write(path, converted):
+    """The file appears under its name when it is complete, or not at all. Returns the number of lines."""
+    directory = os.path.dirname(os.path.abspath(path))
+    count = 0
+    file = tempfile.NamedTemporaryFile(dir=directory, prefix=os.path.basename(path) + ".tmp.", delete=False)
+    try:
+        with file:
+            for line in converted:
+                file.write(line)
+                count += 1
+            if count == 0:
+                raise BadInput("the input holds no examples")
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(file.name, 0o666 & ~mask)
+        os.replace(file.name, path)
+    except BaseException:
+        os.unlink(file.name)
+        raise
+    return count
+
+
+def main():
+    files = "\n".join(f"  {name:12}{published}" for name, (_, _, published) in TASKS.items())
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog="tasks and their files:\n" + files, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("task", choices=TASKS, metavar="TASK", help="one of the tasks below")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="the published files, see below")
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="task file to write (.jsonl)")
+    arguments = parser.parse_args()
+    try:
+        count = write(arguments.output, convert(arguments.task, arguments.files))
+    except (BadInput, OSError, UnicodeDecodeError) as error:
+        sys.exit(f"error: {error}")
+    print(f"{arguments.output}: {count} examples")
+
+
+if __name__ == "__main__":
+    main()

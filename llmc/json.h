@@ -1,0 +1,34 @@
+// JSON from files that others wrote, with bounds on what a small file can cost:
+//   nesting   nlohmann::json parses without recursion, but copies, compares and prints values with it: a file of a million
+//             brackets would overflow the stack
+//   values    a value of two bytes in a file takes up to 70 in memory
+#pragma once
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "check.h"
+
+inline bool nested_deeper_than(const nlohmann::json& j, int levels) {
+    if (!j.is_structured()) return false;
+    return levels == 0 ||
+           std::any_of(j.begin(), j.end(), [&](const auto& child) { return nested_deeper_than(child, levels - 1); });
+}
+
+// `what` names the text in messages: a file, or a part of one.
+inline nlohmann::json parse_json(std::string_view text, const std::string& what) {
+    constexpr int most_levels = 32, most_values = 20000000;  // far above any model's or tokenizer's
+    const auto values = std::count_if(text.begin(), text.end(), [](char c) { return c == ',' || c == '[' || c == '{'; });
+    if (values > most_values)
+        fail("%s is not valid: it has %lld values, and %d are allowed", what.c_str(), (long long)values, most_values);
+    nlohmann::json j;
+    try {
+        j = nlohmann::json::parse(text);
+    } catch (const nlohmann::json::exception& e) {
+        fail("%s is not valid JSON: %.500s", what.c_str(), e.what());
+    }
+    if (nested_deeper_than(j, most_levels))
+        fail("%s is not valid: it is nested more than %d levels deep", what.c_str(), most_levels);
+    return j;
+}

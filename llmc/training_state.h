@@ -1,0 +1,380 @@
+// What a checkpoint holds besides the model, and when and how it is written and found again.
+//   TrainingState         counters, and what a resumed run must agree with; state.json
+//   write_checkpoint      the whole directory, from a Snapshot of the training memory
+//   Saver                 copies the training memory, then writes in the background while training goes on
+//   find_checkpoints, newest_intact, prune    the checkpoints of a run
+//   RunLock               one run per output directory
+// Weights and moments are exact copies, random numbers are functions of (seed, purpose, index), batches of the number of
+// samples consumed: a run that resumes goes on with the same bits as one that was never interrupted.
+#pragma once
+#include <omp.h>
+#include <sys/file.h>
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "checkpoint.h"
+#include "config.h"
+#include "model_config.h"
+#include "terminal.h"
+
+struct TrainingState {
+    int64_t step = 0;       // global batches done, applied or not
+    int64_t updates = 0;    // of them applied: AdamW's step
+    int64_t consumed = 0;   // samples: the position in the data
+    int64_t scheduled = 0;  // samples of applied steps: the position of the learning rate
+    int64_t tokens = 0;
+    double loss = NAN, valid_loss = NAN;           // the last ones
+    nlohmann::ordered_json options, data, layout;  // as given; documents and tokens per data set; who wrote it
+};
+
+inline nlohmann::ordered_json to_json(const TrainingState& s) {
+    const auto number = [](double x) { return std::isfinite(x) ? nlohmann::ordered_json(x) : nlohmann::ordered_json(nullptr); };
+    return {{"format", 1},
+            {"step", s.step},
+            {"updates", s.updates},
+            {"consumed_samples", s.consumed},
+            {"scheduled_samples", s.scheduled},
+            {"skipped_steps", s.step - s.updates},
+            {"tokens", s.tokens},
+            {"loss", number(s.loss)},
+            {"valid_loss", number(s.valid_loss)},
+            {"layout", s.layout},
+            {"data", s.data},
+            {"options", s.options}};
+}
+
+inline std::string state_file(const std::string& dir) { return dir + "/training/state.json"; }
+
+inline TrainingState read_state(const std::string& dir) {
+    const std::string path = state_file(dir);
+    if (!std::filesystem::exists(path))
+        fail("%s holds no training state (training/state.json); HINT: --model %s starts a new run from its weights",
+             dir.c_str(), dir.c_str());
+    const nlohmann::json j = read_json(path);
+    try {
+        if (j.at("format") != 1)
+            fail("%s has the format %s; this program reads format 1", path.c_str(), j["format"].dump().c_str());
+        TrainingState s;
+        s.step = j.at("step"), s.updates = j.at("updates"), s.consumed = j.at("consumed_samples"),
+        s.scheduled = j.at("scheduled_samples");
+        s.tokens = j.at("tokens");
+        if (j.at("loss").is_number()) s.loss = j["loss"];
+        if (j.at("valid_loss").is_number()) s.valid_loss = j["valid_loss"];
+        s.options = j.at("options"), s.data = j.at("data"), s.layout = j.at("layout");
+        return s;
+    } catch (const nlohmann::json::exception& e) {
+        fail("%s is damaged: %s", path.c_str(), e.what());
+    }
+}
+
+// ---- agreement
+// --------------------------------------------------------------------------------------------------------------- Refuses to go
+// on with options that change what is computed, unless --override names them. Options of the groups "Run" and "Checkpoint" are
+// free, and so are those that only change how the same thing is computed or where files lie; the model's are compared as the
+// configurations that they lead to.
+inline void check_agreement(const TrainingState& saved, const TrainOptions& now, const nlohmann::ordered_json& data,
+                            const Strings& overrides) {
+    const auto overridden = [&](const std::string& name) {
+        return std::find(overrides.begin(), overrides.end(), name) != overrides.end();
+    };
+    const Strings free = {"micro-batch-size", "data-path", "valid-data-path", "tokenizer"};
+    const nlohmann::ordered_json options = options_to_json(now);
+    Strings known = {"data-path", "precision"};
+    TrainOptions walked = now;
+    for_each_option(walked, [&](const char* field, const char*, auto&, const Allowed&, const std::string& group, const char*) {
+        const std::string name = option_name(field);
+        const bool compared = group == "Data" || group == "Batch" || group == "Length" || group == "Optimizer";
+        if (!compared) return;
+        known.push_back(name);
+        if (std::find(free.begin(), free.end(), name) != free.end() || !saved.options.contains(name) || overridden(name))
+            return;
+        if (saved.options[name] != options[name])
+            fail(
+                "--%s is %s; the checkpoint was written with %s, and another value changes the run. HINT: --override %s goes "
+                "on with yours",
+                name.c_str(), options[name].dump().c_str(), saved.options[name].dump().c_str(), name.c_str());
+    });
+    for (const std::string& name : overrides)
+        if (std::find(known.begin(), known.end(), name) == known.end())
+            fail("--override names '%s', which is not an option that a checkpoint insists on", name.c_str());
+    if (saved.data != data && !overridden("data-path"))
+        fail(
+            "the data is not what the checkpoint was trained on: weights, documents and tokens are %s, they were %s. HINT: "
+            "--override data-path "
+            "goes on with yours",
+            data.dump().c_str(), saved.data.dump().c_str());
+    const std::string before = saved.layout.value("precision", precision_name);
+    if (before != precision_name && !overridden("precision"))
+        fail("this program computes in %s, the checkpoint was written in %s. HINT: --override precision goes on",
+             precision_name, before.c_str());
+}
+
+// The first difference of two model configurations as files name them; empty if there is none.
+inline std::string config_difference(const ModelConfig& saved, const ModelConfig& now) {
+    const auto a = to_hf_config(saved, "", -1, -1), b = to_hf_config(now, "", -1, -1);
+    for (const auto& [key, value] : a.items())
+        if (!b.contains(key) || b[key] != value)
+            return format("'%s' is %s in the checkpoint and %s by the options", key.c_str(), value.dump().c_str(),
+                          b.contains(key) ? b[key].dump().c_str() : "absent");
+    return "";
+}
+
+// ---- the checkpoints of a run
+// ------------------------------------------------------------------------------------------------
+inline std::string step_directory(const std::string& out, int64_t step) {
+    return format("%s/step_%08lld", out.c_str(), (long long)step);
+}
+
+// Steps of the directories OUT/step_*, newest first.
+inline std::vector<int64_t> find_checkpoints(const std::string& out) {
+    std::vector<int64_t> steps;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(out, error)) {
+        long long step = 0;
+        int end = 0;
+        const std::string name = entry.path().filename().string();
+        if (sscanf(name.c_str(), "step_%lld%n", &step, &end) == 1 && (size_t)end == name.size() && entry.is_directory())
+            steps.push_back(step);
+    }
+    std::sort(steps.rbegin(), steps.rend());
+    return steps;
+}
+
+// The newest directory that is as it was written; reports each damaged one. Empty if there is none.
+inline std::string newest_intact(const std::string& out, const std::function<void(const std::string&)>& report) {
+    for (const int64_t step : find_checkpoints(out)) {
+        const std::string dir = step_directory(out, step), problem = verify_directory(dir);
+        if (problem.empty()) return dir;
+        report(problem);
+    }
+    return "";
+}
+
+// Removes all but the newest `keep` and those at multiples of `keep_every` (0: none). keep 0 keeps all.
+inline void prune(const std::string& out, int64_t keep, int64_t keep_every) {
+    const std::vector<int64_t> steps = find_checkpoints(out);
+    for (size_t i = (size_t)keep; keep > 0 && i < steps.size(); i++) {
+        if (keep_every > 0 && steps[i] % keep_every == 0) continue;
+        // Renamed first, so that a kill in the middle leaves no directory that looks like a checkpoint.
+        const std::string dir = step_directory(out, steps[i]),
+                          gone = out + "/." + std::filesystem::path(dir).filename().string() + ".old";
+        std::error_code ignored;
+        std::filesystem::remove_all(gone, ignored);
+        std::filesystem::rename(dir, gone, ignored);
+        std::filesystem::remove_all(gone, ignored);
+    }
+}
+
+// Removes what a process that was killed while it wrote has left: .step_N.tmp, .step_N.old, report.html.tmp.PID, latest.tmp.
+inline void remove_leftovers(const std::string& out) {
+    std::vector<std::filesystem::path> leftovers;
+    for (const auto& entry : std::filesystem::directory_iterator(out)) {
+        const std::string name = entry.path().filename().string();
+        const bool hidden = name.compare(0, 6, ".step_") == 0;
+        if (hidden || name == "latest.tmp" || name.find(".tmp.") != std::string::npos) leftovers.push_back(entry.path());
+    }
+    std::error_code ignored;
+    for (const auto& path : leftovers) std::filesystem::remove_all(path, ignored);
+}
+
+// Holds OUT/.lock for the life of the process; a second run in the same directory is refused.
+class RunLock {
+public:
+    explicit RunLock(const std::string& out) {
+        make_directory(out);
+        const std::string path = out + "/.lock";
+        fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        if (fd_ < 0) fail("cannot write %s: %s", path.c_str(), strerror(errno));
+        if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+            char owner[64] = {};
+            (void)!pread(fd_, owner, sizeof owner - 1, 0);
+            close(fd_);
+            fail("another run is writing to %s (process %s); HINT: give another --out, or stop that one", out.c_str(), owner);
+        }
+        const std::string mine = std::to_string(getpid());
+        (void)!ftruncate(fd_, 0);
+        (void)!pwrite(fd_, mine.data(), mine.size(), 0);
+    }
+    RunLock(const RunLock&) = delete;
+    RunLock& operator=(const RunLock&) = delete;
+    ~RunLock() { close(fd_); }
+
+private:
+    int fd_ = -1;
+};
+
+// ---- writing
+// ----------------------------------------------------------------------------------------------------------------- Training
+// memory as it is at one moment; pointers to buffers of table.size elements. master may be params itself.
+struct Snapshot {
+    const floatX* params = nullptr;
+    const real *master = nullptr, *m = nullptr, *v = nullptr;
+    bool has_master() const { return (const void*)master != (const void*)params; }
+};
+
+inline size_t checkpoint_bytes(const ParameterTable& table, const TokenizerFiles& tokenizer) {
+    const size_t per_parameter = (sizeof(floatX) == sizeof(real) ? 0 : sizeof(floatX)) + 3 * sizeof(real);
+    return table.trained * per_parameter + table.rows.size() * 1024 + tokenizer.json.size() + (64 << 10);
+}
+
+inline void check_free_space(const std::string& out, size_t needed) {
+    struct statvfs fs;
+    if (statvfs(out.c_str(), &fs) != 0) return;
+    const double available = (double)fs.f_bavail * (double)fs.f_frsize;
+    if (available < (double)needed)
+        fail("no space for a checkpoint in %s: it needs %s, %s are free", out.c_str(), human_bytes((double)needed).c_str(),
+             human_bytes(available).c_str());
+}
+
+// Writes OUT/step_N, points OUT/latest at it, removes what need not be kept.
+inline void write_checkpoint(const std::string& out, const ModelConfig& c, const ParameterTable& table,
+                             const Snapshot& snapshot, const TrainingState& state, const TokenizerFiles& tokenizer,
+                             int64_t keep, int64_t keep_every) {
+    check_free_space(out, checkpoint_bytes(table, tokenizer));
+    const std::string dir = step_directory(out, state.step);
+    publish_directory(dir, [&](const std::string& temporary) {
+        write_model_files(temporary, c, table, snapshot.params, tokenizer);
+        make_directory(temporary + "/training");
+        if (snapshot.has_master()) write_tensors(temporary + "/training/master.safetensors", table, snapshot.master);
+        write_tensors(temporary + "/training/exp_avg.safetensors", table, snapshot.m);
+        write_tensors(temporary + "/training/exp_avg_sq.safetensors", table, snapshot.v);
+        write_file_atomically(state_file(temporary), to_json(state).dump(2) + "\n");
+    });
+    point_link(out + "/latest", std::filesystem::path(dir).filename().string());
+    prune(out, keep, keep_every);
+}
+
+// fp32 weights and moments of a checkpoint. The stored weights are the fp32 ones rounded, so they follow from these.
+inline void read_optimizer(const std::string& dir, const ModelConfig& c, const ParameterTable& table, real* master, real* m,
+                           real* v) {
+    const std::string masters = dir + "/training/master.safetensors";
+    const bool separate = std::filesystem::exists(masters) || std::filesystem::exists(masters + ".index.json");
+    read_tensors(separate ? masters : dir, c, table, master);
+    read_tensors(dir + "/training/exp_avg.safetensors", c, table, m);
+    read_tensors(dir + "/training/exp_avg_sq.safetensors", c, table, v);
+}
+
+// Writes checkpoints on a thread of its own. save() copies the training memory into the buffers given at the start (or, without
+// them, writes at once, and training waits). A failure never throws: outcome() says what happened, and the next save tries
+// again.
+class Saver {
+public:
+    struct Buffers {
+        floatX* params = nullptr;
+        real *master = nullptr, *m = nullptr, *v = nullptr;
+    };
+    struct Outcome {
+        int64_t step;
+        double seconds;
+        std::string error;  // empty: written
+    };
+
+    Saver(std::string out, const ModelConfig& c, const ParameterTable& table, TokenizerFiles tokenizer, int64_t keep,
+          int64_t keep_every, Buffers buffers)
+        : out_(std::move(out)),
+          c_(c),
+          table_(table),
+          tokenizer_(std::move(tokenizer)),
+          keep_(keep),
+          keep_every_(keep_every),
+          buffers_(buffers) {}
+    Saver(const Saver&) = delete;
+    Saver& operator=(const Saver&) = delete;
+    ~Saver() { wait(); }
+
+    void save(const Snapshot& now, const TrainingState& state) {
+        wait();
+        if (!buffers_.params) return write(now, state);
+        copy(buffers_.params, now.params), copy(buffers_.m, now.m), copy(buffers_.v, now.v);
+        if (now.has_master()) copy(buffers_.master, now.master);
+        const Snapshot copied = {buffers_.params,
+                                 now.has_master() ? buffers_.master : (const real*)(const void*)buffers_.params, buffers_.m,
+                                 buffers_.v};
+        done_ = false;
+        thread_ = std::thread([this, copied, state] {
+            omp_set_num_threads(1);  // of this thread: the others belong to training
+            write(copied, state);
+            done_ = true;
+        });
+    }
+
+    // Waits for the checkpoint that is being written, if one is.
+    void wait() {
+        if (thread_.joinable()) thread_.join();
+    }
+    // How the last save went, once, as soon as it is over.
+    std::optional<Outcome> outcome() {
+        if (!done_) return {};
+        return std::exchange(outcome_, {});
+    }
+
+private:
+    template <class E>
+    void copy(E* to, const E* from) {
+#pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < table_.size; i += 1 << 16)
+            memcpy(to + i, from + i, std::min<size_t>(1 << 16, table_.size - i) * sizeof(E));
+    }
+
+    void write(const Snapshot& snapshot, const TrainingState& state) {
+        const double start = monotonic_seconds();
+        std::string error;
+        try {
+            write_checkpoint(out_, c_, table_, snapshot, state, tokenizer_, keep_, keep_every_);
+        } catch (const std::exception& e) {
+            error = e.what();
+        }
+        outcome_ = {state.step, monotonic_seconds() - start, error};
+    }
+
+    std::string out_;
+    const ModelConfig& c_;
+    const ParameterTable& table_;
+    TokenizerFiles tokenizer_;
+    int64_t keep_, keep_every_;
+    Buffers buffers_;
+    std::thread thread_;
+    std::atomic<bool> done_{true};
+    std::optional<Outcome> outcome_;
+};
+
+// ---- when
+// -------------------------------------------------------------------------------------------------------------------- "90",
+// "90s", "30m", "2h", "1h30m", "2d" -> seconds; NaN if it is none of them.
+inline double parse_duration(const std::string& text) {
+    double total = 0;
+    size_t i = 0;
+    while (i < text.size()) {
+        size_t used = 0;
+        double value = NAN;
+        try {
+            value = std::stod(text.substr(i), &used);
+        } catch (const std::exception&) {
+        }
+        if (used == 0 || !(value >= 0) || !std::isfinite(value)) return NAN;
+        i += used;
+        const double units[] = {1, 60, 3600, 86400};
+        const size_t unit = i < text.size() ? std::string("smhd").find(text[i]) : 0;
+        if (unit == std::string::npos) return NAN;
+        total += value * units[unit];
+        i += i < text.size();
+    }
+    return text.empty() ? NAN : total;
+}
+
+// "500": every 500 steps; "30m": every 30 minutes; "0": never.
+struct SaveInterval {
+    int64_t steps = 0;
+    double seconds = 0;
+};
+inline SaveInterval parse_save_interval(const std::string& text) {
+    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos && text.size() < 18;
+    if (digits) return {std::stoll(text), 0};
+    const double seconds = parse_duration(text);
+    if (!(seconds > 0))
+        fail("--save-every is '%s'; it must be a number of steps (500) or a duration (90s, 30m, 2h)", text.c_str());
+    return {0, seconds};
+}

@@ -1,0 +1,192 @@
+#!/usr/bin/env bash
+# dev/data/convert_tasks.py on made-up samples in each data set's published format: the task files are exactly as expected, bad
+# input is refused with file and line and leaves nothing, and the program evaluates a small model on the results.
+#   TRAIN_GPT=path/to/train_gpt test/convert_test.sh
+set -u
+program=$(realpath "${TRAIN_GPT:-./train_gpt}")
+converter=$(realpath "$(dirname "$0")/../dev/data/convert_tasks.py")
+command -v python3 >/dev/null || { echo "ok: skipped, there is no python3"; exit 0; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# converts TASK FILE...: the task file equals standard input.
+converts() {
+    local task=$1
+    shift
+    cat >expected.jsonl
+    rm -f "$task.jsonl"
+    if ! python3 "$converter" "$task" "$@" -o "$task.jsonl" >out.txt 2>&1; then
+        echo "FAILED: $task: $(tail -n 1 out.txt)"
+    elif diff expected.jsonl "$task.jsonl" >out.txt; then
+        echo "ok: $task of $1"
+    else
+        echo "FAILED: $task: expected (<) and written (>) differ"; cat out.txt
+    fi
+}
+# refuses NAME PATTERN TASK FILE...: fails with one line that matches, and writes nothing.
+refuses() {
+    local name=$1 pattern=$2
+    shift 2
+    if python3 "$converter" "$@" -o none.jsonl >out.txt 2>&1; then echo "FAILED: $name: exit status 0"
+    elif ! grep -q -- "$pattern" out.txt || grep -q Traceback out.txt; then echo "FAILED: $name: no '$pattern' in:"; cat out.txt
+    elif compgen -G 'none.jsonl*' >/dev/null; then echo "FAILED: $name: a file was left"
+    else echo "ok: $name is refused"
+    fi
+}
+expect() {
+    local name=$1
+    shift
+    if "$@" >out.txt 2>&1; then echo "ok: $name"; else echo "FAILED: $name"; tail -n 20 out.txt; fi
+}
+says() {
+    if grep -q -- "$2" out.txt; then echo "ok: $1"; else echo "FAILED: $1: no '$2' in:"; tail -n 20 out.txt; fi
+}
+
+# ---- each data set (HellaSwag: pairs of spaces become one, once, so that three become two; as the harness does) ----
+cat >lambada.in.jsonl <<'IN'
+{"text": "\"Come in,\" said Ann, and he saw the\nold  dog"}
+{"text": "in the year 7 the king saw the king"}
+IN
+converts lambada lambada.in.jsonl <<'OUT'
+{"context": "\"Come in,\" said Ann, and he saw the\nold ", "target": " dog"}
+{"context": "in the year 7 the king saw the", "target": " king"}
+OUT
+printf 'he gave a sheep to his son\n\nit was « good »\n' >lambada_plain.txt
+converts lambada lambada_plain.txt <<'OUT'
+{"context": "he gave a sheep to his", "target": " son"}
+{"context": "it was « good", "target": " »"}
+OUT
+
+cat >hellaswag.in.jsonl <<'IN'
+{"ind": 1, "activity_label": "Shearing sheep", "ctx_a": "A man holds a sheep.", "ctx_b": "he", "ctx": "A man holds a sheep. he", "split": "val", "endings": ["shears it.", "sings.", "flies.", "eats the [substeps] shears."], "label": 0}
+{"ind": 2, "activity_label": "Pets", "ctx_a": "", "ctx_b": "[header] How to feed a Dog [title] Buy food. [step] Dogs eat  food.", "endings": ["Feed it. [title] Wait.", "b", "c", "d"], "label": 3}
+IN
+converts hellaswag hellaswag.in.jsonl <<'OUT'
+{"context": "Shearing sheep: A man holds a sheep. He", "choices": [" shears it.", " sings.", " flies.", " eats the shears."], "gold": 0}
+{"context": "Pets:  how to feed a dog. buy food. dogs eat food.", "choices": [" Feed it.. Wait.", " b", " c", " d"], "gold": 3}
+OUT
+
+cat >valid.jsonl <<'IN'
+{"goal": "To dry a cat,", "sol1": "use a towel.", "sol2": "use a stove."}
+{"goal": "To open a door,", "sol1": "kick it.", "sol2": "turn the handle."}
+IN
+printf '0\n1\n' >valid-labels.lst
+converts piqa valid.jsonl valid-labels.lst <<'OUT'
+{"context": "Question: To dry a cat,\nAnswer:", "choices": [" use a towel.", " use a stove."], "gold": 0}
+{"context": "Question: To open a door,\nAnswer:", "choices": [" kick it.", " turn the handle."], "gold": 1}
+OUT
+
+cat >winogrande.in.jsonl <<'IN'
+{"qID": "A-1", "sentence": "The sheep did not fit in the cart because the _ was too small.", "option1": "sheep", "option2": "cart", "answer": "2"}
+{"qID": "A-2", "sentence": "Ann fed Eve's dog, so Eve thanked _ .", "option1": "Ann", "option2": "Eve", "answer": "1"}
+IN
+converts winogrande winogrande.in.jsonl <<'OUT'
+{"contexts": ["The sheep did not fit in the cart because the sheep", "The sheep did not fit in the cart because the cart"], "target": " was too small.", "gold": 1}
+{"contexts": ["Ann fed Eve's dog, so Eve thanked Ann", "Ann fed Eve's dog, so Eve thanked Eve"], "target": " .", "gold": 0}
+OUT
+
+cat >boolq.in.jsonl <<'IN'
+{"question": "is snow white", "title": "Snow", "answer": true, "passage": "Snow is white."}
+{"question": "is coal white", "passage": "Coal (carbon) is black.", "idx": 1, "label": false}
+IN
+converts boolq boolq.in.jsonl <<'OUT'
+{"context": "Snow is white.\nQuestion: is snow white?\nAnswer:", "choices": [" no", " yes"], "gold": 1}
+{"context": "Coal (carbon) is black.\nQuestion: is coal white?\nAnswer:", "choices": [" no", " yes"], "gold": 0}
+OUT
+
+mkdir high
+cat >high/10.txt <<'IN'
+{"answers": ["B", "A"], "options": [["one", "two", "three", "four"], ["wool", "milk", "eggs", "meat"]], "questions": ["How many sheep were there?", "The king wanted  _  ."], "article": "There were two sheep. The king wanted wool.", "id": "high10.txt"}
+IN
+cat >high/9.txt <<'IN'
+{"answers": ["D", "C", "A"], "options": [["red", "blue", "black", "white"], ["a", "b", "c", "d"], ["yes", "no", "perhaps", "never"]], "questions": ["The sheep were  _  .", "Which?", "Was it good?"], "article": "It was good.\nThe sheep were white.", "id": "high9.txt"}
+IN
+converts race high <<'OUT'
+{"context": "Article: It was good.\nThe sheep were white.\n\n _  .white\nQuestion: Which?\nAnswer: c\nWas it good?", "choices": [" yes", " no", " perhaps", " never"], "gold": 0}
+{"context": "Article: There were two sheep. The king wanted wool.\n\nQuestion: How many sheep were there?\nAnswer: two\nThe king wanted  _  .", "choices": [" wool", " milk", " eggs", " meat"], "gold": 0}
+OUT
+
+cat >anli.in.jsonl <<'IN'
+{"uid": "1", "model_label": "n", "context": "The king gave sheep.", "hypothesis": "Someone gave sheep.", "label": "e"}
+{"uid": "2", "context": "The king gave sheep.", "hypothesis": "The king was old.", "label": "n"}
+{"uid": "3", "context": "The king gave sheep.", "hypothesis": "Nobody gave sheep.", "label": "c"}
+IN
+converts anli anli.in.jsonl <<'OUT'
+{"context": "The king gave sheep.\nQuestion: Someone gave sheep. True, False, or Neither?\nAnswer:", "choices": [" True", " Neither", " False"], "gold": 0}
+{"context": "The king gave sheep.\nQuestion: The king was old. True, False, or Neither?\nAnswer:", "choices": [" True", " Neither", " False"], "gold": 1}
+{"context": "The king gave sheep.\nQuestion: Nobody gave sheep. True, False, or Neither?\nAnswer:", "choices": [" True", " Neither", " False"], "gold": 2}
+OUT
+
+{
+    printf 'gold_label\tsentence1_binary_parse\tsentence1\tsentence2\tpairID\theuristic\n'
+    printf 'non-entailment\t( a b )\tThe "king saw the son .\tThe son saw the king .\tex0\tlexical_overlap\n'
+    printf 'entailment\t( a b )\tThe king and the son ran .\tThe king ran .\tex1\tlexical_overlap\n'
+} >hans.txt
+converts hans hans.txt <<'OUT'
+{"context": "The \"king saw the son .\nQuestion: The son saw the king . True or False?\nAnswer:", "choices": [" True", " False"], "gold": 1}
+{"context": "The king and the son ran .\nQuestion: The king ran . True or False?\nAnswer:", "choices": [" True", " False"], "gold": 0}
+OUT
+echo '{"gold_label": "entailment", "sentence1": "The king ran .", "sentence2": "He ran .", "pairID": "ex2"}' >hans.in.jsonl
+converts hans hans.in.jsonl <<'OUT'
+{"context": "The king ran .\nQuestion: He ran . True or False?\nAnswer:", "choices": [" True", " False"], "gold": 0}
+OUT
+
+cat >wic.in.jsonl <<'IN'
+{"word": "drive", "sentence1": "He drove the sheep.", "sentence2": "He drove to town.", "idx": 0, "label": false, "start1": 3, "start2": 3, "end1": 8, "end2": 8, "version": 1.1}
+{"word": "son", "sentence1": "His son ran.", "sentence2": "A son is good.", "idx": 1, "label": true, "start1": 4, "start2": 2, "end1": 7, "end2": 5, "version": 1.1}
+IN
+converts wic wic.in.jsonl <<'OUT'
+{"context": "Sentence 1: He drove the sheep.\nSentence 2: He drove to town.\nQuestion: Is the word 'drove' used in the same way in the two sentences above?\nAnswer:", "choices": [" no", " yes"], "gold": 0}
+{"context": "Sentence 1: His son ran.\nSentence 2: A son is good.\nQuestion: Is the word 'son' used in the same way in the two sentences above?\nAnswer:", "choices": [" no", " yes"], "gold": 1}
+OUT
+
+# ---- bad input ----
+refuses "another set's file" "lambada.in.jsonl:1: there is no 'goal'" piqa lambada.in.jsonl valid-labels.lst
+refuses "a missing labels file" "two files are needed" piqa valid.jsonl
+printf '0\n' >short.lst
+refuses "too few labels" "has 2 questions, short.lst 1 labels" piqa valid.jsonl short.lst
+refuses "a missing file" "No such file.*missing.jsonl" wic missing.jsonl
+printf '{"text": "fine so far"}\n{"text": "cut o' >cut.jsonl
+refuses "a cut line" "cut.jsonl:2: not valid JSON" lambada cut.jsonl
+echo '{"text": "one"}' >one.jsonl
+refuses "a passage of one word" "one.jsonl:1: a passage needs" lambada one.jsonl
+echo '[1]' >list.jsonl
+refuses "a line that is no object" "list.jsonl:1: not an example of boolq" boolq list.jsonl
+sed 's/"answer": "2"/"answer": ""/' winogrande.in.jsonl >unlabelled.jsonl
+refuses "a test set without answers" "unlabelled.jsonl:1: 'answer' is ''; it must be one of '1', '2'" winogrande unlabelled.jsonl
+sed 's/"label": 3/"label": 4/' hellaswag.in.jsonl >beyond.jsonl
+refuses "an answer beyond the choices" "beyond.jsonl:2: the answer 4 is not among the choices" hellaswag beyond.jsonl
+printf 'gold_label\tsentence1\tsentence2\nentailment\tThe king ran .\n' >columns.txt
+refuses "a row with too few columns" "columns.txt:2: not as many columns" hans columns.txt
+: >empty.jsonl
+refuses "an empty file" "holds no examples" anli empty.jsonl
+refuses "an unknown task" "invalid choice: 'squad'" squad lambada.in.jsonl
+
+# ---- the program on the results ----
+for i in $(seq 1 400); do echo "in the year $((i * 37 % 1000)) the king gave $((i * 11 % 97)) sheep to his son, and it was good"; done >text.txt
+setup() {
+    "$program" tokenizer --input text.txt --vocab-size 400 --output tok && "$program" prepare --input text.txt --output data --tokenizer tok &&
+        "$program" train --num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 64 --tokenizer tok --data-path data --split "1, 0, 0" --train-iters 3 --out run
+}
+expect "a small model" setup
+model=(--model run/latest)
+expect "eval of all tasks" "$program" eval "${model[@]}" --tasks {lambada,hellaswag,piqa,winogrande,boolq,race,anli,hans,wic}.jsonl
+for line in "perplexity  *[0-9]" "acc_norm  *[01]\.[0-9]* .* (chance 0\.2500)" "prompts lost their beginning"; do says "eval says $line" "$line"; done
+expect "few-shot" "$program" eval "${model[@]}" --tasks piqa.jsonl --num-fewshot 1
+says "eval says how many" "2, each after 1 solved"
+cp out.txt first.txt
+expect "few-shot again" "$program" eval "${model[@]}" --tasks piqa.jsonl --num-fewshot 1
+expect "the same seed, the same numbers" diff <(grep acc first.txt) <(grep acc out.txt)
+expect "few-shot from other files" "$program" eval "${model[@]}" --tasks piqa.jsonl anli.jsonl --num-fewshot 2 --fewshot hellaswag.jsonl boolq.jsonl --max-samples 1
+rejects() { ! "$program" eval "${model[@]}" "$@"; }
+expect "too few examples to draw from" rejects --tasks piqa.jsonl --num-fewshot 2
+says "the message says so" "piqa.jsonl has 1 besides the question"
+expect "a file too few" rejects --tasks piqa.jsonl anli.jsonl --num-fewshot 1 --fewshot boolq.jsonl
+says "the message counts them" "--fewshot has 1 files, --tasks 2"
+expect "--fewshot without a number" rejects --tasks piqa.jsonl --fewshot boolq.jsonl
+expect "tasks beside a text" rejects --tasks piqa.jsonl --text text.txt
+says "the message says what to give" "one of the three"
+printf '{"context": "a", "choices": [" b", " c"]}\n' >nogold.jsonl
+expect "a task without answers" rejects --tasks nogold.jsonl
+says "the message names the line" "nogold.jsonl:1: there is no key 'gold'"

@@ -1,0 +1,146 @@
+#!/usr/bin/env bash
+# A run may die at any moment and lose nothing: stopped and resumed runs end with the bits of one that was never disturbed, for every
+# family, with ramp-up, blending, short epochs and every schedule; kill -9 at random times, during training and saving; damaged
+# checkpoints are refused by name and stepped over; a full disk and a second run do no harm.
+#   TRAIN_GPT=path/to/train_gpt test/resume_test.sh
+set -u
+program=$(realpath "${TRAIN_GPT:-./train_gpt}")
+work=$(mktemp -d)
+trap 'umount "$work/tiny" 2>/dev/null; rm -rf "$work"' EXIT
+cd "$work" || exit 1
+KILLS=${KILLS:-100}
+[[ -z ${SAN:-} ]] || KILLS=10
+
+expect() {
+    local name=$1
+    shift
+    if "$@" >out.txt 2>&1; then echo "ok: $name"; else echo "FAILED: $name"; tail -n 20 out.txt; fi
+}
+says() {
+    if grep -q -- "$2" out.txt; then echo "ok: $1"; else echo "FAILED: $1: no '$2' in:"; tail -n 20 out.txt; fi
+}
+refused() { ! "$@"; }
+# Weights, masters and moments are the same bits.
+same() {
+    local file
+    for file in $(cd "$1/latest" && find . -name '*.safetensors'); do cmp "$1/latest/$file" "$2/latest/$file" || return 1; done
+}
+# Losses by step, each step once and in order.
+losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
+same_losses() { [[ "$(losses "$1")" == "$(losses "$2")" ]]; }
+
+for i in $(seq 1 500); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
+for i in $(seq 1 120); do echo "birds $((i * 3 % 50)) sang in tree $((i % 13))"; [[ $((i % 4)) == 0 ]] && echo; done >small.txt
+expect "tokenizer" "$program" tokenizer --input text.txt small.txt --vocab-size 380 --output tok
+for name in text small; do expect "prepare $name" "$program" prepare --input $name.txt --output $name --tokenizer tok --split-documents blank; done
+
+small=(--num-layers 2 --hidden-size 32 --num-attention-heads 4 --tokenizer tok --split "90, 10, 0" --seq-length 24 --micro-batch-size 2 --lr 3e-3 --min-lr 1e-4
+    --eval-interval 7 --eval-iters 1 --threads 1)
+llama=(--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-query-groups 2)
+declare -A run=(
+    [gpt2]="--data-path text --global-batch-size 4 --train-iters 30 --z-loss 1e-4"
+    [bloom]="--position-embedding-type alibi --embed-layernorm --data-path text --global-batch-size 4 --train-iters 30 --recompute full --lr-decay-style linear"
+    [llama-wsd]="${llama[*]} --data-path text --global-batch-size 4 --train-iters 30 --lr-decay-style WSD --lr-wsd-decay-iters 8 --lr-warmup-iters 4"
+    [blend-epochs]="${llama[*]} --data-path 0.5 text 0.5 small --global-batch-size 8 --train-iters 30"
+    [ramp-up]="${llama[*]} --data-path text small --global-batch-size 16 --rampup-batch-size 4 4 120 --train-samples 360"
+    [documents]="--data-path small --global-batch-size 4 --train-iters 30 --reset-position-ids --reset-attention-mask --eod-mask-loss --weight-decay-incr-style linear --start-weight-decay 0.01 --end-weight-decay 0.2"
+)
+train() {
+    local name=$1 out=$2
+    shift 2
+    # shellcheck disable=SC2086
+    ${EXEC:-} "$program" train ${run[$name]} "${small[@]}" --out "$out" "$@"
+}
+for name in "${!run[@]}"; do
+    expect "$name: whole" train "$name" "$name-whole" --save-every 4 --keep 0
+    steps=$(losses "$name-whole" | wc -l)
+    expect "$name: at least 30 steps" test "$steps" -ge 30
+    # Every checkpoint of the whole run is a place to stop at.
+    for from in 4 12 20 28; do
+        expect "$name: resume from step $from" train "$name" "$name-from-$from" --resume "$name-whole/step_$(printf '%08d' $from)" --save-in-foreground
+        expect "$name: from step $from to the same bits" same "$name-whole" "$name-from-$from"
+    done
+    expect "$name: some steps" train "$name" "$name-stopped" --exit-after 0.03s --save-every 5
+    for again in 1 2 3; do "$program" true 2>/dev/null; train "$name" "$name-stopped" --exit-after 0.03s --resume auto >again.txt 2>&1; done
+    expect "$name: stopped four times, then to the end" train "$name" "$name-stopped" --resume auto
+    expect "$name: stopped: the same bits" same "$name-whole" "$name-stopped"
+    expect "$name: stopped: the same losses, each step once" same_losses "$name-whole" "$name-stopped"
+done
+expect "a finished run has nothing to do" train gpt2 gpt2-whole --resume auto
+says "it says so" "is finished: 30 of 30"
+
+# ---- kill -9 at random times, while training and while saving every third step ----
+killed=0 runs=0
+while [[ $killed -lt $KILLS && $runs -lt $((20 * KILLS)) ]]; do
+    runs=$((runs + 1))
+    [[ $(readlink killed/latest) == step_00000030 ]] && { same blend-epochs-whole killed || echo "FAILED: kill -9: other bits after $killed kills"; rm -rf killed; }
+    EXEC=exec train blend-epochs killed --resume auto --save-every 3 >killed.txt 2>&1 &
+    pid=$!
+    sleep "0.0$((RANDOM % 60 + 10))"
+    kill -9 $pid 2>/dev/null && killed=$((killed + 1))
+    wait $pid 2>/dev/null
+done
+expect "$killed kills happened" test "$killed" -ge "$KILLS"
+expect "kill -9: then to the end" train blend-epochs killed --resume auto
+expect "kill -9: the same bits" same blend-epochs-whole killed
+expect "kill -9: the same losses, each step once" same_losses blend-epochs-whole killed
+expect "kill -9: nothing half-written is left" test -z "$(find killed -name '.step_*' -o -name '*.tmp*')"
+
+# ---- damage ----
+damage() { # NAME COMMAND: damages the newest checkpoint of a fresh copy
+    rm -rf damaged
+    cp -r gpt2-whole damaged
+    rm -rf damaged/step_00000030 damaged/step_00000029
+    ln -sfn step_00000028 damaged/latest
+    (cd damaged/step_00000028 && eval "$2") || echo "FAILED: damage: $1"
+    expect "$1: the older one is taken" train gpt2 damaged --resume auto
+    says "$1: and the file named" "warning: .*step_00000028"
+    expect "$1: to the same bits" same gpt2-whole damaged
+    cp -r gpt2-whole/step_00000028 spoiled
+    (cd spoiled && eval "$2")
+    expect "$1: by name it is refused" refused train gpt2 "refused" --resume spoiled
+    says "$1: with a reason" "cannot resume from spoiled"
+    rm -rf spoiled
+}
+damage "a flipped bit in the model" "printf x | dd of=model.safetensors bs=1 seek=5000 conv=notrunc status=none"
+damage "a truncated moment" "truncate -s 5000 training/exp_avg.safetensors"
+damage "a missing master" "rm training/master.safetensors 2>/dev/null || rm training/exp_avg_sq.safetensors"
+damage "a changed state" "sed -i 's/\"step\": 28/\"step\": 29/' training/state.json"
+damage "no manifest" "rm manifest.json"
+rm -rf damaged && cp -r gpt2-whole damaged
+for dir in damaged/step_*; do rm "$dir/config.json"; done
+expect "all damaged: refused" refused train gpt2 damaged --resume auto
+says "all damaged: says so" "none of the .* checkpoints"
+
+# ---- disagreement ----
+expect "another learning rate is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --lr 1e-3
+says "it is named" "--override lr"
+expect "unless it is overridden" train gpt2 overridden --resume gpt2-whole/step_00000028 --lr 1e-3 --override lr
+expect "another size is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --hidden-size 64
+says "the field is named" "'n_embd' is 32 in the checkpoint and 64"
+expect "another family is refused" refused train llama-wsd x --resume gpt2-whole/step_00000028
+expect "other data is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --data-path small
+says "the data is named" "--override data-path"
+expect "a directory without training state is refused" bash -c "cp -r gpt2-whole/step_00000028 bare; rm -r bare/training; ! '$program' train ${run[gpt2]} --resume bare --tokenizer tok"
+
+# ---- a second run in the same directory ----
+EXEC=exec train gpt2 busy --train-iters 1000000 >busy.txt 2>&1 &
+pid=$!
+for _ in $(seq 1 100); do grep -q '"kind":"step"' busy/log.jsonl 2>/dev/null && break; sleep 0.05; done
+expect "a second run in the same directory is refused" refused train gpt2 busy --train-iters 1000000
+says "it says who is there" "another run is writing to busy (process $pid)"
+kill -USR1 $pid
+expect "SIGUSR1 saves and ends with status 0" wait $pid
+expect "it wrote a checkpoint" test -s busy/latest/training/state.json
+
+# ---- disk full while training: the run goes on, older checkpoints stay, and there is another try ----
+if mkdir tiny && mount -t tmpfs -o size=6000k tmpfs tiny 2>/dev/null; then
+    head -c 5000000 /dev/zero >tiny/ballast
+    (sleep 1.5; rm -f tiny/ballast) &
+    expect "disk full, then space again" train llama-wsd tiny/out --train-iters 3000 --save-every 0.2s --keep 1 --lr-wsd-decay-iters 8
+    wait
+    says "it said so, loudly" "was NOT written: no space"
+    expect "the run went on to the end" test "$(readlink tiny/out/latest)" == step_00003000
+    expect "nothing half-written is left" test -z "$(find tiny/out -name '.step_*')"
+    umount tiny
+fi

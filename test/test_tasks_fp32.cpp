@@ -1,0 +1,392 @@
+// Tasks: what files are accepted, prompts and tokens, metrics on numbers worked out by hand, and log-likelihoods of a small
+// random model against a double loop: one sequence at a time, all logits, softmax in double.
+#define TRAIN_GPT_NO_MAIN
+#include <set>
+
+#include "../train_gpt.cu"
+#include "files.h"
+#include "testing.h"
+
+namespace {
+
+using Texts = std::vector<std::string>;
+
+// A tokenizer of 256 bytes, a few merges and a special token.
+Tokenizer small_tokenizer(const test::TemporaryDirectory& dir) {
+    test::write_file(dir / "text.txt", "the cat sat on the mat and the dog sat on the log, the end of the cat and the dog\n");
+    TokenizerOptions o;
+    o.input = {dir / "text.txt"}, o.output = dir / "tok", o.vocab_size = 280;
+    testing::internal::CaptureStdout(), testing::internal::CaptureStderr();
+    tokenizer_command(o);
+    testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr();
+    return Tokenizer::load(dir / "tok");
+}
+
+Task task_of(const test::TemporaryDirectory& dir, const std::string& lines) {
+    test::write_file(dir / "task.jsonl", lines);
+    return read_task(dir / "task.jsonl");
+}
+
+// ---- files -----------------------------------------------------------------------------------------------------------------
+TEST(ReadTask, AcceptsEachKind) {
+    const test::TemporaryDirectory dir;
+    Task t = task_of(dir,
+                     "{\"context\": \"a\\n\", \"choices\": [\" b\", \" \\u3042\", \" c\"], \"gold\": 2, \"id\": 7}\r\n\n"
+                     "{\"context\": \"\", \"choices\": [\"x\", \"y\"], \"gold\": 0}");
+    EXPECT_EQ(t.kind, TaskKind::choices);
+    ASSERT_EQ(t.size(), 2);
+    EXPECT_EQ(t.examples[0].n_choices(), 3);
+    EXPECT_EQ(t.examples[0].context(2), "a\n");
+    EXPECT_EQ(t.examples[0].continuation(1), " あ");
+    EXPECT_EQ(t.examples[0].solved(), "a\n c");
+    EXPECT_EQ(t.where(t.examples[1]), dir / "task.jsonl:3");
+
+    t = task_of(dir, R"({"contexts": ["He", "She"], "target": " ran.", "gold": 1})");
+    EXPECT_EQ(t.kind, TaskKind::contexts);
+    EXPECT_EQ(t.examples[0].n_choices(), 2);
+    EXPECT_EQ(t.examples[0].continuation(1), " ran.");
+    EXPECT_EQ(t.examples[0].solved(), "She ran.");
+
+    t = task_of(dir, R"({"context": "the end of the", "target": " cat"})");
+    EXPECT_EQ(t.kind, TaskKind::last_word);
+    EXPECT_EQ(t.examples[0].n_choices(), 1);
+    EXPECT_EQ(t.examples[0].solved(), "the end of the cat");
+}
+
+TEST(ReadTask, RefusesWithFileAndLine) {
+    const test::TemporaryDirectory dir;
+    const std::string fine = R"({"context": "a", "choices": [" b", " c"], "gold": 0})", place = dir / "task.jsonl:2";
+    const std::pair<std::string, std::string> bad[] = {
+        {R"({"choices": [" b", " c"], "gold": 0})", "keys must be"},
+        {R"({"context": "a", "gold": 0})", "keys must be"},
+        {R"({"context": "a", "contexts": ["a", "b"], "target": " c", "gold": 0})", "keys must be"},
+        {R"({"context": "a", "choices": [" b", " c"], "target": " c", "gold": 0})", "keys must be"},
+        {R"({"contexts": ["a", "b"], "choices": [" b", " c"], "gold": 0})", "keys must be"},
+        {R"({"context": "a", "choices": [" b", " c"]})", "no key 'gold'"},
+        {R"({"contexts": ["a", "b"], "target": " c"})", "no key 'gold'"},
+        {R"({"context": "a", "choices": [" b", " c"], "gold": 2})", "'gold' is 2; it must be a whole number from 0 to 1"},
+        {R"({"context": "a", "choices": [" b", " c"], "gold": -1})", "'gold' is -1"},
+        {R"({"context": "a", "choices": [" b", " c"], "gold": 18446744073709551615})", "'gold' is 1844"},
+        {R"({"context": "a", "choices": [" b", " c"], "gold": 0.5})", "'gold' is 0.5"},
+        {R"({"context": "a", "choices": [" b", " c"], "gold": "0"})", "'gold' is \"0\""},
+        {R"({"context": "a", "choices": [" b", " c"], "gold": true})", "'gold' is true"},
+        {R"({"context": "a", "choices": [], "gold": 0})", "'choices' is not a list of two"},
+        {R"({"context": "a", "choices": [" b"], "gold": 0})", "'choices' is not a list of two"},
+        {R"({"context": "a", "choices": {"0": " b", "1": " c"}, "gold": 0})", "'choices' is not a list of two"},
+        {R"({"context": "a", "choices": [" b", ""], "gold": 0})", "choices[1] is empty"},
+        {R"({"context": "a", "choices": [" ", " c"], "gold": 0})", "choices[0] is empty"},
+        {R"({"context": "a", "choices": [" b", 3], "gold": 0})", "choices[1] is not a text"},
+        {R"({"context": 3, "choices": [" b", " c"], "gold": 0})", "'context' is not a text"},
+        {R"({"contexts": ["a", null], "target": " c", "gold": 0})", "contexts[1] is not a text"},
+        {R"({"contexts": ["a"], "target": " c", "gold": 0})", "'contexts' is not a list of two"},
+        {R"({"context": "a", "target": ""})", "'target' is empty"},
+        {R"({"context": "a", "target": " b"})", "another kind than"},
+        {R"({"context": "a", )", "not valid JSON"},
+        {"{\"context\": \"\xff\", \"choices\": [\" b\", \" c\"], \"gold\": 0}", "not valid JSON"},
+        {"[1, 2]", "not a JSON object"},
+    };
+    for (const auto& [line, part] : bad)
+        test::expect_error([&, line = line] { task_of(dir, fine + "\n" + line + "\n" + fine); }, {place, part});
+    test::expect_error([&] { task_of(dir, "\n \n"); }, {"task.jsonl", "no examples"});
+    test::expect_error([&] { read_task(dir / "none.jsonl"); }, {"none.jsonl"});
+}
+
+// ---- prompts ---------------------------------------------------------------------------------------------------------------
+TEST(FewShot, PromptIsSolvedExamplesAndBlankLines) {
+    const test::TemporaryDirectory dir;
+    const Task one = task_of(dir, R"({"context": "Q: x\nA:", "choices": [" no", " yes"], "gold": 1})");
+    EXPECT_EQ(few_shot_prefix(one, 1, 1234, 5, false), "Q: x\nA: yes\n\n");
+    const Task contexts =
+        task_of(dir, R"({"contexts": ["Tim, because he", "Tim, because Bob"], "target": " ran.", "gold": 1})");
+    EXPECT_EQ(few_shot_prefix(contexts, 1, 1234, 0, false), "Tim, because Bob ran.\n\n");
+    EXPECT_EQ(few_shot_prefix(one, 0, 1234, 0, true), "");
+}
+
+TEST(FewShot, DrawsDifferentExamplesAndNotTheQuestion) {
+    const test::TemporaryDirectory dir;
+    std::string lines;
+    for (char c = 'a'; c < 'g'; c++) lines += std::string("{\"context\": \"") + c + "\", \"target\": \" z\"}\n";
+    const Task task = task_of(dir, lines);
+    for (int64_t question = 0; question < task.size(); question++) {
+        std::set<std::string> prefixes;
+        for (uint64_t seed = 0; seed < 50; seed++) {
+            const std::string prefix = few_shot_prefix(task, 5, seed, question, true);
+            EXPECT_EQ(prefix, few_shot_prefix(task, 5, seed, question, true));
+            std::set<char> drawn;
+            ASSERT_EQ(prefix.size(), 5 * std::string("a z\n\n").size());
+            for (size_t i = 0; i < prefix.size(); i += 5) {
+                EXPECT_EQ(prefix.substr(i + 1, 4), " z\n\n");
+                drawn.insert(prefix[i]);
+            }
+            EXPECT_EQ(drawn.size(), 5u);
+            EXPECT_EQ(drawn.count((char)('a' + question)), 0u);
+            prefixes.insert(prefix);
+        }
+        EXPECT_GT(prefixes.size(), 20u);  // of 120 orders, 50 draws give 41 different ones on average
+    }
+    EXPECT_EQ(few_shot_prefix(task, 6, 1, 0, false).size(), 30u);
+    test::expect_error([&] { few_shot_prefix(task, 6, 1, 0, true); }, {"6 examples", "task.jsonl has 5 besides the question"});
+    test::expect_error([&] { few_shot_prefix(task, 7, 1, 0, false); }, {"7 examples", "has 6"});
+}
+
+TEST(FewShot, RequestsBeginWithThePrefix) {
+    const test::TemporaryDirectory dir;
+    const Tokenizer tokenizer = small_tokenizer(dir);
+    const Task pool = task_of(dir, R"({"context": "the cat", "choices": [" sat", " ran"], "gold": 0})"),
+               task = task_of(dir, R"({"context": "the dog", "choices": [" sat", " ran"], "gold": 0})");
+    const std::vector<Request> requests = make_requests(tokenizer, task, &pool, 1, 1234, 1, 100);
+    ASSERT_EQ(requests.size(), 2u);
+    EXPECT_EQ(tokenizer.decode(requests[0].tokens), "the cat sat\n\nthe dog sat");
+    EXPECT_EQ(tokenizer.decode(requests[1].tokens), "the cat sat\n\nthe dog ran");
+}
+
+TEST(MakeRequest, SplitsWhereTheContextsTokensEnd) {
+    const test::TemporaryDirectory dir;
+    const Tokenizer tokenizer = small_tokenizer(dir);
+    const auto scored = [&](const std::string& context, const std::string& continuation) {
+        const Request r = make_request(tokenizer, context, continuation, 100, "here");
+        EXPECT_FALSE(r.truncated);
+        return std::pair(tokenizer.decode({r.tokens.begin(), r.tokens.end() - r.n_scored}),
+                         tokenizer.decode({r.tokens.end() - r.n_scored, r.tokens.end()}));
+    };
+    using Pair = std::pair<std::string, std::string>;
+    EXPECT_EQ(scored("the cat", " sat"), Pair("the cat", " sat"));
+    EXPECT_EQ(scored("the cat ", "sat"), Pair("the cat", " sat"));
+    EXPECT_EQ(scored("the cat\n\n", " sat"), Pair("the cat", "\n\n sat"));
+    EXPECT_EQ(scored("the cat\xe3\x80\x80", "sat"), Pair("the cat", "\xe3\x80\x80sat"));  // ideographic space
+    EXPECT_EQ(scored("", " sat"), Pair("<|endoftext|>", " sat"));
+    EXPECT_EQ(scored(" \n", "sat"), Pair("<|endoftext|>", " \nsat"));
+    EXPECT_EQ(make_request(tokenizer, "the cat", " sat", 100, "here").n_scored, 1);  // " sat" is one token
+
+    // "th" + "e" is one token: nothing is left for "e" once the tokens of "th" are taken away.
+    ASSERT_EQ(tokenizer.encode("the").size(), 1u);
+    const std::string h = "t", e = "he";
+    test::expect_error([&] { make_request(tokenizer, h, e, 100, "f.jsonl:3"); }, {"f.jsonl:3", "melts"});
+    test::expect_error([&] { make_request(tokenizer, "a", " sat sat sat", 2, "f.jsonl:3"); }, {"f.jsonl:3", "3 tokens", "2"});
+}
+
+TEST(MakeRequest, CutsLongContextsOnTheLeft) {
+    const test::TemporaryDirectory dir;
+    const Tokenizer tokenizer = small_tokenizer(dir);
+    std::string context = "the";
+    for (int i = 0; i < 30; i++) context += i % 2 ? " cat" : " dog";
+    const std::vector<int> whole = tokenizer.encode(context + " sat");
+    ASSERT_EQ(whole.size(), 32u);
+    for (int T : {30, 8, 1}) {
+        const Request r = make_request(tokenizer, context, " sat", T, "here");
+        EXPECT_TRUE(r.truncated);
+        EXPECT_EQ(r.n_inputs(), T);
+        EXPECT_EQ(r.n_scored, 1);
+        EXPECT_EQ(r.tokens, std::vector<int>(whole.end() - (T + 1), whole.end()));
+    }
+    EXPECT_EQ(make_request(tokenizer, context, " sat", 31, "here").tokens, whole);
+    EXPECT_FALSE(make_request(tokenizer, context, " sat", 31, "here").truncated);
+}
+
+// ---- metrics ---------------------------------------------------------------------------------------------------------------
+TEST(Metrics, NormaliseByCharactersAndBytes) {
+    const test::TemporaryDirectory dir;
+    // Sizes without the leading space: 2 characters of 2 bytes; 4 characters of 12 bytes. Per unit:
+    //             log p           / character     / byte
+    //   line 1    -3   -5         -1.5   -1.25    -1.5   -0.417    gold 0: acc only
+    //   line 2    -3   -5         the same                         gold 1: acc_norm, acc_bytes
+    //   line 3    -2   -6         -1     -1.5     -1     -0.5      gold 1: acc_bytes only
+    //   line 4    -2   -2         -1     -0.5     -1     -0.167    gold 0: acc (a tie goes to the first)
+    std::string lines;
+    for (int gold : {0, 1, 1, 0})
+        lines += "{\"context\": \"x\", \"choices\": [\" ab\", \" \\u3042\\u3044\\u3046\\u3048\"], \"gold\": " +
+                 std::to_string(gold) + "}\n";
+    const Task task = task_of(dir, lines);
+    const std::vector<Score> scores = {{-3, true}, {-5, true}, {-3, true}, {-5, true},
+                                       {-2, true}, {-6, true}, {-2, true}, {-2, true}};
+    const std::vector<Metric> m = task_metrics(task, 4, scores);
+    ASSERT_EQ(m.size(), 3u);
+    EXPECT_EQ(m[0].name, "acc");
+    EXPECT_DOUBLE_EQ(m[0].value, 0.5);
+    EXPECT_DOUBLE_EQ(m[0].error, std::sqrt(4 * 0.25 / 3 / 4));
+    EXPECT_EQ(m[1].name, "acc_norm");
+    EXPECT_DOUBLE_EQ(m[1].value, 0.25);
+    EXPECT_DOUBLE_EQ(m[1].error, std::sqrt((0.5625 + 3 * 0.0625) / 3 / 4));
+    EXPECT_EQ(m[2].name, "acc_bytes");
+    EXPECT_DOUBLE_EQ(m[2].value, 0.5);
+
+    std::vector<Score> broken = scores;
+    broken[3].log_likelihood = NAN;
+    test::expect_error([&] { task_metrics(task, 4, broken); }, {"task.jsonl:2", "nan"});
+    EXPECT_DOUBLE_EQ(task_metrics(task, 2, {scores.begin(), scores.begin() + 4})[0].value, 0.5);  // the first two only
+}
+
+TEST(Metrics, LastWordAndContexts) {
+    const test::TemporaryDirectory dir;
+    const std::string line = "{\"context\": \"a\", \"target\": \" b\"}\n";
+    const Task words = task_of(dir, line + line);
+    const std::vector<Metric> m = task_metrics(words, 2, {{-1, true}, {-4, false}});
+    ASSERT_EQ(m.size(), 2u);
+    EXPECT_DOUBLE_EQ(m[0].value, 0.5);
+    EXPECT_EQ(m[1].name, "perplexity");
+    EXPECT_DOUBLE_EQ(m[1].value, std::exp(2.5));
+    EXPECT_DOUBLE_EQ(m[1].error, std::exp(2.5) * 1.5);  // deviations of 1.5: sqrt(4.5 / 1 / 2)
+
+    const Task contexts = task_of(dir, R"({"contexts": ["a", "bcdefgh"], "target": " b", "gold": 1})");
+    const std::vector<Metric> c = task_metrics(contexts, 1, {{-3, false}, {-2, false}});
+    ASSERT_EQ(c.size(), 1u);
+    EXPECT_DOUBLE_EQ(c[0].value, 1);
+    EXPECT_TRUE(std::isnan(c[0].error));
+}
+
+// ---- the model -------------------------------------------------------------------------------------------------------------
+struct Fixture {
+    be::Ctx ctx{1};
+    test::TemporaryDirectory dir;
+    Tokenizer tokenizer = small_tokenizer(dir);
+    Model m;
+
+    static ModelConfig config(const std::string& family, int V) {
+        ModelConfig c;
+        set_family(c, family);
+        c.L = 2, c.C = 24, c.NH = 6, c.NKV = family == "llama" ? 3 : 6, c.F = 96, c.T = 24, c.V = V, c.init_std = 0.3;
+        check_config(c);
+        pad_vocabulary(c, 64);
+        return c;
+    }
+    Fixture(const std::string& family, int B, int head_rows) : m(config(family, tokenizer.vocab_size())) {
+        plan_memory(m, Recompute::inference, B, m.c.T, head_rows);
+        allocate(m);
+        initialize(m, 42);
+    }
+
+    // Logits of every row of one sequence without its last token.
+    const floatX* logits(const std::vector<int>& tokens) {
+        const int T = (int)tokens.size() - 1;
+        CHECK(m.a.head_rows >= T, "all logits at once");
+        std::vector<int> positions(T), targets(T, -1);
+        std::iota(positions.begin(), positions.end(), 0);
+        const Rows rows = {tokens.data(), targets.data(), positions.data(), nullptr, 1, T, nullptr};
+        LossSums sums;
+        model_forward(ctx, m, rows);
+        head(ctx, m, rows, 0, 0, false, sums);
+        return m.a.logits;
+    }
+    int likeliest(const floatX* row) const {
+        int best = 0;
+        for (int i = 1; i < m.c.V; i++)
+            if (row[i] > row[best]) best = i;
+        return best;
+    }
+    // log p of the last n tokens and whether each is the most likely, in double.
+    Score plain_score(const std::vector<int>& tokens, int n) {
+        const floatX* all = logits(tokens);
+        Score score;
+        for (size_t t = tokens.size() - 1 - n; t + 1 < tokens.size(); t++) {
+            const floatX* row = all + t * m.c.Vp;
+            double total = 0;
+            for (int i = 0; i < m.c.V; i++) total += std::exp((double)row[i]);
+            score.log_likelihood += (double)row[tokens[t + 1]] - std::log(total);
+            score.greedy = score.greedy && likeliest(row) == tokens[t + 1];
+        }
+        return score;
+    }
+    // The same as the command does it.
+    std::vector<Score> scores(const std::vector<Request>& requests) {
+        const std::unique_ptr<FILE, int (*)(FILE*)> nowhere(fopen("/dev/null", "w"), fclose);
+        Progress progress("test", 1, "tokens", nowhere.get());
+        return score_requests(ctx, m, requests, progress);
+    }
+};
+
+// Texts of all lengths, so that passes mix rows with much and with little padding; some longer than the model's 24 tokens.
+std::string random_words(test::Rng& rng, int n) {
+    const Texts words = {" the", " cat", " sat", " on", " mat", " and", " dog", " x", " zebra"};
+    std::string s;
+    for (int i = 0; i < n; i++) s += words[rng.below((int)words.size())];
+    return s;
+}
+
+class Families : public testing::TestWithParam<const char*> {};
+
+TEST_P(Families, ScoresEqualAPlainLoop) {
+    Fixture plain(GetParam(), 1, 24);
+    test::Rng rng(5);
+    std::vector<Request> requests;
+    int truncated = 0;
+    for (int i = 0; i < 60; i++) {
+        const std::string context = random_words(rng, rng.below(30));
+        Request r = make_request(plain.tokenizer, context, random_words(rng, 1 + rng.below(4)), plain.m.c.T, "here");
+        // Half of them end as the model would write, or hardly any would be greedy.
+        for (size_t t = r.tokens.size() - r.n_scored; t < r.tokens.size() && i % 2; t++) {
+            const floatX* all = plain.logits({r.tokens.begin(), r.tokens.begin() + t + 1});
+            r.tokens[t] = plain.likeliest(all + (t - 1) * plain.m.c.Vp);
+        }
+        truncated += r.truncated;
+        requests.push_back(r);
+    }
+    EXPECT_GT(truncated, 5);
+    std::vector<Score> expected;
+    for (const Request& r : requests) expected.push_back(plain.plain_score(r.tokens, r.n_scored));
+    const auto greedy = std::count_if(expected.begin(), expected.end(), [](const Score& s) { return s.greedy; });
+    EXPECT_GE(greedy, 30);
+    EXPECT_LT(greedy, 60);
+
+    // One sequence per pass, several, all of them; the head in one chunk and in many.
+    for (const auto& [B, head_rows] : {std::pair(1, 24), {3, 7}, {3, 1000}, {100, 5}}) {
+        Fixture f(GetParam(), B, head_rows);
+        const std::vector<Score> scores = f.scores(requests);
+        ASSERT_EQ(scores.size(), expected.size());
+        for (size_t i = 0; i < scores.size(); i++) {
+            // A matrix product of another shape may add in another order: per token, the logit and log Z (both below 16 in
+            // size) each differ by few roundings, here 32 in all.
+            const double allowed = requests[i].n_scored * 32 * 16 * test::roundoff<float>;
+            EXPECT_TRUE(std::abs(scores[i].log_likelihood - expected[i].log_likelihood) <= allowed)
+                << i << ": " << scores[i].log_likelihood << ", expected " << expected[i].log_likelihood;
+            EXPECT_EQ(scores[i].greedy, expected[i].greedy) << i;
+        }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Model, Families, testing::Values("gpt2", "bloom", "llama"));
+
+// Whole tasks, from file to metrics, against texts and tokens put together by hand.
+TEST(Tasks, MetricsEqualAPlainLoop) {
+    Fixture f("gpt2", 4, 16), plain("gpt2", 1, 24);
+    test::Rng rng(9);
+    std::string choices, words;
+    const int n = 25;
+    double correct = 0, normalised = 0, greedy = 0, total = 0;
+    for (int i = 0; i < n; i++) {
+        const std::string context = "the" + random_words(rng, 1 + rng.below(30));
+        const std::vector<int> context_tokens = f.tokenizer.encode(context);
+        const auto score = [&](const std::string& continuation) {
+            std::vector<int> whole = f.tokenizer.encode(context + continuation);
+            const int scored = (int)(whole.size() - context_tokens.size());
+            if (whole.size() > 25) whole.erase(whole.begin(), whole.end() - 25);
+            return plain.plain_score(whole, scored);
+        };
+        nlohmann::json j = {{"context", context}, {"choices", nlohmann::json::array()}, {"gold", rng.below(3)}};
+        std::vector<double> logs, per_character;
+        for (int k = 0; k < 3; k++) {
+            const std::string choice = random_words(rng, 1 + rng.below(3));
+            j["choices"].push_back(choice);
+            logs.push_back(score(choice).log_likelihood);
+            per_character.push_back(logs[k] / (double)(choice.size() - 1));
+        }
+        choices += j.dump() + "\n";
+        correct += std::max_element(logs.begin(), logs.end()) - logs.begin() == j["gold"];
+        normalised += std::max_element(per_character.begin(), per_character.end()) - per_character.begin() == j["gold"];
+        const std::string target = random_words(rng, 1);
+        words += nlohmann::json({{"context", context}, {"target", target}}).dump() + "\n";
+        greedy += score(target).greedy, total += score(target).log_likelihood;
+    }
+    const auto metrics = [&](const std::string& lines) {
+        const Task task = task_of(f.dir, lines);
+        const std::vector<Request> requests = make_requests(f.tokenizer, task, nullptr, 0, 1, task.size(), f.m.c.T);
+        return task_metrics(task, task.size(), f.scores(requests));
+    };
+    const std::vector<Metric> multiple = metrics(choices), last = metrics(words);
+    EXPECT_DOUBLE_EQ(multiple[0].value, correct / n);
+    EXPECT_DOUBLE_EQ(multiple[1].value, normalised / n);
+    EXPECT_NE(correct, normalised);  // or the two could be mixed up
+    EXPECT_DOUBLE_EQ(last[0].value, greedy / n);
+    EXPECT_NEAR(last[1].value / std::exp(-total / n), 1, 3 * 32 * 16 * test::roundoff<float>);  // at most 3 tokens a word
+}
+
+}  // namespace
