@@ -54,6 +54,7 @@ right, slowest first. `d` prefixes a gradient. floatX is the storage type (bf16 
 #include "llmc/checkpoint.h"
 #include "llmc/training_state.h"
 #include "llmc/sampler.h"
+#include "llmc/inspect.h"
 #include "llmc/tasks.h"
 // defines: TrainOptions, ... | cli::parse | Schedule | Logger, StepStats, Table, human_count
 #include "llmc/config.h"
@@ -1263,7 +1264,8 @@ static const char* const usage =
     "  train_gpt prepare    turn text into tokens (Megatron .bin/.idx)\n"
     "  train_gpt tokenizer  learn a byte-level BPE tokenizer from text, or measure one\n"
     "  train_gpt generate   write text with a model\n"
-    "  train_gpt eval       loss, perplexity and bits per byte of a model\n\n"
+    "  train_gpt eval       loss, perplexity and bits per byte of a model\n"
+    "  train_gpt inspect    what a checkpoint, data set or tokenizer holds, and whether it is intact\n\n"
     "train_gpt COMMAND --help lists a command's options.\n";
 
 template <class Options>
@@ -1288,8 +1290,13 @@ int main(int argc, char** argv) try {
         return run_command("tokenizer", "Learns a byte-level BPE tokenizer, or measures one.", arguments, tokenizer_command);
     if (command == "generate") return run_command("generate", "Writes text with a model.", arguments, generate_command);
     if (command == "eval") return run_command("eval", "Measures a model on text it has not seen.", arguments, eval_command);
+    if (command == "inspect") {
+        if (!arguments.empty() && arguments[0][0] != '-') arguments.insert(arguments.begin(), "--path");
+        return run_command("inspect", "Shows what a checkpoint, data set or tokenizer holds, and checks it.", arguments,
+                           inspect_command);
+    }
     fail("'%s' is not a command; did you mean %s? HINT: train_gpt --help", command.c_str(),
-         cli::nearest(command, {"train", "prepare", "tokenizer", "generate", "eval"}).c_str());
+         cli::nearest(command, {"train", "prepare", "tokenizer", "generate", "eval", "inspect"}).c_str());
 } catch (const Error& e) {
     fprintf(stderr, "error: %s\n", e.what());
     return 1;

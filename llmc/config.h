@@ -175,6 +175,10 @@ inline Allowed list(int values = 0) {
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                        \
     X(bool, plain, "", false, anything(), "Run", "plain loops only")
 
+#define INSPECT_OPTIONS(X)                           \
+    X(std::string, path, "", "", anything(), "What", \
+      "model directory, run directory, prepared data, tokenizer.json or .safetensors file; the name may be left out")
+
 #define OPTION_FIELD(type, field, alias, default_value, allowed, group, help) type field = default_value;
 #define OPTION_VISIT(type, field, alias, default_value, allowed, group, help) \
     visit(#field, alias, o.field, allowed, group, help);
@@ -192,6 +196,7 @@ OPTION_STRUCT(PrepareOptions, PREPARE_OPTIONS)
 OPTION_STRUCT(TokenizerOptions, TOKENIZER_OPTIONS)
 OPTION_STRUCT(GenerateOptions, GENERATE_OPTIONS)
 OPTION_STRUCT(EvalOptions, EVAL_OPTIONS)
+OPTION_STRUCT(InspectOptions, INSPECT_OPTIONS)
 
 // "micro_batch_size" -> "micro-batch-size"
 inline std::string option_name(std::string field) {

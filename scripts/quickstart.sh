@@ -67,7 +67,8 @@ for i in "${!texts[@]}"; do
 done
 
 step "Training"
-make_once "$OUT/model/latest" "$TRAIN_GPT" train --preset "$PRESET" --tokenizer "$OUT/tokenizer" --data-path "${data[@]}" --split "95, 5, 0" \
+# --resume auto: goes on where an interrupted run stopped, and has nothing to do when it is finished.
+"$TRAIN_GPT" train --resume auto --preset "$PRESET" --tokenizer "$OUT/tokenizer" --data-path "${data[@]}" --split "95, 5, 0" \
     --seq-length 256 --micro-batch-size 8 --global-batch-size 16 --train-iters "$STEPS" \
     --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters $((STEPS / 20)) --weight-decay 0.1 --z-loss 1e-4 \
     --eval-interval $((STEPS / 8 + 1)) --eval-iters 8 --sample-interval $((STEPS / 4 + 1)) ${prompt:+--sample-prompt "$prompt"} --out "$OUT/model"

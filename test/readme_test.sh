@@ -25,6 +25,7 @@ while read -r command; do
     "./train_gpt train"*"--dry-run") small="" ;;
     "./train_gpt train"*) small="--preset llama-tiny --train-iters 4 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --sample-interval 4 --sample-tokens 4" ;;
     "./train_gpt eval"*) small="--seq-length 32" ;;
+    *"--resume auto"*) small="--preset llama-tiny --train-iters 6 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --override train-iters" ;;
     "./train_gpt generate"*) small="--max-new-tokens 8" ;;
     *) small="" ;;
     esac
@@ -36,7 +37,7 @@ done <commands.txt
 for path in $(grep -oE '\]\([^)#:]+\)' "$root/README.md" | tr -d '()]' | sort -u); do
     [[ -e $root/$path ]] && echo "ok: $path exists" || echo "FAILED: $path does not exist"
 done
-for command in tokenizer prepare train eval generate; do "$program" $command --help; done >help.txt 2>&1
+for command in tokenizer prepare train eval generate inspect; do "$program" $command --help; done >help.txt 2>&1
 for option in $(grep -oE -- '--[a-z][a-z-]+' "$root/README.md" | sort -u); do
     grep -qE -- "$option( |,|$)" help.txt && echo "ok: $option exists" || echo "FAILED: $option is no option"
 done

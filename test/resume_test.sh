@@ -112,6 +112,20 @@ for dir in damaged/step_*; do rm "$dir/config.json"; done
 expect "all damaged: refused" refused train gpt2 damaged --resume auto
 says "all damaged: says so" "none of the .* checkpoints"
 
+expect "inspect: an intact checkpoint" "$program" inspect gpt2-whole/step_00000028
+says "inspect: its step" "step  *28"
+says "inspect: its checksums" "all files are as they were written"
+expect "inspect: a run" "$program" inspect gpt2-whole
+says "inspect: every checkpoint" "step_00000004 *intact"
+expect "inspect: a damaged run" refused "$program" inspect damaged
+says "inspect: names the file" "config.json"
+expect "inspect: data" "$program" inspect text
+says "inspect: documents" "documents *100"
+expect "inspect: a tokenizer" "$program" inspect tok
+expect "inspect: tensors" "$program" inspect gpt2-whole/latest/model.safetensors
+says "inspect: a tensor's shape" "transformer.h.0.attn.c_attn.weight *[BF3216]* \[32, 96\]"
+expect "inspect: something else is refused" refused "$program" inspect text.txt
+
 # ---- disagreement ----
 expect "another learning rate is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --lr 1e-3
 says "it is named" "--override lr"

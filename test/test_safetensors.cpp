@@ -198,9 +198,19 @@ TEST_F(Damaged, NoJson) {
     for (const std::string header : {"", "garbage", "{", "{\"a\":", "{\"a\":1,}", "{} {}", "\xff\xfe{}", "nul", "{'a':1}"})
         refuse_header(header, {"header is not valid"});
     refuse_header(std::string(1 << 20, '['), {"header is not valid"});  // deep nesting uses no stack
-    refuse_header(std::string(1 << 16, '[') + std::string(1 << 16, ']'), {"not a JSON object"});
+    refuse_header(std::string(1 << 16, '[') + std::string(1 << 16, ']'), {"header is not valid", "nested"});
     for (const char* header : {"[]", "null", "3", "\"text\""}) refuse_header(header, {"not a JSON object"});
     refuse_header("{\"a\":" + std::string(1 << 16, '[') + std::string(1 << 16, ']') + "}", {"header is not valid"});
+}
+
+// A byte or two of a file must not become a hundred in memory.
+TEST_F(Damaged, MoreValuesThanAnyModelHas) {
+    const int n = 20000001;
+    std::string list(2 * n + 10, '0');
+    for (size_t i = 1; i < list.size(); i += 2) list[i] = ',';
+    list.back() = '0';
+    refuse_header("{\"a\":[" + list + "]}", {"header is not valid", "values"});
+    refuse_header(std::string(n, '[') + std::string(n, ']'), {"header is not valid", "values"});
 }
 
 TEST_F(Damaged, Entries) {
@@ -286,7 +296,9 @@ TEST(Index, FilesTogether) {
     refuse({index, "outside its directory", "../secret.safetensors"});
     write_file(index, R"({"weight_map": {"a": "/etc/passwd"}})");
     refuse({index, "outside its directory"});
-    for (const char* text : {"", "garbage", "[]", "{}", R"({"weight_map": {"a": 3}})", R"({"weight_map": 3})"}) {
+    const std::string deep = "{\"weight_map\":" + std::string(1 << 18, '[') + std::string(1 << 18, ']') + "}";
+    for (const std::string text :
+         {"", "garbage", "[]", "{}", R"({"weight_map": {"a": 3}})", R"({"weight_map": 3})", deep.c_str()}) {
         write_file(index, text);
         refuse({index});
     }
@@ -549,6 +561,34 @@ TEST(ModelDirectory, HoldsTheTokenizer) {
     EXPECT_TRUE(config.at("bos_token_id").is_null());
     EXPECT_EQ(read_json(dir / "model/generation_config.json").at("eos_token_id"), 60);
     EXPECT_EQ(dir.names(), std::set<std::string>{"model"});
+}
+
+// Numbers at the edges, and values that are printed in messages.
+TEST(ModelDirectory, HostileConfigs) {
+    TemporaryDirectory dir;
+    const auto refuse = [&](const char* family, const char* key, const nlohmann::json& value, const std::string& part) {
+        nlohmann::json j = to_hf_config(tiny(family, true), "float32", -1, -1);
+        j[key] = value;
+        write_file(dir / "config.json", j.dump());
+        expect_error([&] { check_config(read_config(dir / "")); }, {part});
+    };
+    for (const char* key : {"vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size", "max_position_embeddings"})
+        for (const int64_t value : {int64_t{-1}, int64_t{1} << 30, int64_t{1} << 32, INT64_MAX})
+            refuse("llama", key, value, key);
+    refuse("llama", "num_hidden_layers", 1 << 28, "num-layers");  // memory for the table alone would be tens of GB
+    refuse("llama", "intermediate_size", 1 << 28, "ffn-hidden-size");
+    refuse("gpt2", "n_embd", 1 << 30, "n_embd");  // 4 n_embd overflows an int
+    refuse("gpt2", "n_embd", 1 << 28, "hidden-size");
+    for (const double eps : {0.0, -1e-5, 1e-300, 2.0}) refuse("bloom", "layer_norm_epsilon", eps, "norm-epsilon");
+    for (const double base : {0.0, -10000.0, 1e-300}) refuse("llama", "rope_theta", base, "rotary-base");
+
+    const int deep = 1 << 18;
+    const std::string nested = std::string(deep, '[') + std::string(deep, ']');
+    for (const std::string key : {"model_type", "vocab_size", "rope_scaling", "rope_parameters"}) {
+        std::string text = nlohmann::json(to_hf_config(tiny("llama", true), "float32", -1, -1)).dump();
+        write_file(dir / "config.json", text.replace(text.size() - 1, 1, ",\"" + key + "\":" + nested + "}"));
+        expect_error([&] { read_config(dir / ""); }, {dir / "/config.json", "nested"});
+    }
 }
 
 TEST(ModelDirectory, LinkIsReplaced) {

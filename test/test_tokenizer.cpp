@@ -162,4 +162,53 @@ TEST(Tokenizer, RefusesWhatItCannotDoByName) {
     expect_refused(nlohmann::json::array(), "not a tokenizer.json");
 }
 
+TEST(Tokenizer, RefusesHostileFiles) {
+    const auto good = read_json(golden + "llama3.json");
+    auto j = good;
+    for (const nlohmann::json id : {nlohmann::json(1e300), nlohmann::json(-1.5), nlohmann::json("5"), nlohmann::json(true)}) {
+        j = good, j["model"]["vocab"]["far"] = id;
+        expect_refused(j, "no whole number");
+    }
+    for (const nlohmann::json id : {nlohmann::json(INT64_MIN), nlohmann::json(-1), nlohmann::json(UINT64_MAX)}) {
+        j = good, j["model"]["vocab"]["far"] = id;
+        expect_refused(j, "ids must be");
+    }
+    // An added token may repeat a token of the vocabulary, not give it another text: then decode(encode(x)) would not be x.
+    const int a = good["model"]["vocab"]["a"];
+    j = good, j["added_tokens"].push_back({{"id", a}, {"content", "zzz"}});
+    expect_refused(j, "belongs to two tokens");
+    const test::TemporaryDirectory dir;
+    const auto load = [&](const nlohmann::json& json) {
+        test::write_file(dir / "tokenizer.json", json.dump());
+        return Tokenizer::load(dir / "tokenizer.json");
+    };
+    j = good, j["added_tokens"].push_back({{"id", a}, {"content", "a"}});
+    EXPECT_EQ(load(j).encode("a"), std::vector<int>{a});
+    // A space as it is stands for itself only in special tokens: the byte's token is written with another character.
+    j = good, j["model"]["vocab"][" "] = (int)good["model"]["vocab"].size();
+    for (auto& token : j["added_tokens"])
+        if (token["id"] == j["model"]["vocab"][" "]) token["id"] = (int)j["model"]["vocab"].size();
+    EXPECT_EQ(load(j).encode(" "), load(good).encode(" "));
+
+    const std::string nested = std::string(1 << 18, '[') + std::string(1 << 18, ']');
+    test::write_file(dir / "tokenizer.json",
+                     R"({"model": {"type": "BPE"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": )" + nested + "}}");
+    test::expect_error([&] { Tokenizer::load(dir / "tokenizer.json"); }, {dir / "tokenizer.json", "nested"});
+}
+
+// Patterns that would never come to an end of the text, or cut characters in two.
+TEST(Tokenizer, RefusesPatternsThatDoNotCutText) {
+    const auto pieces = [](const std::string& pattern, const std::string& text) {
+        std::vector<std::string> found;
+        PreTokenizer(pattern).split(text, [&](std::string_view piece) { found.emplace_back(piece); });
+        return found;
+    };
+    for (const std::string pattern : {"a*", "(a?)", "(a)?", "()", "(b)|(a?)", "(?=a)", "(?=(a))", "a\\K", "(?<=(a))|b"})
+        test::expect_error([&] { pieces(pattern, "xaab"); }, {pattern, "empty"});
+    for (const std::string pattern : {"\\C", "(?<=\\Ka)b", "(?=a\\K)", "(", "[", "(?<n>", "a{99999}"})
+        test::expect_error([&] { pieces(pattern, "é"); }, {pattern, "not understood"});
+    EXPECT_EQ(pieces("(a+)|(b)", "xaab"), (std::vector<std::string>{"x", "aa", "b"}));  // groups are no obstacle
+    EXPECT_EQ(pieces("xa\\Ka", "xaab"), (std::vector<std::string>{"xa", "a", "b"}));
+}
+
 }  // namespace

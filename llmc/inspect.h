@@ -1,0 +1,176 @@
+// `train_gpt inspect PATH`: what lies there. A model directory or checkpoint (every checksum is checked), a run's output
+// directory (its checkpoints, and the newest in full), prepared data (.bin/.idx or llm.c's shards), a tokenizer.json, a
+// .safetensors file. Exit status 1 if anything is damaged.
+#pragma once
+#include <map>
+#include <string>
+
+#include "dataset.h"
+#include "terminal.h"
+#include "tokenizer.h"
+#include "training_state.h"
+
+namespace detail {
+
+inline void describe_tensors(Table& table, const SafetensorsReader& file, bool each) {
+    std::map<std::string, std::pair<int64_t, size_t>> by_type;  // type -> tensors, bytes
+    std::map<std::string, const TensorView*> sorted;
+    for (const auto& [name, t] : file.tensors())
+        by_type[t.dtype].first++, by_type[t.dtype].second += t.bytes, sorted[name] = &t;
+    for (const auto& [type, sum] : by_type)
+        table.row("tensors of type " + type, format("%lld, %s", (long long)sum.first, human_bytes((double)sum.second).c_str()));
+    if (!each) return;
+    table.section("Tensors");
+    for (const auto& [name, t] : sorted) table.row(name, t->dtype + " " + shape_string(t->shape));
+}
+
+// True if all files are as the manifest says.
+inline bool describe_files(Table& table, const std::string& dir) {
+    table.section("Files");
+    const bool has_manifest = std::filesystem::exists(dir + "/" + manifest_name);
+    const nlohmann::json manifest = has_manifest ? read_json(dir + "/" + manifest_name) : nlohmann::json::object();
+    for (const std::string& name : files_below(dir))
+        table.row(name, human_bytes((double)std::filesystem::file_size(dir + "/" + name)));
+    const std::string problem = has_manifest ? verify_directory(dir) : "";
+    table.row("checksums", !has_manifest     ? "there is no manifest.json: nothing to compare with"
+                           : problem.empty() ? "all files are as they were written"
+                                             : problem);
+    return problem.empty();
+}
+
+inline void describe_state(Table& table, const TrainingState& s) {
+    const auto number = [](double x) { return std::isfinite(x) ? format("%.4f", x) : std::string("none yet"); };
+    table.section("Training");
+    table.row("step", with_commas(s.step) +
+                          (s.step != s.updates ? format(" (%s not applied)", with_commas(s.step - s.updates).c_str()) : ""));
+    table.row("samples", with_commas(s.consumed));
+    table.row("tokens", human_count((double)s.tokens));
+    table.row("loss", number(s.loss));
+    table.row("validation loss", number(s.valid_loss));
+    table.row("written on", s.layout.dump());
+    for (const auto& [key, value] : s.options.items())
+        if (key == "data-path" || key == "lr" || key == "global-batch-size" || key == "seq-length" || key == "train-iters" ||
+            key == "train-samples" || key == "seed")
+            table.row("--" + key, value.dump());
+}
+
+inline bool inspect_model(const std::string& dir) {
+    Table table;
+    bool intact = true;
+    try {
+        const ModelConfig c = read_config(dir);
+        check_config(c);
+        const ParameterTable parameters(c);
+        table.section(std::filesystem::exists(state_file(dir)) ? "Checkpoint " + dir : "Model " + dir);
+        table.row("family", c.family);
+        table.row("shape", format("%d layers, width %d, %d heads of %d (%d for keys and values), feed-forward %d", c.L, c.C,
+                                  c.NH, c.HS(), c.NKV, c.F));
+        table.row("longest sequence", with_commas(c.T));
+        table.row("vocabulary", with_commas(c.V));
+        table.row("parameters", format("%s (%s)", with_commas((int64_t)parameters.trained).c_str(),
+                                       human_count((double)parameters.trained).c_str()));
+        describe_tensors(table, SafetensorsReader::open(dir), false);
+        if (std::filesystem::exists(state_file(dir))) describe_state(table, read_state(dir));
+    } catch (const Error& e) {
+        intact = false;
+        table.row("damaged", e.what());
+    }
+    intact = describe_files(table, dir) && intact;
+    table.print();
+    return intact;
+}
+
+inline bool inspect_run(const std::string& out) {
+    Table table;
+    table.section("Run " + out);
+    bool intact = true;
+    std::string newest;
+    for (const int64_t step : find_checkpoints(out)) {
+        const std::string dir = step_directory(out, step), problem = verify_directory(dir);
+        table.row(std::filesystem::path(dir).filename().string(), problem.empty() ? "intact" : problem);
+        intact = intact && problem.empty();
+        if (problem.empty() && newest.empty()) newest = dir;
+    }
+    table.print();
+    return newest.empty() ? intact : inspect_model(newest) && intact;
+}
+
+inline bool inspect_data(const std::string& path) {
+    const TokenDataset data = TokenDataset::open(path);
+    Table table;
+    table.section("Data " + data.name());
+    int64_t shortest = INT64_MAX, longest = 0;
+    int largest = 0, smallest = INT_MAX;
+    std::vector<int> tokens;
+    Progress progress("reading", data.n_tokens(), "tokens");
+    int64_t done = 0;
+    for (int64_t d = 0; d < data.n_documents(); d++) {
+        const int64_t length = data.length(d);
+        shortest = std::min(shortest, length), longest = std::max(longest, length);
+        for (int64_t at = 0; at < length; at += 1 << 20) {
+            tokens.resize((size_t)std::min<int64_t>(1 << 20, length - at));
+            data.read(d, at, (int64_t)tokens.size(), tokens.data());
+            for (const int token : tokens) largest = std::max(largest, token), smallest = std::min(smallest, token);
+        }
+        progress.update(done += length);
+    }
+    progress.finish();
+    table.row("kind", data.is_shards() ? "llm.c token shard" : "Megatron-LM .bin/.idx");
+    table.row("documents", with_commas(data.n_documents()));
+    table.row("tokens", format("%s (%s)", with_commas(data.n_tokens()).c_str(), human_count((double)data.n_tokens()).c_str()));
+    if (data.n_tokens() > 0) {
+        table.row("tokens per document",
+                  format("%s to %s, %.1f on average", with_commas(shortest).c_str(), with_commas(longest).c_str(),
+                         (double)data.n_tokens() / (double)data.n_documents()));
+        table.row("token ids", format("%d to %d", smallest, largest));
+    }
+    table.print();
+    return smallest >= 0;
+}
+
+inline bool inspect_tokenizer(const std::string& path) {
+    const Tokenizer tokenizer = Tokenizer::load(path);
+    int special = 0;
+    size_t longest = 0;
+    for (int id = 0; id < tokenizer.vocab_size(); id++) {
+        special += tokenizer.is_special(id);
+        longest = std::max(longest, tokenizer.token_bytes(id).size());
+    }
+    const auto name = [&](int id) {
+        return id < 0 ? std::string("none") : format("%d, %s", id, tokenizer.token_bytes(id).c_str());
+    };
+    Table table;
+    table.section("Tokenizer " + tokenizer.source());
+    table.row("tokens", with_commas(tokenizer.vocab_size()) + format(", %d of them special", special));
+    table.row("end of document", name(tokenizer.eod_id()));
+    table.row("start", name(tokenizer.bos_id()));
+    table.row("longest token", format("%zu bytes", longest));
+    table.print();
+    return true;
+}
+
+}  // namespace detail
+
+inline int inspect_command(const InspectOptions& o) {
+    namespace fs = std::filesystem;
+    if (o.path.empty()) fail("there is nothing to inspect; HINT: train_gpt inspect PATH");
+    const fs::path path = o.path.size() > 1 && o.path.back() == '/' ? o.path.substr(0, o.path.size() - 1) : o.path;
+    bool intact = true;
+    if (fs::is_directory(path) && fs::exists(path / "config.json")) intact = detail::inspect_model(path.string());
+    else if (fs::is_directory(path) && !find_checkpoints(path.string()).empty()) intact = detail::inspect_run(path.string());
+    else if (fs::is_directory(path) && fs::exists(path / "tokenizer.json")) intact = detail::inspect_tokenizer(path.string());
+    else if (path.extension() == ".json") intact = detail::inspect_tokenizer(path.string());
+    else if (path.extension() == ".safetensors") {
+        Table table;
+        table.section("Tensors in " + path.string());
+        detail::describe_tensors(table, SafetensorsReader::open(path.string()), true);
+        table.print();
+    } else if (fs::exists(path.string() + ".idx") || path.extension() == ".idx" || path.extension() == ".bin")
+        intact = detail::inspect_data(path.string());
+    else
+        fail(
+            "%s is nothing that inspect knows: a model directory, a run's output directory, PREFIX of .bin/.idx, a "
+            "tokenizer.json or a .safetensors file",
+            o.path.c_str());
+    return intact ? 0 : 1;
+}
