@@ -297,8 +297,9 @@ TEST(Index, FilesTogether) {
     write_file(index, R"({"weight_map": {"a": "/etc/passwd"}})");
     refuse({index, "outside its directory"});
     const std::string deep = "{\"weight_map\":" + std::string(1 << 18, '[') + std::string(1 << 18, ']') + "}";
-    for (const std::string text :
-         {"", "garbage", "[]", "{}", R"({"weight_map": {"a": 3}})", R"({"weight_map": 3})", deep.c_str()}) {
+    const std::vector<std::string> bad = {"",  "garbage", "[]", "{}", R"({"weight_map": {"a": 3}})", R"({"weight_map": 3})",
+                                          deep};
+    for (const std::string& text : bad) {
         write_file(index, text);
         refuse({index});
     }

@@ -165,11 +165,11 @@ TEST(Tokenizer, RefusesWhatItCannotDoByName) {
 TEST(Tokenizer, RefusesHostileFiles) {
     const auto good = read_json(golden + "llama3.json");
     auto j = good;
-    for (const nlohmann::json id : {nlohmann::json(1e300), nlohmann::json(-1.5), nlohmann::json("5"), nlohmann::json(true)}) {
+    for (const nlohmann::json& id : {nlohmann::json(1e300), nlohmann::json(-1.5), nlohmann::json("5"), nlohmann::json(true)}) {
         j = good, j["model"]["vocab"]["far"] = id;
         expect_refused(j, "no whole number");
     }
-    for (const nlohmann::json id : {nlohmann::json(INT64_MIN), nlohmann::json(-1), nlohmann::json(UINT64_MAX)}) {
+    for (const nlohmann::json& id : {nlohmann::json(INT64_MIN), nlohmann::json(-1), nlohmann::json(UINT64_MAX)}) {
         j = good, j["model"]["vocab"]["far"] = id;
         expect_refused(j, "ids must be");
     }
