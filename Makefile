@@ -3,6 +3,7 @@
 #   make quickstart   from raw text to a trained model that writes text, in minutes   TEXT="a.txt b.txt"  OUT=quickstart
 #   make train_gpt    the program for this machine, as ./train_gpt
 #   make test         every test; ends with `N passed, N failed`
+#   make test-interop  models and tokens exchanged with transformers (which pip puts under build/; 6 GB)
 #   make fuzz         damaged and hostile files to every reader of files, each for FUZZ_SECONDS=60 seconds (with clang++)
 #   make bench        speed of a training step and of each kernel on this CPU
 #   make deps         install the Debian/Ubuntu packages that are missing (the targets above do it themselves)
@@ -37,7 +38,7 @@ flag_bf16 :=
 flag_fp32 := -DPRECISION_FP32
 flag_fp64 := -DPRECISION_FP64
 
-.PHONY: help deps train_gpt quickstart test bench fuzz format clean
+.PHONY: help deps train_gpt quickstart test test-interop interop-programs bench fuzz format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -98,10 +99,45 @@ build/fuzz/%: test/fuzz/%.cpp Makefile | deps-clang
 	@clang++ $< -std=c++17 -O1 -g -Wall -Wextra -Werror -MMD -MP -fno-omit-frame-pointer \
 	    -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -o $@ -lpcre2-8
 
+# ---- exchange with transformers and tokenizers, in both precisions; TRANSFORMERS=4 tests with the last of the older line ----
+TRANSFORMERS   ?= 5
+interop_builds := $(foreach p,fp32 bf16,$(patsubst cpu-$(PRECISION)%,build/cpu-$p%,$(config)))
+interop_venv   := build/interop-venv
+
+test-interop: $(interop_venv)/transformers-$(TRANSFORMERS)
+	@$(MAKE) -s --no-print-directory PRECISION=fp32 interop-programs
+	@$(MAKE) -s --no-print-directory PRECISION=bf16 interop-programs
+	@PYTHONPATH=$(CURDIR)/$< $(interop_venv)/bin/python dev/interop/test_interop.py $(interop_builds)
+	@$(MAKE) -s --no-print-directory $(interop_venv)/harness.installed
+	@$(interop_venv)/bin/python dev/interop/test_harness.py $(word 1,$(interop_builds)) 2>/dev/null
+
+interop-programs: $(build)/train_gpt $(build)/dump_logits
+
+$(build)/dump_logits: dev/interop/dump_logits.cpp Makefile | deps $(build)
+	@echo "building $@"
+	@$(CXX) $< $(CXXFLAGS) $(flag_$(PRECISION)) -o $@ $(LDFLAGS) $(LDLIBS)
+
+# transformers in a folder of its own, so that both lines share one torch.
+$(interop_venv)/transformers-%: | $(interop_venv)/torch.installed
+	@echo "installing transformers $* into $@"
+	@$(interop_venv)/bin/pip install -q --target $@.tmp 'transformers==$*.*'
+	@mv $@.tmp $@
+
+$(interop_venv)/torch.installed: | deps-interop
+	@echo "installing torch into $(interop_venv)"
+	@python3 -m venv $(interop_venv)
+	@$(interop_venv)/bin/pip install -q torch
+	@touch $@
+
+$(interop_venv)/harness.installed: | $(interop_venv)/torch.installed
+	@echo "installing lm-evaluation-harness into $(interop_venv)"
+	@$(interop_venv)/bin/pip install -q 'lm-eval[hf]==0.4.13'
+	@touch $@
+
 clean:
 	rm -rf build train_gpt
 
 format:
-	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h test/*.cpp test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cpp
+	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h test/*.cpp test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cpp dev/interop/*.cpp
 
 -include $(wildcard $(build)/*.d build/fuzz/*.d)

@@ -870,10 +870,7 @@ struct Run {
         ctx.plain = o.plain;
         if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
         resumed_from = resume_directory(o);
-        std::string path = o.tokenizer;
-        for (const std::string& dir : {resumed_from, o.model})
-            if (path.empty() && !dir.empty() && std::filesystem::exists(dir + "/tokenizer.json")) path = dir;
-        if (!path.empty()) tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(path));
+        load_tokenizer();
         if (o.sample_interval > 0 && !tokenizer) fail("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
 
         const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
@@ -903,6 +900,23 @@ struct Run {
     }
 
 private:
+    // The tokenizer given, else the one beside the checkpoint or the model.
+    void load_tokenizer() {
+        std::string path = o.tokenizer;
+        for (const std::string& dir : {resumed_from, o.model})
+            if (path.empty() && !dir.empty() && std::filesystem::exists(dir + "/tokenizer.json")) path = dir;
+        if (path.empty()) return;
+        try {
+            tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(path));
+        } catch (const Error& e) {
+            if (!o.tokenizer.empty()) throw;
+            fail(
+                "the tokenizer that lies beside the model cannot be used: %s; HINT: --tokenizer OTHER, with which the data was "
+                "prepared",
+                e.what());
+        }
+    }
+
     void open_data() {
         if (o.dry_run && o.data_path.empty()) return;  // planning needs no data
         const DataOptions options = data_options(o, m->c, tokenizer.get(), DataSplit::train, schedule.total_samples);

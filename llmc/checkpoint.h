@@ -18,25 +18,19 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "check.h"
 #include "crc32c.h"
 #include "file.h"
+#include "json.h"
 #include "parameters.h"
 #include "safetensors.h"
 #include "types.h"
 
-inline nlohmann::json read_json(const std::string& path) {
-    std::ifstream in(path);
-    if (!in) fail("cannot read %s: %s", path.c_str(), strerror(errno));
-    try {
-        return nlohmann::json::parse(in);
-    } catch (const nlohmann::json::exception& e) {
-        fail("%s is not valid JSON: %s", path.c_str(), e.what());
-    }
-}
+inline nlohmann::json read_json(const std::string& path) { return parse_json(read_whole_file(path), path); }
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 inline ModelConfig read_config(const std::string& dir) {
@@ -65,11 +59,13 @@ inline bool same_layout(const HfTensor& t) { return !t.transposed && !t.interlea
 template <class E>
 void read_tensors(const std::string& path, const ModelConfig& c, const ParameterTable& table, E* buffer) {
     const SafetensorsReader files = SafetensorsReader::open(path);
-    const auto find = [&](const std::string& name) {
+    std::set<std::string> used;
+    const auto find = [&](std::string name) {
         const TensorView* t = files.find(name);
         // GPT-2's and BLOOM's published files leave out the prefix that transformers writes.
         const std::string prefix = "transformer.";
-        if (!t && name.compare(0, prefix.size(), prefix) == 0) t = files.find(name.substr(prefix.size()));
+        if (!t && name.compare(0, prefix.size(), prefix) == 0) name = name.substr(prefix.size()), t = files.find(name);
+        used.insert(name);
         return t;
     };
     std::vector<E> file;
@@ -91,6 +87,17 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
             files.read_as(*view, file.data());
             convert_layout(spec, t, ours, file.data(), false);
         }
+    }
+    // A weight that we have no place for is part of another model. Masks and rotary angles are no weights; a tied head is a
+    // copy.
+    for (const auto& [name, unused] : files.tensors()) {
+        const auto ends_with = [&, &n = name](const std::string& end) {
+            return n.size() >= end.size() && n.compare(n.size() - end.size(), end.size(), end) == 0;
+        };
+        const bool known = used.count(name) || ends_with(".attn.bias") || ends_with(".attn.masked_bias") ||
+                           ends_with(".inv_freq") || (c.tied && name == "lm_head.weight");
+        if (!known)
+            fail("%s holds the tensor '%s', which a %s model has no place for", path.c_str(), name.c_str(), c.family.c_str());
     }
 }
 
@@ -155,11 +162,15 @@ inline void write_model_files(const std::string& dir, const ModelConfig& c, cons
                to_hf_config(c, sizeof(floatX) == 2 ? "bfloat16" : "float32", tokenizer.bos_id, tokenizer.eos_id));
     json generation = {{"do_sample", true}};
     if (tokenizer.bos_id >= 0) generation["bos_token_id"] = tokenizer.bos_id;
-    if (tokenizer.eos_id >= 0) generation["eos_token_id"] = tokenizer.eos_id;
+    if (tokenizer.eos_id >= 0) generation["eos_token_id"] = generation["pad_token_id"] = tokenizer.eos_id;
     write_json("generation_config.json", generation);
     if (!tokenizer.json.empty()) {
         write_file_atomically(dir + "/tokenizer.json", tokenizer.json);
-        json settings = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", c.T}};
+        // Without model_input_names transformers 4 hands token_type_ids to the model, which GPT-2 adds to the embeddings.
+        json settings = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                         {"model_max_length", c.T},
+                         {"model_input_names", {"input_ids", "attention_mask"}},
+                         {"clean_up_tokenization_spaces", false}};
         if (!tokenizer.bos_token.empty()) settings["bos_token"] = tokenizer.bos_token;
         if (!tokenizer.eos_token.empty()) settings["eos_token"] = tokenizer.eos_token;
         write_json("tokenizer_config.json", settings);

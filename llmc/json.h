@@ -1,7 +1,7 @@
 // JSON from files that others wrote, with bounds on what a small file can cost:
 //   nesting   nlohmann::json parses without recursion, but copies, compares and prints values with it: a file of a million
 //             brackets would overflow the stack
-//   values    a value of two bytes in a file takes up to 70 in memory
+//   size      a value of two bytes in a file takes up to 70 in memory
 #pragma once
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -18,10 +18,11 @@ inline bool nested_deeper_than(const nlohmann::json& j, int levels) {
 
 // `what` names the text in messages: a file, or a part of one.
 inline nlohmann::json parse_json(std::string_view text, const std::string& what) {
-    constexpr int most_levels = 32, most_values = 20000000;  // far above any model's or tokenizer's
-    const auto values = std::count_if(text.begin(), text.end(), [](char c) { return c == ',' || c == '[' || c == '{'; });
-    if (values > most_values)
-        fail("%s is not valid: it has %lld values, and %d are allowed", what.c_str(), (long long)values, most_values);
+    constexpr int most_levels = 32, most_marks = 20000000;  // far above any model's or tokenizer's
+    const auto is_mark = [](char c) { return c == ',' || c == ':' || c == '[' || c == '{'; };
+    if (const auto marks = std::count_if(text.begin(), text.end(), is_mark); marks > most_marks)
+        fail("%s is not valid: it has %lld brackets, commas and colons; at most %d are read", what.c_str(), (long long)marks,
+             most_marks);
     nlohmann::json j;
     try {
         j = nlohmann::json::parse(text);

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Installs what is missing to build, test and run on Debian or Ubuntu: as root, or through sudo where that needs no password.
 # Otherwise prints the exact command. Does nothing, quickly, when everything is there.
-#   scripts/install_deps.sh [build|clang|test|quickstart]...      (default: build)
+#   scripts/install_deps.sh [build|clang|interop|test|quickstart]...      (default: build)
 set -euo pipefail
 
 declare -A need=(
     [build]="make g++ pkg-config libdnnl-dev libpcre2-dev nlohmann-json3-dev libcli11-dev"
-    [clang]="clang libomp-dev"
+    [clang]="clang libomp-dev libclang-rt-14-dev"
+    [interop]="python3-venv"
     [test]="libgtest-dev"
     [quickstart]="bible-kjv debian-reference-ja"
 )

@@ -104,6 +104,30 @@ TEST(Tensors, ShardsHoldTheSame) {
     }
 }
 
+// A weight without a place here means that the model is another one; masks and copies of a tied head are no weights.
+TEST(Tensors, UnknownOnesAreRefusedByName) {
+    const ModelConfig c = tiny("gpt2");
+    const ParameterTable table(c);
+    std::vector<float> values(table.size, 0.5f), found(table.size);
+    const auto with = [&](const std::string& name) {
+        const TemporaryDirectory dir;
+        write_tensors(dir / "model-a.safetensors", table, values.data());
+        {
+            SafetensorsWriter writer(dir / "model-b.safetensors");
+            writer.declare(name, "F32", {1});
+            const float one = 1;
+            writer.write(name, &one, 4);
+            writer.finish();
+        }
+        write_file(dir / "model.safetensors.index.json",
+                   "{\"weight_map\": {\"a\": \"model-a.safetensors\", \"b\": \"model-b.safetensors\"}}");
+        read_tensors(dir / "", c, table, found.data());
+    };
+    for (const char* name : {"transformer.h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"}) with(name);
+    for (const char* name : {"transformer.h.0.attn.q_proj.bias", "score.weight"})
+        expect_error([&] { with(name); }, {name, "no place"});
+}
+
 TEST(Checkpoints, NewestIntactIsFoundAndDamageReported) {
     const TemporaryDirectory out;
     EXPECT_EQ(newest_intact(out / "", [](const std::string&) {}), "");

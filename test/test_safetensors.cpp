@@ -209,8 +209,8 @@ TEST_F(Damaged, MoreValuesThanAnyModelHas) {
     std::string list(2 * n + 10, '0');
     for (size_t i = 1; i < list.size(); i += 2) list[i] = ',';
     list.back() = '0';
-    refuse_header("{\"a\":[" + list + "]}", {"header is not valid", "values"});
-    refuse_header(std::string(n, '[') + std::string(n, ']'), {"header is not valid", "values"});
+    refuse_header("{\"a\":[" + list + "]}", {"header is not valid", "at most"});
+    refuse_header(std::string(n, '[') + std::string(n, ']'), {"header is not valid", "at most"});
 }
 
 TEST_F(Damaged, Entries) {

@@ -189,6 +189,44 @@ void bench_step(be::Ctx& ctx, const std::string& preset, int B, int T) {
     fflush(stdout);
 }
 
+// What a checkpoint costs: training waits for the copy, then shares the cores with the writer until it is done. At the default
+// interval of 30 minutes the cost is at most (copy + writing) / 30 minutes.
+void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
+    Model m([&] {
+        ModelConfig c = config_from_preset(preset);
+        pad_vocabulary(c, 128);
+        return c;
+    }());
+    plan_memory(m, Recompute::none, 1, 64, 64);
+    plan_checkpoint_copy(m);
+    allocate(m);
+    initialize(m, 1);
+    std::string out = "build/bench_checkpoint_XXXXXX";
+    if (!mkdtemp(&out[0])) fail("cannot make a directory in build: %s", strerror(errno));
+    std::vector<double> copies, writes;
+    {
+        Saver saver(out, m.c, m.table, {}, 1, 0, m.copy);
+        for (int i = 0; i < 4; i++) {  // the first save also touches the memory for the first time
+            TrainingState state;
+            state.step = i;
+            const double start = now();
+            saver.save({m.params, m.master, m.m, m.v}, state);
+            copies.push_back(now() - start);
+            saver.wait();
+            writes.push_back(now() - start - copies.back());
+            if (const auto outcome = saver.outcome(); !outcome || !outcome->error.empty())
+                fail("the checkpoint was not written: %s", outcome ? outcome->error.c_str() : "?");
+        }
+    }
+    std::filesystem::remove_all(out);
+    std::sort(copies.begin() + 1, copies.end()), std::sort(writes.begin() + 1, writes.end());
+    printf(
+        "checkpoint of %s: training waits %.0f ms (first time %.0f ms), written in %.1f s, %.2f GiB: at most %.2f%% of 30 "
+        "minutes on %d threads\n",
+        preset.c_str(), copies[2] * 1e3, copies[0] * 1e3, writes[2], (double)checkpoint_bytes(m.table, {}) / 1073741824.0,
+        100 * (copies[2] + writes[2]) / 1800, ctx.threads);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -209,5 +247,6 @@ int main(int argc, char** argv) {
     bench_step(ctx, "gpt2-124m", 1, 1024);
     bench_step(ctx, "gpt2-124m", 4, 64);
     bench_step(ctx, "quickstart", 8, 256);
+    bench_checkpoint(ctx, "gpt2-124m");
     bench_ops(ctx, machine);
 }

@@ -56,7 +56,7 @@ public:
     void write(const std::string& name, std::string_view bytes) const {
         std::ofstream out(path_ + "/" + name, std::ios::binary);
         out << bytes;
-        if (!out.flush()) abort();
+        CHECK(out.flush(), "cannot write %s/%s", path_.c_str(), name.c_str());
     }
 
 private:

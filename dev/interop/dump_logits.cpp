@@ -1,0 +1,40 @@
+// The logits that the trainer computes for given tokens, for comparison with other programs.
+//   dump_logits MODEL_DIRECTORY TOKENS T LOGITS
+// TOKENS: int32 (B, T), B follows from the file's size. LOGITS: float32 (B, T, V), rounded to the storage type before. Both in
+// this machine's byte order.
+#define TRAIN_GPT_NO_MAIN
+#include "train_gpt.cu"
+
+int main(int argc, char** argv) try {
+    if (argc != 5) fail("usage: dump_logits MODEL_DIRECTORY TOKENS T LOGITS");
+    const MappedFile file(argv[2]);
+    const int T = atoi(argv[3]);
+    if (T < 1 || file.size() == 0 || file.size() % (T * sizeof(int)))
+        fail("%s has %zu bytes; sequences of %s tokens of 4 bytes are expected", argv[2], file.size(), argv[3]);
+    const int B = (int)(file.size() / (T * sizeof(int))), N = B * T;
+    std::vector<int> tokens(N), positions(N);
+    memcpy(tokens.data(), file.data(), file.size());
+    for (int i = 0; i < N; i++) positions[i] = i % T;
+
+    be::Ctx ctx(0);
+    const LoadedModel loaded = load_for_inference(argv[1], B, T, N, false);
+    Model& m = *loaded.m;
+    const ModelConfig& c = m.c;
+    for (int token : tokens)
+        if (token < 0 || token >= c.V) fail("token %d is outside the vocabulary of %d", token, c.V);
+    model_forward(ctx, m, {tokens.data(), nullptr, positions.data(), nullptr, B, T, nullptr});
+    norm_forward(ctx, c, m.a.final_norm, m.a.final_mean, m.a.final_rstd, nullptr, m.a.x[c.L], nullptr, m.p.final_norm_w,
+                 m.p.final_norm_b, N);
+    be::linear_forward(ctx, m.a.logits, m.a.final_norm, m.p.head, nullptr, N, c.C, c.Vp);
+
+    std::vector<float> row(c.V);  // without the padded vocabulary
+    FileWriter out(argv[4]);
+    for (int i = 0; i < N; i++) {
+        row.assign(m.a.logits + (size_t)i * c.Vp, m.a.logits + (size_t)i * c.Vp + c.V);
+        out.write(row.data(), row.size() * sizeof(float));
+    }
+    out.commit();
+} catch (const std::exception& e) {
+    fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+}
