@@ -762,8 +762,9 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("recompute", o.recompute_granularity);
     t.table.section("Memory", Table::Values::amounts);
     for (const auto& [purpose, bytes] : m.arena.purposes()) t.row(purpose, human_bytes((double)bytes));
-    t.row("program, libraries, data order", human_bytes((double)resident_memory_bytes()));
-    t.row("in all", human_bytes((double)(m.arena.bytes() + resident_memory_bytes())));
+    const size_t resident = resident_memory_bytes();
+    t.row("program, libraries, data order", human_bytes((double)resident));
+    t.row("in all", human_bytes((double)(m.arena.bytes() + resident)));
     return t;
 }
 
@@ -836,20 +837,18 @@ static nlohmann::ordered_json data_identity(const DataLoader& data, const DataOp
     return rows;
 }
 
-// Weights of a new run, or weights, moments and counters of the checkpoint `from`.
-static TrainingState starting_state(Model& m, const TrainOptions& o, const std::string& from) {
-    if (from.empty()) {
-        if (o.model.empty()) initialize(m, (uint64_t)o.seed);
-        else {
-            read_parameters(o.model, m.c, m.table, m.params);
-            masters_from_params(m);
-        }
-        return {};
-    }
-    read_optimizer(from, m.c, m.table, m.master, m.m, m.v);
+// Weights of a new run, or weights and moments of the checkpoint `from`.
+static void load_weights(Model& m, const TrainOptions& o, const std::string& from) {
+    if (!from.empty()) {
+        read_optimizer(from, m.c, m.table, m.master, m.m, m.v);
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < m.table.size; i++) m.params[i] = (floatX)m.master[i];
-    return read_state(from);
+        for (size_t i = 0; i < m.table.size; i++) m.params[i] = (floatX)m.master[i];
+    } else if (!o.model.empty()) {
+        read_parameters(o.model, m.c, m.table, m.params);
+        masters_from_params(m);
+    } else {
+        initialize(m, (uint64_t)o.seed);
+    }
 }
 
 // A run from its options to the moment before its first step: everything that can be refused is refused here, and the table of
@@ -858,7 +857,8 @@ struct Run {
     TrainOptions o;
     be::Ctx ctx;
     std::unique_ptr<Tokenizer> tokenizer;
-    std::string resumed_from;
+    std::string resumed_from;  // a checkpoint, or empty
+    TrainingState state;       // the checkpoint's, or that of a new run
     Schedule schedule;
     std::unique_ptr<Model> m;
     std::unique_ptr<DataLoader> train, valid;
@@ -925,7 +925,9 @@ private:
         if (o.eval_iters > 0 && has_validation(o))
             valid = std::make_unique<DataLoader>(data_options(o, m->c, tokenizer.get(), DataSplit::valid, 0));
         valid_samples = valid ? std::min(valid->n_samples(), o.eval_iters * schedule.final_batch) : 0;
-        if (!resumed_from.empty()) check_agreement(read_state(resumed_from), o, data, o.override);
+        if (resumed_from.empty()) return;
+        state = read_state(resumed_from);
+        check_agreement(state, o, data, o.override);
     }
 };
 
@@ -972,7 +974,8 @@ int train_command(const TrainOptions& given) {
     const RunLock lock(o.out);
     remove_leftovers(o.out);
     allocate(m);
-    Trainer trainer{run.ctx, m, o, run.schedule, *run.train, starting_state(m, o, run.resumed_from), {}};
+    load_weights(m, o, run.resumed_from);
+    Trainer trainer{run.ctx, m, o, run.schedule, *run.train, run.state, {}};
     TrainingState& state = trainer.state;
     const bool resumed = !run.resumed_from.empty();
     if (resumed && state.step >= run.schedule.total_steps) {
@@ -1052,7 +1055,7 @@ int train_command(const TrainOptions& given) {
     if (run.valid) printf("a unigram model of the same tokens has validation loss %.4f\n", info.unigram_loss);
     printf("peak memory %s\n", human_bytes((double)peak_memory_bytes()).c_str());
     logger.end(!save_error.empty() ? "failed" : stop ? "stopped" : "finished");
-    write_loss_svg(o.out + "/log.jsonl", o.out + "/loss.svg");
+    write_loss_svg(logger.records(), o.out + "/loss.svg");
     if (!save_error.empty()) fail("the last checkpoint could not be written: %s", save_error.c_str());
     return 0;
 }

@@ -281,12 +281,6 @@ inline void publish_directory(const std::string& dir, const std::function<void(c
     }
 }
 
-// A model directory without training state.
-inline void write_model(const std::string& dir, const ModelConfig& c, const ParameterTable& table, const floatX* params,
-                        const TokenizerFiles& tokenizer) {
-    publish_directory(dir, [&](const std::string& temporary) { write_model_files(temporary, c, table, params, tokenizer); });
-}
-
 // Makes `link` a symbolic link to `target`, replacing what it was in one step.
 inline void point_link(const std::string& link, const std::string& target) {
     const std::string temporary = link + ".tmp";

@@ -7,19 +7,17 @@
 // Documents E copies of the document numbers, shuffled together. If the last epoch would give less than 80% of an epoch's
 //           samples, it is kept apart: E-1 copies are shuffled, then one copy is shuffled and appended.
 // Samples   Over the stream of documents in that order, sample s is tokens [s T, s T + T]: T inputs and the T tokens that
-// follow
-//           each. Samples cross the ends of documents. There are (E n - 1) / T of them, in an order shuffled likewise (the last
-//           epoch's apart if it is apart). The document in which sample s begins is found by bisection in the running sum of
-//           lengths, which replaces Megatron's table with a row per sample.
+//           follow each. Samples cross the ends of documents. There are (E n - 1) / T of them, in an order shuffled likewise
+//           (the last epoch's apart if it is apart). The document in which sample s begins is found by bisection in the running
+//           sum of lengths, which replaces Megatron's table with a row per sample.
 // Random    One MT19937 with NumPy's RandomState rules: documents first, then samples.
 // Blend     Weights w are normalised; dataset j is asked for ceil(ceil(N w_j) 1.005) samples; sample i of the blend is the next
 //           one of the dataset with the largest w_j max(i, 1) - (samples taken from j), the first of equals.
 //           Without weights a dataset's weight is its number of samples in one epoch, and no dataset is repeated as long as all
 //           together suffice.
-// Masks     reset_position_ids: positions start at 0 after each end-of-document token (EOD). reset_attention_mask: a row sees
-// no
-//           key before its document. eod_mask_loss: no loss where the input is EOD, that is for guessing how the next document
-//           begins. The target EOD is always trained.
+// Masks     reset_position_ids: positions start at 0 after each end-of-document token (EOD). reset_attention_mask: a row
+//           sees no key before its document. eod_mask_loss: no loss where the input is EOD, that is for guessing how the next
+//           document begins. The target EOD is always trained.
 #pragma once
 #include <algorithm>
 #include <cmath>

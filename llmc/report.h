@@ -3,7 +3,7 @@
 //   RunLog            what the page needs of the records: curves in buckets, so a run of any length stays small
 //   read_log          log.jsonl -> RunLog: the last run in the file
 //   render_report     RunLog -> HTML; write_report writes it atomically
-//   write_loss_svg    log.jsonl -> the loss curve alone as an .svg file
+//   write_loss_svg    RunLog -> the loss curve alone as an .svg file
 #pragma once
 #include <ctime>
 #include <fstream>
@@ -382,8 +382,7 @@ inline std::string render_loss_svg(const RunLog& log) {
            draw_chart(c) + "\n</svg>\n";
 }
 
-inline void write_loss_svg(const std::string& log_path, const std::string& svg_path) {
-    const RunLog log = read_log(log_path);
-    if (log.curve("loss").empty()) fail("%s holds no training steps, so there is no curve to draw", log_path.c_str());
-    write_file_atomically(svg_path, render_loss_svg(log));
+inline void write_loss_svg(const RunLog& log, const std::string& path) {
+    if (log.curve("loss").empty()) fail("%s cannot be drawn: the run has no training steps", path.c_str());
+    write_file_atomically(path, render_loss_svg(log));
 }

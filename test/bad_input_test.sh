@@ -2,11 +2,7 @@
 # Every kind of bad input, one row each: the program must say what was given and what to do, exit with a status that is not 0,
 # not crash, and leave no file under its final name.
 #   TRAIN_GPT=path/to/train_gpt test/bad_input.sh
-set -u
-program=$(realpath "${TRAIN_GPT:-./train_gpt}")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+. "$(dirname "$0")/lib.sh"
 
 # refuse NAME PATTERN COMMAND...: the command fails, its message matches PATTERN (extended regular expression, one line at least).
 refuse() {

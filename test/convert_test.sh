@@ -2,13 +2,9 @@
 # dev/data/convert_tasks.py on made-up samples in each data set's published format: the task files are exactly as expected, bad
 # input is refused with file and line and leaves nothing, and the program evaluates a small model on the results.
 #   TRAIN_GPT=path/to/train_gpt test/convert_test.sh
-set -u
-program=$(realpath "${TRAIN_GPT:-./train_gpt}")
-converter=$(realpath "$(dirname "$0")/../dev/data/convert_tasks.py")
 command -v python3 >/dev/null || { echo "ok: skipped, there is no python3"; exit 0; }
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+converter=$(realpath "$(dirname "$0")/../dev/data/convert_tasks.py")
+. "$(dirname "$0")/lib.sh"
 
 # converts TASK FILE...: the task file equals standard input.
 converts() {
@@ -33,14 +29,6 @@ refuses() {
     elif compgen -G 'none.jsonl*' >/dev/null; then echo "FAILED: $name: a file was left"
     else echo "ok: $name is refused"
     fi
-}
-expect() {
-    local name=$1
-    shift
-    if "$@" >out.txt 2>&1; then echo "ok: $name"; else echo "FAILED: $name"; tail -n 20 out.txt; fi
-}
-says() {
-    if grep -q -- "$2" out.txt; then echo "ok: $1"; else echo "FAILED: $1: no '$2' in:"; tail -n 20 out.txt; fi
 }
 
 # ---- each data set (HellaSwag: pairs of spaces become one, once, so that three become two; as the harness does) ----

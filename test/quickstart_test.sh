@@ -2,55 +2,45 @@
 # The quick start itself, shortened: every part makes what it promises, the model learns more than word frequencies, a second run
 # repeats nothing, the user's own texts work, and other settings do not mix with what is there.
 #   TRAIN_GPT=path/to/train_gpt test/quickstart_test.sh
-set -u
-TRAIN_GPT=$(realpath "${TRAIN_GPT:-./train_gpt}")
-export TRAIN_GPT
 script=$(realpath "$(dirname "$0")/../scripts/quickstart.sh")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+. "$(dirname "$0")/lib.sh"
+export TRAIN_GPT=$program
 # A sanitizer's build is some ten times slower: there the point is that nothing is touched that should not be.
 steps=100 small=()
 [[ -z ${SAN:-} ]] || { steps=10; small=(PRESET=llama-tiny); }
 
-check() {
-    local name=$1
-    shift
-    if "$@" >check.txt 2>&1; then echo "ok: $name"; else echo "FAILED: $name"; tail -n 20 check.txt; fi
-}
-
 env STEPS=$steps "${small[@]}" bash "$script" >first.txt 2>&1
-check "the quick start ends well" test $? == 0
-for part in Text Tokenizer Data Training Evaluation Writing Done; do check "it shows the part $part" grep -q "== $part" first.txt; done
+expect "the quick start ends well" test $? == 0
+for part in Text Tokenizer Data Training Evaluation Writing Done; do expect "it shows the part $part" grep -q "== $part" first.txt; done
 for file in tokenizer/tokenizer.json data/0-bible.bin data/1-debian-reference-ja.idx model/report.html model/log.jsonl model/latest/model.safetensors \
     model/latest/config.json model/latest/tokenizer.json model/loss.svg; do
-    check "it makes $file" test -s "quickstart/$file"
+    expect "it makes $file" test -s "quickstart/$file"
 done
-check "the report has curves" grep -q "<svg" quickstart/model/report.html
-check "nothing temporary is left" test -z "$(find quickstart -name '*.tmp*')"
+expect "the report has curves" grep -q "<svg" quickstart/model/report.html
+expect "nothing temporary is left" test -z "$(find quickstart -name '*.tmp*')"
 first=$(grep -o '"kind":"step","step":1,.*' quickstart/model/log.jsonl | sed 's/.*"loss":\([0-9.]*\).*/\1/')
 valid=$(grep '"kind":"valid"' quickstart/model/log.jsonl | tail -1 | sed 's/.*"loss":\([0-9.]*\).*/\1/')
 unigram=$(sed -n 's/^a unigram model .* validation loss \([0-9.]*\)$/\1/p' first.txt)
-check "the first loss $first is that of a uniform guess, log 4096 = 8.32" awk "BEGIN { exit !($first > 8.2 && $first < 8.6) }"
+expect "the first loss $first is that of a uniform guess, log 4096 = 8.32" awk "BEGIN { exit !($first > 8.2 && $first < 8.6) }"
 if [[ -z ${SAN:-} ]]; then
-    check "validation loss $valid is well below the unigram model's $unigram" awk "BEGIN { exit !($valid < $unigram - 0.8) }"
+    expect "validation loss $valid is well below the unigram model's $unigram" awk "BEGIN { exit !($valid < $unigram - 0.8) }"
 else
-    check "validation loss $valid is below $first" awk "BEGIN { exit !($valid < $first) }"
+    expect "validation loss $valid is below $first" awk "BEGIN { exit !($valid < $first) }"
 fi
 
 before=$(stat -L -c '%Y %s' quickstart/model/latest/model.safetensors quickstart/data/0-bible.bin quickstart/tokenizer/tokenizer.json)
 env STEPS=$steps "${small[@]}" bash "$script" >second.txt 2>&1
-check "a second run ends well" test $? == 0
-check "a second run makes no text, tokenizer or data" test "$(grep -c 'is there already' second.txt)" == 5
-check "a second run trains nothing" grep -q "the run is finished: $steps of $steps steps" second.txt
-check "a second run changes nothing" test "$before" == "$(stat -L -c '%Y %s' quickstart/model/latest/model.safetensors quickstart/data/0-bible.bin quickstart/tokenizer/tokenizer.json)"
-check "other settings are refused" bash -c "! STEPS=1 bash '$script' && STEPS=1 bash '$script' 2>&1 | grep -q 'made with other settings'"
+expect "a second run ends well" test $? == 0
+expect "a second run makes no text, tokenizer or data" test "$(grep -c 'is there already' second.txt)" == 5
+expect "a second run trains nothing" grep -q "the run is finished: $steps of $steps steps" second.txt
+expect "a second run changes nothing" test "$before" == "$(stat -L -c '%Y %s' quickstart/model/latest/model.safetensors quickstart/data/0-bible.bin quickstart/tokenizer/tokenizer.json)"
+expect "other settings are refused" bash -c "! STEPS=1 bash '$script' && STEPS=1 bash '$script' 2>&1 | grep -q 'made with other settings'"
 
 mkdir texts
 for i in $(seq 1 3000); do echo "$i. The $((i * 7 % 100)) birds of Mr. O'Hara sang in tree $((i % 13))."; [[ $((i % 6)) == 0 ]] && echo; done >texts/birds.txt
 for i in $(seq 1 1500); do echo "第$((i * 3 % 50))章の鳥は$((i % 13))本の木で歌いました。"; [[ $((i % 6)) == 0 ]] && echo; done >texts/鳥.txt
 TEXT="texts/birds.txt texts/鳥.txt" OUT=own STEPS=6 VOCAB=500 PRESET=llama-tiny bash "$script" >own.txt 2>&1
-check "own texts" test $? == 0
-check "own texts: both are used" grep -q "own/data/1-鳥" own.txt
-check "own texts: a model" test -s own/model/latest/model.safetensors
-check "a text that is not there is named" bash -c "! TEXT=nothere.txt OUT=none bash '$script' >none.txt 2>&1 && grep -q nothere.txt none.txt"
+expect "own texts" test $? == 0
+expect "own texts: both are used" grep -q "own/data/1-鳥" own.txt
+expect "own texts: a model" test -s own/model/latest/model.safetensors
+expect "a text that is not there is named" bash -c "! TEXT=nothere.txt OUT=none bash '$script' >none.txt 2>&1 && grep -q nothere.txt none.txt"

@@ -2,12 +2,8 @@
 # The README says nothing that is not so: its commands run, shortened, in the order in which they stand; its options, files and make
 # targets exist; every command of the program is described.
 #   TRAIN_GPT=path/to/train_gpt test/readme_test.sh
-set -u
-program=$(realpath "${TRAIN_GPT:-./train_gpt}")
 root=$(realpath "$(dirname "$0")/..")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+. "$root/test/lib.sh"
 
 # ---- the shell block: each command as it stands, but with a small model and few steps behind it (a later option wins) ----
 for i in $(seq 1 900); do echo "Once in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >corpus.txt

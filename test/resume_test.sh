@@ -3,30 +3,16 @@
 # family, with ramp-up, blending, short epochs and every schedule; kill -9 at random times, during training and saving; damaged
 # checkpoints are refused by name and stepped over; a full disk and a second run do no harm.
 #   TRAIN_GPT=path/to/train_gpt test/resume_test.sh
-set -u
-program=$(realpath "${TRAIN_GPT:-./train_gpt}")
-work=$(mktemp -d)
+. "$(dirname "$0")/lib.sh"
 trap 'umount "$work/tiny" 2>/dev/null; rm -rf "$work"' EXIT
-cd "$work" || exit 1
 KILLS=${KILLS:-100}
 [[ -z ${SAN:-} ]] || KILLS=10
 
-expect() {
-    local name=$1
-    shift
-    if "$@" >out.txt 2>&1; then echo "ok: $name"; else echo "FAILED: $name"; tail -n 20 out.txt; fi
-}
-says() {
-    if grep -q -- "$2" out.txt; then echo "ok: $1"; else echo "FAILED: $1: no '$2' in:"; tail -n 20 out.txt; fi
-}
-refused() { ! "$@"; }
 # Weights, masters and moments are the same bits.
 same() {
     local file
     for file in $(cd "$1/latest" && find . -name '*.safetensors'); do cmp "$1/latest/$file" "$2/latest/$file" || return 1; done
 }
-# Losses by step, each step once and in order.
-losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
 same_losses() { [[ "$(losses "$1")" == "$(losses "$2")" ]]; }
 
 for i in $(seq 1 500); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt

@@ -9,17 +9,6 @@
 #include "testing.h"
 
 using namespace test;
-using Doubles = std::vector<double>;
-
-namespace {
-
-double dot(const Doubles& a, const Doubles& b) {
-    double sum = 0;
-    for (size_t i = 0; i < a.size(); i++) sum += a[i] * b[i];
-    return sum;
-}
-
-}  // namespace
 
 // ---- linear ---------------------------------------------------------------------------------------------------------------
 TEST(Fp64, Linear) {

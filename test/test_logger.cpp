@@ -421,11 +421,11 @@ TEST(Report, ReadsOddFilesOrRefusesThem) {
            "1}\n"
            "{\"kind\":\"valid\"}\n{\"kind\":\"run\",\"name\":[],\"summary\":7}\n{\"kind\":\"sample\"}\n{\"kind\":\"event\"}\n";
     expect_balanced(render_report(read_log(scratch / "odd.jsonl"), 0, 10));
-    EXPECT_THROW(write_loss_svg(scratch / "odd.jsonl", scratch / "x.svg"), Error);
+    EXPECT_THROW(write_loss_svg(read_log(scratch / "odd.jsonl"), scratch / "x.svg"), Error);
     EXPECT_FALSE(fs::exists(scratch / "x.svg"));
     std::ofstream(scratch / "one.jsonl") << "{\"kind\":\"step\",\"step\":1,\"loss\":2.5}\n";
     expect_balanced(render_report(read_log(scratch / "one.jsonl"), 0, 10));
-    write_loss_svg(scratch / "one.jsonl", scratch / "x.svg");
+    write_loss_svg(read_log(scratch / "one.jsonl"), scratch / "x.svg");
     const std::string svg = read_whole_file(scratch / "x.svg");
     expect_balanced(svg);
     EXPECT_EQ(svg.rfind("<svg xmlns=\"http://www.w3.org/2000/svg\"", 0), 0u);

@@ -11,15 +11,9 @@
 #include "testing.h"
 
 using namespace test;
-using Doubles = std::vector<double>;
 
 namespace {
 
-double dot(const Doubles& a, const Doubles& b) {
-    double sum = 0;
-    for (size_t i = 0; i < a.size(); i++) sum += a[i] * b[i];
-    return sum;
-}
 Doubles difference(const Guarded<double>& a, const Doubles& b) {
     Doubles d(b.size());
     for (size_t i = 0; i < d.size(); i++) d[i] = a[i] - b[i];

@@ -19,6 +19,12 @@ using test::write_file;
 
 namespace {
 
+// A model directory without training state.
+void write_model(const std::string& dir, const ModelConfig& c, const ParameterTable& table, const floatX* params,
+                 const TokenizerFiles& tokenizer) {
+    publish_directory(dir, [&](const std::string& temporary) { write_model_files(temporary, c, table, params, tokenizer); });
+}
+
 template <class T>
 std::string array_of(const std::vector<T>& values) {
     std::string s;

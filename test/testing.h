@@ -158,6 +158,14 @@ void expect_same_bits(const A& a, const B& b, const std::string& name) {
             << name << "[" << i << "]: " << as_double(a[i]) << " and " << as_double(b[i]);
 }
 
+using Doubles = std::vector<double>;
+
+inline double dot(const Doubles& a, const Doubles& b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++) sum += a[i] * b[i];
+    return sum;
+}
+
 // ---- finite differences ---------------------------------------------------------------------------------------------------
 // Compares grad with (f(x + h) - f(x - h)) / 2h, f = loss(), which reads x. The truncation error is h^2 f'''/6 and the rounding
 // error about eps |f| / h, with h = 1e-5 both near 1e-10 for functions of order 1. Each element when n <= max_elements, else as

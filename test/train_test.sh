@@ -2,26 +2,10 @@
 # The program as a user runs it, on a small text: the same seed gives the same bits whatever is recomputed, other seeds do not;
 # fast and plain loops agree; checkpoints load; Ctrl-C ends cleanly; memory is what --dry-run says.
 #   TRAIN_GPT=path/to/train_gpt test/train_test.sh
-set -u
-program=$(realpath "${TRAIN_GPT:-./train_gpt}")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+. "$(dirname "$0")/lib.sh"
 
-# expect NAME COMMAND...: the command succeeds.
-expect() {
-    local name=$1
-    shift
-    if "$@" >out.txt 2>&1; then echo "ok: $name"; else echo "FAILED: $name"; tail -n 20 out.txt; fi
-}
-# says NAME PATTERN: the output of the last expect matches.
-says() {
-    if grep -q -- "$2" out.txt; then echo "ok: $1"; else echo "FAILED: $1: no '$2' in:"; tail -n 20 out.txt; fi
-}
 same() { cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
 differ() { ! same "$1" "$2"; }
-# losses DIR: step and loss of every step.
-losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
 # close DIR DIR TOLERANCE: as many steps, and losses no further apart.
 close() { paste -d ' ' <(losses "$1") <(losses "$2") | awk -v tolerance="$3" 'NF != 4 || $2 - $4 > tolerance || $4 - $2 > tolerance { bad = 1 } END { exit bad || NR == 0 }'; }
 
@@ -74,7 +58,6 @@ done
 expect "a fresh start without a prompt" "$program" generate --model llama/latest --max-new-tokens 5
 expect "eval of a text" "$program" eval --model llama/latest --text text.txt --max-samples 4
 says "bits per byte are printed" "bits per byte"
-refused() { ! "$@"; }
 expect "a run is not written over" refused run llama llama
 says "the message says so" "already holds a run"
 

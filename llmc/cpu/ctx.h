@@ -18,8 +18,8 @@ namespace cpu {
 // What the matrix unit of this CPU does best with bf16 operands.
 enum class Bf16Gemm {
     native,  // AMX, or AMD's AVX512-BF16 (twice the fp32 rate, measured): multiply bf16 directly
-    widen,   // convert to fp32 and multiply there: Intel's vdpbf16ps without AMX is half as fast as fp32 FMA, older CPUs have
-             // none
+    // convert to fp32 and multiply there: Intel's vdpbf16ps without AMX is half as fast as fp32 FMA, older CPUs have none
+    widen,
 };
 
 inline Bf16Gemm detect_bf16_gemm() {

@@ -1,0 +1,22 @@
+# What the test scripts share; a script sources it first. Sets `program`, and makes and enters an empty directory, `work`, that is
+# removed at the end. A script prints `ok: NAME` or `FAILED: NAME` per test, which test/run.sh counts.
+set -u
+program=$(realpath "${TRAIN_GPT:-./train_gpt}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# expect NAME COMMAND...: the command succeeds.
+expect() {
+    local name=$1
+    shift
+    if "$@" >out.txt 2>&1; then echo "ok: $name"; else echo "FAILED: $name"; tail -n 20 out.txt; fi
+}
+# says NAME PATTERN: the output of the last expect matches.
+says() {
+    if grep -q -- "$2" out.txt; then echo "ok: $1"; else echo "FAILED: $1: no '$2' in:"; tail -n 20 out.txt; fi
+}
+# refused COMMAND...: the command fails.
+refused() { ! "$@"; }
+# losses DIR: step and loss of every step of a run, in the order of its log.
+losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
