@@ -806,7 +806,7 @@ static std::string resume_directory(const TrainOptions& o) {
         if (!problem.empty()) fail("cannot resume from %s: %s", o.resume.c_str(), problem.c_str());
         return o.resume;
     }
-    const std::string dir = newest_intact(o.out, [](const std::string& problem) {
+    const std::string dir = checkpoint_to_resume(o.out, [](const std::string& problem) {
         fprintf(stderr, "warning: %s; trying an older checkpoint\n", problem.c_str());
     });
     if (dir.empty() && !steps.empty())
@@ -988,7 +988,7 @@ int train_command(const TrainOptions& given) {
         {"precision", precision_name}, {"backend", "cpu"}, {"threads", run.ctx.threads}, {"dp", 1}, {"tp", 1}, {"pp", 1}};
 
     // Without a checkpoint nothing of an earlier attempt counts.
-    if (resumed) cut_log(o.out + "/log.jsonl", state.step);
+    if (resumed) make_latest(o.out, run.resumed_from), cut_log(o.out + "/log.jsonl", state.step);
     else std::filesystem::remove(o.out + "/log.jsonl");
     Logger logger(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval);
     const RunInfo info = run_info(run);

@@ -2,7 +2,7 @@
 //   TrainingState         counters, and what a resumed run must agree with; state.json
 //   write_checkpoint      the whole directory, from a Snapshot of the training memory
 //   Saver                 copies the training memory, then writes in the background while training goes on
-//   find_checkpoints, newest_intact, prune    the checkpoints of a run
+//   find_checkpoints, checkpoint_to_resume, prune    the checkpoints of a run
 //   RunLock               one run per output directory
 // Weights and moments are exact copies, random numbers are functions of (seed, purpose, index), batches of the number of
 // samples consumed: a run that resumes goes on with the same bits as one that was never interrupted.
@@ -143,9 +143,16 @@ inline std::vector<int64_t> find_checkpoints(const std::string& out) {
     return steps;
 }
 
-// The newest directory that is as it was written; reports each damaged one. Empty if there is none.
-inline std::string newest_intact(const std::string& out, const std::function<void(const std::string&)>& report) {
-    for (const int64_t step : find_checkpoints(out)) {
+// The checkpoint to go on from: the one OUT/latest names or, if that is damaged, the newest intact one before it, then the
+// newest after it (those were given up for an older one by --resume DIR, or a kill kept them from becoming the latest). Reports
+// each damaged one that it steps over. Empty if none is intact.
+inline std::string checkpoint_to_resume(const std::string& out, const std::function<void(const std::string&)>& report) {
+    std::vector<int64_t> steps = find_checkpoints(out);
+    std::error_code error;
+    long long latest = 0;
+    if (sscanf(std::filesystem::read_symlink(out + "/latest", error).c_str(), "step_%lld", &latest) == 1)
+        std::stable_partition(steps.begin(), steps.end(), [&](int64_t step) { return step <= latest; });
+    for (const int64_t step : steps) {
         const std::string dir = step_directory(out, step), problem = verify_directory(dir);
         if (problem.empty()) return dir;
         report(problem);
@@ -153,9 +160,17 @@ inline std::string newest_intact(const std::string& out, const std::function<voi
     return "";
 }
 
-// Removes all but the newest `keep` and those at multiples of `keep_every` (0: none). keep 0 keeps all.
-inline void prune(const std::string& out, int64_t keep, int64_t keep_every) {
-    const std::vector<int64_t> steps = find_checkpoints(out);
+// Points OUT/latest at a checkpoint of that directory, written just now or gone on from; those after it count no more.
+inline void make_latest(const std::string& out, const std::string& dir) {
+    const std::filesystem::path real = std::filesystem::canonical(dir);
+    if (real.parent_path() == std::filesystem::canonical(out)) point_link(out + "/latest", real.filename().string());
+}
+
+// Of the checkpoints up to `step`, removes all but the newest `keep` and those at multiples of `keep_every` (0: none). keep 0
+// keeps all. Those after `step` are of another course of the run, or damaged: they take no place and are left alone.
+inline void prune(const std::string& out, int64_t step, int64_t keep, int64_t keep_every) {
+    std::vector<int64_t> steps = find_checkpoints(out);
+    steps.erase(steps.begin(), std::lower_bound(steps.begin(), steps.end(), step, std::greater<int64_t>()));
     for (size_t i = (size_t)keep; keep > 0 && i < steps.size(); i++) {
         if (keep_every > 0 && steps[i] % keep_every == 0) continue;
         // Renamed first, so that a kill in the middle leaves no directory that looks like a checkpoint.
@@ -243,8 +258,8 @@ inline void write_checkpoint(const std::string& out, const ModelConfig& c, const
         write_tensors(temporary + "/training/exp_avg_sq.safetensors", table, snapshot.v);
         write_file_atomically(state_file(temporary), to_json(state).dump(2) + "\n");
     });
-    point_link(out + "/latest", std::filesystem::path(dir).filename().string());
-    prune(out, keep, keep_every);
+    make_latest(out, dir);
+    prune(out, state.step, keep, keep_every);
 }
 
 // fp32 weights and moments of a checkpoint. The stored weights are the fp32 ones rounded, so they follow from these.

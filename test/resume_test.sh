@@ -72,6 +72,19 @@ expect "kill -9: the same bits" same blend-epochs-whole killed
 expect "kill -9: the same losses, each step once" same_losses blend-epochs-whole killed
 expect "kill -9: nothing half-written is left" test -z "$(find killed -name '.step_*' -o -name '*.tmp*')"
 
+# ---- latest is what counts ----
+cp -r gpt2-whole unpointed
+ln -sfn step_00000020 unpointed/latest
+expect "killed between a checkpoint and latest: goes on" train gpt2 unpointed --resume auto --keep 0
+expect "killed between a checkpoint and latest: the same bits" same gpt2-whole unpointed
+expect "killed between a checkpoint and latest: each step once" same_losses gpt2-whole unpointed
+expect "gone back to an older one" train gpt2 unpointed --resume unpointed/step_00000012 --exit-after 0.0001s --keep 1
+expect "it is not pushed out by those after it" test -s unpointed/latest/training/state.json
+expect "then on from there, not from those after it" train gpt2 unpointed --resume auto --keep 1
+expect "gone back: each step once" same_losses gpt2-whole unpointed
+expect "gone back: the same bits" same gpt2-whole unpointed
+expect "gone back: one checkpoint is kept" test "$(ls -d unpointed/step_*)" == unpointed/step_00000030
+
 # ---- damage ----
 damage() { # NAME COMMAND: damages the newest checkpoint of a fresh copy
     rm -rf damaged

@@ -128,9 +128,9 @@ TEST(Tensors, UnknownOnesAreRefusedByName) {
         expect_error([&] { with(name); }, {name, "no place"});
 }
 
-TEST(Checkpoints, NewestIntactIsFoundAndDamageReported) {
+TEST(Checkpoints, TheLatestIntactIsResumedAndDamageReported) {
     const TemporaryDirectory out;
-    EXPECT_EQ(newest_intact(out / "", [](const std::string&) {}), "");
+    EXPECT_EQ(checkpoint_to_resume(out / "", [](const std::string&) {}), "");
     for (int64_t step : {5, 100, 20})
         publish_directory(step_directory(out / "", step),
                           [](const std::string& temporary) { write_file(temporary + "/a", "abc"); });
@@ -138,22 +138,38 @@ TEST(Checkpoints, NewestIntactIsFoundAndDamageReported) {
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{100, 20, 5}));
     std::vector<std::string> reports;
     const auto report = [&](const std::string& problem) { reports.push_back(problem); };
-    EXPECT_EQ(newest_intact(out / "", report), step_directory(out / "", 100));
+    EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 100));
     EXPECT_TRUE(reports.empty());
     write_file(step_directory(out / "", 100) + "/a", "abd");
-    EXPECT_EQ(newest_intact(out / "", report), step_directory(out / "", 20));
+    EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 20));
     ASSERT_EQ(reports.size(), 1u);
     EXPECT_NE(reports[0].find("step_00000100/a"), std::string::npos);
+    // One that was gone back to comes before those after it; if it is damaged, those before it do.
+    write_file(step_directory(out / "", 100) + "/a", "abc");
+    make_latest(out / "", step_directory(out / "", 20));
+    EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 20));
+    make_latest(out / "", out / "latest");
+    EXPECT_EQ(std::filesystem::read_symlink(out / "latest"), "step_00000020");
+    write_file(step_directory(out / "", 20) + "/a", "abd");
+    EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 5));
+    write_file(step_directory(out / "", 5) + "/a", "abd");
+    EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 100));
+    const TemporaryDirectory elsewhere;
+    make_latest(elsewhere / "", step_directory(out / "", 5));
+    EXPECT_FALSE(std::filesystem::exists(elsewhere / "latest"));
 }
 
 TEST(Checkpoints, TheLastAndEveryMthAreKept) {
     const TemporaryDirectory out;
     for (int64_t step = 10; step <= 80; step += 10) std::filesystem::create_directory(step_directory(out / "", step));
-    prune(out / "", 0, 0);
+    prune(out / "", 80, 0, 0);
     EXPECT_EQ(find_checkpoints(out / "").size(), 8u);
-    prune(out / "", 2, 30);
+    prune(out / "", 80, 2, 30);
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 70, 60, 30}));
-    prune(out / "", 1, 0);
+    // Checkpoints after the one just written, of another course of the run, do not push it out.
+    prune(out / "", 60, 1, 0);
+    EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 70, 60}));
+    prune(out / "", 80, 1, 0);
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80}));
 }
 
