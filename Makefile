@@ -15,12 +15,17 @@
 PRECISION ?= bf16
 SAN       ?=
 CXX       := $(if $(filter default,$(origin CXX)),g++,$(CXX))
+NVCC      ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
+BACKEND   ?= $(if $(and $(NVCC),$(shell nvidia-smi -L 2>/dev/null)),cuda,cpu)
 comma     := ,
-config    := cpu-$(PRECISION)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter-out g++,$(CXX)),-$(notdir $(CXX)))
+config    := $(BACKEND)-$(PRECISION)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter-out g++,$(CXX)),-$(notdir $(CXX)))
 build     := build/$(config)
 
 ifeq ($(filter $(PRECISION),bf16 fp32),)
 $(error PRECISION is '$(PRECISION)'; it must be bf16 or fp32)
+endif
+ifeq ($(filter $(BACKEND),cpu emu cuda),)
+$(error BACKEND is '$(BACKEND)'; it must be cpu, cuda, or emu (the CUDA sources on an emulator))
 endif
 
 # -ffast-math is not used anywhere: it folds isfinite(NaN) to true. The two flags below only say that nobody reads errno or
@@ -32,6 +37,12 @@ ifneq ($(SAN),)
 # Sanitizers with -O1, so that reports have lines; frame pointers for whole stacks.
 CXXFLAGS += -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g
 LDFLAGS  += -fsanitize=$(SAN)
+endif
+
+# The emulator stands in for the toolkit's headers (test/emu); #pragma unroll means nothing to g++.
+EMUFLAGS := -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -O2 -g
+ifeq ($(BACKEND),emu)
+CXXFLAGS += $(EMUFLAGS)
 endif
 
 flag_bf16 :=
@@ -81,10 +92,23 @@ $(build)/test_%: test/test_%.cpp Makefile | deps-test $(build)
 	@echo "building $@"
 	@$(CXX) $< $(CXXFLAGS) $(TEST_OPT) $(flag_$(call precision_of,test_$*)) -o $@ $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
 
+# ---- tests of the GPU's kernels: test/gpu/test_X.cu, on the emulator, in both precisions ----
+gpu_tests := $(patsubst test/gpu/test_%.cu,%,$(wildcard test/gpu/test_*.cu))
+emu_suffix := $(patsubst $(BACKEND)-$(PRECISION)%,%,$(config))
+emu_programs := $(foreach p,bf16 fp32,$(patsubst %,build/emu-$p$(emu_suffix)/test_gpu_%,$(gpu_tests)))
+
+define emu_rule
+build/emu-$1$(emu_suffix)/test_gpu_%: test/gpu/test_%.cu Makefile | deps-test
+	@echo "building $$@"
+	@mkdir -p $$(@D)
+	@$(CXX) -x c++ $$< $(CXXFLAGS) $(if $(filter emu,$(BACKEND)),,$(EMUFLAGS)) $(flag_$1) -o $$@ $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
+endef
+$(foreach p,bf16 fp32,$(eval $(call emu_rule,$p)))
+
 # Programs are built two at a time whatever -j says to the outer make, then run one after another.
 test: deps-test deps-quickstart
-	@$(MAKE) -s --no-print-directory -j2 $(test_programs) $(build)/train_gpt
-	@TRAIN_GPT=$(build)/train_gpt SAN=$(SAN) test/run.sh $(test_programs) $(test_scripts)
+	@$(MAKE) -s --no-print-directory -j2 $(test_programs) $(emu_programs) $(build)/train_gpt
+	@TRAIN_GPT=$(build)/train_gpt SAN=$(SAN) test/run.sh $(test_programs) $(emu_programs) $(test_scripts)
 
 # ---- fuzzing: test/fuzz/fuzz_X.cpp is a libFuzzer target; findings go to build/fuzz/X ----
 FUZZ_SECONDS  ?= 60
@@ -140,4 +164,4 @@ clean:
 format:
 	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h test/*.cpp test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cpp dev/interop/*.cpp
 
--include $(wildcard $(build)/*.d build/fuzz/*.d)
+-include $(wildcard $(build)/*.d build/emu-*/*.d build/fuzz/*.d)

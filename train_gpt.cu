@@ -37,10 +37,14 @@ right, slowest first. `d` prefixes a gradient. floatX is the storage type (bf16 
 #include "llmc/cpu/loss.h"
 #include "llmc/cpu/optimizer.h"
 #include "llmc/cpu/reduce.h"
+#include "llmc/cpu/memory.h"
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+#include "llmc/gpu/ops.cuh"
+#endif
 // defines: rope_table, alibi_slope | normal_at
 #include "llmc/math.h"
 #include "llmc/rng.h"
-// defines: Arena, available_memory_bytes | ModelConfig, presets | ParameterTable, Params
+// defines: Arena, HostSide | ModelConfig, presets | ParameterTable, Params
 #include "llmc/arena.h"
 #include "llmc/model_config.h"
 #include "llmc/parameters.h"
@@ -108,6 +112,9 @@ struct Activations {
     real *final_mean, *final_rstd;  // (N) (N)
     floatX* logits;                 // (head_rows, Vp), turned into their gradient in place
     real *loss, *zloss, *lse;       // (N) each
+    LossSums* sums;                 // of what the head has seen since they were cleared
+    int *tokens, *targets;          // (N) of the micro-batch, as are the next two
+    int *positions, *doc_start;     // (N)
     floatX* branch;                 // (N, C) what attention or MLP adds to the residual stream
     floatX* dx;                     // (N, C) gradient of the residual stream, walking from the head to the embedding
     floatX* dnorm;                  // (N, C) gradient of a norm's output
@@ -128,16 +135,11 @@ struct Model {
     Params<real> g;       // views of grads
     Activations a;
     KeyValueCache cache{};
-    std::vector<real> slopes;   // (NH) ALiBi
-    std::vector<real> cos_sin;  // (T, HS/2, 2) rope
+    real* slopes = nullptr;   // (NH) ALiBi; null: none
+    real* cos_sin = nullptr;  // (T, HS/2, 2) rope; null: none
     Arena arena;
 
-    explicit Model(const ModelConfig& config) : c(config), table(config) {
-        if (c.position == Position::alibi)
-            for (int h = 0; h < c.NH; h++) slopes.push_back(alibi_slope(h, c.NH));
-        if (c.position == Position::rope) rope_table(cos_sin, c.T, c.HS(), c.rope_base);
-    }
-    const real* alibi() const { return slopes.empty() ? nullptr : slopes.data(); }
+    explicit Model(const ModelConfig& config) : c(config), table(config) {}
     real attention_scale() const { return (real)(1.0 / std::sqrt((double)c.HS())); }
 };
 
@@ -210,6 +212,10 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     }
     arena.add("activations: embedding, head", &a.final_norm, N * C);
     for (real** s : {&a.final_mean, &a.final_rstd, &a.loss, &a.zloss, &a.lse}) arena.add("activations: embedding, head", s, N);
+    arena.add("activations: embedding, head", &a.sums, 1);
+    for (int** s : {&a.tokens, &a.targets, &a.positions, &a.doc_start}) arena.add("activations: embedding, head", s, N);
+    if (c.position == Position::alibi) arena.add("activations: embedding, head", &m.slopes, c.NH);
+    if (c.position == Position::rope) arena.add("activations: embedding, head", &m.cos_sin, (size_t)c.T * c.HS());
     arena.add("logits (a chunk of rows)", &a.logits, (size_t)a.head_rows * c.Vp);
     arena.add("activations: shared block", &a.branch, N * C);
     if (training) {
@@ -225,15 +231,22 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
 
 // Room for a copy of all that a checkpoint holds, so that training goes on while it is written.
 static void plan_checkpoint_copy(Model& m) {
-    m.arena.add("copy for checkpoints", &m.copy.params, m.table.size);
-    if (sizeof(floatX) != sizeof(real)) m.arena.add("copy for checkpoints", &m.copy.master, m.table.size);
-    m.arena.add("copy for checkpoints", &m.copy.m, m.table.size);
-    m.arena.add("copy for checkpoints", &m.copy.v, m.table.size);
+    m.arena.add_on_host("copy for checkpoints", &m.copy.params, m.table.size);
+    if (sizeof(floatX) != sizeof(real)) m.arena.add_on_host("copy for checkpoints", &m.copy.master, m.table.size);
+    m.arena.add_on_host("copy for checkpoints", &m.copy.m, m.table.size);
+    m.arena.add_on_host("copy for checkpoints", &m.copy.v, m.table.size);
 }
 
-// Gets the planned memory and sets every pointer that is a view of another.
-static void allocate(Model& m) {
+// Gets the planned memory, fills in constants, and sets every pointer that is a view of another.
+static void allocate(be::Ctx& ctx, Model& m) {
     m.arena.allocate();
+    const ModelConfig& c = m.c;
+    std::vector<real> slopes, cos_sin;
+    if (m.slopes)
+        for (int h = 0; h < c.NH; h++) slopes.push_back(alibi_slope(h, c.NH));
+    if (m.cos_sin) rope_table(cos_sin, c.T, c.HS(), c.rope_base);
+    be::upload(ctx, m.slopes, slopes.data(), slopes.size() * sizeof(real));
+    be::upload(ctx, m.cos_sin, cos_sin.data(), cos_sin.size() * sizeof(real));
     if (m.grads && sizeof(floatX) == sizeof(real)) m.master = reinterpret_cast<real*>(m.params);
     bind_parameters(m.c, m.table, m.p, m.params);
     if (m.grads) bind_parameters(m.c, m.table, m.g, m.grads);
@@ -252,33 +265,61 @@ static void allocate(Model& m) {
     }
 }
 
+// Masters are memory of their own in bf16 training; in fp32 they are the parameters.
+static bool separate_masters(const Model& m) { return m.master && (const void*)m.master != (const void*)m.params; }
+
 // ---------------------------------------------------------------------------------------------------------------------------
 // 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
 //    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1.
-static void initialize(Model& m, uint64_t seed) {
+static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
+    HostSide<floatX> params(ctx, m.params, m.table.size);
+    HostSide<real> master(ctx, m.master, separate_masters(m) ? m.table.size : 0);
     for (size_t row = 0; row < m.table.rows.size(); row++) {
         const TensorSpec& t = m.table.rows[row];
         const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
         // Padded vocabulary rows are zero and stay zero: they take part in nothing.
         const size_t live = t.hf.size() == 1 && t.hf[0].rows < t.rows ? (size_t)t.hf[0].rows * t.cols : t.size();
-        floatX* w = m.params + t.offset;
+        floatX* w = params.data() + t.offset;
+        real* masters = separate_masters(m) ? master.data() + t.offset : nullptr;
 #pragma omp parallel for schedule(static)
         for (size_t i = 0; i < t.size(); i++) {
             real value = 0;
             if (t.init == Init::ones) value = 1;
             else if (t.init != Init::zeros && i < live)
                 value = (real)(std * normal_at(seed, RngPurpose::init, (uint32_t)row, i));
-            if (m.master) m.master[t.offset + i] = value;
+            if (masters) masters[i] = value;
             w[i] = (floatX)value;
         }
     }
+    params.upload(), master.upload();
 }
 
-// The optimizer's state of a model whose parameters were loaded: fp32 masters are exactly the stored weights.
-static void masters_from_params(Model& m) {
-    if (!m.master || (void*)m.master == (void*)m.params) return;
+// Weights from a model's directory. fp32 masters are exactly the stored weights.
+static void load_parameters(be::Ctx& ctx, Model& m, const std::string& dir) {
+    HostSide<floatX> params(ctx, m.params, m.table.size);
+    HostSide<real> master(ctx, m.master, separate_masters(m) ? m.table.size : 0);
+    read_parameters(dir, m.c, m.table, params.data());
+    if (separate_masters(m)) {
+        const floatX* from = params.data();
+        real* to = master.data();
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < m.table.size; i++) m.master[i] = (real)m.params[i];
+        for (size_t i = 0; i < m.table.size; i++) to[i] = (real)from[i];
+    }
+    params.upload(), master.upload();
+}
+
+// fp32 weights and moments from a checkpoint; the stored weights are the fp32 ones rounded.
+static void load_optimizer(be::Ctx& ctx, Model& m, const std::string& dir) {
+    HostSide<real> master(ctx, m.master, m.table.size), first(ctx, m.m, m.table.size), second(ctx, m.v, m.table.size);
+    read_optimizer(dir, m.c, m.table, master.data(), first.data(), second.data());
+    master.upload(), first.upload(), second.upload();
+    if (!separate_masters(m)) return;
+    HostSide<floatX> params(ctx, m.params, m.table.size);
+    const real* from = master.data();
+    floatX* to = params.data();
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < m.table.size; i++) to[i] = (floatX)from[i];
+    params.upload();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -292,11 +333,16 @@ struct Rows {
     int N() const { return B * T; }
 };
 
-static Rows rows_of(const Batch& batch) {
-    return {batch.tokens.data(),
-            batch.targets.data(),
-            batch.positions.data(),
-            batch.doc_start.empty() ? nullptr : batch.doc_start.data(),
+// Sends a micro-batch to where the ops read it.
+static Rows stage(be::Ctx& ctx, Model& m, const Batch& batch) {
+    const auto send = [&](int* to, const std::vector<int>& from) {
+        be::upload(ctx, to, from.data(), from.size() * sizeof(int));
+        return from.empty() ? nullptr : to;
+    };
+    return {send(m.a.tokens, batch.tokens),
+            send(m.a.targets, batch.targets),
+            send(m.a.positions, batch.positions),
+            send(m.a.doc_start, batch.doc_start),
             batch.B,
             batch.T,
             nullptr};
@@ -336,12 +382,12 @@ static void block_forward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
 
     norm_forward(ctx, c, s.norm1, s.mean1, s.rstd1, nullptr, x, nullptr, p.norm1_w, p.norm1_b, N);
     be::linear_forward(ctx, s.qkv, s.norm1, p.qkv_w, p.qkv_b, N, C, c.QKV());
-    if (c.position == Position::rope) be::rope_forward(ctx, s.qkv, in.positions, m.cos_sin.data(), N, c.NH, c.NKV, c.HS());
+    if (c.position == Position::rope) be::rope_forward(ctx, s.qkv, in.positions, m.cos_sin, N, c.NH, c.NKV, c.HS());
     if (in.cache)
-        be::attention_decode(ctx, s.att, in.cache->keys_of(l), in.cache->values_of(l), s.qkv, m.alibi(), 1, in.cache->length,
+        be::attention_decode(ctx, s.att, in.cache->keys_of(l), in.cache->values_of(l), s.qkv, m.slopes, 1, in.cache->length,
                              c.T, c.NH, c.NKV, c.HS(), m.attention_scale());
     else
-        be::attention_forward(ctx, s.att, s.lse, s.qkv, m.alibi(), in.doc_start, in.B, in.T, c.NH, c.NKV, c.HS(),
+        be::attention_forward(ctx, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, c.NH, c.NKV, c.HS(),
                               m.attention_scale());
     be::linear_forward(ctx, branch, s.att, p.proj_w, p.proj_b, N, C, C);
     norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, s.mid, x, branch, p.norm2_w, p.norm2_b, N);  // mid = x + branch
@@ -385,9 +431,9 @@ static void block_backward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
 
     be::linear_backward_input(ctx, dnarrow, dx, p.proj_w, N, C, C);
     be::linear_backward_weight(ctx, g.proj_w, g.proj_b, dx, s.att, N, C, C, Acc::Add);
-    be::attention_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, m.alibi(), in.doc_start, in.B, in.T, c.NH, c.NKV, c.HS(),
+    be::attention_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, c.NH, c.NKV, c.HS(),
                            m.attention_scale());
-    if (c.position == Position::rope) be::rope_backward(ctx, dwide, in.positions, m.cos_sin.data(), N, c.NH, c.NKV, c.HS());
+    if (c.position == Position::rope) be::rope_backward(ctx, dwide, in.positions, m.cos_sin, N, c.NH, c.NKV, c.HS());
     be::linear_backward_input(ctx, dnorm, dwide, p.qkv_w, N, C, QKV);
     be::linear_backward_weight(ctx, g.qkv_w, g.qkv_b, dwide, s.norm1, N, C, QKV, Acc::Add);
     norm_backward(ctx, c, dx, g.norm1_w, g.norm1_b, dnorm, m.a.x[l], p.norm1_w, s.mean1, s.rstd1, N, Acc::Add);
@@ -396,12 +442,16 @@ static void block_backward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 4  The whole model
 
-// Sums over the unmasked targets of one or more micro-batches.
-struct LossSums {
-    double ce = 0, z = 0;                 // cross-entropy, z-loss
-    double lse = 0, lse_max = -INFINITY;  // log Z: sum and largest
-    int64_t n = 0;                        // unmasked targets
-};
+static void clear_sums(be::Ctx& ctx, Model& m) {
+    const LossSums none;
+    be::upload(ctx, m.a.sums, &none, sizeof none);
+}
+// Waits for the ops before it.
+static LossSums read_sums(be::Ctx& ctx, const Model& m) {
+    LossSums sums;
+    be::download(ctx, &sums, m.a.sums, sizeof sums);
+    return sums;
+}
 
 static void embed_forward(be::Ctx& ctx, Model& m, const Rows& in) {
     const ModelConfig& c = m.c;
@@ -424,8 +474,9 @@ static void embed_backward(be::Ctx& ctx, Model& m, const Rows& in) {
 }
 
 // Final norm, logits in chunks of rows, loss. With `training`, each chunk's logits become their gradient in place and are sent
-// back through the head at once, so a (N, V) matrix never exists; dx is then the gradient of the last block's output.
-static void head(be::Ctx& ctx, Model& m, const Rows& in, real loss_scale, real z_coef, bool training, LossSums& sums) {
+// back through the head at once, so a (N, V) matrix never exists; dx is then the gradient of the last block's output. Adds to
+// the sums of the model.
+static void head(be::Ctx& ctx, Model& m, const Rows& in, real loss_scale, real z_coef, bool training) {
     const ModelConfig& c = m.c;
     Activations& a = m.a;
     const floatX* x = a.x[c.L];
@@ -444,12 +495,7 @@ static void head(be::Ctx& ctx, Model& m, const Rows& in, real loss_scale, real z
     if (training)
         norm_backward(ctx, c, a.dx, m.g.final_norm_w, m.g.final_norm_b, a.dnorm, x, m.p.final_norm_w, a.final_mean,
                       a.final_rstd, N, Acc::Set);
-    for (int i = 0; i < N; i++) {
-        if (in.targets[i] < 0) continue;
-        sums.ce += a.loss[i], sums.z += a.zloss[i], sums.lse += a.lse[i], sums.n++;
-        // !(<=) and not >, so that a NaN shows
-        if (!(a.lse[i] <= sums.lse_max)) sums.lse_max = a.lse[i];
-    }
+    be::loss_sums(ctx, a.sums, a.loss, a.zloss, a.lse, in.targets, N);
 }
 
 static void model_forward(be::Ctx& ctx, Model& m, const Rows& in) {
@@ -495,16 +541,17 @@ static StepStats train_step(Trainer& t) {
     const int64_t targets = t.data.unmasked(t.state.consumed, global_batch);
     const real loss_scale = targets > 0 ? (real)(1.0 / targets) : real(0);
 
-    LossSums sums;
-    memset(t.m.grads, 0, t.m.table.size * sizeof(real));
+    be::clear(t.ctx, t.m.grads, t.m.table.size * sizeof(real));
+    clear_sums(t.ctx, t.m);
     for (int64_t done = 0; done < global_batch; done += t.o.micro_batch_size) {
         t.data.fetch(t.state.consumed + done, t.o.micro_batch_size, t.batch);
-        const Rows rows = rows_of(t.batch);
+        const Rows rows = stage(t.ctx, t.m, t.batch);
         model_forward(t.ctx, t.m, rows);
-        head(t.ctx, t.m, rows, loss_scale, z_coef, true, sums);
+        head(t.ctx, t.m, rows, loss_scale, z_coef, true);
         model_backward(t.ctx, t.m, rows);
     }
     const double norm = std::sqrt(be::sum_of_squares(t.ctx, t.m.grads, t.m.table.size));
+    const LossSums sums = read_sums(t.ctx, t.m);
     const double ce = sums.ce / sums.n, z = sums.z / sums.n;
     // Clipping (Megatron): all gradients times clip / (norm + 1e-6), if that is below 1.
     const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
@@ -535,15 +582,15 @@ static StepStats train_step(Trainer& t) {
 
 // Loss over samples [0, n) of a data set, forward only.
 static LossSums evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t n) {
-    LossSums sums;
     Batch batch;
+    clear_sums(ctx, m);
     for (int64_t first = 0; first < n; first += m.a.B) {
         data.fetch(first, (int)std::min<int64_t>(m.a.B, n - first), batch);
-        const Rows rows = rows_of(batch);
+        const Rows rows = stage(ctx, m, batch);
         model_forward(ctx, m, rows);
-        head(ctx, m, rows, 0, 0, false, sums);
+        head(ctx, m, rows, 0, 0, false);
     }
-    return sums;
+    return read_sums(ctx, m);
 }
 
 // Writes text one token at a time. The activations of `m` serve as scratch.
@@ -584,7 +631,9 @@ public:
         norm_forward(ctx_, c, a.final_norm, a.final_mean, a.final_rstd, nullptr, a.x[c.L] + (size_t)last_row_ * c.C, nullptr,
                      m_.p.final_norm_w, m_.p.final_norm_b, 1);
         be::linear_forward(ctx_, a.logits, a.final_norm, m_.p.head, nullptr, 1, c.C, c.Vp);
-        logits_.assign(a.logits, a.logits + c.V);
+        HostSide<floatX> row(ctx_, a.logits, c.V);
+        row.download();
+        logits_.assign(row.data(), row.data() + c.V);
         return logits_;
     }
 
@@ -592,17 +641,17 @@ private:
     Rows rows_for(const int* tokens, int n, KeyValueCache* cache) {
         positions_.resize(n);
         for (int i = 0; i < n; i++) positions_[i] = length() + i;
-        return {tokens, nullptr, positions_.data(), nullptr, 1, n, cache};
+        be::upload(ctx_, m_.a.tokens, tokens, n * sizeof(int));
+        be::upload(ctx_, m_.a.positions, positions_.data(), n * sizeof(int));
+        return {m_.a.tokens, nullptr, m_.a.positions, nullptr, 1, n, cache};
     }
 
     void keep_keys_and_values(int l, int n) {
         const ModelConfig& c = m_.c;
-        const size_t q = (size_t)c.NH * c.HS(), kv = (size_t)c.NKV * c.HS();
-        for (int t = 0; t < n; t++) {
-            const floatX* row = m_.a.blocks[l].qkv + (size_t)t * c.QKV();
-            std::copy_n(row + q, kv, cache_.keys_of(l) + t * kv);
-            std::copy_n(row + q + kv, kv, cache_.values_of(l) + t * kv);
-        }
+        const size_t kv = (size_t)c.NKV * c.HS(), bytes = kv * sizeof(floatX), stride = c.QKV() * sizeof(floatX);
+        const floatX* keys = m_.a.blocks[l].qkv + (size_t)c.NH * c.HS();
+        be::copy_rows(ctx_, cache_.keys_of(l), bytes, keys, stride, bytes, n);
+        be::copy_rows(ctx_, cache_.values_of(l), bytes, keys + kv, stride, bytes, n);
     }
 
     be::Ctx& ctx_;
@@ -755,8 +804,7 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("learning rate", format("%s %g to %g, warm-up over %s samples", schedule.style.c_str(), schedule.max_lr,
                                   schedule.min_lr, with_commas(schedule.warmup).c_str()));
     t.table.section("Machine");
-    t.row("backend", format("cpu, %d thread%s, %s%s", ctx.threads, ctx.threads == 1 ? "" : "s", be::Ctx::isa_name(),
-                            ctx.plain ? ", plain loops" : ""));
+    t.row("backend", std::string(be::backend_name) + ", " + ctx.description());
     t.row("precision",
           format("%s storage, %s sums, gradients and optimizer", precision_name, sizeof(real) == 4 ? "fp32" : "fp64"));
     t.row("recompute", o.recompute_granularity);
@@ -764,7 +812,8 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     for (const auto& [purpose, bytes] : m.arena.purposes()) t.row(purpose, human_bytes((double)bytes));
     const size_t resident = resident_memory_bytes();
     t.row("program, libraries, data order", human_bytes((double)resident));
-    t.row("in all", human_bytes((double)(m.arena.bytes() + resident)));
+    if (be::memory_is_host) t.row("in all", human_bytes((double)(m.arena.bytes() + resident)));
+    else t.row("in all on the GPU", human_bytes((double)m.arena.bytes()));
     return t;
 }
 
@@ -838,17 +887,10 @@ static nlohmann::ordered_json data_identity(const DataLoader& data, const DataOp
 }
 
 // Weights of a new run, or weights and moments of the checkpoint `from`.
-static void load_weights(Model& m, const TrainOptions& o, const std::string& from) {
-    if (!from.empty()) {
-        read_optimizer(from, m.c, m.table, m.master, m.m, m.v);
-#pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < m.table.size; i++) m.params[i] = (floatX)m.master[i];
-    } else if (!o.model.empty()) {
-        read_parameters(o.model, m.c, m.table, m.params);
-        masters_from_params(m);
-    } else {
-        initialize(m, (uint64_t)o.seed);
-    }
+static void load_weights(be::Ctx& ctx, Model& m, const TrainOptions& o, const std::string& from) {
+    if (!from.empty()) load_optimizer(ctx, m, from);
+    else if (!o.model.empty()) load_parameters(ctx, m, o.model);
+    else initialize(ctx, m, (uint64_t)o.seed);
 }
 
 // A run from its options to the moment before its first step: everything that can be refused is refused here, and the table of
@@ -891,7 +933,7 @@ struct Run {
         m = std::make_unique<Model>(c);
         plan_memory(*m, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows,
                     o.sample_interval > 0);
-        if (!o.save_in_foreground) plan_checkpoint_copy(*m);
+        if (!o.save_in_foreground || !be::memory_is_host) plan_checkpoint_copy(*m);
         open_data();
         table = describe_run(*m, o, schedule, ctx);
         if (train) table.table.section("Data");
@@ -973,8 +1015,8 @@ int train_command(const TrainOptions& given) {
 
     const RunLock lock(o.out);
     remove_leftovers(o.out);
-    allocate(m);
-    load_weights(m, o, run.resumed_from);
+    allocate(run.ctx, m);
+    load_weights(run.ctx, m, o, run.resumed_from);
     Trainer trainer{run.ctx, m, o, run.schedule, *run.train, run.state, {}};
     TrainingState& state = trainer.state;
     const bool resumed = !run.resumed_from.empty();
@@ -984,8 +1026,12 @@ int train_command(const TrainOptions& given) {
         return 0;
     }
     state.options = options_to_json(o), state.data = run.data;
-    state.layout = {
-        {"precision", precision_name}, {"backend", "cpu"}, {"threads", run.ctx.threads}, {"dp", 1}, {"tp", 1}, {"pp", 1}};
+    state.layout = {{"precision", precision_name},
+                    {"backend", be::backend_name},
+                    {"threads", run.ctx.threads},
+                    {"dp", 1},
+                    {"tp", 1},
+                    {"pp", 1}};
 
     // Without a checkpoint nothing of an earlier attempt counts.
     if (resumed) make_latest(o.out, run.resumed_from), cut_log(o.out + "/log.jsonl", state.step);
@@ -995,7 +1041,7 @@ int train_command(const TrainOptions& given) {
     logger.run(info, resumed);
     if (resumed) logger.event(state.step, "info", "resume", "going on from " + run.resumed_from);
 
-    Saver saver(o.out, m.c, m.table, tokenizer_files(run.tokenizer.get()), o.keep, o.keep_every, m.copy);
+    Saver saver(run.ctx, o.out, m.c, m.table, tokenizer_files(run.tokenizer.get()), o.keep, o.keep_every, m.copy);
     std::string save_error;  // of the last save
     const auto report_save = [&] {
         const auto outcome = saver.outcome();
@@ -1015,6 +1061,7 @@ int train_command(const TrainOptions& given) {
         saver.wait();
         report_save();
         saver.save({m.params, m.master, m.m, m.v}, state);
+        if (o.save_in_foreground) saver.wait();
         timetable.saved();
     };
     const auto validate = [&] {
@@ -1066,7 +1113,7 @@ struct LoadedModel {
     std::unique_ptr<Tokenizer> tokenizer;
 };
 
-static LoadedModel load_for_inference(const std::string& dir, int B, int T, int head_rows, bool generates) {
+static LoadedModel load_for_inference(be::Ctx& ctx, const std::string& dir, int B, int T, int head_rows, bool generates) {
     if (dir.empty()) fail("the model is missing; HINT: --model DIR");
     LoadedModel loaded;
     ModelConfig c = read_config(dir);
@@ -1075,8 +1122,8 @@ static LoadedModel load_for_inference(const std::string& dir, int B, int T, int 
     if (T > c.T) fail("--seq-length %d is above the model's longest sequence %d", T, c.T);
     loaded.m = std::make_unique<Model>(c);
     plan_memory(*loaded.m, Recompute::inference, B, T ? T : c.T, head_rows, generates);
-    allocate(*loaded.m);
-    read_parameters(dir, c, loaded.m->table, loaded.m->params);
+    allocate(ctx, *loaded.m);
+    load_parameters(ctx, *loaded.m, dir);
     if (std::filesystem::exists(dir + "/tokenizer.json")) loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(dir));
     return loaded;
 }
@@ -1084,7 +1131,7 @@ static LoadedModel load_for_inference(const std::string& dir, int B, int T, int 
 int generate_command(const GenerateOptions& o) {
     be::Ctx ctx(o.threads);
     ctx.plain = o.plain;
-    LoadedModel loaded = load_for_inference(o.model, 1, 0, 1, true);
+    LoadedModel loaded = load_for_inference(ctx, o.model, 1, 0, 1, true);
     if (!loaded.tokenizer) fail("%s has no tokenizer.json", o.model.c_str());
     const Tokenizer& tokenizer = *loaded.tokenizer;
     Generator generator(ctx, *loaded.m);
@@ -1122,21 +1169,25 @@ struct ScoredRow {
 // behind its own, so that none is overwritten before it was used.
 static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
     floatX* x = m.a.x[m.c.L];
-    const size_t C = m.c.C;
+    const size_t C = m.c.C, row_bytes = C * sizeof(floatX);
     std::vector<int> targets;
     for (size_t first = 0; first < rows.size(); first += targets.size()) {
         targets.clear();
         for (size_t i = 0; i < (size_t)m.a.head_rows && first + i < rows.size(); i++) {
             const ScoredRow& r = rows[first + i];
-            if (r.row != i) std::copy_n(x + r.row * C, C, x + i * C);
+            if (r.row != i) be::copy_rows(ctx, x + i * C, row_bytes, x + r.row * C, row_bytes, row_bytes, 1);
             targets.push_back(r.target);
         }
-        LossSums sums;
-        head(ctx, m, {nullptr, targets.data(), nullptr, nullptr, 1, (int)targets.size(), nullptr}, 0, 0, false, sums);
-        for (size_t i = 0; i < targets.size(); i++) {
+        const size_t n = targets.size();
+        be::upload(ctx, m.a.targets, targets.data(), n * sizeof(int));
+        head(ctx, m, {nullptr, m.a.targets, nullptr, nullptr, 1, (int)n, nullptr}, 0, 0, false);
+        HostSide<floatX> all_logits(ctx, m.a.logits, n * m.c.Vp);
+        HostSide<real> loss(ctx, m.a.loss, n);
+        all_logits.download(), loss.download();
+        for (size_t i = 0; i < n; i++) {
             Score& s = scores[rows[first + i].request];
-            const floatX* logits = m.a.logits + i * m.c.Vp;
-            s.log_likelihood -= m.a.loss[i];
+            const floatX* logits = all_logits.data() + i * m.c.Vp;
+            s.log_likelihood -= loss.data()[i];
             s.greedy = s.greedy && std::max_element(logits, logits + m.c.V) - logits == targets[i];
         }
     }
@@ -1166,7 +1217,9 @@ static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vect
             for (int t = n - r.n_scored; t < n; t++) rows.push_back({start + t, request, r.tokens[t + 1]});
             done += n;
         }
-        model_forward(ctx, m, {tokens.data(), nullptr, positions.data(), nullptr, B, T, nullptr});
+        be::upload(ctx, m.a.tokens, tokens.data(), tokens.size() * sizeof(int));
+        be::upload(ctx, m.a.positions, positions.data(), positions.size() * sizeof(int));
+        model_forward(ctx, m, {m.a.tokens, nullptr, m.a.positions, nullptr, B, T, nullptr});
         score_rows(ctx, m, rows, scores);
         first += B;
         progress.update(done);
@@ -1202,7 +1255,7 @@ static int evaluate_tasks(be::Ctx& ctx, const EvalOptions& o) {
     std::vector<Task> tasks, pools;
     for (const std::string& file : o.tasks) tasks.push_back(read_task(file));
     for (const std::string& file : o.fewshot) pools.push_back(read_task(file));
-    LoadedModel loaded = load_for_inference(o.model, o.micro_batch_size, o.seq_length, 1024, false);
+    LoadedModel loaded = load_for_inference(ctx, o.model, o.micro_batch_size, o.seq_length, 1024, false);
     Model& m = *loaded.m;
     if (!loaded.tokenizer) fail("%s has no tokenizer.json", o.model.c_str());
     if (loaded.tokenizer->vocab_size() > m.c.V)
@@ -1228,7 +1281,7 @@ int eval_command(const EvalOptions& o) {
     if (!o.text.empty() + !o.data_path.empty() + !o.tasks.empty() != 1)
         fail("give --data-path, --text or --tasks, one of the three");
     if (!o.tasks.empty()) return evaluate_tasks(ctx, o);
-    LoadedModel loaded = load_for_inference(o.model, o.micro_batch_size, o.seq_length, 1024, false);
+    LoadedModel loaded = load_for_inference(ctx, o.model, o.micro_batch_size, o.seq_length, 1024, false);
     const Model& m = *loaded.m;
     DataOptions d;
     d.T = m.a.T, d.vocab_size = m.c.V;

@@ -1,7 +1,7 @@
-// Named regions in one allocation. A region is planned with add(), the whole is allocated at once, and the memory table of
-// --dry-run is printed from the same plan, so the two cannot disagree.
+// Named regions in one allocation of the backend's memory, and one of the host's where that is another. A region is planned
+// with add(), all are allocated at once, and the memory table of --dry-run is printed from the same plan, so the two cannot
+// disagree.
 #pragma once
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 #if defined(__SANITIZE_ADDRESS__)
@@ -17,29 +17,7 @@
 #include <vector>
 
 #include "check.h"
-
-// Bytes of memory that this process could still get: the machine's available memory, or what its cgroup leaves if that is less.
-inline size_t available_memory_bytes() {
-    size_t available = SIZE_MAX;
-    if (FILE* f = fopen("/proc/meminfo", "r")) {
-        char line[256];
-        size_t kib;
-        while (fgets(line, sizeof line, f))
-            if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) available = kib * 1024;
-        fclose(f);
-    }
-    const auto number_in = [](const char* path) {
-        size_t value = SIZE_MAX;
-        if (FILE* f = fopen(path, "r")) {
-            if (fscanf(f, "%zu", &value) != 1) value = SIZE_MAX;  // "max": no limit
-            fclose(f);
-        }
-        return value;
-    };
-    const size_t limit = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
-    if (limit != SIZE_MAX && used != SIZE_MAX) available = std::min(available, limit > used ? limit - used : 0);
-    return available;
-}
+#include "ops.h"
 
 // The most physical memory that this process has held so far.
 inline size_t peak_memory_bytes() {
@@ -64,60 +42,40 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
     ~Arena() {
-        if (!memory_) return;
+        for (Place* place : {&backend_, &host_}) {
+            if (!place->memory) continue;
 #if defined(__SANITIZE_ADDRESS__)
-        ASAN_UNPOISON_MEMORY_REGION(memory_, total_);
+            ASAN_UNPOISON_MEMORY_REGION(place->memory, place->bytes);
 #endif
-        munmap(memory_, total_);
+            if (place == &backend_) be::release_memory(place->memory, place->bytes);
+            else cpu::release_memory(place->memory, place->bytes);
+        }
     }
 
-    // Plans `count` elements of E; allocate() sets *slot. Regions start at multiples of 4096 bytes; with AddressSanitizer what
-    // lies between the end of one and the start of the next may not be touched.
+    // Plans `count` elements of E in the backend's memory; allocate() sets *slot. Regions start at multiples of 4096 bytes;
+    // with AddressSanitizer what lies between the end of one and the start of the next may not be touched.
     template <class E>
     void add(const char* purpose, E** slot, size_t count) {
-        CHECK(!memory_, "add after allocate");
-        regions_.push_back({slot, total_, count * sizeof(E)});
-        const size_t bytes = (count * sizeof(E) + guard_bytes + 4095) / 4096 * 4096;
-        total_ += bytes;
-        for (auto& [name, sum] : purposes_)
-            if (name == purpose) {
-                sum += bytes;
-                return;
-            }
-        purposes_.push_back({purpose, bytes});
+        add(backend_, purpose, slot, count * sizeof(E));
+    }
+    // The same in memory that the CPU reads and writes.
+    template <class E>
+    void add_on_host(const char* purpose, E** slot, size_t count) {
+        if (be::memory_is_host) add(backend_, purpose, slot, count * sizeof(E));
+        else add(host_, std::string(purpose) + " (host)", slot, count * sizeof(E));
     }
 
-    size_t bytes() const { return total_; }
+    size_t bytes() const { return backend_.bytes; }
+    size_t host_bytes() const { return host_.bytes; }
     const std::vector<std::pair<std::string, size_t>>& purposes() const { return purposes_; }
 
-    // Gets the memory, zero-filled, and points every slot at its region. fail()s if the machine has not enough.
+    // Gets the memory, zero-filled, and points every slot at its region. fail()s if there is not enough.
     void allocate() {
-        const size_t available = available_memory_bytes();
-        if (total_ > available) {
-            std::string table;
-            for (const auto& [name, bytes] : purposes_)
-                table += format("  %-28s %9.2f GiB\n", name.c_str(), bytes / 1073741824.0);
-            fail(
-                "this run needs %.2f GiB of memory, %.2f GiB are available:\n%s"
-                "HINT: a smaller --micro-batch-size or --seq-length, --recompute full, --save-in-foreground or a smaller "
-                "model need less",
-                total_ / 1073741824.0, available / 1073741824.0, table.c_str());
-        }
-        memory_ = mmap(nullptr, total_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory_ == MAP_FAILED) {
-            memory_ = nullptr;
-            fail("the system refused %.2f GiB of memory (mmap); HINT: see ulimit -v and the container's limits",
-                 total_ / 1073741824.0);
-        }
-        madvise(memory_, total_, MADV_HUGEPAGE);  // fewer TLB misses; a hint, may be ignored
-        for (const Region& r : regions_) {
-            void* start = (char*)memory_ + r.offset;
-            memcpy(r.slot, &start, sizeof start);  // *slot is some E*, all of one representation
-#if defined(__SANITIZE_ADDRESS__)
-            const size_t end = &r == &regions_.back() ? total_ : (&r)[1].offset;
-            ASAN_POISON_MEMORY_REGION((char*)start + r.bytes, end - r.offset - r.bytes);
-#endif
-        }
+        check_available(backend_.bytes, be::available_memory(), be::memory_is_host ? "memory" : "GPU memory");
+        check_available(host_.bytes, cpu::available_memory(), "memory");
+        if (backend_.bytes) backend_.memory = be::allocate_memory(backend_.bytes);
+        if (host_.bytes) host_.memory = cpu::allocate_memory(host_.bytes);
+        point_slots(backend_), point_slots(host_);
     }
 
 private:
@@ -130,8 +88,70 @@ private:
         void* slot;
         size_t offset, bytes;
     };
-    std::vector<Region> regions_;
+    struct Place {
+        std::vector<Region> regions;
+        size_t bytes = 0;
+        void* memory = nullptr;
+    };
+
+    void add(Place& place, const std::string& purpose, void* slot, size_t bytes) {
+        CHECK(!place.memory, "add after allocate");
+        place.regions.push_back({slot, place.bytes, bytes});
+        bytes = (bytes + guard_bytes + 4095) / 4096 * 4096;
+        place.bytes += bytes;
+        for (auto& [name, sum] : purposes_)
+            if (name == purpose) {
+                sum += bytes;
+                return;
+            }
+        purposes_.push_back({purpose, bytes});
+    }
+
+    void check_available(size_t wanted, size_t available, const char* what) const {
+        if (wanted <= available) return;
+        std::string table;
+        for (const auto& [name, bytes] : purposes_) table += format("  %-28s %9.2f GiB\n", name.c_str(), bytes / 1073741824.0);
+        fail(
+            "this run needs %.2f GiB of %s, %.2f GiB are available:\n%s"
+            "HINT: a smaller --micro-batch-size or --seq-length, --recompute full, %sa smaller model need less",
+            wanted / 1073741824.0, what, available / 1073741824.0, table.c_str(),
+            be::memory_is_host ? "--save-in-foreground or " : "fewer --head-rows or ");
+    }
+
+    static void point_slots(const Place& place) {
+        for (const Region& r : place.regions) {
+            void* start = (char*)place.memory + r.offset;
+            memcpy(r.slot, &start, sizeof start);  // *slot is some E*, all of one representation
+#if defined(__SANITIZE_ADDRESS__)
+            const size_t end = &r == &place.regions.back() ? place.bytes : (&r)[1].offset;
+            ASAN_POISON_MEMORY_REGION((char*)start + r.bytes, end - r.offset - r.bytes);
+#endif
+        }
+    }
+
+    Place backend_, host_;
     std::vector<std::pair<std::string, size_t>> purposes_;
-    size_t total_ = 0;
-    void* memory_ = nullptr;
+};
+
+// The host's side of memory that ops work on: that memory itself where the CPU can reach it, else a copy, which upload() sends
+// and download() fetches.
+template <class E>
+class HostSide {
+public:
+    HostSide(be::Ctx& ctx, E* memory, size_t n) : ctx_(ctx), memory_(memory), n_(n) {
+        if (!be::memory_is_host) copy_.resize(n);
+    }
+    E* data() { return be::memory_is_host ? memory_ : copy_.data(); }
+    void upload() {
+        if (!be::memory_is_host) be::upload(ctx_, memory_, copy_.data(), n_ * sizeof(E));
+    }
+    void download() {
+        if (!be::memory_is_host) be::download(ctx_, copy_.data(), memory_, n_ * sizeof(E));
+    }
+
+private:
+    be::Ctx& ctx_;
+    E* memory_;
+    size_t n_;
+    std::vector<E> copy_;
 };

@@ -30,16 +30,28 @@ HD inline float exp_approx(float x) {
     bits = (bits + 126u) << 23;  // the high bits of `shift` fall off
     float scale;
     memcpy(&scale, &bits, 4);
-    const float y = x > 88.722835f ? std::numeric_limits<float>::infinity() : p * scale;  // NaN: both comparisons are false
+    const float y = x > 88.722835f ? INFINITY : p * scale;  // NaN: both comparisons are false
     return x < -86.6f ? 0.0f : y;
 }
 
+// On a GPU a special unit computes 2^x: two instructions instead of sixteen, which would be what elementwise kernels wait for.
+// Its error is 2 + 1.2 |x| units in the last place, as of an exponential whose argument was rounded once more.
 HD inline real exp_real(real x) {
+#ifdef __CUDA_ARCH__
+    return __expf(x);
+#else
     if constexpr (std::is_same<real, double>::value) return std::exp(x);
     else return exp_approx((float)x);
+#endif
 }
 
-HD inline real sigmoid(real x) { return real(1) / (real(1) + exp_real(-x)); }
+HD inline real sigmoid(real x) {
+#ifdef __CUDA_ARCH__
+    return __fdividef(1.0f, 1.0f + exp_real(-x));  // 2 units in the last place; 0 where the divisor is beyond 2^126
+#else
+    return real(1) / (real(1) + exp_real(-x));
+#endif
+}
 
 // tanh GeLU: 0.5 x (1 + tanh u), u = k (x + 0.044715 x^3), k = sqrt(2/pi). With 1 + tanh u = 2 sigmoid(2u) it is x sigmoid(2u).
 HD inline real gelu(real x) {

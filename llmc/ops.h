@@ -1,13 +1,30 @@
 // The ops of ops.inl, declared in each backend's namespace. `be` is the backend of this build: the model code says be:: and
-// knows nothing else about it.
+// knows nothing else about it. A build for the GPU (BACKEND_CUDA; BACKEND_EMU: the same sources on the emulator) holds both.
 #pragma once
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "cpu/ctx.h"
 #include "types.h"
 
+// Sums over the unmasked targets of one or more micro-batches.
+struct LossSums {
+    double ce = 0, z = 0;                 // cross-entropy, z-loss
+    double lse = 0, lse_max = -INFINITY;  // log Z: sum and largest
+    int64_t n = 0;                        // unmasked targets
+};
+
 namespace cpu {
 #include "ops.inl"
 }
+
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+#include "gpu/ctx.cuh"
+namespace gpu {
+#include "ops.inl"
+}
+namespace be = gpu;
+#else
 namespace be = cpu;
+#endif

@@ -6,6 +6,19 @@
 // (fp32) and always added to. A pointer marked `or null` may be null. Per-row statistics and sums are `real`.
 // All results are deterministic: the same inputs on the same number of threads give the same bits.
 
+// ---- memory (memory.h) ----------------------------------------------------------------------------------------------------
+// What ops work on lies in the backend's memory: the GPU's, or on the CPU just memory.
+// Zero-filled; fails with what was wanted and what there is.
+void* allocate_memory(size_t bytes);
+void release_memory(void* memory, size_t bytes);
+size_t available_memory();
+// In order with the ops on ctx. upload returns when `from` may be changed, download when `to` is complete.
+void upload(Ctx& ctx, void* to, const void* from_host, size_t bytes);
+void download(Ctx& ctx, void* to_host, const void* from, size_t bytes);
+void clear(Ctx& ctx, void* memory, size_t bytes);
+// rows of row_bytes each, a stride (in bytes) apart in both places.
+void copy_rows(Ctx& ctx, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t rows);
+
 // ---- embedding (embed.h) --------------------------------------------------------------------------------------------------
 // out = wte[token] (+ wpe[position]). A token outside [v0, v0+V) gives a zero row (vocabulary shards). sets out.
 void embedding_forward(Ctx& ctx, floatX* out /*(N, C)*/, const int* tokens /*(N)*/, const int* positions /*(N)*/,
@@ -81,6 +94,11 @@ void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, s
 // sets loss, zloss, lse (unscaled, per row).
 void classifier(Ctx& ctx, floatX* logits /*(N, Vp)*/, real* loss /*(N)*/, real* zloss /*(N)*/, real* lse /*(N)*/,
                 const int* targets /*(N)*/, int N, int V, int Vp, real loss_scale, real z_coef, bool write_gradient);
+
+// Adds what rows with a target >= 0 contribute to *sums; a NaN lse makes lse_max NaN. Where ops do not wait for their results,
+// neither does this: *sums is in the backend's memory.
+void loss_sums(Ctx& ctx, LossSums* sums, const real* loss /*(N)*/, const real* zloss /*(N)*/, const real* lse /*(N)*/,
+               const int* targets /*(N)*/, int N);
 
 // ---- optimizer (optimizer.h, reduce.h) ------------------------------------------------------------------------------------
 // Sum of squares in fixed blocks: same bits for any thread count. The blocks' sums are accumulated in double.

@@ -18,6 +18,7 @@
 #include "checkpoint.h"
 #include "config.h"
 #include "model_config.h"
+#include "ops.h"
 #include "terminal.h"
 
 struct TrainingState {
@@ -287,9 +288,10 @@ public:
         std::string error;  // empty: written
     };
 
-    Saver(std::string out, const ModelConfig& c, const ParameterTable& table, TokenizerFiles tokenizer, int64_t keep,
-          int64_t keep_every, Buffers buffers)
-        : out_(std::move(out)),
+    Saver(be::Ctx& ctx, std::string out, const ModelConfig& c, const ParameterTable& table, TokenizerFiles tokenizer,
+          int64_t keep, int64_t keep_every, Buffers buffers)
+        : ctx_(ctx),
+          out_(std::move(out)),
           c_(c),
           table_(table),
           tokenizer_(std::move(tokenizer)),
@@ -329,9 +331,7 @@ public:
 private:
     template <class E>
     void copy(E* to, const E* from) {
-#pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < table_.size; i += 1 << 16)
-            memcpy(to + i, from + i, std::min<size_t>(1 << 16, table_.size - i) * sizeof(E));
+        be::download(ctx_, to, from, table_.size * sizeof(E));
     }
 
     void write(const Snapshot& snapshot, const TrainingState& state) {
@@ -345,6 +345,7 @@ private:
         outcome_ = {state.step, monotonic_seconds() - start, error};
     }
 
+    be::Ctx& ctx_;
     std::string out_;
     const ModelConfig& c_;
     const ParameterTable& table_;

@@ -52,8 +52,11 @@ public:
             difference = std::max(difference, std::abs(actual[i] - expected[i]));
         worst_ = std::max(worst_, difference / unit), compared_.insert(key);
     }
-    // Every tensor of the model as files have it: buffer holds parameters or gradients.
-    void expect_all(const std::string& prefix, const ParameterTable& table, real* buffer) {
+    // Every tensor of the model as files have it: parameters or gradients.
+    void expect_all(be::Ctx& ctx, const std::string& prefix, const ParameterTable& table, real* memory) {
+        HostSide<real> host(ctx, memory, table.size);
+        host.download();
+        real* buffer = host.data();
         for (const TensorSpec& spec : table.rows)
             for (const HfTensor& t : spec.hf) {
                 std::vector<real> file((size_t)t.rows * spec.cols);
@@ -135,9 +138,8 @@ struct Fixture {
           data(loader_options(o, m.c, schedule)) {
         ctx.plain = plain;
         plan_memory(m, Recompute::none, B, o.seq_length, B * o.seq_length);
-        allocate(m);
-        read_parameters(directory, m.c, m.table, m.params);
-        masters_from_params(m);
+        allocate(ctx, m);
+        load_parameters(ctx, m, directory);
     }
 };
 
@@ -154,26 +156,28 @@ TEST_P(Families, LogitsLossAndEveryGradient) {
     Golden& golden = run.golden;
     Batch batch;
     run.data.fetch(0, (int)run.schedule.final_batch, batch);
-    const Rows rows = rows_of(batch);
+    const Rows rows = stage(run.ctx, m, batch);
     const real z_coef = (real)run.o.z_loss_strength;
 
-    LossSums sums;
+    clear_sums(run.ctx, m);
     model_forward(run.ctx, m, rows);
-    head(run.ctx, m, rows, 0, z_coef, false, sums);
-    std::vector<real> logits;  // without the padding
+    head(run.ctx, m, rows, 0, z_coef, false);
+    const LossSums sums = read_sums(run.ctx, m);
+    HostSide<floatX> padded(run.ctx, m.a.logits, (size_t)rows.N() * m.c.Vp);
+    padded.download();
+    std::vector<real> logits;
     for (int i = 0; i < rows.N(); i++) {
-        const floatX* row = m.a.logits + (size_t)i * m.c.Vp;
+        const floatX* row = padded.data() + (size_t)i * m.c.Vp;
         logits.insert(logits.end(), row, row + m.c.V);
     }
     golden.expect("logits", logits);
     golden.expect("ce", std::vector<double>{sums.ce / (double)sums.n});
     golden.expect("z", std::vector<double>{sums.z / (double)sums.n});
 
-    memset(m.grads, 0, m.table.size * sizeof(real));
-    LossSums again;
-    head(run.ctx, m, rows, (real)(1.0 / (double)sums.n), z_coef, true, again);
+    be::clear(run.ctx, m.grads, m.table.size * sizeof(real));
+    head(run.ctx, m, rows, (real)(1.0 / (double)sums.n), z_coef, true);
     model_backward(run.ctx, m, rows);
-    golden.expect_all("grad.", m.table, m.grads);
+    golden.expect_all(run.ctx, "grad.", m.table, m.grads);
     golden.expect_compared({"logits", "ce", "z", "grad."});
     report(golden);
 }
@@ -200,7 +204,7 @@ TEST_P(Families, TwentyTrainingSteps) {
     golden.expect("steps.z", z);
     golden.expect("steps.norm", norm);
     golden.expect("steps.lr", lr);
-    golden.expect_all("final.", run.m.table, run.m.params);
+    golden.expect_all(run.ctx, "final.", run.m.table, run.m.params);
     golden.expect_compared({"steps.", "final."});
     EXPECT_EQ(trainer.state.updates, trainer.state.step);
 

@@ -251,21 +251,24 @@ struct Fixture {
     }
     Fixture(const std::string& family, int B, int head_rows) : m(config(family, tokenizer.vocab_size())) {
         plan_memory(m, Recompute::inference, B, m.c.T, head_rows);
-        allocate(m);
-        initialize(m, 42);
+        allocate(ctx, m);
+        initialize(ctx, m, 42);
     }
 
     // Logits of every row of one sequence without its last token.
-    const floatX* logits(const std::vector<int>& tokens) {
+    std::vector<floatX> logits(const std::vector<int>& tokens) {
         const int T = (int)tokens.size() - 1;
         CHECK(m.a.head_rows >= T, "all logits at once");
-        std::vector<int> positions(T), targets(T, -1);
-        std::iota(positions.begin(), positions.end(), 0);
-        const Rows rows = {tokens.data(), targets.data(), positions.data(), nullptr, 1, T, nullptr};
-        LossSums sums;
+        Batch batch;
+        batch.B = 1, batch.T = T, batch.tokens.assign(tokens.begin(), tokens.end() - 1), batch.targets.assign(T, -1);
+        batch.positions.resize(T);
+        std::iota(batch.positions.begin(), batch.positions.end(), 0);
+        const Rows rows = stage(ctx, m, batch);
         model_forward(ctx, m, rows);
-        head(ctx, m, rows, 0, 0, false, sums);
-        return m.a.logits;
+        head(ctx, m, rows, 0, 0, false);
+        HostSide<floatX> host(ctx, m.a.logits, (size_t)T * m.c.Vp);
+        host.download();
+        return {host.data(), host.data() + (size_t)T * m.c.Vp};
     }
     int likeliest(const floatX* row) const {
         int best = 0;
@@ -275,10 +278,10 @@ struct Fixture {
     }
     // log p of the last n tokens and whether each is the most likely, in double.
     Score plain_score(const std::vector<int>& tokens, int n) {
-        const floatX* all = logits(tokens);
+        const std::vector<floatX> all = logits(tokens);
         Score score;
         for (size_t t = tokens.size() - 1 - n; t + 1 < tokens.size(); t++) {
-            const floatX* row = all + t * m.c.Vp;
+            const floatX* row = all.data() + t * m.c.Vp;
             double total = 0;
             for (int i = 0; i < m.c.V; i++) total += std::exp((double)row[i]);
             score.log_likelihood += (double)row[tokens[t + 1]] - std::log(total);
@@ -314,8 +317,8 @@ TEST_P(Families, ScoresEqualAPlainLoop) {
         Request r = make_request(plain.tokenizer, context, random_words(rng, 1 + rng.below(4)), plain.m.c.T, "here");
         // Half of them end as the model would write, or hardly any would be greedy.
         for (size_t t = r.tokens.size() - r.n_scored; t < r.tokens.size() && i % 2; t++) {
-            const floatX* all = plain.logits({r.tokens.begin(), r.tokens.begin() + t + 1});
-            r.tokens[t] = plain.likeliest(all + (t - 1) * plain.m.c.Vp);
+            const std::vector<floatX> all = plain.logits({r.tokens.begin(), r.tokens.begin() + t + 1});
+            r.tokens[t] = plain.likeliest(all.data() + (t - 1) * plain.m.c.Vp);
         }
         truncated += r.truncated;
         requests.push_back(r);

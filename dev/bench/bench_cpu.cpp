@@ -153,25 +153,24 @@ void bench_step(be::Ctx& ctx, const std::string& preset, int B, int T) {
     pad_vocabulary(c, 128);
     Model m(c);
     plan_memory(m, Recompute::none, B, T, 1024);
-    allocate(m);
-    initialize(m, 1);
+    allocate(ctx, m);
+    initialize(ctx, m, 1);
     Batch batch;
     batch.B = B, batch.T = T;
     for (int i = 0; i < B * T; i++) {
         batch.tokens.push_back((int)(i * 2654435761u % c.V)), batch.targets.push_back((int)((i + 1) * 2654435761u % c.V));
         batch.positions.push_back(i % T);
     }
-    const Rows rows = rows_of(batch);
+    const Rows rows = stage(ctx, m, batch);
     double forward = 0, backward = 0, update = 0;
     int64_t step = 0;
     const double seconds = median_seconds(
         [&] {
-            LossSums sums;
             const double t0 = now();
-            memset(m.grads, 0, m.table.size * sizeof(real));
+            be::clear(ctx, m.grads, m.table.size * sizeof(real));
             model_forward(ctx, m, rows);
             const double t1 = now();
-            head(ctx, m, rows, real(1.0 / (B * T)), 0, true, sums);
+            head(ctx, m, rows, real(1.0 / (B * T)), 0, true);
             model_backward(ctx, m, rows);
             const double t2 = now();
             const double norm = std::sqrt(be::sum_of_squares(ctx, m.grads, m.table.size));
@@ -199,13 +198,13 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
     }());
     plan_memory(m, Recompute::none, 1, 64, 64);
     plan_checkpoint_copy(m);
-    allocate(m);
-    initialize(m, 1);
+    allocate(ctx, m);
+    initialize(ctx, m, 1);
     std::string out = "build/bench_checkpoint_XXXXXX";
     if (!mkdtemp(&out[0])) fail("cannot make a directory in build: %s", strerror(errno));
     std::vector<double> copies, writes;
     {
-        Saver saver(out, m.c, m.table, {}, 1, 0, m.copy);
+        Saver saver(ctx, out, m.c, m.table, {}, 1, 0, m.copy);
         for (int i = 0; i < 4; i++) {  // the first save also touches the memory for the first time
             TrainingState state;
             state.step = i;

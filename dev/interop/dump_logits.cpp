@@ -17,20 +17,24 @@ int main(int argc, char** argv) try {
     for (int i = 0; i < N; i++) positions[i] = i % T;
 
     be::Ctx ctx(0);
-    const LoadedModel loaded = load_for_inference(argv[1], B, T, N, false);
+    const LoadedModel loaded = load_for_inference(ctx, argv[1], B, T, N, false);
     Model& m = *loaded.m;
     const ModelConfig& c = m.c;
     for (int token : tokens)
         if (token < 0 || token >= c.V) fail("token %d is outside the vocabulary of %d", token, c.V);
-    model_forward(ctx, m, {tokens.data(), nullptr, positions.data(), nullptr, B, T, nullptr});
+    be::upload(ctx, m.a.tokens, tokens.data(), N * sizeof(int));
+    be::upload(ctx, m.a.positions, positions.data(), N * sizeof(int));
+    model_forward(ctx, m, {m.a.tokens, nullptr, m.a.positions, nullptr, B, T, nullptr});
     norm_forward(ctx, c, m.a.final_norm, m.a.final_mean, m.a.final_rstd, nullptr, m.a.x[c.L], nullptr, m.p.final_norm_w,
                  m.p.final_norm_b, N);
     be::linear_forward(ctx, m.a.logits, m.a.final_norm, m.p.head, nullptr, N, c.C, c.Vp);
 
+    HostSide<floatX> logits(ctx, m.a.logits, (size_t)N * c.Vp);
+    logits.download();
     std::vector<float> row(c.V);  // without the padded vocabulary
     FileWriter out(argv[4]);
     for (int i = 0; i < N; i++) {
-        row.assign(m.a.logits + (size_t)i * c.Vp, m.a.logits + (size_t)i * c.Vp + c.V);
+        row.assign(logits.data() + (size_t)i * c.Vp, logits.data() + (size_t)i * c.Vp + c.V);
         out.write(row.data(), row.size() * sizeof(float));
     }
     out.commit();

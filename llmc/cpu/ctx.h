@@ -15,6 +15,9 @@
 
 namespace cpu {
 
+constexpr const char* backend_name = "cpu";
+constexpr bool memory_is_host = true;  // what ops work on can be read and written by the CPU
+
 // What the matrix unit of this CPU does best with bf16 operands.
 enum class Bf16Gemm {
     native,  // AMX, or AMD's AVX512-BF16 (twice the fp32 rate, measured): multiply bf16 directly
@@ -61,7 +64,10 @@ struct Ctx {
         return scratch_;
     }
 
-    // For the start-up table: "avx512_core_bf16, bf16 matrix products native".
+    // For the start-up table.
+    std::string description() const {
+        return format("%d thread%s, %s%s", threads, threads == 1 ? "" : "s", isa_name(), plain ? ", plain loops" : "");
+    }
     static const char* isa_name() {
         switch (dnnl::get_effective_cpu_isa()) {
             case dnnl::cpu_isa::avx512_core_amx:

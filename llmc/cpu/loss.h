@@ -60,4 +60,13 @@ inline void classifier(Ctx&, floatX* logits, real* loss, real* zloss, real* lse,
     }
 }
 
+inline void loss_sums(Ctx&, LossSums* sums, const real* loss, const real* zloss, const real* lse, const int* targets, int N) {
+    for (int n = 0; n < N; n++) {
+        if (targets[n] < 0) continue;
+        sums->ce += loss[n], sums->z += zloss[n], sums->lse += lse[n], sums->n++;
+        // !(<=) and not >, so that a NaN shows
+        if (!(lse[n] <= sums->lse_max)) sums->lse_max = lse[n];
+    }
+}
+
 }  // namespace cpu

@@ -1,0 +1,70 @@
+// Memory that ops work on. Pages come zero-filled when they are first touched; huge ones where the system has them.
+#pragma once
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "../ops.h"
+
+namespace cpu {
+
+// Bytes that this process could still get: the machine's available memory, or what its cgroup leaves if that is less.
+inline size_t available_memory() {
+    size_t available = SIZE_MAX;
+    if (FILE* f = fopen("/proc/meminfo", "r")) {
+        char line[256];
+        size_t kib;
+        while (fgets(line, sizeof line, f))
+            if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) available = kib * 1024;
+        fclose(f);
+    }
+    const auto number_in = [](const char* path) {
+        size_t value = SIZE_MAX;
+        if (FILE* f = fopen(path, "r")) {
+            if (fscanf(f, "%zu", &value) != 1) value = SIZE_MAX;  // "max": no limit
+            fclose(f);
+        }
+        return value;
+    };
+    const size_t limit = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
+    if (limit != SIZE_MAX && used != SIZE_MAX) available = std::min(available, limit > used ? limit - used : 0);
+    return available;
+}
+
+inline void* allocate_memory(size_t bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED)
+        fail("the system refused %.2f GiB of memory (mmap); HINT: see ulimit -v and the container's limits",
+             (double)bytes / 1073741824.0);
+    madvise(memory, bytes, MADV_HUGEPAGE);  // fewer TLB misses; a hint, may be ignored
+    return memory;
+}
+inline void release_memory(void* memory, size_t bytes) { munmap(memory, bytes); }
+
+namespace detail {
+
+inline void copy_in_parallel(void* to, const void* from, size_t bytes) {
+    constexpr size_t range = 1 << 18;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < bytes; i += range) memcpy((char*)to + i, (const char*)from + i, std::min(range, bytes - i));
+}
+
+}  // namespace detail
+
+inline void upload(Ctx&, void* to, const void* from_host, size_t bytes) { detail::copy_in_parallel(to, from_host, bytes); }
+inline void download(Ctx&, void* to_host, const void* from, size_t bytes) { detail::copy_in_parallel(to_host, from, bytes); }
+
+inline void clear(Ctx&, void* memory, size_t bytes) {
+    constexpr size_t range = 1 << 18;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < bytes; i += range) memset((char*)memory + i, 0, std::min(range, bytes - i));
+}
+
+inline void copy_rows(Ctx&, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t rows) {
+    for (size_t i = 0; i < rows; i++) memcpy((char*)to + i * to_stride, (const char*)from + i * from_stride, row_bytes);
+}
+
+}  // namespace cpu

@@ -1,0 +1,149 @@
+// gpu::Ctx: the only thing a GPU op may reach for. Stream, device limits, cuBLASLt with its workspace and its plans, scratch
+// memory. All ops of one Ctx run in order on its stream, so they share one scratch buffer; nothing in it outlives an op.
+#pragma once
+#include <cublasLt.h>
+#include <omp.h>
+
+#include <memory>
+#include <string>
+
+#include "launch.cuh"
+
+namespace gpu {
+
+#ifdef BACKEND_EMU
+constexpr const char* backend_name = "emu";
+#else
+constexpr const char* backend_name = "cuda";
+#endif
+constexpr bool memory_is_host = false;  // also on the emulator, so that the copies are tested
+
+#define CUBLAS(call)                                                                                          \
+    do {                                                                                                      \
+        const cublasStatus_t cublas_status_ = (call);                                                         \
+        if (cublas_status_ != CUBLAS_STATUS_SUCCESS)                                                          \
+            fail("%s failed: %s at %s:%d", #call, cublasLtGetStatusName(cublas_status_), __FILE__, __LINE__); \
+    } while (0)
+
+// The number of GPUs that this process sees; 0, and why, without one. Never fails.
+inline int count_devices(std::string& why_none) {
+    int n = 0;
+    const cudaError_t error = cudaGetDeviceCount(&n);
+    if (error == cudaSuccess && n > 0) return n;
+    (void)cudaGetLastError();
+    why_none = error == cudaSuccess ? "no CUDA device" : cudaGetErrorString(error);
+    return 0;
+}
+
+struct GemmPlans;  // matmul.cuh
+
+// Page-locked memory that uploads go through, see memory.cuh.
+class Staging {
+public:
+    static constexpr size_t slot_bytes = 4 << 20;
+    static constexpr int n_slots = 4;
+    struct Slot {
+        void* memory = nullptr;
+        cudaEvent_t sent = nullptr;
+    };
+    Staging() = default;
+    Staging(const Staging&) = delete;
+    Staging& operator=(const Staging&) = delete;
+    ~Staging() {
+        for (Slot& slot : slots_) {
+            if (slot.memory) cudaFreeHost(slot.memory);
+            if (slot.sent) cudaEventDestroy(slot.sent);
+        }
+    }
+    // The slot that has waited longest; its last transfer is over.
+    Slot& next() {
+        Slot& slot = slots_[turn_++ % n_slots];
+        if (!slot.memory) {
+            CUDA(cudaMallocHost(&slot.memory, slot_bytes));
+            CUDA(cudaEventCreateWithFlags(&slot.sent, cudaEventDisableTiming));
+        } else {
+            CUDA(cudaEventSynchronize(slot.sent));
+        }
+        return slot;
+    }
+
+private:
+    Slot slots_[n_slots];
+    unsigned turn_ = 0;
+};
+
+struct Ctx {
+    int threads;  // OpenMP threads of the host's part of the work
+    int device;
+    cudaStream_t stream = nullptr;
+    int capability = 0;  // 80, 90, ...
+    int multiprocessors = 0;
+    size_t shared_bytes = 0;  // that a block may ask for
+    std::string name;
+    bool plain = false;  // true: attention's simple kernel instead of the tensor-core ones
+
+    cublasLtHandle_t cublas = nullptr;
+    static constexpr size_t workspace_bytes = 32 << 20;
+    void* workspace = nullptr;
+    std::shared_ptr<GemmPlans> plans;
+    Staging staging;
+
+    explicit Ctx(int n_threads = 0, int device_number = 0)
+        : threads(n_threads > 0 ? n_threads : omp_get_max_threads()), device(device_number) {
+        omp_set_num_threads(threads);
+        std::string why_none;
+        const int n_devices = count_devices(why_none);
+        if (n_devices == 0)
+            fail("no GPU: %s; HINT: make BACKEND=cpu builds the program for the CPU; nvidia-smi shows the driver's state",
+                 why_none.c_str());
+        if (device >= n_devices) fail("GPU %d was asked for, there are %d (0 .. %d)", device, n_devices, n_devices - 1);
+        CUDA(cudaSetDevice(device));
+        cudaDeviceProp p;
+        CUDA(cudaGetDeviceProperties(&p, device));
+        capability = p.major * 10 + p.minor, multiprocessors = p.multiProcessorCount, name = p.name;
+        shared_bytes = p.sharedMemPerBlockOptin;
+        if (capability < 80)
+            fail("GPU %d (%s) has compute capability %d.%d; 8.0 or later is needed (A100, RTX 30, H100, ...)", device, p.name,
+                 p.major, p.minor);
+        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        CUBLAS(cublasLtCreate(&cublas));
+        CUDA(cudaMalloc(&workspace, workspace_bytes));
+    }
+    ~Ctx() {
+        plans.reset();
+        cudaFree(scratch_), cudaFree(workspace);
+        if (cublas) cublasLtDestroy(cublas);
+        if (stream) cudaStreamDestroy(stream);
+    }
+    Ctx(const Ctx&) = delete;
+    Ctx& operator=(const Ctx&) = delete;
+
+    // For the start-up table.
+    std::string description() const {
+        return format("%s (sm_%d, %d multiprocessors), %d host threads", name.c_str(), capability, multiprocessors, threads);
+    }
+
+    // At least `bytes` of device memory, aligned to 256, contents undefined, valid until the next call. Grows, never shrinks;
+    // growing waits for the device, so it happens in a run's first step only.
+    void* scratch(size_t bytes) {
+        if (bytes > scratch_bytes_) {
+            CUDA(cudaStreamSynchronize(stream));
+            CUDA(cudaFree(scratch_));
+            scratch_ = nullptr, scratch_bytes_ = 0;
+            if (cudaMalloc(&scratch_, bytes) != cudaSuccess) {
+                (void)cudaGetLastError();
+                fail("the GPU has no %.2f GiB left for scratch memory; HINT: a smaller --micro-batch-size needs less",
+                     (double)bytes / 1073741824.0);
+            }
+            scratch_bytes_ = bytes;
+        }
+        return scratch_;
+    }
+    size_t scratch_bytes() const { return scratch_bytes_; }
+
+private:
+    void* scratch_ = nullptr;
+    size_t scratch_bytes_ = 0;
+};
+
+}  // namespace gpu

@@ -1,0 +1,47 @@
+// Errors of CUDA calls, and how kernels are launched: one macro, so that nobody forgets the stream or the check, and the same
+// source runs under the emulator (test/emu).
+//   CUDA(cudaMalloc(&p, n));                                       a failed call throws Error with call, code, file:line
+//   LAUNCH(kernel, grid, block, shared_bytes, ctx, arguments...);  on ctx.stream; (kernel<A, B>) in parentheses
+//   DYNAMIC_SHARED(float, tile);                                   in a kernel: float* tile, aligned to 1024 bytes
+#pragma once
+#include <cuda_runtime.h>
+
+#include "../check.h"
+
+namespace gpu {
+
+[[noreturn]] inline void cuda_failed(cudaError_t error, const char* what, const char* file, int line) {
+    fail("%s failed: %s (%s) at %s:%d", what, cudaGetErrorName(error), cudaGetErrorString(error), file, line);
+}
+#define CUDA(call)                                                                                \
+    do {                                                                                          \
+        const cudaError_t cuda_error_ = (call);                                                   \
+        if (cuda_error_ != cudaSuccess) gpu::cuda_failed(cuda_error_, #call, __FILE__, __LINE__); \
+    } while (0)
+
+constexpr size_t shared_bytes_by_default = 48 << 10;  // more must be asked for, per kernel
+
+#ifdef __CUDACC__
+#define DYNAMIC_SHARED(T, name)                                     \
+    extern __shared__ __align__(1024) unsigned char name##_bytes[]; \
+    T* name = reinterpret_cast<T*>(name##_bytes)
+#define LAUNCH(kernel, grid, block, shared_bytes, ctx, ...)                                                          \
+    do {                                                                                                             \
+        if ((size_t)(shared_bytes) > gpu::shared_bytes_by_default)                                                   \
+            CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(shared_bytes)));    \
+        kernel<<<(grid), (block), (shared_bytes), (ctx).stream>>>(__VA_ARGS__);                                      \
+        const cudaError_t launch_error_ = cudaGetLastError();                                                        \
+        if (launch_error_ != cudaSuccess) gpu::cuda_failed(launch_error_, "launch of " #kernel, __FILE__, __LINE__); \
+    } while (0)
+#else
+#define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(emu::block().shared)
+#define LAUNCH(kernel, grid, block, shared_bytes, ctx, ...)                                                          \
+    do {                                                                                                             \
+        (void)(ctx).stream;                                                                                          \
+        emu::launch_kernel(#kernel, kernel, (grid), (block), (shared_bytes), __VA_ARGS__);                           \
+        const cudaError_t launch_error_ = cudaGetLastError();                                                        \
+        if (launch_error_ != cudaSuccess) gpu::cuda_failed(launch_error_, "launch of " #kernel, __FILE__, __LINE__); \
+    } while (0)
+#endif
+
+}  // namespace gpu

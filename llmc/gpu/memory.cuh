@@ -1,0 +1,52 @@
+// Device memory, and copies between it and the host's.
+//
+// An asynchronous copy needs page-locked memory on the host's side. upload() therefore goes through a ring of page-locked
+// slots: it copies into the next slot, starts the transfer, and returns while that runs; it waits only for a slot that is still
+// on its way from the time before. So the next micro-batch is on the device before the kernels that read it are reached.
+#pragma once
+#include "../ops.h"
+#include "launch.cuh"
+
+namespace gpu {
+
+inline size_t available_memory() {
+    size_t available = 0, total = 0;
+    CUDA(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+inline void* allocate_memory(size_t bytes) {
+    void* memory = nullptr;
+    if (cudaMalloc(&memory, bytes) != cudaSuccess) {
+        (void)cudaGetLastError();  // or it would be found again after the next launch
+        fail("the GPU refused %.2f GiB of memory, %.2f GiB are free; HINT: other programs may use it (nvidia-smi)",
+             (double)bytes / 1073741824.0, (double)available_memory() / 1073741824.0);
+    }
+    CUDA(cudaMemset(memory, 0, bytes));
+    return memory;
+}
+inline void release_memory(void* memory, size_t) { cudaFree(memory); }
+
+inline void upload(Ctx& ctx, void* to, const void* from_host, size_t bytes) {
+    for (size_t done = 0; done < bytes; done += Staging::slot_bytes) {
+        const size_t part = std::min(Staging::slot_bytes, bytes - done);
+        Staging::Slot& slot = ctx.staging.next();
+        memcpy(slot.memory, (const char*)from_host + done, part);
+        CUDA(cudaMemcpyAsync((char*)to + done, slot.memory, part, cudaMemcpyHostToDevice, ctx.stream));
+        CUDA(cudaEventRecord(slot.sent, ctx.stream));
+    }
+}
+
+inline void download(Ctx& ctx, void* to_host, const void* from, size_t bytes) {
+    CUDA(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, ctx.stream));
+    CUDA(cudaStreamSynchronize(ctx.stream));
+}
+
+inline void clear(Ctx& ctx, void* memory, size_t bytes) { CUDA(cudaMemsetAsync(memory, 0, bytes, ctx.stream)); }
+
+inline void copy_rows(Ctx& ctx, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes,
+                      size_t rows) {
+    CUDA(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes, rows, cudaMemcpyDeviceToDevice, ctx.stream));
+}
+
+}  // namespace gpu

@@ -1,0 +1,426 @@
+// Runs the threads of one CUDA block on fibers of one OS thread, until all have returned.
+//
+// A thread runs until it has to wait (a barrier, a warp's rendezvous, an mbarrier); then another one is picked. Which one is
+// the Order: forward, reverse, or random from a seed: depth first, so that one warp runs as far ahead of the others as the
+// barriers let it, which is what a missing barrier does not survive. A thread that never waits costs no switch.
+// If every thread waits, that is a deadlock: where each one waits is printed, and the program ends.
+//
+// Environment: EMU_ORDER=forward|reverse|random (random)  EMU_SEED=N (1)  EMU_THREADS=N blocks at a time (1)
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstdarg>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <thread>
+#include <vector>
+
+#include "fibers.h"
+#include "vector_types.h"
+
+namespace emu {
+
+enum class Order { forward, reverse, random };
+
+struct Config {
+    Order order = Order::random;
+    unsigned seed = 1, threads = 1;
+    Config() {
+        const char *o = getenv("EMU_ORDER"), *s = getenv("EMU_SEED"), *t = getenv("EMU_THREADS");
+        if (o) order = !strcmp(o, "forward") ? Order::forward : !strcmp(o, "reverse") ? Order::reverse : Order::random;
+        if (s) seed = (unsigned)atoi(s);
+        if (t) threads = (unsigned)std::max(1, atoi(t));
+#ifdef EMU_ASAN
+        threads = 1;  // __shared__ arrays are plain statics then, with red zones around them
+#endif
+    }
+};
+inline Config& config() {
+    static Config c;
+    return c;
+}
+
+// A mistake of the kernel's author. Prints and ends the program; under gdb, `up` leads to the line.
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void fault(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "emu: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    va_end(arguments);
+    abort();
+}
+
+// A place in a kernel's source.
+struct Where {
+    const char* file = "";
+    int line = 0;
+};
+#define EMU_HERE (emu::Where{__FILE__, __LINE__})
+
+struct Thread {
+    uint3 id;
+    unsigned index, lane, warp;
+    Fiber* fiber;
+    Where where;
+    bool waits;
+    // Copies started by this thread that are made when they are waited for: cp.async (tensor.h), TMA stores (hopper.h).
+    std::vector<std::vector<std::function<void()>>> copy_groups, store_groups;
+    // wgmma (hopper.h): products issued so far; their number at each commit that was not waited for yet; whether a fence came
+    // after the last access to registers.
+    unsigned products = 0;
+    std::vector<unsigned> product_groups = {};
+    bool fenced = false;
+};
+
+// Lanes of a warp that meet: each leaves up to 64 bytes, and reads the others' once all have come. Two alternating tables, as a
+// lane may be one meeting ahead.
+struct Meeting {
+    uint32_t mask = 0, arrived = 0;
+    unsigned epoch = 0;
+    alignas(64) unsigned char table[2][32][64];
+};
+
+struct Warp {
+    uint32_t live = 0, ready = 0, fresh = 0;  // lanes that have not returned; can go on; have not started
+    unsigned rank = 0;
+    int n_meetings = 0;
+    Meeting meetings[4];
+};
+
+// bar.sync / bar.arrive: opens when `expected` threads have arrived.
+struct Barrier {
+    unsigned arrived = 0, epoch = 0;
+    Where where;
+    char sync[2] = {0, 0};  // what ThreadSanitizer orders by; alternating, as a thread may be one barrier ahead
+    std::vector<Thread*> waiting;
+};
+
+// An object in shared memory that needs more state than its bytes hold (mbarrier). Forgotten at the end of the block, when it
+// may complain of what was left undone.
+struct Object {
+    virtual ~Object() = default;
+    virtual void block_ended(const char* kernel) { (void)kernel; }
+};
+
+class Block {
+public:
+    Thread* current = nullptr;
+    uint3 id{};
+    dim3 size, grid;
+    unsigned char* shared = nullptr;  // dynamic shared memory
+    size_t shared_bytes = 0;
+    const char* kernel = "";
+    Barrier barriers[16];
+    std::map<const void*, std::unique_ptr<Object>> objects;
+
+    Block() = default;
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+    ~Block() {
+        for (Fiber* f : fibers_) Fiber::destroy(f);
+    }
+
+    EMU_NO_TSAN unsigned random() {
+        rng_ ^= rng_ << 13, rng_ ^= rng_ >> 17, rng_ ^= rng_ << 5;
+        return rng_;
+    }
+    unsigned live() const { return live_; }
+    Warp& warp() { return warps_[current->warp]; }
+
+    void prepare(dim3 grid_size, dim3 block_size, size_t bytes, const char* name) {
+        grid = grid_size, size = block_size, kernel = name, shared_bytes = bytes;
+        const unsigned n = size.x * size.y * size.z;
+        threads_.resize(n), warps_.resize((n + 31) / 32), by_rank_.resize(warps_.size());
+        for (unsigned i = 0; i < n; i++)
+            threads_[i] =
+                Thread{{i % size.x, i / size.x % size.y, i / (size.x * size.y)}, i, i % 32, i / 32, nullptr, {}, false, {}, {}};
+    }
+
+    // Runs body() once per thread.
+    void run(uint3 block_id, const std::function<void()>& body);
+
+    // The current thread cannot go on until somebody calls wake() for it.
+    void wait(Where where) {
+        Thread* t = current;
+        t->where = where, t->waits = true, t->fiber = running_;
+        bool fresh;
+        Thread* next = pick(fresh);
+        Fiber* f = next->fiber;
+        if (fresh) f = next->fiber = take_fiber(next);
+        go(f);
+        current->waits = false;
+    }
+    void wake(Thread* t) { make_ready(warps_[t->warp], 1u << t->lane); }
+
+    // Waits at a barrier of `expected` threads (0: all that have not returned). `blocks` false: arrives and goes on.
+    void barrier(unsigned number, unsigned expected, bool blocks, Where where) {
+        Quiet quiet;
+        Barrier& b = barriers[number];
+        const bool all = expected == 0;
+        if (all && b.arrived && (b.where.line != where.line || strcmp(b.where.file, where.file)))
+            fault("%s: divergent __syncthreads: thread %u is at %s:%d, others at %s:%d", kernel, current->index, where.file,
+                  where.line, b.where.file, b.where.line);
+        b.where = where, b.arrived++;
+        char* sync = &b.sync[b.epoch % 2];
+        release(sync);
+        if (blocks) b.waiting.push_back(current);
+        if (all) open_if_all_arrived();
+        else if (b.arrived == expected) open(b);
+        else if (b.arrived > expected) fault("%s: barrier %u of %u threads was reached by more", kernel, number, expected);
+        if (blocks) wait(where), acquire(sync);
+    }
+
+    // Leaves `bytes` in the table, waits for the lanes of `mask`, returns the table. last(table) runs once, before anyone goes
+    // on.
+    template <class Last>
+    unsigned char (*meet(uint32_t mask, const void* value, size_t bytes, Where where, Last last))[64] {
+        Quiet quiet;
+        Thread* t = current;
+        Warp& w = warps_[t->warp];
+        const uint32_t bit = 1u << t->lane;
+        if (!(mask & bit)) fault("%s:%d: lane %u is not in its own mask %08x", where.file, where.line, t->lane, mask);
+        Meeting& m = meeting(w, mask);
+        auto* table = m.table[m.epoch % 2];
+        if (bytes) memcpy(table[t->lane], value, bytes);
+        m.arrived |= bit;
+        release(table);
+        if (m.arrived == (mask & w.live)) {
+            last(table);
+            m.arrived = 0, m.epoch++;
+            make_ready(w, mask & w.live & (config().order == Order::forward ? ~bit : ~0u));
+            if (config().order != Order::forward) wait(where);
+        } else {
+            wait(where);
+        }
+        acquire(table);
+        return table;
+    }
+    unsigned char (*meet(uint32_t mask, const void* value, size_t bytes, Where where))[64] {
+        return meet(mask, value, bytes, where, [](auto) {});
+    }
+
+private:
+    std::vector<Thread> threads_;
+    std::vector<Warp> warps_;
+    std::vector<unsigned> by_rank_;
+    unsigned live_ = 0, runnable_ = 0, rng_ = 1;  // runnable_: a bit per warp, by rank
+    Fiber main_, *running_ = nullptr;
+    std::vector<Fiber*> fibers_, idle_;
+    const std::function<void()>* body_ = nullptr;
+
+    void make_ready(Warp& w, uint32_t lanes) {
+        w.ready |= lanes;
+        if (lanes) runnable_ |= 1u << w.rank;
+    }
+    void open(Barrier& b) {
+        b.arrived = 0, b.epoch++;
+        for (Thread* t : b.waiting) wake(t);
+        b.waiting.clear();
+        if (config().order == Order::random) draw_ranks();
+    }
+    void open_if_all_arrived() {
+        if (live_ && barriers[0].arrived == live_) open(barriers[0]);
+    }
+    Meeting& meeting(Warp& w, uint32_t mask) {
+        for (int i = 0; i < w.n_meetings; i++)
+            if (w.meetings[i].mask == mask) return w.meetings[i];
+        Meeting* m = nullptr;
+        if (w.n_meetings < 4) m = &w.meetings[w.n_meetings++];
+        else
+            for (Meeting& old : w.meetings)
+                if (!old.arrived) m = &old;
+        if (!m) fault("%s: more than 4 lane masks wait at once", kernel);
+        m->mask = mask, m->arrived = 0;
+        return *m;
+    }
+
+    void draw_ranks() {
+        const unsigned n = (unsigned)warps_.size();
+        for (unsigned i = 0; i < n; i++) by_rank_[i] = config().order == Order::reverse ? n - 1 - i : i;
+        if (config().order == Order::random)
+            for (unsigned i = n - 1; i > 0; i--) std::swap(by_rank_[i], by_rank_[random() % (i + 1)]);
+        runnable_ = 0;
+        for (unsigned i = 0; i < n; i++) {
+            Warp& w = warps_[by_rank_[i]];
+            w.rank = i;
+            if (w.ready | w.fresh) runnable_ |= 1u << i;
+        }
+    }
+
+    // The thread that runs next; null: all have returned.
+    Thread* pick(bool& fresh) {
+        if (!runnable_) {
+            if (!live_) return nullptr;
+            deadlock();
+        }
+        if (config().order == Order::random && random() % 61 == 0) draw_ranks();
+        Warp& w = warps_[by_rank_[(unsigned)__builtin_ctz(runnable_)]];
+        const uint32_t lanes = w.ready | w.fresh;
+        unsigned lane = (unsigned)__builtin_ctz(lanes);
+        if (config().order == Order::reverse) lane = 31 - (unsigned)__builtin_clz(lanes);
+        if (config().order == Order::random) {
+            uint32_t left = lanes;
+            for (unsigned k = random() % (unsigned)__builtin_popcount(lanes); k > 0; k--) left &= left - 1;
+            lane = (unsigned)__builtin_ctz(left);
+        }
+        const uint32_t bit = 1u << lane;
+        fresh = w.fresh & bit;
+        w.ready &= ~bit, w.fresh &= ~bit;
+        if (!(lanes & ~bit)) runnable_ &= ~(1u << w.rank);
+        return &threads_[(size_t)(&w - warps_.data()) * 32 + lane];
+    }
+
+    [[noreturn]] void deadlock() {
+        fprintf(stderr, "emu: deadlock in %s, block (%u, %u, %u): %u threads have not returned and none can go on\n", kernel,
+                id.x, id.y, id.z, live_);
+        std::map<std::pair<std::string, int>, std::vector<unsigned>> places;
+        for (const Thread& t : threads_)
+            if (t.waits) places[{t.where.file, t.where.line}].push_back(t.index);
+        for (const auto& [place, waiting] : places)
+            fprintf(stderr, "  %zu threads wait at %s:%d, the first is thread %u\n", waiting.size(), place.first.c_str(),
+                    place.second, waiting[0]);
+        abort();
+    }
+
+    Fiber* take_fiber(Thread* owner);
+    EMU_NO_TSAN void go(Fiber* to) {
+        Fiber* from = running_;
+        running_ = to;
+        current = (Thread*)to->owner;
+        if (from != to) switch_fiber(from, to);
+    }
+    static void fiber_entry();
+    void run_threads();
+    void thread_returned();
+};
+
+inline thread_local Block* block_ = nullptr;
+inline Block& block() { return *block_; }
+
+inline Fiber* Block::take_fiber(Thread* owner) {
+    Fiber* f;
+    if (!idle_.empty()) f = idle_.back(), idle_.pop_back();
+    else fibers_.push_back(f = Fiber::create(fiber_entry));
+    f->owner = owner;
+    return f;
+}
+
+inline void Block::fiber_entry() {
+    entered_fiber(&block().main_);
+    block().run_threads();
+}
+
+inline void Block::thread_returned() {
+    Thread* t = current;
+    if (!t->product_groups.empty()) fault("%s: thread %u returned with a wgmma that nobody waits for", kernel, t->index);
+    if (!t->store_groups.empty()) fault("%s: thread %u returned with a TMA store that nobody waits for", kernel, t->index);
+    Warp& w = warps_[t->warp];
+    w.live &= ~(1u << t->lane), live_--;
+    for (int i = 0; i < w.n_meetings; i++) {  // lanes may have waited for this one alone
+        Meeting& m = w.meetings[i];
+        if (!m.arrived || m.arrived != (m.mask & w.live)) continue;
+        make_ready(w, m.arrived);
+        m.arrived = 0, m.epoch++;
+    }
+    open_if_all_arrived();
+}
+
+// A fiber's life: one thread after another.
+inline void Block::run_threads() {
+    quiet_begin();
+    for (;;) {
+        acquire(&live_);
+        quiet_end();
+        (*body_)();
+        quiet_begin();
+        release(&runnable_);
+        thread_returned();
+        bool fresh = false;
+        Thread* next = pick(fresh);
+#ifdef EMU_TSAN
+        // A fiber per thread of each block, or ThreadSanitizer would take two threads for one.
+        Fiber* f = !next ? &main_ : fresh ? (next->fiber = take_fiber(next)) : next->fiber;
+        quiet_end();
+        go(f);
+#else
+        if (fresh) {
+            running_->owner = next, next->fiber = running_, current = next;
+            continue;
+        }
+        idle_.push_back(running_);
+        go(next ? next->fiber : &main_);
+#endif
+    }
+}
+
+inline void Block::run(uint3 block_id, const std::function<void()>& body) {
+    id = block_id, body_ = &body, live_ = (unsigned)threads_.size();
+    for (size_t i = 0; i < warps_.size(); i++) {
+        Warp& w = warps_[i];
+        const unsigned lanes = std::min<unsigned>(32, (unsigned)(threads_.size() - i * 32));
+        w.live = w.fresh = lanes == 32 ? ~0u : (1u << lanes) - 1;
+        w.ready = 0, w.n_meetings = 0;
+    }
+    for (Barrier& b : barriers) b.arrived = 0, b.waiting.clear();
+    for (Thread& t : threads_) t.products = 0, t.fenced = false;
+    objects.clear();
+    if (shared_bytes) memset(shared, 0xff, shared_bytes);  // NaNs, never zeros
+    rng_ = (config().seed * 2654435761u + id.x * 40503u + id.y * 9973u + id.z * 31u) | 1;
+    random(), random();
+    draw_ranks();
+#ifdef EMU_TSAN
+    main_.tsan = __tsan_get_current_fiber();
+    for (Fiber* f : fibers_) Fiber::destroy(f);
+    fibers_.clear(), idle_.clear();
+    // All made here: a thread that makes another is ordered before it.
+    for (size_t i = 0; i < threads_.size(); i++) fibers_.push_back(Fiber::create(fiber_entry));
+    idle_ = fibers_;
+#endif
+    release(&live_);
+    running_ = &main_;
+    bool fresh;
+    Thread* first = pick(fresh);
+    go(first->fiber = take_fiber(first));
+    acquire(&runnable_);
+    for (const Barrier& b : barriers)
+        if (b.arrived) fault("%s: %u threads arrived at a barrier that never opened", kernel, b.arrived);
+    for (const auto& [address, object] : objects) object->block_ended(kernel);
+}
+
+// Runs a whole grid: blocks in order, or config().threads at a time.
+template <class Body>
+void launch(dim3 grid, dim3 size, size_t shared_bytes, const char* kernel, const Body& body) {
+    Quiet quiet;
+    const long n_blocks = (long)grid.x * grid.y * grid.z;
+    static thread_local std::vector<std::unique_ptr<Block>> pool;
+    const unsigned n = (unsigned)std::min<long>(n_blocks, config().threads);
+    while (pool.size() < n) pool.push_back(std::make_unique<Block>());
+    const std::function<void()> call = body;
+    std::atomic<long> next{0};
+    const auto work = [&](Block* b) {
+        Quiet quiet_too;
+        Block* const before = block_;
+        block_ = b;
+        const size_t room = (shared_bytes + 255) / 128 * 128;
+        b->prepare(grid, size, shared_bytes, kernel);
+        b->shared = (unsigned char*)aligned_alloc(1024, (room + 1023) / 1024 * 1024);  // TMA wants up to 1024
+#ifdef EMU_ASAN
+        __asan_poison_memory_region(b->shared + shared_bytes, room - shared_bytes);
+#endif
+        for (long i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n_blocks;)
+            b->run({(unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / ((long)grid.x * grid.y))}, call);
+#ifdef EMU_ASAN
+        __asan_unpoison_memory_region(b->shared, room);
+#endif
+        free(b->shared);
+        block_ = before;
+    };
+    std::vector<std::thread> others;
+    for (unsigned i = 1; i < n; i++) others.emplace_back(work, pool[i].get());
+    work(pool[0].get());
+    for (std::thread& t : others) t.join();
+}
+
+}  // namespace emu

@@ -1,0 +1,380 @@
+// CUDA on the CPU. With test/emu/ on the include path, `#include <cuda_runtime.h>` finds this file instead of the toolkit's, and
+// CUDA sources compile with g++ or clang++ into a program in which every kernel is an ordinary function: breakpoints, printf,
+// AddressSanitizer and ThreadSanitizer work inside it. block.h runs the threads of a block; this file is what kernels and
+// host code see: the device language and the runtime's functions, as far as this program uses them.
+//
+// What differs from a GPU
+// - A launch runs at once and is over when it returns; streams and events order nothing that was not ordered.
+// - Blocks do not run at the same time (unless EMU_THREADS asks for it): a kernel that waits for another block hangs there.
+// - cudaMalloc fills with 0xFF bytes (NaN in every float type); dynamic shared memory is filled so before each block.
+// - Memory order is the CPU's, stronger than a GPU's; ThreadSanitizer sees what a real run might reorder.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "block.h"
+
+// ---- the device language ---------------------------------------------------------------------------------------------------
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ static
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __restrict__ __restrict
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) alignas(n)
+#ifdef EMU_ASAN
+#define __shared__ static
+#else
+#define __shared__ static thread_local
+#endif
+
+#define threadIdx (emu::block().current->id)
+#define blockIdx (emu::block().id)
+#define blockDim (emu::block().size)
+#define gridDim (emu::block().grid)
+constexpr int warpSize = 32;
+
+#define __syncthreads() emu::block().barrier(0, 0, true, EMU_HERE)
+#define __syncwarp(...) (void)emu::block().meet(emu::mask_or_all(__VA_ARGS__), nullptr, 0, EMU_HERE)
+#define __shfl_sync(mask, value, lane) emu::shuffle((mask), (value), (lane), EMU_HERE)
+#define __shfl_xor_sync(mask, value, x) emu::shuffle((mask), (value), (int)emu::lane() ^ (int)(x), EMU_HERE)
+#define __shfl_down_sync(mask, value, d) emu::shuffle((mask), (value), emu::lane_or_own(emu::lane() + (d)), EMU_HERE)
+#define __shfl_up_sync(mask, value, d) emu::shuffle((mask), (value), emu::lane_or_own(emu::lane() - (d)), EMU_HERE)
+#define __ballot_sync(mask, predicate) emu::ballot((mask), (predicate), EMU_HERE)
+#define __any_sync(mask, predicate) (emu::ballot((mask), (predicate), EMU_HERE) != 0)
+#define __all_sync(mask, predicate) (emu::ballot((mask), !(predicate), EMU_HERE) == 0)
+#define __match_any_sync(mask, value) emu::match_any((mask), (value), EMU_HERE)
+#define __activemask() emu::unsupported("__activemask: its value is not defined by CUDA")
+
+namespace emu {
+
+[[noreturn]] inline unsigned unsupported(const char* what) { fault("%s", what); }
+inline uint32_t mask_or_all(uint32_t mask = ~0u) { return mask; }
+inline unsigned lane() { return block().current->lane; }
+inline int lane_or_own(unsigned lane_wanted) { return (int)(lane_wanted < 32 ? lane_wanted : lane()); }
+
+template <class T>
+T shuffle(uint32_t mask, T value, int lane, Where where) {
+    auto table = block().meet(mask, &value, sizeof(T), where);
+    if (!(mask >> (lane & 31) & 1)) fault("%s:%d: shuffle reads lane %d, which is not in %08x", where.file, where.line, lane & 31, mask);
+    Quiet quiet;
+    T result;
+    memcpy((void*)&result, table[lane & 31], sizeof(T));
+    return result;
+}
+inline unsigned ballot(uint32_t mask, bool predicate, Where where) {
+    const int vote = predicate;
+    auto table = block().meet(mask, &vote, sizeof vote, where);
+    Quiet quiet;
+    unsigned result = 0;
+    for (unsigned i = 0; i < 32; i++)
+        if ((mask >> i & 1) && table[i][0]) result |= 1u << i;
+    return result;
+}
+template <class T>
+unsigned match_any(uint32_t mask, T value, Where where) {
+    auto table = block().meet(mask, &value, sizeof(T), where);
+    Quiet quiet;
+    unsigned result = 0;
+    for (unsigned i = 0; i < 32; i++)
+        if ((mask >> i & 1) && !memcmp(table[i], &value, sizeof(T))) result |= 1u << i;
+    return result;
+}
+
+template <class T, class F>
+T atomic_update(T* p, F f) {
+    T old, updated;
+    __atomic_load(p, &old, __ATOMIC_RELAXED);
+    do updated = f(old);
+    while (!__atomic_compare_exchange(p, &old, &updated, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return old;
+}
+
+}  // namespace emu
+
+template <class T>
+T atomicAdd(T* p, T x) {
+    return emu::atomic_update(p, [=](T old) { return (T)(old + x); });
+}
+template <class T>
+T atomicMax(T* p, T x) {
+    return emu::atomic_update(p, [=](T old) { return old < x ? x : old; });
+}
+template <class T>
+T atomicMin(T* p, T x) {
+    return emu::atomic_update(p, [=](T old) { return x < old ? x : old; });
+}
+template <class T>
+T atomicExch(T* p, T x) {
+    return emu::atomic_update(p, [=](T) { return x; });
+}
+template <class T>
+T atomicCAS(T* p, T expected, T x) {
+    return emu::atomic_update(p, [=](T old) { return old == expected ? x : old; });
+}
+inline unsigned atomicInc(unsigned* p, unsigned last) {
+    return emu::atomic_update(p, [=](unsigned old) { return old >= last ? 0 : old + 1; });
+}
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __trap() { emu::fault("%s: __trap()", emu::block().kernel); }
+inline void __nanosleep(unsigned) {}
+
+template <class T>
+T __ldg(const T* p) {
+    return *p;
+}
+template <class T>
+T __ldcs(const T* p) {
+    return *p;
+}
+template <class T>
+T __ldcg(const T* p) {
+    return *p;
+}
+template <class T>
+void __stcs(T* p, T value) {
+    *p = value;
+}
+template <class T>
+void __stcg(T* p, T value) {
+    *p = value;
+}
+
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __expf(float x) { return std::exp(x); }
+inline float __logf(float x) { return std::log(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline unsigned __float_as_uint(float x) {
+    unsigned u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+inline float __uint_as_float(unsigned u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
+inline float __int_as_float(int u) { return __uint_as_float((unsigned)u); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+
+// ---- the runtime's functions -----------------------------------------------------------------------------------------------
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorNoDevice = 100,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorNotReady = 600,
+};
+enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaDeviceAttr {
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrL2CacheSize = 38,
+    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+};
+constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0, cudaEventDefault = 0;
+
+struct emu_stream {};
+struct emu_event {
+    double ms = 0;
+};
+using cudaStream_t = emu_stream*;
+using cudaEvent_t = emu_event*;
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem;
+    int major, minor, multiProcessorCount, l2CacheSize, maxThreadsPerMultiProcessor;
+    size_t sharedMemPerBlockOptin;
+};
+
+namespace emu {
+
+// The emulated device: few multiprocessors, so that loops over "as many blocks as fit" are short, and the capability that the
+// program was built for. EMU_MEMORY_MB limits what cudaMalloc gives, to test running out of it.
+struct Device {
+    int major = 9, minor = 0, multiprocessors = 3;
+    size_t shared_bytes = 227 << 10, memory_bytes = (size_t)4 << 30, used_bytes = 0;
+    std::map<void*, size_t> allocations;
+    cudaError_t last_error = cudaSuccess;
+    Device() {
+        if (const char* mb = getenv("EMU_MEMORY_MB")) memory_bytes = (size_t)atol(mb) << 20;
+        if (const char* sm = getenv("EMU_CAPABILITY")) major = atoi(sm) / 10, minor = atoi(sm) % 10;
+    }
+};
+inline Device& device() {
+    static Device d;
+    return d;
+}
+inline cudaError_t error(cudaError_t e) { return device().last_error = e; }
+
+}  // namespace emu
+
+inline const char* cudaGetErrorName(cudaError_t e) {
+    switch (e) {
+        case cudaSuccess: return "cudaSuccess";
+        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+        case cudaErrorNoDevice: return "cudaErrorNoDevice";
+        case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+        case cudaErrorNotReady: return "cudaErrorNotReady";
+    }
+    return "cudaErrorUnknown";
+}
+inline const char* cudaGetErrorString(cudaError_t e) {
+    switch (e) {
+        case cudaSuccess: return "no error";
+        case cudaErrorInvalidValue: return "invalid argument";
+        case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+        case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+        case cudaErrorInvalidDevice: return "invalid device ordinal";
+        case cudaErrorNotReady: return "device not ready";
+    }
+    return "unknown error";
+}
+inline cudaError_t cudaGetLastError() {
+    const cudaError_t e = emu::device().last_error;
+    emu::device().last_error = cudaSuccess;
+    return e;
+}
+inline cudaError_t cudaPeekAtLastError() { return emu::device().last_error; }
+
+// EMU_DEVICES=0 plays a machine without a GPU.
+inline cudaError_t cudaGetDeviceCount(int* n) {
+    const char* devices = getenv("EMU_DEVICES");
+    *n = devices ? atoi(devices) : 1;
+    return *n > 0 ? cudaSuccess : emu::error(cudaErrorNoDevice);
+}
+inline cudaError_t cudaSetDevice(int device) {
+    int n;
+    if (cudaGetDeviceCount(&n) != cudaSuccess) return cudaErrorNoDevice;
+    return device >= 0 && device < n ? cudaSuccess : emu::error(cudaErrorInvalidDevice);
+}
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+    const emu::Device& d = emu::device();
+    *p = {};
+    snprintf(p->name, sizeof p->name, "emulated GPU (CPU fibers)");
+    p->totalGlobalMem = d.memory_bytes, p->major = d.major, p->minor = d.minor, p->multiProcessorCount = d.multiprocessors;
+    p->l2CacheSize = 1 << 20, p->maxThreadsPerMultiProcessor = 2048, p->sharedMemPerBlockOptin = d.shared_bytes;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int* v) { return *v = 13000, cudaSuccess; }
+inline cudaError_t cudaRuntimeGetVersion(int* v) { return *v = 13000, cudaSuccess; }
+inline cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
+    *total = emu::device().memory_bytes, *available = *total - emu::device().used_bytes;
+    return cudaSuccess;
+}
+
+template <class T>
+cudaError_t cudaMalloc(T** p, size_t bytes) {
+    emu::Device& d = emu::device();
+    if (bytes > d.memory_bytes - d.used_bytes) return emu::error(cudaErrorMemoryAllocation);
+    void* memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (!memory) return emu::error(cudaErrorMemoryAllocation);
+    memset(memory, 0xff, bytes);
+#ifdef EMU_ASAN
+    __asan_poison_memory_region((char*)memory + bytes, (bytes + 255) / 256 * 256 - bytes);
+#endif
+    d.allocations[memory] = bytes, d.used_bytes += bytes;
+    *p = (T*)memory;
+    return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* p) {
+    if (!p) return cudaSuccess;
+    emu::Device& d = emu::device();
+    const auto found = d.allocations.find(p);
+    if (found == d.allocations.end()) return emu::error(cudaErrorInvalidValue);
+    d.used_bytes -= found->second;
+#ifdef EMU_ASAN
+    __asan_unpoison_memory_region(p, (found->second + 255) / 256 * 256);
+#endif
+    d.allocations.erase(found);
+    free(p);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMallocHost(void** p, size_t bytes) {
+    *p = malloc(bytes);
+    if (*p) memset(*p, 0xff, bytes);
+    return *p ? cudaSuccess : emu::error(cudaErrorMemoryAllocation);
+}
+inline cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return cudaMallocHost(p, bytes); }
+inline cudaError_t cudaFreeHost(void* p) { return free(p), cudaSuccess; }
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+    return memcpy(to, from, bytes), cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
+inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                                     cudaMemcpyKind, cudaStream_t = nullptr) {
+    if (width > to_pitch || width > from_pitch) return emu::error(cudaErrorInvalidValue);
+    for (size_t i = 0; i < height; i++) memcpy((char*)to + i * to_pitch, (const char*)from + i * from_pitch, width);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemset(void* p, int value, size_t bytes) { return memset(p, value, bytes), cudaSuccess; }
+inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t = nullptr) { return cudaMemset(p, value, bytes); }
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return *s = new emu_stream, cudaSuccess; }
+inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return *s = new emu_stream, cudaSuccess; }
+inline cudaError_t cudaStreamDestroy(cudaStream_t s) { return delete s, cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return *e = new emu_event, cudaSuccess; }
+inline cudaError_t cudaEventCreate(cudaEvent_t* e) { return *e = new emu_event, cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete e, cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = nullptr) {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return e->ms = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6, cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+    return *ms = (float)(end->ms - start->ms), cudaSuccess;
+}
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
+    return cudaSuccess;
+}
+
+namespace emu {
+
+// kernel<<<grid, size, shared_bytes>>>(arguments...): refused as the runtime would, else run to its end.
+template <class Kernel, class... Arguments>
+void launch_kernel(const char* name, Kernel kernel, dim3 grid, dim3 size, size_t shared_bytes, Arguments... arguments) {
+    const size_t threads = (size_t)size.x * size.y * size.z;
+    const bool sensible = threads > 0 && threads <= 1024 && size.z <= 64 && grid.x > 0 && grid.y > 0 && grid.z > 0 &&
+                          grid.y <= 65535 && grid.z <= 65535 && grid.x <= 2147483647u && shared_bytes <= device().shared_bytes;
+    if (!sensible) {
+        error(cudaErrorInvalidConfiguration);
+        return;
+    }
+    launch(grid, size, shared_bytes, name, [=] { kernel(arguments...); });
+}
+
+}  // namespace emu
