@@ -8,8 +8,19 @@
 #include <cstdlib>
 #include <map>
 #include <new>
-#include <oneapi/dnnl/dnnl.hpp>
 #include <string>
+
+// Matrix products come from oneDNN where it is installed; without it the plain loops do them, right but slowly.
+#if !defined(HAVE_ONEDNN)
+#if __has_include(<oneapi/dnnl/dnnl.hpp>)
+#define HAVE_ONEDNN 1
+#else
+#define HAVE_ONEDNN 0
+#endif
+#endif
+#if HAVE_ONEDNN
+#include <oneapi/dnnl/dnnl.hpp>
+#endif
 
 #include "../check.h"
 
@@ -26,7 +37,7 @@ enum class Bf16Gemm {
 };
 
 inline Bf16Gemm detect_bf16_gemm() {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && HAVE_ONEDNN
     __builtin_cpu_init();
     const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
     const bool amx = isa == dnnl::cpu_isa::avx512_core_amx, bf16 = amx || isa == dnnl::cpu_isa::avx512_core_bf16;
@@ -39,12 +50,13 @@ struct Ctx {
     int threads;         // OpenMP threads that ops use
     bool plain = false;  // true: only the plain loops (the specification, no library); false: fast paths where they exist
 
-    // oneDNN, see matmul.h. The key holds everything that a compiled product depends on.
-    using GemmKey = std::array<int64_t, 8>;
     const Bf16Gemm bf16_gemm = detect_bf16_gemm();
+#if HAVE_ONEDNN  // see matmul.h. The key holds everything that a compiled product depends on.
+    using GemmKey = std::array<int64_t, 8>;
     dnnl::engine engine{dnnl::engine::kind::cpu, 0};
     dnnl::stream stream{engine};
     std::map<GemmKey, dnnl::matmul> gemms;
+#endif
 
     explicit Ctx(int n_threads = 0) : threads(n_threads > 0 ? n_threads : omp_get_max_threads()) {
         omp_set_num_threads(threads);
@@ -69,6 +81,7 @@ struct Ctx {
         return format("%d thread%s, %s%s", threads, threads == 1 ? "" : "s", isa_name(), plain ? ", plain loops" : "");
     }
     static const char* isa_name() {
+#if HAVE_ONEDNN
         switch (dnnl::get_effective_cpu_isa()) {
             case dnnl::cpu_isa::avx512_core_amx:
                 return "AMX (AVX-512)";
@@ -87,6 +100,9 @@ struct Ctx {
             default:
                 return "generic";
         }
+#else
+        return "without oneDNN: matrix products by plain loops";
+#endif
     }
 
 private:

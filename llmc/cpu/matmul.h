@@ -57,6 +57,7 @@ inline void linear_backward_weight(real* dweight, const floatX* dout, const floa
 // ---- oneDNN ----------------------------------------------------------------------------------------------------------------
 namespace detail {
 
+#if HAVE_ONEDNN
 template <class E>
 constexpr dnnl::memory::data_type dnnl_type() {
     static_assert(std::is_same<E, bf16>::value || std::is_same<E, float>::value, "oneDNN multiplies bf16 and fp32 here");
@@ -133,6 +134,13 @@ void product(Ctx& ctx, Out* c, const floatX* a, bool a_t, const floatX* b, bool 
     if constexpr (!std::is_same<floatX, double>::value) gemm(ctx, c, a, a_t, b, b_t, bias, M, N, K, acc);
 }
 
+#else
+// Declared, never called.
+template <class Out>
+void product(Ctx& ctx, Out* c, const floatX* a, bool a_t, const floatX* b, bool b_t, const floatX* bias, int64_t M, int64_t N,
+             int64_t K, Acc acc);
+#endif
+
 // A few rows against the whole weight: each weight row is read once and meets all input rows while it is in cache. Bound by
 // memory bandwidth. 16 partial sums let the compiler use vectors; they are added in a fixed order.
 inline void few_rows_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC, int OC) {
@@ -169,7 +177,8 @@ inline void column_sums(real* dbias, const floatX* dout, int N, int OC, Acc acc)
     }
 }
 
-constexpr bool has_library = !std::is_same<floatX, double>::value;  // the fp64 build has the plain loops only
+// The fp64 build has the plain loops only.
+constexpr bool has_library = HAVE_ONEDNN && !std::is_same<floatX, double>::value;
 constexpr int few_rows = 4;
 
 }  // namespace detail
@@ -177,21 +186,25 @@ constexpr int few_rows = 4;
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
 inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC,
                            int OC) {
-    if (ctx.plain || !detail::has_library) plain::linear_forward(out, inp, weight, bias, N, IC, OC);
-    else if (N <= detail::few_rows) detail::few_rows_forward(out, inp, weight, bias, N, IC, OC);
-    else detail::product(ctx, out, inp, false, weight, true, bias, N, OC, IC, Acc::Set);
+    if (!ctx.plain && !std::is_same<floatX, double>::value && N <= detail::few_rows)
+        return detail::few_rows_forward(out, inp, weight, bias, N, IC, OC);
+    if constexpr (detail::has_library)
+        if (!ctx.plain) return detail::product(ctx, out, inp, false, weight, true, bias, N, OC, IC, Acc::Set);
+    plain::linear_forward(out, inp, weight, bias, N, IC, OC);
 }
 
 inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, int N, int IC, int OC) {
-    if (ctx.plain || !detail::has_library) plain::linear_backward_input(dinp, dout, weight, N, IC, OC);
-    else detail::product(ctx, dinp, dout, false, weight, false, nullptr, N, IC, OC, Acc::Set);
+    if constexpr (detail::has_library)
+        if (!ctx.plain) return detail::product<floatX>(ctx, dinp, dout, false, weight, false, nullptr, N, IC, OC, Acc::Set);
+    plain::linear_backward_input(dinp, dout, weight, N, IC, OC);
 }
 
 inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const floatX* dout, const floatX* inp, int N, int IC,
                                    int OC, Acc acc) {
-    if (ctx.plain || !detail::has_library) plain::linear_backward_weight(dweight, dout, inp, N, IC, OC, acc);
-    else detail::product(ctx, dweight, dout, true, inp, false, nullptr, OC, IC, N, acc);
     if (dbias) detail::column_sums(dbias, dout, N, OC, acc);
+    if constexpr (detail::has_library)
+        if (!ctx.plain) return detail::product<real>(ctx, dweight, dout, true, inp, false, nullptr, OC, IC, N, acc);
+    plain::linear_backward_weight(dweight, dout, inp, N, IC, OC, acc);
 }
 
 }  // namespace cpu
