@@ -1,0 +1,487 @@
+// Linear layers: the three matrix products of llmc/cpu/matmul.h (which derives them) through cuBLASLt.
+//   forward          out  (N, OC)  = inp (N, IC) weight (OC, IC)^T (+ bias)
+//   backward_input   dinp (N, IC)  = dout (N, OC) weight (OC, IC)
+//   backward_weight  dweight (OC, IC) (+)= dout^T inp,  dbias (OC) (+)= column sums of dout
+// cuBLASLt is column-major: a row-major (R, C) matrix is to it a (C, R) one whose columns lie C apart. Read so, each product
+// D (m, n) = op(A) op(B) has its factors swapped, and D's rows run along our last dimension:
+//   forward          m = OC, n = N,  k = IC    A = weight, transposed    B = inp     bias: one value per row of D (epilogue)
+//   backward_input   m = IC, n = N,  k = OC    A = weight                B = dout
+//   backward_weight  m = IC, n = OC, k = N     A = inp                   B = dout, transposed
+//
+// Precision: factors are floatX, sums fp32. out and dinp are rounded to floatX once; dweight is fp32 and is added to in fp32
+// (beta = 1, in place). In the fp32 build the products are fp32 too, never TF32. Split-K keeps its partial sums in fp32: sums
+// in D's type are masked out, for in bf16 they would be rounded again and again.
+//
+// Plans: descriptors and algorithm of a product are made once and kept, for asking the library costs tens of microseconds.
+// Without a word from the trainer the library's first suggestion is taken. use_gemm_cache() can have all suggestions timed,
+// and keeps the winners in a file.
+//
+// Determinism: one algorithm, one GPU model, one workspace per stream give the same bits in every run. Timing may choose
+// differently from run to run, so what was chosen is written to the file and then no longer timed.
+//
+// Cost: 2 N IC OC FLOPs each; bound by the tensor cores for N above a few hundred, below by reading the weight. A few rows
+// (generation) go the same way.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../crc32c.h"
+#include "../file.h"
+#include "../ops.h"
+#include "device.cuh"
+
+namespace gpu {
+
+// ---- which product ---------------------------------------------------------------------------------------------------------
+template <class T>
+constexpr cudaDataType cublas_type() {
+    static_assert(std::is_same<T, bf16>::value || std::is_same<T, float>::value, "cuBLASLt multiplies bf16 and fp32 here");
+    return std::is_same<T, bf16>::value ? CUDA_R_16BF : CUDA_R_32F;
+}
+inline size_t bytes_of(cudaDataType type) { return type == CUDA_R_32F ? 4 : 2; }
+inline const char* name_of(cudaDataType type) { return type == CUDA_R_32F ? "fp32" : "bf16"; }
+
+// All that an algorithm may depend on. D (m, n) = op(A) op(B) [+ D], column-major and packed.
+struct GemmKey {
+    int m, n, k;
+    bool a_t, b_t;
+    cudaDataType in, out;  // of A and B; of D
+    cublasLtEpilogue_t epilogue;
+    bool add;
+    int alignment;  // of every pointer, in bytes, at most 16: no algorithm asks for more
+
+    auto fields() const { return std::make_tuple(m, n, k, a_t, b_t, (int)in, (int)out, (int)epilogue, add, alignment); }
+    bool operator<(const GemmKey& other) const { return fields() < other.fields(); }
+    std::string text() const {
+        return format("m %d n %d k %d %c%c %s to %s epilogue %d %s align %d", m, n, k, "NT"[a_t], "NT"[b_t], name_of(in),
+                      name_of(out), (int)epilogue, add ? "add" : "set", alignment);
+    }
+};
+
+inline int alignment_of(std::initializer_list<const void*> pointers) {
+    uintptr_t bits = 16;
+    for (const void* p : pointers) bits |= (uintptr_t)p;
+    return (int)(bits & (~bits + 1));  // the lowest one
+}
+
+// ---- algorithms that were chosen by time, and their file -------------------------------------------------------------------
+// A text file, one line per product: GPU, version of cuBLASLt, product, microseconds of the winner and of the library's first
+// suggestion, the algorithm as cuBLASLt stores it (good for the same version only), CRC-32C of what stands before. Lines of
+// other GPUs and versions are kept. A damaged line, or a file that is something else, costs a warning, not the run; a file
+// that is something else is not overwritten either.
+struct GemmChoice {
+    cublasLtMatmulAlgo_t algo;
+    double us, first_us;
+};
+
+struct GemmTuning {
+    bool on = false;   // time the products that `file` does not have
+    std::string file;  // empty: none
+};
+
+class GemmChoices {
+public:
+    void read(const std::string& path) {
+        path_ = path, may_write_ = true;
+        std::error_code none;
+        if (path.empty() || !std::filesystem::exists(path, none)) return;
+        std::string text;
+        try {
+            text = read_whole_file(path);
+        } catch (const Error& e) {
+            return give_up(e.what());
+        }
+        if (text.empty()) return;
+        const std::string first_line = std::string(header) + "\n";
+        if (text.compare(0, first_line.size(), first_line) != 0) return give_up(path + " is not a list of matrix products");
+        size_t damaged = 0;
+        for (size_t at = first_line.size(); at < text.size();) {
+            const size_t end = std::min(text.find('\n', at), text.size());
+            if (!read_line(text.substr(at, end - at))) damaged++;
+            at = end + 1;
+        }
+        if (damaged > 0) warn(format("%s: %zu damaged lines are ignored", path.c_str(), damaged));
+    }
+
+    const GemmChoice* find(const std::string& product) const {
+        const auto found = choices_.find(product);
+        return found == choices_.end() ? nullptr : &found->second;
+    }
+
+    void add(const std::string& product, const GemmChoice& choice) {
+        choices_[product] = choice;
+        if (path_.empty() || !may_write_) return;
+        std::string text = std::string(header) + "\n";
+        for (const auto& [name, chosen] : choices_) {
+            std::string line = name + format("\t%.2f\t%.2f\t", chosen.us, chosen.first_us);
+            for (const uint64_t word : chosen.algo.data) line += format("%016llx", (unsigned long long)word);
+            text += line + format("\t%08x\n", crc32c(line.data(), line.size()));
+        }
+        try {
+            write_file_atomically(path_, text);
+        } catch (const Error& e) {
+            give_up(e.what());
+        }
+    }
+
+    static void warn(const std::string& what) { fprintf(stderr, "warning: %s\n", what.c_str()); }
+
+private:
+    static constexpr const char* header = "# algorithms of matrix products, version 1";
+
+    void give_up(const std::string& why) {
+        warn(why + "; the algorithms of matrix products are not kept");
+        may_write_ = false;
+    }
+
+    bool read_line(const std::string& line) {
+        std::vector<std::string> fields(1);
+        for (const char c : line) {
+            if (c == '\t') fields.emplace_back();
+            else fields.back() += c;
+        }
+        if (fields.size() != 7 || fields[5].size() != 8 * 16 || fields[6].size() != 8) return false;
+        if (format("%08x", crc32c(line.data(), line.size() - 9)) != fields[6]) return false;
+        GemmChoice choice;
+        choice.us = strtod(fields[3].c_str(), nullptr), choice.first_us = strtod(fields[4].c_str(), nullptr);
+        for (int i = 0; i < 8; i++) choice.algo.data[i] = strtoull(fields[5].substr(i * 16, 16).c_str(), nullptr, 16);
+        choices_[fields[0] + "\t" + fields[1] + "\t" + fields[2]] = choice;
+        return true;
+    }
+
+    std::map<std::string, GemmChoice> choices_;
+    std::string path_;
+    bool may_write_ = true;
+};
+
+// ---- plans -----------------------------------------------------------------------------------------------------------------
+struct GemmPlan {
+    cublasLtMatmulDescOpaque_t product;
+    cublasLtMatrixLayoutOpaque_t a, b, d;
+    cublasLtMatmulAlgo_t algo;
+    float beta;
+};
+
+struct GemmPlans {
+    GemmTuning tuning;
+    GemmChoices choices;
+    std::map<GemmKey, std::unique_ptr<GemmPlan>> plans;
+    int timed = 0;  // plans whose algorithm was chosen by time in this run
+};
+
+// To be called before the first product: with autotune, products that the file at `path` does not have are timed when they
+// first occur, and added to it; those that it has use what it says. An empty path keeps nothing.
+inline void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune) {
+    ctx.plans = std::make_shared<GemmPlans>();
+    ctx.plans->tuning = {autotune, path};
+    ctx.plans->choices.read(path);
+}
+
+namespace detail {
+
+template <class T>
+void set_attribute(GemmPlan& plan, cublasLtMatmulDescAttributes_t attribute, T value) {
+    CUBLAS(cublasLtMatmulDescSetAttribute(&plan.product, attribute, &value, sizeof value));
+}
+
+inline void describe(GemmPlan& plan, const GemmKey& key) {
+    CUBLAS(cublasLtMatmulDescInit(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F));  // TF32 has a compute type of its own
+    set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSA, key.a_t ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSB, key.b_t ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, key.epilogue);
+    const int a_rows = key.a_t ? key.k : key.m, a_columns = key.a_t ? key.m : key.k;
+    const int b_rows = key.b_t ? key.n : key.k, b_columns = key.b_t ? key.k : key.n;
+    CUBLAS(cublasLtMatrixLayoutInit(&plan.a, key.in, (uint64_t)a_rows, (uint64_t)a_columns, a_rows));
+    CUBLAS(cublasLtMatrixLayoutInit(&plan.b, key.in, (uint64_t)b_rows, (uint64_t)b_columns, b_rows));
+    CUBLAS(cublasLtMatrixLayoutInit(&plan.d, key.out, (uint64_t)key.m, (uint64_t)key.n, key.m));
+    plan.beta = key.add ? 1.0f : 0.0f;
+}
+
+inline cublasStatus_t start(Ctx& ctx, GemmPlan& plan, const cublasLtMatmulAlgo_t& algo, void* d, const void* a, const void* b,
+                            const void* bias) {
+    if (bias) set_attribute(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    const float alpha = 1;
+    return cublasLtMatmul(ctx.cublas, &plan.product, &alpha, a, &plan.a, b, &plan.b, &plan.beta, d, &plan.d, d, &plan.d, &algo,
+                          ctx.workspace, Ctx::workspace_bytes, ctx.stream);
+}
+
+// The library's suggestions, those that it believes to be fastest first.
+inline std::vector<cublasLtMatmulAlgo_t> suggestions(Ctx& ctx, GemmPlan& plan, const GemmKey& key, int most) {
+    cublasLtMatmulPreferenceOpaque_t preference;
+    CUBLAS(cublasLtMatmulPreferenceInit(&preference));
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+        CUBLAS(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof value));
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)Ctx::workspace_bytes);
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);  // or none at all
+    for (const auto matrix : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        prefer(matrix, (uint32_t)key.alignment);
+    // The bias has no preference; its pointer says how it is aligned, and nobody follows it here.
+    if (key.epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+        set_attribute(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (const void*)((const char*)ctx.workspace + key.alignment));
+    std::vector<cublasLtMatmulHeuristicResult_t> results((size_t)most);
+    int n = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx.cublas, &plan.product, &plan.a, &plan.b, &plan.d, &plan.d,
+                                                                 &preference, most, results.data(), &n);
+    std::vector<cublasLtMatmulAlgo_t> algorithms;
+    for (int i = 0; i < n && status == CUBLAS_STATUS_SUCCESS; i++)
+        if (results[(size_t)i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(results[(size_t)i].algo);
+    if (algorithms.empty())
+        fail("cuBLASLt %zu knows no algorithm for a matrix product on %s (%s): %s", cublasLtGetVersion(), ctx.name.c_str(),
+             cublasLtGetStatusName(status), key.text().c_str());
+    return algorithms;
+}
+
+// Uniform in [-1, 1). Zeros would not do: they switch no transistors, so the clock stays higher than it ever is in training.
+template <class T>
+__global__ void __launch_bounds__(256) fill_random(T* x, size_t n) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        uint32_t bits = (uint32_t)i * 2654435761u;
+        bits = (bits ^ bits >> 15) * 2246822519u;
+        bits = (bits ^ bits >> 13) * 3266489917u;
+        x[i] = (T)((float)(bits >> 8) * 0x1p-23f - 1.0f);
+    }
+}
+
+// Memory of one product's own, so that timing it touches nobody's data; every pointer is aligned as the key says, no better.
+class GemmScratch {
+public:
+    GemmScratch(Ctx& ctx, const GemmKey& key) {
+        const size_t m = (size_t)key.m, n = (size_t)key.n, k = (size_t)key.k;
+        const size_t elements[4] = {m * k, k * n, m * n, std::max(m, n)};
+        size_t at[5] = {};
+        const auto type = [&](int i) { return i < 2 ? key.in : key.out; };
+        for (int i = 0; i < 4; i++) at[i + 1] = at[i] + ceil_div(elements[i] * bytes_of(type(i)) + 16, (size_t)256) * 256;
+        if (cudaMalloc(&memory_, at[4]) != cudaSuccess) {
+            (void)cudaGetLastError();
+            memory_ = nullptr;
+            return;
+        }
+        for (int i = 0; i < 4; i++) {
+            matrices_[i] = (char*)memory_ + at[i] + key.alignment;
+            const unsigned blocks = (unsigned)std::min(ceil_div(elements[i], (size_t)256), (size_t)ctx.multiprocessors * 8);
+            if (type(i) == CUDA_R_16BF) LAUNCH(fill_random<bf16>, blocks, 256, 0, ctx, (bf16*)matrices_[i], elements[i]);
+            else LAUNCH(fill_random<float>, blocks, 256, 0, ctx, (float*)matrices_[i], elements[i]);
+        }
+    }
+    ~GemmScratch() { cudaFree(memory_); }
+    GemmScratch(const GemmScratch&) = delete;
+    GemmScratch& operator=(const GemmScratch&) = delete;
+    bool obtained() const { return memory_ != nullptr; }
+    void* a() { return matrices_[0]; }
+    void* b() { return matrices_[1]; }
+    void* d() { return matrices_[2]; }
+    void* bias() { return matrices_[3]; }
+
+private:
+    void* memory_ = nullptr;
+    void* matrices_[4] = {};
+};
+
+class Stopwatch {
+public:
+    explicit Stopwatch(Ctx& ctx) : ctx_(ctx) {
+        CUDA(cudaEventCreate(&before_));
+        CUDA(cudaEventCreate(&after_));
+    }
+    ~Stopwatch() { cudaEventDestroy(before_), cudaEventDestroy(after_); }
+    Stopwatch(const Stopwatch&) = delete;
+    Stopwatch& operator=(const Stopwatch&) = delete;
+
+    // Microseconds of one of `runs` calls in a row.
+    template <class F>
+    double time(int runs, F&& call) {
+        CUDA(cudaEventRecord(before_, ctx_.stream));
+        for (int i = 0; i < runs; i++) call();
+        CUDA(cudaEventRecord(after_, ctx_.stream));
+        CUDA(cudaEventSynchronize(after_));
+        float ms = 0;
+        CUDA(cudaEventElapsedTime(&ms, before_, after_));
+        return (double)ms * 1000 / runs;
+    }
+
+private:
+    Ctx& ctx_;
+    cudaEvent_t before_ = nullptr, after_ = nullptr;
+};
+
+// The fastest of the suggestions. Each runs once for nothing (its code is loaded then) and once to see how long it takes; what
+// is not far behind the best is measured five times for at least 0.2 ms, and the median counts. At equal times the library's
+// order decides.
+inline bool fastest(Ctx& ctx, GemmPlan& plan, const GemmKey& key, const std::vector<cublasLtMatmulAlgo_t>& algorithms,
+                    GemmChoice& best) {
+    GemmScratch scratch(ctx, key);
+    if (!scratch.obtained()) return false;
+    const void* bias = key.epilogue == CUBLASLT_EPILOGUE_DEFAULT ? nullptr : scratch.bias();
+    Stopwatch stopwatch(ctx);
+    best.us = best.first_us = 0;
+    bool found = false;
+    for (size_t i = 0; i < algorithms.size(); i++) {
+        const auto run = [&] { return start(ctx, plan, algorithms[i], scratch.d(), scratch.a(), scratch.b(), bias); };
+        if (run() != CUBLAS_STATUS_SUCCESS) continue;
+        double us = stopwatch.time(1, run);
+        if (!found || us < 1.5 * best.us) {
+            const int runs = std::max(1, std::min(20, (int)(200 / std::max(us, 1.0))));
+            std::array<double, 5> times;
+            for (double& t : times) t = stopwatch.time(runs, run);
+            std::sort(times.begin(), times.end());
+            us = times[2];
+        }
+        if (i == 0) best.first_us = us;
+        if (!found || us < best.us) best.us = us, best.algo = algorithms[i], found = true;
+    }
+    return found;
+}
+
+inline void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key) {
+    GemmPlans& all = *ctx.plans;
+    const std::string product = format("%s, %d multiprocessors\tcuBLASLt %zu\t%s", ctx.name.c_str(), ctx.multiprocessors,
+                                       cublasLtGetVersion(), key.text().c_str());
+    if (const GemmChoice* kept = all.choices.find(product)) {
+        cublasLtMatmulHeuristicResult_t result = {};
+        const cublasStatus_t status =
+            cublasLtMatmulAlgoCheck(ctx.cublas, &plan.product, &plan.a, &plan.b, &plan.d, &plan.d, &kept->algo, &result);
+        plan.algo = kept->algo;
+        if (status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= Ctx::workspace_bytes) return;
+        GemmChoices::warn(format("%s has an algorithm that cuBLASLt refuses, which is ignored: %s", all.tuning.file.c_str(),
+                                 key.text().c_str()));
+    }
+    constexpr int most = 32;
+    const std::vector<cublasLtMatmulAlgo_t> algorithms = suggestions(ctx, plan, key, all.tuning.on ? most : 1);
+    plan.algo = algorithms[0];
+    if (!all.tuning.on) return;
+    GemmChoice choice;
+    if (!fastest(ctx, plan, key, algorithms, choice)) {
+        GemmChoices::warn("no GPU memory left to time a matrix product, so the library's first suggestion is taken: " +
+                          key.text());
+        return;
+    }
+    plan.algo = choice.algo, all.timed++;
+    all.choices.add(product, choice);
+}
+
+// D (m, n) = op(A) op(B) [+ bias along its rows], or D += op(A) op(B).
+inline void gemm(Ctx& ctx, void* d, const void* a, const void* b, const void* bias, GemmKey key) {
+    CHECK(key.m > 0 && key.n > 0 && key.k > 0, "an empty matrix product: %s", key.text().c_str());
+    key.epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    key.alignment = alignment_of({d, a, b, bias});
+    if (!ctx.plans) ctx.plans = std::make_shared<GemmPlans>();
+    auto found = ctx.plans->plans.find(key);
+    if (found == ctx.plans->plans.end()) {
+        auto plan = std::make_unique<GemmPlan>();
+        describe(*plan, key);
+        choose_algorithm(ctx, *plan, key);
+        found = ctx.plans->plans.emplace(key, std::move(plan)).first;
+    }
+    GemmPlan& plan = *found->second;
+    const cublasStatus_t status = start(ctx, plan, plan.algo, d, a, b, bias);
+    if (status != CUBLAS_STATUS_SUCCESS)
+        fail("cuBLASLt refused a matrix product on %s (%s): %s", ctx.name.c_str(), cublasLtGetStatusName(status),
+             key.text().c_str());
+}
+
+// ---- bias gradient ---------------------------------------------------------------------------------------------------------
+// cuBLASLt can sum dout on its way through backward_weight (epilogue BGRADB), but it only sets, in an order of its own, and the
+// epilogue narrows the choice of algorithms. This kernel adds as well, in a fixed order, and is bound by reading dout once:
+// N OC sizeof(floatX) bytes. At 700 TFLOP/s and 4.3 TB/s that is 163/IC of the product's time in bf16: 21% at IC = 768, 4% at
+// 4096 (not yet measured on a GPU).
+//
+// A block of 16 warps takes 32 packs of columns (blockIdx.x) of one part of the rows (blockIdx.y): each lane adds one pack's
+// columns over every 16th row, then the warps' sums are added, warp by warp. out (gridDim.y, columns) is summed by a second
+// launch with one block per column tile, unless there is only one part.
+constexpr int sums_warps = 16, sums_blocks = 3;  // of a block; of a multiprocessor
+
+template <class T>
+__global__ void __launch_bounds__(32 * sums_warps, sums_blocks)
+    column_sums(float* out, const T* x, int rows, int columns, int rows_per_block, bool whole_packs, bool add) {
+    constexpr int width = Pack<T>::size, unroll = 4;
+    __shared__ float sums[sums_warps][width][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = ((int)blockIdx.x * 32 + lane) * width;
+    const int first = (int)blockIdx.y * rows_per_block;
+    const int last = rows - first < rows_per_block ? rows : first + rows_per_block;
+    float sum[width] = {};
+    if (column < columns && whole_packs) {
+        const T* p = x + (size_t)(first + warp) * columns + column;
+        const size_t step = (size_t)sums_warps * columns;
+        int left = last - first > warp ? (last - first - warp + sums_warps - 1) / sums_warps : 0;
+        for (; left >= unroll; left -= unroll, p += unroll * step) {
+            Pack<T> packs[unroll];
+#pragma unroll
+            for (int u = 0; u < unroll; u++) packs[u] = load(p + u * step);
+#pragma unroll
+            for (int u = 0; u < unroll; u++)
+#pragma unroll
+                for (int i = 0; i < width; i++) sum[i] += (float)packs[u][i];
+        }
+        for (; left > 0; left--, p += step) {
+            const Pack<T> pack = load(p);
+#pragma unroll
+            for (int i = 0; i < width; i++) sum[i] += (float)pack[i];
+        }
+    } else if (column < columns) {
+        for (int row = first + warp; row < last; row += sums_warps)
+#pragma unroll
+            for (int i = 0; i < width; i++)
+                if (column + i < columns) sum[i] += (float)x[(size_t)row * columns + column + i];
+    }
+#pragma unroll
+    for (int i = 0; i < width; i++) sums[warp][i][lane] = sum[i];  // this way round: a warp's 32 stores hit 32 banks
+    __syncthreads();
+    if (warp >= width) return;
+    const int i = warp;  // each warp finishes one column of each pack
+    if (column + i >= columns) return;
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < sums_warps; w++) total += sums[w][i][lane];
+    float* to = out + (size_t)blockIdx.y * columns + column + i;
+    *to = add ? *to + total : total;
+}
+
+template <class T>
+void launch_column_sums(Ctx& ctx, float* out, const T* x, int rows, int columns, int parts, bool add) {
+    const bool whole_packs = columns % Pack<T>::size == 0 && (uintptr_t)x % sizeof(Pack<T>) == 0;
+    const dim3 grid((unsigned)ceil_div(columns, 32 * Pack<T>::size), (unsigned)parts);
+    LAUNCH(column_sums<T>, grid, 32 * sums_warps, 0, ctx, out, x, rows, columns, ceil_div(rows, parts), whole_packs, add);
+}
+
+inline void bias_backward(Ctx& ctx, real* dbias, const floatX* dout, int N, int OC, Acc acc) {
+    // As many parts as fill the GPU once, of at least 64 rows, which is one turn of the unrolled loop.
+    const int tiles = ceil_div(OC, 32 * Pack<floatX>::size);
+    const int wanted = std::max(1, std::min(sums_blocks * ctx.multiprocessors / tiles, N / (4 * sums_warps)));
+    const int parts = ceil_div(N, ceil_div(N, wanted));  // none is empty
+    const bool add = acc == Acc::Add;
+    if (parts == 1) return launch_column_sums(ctx, dbias, dout, N, OC, 1, add);
+    float* partial = (float*)ctx.scratch(sizeof(float) * (size_t)parts * (size_t)OC);
+    launch_column_sums(ctx, partial, dout, N, OC, parts, false);
+    launch_column_sums(ctx, dbias, partial, parts, OC, 1, add);
+}
+
+}  // namespace detail
+
+// ---- the ops ---------------------------------------------------------------------------------------------------------------
+inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC,
+                           int OC) {
+    constexpr cudaDataType type = cublas_type<floatX>();
+    detail::gemm(ctx, out, weight, inp, bias, {OC, N, IC, true, false, type, type, {}, false, 0});
+}
+
+inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, int N, int IC, int OC) {
+    constexpr cudaDataType type = cublas_type<floatX>();
+    detail::gemm(ctx, dinp, weight, dout, nullptr, {IC, N, OC, false, false, type, type, {}, false, 0});
+}
+
+inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const floatX* dout, const floatX* inp, int N, int IC,
+                                   int OC, Acc acc) {
+    detail::gemm(ctx, dweight, inp, dout, nullptr,
+                 {IC, OC, N, false, true, cublas_type<floatX>(), cublas_type<real>(), {}, acc == Acc::Add, 0});
+    if (dbias) detail::bias_backward(ctx, dbias, dout, N, OC, acc);
+}
+
+}  // namespace gpu

@@ -1,0 +1,539 @@
+// Linear layers on the GPU against sums in double and against the plain loops of cpu::, and how their algorithms are chosen,
+// kept in a file and found again.
+// Bounds as in test/test_matmul.cpp: K products and a start value, each term rounded at most K + 1 times on its way, in any
+// order: (K + 2) u times the sum of magnitudes, u = 2^-24; on a GPU twice that, for its tensor cores cut off instead of
+// rounding. The result is that sum rounded once, so it lies between the ends of the interval, rounded.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+
+#include "../../llmc/cpu/matmul.h"
+#include "../../llmc/gpu/matmul.cuh"
+#include "../files.h"
+#include "device_memory.h"
+
+using namespace test;
+
+namespace {
+
+constexpr double u = roundoff<float>;
+// ThreadSanitizer takes half a second for a block of the bias gradient: it is given some of the shapes only.
+#ifdef EMU_TSAN
+constexpr bool few_shapes = true;
+#else
+constexpr bool few_shapes = false;
+#endif
+
+struct Shape {
+    int N, IC, OC;
+};
+struct Results {
+    std::vector<floatX> out, out_biased, dinp;
+    std::vector<float> dweight_set, dbias_set, dweight_add, dbias_add, dweight_alone;
+};
+
+// ---- reference -------------------------------------------------------------------------------------------------------------
+// sums[m][n] = start(m, n) + sum_k a(m, k) b(k, n), with the sums of magnitudes that bound its error.
+using Element = std::function<double(int, int)>;
+template <class Buffer>
+void expect_product(const Buffer& actual, int M, int N, int K, const Element& a, const Element& b, const Element& start,
+                    const std::string& name) {
+    using T = std::decay_t<decltype(actual[0])>;
+    Doubles value((size_t)M * N), allowed((size_t)M * N);
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) {
+            double sum = start(m, n), magnitude = std::abs(sum);
+            for (int k = 0; k < K; k++) {
+                const double term = a(m, k) * b(k, n);
+                sum += term, magnitude += std::abs(term);
+            }
+            const double error = 2 * (K + 2) * u * magnitude + 1e-35;
+            const double low = as_double(from_double<T>(sum - error)), high = as_double(from_double<T>(sum + error));
+            const size_t i = (size_t)m * N + n;
+            value[i] = sum, allowed[i] = std::max(sum - low, high - sum);
+        }
+    expect_close(actual, value, allowed, name);
+}
+double zero(int, int) { return 0; }
+
+// ---- one layer -------------------------------------------------------------------------------------------------------------
+// `shift` elements into each buffer, so that pointers are aligned to elements only.
+template <class T>
+std::vector<T> shifted(const std::vector<T>& x, size_t shift) {
+    std::vector<T> y(shift, from_double<T>(std::nan("")));
+    y.insert(y.end(), x.begin(), x.end());
+    return y;
+}
+
+struct Layer {
+    Shape k;
+    std::vector<floatX> inp, weight, bias, dout;
+    std::vector<float> dweight0, dbias0;  // what Acc::Add adds to
+
+    Layer(const Shape& shape, uint64_t seed) : k(shape) {
+        Rng rng(seed);
+        inp = rng.normals<floatX>((size_t)k.N * k.IC), weight = rng.normals<floatX>((size_t)k.OC * k.IC);
+        bias = rng.normals<floatX>((size_t)k.OC), dout = rng.normals<floatX>((size_t)k.N * k.OC);
+        dweight0 = rng.normals<float>((size_t)k.OC * k.IC), dbias0 = rng.normals<float>((size_t)k.OC);
+    }
+
+    Results run(gpu::Ctx& ctx, size_t shift = 0) const {
+        const int N = k.N, IC = k.IC, OC = k.OC;
+        const Device<floatX> x(shifted(inp, shift), "inp"), w(shifted(weight, shift), "weight"),
+            b(shifted(bias, shift), "bias"), dy(shifted(dout, shift), "dout");
+        Device<floatX> out(shift + (size_t)N * OC, "out"), out_biased(shift + (size_t)N * OC, "out with bias"),
+            dinp(shift + (size_t)N * IC, "dinp");
+        Device<float> dweight_set(shift + (size_t)OC * IC, "dweight set"), dbias_set(shift + (size_t)OC, "dbias set"),
+            dweight_add(shifted(dweight0, shift), "dweight added"), dbias_add(shifted(dbias0, shift), "dbias added"),
+            dweight_alone(shift + (size_t)OC * IC, "dweight without dbias");
+        const auto at = [&](auto& buffer) { return buffer.p() + shift; };
+        gpu::linear_forward(ctx, at(out), at(x), at(w), nullptr, N, IC, OC);
+        gpu::linear_forward(ctx, at(out_biased), at(x), at(w), at(b), N, IC, OC);
+        gpu::linear_backward_input(ctx, at(dinp), at(dy), at(w), N, IC, OC);
+        gpu::linear_backward_weight(ctx, at(dweight_set), at(dbias_set), at(dy), at(x), N, IC, OC, Acc::Set);
+        gpu::linear_backward_weight(ctx, at(dweight_add), at(dbias_add), at(dy), at(x), N, IC, OC, Acc::Add);
+        gpu::linear_backward_weight(ctx, at(dweight_alone), nullptr, at(dy), at(x), N, IC, OC, Acc::Set);
+        const auto get = [&](const auto& buffer) {
+            auto values = buffer.get();
+            values.erase(values.begin(), values.begin() + (std::ptrdiff_t)shift);
+            return values;
+        };
+        EXPECT_EQ(x.get().size(), shift + inp.size());  // waits, and looks at the guards
+        return {get(out),       get(out_biased),  get(dinp),      get(dweight_set),
+                get(dbias_set), get(dweight_add), get(dbias_add), get(dweight_alone)};
+    }
+
+    void check(const Results& r) const {
+        const int N = k.N, IC = k.IC, OC = k.OC;
+        SCOPED_TRACE(testing::Message() << "N " << N << ", IC " << IC << ", OC " << OC);
+        const auto matrix = [](const auto& x, int columns) {
+            return [&x, columns](int i, int j) { return as_double(x[(size_t)i * columns + j]); };
+        };
+        const auto transposed = [](const auto& x, int columns) {
+            return [&x, columns](int i, int j) { return as_double(x[(size_t)j * columns + i]); };
+        };
+        const auto one = [](int, int) { return 1.0; };
+        expect_product(r.out, N, OC, IC, matrix(inp, IC), transposed(weight, IC), zero, "out");
+        expect_product(
+            r.out_biased, N, OC, IC, matrix(inp, IC), transposed(weight, IC), [&](int, int o) { return as_double(bias[o]); },
+            "out with bias");
+        expect_product(r.dinp, N, IC, OC, matrix(dout, OC), matrix(weight, IC), zero, "dinp");
+        for (const auto* dweight : {&r.dweight_set, &r.dweight_alone})
+            expect_product(*dweight, OC, IC, N, transposed(dout, OC), matrix(inp, IC), zero, "dweight set");
+        expect_product(r.dweight_add, OC, IC, N, transposed(dout, OC), matrix(inp, IC), matrix(dweight0, IC), "dweight added");
+        expect_product(r.dbias_set, OC, 1, N, transposed(dout, OC), one, zero, "dbias set");
+        expect_product(
+            r.dbias_add, OC, 1, N, transposed(dout, OC), one, [&](int o, int) { return dbias0[o]; }, "dbias added");
+    }
+};
+
+void expect_same_results(const Results& a, const Results& b, const std::string& when) {
+    expect_same_bits(a.out, b.out, "out " + when);
+    expect_same_bits(a.out_biased, b.out_biased, "out with bias " + when);
+    expect_same_bits(a.dinp, b.dinp, "dinp " + when);
+    expect_same_bits(a.dweight_set, b.dweight_set, "dweight set " + when);
+    expect_same_bits(a.dweight_add, b.dweight_add, "dweight added " + when);
+    expect_same_bits(a.dweight_alone, b.dweight_alone, "dweight without dbias " + when);
+    expect_same_bits(a.dbias_set, b.dbias_set, "dbias set " + when);
+    expect_same_bits(a.dbias_add, b.dbias_add, "dbias added " + when);
+}
+
+}  // namespace
+
+// ---- values ----------------------------------------------------------------------------------------------------------------
+TEST(GpuLinear, OddShapes) {
+    gpu::Ctx ctx;
+    const Shape shapes[] = {{1, 1, 1},    {9, 1, 1},    {1, 7, 1},    {1, 1, 9},     {5, 7, 300},
+                            {17, 65, 3},  {65, 17, 33}, {33, 3, 65},  {64, 64, 64},  {63, 16, 64},
+                            {2, 130, 65}, {4, 33, 70},  {70, 24, 40}, {129, 57, 65}, {48, 130, 260}};
+    uint64_t seed = 1;
+    for (const Shape& k : shapes) {
+        seed++;
+        if (few_shapes && seed % 5) continue;
+        const Layer layer(k, seed);
+        layer.check(layer.run(ctx));
+    }
+}
+
+// Tensors begin anywhere in the arena of parameters.
+TEST(GpuLinear, BuffersNeedNoAlignment) {
+    gpu::Ctx ctx;
+    for (const Shape& k : {Shape{35, 64, 32}, Shape{64, 33, 65}, Shape{2, 40, 24}}) {
+        const Layer layer(k, 5);
+        for (const size_t shift : {1, 2, 3, 4}) layer.check(layer.run(ctx, shift));
+        if (few_shapes) break;
+    }
+}
+
+TEST(GpuLinear, GoldenValues) {
+    gpu::Ctx ctx;
+    const auto values = [](std::initializer_list<double> x) {
+        std::vector<floatX> y;
+        for (const double value : x) y.push_back(from_double<floatX>(value));
+        return y;
+    };
+    const Device<floatX> inp(values({1, 2, 3, -1, 0, 0.5})), weight(values({1, 0, -1, 2, 1, 4})), bias(values({0.25, -3})),
+        dout(values({1, -2, 0.5, 3}));
+    Device<floatX> out(4), dinp(6);
+    Device<float> dweight(6), dbias(2);
+    gpu::linear_forward(ctx, out.p(), inp.p(), weight.p(), bias.p(), 2, 3, 2);
+    gpu::linear_backward_input(ctx, dinp.p(), dout.p(), weight.p(), 2, 3, 2);
+    gpu::linear_backward_weight(ctx, dweight.p(), dbias.p(), dout.p(), inp.p(), 2, 3, 2, Acc::Set);
+    expect_close(out.get(), {-1.75, 13, -1.25, -3}, 0, 0, "out");
+    expect_close(dinp.get(), {-3, -2, -9, 6.5, 3, 11.5}, 0, 0, "dinp");
+    expect_close(dweight.get(), {0.5, 2, 3.25, -5, -4, -4.5}, 0, 0, "dweight");
+    expect_close(dbias.get(), {1.5, 1}, 0, 0, "dbias");
+}
+
+// Sums of small whole numbers are exact in any order: the same bits as the CPU's plain loops.
+TEST(GpuLinear, WholeNumbersGiveTheCpusBits) {
+    gpu::Ctx ctx;
+    cpu::Ctx host(1);
+    host.plain = true;
+    for (const Shape& k : {Shape{3, 130, 37}, Shape{77, 96, 40}, Shape{130, 33, 65}}) {
+        Layer layer(k, 3);
+        Rng rng(3);
+        for (auto* x : {&layer.inp, &layer.weight, &layer.bias, &layer.dout})
+            for (floatX& value : *x) value = from_double<floatX>(rng.below(17) - 8);
+        for (auto* x : {&layer.dweight0, &layer.dbias0})
+            for (float& value : *x) value = (float)(rng.below(17) - 8);
+        const Results r = layer.run(ctx);
+        std::vector<floatX> out(r.out.size()), out_biased(r.out.size()), dinp(r.dinp.size());
+        std::vector<float> dweight(layer.dweight0), dbias(layer.dbias0);
+        const int N = k.N, IC = k.IC, OC = k.OC;
+        cpu::linear_forward(host, out.data(), layer.inp.data(), layer.weight.data(), nullptr, N, IC, OC);
+        cpu::linear_forward(host, out_biased.data(), layer.inp.data(), layer.weight.data(), layer.bias.data(), N, IC, OC);
+        cpu::linear_backward_input(host, dinp.data(), layer.dout.data(), layer.weight.data(), N, IC, OC);
+        cpu::linear_backward_weight(host, dweight.data(), dbias.data(), layer.dout.data(), layer.inp.data(), N, IC, OC,
+                                    Acc::Add);
+        for (size_t i = 0; i < out.size(); i++) ASSERT_EQ(as_double(r.out[i]), as_double(out[i])) << "out " << i;
+        for (size_t i = 0; i < out.size(); i++)
+            ASSERT_EQ(as_double(r.out_biased[i]), as_double(out_biased[i])) << "biased " << i;
+        for (size_t i = 0; i < dinp.size(); i++) ASSERT_EQ(as_double(r.dinp[i]), as_double(dinp[i])) << "dinp " << i;
+        for (size_t i = 0; i < dweight.size(); i++) ASSERT_EQ(r.dweight_add[i], dweight[i]) << "dweight " << i;
+        for (size_t i = 0; i < dbias.size(); i++) ASSERT_EQ(r.dbias_add[i], dbias[i]) << "dbias " << i;
+    }
+}
+
+TEST(GpuLinear, NanStaysInItsRow) {
+    gpu::Ctx ctx;
+    const Shape k{21, 37, 19};
+    Layer layer(k, 4);
+    layer.inp[(size_t)k.IC + 36] = layer.dout[(size_t)k.OC + 18] = from_double<floatX>(std::nan(""));
+    const Results r = layer.run(ctx);
+    for (int i = 0; i < k.N * k.OC; i++) ASSERT_EQ(std::isnan(as_double(r.out[(size_t)i])), i / k.OC == 1) << "out " << i;
+    for (int i = 0; i < k.N * k.IC; i++) ASSERT_EQ(std::isnan(as_double(r.dinp[(size_t)i])), i / k.IC == 1) << "dinp " << i;
+    for (int i = 0; i < k.OC * k.IC; i++)
+        ASSERT_EQ(std::isnan(r.dweight_set[(size_t)i]), i / k.IC == 18 || i % k.IC == 36) << "dweight " << i;
+    for (int o = 0; o < k.OC; o++) ASSERT_EQ(std::isnan(r.dbias_set[(size_t)o]), o == 18) << "dbias " << o;
+}
+
+// dweight adds in fp32 what bf16 would lose: 8 to 65536.
+TEST(GpuLinear, GradientsAccumulateInFp32) {
+    gpu::Ctx ctx;
+    const std::vector<floatX> ones(64, from_double<floatX>(1));
+    const Device<floatX> inp(ones), dout(ones);
+    Device<float> dweight(std::vector<float>(64, 65536)), dbias(std::vector<float>(8, 65536));
+    for (int i = 0; i < 3; i++) gpu::linear_backward_weight(ctx, dweight.p(), dbias.p(), dout.p(), inp.p(), 8, 8, 8, Acc::Add);
+    expect_close(dweight.get(), Doubles(64, 65560), 0, 0, "dweight");
+    expect_close(dbias.get(), Doubles(8, 65560), 0, 0, "dbias");
+}
+
+// One part, several parts, a last part that is short; whole packs of columns and not.
+TEST(GpuLinear, BiasGradientOfManyRows) {
+    gpu::Ctx ctx;
+    for (const int N : {1, 15, 16, 63, 64, 127, 128, 641, 1000})
+        for (const int OC : {1, 8, 13, 264, 519}) {
+            if (few_shapes && !(N == 641 && OC == 13) && !(N == 128 && OC == 264)) continue;
+            SCOPED_TRACE(testing::Message() << "N " << N << ", OC " << OC);
+            Rng rng((uint64_t)(N + OC));
+            const std::vector<floatX> values = rng.normals<floatX>((size_t)N * OC);
+            const std::vector<float> before = rng.normals<float>((size_t)OC);
+            const Device<floatX> dout(values, "dout");
+            Device<float> set((size_t)OC, "set"), added(before, "added");
+            gpu::detail::bias_backward(ctx, set.p(), dout.p(), N, OC, Acc::Set);
+            gpu::detail::bias_backward(ctx, added.p(), dout.p(), N, OC, Acc::Add);
+            const auto dout_t = [&](int o, int n) { return as_double(values[(size_t)n * OC + o]); };
+            const auto one = [](int, int) { return 1.0; };
+            expect_product(set.get(), OC, 1, N, dout_t, one, zero, "set");
+            expect_product(
+                added.get(), OC, 1, N, dout_t, one, [&](int o, int) { return before[(size_t)o]; }, "added");
+        }
+}
+
+// Memory that ends where dout ends, so that AddressSanitizer (or compute-sanitizer) sees what is read behind it.
+TEST(GpuLinear, BiasGradientReadsNothingBehindItsInput) {
+    gpu::Ctx ctx;
+    for (const int OC : {5, 16, 33}) {
+        const int N = 65;
+        const std::vector<floatX> ones((size_t)N * OC, from_double<floatX>(1));
+        floatX* dout;
+        CUDA(cudaMalloc(&dout, ones.size() * sizeof(floatX)));
+        CUDA(cudaMemcpy(dout, ones.data(), ones.size() * sizeof(floatX), cudaMemcpyHostToDevice));
+        Device<float> dbias((size_t)OC);
+        gpu::detail::bias_backward(ctx, dbias.p(), dout, N, OC, Acc::Set);
+        expect_close(dbias.get(), Doubles((size_t)OC, N), 0, 0, "dbias");
+        CUDA(cudaFree(dout));
+    }
+}
+
+TEST(GpuLinear, SameBitsOnEveryRun) {
+    for (const Shape& k : {Shape{1, 130, 65}, Shape{131, 64, 264}}) {
+        if (few_shapes && k.OC > 100) continue;
+        const Layer layer(k, 7);
+        gpu::Ctx first, second;
+        const Results r = layer.run(first);
+        expect_same_results(r, layer.run(first), "again");
+        expect_same_results(r, layer.run(second), "in another context");
+    }
+}
+
+TEST(GpuLinearDeathTest, EmptyProducts) {
+    gpu::Ctx ctx;
+    Device<floatX> x(1);
+    EXPECT_DEATH(gpu::linear_forward(ctx, x.p(), x.p(), x.p(), nullptr, 0, 1, 1), "empty matrix product");
+}
+
+// ---- plans -----------------------------------------------------------------------------------------------------------------
+TEST(GpuGemmPlans, MadeOncePerProduct) {
+    gpu::Ctx ctx;
+    const Layer layer({24, 16, 32}, 1);
+    layer.run(ctx);
+    // forward, forward with bias, backward_input, backward_weight set and added
+    ASSERT_EQ(ctx.plans->plans.size(), 5u);
+    const gpu::GemmPlan* plan = ctx.plans->plans.begin()->second.get();
+    layer.run(ctx);
+    EXPECT_EQ(ctx.plans->plans.size(), 5u);
+    EXPECT_EQ(ctx.plans->plans.begin()->second.get(), plan);
+    EXPECT_EQ(ctx.plans->timed, 0);
+    Layer({25, 16, 32}, 1).run(ctx);
+    EXPECT_EQ(ctx.plans->plans.size(), 10u);
+    layer.run(ctx, 1);  // other alignments have other plans
+    EXPECT_EQ(ctx.plans->plans.size(), 15u);
+}
+
+// Everything that changes the algorithm changes the key's text, which names it in the file.
+TEST(GpuGemmPlans, KeysDiffer) {
+    const gpu::GemmKey key = {1, 2, 3, false, false, CUDA_R_16BF, CUDA_R_16BF, CUBLASLT_EPILOGUE_DEFAULT, false, 16};
+    std::vector<gpu::GemmKey> all(11, key);
+    all[1].m = 9, all[2].n = 9, all[3].k = 9, all[4].a_t = true, all[5].b_t = true, all[6].in = CUDA_R_32F;
+    all[7].out = CUDA_R_32F, all[8].epilogue = CUBLASLT_EPILOGUE_BIAS, all[9].add = true, all[10].alignment = 8;
+    for (size_t i = 0; i < all.size(); i++)
+        for (size_t j = 0; j < i; j++) {
+            EXPECT_NE(all[i].text(), all[j].text());
+            EXPECT_TRUE(all[i] < all[j] || all[j] < all[i]) << i << " and " << j;
+        }
+}
+
+TEST(GpuGemmPlans, AlignmentIsThatOfTheLeastAlignedPointer) {
+    const auto at = [](uintptr_t address) { return (const void*)address; };
+    EXPECT_EQ(gpu::alignment_of({at(4096), at(256)}), 16);
+    EXPECT_EQ(gpu::alignment_of({at(4096), nullptr}), 16);
+    EXPECT_EQ(gpu::alignment_of({at(4096), at(264)}), 8);
+    EXPECT_EQ(gpu::alignment_of({at(4098), at(264)}), 2);
+}
+
+// ---- choosing by time, and the file ----------------------------------------------------------------------------------------
+namespace {
+
+struct GpuGemmCache : testing::Test {
+    TemporaryDirectory dir;
+    std::string file = dir / "gemms.txt";
+    Layer layer{few_shapes ? Shape{8, 16, 8} : Shape{40, 64, 72}, 11};
+
+    struct Run {
+        Results results;
+        std::vector<cublasLtMatmulAlgo_t> algorithms;
+        int timed;
+        std::string warnings;
+    };
+    Run run(bool autotune, const std::string& path, const std::function<void(gpu::Ctx&)>& change = {}) {
+        gpu::Ctx ctx;
+        if (change) change(ctx);
+        testing::internal::CaptureStderr();
+        gpu::use_gemm_cache(ctx, path, autotune);
+        Run run;
+        run.results = layer.run(ctx);
+        run.warnings = testing::internal::GetCapturedStderr();
+        for (const auto& [key, plan] : ctx.plans->plans) run.algorithms.push_back(plan->algo);
+        run.timed = ctx.plans->timed;
+        layer.check(run.results);
+        return run;
+    }
+    Run run(bool autotune) { return run(autotune, file); }
+    static bool same(const Run& a, const Run& b) {
+        return a.algorithms.size() == b.algorithms.size() &&
+               !memcmp(a.algorithms.data(), b.algorithms.data(), a.algorithms.size() * sizeof a.algorithms[0]);
+    }
+    size_t lines() const {
+        const std::string text = read_whole_file(file);
+        return (size_t)std::count(text.begin(), text.end(), '\n');
+    }
+};
+
+}  // namespace
+
+TEST_F(GpuGemmCache, AutotuneNeedsNoFile) {
+    const Run r = run(true, "");
+    EXPECT_EQ(r.timed, 5);
+    EXPECT_EQ(r.warnings, "");
+}
+
+#ifndef EMU_TSAN  // nothing runs in parallel in what follows
+TEST_F(GpuGemmCache, WrittenAndFoundAgain) {
+    const Run first = run(true);
+    EXPECT_EQ(first.timed, 5);
+    EXPECT_EQ(first.warnings, "");
+    EXPECT_EQ(lines(), 6u);
+    const std::string text = read_whole_file(file);
+    const Run again = run(true), frozen = run(false);
+    for (const Run* r : {&again, &frozen}) {
+        EXPECT_EQ(r->timed, 0);
+        EXPECT_EQ(r->warnings, "");
+        EXPECT_TRUE(same(*r, first));
+        expect_same_results(r->results, first.results, "with the file");
+    }
+    EXPECT_EQ(read_whole_file(file), text);
+}
+
+TEST_F(GpuGemmCache, NothingIsTimedOrWrittenWithoutAutotune) {
+    const Run r = run(false);
+    EXPECT_EQ(r.timed, 0);
+    EXPECT_FALSE(std::filesystem::exists(file));
+    gpu::Ctx plain;
+    expect_same_results(layer.run(plain), r.results, "without a file");
+}
+
+// Timing has matrices of its own: what comes out is what the chosen algorithm makes of the caller's, once.
+TEST_F(GpuGemmCache, TimingTouchesNobodysData) {
+    const Run timed = run(true), later = run(false);
+    expect_same_results(timed.results, later.results, "in the run that timed");
+}
+
+TEST_F(GpuGemmCache, NewProductsAreAdded) {
+    run(true);
+    const std::string text = read_whole_file(file);
+    layer = Layer({41, 64, 72}, 11);
+    EXPECT_EQ(run(true).timed, 5);
+    EXPECT_EQ(lines(), 11u);
+    layer = Layer({40, 64, 72}, 11);
+    EXPECT_EQ(run(true).timed, 0);
+}
+
+TEST_F(GpuGemmCache, DamagedLinesAreIgnored) {
+    run(true);
+    const std::string whole = read_whole_file(file);
+    std::string text = whole;
+    const size_t second_line = text.find('\n') + 1, at = text.find('\n', second_line) - 20;
+    text[at] = text[at] == '0' ? '1' : '0';  // in the algorithm's last digits
+    write_file_atomically(file, text);
+    Run r = run(false);
+    EXPECT_EQ(r.warnings, "warning: " + file + ": 1 damaged lines are ignored\n");
+    r = run(true);
+    EXPECT_EQ(r.timed, 1);
+    EXPECT_EQ(lines(), 6u);
+    // Cut off at every byte of the last line, and in the middle of the first.
+    for (size_t size = whole.rfind('\n', whole.size() - 2) + 2; size < whole.size() - 1; size += 37) {
+        write_file_atomically(file, whole.substr(0, size));
+        r = run(false);
+        EXPECT_NE(r.warnings.find("1 damaged lines"), std::string::npos) << r.warnings;
+    }
+    write_file_atomically(file, whole.substr(0, whole.size() - 1));  // only the last line's end is missing
+    EXPECT_EQ(run(true).timed, 0);
+}
+
+TEST_F(GpuGemmCache, AnotherFileIsNeitherUsedNorOverwritten) {
+    for (const std::string& text : {std::string("{\"model\": 1}\n"), std::string("\0\xff\x80", 3), std::string("# algor")}) {
+        write_file_atomically(file, text);
+        const Run r = run(true);
+        EXPECT_EQ(r.timed, 5);
+        EXPECT_NE(r.warnings.find("is not a list of matrix products"), std::string::npos) << r.warnings;
+        EXPECT_EQ(read_whole_file(file), text);
+    }
+    write_file_atomically(file, "");  // an empty file is a list without lines
+    EXPECT_EQ(run(true).warnings, "");
+    EXPECT_EQ(lines(), 6u);
+}
+
+TEST_F(GpuGemmCache, WhatCannotBeReadOrWrittenIsAWarning) {
+    const Run directory = run(true, dir / "");
+    EXPECT_NE(directory.warnings.find("is not a regular file"), std::string::npos) << directory.warnings;
+    const Run missing = run(true, dir / "none/gemms.txt");
+    EXPECT_EQ(missing.timed, 5);
+    EXPECT_NE(missing.warnings.find("cannot write"), std::string::npos) << missing.warnings;
+    EXPECT_EQ(std::count(missing.warnings.begin(), missing.warnings.end(), '\n'), 1) << "one warning, not one per product";
+}
+
+TEST_F(GpuGemmCache, OtherGpusHaveLinesOfTheirOwn) {
+    run(true);
+    const auto other_gpu = [](gpu::Ctx& ctx) { ctx.name = "another GPU"; };
+    const auto fewer_multiprocessors = [](gpu::Ctx& ctx) { ctx.multiprocessors--; };
+    EXPECT_EQ(run(false, file, other_gpu).timed, 0);
+    EXPECT_EQ(run(true, file, other_gpu).timed, 5);
+    EXPECT_EQ(lines(), 11u);
+    EXPECT_EQ(run(true, file, fewer_multiprocessors).timed, 5);
+    EXPECT_EQ(lines(), 16u);
+    EXPECT_EQ(run(true).timed, 0);  // none was lost
+}
+
+// A line whose checksum is right, but whose algorithm the library does not take.
+TEST_F(GpuGemmCache, RefusedAlgorithmsAreChosenAgain) {
+    run(true);
+    std::string text = read_whole_file(file), rewritten;
+    for (size_t at = 0; at < text.size();) {
+        const size_t end = text.find('\n', at);
+        std::string line = text.substr(at, end - at);
+        at = end + 1;
+        const size_t crc = line.rfind('\t');
+        if (crc != std::string::npos) {
+            line.replace(crc - 128, 128, std::string(128, 'f'));
+            line.resize(crc);
+            line += format("\t%08x", crc32c(line.data(), line.size()));
+        }
+        rewritten += line + "\n";
+    }
+    write_file_atomically(file, rewritten);
+    const Run r = run(true);
+    EXPECT_EQ(r.timed, 5);
+    EXPECT_NE(r.warnings.find("has an algorithm that cuBLASLt refuses"), std::string::npos) << r.warnings;
+    EXPECT_EQ(run(true).warnings, "");
+}
+#endif
+
+#ifndef __CUDACC__
+TEST_F(GpuGemmCache, WithoutMemoryTheFirstSuggestionIsTaken) {
+    size_t& limit = emu::device().memory_bytes;
+    const size_t before = limit;
+    gpu::Ctx ctx;
+    const Device<floatX> x(std::vector<floatX>((size_t)64 * 64, from_double<floatX>(1)));
+    Device<floatX> out((size_t)64 * 64);
+    gpu::use_gemm_cache(ctx, file, true);
+    limit = emu::device().used_bytes + 100;
+    testing::internal::CaptureStderr();
+    gpu::linear_forward(ctx, out.p(), x.p(), x.p(), nullptr, 64, 64, 64);
+    const std::string warnings = testing::internal::GetCapturedStderr();
+    limit = before;
+    EXPECT_NE(warnings.find("no GPU memory left"), std::string::npos) << warnings;
+    EXPECT_EQ(ctx.plans->timed, 0);
+    EXPECT_FALSE(std::filesystem::exists(file));
+    expect_close(out.get(), Doubles((size_t)64 * 64, 64), 0, 0, "out");
+}
+
+#ifndef PRECISION_FP32  // which every GPU multiplies
+TEST(GpuGemmPlans, NoAlgorithmIsAClearError) {
+    const int before = emu::device().major;
+    gpu::Ctx ctx;
+    Device<floatX> x(64);
+    emu::device().major = 7;  // has no bf16
+    try {
+        gpu::linear_forward(ctx, x.p(), x.p(), x.p(), nullptr, 8, 8, 8);
+        ADD_FAILURE() << "no error";
+    } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find("knows no algorithm"), std::string::npos) << e.what();
+    }
+    emu::device().major = before;
+    EXPECT_TRUE(ctx.plans->plans.empty());
+}
+#endif
+#endif
