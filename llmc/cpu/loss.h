@@ -65,7 +65,7 @@ inline void loss_sums(Ctx&, LossSums* sums, const real* loss, const real* zloss,
         if (targets[n] < 0) continue;
         sums->ce += loss[n], sums->z += zloss[n], sums->lse += lse[n], sums->n++;
         // !(<=) and not >, so that a NaN shows
-        if (!(lse[n] <= sums->lse_max)) sums->lse_max = lse[n];
+        if (!(lse[n] <= sums->lse_max) && !std::isnan(sums->lse_max)) sums->lse_max = lse[n];
     }
 }
 

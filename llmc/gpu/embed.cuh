@@ -1,0 +1,220 @@
+// Embedding: out = wte[token] (+ wpe[position]). Backward adds each row of dout to its token's row of dwte and its position's
+// row of dwpe; sums in fp32, no atomics, the same bits in every run.
+//
+// Several rows name one token, so backward first sorts the pairs (token, row): merge sort, 2048 pairs at a time in shared
+// memory, then by passes over all of them. Merging is by rank: an element of one run lands behind as many elements of the other
+// as are smaller, which a binary search counts; every element finds its place on its own.
+// Then a warp takes 32 consecutive pairs (a piece) and 32 packs of channels, and adds the rows of each token in registers. The
+// sum of a token whose rows all lie in the piece goes to dwte at once. A token whose rows reach over pieces leaves one sum per
+// piece in scratch memory, and a second kernel adds those in order: a token that fills the whole batch costs no more than
+// others.
+//
+// Cost: forward is a copy. Backward reads dout once and reads and writes each named row of dwte once; sorting 65,536 pairs is
+// six short kernels. Bound by memory bandwidth. The sums are not the CPU's to the last bit: there, each row is added to dwte.
+#pragma once
+#include "../ops.h"
+#include "device.cuh"
+
+namespace gpu {
+namespace detail {
+
+// A warp per row.
+template <bool packed>
+__global__ void __launch_bounds__(256)
+    embedding_forward_kernel(floatX* __restrict__ out, const int* __restrict__ tokens, const int* __restrict__ positions,
+                             const floatX* __restrict__ wte, const floatX* __restrict__ wpe, int N, int C, int v0, int V) {
+    constexpr int size = Pack<floatX>::size;
+    const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    if (n >= (size_t)N) return;
+    const int token = tokens[n] - v0;
+    const bool known = token >= 0 && token < V;
+    const floatX* te = wte + (known ? (size_t)token * C : 0);
+    const floatX* pe = wpe ? wpe + (size_t)positions[n] * C : nullptr;
+#pragma unroll 4
+    for (int c = threadIdx.x * size; c < C; c += 32 * size) {
+        Pack<floatX> x = load_part<packed>(te, c, known ? C : 0);
+        if (pe) {
+            const Pack<floatX> p = load_part<packed>(pe, c, C);
+#pragma unroll
+            for (int j = 0; j < size; j++) x[j] = (floatX)((float)x[j] + (float)p[j]);
+        }
+        store_part<packed>(out + n * C, c, C, x);
+    }
+}
+
+// ---- sorting ---------------------------------------------------------------------------------------------------------------
+// A pair is id << 32 | row, and pairs differ, so that rows of one id come in row order. Rows that name nothing have the id
+// `nothing` and come last.
+constexpr uint32_t nothing = 0xffffffffu;
+constexpr int sort_tile = 2048, sort_threads = 512;
+
+__device__ __forceinline__ uint32_t id_of(uint64_t pair) { return (uint32_t)(pair >> 32); }
+
+// How many of n sorted pairs are smaller.
+__device__ __forceinline__ int count_below(const uint64_t* pairs, int n, uint64_t pair) {
+    int low = 0;
+    while (n > 0) {
+        const int half = n / 2;
+        if (pairs[low + half] < pair) low += half + 1, n -= half + 1;
+        else n = half;
+    }
+    return low;
+}
+
+// pairs (n) holds sorted runs. Where pair i goes when each two neighbouring runs are merged.
+__device__ __forceinline__ int merged_place(const uint64_t* pairs, int n, int run, int i) {
+    const int own = i / run * run, left = own / run % 2 == 0 ? own : own - run;
+    const int other = own == left ? own + run : left;
+    return left + (i - own) + (other < n ? count_below(pairs + other, min(run, n - other), pairs[i]) : 0);
+}
+
+// Makes the pairs of ids[..] - first_id in [0, n_ids), and sorts each tile of them.
+__global__ void __launch_bounds__(sort_threads)
+    sort_tiles_kernel(uint64_t* pairs, const int* __restrict__ ids, int N, int first_id, int n_ids) {
+    __shared__ uint64_t tiles[2][sort_tile];
+    const int begin = blockIdx.x * sort_tile, n = min(sort_tile, N - begin);
+    for (int i = threadIdx.x; i < n; i += sort_threads) {
+        const int id = ids[begin + i] - first_id;
+        tiles[0][i] = (uint64_t)(id >= 0 && id < n_ids ? (uint32_t)id : nothing) << 32 | (uint32_t)(begin + i);
+    }
+    int now = 0;
+    for (int run = 1; run < n; run *= 2, now ^= 1) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < n; i += sort_threads) tiles[now ^ 1][merged_place(tiles[now], n, run, i)] = tiles[now][i];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += sort_threads) pairs[begin + i] = tiles[now][i];
+}
+
+__global__ void __launch_bounds__(256) merge_runs_kernel(uint64_t* to, const uint64_t* __restrict__ from, int n, int run) {
+    const int i = blockIdx.x * 256 + threadIdx.x;
+    if (i < n) to[merged_place(from, n, run, i)] = from[i];
+}
+
+// ---- adding rows -----------------------------------------------------------------------------------------------------------
+constexpr int piece = 32;        // sorted pairs that a warp takes: one per lane
+constexpr int pieces_warps = 8;  // warps that add the sums of a token's pieces
+
+// Blocks (pieces, channels / those of a block). sums (pieces, 2, C): of the token that reaches into the piece from the one
+// before, and of the one that begins in it and reaches into the next.
+template <bool packed>
+__global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __restrict__ sums, const floatX* __restrict__ dout,
+                                                         const uint64_t* __restrict__ pairs, int N, int C) {
+    constexpr int size = Pack<floatX>::size, in_flight = 4;
+    const int lane = threadIdx.x % 32, c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * size;
+    if (c - lane * size >= C) return;  // the whole warp
+    const int begin = blockIdx.x * piece, n = min(piece, N - begin);
+    const uint64_t pair = lane < n ? pairs[begin + lane] : ~(uint64_t)0;
+    const uint32_t id = id_of(pair), before = begin > 0 ? id_of(pairs[begin - 1]) : nothing;
+    const uint32_t after = begin + n < N ? id_of(pairs[begin + n]) : nothing;
+    const auto add_to = [&](real* to, const float(&sum)[size], bool set) {
+#pragma unroll
+        for (int j = 0; j < size; j += Pack<real>::size) {
+            Pack<real> x;
+            if (!set) x = load_part<packed>(to, c + j, C);
+#pragma unroll
+            for (int i = 0; i < Pack<real>::size; i++) x[i] = set ? sum[j + i] : x[i] + sum[j + i];
+            store_part<packed>(to, c + j, C, x);
+        }
+    };
+
+    float sum[size] = {};
+    bool begins_here = __shfl_sync(all_lanes, id, 0) != before;
+    for (int first = 0; first < piece; first += in_flight) {
+        Pack<floatX> d[in_flight];
+        uint32_t of_row[in_flight + 1];
+#pragma unroll
+        for (int k = 0; k < in_flight; k++) {
+            const uint64_t p = __shfl_sync(all_lanes, pair, first + k);
+            of_row[k] = id_of(p);
+            d[k] = load_part<packed>(dout + (uint32_t)p * (size_t)C, c, of_row[k] != nothing ? C : 0);
+        }
+        const uint32_t next = __shfl_sync(all_lanes, id, (first + in_flight) % piece);
+        of_row[in_flight] = first + in_flight < n ? next : after;
+#pragma unroll
+        for (int k = 0; k < in_flight; k++) {
+            if (of_row[k] == nothing) return;  // all lanes; nothing follows
+#pragma unroll
+            for (int j = 0; j < size; j++) sum[j] += (float)d[k][j];
+            if (of_row[k + 1] == of_row[k] && first + k + 1 < n) continue;
+            const bool ends_here = of_row[k + 1] != of_row[k];
+            if (begins_here && ends_here) add_to(table + (size_t)of_row[k] * C, sum, false);
+            else add_to(sums + ((size_t)blockIdx.x * 2 + begins_here) * C, sum, true);
+            begins_here = true;
+#pragma unroll
+            for (int j = 0; j < size; j++) sum[j] = 0;
+        }
+    }
+}
+
+// Blocks as above, of 8 warps and 32 packs: if a token begins in this piece and reaches into the next, adds up its pieces.
+template <bool packed>
+__global__ void __launch_bounds__(32 * pieces_warps)
+    join_pieces_kernel(real* table, const real* __restrict__ sums, const uint64_t* __restrict__ pairs, int N, int C) {
+    constexpr int size = Pack<real>::size;
+    __shared__ Pack<real> of_warp[pieces_warps][32];
+    const int begin = blockIdx.x * piece, end = begin + piece, lane = threadIdx.x, warp = threadIdx.y;
+    if (end >= N) return;
+    const uint32_t id = id_of(pairs[end - 1]);
+    if (id == nothing || id_of(pairs[end]) != id) return;
+    if (begin > 0 && id_of(pairs[begin - 1]) == id) return;  // began before
+    const int last = (end + count_below(pairs + end, N - end, (uint64_t)(id + 1) << 32) - 1) / piece,
+              c = (blockIdx.y * 32 + lane) * size;
+    Pack<real> sum{};
+#pragma unroll 4
+    for (int p = blockIdx.x + warp; p <= last; p += pieces_warps) {
+        const Pack<real> part = load_part<packed>(sums + ((size_t)p * 2 + (p == (int)blockIdx.x)) * C, c, C);
+#pragma unroll
+        for (int j = 0; j < size; j++) sum[j] += part[j];
+    }
+    of_warp[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0) return;
+    Pack<real> total = load_part<packed>(table + (size_t)id * C, c, C);
+    for (int w = 0; w < pieces_warps; w++)
+#pragma unroll
+        for (int j = 0; j < size; j++) total[j] += of_warp[w][lane][j];
+    store_part<packed>(table + (size_t)id * C, c, C, total);
+}
+
+// table (n_ids, C): row ids[n] - first_id += row n of dout, for those in [0, n_ids).
+inline void add_rows_by_id(Ctx& ctx, real* table, const floatX* dout, const int* ids, int N, int C, int first_id, int n_ids) {
+    const int pieces = ceil_div(N, piece);
+    const size_t pairs_bytes = ceil_div((size_t)N * sizeof(uint64_t), (size_t)256) * 256;
+    char* scratch = (char*)ctx.scratch(2 * pairs_bytes + sizeof(real) * 2 * pieces * C);
+    uint64_t *pairs = (uint64_t*)scratch, *other = (uint64_t*)(scratch + pairs_bytes);
+    real* sums = (real*)(scratch + 2 * pairs_bytes);
+
+    LAUNCH(sort_tiles_kernel, ceil_div(N, sort_tile), sort_threads, 0, ctx, pairs, ids, N, first_id, n_ids);
+    for (int64_t run = sort_tile; run < N; run *= 2) {
+        LAUNCH(merge_runs_kernel, ceil_div(N, 256), 256, 0, ctx, other, pairs, N, (int)run);
+        std::swap(pairs, other);
+    }
+
+    constexpr int size = Pack<floatX>::size;
+    const bool packed = C % size == 0 && aligned_16(table, dout);
+    const int threads = std::min(4, ceil_div(C, 32 * size)) * 32;
+    const auto add = packed ? add_pieces_kernel<true> : add_pieces_kernel<false>;
+    LAUNCH(add, dim3(pieces, ceil_div(C, threads * size)), threads, 0, ctx, table, sums, dout, pairs, N, C);
+    const auto join = packed ? join_pieces_kernel<true> : join_pieces_kernel<false>;
+    LAUNCH(join, dim3(pieces, ceil_div(C, 32 * Pack<real>::size)), dim3(32, pieces_warps), 0, ctx, table, sums, pairs, N, C);
+}
+
+}  // namespace detail
+
+inline void embedding_forward(Ctx& ctx, floatX* out, const int* tokens, const int* positions, const floatX* wte,
+                              const floatX* wpe, int N, int C, int v0, int V) {
+    if (N == 0) return;
+    const bool packed = C % Pack<floatX>::size == 0 && aligned_16(out, wte, wpe);
+    const auto kernel = packed ? detail::embedding_forward_kernel<true> : detail::embedding_forward_kernel<false>;
+    LAUNCH(kernel, ceil_div(N, 8), dim3(32, 8), 0, ctx, out, tokens, positions, wte, wpe, N, C, v0, V);
+}
+
+inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* dout, const int* tokens, const int* positions,
+                               int N, int C, int v0, int V) {
+    if (N == 0) return;
+    detail::add_rows_by_id(ctx, dwte, dout, tokens, N, C, v0, V);
+    if (dwpe) detail::add_rows_by_id(ctx, dwpe, dout, positions, N, C, 0, std::numeric_limits<int>::max());
+}
+
+}  // namespace gpu

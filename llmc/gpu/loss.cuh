@@ -1,0 +1,156 @@
+// Fused classifier, in place over the logits, and the sums of its losses; formulas in cpu/loss.h.
+//
+// A block per row. First pass: every thread keeps the largest of its logits so far and the sum of exponentials relative to it,
+// scaled when the largest rises; the block joins them to log Z. Second pass: the gradient. Between the passes the row stays in
+// shared memory as far as that reaches (113,000 bf16 logits on Hopper; two blocks share a multiprocessor up to 57,000), the
+// rest is read again, most likely from the L2 cache. So a row is read from memory once and written once: bound by memory
+// bandwidth, next to it by the exponentials, two per logit. Padding is written, never read.
+#pragma once
+#include "../math.h"
+#include "../ops.h"
+#include "device.cuh"
+#include "reduce.cuh"
+
+namespace gpu {
+namespace detail {
+
+// log of a sum of exponentials, one or more terms at a time: sum exp(top).
+struct LogSum {
+    float top = -INFINITY, sum = 0;
+
+    // Scales the sum to a new top; returns what to subtract from further terms: 0 while all are -inf, as -inf - -inf is NaN.
+    __device__ float raise(float highest) {
+        const float shift = highest == -INFINITY ? 0.0f : highest;
+        sum *= exp_real(top - shift);
+        top = highest;
+        return shift;
+    }
+    __device__ void add(float x) {
+        const float shift = raise(fmaxf(top, x));  // fmaxf passes over NaN; the exponential does not
+        sum += exp_real(x - shift);
+    }
+};
+
+template <int packs>
+__device__ __forceinline__ void add(LogSum& s, const Pack<floatX> (&x)[packs]) {
+    float highest = s.top;
+#pragma unroll
+    for (int k = 0; k < packs; k++)
+#pragma unroll
+        for (int j = 0; j < Pack<floatX>::size; j++) highest = fmaxf(highest, (float)x[k][j]);
+    const float shift = s.raise(highest);
+#pragma unroll
+    for (int k = 0; k < packs; k++)
+#pragma unroll
+        for (int j = 0; j < Pack<floatX>::size; j++) s.sum += exp_real((float)x[k][j] - shift);
+}
+
+// The first n_packs packs of a row are moved as such, the rest up to V one by one; n_kept packs stay in shared memory.
+__global__ void __launch_bounds__(1024)
+    classifier_kernel(floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int V, int Vp, int n_packs,
+                      int n_kept, float loss_scale, float z_coef, bool write_gradient) {
+    constexpr int size = Pack<floatX>::size, in_flight = 4;
+    DYNAMIC_SHARED(floatX, kept);
+    const size_t n = blockIdx.x;
+    floatX* x = logits + n * Vp;
+    const int target = targets[n], thread = threadIdx.x, threads = blockDim.x;
+    if (target >= V) __trap();  // the loader's mistake; the next CUDA call fails
+    const float at_target = target >= 0 ? (float)x[target] : 0.0f;
+
+    LogSum s;
+    for (int first = thread; first < n_packs; first += in_flight * threads) {
+        Pack<floatX> p[in_flight];
+#pragma unroll
+        for (int k = 0; k < in_flight; k++) {
+            const int i = first + k * threads;
+            if (i < n_packs) p[k] = load(x + (size_t)i * size);
+            else
+#pragma unroll
+                for (int j = 0; j < size; j++) p[k][j] = (floatX)-INFINITY;
+        }
+#pragma unroll
+        for (int k = 0; k < in_flight; k++)
+            if (first + k * threads < n_kept) store(kept + (first + k * threads) * size, p[k]);
+        add(s, p);
+    }
+    for (int i = n_packs * size + thread; i < V; i += threads) s.add((float)x[i]);
+    const float highest = block_max(s.top);
+    s.raise(highest);
+    const float log_z = highest + logf(block_sum(s.sum));  // after this barrier the row may be overwritten
+
+    if (thread == 0) {
+        lse[n] = log_z;
+        loss[n] = target >= 0 ? log_z - at_target : 0.0f;
+        zloss[n] = target >= 0 ? z_coef * log_z * log_z : 0.0f;
+    }
+    if (!write_gradient) return;
+
+    const float factor = loss_scale * (1 + 2 * z_coef * log_z);
+    const auto gradient = [&](int i, float value) {
+        if (target < 0) return 0.0f;  // whatever is in the row
+        const float g = factor * exp_real(value - log_z);
+        return i == target ? g - loss_scale : g;
+    };
+    for (int first = thread; first < n_packs; first += in_flight * threads) {
+        Pack<floatX> p[in_flight];
+#pragma unroll
+        for (int k = 0; k < in_flight; k++) {
+            const int i = first + k * threads;
+            if (i < n_packs) p[k] = i < n_kept ? load(kept + i * size) : load(x + (size_t)i * size);
+        }
+#pragma unroll
+        for (int k = 0; k < in_flight; k++) {
+            const int i = first + k * threads;
+            if (i >= n_packs) continue;
+#pragma unroll
+            for (int j = 0; j < size; j++) p[k][j] = (floatX)gradient(i * size + j, (float)p[k][j]);
+            store(x + (size_t)i * size, p[k]);
+        }
+    }
+    for (int i = n_packs * size + thread; i < V; i += threads) x[i] = (floatX)gradient(i, (float)x[i]);
+    for (int i = V + thread; i < Vp; i += threads) x[i] = (floatX)0.0f;
+}
+
+// One block; a thread takes every 1024th row.
+__global__ void __launch_bounds__(1024)
+    loss_sums_kernel(LossSums* sums, const real* loss, const real* zloss, const real* lse, const int* targets, int N) {
+    double ce = 0, z = 0, log_z = 0, rows = 0;
+    float highest = -INFINITY;
+    bool is_nan = false;  // fmaxf would lose it
+    for (int n = threadIdx.x; n < N; n += 1024) {
+        if (targets[n] < 0) continue;
+        ce += loss[n], z += zloss[n], log_z += lse[n], rows++;
+        highest = fmaxf(highest, lse[n]);
+        is_nan |= lse[n] != lse[n];
+    }
+    ce = block_sum_double(ce), z = block_sum_double(z), log_z = block_sum_double(log_z), rows = block_sum_double(rows);
+    highest = block_max(highest);
+    const bool any_nan = block_max(is_nan) > 0;
+    if (threadIdx.x > 0) return;
+    sums->ce += ce, sums->z += z, sums->lse += log_z, sums->n += (int64_t)rows;
+    if (any_nan) sums->lse_max = NAN;
+    else if (highest > sums->lse_max) sums->lse_max = highest;  // false if it is NaN: once NaN, it stays
+}
+
+}  // namespace detail
+
+inline void classifier(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int N, int V, int Vp,
+                       real loss_scale, real z_coef, bool write_gradient) {
+    if (N == 0) return;
+    constexpr int size = Pack<floatX>::size;
+    const int n_packs = Vp % size == 0 && aligned_16(logits) ? V / size : 0;
+    // Static shared memory and what the system keeps of a multiprocessor's take 1 KB of a block's.
+    const size_t most = ctx.shared_bytes - 1024, half = (ctx.shared_bytes - 1024) / 2, row = (size_t)n_packs * 16;
+    const size_t kept = !write_gradient ? 0 : std::min(row, most);
+    const int wanted = ceil_div(ceil_div(V, size), 32) * 32, threads = std::min(wanted, kept <= half ? 512 : 1024);
+    LAUNCH(detail::classifier_kernel, N, threads, kept, ctx, logits, loss, zloss, lse, targets, V, Vp, n_packs,
+           (int)(kept / 16), loss_scale, z_coef, write_gradient);
+}
+
+inline void loss_sums(Ctx& ctx, LossSums* sums, const real* loss, const real* zloss, const real* lse, const int* targets,
+                      int N) {
+    if (N == 0) return;
+    LAUNCH(detail::loss_sums_kernel, 1, 1024, 0, ctx, sums, loss, zloss, lse, targets, N);
+}
+
+}  // namespace gpu

@@ -1,0 +1,282 @@
+// LayerNorm and RMSNorm with the residual sum in front; formulas and the derivation of the gradients are in cpu/norm.h.
+//   forward   xhat = (x - mean) rstd,  y = w xhat + b          RMSNorm: mean = 0, no b
+//   backward  with g = w dy:  dx = rstd (g - mean(g) - xhat mean(g xhat)),  dw += sum dy xhat,  db += sum dy
+//
+// A row belongs to as many warps as hold it in registers: it is read once, all its loads are under way together, and the
+// variance is the mean of (x - mean)^2 as on the CPU, not a difference of squares. Rows of one warp meet no barrier. Rows that
+// are not whole packs, or longer than 16384 elements, take plain kernels that walk over memory.
+//
+// Backward sums dw and db over rows. The grid is what runs on the device at once; each group of warps takes rows a stride apart
+// and keeps its part of both sums in registers; groups leave them in scratch memory, and a last kernel adds them in order. No
+// atomics: the same bits in every run on one kind of device (the number of groups depends on its multiprocessors).
+//
+// Bound by memory bandwidth. Bytes per element, of bf16: forward 4 (8 with the residual sum), backward 6 (8 if it adds to
+// dinp); the parts of dw and db are a few MB per call, which stay in the L2 cache. Sums in fp32.
+#pragma once
+#include "../ops.h"
+#include "device.cuh"
+#include "reduce.cuh"
+
+namespace gpu {
+namespace detail {
+
+// Elements of a row per thread, and the longest rows, which set the threads of a block and so the registers that a thread gets.
+constexpr int forward_elements = 16, backward_elements = 8, long_elements = 32, longest_row = 16384;
+
+// Threads of whole warps that hold a row of C elements, each `elements` of them.
+inline int threads_of_row(int C, int elements) { return ceil_div(ceil_div(C, elements), 32) * 32; }
+
+// ---- forward ---------------------------------------------------------------------------------------------------------------
+// Block (threads of a row, rows): more than one row only if each has one warp.
+template <bool centred>
+__global__ void __launch_bounds__(longest_row / forward_elements)
+    norm_forward_kernel(floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+                        const floatX* __restrict__ weight, const floatX* __restrict__ bias, int N, int C, real eps) {
+    constexpr int size = Pack<floatX>::size, packs = forward_elements / size;
+    const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y, row = n * C;
+    if (n >= (size_t)N) return;  // whole warps, of blocks without barriers
+    const auto first = [](int k) { return (int)(k * blockDim.x + threadIdx.x) * size; };
+    const auto row_sum = [](float x) { return blockDim.x == 32 ? warp_sum(x) : block_sum(x); };
+
+    Pack<floatX> x[packs];
+#pragma unroll
+    for (int k = 0; k < packs; k++) x[k] = load_part<true>(inp + row, first(k), C);
+    if (add) {
+        Pack<floatX> a[packs];
+#pragma unroll
+        for (int k = 0; k < packs; k++) a[k] = load_part<true>(add + row, first(k), C);
+#pragma unroll
+        for (int k = 0; k < packs; k++) {
+#pragma unroll
+            for (int j = 0; j < size; j++) x[k][j] = (floatX)((float)x[k][j] + (float)a[k][j]);
+            store_part<true>(sum + row, first(k), C, x[k]);
+        }
+    }
+
+    float m = 0;
+    if constexpr (centred) {
+        float total = 0;
+#pragma unroll
+        for (int k = 0; k < packs; k++)
+#pragma unroll
+            for (int j = 0; j < size; j++) total += (float)x[k][j];
+        m = row_sum(total) / C;
+    }
+    float squares = 0;
+#pragma unroll
+    for (int k = 0; k < packs; k++) {
+        if (first(k) >= C) continue;  // zeros that are no elements
+#pragma unroll
+        for (int j = 0; j < size; j++) squares += ((float)x[k][j] - m) * ((float)x[k][j] - m);
+    }
+    const float r = 1 / sqrtf(row_sum(squares) / C + eps);
+
+#pragma unroll
+    for (int k = 0; k < packs; k++) {
+        const Pack<floatX> w = load_part<true>(weight, first(k), C);
+        Pack<floatX> b{}, y;
+        if constexpr (centred) b = load_part<true>(bias, first(k), C);
+#pragma unroll
+        for (int j = 0; j < size; j++) {
+            const float scaled = ((float)x[k][j] - m) * r * (float)w[j];
+            y[j] = (floatX)(centred ? scaled + (float)b[j] : scaled);
+        }
+        store_part<true>(out + row, first(k), C, y);
+    }
+    if (threadIdx.x == 0) {
+        if (centred) mean[n] = m;
+        rstd[n] = r;
+    }
+}
+
+// For any C: a block per row.
+template <bool centred>
+__global__ void __launch_bounds__(256)
+    norm_forward_plain_kernel(floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+                              const floatX* weight, const floatX* bias, int C, real eps) {
+    const size_t n = blockIdx.x, row = n * C;
+    const floatX* x = add ? sum + row : inp + row;
+    if (add)
+        for (int c = threadIdx.x; c < C; c += 256) sum[row + c] = (floatX)((float)inp[row + c] + (float)add[row + c]);
+    float total = 0, squares = 0;  // a thread reads what it wrote
+    for (int c = threadIdx.x; c < C; c += 256) total += (float)x[c];
+    const float m = centred ? block_sum(total) / C : 0.0f;
+    for (int c = threadIdx.x; c < C; c += 256) squares += ((float)x[c] - m) * ((float)x[c] - m);
+    const float r = 1 / sqrtf(block_sum(squares) / C + eps);
+    for (int c = threadIdx.x; c < C; c += 256) {
+        const float scaled = ((float)x[c] - m) * r * (float)weight[c];
+        out[row + c] = (floatX)(centred ? scaled + (float)bias[c] : scaled);
+    }
+    if (threadIdx.x == 0) {
+        if (centred) mean[n] = m;
+        rstd[n] = r;
+    }
+}
+
+template <bool centred>
+void norm_forward(Ctx& ctx, floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+                  const floatX* weight, const floatX* bias, int N, int C, real eps) {
+    if (N == 0) return;
+    const bool packed = C % Pack<floatX>::size == 0 && aligned_16(out, sum, inp, add, weight, bias);
+    const int threads = threads_of_row(C, forward_elements), rows = threads == 32 ? 8 : 1;
+    if (packed && C <= longest_row)
+        LAUNCH(norm_forward_kernel<centred>, ceil_div(N, rows), dim3(threads, rows), 0, ctx, out, mean, rstd, sum, inp, add,
+               weight, bias, N, C, eps);
+    else LAUNCH(norm_forward_plain_kernel<centred>, N, 256, 0, ctx, out, mean, rstd, sum, inp, add, weight, bias, C, eps);
+}
+
+// ---- backward --------------------------------------------------------------------------------------------------------------
+// Block (threads of a row, groups); partial (groups of the grid, 1 or 2, C): sums of dy xhat, and of dy if centred. A thread
+// has 8 elements of a row, or 32 of a long one; then registers do not suffice to keep it, and it is read again, from the cache.
+template <bool centred, int elements>
+__global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest_row / long_elements)
+    norm_backward_kernel(floatX* dinp, real* __restrict__ partial, const floatX* dout, const floatX* inp, const floatX* weight,
+                         const real* __restrict__ mean, const real* __restrict__ rstd, int N, int C, bool add) {
+    constexpr int size = Pack<floatX>::size, packs = elements / size, sums = centred ? 2 : 1;
+    constexpr bool keep = elements == backward_elements;
+    __shared__ float2 of_warp[2][32];  // alternating, so that a row needs one barrier only
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32, first_warp = threadIdx.y * warps;
+    const auto first = [](int k) { return (int)(k * blockDim.x + threadIdx.x) * size; };
+
+    float dw[packs][size] = {}, db[packs][size] = {};
+    const size_t stride = (size_t)gridDim.x * blockDim.y;
+    size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    for (int parity = 0; n - threadIdx.y < (size_t)N; n += stride, parity ^= 1) {  // as often for all threads of the block
+        const size_t row = n * C;
+        const bool there = n < (size_t)N;
+        const int length = there ? C : 0;
+        const float m = centred && there ? mean[n] : 0.0f, r = there ? rstd[n] : 0.0f;
+        Pack<floatX> x[packs], dy[packs];
+        const auto load_packs = [&](int k) {
+            x[k] = load_part<true>(inp + row, first(k), length);
+            dy[k] = load_part<true>(dout + row, first(k), length);
+        };
+        if constexpr (keep)
+#pragma unroll
+            for (int k = 0; k < packs; k++) load_packs(k);
+        float g_sum = 0, gx_sum = 0;
+#pragma unroll
+        for (int k = 0; k < packs; k++) {
+            if constexpr (!keep) {
+                if (k * size % 16 == 0) __syncwarp();  // or the compiler loads more packs at once than it has registers for
+                load_packs(k);
+            }
+            const Pack<floatX> w = load_part<true>(weight, first(k), C);
+#pragma unroll
+            for (int j = 0; j < size; j++) {
+                const float d = (float)dy[k][j], g = (float)w[j] * d, xhat = ((float)x[k][j] - m) * r;
+                if (centred) g_sum += g, db[k][j] += d;
+                gx_sum += g * xhat;
+                dw[k][j] += d * xhat;
+            }
+        }
+        g_sum = centred ? warp_sum(g_sum) : 0, gx_sum = warp_sum(gx_sum);
+        if (warps > 1) {
+            if (lane == 0) of_warp[parity][first_warp + threadIdx.x / 32] = make_float2(g_sum, gx_sum);
+            __syncthreads();
+            const float2 s = lane < warps ? of_warp[parity][first_warp + lane] : make_float2(0, 0);
+            g_sum = centred ? warp_sum(s.x) : 0, gx_sum = warp_sum(s.y);
+        }
+        const float mean_g = g_sum / C, mean_gx = gx_sum / C;
+#pragma unroll
+        for (int k = 0; k < packs; k++) {
+            const Pack<floatX> w = load_part<true>(weight, first(k), C);
+            if constexpr (!keep) load_packs(k);
+            Pack<floatX> dx{};
+            if (add) dx = load_part<true>(dinp + row, first(k), length);
+#pragma unroll
+            for (int j = 0; j < size; j++) {
+                const float xhat = ((float)x[k][j] - m) * r, g = (float)w[j] * (float)dy[k][j];
+                const float d = r * (g - mean_g - xhat * mean_gx);
+                dx[j] = (floatX)(add ? (float)dx[j] + d : d);
+            }
+            store_part<true>(dinp + row, first(k), length, dx);
+        }
+    }
+
+    real* part = partial + ((size_t)blockIdx.x * blockDim.y + threadIdx.y) * sums * C;
+    constexpr int width = Pack<real>::size;
+#pragma unroll
+    for (int k = 0; k < packs; k++)
+#pragma unroll
+        for (int j = 0; j < size; j += width) {
+            Pack<real> w, b;
+#pragma unroll
+            for (int i = 0; i < width; i++) w[i] = dw[k][j + i], b[i] = db[k][j + i];
+            store_part<true>(part, first(k) + j, C, w);
+            if (centred) store_part<true>(part + C, first(k) + j, C, b);
+        }
+}
+
+// For any C: a block per group, which keeps its sums in scratch memory.
+template <bool centred>
+__global__ void __launch_bounds__(256)
+    norm_backward_plain_kernel(floatX* dinp, real* partial, const floatX* dout, const floatX* inp, const floatX* weight,
+                               const real* mean, const real* rstd, int N, int C, bool add) {
+    real *dw = partial + (size_t)blockIdx.x * (centred ? 2 : 1) * C, *db = dw + C;
+    for (int c = threadIdx.x; c < C; c += 256) {
+        dw[c] = 0;
+        if (centred) db[c] = 0;
+    }
+    for (size_t n = blockIdx.x; n < (size_t)N; n += gridDim.x) {
+        const floatX *x = inp + n * C, *dy = dout + n * C;
+        floatX* dx = dinp + n * C;
+        const float m = centred ? mean[n] : 0.0f, r = rstd[n];
+        float g_sum = 0, gx_sum = 0;
+        for (int c = threadIdx.x; c < C; c += 256) {
+            const float d = (float)dy[c], g = (float)weight[c] * d, xhat = ((float)x[c] - m) * r;
+            g_sum += g, gx_sum += g * xhat;
+            dw[c] += d * xhat;
+            if (centred) db[c] += d;
+        }
+        const float mean_g = centred ? block_sum(g_sum) / C : 0.0f, mean_gx = block_sum(gx_sum) / C;
+        for (int c = threadIdx.x; c < C; c += 256) {
+            const float xhat = ((float)x[c] - m) * r;
+            const float d = r * ((float)weight[c] * (float)dy[c] - mean_g - xhat * mean_gx);
+            dx[c] = (floatX)(add ? (float)dx[c] + d : d);
+        }
+    }
+}
+
+template <bool centred>
+void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp,
+                   const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc) {
+    if (N == 0) return;
+    const bool packed = C % Pack<floatX>::size == 0 && aligned_16(dinp, dout, inp, weight);
+    const bool is_long = C > 1024 * backward_elements, plain = !packed || C > longest_row;
+    const int threads = plain ? 256 : threads_of_row(C, is_long ? long_elements : backward_elements);
+    const int groups = plain ? 1 : std::max(1, 256 / threads);
+    // As many blocks as run at once, but at least four rows for each group, or its sums would cost more than its rows.
+    const int per_multiprocessor = is_long ? 1 : 1024 / (threads * groups);
+    const int blocks = std::min(ctx.multiprocessors * per_multiprocessor, ceil_div(N, 4 * groups));
+    real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * groups * (centred ? 2 : 1) * C);
+    const auto kernel = plain     ? norm_backward_plain_kernel<centred>
+                        : is_long ? norm_backward_kernel<centred, long_elements>
+                                  : norm_backward_kernel<centred, backward_elements>;
+    LAUNCH(kernel, blocks, dim3(threads, groups), 0, ctx, dinp, partial, dout, inp, weight, mean, rstd, N, C, acc == Acc::Add);
+    add_rows(ctx, dweight, dbias, partial, blocks * groups, C);
+}
+
+}  // namespace detail
+
+inline void layernorm_forward(Ctx& ctx, floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+                              const floatX* weight, const floatX* bias, int N, int C, real eps) {
+    detail::norm_forward<true>(ctx, out, mean, rstd, sum, inp, add, weight, bias, N, C, eps);
+}
+
+inline void layernorm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp,
+                               const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc) {
+    detail::norm_backward<true>(ctx, dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, acc);
+}
+
+inline void rmsnorm_forward(Ctx& ctx, floatX* out, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+                            const floatX* weight, int N, int C, real eps) {
+    detail::norm_forward<false>(ctx, out, nullptr, rstd, sum, inp, add, weight, nullptr, N, C, eps);
+}
+
+inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, real* dweight, const floatX* dout, const floatX* inp, const floatX* weight,
+                             const real* rstd, int N, int C, Acc acc) {
+    detail::norm_backward<false>(ctx, dinp, dweight, nullptr, dout, inp, weight, nullptr, rstd, N, C, acc);
+}
+
+}  // namespace gpu

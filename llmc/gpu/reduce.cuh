@@ -1,0 +1,115 @@
+// Sums with a fixed order: the same bits in every run, whatever order blocks run in.
+#pragma once
+#include "../ops.h"
+#include "device.cuh"
+
+namespace gpu {
+namespace detail {
+
+// Block (32, 32) for 32 columns: a thread adds every 32nd row, then one thread per column adds its 32 parts.
+__global__ void __launch_bounds__(1024)
+    add_rows_kernel(real* total, real* second, const real* __restrict__ rows, int n, int C, size_t stride) {
+    __shared__ float parts[32][33];
+    const int c = blockIdx.x * 32 + threadIdx.x;
+    rows += (size_t)blockIdx.y * C;
+    float sum = 0;
+    if (c < C) {
+#pragma unroll 8
+        for (int i = threadIdx.y; i < n; i += 32) sum += rows[i * stride + c];
+    }
+    parts[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= C) return;
+    sum = 0;
+#pragma unroll
+    for (int i = 0; i < 32; i++) sum += parts[i][threadIdx.x];
+    (blockIdx.y == 0 ? total : second)[c] += sum;
+}
+
+// The last step of gradients that are summed over rows in parts: total (C) += the sum of `rows` (n, C). If `second` (C) is
+// given, rows are (n, 2, C), and it gets the second half of each.
+inline void add_rows(Ctx& ctx, real* total, real* second, const real* rows, int n, int C) {
+    const int sums = second ? 2 : 1;
+    LAUNCH(add_rows_kernel, dim3(ceil_div(C, 32), sums), dim3(32, 32), 0, ctx, total, second, rows, n, C, (size_t)sums * C);
+}
+
+// In double, by one thread of each warp: for counts and totals, not for inner loops. Every lane gets the result.
+__device__ __forceinline__ double warp_sum_double(double x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(all_lanes, x, offset);
+    return x;
+}
+// Over a block of whole warps; thread 0 gets the result. Has two barriers.
+__device__ __forceinline__ double block_sum_double(double x) {
+    __shared__ double of_warp[32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+    x = warp_sum_double(x);
+    if (lane == 0) of_warp[warp] = x;
+    __syncthreads();
+    const double result = warp_sum_double(lane < n_warps ? of_warp[lane] : 0);
+    __syncthreads();
+    return result;
+}
+
+constexpr int squares_threads = 512, squares_blocks = 512;
+
+// partial[block]: the squares of every gridDim.x-th tile of x. A thread adds `packs` packs in fp32 (short enough to be exact to
+// a few units in the last place) and such sums in double.
+__global__ void __launch_bounds__(squares_threads)
+    sum_of_squares_kernel(double* partial, const real* __restrict__ x, size_t n, size_t n_packs) {
+    constexpr int size = Pack<real>::size, packs = 4;
+    double total = 0;
+    for (size_t tile = blockIdx.x; tile * squares_threads * packs < n_packs; tile += gridDim.x) {
+        const size_t first = tile * squares_threads * packs + threadIdx.x;
+        Pack<real> p[packs];
+#pragma unroll
+        for (int k = 0; k < packs; k++) {
+            const size_t i = first + (size_t)k * squares_threads;
+            p[k] = i < n_packs ? load_streaming(x + i * size) : Pack<real>{};
+        }
+        float sum[size] = {};
+#pragma unroll
+        for (int k = 0; k < packs; k++)
+#pragma unroll
+            for (int j = 0; j < size; j++) sum[j] += p[k][j] * p[k][j];
+        total += (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    }
+    // What is in no pack: the end, or all of an unaligned x.
+    const size_t step = (size_t)gridDim.x * squares_threads;
+    for (size_t i = n_packs * size + (size_t)blockIdx.x * squares_threads + threadIdx.x; i < n; i += step)
+        total += (double)x[i] * x[i];
+    total = block_sum_double(total);
+    if (threadIdx.x == 0) partial[blockIdx.x] = total;
+}
+
+__global__ void __launch_bounds__(squares_threads) add_partial_squares_kernel(double* total, const double* partial, int n) {
+    double sum = 0;
+    for (int i = threadIdx.x; i < n; i += squares_threads) sum += partial[i];
+    sum = block_sum_double(sum);
+    if (threadIdx.x == 0) *total = sum;
+}
+
+// partial: squares_blocks numbers. At most so many blocks run, their number depends on n alone, and they are added in order.
+inline void sum_of_squares(Ctx& ctx, double* total, double* partial, const real* x, size_t n) {
+    const int blocks = (int)std::min<size_t>(squares_blocks, n / (squares_threads * 16) + 1);
+    LAUNCH(sum_of_squares_kernel, blocks, squares_threads, 0, ctx, partial, x, n, aligned_16(x) ? n / Pack<real>::size : 0);
+    LAUNCH(add_partial_squares_kernel, 1, squares_threads, 0, ctx, total, partial, blocks);
+}
+
+}  // namespace detail
+
+// For the global gradient norm. NaN and infinity come through. Reads each element once: bound by memory bandwidth.
+inline double sum_of_squares(Ctx& ctx, const real* x, size_t n) {
+    double* partial = (double*)ctx.scratch(sizeof(double) * (detail::squares_blocks + 1));
+    double *total = partial + detail::squares_blocks, result = 0;
+    detail::sum_of_squares(ctx, total, partial, x, n);
+    download(ctx, &result, total, sizeof result);  // waits
+    return result;
+}
+
+// The same into device memory, without waiting.
+inline void sum_of_squares_on_device(Ctx& ctx, double* total, const real* x, size_t n) {
+    detail::sum_of_squares(ctx, total, (double*)ctx.scratch(sizeof(double) * detail::squares_blocks), x, n);
+}
+
+}  // namespace gpu

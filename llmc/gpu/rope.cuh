@@ -1,0 +1,59 @@
+// Rotary positions; formulas in cpu/rope.h. In place; values are not touched; fp32 arithmetic. Each element is read and written
+// once: bound by memory bandwidth. A thread turns one pack of pairs and walks over heads, so that it reads the angles once.
+#pragma once
+#include "../ops.h"
+#include "device.cuh"
+
+namespace gpu {
+namespace detail {
+
+// A block per row n: x runs over packs of half a head, y over heads.
+template <bool packed>
+__global__ void __launch_bounds__(1024)
+    rotate_kernel(floatX* qkv, const int* __restrict__ positions, const real* __restrict__ cos_sin, int NH, int NKV, int HS,
+                  float direction) {
+    constexpr int size = Pack<floatX>::size, width = Pack<real>::size;
+    const int half = HS / 2, j = threadIdx.x * size;
+    const real* angle = cos_sin + (size_t)positions[blockIdx.x] * HS;  // (half, 2)
+    float cosine[size], sine[size];
+#pragma unroll
+    for (int k = 0; k < 2 * size; k += width) {
+        const Pack<real> a = load_part<packed>(angle, 2 * j + k, HS);
+#pragma unroll
+        for (int i = 0; i < width; i += 2) cosine[(k + i) / 2] = a[i], sine[(k + i) / 2] = direction * a[i + 1];
+    }
+    for (int head = threadIdx.y; head < NH + NKV; head += blockDim.y) {
+        floatX *low = qkv + ((size_t)blockIdx.x * (NH + 2 * NKV) + head) * HS, *high = low + half;
+        Pack<floatX> x1 = load_part<packed>(low, j, half), x2 = load_part<packed>(high, j, half);
+#pragma unroll
+        for (int k = 0; k < size; k++) {
+            const float a = (float)x1[k], b = (float)x2[k];
+            x1[k] = (floatX)(a * cosine[k] - b * sine[k]);
+            x2[k] = (floatX)(b * cosine[k] + a * sine[k]);
+        }
+        store_part<packed>(low, j, half, x1);
+        store_part<packed>(high, j, half, x2);
+    }
+}
+
+inline void rotate(Ctx& ctx, floatX* qkv, const int* positions, const real* cos_sin, int N, int NH, int NKV, int HS,
+                   float direction) {
+    if (N == 0) return;
+    const int packs = ceil_div(HS / 2, Pack<floatX>::size), heads = std::max(1, std::min(NH + NKV, 256 / packs));
+    CHECK(HS % 2 == 0 && packs <= 1024, "rotation of heads of %d", HS);
+    const bool packed = HS / 2 % Pack<floatX>::size == 0 && aligned_16(qkv, cos_sin);
+    const auto kernel = packed ? rotate_kernel<true> : rotate_kernel<false>;
+    LAUNCH(kernel, N, dim3(packs, heads), 0, ctx, qkv, positions, cos_sin, NH, NKV, HS, direction);
+}
+
+}  // namespace detail
+
+inline void rope_forward(Ctx& ctx, floatX* qkv, const int* positions, const real* cos_sin, int N, int NH, int NKV, int HS) {
+    detail::rotate(ctx, qkv, positions, cos_sin, N, NH, NKV, HS, 1);
+}
+
+inline void rope_backward(Ctx& ctx, floatX* dqkv, const int* positions, const real* cos_sin, int N, int NH, int NKV, int HS) {
+    detail::rotate(ctx, dqkv, positions, cos_sin, N, NH, NKV, HS, -1);
+}
+
+}  // namespace gpu

@@ -1,0 +1,240 @@
+// Ops of the GPU: the tests of op_tests.h, and what holds for this backend alone: rotary positions, memory that is not aligned
+// to 16 bytes, more rows than a grid has in its other dimensions, outputs in the place of inputs, nothing at all, and the same
+// bits in every run whatever was in scratch memory.
+#include <gtest/gtest.h>
+
+#include "../../llmc/gpu/embed.cuh"
+#include "../../llmc/gpu/loss.cuh"
+#include "../../llmc/gpu/memory.cuh"
+#include "../../llmc/gpu/mlp.cuh"
+#include "../../llmc/gpu/norm.cuh"
+#include "../../llmc/gpu/optimizer.cuh"
+#include "../../llmc/gpu/reduce.cuh"
+#include "../../llmc/gpu/rope.cuh"
+#include "device_memory.h"
+
+namespace backend = gpu;
+
+template <class T>
+using Buffer = test::Device<T>;
+
+#include "../op_tests.h"
+
+// ---- rotary positions -----------------------------------------------------------------------------------------------------
+TEST(Rope, ForwardBackwardAndValuesUntouched) {
+    gpu::Ctx ctx;
+    Rng rng(20);
+    struct Case {
+        int N, NH, NKV, HS, P;
+    };
+    for (const Case& k : {Case{1, 1, 1, 2, 1}, Case{33, 4, 2, 8, 50}, Case{131, 3, 1, 10, 131}, Case{17, 2, 2, 128, 2048},
+                          Case{5, 40, 3, 16, 7}, Case{66000, 1, 1, 2, 9}}) {
+        if (k.N > most_rows) continue;
+        const int half = k.HS / 2, heads = k.NH + 2 * k.NKV;
+        std::vector<real> angles;
+        rope_table(angles, k.P, k.HS, 10000);
+        const Input<real> table(angles);
+        std::vector<int> at = rng.integers(k.N, 0, k.P);
+        at[0] = 0, at[k.N - 1] = k.P - 1;
+        const Input<int> positions(at);
+        const Input<floatX> qkv(rng.normals<floatX>((size_t)k.N * heads * k.HS));
+        for (const int direction : {1, -1}) {
+            Buffer<floatX> turned(qkv.host(), "qkv");
+            if (direction == 1) gpu::rope_forward(ctx, turned.p(), positions.p(), table.p(), k.N, k.NH, k.NKV, k.HS);
+            else gpu::rope_backward(ctx, turned.p(), positions.p(), table.p(), k.N, k.NH, k.NKV, k.HS);
+            // Two products and their sum, each rounded.
+            Doubles expected = doubles(qkv), allowed(expected.size());
+            for (size_t i = 0; i < expected.size(); i++) {
+                const int c = (int)(i % k.HS);
+                const size_t n = i / k.HS / heads;
+                if ((int)(i / k.HS % heads) >= k.NH + k.NKV) continue;
+                const size_t entry = ((size_t)at[n] * half + c % half) * 2;
+                const double cosine = angles[entry], sine = direction * (double)angles[entry + 1];
+                const double own = as_double(qkv[i]) * cosine;
+                const double other = c < half ? -as_double(qkv[i + half]) * sine : as_double(qkv[i - half]) * sine;
+                expected[i] = own + other;
+                allowed[i] = 2 * u * (std::abs(own) + std::abs(other)) + rounding * std::abs(own + other);
+            }
+            expect_close(turned.get(), expected, allowed, direction == 1 ? "forward" : "backward");
+        }
+    }
+}
+
+// ---- this backend alone ---------------------------------------------------------------------------------------------------
+// Arguments one element past a multiple of 16 bytes give what aligned ones give, up to the order of sums.
+TEST(Unaligned, AsAligned) {
+    gpu::Ctx ctx;
+    Rng rng(21);
+    const int N = 5, C = 64, V = 70, Vp = 72, n = N * C;
+    const auto shifted = [](const auto& values) {
+        auto result = values;
+        result.insert(result.begin(), values[0]);
+        return result;
+    };
+    const auto rest = [](const auto& values) {
+        auto result = values;
+        result.erase(result.begin());
+        return result;
+    };
+    const auto close = [](const auto& actual, const auto& expected, const char* name) {
+        expect_close(actual, doubles(expected), 1e-5, 2 * rounding + 64 * u, name);
+    };
+    const std::vector<floatX> a = rng.normals<floatX>(n), b = rng.normals<floatX>(n), w = rng.normals<floatX>(C),
+                              logits = rng.normals<floatX>(N * Vp), wide = rng.normals<floatX>(2 * n);
+    const std::vector<real> moments = rng.normals<real>(n), zeros(n, 0), statistics(N, 1);
+    const Input<int> ids(rng.integers(N, 0, N));
+    struct Outputs {
+        std::vector<floatX> sum, gelu, swiglu, dswiglu, norm, dnorm, embedding, logits, param;
+        std::vector<real> dw, dwte, master;
+        double squares;
+    } results[2];
+    for (const int offset : {0, 1}) {
+        const auto in = [&](const auto& values) { return offset ? shifted(values) : values; };
+        const auto out = [&](const auto& buffer) { return offset ? rest(buffer.get()) : buffer.get(); };
+        const Input<floatX> A(in(a)), B(in(b)), W(in(w)), wide_in(in(wide));
+        const Input<real> ones(statistics);
+        const floatX *pa = A.p() + offset, *pb = B.p() + offset, *pw = W.p() + offset;
+        Buffer<floatX> x(n + offset), two(2 * n + offset), l(in(logits)), param(n + offset);
+        Buffer<real> s1(N), s2(N), s3(N), dw(in(std::vector<real>(C))), db(in(std::vector<real>(C))), dwte(in(zeros)),
+            master(in(moments)), m(in(zeros)), v(in(zeros));
+        const Input<real> gradient(in(moments));
+        Outputs& r = results[offset];
+        gpu::residual_forward(ctx, x.p() + offset, pa, pb, n), r.sum = out(x);
+        gpu::gelu_backward(ctx, x.p() + offset, pa, pb, n), r.gelu = out(x);
+        gpu::swiglu_forward(ctx, x.p() + offset, wide_in.p() + offset, N, C), r.swiglu = out(x);
+        gpu::swiglu_backward(ctx, two.p() + offset, pa, wide_in.p() + offset, N, C), r.dswiglu = out(two);
+        gpu::layernorm_forward(ctx, x.p() + offset, s1.p(), s2.p(), nullptr, pa, nullptr, pw, pw, N, C, 1e-5f), r.norm = out(x);
+        gpu::layernorm_backward(ctx, x.p() + offset, dw.p() + offset, db.p() + offset, pa, pb, pw, ones.p(), ones.p(), N, C,
+                                Acc::Set);
+        r.dnorm = out(x), r.dw = out(dw);
+        gpu::embedding_forward(ctx, x.p() + offset, ids.p(), nullptr, pa, nullptr, N, C, 0, N), r.embedding = out(x);
+        gpu::embedding_backward(ctx, dwte.p() + offset, nullptr, pa, ids.p(), nullptr, N, C, 0, N), r.dwte = out(dwte);
+        gpu::classifier(ctx, l.p() + offset, s1.p(), s2.p(), s3.p(), ids.p(), N, V, Vp, 1, 0, true), r.logits = out(l);
+        gpu::adamw(ctx, param.p() + offset, master.p() + offset, m.p() + offset, v.p() + offset, gradient.p() + offset, n, 0.1f,
+                   0.9f, 0.95f, 1e-8f, 0.1f, 1, 1);
+        r.param = out(param), r.master = out(master);
+        r.squares = gpu::sum_of_squares(ctx, gradient.p() + offset, n);
+    }
+    const Outputs &aligned = results[0], &other = results[1];
+    close(other.sum, aligned.sum, "residual"), close(other.gelu, aligned.gelu, "gelu");
+    close(other.swiglu, aligned.swiglu, "swiglu"), close(other.dswiglu, aligned.dswiglu, "dswiglu");
+    close(other.norm, aligned.norm, "norm"), close(other.dnorm, aligned.dnorm, "dnorm"), close(other.dw, aligned.dw, "dw");
+    close(other.embedding, aligned.embedding, "embedding"), close(other.dwte, aligned.dwte, "dwte");
+    close(other.logits, aligned.logits, "logits");
+    close(other.param, aligned.param, "param"), close(other.master, aligned.master, "master");
+    EXPECT_NEAR(other.squares, aligned.squares, 64 * u * aligned.squares);
+}
+
+TEST(Rows, MoreThanAGridsOtherDimensions) {
+    gpu::Ctx ctx;
+    const int N = std::min(66000, most_rows);
+    const Input<floatX> gate_up(Rng(22).normals<floatX>(2 * N));
+    Buffer<floatX> out(N);
+    gpu::swiglu_forward(ctx, out.p(), gate_up.p(), N, 1);
+    Doubles expected(N), allowed(N);
+    for (int n = 0; n < N; n++) {
+        const double g = as_double(gate_up[2 * n]);
+        expected[n] = g / (1 + std::exp(-g)) * as_double(gate_up[2 * n + 1]);
+        allowed[n] = (rounding + sigmoid_relative_error(g)) * std::abs(expected[n]) + tiny;
+    }
+    expect_close(out.get(), expected, allowed, "swiglu");
+}
+
+// Small whole numbers, so that the sum is exact.
+TEST(SumOfSquares, MoreTilesThanBlocks) {
+    gpu::Ctx ctx;
+    const size_t n = thorough ? (size_t)512 * 8192 + 5001 : 5001;
+    std::vector<real> x(n);
+    double expected = 0;
+    for (size_t i = 0; i < n; i++) x[i] = (real)((int)(i * 2654435761u % 15) - 7), expected += (double)x[i] * x[i];
+    EXPECT_EQ(gpu::sum_of_squares(ctx, Input<real>(x).p(), n), expected);
+}
+
+TEST(InPlace, OutputsMayBeInputs) {
+    gpu::Ctx ctx;
+    Rng rng(23);
+    const int N = 7, C = thorough ? 520 : 40, n = N * C;
+    const Input<floatX> a(rng.normals<floatX>(n)), b(rng.normals<floatX>(n)), w(rng.normals<floatX>(C));
+    const Input<real> rstd(std::vector<real>(N, 1));
+    Buffer<floatX> apart(n), together(a.host());
+    gpu::gelu_forward(ctx, apart.p(), a.p(), n), gpu::gelu_forward(ctx, together.p(), together.p(), n);
+    expect_same_bits(together.get(), apart.get(), "gelu");
+    together.set(a.host());
+    gpu::gelu_backward(ctx, apart.p(), a.p(), b.p(), n), gpu::gelu_backward(ctx, together.p(), together.p(), b.p(), n);
+    expect_same_bits(together.get(), apart.get(), "gelu backward");
+    Buffer<floatX> wide(n / 2 * 2), wide_together(b.host());
+    const int F = C / 2;
+    gpu::swiglu_backward(ctx, wide.p(), a.p(), b.p(), N, F);
+    gpu::swiglu_backward(ctx, wide_together.p(), a.p(), wide_together.p(), N, F);
+    expect_same_bits(wide_together.get(), wide.get(), "swiglu backward");
+    // The residual stream's sum, and the gradient over the one that came in.
+    Buffer<floatX> sum(n), out(n), sum_together(a.host()), out_together(n);
+    Buffer<real> r(N);
+    gpu::rmsnorm_forward(ctx, out.p(), r.p(), sum.p(), a.p(), b.p(), w.p(), N, C, 1e-5f);
+    gpu::rmsnorm_forward(ctx, out_together.p(), r.p(), sum_together.p(), sum_together.p(), b.p(), w.p(), N, C, 1e-5f);
+    expect_same_bits(sum_together.get(), sum.get(), "sum");
+    expect_same_bits(out_together.get(), out.get(), "norm of the sum");
+    Buffer<real> dw(std::vector<real>(C, 0)), dw_together(std::vector<real>(C, 0));
+    together.set(a.host());
+    gpu::rmsnorm_backward(ctx, apart.p(), dw.p(), a.p(), b.p(), w.p(), rstd.p(), N, C, Acc::Set);
+    gpu::rmsnorm_backward(ctx, together.p(), dw_together.p(), together.p(), b.p(), w.p(), rstd.p(), N, C, Acc::Set);
+    expect_same_bits(together.get(), apart.get(), "norm backward");
+    expect_same_bits(dw_together.get(), dw.get(), "norm backward, weight");
+}
+
+TEST(Empty, NothingHappens) {
+    gpu::Ctx ctx;
+    gpu::embedding_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 0, 8);
+    gpu::embedding_backward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 0, 8);
+    gpu::layernorm_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 1e-5f);
+    gpu::layernorm_backward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, Acc::Set);
+    gpu::rope_forward(ctx, nullptr, nullptr, nullptr, 0, 1, 1, 2);
+    gpu::gelu_forward(ctx, nullptr, nullptr, 0);
+    gpu::swiglu_forward(ctx, nullptr, nullptr, 0, 8);
+    gpu::swiglu_backward(ctx, nullptr, nullptr, nullptr, 0, 8);
+    gpu::classifier(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 8, 1, 0, true);
+    gpu::loss_sums(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0);
+    gpu::adamw(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1, 0, 0, 1, 0, 1, 1);
+}
+
+// The same bits in every run, whatever earlier ops left in scratch memory.
+TEST(Ops, SameBitsInEachRun) {
+    const auto run = [](int left_behind) {
+        gpu::Ctx ctx;
+        Rng rng(24);
+        Doubles all;
+        const auto collect = [&](const auto& buffer) {
+            const Doubles d = doubles(buffer.get());
+            all.insert(all.end(), d.begin(), d.end());
+            const size_t bytes = 4 << 20;
+            CUDA(cudaMemset(ctx.scratch(bytes), left_behind, bytes));
+            CUDA(cudaDeviceSynchronize());
+        };
+        const int N = thorough ? 301 : 75, C = 264, V = 97, Vp = 104;
+        const Input<int> tokens(rng.integers(N, 0, V)), positions(rng.integers(N, 0, 5));
+        const Input<floatX> dout(rng.normals<floatX>(N * C)), inp(rng.normals<floatX>(N * C)), w(rng.normals<floatX>(C));
+        const Input<real> ones(std::vector<real>(N, 1));
+        Buffer<floatX> dinp(N * C), logits(rng.normals<floatX>(N * Vp));
+        Buffer<real> dwte(rng.normals<real>(V * C)), dwpe(rng.normals<real>(5 * C)), dw(rng.normals<real>(C)),
+            db(rng.normals<real>(C)), loss(N), zloss(N), lse(N);
+        const size_t bytes = 4 << 20;
+        CUDA(cudaMemset(ctx.scratch(bytes), left_behind, bytes));
+        CUDA(cudaDeviceSynchronize());
+        gpu::embedding_backward(ctx, dwte.p(), dwpe.p(), dout.p(), tokens.p(), positions.p(), N, C, 0, V);
+        collect(dwte), collect(dwpe);
+        gpu::layernorm_backward(ctx, dinp.p(), dw.p(), db.p(), dout.p(), inp.p(), w.p(), ones.p(), ones.p(), N, C, Acc::Set);
+        collect(dinp), collect(dw), collect(db);
+        gpu::rmsnorm_backward(ctx, dinp.p(), dw.p(), dout.p(), inp.p(), w.p(), ones.p(), N, C, Acc::Add);
+        collect(dinp), collect(dw);
+        gpu::classifier(ctx, logits.p(), loss.p(), zloss.p(), lse.p(), tokens.p(), N, V, Vp, 1, 1e-4f, true);
+        collect(logits), collect(loss), collect(zloss), collect(lse);
+        Buffer<double> sums(Doubles(sizeof(LossSums) / sizeof(double), 0));
+        gpu::loss_sums(ctx, (LossSums*)sums.p(), loss.p(), zloss.p(), lse.p(), tokens.p(), N);
+        collect(sums);
+        all.push_back(gpu::sum_of_squares(ctx, dwte.p(), dwte.size()));
+        return all;
+    };
+    const Doubles once = run(0xff);
+    for (const double x : once) ASSERT_TRUE(std::isfinite(x));
+    expect_same_bits(run(0), once, "a second run");
+}

@@ -1,0 +1,594 @@
+// The tests of ops, for whatever backend the program that includes this has chosen before:
+//   namespace backend = cpu;            // or gpu
+//   template <class T> Buffer           // memory of that backend: guarded, poisoned; set(), get(), p()
+// Ops in the program's precision (bf16 or fp32) against plain loops in double. What is allowed: one rounding to floatX, plus a
+// bound on the fp32 arithmetic inside, derived beside each test with u = 2^-24 (one fp32 rounding). Outputs are poisoned with
+// NaN and lie between guards; sizes are odd or whole packs, all different, and reach past one vector, one block, one chunk.
+#pragma once
+#include <gtest/gtest.h>
+
+#include "testing.h"
+
+using namespace test;
+using Doubles = std::vector<double>;
+
+namespace {
+
+constexpr double u = roundoff<real>;
+constexpr double rounding = roundoff<floatX> * 1.01;  // of a value that was itself computed with small error
+const double infinity = std::numeric_limits<double>::infinity(), not_a_number = std::nan("");
+
+struct Shape {
+    int N, C;
+};
+#ifdef EMU_TSAN  // takes milliseconds for each thread of a kernel: only what differs for it
+constexpr bool thorough = false;
+constexpr int most_rows = 300;
+const Shape norm_shapes[] = {{1, 1}, {3, 15}, {9, 33}, {11, 264}};
+#else
+constexpr bool thorough = true;
+constexpr int most_rows = 1 << 20;
+const Shape norm_shapes[] = {{1, 1},   {1, 769},  {3, 15},   {150, 33},  {70, 512},
+                             {37, 96}, {21, 776}, {3, 8208}, {2, 16384}, {2, 16392}};
+#endif
+
+// What an op reads: here to compute with, and in the backend's memory.
+template <class T>
+class Input {
+public:
+    explicit Input(std::vector<T> values) : host_(std::move(values)), buffer_(host_, "input") {}
+    const T* p() const { return buffer_.p(); }
+    const T& operator[](size_t i) const { return host_[i]; }
+    size_t size() const { return host_.size(); }
+    const std::vector<T>& host() const { return host_; }
+
+private:
+    std::vector<T> host_;
+    Buffer<T> buffer_;
+};
+
+// ---- references -----------------------------------------------------------------------------------------------------------
+struct NormReference {
+    Doubles y, mean, rstd, y_allowed, mean_allowed, rstd_allowed;
+};
+
+// mean and variance: sums of C terms in at least 16 parts, so a relative error below s = (C/16 + 20) u of the sum of
+// magnitudes. Of xhat = (x - mean) rstd: s mean|x| rstd from the mean, s |xhat| from rstd, 8 u (|xhat| + |b|) from the rest.
+NormReference norm_reference(const Doubles& x, const Doubles& w, const Doubles* b, int N, int C, double eps) {
+    NormReference r;
+    const double s = (C / 16.0 + 20) * u;
+    for (int n = 0; n < N; n++) {
+        double mean = 0, magnitude = 0, variance = 0;
+        for (int c = 0; c < C; c++) mean += x[n * C + c] / C, magnitude += std::abs(x[n * C + c]) / C;
+        if (!b) mean = 0, magnitude = 0;
+        for (int c = 0; c < C; c++) variance += (x[n * C + c] - mean) * (x[n * C + c] - mean) / C;
+        const double rstd = 1 / std::sqrt(variance + eps);
+        r.mean.push_back(mean), r.mean_allowed.push_back(s * magnitude);
+        // An error e of the mean adds e^2 to the variance.
+        r.rstd.push_back(rstd), r.rstd_allowed.push_back(rstd * (s + std::pow(s * magnitude * rstd, 2)));
+        for (int c = 0; c < C; c++) {
+            const double xhat = (x[n * C + c] - mean) * rstd, y = xhat * w[c] + (b ? (*b)[c] : 0);
+            const double arithmetic =
+                std::abs(w[c]) * (s * magnitude * rstd + (s + 8 * u) * std::abs(xhat)) + 8 * u * std::abs(y);
+            r.y.push_back(y), r.y_allowed.push_back(rounding * std::abs(y) + arithmetic);
+        }
+    }
+    return r;
+}
+
+// Gradients from given statistics. dx = rstd (g - mean(g) - xhat mean(g xhat)): the two means are sums as above, the rest a
+// dozen operations on terms bounded by rstd (|g| + mean|g| + |xhat| mean|g xhat|). dw, db: rows in blocks of 64 or fewer, then
+// the blocks: a relative error of (64 + N/64 + 8) u.
+struct NormGradient {
+    Doubles dx, dw, db, dx_allowed, dw_allowed, db_allowed;
+};
+NormGradient norm_gradient(const Doubles& dy, const Doubles& x, const Doubles& w, const Doubles& mean, const Doubles& rstd,
+                           int N, int C, bool centred) {
+    NormGradient r{Doubles(N * C), Doubles(C), Doubles(C), Doubles(N * C), Doubles(C), Doubles(C)};
+    const double s = (C / 16.0 + 20) * u, rows = (64 + N / 64.0 + 8) * u;
+    for (int n = 0; n < N; n++) {
+        const auto xhat = [&](int c) { return (x[n * C + c] - mean[n]) * rstd[n]; };
+        double mg = 0, mgx = 0, mg_magnitude = 0, mgx_magnitude = 0;
+        for (int c = 0; c < C; c++) {
+            const double g = w[c] * dy[n * C + c];
+            if (centred) mg += g / C, mg_magnitude += std::abs(g) / C;
+            mgx += g * xhat(c) / C, mgx_magnitude += std::abs(g * xhat(c)) / C;
+        }
+        for (int c = 0; c < C; c++) {
+            const int i = n * C + c;
+            const double g = w[c] * dy[i];
+            r.dx[i] = rstd[n] * (g - mg - xhat(c) * mgx);
+            r.dx_allowed[i] =
+                rounding * std::abs(r.dx[i]) +
+                rstd[n] * (12 * u * std::abs(g) + (s + 12 * u) * (mg_magnitude + std::abs(xhat(c)) * mgx_magnitude));
+            r.dw[c] += dy[i] * xhat(c), r.dw_allowed[c] += rows * std::abs(dy[i] * xhat(c));
+            r.db[c] += dy[i], r.db_allowed[c] += rows * std::abs(dy[i]);
+        }
+    }
+    return r;
+}
+
+// target += extra, allowing the rounding of that sum.
+void add_to(Doubles& target, Doubles& allowed, const Doubles& extra, double unit) {
+    for (size_t i = 0; i < target.size(); i++) target[i] += extra[i], allowed[i] += unit * std::abs(target[i]);
+}
+
+}  // namespace
+
+// ---- embedding ------------------------------------------------------------------------------------------------------------
+TEST(Embedding, ForwardRoundsTheSumOnce) {
+    backend::Ctx ctx(2);
+    Rng rng(1);
+    const int N = 41, P = 9;
+    for (const int C : {1, 19, 130, 264}) {
+        const Input<int> tokens(rng.integers(N, 0, 12)), positions(rng.integers(N, 0, P));
+        const int v0 = 3, V = 5;
+        const Input<floatX> wte(rng.normals<floatX>(V * C)), wpe(rng.normals<floatX>(P * C));
+        for (const bool learned : {false, true}) {
+            Doubles expected;
+            for (int n = 0; n < N; n++)
+                for (int c = 0; c < C; c++) {
+                    const int token = tokens[n] - v0;
+                    expected.push_back((token >= 0 && token < V ? as_double(wte[token * C + c]) : 0) +
+                                       (learned ? as_double(wpe[positions[n] * C + c]) : 0));
+                }
+            Buffer<floatX> out(N * C, "out");
+            backend::embedding_forward(ctx, out.p(), tokens.p(), learned ? positions.p() : nullptr, wte.p(),
+                                       learned ? wpe.p() : nullptr, N, C, v0, V);
+            expect_close(out.get(), expected, 0, learned ? rounding : 0, "out");
+        }
+    }
+}
+
+TEST(Embedding, BackwardAddsRows) {
+    backend::Ctx ctx(2);
+    Rng rng(2);
+    struct Case {
+        int N, C, P, v0, V, vocabulary;
+    };
+    // Few rows of many tokens and the reverse, one token alone, tokens outside the shard only, more rows than one tile is
+    // sorted.
+    const Case cases[] = {
+        {67, 1, 9, 3, 5, 12},  {67, 19, 9, 3, 5, 12},           {67, 130, 9, 3, 5, 12}, {131, 264, 131, 0, 700, 700},
+        {200, 8, 1, 0, 1, 1},  {45, 16, 2, 30, 4, 20},          {1, 264, 1, 0, 7, 7},   {5000, 8, 40, 0, 90, 90},
+        {4097, 3, 1, 0, 1, 1}, {2048, 8, 2048, 1000, 9, 50000}, {2100, 8, 3, 0, 4, 4}};
+    for (const Case& k : cases) {
+        if (k.N > most_rows) continue;
+        const Input<int> tokens(rng.integers(k.N, 0, k.vocabulary)), positions(rng.integers(k.N, 0, k.P));
+        const Input<floatX> dout(rng.normals<floatX>((size_t)k.N * k.C));
+        const std::vector<real> wte0 = rng.normals<real>(k.V * k.C), wpe0 = rng.normals<real>(k.P * k.C);
+        // As many roundings as terms at most, in whatever order.
+        Doubles wte = doubles(wte0), wpe = doubles(wpe0), wte_allowed(wte.size()), wpe_allowed(wpe.size());
+        std::vector<int> wte_terms(k.V, 3), wpe_terms(k.P, 3);
+        for (int n = 0; n < k.N; n++) {
+            const int token = tokens[n] - k.v0;
+            if (token >= 0 && token < k.V) wte_terms[token]++;
+            wpe_terms[positions[n]]++;
+        }
+        const auto add = [&](Doubles& sum, Doubles& allowed, size_t i, double x, int terms) {
+            sum[i] += x, allowed[i] += terms * u * std::abs(x);
+        };
+        for (size_t i = 0; i < wte.size(); i++) wte_allowed[i] = wte_terms[i / k.C] * u * std::abs(wte[i]);
+        for (size_t i = 0; i < wpe.size(); i++) wpe_allowed[i] = wpe_terms[i / k.C] * u * std::abs(wpe[i]);
+        for (int n = 0; n < k.N; n++)
+            for (int c = 0; c < k.C; c++) {
+                const int token = tokens[n] - k.v0, position = positions[n];
+                const double d = as_double(dout[(size_t)n * k.C + c]);
+                if (token >= 0 && token < k.V) add(wte, wte_allowed, (size_t)token * k.C + c, d, wte_terms[token]);
+                add(wpe, wpe_allowed, (size_t)position * k.C + c, d, wpe_terms[position]);
+            }
+        Buffer<real> dwte(wte0, "dwte"), dwpe(wpe0, "dwpe"), alone(wte0, "dwte without positions");
+        backend::embedding_backward(ctx, dwte.p(), dwpe.p(), dout.p(), tokens.p(), positions.p(), k.N, k.C, k.v0, k.V);
+        backend::embedding_backward(ctx, alone.p(), nullptr, dout.p(), tokens.p(), nullptr, k.N, k.C, k.v0, k.V);
+        expect_close(dwte.get(), wte, wte_allowed, "dwte");
+        expect_close(dwpe.get(), wpe, wpe_allowed, "dwpe");
+        expect_same_bits(alone.get(), dwte.get(), "dwte without positions");
+    }
+}
+
+// ---- norms ----------------------------------------------------------------------------------------------------------------
+class Norm : public testing::TestWithParam<bool> {
+protected:
+    const bool centred = GetParam();  // LayerNorm, else RMSNorm
+    backend::Ctx ctx{2};
+
+    void forward(Buffer<floatX>& out, Buffer<real>& mean, Buffer<real>& rstd, Buffer<floatX>* sum, const Input<floatX>& inp,
+                 const Input<floatX>* add, const Input<floatX>& w, const Input<floatX>& b, const Shape& k, double eps) {
+        floatX* s = sum ? sum->p() : nullptr;
+        const floatX* a = add ? add->p() : nullptr;
+        if (centred)
+            backend::layernorm_forward(ctx, out.p(), mean.p(), rstd.p(), s, inp.p(), a, w.p(), b.p(), k.N, k.C, (real)eps);
+        else backend::rmsnorm_forward(ctx, out.p(), rstd.p(), s, inp.p(), a, w.p(), k.N, k.C, (real)eps);
+    }
+};
+INSTANTIATE_TEST_SUITE_P(Ops, Norm, testing::Values(true, false), [](const auto& p) { return p.param ? "Layer" : "Rms"; });
+
+TEST_P(Norm, Forward) {
+    Rng rng(3);
+    for (const Shape& k : norm_shapes)
+        for (const bool with_add : {false, true}) {
+            const size_t size = (size_t)k.N * k.C;
+            const Input<floatX> inp(rng.normals<floatX>(size, 1, 2)), add(rng.normals<floatX>(size)),
+                w(rng.normals<floatX>(k.C)), b(rng.normals<floatX>(k.C));
+            Buffer<floatX> out(size, "out"), sum(size, "sum");
+            Buffer<real> mean(k.N, "mean"), rstd(k.N, "rstd");
+            forward(out, mean, rstd, with_add ? &sum : nullptr, inp, with_add ? &add : nullptr, w, b, k, 1e-5);
+            Doubles x = doubles(inp);
+            if (with_add) {
+                for (size_t i = 0; i < size; i++) x[i] += as_double(add[i]);
+                expect_close(sum.get(), x, 0, rounding, "sum");
+                x = doubles(sum.get());  // what is normalised is the rounded sum
+            }
+            const Doubles bias = doubles(b);
+            const NormReference r = norm_reference(x, doubles(w), centred ? &bias : nullptr, k.N, k.C, (double)(real)1e-5);
+            expect_close(out.get(), r.y, r.y_allowed, "out");
+            expect_close(rstd.get(), r.rstd, r.rstd_allowed, "rstd");
+            if (centred) expect_close(mean.get(), r.mean, r.mean_allowed, "mean");
+        }
+}
+
+TEST_P(Norm, Backward) {
+    Rng rng(4);
+    for (const Shape& k : norm_shapes)
+        for (const Acc acc : {Acc::Set, Acc::Add}) {
+            const size_t size = (size_t)k.N * k.C;
+            const Input<floatX> inp(rng.normals<floatX>(size, 1, 2)), dout(rng.normals<floatX>(size)),
+                w(rng.normals<floatX>(k.C));
+            const std::vector<floatX> dinp0 = rng.normals<floatX>(size);
+            const std::vector<real> dw0 = rng.normals<real>(k.C), db0 = rng.normals<real>(k.C);
+            // Any statistics: backward takes what it is given.
+            std::vector<real> means = centred ? rng.normals<real>(k.N) : std::vector<real>(k.N), rstds(k.N);
+            for (real& r : rstds) r = (real)rng.uniform(0.5, 2);
+            const Input<real> mean(means), rstd(rstds);
+            NormGradient r =
+                norm_gradient(doubles(dout), doubles(inp), doubles(w), doubles(mean), doubles(rstd), k.N, k.C, centred);
+            add_to(r.dw, r.dw_allowed, doubles(dw0), (k.N / 64 + 1) * u);
+            add_to(r.db, r.db_allowed, doubles(db0), (k.N / 64 + 1) * u);
+            if (acc == Acc::Add) add_to(r.dx, r.dx_allowed, doubles(dinp0), rounding);
+
+            Buffer<floatX> dinp(size, "dinp");
+            if (acc == Acc::Add) dinp.set(dinp0);
+            Buffer<real> dw(dw0, "dweight"), db(db0, "dbias");
+            if (centred)
+                backend::layernorm_backward(ctx, dinp.p(), dw.p(), db.p(), dout.p(), inp.p(), w.p(), mean.p(), rstd.p(), k.N,
+                                            k.C, acc);
+            else backend::rmsnorm_backward(ctx, dinp.p(), dw.p(), dout.p(), inp.p(), w.p(), rstd.p(), k.N, k.C, acc);
+            expect_close(dinp.get(), r.dx, r.dx_allowed, "dinp");
+            expect_close(dw.get(), r.dw, r.dw_allowed, "dweight");
+            if (centred) expect_close(db.get(), r.db, r.db_allowed, "dbias");
+            else expect_same_bits(db.get(), db0, "dbias");
+        }
+}
+
+TEST_P(Norm, NanStaysInItsRow) {
+    Rng rng(5);
+    for (const Shape& k : {Shape{3, 35}, Shape{3, 40}, Shape{3, 776}}) {
+        std::vector<floatX> values = rng.normals<floatX>(k.N * k.C);
+        values[k.C + k.C - 1] = from_double<floatX>(not_a_number);
+        const Input<floatX> inp(values), w(rng.normals<floatX>(k.C)), b(rng.normals<floatX>(k.C));
+        Buffer<floatX> out(k.N * k.C);
+        Buffer<real> mean(k.N), rstd(k.N);
+        forward(out, mean, rstd, nullptr, inp, nullptr, w, b, k, 1e-5);
+        const Doubles y = doubles(out.get());
+        for (int i = 0; i < k.N * k.C; i++) ASSERT_EQ(std::isnan(y[i]), i / k.C == 1) << "element " << i;
+    }
+}
+
+// ---- activations ----------------------------------------------------------------------------------------------------------
+namespace {
+
+// Values near zero, in the bends and far out, both signs.
+std::vector<floatX> activation_inputs(size_t n) {
+    std::vector<floatX> x = Rng(6).normals<floatX>(n, 3);
+    const double special[] = {0, 1e-30, -1e-30, 8, -8, 12, -12, 100, -100, 3e4, -3e4};
+    for (size_t i = 0; i < std::min(n, std::size(special)); i++) x[i] = from_double<floatX>(special[i]);
+    return x;
+}
+
+// exp(-z) has a relative error of (|z| + 3) u: z is rounded several times, exp errs by two ulp. Below e^-87 it is 0.
+double sigmoid_relative_error(double z) { return (4 * std::abs(z) + 12) * u; }
+const double tiny = 1e-35;
+
+double gelu_inner(double x) { return 2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x); }
+
+}  // namespace
+
+TEST(Gelu, ForwardAndBackward) {
+    backend::Ctx ctx(2);
+    for (const size_t n : {1, 17, 1003, 9000}) {
+        const Input<floatX> inp(activation_inputs(n)), dout(Rng(7).normals<floatX>(n));
+        Buffer<floatX> out(n, "out"), dinp(n, "dinp");
+        backend::gelu_forward(ctx, out.p(), inp.p(), n);
+        backend::gelu_backward(ctx, dinp.p(), dout.p(), inp.p(), n);
+        Doubles y, dx, y_allowed, dx_allowed;
+        for (size_t i = 0; i < n; i++) {
+            const double x = as_double(inp[i]), z = gelu_inner(x), dz = 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+            // s (1 - s) dz and not its parts: far out s (1 - s) falls faster than x dz grows
+            const double s = 1 / (1 + std::exp(-z)), bend = x * s / (1 + std::exp(z)) * dz, error = sigmoid_relative_error(z);
+            y.push_back(x * s), dx.push_back(as_double(dout[i]) * (s + bend));
+            y_allowed.push_back((rounding + error) * std::abs(y[i]) + tiny);
+            // s and 1 - s err by `error` s (1 - s) (their slope), and 1 - s by u where it was subtracted from 1.
+            const double absolute =
+                std::isfinite(bend) ? (s + std::abs(bend)) * error + 4 * u * std::abs(x * dz) * s * (z > 0 && z < 20) : 0;
+            dx_allowed.push_back(rounding * std::abs(dx[i]) + std::abs(as_double(dout[i])) * absolute + tiny);
+        }
+        expect_close(out.get(), y, y_allowed, "out");
+        expect_close(dinp.get(), dx, dx_allowed, "dinp");
+    }
+}
+
+TEST(SwiGlu, ForwardAndBackward) {
+    backend::Ctx ctx(2);
+    for (const Shape& k : {Shape{1, 1}, Shape{1, 45}, Shape{7, 129}, Shape{5, 264}, Shape{2, 5000}}) {
+        const int N = k.N, F = k.C;
+        const Input<floatX> gate_up(activation_inputs(N * 2 * F)), dout(Rng(8).normals<floatX>(N * F));
+        Buffer<floatX> out(N * F, "out"), dgate_up(N * 2 * F, "dgate_up");
+        backend::swiglu_forward(ctx, out.p(), gate_up.p(), N, F);
+        backend::swiglu_backward(ctx, dgate_up.p(), dout.p(), gate_up.p(), N, F);
+        Doubles y(N * F), y_allowed(N * F), d(N * 2 * F), d_allowed(N * 2 * F);
+        for (int n = 0; n < N; n++)
+            for (int f = 0; f < F; f++) {
+                const int i = n * F + f, gi = n * 2 * F + f, ui = gi + F;
+                const double g = as_double(gate_up[gi]), up = as_double(gate_up[ui]), dy = as_double(dout[i]);
+                const double s = 1 / (1 + std::exp(-g)), not_s = 1 / (1 + std::exp(g)), error = sigmoid_relative_error(g);
+                y[i] = g * s * up, y_allowed[i] = (rounding + error) * std::abs(y[i]) + tiny;
+                d[ui] = dy * g * s, d_allowed[ui] = (rounding + error) * std::abs(d[ui]) + tiny;
+                d[gi] = dy * up * s * (1 + g * not_s);
+                d_allowed[gi] = rounding * std::abs(d[gi]) +
+                                std::abs(dy * up * s) * ((1 + std::abs(g) * not_s) * error + 4 * u * std::abs(g) * (g < 20)) +
+                                tiny;
+            }
+        expect_close(out.get(), y, y_allowed, "out");
+        expect_close(dgate_up.get(), d, d_allowed, "dgate_up");
+    }
+}
+
+TEST(Residual, RoundsTheSumOnceAlsoInPlace) {
+    backend::Ctx ctx(2);
+    Rng rng(9);
+    const size_t n = 1001;
+    const Input<floatX> a(rng.normals<floatX>(n)), b(rng.normals<floatX>(n));
+    Doubles expected(n);
+    for (size_t i = 0; i < n; i++) expected[i] = as_double(a[i]) + as_double(b[i]);
+    Buffer<floatX> out(n, "out"), in_place(a.host(), "in place");
+    backend::residual_forward(ctx, out.p(), a.p(), b.p(), n);
+    backend::residual_forward(ctx, in_place.p(), in_place.p(), b.p(), n);
+    expect_close(out.get(), expected, 0, rounding, "out");
+    expect_same_bits(out.get(), in_place.get(), "in place");
+}
+
+// ---- classifier -----------------------------------------------------------------------------------------------------------
+namespace {
+
+// Logits between guards with NaN in the padding, and the outputs of a run over them.
+struct Classified {
+    std::vector<floatX> logits;
+    std::vector<real> loss, zloss, lse;
+    Classified(const std::vector<floatX>& x /*(N, V)*/, const std::vector<int>& targets, int V, int Vp, double loss_scale,
+               double z_coef, bool write_gradient = true)
+        : logits(targets.size() * Vp, from_double<floatX>(not_a_number)) {
+        const int N = (int)targets.size();
+        for (int n = 0; n < N; n++) std::copy_n(&x[(size_t)n * V], V, &logits[(size_t)n * Vp]);
+        Buffer<floatX> in_place(logits, "logits");
+        Buffer<real> l(N, "loss"), z(N, "zloss"), s(N, "lse");
+        backend::Ctx ctx(2);
+        backend::classifier(ctx, in_place.p(), l.p(), z.p(), s.p(), Input<int>(targets).p(), N, V, Vp, (real)loss_scale,
+                            (real)z_coef, write_gradient);
+        logits = in_place.get(), loss = l.get(), zloss = z.get(), lse = s.get();
+    }
+};
+
+}  // namespace
+
+TEST(Classifier, AgainstDouble) {
+    Rng rng(10);
+    struct Case {
+        int N, V, Vp;
+        double spread;
+    };
+    for (const Case& k :
+         {Case{1, 3, 8, 1}, Case{6, 37, 48, 3}, Case{5, 513, 640, 1}, Case{2, 2051, 2051, 2}, Case{3, 50257, 50304, 2}}) {
+        const double loss_scale = (real)0.013, z_coef = (real)1e-2;
+        const std::vector<floatX> x = rng.normals<floatX>((size_t)k.N * k.V, k.spread);
+        std::vector<int> targets = rng.integers(k.N, 0, k.V);
+        if (k.N > 2) targets[2] = -1;
+        const Classified out(x, targets, k.V, k.Vp, loss_scale, z_coef),
+            without(x, targets, k.V, k.Vp, loss_scale, z_coef, false);
+        expect_same_bits(without.loss, out.loss, "loss without gradient");
+        expect_same_bits(without.zloss, out.zloss, "zloss without gradient");
+        Doubles loss, zloss, lse, gradient, gradient_allowed;
+        double largest_error = 0;
+        for (int n = 0; n < k.N; n++) {
+            const floatX* row = &x[(size_t)n * k.V];
+            expect_same_bits(std::vector<floatX>(row, row + k.V),
+                             std::vector<floatX>(&without.logits[(size_t)n * k.Vp], &without.logits[(size_t)n * k.Vp] + k.V),
+                             "logits without gradient");
+            double z = 0;
+            for (int i = 0; i < k.V; i++) z += std::exp(as_double(row[i]));
+            const double log_z = std::log(z), at_target = targets[n] < 0 ? 0 : as_double(row[targets[n]]);
+            const bool masked = targets[n] < 0;
+            lse.push_back(log_z), loss.push_back(masked ? 0 : log_z - at_target),
+                zloss.push_back(masked ? 0 : z_coef * log_z * log_z);
+            // The sum: chunks of 512 in 16 parts, one more rounding and rescaling (3 u) per chunk, exp within two ulp of an
+            // argument rounded once. log Z then errs by that (relative to Z), plus its own roundings.
+            const double sum_error = (512 / 16 + 16 + 4 * (k.V / 512) + 8 + 8 * k.spread) * u,
+                         error = sum_error + 3 * u * std::abs(log_z);
+            largest_error = std::max(largest_error, error);
+            const double factor = loss_scale * (1 + 2 * z_coef * log_z);
+            for (int i = 0; i < k.Vp; i++) {
+                const double p = i < k.V && !masked ? std::exp(as_double(row[i]) - log_z) : 0;
+                const double g = masked || i >= k.V ? 0 : factor * p - loss_scale * (i == targets[n]);
+                const double p_error = error + (std::abs(i < k.V ? as_double(row[i]) : 0) + 8) * u;
+                gradient.push_back(g),
+                    gradient_allowed.push_back(rounding * std::abs(g) + 2 * p_error * factor * p + 2 * u * std::abs(g));
+            }
+        }
+        expect_close(out.lse, lse, largest_error, u, "lse");
+        expect_close(out.loss, loss, largest_error, 4 * u, "loss");
+        expect_close(out.zloss, zloss, 0, 2 * largest_error + 4 * u, "zloss");
+        expect_close(out.logits, gradient, gradient_allowed, "dlogits");
+    }
+}
+
+TEST(Classifier, GoldenValuesWithZLoss) {  // all of these logits are bf16 numbers
+    const Classified out({2.f, .5f, -1.f, 3.f}, {3}, 4, 8, 1, 1e-4);
+    EXPECT_NEAR(out.lse[0], 3.3840917013, 4 * u * 3.4);
+    EXPECT_NEAR(out.loss[0], 0.3840917013, 4 * u * 3.4);
+    EXPECT_NEAR(out.zloss[0], 0.0011452077, 8 * u * 0.0011452077 + 1e-10);
+    expect_close(out.logits, {0.2507208496, 0.0559433833, 0.0124826561, -0.3184700706, 0, 0, 0, 0}, 16 * u, rounding,
+                 "dlogits");
+}
+
+TEST(Classifier, LargeAndInfiniteLogits) {
+    const int V = 1300;
+    std::vector<floatX> x(V, from_double<floatX>(-3e4));
+    x[1250] = from_double<floatX>(2e4), x[7] = from_double<floatX>(1e4);
+    const Classified large(x, {1250}, V, V, 1, 0), wrong(x, {7}, V, V, 1, 0);
+    EXPECT_EQ(large.loss[0], 0);
+    EXPECT_EQ(as_double(wrong.loss[0]), as_double(x[1250]) - as_double(x[7]));
+    EXPECT_EQ(as_double(wrong.logits[7]), -1);
+    EXPECT_EQ(as_double(wrong.logits[1250]), 1);
+    // A masked part of the vocabulary: -inf has probability 0, wherever it stands, also where whole chunks are masked.
+    std::fill(x.begin(), x.begin() + 1200, from_double<floatX>(-infinity));
+    std::fill(x.begin() + 1200, x.end(), from_double<floatX>(-200));
+    const Classified masked(x, {1299}, V, V, 1, 0);
+    EXPECT_NEAR(masked.loss[0], std::log(100), 1e-4);  // lse = -200 + log 100, rounded to fp32: 2^-24 * 200 = 1.2e-5
+    EXPECT_EQ(as_double(masked.logits[0]), 0);
+    EXPECT_NEAR(as_double(masked.logits[1200]), 0.01, 0.01 * (rounding + 1e-4));
+}
+
+TEST(Classifier, NonFiniteLogitsAreNotSilent) {
+    const int V = 700;
+    for (const double bad : {not_a_number, infinity})
+        for (const int where : {0, 5, 511, 512, 699}) {
+            std::vector<floatX> x = Rng(11).normals<floatX>(2 * V);
+            x[V + where] = from_double<floatX>(bad);
+            const Classified out(x, {3, 3}, V, V + 4, 1, 1e-4);
+            EXPECT_TRUE(std::isfinite(out.loss[0]) && std::isfinite(out.zloss[0]));
+            EXPECT_FALSE(std::isfinite(out.loss[1])) << bad << " at " << where;
+            EXPECT_FALSE(std::isfinite(out.zloss[1])) << bad << " at " << where;
+            EXPECT_FALSE(std::isfinite(as_double(out.logits[V + 4 + 3])));
+            const Classified masked(x, {3, -1}, V, V + 4, 1, 1e-4);  // a masked row says nothing, whatever is in it
+            EXPECT_EQ(masked.loss[1], 0);
+            EXPECT_EQ(masked.zloss[1], 0);
+            for (int i = 0; i < V + 4; i++) EXPECT_EQ(as_double(masked.logits[V + 4 + i]), 0);
+        }
+}
+
+TEST(LossSums, AddsUnmaskedRowsAndShowsNan) {
+    backend::Ctx ctx(2);
+    Rng rng(15);
+    for (const int N : {1, 3, 1000, 2500}) {
+        if (!thorough && N != 1000) continue;
+        std::vector<real> losses = rng.normals<real>(N), zlosses = rng.normals<real>(N), lses = rng.normals<real>(N, 5);
+        std::vector<int> target = rng.integers(N, -3, 9);
+        if (N > 1) losses[1] = lses[1] = (real)not_a_number, target[1] = -1;  // a masked row says nothing
+        const auto run = [&](const LossSums& start) {
+            const Input<real> loss(losses), zloss(zlosses), lse(lses);
+            const Input<int> targets(target);
+            Doubles memory(sizeof(LossSums) / sizeof(double));
+            memcpy(memory.data(), &start, sizeof start);
+            Buffer<double> sums(memory, "sums");
+            backend::loss_sums(ctx, (LossSums*)sums.p(), loss.p(), zloss.p(), lse.p(), targets.p(), N);
+            memory = sums.get();
+            LossSums result;
+            memcpy((void*)&result, memory.data(), sizeof result);
+            return result;
+        };
+        LossSums start{3, 4, 5, -INFINITY, 6}, expected = start;
+        for (int n = 0; n < N; n++)
+            if (target[n] >= 0) {
+                expected.ce += losses[n], expected.z += zlosses[n], expected.lse += lses[n], expected.n++;
+                expected.lse_max = std::max(expected.lse_max, (double)lses[n]);
+            }
+        const LossSums sums = run(start);
+        const double allowed = N * 0x1p-50 * (N + 10);  // terms of order one, summed in double
+        EXPECT_NEAR(sums.ce, expected.ce, allowed);
+        EXPECT_NEAR(sums.z, expected.z, allowed);
+        EXPECT_NEAR(sums.lse, expected.lse, 5 * allowed);
+        EXPECT_EQ(sums.lse_max, expected.lse_max);
+        EXPECT_EQ(sums.n, expected.n);
+        start.lse_max = 1e9;
+        EXPECT_EQ(run(start).lse_max, 1e9);
+        start.lse_max = not_a_number;
+        EXPECT_TRUE(std::isnan(run(start).lse_max));
+        start.lse_max = 1;
+        for (const int bad : {0, N / 2, N - 1}) {
+            const std::vector<int> before = target;
+            const real saved = lses[bad];
+            lses[bad] = (real)not_a_number, target[bad] = 2;
+            EXPECT_TRUE(std::isnan(run(start).lse_max)) << bad << " of " << N;
+            lses[bad] = saved, target = before;
+        }
+    }
+}
+
+// ---- optimizer ------------------------------------------------------------------------------------------------------------
+TEST(SumOfSquares, AgainstDoubleAndNonFinite) {
+    backend::Ctx ctx(2);
+    Rng rng(12);
+    for (const size_t n : {0, 1, 17, 4095, 4097, 100003}) {
+        if (!thorough && n != 4097) continue;
+        const Input<real> x(rng.normals<real>(n));
+        double expected = 0;
+        for (const real value : x.host()) expected += (double)value * value;
+        // Fixed blocks of 4096 in 16 parts: 256 terms each in fp32.
+        EXPECT_NEAR(backend::sum_of_squares(ctx, x.p(), n), expected, (256 + 2) * u * expected);
+        for (const double bad : {not_a_number, infinity, -infinity})
+            for (const size_t where : {(size_t)0, n / 2, n - 1}) {
+                if (n == 0) continue;
+                std::vector<real> y = x.host();
+                y[where] = (real)bad;
+                EXPECT_FALSE(std::isfinite(backend::sum_of_squares(ctx, Input<real>(y).p(), n)))
+                    << bad << " at " << where << " of " << n;
+            }
+    }
+}
+
+TEST(AdamW, FiftyStepsAgainstDouble) {
+    backend::Ctx ctx(2);
+    Rng rng(13);
+    const double beta1 = (real)0.9, beta2 = (real)0.95, eps = (real)1e-8, decay = (real)0.1, grad_scale = (real)0.25;
+    for (const size_t n : {1, 1003}) {
+        const std::vector<real> start = rng.normals<real>(n, 0.1);
+        Buffer<real> master(start, "master"), m(std::vector<real>(n, 0), "m"), v(std::vector<real>(n, 0), "v"),
+            aliased(start, "aliased"), m2(std::vector<real>(n, 0), "m2"), v2(std::vector<real>(n, 0), "v2");
+        Buffer<floatX> param(n, "param");
+        // In fp32 the parameters may be the masters themselves.
+        constexpr bool one_type = std::is_same<floatX, real>::value;
+        floatX* aliased_param = reinterpret_cast<floatX*>(aliased.p());
+        Doubles w = doubles(start), md(n), vd(n), m_allowed(n), v_allowed(n), w_allowed(n);
+        for (int step = 1; step <= (thorough ? 50 : 3); step++) {
+            const double lr = (real)(1e-2 / step);
+            std::vector<real> gradient = rng.normals<real>(n);
+            gradient[0] = 0;  // never a gradient: the update must be the decay alone, not 0/0
+            const Input<real> grad(gradient);
+            backend::adamw(ctx, param.p(), master.p(), m.p(), v.p(), grad.p(), n, (real)lr, (real)beta1, (real)beta2, (real)eps,
+                           (real)decay, (real)grad_scale, step);
+            if (one_type)
+                backend::adamw(ctx, aliased_param, aliased.p(), m2.p(), v2.p(), grad.p(), n, (real)lr, (real)beta1, (real)beta2,
+                               (real)eps, (real)decay, (real)grad_scale, step);
+            const double c1 = 1 - std::pow(beta1, step), c2 = 1 - std::pow(beta2, step);
+            for (size_t i = 0; i < n; i++) {
+                const double g = grad_scale * (double)grad[i];
+                md[i] = beta1 * md[i] + (1 - beta1) * g;
+                vd[i] = beta2 * vd[i] + (1 - beta2) * g * g;
+                const double root = std::sqrt(vd[i] / c2) + eps, update = md[i] / c1 / root;
+                // Errors: those of m and v shrink by beta and gain four roundings; the update has theirs, relative to its own
+                // size, and eight roundings; the weight adds lr times that and two roundings.
+                m_allowed[i] = beta1 * m_allowed[i] + 4 * u * (std::abs(md[i]) + std::abs(g));
+                v_allowed[i] = beta2 * v_allowed[i] + 4 * u * (vd[i] + g * g);
+                const double update_error = m_allowed[i] / c1 / root +
+                                            std::abs(update) * (vd[i] > 0 ? v_allowed[i] / vd[i] : 0) +
+                                            8 * u * std::abs(update);
+                w_allowed[i] += lr * (update_error + 4 * u * decay * std::abs(w[i])) + 2 * u * std::abs(w[i]);
+                w[i] -= lr * (update + decay * w[i]);
+            }
+        }
+        expect_close(m.get(), md, m_allowed, "m");
+        expect_close(v.get(), vd, v_allowed, "v");
+        expect_close(master.get(), w, w_allowed, "master");
+        expect_close(param.get(), doubles(master.get()), 0, roundoff<floatX>, "param is the rounded master");
+        if (one_type) expect_same_bits(aliased.get(), master.get(), "param and master in one place");
+    }
+}
