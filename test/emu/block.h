@@ -19,6 +19,10 @@
 #include "fibers.h"
 #include "vector_types.h"
 
+// Where the kernel is, for conditions of breakpoints: break norm.cuh:68 if emu_block == 3 && emu_thread == 7. (The x of the
+// block's index; the thread's number in the block.) Kept while one block runs at a time.
+inline unsigned emu_block = 0, emu_thread = 0;
+
 namespace emu {
 
 enum class Order { forward, reverse, random };
@@ -153,6 +157,15 @@ public:
         current->waits = false;
     }
     void wake(Thread* t) { make_ready(warps_[t->warp], 1u << t->lane); }
+    // Random order: the current thread goes on once the other warps have run as far as they can.
+    void yield(Where where) {
+        if (config().order != Order::random) return;
+        const unsigned mine = current->warp, from = warps_[mine].rank;
+        by_rank_.erase(by_rank_.begin() + from), by_rank_.push_back(mine);
+        wake(current);
+        rank_again();
+        wait(where);
+    }
 
     // Waits at a barrier of `expected` threads (0: all that have not returned). `blocks` false: arrives and goes on.
     void barrier(unsigned number, unsigned expected, bool blocks, Where where) {
@@ -241,8 +254,11 @@ private:
         for (unsigned i = 0; i < n; i++) by_rank_[i] = config().order == Order::reverse ? n - 1 - i : i;
         if (config().order == Order::random)
             for (unsigned i = n - 1; i > 0; i--) std::swap(by_rank_[i], by_rank_[random() % (i + 1)]);
+        rank_again();
+    }
+    void rank_again() {
         runnable_ = 0;
-        for (unsigned i = 0; i < n; i++) {
+        for (unsigned i = 0; i < by_rank_.size(); i++) {
             Warp& w = warps_[by_rank_[i]];
             w.rank = i;
             if (w.ready | w.fresh) runnable_ |= 1u << i;
@@ -284,11 +300,15 @@ private:
         abort();
     }
 
+    EMU_NO_TSAN void enter(Thread* t) {
+        current = t;
+        if (t && config().threads == 1) emu_block = id.x, emu_thread = t->index;
+    }
     Fiber* take_fiber(Thread* owner);
     EMU_NO_TSAN void go(Fiber* to) {
         Fiber* from = running_;
         running_ = to;
-        current = (Thread*)to->owner;
+        enter((Thread*)to->owner);
         if (from != to) switch_fiber(from, to);
     }
     static void fiber_entry();
@@ -346,7 +366,8 @@ inline void Block::run_threads() {
         go(f);
 #else
         if (fresh) {
-            running_->owner = next, next->fiber = running_, current = next;
+            running_->owner = next, next->fiber = running_;
+            enter(next);
             continue;
         }
         idle_.push_back(running_);

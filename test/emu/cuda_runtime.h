@@ -169,6 +169,8 @@ inline float __uint_as_float(unsigned u) {
 }
 inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
 inline float __int_as_float(int u) { return __uint_as_float((unsigned)u); }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }

@@ -1,0 +1,195 @@
+// Causal flash attention with grouped queries, ALiBi and document masks on the GPU: which implementation runs, and decoding.
+// The definition and its derivatives are in llmc/cpu/attention.h. Implementations, each deterministic and free of T x T memory:
+//   attention_simple.cuh   any head size up to 256, both precisions, no tensor cores
+//   attention_mma.cuh      bf16, head sizes 64, 80, 96, 128; tensor cores of capability 8.0 and later
+//   attention_hopper.cuh   bf16, head sizes 64, 128; wgmma, TMA and warp specialisation of capability 9.0
+// Scratch: backward keeps 16 bytes per row and head.
+//
+// Decoding attends from one new token per sequence. A block works for one query head; groups of lanes, just enough to hold a
+// row of the cache in 16-byte packs, each take every n-th key with a running maximum and sum of their own, several loads ahead;
+// these are put together at the end, in a fixed order. Bound by reading the caches: 2 t NKV HS elements, if the heads of a
+// group find each other's keys in the L2 cache. A single sequence with few heads fills few multiprocessors (the keys of a head
+// are not split over blocks), which shows only when t is long. Not yet measured on a GPU.
+#pragma once
+#include <string>
+
+#include "attention_simple.cuh"
+#ifndef PRECISION_FP32
+#include "attention_hopper.cuh"
+#include "attention_mma.cuh"
+#endif
+
+namespace gpu {
+
+constexpr int attention_largest_head = 256;
+
+// Empty if attention takes heads of this size, else what is wrong: to refuse a model before its memory is allocated.
+inline std::string attention_limits(int HS) {
+    if (HS >= 1 && HS <= attention_largest_head) return "";
+    return format("attention on the GPU takes head sizes from 1 to %d, not %d; HINT: more heads of the same width are smaller",
+                  attention_largest_head, HS);
+}
+
+enum class AttentionKernels { simple, mma, hopper };
+
+// The one place where an implementation is chosen.
+inline AttentionKernels choose_attention(const Ctx& ctx, int HS) {
+#ifndef PRECISION_FP32
+    if (!ctx.plain && attention_hopper_takes(ctx, HS)) return AttentionKernels::hopper;
+    if (!ctx.plain && attention_mma_takes(HS)) return AttentionKernels::mma;
+#endif
+    (void)ctx, (void)HS;
+    return AttentionKernels::simple;
+}
+
+inline AttentionShape checked_attention_shape(int B, int T, int NH, int NKV, int HS, real scale) {
+    const std::string wrong = attention_limits(HS);
+    if (!wrong.empty()) fail("%s", wrong.c_str());
+    CHECK(B > 0 && T > 0 && NKV > 0 && NH > 0 && NH % NKV == 0, "B %d, T %d, NH %d, NKV %d", B, T, NH, NKV);
+    CHECK(scale > 0, "the largest score is searched before scaling");
+    return {B, T, NH, NKV, HS, scale};
+}
+
+inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
+                              int B, int T, int NH, int NKV, int HS, real scale) {
+    const AttentionShape a = checked_attention_shape(B, T, NH, NKV, HS, scale);
+    switch (choose_attention(ctx, HS)) {
+        case AttentionKernels::simple:
+            return attention_forward_simple(ctx, out, lse, qkv, slopes, doc_start, a);
+        case AttentionKernels::mma:
+#ifndef PRECISION_FP32
+            CHECK(aligned_16(out, qkv), "rows are moved 16 bytes at a time");
+            return attention_forward_mma(ctx, out, lse, qkv, slopes, doc_start, a);
+#endif
+            break;
+        case AttentionKernels::hopper:
+#ifndef PRECISION_FP32
+            CHECK(aligned_16(out, qkv), "rows are moved 16 bytes at a time");
+            return attention_forward_hopper(ctx, out, lse, qkv, slopes, doc_start, B, T, NH, NKV, HS, scale);
+#endif
+            break;
+    }
+}
+
+inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
+                               const floatX* qkv, const real* slopes, const int* doc_start, int B, int T, int NH, int NKV,
+                               int HS, real scale) {
+    const AttentionShape a = checked_attention_shape(B, T, NH, NKV, HS, scale);
+    switch (choose_attention(ctx, HS)) {
+        case AttentionKernels::simple:
+            return attention_backward_simple(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
+        case AttentionKernels::mma:
+#ifndef PRECISION_FP32
+            CHECK(aligned_16(dqkv, dout, out, qkv), "rows are moved 16 bytes at a time");
+            return attention_backward_mma(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
+#endif
+            break;
+        case AttentionKernels::hopper:
+#ifndef PRECISION_FP32
+            CHECK(aligned_16(dqkv, dout, out, qkv), "rows are moved 16 bytes at a time");
+            return attention_backward_hopper(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, B, T, NH, NKV, HS, scale);
+#endif
+            break;
+    }
+}
+
+// ---- decoding --------------------------------------------------------------------------------------------------------------
+constexpr int decode_warps = 8, decode_batch = 4;  // keys that a group of lanes loads before it uses the first
+
+template <bool packed>
+__global__ void __launch_bounds__(32 * decode_warps, 1)
+    attention_decode_kernel(floatX* out, floatX* keys, floatX* values, const floatX* qkv, const float* slopes, int t, int P,
+                            int NH, int NKV, int HS, float scale, int lanes) {
+    constexpr int size = Pack<floatX>::size;
+    constexpr int packs = attention_largest_head / (32 * size);  // of a lane, if all 32 share a row
+    constexpr int U = decode_batch;
+    const int group_lane = threadIdx.x % lanes;
+    const int h = blockIdx.x % NH, b = blockIdx.x / NH, g = h / (NH / NKV);
+    const floatX* token = qkv + (size_t)b * (NH + 2 * NKV) * HS;
+    const floatX *new_key = token + (size_t)(NH + g) * HS, *new_value = new_key + (size_t)NKV * HS;
+    // One block per key/value head writes the new row; the others of its group do not wait for it: all take it from the token.
+    const auto cached = [&](int j) { return (((size_t)b * P + j) * NKV + g) * HS; };
+    if (h % (NH / NKV) == 0)
+        for (int c = threadIdx.x; c < HS; c += blockDim.x)
+            keys[cached(t) + c] = new_key[c], values[cached(t) + c] = new_value[c];
+
+    float q[packs][size], o[packs][size] = {}, top = -INFINITY, sum = 0;
+    const auto load_row = [&](Pack<floatX>(&x)[packs], const floatX* row) {
+#pragma unroll
+        for (int i = 0; i < packs; i++) x[i] = load_part<packed>(row, (group_lane + i * lanes) * size, HS);
+    };
+    Pack<floatX> query[packs];
+    load_row(query, token + (size_t)h * HS);
+#pragma unroll
+    for (int i = 0; i < packs; i++)
+#pragma unroll
+        for (int k = 0; k < size; k++) q[i][k] = scale * (float)query[i][k];
+    const float slope = slopes ? slopes[h] : 0.0f;
+
+    const int groups = 32 * decode_warps / lanes, group = (int)threadIdx.x / lanes;
+    for (int j0 = 0; j0 <= t; j0 += U * groups) {  // all lanes of a warp: they exchange partial sums
+        Pack<floatX> key[U][packs], value[U][packs];
+#pragma unroll
+        for (int n = 0; n < U; n++) {
+            const int j = min(j0 + n * groups + group, t);
+            load_row(key[n], j < t ? keys + cached(j) : new_key);
+            load_row(value[n], j < t ? values + cached(j) : new_value);
+        }
+#pragma unroll
+        for (int n = 0; n < U; n++) {
+            const int j = j0 + n * groups + group;
+            float s = 0;
+#pragma unroll
+            for (int i = 0; i < packs; i++)
+#pragma unroll
+                for (int k = 0; k < size; k++) s += q[i][k] * (float)key[n][i][k];
+            for (int offset = lanes / 2; offset > 0; offset /= 2) s += __shfl_xor_sync(all_lanes, s, offset);
+            if (j > t) continue;
+            s += slope * (float)(j - t);
+            const float highest = fmaxf(top, s), rescale = exp_real(top - highest), p = exp_real(s - highest);
+            sum = sum * rescale + p, top = highest;
+#pragma unroll
+            for (int i = 0; i < packs; i++)
+#pragma unroll
+                for (int k = 0; k < size; k++) o[i][k] = o[i][k] * rescale + p * (float)value[n][i][k];
+        }
+    }
+
+    // The sums of all groups, put together element by element.
+    DYNAMIC_SHARED(float, shared);
+    float *tops = shared, *sums = tops + groups, *outs = sums + groups;
+    if (group_lane == 0) tops[group] = top, sums[group] = sum;
+#pragma unroll
+    for (int i = 0; i < packs; i++)
+#pragma unroll
+        for (int k = 0; k < size; k++) {
+            const int c = (group_lane + i * lanes) * size + k;
+            if (c < HS) outs[group * HS + c] = o[i][k];
+        }
+    __syncthreads();
+    float highest = -INFINITY, total = 0;
+    for (int i = 0; i < groups; i++) highest = fmaxf(highest, tops[i]);
+    for (int i = 0; i < groups; i++) total += sums[i] * exp_real(tops[i] - highest);
+    for (int c = threadIdx.x; c < HS; c += blockDim.x) {
+        float x = 0;
+        for (int i = 0; i < groups; i++) x += outs[i * HS + c] * exp_real(tops[i] - highest);
+        out[((size_t)b * NH + h) * HS + c] = (floatX)(x / total);
+    }
+}
+
+inline void attention_decode(Ctx& ctx, floatX* out, floatX* keys, floatX* values, const floatX* qkv, const real* slopes, int B,
+                             int t, int P, int NH, int NKV, int HS, real scale) {
+    checked_attention_shape(B, P, NH, NKV, HS, scale);
+    CHECK(t >= 0 && t < P, "token %d of a cache of %d rows", t, P);
+    const int lanes = lanes_of_row(HS), groups = 32 * decode_warps / lanes;
+    const size_t bytes = sizeof(float) * (size_t)groups * (HS + 2);
+    const unsigned blocks = (unsigned)B * (unsigned)NH;
+    if (HS % Pack<floatX>::size == 0 && aligned_16(keys, values, qkv))
+        LAUNCH(attention_decode_kernel<true>, blocks, 32 * decode_warps, bytes, ctx, out, keys, values, qkv, slopes, t, P, NH,
+               NKV, HS, scale, lanes);
+    else
+        LAUNCH(attention_decode_kernel<false>, blocks, 32 * decode_warps, bytes, ctx, out, keys, values, qkv, slopes, t, P, NH,
+               NKV, HS, scale, lanes);
+}
+
+}  // namespace gpu

@@ -1,0 +1,826 @@
+// Flash attention for Hopper (sm_90a): bf16, head sizes 64 and 128; FlashAttention-3 (Shah et al., 2024) in outline.
+// The maths is in llmc/cpu/attention.h, the instructions are in hopper.cuh.
+//
+// A block's first warpgroup is the producer: one of its threads keeps rings of tiles in shared memory filled by TMA, and it
+// gives its registers to the others. The other warpgroups are consumers: each owns 64 rows and runs wgmma on the tiles. For
+// each stage of a ring, the mbarrier `full` ends a phase when the tile has arrived, `empty` when all consumer warps have read
+// it. All tiles lie in shared memory as wgmma reads them: slabs of 64 columns, rows of 128 bytes, swizzled.
+//
+// Forward. 64 rows of S = Q K^T stay in registers, become P = 2^(c S - max) there, and are the left operand of O += P V.
+//   Overlap: the softmax of a tile of keys is computed while P V of the tile before is under way; and the consumers take turns
+//   to issue products (ping-pong), so that one's softmax falls into another's products. The grid is as large as the GPU; each
+//   block takes items (a tile of queries of one head) in a fixed order, long ones first, heads whose keys and values fit into
+//   the L2 cache together.
+// Backward. With D = rowsum(dout out), computed first, every score's P = 2^(c S - lse) needs no maximum. Two kernels:
+//   dk, dv  a block owns 128 keys of a key/value head and walks over the queries of all its query heads. It computes the
+//           transposes S^T = K Q^T and dP^T = V dout^T, so that P^T and dS^T are in registers where the left operands of
+//           dV += P^T dout and dK += dS^T Q want them.
+//   dq      a block owns 128 queries and walks over keys: S, dP, then dS, the left operand of dQ += dS K.
+//   Seven products of T^2/2 HS multiply-adds per head instead of the five that one kernel would need; in exchange nothing is
+//   added up by atomics, and neither P nor dS leaves registers.
+//
+// Precision: products of bf16 summed in fp32; P and dS are rounded to bf16 as operands. Deterministic: every sum has one owner
+// and a fixed order. Documents: doc_start must not decrease within a sequence. Tiles that are masked as a whole are skipped,
+// only tiles at the border of what rows see are masked.
+// Bound: tensor cores; the exponentials of a forward tile take about half as long as its products at HS 128.
+// Not yet measured on a GPU.
+#pragma once
+#include "device.cuh"
+#include "hopper.cuh"
+
+namespace gpu::hopper {
+
+constexpr int slab = 64;  // columns of 128 bytes
+constexpr float log2_e = 1.44269504f, ln_2 = 0.69314718f;
+
+template <int rows, int HS>
+struct Tile {
+    bf16 data[HS / slab][rows][slab];
+};
+template <int stages>
+struct Ring {
+    uint64_t full[stages], empty[stages];
+};
+
+struct AttentionInputs {
+    int T, NH, NKV;
+    float scale;
+    const float* slopes;   // (NH) or null
+    const int* doc_start;  // (B, T) or null
+};
+
+// Items of work: tiles of heads of sequences. Heads come in sections, one after another; within one, first a tile of each head,
+// then the next tile of each.
+struct WorkOrder {
+    int tiles, heads, section;  // of one head; of all sequences; heads per section
+    __host__ __device__ int items() const { return tiles * heads; }
+    __host__ __device__ void item(int i, int& tile, int& head) const {
+        const int first = i / (section * tiles) * section, rest = i - first * tiles;
+        const int n = section < heads - first ? section : heads - first;
+        tile = rest / n, head = first + rest % n;
+    }
+};
+
+// ---- what the kernels share ------------------------------------------------------------------------------------------------
+#ifdef HOPPER_CODE
+
+// A thread's place in its warpgroup, and the two rows of a (64, N) accumulator that it holds: `row` and row + 8. Its columns
+// are 8i + column and the next one.
+struct Place {
+    int lane, warp, row, column;
+    __device__ Place() {
+        lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, row = warp * 16 + lane / 4, column = lane % 4 * 2;
+    }
+};
+
+template <int stages>
+__device__ __forceinline__ void init_ring(Ring<stages>& ring, int consumers) {
+    for (int i = 0; i < stages; i++) mbarrier_init(&ring.full[i], 1), mbarrier_init(&ring.empty[i], 4 * consumers);
+}
+// Tile n of a ring, counted from the kernel's start.
+template <int stages>
+__device__ __forceinline__ void wait_full(Ring<stages>& ring, unsigned n) {
+    mbarrier_wait(&ring.full[n % stages], n / stages & 1);
+}
+template <int stages>
+__device__ __forceinline__ void wait_empty(Ring<stages>& ring, unsigned n) {
+    mbarrier_wait(&ring.empty[n % stages], (n / stages & 1) ^ 1);
+}
+// By all lanes of a warp that has read the tile. One lane arrives, when the others have read and waited too.
+__device__ __forceinline__ void release(uint64_t* empty) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
+}
+
+// Loads a tile of a head from token t0 on: slabs of all columns.
+template <int rows, int HS>
+__device__ __forceinline__ void load_tile(Tile<rows, HS>& tile, const CUtensorMap& map, uint64_t* full, int head, int t0,
+                                          int b) {
+    tma_load(&tile, map, full, 0, t0, head * (HS / slab), b);
+}
+
+// d (64, N) = a b^T over HS columns: 64 rows of tile a from first_row on, and N rows of tile b.
+template <int N, int a_rows, int HS>
+__device__ __forceinline__ void multiply_transposed(float (&d)[N / 2], const Tile<a_rows, HS>& a, int first_row,
+                                                    const Tile<N, HS>& b) {
+    const uint64_t a_matrix = matrix_descriptor(&a.data[0][first_row][0], 0), b_matrix = matrix_descriptor(&b, 0);
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++)
+        wgmma<N, Major::rows>(d, advanced(a_matrix, k / 4 * a_rows * 128 + k % 4 * 32),
+                              advanced(b_matrix, k / 4 * N * 128 + k % 4 * 32), k > 0);
+    wgmma_commit();
+}
+// d (64, HS) = p b, or += with accumulate: p (64, K) in registers, tile b of K rows.
+template <int K, int HS>
+__device__ __forceinline__ void multiply(float (&d)[HS / 2], const uint32_t (&p)[K / 16][4], const Tile<K, HS>& b,
+                                         bool accumulate) {
+    const uint64_t b_matrix = matrix_descriptor(&b, K * 128);
+#pragma unroll
+    for (int k = 0; k < K / 16; k++) wgmma<HS, Major::columns>(d, p[k], advanced(b_matrix, k * 16 * 128), accumulate || k > 0);
+    wgmma_commit();
+}
+// The accumulator x (64, K) rounded, as the left operand of the next product.
+template <int K>
+__device__ __forceinline__ void pack_operand(uint32_t (&p)[K / 16][4], const float (&x)[K / 2]) {
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) p[k][r] = pack_bf16(x[8 * k + 2 * r], x[8 * k + 2 * r + 1]);
+}
+// The accumulator x (64, HS), scaled by row, into rows first_row .. +63 of a tile, swizzled: 8 rows' chunks of 16 bytes fall
+// into different banks.
+template <int rows, int HS>
+__device__ __forceinline__ void stage_rows(Tile<rows, HS>& tile, int first_row, const float (&x)[HS / 2],
+                                           const float (&factor)[2], const Place& me) {
+#pragma unroll
+    for (int i = 0; i < HS / 8; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            bf16* to = &tile.data[i / 8][first_row + me.row + 8 * r][((i % 8) ^ (me.row % 8)) * 8 + me.column];
+            *reinterpret_cast<uint32_t*>(to) = pack_bf16(x[4 * i + 2 * r] * factor[r], x[4 * i + 2 * r + 1] * factor[r]);
+        }
+}
+
+// Sum and maximum over the four lanes that hold a row.
+__device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(all_lanes, x, 1);
+    return x + __shfl_xor_sync(all_lanes, x, 2);
+}
+__device__ __forceinline__ float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
+    return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
+}
+
+// The tiles of `keys` keys that queries t0 .. t0 + n - 1 see: first .. last. As doc_start does not decrease, the first
+// query sees furthest back.
+struct KeyTiles {
+    int first, last;
+    __device__ KeyTiles(const AttentionInputs& in, int b, int t0, int n, int keys)
+        : first(in.doc_start ? in.doc_start[(size_t)b * in.T + t0] / keys : 0), last((min(t0 + n, in.T) - 1) / keys) {}
+};
+
+// The two queries of a thread: what they see, and whether a tile of keys needs a mask, for this warpgroup's 64 rows from t0 on.
+struct Queries {
+    int t[2], first_key[2], t0, highest_first_key;
+    __device__ Queries(const AttentionInputs& in, int b, int t0_, const Place& me) : t0(t0_), highest_first_key(0) {
+        for (int r = 0; r < 2; r++) t[r] = t0 + me.row + 8 * r, first_key[r] = 0;
+        if (!in.doc_start) return;
+        const int* doc_start = in.doc_start + (size_t)b * in.T;
+        for (int r = 0; r < 2; r++) first_key[r] = doc_start[min(t[r], in.T - 1)];
+        highest_first_key = doc_start[min(t0 + 63, in.T - 1)];
+    }
+    __device__ bool border(int j0, int keys) const { return j0 + keys - 1 > t0 || j0 < highest_first_key; }
+    __device__ bool sees(int r, int j) const { return j <= t[r] && j >= first_key[r]; }
+};
+
+#endif
+
+// ---- forward ---------------------------------------------------------------------------------------------------------------
+template <int HS>
+struct Forward {
+    static constexpr int consumers = HS == 64 ? 3 : 2, rows = 64 * consumers, keys = 128, stages = HS == 64 ? 4 : 2;
+    static constexpr int threads = 128 * (1 + consumers);
+    static constexpr int producer_registers = HS == 64 ? 32 : 24, consumer_registers = HS == 64 ? 160 : 240;
+    static_assert(producer_registers + consumers * consumer_registers <= 512, "a multiprocessor has 64 K registers");
+    struct Shared {
+        Tile<rows, HS> q;
+        Tile<keys, HS> k[stages], v[stages];
+        Tile<64, HS> out[consumers];
+        Ring<stages> k_ring, v_ring;
+        Ring<1> q_ring;
+    };
+};
+
+#ifdef HOPPER_CODE
+
+template <int HS>
+__device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUtensorMap& q_map, const CUtensorMap& kv_map,
+                                 const AttentionInputs& in, const WorkOrder& order) {
+    using F = Forward<HS>;
+    unsigned n = 0, item = 0;  // tiles of keys, items of work
+    for (int i = blockIdx.x; i < order.items(); i += gridDim.x, item++) {
+        int tile, head;
+        order.item(i, tile, head);
+        const int t0 = (order.tiles - 1 - tile) * F::rows, b = head / in.NH, h = head % in.NH, g = h / (in.NH / in.NKV);
+        const KeyTiles range(in, b, t0, F::rows, F::keys);
+        const auto load = [&](Tile<F::keys, HS>* tiles, Ring<F::stages>& ring, int j, int kv_head) {
+            const unsigned number = n + (range.last - j), stage = number % F::stages;
+            wait_empty(ring, number);
+            mbarrier_arrive_expect(&ring.full[stage], sizeof tiles[stage]);
+            load_tile(tiles[stage], kv_map, &ring.full[stage], kv_head, j * F::keys, b);
+        };
+        wait_empty(shared.q_ring, item);
+        mbarrier_arrive_expect(&shared.q_ring.full[0], sizeof shared.q);
+        load_tile(shared.q, q_map, &shared.q_ring.full[0], h, t0, b);
+        // In the order in which they are needed: keys a tile ahead of values.
+        for (int j = range.last; j >= range.first; j--) {
+            load(shared.k, shared.k_ring, j, in.NH + g);
+            if (j < range.last) load(shared.v, shared.v_ring, j + 1, in.NH + in.NKV + g);
+        }
+        load(shared.v, shared.v_ring, range.first, in.NH + in.NKV + g);
+        n += range.last - range.first + 1;
+    }
+}
+
+// A warpgroup's rows of running softmax: s (64, keys) turns from products into weights. Scores are c s: in powers of 2.
+template <bool first, int N>
+__device__ __forceinline__ void softmax_step(float (&s)[N / 2], float c, float (&top)[2], float (&sum)[2],
+                                             float (&rescale)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float highest = first ? -INFINITY : top[r];
+#pragma unroll
+        for (int i = 0; i < N / 8; i++) highest = fmaxf(highest, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+        highest = row_max(highest);  // finite: the first tile holds each row's own key
+        rescale[r] = first ? 0.0f : exp2_approximate((top[r] - highest) * c);
+        top[r] = highest;
+        const float shift = highest * c;
+        float part = 0;
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float& x = s[4 * i + 2 * r + e];
+                x = exp2_approximate(fmaf(x, c, -shift));
+                part += x;
+            }
+        sum[r] = first ? part : fmaf(sum[r], rescale[r], part);  // of this thread's columns
+    }
+}
+
+template <int HS>
+__device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUtensorMap& out_map, float* lse,
+                                 const AttentionInputs& in, const WorkOrder& order, int w) {
+    using F = Forward<HS>;
+    constexpr int N = F::keys;
+    const Place me;
+    // Turns at issuing products: barrier 1 + w opens for consumer w when the one before it passes. The first turn is given by
+    // the last consumer, and the last one is taken by the first, so that no barrier is left half full.
+    const auto take_turn = [&] { named_barrier_sync(1 + w, 256); };
+    const auto pass_turn = [&] { named_barrier_arrive(w + 1 < F::consumers ? 2 + w : 1, 256); };
+    if (w == F::consumers - 1) named_barrier_arrive(1, 256);
+    const auto staging_barrier = [&] { named_barrier_sync(1 + F::consumers + w, 128); };
+
+    unsigned n = 0, item = 0;
+    for (int index = blockIdx.x; index < order.items(); index += gridDim.x, item++) {
+        int tile, head;
+        order.item(index, tile, head);
+        const int t0 = (order.tiles - 1 - tile) * F::rows, b = head / in.NH, h = head % in.NH;
+        const int my_t0 = t0 + 64 * w;
+        const bool idle = my_t0 >= in.T;  // past the sequence's end
+        const KeyTiles range(in, b, t0, F::rows, N);
+        KeyTiles mine = range;
+        if (!idle) mine = KeyTiles(in, b, my_t0, 64, N);
+        // Tiles that only other warpgroups of this block need.
+        const auto skip = [&] {
+            take_turn(), pass_turn();
+            wait_full(shared.k_ring, n), release(&shared.k_ring.empty[n % F::stages]);
+            wait_full(shared.v_ring, n), release(&shared.v_ring.empty[n % F::stages]);
+            n++;
+        };
+        const Queries queries(in, b, my_t0, me);
+        const bool alibi = in.slopes;
+        const float slope = alibi ? in.slopes[h] * log2_e : 0.0f, scale = in.scale * log2_e, c = alibi ? 1.0f : scale;
+        float s[N / 2], o[HS / 2], top[2], sum[2], rescale[2];
+        uint32_t p[N / 16][4];
+        const auto finish_scores = [&](int j) {
+            const int j0 = j * N;
+            if (alibi)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const float bias = slope * (float)(j0 + me.column - queries.t[r]);
+#pragma unroll
+                    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            float& x = s[4 * i + 2 * r + e];
+                            x = fmaf(x, scale, fmaf(slope, (float)(8 * i + e), bias));
+                        }
+                }
+            if (queries.border(j0, N))
+#pragma unroll
+                for (int i = 0; i < N / 2; i++)
+                    if (!queries.sees(i / 2 % 2, j0 + i / 4 * 8 + me.column + i % 2)) s[i] = -INFINITY;
+        };
+
+        wait_full(shared.q_ring, item);
+        if (idle) {
+            for (int j = range.last; j >= range.first; j--) skip();
+            release(&shared.q_ring.empty[0]);
+            continue;
+        }
+        for (int j = range.last; j > mine.last; j--) skip();
+
+        wait_full(shared.k_ring, n);
+        take_turn();
+        wgmma_fence(s);
+        multiply_transposed(s, shared.q, 64 * w, shared.k[n % F::stages]);
+        pass_turn();
+        wgmma_wait<0>(s);
+        release(&shared.k_ring.empty[n % F::stages]);
+        finish_scores(mine.last);
+        softmax_step<true, N>(s, c, top, sum, rescale);
+        pack_operand<N>(p, s);
+
+        for (int j = mine.last - 1; j >= mine.first; j--, n++) {
+            const unsigned next = n + 1;
+            wait_full(shared.k_ring, next);
+            take_turn();
+            wgmma_fence(s);
+            multiply_transposed(s, shared.q, 64 * w, shared.k[next % F::stages]);
+            wait_full(shared.v_ring, n);
+            wgmma_fence(o, p);
+            multiply(o, p, shared.v[n % F::stages], j < mine.last - 1);
+            pass_turn();
+            wgmma_wait<1>(s);
+            release(&shared.k_ring.empty[next % F::stages]);
+            finish_scores(j);
+            softmax_step<false, N>(s, c, top, sum, rescale);
+            wgmma_wait<0>(o);
+            release(&shared.v_ring.empty[n % F::stages]);
+            pack_operand<N>(p, s);
+#pragma unroll
+            for (int i = 0; i < HS / 2; i++) o[i] *= rescale[i / 2 % 2];
+        }
+        release(&shared.q_ring.empty[0]);
+        wait_full(shared.v_ring, n);
+        wgmma_fence(o, p);
+        multiply(o, p, shared.v[n % F::stages], mine.last > mine.first);
+        wgmma_wait<0>(o);
+        release(&shared.v_ring.empty[n % F::stages]);
+        n++;
+        for (int j = mine.first - 1; j >= range.first; j--) skip();
+
+        float factor[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float total = row_sum(sum[r]);
+            factor[r] = 1.0f / total;
+            if (me.column == 0 && queries.t[r] < in.T)
+                lse[(size_t)head * in.T + queries.t[r]] = fmaf(top[r] * c, ln_2, logf(total));
+        }
+        const bool stores = threadIdx.x % 128 == 0;
+        if (stores) tma_store_wait<0>();  // the item before has left the staging tile
+        staging_barrier();
+        stage_rows(shared.out[w], 0, o, factor, me);
+        fence_proxy_async();
+        staging_barrier();
+        if (stores) {
+            tma_store(out_map, &shared.out[w], 0, my_t0, h * (HS / slab), b);  // rows past T are not written
+            tma_store_commit();
+        }
+    }
+    if (w == 0) take_turn();
+    if (threadIdx.x % 128 == 0) tma_store_wait<0>();
+}
+
+#endif
+
+template <int HS>
+__global__ void __launch_bounds__(Forward<HS>::threads, 1)
+    attention_forward_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map,
+                             const __grid_constant__ CUtensorMap out_map, float* lse, AttentionInputs in, WorkOrder order) {
+#ifdef HOPPER_CODE
+    using F = Forward<HS>;
+    DYNAMIC_SHARED(typename F::Shared, shared);
+    if (threadIdx.x == 0) {
+        tma_prefetch(q_map), tma_prefetch(kv_map), tma_prefetch(out_map);
+        init_ring(shared->q_ring, F::consumers);
+        init_ring(shared->k_ring, F::consumers), init_ring(shared->v_ring, F::consumers);
+        mbarrier_fence();
+    }
+    __syncthreads();
+    const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);  // the compiler sees that a warp goes one way
+    if (warpgroup == 0) {
+        registers_decrease<F::producer_registers>();
+        if (threadIdx.x == 0) forward_producer<HS>(*shared, q_map, kv_map, in, order);
+    } else {
+        registers_increase<F::consumer_registers>();
+        forward_consumer<HS>(*shared, out_map, lse, in, order, warpgroup - 1);
+    }
+#else
+    __trap();
+#endif
+}
+
+// ---- backward --------------------------------------------------------------------------------------------------------------
+// What backward needs of 64 queries of a head. Rows past T have lse = infinity, so that their weights are 0.
+struct alignas(16) QueryStatistics {
+    float lse[64];      // in units of ln 2
+    float d[64];        // rowsum(dout out)
+    int first_key[64];  // doc_start
+};
+
+// A block per 64 queries of a head; HS / 8 lanes read a row.
+template <int HS>
+__global__ void __launch_bounds__(256)
+    attention_statistics_kernel(QueryStatistics* statistics /*(B, NH, tiles)*/, const bf16* dout, const bf16* out,
+                                const float* lse, AttentionInputs in, int tiles) {
+    constexpr int lanes = HS / 8;
+    const int tile = blockIdx.x % tiles, head = blockIdx.x / tiles, b = head / in.NH, h = head % in.NH,
+              lane = threadIdx.x % lanes;
+    for (int row = threadIdx.x / lanes; row < 64; row += 256 / lanes) {
+        const int t = tile * 64 + row, last = min(t, in.T - 1);
+        const size_t at = (((size_t)b * in.T + last) * in.NH + h) * HS + lane * 8;
+        const Pack<bf16> dy = load(dout + at), y = load(out + at);
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum = fmaf((float)dy[i], (float)y[i], sum);
+#pragma unroll
+        for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(all_lanes, sum, offset);
+        if (lane != 0) continue;
+        QueryStatistics& to = statistics[(size_t)head * tiles + tile];
+        to.lse[row] = t < in.T ? lse[(size_t)head * in.T + t] * log2_e : INFINITY;
+        to.d[row] = t < in.T ? sum : 0.0f;
+        to.first_key[row] = in.doc_start ? in.doc_start[(size_t)b * in.T + last] : 0;
+    }
+}
+
+// A block's 128 keys, in two warpgroups, against tiles of 64 queries.
+template <int HS>
+struct BackwardKeys {
+    static constexpr int consumers = 2, keys = 128, queries = 64, stages = HS == 64 ? 4 : 3;
+    struct Shared {
+        Tile<keys, HS> k, v;
+        Tile<queries, HS> q[stages], dout[stages];
+        QueryStatistics statistics[stages];
+        Ring<stages> ring;
+        uint64_t kv_full;
+    };
+};
+// A block's 128 queries, in two warpgroups, against tiles of 128 keys.
+template <int HS>
+struct BackwardQueries {
+    static constexpr int consumers = 2, queries = 128, keys = 128, stages = HS == 64 ? 4 : 2;
+    struct Shared {
+        Tile<queries, HS> q, dout;
+        Tile<keys, HS> k[stages], v[stages];
+        Ring<stages> ring;
+        uint64_t q_full;
+    };
+};
+constexpr int backward_threads = 384, backward_producer_registers = 24, backward_consumer_registers = 240;
+
+#ifdef HOPPER_CODE
+
+// The tiles of 64 queries that see any of the keys j0 .. j0 + n - 1: first .. end - 1. As documents do not begin earlier again,
+// the end is where they begin after these keys.
+struct QueryTiles {
+    int first, end;
+    __device__ QueryTiles(const AttentionInputs& in, int b, int j0, int n) : first(j0 / 64), end(ceil_div(in.T, 64)) {
+        if (!in.doc_start) return;
+        int low = first + 1;  // the first tile holds the keys' own queries
+        while (low < end) {
+            const int middle = (low + end) / 2;
+            if (in.doc_start[(size_t)b * in.T + middle * 64] >= j0 + n) end = middle;
+            else low = middle + 1;
+        }
+    }
+};
+
+template <int HS>
+__device__ void keys_producer(typename BackwardKeys<HS>::Shared& shared, const CUtensorMap& kv_map, const CUtensorMap& q_map,
+                              const CUtensorMap& dout_map, const QueryStatistics* statistics, const AttentionInputs& in, int b,
+                              int g, int j0) {
+    using K = BackwardKeys<HS>;
+    const int group = in.NH / in.NKV, tiles = ceil_div(in.T, 128) * 2;
+    mbarrier_arrive_expect(&shared.kv_full, sizeof shared.k + sizeof shared.v);
+    load_tile(shared.k, kv_map, &shared.kv_full, in.NH + g, j0, b);
+    load_tile(shared.v, kv_map, &shared.kv_full, in.NH + in.NKV + g, j0, b);
+    const QueryTiles range(in, b, j0, K::keys);
+    unsigned n = 0;
+    for (int h = g * group; h < (g + 1) * group; h++)
+        for (int tile = range.first; tile < range.end; tile++, n++) {
+            const unsigned stage = n % K::stages;
+            uint64_t* full = &shared.ring.full[stage];
+            wait_empty(shared.ring, n);
+            mbarrier_arrive_expect(full, sizeof shared.q[0] + sizeof shared.dout[0] + sizeof(QueryStatistics));
+            load_tile(shared.q[stage], q_map, full, h, tile * 64, b);
+            load_tile(shared.dout[stage], dout_map, full, h, tile * 64, b);
+            bulk_load(&shared.statistics[stage], statistics + ((size_t)b * in.NH + h) * tiles + tile, sizeof(QueryStatistics),
+                      full);
+        }
+}
+
+template <int HS>
+__device__ void keys_consumer(typename BackwardKeys<HS>::Shared& shared, const CUtensorMap& dkv_map, const AttentionInputs& in,
+                              int b, int g, int j0, int w) {
+    using K = BackwardKeys<HS>;
+    constexpr int N = K::queries;
+    const Place me;
+    const int group = in.NH / in.NKV, my_j0 = j0 + 64 * w;
+    const float scale = in.scale * log2_e;
+    const QueryTiles range(in, b, j0, K::keys);
+    float dk[HS / 2], dv[HS / 2], s[N / 2], dp[N / 2];
+    uint32_t p[N / 16][4], ds[N / 16][4];
+#pragma unroll
+    for (int i = 0; i < HS / 2; i++) dk[i] = dv[i] = 0;
+    mbarrier_wait(&shared.kv_full, 0);
+
+    unsigned n = 0;
+    uint64_t* held = nullptr;  // the stage whose products are under way
+    for (int h = g * group; h < (g + 1) * group; h++) {
+        const float slope = in.slopes ? in.slopes[h] * log2_e : 0.0f;
+        for (int tile = range.first; tile < range.end; tile++, n++) {
+            const unsigned stage = n % K::stages;
+            const int t0 = tile * 64;
+            wait_full(shared.ring, n);
+            if (t0 < my_j0) {  // these queries come before my keys (all of them: both are in steps of 64)
+                release(&shared.ring.empty[stage]);
+                continue;
+            }
+            const QueryStatistics& statistics = shared.statistics[stage];
+            wgmma_fence(s);
+            multiply_transposed(s, shared.k, 64 * w, shared.q[stage]);
+            wgmma_wait<1>(dk);  // the products of the tile before are done: p and ds are free before dp is needed
+            if (held) release(held);
+            held = &shared.ring.empty[stage];
+            wgmma_fence(dp);
+            multiply_transposed(dp, shared.v, 64 * w, shared.dout[stage]);
+            wgmma_wait<1>(s);
+
+            // s and dp: row = key, column = query.
+            const bool border = t0 < my_j0 + 63 || statistics.first_key[63] > my_j0;
+#pragma unroll
+            for (int i = 0; i < N / 8; i++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const int column = 8 * i + me.column + e, t = t0 + column;
+                    const float lse = statistics.lse[column];
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        float& x = s[4 * i + 2 * r + e];
+                        const int j = my_j0 + me.row + 8 * r;
+                        x = exp2_approximate(fmaf(x, scale, fmaf(slope, (float)(j - t), -lse)));
+                        if (border && (j > t || j < statistics.first_key[column])) x = 0;
+                    }
+                }
+            pack_operand<N>(p, s);
+            wgmma_fence(dv, p);
+            multiply(dv, p, shared.dout[stage], true);
+            wgmma_wait<1>(dp);
+#pragma unroll
+            for (int i = 0; i < N / 8; i++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const float d = statistics.d[8 * i + me.column + e];
+#pragma unroll
+                    for (int r = 0; r < 2; r++) dp[4 * i + 2 * r + e] = s[4 * i + 2 * r + e] * (dp[4 * i + 2 * r + e] - d);
+                }
+            pack_operand<N>(ds, dp);
+            wgmma_fence(dk, ds);
+            multiply(dk, ds, shared.q[stage], true);
+        }
+    }
+    wgmma_wait<0>(dk);
+    wgmma_wait<0>(dv);
+
+    // My rows of k and v were read by nobody else: the results leave through them.
+    const float one[2] = {1.0f, 1.0f}, scales[2] = {in.scale, in.scale};
+    stage_rows(shared.k, 64 * w, dk, scales, me);
+    stage_rows(shared.v, 64 * w, dv, one, me);
+    fence_proxy_async();
+    named_barrier_sync(1 + w, 128);
+    if (threadIdx.x % 128 == 0) {
+        for (int i = 0; i < HS / slab; i++) {
+            tma_store(dkv_map, &shared.k.data[i][64 * w][0], 0, my_j0, (in.NH + g) * (HS / slab) + i, b);
+            tma_store(dkv_map, &shared.v.data[i][64 * w][0], 0, my_j0, (in.NH + in.NKV + g) * (HS / slab) + i, b);
+        }
+        tma_store_commit();
+        tma_store_wait<0>();
+    }
+}
+
+template <int HS>
+__device__ void queries_producer(typename BackwardQueries<HS>::Shared& shared, const CUtensorMap& q_map,
+                                 const CUtensorMap& dout_map, const CUtensorMap& kv_map, const AttentionInputs& in, int b,
+                                 int h, int t0) {
+    using Q = BackwardQueries<HS>;
+    const int g = h / (in.NH / in.NKV);
+    mbarrier_arrive_expect(&shared.q_full, sizeof shared.q + sizeof shared.dout);
+    load_tile(shared.q, q_map, &shared.q_full, h, t0, b);
+    load_tile(shared.dout, dout_map, &shared.q_full, h, t0, b);
+    const KeyTiles range(in, b, t0, Q::queries, Q::keys);
+    for (int j = range.first; j <= range.last; j++) {
+        const unsigned n = j - range.first, stage = n % Q::stages;
+        uint64_t* full = &shared.ring.full[stage];
+        wait_empty(shared.ring, n);
+        mbarrier_arrive_expect(full, sizeof shared.k[0] + sizeof shared.v[0]);
+        load_tile(shared.k[stage], kv_map, full, in.NH + g, j * Q::keys, b);
+        load_tile(shared.v[stage], kv_map, full, in.NH + in.NKV + g, j * Q::keys, b);
+    }
+}
+
+template <int HS>
+__device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, const CUtensorMap& dq_map,
+                                 const QueryStatistics* statistics, const AttentionInputs& in, int b, int h, int t0, int w) {
+    using Q = BackwardQueries<HS>;
+    constexpr int N = Q::keys;
+    const Place me;
+    const int my_t0 = t0 + 64 * w;
+    const KeyTiles range(in, b, t0, Q::queries, N);
+    const bool idle = my_t0 >= in.T;  // past the sequence's end
+    KeyTiles mine = range;
+    if (idle) mine.last = mine.first - 1;
+    else mine = KeyTiles(in, b, my_t0, 64, N);
+    const Queries queries(in, b, my_t0, me);
+    const float scale = in.scale * log2_e, slope = in.slopes ? in.slopes[h] * log2_e : 0.0f;
+    const QueryStatistics& of_rows = statistics[((size_t)b * in.NH + h) * (ceil_div(in.T, 128) * 2) + my_t0 / 64];
+    const float lse[2] = {of_rows.lse[me.row], of_rows.lse[me.row + 8]}, d[2] = {of_rows.d[me.row], of_rows.d[me.row + 8]};
+    float dq[HS / 2], s[N / 2], dp[N / 2];
+    uint32_t ds[N / 16][4];
+#pragma unroll
+    for (int i = 0; i < HS / 2; i++) dq[i] = 0;
+    mbarrier_wait(&shared.q_full, 0);
+
+    uint64_t* held = nullptr;  // the stage whose products are under way
+    for (int j = range.first; j <= range.last; j++) {
+        const unsigned n = j - range.first, stage = n % Q::stages;
+        const int j0 = j * N;
+        wait_full(shared.ring, n);
+        if (j < mine.first || j > mine.last) {
+            release(&shared.ring.empty[stage]);
+            continue;
+        }
+        wgmma_fence(s);
+        multiply_transposed(s, shared.q, 64 * w, shared.k[stage]);
+        wgmma_wait<1>(dq);  // the last product of the tile before is done: ds is free before dp is needed
+        if (held) release(held);
+        held = &shared.ring.empty[stage];
+        wgmma_fence(dp);
+        multiply_transposed(dp, shared.dout, 64 * w, shared.v[stage]);
+        wgmma_wait<1>(s);
+        const bool border = queries.border(j0, N);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float bias = fmaf(slope, (float)(j0 + me.column - queries.t[r]), -lse[r]);
+#pragma unroll
+            for (int i = 0; i < N / 8; i++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float& x = s[4 * i + 2 * r + e];
+                    x = exp2_approximate(fmaf(x, scale, fmaf(slope, (float)(8 * i + e), bias)));
+                    if (border && !queries.sees(r, j0 + 8 * i + me.column + e)) x = 0;
+                }
+        }
+        wgmma_wait<0>(dp);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) dp[i] = s[i] * (dp[i] - d[i / 2 % 2]);
+        pack_operand<N>(ds, dp);
+        wgmma_fence(dq, ds);
+        multiply(dq, ds, shared.k[stage], true);
+    }
+    wgmma_wait<0>(dq);
+
+    const float scales[2] = {in.scale, in.scale};
+    stage_rows(shared.q, 64 * w, dq, scales, me);  // my rows of q were read by nobody else
+    fence_proxy_async();
+    named_barrier_sync(1 + w, 128);
+    if (threadIdx.x % 128 == 0) {
+        for (int i = 0; i < HS / slab; i++) tma_store(dq_map, &shared.q.data[i][64 * w][0], 0, my_t0, h * (HS / slab) + i, b);
+        tma_store_commit();
+        tma_store_wait<0>();
+    }
+}
+
+#endif
+
+template <int HS>
+__global__ void __launch_bounds__(backward_threads, 1)
+    attention_backward_keys_kernel(const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap q_map,
+                                   const __grid_constant__ CUtensorMap dout_map, const __grid_constant__ CUtensorMap dkv_map,
+                                   const QueryStatistics* statistics, AttentionInputs in, WorkOrder order) {
+#ifdef HOPPER_CODE
+    using K = BackwardKeys<HS>;
+    DYNAMIC_SHARED(typename K::Shared, shared);
+    int tile, head;
+    order.item(blockIdx.x, tile, head);  // the first keys are seen by most queries: long items come first
+    const int b = head / in.NKV, g = head % in.NKV, j0 = tile * K::keys;
+    if (threadIdx.x == 0) {
+        tma_prefetch(kv_map), tma_prefetch(q_map), tma_prefetch(dout_map), tma_prefetch(dkv_map);
+        mbarrier_init(&shared->kv_full, 1), init_ring(shared->ring, K::consumers);
+        mbarrier_fence();
+    }
+    __syncthreads();
+    const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
+    if (warpgroup == 0) {
+        registers_decrease<backward_producer_registers>();
+        if (threadIdx.x == 0) keys_producer<HS>(*shared, kv_map, q_map, dout_map, statistics, in, b, g, j0);
+    } else {
+        registers_increase<backward_consumer_registers>();
+        keys_consumer<HS>(*shared, dkv_map, in, b, g, j0, warpgroup - 1);
+    }
+#else
+    __trap();
+#endif
+}
+
+template <int HS>
+__global__ void __launch_bounds__(backward_threads, 1)
+    attention_backward_queries_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
+                                      const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dq_map,
+                                      const QueryStatistics* statistics, AttentionInputs in, WorkOrder order) {
+#ifdef HOPPER_CODE
+    using Q = BackwardQueries<HS>;
+    DYNAMIC_SHARED(typename Q::Shared, shared);
+    int tile, head;
+    order.item(blockIdx.x, tile, head);
+    const int b = head / in.NH, h = head % in.NH, t0 = (order.tiles - 1 - tile) * Q::queries;  // long items come first
+    if (threadIdx.x == 0) {
+        tma_prefetch(q_map), tma_prefetch(dout_map), tma_prefetch(kv_map), tma_prefetch(dq_map);
+        mbarrier_init(&shared->q_full, 1), init_ring(shared->ring, Q::consumers);
+        mbarrier_fence();
+    }
+    __syncthreads();
+    const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
+    if (warpgroup == 0) {
+        registers_decrease<backward_producer_registers>();
+        if (threadIdx.x == 0) queries_producer<HS>(*shared, q_map, dout_map, kv_map, in, b, h, t0);
+    } else {
+        registers_increase<backward_consumer_registers>();
+        queries_consumer<HS>(*shared, dq_map, statistics, in, b, h, t0, warpgroup - 1);
+    }
+#else
+    __trap();
+#endif
+}
+
+// ---- host ------------------------------------------------------------------------------------------------------------------
+// x (B, T, heads, HS) for tiles of `rows` tokens and `slabs` slabs of one head: column of a slab | token | slab | sequence.
+inline CUtensorMap head_map(const bf16* x, int B, int T, int heads, int HS, int rows, int slabs) {
+    const uint64_t token = (uint64_t)heads * HS * sizeof(bf16);
+    return tensor_map<4>(x, {slab, (uint64_t)T, (uint64_t)heads * HS / slab, (uint64_t)B},
+                         {token, slab * sizeof(bf16), token * T}, {slab, (uint32_t)rows, (uint32_t)slabs, 1});
+}
+
+// Heads of which a section is made: what they all read together (bytes_per_head) should stay in the L2 cache.
+inline WorkOrder work_order(int T, int rows, size_t heads, size_t bytes_per_head) {
+    constexpr size_t l2_bytes = 32 << 20;  // of 50 MB, some of which other data pass through
+    const size_t tiles = ceil_div(T, rows), section = std::min(heads, std::max<size_t>(1, l2_bytes / bytes_per_head));
+    CHECK(tiles * heads <= 0x7fffffff, "%zu tiles of %zu heads", tiles, heads);
+    return {(int)tiles, (int)heads, (int)section};
+}
+
+template <int HS>
+void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, int B, const AttentionInputs& in) {
+    using F = Forward<HS>;
+    const int heads = in.NH + 2 * in.NKV, slabs = HS / slab;
+    const CUtensorMap q_map = head_map(qkv, B, in.T, heads, HS, F::rows, slabs),
+                      kv_map = head_map(qkv, B, in.T, heads, HS, F::keys, slabs),
+                      out_map = head_map(out, B, in.T, in.NH, HS, 64, slabs);
+    const size_t kv_bytes = (size_t)in.T * HS * 2 * sizeof(bf16) * in.NKV / in.NH;
+    const WorkOrder order = work_order(in.T, F::rows, (size_t)B * in.NH, std::max<size_t>(kv_bytes, 1));
+    LAUNCH((attention_forward_kernel<HS>), std::min(order.items(), ctx.multiprocessors), F::threads, sizeof(typename F::Shared),
+           ctx, q_map, kv_map, out_map, lse, in, order);
+}
+
+template <int HS>
+void run_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const bf16* out, const real* lse, const bf16* qkv, int B,
+                  const AttentionInputs& in) {
+    using K = BackwardKeys<HS>;
+    using Q = BackwardQueries<HS>;
+    const int T = in.T, heads = in.NH + 2 * in.NKV, slabs = HS / slab, tiles = ceil_div(T, 128) * 2;
+    const size_t n_heads = (size_t)B * in.NH;
+    auto* statistics = (QueryStatistics*)ctx.scratch(n_heads * tiles * sizeof(QueryStatistics));
+    LAUNCH((attention_statistics_kernel<HS>), (unsigned)(n_heads * tiles), 256, 0, ctx, statistics, dout, out, lse, in, tiles);
+
+    const CUtensorMap tiles_128 = head_map(qkv, B, T, heads, HS, 128, slabs),
+                      tiles_64 = head_map(qkv, B, T, heads, HS, 64, slabs);
+    const CUtensorMap dout_128 = head_map(dout, B, T, in.NH, HS, 128, slabs),
+                      dout_64 = head_map(dout, B, T, in.NH, HS, 64, slabs);
+    const CUtensorMap dqkv_map = head_map(dqkv, B, T, heads, HS, 64, 1);
+    const size_t pair_bytes = (size_t)T * HS * 2 * sizeof(bf16);  // keys and values, or queries and their gradients, of a head
+    const WorkOrder by_keys = work_order(T, K::keys, (size_t)B * in.NKV, pair_bytes * (in.NH / in.NKV));
+    LAUNCH((attention_backward_keys_kernel<HS>), by_keys.items(), backward_threads, sizeof(typename K::Shared), ctx, tiles_128,
+           tiles_64, dout_64, dqkv_map, statistics, in, by_keys);
+    const WorkOrder by_queries = work_order(T, Q::queries, n_heads, std::max<size_t>(1, pair_bytes * in.NKV / in.NH));
+    LAUNCH((attention_backward_queries_kernel<HS>), by_queries.items(), backward_threads, sizeof(typename Q::Shared), ctx,
+           tiles_128, dout_128, tiles_128, dqkv_map, statistics, in, by_queries);
+}
+
+}  // namespace gpu::hopper
+
+namespace gpu {
+
+inline bool attention_hopper_takes(const Ctx& ctx, int HS) { return ctx.capability == 90 && (HS == 64 || HS == 128); }
+
+inline void attention_forward_hopper(Ctx& ctx, bf16* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
+                                     const bf16* qkv /*(B, T, NH + 2*NKV, HS)*/, const real* slopes, const int* doc_start,
+                                     int B, int T, int NH, int NKV, int HS, real scale) {
+    CHECK(attention_hopper_takes(ctx, HS), "head size %d on capability %d", HS, ctx.capability);
+    CHECK(scale > 0, "the largest score is sought before scaling");
+    const hopper::AttentionInputs in{T, NH, NKV, scale, slopes, doc_start};
+    if (HS == 64) hopper::run_forward<64>(ctx, out, lse, qkv, B, in);
+    else hopper::run_forward<128>(ctx, out, lse, qkv, B, in);
+}
+
+inline void attention_backward_hopper(Ctx& ctx, bf16* dqkv /*(B, T, NH + 2*NKV, HS)*/, const bf16* dout /*(B, T, NH, HS)*/,
+                                      const bf16* out, const real* lse, const bf16* qkv, const real* slopes,
+                                      const int* doc_start, int B, int T, int NH, int NKV, int HS, real scale) {
+    CHECK(attention_hopper_takes(ctx, HS), "head size %d on capability %d", HS, ctx.capability);
+    const hopper::AttentionInputs in{T, NH, NKV, scale, slopes, doc_start};
+    if (HS == 64) hopper::run_backward<64>(ctx, dqkv, dout, out, lse, qkv, B, in);
+    else hopper::run_backward<128>(ctx, dqkv, dout, out, lse, qkv, B, in);
+}
+
+}  // namespace gpu

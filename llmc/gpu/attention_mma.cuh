@@ -1,0 +1,482 @@
+// Flash attention on tensor cores through mma.sync: bf16, head sizes 64, 80, 96 and 128, GPUs of capability 8.0 and later
+// (FlashAttention-2: Dao, 2023). The maths, and the derivation of backward, are in llmc/cpu/attention.h.
+//
+// Three kernels, one shape: a block keeps a tile of rows in shared memory, each of its warps owns 16 M of them, and the other
+// side passes by in tiles of N rows, two buffers deep: cp.async fills one while the other is multiplied.
+//   forward   queries stay, keys and values pass     S = Q K^T, P = exp(S - max), O += P V
+//   dq        queries and dout stay, k and v pass    S, dP = dO V^T, dS = P (dP - D), dQ += dS K
+//   dk, dv    keys and values stay, q and dout pass  S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q
+// Each has the shape of A B^T (operands as they lie in memory), then weights, then weights times B. The sums of the first
+// product are spread over the lanes of a warp just as the second wants its left operand, so weights stay in registers; and as
+// dk and dv work with S^T, so do theirs. A block of the last kernel walks the queries of all heads of its group.
+//
+// Precision: bf16 operands, fp32 sums and softmax; P and dS are rounded to bf16 as operands. 2^x by the special unit, on scores
+// that were scaled by log2(e): a relative error of 2^-22, plus 2^-24 per unit of |score|.
+// Determinism: no atomics; each output is summed by one warp in one order.
+// Cost: 2 and 7 products of T^2/2 HS multiply-adds per head (5 would do if dq and dk/dv shared S and dP, which takes atomics or
+// an order among blocks). A right operand is read from shared memory once per warp, 512 bytes for 2 M mma: at M = 1 that takes
+// about as long as the mma themselves on an A100, at M = 2 half as long. Not yet measured on a GPU.
+// Shared memory: at most 97 KB per block, to fit in the 99 KB of GPUs of capability 8.6, 8.9 and 12.0.
+#pragma once
+#include "attention_simple.cuh"
+#include "tensor.cuh"
+
+namespace gpu {
+namespace mma {
+
+// Tile shapes: M and N as large as the registers of all architectures allow without spilling.
+template <int HS>
+struct Forward {
+    static constexpr int warps = 4, M = 2, N = HS <= 64 ? 64 : 32, rows = 16 * M * warps;
+    static constexpr size_t bytes = sizeof(bf16) * HS * (rows + 2 * 2 * N);
+};
+template <int HS>
+struct BackwardQueries {
+    static constexpr int warps = HS <= 96 ? 4 : 8, M = HS <= 96 ? 2 : 1, N = 32, rows = 16 * M * warps;
+    static constexpr size_t bytes = sizeof(bf16) * HS * (2 * rows + 2 * 2 * N);
+};
+template <int HS>
+struct BackwardKeys {
+    static constexpr int warps = HS <= 64 ? 4 : 8, M = 1, N = 32, rows = 16 * M * warps;
+    static constexpr size_t bytes = sizeof(bf16) * HS * (2 * rows + 2 * 2 * N) + 2 * N * sizeof(RowInfo);
+};
+
+// ---- tiles in shared memory ------------------------------------------------------------------------------------------------
+// Where a chunk of 8 elements (16 bytes) of a row lies in a tile. ldmatrix reads the same chunk of 8 rows at once, which must
+// lie in 8 different groups of 4 banks. With rows of HS/8 = odd * 2^k chunks, rows 8/2^k apart would fall on the same group;
+// exchanging chunks by exclusive-or with the number of such a step, modulo 2^k, takes them apart.
+template <int HS>
+constexpr int tile_steps = (HS / 8 & -(HS / 8)) < 8 ? (HS / 8 & -(HS / 8)) : 8;  // 2^k
+
+template <int HS>
+HD constexpr int tile_exchange(int row) {
+    constexpr int steps = tile_steps<HS>;
+    return row / (8 / steps) % steps;
+}
+template <int HS>
+HD constexpr int tile_offset(int row, int chunk) {
+    return row * HS + (chunk ^ tile_exchange<HS>(row)) * 8;
+}
+
+// tile_offset(row + 16 i, chunk + c) for a lane's own row and chunk (0 or 1), and i and an even c that the compiler knows: what
+// depends on the lane is worked out once, the rest becomes part of the instruction.
+template <int HS>
+struct LaneOffset {
+    int row_offset, exchange;
+    __device__ LaneOffset(int row, int chunk) : row_offset(row * HS), exchange(chunk ^ tile_exchange<HS>(row)) {}
+    __device__ int operator()(int i, int c) const {
+        constexpr int steps = tile_steps<HS>;
+        return row_offset + 16 * i * HS + c / steps * steps * 8 + (c % steps ^ exchange) * 8;
+    }
+};
+
+// Starts copying rows [first, first + rows) of a head into a tile; rows from `end` on become zeros.
+template <int HS, int rows, int threads>
+__device__ __forceinline__ void copy_tile(bf16* tile, const bf16* head, size_t row_size, int first, int end) {
+    constexpr int chunks = HS / 8, at_once = threads / chunks;  // rows; some threads are left over if HS is 80 or 96
+    const int my_row = (int)threadIdx.x / chunks, chunk = (int)threadIdx.x % chunks;
+    const bf16* from = head + (size_t)(first + my_row) * row_size + chunk * 8;
+    if (my_row < at_once)
+#pragma unroll
+        for (int r = 0; r < rows; r += at_once) {
+            const int row = r + my_row;
+            if (rows % at_once == 0 || row < rows)
+                copy_async_16(tile + tile_offset<HS>(row, chunk), from + (size_t)r * row_size, first + row < end);
+        }
+}
+
+// ---- products of a warp ----------------------------------------------------------------------------------------------------
+// Fragments are described in tensor.cuh. In sums of 16 M rows, lane (g, t) has rows 16 m + g and 16 m + g + 8, and of each 8
+// columns 2t and 2t + 1.
+
+// c (16 M, N) = a (16 M, HS) b (N, HS)^T, both tiles in shared memory.
+template <int HS, int M, int N>
+__device__ __forceinline__ void product_transposed(float (&c)[M][N / 8][4], const bf16* a, const bf16* b) {
+    const int lane = threadIdx.x % 32;
+    const LaneOffset<HS> of_left(lane % 16, lane / 16), of_right(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N / 8; n++) c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0;
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+        uint32_t left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) ldmatrix_x4(left[m], a + of_left(m, 2 * k));
+#pragma unroll
+        for (int n = 0; n < N / 16; n++) {
+            uint32_t right[4];
+            ldmatrix_x4(right, b + of_right(n, 2 * k));
+            const uint32_t even[2] = {right[0], right[1]}, odd[2] = {right[2], right[3]};
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_m16n8k16(c[m][2 * n], left[m], even, c[m][2 * n]);
+                mma_m16n8k16(c[m][2 * n + 1], left[m], odd, c[m][2 * n + 1]);
+            }
+        }
+    }
+}
+
+// c (16 M, HS) += w (16 M, N) b (N, HS); w is the result of product_transposed, rounded to bf16.
+template <int HS, int M, int N>
+__device__ __forceinline__ void add_product(float (&c)[M][HS / 8][4], const float (&w)[M][N / 8][4], const bf16* b) {
+    const LaneOffset<HS> of_right(threadIdx.x % 16, threadIdx.x % 32 / 16);
+#pragma unroll
+    for (int k = 0; k < N / 16; k++) {
+        uint32_t left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float* pair = &w[m][2 * k + i / 2][i % 2 * 2];
+                left[m][i] = pack_bf16(pair[0], pair[1]);
+            }
+#pragma unroll
+        for (int n = 0; n < HS / 16; n++) {
+            uint32_t right[4];
+            ldmatrix_x4_trans(right, b + of_right(k, 2 * n));
+            const uint32_t even[2] = {right[0], right[1]}, odd[2] = {right[2], right[3]};
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_m16n8k16(c[m][2 * n], left[m], even, c[m][2 * n]);
+                mma_m16n8k16(c[m][2 * n + 1], left[m], odd, c[m][2 * n + 1]);
+            }
+        }
+    }
+}
+
+// Row and column of each number that a lane holds of a sum of 16 M rows.
+__device__ __forceinline__ int lane_row(int m, int i) { return 16 * m + i / 2 * 8 + (int)threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int lane_column(int n, int i) { return 8 * n + (int)threadIdx.x % 4 * 2 + i % 2; }
+
+// s = scale s + slope (column - row + distance)
+template <int M, int N>
+__device__ __forceinline__ void add_bias(float (&s)[M][N][4], float scale, float slope, int distance) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float bias = slope * (float)(lane_column(0, i) - lane_row(m, i) + distance);
+#pragma unroll
+            for (int n = 0; n < N; n++) s[m][n][i] = s[m][n][i] * scale + (bias + slope * (float)(8 * n));
+        }
+}
+
+// s = -inf where hidden(row, column)
+template <int M, int N, class Hidden>
+__device__ __forceinline__ void mask(float (&s)[M][N][4], Hidden hidden) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (hidden(lane_row(m, i), lane_column(n, i))) s[m][n][i] = -INFINITY;
+}
+
+// Rounds factor * c to bf16 and stores the rows below `end`, 16 bytes at a time, by way of `tile`: 16 M rows that no other warp
+// uses.
+template <int HS, int M>
+__device__ __forceinline__ void store_rows(bf16* head, size_t row_size, int first, int end, const float (&c)[M][HS / 8][4],
+                                           const float (&factor)[M][2], bf16* tile) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();  // all lanes have read what the tile held
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < HS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                *reinterpret_cast<uint32_t*>(tile + tile_offset<HS>(16 * m + 8 * i + lane / 4, n) + lane % 4 * 2) =
+                    pack_bf16(c[m][n][2 * i] * factor[m][i], c[m][n][2 * i + 1] * factor[m][i]);
+    __syncwarp();
+    constexpr int chunks = HS / 8;
+    for (int i = lane; i < 16 * M * chunks; i += 32) {
+        const int row = i / chunks, chunk = i % chunks;
+        if (first + row < end)
+            store(head + (size_t)(first + row) * row_size + chunk * 8, load(tile + tile_offset<HS>(row, chunk)));
+    }
+}
+
+// ---- forward ---------------------------------------------------------------------------------------------------------------
+template <int HS>
+__global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
+    attention_forward(bf16* out, float* lse, const bf16* qkv, const float* slopes, const int* doc_start, AttentionShape a,
+                      BlockOrder order) {
+    using F = Forward<HS>;
+    constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
+    DYNAMIC_SHARED(bf16, shared);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const auto keys = [&](int stage) { return shared + (F::rows + stage * 2 * N) * HS; };
+    const auto values = [&](int stage) { return shared + (F::rows + stage * 2 * N + N) * HS; };
+    const BlockOrder::Task task = order.task(blockIdx.x);
+    const int b = task.head / a.NH, h = task.head % a.NH, g = h / a.group();
+    const int t0 = (order.tiles - 1 - task.place) * F::rows, t_end = min(t0 + F::rows, a.T);
+    const int* docs = doc_start ? doc_start + (size_t)b * a.T : nullptr;
+    // The warp's rows, and the first keys that they see; rows past the end see what the last one sees, and are not written.
+    const int t_first = t0 + warp * 16 * M, t_last = t_first + 16 * M - 1;
+    const int first_of_first = docs ? docs[min(t_first, a.T - 1)] : 0, first_of_last = docs ? docs[min(t_last, a.T - 1)] : 0;
+
+    const auto copy_stage = [&](int stage, int j0) {
+        copy_tile<HS, N, threads>(keys(stage), qkv + a.key(b, 0, g), a.row(), j0, a.T);
+        copy_tile<HS, N, threads>(values(stage), qkv + a.value(b, 0, g), a.row(), j0, a.T);
+        copy_async_commit();
+    };
+    bf16* queries = shared;
+    copy_tile<HS, F::rows, threads>(queries, qkv + a.query(b, 0, h), a.row(), t0, a.T);
+    // doc_start does not decrease within a sequence, so the block's first row sees furthest back.
+    int j0 = docs ? docs[t0] / N * N : 0, stage = 0;
+    copy_stage(stage, j0);
+
+    // Scores are kept so that 2^(factor * s) is their exponential: with ALiBi they are scaled before the bias is added.
+    const float scale = a.scale * log2_e, slope = slopes ? slopes[h] * log2_e : 0.0f, factor = slopes ? 1.0f : scale;
+    float o[M][HS / 8][4] = {}, top[M][2], sum[M][2] = {};  // sum: of the lane's own columns
+#pragma unroll
+    for (int m = 0; m < M; m++) top[m][0] = top[m][1] = -INFINITY;
+
+    for (; j0 < t_end; j0 += N, stage ^= 1) {
+        copy_async_wait<0>();
+        __syncthreads();  // this stage has arrived, and all warps are done with the other one
+        if (j0 + N < t_end) copy_stage(stage ^ 1, j0 + N);
+        if (j0 > t_last || j0 + N <= first_of_first) continue;  // no row of this warp sees any of these keys
+
+        float s[M][N / 8][4];
+        product_transposed<HS, M, N>(s, queries + warp * 16 * M * HS, keys(stage));
+        if (slopes) add_bias(s, scale, slope, j0 - t_first);
+        if (j0 + N - 1 > t_first || j0 < first_of_last)
+            mask(s, [&](int row, int column) {
+                const int t = t_first + row, j = j0 + column;
+                return j > t || j < (docs ? docs[min(t, a.T - 1)] : 0);
+            });
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float highest = top[m][i];
+#pragma unroll
+                for (int n = 0; n < N / 8; n++) highest = fmaxf(highest, fmaxf(s[m][n][2 * i], s[m][n][2 * i + 1]));
+                highest = fmaxf(highest, __shfl_xor_sync(all_lanes, highest, 1));
+                highest = fmaxf(highest, __shfl_xor_sync(all_lanes, highest, 2));
+                const float shift = highest == -INFINITY ? 0.0f : highest * factor;  // a row that has seen nothing yet
+                const float rescale = exp2_approx(top[m][i] * factor - shift);
+                top[m][i] = highest;
+                sum[m][i] *= rescale;
+#pragma unroll
+                for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++)
+                        sum[m][i] += s[m][n][2 * i + e] = exp2_approx(s[m][n][2 * i + e] * factor - shift);
+#pragma unroll
+                for (int n = 0; n < HS / 8; n++) o[m][n][2 * i] *= rescale, o[m][n][2 * i + 1] *= rescale;
+            }
+        add_product<HS, M, N>(o, s, values(stage));
+    }
+
+    float inverse[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float total = sum[m][i];
+            total += __shfl_xor_sync(all_lanes, total, 1);
+            total += __shfl_xor_sync(all_lanes, total, 2);
+            inverse[m][i] = 1 / total;
+            const int t = t_first + lane_row(m, 2 * i);
+            if (lane % 4 == 0 && t < a.T) lse[a.statistic(b, t, h)] = top[m][i] * factor * ln_2 + logf(total);
+        }
+    store_rows<HS, M>(out + a.output(b, 0, h), a.output_row(), t_first, a.T, o, inverse, queries + warp * 16 * M * HS);
+}
+
+// ---- backward --------------------------------------------------------------------------------------------------------------
+template <int HS>
+__global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
+    attention_backward_queries(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
+                               AttentionShape a, BlockOrder order) {
+    using F = BackwardQueries<HS>;
+    constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
+    DYNAMIC_SHARED(bf16, shared);
+    const int warp = threadIdx.x / 32;
+    bf16 *queries = shared, *douts = queries + F::rows * HS;
+    const auto keys = [&](int stage) { return shared + (2 * F::rows + stage * 2 * N) * HS; };
+    const auto values = [&](int stage) { return shared + (2 * F::rows + stage * 2 * N + N) * HS; };
+    const BlockOrder::Task task = order.task(blockIdx.x);
+    const int b = task.head / a.NH, h = task.head % a.NH, g = h / a.group();
+    const int t0 = (order.tiles - 1 - task.place) * F::rows, t_end = min(t0 + F::rows, a.T);
+    const int t_first = t0 + warp * 16 * M, t_last = t_first + 16 * M - 1;
+
+    const auto copy_stage = [&](int stage, int j0) {
+        copy_tile<HS, N, threads>(keys(stage), qkv + a.key(b, 0, g), a.row(), j0, a.T);
+        copy_tile<HS, N, threads>(values(stage), qkv + a.value(b, 0, g), a.row(), j0, a.T);
+        copy_async_commit();
+    };
+    copy_tile<HS, F::rows, threads>(queries, qkv + a.query(b, 0, h), a.row(), t0, a.T);
+    copy_tile<HS, F::rows, threads>(douts, dout + a.output(b, 0, h), a.output_row(), t0, a.T);
+    info += a.statistic(b, 0, h);
+    int j0 = info[t0].first_key / N * N, stage = 0;
+    copy_stage(stage, j0);
+
+    float lse_log2[M][2], correction[M][2];  // rows past the end: as the last, and not written
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const RowInfo& row = info[min(t_first + lane_row(m, 2 * i), a.T - 1)];
+            lse_log2[m][i] = row.lse_log2, correction[m][i] = row.correction;
+        }
+    const int first_of_first = info[min(t_first, a.T - 1)].first_key, first_of_last = info[min(t_last, a.T - 1)].first_key;
+
+    const float scale = a.scale * log2_e, slope = slopes ? slopes[h] * log2_e : 0.0f, factor = slopes ? 1.0f : scale;
+    float dq[M][HS / 8][4] = {};
+    for (; j0 < t_end; j0 += N, stage ^= 1) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (j0 + N < t_end) copy_stage(stage ^ 1, j0 + N);
+        if (j0 > t_last || j0 + N <= first_of_first) continue;
+
+        float s[M][N / 8][4], dp[M][N / 8][4];
+        product_transposed<HS, M, N>(s, queries + warp * 16 * M * HS, keys(stage));
+        product_transposed<HS, M, N>(dp, douts + warp * 16 * M * HS, values(stage));
+        if (slopes) add_bias(s, scale, slope, j0 - t_first);
+        if (j0 + N - 1 > t_first || j0 < first_of_last)
+            mask(s, [&](int row, int column) {
+                const int t = t_first + row, j = j0 + column;
+                return j > t || j < info[min(t, a.T - 1)].first_key;
+            });
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    s[m][n][i] = exp2_approx(s[m][n][i] * factor - lse_log2[m][i / 2]) * (dp[m][n][i] - correction[m][i / 2]);
+        add_product<HS, M, N>(dq, s, keys(stage));
+    }
+
+    float factors[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) factors[m][0] = factors[m][1] = a.scale;
+    store_rows<HS, M>(dqkv + a.query(b, 0, h), a.row(), t_first, a.T, dq, factors, queries + warp * 16 * M * HS);
+}
+
+template <int HS>
+__global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, HS <= 64 ? 3 : 1)
+    attention_backward_keys(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
+                            const int* doc_start, AttentionShape a, BlockOrder order) {
+    using F = BackwardKeys<HS>;
+    constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
+    static_assert(F::rows % N == 0, "the first tile of queries begins at the first key");
+    DYNAMIC_SHARED(bf16, shared);
+    const int warp = threadIdx.x / 32;
+    bf16 *keys = shared, *values = keys + F::rows * HS;
+    const auto queries = [&](int stage) { return shared + (2 * F::rows + stage * 2 * N) * HS; };
+    const auto douts = [&](int stage) { return shared + (2 * F::rows + stage * 2 * N + N) * HS; };
+    RowInfo* const infos = reinterpret_cast<RowInfo*>(shared + (2 * F::rows + 4 * N) * HS);
+    const BlockOrder::Task task = order.task(blockIdx.x);
+    const int b = task.head / a.NKV, g = task.head % a.NKV;
+    const int j0 = task.place * F::rows, j_first = j0 + warp * 16 * M, j_last = j_first + 16 * M - 1;
+    const int t_end = doc_start ? first_row_past(doc_start + (size_t)b * a.T, j0, a.T, j0 + F::rows) : a.T;
+
+    // Rows past the end are zero: their dout and correction are, so they add nothing, whatever their weights.
+    const auto copy_stage = [&](int stage, int h, int t0) {
+        copy_tile<HS, N, threads>(queries(stage), qkv + a.query(b, 0, h), a.row(), t0, a.T);
+        copy_tile<HS, N, threads>(douts(stage), dout + a.output(b, 0, h), a.output_row(), t0, a.T);
+        const int i = threadIdx.x;
+        if (i < N) copy_async_16(infos + stage * N + i, info + a.statistic(b, t0 + i, h), t0 + i < a.T);
+        copy_async_commit();
+    };
+    copy_tile<HS, F::rows, threads>(keys, qkv + a.key(b, 0, g), a.row(), j0, a.T);
+    copy_tile<HS, F::rows, threads>(values, qkv + a.value(b, 0, g), a.row(), j0, a.T);
+    int h = g * a.group(), t0 = j0, stage = 0;
+    const int h_end = h + a.group();
+    copy_stage(stage, h, t0);
+
+    const float scale = a.scale * log2_e, factor = slopes ? 1.0f : scale;
+    float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+    for (; h < h_end; stage ^= 1) {
+        copy_async_wait<0>();
+        __syncthreads();
+        const int this_t0 = t0;
+        const float slope = slopes ? slopes[h] * log2_e : 0.0f;
+        t0 += N;
+        if (t0 >= t_end) t0 = j0, h++;  // the next head of the group
+        if (h < h_end) copy_stage(stage ^ 1, h, t0);
+        const RowInfo* rows = infos + stage * N;
+        if (j_first > this_t0 + N - 1 || j_last < rows[0].first_key) continue;
+
+        float s[M][N / 8][4], dp[M][N / 8][4];  // S^T, dP^T: a row for each key
+        product_transposed<HS, M, N>(s, keys + warp * 16 * M * HS, queries(stage));
+        product_transposed<HS, M, N>(dp, values + warp * 16 * M * HS, douts(stage));
+        if (slopes) add_bias(s, scale, -slope, this_t0 - j_first);
+        if (j_last > this_t0 || j_first < rows[min(N, a.T - this_t0) - 1].first_key)
+            mask(s, [&](int row, int column) {
+                const int t = this_t0 + column, j = j_first + row;
+                return j > t || j < rows[column].first_key;
+            });
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const RowInfo& row = rows[lane_column(n, i)];
+                    s[m][n][i] = exp2_approx(s[m][n][i] * factor - row.lse_log2);
+                    dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - row.correction);
+                }
+        add_product<HS, M, N>(dv, s, douts(stage));
+        add_product<HS, M, N>(dk, dp, queries(stage));
+    }
+
+    float scales[M][2], ones[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++) scales[m][0] = scales[m][1] = a.scale, ones[m][0] = ones[m][1] = 1;
+    store_rows<HS, M>(dqkv + a.key(b, 0, g), a.row(), j_first, a.T, dk, scales, keys + warp * 16 * M * HS);
+    store_rows<HS, M>(dqkv + a.value(b, 0, g), a.row(), j_first, a.T, dv, ones, values + warp * 16 * M * HS);
+}
+
+// ---- launches --------------------------------------------------------------------------------------------------------------
+template <int HS>
+void launch_forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const float* slopes, const int* doc_start,
+                    const AttentionShape& a) {
+    using F = Forward<HS>;
+    const BlockOrder order = block_order(ceil_div(a.T, F::rows), (size_t)a.B * a.NH, a.group(), 2 * sizeof(bf16) * a.T * HS);
+    LAUNCH(attention_forward<HS>, order.blocks(), 32 * F::warps, F::bytes, ctx, out, lse, qkv, slopes, doc_start, a, order);
+}
+
+template <int HS>
+void launch_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
+                     const int* doc_start, const AttentionShape& a) {
+    using Q = BackwardQueries<HS>;
+    using K = BackwardKeys<HS>;
+    const size_t bytes = 2 * sizeof(bf16) * a.T * HS;  // keys and values of a head, or its queries and dout
+    const BlockOrder of_keys = block_order(ceil_div(a.T, K::rows), (size_t)a.B * a.NKV, 1, bytes * a.group());
+    const BlockOrder of_queries = block_order(ceil_div(a.T, Q::rows), (size_t)a.B * a.NH, a.group(), bytes);
+    LAUNCH(attention_backward_keys<HS>, of_keys.blocks(), 32 * K::warps, K::bytes, ctx, dqkv, dout, info, qkv, slopes,
+           doc_start, a, of_keys);
+    LAUNCH(attention_backward_queries<HS>, of_queries.blocks(), 32 * Q::warps, Q::bytes, ctx, dqkv, dout, info, qkv, slopes, a,
+           of_queries);
+}
+
+}  // namespace mma
+
+inline bool attention_mma_takes(int HS) { return HS == 64 || HS == 80 || HS == 96 || HS == 128; }
+
+inline void attention_forward_mma(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const float* slopes, const int* doc_start,
+                                  const AttentionShape& a) {
+    const auto launch = a.HS == 64   ? mma::launch_forward<64>
+                        : a.HS == 80 ? mma::launch_forward<80>
+                        : a.HS == 96 ? mma::launch_forward<96>
+                                     : mma::launch_forward<128>;
+    launch(ctx, out, lse, qkv, slopes, doc_start, a);
+}
+
+inline void attention_backward_mma(Ctx& ctx, bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv,
+                                   const float* slopes, const int* doc_start, const AttentionShape& a) {
+    const RowInfo* info = compute_row_info(ctx, dout, out, lse, doc_start, a);
+    const auto launch = a.HS == 64   ? mma::launch_backward<64>
+                        : a.HS == 80 ? mma::launch_backward<80>
+                        : a.HS == 96 ? mma::launch_backward<96>
+                                     : mma::launch_backward<128>;
+    launch(ctx, dqkv, dout, info, qkv, slopes, doc_start, a);
+}
+
+}  // namespace gpu

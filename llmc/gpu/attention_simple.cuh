@@ -1,0 +1,373 @@
+// Attention for any head size up to 256 and both precisions, with ordinary multiplications: the GPU's plain statement of what
+// llmc/cpu/attention.h derives, and what the fast kernels (attention_mma.cuh) share with it: where heads lie, the order of
+// blocks, what backward needs to know of a row.
+//
+// A warp owns 4 rows: queries (forward, dq) or keys (dk and dv). The block walks the tiles of 32 keys (or queries) that any of
+// its rows has to do with. Scores: each lane owns one row of the tile and multiplies it with the warp's rows. Sums over the
+// tile: each lane owns every 32nd element of the head and reads the weights, which the lanes left in shared memory.
+// fp32 throughout: tiles are widened when they are loaded. No atomics; each output is summed in one order by one warp.
+// Cost: forward 2, backward 7 products (dq and dk/dv each compute the scores again) of T^2/2 HS multiply-adds per head; bound
+// by reading shared memory, about one load per multiply-add. For fp32 and unusual head sizes; not meant to be fast.
+#pragma once
+#include <algorithm>
+#include <cmath>
+
+#include "../ops.h"
+#include "device.cuh"
+
+namespace gpu {
+
+// ---- shared by all attention kernels ---------------------------------------------------------------------------------------
+constexpr float log2_e = 1.44269504088896f, ln_2 = 0.693147180559945f;
+
+// Where heads lie in the fused projection (B, T, NH + 2*NKV, HS).
+struct AttentionShape {
+    int B, T, NH, NKV, HS;
+    float scale;
+    HD int group() const { return NH / NKV; }
+    HD size_t row() const { return (size_t)(NH + 2 * NKV) * HS; }
+    HD size_t query(int b, int t, int h) const { return ((size_t)b * T + t) * row() + (size_t)h * HS; }
+    HD size_t key(int b, int t, int g) const { return query(b, t, NH + g); }
+    HD size_t value(int b, int t, int g) const { return query(b, t, NH + NKV + g); }
+    HD size_t output_row() const { return (size_t)NH * HS; }
+    HD size_t output(int b, int t, int h) const { return ((size_t)b * T + t) * output_row() + (size_t)h * HS; }
+    HD size_t statistic(int b, int t, int h) const { return ((size_t)b * NH + h) * T + t; }
+};
+
+// Which tile of which head a block works on. Blocks start in the order of their number. Long tiles come first (place 0: the
+// last queries, which see the most keys, or the first keys, which most queries see), so that none starts when the others are
+// about to finish. But tiles of one head read the same memory: so heads go in sections that fit in the L2 cache together.
+struct BlockOrder {
+    int tiles, heads, section;  // heads of all sequences; of a section
+    struct Task {
+        int place, head;
+    };
+    HD Task task(unsigned block) const {
+        const unsigned in_section = (unsigned)section * (unsigned)tiles;
+        const int first = (int)(block / in_section) * section, n = heads - first < section ? heads - first : section;
+        const int i = (int)(block % in_section);
+        return {i / n, first + i % n};
+    }
+    unsigned blocks() const { return (unsigned)tiles * (unsigned)heads; }
+};
+
+// shared_bytes: what the blocks of `together` neighbouring heads read in common.
+inline BlockOrder block_order(int tiles, size_t heads, size_t together, size_t shared_bytes) {
+    const size_t cache = 16 << 20;  // of the 40 to 126 MB of a data-centre GPU; other data passes through too
+    CHECK(tiles * heads <= 0x7fffffff, "%d tiles of %zu heads are too many for one launch", tiles, heads);
+    const size_t section = std::max<size_t>(1, cache / shared_bytes) * together;
+    return {tiles, (int)heads, (int)std::min(section, heads)};
+}
+
+// First of the rows [from, T) whose document begins at `key` or later, which no longer see a key before it; T if none.
+__device__ inline int first_row_past(const int* doc_start /*(T)*/, int from, int T, int key) {
+    int end = T;
+    while (from < end) {
+        const int middle = (from + end) / 2;
+        if (doc_start[middle] >= key) end = middle;
+        else from = middle + 1;
+    }
+    return end;
+}
+
+// What backward needs to know of a row of queries: 16 bytes, which one asynchronous copy brings into shared memory.
+struct alignas(16) RowInfo {
+    float lse, lse_log2;  // of the scores; times log2(e), for kernels that compute 2^x
+    float correction;     // dout . out, the softmax's own term
+    int first_key;
+};
+
+// A warp takes 32 / lanes rows at a time; `lanes` (a power of two) is just enough to hold a row in packs.
+template <bool packed>
+__global__ void attention_row_info(RowInfo* info /*(B, NH, T)*/, const floatX* dout, const floatX* out, const float* lse,
+                                   const int* doc_start, AttentionShape a, int lanes) {
+    const int lane = threadIdx.x % 32;
+    const size_t n = (size_t)a.B * a.T * a.NH;
+    const size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / lanes;
+    float sum = 0;
+    if (row < n)
+        for (int c = lane % lanes * Pack<floatX>::size; c < a.HS; c += lanes * Pack<floatX>::size) {
+            const Pack<floatX> x = load_part<packed>(dout + row * a.HS, c, a.HS);
+            const Pack<floatX> y = load_part<packed>(out + row * a.HS, c, a.HS);
+#pragma unroll
+            for (int k = 0; k < Pack<floatX>::size; k++) sum += (float)x[k] * (float)y[k];
+        }
+    for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(all_lanes, sum, offset);
+    if (row < n && lane % lanes == 0) {
+        const int h = (int)(row % a.NH), b = (int)(row / a.NH / a.T), t = (int)(row / a.NH % a.T);
+        const size_t i = a.statistic(b, t, h);
+        info[i] = {lse[i], lse[i] * log2_e, sum, doc_start ? doc_start[row / a.NH] : 0};
+    }
+}
+
+// Lanes that hold a row of HS elements in packs.
+inline int lanes_of_row(int HS) {
+    int lanes = 1;
+    while (lanes < 32 && lanes * Pack<floatX>::size < HS) lanes *= 2;
+    return lanes;
+}
+
+inline RowInfo* compute_row_info(Ctx& ctx, const floatX* dout, const floatX* out, const float* lse, const int* doc_start,
+                                 const AttentionShape& a) {
+    const size_t n = (size_t)a.B * a.T * a.NH;
+    RowInfo* info = (RowInfo*)ctx.scratch(n * sizeof(RowInfo));
+    const int lanes = lanes_of_row(a.HS);
+    const unsigned blocks = (unsigned)ceil_div(n * lanes, 256);
+    if (a.HS % Pack<floatX>::size == 0 && aligned_16(dout, out))
+        LAUNCH(attention_row_info<true>, blocks, 256, 0, ctx, info, dout, out, lse, doc_start, a, lanes);
+    else LAUNCH(attention_row_info<false>, blocks, 256, 0, ctx, info, dout, out, lse, doc_start, a, lanes);
+    return info;
+}
+
+// ---- the simple kernels ----------------------------------------------------------------------------------------------------
+namespace simple {
+
+constexpr int R = 4;      // rows of a warp
+constexpr int tile = 32;  // rows of a tile in shared memory, one per lane
+
+// C: elements of a head that a lane owns, 4 (heads up to 128) or 8 (up to 256). Fewer warps for wide heads: shared memory.
+template <int C>
+constexpr int warps = C == 4 ? 8 : 2;
+template <int C>
+constexpr int block_rows = R* warps<C>;
+
+// Lanes read down a column of a tile: an odd distance between rows puts them in different banks.
+HD constexpr int tile_row(int HS) { return HS | 1; }
+
+// Rows [first, first + n) of a head, widened; rows from `end` on are zero.
+__device__ inline void load_rows(float* to, int to_row, const floatX* head, size_t row, int first, int n, int end, int HS) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+    for (int i = warp; i < n; i += n_warps)
+        for (int c = lane; c < HS; c += 32)
+            to[i * to_row + c] = first + i < end ? (float)head[(size_t)(first + i) * row + c] : 0.0f;
+}
+
+// dots[r] = row r of the warp . the lane's row of the tile
+__device__ __forceinline__ void multiply(float (&dots)[R], const float* rows, const float* tile_of_rows, int HS) {
+    const float* mine = tile_of_rows + threadIdx.x % 32 * tile_row(HS);
+    for (int r = 0; r < R; r++) dots[r] = 0;
+    for (int c = 0; c < HS; c++) {
+        const float x = mine[c];
+#pragma unroll
+        for (int r = 0; r < R; r++) dots[r] += rows[r * HS + c] * x;
+    }
+}
+
+// sums[r] += sum_j weights[r][j] tile[j], for the lane's elements of the head
+template <int C>
+__device__ __forceinline__ void accumulate(float (&sums)[R][C], const float* weights /*(R, tile)*/, const float* tile_of_rows,
+                                           int HS) {
+    const int lane = threadIdx.x % 32;
+    for (int j = 0; j < tile; j++) {
+        float x[C];
+#pragma unroll
+        for (int i = 0; i < C; i++) x[i] = lane + 32 * i < HS ? tile_of_rows[j * tile_row(HS) + lane + 32 * i] : 0.0f;
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int i = 0; i < C; i++) sums[r][i] += weights[r * tile + j] * x[i];
+    }
+}
+
+// Rows from `end` on are not written.
+template <int C>
+__device__ __forceinline__ void store_rows(floatX* head, size_t row, int first, int end, int HS, const float (&x)[R][C],
+                                           float factor) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int i = 0; i < C; i++)
+            if (first + r < end && lane + 32 * i < HS) head[(first + r) * row + lane + 32 * i] = (floatX)(x[r][i] * factor);
+}
+
+inline size_t forward_bytes(int HS, int rows) {
+    return sizeof(float) * ((size_t)2 * tile * tile_row(HS) + (size_t)rows * (HS + tile));
+}
+inline size_t backward_bytes(int HS, int rows) {
+    return sizeof(float) * ((size_t)2 * tile * tile_row(HS) + (size_t)rows * (2 * HS + 2 * tile));
+}
+
+template <int C>
+__global__ void __launch_bounds__(32 * warps<C>, 1)
+    attention_forward(floatX* out, float* lse, const floatX* qkv, const float* slopes, const int* doc_start, AttentionShape a,
+                      BlockOrder order) {
+    constexpr int rows = block_rows<C>;
+    DYNAMIC_SHARED(float, shared);
+    const int HS = a.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float *keys = shared, *values = keys + tile * tile_row(HS), *queries = values + tile * tile_row(HS);
+    float* weights = queries + rows * HS;
+    const BlockOrder::Task task = order.task(blockIdx.x);
+    const int b = task.head / a.NH, h = task.head % a.NH, g = h / a.group();
+    const int t0 = (order.tiles - 1 - task.place) * rows, t_end = min(t0 + rows, a.T);
+    const int t = t0 + warp * R;  // the warp's first
+    const float slope = slopes ? slopes[h] : 0.0f;
+    int first[R];  // key that row r sees; rows past the end see what the last one sees, and are not written
+    for (int r = 0; r < R; r++) first[r] = doc_start ? doc_start[(size_t)b * a.T + min(t + r, a.T - 1)] : 0;
+
+    float *my_queries = queries + warp * R * HS, *p = weights + warp * R * tile;
+    float top[R], sum[R], o[R][C] = {};
+    for (int r = 0; r < R; r++) top[r] = -INFINITY, sum[r] = 0;
+    load_rows(queries, HS, qkv + a.query(b, 0, h), a.row(), t0, rows, a.T, HS);
+    // doc_start does not decrease within a sequence, so the block's first row sees furthest back.
+    const int j_first = doc_start ? doc_start[(size_t)b * a.T + t0] / tile * tile : 0;
+    for (int j0 = j_first; j0 < t_end; j0 += tile) {
+        __syncthreads();  // the last tile has been read
+        load_rows(keys, tile_row(HS), qkv + a.key(b, 0, g), a.row(), j0, tile, a.T, HS);
+        load_rows(values, tile_row(HS), qkv + a.value(b, 0, g), a.row(), j0, tile, a.T, HS);
+        __syncthreads();
+        float s[R];
+        multiply(s, my_queries, keys, HS);
+        const int j = j0 + lane;
+        for (int r = 0; r < R; r++) {
+            const bool seen = j <= t + r && j >= first[r] && j < a.T;
+            s[r] = seen ? a.scale * s[r] + slope * (float)(j - t - r) : -INFINITY;
+            const float highest = fmaxf(top[r], warp_max(s[r]));
+            const float shift = highest == -INFINITY ? 0.0f : highest;  // a row that sees nothing of this tile
+            const float rescale = exp_real(top[r] - shift), weight = exp_real(s[r] - shift);
+            p[r * tile + lane] = weight;
+            sum[r] = sum[r] * rescale + warp_sum(weight);
+            for (int i = 0; i < C; i++) o[r][i] *= rescale;
+            top[r] = highest;
+        }
+        __syncwarp();
+        accumulate<C>(o, p, values, HS);
+        __syncwarp();  // before the next weights
+    }
+    for (int r = 0; r < R; r++) {
+        for (int i = 0; i < C; i++) o[r][i] /= sum[r];
+        if (lane == 0 && t + r < a.T) lse[a.statistic(b, t + r, h)] = top[r] + logf(sum[r]);
+    }
+    store_rows<C>(out + a.output(b, 0, h), a.output_row(), t, a.T, HS, o, 1.0f);
+}
+
+// p and p (dp - correction) for row t and key j, from q.k and dout.v; 0 where the row does not see the key.
+__device__ __forceinline__ void weights_of(float& p, float& ds, float qk, float dov, const RowInfo& row, int t, int j,
+                                           const AttentionShape& a, float slope) {
+    const bool seen = t < a.T && j <= t && j >= row.first_key;
+    p = seen ? exp_real(a.scale * qk + slope * (float)(j - t) - row.lse) : 0.0f;
+    ds = p * (dov - row.correction);
+}
+
+template <int C>
+__global__ void __launch_bounds__(32 * warps<C>, 1)
+    attention_backward_queries(floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv, const float* slopes,
+                               AttentionShape a, BlockOrder order) {
+    constexpr int rows = block_rows<C>;
+    DYNAMIC_SHARED(float, shared);
+    const int HS = a.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float *keys = shared, *values = keys + tile * tile_row(HS), *queries = values + tile * tile_row(HS);
+    float *douts = queries + rows * HS, *weights = douts + rows * HS;
+    const BlockOrder::Task task = order.task(blockIdx.x);
+    const int b = task.head / a.NH, h = task.head % a.NH, g = h / a.group();
+    const int t0 = (order.tiles - 1 - task.place) * rows, t_end = min(t0 + rows, a.T);
+    const int t = t0 + warp * R;
+    const float slope = slopes ? slopes[h] : 0.0f;
+    RowInfo row[R];
+    for (int r = 0; r < R; r++) row[r] = info[a.statistic(b, min(t + r, a.T - 1), h)];
+
+    float *my_queries = queries + warp * R * HS, *my_douts = douts + warp * R * HS, *my_weights = weights + warp * R * tile;
+    float dq[R][C] = {};
+    load_rows(queries, HS, qkv + a.query(b, 0, h), a.row(), t0, rows, a.T, HS);
+    load_rows(douts, HS, dout + a.output(b, 0, h), a.output_row(), t0, rows, a.T, HS);
+    for (int j0 = info[a.statistic(b, t0, h)].first_key / tile * tile; j0 < t_end; j0 += tile) {
+        __syncthreads();
+        load_rows(keys, tile_row(HS), qkv + a.key(b, 0, g), a.row(), j0, tile, a.T, HS);
+        load_rows(values, tile_row(HS), qkv + a.value(b, 0, g), a.row(), j0, tile, a.T, HS);
+        __syncthreads();
+        float qk[R], dov[R];
+        multiply(qk, my_queries, keys, HS);
+        multiply(dov, my_douts, values, HS);
+        for (int r = 0; r < R; r++) {
+            float p, ds;
+            weights_of(p, ds, qk[r], dov[r], row[r], t + r, j0 + lane, a, slope);
+            my_weights[r * tile + lane] = ds;
+        }
+        __syncwarp();
+        accumulate<C>(dq, my_weights, keys, HS);
+        __syncwarp();
+    }
+    store_rows<C>(dqkv + a.query(b, 0, h), a.row(), t, a.T, HS, dq, a.scale);
+}
+
+// A block owns keys of one key/value head and walks the queries of all heads of its group, so their sum needs no second pass.
+template <int C>
+__global__ void __launch_bounds__(32 * warps<C>, 1)
+    attention_backward_keys(floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv, const float* slopes,
+                            const int* doc_start, AttentionShape a, BlockOrder order) {
+    constexpr int rows = block_rows<C>;
+    DYNAMIC_SHARED(float, shared);
+    const int HS = a.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float *queries = shared, *douts = queries + tile * tile_row(HS), *keys = douts + tile * tile_row(HS);
+    float *values = keys + rows * HS, *weights = values + rows * HS;
+    const BlockOrder::Task task = order.task(blockIdx.x);
+    const int b = task.head / a.NKV, g = task.head % a.NKV;
+    const int j0 = task.place * rows, j = j0 + warp * R;  // j: the warp's first
+    const int t_end = doc_start ? first_row_past(doc_start + (size_t)b * a.T, j0, a.T, j0 + rows) : a.T;
+
+    float *my_keys = keys + warp * R * HS, *my_values = values + warp * R * HS;
+    float *p = weights + warp * R * 2 * tile, *ds = p + R * tile;
+    float dk[R][C] = {}, dv[R][C] = {};
+    load_rows(keys, HS, qkv + a.key(b, 0, g), a.row(), j0, rows, a.T, HS);
+    load_rows(values, HS, qkv + a.value(b, 0, g), a.row(), j0, rows, a.T, HS);
+    for (int h = g * a.group(); h < (g + 1) * a.group(); h++) {
+        const float slope = slopes ? slopes[h] : 0.0f;
+        for (int t0 = j0; t0 < t_end; t0 += tile) {
+            __syncthreads();
+            load_rows(queries, tile_row(HS), qkv + a.query(b, 0, h), a.row(), t0, tile, a.T, HS);
+            load_rows(douts, tile_row(HS), dout + a.output(b, 0, h), a.output_row(), t0, tile, a.T, HS);
+            __syncthreads();
+            const RowInfo row = info[a.statistic(b, min(t0 + lane, a.T - 1), h)];
+            float kq[R], vdo[R];
+            multiply(kq, my_keys, queries, HS);
+            multiply(vdo, my_values, douts, HS);
+            for (int r = 0; r < R; r++)
+                weights_of(p[r * tile + lane], ds[r * tile + lane], kq[r], vdo[r], row, t0 + lane, j + r, a, slope);
+            __syncwarp();
+            accumulate<C>(dv, p, douts, HS);
+            accumulate<C>(dk, ds, queries, HS);
+            __syncwarp();
+        }
+    }
+    store_rows<C>(dqkv + a.key(b, 0, g), a.row(), j, a.T, HS, dk, a.scale);
+    store_rows<C>(dqkv + a.value(b, 0, g), a.row(), j, a.T, HS, dv, 1.0f);
+}
+
+template <int C>
+void launch_forward(Ctx& ctx, floatX* out, float* lse, const floatX* qkv, const float* slopes, const int* doc_start,
+                    const AttentionShape& a) {
+    const int rows = block_rows<C>;
+    const BlockOrder order = block_order(ceil_div(a.T, rows), (size_t)a.B * a.NH, a.group(), 2 * sizeof(floatX) * a.T * a.HS);
+    LAUNCH(attention_forward<C>, order.blocks(), 32 * warps<C>, forward_bytes(a.HS, rows), ctx, out, lse, qkv, slopes,
+           doc_start, a, order);
+}
+
+template <int C>
+void launch_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv, const float* slopes,
+                     const int* doc_start, const AttentionShape& a) {
+    const int rows = block_rows<C>, tiles = ceil_div(a.T, rows);
+    const size_t bytes = 2 * sizeof(floatX) * a.T * a.HS;  // keys and values of a head, or its queries and dout
+    const BlockOrder of_queries = block_order(tiles, (size_t)a.B * a.NH, a.group(), bytes);
+    const BlockOrder of_keys = block_order(tiles, (size_t)a.B * a.NKV, 1, bytes * a.group());
+    LAUNCH(attention_backward_keys<C>, of_keys.blocks(), 32 * warps<C>, backward_bytes(a.HS, rows), ctx, dqkv, dout, info, qkv,
+           slopes, doc_start, a, of_keys);
+    LAUNCH(attention_backward_queries<C>, of_queries.blocks(), 32 * warps<C>, backward_bytes(a.HS, rows), ctx, dqkv, dout, info,
+           qkv, slopes, a, of_queries);
+}
+
+}  // namespace simple
+
+inline void attention_forward_simple(Ctx& ctx, floatX* out, float* lse, const floatX* qkv, const float* slopes,
+                                     const int* doc_start, const AttentionShape& a) {
+    if (a.HS <= 128) simple::launch_forward<4>(ctx, out, lse, qkv, slopes, doc_start, a);
+    else simple::launch_forward<8>(ctx, out, lse, qkv, slopes, doc_start, a);
+}
+
+inline void attention_backward_simple(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const float* lse,
+                                      const floatX* qkv, const float* slopes, const int* doc_start, const AttentionShape& a) {
+    const RowInfo* info = compute_row_info(ctx, dout, out, lse, doc_start, a);
+    if (a.HS <= 128) simple::launch_backward<4>(ctx, dqkv, dout, info, qkv, slopes, doc_start, a);
+    else simple::launch_backward<8>(ctx, dqkv, dout, info, qkv, slopes, doc_start, a);
+}
+
+}  // namespace gpu

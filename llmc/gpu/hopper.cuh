@@ -1,0 +1,298 @@
+// What Hopper (sm_90a) adds for matrix kernels, each instruction behind one function: inline PTX on a GPU, the same function on
+// the CPU in test/emu/hopper.h. Facts are from NVIDIA's PTX ISA (mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg).
+//
+// mbarrier. 8 bytes of shared memory that count arrivals and bytes. A phase ends when `count` arrivals have come and all bytes
+// that were announced have been written by TMA; then the next begins. mbarrier_wait(b, parity) returns once the phase of that
+// parity is over: a new barrier is in phase 0, so waiting for parity 0 waits for its first end, for parity 1 returns at once.
+//
+// TMA, the copy engine. One thread starts the copy of a whole box of an array of up to 5 dimensions; what lies outside the
+// array is read as 0 and not written. The array, the box and the layout in shared memory are in a CUtensorMap that the host
+// makes (tensor_map) and passes as `const __grid_constant__ CUtensorMap`. Coordinates count elements, the contiguous dimension
+// first. All boxes here have rows of 128 bytes (64 bf16) and the swizzle of 128 bytes: of each 8 rows, which lie 1024-aligned,
+// 16-byte chunk c of row r stands in place c ^ r, so that 8 rows' chunks of one column lie in different banks.
+//
+// wgmma. A warpgroup (4 warps, the first of which has an index divisible by 4) multiplies a (64, 16) by b (16, N) into fp32
+// registers, asynchronously: fence, products, commit; then wait. Until then the registers belong to the hardware.
+//   d: warp w holds rows 16w .. 16w+15. With g = lane / 4, t = lane % 4:
+//      d[4j] (g, 8j + 2t)  d[4j+1] (g, 8j + 2t+1)  d[4j+2] (g+8, 8j + 2t)  d[4j+3] (g+8, 8j + 2t+1)
+//   a: from shared memory through a descriptor, or four registers per thread as in mma_m16n8k16 (tensor.cuh). So the
+//      registers of 16 columns of one product's d, rounded and packed in pairs, are an a of the next: d[8i] and d[8i+1], ...
+//   b: from shared memory through a descriptor, in one of two layouts, both of rows of 128 bytes, swizzled:
+//      Major::rows     row n holds b's column n along k (64 k): the product is a b^T of row-major matrices
+//      Major::columns  row k holds b's row k along n (64 n); further columns are `leading` bytes on
+// A descriptor has the address / 16 in bits 0-13, `leading` / 16 in 16-29, `stride` (from 8 rows to the next 8) / 16 in 32-45,
+// and in 62-63 the swizzle, 1 for 128 bytes. The hardware swizzles by address bits, so a step along k within the 128 bytes is
+// just +32 bytes.
+//
+// Ordinary stores to shared memory that TMA or wgmma read next need fence_proxy_async() in each writing thread, then a barrier.
+#pragma once
+#include <cuda.h>
+
+#include "ctx.cuh"
+#include "tensor.cuh"
+
+namespace gpu::hopper {
+
+enum class Major { rows, columns };
+
+}  // namespace gpu::hopper
+
+// Code for Hopper exists in the pass for sm_90a and in the emulator; kernels leave their bodies out of other passes.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HOPPER_CODE 1
+#endif
+
+#ifdef __CUDACC__
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER_ASM(...) asm volatile(__VA_ARGS__)
+#else
+#define HOPPER_ASM(...) __trap()
+#endif
+
+namespace gpu::hopper {
+
+// ---- mbarriers -------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, unsigned count) {
+    HOPPER_ASM("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+// After the inits, before a barrier of the block: makes them visible to the copy engine.
+__device__ __forceinline__ void mbarrier_fence() { HOPPER_ASM("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+    HOPPER_ASM("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Arrives and announces that so many bytes will be written in this phase.
+__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, unsigned bytes) {
+    HOPPER_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, unsigned parity) {
+    unsigned over = 0;
+    do {
+        HOPPER_ASM(
+            "{\n.reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(over)
+            : "r"(shared_address(barrier)), "r"(parity)
+            : "memory");
+    } while (!over);
+}
+
+// ---- TMA -------------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap& map) {
+    HOPPER_ASM("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+__device__ __forceinline__ void tma_load(void* to, const CUtensorMap& map, uint64_t* barrier, int x0, int x1) {
+    HOPPER_ASM("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "r"(x0), "r"(x1)
+               : "memory");
+}
+__device__ __forceinline__ void tma_load(void* to, const CUtensorMap& map, uint64_t* barrier, int x0, int x1, int x2) {
+    HOPPER_ASM(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+            shared_address(to)),
+        "l"(&map), "r"(shared_address(barrier)), "r"(x0), "r"(x1), "r"(x2)
+        : "memory");
+}
+__device__ __forceinline__ void tma_load(void* to, const CUtensorMap& map, uint64_t* barrier, int x0, int x1, int x2, int x3) {
+    HOPPER_ASM(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+            shared_address(to)),
+        "l"(&map), "r"(shared_address(barrier)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+        : "memory");
+}
+// Stores are grouped by the thread that starts them: store ..., commit, wait.
+__device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* from, int x0, int x1) {
+    HOPPER_ASM("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(x0), "r"(x1)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* from, int x0, int x1, int x2) {
+    HOPPER_ASM("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* from, int x0, int x1, int x2, int x3) {
+    HOPPER_ASM("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store_commit() { HOPPER_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until at most `pending` of this thread's groups have yet to read shared memory. What they write is there when the
+// kernel is over.
+template <int pending>
+__device__ __forceinline__ void tma_store_wait() {
+    HOPPER_ASM("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+// A plain run of bytes; addresses and bytes are multiples of 16.
+__device__ __forceinline__ void bulk_load(void* to, const void* from, unsigned bytes, uint64_t* barrier) {
+    HOPPER_ASM(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+__device__ __forceinline__ void fence_proxy_async() { HOPPER_ASM("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- wgmma -----------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ uint32_t descriptor_address(const void* p) { return shared_address(p); }
+
+// To the compiler, a wgmma is over when it was issued. Naming the registers in an empty statement beside a fence or wait keeps
+// it from moving accesses to them across.
+template <int R>
+__device__ __forceinline__ void pin_registers(float (&r)[R]) {
+#pragma unroll
+    for (int i = 0; i < R; i++) asm volatile("" : "+f"(r[i])::"memory");
+}
+// Before the first product, and before any product whose registers were accessed since: d, and a if it is in registers.
+template <int R>
+__device__ __forceinline__ void wgmma_fence(float (&d)[R]) {
+    pin_registers(d);
+    HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory");
+}
+template <int R, int S>
+__device__ __forceinline__ void wgmma_fence(float (&d)[R], uint32_t (&a)[S][4]) {
+#pragma unroll
+    for (int i = 0; i < S; i++) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+    wgmma_fence(d);
+}
+__device__ __forceinline__ void wgmma_commit() { HOPPER_ASM("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most `pending` committed groups are unfinished; r: registers that may be accessed from here on.
+template <int pending, int R>
+__device__ __forceinline__ void wgmma_wait(float (&r)[R]) {
+    HOPPER_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+    pin_registers(r);
+}
+
+// Operands of the asm statements below: the registers of d, by number and by value.
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
+#define D64 D16(0), D16(16), D16(32), D16(48)
+#define D_NUMBERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define D_NUMBERS_32 D_NUMBERS_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define D_NUMBERS_64                                                                                       \
+    D_NUMBERS_32                                                                                           \
+    ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56" \
+    ",%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_BEGIN(N, accumulate)                 \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate \
+    ", 0;\n"                                       \
+    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "
+
+// d = a b, or d += a b. a: (64, 16) at a descriptor, Major::rows.
+template <int N, Major b_major>
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
+    static_assert(N == 32 || N == 64 || N == 128, "the widths written out here");
+    constexpr int columns = b_major == Major::columns;
+    if constexpr (N == 32)
+        HOPPER_ASM(WGMMA_BEGIN(32, "%18") "{" D_NUMBERS_16 "}, %16, %17, p, 1, 1, 0, %19;\n}"
+                   : D16(0)
+                   : "l"(a), "l"(b), "r"((int)accumulate), "n"(columns));
+    if constexpr (N == 64)
+        HOPPER_ASM(WGMMA_BEGIN(64, "%34") "{" D_NUMBERS_32 "}, %32, %33, p, 1, 1, 0, %35;\n}"
+                   : D16(0), D16(16)
+                   : "l"(a), "l"(b), "r"((int)accumulate), "n"(columns));
+    if constexpr (N == 128)
+        HOPPER_ASM(WGMMA_BEGIN(128, "%66") "{" D_NUMBERS_64 "}, %64, %65, p, 1, 1, 0, %67;\n}"
+                   : D64
+                   : "l"(a), "l"(b), "r"((int)accumulate), "n"(columns));
+}
+// a in registers.
+template <int N, Major b_major>
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+    static_assert(N == 32 || N == 64 || N == 128, "the widths written out here");
+    constexpr int columns = b_major == Major::columns;
+    if constexpr (N == 32)
+        HOPPER_ASM(WGMMA_BEGIN(32, "%21") "{" D_NUMBERS_16 "}, {%16,%17,%18,%19}, %20, p, 1, 1, %22;\n}"
+                   : D16(0)
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), "n"(columns));
+    if constexpr (N == 64)
+        HOPPER_ASM(WGMMA_BEGIN(64, "%37") "{" D_NUMBERS_32 "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;\n}"
+                   : D16(0), D16(16)
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), "n"(columns));
+    if constexpr (N == 128)
+        HOPPER_ASM(WGMMA_BEGIN(128, "%69") "{" D_NUMBERS_64 "}, {%64,%65,%66,%67}, %68, p, 1, 1, %70;\n}"
+                   : D64
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), "n"(columns));
+}
+#undef D4
+#undef D16
+#undef D64
+#undef D_NUMBERS_16
+#undef D_NUMBERS_32
+#undef D_NUMBERS_64
+#undef WGMMA_BEGIN
+
+// ---- warps -----------------------------------------------------------------------------------------------------------------
+// Barriers 1 .. 15 (0 is __syncthreads): of `threads` threads that sync or arrive; those that arrive do not wait.
+__device__ __forceinline__ void named_barrier_sync(unsigned number, unsigned threads) {
+    HOPPER_ASM("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(unsigned number, unsigned threads) {
+    HOPPER_ASM("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+// Each warp of a warpgroup gives registers back, or waits until it has n per thread. Takes effect only in a kernel with
+// __launch_bounds__(threads, 1).
+template <int n>
+__device__ __forceinline__ void registers_decrease() {
+    HOPPER_ASM("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
+}
+template <int n>
+__device__ __forceinline__ void registers_increase() {
+    HOPPER_ASM("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
+}
+// 2^x with an error of 2 units in the last place; results below 2^-126 are 0.
+__device__ __forceinline__ float exp2_approximate(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+}  // namespace gpu::hopper
+
+#undef HOPPER_ASM
+#else
+#include "../../test/emu/hopper.h"
+#endif
+
+namespace gpu::hopper {
+
+// Of a matrix in shared memory that TMA wrote in rows of 128 bytes. leading: from 64 columns to the next 64, if it is read
+// as Major::columns.
+__device__ __forceinline__ uint64_t matrix_descriptor(const void* matrix, unsigned leading_bytes) {
+    constexpr uint64_t stride = 8 * 128, swizzle_128 = 1;
+    return (uint64_t)(descriptor_address(matrix) >> 4 & 0x3fff) | (uint64_t)(leading_bytes >> 4) << 16 | stride >> 4 << 32 |
+           swizzle_128 << 62;
+}
+// The same matrix some bytes further on; stays within the 256 KB that the address bits can say.
+__device__ __forceinline__ uint64_t advanced(uint64_t descriptor, unsigned bytes) { return descriptor + (bytes >> 4); }
+
+// ---- host: tensor maps -----------------------------------------------------------------------------------------------------
+// The driver's function, found at run time: the program is not linked with the driver's library and starts without it.
+inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
+    if (found != cudaDriverEntryPointSuccess || !function)
+        fail("the CUDA driver has no cuTensorMapEncodeTiled; HINT: update it");
+    return (decltype(&cuTensorMapEncodeTiled))function;
+}
+
+// For an array of bf16 with `sizes`, contiguous dimension first, further ones `strides` bytes apart (multiples of 16), moved in
+// boxes of `box` elements, the first of which is 64 (128 bytes, swizzled).
+template <int rank>
+CUtensorMap tensor_map(const bf16* array, const uint64_t (&sizes)[rank], const uint64_t (&strides)[rank - 1],
+                       const uint32_t (&box)[rank]) {
+    static const auto encode = tensor_map_encoder();
+    uint32_t ones[rank];
+    for (uint32_t& x : ones) x = 1;
+    CUtensorMap map;
+    const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, (void*)array, sizes, strides, box, ones,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CHECK(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled of rank %d gave %d; box %u x %u", rank, (int)result, box[0],
+          rank > 1 ? box[rank - 1] : 0);
+    return map;
+}
+
+}  // namespace gpu::hopper

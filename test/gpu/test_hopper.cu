@@ -1,0 +1,556 @@
+// The wrappers of llmc/gpu/hopper.cuh, each alone, against plain loops: TMA boxes with edges inside and outside the array,
+// their swizzle, wgmma in all its forms, mbarriers, named barriers. Then a small pipeline of all of them, and the same pipeline
+// with one wait left out, which must give wrong numbers.
+#include <gtest/gtest.h>
+
+#include "../../llmc/gpu/hopper.cuh"
+#include "device_memory.h"
+
+using namespace test;
+using namespace gpu::hopper;
+
+namespace {
+
+class Hopper : public testing::Test {
+protected:
+    gpu::Ctx ctx;
+    void SetUp() override {
+        if (ctx.capability != 90) GTEST_SKIP() << "these instructions exist on compute capability 9.0; this is " << ctx.name;
+    }
+};
+
+// Whole numbers from -8 to 8: products and their sums are exact, so results must be equal.
+std::vector<bf16> whole_numbers(size_t n, uint64_t seed) {
+    Rng rng(seed);
+    std::vector<bf16> x(n);
+    for (bf16& value : x) value = bf16((float)(rng.below(17) - 8));
+    return x;
+}
+
+// ---- TMA -------------------------------------------------------------------------------------------------------------------
+template <int rank>
+struct Position {
+    int x[rank];
+};
+
+template <int rank>
+__device__ void load_box(void* to, const CUtensorMap& map, uint64_t* barrier, const Position<rank>& at) {
+    if constexpr (rank == 2) tma_load(to, map, barrier, at.x[0], at.x[1]);
+    if constexpr (rank == 3) tma_load(to, map, barrier, at.x[0], at.x[1], at.x[2]);
+    if constexpr (rank == 4) tma_load(to, map, barrier, at.x[0], at.x[1], at.x[2], at.x[3]);
+}
+template <int rank>
+__device__ void store_box(const CUtensorMap& map, const void* from, const Position<rank>& at) {
+    if constexpr (rank == 2) tma_store(map, from, at.x[0], at.x[1]);
+    if constexpr (rank == 3) tma_store(map, from, at.x[0], at.x[1], at.x[2]);
+    if constexpr (rank == 4) tma_store(map, from, at.x[0], at.x[1], at.x[2], at.x[3]);
+}
+
+// Shared memory as TMA left it goes to out.
+template <int rank>
+__global__ void load_kernel(const __grid_constant__ CUtensorMap map, uint16_t* out, Position<rank> at, int bytes) {
+#ifdef HOPPER_CODE
+    DYNAMIC_SHARED(uint16_t, box);
+    uint64_t* barrier = (uint64_t*)((unsigned char*)box + bytes);
+    if (threadIdx.x == 0) mbarrier_init(barrier, 1), mbarrier_fence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        tma_prefetch(map);
+        mbarrier_arrive_expect(barrier, bytes);
+        load_box<rank>(box, map, barrier, at);
+    }
+    mbarrier_wait(barrier, 0);
+    for (int i = threadIdx.x; i < bytes / 2; i += blockDim.x) out[i] = box[i];
+#else
+    __trap();
+#endif
+}
+template <int rank>
+__global__ void store_kernel(const __grid_constant__ CUtensorMap map, const uint16_t* in, Position<rank> at, int bytes) {
+#ifdef HOPPER_CODE
+    DYNAMIC_SHARED(uint16_t, box);
+    for (int i = threadIdx.x; i < bytes / 2; i += blockDim.x) box[i] = in[i];
+    fence_proxy_async();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        store_box<rank>(map, box, at);
+        tma_store_commit();
+        tma_store_wait<0>();
+    }
+#else
+    __trap();
+#endif
+}
+
+// An array of `sizes` whose rows lie apart, and a box in it.
+template <int rank>
+struct BoxCase {
+    uint64_t sizes[rank], strides[rank - 1];
+    uint32_t box[rank];
+
+    size_t elements() const { return strides[rank - 2] * sizes[rank - 1] / 2; }
+    size_t box_elements() const {
+        size_t n = 1;
+        for (const uint32_t x : box) n *= x;
+        return n;
+    }
+    // Calls f(element of the array or -1, element of shared memory) for each element of the box at a position.
+    template <class F>
+    void each(const Position<rank>& at, F f) const {
+        for (size_t i = 0; i < box_elements(); i++) {
+            int64_t offset = 0;
+            bool inside = true;
+            size_t rest = i;
+            for (int d = 0; d < rank; rest /= box[d], d++) {
+                const int64_t x = at.x[d] + (int64_t)(rest % box[d]);
+                inside = inside && x >= 0 && x < (int64_t)sizes[d];
+                offset += d == 0 ? x : x * (int64_t)strides[d - 1] / 2;
+            }
+            const size_t row = i / 64, chunk = i % 64 / 8;
+            f(inside ? offset : -1, row * 64 + (chunk ^ row % 8) * 8 + i % 8);
+        }
+    }
+};
+
+template <int rank>
+void check_boxes(gpu::Ctx& ctx, const BoxCase<rank>& k, const std::vector<Position<rank>>& positions) {
+    const std::vector<bf16> values = Rng(3).normals<bf16>(k.elements());
+    const std::vector<bf16> other = Rng(4).normals<bf16>(k.box_elements());
+    const int bytes = (int)k.box_elements() * 2;
+    for (const Position<rank>& at : positions) {
+        Device<bf16> array(values, "array"), out(k.box_elements(), "box");
+        const CUtensorMap map = tensor_map<rank>(array.p(), k.sizes, k.strides, k.box);
+        LAUNCH((load_kernel<rank>), 1, 64, bytes + 16, ctx, map, (uint16_t*)out.p(), at, bytes);
+        std::vector<bf16> expected(k.box_elements());
+        k.each(at, [&](int64_t from, size_t to) { expected[to] = from >= 0 ? values[from] : bf16(0.0f); });
+        expect_same_bits(out.get(), expected, "loaded box");
+
+        Device<bf16> in(other, "in");
+        LAUNCH((store_kernel<rank>), 1, 64, bytes, ctx, map, (const uint16_t*)in.p(), at, bytes);
+        std::vector<bf16> stored = values;
+        k.each(at, [&](int64_t to, size_t from) {
+            if (to >= 0) stored[to] = other[from];
+        });
+        expect_same_bits(array.get(), stored, "array after the store");
+    }
+}
+
+}  // namespace
+
+TEST_F(Hopper, TmaBoxesOfTwoDimensions) {
+    // 100 columns of rows of 112; edges cut at no multiple of 8, and boxes wholly outside.
+    check_boxes<2>(ctx, {{100, 37}, {224}, {64, 16}},
+                   {{{0, 0}}, {{64, 16}}, {{8, 30}}, {{-3, -5}}, {{37, 21}}, {{99, 36}}, {{100, 0}}, {{0, 37}}, {{-64, 0}}});
+}
+TEST_F(Hopper, TmaBoxesOfThreeDimensions) {
+    check_boxes<3>(ctx, {{64, 5, 3}, {128, 768}, {64, 8, 2}}, {{{0, 0, 0}}, {{0, 2, 2}}, {{1, -1, 1}}, {{0, 0, -1}}});
+}
+TEST_F(Hopper, TmaBoxesOfFourDimensions) {
+    // Heads of a fused projection, as attention reads them: (B 2, T 19, heads * slabs 6, 64).
+    check_boxes<4>(ctx, {{64, 19, 6, 2}, {768, 128, 19 * 768}, {64, 16, 2, 1}},
+                   {{{0, 0, 0, 0}}, {{0, 16, 2, 1}}, {{0, 8, 5, 0}}, {{0, 18, 4, 1}}, {{0, 32, 0, 1}}});
+}
+
+namespace {
+__global__ void bulk_kernel(float* out, const float* in, int n) {
+#ifdef HOPPER_CODE
+    DYNAMIC_SHARED(float, buffer);
+    uint64_t* barrier = (uint64_t*)(buffer + n);
+    if (threadIdx.x == 0) mbarrier_init(barrier, 1), mbarrier_fence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        mbarrier_arrive_expect(barrier, n * 4);
+        bulk_load(buffer, in, n * 4, barrier);
+    }
+    mbarrier_wait(barrier, 0);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = buffer[i];
+#else
+    __trap();
+#endif
+}
+}  // namespace
+
+TEST_F(Hopper, BulkLoad) {
+    const std::vector<float> values = Rng(5).normals<float>(192);
+    Device<float> in(values), out(values.size());
+    LAUNCH(bulk_kernel, 1, 64, 192 * 4 + 16, ctx, out.p(), in.p(), 192);
+    expect_same_bits(out.get(), values, "bulk load");
+}
+
+// ---- wgmma -----------------------------------------------------------------------------------------------------------------
+namespace {
+
+constexpr int K = 128;
+
+// out (64, N) = start + a b with a (64, K); b is (N, K) or, Major::columns, (K, N). With start null the first product
+// overwrites.
+template <int N, Major b_major, bool a_in_registers>
+__global__ void product_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map, float* out,
+                               const float* start, const bf16* a_values) {
+#ifdef HOPPER_CODE
+    constexpr int b_rows = b_major == Major::rows ? N : K, b_slabs = (b_major == Major::rows ? K : N < 64 ? 64 : N) / 64;
+    DYNAMIC_SHARED(bf16, a);
+    bf16* b = a + 64 * K;
+    uint64_t* barrier = (uint64_t*)(b + b_rows * b_slabs * 64);
+    if (threadIdx.x == 0) {
+        mbarrier_init(barrier, 1), mbarrier_fence();
+        mbarrier_arrive_expect(barrier, (64 * K + b_rows * b_slabs * 64) * 2);
+        for (int slab = 0; slab < K / 64; slab++) tma_load(a + slab * 64 * 64, a_map, barrier, slab * 64, 0);
+        for (int slab = 0; slab < b_slabs; slab++) tma_load(b + slab * b_rows * 64, b_map, barrier, slab * 64, 0);
+    }
+    __syncthreads();
+    mbarrier_wait(barrier, 0);
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, column = lane % 4 * 2;
+    const auto each = [&](auto f) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) f(i, (row + i / 2 % 2 * 8) * N + i / 4 * 8 + column + i % 2);
+    };
+    float d[N / 2];
+    each([&](int i, int element) { d[i] = start ? start[element] : NAN; });
+    uint32_t registers[K / 16][4];
+#pragma unroll
+    for (int i = 0; i < K / 16; i++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const bf16* x = a_values + (row + r % 2 * 8) * K + i * 16 + r / 2 * 8 + column;
+            registers[i][r] = gpu::pack_bf16(x[0], x[1]);
+        }
+    const uint64_t a_matrix = matrix_descriptor(a, 0), b_matrix = matrix_descriptor(b, b_rows * 128);
+    wgmma_fence(d, registers);
+#pragma unroll
+    for (int i = 0; i < K / 16; i++) {
+        // 16 along k: 32 bytes within the rows of a slab of 64, or 16 rows.
+        const unsigned along_row = (i % 4) * 32;
+        const uint64_t b_here = advanced(b_matrix, b_major == Major::rows ? i / 4 * b_rows * 128 + along_row : i * 16 * 128);
+        if constexpr (a_in_registers) wgmma<N, b_major>(d, registers[i], b_here, i > 0 || start);
+        else wgmma<N, b_major>(d, advanced(a_matrix, i / 4 * 64 * 128 + along_row), b_here, i > 0 || start);
+    }
+    wgmma_commit();
+    wgmma_wait<0>(d);
+    each([&](int i, int element) { out[element] = d[i]; });
+#else
+    __trap();
+#endif
+}
+
+template <int N, Major b_major, bool a_in_registers>
+void check_product(gpu::Ctx& ctx) {
+    SCOPED_TRACE(testing::Message() << "N " << N << (b_major == Major::rows ? ", b by rows" : ", b by columns")
+                                    << (a_in_registers ? ", a in registers" : ", a in shared memory"));
+    const std::vector<bf16> a = whole_numbers(64 * K, 6), b = whole_numbers(N * K, 7);
+    std::vector<float> start(64 * N);
+    for (int i = 0; i < 64 * N; i++) start[i] = (float)(i % 101 - 50);
+    Device<bf16> a_device(a), b_device(b);
+    Device<float> start_device(start);
+    const bool rows = b_major == Major::rows;
+    const CUtensorMap a_map = tensor_map<2>(a_device.p(), {K, 64}, {K * 2}, {64, 64});
+    const CUtensorMap b_map = tensor_map<2>(b_device.p(), {(uint64_t)(rows ? K : N), (uint64_t)(rows ? N : K)},
+                                            {(uint64_t)(rows ? K : N) * 2}, {64, (uint32_t)(rows ? N : K)});
+    const size_t shared = (64 * K + (rows ? N * K : K * (N < 64 ? 64 : N))) * 2 + 16;
+    for (const bool accumulate : {false, true}) {
+        Device<float> out(64 * N);
+        LAUNCH((product_kernel<N, b_major, a_in_registers>), 1, 128, shared, ctx, a_map, b_map, out.p(),
+               accumulate ? start_device.p() : nullptr, a_device.p());
+        std::vector<float> expected(64 * N);
+        for (int i = 0; i < 64; i++)
+            for (int j = 0; j < N; j++) {
+                float sum = accumulate ? start[i * N + j] : 0;
+                for (int k = 0; k < K; k++) sum += (float)a[i * K + k] * (float)(rows ? b[j * K + k] : b[k * N + j]);
+                expected[i * N + j] = sum;
+            }
+        expect_same_bits(out.get(), expected, "product");
+    }
+}
+
+}  // namespace
+
+TEST_F(Hopper, Products) {
+    check_product<32, Major::rows, false>(ctx);
+    check_product<32, Major::columns, true>(ctx);
+    check_product<64, Major::rows, false>(ctx);
+    check_product<64, Major::rows, true>(ctx);
+    check_product<64, Major::columns, false>(ctx);
+    check_product<64, Major::columns, true>(ctx);
+    check_product<128, Major::rows, false>(ctx);
+    check_product<128, Major::rows, true>(ctx);
+    check_product<128, Major::columns, false>(ctx);
+    check_product<128, Major::columns, true>(ctx);
+}
+
+// ---- barriers --------------------------------------------------------------------------------------------------------------
+namespace {
+
+// Warp 0 writes numbers into a ring of two places, warps 1 and 2 add them up; 32 arrivals fill a place, 64 empty it.
+__global__ void ring_kernel(int* out, int rounds) {
+#ifdef HOPPER_CODE
+    DYNAMIC_SHARED(int, place);  // 2 x 32
+    uint64_t *full = (uint64_t*)(place + 64), *empty = full + 2;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; i++) mbarrier_init(&full[i], 32), mbarrier_init(&empty[i], 64);
+        mbarrier_fence();
+    }
+    __syncthreads();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int sum = 0;
+    for (int i = 0; i < rounds; i++) {
+        const int stage = i % 2;
+        const unsigned parity = i / 2 & 1;
+        if (warp == 0) {
+            mbarrier_wait(&empty[stage], parity ^ 1);
+            place[stage * 32 + lane] = i * 32 + lane;
+            mbarrier_arrive(&full[stage]);
+        } else {
+            mbarrier_wait(&full[stage], parity);
+            sum += place[stage * 32 + (lane + warp) % 32] * (i + 1);
+            mbarrier_arrive(&empty[stage]);
+        }
+    }
+    out[threadIdx.x] = sum;
+#else
+    __trap();
+#endif
+}
+
+// Three warps take turns at one counter, without waiting for those that need not come: arrive for the next, sync for oneself.
+__global__ void turns_kernel(int* out, int rounds) {
+#ifdef HOPPER_CODE
+    DYNAMIC_SHARED(int, counter);
+    const int warp = threadIdx.x / 32, next = (warp + 1) % 3;
+    if (threadIdx.x == 64) *counter = 0;
+    if (warp == 2) named_barrier_arrive(1, 64);  // the first turn
+    for (int i = 0; i < rounds; i++) {
+        named_barrier_sync(1 + warp, 64);
+        const int value = *counter;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) *counter = value + 1;
+        out[(value * 3 + warp) * 32 + threadIdx.x % 32] = i;
+        __syncwarp();
+        named_barrier_arrive(1 + next, 64);
+    }
+    if (warp == 0) named_barrier_sync(1, 64);  // the last arrival
+#else
+    __trap();
+#endif
+}
+
+}  // namespace
+
+TEST_F(Hopper, MbarrierPhases) {
+    for (const int rounds : {1, 2, 3, 9}) {
+        Device<int> out(96);
+        LAUNCH(ring_kernel, 1, 96, 64 * 4 + 32, ctx, out.p(), rounds);
+        const std::vector<int> sums = out.get();
+        for (int t = 0; t < 96; t++) {
+            int expected = 0;
+            for (int i = 0; t >= 32 && i < rounds; i++) expected += (i * 32 + (t % 32 + t / 32) % 32) * (i + 1);
+            ASSERT_EQ(sums[t], expected) << "thread " << t << ", " << rounds << " rounds";
+        }
+    }
+}
+
+TEST_F(Hopper, NamedBarriersTakeTurns) {
+    const int rounds = 5;
+    std::vector<int> before(rounds * 3 * 3 * 32, -1);
+    Device<int> out(before);
+    LAUNCH(turns_kernel, 1, 96, 16, ctx, out.p(), rounds);
+    const std::vector<int> turns = out.get();
+    for (int value = 0; value < rounds * 3; value++)
+        for (int warp = 0; warp < 3; warp++)
+            for (int lane = 0; lane < 32; lane++)
+                ASSERT_EQ(turns[(value * 3 + warp) * 32 + lane], warp == value % 3 ? value / 3 : -1)
+                    << "turn " << value << ", warp " << warp << ", lane " << lane;
+}
+
+// ---- a pipeline ------------------------------------------------------------------------------------------------------------
+namespace {
+
+enum class Wrong {
+    nothing,
+    full_wait_late,
+    empty_wait_missing,
+    product_wait_late,
+    result_wait_late,
+    store_wait_missing,
+    leading_bytes
+};
+
+// out (steps, 64, 128) = running sums of a (64, 64 steps) b (64 steps, 128): a producer warp fills a ring of two stages, a
+// warpgroup multiplies and sends each running sum, rounded, through one staging buffer. `wrong` breaks one thing.
+template <Wrong wrong>
+__global__ void pipeline_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+                                const __grid_constant__ CUtensorMap out_map, int steps) {
+#ifdef HOPPER_CODE
+    struct Shared {
+        bf16 a[2][64 * 64], b[2][2 * 64 * 64], staging[2 * 64 * 64];
+        uint64_t full[2], empty[2];
+    };
+    DYNAMIC_SHARED(Shared, shared);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; i++) mbarrier_init(&shared->full[i], 1), mbarrier_init(&shared->empty[i], 4);
+        mbarrier_fence();
+    }
+    __syncthreads();
+    if (threadIdx.x >= 128) {
+        if (threadIdx.x == 128)
+            for (int i = 0; i < steps; i++) {
+                const int stage = i % 2;
+                if (wrong != Wrong::empty_wait_missing) mbarrier_wait(&shared->empty[stage], (i / 2 & 1) ^ 1);
+                mbarrier_arrive_expect(&shared->full[stage], sizeof shared->a[0] + sizeof shared->b[0]);
+                tma_load(shared->a[stage], a_map, &shared->full[stage], i * 64, 0);
+                tma_load(shared->b[stage], b_map, &shared->full[stage], 0, i * 64);
+                tma_load(shared->b[stage] + 64 * 64, b_map, &shared->full[stage], 64, i * 64);
+            }
+        return;
+    }
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, column = lane % 4 * 2;
+    float d[64];
+    for (int i = 0; i < 64; i++) d[i] = 0;
+    for (int i = 0; i < steps; i++) {
+        const int stage = i % 2;
+        if (wrong != Wrong::full_wait_late) mbarrier_wait(&shared->full[stage], i / 2 & 1);
+        const uint64_t a = matrix_descriptor(shared->a[stage], 0);
+        const uint64_t b = matrix_descriptor(shared->b[stage], wrong == Wrong::leading_bytes ? 0 : 64 * 128);
+        wgmma_fence(d);
+#pragma unroll
+        for (int k = 0; k < 4; k++) wgmma<128, Major::columns>(d, advanced(a, k * 32), advanced(b, k * 16 * 128), true);
+        wgmma_commit();
+        if (wrong == Wrong::product_wait_late && lane == 0) mbarrier_arrive(&shared->empty[stage]);
+        if (wrong != Wrong::result_wait_late) wgmma_wait<0>(d);
+        if (wrong == Wrong::full_wait_late) mbarrier_wait(&shared->full[stage], i / 2 & 1), named_barrier_sync(1, 128);
+        if (wrong != Wrong::product_wait_late && lane == 0) mbarrier_arrive(&shared->empty[stage]);
+        if (threadIdx.x == 0 && wrong != Wrong::store_wait_missing) tma_store_wait<0>();
+        named_barrier_sync(1, 128);
+#pragma unroll
+        for (int j = 0; j < 64; j += 2) {
+            const int r = row + j / 2 % 2 * 8, c = j / 4 * 8 + column;
+            bf16* to = shared->staging + c / 64 * 64 * 64 + r * 64 + (c % 64 / 8 ^ r % 8) * 8 + c % 8;
+            *(uint32_t*)to = gpu::pack_bf16(d[j], d[j + 1]);
+        }
+        if (wrong == Wrong::result_wait_late) wgmma_wait<0>(d);
+        fence_proxy_async();
+        named_barrier_sync(1, 128);
+        if (threadIdx.x == 0) {
+            for (int slab = 0; slab < 2; slab++) tma_store(out_map, shared->staging + slab * 64 * 64, slab * 64, i * 64);
+            tma_store_commit();
+        }
+    }
+    if (threadIdx.x == 0) tma_store_wait<0>();
+#else
+    __trap();
+#endif
+}
+
+template <Wrong wrong>
+bool pipeline_is_right(gpu::Ctx& ctx) {
+    constexpr int steps = 5;
+    const std::vector<bf16> a = whole_numbers(64 * 64 * steps, 8), b = whole_numbers(64 * steps * 128, 9);
+    Device<bf16> a_device(a), b_device(b), out(steps * 64 * 128);
+    const CUtensorMap a_map = tensor_map<2>(a_device.p(), {64 * steps, 64}, {128 * steps}, {64, 64});
+    const CUtensorMap b_map = tensor_map<2>(b_device.p(), {128, 64 * steps}, {256}, {64, 64});
+    const CUtensorMap out_map = tensor_map<2>(out.p(), {128, 64 * steps}, {256}, {64, 64});
+    LAUNCH((pipeline_kernel<wrong>), 1, 160, 100 << 10, ctx, a_map, b_map, out_map, steps);
+    const std::vector<bf16> result = out.get();
+    std::vector<float> sum(64 * 128);
+    for (int step = 0; step < steps; step++)
+        for (int i = 0; i < 64; i++)
+            for (int j = 0; j < 128; j++) {
+                for (int k = step * 64; k < step * 64 + 64; k++)
+                    sum[i * 128 + j] += (float)a[i * 64 * steps + k] * (float)b[k * 128 + j];
+                if (!((float)result[(step * 64 + i) * 128 + j] == (float)bf16(sum[i * 128 + j]))) return false;
+            }
+    return true;
+}
+
+}  // namespace
+
+TEST_F(Hopper, Pipeline) { EXPECT_TRUE(pipeline_is_right<Wrong::nothing>(ctx)); }
+
+// ---- what the emulator finds -----------------------------------------------------------------------------------------------
+#ifndef __CUDACC__
+namespace {
+
+template <Wrong wrong>
+int wrong_of_20(gpu::Ctx& ctx) {
+    const emu::Config before = emu::config();
+    emu::config().order = emu::Order::random;
+    int n = 0;
+    for (unsigned seed = 1; seed <= 20; seed++) {
+        emu::config().seed = seed;
+        n += !pipeline_is_right<wrong>(ctx);
+    }
+    emu::config() = before;
+    return n;
+}
+
+}  // namespace
+
+TEST_F(Hopper, EmulatorShowsMissingWaits) {
+#ifdef EMU_TSAN
+    GTEST_SKIP() << "these kernels race, as ThreadSanitizer would say";
+#endif
+    EXPECT_EQ(wrong_of_20<Wrong::nothing>(ctx), 0);
+    EXPECT_GE(wrong_of_20<Wrong::full_wait_late>(ctx), 15);
+    EXPECT_GE(wrong_of_20<Wrong::product_wait_late>(ctx), 15);
+    EXPECT_GE(wrong_of_20<Wrong::result_wait_late>(ctx), 15);
+    EXPECT_GE(wrong_of_20<Wrong::store_wait_missing>(ctx), 15);
+    EXPECT_EQ(wrong_of_20<Wrong::leading_bytes>(ctx), 20);
+}
+
+namespace {
+
+enum class Mistake {
+    no_init,
+    too_many_arrivals,
+    no_arrival,
+    no_fence,
+    different_products,
+    unwaited_product,
+    unwaited_load,
+    misaligned
+};
+
+template <Mistake mistake>
+__global__ void mistaken_kernel(const __grid_constant__ CUtensorMap map) {
+    DYNAMIC_SHARED(bf16, tile);
+    uint64_t* barrier = (uint64_t*)(tile + 64 * 64);
+    if (mistake != Mistake::no_init && threadIdx.x == 0) mbarrier_init(barrier, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        mbarrier_arrive_expect(barrier, 64 * 64 * 2);
+        if (mistake == Mistake::too_many_arrivals) mbarrier_arrive(barrier);
+        if (mistake != Mistake::no_arrival) tma_load(tile + (mistake == Mistake::misaligned ? 8 : 0), map, barrier, 0, 0);
+    }
+    if (mistake != Mistake::unwaited_load) mbarrier_wait(barrier, 0);
+    float d[32];
+    if (mistake != Mistake::no_fence) wgmma_fence(d);
+    const bool odd = mistake == Mistake::different_products && threadIdx.x == 77;
+    wgmma<64, Major::rows>(d, matrix_descriptor(tile, 0), matrix_descriptor(tile + (odd ? 1024 : 0), 0), false);
+    wgmma_commit();
+    if (mistake != Mistake::unwaited_product) wgmma_wait<0>(d);
+}
+
+template <Mistake mistake>
+void run_mistaken(gpu::Ctx& ctx) {
+    emu::config().order = emu::Order::forward;
+    Device<bf16> array(whole_numbers(64 * 64, 10));
+    const CUtensorMap map = tensor_map<2>(array.p(), {64, 64}, {128}, {64, 64});
+    LAUNCH((mistaken_kernel<mistake>), 1, 128, 64 * 64 * 2 + 16, ctx, map);
+}
+
+}  // namespace
+
+TEST_F(Hopper, EmulatorNamesMistakes) {
+#ifdef EMU_TSAN
+    GTEST_SKIP() << "ThreadSanitizer and tests that die do not go together";
+#endif
+    EXPECT_DEATH(pipeline_is_right<Wrong::empty_wait_missing>(ctx), "test_hopper.cu:.*more than 1 arrivals|deadlock");
+    EXPECT_DEATH(run_mistaken<Mistake::no_init>(ctx), "test_hopper.cu:.*not initialised");
+    EXPECT_DEATH(run_mistaken<Mistake::too_many_arrivals>(ctx), "test_hopper.cu:.*more than 1 arrivals");
+    EXPECT_DEATH(run_mistaken<Mistake::no_arrival>(ctx), "deadlock.*\n.*128 threads wait at .*test_hopper.cu");
+    EXPECT_DEATH(run_mistaken<Mistake::no_fence>(ctx), "test_hopper.cu:.*without wgmma_fence");
+    EXPECT_DEATH(run_mistaken<Mistake::different_products>(ctx), "test_hopper.cu:.*another wgmma");
+    EXPECT_DEATH(run_mistaken<Mistake::unwaited_product>(ctx), "wgmma that nobody waits for");
+    EXPECT_DEATH(run_mistaken<Mistake::unwaited_load>(ctx), "TMA loads were under way");
+    EXPECT_DEATH(run_mistaken<Mistake::misaligned>(ctx), "test_hopper.cu:.*no multiple of 128");
+}
+#endif
