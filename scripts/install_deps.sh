@@ -8,7 +8,7 @@ declare -A need=(
     [build]="make g++ pkg-config libdnnl-dev libpcre2-dev nlohmann-json3-dev libcli11-dev"
     [clang]="clang libomp-dev libclang-rt-14-dev"
     [interop]="python3-venv"
-    [test]="libgtest-dev"
+    [test]="libgtest-dev openmpi-bin libopenmpi-dev"
     [quickstart]="bible-kjv debian-reference-ja"
 )
 packages=()

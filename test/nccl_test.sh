@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# The emulated NCCL (test/emu/nccl.h): the checks of test/emu/nccl_check.cpp on 1, 2 and 4 ranks, and how a run ends in which a
+# rank waits for ever or gives up. A launch has 60 seconds.
+#   test/nccl_test.sh        MPICXX=mpicxx MPIRUN=mpirun
+source=$(dirname "$(realpath "$0")")/..
+TRAIN_GPT=/bin/true
+. "$source/test/lib.sh"
+MPICXX=${MPICXX:-mpicxx} MPIRUN=${MPIRUN:-mpirun}
+if ! command -v "$MPICXX" >/dev/null || ! command -v "$MPIRUN" >/dev/null; then
+    echo "FAILED: MPI is not installed ($MPICXX, $MPIRUN); install it with: $(realpath "$source")/scripts/install_deps.sh test"
+    exit 1
+fi
+# Open MPI: as root, more ranks than cores, and in containers that forbid one process to read another's memory.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_NUM_THREADS=1
+export EMU_NCCL_TIMEOUT=30
+
+build() {
+    "$MPICXX" -std=c++17 -O1 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -DBACKEND_EMU -I"$source" -I"$source/test/emu" \
+        "$source/test/emu/nccl_check.cpp" -o nccl_check
+}
+expect "builds" build
+[[ -x nccl_check ]] || exit 1
+
+# run NAME COMMAND...: passes the program's lines on, each with NAME; one more for how it ended.
+run() {
+    local name=$1 status
+    shift
+    timeout 60 "$@" >run.txt 2>&1
+    status=$?
+    sed -n "s/^\(ok\|FAILED\): /\1: $name: /p" run.txt
+    if [[ $status == 0 ]]; then echo "ok: $name: ends well"; else echo "FAILED: $name: ends with status $status"; fi
+    grep -q '^FAILED' run.txt || [[ $status != 0 ]] && grep -v '^ok: ' run.txt | tail -n 20
+}
+run "no launcher" ./nccl_check
+for n in 1 2 4; do run "$n ranks" "$MPIRUN" -n $n ./nccl_check; done
+run "4 ranks, messages of 12 bytes" env EMU_NCCL_PIECE=12 "$MPIRUN" -n 4 ./nccl_check short
+run "2 ranks, MPI left to the library" "$MPIRUN" -n 2 ./nccl_check lazy
+
+# A send that nobody receives waits; the other rank waits at a barrier.
+EMU_NCCL_TIMEOUT=1 expect "a send that nobody receives ends with an error" refused timeout 60 "$MPIRUN" -n 2 ./nccl_check hang
+says "it says what it waits for" "nothing has moved for 1 s: ncclSend of 4 float32 to rank 1 as rank 0 of 2"
+ends_with() { # STATUS COMMAND...
+    local wanted=$1
+    shift
+    "$@"
+    [[ $? == "$wanted" ]]
+}
+EMU_NCCL_TIMEOUT=60 expect "a rank that gives up ends the others, with its status" ends_with 3 timeout 60 "$MPIRUN" -n 2 ./nccl_check die
