@@ -5,11 +5,13 @@
 #   make test         every test; ends with `N passed, N failed`
 #   make test-interop  models and tokens exchanged with transformers (which pip puts under build/; 6 GB)
 #   make fuzz         damaged and hostile files to every reader of files, each for FUZZ_SECONDS=60 seconds (with clang++)
-#   make bench        speed of a training step and of each kernel on this CPU
+#   make bench        speed of a training step and of each kernel, on this CPU or GPU
+#   make check-gpu    on a machine with a GPU: every kernel test, compute-sanitizer, a short training, benchmarks; one table
 #   make deps         install the Debian/Ubuntu packages that are missing (the targets above do it themselves)
 #   make format clean
 #
-# Variables: PRECISION=bf16|fp32   SAN=address,undefined|thread   CXX=g++|clang++
+# Variables: BACKEND=cpu|cuda|emu (cuda where there are nvcc and a GPU; emu: the CUDA sources on a CPU emulator)
+#            PRECISION=bf16|fp32   SAN=address,undefined|thread   CXX=g++|clang++   ARCHS="80 90a" (of the GPUs to build for)
 # Programs lie in build/<configuration>/; ./train_gpt is a link to the one built last.
 
 PRECISION ?= bf16
@@ -31,19 +33,34 @@ endif
 # -ffast-math is not used anywhere: it folds isfinite(NaN) to true. The two flags below only say that nobody reads errno or
 # floating point traps, so that loops with sqrt and comparisons can be vectorised.
 OPT      ?= -O3 -march=native
-CXXFLAGS += -std=c++17 $(OPT) -g1 -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math -MMD -MP -I. -Illmc
-LDLIBS   += -ldnnl -lpcre2-8 -lpthread
+CXXFLAGS += -std=c++17 $(OPT) -g1 -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math -MMD -MP -I.
+have_dnnl := $(shell echo '\#include <oneapi/dnnl/dnnl.hpp>' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo yes)
+LDLIBS   += $(if $(have_dnnl),-ldnnl) -lpcre2-8 -lpthread
+# Libraries from scripts/vendor.sh, on a machine that has no packages.
+ifneq ($(wildcard build/deps/include),)
+ifneq ($(NODEPS),)
+CXXFLAGS  += -isystem build/deps/include
+NVCCFLAGS += -isystem build/deps/include
+LDFLAGS   += -Lbuild/deps/lib
+endif
+endif
 ifneq ($(SAN),)
 # Sanitizers with -O1, so that reports have lines; frame pointers for whole stacks.
 CXXFLAGS += -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g
 LDFLAGS  += -fsanitize=$(SAN)
 endif
 
-# The emulator stands in for the toolkit's headers (test/emu); #pragma unroll means nothing to g++.
-EMUFLAGS := -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -O2 -g
-ifeq ($(BACKEND),emu)
-CXXFLAGS += $(EMUFLAGS)
+# For the GPU: nvcc, for the GPU of this machine or, without one, for all that the toolkit knows of Ampere, Hopper, Blackwell.
+ifeq ($(BACKEND),cuda)
+arch_here  = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u | sed 's/^\(90\|100\)$$/&a/')
+ARCHS     ?= $(or $(arch_here),80 90a 100a 120)
+NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. -MMD -MP -Werror all-warnings -Xcompiler -march=native,-fopenmp,-Wall,-Wextra,-Wno-parentheses,-fno-math-errno,-fno-trapping-math \
+             $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a)
+LDLIBS    := -lcublasLt -lgomp $(LDLIBS)
 endif
+
+# The emulator stands in for the toolkit's headers (test/emu); #pragma unroll means nothing to g++.
+EMUFLAGS := -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -O1 -g
 
 flag_bf16 :=
 flag_fp32 := -DPRECISION_FP32
@@ -57,27 +74,30 @@ help:
 
 dep_groups := build $(if $(findstring clang,$(notdir $(CXX))),clang)
 deps:
-	@scripts/install_deps.sh $(dep_groups)
+	@$(if $(NODEPS),true,scripts/install_deps.sh $(dep_groups))
 deps-%:
-	@scripts/install_deps.sh $(dep_groups) $*
+	@$(if $(NODEPS),true,scripts/install_deps.sh $(dep_groups) $*)
 
 # ---- the trainer ----
 train_gpt: $(build)/train_gpt
 	@ln -sf $(build)/train_gpt train_gpt
 
+# $(call compile,SOURCE,PRECISION) compiles CUDA sources with nvcc, or with the host's compiler.
+compile = $(if $(filter cuda,$(BACKEND)),$(NVCC) -x cu $(NVCCFLAGS),$(CXX) -x c++ $(CXXFLAGS) $(if $(filter emu,$(BACKEND)),$(EMUFLAGS))) $1 $(flag_$2) -o $@ $(LDFLAGS)
+
 $(build)/train_gpt: train_gpt.cu Makefile | deps $(build)
 	@echo "building $@"
-	@$(CXX) -x c++ train_gpt.cu $(CXXFLAGS) $(flag_$(PRECISION)) -o $@ $(LDFLAGS) $(LDLIBS)
+	@$(call compile,train_gpt.cu,$(PRECISION)) $(LDLIBS)
 
 quickstart: deps-quickstart $(build)/train_gpt
 	@TRAIN_GPT=$(build)/train_gpt TEXT="$(TEXT)" scripts/quickstart.sh
 
-bench: $(build)/bench_cpu
+bench: $(build)/bench
 	$<
 
-$(build)/bench_cpu: dev/bench/bench_cpu.cpp Makefile | deps $(build)
+$(build)/bench: dev/bench/bench.cu Makefile | deps $(build)
 	@echo "building $@"
-	@$(CXX) $< $(CXXFLAGS) $(flag_$(PRECISION)) -o $@ $(LDFLAGS) $(LDLIBS)
+	@$(call compile,$<,$(PRECISION)) $(LDLIBS)
 
 $(build):
 	@mkdir -p $@
@@ -92,23 +112,52 @@ $(build)/test_%: test/test_%.cpp Makefile | deps-test $(build)
 	@echo "building $@"
 	@$(CXX) $< $(CXXFLAGS) $(TEST_OPT) $(flag_$(call precision_of,test_$*)) -o $@ $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
 
-# ---- tests of the GPU's kernels: test/gpu/test_X.cu, on the emulator, in both precisions ----
-gpu_tests := $(patsubst test/gpu/test_%.cu,%,$(wildcard test/gpu/test_*.cu))
-emu_suffix := $(patsubst $(BACKEND)-$(PRECISION)%,%,$(config))
-emu_programs := $(foreach p,bf16 fp32,$(patsubst %,build/emu-$p$(emu_suffix)/test_gpu_%,$(gpu_tests)))
+# ---- tests of the GPU's kernels and of the whole trainer on them, in both precisions: test/gpu/test_X.cu, and the golden models.
+#      On the emulator; with BACKEND=cuda on a GPU ----
+gpu_backend  := $(if $(filter cuda,$(BACKEND)),cuda,emu)
+gpu_suffix   := $(patsubst $(BACKEND)-$(PRECISION)%,%,$(config))
+gpu_tests    := $(patsubst test/gpu/test_%.cu,test_gpu_%,$(wildcard test/gpu/test_*.cu))
+gpu_programs := $(foreach p,bf16 fp32,$(addprefix build/$(gpu_backend)-$p$(gpu_suffix)/,$(gpu_tests))) \
+                build/$(gpu_backend)-fp32$(gpu_suffix)/test_gpu_golden
+gpu_trainer  := build/$(gpu_backend)-bf16$(gpu_suffix)/train_gpt
+compile_gpu   = $(if $(filter cuda,$(BACKEND)),$(NVCC) -x cu $(NVCCFLAGS),$(CXX) -x c++ $(CXXFLAGS) $(EMUFLAGS)) $1 $(flag_$2) -o $@ \
+                $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
 
-define emu_rule
-build/emu-$1$(emu_suffix)/test_gpu_%: test/gpu/test_%.cu Makefile | deps-test
+define gpu_rules
+build/$(gpu_backend)-$1$(gpu_suffix)/test_gpu_%: test/gpu/test_%.cu Makefile | deps-test
 	@echo "building $$@"
 	@mkdir -p $$(@D)
-	@$(CXX) -x c++ $$< $(CXXFLAGS) $(if $(filter emu,$(BACKEND)),,$(EMUFLAGS)) $(flag_$1) -o $$@ $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
+	@$$(call compile_gpu,$$<,$1)
+build/$(gpu_backend)-$1$(gpu_suffix)/test_gpu_golden: test/test_golden_fp32.cpp Makefile | deps-test
+	@echo "building $$@"
+	@mkdir -p $$(@D)
+	@$$(call compile_gpu,$$<,$1)
 endef
-$(foreach p,bf16 fp32,$(eval $(call emu_rule,$p)))
+$(foreach p,bf16 fp32,$(eval $(call gpu_rules,$p)))
+ifeq ($(BACKEND),cpu)
+$(gpu_trainer): train_gpt.cu Makefile | deps
+	@$(MAKE) -s --no-print-directory BACKEND=$(gpu_backend) PRECISION=bf16 $@
+endif
 
-# Programs are built two at a time whatever -j says to the outer make, then run one after another.
+# ---- all tests. The CPU's are built for the CPU whatever BACKEND is; programs are built two at a time whatever -j says to the
+#      outer make, then run one after another ----
+programs_to_test = $(if $(filter cpu,$(BACKEND)),$(test_programs)) $(gpu_programs)
+
 test: deps-test deps-quickstart
-	@$(MAKE) -s --no-print-directory -j2 $(test_programs) $(emu_programs) $(build)/train_gpt
-	@TRAIN_GPT=$(build)/train_gpt SAN=$(SAN) test/run.sh $(test_programs) $(emu_programs) $(test_scripts)
+	@$(MAKE) -s --no-print-directory -j2 $(programs_to_test) $(build)/train_gpt $(gpu_trainer)
+	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) SAN=$(SAN) CXX=$(CXX) NVCC=$(NVCC) test/run.sh $(programs_to_test) $(test_scripts)
+
+# ---- the whole of it on a GPU ----
+.PHONY: check-gpu gpu-programs print-gpu-programs print-train-gpt print-bench
+check-gpu:
+	@scripts/check_gpu.sh
+gpu-programs: $(gpu_programs) $(build)/train_gpt $(build)/bench
+print-gpu-programs:
+	@echo $(gpu_programs)
+print-train-gpt:
+	@echo $(build)/train_gpt
+print-bench:
+	@echo $(build)/bench
 
 # ---- fuzzing: test/fuzz/fuzz_X.cpp is a libFuzzer target; findings go to build/fuzz/X ----
 FUZZ_SECONDS  ?= 60
@@ -162,6 +211,6 @@ clean:
 	rm -rf build train_gpt
 
 format:
-	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h test/*.cpp test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cpp dev/interop/*.cpp
+	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h llmc/gpu/*.cuh test/*.cpp test/gpu/* test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cu dev/interop/*.cpp
 
--include $(wildcard $(build)/*.d build/emu-*/*.d build/fuzz/*.d)
+-include $(wildcard $(build)/*.d build/emu-*/*.d build/cuda-*/*.d build/fuzz/*.d)

@@ -702,6 +702,11 @@ static void stop_after_this_step(int signal_number) {
     stop_requested = signal_number;
 }
 
+static void check_backend_takes(const ModelConfig& c) {
+    const std::string wrong = be::attention_limits(c.HS());
+    if (!wrong.empty()) fail("%s", wrong.c_str());
+}
+
 // The model that the options describe: a directory or a preset, then what is given beside it.
 static ModelConfig configure_model(const TrainOptions& o, const Tokenizer* tokenizer) {
     const bool from_directory = !o.model.empty();
@@ -737,6 +742,7 @@ static ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
         fail("the tokenizer has %d tokens, the model's vocab-size is %d; HINT: the tokenizer must be the model's own",
              tokenizer->vocab_size(), c.V);
     check_config(c);
+    check_backend_takes(c);
     pad_vocabulary(c, o.make_vocab_size_divisible_by);
     return c;
 }
@@ -913,6 +919,7 @@ struct Run {
         if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
         resumed_from = resume_directory(o);
         load_tokenizer();
+        if (be::memory_is_host && !o.gemm_cache.empty()) fail("--gemm-cache is for GPUs; on the CPU oneDNN chooses by itself");
         if (o.sample_interval > 0 && !tokenizer) fail("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
 
         const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
@@ -1015,6 +1022,10 @@ int train_command(const TrainOptions& given) {
 
     const RunLock lock(o.out);
     remove_leftovers(o.out);
+    if constexpr (!be::memory_is_host) {
+        const std::string file = o.gemm_cache.empty() ? cache_directory() + "/gemm.txt" : o.gemm_cache;
+        be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
+    }
     allocate(run.ctx, m);
     load_weights(run.ctx, m, o, run.resumed_from);
     Trainer trainer{run.ctx, m, o, run.schedule, *run.train, run.state, {}};
@@ -1118,6 +1129,7 @@ static LoadedModel load_for_inference(be::Ctx& ctx, const std::string& dir, int 
     LoadedModel loaded;
     ModelConfig c = read_config(dir);
     check_config(c);
+    check_backend_takes(c);
     pad_vocabulary(c, 16);
     if (T > c.T) fail("--seq-length %d is above the model's longest sequence %d", T, c.T);
     loaded.m = std::make_unique<Model>(c);

@@ -111,6 +111,8 @@ inline Allowed list(int values = 0) {
     X(int, sample_tokens, "", 64, between(1, 1000000), "Run", "tokens per sample")                                             \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                         \
     X(bool, plain, "", false, anything(), "Run", "plain loops only: slow, the reference that fast paths are tested against")   \
+    X(std::string, gemm_cache, "", "", anything(), "Run",                                                                      \
+      "GPU: file of the fastest algorithms for matrix products; default: in ~/.cache; none: no timing")                        \
     X(bool, quiet, "", false, anything(), "Run", "no line per step")                                                           \
     X(bool, dry_run, "", false, anything(), "Run", "print model, memory and batch arithmetic, then stop")                      \
     X(std::string, resume, "", "", anything(), "Checkpoint",                                                                   \

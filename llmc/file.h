@@ -166,3 +166,14 @@ inline void make_directory(const std::string& dir) {
     if (error) fail("cannot create directory %s: %s", dir.c_str(), error.message().c_str());
     if (access(dir.c_str(), W_OK) != 0) fail("directory %s is not writable: %s", dir.c_str(), strerror(errno));
 }
+
+// Where this user's programs keep what can be made again: $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt, made if need be; the
+// directory for temporary files where there is neither.
+inline std::string cache_directory() {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    std::error_code error;
+    for (const std::string& base : {std::string(cache ? cache : ""), home ? std::string(home) + "/.cache" : std::string()})
+        if (!base.empty() && (std::filesystem::create_directories(base + "/train_gpt", error), !error))
+            return base + "/train_gpt";
+    return std::filesystem::temp_directory_path().string();
+}

@@ -52,6 +52,10 @@ void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dou
 void linear_backward_weight(Ctx& ctx, real* dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/, const floatX* dout /*(N, OC)*/,
                             const floatX* inp /*(N, IC)*/, int N, int IC, int OC, Acc acc);
 
+// On a GPU: times the algorithms of products that occur for the first time, keeps the fastest in a file, and takes them from there
+// later, so that resumed runs have the same bits. To be called before the first product. (oneDNN chooses by itself.)
+void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
+
 // ---- rotary positions (rope.h) --------------------------------------------------------------------------------------------
 // Rotates the NH query and NKV key heads of qkv in place, rotate-half pairing (j, j + HS/2); values are left alone.
 // cos_sin holds (cos, sin) of position * base^(-2j/HS). backward rotates gradients by the opposite angle.
@@ -76,6 +80,9 @@ void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const
 void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, floatX* keys /*(B, P, NKV, HS)*/, floatX* values /*same*/,
                       const floatX* qkv /*(B, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/, int B, int t, int P, int NH,
                       int NKV, int HS, real scale);
+
+// Empty if these ops take heads of this size, else what is wrong: to refuse a model before anything is allocated.
+std::string attention_limits(int HS);
 
 // ---- activations and residual (mlp.h) -------------------------------------------------------------------------------------
 // tanh GeLU, elementwise over n. sets.

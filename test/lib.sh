@@ -5,6 +5,7 @@ program=$(realpath "${TRAIN_GPT:-./train_gpt}")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
+export XDG_CACHE_HOME=$work/cache
 
 # expect NAME COMMAND...: the command succeeds.
 expect() {

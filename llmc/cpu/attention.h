@@ -337,6 +337,8 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
     }
 }
 
+inline std::string attention_limits(int) { return ""; }
+
 inline void attention_decode(Ctx& ctx, floatX* out, floatX* keys, floatX* values, const floatX* qkv, const real* slopes, int B,
                              int t, int P, int NH, int NKV, int HS, real scale) {
     const int group = NH / NKV, row = NH + 2 * NKV;

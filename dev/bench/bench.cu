@@ -1,0 +1,360 @@
+// One training step, and its ops alone, each against what this machine can do, measured in the same run: a large matrix product
+// (on a CPU also the multiply-add rate of its registers) and a large copy. Medians.
+//   make bench            BACKEND=cpu|cuda  PRECISION=bf16|fp32
+//   build/.../bench [--ops | --steps | PRESET B T [none|selective|full] [LAYERS]]
+// On a GPU the calls of a round are started one after another and waited for once, so that starting them is not measured;
+// memory that ops read is random and larger than the caches.
+#define TRAIN_GPT_NO_MAIN
+#include <algorithm>
+#include <chrono>
+
+#include "../../train_gpt.cu"
+
+namespace {
+
+constexpr bool on_gpu = !be::memory_is_host;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+void wait(be::Ctx& ctx) {
+    char byte;
+    static void* const memory = be::allocate_memory(1);
+    be::download(ctx, &byte, memory, 1);
+}
+
+// Median seconds of f, after two warm-up calls: at least 3 rounds and about `budget` seconds.
+template <class F>
+double median_seconds(be::Ctx& ctx, F f, double budget = 1.0) {
+    f(), f(), wait(ctx);
+    const auto round = [&](int calls) {
+        const double start = now();
+        for (int i = 0; i < calls; i++) f();
+        wait(ctx);
+        return (now() - start) / calls;
+    };
+    const int calls = on_gpu ? (int)std::min(1000.0, std::max(1.0, 0.02 / round(1))) : 1;
+    std::vector<double> times;
+    const double end = now() + budget;
+    while (times.size() < 3 || (now() < end && times.size() < 1000)) times.push_back(round(calls));
+    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+    return times[times.size() / 2];
+}
+
+// Random numbers in the backend's memory.
+template <class E>
+class Numbers {
+public:
+    Numbers(be::Ctx& ctx, size_t n) : n_(n), p_((E*)be::allocate_memory(n * sizeof(E))) {
+        std::vector<E> v(n);
+#pragma omp parallel for
+        for (size_t i = 0; i < n; i++) v[i] = (E)(real)(((i * 2654435761u >> 12) % 1000) / 1000.0 - 0.5);
+        be::upload(ctx, p_, v.data(), n * sizeof(E));
+    }
+    Numbers(const Numbers&) = delete;
+    Numbers& operator=(const Numbers&) = delete;
+    ~Numbers() { be::release_memory(p_, n_ * sizeof(E)); }
+    operator E*() const { return p_; }
+    size_t size() const { return n_; }
+
+private:
+    size_t n_;
+    E* p_;
+};
+
+struct Machine {
+    double flops, bytes;
+    const char* flops_name;
+};
+
+void row(const std::string& name, double seconds, double flops, double bytes, const Machine& machine) {
+    printf("%-40s %10.3f ms", name.c_str(), seconds * 1e3);
+    if (flops > 0)
+        printf("  %8.1f TFLOP/s %5.0f%% of %s", flops / seconds / 1e12, 100 * flops / seconds / machine.flops,
+               machine.flops_name);
+    if (bytes > 0) printf("  %8.1f GB/s    %5.0f%% of copy", bytes / seconds / 1e9, 100 * bytes / seconds / machine.bytes);
+    printf("\n");
+    fflush(stdout);
+}
+
+// Fused multiply-add rate of fp32 registers, all threads: 12 independent chains hide the latency.
+double fma_peak(be::Ctx& ctx) {
+    typedef float vec __attribute__((vector_size(64)));
+    constexpr long rounds = 4000000;
+    static vec sink;
+    const double seconds = median_seconds(ctx, [&] {
+#pragma omp parallel
+        {
+            vec sum[12], x = vec{} + 1e-3f;
+            for (int k = 0; k < 12; k++) sum[k] = vec{} + (float)k;  // different chains, or the compiler keeps one
+            for (long i = 0; i < rounds; i++) {
+                for (vec& s : sum) s = s * x + x;
+            }
+#pragma omp critical
+            for (const vec& s : sum) sink += s;
+        }
+    });
+    if (sink[3] == 42) printf(" ");  // the sums must be seen to be used
+    return 2.0 * rounds * 12 * 16 * ctx.threads / seconds;
+}
+
+struct Sizes {
+    int N, C, F, V, Vp;     // rows, widths and vocabulary of the linear layers and the classifier
+    int B, T, NH, NKV, HS;  // attention
+    size_t parameters;      // AdamW, norm
+};
+
+void bench_linear(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
+    const Numbers<floatX> x(ctx, (size_t)N * IC), w(ctx, (size_t)OC * IC), y(ctx, (size_t)N * OC);
+    const Numbers<real> dw(ctx, (size_t)OC * IC);
+    const double flops = 2.0 * N * IC * OC;
+    const std::string shape = format(" %dx%dx%d", N, IC, OC);
+    row("linear_forward" + shape, median_seconds(ctx, [&] { be::linear_forward(ctx, y, x, w, nullptr, N, IC, OC); }), flops, 0,
+        machine);
+    row("linear_backward_weight" + shape,
+        median_seconds(ctx, [&] { be::linear_backward_weight(ctx, dw, nullptr, y, x, N, IC, OC, Acc::Add); }), flops, 0,
+        machine);
+    row("linear_backward_input" + shape, median_seconds(ctx, [&] { be::linear_backward_input(ctx, x, y, w, N, IC, OC); }),
+        flops, 0, machine);
+}
+
+void bench_attention(be::Ctx& ctx, const Machine& machine, int B, int T, int NH, int NKV, int HS) {
+    const size_t rows = (size_t)B * T;
+    const Numbers<floatX> qkv(ctx, rows * (NH + 2 * NKV) * HS), out(ctx, rows * NH * HS), dout(ctx, rows * NH * HS),
+        dqkv(ctx, rows * (NH + 2 * NKV) * HS);
+    const Numbers<real> lse(ctx, rows * NH);
+    const real scale = (real)(1 / std::sqrt((double)HS));
+    const double flops = 2.0 * rows * T * NH * HS;  // causal: two products of T^2/2 x HS per head
+    const std::string shape = format(" %dx%d %d/%dx%d", B, T, NH, NKV, HS);
+    row("attention_forward" + shape,
+        median_seconds(ctx, [&] { be::attention_forward(ctx, out, lse, qkv, nullptr, nullptr, B, T, NH, NKV, HS, scale); }),
+        flops, 0, machine);
+    row("attention_backward" + shape,
+        median_seconds(
+            ctx, [&] { be::attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, nullptr, B, T, NH, NKV, HS, scale); }),
+        2.5 * flops, 0, machine);
+}
+
+// What is bound by memory bandwidth: bytes that must be moved, each once.
+void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
+    constexpr double X = sizeof(floatX), R = sizeof(real);
+    const double NC = (double)s.N * s.C, NF = (double)s.N * s.F;
+    const std::string shape = format(" %dx%d", s.N, s.C), wide = format(" %dx%d", s.N, s.F);
+    const auto bench = [&](const std::string& name, double bytes, auto f) {
+        row(name, median_seconds(ctx, f), 0, bytes, machine);
+    };
+    {
+        const Numbers<floatX> x(ctx, (size_t)NC), add(ctx, (size_t)NC), sum(ctx, (size_t)NC), y(ctx, (size_t)NC), w(ctx, s.C),
+            b(ctx, s.C);
+        const Numbers<real> mean(ctx, s.N), rstd(ctx, s.N), dw(ctx, s.C), db(ctx, s.C);
+        bench("layernorm_forward + residual" + shape, 4 * NC * X,
+              [&] { be::layernorm_forward(ctx, y, mean, rstd, sum, x, add, w, b, s.N, s.C, 1e-5f); });
+        bench("layernorm_backward, adding" + shape, 4 * NC * X,
+              [&] { be::layernorm_backward(ctx, add, dw, db, y, x, w, mean, rstd, s.N, s.C, Acc::Add); });
+        bench("rmsnorm_forward + residual" + shape, 4 * NC * X,
+              [&] { be::rmsnorm_forward(ctx, y, rstd, sum, x, add, w, s.N, s.C, 1e-5f); });
+        bench("rmsnorm_backward, adding" + shape, 4 * NC * X,
+              [&] { be::rmsnorm_backward(ctx, add, dw, y, x, w, rstd, s.N, s.C, Acc::Add); });
+        bench("residual_forward" + shape, 3 * NC * X, [&] { be::residual_forward(ctx, y, x, add, x.size()); });
+    }
+    {
+        const Numbers<floatX> x(ctx, 2 * (size_t)NF), dx(ctx, 2 * (size_t)NF), y(ctx, (size_t)NF);
+        bench("gelu_forward" + wide, 2 * NF * X, [&] { be::gelu_forward(ctx, y, x, y.size()); });
+        bench("gelu_backward" + wide, 3 * NF * X, [&] { be::gelu_backward(ctx, dx, y, x, y.size()); });
+        bench("swiglu_forward" + wide, 3 * NF * X, [&] { be::swiglu_forward(ctx, y, x, s.N, s.F); });
+        bench("swiglu_backward" + wide, 5 * NF * X, [&] { be::swiglu_backward(ctx, dx, y, x, s.N, s.F); });
+    }
+    {
+        const int heads = s.NH + 2 * s.NKV;
+        const Numbers<floatX> qkv(ctx, (size_t)s.N * heads * s.HS);
+        const Numbers<real> cos_sin(ctx, (size_t)s.T * s.HS);
+        const Numbers<int> positions(ctx, s.N);
+        be::clear(ctx, positions, s.N * sizeof(int));
+        bench(format("rope_forward %dx%dx%d", s.N, heads, s.HS), 2.0 * s.N * (s.NH + s.NKV) * s.HS * X,
+              [&] { be::rope_forward(ctx, qkv, positions, cos_sin, s.N, s.NH, s.NKV, s.HS); });
+    }
+    {
+        const Numbers<floatX> out(ctx, (size_t)NC), wte(ctx, (size_t)s.Vp * s.C);
+        const Numbers<real> dwte(ctx, (size_t)s.Vp * s.C);
+        const Numbers<int> tokens(ctx, s.N);
+        std::vector<int> random(s.N);
+        for (int i = 0; i < s.N; i++) random[i] = (int)((unsigned)i * 2654435761u % (unsigned)s.V);
+        be::upload(ctx, tokens, random.data(), random.size() * sizeof(int));
+        bench("embedding_forward" + shape, 2 * NC * X,
+              [&] { be::embedding_forward(ctx, out, tokens, nullptr, wte, nullptr, s.N, s.C, 0, s.V); });
+        bench("embedding_backward" + shape, NC * (X + 2 * R),
+              [&] { be::embedding_backward(ctx, dwte, nullptr, out, tokens, nullptr, s.N, s.C, 0, s.V); });
+    }
+    {
+        const int rows = std::min(s.N, 8192);
+        const Numbers<floatX> logits(ctx, (size_t)rows * s.Vp);
+        const Numbers<real> loss(ctx, rows), z(ctx, rows), lse(ctx, rows);
+        const Numbers<int> targets(ctx, rows);
+        be::clear(ctx, targets, rows * sizeof(int));
+        bench(format("classifier %dx%d", rows, s.V), 2.0 * rows * s.Vp * X,
+              [&] { be::classifier(ctx, logits, loss, z, lse, targets, rows, s.V, s.Vp, 1e-3f, 1e-4f, true); });
+    }
+    {
+        const size_t n = s.parameters;
+        const Numbers<floatX> p(ctx, n);
+        const Numbers<real> master(ctx, n), m(ctx, n), v(ctx, n), g(ctx, n);
+        be::clear(ctx, v, n * sizeof(real));
+        const std::string size = " " + human_count((double)n);
+        bench("adamw" + size, (double)n * (7 * R + X),
+              [&] { be::adamw(ctx, p, master, m, v, g, n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10); });
+        bench("sum_of_squares" + size, (double)n * R, [&] { be::sum_of_squares(ctx, g, n); });
+    }
+}
+
+// A whole step on random tokens: forward, backward, norm, AdamW. layers: 0, or fewer than the preset has.
+void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset, int B, int T, Recompute recompute,
+                int layers) {
+    ModelConfig c = config_from_preset(preset);
+    if (layers) c.L = layers;
+    if (!c.V) c.V = 4096;
+    c.T = std::max(c.T, T);
+    pad_vocabulary(c, 128);
+    Model m(c);
+    plan_memory(m, recompute, B, T, on_gpu ? 8192 : 1024);
+    allocate(ctx, m);
+    initialize(ctx, m, 1);
+    Batch batch;
+    batch.B = B, batch.T = T;
+    for (int i = 0; i < B * T; i++) {
+        batch.tokens.push_back((int)(i * 2654435761u % c.V)), batch.targets.push_back((int)((i + 1) * 2654435761u % c.V));
+        batch.positions.push_back(i % T);
+    }
+    double forward = 0, backward = 0, update = 0;
+    int64_t step = 0;
+    const auto lap = [&](double& part, double& start) {  // also waits, which costs a GPU some microseconds of a step
+        wait(ctx);
+        part = now() - start, start = now();
+    };
+    const double seconds = median_seconds(
+        ctx,
+        [&] {
+            double start = now();
+            const Rows rows = stage(ctx, m, batch);
+            be::clear(ctx, m.grads, m.table.size * sizeof(real));
+            clear_sums(ctx, m);
+            model_forward(ctx, m, rows);
+            lap(forward, start);
+            head(ctx, m, rows, real(1.0 / (B * T)), 0, true);
+            model_backward(ctx, m, rows);
+            lap(backward, start);
+            const double norm = std::sqrt(be::sum_of_squares(ctx, m.grads, m.table.size));
+            be::adamw(ctx, m.params, m.master, m.m, m.v, m.grads, m.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
+                      (real)std::min(1.0, 1 / norm), ++step);
+            lap(update, start);
+        },
+        on_gpu ? 3.0 : 10.0);
+    const double flops = model_flops_per_token(c, T) * B * T;
+    printf(
+        "%-14s %s %dx%d: %8.0f tok/s  %8.3f TFLOP/s (%.0f%% of %s)  %8.1f ms a step (forward %.1f, head and backward %.1f, "
+        "update "
+        "%.1f)  %.2f GiB\n",
+        (preset + (layers ? format(" %d layers", layers) : "")).c_str(), precision_name, B, T, B * T / seconds,
+        flops / seconds / 1e12, 100 * flops / seconds / machine.flops, machine.flops_name, seconds * 1e3, forward * 1e3,
+        backward * 1e3, update * 1e3, (double)m.arena.bytes() / 1073741824.0);
+    fflush(stdout);
+}
+
+// What a checkpoint costs: training waits for the copy, then shares the cores with the writer until it is done. At the default
+// interval of 30 minutes the cost is at most (copy + writing) / 30 minutes.
+void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
+    Model m([&] {
+        ModelConfig c = config_from_preset(preset);
+        pad_vocabulary(c, 128);
+        return c;
+    }());
+    plan_memory(m, Recompute::none, 1, 64, 64);
+    plan_checkpoint_copy(m);
+    allocate(ctx, m);
+    initialize(ctx, m, 1);
+    std::string out = "build/bench_checkpoint_XXXXXX";
+    if (!mkdtemp(&out[0])) fail("cannot make a directory in build: %s", strerror(errno));
+    std::vector<double> copies, writes;
+    {
+        Saver saver(ctx, out, m.c, m.table, {}, 1, 0, m.copy);
+        for (int i = 0; i < 4; i++) {  // the first save also touches the memory for the first time
+            TrainingState state;
+            state.step = i;
+            const double start = now();
+            saver.save({m.params, m.master, m.m, m.v}, state);
+            copies.push_back(now() - start);
+            saver.wait();
+            writes.push_back(now() - start - copies.back());
+            if (const auto outcome = saver.outcome(); !outcome || !outcome->error.empty())
+                fail("the checkpoint was not written: %s", outcome ? outcome->error.c_str() : "?");
+        }
+    }
+    std::filesystem::remove_all(out);
+    std::sort(copies.begin() + 1, copies.end()), std::sort(writes.begin() + 1, writes.end());
+    printf(
+        "checkpoint of %s: training waits %.0f ms (first time %.0f ms), written in %.1f s, %.2f GiB: at most %.2f%% of 30 "
+        "minutes\n",
+        preset.c_str(), copies[2] * 1e3, copies[0] * 1e3, writes[2], (double)checkpoint_bytes(m.table, {}) / 1073741824.0,
+        100 * (copies[2] + writes[2]) / 1800);
+}
+
+// The CPU's bound is what its registers can do in fp32, the GPU's what its own library reaches on a large product.
+Machine measure(be::Ctx& ctx) {
+    Machine machine{};
+    if (on_gpu) {
+        const int n = 8192;
+        const Numbers<floatX> a(ctx, (size_t)n * n), b(ctx, (size_t)n * n), c(ctx, (size_t)n * n);
+        machine.flops = 2.0 * n * n * n / median_seconds(ctx, [&] { be::linear_forward(ctx, c, a, b, nullptr, n, n, n); });
+        machine.flops_name = "cuBLASLt 8192^3";
+    } else {
+        machine.flops = fma_peak(ctx);
+        machine.flops_name = "fp32 FMA";
+    }
+    const size_t n = on_gpu ? (size_t)1 << 30 : 64 << 20;
+    const Numbers<float> from(ctx, n / 4), to(ctx, n / 4);
+    machine.bytes = 2.0 * (double)n / median_seconds(ctx, [&] { be::copy_rows(ctx, to, n / 64, from, n / 64, n / 64, 64); });
+    return machine;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    be::Ctx ctx;
+    const Machine machine = measure(ctx);
+    printf("%s, %s, storage %s: %s %.2f TFLOP/s, copy %.1f GB/s\n", be::backend_name, ctx.description().c_str(), precision_name,
+           machine.flops_name, machine.flops / 1e12, machine.bytes / 1e9);
+    const std::string what = argc > 1 ? argv[1] : "";
+    if (argc >= 4) {
+        bench_step(ctx, machine, argv[1], atoi(argv[2]), atoi(argv[3]), recompute_policy(argc > 4 ? argv[4] : "none"),
+                   argc > 5 ? atoi(argv[5]) : 0);
+        return 0;
+    }
+    if (what != "--ops") {
+        if (on_gpu) {
+            bench_step(ctx, machine, "gpt2-124m", 64, 1024, Recompute::none, 0);
+            bench_step(ctx, machine, "gpt2-1558m", 16, 1024, Recompute::none, 0);
+            bench_step(ctx, machine, "llama-1b", 16, 2048, Recompute::none, 0);
+            bench_step(ctx, machine, "llama2-7b", 1, 4096, Recompute::selective, 24);
+            bench_step(ctx, machine, "llm-jp-172b", 1, 4096, Recompute::selective, 3);
+        } else {
+            bench_step(ctx, machine, "gpt2-124m", 1, 1024, Recompute::none, 0);
+            bench_step(ctx, machine, "gpt2-124m", 4, 64, Recompute::none, 0);
+            bench_step(ctx, machine, "quickstart", 8, 256, Recompute::none, 0);
+            bench_checkpoint(ctx, "gpt2-124m");
+        }
+    }
+    if (what != "--steps") {
+        const Sizes s = on_gpu ? Sizes{32768, 4096, 11008, 50257, 50304, 4, 4096, 32, 32, 128, (size_t)512 << 20}
+                               : Sizes{1024, 768, 3072, 50257, 50304, 1, 1024, 12, 12, 64, (size_t)32 << 20};
+        bench_linear(ctx, machine, s.N, s.C, s.F), bench_linear(ctx, machine, s.N, s.F, s.C);
+        bench_linear(ctx, machine, std::min(s.N, 8192), s.C, s.Vp);
+        bench_attention(ctx, machine, s.B, s.T, s.NH, s.NKV, s.HS);
+        if (on_gpu) {
+            bench_attention(ctx, machine, 64, 1024, 12, 12, 64), bench_attention(ctx, machine, 2, 8192, 32, 8, 128);
+            bench_linear(ctx, machine, 65536, 768, 3072), bench_linear(ctx, machine, 65536, 3072, 768);
+        }
+        bench_memory_bound(ctx, machine, s);
+    }
+    return 0;
+} catch (const Error& e) {
+    fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+}

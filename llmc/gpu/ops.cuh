@@ -1,0 +1,12 @@
+// Every op of namespace gpu.
+#pragma once
+#include "memory.cuh"
+#include "embed.cuh"
+#include "norm.cuh"
+#include "matmul.cuh"
+#include "rope.cuh"
+#include "attention.cuh"
+#include "mlp.cuh"
+#include "loss.cuh"
+#include "optimizer.cuh"
+#include "reduce.cuh"

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Copies the headers and static libraries that a build needs, besides the CUDA toolkit and a compiler, from this machine into
+# build/deps: for a machine without a package manager, to which the folder can be carried. A few MB. oneDNN (CPU matrix products,
+# 60 MB) is left out: without it the CPU's part is slow but right.
+#   scripts/vendor.sh        then, over there: make check-gpu
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/install_deps.sh test
+rm -rf build/deps
+mkdir -p build/deps/include build/deps/lib
+for header in nlohmann CLI gtest; do cp -rL "/usr/include/$header" build/deps/include/; done
+cp -L /usr/include/pcre2.h build/deps/include/
+for library in libgtest.a libgtest_main.a libpcre2-8.a; do
+    cp -L "$(find /usr/lib -name "$library" | head -n 1)" build/deps/lib/
+done
+du -sh build/deps

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Without a GPU: the program compiles with nvcc for every architecture it is meant for, without warnings, and no kernel spills
+# registers to memory. Where there is no nvcc there is nothing to check, and the script says so.
+#   test/cuda_build_test.sh        NVCC=nvcc  PRECISION=bf16
+root=$(realpath "$(dirname "$0")/..")
+TRAIN_GPT=/bin/true
+. "$root/test/lib.sh"
+NVCC=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+if [[ ! -x $NVCC ]]; then
+    echo "ok: skipped: there is no nvcc"
+    exit 0
+fi
+deps=()
+[[ -d $root/build/deps/include && ! -e /usr/include/CLI/CLI.hpp ]] && deps=(-isystem "$root/build/deps/include")
+# Runs NAME ARCHITECTURE...: one compilation for several, two at a time.
+compile() {
+    local archs=()
+    for arch in "$@"; do archs+=("-gencode=arch=compute_$arch,code=sm_$arch"); done
+    "$NVCC" -x cu -std=c++17 -O3 -t 2 -DBACKEND_CUDA -I"$root" "${deps[@]}" -Werror all-warnings -Xptxas -v \
+        -Xcompiler -fopenmp,-Wall,-Wextra,-Wno-parentheses,-O1 "${archs[@]}" -c "$root/train_gpt.cu" -o program.o >ptxas.txt 2>&1
+}
+architectures=(80 90a)
+for arch in 100a 120; do "$NVCC" --list-gpu-code | grep -q "^sm_${arch%a}$" && architectures+=("$arch"); done
+expect "compiles for sm_${architectures[*]} without warnings" compile "${architectures[@]}"
+# User time of all children: two cores that do nothing else need half of it.
+cpu_seconds=$(times | awk 'NR == 2 { sub("m", " ", $1); split($1, t, " "); print int(t[1] * 60 + t[2]) }')
+expect "in $cpu_seconds s of CPU time, below 600" test "$cpu_seconds" -lt 600
+kernels=$(grep -c "Function properties" ptxas.txt)
+expect "$kernels kernels were looked at" test "$kernels" -ge 50
+awk '/Function properties for/ { name = $NF } /bytes spill stores/ && ($5 != 0 || $9 != 0) { print name ": " $0 }' ptxas.txt >spills.txt
+expect "no kernel spills registers" cmp spills.txt /dev/null
+[[ -s spills.txt ]] && cat spills.txt
+true

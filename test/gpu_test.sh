@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# The GPU's trainer, on the emulator or a GPU, against the CPU's: the same losses for each family and option, the same bits twice
+# and after a resume, generation, evaluation, and what it refuses.
+#   TRAIN_GPT=build/cpu-bf16/train_gpt GPU_TRAIN_GPT=build/emu-bf16/train_gpt test/gpu_test.sh
+gpu=$(realpath "${GPU_TRAIN_GPT:-build/emu-bf16/train_gpt}")
+. "$(dirname "$0")/lib.sh"
+
+for i in $(seq 1 300); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
+expect "tokenizer" "$gpu" tokenizer --input text.txt --vocab-size 380 --output tok
+expect "prepare" "$gpu" prepare --input text.txt --output text --tokenizer tok --split-documents blank
+
+small=(--num-layers 2 --tokenizer tok --data-path text --split "90, 10, 0" --seq-length 40 --micro-batch-size 2 --global-batch-size 4 --train-iters 8 --lr 3e-3
+    --lr-warmup-iters 2 --eval-interval 8 --eval-iters 1 --z-loss 1e-4 --quiet --seed 5)
+llama=(--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights)
+declare -A run=(
+    [gpt2]="--hidden-size 64 --num-attention-heads 4"
+    [gpt2-64]="--hidden-size 128 --num-attention-heads 2"
+    [bloom]="--hidden-size 64 --num-attention-heads 4 --position-embedding-type alibi --embed-layernorm"
+    [bloom-64]="--hidden-size 128 --num-attention-heads 2 --position-embedding-type alibi --embed-layernorm --recompute full"
+    [llama]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 ${llama[*]}"
+    [llama-128]="--hidden-size 256 --num-attention-heads 2 --num-query-groups 1 ${llama[*]} --recompute selective"
+    [documents]="--hidden-size 128 --num-attention-heads 2 ${llama[*]} --reset-position-ids --reset-attention-mask --eod-mask-loss"
+)
+train() { # PROGRAM NAME OUT OPTIONS...
+    local trainer=$1 name=$2 out=$3
+    shift 3
+    # shellcheck disable=SC2086
+    "$trainer" train ${run[$name]} "${small[@]}" --out "$out" "$@"
+}
+# Losses differ by roundings to bf16 in another place; eight steps of a small model let them grow to no more than this.
+near() {
+    paste <(losses "$1") <(losses "$2") | awk -v tolerance=0.01 '{ d = $2 - $4; if (d < 0) d = -d; if (!(d <= tolerance)) { print; bad = 1 }; n++ } END { exit bad || n != 8 }'
+}
+for name in "${!run[@]}"; do
+    expect "$name: trains" train "$gpu" "$name" "$name-gpu"
+    expect "$name: trains on the CPU" train "$program" "$name" "$name-cpu"
+    expect "$name: the CPU's losses" near "$name-cpu" "$name-gpu"
+done
+same() { cmp "$1/latest/training/master.safetensors" "$2/latest/training/master.safetensors"; }
+expect "again" train "$gpu" llama-128 again
+expect "the same bits again" same llama-128-gpu again
+expect "without recomputation" train "$gpu" bloom-64 kept --recompute none
+expect "the same bits without recomputation" same bloom-64-gpu kept
+expect "saves on the way" train "$gpu" llama-128 whole --save-every 3 --keep 0
+expect "resumes" train "$gpu" llama-128 resumed --resume whole/step_00000003
+expect "the same bits after a resume" same whole resumed
+expect "the file of algorithms" grep -q "cuBLASLt" cache/train_gpt/gemm.txt
+
+expect "generates" "$gpu" generate --model llama-128-gpu/latest --prompt "in the year" --max-new-tokens 8 --temperature 0
+grep -v tokens/s out.txt >gpu.txt
+expect "generates on the CPU" "$program" generate --model llama-128-gpu/latest --prompt "in the year" --max-new-tokens 8 --temperature 0
+expect "the same text" cmp gpu.txt <(grep -v tokens/s out.txt)
+
+expect "--dry-run" train "$gpu" llama x --dry-run
+says "it names the device" "GPU"
+says "and what lies where" "copy for checkpoints (host)"
+
+if [[ $gpu == *emu* ]]; then
+    for capability in 80 120; do
+        expect "compute capability $capability" env EMU_CAPABILITY=$capability "$gpu" train ${run[gpt2-64]} "${small[@]}" --out on-$capability
+        expect "compute capability $capability: the CPU's losses" near gpt2-64-cpu on-$capability
+    done
+    none() { EMU_DEVICES=0 train "$gpu" llama x; }
+    expect "no GPU: refused" refused none
+    says "no GPU: says so" "error: no GPU: no CUDA-capable device"
+    old() { EMU_CAPABILITY=75 train "$gpu" llama x; }
+    expect "an old GPU: refused" refused old
+    says "an old GPU: says what is needed" "compute capability 7.5; 8.0 or later"
+    little() { EMU_MEMORY_MB=33 train "$gpu" llama x; }
+    expect "too little memory: refused" refused little
+    says "too little memory: says how much for what" "GiB of GPU memory"
+    says "too little memory: says what to do" "HINT: a smaller --micro-batch-size"
+fi
+expect "a head size that no kernel takes: refused" refused "$gpu" train --hidden-size 1024 --num-attention-heads 2 "${small[@]}"
+says "its limits" "512.*is above 256"
+expect "--gemm-cache on the CPU: refused" refused "$program" train --data-path text --train-iters 1 --gemm-cache x
