@@ -23,11 +23,9 @@ namespace gpu {
 
 constexpr int attention_largest_head = 256;
 
-// Empty if attention takes heads of this size, else what is wrong: to refuse a model before its memory is allocated.
 inline std::string attention_limits(int HS) {
-    if (HS >= 1 && HS <= attention_largest_head) return "";
-    return format("attention on the GPU takes head sizes from 1 to %d, not %d; HINT: more heads of the same width are smaller",
-                  attention_largest_head, HS);
+    if (HS <= attention_largest_head) return "";
+    return format("a head size of %d is above %d, the largest that attention on the GPU takes", HS, attention_largest_head);
 }
 
 enum class AttentionKernels { simple, mma, hopper };
@@ -45,52 +43,37 @@ inline AttentionKernels choose_attention(const Ctx& ctx, int HS) {
 inline AttentionShape checked_attention_shape(int B, int T, int NH, int NKV, int HS, real scale) {
     const std::string wrong = attention_limits(HS);
     if (!wrong.empty()) fail("%s", wrong.c_str());
-    CHECK(B > 0 && T > 0 && NKV > 0 && NH > 0 && NH % NKV == 0, "B %d, T %d, NH %d, NKV %d", B, T, NH, NKV);
-    CHECK(scale > 0, "the largest score is searched before scaling");
+    CHECK(B > 0 && T > 0 && HS > 0 && NKV > 0 && NH > 0 && NH % NKV == 0, "B %d, T %d, NH %d, NKV %d, HS %d", B, T, NH, NKV,
+          HS);
+    CHECK(scale > 0, "the largest score is looked for before scaling");
     return {B, T, NH, NKV, HS, scale};
 }
 
 inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
                               int B, int T, int NH, int NKV, int HS, real scale) {
     const AttentionShape a = checked_attention_shape(B, T, NH, NKV, HS, scale);
-    switch (choose_attention(ctx, HS)) {
-        case AttentionKernels::simple:
-            return attention_forward_simple(ctx, out, lse, qkv, slopes, doc_start, a);
-        case AttentionKernels::mma:
 #ifndef PRECISION_FP32
-            CHECK(aligned_16(out, qkv), "rows are moved 16 bytes at a time");
-            return attention_forward_mma(ctx, out, lse, qkv, slopes, doc_start, a);
+    const AttentionKernels kernels = choose_attention(ctx, HS);
+    CHECK(kernels == AttentionKernels::simple || aligned_16(out, qkv), "rows are moved 16 bytes at a time");
+    if (kernels == AttentionKernels::hopper)
+        return attention_forward_hopper(ctx, out, lse, qkv, slopes, doc_start, B, T, NH, NKV, HS, scale);
+    if (kernels == AttentionKernels::mma) return attention_forward_mma(ctx, out, lse, qkv, slopes, doc_start, a);
 #endif
-            break;
-        case AttentionKernels::hopper:
-#ifndef PRECISION_FP32
-            CHECK(aligned_16(out, qkv), "rows are moved 16 bytes at a time");
-            return attention_forward_hopper(ctx, out, lse, qkv, slopes, doc_start, B, T, NH, NKV, HS, scale);
-#endif
-            break;
-    }
+    attention_forward_simple(ctx, out, lse, qkv, slopes, doc_start, a);
 }
 
 inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
                                const floatX* qkv, const real* slopes, const int* doc_start, int B, int T, int NH, int NKV,
                                int HS, real scale) {
     const AttentionShape a = checked_attention_shape(B, T, NH, NKV, HS, scale);
-    switch (choose_attention(ctx, HS)) {
-        case AttentionKernels::simple:
-            return attention_backward_simple(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
-        case AttentionKernels::mma:
 #ifndef PRECISION_FP32
-            CHECK(aligned_16(dqkv, dout, out, qkv), "rows are moved 16 bytes at a time");
-            return attention_backward_mma(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
+    const AttentionKernels kernels = choose_attention(ctx, HS);
+    CHECK(kernels == AttentionKernels::simple || aligned_16(dqkv, dout, out, qkv), "rows are moved 16 bytes at a time");
+    if (kernels == AttentionKernels::hopper)
+        return attention_backward_hopper(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, B, T, NH, NKV, HS, scale);
+    if (kernels == AttentionKernels::mma) return attention_backward_mma(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
 #endif
-            break;
-        case AttentionKernels::hopper:
-#ifndef PRECISION_FP32
-            CHECK(aligned_16(dqkv, dout, out, qkv), "rows are moved 16 bytes at a time");
-            return attention_backward_hopper(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, B, T, NH, NKV, HS, scale);
-#endif
-            break;
-    }
+    attention_backward_simple(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
 }
 
 // ---- decoding --------------------------------------------------------------------------------------------------------------

@@ -24,20 +24,20 @@
 namespace gpu {
 namespace mma {
 
-// Tile shapes: M and N as large as the registers of all architectures allow without spilling.
+// Tile shapes: as large as the registers of all architectures allow without spilling. 8 warps where M is 1, for as many rows.
 template <int HS>
 struct Forward {
-    static constexpr int warps = 4, M = 2, N = HS <= 64 ? 64 : 32, rows = 16 * M * warps;
+    static constexpr int M = HS <= 96 ? 2 : 1, N = HS <= 96 ? 32 : 64, warps = 8 / M, rows = 16 * M * warps;
     static constexpr size_t bytes = sizeof(bf16) * HS * (rows + 2 * 2 * N);
 };
 template <int HS>
 struct BackwardQueries {
-    static constexpr int warps = HS <= 96 ? 4 : 8, M = HS <= 96 ? 2 : 1, N = 32, rows = 16 * M * warps;
+    static constexpr int M = HS <= 80 ? 2 : 1, N = 32, warps = 8 / M, rows = 16 * M * warps;
     static constexpr size_t bytes = sizeof(bf16) * HS * (2 * rows + 2 * 2 * N);
 };
 template <int HS>
-struct BackwardKeys {
-    static constexpr int warps = HS <= 64 ? 4 : 8, M = 1, N = 32, rows = 16 * M * warps;
+struct BackwardKeys {  // small heads leave registers and shared memory for three smaller blocks
+    static constexpr int M = 1, N = 32, blocks = HS <= 64 ? 3 : 1, warps = HS <= 64 ? 4 : 8, rows = 16 * M * warps;
     static constexpr size_t bytes = sizeof(bf16) * HS * (2 * rows + 2 * 2 * N) + 2 * N * sizeof(RowInfo);
 };
 
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
 }
 
 template <int HS>
-__global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, HS <= 64 ? 3 : 1)
+__global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>::blocks)
     attention_backward_keys(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
                             const int* doc_start, AttentionShape a, BlockOrder order) {
     using F = BackwardKeys<HS>;

@@ -410,12 +410,18 @@ inline void Block::run(uint3 block_id, const std::function<void()>& body) {
     for (const auto& [address, object] : objects) object->block_ended(kernel);
 }
 
+// One for all kernels: a block keeps the fibers of its last run.
+inline std::vector<std::unique_ptr<Block>>& block_pool() {
+    static thread_local std::vector<std::unique_ptr<Block>> pool;
+    return pool;
+}
+
 // Runs a whole grid: blocks in order, or config().threads at a time.
 template <class Body>
 void launch(dim3 grid, dim3 size, size_t shared_bytes, const char* kernel, const Body& body) {
     Quiet quiet;
     const long n_blocks = (long)grid.x * grid.y * grid.z;
-    static thread_local std::vector<std::unique_ptr<Block>> pool;
+    std::vector<std::unique_ptr<Block>>& pool = block_pool();
     const unsigned n = (unsigned)std::min<long>(n_blocks, config().threads);
     while (pool.size() < n) pool.push_back(std::make_unique<Block>());
     const std::function<void()> call = body;

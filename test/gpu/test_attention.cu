@@ -19,6 +19,13 @@ constexpr double u = roundoff<float>;
 constexpr double rounding = roundoff<floatX> * 1.01;  // of a value that was itself computed with small error
 constexpr double tiny = 1e-30;                        // weights below e^-86.6 are 0
 
+// Under ThreadSanitizer a block costs a hundred times more: the smaller cases have all kinds of tiles, too.
+#ifdef EMU_TSAN
+constexpr bool brief = true;
+#else
+constexpr bool brief = false;
+#endif
+
 struct Case {
     int B, T, NH, NKV, HS;
     bool alibi, documents;
@@ -288,6 +295,7 @@ INSTANTIATE_TEST_SUITE_P(TensorCoreSizes, Attention,
 
 TEST_P(Attention, EachImplementation) {
     const Problem p(GetParam(), 1);
+    if (brief && p.k.rows() * p.k.NH > 270) GTEST_SKIP() << "too long under ThreadSanitizer";
     BeforeHopper ctx;
     for (const bool plain : implementations(ctx, p.k.HS)) {
         SCOPED_TRACE(name_of(plain));
@@ -301,7 +309,7 @@ TEST_P(Attention, EachImplementation) {
 
 TEST(AttentionRuns, TheSameBitsTwice) {
     for (const Case& k :
-         {Case{2, 40, 4, 2, 24, true, true}, Case{1, 140, 2, 1, 64, true, true}, Case{1, 130, 4, 1, 128, false, false}}) {
+         {Case{2, 40, 4, 2, 24, true, true}, Case{1, 140, 2, 1, 64, true, true}, Case{1, 70, 4, 1, 128, false, false}}) {
         const Problem p(k, 5);
         BeforeHopper ctx;
         for (const bool plain : implementations(ctx, k.HS)) {
@@ -316,6 +324,7 @@ TEST(AttentionRuns, TheSameBitsTwice) {
 // Rounding weights to bf16 adds an error about as large as that of rounding the result, and independent of it: root mean
 // squares grow by about sqrt(2). More than twice would be a loss that a kernel could avoid.
 TEST(AttentionAccuracy, AtMostTwiceTheErrorOfThePlainLoops) {
+    if (brief) GTEST_SKIP() << "too long under ThreadSanitizer";
     BeforeHopper ctx;
     for (const Case& k : {Case{1, 150, 2, 1, 64, false, false}, Case{1, 150, 2, 2, 80, true, false},
                           Case{2, 130, 1, 1, 96, false, true}, Case{1, 200, 2, 1, 128, false, false}}) {
@@ -409,7 +418,7 @@ TEST(AttentionMask, LaterTokensChangeNothingBefore) {
         for (const bool plain : implementations(ctx, HS)) {
             ctx.plain = plain;
             const Results before = p.run(ctx);
-            for (const int changed : {1, 31, 64, 100, 139}) {
+            for (const int changed : brief ? std::vector{100} : std::vector{1, 31, 64, 100, 139}) {
                 SCOPED_TRACE(testing::Message() << name_of(plain) << ", tokens from " << changed << " on changed");
                 Problem other = p;
                 const std::vector<floatX> noise = Rng(9).normals<floatX>(other.qkv.size(), 1e12);
@@ -440,7 +449,7 @@ TEST(AttentionMask, DocumentsDoNotSeeEachOther) {
         for (const bool plain : implementations(ctx, HS)) {
             ctx.plain = plain;
             const Results before = p.run(ctx);
-            for (const int start : {0, 1, 3, 64, 128, 129}) {
+            for (const int start : brief ? std::vector{64} : std::vector{0, 1, 3, 64, 128, 129}) {
                 SCOPED_TRACE(testing::Message() << name_of(plain) << ", document at " << start << " changed");
                 Problem other = p;
                 Rng rng(11);
@@ -466,9 +475,10 @@ TEST(AttentionMask, DocumentsDoNotSeeEachOther) {
 // ---- decoding --------------------------------------------------------------------------------------------------------------
 // Token by token over caches whose later rows are NaN, against the same attention over whole sequences.
 TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
-    for (const Case& k :
+    for (Case k :
          {Case{1, 5, 1, 1, 8, false, false}, Case{2, 70, 4, 2, 24, true, false}, Case{2, 37, 6, 1, 5, false, false},
           Case{1, 41, 2, 2, 80, true, false}, Case{1, 70, 2, 1, 64, true, false}, Case{1, 40, 2, 1, 256, false, false}}) {
+        if (brief) k.T = std::min(k.T, 7);
         SCOPED_TRACE(testing::PrintToString(k));
         const Problem p(k, 12);
         const int P = k.T + 3;  // rows of the cache
@@ -502,8 +512,8 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
 // ---- limits and plans ------------------------------------------------------------------------------------------------------
 TEST(AttentionLimits, RefusedByName) {
     for (const int HS : {1, 16, 40, 64, 80, 96, 128, 256}) EXPECT_EQ(gpu::attention_limits(HS), "") << HS;
-    for (const int HS : {0, 257, 512})
-        EXPECT_NE(gpu::attention_limits(HS).find("not " + std::to_string(HS)), std::string::npos) << gpu::attention_limits(HS);
+    for (const int HS : {257, 512})
+        EXPECT_NE(gpu::attention_limits(HS).find(std::to_string(HS) + " is above 256"), std::string::npos) << HS;
     BeforeHopper ctx;
     EXPECT_THROW(gpu::attention_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 1, 1, 1, 1, 257, 1), Error);
 }
