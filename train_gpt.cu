@@ -522,13 +522,16 @@ struct Trainer {
     Batch batch;          // the current micro-batch
 };
 
-// AdamW over the table: tensors that share a decay are neighbours often enough that a call per tensor costs nothing.
+// AdamW over each of the table's two groups.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
-    for (const TensorSpec& s : m.table.rows)
-        be::adamw(t.ctx, m.params + s.offset, m.master + s.offset, m.m + s.offset, m.v + s.offset, m.grads + s.offset, s.size(),
-                  (real)lr, (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps,
-                  s.decay ? (real)weight_decay : real(0), (real)grad_scale, t.state.updates + 1);
+    const auto adamw = [&](size_t begin, size_t end, double decay) {
+        be::adamw(t.ctx, m.params + begin, m.master + begin, m.m + begin, m.v + begin, m.grads + begin, end - begin, (real)lr,
+                  (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, (real)decay, (real)grad_scale,
+                  t.state.updates + 1);
+    };
+    adamw(0, m.table.decayed, weight_decay);
+    adamw(m.table.decayed, m.table.size, 0);
 }
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the

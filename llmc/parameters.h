@@ -1,8 +1,10 @@
 // The parameter table: one row per tensor, with its shape, initialisation, weight decay and its names and layout in Hugging
 // Face files. Allocation, initialisation, the decay mask, the norm, import and export all walk it.
 //
-// All parameters lie in one buffer in table order, each tensor starting at a multiple of 64 elements; gradients, master weights
-// and Adam's moments use the same offsets. Backward finishes tensors from the end of the buffer to its front.
+// All parameters lie in one buffer: first the matrices, which weight decay shrinks, then the vectors (norm gains, biases),
+// which it does not; each group in table order, so that AdamW updates it in one go. Each tensor starts at a multiple of 64
+// elements; gradients, master weights and Adam's moments use the same offsets. What lies between tensors is zero and stays
+// zero. Backward finishes the tensors of each group from its end to its front.
 //
 // Physical layouts: every linear weight is (out, in). The fused projection has rows [q heads | k heads | v heads], fc1 of a
 // SwiGLU model [gate | up]. Files cut and permute those rows: HfTensor says how.
@@ -129,16 +131,21 @@ void walk_parameters(const ModelConfig& c, Params<E>& p, Visit visit) {
 struct ParameterTable {
     std::vector<TensorSpec> rows;
     size_t size = 0;     // elements of the buffer, with padding between tensors
+    size_t decayed = 0;  // elements before this one belong to tensors with weight decay, the others do not
     size_t trained = 0;  // parameters that exist in the model's files: no padded vocabulary rows, no gaps
 
     explicit ParameterTable(const ModelConfig& c) {
         Params<char> unused;
-        detail::walk_parameters(c, unused, [&](char*&, TensorSpec spec) {
-            spec.offset = size;
-            size = (size + spec.size() + 63) / 64 * 64;
-            for (const HfTensor& t : spec.hf) trained += (size_t)t.rows * spec.cols;
-            rows.push_back(spec);
-        });
+        detail::walk_parameters(c, unused, [&](char*&, const TensorSpec& spec) { rows.push_back(spec); });
+        for (const bool decay : {true, false}) {
+            for (TensorSpec& spec : rows) {
+                if (spec.decay != decay) continue;
+                spec.offset = size;
+                size = (size + spec.size() + 63) / 64 * 64;
+                for (const HfTensor& t : spec.hf) trained += (size_t)t.rows * spec.cols;
+            }
+            if (decay) decayed = size;
+        }
     }
 };
 
