@@ -118,7 +118,7 @@ struct Activations {
     floatX* branch;                 // (N, C) what attention or MLP adds to the residual stream
     floatX* dx;                     // (N, C) gradient of the residual stream, walking from the head to the embedding
     floatX* dnorm;                  // (N, C) gradient of a norm's output
-    floatX* dnarrow;                // (N, max(F, NH HS)) gradient of act, then of att
+    floatX* dnarrow;                // (N, max(F, C)), with GeLU (N, C): gradient of SwiGLU's act, then of att
     floatX* dwide;                  // (N, max(F1, QKV)) gradient of fc1, then of qkv
 };
 
@@ -221,7 +221,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     if (training) {
         arena.add("activation gradients", &a.dx, N * C);
         arena.add("activation gradients", &a.dnorm, N * C);
-        arena.add("activation gradients", &a.dnarrow, N * std::max<size_t>(c.F, C));
+        arena.add("activation gradients", &a.dnarrow, N * (c.activation == Activation::swiglu ? std::max<size_t>(c.F, C) : C));
         arena.add("activation gradients", &a.dwide, N * std::max(c.F1(), c.QKV()));
     }
     m.cache.layer_size = (size_t)c.T * c.NKV * c.HS();
@@ -366,10 +366,22 @@ static void activation_forward(be::Ctx& ctx, const ModelConfig& c, floatX* out, 
     else be::gelu_forward(ctx, out, inp, (size_t)N * c.F);
 }
 
-static void activation_backward(be::Ctx& ctx, const ModelConfig& c, floatX* dinp, const floatX* dout, const floatX* inp,
-                                int N) {
-    if (c.activation == Activation::swiglu) be::swiglu_backward(ctx, dinp, dout, inp, N, c.F);
-    else be::gelu_backward(ctx, dinp, dout, inp, (size_t)N * c.F);
+// act = activation(fc1), fc1 = norm2 w^T + b. A GeLU in the product may differ from the op's own by a rounding, so not where
+// backward computes act again.
+static void fc1_forward(be::Ctx& ctx, const Model& m, const BlockParams<floatX>& p, const BlockActs& s, int N) {
+    const ModelConfig& c = m.c;
+    if (c.activation == Activation::gelu && m.recompute != Recompute::selective)
+        return be::linear_gelu_forward(ctx, s.act, s.fc1, s.norm2, p.fc1_w, p.fc1_b, N, c.C, c.F);
+    be::linear_forward(ctx, s.fc1, s.norm2, p.fc1_w, p.fc1_b, N, c.C, c.F1());
+    activation_forward(ctx, c, s.act, s.fc1, N);
+}
+
+// dfc1 from the gradient of fc2's output; dact is scratch.
+static void fc2_backward_input(be::Ctx& ctx, const ModelConfig& c, floatX* dfc1, floatX* dact, const floatX* dout,
+                               const BlockParams<floatX>& p, const BlockActs& s, int N) {
+    if (c.activation == Activation::gelu) return be::linear_gelu_backward_input(ctx, dfc1, dout, p.fc2_w, s.fc1, N, c.F, c.C);
+    be::linear_backward_input(ctx, dact, dout, p.fc2_w, N, c.F, c.C);
+    be::swiglu_backward(ctx, dfc1, dact, s.fc1, N, c.F);
 }
 
 static void block_forward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
@@ -391,8 +403,7 @@ static void block_forward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
                               m.attention_scale());
     be::linear_forward(ctx, branch, s.att, p.proj_w, p.proj_b, N, C, C);
     norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, s.mid, x, branch, p.norm2_w, p.norm2_b, N);  // mid = x + branch
-    be::linear_forward(ctx, s.fc1, s.norm2, p.fc1_w, p.fc1_b, N, C, c.F1());
-    activation_forward(ctx, c, s.act, s.fc1, N);
+    fc1_forward(ctx, m, p, s, N);
     be::linear_forward(ctx, branch, s.act, p.fc2_w, p.fc2_b, N, c.F, C);
     be::residual_forward(ctx, out, s.mid, branch, (size_t)N * C);
 }
@@ -422,9 +433,8 @@ static void block_backward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
 
     block_recompute(ctx, m, l, in);
 
-    be::linear_backward_input(ctx, dnarrow, dx, p.fc2_w, N, F, C);
     be::linear_backward_weight(ctx, g.fc2_w, g.fc2_b, dx, s.act, N, F, C, Acc::Add);
-    activation_backward(ctx, c, dwide, dnarrow, s.fc1, N);
+    fc2_backward_input(ctx, c, dwide, dnarrow, dx, p, s, N);
     be::linear_backward_input(ctx, dnorm, dwide, p.fc1_w, N, C, F1);
     be::linear_backward_weight(ctx, g.fc1_w, g.fc1_b, dwide, s.norm2, N, C, F1, Acc::Add);
     norm_backward(ctx, c, dx, g.norm2_w, g.norm2_b, dnorm, s.mid, p.norm2_w, s.mean2, s.rstd2, N, Acc::Add);

@@ -23,7 +23,7 @@ void copy_rows(Ctx& ctx, void* to, size_t to_stride, const void* from, size_t fr
 // out = wte[token] (+ wpe[position]). A token outside [v0, v0+V) gives a zero row (vocabulary shards). sets out.
 void embedding_forward(Ctx& ctx, floatX* out /*(N, C)*/, const int* tokens /*(N)*/, const int* positions /*(N)*/,
                        const floatX* wte /*(V, C)*/, const floatX* wpe /*(P, C) or null*/, int N, int C, int v0, int V);
-// adds to dwte rows [token - v0] and dwpe rows [position]; rows of one token are added in row order.
+// adds to dwte rows [token - v0] and dwpe rows [position], the rows of one token in an order of their places in the batch.
 void embedding_backward(Ctx& ctx, real* dwte /*(V, C)*/, real* dwpe /*(P, C) or null*/, const floatX* dout /*(N, C)*/,
                         const int* tokens, const int* positions, int N, int C, int v0, int V);
 
@@ -51,6 +51,13 @@ void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dou
 // dweight += dout^T inp; dbias += column sums of dout. acc: sets or adds both.
 void linear_backward_weight(Ctx& ctx, real* dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/, const floatX* dout /*(N, OC)*/,
                             const floatX* inp /*(N, IC)*/, int N, int IC, int OC, Acc acc);
+
+// The two sides of a GeLU, which a GPU's product takes along. pre = inp weight^T (+ bias), out = gelu(pre). sets out, pre.
+void linear_gelu_forward(Ctx& ctx, floatX* out /*(N, OC)*/, floatX* pre /*(N, OC)*/, const floatX* inp /*(N, IC)*/,
+                         const floatX* weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
+// dpre = (dout weight) * gelu'(pre). sets dpre.
+void linear_gelu_backward_input(Ctx& ctx, floatX* dpre /*(N, IC)*/, const floatX* dout /*(N, OC)*/,
+                                const floatX* weight /*(OC, IC)*/, const floatX* pre /*(N, IC)*/, int N, int IC, int OC);
 
 // On a GPU: times the algorithms of products that occur for the first time, keeps the fastest in a file, and takes them from there
 // later, so that resumed runs have the same bits. To be called before the first product. (oneDNN chooses by itself.)

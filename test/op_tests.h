@@ -291,6 +291,48 @@ const double tiny = 1e-35;
 
 double gelu_inner(double x) { return 2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x); }
 
+// The GeLU of a product, fused or apart: apart, pre is rounded to floatX before GeLU sees it and the product before it meets
+// the derivative, so both bounds allow for that too. Sums of K terms as in test_matmul.cpp: 2 (K + 2) u of the magnitudes.
+// |gelu'| < 1.13, |gelu''| < 1.13.
+void check_linear_gelu(backend::Ctx& ctx) {
+    for (const int N : {1, 19}) {
+        const int IC = 40, OC = thorough ? 72 : 24;  // fc1: IC -> OC; fc2 back: its input is OC wide, its output IC
+        Rng rng(31);
+        const Input<floatX> inp(rng.normals<floatX>(N * IC)), w1(rng.normals<floatX>(OC * IC, 0.2)), b(rng.normals<floatX>(OC)),
+            dout(rng.normals<floatX>(N * IC)), w2(rng.normals<floatX>(IC * OC, 0.2));
+        for (const bool biased : {true, false}) {
+            SCOPED_TRACE(testing::Message() << "N " << N << ", biased " << biased);
+            Buffer<floatX> out(N * OC, "out"), pre(N * OC, "pre"), dpre(N * OC, "dpre");
+            backend::linear_gelu_forward(ctx, out.p(), pre.p(), inp.p(), w1.p(), biased ? b.p() : nullptr, N, IC, OC);
+            backend::linear_gelu_backward_input(ctx, dpre.p(), dout.p(), w2.p(), pre.p(), N, OC, IC);
+            Doubles x(N * OC), x_allowed(N * OC), y(N * OC), y_allowed(N * OC), dx(N * OC), dx_allowed(N * OC);
+            const std::vector<floatX> given = pre.get();
+            for (int n = 0; n < N; n++)
+                for (int o = 0; o < OC; o++) {
+                    const int i = n * OC + o;
+                    double sum = biased ? as_double(b[o]) : 0, magnitude = std::abs(sum), back = 0, back_magnitude = 0;
+                    for (int k = 0; k < IC; k++) {
+                        const double term = as_double(inp[n * IC + k]) * as_double(w1[o * IC + k]);
+                        const double back_term = as_double(dout[n * IC + k]) * as_double(w2[k * OC + o]);
+                        sum += term, magnitude += std::abs(term), back += back_term, back_magnitude += std::abs(back_term);
+                    }
+                    const double error = 2 * (IC + 2) * u * magnitude, back_error = 2 * (IC + 2) * u * back_magnitude;
+                    x[i] = sum, x_allowed[i] = error + rounding * std::abs(sum);
+                    const double s = 1 / (1 + std::exp(-gelu_inner(sum)));
+                    y[i] = sum * s;
+                    y_allowed[i] = 1.13 * x_allowed[i] + (rounding + sigmoid_relative_error(gelu_inner(sum))) * std::abs(y[i]);
+                    const double at = as_double(given[i]), derivative = gelu_derivative(at);
+                    dx[i] = back * derivative;
+                    dx_allowed[i] = std::abs(derivative) * (back_error + rounding * std::abs(back)) +
+                                    rounding * std::abs(dx[i]) + 64 * u * std::abs(back);
+                }
+            expect_close(pre.get(), x, x_allowed, "pre");
+            expect_close(out.get(), y, y_allowed, "out");
+            expect_close(dpre.get(), dx, dx_allowed, "dpre");
+        }
+    }
+}
+
 }  // namespace
 
 TEST(Gelu, ForwardAndBackward) {
@@ -315,6 +357,11 @@ TEST(Gelu, ForwardAndBackward) {
         expect_close(out.get(), y, y_allowed, "out");
         expect_close(dinp.get(), dx, dx_allowed, "dinp");
     }
+}
+
+TEST(LinearGelu, ForwardAndBackward) {
+    backend::Ctx ctx(2);
+    check_linear_gelu(ctx);
 }
 
 TEST(SwiGlu, ForwardAndBackward) {

@@ -4,6 +4,7 @@
 
 #include "../llmc/cpu/embed.h"
 #include "../llmc/cpu/loss.h"
+#include "../llmc/cpu/matmul.h"
 #include "../llmc/cpu/mlp.h"
 #include "../llmc/cpu/norm.h"
 #include "../llmc/cpu/optimizer.h"

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "../ops.h"
+#include "mlp.h"
 #include "parallel.h"
 
 namespace cpu {
@@ -197,6 +198,18 @@ inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, co
     if constexpr (detail::has_library)
         if (!ctx.plain) return detail::product<floatX>(ctx, dinp, dout, false, weight, false, nullptr, N, IC, OC, Acc::Set);
     plain::linear_backward_input(dinp, dout, weight, N, IC, OC);
+}
+
+inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const floatX* weight, const floatX* bias,
+                                int N, int IC, int OC) {
+    linear_forward(ctx, pre, inp, weight, bias, N, IC, OC);
+    gelu_forward(ctx, out, pre, (size_t)N * OC);
+}
+
+inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dout, const floatX* weight, const floatX* pre,
+                                       int N, int IC, int OC) {
+    linear_backward_input(ctx, dpre, dout, weight, N, IC, OC);
+    gelu_backward(ctx, dpre, dpre, pre, (size_t)N * IC);
 }
 
 inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const floatX* dout, const floatX* inp, int N, int IC,

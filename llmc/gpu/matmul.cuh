@@ -12,6 +12,11 @@
 // (beta = 1, in place). In the fp32 build the products are fp32 too, never TF32. Split-K keeps its partial sums in fp32: sums
 // in D's type are masked out, for in bf16 they would be rounded again and again.
 //
+// Epilogues: what the library can do with a product on its way out, or with a factor on its way in, spares a kernel's pass over
+// memory: the bias; GeLU, which also keeps what it was given; the product with GeLU's derivative; the sums of dout's columns.
+// The last three are taken where they are faster than a kernel of their own (fuses() below): not all GPUs have them fused, they
+// narrow the choice of algorithms, and the bias gradient is only set, never added to.
+//
 // Plans: descriptors and algorithm of a product are made once and kept, for asking the library costs tens of microseconds.
 // Without a word from the trainer the library's first suggestion is taken. use_gemm_cache() can have all suggestions timed,
 // and keeps the winners in a file.
@@ -35,6 +40,7 @@
 #include "../file.h"
 #include "../ops.h"
 #include "device.cuh"
+#include "mlp.cuh"
 
 namespace gpu {
 
@@ -74,10 +80,14 @@ inline int alignment_of(std::initializer_list<const void*> pointers) {
 // A text file, one line per product: GPU, version of cuBLASLt, product, microseconds of the winner and of the library's first
 // suggestion, the algorithm as cuBLASLt stores it (good for the same version only), CRC-32C of what stands before. Lines of
 // other GPUs and versions are kept. A damaged line, or a file that is something else, costs a warning, not the run; a file
-// that is something else is not overwritten either.
+// that is something else is not overwritten either. An algorithm of zeros says that an epilogue was slower than a kernel apart,
+// whose time comes first then.
 struct GemmChoice {
     cublasLtMatmulAlgo_t algo;
     double us, first_us;
+    bool apart() const {
+        return std::all_of(std::begin(algo.data), std::end(algo.data), [](uint64_t word) { return word == 0; });
+    }
 };
 
 struct GemmTuning {
@@ -166,10 +176,14 @@ struct GemmPlan {
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algo;
     float beta;
+    bool apart = false;  // its epilogue is left to a kernel of its own: this plan is not to be used
 };
+
+enum class Fusion { if_faster, never, always };  // always: if the library can
 
 struct GemmPlans {
     GemmTuning tuning;
+    Fusion fusion = Fusion::if_faster;
     GemmChoices choices;
     std::map<GemmKey, std::unique_ptr<GemmPlan>> plans;
     int timed = 0;  // plans whose algorithm was chosen by time in this run
@@ -185,6 +199,16 @@ inline void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune) {
 
 namespace detail {
 
+struct GemmPointers {
+    void* d;
+    const void *a, *b;
+    const void* bias = nullptr;  // BIAS: read, one value per row of D; BGRADB: set, one per column
+    const void* aux = nullptr;   // like D; GELU_AUX: set, what GeLU is given; DGELU: read
+};
+
+constexpr bool has_bias(cublasLtEpilogue_t e) { return (e & CUBLASLT_EPILOGUE_BIAS) || e == CUBLASLT_EPILOGUE_BGRADB; }
+constexpr bool has_aux(cublasLtEpilogue_t e) { return e & 128; }
+
 template <class T>
 void set_attribute(GemmPlan& plan, cublasLtMatmulDescAttributes_t attribute, T value) {
     CUBLAS(cublasLtMatmulDescSetAttribute(&plan.product, attribute, &value, sizeof value));
@@ -195,6 +219,7 @@ inline void describe(GemmPlan& plan, const GemmKey& key) {
     set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSA, key.a_t ? CUBLAS_OP_T : CUBLAS_OP_N);
     set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSB, key.b_t ? CUBLAS_OP_T : CUBLAS_OP_N);
     set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, key.epilogue);
+    if (has_aux(key.epilogue)) set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)key.m);
     const int a_rows = key.a_t ? key.k : key.m, a_columns = key.a_t ? key.m : key.k;
     const int b_rows = key.b_t ? key.n : key.k, b_columns = key.b_t ? key.k : key.n;
     CUBLAS(cublasLtMatrixLayoutInit(&plan.a, key.in, (uint64_t)a_rows, (uint64_t)a_columns, a_rows));
@@ -203,15 +228,15 @@ inline void describe(GemmPlan& plan, const GemmKey& key) {
     plan.beta = key.add ? 1.0f : 0.0f;
 }
 
-inline cublasStatus_t start(Ctx& ctx, GemmPlan& plan, const cublasLtMatmulAlgo_t& algo, void* d, const void* a, const void* b,
-                            const void* bias) {
-    if (bias) set_attribute(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+inline cublasStatus_t start(Ctx& ctx, GemmPlan& plan, const cublasLtMatmulAlgo_t& algo, const GemmPointers& p) {
+    if (p.bias) set_attribute(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    if (p.aux) set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux);
     const float alpha = 1;
-    return cublasLtMatmul(ctx.cublas, &plan.product, &alpha, a, &plan.a, b, &plan.b, &plan.beta, d, &plan.d, d, &plan.d, &algo,
-                          ctx.workspace, Ctx::workspace_bytes, ctx.stream);
+    return cublasLtMatmul(ctx.cublas, &plan.product, &alpha, p.a, &plan.a, p.b, &plan.b, &plan.beta, p.d, &plan.d, p.d, &plan.d,
+                          &algo, ctx.workspace, Ctx::workspace_bytes, ctx.stream);
 }
 
-// The library's suggestions, those that it believes to be fastest first.
+// The library's suggestions, those that it believes to be fastest first; none if it cannot do the product.
 inline std::vector<cublasLtMatmulAlgo_t> suggestions(Ctx& ctx, GemmPlan& plan, const GemmKey& key, int most) {
     cublasLtMatmulPreferenceOpaque_t preference;
     CUBLAS(cublasLtMatmulPreferenceInit(&preference));
@@ -223,9 +248,10 @@ inline std::vector<cublasLtMatmulAlgo_t> suggestions(Ctx& ctx, GemmPlan& plan, c
     for (const auto matrix : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                               CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
         prefer(matrix, (uint32_t)key.alignment);
-    // The bias has no preference; its pointer says how it is aligned, and nobody follows it here.
-    if (key.epilogue != CUBLASLT_EPILOGUE_DEFAULT)
-        set_attribute(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (const void*)((const char*)ctx.workspace + key.alignment));
+    // An epilogue's pointers have no preference; they say themselves how they are aligned, and nobody follows them here.
+    const void* const aligned = (const char*)ctx.workspace + key.alignment;
+    if (has_bias(key.epilogue)) set_attribute(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, aligned);
+    if (has_aux(key.epilogue)) set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aligned);
     std::vector<cublasLtMatmulHeuristicResult_t> results((size_t)most);
     int n = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx.cublas, &plan.product, &plan.a, &plan.b, &plan.d, &plan.d,
@@ -233,9 +259,6 @@ inline std::vector<cublasLtMatmulAlgo_t> suggestions(Ctx& ctx, GemmPlan& plan, c
     std::vector<cublasLtMatmulAlgo_t> algorithms;
     for (int i = 0; i < n && status == CUBLAS_STATUS_SUCCESS; i++)
         if (results[(size_t)i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(results[(size_t)i].algo);
-    if (algorithms.empty())
-        fail("cuBLASLt %zu knows no algorithm for a matrix product on %s (%s): %s", cublasLtGetVersion(), ctx.name.c_str(),
-             cublasLtGetStatusName(status), key.text().c_str());
     return algorithms;
 }
 
@@ -255,16 +278,17 @@ class GemmScratch {
 public:
     GemmScratch(Ctx& ctx, const GemmKey& key) {
         const size_t m = (size_t)key.m, n = (size_t)key.n, k = (size_t)key.k;
-        const size_t elements[4] = {m * k, k * n, m * n, std::max(m, n)};
-        size_t at[5] = {};
+        const size_t elements[n_matrices] = {m * k, k * n, m * n, std::max(m, n), has_aux(key.epilogue) ? m * n : 1};
+        size_t at[n_matrices + 1] = {};
         const auto type = [&](int i) { return i < 2 ? key.in : key.out; };
-        for (int i = 0; i < 4; i++) at[i + 1] = at[i] + ceil_div(elements[i] * bytes_of(type(i)) + 16, (size_t)256) * 256;
-        if (cudaMalloc(&memory_, at[4]) != cudaSuccess) {
+        for (int i = 0; i < n_matrices; i++)
+            at[i + 1] = at[i] + ceil_div(elements[i] * bytes_of(type(i)) + 16, (size_t)256) * 256;
+        if (cudaMalloc(&memory_, at[n_matrices]) != cudaSuccess) {
             (void)cudaGetLastError();
             memory_ = nullptr;
             return;
         }
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < n_matrices; i++) {
             matrices_[i] = (char*)memory_ + at[i] + key.alignment;
             const unsigned blocks = (unsigned)std::min(ceil_div(elements[i], (size_t)256), (size_t)ctx.multiprocessors * 8);
             if (type(i) == CUDA_R_16BF) LAUNCH(fill_random<bf16>, blocks, 256, 0, ctx, (bf16*)matrices_[i], elements[i]);
@@ -275,14 +299,15 @@ public:
     GemmScratch(const GemmScratch&) = delete;
     GemmScratch& operator=(const GemmScratch&) = delete;
     bool obtained() const { return memory_ != nullptr; }
-    void* a() { return matrices_[0]; }
-    void* b() { return matrices_[1]; }
-    void* d() { return matrices_[2]; }
-    void* bias() { return matrices_[3]; }
+    GemmPointers pointers(cublasLtEpilogue_t epilogue) const {
+        return {matrices_[2], matrices_[0], matrices_[1], has_bias(epilogue) ? matrices_[3] : nullptr,
+                has_aux(epilogue) ? matrices_[4] : nullptr};
+    }
 
 private:
+    static constexpr int n_matrices = 5;  // a, b, d, bias, aux
     void* memory_ = nullptr;
-    void* matrices_[4] = {};
+    void* matrices_[n_matrices] = {};
 };
 
 class Stopwatch {
@@ -306,6 +331,15 @@ public:
         CUDA(cudaEventElapsedTime(&ms, before_, after_));
         return (double)ms * 1000 / runs;
     }
+    // Of what takes about `us`: the median of five times, each over at least 0.2 ms.
+    template <class F>
+    double median(double us, F&& call) {
+        const int runs = std::max(1, std::min(20, (int)(200 / std::max(us, 1.0))));
+        std::array<double, 5> times;
+        for (double& t : times) t = time(runs, call);
+        std::sort(times.begin(), times.end());
+        return times[2];
+    }
 
 private:
     Ctx& ctx_;
@@ -315,36 +349,37 @@ private:
 // The fastest of the suggestions. Each runs once for nothing (its code is loaded then) and once to see how long it takes; what
 // is not far behind the best is measured five times for at least 0.2 ms, and the median counts. At equal times the library's
 // order decides.
-inline bool fastest(Ctx& ctx, GemmPlan& plan, const GemmKey& key, const std::vector<cublasLtMatmulAlgo_t>& algorithms,
-                    GemmChoice& best) {
-    GemmScratch scratch(ctx, key);
-    if (!scratch.obtained()) return false;
-    const void* bias = key.epilogue == CUBLASLT_EPILOGUE_DEFAULT ? nullptr : scratch.bias();
+inline bool fastest(Ctx& ctx, GemmPlan& plan, const GemmScratch& scratch, const GemmKey& key,
+                    const std::vector<cublasLtMatmulAlgo_t>& algorithms, GemmChoice& best) {
+    const GemmPointers pointers = scratch.pointers(key.epilogue);
     Stopwatch stopwatch(ctx);
     best.us = best.first_us = 0;
     bool found = false;
     for (size_t i = 0; i < algorithms.size(); i++) {
-        const auto run = [&] { return start(ctx, plan, algorithms[i], scratch.d(), scratch.a(), scratch.b(), bias); };
+        const auto run = [&] { return start(ctx, plan, algorithms[i], pointers); };
         if (run() != CUBLAS_STATUS_SUCCESS) continue;
         double us = stopwatch.time(1, run);
-        if (!found || us < 1.5 * best.us) {
-            const int runs = std::max(1, std::min(20, (int)(200 / std::max(us, 1.0))));
-            std::array<double, 5> times;
-            for (double& t : times) t = stopwatch.time(runs, run);
-            std::sort(times.begin(), times.end());
-            us = times[2];
-        }
+        if (!found || us < 1.5 * best.us) us = stopwatch.median(us, run);
         if (i == 0) best.first_us = us;
         if (!found || us < best.us) best.us = us, best.algo = algorithms[i], found = true;
     }
     return found;
 }
 
-inline void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key) {
+// Chooses plan.algo. Without `apart` the product must be possible; with it, plan.apart may be the answer: if the library cannot
+// do the epilogue, or if apart(pointers), which does the same in more than one launch, takes less time. Without tuning,
+// `preferred` decides.
+template <class Apart>
+void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, bool may_be_apart, bool preferred, const Apart& apart) {
     GemmPlans& all = *ctx.plans;
     const std::string product = format("%s, %d multiprocessors\tcuBLASLt %zu\t%s", ctx.name.c_str(), ctx.multiprocessors,
                                        cublasLtGetVersion(), key.text().c_str());
-    if (const GemmChoice* kept = all.choices.find(product)) {
+    const GemmChoice* kept = all.choices.find(product);
+    if (kept && kept->apart() && may_be_apart) {
+        plan.apart = true;
+        return;
+    }
+    if (kept) {
         cublasLtMatmulHeuristicResult_t result = {};
         const cublasStatus_t status =
             cublasLtMatmulAlgoCheck(ctx.cublas, &plan.product, &plan.a, &plan.b, &plan.d, &plan.d, &kept->algo, &result);
@@ -355,43 +390,68 @@ inline void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key) {
     }
     constexpr int most = 32;
     const std::vector<cublasLtMatmulAlgo_t> algorithms = suggestions(ctx, plan, key, all.tuning.on ? most : 1);
+    if (algorithms.empty() && may_be_apart) {
+        plan.apart = true;
+        return;
+    }
+    if (algorithms.empty())
+        fail("cuBLASLt %zu knows no algorithm for a matrix product on %s: %s", cublasLtGetVersion(), ctx.name.c_str(),
+             key.text().c_str());
     plan.algo = algorithms[0];
+    plan.apart = may_be_apart && !preferred;
     if (!all.tuning.on) return;
+
     GemmChoice choice;
-    if (!fastest(ctx, plan, key, algorithms, choice)) {
+    const GemmScratch scratch(ctx, key);
+    if (!scratch.obtained() || !fastest(ctx, plan, scratch, key, algorithms, choice)) {
         GemmChoices::warn("no GPU memory left to time a matrix product, so the library's first suggestion is taken: " +
                           key.text());
         return;
     }
-    plan.algo = choice.algo, all.timed++;
+    plan.algo = choice.algo, plan.apart = false, all.timed++;
+    if (may_be_apart) {
+        const auto run = [&] { apart(scratch.pointers(key.epilogue)); };
+        run();
+        Stopwatch stopwatch(ctx);
+        const double us = stopwatch.median(stopwatch.time(1, run), run);
+        if (us < choice.us) choice = {{}, us, choice.us}, plan.apart = true;
+    }
     all.choices.add(product, choice);
 }
 
-// D (m, n) = op(A) op(B) [+ bias along its rows], or D += op(A) op(B).
-inline void gemm(Ctx& ctx, void* d, const void* a, const void* b, const void* bias, GemmKey key) {
+template <class Apart>
+GemmPlan& plan_of(Ctx& ctx, const GemmKey& key, bool may_be_apart, bool preferred, const Apart& apart) {
     CHECK(key.m > 0 && key.n > 0 && key.k > 0, "an empty matrix product: %s", key.text().c_str());
-    key.epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    key.alignment = alignment_of({d, a, b, bias});
     if (!ctx.plans) ctx.plans = std::make_shared<GemmPlans>();
-    auto found = ctx.plans->plans.find(key);
-    if (found == ctx.plans->plans.end()) {
-        auto plan = std::make_unique<GemmPlan>();
-        describe(*plan, key);
-        choose_algorithm(ctx, *plan, key);
-        found = ctx.plans->plans.emplace(key, std::move(plan)).first;
-    }
-    GemmPlan& plan = *found->second;
-    const cublasStatus_t status = start(ctx, plan, plan.algo, d, a, b, bias);
+    const auto found = ctx.plans->plans.find(key);
+    if (found != ctx.plans->plans.end()) return *found->second;
+    auto plan = std::make_unique<GemmPlan>();
+    describe(*plan, key);
+    choose_algorithm(ctx, *plan, key, may_be_apart, preferred, apart);
+    return *ctx.plans->plans.emplace(key, std::move(plan)).first->second;
+}
+
+// Whether to take the product with the epilogue of `key`, and not apart(pointers). `preferred` decides without tuning.
+template <class Apart>
+bool fuses(Ctx& ctx, const GemmKey& key, bool preferred, const Apart& apart) {
+    const Fusion fusion = ctx.plans ? ctx.plans->fusion : Fusion::if_faster;
+    if (fusion == Fusion::never) return false;
+    return !plan_of(ctx, key, true, preferred || fusion == Fusion::always, apart).apart;
+}
+
+// D (m, n) = epilogue(op(A) op(B)), or D += op(A) op(B).
+inline void gemm(Ctx& ctx, const GemmPointers& p, const GemmKey& key) {
+    GemmPlan& plan = plan_of(ctx, key, false, false, [](const GemmPointers&) {});
+    const cublasStatus_t status = start(ctx, plan, plan.algo, p);
     if (status != CUBLAS_STATUS_SUCCESS)
         fail("cuBLASLt refused a matrix product on %s (%s): %s", ctx.name.c_str(), cublasLtGetStatusName(status),
              key.text().c_str());
 }
 
 // ---- bias gradient ---------------------------------------------------------------------------------------------------------
-// cuBLASLt can sum dout on its way through backward_weight (epilogue BGRADB), but it only sets, in an order of its own, and the
-// epilogue narrows the choice of algorithms. This kernel adds as well, in a fixed order, and is bound by reading dout once:
-// N OC sizeof(floatX) bytes. At 700 TFLOP/s and 4.3 TB/s that is 163/IC of the product's time in bf16: 21% at IC = 768, 4% at
-// 4096 (not yet measured on a GPU).
+// The kernel apart from the product: it adds as well as sets, and is bound by reading dout once: N OC sizeof(floatX) bytes. At
+// 700 TFLOP/s and 4.3 TB/s that is 163/IC of the product's time in bf16: 21% at IC = 768, 4% at 4096 (not yet measured on a
+// GPU).
 //
 // A block of 16 warps takes 32 packs of columns (blockIdx.x) of one part of the rows (blockIdx.y): each lane adds one pack's
 // columns over every 16th row, then the warps' sums are added, warp by warp. out (gridDim.y, columns) is summed by a second
@@ -466,22 +526,76 @@ inline void bias_backward(Ctx& ctx, real* dbias, const floatX* dout, int N, int 
 }  // namespace detail
 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
+namespace detail {
+
+constexpr cudaDataType x_type = cublas_type<floatX>();
+
+// The three products' keys; an epilogue and its pointers' alignment may be added.
+inline GemmKey forward_key(int N, int IC, int OC, cublasLtEpilogue_t epilogue, int alignment) {
+    return {OC, N, IC, true, false, x_type, x_type, epilogue, false, alignment};
+}
+inline GemmKey backward_input_key(int N, int IC, int OC, cublasLtEpilogue_t epilogue, int alignment) {
+    return {IC, N, OC, false, false, x_type, x_type, epilogue, false, alignment};
+}
+inline GemmKey backward_weight_key(int N, int IC, int OC, Acc acc, cublasLtEpilogue_t epilogue, int alignment) {
+    return {IC, OC, N, false, true, x_type, cublas_type<real>(), epilogue, acc == Acc::Add, alignment};
+}
+
+// From Hopper on the library computes GeLU and its derivative in the product itself; on other GPUs in a kernel behind it.
+inline bool fuses_gelu(const Ctx& ctx) { return ctx.capability >= 90; }
+
+}  // namespace detail
+
 inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC,
                            int OC) {
-    constexpr cudaDataType type = cublas_type<floatX>();
-    detail::gemm(ctx, out, weight, inp, bias, {OC, N, IC, true, false, type, type, {}, false, 0});
+    detail::gemm(ctx, {out, weight, inp, bias},
+                 detail::forward_key(N, IC, OC, bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT,
+                                     alignment_of({out, weight, inp, bias})));
 }
 
 inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, int N, int IC, int OC) {
-    constexpr cudaDataType type = cublas_type<floatX>();
-    detail::gemm(ctx, dinp, weight, dout, nullptr, {IC, N, OC, false, false, type, type, {}, false, 0});
+    detail::gemm(ctx, {dinp, weight, dout},
+                 detail::backward_input_key(N, IC, OC, CUBLASLT_EPILOGUE_DEFAULT, alignment_of({dinp, weight, dout})));
+}
+
+inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const floatX* weight, const floatX* bias,
+                                int N, int IC, int OC) {
+    const auto key = detail::forward_key(N, IC, OC, bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX,
+                                         alignment_of({out, pre, weight, inp, bias}));
+    const auto apart = [&](const detail::GemmPointers& p) {
+        linear_forward(ctx, (floatX*)p.aux, (const floatX*)p.b, (const floatX*)p.a, (const floatX*)p.bias, N, IC, OC);
+        gelu_forward(ctx, (floatX*)p.d, (const floatX*)p.aux, (size_t)N * OC);
+    };
+    const detail::GemmPointers pointers = {out, weight, inp, bias, pre};
+    if (detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
+    else apart(pointers);
+}
+
+inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dout, const floatX* weight, const floatX* pre,
+                                       int N, int IC, int OC) {
+    const auto key = detail::backward_input_key(N, IC, OC, CUBLASLT_EPILOGUE_DGELU, alignment_of({dpre, weight, dout, pre}));
+    const auto apart = [&](const detail::GemmPointers& p) {
+        linear_backward_input(ctx, (floatX*)p.d, (const floatX*)p.b, (const floatX*)p.a, N, IC, OC);
+        gelu_backward(ctx, (floatX*)p.d, (const floatX*)p.d, (const floatX*)p.aux, (size_t)N * IC);
+    };
+    const detail::GemmPointers pointers = {dpre, weight, dout, nullptr, pre};
+    if (detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
+    else apart(pointers);
 }
 
 inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const floatX* dout, const floatX* inp, int N, int IC,
                                    int OC, Acc acc) {
-    detail::gemm(ctx, dweight, inp, dout, nullptr,
-                 {IC, OC, N, false, true, cublas_type<floatX>(), cublas_type<real>(), {}, acc == Acc::Add, 0});
-    if (dbias) detail::bias_backward(ctx, dbias, dout, N, OC, acc);
+    const auto apart = [&](const detail::GemmPointers& p) {
+        detail::gemm(ctx, {p.d, p.a, p.b},
+                     detail::backward_weight_key(N, IC, OC, acc, CUBLASLT_EPILOGUE_DEFAULT, alignment_of({p.d, p.a, p.b})));
+        if (p.bias) detail::bias_backward(ctx, (real*)p.bias, (const floatX*)p.b, N, OC, acc);
+    };
+    const auto key = detail::backward_weight_key(N, IC, OC, acc, CUBLASLT_EPILOGUE_BGRADB,
+                                                 alignment_of({dweight, inp, dout, acc == Acc::Set ? dbias : nullptr}));
+    if (!dbias || !detail::fuses(ctx, key, false, apart)) return apart({dweight, inp, dout, dbias});
+    real* sums = acc == Acc::Set ? dbias : (real*)ctx.scratch(sizeof(real) * (size_t)OC);
+    detail::gemm(ctx, {dweight, inp, dout, sums}, key);
+    if (acc == Acc::Add) detail::launch_column_sums(ctx, dbias, sums, 1, OC, 1, true);
 }
 
 }  // namespace gpu

@@ -166,6 +166,21 @@ TEST(GpuLinear, BuffersNeedNoAlignment) {
     }
 }
 
+// Bias gradients from the product itself and from a kernel of their own.
+TEST(GpuLinear, BiasGradientFusedAndApart) {
+    const Shape shape = few_shapes ? Shape{9, 16, 8} : Shape{150, 24, 40};
+    for (const auto fusion : {gpu::Fusion::always, gpu::Fusion::never}) {
+        gpu::Ctx ctx;
+        gpu::use_gemm_cache(ctx, "", false);
+        ctx.plans->fusion = fusion;
+        const Layer layer(shape, 5);
+        layer.check(layer.run(ctx));
+        int fused = 0;
+        for (const auto& [key, plan] : ctx.plans->plans) fused += key.epilogue == CUBLASLT_EPILOGUE_BGRADB && !plan->apart;
+        EXPECT_EQ(fused, fusion == gpu::Fusion::always ? 2 : 0);  // set and added
+    }
+}
+
 TEST(GpuLinear, GoldenValues) {
     gpu::Ctx ctx;
     const auto values = [](std::initializer_list<double> x) {
@@ -298,6 +313,8 @@ TEST(GpuLinearDeathTest, EmptyProducts) {
 // ---- plans -----------------------------------------------------------------------------------------------------------------
 TEST(GpuGemmPlans, MadeOncePerProduct) {
     gpu::Ctx ctx;
+    gpu::use_gemm_cache(ctx, "", false);
+    ctx.plans->fusion = gpu::Fusion::never;
     const Layer layer({24, 16, 32}, 1);
     layer.run(ctx);
     // forward, forward with bias, backward_input, backward_weight set and added
@@ -345,18 +362,23 @@ struct GpuGemmCache : testing::Test {
     struct Run {
         Results results;
         std::vector<cublasLtMatmulAlgo_t> algorithms;
-        int timed;
+        int timed, apart = 0;
         std::string warnings;
     };
+    gpu::Fusion fusion = gpu::Fusion::never;
     Run run(bool autotune, const std::string& path, const std::function<void(gpu::Ctx&)>& change = {}) {
         gpu::Ctx ctx;
         if (change) change(ctx);
         testing::internal::CaptureStderr();
         gpu::use_gemm_cache(ctx, path, autotune);
+        ctx.plans->fusion = fusion;
         Run run;
         run.results = layer.run(ctx);
         run.warnings = testing::internal::GetCapturedStderr();
-        for (const auto& [key, plan] : ctx.plans->plans) run.algorithms.push_back(plan->algo);
+        for (const auto& [key, plan] : ctx.plans->plans) {
+            run.algorithms.push_back(plan->algo);
+            run.apart += plan->apart;
+        }
         run.timed = ctx.plans->timed;
         layer.check(run.results);
         return run;
@@ -463,6 +485,38 @@ TEST_F(GpuGemmCache, WhatCannotBeReadOrWrittenIsAWarning) {
     EXPECT_EQ(missing.timed, 5);
     EXPECT_NE(missing.warnings.find("cannot write"), std::string::npos) << missing.warnings;
     EXPECT_EQ(std::count(missing.warnings.begin(), missing.warnings.end(), '\n'), 1) << "one warning, not one per product";
+}
+
+// Whether an epilogue is faster than a kernel of its own is measured once, and stands in the file like the algorithm.
+TEST_F(GpuGemmCache, FusionIsChosenByTimeAndKept) {
+    fusion = gpu::Fusion::if_faster;
+    const Run first = run(true);
+    EXPECT_GE(first.timed, 6);  // forward twice, backward_input, backward_weight twice with bias, once without
+    const Run again = run(true), frozen = run(false);
+    for (const Run* r : {&again, &frozen}) {
+        EXPECT_EQ(r->timed, 0);
+        EXPECT_EQ(r->apart, first.apart);
+        expect_same_results(r->results, first.results, "with the file");
+    }
+    std::string text = read_whole_file(file), changed;
+    int lines_changed = 0;
+    for (size_t at = 0; at < text.size();) {
+        const size_t end = text.find('\n', at);
+        std::string line = text.substr(at, end - at);
+        at = end + 1;
+        if (line.find("epilogue 512") != std::string::npos) {
+            const size_t crc = line.rfind('\t'), algorithm = line.rfind('\t', crc - 1);
+            line = line.substr(0, algorithm + 1) + std::string(8 * 16, '0');
+            line += format("\t%08x", crc32c(line.data(), line.size()));
+            lines_changed++;
+        }
+        changed += line + "\n";
+    }
+    EXPECT_EQ(lines_changed, 2);
+    write_file_atomically(file, changed);
+    const Run apart = run(true);
+    EXPECT_EQ(apart.apart, 2);
+    EXPECT_EQ(apart.warnings, "");
 }
 
 TEST_F(GpuGemmCache, OtherGpusHaveLinesOfTheirOwn) {

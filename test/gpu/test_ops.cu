@@ -5,6 +5,7 @@
 
 #include "../../llmc/gpu/embed.cuh"
 #include "../../llmc/gpu/loss.cuh"
+#include "../../llmc/gpu/matmul.cuh"
 #include "../../llmc/gpu/memory.cuh"
 #include "../../llmc/gpu/mlp.cuh"
 #include "../../llmc/gpu/norm.cuh"
@@ -195,6 +196,24 @@ TEST(Empty, NothingHappens) {
     gpu::classifier(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 8, 1, 0, true);
     gpu::loss_sums(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0);
     gpu::adamw(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1, 0, 0, 1, 0, 1, 1);
+}
+
+// GeLU in the product and in a kernel of its own; from Hopper on in the product unless that is slower.
+TEST(LinearGelu, FusedAndApart) {
+    for (const auto fusion : {gpu::Fusion::always, gpu::Fusion::never, gpu::Fusion::if_faster}) {
+        gpu::Ctx ctx;
+        gpu::use_gemm_cache(ctx, "", false);
+        ctx.plans->fusion = fusion;
+        check_linear_gelu(ctx);
+        int fused = 0;
+        for (const auto& [key, plan] : ctx.plans->plans)
+            fused += (key.epilogue == CUBLASLT_EPILOGUE_GELU_AUX || key.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+                      key.epilogue == CUBLASLT_EPILOGUE_DGELU) &&
+                     !plan->apart;
+        const bool wanted = fusion == gpu::Fusion::always || (fusion == gpu::Fusion::if_faster && ctx.capability >= 90);
+        const int expected = !wanted ? 0 : std::is_same<floatX, bf16>::value ? 6 : fused;  // fp32: if the library has them
+        EXPECT_EQ(fused, expected);
+    }
 }
 
 // The same bits in every run, whatever earlier ops left in scratch memory.
