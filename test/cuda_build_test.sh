@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Without a GPU: the program compiles with nvcc for every architecture it is meant for, without warnings, and no kernel spills
-# more than two registers to memory. Where there is no nvcc there is nothing to check, and the script says so.
+# more than two registers to memory; what make check-gpu builds beside it gets through nvcc's front end and the host's compiler. Where there is no nvcc there is nothing to check, and the script says so.
 #   test/cuda_build_test.sh        NVCC=nvcc  PRECISION=bf16
 root=$(realpath "$(dirname "$0")/..")
 TRAIN_GPT=/bin/true
@@ -32,3 +32,24 @@ expect "$kernels kernels were looked at" test "$kernels" -ge 50
 awk '/Function properties for/ { name = $NF } /bytes spill stores/ && ($5 > 8 || $9 > 16) { print name ": " $0 }' ptxas.txt >spills.txt
 expect "no kernel spills more than two registers" cmp spills.txt /dev/null
 cat spills.txt
+
+# Tests, benchmarks and ladders.
+host_side() {
+    local out precision=()
+    out=$(mktemp -p .)
+    [[ $1 == *_fp32* ]] && precision=(-DPRECISION_FP32)
+    "$NVCC" -x cu -std=c++17 -fdevice-syntax-only -DBACKEND_CUDA "${precision[@]}" -I"$root" "${deps[@]}" -Werror all-warnings \
+        -Xcompiler -fopenmp,-Wall,-Wextra,-Wno-parentheses,-O0 -gencode=arch=compute_90a,code=sm_90a -c "$1" -o "$out" >"$out.txt" 2>&1 ||
+        { cat "$out.txt"; return 1; }
+}
+shopt -s nullglob
+sources=("$root"/test/gpu/*.cu "$root"/dev/bench/*.cu "$root"/dev/kernels/*.cu "$root"/test/test_golden_fp32.cpp)
+half=$(((${#sources[@]} + 1) / 2))
+check() { # SOURCE...
+    local source
+    for source in "$@"; do expect "${source#"$root"/} compiles with nvcc" host_side "$source"; done
+}
+mkdir first
+(cd first && check "${sources[@]:0:half}") &  # expect keeps output in the current directory
+check "${sources[@]:half}"
+wait

@@ -77,6 +77,9 @@ void row(const std::string& name, double seconds, double flops, double bytes, co
 }
 
 // Fused multiply-add rate of fp32 registers, all threads: 12 independent chains hide the latency.
+#ifdef BACKEND_CUDA  // nvcc knows no vector types, and a GPU has another bound
+double fma_peak(be::Ctx&) { return 0; }
+#else
 double fma_peak(be::Ctx& ctx) {
     typedef float vec __attribute__((vector_size(64)));
     constexpr long rounds = 4000000;
@@ -96,6 +99,7 @@ double fma_peak(be::Ctx& ctx) {
     if (sink[3] == 42) printf(" ");  // the sums must be seen to be used
     return 2.0 * rounds * 12 * 16 * ctx.threads / seconds;
 }
+#endif
 
 struct Sizes {
     int N, C, F, V, Vp;     // rows, widths and vocabulary of the linear layers and the classifier
@@ -115,6 +119,20 @@ void bench_linear(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
         machine);
     row("linear_backward_input" + shape, median_seconds(ctx, [&] { be::linear_backward_input(ctx, x, y, w, N, IC, OC); }),
         flops, 0, machine);
+}
+
+// What GPT-2's layers add to their products.
+void bench_linear_gelu(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
+    const Numbers<floatX> x(ctx, (size_t)N * IC), w(ctx, (size_t)OC * IC), b(ctx, OC), y(ctx, (size_t)N * OC),
+        pre(ctx, (size_t)N * OC);
+    const Numbers<real> dw(ctx, (size_t)OC * IC), db(ctx, OC);
+    const double flops = 2.0 * N * IC * OC;
+    const auto bench = [&](const char* name, auto f) {
+        row(name + format(" %dx%dx%d", N, IC, OC), median_seconds(ctx, f), flops, 0, machine);
+    };
+    bench("linear_gelu_forward + bias", [&] { be::linear_gelu_forward(ctx, y, pre, x, w, b, N, IC, OC); });
+    bench("linear_gelu_backward_input", [&] { be::linear_gelu_backward_input(ctx, y, x, w, pre, N, OC, IC); });
+    bench("linear_backward_weight + bias", [&] { be::linear_backward_weight(ctx, dw, db, y, x, N, IC, OC, Acc::Add); });
 }
 
 void bench_attention(be::Ctx& ctx, const Machine& machine, int B, int T, int NH, int NKV, int HS) {
@@ -351,6 +369,7 @@ int main(int argc, char** argv) try {
             bench_attention(ctx, machine, 64, 1024, 12, 12, 64), bench_attention(ctx, machine, 2, 8192, 32, 8, 128);
             bench_linear(ctx, machine, 65536, 768, 3072), bench_linear(ctx, machine, 65536, 3072, 768);
         }
+        bench_linear_gelu(ctx, machine, on_gpu ? 65536 : s.N, 768, 3072);
         bench_memory_bound(ctx, machine, s);
     }
     return 0;
