@@ -108,6 +108,13 @@ void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, s
 // sets loss, zloss, lse (unscaled, per row).
 void classifier(Ctx& ctx, floatX* logits /*(N, Vp)*/, real* loss /*(N)*/, real* zloss /*(N)*/, real* lse /*(N)*/,
                 const int* targets /*(N)*/, int N, int V, int Vp, real loss_scale, real z_coef, bool write_gradient);
+// The same where the logits are columns [v0, v0+V) of the whole: logZ and the target's logit come from all shards' statistics.
+void classifier_shard(Ctx& ctx, floatX* logits /*(N, Vp)*/, real* loss, real* zloss, real* lse, const int* targets,
+                      const real* statistics /*(shards, 2, N)*/, int shards, int N, int v0, int V, int Vp, real loss_scale,
+                      real z_coef, bool write_gradient);
+// Of one shard: log sum exp of its columns (-infinity if it has none), and the target's logit, 0 where that is another's. sets.
+void classifier_statistics(Ctx& ctx, real* statistics /*(2, N)*/, const floatX* logits /*(N, Vp)*/, const int* targets /*(N)*/,
+                           int N, int v0, int V, int Vp);
 
 // Adds what rows with a target >= 0 contribute to *sums; a NaN lse makes lse_max NaN. Where ops do not wait for their results,
 // neither does this: *sums is in the backend's memory.

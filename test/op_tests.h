@@ -477,6 +477,55 @@ TEST(Classifier, AgainstDouble) {
     }
 }
 
+// Shards of the vocabulary, one of them without a column of its own, together give what the whole gives: the sums are other
+// ones, so to within their error, (V / 16 + 20) u of log Z and of the gradients.
+TEST(Classifier, ShardsAsTheWhole) {
+    backend::Ctx ctx(2);
+    const int N = 7, V = 83, Vp = 96, per_shard = 48, shards = 3;
+    Rng rng(41);
+    std::vector<floatX> logits = rng.normals<floatX>(N * Vp, 2);
+    std::vector<int> targets = {0, 47, 48, 82, -1, 5, 60};
+    const Input<int> ids(targets);
+    Buffer<floatX> whole(logits);
+    Buffer<real> loss(N), zloss(N), lse(N), statistics(shards * 2 * N, "statistics");
+    backend::classifier(ctx, whole.p(), loss.p(), zloss.p(), lse.p(), ids.p(), N, V, Vp, real(0.25), real(1e-3), true);
+    std::vector<std::unique_ptr<Buffer<floatX>>> parts;
+    const auto columns = [&](int shard) { return std::max(0, std::min(per_shard, V - shard * per_shard)); };
+    for (int r = 0; r < shards; r++) {
+        std::vector<floatX> part((size_t)N * per_shard, from_double<floatX>(not_a_number));  // padding is never read
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < columns(r); i++) part[(size_t)n * per_shard + i] = logits[(size_t)n * Vp + r * per_shard + i];
+        parts.push_back(std::make_unique<Buffer<floatX>>(part));
+        backend::classifier_statistics(ctx, statistics.p() + (size_t)r * 2 * N, parts[r]->p(), ids.p(), N, r * per_shard,
+                                       columns(r), per_shard);
+    }
+    const double allowed = (V / 16.0 + 20) * u * 10;
+    const Doubles expected_lse = doubles(lse.get()), expected_loss = doubles(loss.get()), expected_z = doubles(zloss.get());
+    const std::vector<floatX> gradient = whole.get();
+    for (int r = 0; r < shards; r++) {
+        Buffer<real> l(N), z(N), s(N);
+        backend::classifier_shard(ctx, parts[r]->p(), l.p(), z.p(), s.p(), ids.p(), statistics.p(), shards, N, r * per_shard,
+                                  columns(r), per_shard, real(0.25), real(1e-3), true);
+        expect_close(s.get(), expected_lse, Doubles(N, allowed), "lse");
+        expect_close(l.get(), expected_loss, Doubles(N, allowed), "loss");
+        expect_close(z.get(), expected_z, Doubles(N, allowed), "zloss");
+        Doubles dx, dx_allowed;
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < per_shard; i++) {
+                const double g = i < columns(r) ? as_double(gradient[(size_t)n * Vp + r * per_shard + i]) : 0;
+                dx.push_back(g), dx_allowed.push_back(2 * rounding * std::abs(g) + allowed * (std::abs(g) + 0.25e-3));
+            }
+        expect_close(parts[r]->get(), dx, dx_allowed, "gradient");
+    }
+    // A NaN in any shard is seen by all.
+    std::vector<real> all = statistics.get();
+    all[2 * N + 3] = (real)not_a_number;
+    statistics.set(all);
+    backend::classifier_shard(ctx, parts[0]->p(), loss.p(), zloss.p(), lse.p(), ids.p(), statistics.p(), shards, N, 0,
+                              per_shard, per_shard, 1, 0, false);
+    for (int n = 0; n < N; n++) EXPECT_EQ(std::isnan(as_double(lse.get()[n])), n == 3) << n;
+}
+
 TEST(Classifier, GoldenValuesWithZLoss) {  // all of these logits are bf16 numbers
     const Classified out({2.f, .5f, -1.f, 3.f}, {3}, 4, 8, 1, 1e-4);
     EXPECT_NEAR(out.lse[0], 3.3840917013, 4 * u * 3.4);

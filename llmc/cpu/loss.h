@@ -34,30 +34,65 @@ inline real log_sum_exp(const floatX* x, int V) {
     return top + std::log(sum);
 }
 
+// log sum exp over shards, each of whose own is statistics[2 N shard]. NaN and +infinity as above.
+inline real join_log_sum_exp(const real* statistics, int shards, size_t stride) {
+    real top = -std::numeric_limits<real>::infinity(), sum = 0;
+    for (int r = 0; r < shards; r++) top = std::max(top, statistics[r * stride]);
+    for (int r = 0; r < shards; r++) sum += exp_real(statistics[r * stride] - (std::isinf(top) && top < 0 ? real(0) : top));
+    return top + std::log(sum);
+}
+
 }  // namespace detail
 
-inline void classifier(Ctx&, floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int N, int V, int Vp,
-                       real loss_scale, real z_coef, bool write_gradient) {
+inline void classifier_statistics(Ctx&, real* statistics, const floatX* logits, const int* targets, int N, int v0, int V,
+                                  int Vp) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        const floatX* x = logits + (size_t)n * Vp;
+        const int target = targets[n] - v0;
+        statistics[n] = V > 0 ? detail::log_sum_exp(x, V) : -std::numeric_limits<real>::infinity();
+        statistics[N + n] = targets[n] >= 0 && target >= 0 && target < V ? (real)x[target] : real(0);
+    }
+}
+
+// statistics null: the logits are the whole
+inline void classifier_shard(Ctx&, floatX* logits, real* loss, real* zloss, real* lse, const int* targets,
+                             const real* statistics, int shards, int N, int v0, int V, int Vp, real loss_scale, real z_coef,
+                             bool write_gradient) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         floatX* x = logits + (size_t)n * Vp;
-        const int target = targets[n];
-        CHECK(target < V, "row %d: target %d of %d", n, target, V);
-        const real log_z = detail::log_sum_exp(x, V);
+        const bool masked = targets[n] < 0;
+        const int target = targets[n] - v0;  // in this shard, if it is in [0, V)
+        const bool here = !masked && target >= 0 && target < V;
+        CHECK(statistics || masked || here, "row %d: target %d of %d", n, target, V);
+        real log_z, at_target = here ? (real)x[target] : real(0);
+        if (statistics) {
+            log_z = detail::join_log_sum_exp(statistics + n, shards, (size_t)2 * N);
+            at_target = 0;
+            for (int r = 0; r < shards; r++) at_target += statistics[((size_t)2 * r + 1) * N + n];
+        } else {
+            log_z = detail::log_sum_exp(x, V);
+        }
         lse[n] = log_z;
-        loss[n] = target >= 0 ? log_z - (real)x[target] : real(0);
-        zloss[n] = target >= 0 ? z_coef * log_z * log_z : real(0);
+        loss[n] = masked ? real(0) : log_z - at_target;
+        zloss[n] = masked ? real(0) : z_coef * log_z * log_z;
         if (!write_gradient) continue;
-        if (target < 0) {
+        if (masked) {
             std::fill(x, x + Vp, floatX(0));
             continue;
         }
-        const real at_target = (real)x[target], factor = loss_scale * (1 + 2 * z_coef * log_z);
+        const real factor = loss_scale * (1 + 2 * z_coef * log_z);
         INDEPENDENT_ITERATIONS
         for (int i = 0; i < V; i++) x[i] = (floatX)(factor * exp_real((real)x[i] - log_z));
-        x[target] = (floatX)(factor * exp_real(at_target - log_z) - loss_scale);
+        if (here) x[target] = (floatX)(factor * exp_real(at_target - log_z) - loss_scale);
         std::fill(x + V, x + Vp, floatX(0));
     }
+}
+
+inline void classifier(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int N, int V, int Vp,
+                       real loss_scale, real z_coef, bool write_gradient) {
+    classifier_shard(ctx, logits, loss, zloss, lse, targets, nullptr, 0, N, 0, V, Vp, loss_scale, z_coef, write_gradient);
 }
 
 inline void loss_sums(Ctx&, LossSums* sums, const real* loss, const real* zloss, const real* lse, const int* targets, int N) {

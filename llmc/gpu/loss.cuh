@@ -5,6 +5,8 @@
 // shared memory as far as that reaches (113,000 bf16 logits on Hopper; two blocks share a multiprocessor up to 57,000), the
 // rest is read again, most likely from the L2 cache. So a row is read from memory once and written once: bound by memory
 // bandwidth, next to it by the exponentials, two per logit. Padding is written, never read.
+//
+// Of a shard of the vocabulary the first pass is a launch of its own (classifier_statistics): the ranks exchange what it finds.
 #pragma once
 #include "../math.h"
 #include "../ops.h"
@@ -45,18 +47,23 @@ __device__ __forceinline__ void add(LogSum& s, const Pack<floatX> (&x)[packs]) {
         for (int j = 0; j < Pack<floatX>::size; j++) s.sum += exp_real((float)x[k][j] - shift);
 }
 
-// The first n_packs packs of a row are moved as such, the rest up to V one by one; n_kept packs stay in shared memory.
-__global__ void __launch_bounds__(1024)
-    classifier_kernel(floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int V, int Vp, int n_packs,
-                      int n_kept, float loss_scale, float z_coef, bool write_gradient) {
-    constexpr int size = Pack<floatX>::size, in_flight = 4;
-    DYNAMIC_SHARED(floatX, kept);
-    const size_t n = blockIdx.x;
-    floatX* x = logits + n * Vp;
-    const int target = targets[n], thread = threadIdx.x, threads = blockDim.x;
-    if (target >= V) __trap();  // the loader's mistake; the next CUDA call fails
-    const float at_target = target >= 0 ? (float)x[target] : 0.0f;
+// log sum exp over shards, each of whose own is statistics[stride shard].
+__device__ __forceinline__ float join_log_sum_exp(const real* statistics, int shards, size_t stride) {
+    LogSum s;
+    for (int r = 0; r < shards; r++) {
+        const float lse = statistics[r * stride], shift = s.raise(fmaxf(s.top, lse));
+        s.sum += exp_real(lse - shift);
+    }
+    return s.top + logf(s.sum);
+}
 
+constexpr int classifier_in_flight = 4;  // packs that a thread loads before it computes
+
+// log sum exp of a row by the whole block. The first n_packs packs are moved as such, the rest up to V one by one; n_kept packs
+// stay in shared memory.
+__device__ __forceinline__ float keep_and_sum(floatX* kept, const floatX* x, int V, int n_packs, int n_kept) {
+    constexpr int size = Pack<floatX>::size, in_flight = classifier_in_flight;
+    const int thread = threadIdx.x, threads = blockDim.x;
     LogSum s;
     for (int first = thread; first < n_packs; first += in_flight * threads) {
         Pack<floatX> p[in_flight];
@@ -76,18 +83,48 @@ __global__ void __launch_bounds__(1024)
     for (int i = n_packs * size + thread; i < V; i += threads) s.add((float)x[i]);
     const float highest = block_max(s.top);
     s.raise(highest);
-    const float log_z = highest + logf(block_sum(s.sum));  // after this barrier the row may be overwritten
+    return highest + logf(block_sum(s.sum));
+}
+
+// With own_statistics only they are computed; with statistics nothing is summed, and n_kept is 0.
+__global__ void __launch_bounds__(1024)
+    classifier_kernel(floatX* logits, real* loss, real* zloss, real* lse, const int* targets, const real* statistics,
+                      int shards, real* own_statistics, int v0, int V, int Vp, int n_packs, int n_kept, float loss_scale,
+                      float z_coef, bool write_gradient) {
+    constexpr int size = Pack<floatX>::size, in_flight = classifier_in_flight;
+    DYNAMIC_SHARED(floatX, kept);
+    const size_t n = blockIdx.x, N = gridDim.x;
+    floatX* x = logits + n * Vp;
+    const int thread = threadIdx.x, threads = blockDim.x;
+    const bool masked = targets[n] < 0;
+    const int target = masked ? -1 : targets[n] - v0;  // in this shard, if it is in [0, V)
+    const bool here = target >= 0 && target < V;
+    if (!masked && !here && !statistics && !own_statistics) __trap();  // the loader's mistake; the next CUDA call fails
+    float at_target = here ? (float)x[target] : 0.0f, log_z;
+
+    if (statistics) {
+        log_z = join_log_sum_exp(statistics + n, shards, 2 * N);
+        at_target = 0;
+        for (int r = 0; r < shards; r++) at_target += statistics[(2 * r + 1) * N + n];
+    } else {
+        log_z = keep_and_sum(kept, x, V, n_packs, n_kept);
+    }
+    if (own_statistics) {
+        if (thread == 0) own_statistics[n] = log_z, own_statistics[N + n] = at_target;
+        return;
+    }
+    __syncthreads();  // the target's logit is read before the row is overwritten
 
     if (thread == 0) {
         lse[n] = log_z;
-        loss[n] = target >= 0 ? log_z - at_target : 0.0f;
-        zloss[n] = target >= 0 ? z_coef * log_z * log_z : 0.0f;
+        loss[n] = masked ? 0.0f : log_z - at_target;
+        zloss[n] = masked ? 0.0f : z_coef * log_z * log_z;
     }
     if (!write_gradient) return;
 
     const float factor = loss_scale * (1 + 2 * z_coef * log_z);
     const auto gradient = [&](int i, float value) {
-        if (target < 0) return 0.0f;  // whatever is in the row
+        if (masked) return 0.0f;  // whatever is in the row
         const float g = factor * exp_real(value - log_z);
         return i == target ? g - loss_scale : g;
     };
@@ -134,17 +171,42 @@ __global__ void __launch_bounds__(1024)
 
 }  // namespace detail
 
-inline void classifier(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int N, int V, int Vp,
-                       real loss_scale, real z_coef, bool write_gradient) {
+namespace detail {
+
+inline void launch_classifier(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets,
+                              const real* statistics, int shards, real* own_statistics, int N, int v0, int V, int Vp,
+                              real loss_scale, real z_coef, bool write_gradient) {
     if (N == 0) return;
     constexpr int size = Pack<floatX>::size;
     const int n_packs = Vp % size == 0 && aligned_16(logits) ? V / size : 0;
     // Static shared memory and what the system keeps of a multiprocessor's take 1 KB of a block's.
     const size_t most = ctx.shared_bytes - 1024, half = (ctx.shared_bytes - 1024) / 2, row = (size_t)n_packs * 16;
-    const size_t kept = !write_gradient ? 0 : std::min(row, most);
-    const int wanted = ceil_div(ceil_div(V, size), 32) * 32, threads = std::min(wanted, kept <= half ? 512 : 1024);
-    LAUNCH(detail::classifier_kernel, N, threads, kept, ctx, logits, loss, zloss, lse, targets, V, Vp, n_packs,
-           (int)(kept / 16), loss_scale, z_coef, write_gradient);
+    const size_t kept = write_gradient && !statistics ? std::min(row, most) : 0;
+    const int wanted = std::max(32, ceil_div(ceil_div(V, size), 32) * 32);
+    const int threads = std::min(wanted, kept <= half ? 512 : 1024);
+    LAUNCH(classifier_kernel, N, threads, kept, ctx, logits, loss, zloss, lse, targets, statistics, shards, own_statistics, v0,
+           V, Vp, n_packs, (int)(kept / 16), loss_scale, z_coef, write_gradient);
+}
+
+}  // namespace detail
+
+inline void classifier(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int N, int V, int Vp,
+                       real loss_scale, real z_coef, bool write_gradient) {
+    detail::launch_classifier(ctx, logits, loss, zloss, lse, targets, nullptr, 0, nullptr, N, 0, V, Vp, loss_scale, z_coef,
+                              write_gradient);
+}
+
+inline void classifier_shard(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets,
+                             const real* statistics, int shards, int N, int v0, int V, int Vp, real loss_scale, real z_coef,
+                             bool write_gradient) {
+    detail::launch_classifier(ctx, logits, loss, zloss, lse, targets, statistics, shards, nullptr, N, v0, V, Vp, loss_scale,
+                              z_coef, write_gradient);
+}
+
+inline void classifier_statistics(Ctx& ctx, real* statistics, const floatX* logits, const int* targets, int N, int v0, int V,
+                                  int Vp) {
+    detail::launch_classifier(ctx, const_cast<floatX*>(logits), nullptr, nullptr, nullptr, targets, nullptr, 0, statistics, N,
+                              v0, V, Vp, 0, 0, false);
 }
 
 inline void loss_sums(Ctx& ctx, LossSums* sums, const real* loss, const real* zloss, const real* lse, const int* targets,
