@@ -6,6 +6,7 @@
 #   make test-interop  models and tokens exchanged with transformers (which pip puts under build/; 6 GB)
 #   make fuzz         damaged and hostile files to every reader of files, each for FUZZ_SECONDS=60 seconds (with clang++)
 #   make bench        speed of a training step and of each kernel, on this CPU or GPU
+#   make ladders      kernels from naive to the trainer's (dev/kernels): each checked, and on a GPU timed
 #   make check-gpu    on a machine with a GPU: every kernel test, compute-sanitizer, a short training, benchmarks; one table
 #   make deps         install the Debian/Ubuntu packages that are missing (the targets above do it themselves)
 #   make format clean
@@ -34,7 +35,7 @@ endif
 # floating point traps, so that loops with sqrt and comparisons can be vectorised.
 OPT      ?= -O3 -march=native
 CXXFLAGS += -std=c++17 $(OPT) -g1 -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math -MMD -MP -I.
-have_dnnl := $(shell echo '\#include <oneapi/dnnl/dnnl.hpp>' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo yes)
+have_dnnl := $(shell printf '\043include <oneapi/dnnl/dnnl.hpp>\n' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo yes)
 LDLIBS   += $(if $(have_dnnl),-ldnnl) -lpcre2-8 -lpthread
 # Libraries from scripts/vendor.sh, on a machine that has no packages.
 ifneq ($(wildcard build/deps/include),)
@@ -139,25 +140,46 @@ $(gpu_trainer): train_gpt.cu Makefile | deps
 	@$(MAKE) -s --no-print-directory BACKEND=$(gpu_backend) PRECISION=bf16 $@
 endif
 
+# ---- ladders: dev/kernels/X.cu has one op several times, from naive to the trainer's; checked, and on a GPU timed ----
+ladder_programs := $(patsubst dev/kernels/%.cu,build/$(gpu_backend)-bf16$(gpu_suffix)/ladder_%,$(wildcard dev/kernels/*.cu))
+
+.PHONY: ladders
+ladders: $(ladder_programs)
+	@failed=0; for program in $^; do $$program || failed=1; done; exit $$failed
+
+# cuDNN's attention stands beside ours where its headers and library are found. CUDNN=1 insists on it, CUDNN=0 leaves it out;
+# CUDNN_FRONTEND=DIR: where cudnn_frontend.h is.
+cudnn_include := $(if $(CUDNN_FRONTEND),-isystem $(CUDNN_FRONTEND))
+CUDNN         ?= $(shell printf '\043include <cudnn_frontend.h>\n' | $(CXX) -E -x c++ $(cudnn_include) -I$(dir $(NVCC))../include - >/dev/null 2>&1 && \
+                   echo 'int main() {}' | $(CXX) -x c++ - -L$(dir $(NVCC))../lib64 -lcudnn -o /dev/null 2>/dev/null && echo 1)
+ladder_cudnn   = $(if $(and $(filter cuda,$(BACKEND)),$(filter %ladder_attention,$@)),$(if $(filter 1,$(CUDNN)),-DLADDER_CUDNN $(cudnn_include) -lcudnn -lnvrtc))
+
+build/$(gpu_backend)-bf16$(gpu_suffix)/ladder_%: dev/kernels/%.cu Makefile | deps
+	@echo "building $@"
+	@mkdir -p $(@D)
+	@$(filter-out -lgtest -lgtest_main,$(call compile_gpu,$<,bf16)) $(ladder_cudnn)
+
 # ---- all tests. The CPU's are built for the CPU whatever BACKEND is; programs are built two at a time whatever -j says to the
 #      outer make, then run one after another ----
 programs_to_test = $(if $(filter cpu,$(BACKEND)),$(test_programs)) $(gpu_programs)
 
 test: deps-test deps-quickstart
-	@$(MAKE) -s --no-print-directory -j2 $(programs_to_test) $(build)/train_gpt $(gpu_trainer)
-	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) SAN=$(SAN) CXX=$(CXX) NVCC=$(NVCC) test/run.sh $(programs_to_test) $(test_scripts)
+	@$(MAKE) -s --no-print-directory -j2 $(programs_to_test) $(ladder_programs) $(build)/train_gpt $(gpu_trainer)
+	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) LADDERS="$(ladder_programs)" SAN=$(SAN) CXX=$(CXX) NVCC=$(NVCC) test/run.sh $(programs_to_test) $(test_scripts)
 
 # ---- the whole of it on a GPU ----
-.PHONY: check-gpu gpu-programs print-gpu-programs print-train-gpt print-bench
+.PHONY: check-gpu gpu-programs print-gpu-programs print-train-gpt print-bench print-ladders
 check-gpu:
 	@scripts/check_gpu.sh
-gpu-programs: $(gpu_programs) $(build)/train_gpt $(build)/bench
+gpu-programs: $(gpu_programs) $(ladder_programs) $(build)/train_gpt $(build)/bench
 print-gpu-programs:
 	@echo $(gpu_programs)
 print-train-gpt:
 	@echo $(build)/train_gpt
 print-bench:
 	@echo $(build)/bench
+print-ladders:
+	@echo $(ladder_programs)
 
 # ---- fuzzing: test/fuzz/fuzz_X.cpp is a libFuzzer target; findings go to build/fuzz/X ----
 FUZZ_SECONDS  ?= 60
@@ -211,6 +233,6 @@ clean:
 	rm -rf build train_gpt
 
 format:
-	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h llmc/gpu/*.cuh test/*.cpp test/gpu/* test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cu dev/interop/*.cpp
+	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h llmc/gpu/*.cuh test/*.cpp test/gpu/* test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cu dev/kernels/*.cu dev/kernels/*.h dev/interop/*.cpp
 
 -include $(wildcard $(build)/*.d build/emu-*/*.d build/cuda-*/*.d build/fuzz/*.d)

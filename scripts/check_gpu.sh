@@ -94,6 +94,10 @@ if [[ -z $lacks ]]; then
     if [[ ${difference#* } == 60 ]] && awk -v d="${difference% *}" 'BEGIN { exit !(d < 0.03) }'; then row "GPU and CPU" ok "largest difference of a loss over 60 steps: ${difference% *}"
     else row "GPU and CPU" FAILED "largest difference and steps: $difference (0.03 and 60 are expected)"; failed=1; fi
     step "benchmarks" bench timeout 240 "$(make print-bench)" && cat "$out/bench.log"
+    for program in $(make print-ladders); do
+        name=$(basename "$program")
+        step "$name" "$name" timeout 120 "$program" && cat "$out/$name.log"
+    done
 fi
 
 echo
