@@ -124,8 +124,43 @@ void loss_sums(Ctx& ctx, LossSums* sums, const real* loss /*(N)*/, const real* z
 // ---- optimizer (optimizer.h, reduce.h) ------------------------------------------------------------------------------------
 // Sum of squares in fixed blocks: same bits for any thread count. The blocks' sums are accumulated in double.
 double sum_of_squares(Ctx& ctx, const real* x, size_t n);
+// Adds it to *sum, which is in the backend's memory, and does not wait for it.
+void add_squares(Ctx& ctx, double* sum, const real* x, size_t n);
 // AdamW (Loshchilov & Hutter, 2019; decoupled decay, bias correction): g = grad_scale * grad;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; master -= lr (m/c1 / (sqrt(v/c2) + eps) + wd master); param = floatX(master),
 // with c1 = 1 - b1^step, c2 = 1 - b2^step, step counted from 1. param may be the same memory as master (fp32).
 void adamw(Ctx& ctx, floatX* param, real* master, real* m, real* v, const real* grad, size_t n, real lr, real beta1, real beta2,
            real eps, real weight_decay, real grad_scale, int64_t step);
+
+// ---- communication (comm.h) -----------------------------------------------------------------------------------------------
+// Between the ranks of a Comm, which all call the same operations on it in the same order. E is floatX or real. A Comm of one
+// rank returns at once and moves nothing that is in place already. Results have the same bits on all ranks and in every run.
+class Comm;     // a group of ranks; Comm() is one of this rank alone
+class Pending;  // an operation that was started; finish() must follow
+
+// Sums over the ranks, in place.
+template <class E>
+void all_reduce(Ctx& ctx, Comm& comm, E* x, size_t n);
+// Every rank's part, in the order of ranks. mine may be out + rank * n.
+template <class E>
+void all_gather(Ctx& ctx, Comm& comm, E* out /*(size, n)*/, const E* mine /*(n)*/, size_t n);
+// This rank's part of the sums. out may be all + rank * n.
+template <class E>
+void reduce_scatter(Ctx& ctx, Comm& comm, E* out /*(n)*/, const E* all /*(size, n)*/, size_t n);
+
+// The same two in place, started after the ops that are on ctx now, beside the ones that follow. Until finish() nothing may
+// touch the buffer.
+template <class E>
+Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* all /*(size, n)*/, size_t n);  // part `rank` becomes the sum
+template <class E>
+Pending start_all_gather(Ctx& ctx, Comm& comm, E* all /*(size, n)*/, size_t n);  // part `rank` is there already
+// The ops on ctx that follow see the result.
+void finish(Ctx& ctx, Pending& pending);
+
+// From one rank to another. A send never waits for the receive: finish() says when x may be written again. recv: the ops on ctx
+// that follow see x. Messages from one rank to another come in the order in which they were sent; tags must agree, and only help
+// to find a mix-up. connect_ring comes before the first message: it prepares messages from every rank to the next and to the
+// previous one, where the first is next to the last; all ranks of the Comm call it.
+void connect_ring(Ctx& ctx, Comm& comm);
+Pending start_send(Ctx& ctx, Comm& comm, const floatX* x, size_t n, int peer, int tag);
+void recv(Ctx& ctx, Comm& comm, floatX* x, size_t n, int peer, int tag);

@@ -5,10 +5,10 @@
 set -euo pipefail
 
 declare -A need=(
-    [build]="make g++ pkg-config libdnnl-dev libpcre2-dev nlohmann-json3-dev libcli11-dev"
+    [build]="make g++ pkg-config libdnnl-dev libpcre2-dev nlohmann-json3-dev libcli11-dev openmpi-bin libopenmpi-dev"
     [clang]="clang libomp-dev libclang-rt-14-dev"
     [interop]="python3-venv"
-    [test]="libgtest-dev openmpi-bin libopenmpi-dev"
+    [test]="libgtest-dev"
     [quickstart]="bible-kjv debian-reference-ja"
 )
 packages=()

@@ -10,9 +10,7 @@ if ! command -v "$MPICXX" >/dev/null || ! command -v "$MPIRUN" >/dev/null; then
     echo "FAILED: MPI is not installed ($MPICXX, $MPIRUN); install it with: $(realpath "$source")/scripts/install_deps.sh test"
     exit 1
 fi
-# Open MPI: as root, more ranks than cores, and in containers that forbid one process to read another's memory.
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-export OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_NUM_THREADS=1
+allow_mpirun_everywhere
 export EMU_NCCL_TIMEOUT=30
 
 build() {

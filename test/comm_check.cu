@@ -1,0 +1,495 @@
+// Checks of World and Comm on as many ranks as are started, for test/comm_test.sh; built for the CPU and for the GPU or the
+// emulator. Rank 0 prints `ok: NAME` or `FAILED: NAME` for what all ranks found together.
+//   comm_check all      everything (default)          comm_check world    only the World
+//   comm_check bench    times of large operations     comm_check CASE R   a run that must end badly, because of rank R: see
+//   main
+// Values are small integers that depend on rank and element: sums are exact in bf16 too, and a mix-up of ranks, elements or
+// messages shows.
+#include <csignal>
+#include <random>
+
+#include "llmc/ops.h"
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+#include "llmc/gpu/ops.cuh"
+#include "llmc/gpu/comm.cuh"
+#else
+#include "llmc/cpu/comm.h"
+#include "llmc/cpu/memory.h"
+#endif
+#include "llmc/pipeline.h"
+#include "llmc/world.h"
+
+struct Test {
+    World& world;
+    be::Ctx& ctx;
+    int failed = 0;
+
+    // Called by all ranks.
+    void report(const std::string& name, bool ok) {
+        int n_bad = 0;
+        for (const std::string& s : world.all_gather(std::string(ok ? "1" : ""))) n_bad += s.empty();
+        failed += n_bad > 0;
+        if (world.rank() == 0) printf(n_bad ? "FAILED: %s (%d ranks)\n" : "ok: %s\n", name.c_str(), n_bad), fflush(stdout);
+    }
+};
+
+// Memory of the backend between two guards, and the host's copy of all three.
+template <class E>
+class Buffer {
+public:
+    Buffer(be::Ctx& ctx, size_t n) : ctx_(ctx), n_(n), host_(n + 2 * guard, E(-77.0f)) {
+        memory_ = (E*)be::allocate_memory(bytes());
+        send();
+    }
+    ~Buffer() { be::release_memory(memory_, bytes()); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    E* data() { return memory_ + guard; }
+    E* host() { return host_.data() + guard; }
+    size_t size() const { return n_; }
+    void send() { be::upload(ctx_, memory_, host_.data(), bytes()); }
+    template <class F>
+    void set(F value) {
+        for (size_t i = 0; i < n_; i++) host()[i] = E((float)value(i));
+        send();
+    }
+    // Fetches; true if the guards are whole.
+    bool fetch() {
+        be::download(ctx_, host_.data(), memory_, bytes());
+        for (size_t i = 0; i < guard; i++)
+            if ((float)host_[i] != -77.0f || (float)host_[guard + n_ + i] != -77.0f) return false;
+        return true;
+    }
+    template <class F>
+    bool equals(F value) {
+        if (!fetch()) return false;
+        for (size_t i = 0; i < n_; i++)
+            if ((float)host()[i] != (float)value(i)) return false;
+        return true;
+    }
+
+private:
+    static constexpr size_t guard = 64;
+    size_t bytes() const { return (n_ + 2 * guard) * sizeof(E); }
+    be::Ctx& ctx_;
+    size_t n_;
+    std::vector<E> host_;
+    E* memory_;
+};
+
+inline int value(int rank, size_t i, int salt) { return (int)((rank * 37 + i * 11 + (i >> 6) * 5 + (size_t)salt * 17) % 61); }
+inline int sum_of_values(const std::vector<int>& ranks, size_t i, int salt) {
+    int sum = 0;
+    for (const int r : ranks) sum += value(r, i, salt);
+    return sum;
+}
+
+// ---- the World -------------------------------------------------------------------------------------------------------------
+static void check_world(Test& t) {
+    World& w = t.world;
+    const int rank = w.rank(), size = w.size();
+    const std::string mine = std::string((size_t)rank * 3, (char)('a' + rank));
+    bool ok = true;
+    const auto all = w.all_gather(mine);
+    for (int r = 0; r < size; r++) ok &= all[r] == std::string((size_t)r * 3, (char)('a' + r));
+    t.report("strings of different lengths", ok && (int)all.size() == size);
+
+    struct {
+        int rank;
+        double x;
+    } one = {rank, rank * 0.5}, many[64];
+    w.all_gather(&one, sizeof one, many);
+    ok = true;
+    for (int r = 0; r < size; r++) ok &= many[r].rank == r && many[r].x == r * 0.5;
+    t.report("structs", ok);
+
+    ok = true;
+    for (int root = 0; root < size; root++) {
+        std::vector<int> data((size_t)3 << 18);  // 3 MiB
+        for (size_t i = 0; i < data.size(); i++) data[i] = rank == root ? value(root, i, 1) : -1;
+        w.broadcast(data.data(), data.size() * sizeof(int), root);
+        for (size_t i = 0; i < data.size(); i++) ok &= data[i] == value(root, i, 1);
+    }
+    w.broadcast(nullptr, 0, 0);
+    t.report("broadcast from each rank", ok);
+
+    w.barrier();
+    int lower = 0;
+    for (int r = 0; r < rank; r++) lower += w.hosts()[r] == w.host();
+    t.report("local rank and hosts", w.local_rank() == lower && (int)w.hosts().size() == size && !w.host().empty());
+}
+
+// ---- collectives -----------------------------------------------------------------------------------------------------------
+static const std::vector<size_t> sizes = {0, 1, 2, 3, 7, 64, 1000, 4097, 100003};
+
+// ranks: of the World, in the order of comm.
+template <class E>
+bool check_collectives(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
+    be::Ctx& ctx = t.ctx;
+    const int rank = comm.rank(), size = comm.size();
+    const int me = t.world.rank();
+    bool ok = size == (int)ranks.size() && ranks[rank] == me;
+    for (const size_t n : sizes) {
+        Buffer<E> x(ctx, n), part(ctx, n), all(ctx, n * (size_t)size);
+        x.set([&](size_t i) { return value(me, i, 0); });
+        be::all_reduce(ctx, comm, x.data(), n);
+        ok &= x.equals([&](size_t i) { return sum_of_values(ranks, i, 0); });
+
+        const auto gathered = [&](size_t i) { return value(ranks[i / n], i % n, 1); };
+        part.set([&](size_t i) { return value(me, i, 1); });
+        be::all_gather(ctx, comm, all.data(), (const E*)part.data(), n);
+        ok &= all.equals(gathered) && part.equals([&](size_t i) { return value(me, i, 1); });
+        all.set([&](size_t i) { return (int)(i / n) == rank ? value(me, i % n, 1) : -5; });
+        be::all_gather(ctx, comm, all.data(), (const E*)all.data() + (size_t)rank * n, n);
+        ok &= all.equals(gathered);
+
+        const auto mine = [&](size_t i) { return value(me, i, 2); };
+        const auto reduced = [&](size_t i) { return sum_of_values(ranks, (size_t)rank * n + i, 2); };
+        all.set(mine);
+        be::reduce_scatter(ctx, comm, part.data(), (const E*)all.data(), n);
+        ok &= part.equals(reduced) && all.equals(mine);
+        be::reduce_scatter(ctx, comm, all.data() + (size_t)rank * n, (const E*)all.data(), n);
+        ok &= all.fetch();
+        for (size_t i = 0; i < n; i++) ok &= (float)all.host()[(size_t)rank * n + i] == (float)reduced(i);
+    }
+    return ok;
+}
+
+// Several at once, of different sizes and both kinds, finished in another order, with an operation that waits in between.
+template <class E>
+bool check_started(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
+    be::Ctx& ctx = t.ctx;
+    const int rank = comm.rank(), me = t.world.rank();
+    const size_t size = (size_t)comm.size(), ns[] = {5000, 0, 70001, 1, 300, 20000};
+    std::vector<std::unique_ptr<Buffer<E>>> buffers;
+    std::vector<be::Pending> pending;
+    for (size_t k = 0; k < 6; k++) {
+        const size_t n = ns[k];
+        buffers.push_back(std::make_unique<Buffer<E>>(ctx, n * size));
+        const bool gathers = k % 3 == 2;
+        buffers[k]->set(
+            [&](size_t i) { return gathers ? ((int)(i / n) == rank ? value(me, i % n, (int)k) : -5) : value(me, i, (int)k); });
+        pending.push_back(gathers ? be::start_all_gather(ctx, comm, buffers[k]->data(), n)
+                                  : be::start_reduce_scatter(ctx, comm, buffers[k]->data(), n));
+    }
+    Buffer<E> x(ctx, 1000);
+    x.set([&](size_t i) { return value(me, i, 9); });
+    be::all_reduce(ctx, comm, x.data(), x.size());
+    bool ok = x.equals([&](size_t i) { return sum_of_values(ranks, i, 9); });
+    for (const size_t k : {1, 0, 3, 2, 5, 4}) {
+        be::finish(ctx, pending[k]);
+        be::finish(ctx, pending[k]);  // nothing is left
+        const size_t n = ns[k];
+        ok &= buffers[k]->fetch();
+        const E* host = buffers[k]->host();
+        if (k % 3 == 2) {
+            for (size_t i = 0; i < n * size; i++) ok &= (float)host[i] == (float)value(ranks[i / n], i % n, (int)k);
+        } else {
+            for (size_t i = (size_t)rank * n; i < (size_t)(rank + 1) * n; i++)
+                ok &= (float)host[i] == (float)sum_of_values(ranks, i, (int)k);
+        }
+    }
+    return ok;
+}
+
+// Random numbers: the same bits on all ranks and in a second run; on the CPU those of the sum in the order of ranks.
+template <class E>
+bool check_bits(Test& t, be::Comm& comm) {
+    be::Ctx& ctx = t.ctx;
+    const size_t n = 30011, size = (size_t)comm.size();
+    std::mt19937 random(7u + (unsigned)t.world.rank());
+    std::normal_distribution<float> normal;
+    std::vector<float> input(n);
+    for (float& v : input) v = normal(random) * 100;
+    Buffer<E> x(ctx, n), again(ctx, n), all(ctx, n * size), part(ctx, n);
+    x.set([&](size_t i) { return input[i]; });
+    again.set([&](size_t i) { return input[i]; });
+    part.set([&](size_t i) { return input[i]; });
+    be::all_gather(ctx, comm, all.data(), (const E*)part.data(), n);
+    be::all_reduce(ctx, comm, x.data(), n);
+    be::all_reduce(ctx, comm, again.data(), n);
+    bool ok = x.fetch() && again.fetch() && all.fetch() && memcmp(x.host(), again.host(), n * sizeof(E)) == 0;
+    for (size_t i = 0; i < n; i++) {
+        real sum = (real)all.host()[i];
+        for (size_t r = 1; r < size; r++) sum += (real)all.host()[r * n + i];
+        const E expected = E(sum);
+        if (be::memory_is_host) ok &= memcmp(&expected, x.host() + i, sizeof(E)) == 0;
+        else ok &= std::abs((float)x.host()[i] - (float)sum) < 6;
+    }
+    // Everyone's result, seen by everyone.
+    be::all_gather(ctx, comm, all.data(), (const E*)x.data(), n);
+    ok &= all.fetch();
+    for (size_t r = 0; r < size; r++) ok &= memcmp(all.host() + r * n, x.host(), n * sizeof(E)) == 0;
+    return ok;
+}
+
+static bool check_all(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
+    bool ok = check_collectives<floatX>(t, comm, ranks) && check_collectives<real>(t, comm, ranks);
+    return ok && check_started<floatX>(t, comm, ranks) && check_started<real>(t, comm, ranks);
+}
+
+// ---- messages --------------------------------------------------------------------------------------------------------------
+// Everyone sends to the next rank, or to both neighbours, before it receives; `between` runs after the sends.
+template <class F>
+bool check_neighbours(Test& t, be::Comm& comm, size_t n, bool both, F between) {
+    const int rank = comm.rank(), size = comm.size(), next = (rank + 1) % size, previous = (rank + size - 1) % size;
+    Buffer<floatX> down(t.ctx, n), up(t.ctx, n), from_above(t.ctx, n), from_below(t.ctx, n);
+    both &= size > 2;  // of two ranks, the other is next and previous
+    down.set([&](size_t i) { return value(rank, i, 3); });
+    up.set([&](size_t i) { return value(rank, i, 4); });
+    be::Pending a = be::start_send(t.ctx, comm, down.data(), n, next, 1), b;
+    if (both) b = be::start_send(t.ctx, comm, up.data(), n, previous, 2);
+    between();
+    be::recv(t.ctx, comm, from_above.data(), n, previous, 1);
+    if (both) be::recv(t.ctx, comm, from_below.data(), n, next, 2);
+    be::finish(t.ctx, a), be::finish(t.ctx, b);
+    return from_above.equals([&](size_t i) { return value(previous, i, 3); }) &&
+           (!both || from_below.equals([&](size_t i) { return value(next, i, 4); })) &&
+           down.equals([&](size_t i) { return value(rank, i, 3); });
+}
+
+// Messages of many sizes from each rank to the next, all under way at once, taken in their order.
+static bool check_order(Test& t, be::Comm& comm) {
+    const int rank = comm.rank(), size = comm.size(), next = (rank + 1) % size, previous = (rank + size - 1) % size;
+    std::vector<std::unique_ptr<Buffer<floatX>>> out, in;
+    std::vector<be::Pending> sends;
+    for (size_t k = 0; k < sizes.size(); k++) {
+        out.push_back(std::make_unique<Buffer<floatX>>(t.ctx, sizes[k]));
+        in.push_back(std::make_unique<Buffer<floatX>>(t.ctx, sizes[k]));
+        out[k]->set([&](size_t i) { return value(rank, i, (int)k); });
+        sends.push_back(be::start_send(t.ctx, comm, out[k]->data(), sizes[k], next, 0));
+    }
+    bool ok = true;
+    for (size_t k = 0; k < sizes.size(); k++) {
+        be::recv(t.ctx, comm, in[k]->data(), sizes[k], previous, 0);
+        ok &= in[k]->equals([&](size_t i) { return value(previous, i, (int)k); });
+    }
+    for (be::Pending& p : sends) be::finish(t.ctx, p);
+    return ok;
+}
+
+// A step of a pipeline: each stage receives, checks, and sends on. A send is finished one pass later, before its buffer is used
+// for the next message of that direction.
+static bool check_pipeline(Test& t, be::Comm& comm, int vpp, int micro_batches, size_t n) {
+    const int pp = comm.size(), rank = comm.rank(), last = pp * vpp - 1;
+    Buffer<floatX> in(t.ctx, n), out[2] = {{t.ctx, n}, {t.ctx, n}};
+    be::Pending sent[2];
+    bool ok = true;
+    for (const PipelineEvent& e : pipeline_schedule(pp, rank, vpp, micro_batches)) {
+        const bool forward = e.pass == Pass::forward;
+        const int stage = virtual_stage(pp, rank, e.chunk), step = forward ? 1 : -1, tag = e.micro_batch * 2 + !forward;
+        const auto content = [&](int from) { return [=](size_t i) { return value(from, i, tag); }; };
+        if (stage != (forward ? 0 : last)) {
+            be::recv(t.ctx, comm, in.data(), n, (rank + pp - step) % pp, tag);
+            ok &= in.equals(content(stage - step));
+        }
+        if (stage != (forward ? last : 0)) {
+            be::finish(t.ctx, sent[forward]);
+            out[forward].set(content(stage));
+            sent[forward] = be::start_send(t.ctx, comm, out[forward].data(), n, (rank + pp + step) % pp, tag);
+        }
+    }
+    for (be::Pending& p : sent) be::finish(t.ctx, p);
+    return ok;
+}
+
+static void check_comm(Test& t) {
+    World& w = t.world;
+    const int size = w.size(), rank = w.rank();
+    {
+        be::Comm alone;
+        t.report("a group of one", check_all(t, alone, {rank}) && alone.name() == "alone");
+        be::Comm named(t.ctx, w, {rank}, "mine");
+        t.report("groups of one, made by all", check_all(t, named, {rank}) && named.name() == "mine");
+    }
+    std::vector<int> everyone;
+    for (int r = 0; r < size; r++) everyone.push_back(r);
+    be::Comm all(t.ctx, w, everyone, "everyone");
+    t.report("collectives of floatX", check_collectives<floatX>(t, all, everyone));
+    t.report("collectives of real", check_collectives<real>(t, all, everyone));
+    t.report("several started operations", check_started<floatX>(t, all, everyone) && check_started<real>(t, all, everyone));
+    t.report("the same bits on all ranks", check_bits<floatX>(t, all) && check_bits<real>(t, all));
+    if (size == 1) return;
+
+    {
+        std::vector<int> reversed(everyone.rbegin(), everyone.rend());
+        be::Comm moved(t.ctx, w, reversed, "reversed"), comm = std::move(moved);
+        t.report("ranks in another order", check_all(t, comm, reversed) && comm.rank() == size - 1 - rank);
+        be::Comm ends(t.ctx, w, {0, size - 1}, "ends");
+        const bool end = rank == 0 || rank == size - 1;
+        const std::vector<int> members = end ? std::vector<int>{0, size - 1} : std::vector<int>{rank};
+        t.report("a group of the ends", check_all(t, ends, members));
+    }
+    if (size == 4) {
+        const int row = rank / 2, column = rank % 2;
+        const std::vector<int> along = {row * 2, row * 2 + 1}, down = {column, column + 2};
+        be::Comm rows(t.ctx, w, along, "row"), columns(t.ctx, w, down, "column");
+        bool ok = check_all(t, rows, along) && check_all(t, columns, down);
+        Buffer<real> x(t.ctx, 777);
+        x.set([&](size_t i) { return value(rank, i, 0); });
+        be::all_reduce(t.ctx, rows, x.data(), x.size());
+        be::all_reduce(t.ctx, columns, x.data(), x.size());
+        ok &= x.equals([&](size_t i) { return sum_of_values(everyone, i, 0); });
+        t.report("rows and columns of a grid", ok);
+    }
+
+    be::connect_ring(t.ctx, all);
+    const auto nothing = [] {};
+    for (const size_t n : {(size_t)0, (size_t)1, (size_t)3001, (size_t)3 << 20}) {
+        t.report(format("a ring where all send %zu first", n), check_neighbours(t, all, n, false, nothing));
+        t.report(format("neighbours that send %zu first", n), check_neighbours(t, all, n, true, nothing));
+    }
+    t.report("collectives between sends and receives", check_neighbours(t, all, 200000, true, [&] {
+                 Buffer<real> x(t.ctx, 10);
+                 be::all_reduce(t.ctx, all, x.data(), x.size());
+                 w.barrier();
+             }));
+    t.report("messages of many sizes, in order", check_order(t, all));
+    for (const size_t n : {(size_t)100, (size_t)300000}) {
+        t.report(format("1F1B, messages of %zu", n), check_pipeline(t, all, 1, 7, n));
+        t.report(format("interleaved stages, messages of %zu", n), check_pipeline(t, all, 2, 2 * size, n));
+    }
+}
+
+// ---- times -----------------------------------------------------------------------------------------------------------------
+static void bench(Test& t) {
+    World& w = t.world;
+    std::vector<int> everyone;
+    for (int r = 0; r < w.size(); r++) everyone.push_back(r);
+    be::Comm all(t.ctx, w, everyone, "everyone");
+    if (w.size() > 1) be::connect_ring(t.ctx, all);
+    const auto time = [&](const char* name, size_t bytes, auto operation) {
+        double best = 1e30;
+        for (int i = 0; i < 7; i++) {
+            char x;
+            be::download(t.ctx, &x, t.ctx.scratch(1), 1);
+            w.barrier();
+            const double start = steady_seconds();
+            operation();
+            be::download(t.ctx, &x, t.ctx.scratch(1), 1);
+            w.barrier();
+            if (i > 1) best = std::min(best, steady_seconds() - start);
+        }
+        if (w.rank() == 0) printf("%-28s %9.3f ms  %7.2f GB/s\n", name, best * 1e3, bytes / best * 1e-9);
+    };
+    const size_t n = 24 << 20, size = (size_t)w.size();
+    Buffer<real> x(t.ctx, n);
+    Buffer<floatX> y(t.ctx, n);
+    x.set([](size_t) { return 1; }), y.set([](size_t) { return 1; });
+    time("all_reduce real", n * sizeof(real), [&] { be::all_reduce(t.ctx, all, x.data(), n); });
+    time("reduce_scatter real", n * sizeof(real), [&] {
+        be::Pending p = be::start_reduce_scatter(t.ctx, all, x.data(), n / size);
+        be::finish(t.ctx, p);
+    });
+    time("all_reduce floatX", n * sizeof(floatX), [&] { be::all_reduce(t.ctx, all, y.data(), n); });
+    time("all_gather floatX", n * sizeof(floatX), [&] {
+        be::Pending p = be::start_all_gather(t.ctx, all, y.data(), n / size);
+        be::finish(t.ctx, p);
+    });
+    time("all_reduce of 4 real", 16, [&] { be::all_reduce(t.ctx, all, x.data(), 4); });
+    time("world barrier", 0, [&] { w.barrier(); });
+    if (size == 1) return;
+    time("send and recv floatX", n * sizeof(floatX), [&] {
+        be::Pending p;
+        if (w.rank() == 0) p = be::start_send(t.ctx, all, y.data(), n, 1, 0);
+        if (w.rank() == 1) be::recv(t.ctx, all, y.data(), n, 0, 0);
+        be::finish(t.ctx, p);
+    });
+}
+
+// ---- runs that must end badly ----------------------------------------------------------------------------------------------
+static void fail_as_told(Test& t, const std::string& how, int who, const char* status_file) {
+    World& w = t.world;
+    const bool me = w.rank() == who;
+    std::vector<int> everyone;
+    for (int r = 0; r < w.size(); r++) everyone.push_back(r);
+    if (how == "late") {  // one rank computes for ever, or waits elsewhere
+        w.barrier();
+        w.watch(1.5, status_file);
+        w.barrier();
+        if (me) sleep(600);
+        w.barrier();
+    } else if (how == "late_in_group") {
+        be::Comm comm(t.ctx, w, everyone, "tensor");
+        w.watch(1.5, status_file);
+        Buffer<real> x(t.ctx, 100);
+        be::all_reduce(t.ctx, comm, x.data(), 100);
+        if (me) sleep(600);
+        be::all_reduce(t.ctx, comm, x.data(), 100);
+        x.fetch();
+    } else if (how == "kill") {
+        if (me) raise(SIGKILL);
+        w.barrier();
+    } else if (how == "kill_while_computing") {  // the others are in no operation
+        w.barrier();
+        if (me) raise(SIGKILL);
+        sleep(600);
+    } else if (how == "kill_in_group") {
+        be::Comm comm(t.ctx, w, everyone, "tensor");
+        if (me) raise(SIGKILL);
+        Buffer<real> x(t.ctx, 100);
+        be::all_reduce(t.ctx, comm, x.data(), 100);
+        x.fetch();
+    } else if (how == "abort") {
+        if (me) w.abort(3);
+        w.barrier();
+    } else if (how == "throw" || how == "unwind") {
+        if (me) fail("rank %d does not like it", who);
+        w.barrier();
+    } else if (how == "mix_world") {
+        char c = 0;
+        if (me) w.broadcast(&c, 1, 0);
+        else w.barrier();
+    } else if (how == "mix_bytes") {
+        char all[1024];
+        w.all_gather(all, me ? 5 : 4, all);
+    } else if (how == "mix_groups") {
+        be::Comm comm(t.ctx, w, me ? std::vector<int>{who} : everyone, "tensor");
+    } else if (how == "mix_counts") {  // with TRAIN_GPT_CHECK_COMM
+        be::Comm comm(t.ctx, w, everyone, "tensor");
+        Buffer<real> x(t.ctx, 100);
+        be::all_reduce(t.ctx, comm, x.data(), me ? 99 : 100);
+        x.fetch();
+    } else if (how == "mix_operations") {
+        be::Comm comm(t.ctx, w, everyone, "tensor");
+        Buffer<real> x(t.ctx, 100);
+        if (me) be::reduce_scatter(t.ctx, comm, x.data(), (const real*)x.data(), 100 / everyone.size());
+        else be::all_reduce(t.ctx, comm, x.data(), 100);
+        x.fetch();
+    } else if (how == "mix_messages" || how == "mix_tags") {
+        be::Comm comm(t.ctx, w, everyone, "pipeline");
+        be::connect_ring(t.ctx, comm);
+        Buffer<floatX> x(t.ctx, 100);
+        be::Pending p;
+        if (w.rank() == 0) p = be::start_send(t.ctx, comm, x.data(), 100, 1, 5);
+        if (w.rank() == 1) be::recv(t.ctx, comm, x.data(), how == "mix_tags" ? 100 : 90, 0, how == "mix_tags" ? 6 : 5);
+        be::finish(t.ctx, p);
+        x.fetch();
+    } else {
+        fail("'%s' is unknown", how.c_str());
+    }
+}
+
+int main(int argc, char** argv) {
+    const std::string what = argc > 1 ? argv[1] : "all";
+    const int who = argc > 2 ? atoi(argv[2]) : 0;
+    try {
+        World world = World::join();
+        be::Ctx ctx(1);
+        Test t{world, ctx};
+        try {
+            if (what == "world" || what == "all") check_world(t);
+            if (what == "all") check_comm(t);
+            else if (what == "bench") bench(t);
+            else if (what != "world") fail_as_told(t, what, who, argc > 3 ? argv[3] : "");
+        } catch (const Error& e) {
+            if (what == "unwind") throw;  // through the World's scope
+            fprintf(stderr, "error: %s: %s\n", world.description().c_str(), e.what());
+            world.abort(1);
+        }
+        return t.failed > 0;
+    } catch (const Error& e) {
+        fprintf(stderr, "error: %s\n", e.what());
+        return 1;
+    }
+}
