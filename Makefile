@@ -3,6 +3,7 @@
 #   make quickstart   from raw text to a trained model that writes text, in minutes   TEXT="a.txt b.txt"  OUT=quickstart
 #   make train_gpt    the program for this machine, as ./train_gpt
 #   make test         every test; ends with `N passed, N failed`
+#   make test-all     the same, then every layout of 8 ranks
 #   make test-interop  models and tokens exchanged with transformers (which pip puts under build/; 6 GB)
 #   make fuzz         damaged and hostile files to every reader of files, each for FUZZ_SECONDS=60 seconds (with clang++)
 #   make bench        speed of a training step and of each kernel, on this CPU or GPU
@@ -35,7 +36,8 @@ endif
 # floating point traps, so that loops with sqrt and comparisons can be vectorised.
 OPT      ?= -O3 -march=native
 CXXFLAGS += -std=c++17 $(OPT) -g1 -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math -MMD -MP -I.
-have_dnnl := $(shell printf '\043include <oneapi/dnnl/dnnl.hpp>\n' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo yes)
+# What is installed is looked for when a recipe runs: by then it has been.
+have_dnnl  = $(shell printf '\043include <oneapi/dnnl/dnnl.hpp>\n' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo yes)
 LDLIBS   += $(if $(have_dnnl),-ldnnl) -lpcre2-8 -lpthread
 # Libraries from scripts/vendor.sh, on a machine that has no packages.
 ifneq ($(wildcard build/deps/include),)
@@ -57,7 +59,20 @@ arch_here  = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>
 ARCHS     ?= $(or $(arch_here),80 90a 100a 120)
 NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. -MMD -MP -Werror all-warnings -Xcompiler -march=native,-fopenmp,-Wall,-Wextra,-Wno-parentheses,-fno-math-errno,-fno-trapping-math \
              $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a)
-LDLIBS    := -lcublasLt -lgomp $(LDLIBS)
+LDLIBS    += -lcublasLt -lgomp
+endif
+
+# MPI: the ranks of one run, on the CPU or the emulator. Only programs that use it load it. MPI=0 leaves it out.
+MPI       ?= $(shell command -v mpicxx >/dev/null && echo 1)
+mpi_words  = $(shell mpicxx --showme:compile 2>/dev/null && mpicxx --showme:link 2>/dev/null || (mpicxx -compile-info; mpicxx -link-info) 2>/dev/null)
+mpi_flags  = $(if $(filter 1,$(MPI)),$(patsubst -I%,-isystem %,$(filter -I%,$(mpi_words))),-DHAVE_MPI=0)
+mpi_link   = $(if $(filter 1,$(MPI)),-Wl$(comma)--as-needed $(filter-out -lmpi_cxx -lmpicxx -lmpichcxx,$(filter -L% -l% -Wl%,$(mpi_words))) -Wl$(comma)--no-as-needed)
+CXXFLAGS  += $(mpi_flags)
+NVCCFLAGS += $(mpi_flags)
+LDLIBS    += $(if $(filter cuda,$(BACKEND)),$(subst -Wl$(comma),-Xlinker=,$(mpi_link)),$(mpi_link))
+ifeq ($(BACKEND),cuda)
+have_nccl  = $(shell printf '\043include <nccl.h>\n' | $(CXX) -E -x c++ $(if $(NODEPS),-isystem build/deps/include) -I$(dir $(NVCC))../include - >/dev/null 2>&1 && echo yes)
+LDLIBS    += $(if $(have_nccl),-lnccl)
 endif
 
 # The emulator stands in for the toolkit's headers (test/emu); #pragma unroll means nothing to g++.
@@ -140,6 +155,22 @@ $(gpu_trainer): train_gpt.cu Makefile | deps
 	@$(MAKE) -s --no-print-directory BACKEND=$(gpu_backend) PRECISION=bf16 $@
 endif
 
+# ---- several ranks: what is exchanged (test/comm_test.sh), and every layout against one rank (test/parity_test.sh); on the CPU and
+#      on the GPU's side ----
+emu_build     := build/$(gpu_backend)-bf16$(gpu_suffix)
+comm_programs := $(sort $(build)/comm_check $(emu_build)/comm_check)
+parity_cpu    := $(patsubst build/$(BACKEND)-$(PRECISION)%,build/cpu-fp32%,$(build))/parity_check
+parity_gpu    := $(emu_build)/parity_check
+rank_programs := $(comm_programs) $(parity_cpu) $(parity_gpu)
+
+$(build)/%_check: test/%_check.cu Makefile | deps $(build)
+	@echo "building $@"
+	@$(call compile,$<,$(PRECISION)) $(LDLIBS)
+ifneq ($(filter-out $(build)/%,$(rank_programs)),)
+$(filter-out $(build)/%,$(rank_programs)): test/comm_check.cu test/parity_check.cu Makefile | deps
+	@$(MAKE) -s --no-print-directory BACKEND=$(firstword $(subst -, ,$(notdir $(@D)))) PRECISION=$(word 2,$(subst -, ,$(notdir $(@D)))) $@
+endif
+
 # ---- ladders: dev/kernels/X.cu has one op several times, from naive to the trainer's; checked, and on a GPU timed ----
 ladder_programs := $(patsubst dev/kernels/%.cu,build/$(gpu_backend)-bf16$(gpu_suffix)/ladder_%,$(wildcard dev/kernels/*.cu))
 
@@ -164,8 +195,12 @@ build/$(gpu_backend)-bf16$(gpu_suffix)/ladder_%: dev/kernels/%.cu Makefile | dep
 programs_to_test = $(if $(filter cpu,$(BACKEND)),$(test_programs)) $(gpu_programs)
 
 test: deps-test deps-quickstart
-	@$(MAKE) -s --no-print-directory -j2 $(programs_to_test) $(ladder_programs) $(build)/train_gpt $(gpu_trainer)
-	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) LADDERS="$(ladder_programs)" SAN=$(SAN) CXX=$(CXX) NVCC=$(NVCC) test/run.sh $(programs_to_test) $(test_scripts)
+	@$(MAKE) -s --no-print-directory -j2 $(programs_to_test) $(ladder_programs) $(rank_programs) $(build)/train_gpt $(gpu_trainer)
+	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) LADDERS="$(ladder_programs)" COMM_CHECK="$(comm_programs)" PARITY_CHECK="$(parity_cpu) $(parity_gpu)" SAN=$(SAN) CXX=$(CXX) NVCC=$(NVCC) test/run.sh $(programs_to_test) $(test_scripts)
+
+.PHONY: test-all
+test-all: test
+	@RANKS=8 PARITY_CHECK="$(parity_cpu)" test/run.sh test/parity_test.sh
 
 # ---- the whole of it on a GPU ----
 .PHONY: check-gpu gpu-programs print-gpu-programs print-train-gpt print-bench print-ladders
@@ -233,6 +268,6 @@ clean:
 	rm -rf build train_gpt
 
 format:
-	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h llmc/gpu/*.cuh test/*.cpp test/gpu/* test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cu dev/kernels/*.cu dev/kernels/*.h dev/interop/*.cpp
+	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h llmc/gpu/*.cuh test/*.cpp test/*.cu test/gpu/* test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cu dev/kernels/*.cu dev/kernels/*.h dev/interop/*.cpp
 
 -include $(wildcard $(build)/*.d build/emu-*/*.d build/cuda-*/*.d build/fuzz/*.d)

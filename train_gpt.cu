@@ -11,8 +11,9 @@ Everything that knows it is a GPT is here; what would be equally true of another
   7  commands                     train, eval, generate, prepare, tokenizer; main
 
 Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query heads, NKV key/value heads, HS head size,
-QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with SwiGLU), V vocabulary, Vp padded. Shapes stand at the
-right, slowest first. `d` prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumulates (fp32).
+QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with SwiGLU), V vocabulary, Vp padded. What one of several ranks
+holds of a size ends in l: NHl heads, Fl columns, Nl rows of the residual stream. Shapes stand at the right, slowest first. `d`
+prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumulates (fp32).
 */
 #include <cmath>
 #include <csignal>
@@ -20,7 +21,9 @@ right, slowest first. `d` prefixes a gradient. floatX is the storage type (bf16 
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 // defines: floatX, real, Acc | fail, CHECK, format
@@ -44,10 +47,20 @@ right, slowest first. `d` prefixes a gradient. floatX is the storage type (bf16 
 // defines: rope_table, alibi_slope | normal_at
 #include "llmc/math.h"
 #include "llmc/rng.h"
-// defines: Arena, HostSide | ModelConfig, presets | ParameterTable, Params
+// defines: World | be::Comm, be::all_reduce, ...
+#include "llmc/world.h"
+#include "llmc/comm.h"
+// defines: Arena, HostSide | ModelConfig, presets | Mesh, Part, LocalSizes | ParameterTable, Params
 #include "llmc/arena.h"
 #include "llmc/model_config.h"
+#include "llmc/mesh.h"
 #include "llmc/parameters.h"
+// defines: Shards | GradientReducer, ParameterGatherer | pipeline_schedule, split_layers
+#include "llmc/shard.h"
+#include "llmc/zero.h"
+#include "llmc/pipeline.h"
+// defines: make_plan, add_rows
+#include "llmc/planner.h"
 // defines: model_flops_per_token
 #include "llmc/flops.h"
 // defines: Batch, DataLoader | Tokenizer | prepare_command, tokenizer_command
@@ -72,16 +85,16 @@ right, slowest first. `d` prefixes a gradient. floatX is the storage type (bf16 
 // What a block's forward pass leaves for its backward pass. The recompute policy decides which of these each layer keeps and
 // which live in one buffer that all layers share and backward fills again.
 struct BlockActs {
-    floatX* norm1;        // (N, C)
-    floatX* qkv;          // (N, QKV) after rope
-    floatX* att;          // (N, NH HS)
-    floatX* mid;          // (N, C) the residual stream between attention and MLP
-    floatX* norm2;        // (N, C)
-    floatX* fc1;          // (N, F1)
-    floatX* act;          // (N, F)
-    real *mean1, *rstd1;  // (N) (N)
-    real *mean2, *rstd2;  // (N) (N)
-    real* lse;            // (B, NH, T)
+    floatX* norm1;        // (Nl, C)
+    floatX* qkv;          // (N, QKVl) after rope
+    floatX* att;          // (N, NHl HS)
+    floatX* mid;          // (Nl, C) the residual stream between attention and MLP
+    floatX* norm2;        // (Nl, C)
+    floatX* fc1;          // (N, F1l)
+    floatX* act;          // (N, Fl)
+    real *mean1, *rstd1;  // (Nl) (Nl)
+    real *mean2, *rstd2;  // (Nl) (Nl)
+    real* lse;            // (B, NHl, T)
 };
 
 enum class Recompute {
@@ -93,53 +106,105 @@ enum class Recompute {
 
 // Keys and values of all rows so far, for generation.
 struct KeyValueCache {
-    floatX *keys, *values;  // (L, T, NKV, HS)
-    size_t layer_size;      // T NKV HS
+    floatX *keys, *values;  // (layers, T, NKVl, HS)
+    size_t layer_size;      // T NKVl HS
     int length;             // rows so far
     floatX* keys_of(int l) { return keys + l * layer_size; }
     floatX* values_of(int l) { return values + l * layer_size; }
 };
 
-struct Activations {
-    int B, T;                       // the largest micro-batch that fits
-    int head_rows;                  // rows of logits at a time
-    std::vector<floatX*> x;         // L+1 of (N, C): x[l] enters block l, x[L] leaves the last
-    std::vector<BlockActs> blocks;  // L
-    BlockActs shared;               // what no layer keeps for itself
-    floatX* embedded;               // (N, C) input of the embedding norm
-    real *emb_mean, *emb_rstd;      // (N) (N)
-    floatX* final_norm;             // (N, C)
-    real *final_mean, *final_rstd;  // (N) (N)
-    floatX* logits;                 // (head_rows, Vp), turned into their gradient in place
-    real *loss, *zloss, *lse;       // (N) each
-    LossSums* sums;                 // of what the head has seen since they were cleared
-    int *tokens, *targets;          // (N) of the micro-batch, as are the next two
-    int *positions, *doc_start;     // (N)
-    floatX* branch;                 // (N, C) what attention or MLP adds to the residual stream
-    floatX* dx;                     // (N, C) gradient of the residual stream, walking from the head to the embedding
-    floatX* dnorm;                  // (N, C) gradient of a norm's output
-    floatX* dnarrow;                // (N, max(F, C)), with GeLU (N, C): gradient of SwiGLU's act, then of att
-    floatX* dwide;                  // (N, max(F1, QKV)) gradient of fc1, then of qkv
+// What one micro-batch leaves in a chunk of this rank's layers until its backward pass. Without a pipeline there is one chunk
+// and one slot; with it a chunk has as many slots as micro-batches are on their way.
+struct Slot {
+    int first_block = 0;                            // the chunk's first layer, of this rank's
+    bool first = true, last = true;                 // the chunk begins with the embedding, ends with the head
+    std::vector<floatX*> x;                         // layers+1 of (Nl, C): x[i] enters block i, the last one leaves the chunk
+    std::vector<BlockActs> blocks;                  // layers
+    floatX* embedded = nullptr;                     // (Nl, C) input of the embedding norm
+    real *emb_mean = nullptr, *emb_rstd = nullptr;  // (Nl) (Nl)
+    int *tokens, *targets, *positions, *doc_start;  // (N)
+    floatX* out() const { return x.back(); }
 };
+
+struct Activations {
+    int B, T;                               // the largest micro-batch that fits
+    int head_rows;                          // rows of logits at a time
+    std::vector<std::vector<Slot>> chunks;  // of this rank, and their slots
+    BlockActs shared;                       // what no layer keeps for itself
+    floatX* full;                           // (N, C) all rows of what tp ranks hold Nl rows of; then a rank's summand of it
+    floatX* final_norm;                     // (Nl, C)
+    real *final_mean, *final_rstd;          // (Nl) (Nl)
+    floatX* logits;                         // (head_rows, Vpl), turned into their gradient in place
+    real* statistics;                       // (tp, 2, head_rows) of the vocabulary's shards
+    real *loss, *zloss, *lse;               // (N) each
+    floatX* next_logits;                    // (Vp) of one row, for generation
+    LossSums* sums;                         // of what the head has seen since they were cleared
+    floatX* branch;                         // (Nl, C) what attention or MLP adds to the residual stream
+    floatX* dx;                             // (Nl, C) gradient of the residual stream, walking from the head to the embedding
+    floatX* dnorm;                          // (Nl, C) gradient of a norm's output
+    floatX* dnarrow;  // (N, max(Fl, NHl HS)), with GeLU (N, NHl HS): gradient of SwiGLU's act, then of att
+    floatX* dwide;    // (N, max(F1l, QKVl)) gradient of fc1, then of qkv
+    Slot& slot(int chunk = 0, int micro_batch = 0) {
+        std::vector<Slot>& slots = chunks[(size_t)chunk];
+        return slots[(size_t)micro_batch % slots.size()];
+    }
+};
+
+// This rank among the others: the grid, and the groups in which it exchanges tensors. Alone, each is a group of one.
+struct Ranks {
+    World* world = nullptr;
+    Mesh mesh;
+    bool sequence_parallel = false;  // with tp > 1: norms and residual stream are cut into rows
+    bool zero = true;                // the optimizer is cut over dp
+    size_t bucket_elements = 40000000;
+    be::Comm tp, dp;
+    be::Comm pp, pp_back;  // activations forward; gradients backward
+    be::Comm kv;           // tp ranks that hold the same key/value heads
+    be::Comm ends;         // first and last stage, which both hold a tied embedding
+};
+
+// The layers of this rank, chunk after chunk: chunk k is stage k pp + rank of the whole pipeline.
+static Part part_of(const ModelConfig& c, const Mesh& mesh, const std::vector<int>& stages) {
+    if (mesh.pp.size == 1 && mesh.tp.size == 1) return whole_model(c);
+    Part part;
+    part.tp = mesh.tp, part.first = mesh.pp.rank == 0, part.last = mesh.pp.rank == mesh.pp.size - 1;
+    for (int stage = 0, layer = 0; stage < (int)stages.size(); stage++)
+        for (int i = 0; i < stages[(size_t)stage]; i++, layer++)
+            if (stage % mesh.pp.size == mesh.pp.rank) part.layers.push_back(layer);
+    return part;
+}
 
 struct Model {
     ModelConfig c;
+    std::shared_ptr<Ranks> ranks;
+    std::vector<int> stages;  // layers of each stage of the pipeline
+    LocalSizes n;             // what of the matrices this rank holds
     ParameterTable table;
+    Shards shards;
+    std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks
     Recompute recompute = Recompute::inference;
-    floatX* params = nullptr;  // (table.size) and the same for all below
-    real* grads = nullptr;     // summed over the micro-batches of a step
-    real* master = nullptr;    // fp32 weights that AdamW updates; the same memory as params where those are fp32 already
-    real *m = nullptr, *v = nullptr;
-    Saver::Buffers copy;  // where a checkpoint's contents wait to be written; null: written in place
-    Params<floatX> p;     // views of params
-    Params<real> g;       // views of grads
+    floatX* params = nullptr;         // (table.size)
+    real* grads = nullptr;            // (table.size) summed over the micro-batches of a step
+    real* master = nullptr;           // (shards.size) fp32 weights that AdamW updates; where params are fp32 themselves, params
+    real *m = nullptr, *v = nullptr;  // (shards.size)
+    Parts copy;                       // where a checkpoint's contents wait to be written; null: written in place
+    Params<floatX> p;                 // views of params
+    Params<real> g;                   // views of grads
     Activations a;
     KeyValueCache cache{};
-    real* slopes = nullptr;   // (NH) ALiBi; null: none
+    real* slopes = nullptr;   // (NHl) ALiBi; null: none
     real* cos_sin = nullptr;  // (T, HS/2, 2) rope; null: none
     Arena arena;
 
-    explicit Model(const ModelConfig& config) : c(config), table(config) {}
+    explicit Model(const ModelConfig& config) : Model(config, std::make_shared<Ranks>(), {config.L}) {}
+    Model(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
+        : c(config),
+          ranks(std::move(r)),
+          stages(std::move(stage_layers)),
+          n(c, ranks->mesh.tp),
+          table(c, part_of(c, ranks->mesh, stages), (size_t)ranks->mesh.dp.size * 64),
+          shards(table, ranks->mesh.dp, ranks->zero, ranks->bucket_elements),
+          counted(shards.counted(table, ranks->mesh.dp)) {}
     real attention_scale() const { return (real)(1.0 / std::sqrt((double)c.HS())); }
 };
 
@@ -149,11 +214,15 @@ static double model_flops_per_token(const ModelConfig& c, int T) {
                                  AttentionCount::causal);
 }
 
-// Plans all memory of a run with micro-batches of B x T in m.arena; allocate() then gets it. `generates` adds room for the keys
-// and values of a whole context.
-static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, bool generates = false) {
+// Plans all memory of a run with micro-batches of B x T in m.arena; allocate() then gets it. `micro_batches`: of a step, which
+// decides how many a pipeline has on their way. `generates` adds room for the keys and values of a whole context.
+static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, bool generates = false,
+                        int micro_batches = 1) {
     const ModelConfig& c = m.c;
-    const size_t N = (size_t)B * T, C = c.C;
+    const Mesh& mesh = m.ranks->mesh;
+    const LocalSizes& n = m.n;
+    const size_t N = (size_t)B * T, Nl = m.ranks->sequence_parallel ? N / mesh.tp.size : N, C = c.C,
+                 heads = (size_t)n.NHl * c.HS();
     const bool training = recompute != Recompute::inference;
     Arena& arena = m.arena;
     Activations& a = m.a;
@@ -163,9 +232,9 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     arena.add("parameters", &m.params, m.table.size);
     if (training) {
         arena.add("gradients (fp32)", &m.grads, m.table.size);
-        if (sizeof(floatX) != sizeof(real)) arena.add("master weights (fp32)", &m.master, m.table.size);
-        arena.add("Adam moments (fp32)", &m.m, m.table.size);
-        arena.add("Adam moments (fp32)", &m.v, m.table.size);
+        if (sizeof(floatX) != sizeof(real)) arena.add("master weights (fp32)", &m.master, m.shards.size);
+        arena.add("Adam moments (fp32)", &m.m, m.shards.size);
+        arena.add("Adam moments (fp32)", &m.v, m.shards.size);
     }
 
     // One row per kept activation: elements, and the strongest policy under which a layer still keeps its own.
@@ -176,65 +245,84 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     };
     // clang-format off
     const Row rows[] = {
-        {&BlockActs::norm1, N * C, Recompute::none},
-        {&BlockActs::qkv, N * c.QKV(), Recompute::selective},
-        {&BlockActs::att, N * C, Recompute::selective},
-        {&BlockActs::mid, N * C, Recompute::selective},
-        {&BlockActs::norm2, N * C, Recompute::none},
-        {&BlockActs::fc1, N * c.F1(), Recompute::selective},
-        {&BlockActs::act, N * c.F, Recompute::none},
+        {&BlockActs::norm1, Nl * C, Recompute::none},
+        {&BlockActs::qkv, N * n.QKVl, Recompute::selective},
+        {&BlockActs::att, N * heads, Recompute::selective},
+        {&BlockActs::mid, Nl * C, Recompute::selective},
+        {&BlockActs::norm2, Nl * C, Recompute::none},
+        {&BlockActs::fc1, N * n.F1l, Recompute::selective},
+        {&BlockActs::act, N * n.Fl, Recompute::none},
     };
     // clang-format on
-    const std::pair<real * BlockActs::*, size_t> statistics[] = {{&BlockActs::mean1, N},
-                                                                 {&BlockActs::rstd1, N},
-                                                                 {&BlockActs::mean2, N},
-                                                                 {&BlockActs::rstd2, N},
-                                                                 {&BlockActs::lse, N * c.NH}};
+    const std::pair<real * BlockActs::*, size_t> statistics[] = {{&BlockActs::mean1, Nl},
+                                                                 {&BlockActs::rstd1, Nl},
+                                                                 {&BlockActs::mean2, Nl},
+                                                                 {&BlockActs::rstd2, Nl},
+                                                                 {&BlockActs::lse, N * n.NHl}};
     // add() remembers the address of each pointer, so the vectors must have their final size by now.
-    a.blocks.assign(c.L, BlockActs{});
-    a.x.assign(c.L + 1, nullptr);
-    const int own_x = training ? c.L + 1 : 2;  // inference alternates between two
-    for (int l = 0; l < own_x; l++) arena.add("activations: block inputs", &a.x[l], N * C);
-    for (const Row& row : rows) {
+    a.chunks.assign((size_t)mesh.vpp, {});
+    for (int chunk = 0, block = 0; chunk < mesh.vpp; chunk++) {
+        const int stage = virtual_stage(mesh.pp.size, mesh.pp.rank, chunk), layers = m.stages[(size_t)stage];
+        Slot slot;
+        slot.first_block = block, slot.first = stage == 0, slot.last = stage == (int)m.stages.size() - 1;
+        slot.x.assign((size_t)layers + 1, nullptr), slot.blocks.assign((size_t)layers, BlockActs{});
+        const int slots = training ? pipeline_slots(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches, chunk) : 1;
+        a.chunks[(size_t)chunk].assign((size_t)slots, slot);
+        block += layers;
+    }
+    for (auto& slots : a.chunks)
+        for (Slot& slot : slots) {
+            const size_t own_x =
+                training ? slot.x.size() : std::min<size_t>(2, slot.x.size());  // inference alternates between two
+            for (size_t i = 0; i < own_x; i++) arena.add("activations: block inputs", &slot.x[i], Nl * C);
+            for (BlockActs& block : slot.blocks) {
+                for (const Row& row : rows)
+                    if (recompute <= row.kept_until) arena.add("activations: kept per block", &(block.*row.field), row.count);
+                for (const auto& [field, count] : statistics)
+                    if (recompute < Recompute::full) arena.add("activations: kept per block", &(block.*field), count);
+            }
+            if (c.embedding_norm && slot.first) {
+                arena.add("activations: embedding, head", &slot.embedded, Nl * C);
+                arena.add("activations: embedding, head", &slot.emb_mean, Nl);
+                arena.add("activations: embedding, head", &slot.emb_rstd, Nl);
+            }
+            for (int** ids : {&slot.tokens, &slot.targets, &slot.positions, &slot.doc_start})
+                arena.add("activations: embedding, head", ids, N);
+        }
+    for (const Row& row : rows)
         if (recompute > row.kept_until) arena.add("activations: shared block", &(a.shared.*row.field), row.count);
-        else
-            for (BlockActs& block : a.blocks) arena.add("activations: kept per block", &(block.*row.field), row.count);
-    }
-    for (const auto& [field, count] : statistics) {
+    for (const auto& [field, count] : statistics)
         if (recompute >= Recompute::full) arena.add("activations: shared block", &(a.shared.*field), count);
-        else
-            for (BlockActs& block : a.blocks) arena.add("activations: kept per block", &(block.*field), count);
+    arena.add("activations: shared block", &a.branch, Nl * C);
+    a.full = nullptr;
+    if (m.ranks->sequence_parallel) arena.add("activations: shared block", &a.full, N * C);
+    if (m.table.part.last) {
+        arena.add("activations: embedding, head", &a.final_norm, Nl * C);
+        for (real** rstd : {&a.final_mean, &a.final_rstd}) arena.add("activations: embedding, head", rstd, Nl);
+        for (real** s : {&a.loss, &a.zloss, &a.lse}) arena.add("activations: embedding, head", s, N);
+        arena.add("activations: embedding, head", &a.statistics, mesh.tp.size > 1 ? (size_t)mesh.tp.size * 2 * a.head_rows : 0);
+        arena.add("logits (a chunk of rows)", &a.logits, (size_t)a.head_rows * n.Vpl);
     }
-    if (c.embedding_norm) {
-        arena.add("activations: embedding, head", &a.embedded, N * C);
-        arena.add("activations: embedding, head", &a.emb_mean, N);
-        arena.add("activations: embedding, head", &a.emb_rstd, N);
-    }
-    arena.add("activations: embedding, head", &a.final_norm, N * C);
-    for (real** s : {&a.final_mean, &a.final_rstd, &a.loss, &a.zloss, &a.lse}) arena.add("activations: embedding, head", s, N);
     arena.add("activations: embedding, head", &a.sums, 1);
-    for (int** s : {&a.tokens, &a.targets, &a.positions, &a.doc_start}) arena.add("activations: embedding, head", s, N);
-    if (c.position == Position::alibi) arena.add("activations: embedding, head", &m.slopes, c.NH);
+    if (c.position == Position::alibi) arena.add("activations: embedding, head", &m.slopes, n.NHl);
     if (c.position == Position::rope) arena.add("activations: embedding, head", &m.cos_sin, (size_t)c.T * c.HS());
-    arena.add("logits (a chunk of rows)", &a.logits, (size_t)a.head_rows * c.Vp);
-    arena.add("activations: shared block", &a.branch, N * C);
     if (training) {
-        arena.add("activation gradients", &a.dx, N * C);
-        arena.add("activation gradients", &a.dnorm, N * C);
-        arena.add("activation gradients", &a.dnarrow, N * (c.activation == Activation::swiglu ? std::max<size_t>(c.F, C) : C));
-        arena.add("activation gradients", &a.dwide, N * std::max(c.F1(), c.QKV()));
+        arena.add("activation gradients", &a.dx, Nl * C);
+        arena.add("activation gradients", &a.dnorm, Nl * C);
+        arena.add("activation gradients", &a.dnarrow,
+                  N * (c.activation == Activation::swiglu ? std::max<size_t>(n.Fl, heads) : heads));
+        arena.add("activation gradients", &a.dwide, N * std::max(n.F1l, n.QKVl));
     }
-    m.cache.layer_size = (size_t)c.T * c.NKV * c.HS();
+    m.cache.layer_size = (size_t)c.T * n.NKVl * c.HS();
+    if (generates) arena.add("key/value cache", &a.next_logits, c.Vp);
     if (generates)
-        for (floatX** rows : {&m.cache.keys, &m.cache.values}) arena.add("key/value cache", rows, c.L * m.cache.layer_size);
+        for (floatX** rows : {&m.cache.keys, &m.cache.values})
+            arena.add("key/value cache", rows, m.table.part.layers.size() * m.cache.layer_size);
 }
 
 // Room for a copy of all that a checkpoint holds, so that training goes on while it is written.
 static void plan_checkpoint_copy(Model& m) {
-    m.arena.add_on_host("copy for checkpoints", &m.copy.params, m.table.size);
-    if (sizeof(floatX) != sizeof(real)) m.arena.add_on_host("copy for checkpoints", &m.copy.master, m.table.size);
-    m.arena.add_on_host("copy for checkpoints", &m.copy.m, m.table.size);
-    m.arena.add_on_host("copy for checkpoints", &m.copy.v, m.table.size);
+    for (real** part : {&m.copy.master, &m.copy.m, &m.copy.v}) m.arena.add_on_host("copy for checkpoints", part, m.shards.size);
 }
 
 // Gets the planned memory, fills in constants, and sets every pointer that is a view of another.
@@ -243,7 +331,7 @@ static void allocate(be::Ctx& ctx, Model& m) {
     const ModelConfig& c = m.c;
     std::vector<real> slopes, cos_sin;
     if (m.slopes)
-        for (int h = 0; h < c.NH; h++) slopes.push_back(alibi_slope(h, c.NH));
+        for (int h = 0; h < m.n.NHl; h++) slopes.push_back(alibi_slope(m.ranks->mesh.tp.rank * m.n.NHl + h, c.NH));
     if (m.cos_sin) rope_table(cos_sin, c.T, c.HS(), c.rope_base);
     be::upload(ctx, m.slopes, slopes.data(), slopes.size() * sizeof(real));
     be::upload(ctx, m.cos_sin, cos_sin.data(), cos_sin.size() * sizeof(real));
@@ -251,18 +339,21 @@ static void allocate(be::Ctx& ctx, Model& m) {
     bind_parameters(m.c, m.table, m.p, m.params);
     if (m.grads) bind_parameters(m.c, m.table, m.g, m.grads);
     Activations& a = m.a;
-    for (size_t l = 2; l < a.x.size(); l++)
-        if (!a.x[l]) a.x[l] = a.x[l - 2];
-    for (BlockActs& block : a.blocks) {
-        floatX* BlockActs::*const fields[] = {&BlockActs::norm1, &BlockActs::qkv, &BlockActs::att, &BlockActs::mid,
-                                              &BlockActs::norm2, &BlockActs::fc1, &BlockActs::act};
-        real* BlockActs::*const statistics[] = {&BlockActs::mean1, &BlockActs::rstd1, &BlockActs::mean2, &BlockActs::rstd2,
-                                                &BlockActs::lse};
-        for (auto field : fields)
-            if (!(block.*field)) block.*field = a.shared.*field;
-        for (auto field : statistics)
-            if (!(block.*field)) block.*field = a.shared.*field;
-    }
+    floatX* BlockActs::*const fields[] = {&BlockActs::norm1, &BlockActs::qkv, &BlockActs::att, &BlockActs::mid,
+                                          &BlockActs::norm2, &BlockActs::fc1, &BlockActs::act};
+    real* BlockActs::*const statistics[] = {&BlockActs::mean1, &BlockActs::rstd1, &BlockActs::mean2, &BlockActs::rstd2,
+                                            &BlockActs::lse};
+    for (auto& slots : a.chunks)
+        for (Slot& slot : slots) {
+            for (size_t i = 2; i < slot.x.size(); i++)
+                if (!slot.x[i]) slot.x[i] = slot.x[i - 2];
+            for (BlockActs& block : slot.blocks) {
+                for (auto field : fields)
+                    if (!(block.*field)) block.*field = a.shared.*field;
+                for (auto field : statistics)
+                    if (!(block.*field)) block.*field = a.shared.*field;
+            }
+        }
 }
 
 // Masters are memory of their own in bf16 training; in fp32 they are the parameters.
@@ -273,23 +364,30 @@ static bool separate_masters(const Model& m) { return m.master && (const void*)m
 //    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1.
 static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
     HostSide<floatX> params(ctx, m.params, m.table.size);
-    HostSide<real> master(ctx, m.master, separate_masters(m) ? m.table.size : 0);
-    for (size_t row = 0; row < m.table.rows.size(); row++) {
-        const TensorSpec& t = m.table.rows[row];
+    HostSide<real> master(ctx, m.master, separate_masters(m) ? m.shards.size : 0);
+    std::vector<real> values;
+    for (const TensorSpec& t : m.table.rows) {
         const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
         // Padded vocabulary rows are zero and stay zero: they take part in nothing.
-        const size_t live = t.hf.size() == 1 && t.hf[0].rows < t.rows ? (size_t)t.hf[0].rows * t.cols : t.size();
-        floatX* w = params.data() + t.offset;
-        real* masters = separate_masters(m) ? master.data() + t.offset : nullptr;
+        const int live = t.hf.size() == 1 ? t.hf[0].rows : t.whole_rows;
+        values.assign(t.size(), real(0));
 #pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < t.size(); i++) {
-            real value = 0;
-            if (t.init == Init::ones) value = 1;
-            else if (t.init != Init::zeros && i < live)
-                value = (real)(std * normal_at(seed, RngPurpose::init, (uint32_t)row, i));
-            if (masters) masters[i] = value;
-            w[i] = (floatX)value;
+        for (int row = 0; row < t.rows; row++) {
+            const int whole_row = t.whole_row(row);
+            if (whole_row >= live) continue;
+            for (int col = 0; col < t.cols; col++) {
+                const uint64_t element = (uint64_t)whole_row * t.whole_cols + t.first_col + col;
+                real& value = values[(size_t)row * t.cols + col];
+                if (t.init == Init::ones) value = 1;
+                else if (t.init != Init::zeros)
+                    value = (real)(std * normal_at(seed, RngPurpose::init, (uint32_t)t.id, element));
+            }
         }
+        for (size_t i = 0; i < t.size(); i++) params.data()[t.offset + i] = (floatX)values[i];
+        if (separate_masters(m))
+            m.shards.for_each_part(t.offset, t.size(), [&](size_t from, size_t shard, size_t n) {
+                std::copy_n(values.data() + from, n, master.data() + shard);
+            });
     }
     params.upload(), master.upload();
 }
@@ -297,55 +395,92 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
 // Weights from a model's directory. fp32 masters are exactly the stored weights.
 static void load_parameters(be::Ctx& ctx, Model& m, const std::string& dir) {
     HostSide<floatX> params(ctx, m.params, m.table.size);
-    HostSide<real> master(ctx, m.master, separate_masters(m) ? m.table.size : 0);
+    HostSide<real> master(ctx, m.master, separate_masters(m) ? m.shards.size : 0);
     read_parameters(dir, m.c, m.table, params.data());
-    if (separate_masters(m)) {
-        const floatX* from = params.data();
-        real* to = master.data();
+    if (separate_masters(m))
+        m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
+            const floatX* weights = params.data() + from;
+            real* to = master.data() + shard;
 #pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < m.table.size; i++) to[i] = (real)from[i];
-    }
+            for (size_t i = 0; i < n; i++) to[i] = (real)weights[i];
+        });
     params.upload(), master.upload();
 }
 
 // fp32 weights and moments from a checkpoint; the stored weights are the fp32 ones rounded.
 static void load_optimizer(be::Ctx& ctx, Model& m, const std::string& dir) {
-    HostSide<real> master(ctx, m.master, m.table.size), first(ctx, m.m, m.table.size), second(ctx, m.v, m.table.size);
-    read_optimizer(dir, m.c, m.table, master.data(), first.data(), second.data());
-    master.upload(), first.upload(), second.upload();
-    if (!separate_masters(m)) return;
+    std::vector<real> whole(m.table.size);  // of this rank's tensors, of which its parts are kept
+    const auto keep_parts = [&](real* memory) {
+        HostSide<real> parts(ctx, memory, m.shards.size);
+        m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
+            std::copy_n(whole.data() + from, n, parts.data() + shard);
+        });
+        parts.upload();
+    };
+    read_tensors(dir + "/training/exp_avg.safetensors", m.c, m.table, whole.data());
+    keep_parts(m.m);
+    read_tensors(dir + "/training/exp_avg_sq.safetensors", m.c, m.table, whole.data());
+    keep_parts(m.v);
+    read_masters(dir, m.c, m.table, whole.data());
+    if (separate_masters(m)) keep_parts(m.master);
     HostSide<floatX> params(ctx, m.params, m.table.size);
-    const real* from = master.data();
     floatX* to = params.data();
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < m.table.size; i++) to[i] = (floatX)from[i];
+    for (size_t i = 0; i < m.table.size; i++) to[i] = (floatX)whole[i];
     params.upload();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x))
 
-// The rows that a pass works on. doc_start is null when nothing but causality masks attention.
+// The micro-batch that a pass works on, and the slot in which it lies. doc_start is null when nothing but causality masks
+// attention.
 struct Rows {
     const int *tokens, *targets, *positions, *doc_start;  // (B, T) each
     int B, T;
-    KeyValueCache* cache;  // not null: one new token, which attends to the cached rows before it
+    Slot* slot;
+    KeyValueCache* cache = nullptr;  // not null: one new token, which attends to the cached rows before it
     int N() const { return B * T; }
 };
 
+// Rows of the residual stream on this rank: with sequence parallelism a part of them. What generates has too few to be cut.
+static bool cut_rows(const Model& m, const Rows& in) { return m.ranks->sequence_parallel && in.N() % m.n.tp_size == 0; }
+static int local_rows(const Model& m, const Rows& in) { return cut_rows(m, in) ? in.N() / m.n.tp_size : in.N(); }
+
+// Tensor parallelism (Shoeybi et al., 2019) with sequence parallelism (Korthikanti et al., 2022), the same forward and
+// backward: all rows of x (Nl, C) before a matrix that is cut by columns of its output,
+static const floatX* gather(be::Ctx& ctx, Model& m, const floatX* x, const Rows& in) {
+    if (!cut_rows(m, in)) return x;
+    be::all_gather(ctx, m.ranks->tp, m.a.full, x, (size_t)local_rows(m, in) * m.c.C);
+    return m.a.full;
+}
+// and after a matrix that is cut by rows of its input, where each rank has a summand of all rows, their sum: this is where the
+// summand goes, and reduce() then leaves the sum of this rank's rows in out (Nl, C).
+static floatX* summand(Model& m, floatX* out, const Rows& in) { return cut_rows(m, in) ? m.a.full : out; }
+static void reduce(be::Ctx& ctx, Model& m, floatX* out, const Rows& in) {
+    const size_t n = (size_t)local_rows(m, in) * m.c.C;
+    if (cut_rows(m, in)) be::reduce_scatter(ctx, m.ranks->tp, out, m.a.full, n);
+    else be::all_reduce(ctx, m.ranks->tp, out, n);
+}
+// What all ranks would add to such a sum is added by the first.
+template <class E>
+static const E* once(const Model& m, const E* bias) {
+    return m.ranks->mesh.tp.rank == 0 ? bias : nullptr;
+}
+
 // Sends a micro-batch to where the ops read it.
-static Rows stage(be::Ctx& ctx, Model& m, const Batch& batch) {
+static Rows stage(be::Ctx& ctx, const Batch& batch, Slot& slot) {
     const auto send = [&](int* to, const std::vector<int>& from) {
         be::upload(ctx, to, from.data(), from.size() * sizeof(int));
         return from.empty() ? nullptr : to;
     };
-    return {send(m.a.tokens, batch.tokens),
-            send(m.a.targets, batch.targets),
-            send(m.a.positions, batch.positions),
-            send(m.a.doc_start, batch.doc_start),
+    return {send(slot.tokens, batch.tokens),
+            send(slot.targets, batch.targets),
+            send(slot.positions, batch.positions),
+            send(slot.doc_start, batch.doc_start),
             batch.B,
             batch.T,
-            nullptr};
+            &slot};
 }
 
 // out = norm(inp), or with `add`: sum = inp + add, out = norm(sum)
@@ -361,92 +496,110 @@ static void norm_backward(be::Ctx& ctx, const ModelConfig& c, floatX* dinp, real
     else be::rmsnorm_backward(ctx, dinp, dw, dout, inp, w, rstd, N, c.C, acc);
 }
 
-static void activation_forward(be::Ctx& ctx, const ModelConfig& c, floatX* out, const floatX* inp, int N) {
-    if (c.activation == Activation::swiglu) be::swiglu_forward(ctx, out, inp, N, c.F);
-    else be::gelu_forward(ctx, out, inp, (size_t)N * c.F);
+static void activation_forward(be::Ctx& ctx, const Model& m, floatX* out, const floatX* inp, int N) {
+    if (m.c.activation == Activation::swiglu) be::swiglu_forward(ctx, out, inp, N, m.n.Fl);
+    else be::gelu_forward(ctx, out, inp, (size_t)N * m.n.Fl);
 }
 
 // act = activation(fc1), fc1 = norm2 w^T + b. A GeLU in the product may differ from the op's own by a rounding, so not where
 // backward computes act again.
-static void fc1_forward(be::Ctx& ctx, const Model& m, const BlockParams<floatX>& p, const BlockActs& s, int N) {
-    const ModelConfig& c = m.c;
-    if (c.activation == Activation::gelu && m.recompute != Recompute::selective)
-        return be::linear_gelu_forward(ctx, s.act, s.fc1, s.norm2, p.fc1_w, p.fc1_b, N, c.C, c.F);
-    be::linear_forward(ctx, s.fc1, s.norm2, p.fc1_w, p.fc1_b, N, c.C, c.F1());
-    activation_forward(ctx, c, s.act, s.fc1, N);
+static void fc1_forward(be::Ctx& ctx, const Model& m, const BlockParams<floatX>& p, const BlockActs& s, const floatX* norm2,
+                        int N) {
+    if (m.c.activation == Activation::gelu && m.recompute != Recompute::selective)
+        return be::linear_gelu_forward(ctx, s.act, s.fc1, norm2, p.fc1_w, p.fc1_b, N, m.c.C, m.n.Fl);
+    be::linear_forward(ctx, s.fc1, norm2, p.fc1_w, p.fc1_b, N, m.c.C, m.n.F1l);
+    activation_forward(ctx, m, s.act, s.fc1, N);
 }
 
 // dfc1 from the gradient of fc2's output; dact is scratch.
-static void fc2_backward_input(be::Ctx& ctx, const ModelConfig& c, floatX* dfc1, floatX* dact, const floatX* dout,
+static void fc2_backward_input(be::Ctx& ctx, const Model& m, floatX* dfc1, floatX* dact, const floatX* dout,
                                const BlockParams<floatX>& p, const BlockActs& s, int N) {
-    if (c.activation == Activation::gelu) return be::linear_gelu_backward_input(ctx, dfc1, dout, p.fc2_w, s.fc1, N, c.F, c.C);
-    be::linear_backward_input(ctx, dact, dout, p.fc2_w, N, c.F, c.C);
-    be::swiglu_backward(ctx, dfc1, dact, s.fc1, N, c.F);
+    if (m.c.activation == Activation::gelu)
+        return be::linear_gelu_backward_input(ctx, dfc1, dout, p.fc2_w, s.fc1, N, m.n.Fl, m.c.C);
+    be::linear_backward_input(ctx, dact, dout, p.fc2_w, N, m.n.Fl, m.c.C);
+    be::swiglu_backward(ctx, dfc1, dact, s.fc1, N, m.n.Fl);
 }
 
-static void block_forward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
+// Block i of the slot's chunk.
+static void block_forward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     const ModelConfig& c = m.c;
-    const BlockParams<floatX>& p = m.p.blocks[l];
-    const BlockActs& s = m.a.blocks[l];
-    const floatX* x = m.a.x[l];
-    floatX *branch = m.a.branch, *out = m.a.x[l + 1];
-    const int N = in.N(), C = c.C;
+    const LocalSizes& n = m.n;
+    const int block = in.slot->first_block + i;
+    const BlockParams<floatX>& p = m.p.blocks[(size_t)block];
+    const BlockActs& s = in.slot->blocks[(size_t)i];
+    const floatX *x = in.slot->x[(size_t)i], *full;
+    floatX *branch = m.a.branch, *out = in.slot->x[(size_t)i + 1], *sum = summand(m, branch, in);
+    const int N = in.N(), Nl = local_rows(m, in), C = c.C, heads = n.NHl * c.HS();
 
-    norm_forward(ctx, c, s.norm1, s.mean1, s.rstd1, nullptr, x, nullptr, p.norm1_w, p.norm1_b, N);
-    be::linear_forward(ctx, s.qkv, s.norm1, p.qkv_w, p.qkv_b, N, C, c.QKV());
-    if (c.position == Position::rope) be::rope_forward(ctx, s.qkv, in.positions, m.cos_sin, N, c.NH, c.NKV, c.HS());
+    norm_forward(ctx, c, s.norm1, s.mean1, s.rstd1, nullptr, x, nullptr, p.norm1_w, p.norm1_b, Nl);
+    full = gather(ctx, m, s.norm1, in);
+    be::linear_forward(ctx, s.qkv, full, p.qkv_w, p.qkv_b, N, C, n.QKVl);
+    if (c.position == Position::rope) be::rope_forward(ctx, s.qkv, in.positions, m.cos_sin, N, n.NHl, n.NKVl, c.HS());
     if (in.cache)
-        be::attention_decode(ctx, s.att, in.cache->keys_of(l), in.cache->values_of(l), s.qkv, m.slopes, 1, in.cache->length,
-                             c.T, c.NH, c.NKV, c.HS(), m.attention_scale());
+        be::attention_decode(ctx, s.att, in.cache->keys_of(block), in.cache->values_of(block), s.qkv, m.slopes, 1,
+                             in.cache->length, c.T, n.NHl, n.NKVl, c.HS(), m.attention_scale());
     else
-        be::attention_forward(ctx, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, c.NH, c.NKV, c.HS(),
+        be::attention_forward(ctx, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, n.NHl, n.NKVl, c.HS(),
                               m.attention_scale());
-    be::linear_forward(ctx, branch, s.att, p.proj_w, p.proj_b, N, C, C);
-    norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, s.mid, x, branch, p.norm2_w, p.norm2_b, N);  // mid = x + branch
-    fc1_forward(ctx, m, p, s, N);
-    be::linear_forward(ctx, branch, s.act, p.fc2_w, p.fc2_b, N, c.F, C);
-    be::residual_forward(ctx, out, s.mid, branch, (size_t)N * C);
+    be::linear_forward(ctx, sum, s.att, p.proj_w, once(m, p.proj_b), N, heads, C);
+    reduce(ctx, m, branch, in);
+    norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, s.mid, x, branch, p.norm2_w, p.norm2_b, Nl);  // mid = x + branch
+    full = gather(ctx, m, s.norm2, in);
+    fc1_forward(ctx, m, p, s, full, N);
+    be::linear_forward(ctx, sum, s.act, p.fc2_w, once(m, p.fc2_b), N, n.Fl, C);
+    reduce(ctx, m, branch, in);
+    be::residual_forward(ctx, out, s.mid, branch, (size_t)Nl * C);
 }
 
 // Brings back what the forward pass did not keep, from what it did: the same ops on the same inputs, so the same bits.
-static void block_recompute(be::Ctx& ctx, Model& m, int l, const Rows& in) {
+static void block_recompute(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     const ModelConfig& c = m.c;
-    const BlockParams<floatX>& p = m.p.blocks[l];
-    const BlockActs& s = m.a.blocks[l];
-    if (m.recompute == Recompute::full) block_forward(ctx, m, l, in);
+    const BlockParams<floatX>& p = m.p.blocks[(size_t)(in.slot->first_block + i)];
+    const BlockActs& s = in.slot->blocks[(size_t)i];
+    const int Nl = local_rows(m, in);
+    if (m.recompute == Recompute::full) block_forward(ctx, m, i, in);
     if (m.recompute == Recompute::selective) {
-        norm_forward(ctx, c, s.norm1, s.mean1, s.rstd1, nullptr, m.a.x[l], nullptr, p.norm1_w, p.norm1_b, in.N());
-        norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, nullptr, s.mid, nullptr, p.norm2_w, p.norm2_b, in.N());
-        activation_forward(ctx, c, s.act, s.fc1, in.N());
+        norm_forward(ctx, c, s.norm1, s.mean1, s.rstd1, nullptr, in.slot->x[(size_t)i], nullptr, p.norm1_w, p.norm1_b, Nl);
+        norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, nullptr, s.mid, nullptr, p.norm2_w, p.norm2_b, Nl);
+        activation_forward(ctx, m, s.act, s.fc1, in.N());
     }
 }
 
 // On entry dx is the gradient of the block's output, on return that of its input. Both halves have the same shape: through the
 // branch from its last op to its norm, whose gradient is added to what flows past the branch.
-static void block_backward(be::Ctx& ctx, Model& m, int l, const Rows& in) {
+static void block_backward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     const ModelConfig& c = m.c;
-    const BlockParams<floatX>& p = m.p.blocks[l];
-    const BlockParams<real>& g = m.g.blocks[l];
-    const BlockActs& s = m.a.blocks[l];
-    floatX *dx = m.a.dx, *dnorm = m.a.dnorm, *dnarrow = m.a.dnarrow, *dwide = m.a.dwide;
-    const int N = in.N(), C = c.C, F = c.F, F1 = c.F1(), QKV = c.QKV();
+    const LocalSizes& n = m.n;
+    const size_t block = (size_t)(in.slot->first_block + i);
+    const BlockParams<floatX>& p = m.p.blocks[block];
+    const BlockParams<real>& g = m.g.blocks[block];
+    const BlockActs& s = in.slot->blocks[(size_t)i];
+    floatX *dx = m.a.dx, *dnorm = m.a.dnorm, *dnarrow = m.a.dnarrow, *dwide = m.a.dwide, *sum = summand(m, dnorm, in);
+    const int N = in.N(), Nl = local_rows(m, in), C = c.C, heads = n.NHl * c.HS();
+    const floatX* full;
 
-    block_recompute(ctx, m, l, in);
+    block_recompute(ctx, m, i, in);
 
-    be::linear_backward_weight(ctx, g.fc2_w, g.fc2_b, dx, s.act, N, F, C, Acc::Add);
-    fc2_backward_input(ctx, c, dwide, dnarrow, dx, p, s, N);
-    be::linear_backward_input(ctx, dnorm, dwide, p.fc1_w, N, C, F1);
-    be::linear_backward_weight(ctx, g.fc1_w, g.fc1_b, dwide, s.norm2, N, C, F1, Acc::Add);
-    norm_backward(ctx, c, dx, g.norm2_w, g.norm2_b, dnorm, s.mid, p.norm2_w, s.mean2, s.rstd2, N, Acc::Add);
+    full = gather(ctx, m, dx, in);
+    be::linear_backward_weight(ctx, g.fc2_w, g.fc2_b, full, s.act, N, n.Fl, C, Acc::Add);
+    fc2_backward_input(ctx, m, dwide, dnarrow, full, p, s, N);
+    full = gather(ctx, m, s.norm2, in);
+    be::linear_backward_weight(ctx, g.fc1_w, g.fc1_b, dwide, full, N, C, n.F1l, Acc::Add);
+    be::linear_backward_input(ctx, sum, dwide, p.fc1_w, N, C, n.F1l);
+    reduce(ctx, m, dnorm, in);
+    norm_backward(ctx, c, dx, g.norm2_w, g.norm2_b, dnorm, s.mid, p.norm2_w, s.mean2, s.rstd2, Nl, Acc::Add);
 
-    be::linear_backward_input(ctx, dnarrow, dx, p.proj_w, N, C, C);
-    be::linear_backward_weight(ctx, g.proj_w, g.proj_b, dx, s.att, N, C, C, Acc::Add);
-    be::attention_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, c.NH, c.NKV, c.HS(),
+    full = gather(ctx, m, dx, in);
+    be::linear_backward_weight(ctx, g.proj_w, g.proj_b, full, s.att, N, heads, C, Acc::Add);
+    be::linear_backward_input(ctx, dnarrow, full, p.proj_w, N, heads, C);
+    be::attention_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, n.NHl, n.NKVl, c.HS(),
                            m.attention_scale());
-    if (c.position == Position::rope) be::rope_backward(ctx, dwide, in.positions, m.cos_sin, N, c.NH, c.NKV, c.HS());
-    be::linear_backward_input(ctx, dnorm, dwide, p.qkv_w, N, C, QKV);
-    be::linear_backward_weight(ctx, g.qkv_w, g.qkv_b, dwide, s.norm1, N, C, QKV, Acc::Add);
-    norm_backward(ctx, c, dx, g.norm1_w, g.norm1_b, dnorm, m.a.x[l], p.norm1_w, s.mean1, s.rstd1, N, Acc::Add);
+    if (c.position == Position::rope) be::rope_backward(ctx, dwide, in.positions, m.cos_sin, N, n.NHl, n.NKVl, c.HS());
+    full = gather(ctx, m, s.norm1, in);
+    be::linear_backward_weight(ctx, g.qkv_w, g.qkv_b, dwide, full, N, C, n.QKVl, Acc::Add);
+    be::linear_backward_input(ctx, sum, dwide, p.qkv_w, N, C, n.QKVl);
+    reduce(ctx, m, dnorm, in);
+    norm_backward(ctx, c, dx, g.norm1_w, g.norm1_b, dnorm, in.slot->x[(size_t)i], p.norm1_w, s.mean1, s.rstd1, Nl, Acc::Add);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -463,24 +616,46 @@ static LossSums read_sums(be::Ctx& ctx, const Model& m) {
     return sums;
 }
 
+// Each tp rank has rows of the vocabulary, and zero for the other tokens; the first adds the positions.
 static void embed_forward(be::Ctx& ctx, Model& m, const Rows& in) {
     const ModelConfig& c = m.c;
-    floatX* embedded = c.embedding_norm ? m.a.embedded : m.a.x[0];
-    be::embedding_forward(ctx, embedded, in.tokens, in.positions, m.p.wte, m.p.wpe, in.N(), c.C, 0, c.Vp);
+    const Slot& s = *in.slot;
+    floatX* embedded = c.embedding_norm ? s.embedded : s.x[0];
+    be::embedding_forward(ctx, summand(m, embedded, in), in.tokens, in.positions, m.p.wte, once(m, m.p.wpe), in.N(), c.C,
+                          m.n.v0, m.n.Vpl);
+    reduce(ctx, m, embedded, in);
     if (c.embedding_norm)
-        be::layernorm_forward(ctx, m.a.x[0], m.a.emb_mean, m.a.emb_rstd, nullptr, embedded, nullptr, m.p.emb_norm_w,
-                              m.p.emb_norm_b, in.N(), c.C, (real)c.eps);
+        be::layernorm_forward(ctx, s.x[0], s.emb_mean, s.emb_rstd, nullptr, embedded, nullptr, m.p.emb_norm_w, m.p.emb_norm_b,
+                              local_rows(m, in), c.C, (real)c.eps);
 }
 
 static void embed_backward(be::Ctx& ctx, Model& m, const Rows& in) {
     const ModelConfig& c = m.c;
+    const Slot& s = *in.slot;
     floatX* dembedded = m.a.dx;
     if (c.embedding_norm) {
         dembedded = m.a.dnorm;
-        be::layernorm_backward(ctx, dembedded, m.g.emb_norm_w, m.g.emb_norm_b, m.a.dx, m.a.embedded, m.p.emb_norm_w,
-                               m.a.emb_mean, m.a.emb_rstd, in.N(), c.C, Acc::Set);
+        be::layernorm_backward(ctx, dembedded, m.g.emb_norm_w, m.g.emb_norm_b, m.a.dx, s.embedded, m.p.emb_norm_w, s.emb_mean,
+                               s.emb_rstd, local_rows(m, in), c.C, Acc::Set);
     }
-    be::embedding_backward(ctx, m.g.wte, m.g.wpe, dembedded, in.tokens, in.positions, in.N(), c.C, 0, c.Vp);
+    be::embedding_backward(ctx, m.g.wte, m.g.wpe, gather(ctx, m, dembedded, in), in.tokens, in.positions, in.N(), c.C, m.n.v0,
+                           m.n.Vpl);
+}
+
+// Loss of a chunk of rows, whose logits become their gradient; of vocabulary shards after an exchange of their statistics.
+static void classify(be::Ctx& ctx, Model& m, const int* targets, int row, int rows, real loss_scale, real z_coef,
+                     bool training) {
+    Activations& a = m.a;
+    const LocalSizes& n = m.n;
+    const Axis& tp = m.ranks->mesh.tp;
+    if (tp.size == 1)
+        return be::classifier(ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, targets, rows, m.c.V, n.Vpl, loss_scale,
+                              z_coef, training);
+    real* mine = a.statistics + (size_t)tp.rank * 2 * rows;
+    be::classifier_statistics(ctx, mine, a.logits, targets, rows, n.v0, n.Vl, n.Vpl);
+    be::all_gather(ctx, m.ranks->tp, a.statistics, mine, (size_t)2 * rows);
+    be::classifier_shard(ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, targets, a.statistics, tp.size, rows, n.v0,
+                         n.Vl, n.Vpl, loss_scale, z_coef, training);
 }
 
 // Final norm, logits in chunks of rows, loss. With `training`, each chunk's logits become their gradient in place and are sent
@@ -489,33 +664,42 @@ static void embed_backward(be::Ctx& ctx, Model& m, const Rows& in) {
 static void head(be::Ctx& ctx, Model& m, const Rows& in, real loss_scale, real z_coef, bool training) {
     const ModelConfig& c = m.c;
     Activations& a = m.a;
-    const floatX* x = a.x[c.L];
-    const int N = in.N(), C = c.C;
-    norm_forward(ctx, c, a.final_norm, a.final_mean, a.final_rstd, nullptr, x, nullptr, m.p.final_norm_w, m.p.final_norm_b, N);
+    const floatX* x = in.slot->out();
+    const int N = in.N(), Nl = local_rows(m, in), C = c.C;
+    norm_forward(ctx, c, a.final_norm, a.final_mean, a.final_rstd, nullptr, x, nullptr, m.p.final_norm_w, m.p.final_norm_b, Nl);
+    const floatX* normed = gather(ctx, m, a.final_norm, in);
+    floatX* dnormed = summand(m, a.dnorm, in);
     for (int row = 0; row < N; row += a.head_rows) {
         const int rows = std::min(a.head_rows, N - row);
-        const floatX* normed = a.final_norm + (size_t)row * C;
-        be::linear_forward(ctx, a.logits, normed, m.p.head, nullptr, rows, C, c.Vp);
-        be::classifier(ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, in.targets + row, rows, c.V, c.Vp, loss_scale,
-                       z_coef, training);
+        const floatX* chunk = normed + (size_t)row * C;
+        be::linear_forward(ctx, a.logits, chunk, m.p.head, nullptr, rows, C, m.n.Vpl);
+        classify(ctx, m, in.targets + row, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
-        be::linear_backward_input(ctx, a.dnorm + (size_t)row * C, a.logits, m.p.head, rows, C, c.Vp);
-        be::linear_backward_weight(ctx, m.g.head, nullptr, a.logits, normed, rows, C, c.Vp, Acc::Add);
+        be::linear_backward_weight(ctx, m.g.head, nullptr, a.logits, chunk, rows, C, m.n.Vpl, Acc::Add);
+        be::linear_backward_input(ctx, dnormed + (size_t)row * C, a.logits, m.p.head, rows, C, m.n.Vpl);  // may overwrite chunk
     }
-    if (training)
+    if (training) {
+        reduce(ctx, m, a.dnorm, in);
         norm_backward(ctx, c, a.dx, m.g.final_norm_w, m.g.final_norm_b, a.dnorm, x, m.p.final_norm_w, a.final_mean,
-                      a.final_rstd, N, Acc::Set);
+                      a.final_rstd, Nl, Acc::Set);
+    }
     be::loss_sums(ctx, a.sums, a.loss, a.zloss, a.lse, in.targets, N);
 }
 
+// Through the slot's chunk of layers: from tokens or the activations in x[0] to out().
 static void model_forward(be::Ctx& ctx, Model& m, const Rows& in) {
-    embed_forward(ctx, m, in);
-    for (int l = 0; l < m.c.L; l++) block_forward(ctx, m, l, in);
+    if (in.slot->first) embed_forward(ctx, m, in);
+    for (int i = 0; i < (int)in.slot->blocks.size(); i++) block_forward(ctx, m, i, in);
 }
 
-static void model_backward(be::Ctx& ctx, Model& m, const Rows& in) {
-    for (int l = m.c.L - 1; l >= 0; l--) block_backward(ctx, m, l, in);
-    embed_backward(ctx, m, in);
+// Back, from dx to dx. `finished(block)` is called when a block's gradients have their last summand of this micro-batch.
+template <class Finished>
+static void model_backward(be::Ctx& ctx, Model& m, const Rows& in, Finished finished) {
+    for (int i = (int)in.slot->blocks.size() - 1; i >= 0; i--) {
+        block_backward(ctx, m, i, in);
+        finished(in.slot->first_block + i);
+    }
+    if (in.slot->first) embed_backward(ctx, m, in);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -532,16 +716,151 @@ struct Trainer {
     Batch batch;          // the current micro-batch
 };
 
-// AdamW over each of the table's two groups.
+// Sums over all ranks, each target and each parameter counted once: the same numbers on every rank, added in the same order.
+static LossSums reduce_sums(const Ranks& ranks, LossSums mine) {
+    const Mesh& mesh = ranks.mesh;
+    if (mesh.world.size == 1) return mine;
+    if (mesh.tp.rank > 0 || mesh.pp.rank < mesh.pp.size - 1) {  // the loss is known to the last stage, on each of its tp ranks
+        const double squares = mine.squares;
+        mine = LossSums();
+        mine.squares = squares;
+    }
+    std::vector<LossSums> all((size_t)mesh.world.size);
+    ranks.world->all_gather(&mine, sizeof mine, all.data());
+    LossSums sums;
+    for (const LossSums& s : all) {
+        sums.ce += s.ce, sums.z += s.z, sums.lse += s.lse, sums.n += s.n, sums.squares += s.squares;
+        if (!(s.lse_max <= sums.lse_max) && !std::isnan(sums.lse_max)) sums.lse_max = s.lse_max;
+    }
+    return sums;
+}
+
+// What neighbouring stages of the pipeline exchange: activations forward, their gradients backward, of this rank's rows. Nobody
+// waits to have sent: what leaves forward stays in the slot anyway, and what leaves backward takes the place of the slot's
+// input, which is no longer needed. Both must have left when the slot is used again.
+class PipelineLinks {
+public:
+    PipelineLinks(be::Ctx& ctx, Model& m) : ctx_(ctx), m_(m), pp_(m.ranks->mesh.pp), stages_((int)m.stages.size()) {
+        for (const auto& slots : m.a.chunks) sent_.emplace_back(slots.size());
+    }
+    ~PipelineLinks() { finish(); }
+    PipelineLinks(const PipelineLinks&) = delete;
+    PipelineLinks& operator=(const PipelineLinks&) = delete;
+
+    void receive_input(const Rows& in, int chunk, int micro_batch) {
+        finish(sent(chunk, micro_batch));
+        if (!in.slot->first)
+            be::recv(ctx_, m_.ranks->pp, in.slot->x[0], elements(in), previous(), tag(stage(chunk) - 1, micro_batch));
+    }
+    void send_output(const Rows& in, int chunk, int micro_batch) {
+        if (!in.slot->last)
+            sent(chunk, micro_batch).output =
+                be::start_send(ctx_, m_.ranks->pp, in.slot->out(), elements(in), next(), tag(stage(chunk), micro_batch));
+    }
+    void receive_gradient(const Rows& in, int chunk, int micro_batch) {
+        if (!in.slot->last)
+            be::recv(ctx_, m_.ranks->pp_back, m_.a.dx, elements(in), next(), tag(stage(chunk) + 1, micro_batch));
+    }
+    void send_gradient(const Rows& in, int chunk, int micro_batch) {
+        if (in.slot->first) return;
+        const size_t bytes = elements(in) * sizeof(floatX);
+        floatX* out = in.slot->x[0];
+        be::copy_rows(ctx_, out, bytes, m_.a.dx, bytes, bytes, 1);
+        sent(chunk, micro_batch).gradient =
+            be::start_send(ctx_, m_.ranks->pp_back, out, elements(in), previous(), tag(stage(chunk), micro_batch));
+    }
+    void finish() {
+        for (auto& chunk : sent_)
+            for (Sent& s : chunk) finish(s);
+    }
+
+private:
+    struct Sent {
+        be::Pending output, gradient;
+    };
+    void finish(Sent& s) { be::finish(ctx_, s.output), be::finish(ctx_, s.gradient); }
+    Sent& sent(int chunk, int micro_batch) {
+        auto& slots = sent_[(size_t)chunk];
+        return slots[(size_t)micro_batch % slots.size()];
+    }
+    int stage(int chunk) const { return virtual_stage(pp_.size, pp_.rank, chunk); }
+    int next() const { return (pp_.rank + 1) % pp_.size; }
+    int previous() const { return (pp_.rank + pp_.size - 1) % pp_.size; }
+    int tag(int from_stage, int micro_batch) const { return (micro_batch * stages_ + from_stage) % 32768; }
+    size_t elements(const Rows& in) const { return (size_t)local_rows(m_, in) * m_.c.C; }
+
+    be::Ctx& ctx_;
+    Model& m_;
+    Axis pp_;
+    int stages_;
+    std::vector<std::vector<Sent>> sent_;  // [chunk][slot]
+};
+
+// Sums over ranks that hold the same parameters and have seen other parts of the gradient, before data-parallel ranks are
+// asked: keys and values that several tp ranks hold,
+static void reduce_replicas(be::Ctx& ctx, Model& m, int block) {
+    if (m.n.replicas == 1) return;
+    for (const TensorSpec& t : m.table.rows)
+        if (t.replicated_rows &&
+            (m.g.blocks[(size_t)block].qkv_w == m.grads + t.offset || m.g.blocks[(size_t)block].qkv_b == m.grads + t.offset))
+            be::all_reduce(ctx, m.ranks->kv, m.grads + t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols,
+                           (size_t)t.replicated_rows * t.cols);
+}
+// norms whose rows are cut over tp, and a tied embedding at the two ends of the pipeline.
+static void reduce_shared(be::Ctx& ctx, Model& m) {
+    if (m.ranks->sequence_parallel) be::all_reduce(ctx, m.ranks->tp, m.grads + m.table.norms, m.table.size - m.table.norms);
+    if (m.c.tied && (m.table.part.first || m.table.part.last))
+        be::all_reduce(ctx, m.ranks->ends, m.g.head, (size_t)m.n.Vpl * m.c.C);
+}
+
+// Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order; then its parts of grads are
+// sums over all ranks.
+static void accumulate_gradients(Trainer& t, int64_t global_batch, real loss_scale) {
+    Model& m = t.m;
+    const Mesh& mesh = m.ranks->mesh;
+    const int B = t.o.micro_batch_size, micro_batches = (int)(global_batch / ((int64_t)B * mesh.dp.size));
+    std::vector<std::vector<Rows>> rows;
+    for (const auto& slots : m.a.chunks) rows.emplace_back(slots.size());
+    PipelineLinks links(t.ctx, m);
+    GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads);
+
+    for (const PipelineEvent& e : pipeline_schedule(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches)) {
+        Slot& slot = m.a.slot(e.chunk, e.micro_batch);
+        Rows& in = rows[(size_t)e.chunk][(size_t)e.micro_batch % rows[(size_t)e.chunk].size()];
+        if (e.pass == Pass::forward) {
+            t.data.fetch(t.state.consumed + ((int64_t)e.micro_batch * mesh.dp.size + mesh.dp.rank) * B, B, t.batch);
+            in = stage(t.ctx, t.batch, slot);
+            links.receive_input(in, e.chunk, e.micro_batch);
+            model_forward(t.ctx, m, in);
+            links.send_output(in, e.chunk, e.micro_batch);
+        } else {
+            links.receive_gradient(in, e.chunk, e.micro_batch);
+            if (slot.last) head(t.ctx, m, in, loss_scale, (real)t.o.z_loss_strength, true);
+            model_backward(t.ctx, m, in, [&](int block) {
+                if (e.micro_batch < micro_batches - 1) return;
+                reduce_replicas(t.ctx, m, block);
+                reducer.ready((size_t)(m.g.blocks[(size_t)block].qkv_w - m.grads));
+            });
+            links.send_gradient(in, e.chunk, e.micro_batch);
+        }
+    }
+    links.finish();
+    reduce_shared(t.ctx, m);
+    reducer.finish();
+}
+
+// AdamW on this rank's parts, whose new parameters then go to all.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
-    const auto adamw = [&](size_t begin, size_t end, double decay) {
-        be::adamw(t.ctx, m.params + begin, m.master + begin, m.m + begin, m.v + begin, m.grads + begin, end - begin, (real)lr,
-                  (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, (real)decay, (real)grad_scale,
-                  t.state.updates + 1);
-    };
-    adamw(0, m.table.decayed, weight_decay);
-    adamw(m.table.decayed, m.table.size, 0);
+    ParameterGatherer gatherer(t.ctx, m.ranks->dp, m.shards, m.params);
+    for (const Bucket& b : m.shards.buckets) {
+        real* master = separate_masters(m) ? m.master + b.shard : m.master + b.mine;
+        be::adamw(t.ctx, m.params + b.mine, master, m.m + b.shard, m.v + b.shard, m.grads + b.mine, b.n, (real)lr,
+                  (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, b.decay ? (real)weight_decay : real(0),
+                  (real)grad_scale, t.state.updates + 1);
+        gatherer.start(b);
+    }
+    gatherer.finish();
 }
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
@@ -550,22 +869,15 @@ static StepStats train_step(Trainer& t) {
     const auto start = std::chrono::steady_clock::now();
     const int64_t global_batch = t.schedule.global_batch(t.state.consumed);
     const double lr = t.schedule.lr(t.state.scheduled), weight_decay = t.schedule.weight_decay(t.state.scheduled);
-    const real z_coef = (real)t.o.z_loss_strength;
     const int64_t targets = t.data.unmasked(t.state.consumed, global_batch);
     const real loss_scale = targets > 0 ? (real)(1.0 / targets) : real(0);
 
     be::clear(t.ctx, t.m.grads, t.m.table.size * sizeof(real));
     clear_sums(t.ctx, t.m);
-    for (int64_t done = 0; done < global_batch; done += t.o.micro_batch_size) {
-        t.data.fetch(t.state.consumed + done, t.o.micro_batch_size, t.batch);
-        const Rows rows = stage(t.ctx, t.m, t.batch);
-        model_forward(t.ctx, t.m, rows);
-        head(t.ctx, t.m, rows, loss_scale, z_coef, true);
-        model_backward(t.ctx, t.m, rows);
-    }
-    const double norm = std::sqrt(be::sum_of_squares(t.ctx, t.m.grads, t.m.table.size));
-    const LossSums sums = read_sums(t.ctx, t.m);
-    const double ce = sums.ce / sums.n, z = sums.z / sums.n;
+    accumulate_gradients(t, global_batch, loss_scale);
+    for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads + r.begin, r.end - r.begin);
+    const LossSums sums = reduce_sums(*t.m.ranks, read_sums(t.ctx, t.m));
+    const double norm = std::sqrt(sums.squares), ce = sums.ce / sums.n, z = sums.z / sums.n;
     // Clipping (Megatron): all gradients times clip / (norm + 1e-6), if that is below 1.
     const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
     const bool apply = std::isfinite(ce + z) && std::isfinite(norm);  // a non-finite step is never applied
@@ -593,23 +905,31 @@ static StepStats train_step(Trainer& t) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 6  Inference
 
-// Loss over samples [0, n) of a data set, forward only.
+// Loss over samples [0, n) of a data set, forward only; data-parallel ranks take micro-batches in turn.
 static LossSums evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t n) {
+    const Mesh& mesh = m.ranks->mesh;
     Batch batch;
+    PipelineLinks links(ctx, m);
     clear_sums(ctx, m);
-    for (int64_t first = 0; first < n; first += m.a.B) {
+    for (int64_t first = (int64_t)mesh.dp.rank * m.a.B, i = 0; first < n; first += (int64_t)mesh.dp.size * m.a.B, i++) {
         data.fetch(first, (int)std::min<int64_t>(m.a.B, n - first), batch);
-        const Rows rows = stage(ctx, m, batch);
-        model_forward(ctx, m, rows);
-        head(ctx, m, rows, 0, 0, false);
+        for (int chunk = 0; chunk < mesh.vpp; chunk++) {
+            const Rows rows = stage(ctx, batch, m.a.slot(chunk, (int)i));
+            links.receive_input(rows, chunk, (int)i);
+            model_forward(ctx, m, rows);
+            links.send_output(rows, chunk, (int)i);
+            if (rows.slot->last) head(ctx, m, rows, 0, 0, false);
+        }
     }
-    return read_sums(ctx, m);
+    links.finish();
+    return reduce_sums(*m.ranks, read_sums(ctx, m));
 }
 
-// Writes text one token at a time. The activations of `m` serve as scratch.
+// Writes text one token at a time. The activations of `m` serve as scratch. All ranks that share a model take part, and get the
+// same logits.
 class Generator {
 public:
-    Generator(be::Ctx& ctx, Model& m) : ctx_(ctx), m_(m), cache_(m.cache) {
+    Generator(be::Ctx& ctx, Model& m) : ctx_(ctx), m_(m), links_(ctx, m), cache_(m.cache) {
         CHECK(cache_.keys, "no key/value cache was planned");
     }
 
@@ -618,59 +938,86 @@ public:
 
     // Starts afresh with a prompt of 1 .. capacity tokens: one pass over as many as the activations hold, then one by one.
     void prompt(const std::vector<int>& tokens) {
-        const int n = (int)tokens.size(), at_once = std::min(n, m_.a.B * m_.a.T);
+        const int n = (int)tokens.size();
+        int at_once = std::min(n, m_.a.B * m_.a.T);
+        if (at_once > m_.n.tp_size) at_once -= at_once % m_.n.tp_size;  // rows that can be cut
         CHECK(n >= 1 && n <= capacity(), "a prompt of %d tokens", n);
         cache_.length = 0;
-        const Rows rows = rows_for(tokens.data(), at_once, nullptr);
-        embed_forward(ctx_, m_, rows);
-        for (int l = 0; l < m_.c.L; l++) {
-            block_forward(ctx_, m_, l, rows);
-            keep_keys_and_values(l, at_once);
-        }
-        cache_.length = at_once, last_row_ = at_once - 1;
+        pass(tokens.data(), at_once, nullptr);
+        cache_.length = at_once;
         for (int i = at_once; i < n; i++) append(tokens[i]);
     }
 
     void append(int token) {
         CHECK(length() < capacity(), "the context is full");
-        model_forward(ctx_, m_, rows_for(&token, 1, &cache_));
-        cache_.length++, last_row_ = 0;
+        pass(&token, 1, &cache_);
+        cache_.length++;
     }
 
     // (V) logits of the token that comes next.
     const std::vector<float>& logits() {
         const ModelConfig& c = m_.c;
         Activations& a = m_.a;
-        norm_forward(ctx_, c, a.final_norm, a.final_mean, a.final_rstd, nullptr, a.x[c.L] + (size_t)last_row_ * c.C, nullptr,
-                     m_.p.final_norm_w, m_.p.final_norm_b, 1);
-        be::linear_forward(ctx_, a.logits, a.final_norm, m_.p.head, nullptr, 1, c.C, c.Vp);
-        HostSide<floatX> row(ctx_, a.logits, c.V);
+        floatX* mine = a.next_logits + (size_t)m_.ranks->mesh.tp.rank * m_.n.Vpl;
+        be::clear(ctx_, a.next_logits, (size_t)c.Vp * sizeof(floatX));
+        if (m_.table.part.last) {
+            norm_forward(ctx_, c, a.final_norm, a.final_mean, a.final_rstd, nullptr, a.branch, nullptr, m_.p.final_norm_w,
+                         m_.p.final_norm_b, 1);
+            be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, 1, c.C, m_.n.Vpl);
+            be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, (size_t)m_.n.Vpl);
+        }
+        be::all_reduce(ctx_, m_.ranks->pp, a.next_logits, (size_t)c.Vp);  // the other stages add zero
+        HostSide<floatX> row(ctx_, a.next_logits, c.V);
         row.download();
         logits_.assign(row.data(), row.data() + c.V);
         return logits_;
     }
 
 private:
-    Rows rows_for(const int* tokens, int n, KeyValueCache* cache) {
+    // n tokens through all layers; leaves the last one's row of the residual stream in branch, on the last stage.
+    void pass(const int* tokens, int n, KeyValueCache* cache) {
         positions_.resize(n);
         for (int i = 0; i < n; i++) positions_[i] = length() + i;
-        be::upload(ctx_, m_.a.tokens, tokens, n * sizeof(int));
-        be::upload(ctx_, m_.a.positions, positions_.data(), n * sizeof(int));
-        return {m_.a.tokens, nullptr, m_.a.positions, nullptr, 1, n, cache};
+        for (int chunk = 0; chunk < (int)m_.a.chunks.size(); chunk++) {
+            Slot& slot = m_.a.slot(chunk);
+            be::upload(ctx_, slot.tokens, tokens, n * sizeof(int));
+            be::upload(ctx_, slot.positions, positions_.data(), n * sizeof(int));
+            const Rows in = {slot.tokens, nullptr, slot.positions, nullptr, 1, n, &slot, cache};
+            links_.receive_input(in, chunk, passes_);
+            if (slot.first) embed_forward(ctx_, m_, in);
+            for (int i = 0; i < (int)slot.blocks.size(); i++) {
+                block_forward(ctx_, m_, i, in);
+                if (!cache) keep_keys_and_values(slot, i, n);
+            }
+            links_.send_output(in, chunk, passes_);
+            if (slot.last) keep_last_row(in);
+        }
+        passes_ = (passes_ + 1) % 1000;
     }
 
-    void keep_keys_and_values(int l, int n) {
+    void keep_keys_and_values(const Slot& slot, int i, int n) {
         const ModelConfig& c = m_.c;
-        const size_t kv = (size_t)c.NKV * c.HS(), bytes = kv * sizeof(floatX), stride = c.QKV() * sizeof(floatX);
-        const floatX* keys = m_.a.blocks[l].qkv + (size_t)c.NH * c.HS();
-        be::copy_rows(ctx_, cache_.keys_of(l), bytes, keys, stride, bytes, n);
-        be::copy_rows(ctx_, cache_.values_of(l), bytes, keys + kv, stride, bytes, n);
+        const size_t kv = (size_t)m_.n.NKVl * c.HS(), bytes = kv * sizeof(floatX), stride = m_.n.QKVl * sizeof(floatX);
+        const floatX* keys = slot.blocks[(size_t)i].qkv + (size_t)m_.n.NHl * c.HS();
+        be::copy_rows(ctx_, cache_.keys_of(slot.first_block + i), bytes, keys, stride, bytes, n);
+        be::copy_rows(ctx_, cache_.values_of(slot.first_block + i), bytes, keys + kv, stride, bytes, n);
+    }
+
+    // Where rows are cut, the last one is the last tp rank's.
+    void keep_last_row(const Rows& in) {
+        const size_t bytes = (size_t)m_.c.C * sizeof(floatX);
+        const int rows = local_rows(m_, in);
+        const bool mine = !cut_rows(m_, in) || m_.ranks->mesh.tp.rank == m_.n.tp_size - 1;
+        if (mine) be::copy_rows(ctx_, m_.a.branch, bytes, in.slot->out() + (size_t)(rows - 1) * m_.c.C, bytes, bytes, 1);
+        else be::clear(ctx_, m_.a.branch, bytes);
+        if (cut_rows(m_, in)) be::all_reduce(ctx_, m_.ranks->tp, m_.a.branch, (size_t)m_.c.C);
     }
 
     be::Ctx& ctx_;
     Model& m_;
+    PipelineLinks links_;
     KeyValueCache& cache_;
-    int last_row_ = 0;  // row of the activations that belongs to the last token
+    int passes_ = 0;
     std::vector<int> positions_;
     std::vector<float> logits_;
 };
@@ -756,7 +1103,7 @@ static ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
              tokenizer->vocab_size(), c.V);
     check_config(c);
     check_backend_takes(c);
-    pad_vocabulary(c, o.make_vocab_size_divisible_by);
+    pad_vocabulary(c, o.make_vocab_size_divisible_by * o.tensor_model_parallel_size);
     return c;
 }
 
@@ -797,6 +1144,65 @@ struct RunTable {
     void row(const std::string& label, const std::string& value) { table.row(label, value), rows[label] = value; }
 };
 
+// The grid, and how the model is dealt out.
+static void describe_ranks(RunTable& t, const Model& m) {
+    const Ranks& ranks = *m.ranks;
+    const Mesh& mesh = ranks.mesh;
+    t.row("ranks", mesh.text());
+    if (mesh.tp.size > 1)
+        t.row("tensor parallel", format("%d heads, %d feed-forward columns a rank%s", m.n.NHl, m.n.Fl,
+                                        ranks.sequence_parallel ? ", rows between matrices cut (sequence parallel)" : ""));
+    if (mesh.dp.size > 1)
+        t.row("data parallel",
+              format("%s, %zu message%s of at most %s parameters",
+                     ranks.zero ? "optimizer state shared (ZeRO-1)" : "optimizer state on each rank (ZeRO off)",
+                     m.shards.buckets.size(), m.shards.buckets.size() == 1 ? "" : "s",
+                     human_count((double)ranks.bucket_elements).c_str()));
+    if (mesh.pp.size > 1) {
+        std::string layers;
+        for (const int n : m.stages) layers += (layers.empty() ? "" : " ") + std::to_string(n);
+        t.row("pipeline", "layers of the stages: " + layers);
+    }
+}
+
+// Rank `rank` of `n` in the grid, without the others.
+static std::shared_ptr<Ranks> place_rank(int n, int rank, const TrainOptions& o, const ModelConfig& c) {
+    auto ranks = std::make_shared<Ranks>();
+    const Mesh& mesh = ranks->mesh = make_mesh(n, rank, o.tensor_model_parallel_size, o.pipeline_model_parallel_size,
+                                               o.num_virtual_stages_per_pipeline_rank);
+    check_tensor_parallel(c, mesh.tp.size, !o.no_sequence_parallel, (int64_t)o.micro_batch_size * o.seq_length);
+    ranks->sequence_parallel = mesh.tp.size > 1 && !o.no_sequence_parallel;
+    ranks->zero = o.zero > 0;
+    ranks->bucket_elements =
+        o.ddp_bucket_size ? (size_t)o.ddp_bucket_size : std::max<size_t>(40000000, (size_t)1000000 * mesh.dp.size);
+    return ranks;
+}
+
+// This rank and the groups that it belongs to. Every rank makes them all, in this order.
+static std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const TrainOptions& o, const ModelConfig& c) {
+    const auto ranks = place_rank(world.size(), world.rank(), o, c);
+    const Mesh& mesh = ranks->mesh;
+    if (world.size() == 1) return ranks;
+    ranks->world = &world;
+    const int replicas = LocalSizes(c, mesh.tp).replicas, first = mesh.tp.rank / replicas * replicas;
+    std::vector<int> same_heads;
+    for (int i = first; i < first + replicas; i++) same_heads.push_back(mesh.rank_of(mesh.pp.rank, mesh.dp.rank, i));
+    std::vector<int> ends = {world.rank()};
+    if (mesh.pp.rank == 0 || mesh.pp.rank == mesh.pp.size - 1) {
+        ends = {mesh.rank_of(0, mesh.dp.rank, mesh.tp.rank)};
+        if (mesh.pp.size > 1) ends.push_back(mesh.rank_of(mesh.pp.size - 1, mesh.dp.rank, mesh.tp.rank));
+    }
+    ranks->tp = be::Comm(ctx, world, mesh.tp_ranks(), "tensor");
+    ranks->dp = be::Comm(ctx, world, mesh.dp_ranks(), "data");
+    ranks->pp = be::Comm(ctx, world, mesh.pp_ranks(), "pipeline");
+    ranks->pp_back = be::Comm(ctx, world, mesh.pp_ranks(), "pipeline, backward");
+    ranks->kv = be::Comm(ctx, world, same_heads, "key/value heads");
+    ranks->ends = be::Comm(ctx, world, ends, "embedding");
+    be::connect_ring(ctx, ranks->pp);
+    be::connect_ring(ctx, ranks->pp_back);
+    return ranks;
+}
+
 static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedule& schedule, const be::Ctx& ctx) {
     const ModelConfig& c = m.c;
     RunTable t;
@@ -806,14 +1212,16 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("shape", format("%d layers, width %d, %d heads of %d%s, feed-forward %d", c.L, c.C, c.NH, c.HS(),
                           c.NKV != c.NH ? format(" (%d for keys and values)", c.NKV).c_str() : "", c.F));
     t.row("vocabulary", format("%s (padded to %s)", with_commas(c.V).c_str(), with_commas(c.Vp).c_str()));
-    t.row("parameters",
-          format("%s (%s)", with_commas((int64_t)m.table.trained).c_str(), human_count((double)m.table.trained).c_str()));
+    const size_t parameters = ParameterTable(c).trained;
+    t.row("parameters", format("%s (%s)", with_commas((int64_t)parameters).c_str(), human_count((double)parameters).c_str()));
     t.row("FLOPs per token", human_count(model_flops_per_token(c, o.seq_length)) + " (forward and backward, causal attention)");
     t.table.section("Batch");
     const int64_t batch = schedule.final_batch;
     t.row("step",
-          format("%lld samples of %d tokens = %s tokens, in %lld micro-batches of %d", (long long)batch, o.seq_length,
-                 with_commas(batch * o.seq_length).c_str(), (long long)(batch / o.micro_batch_size), o.micro_batch_size));
+          format("%lld samples of %d tokens = %s tokens, in %lld micro-batches of %d%s", (long long)batch, o.seq_length,
+                 with_commas(batch * o.seq_length).c_str(), (long long)(batch / o.micro_batch_size / m.ranks->mesh.dp.size),
+                 o.micro_batch_size,
+                 m.ranks->mesh.dp.size > 1 ? format(" on each of %d data-parallel ranks", m.ranks->mesh.dp.size).c_str() : ""));
     if (schedule.rampup.samples)
         t.row("ramp-up", format("from %lld by %lld over %s samples", (long long)schedule.rampup.start,
                                 (long long)schedule.rampup.increment, with_commas(schedule.rampup.samples).c_str()));
@@ -827,6 +1235,7 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("precision",
           format("%s storage, %s sums, gradients and optimizer", precision_name, sizeof(real) == 4 ? "fp32" : "fp64"));
     t.row("recompute", o.recompute_granularity);
+    if (m.ranks->mesh.world.size > 1) describe_ranks(t, m);
     t.table.section("Memory", Table::Values::amounts);
     for (const auto& [purpose, bytes] : m.arena.purposes()) t.row(purpose, human_bytes((double)bytes));
     const size_t resident = resident_memory_bytes();
@@ -862,7 +1271,7 @@ static void describe_data(RunTable& t, const DataLoader& data, const char* label
 }
 
 // The checkpoint to go on from; empty: a new run, for which OUT must not hold one.
-static std::string resume_directory(const TrainOptions& o) {
+static std::string find_resumed(const TrainOptions& o) {
     const std::vector<int64_t> steps = find_checkpoints(o.out);
     if (o.resume.empty()) {
         if (!o.dry_run && !steps.empty())
@@ -881,6 +1290,32 @@ static std::string resume_directory(const TrainOptions& o) {
         fail("none of the %zu checkpoints in %s is intact; HINT: remove them to start anew, or give --resume DIR", steps.size(),
              o.out.c_str());
     return dir;
+}
+// The first rank looks, the others hear.
+static std::string resume_directory(World& world, const TrainOptions& o) {
+    return world.all_gather(world.rank() == 0 ? find_resumed(o) : "")[0];
+}
+
+// Refuses ranks that were started with other options, data or programs: each compares its texts with the first rank's.
+static void check_same_everywhere(World& world, const TrainOptions& o, const nlohmann::ordered_json& data) {
+    if (world.size() == 1) return;
+    const FileSum program = sum_file("/proc/self/exe");
+    const nlohmann::ordered_json mine = {
+        {"options", options_to_json(o)}, {"data", data}, {"program", format("%08x", program.crc)}};
+    const std::vector<std::string> all = world.all_gather(mine.dump());
+    const auto first = nlohmann::ordered_json::parse(all[0]);
+    for (int r = 1; r < world.size(); r++) {
+        const auto other = nlohmann::ordered_json::parse(all[(size_t)r]);
+        for (const auto& [name, value] : first["options"].items())
+            if (other["options"].value(name, nlohmann::ordered_json()) != value)
+                fail("ranks were started with different options: --%s is %s on rank 0 and %s on rank %d", name.c_str(),
+                     value.dump().c_str(), other["options"].value(name, nlohmann::ordered_json()).dump().c_str(), r);
+        if (other["data"] != first["data"])
+            fail("ranks see different data: %s on rank 0, %s on rank %d", first["data"].dump().c_str(),
+                 other["data"].dump().c_str(), r);
+        if (other["program"] != first["program"])
+            fail("ranks run different programs: rank %d's is not rank 0's; HINT: one build for all", r);
+    }
 }
 
 static TokenizerFiles tokenizer_files(const Tokenizer* tokenizer) {
@@ -915,6 +1350,7 @@ static void load_weights(be::Ctx& ctx, Model& m, const TrainOptions& o, const st
 // A run from its options to the moment before its first step: everything that can be refused is refused here, and the table of
 // what will happen is printed.
 struct Run {
+    World& world;
     TrainOptions o;
     be::Ctx ctx;
     std::unique_ptr<Tokenizer> tokenizer;
@@ -926,11 +1362,12 @@ struct Run {
     int64_t valid_samples = 0;
     nlohmann::ordered_json data;  // data_identity
     RunTable table;
+    std::string picture;  // of the planned pipeline
 
-    explicit Run(const TrainOptions& given) : o(given), ctx(given.threads) {
+    Run(World& w, const TrainOptions& given) : world(w), o(given), ctx(make_ctx(w, given)) {
         ctx.plain = o.plain;
         if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
-        resumed_from = resume_directory(o);
+        resumed_from = resume_directory(world, o);
         load_tokenizer();
         if (be::memory_is_host && !o.gemm_cache.empty()) fail("--gemm-cache is for GPUs; on the CPU oneDNN chooses by itself");
         if (o.sample_interval > 0 && !tokenizer) fail("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
@@ -949,19 +1386,78 @@ struct Run {
                 "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new "
                 "model",
                 o.seq_length, c.T);
-        schedule = make_schedule(o, 1);
-        m = std::make_unique<Model>(c);
-        plan_memory(*m, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows,
-                    o.sample_interval > 0);
-        if (!o.save_in_foreground || !be::memory_is_host) plan_checkpoint_copy(*m);
+        if (o.world && !o.dry_run)
+            fail("--world plans a run of so many ranks, with --dry-run; HINT: mpirun -n %d starts one", o.world);
+        if (o.world && world.size() > 1) fail("--world plans without starting ranks; HINT: leave mpirun out");
+        const auto ranks = o.world ? place_rank(o.world, 0, o, c) : join_groups(ctx, world, o, c);
+        const Mesh& mesh = ranks->mesh;
+        schedule = make_schedule(o, mesh.dp.size);
+        const int micro_batches = (int)(schedule.final_batch / ((int64_t)o.micro_batch_size * mesh.dp.size));
+        const int fewest = schedule.rampup.samples ? (int)(schedule.rampup.start / ((int64_t)o.micro_batch_size * mesh.dp.size))
+                                                   : micro_batches;
+        for (const int n : {fewest, micro_batches}) {
+            const std::string problem = pipeline_problem(mesh.pp.size, mesh.vpp, n);
+            if (!problem.empty()) fail("%s", problem.c_str());
+        }
+        std::vector<int> given_layers;
+        for (const std::string& n : o.pipeline_layers) given_layers.push_back(atoi(n.c_str()));
+        const std::vector<int> stages = split_layers(c.L, mesh.pp.size * mesh.vpp, o.account_for_embedding_in_pipeline_split,
+                                                     o.account_for_loss_in_pipeline_split, given_layers);
+        m = plan_model(c, ranks, stages, micro_batches);
         open_data();
+        check_same_everywhere(world, o, data);
         table = describe_run(*m, o, schedule, ctx);
+        if (o.world) describe_plan(c, stages, micro_batches);
         if (train) table.table.section("Data");
         if (train) describe_data(table, *train, "training");
         if (valid) describe_data(table, *valid, "validation");
     }
 
 private:
+    std::unique_ptr<Model> plan_model(const ModelConfig& c, std::shared_ptr<Ranks> ranks, const std::vector<int>& stages,
+                                      int micro_batches) {
+        auto model = std::make_unique<Model>(c, std::move(ranks), stages);
+        plan_memory(*model, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows,
+                    o.sample_interval > 0, micro_batches);
+        // In fp32 the masters are the parameters, whose parts lie apart if they are cut.
+        const bool apart = model->shards.cut && sizeof(floatX) == sizeof(real);
+        if (!o.save_in_foreground || !be::memory_is_host || apart) plan_checkpoint_copy(*model);
+        return model;
+    }
+
+    // What a run on --world ranks needs and how long it takes: of one rank of each pipeline stage.
+    void describe_plan(const ModelConfig& c, const std::vector<int>& stages, int micro_batches) {
+        const Mesh& mesh = m->ranks->mesh;
+        table.table.section("Plan", Table::Values::text);
+        const double most = planned_memory_bytes(o);
+        size_t largest = 0;
+        for (int stage = 0; stage < mesh.pp.size; stage++) {
+            const auto model = plan_model(c, place_rank(o.world, mesh.rank_of(stage, 0, 0), o, c), stages, micro_batches);
+            size_t copy = 0;
+            for (const auto& [purpose, bytes] : model->arena.purposes())
+                if (purpose.find("copy for checkpoints") == 0) copy = bytes;  // of a GPU run, on its host
+            const size_t bytes = model->arena.bytes() - (be::memory_is_host ? copy : 0);
+            largest = std::max(largest, bytes);
+            if (mesh.pp.size <= 8 || stage < 2 || stage >= mesh.pp.size - 2)
+                table.row(mesh.pp.size == 1 ? "memory of a rank" : format("memory of stage %d", stage),
+                          format("%s of %s, and %s on the host", human_bytes((double)bytes).c_str(), human_bytes(most).c_str(),
+                                 human_bytes((double)copy).c_str()));
+        }
+        if ((double)largest > most)
+            table.row("memory", "does NOT fit; HINT: more --tp or --pp, --recompute full, a smaller --micro-batch-size");
+        const Plan plan = make_plan(plan_input(o, c, o.world, stages, schedule.final_batch, sizeof(floatX)));
+        add_rows(table, plan, (double)schedule.total_samples * o.seq_length);
+        if (mesh.pp.size > 1)
+            picture = draw_pipeline(mesh.pp.size, mesh.vpp, micro_batches, plan.bubble, terminal_width(stdout));
+    }
+
+    // Ranks of one machine share its cores, and each has a GPU.
+    static be::Ctx make_ctx(const World& world, const TrainOptions& o) {
+        const int here = (int)std::count(world.hosts().begin(), world.hosts().end(), world.host());
+        const int threads = o.threads ? o.threads : here > 1 ? std::max(1, omp_get_num_procs() / here) : 0;
+        return be::Ctx(threads, world.local_rank());
+    }
+
     // The tokenizer given, else the one beside the checkpoint or the model.
     void load_tokenizer() {
         std::string path = o.tokenizer;
@@ -1025,16 +1521,36 @@ private:
     double start_ = monotonic_seconds(), saved_at_ = start_, exit_at_ = INFINITY;
 };
 
-int train_command(const TrainOptions& given) {
-    Run run(given);
+static double parse_timeout(const std::string& text) {
+    const double seconds = parse_duration(text);
+    if (!(seconds > 0)) fail("--distributed-timeout is '%s'; it must be a duration (90s, 10m, 1h)", text.c_str());
+    return seconds;
+}
+
+// What ranks decide together after a step: a signal to any of them counts, the clock of the first.
+struct Decision {
+    bool stop, save;
+};
+static Decision decide_together(World& world, Decision mine) {
+    if (world.size() == 1) return mine;
+    std::vector<Decision> all((size_t)world.size());
+    world.all_gather(&mine, sizeof mine, all.data());
+    return {std::any_of(all.begin(), all.end(), [](const Decision& d) { return d.stop; }), all[0].save};
+}
+
+static void train(World& world, const TrainOptions& given) {
+    const bool main_rank = world.rank() == 0;  // prints, logs, and holds the directory
+    Run run(world, given);
     const TrainOptions& o = run.o;
     Model& m = *run.m;
     Timetable timetable(o);
-    run.table.table.print();
-    if (o.dry_run) return 0;
+    if (main_rank) run.table.table.print(), fputs(run.picture.c_str(), stdout);
+    if (o.dry_run) return;
 
-    const RunLock lock(o.out);
-    remove_leftovers(o.out);
+    std::optional<RunLock> lock;
+    if (main_rank) lock.emplace(o.out), remove_leftovers(o.out);
+    world.barrier();
+    world.watch(parse_timeout(o.distributed_timeout), world.size() > 1 ? o.out + "/ranks" : "");
     if constexpr (!be::memory_is_host) {
         const std::string file = o.gemm_cache.empty() ? cache_directory() + "/gemm.txt" : o.gemm_cache;
         be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
@@ -1045,46 +1561,55 @@ int train_command(const TrainOptions& given) {
     TrainingState& state = trainer.state;
     const bool resumed = !run.resumed_from.empty();
     if (resumed && state.step >= run.schedule.total_steps) {
-        printf("the run is finished: %s of %s steps are done\n", with_commas(state.step).c_str(),
-               with_commas(run.schedule.total_steps).c_str());
-        return 0;
+        if (main_rank)
+            printf("the run is finished: %s of %s steps are done\n", with_commas(state.step).c_str(),
+                   with_commas(run.schedule.total_steps).c_str());
+        return;
     }
+    const Mesh& mesh = m.ranks->mesh;
     state.options = options_to_json(o), state.data = run.data;
     state.layout = {{"precision", precision_name},
                     {"backend", be::backend_name},
                     {"threads", run.ctx.threads},
-                    {"dp", 1},
-                    {"tp", 1},
-                    {"pp", 1}};
+                    {"dp", mesh.dp.size},
+                    {"tp", mesh.tp.size},
+                    {"pp", mesh.pp.size},
+                    {"vpp", mesh.vpp}};
 
     // Without a checkpoint nothing of an earlier attempt counts.
-    if (resumed) make_latest(o.out, run.resumed_from), cut_log(o.out + "/log.jsonl", state.step);
-    else std::filesystem::remove(o.out + "/log.jsonl");
-    Logger logger(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval);
-    const RunInfo info = run_info(run);
-    logger.run(info, resumed);
-    if (resumed) logger.event(state.step, "info", "resume", "going on from " + run.resumed_from);
+    RunInfo info;
+    std::unique_ptr<Logger> logger;
+    if (main_rank) {
+        if (resumed) make_latest(o.out, run.resumed_from), cut_log(o.out + "/log.jsonl", state.step);
+        else std::filesystem::remove(o.out + "/log.jsonl");
+        logger = std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval);
+        info = run_info(run);
+        logger->run(info, resumed);
+        if (resumed) logger->event(state.step, "info", "resume", "going on from " + run.resumed_from);
+    }
 
-    Saver saver(run.ctx, o.out, m.c, m.table, tokenizer_files(run.tokenizer.get()), o.keep, o.keep_every, m.copy);
+    Saver saver(run.ctx, m.ranks->world, {o.out, o.keep, o.keep_every, tokenizer_files(run.tokenizer.get())}, m.c, m.table,
+                m.shards, m.counted, m.copy);
     std::string save_error;  // of the last save
     const auto report_save = [&] {
         const auto outcome = saver.outcome();
         if (!outcome) return;
         save_error = outcome->error;
+        if (!logger) return;
         if (!save_error.empty())
-            logger.event(
+            logger->event(
                 outcome->step, "error", "checkpoint",
                 format("the checkpoint of step %lld was NOT written: %s; training goes on and tries again at the next interval",
                        (long long)outcome->step, outcome->error.c_str()));
         else
-            logger.event(outcome->step, "info", "checkpoint",
-                         format("checkpoint %s in %s", step_directory(o.out, outcome->step).c_str(),
-                                human_duration(outcome->seconds).c_str()));
+            logger->event(outcome->step, "info", "checkpoint",
+                          format("checkpoint %s in %s", step_directory(o.out, outcome->step).c_str(),
+                                 human_duration(outcome->seconds).c_str()));
     };
     const auto save = [&] {
         saver.wait();
         report_save();
-        saver.save({m.params, m.master, m.m, m.v}, state);
+        saver.save({m.master, m.m, m.v}, !separate_masters(m), state);
         if (o.save_in_foreground) saver.wait();
         timetable.saved();
     };
@@ -1092,7 +1617,7 @@ int train_command(const TrainOptions& given) {
         const double start = monotonic_seconds();
         const LossSums sums = evaluate(run.ctx, m, *run.valid, run.valid_samples);
         state.valid_loss = sums.ce / (double)sums.n;
-        logger.valid(state.step, state.valid_loss, sums.n, (monotonic_seconds() - start) * 1e3);
+        if (logger) logger->valid(state.step, state.valid_loss, sums.n, (monotonic_seconds() - start) * 1e3);
     };
     std::unique_ptr<Generator> generator;
     std::vector<int> prompt;
@@ -1104,7 +1629,7 @@ int train_command(const TrainOptions& given) {
         std::string text;
         sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)state.step,
                     run.tokenizer->eod_id(), [&](int token) { text += run.tokenizer->token_bytes(token); });
-        logger.sample(state.step, o.sample_prompt, text);
+        if (logger) logger->sample(state.step, o.sample_prompt, text);
     };
 
     for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal, stop_after_this_step);
@@ -1113,22 +1638,40 @@ int train_command(const TrainOptions& given) {
     while (state.step < run.schedule.total_steps && !stop) {
         StepStats stats = train_step(trainer);
         stats.model_tflops = flops_per_token * stats.tokens_per_s / 1e12;
-        logger.step(stats);
+        if (logger) logger->step(stats);
         const bool last = state.step == run.schedule.total_steps;
-        stop = stop_requested || timetable.exit_now();
+        const Decision decision =
+            decide_together(world, {stop_requested || timetable.exit_now(), timetable.save_now(state.step)});
+        stop = decision.stop;
         if (run.valid && !stop && (state.step % o.eval_interval == 0 || last)) validate();
         if (generator && !stop && (state.step % o.sample_interval == 0 || last)) write_sample();
-        if (last || stop || timetable.save_now(state.step)) save();
+        if (last || stop || decision.save) save();
+        else saver.proceed();
         report_save();
     }
     saver.wait();
     report_save();
-    if (run.valid) printf("a unigram model of the same tokens has validation loss %.4f\n", info.unigram_loss);
-    printf("peak memory %s\n", human_bytes((double)peak_memory_bytes()).c_str());
-    logger.end(!save_error.empty() ? "failed" : stop ? "stopped" : "finished");
-    write_loss_svg(logger.records(), o.out + "/loss.svg");
+    if (logger) {
+        if (run.valid) printf("a unigram model of the same tokens has validation loss %.4f\n", info.unigram_loss);
+        printf("peak memory %s\n", human_bytes((double)peak_memory_bytes()).c_str());
+        logger->end(!save_error.empty() ? "failed" : stop ? "stopped" : "finished");
+        write_loss_svg(logger->records(), o.out + "/loss.svg");
+    }
     if (!save_error.empty()) fail("the last checkpoint could not be written: %s", save_error.c_str());
-    return 0;
+}
+
+// A rank that fails ends all. What is wrong with options or files is wrong on every rank: the first one says it.
+int train_command(const TrainOptions& o) {
+    World world = World::join();
+    try {
+        train(world, o);
+        return 0;
+    } catch (const std::exception& e) {
+        if (world.size() == 1) throw;
+        if (world.rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+        fprintf(stderr, "error on %s: %s\n", world.description().c_str(), e.what());
+        world.abort(1);
+    }
 }
 
 // A model for inference from a directory, with the tokenizer that lies beside it, and room for passes of B x T.
@@ -1193,7 +1736,8 @@ struct ScoredRow {
 // The rows go through the head alone: they are gathered at the front of x[L], a chunk at a time. A row's place there is never
 // behind its own, so that none is overwritten before it was used.
 static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
-    floatX* x = m.a.x[m.c.L];
+    Slot& slot = m.a.slot();
+    floatX* x = slot.out();
     const size_t C = m.c.C, row_bytes = C * sizeof(floatX);
     std::vector<int> targets;
     for (size_t first = 0; first < rows.size(); first += targets.size()) {
@@ -1204,8 +1748,8 @@ static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& row
             targets.push_back(r.target);
         }
         const size_t n = targets.size();
-        be::upload(ctx, m.a.targets, targets.data(), n * sizeof(int));
-        head(ctx, m, {nullptr, m.a.targets, nullptr, nullptr, 1, (int)n, nullptr}, 0, 0, false);
+        be::upload(ctx, slot.targets, targets.data(), n * sizeof(int));
+        head(ctx, m, {nullptr, slot.targets, nullptr, nullptr, 1, (int)n, &slot}, 0, 0, false);
         HostSide<floatX> all_logits(ctx, m.a.logits, n * m.c.Vp);
         HostSide<real> loss(ctx, m.a.loss, n);
         all_logits.download(), loss.download();
@@ -1242,9 +1786,10 @@ static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vect
             for (int t = n - r.n_scored; t < n; t++) rows.push_back({start + t, request, r.tokens[t + 1]});
             done += n;
         }
-        be::upload(ctx, m.a.tokens, tokens.data(), tokens.size() * sizeof(int));
-        be::upload(ctx, m.a.positions, positions.data(), positions.size() * sizeof(int));
-        model_forward(ctx, m, {m.a.tokens, nullptr, m.a.positions, nullptr, B, T, nullptr});
+        Slot& slot = m.a.slot();
+        be::upload(ctx, slot.tokens, tokens.data(), tokens.size() * sizeof(int));
+        be::upload(ctx, slot.positions, positions.data(), positions.size() * sizeof(int));
+        model_forward(ctx, m, {slot.tokens, nullptr, slot.positions, nullptr, B, T, &slot});
         score_rows(ctx, m, rows, scores);
         first += B;
         progress.update(done);

@@ -18,7 +18,9 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,7 @@
 #include "json.h"
 #include "parameters.h"
 #include "safetensors.h"
+#include "shard.h"
 #include "types.h"
 
 inline nlohmann::json read_json(const std::string& path) { return parse_json(read_whole_file(path), path); }
@@ -46,13 +49,10 @@ inline ModelConfig read_config(const std::string& dir) {
 
 // Shape of a tensor in files.
 inline std::vector<int64_t> file_shape(const TensorSpec& spec, const HfTensor& t) {
-    if (spec.vector) return {t.rows};
-    if (t.transposed) return {spec.cols, t.rows};
-    return {t.rows, spec.cols};
+    if (spec.vector()) return {t.rows};
+    if (t.transposed) return {spec.whole_cols, t.rows};
+    return {t.rows, spec.whole_cols};
 }
-
-// Whether the file's rows are ours, one after another.
-inline bool same_layout(const HfTensor& t) { return !t.transposed && !t.interleaved; }
 
 // Fills buffer (table.size) from a .safetensors file or a directory with model.safetensors, whatever their float type. Padded
 // vocabulary rows become zero.
@@ -68,7 +68,9 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
         used.insert(name);
         return t;
     };
-    std::vector<E> file;
+    for (const TensorSpec& spec : ParameterTable(c).rows)  // also what other ranks hold has a place
+        for (const HfTensor& t : spec.hf) find(t.name);
+    std::vector<E> strided;
     for (const TensorSpec& spec : table.rows) {
         E* ours = buffer + spec.offset;
         std::fill(ours, ours + spec.size(), E(0));
@@ -79,13 +81,12 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
             if (view->shape != shape)
                 fail("%s: tensor '%s' has shape %s; config.json asks for %s", path.c_str(), t.name.c_str(),
                      shape_string(view->shape).c_str(), shape_string(shape).c_str());
-            if (same_layout(t)) {
-                files.read_as(*view, ours + (size_t)t.row * spec.cols);
-                continue;
-            }
-            file.resize((size_t)t.rows * spec.cols);
-            files.read_as(*view, file.data());
-            convert_layout(spec, t, ours, file.data(), false);
+            for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
+                if (stride == 1) return files.read_as(*view, in_file, n, ours + at);
+                strided.resize(n);
+                files.read_as(*view, in_file, n, strided.data());
+                for (size_t k = 0; k < n; k++) ours[at + k * stride] = strided[k];
+            });
         }
     }
     // A weight that we have no place for is part of another model. Masks and rotary angles are no weights; a tied head is a
@@ -106,45 +107,179 @@ inline void read_parameters(const std::string& dir, const ModelConfig& c, const 
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
-// Every tensor of the table into `path`, or, if that is more than shard_bytes, into several files beside it with an index,
-// named as transformers names them. E: bf16 or float.
-template <class E>
-void write_tensors(const std::string& path, const ParameterTable& table, const E* buffer, size_t shard_bytes = 5000000000) {
-    namespace fs = std::filesystem;
-    const char* const dtype = std::is_same_v<E, bf16> ? "BF16" : sizeof(E) == 8 ? "F64" : "F32";
-    using Part = std::pair<const TensorSpec*, const HfTensor*>;
-    const auto bytes_of = [](const Part& p) { return (size_t)p.second->rows * p.first->cols * sizeof(E); };
-    std::vector<std::vector<Part>> shards(1);
-    size_t in_shard = 0, total = 0;
+// The files of one value per parameter (weights, a moment): `path`, or, if that would be more than shard_bytes, several files
+// beside it with an index, named as transformers names them. Where each tensor lies follows from the model alone, so that any
+// number of ranks can write into them.
+class TensorFiles {
+public:
+    struct File {
+        std::string path, start;  // its header
+        size_t bytes = 0;
+    };
+    struct Place {
+        size_t file, offset;  // in bytes
+    };
+
+    // whole: the table of a rank that holds everything. dtype: BF16, F32, F64.
+    TensorFiles(const std::string& path, const ParameterTable& whole, const std::string& dtype, size_t shard_bytes = 5000000000)
+        : element_bytes(dtype_bytes(dtype)) {
+        namespace fs = std::filesystem;
+        using Part = std::pair<const TensorSpec*, const HfTensor*>;
+        const auto bytes_of = [&](const Part& p) { return (size_t)p.second->rows * p.first->whole_cols * element_bytes; };
+        std::vector<std::vector<Part>> shards(1);
+        size_t in_shard = 0, total = 0;
+        for (const TensorSpec& spec : whole.rows)
+            for (const HfTensor& t : spec.hf) {
+                const Part part = {&spec, &t};
+                if (in_shard > 0 && in_shard + bytes_of(part) > shard_bytes) shards.emplace_back(), in_shard = 0;
+                shards.back().push_back(part), in_shard += bytes_of(part), total += bytes_of(part);
+            }
+        nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}},
+                                        {"weight_map", nlohmann::ordered_json::object()}};
+        const fs::path stem = fs::path(path).parent_path() / fs::path(path).stem();
+        for (size_t i = 0; i < shards.size(); i++) {
+            File file;
+            file.path = shards.size() == 1 ? path : format("%s-%05zu-of-%05zu.safetensors", stem.c_str(), i + 1, shards.size());
+            nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // transformers asks for it
+            size_t at = 0;
+            for (const Part& part : shards[i]) {
+                const auto& [spec, t] = part;
+                header[t->name] = {
+                    {"dtype", dtype}, {"shape", file_shape(*spec, *t)}, {"data_offsets", {at, at + bytes_of(part)}}};
+                index["weight_map"][t->name] = fs::path(file.path).filename().string();
+                places_[t->name] = {i, at};
+                at += bytes_of(part);
+            }
+            file.start = safetensors_start(header), file.bytes = file.start.size() + at;
+            for (const Part& part : shards[i]) places_[part.second->name].offset += file.start.size();
+            files.push_back(file);
+        }
+        if (files.size() > 1) index_path = path + ".index.json", index_text = index.dump(2) + "\n";
+    }
+
+    // Makes them, with their full size, for tensors to be written into.
+    void create() const {
+        for (const File& file : files) {
+            const int fd = open(file.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+            if (fd < 0) fail("cannot write %s: %s", file.path.c_str(), strerror(errno));
+            const bool done = pwrite(fd, file.start.data(), file.start.size(), 0) == (ssize_t)file.start.size() &&
+                              ftruncate(fd, (off_t)file.bytes) == 0;
+            const int error = errno;
+            close(fd);
+            if (!done) fail("cannot write %s: %s", file.path.c_str(), strerror(error));
+        }
+        if (!index_path.empty()) write_file_atomically(index_path, index_text);
+    }
+
+    const Place& place(const std::string& name) const { return places_.at(name); }
+
+    std::vector<File> files;
+    size_t element_bytes;
+    std::string index_path, index_text;  // of several files
+
+private:
+    std::map<std::string, Place> places_;
+};
+
+// Writes into TensorFiles at any place; what follows what was written just before is written together with it.
+class PieceWriter {
+public:
+    explicit PieceWriter(const TensorFiles& files) : files_(files), fds_(files.files.size(), -1) {}
+    PieceWriter(const PieceWriter&) = delete;
+    PieceWriter& operator=(const PieceWriter&) = delete;
+    ~PieceWriter() {
+        for (const int fd : fds_)
+            if (fd >= 0) close(fd);
+    }
+
+    // Room for `bytes` at the place, to be filled at once.
+    char* at(size_t file, size_t offset, size_t bytes) {
+        if (file != file_ || offset != offset_ + buffer_.size() || buffer_.size() > most) {
+            flush();
+            file_ = file, offset_ = offset;
+        }
+        buffer_.resize(buffer_.size() + bytes);
+        return buffer_.data() + buffer_.size() - bytes;
+    }
+    // All of it is on the disk.
+    void finish() {
+        flush();
+        for (size_t i = 0; i < fds_.size(); i++)
+            if (fds_[i] >= 0 && fsync(fds_[i]) != 0 && errno != EINVAL) failed(i);
+    }
+
+private:
+    static constexpr size_t most = 4 << 20;
+    [[noreturn]] void failed(size_t file) const {
+        fail("cannot write %s: %s", files_.files[file].path.c_str(), strerror(errno));
+    }
+    void flush() {
+        if (buffer_.empty()) return;
+        int& fd = fds_[file_];
+        if (fd < 0) fd = open(files_.files[file_].path.c_str(), O_WRONLY | O_CLOEXEC);
+        if (fd < 0) failed(file_);
+        for (size_t done = 0; done < buffer_.size();) {
+            const ssize_t n = pwrite(fd, buffer_.data() + done, buffer_.size() - done, (off_t)(offset_ + done));
+            if (n < 0 && errno == EINTR) continue;
+            if (n == 0) errno = ENOSPC;
+            if (n <= 0) failed(file_);
+            done += (size_t)n;
+        }
+        buffer_.clear();
+    }
+
+    const TensorFiles& files_;
+    std::vector<int> fds_;
+    size_t file_ = 0, offset_ = 0;
+    std::vector<char> buffer_;
+};
+
+// Writes, as type E, what a rank counts of its parts: `parts` are laid out by `shards`, `counted` are elements of the table.
+template <class E, class From>
+void write_parts(const TensorFiles& files, const ParameterTable& table, const Shards& shards, const std::vector<Range>& counted,
+                 const From* parts) {
+    PieceWriter writer(files);
     for (const TensorSpec& spec : table.rows)
         for (const HfTensor& t : spec.hf) {
-            const Part part = {&spec, &t};
-            if (in_shard > 0 && in_shard + bytes_of(part) > shard_bytes) shards.emplace_back(), in_shard = 0;
-            shards.back().push_back(part), in_shard += bytes_of(part), total += bytes_of(part);
+            const TensorFiles::Place place = files.place(t.name);
+            for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
+                const size_t first = spec.offset + at;  // element k of the run is first + k stride
+                const auto index = [&](size_t element) {
+                    return element <= first ? 0 : (element - first + stride - 1) / stride;
+                };
+                for (const Range& r : counted) {
+                    const size_t k0 = index(r.begin), k1 = std::min(n, index(r.end));
+                    if (r.end <= first || k0 >= k1) continue;
+                    shards.for_each_part(first, (n - 1) * stride + 1, [&](size_t from, size_t shard, size_t elements) {
+                        const size_t begin = std::max(k0, (from + stride - 1) / stride),
+                                     end = std::min(k1, (from + elements + stride - 1) / stride);
+                        if (begin >= end) return;
+                        char* to =
+                            writer.at(place.file, place.offset + (in_file + begin) * sizeof(E), (end - begin) * sizeof(E));
+                        const From* values = parts + shard + (begin * stride - from);
+                        for (size_t k = 0; k < end - begin; k++) {
+                            const E value = (E)values[k * stride];
+                            memcpy(to + k * sizeof(E), &value, sizeof(E));
+                        }
+                    });
+                }
+            });
         }
+    writer.finish();
+}
 
-    nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", nlohmann::ordered_json::object()}};
-    const fs::path stem = fs::path(path).parent_path() / fs::path(path).stem();
-    std::vector<E> file;
-    for (size_t i = 0; i < shards.size(); i++) {
-        const std::string name =
-            shards.size() == 1 ? path : format("%s-%05zu-of-%05zu.safetensors", stem.c_str(), i + 1, shards.size());
-        SafetensorsWriter writer(name);
-        for (const auto& [spec, t] : shards[i]) writer.declare(t->name, dtype, file_shape(*spec, *t));
-        for (const auto& [spec, t] : shards[i]) {
-            const size_t n = (size_t)t->rows * spec->cols;
-            const E* data = buffer + spec->offset + (size_t)t->row * spec->cols;
-            if (!same_layout(*t)) {
-                file.resize(n);
-                convert_layout(*spec, *t, const_cast<E*>(buffer) + spec->offset, file.data(), true);
-                data = file.data();
-            }
-            writer.write(t->name, data, n * sizeof(E));
-            index["weight_map"][t->name] = fs::path(name).filename().string();
-        }
-        writer.finish();
-    }
-    if (shards.size() > 1) write_file_atomically(path + ".index.json", index.dump(2) + "\n");
+template <class E>
+constexpr const char* dtype_of = std::is_same_v<E, bf16> ? "BF16"
+                                 : sizeof(E) == 8        ? "F64"
+                                                         : "F32";
+
+// Every tensor of the whole table.
+template <class E>
+void write_tensors(const std::string& path, const ParameterTable& table, const E* buffer, size_t shard_bytes = 5000000000) {
+    const TensorFiles files(path, table, dtype_of<E>, shard_bytes);
+    files.create();
+    const Shards whole(table, {}, false, table.size);
+    write_parts<E>(files, table, whole, whole.counted(table, {}), buffer);
 }
 
 struct TokenizerFiles {
@@ -153,9 +288,8 @@ struct TokenizerFiles {
     int bos_id = -1, eos_id = -1;
 };
 
-// The files that make `dir`, which exists, a model directory.
-inline void write_model_files(const std::string& dir, const ModelConfig& c, const ParameterTable& table, const floatX* params,
-                              const TokenizerFiles& tokenizer) {
+// The files that make `dir`, which exists, a model directory, but for the weights.
+inline void write_model_texts(const std::string& dir, const ModelConfig& c, const TokenizerFiles& tokenizer) {
     using json = nlohmann::ordered_json;
     const auto write_json = [&](const char* name, const json& j) { write_file_atomically(dir + "/" + name, j.dump(2) + "\n"); };
     write_json("config.json",
@@ -175,6 +309,10 @@ inline void write_model_files(const std::string& dir, const ModelConfig& c, cons
         if (!tokenizer.eos_token.empty()) settings["eos_token"] = tokenizer.eos_token;
         write_json("tokenizer_config.json", settings);
     }
+}
+inline void write_model_files(const std::string& dir, const ModelConfig& c, const ParameterTable& table, const floatX* params,
+                              const TokenizerFiles& tokenizer) {
+    write_model_texts(dir, c, tokenizer);
     write_tensors(dir + "/model.safetensors", table, params);
 }
 
@@ -214,12 +352,25 @@ inline FileSum sum_file(const std::string& path) {
     return sum;
 }
 
-inline void write_manifest(const std::string& dir) {
-    nlohmann::ordered_json manifest = {{"checksum", "crc32c"}, {"files", nlohmann::ordered_json::object()}};
-    for (const std::string& name : files_below(dir)) {
-        const FileSum sum = sum_file(dir + "/" + name);
-        manifest["files"][name] = {{"bytes", sum.bytes}, {"crc32c", format("%08x", sum.crc)}};
+// "name bytes crc" of every file of dir but the manifest whose number is rank modulo ranks: their shares of the reading.
+inline std::string sum_files(const std::string& dir, int rank = 0, int ranks = 1) {
+    const std::vector<std::string> names = files_below(dir);
+    std::string lines;
+    for (size_t i = (size_t)rank; i < names.size(); i += (size_t)ranks) {
+        const FileSum sum = sum_file(dir + "/" + names[i]);
+        lines += format("%s\t%zu\t%08x\n", names[i].c_str(), sum.bytes, sum.crc);
     }
+    return lines;
+}
+
+inline void write_manifest(const std::string& dir, const std::string& sums) {
+    nlohmann::ordered_json manifest = {{"checksum", "crc32c"}, {"files", nlohmann::ordered_json::object()}};
+    std::istringstream lines(sums);
+    std::map<std::string, nlohmann::ordered_json> files;  // in the order of their names
+    for (std::string name, bytes, crc;
+         std::getline(lines, name, '\t') && std::getline(lines, bytes, '\t') && std::getline(lines, crc);)
+        files[name] = {{"bytes", std::stoull(bytes)}, {"crc32c", crc}};
+    for (const auto& [name, entry] : files) manifest["files"][name] = entry;
     write_file_atomically(dir + "/" + manifest_name, manifest.dump(2) + "\n");
 }
 
@@ -245,40 +396,78 @@ inline std::string verify_directory(const std::string& dir) {
     return "";
 }
 
-// fill(temporary directory) writes files; then a manifest is added, everything is synced, and the directory gets its name. What
-// was there under that name is replaced only then. On any error nothing is left but what was there before.
-inline void publish_directory(const std::string& dir, const std::function<void(const std::string&)>& fill) {
-    namespace fs = std::filesystem;
-    const fs::path parent = fs::path(dir).parent_path(), name = fs::path(dir).filename();
-    const std::string temporary = (parent / ("." + name.string() + ".tmp")).string(),
-                      old = (parent / ("." + name.string() + ".old")).string();
-    std::error_code ignored;
-    try {
-        fs::remove_all(temporary);
-        fs::remove_all(old);
-        fs::create_directories(temporary);
-        fill(temporary);
-        write_manifest(temporary);
-        for (const auto& entry : fs::recursive_directory_iterator(temporary))
-            if (entry.is_directory()) sync_directory(entry.path().string());
-        sync_directory(temporary);
-        const bool replaces = fs::exists(dir);
-        if (replaces) fs::rename(dir, old);
+// A directory is written under another name and gets its own when it is complete: what was there under that name is replaced
+// only then. On any error nothing is left but what was there before.
+class NewDirectory {
+public:
+    explicit NewDirectory(const std::string& dir)
+        : dir_(dir),
+          temporary_((parent() / ("." + name() + ".tmp")).string()),
+          old_((parent() / ("." + name() + ".old")).string()) {}
+    const std::string& path() const { return temporary_; }  // to write into
+
+    void create() const {
+        guarded([&] {
+            std::filesystem::remove_all(temporary_);
+            std::filesystem::remove_all(old_);
+            std::filesystem::create_directories(temporary_);
+        });
+    }
+    // sums: of sum_files, of all files. Adds the manifest, syncs, renames.
+    void publish(const std::string& sums) const {
+        namespace fs = std::filesystem;
+        guarded([&] {
+            std::error_code ignored;
+            write_manifest(temporary_, sums);
+            for (const auto& entry : fs::recursive_directory_iterator(temporary_))
+                if (entry.is_directory()) sync_directory(entry.path().string());
+            sync_directory(temporary_);
+            const bool replaces = fs::exists(dir_);
+            if (replaces) fs::rename(dir_, old_);
+            try {
+                fs::rename(temporary_, dir_);
+            } catch (...) {
+                if (replaces) fs::rename(old_, dir_, ignored);
+                throw;
+            }
+            sync_directory(parent().string());
+            fs::remove_all(old_, ignored);
+        });
+    }
+    void remove() const {
+        std::error_code ignored;
+        std::filesystem::remove_all(temporary_, ignored);
+    }
+
+private:
+    std::filesystem::path parent() const { return std::filesystem::path(dir_).parent_path(); }
+    std::string name() const { return std::filesystem::path(dir_).filename().string(); }
+    template <class F>
+    void guarded(F f) const {
         try {
-            fs::rename(temporary, dir);
+            f();
+        } catch (const std::filesystem::filesystem_error& e) {
+            remove();
+            fail("cannot write %s: %s", dir_.c_str(), e.what());
         } catch (...) {
-            if (replaces) fs::rename(old, dir, ignored);
+            remove();
             throw;
         }
-        sync_directory(parent.string());
-        fs::remove_all(old, ignored);
-    } catch (const fs::filesystem_error& e) {
-        fs::remove_all(temporary, ignored);
-        fail("cannot write %s: %s", dir.c_str(), e.what());
+    }
+    std::string dir_, temporary_, old_;
+};
+
+// fill(temporary directory) writes the files.
+inline void publish_directory(const std::string& dir, const std::function<void(const std::string&)>& fill) {
+    const NewDirectory directory(dir);
+    directory.create();
+    try {
+        fill(directory.path());
     } catch (...) {
-        fs::remove_all(temporary, ignored);
+        directory.remove();
         throw;
     }
+    directory.publish(sum_files(directory.path()));
 }
 
 // Makes `link` a symbolic link to `target`, replacing what it was in one step.

@@ -111,6 +111,33 @@ inline Allowed list(int values = 0) {
     X(int, sample_tokens, "", 64, between(1, 1000000), "Run", "tokens per sample")                                             \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                         \
     X(bool, plain, "", false, anything(), "Run", "plain loops only: slow, the reference that fast paths are tested against")   \
+    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel", "ranks that share each matrix")                  \
+    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel", "ranks that each hold some of the layers")     \
+    X(int, num_virtual_stages_per_pipeline_rank, "vpp", 1, between(1, 1024), "Parallel",                                       \
+      "chunks of layers of each such rank (interleaved schedule): a smaller bubble, more messages")                            \
+    X(Strings, pipeline_layers, "", {}, list(), "Parallel", "layers of each stage, in order; default: evened out")             \
+    X(bool, account_for_embedding_in_pipeline_split, "", false, anything(), "Parallel", "the embedding counts as a layer")     \
+    X(bool, account_for_loss_in_pipeline_split, "", false, anything(), "Parallel", "the head counts as a layer")               \
+    X(bool, no_sequence_parallel, "", false, anything(), "Parallel",                                                           \
+      "with --tp: every rank holds all rows between the matrices (default: its part)")                                         \
+    X(int, zero, "", 1, between(0, 1), "Parallel",                                                                             \
+      "1: data-parallel ranks share the optimizer's state (ZeRO-1); 0: each has all of it")                                    \
+    X(int64_t, ddp_bucket_size, "", 0, between(1, 10000000000), "Parallel",                                                    \
+      "parameters per message between data-parallel ranks; default: 40M, or 1M per rank")                                      \
+    X(std::string, distributed_timeout, "", "10m", anything(), "Parallel",                                                     \
+      "a rank that waits for others longer than this reports what each is doing, and ends the run")                            \
+    X(int, world, "", 0, between(1, 1000000), "Plan", "with --dry-run: plan for so many ranks, without starting them")         \
+    X(std::string, device, "", "h100", one_of({"a100", "h100", "h200", "b200", "mi300x"}), "Plan",                             \
+      "the GPUs of the plan; sets what is not given below (h100: 989, 450, 50, 3350, 80)")                                     \
+    X(OptionalDouble, device_tflops, "", {}, above(0), "Plan", "bf16 peak of a GPU, in TFLOP/s")                               \
+    X(double, device_efficiency, "", 0.55, between(0.01, 1), "Plan",                                                           \
+      "part of it that a layer reaches on one GPU, as `make bench` measures")                                                  \
+    X(int, node_size, "", 8, between(1, 1000000), "Plan", "GPUs per node")                                                     \
+    X(OptionalDouble, intra_node_gbs, "", {}, above(0), "Plan", "GB/s each way of a GPU to others in its node")                \
+    X(OptionalDouble, inter_node_gbs, "", {}, above(0), "Plan",                                                                \
+      "GB/s each way of a GPU to other nodes: a node's ports by its GPUs")                                                     \
+    X(OptionalDouble, device_memory_gbs, "", {}, above(0), "Plan", "GB/s of a GPU's memory")                                   \
+    X(OptionalDouble, device_memory_gib, "", {}, above(0), "Plan", "GiB of it")                                                \
     X(std::string, gemm_cache, "", "", anything(), "Run",                                                                      \
       "GPU: file of the fastest algorithms for matrix products; default: in ~/.cache; none: no timing")                        \
     X(bool, quiet, "", false, anything(), "Run", "no line per step")                                                           \

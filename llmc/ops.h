@@ -9,11 +9,12 @@
 #include "cpu/ctx.h"
 #include "types.h"
 
-// Sums over the unmasked targets of one or more micro-batches.
+// Sums over the unmasked targets of one or more micro-batches, and of the squares of their gradients.
 struct LossSums {
     double ce = 0, z = 0;                 // cross-entropy, z-loss
     double lse = 0, lse_max = -INFINITY;  // log Z: sum and largest
     int64_t n = 0;                        // unmasked targets
+    double squares = 0;
 };
 
 namespace cpu {

@@ -76,16 +76,18 @@ public:
     }
     const std::unordered_map<std::string, TensorView>& tensors() const { return tensors_; }
 
-    // dst[i] = element i, converted. bytes may lie at any address, so elements are copied out.
+    // dst[i] = element first + i, converted, for i < n. bytes may lie at any address, so elements are copied out.
     template <class E>
-    void read_as(const TensorView& t, E* dst) const {
+    void read_as(const TensorView& t, size_t first, size_t n_elements, E* dst) const {
+        CHECK(first + n_elements <= t.elements(), "elements %zu to %zu of %zu", first, first + n_elements, t.elements());
         const auto each = [&](auto zero, auto convert) {
             using S = decltype(zero);
-            const int64_t n = (int64_t)t.elements();
+            const int64_t n = (int64_t)n_elements;
+            const char* from = t.data + first * sizeof(S);
 #pragma omp parallel for schedule(static) if (n > 1 << 15)
             for (int64_t i = 0; i < n; i++) {
                 S x;
-                memcpy(&x, t.data + i * sizeof(S), sizeof(S));
+                memcpy(&x, from + i * sizeof(S), sizeof(S));
                 dst[i] = (E)convert(x);
             }
         };
@@ -96,6 +98,10 @@ public:
         else if (t.dtype == "I32") each(int32_t(), [](int32_t x) { return x; });
         else if (t.dtype == "I64") each(int64_t(), [](int64_t x) { return x; });
         else fail("tensors of type %s cannot be read as numbers; supported are F64, F32, F16, BF16, I64, I32", t.dtype.c_str());
+    }
+    template <class E>
+    void read_as(const TensorView& t, E* dst) const {
+        read_as(t, 0, t.elements(), dst);
     }
 
 private:
@@ -181,6 +187,14 @@ private:
     std::unordered_map<std::string, TensorView> tensors_;
 };
 
+// The bytes before the data of a file with this header.
+inline std::string safetensors_start(const nlohmann::ordered_json& header) {
+    std::string text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');  // so that data starts at a multiple of 8
+    const uint64_t length = text.size();
+    return std::string((const char*)&length, 8) + text;
+}
+
 // Declare every tensor, then write each in the same order, then finish().
 class SafetensorsWriter {
 public:
@@ -214,11 +228,7 @@ public:
 
 private:
     void write_header() {
-        std::string text = header_.dump();
-        text.resize((text.size() + 7) / 8 * 8, ' ');  // so that data starts at a multiple of 8
-        const uint64_t length = text.size();
-        file_.write(&length, 8);
-        file_.write(text);
+        file_.write(safetensors_start(header_));
         header_written_ = true, next_ = 0;
     }
 

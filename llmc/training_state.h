@@ -1,6 +1,5 @@
 // What a checkpoint holds besides the model, and when and how it is written and found again.
 //   TrainingState         counters, and what a resumed run must agree with; state.json
-//   write_checkpoint      the whole directory, from a Snapshot of the training memory
 //   Saver                 copies the training memory, then writes in the background while training goes on
 //   find_checkpoints, checkpoint_to_resume, prune    the checkpoints of a run
 //   RunLock               one run per output directory
@@ -20,6 +19,7 @@
 #include "model_config.h"
 #include "ops.h"
 #include "terminal.h"
+#include "world.h"
 
 struct TrainingState {
     int64_t step = 0;       // global batches done, applied or not
@@ -222,15 +222,7 @@ private:
     int fd_ = -1;
 };
 
-// ---- writing
-// ----------------------------------------------------------------------------------------------------------------- Training
-// memory as it is at one moment; pointers to buffers of table.size elements. master may be params itself.
-struct Snapshot {
-    const floatX* params = nullptr;
-    const real *master = nullptr, *m = nullptr, *v = nullptr;
-    bool has_master() const { return (const void*)master != (const void*)params; }
-};
-
+// ---- writing ---------------------------------------------------------------------------------------------------------------
 inline size_t checkpoint_bytes(const ParameterTable& table, const TokenizerFiles& tokenizer) {
     const size_t per_parameter = (sizeof(floatX) == sizeof(real) ? 0 : sizeof(floatX)) + 3 * sizeof(real);
     return table.trained * per_parameter + table.rows.size() * 1024 + tokenizer.json.size() + (64 << 10);
@@ -245,42 +237,29 @@ inline void check_free_space(const std::string& out, size_t needed) {
              human_bytes(available).c_str());
 }
 
-// Writes OUT/step_N, points OUT/latest at it, removes what need not be kept.
-inline void write_checkpoint(const std::string& out, const ModelConfig& c, const ParameterTable& table,
-                             const Snapshot& snapshot, const TrainingState& state, const TokenizerFiles& tokenizer,
-                             int64_t keep, int64_t keep_every) {
-    check_free_space(out, checkpoint_bytes(table, tokenizer));
-    const std::string dir = step_directory(out, state.step);
-    publish_directory(dir, [&](const std::string& temporary) {
-        write_model_files(temporary, c, table, snapshot.params, tokenizer);
-        make_directory(temporary + "/training");
-        if (snapshot.has_master()) write_tensors(temporary + "/training/master.safetensors", table, snapshot.master);
-        write_tensors(temporary + "/training/exp_avg.safetensors", table, snapshot.m);
-        write_tensors(temporary + "/training/exp_avg_sq.safetensors", table, snapshot.v);
-        write_file_atomically(state_file(temporary), to_json(state).dump(2) + "\n");
-    });
-    make_latest(out, dir);
-    prune(out, state.step, keep, keep_every);
-}
-
-// fp32 weights and moments of a checkpoint. The stored weights are the fp32 ones rounded, so they follow from these.
-inline void read_optimizer(const std::string& dir, const ModelConfig& c, const ParameterTable& table, real* master, real* m,
-                           real* v) {
+// fp32 weights of a checkpoint, of which the model's own are the rounded ones.
+inline void read_masters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, real* master) {
     const std::string masters = dir + "/training/master.safetensors";
     const bool separate = std::filesystem::exists(masters) || std::filesystem::exists(masters + ".index.json");
     read_tensors(separate ? masters : dir, c, table, master);
-    read_tensors(dir + "/training/exp_avg.safetensors", c, table, m);
-    read_tensors(dir + "/training/exp_avg_sq.safetensors", c, table, v);
 }
 
-// Writes checkpoints on a thread of its own. save() copies the training memory into the buffers given at the start (or, without
-// them, writes at once, and training waits). A failure never throws: outcome() says what happened, and the next save tries
-// again.
+// This rank's parts (shards.size) of fp32 weights and moments.
+struct Parts {
+    real *master = nullptr, *m = nullptr, *v = nullptr;
+};
+
+// Writes checkpoints on a thread of its own: save() copies the training memory into the buffers given at the start (or, without
+// them, writes while training waits). Every rank writes its parts into files that the first one has made, then they share
+// reading them back for their checksums, then the first one gives the directory its name. Between these stages ranks wait for
+// each other in proceed(), which is to be called after each step, by all. A failure on any of them never throws: outcome() says
+// what happened, on every rank, and the next save tries again.
 class Saver {
 public:
-    struct Buffers {
-        floatX* params = nullptr;
-        real *master = nullptr, *m = nullptr, *v = nullptr;
+    struct Settings {
+        std::string out;
+        int64_t keep, keep_every;
+        TokenizerFiles tokenizer;
     };
     struct Outcome {
         int64_t step;
@@ -288,70 +267,175 @@ public:
         std::string error;  // empty: written
     };
 
-    Saver(be::Ctx& ctx, std::string out, const ModelConfig& c, const ParameterTable& table, TokenizerFiles tokenizer,
-          int64_t keep, int64_t keep_every, Buffers buffers)
+    // world: null for one rank
+    Saver(be::Ctx& ctx, World* world, Settings settings, const ModelConfig& c, const ParameterTable& table,
+          const Shards& shards, std::vector<Range> counted, Parts buffers)
         : ctx_(ctx),
-          out_(std::move(out)),
+          world_(world),
+          settings_(std::move(settings)),
           c_(c),
+          whole_(c),
           table_(table),
-          tokenizer_(std::move(tokenizer)),
-          keep_(keep),
-          keep_every_(keep_every),
+          shards_(shards),
+          counted_(std::move(counted)),
           buffers_(buffers) {}
     Saver(const Saver&) = delete;
     Saver& operator=(const Saver&) = delete;
-    ~Saver() { wait(); }
-
-    void save(const Snapshot& now, const TrainingState& state) {
-        wait();
-        if (!buffers_.params) return write(now, state);
-        copy(buffers_.params, now.params), copy(buffers_.m, now.m), copy(buffers_.v, now.v);
-        if (now.has_master()) copy(buffers_.master, now.master);
-        const Snapshot copied = {buffers_.params,
-                                 now.has_master() ? buffers_.master : (const real*)(const void*)buffers_.params, buffers_.m,
-                                 buffers_.v};
-        done_ = false;
-        thread_ = std::thread([this, copied, state] {
-            omp_set_num_threads(1);  // of this thread: the others belong to training
-            write(copied, state);
-            done_ = true;
-        });
-    }
-
-    // Waits for the checkpoint that is being written, if one is.
-    void wait() {
+    ~Saver() {
         if (thread_.joinable()) thread_.join();
     }
-    // How the last save went, once, as soon as it is over.
-    std::optional<Outcome> outcome() {
-        if (!done_) return {};
-        return std::exchange(outcome_, {});
+
+    // now.master may be params where those are fp32; then it is laid out as the table, and copied part by part.
+    void save(const Parts& now, bool master_is_table, const TrainingState& state) {
+        wait();
+        state_ = state, start_ = monotonic_seconds(), error_.clear();
+        parts_ = now;
+        if (buffers_.m) {
+            parts_ = buffers_;
+            be::download(ctx_, buffers_.m, now.m, shards_.size * sizeof(real));
+            be::download(ctx_, buffers_.v, now.v, shards_.size * sizeof(real));
+            for (const Bucket& b : shards_.buckets)
+                be::download(ctx_, buffers_.master + b.shard, now.master + (master_is_table ? b.mine : b.shard),
+                             b.n * sizeof(real));
+        }
+        stage_ = Stage::make;
+        start_stage();
+        if (!buffers_.m) wait();
     }
+
+    // Goes to the next stage if all ranks are done with the last. wait() does so until the checkpoint is written.
+    void proceed() {
+        while (stage_ != Stage::idle && everyone(done_)) next_stage();
+    }
+    void wait() {
+        while (stage_ != Stage::idle) {
+            if (thread_.joinable()) thread_.join();
+            if (everyone(true)) next_stage();
+        }
+    }
+    // How the last save went, once, as soon as it is over.
+    std::optional<Outcome> outcome() { return std::exchange(outcome_, {}); }
 
 private:
-    template <class E>
-    void copy(E* to, const E* from) {
-        be::download(ctx_, to, from, table_.size * sizeof(E));
+    enum class Stage { make, write, sum, publish, idle };
+
+    bool first() const { return !world_ || world_->rank() == 0; }
+    bool everyone(bool mine) const {
+        if (!world_) return mine;
+        std::vector<char> all((size_t)world_->size());
+        const char byte = mine;
+        world_->all_gather(&byte, 1, all.data());
+        return std::all_of(all.begin(), all.end(), [](char c) { return c != 0; });
     }
 
-    void write(const Snapshot& snapshot, const TrainingState& state) {
-        const double start = monotonic_seconds();
-        std::string error;
-        try {
-            write_checkpoint(out_, c_, table_, snapshot, state, tokenizer_, keep_, keep_every_);
-        } catch (const std::exception& e) {
-            error = e.what();
+    void start_stage() {
+        done_ = false;
+        const auto work = [this] {
+            omp_set_num_threads(1);  // of this thread: the others belong to training
+            try {
+                run_stage(stage_);
+                // One rank waits for nobody.
+                for (Stage stage = stage_; !world_ && stage < Stage::publish;) {
+                    all_sums_ = sums_;
+                    stage = (Stage)((int)stage + 1);
+                    run_stage(stage);
+                }
+            } catch (const std::exception& e) {
+                error_ = e.what();
+                if (error_.empty()) error_ = "unknown error";
+            }
+            done_ = true;
+        };
+        thread_ = std::thread(work);
+    }
+    void run_stage(Stage stage) {
+        const NewDirectory directory(step_directory(settings_.out, state_.step));
+        switch (stage) {
+            case Stage::make:
+                return make(directory);
+            case Stage::write:
+                return write(directory.path());
+            case Stage::sum:
+                return (void)(sums_ = sum_files(directory.path(), world_ ? world_->rank() : 0, world_ ? world_->size() : 1));
+            case Stage::publish:
+                return publish(directory);
+            case Stage::idle:
+                return;
         }
-        outcome_ = {state.step, monotonic_seconds() - start, error};
+    }
+    void next_stage() {
+        if (thread_.joinable()) thread_.join();
+        if (world_) {  // what ranks have to tell each other
+            std::string errors, sums;
+            const std::vector<std::string> all_errors = world_->all_gather(error_), all_sums = world_->all_gather(sums_);
+            for (size_t r = 0; r < all_errors.size(); r++) {
+                if (errors.empty() && !all_errors[r].empty()) errors = format("rank %zu: %s", r, all_errors[r].c_str());
+                sums += all_sums[r];
+            }
+            error_ = errors, all_sums_ = sums;
+        }
+        stage_ = !world_ || !error_.empty() ? Stage::idle : (Stage)((int)stage_ + 1);
+        if (stage_ != Stage::idle) return start_stage();
+        if (!error_.empty() && first()) NewDirectory(step_directory(settings_.out, state_.step)).remove();
+        outcome_ = Outcome{state_.step, monotonic_seconds() - start_, error_};
+    }
+
+    // The files of a checkpoint; without separate masters (fp32) the model's own weights are the masters.
+    static constexpr bool has_masters = sizeof(floatX) != sizeof(real);
+    std::vector<TensorFiles> files(const std::string& dir) const {
+        std::vector<TensorFiles> all;
+        all.emplace_back(dir + "/model.safetensors", whole_, dtype_of<floatX>);
+        if (has_masters) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
+        all.emplace_back(dir + "/training/exp_avg.safetensors", whole_, dtype_of<real>);
+        all.emplace_back(dir + "/training/exp_avg_sq.safetensors", whole_, dtype_of<real>);
+        return all;
+    }
+
+    void make(const NewDirectory& directory) {
+        if (!first()) return;
+        check_free_space(settings_.out, checkpoint_bytes(whole_, settings_.tokenizer));
+        directory.create();
+        try {
+            make_directory(directory.path() + "/training");
+            write_model_texts(directory.path(), c_, settings_.tokenizer);
+            write_file_atomically(state_file(directory.path()), to_json(state_).dump(2) + "\n");
+            for (const TensorFiles& f : files(directory.path())) f.create();
+        } catch (...) {
+            directory.remove();
+            throw;
+        }
+    }
+    void write(const std::string& dir) const {
+        const std::vector<TensorFiles> all = files(dir);
+        size_t i = 0;
+        write_parts<floatX>(all[i++], table_, shards_, counted_, parts_.master);
+        if (has_masters) write_parts<real>(all[i++], table_, shards_, counted_, parts_.master);
+        write_parts<real>(all[i++], table_, shards_, counted_, parts_.m);
+        write_parts<real>(all[i++], table_, shards_, counted_, parts_.v);
+    }
+    void publish(const NewDirectory& directory) const {
+        if (!first()) return;
+        directory.publish(all_sums_);
+        make_latest(settings_.out, step_directory(settings_.out, state_.step));
+        prune(settings_.out, state_.step, settings_.keep, settings_.keep_every);
     }
 
     be::Ctx& ctx_;
-    std::string out_;
+    World* world_;
+    Settings settings_;
     const ModelConfig& c_;
+    ParameterTable whole_;
     const ParameterTable& table_;
-    TokenizerFiles tokenizer_;
-    int64_t keep_, keep_every_;
-    Buffers buffers_;
+    const Shards& shards_;
+    std::vector<Range> counted_;
+    Parts buffers_;
+
+    // Of the save that is under way; the thread's while it runs.
+    Stage stage_ = Stage::idle;
+    TrainingState state_;
+    Parts parts_;
+    std::string error_, sums_, all_sums_;
+    double start_ = 0;
     std::thread thread_;
     std::atomic<bool> done_{true};
     std::optional<Outcome> outcome_;

@@ -630,6 +630,9 @@ TEST(SumOfSquares, AgainstDoubleAndNonFinite) {
         for (const real value : x.host()) expected += (double)value * value;
         // Fixed blocks of 4096 in 16 parts: 256 terms each in fp32.
         EXPECT_NEAR(backend::sum_of_squares(ctx, x.p(), n), expected, (256 + 2) * u * expected);
+        Buffer<double> sum(Doubles{1.5}, "sum");
+        backend::add_squares(ctx, sum.p(), x.p(), n);
+        EXPECT_EQ(sum.get()[0], 1.5 + backend::sum_of_squares(ctx, x.p(), n));
         for (const double bad : {not_a_number, infinity, -infinity})
             for (const size_t where : {(size_t)0, n / 2, n - 1}) {
                 if (n == 0) continue;

@@ -156,7 +156,7 @@ TEST_P(Families, LogitsLossAndEveryGradient) {
     Golden& golden = run.golden;
     Batch batch;
     run.data.fetch(0, (int)run.schedule.final_batch, batch);
-    const Rows rows = stage(run.ctx, m, batch);
+    const Rows rows = stage(run.ctx, batch, m.a.slot());
     const real z_coef = (real)run.o.z_loss_strength;
 
     clear_sums(run.ctx, m);
@@ -176,7 +176,7 @@ TEST_P(Families, LogitsLossAndEveryGradient) {
 
     be::clear(run.ctx, m.grads, m.table.size * sizeof(real));
     head(run.ctx, m, rows, (real)(1.0 / (double)sums.n), z_coef, true);
-    model_backward(run.ctx, m, rows);
+    model_backward(run.ctx, m, rows, [](int) {});
     golden.expect_all(run.ctx, "grad.", m.table, m.grads);
     golden.expect_compared({"logits", "ce", "z", "grad."});
     report(golden);

@@ -47,9 +47,9 @@ struct Fixture {
         // Gains away from 1 and biases away from 0, or their gradients' errors could hide.
         std::mt19937 rng(3);
         for (const TensorSpec& t : m.table.rows)
-            if (t.vector)
+            if (t.vector())
                 for (size_t i = 0; i < t.size(); i++) m.params[t.offset + i] += 0.3 * ((rng() % 1000) / 500.0 - 1);
-        rows = stage(ctx, m, batch);
+        rows = stage(ctx, batch, m.a.slot());
     }
     double scale() const { return 1.0 / 16; }
     double loss() {
@@ -63,7 +63,7 @@ struct Fixture {
         be::clear(ctx, m.grads, m.table.size * sizeof(real));
         model_forward(ctx, m, rows);
         head(ctx, m, rows, scale(), 1e-2, true);
-        model_backward(ctx, m, rows);
+        model_backward(ctx, m, rows, [](int) {});
     }
 };
 
@@ -137,7 +137,7 @@ TEST_P(Family, GenerationWithACacheEqualsTheFullForward) {
         generator.prompt({tokens.begin(), tokens.begin() + prompt});
         for (int t = prompt; t < T; t++) generator.append(tokens[t]);
         const std::vector<float> cached = generator.logits();
-        f.rows = stage(f.ctx, f.m, f.batch);  // the generator's tokens took their place
+        f.rows = stage(f.ctx, f.batch, f.m.a.slot());  // the generator's tokens took their place
         model_forward(f.ctx, f.m, f.rows);
         head(f.ctx, f.m, f.rows, 0, 0, false);
         const floatX* full = f.m.a.logits + (size_t)(T - 1) * f.m.c.Vp;

@@ -330,7 +330,7 @@ std::vector<floatX> random_parameters(const ModelConfig& c, const ParameterTable
     test::Rng rng(seed);
     std::vector<floatX> params(table.size, floatX(0));
     for (const TensorSpec& spec : table.rows) {
-        const size_t n = spec.rows == c.Vp && !spec.vector ? (size_t)c.V * c.C : spec.size();
+        const size_t n = spec.rows == c.Vp && !spec.vector() ? (size_t)c.V * c.C : spec.size();
         const std::vector<floatX> x = rng.normals<floatX>(n);
         std::copy(x.begin(), x.end(), params.begin() + (long)spec.offset);
     }

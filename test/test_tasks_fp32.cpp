@@ -263,7 +263,7 @@ struct Fixture {
         batch.B = 1, batch.T = T, batch.tokens.assign(tokens.begin(), tokens.end() - 1), batch.targets.assign(T, -1);
         batch.positions.resize(T);
         std::iota(batch.positions.begin(), batch.positions.end(), 0);
-        const Rows rows = stage(ctx, m, batch);
+        const Rows rows = stage(ctx, batch, m.a.slot());
         model_forward(ctx, m, rows);
         head(ctx, m, rows, 0, 0, false);
         HostSide<floatX> host(ctx, m.a.logits, (size_t)T * m.c.Vp);

@@ -251,13 +251,13 @@ void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset,
         ctx,
         [&] {
             double start = now();
-            const Rows rows = stage(ctx, m, batch);
+            const Rows rows = stage(ctx, batch, m.a.slot());
             be::clear(ctx, m.grads, m.table.size * sizeof(real));
             clear_sums(ctx, m);
             model_forward(ctx, m, rows);
             lap(forward, start);
             head(ctx, m, rows, real(1.0 / (B * T)), 0, true);
-            model_backward(ctx, m, rows);
+            model_backward(ctx, m, rows, [](int) {});
             lap(backward, start);
             const double norm = std::sqrt(be::sum_of_squares(ctx, m.grads, m.table.size));
             be::adamw(ctx, m.params, m.master, m.m, m.v, m.grads, m.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,

@@ -22,10 +22,11 @@ int main(int argc, char** argv) try {
     const ModelConfig& c = m.c;
     for (int token : tokens)
         if (token < 0 || token >= c.V) fail("token %d is outside the vocabulary of %d", token, c.V);
-    be::upload(ctx, m.a.tokens, tokens.data(), N * sizeof(int));
-    be::upload(ctx, m.a.positions, positions.data(), N * sizeof(int));
-    model_forward(ctx, m, {m.a.tokens, nullptr, m.a.positions, nullptr, B, T, nullptr});
-    norm_forward(ctx, c, m.a.final_norm, m.a.final_mean, m.a.final_rstd, nullptr, m.a.x[c.L], nullptr, m.p.final_norm_w,
+    Slot& slot = m.a.slot();
+    be::upload(ctx, slot.tokens, tokens.data(), N * sizeof(int));
+    be::upload(ctx, slot.positions, positions.data(), N * sizeof(int));
+    model_forward(ctx, m, {slot.tokens, nullptr, slot.positions, nullptr, B, T, &slot});
+    norm_forward(ctx, c, m.a.final_norm, m.a.final_mean, m.a.final_rstd, nullptr, slot.out(), nullptr, m.p.final_norm_w,
                  m.p.final_norm_b, N);
     be::linear_forward(ctx, m.a.logits, m.a.final_norm, m.p.head, nullptr, N, c.C, c.Vp);
 

@@ -58,7 +58,8 @@ struct Ctx {
     std::map<GemmKey, dnnl::matmul> gemms;
 #endif
 
-    explicit Ctx(int n_threads = 0) : threads(n_threads > 0 ? n_threads : omp_get_max_threads()) {
+    // The device is a GPU's; there is but one CPU.
+    explicit Ctx(int n_threads = 0, int /*device*/ = 0) : threads(n_threads > 0 ? n_threads : omp_get_max_threads()) {
         omp_set_num_threads(threads);
     }
     ~Ctx() { free(scratch_); }

@@ -51,4 +51,6 @@ inline double sum_of_squares(Ctx&, const real* x, size_t n) {
     return total;
 }
 
+inline void add_squares(Ctx& ctx, double* sum, const real* x, size_t n) { *sum += sum_of_squares(ctx, x, n); }
+
 }  // namespace cpu

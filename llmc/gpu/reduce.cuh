@@ -86,11 +86,12 @@ __global__ void __launch_bounds__(squares_threads) add_partial_squares_kernel(do
     double sum = 0;
     for (int i = threadIdx.x; i < n; i += squares_threads) sum += partial[i];
     sum = block_sum_double(sum);
-    if (threadIdx.x == 0) *total = sum;
+    if (threadIdx.x == 0) *total += sum;
 }
 
-// partial: squares_blocks numbers. At most so many blocks run, their number depends on n alone, and they are added in order.
-inline void sum_of_squares(Ctx& ctx, double* total, double* partial, const real* x, size_t n) {
+// Adds to *total. partial: squares_blocks numbers. At most so many blocks run, their number depends on n alone, and they are
+// added in order.
+inline void add_squares(Ctx& ctx, double* total, double* partial, const real* x, size_t n) {
     const int blocks = (int)std::min<size_t>(squares_blocks, n / (squares_threads * 16) + 1);
     LAUNCH(sum_of_squares_kernel, blocks, squares_threads, 0, ctx, partial, x, n, aligned_16(x) ? n / Pack<real>::size : 0);
     LAUNCH(add_partial_squares_kernel, 1, squares_threads, 0, ctx, total, partial, blocks);
@@ -102,14 +103,14 @@ inline void sum_of_squares(Ctx& ctx, double* total, double* partial, const real*
 inline double sum_of_squares(Ctx& ctx, const real* x, size_t n) {
     double* partial = (double*)ctx.scratch(sizeof(double) * (detail::squares_blocks + 1));
     double *total = partial + detail::squares_blocks, result = 0;
-    detail::sum_of_squares(ctx, total, partial, x, n);
+    clear(ctx, total, sizeof *total);
+    detail::add_squares(ctx, total, partial, x, n);
     download(ctx, &result, total, sizeof result);  // waits
     return result;
 }
 
-// The same into device memory, without waiting.
-inline void sum_of_squares_on_device(Ctx& ctx, double* total, const real* x, size_t n) {
-    detail::sum_of_squares(ctx, total, (double*)ctx.scratch(sizeof(double) * detail::squares_blocks), x, n);
+inline void add_squares(Ctx& ctx, double* sum, const real* x, size_t n) {
+    detail::add_squares(ctx, sum, (double*)ctx.scratch(sizeof(double) * detail::squares_blocks), x, n);
 }
 
 }  // namespace gpu

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# The trainer on several ranks under mpirun: layouts train to one rank's losses, checkpoints resume on any other layout, and what
+# is wrong ends every rank at once and says why. (test/parity_check.cu compares gradients of every layout.)
+#   TRAIN_GPT=build/cpu-bf16/train_gpt test/parallel_test.sh
+. "$(dirname "$0")/lib.sh"
+MPIRUN=${MPIRUN:-mpirun}
+if ! command -v "$MPIRUN" >/dev/null; then
+    echo "FAILED: MPI is not installed ($MPIRUN)"
+    exit 1
+fi
+allow_mpirun_everywhere
+export ASAN_OPTIONS=detect_leaks=0 # MPI keeps some memory
+
+for i in $(seq 1 300); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
+expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 380 --output tok
+expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents blank
+small=(--hidden-size 64 --num-layers 4 --num-attention-heads 4 --num-query-groups 2 --normalization RMSNorm --position-embedding-type rope --swiglu
+    --disable-bias-linear --untie-embeddings-and-output-weights --tokenizer tok --data-path text --split "90, 10, 0" --seq-length 40 --micro-batch-size 2
+    --global-batch-size 8 --train-iters 8 --lr 3e-3 --lr-warmup-iters 2 --eval-interval 8 --eval-iters 1 --z-loss 1e-4 --quiet --seed 5 --threads 1
+    --save-every 3 --keep 0 --distributed-timeout 20s)
+train() { # RANKS OUT OPTIONS...
+    local n=$1 out=$2 launch=()
+    shift 2
+    [[ $n == 1 ]] || launch=(timeout -k 1 120 "$MPIRUN" -n "$n")
+    "${launch[@]}" "$program" train "${small[@]}" --out "$out" "$@"
+}
+# Losses of bf16 runs, whose sums over ranks are rounded in other places.
+near() {
+    paste <(losses "$1") <(losses "$2") | awk -v tolerance=0.01 -v steps="$3" '{ d = $2 - $4; if (d < 0) d = -d; if (!(d <= tolerance)) { print; bad = 1 }; n++ } END { exit bad || n != steps }'
+}
+same() { cmp "$1/latest/training/$3.safetensors" "$2/latest/training/$3.safetensors"; }
+everything_same() { same "$1" "$2" exp_avg && same "$1" "$2" exp_avg_sq && cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
+
+expect "one rank" train 1 one
+for layout in "2 --tp 2" "2 --zero 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2" "3 --pp 3 --pipeline-layers 1 2 1"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "$layout" train "$n" "run $layout" $options
+    expect "$layout: one rank's losses" near one "run $layout" 8
+done
+expect "the start-up table names the grid" train 4 x --tp 2 --pp 2 --dry-run
+says "its arithmetic" "4 ranks = tensor 2 x data 1 x pipeline 2"
+
+# Written by one layout, resumed by others.
+written="run 4 --tp 2 --pp 2"
+for layout in "1 --tp 1" "4 --tp 1" "4 --tp 4" "2 --pp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "$layout: resumes what tp 2, pp 2 wrote" train "$n" "resumed $layout" $options --resume "$written/step_00000003"
+    tail_of_one() { losses one | tail -n 5 >tail.txt; paste tail.txt <(losses "resumed $layout") | awk '{ d = $2 - $4; if (d < 0) d = -d; if (!(d <= 0.01)) bad = 1; n++ } END { exit bad || n != 5 }'; }
+    expect "$layout: and goes on with one rank's losses" tail_of_one
+done
+expect "the same layout: resumes" train 4 resumed --tp 2 --pp 2 --resume "$written/step_00000003"
+expect "the same layout: every bit" everything_same "$written" resumed
+expect "inspect finds the checkpoint intact" "$program" inspect "$written/latest"
+
+# A run that is killed goes on, on fewer ranks.
+(train 4 killed --tp 2 --pp 2 --train-iters 100000 --lr-decay-iters 8 >killed.txt 2>&1; echo $? >status.txt) &
+for _ in $(seq 1 300); do [[ -e killed/latest ]] && break; sleep 0.1; done
+victim=$(pgrep -f "$program train .*--out killed " | tail -n 1)
+start=$SECONDS
+kill -9 "$victim"
+wait
+expect "a killed rank ends all" test "$(cat status.txt)" != 0
+expect "within seconds" test $((SECONDS - start)) -le 10
+expect "none is left" refused pgrep -f "$program train .*--out killed "
+expect "two ranks go on" train 2 killed --tp 1 --train-iters 12 --lr-decay-iters 8 --resume auto --override train-iters
+expect "to the end" test -e killed/step_00000012
+
+# What is wrong is said once, with the arithmetic, and ends all.
+once() { [[ $(grep -c "$1" out.txt) == 1 ]]; }
+expect "4 ranks, tp 3: refused" refused train 4 x --tp 3
+says "the arithmetic" "4 ranks cannot be divided by tensor-model-parallel-size 3 x pipeline-model-parallel-size 1 = 3"
+cp out.txt said.txt
+expect "said once" test "$(grep -c "cannot be divided" said.txt)" == 1
+expect "heads that tp does not divide: refused" refused train 3 x --tp 3
+says "which" "does not divide the model's 4 attention heads"
+expect "a global batch that does not fit: refused" refused train 4 x --global-batch-size 12
+says "says what would" "12 is not divisible by micro-batch-size 2 x 4 data-parallel ranks = 8"
+expect "more stages than layers: refused" refused train 4 x --pp 4 --vpp 2
+says "says why" "4 layers"
+expect "micro-batches that vpp cannot take: refused" refused train 2 x --pp 2 --vpp 2 --global-batch-size 6
+says "says which can" "not a multiple"
+different() { "$MPIRUN" -n 1 "$program" train "${small[@]}" --out x --lr 1e-3 : -n 1 "$program" train "${small[@]}" --out x --lr 2e-3; }
+expect "ranks with different options: refused" refused different
+says "names the option" "different options: --lr is 0.001 on rank 0 and 0.002 on rank 1"
+
+# A rank that never comes back.
+(train 2 stuck --train-iters 100000 --lr-decay-iters 8 --distributed-timeout 3s >stuck.txt 2>&1; echo $? >status.txt) &
+for _ in $(seq 1 300); do [[ -e stuck/latest ]] && break; sleep 0.1; done
+victim=$(pgrep -f "$program train .*--out stuck " | tail -n 1)
+start=$SECONDS
+kill -STOP "$victim"
+while pgrep -f "$program train .*--out stuck " >/dev/null && [[ $((SECONDS - start)) -lt 30 ]]; do
+    sleep 0.5
+    [[ $((SECONDS - start)) -gt 8 ]] && kill -CONT "$victim" 2>/dev/null # mpirun cannot end what is stopped
+done
+wait
+expect "a rank that hangs ends the run" test "$(cat status.txt)" != 0
+cp stuck.txt out.txt
+says "says who waits for what" "rank . of 2 (host .*): waited . s in "
+says "and what the others do" "rank . of 2"

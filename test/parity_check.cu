@@ -1,0 +1,316 @@
+// Every layout of ranks against one rank: the same gradients tensor by tensor, the same losses and weights over a run.
+//   parity_check DIR reference                  one rank: writes what is expected to DIR
+//   mpirun -n N parity_check DIR [all|main]     every layout of N ranks, or the main ones, one after another
+// Small models of each family, with accumulation, clipping, z-loss, masked targets, documents, uneven layers, a padded
+// vocabulary, tied and untied heads, grouped queries (with more tensor-parallel ranks than key/value heads where N allows).
+// Prints `ok: ` or `FAILED: ` for each model and layout.
+//
+// Tolerance. Layouts add the same numbers in other orders. A gradient's element is a sum over a few hundred rows of products
+// that went through eight layers: errors of some roundings of the tensor's largest element. allowed: 48 u with u = 2^-24 in
+// fp32 (the most seen is 13); in bf16, where activations are rounded on their way (at tensor-parallel sums in other places than
+// on one rank), 8 roundings of 2^-8. Losses are means of many rows: 8 u (0.2) and 2 roundings after each step of the run;
+// norms, which follow the gradients of later steps, 64 u (8). AdamW divides gradients by their own size, so where they are tiny
+// a weight moves by another part of lr; they differ by 0.002 of the largest (0.0003), in bf16 by 0.2, matrices only: a key's
+// bias has no gradient but rounding.
+#define TRAIN_GPT_NO_MAIN
+#include "../train_gpt.cu"
+
+namespace {
+
+#ifdef BACKEND_EMU  // runs every thread of every kernel one after another
+constexpr bool few = true;
+#else
+constexpr bool few = false;
+#endif
+
+struct Layout {
+    int tp, pp, vpp;
+    bool sequence_parallel;
+    int zero;
+    std::string text(int world) const {
+        std::string s = format("dp %d, tp %d, pp %d", world / tp / pp, tp, pp);
+        if (vpp > 1) s += format(", vpp %d", vpp);
+        if (tp > 1) s += sequence_parallel ? ", sequence parallel" : ", without sequence parallelism";
+        if (world / tp / pp > 1) s += format(", zero %d", zero);
+        return s;
+    }
+};
+
+std::vector<Layout> layouts(int world, bool all) {
+    std::vector<Layout> found;
+    for (const int tp : {1, 2, 4, 8})
+        for (const int pp : {1, 2, 4, 8})
+            for (const int vpp : {1, 2})
+                for (const bool sp : {true, false})
+                    for (const int zero : {1, 0}) {
+                        if (world % (tp * pp) || tp > 4 || pp > 4) continue;
+                        const int dp = world / (tp * pp);
+                        if ((vpp > 1 && pp == 1) || (!sp && tp == 1) || (zero == 0 && dp == 1)) continue;
+                        const bool main = sp && zero && vpp == (pp == 2 && tp == 1 ? 2 : 1);
+                        if ((all || main) && pp * vpp <= (few ? 4 : 8)) found.push_back({tp, pp, vpp, sp, zero});
+                    }
+    return found;
+}
+
+struct Case {
+    std::string name;
+    ModelConfig c;
+    bool documents;
+};
+
+std::vector<Case> cases() {
+    std::vector<Case> all;
+    const auto add = [&](const char* name, const char* family, int NKV, bool tied, bool documents) {
+        ModelConfig c;
+        set_family(c, family);
+        c.L = few ? 4 : 8, c.C = 64, c.NH = 4, c.NKV = NKV, c.F = 96, c.T = 16, c.V = 119, c.tied = tied;
+        pad_vocabulary(c, 64);  // 128: with tp 4 the last rank's shard is nearly all real, with tp 8 partly padding
+        all.push_back({name, c, documents});
+    };
+    add("gpt2", "gpt2", 4, true, false);
+    add("llama", "llama", 2, false, true);
+    if (few) return all;
+    add("bloom", "bloom", 4, true, true);
+    add("llama tied", "llama", 1, true, false);
+    return all;
+}
+
+TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
+    TrainOptions o;
+    o.tensor_model_parallel_size = l.tp, o.pipeline_model_parallel_size = l.pp, o.num_virtual_stages_per_pipeline_rank = l.vpp;
+    o.no_sequence_parallel = !l.sequence_parallel, o.zero = l.zero;
+    o.seq_length = k.c.T, o.micro_batch_size = 2, o.global_batch_size = few ? 8 : 16, o.train_iters = few ? 4 : 12;
+    o.lr = 1e-3, o.lr_warmup_iters = 2, o.z_loss_strength = 1e-3, o.clip_grad = 1.0, o.weight_decay = 0.1;
+    o.ddp_bucket_size = 20000;  // so that there are several
+    o.seed = 3, o.data_path = {data};
+    o.reset_position_ids = o.reset_attention_mask = o.eod_mask_loss = k.documents;
+    return o;
+}
+
+void write_data(const std::string& prefix, int V) {
+    TokenDatasetWriter writer(prefix, V);
+    uint32_t x = 12345;
+    for (int document = 0; document < 150; document++) {
+        std::vector<int> tokens;
+        x = x * 1664525u + 1013904223u;
+        const int n = 5 + (int)(x >> 27);
+        for (int i = 0; i < n; i++) x = x * 1664525u + 1013904223u, tokens.push_back(1 + (int)((x >> 8) % (uint32_t)(V - 1)));
+        tokens.push_back(0);  // the end of a document
+        writer.add(tokens.data(), tokens.size());
+        writer.end_document();
+    }
+    writer.commit();
+}
+
+// One model in one layout: what it computes, as whole tensors in files below `prefix`.
+struct Results {
+    std::vector<double> losses, norms;
+};
+class Run {
+public:
+    Run(World& world, const Case& k, const Layout& l, const std::string& data)
+        : world_(world),
+          o_(options(k, l, data)),
+          ctx_(1, world.local_rank()),
+          ranks_(join_groups(ctx_, world, o_, k.c)),
+          m_(k.c, ranks_,
+             split_layers(k.c.L, l.pp * l.vpp, l.vpp > 1, false,
+                          l.pp == 2 && l.vpp == 1 ? std::vector<int>{1, k.c.L - 1} : std::vector<int>{})),
+          schedule_(make_schedule(o_, ranks_->mesh.dp.size)),
+          data_([&] {
+              DataOptions d = data_options(o_, k.c, nullptr, DataSplit::whole, schedule_.total_samples);
+              d.eod = 0;
+              return d;
+          }()),
+          trainer_{ctx_, m_, o_, schedule_, data_, {}, {}} {
+        plan_memory(m_, Recompute::selective, o_.micro_batch_size, o_.seq_length, 13, false,
+                    (int)(schedule_.final_batch / (o_.micro_batch_size * ranks_->mesh.dp.size)));
+        allocate(ctx_, m_);
+        initialize(ctx_, m_, 5);
+    }
+
+    // Reads weights (of any layout) and writes them as this one does.
+    void reshard(const std::string& from, const std::string& to) {
+        std::vector<real> whole(m_.table.size), parts(m_.shards.size);
+        read_tensors(from + ".safetensors", m_.c, m_.table, whole.data());
+        m_.shards.for_each_part(0, whole.size(), [&](size_t at, size_t shard, size_t n) {
+            std::copy_n(whole.data() + at, n, parts.data() + shard);
+        });
+        write(to, parts);
+    }
+    // Of the first global batch, in files at prefix.
+    void write_gradients(const std::string& prefix) {
+        be::clear(ctx_, m_.grads, m_.table.size * sizeof(real));
+        clear_sums(ctx_, m_);
+        accumulate_gradients(trainer_, schedule_.final_batch, (real)(1.0 / 256));
+        std::vector<real> parts(m_.shards.size);
+        for (const Bucket& b : m_.shards.buckets)
+            be::download(ctx_, parts.data() + b.shard, m_.grads + b.mine, b.n * sizeof(real));
+        write(prefix, parts);
+    }
+    Results train() {
+        Results r;
+        while (trainer_.state.step < schedule_.total_steps) {
+            const StepStats s = train_step(trainer_);
+            r.losses.push_back(s.loss + s.z_loss), r.norms.push_back(s.grad_norm);
+        }
+        return r;
+    }
+    void write_weights(const std::string& prefix) {
+        std::vector<real> parts(m_.shards.size);
+        for (const Bucket& b : m_.shards.buckets)
+            be::download(ctx_, parts.data() + b.shard, m_.master + (separate_masters(m_) ? b.shard : b.mine),
+                         b.n * sizeof(real));
+        write(prefix, parts);
+    }
+    // Whether what several ranks hold has the same bits on each: all parameters over data-parallel ranks, what is not cut over
+    // tensor-parallel ones, a tied embedding at both ends.
+    bool replicas_agree() {
+        std::vector<floatX> params(m_.table.size);
+        be::download(ctx_, params.data(), m_.params, params.size() * sizeof(floatX));
+        std::string mine;
+        for (const TensorSpec& t : m_.table.rows) {
+            const uint32_t crc = crc32c(params.data() + t.offset, t.size() * sizeof(floatX));
+            const std::string shard = t.replicated ? "whole" : format("tp %d", ranks_->mesh.tp.rank);
+            mine += format("%d %s\t%08x\n", t.id, shard.c_str(), crc);
+        }
+        std::map<std::string, std::string> seen;
+        for (const std::string& text : world_.all_gather(mine)) {
+            std::istringstream lines(text);
+            for (std::string name, crc; std::getline(lines, name, '\t') && std::getline(lines, crc);)
+                if (!seen.emplace(name, crc).second && seen[name] != crc) return false;
+        }
+        return true;
+    }
+
+private:
+    void write(const std::string& prefix, const std::vector<real>& parts) {
+        const TensorFiles files(prefix + ".safetensors", ParameterTable(m_.c), "F32");
+        if (world_.rank() == 0) files.create();
+        world_.barrier();
+        write_parts<float>(files, m_.table, m_.shards, m_.counted, parts.data());
+        world_.barrier();
+    }
+
+    World& world_;
+    TrainOptions o_;
+    be::Ctx ctx_;
+    std::shared_ptr<Ranks> ranks_;
+    Model m_;
+    Schedule schedule_;
+    DataLoader data_;
+    Trainer trainer_;
+};
+
+constexpr bool fp32 = sizeof(floatX) == 4;
+constexpr double u = 0x1p-24, rounding = 0x1p-8;
+
+// The worst difference of two files' tensors, each relative to the tensor's largest element.
+double worst_difference(const std::string& a, const std::string& b, bool vectors, std::string& where) {
+    const SafetensorsReader x = SafetensorsReader::open(a + ".safetensors"), y = SafetensorsReader::open(b + ".safetensors");
+    double worst = 0;
+    for (const auto& [name, view] : x.tensors()) {
+        const TensorView* other = y.find(name);
+        if (!vectors && view.shape.size() == 1) continue;
+        CHECK(other && other->shape == view.shape, "%s has no such tensor %s", b.c_str(), name.c_str());
+        std::vector<double> p(view.elements()), q(view.elements());
+        x.read_as(view, p.data()), y.read_as(*other, q.data());
+        double largest = 0, difference = 0;
+        for (size_t i = 0; i < p.size(); i++) {
+            largest = std::max(largest, std::abs(p[i]));
+            const double d = std::abs(p[i] - q[i]);
+            difference = std::isfinite(d) ? std::max(difference, d) : INFINITY;
+        }
+        if (!(largest > 0)) fail("%s: %s is zero", a.c_str(), name.c_str());
+        if (difference / largest > worst) worst = difference / largest, where = name;
+    }
+    return worst;
+}
+
+std::vector<double> read_numbers(const std::string& path) {
+    std::istringstream text(read_whole_file(path));
+    std::vector<double> x;
+    for (double number; text >> number;) x.push_back(number);
+    return x;
+}
+
+int failures = 0;
+void report(World& world, const std::string& name, bool ok, const std::string& detail) {
+    if (world.rank() > 0) return;
+    printf("%s: %s%s%s\n", ok ? "ok" : "FAILED", name.c_str(), detail.empty() ? "" : ": ", detail.c_str());
+    fflush(stdout);
+    failures += !ok;
+}
+
+void check_all(World& world, const std::string& dir, const std::string& what) {
+    if (what == "reference") {
+        CHECK(world.size() == 1, "the reference is one rank's");
+        write_data(dir + "/data", 119);
+    }
+    for (const Case& k : cases())
+        for (const Layout& l :
+             what == "reference" ? std::vector<Layout>{{1, 1, 1, true, 1}} : layouts(world.size(), what == "all")) {
+            const std::string reference = dir + "/" + k.name, mine = what == "reference" ? reference : reference + "-mine";
+            Run run(world, k, l, dir + "/data");
+            run.write_weights(mine + "-initial");
+            run.write_gradients(mine + "-gradients");
+            const Results r = run.train();
+            run.write_weights(mine + "-weights");
+            const std::string name = k.name + ", " + l.text(world.size());
+            if (what == "reference") {
+                std::string text;
+                for (size_t i = 0; i < r.losses.size(); i++) text += format("%.17g %.17g\n", r.losses[i], r.norms[i]);
+                write_file_atomically(reference + ".txt", text);
+                report(world, name + ": reference", std::isfinite(r.losses.back()), "");
+                continue;
+            }
+            report(world, name + ": replicas have the same bits", run.replicas_agree(), "");
+            run.reshard(reference + "-weights", mine + "-resharded");
+            if (world.rank() == 0) {
+                const auto same_file = [&](const std::string& a, const std::string& b) {
+                    return read_whole_file(a + ".safetensors") == read_whole_file(b + ".safetensors");
+                };
+                report(world, name + ": initial weights have one rank's bits",
+                       same_file(reference + "-initial", mine + "-initial"), "");
+                report(world, name + ": one rank's weights, read and written",
+                       same_file(reference + "-weights", mine + "-resharded"), "");
+                std::string where;
+                const double allowed = fp32 ? 48 * u : 8 * rounding;
+                const double gradients = worst_difference(reference + "-gradients", mine + "-gradients", true, where);
+                report(world, name + ": gradients", gradients <= allowed,
+                       format("%.2g of the largest element (%s), %.2g allowed", gradients, where.c_str(), allowed));
+                const std::vector<double> expected = read_numbers(reference + ".txt");
+                double losses = 0, norms = 0;
+                for (size_t i = 0; i < r.losses.size(); i++) {
+                    losses = std::max(losses, std::abs(r.losses[i] / expected[2 * i] - 1));
+                    norms = std::max(norms, std::abs(r.norms[i] / expected[2 * i + 1] - 1));
+                    if (!std::isfinite(r.losses[i] + r.norms[i])) losses = INFINITY;
+                }
+                const double allowed_loss = fp32 ? 8 * u : 2 * rounding, allowed_norm = fp32 ? 64 * u : 8 * rounding;
+                report(world, name + ": losses and norms", losses <= allowed_loss && norms <= allowed_norm,
+                       format("%.2g and %.2g, %.2g and %.2g allowed", losses, norms, allowed_loss, allowed_norm));
+                const double weights = worst_difference(reference + "-weights", mine + "-weights", fp32, where);
+                const double allowed_weights = fp32 ? 0.002 : 0.2;
+                report(world, name + ": weights", weights <= allowed_weights,
+                       format("%.2g of the largest element (%s), %.2g allowed", weights, where.c_str(), allowed_weights));
+            }
+            world.barrier();
+        }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    World world = World::join();
+    try {
+        if (argc < 2) fail("parity_check DIR [reference|all|main]");
+        world.watch(60, "");
+        check_all(world, argv[1], argc > 2 ? argv[2] : "all");
+        int failed = failures;
+        world.broadcast(&failed, sizeof failed, 0);
+        return failed > 0;
+    } catch (const std::exception& e) {
+        fprintf(stderr, "error on %s: %s\n", world.description().c_str(), e.what());
+        world.abort(1);
+    }
+}

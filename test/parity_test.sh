@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Every layout of 2 and 4 ranks against one rank (test/parity_check.cu): on the CPU in fp32, and the main ones on the GPU's trainer,
+# on the emulator with NCCL over MPI.
+#   PARITY_CHECK="build/cpu-fp32/parity_check build/emu-bf16/parity_check" test/parity_test.sh      RANKS="2 4 8"
+programs=()
+for program in ${PARITY_CHECK:-build/cpu-fp32/parity_check build/emu-bf16/parity_check}; do programs+=("$(realpath "$program")"); done
+TRAIN_GPT=/bin/true
+. "$(dirname "$0")/lib.sh"
+MPIRUN=${MPIRUN:-mpirun}
+allow_mpirun_everywhere
+export ASAN_OPTIONS=detect_leaks=0 EMU_DEVICES=8  # MPI keeps some memory
+
+# passes NAME COMMAND...: passes the program's lines on, each with NAME; one more for how it ended.
+passes() {
+    local name=$1 status
+    shift
+    timeout -k 1 400 "$@" >run.txt 2>&1
+    status=$?
+    sed -n "s/^\(ok\|FAILED\): /\1: $name: /p" run.txt
+    if [[ $status == 0 ]]; then echo "ok: $name: ends well"; else echo "FAILED: $name: ends with status $status"; grep -v '^ok: ' run.txt | tail -n 20; fi
+}
+for program in "${programs[@]}"; do
+    build=$(basename "$(dirname "$program")") which=all
+    [[ $build == cpu* ]] || which=main
+    mkdir "$build"
+    passes "$build" "$program" "$build" reference
+    for n in ${RANKS:-2 4}; do passes "$build" "$MPIRUN" -n "$n" "$program" "$build" "$which"; done
+done

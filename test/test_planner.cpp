@@ -1,0 +1,369 @@
+// The planner against published steps of large runs, published tables of memory, and counts by hand.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "../llmc/planner.h"
+#include "files.h"
+
+namespace {
+
+using test::expect_error;
+
+void expect_within(double got, double want, double relative) {
+    EXPECT_TRUE(std::abs(got - want) <= relative * want) << "got " << got << ", want " << want;
+}
+
+// ---- published steps -------------------------------------------------------------------------------------------------------
+// Published: models, layouts, batches, recomputation, numbers of GPUs, the hardware's peaks and links, the steps' seconds.
+// Assumed, the same for all of A100: the efficiency, which the next test takes from published times of a single layer; that
+// attention computed all scores (it did, before FlashAttention), that stages exchange whole activations and nothing of tensor
+// parallelism is hidden, and that a head takes its FLOPs. Nothing is fitted to a step.
+const double a100_efficiency = 0.55;
+
+PlanInput on_a100(const char* preset, int padded_to, int tp, int pp) {
+    PlanInput in;
+    in.c = config_from_preset(preset);
+    pad_vocabulary(in.c, padded_to);
+    const Device d = find_device("a100");
+    in.device = d.name, in.tflops = d.tflops, in.memory_gbs = d.memory_gbs, in.intra_gbs = d.intra_gbs;
+    in.inter_gbs = d.inter_gbs, in.efficiency = a100_efficiency, in.node_size = 8;
+    in.attention = AttentionCount::full, in.recompute = "full", in.sequence_parallel = false, in.T = 2048;
+    in.tp = tp, in.pp = pp;
+    return in;
+}
+
+// arXiv:2205.05198, table 4: one layer of the 22B model (width 6144, 64 heads, sequence 2048, micro-batch 4) on 8 A100 takes
+// 7.7 ms forward and 11.9 ms backward without recomputation, 2 all-reduces in each included.
+TEST(PlannerPublished, EfficiencyIsThatOfOneLayer) {
+    const FlopSizes layer = {1, 6144, 64, 64, 96, 4 * 6144, 0, 2048, false};
+    const double flops = 3 * layers_forward_flops(layer, AttentionCount::full) * 4 * 2048 / 8;
+    const double bytes = 2.0 * 4 * 2048 * 6144, ring = 4 * 2 * 7.0 / 8 * bytes / 300e9;
+    EXPECT_NEAR(flops / (7.7e-3 + 11.9e-3 - ring) / 312e12, a100_efficiency, 0.01);
+}
+
+// arXiv:2201.11990: tensor 8, pipeline 35, batch 1920 on 280, 350 and 420 DGX A100, each with 8 ports of 200 Gb/s. Assumed:
+// micro-batches of 1, and that each data parallel rank has all of the optimizer.
+TEST(PlannerPublished, MtNlg530B) {
+    const std::pair<int, double> published[] = {{2240, 60.1}, {2800, 50.2}, {3360, 44.4}};
+    for (const auto& [gpus, seconds] : published) {
+        PlanInput in = on_a100("mt-nlg-530b", 128 * 8, 8, 35);
+        in.world = gpus, in.B = 1, in.global_batch = 1920, in.zero = 0;
+        const Plan p = make_plan(in);
+        expect_within(p.step_seconds, seconds, 0.15);
+        // whatever the step takes, its FLOP/s are those of the paper's formula: 125.73 at 60.1 s, ...
+        expect_within(p.hardware_tflops * p.step_seconds / seconds, 125.73 * 60.1 * 2240 / seconds / gpus, 1e-4);
+    }
+}
+
+// arXiv:2211.05100: tensor 4, pipeline 12, data 8, micro-batches of 2, batch 2048, layers as the run's log has them, on 48
+// nodes of 8 A100 with 4 ports of 100 Gb/s each, 104.7 s in the log. Assumed: its optimizer sends gradients as fp32.
+TEST(PlannerPublished, Bloom176B) {
+    PlanInput in = on_a100("bloom-176b", 128, 4, 12);
+    in.world = 384, in.B = 2, in.global_batch = 2048, in.inter_gbs = 4 * 12.5 / 8;
+    in.layers = {5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5};
+    const Plan p = make_plan(in);
+    expect_within(p.step_seconds, 104.7, 0.15);
+    expect_within(p.hardware_tflops * p.step_seconds / 104.70, 149.763, 1e-5);
+    EXPECT_EQ(p.data.gbs, 12.5);  // 2 of 8 data parallel ranks on a node: their ring has 2 ports
+}
+
+// arXiv:2205.05198, table 5: full recomputation, and sequence parallelism with selective recomputation. The wider models of
+// that table, 530B and 1T, were 16 to 22% faster than this one efficiency allows: wide layers reach 0.65 to 0.7.
+TEST(PlannerPublished, SelectiveRecomputation) {
+    struct Row {
+        int L, C, NH, pp, B, batch, vpp;
+        double full, selective;
+    };
+    for (const Row& r : {Row{48, 6144, 64, 1, 4, 4, 1, 1.42, 1.10}, Row{96, 12288, 96, 8, 1, 64, 3, 18.13, 13.75}}) {
+        PlanInput in = on_a100("gpt3-175b", 128 * 8, 8, r.pp);
+        in.c.L = r.L, in.c.C = r.C, in.c.NH = in.c.NKV = r.NH, in.c.F = 4 * r.C;
+        in.world = 8 * r.pp, in.B = r.B, in.global_batch = r.batch, in.vpp = r.vpp;
+        expect_within(make_plan(in).step_seconds, r.full, 0.15);
+        in.recompute = "selective", in.sequence_parallel = true;
+        expect_within(make_plan(in).step_seconds, r.selective, 0.15);
+    }
+}
+
+// LLM-jp 172B: 512 H100, tensor 4, pipeline 16, batch 1728 of 4096 tokens, 400 TFLOP/s per GPU as Megatron-LM counts: 37.5 s.
+// Assumed: A100's efficiency and ports of 200 Gb/s.
+TEST(PlannerPublished, LlmJp172B) {
+    PlanInput in;
+    in.c = config_from_preset("llm-jp-172b");
+    pad_vocabulary(in.c, 128 * 4);
+    in.world = 512, in.tp = 4, in.pp = 16, in.B = 1, in.T = 4096, in.global_batch = 1728, in.recompute = "selective";
+    in.efficiency = a100_efficiency, in.inter_gbs = 25;
+    const Plan p = make_plan(in);
+    expect_within(p.step_seconds, 37.5, 0.15);
+    expect_within(p.model_tflops_full * p.step_seconds / 37.5, 400, 0.002);
+    EXPECT_EQ(p.micro_batches, 216);
+    EXPECT_NEAR(p.ideal_bubble, 0.069, 0.0005);
+    EXPECT_GT(p.bubble, p.ideal_bubble);  // the head stands beside as many layers as other stages have
+    in.c.V = in.c.Vp = 512, in.inter_gbs = in.intra_gbs = 1e6;
+    EXPECT_NEAR(make_plan(in).bubble, 0.069, 0.001);  // hardly a head, nothing to wait for
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------------
+// arXiv:2205.05198, figure 7: percent of tensor parallelism alone; 8 ranks, sequence 2048.
+TEST(PlannerMemory, ActivationsOfTechniques) {
+    struct Row {
+        double h, a;
+        int both, selective, sequence;
+    };
+    for (const Row& r :
+         {Row{6144, 64, 16, 49, 67}, {12288, 96, 18, 57, 62}, {20480, 128, 20, 62, 58}, {25600, 160, 20, 62, 58}}) {
+        const auto percent = [&](bool sequence_parallel, const char* recompute) {
+            return 100 * activation_bytes_per_layer(2048, 1, r.h, r.a, 8, sequence_parallel, recompute) /
+                   activation_bytes_per_layer(2048, 1, r.h, r.a, 8, false, "none");
+        };
+        EXPECT_EQ(std::lround(percent(true, "selective")), r.both);
+        EXPECT_EQ(std::lround(percent(false, "selective")), r.selective);
+        EXPECT_EQ(std::lround(percent(true, "none")), r.sequence);
+    }
+    // one rank keeps 34 s b h + 5 a s^2 b
+    EXPECT_EQ(activation_bytes_per_layer(8, 2, 12, 3, 1, false, "none"), 34 * 8 * 2 * 12 + 5 * 3 * 8 * 8 * 2);
+    EXPECT_EQ(activation_bytes_per_layer(8, 2, 12, 3, 4, false, "full"), 2 * 8 * 2 * 12);
+    EXPECT_EQ(activation_bytes_per_layer(8, 2, 12, 3, 4, true, "full"), 2 * 8 * 2 * 3);
+}
+
+TEST(PlannerMemory, StateBytesPerParameter) {
+    for (const int dp : {1, 2, 8, 64}) {
+        EXPECT_EQ(state_bytes_per_parameter(2, 1, dp), 6 + 12.0 / dp);
+        EXPECT_EQ(state_bytes_per_parameter(2, 0, dp), 18);
+        EXPECT_EQ(state_bytes_per_parameter(4, 1, dp), 8 + 8.0 / dp);
+    }
+}
+
+// ---- what is computed and sent ---------------------------------------------------------------------------------------------
+// Sizes that are all different; 8 layers.
+PlanInput toy() {
+    PlanInput in;
+    set_family(in.c, "llama");
+    in.c.L = 8, in.c.C = 192, in.c.NH = 12, in.c.NKV = 6, in.c.F = 516, in.c.T = 64, in.c.V = 1000;
+    pad_vocabulary(in.c, 128);
+    in.B = 2, in.T = 64, in.global_batch = 96, in.node_size = 4;
+    return in;
+}
+
+TEST(Planner, StagesAddUpToTheModel) {
+    PlanInput in = toy();
+    const FlopSizes all = {8, 192, 12, 6, 16, 516, 1024, 64, true};
+    const double tokens = 2 * 64, model = model_flops_per_token(all, AttentionCount::causal) * tokens;
+    const auto flops = [](const Plan& p) {
+        double sum = 0;
+        for (const StagePlan& s : p.stages) sum += s.forward_flops + s.backward_flops;
+        return sum;
+    };
+    const auto parameters = [](const Plan& p) {
+        double sum = 0;
+        for (const StagePlan& s : p.stages) sum += s.parameters;
+        return sum;
+    };
+    const Plan one = make_plan(in);
+    expect_within(flops(one), model, 1e-14);
+    EXPECT_EQ(parameters(one), (double)ParameterTable(in.c).size);
+    in.recompute = "full";
+    expect_within(flops(make_plan(in)), full_recompute_flops_per_token(all, AttentionCount::causal) * tokens, 1e-14);
+    in.recompute = "none", in.world = 16, in.tp = 2, in.pp = 4, in.vpp = 2;
+    const Plan p = make_plan(in);
+    EXPECT_EQ(p.mesh.dp.size, 2);
+    EXPECT_EQ(p.micro_batches, 24);
+    expect_within(flops(p) * 2, model, 1e-14);
+    EXPECT_EQ(p.stages.size(), 8u);
+    expect_within(parameters(p) * 2, parameters(one), 0.01);  // norms are on both ranks of tp
+}
+
+// In halves of an all-reduce of (2 64, 192) bf16, of which a rank of 2 sends half.
+TEST(Planner, TensorParallelTraffic) {
+    PlanInput in = toy();
+    in.world = in.tp = 2;
+    const double half = 2 * 64 * 192 * 2 / 2, m = 48;
+    const auto expect_halves = [&](bool sequence_parallel, const char* recompute, int halves, int messages) {
+        in.sequence_parallel = sequence_parallel, in.recompute = recompute;
+        const Plan p = make_plan(in);
+        EXPECT_EQ(p.tensor.bytes, m * halves * half) << sequence_parallel << recompute;
+        EXPECT_EQ(p.tensor.messages, m * messages);
+        expect_within(p.tensor.exposed, m * halves * half / 450e9, 1e-14);
+        EXPECT_EQ(p.tensor.exposed, p.tensor.seconds);
+    };
+    // embedding: reduce-scatter, gather; head: gather, reduce-scatter
+    expect_halves(true, "none", 8 * (4 + 6) + 2 + 2, 8 * (4 + 6) + 2 + 2);
+    expect_halves(true, "full", 8 * (4 + 10) + 2 + 2, 8 * (4 + 10) + 2 + 2);
+    // embedding: all-reduce; head: all-reduce
+    expect_halves(false, "none", 8 * (4 + 4) + 2 + 2, 8 * (2 + 2) + 1 + 1);
+    expect_halves(false, "selective", 8 * (4 + 4) + 2 + 2, 8 * (2 + 2) + 1 + 1);
+    expect_halves(false, "full", 8 * (4 + 8) + 2 + 2, 8 * (2 + 4) + 1 + 1);
+    in.tp = in.world = 1;
+    const Plan alone = make_plan(in);
+    EXPECT_EQ(alone.tensor.bytes + alone.pipeline.bytes + alone.data.bytes + alone.embedding.bytes, 0);
+    EXPECT_EQ(alone.step_seconds, alone.pipeline_seconds + alone.update_seconds);
+}
+
+TEST(Planner, PipelineTraffic) {
+    PlanInput in = toy();
+    in.world = in.pp = 4;
+    Plan p = make_plan(in);
+    EXPECT_EQ(p.pipeline.messages, 48 * 2);  // a rank in the middle: forward and backward
+    EXPECT_EQ(p.pipeline.bytes, 48 * 2 * (2 * 64 * 192 * 2));
+    EXPECT_FALSE(p.pipeline.between_nodes);
+    EXPECT_GT(p.pipeline.exposed, 0);
+    EXPECT_LT(p.pipeline.exposed, p.pipeline.seconds);
+    const double plain = p.bubble;
+    in.vpp = 2;
+    p = make_plan(in);
+    EXPECT_EQ(p.pipeline.messages, 48 * 4);
+    EXPECT_LT(p.ideal_bubble, plain);
+    in.world = 8, in.tp = 2, in.vpp = 1;  // rows cut over tp; 8 ranks are 2 nodes
+    p = make_plan(in);
+    EXPECT_EQ(p.pipeline.bytes, 48 * 2 * (64 * 192 * 2));
+    EXPECT_TRUE(p.pipeline.between_nodes);
+    in.c.tied = true;
+    EXPECT_EQ(make_plan(in).embedding.bytes, 4.0 * 512 * 192);
+}
+
+TEST(Planner, DataParallelTraffic) {
+    PlanInput in = toy();
+    in.world = 4;
+    const double parameters = (double)ParameterTable(in.c).size;
+    Plan p = make_plan(in);
+    EXPECT_EQ(p.data.bytes, parameters * 3 / 4 * (4 + 2));  // fp32 gradients there, bf16 parameters back
+    EXPECT_EQ(p.data.messages, 2);
+    EXPECT_EQ(p.data.exposed, p.data.seconds);  // a single bucket has nothing to hide behind
+    in.bucket_elements = 100000;                // ... of many, the last one, where there is work enough
+    in.tflops = 1, in.memory_gbs = 1;
+    p = make_plan(in);
+    const double buckets = std::ceil(parameters / 100000);
+    expect_within(p.data.exposed, p.data.seconds / buckets, 1e-9);
+    in.zero = 0;
+    p = make_plan(in);
+    EXPECT_EQ(p.data.bytes, parameters * 3 / 4 * 8);
+    EXPECT_EQ(p.data.exposed, p.data.seconds);
+    EXPECT_GT(p.update_seconds, make_plan(toy()).update_seconds);
+}
+
+// Bytes of memory per parameter: AdamW 24 of masters and moments, 4 of gradients, 2 written; 4 to clear; 4 / dp for the norm.
+TEST(Planner, Update) {
+    PlanInput in = toy();
+    in.world = 4;
+    const double parameters = (double)ParameterTable(in.c).size;
+    expect_within(make_plan(in).update_seconds, parameters * (30.0 / 4 + 4 + 1) / 3350e9, 1e-12);
+    in.zero = 0;
+    expect_within(make_plan(in).update_seconds, parameters * (30.0 + 4 + 1) / 3350e9, 1e-12);
+}
+
+TEST(Planner, StepIsTheSumOfItsParts) {
+    PlanInput in = toy();
+    in.world = 16, in.tp = 2, in.pp = 4, in.c.tied = true;
+    const Plan p = make_plan(in);
+    EXPECT_GT(p.embedding.exposed, 0);
+    EXPECT_GT(p.data.exposed, 0);
+    expect_within(p.step_seconds, p.pipeline_seconds + p.data.exposed + p.embedding.exposed + p.update_seconds, 1e-14);
+}
+
+TEST(Planner, LinksFollowTheMesh) {
+    PlanInput in;
+    in.node_size = 8, in.intra_gbs = 300, in.inter_gbs = 25, in.world = 64;
+    const auto expect_link = [&](int size, int stride, bool between, double gbs) {
+        const detail::Link link = detail::slowest_link(in, size, stride);
+        EXPECT_EQ(link.between_nodes, between) << size << " ranks, " << stride << " apart";
+        EXPECT_EQ(link.gbs, gbs) << size << " ranks, " << stride << " apart";
+    };
+    expect_link(8, 1, false, 300);
+    expect_link(4, 2, false, 300);
+    expect_link(64, 1, true, 200);  // rings over all 8 ports of a node
+    expect_link(32, 2, true, 100);
+    expect_link(16, 4, true, 50);
+    expect_link(8, 8, true, 25);
+    expect_link(4, 16, true, 25);
+    expect_link(6, 1, true, 25);  // 6 and 8 do not fit: some group has one rank on a node
+    in.world = 6;
+    expect_link(6, 1, false, 300);  // but one group of 6 has one node
+    in.world = 64, in.inter_gbs = 50;
+    expect_link(64, 1, true, 300);  // never faster than within the node
+}
+
+TEST(Planner, FasterHardwareIsNeverSlower) {
+    PlanInput in = toy();
+    in.world = 16, in.tp = 2, in.pp = 4;
+    const double base = make_plan(in).step_seconds;
+    for (double PlanInput::*figure :
+         {&PlanInput::tflops, &PlanInput::efficiency, &PlanInput::memory_gbs, &PlanInput::intra_gbs, &PlanInput::inter_gbs}) {
+        PlanInput faster = in;
+        faster.*figure *= 1.7;
+        EXPECT_LT(make_plan(faster).step_seconds, base);
+    }
+    for (double PlanInput::*figure : {&PlanInput::tflops, &PlanInput::memory_gbs, &PlanInput::intra_gbs, &PlanInput::inter_gbs})
+        in.*figure *= 3;
+    expect_within(make_plan(in).step_seconds, base / 3, 1e-12);  // all times are quotients
+}
+
+TEST(Planner, Throughput) {
+    PlanInput in = toy();
+    const Plan p = make_plan(in);
+    expect_within(p.tokens_per_second, 96 * 64 / p.step_seconds, 1e-14);
+    expect_within(p.days(1e9), 1e9 / p.tokens_per_second / 86400, 1e-14);
+    EXPECT_LT(p.model_tflops_causal, p.model_tflops_full);
+    EXPECT_EQ(p.hardware_tflops, p.model_tflops_causal);
+    EXPECT_LT(p.model_tflops_causal, in.tflops * in.efficiency);
+}
+
+TEST(Planner, RefusesWhatCannotBe) {
+    PlanInput in = toy();
+    in.world = 6, in.tp = 4;
+    expect_error([&] { make_plan(in); }, {"6 ranks", "4", "HINT"});
+    in = toy(), in.world = 5;
+    expect_error([&] { make_plan(in); }, {"96", "2 x 5", "= 10", "HINT"});
+    in = toy(), in.efficiency = 0;
+    expect_error([&] { make_plan(in); }, {"device-efficiency", "0"});
+    in = toy(), in.recompute = "some";
+    expect_error([&] { make_plan(in); }, {"some", "none, selective or full"});
+    expect_error([] { find_device("z80"); }, {"z80", "h100", "--device-tflops"});
+}
+
+// ---- options and the table -------------------------------------------------------------------------------------------------
+TEST(Planner, OptionsGiveTheHardware) {
+    TrainOptions o;
+    o.seq_length = 64, o.micro_batch_size = 2;
+    const PlanInput base = toy();
+    PlanInput in = plan_input(o, base.c, 8, {8}, 96, 2);
+    EXPECT_EQ(in.device, "h100");
+    EXPECT_EQ(in.tflops, 989);
+    EXPECT_EQ(in.intra_gbs, 450);
+    EXPECT_EQ(in.inter_gbs, 50);
+    EXPECT_EQ(in.node_size, 8);
+    EXPECT_EQ(planned_memory_bytes(o), 80.0 * (1 << 30));
+    o.device = "a100", o.device_tflops = 100, o.inter_node_gbs = 3, o.device_memory_gib = 40;
+    in = plan_input(o, base.c, 8, {8}, 96, 2);
+    EXPECT_EQ(in.tflops, 100);
+    EXPECT_EQ(in.intra_gbs, 300);
+    EXPECT_EQ(in.inter_gbs, 3);
+    EXPECT_EQ(planned_memory_bytes(o), 40.0 * (1 << 30));
+    EXPECT_GT(make_plan(in).tokens_per_second, 0);
+    // --device names exactly the devices of the table
+    for_each_option(o, [](const char* field, const char*, auto&, const Allowed& allowed, const char*, const char*) {
+        if (field != std::string("device")) return;
+        Strings names;
+        for (const Device& d : devices()) names.push_back(d.name);
+        EXPECT_EQ(allowed.choices, names);
+    });
+}
+
+TEST(Planner, TableSaysWhatMatters) {
+    PlanInput in = toy();
+    in.world = 16, in.tp = 2, in.pp = 4;
+    Table table;
+    table.section("Plan");
+    add_rows(table, make_plan(in), 1e9);
+    const std::string text = table.str(Paint{false}, 200);
+    for (const char* part :
+         {"16 x h100", "nodes of 4", "989 TFLOP/s at 55%", "tensor parallel", "within nodes", "pipeline, per rank",
+          "between nodes", "data parallel", "bubble", "12.5%", "step", "tokens/s", "1.00B tokens in"})
+        EXPECT_NE(text.find(part), std::string::npos) << part << " is not in:\n" << text;
+    in.world = in.tp = in.pp = 1;
+    Table alone;
+    add_rows(alone, make_plan(in), 1e9);
+    EXPECT_EQ(alone.str(Paint{false}, 200).find("parallel, per rank"), std::string::npos);
+}
+
+}  // namespace
