@@ -11,14 +11,16 @@ for i in $(seq 1 600); do echo "{\"text\": \"Once there were $i birds in $((i % 
 head -40 corpus.txt >held_out.txt
 ln -s "$program" train_gpt
 awk '/^```sh$/ { on = 1; next } /^```$/ { on = 0 } on' "$root/README.md" | sed -e ':join' -e '/\\$/ { N; s/\\\n *//; b join' -e '}' |
-    grep -E '^\./train_gpt ' >commands.txt
+    sed 's/ *#.*//' | grep -E '^(mpirun -n [0-9]+ )?\./train_gpt ' >commands.txt
+allow_mpirun_everywhere
 n=0
 while read -r command; do
     n=$((n + 1))
     case $command in
+    mpirun*) small="--preset llama-tiny --train-iters 4 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --distributed-timeout 1m" ;;
     "./train_gpt tokenizer"*) small="--vocab-size 400" ;;
     *"--model run1/latest --data-path"*) small="--train-iters 2 --seq-length 32 --micro-batch-size 2 --eval-iters 0" ;;
-    "./train_gpt train"*"--dry-run") small="" ;;
+    "./train_gpt train"*"--dry-run"*) small="" ;;
     "./train_gpt train"*) small="--preset llama-tiny --train-iters 4 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --sample-interval 4 --sample-tokens 4" ;;
     "./train_gpt eval"*) small="--seq-length 32" ;;
     *"--resume auto"*) small="--preset llama-tiny --train-iters 6 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --override train-iters" ;;

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# BLOOM 176b (Le Scao et al., 2022; BigScience's job scripts)
+#   parameters   176,247,271,424
+#   tokens       451B: 115,311 steps up to 2048 samples of 2,048
+#   FLOPs        6 x parameters x tokens = 4.76e23
+#   memory       30.9 GiB on the fullest GPU (--dry-run)
+#   time         384 A100 at 36% of 312 TFLOP/s: 128 days
+# The original ran with dropout 0.1, which does not exist here, and with micro-batches of 1 until its batch had grown to 784.
+# Its steps of 104.7 s are 36% of peak in model FLOPs (48% as its log counts, with recomputation). The embedding and the head,
+# 3.6 billion parameters each, count as layers where the layers are dealt out: 5 + 10 x 6 + 5.
+# Nodes of 8 GPUs had 4 ports of 100 Gb/s.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+RANKS=${RANKS:-384}
+run --preset bloom-176b "${bloom[@]}" \
+    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 12 \
+    --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split --recompute-granularity full \
+    --inter-node-gbs 6.25 --micro-batch-size 2 --global-batch-size 2048 --rampup-batch-size 192 16 9765625 \
+    --lr 6e-5 --min-lr 6e-6 "$@"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# BLOOM 1b1 (Le Scao et al., 2022; BigScience's job scripts)
+#   parameters   1,065,314,304
+#   tokens       451B: 866,753 steps up to 256 samples of 2,048
+#   FLOPs        6 x parameters x tokens = 2.88e21
+#   memory       6.88 GiB on the fullest GPU (--dry-run)
+#   time         32 A100 at 30% of 312 TFLOP/s: 11 days
+# The original was trained in fp16, on 4-GPU nodes; here bf16. Its dropout of 0.1 does not exist here.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+RANKS=${RANKS:-32}
+run --preset bloom-1b1 "${bloom[@]}" \
+    --pipeline-model-parallel-size 2 \
+    --micro-batch-size 1 --global-batch-size 256 --rampup-batch-size 192 16 9765625 --lr 2.5e-4 --min-lr 1e-5 "$@"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# BLOOM 3b (Le Scao et al., 2022; BigScience's job scripts)
+#   parameters   3,002,557,440
+#   tokens       451B: 442,197 steps up to 512 samples of 2,048
+#   FLOPs        6 x parameters x tokens = 8.12e21
+#   memory       6.66 GiB on the fullest GPU (--dry-run)
+#   time         128 A100 at 30% of 312 TFLOP/s: 7.8 days
+# The original was trained in fp16, on 4-GPU nodes; here bf16. Its dropout of 0.1 does not exist here.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+RANKS=${RANKS:-128}
+run --preset bloom-3b "${bloom[@]}" \
+    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 4 \
+    --micro-batch-size 4 --global-batch-size 512 --rampup-batch-size 192 32 9765625 --lr 1.6e-4 --min-lr 1e-5 "$@"

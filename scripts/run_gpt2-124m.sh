@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# GPT-2 124M (Radford et al., 2019)
+#   parameters   124,439,808
+#   tokens       10.0B: 19,073 steps of 512 samples of 1,024
+#   FLOPs        6 x parameters x tokens = 7.47e18
+#   memory       20.0 GiB on the fullest GPU (--dry-run)
+#   time         8 H100 at 40% of 989 TFLOP/s: 0.7 hours
+# The learning rate is GPT-3's for this size, the length of the run and its batches are llm.c's.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+RANKS=${RANKS:-8}
+run --preset gpt2-124m "${gpt2[@]}" \
+    --micro-batch-size 64 --global-batch-size 512 --train-iters 19073 --lr 6e-4 --min-lr 6e-5 "$@"

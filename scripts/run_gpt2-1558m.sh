@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# GPT-2 1558M (Radford et al., 2019), "XL"
+#   parameters   1,557,611,200
+#   tokens       33.6B: 32,000 steps of 1024 samples of 1,024
+#   FLOPs        6 x parameters x tokens = 3.14e20
+#   memory       49.1 GiB on the fullest GPU (--dry-run)
+#   time         8 H100 at 40% of 989 TFLOP/s: 28 hours
+# The learning rate is GPT-3's for this size, the length of the run and its batches are llm.c's.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+RANKS=${RANKS:-8}
+run --preset gpt2-1558m "${gpt2[@]}" \
+    --micro-batch-size 16 --global-batch-size 1024 --train-iters 32000 --lr 2e-4 --min-lr 2e-5 "$@"

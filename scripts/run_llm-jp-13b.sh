@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# LLM-jp-3 13B, their experiment 4 (LLM-jp's training scripts)
+#   parameters   13,707,822,080
+#   tokens       2.07T: 494,120 steps of 1024 samples of 4,096
+#   FLOPs        6 x parameters x tokens = 1.70e23
+#   memory       39.0 GiB on the fullest GPU (--dry-run)
+#   time         128 H100 at 40% of 989 TFLOP/s: 39 days
+# As in the original, the last 2,000 steps run at the least learning rate.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+RANKS=${RANKS:-128}
+run --preset llm-jp-13b "${llm_jp[@]}" \
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \
+    --micro-batch-size 2 --global-batch-size 1024 --train-iters 494120 --lr-decay-iters 492120 --lr 2e-4 --min-lr 2e-5 "$@"

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# LLM-jp-3 172B as NVIDIA's and LLM-jp's article describes it, experiment 1
+#   parameters   172,394,311,680
+#   tokens       2.10T: 296,699 steps of 1728 samples of 4,096
+#   FLOPs        6 x parameters x tokens = 2.17e24
+#   memory       45.4 GiB on the fullest GPU (--dry-run)
+#   time         512 H100 at 40% of 989 TFLOP/s: 124 days
+# FP8 from step 7000: not yet in this program.
+# Such an epsilon of AdamW is what LLM-jp later named as the cause of two failed models; run_llm-jp-172b.sh has theirs of later.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+RANKS=${RANKS:-512}
+run --preset llm-jp-172b "${llm_jp[@]}" --adam-eps 1e-5 \
+    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 16 \
+    --micro-batch-size 1 --global-batch-size 1728 --train-iters 296699 --lr-decay-iters 268442 --lr 1e-4 --min-lr 1e-5 "$@"

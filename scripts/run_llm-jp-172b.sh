@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# LLM-jp-3 172B, experiment 2: the scripts by whose dates the released model was trained (see run_llm-jp-172b-article.sh)
+#   parameters   172,394,311,680
+#   tokens       2.07T: 292,812 steps of 1728 samples of 4,096
+#   FLOPs        6 x parameters x tokens = 2.14e24
+#   memory       45.4 GiB on the fullest GPU (--dry-run)
+#   time         512 H100 at 40% of 989 TFLOP/s: 122 days
+# BF16 throughout. 400 TFLOP/s a GPU, as Megatron-LM counts, are 40% of peak; 37.5 s a step.
+# As in the original, the last 2,000 steps run at the least learning rate.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+RANKS=${RANKS:-512}
+run --preset llm-jp-172b "${llm_jp[@]}" \
+    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 16 \
+    --micro-batch-size 1 --global-batch-size 1728 --train-iters 292812 --lr-decay-iters 290812 --lr 8e-5 --min-lr 8e-6 "$@"

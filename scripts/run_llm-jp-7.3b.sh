@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# LLM-jp-3 7.3B, published as 7.2B (LLM-jp's training scripts)
+#   parameters   7,291,981,824
+#   tokens       2.07T: 494,120 steps of 1024 samples of 4,096
+#   FLOPs        6 x parameters x tokens = 9.07e22
+#   memory       34.8 GiB on the fullest GPU (--dry-run)
+#   time         128 H100 at 40% of 989 TFLOP/s: 21 days
+# As in the original, the last 2,000 steps run at the least learning rate.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+RANKS=${RANKS:-128}
+run --preset llm-jp-7.3b "${llm_jp[@]}" \
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \
+    --micro-batch-size 4 --global-batch-size 1024 --train-iters 494120 --lr-decay-iters 492120 --lr 2.5e-4 --min-lr 2.5e-5 "$@"

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Megatron-Turing NLG 530B (Smith et al., 2022)
+#   parameters   529,581,506,560
+#   tokens       270B: 80,086 steps up to 1920 samples of 2,048
+#   FLOPs        6 x parameters x tokens = 8.58e23
+#   memory       16.2 GiB on the fullest GPU (--dry-run)
+#   time         2,240 A100 at 30% of 312 TFLOP/s: 47 days
+# 280 GPUs hold a replica: tensor parallelism within each node, 35 pipeline stages of 3 layers. A published step of 60.1 s is
+# 30% of peak in model FLOPs, 40% with recomputation. The published 50.2 and 44.4 s on 2800 and 3360 GPUs were with the whole
+# batch: their 10 and 12 data parallel ranks do not divide the ramp-up's 32. Any dropout it had does not exist here.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+RANKS=${RANKS:-2240}
+run --preset mt-nlg-530b --seq-length 2048 --device a100 --recompute-granularity full \
+    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 35 \
+    --micro-batch-size 1 --global-batch-size 1920 --rampup-batch-size 32 32 5859375 --train-samples 131835938 \
+    --lr 5e-5 --min-lr 5e-6 --lr-warmup-samples 488281 --lr-decay-samples 166015625 "$@"

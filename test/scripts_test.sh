@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# The runs of scripts/: each plans (--dry-run) for as many ranks as its layout has, with the published number of parameters; its
+# header agrees with what the program says and with itself; hyperparameters that all share are in common.sh alone. Then
+# common.sh's settings and refusals, and the SLURM job with stand-ins for SLURM.
+#   TRAIN_GPT=path/to/train_gpt test/scripts_test.sh
+scripts=$(realpath "$(dirname "$0")/../scripts")
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "$0")/lib.sh"
+export TRAIN_GPT=$program
+unset DATA TOKENIZER OUT RANKS LAUNCH EXTRA
+
+# verdict NAME CONDITION...: the condition, a command, holds.
+verdict() {
+    local name=$1
+    shift
+    if "$@"; then echo "ok: $name"; else echo "FAILED: $name: $*"; fi
+}
+
+# matches TEXT PATTERN
+matches() {
+    # shellcheck disable=SC2053  # a pattern
+    [[ $1 == $2 ]]
+}
+# shellcheck disable=SC2016  # as it stands in the scripts
+source='. "$(dirname "$0")/common.sh"'
+
+# Name, ranks, parameters. Published counts of BLOOM and GPT-2; LLM-jp 172B's 172,394,557,440 is of 10 padded rows of the
+# vocabulary more, embedding and head: 2 x 10 x 12288; MT-NLG's from L (12 h^2 + 13 h) + (V + s + 2) h.
+while read -r name ranks parameters; do
+    run=$scripts/run_$name.sh
+    plan=plan_$name.txt
+    if bash "$run" --dry-run >"$plan" 2>&1; then echo "ok: $name plans"; else echo "FAILED: $name plans"; tail -n 5 "$plan"; fi
+    # A row of the table; values that are too long for a line go on in the next.
+    row() {
+        awk -v row="  $1 " 'on && /^ {12}/ { text = text " " $0; next }
+            on { exit }
+            index($0, row) == 1 { on = 1; text = substr($0, length(row)) }
+            END { gsub(/ +/, " ", text); print text }' "$plan"
+    }
+    header() { sed -n "s/^#   $1 *//p" "$run"; }
+
+    verdict "$name has $parameters parameters" [ "$(row parameters | sed 's/ (.*//; s/[ ,]//g')" = "$parameters" ]
+    verdict "$name plans for $ranks ranks" [ "$(row ranks | sed 's/ ranks.*//; s/[ ,]//g')" = "$ranks" ]
+    verdict "$name's header has these parameters" [ "$(header parameters | tr -d ,)" = "$parameters" ]
+    steps=$(row run | sed 's/ steps.*//; s/ //g')
+    tokens=$(row run | sed 's/.* samples, //; s/ tokens.*//')
+    verdict "$name's header has these steps and tokens" matches "$(header tokens)" "$tokens: $steps steps *"
+    if grep -q "bf16 storage" "$plan"; then
+        fullest=$(grep -o '^  memory of .* GiB of' "$plan" | grep -o '[0-9.]* GiB' | sort -rg | head -n 1)
+        verdict "$name's header has this memory" matches "$(header memory)" "$fullest on the fullest GPU *"
+    fi
+    # FLOPs = 6 x parameters x tokens; time = FLOPs / (GPUs x share x peak), to the digits written.
+    verdict "$name's header is right in its arithmetic" awk -v parameters="$parameters" -v tokens="$tokens" \
+        -v flops="$(header FLOPs)" -v time="$(header time)" 'BEGIN {
+            sub(/.* = /, "", flops)
+            unit["B"] = 1e9; unit["T"] = 1e12
+            n = substr(tokens, 1, length(tokens) - 1) * unit[substr(tokens, length(tokens))]
+            if (!(flops > 0.99 * 6 * parameters * n && flops < 1.01 * 6 * parameters * n)) exit 1
+            gsub(/,/, "", time); gsub(/%/, "", time)
+            split(time, w, " ")  # 8 H100 at 40 of 989 TFLOP/s: 2.5 days
+            seconds = flops / (w[1] * w[4] / 100 * w[6] * 1e12)
+            given = w[8] * (w[9] == "days" ? 86400 : 3600)
+            exit !(w[1] == '"$ranks"' && given > 0.9 * seconds && given < 1.1 * seconds)
+        }'
+    # Nothing but a header, the ranks and one call; what common.sh says is not said again, but for the article's epsilon.
+    code=$(grep -v '^#' "$run" | sed -e ':a' -e '/\\$/N; s/ *\\\n */ /; ta')
+    verdict "$name is three lines" matches "$(wc -l <<<"$code") $code" \
+        "3 $source"$'\n'"RANKS=\${RANKS:-$ranks}"$'\n''run --preset *"$@"'
+    shared='--(adam-[a-z0-9]+|weight-decay|clip-grad|lr-decay-style|resume|out|data-path|world|tokenizer) [^ ]*'
+    repeated=$(grep -oE -- "$shared" <<<"$code")
+    [[ $name == llm-jp-172b-article ]] && repeated=${repeated/--adam-eps 1e-5/}
+    verdict "$name repeats nothing of common.sh" [ -z "$repeated" ]
+done <<'END'
+gpt2-124m 8 124439808
+gpt2-350m 8 354823168
+gpt2-774m 8 774030080
+gpt2-1558m 8 1557611200
+bloom-560m 32 559214592
+bloom-1b1 32 1065314304
+bloom-1b7 64 1722408960
+bloom-3b 128 3002557440
+bloom-7b1 128 7069016064
+bloom-176b 384 176247271424
+llm-jp-152m 64 152308224
+llm-jp-440m 64 447230976
+llm-jp-980m 32 990150144
+llm-jp-1.8b 32 1867573248
+llm-jp-3.8b 128 3782851584
+llm-jp-7.3b 128 7291981824
+llm-jp-13b 128 13707822080
+llm-jp-172b 512 172394311680
+llm-jp-172b-article 512 172394311680
+mt-nlg-530b 2240 529581506560
+END
+there=("$scripts"/run_*.sh) tested=(plan_*.txt)
+verdict "each run is tested above" [ ${#there[@]} = ${#tested[@]} ]
+
+# Published layouts, on which the plan depends.
+layout() { sed -n 's/^  ranks *//p' "plan_$1.txt"; }
+verdict "BLOOM 176b's layout" [ "$(layout bloom-176b)" = "384 ranks = tensor 4 x data 8 x pipeline 12" ]
+verdict "LLM-jp 172B's layout" [ "$(layout llm-jp-172b)" = "512 ranks = tensor 4 x data 8 x pipeline 16" ]
+verdict "MT-NLG's layout" [ "$(layout mt-nlg-530b)" = "2240 ranks = tensor 8 x data 8 x pipeline 35" ]
+verdict "BLOOM 176b's stages" grep -q "layers of the stages: 5 6 6 6 6 6 6 6 6 6 6 5" plan_bloom-176b.txt
+verdict "BLOOM 176b's steps" grep -q "115,311 steps" plan_bloom-176b.txt
+
+# ---- settings ----
+touch corpus.bin corpus.idx
+mkdir bin
+printf '#!/bin/sh\necho "launched $*"\n' >bin/mpirun
+chmod +x bin/mpirun
+small=$scripts/run_gpt2-124m.sh
+expect "settings reach the command" env DATA="0.3 corpus 7e-1 corpus" TOKENIZER=tok OUT=here LAUNCH="echo mpirun -n 3" \
+    EXTRA="--seed 5" bash "$small" --seed 4
+says "settings: launcher" "^mpirun -n 3 $program train --out here --resume auto --tokenizer tok "
+says "settings: EXTRA comes after the arguments" "--seed 4 --seed 5 --data-path 0.3 corpus 7e-1 corpus$"
+expect "settings: the number of ranks" env DATA=corpus RANKS=5 LAUNCH=echo bash "$small"
+expect "settings: ranks of the launcher" env PATH="$work/bin:$PATH" DATA=corpus RANKS=5 bash "$small"
+says "settings: mpirun by default" "^launched -n 5 $program train --out out/gpt2-124m "
+expect "settings: one rank needs no launcher" env DATA=corpus RANKS=1 TRAIN_GPT=/bin/echo bash "$small"
+says "settings: one rank" "^train --out out/gpt2-124m "
+expect "--world of one's own" bash "$small" --dry-run --world 4
+says "--world of one's own wins" "  4 ranks = "
+expect "without data" refused bash "$small"
+says "without data: says so" "DATA is not set; HINT: .*--dry-run"
+expect "with data that is not there" refused env DATA="0.5 corpus 0.5 other" bash "$small"
+says "with data that is not there: names it" "'other'.*HINT: train_gpt prepare"
+expect "without the program" refused env TRAIN_GPT=./nothing bash "$small"
+says "without the program: says so" "./nothing; HINT: make train_gpt"
+expect "without the launcher" refused env DATA=corpus LAUNCH=no-such-launcher bash "$small"
+says "without the launcher: names it" "no no-such-launcher"
+
+# ---- SLURM: a job that has time for 1 second of training, or plenty ----
+mkdir slurm
+printf '#!/bin/sh\nshift 2\nexec "$@"\n' >slurm/srun  # as srun --mpi=pmix --kill-on-bad-exit=1, one task
+printf '#!/bin/sh\necho "scontrol $*"\n' >slurm/scontrol
+printf '#!/bin/sh\ndate -d "+2 hours" +%%Y-%%m-%%dT%%H:%%M:%%S\n' >slurm/squeue
+# shellcheck disable=SC2016
+printf '#!/bin/sh\necho "trains $*"\nsleep "${WORK:-0}"\nexit "${STATUS:-0}"\n' >slurm/trainer
+chmod +x slurm/*
+job() {
+    env PATH="$work/slurm:$PATH" SLURM_SUBMIT_DIR="$work" SLURM_JOB_ID=77 SLURM_NTASKS=1 DATA=corpus \
+        TRAIN_GPT="$work/slurm/trainer" bash "$scripts/slurm/train.sbatch" "$@"
+}
+soon() { echo $(($(date +%s) + 602)); }  # 600 seconds are the margin
+SLURM_JOB_END_TIME=$(($(date +%s) + 7800)) expect "SLURM: training is told when to stop" job "$small" --seed 3
+says "SLURM: it stops before the limit" "trains train .*--seed 3 --exit-after 7[12][0-9][0-9]s"
+verdict "SLURM: a run that ends is not queued again" refused grep -q scontrol out.txt
+expect "SLURM: the end is asked for" job "$small"
+says "SLURM: the end is asked for, and used" "--exit-after 6[56][0-9][0-9]s"
+SLURM_JOB_END_TIME=$(soon) WORK=2.2 expect "SLURM: a run that is stopped" job "$small"
+says "SLURM: a run that is stopped is queued again" "^scontrol requeue 77$"
+SLURM_JOB_END_TIME=$(soon) WORK=2.2 STATUS=3 expect "SLURM: a run that fails" refused job "$small"
+verdict "SLURM: a run that fails is not queued again" refused grep -q "scontrol requeue" out.txt
+SLURM_JOB_END_TIME=$(date +%s) expect "SLURM: too little time" refused job "$small"
+says "SLURM: too little time: says so" "MARGIN=600.*HINT"
+expect "SLURM: not a run" refused job nothing.sh
+says "SLURM: not a run: says so" "'nothing.sh' is not a run"
+
+if command -v shellcheck >/dev/null; then
+    expect "shellcheck" shellcheck -x "$scripts"/common.sh "$scripts"/run_*.sh "$scripts"/slurm/train.sbatch
+fi
