@@ -229,7 +229,8 @@ static bool check_all(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
 }
 
 // ---- messages --------------------------------------------------------------------------------------------------------------
-// Everyone sends to the next rank, or to both neighbours, before it receives; `between` runs after the sends.
+// Everyone sends to the next rank, or to both neighbours, before it receives; `between` runs after the sends, and may start
+// something that is finished last.
 template <class F>
 bool check_neighbours(Test& t, be::Comm& comm, size_t n, bool both, F between) {
     const int rank = comm.rank(), size = comm.size(), next = (rank + 1) % size, previous = (rank + size - 1) % size;
@@ -239,10 +240,10 @@ bool check_neighbours(Test& t, be::Comm& comm, size_t n, bool both, F between) {
     up.set([&](size_t i) { return value(rank, i, 4); });
     be::Pending a = be::start_send(t.ctx, comm, down.data(), n, next, 1), b;
     if (both) b = be::start_send(t.ctx, comm, up.data(), n, previous, 2);
-    between();
+    be::Pending last = between();
     be::recv(t.ctx, comm, from_above.data(), n, previous, 1);
     if (both) be::recv(t.ctx, comm, from_below.data(), n, next, 2);
-    be::finish(t.ctx, a), be::finish(t.ctx, b);
+    be::finish(t.ctx, a), be::finish(t.ctx, b), be::finish(t.ctx, last);
     return from_above.equals([&](size_t i) { return value(previous, i, 3); }) &&
            (!both || from_below.equals([&](size_t i) { return value(next, i, 4); })) &&
            down.equals([&](size_t i) { return value(rank, i, 3); });
@@ -334,21 +335,29 @@ static void check_comm(Test& t) {
     }
 
     be::connect_ring(t.ctx, all);
-    const auto nothing = [] {};
+    const auto nothing = [] { return be::Pending(); };
     for (const size_t n : {(size_t)0, (size_t)1, (size_t)3001, (size_t)3 << 20}) {
         t.report(format("a ring where all send %zu first", n), check_neighbours(t, all, n, false, nothing));
         t.report(format("neighbours that send %zu first", n), check_neighbours(t, all, n, true, nothing));
     }
-    t.report("collectives between sends and receives", check_neighbours(t, all, 200000, true, [&] {
-                 Buffer<real> x(t.ctx, 10);
-                 be::all_reduce(t.ctx, all, x.data(), x.size());
-                 w.barrier();
-             }));
+    Buffer<real> x(t.ctx, 300 * (size_t)size), y(t.ctx, 300 * (size_t)size);
+    x.set([&](size_t i) { return value(rank, i, 5); }), y.set([&](size_t i) { return value(rank, i, 6); });
+    bool ok = check_neighbours(t, all, 200000, true, [&] {
+        be::all_reduce(t.ctx, all, x.data(), x.size());
+        w.barrier();
+        return be::start_reduce_scatter(t.ctx, all, y.data(), 300);
+    });
+    ok &= x.equals([&](size_t i) { return sum_of_values(everyone, i, 5); }) && y.fetch();
+    for (size_t i = (size_t)rank * 300; i < (size_t)(rank + 1) * 300; i++)
+        ok &= (float)y.host()[i] == (float)sum_of_values(everyone, i, 6);
+    t.report("collectives between sends and receives", ok);
     t.report("messages of many sizes, in order", check_order(t, all));
     for (const size_t n : {(size_t)100, (size_t)300000}) {
         t.report(format("1F1B, messages of %zu", n), check_pipeline(t, all, 1, 7, n));
         t.report(format("interleaved stages, messages of %zu", n), check_pipeline(t, all, 2, 2 * size, n));
     }
+    // Ranks have had different numbers of messages by now.
+    t.report("collectives after messages", check_collectives<real>(t, all, everyone));
 }
 
 // ---- times -----------------------------------------------------------------------------------------------------------------
