@@ -1925,6 +1925,12 @@ int main(int argc, char** argv) try {
     std::string command = "train";
     if (arguments[0][0] != '-') command = arguments[0], arguments.erase(arguments.begin());
     if (command == "train") return run_command("train", "Trains a model on prepared data.", arguments, train_command);
+    if (const World world = World::join(); world.size() > 1) {
+        if (world.rank() == 0)
+            fprintf(stderr, "error: train_gpt %s is one process; only train runs on several ranks. HINT: leave mpirun out\n",
+                    command.c_str());
+        return 1;
+    }
     if (command == "prepare") return run_command("prepare", "Turns text into tokens.", arguments, prepare_command);
     if (command == "tokenizer")
         return run_command("tokenizer", "Learns a byte-level BPE tokenizer, or measures one.", arguments, tokenizer_command);

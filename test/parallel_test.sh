@@ -38,6 +38,15 @@ for layout in "2 --tp 2" "2 --zero 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2" "3 --
     expect "$layout" train "$n" "run $layout" $options
     expect "$layout: one rank's losses" near one "run $layout" 8
 done
+# All ranks write the sample's text together.
+text() { grep -o '"kind":"sample".*"text":"[^"]*"' "$1/log.jsonl"; }
+for layout in "1 --tp 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "$layout: writes" train "$n" "writes $n" $options --sample-interval 8 --sample-tokens 16 --sample-prompt "in the year"
+done
+expect "a pipeline's text is one rank's" test "$(text 'writes 1')" == "$(text 'writes 2')" -a -n "$(text 'writes 1')"
+expect "four ranks write text" test -n "$(text 'writes 4')"
 expect "the start-up table names the grid" train 4 x --tp 2 --pp 2 --dry-run
 says "its arithmetic" "4 ranks = tensor 2 x data 1 x pipeline 2"
 
@@ -92,6 +101,8 @@ expect "more stages than layers: refused" refused train 4 x --pp 4 --vpp 2
 says "says why" "4 layers"
 expect "micro-batches that vpp cannot take: refused" refused train 2 x --pp 2 --vpp 2 --global-batch-size 6
 says "says which can" "not a multiple"
+expect "another command on several ranks: refused" refused "$MPIRUN" -n 2 "$program" inspect one/latest
+says "says so" "train_gpt inspect is one process"
 different() { "$MPIRUN" -n 1 "$program" train "${small[@]}" --out x --lr 1e-3 : -n 1 "$program" train "${small[@]}" --out x --lr 2e-3; }
 expect "ranks with different options: refused" refused different
 says "names the option" "different options: --lr is 0.001 on rank 0 and 0.002 on rank 1"
