@@ -707,7 +707,7 @@ struct WorldState {
         if (size != p.size)
             fail(
                 "the launcher started %d processes, but MPI sees %d; HINT: mpirun or srun belongs to another MPI than the "
-                "one this program was built with",
+                "one this program was built with; srun --mpi=pmix may fit, or --mpi=none, which goes over TCP",
                 p.size, size);
         if (level < wanted) fail("this MPI was built without the support for threads that the program asks for");
 #else
@@ -888,7 +888,7 @@ public:
         for (int r = 0; r < size(); r++) {
             if (parts[r].size() != bytes)
                 fail("ranks do not do the same: rank %d gathers %zu bytes, rank %d %zu", rank(), bytes, r, parts[r].size());
-            memcpy((char*)all + (size_t)r * bytes, parts[r].data(), bytes);
+            if (bytes) memcpy((char*)all + (size_t)r * bytes, parts[r].data(), bytes);
         }
     }
     void broadcast(void* data, size_t bytes, int root) {
@@ -897,7 +897,7 @@ public:
         if (parts[root].size() != bytes)
             fail("ranks do not do the same: rank %d expects %zu bytes from rank %d, which sends %zu", rank(), bytes, root,
                  parts[root].size());
-        memcpy(data, parts[root].data(), bytes);
+        if (bytes) memcpy(data, parts[root].data(), bytes);
     }
     void barrier() { state_->exchange(2, ""); }
 

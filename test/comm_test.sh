@@ -102,7 +102,7 @@ fails "different sizes" "rank 1 of 3 (host .*) came to rank 0 of 2" processes RA
 fails "a rank that comes twice" "rank 1 of 3 came twice" processes {RANK=0,RANK=1,RANK=1},WORLD_SIZE=3,$at -- world
 export TRAIN_GPT_JOIN_TIMEOUT=1
 fails "a port in use" "cannot listen at port $port: Address already in use" processes {RANK=0,RANK=0},WORLD_SIZE=2,$at -- world
-fails "another run at the same port" "did not reach rank 0 at .*: another run listens there" processes WORLD_SIZE=2,$at,RANK=0,TORCHELASTIC_RUN_ID=x WORLD_SIZE=2,$at,RANK=1,TORCHELASTIC_RUN_ID=y -- world
+fails "another run at the same port" "did not reach rank 0 at .*: another run listens there" processes WORLD_SIZE=2,$at,RANK=0,TORCHELASTIC_RUN_ID=x,TRAIN_GPT_JOIN_TIMEOUT=2 WORLD_SIZE=2,$at,RANK=1,TORCHELASTIC_RUN_ID=y -- world
 fails "a file that cannot be written" "cannot write TRAIN_GPT_WORLD_FILE /proc/none" processes RANK=0,WORLD_SIZE=2,TRAIN_GPT_WORLD_FILE=/proc/none -- world
 fails "tensors of CPUs need MPI" "need MPI" tcp 2 all
 unset TRAIN_GPT_JOIN_TIMEOUT

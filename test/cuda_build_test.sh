@@ -43,7 +43,7 @@ host_side() {
         { cat "$out.txt"; return 1; }
 }
 shopt -s nullglob
-sources=("$root"/test/gpu/*.cu "$root"/dev/bench/*.cu "$root"/dev/kernels/*.cu "$root"/test/test_golden_fp32.cpp)
+sources=("$root"/test/gpu/*.cu "$root"/test/comm_check.cu "$root"/dev/bench/*.cu "$root"/dev/kernels/*.cu "$root"/test/test_golden_fp32.cpp)
 half=$(((${#sources[@]} + 1) / 2))
 check() { # SOURCE...
     local source

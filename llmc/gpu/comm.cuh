@@ -21,7 +21,9 @@
 //
 // Errors: NCCL's are fail()ed with its text. If a rank has died, the others wait in NCCL until the launcher or the World ends
 // them, or its watchdog does. TRAIN_GPT_CHECK_COMM=1 compares collectives as on the CPU; each then waits for the device.
-// Several ranks cannot share a GPU. Not yet run on more than one GPU; under the emulator it is.
+// Kernels of several communicators under way at a time must fit on the GPU together, as ranks wait for each other in them: here
+// at most the started collectives of each Comm and one send per edge, which take a few of some hundred multiprocessors.
+// Several ranks cannot share a GPU. Not yet run with NCCL on GPUs, only on the emulator.
 #pragma once
 #if !defined(HAVE_NCCL)
 #if defined(BACKEND_EMU)
