@@ -292,12 +292,12 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
     if (!mkdtemp(&out[0])) fail("cannot make a directory in build: %s", strerror(errno));
     std::vector<double> copies, writes;
     {
-        Saver saver(ctx, out, m.c, m.table, {}, 1, 0, m.copy);
+        Saver saver(ctx, nullptr, {out, 1, 0, {}}, m.c, m.table, m.shards, m.counted, m.copy);
         for (int i = 0; i < 4; i++) {  // the first save also touches the memory for the first time
             TrainingState state;
             state.step = i;
             const double start = now();
-            saver.save({m.params, m.master, m.m, m.v}, state);
+            saver.save({m.master, m.m, m.v}, !separate_masters(m), state);
             copies.push_back(now() - start);
             saver.wait();
             writes.push_back(now() - start - copies.back());
