@@ -2,8 +2,8 @@
 //   parity_check DIR reference                  one rank: writes what is expected to DIR
 //   mpirun -n N parity_check DIR [all|main]     every layout of N ranks, or the main ones, one after another
 // Small models of each family, with accumulation, clipping, z-loss, masked targets, documents, uneven layers, a padded
-// vocabulary, tied and untied heads, grouped queries (with more tensor-parallel ranks than key/value heads where N allows).
-// Prints `ok: ` or `FAILED: ` for each model and layout.
+// vocabulary, tied and untied heads, all policies of recomputation, grouped queries (with more tensor-parallel ranks than
+// key/value heads where N allows). Prints `ok: ` or `FAILED: ` for each model and layout.
 //
 // Tolerance. Layouts add the same numbers in other orders. A gradient's element is a sum over a few hundred rows of products
 // that went through eight layers: errors of some roundings of the tensor's largest element. allowed: 48 u with u = 2^-24 in
@@ -123,7 +123,7 @@ public:
               return d;
           }()),
           trainer_{ctx_, m_, o_, schedule_, data_, {}, {}} {
-        plan_memory(m_, Recompute::selective, o_.micro_batch_size, o_.seq_length, 13, false,
+        plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp) % 3), o_.micro_batch_size, o_.seq_length, 13, false,
                     (int)(schedule_.final_batch / (o_.micro_batch_size * ranks_->mesh.dp.size)));
         allocate(ctx_, m_);
         initialize(ctx_, m_, 5);
