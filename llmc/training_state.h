@@ -71,11 +71,10 @@ inline TrainingState read_state(const std::string& dir) {
     }
 }
 
-// ---- agreement
-// --------------------------------------------------------------------------------------------------------------- Refuses to go
-// on with options that change what is computed, unless --override names them. Options of the groups "Run" and "Checkpoint" are
-// free, and so are those that only change how the same thing is computed or where files lie; the model's are compared as the
-// configurations that they lead to.
+// ---- agreement -------------------------------------------------------------------------------------------------------------
+// Refuses to go on with options that change what is computed, unless --override names them. Options of the groups "Run" and
+// "Checkpoint" are free, and so are those that only change how the same thing is computed or where files lie; the model's are
+// compared as the configurations that they lead to.
 inline void check_agreement(const TrainingState& saved, const TrainOptions& now, const nlohmann::ordered_json& data,
                             const Strings& overrides) {
     const auto overridden = [&](const std::string& name) {
@@ -123,8 +122,7 @@ inline std::string config_difference(const ModelConfig& saved, const ModelConfig
     return "";
 }
 
-// ---- the checkpoints of a run
-// ------------------------------------------------------------------------------------------------
+// ---- the checkpoints of a run ----------------------------------------------------------------------------------------------
 inline std::string step_directory(const std::string& out, int64_t step) {
     return format("%s/step_%08lld", out.c_str(), (long long)step);
 }
@@ -441,9 +439,8 @@ private:
     std::optional<Outcome> outcome_;
 };
 
-// ---- when
-// -------------------------------------------------------------------------------------------------------------------- "90",
-// "90s", "30m", "2h", "1h30m", "2d" -> seconds; NaN if it is none of them.
+// ---- when ------------------------------------------------------------------------------------------------------------------
+// "90", "90s", "30m", "2h", "1h30m", "2d" -> seconds; NaN if it is none of them.
 inline double parse_duration(const std::string& text) {
     double total = 0;
     size_t i = 0;

@@ -382,11 +382,11 @@ static void bench(Test& t) {
             char x;
             be::download(t.ctx, &x, t.ctx.scratch(1), 1);
             w.barrier();
-            const double start = steady_seconds();
+            const double start = monotonic_seconds();
             operation();
             be::download(t.ctx, &x, t.ctx.scratch(1), 1);
             w.barrier();
-            if (i > 1) best = std::min(best, steady_seconds() - start);
+            if (i > 1) best = std::min(best, monotonic_seconds() - start);
         }
         if (w.rank() == 0) printf("%-28s %9.3f ms  %7.2f GB/s\n", name, best * 1e3, bytes / best * 1e-9);
     };

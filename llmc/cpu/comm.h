@@ -28,8 +28,7 @@
 #include "../world.h"
 #include "parallel.h"
 
-// ---- what the Comms of both backends share
-// -----------------------------------------------------------------------------------
+// ---- what the Comms of both backends share ---------------------------------------------------------------------------------
 namespace comm_detail {
 
 // What this rank tells the others about a group that is being made.
@@ -350,8 +349,7 @@ inline std::vector<size_t> equal_blocks(int size, size_t n) {
 
 }  // namespace detail
 
-// ---- collectives
-// -------------------------------------------------------------------------------------------------------------
+// ---- collectives -----------------------------------------------------------------------------------------------------------
 template <class E>
 void all_reduce(Ctx&, Comm& comm, E* x, size_t n) {
     if (comm.size() == 1 || n == 0) return;
@@ -437,8 +435,7 @@ void reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
     finish(ctx, pending);
 }
 
-// ---- messages
-// ----------------------------------------------------------------------------------------------------------------
+// ---- messages --------------------------------------------------------------------------------------------------------------
 inline void connect_ring(Ctx&, Comm&) {}  // MPI connects by itself
 
 inline Pending start_send(Ctx&, Comm& comm, const floatX* x, size_t n, int peer, int tag) {
