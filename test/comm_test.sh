@@ -13,16 +13,6 @@ export OMPI_MCA_odls_base_sigkill_timeout=0  # else a run that fails takes mpiru
 export ASAN_OPTIONS=detect_leaks=0  # MPI keeps some memory
 check=${programs[0]}
 
-# passes NAME COMMAND...: passes the program's lines on, each with NAME; one more for how it ended.
-passes() {
-    local name=$1 status
-    shift
-    "$@" >run.txt 2>&1
-    status=$?
-    sed -n "s/^\(ok\|FAILED\): /\1: $name: /p" run.txt
-    if [[ $status == 0 ]]; then echo "ok: $name: ends well"; else echo "FAILED: $name: ends with status $status"; fi
-    if [[ $status != 0 ]] || grep -q '^FAILED' run.txt; then grep -v '^ok: ' run.txt | tail -n 20; fi
-}
 # fails NAME PATTERN COMMAND...: all processes end with an error within 10 seconds, and say so. 99: see below; from 124 on, they
 # had to be ended, or crashed.
 fails() {

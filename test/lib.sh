@@ -17,6 +17,17 @@ expect() {
 says() {
     if grep -q -- "$2" out.txt; then echo "ok: $1"; else echo "FAILED: $1: no '$2' in:"; tail -n 20 out.txt; fi
 }
+# passes NAME COMMAND...: a program of checks succeeds. Passes its `ok: ` and `FAILED: ` lines on, each with NAME; one more for how
+# it ended. The rest of its output is shown if anything failed.
+passes() {
+    local name=$1 status
+    shift
+    "$@" >run.txt 2>&1
+    status=$?
+    sed -n "s/^\(ok\|FAILED\): /\1: $name: /p" run.txt
+    if [[ $status == 0 ]]; then echo "ok: $name: ends well"; else echo "FAILED: $name: ends with status $status"; fi
+    if [[ $status != 0 ]] || grep -q '^FAILED' run.txt; then grep -v '^ok: ' run.txt | tail -n 20; fi
+}
 # refused COMMAND...: the command fails.
 refused() { ! "$@"; }
 # losses DIR: step and loss of every step of a run, in the order of its log.

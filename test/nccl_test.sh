@@ -20,20 +20,10 @@ build() {
 expect "builds" build
 [[ -x nccl_check ]] || exit 1
 
-# run NAME COMMAND...: passes the program's lines on, each with NAME; one more for how it ended.
-run() {
-    local name=$1 status
-    shift
-    timeout 60 "$@" >run.txt 2>&1
-    status=$?
-    sed -n "s/^\(ok\|FAILED\): /\1: $name: /p" run.txt
-    if [[ $status == 0 ]]; then echo "ok: $name: ends well"; else echo "FAILED: $name: ends with status $status"; fi
-    grep -q '^FAILED' run.txt || [[ $status != 0 ]] && grep -v '^ok: ' run.txt | tail -n 20
-}
-run "no launcher" ./nccl_check
-for n in 1 2 4; do run "$n ranks" "$MPIRUN" -n $n ./nccl_check; done
-run "4 ranks, messages of 12 bytes" env EMU_NCCL_PIECE=12 "$MPIRUN" -n 4 ./nccl_check short
-run "2 ranks, MPI left to the library" "$MPIRUN" -n 2 ./nccl_check lazy
+passes "no launcher" timeout 60 ./nccl_check
+for n in 1 2 4; do passes "$n ranks" timeout 60 "$MPIRUN" -n $n ./nccl_check; done
+passes "4 ranks, messages of 12 bytes" timeout 60 env EMU_NCCL_PIECE=12 "$MPIRUN" -n 4 ./nccl_check short
+passes "2 ranks, MPI left to the library" timeout 60 "$MPIRUN" -n 2 ./nccl_check lazy
 
 # A send that nobody receives waits; the other rank waits at a barrier.
 EMU_NCCL_TIMEOUT=1 expect "a send that nobody receives ends with an error" refused timeout 60 "$MPIRUN" -n 2 ./nccl_check hang

@@ -10,19 +10,10 @@ MPIRUN=${MPIRUN:-mpirun}
 allow_mpirun_everywhere
 export ASAN_OPTIONS=detect_leaks=0 EMU_DEVICES=8  # MPI keeps some memory
 
-# passes NAME COMMAND...: passes the program's lines on, each with NAME; one more for how it ended.
-passes() {
-    local name=$1 status
-    shift
-    timeout -k 1 400 "$@" >run.txt 2>&1
-    status=$?
-    sed -n "s/^\(ok\|FAILED\): /\1: $name: /p" run.txt
-    if [[ $status == 0 ]]; then echo "ok: $name: ends well"; else echo "FAILED: $name: ends with status $status"; grep -v '^ok: ' run.txt | tail -n 20; fi
-}
 for program in "${programs[@]}"; do
     build=$(basename "$(dirname "$program")") which=all
     [[ $build == cpu* ]] || which=main
     mkdir "$build"
-    passes "$build" "$program" "$build" reference
-    for n in ${RANKS:-2 4}; do passes "$build" "$MPIRUN" -n "$n" "$program" "$build" "$which"; done
+    passes "$build" timeout -k 1 400 "$program" "$build" reference
+    for n in ${RANKS:-2 4}; do passes "$build" timeout -k 1 400 "$MPIRUN" -n "$n" "$program" "$build" "$which"; done
 done
