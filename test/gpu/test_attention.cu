@@ -9,6 +9,7 @@
 
 #include "../../llmc/cpu/attention.h"
 #include "../../llmc/gpu/attention.cuh"
+#include "attention_cases.h"
 #include "device_memory.h"
 
 using namespace test;
@@ -25,37 +26,6 @@ constexpr bool brief = true;
 #else
 constexpr bool brief = false;
 #endif
-
-struct Case {
-    int B, T, NH, NKV, HS;
-    bool alibi, documents;
-    int group() const { return NH / NKV; }
-    size_t rows() const { return (size_t)B * T; }
-    size_t width() const { return (size_t)(NH + 2 * NKV) * HS; }
-    size_t index(int b, int t, int head, int c) const { return ((size_t)b * T + t) * width() + (size_t)head * HS + c; }
-    size_t statistic(int b, int t, int h) const { return ((size_t)b * NH + h) * T + t; }
-    size_t output(int b, int t, int h, int c) const { return (((size_t)b * T + t) * NH + h) * HS + c; }
-    int key_head(int h) const { return NH + h / group(); }
-    int value_head(int h) const { return key_head(h) + NKV; }
-};
-
-void PrintTo(const Case& k, std::ostream* os) {
-    *os << "B " << k.B << ", T " << k.T << ", NH " << k.NH << ", NKV " << k.NKV << ", HS " << k.HS << (k.alibi ? ", ALiBi" : "")
-        << (k.documents ? ", documents" : "");
-}
-
-// Starts of documents: of one token, of two, at the edge of a tile, at its last token, within it, several in one tile, and
-// longer than a tile.
-std::vector<int> document_starts(int B, int T) {
-    const std::vector<int> lengths[] = {{1, 2, 61, 64, 1, 1000}, {5, 1, 1, 7, 30, 90, 1000}, {63, 1000}};
-    std::vector<int> starts;
-    for (int b = 0; b < B; b++)
-        for (int t = 0, start = 0, document = 0; t < T; t++) {
-            if (t == start + lengths[b % 3][document]) start = t, document++;
-            starts.push_back(start);
-        }
-    return starts;
-}
 
 // ---- the ops under test ----------------------------------------------------------------------------------------------------
 struct Results {
@@ -113,11 +83,6 @@ struct Problem {
 struct BeforeHopper : gpu::Ctx {
     BeforeHopper() { capability = capability == 90 ? 80 : capability; }
 };
-
-void spoil_scratch(gpu::Ctx& ctx) {  // what earlier ops left there must not matter
-    CUDA(cudaMemset(ctx.scratch(1 << 20), 0xff, 1 << 20));
-    CUDA(cudaDeviceSynchronize());
-}
 
 // The implementations that take heads of this size: plain true or false.
 std::vector<bool> implementations(const gpu::Ctx& ctx, int HS) {
