@@ -7,7 +7,7 @@
 //   training/state.json                   counters, options and what else a resumed run must agree with
 //   manifest.json                         size and CRC-32C of every other file
 // Every tensor is whole, under its Hugging Face name and in that layout, whatever machine or number of ranks wrote it.
-//   publish_directory   writes under a temporary name, syncs, renames: never half a directory under its final name
+//   NewDirectory        writes under a temporary name, syncs, renames: never half a directory under its final name
 //   verify_directory    compares a directory with its manifest
 //   read_config, read_parameters, read_tensors   refuse by name what is missing, has another shape, or is not supported
 #pragma once
@@ -273,15 +273,6 @@ constexpr const char* dtype_of = std::is_same_v<E, bf16> ? "BF16"
                                  : sizeof(E) == 8        ? "F64"
                                                          : "F32";
 
-// Every tensor of the whole table.
-template <class E>
-void write_tensors(const std::string& path, const ParameterTable& table, const E* buffer, size_t shard_bytes = 5000000000) {
-    const TensorFiles files(path, table, dtype_of<E>, shard_bytes);
-    files.create();
-    const Shards whole(table, {}, false, table.size);
-    write_parts<E>(files, table, whole, whole.counted(table, {}), buffer);
-}
-
 struct TokenizerFiles {
     std::string json;  // tokenizer.json's text; empty: none. Kept in memory: its file may be gone when a checkpoint is due
     std::string bos_token, eos_token;
@@ -309,11 +300,6 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
         if (!tokenizer.eos_token.empty()) settings["eos_token"] = tokenizer.eos_token;
         write_json("tokenizer_config.json", settings);
     }
-}
-inline void write_model_files(const std::string& dir, const ModelConfig& c, const ParameterTable& table, const floatX* params,
-                              const TokenizerFiles& tokenizer) {
-    write_model_texts(dir, c, tokenizer);
-    write_tensors(dir + "/model.safetensors", table, params);
 }
 
 // ---- directories -----------------------------------------------------------------------------------------------------------
@@ -456,19 +442,6 @@ private:
     }
     std::string dir_, temporary_, old_;
 };
-
-// fill(temporary directory) writes the files.
-inline void publish_directory(const std::string& dir, const std::function<void(const std::string&)>& fill) {
-    const NewDirectory directory(dir);
-    directory.create();
-    try {
-        fill(directory.path());
-    } catch (...) {
-        directory.remove();
-        throw;
-    }
-    directory.publish(sum_files(directory.path()));
-}
 
 // Makes `link` a symbolic link to `target`, replacing what it was in one step.
 inline void point_link(const std::string& link, const std::string& target) {

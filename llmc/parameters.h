@@ -264,14 +264,3 @@ void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
         }
     }
 }
-
-// Copies a rank's part of a tensor to the whole HfTensor as its file has it, or from there.
-template <class E>
-void convert_layout(const TensorSpec& spec, const HfTensor& t, E* ours, E* file, bool to_file) {
-    for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
-        for (size_t k = 0; k < n; k++) {
-            if (to_file) file[in_file + k] = ours[at + k * stride];
-            else ours[at + k * stride] = file[in_file + k];
-        }
-    });
-}

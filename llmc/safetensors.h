@@ -2,7 +2,7 @@
 //   {"name": {"dtype": "BF16", "shape": [r, c], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}
 // then the tensors' bytes. A model may be cut into several files listed in model.safetensors.index.json.
 // The reader maps files and trusts nothing: lengths, offsets and shapes are checked before they are used, and what does not fit
-// is refused with the file's name. The writer streams tensors in the order of their declaration.
+// is refused with the file's name. Files are written by checkpoint.h, whose ranks each write their parts.
 // https://huggingface.co/docs/safetensors
 #pragma once
 #include <cstdint>
@@ -194,47 +194,3 @@ inline std::string safetensors_start(const nlohmann::ordered_json& header) {
     const uint64_t length = text.size();
     return std::string((const char*)&length, 8) + text;
 }
-
-// Declare every tensor, then write each in the same order, then finish().
-class SafetensorsWriter {
-public:
-    explicit SafetensorsWriter(const std::string& dir_or_file)
-        : file_(std::filesystem::is_directory(dir_or_file) ? dir_or_file + "/model.safetensors" : dir_or_file) {
-        header_["__metadata__"] = {{"format", "pt"}};  // transformers asks for it
-    }
-
-    void declare(const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape) {
-        size_t bytes = dtype_bytes(dtype);
-        CHECK(bytes > 0 && order_.size() == next_, "declare('%s') after write, or unknown type", name.c_str());
-        for (int64_t d : shape) bytes *= (size_t)d;
-        header_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {total_, total_ + bytes}}};
-        order_.push_back({name, bytes}), next_ = order_.size();
-        total_ += bytes;
-    }
-
-    void write(const std::string& name, const void* data, size_t bytes) {
-        if (!header_written_) write_header();
-        CHECK(next_ < order_.size() && order_[next_].first == name && order_[next_].second == bytes,
-              "tensor '%s' out of order or of another size", name.c_str());
-        file_.write(data, bytes);
-        next_++;
-    }
-
-    void finish() {
-        if (!header_written_) write_header();
-        CHECK(next_ == order_.size(), "%zu of %zu tensors written", next_, order_.size());
-        file_.commit();
-    }
-
-private:
-    void write_header() {
-        file_.write(safetensors_start(header_));
-        header_written_ = true, next_ = 0;
-    }
-
-    FileWriter file_;
-    nlohmann::ordered_json header_;
-    std::vector<std::pair<std::string, size_t>> order_;
-    size_t next_ = 0, total_ = 0;
-    bool header_written_ = false;
-};

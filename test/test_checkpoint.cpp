@@ -4,6 +4,7 @@
 
 #include "../llmc/training_state.h"
 #include "files.h"
+#include "model_files.h"
 #include "testing.h"
 
 namespace {

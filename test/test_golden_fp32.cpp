@@ -13,6 +13,7 @@
 
 #include "../train_gpt.cu"
 #include "files.h"
+#include "model_files.h"
 #include "testing.h"
 
 namespace {

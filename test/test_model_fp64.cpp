@@ -6,6 +6,7 @@
 #include <random>
 
 #include "../train_gpt.cu"
+#include "model_files.h"
 
 namespace {
 

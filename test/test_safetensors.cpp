@@ -9,6 +9,7 @@
 
 #include "../llmc/checkpoint.h"
 #include "files.h"
+#include "model_files.h"
 #include "testing.h"
 
 using test::bytes_of;
