@@ -7,6 +7,7 @@
 #   make test-interop  models and tokens exchanged with transformers (which pip puts under build/; 6 GB)
 #   make fuzz         damaged and hostile files to every reader of files, each for FUZZ_SECONDS=60 seconds (with clang++)
 #   make bench        speed of a training step and of each kernel, on this CPU or GPU
+#   make bench-ranks  speed on 1, 2 and 4 CPU ranks, and what communication costs
 #   make ladders      kernels from naive to the trainer's (dev/kernels): each checked, and on a GPU timed
 #   make check-gpu    on a machine with a GPU: every kernel test, compute-sanitizer, a short training, benchmarks; one table
 #   make deps         install the Debian/Ubuntu packages that are missing (the targets above do it themselves)
@@ -110,6 +111,11 @@ quickstart: deps-quickstart $(build)/train_gpt
 
 bench: $(build)/bench
 	$<
+
+.PHONY: bench-ranks
+bench-ranks:
+	@$(MAKE) -s --no-print-directory BACKEND=cpu build/cpu-$(PRECISION)/train_gpt
+	@TRAIN_GPT=build/cpu-$(PRECISION)/train_gpt dev/bench/ranks.sh
 
 $(build)/bench: dev/bench/bench.cu Makefile | deps $(build)
 	@echo "building $@"

@@ -686,10 +686,22 @@ static void head(be::Ctx& ctx, Model& m, const Rows& in, real loss_scale, real z
     be::loss_sums(ctx, a.sums, a.loss, a.zloss, a.lse, in.targets, N);
 }
 
-// Through the slot's chunk of layers: from tokens or the activations in x[0] to out().
-static void model_forward(be::Ctx& ctx, Model& m, const Rows& in) {
+// Through the slot's chunk of layers: from tokens or the activations in x[0] to out(). `need(end)` is called before matrices
+// that lie before this element are read.
+template <class Need>
+static void model_forward(be::Ctx& ctx, Model& m, const Rows& in, Need need) {
+    const auto begin_of = [&](size_t block) {
+        return block < m.p.blocks.size() ? (size_t)(m.p.blocks[block].qkv_w - m.params) : m.table.decayed;
+    };
+    need(begin_of(0));
     if (in.slot->first) embed_forward(ctx, m, in);
-    for (int i = 0; i < (int)in.slot->blocks.size(); i++) block_forward(ctx, m, i, in);
+    for (int i = 0; i < (int)in.slot->blocks.size(); i++) {
+        need(begin_of((size_t)(in.slot->first_block + i + 1)));
+        block_forward(ctx, m, i, in);
+    }
+}
+static void model_forward(be::Ctx& ctx, Model& m, const Rows& in) {
+    model_forward(ctx, m, in, [](size_t) {});
 }
 
 // Back, from dx to dx. `finished(block)` is called when a block's gradients have their last summand of this micro-batch.
@@ -714,6 +726,7 @@ struct Trainer {
     const DataLoader& data;
     TrainingState state;  // counters: the position in the run
     Batch batch;          // the current micro-batch
+    ParameterGatherer gatherer{ctx, m.ranks->dp, m.shards, !o.no_overlap};
 };
 
 // Sums over all ranks, each target and each parameter counted once: the same numbers on every rank, added in the same order.
@@ -769,6 +782,8 @@ public:
         sent(chunk, micro_batch).gradient =
             be::start_send(ctx_, m_.ranks->pp_back, out, elements(in), previous(), tag(stage(chunk), micro_batch));
     }
+    // Between two blocks, so that others need not wait longer for what has left.
+    void progress() { be::progress(ctx_, m_.ranks->pp); }
     void finish() {
         for (auto& chunk : sent_)
             for (Sent& s : chunk) finish(s);
@@ -822,7 +837,7 @@ static void accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
     std::vector<std::vector<Rows>> rows;
     for (const auto& slots : m.a.chunks) rows.emplace_back(slots.size());
     PipelineLinks links(t.ctx, m);
-    GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads);
+    GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
 
     for (const PipelineEvent& e : pipeline_schedule(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches)) {
         Slot& slot = m.a.slot(e.chunk, e.micro_batch);
@@ -831,12 +846,17 @@ static void accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
             t.data.fetch(t.state.consumed + ((int64_t)e.micro_batch * mesh.dp.size + mesh.dp.rank) * B, B, t.batch);
             in = stage(t.ctx, t.batch, slot);
             links.receive_input(in, e.chunk, e.micro_batch);
-            model_forward(t.ctx, m, in);
+            model_forward(t.ctx, m, in, [&](size_t end) {
+                links.progress();
+                t.gatherer.need(end);
+            });
             links.send_output(in, e.chunk, e.micro_batch);
         } else {
             links.receive_gradient(in, e.chunk, e.micro_batch);
+            t.gatherer.finish();
             if (slot.last) head(t.ctx, m, in, loss_scale, (real)t.o.z_loss_strength, true);
             model_backward(t.ctx, m, in, [&](int block) {
+                links.progress();
                 if (e.micro_batch < micro_batches - 1) return;
                 reduce_replicas(t.ctx, m, block);
                 reducer.ready((size_t)(m.g.blocks[(size_t)block].qkv_w - m.grads));
@@ -849,22 +869,24 @@ static void accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
     reducer.finish();
 }
 
-// AdamW on this rank's parts, whose new parameters then go to all.
+// AdamW on this rank's parts, whose new parameters then go to all: first the vectors, which every block needs, then the
+// matrices in the order of the forward pass.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
-    ParameterGatherer gatherer(t.ctx, m.ranks->dp, m.shards, m.params);
-    for (const Bucket& b : m.shards.buckets) {
-        real* master = separate_masters(m) ? m.master + b.shard : m.master + b.mine;
-        be::adamw(t.ctx, m.params + b.mine, master, m.m + b.shard, m.v + b.shard, m.grads + b.mine, b.n, (real)lr,
-                  (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, b.decay ? (real)weight_decay : real(0),
-                  (real)grad_scale, t.state.updates + 1);
-        gatherer.start(b);
-    }
-    gatherer.finish();
+    for (const bool decay : {false, true})
+        for (const Bucket& b : m.shards.buckets) {
+            if (b.decay != decay) continue;
+            real* master = separate_masters(m) ? m.master + b.shard : m.master + b.mine;
+            be::adamw(t.ctx, m.params + b.mine, master, m.m + b.shard, m.v + b.shard, m.grads + b.mine, b.n, (real)lr,
+                      (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, b.decay ? (real)weight_decay : real(0),
+                      (real)grad_scale, t.state.updates + 1);
+            t.gatherer.start(b, m.params);
+        }
 }
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
 // global batch counts the same: loss_scale is one over their number, known before the first backward, and everything sums.
+// New parameters are still on their way when it returns: t.gatherer.finish() before anything but the next step reads them.
 static StepStats train_step(Trainer& t) {
     const auto start = std::chrono::steady_clock::now();
     const int64_t global_batch = t.schedule.global_batch(t.state.consumed);
@@ -1538,6 +1560,13 @@ static Decision decide_together(World& world, Decision mine) {
     return {std::any_of(all.begin(), all.end(), [](const Decision& d) { return d.stop; }), all[0].save};
 }
 
+// Times waited in each group. (On a GPU the streams wait, not the host.)
+static std::map<std::string, double> differences_ms(const std::map<std::string, double>& before,
+                                                    std::map<std::string, double> after) {
+    for (auto& [group, seconds] : after) seconds = 1e3 * (seconds - (before.count(group) ? before.at(group) : 0));
+    return after;
+}
+
 static void train(World& world, const TrainOptions& given) {
     const bool main_rank = world.rank() == 0;  // prints, logs, and holds the directory
     Run run(world, given);
@@ -1636,16 +1665,22 @@ static void train(World& world, const TrainOptions& given) {
     const double flops_per_token = model_flops_per_token(m.c, o.seq_length);
     bool stop = false;
     while (state.step < run.schedule.total_steps && !stop) {
+        const auto waited = world.monitor()->waited();
         StepStats stats = train_step(trainer);
+        if (be::memory_is_host) stats.waiting_ms = differences_ms(waited, world.monitor()->waited());
         stats.model_tflops = flops_per_token * stats.tokens_per_s / 1e12;
         if (logger) logger->step(stats);
         const bool last = state.step == run.schedule.total_steps;
         const Decision decision =
             decide_together(world, {stop_requested || timetable.exit_now(), timetable.save_now(state.step)});
         stop = decision.stop;
-        if (run.valid && !stop && (state.step % o.eval_interval == 0 || last)) validate();
-        if (generator && !stop && (state.step % o.sample_interval == 0 || last)) write_sample();
-        if (last || stop || decision.save) save();
+        const bool validates = run.valid && !stop && (state.step % o.eval_interval == 0 || last);
+        const bool samples = generator && !stop && (state.step % o.sample_interval == 0 || last);
+        const bool saves = last || stop || decision.save;
+        if (validates || samples || saves) trainer.gatherer.finish();
+        if (validates) validate();
+        if (samples) write_sample();
+        if (saves) save();
         else saver.proceed();
         report_save();
     }

@@ -124,6 +124,8 @@ inline Allowed list(int values = 0) {
       "1: data-parallel ranks share the optimizer's state (ZeRO-1); 0: each has all of it")                                    \
     X(int64_t, ddp_bucket_size, "", 0, between(1, 10000000000), "Parallel",                                                    \
       "parameters per message between data-parallel ranks; default: 40M, or 1M per rank")                                      \
+    X(bool, no_overlap, "", false, anything(), "Parallel",                                                                     \
+      "data-parallel messages wait until backward or the update has ended, to see what overlap gains")                         \
     X(std::string, distributed_timeout, "", "10m", anything(), "Parallel",                                                     \
       "a rank that waits for others longer than this reports what each is doing, and ends the run")                            \
     X(int, world, "", 0, between(1, 1000000), "Plan", "with --dry-run: plan for so many ranks, without starting them")         \

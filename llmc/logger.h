@@ -24,6 +24,7 @@
 #include <cstring>
 #include <ctime>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -54,10 +55,11 @@ struct StepStats {
     double z_loss = 0, grad_norm = NAN, lr = NAN;
     int global_batch = 0;  // sequences of this step
     double step_ms = 0, tokens_per_s = 0;
-    double model_tflops = 0;               // model FLOPs per second / 1e12 (flops.h); 0: not known
-    double mfu = -1;                       // their part of the hardware's peak; negative: not known
-    double lse_mean = NAN, lse_max = NAN;  // log Z of the logits
-    int64_t skipped = 0;                   // steps so far whose update was not applied
+    double model_tflops = 0;                   // model FLOPs per second / 1e12 (flops.h); 0: not known
+    double mfu = -1;                           // their part of the hardware's peak; negative: not known
+    double lse_mean = NAN, lse_max = NAN;      // log Z of the logits
+    int64_t skipped = 0;                       // steps so far whose update was not applied
+    std::map<std::string, double> waiting_ms;  // of step_ms, in which the first rank waited for others, by group of ranks
 };
 
 // ---- JSON ------------------------------------------------------------------------------------------------------------------
@@ -84,6 +86,7 @@ inline nlohmann::ordered_json to_json(const StepStats& s) {
     if (s.mfu >= 0) put_number(j, "mfu", s.mfu);
     put_number(j, "lse_mean", s.lse_mean), put_number(j, "lse_max", s.lse_max);
     j["skipped"] = s.skipped;
+    for (const auto& [group, ms] : s.waiting_ms) j["waiting_ms"][group] = std::round(ms * 1e3) / 1e3;
     return j;
 }
 

@@ -35,6 +35,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -85,6 +86,18 @@ public:
         std::swap(next, current_);
         return next;
     }
+    // The wait that was set is over.
+    void end_wait() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        const double now = monotonic_seconds();
+        waited_[current_.group] += now - current_.since;
+        current_.waiting = false, current_.since = now;
+    }
+    // Seconds that this rank has waited for others in each group, so far.
+    std::map<std::string, double> waited() const {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return waited_;
+    }
     Activity current() const {
         std::lock_guard<std::mutex> lock(mutex_);
         return current_;
@@ -93,6 +106,7 @@ public:
 private:
     mutable std::mutex mutex_;
     Activity current_;
+    std::map<std::string, double> waited_;
 };
 
 class World;
@@ -107,13 +121,8 @@ public:
     }
     ~Waiting() {
         if (!monitor_) return;
-        if (before_.waiting) {
-            monitor_->set(before_);  // within a longer wait
-        } else {
-            Activity done = monitor_->current();
-            done.waiting = false, done.since = monotonic_seconds();
-            monitor_->set(done);
-        }
+        if (before_.waiting) monitor_->set(before_);  // within a longer wait
+        else monitor_->end_wait();
     }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;

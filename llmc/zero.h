@@ -10,20 +10,20 @@
 #include "shard.h"
 
 // Sums gradients over data-parallel ranks, bucket by bucket, from the end of the matrices to their front as backward finishes
-// them, beside the work on ctx.
+// them, beside the work on ctx. overlap = false: all of them after it, for comparison.
 class GradientReducer {
 public:
-    GradientReducer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, const ParameterTable& table, real* grads)
+    GradientReducer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, const ParameterTable& table, real* grads, bool overlap)
         : ctx_(ctx),
           dp_(dp),
           shards_(shards),
           grads_(grads),
-          limit_(table.decayed),
+          limit_(overlap ? table.decayed : 0),
           pending_(shards.buckets.size()),
           started_(shards.buckets.size(), false) {
         // What another stage adds to is never ready early.
         for (const TensorSpec& t : table.rows)
-            if (t.copy) limit_ = t.offset;
+            if (t.copy) limit_ = std::min(limit_, t.offset);
     }
 
     // Matrices from this element on have their last summand.
@@ -57,23 +57,31 @@ private:
     std::vector<bool> started_;
 };
 
-// Brings updated parameters to all data-parallel ranks, bucket by bucket beside the update of the next ones.
+// Brings updated parameters to all data-parallel ranks, bucket by bucket beside the update of the next ones and the next
+// forward pass. Whoever reads parameters says first which he needs. overlap = false: start() waits, for comparison.
 class ParameterGatherer {
 public:
-    ParameterGatherer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, floatX* params)
-        : ctx_(ctx), dp_(dp), shards_(shards), params_(params) {}
-    void start(const Bucket& b) {
-        if (shards_.cut) pending_.push_back(be::start_all_gather(ctx_, dp_, params_ + b.begin, b.n));
+    ParameterGatherer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, bool overlap)
+        : ctx_(ctx), dp_(dp), shards_(shards), overlap_(overlap), pending_(shards.buckets.size()) {}
+
+    // A bucket's parts of `params` are new.
+    void start(const Bucket& b, floatX* params) {
+        if (!shards_.cut) return;
+        be::Pending& pending = pending_[(size_t)(&b - shards_.buckets.data())];
+        pending = be::start_all_gather(ctx_, dp_, params + b.begin, b.n);
+        if (!overlap_) be::finish(ctx_, pending);
     }
-    void finish() {
-        for (be::Pending& p : pending_) be::finish(ctx_, p);
-        pending_.clear();
+    // Waits for matrices before this element, and for all vectors.
+    void need(size_t end) {
+        for (size_t i = 0; i < pending_.size(); i++)
+            if (shards_.buckets[i].begin < end || !shards_.buckets[i].decay) be::finish(ctx_, pending_[i]);
     }
+    void finish() { need(SIZE_MAX); }
 
 private:
     be::Ctx& ctx_;
     be::Comm& dp_;
     const Shards& shards_;
-    floatX* params_;
+    bool overlap_;
     std::vector<be::Pending> pending_;
 };

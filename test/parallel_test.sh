@@ -38,6 +38,13 @@ for layout in "2 --tp 2" "2 --zero 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2" "3 --
     expect "$layout" train "$n" "run $layout" $options
     expect "$layout: one rank's losses" near one "run $layout" 8
 done
+# Messages beside the computing or after it: the same bits.
+expect "many buckets" train 2 overlapped --ddp-bucket-size 4096
+expect "without overlap" train 2 waiting --ddp-bucket-size 4096 --no-overlap
+expect "overlap changes no bit" everything_same overlapped waiting
+waits() { [[ $(grep -c '"waiting_ms":{.*"data":[0-9]' "$1/log.jsonl") == 8 ]]; }
+expect "the log has the time of waiting" waits overlapped
+
 # All ranks write the sample's text together.
 text() { grep -o '"kind":"sample".*"text":"[^"]*"' "$1/log.jsonl"; }
 for layout in "1 --tp 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2"; do

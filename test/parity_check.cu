@@ -154,6 +154,7 @@ public:
             const StepStats s = train_step(trainer_);
             r.losses.push_back(s.loss + s.z_loss), r.norms.push_back(s.grad_norm);
         }
+        trainer_.gatherer.finish();
         return r;
     }
     void write_weights(const std::string& prefix) {

@@ -435,6 +435,16 @@ void reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
     finish(ctx, pending);
 }
 
+// Lets what is under way move, for some microseconds: between long stretches of computing. MPI has no thread of its own for that,
+// and a large message waits for its sender's answer that there is room.
+inline void progress(Ctx&, Comm& comm) {
+    if (comm.size() == 1) return;
+#if HAVE_MPI
+    for (int i = 0, found = 0; i < 20; i++)
+        MPI(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm.group()->messages, &found, MPI_STATUS_IGNORE));
+#endif
+}
+
 // ---- messages --------------------------------------------------------------------------------------------------------------
 inline void connect_ring(Ctx&, Comm&) {}  // MPI connects by itself
 
