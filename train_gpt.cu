@@ -1200,6 +1200,12 @@ static std::shared_ptr<Ranks> place_rank(int n, int rank, const TrainOptions& o,
     return ranks;
 }
 
+// Ranks of one machine share its cores, and each has a GPU.
+static be::Ctx make_ctx(const World& world, int threads) {
+    const int here = (int)std::count(world.hosts().begin(), world.hosts().end(), world.host());
+    return be::Ctx(threads ? threads : here > 1 ? std::max(1, omp_get_num_procs() / here) : 0, world.local_rank());
+}
+
 // This rank and the groups that it belongs to. Every rank makes them all, in this order.
 static std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const TrainOptions& o, const ModelConfig& c) {
     const auto ranks = place_rank(world.size(), world.rank(), o, c);
@@ -1386,7 +1392,7 @@ struct Run {
     RunTable table;
     std::string picture;  // of the planned pipeline
 
-    Run(World& w, const TrainOptions& given) : world(w), o(given), ctx(make_ctx(w, given)) {
+    Run(World& w, const TrainOptions& given) : world(w), o(given), ctx(make_ctx(w, given.threads)) {
         ctx.plain = o.plain;
         if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
         resumed_from = resume_directory(world, o);
@@ -1471,13 +1477,6 @@ private:
         add_rows(table, plan, (double)schedule.total_samples * o.seq_length);
         if (mesh.pp.size > 1)
             picture = draw_pipeline(mesh.pp.size, mesh.vpp, micro_batches, plan.bubble, terminal_width(stdout));
-    }
-
-    // Ranks of one machine share its cores, and each has a GPU.
-    static be::Ctx make_ctx(const World& world, const TrainOptions& o) {
-        const int here = (int)std::count(world.hosts().begin(), world.hosts().end(), world.host());
-        const int threads = o.threads ? o.threads : here > 1 ? std::max(1, omp_get_num_procs() / here) : 0;
-        return be::Ctx(threads, world.local_rank());
     }
 
     // The tokenizer given, else the one beside the checkpoint or the model.
@@ -1696,10 +1695,11 @@ static void train(World& world, const TrainOptions& given) {
 }
 
 // A rank that fails ends all. What is wrong with options or files is wrong on every rank: the first one says it.
-int train_command(const TrainOptions& o) {
+template <class Options>
+static int on_all_ranks(const Options& o, void (*command)(World&, const Options&)) {
     World world = World::join();
     try {
-        train(world, o);
+        command(world, o);
         return 0;
     } catch (const std::exception& e) {
         if (world.size() == 1) throw;
@@ -1709,21 +1709,33 @@ int train_command(const TrainOptions& o) {
     }
 }
 
-// A model for inference from a directory, with the tokenizer that lies beside it, and room for passes of B x T.
+int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
+
+// A model for inference from the directory o.model, with the tokenizer that lies beside it, and room for passes of B x T. With
+// several ranks, each holds a part.
 struct LoadedModel {
     std::unique_ptr<Model> m;
     std::unique_ptr<Tokenizer> tokenizer;
 };
 
-static LoadedModel load_for_inference(be::Ctx& ctx, const std::string& dir, int B, int T, int head_rows, bool generates) {
+template <class Options>
+static LoadedModel load_for_inference(be::Ctx& ctx, World& world, const Options& o, int B, int T, int head_rows,
+                                      bool generates) {
+    const std::string& dir = o.model;
     if (dir.empty()) fail("the model is missing; HINT: --model DIR");
     LoadedModel loaded;
     ModelConfig c = read_config(dir);
     check_config(c);
     check_backend_takes(c);
-    pad_vocabulary(c, 16);
+    TrainOptions layout;
+    layout.tensor_model_parallel_size = o.tensor_model_parallel_size;
+    layout.pipeline_model_parallel_size = o.pipeline_model_parallel_size;
+    layout.no_sequence_parallel = true;  // passes have any number of rows
+    pad_vocabulary(c, 16 * o.tensor_model_parallel_size);
     if (T > c.T) fail("--seq-length %d is above the model's longest sequence %d", T, c.T);
-    loaded.m = std::make_unique<Model>(c);
+    auto ranks = join_groups(ctx, world, layout, c);
+    const int stages = ranks->mesh.pp.size;
+    loaded.m = std::make_unique<Model>(c, std::move(ranks), split_layers(c.L, stages, false, false, {}));
     plan_memory(*loaded.m, Recompute::inference, B, T ? T : c.T, head_rows, generates);
     allocate(ctx, *loaded.m);
     load_parameters(ctx, *loaded.m, dir);
@@ -1731,42 +1743,71 @@ static LoadedModel load_for_inference(be::Ctx& ctx, const std::string& dir, int 
     return loaded;
 }
 
-int generate_command(const GenerateOptions& o) {
-    be::Ctx ctx(o.threads);
+static void generate(World& world, const GenerateOptions& o) {
+    const bool main_rank = world.rank() == 0;  // prints; the others hold their parts of the model
+    be::Ctx ctx = make_ctx(world, o.threads);
     ctx.plain = o.plain;
-    LoadedModel loaded = load_for_inference(ctx, o.model, 1, 0, 1, true);
+    LoadedModel loaded = load_for_inference(ctx, world, o, 1, 0, 1, true);
+    if (const int copies = loaded.m->ranks->mesh.dp.size; copies > 1)
+        fail("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", world.size(), copies, world.size());
     if (!loaded.tokenizer) fail("%s has no tokenizer.json", o.model.c_str());
     const Tokenizer& tokenizer = *loaded.tokenizer;
     Generator generator(ctx, *loaded.m);
     const std::vector<int> prompt = prompt_tokens(tokenizer, o.prompt, generator.capacity());
+    const auto print = [&](const std::string& bytes) {
+        if (main_rank) fwrite(bytes.data(), 1, bytes.size(), stdout), fflush(stdout);
+    };
     double seconds = 0;
     int tokens = 0;
     for (int k = 0; k < o.num_samples; k++) {
-        if (k > 0) printf("\n---\n");
-        printf("%s", o.prompt.c_str());
-        fflush(stdout);
+        print((k > 0 ? "\n---\n" : "") + o.prompt);
         const double start = monotonic_seconds();
         tokens += sample_text(generator, prompt, o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, (uint64_t)o.seed,
-                              (uint32_t)k, tokenizer.eod_id(), [&](int token) {
-                                  const std::string& bytes = tokenizer.token_bytes(token);
-                                  fwrite(bytes.data(), 1, bytes.size(), stdout);
-                                  fflush(stdout);
-                              });
+                              (uint32_t)k, tokenizer.eod_id(), [&](int token) { print(tokenizer.token_bytes(token)); });
         seconds += monotonic_seconds() - start;
-        printf("\n");
-        fflush(stdout);
-        if (generator.length() == generator.capacity())
+        print("\n");
+        if (main_rank && generator.length() == generator.capacity())
             fprintf(stderr, "(the model's context of %d tokens is full)\n", generator.capacity());
     }
-    fprintf(stderr, "%d tokens in %s, %.0f tokens/s\n", tokens, human_duration(seconds).c_str(), tokens / seconds);
-    return 0;
+    if (main_rank)
+        fprintf(stderr, "%d tokens in %s, %.0f tokens/s\n", tokens, human_duration(seconds).c_str(), tokens / seconds);
 }
+int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
 
 // A row of a pass that predicts a token to be scored.
 struct ScoredRow {
     size_t row, request;
     int target;
 };
+
+// Of each of n rows of logits the most likely token, over the vocabulary's shards; the first of equals.
+static std::vector<int> most_likely_tokens(be::Ctx& ctx, Model& m, size_t n) {
+    const LocalSizes& local = m.n;
+    const Axis& tp = m.ranks->mesh.tp;
+    HostSide<floatX> logits(ctx, m.a.logits, n * (size_t)local.Vpl);
+    logits.download();
+    std::vector<real> best((size_t)tp.size * n * 2);  // (tp, n, 2) largest logit and its token
+    real* mine = best.data() + (size_t)tp.rank * n * 2;
+    for (size_t i = 0; i < n; i++) {
+        const floatX* row = logits.data() + i * (size_t)local.Vpl;
+        const auto token = local.Vl ? std::max_element(row, row + local.Vl) - row : 0;
+        mine[2 * i] = local.Vl ? (real)row[token] : (real)-INFINITY, mine[2 * i + 1] = (real)(local.v0 + token);
+    }
+    if (tp.size > 1) {
+        real* place = m.a.statistics + (size_t)tp.rank * n * 2;
+        be::upload(ctx, place, mine, n * 2 * sizeof(real));
+        be::all_gather(ctx, m.ranks->tp, m.a.statistics, place, n * 2);
+        be::download(ctx, best.data(), m.a.statistics, best.size() * sizeof(real));
+    }
+    std::vector<int> tokens(n);
+    for (size_t i = 0; i < n; i++) {
+        const real* found = best.data() + 2 * i;
+        for (int r = 1; r < tp.size; r++)
+            if (const real* other = best.data() + ((size_t)r * n + i) * 2; other[0] > found[0]) found = other;
+        tokens[i] = (int)found[1];
+    }
+    return tokens;
+}
 
 // The rows go through the head alone: they are gathered at the front of x[L], a chunk at a time. A row's place there is never
 // behind its own, so that none is overwritten before it was used.
@@ -1785,25 +1826,28 @@ static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& row
         const size_t n = targets.size();
         be::upload(ctx, slot.targets, targets.data(), n * sizeof(int));
         head(ctx, m, {nullptr, slot.targets, nullptr, nullptr, 1, (int)n, &slot}, 0, 0, false);
-        HostSide<floatX> all_logits(ctx, m.a.logits, n * m.c.Vp);
         HostSide<real> loss(ctx, m.a.loss, n);
-        all_logits.download(), loss.download();
+        loss.download();
+        const std::vector<int> best = most_likely_tokens(ctx, m, n);
         for (size_t i = 0; i < n; i++) {
             Score& s = scores[rows[first + i].request];
-            const floatX* logits = all_logits.data() + i * m.c.Vp;
             s.log_likelihood -= loss.data()[i];
-            s.greedy = s.greedy && std::max_element(logits, logits + m.c.V) - logits == targets[i];
+            s.greedy = s.greedy && best[i] == targets[i];
         }
     }
 }
 
 // Log-likelihoods of continuations, longest sequences first, as many per pass as the activations hold. Shorter ones are padded
-// at the right, where causal attention never looks; T is rounded up so that few shapes of matrix products occur.
-static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests, Progress& progress) {
-    std::vector<size_t> order(requests.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
+// at the right, where causal attention never looks; T is rounded up so that few shapes of matrix products occur. Data-parallel
+// ranks share the requests; all ranks get all scores.
+static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests, Progress* progress) {
+    const Mesh& mesh = m.ranks->mesh;
+    std::vector<size_t> by_length(requests.size()), order;
+    std::iota(by_length.begin(), by_length.end(), 0);
+    std::stable_sort(by_length.begin(), by_length.end(),
                      [&](size_t a, size_t b) { return requests[a].n_inputs() > requests[b].n_inputs(); });
+    for (size_t i = (size_t)mesh.dp.rank; i < by_length.size(); i += (size_t)mesh.dp.size) order.push_back(by_length[i]);
+    PipelineLinks links(ctx, m);
     std::vector<Score> scores(requests.size());
     std::vector<int> tokens, positions;
     std::vector<ScoredRow> rows;
@@ -1824,10 +1868,22 @@ static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vect
         Slot& slot = m.a.slot();
         be::upload(ctx, slot.tokens, tokens.data(), tokens.size() * sizeof(int));
         be::upload(ctx, slot.positions, positions.data(), positions.size() * sizeof(int));
-        model_forward(ctx, m, {slot.tokens, nullptr, slot.positions, nullptr, B, T, &slot});
-        score_rows(ctx, m, rows, scores);
+        const Rows in = {slot.tokens, nullptr, slot.positions, nullptr, B, T, &slot};
+        links.receive_input(in, 0, 0);
+        model_forward(ctx, m, in);
+        links.send_output(in, 0, 0);
+        if (slot.last) score_rows(ctx, m, rows, scores);
         first += B;
-        progress.update(done);
+        if (progress) progress->update(done * mesh.dp.size);
+    }
+    links.finish();
+    if (mesh.world.size == 1) return scores;
+    // Each request's score is known to the last stage of the replica that had it.
+    std::vector<Score> all(scores.size() * (size_t)mesh.world.size);
+    m.ranks->world->all_gather(scores.data(), scores.size() * sizeof(Score), all.data());
+    for (size_t i = 0; i < by_length.size(); i++) {
+        const int owner = mesh.rank_of(mesh.pp.size - 1, (int)(i % (size_t)mesh.dp.size), 0);
+        scores[by_length[i]] = all[(size_t)owner * scores.size() + by_length[i]];
     }
     return scores;
 }
@@ -1853,14 +1909,14 @@ static void print_task(const Task& task, const std::vector<Request>& requests, c
     table.print();
 }
 
-static int evaluate_tasks(be::Ctx& ctx, const EvalOptions& o) {
+static void evaluate_tasks(be::Ctx& ctx, World& world, const EvalOptions& o) {
     if (!o.fewshot.empty() && o.num_fewshot == 0) fail("--fewshot needs --num-fewshot, how many examples to draw from it");
     if (!o.fewshot.empty() && o.fewshot.size() != o.tasks.size())
         fail("--fewshot has %zu files, --tasks %zu; give one per task", o.fewshot.size(), o.tasks.size());
     std::vector<Task> tasks, pools;
     for (const std::string& file : o.tasks) tasks.push_back(read_task(file));
     for (const std::string& file : o.fewshot) pools.push_back(read_task(file));
-    LoadedModel loaded = load_for_inference(ctx, o.model, o.micro_batch_size, o.seq_length, 1024, false);
+    LoadedModel loaded = load_for_inference(ctx, world, o, o.micro_batch_size, o.seq_length, 1024, false);
     Model& m = *loaded.m;
     if (!loaded.tokenizer) fail("%s has no tokenizer.json", o.model.c_str());
     if (loaded.tokenizer->vocab_size() > m.c.V)
@@ -1872,21 +1928,23 @@ static int evaluate_tasks(be::Ctx& ctx, const EvalOptions& o) {
                                                             o.num_fewshot, (uint64_t)o.seed, n, m.a.T);
         int64_t tokens = 0;
         for (const Request& r : requests) tokens += r.n_inputs();
-        Progress progress(std::filesystem::path(task.file).stem().string(), tokens, "tokens");
-        const std::vector<Score> scores = score_requests(ctx, m, requests, progress);
-        progress.finish();
+        std::optional<Progress> progress;
+        if (world.rank() == 0) progress.emplace(std::filesystem::path(task.file).stem().string(), tokens, "tokens");
+        const std::vector<Score> scores = score_requests(ctx, m, requests, progress ? &*progress : nullptr);
+        if (!progress) continue;
+        progress->finish();
         print_task(task, requests, task_metrics(task, n, scores), n, o.num_fewshot);
     }
-    return 0;
 }
 
-int eval_command(const EvalOptions& o) {
-    be::Ctx ctx(o.threads);
+static void evaluate_model(World& world, const EvalOptions& o) {
+    be::Ctx ctx = make_ctx(world, o.threads);
     ctx.plain = o.plain;
     if (!o.text.empty() + !o.data_path.empty() + !o.tasks.empty() != 1)
         fail("give --data-path, --text or --tasks, one of the three");
-    if (!o.tasks.empty()) return evaluate_tasks(ctx, o);
-    LoadedModel loaded = load_for_inference(ctx, o.model, o.micro_batch_size, o.seq_length, 1024, false);
+    if (!o.tasks.empty()) return evaluate_tasks(ctx, world, o);
+    if (!o.text.empty() && world.size() > 1) fail("--text is for one rank; HINT: prepare the text and give --data-path");
+    LoadedModel loaded = load_for_inference(ctx, world, o, o.micro_batch_size, o.seq_length, 1024, false);
     const Model& m = *loaded.m;
     DataOptions d;
     d.T = m.a.T, d.vocab_size = m.c.V;
@@ -1908,6 +1966,7 @@ int eval_command(const EvalOptions& o) {
     const double start = monotonic_seconds();
     const LossSums sums = evaluate(ctx, *loaded.m, data, samples);
     const double seconds = monotonic_seconds() - start, loss = sums.ce / (double)sums.n;
+    if (world.rank() > 0) return;
 
     Table table;
     table.section("Evaluation of " + o.model);
@@ -1929,8 +1988,8 @@ int eval_command(const EvalOptions& o) {
     }
     table.row("speed", format("%s tokens/s", human_count((double)sums.n / seconds).c_str()));
     table.print();
-    return 0;
 }
+int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
 
 #ifndef TRAIN_GPT_NO_MAIN
 static const char* const usage =
@@ -1960,17 +2019,19 @@ int main(int argc, char** argv) try {
     std::string command = "train";
     if (arguments[0][0] != '-') command = arguments[0], arguments.erase(arguments.begin());
     if (command == "train") return run_command("train", "Trains a model on prepared data.", arguments, train_command);
+    if (command == "generate") return run_command("generate", "Writes text with a model.", arguments, generate_command);
+    if (command == "eval") return run_command("eval", "Measures a model on text it has not seen.", arguments, eval_command);
     if (const World world = World::join(); world.size() > 1) {
         if (world.rank() == 0)
-            fprintf(stderr, "error: train_gpt %s is one process; only train runs on several ranks. HINT: leave mpirun out\n",
-                    command.c_str());
+            fprintf(
+                stderr,
+                "error: train_gpt %s is one process; train, generate and eval run on several ranks. HINT: leave mpirun out\n",
+                command.c_str());
         return 1;
     }
     if (command == "prepare") return run_command("prepare", "Turns text into tokens.", arguments, prepare_command);
     if (command == "tokenizer")
         return run_command("tokenizer", "Learns a byte-level BPE tokenizer, or measures one.", arguments, tokenizer_command);
-    if (command == "generate") return run_command("generate", "Writes text with a model.", arguments, generate_command);
-    if (command == "eval") return run_command("eval", "Measures a model on text it has not seen.", arguments, eval_command);
     if (command == "inspect") {
         if (!arguments.empty() && arguments[0][0] != '-') arguments.insert(arguments.begin(), "--path");
         return run_command("inspect", "Shows what a checkpoint, data set or tokenizer holds, and checks it.", arguments,

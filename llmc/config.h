@@ -188,6 +188,8 @@ inline Allowed list(int values = 0) {
     X(int, top_k, "", 0, at_least(0), "Sampling", "only the k most likely tokens; 0: all")                                    \
     X(double, top_p, "", 1.0, between(0, 1), "Sampling", "only the most likely tokens with this probability in all")          \
     X(int64_t, seed, "", 1234, at_least(0), "Sampling", "same seed, same text")                                               \
+    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel", "ranks that share each matrix")                 \
+    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel", "ranks that each hold some of the layers")    \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                        \
     X(bool, plain, "", false, anything(), "Run", "plain loops only")
 
@@ -203,6 +205,8 @@ inline Allowed list(int values = 0) {
     X(int, num_fewshot, "", 0, between(0, 1000), "Tasks", "solved examples before each question")                             \
     X(Strings, fewshot, "", {}, list(), "Tasks", "where they come from, a file per task; default: the task's other examples") \
     X(int64_t, seed, "", 1234, at_least(0), "Tasks", "draws the solved examples")                                             \
+    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel", "ranks that share each matrix")                 \
+    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel", "ranks that each hold some of the layers")    \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                        \
     X(bool, plain, "", false, anything(), "Run", "plain loops only")
 

@@ -91,12 +91,13 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     Schedule s;
     const int64_t micro = (int64_t)o.micro_batch_size * replicas;
     s.final_batch = o.global_batch_size ? o.global_batch_size : micro;
-    if (s.final_batch % micro)
+    if (const int64_t below = s.final_batch / micro * micro; below != s.final_batch)
         fail(
             "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the nearest "
-            "are %lld and %lld",
+            "%s",
             (long long)s.final_batch, o.micro_batch_size, replicas, (long long)micro,
-            (long long)(s.final_batch / micro * micro), (long long)((s.final_batch / micro + 1) * micro));
+            below ? format("are %lld and %lld", (long long)below, (long long)(below + micro)).c_str()
+                  : format("is %lld", (long long)micro).c_str());
     if (!o.rampup_batch_size.empty()) {
         int64_t* const values[] = {&s.rampup.start, &s.rampup.increment, &s.rampup.samples};
         for (int i = 0; i < 3; i++) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -18,9 +19,16 @@
 #include "check.h"
 
 // ---- what we are talking to ------------------------------------------------------------------------------------------------
+// Open MPI's mpirun gives its ranks a terminal of its own and passes on what they write: what counts is where it writes to.
+inline bool launcher_has_terminal(int fd) {
+    if (!getenv("OMPI_COMM_WORLD_RANK")) return true;
+    char target[256] = "";
+    (void)!readlink(format("/proc/%d/fd/%d", (int)getppid(), fd).c_str(), target, sizeof target - 1);
+    return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
+}
 inline bool is_terminal(FILE* f) {
     const char* term = getenv("TERM");
-    return isatty(fileno(f)) && !(term && std::string(term) == "dumb");
+    return isatty(fileno(f)) && launcher_has_terminal(fileno(f)) && !(term && std::string(term) == "dumb");
 }
 
 // Columns of the terminal behind f; 100 where there is none.

@@ -54,6 +54,40 @@ for layout in "1 --tp 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2"; do
 done
 expect "a pipeline's text is one rank's" test "$(text 'writes 1')" == "$(text 'writes 2')" -a -n "$(text 'writes 1')"
 expect "four ranks write text" test -n "$(text 'writes 4')"
+# Generation and evaluation of one model on many ranks.
+on() { # RANKS COMMAND OPTIONS...: its standard output
+    local n=$1
+    shift
+    timeout -k 1 120 "$MPIRUN" -n "$n" "$program" "$@" --threads 1 2>err.txt
+}
+generate() { local n=$1; shift; on "$n" generate --model one/latest --prompt "in the year" --max-new-tokens 24 --temperature 0 "$@"; }
+for i in $(seq 1 40); do
+    echo "{\"context\": \"in the year $((i * 37 % 1000)) the king\", \"choices\": [\" of city $((i % 17))\", \" birds\", \" gave\"], \"gold\": 0}"
+done >choice.jsonl
+for i in $(seq 1 40); do echo "{\"context\": \"in the year $i the king of\", \"target\": \" city\"}"; done >word.jsonl
+# The table's numbers: of every value the distance from one rank's is at most TOLERANCE.
+table_near() { paste <(grep -oE '^ *[a-z][a-z _]* +[0-9.]+' "$1" | grep -v speed) <(grep -oE '^ *[a-z][a-z _]* +[0-9.]+' "$2" | grep -v speed) |
+    awk -v tolerance="$3" '{ d = $(NF / 2) - $NF; if (d < 0) d = -d; if (!(d <= tolerance * ($NF + 1)) || $1 != $(NF / 2 + 1)) { print; bad = 1 } } END { exit bad || NR < 3 }'; }
+generate 1 >text1.txt
+on 1 eval --model one/latest --data-path text --seq-length 40 --max-samples 13 >loss1.txt
+on 1 eval --model one/latest --tasks choice.jsonl word.jsonl >tasks1.txt
+expect "one rank writes" grep -q "in the year ..." text1.txt
+for layout in "2 --tp 2" "2 --pp 2" "4 --tp 2 --pp 2" "4 --tp 4"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    { generate "$n" $options >text.out; on "$n" eval --model one/latest --data-path text --seq-length 40 --max-samples 13 $options >loss.out; }
+    expect "generate $layout: one rank's text" cmp text1.txt text.out
+    expect "eval $layout: one rank's loss" table_near loss1.txt loss.out 0.01
+done
+for layout in "3" "2 --tp 2" "4 --tp 2 --pp 2" "4 --pp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    on "$n" eval --model one/latest --tasks choice.jsonl word.jsonl $options >tasks.out
+    expect "tasks $layout: one rank's accuracies" table_near tasks1.txt tasks.out 0.05
+done
+expect "two ranks that hold the model twice write nothing: refused" refused generate 2
+expect "and say what to do" grep -q "2 ranks hold 2 copies of the model, one writes; HINT: --tp 2" err.txt
+
 expect "the start-up table names the grid" train 4 x --tp 2 --pp 2 --dry-run
 says "its arithmetic" "4 ranks = tensor 2 x data 1 x pipeline 2"
 
