@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cpu/ctx.h"
+#include "fp8.h"
 #include "types.h"
 
 // Sums over the unmasked targets of one or more micro-batches, and of the squares of their gradients.

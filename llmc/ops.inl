@@ -63,6 +63,36 @@ void linear_gelu_backward_input(Ctx& ctx, floatX* dpre /*(N, IC)*/, const floatX
 // later, so that resumed runs have the same bits. To be called before the first product. (oneDNN chooses by itself.)
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
 
+// ---- 8-bit matrix products (fp8_linear.h) ---------------------------------------------------------------------------------
+// Codes (../fp8.h) stand for code / scale. Each tensor has one scale; it, its inverse and amax, the largest |x| seen, are single
+// floats in the backend's memory. Sizes are multiples of 16. Activations and weights are e4m3.
+// code = encode(x * scale), also transposed if wanted; *amax becomes the larger of itself and the largest finite |x|. sets codes.
+void quantize(Ctx& ctx, uint8_t* codes /*(N, C)*/, uint8_t* transposed /*(C, N) or null*/, float* amax, const floatX* x /*(N, C)*/,
+              int N, int C, Fp8 format, const float* scale);
+// Only amax, of n elements.
+void absolute_max(Ctx& ctx, float* amax, const floatX* x, size_t n);
+// scale = fp8_scale(amax), inverse = 1 / scale; both 1 where there is no amax. sets both.
+void set_scale(Ctx& ctx, float* scale, float* inverse, const float* amax, Fp8 format, int margin);
+// Empty if this device multiplies 8-bit numbers, else what is wrong: to refuse a run before anything is allocated.
+std::string fp8_limits(const Ctx& ctx);
+void transpose_codes(Ctx& ctx, uint8_t* transposed /*(C, N)*/, const uint8_t* codes /*(N, C)*/, int N, int C);
+
+// The three products of a linear layer, each reading its factors along the sum. Sums are fp32; `fast`: on a GPU in fewer bits.
+// out = inp weight^T * inp_inverse * weight_inverse (+ bias). sets out.
+void fp8_linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const uint8_t* inp /*(N, IC)*/, const uint8_t* weight /*(OC, IC)*/,
+                        const floatX* bias /*(OC) or null*/, const float* inp_inverse, const float* weight_inverse, int N, int IC,
+                        int OC, bool fast);
+// sets dinp.
+void fp8_linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const uint8_t* dout /*(N, OC)*/,
+                               const uint8_t* weight_transposed /*(IC, OC)*/, const float* dout_inverse,
+                               const float* weight_inverse, int N, int IC, int OC, Fp8 dout_format);
+// adds to dweight.
+void fp8_linear_backward_weight(Ctx& ctx, real* dweight /*(OC, IC)*/, const uint8_t* dout_transposed /*(OC, N)*/,
+                                const uint8_t* inp_transposed /*(IC, N)*/, const float* dout_inverse, const float* inp_inverse,
+                                int N, int IC, int OC, Fp8 dout_format);
+// dbias += column sums of dout.
+void bias_backward(Ctx& ctx, real* dbias /*(OC)*/, const floatX* dout /*(N, OC)*/, int N, int OC);
+
 // ---- rotary positions (rope.h) --------------------------------------------------------------------------------------------
 // Rotates the NH query and NKV key heads of qkv in place, rotate-half pairing (j, j + HS/2); values are left alone.
 // cos_sin holds (cos, sin) of position * base^(-2j/HS). backward rotates gradients by the opposite angle.
@@ -133,7 +163,7 @@ void adamw(Ctx& ctx, floatX* param, real* master, real* m, real* v, const real* 
            real eps, real weight_decay, real grad_scale, int64_t step);
 
 // ---- communication (comm.h) -----------------------------------------------------------------------------------------------
-// Between the ranks of a Comm, which all call the same operations on it in the same order. E is floatX or real. A Comm of one
+// Between the ranks of a Comm, which all call the same operations on it in the same order. E is floatX, real, or for all_gather uint8_t. A Comm of one
 // rank returns at once and moves nothing that is in place already. Results have the same bits on all ranks and in every run.
 class Comm;     // a group of ranks; Comm() is one of this rank alone
 class Pending;  // an operation that was started; finish() must follow
@@ -141,6 +171,8 @@ class Pending;  // an operation that was started; finish() must follow
 // Sums over the ranks, in place.
 template <class E>
 void all_reduce(Ctx& ctx, Comm& comm, E* x, size_t n);
+// The largest over the ranks, of n floats in the backend's memory, in place. NaN counts for nothing.
+void all_reduce_max(Ctx& ctx, Comm& comm, float* x, size_t n);
 // Every rank's part, in the order of ranks. mine may be out + rank * n.
 template <class E>
 void all_gather(Ctx& ctx, Comm& comm, E* out /*(size, n)*/, const E* mine /*(n)*/, size_t n);

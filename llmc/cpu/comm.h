@@ -371,6 +371,22 @@ void all_reduce(Ctx&, Comm& comm, E* x, size_t n) {
 #endif
 }
 
+inline void all_reduce_max(Ctx&, Comm& comm, float* x, size_t n) {
+    if (comm.size() == 1 || n == 0) return;
+#if HAVE_MPI
+    detail::Group& g = *comm.group();
+    const int64_t sequence = detail::begin(g, "all_reduce_max", n, sizeof *x);
+    const Waiting waiting(g.monitor.get(), "all_reduce_max", g.name, sequence);
+    for (size_t i = 0; i < n; i++)
+        if (std::isnan(x[i])) x[i] = -INFINITY;
+    MPI_Request request;
+    MPI(MPI_Iallreduce(MPI_IN_PLACE, x, (int)n, MPI_FLOAT, MPI_MAX, g.collectives, &request));
+    wait_for(request);
+#else
+    (void)x;
+#endif
+}
+
 template <class E>
 Pending start_all_gather(Ctx&, Comm& comm, E* all, size_t n) {
     if (comm.size() == 1 || n == 0) return Pending();
@@ -435,8 +451,8 @@ void reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
     finish(ctx, pending);
 }
 
-// Lets what is under way move, for some microseconds: between long stretches of computing. MPI has no thread of its own for that,
-// and a large message waits for its sender's answer that there is room.
+// Lets what is under way move, for some microseconds: between long stretches of computing. MPI has no thread of its own for
+// that, and a large message waits for its sender's answer that there is room.
 inline void progress(Ctx&, Comm& comm) {
     if (comm.size() == 1) return;
 #if HAVE_MPI

@@ -9,6 +9,7 @@
 #include <map>
 #include <new>
 #include <string>
+#include <vector>
 
 // Matrix products come from oneDNN where it is installed; without it the plain loops do them, right but slowly.
 #if !defined(HAVE_ONEDNN)
@@ -23,6 +24,7 @@
 #endif
 
 #include "../check.h"
+#include "../types.h"
 
 namespace cpu {
 
@@ -57,6 +59,9 @@ struct Ctx {
     dnnl::stream stream{engine};
     std::map<GemmKey, dnnl::matmul> gemms;
 #endif
+
+    std::vector<floatX> decoded[2];  // factors and sums of products of 8-bit numbers, see fp8_linear.h
+    std::vector<real> sums;
 
     // The device is a GPU's; there is but one CPU.
     explicit Ctx(int n_threads = 0, int /*device*/ = 0) : threads(n_threads > 0 ? n_threads : omp_get_max_threads()) {

@@ -75,6 +75,11 @@ inline ncclDataType_t nccl_type<float>() {
     return ncclFloat32;
 }
 
+template <>
+inline ncclDataType_t nccl_type<uint8_t>() {
+    return ncclUint8;
+}
+
 struct EventDeleter {
     void operator()(cudaEvent_t e) const { cudaEventDestroy(e); }
 };
@@ -297,6 +302,16 @@ void all_reduce(Ctx& ctx, Comm& comm, E* x, size_t n) {
     detail::run(ctx, *comm.group(), "all_reduce", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
         return ncclAllReduce(x, x, n, detail::nccl_type<E>(), ncclSum, c, stream);
     });
+#else
+    (void)ctx, (void)x;
+#endif
+}
+
+inline void all_reduce_max(Ctx& ctx, Comm& comm, float* x, size_t n) {
+    if (comm.size() == 1 || n == 0) return;
+#if HAVE_NCCL
+    detail::run(ctx, *comm.group(), "all_reduce_max", n, sizeof(float),
+                [=](ncclComm_t c, cudaStream_t stream) { return ncclAllReduce(x, x, n, ncclFloat32, ncclMax, c, stream); });
 #else
     (void)ctx, (void)x;
 #endif

@@ -38,6 +38,7 @@
 
 #include "../crc32c.h"
 #include "../file.h"
+#include "../fp8.h"
 #include "../ops.h"
 #include "device.cuh"
 #include "mlp.cuh"
@@ -50,23 +51,31 @@ constexpr cudaDataType cublas_type() {
     static_assert(std::is_same<T, bf16>::value || std::is_same<T, float>::value, "cuBLASLt multiplies bf16 and fp32 here");
     return std::is_same<T, bf16>::value ? CUDA_R_16BF : CUDA_R_32F;
 }
-inline size_t bytes_of(cudaDataType type) { return type == CUDA_R_32F ? 4 : 2; }
-inline const char* name_of(cudaDataType type) { return type == CUDA_R_32F ? "fp32" : "bf16"; }
+constexpr cudaDataType cublas_type(Fp8 format) { return format == Fp8::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
+constexpr bool is_fp8(cudaDataType type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+inline size_t bytes_of(cudaDataType type) { return type == CUDA_R_32F ? 4 : is_fp8(type) ? 1 : 2; }
+inline const char* name_of(cudaDataType type) {
+    return type == CUDA_R_32F ? "fp32" : type == CUDA_R_8F_E4M3 ? "e4m3" : type == CUDA_R_8F_E5M2 ? "e5m2" : "bf16";
+}
 
 // All that an algorithm may depend on. D (m, n) = op(A) op(B) [+ D], column-major and packed.
 struct GemmKey {
     int m, n, k;
     bool a_t, b_t;
-    cudaDataType in, out;  // of A and B; of D
+    cudaDataType a, b, d;  // types
     cublasLtEpilogue_t epilogue;
     bool add;
-    int alignment;  // of every pointer, in bytes, at most 16: no algorithm asks for more
+    int alignment;      // of every pointer, in bytes, at most 16: no algorithm asks for more
+    bool fast = false;  // fp8: sums in the tensor cores' own registers all along, of fewer bits than fp32
 
-    auto fields() const { return std::make_tuple(m, n, k, a_t, b_t, (int)in, (int)out, (int)epilogue, add, alignment); }
+    auto fields() const {
+        return std::make_tuple(m, n, k, a_t, b_t, (int)a, (int)b, (int)d, (int)epilogue, add, alignment, fast);
+    }
     bool operator<(const GemmKey& other) const { return fields() < other.fields(); }
     std::string text() const {
-        return format("m %d n %d k %d %c%c %s to %s epilogue %d %s align %d", m, n, k, "NT"[a_t], "NT"[b_t], name_of(in),
-                      name_of(out), (int)epilogue, add ? "add" : "set", alignment);
+        const std::string factors = a == b ? name_of(a) : format("%s x %s", name_of(a), name_of(b));
+        return format("m %d n %d k %d %c%c %s to %s epilogue %d %s align %d%s", m, n, k, "NT"[a_t], "NT"[b_t], factors.c_str(),
+                      name_of(d), (int)epilogue, add ? "add" : "set", alignment, fast ? " fast" : "");
     }
 };
 
@@ -202,8 +211,9 @@ namespace detail {
 struct GemmPointers {
     void* d;
     const void *a, *b;
-    const void* bias = nullptr;  // BIAS: read, one value per row of D; BGRADB: set, one per column
-    const void* aux = nullptr;   // like D; GELU_AUX: set, what GeLU is given; DGELU: read
+    const void* bias = nullptr;                          // BIAS: read, one value per row of D; BGRADB: set, one per column
+    const void* aux = nullptr;                           // like D; GELU_AUX: set, what GeLU is given; DGELU: read
+    const float *a_scale = nullptr, *b_scale = nullptr;  // fp8: the product is multiplied by both
 };
 
 constexpr bool has_bias(cublasLtEpilogue_t e) { return (e & CUBLASLT_EPILOGUE_BIAS) || e == CUBLASLT_EPILOGUE_BGRADB; }
@@ -220,17 +230,20 @@ inline void describe(GemmPlan& plan, const GemmKey& key) {
     set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSB, key.b_t ? CUBLAS_OP_T : CUBLAS_OP_N);
     set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, key.epilogue);
     if (has_aux(key.epilogue)) set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)key.m);
+    if (key.fast) set_attribute(plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
     const int a_rows = key.a_t ? key.k : key.m, a_columns = key.a_t ? key.m : key.k;
     const int b_rows = key.b_t ? key.n : key.k, b_columns = key.b_t ? key.k : key.n;
-    CUBLAS(cublasLtMatrixLayoutInit(&plan.a, key.in, (uint64_t)a_rows, (uint64_t)a_columns, a_rows));
-    CUBLAS(cublasLtMatrixLayoutInit(&plan.b, key.in, (uint64_t)b_rows, (uint64_t)b_columns, b_rows));
-    CUBLAS(cublasLtMatrixLayoutInit(&plan.d, key.out, (uint64_t)key.m, (uint64_t)key.n, key.m));
+    CUBLAS(cublasLtMatrixLayoutInit(&plan.a, key.a, (uint64_t)a_rows, (uint64_t)a_columns, a_rows));
+    CUBLAS(cublasLtMatrixLayoutInit(&plan.b, key.b, (uint64_t)b_rows, (uint64_t)b_columns, b_rows));
+    CUBLAS(cublasLtMatrixLayoutInit(&plan.d, key.d, (uint64_t)key.m, (uint64_t)key.n, key.m));
     plan.beta = key.add ? 1.0f : 0.0f;
 }
 
 inline cublasStatus_t start(Ctx& ctx, GemmPlan& plan, const cublasLtMatmulAlgo_t& algo, const GemmPointers& p) {
     if (p.bias) set_attribute(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     if (p.aux) set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux);
+    if (p.a_scale) set_attribute(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.a_scale);
+    if (p.b_scale) set_attribute(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.b_scale);
     const float alpha = 1;
     return cublasLtMatmul(ctx.cublas, &plan.product, &alpha, p.a, &plan.a, p.b, &plan.b, &plan.beta, p.d, &plan.d, p.d, &plan.d,
                           &algo, ctx.workspace, Ctx::workspace_bytes, ctx.stream);
@@ -252,6 +265,8 @@ inline std::vector<cublasLtMatmulAlgo_t> suggestions(Ctx& ctx, GemmPlan& plan, c
     const void* const aligned = (const char*)ctx.workspace + key.alignment;
     if (has_bias(key.epilogue)) set_attribute(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, aligned);
     if (has_aux(key.epilogue)) set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aligned);
+    if (is_fp8(key.a)) set_attribute(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, aligned);
+    if (is_fp8(key.b)) set_attribute(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, aligned);
     std::vector<cublasLtMatmulHeuristicResult_t> results((size_t)most);
     int n = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(ctx.cublas, &plan.product, &plan.a, &plan.b, &plan.d, &plan.d,
@@ -262,14 +277,17 @@ inline std::vector<cublasLtMatmulAlgo_t> suggestions(Ctx& ctx, GemmPlan& plan, c
     return algorithms;
 }
 
-// Uniform in [-1, 1). Zeros would not do: they switch no transistors, so the clock stays higher than it ever is in training.
-template <class T>
-__global__ void __launch_bounds__(256) fill_random(T* x, size_t n) {
+// Uniform in [low, low + span). Zeros would not do: they switch no transistors, so the clock stays higher than it ever is in
+// training.
+__global__ void __launch_bounds__(256) fill_random(void* x, cudaDataType type, size_t n, float low, float span) {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         uint32_t bits = (uint32_t)i * 2654435761u;
         bits = (bits ^ bits >> 15) * 2246822519u;
         bits = (bits ^ bits >> 13) * 3266489917u;
-        x[i] = (T)((float)(bits >> 8) * 0x1p-23f - 1.0f);
+        const float value = low + span * ((float)(bits >> 8) * 0x1p-24f);
+        if (type == CUDA_R_32F) ((float*)x)[i] = value;
+        else if (type == CUDA_R_16BF) ((bf16*)x)[i] = (bf16)value;
+        else ((uint8_t*)x)[i] = fp8_encode(value, type == CUDA_R_8F_E4M3 ? Fp8::e4m3 : Fp8::e5m2);
     }
 }
 
@@ -278,34 +296,44 @@ class GemmScratch {
 public:
     GemmScratch(Ctx& ctx, const GemmKey& key) {
         const size_t m = (size_t)key.m, n = (size_t)key.n, k = (size_t)key.k;
-        const size_t elements[n_matrices] = {m * k, k * n, m * n, std::max(m, n), has_aux(key.epilogue) ? m * n : 1};
+        const struct {
+            cudaDataType type;
+            size_t elements;
+            float low, span;
+        } matrices[n_matrices] = {{key.a, m * k, -1, 2},
+                                  {key.b, k * n, -1, 2},
+                                  {key.d, m * n, -1, 2},
+                                  {key.d, std::max(m, n), -1, 2},
+                                  {key.d, has_aux(key.epilogue) ? m * n : 1, -1, 2},
+                                  {CUDA_R_32F, 1, 1, 0}};
         size_t at[n_matrices + 1] = {};
-        const auto type = [&](int i) { return i < 2 ? key.in : key.out; };
         for (int i = 0; i < n_matrices; i++)
-            at[i + 1] = at[i] + ceil_div(elements[i] * bytes_of(type(i)) + 16, (size_t)256) * 256;
+            at[i + 1] = at[i] + ceil_div(matrices[i].elements * bytes_of(matrices[i].type) + 16, (size_t)256) * 256;
         if (cudaMalloc(&memory_, at[n_matrices]) != cudaSuccess) {
             (void)cudaGetLastError();
             memory_ = nullptr;
             return;
         }
         for (int i = 0; i < n_matrices; i++) {
+            const auto& x = matrices[i];
             matrices_[i] = (char*)memory_ + at[i] + key.alignment;
-            const unsigned blocks = (unsigned)std::min(ceil_div(elements[i], (size_t)256), (size_t)ctx.multiprocessors * 8);
-            if (type(i) == CUDA_R_16BF) LAUNCH(fill_random<bf16>, blocks, 256, 0, ctx, (bf16*)matrices_[i], elements[i]);
-            else LAUNCH(fill_random<float>, blocks, 256, 0, ctx, (float*)matrices_[i], elements[i]);
+            const unsigned blocks = (unsigned)std::min(ceil_div(x.elements, (size_t)256), (size_t)ctx.multiprocessors * 8);
+            LAUNCH(fill_random, blocks, 256, 0, ctx, matrices_[i], x.type, x.elements, x.low, x.span);
         }
+        if (!is_fp8(key.a)) matrices_[5] = nullptr;
     }
     ~GemmScratch() { cudaFree(memory_); }
     GemmScratch(const GemmScratch&) = delete;
     GemmScratch& operator=(const GemmScratch&) = delete;
     bool obtained() const { return memory_ != nullptr; }
     GemmPointers pointers(cublasLtEpilogue_t epilogue) const {
-        return {matrices_[2], matrices_[0], matrices_[1], has_bias(epilogue) ? matrices_[3] : nullptr,
-                has_aux(epilogue) ? matrices_[4] : nullptr};
+        void* const* const x = matrices_;
+        const float* const scale = (const float*)x[5];
+        return {x[2], x[0], x[1], has_bias(epilogue) ? x[3] : nullptr, has_aux(epilogue) ? x[4] : nullptr, scale, scale};
     }
 
 private:
-    static constexpr int n_matrices = 5;  // a, b, d, bias, aux
+    static constexpr int n_matrices = 6;  // a, b, d, bias, aux, the scale of both factors
     void* memory_ = nullptr;
     void* matrices_[n_matrices] = {};
 };
@@ -532,13 +560,13 @@ constexpr cudaDataType x_type = cublas_type<floatX>();
 
 // The three products' keys; an epilogue and its pointers' alignment may be added.
 inline GemmKey forward_key(int N, int IC, int OC, cublasLtEpilogue_t epilogue, int alignment) {
-    return {OC, N, IC, true, false, x_type, x_type, epilogue, false, alignment};
+    return {OC, N, IC, true, false, x_type, x_type, x_type, epilogue, false, alignment};
 }
 inline GemmKey backward_input_key(int N, int IC, int OC, cublasLtEpilogue_t epilogue, int alignment) {
-    return {IC, N, OC, false, false, x_type, x_type, epilogue, false, alignment};
+    return {IC, N, OC, false, false, x_type, x_type, x_type, epilogue, false, alignment};
 }
 inline GemmKey backward_weight_key(int N, int IC, int OC, Acc acc, cublasLtEpilogue_t epilogue, int alignment) {
-    return {IC, OC, N, false, true, x_type, cublas_type<real>(), epilogue, acc == Acc::Add, alignment};
+    return {IC, OC, N, false, true, x_type, x_type, cublas_type<real>(), epilogue, acc == Acc::Add, alignment};
 }
 
 // From Hopper on the library computes GeLU and its derivative in the product itself; on other GPUs in a kernel behind it.

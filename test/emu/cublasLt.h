@@ -354,6 +354,7 @@ inline cublasStatus_t describe(Product& p) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (fp8) {
         const bool e5m2_twice = in == CUDA_R_8F_E5M2 && p.b->type == CUDA_R_8F_E5M2;
+        if (op.compute_type != CUBLAS_COMPUTE_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (capability < 89 || !is_fp8(p.b->type) || e5m2_twice || !a_t || b_t) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (p.m % 16 || p.n % 16 || p.k % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (is_fp8(p.c->type)) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -366,7 +367,10 @@ inline cublasStatus_t describe(Product& p) {
         if (in == CUDA_R_32F && out != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (in == CUDA_R_16BF && capability < 80) return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    // Scales belong to fp8 matrices.
+    if (op.fast_accum != 0 && op.fast_accum != 1) return CUBLAS_STATUS_INVALID_VALUE;
+    // Scales belong to fp8 matrices. Versions 12.9 to 13.1 want them at multiples of 16.
+    for (const void* scale : {(const void*)op.a_scale, (const void*)op.b_scale, (const void*)op.d_scale})
+        if ((uintptr_t)scale % 16) return CUBLAS_STATUS_INVALID_VALUE;
     if (((op.a_scale || op.b_scale) && !fp8) || op.c_scale || ((op.d_scale || op.amax_d) && !is_fp8(out)))
         return CUBLAS_STATUS_INVALID_VALUE;
 
@@ -524,6 +528,37 @@ inline void add_products(float* sums, const float* a, size_t stride, const float
     memcpy(sums, total, sizeof total);
 }
 
+// The same of fp8, as Hopper's tensor cores have been measured to do it (DeepSeek-V3, arXiv 2412.19437, section 3.5): of 32
+// products and the sum so far, all are cut off 13 bits below the leading bit of the largest. Without fast accumulation what has
+// been summed is moved to fp32 every 128 products.
+inline void add_fp8_products(float* sums, const float* a, size_t stride, const float* b, size_t first, size_t last, bool fast) {
+    constexpr size_t step = 32, promotion = 128;
+    float total[width] = {}, part[width] = {};
+    for (size_t l = first; l < last; l += step) {
+        const size_t end = std::min(last, l + step);
+        float largest[width], per_unit[width], units[width];
+        for (size_t i = 0; i < width; i++) largest[i] = std::abs(part[i]);
+        for (size_t j = l; j < end; j++)
+            for (size_t i = 0; i < width; i++) {
+                const float product = std::abs(a[j * stride + i] * b[j]);
+                largest[i] = product > largest[i] ? product : largest[i];
+            }
+        for (size_t i = 0; i < width; i++) {
+            const unsigned exponent = std::max(64u, __float_as_uint(largest[i]) >> 23);
+            per_unit[i] = __uint_as_float((254 - (exponent - 13)) << 23);
+            units[i] = std::trunc(part[i] * per_unit[i]);
+        }
+        for (size_t j = l; j < end; j++)
+            for (size_t i = 0; i < width; i++) units[i] += std::trunc(a[j * stride + i] * b[j] * per_unit[i]);
+        const bool promoted = !fast && (end - first) % promotion == 0;
+        for (size_t i = 0; i < width; i++) {
+            part[i] = units[i] / per_unit[i];
+            if (promoted) total[i] += part[i], part[i] = 0;
+        }
+    }
+    for (size_t i = 0; i < width; i++) sums[i] = total[i] + part[i];
+}
+
 struct Operands {
     const void *a, *b, *c;
     void *d, *workspace;
@@ -561,8 +596,12 @@ inline void multiply(const Product& p, const Algorithm& algorithm, const Operand
         std::vector<float>& target = splits > 1 ? partial : sums;
         for (size_t j = 0; j < n; j++)
             for (size_t i = 0; i < padded; i += width)
-                add_products(&target[j * padded + i], &a[i], padded, &b[j * k], std::min(k, s * part),
-                             std::min(k, (s + 1) * part), algorithm.step);
+                if (is_fp8(p.a->type))
+                    add_fp8_products(&target[j * padded + i], &a[i], padded, &b[j * k], std::min(k, s * part),
+                                     std::min(k, (s + 1) * part), op.fast_accum);
+                else
+                    add_products(&target[j * padded + i], &a[i], padded, &b[j * k], std::min(k, s * part),
+                                 std::min(k, (s + 1) * part), algorithm.step);
         if (splits == 1) break;
         for (size_t j = 0; j < n; j++)
             for (size_t i = 0; i < m; i++) {

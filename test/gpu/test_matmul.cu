@@ -332,10 +332,12 @@ TEST(GpuGemmPlans, MadeOncePerProduct) {
 
 // Everything that changes the algorithm changes the key's text, which names it in the file.
 TEST(GpuGemmPlans, KeysDiffer) {
-    const gpu::GemmKey key = {1, 2, 3, false, false, CUDA_R_16BF, CUDA_R_16BF, CUBLASLT_EPILOGUE_DEFAULT, false, 16};
-    std::vector<gpu::GemmKey> all(11, key);
-    all[1].m = 9, all[2].n = 9, all[3].k = 9, all[4].a_t = true, all[5].b_t = true, all[6].in = CUDA_R_32F;
-    all[7].out = CUDA_R_32F, all[8].epilogue = CUBLASLT_EPILOGUE_BIAS, all[9].add = true, all[10].alignment = 8;
+    const gpu::GemmKey key = {1,     2, 3, false, false, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUBLASLT_EPILOGUE_DEFAULT,
+                              false, 16};
+    std::vector<gpu::GemmKey> all(14, key);
+    all[1].m = 9, all[2].n = 9, all[3].k = 9, all[4].a_t = true, all[5].b_t = true, all[6].a = CUDA_R_8F_E4M3;
+    all[7].b = CUDA_R_8F_E4M3, all[8].d = CUDA_R_32F, all[9].epilogue = CUBLASLT_EPILOGUE_BIAS, all[10].add = true;
+    all[11].alignment = 8, all[12].fast = true, all[13].a = all[13].b = CUDA_R_8F_E5M2;
     for (size_t i = 0; i < all.size(); i++)
         for (size_t j = 0; j < i; j++) {
             EXPECT_NE(all[i].text(), all[j].text());

@@ -1,0 +1,135 @@
+// Linear layers whose factors are 8-bit codes (../fp8.h, derivations in matmul.h). The arithmetic is a GPU's: codes stand for
+// exact numbers, products of them are summed in fp32, the sum is multiplied by both inverse scales and rounded once.
+//   forward          out  (N, OC)  = inp (N, IC) weight (OC, IC)^T
+//   backward_input   dinp (N, IC)  = dout (N, OC) weight_transposed (IC, OC)^T
+//   backward_weight  dweight (OC, IC) += dout_transposed (OC, N) inp_transposed (IC, N)^T
+// All three are c (M, K') = a (M, K) b (K', K)^T: that is what a GPU's tensor cores take. No CPU multiplies 8-bit floats: the
+// fast path decodes them to floatX, which is exact, and hands the product to oneDNN. It is here to prove trainings anywhere,
+// not for speed: about what bf16 costs, and the conversion.
+#pragma once
+#include <array>
+#include <type_traits>
+#include <vector>
+
+#include "../ops.h"
+#include "matmul.h"
+#include "parallel.h"
+
+namespace cpu {
+namespace detail {
+
+// All 256 numbers of a format.
+inline const std::array<float, 256>& fp8_numbers(Fp8 format) {
+    static const auto numbers = [] {
+        std::array<std::array<float, 256>, 2> all;
+        for (const Fp8 f : {Fp8::e4m3, Fp8::e5m2})
+            for (int code = 0; code < 256; code++) all[(size_t)f][(size_t)code] = fp8_decode((uint8_t)code, f);
+        return all;
+    }();
+    return numbers[(size_t)format];
+}
+
+inline void decode(floatX* out, const uint8_t* codes, size_t n, Fp8 format) {
+    std::array<floatX, 256> numbers;
+    for (size_t i = 0; i < 256; i++) numbers[i] = (floatX)fp8_numbers(format)[i];
+    parallel_ranges(n, [&](size_t first, size_t last) {
+        for (size_t i = first; i < last; i++) out[i] = numbers[codes[i]];
+    });
+}
+
+// set(m, n, sum) for every element of a (M, K) b (N, K)^T.
+template <class Set>
+void fp8_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8 b_format, int M, int N, int K, Set set) {
+    if constexpr (has_library)
+        if (!ctx.plain) {
+            std::vector<floatX>&wide_a = ctx.decoded[0], &wide_b = ctx.decoded[1];
+            std::vector<real>& sums = ctx.sums;
+            if (wide_a.size() < (size_t)M * K) wide_a.resize((size_t)M * K);
+            if (wide_b.size() < (size_t)N * K) wide_b.resize((size_t)N * K);
+            if (sums.size() < (size_t)M * N) sums.resize((size_t)M * N);
+            decode(wide_a.data(), a, (size_t)M * K, a_format);
+            decode(wide_b.data(), b, (size_t)N * K, b_format);
+            product<real>(ctx, sums.data(), wide_a.data(), false, wide_b.data(), true, nullptr, M, N, K, Acc::Set);
+#pragma omp parallel for schedule(static)
+            for (int m = 0; m < M; m++)
+                for (int n = 0; n < N; n++) set(m, n, sums[(size_t)m * N + n]);
+            return;
+        }
+    const auto &a_numbers = fp8_numbers(a_format), &b_numbers = fp8_numbers(b_format);
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) {
+            real sum = 0;
+            for (int k = 0; k < K; k++) sum += (real)a_numbers[a[(size_t)m * K + k]] * (real)b_numbers[b[(size_t)n * K + k]];
+            set(m, n, sum);
+        }
+}
+
+}  // namespace detail
+
+inline std::string fp8_limits(const Ctx&) { return ""; }
+
+inline void absolute_max(Ctx&, float* amax, const floatX* x, size_t n) {
+    float largest = *amax;
+#pragma omp parallel for schedule(static) reduction(max : largest)
+    for (size_t i = 0; i < n; i++) {
+        const float a = std::fabs((float)x[i]);
+        if (a > largest && std::isfinite(a)) largest = a;
+    }
+    *amax = largest;
+}
+
+inline void quantize(Ctx& ctx, uint8_t* codes, uint8_t* transposed, float* amax, const floatX* x, int N, int C, Fp8 format,
+                     const float* scale) {
+    absolute_max(ctx, amax, x, (size_t)N * C);
+    const float factor = *scale;
+    parallel_ranges((size_t)N * C, [&](size_t first, size_t last) {
+        for (size_t i = first; i < last; i++) codes[i] = fp8_encode((float)x[i] * factor, format);
+    });
+    if (transposed) transpose_codes(ctx, transposed, codes, N, C);
+}
+
+inline void transpose_codes(Ctx&, uint8_t* transposed, const uint8_t* codes, int N, int C) {
+    constexpr int tile = 64;  // both sides of one are in cache together
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int c0 = 0; c0 < C; c0 += tile)
+        for (int n0 = 0; n0 < N; n0 += tile)
+            for (int c = c0; c < std::min(C, c0 + tile); c++)
+                for (int n = n0; n < std::min(N, n0 + tile); n++) transposed[(size_t)c * N + n] = codes[(size_t)n * C + c];
+}
+
+inline void set_scale(Ctx&, float* scale, float* inverse, const float* amax, Fp8 format, int margin) {
+    const float s = fp8_scale(*amax, format, margin);
+    *scale = s > 0 ? s : 1.0f;
+    *inverse = 1.0f / *scale;
+}
+
+inline void fp8_linear_forward(Ctx& ctx, floatX* out, const uint8_t* inp, const uint8_t* weight, const floatX* bias,
+                               const float* inp_inverse, const float* weight_inverse, int N, int IC, int OC, bool /*fast*/) {
+    const real inverse = (real)*inp_inverse * (real)*weight_inverse;
+    detail::fp8_product(ctx, inp, Fp8::e4m3, weight, Fp8::e4m3, N, OC, IC, [=](int n, int o, real sum) {
+        out[(size_t)n * OC + o] = (floatX)(sum * inverse + (bias ? (real)bias[o] : real(0)));
+    });
+}
+
+inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const uint8_t* dout, const uint8_t* weight_transposed,
+                                      const float* dout_inverse, const float* weight_inverse, int N, int IC, int OC,
+                                      Fp8 dout_format) {
+    const real inverse = (real)*dout_inverse * (real)*weight_inverse;
+    detail::fp8_product(ctx, dout, dout_format, weight_transposed, Fp8::e4m3, N, IC, OC,
+                        [=](int n, int i, real sum) { dinp[(size_t)n * IC + i] = (floatX)(sum * inverse); });
+}
+
+inline void fp8_linear_backward_weight(Ctx& ctx, real* dweight, const uint8_t* dout_transposed, const uint8_t* inp_transposed,
+                                       const float* dout_inverse, const float* inp_inverse, int N, int IC, int OC,
+                                       Fp8 dout_format) {
+    const real inverse = (real)*dout_inverse * (real)*inp_inverse;
+    detail::fp8_product(ctx, dout_transposed, dout_format, inp_transposed, Fp8::e4m3, OC, IC, N,
+                        [=](int o, int i, real sum) { dweight[(size_t)o * IC + i] += sum * inverse; });
+}
+
+inline void bias_backward(Ctx&, real* dbias, const floatX* dout, int N, int OC) {
+    detail::column_sums(dbias, dout, N, OC, Acc::Add);
+}
+
+}  // namespace cpu

@@ -1,0 +1,273 @@
+// 8-bit numbers, their scales and their products: every code and every tie against a definition in double, the state that
+// scales follow from, products against sums in double with bounds that follow from the formats.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "../llmc/cpu/fp8_linear.h"
+#include "../llmc/cpu/mlp.h"
+#include "../llmc/fp8_state.h"
+#include "testing.h"
+
+namespace {
+
+constexpr Fp8 formats[] = {Fp8::e4m3, Fp8::e5m2};
+
+// All finite numbers of a format that are not negative, from the formula, smallest first: index = code.
+std::vector<double> numbers(Fp8 format) {
+    const int mantissa = format == Fp8::e4m3 ? 3 : 2, bias = format == Fp8::e4m3 ? 7 : 15;
+    std::vector<double> all;
+    for (int exponent = 0;; exponent++)
+        for (int fraction = 0; fraction < 1 << mantissa; fraction++) {
+            const double x = exponent ? std::pow(2.0, exponent - bias) * (1 + fraction / (double)(1 << mantissa))
+                                      : std::pow(2.0, 1 - bias) * fraction / (double)(1 << mantissa);
+            all.push_back(x);
+            if (x == (double)fp8_max(format)) return all;
+        }
+}
+
+// Nearest by search; of two equally near ones the even code; never beyond the largest.
+uint8_t nearest(const std::vector<double>& all, double x) {
+    size_t best = 0;
+    x = std::min(x, all.back());
+    for (size_t i = 1; i < all.size(); i++) {
+        const double before = std::fabs(all[best] - x), now = std::fabs(all[i] - x);
+        if (now < before || (now == before && i % 2 == 0)) best = i;
+    }
+    return (uint8_t)best;
+}
+
+TEST(Fp8, EveryCodeIsTheNumberOfTheDefinitionAndComesBack) {
+    for (const Fp8 format : formats) {
+        const std::vector<double> all = numbers(format);
+        EXPECT_EQ(all.size(), format == Fp8::e4m3 ? 127u : 124u);
+        for (int code = 0; code < 256; code++) {
+            const size_t magnitude = (size_t)(code & 0x7f);
+            const float x = fp8_decode((uint8_t)code, format);
+            if (magnitude < all.size()) {
+                EXPECT_EQ((double)x, (code & 0x80 ? -1 : 1) * all[magnitude]) << code;
+                EXPECT_EQ(std::signbit(x), (code & 0x80) != 0);
+                EXPECT_EQ(fp8_encode(x, format), code);
+                EXPECT_EQ((float)bf16(x), x) << "is a part of bf16";
+            } else if (format == Fp8::e5m2 && magnitude == 0x7c) {
+                EXPECT_TRUE(std::isinf(x));
+            } else {
+                EXPECT_TRUE(std::isnan(x)) << code;
+            }
+        }
+    }
+}
+
+TEST(Fp8, RoundsToNearestTiesToEvenAndSaturates) {
+    for (const Fp8 format : formats) {
+        const std::vector<double> all = numbers(format);
+        const auto check = [&](float x) {
+            ASSERT_EQ(fp8_encode(x, format), nearest(all, x)) << fp8_name(format) << " " << x;
+            ASSERT_EQ(fp8_encode(-x, format), nearest(all, x) | 0x80) << fp8_name(format) << " " << -x;
+        };
+        for (size_t i = 0; i + 1 < all.size(); i++) {
+            const float tie = (float)((all[i] + all[i + 1]) / 2);  // exact
+            check(tie), check(std::nextafter(tie, 0.0f)), check(std::nextafter(tie, INFINITY));
+            check((float)all[i]), check(std::nextafter((float)all[i], INFINITY));
+            if (i) check(std::nextafter((float)all[i], 0.0f));
+        }
+        for (const float x : {fp8_max(format) * 1.01f, fp8_max(format) * 2, 1e30f, 3.402823466e38f, 1e-30f, 1e-45f, 0.0f})
+            check(x);
+        for (uint32_t i = 0; i < 200000; i++) {
+            const uint32_t bits = (i * 2654435761u) & 0x7fffffffu;
+            float x;
+            memcpy(&x, &bits, 4);
+            if (std::isfinite(x)) check(x);
+        }
+        for (const float x : {INFINITY, NAN}) {
+            EXPECT_TRUE(std::isnan(fp8_decode(fp8_encode(x, format), format)));
+            EXPECT_TRUE(std::isnan(fp8_decode(fp8_encode(-x, format), format)));
+        }
+    }
+}
+
+TEST(Fp8, ScalesBringTheLargestElementToTheLargestNumber) {
+    EXPECT_EQ(fp8_scale(448, Fp8::e4m3, 0), 1);
+    EXPECT_EQ(fp8_scale(7, Fp8::e4m3, 0), 64);
+    EXPECT_EQ(fp8_scale(7, Fp8::e4m3, 2), 16);
+    EXPECT_EQ(fp8_scale(28672, Fp8::e5m2, 0), 2);
+    for (const float nothing : {0.0f, -1.0f, INFINITY, NAN}) EXPECT_EQ(fp8_scale(nothing, Fp8::e4m3, 0), 0);
+    EXPECT_EQ(fp8_scale(1e-45f, Fp8::e5m2, 0), 3.402823466e38f);
+}
+
+TEST(Fp8State, FollowsTheHistoryByItsLargestOrNewestEntry) {
+    for (const bool newest : {false, true}) {
+        Fp8Recipe recipe;
+        recipe.on = true, recipe.history = 3, recipe.most_recent = newest;
+        Fp8State state(recipe, 1);
+        const float amax[] = {4, 16, 8, 2, 1, 0, 0, 0, 0};
+        // of the newest three; where they are all zero the scale stays
+        const float largest[] = {4, 16, 16, 16, 8, 2, 1, 1, 1}, last[] = {4, 16, 8, 2, 1, 1, 1, 1, 1};
+        EXPECT_EQ(state.measured(), 0);
+        EXPECT_EQ(state.scales[0], 1);
+        for (size_t i = 0; i < std::size(amax); i++) {
+            state.update(std::vector<float>(fp8_tensors, amax[i]));
+            for (const Matrix matrix : all_matrices) {
+                EXPECT_EQ(state.scales[fp8_index(0, matrix, Operand::weight)], 448 / (newest ? last : largest)[i]) << i;
+                EXPECT_EQ(state.scales[fp8_index(0, matrix, Operand::gradient)], 57344 / (newest ? last : largest)[i]) << i;
+            }
+            EXPECT_EQ(state.measured(), std::min(3, (int)i + 1));
+        }
+    }
+}
+
+TEST(Fp8State, ComesBackFromAFileAndRefusesOthers) {
+    Fp8Recipe recipe;
+    recipe.on = true, recipe.history = 4;
+    Fp8State state(recipe, 2);
+    std::mt19937 random(1);
+    const auto amax = [&] {
+        std::vector<float> v(2 * fp8_tensors);
+        for (float& x : v) x = std::ldexp((float)random() / 7, -(int)(random() % 60));
+        return v;
+    };
+    for (int i = 0; i < 6; i++) state.update(amax());
+    const auto json = nlohmann::json::parse(state.to_json().dump());
+    Fp8State other(recipe, 2);
+    other.from_json(json, "file");
+    EXPECT_EQ(other.scales, state.scales);
+    for (int i = 0; i < 6; i++) {
+        const auto next = amax();
+        state.update(next), other.update(next);
+        EXPECT_EQ(other.scales, state.scales);
+    }
+    Fp8State wrong(recipe, 3);
+    EXPECT_THROW(wrong.from_json(json, "file"), Error);
+    auto damaged = json;
+    damaged["scales"][3] = 0;
+    EXPECT_THROW(other.from_json(damaged, "file"), Error);
+    damaged = json, damaged.erase("amax_history");
+    EXPECT_THROW(other.from_json(damaged, "file"), Error);
+    other.from_json(nullptr, "file");  // of a run in bf16
+}
+
+class Fp8Ops : public testing::TestWithParam<bool> {
+protected:
+    Fp8Ops() { ctx_.plain = GetParam(); }
+    std::vector<uint8_t> codes(size_t n, Fp8 format, uint32_t seed) {
+        std::mt19937 random(seed);
+        std::normal_distribution<float> normal;
+        std::vector<uint8_t> v(n);
+        for (uint8_t& c : v) c = fp8_encode(normal(random) * fp8_max(format) / 8, format);
+        return v;
+    }
+    cpu::Ctx ctx_;
+};
+INSTANTIATE_TEST_SUITE_P(PlainAndFast, Fp8Ops, testing::Bool());
+
+TEST_P(Fp8Ops, QuantizeEncodesTransposesAndMeasures) {
+    const int N = 80, C = 48;
+    std::vector<floatX> x((size_t)N * C);
+    std::mt19937 random(2);
+    std::normal_distribution<float> normal;
+    for (floatX& v : x) v = (floatX)(normal(random) * 100);
+    x[5] = (floatX)NAN, x[17] = (floatX)INFINITY, x[99] = (floatX)-1e30f, x[100] = (floatX)0.0f;
+    for (const Fp8 format : formats) {
+        const float scale = 0.37f;
+        float amax = 1;
+        std::vector<uint8_t> q((size_t)N * C), t((size_t)N * C);
+        cpu::quantize(ctx_, q.data(), t.data(), &amax, x.data(), N, C, format, &scale);
+        EXPECT_EQ(amax, std::fabs((float)(floatX)-1e30f));
+        for (int n = 0; n < N; n++)
+            for (int c = 0; c < C; c++) {
+                const size_t i = (size_t)n * C + c;
+                ASSERT_EQ(q[i], fp8_encode((float)x[i] * scale, format));
+                ASSERT_EQ(t[(size_t)c * N + n], q[i]);
+            }
+        EXPECT_TRUE(std::isnan(fp8_decode(q[5], format)) && std::isnan(fp8_decode(q[17], format)));
+        EXPECT_EQ(std::fabs(fp8_decode(q[99], format)), fp8_max(format));
+        float nothing = 0, s = 5, inverse = 5;
+        const std::vector<floatX> zeros(64, (floatX)0.0f);
+        cpu::absolute_max(ctx_, &nothing, zeros.data(), zeros.size());
+        cpu::set_scale(ctx_, &s, &inverse, &nothing, format, 0);
+        EXPECT_TRUE(nothing == 0 && s == 1 && inverse == 1);
+        cpu::set_scale(ctx_, &s, &inverse, &amax, format, 1);
+        EXPECT_EQ(s, fp8_scale(amax, format, 1));
+        EXPECT_EQ(inverse, 1 / s);
+    }
+}
+
+// fp32 sums of K exact products differ from the exact sum by at most K u (sum of magnitudes), and the result is rounded once.
+TEST_P(Fp8Ops, ProductsAreThoseOfTheDecodedNumbers) {
+    const int N = 48, IC = 112, OC = 80;
+    const float a = 0.25f, b = 3.0f;
+    const auto check = [&](const char* what, auto result, double start, const std::vector<uint8_t>& x, Fp8 fx, size_t x_at,
+                           const std::vector<uint8_t>& y, Fp8 fy, size_t y_at, int K, double bias) {
+        double sum = 0, magnitude = 0;
+        for (int k = 0; k < K; k++) {
+            const double p = (double)fp8_decode(x[x_at + k], fx) * fp8_decode(y[y_at + k], fy);
+            sum += p, magnitude += std::fabs(p);
+        }
+        const double scale = (double)a * b, expected = start + sum * scale + bias;
+        const double unit = test::roundoff<decltype(result)>;
+        const double bound =
+            (K + 4) * 0x1p-24 * (magnitude * scale + std::fabs(bias) + std::fabs(start)) + unit * std::fabs(expected);
+        ASSERT_LE(std::fabs((double)(float)result - expected), bound) << what;
+    };
+    const auto x = codes((size_t)N * IC, Fp8::e4m3, 1), w = codes((size_t)OC * IC, Fp8::e4m3, 2);
+    std::vector<floatX> bias(OC), out((size_t)N * OC);
+    for (int o = 0; o < OC; o++) bias[o] = (floatX)(0.5f * (float)o);
+    for (const floatX* beta : {(const floatX*)nullptr, (const floatX*)bias.data()}) {
+        cpu::fp8_linear_forward(ctx_, out.data(), x.data(), w.data(), beta, &a, &b, N, IC, OC, true);
+        for (int n = 0; n < N; n++)
+            for (int o = 0; o < OC; o++)
+                check("forward", out[(size_t)n * OC + o], 0, x, Fp8::e4m3, (size_t)n * IC, w, Fp8::e4m3, (size_t)o * IC, IC,
+                      beta ? (double)(float)beta[o] : 0);
+    }
+    for (const Fp8 format : formats) {
+        const auto dout = codes((size_t)N * OC, format, 3), wt = codes((size_t)IC * OC, Fp8::e4m3, 4);
+        std::vector<floatX> dinp((size_t)N * IC);
+        cpu::fp8_linear_backward_input(ctx_, dinp.data(), dout.data(), wt.data(), &a, &b, N, IC, OC, format);
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < IC; i++)
+                check("input", dinp[(size_t)n * IC + i], 0, dout, format, (size_t)n * OC, wt, Fp8::e4m3, (size_t)i * OC, OC, 0);
+        const auto dt = codes((size_t)OC * N, format, 5), xt = codes((size_t)IC * N, Fp8::e4m3, 6);
+        std::vector<real> dw((size_t)OC * IC, real(7));
+        cpu::fp8_linear_backward_weight(ctx_, dw.data(), dt.data(), xt.data(), &a, &b, N, IC, OC, format);
+        for (int o = 0; o < OC; o++)
+            for (int i = 0; i < IC; i++)
+                check("weight", dw[(size_t)o * IC + i], 7, dt, format, (size_t)o * N, xt, Fp8::e4m3, (size_t)i * N, N, 0);
+    }
+}
+
+// A linear layer in 8 bits against the same in double: each factor is off by at most half a step of its format, relative 2^-4
+// of e4m3 and 2^-3 of e5m2 for what is normal after scaling.
+TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
+    const int N = 32, IC = 64, OC = 48;
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    std::vector<floatX> x((size_t)N * IC), w((size_t)OC * IC), out((size_t)N * OC);
+    for (floatX& v : x) v = (floatX)normal(random);
+    for (floatX& v : w) v = (floatX)(0.02f * normal(random));
+    float amax[2] = {}, scale[2], inverse[2];
+    std::vector<uint8_t> xq(x.size()), wq(w.size());
+    cpu::absolute_max(ctx_, &amax[0], x.data(), x.size()), cpu::absolute_max(ctx_, &amax[1], w.data(), w.size());
+    for (int i = 0; i < 2; i++) cpu::set_scale(ctx_, &scale[i], &inverse[i], &amax[i], Fp8::e4m3, 0);
+    cpu::quantize(ctx_, xq.data(), nullptr, &amax[0], x.data(), N, IC, Fp8::e4m3, &scale[0]);
+    cpu::quantize(ctx_, wq.data(), nullptr, &amax[1], w.data(), OC, IC, Fp8::e4m3, &scale[1]);
+    cpu::fp8_linear_forward(ctx_, out.data(), xq.data(), wq.data(), nullptr, &inverse[0], &inverse[1], N, IC, OC, false);
+    double errors = 0, norms = 0;
+    for (int n = 0; n < N; n++)
+        for (int o = 0; o < OC; o++) {
+            double sum = 0, bound = 0;
+            for (int i = 0; i < IC; i++) {
+                const double a = (double)(float)x[(size_t)n * IC + i], b = (double)(float)w[(size_t)o * IC + i];
+                // half a step: 2^-4 of a number, and not below half of the least step, 2^-10 over the scale
+                const double ea = std::max(std::fabs(a) * 0x1p-4, 0x1p-10 / scale[0]),
+                             eb = std::max(std::fabs(b) * 0x1p-4, 0x1p-10 / scale[1]);
+                sum += a * b, bound += ea * std::fabs(b) + eb * std::fabs(a) + ea * eb;
+            }
+            const double error = std::fabs((double)(float)out[(size_t)n * OC + o] - sum);
+            ASSERT_LE(error, bound + 0x1p-8 * std::fabs(sum));
+            errors += error * error, norms += sum * sum;
+        }
+    EXPECT_LT(std::sqrt(errors / norms), 0x1p-4);  // errors are independent: far below the worst case
+    EXPECT_GT(std::sqrt(errors / norms), 0x1p-8);  // and it is 8 bits
+}
+
+}  // namespace
