@@ -1,0 +1,192 @@
+// Batches that training leaves out: ranges against a plain set, and the conversion from iterations against LLM-jp's procedure,
+// step by step.
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <set>
+
+#include "../llmc/json.h"
+#include "../llmc/skip.h"
+#include "files.h"
+#include "testing.h"
+
+namespace {
+
+BatchRanges parsed(const Strings& ranges) { return BatchRanges::parse(ranges, "--skip-batches"); }
+BatchRanges iterations(const Strings& ranges) { return BatchRanges::from_iterations(ranges, "--skip-train-iteration-range"); }
+
+TEST(BatchRanges, SortedAndMerged) {
+    EXPECT_EQ(parsed({"9", "3-5"}).text(), "3-5,9");
+    EXPECT_EQ(parsed({"3-5,9"}).text(), "3-5,9");
+    EXPECT_EQ(parsed({"3-7", "5-9", "4"}).text(), "3-9");    // overlapping, inside
+    EXPECT_EQ(parsed({"6-9", "1-2", "3-5"}).text(), "1-9");  // touching
+    EXPECT_EQ(parsed({"1", "3"}).text(), "1,3");             // not touching
+    EXPECT_EQ(parsed({"1,3,5,7", "2-6"}).text(), "1-7");     // one swallows several
+    EXPECT_EQ(parsed({"007-8"}).text(), "7-8");
+    EXPECT_EQ(parsed({"9007199254740992"}).text(), "9007199254740992");  // 2^53
+    EXPECT_EQ(parsed({}).text(), "");
+    EXPECT_TRUE(parsed({}).empty());
+    EXPECT_TRUE(parsed({"3-5"}) == parsed({"3,4,5"}));
+    EXPECT_TRUE(parsed({"3-5"}) != parsed({"3-6"}));
+    EXPECT_FALSE(parsed({"3-5"}) != parsed({"3-5"}));
+}
+
+TEST(BatchRanges, LooksUpByHand) {
+    const BatchRanges r = parsed({"3-5,9"});
+    EXPECT_FALSE(r.contains(2));
+    EXPECT_TRUE(r.contains(3));
+    EXPECT_TRUE(r.contains(5));
+    EXPECT_FALSE(r.contains(6));
+    EXPECT_EQ(r.next(2), 2);
+    EXPECT_EQ(r.next(3), 6);
+    EXPECT_EQ(r.next(5), 6);
+    EXPECT_EQ(r.next(9), 10);
+    EXPECT_EQ(r.next(10), 10);
+    EXPECT_EQ(r.count_before(3), 0);
+    EXPECT_EQ(r.count_before(4), 1);
+    EXPECT_EQ(r.count_before(6), 3);
+    EXPECT_EQ(r.count_before(9), 3);
+    EXPECT_EQ(r.count_before(10), 4);
+    EXPECT_EQ(parsed({}).next(7), 7);
+    EXPECT_EQ(parsed({}).count_before(7), 0);
+}
+
+// Whatever is added in whatever order, the ranges are the set of batches: same members, lengths, text and saved state.
+TEST(BatchRanges, AreASet) {
+    test::Rng rng(1);
+    for (int trial = 0; trial < 300; trial++) {
+        BatchRanges ranges;
+        std::set<int64_t> set;
+        for (int i = rng.below(12); i > 0; i--) {
+            const int first = 1 + rng.below(60), last = first + rng.below(trial % 2 ? 3 : 12);
+            ranges.add(first, last);
+            for (int batch = first; batch <= last; batch++) set.insert(batch);
+        }
+        const std::vector<BatchRanges::Range>& r = ranges.ranges();
+        for (size_t i = 0; i < r.size(); i++) {
+            ASSERT_LE(r[i].first, r[i].last);
+            ASSERT_GT(r[i].first, i > 0 ? r[i - 1].last + 1 : 0) << ranges.text();
+        }
+        for (int64_t batch = 1; batch < 80; batch++) {
+            ASSERT_EQ(ranges.contains(batch), set.count(batch) > 0) << ranges.text() << ": " << batch;
+            ASSERT_EQ(ranges.count_before(batch), std::distance(set.begin(), set.lower_bound(batch))) << ranges.text();
+            int64_t next = batch;
+            while (set.count(next)) next++;
+            ASSERT_EQ(ranges.next(batch), next) << ranges.text() << ": " << batch;
+        }
+        ASSERT_TRUE(ranges.empty() || parsed({ranges.text()}) == ranges) << ranges.text();
+        ASSERT_TRUE(BatchRanges::restore(parse_json(ranges.state().dump(), "state"), "state") == ranges) << ranges.text();
+    }
+}
+
+TEST(BatchRanges, State) {
+    EXPECT_EQ(parsed({"3-5,9"}).state().dump(), "[[3,5],[9,9]]");
+    EXPECT_EQ(parsed({}).state().dump(), "[]");
+    EXPECT_EQ(BatchRanges::restore(parsed({"3-5,9"}).state(), "state").text(), "3-5,9");  // not by way of text
+    for (const char* damaged : {"null", "{}", "7", "\"3-5\"", "[3,5]", "[[3]]", "[[3,5,7]]", "[[5,3]]", "[[0,3]]", "[[-1,3]]",
+                                "[[3,5.5]]", "[[3,\"5\"]]", "[[3,null]]", "[[1,9007199254740993]]",
+                                "[[1,18446744073709551615]]", "[[1,1e3]]", "[[true,3]]", "[[3,5],[]]"})
+        test::expect_error([&] { BatchRanges::restore(nlohmann::json::parse(damaged), "training/state.json"); },
+                           {"training/state.json is damaged"});
+}
+
+TEST(BatchRanges, RefusesJunk) {
+    for (const char* text : {"",
+                             ",",
+                             "3-5,",
+                             ",3",
+                             "3,,5",
+                             "x",
+                             "3x",
+                             "-",
+                             "3-",
+                             "-3",
+                             "--3",
+                             "3-5-7",
+                             "0",
+                             "0-3",
+                             "3-0",
+                             "-3--1",
+                             "3 - 5",
+                             " 3",
+                             "3 ",
+                             "+3",
+                             "3.5",
+                             "1e3",
+                             "0x10",
+                             "9007199254740993",
+                             "1-9007199254740993",
+                             "9223372036854775808",
+                             "18446744073709551617",
+                             "99999999999999999999999999",
+                             "3:5",
+                             "3\n"})
+        test::expect_error(
+            [&] {
+                parsed({"1-2", text});
+            },
+            {"--skip-batches has '" + std::string(text) + "'", "is not a range of batches", "HINT"});
+    test::expect_error([] { parsed({"1-2", "3,5-4"}); }, {"--skip-batches has '3,5-4'", "'5-4' ends before it begins", "HINT"});
+    test::expect_error([] { iterations({"5-4"}); }, {"--skip-train-iteration-range has '5-4'", "HINT"});
+    test::expect_error([] { iterations({"1-9007199254740992", "x"}); }, {"'x'"});
+    // The second range would move beyond the last number.
+    test::expect_error([] { iterations({"1-9007199254740000", "9007199254740990"}); }, {"discarded", "9007199254740992"});
+}
+
+TEST(BatchRanges, FromIterationsByHand) {
+    EXPECT_EQ(iterations({"101-200", "251-300"}).text(), "101-200,351-400");
+    EXPECT_EQ(iterations({"251-300", "101-200"}).text(), "101-200,351-400");
+    EXPECT_EQ(iterations({"101-200,251-300"}).text(), "101-200,351-400");
+    EXPECT_EQ(iterations({"101-200", "150-220"}).text(), "101-220");  // overlapping
+    EXPECT_EQ(iterations({"3-5", "5"}).text(), "3-5");
+    EXPECT_EQ(iterations({"3-5", "6-9"}).text(), "3-5,9-12");  // touching: 3, 4 and 5 read the batches 6, 7 and 8
+    EXPECT_EQ(iterations({"1"}).text(), "1");
+    EXPECT_EQ(iterations({}).text(), "");
+}
+
+// LLM-jp's procedure, literally: sort; merge what overlaps; then, before each iteration, if the next one lies in the first
+// range left, draw and discard batches up to its end and forget the range, without moving the iteration.
+std::vector<int64_t> batches_read(std::vector<std::pair<int, int>> given, int train_iters) {
+    std::sort(given.begin(), given.end());
+    std::deque<std::pair<int, int>> ranges;
+    for (const auto& [start, end] : given) {
+        if (ranges.empty() || ranges.back().second < start) ranges.push_back({start, end});
+        else ranges.back().second = std::max(ranges.back().second, end);
+    }
+    std::vector<int64_t> read;
+    int iteration = 0;
+    int64_t drawn = 0;
+    while (iteration < train_iters) {
+        if (!ranges.empty() && ranges.front().first <= iteration + 1 && iteration + 1 <= ranges.front().second) {
+            const int end = ranges.front().second;
+            ranges.pop_front();
+            for (int skipping = iteration; skipping + 1 <= end; skipping++) drawn++;
+            continue;
+        }
+        read.push_back(++drawn);
+        iteration++;
+    }
+    return read;
+}
+
+TEST(BatchRanges, FromIterationsReadsTheBatchesThatLlmJpReads) {
+    test::Rng rng(2);
+    for (int trial = 0; trial < 500; trial++) {
+        std::vector<std::pair<int, int>> given;
+        Strings texts;
+        for (int i = rng.below(8); i > 0; i--) {
+            const int start = 1 + rng.below(60), end = start + rng.below(10);
+            given.push_back({start, end});
+            texts.push_back(std::to_string(start) + "-" + std::to_string(end));
+        }
+        const BatchRanges skip = iterations(texts);
+        int64_t batch = 0;
+        for (const int64_t expected : batches_read(given, 120)) {
+            batch = skip.next(batch + 1);
+            ASSERT_EQ(batch, expected) << skip.text();
+        }
+        ASSERT_EQ(batch - skip.count_before(batch), 120) << skip.text();  // 120 steps were run
+    }
+}
+
+}  // namespace
