@@ -15,6 +15,7 @@ QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with SwiGLU), V 
 holds of a size ends in l: NHl heads, Fl columns, Nl rows of the residual stream. Shapes stand at the right, slowest first. `d`
 prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumulates (fp32).
 */
+#include <array>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -34,6 +35,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/cpu/embed.h"
 #include "llmc/cpu/norm.h"
 #include "llmc/cpu/matmul.h"
+#include "llmc/cpu/fp8_linear.h"
 #include "llmc/cpu/rope.h"
 #include "llmc/cpu/attention.h"
 #include "llmc/cpu/mlp.h"
@@ -55,6 +57,11 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/model_config.h"
 #include "llmc/mesh.h"
 #include "llmc/parameters.h"
+// defines: Fp8Recipe, Fp8State, Matrix, Operand
+#include "llmc/fp8_state.h"
+// defines: Guard, Verdict | BatchRanges
+#include "llmc/guard.h"
+#include "llmc/faults.h"
 // defines: Shards | GradientReducer, ParameterGatherer | pipeline_schedule, split_layers
 #include "llmc/shard.h"
 #include "llmc/zero.h"
@@ -95,6 +102,8 @@ struct BlockActs {
     real *mean1, *rstd1;  // (Nl) (Nl)
     real *mean2, *rstd2;  // (Nl) (Nl)
     real* lse;            // (B, NHl, T)
+    uint8_t* codes[4];    // of the inputs of qkv, proj, fc1, fc2 in 8 bits: of norm1, att, norm2, act, with their shapes
+    float* inverse;       // (4, 4) what they are to be multiplied by, in the first of each four
 };
 
 enum class Recompute {
@@ -137,6 +146,7 @@ struct Activations {
     floatX* logits;                         // (head_rows, Vpl), turned into their gradient in place
     real* statistics;                       // (tp, 2, head_rows) of the vocabulary's shards
     real *loss, *zloss, *lse;               // (N) each
+    uint8_t *codes, *inputs, *gradients;    // (N, widest) 8-bit scratch: all rows; transposed inputs and gradients
     floatX* next_logits;                    // (Vp) of one row, for generation
     LossSums* sums;                         // of what the head has seen since they were cleared
     floatX* branch;                         // (Nl, C) what attention or MLP adds to the residual stream
@@ -174,6 +184,22 @@ static Part part_of(const ModelConfig& c, const Mesh& mesh, const std::vector<in
     return part;
 }
 
+// The 8-bit side of a model: which blocks take part, in which way now, their weights' codes and all tensors' scales.
+struct EightBit {
+    Fp8Recipe recipe;
+    bool after_bf16 = false;  // steps in bf16 come before
+    bool fast_accumulation = true;
+    std::vector<char> blocks;                 // of this rank: which are computed in 8 bits when `on`
+    bool on = false;                          // now; what generates or evaluates is computed in bf16
+    bool measuring = false;                   // bf16, but amax is recorded
+    bool current = false;                     // scales come from the tensors themselves
+    std::vector<char> quantized;              // blocks whose weights' codes are this step's
+    float *scale = nullptr, *amax = nullptr;  // (blocks, 12) see fp8_index
+    float* inverse = nullptr;  // (blocks, 12, 4) of which cuBLASLt reads the first: it wants multiples of 16 bytes
+    float* now = nullptr;      // (2) amax and scale of one tensor
+    std::vector<std::array<uint8_t*, 4>> weights, transposed;  // (OC, IC), (IC, OC) of each block's matrices
+};
+
 struct Model {
     ModelConfig c;
     std::shared_ptr<Ranks> ranks;
@@ -190,7 +216,8 @@ struct Model {
     Parts copy;                       // where a checkpoint's contents wait to be written; null: written in place
     Params<floatX> p;                 // views of params
     Params<real> g;                   // views of grads
-    Activations a;
+    Activations a{};
+    EightBit fp8;
     KeyValueCache cache{};
     real* slopes = nullptr;   // (NHl) ALiBi; null: none
     real* cos_sin = nullptr;  // (T, HS/2, 2) rope; null: none
@@ -237,6 +264,9 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
         arena.add("Adam moments (fp32)", &m.v, m.shards.size);
     }
 
+    const bool fp8 = training && m.fp8.recipe.on;
+    // Inputs of matrices are kept as codes where there is nothing but 8 bits; after a part in bf16 the codes take its place.
+    const auto in_bits8 = [&](size_t block) { return fp8 && m.fp8.blocks[block]; };
     // One row per kept activation: elements, and the strongest policy under which a layer still keeps its own.
     struct Row {
         floatX* BlockActs::*field;
@@ -254,6 +284,9 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
         {&BlockActs::act, N * n.Fl, Recompute::none},
     };
     // clang-format on
+    const auto code_count = [&](Matrix matrix) {
+        return matrix == Matrix::proj ? N * heads : matrix == Matrix::fc2 ? N * (size_t)n.Fl : Nl * C;
+    };
     const std::pair<real * BlockActs::*, size_t> statistics[] = {{&BlockActs::mean1, Nl},
                                                                  {&BlockActs::rstd1, Nl},
                                                                  {&BlockActs::mean2, Nl},
@@ -275,11 +308,23 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
             const size_t own_x =
                 training ? slot.x.size() : std::min<size_t>(2, slot.x.size());  // inference alternates between two
             for (size_t i = 0; i < own_x; i++) arena.add("activations: block inputs", &slot.x[i], Nl * C);
-            for (BlockActs& block : slot.blocks) {
-                for (const Row& row : rows)
-                    if (recompute <= row.kept_until) arena.add("activations: kept per block", &(block.*row.field), row.count);
+            for (size_t i = 0; i < slot.blocks.size(); i++) {
+                BlockActs& block = slot.blocks[i];
+                const bool bits8 = in_bits8((size_t)slot.first_block + i);
+                for (const Row& row : rows) {
+                    const bool as_codes = bits8 && !m.fp8.after_bf16 && row.kept_until == Recompute::none;
+                    if (recompute <= row.kept_until && !as_codes)
+                        arena.add("activations: kept per block", &(block.*row.field), row.count);
+                }
                 for (const auto& [field, count] : statistics)
                     if (recompute < Recompute::full) arena.add("activations: kept per block", &(block.*field), count);
+                if (!bits8) continue;
+                arena.add("activations: kept per block", &block.inverse, 4 * 4);
+                for (const Matrix matrix : all_matrices) {
+                    const bool own = !m.fp8.after_bf16 || matrix == Matrix::proj;  // else where the bf16 input was
+                    if (recompute == Recompute::none && own)
+                        arena.add("activations: kept per block", &block.codes[(size_t)matrix], code_count(matrix));
+                }
             }
             if (c.embedding_norm && slot.first) {
                 arena.add("activations: embedding, head", &slot.embedded, Nl * C);
@@ -290,7 +335,25 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
                 arena.add("activations: embedding, head", ids, N);
         }
     for (const Row& row : rows)
-        if (recompute > row.kept_until) arena.add("activations: shared block", &(a.shared.*row.field), row.count);
+        if (recompute > row.kept_until || (fp8 && row.kept_until == Recompute::none))
+            arena.add("activations: shared block", &(a.shared.*row.field), row.count);
+    if (fp8) {
+        if (recompute > Recompute::none)
+            for (const Matrix matrix : all_matrices)
+                arena.add("activations: shared block", &a.shared.codes[(size_t)matrix], code_count(matrix));
+        const size_t widest = N * (size_t)std::max({c.C, n.QKVl, n.F1l, (int)heads});
+        for (uint8_t** scratch : {&a.codes, &a.inputs, &a.gradients}) arena.add("activations: shared block", scratch, widest);
+        const size_t blocks = m.fp8.blocks.size();
+        for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) arena.add("8-bit weights", numbers, blocks * fp8_tensors);
+        arena.add("8-bit weights", &m.fp8.inverse, blocks * fp8_tensors * 4);
+        arena.add("8-bit weights", &m.fp8.now, 2);
+        m.fp8.weights.assign(blocks, {}), m.fp8.transposed.assign(blocks, {}), m.fp8.quantized.assign(blocks, false);
+        const size_t sizes[] = {(size_t)n.QKVl * C, C * heads, (size_t)n.F1l * C, C * n.Fl};
+        for (size_t block = 0; block < blocks; block++)
+            for (size_t i = 0; i < 4 && m.fp8.blocks[block]; i++)
+                for (auto* codes : {&m.fp8.weights, &m.fp8.transposed})
+                    arena.add("8-bit weights", &(*codes)[block][i], sizes[i]);
+    }
     for (const auto& [field, count] : statistics)
         if (recompute >= Recompute::full) arena.add("activations: shared block", &(a.shared.*field), count);
     arena.add("activations: shared block", &a.branch, Nl * C);
@@ -348,6 +411,9 @@ static void allocate(be::Ctx& ctx, Model& m) {
             for (size_t i = 2; i < slot.x.size(); i++)
                 if (!slot.x[i]) slot.x[i] = slot.x[i - 2];
             for (BlockActs& block : slot.blocks) {
+                uint8_t* const instead[] = {(uint8_t*)block.norm1, nullptr, (uint8_t*)block.norm2, (uint8_t*)block.act};
+                for (int i = 0; i < 4; i++)
+                    if (!block.codes[i]) block.codes[i] = a.shared.codes[i] ? a.shared.codes[i] : instead[i];
                 for (auto field : fields)
                     if (!(block.*field)) block.*field = a.shared.*field;
                 for (auto field : statistics)
@@ -464,7 +530,7 @@ static void reduce(be::Ctx& ctx, Model& m, floatX* out, const Rows& in) {
 }
 // What all ranks would add to such a sum is added by the first.
 template <class E>
-static const E* once(const Model& m, const E* bias) {
+static E* once(const Model& m, E* bias) {
     return m.ranks->mesh.tp.rank == 0 ? bias : nullptr;
 }
 
@@ -501,39 +567,217 @@ static void activation_forward(be::Ctx& ctx, const Model& m, floatX* out, const 
     else be::gelu_forward(ctx, out, inp, (size_t)N * m.n.Fl);
 }
 
-// act = activation(fc1), fc1 = norm2 w^T + b. A GeLU in the product may differ from the op's own by a rounding, so not where
-// backward computes act again.
-static void fc1_forward(be::Ctx& ctx, const Model& m, const BlockParams<floatX>& p, const BlockActs& s, const floatX* norm2,
-                        int N) {
-    if (m.c.activation == Activation::gelu && m.recompute != Recompute::selective)
-        return be::linear_gelu_forward(ctx, s.act, s.fc1, norm2, p.fc1_w, p.fc1_b, N, m.c.C, m.n.Fl);
-    be::linear_forward(ctx, s.fc1, norm2, p.fc1_w, p.fc1_b, N, m.c.C, m.n.F1l);
-    activation_forward(ctx, m, s.act, s.fc1, N);
+// One of a block's four matrices, this rank's part of it.
+struct Linear {
+    Matrix matrix;
+    int block;
+    const floatX *w, *b;  // (out, in) (out) or null
+    real *dw, *db;
+    int in, out;
+};
+static Linear linear_of(const Model& m, int block, Matrix matrix) {
+    const int C = m.c.C, heads = m.n.NHl * m.c.HS();
+    const BlockParams<floatX>& p = m.p.blocks[(size_t)block];
+    const BlockParams<real>* g = m.grads ? &m.g.blocks[(size_t)block] : nullptr;
+    const auto make = [&](floatX* BlockParams<floatX>::*w, floatX* BlockParams<floatX>::*b, real* BlockParams<real>::*dw,
+                          real* BlockParams<real>::*db, int in, int out) {
+        return Linear{matrix, block, p.*w, p.*b, g ? g->*dw : nullptr, g ? g->*db : nullptr, in, out};
+    };
+    using X = BlockParams<floatX>;
+    using G = BlockParams<real>;
+    switch (matrix) {
+        case Matrix::qkv:
+            return make(&X::qkv_w, &X::qkv_b, &G::qkv_w, &G::qkv_b, C, m.n.QKVl);
+        case Matrix::proj:
+            return make(&X::proj_w, &X::proj_b, &G::proj_w, &G::proj_b, heads, C);
+        case Matrix::fc1:
+            return make(&X::fc1_w, &X::fc1_b, &G::fc1_w, &G::fc1_b, C, m.n.F1l);
+        default:
+            return make(&X::fc2_w, &X::fc2_b, &G::fc2_w, &G::fc2_b, m.n.Fl, C);
+    }
 }
 
+// Whether a block's matrices are multiplied in 8 bits now (fp8_state.h).
+static bool in_8_bits(const Model& m, int block) { return m.fp8.on && m.fp8.blocks[(size_t)block]; }
+
+// The activations of block i: in 8 bits what its matrices read is kept as codes alone.
+static BlockActs activations(const Model& m, const Rows& in, int i) {
+    BlockActs s = in.slot->blocks[(size_t)i];
+    if (!in_8_bits(m, in.slot->first_block + i)) return s;
+    s.norm1 = m.a.shared.norm1, s.norm2 = m.a.shared.norm2, s.act = m.a.shared.act;
+    return s;
+}
+
+// Codes of x (rows, columns), also transposed if wanted; *inverse becomes what they are to be multiplied by.
+static void quantize(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, uint8_t* codes, uint8_t* transposed,
+                     float* inverse, const floatX* x, int rows, int columns) {
+    EightBit& f = m.fp8;
+    const size_t index = fp8_index(l.block, l.matrix, operand);
+    const Fp8 format = f.recipe.format(operand);
+    float* scale = f.scale + index;
+    if (f.current) {
+        be::clear(ctx, f.now, sizeof *f.now);
+        be::absolute_max(ctx, f.now, x, (size_t)rows * columns);
+        be::all_reduce_max(ctx, m.ranks->tp, f.now, 1);
+        be::set_scale(ctx, scale, inverse, f.now, format, f.recipe.margin);
+    } else if (inverse != f.inverse + 4 * index) {
+        be::copy_rows(ctx, inverse, sizeof *inverse, f.inverse + 4 * index, sizeof *inverse, sizeof *inverse, 1);
+    }
+    be::quantize(ctx, codes, transposed, f.amax + index, x, rows, columns, format, scale);
+}
+static float* scale_inverse(Model& m, const Linear& l, Operand operand) {
+    return m.fp8.inverse + 4 * fp8_index(l.block, l.matrix, operand);
+}
+// Input x (rows, in), kept for backward.
+static void quantize_input(be::Ctx& ctx, Model& m, const Linear& l, const BlockActs& s, const floatX* x, int rows) {
+    quantize(ctx, m, l, Operand::input, s.codes[(size_t)l.matrix], nullptr, s.inverse + 4 * (size_t)l.matrix, x, rows, l.in);
+}
+// Weights, once a step.
+static void quantize_weights(be::Ctx& ctx, Model& m, int block) {
+    if (!in_8_bits(m, block) || m.fp8.quantized[(size_t)block]) return;
+    m.fp8.quantized[(size_t)block] = true;
+    for (const Matrix matrix : all_matrices) {
+        const Linear l = linear_of(m, block, matrix);
+        quantize(ctx, m, l, Operand::weight, m.fp8.weights[(size_t)block][(size_t)matrix],
+                 m.fp8.transposed[(size_t)block][(size_t)matrix], scale_inverse(m, l, Operand::weight), l.w, l.out, l.in);
+    }
+}
+// All rows of codes, as gather(), where this rank has `rows` of them.
+static const uint8_t* all_codes(be::Ctx& ctx, Model& m, const uint8_t* codes, int rows, int columns, const Rows& in) {
+    if (rows == in.N()) return codes;
+    be::all_gather(ctx, m.ranks->tp, m.a.codes, codes, (size_t)rows * columns);
+    return m.a.codes;
+}
+// In bf16, before 8 bits: the amax of what would be quantised.
+static void measure(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, const floatX* x, size_t n) {
+    if (m.fp8.measuring && m.fp8.blocks[(size_t)l.block])
+        be::absolute_max(ctx, m.fp8.amax + fp8_index(l.block, l.matrix, operand), x, n);
+}
+static void measure_forward(be::Ctx& ctx, Model& m, const Linear& l, const floatX* x, int rows) {
+    measure(ctx, m, l, Operand::input, x, (size_t)rows * l.in);
+    measure(ctx, m, l, Operand::weight, l.w, (size_t)l.out * l.in);
+}
+
+// out (N, l.out) from `rows` rows of x on this rank, all of them or those of sequence parallelism.
+static void forward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
+                              const floatX* x, int rows, const floatX* bias) {
+    quantize_input(ctx, m, l, s, x, rows);
+    be::fp8_linear_forward(ctx, out, all_codes(ctx, m, s.codes[(size_t)l.matrix], rows, l.in, in),
+                           m.fp8.weights[(size_t)l.block][(size_t)l.matrix], bias, s.inverse + 4 * (size_t)l.matrix,
+                           scale_inverse(m, l, Operand::weight), in.N(), l.in, l.out, m.fp8.fast_accumulation);
+}
+// dinp (N, l.in) and the parameters' gradients from `rows` rows of dout on this rank; the input has input_rows. Where rows are
+// cut, so is the bias's gradient.
+static void backward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
+                               const floatX* dout, int rows, int input_rows) {
+    const int N = in.N();
+    Activations& a = m.a;
+    const Fp8 format = m.fp8.recipe.gradient;
+    float *input_inverse = s.inverse + 4 * (size_t)l.matrix, *inverse = scale_inverse(m, l, Operand::gradient);
+    if (l.db) be::bias_backward(ctx, l.db, dout, rows, l.out);
+    be::transpose_codes(ctx, a.inputs, all_codes(ctx, m, s.codes[(size_t)l.matrix], input_rows, l.in, in), N, l.in);
+
+    const bool whole = rows == N;  // then they are transposed as they are made
+    uint8_t* mine = a.codes + (whole ? 0 : (size_t)m.ranks->mesh.tp.rank * rows * l.out);
+    quantize(ctx, m, l, Operand::gradient, mine, whole ? a.gradients : nullptr, inverse, dout, rows, l.out);
+    const uint8_t* codes = all_codes(ctx, m, mine, rows, l.out, in);
+    if (!whole) be::transpose_codes(ctx, a.gradients, codes, N, l.out);
+
+    be::fp8_linear_backward_weight(ctx, l.dw, a.gradients, a.inputs, inverse, input_inverse, N, l.in, l.out, format);
+    be::fp8_linear_backward_input(ctx, dinp, codes, m.fp8.transposed[(size_t)l.block][(size_t)l.matrix], inverse,
+                                  scale_inverse(m, l, Operand::weight), N, l.in, l.out, format);
+}
+
+// A matrix that is cut by columns of its output (qkv, fc1): out (N, l.out) from all rows of x (Nl, C), and back.
+static void column_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
+                           const floatX* x) {
+    const int N = in.N(), Nl = local_rows(m, in);
+    if (in_8_bits(m, l.block)) return forward_in_8_bits(ctx, m, in, l, s, out, x, Nl, l.b);
+    measure_forward(ctx, m, l, x, Nl);
+    be::linear_forward(ctx, out, gather(ctx, m, x, in), l.w, l.b, N, l.in, l.out);
+}
+static void column_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
+                            const floatX* dout, const floatX* x) {
+    const int N = in.N();
+    floatX* sum = summand(m, dinp, in);
+    if (in_8_bits(m, l.block)) {
+        backward_in_8_bits(ctx, m, in, l, s, sum, dout, N, local_rows(m, in));
+    } else {
+        measure(ctx, m, l, Operand::gradient, dout, (size_t)N * l.out);
+        be::linear_backward_weight(ctx, l.dw, l.db, dout, gather(ctx, m, x, in), N, l.in, l.out, Acc::Add);
+        be::linear_backward_input(ctx, sum, dout, l.w, N, l.in, l.out);
+    }
+    reduce(ctx, m, dinp, in);
+}
+
+// One that is cut by rows of its input (proj, fc2): out (Nl, C), this rank's rows of the sum, from x (N, l.in), and back.
+static void row_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
+                        const floatX* x) {
+    const int N = in.N();
+    floatX* sum = summand(m, out, in);
+    if (in_8_bits(m, l.block)) {
+        forward_in_8_bits(ctx, m, in, l, s, sum, x, N, once(m, l.b));
+    } else {
+        measure_forward(ctx, m, l, x, N);
+        be::linear_forward(ctx, sum, x, l.w, once(m, l.b), N, l.in, l.out);
+    }
+    reduce(ctx, m, out, in);
+}
+// All rows of dout; sets the weight's gradient. The bias's is summed over tp where rows are cut, so one rank adds it.
+static const floatX* row_backward_weight(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const floatX* dout,
+                                         const floatX* x) {
+    measure(ctx, m, l, Operand::gradient, dout, (size_t)local_rows(m, in) * l.out);
+    const floatX* full = gather(ctx, m, dout, in);
+    be::linear_backward_weight(ctx, l.dw, cut_rows(m, in) ? once(m, l.db) : l.db, full, x, in.N(), l.in, l.out, Acc::Add);
+    return full;
+}
+static void row_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
+                         const floatX* dout, const floatX* x) {
+    if (in_8_bits(m, l.block)) return backward_in_8_bits(ctx, m, in, l, s, dinp, dout, local_rows(m, in), in.N());
+    const floatX* full = row_backward_weight(ctx, m, in, l, dout, x);
+    be::linear_backward_input(ctx, dinp, full, l.w, in.N(), l.in, l.out);
+}
+
+// fc1, act = activation(fc1). A GeLU in the product may differ from the op's own by a rounding, so not where backward computes
+// act again.
+static void fc1_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s) {
+    const int N = in.N();
+    if (m.c.activation == Activation::gelu && m.recompute != Recompute::selective && !in_8_bits(m, l.block)) {
+        measure_forward(ctx, m, l, s.norm2, local_rows(m, in));
+        return be::linear_gelu_forward(ctx, s.act, s.fc1, gather(ctx, m, s.norm2, in), l.w, l.b, N, l.in, l.out);
+    }
+    column_forward(ctx, m, in, l, s, s.fc1, s.norm2);
+    activation_forward(ctx, m, s.act, s.fc1, N);
+}
 // dfc1 from the gradient of fc2's output; dact is scratch.
-static void fc2_backward_input(be::Ctx& ctx, const Model& m, floatX* dfc1, floatX* dact, const floatX* dout,
-                               const BlockParams<floatX>& p, const BlockActs& s, int N) {
-    if (m.c.activation == Activation::gelu)
-        return be::linear_gelu_backward_input(ctx, dfc1, dout, p.fc2_w, s.fc1, N, m.n.Fl, m.c.C);
-    be::linear_backward_input(ctx, dact, dout, p.fc2_w, N, m.n.Fl, m.c.C);
-    be::swiglu_backward(ctx, dfc1, dact, s.fc1, N, m.n.Fl);
+static void fc2_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dfc1,
+                         floatX* dact, const floatX* dout) {
+    const int N = in.N();
+    if (m.c.activation == Activation::swiglu) {
+        row_backward(ctx, m, in, l, s, dact, dout, s.act);
+        be::swiglu_backward(ctx, dfc1, dact, s.fc1, N, l.in);
+    } else if (in_8_bits(m, l.block)) {
+        row_backward(ctx, m, in, l, s, dfc1, dout, s.act);
+        be::gelu_backward(ctx, dfc1, dfc1, s.fc1, (size_t)N * l.in);
+    } else {
+        const floatX* full = row_backward_weight(ctx, m, in, l, dout, s.act);
+        be::linear_gelu_backward_input(ctx, dfc1, full, l.w, s.fc1, N, l.in, l.out);
+    }
 }
 
 // Block i of the slot's chunk.
 static void block_forward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     const ModelConfig& c = m.c;
     const LocalSizes& n = m.n;
-    const int block = in.slot->first_block + i;
+    const int block = in.slot->first_block + i, N = in.N(), Nl = local_rows(m, in);
     const BlockParams<floatX>& p = m.p.blocks[(size_t)block];
-    const BlockActs& s = in.slot->blocks[(size_t)i];
-    const floatX *x = in.slot->x[(size_t)i], *full;
-    floatX *branch = m.a.branch, *out = in.slot->x[(size_t)i + 1], *sum = summand(m, branch, in);
-    const int N = in.N(), Nl = local_rows(m, in), C = c.C, heads = n.NHl * c.HS();
+    const BlockActs s = activations(m, in, i);
+    const floatX* x = in.slot->x[(size_t)i];
+    floatX *branch = m.a.branch, *out = in.slot->x[(size_t)i + 1];
+    const auto linear = [&](Matrix matrix) { return linear_of(m, block, matrix); };
 
     norm_forward(ctx, c, s.norm1, s.mean1, s.rstd1, nullptr, x, nullptr, p.norm1_w, p.norm1_b, Nl);
-    full = gather(ctx, m, s.norm1, in);
-    be::linear_forward(ctx, s.qkv, full, p.qkv_w, p.qkv_b, N, C, n.QKVl);
+    column_forward(ctx, m, in, linear(Matrix::qkv), s, s.qkv, s.norm1);
     if (c.position == Position::rope) be::rope_forward(ctx, s.qkv, in.positions, m.cos_sin, N, n.NHl, n.NKVl, c.HS());
     if (in.cache)
         be::attention_decode(ctx, s.att, in.cache->keys_of(block), in.cache->values_of(block), s.qkv, m.slopes, 1,
@@ -541,27 +785,29 @@ static void block_forward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     else
         be::attention_forward(ctx, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, n.NHl, n.NKVl, c.HS(),
                               m.attention_scale());
-    be::linear_forward(ctx, sum, s.att, p.proj_w, once(m, p.proj_b), N, heads, C);
-    reduce(ctx, m, branch, in);
+    row_forward(ctx, m, in, linear(Matrix::proj), s, branch, s.att);
     norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, s.mid, x, branch, p.norm2_w, p.norm2_b, Nl);  // mid = x + branch
-    full = gather(ctx, m, s.norm2, in);
-    fc1_forward(ctx, m, p, s, full, N);
-    be::linear_forward(ctx, sum, s.act, p.fc2_w, once(m, p.fc2_b), N, n.Fl, C);
-    reduce(ctx, m, branch, in);
-    be::residual_forward(ctx, out, s.mid, branch, (size_t)Nl * C);
+    fc1_forward(ctx, m, in, linear(Matrix::fc1), s);
+    row_forward(ctx, m, in, linear(Matrix::fc2), s, branch, s.act);
+    be::residual_forward(ctx, out, s.mid, branch, (size_t)Nl * c.C);
 }
 
 // Brings back what the forward pass did not keep, from what it did: the same ops on the same inputs, so the same bits.
 static void block_recompute(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     const ModelConfig& c = m.c;
-    const BlockParams<floatX>& p = m.p.blocks[(size_t)(in.slot->first_block + i)];
-    const BlockActs& s = in.slot->blocks[(size_t)i];
-    const int Nl = local_rows(m, in);
+    const int block = in.slot->first_block + i, N = in.N(), Nl = local_rows(m, in);
+    const BlockParams<floatX>& p = m.p.blocks[(size_t)block];
+    const BlockActs s = activations(m, in, i);
     if (m.recompute == Recompute::full) block_forward(ctx, m, i, in);
     if (m.recompute == Recompute::selective) {
         norm_forward(ctx, c, s.norm1, s.mean1, s.rstd1, nullptr, in.slot->x[(size_t)i], nullptr, p.norm1_w, p.norm1_b, Nl);
         norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, nullptr, s.mid, nullptr, p.norm2_w, p.norm2_b, Nl);
-        activation_forward(ctx, m, s.act, s.fc1, in.N());
+        activation_forward(ctx, m, s.act, s.fc1, N);
+        if (!in_8_bits(m, block)) return;
+        quantize_input(ctx, m, linear_of(m, block, Matrix::qkv), s, s.norm1, Nl);
+        quantize_input(ctx, m, linear_of(m, block, Matrix::proj), s, s.att, N);
+        quantize_input(ctx, m, linear_of(m, block, Matrix::fc1), s, s.norm2, Nl);
+        quantize_input(ctx, m, linear_of(m, block, Matrix::fc2), s, s.act, N);
     }
 }
 
@@ -570,35 +816,24 @@ static void block_recompute(be::Ctx& ctx, Model& m, int i, const Rows& in) {
 static void block_backward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     const ModelConfig& c = m.c;
     const LocalSizes& n = m.n;
-    const size_t block = (size_t)(in.slot->first_block + i);
-    const BlockParams<floatX>& p = m.p.blocks[block];
-    const BlockParams<real>& g = m.g.blocks[block];
-    const BlockActs& s = in.slot->blocks[(size_t)i];
-    floatX *dx = m.a.dx, *dnorm = m.a.dnorm, *dnarrow = m.a.dnarrow, *dwide = m.a.dwide, *sum = summand(m, dnorm, in);
-    const int N = in.N(), Nl = local_rows(m, in), C = c.C, heads = n.NHl * c.HS();
-    const floatX* full;
+    const int block = in.slot->first_block + i, N = in.N(), Nl = local_rows(m, in);
+    const BlockParams<floatX>& p = m.p.blocks[(size_t)block];
+    const BlockParams<real>& g = m.g.blocks[(size_t)block];
+    const BlockActs s = activations(m, in, i);
+    floatX *dx = m.a.dx, *dnorm = m.a.dnorm, *dnarrow = m.a.dnarrow, *dwide = m.a.dwide;
+    const auto linear = [&](Matrix matrix) { return linear_of(m, block, matrix); };
 
     block_recompute(ctx, m, i, in);
 
-    full = gather(ctx, m, dx, in);
-    be::linear_backward_weight(ctx, g.fc2_w, g.fc2_b, full, s.act, N, n.Fl, C, Acc::Add);
-    fc2_backward_input(ctx, m, dwide, dnarrow, full, p, s, N);
-    full = gather(ctx, m, s.norm2, in);
-    be::linear_backward_weight(ctx, g.fc1_w, g.fc1_b, dwide, full, N, C, n.F1l, Acc::Add);
-    be::linear_backward_input(ctx, sum, dwide, p.fc1_w, N, C, n.F1l);
-    reduce(ctx, m, dnorm, in);
+    fc2_backward(ctx, m, in, linear(Matrix::fc2), s, dwide, dnarrow, dx);
+    column_backward(ctx, m, in, linear(Matrix::fc1), s, dnorm, dwide, s.norm2);
     norm_backward(ctx, c, dx, g.norm2_w, g.norm2_b, dnorm, s.mid, p.norm2_w, s.mean2, s.rstd2, Nl, Acc::Add);
 
-    full = gather(ctx, m, dx, in);
-    be::linear_backward_weight(ctx, g.proj_w, g.proj_b, full, s.att, N, heads, C, Acc::Add);
-    be::linear_backward_input(ctx, dnarrow, full, p.proj_w, N, heads, C);
+    row_backward(ctx, m, in, linear(Matrix::proj), s, dnarrow, dx, s.att);
     be::attention_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, n.NHl, n.NKVl, c.HS(),
                            m.attention_scale());
     if (c.position == Position::rope) be::rope_backward(ctx, dwide, in.positions, m.cos_sin, N, n.NHl, n.NKVl, c.HS());
-    full = gather(ctx, m, s.norm1, in);
-    be::linear_backward_weight(ctx, g.qkv_w, g.qkv_b, dwide, full, N, C, n.QKVl, Acc::Add);
-    be::linear_backward_input(ctx, sum, dwide, p.qkv_w, N, C, n.QKVl);
-    reduce(ctx, m, dnorm, in);
+    column_backward(ctx, m, in, linear(Matrix::qkv), s, dnorm, dwide, s.norm1);
     norm_backward(ctx, c, dx, g.norm1_w, g.norm1_b, dnorm, in.slot->x[(size_t)i], p.norm1_w, s.mean1, s.rstd1, Nl, Acc::Add);
 }
 
@@ -697,6 +932,7 @@ static void model_forward(be::Ctx& ctx, Model& m, const Rows& in, Need need) {
     if (in.slot->first) embed_forward(ctx, m, in);
     for (int i = 0; i < (int)in.slot->blocks.size(); i++) {
         need(begin_of((size_t)(in.slot->first_block + i + 1)));
+        quantize_weights(ctx, m, in.slot->first_block + i);
         block_forward(ctx, m, i, in);
     }
 }
@@ -717,6 +953,14 @@ static void model_backward(be::Ctx& ctx, Model& m, const Rows& in, Finished fini
 // ---------------------------------------------------------------------------------------------------------------------------
 // 5  One training step
 
+static GuardOptions guard_options(const TrainOptions& o) {
+    GuardOptions g;
+    g.policy = o.on_spike, g.loss_deviations = o.spike_loss_deviations, g.norm_factor = o.spike_grad_norm_factor;
+    g.window = o.spike_window, g.patience = o.spike_patience, g.max_rollbacks = o.max_rollbacks;
+    g.rollback_distance = o.rollback_distance, g.rollback_batches = o.rollback_batches;
+    return g;
+}
+
 // fp32 weights, moments and counters live in Model; this is what a step needs besides.
 struct Trainer {
     be::Ctx& ctx;
@@ -725,9 +969,33 @@ struct Trainer {
     const Schedule& schedule;
     const DataLoader& data;
     TrainingState state;  // counters: the position in the run
-    Batch batch;          // the current micro-batch
-    ParameterGatherer gatherer{ctx, m.ranks->dp, m.shards, !o.no_overlap};
+    Batch micro_batch;    // the current one
+    Fp8State fp8;         // of all layers, the same on every rank
+    Guard guard;
+    Verdict verdict;  // on the last step
+    Steadiness steadiness;
+    BatchRanges discards;  // batches that are left out and count as no steps
+    ParameterGatherer gatherer;
+    Faults faults = Faults::from_environment();
+
+    Trainer(be::Ctx& c, Model& model, const TrainOptions& options, const Schedule& s, const DataLoader& loader,
+            const TrainingState& position)
+        : ctx(c),
+          m(model),
+          o(options),
+          schedule(s),
+          data(loader),
+          state(position),
+          guard(guard_options(o)),
+          gatherer(ctx, m.ranks->dp, m.shards, !o.no_overlap) {}
+    int64_t batch() const { return state.step + state.discarded + 1; }  // the next one's number
 };
+
+// Steps in bf16 before the first in 8 bits; with `auto` not known until the run is steady.
+static int64_t fp8_start(const TrainOptions& o, const TrainingState& s) {
+    if (o.fp8_start == "auto") return s.fp8_start < 0 ? INT64_MAX : s.fp8_start;
+    return (int64_t)cli::number_in_range("fp8-start", o.fp8_start, at_least(0), true);
+}
 
 // Sums over all ranks, each target and each parameter counted once: the same numbers on every rank, added in the same order.
 static LossSums reduce_sums(const Ranks& ranks, LossSums mine) {
@@ -746,6 +1014,15 @@ static LossSums reduce_sums(const Ranks& ranks, LossSums mine) {
         if (!(s.lse_max <= sums.lse_max) && !std::isnan(sums.lse_max)) sums.lse_max = s.lse_max;
     }
     return sums;
+}
+
+// Element by element, over all ranks.
+static std::vector<float> largest_of_all_ranks(const Ranks& ranks, const std::vector<float>& mine) {
+    if (ranks.mesh.world.size == 1) return mine;
+    std::vector<float> all(mine.size() * (size_t)ranks.mesh.world.size), largest = mine;
+    ranks.world->all_gather(mine.data(), mine.size() * sizeof(float), all.data());
+    for (size_t i = 0; i < all.size(); i++) largest[i % mine.size()] = std::max(largest[i % mine.size()], all[i]);
+    return largest;
 }
 
 // What neighbouring stages of the pipeline exchange: activations forward, their gradients backward, of this rank's rows. Nobody
@@ -821,11 +1098,36 @@ static void reduce_replicas(be::Ctx& ctx, Model& m, int block) {
             be::all_reduce(ctx, m.ranks->kv, m.grads + t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols,
                            (size_t)t.replicated_rows * t.cols);
 }
-// norms whose rows are cut over tp, and a tied embedding at the two ends of the pipeline.
+// norms and biases whose rows are cut over tp, and a tied embedding at the two ends of the pipeline.
 static void reduce_shared(be::Ctx& ctx, Model& m) {
-    if (m.ranks->sequence_parallel) be::all_reduce(ctx, m.ranks->tp, m.grads + m.table.norms, m.table.size - m.table.norms);
+    const size_t shared = m.table.shared;
+    if (m.ranks->sequence_parallel) be::all_reduce(ctx, m.ranks->tp, m.grads + shared, m.table.size - shared);
     if (m.c.tied && (m.table.part.first || m.table.part.last))
         be::all_reduce(ctx, m.ranks->ends, m.g.head, (size_t)m.n.Vpl * m.c.C);
+}
+
+// What TRAIN_GPT_FAULTS plants (faults.h).
+static void randomize_tokens(Batch& batch, int V, int64_t first_sample) {
+    for (size_t i = 0; i < batch.tokens.size(); i++) {
+        const auto token = [&](size_t j) {
+            return (int)(((uint64_t)first_sample * 1000003 + j) * 0x9e3779b97f4a7c15u >> 33) % V;
+        };
+        batch.tokens[i] = token(i), batch.targets[i] = token(i + 1);
+    }
+}
+static void plant_faults_before(Trainer& t) {
+    const Mesh& mesh = t.m.ranks->mesh;
+    if (t.faults.none() || !t.faults.flip_weight(t.batch(), mesh.world.rank)) return;
+    real weight;
+    real* place = separate_masters(t.m) ? t.m.master : t.m.master + t.m.shards.buckets[0].mine;
+    be::download(t.ctx, &weight, place, sizeof weight);
+    weight *= 0x1p64f;  // the exponent's highest bit but one
+    be::upload(t.ctx, place, &weight, sizeof weight);
+}
+static void plant_faults_after(Trainer& t) {
+    if (t.faults.none() || !t.faults.nan_gradient(t.batch(), t.m.ranks->mesh.world.rank)) return;
+    const real nan = NAN;
+    be::upload(t.ctx, t.m.grads + t.m.shards.buckets[0].mine, &nan, sizeof nan);
 }
 
 // Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order; then its parts of grads are
@@ -843,8 +1145,10 @@ static void accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
         Slot& slot = m.a.slot(e.chunk, e.micro_batch);
         Rows& in = rows[(size_t)e.chunk][(size_t)e.micro_batch % rows[(size_t)e.chunk].size()];
         if (e.pass == Pass::forward) {
-            t.data.fetch(t.state.consumed + ((int64_t)e.micro_batch * mesh.dp.size + mesh.dp.rank) * B, B, t.batch);
-            in = stage(t.ctx, t.batch, slot);
+            const int64_t first = t.state.consumed + ((int64_t)e.micro_batch * mesh.dp.size + mesh.dp.rank) * B;
+            t.data.fetch(first, B, t.micro_batch);
+            if (t.faults.noise(t.batch())) randomize_tokens(t.micro_batch, m.c.V, first);
+            in = stage(t.ctx, t.micro_batch, slot);
             links.receive_input(in, e.chunk, e.micro_batch);
             model_forward(t.ctx, m, in, [&](size_t end) {
                 links.progress();
@@ -884,6 +1188,59 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
         }
 }
 
+// Whether this step is in 8 bits, or measures for steps that will be; its scales.
+static void begin_step_in_8_bits(Trainer& t) {
+    EightBit& f = t.m.fp8;
+    if (!f.recipe.on) return;
+    const int64_t start = fp8_start(t.o, t.state);
+    f.on = t.state.step >= start;
+    f.measuring = !f.on && t.state.step >= start - t.o.fp8_calibration_steps;
+    f.current = f.recipe.current || t.fp8.measured() == 0;
+    f.quantized.assign(f.quantized.size(), false);
+    const std::vector<int>& layers = t.m.table.part.layers;
+    be::clear(t.ctx, f.amax, layers.size() * fp8_tensors * sizeof(float));
+    if (!f.on || f.current) return;
+    std::vector<float> scales, inverses;
+    for (const int layer : layers)
+        for (size_t i = 0; i < fp8_tensors; i++) {
+            scales.push_back(t.fp8.scales[(size_t)layer * fp8_tensors + i]);
+            inverses.insert(inverses.end(), 4, 1.0f / scales.back());
+        }
+    be::upload(t.ctx, f.scale, scales.data(), scales.size() * sizeof(float));
+    be::upload(t.ctx, f.inverse, inverses.data(), inverses.size() * sizeof(float));
+}
+// After an update: the next step's scales, from the largest elements over all ranks; when 8 bits are to begin.
+static void end_step_in_8_bits(Trainer& t, double loss, double norm) {
+    EightBit& f = t.m.fp8;
+    if (f.recipe.on && t.o.fp8_start == "auto" && t.state.fp8_start < 0 && t.state.scheduled >= t.schedule.warmup) {
+        if (t.verdict.kind == Verdict::normal) t.steadiness.observe(t.state.step, loss, norm);
+        if (t.steadiness.steady()) t.state.fp8_start = t.state.step + 1 + (f.recipe.current ? 0 : t.o.fp8_calibration_steps);
+    }
+    if (f.on || f.measuring) {
+        const std::vector<int>& layers = t.m.table.part.layers;
+        std::vector<float> mine(layers.size() * fp8_tensors), all(t.fp8.scales.size(), 0.0f);
+        be::download(t.ctx, mine.data(), f.amax, mine.size() * sizeof(float));
+        for (size_t i = 0; i < mine.size(); i++) all[(size_t)layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors] = mine[i];
+        t.fp8.update(largest_of_all_ranks(*t.m.ranks, all));
+    }
+}
+
+// The next batch that is not left out.
+static int64_t next_batch(const Trainer& t) {
+    int64_t batch = t.batch(), before;
+    do before = batch, batch = t.discards.next(t.state.skips.next(batch));
+    while (batch != before);
+    return batch;
+}
+// Goes there. Data and step numbers advance, weights, moments and learning rate do not.
+static void leave_out_batches(Trainer& t) {
+    for (const int64_t next = next_batch(t); t.batch() < next;) {
+        t.state.consumed += t.schedule.global_batch(t.state.consumed);
+        if (t.state.skips.contains(t.batch())) t.state.step++;
+        else t.state.discarded++;
+    }
+}
+
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
 // global batch counts the same: loss_scale is one over their number, known before the first backward, and everything sums.
 // New parameters are still on their way when it returns: t.gatherer.finish() before anything but the next step reads them.
@@ -896,18 +1253,23 @@ static StepStats train_step(Trainer& t) {
 
     be::clear(t.ctx, t.m.grads, t.m.table.size * sizeof(real));
     clear_sums(t.ctx, t.m);
+    begin_step_in_8_bits(t);
+    plant_faults_before(t);
     accumulate_gradients(t, global_batch, loss_scale);
+    plant_faults_after(t);
     for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads + r.begin, r.end - r.begin);
     const LossSums sums = reduce_sums(*t.m.ranks, read_sums(t.ctx, t.m));
     const double norm = std::sqrt(sums.squares), ce = sums.ce / sums.n, z = sums.z / sums.n;
     // Clipping (Megatron): all gradients times clip / (norm + 1e-6), if that is below 1.
     const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
-    const bool apply = std::isfinite(ce + z) && std::isfinite(norm);  // a non-finite step is never applied
-    if (apply) {
+    t.verdict = t.guard.judge(t.state.step + 1, t.batch(), ce + z, norm);
+    if (t.verdict.apply) {
         update(t, lr, weight_decay, clip);
+        end_step_in_8_bits(t, ce, norm);
         t.state.updates++;
         t.state.scheduled += global_batch;
     }
+    t.m.fp8.on = t.m.fp8.measuring = false;  // what evaluates and generates reads the weights as they are written to files
     t.state.step++;
     t.state.consumed += global_batch;
 
@@ -918,7 +1280,7 @@ static StepStats train_step(Trainer& t) {
     s.tokens = t.state.tokens += global_batch * t.o.seq_length;
     s.loss = ce, s.z_loss = z, s.grad_norm = norm, s.lr = lr;
     s.lse_mean = sums.lse / sums.n, s.lse_max = sums.lse_max;
-    s.skipped = t.state.step - t.state.updates;
+    s.skipped = t.state.step - t.state.updates, s.applied = t.verdict.apply;
     s.step_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     s.tokens_per_s = global_batch * t.o.seq_length / (s.step_ms * 1e-3);
     return s;
@@ -1206,6 +1568,32 @@ static be::Ctx make_ctx(const World& world, int threads) {
     return be::Ctx(threads ? threads : here > 1 ? std::max(1, omp_get_num_procs() / here) : 0, world.local_rank());
 }
 
+static Fp8Recipe fp8_recipe(const TrainOptions& o) {
+    Fp8Recipe r;
+    r.on = !o.fp8_format.empty(), r.current = o.fp8_recipe == "current";
+    r.gradient = o.fp8_format == "e4m3" ? Fp8::e4m3 : Fp8::e5m2;
+    r.margin = o.fp8_margin, r.history = o.fp8_amax_history_len, r.most_recent = o.fp8_amax_compute_algo == "most_recent";
+    return r;
+}
+
+// Which of a model's blocks on this rank are computed in 8 bits; refuses what cannot be.
+static void plan_8_bits(const be::Ctx& ctx, Model& m, const TrainOptions& o, bool after_bf16) {
+    EightBit& f = m.fp8;
+    f.recipe = fp8_recipe(o), f.after_bf16 = after_bf16, f.fast_accumulation = !o.no_fp8_fast_accumulation;
+    if (!f.recipe.on) return;
+    if (const std::string problem = be::fp8_limits(ctx); !problem.empty()) fail("%s", problem.c_str());
+    const int first = o.first_last_layers_bf16 ? o.num_layers_at_start_in_bf16 : 0,
+              last = m.c.L - (o.first_last_layers_bf16 ? o.num_layers_at_end_in_bf16 : 0);
+    if (first >= last) fail("all %d layers stay in bf16: --fp8-format has nothing to do", m.c.L);
+    for (const int layer : m.table.part.layers) f.blocks.push_back(layer >= first && layer < last);
+    const auto check = [](int64_t n, const char* what) {
+        if (n % 16) fail("products in 8 bits need sizes that are multiples of 16; %s is %lld", what, (long long)n);
+    };
+    check(m.c.C, "the width"), check(m.n.QKVl, "a rank's part of queries, keys and values");
+    check((int64_t)m.n.NHl * m.c.HS(), "a rank's part of the heads"), check(m.n.Fl, "a rank's part of the feed-forward width");
+    check((int64_t)o.micro_batch_size * o.seq_length, "the number of rows (micro-batch-size x seq-length)");
+}
+
 // This rank and the groups that it belongs to. Every rank makes them all, in this order.
 static std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const TrainOptions& o, const ModelConfig& c) {
     const auto ranks = place_rank(world.size(), world.rank(), o, c);
@@ -1262,6 +1650,13 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("backend", std::string(be::backend_name) + ", " + ctx.description());
     t.row("precision",
           format("%s storage, %s sums, gradients and optimizer", precision_name, sizeof(real) == 4 ? "fp32" : "fp64"));
+    if (m.fp8.recipe.on)
+        t.row("8 bits",
+              format("%s, %s scales, from step %s on%s", o.fp8_format.c_str(), o.fp8_recipe.c_str(), o.fp8_start.c_str(),
+                     o.first_last_layers_bf16 ? format(", but the first %d and the last %d layers",
+                                                       o.num_layers_at_start_in_bf16, o.num_layers_at_end_in_bf16)
+                                                    .c_str()
+                                              : ""));
     t.row("recompute", o.recompute_granularity);
     if (m.ranks->mesh.world.size > 1) describe_ranks(t, m);
     t.table.section("Memory", Table::Values::amounts);
@@ -1368,6 +1763,35 @@ static nlohmann::ordered_json data_identity(const DataLoader& data, const DataOp
     return rows;
 }
 
+// Takes over what the checkpoint `dir` ("": a new run) says of scales, outliers and batches to leave out; those of the options
+// are added.
+static void take_over_state(Trainer& t, const std::string& dir) {
+    const TrainOptions& o = t.o;
+    TrainingState& s = t.state;
+    t.fp8 = t.m.fp8.recipe.on ? Fp8State(t.m.fp8.recipe, t.m.c.L) : Fp8State();
+    t.fp8.from_json(s.fp8, dir);
+    t.guard = Guard(guard_options(o));
+    if (!s.guard.is_null()) t.guard.restore(s.guard, dir);
+    t.steadiness = Steadiness();
+    if (!s.steadiness.is_null()) t.steadiness.restore(s.steadiness, dir);
+    const auto leave_out = [&](const Strings& ranges, const char* option) {
+        const BatchRanges given = BatchRanges::parse(ranges, option);
+        for (const BatchRanges::Range& r : given.ranges()) s.skips.add(r.first, r.last);
+    };
+    leave_out(o.skip_batches, "--skip-batches"), leave_out(o.iterations_to_skip, "--iterations-to-skip");
+    const char* const option = "--skip-train-iteration-range";
+    for (const std::string& range : o.skip_train_iteration_range) {
+        if (std::find(s.iterations.begin(), s.iterations.end(), range) != s.iterations.end()) continue;
+        const BatchRanges given = BatchRanges::parse({range}, option);
+        if (given.empty() || given.ranges().back().last <= s.step) continue;  // as LLM-jp: what is past is dropped
+        if (given.ranges().front().first <= s.step)
+            fail("%s %s begins before the next iteration, %lld; HINT: begin there", option, range.c_str(),
+                 (long long)s.step + 1);
+        s.iterations.push_back(range);
+    }
+    t.discards = BatchRanges::from_iterations(s.iterations, option);
+}
+
 // Weights of a new run, or weights and moments of the checkpoint `from`.
 static void load_weights(be::Ctx& ctx, Model& m, const TrainOptions& o, const std::string& from) {
     if (!from.empty()) load_optimizer(ctx, m, from);
@@ -1395,7 +1819,13 @@ struct Run {
     Run(World& w, const TrainOptions& given) : world(w), o(given), ctx(make_ctx(w, given.threads)) {
         ctx.plain = o.plain;
         if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
+        if (o.adam_eps > 1e-7 && world.rank() == 0)
+            fprintf(
+                stderr,
+                "warning: --adam-eps %g is above 1e-7; an early LLM-jp 172B, trained with 1e-5, was published as its failure\n",
+                o.adam_eps);
         resumed_from = resume_directory(world, o);
+        if (!resumed_from.empty()) state = read_state(resumed_from);
         load_tokenizer();
         if (be::memory_is_host && !o.gemm_cache.empty()) fail("--gemm-cache is for GPUs; on the CPU oneDNN chooses by itself");
         if (o.sample_interval > 0 && !tokenizer) fail("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
@@ -1445,6 +1875,7 @@ private:
     std::unique_ptr<Model> plan_model(const ModelConfig& c, std::shared_ptr<Ranks> ranks, const std::vector<int>& stages,
                                       int micro_batches) {
         auto model = std::make_unique<Model>(c, std::move(ranks), stages);
+        plan_8_bits(ctx, *model, o, state.step < fp8_start(o, state));
         plan_memory(*model, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows,
                     o.sample_interval > 0, micro_batches);
         // In fp32 the masters are the parameters, whose parts lie apart if they are cut.
@@ -1504,9 +1935,7 @@ private:
         if (o.eval_iters > 0 && has_validation(o))
             valid = std::make_unique<DataLoader>(data_options(o, m->c, tokenizer.get(), DataSplit::valid, 0));
         valid_samples = valid ? std::min(valid->n_samples(), o.eval_iters * schedule.final_batch) : 0;
-        if (resumed_from.empty()) return;
-        state = read_state(resumed_from);
-        check_agreement(state, o, data, o.override);
+        if (!resumed_from.empty()) check_agreement(state, o, data, o.override);
     }
 };
 
@@ -1519,6 +1948,36 @@ static RunInfo run_info(const Run& r) {
     if (r.valid) info.unigram_loss = unigram_loss(*r.train, *r.valid, r.valid_samples, r.m->c.V);
     info.summary = r.table.rows, info.options = options_to_json(r.o);
     return info;
+}
+
+// PaLM's remedy for a spike: goes on from an older checkpoint, whose directory is returned, without the batches around the
+// first outlier. The guard's counts and the batches left out so far stay.
+static std::string roll_back(World& world, Trainer& t, const Verdict& v) {
+    std::string chosen;
+    std::vector<int64_t> steps = world.rank() == 0 ? find_checkpoints(t.o.out) : std::vector<int64_t>();
+    while (const auto step = t.guard.plan_rollback(steps, v.first_outlier_step)) {
+        chosen = step_directory(t.o.out, *step);
+        if (verify_directory(chosen).empty()) break;
+        chosen.clear(), steps.erase(std::find(steps.begin(), steps.end(), *step));
+    }
+    chosen = world.all_gather(chosen)[0];
+    if (chosen.empty())
+        fail("the run ends at step %lld: %s, but there is no intact checkpoint before step %lld; HINT: a shorter --save-every",
+             (long long)t.state.step, v.reason.c_str(), (long long)v.first_outlier_step);
+    const Guard before = t.guard;
+    TrainingState state = read_state(chosen);
+    state.options = t.state.options, state.data = t.state.data, state.layout = t.state.layout;
+    const BatchRanges::Range range = before.rollback_range(v.first_outlier_batch);
+    for (const auto& r : t.state.skips.ranges()) state.skips.add(r.first, r.last);
+    state.skips.add(range.first, range.last);
+    state.iterations = t.state.iterations;
+    t.state = std::move(state);
+    load_optimizer(t.ctx, t.m, chosen);
+    take_over_state(t, chosen);
+    const Guard saved = t.guard;
+    t.guard = before;
+    t.guard.rolled_back(saved);
+    return chosen;
 }
 
 // When the next checkpoint and the end of this process are due.
@@ -1585,13 +2044,15 @@ static void train(World& world, const TrainOptions& given) {
     }
     allocate(run.ctx, m);
     load_weights(run.ctx, m, o, run.resumed_from);
-    Trainer trainer{run.ctx, m, o, run.schedule, *run.train, run.state, {}};
+    Trainer trainer(run.ctx, m, o, run.schedule, *run.train, run.state);
+    take_over_state(trainer, run.resumed_from);
     TrainingState& state = trainer.state;
     const bool resumed = !run.resumed_from.empty();
-    if (resumed && state.step >= run.schedule.total_steps) {
+    const int64_t total_steps = run.schedule.total_steps - trainer.discards.count_before(run.schedule.total_steps + 1);
+    if (resumed && next_batch(trainer) > run.schedule.total_steps) {
         if (main_rank)
             printf("the run is finished: %s of %s steps are done\n", with_commas(state.step).c_str(),
-                   with_commas(run.schedule.total_steps).c_str());
+                   with_commas(total_steps).c_str());
         return;
     }
     const Mesh& mesh = m.ranks->mesh;
@@ -1612,6 +2073,7 @@ static void train(World& world, const TrainOptions& given) {
         else std::filesystem::remove(o.out + "/log.jsonl");
         logger = std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval);
         info = run_info(run);
+        info.total_steps = total_steps;
         logger->run(info, resumed);
         if (resumed) logger->event(state.step, "info", "resume", "going on from " + run.resumed_from);
     }
@@ -1637,6 +2099,8 @@ static void train(World& world, const TrainOptions& given) {
     const auto save = [&] {
         saver.wait();
         report_save();
+        state.fp8 = trainer.fp8.to_json(), state.guard = trainer.guard.state();
+        state.steadiness = trainer.steadiness.state();
         saver.save({m.master, m.m, m.v}, !separate_masters(m), state);
         if (o.save_in_foreground) saver.wait();
         timetable.saved();
@@ -1660,16 +2124,45 @@ static void train(World& world, const TrainOptions& given) {
         if (logger) logger->sample(state.step, o.sample_prompt, text);
     };
 
+    const auto leave_out = [&] {
+        const int64_t first = trainer.batch();
+        leave_out_batches(trainer);
+        if (logger && trainer.batch() > first)
+            logger->event(state.step, "info", "skip-batches",
+                          format("batches %lld to %lld are left out", (long long)first, (long long)trainer.batch() - 1));
+    };
+    // What the guard says of the last step. Every rank comes to the same.
+    const auto heed = [&](const Verdict& v) {  // returns whether the run has gone back
+        if (v.kind != Verdict::normal && logger)
+            logger->event(state.step, "warning", v.apply ? "spike" : "skip",
+                          v.reason + (v.apply ? "" : "; its update was dropped"));
+        if (!v.give_up && !v.rollback) return false;
+        trainer.gatherer.finish();
+        saver.wait();
+        report_save();
+        if (v.give_up) fail("the run ends at step %lld: %s", (long long)state.step, v.reason.c_str());
+        const std::string dir = roll_back(world, trainer, v);
+        if (main_rank) make_latest(o.out, dir);
+        if (logger)
+            logger->event(state.step, "warning", "rollback",
+                          format("back to %s; batches that are left out: %s", dir.c_str(), state.skips.text().c_str()));
+        return true;
+    };
+
     for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal, stop_after_this_step);
     const double flops_per_token = model_flops_per_token(m.c, o.seq_length);
     bool stop = false;
-    while (state.step < run.schedule.total_steps && !stop) {
+    while (next_batch(trainer) <= run.schedule.total_steps && !stop) {
+        leave_out();
+        if (logger && m.fp8.recipe.on && state.step == fp8_start(o, state))
+            logger->event(state.step, "info", "fp8", "from here on products are in 8 bits");
         const auto waited = world.monitor()->waited();
         StepStats stats = train_step(trainer);
         if (be::memory_is_host) stats.waiting_ms = differences_ms(waited, world.monitor()->waited());
         stats.model_tflops = flops_per_token * stats.tokens_per_s / 1e12;
         if (logger) logger->step(stats);
-        const bool last = state.step == run.schedule.total_steps;
+        if (heed(trainer.verdict)) continue;
+        const bool last = next_batch(trainer) > run.schedule.total_steps;
         const Decision decision =
             decide_together(world, {stop_requested || timetable.exit_now(), timetable.save_now(state.step)});
         stop = decision.stop;

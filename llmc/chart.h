@@ -35,6 +35,17 @@ public:
     bool empty() const { return buckets_.empty(); }
     double last() const { return last_; }
 
+    // Takes away what comes after x, so that points there can be added anew; returns it as extremes() would.
+    std::vector<Point> cut_after(int64_t x) {
+        Curve tail;
+        const auto kept = [&](const Bucket& b) { return b.sum_x / (double)b.n <= (double)x; };
+        const auto end = std::partition_point(buckets_.begin(), buckets_.end(), kept);
+        tail.buckets_.assign(end, buckets_.end());
+        buckets_.erase(end, buckets_.end());
+        if (!buckets_.empty()) last_ = buckets_.back().sum_y / (double)buckets_.back().n;
+        return tail.extremes();
+    }
+
     std::vector<Point> means() const {
         std::vector<Point> points;
         for (const Bucket& b : buckets_) points.push_back({b.sum_x / b.n, b.sum_y / b.n});
@@ -173,7 +184,8 @@ struct Chart {
     bool logarithmic = false;
     double baseline = NAN;  // a dashed horizontal line ...
     std::string baseline_name;
-    std::vector<int64_t> marks;  // x of ticks at the upper edge: steps whose value is not finite
+    std::vector<int64_t> marks;                          // x of ticks at the upper edge: steps whose value is not finite
+    std::vector<std::pair<int64_t, std::string>> notes;  // vertical lines with a word: what happened at this step
     int decimals = -1;           // of the values in the caption; negative: as many as short_number() takes
     bool direct_labels = false;  // names and last values beside the ends of the lines
     int width = 560, height = 230;
@@ -278,6 +290,12 @@ inline std::string draw_chart(const Chart& c) {
     out += svg_axes(c, f) + format("<g clip-path=\"url(#clip-%s)\">", c.id.c_str());
     if (std::isfinite(c.baseline))
         out += format("<path class=\"line baseline\" d=\"M%.1f %.1fH%.1f\"/>", f.left, f.y(c.baseline), f.right);
+    for (const auto& [x, word] : c.notes)
+        out += format(
+            "<path class=\"note\" d=\"M%.1f %.1fV%.1f\"/><text class=\"tick\" x=\"%.1f\" y=\"%.1f\" "
+            "text-anchor=\"%s\">%s</text>",
+            f.x((double)x), f.top, f.bottom, f.x((double)x) + (f.x((double)x) > f.right - 80 ? -5 : 5), f.bottom - 8,
+            f.x((double)x) > f.right - 80 ? "end" : "start", xml_escape(word).c_str());
     for (const Series& s : c.series) {
         if (s.points.empty()) continue;
         out += format("<path class=\"line %s\" d=\"%s\"/>", s.style.c_str(), svg_path(f, s).c_str());

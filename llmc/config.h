@@ -99,6 +99,40 @@ inline Allowed list(int values = 0) {
     X(double, adam_eps, "", 1e-8, above(0), "Optimizer", "AdamW epsilon")                                                      \
     X(double, z_loss_strength, "z-loss", 0, at_least(0), "Optimizer", "coefficient of the z-loss; 0: off, PaLM used 1e-4")     \
     X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                              \
+    X(std::string, on_spike, "", "warn", one_of({"warn", "skip", "rollback"}), "Stability",                                    \
+      "a spike of loss or gradient norm: say so, drop its update, or (several in a row) go back to an older checkpoint and "   \
+      "leave these batches out")                                                                                               \
+    X(double, spike_loss_deviations, "", 8, above(0), "Stability",                                                             \
+      "a spike is a loss so many robust standard deviations above the median")                                                 \
+    X(double, spike_grad_norm_factor, "", 10, above(1), "Stability", "or a gradient norm so many times its median")            \
+    X(int, spike_window, "", 128, between(2, 1000000), "Stability", "of so many steps")                                        \
+    X(int, spike_patience, "", 3, between(1, 1000000), "Stability",                                                            \
+      "outliers in a row that call for a rollback; with warn or skip: end a run that is lost")                                 \
+    X(int64_t, rollback_distance, "", 100, at_least(0), "Stability",                                                           \
+      "go back to a checkpoint at least so many steps before the spike")                                                       \
+    X(int64_t, rollback_batches, "", 200, at_least(1), "Stability", "and leave out so many batches around it")                 \
+    X(int, max_rollbacks, "", 5, between(0, 1000000), "Stability", "rollbacks in a run before it ends")                        \
+    X(Strings, skip_batches, "", {}, list(), "Stability",                                                                      \
+      "batches to leave out, 101-200 or 512: a step each, without update; kept in checkpoints")                                \
+    X(Strings, iterations_to_skip, "", {}, list(), "Stability", "the same by Megatron's name, one by one")                     \
+    X(Strings, skip_train_iteration_range, "", {}, list(), "Stability",                                                        \
+      "LLM-jp's: before iteration 101 of 101-200 as many batches are drawn and dropped, which count as no steps")              \
+    X(std::string, fp8_format, "fp8", "", one_of({"hybrid", "e4m3"}), "FP8",                                                   \
+      "multiply the blocks' matrices in 8 bits: e4m3, hybrid: gradients in e5m2")                                              \
+    X(std::string, fp8_recipe, "", "delayed", one_of({"delayed", "current"}), "FP8",                                           \
+      "scales from earlier steps' largest elements, or from the tensor itself (tensorwise)")                                   \
+    X(std::string, fp8_start, "", "0", anything(), "FP8", "steps in bf16 that come first; auto: until the run is steady")      \
+    X(int, fp8_calibration_steps, "", 8, between(1, 1000000), "FP8",                                                           \
+      "of them, the last ones measure amax for the delayed recipe")                                                            \
+    X(int, fp8_margin, "", 0, between(0, 64), "FP8", "scales are 2^margin below what would fit")                               \
+    X(int, fp8_amax_history_len, "", 16, between(1, 100000), "FP8", "steps whose amax counts (Megatron: 1)")                   \
+    X(std::string, fp8_amax_compute_algo, "", "max", one_of({"max", "most_recent"}), "FP8",                                    \
+      "which amax of them (Megatron: most_recent)")                                                                            \
+    X(bool, first_last_layers_bf16, "fp8-first-last-bf16", false, anything(), "FP8", "the first and last layers stay in bf16") \
+    X(int, num_layers_at_start_in_bf16, "", 1, between(0, 10000), "FP8", "how many of the first")                              \
+    X(int, num_layers_at_end_in_bf16, "", 1, between(0, 10000), "FP8", "how many of the last")                                 \
+    X(bool, no_fp8_fast_accumulation, "", false, anything(), "FP8",                                                            \
+      "on a GPU: full sums in forward products too, as in backward")                                                           \
     X(std::string, out, "", "out", anything(), "Run", "directory for the model, log.jsonl and report.html")                    \
     X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "full"}), "Run",                   \
       "what backward computes again to save memory")                                                                           \

@@ -59,6 +59,7 @@ struct StepStats {
     double mfu = -1;                           // their part of the hardware's peak; negative: not known
     double lse_mean = NAN, lse_max = NAN;      // log Z of the logits
     int64_t skipped = 0;                       // steps so far whose update was not applied
+    bool applied = true;                       // this one's was
     std::map<std::string, double> waiting_ms;  // of step_ms, in which the first rank waited for others, by group of ranks
 };
 
@@ -316,7 +317,7 @@ private:
     }
 
     void print_step(const StepStats& s, double eta) {
-        const bool last = s.step == info_.total_steps, skipped = s.skipped > last_.skipped;
+        const bool last = s.step == info_.total_steps, skipped = !s.applied;
         if (quiet_ || !(s.step % log_interval_ == 0 || lines_ == 0 || last || skipped)) return;
         const double now = monotonic_seconds();
         if (!terminal_ && now - printed_at_ < plain_interval_s && !last && !skipped) return;

@@ -203,7 +203,7 @@ struct ParameterTable {
     std::vector<TensorSpec> rows;
     size_t size = 0;     // elements of the buffer, with padding between tensors
     size_t decayed = 0;  // elements before this one are matrices
-    size_t norms = 0;    // elements from this one on are norms
+    size_t shared = 0;   // elements from this one on are whole on every tp rank: biases of row-parallel matrices, and norms
     size_t trained = 0;  // parameters that exist in the model's files: no padded vocabulary rows, no gaps, each once
 
     // The sizes of the decayed elements and of the others become multiples of `multiple`, so that they can be cut into parts.
@@ -219,7 +219,7 @@ struct ParameterTable {
                 for (const HfTensor& t : spec.hf) trained += (size_t)t.rows * spec.whole_cols;
             }
             if (group == Group::matrix) decayed = size = up(size, multiple);
-            if (group == Group::whole_bias) norms = size;
+            if (group == Group::cut_bias) shared = size;
         }
         size = decayed + up(size - decayed, multiple);
     }

@@ -28,7 +28,7 @@ inline std::string local_time(time_t t) {
 // ---- records ---------------------------------------------------------------------------------------------------------------
 struct RunLog {
     using json = nlohmann::ordered_json;
-    static constexpr size_t max_samples = 24, max_events = 200, max_marks = 200;
+    static constexpr size_t max_samples = 24, max_events = 200, max_marks = 200, max_abandoned = 50;
 
     json run, last_step, end;             // the run record; the newest step; the end record, null while the run is on
     std::map<std::string, Curve> curves;  // by field of the step records
@@ -38,6 +38,8 @@ struct RunLog {
     bool batch_varies = false;
     std::vector<json> samples, events;
     std::vector<int64_t> nonfinite_steps;
+    std::vector<std::vector<Point>> abandoned;           // losses of steps that a rollback has undone
+    std::vector<std::pair<int64_t, std::string>> notes;  // what happened to the run, and when
 
     // Takes in one record. Fields that are missing or of another type are left out: a log may be older than the program.
     void add(const json& j) {
@@ -92,6 +94,21 @@ private:
     void add_event(const json& j) {
         if (events.size() >= max_events) events.erase(events.begin()), events_dropped++;
         events.push_back(j);
+        const std::string event = text(j, "event");
+        const double step = number(j, "step");
+        if (!(step >= 0 && step < 9e15) || notes.size() >= max_marks) return;
+        if (event == "fp8") notes.push_back({(int64_t)step, "8 bits"});
+        if (event == "rollback") roll_back((int64_t)step);
+    }
+    // The steps after this one will come again.
+    void roll_back(int64_t step) {
+        notes.push_back({this->step(), "rollback"});
+        if (abandoned.size() == max_abandoned) abandoned.erase(abandoned.begin());
+        for (auto& [name, curve] : curves) {
+            std::vector<Point> tail = curve.cut_after(step);
+            if (name == "loss") abandoned.push_back(std::move(tail));
+        }
+        valid.cut_after(step);
     }
 };
 
@@ -128,10 +145,12 @@ inline std::pair<double, double> range_of(const std::vector<const std::vector<Po
 inline Chart loss_chart(const RunLog& log, int width, int height) {
     Chart c;
     c.id = "loss", c.title = "Loss", c.width = width, c.height = height, c.marks = log.nonfinite_steps, c.decimals = 3;
+    c.notes = log.notes;
     const Curve& loss = log.curve("loss");
     const std::vector<Point> raw = loss.extremes(), smooth = loss.smoothed(), valid = log.valid.means();
     c.series = {{"", "raw train", raw}, {"train", "train", smooth}, {"validation", "valid", valid, true}};
     if (valid.empty()) c.series.pop_back();
+    for (const std::vector<Point>& points : log.abandoned) c.series.push_back({"", "raw abandoned", points});
     const double length = smooth.empty() ? 0 : smooth.back().x - smooth[0].x;
     const auto [all_lo, all_hi] = range_of({&raw, &valid}, 0);
     const auto [lo, hi] = range_of({&raw, &valid}, smooth.empty() ? 0 : smooth[0].x + 0.04 * length);

@@ -15,7 +15,8 @@ inline const std::string report_colors = R"css(
 .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 .raw { stroke-width: 1; opacity: .4; } .line.baseline { stroke-width: 1.5; stroke-dasharray: 5 5; }
 .dot { fill: var(--c); stroke: var(--card); stroke-width: 1.5; } .line.valid { stroke-width: 1.5; }
-.grid { stroke: var(--grid); } .axis { stroke: var(--axis); fill: none; } .mark { fill: var(--bad); }
+.grid { stroke: var(--grid); } .axis { stroke: var(--axis); fill: none; } .mark { fill: var(--bad); } .abandoned { --c: var(--bad); }
+.note { stroke: var(--base); stroke-dasharray: 2 4; fill: none; }
 .tick { fill: var(--soft); font-size: 12px; font-variant-numeric: tabular-nums; }
 )css";
 

@@ -18,6 +18,7 @@
 #include "config.h"
 #include "model_config.h"
 #include "ops.h"
+#include "skip.h"
 #include "terminal.h"
 #include "world.h"
 
@@ -27,8 +28,13 @@ struct TrainingState {
     int64_t consumed = 0;   // samples: the position in the data
     int64_t scheduled = 0;  // samples of applied steps: the position of the learning rate
     int64_t tokens = 0;
-    double loss = NAN, valid_loss = NAN;           // the last ones
-    nlohmann::ordered_json options, data, layout;  // as given; documents and tokens per data set; who wrote it
+    double loss = NAN, valid_loss = NAN;            // the last ones
+    nlohmann::ordered_json options, data, layout;   // as given; documents and tokens per data set; who wrote it
+    nlohmann::ordered_json fp8, guard, steadiness;  // Fp8State's (null: the run is not in 8 bits), Guard's, Steadiness'
+    int64_t fp8_start = -1;                         // --fp8-start auto: the step that was found; -1: none yet
+    int64_t discarded = 0;                          // batches left out that count as no steps
+    BatchRanges skips;                              // batches to leave out, a step each
+    Strings iterations;                             // LLM-jp's ranges, for which no steps are counted
 };
 
 inline nlohmann::ordered_json to_json(const TrainingState& s) {
@@ -42,6 +48,13 @@ inline nlohmann::ordered_json to_json(const TrainingState& s) {
             {"tokens", s.tokens},
             {"loss", number(s.loss)},
             {"valid_loss", number(s.valid_loss)},
+            {"fp8", s.fp8},
+            {"fp8_start", s.fp8_start},
+            {"guard", s.guard},
+            {"steadiness", s.steadiness},
+            {"discarded_batches", s.discarded},
+            {"skip_batches", s.skips.state()},
+            {"skip_iterations", s.iterations},
             {"layout", s.layout},
             {"data", s.data},
             {"options", s.options}};
@@ -64,6 +77,11 @@ inline TrainingState read_state(const std::string& dir) {
         s.tokens = j.at("tokens");
         if (j.at("loss").is_number()) s.loss = j["loss"];
         if (j.at("valid_loss").is_number()) s.valid_loss = j["valid_loss"];
+        // What came to the format later may be missing.
+        s.fp8 = j.value("fp8", nlohmann::json()), s.guard = j.value("guard", nlohmann::json());
+        s.steadiness = j.value("steadiness", nlohmann::json()), s.fp8_start = j.value("fp8_start", (int64_t)-1);
+        s.discarded = j.value("discarded_batches", (int64_t)0), s.iterations = j.value("skip_iterations", Strings());
+        s.skips = BatchRanges::restore(j.value("skip_batches", nlohmann::json::array()), path);
         s.options = j.at("options"), s.data = j.at("data"), s.layout = j.at("layout");
         return s;
     } catch (const nlohmann::json::exception& e) {
@@ -80,13 +98,14 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
     const auto overridden = [&](const std::string& name) {
         return std::find(overrides.begin(), overrides.end(), name) != overrides.end();
     };
-    const Strings free = {"micro-batch-size", "data-path", "valid-data-path", "tokenizer"};
+    const Strings free = {"micro-batch-size", "data-path", "valid-data-path", "tokenizer", "no-fp8-fast-accumulation"};
     const nlohmann::ordered_json options = options_to_json(now);
     Strings known = {"data-path", "precision"};
     TrainOptions walked = now;
     for_each_option(walked, [&](const char* field, const char*, auto&, const Allowed&, const std::string& group, const char*) {
         const std::string name = option_name(field);
-        const bool compared = group == "Data" || group == "Batch" || group == "Length" || group == "Optimizer";
+        const bool compared =
+            group == "Data" || group == "Batch" || group == "Length" || group == "Optimizer" || group == "FP8";
         if (!compared) return;
         known.push_back(name);
         if (std::find(free.begin(), free.end(), name) != free.end() || !saved.options.contains(name) || overridden(name))

@@ -122,7 +122,7 @@ public:
               d.eod = 0;
               return d;
           }()),
-          trainer_{ctx_, m_, o_, schedule_, data_, {}, {}} {
+          trainer_(ctx_, m_, o_, schedule_, data_, {}) {
         plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp) % 3), o_.micro_batch_size, o_.seq_length, 13, false,
                     (int)(schedule_.final_batch / (o_.micro_batch_size * ranks_->mesh.dp.size)));
         allocate(ctx_, m_);

@@ -190,7 +190,7 @@ TEST_P(Families, TwentyTrainingSteps) {
     const std::vector<int> tokens = golden.integers("tokens"), targets = golden.integers("targets");
     const size_t step_tokens = (size_t)run.schedule.final_batch * run.o.seq_length;
     Batch batch;
-    Trainer trainer{run.ctx, run.m, run.o, run.schedule, run.data, {}, {}};
+    Trainer trainer(run.ctx, run.m, run.o, run.schedule, run.data, {});
     std::vector<double> ce, z, norm, lr;
     while (trainer.state.step < run.schedule.total_steps) {
         // The loader must give the batches that the reference trained on, or nothing below means anything.

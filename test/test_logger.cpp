@@ -221,7 +221,7 @@ TEST(Logger, EveryLineIsJson) {
         log.run(run_info(5));
         for (int i = 1; i <= 5; i++) {
             StepStats s = step_at(i, i == 2 ? NAN : 5.0 / i);
-            if (i == 2) s.grad_norm = INFINITY, s.lse_mean = -INFINITY, s.skipped = 1;
+            if (i == 2) s.grad_norm = INFINITY, s.lse_mean = -INFINITY, s.skipped = 1, s.applied = false;
             if (i > 2) s.skipped = 1;
             log.step(s);
         }
@@ -370,7 +370,7 @@ TEST(Report, IsWholeAndReferencesNothingOutside) {
     expect_balanced(read_whole_file(scratch / "report.html"));  // before the first step
     for (int i = 1; i <= 2000; i++) {
         StepStats s = step_at(i, i == 1500 ? NAN : 3 + 5 * std::exp(-i / 200.0));
-        s.global_batch = i < 500 ? 4 : 8, s.skipped = i >= 1500;
+        s.global_batch = i < 500 ? 4 : 8, s.skipped = i >= 1500, s.applied = i != 1500;
         log.step(s);
         if (i % 100 == 0)
             log.valid(i, 3.1 + 5 * std::exp(-i / 200.0), 100, 1), log.sample(i, "<b>prompt</b>", "text & more \xff <i>");
@@ -431,6 +431,39 @@ TEST(Report, ReadsOddFilesOrRefusesThem) {
     EXPECT_EQ(svg.rfind("<svg xmlns=\"http://www.w3.org/2000/svg\"", 0), 0u);
     EXPECT_EQ(count(svg, "http"), 1u);
     EXPECT_NE(svg.find("train 2.500"), std::string::npos);
+}
+
+// What a rollback undoes leaves the curves, and is shown beside them.
+TEST(RunLog, RollbackTakesItsStepsFromTheCurves) {
+    RunLog log;
+    const auto step = [&](int i, double loss) {
+        log.add(json{{"kind", "step"}, {"step", i}, {"loss", loss}, {"grad_norm", 1}});
+    };
+    const auto event = [&](int i, const char* name) {
+        log.add(json{{"kind", "event"}, {"step", i}, {"level", "info"}, {"event", name}, {"message", name}});
+    };
+    for (int i = 1; i <= 12; i++) {
+        if (i == 6) event(6, "fp8");
+        step(i, i < 10 ? 5 : 100);
+        log.add(json{{"kind", "valid"}, {"step", i}, {"loss", 5}});
+    }
+    event(8, "rollback");
+    for (int i = 9; i <= 11; i++) step(i, 4);
+    const std::vector<Point> loss = log.curve("loss").means();
+    ASSERT_EQ(loss.size(), 11u);
+    for (size_t i = 0; i < loss.size(); i++) {
+        EXPECT_EQ(loss[i].x, (double)i + 1);
+        EXPECT_EQ(loss[i].y, i < 8 ? 5 : 4);
+    }
+    EXPECT_EQ(log.valid.means().size(), 8u);
+    ASSERT_EQ(log.abandoned.size(), 1u);
+    ASSERT_EQ(log.abandoned[0].size(), 4u);
+    EXPECT_EQ(log.abandoned[0][0].x, 9);
+    EXPECT_EQ(log.abandoned[0][3].y, 100);
+    EXPECT_EQ(log.notes, (std::vector<std::pair<int64_t, std::string>>{{6, "8 bits"}, {12, "rollback"}}));
+    const std::string page = render_report(log, 0, 0);
+    EXPECT_NE(page.find("raw abandoned"), std::string::npos);
+    EXPECT_NE(page.find(">rollback</text>"), std::string::npos);
 }
 
 }  // namespace

@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# Training in 8 bits: it ends where bf16 ends, switches without a jump, resumes to the bit, means the same on every layout and under
+# every policy of recomputation, and refuses what it cannot do.
+#   TRAIN_GPT=build/cpu-bf16/train_gpt test/fp8_test.sh
+. "$(dirname "$0")/lib.sh"
+MPIRUN=${MPIRUN:-mpirun}
+allow_mpirun_everywhere
+export ASAN_OPTIONS=detect_leaks=0 # MPI keeps some memory
+
+# Text with something to learn over some hundred steps: sentences from a few rules, with numbers that follow from each other.
+awk 'BEGIN { srand(3); split("king queen priest farmer smith child", who); split("gave sold showed lent", did); split("sheep bread gold cloth wood", what);
+    for (i = 0; i < 4000; i++) { a = int(rand() * 6) + 1; b = int(rand() * 4) + 1; c = (a * b) % 5 + 1; d = int(rand() * 6) + 1;
+        printf "the %s of city %d %s %d %s to the %s%s\n", who[a], a * 3 + b, did[b], (a + d) * 2, what[c], who[d], i % 6 == 5 ? "\n" : "" } }' >text.txt
+expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 512 --output tok
+expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents blank
+declare -A family=(
+    [gpt2]=""
+    [bloom]="--position-embedding-type alibi --embed-layernorm"
+    [llama]="--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-query-groups 2"
+)
+train() { # RANKS FAMILY OUT OPTIONS...
+    local n=$1 name=$2 out=$3 launch=()
+    shift 3
+    [[ $n == 1 ]] || launch=(timeout -k 1 200 "$MPIRUN" -n "$n")
+    # shellcheck disable=SC2086
+    "${launch[@]}" "$program" train ${family[$name]} --num-layers 3 --hidden-size 64 --num-attention-heads 4 --tokenizer tok --data-path text \
+        --split "95, 5, 0" --seq-length 48 --micro-batch-size 2 --global-batch-size 8 --train-iters "${steps:-16}" --lr-decay-iters 400 --lr 2e-3 \
+        --lr-warmup-iters 10 --eval-interval 1000 --eval-iters 20 --save-every 0 --quiet --seed 5 --threads "${threads:-1}" --distributed-timeout 60s --out "$out" "$@"
+}
+same() { cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" && cmp "$1/latest/training/exp_avg.safetensors" "$2/latest/training/exp_avg.safetensors"; }
+state() { sed -n '/"fp8"/,/"fp8_start"/p' "$1/latest/training/state.json"; }
+same_state() { [[ -n $(state "$1") && $(state "$1") == "$(state "$2")" ]]; }
+valid_loss() { sed -n 's/.*"kind":"valid".*"loss":\([0-9.e+-]*\).*/\1/p' "$1/log.jsonl" | tail -n 1; }
+# At most 1% above the other's; no far lower one either.
+within() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(b > 0 && a <= 1.01 * b && a >= 0.95 * b) }'; }
+
+# Some hundred steps of each family: within 1% of bf16's validation loss.
+for name in gpt2 bloom llama; do
+    steps=300 threads=2 expect "$name in bf16" train 1 $name "$name bf16"
+    for recipe in "hybrid --fp8-recipe delayed" "hybrid --fp8-recipe current" "e4m3 --fp8-start 40"; do
+        [[ $name == gpt2 || $recipe == *delayed ]] || continue
+        # shellcheck disable=SC2086
+        steps=300 threads=2 expect "$name, $recipe" train 1 $name run --fp8 $recipe
+        expect "$name, $recipe: $(valid_loss run) is within 1% of bf16's $(valid_loss "$name bf16")" within "$(valid_loss run)" "$(valid_loss "$name bf16")"
+        rm -rf run
+    done
+done
+different() { ! cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" >/dev/null; }
+
+# The switch: no jump, and the steps before are bf16's.
+steps=60 expect "bf16 for 60 steps" train 1 llama plain
+steps=60 expect "8 bits from step 30 on" train 1 llama switch --fp8 hybrid --fp8-start 30 --save-every 20 --keep 0
+expect "it is another arithmetic" different plain switch
+expect "the steps before are bf16's to the bit" cmp <(losses plain | head -n 30) <(losses switch | head -n 30)
+jump() { paste <(losses plain) <(losses switch) | awk 'NR > 30 { d = $4 - $2; sum += d; squares += d * d; n++; if (d > 0.05 || d < -0.05) bad = 1 } END { exit bad || n != 30 || squares == 0 }'; }
+expect "the steps after are near" jump
+# Resumed before (in the measuring steps), at and after the switch.
+for step in 20 40; do
+    steps=60 expect "resumed at $step" train 1 llama "resumed $step" --fp8 hybrid --fp8-start 30 --resume "switch/step_000000$step"
+    expect "resumed at $step: every bit" same switch "resumed $step"
+    expect "resumed at $step: and every scale" same_state switch "resumed $step"
+done
+steps=36 expect "stopped while measuring" train 1 llama stopped --fp8 hybrid --fp8-start 30 --train-iters 26
+steps=36 expect "resumed then" train 1 llama stopped --fp8 hybrid --fp8-start 30 --resume auto --override train-iters
+expect "the steps until 36 are the undisturbed run's" cmp <(losses switch | head -n 36) <(losses stopped)
+steps=60 expect "other scales are refused" refused train 1 llama other --fp8 hybrid --fp8-start 30 --fp8-margin 1 --resume switch/step_00000040
+says "by the option's name" "--fp8-margin is 1"
+steps=50 expect "back to bf16" train 1 llama back --resume switch/step_00000040 --override fp8-format fp8-start train-iters
+expect "it goes on" test "$(losses back | wc -l)" == 10
+
+# auto: two windows of 64 steady steps after the warm-up of 10, then 8 that measure.
+steps=160 expect "auto, on a loss that stands still" train 1 llama auto --fp8 hybrid --fp8-start auto --lr 1e-9 --min-lr 0 --save-every 130 --keep 0
+switched() { sed -n 's/.*"step":\([0-9]*\),.*"event":"fp8".*/\1/p' "$1/log.jsonl"; }
+expect "8 bits begin when it is known" test "$(switched auto)" == 146
+steps=160 expect "resumed between" train 1 llama auto2 --fp8 hybrid --fp8-start auto --lr 1e-9 --min-lr 0 --resume auto/step_00000130
+expect "they begin there too" test "$(switched auto2)" == 146
+expect "with the same bits" same auto auto2
+steps=160 expect "auto, on a loss that falls" train 1 llama falling --fp8 hybrid --fp8-start auto
+expect "stays in bf16" test -z "$(switched falling)"
+
+# Recomputation quantises again to the same codes.
+for options in "--fp8 hybrid" "--fp8 hybrid --fp8-recipe current" "--fp8 hybrid --fp8-start 8 --first-last-layers-bf16"; do
+    for name in gpt2 llama; do
+        # shellcheck disable=SC2086
+        expect "$name $options" train 1 $name none $options
+        for policy in full selective; do
+            # shellcheck disable=SC2086
+            expect "$name $options, $policy recomputation" train 1 $name $policy $options --recompute $policy
+            expect "$name $options, $policy: the same bits" same none $policy
+            rm -rf $policy
+        done
+        rm -rf none
+    done
+done
+# So does another number of micro-batches not change the scales' measure.
+expect "micro-batches of 2" train 1 llama two --fp8 hybrid --train-iters 4
+expect "micro-batches of 4" train 1 llama four --fp8 hybrid --train-iters 4 --micro-batch-size 4
+near_losses() { paste <(losses "$1") <(losses "$2") | awk -v steps="$3" -v tolerance="$4" '{ d = $2 - $4; if (d < 0) d = -d; if (!(d <= tolerance)) { print; bad = 1 }; n++ } END { exit bad || n != steps }'; }
+expect "near each other" near_losses two four 4 0.005
+
+# Layouts.
+for options in "--fp8 hybrid --fp8-start 5" "--fp8 hybrid --fp8-recipe current"; do
+    # shellcheck disable=SC2086
+    { expect "one rank, $options" train 1 llama one $options && expect "one rank, gpt2, $options" train 1 gpt2 onegpt $options; }
+    for layout in "2" "2 --tp 2" "2 --tp 2 --no-sequence-parallel" "2 --pp 2" "4 --tp 2 --pp 2" "4 --tp 4"; do
+        read -r n cut <<<"$layout"
+        for name in llama gpt2; do
+            # shellcheck disable=SC2086
+            expect "$name $layout, $options" train "$n" $name ranks $options $cut
+            expect "$name $layout, $options: one rank's losses" near_losses "$([[ $name == llama ]] && echo one || echo onegpt)" ranks 16 0.01
+            rm -rf ranks
+        done
+    done
+    rm -rf one onegpt
+done
+expect "one rank" train 1 llama one --fp8 hybrid --save-every 8 --keep 0
+expect "a pipeline" train 2 llama pipeline --fp8 hybrid --pp 2
+expect "has one rank's bits" same one pipeline
+expect "and scales" same_state one pipeline
+expect "four ranks resume one's run" train 4 llama more --fp8 hybrid --tp 2 --pp 2 --resume one/step_00000008
+tail_near() { paste <(losses one | tail -n 8) <(losses more) | awk '{ d = $2 - $4; if (d < 0) d = -d; if (!(d <= 0.01)) bad = 1; n++ } END { exit bad || n != 8 }'; }
+expect "of the steps after" tail_near
+
+# What cannot be.
+expect "a width that is no multiple of 16: refused" refused train 1 gpt2 x --fp8 hybrid --hidden-size 72
+says "says which" "multiples of 16; the width is 72"
+expect "rows that are none: refused" refused train 1 gpt2 x --fp8 hybrid --seq-length 41
+says "says which" "rows (micro-batch-size x seq-length) is 82"
+expect "all layers in bf16: refused" refused train 1 gpt2 x --fp8 hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16 3
+says "says so" "all 3 layers stay in bf16"
+expect "another format: refused" refused train 1 gpt2 x --fp8 int8
+expect "a start that is none: refused" refused train 1 gpt2 x --fp8 hybrid --fp8-start soon
+says "says what is one" "--fp8-start is 'soon'"
+expect "the table says what is planned" train 1 llama x --fp8 hybrid --fp8-start 7k --dry-run

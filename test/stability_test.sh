@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Runs that heal themselves: batches that are left out, outliers that are said, dropped or rolled back, on one rank and on four, with
+# planted faults: noise in the data, a NaN in a gradient, a flipped bit in a weight.
+#   TRAIN_GPT=build/cpu-bf16/train_gpt test/stability_test.sh
+. "$(dirname "$0")/lib.sh"
+MPIRUN=${MPIRUN:-mpirun}
+allow_mpirun_everywhere
+export ASAN_OPTIONS=detect_leaks=0 # MPI keeps some memory
+
+for i in $(seq 1 600); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
+expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 380 --output tok
+expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents blank
+train() { # RANKS OUT OPTIONS...
+    local n=$1 out=$2 launch=()
+    shift 2
+    [[ $n == 1 ]] || launch=(timeout -k 1 200 "$MPIRUN" -n "$n" -x TRAIN_GPT_FAULTS)
+    "${launch[@]}" "$program" train --num-layers 2 --hidden-size 32 --num-attention-heads 4 --normalization RMSNorm --position-embedding-type rope \
+        --swiglu --disable-bias-linear --tokenizer tok --data-path text --split "95, 5, 0" --seq-length 32 --micro-batch-size 2 --global-batch-size 8 \
+        --train-iters "${steps:-20}" --lr-decay-iters 200 --lr 3e-3 --lr-warmup-iters 5 --eval-interval 1000 --eval-iters 20 --quiet --seed 5 --threads 1 \
+        --save-every "${every:-0}" --keep 0 --distributed-timeout 60s --spike-window 32 --spike-loss-deviations 5 --rollback-distance 5 --rollback-batches 12 --out "$out" "$@"
+}
+same() { cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" && cmp "$1/latest/training/exp_avg.safetensors" "$2/latest/training/exp_avg.safetensors"; }
+events() { sed -n "s/.*\"kind\":\"event\",\"step\":\([0-9]*\).*\"event\":\"$2\".*/\1/p" "$1/log.jsonl" | tr '\n' ' '; }
+valid_loss() { sed -n 's/.*"kind":"valid".*"loss":\([0-9.e+-]*\).*/\1/p' "$1/log.jsonl" | tail -n 1; }
+steps_of() { losses "$1" | cut -d' ' -f1 | tr '\n' ' '; }
+field() { sed -n "s/.*\"kind\":\"step\",\"step\":$2,.*\"$3\":\([0-9.e+-]*\).*/\1/p" "$1/log.jsonl" | tail -n 1; }
+
+# ---- batches left out ----
+expect "without skips" train 1 all
+every=4 expect "batches 7 to 10 and 13 left out" train 1 skips --skip-batches 7-10,13
+expect "they are steps without a line" test "$(steps_of skips)" == "1 2 3 4 5 6 11 12 14 15 16 17 18 19 20 "
+expect "the steps before are the undisturbed run's" cmp <(losses all | head -n 6) <(losses skips | head -n 6)
+expect "the log says so" test "$(events skips skip-batches)" == "10 13 "
+expect "batches 14 to 20 left out" train 1 tail --skip-batches 14-20
+expect "the run is finished without them" test "$(steps_of tail | wc -w)" == 13 -a -e tail/latest
+expect "the data goes on behind them" test "$(field skips 11 consumed_samples)" == 88
+expect "the learning rate stands still" test "$(field skips 11 lr)" == "$(field all 7 lr)"
+expect "Megatron's --iterations-to-skip: the same run" train 1 megatron --iterations-to-skip 13 7 8 9 10
+expect "to the bit" same skips megatron
+expect "LLM-jp's --skip-train-iteration-range" train 1 llm-jp --skip-train-iteration-range 7-10 9-9
+expect "counts no steps for them" test "$(steps_of llm-jp)" == "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 "
+expect "but reads the same batches" cmp <(losses skips | sed -n '7,8p' | cut -d' ' -f2) <(losses llm-jp | sed -n '7,8p' | cut -d' ' -f2)
+expect "the second range counts from where the first has led" train 1 llm-jp2 --skip-train-iteration-range 7-10 --skip-train-iteration-range 9-9
+expect "resumed without the option: they are kept" train 1 resumed --resume skips/step_00000004
+expect "to the bit" same skips resumed
+expect "resumed behind the first range" train 1 resumed2 --resume skips/step_00000012
+expect "to the bit" same skips resumed2
+expect "given when it is resumed" train 1 later --resume skips/step_00000004 --skip-batches 18-20
+expect "the ranges add up" test "$(steps_of later)" == "5 6 11 12 14 15 16 17 "
+for layout in "2" "4 --tp 2 --pp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "left out on $layout" train "$n" ranks --skip-batches 7-10,13 $options
+    expect "the same steps" test "$(steps_of ranks)" == "$(steps_of skips)"
+    expect "the same losses" awk '{ d = $2 - $4; if (d < 0) d = -d; if (!(d < 0.01)) bad = 1; n++ } END { exit bad || n != 15 }' <(paste <(losses skips) <(losses ranks))
+    rm -rf ranks
+done
+for wrong in "7-5" "x" "0-3" "3--4"; do
+    expect "--skip-batches $wrong: refused" refused train 1 x --skip-batches "$wrong"
+    says "by its name" "skip-batches"
+done
+
+# ---- outliers ----
+faults() { TRAIN_GPT_FAULTS=$1 "${@:2}"; }
+expect "an unknown fault: refused" refused faults "hail=3" train 1 x
+steps=120 every=10 expect "a clean run" train 1 clean
+expect "without any event" test -z "$(events clean spike)$(events clean skip)$(events clean rollback)"
+steps=120 expect "noise, warn" faults noise=105 train 1 warn
+expect "warn: says it, and applies it" test "$(events warn spike)" == "105 " -a "$(field warn 120 skipped)" == 0
+steps=120 expect "noise, skip" faults noise=105 train 1 skip --on-spike skip
+expect "skip: drops it" test "$(events skip skip)" == "105 " -a "$(field skip 120 skipped)" == 1
+near() { awk -v a="$(valid_loss "$1")" -v b="$(valid_loss "$2")" -v part="$3" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(a > 0 && d < part * b) }'; }
+expect "skip: ends near the clean run" near skip clean 0.01
+for n in 1 4; do
+    layout=()
+    [[ $n == 1 ]] || layout=(--tp 2 --pp 2)
+    steps=120 expect "a NaN in a gradient on rank $((n - 1)) of $n" faults "nan-gradient=70:$((n - 1))" train "$n" "nan $n" "${layout[@]}"
+    expect "is never applied" test "$(events "nan $n" skip)" == "70 " -a "$(field "nan $n" 120 skipped)" == 1
+    expect "and does no harm" near "nan $n" clean 0.01
+    steps=120 every=10 expect "noise for 5 batches on $n" faults noise=103-107 train "$n" "rollback $n" --on-spike rollback "${layout[@]}"
+    expect "three in a row: back to step 90, without batches 97 to 108" test "$(events "rollback $n" rollback)" == "90 "
+    expect "the steps say so" test "$(steps_of "rollback $n")" == "$(seq 1 105 | tr '\n' ' ')$(seq 91 96 | tr '\n' ' ')$(seq 109 120 | tr '\n' ' ')"
+    steps=120 every=10 expect "a clean run without batches 97 to 108" train "$n" "clean $n" --skip-batches 97-108 "${layout[@]}"
+    expect "the healed run ends with its bits" same "clean $n" "rollback $n"
+    steps=120 every=10 expect "a flipped bit of a weight on $n" faults "flip-weight=104:$((n - 1))" train "$n" "flip $n" --on-spike rollback "${layout[@]}"
+    expect "is healed by going back once" test "$(events "flip $n" rollback | wc -w)" == 1
+    expect "and ends near the run without these batches" near "flip $n" "clean $n" 0.02
+done
+expect "the run before is untouched by the way back" cmp <(losses clean | head -n 102) <(losses "rollback 1" | head -n 102)
+expect "a checkpoint remembers what is left out" train 1 remembers --resume "rollback 1/step_00000120" --train-iters 122 --override train-iters
+expect "and how often" grep -q '"rollbacks": 1' "rollback 1/latest/training/state.json"
+steps=120 every=10 expect "a damaged checkpoint is stepped over" faults noise=113-117 train 1 damaged --on-spike rollback --save-in-foreground --rollback-distance 12
+expect "the one before serves" test "$(events damaged rollback)" == "100 "
+
+# ---- LLM-jp's recipe in miniature: bf16 first, then 8 bits, z-loss, a spike that heals ----
+for layout in "1" "4 --tp 2"; do
+    read -r n cut <<<"$layout"
+    # shellcheck disable=SC2086
+    steps=120 every=10 expect "the recipe on $layout" faults noise=103-107 train "$n" "recipe $n" --fp8 hybrid --fp8-start 60 --z-loss 1e-4 --on-spike rollback $cut
+    expect "switches" test "$(events "recipe $n" fp8)" == "60 "
+    expect "and heals" test "$(events "recipe $n" rollback)" == "90 "
+    expect "ends near bf16" near "recipe $n" "clean 1" 0.02
+done
+expect "one rank and four end near each other" near "recipe 4" "recipe 1" 0.01
+
+# ---- where nothing helps ----
+steps=120 expect "skip, row after row: the run ends" refused faults noise=103-120 train 1 x --on-spike skip
+says "and says what to do" "on-spike rollback"
+rm -rf x
+steps=120 expect "no checkpoint to go back to: the run ends" refused faults noise=103-120 train 1 x --on-spike rollback
+says "says so" "no intact checkpoint before step 103"
+rm -rf x
+steps=120 every=10 expect "as often as allowed: the run ends" refused faults noise=103-120 train 4 x --on-spike rollback --rollback-batches 2 --max-rollbacks 2 --tp 2 --pp 2
+says "says how often" "2 rollbacks have not helped"
