@@ -155,6 +155,37 @@ bool check_collectives(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     return ok;
 }
 
+// What 8 bits need: codes gathered as bytes, the largest of floats, among which NaN counts for nothing.
+static bool check_eight_bits(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
+    be::Ctx& ctx = t.ctx;
+    const size_t rank = (size_t)comm.rank(), size = (size_t)comm.size();
+    const int me = t.world.rank();
+    const auto code = [](int r, size_t i) { return (uint8_t)(r * 31 + (int)(i % 251)); };
+    bool ok = true;
+    for (const size_t n : sizes) {
+        std::vector<uint8_t> codes(n * size, 7);
+        for (size_t i = 0; i < n; i++) codes[rank * n + i] = code(me, i);
+        uint8_t* all = (uint8_t*)be::allocate_memory(codes.size() + 1);
+        be::upload(ctx, all, codes.data(), codes.size());
+        be::all_gather(ctx, comm, all, (const uint8_t*)all + rank * n, n);
+        be::download(ctx, codes.data(), all, codes.size());
+        be::release_memory(all, codes.size() + 1);
+        for (size_t i = 0; i < codes.size(); i++) ok &= codes[i] == code(ranks[i / n], i % n);
+
+        Buffer<float> x(ctx, n);
+        x.set([&](size_t i) { return i % 5 == 1 && rank == i % size && size > 1 ? NAN : (float)value(me, i, 3); });
+        be::all_reduce_max(ctx, comm, x.data(), n);
+        ok &= x.fetch();
+        for (size_t i = 0; i < n; i++) {
+            float largest = -INFINITY;
+            for (size_t r = 0; r < size; r++)
+                if (!(i % 5 == 1 && r == i % size && size > 1)) largest = std::max(largest, (float)value(ranks[r], i, 3));
+            ok &= x.host()[i] == largest;
+        }
+    }
+    return ok;
+}
+
 // Several at once, of different sizes and both kinds, finished in another order, with an operation that waits in between.
 template <class E>
 bool check_started(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
@@ -307,6 +338,7 @@ static void check_comm(Test& t) {
     be::Comm all(t.ctx, w, everyone, "everyone");
     t.report("collectives of floatX", check_collectives<floatX>(t, all, everyone));
     t.report("collectives of real", check_collectives<real>(t, all, everyone));
+    t.report("collectives of codes, and the largest", check_eight_bits(t, all, everyone));
     t.report("several started operations", check_started<floatX>(t, all, everyone) && check_started<real>(t, all, everyone));
     t.report("the same bits on all ranks", check_bits<floatX>(t, all) && check_bits<real>(t, all));
     if (size == 1) return;

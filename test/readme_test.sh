@@ -21,6 +21,7 @@ while read -r command; do
     "./train_gpt tokenizer"*) small="--vocab-size 400" ;;
     *"--model run1/latest --data-path"*) small="--train-iters 2 --seq-length 32 --micro-batch-size 2 --eval-iters 0" ;;
     "./train_gpt train"*"--dry-run"*) small="" ;;
+    *"--fp8-start 2000"*) small="--preset llama-tiny --train-iters 4 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --fp8-start 2" ;;
     "./train_gpt train"*) small="--preset llama-tiny --train-iters 4 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --sample-interval 4 --sample-tokens 4" ;;
     "./train_gpt eval"*) small="--seq-length 32" ;;
     *"--resume auto"*) small="--preset llama-tiny --train-iters 6 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --override train-iters" ;;
@@ -36,7 +37,7 @@ for path in $(grep -oE '\]\([^)#:]+\)' "$root/README.md" | tr -d '()]' | sort -u
     [[ -e $root/$path ]] && echo "ok: $path exists" || echo "FAILED: $path does not exist"
 done
 for command in tokenizer prepare train eval generate inspect; do "$program" $command --help; done >help.txt 2>&1
-for option in $(grep -oE -- '--[a-z][a-z-]+' "$root/README.md" | sort -u); do
+for option in $(grep -oE -- '--[a-z][a-z0-9-]+' "$root/README.md" | sort -u); do
     grep -qE -- "$option( |,|$)" help.txt && echo "ok: $option exists" || echo "FAILED: $option is no option"
 done
 for target in $(grep -oE '`?make [a-z][a-z_-]*' "$root/README.md" | tr -d '`' | cut -d ' ' -f 2 | sort -u); do
