@@ -1025,6 +1025,14 @@ static std::vector<float> largest_of_all_ranks(const Ranks& ranks, const std::ve
     return largest;
 }
 
+// Ends the run if any rank has a problem: with that of the first one.
+static void agree_that_all_is_well(World* world, const std::string& problem) {
+    if (!world && !problem.empty()) fail("%s", problem.c_str());
+    if (!world) return;
+    for (const std::string& p : world->all_gather(problem))
+        if (!p.empty()) fail("%s", p.c_str());
+}
+
 // What neighbouring stages of the pipeline exchange: activations forward, their gradients backward, of this rank's rows. Nobody
 // waits to have sent: what leaves forward stays in the slot anyway, and what leaves backward takes the place of the slot's
 // input, which is no longer needed. Both must have left when the slot is used again.
@@ -1124,22 +1132,31 @@ static void plant_faults_before(Trainer& t) {
     weight *= 0x1p64f;  // the exponent's highest bit but one
     be::upload(t.ctx, place, &weight, sizeof weight);
 }
+static void plant_flaky_gradient(Trainer& t) {
+    if (t.faults.none() || !t.faults.flaky_gradient(t.batch(), t.m.ranks->mesh.world.rank)) return;
+    real value;
+    be::download(t.ctx, &value, t.m.grads, sizeof value);
+    value = value * (1 + 0x1p-23f) + 0x1p-100f;
+    be::upload(t.ctx, t.m.grads, &value, sizeof value);
+}
 static void plant_faults_after(Trainer& t) {
     if (t.faults.none() || !t.faults.nan_gradient(t.batch(), t.m.ranks->mesh.world.rank)) return;
     const real nan = NAN;
     be::upload(t.ctx, t.m.grads + t.m.shards.buckets[0].mine, &nan, sizeof nan);
 }
 
-// Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order; then its parts of grads are
-// sums over all ranks.
-static void accumulate_gradients(Trainer& t, int64_t global_batch, real loss_scale) {
+// Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order: sets grads and the sums.
+// finished(block) is called when a block's gradients have their last summand.
+template <class Finished>
+static void run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale, Finished finished) {
     Model& m = t.m;
+    be::clear(t.ctx, m.grads, m.table.size * sizeof(real));
+    clear_sums(t.ctx, m);
     const Mesh& mesh = m.ranks->mesh;
     const int B = t.o.micro_batch_size, micro_batches = (int)(global_batch / ((int64_t)B * mesh.dp.size));
     std::vector<std::vector<Rows>> rows;
     for (const auto& slots : m.a.chunks) rows.emplace_back(slots.size());
     PipelineLinks links(t.ctx, m);
-    GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
 
     for (const PipelineEvent& e : pipeline_schedule(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches)) {
         Slot& slot = m.a.slot(e.chunk, e.micro_batch);
@@ -1161,16 +1178,90 @@ static void accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
             if (slot.last) head(t.ctx, m, in, loss_scale, (real)t.o.z_loss_strength, true);
             model_backward(t.ctx, m, in, [&](int block) {
                 links.progress();
-                if (e.micro_batch < micro_batches - 1) return;
-                reduce_replicas(t.ctx, m, block);
-                reducer.ready((size_t)(m.g.blocks[(size_t)block].qkv_w - m.grads));
+                if (e.micro_batch == micro_batches - 1) finished(block);
             });
             links.send_gradient(in, e.chunk, e.micro_batch);
         }
     }
     links.finish();
+}
+
+// Then this rank's parts of grads are sums over all ranks.
+static void accumulate_gradients(Trainer& t, int64_t global_batch, real loss_scale) {
+    Model& m = t.m;
+    GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
+    run_micro_batches(t, global_batch, loss_scale, [&](int block) {
+        reduce_replicas(t.ctx, m, block);
+        reducer.ready((size_t)(m.g.blocks[(size_t)block].qkv_w - m.grads));
+    });
     reduce_shared(t.ctx, m);
     reducer.finish();
+}
+
+// CRC-32C of each tensor in memory that is laid out as the parameters.
+template <class E>
+static std::vector<uint32_t> tensor_hashes(be::Ctx& ctx, const ParameterTable& table, const E* buffer) {
+    std::vector<uint32_t> hashes;
+    std::vector<E> values;
+    for (const TensorSpec& t : table.rows) {
+        values.resize(t.size());
+        be::download(ctx, values.data(), buffer + t.offset, t.size() * sizeof(E));
+        hashes.push_back(crc32c(values.data(), t.size() * sizeof(E)));
+    }
+    return hashes;
+}
+
+// The same with each rank's own gradients computed twice, which must have the same bits: if they have not, the machine computes
+// wrong, and the run ends with the rank, its host and the first tensor.
+static void accumulate_gradients_twice(Trainer& t, int64_t global_batch, real loss_scale) {
+    Model& m = t.m;
+    World* world = m.ranks->world;
+    std::vector<uint32_t> hashes[2];
+    LossSums sums[2];
+    for (int i = 0; i < 2; i++) {
+        run_micro_batches(t, global_batch, loss_scale, [](int) {});
+        plant_flaky_gradient(t);
+        hashes[i] = tensor_hashes(t.ctx, m.table, m.grads), sums[i] = read_sums(t.ctx, m);
+    }
+    std::string problem;
+    if (memcmp(&sums[0], &sums[1], sizeof sums[0]) != 0) problem = "the loss";
+    for (size_t i = hashes[0].size(); i-- > 0;)
+        if (hashes[0][i] != hashes[1][i]) problem = "the gradient of " + m.table.rows[i].name;
+    if (!problem.empty())
+        problem = format(
+            "%s of batch %lld has other bits when it is computed again on %s; HINT: this machine computes wrong, or a "
+            "library is not deterministic: take it out, and go on from a checkpoint",
+            problem.c_str(), (long long)t.batch(), world ? world->description().c_str() : "this machine");
+    agree_that_all_is_well(world, problem);
+    for (int block = 0; block < (int)m.g.blocks.size(); block++) reduce_replicas(t.ctx, m, block);
+    reduce_shared(t.ctx, m);
+    GradientReducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, false).finish();
+}
+
+// Whether what several ranks hold has the same bits on each: all parameters over data-parallel ranks, what is not cut over
+// tensor-parallel ones, a tied embedding at both ends. Empty, or what differs.
+static std::string replicas_problem(be::Ctx& ctx, Model& m) {
+    if (!m.ranks->world) return "";
+    const std::vector<uint32_t> hashes = tensor_hashes(ctx, m.table, m.params);
+    std::string mine;
+    for (size_t i = 0; i < hashes.size(); i++) {
+        const TensorSpec& t = m.table.rows[i];
+        const int shard = t.replicated ? -1 : m.ranks->mesh.tp.rank;
+        mine += format("%d %d %s\t%08x\n", t.id, shard, t.name.c_str(), hashes[i]);
+    }
+    std::map<std::string, std::pair<std::string, size_t>> seen;
+    const std::vector<std::string> all = m.ranks->world->all_gather(mine);
+    for (size_t rank = 0; rank < all.size(); rank++) {
+        std::istringstream lines(all[rank]);
+        for (std::string name, hash; std::getline(lines, name, '\t') && std::getline(lines, hash);) {
+            const auto& [first, from] = seen.emplace(name, std::pair(hash, rank)).first->second;
+            if (first != hash)
+                return format("%s has other bits on rank %zu (host %s) than on rank %zu (host %s)",
+                              name.substr(name.rfind(' ') + 1).c_str(), rank, m.ranks->world->hosts()[rank].c_str(), from,
+                              m.ranks->world->hosts()[from].c_str());
+        }
+    }
+    return "";
 }
 
 // AdamW on this rank's parts, whose new parameters then go to all: first the vectors, which every block needs, then the
@@ -1251,11 +1342,11 @@ static StepStats train_step(Trainer& t) {
     const int64_t targets = t.data.unmasked(t.state.consumed, global_batch);
     const real loss_scale = targets > 0 ? (real)(1.0 / targets) : real(0);
 
-    be::clear(t.ctx, t.m.grads, t.m.table.size * sizeof(real));
-    clear_sums(t.ctx, t.m);
     begin_step_in_8_bits(t);
     plant_faults_before(t);
-    accumulate_gradients(t, global_batch, loss_scale);
+    const int64_t twice = t.o.detect_nondeterminism;
+    if (twice > 0 && (t.state.step + 1) % twice == 0) accumulate_gradients_twice(t, global_batch, loss_scale);
+    else accumulate_gradients(t, global_batch, loss_scale);
     plant_faults_after(t);
     for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads + r.begin, r.end - r.begin);
     const LossSums sums = reduce_sums(*t.m.ranks, read_sums(t.ctx, t.m));
@@ -2169,7 +2260,13 @@ static void train(World& world, const TrainOptions& given) {
         const bool validates = run.valid && !stop && (state.step % o.eval_interval == 0 || last);
         const bool samples = generator && !stop && (state.step % o.sample_interval == 0 || last);
         const bool saves = last || stop || decision.save;
-        if (validates || samples || saves) trainer.gatherer.finish();
+        const bool compares = o.check_weight_hash_across_dp_replicas_interval > 0 &&
+                              state.step % o.check_weight_hash_across_dp_replicas_interval == 0;
+        if (validates || samples || saves || compares) trainer.gatherer.finish();
+        if (compares)
+            if (const std::string problem = replicas_problem(run.ctx, m); !problem.empty())
+                fail("at step %lld %s; HINT: go on from a checkpoint, without that machine", (long long)state.step,
+                     problem.c_str());
         if (validates) validate();
         if (samples) write_sample();
         if (saves) save();

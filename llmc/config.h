@@ -112,6 +112,10 @@ inline Allowed list(int values = 0) {
       "go back to a checkpoint at least so many steps before the spike")                                                       \
     X(int64_t, rollback_batches, "", 200, at_least(1), "Stability", "and leave out so many batches around it")                 \
     X(int, max_rollbacks, "", 5, between(0, 1000000), "Stability", "rollbacks in a run before it ends")                        \
+    X(int64_t, check_weight_hash_across_dp_replicas_interval, "check-replicas", 0, at_least(0), "Stability",                   \
+      "steps between comparisons of the weights that several ranks hold; 0: never")                                            \
+    X(int64_t, detect_nondeterminism, "", 0, at_least(0), "Stability",                                                         \
+      "steps between gradients that are computed twice and compared bit by bit, to find failing hardware; 0: never")           \
     X(Strings, skip_batches, "", {}, list(), "Stability",                                                                      \
       "batches to leave out, 101-200 or 512: a step each, without update; kept in checkpoints")                                \
     X(Strings, iterations_to_skip, "", {}, list(), "Stability", "the same by Megatron's name, one by one")                     \

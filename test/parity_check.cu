@@ -140,8 +140,6 @@ public:
     }
     // Of the first global batch, in files at prefix.
     void write_gradients(const std::string& prefix) {
-        be::clear(ctx_, m_.grads, m_.table.size * sizeof(real));
-        clear_sums(ctx_, m_);
         accumulate_gradients(trainer_, schedule_.final_batch, (real)(1.0 / 256));
         std::vector<real> parts(m_.shards.size);
         for (const Bucket& b : m_.shards.buckets)
@@ -164,25 +162,7 @@ public:
                          b.n * sizeof(real));
         write(prefix, parts);
     }
-    // Whether what several ranks hold has the same bits on each: all parameters over data-parallel ranks, what is not cut over
-    // tensor-parallel ones, a tied embedding at both ends.
-    bool replicas_agree() {
-        std::vector<floatX> params(m_.table.size);
-        be::download(ctx_, params.data(), m_.params, params.size() * sizeof(floatX));
-        std::string mine;
-        for (const TensorSpec& t : m_.table.rows) {
-            const uint32_t crc = crc32c(params.data() + t.offset, t.size() * sizeof(floatX));
-            const std::string shard = t.replicated ? "whole" : format("tp %d", ranks_->mesh.tp.rank);
-            mine += format("%d %s\t%08x\n", t.id, shard.c_str(), crc);
-        }
-        std::map<std::string, std::string> seen;
-        for (const std::string& text : world_.all_gather(mine)) {
-            std::istringstream lines(text);
-            for (std::string name, crc; std::getline(lines, name, '\t') && std::getline(lines, crc);)
-                if (!seen.emplace(name, crc).second && seen[name] != crc) return false;
-        }
-        return true;
-    }
+    bool replicas_agree() { return replicas_problem(ctx_, m_).empty(); }
 
 private:
     void write(const std::string& prefix, const std::vector<real>& parts) {

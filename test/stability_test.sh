@@ -103,6 +103,23 @@ for layout in "1" "4 --tp 2"; do
 done
 expect "one rank and four end near each other" near "recipe 4" "recipe 1" 0.01
 
+# ---- machines that compute wrong ----
+expect "gradients computed twice" train 1 twice --detect-nondeterminism 3
+expect "change no bit" same all twice
+expect "gradients computed twice in 8 bits on 4 ranks" train 4 x --detect-nondeterminism 1 --tp 2 --fp8 hybrid --fp8-recipe current
+rm -rf x
+expect "a last bit that is wrong: found" refused faults flaky-gradient=9 train 1 x --detect-nondeterminism 3
+says "the tensor is named" "the gradient of wte of batch 9 has other bits when it is computed again on"
+rm -rf x
+expect "on rank 2 of 4" refused faults flaky-gradient=9:2 train 4 x --detect-nondeterminism 3
+says "the rank is named" "again on rank 2 of 4 (host"
+rm -rf x
+expect "weights of several ranks are compared" train 4 x --check-replicas 2 --tp 2
+rm -rf x
+expect "a flipped bit on one replica: found" refused faults flip-weight=5:1 train 2 x --check-replicas 2 --zero 0
+says "where it is" "at step 6 wte has other bits on rank 1 (host"
+rm -rf x
+
 # ---- where nothing helps ----
 steps=120 expect "skip, row after row: the run ends" refused faults noise=103-120 train 1 x --on-spike skip
 says "and says what to do" "on-spike rollback"

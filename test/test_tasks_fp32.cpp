@@ -293,7 +293,7 @@ struct Fixture {
     std::vector<Score> scores(const std::vector<Request>& requests) {
         const std::unique_ptr<FILE, int (*)(FILE*)> nowhere(fopen("/dev/null", "w"), fclose);
         Progress progress("test", 1, "tokens", nowhere.get());
-        return score_requests(ctx, m, requests, progress);
+        return score_requests(ctx, m, requests, &progress);
     }
 };
 

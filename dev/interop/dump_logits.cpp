@@ -17,7 +17,10 @@ int main(int argc, char** argv) try {
     for (int i = 0; i < N; i++) positions[i] = i % T;
 
     be::Ctx ctx(0);
-    const LoadedModel loaded = load_for_inference(ctx, argv[1], B, T, N, false);
+    World world = World::join();
+    EvalOptions options;
+    options.model = argv[1];
+    const LoadedModel loaded = load_for_inference(ctx, world, options, B, T, N, false);
     Model& m = *loaded.m;
     const ModelConfig& c = m.c;
     for (int token : tokens)
