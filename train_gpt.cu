@@ -196,7 +196,11 @@ struct EightBit {
     std::vector<char> quantized;              // blocks whose weights' codes are this step's
     float *scale = nullptr, *amax = nullptr;  // (blocks, 12) see fp8_index
     float* inverse = nullptr;  // (blocks, 12, 4) of which cuBLASLt reads the first: it wants multiples of 16 bytes
-    float* now = nullptr;      // (2) amax and scale of one tensor
+    struct Count {
+        int64_t codes = 0, zero = 0, largest = 0;
+    };
+    std::vector<Count> counts;                                 // (blocks, 12), while every layer is examined; else empty
+    float* now = nullptr;                                      // (2) amax and scale of one tensor
     std::vector<std::array<uint8_t*, 4>> weights, transposed;  // (OC, IC), (IC, OC) of each block's matrices
 };
 
@@ -608,6 +612,14 @@ static BlockActs activations(const Model& m, const Rows& in, int i) {
     return s;
 }
 
+// How many elements became zero, and how many the largest number.
+static void count_codes(be::Ctx& ctx, EightBit::Count& count, const uint8_t* codes, size_t n, Fp8 format) {
+    std::vector<uint8_t> host(n);
+    be::download(ctx, host.data(), codes, n);
+    const uint8_t largest = fp8_encode(fp8_max(format), format);
+    count.codes += (int64_t)n;
+    for (const uint8_t c : host) count.zero += (c & 0x7f) == 0, count.largest += (c & 0x7f) == largest;
+}
 // Codes of x (rows, columns), also transposed if wanted; *inverse becomes what they are to be multiplied by.
 static void quantize(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, uint8_t* codes, uint8_t* transposed,
                      float* inverse, const floatX* x, int rows, int columns) {
@@ -624,6 +636,7 @@ static void quantize(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, u
         be::copy_rows(ctx, inverse, sizeof *inverse, f.inverse + 4 * index, sizeof *inverse, sizeof *inverse, 1);
     }
     be::quantize(ctx, codes, transposed, f.amax + index, x, rows, columns, format, scale);
+    if (!f.counts.empty()) count_codes(ctx, f.counts[index], codes, (size_t)rows * columns, format);
 }
 static float* scale_inverse(Model& m, const Linear& l, Operand operand) {
     return m.fp8.inverse + 4 * fp8_index(l.block, l.matrix, operand);
@@ -974,7 +987,8 @@ struct Trainer {
     Guard guard;
     Verdict verdict;  // on the last step
     Steadiness steadiness;
-    BatchRanges discards;  // batches that are left out and count as no steps
+    nlohmann::ordered_json health;  // of the last step's layers; null: they were not examined
+    BatchRanges discards;           // batches that are left out and count as no steps
     ParameterGatherer gatherer;
     Faults faults = Faults::from_environment();
 
@@ -1332,6 +1346,74 @@ static void leave_out_batches(Trainer& t) {
     }
 }
 
+// This rank's parts of the fp32 weights.
+static std::vector<real> master_parts(Trainer& t) {
+    std::vector<real> parts(t.m.shards.size);
+    for (const Bucket& b : t.m.shards.buckets)
+        be::download(t.ctx, parts.data() + b.shard, t.m.master + (separate_masters(t.m) ? b.shard : b.mine),
+                     b.n * sizeof(real));
+    return parts;
+}
+
+// Every layer after an update: norms of its weights before, gradients and update, over all ranks; in 8 bits the shares of each
+// tensor's elements that became zero and the largest number, the largest of any rank. For log.jsonl.
+static nlohmann::ordered_json examine_layers(Trainer& t, const std::vector<real>& before) {
+    Model& m = t.m;
+    const int L = m.c.L;  // then the embedding, the head
+    const auto place = [&](const std::string& name) {
+        int layer = 0;
+        if (sscanf(name.c_str(), "blocks.%d.", &layer) == 1) return layer;
+        return name[0] == 'w' || name[0] == 'e' ? L : L + 1;
+    };
+    std::vector<double> sums((size_t)(L + 2) * 3);
+    const std::vector<real> after = master_parts(t);
+    std::vector<real> gradient;
+    for (const TensorSpec& spec : m.table.rows)
+        for (const Range& r : m.counted) {
+            const size_t first = std::max(r.begin, spec.offset), last = std::min(r.end, spec.offset + spec.size());
+            if (first >= last) continue;
+            double* sum = &sums[(size_t)place(spec.name) * 3];
+            m.shards.for_each_part(first, last - first, [&](size_t from, size_t shard, size_t n) {
+                gradient.resize(n);
+                be::download(t.ctx, gradient.data(), m.grads + first + from, n * sizeof(real));
+                for (size_t i = 0; i < n; i++) {
+                    const double w = (double)before[shard + i], g = (double)gradient[i], d = (double)after[shard + i] - w;
+                    sum[0] += w * w, sum[1] += g * g, sum[2] += d * d;
+                }
+            });
+        }
+    std::vector<float> zero((size_t)L * fp8_tensors), largest(zero.size());
+    for (size_t i = 0; i < m.fp8.counts.size(); i++) {
+        const EightBit::Count& c = m.fp8.counts[i];
+        const size_t at = (size_t)m.table.part.layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors;
+        if (c.codes > 0) zero[at] = (float)c.zero / (float)c.codes, largest[at] = (float)c.largest / (float)c.codes;
+    }
+    if (World* world = m.ranks->world) {
+        std::vector<double> all(sums.size() * (size_t)world->size());
+        world->all_gather(sums.data(), sums.size() * sizeof(double), all.data());
+        std::fill(sums.begin(), sums.end(), 0.0);
+        for (size_t i = 0; i < all.size(); i++) sums[i % sums.size()] += all[i];
+    }
+    zero = largest_of_all_ranks(*m.ranks, zero), largest = largest_of_all_ranks(*m.ranks, largest);
+
+    auto layers = nlohmann::ordered_json::array();
+    for (int i = 0; i < L + 2; i++) {
+        const double *sum = &sums[(size_t)i * 3], weights = std::sqrt(sum[0]);
+        layers.push_back({{"layer", i < L    ? std::to_string(i)
+                                    : i == L ? "embedding"
+                                             : "head"},
+                          {"weight_norm", weights},
+                          {"grad_norm", std::sqrt(sum[1])},
+                          {"update_ratio", weights > 0 ? std::sqrt(sum[2]) / weights : 0}});
+        if (i >= L || !m.fp8.on) continue;
+        const auto range = [&](const std::vector<float>& v) {
+            return std::vector<float>(v.begin() + i * fp8_tensors, v.begin() + (i + 1) * fp8_tensors);
+        };
+        layers.back()["fp8_zero"] = range(zero), layers.back()["fp8_largest"] = range(largest);
+    }
+    return layers;
+}
+
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
 // global batch counts the same: loss_scale is one over their number, known before the first backward, and everything sums.
 // New parameters are still on their way when it returns: t.gatherer.finish() before anything but the next step reads them.
@@ -1343,6 +1425,8 @@ static StepStats train_step(Trainer& t) {
     const real loss_scale = targets > 0 ? (real)(1.0 / targets) : real(0);
 
     begin_step_in_8_bits(t);
+    const bool examines = t.o.log_health_interval > 0 && (t.state.step + 1) % t.o.log_health_interval == 0;
+    t.m.fp8.counts.assign(examines && t.m.fp8.on ? t.m.fp8.blocks.size() * fp8_tensors : 0, {});
     plant_faults_before(t);
     const int64_t twice = t.o.detect_nondeterminism;
     if (twice > 0 && (t.state.step + 1) % twice == 0) accumulate_gradients_twice(t, global_batch, loss_scale);
@@ -1355,7 +1439,9 @@ static StepStats train_step(Trainer& t) {
     const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
     t.verdict = t.guard.judge(t.state.step + 1, t.batch(), ce + z, norm);
     if (t.verdict.apply) {
+        const std::vector<real> before = examines ? master_parts(t) : std::vector<real>();
         update(t, lr, weight_decay, clip);
+        t.health = examines ? examine_layers(t, before) : nlohmann::ordered_json();
         end_step_in_8_bits(t, ce, norm);
         t.state.updates++;
         t.state.scheduled += global_batch;
@@ -2252,6 +2338,7 @@ static void train(World& world, const TrainOptions& given) {
         if (be::memory_is_host) stats.waiting_ms = differences_ms(waited, world.monitor()->waited());
         stats.model_tflops = flops_per_token * stats.tokens_per_s / 1e12;
         if (logger) logger->step(stats);
+        if (logger && !trainer.health.is_null()) logger->health(stats.step, std::exchange(trainer.health, nullptr));
         if (heed(trainer.verdict)) continue;
         const bool last = next_batch(trainer) > run.schedule.total_steps;
         const Decision decision =

@@ -112,6 +112,8 @@ inline Allowed list(int values = 0) {
       "go back to a checkpoint at least so many steps before the spike")                                                       \
     X(int64_t, rollback_batches, "", 200, at_least(1), "Stability", "and leave out so many batches around it")                 \
     X(int, max_rollbacks, "", 5, between(0, 1000000), "Stability", "rollbacks in a run before it ends")                        \
+    X(int64_t, log_health_interval, "", 0, at_least(0), "Stability",                                                           \
+      "steps between records of every layer: norms of weights, gradients and updates, in 8 bits what is cut off; 0: none")     \
     X(int64_t, check_weight_hash_across_dp_replicas_interval, "check-replicas", 0, at_least(0), "Stability",                   \
       "steps between comparisons of the weights that several ranks hold; 0: never")                                            \
     X(int64_t, detect_nondeterminism, "", 0, at_least(0), "Stability",                                                         \

@@ -3,6 +3,9 @@
 // log.jsonl: one JSON object per line, written whole with one write(), so that a reader never meets half a line. Kinds:
 //   run     first line: name, time, total_steps, total_samples, unigram_loss, summary, machine, options
 //   step    the fields of StepStats by their names, seconds since the start, eta_s
+//   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two of the 12
+//   tensors:
+//           of qkv, proj, fc1, fc2 each input, weight, gradient
 //   valid   step, loss, perplexity, tokens, ms
 //   sample  step, prompt, text              what the model wrote
 //   event   step, level, event, message     level: info | warning | error; event: one word
@@ -240,6 +243,11 @@ public:
         print_step(s, eta);
         last_ = s;
         refresh_report(false);
+    }
+
+    // layers: a list with an object for each; numbers that are not finite become null.
+    void health(int64_t step, const nlohmann::ordered_json& layers) {
+        record({{"kind", "health"}, {"step", step}, {"layers", layers}});
     }
 
     void valid(int64_t step, double loss, int64_t tokens, double ms) {

@@ -30,6 +30,7 @@ struct RunLog {
     using json = nlohmann::ordered_json;
     static constexpr size_t max_samples = 24, max_events = 200, max_marks = 200, max_abandoned = 50;
 
+    json health;                          // the newest record of the layers
     json run, last_step, end;             // the run record; the newest step; the end record, null while the run is on
     std::map<std::string, Curve> curves;  // by field of the step records
     Curve valid;
@@ -47,6 +48,7 @@ struct RunLog {
         if (kind == "run") *this = RunLog(), run = j;
         else if (kind == "step") add_step(j);
         else if (kind == "valid") add_valid(j);
+        else if (kind == "health") health = j;
         else if (kind == "sample") add_sample(j);
         else if (kind == "event") add_event(j);
         else if (kind == "end") end = j;
@@ -313,6 +315,33 @@ inline std::string report_samples(const RunLog& log) {
     return out + "</section>\n";
 }
 
+// The layers when they were last examined; in 8 bits the worst of a layer's twelve tensors.
+inline std::string report_layers(const RunLog& log) {
+    const RunLog::json& h = log.health;
+    if (!h.is_object() || !h.contains("layers") || !h["layers"].is_array()) return "";
+    std::string out = format(
+        "<h2 class=\"part\">Layers at step %s</h2>\n<table class=\"card layers\">\n<tr><th>layer</th><th>weights</th>"
+        "<th>gradients</th><th>update / weights</th><th>8 bits: became 0</th><th>became the largest</th></tr>\n",
+        with_commas((int64_t)RunLog::number(h, "step")).c_str());
+    const auto worst = [](const RunLog::json& layer, const char* key) {
+        double most = -1;
+        if (layer.contains(key) && layer[key].is_array())
+            for (const auto& share : layer[key])
+                if (share.is_number()) most = std::max(most, share.get<double>());
+        return most < 0 ? std::string("-") : format("%.2g%%", 100 * most);
+    };
+    for (const auto& layer : h["layers"]) {
+        if (!layer.is_object()) continue;
+        out +=
+            format("<tr><th>%s</th><td>%s</td><td>%s</td><td>%s</td><td>%s</td><td>%s</td></tr>\n",
+                   xml_escape(RunLog::text(layer, "layer")).c_str(), short_number(RunLog::number(layer, "weight_norm")).c_str(),
+                   short_number(RunLog::number(layer, "grad_norm")).c_str(),
+                   short_number(RunLog::number(layer, "update_ratio")).c_str(), worst(layer, "fp8_zero").c_str(),
+                   worst(layer, "fp8_largest").c_str());
+    }
+    return out + "</table>\n";
+}
+
 inline std::string report_events(const RunLog& log) {
     if (log.events.empty()) return "";
     std::string out = "<h2 class=\"part\">Events</h2>\n<table class=\"card events\">\n";
@@ -374,7 +403,7 @@ inline std::string render_report(const RunLog& log, time_t now, int refresh_seco
         charts.clear();
         out += "<p class=\"card empty\">No step is done yet; the curves appear here.</p>\n";
     }
-    out += report_samples(log) + report_events(log) + report_summary(log);
+    out += report_samples(log) + report_layers(log) + report_events(log) + report_summary(log);
     return out + "</main>\n<script>const charts=" + chart_data(charts) + ";\n" + report_script + "</script></body></html>\n";
 }
 

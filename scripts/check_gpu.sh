@@ -82,7 +82,7 @@ if [[ -z $lacks ]]; then
     curve() { # PROGRAM OUT
         "$1" train --num-layers 4 --hidden-size 256 --num-attention-heads 4 --num-query-groups 2 --normalization RMSNorm --position-embedding-type rope \
             --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --tokenizer "$out/tok" --data-path "$out/data" --seq-length 128 \
-            --micro-batch-size 4 --global-batch-size 8 --train-iters 60 --lr 2e-3 --lr-warmup-iters 5 --eval-iters 0 --save-every 0 --out "$2" --quiet
+            --micro-batch-size 4 --global-batch-size 8 --train-iters 60 --lr 2e-3 --lr-warmup-iters 5 --eval-iters 0 --save-every 0 --out "$2" --quiet "${@:3}"
     }
     step "training on the GPU" train-gpu curve "$train_gpt" "$out/run-gpu"
     step "training on the GPU again" train-again curve "$train_gpt" "$out/run-again"
@@ -90,9 +90,16 @@ if [[ -z $lacks ]]; then
     losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
     if [[ -s $out/run-gpu/log.jsonl && $(losses "$out/run-gpu") == "$(losses "$out/run-again")" ]]; then row "the same run twice" ok "every loss has the same digits"
     else row "the same run twice" FAILED "the losses differ"; failed=1; fi
-    difference=$(paste <(losses "$out/run-gpu") <(losses "$out/run-cpu") | awk '{ d = $2 - $4; if (d < 0) d = -d; if (d > worst) worst = d; n++ } END { printf "%.4f %d", worst, n }')
-    if [[ ${difference#* } == 60 ]] && awk -v d="${difference% *}" 'BEGIN { exit !(d < 0.03) }'; then row "GPU and CPU" ok "largest difference of a loss over 60 steps: ${difference% *}"
-    else row "GPU and CPU" FAILED "largest difference and steps: $difference (0.03 and 60 are expected)"; failed=1; fi
+    near() { # NAME RUN RUN
+        local difference
+        difference=$(paste <(losses "$out/$2") <(losses "$out/$3") | awk '{ d = $2 - $4; if (d < 0) d = -d; if (d > worst) worst = d; n++ } END { printf "%.4f %d", worst, n }')
+        if [[ ${difference#* } == 60 ]] && awk -v d="${difference% *}" 'BEGIN { exit !(d < 0.03) }'; then row "$1" ok "largest difference of a loss over 60 steps: ${difference% *}"
+        else row "$1" FAILED "largest difference and steps: $difference (0.03 and 60 are expected)"; failed=1; fi
+    }
+    near "GPU and CPU" run-gpu run-cpu
+    step "in 8 bits on the GPU" train-gpu-fp8 curve "$train_gpt" "$out/run-gpu-fp8" --fp8 hybrid --fp8-start 10
+    step "in 8 bits on the CPU" train-cpu-fp8 curve build/cpu-bf16/train_gpt "$out/run-cpu-fp8" --fp8 hybrid --fp8-start 10
+    near "GPU and CPU in 8 bits" run-gpu-fp8 run-cpu-fp8
     step "benchmarks" bench timeout 240 "$(make print-bench)" && cat "$out/bench.log"
     for program in $(make print-ladders); do
         name=$(basename "$program")

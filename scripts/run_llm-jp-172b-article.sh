@@ -3,13 +3,14 @@
 #   parameters   172,394,311,680
 #   tokens       2.10T: 296,699 steps of 1728 samples of 4,096
 #   FLOPs        6 x parameters x tokens = 2.17e24
-#   memory       45.4 GiB on the fullest GPU (--dry-run)
+#   memory       50.7 GiB on the fullest GPU (--dry-run)
 #   time         512 H100 at 40% of 989 TFLOP/s: 124 days
-# FP8 from step 7000: not yet in this program.
+# FP8 from step 7000 on, with Megatron's defaults for its scales.
 # Such an epsilon of AdamW is what LLM-jp later named as the cause of two failed models; run_llm-jp-172b.sh has theirs of later.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-512}
 run --preset llm-jp-172b "${llm_jp[@]}" --adam-eps 1e-5 \
     --tensor-model-parallel-size 4 --pipeline-model-parallel-size 16 \
-    --micro-batch-size 1 --global-batch-size 1728 --train-iters 296699 --lr-decay-iters 268442 --lr 1e-4 --min-lr 1e-5 "$@"
+    --micro-batch-size 1 --global-batch-size 1728 --train-iters 296699 --lr-decay-iters 268442 --lr 1e-4 --min-lr 1e-5 \
+    --fp8-format hybrid --fp8-start 7000 --fp8-amax-history-len 1 --fp8-amax-compute-algo most_recent "$@"

@@ -120,6 +120,26 @@ expect "a flipped bit on one replica: found" refused faults flip-weight=5:1 trai
 says "where it is" "at step 6 wte has other bits on rank 1 (host"
 rm -rf x
 
+# ---- health of the layers ----
+steps=12 expect "layers are examined" train 1 health --log-health-interval 6 --fp8 hybrid --fp8-start 8
+steps=12 expect "not examined" train 1 unseen --fp8 hybrid --fp8-start 8
+expect "no bit changes" same health unseen
+steps=12 expect "on four ranks" train 4 health4 --log-health-interval 6 --fp8 hybrid --fp8-start 8 --tp 2
+records() { grep '"kind":"health"' "$1/log.jsonl"; }
+expect "two records of four layers" test "$(records health | wc -l) $(records health | grep -o '"layer"' | wc -l)" == "2 8"
+# The squares of the layers' gradient norms add up to the whole's.
+adds_up() { awk -v whole="$(field "$1" 12 grad_norm)" '{ sum += $1 * $1 } END { d = sqrt(sum) / whole - 1; exit !(NR == 4 && d < 1e-5 && d > -1e-5) }' <(records "$1" | tail -n 1 | grep -o '"grad_norm":[0-9.e+-]*' | cut -d: -f2); }
+expect "they add up" adds_up health
+expect "on four ranks too" adds_up health4
+numbers() { records "$1" | grep -oE "\"$2\":[0-9.e+-]*" | cut -d: -f2; }
+for name in weight_norm grad_norm update_ratio; do
+    expect "$name is one rank's on four" awk '{ d = $1 / $2 - 1; if (!($1 > 0 && d < 0.03 && d > -0.03)) bad = 1; n++ } END { exit bad || n != 8 }' <(paste <(numbers health $name) <(numbers health4 $name))
+done
+shares() { records "$1" | tail -n 1 | grep -o "\"$2\":\[[^]]*" | cut -d[ -f2 | tr ',' '\n'; }
+expect "shares of 12 tensors in two layers" test "$(shares health fp8_zero | wc -l) $(shares health fp8_largest | wc -l)" == "24 24"
+expect "are shares" awk '{ if (!($1 >= 0 && $1 < 0.5)) bad = 1; sum += $1 } END { exit bad || !(sum > 0) }' <(shares health fp8_zero; shares health fp8_largest)
+expect "in bf16 there are none" test -z "$(records health | head -n 1 | grep -o fp8_zero)"
+
 # ---- where nothing helps ----
 steps=120 expect "skip, row after row: the run ends" refused faults noise=103-120 train 1 x --on-spike skip
 says "and says what to do" "on-spike rollback"

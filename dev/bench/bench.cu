@@ -121,6 +121,52 @@ void bench_linear(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
         flops, 0, machine);
 }
 
+// A linear layer in bf16 and in 8 bits: products, quantising, and both together for a training step: three products, of which
+// the input is quantised for one and transposed for another, the gradient of the output quantised for both of backward's.
+// Weights are quantised once a step, for many micro-batches.
+void bench_eight_bits(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
+    const Numbers<floatX> x(ctx, (size_t)N * IC), w(ctx, (size_t)OC * IC), y(ctx, (size_t)N * OC), out(ctx, (size_t)N * OC),
+        dx(ctx, (size_t)N * IC);
+    const Numbers<real> dw(ctx, (size_t)OC * IC);
+    const Numbers<uint8_t> xq(ctx, (size_t)N * IC), xt(ctx, (size_t)N * IC), yq(ctx, (size_t)N * OC), yt(ctx, (size_t)N * OC),
+        wq(ctx, (size_t)OC * IC), wt(ctx, (size_t)OC * IC);
+    const Numbers<float> numbers(ctx, 8);  // amax, scale, inverse at multiples of 16 bytes
+    float *amax = numbers, *scale = amax + 1, *inverse = amax + 4;
+    const Fp8 e4m3 = Fp8::e4m3, e5m2 = Fp8::e5m2;
+    be::absolute_max(ctx, amax, x, x.size()), be::set_scale(ctx, scale, inverse, amax, e4m3, 0);
+    be::quantize(ctx, wq, wt, amax, w, OC, IC, e4m3, scale);
+    const auto quantize_input = [&] { be::quantize(ctx, xq, nullptr, amax, x, N, IC, e4m3, scale); };
+    const auto quantize_gradient = [&] { be::quantize(ctx, yq, yt, amax, y, N, OC, e5m2, scale); };
+    const auto transpose_input = [&] { be::transpose_codes(ctx, xt, xq, N, IC); };
+    const auto forward = [&] { be::fp8_linear_forward(ctx, out, xq, wq, nullptr, inverse, inverse, N, IC, OC, true); };
+    const auto weight = [&] { be::fp8_linear_backward_weight(ctx, dw, yt, xt, inverse, inverse, N, IC, OC, e5m2); };
+    const auto input = [&] { be::fp8_linear_backward_input(ctx, dx, yq, wt, inverse, inverse, N, IC, OC, e5m2); };
+    quantize_input(), transpose_input(), quantize_gradient();
+
+    const double flops = 2.0 * N * IC * OC, X = sizeof(floatX);
+    const std::string shape = format(" %dx%dx%d", N, IC, OC);
+    const auto bench = [&](const char* name, double f, double bytes, auto call) {
+        const double seconds = median_seconds(ctx, call);
+        row(name + shape, seconds, f, bytes, machine);
+        return seconds;
+    };
+    bench("quantize", 0, (X + 1) * N * IC, quantize_input);
+    bench("quantize, transposed too", 0, (X + 2) * N * OC, quantize_gradient);
+    bench("transpose_codes", 0, 2.0 * N * IC, transpose_input);
+    bench("fp8_linear_forward", flops, 0, forward);
+    bench("fp8_linear_backward_weight", flops, 0, weight);
+    bench("fp8_linear_backward_input", flops, 0, input);
+    const double wide = bench("three products", 3 * flops, 0, [&] {
+        be::linear_forward(ctx, out, x, w, nullptr, N, IC, OC);
+        be::linear_backward_weight(ctx, dw, nullptr, y, x, N, IC, OC, Acc::Add);
+        be::linear_backward_input(ctx, dx, y, w, N, IC, OC);
+    });
+    const double narrow = bench("in 8 bits, with quantising", 3 * flops, 0, [&] {
+        quantize_input(), forward(), quantize_gradient(), transpose_input(), weight(), input();
+    });
+    printf("%-40s %10.2f times as fast as %s\n", ("8 bits" + shape).c_str(), wide / narrow, precision_name);
+}
+
 // What GPT-2's layers add to their products.
 void bench_linear_gelu(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
     const Numbers<floatX> x(ctx, (size_t)N * IC), w(ctx, (size_t)OC * IC), b(ctx, OC), y(ctx, (size_t)N * OC),
@@ -370,6 +416,14 @@ int main(int argc, char** argv) try {
             bench_linear(ctx, machine, 65536, 768, 3072), bench_linear(ctx, machine, 65536, 3072, 768);
         }
         bench_linear_gelu(ctx, machine, on_gpu ? 65536 : s.N, 768, 3072);
+        if (const std::string no_fp8 = be::fp8_limits(ctx); !no_fp8.empty()) {
+            printf("%s\n", no_fp8.c_str());
+        } else if (on_gpu) {  // fc1 of Llama-1B and 7B, and a rank's part of LLM-jp 172B's
+            bench_eight_bits(ctx, machine, 32768, 2048, 16384), bench_eight_bits(ctx, machine, 32768, 4096, 22016);
+            bench_eight_bits(ctx, machine, 4096, 12288, 19232);
+        } else {
+            bench_eight_bits(ctx, machine, s.N, s.C, s.F);
+        }
         bench_memory_bound(ctx, machine, s);
     }
     return 0;
