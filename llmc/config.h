@@ -172,6 +172,8 @@ inline Allowed list(int values = 0) {
     X(std::string, device, "", "h100", one_of({"a100", "h100", "h200", "b200", "mi300x"}), "Plan",                             \
       "the GPUs of the plan; sets what is not given below (h100: 989, 450, 50, 3350, 80)")                                     \
     X(OptionalDouble, device_tflops, "", {}, above(0), "Plan", "bf16 peak of a GPU, in TFLOP/s")                               \
+    X(double, device_fp8_speedup, "", 1.4, above(0), "Plan",                                                                   \
+      "how much faster layers are in 8 bits (LLM-jp on H100s: 550 after 400 TFLOP/s)")                                         \
     X(double, device_efficiency, "", 0.55, between(0.01, 1), "Plan",                                                           \
       "part of it that a layer reaches on one GPU, as `make bench` measures")                                                  \
     X(int, node_size, "", 8, between(1, 1000000), "Plan", "GPUs per node")                                                     \

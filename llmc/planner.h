@@ -106,6 +106,7 @@ struct PlanInput {
 
     std::string device = "h100";  // for the table only; its figures follow
     double tflops = 989, efficiency = 0.55, memory_gbs = 3350;
+    double layer_speedup = 1;  // of the layers in 8 bits, against bf16
     int node_size = 8;
     double intra_gbs = 450, inter_gbs = 50;
 };
@@ -115,6 +116,7 @@ struct StagePlan {
     int layers = 0;
     double parameters = 0;                         // with padding, and the head where it is a copy of the embedding
     double forward_flops = 0, backward_flops = 0;  // per micro-batch, recomputation included; the head runs with backward
+    double head_flops = 0;                         // of those, the head's
     int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
     double forward_seconds = 0, backward_seconds = 0;
 };
@@ -192,7 +194,8 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
         stage.layers = layers[(size_t)s];
         stage.parameters = (double)ParameterTable(c, part).size;
         stage.forward_flops = stage.layers * layer;
-        stage.backward_flops = stage.layers * layer * (again ? 3 : 2) + (part.last ? 3 * head : 0);
+        stage.head_flops = part.last ? 3 * head : 0;
+        stage.backward_flops = stage.layers * layer * (again ? 3 : 2) + stage.head_flops;
         if (in.tp > 1) {
             stage.forward_halves = 4 * stage.layers + (part.first ? cut ? 1 : 2 : 0);
             stage.backward_halves = ((cut ? 6 : 4) + (again ? 4 : 0)) * stage.layers + (part.first && cut) + 2 * part.last;
@@ -230,8 +233,10 @@ inline Plan make_plan(const PlanInput& in) {
     const double rate = in.tflops * 1e12 * in.efficiency;
     std::vector<double> forward, backward;
     for (StagePlan& s : p.stages) {
-        s.forward_seconds = s.forward_flops / rate + s.forward_halves * half / (tp_link.gbs * giga);
-        s.backward_seconds = s.backward_flops / rate + s.backward_halves * half / (tp_link.gbs * giga);
+        const double in_layers = rate * in.layer_speedup;
+        s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half / (tp_link.gbs * giga);
+        s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + s.head_flops / rate +
+                             s.backward_halves * half / (tp_link.gbs * giga);
         forward.push_back(s.forward_seconds), backward.push_back(s.backward_seconds);
     }
 
@@ -315,6 +320,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.B = o.micro_batch_size, in.T = o.seq_length, in.global_batch = global_batch, in.recompute = o.recompute_granularity;
     in.layers = layers, in.bucket_elements = o.ddp_bucket_size, in.bytes_per_element = bytes_per_element;
     in.device = d.name, in.efficiency = o.device_efficiency, in.node_size = o.node_size;
+    if (!o.fp8_format.empty()) in.layer_speedup = o.device_fp8_speedup;
     in.tflops = o.device_tflops.value_or(d.tflops), in.memory_gbs = o.device_memory_gbs.value_or(d.memory_gbs);
     in.intra_gbs = o.intra_node_gbs.value_or(d.intra_gbs), in.inter_gbs = o.inter_node_gbs.value_or(d.inter_gbs);
     return in;
@@ -344,8 +350,10 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
     };
     const auto [fastest, slowest] = std::minmax_element(p.stages.begin(), p.stages.end(), slower);
     t.row("hardware",
-          format("%d x %s in nodes of %d: %.4g TFLOP/s at %.0f%%, links of %.4g and %.4g GB/s within and between nodes",
-                 in.world, in.device.c_str(), in.node_size, in.tflops, 100 * in.efficiency, in.intra_gbs, in.inter_gbs));
+          format("%d x %s in nodes of %d: %.4g TFLOP/s at %.0f%%%s, links of %.4g and %.4g GB/s within and between nodes",
+                 in.world, in.device.c_str(), in.node_size, in.tflops, 100 * in.efficiency,
+                 in.layer_speedup != 1 ? format(", %.3g times as fast in 8 bits", in.layer_speedup).c_str() : "", in.intra_gbs,
+                 in.inter_gbs));
     t.row("micro-batch", format("forward %s, backward %s%s", seconds(slowest->forward_seconds).c_str(),
                                 seconds(slowest->backward_seconds).c_str(),
                                 in.pp == 1 ? ""

@@ -146,6 +146,20 @@ PlanInput toy() {
     return in;
 }
 
+// Layers in 8 bits are faster, the head and what ranks send are not.
+TEST(Planner, EightBitsSpeedUpTheLayersAlone) {
+    PlanInput in = toy();
+    in.world = 2, in.tp = 2;
+    const StagePlan wide = make_plan(in).stages[0];
+    in.layer_speedup = 1.4;
+    const StagePlan narrow = make_plan(in).stages[0];
+    const double rate = in.tflops * 1e12 * in.efficiency, saved = 1 - 1 / 1.4;
+    EXPECT_GT(wide.head_flops, 0);
+    expect_within(wide.forward_seconds - narrow.forward_seconds, wide.forward_flops / rate * saved, 1e-9);
+    expect_within(wide.backward_seconds - narrow.backward_seconds, (wide.backward_flops - wide.head_flops) / rate * saved,
+                  1e-9);
+}
+
 TEST(Planner, StagesAddUpToTheModel) {
     PlanInput in = toy();
     const FlopSizes all = {8, 192, 12, 6, 16, 516, 1024, 64, true};
