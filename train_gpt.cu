@@ -1299,6 +1299,7 @@ static void begin_step_in_8_bits(Trainer& t) {
     if (!f.recipe.on) return;
     const int64_t start = fp8_start(t.o, t.state);
     f.on = t.state.step >= start;
+    CHECK(f.on || f.after_bf16, "no memory was planned for step %lld in bf16", (long long)t.state.step);
     f.measuring = !f.on && t.state.step >= start - t.o.fp8_calibration_steps;
     f.current = f.recipe.current || t.fp8.measured() == 0;
     f.quantized.assign(f.quantized.size(), false);
@@ -2052,7 +2053,9 @@ private:
     std::unique_ptr<Model> plan_model(const ModelConfig& c, std::shared_ptr<Ranks> ranks, const std::vector<int>& stages,
                                       int micro_batches) {
         auto model = std::make_unique<Model>(c, std::move(ranks), stages);
-        plan_8_bits(ctx, *model, o, state.step < fp8_start(o, state));
+        // A rollback may lead back to steps in bf16.
+        const int64_t start = fp8_start(o, state);
+        plan_8_bits(ctx, *model, o, state.step < start || (start > 0 && o.on_spike == "rollback"));
         plan_memory(*model, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows,
                     o.sample_interval > 0, micro_batches);
         // In fp32 the masters are the parameters, whose parts lie apart if they are cut.

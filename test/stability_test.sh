@@ -101,6 +101,12 @@ for layout in "1" "4 --tp 2"; do
     expect "and heals" test "$(events "recipe $n" rollback)" == "90 "
     expect "ends near bf16" near "recipe $n" "clean 1" 0.02
 done
+steps=120 every=10 expect "a run in 8 bits from 60 on" train 1 cross --fp8 hybrid --fp8-start 60
+steps=120 every=10 expect "resumed in 8 bits, rolled back into bf16" faults noise=75-79 train 1 cross --fp8 hybrid --fp8-start 60 --on-spike rollback \
+    --rollback-distance 15 --resume cross/step_00000070
+expect "to step 50" test "$(events cross rollback)" == "50 "
+steps=120 every=10 expect "without these batches from the start" train 1 uncrossed --fp8 hybrid --fp8-start 60 --skip-batches 69-80
+expect "ends with the same bits" same cross uncrossed
 expect "one rank and four end near each other" near "recipe 4" "recipe 1" 0.01
 
 # ---- machines that compute wrong ----
