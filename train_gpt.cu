@@ -25,6 +25,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 // defines: floatX, real, Acc | fail, CHECK, format
@@ -193,7 +194,7 @@ struct EightBit {
     bool on = false;                          // now; what generates or evaluates is computed in bf16
     bool measuring = false;                   // bf16, but amax is recorded
     bool current = false;                     // scales come from the tensors themselves
-    std::vector<char> quantized;              // blocks whose weights' codes are this step's
+    std::vector<char> prepared;               // blocks whose weights were quantised or measured in this step
     float *scale = nullptr, *amax = nullptr;  // (blocks, 12) see fp8_index
     float* inverse = nullptr;  // (blocks, 12, 4) of which cuBLASLt reads the first: it wants multiples of 16 bytes
     struct Count {
@@ -351,7 +352,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
         for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) arena.add("8-bit weights", numbers, blocks * fp8_tensors);
         arena.add("8-bit weights", &m.fp8.inverse, blocks * fp8_tensors * 4);
         arena.add("8-bit weights", &m.fp8.now, 2);
-        m.fp8.weights.assign(blocks, {}), m.fp8.transposed.assign(blocks, {}), m.fp8.quantized.assign(blocks, false);
+        m.fp8.weights.assign(blocks, {}), m.fp8.transposed.assign(blocks, {}), m.fp8.prepared.assign(blocks, false);
         const size_t sizes[] = {(size_t)n.QKVl * C, C * heads, (size_t)n.F1l * C, C * n.Fl};
         for (size_t block = 0; block < blocks; block++)
             for (size_t i = 0; i < 4 && m.fp8.blocks[block]; i++)
@@ -428,6 +429,9 @@ static void allocate(be::Ctx& ctx, Model& m) {
 
 // Masters are memory of their own in bf16 training; in fp32 they are the parameters.
 static bool separate_masters(const Model& m) { return m.master && (const void*)m.master != (const void*)m.params; }
+
+// This rank's part of a bucket in them.
+static real* master_of(const Model& m, const Bucket& b) { return m.master + (separate_masters(m) ? b.shard : b.mine); }
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
@@ -579,26 +583,26 @@ struct Linear {
     real *dw, *db;
     int in, out;
 };
-static Linear linear_of(const Model& m, int block, Matrix matrix) {
-    const int C = m.c.C, heads = m.n.NHl * m.c.HS();
-    const BlockParams<floatX>& p = m.p.blocks[(size_t)block];
-    const BlockParams<real>* g = m.grads ? &m.g.blocks[(size_t)block] : nullptr;
-    const auto make = [&](floatX* BlockParams<floatX>::*w, floatX* BlockParams<floatX>::*b, real* BlockParams<real>::*dw,
-                          real* BlockParams<real>::*db, int in, int out) {
-        return Linear{matrix, block, p.*w, p.*b, g ? g->*dw : nullptr, g ? g->*db : nullptr, in, out};
-    };
-    using X = BlockParams<floatX>;
-    using G = BlockParams<real>;
+template <class E>
+static std::pair<E*, E*> weight_and_bias(const BlockParams<E>& p, Matrix matrix) {
     switch (matrix) {
         case Matrix::qkv:
-            return make(&X::qkv_w, &X::qkv_b, &G::qkv_w, &G::qkv_b, C, m.n.QKVl);
+            return {p.qkv_w, p.qkv_b};
         case Matrix::proj:
-            return make(&X::proj_w, &X::proj_b, &G::proj_w, &G::proj_b, heads, C);
+            return {p.proj_w, p.proj_b};
         case Matrix::fc1:
-            return make(&X::fc1_w, &X::fc1_b, &G::fc1_w, &G::fc1_b, C, m.n.F1l);
+            return {p.fc1_w, p.fc1_b};
         default:
-            return make(&X::fc2_w, &X::fc2_b, &G::fc2_w, &G::fc2_b, m.n.Fl, C);
+            return {p.fc2_w, p.fc2_b};
     }
+}
+static Linear linear_of(const Model& m, int block, Matrix matrix) {
+    const int C = m.c.C, heads = m.n.NHl * m.c.HS();
+    const int in[] = {C, heads, C, m.n.Fl}, out[] = {m.n.QKVl, C, m.n.F1l, C};
+    Linear l{matrix, block, nullptr, nullptr, nullptr, nullptr, in[(int)matrix], out[(int)matrix]};
+    std::tie(l.w, l.b) = weight_and_bias(m.p.blocks[(size_t)block], matrix);
+    if (m.grads) std::tie(l.dw, l.db) = weight_and_bias(m.g.blocks[(size_t)block], matrix);
+    return l;
 }
 
 // Whether a block's matrices are multiplied in 8 bits now (fp8_state.h).
@@ -641,18 +645,27 @@ static void quantize(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, u
 static float* scale_inverse(Model& m, const Linear& l, Operand operand) {
     return m.fp8.inverse + 4 * fp8_index(l.block, l.matrix, operand);
 }
+static float* input_inverse(const BlockActs& s, const Linear& l) { return s.inverse + 4 * (size_t)l.matrix; }
 // Input x (rows, in), kept for backward.
 static void quantize_input(be::Ctx& ctx, Model& m, const Linear& l, const BlockActs& s, const floatX* x, int rows) {
-    quantize(ctx, m, l, Operand::input, s.codes[(size_t)l.matrix], nullptr, s.inverse + 4 * (size_t)l.matrix, x, rows, l.in);
+    quantize(ctx, m, l, Operand::input, s.codes[(size_t)l.matrix], nullptr, input_inverse(s, l), x, rows, l.in);
 }
-// Weights, once a step.
-static void quantize_weights(be::Ctx& ctx, Model& m, int block) {
-    if (!in_8_bits(m, block) || m.fp8.quantized[(size_t)block]) return;
-    m.fp8.quantized[(size_t)block] = true;
+// In bf16, before 8 bits: the amax of what would be quantised.
+static void measure(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, const floatX* x, size_t n) {
+    if (m.fp8.measuring && m.fp8.blocks[(size_t)l.block])
+        be::absolute_max(ctx, m.fp8.amax + fp8_index(l.block, l.matrix, operand), x, n);
+}
+// A block's weights, once a step: quantised, or measured.
+static void prepare_weights(be::Ctx& ctx, Model& m, int block) {
+    EightBit& f = m.fp8;
+    if (!(f.on || f.measuring) || !f.blocks[(size_t)block] || f.prepared[(size_t)block]) return;
+    f.prepared[(size_t)block] = true;
     for (const Matrix matrix : all_matrices) {
         const Linear l = linear_of(m, block, matrix);
-        quantize(ctx, m, l, Operand::weight, m.fp8.weights[(size_t)block][(size_t)matrix],
-                 m.fp8.transposed[(size_t)block][(size_t)matrix], scale_inverse(m, l, Operand::weight), l.w, l.out, l.in);
+        measure(ctx, m, l, Operand::weight, l.w, (size_t)l.out * l.in);
+        if (!f.on) continue;
+        quantize(ctx, m, l, Operand::weight, f.weights[(size_t)block][(size_t)matrix],
+                 f.transposed[(size_t)block][(size_t)matrix], scale_inverse(m, l, Operand::weight), l.w, l.out, l.in);
     }
 }
 // All rows of codes, as gather(), where this rank has `rows` of them.
@@ -661,22 +674,13 @@ static const uint8_t* all_codes(be::Ctx& ctx, Model& m, const uint8_t* codes, in
     be::all_gather(ctx, m.ranks->tp, m.a.codes, codes, (size_t)rows * columns);
     return m.a.codes;
 }
-// In bf16, before 8 bits: the amax of what would be quantised.
-static void measure(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, const floatX* x, size_t n) {
-    if (m.fp8.measuring && m.fp8.blocks[(size_t)l.block])
-        be::absolute_max(ctx, m.fp8.amax + fp8_index(l.block, l.matrix, operand), x, n);
-}
-static void measure_forward(be::Ctx& ctx, Model& m, const Linear& l, const floatX* x, int rows) {
-    measure(ctx, m, l, Operand::input, x, (size_t)rows * l.in);
-    measure(ctx, m, l, Operand::weight, l.w, (size_t)l.out * l.in);
-}
 
 // out (N, l.out) from `rows` rows of x on this rank, all of them or those of sequence parallelism.
 static void forward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
                               const floatX* x, int rows, const floatX* bias) {
     quantize_input(ctx, m, l, s, x, rows);
     be::fp8_linear_forward(ctx, out, all_codes(ctx, m, s.codes[(size_t)l.matrix], rows, l.in, in),
-                           m.fp8.weights[(size_t)l.block][(size_t)l.matrix], bias, s.inverse + 4 * (size_t)l.matrix,
+                           m.fp8.weights[(size_t)l.block][(size_t)l.matrix], bias, input_inverse(s, l),
                            scale_inverse(m, l, Operand::weight), in.N(), l.in, l.out, m.fp8.fast_accumulation);
 }
 // dinp (N, l.in) and the parameters' gradients from `rows` rows of dout on this rank; the input has input_rows. Where rows are
@@ -686,7 +690,7 @@ static void backward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Lin
     const int N = in.N();
     Activations& a = m.a;
     const Fp8 format = m.fp8.recipe.gradient;
-    float *input_inverse = s.inverse + 4 * (size_t)l.matrix, *inverse = scale_inverse(m, l, Operand::gradient);
+    float* inverse = scale_inverse(m, l, Operand::gradient);
     if (l.db) be::bias_backward(ctx, l.db, dout, rows, l.out);
     be::transpose_codes(ctx, a.inputs, all_codes(ctx, m, s.codes[(size_t)l.matrix], input_rows, l.in, in), N, l.in);
 
@@ -696,7 +700,7 @@ static void backward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Lin
     const uint8_t* codes = all_codes(ctx, m, mine, rows, l.out, in);
     if (!whole) be::transpose_codes(ctx, a.gradients, codes, N, l.out);
 
-    be::fp8_linear_backward_weight(ctx, l.dw, a.gradients, a.inputs, inverse, input_inverse, N, l.in, l.out, format);
+    be::fp8_linear_backward_weight(ctx, l.dw, a.gradients, a.inputs, inverse, input_inverse(s, l), N, l.in, l.out, format);
     be::fp8_linear_backward_input(ctx, dinp, codes, m.fp8.transposed[(size_t)l.block][(size_t)l.matrix], inverse,
                                   scale_inverse(m, l, Operand::weight), N, l.in, l.out, format);
 }
@@ -706,7 +710,7 @@ static void column_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear&
                            const floatX* x) {
     const int N = in.N(), Nl = local_rows(m, in);
     if (in_8_bits(m, l.block)) return forward_in_8_bits(ctx, m, in, l, s, out, x, Nl, l.b);
-    measure_forward(ctx, m, l, x, Nl);
+    measure(ctx, m, l, Operand::input, x, (size_t)Nl * l.in);
     be::linear_forward(ctx, out, gather(ctx, m, x, in), l.w, l.b, N, l.in, l.out);
 }
 static void column_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
@@ -731,7 +735,7 @@ static void row_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l,
     if (in_8_bits(m, l.block)) {
         forward_in_8_bits(ctx, m, in, l, s, sum, x, N, once(m, l.b));
     } else {
-        measure_forward(ctx, m, l, x, N);
+        measure(ctx, m, l, Operand::input, x, (size_t)N * l.in);
         be::linear_forward(ctx, sum, x, l.w, once(m, l.b), N, l.in, l.out);
     }
     reduce(ctx, m, out, in);
@@ -756,7 +760,7 @@ static void row_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l
 static void fc1_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s) {
     const int N = in.N();
     if (m.c.activation == Activation::gelu && m.recompute != Recompute::selective && !in_8_bits(m, l.block)) {
-        measure_forward(ctx, m, l, s.norm2, local_rows(m, in));
+        measure(ctx, m, l, Operand::input, s.norm2, (size_t)local_rows(m, in) * l.in);
         return be::linear_gelu_forward(ctx, s.act, s.fc1, gather(ctx, m, s.norm2, in), l.w, l.b, N, l.in, l.out);
     }
     column_forward(ctx, m, in, l, s, s.fc1, s.norm2);
@@ -945,7 +949,7 @@ static void model_forward(be::Ctx& ctx, Model& m, const Rows& in, Need need) {
     if (in.slot->first) embed_forward(ctx, m, in);
     for (int i = 0; i < (int)in.slot->blocks.size(); i++) {
         need(begin_of((size_t)(in.slot->first_block + i + 1)));
-        quantize_weights(ctx, m, in.slot->first_block + i);
+        prepare_weights(ctx, m, in.slot->first_block + i);
         block_forward(ctx, m, i, in);
     }
 }
@@ -1029,6 +1033,9 @@ static LossSums reduce_sums(const Ranks& ranks, LossSums mine) {
     }
     return sums;
 }
+
+// Whether what happens every `interval` steps (0: never) happens at this one.
+static bool due(int64_t interval, int64_t step) { return interval > 0 && step % interval == 0; }
 
 // Element by element, over all ranks.
 static std::vector<float> largest_of_all_ranks(const Ranks& ranks, const std::vector<float>& mine) {
@@ -1141,7 +1148,7 @@ static void plant_faults_before(Trainer& t) {
     const Mesh& mesh = t.m.ranks->mesh;
     if (t.faults.none() || !t.faults.flip_weight(t.batch(), mesh.world.rank)) return;
     real weight;
-    real* place = separate_masters(t.m) ? t.m.master : t.m.master + t.m.shards.buckets[0].mine;
+    real* place = master_of(t.m, t.m.shards.buckets[0]);
     be::download(t.ctx, &weight, place, sizeof weight);
     weight *= 0x1p64f;  // the exponent's highest bit but one
     be::upload(t.ctx, place, &weight, sizeof weight);
@@ -1285,14 +1292,17 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
     for (const bool decay : {false, true})
         for (const Bucket& b : m.shards.buckets) {
             if (b.decay != decay) continue;
-            real* master = separate_masters(m) ? m.master + b.shard : m.master + b.mine;
-            be::adamw(t.ctx, m.params + b.mine, master, m.m + b.shard, m.v + b.shard, m.grads + b.mine, b.n, (real)lr,
+            be::adamw(t.ctx, m.params + b.mine, master_of(m, b), m.m + b.shard, m.v + b.shard, m.grads + b.mine, b.n, (real)lr,
                       (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, b.decay ? (real)weight_decay : real(0),
                       (real)grad_scale, t.state.updates + 1);
             t.gatherer.start(b, m.params);
         }
 }
 
+// The i-th of this rank's 8-bit tensors among those of all layers.
+static size_t among_all_layers(const Model& m, size_t i) {
+    return (size_t)m.table.part.layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors;
+}
 // Whether this step is in 8 bits, or measures for steps that will be; its scales.
 static void begin_step_in_8_bits(Trainer& t) {
     EightBit& f = t.m.fp8;
@@ -1302,16 +1312,15 @@ static void begin_step_in_8_bits(Trainer& t) {
     CHECK(f.on || f.after_bf16, "no memory was planned for step %lld in bf16", (long long)t.state.step);
     f.measuring = !f.on && t.state.step >= start - t.o.fp8_calibration_steps;
     f.current = f.recipe.current || t.fp8.measured() == 0;
-    f.quantized.assign(f.quantized.size(), false);
-    const std::vector<int>& layers = t.m.table.part.layers;
-    be::clear(t.ctx, f.amax, layers.size() * fp8_tensors * sizeof(float));
+    f.prepared.assign(f.prepared.size(), false);
+    const size_t tensors = f.blocks.size() * fp8_tensors;
+    be::clear(t.ctx, f.amax, tensors * sizeof(float));
     if (!f.on || f.current) return;
     std::vector<float> scales, inverses;
-    for (const int layer : layers)
-        for (size_t i = 0; i < fp8_tensors; i++) {
-            scales.push_back(t.fp8.scales[(size_t)layer * fp8_tensors + i]);
-            inverses.insert(inverses.end(), 4, 1.0f / scales.back());
-        }
+    for (size_t i = 0; i < tensors; i++) {
+        scales.push_back(t.fp8.scales[among_all_layers(t.m, i)]);
+        inverses.insert(inverses.end(), 4, 1.0f / scales.back());
+    }
     be::upload(t.ctx, f.scale, scales.data(), scales.size() * sizeof(float));
     be::upload(t.ctx, f.inverse, inverses.data(), inverses.size() * sizeof(float));
 }
@@ -1323,10 +1332,9 @@ static void end_step_in_8_bits(Trainer& t, double loss, double norm) {
         if (t.steadiness.steady()) t.state.fp8_start = t.state.step + 1 + (f.recipe.current ? 0 : t.o.fp8_calibration_steps);
     }
     if (f.on || f.measuring) {
-        const std::vector<int>& layers = t.m.table.part.layers;
-        std::vector<float> mine(layers.size() * fp8_tensors), all(t.fp8.scales.size(), 0.0f);
+        std::vector<float> mine(f.blocks.size() * fp8_tensors), all(t.fp8.scales.size(), 0.0f);
         be::download(t.ctx, mine.data(), f.amax, mine.size() * sizeof(float));
-        for (size_t i = 0; i < mine.size(); i++) all[(size_t)layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors] = mine[i];
+        for (size_t i = 0; i < mine.size(); i++) all[among_all_layers(t.m, i)] = mine[i];
         t.fp8.update(largest_of_all_ranks(*t.m.ranks, all));
     }
 }
@@ -1348,11 +1356,9 @@ static void leave_out_batches(Trainer& t) {
 }
 
 // This rank's parts of the fp32 weights.
-static std::vector<real> master_parts(Trainer& t) {
-    std::vector<real> parts(t.m.shards.size);
-    for (const Bucket& b : t.m.shards.buckets)
-        be::download(t.ctx, parts.data() + b.shard, t.m.master + (separate_masters(t.m) ? b.shard : b.mine),
-                     b.n * sizeof(real));
+static std::vector<real> master_parts(be::Ctx& ctx, const Model& m) {
+    std::vector<real> parts(m.shards.size);
+    for (const Bucket& b : m.shards.buckets) be::download(ctx, parts.data() + b.shard, master_of(m, b), b.n * sizeof(real));
     return parts;
 }
 
@@ -1367,7 +1373,7 @@ static nlohmann::ordered_json examine_layers(Trainer& t, const std::vector<real>
         return name[0] == 'w' || name[0] == 'e' ? L : L + 1;
     };
     std::vector<double> sums((size_t)(L + 2) * 3);
-    const std::vector<real> after = master_parts(t);
+    const std::vector<real> after = master_parts(t.ctx, m);
     std::vector<real> gradient;
     for (const TensorSpec& spec : m.table.rows)
         for (const Range& r : m.counted) {
@@ -1386,7 +1392,7 @@ static nlohmann::ordered_json examine_layers(Trainer& t, const std::vector<real>
     std::vector<float> zero((size_t)L * fp8_tensors), largest(zero.size());
     for (size_t i = 0; i < m.fp8.counts.size(); i++) {
         const EightBit::Count& c = m.fp8.counts[i];
-        const size_t at = (size_t)m.table.part.layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors;
+        const size_t at = among_all_layers(m, i);
         if (c.codes > 0) zero[at] = (float)c.zero / (float)c.codes, largest[at] = (float)c.largest / (float)c.codes;
     }
     if (World* world = m.ranks->world) {
@@ -1426,11 +1432,10 @@ static StepStats train_step(Trainer& t) {
     const real loss_scale = targets > 0 ? (real)(1.0 / targets) : real(0);
 
     begin_step_in_8_bits(t);
-    const bool examines = t.o.log_health_interval > 0 && (t.state.step + 1) % t.o.log_health_interval == 0;
+    const bool examines = due(t.o.log_health_interval, t.state.step + 1);
     t.m.fp8.counts.assign(examines && t.m.fp8.on ? t.m.fp8.blocks.size() * fp8_tensors : 0, {});
     plant_faults_before(t);
-    const int64_t twice = t.o.detect_nondeterminism;
-    if (twice > 0 && (t.state.step + 1) % twice == 0) accumulate_gradients_twice(t, global_batch, loss_scale);
+    if (due(t.o.detect_nondeterminism, t.state.step + 1)) accumulate_gradients_twice(t, global_batch, loss_scale);
     else accumulate_gradients(t, global_batch, loss_scale);
     plant_faults_after(t);
     for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads + r.begin, r.end - r.begin);
@@ -1440,7 +1445,7 @@ static StepStats train_step(Trainer& t) {
     const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
     t.verdict = t.guard.judge(t.state.step + 1, t.batch(), ce + z, norm);
     if (t.verdict.apply) {
-        const std::vector<real> before = examines ? master_parts(t) : std::vector<real>();
+        const std::vector<real> before = examines ? master_parts(t.ctx, t.m) : std::vector<real>();
         update(t, lr, weight_decay, clip);
         t.health = examines ? examine_layers(t, before) : nlohmann::ordered_json();
         end_step_in_8_bits(t, ce, norm);
@@ -1952,11 +1957,8 @@ static void take_over_state(Trainer& t, const std::string& dir) {
     if (!s.guard.is_null()) t.guard.restore(s.guard, dir);
     t.steadiness = Steadiness();
     if (!s.steadiness.is_null()) t.steadiness.restore(s.steadiness, dir);
-    const auto leave_out = [&](const Strings& ranges, const char* option) {
-        const BatchRanges given = BatchRanges::parse(ranges, option);
-        for (const BatchRanges::Range& r : given.ranges()) s.skips.add(r.first, r.last);
-    };
-    leave_out(o.skip_batches, "--skip-batches"), leave_out(o.iterations_to_skip, "--iterations-to-skip");
+    s.skips.add(BatchRanges::parse(o.skip_batches, "--skip-batches"));
+    s.skips.add(BatchRanges::parse(o.iterations_to_skip, "--iterations-to-skip"));
     const char* const option = "--skip-train-iteration-range";
     for (const std::string& range : o.skip_train_iteration_range) {
         if (std::find(s.iterations.begin(), s.iterations.end(), range) != s.iterations.end()) continue;
@@ -2148,7 +2150,7 @@ static std::string roll_back(World& world, Trainer& t, const Verdict& v) {
     TrainingState state = read_state(chosen);
     state.options = t.state.options, state.data = t.state.data, state.layout = t.state.layout;
     const BatchRanges::Range range = before.rollback_range(v.first_outlier_batch);
-    for (const auto& r : t.state.skips.ranges()) state.skips.add(r.first, r.last);
+    state.skips.add(t.state.skips);
     state.skips.add(range.first, range.last);
     state.iterations = t.state.iterations;
     t.state = std::move(state);
@@ -2350,8 +2352,7 @@ static void train(World& world, const TrainOptions& given) {
         const bool validates = run.valid && !stop && (state.step % o.eval_interval == 0 || last);
         const bool samples = generator && !stop && (state.step % o.sample_interval == 0 || last);
         const bool saves = last || stop || decision.save;
-        const bool compares = o.check_weight_hash_across_dp_replicas_interval > 0 &&
-                              state.step % o.check_weight_hash_across_dp_replicas_interval == 0;
+        const bool compares = due(o.check_weight_hash_across_dp_replicas_interval, state.step);
         if (validates || samples || saves || compares) trainer.gatherer.finish();
         if (compares)
             if (const std::string problem = replicas_problem(run.ctx, m); !problem.empty())

@@ -60,6 +60,10 @@ public:
         ranges_.insert(ranges_.erase(from, to), Range{first, last});
     }
 
+    void add(const BatchRanges& other) {
+        for (const Range& r : other.ranges_) add(r.first, r.last);
+    }
+
     bool empty() const { return ranges_.empty(); }
     const std::vector<Range>& ranges() const { return ranges_; }
     bool operator==(const BatchRanges& other) const { return ranges_ == other.ranges_; }

@@ -155,13 +155,7 @@ public:
         trainer_.gatherer.finish();
         return r;
     }
-    void write_weights(const std::string& prefix) {
-        std::vector<real> parts(m_.shards.size);
-        for (const Bucket& b : m_.shards.buckets)
-            be::download(ctx_, parts.data() + b.shard, m_.master + (separate_masters(m_) ? b.shard : b.mine),
-                         b.n * sizeof(real));
-        write(prefix, parts);
-    }
+    void write_weights(const std::string& prefix) { write(prefix, master_parts(ctx_, m_)); }
     bool replicas_agree() { return replicas_problem(ctx_, m_).empty(); }
 
 private:
