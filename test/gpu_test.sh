@@ -28,9 +28,7 @@ train() { # PROGRAM NAME OUT OPTIONS...
     "$trainer" train ${run[$name]} "${small[@]}" --out "$out" "$@"
 }
 # Losses differ by roundings to bf16 in another place; eight steps of a small model let them grow to no more than this.
-near() {
-    paste <(losses "$1") <(losses "$2") | awk -v tolerance=0.01 '{ d = $2 - $4; if (d < 0) d = -d; if (!(d <= tolerance)) { print; bad = 1 }; n++ } END { exit bad || n != 8 }'
-}
+near() { near_losses "$1" "$2" 8 0.01; }
 for name in "${!run[@]}"; do
     expect "$name: trains" train "$gpu" "$name" "$name-gpu"
     expect "$name: trains on the CPU" train "$program" "$name" "$name-cpu"

@@ -32,6 +32,11 @@ passes() {
 refused() { ! "$@"; }
 # losses DIR: step and loss of every step of a run, in the order of its log.
 losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
+# near_losses A B STEPS TOLERANCE: run B has the steps that are run A's last ones, and each loss is A's within the tolerance.
+near_losses() {
+    paste <(losses "$1" | tail -n "$3") <(losses "$2") | awk -v steps="$3" -v tolerance="$4" \
+        '{ d = $2 - $4; if (d < 0) d = -d; if (!(d <= tolerance) || $1 != $3) { print; bad = 1 }; n++ } END { exit bad || n != steps }'
+}
 # Lets Open MPI run as root, with more ranks than cores, and in containers that forbid one process to read another's memory.
 allow_mpirun_everywhere() {
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
