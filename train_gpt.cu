@@ -34,6 +34,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 // defines: be::Ctx and every op: be::linear_forward, be::attention_backward, ...
 #include "llmc/ops.h"
 #include "llmc/cpu/embed.h"
+#include "llmc/cpu/fp8.h"
 #include "llmc/cpu/norm.h"
 #include "llmc/cpu/matmul.h"
 #include "llmc/cpu/fp8_linear.h"
@@ -558,7 +559,7 @@ static Rows stage(be::Ctx& ctx, const Batch& batch, Slot& slot) {
 }
 
 // out = norm(inp), or with `add`: sum = inp + add, out = norm(sum)
-static void norm_forward(be::Ctx& ctx, const ModelConfig& c, floatX* out, real* mean, real* rstd, floatX* sum,
+static void norm_forward(be::Ctx& ctx, const ModelConfig& c, const Output& out, real* mean, real* rstd, floatX* sum,
                          const floatX* inp, const floatX* add, const floatX* w, const floatX* b, int N) {
     if (c.norm == Norm::layernorm) be::layernorm_forward(ctx, out, mean, rstd, sum, inp, add, w, b, N, c.C, (real)c.eps);
     else be::rmsnorm_forward(ctx, out, rstd, sum, inp, add, w, N, c.C, (real)c.eps);
@@ -570,9 +571,9 @@ static void norm_backward(be::Ctx& ctx, const ModelConfig& c, floatX* dinp, real
     else be::rmsnorm_backward(ctx, dinp, dw, dout, inp, w, rstd, N, c.C, acc);
 }
 
-static void activation_forward(be::Ctx& ctx, const Model& m, floatX* out, const floatX* inp, int N) {
+static void activation_forward(be::Ctx& ctx, const Model& m, const Output& out, const floatX* inp, int N) {
     if (m.c.activation == Activation::swiglu) be::swiglu_forward(ctx, out, inp, N, m.n.Fl);
-    else be::gelu_forward(ctx, out, inp, (size_t)N * m.n.Fl);
+    else be::gelu_forward(ctx, out, inp, N, m.n.Fl);
 }
 
 // One of a block's four matrices, this rank's part of it.
@@ -616,6 +617,26 @@ static BlockActs activations(const Model& m, const Rows& in, int i) {
     return s;
 }
 
+// Whether the op that computes a tensor makes its codes: where the scale is known before, and no other op reads the numbers.
+// (Attention's backward pass reads its output; the gradient of proj's and fc2's output is the residual stream's.)
+static bool made_as_codes(const Model& m, const Linear& l, Operand operand) {
+    if (!in_8_bits(m, l.block) || m.fp8.current) return false;
+    return operand == Operand::input ? l.matrix != Matrix::proj : operand == Operand::gradient && l.matrix == Matrix::fc1;
+}
+static Codes codes_of(Model& m, const Linear& l, Operand operand, uint8_t* codes, uint8_t* transposed) {
+    const size_t index = fp8_index(l.block, l.matrix, operand);
+    return {codes, transposed, m.fp8.amax + index, m.fp8.scale + index, m.fp8.recipe.format(operand)};
+}
+// Where the op before a matrix puts the matrix's input; and the one before fc1, on the way back, the gradient of its output.
+static Output input_of(Model& m, const Linear& l, const BlockActs& s, floatX* x) {
+    if (!made_as_codes(m, l, Operand::input)) return x;
+    return codes_of(m, l, Operand::input, s.codes[(size_t)l.matrix], nullptr);
+}
+static Output gradient_of(Model& m, const Linear& l, floatX* dout) {
+    if (!made_as_codes(m, l, Operand::gradient)) return dout;
+    return {codes_of(m, l, Operand::gradient, m.a.codes, m.a.gradients), l.db ? dout : nullptr};
+}
+
 // How many elements became zero, and how many the largest number.
 static void count_codes(be::Ctx& ctx, EightBit::Count& count, const uint8_t* codes, size_t n, Fp8 format) {
     std::vector<uint8_t> host(n);
@@ -624,31 +645,32 @@ static void count_codes(be::Ctx& ctx, EightBit::Count& count, const uint8_t* cod
     count.codes += (int64_t)n;
     for (const uint8_t c : host) count.zero += (c & 0x7f) == 0, count.largest += (c & 0x7f) == largest;
 }
-// Codes of x (rows, columns), also transposed if wanted; *inverse becomes what they are to be multiplied by.
+// Codes of x (rows, columns), unless they are there already; also transposed if wanted. With scales from the tensors
+// themselves, *inverse becomes what the codes are to be multiplied by.
 static void quantize(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, uint8_t* codes, uint8_t* transposed,
                      float* inverse, const floatX* x, int rows, int columns) {
     EightBit& f = m.fp8;
     const size_t index = fp8_index(l.block, l.matrix, operand);
     const Fp8 format = f.recipe.format(operand);
-    float* scale = f.scale + index;
     if (f.current) {
         be::clear(ctx, f.now, sizeof *f.now);
         be::absolute_max(ctx, f.now, x, (size_t)rows * columns);
         be::all_reduce_max(ctx, m.ranks->tp, f.now, 1);
-        be::set_scale(ctx, scale, inverse, f.now, format, f.recipe.margin);
-    } else if (inverse != f.inverse + 4 * index) {
-        be::copy_rows(ctx, inverse, sizeof *inverse, f.inverse + 4 * index, sizeof *inverse, sizeof *inverse, 1);
+        be::set_scale(ctx, f.scale + index, inverse, f.now, format, f.recipe.margin);
     }
-    be::quantize(ctx, codes, transposed, f.amax + index, x, rows, columns, format, scale);
+    if (!made_as_codes(m, l, operand)) be::quantize(ctx, codes_of(m, l, operand, codes, transposed), x, rows, columns);
     if (!f.counts.empty()) count_codes(ctx, f.counts[index], codes, (size_t)rows * columns, format);
 }
 static float* scale_inverse(Model& m, const Linear& l, Operand operand) {
     return m.fp8.inverse + 4 * fp8_index(l.block, l.matrix, operand);
 }
-static float* input_inverse(const BlockActs& s, const Linear& l) { return s.inverse + 4 * (size_t)l.matrix; }
+// Each micro-batch has its own, if scales come from the tensors themselves.
+static float* input_inverse(Model& m, const BlockActs& s, const Linear& l) {
+    return m.fp8.current ? s.inverse + 4 * (size_t)l.matrix : scale_inverse(m, l, Operand::input);
+}
 // Input x (rows, in), kept for backward.
 static void quantize_input(be::Ctx& ctx, Model& m, const Linear& l, const BlockActs& s, const floatX* x, int rows) {
-    quantize(ctx, m, l, Operand::input, s.codes[(size_t)l.matrix], nullptr, input_inverse(s, l), x, rows, l.in);
+    quantize(ctx, m, l, Operand::input, s.codes[(size_t)l.matrix], nullptr, input_inverse(m, s, l), x, rows, l.in);
 }
 // In bf16, before 8 bits: the amax of what would be quantised.
 static void measure(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, const floatX* x, size_t n) {
@@ -668,19 +690,20 @@ static void prepare_weights(be::Ctx& ctx, Model& m, int block) {
                  f.transposed[(size_t)block][(size_t)matrix], scale_inverse(m, l, Operand::weight), l.w, l.out, l.in);
     }
 }
-// All rows of codes, as gather(), where this rank has `rows` of them.
-static const uint8_t* all_codes(be::Ctx& ctx, Model& m, const uint8_t* codes, int rows, int columns, const Rows& in) {
+// All rows of codes, where this rank has `rows` of them: gathered into `all`, as gather() does.
+static const uint8_t* all_codes(be::Ctx& ctx, Model& m, void* all, const uint8_t* codes, int rows, int columns,
+                                const Rows& in) {
     if (rows == in.N()) return codes;
-    be::all_gather(ctx, m.ranks->tp, m.a.codes, codes, (size_t)rows * columns);
-    return m.a.codes;
+    be::all_gather(ctx, m.ranks->tp, (uint8_t*)all, codes, (size_t)rows * columns);
+    return (uint8_t*)all;
 }
 
 // out (N, l.out) from `rows` rows of x on this rank, all of them or those of sequence parallelism.
 static void forward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
                               const floatX* x, int rows, const floatX* bias) {
     quantize_input(ctx, m, l, s, x, rows);
-    be::fp8_linear_forward(ctx, out, all_codes(ctx, m, s.codes[(size_t)l.matrix], rows, l.in, in),
-                           m.fp8.weights[(size_t)l.block][(size_t)l.matrix], bias, input_inverse(s, l),
+    be::fp8_linear_forward(ctx, out, all_codes(ctx, m, m.a.full, s.codes[(size_t)l.matrix], rows, l.in, in),
+                           m.fp8.weights[(size_t)l.block][(size_t)l.matrix], bias, input_inverse(m, s, l),
                            scale_inverse(m, l, Operand::weight), in.N(), l.in, l.out, m.fp8.fast_accumulation);
 }
 // dinp (N, l.in) and the parameters' gradients from `rows` rows of dout on this rank; the input has input_rows. Where rows are
@@ -692,15 +715,15 @@ static void backward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Lin
     const Fp8 format = m.fp8.recipe.gradient;
     float* inverse = scale_inverse(m, l, Operand::gradient);
     if (l.db) be::bias_backward(ctx, l.db, dout, rows, l.out);
-    be::transpose_codes(ctx, a.inputs, all_codes(ctx, m, s.codes[(size_t)l.matrix], input_rows, l.in, in), N, l.in);
+    be::transpose_codes(ctx, a.inputs, all_codes(ctx, m, a.full, s.codes[(size_t)l.matrix], input_rows, l.in, in), N, l.in);
 
     const bool whole = rows == N;  // then they are transposed as they are made
     uint8_t* mine = a.codes + (whole ? 0 : (size_t)m.ranks->mesh.tp.rank * rows * l.out);
     quantize(ctx, m, l, Operand::gradient, mine, whole ? a.gradients : nullptr, inverse, dout, rows, l.out);
-    const uint8_t* codes = all_codes(ctx, m, mine, rows, l.out, in);
+    const uint8_t* codes = all_codes(ctx, m, a.codes, mine, rows, l.out, in);
     if (!whole) be::transpose_codes(ctx, a.gradients, codes, N, l.out);
 
-    be::fp8_linear_backward_weight(ctx, l.dw, a.gradients, a.inputs, inverse, input_inverse(s, l), N, l.in, l.out, format);
+    be::fp8_linear_backward_weight(ctx, l.dw, a.gradients, a.inputs, inverse, input_inverse(m, s, l), N, l.in, l.out, format);
     be::fp8_linear_backward_input(ctx, dinp, codes, m.fp8.transposed[(size_t)l.block][(size_t)l.matrix], inverse,
                                   scale_inverse(m, l, Operand::weight), N, l.in, l.out, format);
 }
@@ -764,18 +787,19 @@ static void fc1_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l,
         return be::linear_gelu_forward(ctx, s.act, s.fc1, gather(ctx, m, s.norm2, in), l.w, l.b, N, l.in, l.out);
     }
     column_forward(ctx, m, in, l, s, s.fc1, s.norm2);
-    activation_forward(ctx, m, s.act, s.fc1, N);
+    activation_forward(ctx, m, input_of(m, linear_of(m, l.block, Matrix::fc2), s, s.act), s.fc1, N);
 }
 // dfc1 from the gradient of fc2's output; dact is scratch.
 static void fc2_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dfc1,
                          floatX* dact, const floatX* dout) {
     const int N = in.N();
+    const auto for_fc1 = [&] { return gradient_of(m, linear_of(m, l.block, Matrix::fc1), dfc1); };
     if (m.c.activation == Activation::swiglu) {
         row_backward(ctx, m, in, l, s, dact, dout, s.act);
-        be::swiglu_backward(ctx, dfc1, dact, s.fc1, N, l.in);
+        be::swiglu_backward(ctx, for_fc1(), dact, s.fc1, N, l.in);
     } else if (in_8_bits(m, l.block)) {
         row_backward(ctx, m, in, l, s, dfc1, dout, s.act);
-        be::gelu_backward(ctx, dfc1, dfc1, s.fc1, (size_t)N * l.in);
+        be::gelu_backward(ctx, for_fc1(), dfc1, s.fc1, N, l.in);
     } else {
         const floatX* full = row_backward_weight(ctx, m, in, l, dout, s.act);
         be::linear_gelu_backward_input(ctx, dfc1, full, l.w, s.fc1, N, l.in, l.out);
@@ -793,7 +817,8 @@ static void block_forward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     floatX *branch = m.a.branch, *out = in.slot->x[(size_t)i + 1];
     const auto linear = [&](Matrix matrix) { return linear_of(m, block, matrix); };
 
-    norm_forward(ctx, c, s.norm1, s.mean1, s.rstd1, nullptr, x, nullptr, p.norm1_w, p.norm1_b, Nl);
+    norm_forward(ctx, c, input_of(m, linear(Matrix::qkv), s, s.norm1), s.mean1, s.rstd1, nullptr, x, nullptr, p.norm1_w,
+                 p.norm1_b, Nl);
     column_forward(ctx, m, in, linear(Matrix::qkv), s, s.qkv, s.norm1);
     if (c.position == Position::rope) be::rope_forward(ctx, s.qkv, in.positions, m.cos_sin, N, n.NHl, n.NKVl, c.HS());
     if (in.cache)
@@ -803,7 +828,8 @@ static void block_forward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
         be::attention_forward(ctx, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, n.NHl, n.NKVl, c.HS(),
                               m.attention_scale());
     row_forward(ctx, m, in, linear(Matrix::proj), s, branch, s.att);
-    norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, s.mid, x, branch, p.norm2_w, p.norm2_b, Nl);  // mid = x + branch
+    norm_forward(ctx, c, input_of(m, linear(Matrix::fc1), s, s.norm2), s.mean2, s.rstd2, s.mid, x, branch, p.norm2_w, p.norm2_b,
+                 Nl);  // mid = x + branch
     fc1_forward(ctx, m, in, linear(Matrix::fc1), s);
     row_forward(ctx, m, in, linear(Matrix::fc2), s, branch, s.act);
     be::residual_forward(ctx, out, s.mid, branch, (size_t)Nl * c.C);
@@ -817,14 +843,17 @@ static void block_recompute(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     const BlockActs s = activations(m, in, i);
     if (m.recompute == Recompute::full) block_forward(ctx, m, i, in);
     if (m.recompute == Recompute::selective) {
-        norm_forward(ctx, c, s.norm1, s.mean1, s.rstd1, nullptr, in.slot->x[(size_t)i], nullptr, p.norm1_w, p.norm1_b, Nl);
-        norm_forward(ctx, c, s.norm2, s.mean2, s.rstd2, nullptr, s.mid, nullptr, p.norm2_w, p.norm2_b, Nl);
-        activation_forward(ctx, m, s.act, s.fc1, N);
+        const auto linear = [&](Matrix matrix) { return linear_of(m, block, matrix); };
+        norm_forward(ctx, c, input_of(m, linear(Matrix::qkv), s, s.norm1), s.mean1, s.rstd1, nullptr, in.slot->x[(size_t)i],
+                     nullptr, p.norm1_w, p.norm1_b, Nl);
+        norm_forward(ctx, c, input_of(m, linear(Matrix::fc1), s, s.norm2), s.mean2, s.rstd2, nullptr, s.mid, nullptr, p.norm2_w,
+                     p.norm2_b, Nl);
+        activation_forward(ctx, m, input_of(m, linear(Matrix::fc2), s, s.act), s.fc1, N);
         if (!in_8_bits(m, block)) return;
-        quantize_input(ctx, m, linear_of(m, block, Matrix::qkv), s, s.norm1, Nl);
-        quantize_input(ctx, m, linear_of(m, block, Matrix::proj), s, s.att, N);
-        quantize_input(ctx, m, linear_of(m, block, Matrix::fc1), s, s.norm2, Nl);
-        quantize_input(ctx, m, linear_of(m, block, Matrix::fc2), s, s.act, N);
+        quantize_input(ctx, m, linear(Matrix::qkv), s, s.norm1, Nl);
+        quantize_input(ctx, m, linear(Matrix::proj), s, s.att, N);
+        quantize_input(ctx, m, linear(Matrix::fc1), s, s.norm2, Nl);
+        quantize_input(ctx, m, linear(Matrix::fc2), s, s.act, N);
     }
 }
 

@@ -16,30 +16,29 @@ enum class Fp8 { e4m3, e5m2 };
 HD constexpr float fp8_max(Fp8 format) { return format == Fp8::e4m3 ? 448.0f : 57344.0f; }
 constexpr const char* fp8_name(Fp8 format) { return format == Fp8::e4m3 ? "e4m3" : "e5m2"; }
 
+// Without branches, so that loops over it become vector code.
 template <Fp8 format>
 HD inline uint8_t fp8_encode(float x) {
     constexpr int mantissa = format == Fp8::e4m3 ? 3 : 2, bias = format == Fp8::e4m3 ? 7 : 15, dropped = 23 - mantissa;
+    constexpr uint32_t infinity = 0x7f800000u, least_normal = (uint32_t)(127 - bias + 1) << 23;
     uint32_t bits;
     memcpy(&bits, &x, 4);
-    const uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
-    bits &= 0x7fffffffu;
-    if (bits >= 0x7f800000u) return sign | 0x7f;
+    const uint32_t sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffffu;
     float a;
-    memcpy(&a, &bits, 4);
-    if (a >= fp8_max(format)) a = fp8_max(format);
-    if (bits < (uint32_t)(127 - bias + 1) << 23) {
-        // Below the least normal number codes count steps of 2^(1 - bias - mantissa). A float whose last bit is worth one step
-        // takes the number in its low bits, and rounds as floats do.
-        const uint32_t one_step = (uint32_t)(127 + 23 + 1 - bias - mantissa) << 23;
-        float steps;
-        memcpy(&steps, &one_step, 4);
-        steps += a;
-        memcpy(&bits, &steps, 4);
-        return sign | (uint8_t)bits;
-    }
+    memcpy(&a, &magnitude, 4);
+    a = a < fp8_max(format) ? a : fp8_max(format);
     memcpy(&bits, &a, 4);
-    bits += (1u << (dropped - 1)) - 1 + (bits >> dropped & 1);
-    return sign | (uint8_t)((bits >> dropped) - ((uint32_t)(127 - bias) << mantissa));
+    const uint32_t normal =
+        ((bits + (1u << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped) - ((uint32_t)(127 - bias) << mantissa);
+    // Below the least normal number codes count steps of 2^(1 - bias - mantissa). A float whose last bit is worth one step
+    // takes the number in its low bits, and rounds as floats do.
+    constexpr uint32_t one_step = (uint32_t)(127 + 23 + 1 - bias - mantissa) << 23;
+    float steps;
+    memcpy(&steps, &one_step, 4);
+    steps += a;
+    memcpy(&bits, &steps, 4);
+    const uint32_t finite = magnitude < least_normal ? bits & 0xff : normal;
+    return (uint8_t)(sign | (magnitude >= infinity ? 0x7f : finite));
 }
 HD inline uint8_t fp8_encode(float x, Fp8 format) {
     return format == Fp8::e4m3 ? fp8_encode<Fp8::e4m3>(x) : fp8_encode<Fp8::e5m2>(x);
@@ -64,3 +63,21 @@ HD inline float fp8_scale(float amax, Fp8 format, int margin) {
     for (int i = 0; i < margin; i++) scale *= 0.5f;
     return scale <= 3.402823466e38f ? scale : 3.402823466e38f;
 }
+
+// Where the codes of a matrix (N, C) go, and its transpose's if wanted: code = encode(x * scale). amax becomes the larger of
+// itself and the largest finite |x|; amax and scale are single floats in the backend's memory.
+struct Codes {
+    uint8_t* codes = nullptr;       // (N, C); null: no codes are wanted
+    uint8_t* transposed = nullptr;  // (C, N) or null
+    float* amax = nullptr;
+    const float* scale = nullptr;
+    Fp8 format = Fp8::e4m3;
+};
+// What an op sets: numbers, or codes of the numbers rounded to floatX, or both. An op that makes codes saves the pass over
+// memory that quantize() is, and where nobody wants the numbers, the one that writes them.
+struct Output {
+    floatX* x = nullptr;
+    Codes codes;
+    Output(floatX* numbers) : x(numbers) {}
+    Output(const Codes& c, floatX* numbers = nullptr) : x(numbers), codes(c) {}
+};

@@ -5,6 +5,7 @@
 // inputs, sizes, scalars. `d` prefixes a gradient. "sets" overwrites, "adds" accumulates. Parameter gradients are `real`
 // (fp32) and always added to. A pointer marked `or null` may be null. Per-row statistics and sums are `real`.
 // All results are deterministic: the same inputs on the same number of threads give the same bits.
+// An `Output` is a matrix of numbers, of codes, or both (../fp8.h); codes are e4m3 and not transposed where nothing else is said.
 
 // ---- memory (memory.h) ----------------------------------------------------------------------------------------------------
 // What ops work on lies in the backend's memory: the GPU's, or on the CPU just memory.
@@ -29,15 +30,15 @@ void embedding_backward(Ctx& ctx, real* dwte /*(V, C)*/, real* dwpe /*(P, C) or 
 
 // ---- norms (norm.h) -------------------------------------------------------------------------------------------------------
 // If add is given, sum = inp + add (rounded to floatX) is stored and normalised, else inp is. sets out, mean, rstd, sum.
-void layernorm_forward(Ctx& ctx, floatX* out /*(N, C)*/, real* mean /*(N)*/, real* rstd /*(N)*/, floatX* sum /*(N, C) or null*/,
-                       const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/, const floatX* weight /*(C)*/,
-                       const floatX* bias /*(C)*/, int N, int C, real eps);
+void layernorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, real* mean /*(N)*/, real* rstd /*(N)*/,
+                       floatX* sum /*(N, C) or null*/, const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/,
+                       const floatX* weight /*(C)*/, const floatX* bias /*(C)*/, int N, int C, real eps);
 // inp is what was normalised (the sum, if there was one). sets or adds dinp; adds dweight, dbias.
 void layernorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, real* dweight /*(C)*/, real* dbias /*(C)*/, const floatX* dout,
                         const floatX* inp, const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc);
 // y = g * x * rsqrt(mean(x^2) + eps)
-void rmsnorm_forward(Ctx& ctx, floatX* out /*(N, C)*/, real* rstd /*(N)*/, floatX* sum /*(N, C) or null*/, const floatX* inp,
-                     const floatX* add /*(N, C) or null*/, const floatX* weight /*(C)*/, int N, int C, real eps);
+void rmsnorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, real* rstd /*(N)*/, floatX* sum /*(N, C) or null*/,
+                     const floatX* inp, const floatX* add /*(N, C) or null*/, const floatX* weight /*(C)*/, int N, int C, real eps);
 void rmsnorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, real* dweight /*(C)*/, const floatX* dout, const floatX* inp,
                       const floatX* weight, const real* rstd, int N, int C, Acc acc);
 
@@ -64,11 +65,10 @@ void linear_gelu_backward_input(Ctx& ctx, floatX* dpre /*(N, IC)*/, const floatX
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
 
 // ---- 8-bit matrix products (fp8_linear.h) ---------------------------------------------------------------------------------
-// Codes (../fp8.h) stand for code / scale. Each tensor has one scale; it, its inverse and amax, the largest |x| seen, are single
-// floats in the backend's memory. Sizes are multiples of 16. Activations and weights are e4m3.
-// code = encode(x * scale), also transposed if wanted; *amax becomes the larger of itself and the largest finite |x|. sets codes.
-void quantize(Ctx& ctx, uint8_t* codes /*(N, C)*/, uint8_t* transposed /*(C, N) or null*/, float* amax, const floatX* x /*(N, C)*/,
-              int N, int C, Fp8 format, const float* scale);
+// Codes (../fp8.h) stand for code / scale. Each tensor has one scale. C is a multiple of 16, and N where they are transposed; all
+// sizes of a product are. Activations and weights are e4m3.
+// sets out.
+void quantize(Ctx& ctx, const Codes& out /*(N, C)*/, const floatX* x /*(N, C)*/, int N, int C);
 // Only amax, of n elements.
 void absolute_max(Ctx& ctx, float* amax, const floatX* x, size_t n);
 // scale = fp8_scale(amax), inverse = 1 / scale; both 1 where there is no amax. sets both.
@@ -122,12 +122,14 @@ void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, floatX* keys /*(B, 
 std::string attention_limits(int HS);
 
 // ---- activations and residual (mlp.h) -------------------------------------------------------------------------------------
-// tanh GeLU, elementwise over n. sets.
-void gelu_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n);
-void gelu_backward(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* inp, size_t n);
+// Codes of gradients may have either format, and be transposed.
+// tanh GeLU, elementwise. sets.
+void gelu_forward(Ctx& ctx, const Output& out /*(N, F)*/, const floatX* inp /*(N, F)*/, int N, int F);
+void gelu_backward(Ctx& ctx, const Output& dinp, const floatX* dout, const floatX* inp, int N, int F);
 // out = silu(gate) * up with rows [gate | up]. sets.
-void swiglu_forward(Ctx& ctx, floatX* out /*(N, F)*/, const floatX* gate_up /*(N, 2F)*/, int N, int F);
-void swiglu_backward(Ctx& ctx, floatX* dgate_up /*(N, 2F)*/, const floatX* dout /*(N, F)*/, const floatX* gate_up, int N, int F);
+void swiglu_forward(Ctx& ctx, const Output& out /*(N, F)*/, const floatX* gate_up /*(N, 2F)*/, int N, int F);
+void swiglu_backward(Ctx& ctx, const Output& dgate_up /*(N, 2F)*/, const floatX* dout /*(N, F)*/, const floatX* gate_up, int N,
+                     int F);
 // out = a + b. sets.
 void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, size_t n);
 

@@ -340,8 +340,8 @@ TEST(Gelu, ForwardAndBackward) {
     for (const size_t n : {1, 17, 1003, 9000}) {
         const Input<floatX> inp(activation_inputs(n)), dout(Rng(7).normals<floatX>(n));
         Buffer<floatX> out(n, "out"), dinp(n, "dinp");
-        backend::gelu_forward(ctx, out.p(), inp.p(), n);
-        backend::gelu_backward(ctx, dinp.p(), dout.p(), inp.p(), n);
+        backend::gelu_forward(ctx, out.p(), inp.p(), 1, (int)n);
+        backend::gelu_backward(ctx, dinp.p(), dout.p(), inp.p(), 1, (int)n);
         Doubles y, dx, y_allowed, dx_allowed;
         for (size_t i = 0; i < n; i++) {
             const double x = as_double(inp[i]), z = gelu_inner(x), dz = 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);

@@ -6,6 +6,7 @@
 
 #include "../llmc/cpu/fp8_linear.h"
 #include "../llmc/cpu/mlp.h"
+#include "../llmc/cpu/norm.h"
 #include "../llmc/fp8_state.h"
 #include "testing.h"
 
@@ -171,7 +172,7 @@ TEST_P(Fp8Ops, QuantizeEncodesTransposesAndMeasures) {
         const float scale = 0.37f;
         float amax = 1;
         std::vector<uint8_t> q((size_t)N * C), t((size_t)N * C);
-        cpu::quantize(ctx_, q.data(), t.data(), &amax, x.data(), N, C, format, &scale);
+        cpu::quantize(ctx_, {q.data(), t.data(), &amax, &scale, format}, x.data(), N, C);
         EXPECT_EQ(amax, std::fabs((float)(floatX)-1e30f));
         for (int n = 0; n < N; n++)
             for (int c = 0; c < C; c++) {
@@ -190,6 +191,62 @@ TEST_P(Fp8Ops, QuantizeEncodesTransposesAndMeasures) {
         EXPECT_EQ(s, fp8_scale(amax, format, 1));
         EXPECT_EQ(inverse, 1 / s);
     }
+}
+
+// An op that makes codes makes those that quantize() makes of its numbers, and the numbers themselves if they are wanted too.
+TEST_P(Fp8Ops, OpsMakeTheCodesOfTheirNumbers) {
+    const int N = 48, F = 80;
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    const auto numbers_of = [&](size_t n) {
+        std::vector<floatX> v(n);
+        for (floatX& x : v) x = (floatX)(3 * normal(random));
+        return v;
+    };
+    std::vector<floatX> x = numbers_of((size_t)N * 2 * F);
+    const std::vector<floatX> y = numbers_of((size_t)N * F), add = numbers_of((size_t)N * F), w = numbers_of(F),
+                              b = numbers_of(F);
+    x[7] = (floatX)NAN, x[(size_t)N * F - 1] = (floatX)INFINITY;
+    std::vector<floatX> sum((size_t)N * F);
+    std::vector<real> mean(N), rstd(N);
+    const auto check = [&](const char* name, int columns, bool transposes, const auto& op) {
+        const size_t n = (size_t)N * columns;
+        for (const Fp8 format : formats) {
+            if (format == Fp8::e5m2 && !transposes) continue;
+            std::vector<floatX> expected(n), got(n);
+            std::vector<uint8_t> codes[3], transposed[3];
+            float amax[3] = {2.5f, 2.5f, 2.5f};
+            const float scale = 11;
+            for (auto* all : {codes, transposed})
+                for (int i = 0; i < 3; i++) all[i].assign(n, 1);
+            const auto to = [&](int i) {
+                return Codes{codes[i].data(), transposes ? transposed[i].data() : nullptr, &amax[i], &scale, format};
+            };
+            op(Output(expected.data()));
+            cpu::quantize(ctx_, to(0), expected.data(), N, columns);
+            op(Output(to(1)));
+            op(Output(to(2), got.data()));
+            ASSERT_EQ(memcmp(got.data(), expected.data(), n * sizeof(floatX)), 0) << name;
+            for (int i = 1; i < 3; i++) {
+                ASSERT_EQ(codes[i], codes[0]) << name;
+                ASSERT_EQ(transposed[i], transposed[0]) << name;
+                ASSERT_EQ(amax[i], amax[0]) << name;
+            }
+            ASSERT_GT(amax[0], 2.5f) << name;
+        }
+    };
+    check("gelu_forward", F, false, [&](const Output& out) { cpu::gelu_forward(ctx_, out, x.data(), N, F); });
+    check("gelu_backward", F, true, [&](const Output& out) { cpu::gelu_backward(ctx_, out, y.data(), x.data(), N, F); });
+    check("swiglu_forward", F, false, [&](const Output& out) { cpu::swiglu_forward(ctx_, out, x.data(), N, F); });
+    check("swiglu_backward", 2 * F, true,
+          [&](const Output& out) { cpu::swiglu_backward(ctx_, out, y.data(), x.data(), N, F); });
+    check("layernorm_forward", F, false, [&](const Output& out) {
+        cpu::layernorm_forward(ctx_, out, mean.data(), rstd.data(), sum.data(), x.data(), add.data(), w.data(), b.data(), N, F,
+                               1e-5f);
+    });
+    check("rmsnorm_forward", F, false, [&](const Output& out) {
+        cpu::rmsnorm_forward(ctx_, out, rstd.data(), nullptr, y.data(), nullptr, w.data(), N, F, 1e-5f);
+    });
 }
 
 // fp32 sums of K exact products differ from the exact sum by at most K u (sum of magnitudes), and the result is rounded once.
@@ -248,8 +305,8 @@ TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
     std::vector<uint8_t> xq(x.size()), wq(w.size());
     cpu::absolute_max(ctx_, &amax[0], x.data(), x.size()), cpu::absolute_max(ctx_, &amax[1], w.data(), w.size());
     for (int i = 0; i < 2; i++) cpu::set_scale(ctx_, &scale[i], &inverse[i], &amax[i], Fp8::e4m3, 0);
-    cpu::quantize(ctx_, xq.data(), nullptr, &amax[0], x.data(), N, IC, Fp8::e4m3, &scale[0]);
-    cpu::quantize(ctx_, wq.data(), nullptr, &amax[1], w.data(), OC, IC, Fp8::e4m3, &scale[1]);
+    cpu::quantize(ctx_, {xq.data(), nullptr, &amax[0], &scale[0], Fp8::e4m3}, x.data(), N, IC);
+    cpu::quantize(ctx_, {wq.data(), nullptr, &amax[1], &scale[1], Fp8::e4m3}, w.data(), OC, IC);
     cpu::fp8_linear_forward(ctx_, out.data(), xq.data(), wq.data(), nullptr, &inverse[0], &inverse[1], N, IC, OC, false);
     double errors = 0, norms = 0;
     for (int n = 0; n < N; n++)

@@ -147,8 +147,8 @@ Doubles everything(int threads) {
     cpu::rmsnorm_forward(ctx, out.data(), rstd.data(), nullptr, wpe.data(), nullptr, w.data(), N, C, real(1e-5));
     cpu::rmsnorm_backward(ctx, dinp.data(), dw.data(), dout.data(), wpe.data(), w.data(), rstd.data(), N, C, Acc::Add);
     collect(out), collect(dinp), collect(dw);
-    cpu::gelu_forward(ctx, out.data(), wpe.data(), out.size());
-    cpu::gelu_backward(ctx, dinp.data(), dout.data(), wpe.data(), out.size());
+    cpu::gelu_forward(ctx, out.data(), wpe.data(), N, C);
+    cpu::gelu_backward(ctx, dinp.data(), dout.data(), wpe.data(), N, C);
     collect(out), collect(dinp);
     cpu::swiglu_forward(ctx, out.data(), gate_up.data(), N, C);
     cpu::swiglu_backward(ctx, wide.data(), dout.data(), gate_up.data(), N, C);

@@ -123,10 +123,10 @@ TEST(Fp64, Gelu) {
     const Doubles dout = rng.normals<double>(n);
     Guarded<double> out(n, "out"), dinp(n, "dinp");
     const auto loss = [&] {
-        cpu::gelu_forward(ctx, out.data(), inp.data(), n);
+        cpu::gelu_forward(ctx, out.data(), inp.data(), 1, (int)n);
         return dot(out.values(), dout);
     };
-    cpu::gelu_backward(ctx, dinp.data(), dout.data(), inp.data(), n);
+    cpu::gelu_backward(ctx, dinp.data(), dout.data(), inp.data(), 1, (int)n);
     check_gradient(loss, inp.data(), n, dinp.data(), "dinp");
     loss();
     for (size_t i = 0; i < n; i++) {  // the formula as it is published, with tanh

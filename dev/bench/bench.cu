@@ -134,9 +134,9 @@ void bench_eight_bits(be::Ctx& ctx, const Machine& machine, int N, int IC, int O
     float *amax = numbers, *scale = amax + 1, *inverse = amax + 4;
     const Fp8 e4m3 = Fp8::e4m3, e5m2 = Fp8::e5m2;
     be::absolute_max(ctx, amax, x, x.size()), be::set_scale(ctx, scale, inverse, amax, e4m3, 0);
-    be::quantize(ctx, wq, wt, amax, w, OC, IC, e4m3, scale);
-    const auto quantize_input = [&] { be::quantize(ctx, xq, nullptr, amax, x, N, IC, e4m3, scale); };
-    const auto quantize_gradient = [&] { be::quantize(ctx, yq, yt, amax, y, N, OC, e5m2, scale); };
+    be::quantize(ctx, {wq, wt, amax, scale, e4m3}, w, OC, IC);
+    const auto quantize_input = [&] { be::quantize(ctx, {xq, nullptr, amax, scale, e4m3}, x, N, IC); };
+    const auto quantize_gradient = [&] { be::quantize(ctx, {yq, yt, amax, scale, e5m2}, y, N, OC); };
     const auto transpose_input = [&] { be::transpose_codes(ctx, xt, xq, N, IC); };
     const auto forward = [&] { be::fp8_linear_forward(ctx, out, xq, wq, nullptr, inverse, inverse, N, IC, OC, true); };
     const auto weight = [&] { be::fp8_linear_backward_weight(ctx, dw, yt, xt, inverse, inverse, N, IC, OC, e5m2); };
@@ -203,6 +203,9 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
     constexpr double X = sizeof(floatX), R = sizeof(real);
     const double NC = (double)s.N * s.C, NF = (double)s.N * s.F;
     const std::string shape = format(" %dx%d", s.N, s.C), wide = format(" %dx%d", s.N, s.F);
+    const Numbers<float> numbers(ctx, 3);
+    float *amax = numbers, *scale = amax + 1;
+    be::set_scale(ctx, scale, amax + 2, amax, Fp8::e4m3, 0);
     const auto bench = [&](const std::string& name, double bytes, auto f) {
         row(name, median_seconds(ctx, f), 0, bytes, machine);
     };
@@ -211,21 +214,33 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
             b(ctx, s.C);
         const Numbers<real> mean(ctx, s.N), rstd(ctx, s.N), dw(ctx, s.C), db(ctx, s.C);
         bench("layernorm_forward + residual" + shape, 4 * NC * X,
-              [&] { be::layernorm_forward(ctx, y, mean, rstd, sum, x, add, w, b, s.N, s.C, 1e-5f); });
+              [&] { be::layernorm_forward(ctx, (floatX*)y, mean, rstd, sum, x, add, w, b, s.N, s.C, 1e-5f); });
         bench("layernorm_backward, adding" + shape, 4 * NC * X,
               [&] { be::layernorm_backward(ctx, add, dw, db, y, x, w, mean, rstd, s.N, s.C, Acc::Add); });
         bench("rmsnorm_forward + residual" + shape, 4 * NC * X,
-              [&] { be::rmsnorm_forward(ctx, y, rstd, sum, x, add, w, s.N, s.C, 1e-5f); });
+              [&] { be::rmsnorm_forward(ctx, (floatX*)y, rstd, sum, x, add, w, s.N, s.C, 1e-5f); });
         bench("rmsnorm_backward, adding" + shape, 4 * NC * X,
               [&] { be::rmsnorm_backward(ctx, add, dw, y, x, w, rstd, s.N, s.C, Acc::Add); });
         bench("residual_forward" + shape, 3 * NC * X, [&] { be::residual_forward(ctx, y, x, add, x.size()); });
+        const Numbers<uint8_t> codes(ctx, (size_t)NC);
+        bench("rmsnorm_forward into codes" + shape, NC * (X + 1), [&] {
+            be::rmsnorm_forward(ctx, Codes{codes, nullptr, amax, scale, Fp8::e4m3}, rstd, nullptr, x, nullptr, w, s.N, s.C,
+                                1e-5f);
+        });
     }
     {
         const Numbers<floatX> x(ctx, 2 * (size_t)NF), dx(ctx, 2 * (size_t)NF), y(ctx, (size_t)NF);
-        bench("gelu_forward" + wide, 2 * NF * X, [&] { be::gelu_forward(ctx, y, x, y.size()); });
-        bench("gelu_backward" + wide, 3 * NF * X, [&] { be::gelu_backward(ctx, dx, y, x, y.size()); });
-        bench("swiglu_forward" + wide, 3 * NF * X, [&] { be::swiglu_forward(ctx, y, x, s.N, s.F); });
-        bench("swiglu_backward" + wide, 5 * NF * X, [&] { be::swiglu_backward(ctx, dx, y, x, s.N, s.F); });
+        bench("gelu_forward" + wide, 2 * NF * X, [&] { be::gelu_forward(ctx, (floatX*)y, x, s.N, s.F); });
+        bench("gelu_backward" + wide, 3 * NF * X, [&] { be::gelu_backward(ctx, (floatX*)dx, y, x, s.N, s.F); });
+        bench("swiglu_forward" + wide, 3 * NF * X, [&] { be::swiglu_forward(ctx, (floatX*)y, x, s.N, s.F); });
+        bench("swiglu_backward" + wide, 5 * NF * X, [&] { be::swiglu_backward(ctx, (floatX*)dx, y, x, s.N, s.F); });
+        const Numbers<uint8_t> codes(ctx, 2 * (size_t)NF), transposed(ctx, 2 * (size_t)NF);
+        bench("swiglu_forward into codes" + wide, NF * (2 * X + 1), [&] {
+            be::swiglu_forward(ctx, Codes{codes, nullptr, amax, scale, Fp8::e4m3}, x, s.N, s.F);
+        });
+        bench("swiglu_backward into codes, transposed too" + wide, NF * (3 * X + 4), [&] {
+            be::swiglu_backward(ctx, Codes{codes, transposed, amax, scale, Fp8::e5m2}, y, x, s.N, s.F);
+        });
     }
     {
         const int heads = s.NH + 2 * s.NKV;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../ops.h"
+#include "fp8.h"
 #include "matmul.h"
 #include "parallel.h"
 
@@ -68,41 +69,6 @@ void fp8_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8
 }  // namespace detail
 
 inline std::string fp8_limits(const Ctx&) { return ""; }
-
-inline void absolute_max(Ctx&, float* amax, const floatX* x, size_t n) {
-    float largest = *amax;
-#pragma omp parallel for schedule(static) reduction(max : largest)
-    for (size_t i = 0; i < n; i++) {
-        const float a = std::fabs((float)x[i]);
-        if (a > largest && std::isfinite(a)) largest = a;
-    }
-    *amax = largest;
-}
-
-inline void quantize(Ctx& ctx, uint8_t* codes, uint8_t* transposed, float* amax, const floatX* x, int N, int C, Fp8 format,
-                     const float* scale) {
-    absolute_max(ctx, amax, x, (size_t)N * C);
-    const float factor = *scale;
-    parallel_ranges((size_t)N * C, [&](size_t first, size_t last) {
-        for (size_t i = first; i < last; i++) codes[i] = fp8_encode((float)x[i] * factor, format);
-    });
-    if (transposed) transpose_codes(ctx, transposed, codes, N, C);
-}
-
-inline void transpose_codes(Ctx&, uint8_t* transposed, const uint8_t* codes, int N, int C) {
-    constexpr int tile = 64;  // both sides of one are in cache together
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int c0 = 0; c0 < C; c0 += tile)
-        for (int n0 = 0; n0 < N; n0 += tile)
-            for (int c = c0; c < std::min(C, c0 + tile); c++)
-                for (int n = n0; n < std::min(N, n0 + tile); n++) transposed[(size_t)c * N + n] = codes[(size_t)n * C + c];
-}
-
-inline void set_scale(Ctx&, float* scale, float* inverse, const float* amax, Fp8 format, int margin) {
-    const float s = fp8_scale(*amax, format, margin);
-    *scale = s > 0 ? s : 1.0f;
-    *inverse = 1.0f / *scale;
-}
 
 inline void fp8_linear_forward(Ctx& ctx, floatX* out, const uint8_t* inp, const uint8_t* weight, const floatX* bias,
                                const float* inp_inverse, const float* weight_inverse, int N, int IC, int OC, bool /*fast*/) {

@@ -203,13 +203,13 @@ inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, co
 inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const floatX* weight, const floatX* bias,
                                 int N, int IC, int OC) {
     linear_forward(ctx, pre, inp, weight, bias, N, IC, OC);
-    gelu_forward(ctx, out, pre, (size_t)N * OC);
+    gelu_forward(ctx, out, pre, N, OC);
 }
 
 inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dout, const floatX* weight, const floatX* pre,
                                        int N, int IC, int OC) {
     linear_backward_input(ctx, dpre, dout, weight, N, IC, OC);
-    gelu_backward(ctx, dpre, dpre, pre, (size_t)N * IC);
+    gelu_backward(ctx, dpre, dpre, pre, N, IC);
 }
 
 inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const floatX* dout, const floatX* inp, int N, int IC,

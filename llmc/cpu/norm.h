@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "../ops.h"
+#include "fp8.h"
 #include "parallel.h"
 #include "reduce.h"
 
@@ -18,12 +19,10 @@ namespace cpu {
 namespace detail {
 
 template <bool centred>  // true: LayerNorm, false: RMSNorm
-void norm_forward(floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add, const floatX* weight,
-                  const floatX* bias, int N, int C, real eps) {
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
+void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+                  const floatX* weight, const floatX* bias, int N, int C, real eps) {
+    set_rows(ctx, out, N, C, [=](int n, floatX* y) {
         const floatX* x = inp + (size_t)n * C;
-        floatX* y = out + (size_t)n * C;
         if (add) {
             floatX* s = sum + (size_t)n * C;
             INDEPENDENT_ITERATIONS
@@ -40,7 +39,7 @@ void norm_forward(floatX* out, real* mean, real* rstd, floatX* sum, const floatX
         }
         if (centred) mean[n] = m;
         rstd[n] = r;
-    }
+    });
 }
 
 template <bool centred>
@@ -84,9 +83,9 @@ void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const flo
 
 }  // namespace detail
 
-inline void layernorm_forward(Ctx&, floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
-                              const floatX* weight, const floatX* bias, int N, int C, real eps) {
-    detail::norm_forward<true>(out, mean, rstd, sum, inp, add, weight, bias, N, C, eps);
+inline void layernorm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* sum, const floatX* inp,
+                              const floatX* add, const floatX* weight, const floatX* bias, int N, int C, real eps) {
+    detail::norm_forward<true>(ctx, out, mean, rstd, sum, inp, add, weight, bias, N, C, eps);
 }
 
 inline void layernorm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp,
@@ -94,9 +93,9 @@ inline void layernorm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbia
     detail::norm_backward<true>(ctx, dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, acc);
 }
 
-inline void rmsnorm_forward(Ctx&, floatX* out, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+inline void rmsnorm_forward(Ctx& ctx, const Output& out, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
                             const floatX* weight, int N, int C, real eps) {
-    detail::norm_forward<false>(out, nullptr, rstd, sum, inp, add, weight, nullptr, N, C, eps);
+    detail::norm_forward<false>(ctx, out, nullptr, rstd, sum, inp, add, weight, nullptr, N, C, eps);
 }
 
 inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, real* dweight, const floatX* dout, const floatX* inp, const floatX* weight,

@@ -592,7 +592,7 @@ inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX
                                          alignment_of({out, pre, weight, inp, bias}));
     const auto apart = [&](const detail::GemmPointers& p) {
         linear_forward(ctx, (floatX*)p.aux, (const floatX*)p.b, (const floatX*)p.a, (const floatX*)p.bias, N, IC, OC);
-        gelu_forward(ctx, (floatX*)p.d, (const floatX*)p.aux, (size_t)N * OC);
+        gelu_forward(ctx, (floatX*)p.d, (const floatX*)p.aux, N, OC);
     };
     const detail::GemmPointers pointers = {out, weight, inp, bias, pre};
     if (detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
@@ -604,7 +604,7 @@ inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dou
     const auto key = detail::backward_input_key(N, IC, OC, CUBLASLT_EPILOGUE_DGELU, alignment_of({dpre, weight, dout, pre}));
     const auto apart = [&](const detail::GemmPointers& p) {
         linear_backward_input(ctx, (floatX*)p.d, (const floatX*)p.b, (const floatX*)p.a, N, IC, OC);
-        gelu_backward(ctx, (floatX*)p.d, (const floatX*)p.d, (const floatX*)p.aux, (size_t)N * IC);
+        gelu_backward(ctx, (floatX*)p.d, (const floatX*)p.d, (const floatX*)p.aux, N, IC);
     };
     const detail::GemmPointers pointers = {dpre, weight, dout, nullptr, pre};
     if (detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);

@@ -4,6 +4,7 @@
 #include "../math.h"
 #include "../ops.h"
 #include "device.cuh"
+#include "fp8.cuh"
 
 namespace gpu {
 namespace detail {
@@ -18,6 +19,56 @@ struct GeluGradient {
 };
 struct Sum {
     __device__ float operator()(float a, float b) const { return a + b; }
+};
+
+// Sources (fp8.cuh) of what matrices read.
+template <class F2>
+struct Elementwise {  // f(a, b); b may be null if f does not look at it
+    static constexpr int inputs = 2, tiles = 1;
+    const floatX *a, *b;
+    template <bool packed>
+    __device__ void load(Pack<floatX>* in, int row, int column, int F) const {
+        in[0] = load_part<packed>(a + (size_t)row * F, column, F);
+        in[1] = b ? load_part<packed>(b + (size_t)row * F, column, F) : in[0];
+    }
+    __device__ void compute(const Pack<floatX>* in, Pack<floatX>* out) const {
+        const F2 f;
+#pragma unroll
+        for (int j = 0; j < Pack<floatX>::size; j++) out[0][j] = (floatX)f((float)in[0][j], (float)in[1][j]);
+    }
+};
+struct Swiglu {
+    static constexpr int inputs = 2, tiles = 1;
+    const floatX* gate_up;
+    template <bool packed>
+    __device__ void load(Pack<floatX>* in, int row, int column, int F) const {
+        const floatX* gate = gate_up + (size_t)row * 2 * F;
+        in[0] = load_part<packed>(gate, column, F), in[1] = load_part<packed>(gate + F, column, F);
+    }
+    __device__ void compute(const Pack<floatX>* in, Pack<floatX>* out) const {
+#pragma unroll
+        for (int j = 0; j < Pack<floatX>::size; j++) {
+            const float x = (float)in[0][j];
+            out[0][j] = (floatX)(x * sigmoid(x) * (float)in[1][j]);
+        }
+    }
+};
+struct SwigluGradient {
+    static constexpr int inputs = 3, tiles = 2;
+    const floatX *dout, *gate_up;
+    template <bool packed>
+    __device__ void load(Pack<floatX>* in, int row, int column, int F) const {
+        Swiglu{gate_up}.load<packed>(in, row, column, F);
+        in[2] = load_part<packed>(dout + (size_t)row * F, column, F);
+    }
+    __device__ void compute(const Pack<floatX>* in, Pack<floatX>* out) const {
+#pragma unroll
+        for (int j = 0; j < Pack<floatX>::size; j++) {
+            const float x = (float)in[0][j], y = (float)in[1][j], gradient = (float)in[2][j], s = sigmoid(x);
+            out[0][j] = (floatX)(gradient * y * s * (1 + x * (1 - s)));
+            out[1][j] = (floatX)(gradient * x * s);
+        }
+    }
 };
 
 // out[i] = f(a[i], b[i]); b may be null. Elements that are in no pack (the end; all, if memory is not aligned) come one by one.
@@ -55,90 +106,64 @@ void elementwise(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, size_t
     LAUNCH(elementwise_kernel<F>, (unsigned)ceil_div(n, per_block), mlp_threads, 0, ctx, out, a, b, n, n_packs);
 }
 
-// Blocks (rows, parts of a row).
-template <bool packed>
-__global__ void __launch_bounds__(mlp_threads) swiglu_forward_kernel(floatX* out, const floatX* gate_up, int F) {
+// Numbers of a Source. Blocks (rows, parts of a row).
+template <bool packed, class Source>
+__global__ void __launch_bounds__(mlp_threads) rows_kernel(floatX* x, Source source, int F) {
     constexpr int size = Pack<floatX>::size;
-    const floatX *gate = gate_up + (size_t)blockIdx.x * 2 * F, *up = gate + F;
     const auto first = [](int k) { return (int)((blockIdx.y * mlp_packs + k) * blockDim.x + threadIdx.x) * size; };
-    Pack<floatX> g[mlp_packs], u[mlp_packs];
+    Pack<floatX> in[mlp_packs][Source::inputs], out[Source::tiles];
 #pragma unroll
-    for (int k = 0; k < mlp_packs; k++) g[k] = load_part<packed>(gate, first(k), F), u[k] = load_part<packed>(up, first(k), F);
+    for (int k = 0; k < mlp_packs; k++) source.template load<packed>(in[k], (int)blockIdx.x, first(k), F);
 #pragma unroll
     for (int k = 0; k < mlp_packs; k++) {
+        source.compute(in[k], out);
 #pragma unroll
-        for (int j = 0; j < size; j++) {
-            const float x = (float)g[k][j];
-            g[k][j] = (floatX)(x * sigmoid(x) * (float)u[k][j]);
-        }
-        store_part<packed>(out + (size_t)blockIdx.x * F, first(k), F, g[k]);
+        for (int t = 0; t < Source::tiles; t++)
+            store_part<packed>(x + ((size_t)blockIdx.x * Source::tiles + t) * F, first(k), F, out[t]);
     }
 }
 
-template <bool packed>
-__global__ void __launch_bounds__(mlp_threads)
-    swiglu_backward_kernel(floatX* dgate_up, const floatX* dout, const floatX* gate_up, int F) {
-    constexpr int size = Pack<floatX>::size;
-    const floatX *gate = gate_up + (size_t)blockIdx.x * 2 * F, *up = gate + F, *dy = dout + (size_t)blockIdx.x * F;
-    floatX *dgate = dgate_up + (size_t)blockIdx.x * 2 * F, *dup = dgate + F;
-    const auto first = [](int k) { return (int)((blockIdx.y * mlp_packs + k) * blockDim.x + threadIdx.x) * size; };
-    Pack<floatX> g[mlp_packs], u[mlp_packs], d[mlp_packs];
-#pragma unroll
-    for (int k = 0; k < mlp_packs; k++) {
-        g[k] = load_part<packed>(gate, first(k), F), u[k] = load_part<packed>(up, first(k), F);
-        d[k] = load_part<packed>(dy, first(k), F);
+// `aligned`: the source's memory is.
+template <class Source>
+void rows_of(Ctx& ctx, const Output& out, const Source& source, int N, int F, bool aligned) {
+    if (N == 0) return;
+    if (out.codes.codes) {
+        CHECK(aligned, "codes of matrices that are not at multiples of 16 bytes");
+        return make_codes(ctx, out, source, N, F);
     }
-#pragma unroll
-    for (int k = 0; k < mlp_packs; k++) {
-#pragma unroll
-        for (int j = 0; j < size; j++) {
-            const float x = (float)g[k][j], y = (float)u[k][j], gradient = (float)d[k][j], s = sigmoid(x);
-            g[k][j] = (floatX)(gradient * y * s * (1 + x * (1 - s)));
-            u[k][j] = (floatX)(gradient * x * s);
-        }
-        store_part<packed>(dgate, first(k), F, g[k]);
-        store_part<packed>(dup, first(k), F, u[k]);
-    }
+    const bool packed = F % Pack<floatX>::size == 0 && aligned && aligned_16(out.x);
+    const int packs = ceil_div(F, Pack<floatX>::size), threads = std::min(mlp_threads, ceil_div(packs, 32) * 32);
+    const auto kernel = packed ? rows_kernel<true, Source> : rows_kernel<false, Source>;
+    LAUNCH(kernel, dim3(N, ceil_div(packs, threads * mlp_packs)), threads, 0, ctx, out.x, source, F);
 }
 
-struct SwigluShape {
-    int threads;
-    dim3 blocks;
-    SwigluShape(int N, int F) {
-        const int packs = ceil_div(F, Pack<floatX>::size);
-        threads = std::min(mlp_threads, ceil_div(packs, 32) * 32);
-        blocks = dim3(N, ceil_div(packs, threads * mlp_packs));
-    }
-};
+// GeLU and its gradient: rows do not matter for numbers, which are then moved in packs whatever F is.
+template <class F2>
+void gelu_of(Ctx& ctx, const Output& out, const floatX* a, const floatX* b, int N, int F) {
+    if (out.codes.codes) rows_of(ctx, out, Elementwise<F2>{a, b}, N, F, aligned_16(a, b));
+    else elementwise<F2>(ctx, out.x, a, b, (size_t)N * F);
+}
 
 }  // namespace detail
 
-inline void gelu_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n) {
-    detail::elementwise<detail::Gelu>(ctx, out, inp, nullptr, n);
+inline void gelu_forward(Ctx& ctx, const Output& out, const floatX* inp, int N, int F) {
+    detail::gelu_of<detail::Gelu>(ctx, out, inp, nullptr, N, F);
 }
 
-inline void gelu_backward(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
-    detail::elementwise<detail::GeluGradient>(ctx, dinp, dout, inp, n);
+inline void gelu_backward(Ctx& ctx, const Output& dinp, const floatX* dout, const floatX* inp, int N, int F) {
+    detail::gelu_of<detail::GeluGradient>(ctx, dinp, dout, inp, N, F);
+}
+
+inline void swiglu_forward(Ctx& ctx, const Output& out, const floatX* gate_up, int N, int F) {
+    detail::rows_of(ctx, out, detail::Swiglu{gate_up}, N, F, aligned_16(gate_up));
+}
+
+inline void swiglu_backward(Ctx& ctx, const Output& dgate_up, const floatX* dout, const floatX* gate_up, int N, int F) {
+    detail::rows_of(ctx, dgate_up, detail::SwigluGradient{dout, gate_up}, N, F, aligned_16(dout, gate_up));
 }
 
 inline void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, size_t n) {
     detail::elementwise<detail::Sum>(ctx, out, a, b, n);
-}
-
-inline void swiglu_forward(Ctx& ctx, floatX* out, const floatX* gate_up, int N, int F) {
-    if (N == 0) return;
-    const detail::SwigluShape shape(N, F);
-    const bool packed = F % Pack<floatX>::size == 0 && aligned_16(out, gate_up);
-    const auto kernel = packed ? detail::swiglu_forward_kernel<true> : detail::swiglu_forward_kernel<false>;
-    LAUNCH(kernel, shape.blocks, shape.threads, 0, ctx, out, gate_up, F);
-}
-
-inline void swiglu_backward(Ctx& ctx, floatX* dgate_up, const floatX* dout, const floatX* gate_up, int N, int F) {
-    if (N == 0) return;
-    const detail::SwigluShape shape(N, F);
-    const bool packed = F % Pack<floatX>::size == 0 && aligned_16(dgate_up, dout, gate_up);
-    const auto kernel = packed ? detail::swiglu_backward_kernel<true> : detail::swiglu_backward_kernel<false>;
-    LAUNCH(kernel, shape.blocks, shape.threads, 0, ctx, dgate_up, dout, gate_up, F);
 }
 
 }  // namespace gpu

@@ -15,6 +15,7 @@
 #pragma once
 #include "../ops.h"
 #include "device.cuh"
+#include "fp8.cuh"
 #include "reduce.cuh"
 
 namespace gpu {
@@ -28,9 +29,9 @@ inline int threads_of_row(int C, int elements) { return ceil_div(ceil_div(C, ele
 
 // ---- forward ---------------------------------------------------------------------------------------------------------------
 // Block (threads of a row, rows): more than one row only if each has one warp.
-template <bool centred>
+template <bool centred, bool coded>
 __global__ void __launch_bounds__(longest_row / forward_elements)
-    norm_forward_kernel(floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+    norm_forward_kernel(floatX* out, Codes codes, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
                         const floatX* __restrict__ weight, const floatX* __restrict__ bias, int N, int C, real eps) {
     constexpr int size = Pack<floatX>::size, packs = forward_elements / size;
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y, row = n * C;
@@ -71,6 +72,8 @@ __global__ void __launch_bounds__(longest_row / forward_elements)
     }
     const float r = 1 / sqrtf(row_sum(squares) / C + eps);
 
+    const float scale = coded ? *codes.scale : 0;
+    float largest = 0;
 #pragma unroll
     for (int k = 0; k < packs; k++) {
         const Pack<floatX> w = load_part<true>(weight, first(k), C);
@@ -81,19 +84,23 @@ __global__ void __launch_bounds__(longest_row / forward_elements)
             const float scaled = ((float)x[k][j] - m) * r * (float)w[j];
             y[j] = (floatX)(centred ? scaled + (float)b[j] : scaled);
         }
-        store_part<true>(out + row, first(k), C, y);
+        if (!coded || out) store_part<true>(out + row, first(k), C, y);
+        if constexpr (coded)
+            if (first(k) < C) encode_pack<Fp8::e4m3>(codes.codes + row + first(k), y, scale, largest);
     }
+    if constexpr (coded) largest = blockDim.x == 32 ? warp_max(largest) : block_max(largest);
     if (threadIdx.x == 0) {
+        if (coded) raise(codes.amax, largest);
         if (centred) mean[n] = m;
         rstd[n] = r;
     }
 }
 
 // For any C: a block per row.
-template <bool centred>
+template <bool centred, bool coded>
 __global__ void __launch_bounds__(256)
-    norm_forward_plain_kernel(floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
-                              const floatX* weight, const floatX* bias, int C, real eps) {
+    norm_forward_plain_kernel(floatX* out, Codes codes, real* mean, real* rstd, floatX* sum, const floatX* inp,
+                              const floatX* add, const floatX* weight, const floatX* bias, int C, real eps) {
     const size_t n = blockIdx.x, row = n * C;
     const floatX* x = add ? sum + row : inp + row;
     if (add)
@@ -103,26 +110,41 @@ __global__ void __launch_bounds__(256)
     const float m = centred ? block_sum(total) / C : 0.0f;
     for (int c = threadIdx.x; c < C; c += 256) squares += ((float)x[c] - m) * ((float)x[c] - m);
     const float r = 1 / sqrtf(block_sum(squares) / C + eps);
+    float largest = 0;
     for (int c = threadIdx.x; c < C; c += 256) {
         const float scaled = ((float)x[c] - m) * r * (float)weight[c];
-        out[row + c] = (floatX)(centred ? scaled + (float)bias[c] : scaled);
+        const floatX y = (floatX)(centred ? scaled + (float)bias[c] : scaled);
+        if (!coded || out) out[row + c] = y;
+        if (coded) codes.codes[row + c] = fp8_encode<Fp8::e4m3>((float)y * *codes.scale);
+        largest = larger_finite(largest, (float)y);
     }
+    if (coded) raise_amax(codes.amax, largest);
     if (threadIdx.x == 0) {
         if (centred) mean[n] = m;
         rstd[n] = r;
     }
 }
 
-template <bool centred>
-void norm_forward(Ctx& ctx, floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+template <bool centred, bool coded>
+void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
                   const floatX* weight, const floatX* bias, int N, int C, real eps) {
     if (N == 0) return;
-    const bool packed = C % Pack<floatX>::size == 0 && aligned_16(out, sum, inp, add, weight, bias);
+    const bool packed = C % Pack<floatX>::size == 0 && aligned_16(out.x, out.codes.codes, sum, inp, add, weight, bias);
     const int threads = threads_of_row(C, forward_elements), rows = threads == 32 ? 8 : 1;
     if (packed && C <= longest_row)
-        LAUNCH(norm_forward_kernel<centred>, ceil_div(N, rows), dim3(threads, rows), 0, ctx, out, mean, rstd, sum, inp, add,
-               weight, bias, N, C, eps);
-    else LAUNCH(norm_forward_plain_kernel<centred>, N, 256, 0, ctx, out, mean, rstd, sum, inp, add, weight, bias, C, eps);
+        LAUNCH((norm_forward_kernel<centred, coded>), ceil_div(N, rows), dim3(threads, rows), 0, ctx, out.x, out.codes, mean,
+               rstd, sum, inp, add, weight, bias, N, C, eps);
+    else
+        LAUNCH((norm_forward_plain_kernel<centred, coded>), N, 256, 0, ctx, out.x, out.codes, mean, rstd, sum, inp, add, weight,
+               bias, C, eps);
+}
+template <bool centred>
+void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+                  const floatX* weight, const floatX* bias, int N, int C, real eps) {
+    const Codes& q = out.codes;
+    CHECK(!q.codes || (q.format == Fp8::e4m3 && !q.transposed), "codes of a norm are e4m3 and not transposed");
+    (q.codes ? norm_forward<centred, true> : norm_forward<centred, false>)(ctx, out, mean, rstd, sum, inp, add, weight, bias, N,
+                                                                           C, eps);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
@@ -259,8 +281,8 @@ void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const flo
 
 }  // namespace detail
 
-inline void layernorm_forward(Ctx& ctx, floatX* out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
-                              const floatX* weight, const floatX* bias, int N, int C, real eps) {
+inline void layernorm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* sum, const floatX* inp,
+                              const floatX* add, const floatX* weight, const floatX* bias, int N, int C, real eps) {
     detail::norm_forward<true>(ctx, out, mean, rstd, sum, inp, add, weight, bias, N, C, eps);
 }
 
@@ -269,7 +291,7 @@ inline void layernorm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbia
     detail::norm_backward<true>(ctx, dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, acc);
 }
 
-inline void rmsnorm_forward(Ctx& ctx, floatX* out, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
+inline void rmsnorm_forward(Ctx& ctx, const Output& out, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
                             const floatX* weight, int N, int C, real eps) {
     detail::norm_forward<false>(ctx, out, nullptr, rstd, sum, inp, add, weight, nullptr, N, C, eps);
 }

@@ -11,6 +11,8 @@
 
 #include "../../llmc/cpu/fp8_linear.h"
 #include "../../llmc/gpu/fp8_linear.cuh"
+#include "../../llmc/gpu/mlp.cuh"
+#include "../../llmc/gpu/norm.cuh"
 #include "../files.h"
 #include "device_memory.h"
 
@@ -37,14 +39,14 @@ void expect_cpus_codes(gpu::Ctx& ctx, const std::vector<floatX>& x, int N, int C
     cpu::Ctx host(1);
     std::vector<uint8_t> codes(x.size()), transposed(x.size());
     float amax = amax_before;
-    cpu::quantize(host, codes.data(), transposed.data(), &amax, x.data(), N, C, kind, &scale);
+    cpu::quantize(host, {codes.data(), transposed.data(), &amax, &scale, kind}, x.data(), N, C);
 
     const Device<floatX> dx(x, "x");
     const Device<float> dscale(std::vector<float>{scale}, "scale");
     for (const bool wanted : {true, false}) {
         Device<uint8_t> dcodes(x.size(), "codes"), dtransposed(wanted ? x.size() : 0, "transposed");
         Device<float> damax(std::vector<float>{amax_before}, "amax");
-        gpu::quantize(ctx, dcodes.p(), wanted ? dtransposed.p() : nullptr, damax.p(), dx.p(), N, C, kind, dscale.p());
+        gpu::quantize(ctx, {dcodes.p(), wanted ? dtransposed.p() : nullptr, damax.p(), dscale.p(), kind}, dx.p(), N, C);
         const std::vector<uint8_t> got = dcodes.get();
         for (size_t i = 0; i < got.size(); i++)
             ASSERT_EQ((int)got[i], (int)codes[i]) << of << "code of " << as_double(x[i]) << " at " << i;
@@ -136,7 +138,7 @@ TEST(GpuFp8Codes, KnownNumbers) {
     for (const Fp8 kind : formats) {
         Device<uint8_t> codes(256), transposed(256);
         Device<float> amax(std::vector<float>{0});
-        gpu::quantize(ctx, codes.p(), transposed.p(), amax.p(), dx.p(), 16, 16, kind, scale.p());
+        gpu::quantize(ctx, {codes.p(), transposed.p(), amax.p(), scale.p(), kind}, dx.p(), 16, 16);
         const auto got = codes.get(), turned = transposed.get();
         for (size_t i = 0; i < std::size(known); i++) {
             const int expected = kind == Fp8::e4m3 ? known[i].e4m3 : known[i].e5m2;
@@ -179,7 +181,7 @@ TEST(GpuFp8Codes, TwiceTheSameBits) {
     for (int run = 0; run < 2; run++) {
         Device<uint8_t> c((size_t)N * C), t((size_t)N * C);
         Device<float> a(std::vector<float>{0});
-        gpu::quantize(ctx, c.p(), t.p(), a.p(), x.p(), N, C, Fp8::e4m3, scale.p());
+        gpu::quantize(ctx, {c.p(), t.p(), a.p(), scale.p(), Fp8::e4m3}, x.p(), N, C);
         codes[run] = c.get(), transposed[run] = t.get(), amax[run] = a.get();
     }
     expect_same_bits(codes[0], codes[1], "codes");
@@ -224,6 +226,67 @@ TEST(GpuFp8Codes, ScalesHaveTheCpusBits) {
                 const bool measured = amax > 0 && std::isfinite(amax);
                 EXPECT_TRUE(measured || (expected_scale == 1 && expected_inverse == 1)) << amax;
             }
+}
+
+// The ops that make codes: those of cpu::'s quantize(), of the numbers that this backend's op computes.
+TEST(GpuFp8Codes, OfTheOpsThatComputeTheNumbers) {
+    gpu::Ctx ctx;
+    cpu::Ctx host(1);
+    Rng rng(6);
+    struct Shape {
+        int N, F;
+        bool norms;
+    };
+    std::vector<Shape> shapes = {{16, 16, true}, {144, 272, true}};
+    if (!few_shapes) shapes.insert(shapes.end(), {{400, 48, true}, {3, 528, true}, {2, 16400, true}, {128, 128, false}});
+    for (const auto& [N, F, norms] : shapes) {
+        std::vector<floatX> gate_up = rng.normals<floatX>((size_t)N * 2 * F);
+        gate_up[5] = floatx(NAN), gate_up[(size_t)N * 2 * F - 1] = floatx(infinity), gate_up[1] = floatx(-3e4);
+        const Device<floatX> x(gate_up, "x"), y(rng.normals<floatX>((size_t)N * F), "y"), w(rng.normals<floatX>(F), "w"),
+            b(rng.normals<floatX>(F), "b");
+        Device<floatX> sum((size_t)N * F, "sum");
+        Device<real> mean(N, "mean"), rstd(N, "rstd");
+        const auto check = [&, N = N](const char* name, int columns, bool gradient, const auto& op) {
+            const std::string of = name + format(" (%d, %d) ", N, columns);
+            const size_t n = (size_t)N * columns;
+            Device<floatX> numbers(n, "numbers");
+            op(Output(numbers.p()));
+            const std::vector<floatX> expected = numbers.get();
+            for (const Fp8 kind : formats) {
+                if (kind == Fp8::e5m2 && !gradient) continue;
+                const bool turns = gradient && N % 16 == 0;
+                const float scale = 9;
+                float amax = 0.125f;
+                std::vector<uint8_t> codes(n), transposed(turns ? n : 0);
+                cpu::quantize(host, {codes.data(), turns ? transposed.data() : nullptr, &amax, &scale, kind}, expected.data(),
+                              N, columns);
+                const Device<float> dscale(std::vector<float>{scale}, "scale");
+                for (const bool both : {false, true}) {
+                    Device<uint8_t> dcodes(n, "codes"), dtransposed(transposed.size(), "transposed");
+                    Device<float> damax(std::vector<float>{0.125f}, "amax");
+                    Device<floatX> again(both ? n : 0, "numbers");
+                    op(Output({dcodes.p(), turns ? dtransposed.p() : nullptr, damax.p(), dscale.p(), kind},
+                              both ? again.p() : nullptr));
+                    expect_same_bits(dcodes.get(), codes, of + "codes");
+                    expect_same_bits(dtransposed.get(), transposed, of + "transposed");
+                    expect_same_bits(damax.get(), std::vector<float>{amax}, of + "amax");
+                    if (both) expect_same_bits(again.get(), expected, of + "numbers");
+                }
+            }
+        };
+        const int n = N, f = F;
+        check("gelu_forward", F, false, [&](const Output& out) { gpu::gelu_forward(ctx, out, x.p(), n, f); });
+        check("gelu_backward", F, true, [&](const Output& out) { gpu::gelu_backward(ctx, out, y.p(), x.p(), n, f); });
+        check("swiglu_forward", F, false, [&](const Output& out) { gpu::swiglu_forward(ctx, out, x.p(), n, f); });
+        check("swiglu_backward", 2 * F, true, [&](const Output& out) { gpu::swiglu_backward(ctx, out, y.p(), x.p(), n, f); });
+        if (!norms) continue;
+        check("layernorm_forward", F, false, [&](const Output& out) {
+            gpu::layernorm_forward(ctx, out, mean.p(), rstd.p(), sum.p(), x.p(), y.p(), w.p(), b.p(), n, f, 1e-5f);
+        });
+        check("rmsnorm_forward", F, false, [&](const Output& out) {
+            gpu::rmsnorm_forward(ctx, out, rstd.p(), nullptr, y.p(), nullptr, w.p(), n, f, 1e-5f);
+        });
+    }
 }
 
 // ---- products --------------------------------------------------------------------------------------------------------------
@@ -446,8 +509,8 @@ TEST(GpuFp8Linear, QuantisedHere) {
     float *x_scale = scales.p(), *w_scale = scales.p() + 8;
     gpu::set_scale(ctx, x_scale, x_scale + 4, amax.p(), Fp8::e4m3, 0);
     gpu::set_scale(ctx, w_scale, w_scale + 4, amax.p() + 1, Fp8::e4m3, 0);
-    gpu::quantize(ctx, x_codes.p(), nullptr, amax.p(), dx.p(), N, IC, Fp8::e4m3, x_scale);
-    gpu::quantize(ctx, w_codes.p(), w_transposed.p(), amax.p() + 1, dw.p(), OC, IC, Fp8::e4m3, w_scale);
+    gpu::quantize(ctx, {x_codes.p(), nullptr, amax.p(), x_scale, Fp8::e4m3}, dx.p(), N, IC);
+    gpu::quantize(ctx, {w_codes.p(), w_transposed.p(), amax.p() + 1, w_scale, Fp8::e4m3}, dw.p(), OC, IC);
     gpu::fp8_linear_forward(ctx, out.p(), x_codes.p(), w_codes.p(), nullptr, x_scale + 4, w_scale + 4, N, IC, OC, true);
     // Each factor is off by 2^-4 of itself at most, by 2^-10 of the largest's 448th if it is that small.
     Doubles value, allowed;
@@ -563,14 +626,15 @@ TEST(GpuFp8Limits, OlderGpusSaySo) {
 // What the library would refuse, or worse, is refused with a reason.
 TEST(GpuFp8Limits, SizesAndAddressesAreMultiplesOf16) {
     gpu::Ctx ctx;
-    Device<uint8_t> codes(4096);
+    Device<uint8_t> codes(4096), turned(4096);
     Device<floatX> x(4096);
     Device<float> floats(std::vector<float>(64, 1));
-    const auto quantize = [&](int N, int C, size_t shift) {
-        gpu::quantize(ctx, codes.p() + shift, nullptr, floats.p(), x.p(), N, C, Fp8::e4m3, floats.p());
+    const auto quantize = [&](int N, int C, size_t shift, uint8_t* transposed = nullptr) {
+        gpu::quantize(ctx, {codes.p() + shift, transposed, floats.p(), floats.p(), Fp8::e4m3}, x.p(), N, C);
     };
-    quantize(16, 32, 16);
-    EXPECT_DEATH(quantize(24, 32, 0), "internal check");
+    quantize(16, 32, 16, turned.p());
+    quantize(23, 32, 0);  // of one rank, which has part of the rows
+    EXPECT_DEATH(quantize(24, 32, 0, turned.p()), "internal check");
     EXPECT_DEATH(quantize(16, 40, 0), "internal check");
     EXPECT_DEATH(quantize(16, 32, 8), "internal check");
     EXPECT_DEATH(gpu::transpose_codes(ctx, codes.p() + 2048, codes.p(), 16, 8), "internal check");

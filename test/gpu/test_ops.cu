@@ -101,7 +101,7 @@ TEST(Unaligned, AsAligned) {
         const Input<real> gradient(in(moments));
         Outputs& r = results[offset];
         gpu::residual_forward(ctx, x.p() + offset, pa, pb, n), r.sum = out(x);
-        gpu::gelu_backward(ctx, x.p() + offset, pa, pb, n), r.gelu = out(x);
+        gpu::gelu_backward(ctx, x.p() + offset, pa, pb, N, C), r.gelu = out(x);
         gpu::swiglu_forward(ctx, x.p() + offset, wide_in.p() + offset, N, C), r.swiglu = out(x);
         gpu::swiglu_backward(ctx, two.p() + offset, pa, wide_in.p() + offset, N, C), r.dswiglu = out(two);
         gpu::layernorm_forward(ctx, x.p() + offset, s1.p(), s2.p(), nullptr, pa, nullptr, pw, pw, N, C, 1e-5f), r.norm = out(x);
@@ -158,10 +158,11 @@ TEST(InPlace, OutputsMayBeInputs) {
     const Input<floatX> a(rng.normals<floatX>(n)), b(rng.normals<floatX>(n)), w(rng.normals<floatX>(C));
     const Input<real> rstd(std::vector<real>(N, 1));
     Buffer<floatX> apart(n), together(a.host());
-    gpu::gelu_forward(ctx, apart.p(), a.p(), n), gpu::gelu_forward(ctx, together.p(), together.p(), n);
+    gpu::gelu_forward(ctx, apart.p(), a.p(), N, C), gpu::gelu_forward(ctx, together.p(), together.p(), N, C);
     expect_same_bits(together.get(), apart.get(), "gelu");
     together.set(a.host());
-    gpu::gelu_backward(ctx, apart.p(), a.p(), b.p(), n), gpu::gelu_backward(ctx, together.p(), together.p(), b.p(), n);
+    gpu::gelu_backward(ctx, apart.p(), a.p(), b.p(), N, C);
+    gpu::gelu_backward(ctx, together.p(), together.p(), b.p(), N, C);
     expect_same_bits(together.get(), apart.get(), "gelu backward");
     Buffer<floatX> wide(n / 2 * 2), wide_together(b.host());
     const int F = C / 2;
@@ -190,7 +191,7 @@ TEST(Empty, NothingHappens) {
     gpu::layernorm_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 1e-5f);
     gpu::layernorm_backward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, Acc::Set);
     gpu::rope_forward(ctx, nullptr, nullptr, nullptr, 0, 1, 1, 2);
-    gpu::gelu_forward(ctx, nullptr, nullptr, 0);
+    gpu::gelu_forward(ctx, nullptr, nullptr, 0, 8);
     gpu::swiglu_forward(ctx, nullptr, nullptr, 0, 8);
     gpu::swiglu_backward(ctx, nullptr, nullptr, nullptr, 0, 8);
     gpu::classifier(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 8, 1, 0, true);
