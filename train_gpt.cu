@@ -1353,11 +1353,22 @@ static void begin_step_in_8_bits(Trainer& t) {
     be::upload(t.ctx, f.scale, scales.data(), scales.size() * sizeof(float));
     be::upload(t.ctx, f.inverse, inverses.data(), inverses.size() * sizeof(float));
 }
+// The size of Adam's second moments, bias corrected, in the gradient's units: the square root of their norm over all ranks.
+static double second_moments(Trainer& t) {
+    Model& m = t.m;
+    clear_sums(t.ctx, m);
+    for (const Range& r : m.counted)
+        m.shards.for_each_part(r.begin, r.end - r.begin, [&](size_t, size_t shard, size_t n) {
+            be::add_squares(t.ctx, &m.a.sums->squares, m.v + shard, n);
+        });
+    const double squares = reduce_sums(*m.ranks, read_sums(t.ctx, m)).squares;
+    return std::sqrt(std::sqrt(squares) / (1 - std::pow(t.o.adam_beta2, (double)(t.state.updates + 1))));
+}
 // After an update: the next step's scales, from the largest elements over all ranks; when 8 bits are to begin.
 static void end_step_in_8_bits(Trainer& t, double loss, double norm) {
     EightBit& f = t.m.fp8;
     if (f.recipe.on && t.o.fp8_start == "auto" && t.state.fp8_start < 0 && t.state.scheduled >= t.schedule.warmup) {
-        if (t.verdict.kind == Verdict::normal) t.steadiness.observe(t.state.step, loss, norm);
+        if (t.verdict.kind == Verdict::normal) t.steadiness.observe(t.state.step, loss, norm, second_moments(t));
         if (t.steadiness.steady()) t.state.fp8_start = t.state.step + 1 + (f.recipe.current ? 0 : t.o.fp8_calibration_steps);
     }
     if (f.on || f.measuring) {

@@ -113,16 +113,6 @@ public:
         require(x.losses.size() == x.norms.size(), format("'%s' has losses and norms of unequal number", key).c_str());
         return x;
     }
-    GuardStateReader object(const char* key) const { return GuardStateReader(at(key), where_); }
-
-private:
-    const nlohmann::json& state_;
-    std::string where_;
-
-    const nlohmann::json& at(const char* key) const {
-        require(state_.contains(key), format("it has no '%s'", key).c_str());
-        return state_[key];
-    }
     std::vector<double> numbers(const char* key) const {
         const nlohmann::json& list = at(key);
         require(list.is_array(), format("'%s' is not a list", key).c_str());
@@ -132,6 +122,16 @@ private:
             values.push_back(j.get<double>());
         }
         return values;
+    }
+    GuardStateReader object(const char* key) const { return GuardStateReader(at(key), where_); }
+
+private:
+    const nlohmann::json& state_;
+    std::string where_;
+
+    const nlohmann::json& at(const char* key) const {
+        require(state_.contains(key), format("it has no '%s'", key).c_str());
+        return state_[key];
     }
 };
 
@@ -298,40 +298,47 @@ private:
     }
 };
 
-// Whether a run has calmed down: it has once two successive windows of 64 steps differ in median loss by less than 2% of the
-// older one's, and the newer one's median gradient norm is between 0.5 and 1.5 times the older one's. It then stays so.
+// Whether a run has calmed down: it has once the medians of two successive windows of 64 steps are near each other: of the loss
+// within 2% of the older one's, of the optimizer's second moments (any measure of their size) within 10%, of the gradient norm
+// between 0.5 and 1.5 times the older one's. It then stays so.
 // observe() is called after the warm-up, for each normal step; a step number that does not follow the one before means that an
 // outlier lies between, and both windows start anew.
 class Steadiness {
 public:
     static constexpr size_t window = 64;
 
-    void observe(int64_t step, double loss, double grad_norm) {
-        if (step != last_step_ + 1) latest_ = {};
+    void observe(int64_t step, double loss, double grad_norm, double moments) {
+        if (step != last_step_ + 1) latest_ = {}, moments_.clear();
         last_step_ = step;
-        latest_.push(loss, grad_norm);
+        latest_.push(loss, grad_norm), moments_.push_back(moments);
         latest_.keep_latest(2 * window);
+        if (moments_.size() > 2 * window) moments_.erase(moments_.begin());
         if (latest_.size() < 2 * window) return;
-        const LossesAndNorms older = latest_.slice(0, window), newer = latest_.slice(window, 2 * window);
-        const double loss_before = median(older.losses), norm_before = median(older.norms), norm = median(newer.norms);
-        const bool level = std::abs(median(newer.losses) - loss_before) < 0.02 * std::abs(loss_before);
-        if (level && 0.5 * norm_before <= norm && norm <= 1.5 * norm_before) steady_ = true;
+        const auto near = [](const std::vector<double>& x, double least, double most) {
+            const auto middle = x.begin() + (int64_t)window;
+            const double before = median({x.begin(), middle}), now = median({middle, x.end()});
+            return least * before <= now && now <= most * before;
+        };
+        if (near(latest_.losses, 0.98, 1.02) && near(latest_.norms, 0.5, 1.5) && near(moments_, 0.9, 1.1)) steady_ = true;
     }
     bool steady() const { return steady_; }
 
     nlohmann::ordered_json state() const {
-        return {{"steady", steady_}, {"last_step", last_step_}, {"latest", latest_.state()}};
+        return {{"steady", steady_}, {"last_step", last_step_}, {"latest", latest_.state()}, {"moments", moments_}};
     }
     void restore(const nlohmann::json& state, const std::string& where) {
         const GuardStateReader in(state, where);
         Steadiness s;
         s.steady_ = in.flag("steady"), s.last_step_ = in.count("last_step"), s.latest_ = in.losses_and_norms("latest");
+        s.moments_ = in.numbers("moments");
         in.require(s.latest_.size() <= 2 * window, "it has more steps than two windows");
+        in.require(s.moments_.size() == s.latest_.size(), "it has moments of another number of steps");
         *this = std::move(s);
     }
 
 private:
     LossesAndNorms latest_;  // at most two windows
+    std::vector<double> moments_;
     int64_t last_step_ = 0;
     bool steady_ = false;
 };

@@ -618,9 +618,9 @@ TEST(GuardDeathTest, RefusesOptionsThatMakeNoSense) {
 struct Watch {
     Steadiness steadiness;
     int64_t step = 0, steady_at = 0;
-    void observe(int n, double loss, double norm) {
+    void observe(int n, double loss, double norm, double moments = 0.1) {
         for (int i = 0; i < n; i++) {
-            steadiness.observe(++step, loss, norm);
+            steadiness.observe(++step, loss, norm, moments);
             if (steady_at == 0 && steadiness.steady()) steady_at = step;
         }
     }
@@ -655,6 +655,21 @@ TEST(Steadiness, NeedsASteadyGradientNorm) {
         Watch far;
         far.observe(64, 3, 0.5), far.observe(64, 3, norm);
         EXPECT_EQ(far.steady_at, 0) << norm;
+    }
+}
+
+TEST(Steadiness, NeedsSteadyMoments) {
+    for (const double moments : {0.91, 1.09}) {
+        Watch near;
+        near.observe(64, 3, 0.5, 1), near.observe(64, 3, 0.5, moments);
+        EXPECT_EQ(near.steady_at, 128) << moments;
+    }
+    for (const double moments : {0.89, 1.11}) {
+        Watch far;
+        far.observe(64, 3, 0.5, 1), far.observe(64, 3, 0.5, moments);
+        EXPECT_EQ(far.steady_at, 0) << moments;
+        far.observe(64, 3, 0.5, moments);
+        EXPECT_GT(far.steady_at, 128);
     }
 }
 
@@ -709,10 +724,12 @@ TEST(Steadiness, State) {
     for (const Damage& damage :
          std::vector<Damage>{[](auto& j) { j = 3; }, [](auto& j) { j.erase("steady"); }, [](auto& j) { j["steady"] = 1; },
                              [](auto& j) { j["last_step"] = -1; }, [](auto& j) { j["latest"]["losses"].push_back(3.0); },
-                             [](auto& j) { j["latest"]["grad_norms"][0] = nullptr; },
+                             [](auto& j) { j["latest"]["grad_norms"][0] = nullptr; }, [](auto& j) { j.erase("moments"); },
+                             [](auto& j) { j["moments"].push_back(1.0); },
                              [](auto& j) {
                                  j["latest"]["losses"].push_back(3.0);
                                  j["latest"]["grad_norms"].push_back(3.0);
+                                 j["moments"].push_back(3.0);
                              }}) {
         nlohmann::json j = good;
         damage(j);
