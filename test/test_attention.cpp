@@ -1,7 +1,7 @@
 // Attention and rotary positions in the program's precision (bf16 or fp32): the plain loops and the tiles against sums in
 // double. What is allowed: one rounding to floatX plus a first order bound on the fp32 arithmetic inside, u = 2^-24. A score s
 // has an absolute error e; p = exp(s - m) then a relative error exp(e) - 1; the sums over keys or queries add one rounding per
-// term.
+// term. On a matrix unit weights and their gradients are rounded to bf16 besides.
 #include <gtest/gtest.h>
 
 #include "../llmc/cpu/attention.h"
@@ -17,6 +17,22 @@ namespace {
 constexpr double u = roundoff<real>;
 constexpr double rounding = roundoff<floatX> * 1.01;  // of a value that was itself computed with small error
 constexpr double tiny = 1e-30;                        // weights below e^-86.6 are 0
+
+// Ways to compute it: the plain loops, tiles in fp32, and on each matrix unit there is.
+struct Way {
+    const char* name;
+    bool plain;
+    const cpu::MatrixUnit* unit;
+    double weight_rounding() const { return unit && std::is_same<floatX, bf16>::value ? roundoff<bf16> * 1.01 : 0; }
+    void choose(cpu::Ctx& ctx) const { ctx.plain = plain, ctx.unit = unit; }
+};
+std::vector<Way> all_ways() {
+    std::vector<Way> ways = {{"plain loops", true, nullptr}, {"tiles", false, nullptr}};
+    if (std::is_same<floatX, bf16>::value)
+        for (const cpu::MatrixUnit* unit : {cpu::emulated_amx(), cpu::amx(), cpu::avx512_bf16()})
+            if (unit) ways.push_back({unit->name, false, unit});
+    return ways;
+}
 
 struct Case {
     int B, T, NH, NKV, HS;
@@ -100,7 +116,8 @@ struct Bounded {
 class Reference {
 public:
     // exact_scores: the numbers are such that fp32 computes every score without error.
-    Reference(const Problem& p, bool exact_scores) : p_(p), k_(p.k), qkv_(doubles(p.qkv)), exact_(exact_scores) {}
+    Reference(const Problem& p, bool exact_scores, double weight_rounding)
+        : p_(p), k_(p.k), qkv_(doubles(p.qkv)), exact_(exact_scores), weight_rounding_(weight_rounding) {}
 
     void forward(Bounded& out, Bounded& lse) const {
         for (int row = 0; row < (int)k_.rows(); row++)
@@ -125,7 +142,8 @@ public:
                     double value = 0, error = 0;
                     for (size_t j = 0; j < s.value.size(); j++) {
                         const double v = at(b, first + (int)j, value_head(h), c);
-                        value += weight[j] * v, error += weight[j] * std::abs(v) * (relative[j] + (k_.T + 4) * u);
+                        value += weight[j] * v;
+                        error += weight[j] * std::abs(v) * (relative[j] + weight_rounding_ + (k_.T + 4) * u);
                     }
                     out.add(((size_t)row * k_.NH + h) * k_.HS + c, value,
                             error + std::abs(value) * (weight_error + 2 * u + rounding));
@@ -156,10 +174,12 @@ public:
                     const double ds = (double)p_.scale * w * (dw - correction);
                     const double ds_error =
                         (double)p_.scale * ((w_error + 4 * u * w) * std::abs(dw - correction) +
-                                            (w + w_error) * (HS + 2) * u * (dw_magnitude + correction_magnitude));
+                                            (w + w_error) * (HS + 2) * u * (dw_magnitude + correction_magnitude)) +
+                        weight_rounding_ * std::abs(ds);
                     for (int c = 0; c < HS; c++) {
                         const double q = at(b, t, h, c), key = at(b, j, key_head(h), c);
-                        d.add(index(b, j, value_head(h), c), w * dy[c], std::abs(dy[c]) * (w_error + terms * u * w));
+                        d.add(index(b, j, value_head(h), c), w * dy[c],
+                              std::abs(dy[c]) * (w_error + (terms * u + weight_rounding_) * w));
                         d.add(index(b, t, h, c), ds * key, std::abs(key) * (ds_error + terms * u * std::abs(ds)));
                         d.add(index(b, j, key_head(h), c), ds * q, std::abs(q) * (ds_error + terms * u * std::abs(ds)));
                     }
@@ -196,10 +216,11 @@ private:
     const Case& k_;
     const Doubles qkv_;
     const bool exact_;
+    const double weight_rounding_;
 };
 
-void check(const Problem& p, const Results& r, bool exact_scores = false) {
-    const Reference reference(p, exact_scores);
+void check(const Problem& p, const Results& r, const Way& way, bool exact_scores = false) {
+    const Reference reference(p, exact_scores, way.weight_rounding());
     Bounded out(r.out.size()), lse(r.lse.size()), dqkv(r.dqkv.size());
     reference.forward(out, lse);
     expect_close(r.out, out.value, out.allowed, "out");
@@ -243,12 +264,12 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
 
 TEST_P(Attention, PlainAndTiles) {
     const Problem p(GetParam(), 1);
-    for (const bool plain : {true, false}) {
-        SCOPED_TRACE(plain ? "plain loops" : "tiles");
+    for (const Way& way : all_ways()) {
+        SCOPED_TRACE(way.name);
         cpu::Ctx ctx(2);
-        ctx.plain = plain;
+        way.choose(ctx);
         const Results r = p.run(ctx);
-        check(p, r);
+        check(p, r, way);
         expect_first_tokens_unchanged(p, r);
         spoil_scratch(ctx);
         expect_same_results(p.run(ctx), r);
@@ -259,14 +280,14 @@ TEST(AttentionThreads, SameBitsForAnyNumberOfThreads) {
     for (const Case& k :
          {Case{3, 10, 4, 2, 16, true, true}, Case{1, 200, 3, 1, 80, true, false}, Case{2, 170, 4, 2, 24, false, true}}) {
         const Problem p(k, 5);
-        const auto run = [&](int threads, bool plain) {
+        const auto run = [&](int threads, const Way& way) {
             cpu::Ctx ctx(threads);
-            ctx.plain = plain;
+            way.choose(ctx);
             return p.run(ctx);
         };
-        for (const bool plain : {true, false}) {
-            const Results r = run(1, plain);
-            for (const int threads : {1, 2, 2, 5}) expect_same_results(run(threads, plain), r);
+        for (const Way& way : all_ways()) {
+            const Results r = run(1, way);
+            for (const int threads : {1, 2, 2, 5}) expect_same_results(run(threads, way), r);
         }
     }
 }
@@ -286,9 +307,9 @@ TEST(AttentionValues, EqualScoresGiveMeans) {
     for (int t = 0; t < k.T; t++)
         for (int c = 0; c < k.HS; c++) qkv[t * k.width() + 3 * k.HS + c] = from_double<floatX>(t % 8 - c);
     const Problem p(k, qkv, Rng(6).normals<floatX>(k.rows() * k.NH * k.HS), 1);
-    for (const bool plain : {true, false}) {
+    for (const Way& way : all_ways()) {
         cpu::Ctx ctx(2);
-        ctx.plain = plain;
+        way.choose(ctx);
         const Results r = p.run(ctx);
         double sum = 0;
         for (int t = 0; t < k.T; t++) {
@@ -320,13 +341,12 @@ TEST(AttentionValues, LargeScoresDoNotOverflow) {
                                                                    : -rng.below(9)));
             }
             const Problem p(k, qkv, rng.normals<floatX>(k.rows() * k.NH * k.HS), 1);
-            for (const bool plain : {true, false}) {
-                SCOPED_TRACE(testing::Message()
-                             << (plain ? "plain loops" : "tiles") << ", shift " << shift << ", documents " << documents);
+            for (const Way& way : all_ways()) {
+                SCOPED_TRACE(testing::Message() << way.name << ", shift " << shift << ", documents " << documents);
                 cpu::Ctx ctx(2);
-                ctx.plain = plain;
+                way.choose(ctx);
                 const Results r = p.run(ctx);
-                check(p, r, true);
+                check(p, r, way, true);
                 double largest = 0;
                 for (const real x : r.lse) largest = std::max(largest, (double)std::abs(x));
                 EXPECT_GT(largest, 1e5);
@@ -341,13 +361,12 @@ TEST(AttentionValues, LargeScoresDoNotOverflow) {
 TEST(AttentionMask, LaterTokensChangeNothingBefore) {
     const Case k{1, 150, 4, 2, 16, true, false};
     const Problem p(k, 8);
-    for (const bool plain : {true, false}) {
+    for (const Way& way : all_ways()) {
         cpu::Ctx ctx(2);
-        ctx.plain = plain;
+        way.choose(ctx);
         const Results before = p.run(ctx);
         for (const int changed : {1, 63, 64, 100, 149}) {
-            SCOPED_TRACE(testing::Message()
-                         << (plain ? "plain loops" : "tiles") << ", tokens from " << changed << " on changed");
+            SCOPED_TRACE(testing::Message() << way.name << ", tokens from " << changed << " on changed");
             Problem other(k, 8);
             const std::vector<floatX> noise = Rng(9).normals<floatX>(other.qkv.size(), 1e12);
             std::copy(noise.begin() + changed * k.width(), noise.end(), other.qkv.data() + changed * k.width());
@@ -372,12 +391,12 @@ TEST(AttentionMask, LaterTokensChangeNothingBefore) {
 TEST(AttentionMask, DocumentsDoNotSeeEachOther) {
     const Case k{2, 170, 4, 2, 16, true, true};
     const Problem p(k, 10);
-    for (const bool plain : {true, false}) {
+    for (const Way& way : all_ways()) {
         cpu::Ctx ctx(2);
-        ctx.plain = plain;
+        way.choose(ctx);
         const Results before = p.run(ctx);
         for (const int start : {0, 1, 3, 64, 128, 129}) {
-            SCOPED_TRACE(testing::Message() << (plain ? "plain loops" : "tiles") << ", document at " << start << " changed");
+            SCOPED_TRACE(testing::Message() << way.name << ", document at " << start << " changed");
             Problem other(k, 10);
             Rng rng(11);
             const auto touched = [&](size_t row) { return row < (size_t)k.T && p.doc_start[row] == start; };
@@ -426,7 +445,7 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
         expect_same_bits(keys, expected_keys, "keys");
         expect_same_bits(values, expected_values, "values");
         Bounded expected(out.size()), lse(k.rows() * k.NH);
-        Reference(p, false).forward(expected, lse);
+        Reference(p, false, 0).forward(expected, lse);
         expect_close(out, expected.value, expected.allowed, "out");
     }
 }

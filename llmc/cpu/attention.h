@@ -10,6 +10,7 @@
 // sum l per row; when a tile raises m, what was summed so far is scaled by exp(m_old - m_new).
 // Parallel: forward over (sequence, query head, query tile); backward over (sequence, key/value head), whose task owns dk, dv
 // and the dq of its query heads, so there are no atomics and the bits do not depend on the number of threads.
+// With bf16 numbers and a matrix unit, the products are done there: attention_bf16.h.
 // Cost: forward 2, backward 5 products of 2 T^2/2 HS FLOPs per head. Memory: scratch for one task per thread.
 #pragma once
 #include <algorithm>
@@ -18,30 +19,13 @@
 
 #include "../math.h"
 #include "../ops.h"
+#include "attention_bf16.h"
+#include "attention_shape.h"
 
 namespace cpu {
 
-// Where heads lie in the fused projection (B, T, NH + 2*NKV, HS).
-struct AttentionShape {
-    int B, T, NH, NKV, HS;
-    real scale;
-    int group() const { return NH / NKV; }
-    size_t row() const { return (size_t)(NH + 2 * NKV) * HS; }
-    size_t query(int b, int t, int h) const { return ((size_t)b * T + t) * row() + (size_t)h * HS; }
-    size_t key(int b, int t, int g) const { return query(b, t, NH + g); }
-    size_t value(int b, int t, int g) const { return query(b, t, NH + NKV + g); }
-    size_t output(int b, int t, int h) const { return (((size_t)b * T + t) * NH + h) * HS; }
-    size_t statistic(int b, int t, int h) const { return ((size_t)b * NH + h) * T + t; }
-};
-
 // ---- plain loops -----------------------------------------------------------------------------------------------------------
 namespace plain {
-
-inline real dot(const floatX* a, const floatX* b, int n) {
-    real sum = 0;
-    for (int i = 0; i < n; i++) sum += (real)a[i] * (real)b[i];
-    return sum;
-}
 
 inline real score(const AttentionShape& a, const floatX* qkv, const real* slopes, int b, int h, int t, int j) {
     const real s = a.scale * dot(qkv + a.query(b, t, h), qkv + a.key(b, j, h / a.group()), a.HS);
@@ -251,7 +235,7 @@ inline void backward_head(floatX* dqkv, const floatX* dout, const floatX* out, c
         const real slope = slopes ? slopes[h] : real(0);
         const real* lse_h = lse + a.statistic(b, 0, h);
         std::fill(m.dq, m.dq + (size_t)T * width, real(0));
-        for (int t = 0; t < T; t++) m.correction[t] = plain::dot(dout + a.output(b, t, h), out + a.output(b, t, h), a.HS);
+        for (int t = 0; t < T; t++) m.correction[t] = dot(dout + a.output(b, t, h), out + a.output(b, t, h), a.HS);
         for (int j0 = 0; j0 < T; j0 += tile) {
             const int keys = std::min((int)tile, T - j0);
             load_tile(m.k, qkv + a.key(b, j0, g), a.row(), keys, a.HS);
@@ -305,6 +289,8 @@ inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qk
         plain::attention_forward(out, lse, qkv, slopes, doc_start, a, (real*)ctx.scratch(sizeof(real) * (size_t)B * NH * T));
         return;
     }
+    if constexpr (std::is_same<floatX, bf16>::value)
+        if (ctx.unit) return detail::bf16_attention::forward(ctx, out, lse, qkv, slopes, doc_start, a);
     const size_t per_thread = (detail::ForwardScratch::size(HS) + 63) / 64 * 64;
     real* scratch = (real*)ctx.scratch(sizeof(real) * per_thread * ctx.threads);
     const int tiles = (T + detail::tile - 1) / detail::tile, tasks = B * NH * tiles;
@@ -326,6 +312,8 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
                                   (real*)ctx.scratch(sizeof(real) * (size_t)B * T * a.row()));
         return;
     }
+    if constexpr (std::is_same<floatX, bf16>::value)
+        if (ctx.unit) return detail::bf16_attention::backward(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
     const size_t dkv_size = (size_t)T * 2 * detail::padded(HS);
     const size_t per_thread = (detail::BackwardScratch::size(T, HS) + dkv_size + 63) / 64 * 64;
     real* scratch = (real*)ctx.scratch(sizeof(real) * per_thread * ctx.threads);
@@ -354,7 +342,7 @@ inline void attention_decode(Ctx& ctx, floatX* out, floatX* keys, floatX* values
                 real* p = scores + ((size_t)b * NH + h) * (t + 1);
                 real top = -std::numeric_limits<real>::infinity(), sum = 0;
                 for (int j = 0; j <= t; j++) {
-                    p[j] = scale * plain::dot(token + (size_t)h * HS, cached(keys, j), HS);
+                    p[j] = scale * dot(token + (size_t)h * HS, cached(keys, j), HS);
                     if (slopes) p[j] += slopes[h] * (j - t);
                     top = std::max(top, p[j]);
                 }

@@ -25,6 +25,7 @@
 
 #include "../check.h"
 #include "../types.h"
+#include "matrix_unit.h"
 
 namespace cpu {
 
@@ -52,6 +53,8 @@ struct Ctx {
     int threads;         // OpenMP threads that ops use
     bool plain = false;  // true: only the plain loops (the specification, no library); false: fast paths where they exist
 
+    const MatrixUnit* unit = best_matrix_unit();                  // null: none; bf16 is widened to fp32
+    bool own_products = unit && (unit == amx() || !HAVE_ONEDNN);  // linear layers by gemm_bf16.h
     const Bf16Gemm bf16_gemm = detect_bf16_gemm();
 #if HAVE_ONEDNN  // see matmul.h. The key holds everything that a compiled product depends on.
     using GemmKey = std::array<int64_t, 8>;

@@ -1,0 +1,337 @@
+// Flash attention on a matrix unit: the tiles of attention.h with bf16 factors. Formulas are there.
+//
+// Scores are computed the other way round, keys down and queries across: s^T = K Q^T. A query's maximum and sum then run along
+// vectors of 16 queries, without sums across a vector, and P^T comes out as both of the operands that it is to be: its rows as
+// they lie (left), and packed in pairs of keys (right).
+//   forward   s^T = K Q^T        o^T += V^T P^T
+//   backward  s^T = K Q^T        dp^T = V dO^T        dv += P^T dO        dk += dS^T Q        dq^T += K^T dS^T
+// Everything that is a factor more than once is laid out once per head: left operands as rows of tiles of 64, right ones
+// packed. Rows beyond T and elements beyond the head's size are zero. P and dS are rounded to bf16, once each, as on a GPU;
+// sums, softmax and the running maximum are fp32. Parallel: forward over (sequence, query head, tile of queries) after the keys
+// and values were laid out; backward over (sequence, key/value head), as in attention.h. Bound by the matrix unit: beside its
+// products, of 2 T^2/2 HS FLOPs each, only exponentials and roundings of T^2/2 elements a head are to be done.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "../math.h"
+#include "../ops.h"
+#include "attention_shape.h"
+#include "matrix_unit.h"
+#include "parallel.h"
+
+namespace cpu {
+namespace detail {
+namespace bf16_attention {
+
+constexpr int tile = 64;  // queries and keys of a tile
+
+inline int tiles_of(int T) { return (T + tile - 1) / tile; }
+inline int padded_size(int HS) { return (HS + 31) / 32 * 32; }
+
+// ---- layouts of a tile of 64 rows of a head, `rows` of them there, each of HS elements, a stride apart
+// ------------------------- (64, H): as they lie.
+inline void lay_rows(bf16* to, const floatX* from, size_t stride, int rows, int HS, int H) {
+    for (int r = 0; r < tile; r++) {
+        bf16* row = to + (size_t)r * H;
+        const int n = r < rows ? HS : 0;
+        std::copy_n(from + (size_t)r * stride, n, row);
+        std::fill(row + n, row + H, bf16(0));
+    }
+}
+// (H, 64): transposed.
+inline void lay_transposed(bf16* to, const bf16* rows_of_tile /*(64, H)*/, int H) {
+    for (int c0 = 0; c0 < H; c0 += 32)  // a cache line of each row at a time
+        for (int r = 0; r < tile; r++)
+            for (int c = c0; c < c0 + 32; c++) to[(size_t)c * tile + r] = rows_of_tile[(size_t)r * H + c];
+}
+// Right operand (H, 64) = rows^T: the pairs are pairs of elements of a row, words as they lie.
+inline void pack_transposed(const MatrixUnit& unit, bf16* to, const bf16* rows_of_tile, int H) {
+    const size_t row_words = (size_t)H / 2;
+    for (size_t r = 0; r < tile; r += 16)
+        for (size_t k = 0; k < row_words; k += 16)
+            unit.transpose((uint32_t*)to + r * row_words + k * 16, 16, (const uint32_t*)rows_of_tile + r * row_words + k,
+                           row_words);
+}
+// Right operand (64, H) = rows: the pairs are pairs of rows.
+inline void pack_rows(bf16* to, const bf16* rows_of_tile, int H) {
+    uint32_t* words = (uint32_t*)to;
+    for (int c0 = 0; c0 < H; c0 += 16)
+        for (int r = 0; r < tile; r += 2) {
+            const bf16 *first = rows_of_tile + (size_t)r * H + c0, *second = first + H;
+            uint32_t* pair = words + (size_t)c0 * (tile / 2) + (size_t)r / 2 * 16;
+            INDEPENDENT_ITERATIONS
+            for (int c = 0; c < 16; c++) pair[c] = word_of(first[c], second[c]);
+        }
+}
+
+// ---- scores
+// ------------------------------------------------------------------------------------------------------------------ s (64
+// keys, 64 queries): scale, slope, and -inf where the mask forbids or there is no key. Plain tiles below the diagonal need only
+// the scale.
+inline void finish_scores(float* s, int t0, int j0, int keys, float scale, const real* slope,
+                          const int* doc_start /*of t0 or null*/) {
+    const float minus_infinity = -std::numeric_limits<float>::infinity();
+    const bool whole = keys == tile && j0 + tile <= t0 + 1;
+    for (int j = 0; j < tile; j++) {
+        float* row = s + j * tile;
+        const int distance = j0 + j - t0;
+        if (!slope) {
+            for (int t = 0; t < tile; t++) row[t] *= scale;
+        } else {
+            for (int t = 0; t < tile; t++) row[t] = scale * row[t] + (float)*slope * (float)(distance - t);
+        }
+        if (!whole)
+            for (int t = 0; t < tile; t++) row[t] = j < keys && distance <= t ? row[t] : minus_infinity;
+        if (doc_start)
+            for (int t = 0; t < tile; t++) row[t] = doc_start[t] <= j0 + j ? row[t] : minus_infinity;
+    }
+}
+// Of the tile at t0; rows beyond T have no document.
+inline const int* documents_of(int* starts, const int* doc_start, int t0, int T) {
+    if (!doc_start) return nullptr;
+    for (int t = 0; t < tile; t++) starts[t] = t0 + t < T ? doc_start[t0 + t] : 0;
+    return starts;
+}
+
+// ---- forward
+// ----------------------------------------------------------------------------------------------------------------- Keys and
+// values of all heads: (B, NKV, tiles, 2) of 64 H elements: keys as rows, values transposed.
+struct KeysAndValues {
+    const AttentionShape& a;
+    bf16* memory;
+    int H = padded_size(a.HS);
+    static size_t bytes(const AttentionShape& a) {
+        return (size_t)a.B * a.NKV * tiles_of(a.T) * 2 * tile * padded_size(a.HS) * sizeof(bf16);
+    }
+    bf16* keys(int b, int g, int j0) const {
+        return memory + (((size_t)b * a.NKV + g) * tiles_of(a.T) + j0 / tile) * 2 * tile * H;
+    }
+    bf16* values_transposed(int b, int g, int j0) const { return keys(b, g, j0) + (size_t)tile * H; }
+    void lay(const floatX* qkv, int b, int g, int j0, bf16* scratch /*(64, H)*/) const {
+        const int rows = std::min((int)tile, a.T - j0);
+        lay_rows(keys(b, g, j0), qkv + a.key(b, j0, g), a.row(), rows, a.HS, H);
+        lay_rows(scratch, qkv + a.value(b, j0, g), a.row(), rows, a.HS, H);
+        lay_transposed(values_transposed(b, g, j0), scratch, H);
+    }
+};
+
+struct ForwardMemory {
+    float *s, *o;        // (64 keys, 64 queries), (H, 64 queries)
+    bf16 *rows, *q, *p;  // (64, H); packed (H, 64), (64 keys, 64 queries)
+    static size_t bytes(int H) {
+        return sizeof(float) * tile * (tile + (size_t)H) + sizeof(bf16) * tile * (2 * (size_t)H + tile);
+    }
+    ForwardMemory(char* memory, int H) {
+        s = (float*)memory, o = s + tile * tile;
+        rows = (bf16*)(o + (size_t)H * tile), q = rows + (size_t)tile * H, p = q + (size_t)tile * H;
+    }
+};
+
+// Exponentials of a tile of scores relative to each query's new maximum: packed in p, their sums added, o scaled to the new
+// maximum.
+inline void softmax_tile(const ForwardMemory& m, float* top, float* sum, int H) {
+    const float minus_infinity = -std::numeric_limits<float>::infinity();
+    float shift[tile], rescale[tile], highest[tile], added[tile] = {};
+    for (int t = 0; t < tile; t++) highest[t] = top[t];
+    for (int j = 0; j < tile; j++)
+        for (int t = 0; t < tile; t++) highest[t] = m.s[j * tile + t] > highest[t] ? m.s[j * tile + t] : highest[t];
+    for (int t = 0; t < tile; t++) {
+        shift[t] = highest[t] == minus_infinity ? 0.0f : highest[t];  // a query that has seen nothing yet
+        rescale[t] = exp_approx(top[t] - shift[t]);
+        top[t] = highest[t];
+    }
+    uint32_t* words = (uint32_t*)m.p;
+    for (int j = 0; j < tile; j += 2)
+        for (int t0 = 0; t0 < tile; t0 += 16) {
+            const float *first = m.s + j * tile + t0, *second = first + tile;
+            uint32_t* pair = words + (size_t)t0 * (tile / 2) + (size_t)j / 2 * 16;
+            INDEPENDENT_ITERATIONS
+            for (int t = 0; t < 16; t++) {
+                const float x = exp_approx(first[t] - shift[t0 + t]), y = exp_approx(second[t] - shift[t0 + t]);
+                added[t0 + t] += x + y;
+                pair[t] = word_of(bf16(x), bf16(y));
+            }
+        }
+    for (int t = 0; t < tile; t++) sum[t] = sum[t] * rescale[t] + added[t];
+    for (int c = 0; c < H; c++)
+        for (int t = 0; t < tile; t++) m.o[(size_t)c * tile + t] *= rescale[t];
+}
+
+inline void forward_tile(const MatrixUnit& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes,
+                         const int* doc_start, const AttentionShape& a, const KeysAndValues& kv, int b, int h, int t0,
+                         const ForwardMemory& m) {
+    const int rows = std::min((int)tile, a.T - t0), H = kv.H, g = h / a.group();
+    int starts[tile];
+    const int* docs = documents_of(starts, doc_start ? doc_start + (size_t)b * a.T : nullptr, t0, a.T);
+    float top[tile], sum[tile] = {};
+    std::fill(top, top + tile, -std::numeric_limits<float>::infinity());
+    lay_rows(m.rows, qkv + a.query(b, t0, h), a.row(), rows, a.HS, H);
+    pack_transposed(unit, m.q, m.rows, H);
+    // doc_start does not decrease within a sequence, so the first row sees furthest back.
+    const int from = docs ? docs[0] / tile * tile : 0;
+    std::fill(m.o, m.o + (size_t)H * tile, 0.0f);
+    for (int j0 = from; j0 < t0 + rows; j0 += tile) {
+        unit.product(m.s, tile, kv.keys(b, g, j0), H, m.q, H, tile, tile, H, false);
+        finish_scores(m.s, t0, j0, std::min((int)tile, a.T - j0), (float)a.scale, slopes ? slopes + h : nullptr, docs);
+        softmax_tile(m, top, sum, H);
+        unit.product(m.o, tile, kv.values_transposed(b, g, j0), tile, m.p, tile, H, tile, tile, true);
+    }
+    for (int i = 0; i < rows; i++) {
+        lse[a.statistic(b, t0 + i, h)] = top[i] + std::log(sum[i]);
+        for (int c = 0; c < a.HS; c++) out[a.output(b, t0 + i, h) + c] = (floatX)(m.o[(size_t)c * tile + i] / sum[i]);
+    }
+}
+
+// ---- backward
+// ---------------------------------------------------------------------------------------------------------------- What a task
+// keeps: operands of a key/value head, of one of its query heads, gradients, and tiles.
+struct BackwardMemory {
+    bf16 *k, *kt, *v;           // (tiles, 64, H), (tiles, H, 64), (tiles, 64, H): left operands
+    bf16 *qt, *q, *dot, *dout;  // packed (H, 64), (64, H) of queries and of dout, per tile
+    bf16 *rows, *p, *ds, *ds_packed;
+    float *s, *dp, *dk, *dv, *dq, *dkv, *correction, *lse;  // dq (tiles, H, 64), dkv (tiles, 2, 64, H)
+    static size_t bytes(int T, int H) {
+        const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile;
+        return sizeof(bf16) * (7 * operand + (size_t)tile * H + 3 * small) +
+               sizeof(float) * (2 * small + 2 * (size_t)tile * H + 3 * operand + 2 * n);
+    }
+    BackwardMemory(char* memory, int T, int H) {
+        const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile;
+        bf16* x = (bf16*)memory;
+        for (bf16** p_operand : {&k, &kt, &v, &qt, &q, &dot, &dout}) *p_operand = x, x += operand;
+        rows = x, x += (size_t)tile * H;
+        for (bf16** p_small : {&p, &ds, &ds_packed}) *p_small = x, x += small;
+        float* y = (float*)x;
+        s = y, dp = s + small, dk = dp + small, dv = dk + (size_t)tile * H, dq = dv + (size_t)tile * H, dkv = dq + operand;
+        correction = dkv + 2 * operand, lse = correction + n;
+    }
+};
+
+// p = exp(s - lse) and ds = scale p (dp - correction) of a tile (64 keys, 64 queries), rounded: rows of both, ds packed as
+// well.
+inline void gradient_tile(const BackwardMemory& m, const float* lse, const float* correction, float scale) {
+    uint32_t* words = (uint32_t*)m.ds_packed;
+    for (int j = 0; j < tile; j += 2)
+        for (int t0 = 0; t0 < tile; t0 += 16) {
+            const int at = j * tile + t0;
+            bf16 p[2][16], ds[2][16];
+            for (int i = 0; i < 2; i++) {
+                INDEPENDENT_ITERATIONS
+                for (int t = 0; t < 16; t++) {
+                    const float x = exp_approx(m.s[at + i * tile + t] - lse[t0 + t]);
+                    p[i][t] = bf16(x);
+                    ds[i][t] = bf16(scale * x * (m.dp[at + i * tile + t] - correction[t0 + t]));
+                }
+                memcpy((void*)(m.p + at + i * tile), p[i], sizeof p[i]);
+                memcpy((void*)(m.ds + at + i * tile), ds[i], sizeof ds[i]);
+            }
+            uint32_t* pair = words + (size_t)t0 * (tile / 2) + (size_t)j / 2 * 16;
+            INDEPENDENT_ITERATIONS
+            for (int t = 0; t < 16; t++) pair[t] = word_of(ds[0][t], ds[1][t]);
+        }
+}
+
+// All gradients of key/value head g and its query heads in sequence b.
+inline void backward_head(const MatrixUnit& unit, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
+                          const floatX* qkv, const real* slopes, const int* doc_start, const AttentionShape& a, int b, int g,
+                          const BackwardMemory& m) {
+    const int H = padded_size(a.HS), T = a.T;
+    const size_t small = (size_t)tile * H;
+    const int* docs = doc_start ? doc_start + (size_t)b * T : nullptr;
+    const auto rows_at = [&](int t0) { return std::min((int)tile, T - t0); };
+    for (int j0 = 0; j0 < T; j0 += tile) {
+        const size_t at = (size_t)j0 * H;
+        lay_rows(m.k + at, qkv + a.key(b, j0, g), a.row(), rows_at(j0), a.HS, H);
+        lay_transposed(m.kt + at, m.k + at, H);
+        lay_rows(m.v + at, qkv + a.value(b, j0, g), a.row(), rows_at(j0), a.HS, H);
+    }
+    std::fill(m.dkv, m.dkv + (size_t)tiles_of(T) * 2 * small, 0.0f);
+    for (int h = g * a.group(); h < (g + 1) * a.group(); h++) {
+        for (int t0 = 0; t0 < T; t0 += tile) {
+            const size_t at = (size_t)t0 * H;
+            lay_rows(m.rows, qkv + a.query(b, t0, h), a.row(), rows_at(t0), a.HS, H);
+            pack_transposed(unit, m.qt + at, m.rows, H), pack_rows(m.q + at, m.rows, H);
+            lay_rows(m.rows, dout + a.output(b, t0, h), (size_t)a.NH * a.HS, rows_at(t0), a.HS, H);
+            pack_transposed(unit, m.dot + at, m.rows, H), pack_rows(m.dout + at, m.rows, H);
+            for (int t = t0; t < t0 + tile; t++) {
+                m.lse[t] = t < T ? (float)lse[a.statistic(b, t, h)] : 0.0f;
+                m.correction[t] = t < T ? (float)dot(dout + a.output(b, t, h), out + a.output(b, t, h), a.HS) : 0.0f;
+            }
+        }
+        std::fill(m.dq, m.dq + (size_t)tiles_of(T) * small, 0.0f);
+        for (int j0 = 0; j0 < T; j0 += tile) {
+            const size_t key_at = (size_t)j0 * H;
+            float *dk = m.dkv + 2 * key_at, *dv = dk + small;
+            for (int t0 = j0; t0 < T; t0 += tile) {
+                if (docs && docs[t0] >= j0 + tile) break;  // from here on, documents begin after this tile of keys
+                const size_t at = (size_t)t0 * H;
+                int starts[tile];
+                unit.product(m.s, tile, m.k + key_at, H, m.qt + at, H, tile, tile, H, false);
+                unit.product(m.dp, tile, m.v + key_at, H, m.dot + at, H, tile, tile, H, false);
+                finish_scores(m.s, t0, j0, rows_at(j0), (float)a.scale, slopes ? slopes + h : nullptr,
+                              documents_of(starts, docs, t0, T));
+                gradient_tile(m, m.lse + t0, m.correction + t0, (float)a.scale);
+                unit.product(dv, H, m.p, tile, m.dout + at, tile, tile, H, tile, true);
+                unit.product(dk, H, m.ds, tile, m.q + at, tile, tile, H, tile, true);
+                unit.product(m.dq + at, tile, m.kt + key_at, tile, m.ds_packed, tile, H, tile, tile, true);
+            }
+        }
+        for (int t = 0; t < T; t++)
+            for (int c = 0; c < a.HS; c++)
+                dqkv[a.query(b, t, h) + c] = (floatX)(m.dq[(size_t)(t / tile) * small + (size_t)c * tile + t % tile]);
+    }
+    for (int t = 0; t < T; t++) {
+        const float* dk = m.dkv + (size_t)(t / tile) * 2 * small + (size_t)(t % tile) * H;
+        for (int c = 0; c < a.HS; c++)
+            dqkv[a.key(b, t, g) + c] = (floatX)dk[c], dqkv[a.value(b, t, g) + c] = (floatX)dk[small + c];
+    }
+}
+
+// ---- the ops, of contexts with a matrix unit
+// -----------------------------------------------------------------------------------
+inline size_t cache_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
+                    const AttentionShape& a) {
+    const int tiles = tiles_of(a.T), H = padded_size(a.HS);
+    const size_t shared = cache_lines(KeysAndValues::bytes(a)), per_thread = cache_lines(ForwardMemory::bytes(H));
+    char* memory = (char*)ctx.scratch(shared + per_thread * (size_t)ctx.threads);
+    const KeysAndValues kv{a, (bf16*)memory};
+#pragma omp parallel num_threads(ctx.threads)
+    {
+        const ForwardMemory m(memory + shared + per_thread * (size_t)omp_get_thread_num(), H);
+#pragma omp for schedule(static)
+        for (int task = 0; task < a.B * a.NKV * tiles; task++)
+            kv.lay(qkv, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
+        ctx.unit->begin();
+#pragma omp for schedule(dynamic)
+        for (int task = 0; task < a.B * a.NH * tiles; task++) {
+            // Long rows first: the last query tile has the most keys, and a long task at the end would leave threads waiting.
+            const int t0 = (tiles - 1 - task / (a.B * a.NH)) * tile;
+            forward_tile(*ctx.unit, out, lse, qkv, slopes, doc_start, a, kv, task / a.NH % a.B, task % a.NH, t0, m);
+        }
+        ctx.unit->end();
+    }
+}
+
+inline void backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse, const floatX* qkv,
+                     const real* slopes, const int* doc_start, const AttentionShape& a) {
+    const int H = padded_size(a.HS);
+    const size_t per_thread = cache_lines(BackwardMemory::bytes(a.T, H));
+    char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
+#pragma omp parallel num_threads(ctx.threads)
+    {
+        const BackwardMemory m(memory + per_thread * (size_t)omp_get_thread_num(), a.T, H);
+        ctx.unit->begin();
+#pragma omp for schedule(dynamic)
+        for (int task = 0; task < a.B * a.NKV; task++)
+            backward_head(*ctx.unit, dqkv, dout, out, lse, qkv, slopes, doc_start, a, task / a.NKV, task % a.NKV, m);
+        ctx.unit->end();
+    }
+}
+
+}  // namespace bf16_attention
+}  // namespace detail
+}  // namespace cpu

@@ -1,0 +1,332 @@
+// Products of bf16 matrices with fp32 sums, on what this CPU has for them: AMX tiles, or AVX-512's bf16 dot product. Which one
+// is asked for when the program runs; without either, bf16 is widened to fp32 elsewhere (matmul.h, attention.h).
+//   c (M, N) = a (M, K) b (K, N), or c += a b;   M and N multiples of 16, K of 32
+//   left     a as it lies, row-major, rows lda elements apart
+//   right    b packed as both units read it: blocks of 16 columns one after another; in a block, pairs of rows (k, k+1), and of
+//   each
+//            pair the 16 columns' two elements side by side: 32-bit words. right_index() says where b(k, n) is.
+//   c        row-major fp32, rows ldc elements apart
+// AMX: a tile holds 16 rows of 64 bytes; TDPBF16PS adds the product of a tile of a (16, 32) and one of b (32, 16) to one of c
+// (16, 16). Four tiles of c stay in the unit, so that each tile of a and b that is loaded is used twice: 4 loads for 4 products
+// of 16 cycles. AVX-512: 8 rows and 32 columns of c stay in registers; a word of a, broadcast, meets a row of words of b. Sums
+// have a fixed order: the same bits for any number of threads, but other bits on another unit. (Intel, Architecture Instruction
+// Set Extensions Programming Reference, chapter 3: AMX; section 2.1: AVX512_BF16.)
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "../check.h"
+#include "../types.h"
+
+#if defined(__x86_64__) && !defined(PRECISION_FP64)
+#define HAVE_MATRIX_UNITS 1
+#define FOR_TILES __attribute__((target("amx-tile,amx-bf16")))  // a function that is to contain a unit's instructions
+#define FOR_DOTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#define HAVE_MATRIX_UNITS 0
+#define FOR_TILES
+#endif
+
+namespace cpu {
+
+struct MatrixUnit {
+    const char* name;
+    void (*begin)();  // called by a thread before its products, and end() after them
+    void (*end)();
+    void (*product)(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K, bool add);
+    // (16, 16) words, rows `stride` words apart, transposed.
+    void (*transpose)(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride);
+};
+
+inline uint32_t word_of(bf16 first, bf16 second) { return (uint32_t)first.bits | (uint32_t)second.bits << 16; }
+
+// Where element (k, n) of a packed right operand with K rows lies.
+constexpr size_t right_index(int k, int n, int K) {
+    return (size_t)(n / 16) * (size_t)K * 16 + (size_t)(k / 2) * 32 + (size_t)(n % 16) * 2 + (size_t)(k % 2);
+}
+
+namespace detail {
+
+// ---- AMX -------------------------------------------------------------------------------------------------------------------
+// Tiles 0 to 3 hold c, 4 and 5 a, 6 and 7 b. The kernel is written once, for the unit and for its stand-in in plain C++, which
+// lets tests run it on any machine.
+struct EmulatedTiles {
+    struct Tile {
+        uint32_t words[16][16];
+    };
+    static Tile& tile(int i) {
+        static thread_local Tile tiles[8];
+        return tiles[i];
+    }
+    static void begin() {
+        for (int i = 0; i < 8; i++) memset(&tile(i), 0xff, sizeof(Tile));  // NaN: what is read must have been set
+    }
+    static void end() {}
+    template <int t>
+    static void zero() {
+        memset(&tile(t), 0, sizeof(Tile));
+    }
+    template <int t>
+    static void load(const void* p, size_t stride) {
+        for (size_t i = 0; i < 16; i++) memcpy(tile(t).words[i], (const char*)p + i * stride, 64);
+    }
+    template <int t>
+    static void store(void* p, size_t stride) {
+        for (size_t i = 0; i < 16; i++) memcpy((char*)p + i * stride, tile(t).words[i], 64);
+    }
+    template <int c, int a, int b>
+    static void multiply() {
+        const auto number = [](uint32_t bits) {
+            float x;
+            memcpy(&x, &bits, 4);
+            return x;
+        };
+        for (int m = 0; m < 16; m++)
+            for (int k = 0; k < 16; k++)
+                for (int n = 0; n < 16; n++) {
+                    const uint32_t x = tile(a).words[m][k], y = tile(b).words[k][n];
+                    float sum = number(tile(c).words[m][n]);
+                    sum += number(x << 16) * number(y << 16) + number(x & 0xffff0000u) * number(y & 0xffff0000u);
+                    memcpy(&tile(c).words[m][n], &sum, 4);
+                }
+    }
+};
+
+#if HAVE_MATRIX_UNITS
+struct AmxTiles {
+    FOR_TILES static void begin() {
+        struct alignas(64) {
+            uint8_t palette = 1, start_row = 0, reserved[14] = {};
+            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+        } shapes;
+        _tile_loadconfig(&shapes);
+    }
+    FOR_TILES static void end() { _tile_release(); }
+    // The intrinsics want a tile's number as a literal.
+    template <int t>
+    FOR_TILES static void zero() {
+        if constexpr (t == 0) _tile_zero(0);
+        if constexpr (t == 1) _tile_zero(1);
+        if constexpr (t == 2) _tile_zero(2);
+        if constexpr (t == 3) _tile_zero(3);
+    }
+    template <int t>
+    FOR_TILES static void load(const void* p, size_t stride) {
+        if constexpr (t == 0) _tile_loadd(0, p, stride);
+        if constexpr (t == 1) _tile_loadd(1, p, stride);
+        if constexpr (t == 2) _tile_loadd(2, p, stride);
+        if constexpr (t == 3) _tile_loadd(3, p, stride);
+        if constexpr (t == 4) _tile_loadd(4, p, stride);
+        if constexpr (t == 5) _tile_loadd(5, p, stride);
+        if constexpr (t == 6) _tile_loadd(6, p, stride);
+        if constexpr (t == 7) _tile_loadd(7, p, stride);
+    }
+    template <int t>
+    FOR_TILES static void store(void* p, size_t stride) {
+        if constexpr (t == 0) _tile_stored(0, p, stride);
+        if constexpr (t == 1) _tile_stored(1, p, stride);
+        if constexpr (t == 2) _tile_stored(2, p, stride);
+        if constexpr (t == 3) _tile_stored(3, p, stride);
+    }
+    template <int c, int a, int b>
+    FOR_TILES static void multiply() {
+        if constexpr (c == 0) _tile_dpbf16ps(0, 4, 6);
+        if constexpr (c == 1) _tile_dpbf16ps(1, 4, 7);
+        if constexpr (c == 2) _tile_dpbf16ps(2, 5, 6);
+        if constexpr (c == 3) _tile_dpbf16ps(3, 5, 7);
+    }
+};
+#endif
+
+// c (16 R, 16 W), R and W 1 or 2.
+template <class Tiles, int R, int W>
+FOR_TILES inline void tiles_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int K, bool add) {
+    const size_t c_stride = (size_t)ldc * 4, a_stride = (size_t)lda * 2;
+    float* const c_low = c + 16 * (size_t)ldc;
+    const bf16 *const a_low = a + 16 * (size_t)lda, *const b_right = b + 16 * (size_t)b_rows;
+    if (add) {
+        Tiles::template load<0>(c, c_stride);
+        if constexpr (W == 2) Tiles::template load<1>(c + 16, c_stride);
+        if constexpr (R == 2) Tiles::template load<2>(c_low, c_stride);
+        if constexpr (R == 2 && W == 2) Tiles::template load<3>(c_low + 16, c_stride);
+    } else {
+        Tiles::template zero<0>();
+        if constexpr (W == 2) Tiles::template zero<1>();
+        if constexpr (R == 2) Tiles::template zero<2>();
+        if constexpr (R == 2 && W == 2) Tiles::template zero<3>();
+    }
+    for (int k = 0; k < K; k += 32) {
+        Tiles::template load<6>(b + (size_t)k * 16, 64);
+        Tiles::template load<4>(a + k, a_stride);
+        Tiles::template multiply<0, 4, 6>();
+        if constexpr (W == 2) {
+            Tiles::template load<7>(b_right + (size_t)k * 16, 64);
+            Tiles::template multiply<1, 4, 7>();
+        }
+        if constexpr (R == 2) {
+            Tiles::template load<5>(a_low + k, a_stride);
+            Tiles::template multiply<2, 5, 6>();
+        }
+        if constexpr (R == 2 && W == 2) Tiles::template multiply<3, 5, 7>();
+    }
+    Tiles::template store<0>(c, c_stride);
+    if constexpr (W == 2) Tiles::template store<1>(c + 16, c_stride);
+    if constexpr (R == 2) Tiles::template store<2>(c_low, c_stride);
+    if constexpr (R == 2 && W == 2) Tiles::template store<3>(c_low + 16, c_stride);
+}
+
+template <class Tiles>
+FOR_TILES void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K,
+                             bool add) {
+    for (int n = 0; n < N; n += 32)
+        for (int m = 0; m < M; m += 32) {
+            float* const at = c + (size_t)m * ldc + n;
+            const bf16 *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
+            const bool two_rows = M - m > 16, two_columns = N - n > 16;
+            if (two_rows && two_columns) tiles_block<Tiles, 2, 2>(at, ldc, left, lda, right, b_rows, K, add);
+            else if (two_rows) tiles_block<Tiles, 2, 1>(at, ldc, left, lda, right, b_rows, K, add);
+            else if (two_columns) tiles_block<Tiles, 1, 2>(at, ldc, left, lda, right, b_rows, K, add);
+            else tiles_block<Tiles, 1, 1>(at, ldc, left, lda, right, b_rows, K, add);
+        }
+}
+
+// In four rounds: words of pairs of rows side by side, then pairs of words, then the quarters of the vectors, twice.
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, words_t{__VA_ARGS__})
+#endif
+__attribute__((always_inline)) inline void transpose_words(uint32_t* to, size_t to_stride, const uint32_t* from,
+                                                           size_t from_stride) {
+    typedef uint32_t words_t __attribute__((vector_size(64)));
+    words_t x[16], y[16];
+    for (size_t i = 0; i < 16; i++) memcpy(&x[i], from + i * from_stride, 64);
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = SHUFFLE(x[i], x[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+        y[i + 1] = SHUFFLE(x[i], x[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+    }
+    for (int i = 0; i < 16; i += 4)  // quarter q of x[i + j]: column 4 q + j of rows i to i + 3
+        for (int j = 0; j < 2; j++) {
+            x[i + 2 * j] = SHUFFLE(y[i + j], y[i + j + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+            x[i + 2 * j + 1] = SHUFFLE(y[i + j], y[i + j + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+        }
+#define EVEN(a, b) SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+#define ODD(a, b) SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
+    for (int j = 0; j < 4; j++) {
+        const words_t low_even = EVEN(x[j], x[4 + j]), low_odd = ODD(x[j], x[4 + j]);
+        const words_t high_even = EVEN(x[8 + j], x[12 + j]), high_odd = ODD(x[8 + j], x[12 + j]);
+        const words_t columns[4] = {EVEN(low_even, high_even), EVEN(low_odd, high_odd), ODD(low_even, high_even),
+                                    ODD(low_odd, high_odd)};
+        for (size_t q = 0; q < 4; q++) memcpy(to + (4 * q + (size_t)j) * to_stride, &columns[q], 64);
+    }
+#undef EVEN
+#undef ODD
+#undef SHUFFLE
+}
+inline void transpose_plain(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
+    transpose_words(to, to_stride, from, from_stride);
+}
+
+#if HAVE_MATRIX_UNITS
+// ---- AVX-512 ---------------------------------------------------------------------------------------------------------------
+// c (8, 16 W)
+template <int W>
+FOR_DOTS inline void dot_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int K, bool add) {
+    constexpr int R = 8;
+    __m512 sum[R][W];
+    for (int r = 0; r < R; r++)
+        for (int w = 0; w < W; w++) sum[r][w] = add ? _mm512_loadu_ps(c + (size_t)r * ldc + 16 * w) : _mm512_setzero_ps();
+    for (int k = 0; k < K; k += 2) {
+        __m512i words[W];
+        for (int w = 0; w < W; w++) words[w] = _mm512_loadu_si512(b + (size_t)w * 16 * b_rows + (size_t)k * 16);
+        for (int r = 0; r < R; r++) {
+            int pair;
+            memcpy(&pair, a + (size_t)r * lda + k, 4);
+            const __m512i left = _mm512_set1_epi32(pair);
+            for (int w = 0; w < W; w++) sum[r][w] = _mm512_dpbf16_ps(sum[r][w], (__m512bh)left, (__m512bh)words[w]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int w = 0; w < W; w++) _mm512_storeu_ps(c + (size_t)r * ldc + 16 * w, sum[r][w]);
+}
+
+FOR_DOTS inline void dot_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K,
+                                 bool add) {
+    for (int n = 0; n < N; n += 32)
+        for (int m = 0; m < M; m += 8) {
+            float* const at = c + (size_t)m * ldc + n;
+            const bf16 *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
+            if (N - n > 16) dot_block<2>(at, ldc, left, lda, right, b_rows, K, add);
+            else dot_block<1>(at, ldc, left, lda, right, b_rows, K, add);
+        }
+}
+
+FOR_DOTS inline void transpose_vectors(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
+    transpose_words(to, to_stride, from, from_stride);
+}
+
+// ---- what there is ---------------------------------------------------------------------------------------------------------
+inline bool has_avx512_bf16() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+// The system gives a process the tiles' state when it asks for it.
+inline bool has_amx() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
+#if defined(__linux__)
+    constexpr long request_permission = 0x1023, tile_data = 18;
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+    return false;
+#endif
+}
+#endif
+
+}  // namespace detail
+
+inline const MatrixUnit* emulated_amx() {
+    static const MatrixUnit unit = {"emulated AMX", detail::EmulatedTiles::begin, detail::EmulatedTiles::end,
+                                    detail::tiles_product<detail::EmulatedTiles>, detail::transpose_plain};
+    return &unit;
+}
+
+#if HAVE_MATRIX_UNITS
+inline const MatrixUnit* amx() {
+    static const bool there = detail::has_amx();
+    static const MatrixUnit unit = {"AMX", detail::AmxTiles::begin, detail::AmxTiles::end,
+                                    detail::tiles_product<detail::AmxTiles>, detail::transpose_vectors};
+    return there ? &unit : nullptr;
+}
+inline const MatrixUnit* avx512_bf16() {
+    static const bool there = detail::has_avx512_bf16();
+    static const MatrixUnit unit = {"AVX512-BF16", [] {}, [] {}, detail::dot_product, detail::transpose_vectors};
+    return there ? &unit : nullptr;
+}
+#else
+inline const MatrixUnit* amx() { return nullptr; }
+inline const MatrixUnit* avx512_bf16() { return nullptr; }
+#endif
+
+// The one to use; null: none. Intel's bf16 dot product is half as fast as fp32 (measured), AMD's twice as fast.
+inline const MatrixUnit* best_matrix_unit() {
+    if (const MatrixUnit* unit = amx()) return unit;
+#if HAVE_MATRIX_UNITS
+    __builtin_cpu_init();
+    if (__builtin_cpu_is("amd")) return avx512_bf16();
+#endif
+    return nullptr;
+}
+
+}  // namespace cpu
