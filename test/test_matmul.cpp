@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 
+#include "../llmc/cpu/fp8.h"
 #include "../llmc/cpu/matmul.h"
 #include "testing.h"
 
@@ -320,6 +321,100 @@ TEST(Gemm, EveryLayout) {
         check_layouts("native", [&](auto* c, auto... arguments) { cpu::detail::gemm(ctx, c, arguments...); });
     if constexpr (is_bf16)
         check_layouts("widened", [&](auto* c, auto... arguments) { cpu::detail::gemm_widened(ctx, c, arguments...); });
+}
+
+// ---- matrix units -----------------------------------------------------------------------------------------------------------
+// Every unit there is, AMX's stand-in among them, at shapes that fit; others go the usual way.
+namespace {
+
+std::vector<const cpu::MatrixUnit*> units() {
+    std::vector<const cpu::MatrixUnit*> all;
+    if (std::is_same<floatX, bf16>::value)
+        for (const cpu::MatrixUnit* unit : {cpu::emulated_amx(), cpu::amx(), cpu::avx512_bf16()})
+            if (unit) all.push_back(unit);
+    return all;
+}
+// The packed operand, panels of 64, 128 rows and 1024 of k, tiles of 16 and 32: below, at and past each.
+const Shape fitting[] = {{5, 32, 16},    {16, 64, 64},    {17, 96, 80},   {33, 1056, 48},
+                         {128, 64, 112}, {129, 160, 144}, {300, 32, 1088}};
+
+}  // namespace
+
+TEST(MatrixUnits, ProductsOfPackedOperands) {
+    for (const cpu::MatrixUnit* unit : units()) {
+        SCOPED_TRACE(unit->name);
+        for (const int M : {16, 48, 64})
+            for (const int N : {16, 48, 64})
+                for (const int K : {32, 96}) {
+                    const int lda = K + 6, ldc = N + 3, b_rows = K + 32;
+                    Rng rng(12);
+                    const Guarded<bf16> a(rng.normals<bf16>((size_t)M * lda), "a"), b(rng.normals<bf16>((size_t)K * N), "b");
+                    std::vector<bf16> packed((size_t)b_rows * N, bf16(std::nanf("")));
+                    for (int k = 0; k < K; k++)
+                        for (int n = 0; n < N; n++) packed[cpu::right_index(k, n, b_rows)] = b[(size_t)k * N + n];
+                    for (const bool add : {false, true}) {
+                        Guarded<float> c(std::vector<float>((size_t)M * ldc, add ? 0.5f : std::nanf("")), "c");
+                        unit->begin();
+                        unit->product(c.data(), ldc, a.data(), lda, packed.data(), b_rows, M, N, K, add);
+                        unit->end();
+                        for (int m = 0; m < M; m++)
+                            for (int n = 0; n < N; n++) {
+                                double sum = add ? 0.5 : 0, magnitude = sum;
+                                for (int k = 0; k < K; k++) {
+                                    const double x = as_double(a[(size_t)m * lda + k]) * as_double(b[(size_t)k * N + n]);
+                                    sum += x, magnitude += std::abs(x);
+                                }
+                                ASSERT_NEAR(c[(size_t)m * ldc + n], sum, (K + 2) * u * magnitude) << m << " " << n;
+                            }
+                    }
+                }
+    }
+}
+
+TEST(MatrixUnits, LinearLayers) {
+    for (const cpu::MatrixUnit* unit : units()) {
+        SCOPED_TRACE(unit->name);
+        uint64_t seed = 40;
+        for (const Shape& k : fitting) {
+            const Layer layer = random_layer(k, seed++);
+            Results first;
+            for (const int threads : {1, 2, 3}) {
+                cpu::Ctx ctx(threads);
+                ctx.unit = unit, ctx.own_products = true;
+                const Results r = layer.run(ctx);
+                if (k.OC % 32 == 0) {
+                    EXPECT_EQ(ctx.gemms.size(), 0u) << "the library was asked";
+                }
+                if (threads == 1) layer.check(r), first = r;
+                else expect_same_results(r, first, "with more threads");
+            }
+        }
+        cpu::Ctx ctx(2);
+        ctx.unit = unit, ctx.own_products = true;
+        for (const Shape& k : {Shape{40, 33, 64}, Shape{40, 64, 33}, Shape{40, 48, 40}}) check_both_paths(ctx, k, seed++);
+    }
+}
+
+// What a product takes along has the bits of the ops one after another.
+TEST(MatrixUnits, GeluBothWays) {
+    for (const cpu::MatrixUnit* unit : units()) {
+        const int N = 150, IC = 64, OC = 80;
+        const Layer layer = random_layer({N, IC, OC}, 60);
+        cpu::Ctx ctx(2);
+        ctx.unit = unit, ctx.own_products = true;
+        Guarded<floatX> pre((size_t)N * OC), out((size_t)N * OC), pre_alone((size_t)N * OC), out_alone((size_t)N * OC);
+        cpu::linear_gelu_forward(ctx, out.data(), pre.data(), layer.inp.data(), layer.weight.data(), layer.bias.data(), N, IC,
+                                 OC);
+        cpu::linear_forward(ctx, pre_alone.data(), layer.inp.data(), layer.weight.data(), layer.bias.data(), N, IC, OC);
+        cpu::gelu_forward(ctx, out_alone.data(), pre_alone.data(), N, OC);
+        expect_same_bits(pre, pre_alone, "pre");
+        expect_same_bits(out, out_alone, "out");
+        Guarded<floatX> dpre((size_t)N * IC), dpre_alone((size_t)N * IC);
+        cpu::linear_gelu_backward_input(ctx, dpre.data(), layer.dout.data(), layer.weight.data(), layer.inp.data(), N, IC, OC);
+        cpu::linear_backward_input(ctx, dpre_alone.data(), layer.dout.data(), layer.weight.data(), N, IC, OC);
+        cpu::gelu_backward(ctx, dpre_alone.data(), dpre_alone.data(), layer.inp.data(), N, IC);
+        expect_same_bits(dpre, dpre_alone, "dpre");
+    }
 }
 
 // ---- determinism and the cache --------------------------------------------------------------------------------------------

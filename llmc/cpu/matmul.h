@@ -4,9 +4,11 @@
 //   backward_weight  dweight (OC, IC) (+)= dout^T inp,  dbias (OC) (+)= column sums of dout
 // From out_no = sum_i inp_ni w_oi + b_o follow  d/dinp_ni = sum_o dout_no w_oi,  d/dw_oi = sum_n dout_no inp_ni,
 // d/db_o = sum_n dout_no.
-// Sums are kept in fp32 and rounded to floatX once. The plain loops are the specification. The fast path hands the product to
-// oneDNN (AMX or AVX-512 where the CPU has it), except for a few rows (generation), where reading the weight once is all there
-// is to do: see few_rows_forward. Cost: 2 N IC OC FLOPs each; bound by the matrix unit for N above a few hundred.
+// Sums are kept in fp32 and rounded to floatX once. The plain loops are the specification. Fast paths, whichever comes first:
+//   a few rows (generation)   reading the weight once is all there is to do: few_rows_forward
+//   gemm_bf16.h               bf16 on AMX; on AVX-512 where oneDNN is not installed, which is as fast there
+//   oneDNN                    everything else
+// Cost: 2 N IC OC FLOPs each; bound by the matrix unit for N above a few hundred.
 // Determinism: the plain loops, few rows and bias gradients give the same bits for any number of threads; oneDNN gives the same
 // bits for the same shapes, CPU and number of threads.
 #pragma once
@@ -14,6 +16,7 @@
 #include <type_traits>
 
 #include "../ops.h"
+#include "gemm_bf16.h"
 #include "mlp.h"
 #include "parallel.h"
 
@@ -189,12 +192,14 @@ inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const float
                            int OC) {
     if (!ctx.plain && !std::is_same<floatX, double>::value && N <= detail::few_rows)
         return detail::few_rows_forward(out, inp, weight, bias, N, IC, OC);
+    if (detail::unit_gemm::forward<floatX>(ctx, out, nullptr, inp, weight, bias, N, IC, OC)) return;
     if constexpr (detail::has_library)
         if (!ctx.plain) return detail::product(ctx, out, inp, false, weight, true, bias, N, OC, IC, Acc::Set);
     plain::linear_forward(out, inp, weight, bias, N, IC, OC);
 }
 
 inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, int N, int IC, int OC) {
+    if (detail::unit_gemm::backward_input<floatX>(ctx, dinp, dout, weight, nullptr, N, IC, OC)) return;
     if constexpr (detail::has_library)
         if (!ctx.plain) return detail::product<floatX>(ctx, dinp, dout, false, weight, false, nullptr, N, IC, OC, Acc::Set);
     plain::linear_backward_input(dinp, dout, weight, N, IC, OC);
@@ -202,12 +207,14 @@ inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, co
 
 inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const floatX* weight, const floatX* bias,
                                 int N, int IC, int OC) {
+    if (N > detail::few_rows && detail::unit_gemm::forward<floatX>(ctx, out, pre, inp, weight, bias, N, IC, OC)) return;
     linear_forward(ctx, pre, inp, weight, bias, N, IC, OC);
     gelu_forward(ctx, out, pre, N, OC);
 }
 
 inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dout, const floatX* weight, const floatX* pre,
                                        int N, int IC, int OC) {
+    if (detail::unit_gemm::backward_input<floatX>(ctx, dpre, dout, weight, pre, N, IC, OC)) return;
     linear_backward_input(ctx, dpre, dout, weight, N, IC, OC);
     gelu_backward(ctx, dpre, dpre, pre, N, IC);
 }
@@ -215,6 +222,7 @@ inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dou
 inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const floatX* dout, const floatX* inp, int N, int IC,
                                    int OC, Acc acc) {
     if (dbias) detail::column_sums(dbias, dout, N, OC, acc);
+    if (detail::unit_gemm::backward_weight<floatX>(ctx, dweight, dout, inp, N, IC, OC, acc)) return;
     if constexpr (detail::has_library)
         if (!ctx.plain) return detail::product<real>(ctx, dweight, dout, true, inp, false, nullptr, OC, IC, N, acc);
     plain::linear_backward_weight(dweight, dout, inp, N, IC, OC, acc);
