@@ -150,7 +150,7 @@ struct Stored {
 
 // x, and not codes alone, is written if it is not null.
 template <Fp8 format, class Source>
-__global__ void __launch_bounds__(tile_threads, 4)
+__global__ void __launch_bounds__(tile_threads, Source::tiles == 1 ? 4 : 2)
     code_tiles(floatX* x, Codes q, Source source, int N, int F) {
     __shared__ CodeTile tiles[Source::tiles];
     constexpr int width = Pack<floatX>::size, packs_of_row = tile_side / width, in_flight = 4 / Source::inputs;
