@@ -7,6 +7,8 @@
 #   make test-interop  models and tokens exchanged with transformers (which pip puts under build/; 6 GB)
 #   make fuzz         damaged and hostile files to every reader of files, each for FUZZ_SECONDS=60 seconds (with clang++)
 #   make bench        speed of a training step and of each kernel, on this CPU or GPU
+#   make bench-cpu    our training step on this CPU beside PyTorch's best, which pip puts under build/, and llm.c's in LLMC=FOLDER
+#                     CONFIGS="gpt2-124m:1x1024 quickstart:8x256"   PRECISIONS="bf16 fp32"
 #   make bench-ranks  speed on 1, 2 and 4 CPU ranks, and what communication costs
 #   make ladders      kernels from naive to the trainer's (dev/kernels): each checked, and on a GPU timed
 #   make check-gpu    on a machine with a GPU: every kernel test, compute-sanitizer, a short training, benchmarks; one table
@@ -177,8 +179,10 @@ $(filter-out $(build)/%,$(rank_programs)): test/comm_check.cu test/parity_check.
 	@$(MAKE) -s --no-print-directory BACKEND=$(firstword $(subst -, ,$(notdir $(@D)))) PRECISION=$(word 2,$(subst -, ,$(notdir $(@D)))) $@
 endif
 
-# ---- ladders: dev/kernels/X.cu has one op several times, from naive to the trainer's; checked, and on a GPU timed ----
-ladder_programs := $(patsubst dev/kernels/%.cu,build/$(gpu_backend)-bf16$(gpu_suffix)/ladder_%,$(wildcard dev/kernels/*.cu))
+# ---- ladders: dev/kernels/X.cu has one op several times, from naive to the trainer's; checked, and on a GPU timed.
+#      A .cpp there is a ladder of the CPU's ----
+ladder_programs := $(patsubst dev/kernels/%.cu,build/$(gpu_backend)-bf16$(gpu_suffix)/ladder_%,$(wildcard dev/kernels/*.cu)) \
+                   $(if $(filter cpu,$(BACKEND)),$(patsubst dev/kernels/%.cpp,build/cpu-bf16$(gpu_suffix)/ladder_%,$(wildcard dev/kernels/*.cpp)))
 
 .PHONY: ladders
 ladders: $(ladder_programs)
@@ -195,6 +199,11 @@ build/$(gpu_backend)-bf16$(gpu_suffix)/ladder_%: dev/kernels/%.cu Makefile | dep
 	@echo "building $@"
 	@mkdir -p $(@D)
 	@$(filter-out -lgtest -lgtest_main,$(call compile_gpu,$<,bf16)) $(ladder_cudnn)
+
+build/cpu-bf16$(gpu_suffix)/ladder_%: dev/kernels/%.cpp Makefile | deps
+	@echo "building $@"
+	@mkdir -p $(@D)
+	@$(CXX) $< $(CXXFLAGS) -o $@ $(LDFLAGS) $(LDLIBS)
 
 # ---- all tests. The CPU's are built for the CPU whatever BACKEND is; programs are built two at a time whatever -j says to the
 #      outer make, then run one after another ----
@@ -269,6 +278,16 @@ $(interop_venv)/harness.installed: | $(interop_venv)/torch.installed
 	@echo "installing lm-evaluation-harness into $(interop_venv)"
 	@$(interop_venv)/bin/pip install -q 'lm-eval[hf]==0.4.13'
 	@touch $@
+
+# ---- our training step beside PyTorch's, from the same folder, and llm.c's; CONFIGS, LLMC: see dev/bench/cpu.py ----
+PRECISIONS ?= bf16 fp32
+bench_of    = build/cpu-$1$(gpu_suffix)/bench
+
+.PHONY: bench-cpu
+bench-cpu: $(interop_venv)/torch.installed
+	@$(foreach p,$(PRECISIONS),$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=$p $(call bench_of,$p) &&) true
+	@$(interop_venv)/bin/python dev/bench/cpu.py --bench '$(call bench_of,{precision})' --precisions "$(PRECISIONS)" \
+	    $(if $(CONFIGS),--configs "$(CONFIGS)") $(if $(LLMC),--llmc "$(LLMC)")
 
 clean:
 	rm -rf build train_gpt

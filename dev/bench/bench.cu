@@ -1,12 +1,22 @@
-// One training step, and its ops alone, each against what this machine can do, measured in the same run: a large matrix product
-// (on a CPU also the multiply-add rate of its registers) and a large copy. Medians.
+// One training step, and its ops alone, each against what this machine can do, measured in the same run: on a GPU a large
+// matrix product, on a CPU the multiply-add rates of its registers; and a large copy. Medians.
 //   make bench            BACKEND=cpu|cuda  PRECISION=bf16|fp32
 //   build/.../bench [--ops | --steps | PRESET B T [none|selective|full] [LAYERS]]
+// For dev/bench/cpu.py, which measures other programs' steps in turn with ours; descriptions are lines of KEY=VALUE:
+//   bench --machine               this program and the machine's bounds
+//   bench --describe PRESET B T   the model's sizes, its parameters, FLOPs of a step; needs no memory
+//   bench --serve PRESET B T      prints "ready"; for each line with a count on stdin takes that many steps and prints each
+//                                 one's milliseconds; at the end of the input prints the process's peak memory
 // On a GPU the calls of a round are started one after another and waited for once, so that starting them is not measured;
 // memory that ops read is random and larger than the caches.
 #define TRAIN_GPT_NO_MAIN
 #include <algorithm>
 #include <chrono>
+#include <fstream>
+#include <iostream>
+#if defined(__x86_64__) && !defined(BACKEND_CUDA)
+#include <immintrin.h>
+#endif
 
 #include "../../train_gpt.cu"
 
@@ -62,43 +72,99 @@ private:
 };
 
 struct Machine {
-    double flops, bytes;
+    double flops;  // the bound that rows are printed against
     const char* flops_name;
+    double fp32, bf16;  // what a CPU's registers do; bf16: 0 where there are no instructions for it
+    const char* bf16_name = "no bf16";
+    double bytes;  // copied in a second
 };
 
 void row(const std::string& name, double seconds, double flops, double bytes, const Machine& machine) {
     printf("%-40s %10.3f ms", name.c_str(), seconds * 1e3);
     if (flops > 0)
-        printf("  %8.1f TFLOP/s %5.0f%% of %s", flops / seconds / 1e12, 100 * flops / seconds / machine.flops,
+        printf("  %8.*f TFLOP/s %5.0f%% of %s", on_gpu ? 1 : 3, flops / seconds / 1e12, 100 * flops / seconds / machine.flops,
                machine.flops_name);
     if (bytes > 0) printf("  %8.1f GB/s    %5.0f%% of copy", bytes / seconds / 1e9, 100 * bytes / seconds / machine.bytes);
     printf("\n");
     fflush(stdout);
 }
 
-// Fused multiply-add rate of fp32 registers, all threads: 12 independent chains hide the latency.
+// ---- what a CPU's registers can do: products of numbers that are there already, in enough independent chains to hide latency.
+// A function does so for some rounds and returns a number made of all its sums, so that none is left out. ----
 #ifdef BACKEND_CUDA  // nvcc knows no vector types, and a GPU has another bound
-double fma_peak(be::Ctx&) { return 0; }
+double fp32_rate(be::Ctx&) { return 0; }
 #else
-double fma_peak(be::Ctx& ctx) {
+constexpr double fma_flops = 12 * 16 * 2;  // of a round
+float fma_rounds(long rounds) {
     typedef float vec __attribute__((vector_size(64)));
-    constexpr long rounds = 4000000;
-    static vec sink;
-    const double seconds = median_seconds(ctx, [&] {
-#pragma omp parallel
-        {
-            vec sum[12], x = vec{} + 1e-3f;
-            for (int k = 0; k < 12; k++) sum[k] = vec{} + (float)k;  // different chains, or the compiler keeps one
-            for (long i = 0; i < rounds; i++) {
-                for (vec& s : sum) s = s * x + x;
-            }
-#pragma omp critical
-            for (const vec& s : sum) sink += s;
-        }
-    });
-    if (sink[3] == 42) printf(" ");  // the sums must be seen to be used
-    return 2.0 * rounds * 12 * 16 * ctx.threads / seconds;
+    vec sum[12], x = vec{} + 1e-3f;
+    for (int k = 0; k < 12; k++) sum[k] = vec{} + (float)k;  // different chains, or the compiler keeps one
+    for (long i = 0; i < rounds; i++) {
+        for (vec& s : sum) s = s * x + x;
+    }
+    for (int k = 1; k < 12; k++) sum[0] += sum[k];
+    return sum[0][3];
 }
+
+// FLOP/s of all threads together.
+template <class F>
+double register_rate(be::Ctx& ctx, F work, double flops_of_a_round) {
+    constexpr long rounds = 2000000;
+    float seen = 0;
+    const double seconds = median_seconds(ctx, [&] {
+        float sum = 0;
+#pragma omp parallel reduction(+ : sum)
+        sum += work(rounds);
+        seen += sum;
+    });
+    if (seen == 42) printf(" ");  // the sums must be seen to be used
+    return flops_of_a_round * rounds * ctx.threads / seconds;
+}
+
+double fp32_rate(be::Ctx& ctx) { return register_rate(ctx, fma_rounds, fma_flops); }
+#endif
+
+// Compiled for CPUs that this program may not be running on, so that the bound does not depend on -march.
+#if defined(__x86_64__) && !defined(BACKEND_CUDA) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+constexpr double dot_flops = 12 * 16 * 2 * 2;  // vdpbf16ps: 16 sums, to each two products
+__attribute__((target("avx512f,avx512bf16"))) float dot_rounds(long rounds) {
+    __m512 sum[12];
+    for (int k = 0; k < 12; k++) sum[k] = _mm512_set1_ps((float)k);
+    const __m512bh x = _mm512_cvtne2ps_pbh(_mm512_set1_ps(1e-3f), _mm512_set1_ps(1e-3f));
+    for (long i = 0; i < rounds; i++) {
+        for (__m512& s : sum) s = _mm512_dpbf16_ps(s, x, x);
+    }
+    for (int k = 1; k < 12; k++) sum[0] = _mm512_add_ps(sum[0], sum[k]);
+    return _mm512_cvtss_f32(sum[0]);
+}
+
+constexpr double tile_flops = 4.0 * 16 * 16 * 32 * 2;  // four products of tiles: 16x32 by 32x16
+__attribute__((target("amx-tile,amx-bf16"))) float tile_rounds(long rounds) {
+    struct alignas(64) {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } const config;
+    float sums[16 * 16];
+    _tile_loadconfig(&config);  // makes all tiles zero
+    for (long i = 0; i < rounds; i++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, 64);
+    _tile_release();
+    return sums[0];
+}
+
+double bf16_rate(be::Ctx& ctx, const char** name) {
+    if (cpu::amx()) return *name = "AMX bf16", register_rate(ctx, tile_rounds, tile_flops);
+    if (cpu::avx512_bf16()) return *name = "AVX-512 bf16", register_rate(ctx, dot_rounds, dot_flops);
+    return 0;
+}
+#else
+double bf16_rate(be::Ctx&, const char**) { return 0; }
 #endif
 
 struct Sizes {
@@ -284,57 +350,112 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
     }
 }
 
-// A whole step on random tokens: forward, backward, norm, AdamW. layers: 0, or fewer than the preset has.
-void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset, int B, int T, Recompute recompute,
-                int layers) {
+// layers: 0, or fewer than the preset has.
+ModelConfig config_for(const std::string& preset, int T, int layers) {
     ModelConfig c = config_from_preset(preset);
     if (layers) c.L = layers;
     if (!c.V) c.V = 4096;
     c.T = std::max(c.T, T);
     pad_vocabulary(c, 128);
-    Model m(c);
-    plan_memory(m, recompute, B, T, on_gpu ? 8192 : 1024);
-    allocate(ctx, m);
-    initialize(ctx, m, 1);
-    Batch batch;
-    batch.B = B, batch.T = T;
-    for (int i = 0; i < B * T; i++) {
-        batch.tokens.push_back((int)(i * 2654435761u % c.V)), batch.targets.push_back((int)((i + 1) * 2654435761u % c.V));
-        batch.positions.push_back(i % T);
+    return c;
+}
+
+// A whole step on random tokens: forward, backward, norm, clipping, AdamW.
+class Step {
+public:
+    double forward = 0, backward = 0, update = 0;  // seconds of the last step
+
+    Step(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute) : ctx_(ctx), m_(c) {
+        plan_memory(m_, recompute, B, T, on_gpu ? 8192 : 1024);
+        allocate(ctx, m_);
+        initialize(ctx, m_, 1);
+        batch_.B = B, batch_.T = T;
+        for (int i = 0; i < B * T; i++) {
+            batch_.tokens.push_back((int)(i * 2654435761u % c.V));
+            batch_.targets.push_back((int)((i + 1) * 2654435761u % c.V));
+            batch_.positions.push_back(i % T);
+        }
     }
-    double forward = 0, backward = 0, update = 0;
-    int64_t step = 0;
-    const auto lap = [&](double& part, double& start) {  // also waits, which costs a GPU some microseconds of a step
-        wait(ctx);
+
+    void run() {
+        double start = now();
+        const Rows rows = stage(ctx_, batch_, m_.a.slot());
+        be::clear(ctx_, m_.grads, m_.table.size * sizeof(real));
+        clear_sums(ctx_, m_);
+        model_forward(ctx_, m_, rows);
+        lap(forward, start);
+        head(ctx_, m_, rows, real(1.0 / (batch_.B * batch_.T)), 0, true);
+        model_backward(ctx_, m_, rows, [](int) {});
+        lap(backward, start);
+        const double norm = std::sqrt(be::sum_of_squares(ctx_, m_.grads, m_.table.size));
+        be::adamw(ctx_, m_.params, m_.master, m_.m, m_.v, m_.grads, m_.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
+                  (real)std::min(1.0, 1 / norm), ++steps_);
+        lap(update, start);
+    }
+
+    size_t planned_bytes() const { return m_.arena.bytes(); }
+
+private:
+    void lap(double& part, double& start) {  // also waits, which costs a GPU some microseconds of a step
+        wait(ctx_);
         part = now() - start, start = now();
-    };
+    }
+
+    be::Ctx& ctx_;
+    Model m_;
+    Batch batch_;
+    int64_t steps_ = 0;
+};
+
+void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset, int B, int T, Recompute recompute,
+                int layers) {
+    const ModelConfig c = config_for(preset, T, layers);
+    Step step(ctx, c, B, T, recompute);
     const double seconds = median_seconds(
-        ctx,
-        [&] {
-            double start = now();
-            const Rows rows = stage(ctx, batch, m.a.slot());
-            be::clear(ctx, m.grads, m.table.size * sizeof(real));
-            clear_sums(ctx, m);
-            model_forward(ctx, m, rows);
-            lap(forward, start);
-            head(ctx, m, rows, real(1.0 / (B * T)), 0, true);
-            model_backward(ctx, m, rows, [](int) {});
-            lap(backward, start);
-            const double norm = std::sqrt(be::sum_of_squares(ctx, m.grads, m.table.size));
-            be::adamw(ctx, m.params, m.master, m.m, m.v, m.grads, m.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
-                      (real)std::min(1.0, 1 / norm), ++step);
-            lap(update, start);
-        },
-        on_gpu ? 3.0 : 10.0);
+        ctx, [&] { step.run(); }, on_gpu ? 3.0 : 10.0);
     const double flops = model_flops_per_token(c, T) * B * T;
     printf(
         "%-14s %s %dx%d: %8.0f tok/s  %8.3f TFLOP/s (%.0f%% of %s)  %8.1f ms a step (forward %.1f, head and backward %.1f, "
         "update "
         "%.1f)  %.2f GiB\n",
         (preset + (layers ? format(" %d layers", layers) : "")).c_str(), precision_name, B, T, B * T / seconds,
-        flops / seconds / 1e12, 100 * flops / seconds / machine.flops, machine.flops_name, seconds * 1e3, forward * 1e3,
-        backward * 1e3, update * 1e3, (double)m.arena.bytes() / 1073741824.0);
+        flops / seconds / 1e12, 100 * flops / seconds / machine.flops, machine.flops_name, seconds * 1e3, step.forward * 1e3,
+        step.backward * 1e3, step.update * 1e3, (double)step.planned_bytes() / 1073741824.0);
     fflush(stdout);
+}
+
+// ---- for dev/bench/cpu.py ----
+// V: with its padding, which other programs get too, so that all multiply the same matrices.
+void describe(const std::string& preset, int B, int T) {
+    const ModelConfig c = config_for(preset, T, 0);
+    size_t parameters = 0;
+    for (const TensorSpec& spec : ParameterTable(c).rows) parameters += spec.size();
+    printf("family=%s\nL=%d\nC=%d\nNH=%d\nNKV=%d\nF=%d\nV=%d\npositions=%d\neps=%g\nrope_base=%g\n", c.family.c_str(), c.L, c.C,
+           c.NH, c.NKV, c.F, c.Vp, c.T, c.eps, c.rope_base);
+    printf("parameters=%zu\nflops=%.0f\n", parameters, model_flops_per_token(c, T) * B * T);
+}
+
+size_t peak_memory() {
+    std::ifstream status("/proc/self/status");
+    size_t kib = 0;
+    for (std::string line; std::getline(status, line);) sscanf(line.c_str(), "VmHWM: %zu", &kib);
+    return kib * 1024;
+}
+
+void serve(be::Ctx& ctx, const std::string& preset, int B, int T) {
+    Step step(ctx, config_for(preset, T, 0), B, T, Recompute::none);
+    printf("ready\n"), fflush(stdout);
+    for (int n; std::cin >> n;) {
+        std::vector<double> seconds;
+        for (int i = 0; i < n; i++) {
+            const double start = now();
+            step.run();
+            seconds.push_back(now() - start);
+        }
+        for (const double s : seconds) printf("%.4f ", s * 1e3);
+        printf("\n"), fflush(stdout);
+    }
+    printf("%zu\n", peak_memory());
 }
 
 // What a checkpoint costs: training waits for the copy, then shares the cores with the writer until it is done. At the default
@@ -375,7 +496,8 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
         100 * (copies[2] + writes[2]) / 1800);
 }
 
-// The CPU's bound is what its registers can do in fp32, the GPU's what its own library reaches on a large product.
+// The GPU's bound is what its own library reaches on a large product; the CPU's what its registers can do, in bf16 where the
+// trainer stores that and the CPU is faster in it (Intel's without AMX are not).
 Machine measure(be::Ctx& ctx) {
     Machine machine{};
     if (on_gpu) {
@@ -384,8 +506,10 @@ Machine measure(be::Ctx& ctx) {
         machine.flops = 2.0 * n * n * n / median_seconds(ctx, [&] { be::linear_forward(ctx, c, a, b, nullptr, n, n, n); });
         machine.flops_name = "cuBLASLt 8192^3";
     } else {
-        machine.flops = fma_peak(ctx);
-        machine.flops_name = "fp32 FMA";
+        machine.fp32 = fp32_rate(ctx), machine.bf16 = bf16_rate(ctx, &machine.bf16_name);
+        const bool bf16_counts = sizeof(floatX) == 2 && machine.bf16 > machine.fp32;
+        machine.flops = bf16_counts ? machine.bf16 : machine.fp32;
+        machine.flops_name = bf16_counts ? machine.bf16_name : "fp32 FMA";
     }
     const size_t n = on_gpu ? (size_t)1 << 30 : 64 << 20;
     const Numbers<float> from(ctx, n / 4), to(ctx, n / 4);
@@ -393,14 +517,39 @@ Machine measure(be::Ctx& ctx) {
     return machine;
 }
 
+void print_machine(const be::Ctx& ctx, const Machine& machine) {
+#ifdef __clang__
+    const char* const compiler = "clang " __clang_version__;
+#else
+    const char* const compiler = "g++ " __VERSION__;
+#endif
+    std::string library = "none";
+#if HAVE_ONEDNN
+    const dnnl_version_t& v = *dnnl_version();
+    library = format("%d.%d.%d", v.major, v.minor, v.patch);
+#endif
+    printf("threads=%d\nisa=%s\ncompiler=%s\noneDNN=%s\n", ctx.threads, ctx.description().c_str(), compiler, library.c_str());
+    printf("fp32=%.4g\nbf16=%.4g\nbf16_name=%s\ncopy=%.4g\n", machine.fp32, machine.bf16, machine.bf16_name, machine.bytes);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
+    cpu::limit_spinning(argv);  // as the trainer does
     be::Ctx ctx;
-    const Machine machine = measure(ctx);
-    printf("%s, %s, storage %s: %s %.2f TFLOP/s, copy %.1f GB/s\n", be::backend_name, ctx.description().c_str(), precision_name,
-           machine.flops_name, machine.flops / 1e12, machine.bytes / 1e9);
     const std::string what = argc > 1 ? argv[1] : "";
+    if (argc == 5 && what == "--describe") return describe(argv[2], atoi(argv[3]), atoi(argv[4])), 0;
+    if (argc == 5 && what == "--serve") return serve(ctx, argv[2], atoi(argv[3]), atoi(argv[4])), 0;
+
+    const Machine machine = measure(ctx);
+    if (what == "--machine") return print_machine(ctx, machine), 0;
+    printf("%s, %s, storage %s: ", be::backend_name, ctx.description().c_str(), precision_name);
+    if (on_gpu) {
+        printf("%s %.2f TFLOP/s", machine.flops_name, machine.flops / 1e12);
+    } else {
+        printf("fp32 FMA %.3f TFLOP/s, %s %.3f", machine.fp32 / 1e12, machine.bf16_name, machine.bf16 / 1e12);
+    }
+    printf(", copy %.1f GB/s\n", machine.bytes / 1e9);
     if (argc >= 4) {
         bench_step(ctx, machine, argv[1], atoi(argv[2]), atoi(argv[3]), recompute_policy(argc > 4 ? argv[4] : "none"),
                    argc > 5 ? atoi(argv[5]) : 0);

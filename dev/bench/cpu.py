@@ -1,0 +1,505 @@
+"""Speed and memory of our training step on this CPU beside PyTorch's best, and llm.c's: `make bench-cpu`.
+
+Programs that are compared wait for each other: in every round each takes some steps while the rest sleep, so that what the
+machine does besides, and how warm it is, falls on all alike. Figures are medians over all steps but those that warm up
+(torch.compile's compilation is one of those), in brackets the quarters of them that are slower and faster; memory is what the
+whole process had at most (VmHWM), compilation included. "of peak": the model's FLOPs, as bench counts them, against what the
+registers of all cores do in that precision, measured in the same run. Runs on Python's standard library.
+
+    make bench-cpu      CONFIGS="gpt2-124m:1x1024 quickstart:8x256"   PRECISIONS="bf16 fp32"   LLMC=/path/to/llm.c
+    cpu.py --bench 'build/cpu-{precision}/bench' [--configs ...] [--precisions ...] [--llmc DIR]
+"""
+import argparse
+import array
+import math
+import os
+import platform
+import queue
+import random
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROGRAMS = ("ours", "eager", "compiled")
+ROUND_SECONDS, MIN_ROUNDS, MAX_ROUNDS, CONFIG_SECONDS = 1.5, 5, 9, 50
+TIME_LIMIT = 600  # seconds for one request; compiling a model is one
+# For PyTorch: no GPU to look at, no processes for compilation that would outlive it, and memory is kept between steps instead
+# of being given back to the system and cleared by it again.
+PYTORCH_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "8000000000",
+                       "MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TOP_PAD_": "67108864"}
+GIB = 1024**3
+
+
+class Failure(Exception):
+    """A program that could not do what it was asked."""
+
+
+# ---- programs ----
+class Worker:
+    """A program that reads counts and answers with the milliseconds of as many steps."""
+
+    def __init__(self, command: list[str], environment: dict[str, str] | None = None):
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+                                        env={**os.environ, **(environment or {})}, start_new_session=True)
+        self.lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.times: list[float] = []
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.lines.put(line.strip())
+        self.lines.put("")  # the end
+
+    def answer(self) -> str:
+        try:
+            line = self.lines.get(timeout=TIME_LIMIT)
+        except queue.Empty:
+            raise Failure(f"no answer within {TIME_LIMIT} s") from None
+        if not line:
+            raise Failure(self._why_it_ended())
+        return line
+
+    def _why_it_ended(self) -> str:
+        status = self.process.wait()
+        self.errors.seek(0)
+        if status < 0:
+            return f"ended by signal {-status}" + (" (out of memory?)" if status == -signal.SIGKILL else "")
+        said = [line.strip() for line in self.errors if line.strip()] or [f"ended with status {status}"]
+        # The first error is the cause of others: a compiler's or ours, else an exception.
+        for pattern in (r"\berror: ", r"\w(Error|Exception): "):
+            for line in said:
+                if re.search(pattern, line):
+                    return line
+        return said[-1]
+
+    def steps(self, n: int) -> list[float]:
+        try:
+            print(n, file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            raise Failure(self._why_it_ended()) from None
+        return [float(word) for word in self.answer().split()]
+
+    def finish(self) -> int:
+        """Ends the program; returns the most memory that it had, in bytes."""
+        self.process.stdin.close()
+        return int(self.answer())
+
+    def cpu_seconds(self) -> float:
+        """Of the program and the children that it has waited for."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def kill(self):
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+def start(program: str, config: "Config", bench: Path, threads: int) -> tuple[Worker, dict[str, str]]:
+    """Starts a program on a configuration; returns it when it is ready, and what it says of itself."""
+    if program == "ours":
+        worker = Worker([bench, "--serve", config.preset, str(config.B), str(config.T)], {"OMP_NUM_THREADS": str(threads)})
+    else:
+        words = {**config.sizes, "B": config.B, "T": config.T, "threads": threads, "precision": config.precision,
+                 "variant": program}
+        worker = Worker([sys.executable, Path(__file__).with_name("pytorch_step.py"), *(f"{k}={v}" for k, v in words.items())],
+                        PYTORCH_ENVIRONMENT)
+    try:
+        said = dict(word.split("=", 1) for word in worker.answer().split()[1:])
+        if program != "ours" and said["parameters"] != config.sizes["parameters"]:
+            raise Failure(f"its model has {said['parameters']} parameters, ours {config.sizes['parameters']}")
+    except BaseException:
+        worker.kill()
+        raise
+    return worker, said
+
+
+# ---- what is measured ----
+@dataclass
+class Result:
+    """Of a program on a configuration: its steps' milliseconds and its memory, or why there are none."""
+
+    times: list[float] = field(default_factory=list)
+    memory: int = 0
+    failure: str = ""
+
+    @property
+    def ms(self) -> float:
+        return statistics.median(self.times)
+
+
+@dataclass
+class Config:
+    preset: str
+    B: int
+    T: int
+    precision: str
+    sizes: dict[str, str]  # what `bench --describe` says
+    results: dict[str, Result] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.preset} {self.B}x{self.T}"
+
+    @property
+    def weight(self) -> float:
+        """About the seconds that it takes on two cores; only its share of all is used."""
+        return 40 + float(self.sizes["flops"]) * 70e-12 * (2 if self.precision == "fp32" else 1)
+
+
+def properties(text: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+def ask(bench: Path, *arguments: str) -> dict[str, str]:
+    try:
+        return properties(subprocess.run([bench, *arguments], check=True, capture_output=True, text=True).stdout)
+    except (OSError, subprocess.CalledProcessError) as e:
+        raise SystemExit(f"error: {bench} {' '.join(arguments)}: {getattr(e, 'stderr', '') or e}") from None
+
+
+def faster(a: dict[str, str], b: dict[str, str]) -> dict[str, str]:
+    """What `bench --machine` said, with the higher of each bound: something else may have run during one measurement."""
+    return {**b, **{key: max(a[key], b[key], key=float) for key in ("fp32", "bf16", "copy") if a}}
+
+
+def machine_seconds() -> float:
+    """CPU time used on this machine by anything, and taken from it by its host."""
+    words = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    user, nice, system, _idle, _waiting, interrupts, soft, stolen = words
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+class Progress:
+    """One line on stderr; a new one each time where that is no terminal."""
+
+    def __init__(self, configs: list[Config]):
+        self.configs, self.begin = configs, time.monotonic()
+        self.all = sum(config.weight for config in configs)
+
+    def show(self, index: int, what: str, part: float):
+        done = sum(config.weight for config in self.configs[:index]) + part * self.configs[index].weight
+        elapsed = time.monotonic() - self.begin
+        # Until some is done the weights themselves are the estimate.
+        left = (self.all - done) * (elapsed + 30) / (done + 30)
+        config = self.configs[index]
+        text = (f"config {index + 1} of {len(self.configs)} ({config.name} {config.precision}), {what}, "
+                f"about {max(1, round(left / 60))} min left")
+        self.write(f"\r{text:<110}" if sys.stderr.isatty() else text + "\n")
+
+    def note(self, text: str):
+        self.write(("\r" + " " * 110 + "\r" if sys.stderr.isatty() else "") + text + "\n")
+
+    @staticmethod
+    def write(text: str):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+class Bystanders:
+    """How busy the machine was with others while one program was measured, as a part of all its cores."""
+
+    def __init__(self):
+        self.wall = self.idle = self.other = 0.0
+
+    def measure(self, worker: Worker, all_workers: list[Worker], work):
+        before, machine, begin = [w.cpu_seconds() for w in all_workers], machine_seconds(), time.monotonic()
+        result = work()
+        used = [w.cpu_seconds() - b for w, b in zip(all_workers, before)]
+        self.wall += time.monotonic() - begin
+        self.idle += sum(u for w, u in zip(all_workers, used) if w is not worker)
+        self.other += max(0.0, machine_seconds() - machine - sum(used))
+        return result
+
+    def notes(self) -> list[str]:
+        if not self.wall:
+            return []
+        idle, other = self.idle / self.wall, self.other / self.wall / os.cpu_count()
+        return [f"While one was measured, those that waited used {idle:.1%} of a core" +
+                (": TOO MUCH, the figures are not good." if idle > 0.02 else ".") +
+                f" All other programs used {other:.1%} of the machine" +
+                (": TOO MUCH, the figures are not good." if other > 0.05 else ".")]
+
+
+def measure(config: Config, index: int, bench: Path, threads: int, progress: Progress,
+            bystanders: Bystanders) -> dict[str, str]:
+    """Fills in config.results; returns what PyTorch says of itself."""
+    workers: dict[str, Worker] = {}
+    steps_a_round: dict[str, int] = {}
+    pytorch: dict[str, str] = {}
+
+    def attempt(program: str, work):
+        """What work() returns; None where it fails, and the program is out."""
+        try:
+            return work()
+        except Failure as failure:
+            progress.note(f"{config.name} {config.precision}, {program}: {failure}")
+            config.results[program] = Result(failure=str(failure))
+            if program in workers:
+                workers.pop(program).kill()
+
+    def warm_up(program: str):
+        worker = workers[program]
+        worker.steps(1)  # gets its memory, compiles
+        ms = worker.steps(1)[0]
+        if ms < 500:
+            ms = statistics.median(worker.steps(math.ceil(1000 / ms)))
+        steps_a_round[program] = math.ceil(1000 * ROUND_SECONDS / ms)
+        return steps_a_round[program] * ms / 1000
+
+    try:
+        round_seconds = 0.0
+        for i, program in enumerate(PROGRAMS):
+            progress.show(index, f"starting {program}", 0.1 * i)
+            begun = attempt(program, lambda: start(program, config, bench, threads))
+            if begun:
+                workers[program], said = begun
+                pytorch = said or pytorch
+                round_seconds += attempt(program, lambda: warm_up(program)) or 0
+        rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(CONFIG_SECONDS / max(round_seconds, 1))))
+        for r in range(rounds):
+            progress.show(index, f"round {r + 1} of {rounds}", 0.3 + 0.7 * r / rounds)
+            for program, worker in list(workers.items()):
+                times = attempt(program, lambda: bystanders.measure(worker, list(workers.values()),
+                                                                    lambda: worker.steps(steps_a_round[program])))
+                worker.times += times or []
+        for program, worker in list(workers.items()):
+            memory = attempt(program, worker.finish)
+            if memory:
+                config.results[program] = Result(worker.times, memory)
+    finally:
+        for worker in workers.values():
+            worker.kill()
+    return pytorch
+
+
+# ---- llm.c: its own source, in which only sizes and counts are changed, on inputs of random numbers ----
+class LlmC:
+    """Builds and runs its train_gpt2.c in a directory that is removed at the end."""
+
+    STEPS = 4  # the first warms up
+
+    def __init__(self, source: Path, build: Path):
+        self.source = source
+        self.holder = tempfile.TemporaryDirectory(prefix="llmc-", dir=build)
+        self.work = Path(self.holder.name)
+        self.inputs_written = False
+
+    def write_inputs(self):
+        """The files that it opens, in its formats: a header of 256 ints, then the numbers."""
+        L, C, T, V, Vp = 12, 768, 1024, 50257, 50304
+        rng = random.Random(1)
+        some = array.array("f", (rng.gauss(0, 0.02) for _ in range(1 << 18)))
+        ones = array.array("f", [1]) * (1 << 18)
+        tensors = [(Vp * C, some), (T * C, some), (L * C, ones), (L * C, some), (L * 3 * C * C, some), (L * 3 * C, some),
+                   (L * C * C, some), (L * C, some), (L * C, ones), (L * C, some), (L * 4 * C * C, some), (L * 4 * C, some),
+                   (L * 4 * C * C, some), (L * C, some), (C, ones), (C, some)]
+        with open(self.work / "gpt2_124M.bin", "wb") as out:
+            array.array("i", [20240326, 3, T, V, L, 12, C, Vp] + [0] * 248).tofile(out)
+            for size, numbers in tensors:
+                for begin in range(0, size, len(numbers)):
+                    numbers[: min(len(numbers), size - begin)].tofile(out)
+        n_tokens = 64 * 1024 + 1
+        data = self.work / "dev/data/tinyshakespeare"
+        data.mkdir(parents=True)
+        for part in ("train", "val"):
+            with open(data / f"tiny_shakespeare_{part}.bin", "wb") as out:
+                array.array("i", [20240520, 1, n_tokens] + [0] * 253).tofile(out)
+                array.array("H", (rng.randrange(V) for _ in range(n_tokens))).tofile(out)
+
+    def build(self, B: int, T: int):
+        code = (self.source / "train_gpt2.c").read_text()
+        for old, new in (("int B = 4;", f"int B = {B};"), ("int T = 64;", f"int T = {T};"),
+                         ("step <= 40;", f"step < {self.STEPS};"), ("val_num_batches = 5;", "val_num_batches = 1;")):
+            if code.count(old) != 1:
+                raise Failure(f"train_gpt2.c does not have '{old}' once")
+            code = code.replace(old, new)
+        (self.work / "train_gpt2.c").write_text(code)
+        command = ["gcc", "-Ofast", "-march=native", "-fopenmp", "-DOMP", "-w", f"-I{self.source}", "train_gpt2.c", "-lm",
+                   "-o", "train_gpt2"]
+        built = subprocess.run(command, cwd=self.work, capture_output=True, text=True)
+        if built.returncode:
+            raise Failure(f"{shlex.join(command)}: {built.stderr.strip().splitlines()[-1]}")
+
+    def run(self, config: Config, threads: int) -> Result:
+        try:
+            if not self.inputs_written:
+                self.write_inputs()
+                self.inputs_written = True
+            self.build(config.B, config.T)
+        except (Failure, OSError) as e:
+            return Result(failure=str(e))
+        result = Result()
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(["./train_gpt2"], cwd=self.work, stdout=output, stderr=output, start_new_session=True,
+                                       env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+            try:
+                limit = time.monotonic() + 2 * TIME_LIMIT
+                while process.poll() is None:
+                    if time.monotonic() > limit:
+                        return Result(failure=f"not done within {2 * TIME_LIMIT} s")
+                    result.memory = max(result.memory, resident_peak(process.pid))
+                    time.sleep(0.2)
+            finally:
+                process.kill()
+                process.wait()
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        result.times = [float(ms) for ms in re.findall(r"\(took ([\d.]+) ms\)", text)][1:]
+        if process.returncode or len(result.times) != self.STEPS - 1:
+            result.failure = f"ended with status {process.returncode}: {text.strip().splitlines()[-1:]}"
+        return result
+
+
+def resident_peak(pid: int) -> int:
+    try:
+        found = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        found = None
+    return 1024 * int(found[1]) if found else 0
+
+
+# ---- the table ----
+def speed(config: Config, result: Result) -> str:
+    """Tokens per second: the median, and the quartiles."""
+    if result.failure:
+        return "failed: " + result.failure.replace("|", "/")[:80]
+    rate = sorted(1000 * config.B * config.T / ms for ms in result.times)
+    low, _, high = statistics.quantiles(rate, n=4, method="inclusive") if len(rate) > 1 else rate * 3
+    return f"{1000 * config.B * config.T / result.ms:,.0f} ({low:,.0f}-{high:,.0f})"
+
+
+def gib(n: int) -> str:
+    return f"{n / GIB:.2f} GiB"
+
+
+def row(config: Config, machine: dict[str, str]) -> str:
+    ours, pytorch = config.results["ours"], {p: config.results[p] for p in PROGRAMS[1:]}
+    good = {p: r for p, r in pytorch.items() if not r.failure}
+    best = min(good, key=lambda p: good[p].ms) if good else None
+    cells = [config.name, config.precision, speed(config, ours)]
+    if ours.failure:
+        cells.append("")
+    else:
+        rate = float(config.sizes["flops"]) / ours.ms * 1000
+        cells.append(f"{rate / peak(config.precision, machine):.0%}")
+    cells += [f"**{speed(config, r)}**" if p == best else speed(config, r) for p, r in pytorch.items()]
+    both = best and not ours.failure
+    cells.append(f"{good[best].ms / ours.ms:.2f}" if both else "")
+    cells.append("" if ours.failure else gib(ours.memory))
+    cells.append(gib(good[best].memory) if best else "")
+    cells.append(f"{ours.memory / good[best].memory:.2f}" if both else "")
+    return "| " + " | ".join(cells) + " |"
+
+
+def llmc_row(config: Config) -> str:
+    ours, theirs = config.results["ours"], config.results["llm.c"]
+    cells = [config.name, config.precision, speed(config, theirs)]
+    both = not ours.failure and not theirs.failure
+    cells += [f"{theirs.ms / ours.ms:.1f}", gib(theirs.memory), f"{ours.memory / theirs.memory:.2f}"] if both else [""] * 3
+    return "| " + " | ".join(cells) + " |"
+
+
+def peak(precision: str, machine: dict[str, str]) -> float:
+    """FLOP/s; a CPU whose bf16 instructions are slower than its fp32 ones is measured by those."""
+    fp32, bf16 = float(machine["fp32"]), float(machine["bf16"])
+    return max(fp32, bf16) if precision == "bf16" else fp32
+
+
+def header(machine: dict[str, str], pytorch: dict[str, str]) -> list[str]:
+    model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    memory = int(re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024
+    lines = [f"{time.strftime('%Y-%m-%d')}, {model[1] if model else platform.machine()}, {os.cpu_count()} cores, "
+             f"{gib(memory)}, {machine['isa']}.",
+             f"Registers: fp32 multiply-add {float(machine['fp32']) / 1e9:.0f} GFLOP/s, {machine['bf16_name']} "
+             f"{float(machine['bf16']) / 1e9:.0f} GFLOP/s; copy {float(machine['copy']) / 1e9:.1f} GB/s.",
+             f"Ours: {machine['compiler']}, oneDNN {machine['oneDNN']}."]
+    if pytorch:
+        lines.append(f"PyTorch: {pytorch['torch']}, oneDNN {pytorch['oneDNN']}, AdamW {pytorch['adamw']}, fp32 weights, bf16 "
+                     f"by autocast; in bold its best, whose memory is shown ({gib(int(pytorch['import']))} of it is there "
+                     "without any model).")
+    return lines
+
+
+def print_table(configs: list[Config], machine: dict[str, str], pytorch: dict[str, str], notes: list[str]):
+    print("\n".join(header(machine, pytorch)) + "\n")
+    print("| model, batch x length | precision | ours, tok/s | of peak | PyTorch eager | PyTorch compiled | ours / best "
+          "| memory, ours | PyTorch | ours / PyTorch |")
+    print("|" + " --- |" * 10)
+    for config in configs:
+        if "ours" in config.results:
+            print(row(config, machine))
+    if any("llm.c" in config.results for config in configs):
+        print("\n| model, batch x length | precision | llm.c, tok/s | ours / llm.c | memory, llm.c | ours / llm.c |")
+        print("|" + " --- |" * 6)
+        for config in configs:
+            if "llm.c" in config.results:
+                print(llmc_row(config))
+    print("\n" + "\n".join(notes))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", required=True, help="our program; {precision} in it becomes bf16 or fp32")
+    parser.add_argument("--configs", default="gpt2-124m:1x1024 gpt2-124m:4x256 llama-60m:4x512 quickstart:8x256",
+                        help="PRESET:BxT, several with spaces between")
+    parser.add_argument("--precisions", default="bf16 fp32")
+    parser.add_argument("--llmc", type=Path, help="a checkout of llm.c")
+    options = parser.parse_args()
+    for word in options.configs.split():
+        if not re.fullmatch(r"[^:]+:[1-9]\d*x[1-9]\d*", word):
+            parser.error(f"'{word}' is not of the form PRESET:BxT, such as quickstart:8x256")
+    for word in options.precisions.split():
+        if word not in ("bf16", "fp32"):
+            parser.error(f"precision '{word}' must be bf16 or fp32")
+    if options.llmc:
+        options.llmc = options.llmc.resolve()
+        if not (options.llmc / "train_gpt2.c").exists():
+            parser.error(f"{options.llmc} has no train_gpt2.c")
+    return options
+
+
+def main():
+    options = parse()
+    benches = {p: Path(options.bench.format(precision=p)).resolve() for p in options.precisions.split()}
+    configs = []
+    for word in options.configs.split():
+        preset, B, T = re.fullmatch(r"(.+):(\d+)x(\d+)", word).groups()
+        for precision, bench in benches.items():
+            configs.append(Config(preset, int(B), int(T), precision, ask(bench, "--describe", preset, B, T)))
+    llmc = LlmC(options.llmc, next(iter(benches.values())).parent) if options.llmc else None
+
+    progress, bystanders, pytorch = Progress(configs), Bystanders(), {}
+    machine: dict[str, str] = {}
+    for i, config in enumerate(configs):
+        progress.show(i, "the machine's bounds", 0)
+        machine = faster(machine, ask(benches[config.precision], "--machine"))
+        threads = int(machine["threads"])
+        pytorch = measure(config, i, benches[config.precision], threads, progress, bystanders) or pytorch
+        if llmc and config.preset == "gpt2-124m" and config.precision == "fp32":
+            progress.show(i, "llm.c", 1)
+            config.results["llm.c"] = llmc.run(config, threads)
+    progress.note("")
+    print_table(configs, machine, pytorch, bystanders.notes())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
