@@ -20,6 +20,7 @@
 #include "attention_shape.h"
 #include "matrix_unit.h"
 #include "parallel.h"
+#include "reduce.h"
 
 namespace cpu {
 namespace detail {
@@ -30,63 +31,99 @@ constexpr int tile = 64;  // queries and keys of a tile
 inline int tiles_of(int T) { return (T + tile - 1) / tile; }
 inline int padded_size(int HS) { return (HS + 31) / 32 * 32; }
 
-// ---- layouts of a tile of 64 rows of a head, `rows` of them there, each of HS elements, a stride apart
-// ------------------------- (64, H): as they lie.
+// ---- layouts of a tile of 64 rows of a head, `rows` of them there, each of HS elements, a stride apart ---------------------
+// (64, H): as they lie.
 inline void lay_rows(bf16* to, const floatX* from, size_t stride, int rows, int HS, int H) {
     for (int r = 0; r < tile; r++) {
         bf16* row = to + (size_t)r * H;
         const int n = r < rows ? HS : 0;
-        std::copy_n(from + (size_t)r * stride, n, row);
+        const floatX* x = from + (size_t)r * stride;
+        INDEPENDENT_ITERATIONS
+        for (int c = 0; c < n; c++) row[c] = (bf16)x[c];
         std::fill(row + n, row + H, bf16(0));
     }
 }
-// (H, 64): transposed.
-inline void lay_transposed(bf16* to, const bf16* rows_of_tile /*(64, H)*/, int H) {
-    for (int c0 = 0; c0 < H; c0 += 32)  // a cache line of each row at a time
-        for (int r = 0; r < tile; r++)
-            for (int c = c0; c < c0 + 32; c++) to[(size_t)c * tile + r] = rows_of_tile[(size_t)r * H + c];
+// Rows to be packed: where they lie, if they fill the tile, else a copy.
+struct Rows64 {
+    const bf16* x;
+    size_t stride;
+    Rows64(bf16* copy, const floatX* from, size_t from_stride, int rows, int HS, int H) : x(copy), stride((size_t)H) {
+        if constexpr (std::is_same<floatX, bf16>::value)
+            if (rows == tile && HS == H) {
+                x = (const bf16*)from, stride = from_stride;
+                return;
+            }
+        lay_rows(copy, from, from_stride, rows, HS, H);
+    }
+};
+// (H, 64): transposed. Pairs of rows become words, words are transposed, and each is a pair of neighbours in a row of the
+// result.
+inline void lay_transposed(const MatrixUnit& unit, bf16* to, const Rows64& rows, int H) {
+    alignas(64) uint32_t pairs[16][16];
+    for (int c = 0; c < H; c += 16)
+        for (int r = 0; r < tile; r += 32) {
+            for (int pair = 0; pair < 16; pair++) {
+                const bf16 *first = rows.x + (size_t)(r + 2 * pair) * rows.stride + c, *second = first + rows.stride;
+                INDEPENDENT_ITERATIONS
+                for (int i = 0; i < 16; i++) pairs[pair][i] = word_of(first[i], second[i]);
+            }
+            unit.transpose((uint32_t*)(to + (size_t)c * tile + r), tile / 2, &pairs[0][0], 16);
+        }
 }
 // Right operand (H, 64) = rows^T: the pairs are pairs of elements of a row, words as they lie.
-inline void pack_transposed(const MatrixUnit& unit, bf16* to, const bf16* rows_of_tile, int H) {
-    const size_t row_words = (size_t)H / 2;
-    for (size_t r = 0; r < tile; r += 16)
-        for (size_t k = 0; k < row_words; k += 16)
-            unit.transpose((uint32_t*)to + r * row_words + k * 16, 16, (const uint32_t*)rows_of_tile + r * row_words + k,
-                           row_words);
+inline void pack_transposed(const MatrixUnit& unit, bf16* to, const Rows64& rows, int H) {
+    const size_t column_words = (size_t)H / 2;
+    for (int r = 0; r < tile; r += 16)
+        for (int k = 0; k < H; k += 32)
+            unit.transpose((uint32_t*)to + (size_t)r * column_words + (size_t)k * 8, 16,
+                           (const uint32_t*)(rows.x + (size_t)r * rows.stride + k), rows.stride / 2);
 }
 // Right operand (64, H) = rows: the pairs are pairs of rows.
-inline void pack_rows(bf16* to, const bf16* rows_of_tile, int H) {
+inline void pack_rows(bf16* to, const Rows64& rows, int H) {
     uint32_t* words = (uint32_t*)to;
     for (int c0 = 0; c0 < H; c0 += 16)
         for (int r = 0; r < tile; r += 2) {
-            const bf16 *first = rows_of_tile + (size_t)r * H + c0, *second = first + H;
+            const bf16 *first = rows.x + (size_t)r * rows.stride + c0, *second = first + rows.stride;
             uint32_t* pair = words + (size_t)c0 * (tile / 2) + (size_t)r / 2 * 16;
             INDEPENDENT_ITERATIONS
             for (int c = 0; c < 16; c++) pair[c] = word_of(first[c], second[c]);
         }
 }
+// Rows of a head from fp32 sums (H, 64), each divided by its divisor.
+inline void store_transposed(const MatrixUnit& unit, floatX* to, size_t stride, const float* sums, const float* divisors,
+                             int rows, int HS) {
+    alignas(64) float block[16][16];
+    for (int t0 = 0; t0 < rows; t0 += 16)
+        for (int c0 = 0; c0 < HS; c0 += 16) {
+            unit.transpose((uint32_t*)&block[0][0], 16, (const uint32_t*)(sums + (size_t)c0 * tile + t0), tile);
+            const int columns = std::min(16, HS - c0);
+            for (int t = t0; t < std::min(rows, t0 + 16); t++) {
+                floatX* row = to + (size_t)t * stride + c0;
+                INDEPENDENT_ITERATIONS
+                for (int c = 0; c < columns; c++) row[c] = (floatX)(block[t - t0][c] / divisors[t]);
+            }
+        }
+}
 
-// ---- scores
-// ------------------------------------------------------------------------------------------------------------------ s (64
-// keys, 64 queries): scale, slope, and -inf where the mask forbids or there is no key. Plain tiles below the diagonal need only
-// the scale.
-inline void finish_scores(float* s, int t0, int j0, int keys, float scale, const real* slope,
-                          const int* doc_start /*of t0 or null*/) {
+// ---- scores ----------------------------------------------------------------------------------------------------------------
+// s (64 keys, 64 queries): -inf where the mask forbids or there is no key. With slopes, scores are finished here: scale, and
+// slope. Returns the factor, above 0, that is still to be applied.
+inline float finish_scores(float* s, int t0, int j0, int keys, float scale, const real* slope,
+                           const int* doc_start /*of t0 or null*/) {
     const float minus_infinity = -std::numeric_limits<float>::infinity();
     const bool whole = keys == tile && j0 + tile <= t0 + 1;
+    if (whole && !slope && !doc_start) return scale;
     for (int j = 0; j < tile; j++) {
         float* row = s + j * tile;
         const int distance = j0 + j - t0;
-        if (!slope) {
-            for (int t = 0; t < tile; t++) row[t] *= scale;
-        } else {
+        if (slope)
             for (int t = 0; t < tile; t++) row[t] = scale * row[t] + (float)*slope * (float)(distance - t);
-        }
         if (!whole)
             for (int t = 0; t < tile; t++) row[t] = j < keys && distance <= t ? row[t] : minus_infinity;
         if (doc_start)
             for (int t = 0; t < tile; t++) row[t] = doc_start[t] <= j0 + j ? row[t] : minus_infinity;
     }
+    return slope ? 1.0f : scale;
 }
 // Of the tile at t0; rows beyond T have no document.
 inline const int* documents_of(int* starts, const int* doc_start, int t0, int T) {
@@ -95,9 +132,8 @@ inline const int* documents_of(int* starts, const int* doc_start, int t0, int T)
     return starts;
 }
 
-// ---- forward
-// ----------------------------------------------------------------------------------------------------------------- Keys and
-// values of all heads: (B, NKV, tiles, 2) of 64 H elements: keys as rows, values transposed.
+// ---- forward ---------------------------------------------------------------------------------------------------------------
+// Keys and values of all heads: (B, NKV, tiles, 2) of 64 H elements: keys as rows, values transposed.
 struct KeysAndValues {
     const AttentionShape& a;
     bf16* memory;
@@ -109,11 +145,10 @@ struct KeysAndValues {
         return memory + (((size_t)b * a.NKV + g) * tiles_of(a.T) + j0 / tile) * 2 * tile * H;
     }
     bf16* values_transposed(int b, int g, int j0) const { return keys(b, g, j0) + (size_t)tile * H; }
-    void lay(const floatX* qkv, int b, int g, int j0, bf16* scratch /*(64, H)*/) const {
+    void lay(const MatrixUnit& unit, const floatX* qkv, int b, int g, int j0, bf16* scratch /*(64, H)*/) const {
         const int rows = std::min((int)tile, a.T - j0);
         lay_rows(keys(b, g, j0), qkv + a.key(b, j0, g), a.row(), rows, a.HS, H);
-        lay_rows(scratch, qkv + a.value(b, j0, g), a.row(), rows, a.HS, H);
-        lay_transposed(values_transposed(b, g, j0), scratch, H);
+        lay_transposed(unit, values_transposed(b, g, j0), Rows64(scratch, qkv + a.value(b, j0, g), a.row(), rows, a.HS, H), H);
     }
 };
 
@@ -129,15 +164,16 @@ struct ForwardMemory {
     }
 };
 
-// Exponentials of a tile of scores relative to each query's new maximum: packed in p, their sums added, o scaled to the new
-// maximum.
-inline void softmax_tile(const ForwardMemory& m, float* top, float* sum, int H) {
+// Exponentials of a tile of scores, factor times s, relative to each query's new maximum: packed in p, their sums added, o
+// scaled to the new maximum.
+inline void softmax_tile(const ForwardMemory& m, float factor, float* top, float* sum, int H) {
     const float minus_infinity = -std::numeric_limits<float>::infinity();
     float shift[tile], rescale[tile], highest[tile], added[tile] = {};
-    for (int t = 0; t < tile; t++) highest[t] = top[t];
+    std::fill(highest, highest + tile, minus_infinity);
     for (int j = 0; j < tile; j++)
         for (int t = 0; t < tile; t++) highest[t] = m.s[j * tile + t] > highest[t] ? m.s[j * tile + t] : highest[t];
     for (int t = 0; t < tile; t++) {
+        highest[t] = top[t] > factor * highest[t] ? top[t] : factor * highest[t];
         shift[t] = highest[t] == minus_infinity ? 0.0f : highest[t];  // a query that has seen nothing yet
         rescale[t] = exp_approx(top[t] - shift[t]);
         top[t] = highest[t];
@@ -149,7 +185,8 @@ inline void softmax_tile(const ForwardMemory& m, float* top, float* sum, int H) 
             uint32_t* pair = words + (size_t)t0 * (tile / 2) + (size_t)j / 2 * 16;
             INDEPENDENT_ITERATIONS
             for (int t = 0; t < 16; t++) {
-                const float x = exp_approx(first[t] - shift[t0 + t]), y = exp_approx(second[t] - shift[t0 + t]);
+                const float x = exp_approx(factor * first[t] - shift[t0 + t]),
+                            y = exp_approx(factor * second[t] - shift[t0 + t]);
                 added[t0 + t] += x + y;
                 pair[t] = word_of(bf16(x), bf16(y));
             }
@@ -167,26 +204,23 @@ inline void forward_tile(const MatrixUnit& unit, floatX* out, real* lse, const f
     const int* docs = documents_of(starts, doc_start ? doc_start + (size_t)b * a.T : nullptr, t0, a.T);
     float top[tile], sum[tile] = {};
     std::fill(top, top + tile, -std::numeric_limits<float>::infinity());
-    lay_rows(m.rows, qkv + a.query(b, t0, h), a.row(), rows, a.HS, H);
-    pack_transposed(unit, m.q, m.rows, H);
+    pack_transposed(unit, m.q, Rows64(m.rows, qkv + a.query(b, t0, h), a.row(), rows, a.HS, H), H);
     // doc_start does not decrease within a sequence, so the first row sees furthest back.
     const int from = docs ? docs[0] / tile * tile : 0;
     std::fill(m.o, m.o + (size_t)H * tile, 0.0f);
     for (int j0 = from; j0 < t0 + rows; j0 += tile) {
         unit.product(m.s, tile, kv.keys(b, g, j0), H, m.q, H, tile, tile, H, false);
-        finish_scores(m.s, t0, j0, std::min((int)tile, a.T - j0), (float)a.scale, slopes ? slopes + h : nullptr, docs);
-        softmax_tile(m, top, sum, H);
+        const float factor =
+            finish_scores(m.s, t0, j0, std::min((int)tile, a.T - j0), (float)a.scale, slopes ? slopes + h : nullptr, docs);
+        softmax_tile(m, factor, top, sum, H);
         unit.product(m.o, tile, kv.values_transposed(b, g, j0), tile, m.p, tile, H, tile, tile, true);
     }
-    for (int i = 0; i < rows; i++) {
-        lse[a.statistic(b, t0 + i, h)] = top[i] + std::log(sum[i]);
-        for (int c = 0; c < a.HS; c++) out[a.output(b, t0 + i, h) + c] = (floatX)(m.o[(size_t)c * tile + i] / sum[i]);
-    }
+    for (int i = 0; i < rows; i++) lse[a.statistic(b, t0 + i, h)] = top[i] + std::log(sum[i]);
+    store_transposed(unit, out + a.output(b, t0, h), (size_t)a.NH * a.HS, m.o, sum, rows, a.HS);
 }
 
-// ---- backward
-// ---------------------------------------------------------------------------------------------------------------- What a task
-// keeps: operands of a key/value head, of one of its query heads, gradients, and tiles.
+// ---- backward --------------------------------------------------------------------------------------------------------------
+// What a task keeps: operands of a key/value head, of one of its query heads, gradients, and tiles.
 struct BackwardMemory {
     bf16 *k, *kt, *v;           // (tiles, 64, H), (tiles, H, 64), (tiles, 64, H): left operands
     bf16 *qt, *q, *dot, *dout;  // packed (H, 64), (64, H) of queries and of dout, per tile
@@ -209,9 +243,9 @@ struct BackwardMemory {
     }
 };
 
-// p = exp(s - lse) and ds = scale p (dp - correction) of a tile (64 keys, 64 queries), rounded: rows of both, ds packed as
-// well.
-inline void gradient_tile(const BackwardMemory& m, const float* lse, const float* correction, float scale) {
+// p = exp(factor s - lse) and ds = scale p (dp - correction) of a tile (64 keys, 64 queries), rounded: rows of both, ds packed
+// as well.
+inline void gradient_tile(const BackwardMemory& m, float factor, const float* lse, const float* correction, float scale) {
     uint32_t* words = (uint32_t*)m.ds_packed;
     for (int j = 0; j < tile; j += 2)
         for (int t0 = 0; t0 < tile; t0 += 16) {
@@ -220,7 +254,7 @@ inline void gradient_tile(const BackwardMemory& m, const float* lse, const float
             for (int i = 0; i < 2; i++) {
                 INDEPENDENT_ITERATIONS
                 for (int t = 0; t < 16; t++) {
-                    const float x = exp_approx(m.s[at + i * tile + t] - lse[t0 + t]);
+                    const float x = exp_approx(factor * m.s[at + i * tile + t] - lse[t0 + t]);
                     p[i][t] = bf16(x);
                     ds[i][t] = bf16(scale * x * (m.dp[at + i * tile + t] - correction[t0 + t]));
                 }
@@ -239,25 +273,28 @@ inline void backward_head(const MatrixUnit& unit, floatX* dqkv, const floatX* do
                           const BackwardMemory& m) {
     const int H = padded_size(a.HS), T = a.T;
     const size_t small = (size_t)tile * H;
+    float ones[tile];
+    std::fill(ones, ones + tile, 1.0f);
     const int* docs = doc_start ? doc_start + (size_t)b * T : nullptr;
     const auto rows_at = [&](int t0) { return std::min((int)tile, T - t0); };
     for (int j0 = 0; j0 < T; j0 += tile) {
         const size_t at = (size_t)j0 * H;
         lay_rows(m.k + at, qkv + a.key(b, j0, g), a.row(), rows_at(j0), a.HS, H);
-        lay_transposed(m.kt + at, m.k + at, H);
+        lay_transposed(unit, m.kt + at, Rows64(m.rows, qkv + a.key(b, j0, g), a.row(), rows_at(j0), a.HS, H), H);
         lay_rows(m.v + at, qkv + a.value(b, j0, g), a.row(), rows_at(j0), a.HS, H);
     }
     std::fill(m.dkv, m.dkv + (size_t)tiles_of(T) * 2 * small, 0.0f);
     for (int h = g * a.group(); h < (g + 1) * a.group(); h++) {
         for (int t0 = 0; t0 < T; t0 += tile) {
             const size_t at = (size_t)t0 * H;
-            lay_rows(m.rows, qkv + a.query(b, t0, h), a.row(), rows_at(t0), a.HS, H);
-            pack_transposed(unit, m.qt + at, m.rows, H), pack_rows(m.q + at, m.rows, H);
-            lay_rows(m.rows, dout + a.output(b, t0, h), (size_t)a.NH * a.HS, rows_at(t0), a.HS, H);
-            pack_transposed(unit, m.dot + at, m.rows, H), pack_rows(m.dout + at, m.rows, H);
+            const Rows64 queries(m.rows, qkv + a.query(b, t0, h), a.row(), rows_at(t0), a.HS, H);
+            pack_transposed(unit, m.qt + at, queries, H), pack_rows(m.q + at, queries, H);
+            const Rows64 gradients(m.rows, dout + a.output(b, t0, h), (size_t)a.NH * a.HS, rows_at(t0), a.HS, H);
+            pack_transposed(unit, m.dot + at, gradients, H), pack_rows(m.dout + at, gradients, H);
             for (int t = t0; t < t0 + tile; t++) {
                 m.lse[t] = t < T ? (float)lse[a.statistic(b, t, h)] : 0.0f;
-                m.correction[t] = t < T ? (float)dot(dout + a.output(b, t, h), out + a.output(b, t, h), a.HS) : 0.0f;
+                const floatX *dy = dout + a.output(b, std::min(t, T - 1), h), *y = out + a.output(b, std::min(t, T - 1), h);
+                m.correction[t] = t < T ? (float)lane_sum(a.HS, [=](int c) { return (real)dy[c] * (real)y[c]; }) : 0.0f;
             }
         }
         std::fill(m.dq, m.dq + (size_t)tiles_of(T) * small, 0.0f);
@@ -270,17 +307,16 @@ inline void backward_head(const MatrixUnit& unit, floatX* dqkv, const floatX* do
                 int starts[tile];
                 unit.product(m.s, tile, m.k + key_at, H, m.qt + at, H, tile, tile, H, false);
                 unit.product(m.dp, tile, m.v + key_at, H, m.dot + at, H, tile, tile, H, false);
-                finish_scores(m.s, t0, j0, rows_at(j0), (float)a.scale, slopes ? slopes + h : nullptr,
-                              documents_of(starts, docs, t0, T));
-                gradient_tile(m, m.lse + t0, m.correction + t0, (float)a.scale);
+                const float factor = finish_scores(m.s, t0, j0, rows_at(j0), (float)a.scale, slopes ? slopes + h : nullptr,
+                                                   documents_of(starts, docs, t0, T));
+                gradient_tile(m, factor, m.lse + t0, m.correction + t0, (float)a.scale);
                 unit.product(dv, H, m.p, tile, m.dout + at, tile, tile, H, tile, true);
                 unit.product(dk, H, m.ds, tile, m.q + at, tile, tile, H, tile, true);
                 unit.product(m.dq + at, tile, m.kt + key_at, tile, m.ds_packed, tile, H, tile, tile, true);
             }
         }
-        for (int t = 0; t < T; t++)
-            for (int c = 0; c < a.HS; c++)
-                dqkv[a.query(b, t, h) + c] = (floatX)(m.dq[(size_t)(t / tile) * small + (size_t)c * tile + t % tile]);
+        for (int t0 = 0; t0 < T; t0 += tile)
+            store_transposed(unit, dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(t0), a.HS);
     }
     for (int t = 0; t < T; t++) {
         const float* dk = m.dkv + (size_t)(t / tile) * 2 * small + (size_t)(t % tile) * H;
@@ -289,8 +325,7 @@ inline void backward_head(const MatrixUnit& unit, floatX* dqkv, const floatX* do
     }
 }
 
-// ---- the ops, of contexts with a matrix unit
-// -----------------------------------------------------------------------------------
+// ---- the ops, of contexts with a matrix unit -------------------------------------------------------------------------------
 inline size_t cache_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
@@ -304,7 +339,7 @@ inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const r
         const ForwardMemory m(memory + shared + per_thread * (size_t)omp_get_thread_num(), H);
 #pragma omp for schedule(static)
         for (int task = 0; task < a.B * a.NKV * tiles; task++)
-            kv.lay(qkv, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
+            kv.lay(*ctx.unit, qkv, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
         ctx.unit->begin();
 #pragma omp for schedule(dynamic)
         for (int task = 0; task < a.B * a.NH * tiles; task++) {

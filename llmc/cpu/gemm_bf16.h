@@ -24,8 +24,8 @@ namespace unit_gemm {
 constexpr int panel = 64, rows_at_once = 128;
 constexpr int depth = 1024;  // of k at once, so that a panel's and the rows' part of it stay in the second cache
 
-// ---- packing: right operands of `columns` columns from first_column on
-// ------------------------------------------------------- b (K, C) as it lies; rows from `there` on are zero.
+// ---- packing: right operands of `columns` columns from first_column on -----------------------------------------------------
+// b (K, C) as it lies; rows from `there` on are zero.
 inline void pack_rows(bf16* to, const bf16* b, int C, int first_column, int columns, int K, int there) {
     uint32_t* words = (uint32_t*)to;
     for (int k = 0; k < K; k += 2)
@@ -74,9 +74,8 @@ inline void product(const MatrixUnit& unit, float* c, const bf16* a, const bf16*
         unit.product(c, panel, a + k, K, packed + (size_t)k * 16, K, rows, columns, std::min(depth, K - k), k > 0);
 }
 
-// ---- products
-// ---------------------------------------------------------------------------------------------------------------- pack(to,
-// first column, columns) packs a panel of b; finish(n, first column, columns, sums) gets each finished part of a row.
+// ---- products --------------------------------------------------------------------------------------------------------------
+// pack(to, first column, columns) packs a panel of b; finish(n, first column, columns, sums) gets each finished part of a row.
 template <class Pack, class Finish>
 void rows_times(Ctx& ctx, const bf16* a, int N, int K, int C, Pack pack, Finish finish) {
     const MatrixUnit& unit = *ctx.unit;
@@ -131,8 +130,7 @@ inline void columns_times(Ctx& ctx, float* c, const bf16* a, const bf16* b, int 
     }
 }
 
-// ---- linear layers: true if it was done here, false if that is others' work
-// ------------------------------------------------------
+// ---- linear layers: true if it was done here, false if that is others' work ------------------------------------------------
 template <class E>
 bool fits(const Ctx& ctx, int K, int C) {
     return std::is_same<E, bf16>::value && ctx.own_products && !ctx.plain && K % 32 == 0 && C % 16 == 0;
