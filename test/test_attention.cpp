@@ -7,6 +7,7 @@
 #include "../llmc/cpu/attention.h"
 #include "../llmc/cpu/rope.h"
 #include "../llmc/math.h"
+#include "matrix_units.h"
 #include "testing.h"
 
 using namespace test;
@@ -29,8 +30,7 @@ struct Way {
 std::vector<Way> all_ways() {
     std::vector<Way> ways = {{"plain loops", true, nullptr}, {"tiles", false, nullptr}};
     if (std::is_same<floatX, bf16>::value)
-        for (const cpu::MatrixUnit* unit : {cpu::emulated_amx(), cpu::amx(), cpu::avx512_bf16()})
-            if (unit) ways.push_back({unit->name, false, unit});
+        for (const cpu::MatrixUnit* unit : all_matrix_units()) ways.push_back({unit->name, false, unit});
     return ways;
 }
 

@@ -9,6 +9,7 @@
 
 #include "../llmc/cpu/fp8.h"
 #include "../llmc/cpu/matmul.h"
+#include "matrix_units.h"
 #include "testing.h"
 
 using namespace test;
@@ -282,6 +283,7 @@ TEST(Linear, BuffersNeedNoAlignment) {
     }
 }
 
+#if HAVE_ONEDNN
 // ---- the product beneath --------------------------------------------------------------------------------------------------
 // Every layout, bias and accumulation, with both ways to multiply bf16: the CPU at hand uses only one of them.
 namespace {
@@ -323,16 +325,14 @@ TEST(Gemm, EveryLayout) {
         check_layouts("widened", [&](auto* c, auto... arguments) { cpu::detail::gemm_widened(ctx, c, arguments...); });
 }
 
+#endif
+
 // ---- matrix units -----------------------------------------------------------------------------------------------------------
 // Every unit there is, AMX's stand-in among them, at shapes that fit; others go the usual way.
 namespace {
 
 std::vector<const cpu::MatrixUnit*> units() {
-    std::vector<const cpu::MatrixUnit*> all;
-    if (std::is_same<floatX, bf16>::value)
-        for (const cpu::MatrixUnit* unit : {cpu::emulated_amx(), cpu::amx(), cpu::avx512_bf16()})
-            if (unit) all.push_back(unit);
-    return all;
+    return std::is_same<floatX, bf16>::value ? all_matrix_units() : std::vector<const cpu::MatrixUnit*>();
 }
 // The packed operand, panels of 64, 128 rows and 1024 of k, tiles of 16 and 32: below, at and past each.
 const Shape fitting[] = {{5, 32, 16},    {16, 64, 64},    {17, 96, 80},   {33, 1056, 48},
@@ -382,9 +382,11 @@ TEST(MatrixUnits, LinearLayers) {
                 cpu::Ctx ctx(threads);
                 ctx.unit = unit, ctx.own_products = true;
                 const Results r = layer.run(ctx);
+#if HAVE_ONEDNN
                 if (k.OC % 32 == 0) {
                     EXPECT_EQ(ctx.gemms.size(), 0u) << "the library was asked";
                 }
+#endif
                 if (threads == 1) layer.check(r), first = r;
                 else expect_same_results(r, first, "with more threads");
             }
@@ -466,6 +468,7 @@ TEST(Linear, FewRowsDoNotDependOnEachOther) {
     }
 }
 
+#if HAVE_ONEDNN
 // In a square layer M, N and K of every product agree: only layout, bias and accumulation tell them apart. The other shapes
 // differ from it, and from each other, in one number or in the order of the numbers.
 TEST(Linear, CompiledProductsAreKeptApart) {
@@ -489,3 +492,4 @@ TEST(Linear, CompiledProductsAreKeptApart) {
     }
     EXPECT_LE(compiled, 5 * std::size(shapes));
 }
+#endif

@@ -11,7 +11,8 @@
 #include <string>
 #include <vector>
 
-// Matrix products come from oneDNN where it is installed; without it the plain loops do them, right but slowly.
+// Matrix products come from oneDNN where it is installed, unless our own are faster; without it, plain loops do those that do
+// not fit our own, right but slowly.
 #if !defined(HAVE_ONEDNN)
 #if __has_include(<oneapi/dnnl/dnnl.hpp>)
 #define HAVE_ONEDNN 1
@@ -53,8 +54,9 @@ struct Ctx {
     int threads;         // OpenMP threads that ops use
     bool plain = false;  // true: only the plain loops (the specification, no library); false: fast paths where they exist
 
-    const MatrixUnit* unit = best_matrix_unit();                  // null: none; bf16 is widened to fp32
-    bool own_products = unit && (unit == amx() || !HAVE_ONEDNN);  // linear layers by gemm_bf16.h
+    const MatrixUnit* unit = matrix_units().front();  // for bf16; null: attention widens its tiles to fp32 instead
+    // Linear layers in bf16 by gemm_bf16.h: where it is not slower than oneDNN, or all there is.
+    bool own_products = !HAVE_ONEDNN || unit == amx() || unit == avx512();
     const Bf16Gemm bf16_gemm = detect_bf16_gemm();
 #if HAVE_ONEDNN  // see matmul.h. The key holds everything that a compiled product depends on.
     using GemmKey = std::array<int64_t, 8>;
@@ -110,7 +112,7 @@ struct Ctx {
                 return "generic";
         }
 #else
-        return "without oneDNN: matrix products by plain loops";
+        return "without oneDNN";
 #endif
     }
 

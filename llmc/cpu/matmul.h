@@ -6,7 +6,7 @@
 // d/db_o = sum_n dout_no.
 // Sums are kept in fp32 and rounded to floatX once. The plain loops are the specification. Fast paths, whichever comes first:
 //   a few rows (generation)   reading the weight once is all there is to do: few_rows_forward
-//   gemm_bf16.h               bf16 on AMX; on AVX-512 where oneDNN is not installed, which is as fast there
+//   gemm_bf16.h               bf16 on AMX and, widened in registers, on AVX-512; on all CPUs where oneDNN is not installed
 //   oneDNN                    everything else
 // Cost: 2 N IC OC FLOPs each; bound by the matrix unit for N above a few hundred.
 // Determinism: the plain loops, few rows and bias gradients give the same bits for any number of threads; oneDNN gives the same

@@ -1,5 +1,6 @@
-// Products of bf16 matrices with fp32 sums, on what this CPU has for them: AMX tiles, or AVX-512's bf16 dot product. Which one
-// is asked for when the program runs; without either, bf16 is widened to fp32 elsewhere (matmul.h, attention.h).
+// Products of bf16 matrices with fp32 sums, on the best that this CPU has for them, which is asked for when the program runs:
+// AMX tiles, AVX-512's bf16 dot product, or fp32 multiply-adds of numbers that are widened in registers (AVX-512, AVX2, or what
+// the program was compiled for, such as NEON).
 //   c (M, N) = a (M, K) b (K, N), or c += a b;   M and N multiples of 16, K of 32
 //   left     a as it lies, row-major, rows lda elements apart
 //   right    b packed as both units read it: blocks of 16 columns one after another; in a block, pairs of rows (k, k+1), and of
@@ -18,6 +19,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "../check.h"
 #include "../types.h"
@@ -26,6 +28,8 @@
 #define HAVE_MATRIX_UNITS 1
 #define FOR_TILES __attribute__((target("amx-tile,amx-bf16")))  // a function that is to contain a unit's instructions
 #define FOR_DOTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define FOR_AVX512 __attribute__((target("avx512f")))
+#define FOR_AVX2 __attribute__((target("avx2,fma")))
 #include <cpuid.h>
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -233,10 +237,64 @@ __attribute__((always_inline)) inline void transpose_words(uint32_t* to, size_t 
 #undef SHUFFLE
 }
 inline void transpose_plain(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
-    transpose_words(to, to_stride, from, from_stride);
+    for (size_t r = 0; r < 16; r++)
+        for (size_t c = 0; c < 16; c++) to[c * to_stride + r] = from[r * from_stride + c];
+}
+
+// ---- widened ---------------------------------------------------------------------------------------------------------------
+// c (R, 16 W) in vectors of `lanes` floats.
+template <int lanes, int R, int W>
+__attribute__((always_inline)) inline void widened_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows,
+                                                         int K, bool add) {
+    typedef float floats __attribute__((vector_size(4 * lanes)));
+    typedef uint32_t words __attribute__((vector_size(4 * lanes)));
+    constexpr int of_block = 16 / lanes, vectors = W * of_block;
+    floats sum[R][vectors] = {};
+    if (add)
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < vectors; v++) memcpy(&sum[r][v], c + (size_t)r * ldc + v * lanes, sizeof(floats));
+    for (int k = 0; k < K; k += 2) {
+        floats low[vectors], high[vectors];
+        for (int v = 0; v < vectors; v++) {
+            words w;
+            memcpy(&w, b + (size_t)(v / of_block) * 16 * b_rows + (size_t)k * 16 + v % of_block * 2 * lanes, sizeof w);
+            low[v] = (floats)(w << 16), high[v] = (floats)(w & 0xffff0000u);
+        }
+        for (int r = 0; r < R; r++) {
+            const float x = (float)a[(size_t)r * lda + k], y = (float)a[(size_t)r * lda + k + 1];
+            for (int v = 0; v < vectors; v++) sum[r][v] += x * low[v];
+            for (int v = 0; v < vectors; v++) sum[r][v] += y * high[v];
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < vectors; v++) memcpy(c + (size_t)r * ldc + v * lanes, &sum[r][v], sizeof(floats));
+}
+template <int lanes, int R, int W>
+__attribute__((always_inline)) inline void widened(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M,
+                                                   int N, int K, bool add) {
+    for (int n = 0; n < N; n += 16 * W)
+        for (int m = 0; m < M; m += R) {
+            float* const at = c + (size_t)m * ldc + n;
+            const bf16 *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
+            if (W == 1 || N - n >= 16 * W) widened_block<lanes, R, W>(at, ldc, left, lda, right, b_rows, K, add);
+            else widened_block<lanes, R, 1>(at, ldc, left, lda, right, b_rows, K, add);
+        }
+}
+inline void widened_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K,
+                            bool add) {
+    widened<4, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
 #if HAVE_MATRIX_UNITS
+FOR_AVX2 inline void widened_product_avx2(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N,
+                                          int K, bool add) {
+    widened<8, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
+}
+FOR_AVX512 inline void widened_product_avx512(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M,
+                                              int N, int K, bool add) {
+    widened<16, 8, 2>(c, ldc, a, lda, b, b_rows, M, N, K, add);
+}
+
 // ---- AVX-512 ---------------------------------------------------------------------------------------------------------------
 // c (8, 16 W)
 template <int W>
@@ -270,7 +328,7 @@ FOR_DOTS inline void dot_product(float* c, int ldc, const bf16* a, int lda, cons
         }
 }
 
-FOR_DOTS inline void transpose_vectors(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
+FOR_AVX512 inline void transpose_vectors(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
     transpose_words(to, to_stride, from, from_stride);
 }
 
@@ -302,6 +360,12 @@ inline const MatrixUnit* emulated_amx() {
     return &unit;
 }
 
+// Multiply-adds of widened numbers, which every CPU can.
+inline const MatrixUnit* portable() {
+    static const MatrixUnit unit = {"widened", [] {}, [] {}, detail::widened_product, detail::transpose_plain};
+    return &unit;
+}
+
 #if HAVE_MATRIX_UNITS
 inline const MatrixUnit* amx() {
     static const bool there = detail::has_amx();
@@ -314,19 +378,33 @@ inline const MatrixUnit* avx512_bf16() {
     static const MatrixUnit unit = {"AVX512-BF16", [] {}, [] {}, detail::dot_product, detail::transpose_vectors};
     return there ? &unit : nullptr;
 }
+inline const MatrixUnit* avx512() {
+    __builtin_cpu_init();
+    static const MatrixUnit unit = {"AVX-512, widened", [] {}, [] {}, detail::widened_product_avx512,
+                                    detail::transpose_vectors};
+    return __builtin_cpu_supports("avx512f") ? &unit : nullptr;
+}
+inline const MatrixUnit* avx2() {
+    __builtin_cpu_init();
+    static const MatrixUnit unit = {"AVX2, widened", [] {}, [] {}, detail::widened_product_avx2, detail::transpose_plain};
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &unit : nullptr;
+}
 #else
 inline const MatrixUnit* amx() { return nullptr; }
 inline const MatrixUnit* avx512_bf16() { return nullptr; }
+inline const MatrixUnit* avx512() { return nullptr; }
+inline const MatrixUnit* avx2() { return nullptr; }
 #endif
 
-// The one to use; null: none. Intel's bf16 dot product is half as fast as fp32 (measured), AMD's twice as fast.
-inline const MatrixUnit* best_matrix_unit() {
-    if (const MatrixUnit* unit = amx()) return unit;
+// All there are, the best first. Intel's bf16 dot product is half as fast as its fp32 (measured), AMD's twice as fast.
+inline std::vector<const MatrixUnit*> matrix_units() {
+    std::vector<const MatrixUnit*> units = {amx(), avx512_bf16(), avx512(), avx2(), portable()};
 #if HAVE_MATRIX_UNITS
     __builtin_cpu_init();
-    if (__builtin_cpu_is("amd")) return avx512_bf16();
+    if (!__builtin_cpu_is("amd")) std::swap(units[1], units[2]);
 #endif
-    return nullptr;
+    units.erase(std::remove(units.begin(), units.end(), nullptr), units.end());
+    return units;
 }
 
 }  // namespace cpu
