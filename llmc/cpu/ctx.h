@@ -89,9 +89,9 @@ struct Ctx {
 
     // For the start-up table.
     std::string description() const {
-        return format("%d thread%s, %s%s", threads, threads == 1 ? "" : "s", isa_name(), plain ? ", plain loops" : "");
+        return format("%d thread%s, %s%s", threads, threads == 1 ? "" : "s", isa_name().c_str(), plain ? ", plain loops" : "");
     }
-    static const char* isa_name() {
+    std::string isa_name() const {
 #if HAVE_ONEDNN
         switch (dnnl::get_effective_cpu_isa()) {
             case dnnl::cpu_isa::avx512_core_amx:
@@ -112,7 +112,7 @@ struct Ctx {
                 return "generic";
         }
 #else
-        return "without oneDNN";
+        return std::string(unit ? unit->name : "no matrix unit") + ", without oneDNN";
 #endif
     }
 
