@@ -140,13 +140,8 @@ __attribute__((target("avx512f,avx512bf16"))) float dot_rounds(long rounds) {
 
 constexpr double tile_flops = 4.0 * 16 * 16 * 32 * 2;  // four products of tiles: 16x32 by 32x16
 __attribute__((target("amx-tile,amx-bf16"))) float tile_rounds(long rounds) {
-    struct alignas(64) {
-        uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } const config;
     float sums[16 * 16];
-    _tile_loadconfig(&config);  // makes all tiles zero
+    cpu::detail::AmxTiles::begin();  // makes all tiles zero
     for (long i = 0; i < rounds; i++) {
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
@@ -154,7 +149,7 @@ __attribute__((target("amx-tile,amx-bf16"))) float tile_rounds(long rounds) {
         _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(0, sums, 64);
-    _tile_release();
+    cpu::detail::AmxTiles::end();
     return sums[0];
 }
 

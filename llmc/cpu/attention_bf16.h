@@ -19,6 +19,7 @@
 #include "../ops.h"
 #include "attention_shape.h"
 #include "matrix_unit.h"
+#include "packing.h"
 #include "parallel.h"
 #include "reduce.h"
 
@@ -56,39 +57,14 @@ struct Rows64 {
         lay_rows(copy, from, from_stride, rows, HS, H);
     }
 };
-// (H, 64): transposed. Pairs of rows become words, words are transposed, and each is a pair of neighbours in a row of the
-// result.
+// Left operand (H, 64) = rows^T; right operands (H, 64) = rows^T and (64, H) = rows.
 inline void lay_transposed(const MatrixUnit& unit, bf16* to, const Rows64& rows, int H) {
-    alignas(64) uint32_t pairs[16][16];
-    for (int c = 0; c < H; c += 16)
-        for (int r = 0; r < tile; r += 32) {
-            for (int pair = 0; pair < 16; pair++) {
-                const bf16 *first = rows.x + (size_t)(r + 2 * pair) * rows.stride + c, *second = first + rows.stride;
-                INDEPENDENT_ITERATIONS
-                for (int i = 0; i < 16; i++) pairs[pair][i] = word_of(first[i], second[i]);
-            }
-            unit.transpose((uint32_t*)(to + (size_t)c * tile + r), tile / 2, &pairs[0][0], 16);
-        }
+    detail::lay_transposed(unit, to, rows.x, rows.stride, H, tile, tile);
 }
-// Right operand (H, 64) = rows^T: the pairs are pairs of elements of a row, words as they lie.
 inline void pack_transposed(const MatrixUnit& unit, bf16* to, const Rows64& rows, int H) {
-    const size_t column_words = (size_t)H / 2;
-    for (int r = 0; r < tile; r += 16)
-        for (int k = 0; k < H; k += 32)
-            unit.transpose((uint32_t*)to + (size_t)r * column_words + (size_t)k * 8, 16,
-                           (const uint32_t*)(rows.x + (size_t)r * rows.stride + k), rows.stride / 2);
+    detail::pack_transposed(unit, to, rows.x, rows.stride, tile, H);
 }
-// Right operand (64, H) = rows: the pairs are pairs of rows.
-inline void pack_rows(bf16* to, const Rows64& rows, int H) {
-    uint32_t* words = (uint32_t*)to;
-    for (int c0 = 0; c0 < H; c0 += 16)
-        for (int r = 0; r < tile; r += 2) {
-            const bf16 *first = rows.x + (size_t)r * rows.stride + c0, *second = first + rows.stride;
-            uint32_t* pair = words + (size_t)c0 * (tile / 2) + (size_t)r / 2 * 16;
-            INDEPENDENT_ITERATIONS
-            for (int c = 0; c < 16; c++) pair[c] = word_of(first[c], second[c]);
-        }
-}
+inline void pack_rows(bf16* to, const Rows64& rows, int H) { detail::pack_rows(to, rows.x, rows.stride, H, tile, tile); }
 // Rows of a head from fp32 sums (H, 64), each divided by its divisor.
 inline void store_transposed(const MatrixUnit& unit, floatX* to, size_t stride, const float* sums, const float* divisors,
                              int rows, int HS) {

@@ -15,6 +15,7 @@
 #include "../math.h"
 #include "ctx.h"
 #include "matrix_unit.h"
+#include "packing.h"
 #include "parallel.h"
 
 namespace cpu {
@@ -23,50 +24,6 @@ namespace unit_gemm {
 
 constexpr int panel = 64, rows_at_once = 128;
 constexpr int depth = 1024;  // of k at once, so that a panel's and the rows' part of it stay in the second cache
-
-// ---- packing: right operands of `columns` columns from first_column on -----------------------------------------------------
-// b (K, C) as it lies; rows from `there` on are zero.
-inline void pack_rows(bf16* to, const bf16* b, int C, int first_column, int columns, int K, int there) {
-    uint32_t* words = (uint32_t*)to;
-    for (int k = 0; k < K; k += 2)
-        for (int c0 = 0; c0 < columns; c0 += 16) {
-            uint32_t* pair = words + (size_t)c0 * K / 2 + (size_t)k * 8;
-            const bf16* first = b + (size_t)k * C + first_column + c0;
-            if (k + 1 < there) {
-                INDEPENDENT_ITERATIONS
-                for (int c = 0; c < 16; c++) pair[c] = word_of(first[c], first[C + c]);
-            } else {
-                for (int c = 0; c < 16; c++) pair[c] = k < there ? word_of(first[c], bf16(0)) : 0;
-            }
-        }
-}
-// The transpose of b (C, K).
-inline void pack_columns(const MatrixUnit& unit, bf16* to, const bf16* b, int first_column, int columns, int K) {
-    const size_t row_words = (size_t)K / 2;
-    const uint32_t* words = (const uint32_t*)(b + (size_t)first_column * K);
-    for (size_t c = 0; c < (size_t)columns; c += 16)
-        for (size_t k = 0; k < row_words; k += 16)
-            unit.transpose((uint32_t*)to + c * row_words + k * 16, 16, words + c * row_words + k, row_words);
-}
-
-// Left operand (rows, K): columns first .. first + rows of a (N, M) transposed; elements beyond N are zero.
-inline void lay_columns(const MatrixUnit& unit, bf16* to, const bf16* a, int M, int first, int rows, int N, int K) {
-    uint32_t pairs[16][panel];  // of 32 rows of a
-    for (int k0 = 0; k0 < K; k0 += 32) {
-        for (int k = k0; k < k0 + 32; k += 2) {
-            const bf16* row = a + (size_t)k * M + first;
-            uint32_t* pair = pairs[(k - k0) / 2];
-            if (k + 1 < N) {
-                INDEPENDENT_ITERATIONS
-                for (int m = 0; m < rows; m++) pair[m] = word_of(row[m], row[M + m]);
-            } else {
-                for (int m = 0; m < rows; m++) pair[m] = k < N ? word_of(row[m], bf16(0)) : 0;
-            }
-        }
-        for (int m = 0; m < rows; m += 16)
-            unit.transpose((uint32_t*)(to + (size_t)m * K + k0), (size_t)K / 2, &pairs[0][m], panel);
-    }
-}
 
 // c (rows, columns) = a (rows, K) packed (K, columns); a's rows are a multiple of 16.
 inline void product(const MatrixUnit& unit, float* c, const bf16* a, const bf16* packed, int rows, int columns, int K) {
@@ -116,12 +73,13 @@ inline void columns_times(Ctx& ctx, float* c, const bf16* a, const bf16* b, int 
     {
         bf16* left = right + right_size + left_size * (size_t)omp_get_thread_num();
 #pragma omp for schedule(static)
-        for (int c0 = 0; c0 < C; c0 += panel) pack_rows(right + (size_t)c0 * K, b, C, c0, std::min((int)panel, C - c0), K, N);
+        for (int c0 = 0; c0 < C; c0 += panel)
+            pack_rows(right + (size_t)c0 * K, b + c0, (size_t)C, std::min((int)panel, C - c0), K, N);
         unit.begin();
 #pragma omp for schedule(static)
         for (int m0 = 0; m0 < M; m0 += panel) {
             const int rows = std::min((int)panel, M - m0);
-            lay_columns(unit, left, a, M, m0, rows, N, K);
+            lay_transposed(unit, left, a + m0, (size_t)M, rows, K, N);
             for (int k = 0; k < K; k += depth)
                 unit.product(c + (size_t)m0 * C, C, left + k, K, right + (size_t)k * 16, K, rows, C, std::min(depth, K - k),
                              k > 0 || acc == Acc::Add);
@@ -141,7 +99,9 @@ template <class E>
 bool forward(Ctx& ctx, E* out, E* pre, const E* inp, const E* weight, const E* bias, int N, int IC, int OC) {
     if (!fits<E>(ctx, IC, OC)) return false;
     if constexpr (std::is_same<E, bf16>::value) {
-        const auto pack = [&](bf16* to, int first, int columns) { pack_columns(*ctx.unit, to, weight, first, columns, IC); };
+        const auto pack = [&](bf16* to, int first, int columns) {
+            pack_transposed(*ctx.unit, to, weight + (size_t)first * IC, (size_t)IC, columns, IC);
+        };
         rows_times(ctx, inp, N, IC, OC, pack, [=](int n, int first, int columns, const float* sums) {
             const size_t at = (size_t)n * OC + first;
             E* y = (pre ? pre : out) + at;
@@ -161,7 +121,7 @@ template <class E>
 bool backward_input(Ctx& ctx, E* dinp, const E* dout, const E* weight, const E* pre, int N, int IC, int OC) {
     if (!fits<E>(ctx, OC, IC)) return false;
     if constexpr (std::is_same<E, bf16>::value) {
-        const auto pack = [&](bf16* to, int first, int columns) { pack_rows(to, weight, IC, first, columns, OC, OC); };
+        const auto pack = [&](bf16* to, int first, int columns) { pack_rows(to, weight + first, (size_t)IC, columns, OC, OC); };
         rows_times(ctx, dout, N, OC, IC, pack, [=](int n, int first, int columns, const float* sums) {
             const size_t at = (size_t)n * IC + first;
             E* dx = dinp + at;
