@@ -319,10 +319,8 @@ void check_layouts(const char* way, Multiply&& product) {
 TEST(Gemm, EveryLayout) {
     cpu::Ctx ctx(2);
     constexpr bool is_bf16 = std::is_same<floatX, bf16>::value;
-    if (!is_bf16 || ctx.bf16_gemm == cpu::Bf16Gemm::native)
-        check_layouts("native", [&](auto* c, auto... arguments) { cpu::detail::gemm(ctx, c, arguments...); });
-    if constexpr (is_bf16)
-        check_layouts("widened", [&](auto* c, auto... arguments) { cpu::detail::gemm_widened(ctx, c, arguments...); });
+    check_layouts(is_bf16 ? "widened" : "fp32",
+                  [&](auto* c, auto... arguments) { cpu::detail::product(ctx, c, arguments...); });
 }
 
 #endif
@@ -334,9 +332,10 @@ namespace {
 std::vector<const cpu::MatrixUnit*> units() {
     return std::is_same<floatX, bf16>::value ? all_matrix_units() : std::vector<const cpu::MatrixUnit*>();
 }
-// The packed operand, panels of 64, 128 rows and 1024 of k, tiles of 16 and 32: below, at and past each.
-const Shape fitting[] = {{5, 32, 16},    {16, 64, 64},    {17, 96, 80},   {33, 1056, 48},
-                         {128, 64, 112}, {129, 160, 144}, {300, 32, 1088}};
+// Blocks of 256 rows and columns, slabs of 1024, parts of 32 columns and 512 of k, tiles of 16 and 32, rows shared by threads
+// where there are few columns: below, at and past each.
+const Shape fitting[] = {{5, 32, 16},     {16, 64, 64},   {17, 96, 80},  {33, 1056, 48},  {128, 64, 112},
+                         {129, 544, 144}, {40, 32, 1088}, {300, 32, 48}, {1100, 64, 272}, {270, 1056, 32}};
 
 }  // namespace
 
@@ -380,7 +379,7 @@ TEST(MatrixUnits, LinearLayers) {
             Results first;
             for (const int threads : {1, 2, 3}) {
                 cpu::Ctx ctx(threads);
-                ctx.unit = unit, ctx.own_products = true;
+                ctx.unit = unit;
                 const Results r = layer.run(ctx);
 #if HAVE_ONEDNN
                 if (k.OC % 32 == 0) {
@@ -392,7 +391,7 @@ TEST(MatrixUnits, LinearLayers) {
             }
         }
         cpu::Ctx ctx(2);
-        ctx.unit = unit, ctx.own_products = true;
+        ctx.unit = unit;
         for (const Shape& k : {Shape{40, 33, 64}, Shape{40, 64, 33}, Shape{40, 48, 40}}) check_both_paths(ctx, k, seed++);
     }
 }
@@ -403,7 +402,7 @@ TEST(MatrixUnits, GeluBothWays) {
         const int N = 150, IC = 64, OC = 80;
         const Layer layer = random_layer({N, IC, OC}, 60);
         cpu::Ctx ctx(2);
-        ctx.unit = unit, ctx.own_products = true;
+        ctx.unit = unit;
         Guarded<floatX> pre((size_t)N * OC), out((size_t)N * OC), pre_alone((size_t)N * OC), out_alone((size_t)N * OC);
         cpu::linear_gelu_forward(ctx, out.data(), pre.data(), layer.inp.data(), layer.weight.data(), layer.bias.data(), N, IC,
                                  OC);

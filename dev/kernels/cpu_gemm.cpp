@@ -127,10 +127,13 @@ void on_the_matrix_unit(cpu::Ctx& ctx, Layer& l) {
 void the_trainers(cpu::Ctx& ctx, Layer& l) {
     cpu::detail::unit_gemm::forward<bf16>(ctx, l.out.data(), nullptr, l.inp.data(), l.weight.data(), nullptr, l.N, l.IC, l.OC);
 }
+#if HAVE_ONEDNN
 void the_librarys(cpu::Ctx& ctx, Layer& l) {
-    cpu::detail::product<bf16>(ctx, l.out.data(), l.inp.data(), false, l.weight.data(), true, nullptr, l.N, l.OC, l.IC,
-                               Acc::Set);
+    const bool bf16_too = dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core;
+    const auto product = bf16_too ? cpu::detail::gemm<bf16, bf16> : cpu::detail::gemm_widened<bf16>;
+    product(ctx, l.out.data(), l.inp.data(), false, l.weight.data(), true, nullptr, l.N, l.OC, l.IC, Acc::Set);
 }
+#endif
 
 struct Rung {
     const char* teaches;
@@ -211,7 +214,6 @@ int main(int argc, char** argv) try {
     cpu::Ctx ctx;
     const bool emulated = !ctx.unit;
     if (emulated) ctx.unit = cpu::emulated_amx();
-    ctx.own_products = true;
     printf("%s; matrix unit: %s\n", ctx.description().c_str(), emulated ? "none" : ctx.unit->name);
     bool wrong = false;
     const auto checked = [&](size_t i, Layer& l) {

@@ -33,31 +33,11 @@ namespace cpu {
 constexpr const char* backend_name = "cpu";
 constexpr bool memory_is_host = true;  // what ops work on can be read and written by the CPU
 
-// What the matrix unit of this CPU does best with bf16 operands.
-enum class Bf16Gemm {
-    native,  // AMX, or AMD's AVX512-BF16 (twice the fp32 rate, measured): multiply bf16 directly
-    // convert to fp32 and multiply there: Intel's vdpbf16ps without AMX is half as fast as fp32 FMA, older CPUs have none
-    widen,
-};
-
-inline Bf16Gemm detect_bf16_gemm() {
-#if defined(__x86_64__) && HAVE_ONEDNN
-    __builtin_cpu_init();
-    const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
-    const bool amx = isa == dnnl::cpu_isa::avx512_core_amx, bf16 = amx || isa == dnnl::cpu_isa::avx512_core_bf16;
-    if (amx || (bf16 && __builtin_cpu_is("amd"))) return Bf16Gemm::native;
-#endif
-    return Bf16Gemm::widen;
-}
-
 struct Ctx {
     int threads;         // OpenMP threads that ops use
     bool plain = false;  // true: only the plain loops (the specification, no library); false: fast paths where they exist
 
-    const MatrixUnit* unit = matrix_units().front();  // for bf16; null: attention widens its tiles to fp32 instead
-    // Linear layers in bf16 by gemm_bf16.h: where it is not slower than oneDNN, or all there is.
-    bool own_products = !HAVE_ONEDNN || unit == amx() || unit == avx512();
-    const Bf16Gemm bf16_gemm = detect_bf16_gemm();
+    const MatrixUnit* unit = matrix_units().front();  // for bf16
 #if HAVE_ONEDNN  // see matmul.h. The key holds everything that a compiled product depends on.
     using GemmKey = std::array<int64_t, 8>;
     dnnl::engine engine{dnnl::engine::kind::cpu, 0};

@@ -1,12 +1,14 @@
 // The three products of linear layers on a matrix unit (matrix_unit.h), of bf16 matrices.
 //   rows_times      out (N, C) = a (N, K) b (K, C)     forward: inp times weight^T; backward_input: dout times weight
 //   columns_times   c (M, C) (+)= a^T b of a (N, M), b (N, C)     backward_weight: dout and inp
-// Threads share the columns of the first and the rows of the second, in panels of 64. Who multiplies with a panel packs it
-// before, into memory that stays in its cache: weights are read from where they lie, once, and there are no packed copies to
-// keep. Packing touches an element once for the 2 N operations (N rows) that it takes part in. 128 rows of a panel are complete
-// in fp32 before `finish` rounds them and does what comes after the product. Every sum runs over k in order: the bits depend on
-// the unit, not on threads or panels. Limits: K a multiple of 32, C and M of 16. Any N: rows that fill no tile are copied
-// beside zeros.
+// The unit is fed from caches (Goto and van de Geijn, 2008): a block of at most 256 rows and 256 columns and the next 1024 of k
+// lie in the second cache, and of it 32 columns and 512 of k, which all rows meet, in the first. What is read from further away
+// takes part in 512 operations a number. Right operands are packed when they are wanted, by who multiplies with them: weights
+// are read from where they lie, once, and there are no packed copies to keep.
+// rows_times: threads share columns, and rows where there are few columns. Rows are finished in fp32 before `finish` rounds
+// them and does what comes after the product. columns_times: threads pack b together, then share the rows of c.
+// Every sum runs over k in order: the bits depend on the unit, not on threads or blocks. Limits: K a multiple of 32, C and M of
+// 16. Any N: rows that fill no tile are copied beside zeros.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -22,42 +24,72 @@ namespace cpu {
 namespace detail {
 namespace unit_gemm {
 
-constexpr int panel = 64, rows_at_once = 128;
-constexpr int depth = 1024;  // of k at once, so that a panel's and the rows' part of it stay in the second cache
+constexpr int block = 256, slab = 1024;  // rows and columns, and of k, that stay in the second cache
+constexpr int narrow = 32, depth = 512;  // columns, and of k, that stay in the first
 
-// c (rows, columns) = a (rows, K) packed (K, columns); a's rows are a multiple of 16.
-inline void product(const MatrixUnit& unit, float* c, const bf16* a, const bf16* packed, int rows, int columns, int K) {
-    for (int k = 0; k < K; k += depth)
-        unit.product(c, panel, a + k, K, packed + (size_t)k * 16, K, rows, columns, std::min(depth, K - k), k > 0);
+inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
+inline int divide_up(int n, int by) { return (n + by - 1) / by; }
+
+// A result (rows, columns) in panels of columns, as many for each thread, and parts of its rows where there are few panels.
+struct Shares {
+    int columns, panels, rows, parts;
+    Shares(int N, int C, int threads) {
+        columns = round_up(divide_up(C, round_up(divide_up(C, block), threads)), 16);
+        columns = std::max(columns, std::min(C, 64));
+        panels = divide_up(C, columns);
+        rows = round_up(divide_up(N, divide_up(threads, panels)), 16);
+        parts = divide_up(N, rows);
+    }
+};
+
+// c (rows, columns) = a b or c += a b, of a slab at most.
+inline void multiply_block(const MatrixUnit& unit, float* c, int ldc, const bf16* a, int lda, const bf16* packed, int rows,
+                           int columns, int K, bool add) {
+    for (int n = 0; n < columns; n += narrow)
+        for (int k = 0; k < K; k += depth)
+            unit.product(c + n, ldc, a + k, lda, packed + right_index(k, n, K), K, rows, std::min((int)narrow, columns - n),
+                         std::min((int)depth, K - k), add || k > 0);
 }
 
 // ---- products --------------------------------------------------------------------------------------------------------------
-// pack(to, first column, columns) packs a panel of b; finish(n, first column, columns, sums) gets each finished part of a row.
+// pack(to, k, K, first column, columns) packs K rows of a panel of b; finish(n, first column, columns, sums) gets each finished
+// part of a row.
 template <class Pack, class Finish>
 void rows_times(Ctx& ctx, const bf16* a, int N, int K, int C, Pack pack, Finish finish) {
     const MatrixUnit& unit = *ctx.unit;
-    const size_t packed_size = (size_t)K * panel, few_size = (size_t)K * 16, sums_size = (size_t)rows_at_once * panel;
+    const Shares shares(N, C, ctx.threads);
+    const int width = shares.columns, kept = K > slab ? shares.rows : std::min((int)block, shares.rows);  // rows of sums
+    const size_t packed_size = (size_t)std::min(K, slab) * width, few_size = (size_t)16 * slab,
+                 sums_size = (size_t)kept * width;
     const size_t per_thread = (packed_size + few_size) * sizeof(bf16) + sums_size * sizeof(float);
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
 #pragma omp parallel num_threads(ctx.threads)
     {
-        float* sums = (float*)(memory + per_thread * (size_t)omp_get_thread_num());
-        bf16 *packed = (bf16*)(sums + sums_size), *few = packed + packed_size;
+        float* memory_of_sums = (float*)(memory + per_thread * (size_t)omp_get_thread_num());
+        bf16 *packed = (bf16*)(memory_of_sums + sums_size), *few = packed + packed_size;
         unit.begin();
-#pragma omp for schedule(static)
-        for (int c0 = 0; c0 < C; c0 += panel) {
-            const int columns = std::min((int)panel, C - c0);
-            pack(packed, c0, columns);
-            for (int n0 = 0; n0 < N; n0 += rows_at_once) {
-                const int rows = std::min((int)rows_at_once, N - n0), whole = rows / 16 * 16;
-                const bf16* here = a + (size_t)n0 * K;
-                if (whole > 0) product(unit, sums, here, packed, whole, columns, K);
-                if (whole < rows) {
-                    std::copy_n(here + (size_t)whole * K, (size_t)(rows - whole) * K, few);
-                    std::fill(few + (size_t)(rows - whole) * K, few + few_size, bf16(0));
-                    product(unit, sums + (size_t)whole * panel, few, packed, 16, columns, K);
+#pragma omp for schedule(dynamic)
+        for (int task = 0; task < shares.panels * shares.parts; task++) {
+            const int c0 = task / shares.parts * width, columns = std::min(width, C - c0);
+            const int first = task % shares.parts * shares.rows, end = std::min(N, first + shares.rows);
+            for (int k0 = 0; k0 < K; k0 += slab) {
+                const int k_here = std::min((int)slab, K - k0);
+                pack(packed, k0, k_here, c0, columns);
+                for (int n0 = first; n0 < end; n0 += block) {
+                    const int rows = std::min((int)block, end - n0), whole = rows / 16 * 16;
+                    const bf16* here = a + (size_t)n0 * K + k0;
+                    float* sums = memory_of_sums + (K > slab ? (size_t)(n0 - first) * width : 0);
+                    if (whole > 0) multiply_block(unit, sums, width, here, K, packed, whole, columns, k_here, k0 > 0);
+                    if (whole < rows) {
+                        std::fill(few, few + few_size, bf16(0));
+                        for (int n = whole; n < rows; n++)
+                            std::copy_n(here + (size_t)n * K, k_here, few + (size_t)(n - whole) * slab);
+                        multiply_block(unit, sums + (size_t)whole * width, width, few, slab, packed, 16, columns, k_here,
+                                       k0 > 0);
+                    }
+                    if (k0 + k_here == K)
+                        for (int n = 0; n < rows; n++) finish(n0 + n, c0, columns, sums + (size_t)n * width);
                 }
-                for (int n = 0; n < rows; n++) finish(n0 + n, c0, columns, sums + (size_t)n * panel);
             }
         }
         unit.end();
@@ -66,23 +98,25 @@ void rows_times(Ctx& ctx, const bf16* a, int N, int K, int C, Pack pack, Finish 
 
 inline void columns_times(Ctx& ctx, float* c, const bf16* a, const bf16* b, int N, int M, int C, Acc acc) {
     const MatrixUnit& unit = *ctx.unit;
-    const int K = (N + 31) / 32 * 32;
-    const size_t right_size = (size_t)K * C, left_size = (size_t)K * panel;
+    const Shares shares(C, M, ctx.threads);
+    const int deepest = std::min((int)slab, round_up(N, 32));
+    const size_t right_size = (size_t)deepest * C, left_size = (size_t)deepest * shares.columns;
     bf16* right = (bf16*)ctx.scratch((right_size + left_size * (size_t)ctx.threads) * sizeof(bf16));
 #pragma omp parallel num_threads(ctx.threads)
     {
         bf16* left = right + right_size + left_size * (size_t)omp_get_thread_num();
-#pragma omp for schedule(static)
-        for (int c0 = 0; c0 < C; c0 += panel)
-            pack_rows(right + (size_t)c0 * K, b + c0, (size_t)C, std::min((int)panel, C - c0), K, N);
         unit.begin();
-#pragma omp for schedule(static)
-        for (int m0 = 0; m0 < M; m0 += panel) {
-            const int rows = std::min((int)panel, M - m0);
-            lay_transposed(unit, left, a + m0, (size_t)M, rows, K, N);
-            for (int k = 0; k < K; k += depth)
-                unit.product(c + (size_t)m0 * C, C, left + k, K, right + (size_t)k * 16, K, rows, C, std::min(depth, K - k),
-                             k > 0 || acc == Acc::Add);
+        for (int k0 = 0; k0 < N; k0 += slab) {
+            const int there = std::min((int)slab, N - k0), K = round_up(there, 32);
+#pragma omp for schedule(dynamic)
+            for (int c0 = 0; c0 < C; c0 += block)
+                pack_rows(right + (size_t)c0 * K, b + (size_t)k0 * C + c0, (size_t)C, std::min((int)block, C - c0), K, there);
+#pragma omp for schedule(dynamic)
+            for (int m0 = 0; m0 < M; m0 += shares.columns) {
+                const int rows = std::min(shares.columns, M - m0);
+                lay_transposed(unit, left, a + (size_t)k0 * M + m0, (size_t)M, rows, K, there);
+                multiply_block(unit, c + (size_t)m0 * C, C, left, K, right, rows, C, K, k0 > 0 || acc == Acc::Add);
+            }
         }
         unit.end();
     }
@@ -91,7 +125,7 @@ inline void columns_times(Ctx& ctx, float* c, const bf16* a, const bf16* b, int 
 // ---- linear layers: true if it was done here, false if that is others' work ------------------------------------------------
 template <class E>
 bool fits(const Ctx& ctx, int K, int C) {
-    return std::is_same<E, bf16>::value && ctx.own_products && !ctx.plain && K % 32 == 0 && C % 16 == 0;
+    return std::is_same<E, bf16>::value && !ctx.plain && K % 32 == 0 && C % 16 == 0;
 }
 
 // out = inp weight^T (+ bias); with `pre`, that is pre, and out = gelu(pre).
@@ -99,8 +133,8 @@ template <class E>
 bool forward(Ctx& ctx, E* out, E* pre, const E* inp, const E* weight, const E* bias, int N, int IC, int OC) {
     if (!fits<E>(ctx, IC, OC)) return false;
     if constexpr (std::is_same<E, bf16>::value) {
-        const auto pack = [&](bf16* to, int first, int columns) {
-            pack_transposed(*ctx.unit, to, weight + (size_t)first * IC, (size_t)IC, columns, IC);
+        const auto pack = [&](bf16* to, int k, int K, int first, int columns) {
+            pack_transposed(*ctx.unit, to, weight + (size_t)first * IC + k, (size_t)IC, columns, K);
         };
         rows_times(ctx, inp, N, IC, OC, pack, [=](int n, int first, int columns, const float* sums) {
             const size_t at = (size_t)n * OC + first;
@@ -121,7 +155,9 @@ template <class E>
 bool backward_input(Ctx& ctx, E* dinp, const E* dout, const E* weight, const E* pre, int N, int IC, int OC) {
     if (!fits<E>(ctx, OC, IC)) return false;
     if constexpr (std::is_same<E, bf16>::value) {
-        const auto pack = [&](bf16* to, int first, int columns) { pack_rows(to, weight + first, (size_t)IC, columns, OC, OC); };
+        const auto pack = [&](bf16* to, int k, int K, int first, int columns) {
+            pack_rows(to, weight + (size_t)k * IC + first, (size_t)IC, columns, K, K);
+        };
         rows_times(ctx, dout, N, OC, IC, pack, [=](int n, int first, int columns, const float* sums) {
             const size_t at = (size_t)n * IC + first;
             E* dx = dinp + at;

@@ -6,8 +6,8 @@
 // d/db_o = sum_n dout_no.
 // Sums are kept in fp32 and rounded to floatX once. The plain loops are the specification. Fast paths, whichever comes first:
 //   a few rows (generation)   reading the weight once is all there is to do: few_rows_forward
-//   gemm_bf16.h               bf16 on AMX and, widened in registers, on AVX-512; on all CPUs where oneDNN is not installed
-//   oneDNN                    everything else
+//   gemm_bf16.h               bf16
+//   oneDNN                    fp32; bf16 of shapes that fit no matrix unit, widened
 // Cost: 2 N IC OC FLOPs each; bound by the matrix unit for N above a few hundred.
 // Determinism: the plain loops, few rows and bias gradients give the same bits for any number of threads; oneDNN gives the same
 // bits for the same shapes, CPU and number of threads.
@@ -110,7 +110,7 @@ void convert(To* to, const From* from, size_t n) {
     });
 }
 
-// The same product where bf16 operands are better multiplied in fp32: widened copies in scratch, result rounded once.
+// The same product of bf16 operands: copies in scratch, widened to fp32; the result is rounded once.
 template <class Out>
 void gemm_widened(Ctx& ctx, Out* c, const bf16* a, bool a_t, const bf16* b, bool b_t, const bf16* bias, int64_t M, int64_t N,
                   int64_t K, Acc acc) {
@@ -132,10 +132,8 @@ void gemm_widened(Ctx& ctx, Out* c, const bf16* a, bool a_t, const bf16* b, bool
 template <class Out>
 void product(Ctx& ctx, Out* c, const floatX* a, bool a_t, const floatX* b, bool b_t, const floatX* bias, int64_t M, int64_t N,
              int64_t K, Acc acc) {
-    if constexpr (std::is_same<floatX, bf16>::value) {
-        if (ctx.bf16_gemm == Bf16Gemm::widen) return gemm_widened(ctx, c, a, a_t, b, b_t, bias, M, N, K, acc);
-    }
-    if constexpr (!std::is_same<floatX, double>::value) gemm(ctx, c, a, a_t, b, b_t, bias, M, N, K, acc);
+    if constexpr (std::is_same<floatX, bf16>::value) gemm_widened(ctx, c, a, a_t, b, b_t, bias, M, N, K, acc);
+    if constexpr (std::is_same<floatX, float>::value) gemm(ctx, c, a, a_t, b, b_t, bias, M, N, K, acc);
 }
 
 #else
