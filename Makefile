@@ -39,9 +39,9 @@ endif
 # floating point traps, so that loops with sqrt and comparisons can be vectorised.
 OPT      ?= -O3 -march=native
 CXXFLAGS += -std=c++17 $(OPT) -g1 -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math -MMD -MP -I.
-# What is installed is looked for when a recipe runs: by then it has been.
-have_dnnl  = $(shell printf '\043include <oneapi/dnnl/dnnl.hpp>\n' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo yes)
-LDLIBS   += $(if $(have_dnnl),-ldnnl) -lpcre2-8 -lpthread
+LDLIBS   += -lpcre2-8 -lpthread
+# For comparison, in a ladder, if it is installed: looked for when a recipe runs.
+have_dnnl = $(shell printf '\043include <oneapi/dnnl/dnnl.hpp>\n' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo yes)
 # Libraries from scripts/vendor.sh, on a machine that has no packages.
 ifneq ($(wildcard build/deps/include),)
 ifneq ($(NODEPS),)
@@ -203,7 +203,7 @@ build/$(gpu_backend)-bf16$(gpu_suffix)/ladder_%: dev/kernels/%.cu Makefile | dep
 build/cpu-bf16$(gpu_suffix)/ladder_%: dev/kernels/%.cpp Makefile | deps
 	@echo "building $@"
 	@mkdir -p $(@D)
-	@$(CXX) $< $(CXXFLAGS) -o $@ $(LDFLAGS) $(LDLIBS)
+	@$(CXX) $< $(CXXFLAGS) -o $@ $(LDFLAGS) $(if $(have_dnnl),-ldnnl) $(LDLIBS)
 
 # ---- all tests. The CPU's are built for the CPU whatever BACKEND is; programs are built two at a time whatever -j says to the
 #      outer make, then run one after another ----

@@ -2047,7 +2047,7 @@ struct Run {
         resumed_from = resume_directory(world, o);
         if (!resumed_from.empty()) state = read_state(resumed_from);
         load_tokenizer();
-        if (be::memory_is_host && !o.gemm_cache.empty()) fail("--gemm-cache is for GPUs; on the CPU oneDNN chooses by itself");
+        if (be::memory_is_host && !o.gemm_cache.empty()) fail("--gemm-cache is for GPUs; the CPU has one way to multiply");
         if (o.sample_interval > 0 && !tokenizer) fail("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
 
         const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;

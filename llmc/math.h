@@ -12,40 +12,48 @@
 // e^x without branches or library calls, so that loops over it become vector code (the library's expf is vectorised only under
 // -ffast-math, which we do not use). Cody-Waite reduction x = n ln2 + r, |r| <= ln2/2, then a polynomial in r (minimax, degree
 // 7) scaled by 2^n. Error: 1.2 units in the last place for x >= -86.6; 0 below that; infinity above 88.72; NaN stays NaN.
-HD inline float exp_approx(float x) {
+// F is a float, or a vector of floats whose BitsOf says what unsigned integers have its bits.
+template <class F>
+struct BitsOf {
+    using type = uint32_t;
+};
+template <class F>
+HD inline F exp_of(F x) {
     const float log2e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which then sits in the low mantissa bits
-    const float shifted = x * log2e + shift, n = shifted - shift;
-    const float r = (x - n * ln2_high) - n * ln2_low;
-    float p = 2 * 1.9875691500e-4f;  // p = 2 e^r and 2^(n-1), not e^r and 2^n: 2^128 is no float
-    p = p * r + 2 * 1.3981999507e-3f;
+    const F shifted = x * log2e + shift, n = shifted - shift;
+    const F r = (x - n * ln2_high) - n * ln2_low;
+    F p = 2 * 1.9875691500e-4f * r + 2 * 1.3981999507e-3f;  // p = 2 e^r and 2^(n-1), not e^r and 2^n: 2^128 is no float
     p = p * r + 2 * 8.3334519073e-3f;
     p = p * r + 2 * 4.1665795894e-2f;
     p = p * r + 2 * 1.6666665459e-1f;
     p = p * r + 2 * 5.0000001201e-1f;
     p = p * r + 2.0f;
     p = p * r + 2.0f;
-    uint32_t bits;
-    memcpy(&bits, &shifted, 4);
+    typename BitsOf<F>::type bits;
+    memcpy(&bits, &shifted, sizeof bits);
     bits = (bits + 126u) << 23;  // the high bits of `shift` fall off
-    float scale;
-    memcpy(&scale, &bits, 4);
-    const float y = x > 88.722835f ? INFINITY : p * scale;  // NaN: both comparisons are false
-    return x < -86.6f ? 0.0f : y;
+    F scale;
+    memcpy(&scale, &bits, sizeof scale);
+    const F y = x > 88.722835f ? F{} + INFINITY : p * scale;  // NaN: both comparisons are false
+    return x < -86.6f ? F{} : y;
 }
+HD inline float exp_approx(float x) { return exp_of(x); }
 
 // On a GPU a special unit computes 2^x: two instructions instead of sixteen, which would be what elementwise kernels wait for.
 // Its error is 2 + 1.2 |x| units in the last place, as of an exponential whose argument was rounded once more.
-HD inline real exp_real(real x) {
+template <class F>
+HD inline F exp_real(F x) {
 #ifdef __CUDA_ARCH__
     return __expf(x);
 #else
-    if constexpr (std::is_same<real, double>::value) return std::exp(x);
-    else return exp_approx((float)x);
+    if constexpr (std::is_same<F, double>::value) return std::exp(x);
+    else return exp_of(x);
 #endif
 }
 
-HD inline real sigmoid(real x) {
+template <class F>
+HD inline F sigmoid(F x) {
 #ifdef __CUDA_ARCH__
     return __fdividef(1.0f, 1.0f + exp_real(-x));  // 2 units in the last place; 0 where the divisor is beyond 2^126
 #else
@@ -54,16 +62,20 @@ HD inline real sigmoid(real x) {
 }
 
 // tanh GeLU: 0.5 x (1 + tanh u), u = k (x + 0.044715 x^3), k = sqrt(2/pi). With 1 + tanh u = 2 sigmoid(2u) it is x sigmoid(2u).
-HD inline real gelu(real x) {
-    const real k = real(0.7978845608028654), u = k * (x + real(0.044715) * x * x * x);
+template <class F>
+HD inline F gelu(F x) {
+    const real k = real(0.7978845608028654);
+    const F u = k * (x + real(0.044715) * x * x * x);
     return x * sigmoid(2 * u);
 }
 // d/dx: sigmoid(2u) + x sigmoid(2u) (1 - sigmoid(2u)) 2 u'. Past +-12 it is 1 or 0 to the last bit; without the limits, x^2
 // would overflow far out and 0 * infinity give NaN.
-HD inline real gelu_derivative(real x) {
-    x = x < -12 ? real(-12) : x > 12 ? real(12) : x;
-    const real k = real(0.7978845608028654), u = k * (x + real(0.044715) * x * x * x);
-    const real du = k * (1 + 3 * real(0.044715) * x * x), s = sigmoid(2 * u);
+template <class F>
+HD inline F gelu_derivative(F x) {
+    x = x < real(-12) ? F{} - real(12) : x;
+    x = x > real(12) ? F{} + real(12) : x;
+    const real k = real(0.7978845608028654);
+    const F u = k * (x + real(0.044715) * x * x * x), du = k * (1 + 3 * real(0.044715) * x * x), s = sigmoid(2 * u);
     return s + x * s * (1 - s) * 2 * du;
 }
 

@@ -61,7 +61,7 @@ void linear_gelu_backward_input(Ctx& ctx, floatX* dpre /*(N, IC)*/, const floatX
                                 const floatX* weight /*(OC, IC)*/, const floatX* pre /*(N, IC)*/, int N, int IC, int OC);
 
 // On a GPU: times the algorithms of products that occur for the first time, keeps the fastest in a file, and takes them from there
-// later, so that resumed runs have the same bits. To be called before the first product. (oneDNN chooses by itself.)
+// later, so that resumed runs have the same bits. To be called before the first product. (A CPU has one way to multiply.)
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
 
 // ---- 8-bit matrix products (fp8_linear.h) ---------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Copies the headers and static libraries that a build needs, besides the CUDA toolkit and a compiler, from this machine into
-# build/deps: for a machine without a package manager, to which the folder can be carried. A few MB. oneDNN (CPU matrix products,
-# 60 MB) is left out: without it the CPU's part is slow but right.
+# build/deps: for a machine without a package manager, to which the folder can be carried. A few MB.
 #   scripts/vendor.sh        then, over there: make check-gpu
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -19,18 +19,17 @@ constexpr double u = roundoff<real>;
 constexpr double rounding = roundoff<floatX> * 1.01;  // of a value that was itself computed with small error
 constexpr double tiny = 1e-30;                        // weights below e^-86.6 are 0
 
-// Ways to compute it: the plain loops, tiles in fp32, and on each matrix unit there is.
+// Ways to compute it: the plain loops, and tiles on each matrix unit there is.
 struct Way {
     const char* name;
     bool plain;
-    const cpu::MatrixUnit* unit;
+    const cpu::MatrixUnit<floatX>* unit;
     double weight_rounding() const { return unit && std::is_same<floatX, bf16>::value ? roundoff<bf16> * 1.01 : 0; }
     void choose(cpu::Ctx& ctx) const { ctx.plain = plain, ctx.unit = unit; }
 };
 std::vector<Way> all_ways() {
-    std::vector<Way> ways = {{"plain loops", true, nullptr}, {"tiles", false, nullptr}};
-    if (std::is_same<floatX, bf16>::value)
-        for (const cpu::MatrixUnit* unit : all_matrix_units()) ways.push_back({unit->name, false, unit});
+    std::vector<Way> ways = {{"plain loops", true, nullptr}};
+    for (const auto* unit : all_matrix_units<floatX>()) ways.push_back({unit->name, false, unit});
     return ways;
 }
 

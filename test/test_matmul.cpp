@@ -283,74 +283,30 @@ TEST(Linear, BuffersNeedNoAlignment) {
     }
 }
 
-#if HAVE_ONEDNN
-// ---- the product beneath --------------------------------------------------------------------------------------------------
-// Every layout, bias and accumulation, with both ways to multiply bf16: the CPU at hand uses only one of them.
-namespace {
-
-template <class Multiply>
-void check_layouts(const char* way, Multiply&& product) {
-    const int M = 37, N = 29, K = 67;
-    Rng rng(6);
-    const Guarded<floatX> a(rng.normals<floatX>(M * K), "a"), b(rng.normals<floatX>(K * N), "b"),
-        bias(rng.normals<floatX>(N), "bias");
-    const std::vector<real> c0 = rng.normals<real>(M * N);
-    for (const bool a_t : {false, true})
-        for (const bool b_t : {false, true}) {
-            SCOPED_TRACE(testing::Message() << way << (a_t ? ", a stored (K, M)" : "") << (b_t ? ", b stored (N, K)" : ""));
-            const View av{a.data(), a_t ? 1 : K, a_t ? M : 1}, bv{b.data(), b_t ? 1 : N, b_t ? K : 1};
-            const auto add_bias = [&](int, int n) { return as_double(bias[n]); };
-            const auto add_c = [&](int m, int n) { return as_double(c0[m * N + n]); };
-            Guarded<floatX> narrow(M * N, "c"), biased(M * N, "c with bias");
-            Guarded<real> wide(M * N, "wide c"), added(c0, "c added to");
-            product(narrow.data(), a.data(), a_t, b.data(), b_t, (const floatX*)nullptr, M, N, K, Acc::Set);
-            product(biased.data(), a.data(), a_t, b.data(), b_t, bias.data(), M, N, K, Acc::Set);
-            product(wide.data(), a.data(), a_t, b.data(), b_t, (const floatX*)nullptr, M, N, K, Acc::Set);
-            product(added.data(), a.data(), a_t, b.data(), b_t, (const floatX*)nullptr, M, N, K, Acc::Add);
-            expect_product(narrow, multiply(av, bv, M, N, K, zero), "c");
-            expect_product(biased, multiply(av, bv, M, N, K, add_bias), "c with bias");
-            expect_product(wide, multiply(av, bv, M, N, K, zero), "wide c");
-            expect_product(added, multiply(av, bv, M, N, K, add_c), "c added to");
-        }
-}
-
-}  // namespace
-
-TEST(Gemm, EveryLayout) {
-    cpu::Ctx ctx(2);
-    constexpr bool is_bf16 = std::is_same<floatX, bf16>::value;
-    check_layouts(is_bf16 ? "widened" : "fp32",
-                  [&](auto* c, auto... arguments) { cpu::detail::product(ctx, c, arguments...); });
-}
-
-#endif
-
 // ---- matrix units -----------------------------------------------------------------------------------------------------------
-// Every unit there is, AMX's stand-in among them, at shapes that fit; others go the usual way.
+// Every unit there is, AMX's stand-in among them.
 namespace {
 
-std::vector<const cpu::MatrixUnit*> units() {
-    return std::is_same<floatX, bf16>::value ? all_matrix_units() : std::vector<const cpu::MatrixUnit*>();
-}
 // Blocks of 256 rows and columns, slabs of 1024, parts of 32 columns and 512 of k, tiles of 16 and 32, rows shared by threads
-// where there are few columns: below, at and past each.
+// where there are few columns: below, at and past each. At the end, sizes that fill no words or tiles.
 const Shape fitting[] = {{5, 32, 16},     {16, 64, 64},   {17, 96, 80},  {33, 1056, 48},  {128, 64, 112},
-                         {129, 544, 144}, {40, 32, 1088}, {300, 32, 48}, {1100, 64, 272}, {270, 1056, 32}};
+                         {129, 544, 144}, {40, 32, 1088}, {300, 32, 48}, {1100, 64, 272}, {270, 1056, 32},
+                         {40, 33, 64},    {40, 64, 33},   {37, 48, 40},  {270, 17, 290}};
 
 }  // namespace
 
 TEST(MatrixUnits, ProductsOfPackedOperands) {
-    for (const cpu::MatrixUnit* unit : units()) {
+    for (const auto* unit : all_matrix_units<floatX>()) {
         SCOPED_TRACE(unit->name);
         for (const int M : {16, 48, 64})
             for (const int N : {16, 48, 64})
-                for (const int K : {32, 96}) {
+                for (const int K : {32, 96, 16 * cpu::of_word<floatX>}) {
                     const int lda = K + 6, ldc = N + 3, b_rows = K + 32;
                     Rng rng(12);
-                    const Guarded<bf16> a(rng.normals<bf16>((size_t)M * lda), "a"), b(rng.normals<bf16>((size_t)K * N), "b");
-                    std::vector<bf16> packed((size_t)b_rows * N, bf16(std::nanf("")));
+                    const Guarded<floatX> a(rng.normals<floatX>((size_t)M * lda), "a"), b(rng.normals<floatX>((size_t)K * N), "b");
+                    std::vector<floatX> packed((size_t)b_rows * N, floatX(std::nanf("")));
                     for (int k = 0; k < K; k++)
-                        for (int n = 0; n < N; n++) packed[cpu::right_index(k, n, b_rows)] = b[(size_t)k * N + n];
+                        for (int n = 0; n < N; n++) packed[cpu::right_index<floatX>(k, n, b_rows)] = b[(size_t)k * N + n];
                     for (const bool add : {false, true}) {
                         Guarded<float> c(std::vector<float>((size_t)M * ldc, add ? 0.5f : std::nanf("")), "c");
                         unit->begin();
@@ -371,7 +327,7 @@ TEST(MatrixUnits, ProductsOfPackedOperands) {
 }
 
 TEST(MatrixUnits, LinearLayers) {
-    for (const cpu::MatrixUnit* unit : units()) {
+    for (const auto* unit : all_matrix_units<floatX>()) {
         SCOPED_TRACE(unit->name);
         uint64_t seed = 40;
         for (const Shape& k : fitting) {
@@ -381,24 +337,16 @@ TEST(MatrixUnits, LinearLayers) {
                 cpu::Ctx ctx(threads);
                 ctx.unit = unit;
                 const Results r = layer.run(ctx);
-#if HAVE_ONEDNN
-                if (k.OC % 32 == 0) {
-                    EXPECT_EQ(ctx.gemms.size(), 0u) << "the library was asked";
-                }
-#endif
                 if (threads == 1) layer.check(r), first = r;
                 else expect_same_results(r, first, "with more threads");
             }
         }
-        cpu::Ctx ctx(2);
-        ctx.unit = unit;
-        for (const Shape& k : {Shape{40, 33, 64}, Shape{40, 64, 33}, Shape{40, 48, 40}}) check_both_paths(ctx, k, seed++);
     }
 }
 
 // What a product takes along has the bits of the ops one after another.
 TEST(MatrixUnits, GeluBothWays) {
-    for (const cpu::MatrixUnit* unit : units()) {
+    for (const auto* unit : all_matrix_units<floatX>()) {
         const int N = 150, IC = 64, OC = 80;
         const Layer layer = random_layer({N, IC, OC}, 60);
         cpu::Ctx ctx(2);
@@ -467,28 +415,3 @@ TEST(Linear, FewRowsDoNotDependOnEachOther) {
     }
 }
 
-#if HAVE_ONEDNN
-// In a square layer M, N and K of every product agree: only layout, bias and accumulation tell them apart. The other shapes
-// differ from it, and from each other, in one number or in the order of the numbers.
-TEST(Linear, CompiledProductsAreKeptApart) {
-    const Shape shapes[] = {{33, 33, 33}, {32, 33, 33}, {33, 32, 33}, {33, 33, 32}, {33, 32, 31}, {31, 33, 32}};
-    std::vector<std::unique_ptr<Layer>> layers;
-    std::vector<Results> alone;
-    for (const Shape& k : shapes) {
-        Rng rng(10);
-        layers.push_back(std::make_unique<Layer>(k, [&](size_t n) { return rng.normals<floatX>(n); }));
-        cpu::Ctx ctx(1);
-        alone.push_back(layers.back()->run(ctx));
-        layers.back()->check(alone.back());
-        EXPECT_EQ(ctx.gemms.size(), 5u) << "forward, forward with bias, input gradient, weight gradient set and added";
-    }
-    cpu::Ctx ctx(1);
-    size_t compiled = 0;
-    for (int round = 0; round < 3; round++) {
-        for (size_t i = 0; i < layers.size(); i++) expect_same_results(layers[i]->run(ctx), alone[i], "beside other shapes");
-        if (round == 0) compiled = ctx.gemms.size();
-        EXPECT_EQ(ctx.gemms.size(), compiled) << "a known shape has a second entry";
-    }
-    EXPECT_LE(compiled, 5 * std::size(shapes));
-}
-#endif

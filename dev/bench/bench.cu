@@ -518,12 +518,7 @@ void print_machine(const be::Ctx& ctx, const Machine& machine) {
 #else
     const char* const compiler = "g++ " __VERSION__;
 #endif
-    std::string library = "none";
-#if HAVE_ONEDNN
-    const dnnl_version_t& v = *dnnl_version();
-    library = format("%d.%d.%d", v.major, v.minor, v.patch);
-#endif
-    printf("threads=%d\nisa=%s\ncompiler=%s\noneDNN=%s\n", ctx.threads, ctx.description().c_str(), compiler, library.c_str());
+    printf("threads=%d\nisa=%s\ncompiler=%s\n", ctx.threads, ctx.description().c_str(), compiler);
     printf("fp32=%.4g\nbf16=%.4g\nbf16_name=%s\ncopy=%.4g\n", machine.fp32, machine.bf16, machine.bf16_name, machine.bytes);
 }
 

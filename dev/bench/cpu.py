@@ -427,7 +427,7 @@ def header(machine: dict[str, str], pytorch: dict[str, str]) -> list[str]:
              f"{gib(memory)}, {machine['isa']}.",
              f"Registers: fp32 multiply-add {float(machine['fp32']) / 1e9:.0f} GFLOP/s, {machine['bf16_name']} "
              f"{float(machine['bf16']) / 1e9:.0f} GFLOP/s; copy {float(machine['copy']) / 1e9:.1f} GB/s.",
-             f"Ours: {machine['compiler']}, oneDNN {machine['oneDNN']}."]
+             f"Ours: {machine['compiler']}."]
     if pytorch:
         lines.append(f"PyTorch: {pytorch['torch']}, oneDNN {pytorch['oneDNN']}, AdamW {pytorch['adamw']}, fp32 weights, bf16 "
                      f"by autocast; in bold its best, whose memory is shown ({gib(int(pytorch['import']))} of it is there "

@@ -1,5 +1,5 @@
 // Ladder: a linear layer's forward pass on a CPU, out (N, OC) = inp (N, IC) weight (OC, IC)^T, bf16 with fp32 sums.
-// (llmc/cpu/matmul.h says what is derived from it, llmc/cpu/gemm_bf16.h is where the ladder leads.) 2 N IC OC operations on
+// (llmc/cpu/matmul.h says what is derived from it, llmc/cpu/gemm.h is where the ladder leads.) 2 N IC OC operations on
 // (N + OC) IC numbers: bound by the units that multiply, if the numbers are near when they are wanted.
 //
 //   1  the definition                a sum of one chain: each addition waits for the one before, and nothing is a vector
@@ -8,13 +8,20 @@
 //                                    widened is used for 64 or 4 of them; widened copies of a panel of weights lie in the cache
 //   4  bf16 on the matrix unit       half the bytes, no widening, two products (AVX-512) or 32 (AMX) where there was one
 //   5  the trainer's                 packing by vectors; as many rows at once as leave room for the panel in the cache
-//   6  oneDNN                        for comparison
+//   6  oneDNN                        for comparison, where it is installed
 //
 //   make ladders     build/cpu-bf16/ladder_cpu_gemm [--sizes small|full] [--kernel N]
 // Each rung is held against the first one's sums in double, with the bound of fp32 sums; then timed: medians of alternating
 // runs.
+#include <array>
 #include <chrono>
 #include <cstdio>
+#include <map>
+
+#if __has_include(<oneapi/dnnl/dnnl.hpp>)
+#include <oneapi/dnnl/dnnl.hpp>
+#define HAVE_ONEDNN 1
+#endif
 
 #include "../../llmc/cpu/attention.h"
 #include "../../llmc/cpu/fp8.h"
@@ -108,7 +115,7 @@ void on_the_matrix_unit(cpu::Ctx& ctx, Layer& l) {
         for (int o0 = 0; o0 < l.OC; o0 += panel) {
             const int width = std::min(panel, l.OC - o0);
             for (int o = 0; o < width; o++)
-                for (int i = 0; i < l.IC; i++) packed[cpu::right_index(i, o, l.IC)] = l.row_of_weight(o0 + o)[i];
+                for (int i = 0; i < l.IC; i++) packed[cpu::right_index<bf16>(i, o, l.IC)] = l.row_of_weight(o0 + o)[i];
             for (int n0 = 0; n0 < l.N; n0 += 16) {
                 const int there = std::min(16, l.N - n0);
                 std::copy_n(l.row_of_inp(n0), (size_t)there * l.IC, rows);
@@ -123,15 +130,27 @@ void on_the_matrix_unit(cpu::Ctx& ctx, Layer& l) {
     }
 }
 
-// ---- 5, 6: the trainer's; oneDNN's -----------------------------------------------------------------------------------------
+// ---- 5: the trainer's ------------------------------------------------------------------------------------------------------
 void the_trainers(cpu::Ctx& ctx, Layer& l) {
-    cpu::detail::unit_gemm::forward<bf16>(ctx, l.out.data(), nullptr, l.inp.data(), l.weight.data(), nullptr, l.N, l.IC, l.OC);
+    cpu::detail::gemm::forward(ctx, l.out.data(), nullptr, l.inp.data(), l.weight.data(), nullptr, l.N, l.IC, l.OC);
 }
+
+// ---- 6: oneDNN's -----------------------------------------------------------------------------------------------------------
 #if HAVE_ONEDNN
-void the_librarys(cpu::Ctx& ctx, Layer& l) {
-    const bool bf16_too = dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core;
-    const auto product = bf16_too ? cpu::detail::gemm<bf16, bf16> : cpu::detail::gemm_widened<bf16>;
-    product(ctx, l.out.data(), l.inp.data(), false, l.weight.data(), true, nullptr, l.N, l.OC, l.IC, Acc::Set);
+void the_librarys(cpu::Ctx&, Layer& l) {
+    using dnnl::memory;
+    static dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+    static dnnl::stream stream(engine);
+    const auto type = memory::data_type::bf16;
+    const memory::desc inp({l.N, l.IC}, type, memory::format_tag::ab), weight({l.IC, l.OC}, type, memory::format_tag::ba),
+        out({l.N, l.OC}, type, memory::format_tag::ab);
+    static std::map<std::array<int, 3>, dnnl::matmul> compiled;  // which takes milliseconds
+    const std::array<int, 3> key = {l.N, l.IC, l.OC};
+    if (!compiled.count(key)) compiled.emplace(key, dnnl::matmul({dnnl::matmul::desc(inp, weight, out), engine}));
+    compiled[key].execute(stream, {{DNNL_ARG_SRC, memory(inp, engine, l.inp.data())},
+                                   {DNNL_ARG_WEIGHTS, memory(weight, engine, l.weight.data())},
+                                   {DNNL_ARG_DST, memory(out, engine, l.out.data())}});
+    stream.wait();
 }
 #endif
 
@@ -212,9 +231,7 @@ int main(int argc, char** argv) try {
     }
     if (only > rungs.size()) fail("--kernel is %zu; cpu_gemm has rungs 1 to %zu", only, rungs.size());
     cpu::Ctx ctx;
-    const bool emulated = !ctx.unit;
-    if (emulated) ctx.unit = cpu::emulated_amx();
-    printf("%s; matrix unit: %s\n", ctx.description().c_str(), emulated ? "none" : ctx.unit->name);
+    printf("%s\n", ctx.description().c_str());
     bool wrong = false;
     const auto checked = [&](size_t i, Layer& l) {
         std::fill(l.out.begin(), l.out.end(), bf16(NAN));
@@ -244,7 +261,7 @@ int main(int argc, char** argv) try {
     std::vector<std::vector<double>> times(rungs.size());
     for (int round = 0; round < 9; round++)
         for (size_t i = 0; i < rungs.size(); i++) {
-            if ((only && only != i + 1) || (emulated && rungs[i].on_unit) || (i == 0 && round > 2)) continue;
+            if ((only && only != i + 1) || (i == 0 && round > 2)) continue;
             if (round == 0 && !checked(i, l)) continue;
             times[i].push_back(seconds_of(rungs[i], ctx, l));
         }

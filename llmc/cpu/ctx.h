@@ -1,28 +1,13 @@
-// cpu::Ctx: the only thing a CPU op may reach for. Threads, scratch memory, oneDNN's engine and its compiled matrix products,
-// and whether the plain loops are forced. Ops on one Ctx run one after another, so they share one scratch buffer; nothing in it
-// outlives an op.
+// cpu::Ctx: the only thing a CPU op may reach for. Threads, scratch memory, the matrix unit, and whether the plain loops are
+// forced. Ops on one Ctx run one after another, so they share one scratch buffer; nothing in it outlives an op.
 #pragma once
 #include <omp.h>
 
-#include <array>
 #include <cstdlib>
-#include <map>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <vector>
-
-// Matrix products come from oneDNN where it is installed, unless our own are faster; without it, plain loops do those that do
-// not fit our own, right but slowly.
-#if !defined(HAVE_ONEDNN)
-#if __has_include(<oneapi/dnnl/dnnl.hpp>)
-#define HAVE_ONEDNN 1
-#else
-#define HAVE_ONEDNN 0
-#endif
-#endif
-#if HAVE_ONEDNN
-#include <oneapi/dnnl/dnnl.hpp>
-#endif
 
 #include "../check.h"
 #include "../types.h"
@@ -34,19 +19,13 @@ constexpr const char* backend_name = "cpu";
 constexpr bool memory_is_host = true;  // what ops work on can be read and written by the CPU
 
 struct Ctx {
-    int threads;         // OpenMP threads that ops use
-    bool plain = false;  // true: only the plain loops (the specification, no library); false: fast paths where they exist
+    static constexpr bool fast_paths = !std::is_same<floatX, double>::value;  // the fp64 build has the plain loops only
+    using Factor = std::conditional_t<fast_paths, floatX, float>;
 
-    const MatrixUnit* unit = matrix_units().front();  // for bf16
-#if HAVE_ONEDNN  // see matmul.h. The key holds everything that a compiled product depends on.
-    using GemmKey = std::array<int64_t, 8>;
-    dnnl::engine engine{dnnl::engine::kind::cpu, 0};
-    dnnl::stream stream{engine};
-    std::map<GemmKey, dnnl::matmul> gemms;
-#endif
-
-    std::vector<floatX> decoded[2];  // factors and sums of products of 8-bit numbers, see fp8_linear.h
-    std::vector<real> sums;
+    int threads;               // OpenMP threads that ops use
+    bool plain = !fast_paths;  // true: only the plain loops (the specification); false: fast paths where they exist
+    const MatrixUnit<Factor>* unit = matrix_units<Factor>().front();
+    std::vector<floatX> copies[2];  // factors of products, where they cannot be read from where they lie
 
     // The device is a GPU's; there is but one CPU.
     explicit Ctx(int n_threads = 0, int /*device*/ = 0) : threads(n_threads > 0 ? n_threads : omp_get_max_threads()) {
@@ -69,31 +48,7 @@ struct Ctx {
 
     // For the start-up table.
     std::string description() const {
-        return format("%d thread%s, %s%s", threads, threads == 1 ? "" : "s", isa_name().c_str(), plain ? ", plain loops" : "");
-    }
-    std::string isa_name() const {
-#if HAVE_ONEDNN
-        switch (dnnl::get_effective_cpu_isa()) {
-            case dnnl::cpu_isa::avx512_core_amx:
-                return "AMX (AVX-512)";
-            case dnnl::cpu_isa::avx512_core_bf16:
-                return "AVX-512 with bf16";
-            case dnnl::cpu_isa::avx512_core_vnni:
-            case dnnl::cpu_isa::avx512_core:
-                return "AVX-512";
-            case dnnl::cpu_isa::avx2_vnni:
-            case dnnl::cpu_isa::avx2:
-                return "AVX2";
-            case dnnl::cpu_isa::avx:
-                return "AVX";
-            case dnnl::cpu_isa::sse41:
-                return "SSE4.1";
-            default:
-                return "generic";
-        }
-#else
-        return std::string(unit ? unit->name : "no matrix unit") + ", without oneDNN";
-#endif
+        return format("%d thread%s, %s", threads, threads == 1 ? "" : "s", plain ? "plain loops" : unit->name);
     }
 
 private:

@@ -4,11 +4,10 @@
 //   backward_input   dinp (N, IC)  = dout (N, OC) weight_transposed (IC, OC)^T
 //   backward_weight  dweight (OC, IC) += dout_transposed (OC, N) inp_transposed (IC, N)^T
 // All three are c (M, K') = a (M, K) b (K', K)^T: that is what a GPU's tensor cores take. No CPU multiplies 8-bit floats: the
-// fast path decodes them to floatX, which is exact, and hands the product to oneDNN. It is here to prove trainings anywhere,
-// not for speed: about what bf16 costs, and the conversion.
+// fast path decodes them to floatX, which is exact, and multiplies these. It is here to prove trainings anywhere, not for speed:
+// about what bf16 costs, and the conversion.
 #pragma once
 #include <array>
-#include <type_traits>
 #include <vector>
 
 #include "../ops.h"
@@ -30,32 +29,38 @@ inline const std::array<float, 256>& fp8_numbers(Fp8 format) {
     return numbers[(size_t)format];
 }
 
-inline void decode(floatX* out, const uint8_t* codes, size_t n, Fp8 format) {
+// (rows, K) numbers in ctx.copies[i], beside zeros up to whole tiles of the matrix unit.
+inline const floatX* decode(Ctx& ctx, int i, const uint8_t* codes, Fp8 format, int rows, int K, int all_rows, int all_K) {
     std::array<floatX, 256> numbers;
-    for (size_t i = 0; i < 256; i++) numbers[i] = (floatX)fp8_numbers(format)[i];
-    parallel_ranges(n, [&](size_t first, size_t last) {
-        for (size_t i = first; i < last; i++) out[i] = numbers[codes[i]];
-    });
+    for (size_t code = 0; code < 256; code++) numbers[code] = (floatX)fp8_numbers(format)[code];
+    std::vector<floatX>& out = ctx.copies[i];
+    if (out.size() < (size_t)all_rows * all_K) out.resize((size_t)all_rows * all_K);
+#pragma omp parallel for schedule(static)
+    for (int r = 0; r < all_rows; r++) {
+        floatX* row = &out[(size_t)r * all_K];
+        const int there = r < rows ? K : 0;
+        for (int k = 0; k < there; k++) row[k] = numbers[codes[(size_t)r * K + k]];
+        std::fill(row + there, row + all_K, floatX(0));
+    }
+    return out.data();
 }
 
 // set(m, n, sum) for every element of a (M, K) b (N, K)^T.
 template <class Set>
 void fp8_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8 b_format, int M, int N, int K, Set set) {
-    if constexpr (has_library)
-        if (!ctx.plain) {
-            std::vector<floatX>&wide_a = ctx.decoded[0], &wide_b = ctx.decoded[1];
-            std::vector<real>& sums = ctx.sums;
-            if (wide_a.size() < (size_t)M * K) wide_a.resize((size_t)M * K);
-            if (wide_b.size() < (size_t)N * K) wide_b.resize((size_t)N * K);
-            if (sums.size() < (size_t)M * N) sums.resize((size_t)M * N);
-            decode(wide_a.data(), a, (size_t)M * K, a_format);
-            decode(wide_b.data(), b, (size_t)N * K, b_format);
-            product<real>(ctx, sums.data(), wide_a.data(), false, wide_b.data(), true, nullptr, M, N, K, Acc::Set);
-#pragma omp parallel for schedule(static)
-            for (int m = 0; m < M; m++)
-                for (int n = 0; n < N; n++) set(m, n, sums[(size_t)m * N + n]);
-            return;
-        }
+#if !defined(PRECISION_FP64)
+    if (!ctx.plain) {
+        const int all_K = gemm::round_up(K, k_step<floatX>);
+        const floatX* left = decode(ctx, 0, a, a_format, M, K, M, all_K);
+        const floatX* right = decode(ctx, 1, b, b_format, N, K, gemm::round_up(N, 16), all_K);
+        const auto pack = [&](floatX* to, int k, int k_here, int first, int columns) {
+            pack_transposed(*ctx.unit, to, right + (size_t)first * all_K + k, (size_t)all_K, columns, k_here);
+        };
+        return gemm::rows_times(ctx, left, M, all_K, N, pack, [&](int m, int first, int columns, const float* sums) {
+            for (int n = 0; n < columns; n++) set(m, first + n, sums[n]);
+        });
+    }
+#endif
     const auto &a_numbers = fp8_numbers(a_format), &b_numbers = fp8_numbers(b_format);
 #pragma omp parallel for collapse(2) schedule(static)
     for (int m = 0; m < M; m++)

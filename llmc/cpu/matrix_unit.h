@@ -1,11 +1,11 @@
-// Products of bf16 matrices with fp32 sums, on the best that this CPU has for them, which is asked for when the program runs:
+// Products of matrices with fp32 sums, on the best that this CPU has for them, which is asked for when the program runs: for bf16
 // AMX tiles, AVX-512's bf16 dot product, or fp32 multiply-adds of numbers that are widened in registers (AVX-512, AVX2, or what
-// the program was compiled for, such as NEON).
-//   c (M, N) = a (M, K) b (K, N), or c += a b;   M and N multiples of 16, K of 32
+// the program was compiled for, such as NEON); for fp32 the same multiply-adds.
+//   c (M, N) = a (M, K) b (K, N), or c += a b;   M and N multiples of 16, K of 64 bytes: 32 in bf16, 16 in fp32
 //   left     a as it lies, row-major, rows lda elements apart
-//   right    b packed as both units read it: blocks of 16 columns one after another; in a block, pairs of rows (k, k+1), and of
-//   each
-//            pair the 16 columns' two elements side by side: 32-bit words. right_index() says where b(k, n) is.
+//   right    b packed as all units read it: blocks of 16 columns one after another; in a block, for each row of 32-bit words the
+//            16 columns' words side by side. A word is an element (k, n), in bf16 a pair (k, n), (k + 1, n). right_index() says
+//            where an element is.
 //   c        row-major fp32, rows ldc elements apart
 // AMX: a tile holds 16 rows of 64 bytes; TDPBF16PS adds the product of a tile of a (16, 32) and one of b (32, 16) to one of c
 // (16, 16). Four tiles of c stay in the unit, so that each tile of a and b that is loaded is used twice: 4 loads for 4 products
@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "../check.h"
@@ -41,20 +42,26 @@
 
 namespace cpu {
 
+template <class E>  // bf16 or float
 struct MatrixUnit {
     const char* name;
     void (*begin)();  // called by a thread before its products, and end() after them
     void (*end)();
-    void (*product)(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K, bool add);
+    void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add);
     // (16, 16) words, rows `stride` words apart, transposed.
     void (*transpose)(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride);
 };
 
-inline uint32_t word_of(bf16 first, bf16 second) { return (uint32_t)first.bits | (uint32_t)second.bits << 16; }
+template <class E>
+constexpr int of_word = (int)(4 / sizeof(E));  // elements
+template <class E>
+constexpr int k_step = (int)(64 / sizeof(E));
 
 // Where element (k, n) of a packed right operand with K rows lies.
+template <class E>
 constexpr size_t right_index(int k, int n, int K) {
-    return (size_t)(n / 16) * (size_t)K * 16 + (size_t)(k / 2) * 32 + (size_t)(n % 16) * 2 + (size_t)(k % 2);
+    constexpr int w = of_word<E>;
+    return (size_t)(n / 16) * (size_t)K * 16 + (size_t)(k / w) * 16 * w + (size_t)(n % 16) * w + (size_t)(k % w);
 }
 
 namespace detail {
@@ -241,58 +248,64 @@ inline void transpose_plain(uint32_t* to, size_t to_stride, const uint32_t* from
         for (size_t c = 0; c < 16; c++) to[c * to_stride + r] = from[r * from_stride + c];
 }
 
-// ---- widened ---------------------------------------------------------------------------------------------------------------
-// c (R, 16 W) in vectors of `lanes` floats.
-template <int lanes, int R, int W>
-__attribute__((always_inline)) inline void widened_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows,
-                                                         int K, bool add) {
-    typedef float floats __attribute__((vector_size(4 * lanes)));
-    typedef uint32_t words __attribute__((vector_size(4 * lanes)));
-    constexpr int of_block = 16 / lanes, vectors = W * of_block;
+// ---- fp32 multiply-adds, of bf16 widened -------------------------------------------------------------------------------------
+// c (R, 16 W) in vectors of L floats.
+template <class E, int L, int R, int W>
+__attribute__((always_inline)) inline void fp32_block(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int K,
+                                                      bool add) {
+    typedef float floats __attribute__((vector_size(4 * L)));
+    typedef uint32_t words __attribute__((vector_size(4 * L)));
+    constexpr int of_block = 16 / L, vectors = W * of_block;
     floats sum[R][vectors] = {};
     if (add)
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < vectors; v++) memcpy(&sum[r][v], c + (size_t)r * ldc + v * lanes, sizeof(floats));
-    for (int k = 0; k < K; k += 2) {
-        floats low[vectors], high[vectors];
-        for (int v = 0; v < vectors; v++) {
-            words w;
-            memcpy(&w, b + (size_t)(v / of_block) * 16 * b_rows + (size_t)k * 16 + v % of_block * 2 * lanes, sizeof w);
-            low[v] = (floats)(w << 16), high[v] = (floats)(w & 0xffff0000u);
-        }
-        for (int r = 0; r < R; r++) {
-            const float x = (float)a[(size_t)r * lda + k], y = (float)a[(size_t)r * lda + k + 1];
-            for (int v = 0; v < vectors; v++) sum[r][v] += x * low[v];
-            for (int v = 0; v < vectors; v++) sum[r][v] += y * high[v];
+            for (int v = 0; v < vectors; v++) memcpy(&sum[r][v], c + (size_t)r * ldc + v * L, sizeof(floats));
+    for (int k = 0; k < K; k += of_word<E>) {
+        words right[vectors];
+        for (int v = 0; v < vectors; v++)
+            memcpy(&right[v], b + (size_t)(v / of_block) * 16 * b_rows + (size_t)k * 16 + v % of_block * L * of_word<E>,
+                   sizeof(words));
+        if constexpr (of_word<E> == 2) {
+            floats low[vectors], high[vectors];
+            for (int v = 0; v < vectors; v++) low[v] = (floats)(right[v] << 16), high[v] = (floats)(right[v] & 0xffff0000u);
+            for (int r = 0; r < R; r++) {
+                const float x = (float)a[(size_t)r * lda + k], y = (float)a[(size_t)r * lda + k + 1];
+                for (int v = 0; v < vectors; v++) sum[r][v] += x * low[v];
+                for (int v = 0; v < vectors; v++) sum[r][v] += y * high[v];
+            }
+        } else {
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < vectors; v++) sum[r][v] += a[(size_t)r * lda + k] * (floats)right[v];
         }
     }
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < vectors; v++) memcpy(c + (size_t)r * ldc + v * lanes, &sum[r][v], sizeof(floats));
+        for (int v = 0; v < vectors; v++) memcpy(c + (size_t)r * ldc + v * L, &sum[r][v], sizeof(floats));
 }
-template <int lanes, int R, int W>
-__attribute__((always_inline)) inline void widened(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M,
-                                                   int N, int K, bool add) {
+template <class E, int L, int R, int W>
+__attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M,
+                                                       int N, int K, bool add) {
     for (int n = 0; n < N; n += 16 * W)
         for (int m = 0; m < M; m += R) {
             float* const at = c + (size_t)m * ldc + n;
-            const bf16 *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
-            if (W == 1 || N - n >= 16 * W) widened_block<lanes, R, W>(at, ldc, left, lda, right, b_rows, K, add);
-            else widened_block<lanes, R, 1>(at, ldc, left, lda, right, b_rows, K, add);
+            const E *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
+            if (W == 1 || N - n >= 16 * W) fp32_block<E, L, R, W>(at, ldc, left, lda, right, b_rows, K, add);
+            else fp32_block<E, L, R, 1>(at, ldc, left, lda, right, b_rows, K, add);
         }
 }
-inline void widened_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K,
-                            bool add) {
-    widened<4, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
+template <class E>
+void fp32_product(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add) {
+    fp32_blocks<E, 4, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
 #if HAVE_MATRIX_UNITS
-FOR_AVX2 inline void widened_product_avx2(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N,
-                                          int K, bool add) {
-    widened<8, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
+template <class E>
+FOR_AVX2 void fp32_product_avx2(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add) {
+    fp32_blocks<E, 8, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
-FOR_AVX512 inline void widened_product_avx512(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M,
-                                              int N, int K, bool add) {
-    widened<16, 8, 2>(c, ldc, a, lda, b, b_rows, M, N, K, add);
+template <class E>
+FOR_AVX512 void fp32_product_avx512(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K,
+                                    bool add) {
+    fp32_blocks<E, 16, 8, 2>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
 // ---- AVX-512 ---------------------------------------------------------------------------------------------------------------
@@ -354,55 +367,66 @@ inline bool has_amx() {
 
 }  // namespace detail
 
-inline const MatrixUnit* emulated_amx() {
-    static const MatrixUnit unit = {"emulated AMX", detail::EmulatedTiles::begin, detail::EmulatedTiles::end,
-                                    detail::tiles_product<detail::EmulatedTiles>, detail::transpose_plain};
+inline const MatrixUnit<bf16>* emulated_amx() {
+    static const MatrixUnit<bf16> unit = {"emulated AMX", detail::EmulatedTiles::begin, detail::EmulatedTiles::end,
+                                          detail::tiles_product<detail::EmulatedTiles>, detail::transpose_plain};
     return &unit;
 }
 
-// Multiply-adds of widened numbers, which every CPU can.
-inline const MatrixUnit* portable() {
-    static const MatrixUnit unit = {"widened", [] {}, [] {}, detail::widened_product, detail::transpose_plain};
+// Multiply-adds, which every CPU can.
+template <class E>
+const MatrixUnit<E>* portable() {
+    static const MatrixUnit<E> unit = {"fp32", [] {}, [] {}, detail::fp32_product<E>, detail::transpose_plain};
     return &unit;
 }
 
 #if HAVE_MATRIX_UNITS
-inline const MatrixUnit* amx() {
+inline const MatrixUnit<bf16>* amx() {
     static const bool there = detail::has_amx();
-    static const MatrixUnit unit = {"AMX", detail::AmxTiles::begin, detail::AmxTiles::end,
-                                    detail::tiles_product<detail::AmxTiles>, detail::transpose_vectors};
+    static const MatrixUnit<bf16> unit = {"AMX", detail::AmxTiles::begin, detail::AmxTiles::end,
+                                          detail::tiles_product<detail::AmxTiles>, detail::transpose_vectors};
     return there ? &unit : nullptr;
 }
-inline const MatrixUnit* avx512_bf16() {
+inline const MatrixUnit<bf16>* avx512_bf16() {
     static const bool there = detail::has_avx512_bf16();
-    static const MatrixUnit unit = {"AVX512-BF16", [] {}, [] {}, detail::dot_product, detail::transpose_vectors};
+    static const MatrixUnit<bf16> unit = {"AVX512-BF16", [] {}, [] {}, detail::dot_product, detail::transpose_vectors};
     return there ? &unit : nullptr;
 }
-inline const MatrixUnit* avx512() {
+template <class E>
+const MatrixUnit<E>* avx512() {
     __builtin_cpu_init();
-    static const MatrixUnit unit = {"AVX-512, widened", [] {}, [] {}, detail::widened_product_avx512,
-                                    detail::transpose_vectors};
+    static const MatrixUnit<E> unit = {"AVX-512", [] {}, [] {}, detail::fp32_product_avx512<E>, detail::transpose_vectors};
     return __builtin_cpu_supports("avx512f") ? &unit : nullptr;
 }
-inline const MatrixUnit* avx2() {
+template <class E>
+const MatrixUnit<E>* avx2() {
     __builtin_cpu_init();
-    static const MatrixUnit unit = {"AVX2, widened", [] {}, [] {}, detail::widened_product_avx2, detail::transpose_plain};
+    static const MatrixUnit<E> unit = {"AVX2", [] {}, [] {}, detail::fp32_product_avx2<E>, detail::transpose_plain};
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &unit : nullptr;
 }
+inline bool is_amd() {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd");
+}
 #else
-inline const MatrixUnit* amx() { return nullptr; }
-inline const MatrixUnit* avx512_bf16() { return nullptr; }
-inline const MatrixUnit* avx512() { return nullptr; }
-inline const MatrixUnit* avx2() { return nullptr; }
+inline const MatrixUnit<bf16>* amx() { return nullptr; }
+inline const MatrixUnit<bf16>* avx512_bf16() { return nullptr; }
+template <class E>
+const MatrixUnit<E>* avx512() {
+    return nullptr;
+}
+template <class E>
+const MatrixUnit<E>* avx2() {
+    return nullptr;
+}
+inline bool is_amd() { return false; }
 #endif
 
 // All there are, the best first. Intel's bf16 dot product is half as fast as its fp32 (measured), AMD's twice as fast.
-inline std::vector<const MatrixUnit*> matrix_units() {
-    std::vector<const MatrixUnit*> units = {amx(), avx512_bf16(), avx512(), avx2(), portable()};
-#if HAVE_MATRIX_UNITS
-    __builtin_cpu_init();
-    if (!__builtin_cpu_is("amd")) std::swap(units[1], units[2]);
-#endif
+template <class E>
+std::vector<const MatrixUnit<E>*> matrix_units() {
+    std::vector<const MatrixUnit<E>*> units = {avx512<E>(), avx2<E>(), portable<E>()};
+    if constexpr (std::is_same<E, bf16>::value) units.insert(units.begin() + !is_amd(), avx512_bf16()), units.insert(units.begin(), amx());
     units.erase(std::remove(units.begin(), units.end(), nullptr), units.end());
     return units;
 }

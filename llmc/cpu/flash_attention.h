@@ -1,15 +1,19 @@
-// Flash attention on a matrix unit: the tiles of attention.h with bf16 factors. Formulas are there.
+// Flash attention on a matrix unit, in bf16 or fp32: tiles of 64 queries and 64 keys. Formulas are in attention.h.
 //
 // Scores are computed the other way round, keys down and queries across: s^T = K Q^T. A query's maximum and sum then run along
 // vectors of 16 queries, without sums across a vector, and P^T comes out as both of the operands that it is to be: its rows as
-// they lie (left), and packed in pairs of keys (right).
+// they lie (left), and packed (right).
 //   forward   s^T = K Q^T        o^T += V^T P^T
 //   backward  s^T = K Q^T        dp^T = V dO^T        dv += P^T dO        dk += dS^T Q        dq^T += K^T dS^T
-// Everything that is a factor more than once is laid out once per head: left operands as rows of tiles of 64, right ones
-// packed. Rows beyond T and elements beyond the head's size are zero. P and dS are rounded to bf16, once each, as on a GPU;
-// sums, softmax and the running maximum are fp32. Parallel: forward over (sequence, query head, tile of queries) after the keys
-// and values were laid out; backward over (sequence, key/value head), as in attention.h. Bound by the matrix unit: beside its
-// products, of 2 T^2/2 HS FLOPs each, only exponentials and roundings of T^2/2 elements a head are to be done.
+// A query tile keeps a running maximum m and sum l per query; when a tile of keys raises m, what was summed so far is scaled by
+// exp(m_old - m_new). Tiles that are masked as a whole are skipped. Everything that is a factor more than once is laid out once
+// per head: left operands as rows of tiles of 64, right ones packed. Rows beyond T and elements beyond the head's size are
+// zero. P and dS are rounded to floatX, once each, as on a GPU; sums, softmax and the running maximum are fp32.
+// Parallel: forward over (sequence, query head, tile of queries) after the keys and values were laid out; backward over
+// (sequence, key/value head), whose task owns dk, dv and the dq of its query heads, so that there are no atomics and the bits
+// do not depend on the number of threads.
+// Cost: forward 2, backward 5 products of 2 T^2/2 HS FLOPs per head. Bound by the matrix unit: beside its products, only
+// exponentials and roundings of T^2/2 elements a head are to be done. Memory: scratch for one task per thread.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -22,51 +26,48 @@
 #include "packing.h"
 #include "parallel.h"
 #include "reduce.h"
+#include "vectors.h"
 
 namespace cpu {
 namespace detail {
-namespace bf16_attention {
+namespace flash {
 
 constexpr int tile = 64;  // queries and keys of a tile
+using Unit = MatrixUnit<floatX>;
 
 inline int tiles_of(int T) { return (T + tile - 1) / tile; }
-inline int padded_size(int HS) { return (HS + 31) / 32 * 32; }
+inline int padded_size(int HS) { return (HS + k_step<floatX> - 1) / k_step<floatX> * k_step<floatX>; }
 
 // ---- layouts of a tile of 64 rows of a head, `rows` of them there, each of HS elements, a stride apart ---------------------
 // (64, H): as they lie.
-inline void lay_rows(bf16* to, const floatX* from, size_t stride, int rows, int HS, int H) {
+inline void lay_rows(floatX* to, const floatX* from, size_t stride, int rows, int HS, int H) {
     for (int r = 0; r < tile; r++) {
-        bf16* row = to + (size_t)r * H;
+        floatX* row = to + (size_t)r * H;
         const int n = r < rows ? HS : 0;
-        const floatX* x = from + (size_t)r * stride;
-        INDEPENDENT_ITERATIONS
-        for (int c = 0; c < n; c++) row[c] = (bf16)x[c];
-        std::fill(row + n, row + H, bf16(0));
+        std::copy_n(from + (size_t)r * stride, n, row);
+        std::fill(row + n, row + H, floatX(0));
     }
 }
 // Rows to be packed: where they lie, if they fill the tile, else a copy.
 struct Rows64 {
-    const bf16* x;
+    const floatX* x;
     size_t stride;
-    Rows64(bf16* copy, const floatX* from, size_t from_stride, int rows, int HS, int H) : x(copy), stride((size_t)H) {
-        if constexpr (std::is_same<floatX, bf16>::value)
-            if (rows == tile && HS == H) {
-                x = (const bf16*)from, stride = from_stride;
-                return;
-            }
+    Rows64(floatX* copy, const floatX* from, size_t from_stride, int rows, int HS, int H) : x(from), stride(from_stride) {
+        if (rows == tile && HS == H) return;
         lay_rows(copy, from, from_stride, rows, HS, H);
+        x = copy, stride = (size_t)H;
     }
 };
 // Left operand (H, 64) = rows^T; right operands (H, 64) = rows^T and (64, H) = rows.
-inline void lay_transposed(const MatrixUnit& unit, bf16* to, const Rows64& rows, int H) {
+inline void lay_transposed(const Unit& unit, floatX* to, const Rows64& rows, int H) {
     detail::lay_transposed(unit, to, rows.x, rows.stride, H, tile, tile);
 }
-inline void pack_transposed(const MatrixUnit& unit, bf16* to, const Rows64& rows, int H) {
+inline void pack_transposed(const Unit& unit, floatX* to, const Rows64& rows, int H) {
     detail::pack_transposed(unit, to, rows.x, rows.stride, tile, H);
 }
-inline void pack_rows(bf16* to, const Rows64& rows, int H) { detail::pack_rows(to, rows.x, rows.stride, H, tile, tile); }
+inline void pack_rows(floatX* to, const Rows64& rows, int H) { detail::pack_rows(to, rows.x, rows.stride, H, tile, tile); }
 // Rows of a head from fp32 sums (H, 64), each divided by its divisor.
-inline void store_transposed(const MatrixUnit& unit, floatX* to, size_t stride, const float* sums, const float* divisors,
+inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* sums, const float* divisors,
                              int rows, int HS) {
     alignas(64) float block[16][16];
     for (int t0 = 0; t0 < rows; t0 += 16)
@@ -74,9 +75,7 @@ inline void store_transposed(const MatrixUnit& unit, floatX* to, size_t stride, 
             unit.transpose((uint32_t*)&block[0][0], 16, (const uint32_t*)(sums + (size_t)c0 * tile + t0), tile);
             const int columns = std::min(16, HS - c0);
             for (int t = t0; t < std::min(rows, t0 + 16); t++) {
-                floatX* row = to + (size_t)t * stride + c0;
-                INDEPENDENT_ITERATIONS
-                for (int c = 0; c < columns; c++) row[c] = (floatX)(block[t - t0][c] / divisors[t]);
+                store(to + (size_t)t * stride + c0, load(block[t - t0]) / divisors[t], columns);
             }
         }
 }
@@ -112,16 +111,16 @@ inline const int* documents_of(int* starts, const int* doc_start, int t0, int T)
 // Keys and values of all heads: (B, NKV, tiles, 2) of 64 H elements: keys as rows, values transposed.
 struct KeysAndValues {
     const AttentionShape& a;
-    bf16* memory;
+    floatX* memory;
     int H = padded_size(a.HS);
     static size_t bytes(const AttentionShape& a) {
-        return (size_t)a.B * a.NKV * tiles_of(a.T) * 2 * tile * padded_size(a.HS) * sizeof(bf16);
+        return (size_t)a.B * a.NKV * tiles_of(a.T) * 2 * tile * padded_size(a.HS) * sizeof(floatX);
     }
-    bf16* keys(int b, int g, int j0) const {
+    floatX* keys(int b, int g, int j0) const {
         return memory + (((size_t)b * a.NKV + g) * tiles_of(a.T) + j0 / tile) * 2 * tile * H;
     }
-    bf16* values_transposed(int b, int g, int j0) const { return keys(b, g, j0) + (size_t)tile * H; }
-    void lay(const MatrixUnit& unit, const floatX* qkv, int b, int g, int j0, bf16* scratch /*(64, H)*/) const {
+    floatX* values_transposed(int b, int g, int j0) const { return keys(b, g, j0) + (size_t)tile * H; }
+    void lay(const Unit& unit, const floatX* qkv, int b, int g, int j0, floatX* scratch /*(64, H)*/) const {
         const int rows = std::min((int)tile, a.T - j0);
         lay_rows(keys(b, g, j0), qkv + a.key(b, j0, g), a.row(), rows, a.HS, H);
         lay_transposed(unit, values_transposed(b, g, j0), Rows64(scratch, qkv + a.value(b, j0, g), a.row(), rows, a.HS, H), H);
@@ -130,49 +129,56 @@ struct KeysAndValues {
 
 struct ForwardMemory {
     float *s, *o;        // (64 keys, 64 queries), (H, 64 queries)
-    bf16 *rows, *q, *p;  // (64, H); packed (H, 64), (64 keys, 64 queries)
+    floatX *rows, *q, *p;  // (64, H); packed (H, 64), (64 keys, 64 queries)
     static size_t bytes(int H) {
-        return sizeof(float) * tile * (tile + (size_t)H) + sizeof(bf16) * tile * (2 * (size_t)H + tile);
+        return sizeof(float) * tile * (tile + (size_t)H) + sizeof(floatX) * tile * (2 * (size_t)H + tile);
     }
     ForwardMemory(char* memory, int H) {
         s = (float*)memory, o = s + tile * tile;
-        rows = (bf16*)(o + (size_t)H * tile), q = rows + (size_t)tile * H, p = q + (size_t)tile * H;
+        rows = (floatX*)(o + (size_t)H * tile), q = rows + (size_t)tile * H, p = q + (size_t)tile * H;
     }
 };
 
-// Exponentials of a tile of scores, factor times s, relative to each query's new maximum: packed in p, their sums added, o
-// scaled to the new maximum.
-inline void softmax_tile(const ForwardMemory& m, float factor, float* top, float* sum, int H) {
-    const float minus_infinity = -std::numeric_limits<float>::infinity();
-    float shift[tile], rescale[tile], highest[tile], added[tile] = {};
-    std::fill(highest, highest + tile, minus_infinity);
-    for (int j = 0; j < tile; j++)
-        for (int t = 0; t < tile; t++) highest[t] = m.s[j * tile + t] > highest[t] ? m.s[j * tile + t] : highest[t];
-    for (int t = 0; t < tile; t++) {
-        highest[t] = top[t] > factor * highest[t] ? top[t] : factor * highest[t];
-        shift[t] = highest[t] == minus_infinity ? 0.0f : highest[t];  // a query that has seen nothing yet
-        rescale[t] = exp_approx(top[t] - shift[t]);
-        top[t] = highest[t];
-    }
-    uint32_t* words = (uint32_t*)m.p;
-    for (int j = 0; j < tile; j += 2)
-        for (int t0 = 0; t0 < tile; t0 += 16) {
-            const float *first = m.s + j * tile + t0, *second = first + tile;
-            uint32_t* pair = words + (size_t)t0 * (tile / 2) + (size_t)j / 2 * 16;
-            INDEPENDENT_ITERATIONS
-            for (int t = 0; t < 16; t++) {
-                const float x = exp_approx(factor * first[t] - shift[t0 + t]),
-                            y = exp_approx(factor * second[t] - shift[t0 + t]);
-                added[t0 + t] += x + y;
-                pair[t] = word_of(bf16(x), bf16(y));
-            }
-        }
-    for (int t = 0; t < tile; t++) sum[t] = sum[t] * rescale[t] + added[t];
-    for (int c = 0; c < H; c++)
-        for (int t = 0; t < tile; t++) m.o[(size_t)c * tile + t] *= rescale[t];
+// Rows k and k + 1 of 16 columns from n on of a packed right operand with 64 rows.
+inline void put_rows(bf16* packed, int k, int n, floats first, floats second) {
+    const words pairs = rounded(first) | rounded(second) << 16;
+    memcpy((void*)(packed + right_index<bf16>(k, n, tile)), &pairs, sizeof pairs);
+}
+inline void put_rows(float* packed, int k, int n, floats first, floats second) {
+    store(packed + right_index<float>(k, n, tile), first), store(packed + right_index<float>(k + 1, n, tile), second);
 }
 
-inline void forward_tile(const MatrixUnit& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes,
+// Exponentials of a tile of scores, factor times s, relative to each query's new maximum: packed in p, their sums added, o
+// scaled to the new maximum. 16 queries at a time.
+inline void softmax_tile(const ForwardMemory& m, float factor, float* top, float* sum, int H) {
+    const floats minus_infinity = floats{} - std::numeric_limits<float>::infinity();
+    for (int t = 0; t < tile; t += lanes) {
+        const float* s = m.s + t;
+        floats highest = minus_infinity, other = minus_infinity;
+        for (int j = 0; j < tile; j += 2) {
+            highest = larger(load(s + j * tile), highest);
+            other = larger(load(s + (j + 1) * tile), other);
+        }
+        const floats before = load(top + t);
+        highest = larger(before, factor * larger(other, highest));
+        const floats shift = highest == minus_infinity ? floats{} : highest;  // a query that has seen nothing yet
+        const floats rescale = exp_of(before - shift);
+        floats added = {};
+        for (int j = 0; j < tile; j += 2) {
+            const floats x = exp_of(factor * load(s + j * tile) - shift), y = exp_of(factor * load(s + (j + 1) * tile) - shift);
+            added += x + y;
+            put_rows(m.p, j, t, x, y);
+        }
+        store(top + t, highest);
+        store(sum + t, load(sum + t) * rescale + added);
+        for (int c = 0; c < H; c++) {
+            float* o = m.o + (size_t)c * tile + t;
+            store(o, load(o) * rescale);
+        }
+    }
+}
+
+inline void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes,
                          const int* doc_start, const AttentionShape& a, const KeysAndValues& kv, int b, int h, int t0,
                          const ForwardMemory& m) {
     const int rows = std::min((int)tile, a.T - t0), H = kv.H, g = h / a.group();
@@ -198,21 +204,21 @@ inline void forward_tile(const MatrixUnit& unit, floatX* out, real* lse, const f
 // ---- backward --------------------------------------------------------------------------------------------------------------
 // What a task keeps: operands of a key/value head, of one of its query heads, gradients, and tiles.
 struct BackwardMemory {
-    bf16 *k, *kt, *v;           // (tiles, 64, H), (tiles, H, 64), (tiles, 64, H): left operands
-    bf16 *qt, *q, *dot, *dout;  // packed (H, 64), (64, H) of queries and of dout, per tile
-    bf16 *rows, *p, *ds, *ds_packed;
+    floatX *k, *kt, *v;           // (tiles, 64, H), (tiles, H, 64), (tiles, 64, H): left operands
+    floatX *qt, *q, *dot, *dout;  // packed (H, 64), (64, H) of queries and of dout, per tile
+    floatX *rows, *p, *ds, *ds_packed;
     float *s, *dp, *dk, *dv, *dq, *dkv, *correction, *lse;  // dq (tiles, H, 64), dkv (tiles, 2, 64, H)
     static size_t bytes(int T, int H) {
         const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile;
-        return sizeof(bf16) * (7 * operand + (size_t)tile * H + 3 * small) +
+        return sizeof(floatX) * (7 * operand + (size_t)tile * H + 3 * small) +
                sizeof(float) * (2 * small + 2 * (size_t)tile * H + 3 * operand + 2 * n);
     }
     BackwardMemory(char* memory, int T, int H) {
         const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile;
-        bf16* x = (bf16*)memory;
-        for (bf16** p_operand : {&k, &kt, &v, &qt, &q, &dot, &dout}) *p_operand = x, x += operand;
+        floatX* x = (floatX*)memory;
+        for (floatX** p_operand : {&k, &kt, &v, &qt, &q, &dot, &dout}) *p_operand = x, x += operand;
         rows = x, x += (size_t)tile * H;
-        for (bf16** p_small : {&p, &ds, &ds_packed}) *p_small = x, x += small;
+        for (floatX** p_small : {&p, &ds, &ds_packed}) *p_small = x, x += small;
         float* y = (float*)x;
         s = y, dp = s + small, dk = dp + small, dv = dk + (size_t)tile * H, dq = dv + (size_t)tile * H, dkv = dq + operand;
         correction = dkv + 2 * operand, lse = correction + n;
@@ -222,29 +228,23 @@ struct BackwardMemory {
 // p = exp(factor s - lse) and ds = scale p (dp - correction) of a tile (64 keys, 64 queries), rounded: rows of both, ds packed
 // as well.
 inline void gradient_tile(const BackwardMemory& m, float factor, const float* lse, const float* correction, float scale) {
-    uint32_t* words = (uint32_t*)m.ds_packed;
-    for (int j = 0; j < tile; j += 2)
-        for (int t0 = 0; t0 < tile; t0 += 16) {
-            const int at = j * tile + t0;
-            bf16 p[2][16], ds[2][16];
+    for (int t = 0; t < tile; t += lanes) {
+        const floats log_sum = load(lse + t), subtract = load(correction + t);
+        for (int j = 0; j < tile; j += 2) {
+            floats ds[2];
             for (int i = 0; i < 2; i++) {
-                INDEPENDENT_ITERATIONS
-                for (int t = 0; t < 16; t++) {
-                    const float x = exp_approx(factor * m.s[at + i * tile + t] - lse[t0 + t]);
-                    p[i][t] = bf16(x);
-                    ds[i][t] = bf16(scale * x * (m.dp[at + i * tile + t] - correction[t0 + t]));
-                }
-                memcpy((void*)(m.p + at + i * tile), p[i], sizeof p[i]);
-                memcpy((void*)(m.ds + at + i * tile), ds[i], sizeof ds[i]);
+                const int at = (j + i) * tile + t;
+                const floats p = exp_of(factor * load(m.s + at) - log_sum);
+                ds[i] = scale * p * (load(m.dp + at) - subtract);
+                store(m.p + at, p), store(m.ds + at, ds[i]);
             }
-            uint32_t* pair = words + (size_t)t0 * (tile / 2) + (size_t)j / 2 * 16;
-            INDEPENDENT_ITERATIONS
-            for (int t = 0; t < 16; t++) pair[t] = word_of(ds[0][t], ds[1][t]);
+            put_rows(m.ds_packed, j, t, ds[0], ds[1]);
         }
+    }
 }
 
 // All gradients of key/value head g and its query heads in sequence b.
-inline void backward_head(const MatrixUnit& unit, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
+inline void backward_head(const Unit& unit, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
                           const floatX* qkv, const real* slopes, const int* doc_start, const AttentionShape& a, int b, int g,
                           const BackwardMemory& m) {
     const int H = padded_size(a.HS), T = a.T;
@@ -296,12 +296,14 @@ inline void backward_head(const MatrixUnit& unit, floatX* dqkv, const floatX* do
     }
     for (int t = 0; t < T; t++) {
         const float* dk = m.dkv + (size_t)(t / tile) * 2 * small + (size_t)(t % tile) * H;
-        for (int c = 0; c < a.HS; c++)
-            dqkv[a.key(b, t, g) + c] = (floatX)dk[c], dqkv[a.value(b, t, g) + c] = (floatX)dk[small + c];
+        for (int c = 0; c < a.HS; c += lanes) {
+            store(dqkv + a.key(b, t, g) + c, load(dk + c), a.HS - c);
+            store(dqkv + a.value(b, t, g) + c, load(dk + small + c), a.HS - c);
+        }
     }
 }
 
-// ---- the ops, of contexts with a matrix unit -------------------------------------------------------------------------------
+// ---- the ops ---------------------------------------------------------------------------------------------------------------
 inline size_t cache_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
@@ -309,7 +311,7 @@ inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const r
     const int tiles = tiles_of(a.T), H = padded_size(a.HS);
     const size_t shared = cache_lines(KeysAndValues::bytes(a)), per_thread = cache_lines(ForwardMemory::bytes(H));
     char* memory = (char*)ctx.scratch(shared + per_thread * (size_t)ctx.threads);
-    const KeysAndValues kv{a, (bf16*)memory};
+    const KeysAndValues kv{a, (floatX*)memory};
 #pragma omp parallel num_threads(ctx.threads)
     {
         const ForwardMemory m(memory + shared + per_thread * (size_t)omp_get_thread_num(), H);
@@ -343,6 +345,6 @@ inline void backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* o
     }
 }
 
-}  // namespace bf16_attention
+}  // namespace flash
 }  // namespace detail
 }  // namespace cpu
