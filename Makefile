@@ -38,7 +38,7 @@ endif
 # -ffast-math is not used anywhere: it folds isfinite(NaN) to true. The two flags below only say that nobody reads errno or
 # floating point traps, so that loops with sqrt and comparisons can be vectorised.
 OPT      ?= -O3 -march=native
-CXXFLAGS += -std=c++17 $(OPT) -g1 -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math -MMD -MP -I.
+CXXFLAGS += -std=c++17 $(OPT) -g1 -Wall -Wextra -Werror -Wno-psabi -fopenmp -fno-math-errno -fno-trapping-math -MMD -MP -I.
 LDLIBS   += -lpcre2-8 -lpthread
 # For comparison, in a ladder, if it is installed: looked for when a recipe runs.
 have_dnnl = $(shell printf '\043include <oneapi/dnnl/dnnl.hpp>\n' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo yes)

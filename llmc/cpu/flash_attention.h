@@ -65,10 +65,12 @@ inline void lay_transposed(const Unit& unit, floatX* to, const Rows64& rows, int
 inline void pack_transposed(const Unit& unit, floatX* to, const Rows64& rows, int H) {
     detail::pack_transposed(unit, to, rows.x, rows.stride, tile, H);
 }
-inline void pack_rows(floatX* to, const Rows64& rows, int H) { detail::pack_rows(to, rows.x, rows.stride, H, tile, tile); }
+inline void pack_rows(const Unit& unit, floatX* to, const Rows64& rows, int H) {
+    detail::pack_rows(unit, to, rows.x, rows.stride, H, tile, tile);
+}
 // Rows of a head from fp32 sums (H, 64), each divided by its divisor.
-inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* sums, const float* divisors,
-                             int rows, int HS) {
+inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* sums, const float* divisors, int rows,
+                             int HS) {
     alignas(64) float block[16][16];
     for (int t0 = 0; t0 < rows; t0 += 16)
         for (int c0 = 0; c0 < HS; c0 += 16) {
@@ -128,7 +130,7 @@ struct KeysAndValues {
 };
 
 struct ForwardMemory {
-    float *s, *o;        // (64 keys, 64 queries), (H, 64 queries)
+    float *s, *o;          // (64 keys, 64 queries), (H, 64 queries)
     floatX *rows, *q, *p;  // (64, H); packed (H, 64), (64 keys, 64 queries)
     static size_t bytes(int H) {
         return sizeof(float) * tile * (tile + (size_t)H) + sizeof(floatX) * tile * (2 * (size_t)H + tile);
@@ -178,9 +180,8 @@ inline void softmax_tile(const ForwardMemory& m, float factor, float* top, float
     }
 }
 
-inline void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes,
-                         const int* doc_start, const AttentionShape& a, const KeysAndValues& kv, int b, int h, int t0,
-                         const ForwardMemory& m) {
+inline void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
+                         const AttentionShape& a, const KeysAndValues& kv, int b, int h, int t0, const ForwardMemory& m) {
     const int rows = std::min((int)tile, a.T - t0), H = kv.H, g = h / a.group();
     int starts[tile];
     const int* docs = documents_of(starts, doc_start ? doc_start + (size_t)b * a.T : nullptr, t0, a.T);
@@ -264,9 +265,9 @@ inline void backward_head(const Unit& unit, floatX* dqkv, const floatX* dout, co
         for (int t0 = 0; t0 < T; t0 += tile) {
             const size_t at = (size_t)t0 * H;
             const Rows64 queries(m.rows, qkv + a.query(b, t0, h), a.row(), rows_at(t0), a.HS, H);
-            pack_transposed(unit, m.qt + at, queries, H), pack_rows(m.q + at, queries, H);
+            pack_transposed(unit, m.qt + at, queries, H), pack_rows(unit, m.q + at, queries, H);
             const Rows64 gradients(m.rows, dout + a.output(b, t0, h), (size_t)a.NH * a.HS, rows_at(t0), a.HS, H);
-            pack_transposed(unit, m.dot + at, gradients, H), pack_rows(m.dout + at, gradients, H);
+            pack_transposed(unit, m.dot + at, gradients, H), pack_rows(unit, m.dout + at, gradients, H);
             for (int t = t0; t < t0 + tile; t++) {
                 m.lse[t] = t < T ? (float)lse[a.statistic(b, t, h)] : 0.0f;
                 const floatX *dy = dout + a.output(b, std::min(t, T - 1), h), *y = out + a.output(b, std::min(t, T - 1), h);

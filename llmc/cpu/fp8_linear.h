@@ -4,8 +4,8 @@
 //   backward_input   dinp (N, IC)  = dout (N, OC) weight_transposed (IC, OC)^T
 //   backward_weight  dweight (OC, IC) += dout_transposed (OC, N) inp_transposed (IC, N)^T
 // All three are c (M, K') = a (M, K) b (K', K)^T: that is what a GPU's tensor cores take. No CPU multiplies 8-bit floats: the
-// fast path decodes them to floatX, which is exact, and multiplies these. It is here to prove trainings anywhere, not for speed:
-// about what bf16 costs, and the conversion.
+// fast path decodes them to floatX, which is exact, and multiplies these. It is here to prove trainings anywhere, not for
+// speed: about what bf16 costs, and the conversion.
 #pragma once
 #include <array>
 #include <vector>

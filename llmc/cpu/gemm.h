@@ -44,12 +44,12 @@ struct Shares {
 };
 
 // c (rows, columns) = a b or c += a b, of a slab at most.
-inline void multiply_block(const MatrixUnit<floatX>& unit, float* c, int ldc, const floatX* a, int lda, const floatX* packed, int rows,
-                           int columns, int K, bool add) {
+inline void multiply_block(const MatrixUnit<floatX>& unit, float* c, int ldc, const floatX* a, int lda, const floatX* packed,
+                           int rows, int columns, int K, bool add) {
     for (int n = 0; n < columns; n += narrow)
         for (int k = 0; k < K; k += depth)
-            unit.product(c + n, ldc, a + k, lda, packed + right_index<floatX>(k, n, K), K, rows, std::min((int)narrow, columns - n),
-                         std::min((int)depth, K - k), add || k > 0);
+            unit.product(c + n, ldc, a + k, lda, packed + right_index<floatX>(k, n, K), K, rows,
+                         std::min((int)narrow, columns - n), std::min((int)depth, K - k), add || k > 0);
 }
 
 // ---- products --------------------------------------------------------------------------------------------------------------
@@ -62,7 +62,8 @@ void rows_times(Ctx& ctx, const floatX* a, int N, int K, int C, Pack pack, Finis
     const int wide = round_up(C, 16);
     const Shares shares(N, wide, ctx.threads);
     const int width = shares.columns, kept = round_up(K > slab ? shares.rows : std::min((int)block, shares.rows), 16);
-    const size_t packed_size = (size_t)std::min(K, (int)slab) * width, few_size = (size_t)16 * slab, sums_size = (size_t)kept * width;
+    const size_t packed_size = (size_t)std::min(K, (int)slab) * width, few_size = (size_t)16 * slab,
+                 sums_size = (size_t)kept * width;
     const size_t per_thread = (packed_size + few_size) * sizeof(floatX) + sums_size * sizeof(float);
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
 #pragma omp parallel num_threads(ctx.threads)
@@ -86,11 +87,11 @@ void rows_times(Ctx& ctx, const floatX* a, int N, int K, int C, Pack pack, Finis
                         std::fill(few, few + few_size, floatX(0));
                         for (int n = whole; n < rows; n++)
                             std::copy_n(here + (size_t)n * K, k_here, few + (size_t)(n - whole) * slab);
-                        multiply_block(unit, sums + (size_t)whole * width, width, few, slab, packed, 16, columns, k_here, k0 > 0);
+                        multiply_block(unit, sums + (size_t)whole * width, width, few, slab, packed, 16, columns, k_here,
+                                       k0 > 0);
                     }
                     if (k0 + k_here == K)
-                        for (int n = 0; n < rows; n++)
-                            finish(n0 + n, c0, std::min(columns, C - c0), sums + (size_t)n * width);
+                        for (int n = 0; n < rows; n++) finish(n0 + n, c0, std::min(columns, C - c0), sums + (size_t)n * width);
                 }
             }
         }
@@ -113,7 +114,8 @@ inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, 
             const int there = std::min((int)slab, N - k0), K = round_up(there, k_step<floatX>);
 #pragma omp for schedule(dynamic)
             for (int c0 = 0; c0 < C; c0 += block)
-                pack_rows(right + (size_t)c0 * K, b + (size_t)k0 * C + c0, (size_t)C, std::min((int)block, C - c0), K, there);
+                pack_rows(unit, right + (size_t)c0 * K, b + (size_t)k0 * C + c0, (size_t)C, std::min((int)block, C - c0), K,
+                          there);
 #pragma omp for schedule(dynamic)
             for (int m0 = 0; m0 < M; m0 += shares.columns) {
                 const int rows = std::min(shares.columns, M - m0);
@@ -161,7 +163,7 @@ inline void backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const flo
     const int K = round_up(OC, k_step<floatX>), stride = round_up(IC, 16);
     dout = padded(ctx, 0, dout, N, OC, N, K), weight = padded(ctx, 1, weight, OC, IC, K, stride);
     const auto pack = [&](floatX* to, int k, int k_here, int first, int columns) {
-        pack_rows(to, weight + (size_t)k * stride + first, (size_t)stride, columns, k_here, k_here);
+        pack_rows(*ctx.unit, to, weight + (size_t)k * stride + first, (size_t)stride, columns, k_here, k_here);
     };
     rows_times(ctx, dout, N, K, IC, pack, [=](int n, int first, int columns, const float* sums) {
         const size_t at = (size_t)n * IC + first;

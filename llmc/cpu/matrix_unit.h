@@ -1,9 +1,10 @@
-// Products of matrices with fp32 sums, on the best that this CPU has for them, which is asked for when the program runs: for bf16
-// AMX tiles, AVX-512's bf16 dot product, or fp32 multiply-adds of numbers that are widened in registers (AVX-512, AVX2, or what
-// the program was compiled for, such as NEON); for fp32 the same multiply-adds.
+// Products of matrices with fp32 sums, on the best that this CPU has for them, which is asked for when the program runs: for
+// bf16 AMX tiles, AVX-512's bf16 dot product, or fp32 multiply-adds of numbers that are widened in registers (AVX-512, AVX2, or
+// what the program was compiled for, such as NEON); for fp32 the same multiply-adds.
 //   c (M, N) = a (M, K) b (K, N), or c += a b;   M and N multiples of 16, K of 64 bytes: 32 in bf16, 16 in fp32
 //   left     a as it lies, row-major, rows lda elements apart
-//   right    b packed as all units read it: blocks of 16 columns one after another; in a block, for each row of 32-bit words the
+//   right    b packed as all units read it: blocks of 16 columns one after another; in a block, for each row of 32-bit words
+//   the
 //            16 columns' words side by side. A word is an element (k, n), in bf16 a pair (k, n), (k + 1, n). right_index() says
 //            where an element is.
 //   c        row-major fp32, rows ldc elements apart
@@ -29,7 +30,7 @@
 #define HAVE_MATRIX_UNITS 1
 #define FOR_TILES __attribute__((target("amx-tile,amx-bf16")))  // a function that is to contain a unit's instructions
 #define FOR_DOTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
-#define FOR_AVX512 __attribute__((target("avx512f")))
+#define FOR_AVX512 __attribute__((target("avx512f,avx512bw")))
 #define FOR_AVX2 __attribute__((target("avx2,fma")))
 #include <cpuid.h>
 #include <immintrin.h>
@@ -50,6 +51,8 @@ struct MatrixUnit {
     void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add);
     // (16, 16) words, rows `stride` words apart, transposed.
     void (*transpose)(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride);
+    // As many rows as a word has elements, joined to words; each 16 columns' words `block` elements from the last's.
+    void (*join)(E* to, size_t block, const E* rows, size_t stride, int columns);
 };
 
 template <class E>
@@ -212,9 +215,9 @@ FOR_TILES void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf
 
 // In four rounds: words of pairs of rows side by side, then pairs of words, then the quarters of the vectors, twice.
 #if defined(__clang__)
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define SHUFFLE(type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, words_t{__VA_ARGS__})
+#define SHUFFLE(type, a, b, ...) __builtin_shuffle(a, b, type{__VA_ARGS__})
 #endif
 __attribute__((always_inline)) inline void transpose_words(uint32_t* to, size_t to_stride, const uint32_t* from,
                                                            size_t from_stride) {
@@ -222,16 +225,17 @@ __attribute__((always_inline)) inline void transpose_words(uint32_t* to, size_t 
     words_t x[16], y[16];
     for (size_t i = 0; i < 16; i++) memcpy(&x[i], from + i * from_stride, 64);
     for (int i = 0; i < 16; i += 2) {
-        y[i] = SHUFFLE(x[i], x[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-        y[i + 1] = SHUFFLE(x[i], x[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+        y[i] = SHUFFLE(words_t, x[i], x[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+        y[i + 1] = SHUFFLE(words_t, x[i], x[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
     }
     for (int i = 0; i < 16; i += 4)  // quarter q of x[i + j]: column 4 q + j of rows i to i + 3
         for (int j = 0; j < 2; j++) {
-            x[i + 2 * j] = SHUFFLE(y[i + j], y[i + j + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-            x[i + 2 * j + 1] = SHUFFLE(y[i + j], y[i + j + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+            x[i + 2 * j] = SHUFFLE(words_t, y[i + j], y[i + j + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+            x[i + 2 * j + 1] =
+                SHUFFLE(words_t, y[i + j], y[i + j + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
         }
-#define EVEN(a, b) SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
-#define ODD(a, b) SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
+#define EVEN(a, b) SHUFFLE(words_t, a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+#define ODD(a, b) SHUFFLE(words_t, a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
     for (int j = 0; j < 4; j++) {
         const words_t low_even = EVEN(x[j], x[4 + j]), low_odd = ODD(x[j], x[4 + j]);
         const words_t high_even = EVEN(x[8 + j], x[12 + j]), high_odd = ODD(x[8 + j], x[12 + j]);
@@ -241,15 +245,40 @@ __attribute__((always_inline)) inline void transpose_words(uint32_t* to, size_t 
     }
 #undef EVEN
 #undef ODD
-#undef SHUFFLE
 }
+// Pieces of 16 bytes, which are interleaved in two instructions on every CPU; where vectors have 64 bytes, of those.
+inline void join_8(bf16* to, const bf16* rows, size_t stride) {
+    typedef uint16_t halves_t __attribute__((vector_size(16)));
+    halves_t a, b;
+    memcpy(&a, rows, sizeof a), memcpy(&b, rows + stride, sizeof b);
+    const halves_t joined[2] = {SHUFFLE(halves_t, a, b, 0, 8, 1, 9, 2, 10, 3, 11),
+                                SHUFFLE(halves_t, a, b, 4, 12, 5, 13, 6, 14, 7, 15)};
+    memcpy((void*)to, joined, sizeof joined);
+}
+__attribute__((always_inline)) inline void join_32(bf16* first, bf16* second, const bf16* rows, size_t stride) {
+    typedef uint16_t halves_t __attribute__((vector_size(64)));
+    halves_t a, b;
+    memcpy(&a, rows, sizeof a), memcpy(&b, rows + stride, sizeof b);
+    const halves_t low = SHUFFLE(halves_t, a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42,
+                                 11, 43, 12, 44, 13, 45, 14, 46, 15, 47),
+                   high = SHUFFLE(halves_t, a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25,
+                                  57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
+    memcpy((void*)first, &low, sizeof low), memcpy((void*)second, &high, sizeof high);
+}
+inline void join_plain(bf16* to, size_t block, const bf16* rows, size_t stride, int columns) {
+    for (int c = 0; c < columns; c += 16, to += block) join_8(to, rows + c, stride), join_8(to + 16, rows + c + 8, stride);
+}
+inline void join_plain(float* to, size_t block, const float* rows, size_t, int columns) {
+    for (int c = 0; c < columns; c += 16, to += block) memcpy(to, rows + c, 64);
+}
+#undef SHUFFLE
 inline void transpose_plain(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
     for (size_t r = 0; r < 16; r++)
         for (size_t c = 0; c < 16; c++) to[c * to_stride + r] = from[r * from_stride + c];
 }
 
-// ---- fp32 multiply-adds, of bf16 widened -------------------------------------------------------------------------------------
-// c (R, 16 W) in vectors of L floats.
+// ---- fp32 multiply-adds, of bf16 widened
+// ------------------------------------------------------------------------------------- c (R, 16 W) in vectors of L floats.
 template <class E, int L, int R, int W>
 __attribute__((always_inline)) inline void fp32_block(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int K,
                                                       bool add) {
@@ -341,6 +370,14 @@ FOR_DOTS inline void dot_product(float* c, int ldc, const bf16* a, int lda, cons
         }
 }
 
+FOR_AVX512 inline void join_vectors(bf16* to, size_t block, const bf16* rows, size_t stride, int columns) {
+    int c = 0;
+    for (; c + 32 <= columns; c += 32, to += 2 * block) join_32(to, to + block, rows + c, stride);
+    if (c < columns) join_plain(to, block, rows + c, stride, columns - c);
+}
+inline void join_vectors(float* to, size_t block, const float* rows, size_t stride, int columns) {
+    join_plain(to, block, rows, stride, columns);
+}
 FOR_AVX512 inline void transpose_vectors(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
     transpose_words(to, to_stride, from, from_stride);
 }
@@ -368,40 +405,52 @@ inline bool has_amx() {
 }  // namespace detail
 
 inline const MatrixUnit<bf16>* emulated_amx() {
-    static const MatrixUnit<bf16> unit = {"emulated AMX", detail::EmulatedTiles::begin, detail::EmulatedTiles::end,
-                                          detail::tiles_product<detail::EmulatedTiles>, detail::transpose_plain};
+    static const MatrixUnit<bf16> unit = {"emulated AMX",
+                                          detail::EmulatedTiles::begin,
+                                          detail::EmulatedTiles::end,
+                                          detail::tiles_product<detail::EmulatedTiles>,
+                                          detail::transpose_plain,
+                                          detail::join_plain};
     return &unit;
 }
 
 // Multiply-adds, which every CPU can.
 template <class E>
 const MatrixUnit<E>* portable() {
-    static const MatrixUnit<E> unit = {"fp32", [] {}, [] {}, detail::fp32_product<E>, detail::transpose_plain};
+    static const MatrixUnit<E> unit = {
+        "fp32", [] {}, [] {}, detail::fp32_product<E>, detail::transpose_plain, detail::join_plain};
     return &unit;
 }
 
 #if HAVE_MATRIX_UNITS
 inline const MatrixUnit<bf16>* amx() {
     static const bool there = detail::has_amx();
-    static const MatrixUnit<bf16> unit = {"AMX", detail::AmxTiles::begin, detail::AmxTiles::end,
-                                          detail::tiles_product<detail::AmxTiles>, detail::transpose_vectors};
+    static const MatrixUnit<bf16> unit = {"AMX",
+                                          detail::AmxTiles::begin,
+                                          detail::AmxTiles::end,
+                                          detail::tiles_product<detail::AmxTiles>,
+                                          detail::transpose_vectors,
+                                          detail::join_vectors};
     return there ? &unit : nullptr;
 }
 inline const MatrixUnit<bf16>* avx512_bf16() {
     static const bool there = detail::has_avx512_bf16();
-    static const MatrixUnit<bf16> unit = {"AVX512-BF16", [] {}, [] {}, detail::dot_product, detail::transpose_vectors};
+    static const MatrixUnit<bf16> unit = {"AVX512-BF16",       [] {}, [] {}, detail::dot_product, detail::transpose_vectors,
+                                          detail::join_vectors};
     return there ? &unit : nullptr;
 }
 template <class E>
 const MatrixUnit<E>* avx512() {
     __builtin_cpu_init();
-    static const MatrixUnit<E> unit = {"AVX-512", [] {}, [] {}, detail::fp32_product_avx512<E>, detail::transpose_vectors};
-    return __builtin_cpu_supports("avx512f") ? &unit : nullptr;
+    static const MatrixUnit<E> unit = {
+        "AVX-512", [] {}, [] {}, detail::fp32_product_avx512<E>, detail::transpose_vectors, detail::join_vectors};
+    return __builtin_cpu_supports("avx512bw") ? &unit : nullptr;
 }
 template <class E>
 const MatrixUnit<E>* avx2() {
     __builtin_cpu_init();
-    static const MatrixUnit<E> unit = {"AVX2", [] {}, [] {}, detail::fp32_product_avx2<E>, detail::transpose_plain};
+    static const MatrixUnit<E> unit = {
+        "AVX2", [] {}, [] {}, detail::fp32_product_avx2<E>, detail::transpose_plain, detail::join_plain};
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &unit : nullptr;
 }
 inline bool is_amd() {
@@ -426,7 +475,8 @@ inline bool is_amd() { return false; }
 template <class E>
 std::vector<const MatrixUnit<E>*> matrix_units() {
     std::vector<const MatrixUnit<E>*> units = {avx512<E>(), avx2<E>(), portable<E>()};
-    if constexpr (std::is_same<E, bf16>::value) units.insert(units.begin() + !is_amd(), avx512_bf16()), units.insert(units.begin(), amx());
+    if constexpr (std::is_same<E, bf16>::value)
+        units.insert(units.begin() + !is_amd(), avx512_bf16()), units.insert(units.begin(), amx());
     units.erase(std::remove(units.begin(), units.end(), nullptr), units.end());
     return units;
 }

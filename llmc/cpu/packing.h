@@ -1,5 +1,5 @@
-// Operands of a matrix unit (matrix_unit.h) from rows of numbers that lie `stride` elements apart; where rows are transposed, whole
-// words apart. Every number of rows and columns is a multiple of 16, of K one of 64 bytes.
+// Operands of a matrix unit (matrix_unit.h) from rows of numbers that lie `stride` elements apart; where rows are transposed,
+// whole words apart. Every number of rows and columns is a multiple of 16, of K one of 64 bytes.
 #pragma once
 #include "matrix_unit.h"
 #include "parallel.h"
@@ -7,40 +7,32 @@
 namespace cpu {
 namespace detail {
 
-// Words of 16 columns: in bf16 of two rows side by side, in fp32 of one. Rows from `there` on are zero.
-inline void join_rows(uint32_t* words, const bf16* x, size_t stride, int row, int there) {
-    const auto word_of = [](bf16 first, bf16 second) { return (uint32_t)first.bits | (uint32_t)second.bits << 16; };
-    if (row + 1 < there) {
-        INDEPENDENT_ITERATIONS
-        for (int c = 0; c < 16; c++) words[c] = word_of(x[c], x[stride + (size_t)c]);
-    } else {
-        for (int c = 0; c < 16; c++) words[c] = row < there ? word_of(x[c], bf16(0)) : 0;
+// Rows from `row` on, as many as a word has elements, joined to words (MatrixUnit::join); rows from `there` on are zero.
+template <class E>
+void join_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_t stride, int columns, int row, int there) {
+    if (row + of_word<E> <= there) return unit.join(to, block, x, stride, columns);
+    E last[of_word<E>][16] = {};  // zeros, or one row and zeros
+    for (int c = 0; c < columns; c += 16, to += block) {
+        if (row < there) std::copy_n(x + c, 16, last[0]);
+        unit.join(to, block, last[0], 16, 16);
     }
 }
-inline void join_rows(uint32_t* words, const float* x, size_t, int row, int there) {
-    if (row < there) memcpy(words, x, 64);
-    else memset(words, 0, 64);
+
+// The lines of a panel lie far from one another, which the CPU does not foresee: those of `rows` rows are asked for ahead.
+template <class E>
+void prefetch_lines(const E* x, size_t stride, int columns, int rows) {
+    for (int i = 0; i < rows; i++)
+        for (int c = 0; c < columns; c += k_step<E>) __builtin_prefetch(x + (size_t)i * stride + c);
 }
 
-// The lines of a panel lie far from one another, which the CPU does not foresee: `rows` rows' line at column c is asked for
-// ahead.
+// Right operand (K, columns) of as many rows, of which those from `there` on are zero.
 template <class E>
-void prefetch_lines(const E* x, size_t stride, int c, int rows) {
-    if (c % k_step<E> == 0)
-        for (int i = 0; i < rows; i++) __builtin_prefetch(x + (size_t)i * stride + c);
-}
-
-// Right operand (K, columns) of as many rows, of which those from `there` on are zero. Eight rows at a time, so that what is
-// written to a block of 16 columns is 256 bytes in a row.
-template <class E>
-void pack_rows(E* to, const E* x, size_t stride, int columns, int K, int there) {
-    constexpr int rows = 8;
-    for (int k = 0; k < K; k += rows)
-        for (int c = 0; c < columns; c += 16) {
-            if (k + 2 * rows <= there) prefetch_lines(x + (size_t)(k + rows) * stride, stride, c, rows);
-            for (int i = k; i < k + rows; i += of_word<E>)
-                join_rows((uint32_t*)(to + right_index<E>(i, c, K)), x + (size_t)i * stride + c, stride, i, there);
-        }
+void pack_rows(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride, int columns, int K, int there) {
+    constexpr int ahead = 8 * of_word<E>;
+    for (int k = 0; k < K; k += of_word<E>) {
+        if (k + ahead + of_word<E> <= there) prefetch_lines(x + (size_t)(k + ahead) * stride, stride, columns, of_word<E>);
+        join_rows(unit, to + right_index<E>(k, 0, K), (size_t)K * 16, x + (size_t)k * stride, stride, columns, k, there);
+    }
 }
 
 // Right operand (K, rows) = the transpose of rows of K: their words, transposed.
@@ -56,16 +48,17 @@ void pack_transposed(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride
 // words transposed: each is a word of a row of the result.
 template <class E>
 void lay_transposed(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride, int columns, int K, int there) {
-    constexpr int rows = k_step<E>;
-    alignas(64) uint32_t joined[16][16];
+    constexpr int rows = k_step<E>, block = 16 * rows;
+    alignas(64) E joined[2 * block];  // of 32 columns
     for (int k = 0; k < K; k += rows)
-        for (int c = 0; c < columns; c += 16) {
-            if (k + 2 * rows <= there) prefetch_lines(x + (size_t)(k + rows) * stride, stride, c, rows);
-            for (int i = 0; i < 16; i++) {
-                const int row = k + i * of_word<E>;
-                join_rows(joined[i], x + (size_t)row * stride + c, stride, row, there);
-            }
-            unit.transpose((uint32_t*)(to + (size_t)c * K + k), (size_t)K / of_word<E>, &joined[0][0], 16);
+        for (int c = 0; c < columns; c += 32) {
+            const int width = std::min(32, columns - c);
+            if (k + 2 * rows <= there) prefetch_lines(x + (size_t)(k + rows) * stride + c, stride, width, rows);
+            for (int i = 0; i < rows; i += of_word<E>)
+                join_rows(unit, joined + i * 16, block, x + (size_t)(k + i) * stride + c, stride, width, k + i, there);
+            for (int i = 0; i < width; i += 16)
+                unit.transpose((uint32_t*)(to + (size_t)(c + i) * K + k), (size_t)K / of_word<E>,
+                               (const uint32_t*)(joined + i / 16 * block), 16);
         }
 }
 
