@@ -2,6 +2,8 @@
 // matrix product, on a CPU the multiply-add rates of its registers; and a large copy. Medians.
 //   make bench            BACKEND=cpu|cuda  PRECISION=bf16|fp32
 //   build/.../bench [--ops | --steps | PRESET B T [none|selective|full] [LAYERS]]
+//   build/.../bench --profile PRESET B T     on a CPU: the ops of a step, each one's share and bound
+//   build/.../bench --generate PRESET        tokens per second, one after another
 // For dev/bench/cpu.py, which measures other programs' steps in turn with ours; descriptions are lines of KEY=VALUE:
 //   bench --machine               this program and the machine's bounds
 //   bench --describe PRESET B T   the model's sizes, its parameters, FLOPs of a step; needs no memory
@@ -18,7 +20,16 @@
 #include <immintrin.h>
 #endif
 
+#ifdef BACKEND_CUDA
 #include "../../train_gpt.cu"
+namespace ops = be;
+#else
+#include "timed_ops.h"
+#define be timed  // what train_gpt.cu calls
+#include "../../train_gpt.cu"
+#undef be
+namespace ops = timed;
+#endif
 
 namespace {
 
@@ -76,7 +87,8 @@ struct Machine {
     const char* flops_name;
     double fp32, bf16;  // what a CPU's registers do; bf16: 0 where there are no instructions for it
     const char* bf16_name = "no bf16";
-    double bytes;  // copied in a second
+    double bytes;       // copied in a second
+    double read_bytes;  // read in a second
 };
 
 void row(const std::string& name, double seconds, double flops, double bytes, const Machine& machine) {
@@ -139,17 +151,14 @@ __attribute__((target("avx512f,avx512bf16"))) float dot_rounds(long rounds) {
 }
 
 constexpr double tile_flops = 4.0 * 16 * 16 * 32 * 2;  // four products of tiles: 16x32 by 32x16
-__attribute__((target("amx-tile,amx-bf16"))) float tile_rounds(long rounds) {
+float tile_rounds(long rounds) {
+    using Tiles = cpu::detail::AmxTiles;
     float sums[16 * 16];
-    cpu::detail::AmxTiles::begin();  // makes all tiles zero
-    for (long i = 0; i < rounds; i++) {
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, sums, 64);
-    cpu::detail::AmxTiles::end();
+    Tiles::begin();  // makes all tiles zero
+    for (long i = 0; i < rounds; i++)
+        Tiles::multiply<0, 4, 6>(), Tiles::multiply<1, 4, 7>(), Tiles::multiply<2, 5, 6>(), Tiles::multiply<3, 5, 7>();
+    Tiles::store<0>(sums, 64);
+    Tiles::end();
     return sums[0];
 }
 
@@ -375,16 +384,16 @@ public:
     void run() {
         double start = now();
         const Rows rows = stage(ctx_, batch_, m_.a.slot());
-        be::clear(ctx_, m_.grads, m_.table.size * sizeof(real));
+        ops::clear(ctx_, m_.grads, m_.table.size * sizeof(real));
         clear_sums(ctx_, m_);
         model_forward(ctx_, m_, rows);
         lap(forward, start);
         head(ctx_, m_, rows, real(1.0 / (batch_.B * batch_.T)), 0, true);
         model_backward(ctx_, m_, rows, [](int) {});
         lap(backward, start);
-        const double norm = std::sqrt(be::sum_of_squares(ctx_, m_.grads, m_.table.size));
-        be::adamw(ctx_, m_.params, m_.master, m_.m, m_.v, m_.grads, m_.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
-                  (real)std::min(1.0, 1 / norm), ++steps_);
+        const double norm = std::sqrt(ops::sum_of_squares(ctx_, m_.grads, m_.table.size));
+        ops::adamw(ctx_, m_.params, m_.master, m_.m, m_.v, m_.grads, m_.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
+                   (real)std::min(1.0, 1 / norm), ++steps_);
         lap(update, start);
     }
 
@@ -416,6 +425,64 @@ void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset,
         (preset + (layers ? format(" %d layers", layers) : "")).c_str(), precision_name, B, T, B * T / seconds,
         flops / seconds / 1e12, 100 * flops / seconds / machine.flops, machine.flops_name, seconds * 1e3, step.forward * 1e3,
         step.backward * 1e3, step.update * 1e3, (double)step.planned_bytes() / 1073741824.0);
+    fflush(stdout);
+}
+
+#ifndef BACKEND_CUDA
+// The ops of a step: time, share, and what the machine allows, which is the longer of FLOPs at the rate of the registers and of
+// bytes at the rate at which memory is read; above 100% where numbers come from a cache.
+void profile(be::Ctx& ctx, const Machine& machine, const std::string& preset, int B, int T) {
+    Step step(ctx, config_for(preset, T, 0), B, T, Recompute::none);
+    constexpr int steps = 10;
+    step.run(), step.run();
+    timed::records.clear();
+    const double start = now();
+    for (int i = 0; i < steps; i++) step.run();
+    const double whole = now() - start;
+    std::vector<std::pair<std::string, timed::Record>> rows(timed::records.begin(), timed::records.end());
+    std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+    printf("%s, %s, %dx%d; %s %.0f GFLOP/s, memory %.1f GB/s\n\n", preset.c_str(), precision_name, B, T, machine.flops_name,
+           machine.flops / 1e9, machine.read_bytes / 1e9);
+    printf("| op | calls | ms | share | GFLOP/s | GB/s | of bound |\n| --- | --- | --- | --- | --- | --- | --- |\n");
+    double rest = whole, bounds = 0;
+    for (const auto& [name, r] : rows) {
+        const double by_flops = r.work.flops / machine.flops, by_bytes = r.work.bytes / machine.read_bytes;
+        const double bound = std::max(by_flops, by_bytes);
+        rest -= r.seconds, bounds += bound;
+        printf("| %s | %d | %.2f | %.1f%% | %s | %.1f | %.0f%% %s |\n", name.c_str(), r.calls / steps, r.seconds / steps * 1e3,
+               100 * r.seconds / whole, r.work.flops > 0 ? format("%.0f", r.work.flops / r.seconds / 1e9).c_str() : "",
+               r.work.bytes / r.seconds / 1e9, 100 * bound / r.seconds, by_flops > by_bytes ? "of FLOPs" : "of memory");
+    }
+    printf("| everything else | | %.2f | %.1f%% | | | |\n", rest / steps * 1e3, 100 * rest / whole);
+    printf("| step | | %.2f | | | | %.0f%% |\n", whole / steps * 1e3, 100 * bounds / whole);
+}
+#endif
+
+// One token after another: all matrices and the keys and values so far are read once for each.
+void bench_generate(be::Ctx& ctx, const Machine& machine, const std::string& preset) {
+    constexpr int prompt = 64, tokens = 64;
+    Model m(config_for(preset, 0, 0));
+    plan_memory(m, Recompute::inference, 1, prompt, 1, true);
+    allocate(ctx, m);
+    initialize(ctx, m, 1);
+    Generator generator(ctx, m);
+    const std::vector<int> start(prompt, 1);
+    std::vector<double> times;
+    for (int round = 0; round < 7; round++) {
+        generator.prompt(start);
+        wait(ctx);
+        const double before = now();
+        for (int i = 0; i < tokens; i++) generator.logits(), generator.append(1 + i);
+        wait(ctx);
+        times.push_back((now() - before) / tokens);
+    }
+    std::sort(times.begin(), times.end());
+    const ModelConfig& c = m.c;
+    const double of_block = (double)c.C * (c.QKV() + c.C + c.F1() + c.F), parameters = c.L * of_block + (double)c.Vp * c.C;
+    const double cached = 2.0 * c.L * c.NKV * c.HS() * (prompt + tokens / 2.0);
+    const double bytes = (parameters + cached) * sizeof(floatX), seconds = times[times.size() / 2];
+    printf("%-14s %s generating: %.0f tok/s, %.2f ms each; %.1f GB/s, %.0f%% of reading memory\n", preset.c_str(),
+           precision_name, 1 / seconds, seconds * 1e3, bytes / seconds / 1e9, 100 * bytes / seconds / machine.read_bytes);
     fflush(stdout);
 }
 
@@ -509,6 +576,8 @@ Machine measure(be::Ctx& ctx) {
     const size_t n = on_gpu ? (size_t)1 << 30 : 64 << 20;
     const Numbers<float> from(ctx, n / 4), to(ctx, n / 4);
     machine.bytes = 2.0 * (double)n / median_seconds(ctx, [&] { be::copy_rows(ctx, to, n / 64, from, n / 64, n / 64, 64); });
+    const Numbers<real> much(ctx, n / sizeof(real) * 4);
+    machine.read_bytes = 4.0 * (double)n / median_seconds(ctx, [&] { be::sum_of_squares(ctx, much, much.size()); });
     return machine;
 }
 
@@ -539,7 +608,11 @@ int main(int argc, char** argv) try {
     } else {
         printf("fp32 FMA %.3f TFLOP/s, %s %.3f", machine.fp32 / 1e12, machine.bf16_name, machine.bf16 / 1e12);
     }
-    printf(", copy %.1f GB/s\n", machine.bytes / 1e9);
+    printf(", copy %.1f GB/s, read %.1f\n", machine.bytes / 1e9, machine.read_bytes / 1e9);
+    if (what == "--generate" && argc == 3) return bench_generate(ctx, machine, argv[2]), 0;
+#ifndef BACKEND_CUDA
+    if (what == "--profile" && argc == 5) return profile(ctx, machine, argv[2], atoi(argv[3]), atoi(argv[4])), 0;
+#endif
     if (argc >= 4) {
         bench_step(ctx, machine, argv[1], atoi(argv[2]), atoi(argv[3]), recompute_policy(argc > 4 ? argv[4] : "none"),
                    argc > 5 ? atoi(argv[5]) : 0);
@@ -556,6 +629,7 @@ int main(int argc, char** argv) try {
             bench_step(ctx, machine, "gpt2-124m", 1, 1024, Recompute::none, 0);
             bench_step(ctx, machine, "gpt2-124m", 4, 64, Recompute::none, 0);
             bench_step(ctx, machine, "quickstart", 8, 256, Recompute::none, 0);
+            bench_generate(ctx, machine, "gpt2-124m");
             bench_checkpoint(ctx, "gpt2-124m");
         }
     }

@@ -12,6 +12,7 @@
 // Determinism: the same bits on every run and for any number of threads.
 #pragma once
 #include <algorithm>
+#include <array>
 
 #include "../ops.h"
 #include "mlp.h"
@@ -61,26 +62,35 @@ inline void linear_backward_weight(real* dweight, const floatX* dout, const floa
 // ---- fast paths ------------------------------------------------------------------------------------------------------------
 namespace detail {
 
+constexpr int few_rows = 4;
+
+#if !defined(PRECISION_FP64)
+// x . w for each of the N rows of x, IC elements apart. Four vectors of sums hide the additions' latency; the order is fixed.
+template <int N>
+void dot_products(float* out, const floatX* x, const floatX* w, int IC) {
+    constexpr int chains = 4, step = k_step<floatX>;
+    floats sum[N][chains] = {};
+    int i = 0;
+    for (; i + chains * step <= IC; i += chains * step)
+        for (int k = 0; k < chains; k++)
+            for (int n = 0; n < N; n++) sum[n][k] += products(x + (size_t)n * IC + i + k * step, w + i + k * step);
+    for (; i < IC; i += lanes)
+        for (int n = 0; n < N; n++) sum[n][0] += load(x + (size_t)n * IC + i, IC - i) * load(w + i, IC - i);
+    for (int n = 0; n < N; n++) out[n] = total((sum[n][0] + sum[n][1]) + (sum[n][2] + sum[n][3]));
+}
+
 // A few rows against the whole weight: each weight row is read once and meets all input rows while it is in cache. Bound by
-// memory bandwidth. 16 partial sums let the compiler use vectors; they are added in a fixed order.
+// memory bandwidth.
 inline void few_rows_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC, int OC) {
-    constexpr int lanes = 16;
-    const int whole = IC / lanes * lanes;
+    const auto product = std::array{dot_products<1>, dot_products<2>, dot_products<3>, dot_products<4>}[(size_t)N - 1];
 #pragma omp parallel for schedule(static)
     for (int o = 0; o < OC; o++) {
-        const floatX* w = weight + (size_t)o * IC;
-        for (int n = 0; n < N; n++) {
-            const floatX* x = inp + (size_t)n * IC;
-            real partial[lanes] = {};
-            for (int i = 0; i < whole; i += lanes)
-                for (int k = 0; k < lanes; k++) partial[k] += (real)x[i + k] * (real)w[i + k];
-            real sum = 0;
-            for (int i = whole; i < IC; i++) sum += (real)x[i] * (real)w[i];
-            for (int k = 0; k < lanes; k++) sum += partial[k];
-            out[(size_t)n * OC + o] = (floatX)(sum + (bias ? (real)bias[o] : real(0)));
-        }
+        float sums[few_rows];
+        product(sums, inp, weight + (size_t)o * IC, IC);
+        for (int n = 0; n < N; n++) out[(size_t)n * OC + o] = (floatX)(sums[n] + (bias ? (float)bias[o] : 0.0f));
     }
 }
+#endif
 
 // dbias (+)= column sums: a task owns 64 columns and adds their rows from first to last.
 inline void column_sums(real* dbias, const floatX* dout, int N, int OC, Acc acc) {
@@ -96,8 +106,6 @@ inline void column_sums(real* dbias, const floatX* dout, int N, int OC, Acc acc)
         for (int k = 0; k < columns; k++) dbias[first + k] = acc == Acc::Add ? dbias[first + k] + sum[k] : sum[k];
     }
 }
-
-constexpr int few_rows = 4;
 
 }  // namespace detail
 

@@ -28,7 +28,7 @@
 
 #if defined(__x86_64__) && !defined(PRECISION_FP64)
 #define HAVE_MATRIX_UNITS 1
-#define FOR_TILES __attribute__((target("amx-tile,amx-bf16")))  // a function that is to contain a unit's instructions
+// Functions that are to contain a unit's instructions.
 #define FOR_DOTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 #define FOR_AVX512 __attribute__((target("avx512f,avx512bw")))
 #define FOR_AVX2 __attribute__((target("avx2,fma")))
@@ -38,7 +38,6 @@
 #include <unistd.h>
 #else
 #define HAVE_MATRIX_UNITS 0
-#define FOR_TILES
 #endif
 
 namespace cpu {
@@ -115,55 +114,40 @@ struct EmulatedTiles {
 };
 
 #if HAVE_MATRIX_UNITS
+// The instructions themselves: GCC 12's intrinsic for ldtilecfg tells the compiler of 8 of the 64 bytes that are read, so that
+// the rest is not written, and the intrinsics for loads do not say that they read memory.
 struct AmxTiles {
-    FOR_TILES static void begin() {
-        struct alignas(64) {
+    static void begin() {
+        const struct alignas(64) {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
             uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
             uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
         } shapes;
-        _tile_loadconfig(&shapes);
+        asm volatile("ldtilecfg %0" : : "m"(shapes));
     }
-    FOR_TILES static void end() { _tile_release(); }
-    // The intrinsics want a tile's number as a literal.
+    static void end() { asm volatile("tilerelease"); }
     template <int t>
-    FOR_TILES static void zero() {
-        if constexpr (t == 0) _tile_zero(0);
-        if constexpr (t == 1) _tile_zero(1);
-        if constexpr (t == 2) _tile_zero(2);
-        if constexpr (t == 3) _tile_zero(3);
+    static void zero() {
+        asm volatile("tilezero %%tmm%c0" : : "i"(t));
     }
     template <int t>
-    FOR_TILES static void load(const void* p, size_t stride) {
-        if constexpr (t == 0) _tile_loadd(0, p, stride);
-        if constexpr (t == 1) _tile_loadd(1, p, stride);
-        if constexpr (t == 2) _tile_loadd(2, p, stride);
-        if constexpr (t == 3) _tile_loadd(3, p, stride);
-        if constexpr (t == 4) _tile_loadd(4, p, stride);
-        if constexpr (t == 5) _tile_loadd(5, p, stride);
-        if constexpr (t == 6) _tile_loadd(6, p, stride);
-        if constexpr (t == 7) _tile_loadd(7, p, stride);
+    static void load(const void* p, size_t stride) {
+        asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(t) : "memory");
     }
     template <int t>
-    FOR_TILES static void store(void* p, size_t stride) {
-        if constexpr (t == 0) _tile_stored(0, p, stride);
-        if constexpr (t == 1) _tile_stored(1, p, stride);
-        if constexpr (t == 2) _tile_stored(2, p, stride);
-        if constexpr (t == 3) _tile_stored(3, p, stride);
+    static void store(void* p, size_t stride) {
+        asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(t) : "memory");
     }
-    template <int c, int a, int b>
-    FOR_TILES static void multiply() {
-        if constexpr (c == 0) _tile_dpbf16ps(0, 4, 6);
-        if constexpr (c == 1) _tile_dpbf16ps(1, 4, 7);
-        if constexpr (c == 2) _tile_dpbf16ps(2, 5, 6);
-        if constexpr (c == 3) _tile_dpbf16ps(3, 5, 7);
+    template <int c, int a, int b>  // c += a b
+    static void multiply() {
+        asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
     }
 };
 #endif
 
 // c (16 R, 16 W), R and W 1 or 2.
 template <class Tiles, int R, int W>
-FOR_TILES inline void tiles_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int K, bool add) {
+inline void tiles_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int K, bool add) {
     const size_t c_stride = (size_t)ldc * 4, a_stride = (size_t)lda * 2;
     float* const c_low = c + 16 * (size_t)ldc;
     const bf16 *const a_low = a + 16 * (size_t)lda, *const b_right = b + 16 * (size_t)b_rows;
@@ -199,8 +183,7 @@ FOR_TILES inline void tiles_block(float* c, int ldc, const bf16* a, int lda, con
 }
 
 template <class Tiles>
-FOR_TILES void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K,
-                             bool add) {
+void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K, bool add) {
     for (int n = 0; n < N; n += 32)
         for (int m = 0; m < M; m += 32) {
             float* const at = c + (size_t)m * ldc + n;

@@ -1,9 +1,14 @@
 // Sixteen numbers at a time, for loops that the compiler does not turn into good vector code itself: GCC's and clang's vector
-// types, which every CPU has in as many registers as it needs for 64 bytes.
+// types, which every CPU has in as many registers as it needs for 64 bytes; single instructions where these do not lead to
+// them.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "../math.h"
 #include "../types.h"
@@ -29,10 +34,33 @@ inline floats load(const float* p) {
     memcpy(&x, p, sizeof x);
     return x;
 }
+#if defined(__AVX512F__)
+// The forms with masks: GCC 12 warns of the others' undefined lanes.
+inline words widen(halves h) { return (words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h); }
+inline halves narrow(words w) { return (halves)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)w); }
+inline float total(floats x) {
+    x += (floats)_mm512_maskz_shuffle_f32x4(0xffff, (__m512)x, (__m512)x, 0x4e);
+    x += (floats)_mm512_maskz_shuffle_f32x4(0xffff, (__m512)x, (__m512)x, 0xb1);
+    x += (floats)_mm512_maskz_permute_ps(0xffff, (__m512)x, 0x4e);
+    x += (floats)_mm512_maskz_permute_ps(0xffff, (__m512)x, 0xb1);
+    return x[0];
+}
+#else
+inline words widen(halves h) { return __builtin_convertvector(h, words); }
+inline halves narrow(words w) { return __builtin_convertvector(w, halves); }
+// The sum of all lanes, always in the same order.
+inline float total(floats x) {
+    float part[lanes];
+    memcpy(part, &x, sizeof x);
+    for (int half = lanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) part[i] += part[i + half];
+    return part[0];
+}
+#endif
 inline floats load(const bf16* p) {
     halves h;
     memcpy(&h, p, sizeof h);
-    return (floats)(__builtin_convertvector(h, words) << 16);
+    return (floats)(widen(h) << 16);
 }
 
 // bf16's bits, in the low half of each word: as bf16's own rounding.
@@ -43,7 +71,7 @@ inline words rounded(floats x) {
 
 inline void store(float* p, floats x) { memcpy(p, &x, sizeof x); }
 inline void store(bf16* p, floats x) {
-    const halves h = __builtin_convertvector(rounded(x), halves);
+    const halves h = narrow(rounded(x));
     memcpy((void*)p, &h, sizeof h);
 }
 
@@ -61,6 +89,14 @@ void store(E* p, floats x, int n) {
     E some[lanes];
     store(some, x);
     std::copy_n(some, n, p);
+}
+
+// Products of the 64 bytes' numbers at x and at w, summed: in bf16 of the even and the odd ones, whose bits need no sorting.
+inline floats products(const float* x, const float* w) { return load(x) * load(w); }
+inline floats products(const bf16* x, const bf16* w) {
+    words a, b;
+    memcpy(&a, x, sizeof a), memcpy(&b, w, sizeof b);
+    return (floats)(a << 16) * (floats)(b << 16) + (floats)(a & 0xffff0000u) * (floats)(b & 0xffff0000u);
 }
 
 inline floats larger(floats x, floats y) { return x > y ? x : y; }  // y where x is NaN
