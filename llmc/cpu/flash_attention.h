@@ -297,10 +297,10 @@ inline void backward_head(const Unit& unit, floatX* dqkv, const floatX* dout, co
     }
     for (int t = 0; t < T; t++) {
         const float* dk = m.dkv + (size_t)(t / tile) * 2 * small + (size_t)(t % tile) * H;
-        for (int c = 0; c < a.HS; c += lanes) {
-            store(dqkv + a.key(b, t, g) + c, load(dk + c), a.HS - c);
-            store(dqkv + a.value(b, t, g) + c, load(dk + small + c), a.HS - c);
-        }
+        floatX *key = dqkv + a.key(b, t, g), *value = dqkv + a.value(b, t, g);
+        for_vectors(a.HS, [=](int c, auto there) {
+            store(key + c, load(dk + c), there), store(value + c, load(dk + small + c), there);
+        });
     }
 }
 

@@ -56,7 +56,7 @@ void fp8_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8
         const auto pack = [&](floatX* to, int k, int k_here, int first, int columns) {
             pack_transposed(*ctx.unit, to, right + (size_t)first * all_K + k, (size_t)all_K, columns, k_here);
         };
-        return gemm::rows_times(ctx, left, M, all_K, N, pack, [&](int m, int first, int columns, const float* sums) {
+        return gemm::rows_times(ctx, nullptr, left, M, all_K, N, pack, [&](int m, int first, int columns, const float* sums) {
             for (int n = 0; n < columns; n++) set(m, first + n, sums[n]);
         });
     }

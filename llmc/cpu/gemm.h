@@ -31,6 +31,9 @@ constexpr int narrow = 32, depth = 512;  // columns, and of k, that stay in the 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 inline int divide_up(int n, int by) { return (n + by - 1) / by; }
 
+// Rows that are finished together. Of short sums there are many for the work they cost: fewer rows, so that they stay near.
+inline int rows_at_once(int K) { return K <= 256 ? 32 : block; }
+
 // A result (rows, columns) in panels of columns, as many for each thread, and parts of its rows where there are few panels.
 struct Shares {
     int columns, panels, rows, parts;
@@ -55,13 +58,13 @@ inline void multiply_block(const MatrixUnit<floatX>& unit, float* c, int ldc, co
 // ---- products --------------------------------------------------------------------------------------------------------------
 // K is a multiple of what fills a tile's row; C may be any, of which packed panels have the next multiple of 16.
 // pack(to, k, K, first column, columns) packs K rows of a panel of b; finish(n, first column, columns, sums) gets each finished
-// part of a row.
+// part of a row. Lines of `out` (N, C), if it is given, are asked for before the product whose result they are to hold.
 template <class Pack, class Finish>
-void rows_times(Ctx& ctx, const floatX* a, int N, int K, int C, Pack pack, Finish finish) {
+void rows_times(Ctx& ctx, floatX* out, const floatX* a, int N, int K, int C, Pack pack, Finish finish) {
     const MatrixUnit<floatX>& unit = *ctx.unit;
-    const int wide = round_up(C, 16);
+    const int wide = round_up(C, 16), at_once = rows_at_once(K);
     const Shares shares(N, wide, ctx.threads);
-    const int width = shares.columns, kept = round_up(K > slab ? shares.rows : std::min((int)block, shares.rows), 16);
+    const int width = shares.columns, kept = round_up(K > slab ? shares.rows : std::min(at_once, shares.rows), 16);
     const size_t packed_size = (size_t)std::min(K, (int)slab) * width, few_size = (size_t)16 * slab,
                  sums_size = (size_t)kept * width;
     const size_t per_thread = (packed_size + few_size) * sizeof(floatX) + sums_size * sizeof(float);
@@ -78,9 +81,11 @@ void rows_times(Ctx& ctx, const floatX* a, int N, int K, int C, Pack pack, Finis
             for (int k0 = 0; k0 < K; k0 += slab) {
                 const int k_here = std::min((int)slab, K - k0);
                 pack(packed, k0, k_here, c0, columns);
-                for (int n0 = first; n0 < end; n0 += block) {
-                    const int rows = std::min((int)block, end - n0), whole = rows / 16 * 16;
+                for (int n0 = first; n0 < end; n0 += at_once) {
+                    const int rows = std::min(at_once, end - n0), whole = rows / 16 * 16;
                     const floatX* here = a + (size_t)n0 * K + k0;
+                    const bool last = k0 + k_here == K;
+                    if (last && out) prefetch_lines<1>(out + (size_t)n0 * C + c0, (size_t)C, columns, rows);
                     float* sums = memory_of_sums + (K > slab ? (size_t)(n0 - first) * width : 0);
                     if (whole > 0) multiply_block(unit, sums, width, here, K, packed, whole, columns, k_here, k0 > 0);
                     if (whole < rows) {  // rows that fill no tile: a copy beside zeros
@@ -90,7 +95,7 @@ void rows_times(Ctx& ctx, const floatX* a, int N, int K, int C, Pack pack, Finis
                         multiply_block(unit, sums + (size_t)whole * width, width, few, slab, packed, 16, columns, k_here,
                                        k0 > 0);
                     }
-                    if (k0 + k_here == K)
+                    if (last)
                         for (int n = 0; n < rows; n++) finish(n0 + n, c0, std::min(columns, C - c0), sums + (size_t)n * width);
                 }
             }
@@ -102,7 +107,8 @@ void rows_times(Ctx& ctx, const floatX* a, int N, int K, int C, Pack pack, Finis
 // M and C are multiples of 16.
 inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, int N, int M, int C, Acc acc) {
     const MatrixUnit<floatX>& unit = *ctx.unit;
-    const Shares shares(C, M, ctx.threads);
+    const Shares shares(C, M, ctx.threads);  // of c's rows
+    const int piece = std::min((int)block, round_up(divide_up(C, ctx.threads), 16));
     const int deepest = std::min((int)slab, round_up(N, k_step<floatX>));
     const size_t right_size = (size_t)deepest * C, left_size = (size_t)deepest * shares.columns;
     floatX* right = (floatX*)ctx.scratch((right_size + left_size * (size_t)ctx.threads) * sizeof(floatX));
@@ -113,9 +119,8 @@ inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, 
         for (int k0 = 0; k0 < N; k0 += slab) {
             const int there = std::min((int)slab, N - k0), K = round_up(there, k_step<floatX>);
 #pragma omp for schedule(dynamic)
-            for (int c0 = 0; c0 < C; c0 += block)
-                pack_rows(unit, right + (size_t)c0 * K, b + (size_t)k0 * C + c0, (size_t)C, std::min((int)block, C - c0), K,
-                          there);
+            for (int c0 = 0; c0 < C; c0 += piece)
+                pack_rows(unit, right + (size_t)c0 * K, b + (size_t)k0 * C + c0, (size_t)C, std::min(piece, C - c0), K, there);
 #pragma omp for schedule(dynamic)
             for (int m0 = 0; m0 < M; m0 += shares.columns) {
                 const int rows = std::min(shares.columns, M - m0);
@@ -145,15 +150,18 @@ inline void forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const
     const auto pack = [&](floatX* to, int k, int k_here, int first, int columns) {
         pack_transposed(*ctx.unit, to, weight + (size_t)first * K + k, (size_t)K, columns, k_here);
     };
-    rows_times(ctx, inp, N, K, OC, pack, [=](int n, int first, int columns, const float* sums) {
+    rows_times(ctx, out, inp, N, K, OC, pack, [=](int n, int first, int columns, const float* sums) {
         const size_t at = (size_t)n * OC + first;
-        floatX *y = (pre ? pre : out) + at, *activated = pre ? out + at : nullptr;
-        for (int c = 0; c < columns; c += lanes) {
-            const int there = columns - c;
-            const floats sum = load(sums + c);
-            store(y + c, bias ? sum + load(bias + first + c, there) : sum, there);
-            if (activated) store(activated + c, gelu(load(y + c, there)), there);
+        floatX* y = (pre ? pre : out) + at;
+        if (bias) {
+            const floatX* b = bias + first;
+            for_vectors(columns, [=](int c, auto there) { store(y + c, load(sums + c) + load(b + c, there), there); });
+        } else {
+            for_vectors(columns, [=](int c, auto there) { store(y + c, load(sums + c), there); });
         }
+        if (!pre) return;
+        floatX* activated = out + at;
+        for_vectors(columns, [=](int c, auto there) { store(activated + c, gelu(load(y + c, there)), there); });
     });
 }
 
@@ -165,14 +173,15 @@ inline void backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const flo
     const auto pack = [&](floatX* to, int k, int k_here, int first, int columns) {
         pack_rows(*ctx.unit, to, weight + (size_t)k * stride + first, (size_t)stride, columns, k_here, k_here);
     };
-    rows_times(ctx, dout, N, K, IC, pack, [=](int n, int first, int columns, const float* sums) {
+    rows_times(ctx, dinp, dout, N, K, IC, pack, [=](int n, int first, int columns, const float* sums) {
         const size_t at = (size_t)n * IC + first;
-        for (int c = 0; c < columns; c += lanes) {
-            const int there = columns - c;
-            floatX* dx = dinp + at + c;
-            store(dx, load(sums + c), there);
-            if (pre) store(dx, load(dx, there) * gelu_derivative(load(pre + at + c, there)), there);
-        }
+        floatX* dx = dinp + at;
+        for_vectors(columns, [=](int c, auto there) { store(dx + c, load(sums + c), there); });
+        if (!pre) return;
+        const floatX* x = pre + at;
+        for_vectors(columns, [=](int c, auto there) {
+            store(dx + c, load(dx + c, there) * gelu_derivative(load(x + c, there)), there);
+        });
     });
 }
 

@@ -40,6 +40,13 @@
 #define HAVE_MATRIX_UNITS 0
 #endif
 
+// A loop over registers: they are not, unless it is unrolled before the compiler decides where an array lies.
+#if defined(__clang__)
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 16")
+#endif
+
 namespace cpu {
 
 template <class E>  // bf16 or float
@@ -269,29 +276,43 @@ __attribute__((always_inline)) inline void fp32_block(float* c, int ldc, const E
     typedef uint32_t words __attribute__((vector_size(4 * L)));
     constexpr int of_block = 16 / L, vectors = W * of_block;
     floats sum[R][vectors] = {};
-    if (add)
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < vectors; v++) memcpy(&sum[r][v], c + (size_t)r * ldc + v * L, sizeof(floats));
     for (int k = 0; k < K; k += of_word<E>) {
         words right[vectors];
+        UNROLLED
         for (int v = 0; v < vectors; v++)
             memcpy(&right[v], b + (size_t)(v / of_block) * 16 * b_rows + (size_t)k * 16 + v % of_block * L * of_word<E>,
                    sizeof(words));
         if constexpr (of_word<E> == 2) {
             floats low[vectors], high[vectors];
+            UNROLLED
             for (int v = 0; v < vectors; v++) low[v] = (floats)(right[v] << 16), high[v] = (floats)(right[v] & 0xffff0000u);
+            UNROLLED
             for (int r = 0; r < R; r++) {
                 const float x = (float)a[(size_t)r * lda + k], y = (float)a[(size_t)r * lda + k + 1];
+                UNROLLED
                 for (int v = 0; v < vectors; v++) sum[r][v] += x * low[v];
+                UNROLLED
                 for (int v = 0; v < vectors; v++) sum[r][v] += y * high[v];
             }
         } else {
-            for (int r = 0; r < R; r++)
+            UNROLLED
+            for (int r = 0; r < R; r++) {
+                UNROLLED
                 for (int v = 0; v < vectors; v++) sum[r][v] += a[(size_t)r * lda + k] * (floats)right[v];
+            }
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < vectors; v++) memcpy(c + (size_t)r * ldc + v * L, &sum[r][v], sizeof(floats));
+    UNROLLED
+    for (int r = 0; r < R; r++) {
+        UNROLLED
+        for (int v = 0; v < vectors; v++) {
+            float* const at = c + (size_t)r * ldc + v * L;
+            floats before = {};
+            if (add) memcpy(&before, at, sizeof before);
+            sum[r][v] += before;
+            memcpy(at, &sum[r][v], sizeof(floats));
+        }
+    }
 }
 template <class E, int L, int R, int W>
 __attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M,
@@ -326,20 +347,32 @@ template <int W>
 FOR_DOTS inline void dot_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int K, bool add) {
     constexpr int R = 8;
     __m512 sum[R][W];
-    for (int r = 0; r < R; r++)
-        for (int w = 0; w < W; w++) sum[r][w] = add ? _mm512_loadu_ps(c + (size_t)r * ldc + 16 * w) : _mm512_setzero_ps();
+    UNROLLED
+    for (int r = 0; r < R; r++) {
+        UNROLLED
+        for (int w = 0; w < W; w++) sum[r][w] = _mm512_setzero_ps();
+    }
     for (int k = 0; k < K; k += 2) {
         __m512i words[W];
+        UNROLLED
         for (int w = 0; w < W; w++) words[w] = _mm512_loadu_si512(b + (size_t)w * 16 * b_rows + (size_t)k * 16);
+        UNROLLED
         for (int r = 0; r < R; r++) {
             int pair;
             memcpy(&pair, a + (size_t)r * lda + k, 4);
             const __m512i left = _mm512_set1_epi32(pair);
+            UNROLLED
             for (int w = 0; w < W; w++) sum[r][w] = _mm512_dpbf16_ps(sum[r][w], (__m512bh)left, (__m512bh)words[w]);
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int w = 0; w < W; w++) _mm512_storeu_ps(c + (size_t)r * ldc + 16 * w, sum[r][w]);
+    UNROLLED
+    for (int r = 0; r < R; r++) {
+        UNROLLED
+        for (int w = 0; w < W; w++) {
+            float* const at = c + (size_t)r * ldc + 16 * w;
+            _mm512_storeu_ps(at, add ? _mm512_add_ps(_mm512_loadu_ps(at), sum[r][w]) : sum[r][w]);
+        }
+    }
 }
 
 FOR_DOTS inline void dot_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K,

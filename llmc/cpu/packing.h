@@ -19,10 +19,10 @@ void join_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_
 }
 
 // The lines of a panel lie far from one another, which the CPU does not foresee: those of `rows` rows are asked for ahead.
-template <class E>
+template <int to_write = 0, class E>
 void prefetch_lines(const E* x, size_t stride, int columns, int rows) {
     for (int i = 0; i < rows; i++)
-        for (int c = 0; c < columns; c += k_step<E>) __builtin_prefetch(x + (size_t)i * stride + c);
+        for (int c = 0; c < columns; c += k_step<E>) __builtin_prefetch(x + (size_t)i * stride + c, to_write);
 }
 
 // Right operand (K, columns) of as many rows, of which those from `there` on are zero.

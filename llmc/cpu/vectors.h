@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -97,6 +98,14 @@ inline floats products(const bf16* x, const bf16* w) {
     words a, b;
     memcpy(&a, x, sizeof a), memcpy(&b, w, sizeof b);
     return (floats)(a << 16) * (floats)(b << 16) + (floats)(a & 0xffff0000u) * (floats)(b & 0xffff0000u);
+}
+
+// f(i, n) for each 16 of `count` numbers, and for those that are left; n is a constant where it is 16.
+template <class F>
+void for_vectors(int count, F f) {
+    int i = 0;
+    for (; i + lanes <= count; i += lanes) f(i, std::integral_constant<int, lanes>());
+    if (i < count) f(i, count - i);
 }
 
 inline floats larger(floats x, floats y) { return x > y ? x : y; }  // y where x is NaN
