@@ -14,7 +14,7 @@
 #include "../math.h"
 #include "../ops.h"
 #include "attention_shape.h"
-#if !defined(PRECISION_FP64)
+#if CPU_FAST_PATHS
 #include "flash_attention.h"
 #endif
 
@@ -81,7 +81,7 @@ inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* o
 inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
                               int B, int T, int NH, int NKV, int HS, real scale) {
     const AttentionShape a{B, T, NH, NKV, HS, scale};
-#if !defined(PRECISION_FP64)
+#if CPU_FAST_PATHS
     if (!ctx.plain) return detail::flash::forward(ctx, out, lse, qkv, slopes, doc_start, a);
 #endif
     plain::attention_forward(out, lse, qkv, slopes, doc_start, a, (real*)ctx.scratch(sizeof(real) * (size_t)B * NH * T));
@@ -91,7 +91,7 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
                                const floatX* qkv, const real* slopes, const int* doc_start, int B, int T, int NH, int NKV,
                                int HS, real scale) {
     const AttentionShape a{B, T, NH, NKV, HS, scale};
-#if !defined(PRECISION_FP64)
+#if CPU_FAST_PATHS
     if (!ctx.plain) return detail::flash::backward(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
 #endif
     plain::attention_backward(dqkv, dout, out, lse, qkv, slopes, doc_start, a,

@@ -6,12 +6,19 @@
 #include <cstdlib>
 #include <new>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "../check.h"
 #include "../types.h"
+
+// Beside the plain loops. The fp64 build has only these, and where nvcc compiles, which knows no vector types, the CPU's ops
+// are but what a GPU's are compared with.
+#if defined(PRECISION_FP64) || defined(__CUDACC__)
+#define CPU_FAST_PATHS 0
+#else
+#define CPU_FAST_PATHS 1
 #include "matrix_unit.h"
+#endif
 
 namespace cpu {
 
@@ -19,13 +26,12 @@ constexpr const char* backend_name = "cpu";
 constexpr bool memory_is_host = true;  // what ops work on can be read and written by the CPU
 
 struct Ctx {
-    static constexpr bool fast_paths = !std::is_same<floatX, double>::value;  // the fp64 build has the plain loops only
-    using Factor = std::conditional_t<fast_paths, floatX, float>;
-
-    int threads;               // OpenMP threads that ops use
-    bool plain = !fast_paths;  // true: only the plain loops (the specification); false: fast paths where they exist
-    const MatrixUnit<Factor>* unit = matrix_units<Factor>().front();
+    int threads;                   // OpenMP threads that ops use
+    bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
+#if CPU_FAST_PATHS
+    const MatrixUnit<floatX>* unit = matrix_units<floatX>().front();
     std::vector<floatX> copies[2];  // factors of products, where they cannot be read from where they lie
+#endif
 
     // The device is a GPU's; there is but one CPU.
     explicit Ctx(int n_threads = 0, int /*device*/ = 0) : threads(n_threads > 0 ? n_threads : omp_get_max_threads()) {
@@ -48,7 +54,11 @@ struct Ctx {
 
     // For the start-up table.
     std::string description() const {
-        return format("%d thread%s, %s", threads, threads == 1 ? "" : "s", plain ? "plain loops" : unit->name);
+        const char* how = "plain loops";
+#if CPU_FAST_PATHS
+        if (!plain) how = unit->name;
+#endif
+        return format("%d thread%s, %s", threads, threads == 1 ? "" : "s", how);
     }
 
 private:

@@ -29,6 +29,7 @@ inline const std::array<float, 256>& fp8_numbers(Fp8 format) {
     return numbers[(size_t)format];
 }
 
+#if CPU_FAST_PATHS
 // (rows, K) numbers in ctx.copies[i], beside zeros up to whole tiles of the matrix unit.
 inline const floatX* decode(Ctx& ctx, int i, const uint8_t* codes, Fp8 format, int rows, int K, int all_rows, int all_K) {
     std::array<floatX, 256> numbers;
@@ -45,21 +46,25 @@ inline const floatX* decode(Ctx& ctx, int i, const uint8_t* codes, Fp8 format, i
     return out.data();
 }
 
+template <class Set>
+void decoded_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8 b_format, int M, int N, int K, Set set) {
+    const int all_K = gemm::round_up(K, k_step<floatX>);
+    const floatX* left = decode(ctx, 0, a, a_format, M, K, M, all_K);
+    const floatX* right = decode(ctx, 1, b, b_format, N, K, gemm::round_up(N, 16), all_K);
+    const auto pack = [&](floatX* to, int k, int k_here, int first, int columns) {
+        pack_transposed(*ctx.unit, to, right + (size_t)first * all_K + k, (size_t)all_K, columns, k_here);
+    };
+    gemm::rows_times(ctx, nullptr, left, M, all_K, N, pack, [&](int m, int first, int columns, const float* sums) {
+        for (int n = 0; n < columns; n++) set(m, first + n, sums[n]);
+    });
+}
+#endif
+
 // set(m, n, sum) for every element of a (M, K) b (N, K)^T.
 template <class Set>
 void fp8_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8 b_format, int M, int N, int K, Set set) {
-#if !defined(PRECISION_FP64)
-    if (!ctx.plain) {
-        const int all_K = gemm::round_up(K, k_step<floatX>);
-        const floatX* left = decode(ctx, 0, a, a_format, M, K, M, all_K);
-        const floatX* right = decode(ctx, 1, b, b_format, N, K, gemm::round_up(N, 16), all_K);
-        const auto pack = [&](floatX* to, int k, int k_here, int first, int columns) {
-            pack_transposed(*ctx.unit, to, right + (size_t)first * all_K + k, (size_t)all_K, columns, k_here);
-        };
-        return gemm::rows_times(ctx, nullptr, left, M, all_K, N, pack, [&](int m, int first, int columns, const float* sums) {
-            for (int n = 0; n < columns; n++) set(m, first + n, sums[n]);
-        });
-    }
+#if CPU_FAST_PATHS
+    if (!ctx.plain) return decoded_product(ctx, a, a_format, b, b_format, M, N, K, set);
 #endif
     const auto &a_numbers = fp8_numbers(a_format), &b_numbers = fp8_numbers(b_format);
 #pragma omp parallel for collapse(2) schedule(static)

@@ -107,7 +107,7 @@ void rows_times(Ctx& ctx, floatX* out, const floatX* a, int N, int K, int C, Pac
 // M and C are multiples of 16.
 inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, int N, int M, int C, Acc acc) {
     const MatrixUnit<floatX>& unit = *ctx.unit;
-    const Shares shares(C, M, ctx.threads);  // of c's rows
+    const Shares shares(C, M, ctx.threads);  // of c's rows, and of its columns where there are few rows
     const int piece = std::min((int)block, round_up(divide_up(C, ctx.threads), 16));
     const int deepest = std::min((int)slab, round_up(N, k_step<floatX>));
     const size_t right_size = (size_t)deepest * C, left_size = (size_t)deepest * shares.columns;
@@ -122,10 +122,12 @@ inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, 
             for (int c0 = 0; c0 < C; c0 += piece)
                 pack_rows(unit, right + (size_t)c0 * K, b + (size_t)k0 * C + c0, (size_t)C, std::min(piece, C - c0), K, there);
 #pragma omp for schedule(dynamic)
-            for (int m0 = 0; m0 < M; m0 += shares.columns) {
-                const int rows = std::min(shares.columns, M - m0);
+            for (int task = 0; task < shares.panels * shares.parts; task++) {
+                const int m0 = task / shares.parts * shares.columns, c0 = task % shares.parts * shares.rows;
+                const int rows = std::min(shares.columns, M - m0), columns = std::min(shares.rows, C - c0);
                 lay_transposed(unit, left, a + (size_t)k0 * M + m0, (size_t)M, rows, K, there);
-                multiply_block(unit, c + (size_t)m0 * C, C, left, K, right, rows, C, K, k0 > 0 || acc == Acc::Add);
+                multiply_block(unit, c + (size_t)m0 * C + c0, C, left, K, right + (size_t)c0 * K, rows, columns, K,
+                               k0 > 0 || acc == Acc::Add);
             }
         }
         unit.end();

@@ -17,7 +17,7 @@
 #include "../ops.h"
 #include "mlp.h"
 #include "parallel.h"
-#if !defined(PRECISION_FP64)
+#if CPU_FAST_PATHS
 #include "gemm.h"
 #endif
 
@@ -64,7 +64,7 @@ namespace detail {
 
 constexpr int few_rows = 4;
 
-#if !defined(PRECISION_FP64)
+#if CPU_FAST_PATHS
 // x . w for each of the N rows of x, IC elements apart. Four vectors of sums hide the additions' latency; the order is fixed.
 template <int N>
 void dot_products(float* out, const floatX* x, const floatX* w, int IC) {
@@ -113,7 +113,7 @@ inline void column_sums(real* dbias, const floatX* dout, int N, int OC, Acc acc)
 inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC,
                            int OC) {
     if (ctx.plain) return plain::linear_forward(out, inp, weight, bias, N, IC, OC);
-#if !defined(PRECISION_FP64)
+#if CPU_FAST_PATHS
     if (N <= detail::few_rows) detail::few_rows_forward(out, inp, weight, bias, N, IC, OC);
     else detail::gemm::forward(ctx, out, nullptr, inp, weight, bias, N, IC, OC);
 #endif
@@ -121,14 +121,14 @@ inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const float
 
 inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, int N, int IC, int OC) {
     if (ctx.plain) return plain::linear_backward_input(dinp, dout, weight, N, IC, OC);
-#if !defined(PRECISION_FP64)
+#if CPU_FAST_PATHS
     detail::gemm::backward_input(ctx, dinp, dout, weight, nullptr, N, IC, OC);
 #endif
 }
 
 inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const floatX* weight, const floatX* bias,
                                 int N, int IC, int OC) {
-#if !defined(PRECISION_FP64)
+#if CPU_FAST_PATHS
     if (!ctx.plain && N > detail::few_rows) return detail::gemm::forward(ctx, out, pre, inp, weight, bias, N, IC, OC);
 #endif
     linear_forward(ctx, pre, inp, weight, bias, N, IC, OC);
@@ -137,7 +137,7 @@ inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX
 
 inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dout, const floatX* weight, const floatX* pre,
                                        int N, int IC, int OC) {
-#if !defined(PRECISION_FP64)
+#if CPU_FAST_PATHS
     if (!ctx.plain) return detail::gemm::backward_input(ctx, dpre, dout, weight, pre, N, IC, OC);
 #endif
     linear_backward_input(ctx, dpre, dout, weight, N, IC, OC);
@@ -148,7 +148,7 @@ inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const f
                                    int OC, Acc acc) {
     if (dbias) detail::column_sums(dbias, dout, N, OC, acc);
     if (ctx.plain) return plain::linear_backward_weight(dweight, dout, inp, N, IC, OC, acc);
-#if !defined(PRECISION_FP64)
+#if CPU_FAST_PATHS
     detail::gemm::backward_weight(ctx, dweight, dout, inp, N, IC, OC, acc);
 #endif
 }

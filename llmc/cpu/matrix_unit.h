@@ -26,7 +26,7 @@
 #include "../check.h"
 #include "../types.h"
 
-#if defined(__x86_64__) && !defined(PRECISION_FP64)
+#if defined(__x86_64__)
 #define HAVE_MATRIX_UNITS 1
 // Functions that are to contain a unit's instructions.
 #define FOR_DOTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
