@@ -7,7 +7,7 @@
 //   3  tiles in registers            4 rows and 64 columns of out stay in registers, so that a number that was loaded and
 //                                    widened is used for 64 or 4 of them; widened copies of a panel of weights lie in the cache
 //   4  bf16 on the matrix unit       half the bytes, no widening, two products (AVX-512) or 32 (AMX) where there was one
-//   5  the trainer's                 packing by vectors; as many rows at once as leave room for the panel in the cache
+//   5  the trainer's                 packing by vectors; blocks of rows, columns and k for each cache; both threads pack
 //   6  oneDNN                        for comparison, where it is installed
 //
 //   make ladders     build/cpu-bf16/ladder_cpu_gemm [--sizes small|full] [--kernel N]
@@ -164,7 +164,7 @@ const std::vector<Rung> rungs = {
     {"sixteen sums at once: vectors", sixteen_sums, false},
     {"tiles in registers: a number is used often", tiles_in_registers, false},
     {"bf16 on the matrix unit", on_the_matrix_unit, true},
-    {"the trainer's: packed by vectors, rows that fit the cache", the_trainers, true},
+    {"the trainer's: packed by vectors, blocks for each cache", the_trainers, true},
 #if HAVE_ONEDNN
     {"oneDNN, for comparison", the_librarys, false},
 #endif

@@ -62,7 +62,8 @@ void decoded_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b,
 
 // set(m, n, sum) for every element of a (M, K) b (N, K)^T.
 template <class Set>
-void fp8_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8 b_format, int M, int N, int K, Set set) {
+void fp8_product([[maybe_unused]] Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8 b_format, int M, int N, int K,
+                 Set set) {
 #if CPU_FAST_PATHS
     if (!ctx.plain) return decoded_product(ctx, a, a_format, b, b_format, M, N, K, set);
 #endif
