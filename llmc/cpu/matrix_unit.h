@@ -490,10 +490,13 @@ inline bool is_amd() { return false; }
 // All there are, the best first. Intel's bf16 dot product is half as fast as its fp32 (measured), AMD's twice as fast.
 template <class E>
 std::vector<const MatrixUnit<E>*> matrix_units() {
-    std::vector<const MatrixUnit<E>*> units = {avx512<E>(), avx2<E>(), portable<E>()};
-    if constexpr (std::is_same<E, bf16>::value)
-        units.insert(units.begin() + !is_amd(), avx512_bf16()), units.insert(units.begin(), amx());
-    units.erase(std::remove(units.begin(), units.end(), nullptr), units.end());
+    std::vector<const MatrixUnit<E>*> known = {avx512<E>(), avx2<E>(), portable<E>()}, units;
+    if constexpr (std::is_same<E, bf16>::value) {
+        known.insert(known.begin() + !is_amd(), avx512_bf16());
+        known.insert(known.begin(), amx());
+    }
+    for (const MatrixUnit<E>* unit : known)
+        if (unit) units.push_back(unit);
     return units;
 }
 
