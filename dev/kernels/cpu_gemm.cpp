@@ -200,10 +200,11 @@ double peak(cpu::Ctx& ctx) {
     const auto start = std::chrono::steady_clock::now();
 #pragma omp parallel num_threads(ctx.threads)
     {
-        const std::vector<bf16> a((size_t)M * K, bf16(1)), b((size_t)K * N, bf16(1));
-        std::vector<float> c((size_t)M * N);
+        alignas(64) bf16 a[M * K], b[K * N];
+        alignas(64) float c[M * N];
+        std::fill(a, a + M * K, bf16(1)), std::fill(b, b + K * N, bf16(1));
         ctx.unit->begin();
-        for (int i = 0; i < rounds; i++) ctx.unit->product(c.data(), N, a.data(), K, b.data(), K, M, N, K, false);
+        for (int i = 0; i < rounds; i++) ctx.unit->product(c, N, a, K, b, K, M, N, K, false);
         ctx.unit->end();
     }
     return 2.0 * M * N * K * rounds * ctx.threads /
