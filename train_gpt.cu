@@ -23,6 +23,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include <limits>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -458,10 +459,13 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
                     value = (real)(std * normal_at(seed, RngPurpose::init, (uint32_t)t.id, element));
             }
         }
+        // In parallel, so that on a machine of several nodes the pages of what all threads read come to lie on all of them.
+#pragma omp parallel for schedule(static)
         for (size_t i = 0; i < t.size(); i++) params.data()[t.offset + i] = (floatX)values[i];
         if (separate_masters(m))
             m.shards.for_each_part(t.offset, t.size(), [&](size_t from, size_t shard, size_t n) {
-                std::copy_n(values.data() + from, n, master.data() + shard);
+#pragma omp parallel for schedule(static)
+                for (size_t i = 0; i < n; i++) master.data()[shard + i] = values[from + i];
             });
     }
     params.upload(), master.upload();
@@ -515,6 +519,7 @@ struct Rows {
     int B, T;
     Slot* slot;
     KeyValueCache* cache = nullptr;  // not null: one new token, which attends to the cached rows before it
+    Acc gradients = Acc::Add;        // of what begin_gradients() did not clear: a step's first micro-batch sets them
     int N() const { return B * T; }
 };
 
@@ -723,7 +728,8 @@ static void backward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Lin
     const uint8_t* codes = all_codes(ctx, m, a.codes, mine, rows, l.out, in);
     if (!whole) be::transpose_codes(ctx, a.gradients, codes, N, l.out);
 
-    be::fp8_linear_backward_weight(ctx, l.dw, a.gradients, a.inputs, inverse, input_inverse(m, s, l), N, l.in, l.out, format);
+    be::fp8_linear_backward_weight(ctx, l.dw, a.gradients, a.inputs, inverse, input_inverse(m, s, l), N, l.in, l.out, format,
+                                   in.gradients);
     be::fp8_linear_backward_input(ctx, dinp, codes, m.fp8.transposed[(size_t)l.block][(size_t)l.matrix], inverse,
                                   scale_inverse(m, l, Operand::weight), N, l.in, l.out, format);
 }
@@ -744,7 +750,7 @@ static void column_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear
         backward_in_8_bits(ctx, m, in, l, s, sum, dout, N, local_rows(m, in));
     } else {
         measure(ctx, m, l, Operand::gradient, dout, (size_t)N * l.out);
-        be::linear_backward_weight(ctx, l.dw, l.db, dout, gather(ctx, m, x, in), N, l.in, l.out, Acc::Add);
+        be::linear_backward_weight(ctx, l.dw, l.db, dout, gather(ctx, m, x, in), N, l.in, l.out, in.gradients);
         be::linear_backward_input(ctx, sum, dout, l.w, N, l.in, l.out);
     }
     reduce(ctx, m, dinp, in);
@@ -768,7 +774,7 @@ static const floatX* row_backward_weight(be::Ctx& ctx, Model& m, const Rows& in,
                                          const floatX* x) {
     measure(ctx, m, l, Operand::gradient, dout, (size_t)local_rows(m, in) * l.out);
     const floatX* full = gather(ctx, m, dout, in);
-    be::linear_backward_weight(ctx, l.dw, cut_rows(m, in) ? once(m, l.db) : l.db, full, x, in.N(), l.in, l.out, Acc::Add);
+    be::linear_backward_weight(ctx, l.dw, cut_rows(m, in) ? once(m, l.db) : l.db, full, x, in.N(), l.in, l.out, in.gradients);
     return full;
 }
 static void row_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
@@ -897,6 +903,15 @@ static LossSums read_sums(be::Ctx& ctx, const Model& m) {
     return sums;
 }
 
+// Clears the gradients that a step only adds to: vectors and embeddings. Those of matrices in blocks and of the head, most of
+// the memory, are set by the first micro-batch's products (Rows::gradients), which saves clearing and reading them.
+static void begin_gradients(be::Ctx& ctx, Model& m) {
+    const bool set_by_head = m.c.tied && m.table.part.last;
+    if (m.g.wte && !set_by_head) be::clear(ctx, m.g.wte, (size_t)m.n.Vpl * m.c.C * sizeof(real));
+    if (m.g.wpe) be::clear(ctx, m.g.wpe, (size_t)m.c.T * m.c.C * sizeof(real));
+    be::clear(ctx, m.grads + m.table.decayed, (m.table.size - m.table.decayed) * sizeof(real));
+}
+
 // Each tp rank has rows of the vocabulary, and zero for the other tokens; the first adds the positions.
 static void embed_forward(be::Ctx& ctx, Model& m, const Rows& in) {
     const ModelConfig& c = m.c;
@@ -956,7 +971,7 @@ static void head(be::Ctx& ctx, Model& m, const Rows& in, real loss_scale, real z
         be::linear_forward(ctx, a.logits, chunk, m.p.head, nullptr, rows, C, m.n.Vpl);
         classify(ctx, m, in.targets + row, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
-        be::linear_backward_weight(ctx, m.g.head, nullptr, a.logits, chunk, rows, C, m.n.Vpl, Acc::Add);
+        be::linear_backward_weight(ctx, m.g.head, nullptr, a.logits, chunk, rows, C, m.n.Vpl, row ? Acc::Add : in.gradients);
         be::linear_backward_input(ctx, dnormed + (size_t)row * C, a.logits, m.p.head, rows, C, m.n.Vpl);  // may overwrite chunk
     }
     if (training) {
@@ -1200,7 +1215,7 @@ static void plant_faults_after(Trainer& t) {
 template <class Finished>
 static void run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale, Finished finished) {
     Model& m = t.m;
-    be::clear(t.ctx, m.grads, m.table.size * sizeof(real));
+    begin_gradients(t.ctx, m);
     clear_sums(t.ctx, m);
     const Mesh& mesh = m.ranks->mesh;
     const int B = t.o.micro_batch_size, micro_batches = (int)(global_batch / ((int64_t)B * mesh.dp.size));
@@ -1216,6 +1231,7 @@ static void run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
             t.data.fetch(first, B, t.micro_batch);
             if (t.faults.noise(t.batch())) randomize_tokens(t.micro_batch, m.c.V, first);
             in = stage(t.ctx, t.micro_batch, slot);
+            in.gradients = e.micro_batch ? Acc::Add : Acc::Set;
             links.receive_input(in, e.chunk, e.micro_batch);
             model_forward(t.ctx, m, in, [&](size_t end) {
                 links.progress();
@@ -1785,10 +1801,29 @@ static std::shared_ptr<Ranks> place_rank(int n, int rank, const TrainOptions& o,
     return ranks;
 }
 
-// Ranks of one machine share its cores, and each has a GPU.
-static be::Ctx make_ctx(const World& world, int threads) {
-    const int here = (int)std::count(world.hosts().begin(), world.hosts().end(), world.host());
-    return be::Ctx(threads ? threads : here > 1 ? std::max(1, omp_get_num_procs() / here) : 0, world.local_rank());
+// Threads of this rank, as ranks of one machine share its cores; 0 where the user has said it to OpenMP.
+static int share_of_machine(World& world) {
+    const std::vector<int> mine = cpu::cores_of(cpu::usable_cpus());
+    const std::vector<std::string> all = world.all_gather(std::string((const char*)mine.data(), mine.size() * sizeof(int)));
+    std::vector<std::vector<int>> here;
+    std::set<int> used;
+    for (int r = 0; r < world.size(); r++) {
+        if (world.hosts()[(size_t)r] != world.host()) continue;
+        const int* cores = (const int*)all[(size_t)r].data();
+        here.emplace_back(cores, cores + all[(size_t)r].size() / sizeof(int));
+        used.insert(here.back().begin(), here.back().end());
+    }
+    if (getenv("OMP_NUM_THREADS")) return 0;
+    const size_t possible = cpu::cores_of(cpu::possible_cpus()).size();
+    if (be::memory_is_host && world.has_mpi() && world.rank() == 0 && 2 * used.size() <= possible)
+        fprintf(stderr, "note: the %zu rank%s on %s may use %zu of %zu cores; HINT: mpirun --bind-to none shares all of them\n",
+                here.size(), here.size() == 1 ? "" : "s", world.host().c_str(), used.size(), possible);
+    return cpu::share_of_cores(mine, here, cpu::cpu_quota());
+}
+// Each rank has a GPU.
+static be::Ctx make_ctx(World& world, int threads) {
+    if (!threads && (world.size() > 1 || world.has_mpi())) threads = share_of_machine(world);
+    return be::Ctx(threads, world.local_rank());
 }
 
 static Fp8Recipe fp8_recipe(const TrainOptions& o) {

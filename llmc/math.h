@@ -9,14 +9,24 @@
 
 #include "types.h"
 
-// e^x without branches or library calls, so that loops over it become vector code (the library's expf is vectorised only under
-// -ffast-math, which we do not use). Cody-Waite reduction x = n ln2 + r, |r| <= ln2/2, then a polynomial in r (minimax, degree
-// 7) scaled by 2^n. Error: 1.2 units in the last place for x >= -86.6; 0 below that; infinity above 88.72; NaN stays NaN.
-// F is a float, or a vector of floats whose BitsOf says what unsigned integers have its bits.
+template <class A, class B>
+HD constexpr auto ceil_div(A a, B b) {
+    return (a + b - 1) / b;
+}
+template <class A, class B>
+HD constexpr auto round_up(A a, B to) {
+    return ceil_div(a, to) * to;
+}
+
+// Unsigned integers that have F's bits: F is a float, or a vector of floats, which says so where it is defined.
 template <class F>
 struct BitsOf {
     using type = uint32_t;
 };
+
+// e^x without branches or library calls, so that loops over it become vector code (the library's expf is vectorised only under
+// -ffast-math, which we do not use). Cody-Waite reduction x = n ln2 + r, |r| <= ln2/2, then a polynomial in r (minimax, degree
+// 7) scaled by 2^n. Error: 1.2 units in the last place for x >= -86.6; 0 below that; infinity above 88.72; NaN stays NaN.
 template <class F>
 HD inline F exp_of(F x) {
     const float log2e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
@@ -38,7 +48,6 @@ HD inline F exp_of(F x) {
     const F y = x > 88.722835f ? F{} + INFINITY : p * scale;  // NaN: both comparisons are false
     return x < -86.6f ? F{} : y;
 }
-HD inline float exp_approx(float x) { return exp_of(x); }
 
 // On a GPU a special unit computes 2^x: two instructions instead of sixteen, which would be what elementwise kernels wait for.
 // Its error is 2 + 1.2 |x| units in the last place, as of an exponential whose argument was rounded once more.

@@ -2,8 +2,9 @@
 // A definition whose signature drifts from the one here does not link.
 //
 // Conventions. N = B*T rows. Shapes stand at the right, row-major, slowest first. Outputs come first after the context, then
-// inputs, sizes, scalars. `d` prefixes a gradient. "sets" overwrites, "adds" accumulates. Parameter gradients are `real`
-// (fp32) and always added to. A pointer marked `or null` may be null. Per-row statistics and sums are `real`.
+// inputs, sizes, scalars. `d` prefixes a gradient. "sets" overwrites, "adds" accumulates; an `acc` says which. Parameter
+// gradients are `real` (fp32), and added to where there is no `acc`. A pointer marked `or null` may be null. Per-row
+// statistics and sums are `real`.
 // All results are deterministic: the same inputs on the same number of threads give the same bits.
 // An `Output` is a matrix of numbers, of codes, or both (../fp8.h); codes are e4m3 and not transposed where nothing else is said.
 
@@ -49,7 +50,7 @@ void linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* inp /*(N, I
 // dinp = dout weight. sets dinp.
 void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dout /*(N, OC)*/, const floatX* weight /*(OC, IC)*/,
                            int N, int IC, int OC);
-// dweight += dout^T inp; dbias += column sums of dout. acc: sets or adds both.
+// dweight (+)= dout^T inp; dbias (+)= column sums of dout. sets or adds both.
 void linear_backward_weight(Ctx& ctx, real* dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/, const floatX* dout /*(N, OC)*/,
                             const floatX* inp /*(N, IC)*/, int N, int IC, int OC, Acc acc);
 
@@ -86,10 +87,10 @@ void fp8_linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const uint8_t* inp /*
 void fp8_linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const uint8_t* dout /*(N, OC)*/,
                                const uint8_t* weight_transposed /*(IC, OC)*/, const float* dout_inverse,
                                const float* weight_inverse, int N, int IC, int OC, Fp8 dout_format);
-// adds to dweight.
+// sets or adds dweight.
 void fp8_linear_backward_weight(Ctx& ctx, real* dweight /*(OC, IC)*/, const uint8_t* dout_transposed /*(OC, N)*/,
                                 const uint8_t* inp_transposed /*(IC, N)*/, const float* dout_inverse, const float* inp_inverse,
-                                int N, int IC, int OC, Fp8 dout_format);
+                                int N, int IC, int OC, Fp8 dout_format, Acc acc);
 // dbias += column sums of dout.
 void bias_backward(Ctx& ctx, real* dbias /*(OC)*/, const floatX* dout /*(N, OC)*/, int N, int OC);
 

@@ -284,11 +284,14 @@ TEST_P(Fp8Ops, ProductsAreThoseOfTheDecodedNumbers) {
             for (int i = 0; i < IC; i++)
                 check("input", dinp[(size_t)n * IC + i], 0, dout, format, (size_t)n * OC, wt, Fp8::e4m3, (size_t)i * OC, OC, 0);
         const auto dt = codes((size_t)OC * N, format, 5), xt = codes((size_t)IC * N, Fp8::e4m3, 6);
-        std::vector<real> dw((size_t)OC * IC, real(7));
-        cpu::fp8_linear_backward_weight(ctx_, dw.data(), dt.data(), xt.data(), &a, &b, N, IC, OC, format);
-        for (int o = 0; o < OC; o++)
-            for (int i = 0; i < IC; i++)
-                check("weight", dw[(size_t)o * IC + i], 7, dt, format, (size_t)o * N, xt, Fp8::e4m3, (size_t)i * N, N, 0);
+        for (const Acc acc : {Acc::Set, Acc::Add}) {
+            std::vector<real> dw((size_t)OC * IC, real(7));
+            cpu::fp8_linear_backward_weight(ctx_, dw.data(), dt.data(), xt.data(), &a, &b, N, IC, OC, format, acc);
+            for (int o = 0; o < OC; o++)
+                for (int i = 0; i < IC; i++)
+                    check("weight", dw[(size_t)o * IC + i], acc == Acc::Add ? 7 : 0, dt, format, (size_t)o * N, xt, Fp8::e4m3,
+                          (size_t)i * N, N, 0);
+        }
     }
 }
 

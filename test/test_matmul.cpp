@@ -289,9 +289,9 @@ namespace {
 
 // Blocks of 256 rows and columns, slabs of 1024, parts of 32 columns and 512 of k, tiles of 16 and 32, rows shared by threads
 // where there are few columns: below, at and past each. At the end, sizes that fill no words or tiles.
-const Shape fitting[] = {{5, 32, 16},     {16, 64, 64},   {17, 96, 80},  {33, 1056, 48},  {128, 64, 112},
-                         {129, 544, 144}, {40, 32, 1088}, {300, 32, 48}, {1100, 64, 272}, {270, 1056, 32},
-                         {40, 33, 64},    {40, 64, 33},   {37, 48, 40},  {270, 17, 290}};
+const Shape of_units[] = {{5, 32, 16},     {16, 64, 64},   {17, 96, 80},  {33, 1056, 48},  {128, 64, 112},
+                          {129, 544, 144}, {40, 32, 1088}, {300, 32, 48}, {1100, 64, 272}, {270, 1056, 32},
+                          {40, 33, 64},    {40, 64, 33},   {37, 48, 40},  {270, 17, 290}};
 
 }  // namespace
 
@@ -303,7 +303,8 @@ TEST(MatrixUnits, ProductsOfPackedOperands) {
                 for (const int K : {32, 96, 16 * cpu::of_word<floatX>}) {
                     const int lda = K + 6, ldc = N + 3, b_rows = K + 32;
                     Rng rng(12);
-                    const Guarded<floatX> a(rng.normals<floatX>((size_t)M * lda), "a"), b(rng.normals<floatX>((size_t)K * N), "b");
+                    const Guarded<floatX> a(rng.normals<floatX>((size_t)M * lda), "a"),
+                        b(rng.normals<floatX>((size_t)K * N), "b");
                     std::vector<floatX> packed((size_t)b_rows * N, floatX(std::nanf("")));
                     for (int k = 0; k < K; k++)
                         for (int n = 0; n < N; n++) packed[cpu::right_index<floatX>(k, n, b_rows)] = b[(size_t)k * N + n];
@@ -330,7 +331,7 @@ TEST(MatrixUnits, LinearLayers) {
     for (const auto* unit : all_matrix_units<floatX>()) {
         SCOPED_TRACE(unit->name);
         uint64_t seed = 40;
-        for (const Shape& k : fitting) {
+        for (const Shape& k : of_units) {
             const Layer layer = random_layer(k, seed++);
             Results first;
             for (const int threads : {1, 2, 3}) {
@@ -414,4 +415,3 @@ TEST(Linear, FewRowsDoNotDependOnEachOther) {
         expect_same_bits(out, std::vector<floatX>(&all.out_biased[n * OC], &all.out_biased[n * OC] + OC), "row");
     }
 }
-

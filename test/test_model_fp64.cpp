@@ -108,6 +108,23 @@ TEST_P(Family, RecomputationAndHeadChunksKeepTheBits) {
     }
 }
 
+TEST_P(Family, TheFirstMicroBatchSetsWhatOthersAddTo) {
+    Fixture added(tiny(GetParam()), Recompute::none, true), set(tiny(GetParam()), Recompute::none, true);
+    const auto pass = [](Fixture& f, Acc acc) {
+        f.rows.gradients = acc;
+        model_forward(f.ctx, f.m, f.rows);
+        head(f.ctx, f.m, f.rows, f.scale(), 1e-2, true);
+        model_backward(f.ctx, f.m, f.rows, [](int) {});
+    };
+    be::clear(added.ctx, added.m.grads, added.m.table.size * sizeof(real));
+    pass(added, Acc::Add), pass(added, Acc::Add);
+    for (const TensorSpec& t : set.m.table.rows) std::fill_n(set.m.grads + t.offset, t.size(), real(NAN));
+    begin_gradients(set.ctx, set.m);
+    pass(set, Acc::Set), pass(set, Acc::Add);
+    for (const TensorSpec& t : added.m.table.rows)
+        for (size_t i = t.offset; i < t.offset + t.size(); i++) ASSERT_EQ(added.m.grads[i], set.m.grads[i]) << t.name;
+}
+
 TEST_P(Family, PaddedVocabularyTakesNoPart) {
     Fixture f(tiny(GetParam()), Recompute::none, false);
     f.gradients();

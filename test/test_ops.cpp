@@ -32,19 +32,19 @@ TEST(Math, ExpIsAccurateAndKeepsTheEnds) {
         const float argument = (float)x;
         const double exact = std::exp((double)argument);
         const double ulp = (double)(float)exact - (double)std::nextafter((float)exact, 0.0f);
-        worst = std::max(worst, std::abs((double)exp_approx(argument) - exact) / ulp);
+        worst = std::max(worst, std::abs((double)exp_of(argument) - exact) / ulp);
     }
     EXPECT_LE(worst, 1.25) << "units in the last place";
-    EXPECT_EQ(exp_approx(0), 1);
-    EXPECT_EQ(exp_approx(-0.0f), 1);
-    EXPECT_EQ(exp_approx(-88), 0);
-    EXPECT_EQ(exp_approx(-1e30f), 0);
-    EXPECT_EQ(exp_approx(-(float)infinity), 0);
-    EXPECT_EQ(exp_approx(89), (float)infinity);
-    EXPECT_EQ(exp_approx(1e30f), (float)infinity);
-    EXPECT_EQ(exp_approx((float)infinity), (float)infinity);
-    EXPECT_TRUE(std::isnan(exp_approx((float)not_a_number)));
-    EXPECT_TRUE(std::isnan(exp_approx(-(float)not_a_number)));
+    EXPECT_EQ(exp_of(0.0f), 1);
+    EXPECT_EQ(exp_of(-0.0f), 1);
+    EXPECT_EQ(exp_of(-88.0f), 0);
+    EXPECT_EQ(exp_of(-1e30f), 0);
+    EXPECT_EQ(exp_of(-(float)infinity), 0);
+    EXPECT_EQ(exp_of(89.0f), (float)infinity);
+    EXPECT_EQ(exp_of(1e30f), (float)infinity);
+    EXPECT_EQ(exp_of((float)infinity), (float)infinity);
+    EXPECT_TRUE(std::isnan(exp_of((float)not_a_number)));
+    EXPECT_TRUE(std::isnan(exp_of(-(float)not_a_number)));
 }
 
 TEST(Math, ActivationsFarOut) {

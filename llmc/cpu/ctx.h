@@ -10,6 +10,7 @@
 
 #include "../check.h"
 #include "../types.h"
+#include "threads.h"
 
 // Beside the plain loops. The fp64 build has only these, and where nvcc compiles, which knows no vector types, the CPU's ops
 // are but what a GPU's are compared with.
@@ -34,7 +35,7 @@ struct Ctx {
 #endif
 
     // The device is a GPU's; there is but one CPU.
-    explicit Ctx(int n_threads = 0, int /*device*/ = 0) : threads(n_threads > 0 ? n_threads : omp_get_max_threads()) {
+    explicit Ctx(int n_threads = 0, int /*device*/ = 0) : threads(n_threads > 0 ? n_threads : default_threads()) {
         omp_set_num_threads(threads);
     }
     ~Ctx() { free(scratch_); }

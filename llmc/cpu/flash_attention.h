@@ -6,12 +6,13 @@
 //   forward   s^T = K Q^T        o^T += V^T P^T
 //   backward  s^T = K Q^T        dp^T = V dO^T        dv += P^T dO        dk += dS^T Q        dq^T += K^T dS^T
 // A query tile keeps a running maximum m and sum l per query; when a tile of keys raises m, what was summed so far is scaled by
-// exp(m_old - m_new). Tiles that are masked as a whole are skipped. Everything that is a factor more than once is laid out once
-// per head: left operands as rows of tiles of 64, right ones packed. Rows beyond T and elements beyond the head's size are
-// zero. P and dS are rounded to floatX, once each, as on a GPU; sums, softmax and the running maximum are fp32.
+// exp(m_old - m_new). Tiles that are masked as a whole are skipped, and a quarter of those on the diagonal. Everything that is
+// a factor more than once is laid out once per head: left operands as rows of tiles of 64, right ones packed. Rows beyond T and
+// elements beyond the head's size are zero. P and dS are rounded to floatX, once each, as on a GPU; sums, softmax and the
+// running maximum are fp32.
 // Parallel: forward over (sequence, query head, tile of queries) after the keys and values were laid out; backward over
-// (sequence, key/value head), whose task owns dk, dv and the dq of its query heads, so that there are no atomics and the bits
-// do not depend on the number of threads.
+// (sequence, key/value head), whose task owns dk, dv and the dq of its query heads, or over query heads where these tasks are
+// few. There are no atomics, and the bits do not depend on the number of threads.
 // Cost: forward 2, backward 5 products of 2 T^2/2 HS FLOPs per head. Bound by the matrix unit: beside its products, only
 // exponentials and roundings of T^2/2 elements a head are to be done. Memory: scratch for one task per thread.
 #pragma once
@@ -35,8 +36,8 @@ namespace flash {
 constexpr int tile = 64;  // queries and keys of a tile
 using Unit = MatrixUnit<floatX>;
 
-inline int tiles_of(int T) { return (T + tile - 1) / tile; }
-inline int padded_size(int HS) { return (HS + k_step<floatX> - 1) / k_step<floatX> * k_step<floatX>; }
+inline int tiles_of(int T) { return ceil_div(T, tile); }
+inline int padded_size(int HS) { return round_up(HS, k_step<floatX>); }
 
 // ---- layouts of a tile of 64 rows of a head, `rows` of them there, each of HS elements, a stride apart ---------------------
 // (64, H): as they lie.
@@ -76,10 +77,38 @@ inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const 
         for (int c0 = 0; c0 < HS; c0 += 16) {
             unit.transpose((uint32_t*)&block[0][0], 16, (const uint32_t*)(sums + (size_t)c0 * tile + t0), tile);
             const int columns = std::min(16, HS - c0);
-            for (int t = t0; t < std::min(rows, t0 + 16); t++) {
+            for (int t = t0; t < std::min(rows, t0 + 16); t++)
                 store(to + (size_t)t * stride + c0, load(block[t - t0]) / divisors[t], columns);
-            }
         }
+}
+
+// ---- products of a tile of keys and one of queries -------------------------------------------------------------------------
+// On the diagonal, where both are the same rows, the first half of the queries sees no key of the second half.
+constexpr int half = tile / 2;
+inline int at_once(bool diagonal) { return diagonal ? half : tile; }
+inline int keys_seen(bool diagonal, int t /*any of the half's queries*/) { return diagonal && t < half ? half : tile; }
+
+// s (64 keys, 64 queries) = keys queries^T. What nobody sees is not set.
+inline void score(const Unit& unit, float* s, const floatX* keys /*(64, H)*/, const floatX* queries /*packed (H, 64)*/, int H,
+                  bool diagonal) {
+    const int n = at_once(diagonal);
+    for (int t = 0; t < tile; t += n)
+        unit.product(s + t, tile, keys, H, queries + right_index<floatX>(0, t, H), H, keys_seen(diagonal, t), n, H, false);
+}
+// o (H, 64 queries) += left p.
+inline void add_over_keys(const Unit& unit, float* o, const floatX* left /*(H, 64 keys)*/,
+                          const floatX* p /*packed (64 keys, 64 queries)*/, int H, bool diagonal) {
+    const int n = at_once(diagonal);
+    for (int t = 0; t < tile; t += n)
+        unit.product(o + t, tile, left, tile, p + right_index<floatX>(0, t, tile), tile, H, n, keys_seen(diagonal, t), true);
+}
+// o (64 keys, H) += p right.
+inline void add_over_queries(const Unit& unit, float* o, const floatX* p /*(64 keys, 64 queries)*/,
+                             const floatX* right /*packed (64 queries, H)*/, int H, bool diagonal) {
+    const int n = at_once(diagonal);
+    for (int j = 0; j < tile; j += n)  // on the diagonal query j is the first that sees key j
+        unit.product(o + (size_t)j * H, H, p + j * tile + j, tile, right + right_index<floatX>(j, 0, tile), tile, n, H,
+                     tile - j, true);
 }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------------
@@ -152,12 +181,13 @@ inline void put_rows(float* packed, int k, int n, floats first, floats second) {
 
 // Exponentials of a tile of scores, factor times s, relative to each query's new maximum: packed in p, their sums added, o
 // scaled to the new maximum. 16 queries at a time.
-inline void softmax_tile(const ForwardMemory& m, float factor, float* top, float* sum, int H) {
+inline void softmax_tile(const ForwardMemory& m, float factor, float* top, float* sum, int H, bool diagonal) {
     const floats minus_infinity = floats{} - std::numeric_limits<float>::infinity();
     for (int t = 0; t < tile; t += lanes) {
         const float* s = m.s + t;
+        const int keys = keys_seen(diagonal, t);
         floats highest = minus_infinity, other = minus_infinity;
-        for (int j = 0; j < tile; j += 2) {
+        for (int j = 0; j < keys; j += 2) {
             highest = larger(load(s + j * tile), highest);
             other = larger(load(s + (j + 1) * tile), other);
         }
@@ -166,7 +196,7 @@ inline void softmax_tile(const ForwardMemory& m, float factor, float* top, float
         const floats shift = highest == minus_infinity ? floats{} : highest;  // a query that has seen nothing yet
         const floats rescale = exp_of(before - shift);
         floats added = {};
-        for (int j = 0; j < tile; j += 2) {
+        for (int j = 0; j < keys; j += 2) {
             const floats x = exp_of(factor * load(s + j * tile) - shift), y = exp_of(factor * load(s + (j + 1) * tile) - shift);
             added += x + y;
             put_rows(m.p, j, t, x, y);
@@ -192,27 +222,28 @@ inline void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX*
     const int from = docs ? docs[0] / tile * tile : 0;
     std::fill(m.o, m.o + (size_t)H * tile, 0.0f);
     for (int j0 = from; j0 < t0 + rows; j0 += tile) {
-        unit.product(m.s, tile, kv.keys(b, g, j0), H, m.q, H, tile, tile, H, false);
+        const bool diagonal = j0 == t0;
+        score(unit, m.s, kv.keys(b, g, j0), m.q, H, diagonal);
         const float factor =
             finish_scores(m.s, t0, j0, std::min((int)tile, a.T - j0), (float)a.scale, slopes ? slopes + h : nullptr, docs);
-        softmax_tile(m, factor, top, sum, H);
-        unit.product(m.o, tile, kv.values_transposed(b, g, j0), tile, m.p, tile, H, tile, tile, true);
+        softmax_tile(m, factor, top, sum, H, diagonal);
+        add_over_keys(unit, m.o, kv.values_transposed(b, g, j0), m.p, H, diagonal);
     }
     for (int i = 0; i < rows; i++) lse[a.statistic(b, t0 + i, h)] = top[i] + std::log(sum[i]);
     store_transposed(unit, out + a.output(b, t0, h), (size_t)a.NH * a.HS, m.o, sum, rows, a.HS);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
-// What a task keeps: operands of a key/value head, of one of its query heads, gradients, and tiles.
+// What a thread keeps: operands of a key/value head and of one of its query heads, gradients, and tiles.
 struct BackwardMemory {
     floatX *k, *kt, *v;           // (tiles, 64, H), (tiles, H, 64), (tiles, 64, H): left operands
     floatX *qt, *q, *dot, *dout;  // packed (H, 64), (64, H) of queries and of dout, per tile
     floatX *rows, *p, *ds, *ds_packed;
-    float *s, *dp, *dk, *dv, *dq, *dkv, *correction, *lse;  // dq (tiles, H, 64), dkv (tiles, 2, 64, H)
+    float *s, *dp, *dq, *dkv[2], *correction, *lse;  // dq (tiles, H, 64), dkv (tiles, 2, 64, H) of a query head, of several
     static size_t bytes(int T, int H) {
         const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile;
         return sizeof(floatX) * (7 * operand + (size_t)tile * H + 3 * small) +
-               sizeof(float) * (2 * small + 2 * (size_t)tile * H + 3 * operand + 2 * n);
+               sizeof(float) * (2 * small + 5 * operand + 2 * n);
     }
     BackwardMemory(char* memory, int T, int H) {
         const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile;
@@ -221,17 +252,18 @@ struct BackwardMemory {
         rows = x, x += (size_t)tile * H;
         for (floatX** p_small : {&p, &ds, &ds_packed}) *p_small = x, x += small;
         float* y = (float*)x;
-        s = y, dp = s + small, dk = dp + small, dv = dk + (size_t)tile * H, dq = dv + (size_t)tile * H, dkv = dq + operand;
-        correction = dkv + 2 * operand, lse = correction + n;
+        s = y, dp = s + small, dq = dp + small, dkv[0] = dq + operand, dkv[1] = dkv[0] + 2 * operand;
+        correction = dkv[1] + 2 * operand, lse = correction + n;
     }
 };
 
 // p = exp(factor s - lse) and ds = scale p (dp - correction) of a tile (64 keys, 64 queries), rounded: rows of both, ds packed
 // as well.
-inline void gradient_tile(const BackwardMemory& m, float factor, const float* lse, const float* correction, float scale) {
+inline void gradient_tile(const BackwardMemory& m, float factor, const float* lse, const float* correction, float scale,
+                          bool diagonal) {
     for (int t = 0; t < tile; t += lanes) {
         const floats log_sum = load(lse + t), subtract = load(correction + t);
-        for (int j = 0; j < tile; j += 2) {
+        for (int j = 0; j < keys_seen(diagonal, t); j += 2) {
             floats ds[2];
             for (int i = 0; i < 2; i++) {
                 const int at = (j + i) * tile + t;
@@ -244,73 +276,88 @@ inline void gradient_tile(const BackwardMemory& m, float factor, const float* ls
     }
 }
 
-// All gradients of key/value head g and its query heads in sequence b.
-inline void backward_head(const Unit& unit, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
-                          const floatX* qkv, const real* slopes, const int* doc_start, const AttentionShape& a, int b, int g,
+inline int rows_at(const AttentionShape& a, int t0) { return std::min((int)tile, a.T - t0); }
+inline size_t key_gradients(const AttentionShape& a) { return (size_t)tiles_of(a.T) * 2 * tile * padded_size(a.HS); }
+
+inline void lay_keys_and_values(const Unit& unit, const floatX* qkv, const AttentionShape& a, int b, int g,
+                                const BackwardMemory& m) {
+    const int H = padded_size(a.HS);
+    for (int j0 = 0; j0 < a.T; j0 += tile) {
+        const size_t at = (size_t)j0 * H;
+        lay_rows(m.k + at, qkv + a.key(b, j0, g), a.row(), rows_at(a, j0), a.HS, H);
+        detail::lay_transposed(unit, m.kt + at, m.k + at, (size_t)H, H, tile, tile);
+        lay_rows(m.v + at, qkv + a.value(b, j0, g), a.row(), rows_at(a, j0), a.HS, H);
+    }
+}
+
+// Query head h of sequence b, whose keys and values are laid: sets its gradient, and dkv, its summand of those of keys and
+// values.
+inline void backward_head(const Unit& unit, floatX* dqkv, float* dkv, const floatX* dout, const floatX* out, const real* lse,
+                          const floatX* qkv, const real* slopes, const int* doc_start, const AttentionShape& a, int b, int h,
                           const BackwardMemory& m) {
     const int H = padded_size(a.HS), T = a.T;
     const size_t small = (size_t)tile * H;
     float ones[tile];
     std::fill(ones, ones + tile, 1.0f);
     const int* docs = doc_start ? doc_start + (size_t)b * T : nullptr;
-    const auto rows_at = [&](int t0) { return std::min((int)tile, T - t0); };
+    for (int t0 = 0; t0 < T; t0 += tile) {
+        const size_t at = (size_t)t0 * H;
+        const Rows64 queries(m.rows, qkv + a.query(b, t0, h), a.row(), rows_at(a, t0), a.HS, H);
+        pack_transposed(unit, m.qt + at, queries, H), pack_rows(unit, m.q + at, queries, H);
+        const Rows64 gradients(m.rows, dout + a.output(b, t0, h), (size_t)a.NH * a.HS, rows_at(a, t0), a.HS, H);
+        pack_transposed(unit, m.dot + at, gradients, H), pack_rows(unit, m.dout + at, gradients, H);
+        for (int t = t0; t < t0 + tile; t++) {
+            m.lse[t] = t < T ? (float)lse[a.statistic(b, t, h)] : 0.0f;
+            const floatX *dy = dout + a.output(b, std::min(t, T - 1), h), *y = out + a.output(b, std::min(t, T - 1), h);
+            m.correction[t] = t < T ? (float)lane_sum(a.HS, [=](int c) { return (real)dy[c] * (real)y[c]; }) : 0.0f;
+        }
+    }
+    std::fill(m.dq, m.dq + (size_t)tiles_of(T) * small, 0.0f);
+    std::fill(dkv, dkv + key_gradients(a), 0.0f);
     for (int j0 = 0; j0 < T; j0 += tile) {
-        const size_t at = (size_t)j0 * H;
-        lay_rows(m.k + at, qkv + a.key(b, j0, g), a.row(), rows_at(j0), a.HS, H);
-        lay_transposed(unit, m.kt + at, Rows64(m.rows, qkv + a.key(b, j0, g), a.row(), rows_at(j0), a.HS, H), H);
-        lay_rows(m.v + at, qkv + a.value(b, j0, g), a.row(), rows_at(j0), a.HS, H);
-    }
-    std::fill(m.dkv, m.dkv + (size_t)tiles_of(T) * 2 * small, 0.0f);
-    for (int h = g * a.group(); h < (g + 1) * a.group(); h++) {
-        for (int t0 = 0; t0 < T; t0 += tile) {
+        const size_t key_at = (size_t)j0 * H;
+        float *dk = dkv + 2 * key_at, *dv = dk + small;
+        for (int t0 = j0; t0 < T; t0 += tile) {
+            if (docs && docs[t0] >= j0 + tile) break;  // from here on, documents begin after this tile of keys
             const size_t at = (size_t)t0 * H;
-            const Rows64 queries(m.rows, qkv + a.query(b, t0, h), a.row(), rows_at(t0), a.HS, H);
-            pack_transposed(unit, m.qt + at, queries, H), pack_rows(unit, m.q + at, queries, H);
-            const Rows64 gradients(m.rows, dout + a.output(b, t0, h), (size_t)a.NH * a.HS, rows_at(t0), a.HS, H);
-            pack_transposed(unit, m.dot + at, gradients, H), pack_rows(unit, m.dout + at, gradients, H);
-            for (int t = t0; t < t0 + tile; t++) {
-                m.lse[t] = t < T ? (float)lse[a.statistic(b, t, h)] : 0.0f;
-                const floatX *dy = dout + a.output(b, std::min(t, T - 1), h), *y = out + a.output(b, std::min(t, T - 1), h);
-                m.correction[t] = t < T ? (float)lane_sum(a.HS, [=](int c) { return (real)dy[c] * (real)y[c]; }) : 0.0f;
-            }
+            int starts[tile];
+            const bool diagonal = t0 == j0;
+            score(unit, m.s, m.k + key_at, m.qt + at, H, diagonal);
+            score(unit, m.dp, m.v + key_at, m.dot + at, H, diagonal);
+            const float factor = finish_scores(m.s, t0, j0, rows_at(a, j0), (float)a.scale, slopes ? slopes + h : nullptr,
+                                               documents_of(starts, docs, t0, T));
+            gradient_tile(m, factor, m.lse + t0, m.correction + t0, (float)a.scale, diagonal);
+            add_over_queries(unit, dv, m.p, m.dout + at, H, diagonal);
+            add_over_queries(unit, dk, m.ds, m.q + at, H, diagonal);
+            add_over_keys(unit, m.dq + at, m.kt + key_at, m.ds_packed, H, diagonal);
         }
-        std::fill(m.dq, m.dq + (size_t)tiles_of(T) * small, 0.0f);
-        for (int j0 = 0; j0 < T; j0 += tile) {
-            const size_t key_at = (size_t)j0 * H;
-            float *dk = m.dkv + 2 * key_at, *dv = dk + small;
-            for (int t0 = j0; t0 < T; t0 += tile) {
-                if (docs && docs[t0] >= j0 + tile) break;  // from here on, documents begin after this tile of keys
-                const size_t at = (size_t)t0 * H;
-                int starts[tile];
-                unit.product(m.s, tile, m.k + key_at, H, m.qt + at, H, tile, tile, H, false);
-                unit.product(m.dp, tile, m.v + key_at, H, m.dot + at, H, tile, tile, H, false);
-                const float factor = finish_scores(m.s, t0, j0, rows_at(j0), (float)a.scale, slopes ? slopes + h : nullptr,
-                                                   documents_of(starts, docs, t0, T));
-                gradient_tile(m, factor, m.lse + t0, m.correction + t0, (float)a.scale);
-                unit.product(dv, H, m.p, tile, m.dout + at, tile, tile, H, tile, true);
-                unit.product(dk, H, m.ds, tile, m.q + at, tile, tile, H, tile, true);
-                unit.product(m.dq + at, tile, m.kt + key_at, tile, m.ds_packed, tile, H, tile, tile, true);
-            }
-        }
-        for (int t0 = 0; t0 < T; t0 += tile)
-            store_transposed(unit, dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(t0), a.HS);
     }
-    for (int t = 0; t < T; t++) {
-        const float* dk = m.dkv + (size_t)(t / tile) * 2 * small + (size_t)(t % tile) * H;
-        floatX *key = dqkv + a.key(b, t, g), *value = dqkv + a.value(b, t, g);
-        for_vectors(a.HS, [=](int c, auto there) {
-            store(key + c, load(dk + c), there), store(value + c, load(dk + small + c), there);
-        });
+    for (int t0 = 0; t0 < T; t0 += tile)
+        store_transposed(unit, dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0), a.HS);
+}
+
+// sum += x.
+inline void add_to(float* sum, const float* x, size_t n) {
+    INDEPENDENT_ITERATIONS
+    for (size_t i = 0; i < n; i++) sum[i] += x[i];
+}
+
+// Of the tile at j0, dkv (2, 64, H).
+inline void store_key_gradients(floatX* dqkv, const float* dkv, const AttentionShape& a, int b, int g, int j0) {
+    const int H = padded_size(a.HS);
+    for (int j = 0; j < rows_at(a, j0); j++) {
+        const float *dk = dkv + (size_t)j * H, *dv = dk + (size_t)tile * H;
+        floatX *key = dqkv + a.key(b, j0 + j, g), *value = dqkv + a.value(b, j0 + j, g);
+        for_vectors(a.HS,
+                    [=](int c, auto there) { store(key + c, load(dk + c), there), store(value + c, load(dv + c), there); });
     }
 }
 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
-inline size_t cache_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
                     const AttentionShape& a) {
     const int tiles = tiles_of(a.T), H = padded_size(a.HS);
-    const size_t shared = cache_lines(KeysAndValues::bytes(a)), per_thread = cache_lines(ForwardMemory::bytes(H));
+    const size_t shared = round_up(KeysAndValues::bytes(a), 64), per_thread = round_up(ForwardMemory::bytes(H), 64);
     char* memory = (char*)ctx.scratch(shared + per_thread * (size_t)ctx.threads);
     const KeysAndValues kv{a, (floatX*)memory};
 #pragma omp parallel num_threads(ctx.threads)
@@ -330,19 +377,47 @@ inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const r
     }
 }
 
+// A task is a key/value head with its query heads, which share its operands; a query head where there are too few of those for
+// the threads. Query heads' summands are added in their order, so that the bits do not depend on that.
 inline void backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse, const floatX* qkv,
                      const real* slopes, const int* doc_start, const AttentionShape& a) {
-    const int H = padded_size(a.HS);
-    const size_t per_thread = cache_lines(BackwardMemory::bytes(a.T, H));
-    char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
+    const int H = padded_size(a.HS), group = a.group(), kv_heads = a.B * a.NKV, tiles = tiles_of(a.T);
+    const bool apart = group > 1 && kv_heads < 2 * ctx.threads;
+    const size_t n = key_gradients(a), per_thread = round_up(BackwardMemory::bytes(a.T, H), 64);
+    char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads + (apart ? (size_t)a.B * a.NH * n * sizeof(float) : 0));
+    float* summands = (float*)(memory + per_thread * (size_t)ctx.threads);  // (B, NH, tiles, 2, 64, H), if apart
+    const Unit& unit = *ctx.unit;
 #pragma omp parallel num_threads(ctx.threads)
     {
         const BackwardMemory m(memory + per_thread * (size_t)omp_get_thread_num(), a.T, H);
-        ctx.unit->begin();
+        const auto query_head = [&](int b, int h, float* dkv) {
+            backward_head(unit, dqkv, dkv, dout, out, lse, qkv, slopes, doc_start, a, b, h, m);
+        };
+        unit.begin();
+        if (apart) {
 #pragma omp for schedule(dynamic)
-        for (int task = 0; task < a.B * a.NKV; task++)
-            backward_head(*ctx.unit, dqkv, dout, out, lse, qkv, slopes, doc_start, a, task / a.NKV, task % a.NKV, m);
-        ctx.unit->end();
+            for (int task = 0; task < a.B * a.NH; task++) {
+                lay_keys_and_values(unit, qkv, a, task / a.NH, task % a.NH / group, m);
+                query_head(task / a.NH, task % a.NH, summands + (size_t)task * n);
+            }
+#pragma omp for schedule(static)
+            for (int task = 0; task < kv_heads * tiles; task++) {
+                const int head = task / tiles, j0 = task % tiles * tile;
+                float* sum = summands + (size_t)head * group * n + (size_t)j0 * 2 * H;
+                for (int i = 1; i < group; i++) add_to(sum, sum + (size_t)i * n, (size_t)tile * 2 * H);
+                store_key_gradients(dqkv, sum, a, head / a.NKV, head % a.NKV, j0);
+            }
+        } else {
+#pragma omp for schedule(dynamic)
+            for (int task = 0; task < kv_heads; task++) {
+                const int b = task / a.NKV, g = task % a.NKV;
+                lay_keys_and_values(unit, qkv, a, b, g, m);
+                query_head(b, g * group, m.dkv[0]);
+                for (int i = 1; i < group; i++) query_head(b, g * group + i, m.dkv[1]), add_to(m.dkv[0], m.dkv[1], n);
+                for (int j0 = 0; j0 < a.T; j0 += tile) store_key_gradients(dqkv, m.dkv[0] + (size_t)j0 * 2 * H, a, b, g, j0);
+            }
+        }
+        unit.end();
     }
 }
 

@@ -48,9 +48,9 @@ inline const floatX* decode(Ctx& ctx, int i, const uint8_t* codes, Fp8 format, i
 
 template <class Set>
 void decoded_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8 b_format, int M, int N, int K, Set set) {
-    const int all_K = gemm::round_up(K, k_step<floatX>);
+    const int all_K = round_up(K, k_step<floatX>);
     const floatX* left = decode(ctx, 0, a, a_format, M, K, M, all_K);
-    const floatX* right = decode(ctx, 1, b, b_format, N, K, gemm::round_up(N, 16), all_K);
+    const floatX* right = decode(ctx, 1, b, b_format, N, K, round_up(N, 16), all_K);
     const auto pack = [&](floatX* to, int k, int k_here, int first, int columns) {
         pack_transposed(*ctx.unit, to, right + (size_t)first * all_K + k, (size_t)all_K, columns, k_here);
     };
@@ -99,10 +99,12 @@ inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const uint8_t* dou
 
 inline void fp8_linear_backward_weight(Ctx& ctx, real* dweight, const uint8_t* dout_transposed, const uint8_t* inp_transposed,
                                        const float* dout_inverse, const float* inp_inverse, int N, int IC, int OC,
-                                       Fp8 dout_format) {
+                                       Fp8 dout_format, Acc acc) {
     const real inverse = (real)*dout_inverse * (real)*inp_inverse;
-    detail::fp8_product(ctx, dout_transposed, dout_format, inp_transposed, Fp8::e4m3, OC, IC, N,
-                        [=](int o, int i, real sum) { dweight[(size_t)o * IC + i] += sum * inverse; });
+    detail::fp8_product(ctx, dout_transposed, dout_format, inp_transposed, Fp8::e4m3, OC, IC, N, [=](int o, int i, real sum) {
+        real& d = dweight[(size_t)o * IC + i];
+        d = acc == Acc::Add ? d + sum * inverse : sum * inverse;
+    });
 }
 
 inline void bias_backward(Ctx&, real* dbias, const floatX* dout, int N, int OC) {

@@ -28,9 +28,6 @@ namespace gemm {
 constexpr int block = 256, slab = 1024;  // rows and columns, and of k, that stay in the second cache
 constexpr int narrow = 32, depth = 512;  // columns, and of k, that stay in the first
 
-inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
-inline int divide_up(int n, int by) { return (n + by - 1) / by; }
-
 // Rows that are finished together. Of short sums there are many for the work they cost: fewer rows, so that they stay near.
 inline int rows_at_once(int K) { return K <= 256 ? 32 : block; }
 
@@ -38,11 +35,11 @@ inline int rows_at_once(int K) { return K <= 256 ? 32 : block; }
 struct Shares {
     int columns, panels, rows, parts;
     Shares(int N, int C, int threads) {
-        columns = round_up(divide_up(C, round_up(divide_up(C, block), threads)), 16);
+        columns = round_up(ceil_div(C, round_up(ceil_div(C, block), threads)), 16);
         columns = std::max(columns, std::min(C, 64));
-        panels = divide_up(C, columns);
-        rows = round_up(divide_up(N, divide_up(threads, panels)), 16);
-        parts = divide_up(N, rows);
+        panels = ceil_div(C, columns);
+        rows = round_up(ceil_div(N, ceil_div(threads, panels)), 16);
+        parts = ceil_div(N, rows);
     }
 };
 
@@ -108,7 +105,7 @@ void rows_times(Ctx& ctx, floatX* out, const floatX* a, int N, int K, int C, Pac
 inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, int N, int M, int C, Acc acc) {
     const MatrixUnit<floatX>& unit = *ctx.unit;
     const Shares shares(C, M, ctx.threads);  // of c's rows, and of its columns where there are few rows
-    const int piece = std::min((int)block, round_up(divide_up(C, ctx.threads), 16));
+    const int piece = std::min((int)block, round_up(ceil_div(C, ctx.threads), 16));
     const int deepest = std::min((int)slab, round_up(N, k_step<floatX>));
     const size_t right_size = (size_t)deepest * C, left_size = (size_t)deepest * shares.columns;
     floatX* right = (floatX*)ctx.scratch((right_size + left_size * (size_t)ctx.threads) * sizeof(floatX));

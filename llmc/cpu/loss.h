@@ -1,9 +1,10 @@
 // Fused classifier: cross-entropy with z-loss (PaLM, Chowdhery et al., 2022) and its gradient over the logits, in place.
 //   Z = sum_{i<V} exp(x_i),  loss = log Z - x_y,  z = c (log Z)^2
 //   d/dx_i (loss + z) = p_i (1 + 2 c log Z) - [i = y],  p_i = exp(x_i - log Z)
-// Two passes over a row that stays in cache: log Z online, then the gradient. Sums in fp32, of chunks. No softmax is stored.
-// A masked target (< 0) has loss, z and gradient 0, also where its logits are not finite; elsewhere a NaN logit gives a NaN
-// loss. Cost: two exponentials and 3 bytes moved per bf16 logit; bound by exp on few cores, by memory bandwidth on many.
+// Two passes over a row that stays in cache: log Z online, then the gradient, from the exponentials of the first pass, which
+// are kept for one row of each thread. Sums in fp32, of chunks. No softmax is stored. A masked target (< 0) has loss, z and
+// gradient 0, also where its logits are not finite; elsewhere a NaN logit gives a NaN loss. Cost: an exponential and 4 bytes
+// moved per bf16 logit; bound by exp on few cores, by memory bandwidth on many.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -12,27 +13,81 @@
 #include "../math.h"
 #include "../ops.h"
 #include "parallel.h"
-#include "reduce.h"
+#include "vectors.h"
 
 namespace cpu {
 namespace detail {
 
-// log sum exp of x[0 .. V-1]: a chunk's maximum, then its exponentials relative to the largest so far; what was summed before
-// is scaled when the maximum rises. NaN if any x is NaN or +infinity.
-inline real log_sum_exp(const floatX* x, int V) {
-    constexpr int chunk = 512;
-    const real minus_infinity = -std::numeric_limits<real>::infinity();
-    real top = minus_infinity, sum = 0;
-    for (int first = 0; first < V; first += chunk) {
-        const floatX* part = x + first;
-        const int n = std::min(chunk, V - first);
-        const real highest = lane_max(n, top, [=](int i) { return (real)part[i]; });
-        const real shift = highest == minus_infinity ? real(0) : highest;  // only -inf so far: exp gives 0, not NaN
-        sum = sum * exp_real(top - shift) + lane_sum(n, [=](int i) { return exp_real((real)part[i] - shift); });
-        top = highest;
-    }
-    return top + std::log(sum);
+constexpr int chunk = 512;
+
+// The largest of start and all x; NaN is passed over.
+inline real highest_of(const floatX* x, int n, real start) {
+    floats highest = floats{} + start;
+    int i = 0;
+    for (; i + lanes <= n; i += lanes) highest = larger(load(x + i), highest);
+    real lane[lanes];
+    store(lane, highest);
+    for (const real one : lane) start = one > start ? one : start;
+    for (; i < n; i++) start = (real)x[i] > start ? (real)x[i] : start;
+    return start;
 }
+
+// e[i] = exp(x[i] - shift); returns their sum.
+inline real exponentials(real* e, const floatX* x, int n, real shift) {
+    floats sums = {};
+    int i = 0;
+    for (; i + lanes <= n; i += lanes) {
+        const floats y = exp_real(load(x + i) - shift);
+        store(e + i, y);
+        sums += y;
+    }
+    real sum = total(sums);
+    for (; i < n; i++) sum += e[i] = exp_real((real)x[i] - shift);
+    return sum;
+}
+
+// A row's exponentials, those of a chunk relative to the largest number so far.
+struct Exponentials {
+    real *e, *tops;  // (V) (chunks)
+    static size_t bytes(int V) { return ((size_t)V + ceil_div(V, chunk)) * sizeof(real); }
+    Exponentials(char* memory, int V) : e((real*)memory), tops(e + V) {}
+
+    // Sets them; returns log sum exp of x[0 .. V-1]. What was summed before is scaled when the maximum rises. NaN if any x is
+    // NaN or +infinity.
+    real set(const floatX* x, int V) const {
+        const real minus_infinity = -std::numeric_limits<real>::infinity();
+        real top = minus_infinity, sum = 0;
+        for (int c = 0; c * chunk < V; c++) {
+            const int first = c * chunk, n = std::min(chunk, V - first);
+            const real highest = highest_of(x + first, n, top);
+            const real shift = highest == minus_infinity ? real(0) : highest;  // only -inf so far: exp gives 0, not NaN
+            sum = sum * exp_real(top - shift) + exponentials(e + first, x + first, n, shift);
+            tops[c] = top = highest;
+        }
+        return top + std::log(sum);
+    }
+    // x[i] = factor exp(x[i] - log_z), of the row that they were set from.
+    void put(floatX* x, int V, real factor, real log_z) const {
+        for (int c = 0; c * chunk < V; c++) {
+            const real scale = factor * exp_real(tops[c] - log_z);
+            floatX* y = x + c * chunk;
+            const real* from = e + c * chunk;
+            for_vectors(std::min(chunk, V - c * chunk), [=](int i, auto n) { store(y + i, scale * load(from + i, n), n); });
+        }
+    }
+};
+
+// Memory for one row of each thread; own() is the calling thread's.
+struct RowsOfThreads {
+    size_t per_thread;
+    int V;
+    char* memory;
+    RowsOfThreads(Ctx& ctx, int columns)
+        : per_thread(round_up(Exponentials::bytes(columns), 64)),
+          V(columns),
+          memory((char*)ctx.scratch(per_thread * (size_t)ctx.threads)) {}
+    Exponentials own() const { return Exponentials(memory + per_thread * (size_t)omp_get_thread_num(), V); }
+};
 
 // log sum exp over shards, each of whose own is statistics[2 N shard]. NaN and +infinity as above.
 inline real join_log_sum_exp(const real* statistics, int shards, size_t stride) {
@@ -44,35 +99,37 @@ inline real join_log_sum_exp(const real* statistics, int shards, size_t stride) 
 
 }  // namespace detail
 
-inline void classifier_statistics(Ctx&, real* statistics, const floatX* logits, const int* targets, int N, int v0, int V,
+inline void classifier_statistics(Ctx& ctx, real* statistics, const floatX* logits, const int* targets, int N, int v0, int V,
                                   int Vp) {
-#pragma omp parallel for schedule(static)
+    const detail::RowsOfThreads rows(ctx, V);
+#pragma omp parallel for schedule(static) num_threads(ctx.threads)
     for (int n = 0; n < N; n++) {
         const floatX* x = logits + (size_t)n * Vp;
         const int target = targets[n] - v0;
-        statistics[n] = V > 0 ? detail::log_sum_exp(x, V) : -std::numeric_limits<real>::infinity();
+        statistics[n] = V > 0 ? rows.own().set(x, V) : -std::numeric_limits<real>::infinity();
         statistics[N + n] = targets[n] >= 0 && target >= 0 && target < V ? (real)x[target] : real(0);
     }
 }
 
 // statistics null: the logits are the whole
-inline void classifier_shard(Ctx&, floatX* logits, real* loss, real* zloss, real* lse, const int* targets,
+inline void classifier_shard(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets,
                              const real* statistics, int shards, int N, int v0, int V, int Vp, real loss_scale, real z_coef,
                              bool write_gradient) {
-#pragma omp parallel for schedule(static)
+    const detail::RowsOfThreads rows(ctx, V);
+#pragma omp parallel for schedule(static) num_threads(ctx.threads)
     for (int n = 0; n < N; n++) {
         floatX* x = logits + (size_t)n * Vp;
         const bool masked = targets[n] < 0;
         const int target = targets[n] - v0;  // in this shard, if it is in [0, V)
         const bool here = !masked && target >= 0 && target < V;
         CHECK(statistics || masked || here, "row %d: target %d of %d", n, target, V);
-        real log_z, at_target = here ? (real)x[target] : real(0);
+        const detail::Exponentials exponentials = rows.own();
+        real log_z = !statistics || write_gradient ? exponentials.set(x, V) : real(0),
+             at_target = here ? (real)x[target] : real(0);
         if (statistics) {
             log_z = detail::join_log_sum_exp(statistics + n, shards, (size_t)2 * N);
             at_target = 0;
             for (int r = 0; r < shards; r++) at_target += statistics[((size_t)2 * r + 1) * N + n];
-        } else {
-            log_z = detail::log_sum_exp(x, V);
         }
         lse[n] = log_z;
         loss[n] = masked ? real(0) : log_z - at_target;
@@ -83,8 +140,7 @@ inline void classifier_shard(Ctx&, floatX* logits, real* loss, real* zloss, real
             continue;
         }
         const real factor = loss_scale * (1 + 2 * z_coef * log_z);
-        INDEPENDENT_ITERATIONS
-        for (int i = 0; i < V; i++) x[i] = (floatX)(factor * exp_real((real)x[i] - log_z));
+        exponentials.put(x, V, factor, log_z);
         if (here) x[target] = (floatX)(factor * exp_real(at_target - log_z) - loss_scale);
         std::fill(x + V, x + Vp, floatX(0));
     }

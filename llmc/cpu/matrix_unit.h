@@ -3,10 +3,8 @@
 // what the program was compiled for, such as NEON); for fp32 the same multiply-adds.
 //   c (M, N) = a (M, K) b (K, N), or c += a b;   M and N multiples of 16, K of 64 bytes: 32 in bf16, 16 in fp32
 //   left     a as it lies, row-major, rows lda elements apart
-//   right    b packed as all units read it: blocks of 16 columns one after another; in a block, for each row of 32-bit words
-//   the
-//            16 columns' words side by side. A word is an element (k, n), in bf16 a pair (k, n), (k + 1, n). right_index() says
-//            where an element is.
+//   right    b packed as all units read it: blocks of 16 columns one after another; in a block, row by row, the 16 columns'
+//            32-bit words. A word is an element (k, n), in bf16 a pair (k, n), (k + 1, n): right_index() says where it is.
 //   c        row-major fp32, rows ldc elements apart
 // AMX: a tile holds 16 rows of 64 bytes; TDPBF16PS adds the product of a tile of a (16, 32) and one of b (32, 16) to one of c
 // (16, 16). Four tiles of c stay in the unit, so that each tile of a and b that is loaded is used twice: 4 loads for 4 products
@@ -17,9 +15,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -27,7 +23,7 @@
 #include "../types.h"
 
 #if defined(__x86_64__)
-#define HAVE_MATRIX_UNITS 1
+#define X86_UNITS 1
 // Functions that are to contain a unit's instructions.
 #define FOR_DOTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 #define FOR_AVX512 __attribute__((target("avx512f,avx512bw")))
@@ -37,7 +33,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #else
-#define HAVE_MATRIX_UNITS 0
+#define X86_UNITS 0
 #endif
 
 // A loop over registers: they are not, unless it is unrolled before the compiler decides where an array lies.
@@ -120,7 +116,7 @@ struct EmulatedTiles {
     }
 };
 
-#if HAVE_MATRIX_UNITS
+#if X86_UNITS
 // The instructions themselves: GCC 12's intrinsic for ldtilecfg tells the compiler of 8 of the 64 bytes that are read, so that
 // the rest is not written, and the intrinsics for loads do not say that they read memory.
 struct AmxTiles {
@@ -267,8 +263,8 @@ inline void transpose_plain(uint32_t* to, size_t to_stride, const uint32_t* from
         for (size_t c = 0; c < 16; c++) to[c * to_stride + r] = from[r * from_stride + c];
 }
 
-// ---- fp32 multiply-adds, of bf16 widened
-// ------------------------------------------------------------------------------------- c (R, 16 W) in vectors of L floats.
+// ---- fp32 multiply-adds, of bf16 widened -----------------------------------------------------------------------------------
+// c (R, 16 W) in vectors of L floats.
 template <class E, int L, int R, int W>
 __attribute__((always_inline)) inline void fp32_block(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int K,
                                                       bool add) {
@@ -330,7 +326,7 @@ void fp32_product(float* c, int ldc, const E* a, int lda, const E* b, int b_rows
     fp32_blocks<E, 4, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
-#if HAVE_MATRIX_UNITS
+#if X86_UNITS
 template <class E>
 FOR_AVX2 void fp32_product_avx2(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add) {
     fp32_blocks<E, 8, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
@@ -433,12 +429,12 @@ inline const MatrixUnit<bf16>* emulated_amx() {
 // Multiply-adds, which every CPU can.
 template <class E>
 const MatrixUnit<E>* portable() {
-    static const MatrixUnit<E> unit = {
-        "fp32", [] {}, [] {}, detail::fp32_product<E>, detail::transpose_plain, detail::join_plain};
+    static const MatrixUnit<E> unit = {"the compiler's vectors", [] {}, [] {}, detail::fp32_product<E>, detail::transpose_plain,
+                                       detail::join_plain};
     return &unit;
 }
 
-#if HAVE_MATRIX_UNITS
+#if X86_UNITS
 inline const MatrixUnit<bf16>* amx() {
     static const bool there = detail::has_amx();
     static const MatrixUnit<bf16> unit = {"AMX",

@@ -48,14 +48,16 @@ void pack_transposed(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride
 // words transposed: each is a word of a row of the result.
 template <class E>
 void lay_transposed(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride, int columns, int K, int there) {
-    constexpr int rows = k_step<E>, block = 16 * rows;
-    alignas(64) E joined[2 * block];  // of 32 columns
-    for (int k = 0; k < K; k += rows)
-        for (int c = 0; c < columns; c += 32) {
-            const int width = std::min(32, columns - c);
-            if (k + 2 * rows <= there) prefetch_lines(x + (size_t)(k + rows) * stride + c, stride, width, rows);
-            for (int i = 0; i < rows; i += of_word<E>)
-                join_rows(unit, joined + i * 16, block, x + (size_t)(k + i) * stride + c, stride, width, k + i, there);
+    constexpr int rows = k_step<E>, block = 16 * rows, wide = 256, ahead = 8 * of_word<E>;
+    alignas(64) E joined[wide / 16 * block];
+    for (int c = 0; c < columns; c += wide)
+        for (int k = 0; k < K; k += rows) {
+            const int width = std::min((int)wide, columns - c);
+            for (int i = 0; i < rows; i += of_word<E>) {
+                const E* row = x + (size_t)(k + i) * stride + c;
+                if (k + i + ahead + of_word<E> <= there) prefetch_lines(row + ahead * stride, stride, width, of_word<E>);
+                join_rows(unit, joined + i * 16, block, row, stride, width, k + i, there);
+            }
             for (int i = 0; i < width; i += 16)
                 unit.transpose((uint32_t*)(to + (size_t)(c + i) * K + k), (size_t)K / of_word<E>,
                                (const uint32_t*)(joined + i / 16 * block), 16);

@@ -1,19 +1,21 @@
 // Sixteen numbers at a time, for loops that the compiler does not turn into good vector code itself: GCC's and clang's vector
 // types, which every CPU has in as many registers as it needs for 64 bytes; single instructions where these do not lead to
-// them.
+// them. Where there are no fast paths a vector is one number, so that the same loops are plain ones.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
-#if defined(__AVX512F__)
+#include "../math.h"
+#include "../types.h"
+#include "ctx.h"
+
+#if CPU_FAST_PATHS && defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
-#include "../math.h"
-#include "../types.h"
-
+#if CPU_FAST_PATHS
 namespace cpu {
 
 constexpr int lanes = 16;
@@ -76,7 +78,37 @@ inline void store(bf16* p, floats x) {
     memcpy((void*)p, &h, sizeof h);
 }
 
-// The first n, at most 16; what is loaded beside them is zero.
+// Products of the 64 bytes' numbers at x and at w, summed: in bf16 of the even and the odd ones, whose bits need no sorting.
+inline floats products(const float* x, const float* w) { return load(x) * load(w); }
+inline floats products(const bf16* x, const bf16* w) {
+    words a, b;
+    memcpy(&a, x, sizeof a), memcpy(&b, w, sizeof b);
+    return (floats)(a << 16) * (floats)(b << 16) + (floats)(a & 0xffff0000u) * (floats)(b & 0xffff0000u);
+}
+
+}  // namespace cpu
+
+#else
+namespace cpu {
+
+constexpr int lanes = 1;
+using floats = real;
+inline real total(floats x) { return x; }
+template <class E>
+floats load(const E* p) {
+    return (real)*p;
+}
+template <class E>
+void store(E* p, floats x) {
+    *p = (E)x;
+}
+
+}  // namespace cpu
+#endif
+
+namespace cpu {
+
+// The first n, at most as many as there are lanes; what is loaded beside them is zero.
 template <class E>
 floats load(const E* p, int n) {
     if (n >= lanes) return load(p);
@@ -92,15 +124,7 @@ void store(E* p, floats x, int n) {
     std::copy_n(some, n, p);
 }
 
-// Products of the 64 bytes' numbers at x and at w, summed: in bf16 of the even and the odd ones, whose bits need no sorting.
-inline floats products(const float* x, const float* w) { return load(x) * load(w); }
-inline floats products(const bf16* x, const bf16* w) {
-    words a, b;
-    memcpy(&a, x, sizeof a), memcpy(&b, w, sizeof b);
-    return (floats)(a << 16) * (floats)(b << 16) + (floats)(a & 0xffff0000u) * (floats)(b & 0xffff0000u);
-}
-
-// f(i, n) for each 16 of `count` numbers, and for those that are left; n is a constant where it is 16.
+// f(i, n) for each vector of `count` numbers, and for those that are left; n is a constant where the vector is full.
 template <class F>
 void for_vectors(int count, F f) {
     int i = 0;

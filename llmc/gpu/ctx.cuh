@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "../cpu/threads.h"
 #include "launch.cuh"
 
 namespace gpu {
@@ -89,7 +90,7 @@ struct Ctx {
     Staging staging;
 
     explicit Ctx(int n_threads = 0, int device_number = 0)
-        : threads(n_threads > 0 ? n_threads : omp_get_max_threads()), device(device_number) {
+        : threads(n_threads > 0 ? n_threads : cpu::default_threads()), device(device_number) {
         omp_set_num_threads(threads);
         std::string why_none;
         const int n_devices = count_devices(why_none);

@@ -1,15 +1,10 @@
-// What the kernels share: 16-byte packs, reductions over a warp and a block, rounding up.
+// What the kernels share: 16-byte packs and reductions over a warp and a block.
 #pragma once
 #include "../math.h"
 #include "../types.h"
 #include "ctx.cuh"
 
 namespace gpu {
-
-template <class A, class B>
-HD constexpr auto ceil_div(A a, B b) {
-    return (a + b - 1) / b;
-}
 
 // 16 bytes that are loaded and stored at once. Addresses must be multiples of 16: rows of C elements are, if C % size == 0.
 //   Pack<floatX> x = load(inp + i);  x[k] ...;  store(out + i, x);

@@ -81,9 +81,9 @@ inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const uint8_t* dou
 
 inline void fp8_linear_backward_weight(Ctx& ctx, real* dweight, const uint8_t* dout_transposed, const uint8_t* inp_transposed,
                                        const float* dout_inverse, const float* inp_inverse, int N, int IC, int OC,
-                                       Fp8 dout_format) {
+                                       Fp8 dout_format, Acc acc) {
     detail::fp8_gemm(ctx, {dweight, inp_transposed, dout_transposed, nullptr, nullptr, inp_inverse, dout_inverse}, IC, OC, N,
-                     Fp8::e4m3, dout_format, cublas_type<real>(), CUBLASLT_EPILOGUE_DEFAULT, true, false);
+                     Fp8::e4m3, dout_format, cublas_type<real>(), CUBLASLT_EPILOGUE_DEFAULT, acc == Acc::Add, false);
 }
 
 inline void bias_backward(Ctx& ctx, real* dbias, const floatX* dout, int N, int OC) {

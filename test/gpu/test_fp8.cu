@@ -311,7 +311,7 @@ struct Tensor {
 
 struct Results {
     std::vector<floatX> out, out_biased, out_fast, dinp;
-    std::vector<float> dweight, dbias;
+    std::vector<float> dweight, dweight_set, dbias;
 };
 
 struct Layer {
@@ -341,14 +341,17 @@ struct Layer {
         const Device<floatX> b(bias, "bias"), wide(wide_dout, "dout");
         Device<floatX> out((size_t)N * OC, "out"), out_biased((size_t)N * OC, "out with bias"),
             out_fast((size_t)N * OC, "out, fast"), dinp((size_t)N * IC, "dinp");
-        Device<float> dweight(dweight0, "dweight"), dbias(dbias0, "dbias");
+        Device<float> dweight(dweight0, "dweight"), dweight_set(dweight0, "dweight, set"), dbias(dbias0, "dbias");
         gpu::fp8_linear_forward(ctx, out.p(), x.p(), w.p(), nullptr, x_inverse, w_inverse, N, IC, OC, false);
         gpu::fp8_linear_forward(ctx, out_biased.p(), x.p(), w.p(), b.p(), x_inverse, w_inverse, N, IC, OC, false);
         gpu::fp8_linear_forward(ctx, out_fast.p(), x.p(), w.p(), b.p(), x_inverse, w_inverse, N, IC, OC, true);
         gpu::fp8_linear_backward_input(ctx, dinp.p(), dy.p(), wt.p(), dy_inverse, w_inverse, N, IC, OC, dout.kind);
-        gpu::fp8_linear_backward_weight(ctx, dweight.p(), dyt.p(), xt.p(), dy_inverse, x_inverse, N, IC, OC, dout.kind);
+        const auto backward_weight = [&](float* dw, Acc acc) {
+            gpu::fp8_linear_backward_weight(ctx, dw, dyt.p(), xt.p(), dy_inverse, x_inverse, N, IC, OC, dout.kind, acc);
+        };
+        backward_weight(dweight.p(), Acc::Add), backward_weight(dweight_set.p(), Acc::Set);
         gpu::bias_backward(ctx, dbias.p(), wide.p(), N, OC);
-        return {out.get(), out_biased.get(), out_fast.get(), dinp.get(), dweight.get(), dbias.get()};
+        return {out.get(), out_biased.get(), out_fast.get(), dinp.get(), dweight.get(), dweight_set.get(), dbias.get()};
     }
 
     Results run_on_cpu() const {
@@ -359,6 +362,7 @@ struct Layer {
                      std::vector<floatX>((size_t)N * OC),
                      std::vector<floatX>((size_t)N * IC),
                      dweight0,
+                     dweight0,
                      dbias0};
         const auto forward = [&](auto& out, const floatX* with) {
             cpu::fp8_linear_forward(ctx, out.data(), inp.codes.data(), weight.codes.data(), with, &inp.inverse, &weight.inverse,
@@ -367,8 +371,9 @@ struct Layer {
         forward(r.out, nullptr), forward(r.out_biased, bias.data()), forward(r.out_fast, bias.data());
         cpu::fp8_linear_backward_input(ctx, r.dinp.data(), dout.codes.data(), weight.transposed.data(), &dout.inverse,
                                        &weight.inverse, N, IC, OC, dout.kind);
-        cpu::fp8_linear_backward_weight(ctx, r.dweight.data(), dout.transposed.data(), inp.transposed.data(), &dout.inverse,
-                                        &inp.inverse, N, IC, OC, dout.kind);
+        for (const Acc acc : {Acc::Add, Acc::Set})
+            cpu::fp8_linear_backward_weight(ctx, (acc == Acc::Add ? r.dweight : r.dweight_set).data(), dout.transposed.data(),
+                                            inp.transposed.data(), &dout.inverse, &inp.inverse, N, IC, OC, dout.kind, acc);
         cpu::bias_backward(ctx, r.dbias.data(), wide_dout.data(), N, OC);
         return r;
     }
@@ -410,6 +415,8 @@ struct Layer {
         expect_product(
             r.dweight, OC, IC, N, (double)dout.inverse * inp.inverse, turned(dout), std::cref(inp),
             [&](int o, int i) { return dweight0[(size_t)o * IC + i]; }, "dweight");
+        expect_product(r.dweight_set, OC, IC, N, (double)dout.inverse * inp.inverse, turned(dout), std::cref(inp), zero,
+                       "dweight, set");
         Doubles sums, allowed;
         for (int o = 0; o < OC; o++) {
             double sum = dbias0[(size_t)o], magnitude = std::abs(sum);
@@ -429,6 +436,7 @@ void expect_same_results(const Results& a, const Results& b, const std::string& 
     expect_same_bits(a.out_fast, b.out_fast, "out, fast " + when);
     expect_same_bits(a.dinp, b.dinp, "dinp " + when);
     expect_same_bits(a.dweight, b.dweight, "dweight " + when);
+    expect_same_bits(a.dweight_set, b.dweight_set, "dweight, set " + when);
     expect_same_bits(a.dbias, b.dbias, "dbias " + when);
 }
 
@@ -537,13 +545,13 @@ TEST(GpuFp8Plans, AreKeptAndNamed) {
     const Layer layer = random_layer(16, 32, 48, Fp8::e5m2, 9), plain = random_layer(16, 32, 48, Fp8::e4m3, 9);
     layer.run(ctx);
     const size_t plans = ctx.plans->plans.size();
-    EXPECT_EQ(plans, 5u);
+    EXPECT_EQ(plans, 6u);  // three forward, one of dinp, two of dweight
     const auto* first = ctx.plans->plans.begin()->second.get();
     layer.run(ctx);
     EXPECT_EQ(ctx.plans->plans.size(), plans);
     EXPECT_EQ(ctx.plans->plans.begin()->second.get(), first);
     plain.run(ctx);
-    EXPECT_EQ(ctx.plans->plans.size(), plans + 2);  // another dout
+    EXPECT_EQ(ctx.plans->plans.size(), plans + 3);  // another dout
 
     int fast = 0, mixed = 0;
     for (const auto& [key, plan] : ctx.plans->plans) {
@@ -557,7 +565,7 @@ TEST(GpuFp8Plans, AreKeptAndNamed) {
         fast += key.fast, mixed += key.text().find("e4m3 x e5m2") != std::string::npos;
     }
     EXPECT_EQ(fast, 1);
-    EXPECT_EQ(mixed, 2);
+    EXPECT_EQ(mixed, 3);
 }
 
 #ifndef EMU_TSAN
@@ -579,7 +587,7 @@ TEST(GpuFp8Plans, TimedOnceAndReadFromTheFile) {
         gpu::Ctx ctx;
         SKIP_WITHOUT_FP8(ctx);
     }
-    const Results first = run(true, 5);
+    const Results first = run(true, 6);
     const std::string text = read_whole_file(file);
     EXPECT_NE(text.find("e4m3 x e5m2 to"), std::string::npos) << text;
     EXPECT_NE(text.find(" fast\t"), std::string::npos) << text;

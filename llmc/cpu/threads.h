@@ -1,0 +1,126 @@
+// How many threads the CPU's ops use, and how these wait.
+#pragma once
+#include <omp.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace cpu {
+
+namespace detail {
+
+inline std::vector<int> affinity() {
+    std::vector<int> cpus;
+#ifdef __linux__
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+            if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+#endif
+    if (cpus.empty())
+        for (int cpu = 0; cpu < omp_get_num_procs(); cpu++) cpus.push_back(cpu);
+    return cpus;
+}
+
+}  // namespace detail
+
+// The CPUs that this process may run on. With OMP_PROC_BIND these are its places; this thread is bound to the first of them.
+inline std::vector<int> usable_cpus() {
+    std::vector<int> cpus;
+    for (int place = 0; place < omp_get_num_places(); place++) {
+        std::vector<int> more((size_t)omp_get_place_num_procs(place));
+        omp_get_place_proc_ids(place, more.data());
+        cpus.insert(cpus.end(), more.begin(), more.end());
+    }
+    return cpus.empty() ? detail::affinity() : cpus;
+}
+
+// Those that it could run on, had nobody bound it to some of them, as mpirun does.
+inline std::vector<int> possible_cpus() {
+#ifdef __linux__
+    cpu_set_t before, all;
+    memset(&all, 0xff, sizeof all);
+    if (sched_getaffinity(0, sizeof before, &before) == 0 && sched_setaffinity(0, sizeof all, &all) == 0) {
+        const std::vector<int> cpus = detail::affinity();
+        sched_setaffinity(0, sizeof before, &before);
+        return cpus;
+    }
+#endif
+    return detail::affinity();
+}
+
+// Their cores, each by the number of its first CPU. Hyperthreads share a core's arithmetic units and caches, which one thread
+// of a matrix product fills, so that a second one only takes cache away.
+inline std::vector<int> cores_of(const std::vector<int>& cpus, const std::string& system = "/sys/devices/system/cpu") {
+    std::vector<int> cores;
+    for (const int cpu : cpus) {
+        int first = cpu;  // also where the system does not say
+        if (FILE* f = fopen((system + "/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list").c_str(), "r")) {
+            if (fscanf(f, "%d", &first) != 1) first = cpu;  // "0,32" or "0-1"
+            fclose(f);
+        }
+        cores.push_back(first);
+    }
+    std::sort(cores.begin(), cores.end());
+    cores.erase(std::unique(cores.begin(), cores.end()), cores.end());
+    return cores;
+}
+
+// CPU time per time that the process's control group may use, rounded, at least 1; 0: no limit. Containers with a limit show
+// all of the machine's CPUs, and stop those who use more than their share for the rest of every tenth of a second.
+inline int cpu_quota(const char* path = "/sys/fs/cgroup/cpu.max") {
+    double quota = 0, period = 0;
+    if (FILE* f = fopen(path, "r")) {
+        if (fscanf(f, "%lf %lf", &quota, &period) != 2) quota = 0;  // "max 100000"
+        fclose(f);
+    }
+    return quota > 0 && period > 0 ? std::max(1, (int)std::lround(quota / period)) : 0;
+}
+
+// A rank's share of its machine's cores, from the cores that each rank there may use, its own among them: those of its own, and
+// an equal part of those that others use as well.
+inline int share_of_cores(const std::vector<int>& mine, const std::vector<std::vector<int>>& ranks, int quota) {
+    double share = 0;
+    for (const int core : mine) {
+        int users = 0;
+        for (const auto& cores : ranks) users += (int)std::count(cores.begin(), cores.end(), core);
+        share += 1.0 / std::max(1, users);
+    }
+    if (quota) share = std::min(share, (double)quota / (double)ranks.size());
+    return std::max(1, (int)(share + 1e-6));
+}
+
+// What the user asks OpenMP for, or a thread for each core that this process may use.
+inline int default_threads() {
+    if (getenv("OMP_NUM_THREADS")) return omp_get_max_threads();
+    const std::vector<int> cores = cores_of(usable_cpus());
+    return share_of_cores(cores, {cores}, cpu_quota());
+}
+
+// GCC's OpenMP lets a waiting thread spin for milliseconds before it sleeps. A step has hundreds of short parallel regions, so
+// one other busy process on the machine then costs far more than its share (a step of the quick start: 1.5-1.8 s instead of 0.7
+// s). Spinning for some ten microseconds costs 1% on an idle machine. The library reads the environment before main, so the
+// program starts itself again, once, unless the user has decided.
+inline void limit_spinning(char** argv) {
+#if defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    setenv("GOMP_SPINCOUNT", "5000", 1);
+    // With OMP_PROC_BIND the library has bound this thread already, and would then find no other CPUs.
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    for (const int cpu : usable_cpus()) CPU_SET(cpu, &all);
+    sched_setaffinity(0, sizeof all, &all);
+    execv("/proc/self/exe", argv);  // returns only if that is not possible, which does no harm
+#else
+    (void)argv;
+#endif
+}
+
+}  // namespace cpu
