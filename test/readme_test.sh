@@ -37,7 +37,7 @@ for path in $(grep -oE '\]\([^)#:]+\)' "$root/README.md" | tr -d '()]' | sort -u
     [[ -e $root/$path ]] && echo "ok: $path exists" || echo "FAILED: $path does not exist"
 done
 for command in tokenizer prepare train eval generate inspect; do "$program" $command --help; done >help.txt 2>&1
-for option in $(grep -oE -- '--[a-z][a-z0-9-]+' "$root/README.md" | sort -u); do
+for option in $(sed 's/mpirun --[a-z-]*//g' "$root/README.md" | grep -oE -- '--[a-z][a-z0-9-]+' | sort -u); do  # mpirun's are its own
     grep -qE -- "$option( |,|$)" help.txt && echo "ok: $option exists" || echo "FAILED: $option is no option"
 done
 for target in $(grep -oE '`?make [a-z][a-z_-]*' "$root/README.md" | tr -d '`' | cut -d ' ' -f 2 | sort -u); do

@@ -20,10 +20,11 @@
 #include <immintrin.h>
 #endif
 
-#ifdef BACKEND_CUDA
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "../../train_gpt.cu"
 namespace ops = be;
 #else
+#define TIMED_OPS
 #include "timed_ops.h"
 #define be timed  // what train_gpt.cu calls
 #include "../../train_gpt.cu"
@@ -209,7 +210,7 @@ void bench_eight_bits(be::Ctx& ctx, const Machine& machine, int N, int IC, int O
     const auto quantize_gradient = [&] { be::quantize(ctx, {yq, yt, amax, scale, e5m2}, y, N, OC); };
     const auto transpose_input = [&] { be::transpose_codes(ctx, xt, xq, N, IC); };
     const auto forward = [&] { be::fp8_linear_forward(ctx, out, xq, wq, nullptr, inverse, inverse, N, IC, OC, true); };
-    const auto weight = [&] { be::fp8_linear_backward_weight(ctx, dw, yt, xt, inverse, inverse, N, IC, OC, e5m2); };
+    const auto weight = [&] { be::fp8_linear_backward_weight(ctx, dw, yt, xt, inverse, inverse, N, IC, OC, e5m2, Acc::Add); };
     const auto input = [&] { be::fp8_linear_backward_input(ctx, dx, yq, wt, inverse, inverse, N, IC, OC, e5m2); };
     quantize_input(), transpose_input(), quantize_gradient();
 
@@ -383,8 +384,9 @@ public:
 
     void run() {
         double start = now();
-        const Rows rows = stage(ctx_, batch_, m_.a.slot());
-        ops::clear(ctx_, m_.grads, m_.table.size * sizeof(real));
+        Rows rows = stage(ctx_, batch_, m_.a.slot());
+        rows.gradients = Acc::Set;
+        begin_gradients(ctx_, m_);
         clear_sums(ctx_, m_);
         model_forward(ctx_, m_, rows);
         lap(forward, start);
@@ -428,7 +430,7 @@ void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset,
     fflush(stdout);
 }
 
-#ifndef BACKEND_CUDA
+#ifdef TIMED_OPS
 // The ops of a step: time, share, and what the machine allows, which is the longer of FLOPs at the rate of the registers and of
 // bytes at the rate at which memory is read; above 100% where numbers come from a cache.
 void profile(be::Ctx& ctx, const Machine& machine, const std::string& preset, int B, int T) {
@@ -610,7 +612,7 @@ int main(int argc, char** argv) try {
     }
     printf(", copy %.1f GB/s, read %.1f\n", machine.bytes / 1e9, machine.read_bytes / 1e9);
     if (what == "--generate" && argc == 3) return bench_generate(ctx, machine, argv[2]), 0;
-#ifndef BACKEND_CUDA
+#ifdef TIMED_OPS
     if (what == "--profile" && argc == 5) return profile(ctx, machine, argv[2], atoi(argv[3]), atoi(argv[4])), 0;
 #endif
     if (argc >= 4) {

@@ -33,7 +33,7 @@ using namespace cpu;
 
 constexpr double X = sizeof(floatX), R = sizeof(real);
 
-// What the last `count` arguments of an op are; from(0) is the first of these.
+// What the last `count` arguments of an op are; called with At<0>() it gives the first of these.
 template <int count, class Arguments>
 auto from_last(const Arguments& arguments) {
     return
@@ -43,10 +43,10 @@ template <int i>
 using At = std::integral_constant<int, i>;
 
 template <class Arguments>
-Work matrices(const Arguments& a, int products_of_output_size = 1) {  // .., N, IC, OC
+Work matrices(const Arguments& a, int outputs = 1) {  // .., N, IC, OC
     const auto last = from_last<3>(a);
     const double N = last(At<0>()), IC = last(At<1>()), OC = last(At<2>());
-    return {2 * N * IC * OC, X * (N * IC + IC * OC + products_of_output_size * N * OC)};
+    return {2 * N * IC * OC, X * (N * IC + IC * OC + outputs * N * OC)};
 }
 
 #define TIMED(op, work_of)                                                                                         \

@@ -15,7 +15,7 @@
 
 namespace {
 
-using gpu::ceil_div, gpu::load, gpu::Pack, gpu::store;
+using gpu::load, gpu::Pack, gpu::store;
 constexpr int threads = 256;
 
 struct AdamW {

@@ -26,7 +26,7 @@
 
 namespace {
 
-using gpu::ceil_div, gpu::AttentionShape;
+using gpu::AttentionShape;
 
 // ---- 1: the T x T matrix in memory -----------------------------------------------------------------------------------------
 // Of one sequence b at a time. scores, weights, dscores (NH, T, T).

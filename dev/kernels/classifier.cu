@@ -16,7 +16,7 @@
 
 namespace {
 
-using gpu::block_max, gpu::block_sum, gpu::ceil_div, gpu::load, gpu::Pack, gpu::store;
+using gpu::block_max, gpu::block_sum, gpu::load, gpu::Pack, gpu::store;
 
 struct Classifier {
     int N, V, Vp;

@@ -16,7 +16,7 @@
 
 namespace {
 
-using gpu::block_sum, gpu::ceil_div, gpu::load, gpu::Pack, gpu::store, gpu::warp_sum;
+using gpu::block_sum, gpu::load, gpu::Pack, gpu::store, gpu::warp_sum;
 
 struct Norm {
     floatX* dx;  // (N, C)
