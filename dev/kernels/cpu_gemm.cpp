@@ -26,14 +26,26 @@
 #include "../../llmc/cpu/attention.h"
 #include "../../llmc/cpu/fp8.h"
 #include "../../llmc/cpu/matmul.h"
+#include "../../llmc/cpu/memory.h"
 
 namespace {
 
+// Where the trainer keeps tensors: huge pages, and lines that begin with a row.
+template <class E>
+struct TrainersMemory {
+    using value_type = E;
+    E* allocate(size_t n) { return (E*)cpu::allocate_memory(n * sizeof(E)); }
+    void deallocate(E* x, size_t n) { cpu::release_memory(x, n * sizeof(E)); }
+    bool operator==(const TrainersMemory&) const { return true; }
+    bool operator!=(const TrainersMemory&) const { return false; }
+};
+using Numbers = std::vector<bf16, TrainersMemory<bf16>>;
+
 struct Layer {
     int N, IC, OC;
-    std::vector<bf16> inp, weight, out;
+    Numbers inp, weight, out;
     Layer(int rows, int in, int wide) : N(rows), IC(in), OC(wide) {
-        const auto fill = [](std::vector<bf16>& x, size_t n, uint64_t seed) {
+        const auto fill = [](Numbers& x, size_t n, uint64_t seed) {
             x.resize(n);
             for (size_t i = 0; i < n; i++) x[i] = bf16((float)((i * 2654435761u + seed) >> 8 & 0xfff) / 2048.0f - 1.0f);
         };
@@ -196,7 +208,7 @@ double seconds_of(const Rung& rung, cpu::Ctx& ctx, Layer& l) {
 
 // What the unit does alone: a product whose factors stay in the first cache, again and again, on all threads.
 double peak(cpu::Ctx& ctx) {
-    constexpr int M = 16, N = 32, K = 256, rounds = 100000;
+    constexpr int M = 32, N = 32, K = 256, rounds = 50000;
     const auto start = std::chrono::steady_clock::now();
 #pragma omp parallel num_threads(ctx.threads)
     {

@@ -2,6 +2,7 @@
 // forced. Ops on one Ctx run one after another, so they share one scratch buffer; nothing in it outlives an op.
 #pragma once
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <cstdlib>
 #include <new>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "../check.h"
+#include "../math.h"
 #include "../types.h"
 #include "threads.h"
 
@@ -31,7 +33,7 @@ struct Ctx {
     bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
 #if CPU_FAST_PATHS
     const MatrixUnit<floatX>* unit = matrix_units<floatX>().front();
-    std::vector<floatX> copies[2];  // factors of products, where they cannot be read from where they lie
+    std::vector<floatX> copies[3];  // factors of products, where they cannot be read from where they lie
 #endif
 
     // The device is a GPU's; there is but one CPU.
@@ -42,13 +44,16 @@ struct Ctx {
     Ctx(const Ctx&) = delete;
     Ctx& operator=(const Ctx&) = delete;
 
-    // At least `bytes` of page-aligned memory, contents undefined, valid until the next call. Grows, never shrinks.
+    // At least `bytes` of memory on a huge page's boundary, contents undefined, valid until the next call. Grows, never
+    // shrinks.
     void* scratch(size_t bytes) {
         if (bytes > scratch_bytes_) {
+            constexpr size_t huge_page = 2 << 20;  // operands of products lie here, whose rows would take a page each
             free(scratch_);
-            scratch_bytes_ = (bytes + 4095) / 4096 * 4096;
-            scratch_ = aligned_alloc(4096, scratch_bytes_);
+            scratch_bytes_ = round_up(bytes, bytes < huge_page ? 4096 : huge_page);
+            scratch_ = aligned_alloc(bytes < huge_page ? 4096 : huge_page, scratch_bytes_);
             if (!scratch_) throw std::bad_alloc();
+            madvise(scratch_, scratch_bytes_, MADV_HUGEPAGE);  // a hint
         }
         return scratch_;
     }

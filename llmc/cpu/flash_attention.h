@@ -61,7 +61,7 @@ struct Rows64 {
 };
 // Left operand (H, 64) = rows^T; right operands (H, 64) = rows^T and (64, H) = rows.
 inline void lay_transposed(const Unit& unit, floatX* to, const Rows64& rows, int H) {
-    detail::lay_transposed(unit, to, rows.x, rows.stride, H, tile, tile);
+    detail::lay_transposed(unit, to, tile, rows.x, rows.stride, H, tile, tile);
 }
 inline void pack_transposed(const Unit& unit, floatX* to, const Rows64& rows, int H) {
     detail::pack_transposed(unit, to, rows.x, rows.stride, tile, H);
@@ -172,7 +172,7 @@ struct ForwardMemory {
 
 // Rows k and k + 1 of 16 columns from n on of a packed right operand with 64 rows.
 inline void put_rows(bf16* packed, int k, int n, floats first, floats second) {
-    const words pairs = rounded(first) | rounded(second) << 16;
+    const words pairs = rounded_pairs(first, second);
     memcpy((void*)(packed + right_index<bf16>(k, n, tile)), &pairs, sizeof pairs);
 }
 inline void put_rows(float* packed, int k, int n, floats first, floats second) {
@@ -285,7 +285,7 @@ inline void lay_keys_and_values(const Unit& unit, const floatX* qkv, const Atten
     for (int j0 = 0; j0 < a.T; j0 += tile) {
         const size_t at = (size_t)j0 * H;
         lay_rows(m.k + at, qkv + a.key(b, j0, g), a.row(), rows_at(a, j0), a.HS, H);
-        detail::lay_transposed(unit, m.kt + at, m.k + at, (size_t)H, H, tile, tile);
+        detail::lay_transposed(unit, m.kt + at, tile, m.k + at, (size_t)H, H, tile, tile);
         lay_rows(m.v + at, qkv + a.value(b, j0, g), a.row(), rows_at(a, j0), a.HS, H);
     }
 }

@@ -25,112 +25,76 @@ namespace cpu {
 namespace detail {
 namespace gemm {
 
-constexpr int block = 256, slab = 1024;  // rows and columns, and of k, that stay in the second cache
-constexpr int narrow = 32, depth = 512;  // columns, and of k, that stay in the first
-
-// Rows that are finished together. Of short sums there are many for the work they cost: fewer rows, so that they stay near.
-inline int rows_at_once(int K) { return K <= 256 ? 32 : block; }
+constexpr int slab = 1024;                // of k, of a right operand in the second cache
+constexpr int narrow = 32, depth = 512;   // columns, and of k, of it in the first
+constexpr int at_once = 128;              // rows that meet it there
+constexpr int strip = 64, few_rows = 32;  // columns and rows that are finished together: two lines of bf16 written at once
+// Columns of a right operand in the second cache, which has 2 MiB where there are tiles.
+inline int widest(const MatrixUnit<floatX>& unit) { return unit.tiles ? 512 : 256; }
 
 // A result (rows, columns) in panels of columns, as many for each thread, and parts of its rows where there are few panels.
 struct Shares {
     int columns, panels, rows, parts;
-    Shares(int N, int C, int threads) {
-        columns = round_up(ceil_div(C, round_up(ceil_div(C, block), threads)), 16);
-        columns = std::max(columns, std::min(C, 64));
+    Shares(int N, int C, int widest, int threads) {
+        columns = round_up(ceil_div(C, round_up(ceil_div(C, widest), threads)), strip);
         panels = ceil_div(C, columns);
-        rows = round_up(ceil_div(N, ceil_div(threads, panels)), 16);
+        rows = round_up(ceil_div(N, ceil_div(threads, panels)), few_rows);
         parts = ceil_div(N, rows);
     }
 };
 
-// c (rows, columns) = a b or c += a b, of a slab at most.
-inline void multiply_block(const MatrixUnit<floatX>& unit, float* c, int ldc, const floatX* a, int lda, const floatX* packed,
-                           int rows, int columns, int K, bool add) {
+// sums (rows, strip) = a b or sums += a b, of a slab at most; b has `columns` columns, at most a strip. done(first, end) is
+// called for each few rows that are finished, while they are near; what it reads, `wanted`, is asked for before.
+template <class Done>
+void multiply_strip(const MatrixUnit<floatX>& unit, float* sums, const floatX* a, int lda, const floatX* b, int rows,
+                    int columns, int K, bool add, Ahead wanted, Done done) {
+    const int passes = ceil_div(K, depth), step = round_up(ceil_div(K, passes), k_step<floatX>);
+    const int blocks = ceil_div(rows, few_rows), unfinished = blocks * (passes * ceil_div(columns, narrow) - 1);
+    const int at_a_time = ceil_div(wanted.left(), std::max(1, unfinished));
     for (int n = 0; n < columns; n += narrow)
-        for (int k = 0; k < K; k += depth)
-            unit.product(c + n, ldc, a + k, lda, packed + right_index<floatX>(k, n, K), K, rows,
-                         std::min((int)narrow, columns - n), std::min((int)depth, K - k), add || k > 0);
+        for (int k = 0; k < K; k += step)
+            for (int m = 0; m < rows; m += few_rows) {
+                const int here = std::min((int)few_rows, rows - m);
+                wanted.ask(at_a_time);
+                unit.product(sums + m * strip + n, strip, a + (size_t)m * lda + k, lda, b + right_index<floatX>(k, n, K), K,
+                             here, std::min((int)narrow, columns - n), std::min(step, K - k), add || k > 0);
+                if (k + step >= K && n + narrow >= columns) done(m, m + here);
+            }
+}
+
+// Whether rows of C numbers at y are written past the caches.
+template <class E>
+bool streams(const MatrixUnit<floatX>& unit, const E* y, int C) {
+    return unit.tiles && ((uintptr_t)y | (size_t)C * sizeof(E)) % 64 == 0;
+}
+// y[c] = value(c, how many of the vector are there), for c below `columns`.
+template <class E, class F>
+inline void put(bool streamed, E* y, int columns, F value) {
+    if (streamed) {
+        const std::integral_constant<int, lanes> all;
+        for (int c = 0; c < columns; c += k_step<E>) {
+            if constexpr (of_word<E> == 2) stream(y + c, value(c, all), value(c + lanes, all));
+            else stream(y + c, value(c, all));
+        }
+    } else {
+        for_vectors(columns, [=](int c, auto there) { store(y + c, value(c, there), there); });
+    }
 }
 
 // ---- products --------------------------------------------------------------------------------------------------------------
-// K is a multiple of what fills a tile's row; C may be any, of which packed panels have the next multiple of 16.
-// pack(to, k, K, first column, columns) packs K rows of a panel of b; finish(n, first column, columns, sums) gets each finished
-// part of a row. Lines of `out` (N, C), if it is given, are asked for before the product whose result they are to hold.
-template <class Pack, class Finish>
-void rows_times(Ctx& ctx, floatX* out, const floatX* a, int N, int K, int C, Pack pack, Finish finish) {
-    const MatrixUnit<floatX>& unit = *ctx.unit;
-    const int wide = round_up(C, 16), at_once = rows_at_once(K);
-    const Shares shares(N, wide, ctx.threads);
-    const int width = shares.columns, kept = round_up(K > slab ? shares.rows : std::min(at_once, shares.rows), 16);
-    const size_t packed_size = (size_t)std::min(K, (int)slab) * width, few_size = (size_t)16 * slab,
-                 sums_size = (size_t)kept * width;
-    const size_t per_thread = (packed_size + few_size) * sizeof(floatX) + sums_size * sizeof(float);
-    char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
-#pragma omp parallel num_threads(ctx.threads)
-    {
-        float* memory_of_sums = (float*)(memory + per_thread * (size_t)omp_get_thread_num());
-        floatX *packed = (floatX*)(memory_of_sums + sums_size), *few = packed + packed_size;
-        unit.begin();
-#pragma omp for schedule(dynamic)
-        for (int task = 0; task < shares.panels * shares.parts; task++) {
-            const int c0 = task / shares.parts * width, columns = std::min(width, wide - c0);
-            const int first = task % shares.parts * shares.rows, end = std::min(N, first + shares.rows);
-            for (int k0 = 0; k0 < K; k0 += slab) {
-                const int k_here = std::min((int)slab, K - k0);
-                pack(packed, k0, k_here, c0, columns);
-                for (int n0 = first; n0 < end; n0 += at_once) {
-                    const int rows = std::min(at_once, end - n0), whole = rows / 16 * 16;
-                    const floatX* here = a + (size_t)n0 * K + k0;
-                    const bool last = k0 + k_here == K;
-                    if (last && out) prefetch_lines<1>(out + (size_t)n0 * C + c0, (size_t)C, columns, rows);
-                    float* sums = memory_of_sums + (K > slab ? (size_t)(n0 - first) * width : 0);
-                    if (whole > 0) multiply_block(unit, sums, width, here, K, packed, whole, columns, k_here, k0 > 0);
-                    if (whole < rows) {  // rows that fill no tile: a copy beside zeros
-                        std::fill(few, few + few_size, floatX(0));
-                        for (int n = whole; n < rows; n++)
-                            std::copy_n(here + (size_t)n * K, k_here, few + (size_t)(n - whole) * slab);
-                        multiply_block(unit, sums + (size_t)whole * width, width, few, slab, packed, 16, columns, k_here,
-                                       k0 > 0);
-                    }
-                    if (last)
-                        for (int n = 0; n < rows; n++) finish(n0 + n, c0, std::min(columns, C - c0), sums + (size_t)n * width);
-                }
-            }
-        }
-        unit.end();
+// A right operand (K, columns): rows of x, or of its transpose.
+template <bool transposed>
+struct Right {
+    const floatX* x;
+    size_t stride;
+    void pack(const MatrixUnit<floatX>& unit, floatX* to, int k, int K, int first, int columns) const {
+        if constexpr (transposed) pack_transposed(unit, to, x + (size_t)first * stride + k, stride, columns, K);
+        else pack_rows(unit, to, x + (size_t)k * stride + first, stride, columns, K, K);
     }
-}
+};
 
-// M and C are multiples of 16.
-inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, int N, int M, int C, Acc acc) {
-    const MatrixUnit<floatX>& unit = *ctx.unit;
-    const Shares shares(C, M, ctx.threads);  // of c's rows, and of its columns where there are few rows
-    const int piece = std::min((int)block, round_up(ceil_div(C, ctx.threads), 16));
-    const int deepest = std::min((int)slab, round_up(N, k_step<floatX>));
-    const size_t right_size = (size_t)deepest * C, left_size = (size_t)deepest * shares.columns;
-    floatX* right = (floatX*)ctx.scratch((right_size + left_size * (size_t)ctx.threads) * sizeof(floatX));
-#pragma omp parallel num_threads(ctx.threads)
-    {
-        floatX* left = right + right_size + left_size * (size_t)omp_get_thread_num();
-        unit.begin();
-        for (int k0 = 0; k0 < N; k0 += slab) {
-            const int there = std::min((int)slab, N - k0), K = round_up(there, k_step<floatX>);
-#pragma omp for schedule(dynamic)
-            for (int c0 = 0; c0 < C; c0 += piece)
-                pack_rows(unit, right + (size_t)c0 * K, b + (size_t)k0 * C + c0, (size_t)C, std::min(piece, C - c0), K, there);
-#pragma omp for schedule(dynamic)
-            for (int task = 0; task < shares.panels * shares.parts; task++) {
-                const int m0 = task / shares.parts * shares.columns, c0 = task % shares.parts * shares.rows;
-                const int rows = std::min(shares.columns, M - m0), columns = std::min(shares.rows, C - c0);
-                lay_transposed(unit, left, a + (size_t)k0 * M + m0, (size_t)M, rows, K, there);
-                multiply_block(unit, c + (size_t)m0 * C + c0, C, left, K, right + (size_t)c0 * K, rows, columns, K,
-                               k0 > 0 || acc == Acc::Add);
-            }
-        }
-        unit.end();
-    }
-}
-
+// Elements between rows of K, so that their lines lie in different parts of the caches: an odd number of lines.
+inline int spread(int K) { return K / k_step<floatX> % 2 ? K : K + k_step<floatX>; }
 // x (rows, columns) where it lies, or a copy in ctx.copies[i] with zeros up to as many rows and columns as are wanted.
 inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int columns, int all_rows, int all_columns) {
     if (rows == all_rows && columns == all_columns) return x;
@@ -140,48 +104,138 @@ inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int colu
     return copy.data();
 }
 
+// out (N, C) = a (N, K) b (K, C), whose b has K up to whole words and C up to 16.
+// finish(n, first column, columns, sums) gets each finished part of a row. Lines of `out` (N, C) and `read` (N, C), where these
+// are given, are asked for before: those that the result is to be held by, and that finish reads.
+template <class Right, class Finish>
+void rows_times(Ctx& ctx, floatX* out, const floatX* read, const floatX* a, int N, int K_there, int C, const Right& b,
+                Finish finish) {
+    const MatrixUnit<floatX>& unit = *ctx.unit;
+    const int K = round_up(K_there, k_step<floatX>), wide = round_up(C, 16), tall = round_up(N, 16);
+    const Shares shares(tall, wide, widest(unit), ctx.threads);
+    // Sums of a strip of columns; where K takes several slabs, of all strips and rows of a task.
+    const int kept = K > slab ? shares.rows : std::min((int)at_once, shares.rows);
+    const int strips = K > slab ? ceil_div(shares.columns, strip) : 1;
+    const size_t packed_size = (size_t)std::min(K, (int)slab) * shares.columns, strip_size = (size_t)kept * strip;
+    const size_t per_thread = packed_size * sizeof(floatX) + strips * strip_size * sizeof(float);
+    char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
+    a = padded(ctx, 0, a, N, K_there, tall, K);
+#pragma omp parallel num_threads(ctx.threads)
+    {
+        float* memory_of_sums = (float*)(memory + per_thread * (size_t)omp_get_thread_num());
+        floatX* packed = (floatX*)(memory_of_sums + strips * strip_size);
+        unit.begin();
+#pragma omp for schedule(dynamic)
+        for (int task = 0; task < shares.panels * shares.parts; task++) {
+            const int c0 = task / shares.parts * shares.columns, columns = std::min(shares.columns, wide - c0);
+            const int first = task % shares.parts * shares.rows, end = std::min(tall, first + shares.rows);
+            for (int k0 = 0; k0 < K; k0 += slab) {
+                const int K_here = std::min((int)slab, K - k0);
+                const bool last = k0 + K_here == K;
+                b.pack(unit, packed, k0, K_here, c0, columns);
+                for (int n0 = first; n0 < end; n0 += at_once) {
+                    const int rows = std::min((int)at_once, end - n0), there = std::min(rows, N - n0);
+                    for (int c = 0; c < columns; c += strip) {
+                        const int width = std::min((int)strip, columns - c);
+                        float* sums = memory_of_sums + (K > slab ? c / strip * strip_size + (size_t)(n0 - first) * strip : 0);
+                        if (last && out) prefetch_lines<1>(out + (size_t)n0 * C + c0 + c, (size_t)C, width, there);
+                        Ahead reads;
+                        if (last && read) reads = Ahead(read + (size_t)n0 * C + c0 + c, (size_t)C, there, width);
+                        multiply_strip(unit, sums, a + (size_t)n0 * K + k0, K, packed + right_index<floatX>(0, c, K_here), rows,
+                                       width, K_here, k0 > 0, reads, [&](int m, int m_end) {
+                                           if (!last) return;
+                                           for (int n = m; n < std::min(m_end, there); n++)
+                                               finish(n0 + n, c0 + c, std::min(width, C - c0 - c), sums + (size_t)n * strip);
+                                       });
+                    }
+                }
+            }
+        }
+        unit.end();
+    }
+}
+
+// c (M, C) (+)= a^T b of a (N, M), b (N, C); M and C are multiples of 16.
+inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, int N, int M, int C, Acc acc) {
+    const MatrixUnit<floatX>& unit = *ctx.unit;
+    const bool streamed = streams(unit, c, C);
+    const Shares shares(C, M, widest(unit), ctx.threads);  // of c's rows, and of its columns where there are few rows
+    const int piece = std::min(widest(unit), round_up(ceil_div(C, ctx.threads), 16));
+    const int deepest = std::min((int)slab, round_up(N, k_step<floatX>));
+    const size_t right_size = (size_t)deepest * C, left_size = (size_t)spread(deepest) * shares.columns;
+    floatX* right = (floatX*)ctx.scratch((right_size + left_size * (size_t)ctx.threads) * sizeof(floatX));
+#pragma omp parallel num_threads(ctx.threads)
+    {
+        floatX* left = right + right_size + left_size * (size_t)omp_get_thread_num();
+        alignas(64) float sums[at_once * strip];
+        unit.begin();
+        for (int k0 = 0; k0 < N; k0 += slab) {
+            const int there = std::min((int)slab, N - k0), K = round_up(there, k_step<floatX>), stride = spread(K);
+            const bool add = k0 > 0 || acc == Acc::Add;
+#pragma omp for schedule(dynamic)
+            for (int c0 = 0; c0 < C; c0 += piece)
+                pack_rows(unit, right + (size_t)c0 * K, b + (size_t)k0 * C + c0, (size_t)C, std::min(piece, C - c0), K, there);
+#pragma omp for schedule(dynamic)
+            for (int task = 0; task < shares.panels * shares.parts; task++) {
+                const int m0 = task / shares.parts * shares.columns, c0 = task % shares.parts * shares.rows;
+                const int M_here = std::min(shares.columns, M - m0), columns = std::min(shares.rows, C - c0);
+                lay_transposed(unit, left, (size_t)stride, a + (size_t)k0 * M + m0, (size_t)M, M_here, K, there);
+                for (int n = 0; n < columns; n += strip)
+                    for (int m = 0; m < M_here; m += at_once) {
+                        const int rows = std::min((int)at_once, M_here - m), width = std::min((int)strip, columns - n);
+                        float* to = c + (size_t)(m0 + m) * C + c0 + n;
+                        const auto finish = [&](int r, int end) {
+                            for (; r < end; r++) {
+                                float* row = to + (size_t)r * C;
+                                const float* here = sums + r * strip;
+                                if (add) put(false, row, width, [=](int i, auto) { return load(row + i) + load(here + i); });
+                                else put(streamed, row, width, [=](int i, auto) { return load(here + i); });
+                            }
+                        };
+                        multiply_strip(unit, sums, left + (size_t)m * stride, stride, right + right_index<floatX>(0, c0 + n, K),
+                                       rows, width, K, false, add ? Ahead(to, (size_t)C, rows, width) : Ahead(), finish);
+                    }
+            }
+        }
+        unit.end();
+    }
+}
+
 // ---- linear layers ---------------------------------------------------------------------------------------------------------
 // out = inp weight^T (+ bias); with `pre`, that is pre, and out = gelu(pre).
 inline void forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const floatX* weight, const floatX* bias, int N,
                     int IC, int OC) {
     const int K = round_up(IC, k_step<floatX>);
-    inp = padded(ctx, 0, inp, N, IC, N, K), weight = padded(ctx, 1, weight, OC, IC, round_up(OC, 16), K);
-    const auto pack = [&](floatX* to, int k, int k_here, int first, int columns) {
-        pack_transposed(*ctx.unit, to, weight + (size_t)first * K + k, (size_t)K, columns, k_here);
-    };
-    rows_times(ctx, out, inp, N, K, OC, pack, [=](int n, int first, int columns, const float* sums) {
-        const size_t at = (size_t)n * OC + first;
-        floatX* y = (pre ? pre : out) + at;
-        if (bias) {
-            const floatX* b = bias + first;
-            for_vectors(columns, [=](int c, auto there) { store(y + c, load(sums + c) + load(b + c, there), there); });
-        } else {
-            for_vectors(columns, [=](int c, auto there) { store(y + c, load(sums + c), there); });
-        }
-        if (!pre) return;
-        floatX* activated = out + at;
-        for_vectors(columns, [=](int c, auto there) { store(activated + c, gelu(load(y + c, there)), there); });
-    });
+    weight = padded(ctx, 1, weight, OC, IC, round_up(OC, 16), K);
+    const bool streamed = streams(*ctx.unit, out, OC) && streams(*ctx.unit, pre, OC);
+    rows_times(ctx, streamed ? nullptr : out, nullptr, inp, N, IC, OC, Right<true>{weight, (size_t)K},
+               [=](int n, int first, int columns, const float* sums) {
+                   const size_t at = (size_t)n * OC + first;
+                   const floatX* b = bias + first;
+                   const auto result = [=](int c, auto there) {
+                       return bias ? load(sums + c) + load(b + c, there) : load(sums + c);
+                   };
+                   if (!pre) return put(streamed, out + at, columns, result);
+                   put(streamed, pre + at, columns, result);
+                   put(streamed, out + at, columns, [=](int c, auto there) { return gelu(as_stored(pre, result(c, there))); });
+               });
 }
 
 // dinp = dout weight, times gelu'(pre) where there is one.
 inline void backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre, int N, int IC,
                            int OC) {
     const int K = round_up(OC, k_step<floatX>), stride = round_up(IC, 16);
-    dout = padded(ctx, 0, dout, N, OC, N, K), weight = padded(ctx, 1, weight, OC, IC, K, stride);
-    const auto pack = [&](floatX* to, int k, int k_here, int first, int columns) {
-        pack_rows(*ctx.unit, to, weight + (size_t)k * stride + first, (size_t)stride, columns, k_here, k_here);
-    };
-    rows_times(ctx, dinp, dout, N, K, IC, pack, [=](int n, int first, int columns, const float* sums) {
-        const size_t at = (size_t)n * IC + first;
-        floatX* dx = dinp + at;
-        for_vectors(columns, [=](int c, auto there) { store(dx + c, load(sums + c), there); });
-        if (!pre) return;
-        const floatX* x = pre + at;
-        for_vectors(columns, [=](int c, auto there) {
-            store(dx + c, load(dx + c, there) * gelu_derivative(load(x + c, there)), there);
-        });
-    });
+    weight = padded(ctx, 1, weight, OC, IC, K, stride);
+    const bool streamed = streams(*ctx.unit, dinp, IC);
+    rows_times(ctx, streamed ? nullptr : dinp, pre, dout, N, OC, IC, Right<false>{weight, (size_t)stride},
+               [=](int n, int first, int columns, const float* sums) {
+                   const size_t at = (size_t)n * IC + first;
+                   const floatX* x = pre + at;
+                   if (!pre) return put(streamed, dinp + at, columns, [=](int c, auto) { return load(sums + c); });
+                   put(streamed, dinp + at, columns, [=](int c, auto there) {
+                       return as_stored(dinp, load(sums + c)) * gelu_derivative(load(x + c, there));
+                   });
+               });
 }
 
 // dweight (+)= dout^T inp.

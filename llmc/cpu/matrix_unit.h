@@ -48,6 +48,7 @@ namespace cpu {
 template <class E>  // bf16 or float
 struct MatrixUnit {
     const char* name;
+    bool tiles;       // reads 16 rows at a time, and its results come faster than lines to hold them can be fetched
     void (*begin)();  // called by a thread before its products, and end() after them
     void (*end)();
     void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add);
@@ -95,6 +96,10 @@ struct EmulatedTiles {
         for (size_t i = 0; i < 16; i++) memcpy(tile(t).words[i], (const char*)p + i * stride, 64);
     }
     template <int t>
+    static void load_once(const void* p, size_t stride) {
+        load<t>(p, stride);
+    }
+    template <int t>
     static void store(void* p, size_t stride) {
         for (size_t i = 0; i < 16; i++) memcpy((char*)p + i * stride, tile(t).words[i], 64);
     }
@@ -128,7 +133,7 @@ struct AmxTiles {
         } shapes;
         asm volatile("ldtilecfg %0" : : "m"(shapes));
     }
-    static void end() { asm volatile("tilerelease"); }
+    static void end() { asm volatile("tilerelease\n\tsfence" : : : "memory"); }  // what was streamed is there
     template <int t>
     static void zero() {
         asm volatile("tilezero %%tmm%c0" : : "i"(t));
@@ -136,6 +141,10 @@ struct AmxTiles {
     template <int t>
     static void load(const void* p, size_t stride) {
         asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(t) : "memory");
+    }
+    template <int t>  // what need not stay in the first cache
+    static void load_once(const void* p, size_t stride) {
+        asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(t) : "memory");
     }
     template <int t>
     static void store(void* p, size_t stride) {
@@ -167,14 +176,14 @@ inline void tiles_block(float* c, int ldc, const bf16* a, int lda, const bf16* b
     }
     for (int k = 0; k < K; k += 32) {
         Tiles::template load<6>(b + (size_t)k * 16, 64);
-        Tiles::template load<4>(a + k, a_stride);
+        Tiles::template load_once<4>(a + k, a_stride);
         Tiles::template multiply<0, 4, 6>();
         if constexpr (W == 2) {
             Tiles::template load<7>(b_right + (size_t)k * 16, 64);
             Tiles::template multiply<1, 4, 7>();
         }
         if constexpr (R == 2) {
-            Tiles::template load<5>(a_low + k, a_stride);
+            Tiles::template load_once<5>(a_low + k, a_stride);
             Tiles::template multiply<2, 5, 6>();
         }
         if constexpr (R == 2 && W == 2) Tiles::template multiply<3, 5, 7>();
@@ -418,6 +427,7 @@ inline bool has_amx() {
 
 inline const MatrixUnit<bf16>* emulated_amx() {
     static const MatrixUnit<bf16> unit = {"emulated AMX",
+                                          true,
                                           detail::EmulatedTiles::begin,
                                           detail::EmulatedTiles::end,
                                           detail::tiles_product<detail::EmulatedTiles>,
@@ -429,8 +439,8 @@ inline const MatrixUnit<bf16>* emulated_amx() {
 // Multiply-adds, which every CPU can.
 template <class E>
 const MatrixUnit<E>* portable() {
-    static const MatrixUnit<E> unit = {"the compiler's vectors", [] {}, [] {}, detail::fp32_product<E>, detail::transpose_plain,
-                                       detail::join_plain};
+    static const MatrixUnit<E> unit = {
+        "the compiler's vectors", false, [] {}, [] {}, detail::fp32_product<E>, detail::transpose_plain, detail::join_plain};
     return &unit;
 }
 
@@ -438,6 +448,7 @@ const MatrixUnit<E>* portable() {
 inline const MatrixUnit<bf16>* amx() {
     static const bool there = detail::has_amx();
     static const MatrixUnit<bf16> unit = {"AMX",
+                                          true,
                                           detail::AmxTiles::begin,
                                           detail::AmxTiles::end,
                                           detail::tiles_product<detail::AmxTiles>,
@@ -447,22 +458,22 @@ inline const MatrixUnit<bf16>* amx() {
 }
 inline const MatrixUnit<bf16>* avx512_bf16() {
     static const bool there = detail::has_avx512_bf16();
-    static const MatrixUnit<bf16> unit = {"AVX512-BF16",       [] {}, [] {}, detail::dot_product, detail::transpose_vectors,
-                                          detail::join_vectors};
+    static const MatrixUnit<bf16> unit = {
+        "AVX512-BF16", false, [] {}, [] {}, detail::dot_product, detail::transpose_vectors, detail::join_vectors};
     return there ? &unit : nullptr;
 }
 template <class E>
 const MatrixUnit<E>* avx512() {
     __builtin_cpu_init();
     static const MatrixUnit<E> unit = {
-        "AVX-512", [] {}, [] {}, detail::fp32_product_avx512<E>, detail::transpose_vectors, detail::join_vectors};
+        "AVX-512", false, [] {}, [] {}, detail::fp32_product_avx512<E>, detail::transpose_vectors, detail::join_vectors};
     return __builtin_cpu_supports("avx512bw") ? &unit : nullptr;
 }
 template <class E>
 const MatrixUnit<E>* avx2() {
     __builtin_cpu_init();
     static const MatrixUnit<E> unit = {
-        "AVX2", [] {}, [] {}, detail::fp32_product_avx2<E>, detail::transpose_plain, detail::join_plain};
+        "AVX2", false, [] {}, [] {}, detail::fp32_product_avx2<E>, detail::transpose_plain, detail::join_plain};
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &unit : nullptr;
 }
 inline bool is_amd() {

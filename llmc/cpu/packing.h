@@ -25,6 +25,26 @@ void prefetch_lines(const E* x, size_t stride, int columns, int rows) {
         for (int c = 0; c < columns; c += k_step<E>) __builtin_prefetch(x + (size_t)i * stride + c, to_write);
 }
 
+// The lines of `rows` rows, asked for a few at a time between other work, so that they have come when they are wanted.
+class Ahead {
+    const char* row = nullptr;
+    size_t stride = 0;
+    int lines = 0, rows = 0, line = 0;
+
+public:
+    Ahead() = default;
+    template <class E>
+    Ahead(const E* x, size_t stride, int rows, int columns)
+        : row((const char*)x), stride(stride * sizeof(E)), lines(ceil_div(columns, k_step<E>)), rows(rows) {}
+    int left() const { return rows * lines - line; }
+    void ask(int n) {
+        for (; n > 0 && rows > 0; n--) {
+            __builtin_prefetch(row + 64 * line, 0, 2);
+            if (++line == lines) line = 0, row += stride, rows--;
+        }
+    }
+};
+
 // Right operand (K, columns) of as many rows, of which those from `there` on are zero.
 template <class E>
 void pack_rows(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride, int columns, int K, int there) {
@@ -44,10 +64,11 @@ void pack_transposed(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride
                            stride / of_word<E>);
 }
 
-// Left operand (columns, K) = the transpose of K rows, of which those from `there` on are zero. Rows are joined to words, and
-// words transposed: each is a word of a row of the result.
+// Left operand (columns, K), rows to_stride apart, = the transpose of K rows, of which those from `there` on are zero. Rows are
+// joined to words, and words transposed: each is a word of a row of the result.
 template <class E>
-void lay_transposed(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride, int columns, int K, int there) {
+void lay_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const E* x, size_t stride, int columns, int K,
+                    int there) {
     constexpr int rows = k_step<E>, block = 16 * rows, wide = 256, ahead = 8 * of_word<E>;
     alignas(64) E joined[wide / 16 * block];
     for (int c = 0; c < columns; c += wide)
@@ -59,7 +80,7 @@ void lay_transposed(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride,
                 join_rows(unit, joined + i * 16, block, row, stride, width, k + i, there);
             }
             for (int i = 0; i < width; i += 16)
-                unit.transpose((uint32_t*)(to + (size_t)(c + i) * K + k), (size_t)K / of_word<E>,
+                unit.transpose((uint32_t*)(to + (size_t)(c + i) * to_stride + k), to_stride / of_word<E>,
                                (const uint32_t*)(joined + i / 16 * block), 16);
         }
 }

@@ -72,11 +72,42 @@ inline words rounded(floats x) {
     return x == x ? nearest : words{} + 0x7fffu;
 }
 
+// As numbers are stored. bf16's instructions take denormal numbers for zero, as they do in products, and leave a NaN its bits.
+#if defined(__AVX512BF16__)
+inline halves rounded_halves(floats x) { return (halves)_mm512_maskz_cvtneps_pbh(0xffff, (__m512)x); }
+inline words rounded_pairs(floats first, floats second) {  // words of both: the first in the low halves
+    typedef uint16_t all_halves __attribute__((vector_size(64)));
+    const all_halves order = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                              8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i both = (__m512i)_mm512_maskz_cvtne2ps_pbh(~0u, (__m512)second, (__m512)first);
+    return (words)_mm512_maskz_permutexvar_epi16(~0u, (__m512i)order, both);
+}
+#else
+inline halves rounded_halves(floats x) { return narrow(rounded(x)); }
+inline words rounded_pairs(floats first, floats second) { return rounded(first) | rounded(second) << 16; }
+#endif
+
 inline void store(float* p, floats x) { memcpy(p, &x, sizeof x); }
 inline void store(bf16* p, floats x) {
-    const halves h = narrow(rounded(x));
+    const halves h = rounded_halves(x);
     memcpy((void*)p, &h, sizeof h);
 }
+
+// A line of 64 bytes past the caches: it is not fetched to be written over. Others see it after a fence (MatrixUnit::end).
+#if defined(__AVX512F__)
+inline void stream(float* line, floats x) { _mm512_stream_ps(line, (__m512)x); }
+inline void stream(bf16* line, floats first, floats second) {
+    _mm256_stream_si256((__m256i*)line, (__m256i)rounded_halves(first));
+    _mm256_stream_si256((__m256i*)line + 1, (__m256i)rounded_halves(second));
+}
+#else
+inline void stream(float* line, floats x) { store(line, x); }
+inline void stream(bf16* line, floats first, floats second) { store(line, first), store(line + lanes, second); }
+#endif
+
+// What a number is once it was stored.
+inline floats as_stored(const bf16*, floats x) { return (floats)(widen(rounded_halves(x)) << 16); }
+inline floats as_stored(const float*, floats x) { return x; }
 
 // Products of the 64 bytes' numbers at x and at w, summed: in bf16 of the even and the odd ones, whose bits need no sorting.
 inline floats products(const float* x, const float* w) { return load(x) * load(w); }
