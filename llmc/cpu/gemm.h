@@ -62,23 +62,9 @@ void multiply_strip(const MatrixUnit<floatX>& unit, float* sums, const floatX* a
             }
 }
 
-// Whether rows of C numbers at y are written past the caches.
-template <class E>
-bool streams(const MatrixUnit<floatX>& unit, const E* y, int C) {
-    return unit.tiles && ((uintptr_t)y | (size_t)C * sizeof(E)) % 64 == 0;
-}
-// y[c] = value(c, how many of the vector are there), for c below `columns`.
-template <class E, class F>
-inline void put(bool streamed, E* y, int columns, F value) {
-    if (streamed) {
-        const std::integral_constant<int, lanes> all;
-        for (int c = 0; c < columns; c += k_step<E>) {
-            if constexpr (of_word<E> == 2) stream(y + c, value(c, all), value(c + lanes, all));
-            else stream(y + c, value(c, all));
-        }
-    } else {
-        for_vectors(columns, [=](int c, auto there) { store(y + c, value(c, there), there); });
-    }
+// Whether results in rows of C numbers at y are written past the caches.
+inline bool streams(const MatrixUnit<floatX>& unit, const void* y, size_t row_bytes) {
+    return unit.tiles && fills_lines(y) && row_bytes % 64 == 0;
 }
 
 // ---- products --------------------------------------------------------------------------------------------------------------
@@ -158,7 +144,7 @@ void rows_times(Ctx& ctx, floatX* out, const floatX* read, const floatX* a, int 
 // c (M, C) (+)= a^T b of a (N, M), b (N, C); M and C are multiples of 16.
 inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, int N, int M, int C, Acc acc) {
     const MatrixUnit<floatX>& unit = *ctx.unit;
-    const bool streamed = streams(unit, c, C);
+    const bool streamed = streams(unit, c, (size_t)C * sizeof(float));
     const Shares shares(C, M, widest(unit), ctx.threads);  // of c's rows, and of its columns where there are few rows
     const int piece = std::min(widest(unit), round_up(ceil_div(C, ctx.threads), 16));
     const int deepest = std::min((int)slab, round_up(N, k_step<floatX>));
@@ -207,17 +193,19 @@ inline void forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const
                     int IC, int OC) {
     const int K = round_up(IC, k_step<floatX>);
     weight = padded(ctx, 1, weight, OC, IC, round_up(OC, 16), K);
-    const bool streamed = streams(*ctx.unit, out, OC) && streams(*ctx.unit, pre, OC);
+    const bool streamed = streams(*ctx.unit, out, (size_t)OC * sizeof(floatX)) && fills_lines(pre);
     rows_times(ctx, streamed ? nullptr : out, nullptr, inp, N, IC, OC, Right<true>{weight, (size_t)K},
                [=](int n, int first, int columns, const float* sums) {
                    const size_t at = (size_t)n * OC + first;
-                   const floatX* b = bias + first;
-                   const auto result = [=](int c, auto there) {
-                       return bias ? load(sums + c) + load(b + c, there) : load(sums + c);
+                   const auto finish = [=](auto result) {
+                       if (!pre) return put(streamed, out + at, columns, result);
+                       put(streamed, pre + at, columns, result);
+                       put(streamed, out + at, columns,
+                           [=](int c, auto there) { return gelu(as_stored(pre, result(c, there))); });
                    };
-                   if (!pre) return put(streamed, out + at, columns, result);
-                   put(streamed, pre + at, columns, result);
-                   put(streamed, out + at, columns, [=](int c, auto there) { return gelu(as_stored(pre, result(c, there))); });
+                   const floatX* b = bias + first;
+                   if (bias) finish([=](int c, auto there) { return load(sums + c) + load(b + c, there); });
+                   else finish([=](int c, auto) { return load(sums + c); });
                });
 }
 
@@ -226,7 +214,7 @@ inline void backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const flo
                            int OC) {
     const int K = round_up(OC, k_step<floatX>), stride = round_up(IC, 16);
     weight = padded(ctx, 1, weight, OC, IC, K, stride);
-    const bool streamed = streams(*ctx.unit, dinp, IC);
+    const bool streamed = streams(*ctx.unit, dinp, (size_t)IC * sizeof(floatX));
     rows_times(ctx, streamed ? nullptr : dinp, pre, dout, N, OC, IC, Right<false>{weight, (size_t)stride},
                [=](int n, int first, int columns, const float* sums) {
                    const size_t at = (size_t)n * IC + first;

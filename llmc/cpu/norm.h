@@ -14,6 +14,7 @@
 #include "fp8.h"
 #include "parallel.h"
 #include "reduce.h"
+#include "vectors.h"
 
 namespace cpu {
 namespace detail {
@@ -24,19 +25,18 @@ void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* s
     set_rows(ctx, out, N, C, [=](int n, floatX* y) {
         const floatX* x = inp + (size_t)n * C;
         if (add) {
+            const floatX *a = inp + (size_t)n * C, *b = add + (size_t)n * C;
             floatX* s = sum + (size_t)n * C;
-            INDEPENDENT_ITERATIONS
-            for (int c = 0; c < C; c++) s[c] = (floatX)((real)x[c] + (real)add[(size_t)n * C + c]);
+            for_vectors(C, [=](int c, auto there) { store(s + c, load(a + c, there) + load(b + c, there), there); });
             x = s;
         }
         const real m = centred ? lane_sum(C, [&](int c) { return (real)x[c]; }) / C : real(0);
         const real variance = lane_sum(C, [&](int c) { return ((real)x[c] - m) * ((real)x[c] - m); }) / C;
         const real r = 1 / std::sqrt(variance + eps);
-        INDEPENDENT_ITERATIONS
-        for (int c = 0; c < C; c++) {
-            const real scaled = ((real)x[c] - m) * r * (real)weight[c];
-            y[c] = (floatX)(centred ? scaled + (real)bias[c] : scaled);
-        }
+        for_vectors(C, [=](int c, auto there) {
+            const floats scaled = (load(x + c, there) - m) * r * load(weight + c, there);
+            store(y + c, centred ? scaled + load(bias + c, there) : scaled, there);
+        });
         if (centred) mean[n] = m;
         rstd[n] = r;
     });
@@ -46,7 +46,7 @@ template <bool centred>
 void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp,
                    const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc) {
     constexpr int block_rows = 64, sums = centred ? 2 : 1;
-    const int blocks = (N + block_rows - 1) / block_rows;
+    const int blocks = ceil_div(N, block_rows);
     real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * sums * C);  // (blocks, sums, C): of dweight, of dbias
 #pragma omp parallel for schedule(static)
     for (int block = 0; block < blocks; block++) {
@@ -56,17 +56,16 @@ void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const flo
             const floatX *x = inp + (size_t)n * C, *dy = dout + (size_t)n * C;
             floatX* dx = dinp + (size_t)n * C;
             const real m = centred ? mean[n] : real(0), r = rstd[n];
-            const auto g = [=](int c) { return (real)weight[c] * (real)dy[c]; };
-            const auto xhat = [=](int c) { return ((real)x[c] - m) * r; };
-            const real mean_g = centred ? lane_sum(C, g) / C : real(0);
-            const real mean_gx = lane_sum(C, [=](int c) { return g(c) * xhat(c); }) / C;
-            INDEPENDENT_ITERATIONS
-            for (int c = 0; c < C; c++) {
-                dw[c] += (real)dy[c] * xhat(c);
-                if (centred) db[c] += (real)dy[c];
-                const real d = r * (g(c) - mean_g - xhat(c) * mean_gx);
-                dx[c] = (floatX)(acc == Acc::Add ? (real)dx[c] + d : d);
-            }
+            const auto g_of = [=](int c) { return (real)weight[c] * (real)dy[c]; };
+            const real mean_g = centred ? lane_sum(C, g_of) / C : real(0);
+            const real mean_gx = lane_sum(C, [=](int c) { return g_of(c) * (((real)x[c] - m) * r); }) / C;
+            for_vectors(C, [=](int c, auto there) {
+                const floats y = load(dy + c, there), xhat = (load(x + c, there) - m) * r, g = load(weight + c, there) * y;
+                store(dw + c, load(dw + c, there) + y * xhat, there);
+                if (centred) store(db + c, load(db + c, there) + y, there);
+                const floats d = r * (g - mean_g - xhat * mean_gx);
+                store(dx + c, acc == Acc::Add ? load(dx + c, there) + d : d, there);
+            });
         }
     }
     constexpr int width = 64;  // channels of a task: whole cache lines

@@ -5,6 +5,7 @@
 
 #include "../ops.h"
 #include "parallel.h"
+#include "vectors.h"
 
 namespace cpu {
 
@@ -13,18 +14,22 @@ inline void adamw(Ctx&, floatX* param, real* master, real* m, real* v, const rea
     // Bias corrections in double: beta^step loses digits in fp32.
     const real correct1 = (real)(1 / (1 - std::pow((double)beta1, (double)step)));
     const real correct2 = (real)(1 / (1 - std::pow((double)beta2, (double)step)));
+    constexpr size_t ahead = 256;  // numbers: what the CPU itself asks for in advance is too little for four streams
     parallel_ranges(n, [=](size_t first, size_t last) {
-        INDEPENDENT_ITERATIONS
-        for (size_t i = first; i < last; i++) {
-            const real g = grad_scale * grad[i];
-            const real mi = beta1 * m[i] + (1 - beta1) * g, vi = beta2 * v[i] + (1 - beta2) * g * g;
-            m[i] = mi;
-            v[i] = vi;
-            const real w = master[i];
-            const real updated = w - lr * (mi * correct1 / (std::sqrt(vi * correct2) + eps) + weight_decay * w);
-            master[i] = updated;
-            param[i] = (floatX)updated;
-        }
+        put((const void*)param != master && fills_lines(param + first), param + first, (int)(last - first),
+            [=](int k, auto there) {
+                const size_t i = first + (size_t)k;
+                for (const real* x : {grad, (const real*)m, (const real*)v, (const real*)master})
+                    __builtin_prefetch(x + i + ahead);
+                const floats g = grad_scale * load(grad + i, there);
+                const floats mi = beta1 * load(m + i, there) + (1 - beta1) * g,
+                             vi = beta2 * load(v + i, there) + (1 - beta2) * g * g;
+                const floats w = load(master + i, there);
+                const floats updated = w - lr * (mi * correct1 / (root(vi * correct2) + eps) + weight_decay * w);
+                store(m + i, mi, there), store(v + i, vi, there), store(master + i, updated, there);
+                return updated;
+            });
+        fence();
     });
 }
 

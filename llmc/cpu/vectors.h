@@ -3,6 +3,7 @@
 // them. Where there are no fast paths a vector is one number, so that the same loops are plain ones.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -93,16 +94,23 @@ inline void store(bf16* p, floats x) {
     memcpy((void*)p, &h, sizeof h);
 }
 
-// A line of 64 bytes past the caches: it is not fetched to be written over. Others see it after a fence (MatrixUnit::end).
+// A line of 64 bytes past the caches: it is not fetched to be written over. Others see it after fence().
 #if defined(__AVX512F__)
 inline void stream(float* line, floats x) { _mm512_stream_ps(line, (__m512)x); }
 inline void stream(bf16* line, floats first, floats second) {
     _mm256_stream_si256((__m256i*)line, (__m256i)rounded_halves(first));
     _mm256_stream_si256((__m256i*)line + 1, (__m256i)rounded_halves(second));
 }
+inline void fence() { _mm_sfence(); }
+inline floats root(floats x) { return (floats)_mm512_maskz_sqrt_ps(0xffff, (__m512)x); }
 #else
 inline void stream(float* line, floats x) { store(line, x); }
 inline void stream(bf16* line, floats first, floats second) { store(line, first), store(line + lanes, second); }
+inline void fence() {}
+inline floats root(floats x) {
+    for (int i = 0; i < lanes; i++) x[i] = std::sqrt(x[i]);
+    return x;
+}
 #endif
 
 // What a number is once it was stored.
@@ -133,6 +141,8 @@ template <class E>
 void store(E* p, floats x) {
     *p = (E)x;
 }
+inline void fence() {}
+inline real root(real x) { return std::sqrt(x); }
 
 }  // namespace cpu
 #endif
@@ -161,6 +171,26 @@ void for_vectors(int count, F f) {
     int i = 0;
     for (; i + lanes <= count; i += lanes) f(i, std::integral_constant<int, lanes>());
     if (i < count) f(i, count - i);
+}
+
+inline bool fills_lines(const void* p) { return (uintptr_t)p % 64 == 0; }  // as far as its beginning goes
+
+// y[i] = value(i, how many of the vector are there), for i below `count`; with `streamed` whole lines past the caches, where
+// y is the beginning of one.
+template <class E, class F>
+void put([[maybe_unused]] bool streamed, E* y, int count, F value) {
+    int whole = 0;
+#if CPU_FAST_PATHS
+    if (streamed) {
+        constexpr int line = (int)(64 / sizeof(E));
+        const std::integral_constant<int, lanes> all;
+        for (; whole + line <= count; whole += line) {
+            if constexpr (line == 2 * lanes) stream(y + whole, value(whole, all), value(whole + lanes, all));
+            else stream(y + whole, value(whole, all));
+        }
+    }
+#endif
+    for_vectors(count - whole, [=](int i, auto there) { store(y + whole + i, value(whole + i, there), there); });
 }
 
 inline floats larger(floats x, floats y) { return x > y ? x : y; }  // y where x is NaN
