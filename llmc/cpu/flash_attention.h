@@ -38,6 +38,7 @@ using Unit = MatrixUnit<floatX>;
 
 inline int tiles_of(int T) { return ceil_div(T, tile); }
 inline int padded_size(int HS) { return round_up(HS, k_step<floatX>); }
+inline int rows_at(const AttentionShape& a, int t0) { return std::min((int)tile, a.T - t0); }
 
 // ---- layouts of a tile of 64 rows of a head, `rows` of them there, each of HS elements, a stride apart ---------------------
 // (64, H): as they lie.
@@ -69,8 +70,8 @@ inline void pack_transposed(const Unit& unit, floatX* to, const Rows64& rows, in
 inline void pack_rows(const Unit& unit, floatX* to, const Rows64& rows, int H) {
     detail::pack_rows(unit, to, rows.x, rows.stride, H, tile, tile);
 }
-// Rows of a head from fp32 sums (H, 64), each divided by its divisor.
-inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* sums, const float* divisors, int rows,
+// Rows of a head from fp32 sums (H, 64), each times its factor.
+inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* sums, const float* factors, int rows,
                              int HS) {
     alignas(64) float block[16][16];
     for (int t0 = 0; t0 < rows; t0 += 16)
@@ -78,7 +79,7 @@ inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const 
             unit.transpose((uint32_t*)&block[0][0], 16, (const uint32_t*)(sums + (size_t)c0 * tile + t0), tile);
             const int columns = std::min(16, HS - c0);
             for (int t = t0; t < std::min(rows, t0 + 16); t++)
-                store(to + (size_t)t * stride + c0, load(block[t - t0]) / divisors[t], columns);
+                store(to + (size_t)t * stride + c0, factors[t] * load(block[t - t0]), columns);
         }
 }
 
@@ -152,7 +153,7 @@ struct KeysAndValues {
     }
     floatX* values_transposed(int b, int g, int j0) const { return keys(b, g, j0) + (size_t)tile * H; }
     void lay(const Unit& unit, const floatX* qkv, int b, int g, int j0, floatX* scratch /*(64, H)*/) const {
-        const int rows = std::min((int)tile, a.T - j0);
+        const int rows = rows_at(a, j0);
         lay_rows(keys(b, g, j0), qkv + a.key(b, j0, g), a.row(), rows, a.HS, H);
         lay_transposed(unit, values_transposed(b, g, j0), Rows64(scratch, qkv + a.value(b, j0, g), a.row(), rows, a.HS, H), H);
     }
@@ -212,7 +213,7 @@ inline void softmax_tile(const ForwardMemory& m, float factor, float* top, float
 
 inline void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
                          const AttentionShape& a, const KeysAndValues& kv, int b, int h, int t0, const ForwardMemory& m) {
-    const int rows = std::min((int)tile, a.T - t0), H = kv.H, g = h / a.group();
+    const int rows = rows_at(a, t0), H = kv.H, g = h / a.group();
     int starts[tile];
     const int* docs = documents_of(starts, doc_start ? doc_start + (size_t)b * a.T : nullptr, t0, a.T);
     float top[tile], sum[tile] = {};
@@ -224,12 +225,12 @@ inline void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX*
     for (int j0 = from; j0 < t0 + rows; j0 += tile) {
         const bool diagonal = j0 == t0;
         score(unit, m.s, kv.keys(b, g, j0), m.q, H, diagonal);
-        const float factor =
-            finish_scores(m.s, t0, j0, std::min((int)tile, a.T - j0), (float)a.scale, slopes ? slopes + h : nullptr, docs);
+        const float factor = finish_scores(m.s, t0, j0, rows_at(a, j0), (float)a.scale, slopes ? slopes + h : nullptr, docs);
         softmax_tile(m, factor, top, sum, H, diagonal);
         add_over_keys(unit, m.o, kv.values_transposed(b, g, j0), m.p, H, diagonal);
     }
     for (int i = 0; i < rows; i++) lse[a.statistic(b, t0 + i, h)] = top[i] + std::log(sum[i]);
+    for (float& x : sum) x = 1 / x;
     store_transposed(unit, out + a.output(b, t0, h), (size_t)a.NH * a.HS, m.o, sum, rows, a.HS);
 }
 
@@ -276,7 +277,6 @@ inline void gradient_tile(const BackwardMemory& m, float factor, const float* ls
     }
 }
 
-inline int rows_at(const AttentionShape& a, int t0) { return std::min((int)tile, a.T - t0); }
 inline size_t key_gradients(const AttentionShape& a) { return (size_t)tiles_of(a.T) * 2 * tile * padded_size(a.HS); }
 
 inline void lay_keys_and_values(const Unit& unit, const floatX* qkv, const AttentionShape& a, int b, int g,

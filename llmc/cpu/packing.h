@@ -59,9 +59,11 @@ void pack_rows(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride, int 
 template <class E>
 void pack_transposed(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride, int rows, int K) {
     for (int r = 0; r < rows; r += 16)
-        for (int k = 0; k < K; k += k_step<E>)
-            unit.transpose((uint32_t*)(to + right_index<E>(k, r, K)), 16, (const uint32_t*)(x + (size_t)r * stride + k),
-                           stride / of_word<E>);
+        for (int k = 0; k < K; k += k_step<E>) {
+            const E* from = x + (size_t)r * stride + k;
+            if (r + 16 < rows) prefetch_lines(from + 16 * stride, stride, k_step<E>, 16);
+            unit.transpose((uint32_t*)(to + right_index<E>(k, r, K)), 16, (const uint32_t*)from, stride / of_word<E>);
+        }
 }
 
 // Left operand (columns, K), rows to_stride apart, = the transpose of K rows, of which those from `there` on are zero. Rows are
