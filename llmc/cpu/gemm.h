@@ -1,12 +1,14 @@
 // The three products of linear layers on a matrix unit (matrix_unit.h), in bf16 or fp32.
 //   rows_times      out (N, C) = a (N, K) b (K, C)     forward: inp times weight^T; backward_input: dout times weight
 //   columns_times   c (M, C) (+)= a^T b of a (N, M), b (N, C)     backward_weight: dout and inp
-// The unit is fed from caches (Goto and van de Geijn, 2008): a block of at most 256 rows and 256 columns and the next 1024 of k
-// lie in the second cache, and of it 32 columns and 512 of k, which all rows meet, in the first. What is read from further away
-// takes part in 512 operations a number. Right operands are packed when they are wanted, by who multiplies with them: weights
-// are read from where they lie, once, and there are no packed copies to keep.
-// rows_times: threads share columns, and rows where there are few columns. Rows are finished in fp32 before `finish` rounds
-// them and does what comes after the product. columns_times: threads pack b together, then share the rows of c.
+// The unit is fed from caches (Goto and van de Geijn, 2008): a panel of at most 256 columns, 512 on AMX, and the next 1024 of k
+// lie packed in the second cache, and of it 32 columns and 512 of k, which 128 rows meet, in the first. What is read from
+// further away takes part in 512 operations a number or more. Right operands are packed when they are wanted, by who multiplies
+// with them: weights are read from where they lie, once, and there are no packed copies to keep.
+// rows_times: threads share columns, and rows where there are few columns. columns_times: threads pack b together, then share
+// the rows of c. Sums of a strip of 64 columns are finished by 32 rows, while they are near: rounded, with bias, GeLU or its
+// derivative. What that reads is asked for during the products; what it writes goes past the caches where the unit is faster
+// than memory (streams()): two lines at once, which memory takes twice as fast as single ones.
 // Every sum runs over k in order: the bits depend on the unit, not on threads or blocks.
 // Sizes that fill no words or tiles of the unit (K of 64 bytes, C and M of 16) are multiplied as copies beside zeros.
 #pragma once
@@ -62,7 +64,7 @@ void multiply_strip(const MatrixUnit<floatX>& unit, float* sums, const floatX* a
             }
 }
 
-// Whether results in rows of C numbers at y are written past the caches.
+// Whether results at y, in rows of so many bytes, are written past the caches.
 inline bool streams(const MatrixUnit<floatX>& unit, const void* y, size_t row_bytes) {
     return unit.tiles && fills_lines(y) && row_bytes % 64 == 0;
 }
@@ -81,6 +83,7 @@ struct Right {
 
 // Elements between rows of K, so that their lines lie in different parts of the caches: an odd number of lines.
 inline int spread(int K) { return K / k_step<floatX> % 2 ? K : K + k_step<floatX>; }
+
 // x (rows, columns) where it lies, or a copy in ctx.copies[i] with zeros up to as many rows and columns as are wanted.
 inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int columns, int all_rows, int all_columns) {
     if (rows == all_rows && columns == all_columns) return x;

@@ -68,12 +68,14 @@ constexpr int few_rows = 4;
 // x . w for each of the N rows of x, IC elements apart. Four vectors of sums hide the additions' latency; the order is fixed.
 template <int N>
 void dot_products(float* out, const floatX* x, const floatX* w, int IC) {
-    constexpr int chains = 4, step = k_step<floatX>;
+    constexpr int chains = 4, step = k_step<floatX>, ahead = 32 * step;  // 2 KiB: the rows of w lie one after another
     floats sum[N][chains] = {};
     int i = 0;
     for (; i + chains * step <= IC; i += chains * step)
-        for (int k = 0; k < chains; k++)
+        for (int k = 0; k < chains; k++) {
+            __builtin_prefetch(w + i + k * step + ahead);
             for (int n = 0; n < N; n++) sum[n][k] += products(x + (size_t)n * IC + i + k * step, w + i + k * step);
+        }
     for (; i < IC; i += lanes)
         for (int n = 0; n < N; n++) sum[n][0] += load(x + (size_t)n * IC + i, IC - i) * load(w + i, IC - i);
     for (int n = 0; n < N; n++) out[n] = total((sum[n][0] + sum[n][1]) + (sum[n][2] + sum[n][3]));

@@ -98,8 +98,13 @@ inline void store(bf16* p, floats x) {
 #if defined(__AVX512F__)
 inline void stream(float* line, floats x) { _mm512_stream_ps(line, (__m512)x); }
 inline void stream(bf16* line, floats first, floats second) {
-    _mm256_stream_si256((__m256i*)line, (__m256i)rounded_halves(first));
-    _mm256_stream_si256((__m256i*)line + 1, (__m256i)rounded_halves(second));
+#if defined(__AVX512BF16__)
+    const __m512i both = (__m512i)_mm512_maskz_cvtne2ps_pbh(~0u, (__m512)second, (__m512)first);
+#else
+    const __m512i both =
+        _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)rounded_halves(first)), (__m256i)rounded_halves(second), 1);
+#endif
+    _mm512_stream_si512((__m512i*)line, both);
 }
 inline void fence() { _mm_sfence(); }
 inline floats root(floats x) { return (floats)_mm512_maskz_sqrt_ps(0xffff, (__m512)x); }
