@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "check.h"
+#include "math.h"
 #include "ops.h"
 
 // The most physical memory that this process has held so far.
@@ -97,7 +98,7 @@ private:
     void add(Place& place, const std::string& purpose, void* slot, size_t bytes) {
         CHECK(!place.memory, "add after allocate");
         place.regions.push_back({slot, place.bytes, bytes});
-        bytes = (bytes + guard_bytes + 4095) / 4096 * 4096;
+        bytes = round_up(bytes + guard_bytes, 4096);
         place.bytes += bytes;
         for (auto& [name, sum] : purposes_)
             if (name == purpose) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "math.h"
 #include "mesh.h"
 #include "model_config.h"
 
@@ -208,20 +209,19 @@ struct ParameterTable {
 
     // The sizes of the decayed elements and of the others become multiples of `multiple`, so that they can be cut into parts.
     explicit ParameterTable(const ModelConfig& c, const Part& held, size_t multiple = 64) : part(held) {
-        const auto up = [](size_t n, size_t to) { return (n + to - 1) / to * to; };
         Params<char> unused;
         detail::walk_parameters(c, part, unused, [&](char*&, const TensorSpec& spec) { rows.push_back(spec); });
         for (const Group group : {Group::matrix, Group::cut_bias, Group::whole_bias, Group::norm}) {
             for (TensorSpec& spec : rows) {
                 if (spec.group != group) continue;
                 spec.offset = size;
-                size = up(size + spec.size(), 64);
+                size = round_up(size + spec.size(), 64);
                 for (const HfTensor& t : spec.hf) trained += (size_t)t.rows * spec.whole_cols;
             }
-            if (group == Group::matrix) decayed = size = up(size, multiple);
+            if (group == Group::matrix) decayed = size = round_up(size, multiple);
             if (group == Group::cut_bias) shared = size;
         }
-        size = decayed + up(size - decayed, multiple);
+        size = decayed + round_up(size - decayed, multiple);
     }
     explicit ParameterTable(const ModelConfig& c) : ParameterTable(c, whole_model(c)) {}
 };

@@ -91,7 +91,7 @@ void register_tile(float* sums, const float* x, size_t stride, const float* colu
     memcpy(sums, sum, sizeof sum);
 }
 void tiles_in_registers(cpu::Ctx& ctx, Layer& l) {
-    const int rows = (l.N + tile_rows - 1) / tile_rows * tile_rows;
+    const int rows = round_up(l.N, tile_rows);
     float* wide = (float*)ctx.scratch(sizeof(float) * ((size_t)rows * l.IC + (size_t)ctx.threads * l.IC * panel));
     std::fill(wide, wide + (size_t)rows * l.IC, 0.0f);
     for (size_t i = 0; i < l.inp.size(); i++) wide[i] = (float)l.inp[i];

@@ -44,14 +44,15 @@ struct Ctx {
     Ctx(const Ctx&) = delete;
     Ctx& operator=(const Ctx&) = delete;
 
-    // At least `bytes` of memory on a huge page's boundary, contents undefined, valid until the next call. Grows, never
-    // shrinks.
+    // At least `bytes` of memory from a page's beginning on, a huge one's where there is as much; contents undefined, valid
+    // until the next call. Grows, never shrinks.
     void* scratch(size_t bytes) {
         if (bytes > scratch_bytes_) {
             constexpr size_t huge_page = 2 << 20;  // operands of products lie here, whose rows would take a page each
+            const size_t page = bytes < huge_page ? 4096 : huge_page;
             free(scratch_);
-            scratch_bytes_ = round_up(bytes, bytes < huge_page ? 4096 : huge_page);
-            scratch_ = aligned_alloc(bytes < huge_page ? 4096 : huge_page, scratch_bytes_);
+            scratch_bytes_ = round_up(bytes, page);
+            scratch_ = aligned_alloc(page, scratch_bytes_);
             if (!scratch_) throw std::bad_alloc();
             madvise(scratch_, scratch_bytes_, MADV_HUGEPAGE);  // a hint
         }

@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 
+#include "../math.h"
 #include "../ops.h"
 #include "parallel.h"
 
@@ -28,7 +29,7 @@ inline void embedding_forward(Ctx&, floatX* out, const int* tokens, const int* p
 inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* dout, const int* tokens, const int* positions,
                                int N, int C, int v0, int V) {
     constexpr int line = 16;  // channels of a range: whole cache lines of gradient
-    const int lines = (C + line - 1) / line, width = (lines + ctx.threads - 1) / ctx.threads * line;
+    const int width = ceil_div(ceil_div(C, line), ctx.threads) * line;
 #pragma omp parallel for schedule(static)
     for (int first = 0; first < C; first += width) {
         const int last = std::min(C, first + width);

@@ -27,10 +27,10 @@ namespace cpu {
 namespace detail {
 namespace gemm {
 
-constexpr int slab = 1024;                // of k, of a right operand in the second cache
-constexpr int narrow = 32, depth = 512;   // columns, and of k, of it in the first
-constexpr int at_once = 128;              // rows that meet it there
-constexpr int strip = 64, few_rows = 32;  // columns and rows that are finished together: two lines of bf16 written at once
+constexpr int slab = 1024;                  // of k, of a right operand in the second cache
+constexpr int narrow = 32, depth = 512;     // columns, and of k, of it in the first
+constexpr int at_once = 128;                // rows that meet it there
+constexpr int strip = 64, strip_rows = 32;  // columns and rows that are finished together: two lines of bf16 written at once
 // Columns of a right operand in the second cache, which has 2 MiB where there are tiles.
 inline int widest(const MatrixUnit<floatX>& unit) { return unit.tiles ? 512 : 256; }
 
@@ -40,7 +40,7 @@ struct Shares {
     Shares(int N, int C, int widest, int threads) {
         columns = round_up(ceil_div(C, round_up(ceil_div(C, widest), threads)), strip);
         panels = ceil_div(C, columns);
-        rows = round_up(ceil_div(N, ceil_div(threads, panels)), few_rows);
+        rows = round_up(ceil_div(N, ceil_div(threads, panels)), strip_rows);
         parts = ceil_div(N, rows);
     }
 };
@@ -51,12 +51,12 @@ template <class Done>
 void multiply_strip(const MatrixUnit<floatX>& unit, float* sums, const floatX* a, int lda, const floatX* b, int rows,
                     int columns, int K, bool add, Ahead wanted, Done done) {
     const int passes = ceil_div(K, depth), step = round_up(ceil_div(K, passes), k_step<floatX>);
-    const int blocks = ceil_div(rows, few_rows), unfinished = blocks * (passes * ceil_div(columns, narrow) - 1);
+    const int blocks = ceil_div(rows, strip_rows), unfinished = blocks * (passes * ceil_div(columns, narrow) - 1);
     const int at_a_time = ceil_div(wanted.left(), std::max(1, unfinished));
     for (int n = 0; n < columns; n += narrow)
         for (int k = 0; k < K; k += step)
-            for (int m = 0; m < rows; m += few_rows) {
-                const int here = std::min((int)few_rows, rows - m);
+            for (int m = 0; m < rows; m += strip_rows) {
+                const int here = std::min((int)strip_rows, rows - m);
                 wanted.ask(at_a_time);
                 unit.product(sums + m * strip + n, strip, a + (size_t)m * lda + k, lda, b + right_index<floatX>(k, n, K), K,
                              here, std::min((int)narrow, columns - n), std::min(step, K - k), add || k > 0);
@@ -96,9 +96,9 @@ inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int colu
 // out (N, C) = a (N, K) b (K, C), whose b has K up to whole words and C up to 16.
 // finish(n, first column, columns, sums) gets each finished part of a row. Lines of `out` (N, C) and `read` (N, C), where these
 // are given, are asked for before: those that the result is to be held by, and that finish reads.
-template <class Right, class Finish>
-void rows_times(Ctx& ctx, floatX* out, const floatX* read, const floatX* a, int N, int K_there, int C, const Right& b,
-                Finish finish) {
+template <bool transposed, class Finish>
+void rows_times(Ctx& ctx, floatX* out, const floatX* read, const floatX* a, int N, int K_there, int C,
+                const Right<transposed>& b, Finish finish) {
     const MatrixUnit<floatX>& unit = *ctx.unit;
     const int K = round_up(K_there, k_step<floatX>), wide = round_up(C, 16), tall = round_up(N, 16);
     const Shares shares(tall, wide, widest(unit), ctx.threads);
@@ -139,6 +139,7 @@ void rows_times(Ctx& ctx, floatX* out, const floatX* read, const floatX* a, int 
                     }
                 }
             }
+            fence();
         }
         unit.end();
     }
@@ -184,6 +185,7 @@ inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, 
                         multiply_strip(unit, sums, left + (size_t)m * stride, stride, right + right_index<floatX>(0, c0 + n, K),
                                        rows, width, K, false, add ? Ahead(to, (size_t)C, rows, width) : Ahead(), finish);
                     }
+                fence();  // the next slab adds to what another thread may have written
             }
         }
         unit.end();

@@ -133,7 +133,7 @@ struct AmxTiles {
         } shapes;
         asm volatile("ldtilecfg %0" : : "m"(shapes));
     }
-    static void end() { asm volatile("tilerelease\n\tsfence" : : : "memory"); }  // what was streamed is there
+    static void end() { asm volatile("tilerelease"); }
     template <int t>
     static void zero() {
         asm volatile("tilezero %%tmm%c0" : : "i"(t));

@@ -25,9 +25,9 @@ void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* s
     set_rows(ctx, out, N, C, [=](int n, floatX* y) {
         const floatX* x = inp + (size_t)n * C;
         if (add) {
-            const floatX *a = inp + (size_t)n * C, *b = add + (size_t)n * C;
+            const floatX* b = add + (size_t)n * C;
             floatX* s = sum + (size_t)n * C;
-            for_vectors(C, [=](int c, auto there) { store(s + c, load(a + c, there) + load(b + c, there), there); });
+            for_vectors(C, [=](int c, auto there) { store(s + c, load(x + c, there) + load(b + c, there), there); });
             x = s;
         }
         const real m = centred ? lane_sum(C, [&](int c) { return (real)x[c]; }) / C : real(0);

@@ -1,6 +1,7 @@
 // Operands of a matrix unit (matrix_unit.h) from rows of numbers that lie `stride` elements apart; where rows are transposed,
 // whole words apart. Every number of rows and columns is a multiple of 16, of K one of 64 bytes.
 #pragma once
+#include "../math.h"
 #include "matrix_unit.h"
 #include "parallel.h"
 

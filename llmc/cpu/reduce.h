@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "../math.h"
 #include "../ops.h"
 
 namespace cpu {
@@ -29,7 +30,7 @@ inline real lane_sum(int n, F f) {
 // the blocks' sums in double, in order. NaN and infinity come through. Reads each element once: bound by memory bandwidth.
 inline double sum_of_squares(Ctx&, const real* x, size_t n) {
     constexpr size_t block = 4096;
-    std::vector<double> sums((n + block - 1) / block);
+    std::vector<double> sums(ceil_div(n, block));
 #pragma omp parallel for schedule(static)
     for (size_t b = 0; b < sums.size(); b++) {
         const real* part = x + b * block;
