@@ -218,7 +218,7 @@ struct Model {
     Recompute recompute = Recompute::inference;
     floatX* params = nullptr;         // (table.size)
     real* grads = nullptr;            // (table.size) summed over the micro-batches of a step
-    real* master = nullptr;           // (shards.size) fp32 weights that AdamW updates; where params are fp32 themselves, params
+    LowerHalf* lower = nullptr;       // (shards.size) of the fp32 weights that AdamW updates; null where params are these
     real *m = nullptr, *v = nullptr;  // (shards.size)
     Parts copy;                       // where a checkpoint's contents wait to be written; null: written in place
     Params<floatX> p;                 // views of params
@@ -266,7 +266,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     arena.add("parameters", &m.params, m.table.size);
     if (training) {
         arena.add("gradients (fp32)", &m.grads, m.table.size);
-        if (sizeof(floatX) != sizeof(real)) arena.add("master weights (fp32)", &m.master, m.shards.size);
+        if (has_lower_halves) arena.add("master weights (lower 16 bits)", &m.lower, m.shards.size);
         arena.add("Adam moments (fp32)", &m.m, m.shards.size);
         arena.add("Adam moments (fp32)", &m.v, m.shards.size);
     }
@@ -390,9 +390,15 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
             arena.add("key/value cache", rows, m.table.part.layers.size() * m.cache.layer_size);
 }
 
-// Room for a copy of all that a checkpoint holds, so that training goes on while it is written.
-static void plan_checkpoint_copy(Model& m) {
-    for (real** part : {&m.copy.master, &m.copy.m, &m.copy.v}) m.arena.add_on_host("copy for checkpoints", part, m.shards.size);
+// Room for a copy of all that a checkpoint holds, so that training goes on while it is written. In the foreground it is written
+// from where it is, but for parameters whose parts lie apart.
+static void plan_checkpoint_copy(Model& m, bool foreground) {
+    const bool in_place = foreground && be::memory_is_host;
+    const auto copy = [&](auto** part) { m.arena.add_on_host("copy for checkpoints", part, m.shards.size); };
+    if (!in_place || m.shards.cut) copy(&m.copy.params);
+    if (in_place) return;
+    if (has_lower_halves) copy(&m.copy.lower);
+    copy(&m.copy.m), copy(&m.copy.v);
 }
 
 // Gets the planned memory, fills in constants, and sets every pointer that is a view of another.
@@ -405,7 +411,6 @@ static void allocate(be::Ctx& ctx, Model& m) {
     if (m.cos_sin) rope_table(cos_sin, c.T, c.HS(), c.rope_base);
     be::upload(ctx, m.slopes, slopes.data(), slopes.size() * sizeof(real));
     be::upload(ctx, m.cos_sin, cos_sin.data(), cos_sin.size() * sizeof(real));
-    if (m.grads && sizeof(floatX) == sizeof(real)) m.master = reinterpret_cast<real*>(m.params);
     bind_parameters(m.c, m.table, m.p, m.params);
     if (m.grads) bind_parameters(m.c, m.table, m.g, m.grads);
     Activations& a = m.a;
@@ -429,18 +434,33 @@ static void allocate(be::Ctx& ctx, Model& m) {
         }
 }
 
-// Masters are memory of their own in bf16 training; in fp32 they are the parameters.
-static bool separate_masters(const Model& m) { return m.master && (const void*)m.master != (const void*)m.params; }
+// This rank's part of a bucket in the lower halves.
+static LowerHalf* lower_of(const Model& m, const Bucket& b) { return m.lower ? m.lower + b.shard : nullptr; }
 
-// This rank's part of a bucket in them.
-static real* master_of(const Model& m, const Bucket& b) { return m.master + (separate_masters(m) ? b.shard : b.mine); }
+// Sets parameters of the table from `first` on, and this rank's lower halves, to fp32 weights.
+static void set_weights(const Model& m, HostSide<floatX>& params, HostSide<LowerHalf>& lower, size_t first,
+                        const std::vector<real>& weights) {
+    floatX* to = params.data() + first;
+    // In parallel, so that on a machine of several nodes the pages of what all threads read come to lie on all of them.
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < weights.size(); i++) {
+        LowerHalf half;
+        store_weight(&to[i], &half, 0, weights[i]);
+    }
+    if (!m.lower) return;
+    m.shards.for_each_part(first, weights.size(), [&](size_t from, size_t shard, size_t n) {
+        LowerHalf* halves = lower.data() + shard;
+#pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < n; i++) store_weight(to + from, halves, i, weights[from + i]);
+    });
+}
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
 //    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1.
 static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
     HostSide<floatX> params(ctx, m.params, m.table.size);
-    HostSide<real> master(ctx, m.master, separate_masters(m) ? m.shards.size : 0);
+    HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0);
     std::vector<real> values;
     for (const TensorSpec& t : m.table.rows) {
         const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
@@ -459,34 +479,20 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
                     value = (real)(std * normal_at(seed, RngPurpose::init, (uint32_t)t.id, element));
             }
         }
-        // In parallel, so that on a machine of several nodes the pages of what all threads read come to lie on all of them.
-#pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < t.size(); i++) params.data()[t.offset + i] = (floatX)values[i];
-        if (separate_masters(m))
-            m.shards.for_each_part(t.offset, t.size(), [&](size_t from, size_t shard, size_t n) {
-#pragma omp parallel for schedule(static)
-                for (size_t i = 0; i < n; i++) master.data()[shard + i] = values[from + i];
-            });
+        set_weights(m, params, lower, t.offset, values);
     }
-    params.upload(), master.upload();
+    params.upload(), lower.upload();
 }
 
-// Weights from a model's directory. fp32 masters are exactly the stored weights.
+// Weights from a model's directory; those that are trained are these as they are stored, rounded to floatX.
 static void load_parameters(be::Ctx& ctx, Model& m, const std::string& dir) {
     HostSide<floatX> params(ctx, m.params, m.table.size);
-    HostSide<real> master(ctx, m.master, separate_masters(m) ? m.shards.size : 0);
     read_parameters(dir, m.c, m.table, params.data());
-    if (separate_masters(m))
-        m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
-            const floatX* weights = params.data() + from;
-            real* to = master.data() + shard;
-#pragma omp parallel for schedule(static)
-            for (size_t i = 0; i < n; i++) to[i] = (real)weights[i];
-        });
-    params.upload(), master.upload();
+    params.upload();
+    if (m.lower) be::clear(ctx, m.lower, m.shards.size * sizeof(LowerHalf));
 }
 
-// fp32 weights and moments from a checkpoint; the stored weights are the fp32 ones rounded.
+// fp32 weights and moments from a checkpoint.
 static void load_optimizer(be::Ctx& ctx, Model& m, const std::string& dir) {
     std::vector<real> whole(m.table.size);  // of this rank's tensors, of which its parts are kept
     const auto keep_parts = [&](real* memory) {
@@ -501,12 +507,10 @@ static void load_optimizer(be::Ctx& ctx, Model& m, const std::string& dir) {
     read_tensors(dir + "/training/exp_avg_sq.safetensors", m.c, m.table, whole.data());
     keep_parts(m.v);
     read_masters(dir, m.c, m.table, whole.data());
-    if (separate_masters(m)) keep_parts(m.master);
     HostSide<floatX> params(ctx, m.params, m.table.size);
-    floatX* to = params.data();
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < m.table.size; i++) to[i] = (floatX)whole[i];
-    params.upload();
+    HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0);
+    set_weights(m, params, lower, 0, whole);
+    params.upload(), lower.upload();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -1191,10 +1195,10 @@ static void randomize_tokens(Batch& batch, int V, int64_t first_sample) {
 static void plant_faults_before(Trainer& t) {
     const Mesh& mesh = t.m.ranks->mesh;
     if (t.faults.none() || !t.faults.flip_weight(t.batch(), mesh.world.rank)) return;
-    real weight;
-    real* place = master_of(t.m, t.m.shards.buckets[0]);
+    floatX weight;
+    floatX* place = t.m.params + t.m.shards.buckets[0].mine;
     be::download(t.ctx, &weight, place, sizeof weight);
-    weight *= 0x1p64f;  // the exponent's highest bit but one
+    weight = (real)weight * real(0x1p64);  // the exponent's highest bit but one
     be::upload(t.ctx, place, &weight, sizeof weight);
 }
 static void plant_flaky_gradient(Trainer& t) {
@@ -1337,7 +1341,7 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
     for (const bool decay : {false, true})
         for (const Bucket& b : m.shards.buckets) {
             if (b.decay != decay) continue;
-            be::adamw(t.ctx, m.params + b.mine, master_of(m, b), m.m + b.shard, m.v + b.shard, m.grads + b.mine, b.n, (real)lr,
+            be::adamw(t.ctx, m.params + b.mine, lower_of(m, b), m.m + b.shard, m.v + b.shard, m.grads + b.mine, b.n, (real)lr,
                       (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, b.decay ? (real)weight_decay : real(0),
                       (real)grad_scale, t.state.updates + 1);
             t.gatherer.start(b, m.params);
@@ -1412,9 +1416,14 @@ static void leave_out_batches(Trainer& t) {
 }
 
 // This rank's parts of the fp32 weights.
-static std::vector<real> master_parts(be::Ctx& ctx, const Model& m) {
+static std::vector<real> weight_parts(be::Ctx& ctx, const Model& m) {
+    std::vector<floatX> params(m.shards.size);
+    for (const Bucket& b : m.shards.buckets)
+        be::download(ctx, params.data() + b.shard, m.params + b.mine, b.n * sizeof(floatX));
+    std::vector<LowerHalf> lower(m.lower ? m.shards.size : 0);
+    be::download(ctx, lower.data(), m.lower, lower.size() * sizeof(LowerHalf));
     std::vector<real> parts(m.shards.size);
-    for (const Bucket& b : m.shards.buckets) be::download(ctx, parts.data() + b.shard, master_of(m, b), b.n * sizeof(real));
+    for (size_t i = 0; i < parts.size(); i++) parts[i] = load_weight(params.data(), lower.data(), i);
     return parts;
 }
 
@@ -1429,7 +1438,7 @@ static nlohmann::ordered_json examine_layers(Trainer& t, const std::vector<real>
         return name[0] == 'w' || name[0] == 'e' ? L : L + 1;
     };
     std::vector<double> sums((size_t)(L + 2) * 3);
-    const std::vector<real> after = master_parts(t.ctx, m);
+    const std::vector<real> after = weight_parts(t.ctx, m);
     std::vector<real> gradient;
     for (const TensorSpec& spec : m.table.rows)
         for (const Range& r : m.counted) {
@@ -1501,7 +1510,7 @@ static StepStats train_step(Trainer& t) {
     const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
     t.verdict = t.guard.judge(t.state.step + 1, t.batch(), ce + z, norm);
     if (t.verdict.apply) {
-        const std::vector<real> before = examines ? master_parts(t.ctx, t.m) : std::vector<real>();
+        const std::vector<real> before = examines ? weight_parts(t.ctx, t.m) : std::vector<real>();
         update(t, lr, weight_decay, clip);
         t.health = examines ? examine_layers(t, before) : nlohmann::ordered_json();
         end_step_in_8_bits(t, ce, norm);
@@ -2135,9 +2144,7 @@ private:
         plan_8_bits(ctx, *model, o, state.step < start || (start > 0 && o.on_spike == "rollback"));
         plan_memory(*model, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows,
                     o.sample_interval > 0, micro_batches);
-        // In fp32 the masters are the parameters, whose parts lie apart if they are cut.
-        const bool apart = model->shards.cut && sizeof(floatX) == sizeof(real);
-        if (!o.save_in_foreground || !be::memory_is_host || apart) plan_checkpoint_copy(*model);
+        plan_checkpoint_copy(*model, o.save_in_foreground);
         return model;
     }
 
@@ -2358,7 +2365,7 @@ static void train(World& world, const TrainOptions& given) {
         report_save();
         state.fp8 = trainer.fp8.to_json(), state.guard = trainer.guard.state();
         state.steadiness = trainer.steadiness.state();
-        saver.save({m.master, m.m, m.v}, !separate_masters(m), state);
+        saver.save({m.params, m.lower, m.m, m.v}, state);
         if (o.save_in_foreground) saver.wait();
         timetable.saved();
     };

@@ -234,10 +234,12 @@ private:
     std::vector<char> buffer_;
 };
 
-// Writes, as type E, what a rank counts of its parts: `parts` are laid out by `shards`, `counted` are elements of the table.
-template <class E, class From>
+// Writes what a rank counts of its parts: part(i) is element i of them as `shards` lays them out, of the files' type; `counted`
+// are elements of the table.
+template <class Part>
 void write_parts(const TensorFiles& files, const ParameterTable& table, const Shards& shards, const std::vector<Range>& counted,
-                 const From* parts) {
+                 Part part) {
+    using E = decltype(part(0));
     PieceWriter writer(files);
     for (const TensorSpec& spec : table.rows)
         for (const HfTensor& t : spec.hf) {
@@ -256,9 +258,9 @@ void write_parts(const TensorFiles& files, const ParameterTable& table, const Sh
                         if (begin >= end) return;
                         char* to =
                             writer.at(place.file, place.offset + (in_file + begin) * sizeof(E), (end - begin) * sizeof(E));
-                        const From* values = parts + shard + (begin * stride - from);
+                        const size_t first_value = shard + (begin * stride - from);
                         for (size_t k = 0; k < end - begin; k++) {
-                            const E value = (E)values[k * stride];
+                            const E value = part(first_value + k * stride);
                             memcpy(to + k * sizeof(E), &value, sizeof(E));
                         }
                     });

@@ -24,6 +24,55 @@ struct BitsOf {
     using type = uint32_t;
 };
 
+// ---- fp32 weights in two halves --------------------------------------------------------------------------------------------
+// `upper` is a bf16: the nearest one, ties away from zero, so that the lower 16 bits tell whether it was rounded up (as Apex's
+// DistributedFusedAdam stores remainders). Together they are the weight, to the bit. But numbers below 2^-126 become zero,
+// which bf16's instructions take them for, and every NaN the same one.
+template <class F>
+struct WeightHalves {
+    F upper;
+    typename BitsOf<F>::type lower;
+};
+template <class F>
+HD inline WeightHalves<F> weight_halves(F x) {
+    typename BitsOf<F>::type bits;
+    memcpy(&bits, &x, sizeof bits);
+    const auto size = bits & 0x7fffffffu;
+    bits = size < 0x00800000u ? bits & 0x80000000u : bits;
+    bits = size > 0x7f800000u ? (bits & 0u) + 0x7fff0000u : bits;
+    const auto rounded = (bits + 0x8000u) & 0xffff0000u;
+    WeightHalves<F> halves;
+    memcpy(&halves.upper, &rounded, sizeof rounded);
+    halves.lower = bits & 0xffffu;
+    return halves;
+}
+template <class F>
+HD inline F whole_weight(F upper, typename BitsOf<F>::type lower) {
+    typename BitsOf<F>::type bits;
+    memcpy(&bits, &upper, sizeof bits);
+    bits = (bits - ((lower & 0x8000u) << 1)) | lower;
+    F x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Weight i of these.
+HD inline float load_weight(const bf16* param, const LowerHalf* lower, size_t i) {
+    return whole_weight((float)param[i], lower[i]);
+}
+HD inline void store_weight(bf16* param, LowerHalf* lower, size_t i, float x) {
+    const WeightHalves<float> halves = weight_halves(x);
+    param[i] = halves.upper, lower[i] = (LowerHalf)halves.lower;
+}
+template <class F>
+HD F load_weight(const F* param, const LowerHalf*, size_t i) {
+    return param[i];
+}
+template <class F>
+HD void store_weight(F* param, LowerHalf*, size_t i, F x) {
+    param[i] = x;
+}
+
 // e^x without branches or library calls, so that loops over it become vector code (the library's expf is vectorised only under
 // -ffast-math, which we do not use). Cody-Waite reduction x = n ln2 + r, |r| <= ln2/2, then a polynomial in r (minimax, degree
 // 7) scaled by 2^n. Error: 1.2 units in the last place for x >= -86.6; 0 below that; infinity above 88.72; NaN stays NaN.

@@ -160,9 +160,10 @@ double sum_of_squares(Ctx& ctx, const real* x, size_t n);
 // Adds it to *sum, which is in the backend's memory, and does not wait for it.
 void add_squares(Ctx& ctx, double* sum, const real* x, size_t n);
 // AdamW (Loshchilov & Hutter, 2019; decoupled decay, bias correction): g = grad_scale * grad;
-// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; master -= lr (m/c1 / (sqrt(v/c2) + eps) + wd master); param = floatX(master),
-// with c1 = 1 - b1^step, c2 = 1 - b2^step, step counted from 1. param may be the same memory as master (fp32).
-void adamw(Ctx& ctx, floatX* param, real* master, real* m, real* v, const real* grad, size_t n, real lr, real beta1, real beta2,
+// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/c1 / (sqrt(v/c2) + eps) + wd w),
+// with c1 = 1 - b1^step, c2 = 1 - b2^step, step counted from 1. In bf16 param and lower are the halves of fp32 weights w
+// (math.h); else param is w, and lower null.
+void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, real* m, real* v, const real* grad, size_t n, real lr, real beta1, real beta2,
            real eps, real weight_decay, real grad_scale, int64_t step);
 
 // ---- communication (comm.h) -----------------------------------------------------------------------------------------------

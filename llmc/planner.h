@@ -71,10 +71,10 @@ inline Device find_device(const std::string& name) {
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
-// Bytes per parameter and rank of parameters, fp32 gradients, and fp32 masters and moments; 6 + 12 / dp with bf16 and ZeRO-1.
-// In fp32 the parameters are their own masters.
+// Bytes per parameter and rank of parameters, fp32 gradients, and what AdamW has besides: moments in fp32 and, in bf16, the
+// lower halves of the weights; 6 + 10 / dp with bf16 and ZeRO-1.
 inline double state_bytes_per_parameter(size_t bytes_per_element, int zero, int dp) {
-    const double optimizer = bytes_per_element < 4 ? 12 : 8;
+    const double optimizer = bytes_per_element < 4 ? 10 : 8;
     return (double)bytes_per_element + 4 + optimizer / (zero ? dp : 1);
 }
 
@@ -275,11 +275,10 @@ inline Plan make_plan(const PlanInput& in) {
         const double scatter = 4 * parameters * part / (dp_link.gbs * giga);  // gradients are fp32
         const double gather = (in.zero ? (double)in.bytes_per_element : 4) * parameters * part /
                               (dp_link.gbs * giga);  // of gradients, without ZeRO
-        // AdamW reads and writes masters and moments (24), reads gradients (4), writes parameters; clearing gradients (4) and
-        // their norm (4 of a rank's own) pass over memory, too.
+        // AdamW reads and writes fp32 weights and moments (24) and reads gradients (4); clearing gradients (4) and their norm
+        // (4 of a rank's own) pass over memory, too.
         const double own = parameters / (in.zero ? dp : 1);
-        const double update =
-            (own * (24 + 4 + in.bytes_per_element) + 4 * parameters + 4 * parameters / dp) / in.memory_gbs / giga;
+        const double update = (own * (24 + 4) + 4 * parameters + 4 * parameters / dp) / in.memory_gbs / giga;
         // Work hides communication beside it, but for the last bucket.
         const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
         const double beside = backward[(size_t)virtual_stage(in.pp, rank, 0)];  // of the last micro-batch

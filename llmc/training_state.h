@@ -261,16 +261,18 @@ inline void read_masters(const std::string& dir, const ModelConfig& c, const Par
     read_tensors(separate ? masters : dir, c, table, master);
 }
 
-// This rank's parts (shards.size) of fp32 weights and moments.
+// This rank's parts (shards.size) of weights and moments.
 struct Parts {
-    real *master = nullptr, *m = nullptr, *v = nullptr;
+    floatX* params = nullptr;
+    LowerHalf* lower = nullptr;  // null where params are the whole weights
+    real *m = nullptr, *v = nullptr;
 };
 
 // Writes checkpoints on a thread of its own: save() copies the training memory into the buffers given at the start (or, without
-// them, writes while training waits). Every rank writes its parts into files that the first one has made, then they share
-// reading them back for their checksums, then the first one gives the directory its name. Between these stages ranks wait for
-// each other in proceed(), which is to be called after each step, by all. A failure on any of them never throws: outcome() says
-// what happened, on every rank, and the next save tries again.
+// those of the moments, writes while training waits). Every rank writes its parts into files that the first one has made, then
+// they share reading them back for their checksums, then the first one gives the directory its name. Between these stages ranks
+// wait for each other in proceed(), which is to be called after each step, by all. A failure on any of them never throws:
+// outcome() says what happened, on every rank, and the next save tries again.
 class Saver {
 public:
     struct Settings {
@@ -302,18 +304,21 @@ public:
         if (thread_.joinable()) thread_.join();
     }
 
-    // now.master may be params where those are fp32; then it is laid out as the table, and copied part by part.
-    void save(const Parts& now, bool master_is_table, const TrainingState& state) {
+    // now.params is laid out as the table: where that is cut, there must be a buffer for this rank's parts of it.
+    void save(const Parts& now, const TrainingState& state) {
         wait();
         state_ = state, start_ = monotonic_seconds(), error_.clear();
         parts_ = now;
+        if (buffers_.params) {
+            parts_.params = buffers_.params;
+            for (const Bucket& b : shards_.buckets)
+                be::download(ctx_, buffers_.params + b.shard, now.params + b.mine, b.n * sizeof(floatX));
+        }
         if (buffers_.m) {
             parts_ = buffers_;
+            if (now.lower) be::download(ctx_, buffers_.lower, now.lower, shards_.size * sizeof(LowerHalf));
             be::download(ctx_, buffers_.m, now.m, shards_.size * sizeof(real));
             be::download(ctx_, buffers_.v, now.v, shards_.size * sizeof(real));
-            for (const Bucket& b : shards_.buckets)
-                be::download(ctx_, buffers_.master + b.shard, now.master + (master_is_table ? b.mine : b.shard),
-                             b.n * sizeof(real));
         }
         stage_ = Stage::make;
         start_stage();
@@ -397,12 +402,11 @@ private:
         outcome_ = Outcome{state_.step, monotonic_seconds() - start_, error_};
     }
 
-    // The files of a checkpoint; without separate masters (fp32) the model's own weights are the masters.
-    static constexpr bool has_masters = sizeof(floatX) != sizeof(real);
+    // The files of a checkpoint; where the model's own weights are not fp32, those are written beside them.
     std::vector<TensorFiles> files(const std::string& dir) const {
         std::vector<TensorFiles> all;
         all.emplace_back(dir + "/model.safetensors", whole_, dtype_of<floatX>);
-        if (has_masters) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
+        if (has_lower_halves) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
         all.emplace_back(dir + "/training/exp_avg.safetensors", whole_, dtype_of<real>);
         all.emplace_back(dir + "/training/exp_avg_sq.safetensors", whole_, dtype_of<real>);
         return all;
@@ -425,10 +429,11 @@ private:
     void write(const std::string& dir) const {
         const std::vector<TensorFiles> all = files(dir);
         size_t i = 0;
-        write_parts<floatX>(all[i++], table_, shards_, counted_, parts_.master);
-        if (has_masters) write_parts<real>(all[i++], table_, shards_, counted_, parts_.master);
-        write_parts<real>(all[i++], table_, shards_, counted_, parts_.m);
-        write_parts<real>(all[i++], table_, shards_, counted_, parts_.v);
+        const auto write = [&](auto part) { write_parts(all[i++], table_, shards_, counted_, part); };
+        write([&](size_t i) { return parts_.params[i]; });
+        if (has_lower_halves) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
+        write([&](size_t i) { return parts_.m[i]; });
+        write([&](size_t i) { return parts_.v[i]; });
     }
     void publish(const NewDirectory& directory) const {
         if (!first()) return;

@@ -55,5 +55,10 @@ using real = float;
 inline constexpr const char* precision_name = "bf16";
 #endif
 
+// Training in bf16 keeps fp32 weights in two halves (weight_halves, math.h): the parameters are the upper ones, these the
+// lower. Where floatX accumulates, too, there are none, and pointers to them are null.
+using LowerHalf = uint16_t;
+inline constexpr bool has_lower_halves = sizeof(floatX) < sizeof(real);
+
 // What an op does with its output: overwrite it, or add to it.
 enum class Acc { Set, Add };

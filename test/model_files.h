@@ -57,7 +57,7 @@ void write_tensors(const std::string& path, const ParameterTable& table, const E
     const TensorFiles files(path, table, dtype_of<E>, shard_bytes);
     files.create();
     const Shards whole(table, {}, false, table.size);
-    write_parts<E>(files, table, whole, whole.counted(table, {}), buffer);
+    write_parts(files, table, whole, whole.counted(table, {}), [=](size_t i) { return buffer[i]; });
 }
 
 // A model directory's files.

@@ -155,7 +155,7 @@ public:
         trainer_.gatherer.finish();
         return r;
     }
-    void write_weights(const std::string& prefix) { write(prefix, master_parts(ctx_, m_)); }
+    void write_weights(const std::string& prefix) { write(prefix, weight_parts(ctx_, m_)); }
     bool replicas_agree() { return replicas_problem(ctx_, m_).empty(); }
 
 private:
@@ -163,7 +163,7 @@ private:
         const TensorFiles files(prefix + ".safetensors", ParameterTable(m_.c), "F32");
         if (world_.rank() == 0) files.create();
         world_.barrier();
-        write_parts<float>(files, m_.table, m_.shards, m_.counted, parts.data());
+        write_parts(files, m_.table, m_.shards, m_.counted, [&](size_t i) { return (float)parts[i]; });
         world_.barrier();
     }
 

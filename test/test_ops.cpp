@@ -47,6 +47,54 @@ TEST(Math, ExpIsAccurateAndKeepsTheEnds) {
     EXPECT_TRUE(std::isnan(exp_of(-(float)not_a_number)));
 }
 
+TEST(Math, WeightHalves) {
+    Rng rng(15);
+    std::vector<float> numbers;
+    for (uint32_t high = 0; high < 65536; high++)
+        for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu, (uint32_t)rng.integers(1, 0, 65536)[0]}) {
+            const uint32_t bits = high << 16 | low;
+            float x;
+            memcpy(&x, &bits, sizeof x);
+            numbers.push_back(x);
+        }
+    size_t ties = 0;
+    for (const float x : numbers) {
+        bf16 upper;
+        LowerHalf lower;
+        store_weight(&upper, &lower, 0, x);
+        const float weight = load_weight(&upper, &lower, 0);
+        if (std::isnan(x)) {
+            ASSERT_TRUE(std::isnan(weight) && std::isnan((float)upper));
+            continue;
+        }
+        const float kept = std::abs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;
+        ASSERT_EQ(memcmp(&weight, &kept, sizeof kept), 0) << x << " came back as " << weight;
+        const double error = std::abs((double)upper - kept), least = std::abs((double)bf16(kept) - kept);
+        ASSERT_TRUE(std::isinf(upper) || error == least) << x << " became " << (float)upper;
+        ASSERT_EQ(std::isinf(upper), std::isinf((float)bf16(kept))) << x;
+        if ((float)upper == (float)bf16(kept)) continue;
+        ties++;
+        ASSERT_GT(std::abs((float)upper), std::abs(kept));
+    }
+    EXPECT_GE(ties, 32000u) << "half of the ties are rounded to the other side than bf16 rounds to";
+    // By vectors: the same bits.
+    if constexpr (has_lower_halves)
+        for (size_t i = 0; i < numbers.size(); i += 13) {
+            const int n = std::min({cpu::lanes, 13, (int)(numbers.size() - i)});
+            std::vector<bf16> upper(n), upper1(n);
+            std::vector<LowerHalf> lower(n), lower1(n);
+            std::vector<float> weights(n), weights1(n);
+            cpu::store_weights(upper.data(), lower.data(), 0, cpu::load(&numbers[i], n), n);
+            cpu::store(weights.data(), cpu::load_weights(upper.data(), lower.data(), 0, n), n);
+            for (int k = 0; k < n; k++) {
+                store_weight(upper1.data(), lower1.data(), k, numbers[i + k]);
+                weights1[k] = load_weight(upper1.data(), lower1.data(), k);
+            }
+            expect_same_bits(upper, upper1, "upper"), expect_same_bits(lower, lower1, "lower");
+            expect_same_bits(weights, weights1, "weights");
+        }
+}
+
 TEST(Math, ActivationsFarOut) {
     for (const real x : {real(20), real(100), real(1e4), real(1e30)}) {
         EXPECT_EQ(gelu(x), x);
@@ -158,11 +206,12 @@ Doubles everything(int threads) {
     cpu::classifier(ctx, logits.data(), loss.data(), zloss.data(), lse.data(), tokens.data(), N, V, Vp, 1, real(1e-4), true);
     collect(logits), collect(loss), collect(zloss), collect(lse);
     all.push_back(cpu::sum_of_squares(ctx, dwte.data(), dwte.size()));
-    std::vector<real> master(V * C), m(V * C), v(V * C);
+    std::vector<real> m(V * C), v(V * C);
+    std::vector<LowerHalf> lower(V * C);
     std::vector<floatX> param(V * C);
-    cpu::adamw(ctx, param.data(), master.data(), m.data(), v.data(), dwte.data(), dwte.size(), real(1e-3), real(0.9),
-               real(0.95), real(1e-8), real(0.1), 1, 3);
-    collect(param), collect(master), collect(m), collect(v);
+    cpu::adamw(ctx, param.data(), lower.data(), m.data(), v.data(), dwte.data(), dwte.size(), real(1e-3), real(0.9), real(0.95),
+               real(1e-8), real(0.1), 1, 3);
+    collect(param), collect(lower), collect(m), collect(v);
     return all;
 }
 

@@ -129,8 +129,8 @@ TEST(PlannerMemory, ActivationsOfTechniques) {
 
 TEST(PlannerMemory, StateBytesPerParameter) {
     for (const int dp : {1, 2, 8, 64}) {
-        EXPECT_EQ(state_bytes_per_parameter(2, 1, dp), 6 + 12.0 / dp);
-        EXPECT_EQ(state_bytes_per_parameter(2, 0, dp), 18);
+        EXPECT_EQ(state_bytes_per_parameter(2, 1, dp), 6 + 10.0 / dp);
+        EXPECT_EQ(state_bytes_per_parameter(2, 0, dp), 16);
         EXPECT_EQ(state_bytes_per_parameter(4, 1, dp), 8 + 8.0 / dp);
     }
 }
@@ -256,14 +256,14 @@ TEST(Planner, DataParallelTraffic) {
     EXPECT_GT(p.update_seconds, make_plan(toy()).update_seconds);
 }
 
-// Bytes of memory per parameter: AdamW 24 of masters and moments, 4 of gradients, 2 written; 4 to clear; 4 / dp for the norm.
+// Bytes of memory per parameter: AdamW 24 of weights and moments, 4 of gradients; 4 to clear; 4 / dp for the norm.
 TEST(Planner, Update) {
     PlanInput in = toy();
     in.world = 4;
     const double parameters = (double)ParameterTable(in.c).size;
-    expect_within(make_plan(in).update_seconds, parameters * (30.0 / 4 + 4 + 1) / 3350e9, 1e-12);
+    expect_within(make_plan(in).update_seconds, parameters * (28.0 / 4 + 4 + 1) / 3350e9, 1e-12);
     in.zero = 0;
-    expect_within(make_plan(in).update_seconds, parameters * (30.0 + 4 + 1) / 3350e9, 1e-12);
+    expect_within(make_plan(in).update_seconds, parameters * (28.0 + 4 + 1) / 3350e9, 1e-12);
 }
 
 TEST(Planner, StepIsTheSumOfItsParts) {

@@ -346,11 +346,12 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
     {
         const size_t n = s.parameters;
         const Numbers<floatX> p(ctx, n);
-        const Numbers<real> master(ctx, n), m(ctx, n), v(ctx, n), g(ctx, n);
+        const Numbers<LowerHalf> lower(ctx, has_lower_halves ? n : 0);
+        const Numbers<real> m(ctx, n), v(ctx, n), g(ctx, n);
         be::clear(ctx, v, n * sizeof(real));
         const std::string size = " " + human_count((double)n);
-        bench("adamw" + size, (double)n * (7 * R + X),
-              [&] { be::adamw(ctx, p, master, m, v, g, n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10); });
+        bench("adamw" + size, (double)n * 7 * R,
+              [&] { be::adamw(ctx, p, lower, m, v, g, n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10); });
         bench("sum_of_squares" + size, (double)n * R, [&] { be::sum_of_squares(ctx, g, n); });
     }
 }
@@ -394,7 +395,7 @@ public:
         model_backward(ctx_, m_, rows, [](int) {});
         lap(backward, start);
         const double norm = std::sqrt(ops::sum_of_squares(ctx_, m_.grads, m_.table.size));
-        ops::adamw(ctx_, m_.params, m_.master, m_.m, m_.v, m_.grads, m_.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
+        ops::adamw(ctx_, m_.params, m_.lower, m_.m, m_.v, m_.grads, m_.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
                    (real)std::min(1.0, 1 / norm), ++steps_);
         lap(update, start);
     }
@@ -531,7 +532,7 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
         return c;
     }());
     plan_memory(m, Recompute::none, 1, 64, 64);
-    plan_checkpoint_copy(m);
+    plan_checkpoint_copy(m, false);
     allocate(ctx, m);
     initialize(ctx, m, 1);
     std::string out = "build/bench_checkpoint_XXXXXX";
@@ -543,7 +544,7 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
             TrainingState state;
             state.step = i;
             const double start = now();
-            saver.save({m.master, m.m, m.v}, !separate_masters(m), state);
+            saver.save({m.params, m.lower, m.m, m.v}, state);
             copies.push_back(now() - start);
             saver.wait();
             writes.push_back(now() - start - copies.back());

@@ -1,12 +1,13 @@
 // Ladder: AdamW, one step of the optimizer for every parameter.
 //   g = grad_scale * grad,  m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2,
-//   w -= lr (m/c1 / (sqrt(v/c2) + eps) + decay w),  param = bf16(w)          c1 = 1 - b1^step, c2 = 1 - b2^step
-// (llmc/cpu/optimizer.h; Loshchilov & Hutter, 2019). Per parameter 16 bytes are read (grad, m, v, w in fp32) and 14 written
-// (m, v, w, and param in bf16) for about 15 operations: bound by memory bandwidth, 30 bytes per parameter.
+//   w -= lr (m/c1 / (sqrt(v/c2) + eps) + decay w)                                 c1 = 1 - b1^step, c2 = 1 - b2^step
+// (llmc/cpu/optimizer.h; Loshchilov & Hutter, 2019), w in two halves of 16 bits, whose upper one is the bf16 parameter. 16
+// bytes are read (grad, m, v, w) and 12 written (m, v, w) for about 20 operations: bound by memory bandwidth, 28 bytes per
+// parameter.
 //
-//   1  a launch for each line of the formula   m, v and w travel through memory again between launches: 46 bytes
-//   2  fused: one pass                         30 bytes; 4-byte loads, and some wait for a store: for all that the compiler
-//                                              knows, the arrays may overlap
+//   1  a launch for each line of the formula   m and v travel through memory again between launches: 40 bytes
+//   2  fused: one pass                         28 bytes; 2- and 4-byte loads, and some wait for a store: for all that the
+//                                              compiler knows, the arrays may overlap
 //   3  packs: 8 elements of a thread           16-byte loads, eight of them before the first use
 //   4  the trainer's                           hints for the cache: what is not read again soon does not stay there
 #include "../../llmc/cpu/optimizer.h"
@@ -32,13 +33,11 @@ __global__ void update_v(float* v, const float* grad, size_t n, AdamW a) {
     const float g = i < n ? a.grad_scale * grad[i] : 0;
     if (i < n) v[i] = a.beta2 * v[i] + (1 - a.beta2) * g * g;
 }
-__global__ void update_master(float* master, const float* m, const float* v, size_t n, AdamW a) {
+__global__ void update_weight(floatX* param, LowerHalf* lower, const float* m, const float* v, size_t n, AdamW a) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) master[i] -= a.lr * (m[i] * a.correct1 / (sqrtf(v[i] * a.correct2) + a.eps) + a.decay * master[i]);
-}
-__global__ void cast(floatX* param, const float* master, size_t n) {
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) param[i] = (floatX)master[i];
+    if (i >= n) return;
+    const float w = load_weight(param, lower, i);
+    store_weight(param, lower, i, w - a.lr * (m[i] * a.correct1 / (sqrtf(v[i] * a.correct2) + a.eps) + a.decay * w));
 }
 
 // ---- 2: one pass -----------------------------------------------------------------------------------------------------------
@@ -48,45 +47,47 @@ __device__ void update(float& w, float& m, float& v, float grad, const AdamW& a)
     v = a.beta2 * v + (1 - a.beta2) * g * g;
     w -= a.lr * (m * a.correct1 / (sqrtf(v * a.correct2) + a.eps) + a.decay * w);
 }
-__global__ void fused(floatX* param, float* master, float* m, float* v, const float* grad, size_t n, AdamW a) {
+__device__ void update_at(floatX* param, LowerHalf* lower, float* m, float* v, const float* grad, size_t i, const AdamW& a) {
+    float w = load_weight(param, lower, i);
+    update(w, m[i], v[i], grad[i], a);
+    store_weight(param, lower, i, w);
+}
+__global__ void fused(floatX* param, LowerHalf* lower, float* m, float* v, const float* grad, size_t n, AdamW a) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    update(master[i], m[i], v[i], grad[i], a);
-    param[i] = (floatX)master[i];
+    if (i < n) update_at(param, lower, m, v, grad, i, a);
 }
 
 // ---- 3: packs --------------------------------------------------------------------------------------------------------------
-__global__ void packed(floatX* param, float* master, float* m, float* v, const float* grad, size_t n, AdamW a) {
+__global__ void packed(floatX* param, LowerHalf* lower, float* m, float* v, const float* grad, size_t n, AdamW a) {
     constexpr int size = Pack<float>::size, packs = 2, per_thread = size * packs;
     const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * per_thread;
     if (first + per_thread > n) {  // the last few
-        for (size_t i = first; i < n; i++) update(master[i], m[i], v[i], grad[i], a), param[i] = (floatX)master[i];
+        for (size_t i = first; i < n; i++) update_at(param, lower, m, v, grad, i, a);
         return;
     }
-    Pack<float> pw[packs], pm[packs], pv[packs], pg[packs];
+    constexpr int param_size = Pack<floatX>::size;
+    Pack<float> pm[packs], pv[packs], pg[packs];
+    Pack<floatX> p[per_thread / param_size];
+    Pack<LowerHalf> low = load(lower + first);
+#pragma unroll
+    for (int k = 0; k < per_thread; k += param_size) p[k / param_size] = load(param + first + k);
 #pragma unroll
     for (int k = 0; k < packs; k++) {  // all loads come before the first value is used
         const size_t i = first + k * size;
-        pw[k] = load(master + i), pm[k] = load(m + i), pv[k] = load(v + i), pg[k] = load(grad + i);
-    }
-    alignas(16) floatX rounded[per_thread];
-#pragma unroll
-    for (int k = 0; k < packs; k++) {
-#pragma unroll
-        for (int j = 0; j < size; j++) {
-            update(pw[k][j], pm[k][j], pv[k][j], pg[k][j], a);
-            rounded[k * size + j] = (floatX)pw[k][j];
-        }
-        const size_t i = first + k * size;
-        store(master + i, pw[k]), store(m + i, pm[k]), store(v + i, pv[k]);
+        pm[k] = load(m + i), pv[k] = load(v + i), pg[k] = load(grad + i);
     }
 #pragma unroll
-    for (int j = 0; j < per_thread; j += Pack<floatX>::size) {
-        Pack<floatX> p;
-#pragma unroll
-        for (int k = 0; k < Pack<floatX>::size; k++) p[k] = rounded[j + k];
-        store(param + first + j, p);
+    for (int k = 0; k < per_thread; k++) {
+        floatX* const x = &p[k / param_size][k % param_size];
+        float w = load_weight(x, &low[k], 0);
+        update(w, pm[k / size][k % size], pv[k / size][k % size], pg[k / size][k % size], a);
+        store_weight(x, &low[k], 0, w);
     }
+#pragma unroll
+    for (int k = 0; k < packs; k++) store(m + first + k * size, pm[k]), store(v + first + k * size, pv[k]);
+#pragma unroll
+    for (int k = 0; k < per_thread; k += param_size) store(param + first + k, p[k / param_size]);
+    store(lower + first, low);
 }
 
 // ---- the ladder ------------------------------------------------------------------------------------------------------------
@@ -96,10 +97,12 @@ constexpr int64_t step = 3;
 
 struct Problem {
     size_t n;
-    std::vector<float> master0, m0, v0, grad0;  // expected results, once cpu::adamw has run
+    std::vector<float> m0, v0, grad0;  // expected results, once cpu::adamw has run
     std::vector<floatX> param0;
-    ladder::Array<float> master, m, v, grad;
+    std::vector<LowerHalf> lower0;
+    ladder::Array<float> m, v, grad;
     ladder::Array<floatX> param;
+    ladder::Array<LowerHalf> lower;
     AdamW constants{lr,
                     beta1,
                     beta2,
@@ -111,22 +114,22 @@ struct Problem {
 
     Problem(ladder::Run& run, size_t size)
         : n(size),
-          master0(ladder::random<float>(n, 1, -1, 1)),
           m0(ladder::random<float>(n, 2, -1, 1)),
           v0(ladder::random<float>(n, 3, 0.5, 1.5)),
           grad0(ladder::random<float>(n, 4, -2, 2)),
-          param0(n),
-          master(master0),
+          param0(ladder::random<floatX>(n, 1, -1, 1)),
+          lower0(n),
           m(m0),
           v(v0),
           grad(grad0),
-          param(n) {
-        cpu::adamw(run.oracle, param0.data(), master0.data(), m0.data(), v0.data(), grad0.data(), n, lr, beta1, beta2, eps,
+          param(param0),
+          lower(lower0) {
+        cpu::adamw(run.oracle, param0.data(), lower0.data(), m0.data(), v0.data(), grad0.data(), n, lr, beta1, beta2, eps,
                    decay, grad_scale, step);
     }
     std::string name() const { return format("%zu parameters", n); }
-    double work() const { return (double)n * (7 * sizeof(float) + sizeof(floatX)); }
-    void restore(gpu::Ctx& ctx) { master.restore(ctx), m.restore(ctx), v.restore(ctx), param.restore(ctx); }
+    double work() const { return (double)n * 7 * sizeof(float); }
+    void restore(gpu::Ctx& ctx) { lower.restore(ctx), m.restore(ctx), v.restore(ctx), param.restore(ctx); }
 
     // All numbers are of order one. m is two products and a sum, so within 4 u of the CPU's; v has terms of one sign. The
     // update is at most 2.1 and has a dozen roundings, of which lr = 1e-2 reaches the weight: less than the weight's own two.
@@ -134,8 +137,14 @@ struct Problem {
         using ladder::u;
         verdict.close("m", m, m0, 1, 0, 4 * u);
         verdict.close("v", v, v0, 1, 4 * u, 0);
-        verdict.close("master", master, master0, 1, 0, 4 * u);
         verdict.close("param", param, param0, 1, 2 * ladder::roundoff<floatX>, 4 * u);
+        const auto whole = [](const std::vector<floatX>& upper, const std::vector<LowerHalf>& low) {
+            std::vector<float> weights(upper.size());
+            for (size_t i = 0; i < weights.size(); i++) weights[i] = load_weight(upper.data(), low.data(), i);
+            return weights;
+        };
+        verdict.close("weights", whole(verdict.values("param", param), verdict.values("lower", lower)), whole(param0, lower0),
+                      1, 0, 4 * u);
     }
     unsigned blocks(int per_thread) const { return (unsigned)ceil_div(n, (size_t)threads * per_thread); }
 };
@@ -146,28 +155,29 @@ void climb_all(ladder::Run& run) {
                                      [](gpu::Ctx& ctx, Problem& x) {
                                          LAUNCH(update_m, x.blocks(1), threads, 0, ctx, x.m.p(), x.grad.p(), x.n, x.constants);
                                          LAUNCH(update_v, x.blocks(1), threads, 0, ctx, x.v.p(), x.grad.p(), x.n, x.constants);
-                                         LAUNCH(update_master, x.blocks(1), threads, 0, ctx, x.master.p(), x.m.p(), x.v.p(),
-                                                x.n, x.constants);
-                                         LAUNCH(cast, x.blocks(1), threads, 0, ctx, x.param.p(), x.master.p(), x.n);
+                                         LAUNCH(update_weight, x.blocks(1), threads, 0, ctx, x.param.p(), x.lower.p(), x.m.p(),
+                                                x.v.p(), x.n, x.constants);
                                      }},
                                     {"fused: one pass",
                                      [](gpu::Ctx& ctx, Problem& x) {
-                                         LAUNCH(fused, x.blocks(1), threads, 0, ctx, x.param.p(), x.master.p(), x.m.p(),
-                                                x.v.p(), x.grad.p(), x.n, x.constants);
+                                         LAUNCH(fused, x.blocks(1), threads, 0, ctx, x.param.p(), x.lower.p(), x.m.p(), x.v.p(),
+                                                x.grad.p(), x.n, x.constants);
                                      }},
                                     {"packs: 8 elements of a thread",
                                      [](gpu::Ctx& ctx, Problem& x) {
-                                         LAUNCH(packed, x.blocks(8), threads, 0, ctx, x.param.p(), x.master.p(), x.m.p(),
+                                         LAUNCH(packed, x.blocks(8), threads, 0, ctx, x.param.p(), x.lower.p(), x.m.p(),
                                                 x.v.p(), x.grad.p(), x.n, x.constants);
                                      }},
                                     {"the trainer's: hints for the cache",
                                      [](gpu::Ctx& ctx, Problem& x) {
-                                         gpu::adamw(ctx, x.param.p(), x.master.p(), x.m.p(), x.v.p(), x.grad.p(), x.n, lr,
-                                                    beta1, beta2, eps, decay, grad_scale, step);
+                                         gpu::adamw(ctx, x.param.p(), x.lower.p(), x.m.p(), x.v.p(), x.grad.p(), x.n, lr, beta1,
+                                                    beta2, eps, decay, grad_scale, step);
                                      }}},
                                    {1003, 1, 7, 20003}, {(size_t)64 << 20});
 }
 
 }  // namespace
 
-int main(int argc, char** argv) { return ladder::main(argc, argv, "AdamW, from four passes to the trainer's one.", climb_all); }
+int main(int argc, char** argv) {
+    return ladder::main(argc, argv, "AdamW, from three passes to the trainer's one.", climb_all);
+}

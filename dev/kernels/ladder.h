@@ -114,9 +114,17 @@ public:
     // rows of `row` elements, see the top of this file
     template <class T>
     void close(const char* name, const Array<T>& array, const std::vector<T>& expected, size_t row, double rtol, double atol) {
-        CHECK(array.size() == expected.size() && expected.size() % row == 0, "%s", name);
+        close(name, values(name, array), expected, row, rtol, atol);
+    }
+    template <class T>
+    std::vector<T> values(const char* name, const Array<T>& array) {
         if (!array.guards_are_whole(ctx_)) complain(format("%s: written beyond its ends", name));
-        const std::vector<T> actual = array.download(ctx_);
+        return array.download(ctx_);
+    }
+    template <class T>
+    void close(const char* name, const std::vector<T>& actual, const std::vector<T>& expected, size_t row, double rtol,
+               double atol) {
+        CHECK(actual.size() == expected.size() && expected.size() % row == 0, "%s", name);
         const auto difference_of = [&](size_t r, double& allowed) {
             double difference = 0, square = 0;
             for (size_t i = r * row; i < (r + 1) * row; i++) {

@@ -61,11 +61,12 @@ inline float total(floats x) {
     return part[0];
 }
 #endif
-inline floats load(const bf16* p) {
+inline words load(const uint16_t* p) {
     halves h;
     memcpy(&h, p, sizeof h);
-    return (floats)(widen(h) << 16);
+    return widen(h);
 }
+inline floats load(const bf16* p) { return (floats)(load(&p->bits) << 16); }
 
 // bf16's bits, in the low half of each word: as bf16's own rounding.
 inline words rounded(floats x) {
@@ -89,6 +90,10 @@ inline words rounded_pairs(floats first, floats second) { return rounded(first) 
 #endif
 
 inline void store(float* p, floats x) { memcpy(p, &x, sizeof x); }
+inline void store(uint16_t* p, words x) {  // their low halves
+    const halves h = narrow(x);
+    memcpy(p, &h, sizeof h);
+}
 inline void store(bf16* p, floats x) {
     const halves h = rounded_halves(x);
     memcpy((void*)p, &h, sizeof h);
@@ -137,13 +142,15 @@ namespace cpu {
 
 constexpr int lanes = 1;
 using floats = real;
+using words = uint32_t;
 inline real total(floats x) { return x; }
 template <class E>
 floats load(const E* p) {
     return (real)*p;
 }
-template <class E>
-void store(E* p, floats x) {
+inline words load(const uint16_t* p) { return *p; }
+template <class E, class X>
+void store(E* p, X x) {
     *p = (E)x;
 }
 inline void fence() {}
@@ -156,19 +163,30 @@ namespace cpu {
 
 // The first n, at most as many as there are lanes; what is loaded beside them is zero.
 template <class E>
-floats load(const E* p, int n) {
+auto load(const E* p, int n) {
     if (n >= lanes) return load(p);
     E some[lanes] = {};
     std::copy_n(p, n, some);
     return load(some);
 }
-template <class E>
-void store(E* p, floats x, int n) {
+template <class E, class X>
+void store(E* p, X x, int n) {
     if (n >= lanes) return store(p, x);
     E some[lanes];
     store(some, x);
     std::copy_n(some, n, p);
 }
+
+// fp32 weights in two halves (math.h), and those that are whole.
+inline floats load_weights(const bf16* param, const LowerHalf* lower, size_t i, int n) {
+    return whole_weight(load(param + i, n), load(lower + i, n));
+}
+inline void store_weights(bf16* param, LowerHalf* lower, size_t i, floats x, int n) {
+    const auto halves = weight_halves(x);
+    store(param + i, halves.upper, n), store(lower + i, halves.lower, n);
+}
+inline floats load_weights(const real* param, const LowerHalf*, size_t i, int n) { return load(param + i, n); }
+inline void store_weights(real* param, LowerHalf*, size_t i, floats x, int n) { store(param + i, x, n); }
 
 // f(i, n) for each vector of `count` numbers, and for those that are left; n is a constant where the vector is full.
 template <class F>
