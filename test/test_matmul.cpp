@@ -293,6 +293,22 @@ const Shape of_units[] = {{5, 32, 16},     {16, 64, 64},   {17, 96, 80},  {33, 1
                           {129, 544, 144}, {40, 32, 1088}, {300, 32, 48}, {1100, 64, 272}, {270, 1056, 32},
                           {40, 33, 64},    {40, 64, 33},   {37, 48, 40},  {270, 17, 290}};
 
+// Units, and in fp32 those of bf16 that multiply it by parts.
+struct Way {
+    std::string name;
+    const cpu::MatrixUnit<floatX>* unit;
+    const cpu::MatrixUnit<bf16>* split_unit;
+    void choose(cpu::Ctx& ctx) const { ctx.unit = unit, ctx.split_unit = split_unit; }
+};
+std::vector<Way> ways() {
+    std::vector<Way> all;
+    for (const auto* unit : all_matrix_units<floatX>()) all.push_back({unit->name, unit, nullptr});
+    if (std::is_same<floatX, float>::value)
+        for (const auto* unit : {cpu::amx(), cpu::emulated_amx()})
+            if (unit) all.push_back({std::string(unit->name) + " by parts", all[0].unit, unit});
+    return all;
+}
+
 }  // namespace
 
 TEST(MatrixUnits, ProductsOfPackedOperands) {
@@ -328,15 +344,15 @@ TEST(MatrixUnits, ProductsOfPackedOperands) {
 }
 
 TEST(MatrixUnits, LinearLayers) {
-    for (const auto* unit : all_matrix_units<floatX>()) {
-        SCOPED_TRACE(unit->name);
+    for (const Way& way : ways()) {
+        SCOPED_TRACE(way.name);
         uint64_t seed = 40;
         for (const Shape& k : of_units) {
             const Layer layer = random_layer(k, seed++);
             Results first;
             for (const int threads : {1, 2, 3}) {
                 cpu::Ctx ctx(threads);
-                ctx.unit = unit;
+                way.choose(ctx);
                 const Results r = layer.run(ctx);
                 if (threads == 1) layer.check(r), first = r;
                 else expect_same_results(r, first, "with more threads");
@@ -345,13 +361,31 @@ TEST(MatrixUnits, LinearLayers) {
     }
 }
 
+// Between 2^-40 and 2^40: every number has its own largest part.
+TEST(MatrixUnits, NumbersOfAllSizes) {
+    for (const Way& way : ways()) {
+        SCOPED_TRACE(way.name);
+        Rng rng(61);
+        cpu::Ctx ctx(2);
+        way.choose(ctx);
+        for (const Shape& k : {Shape{37, 48, 40}, Shape{70, 1056, 64}}) {
+            const Layer layer(k, [&](size_t n) {
+                std::vector<floatX> x = rng.normals<floatX>(n);
+                for (floatX& value : x) value = from_double<floatX>(std::ldexp(as_double(value), (int)rng.below(81) - 40));
+                return x;
+            });
+            layer.check(layer.run(ctx));
+        }
+    }
+}
+
 // What a product takes along has the bits of the ops one after another.
 TEST(MatrixUnits, GeluBothWays) {
-    for (const auto* unit : all_matrix_units<floatX>()) {
+    for (const Way& way : ways()) {
         const int N = 150, IC = 64, OC = 80;
         const Layer layer = random_layer({N, IC, OC}, 60);
         cpu::Ctx ctx(2);
-        ctx.unit = unit;
+        way.choose(ctx);
         Guarded<floatX> pre((size_t)N * OC), out((size_t)N * OC), pre_alone((size_t)N * OC), out_alone((size_t)N * OC);
         cpu::linear_gelu_forward(ctx, out.data(), pre.data(), layer.inp.data(), layer.weight.data(), layer.bias.data(), N, IC,
                                  OC);

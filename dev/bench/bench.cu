@@ -571,10 +571,12 @@ Machine measure(be::Ctx& ctx) {
         machine.flops = 2.0 * n * n * n / median_seconds(ctx, [&] { be::linear_forward(ctx, c, a, b, nullptr, n, n, n); });
         machine.flops_name = "cuBLASLt 8192^3";
     } else {
-        machine.fp32 = fp32_rate(ctx), machine.bf16 = bf16_rate(ctx, &machine.bf16_name);
+        machine.bf16 = bf16_rate(ctx, &machine.bf16_name);
+        const double by_parts = cpu::amx() ? machine.bf16 / 6 : 0, by_fma = fp32_rate(ctx);  // six products for one of fp32
+        machine.fp32 = std::max(by_parts, by_fma);
         const bool bf16_counts = sizeof(floatX) == 2 && machine.bf16 > machine.fp32;
         machine.flops = bf16_counts ? machine.bf16 : machine.fp32;
-        machine.flops_name = bf16_counts ? machine.bf16_name : "fp32 FMA";
+        machine.flops_name = bf16_counts ? machine.bf16_name : by_parts > by_fma ? "fp32 by AMX" : "fp32 FMA";
     }
     const size_t n = on_gpu ? (size_t)1 << 30 : 64 << 20;
     const Numbers<float> from(ctx, n / 4), to(ctx, n / 4);

@@ -33,7 +33,9 @@ struct Ctx {
     bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
 #if CPU_FAST_PATHS
     const MatrixUnit<floatX>* unit = matrix_units<floatX>().front();
-    std::vector<floatX> copies[3];  // factors of products, where they cannot be read from where they lie
+    const MatrixUnit<bf16>* split_unit =
+        sizeof(floatX) == 4 ? amx() : nullptr;  // of fp32 in parts of bf16 (packing.h); or null
+    std::vector<floatX> copies[3];              // factors of products, where they cannot be read from where they lie
 #endif
 
     // The device is a GPU's; there is but one CPU.
@@ -64,6 +66,9 @@ struct Ctx {
         const char* how = "plain loops";
 #if CPU_FAST_PATHS
         if (!plain) how = unit->name;
+        if (!plain && split_unit)
+            return format("%d thread%s, %s by parts of bf16, %s", threads, threads == 1 ? "" : "s", split_unit->name,
+                          unit->name);
 #endif
         return format("%d thread%s, %s", threads, threads == 1 ? "" : "s", how);
     }

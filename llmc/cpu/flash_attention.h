@@ -65,10 +65,10 @@ inline void lay_transposed(const Unit& unit, floatX* to, const Rows64& rows, int
     detail::lay_transposed(unit, to, tile, rows.x, rows.stride, H, tile, tile);
 }
 inline void pack_transposed(const Unit& unit, floatX* to, const Rows64& rows, int H) {
-    detail::pack_transposed(unit, to, rows.x, rows.stride, tile, H);
+    detail::pack_transposed(unit, to, 16 * (size_t)H, rows.x, rows.stride, tile, H);
 }
 inline void pack_rows(const Unit& unit, floatX* to, const Rows64& rows, int H) {
-    detail::pack_rows(unit, to, rows.x, rows.stride, H, tile, tile);
+    detail::pack_rows(unit, to, 16 * (size_t)tile, rows.x, rows.stride, H, tile, tile);
 }
 // Rows of a head from fp32 sums (H, 64), each times its factor.
 inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* sums, const float* factors, int rows,

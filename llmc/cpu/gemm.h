@@ -1,10 +1,13 @@
-// The three products of linear layers on a matrix unit (matrix_unit.h), in bf16 or fp32.
+// The three products of linear layers on a matrix unit (matrix_unit.h), in bf16, in fp32, or in fp32 by parts of bf16: on AMX
+// six products of parts (packing.h) take less time than one of fp32 on AVX-512, and what they leave out is smaller than fp32's
+// own roundings (Henry, Tang and Heinecke, 2019).
 //   rows_times      out (N, C) = a (N, K) b (K, C)     forward: inp times weight^T; backward_input: dout times weight
 //   columns_times   c (M, C) (+)= a^T b of a (N, M), b (N, C)     backward_weight: dout and inp
 // The unit is fed from caches (Goto and van de Geijn, 2008): a panel of at most 256 columns, 512 on AMX, and the next 1024 of k
-// lie packed in the second cache, and of it 32 columns and 512 of k, which 128 rows meet, in the first. What is read from
-// further away takes part in 512 operations a number or more. Right operands are packed when they are wanted, by who multiplies
-// with them: weights are read from where they lie, once, and there are no packed copies to keep.
+// lie packed in the second cache, and of it 32 columns and 512 of k, which 128 rows meet, in the first (less by parts). What is
+// read from further away takes part in 512 operations a number or more. Right operands are packed when they are wanted, by who
+// multiplies with them: weights are read from where they lie, once, and there are no packed copies to keep. Left operands are
+// read from where they lie; by parts they are packed, too.
 // rows_times: threads share columns, and rows where there are few columns. columns_times: threads pack b together, then share
 // the rows of c. Sums of a strip of 64 columns are finished by 32 rows, while they are near: rounded, with bias, GeLU or its
 // derivative. What that reads is asked for during the products; what it writes goes past the caches where the unit is faster
@@ -27,12 +30,36 @@ namespace cpu {
 namespace detail {
 namespace gemm {
 
-constexpr int slab = 1024;                  // of k, of a right operand in the second cache
-constexpr int narrow = 32, depth = 512;     // columns, and of k, of it in the first
-constexpr int at_once = 128;                // rows that meet it there
-constexpr int strip = 64, strip_rows = 32;  // columns and rows that are finished together: two lines of bf16 written at once
+template <class E>
+constexpr int slab = parts<E> == 1 ? 1024 : 768;  // of k, of a right operand in the second cache
+template <class E>
+constexpr int depth = parts<E> == 1 ? 512 : 128;  // of k, and `narrow` columns, of it in the first
+constexpr int narrow = 32;
+template <class E>
+constexpr int at_once = parts<E> == 1 ? 128 : 64;  // rows that meet it there
+constexpr int strip = 64, strip_rows = 32;         // columns and rows finished together: two lines of bf16 written at once
 // Columns of a right operand in the second cache, which has 2 MiB where there are tiles.
-inline int widest(const MatrixUnit<floatX>& unit) { return unit.tiles ? 512 : 256; }
+template <class E>
+int widest(const MatrixUnit<E>& unit) {
+    return unit.tiles && parts<E> == 1 ? 512 : 256;
+}
+
+// An operand as the unit reads it, in parts.
+template <class E>
+struct Operand {
+    const E* x;
+    size_t part;  // elements from one to the next
+};
+// One whose rows lie `stride` elements apart.
+template <class E>
+struct Left : Operand<E> {
+    int stride;
+    // Becomes these rows: where they lie, or as parts at `to`, with the part and the stride that it has.
+    void pack(E* to, const floatX* rows, int rows_stride, int count, int K) {
+        if constexpr (parts<E> == 1) this->x = rows, stride = rows_stride;
+        else split_rows(to, this->part, (size_t)stride, rows, (size_t)rows_stride, count, K);
+    }
+};
 
 // A result (rows, columns) in panels of columns, as many for each thread, and parts of its rows where there are few panels.
 struct Shares {
@@ -47,25 +74,31 @@ struct Shares {
 
 // sums (rows, strip) = a b or sums += a b, of a slab at most; b has `columns` columns, at most a strip. done(first, end) is
 // called for each few rows that are finished, while they are near; what it reads, `wanted`, is asked for before.
-template <class Done>
-void multiply_strip(const MatrixUnit<floatX>& unit, float* sums, const floatX* a, int lda, const floatX* b, int rows,
-                    int columns, int K, bool add, Ahead wanted, Done done) {
-    const int passes = ceil_div(K, depth), step = round_up(ceil_div(K, passes), k_step<floatX>);
+template <class E, class Done>
+void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E> b, int rows, int columns, int K, bool add,
+                    Ahead wanted, Done done) {
+    const int passes = ceil_div(K, depth<E>), step = round_up(ceil_div(K, passes), k_step<E>);
     const int blocks = ceil_div(rows, strip_rows), unfinished = blocks * (passes * ceil_div(columns, narrow) - 1);
     const int at_a_time = ceil_div(wanted.left(), std::max(1, unfinished));
     for (int n = 0; n < columns; n += narrow)
         for (int k = 0; k < K; k += step)
             for (int m = 0; m < rows; m += strip_rows) {
-                const int here = std::min((int)strip_rows, rows - m);
+                const int here = std::min((int)strip_rows, rows - m), wide = std::min((int)narrow, columns - n);
+                float* const to = sums + m * strip + n;
+                const E *const left = a.x + (size_t)m * a.stride + k, *const right = b.x + right_index<E>(k, n, K);
                 wanted.ask(at_a_time);
-                unit.product(sums + m * strip + n, strip, a + (size_t)m * lda + k, lda, b + right_index<floatX>(k, n, K), K,
-                             here, std::min((int)narrow, columns - n), std::min(step, K - k), add || k > 0);
+                if constexpr (parts<E> == 1)
+                    unit.product(to, strip, left, a.stride, right, K, here, wide, std::min(step, K - k), add || k > 0);
+                else
+                    unit.product_of_parts(to, strip, left, a.part, a.stride, right, b.part, K, here, wide,
+                                          std::min(step, K - k), add || k > 0);
                 if (k + step >= K && n + narrow >= columns) done(m, m + here);
             }
 }
 
 // Whether results at y, in rows of so many bytes, are written past the caches.
-inline bool streams(const MatrixUnit<floatX>& unit, const void* y, size_t row_bytes) {
+template <class E>
+bool streams(const MatrixUnit<E>& unit, const void* y, size_t row_bytes) {
     return unit.tiles && fills_lines(y) && row_bytes % 64 == 0;
 }
 
@@ -75,14 +108,18 @@ template <bool transposed>
 struct Right {
     const floatX* x;
     size_t stride;
-    void pack(const MatrixUnit<floatX>& unit, floatX* to, int k, int K, int first, int columns) const {
-        if constexpr (transposed) pack_transposed(unit, to, x + (size_t)first * stride + k, stride, columns, K);
-        else pack_rows(unit, to, x + (size_t)k * stride + first, stride, columns, K, K);
+    template <class E>
+    void pack(const MatrixUnit<E>& unit, E* to, size_t part, int k, int K, int first, int columns) const {
+        if constexpr (transposed) pack_transposed_in_parts(unit, to, part, x + (size_t)first * stride + k, stride, columns, K);
+        else pack_rows_in_parts(unit, to, part, x + (size_t)k * stride + first, stride, columns, K, K);
     }
 };
 
 // Elements between rows of K, so that their lines lie in different parts of the caches: an odd number of lines.
-inline int spread(int K) { return K / k_step<floatX> % 2 ? K : K + k_step<floatX>; }
+template <class E>
+int spread(int K) {
+    return K / k_step<E> % 2 ? K : K + k_step<E>;
+}
 
 // x (rows, columns) where it lies, or a copy in ctx.copies[i] with zeros up to as many rows and columns as are wanted.
 inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int columns, int all_rows, int all_columns) {
@@ -96,46 +133,49 @@ inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int colu
 // out (N, C) = a (N, K) b (K, C), whose b has K up to whole words and C up to 16.
 // finish(n, first column, columns, sums) gets each finished part of a row. Lines of `out` (N, C) and `read` (N, C), where these
 // are given, are asked for before: those that the result is to be held by, and that finish reads.
-template <bool transposed, class Finish>
-void rows_times(Ctx& ctx, floatX* out, const floatX* read, const floatX* a, int N, int K_there, int C,
-                const Right<transposed>& b, Finish finish) {
-    const MatrixUnit<floatX>& unit = *ctx.unit;
-    const int K = round_up(K_there, k_step<floatX>), wide = round_up(C, 16), tall = round_up(N, 16);
+template <class E, bool transposed, class Finish>
+void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const floatX* read, const floatX* a, int N, int K_there,
+                int C, const Right<transposed>& b, Finish finish) {
+    constexpr int slab = gemm::slab<E>, at_once = gemm::at_once<E>;
+    const int K = round_up(K_there, k_step<E>), wide = round_up(C, 16), tall = round_up(N, 16), deepest = std::min(K, slab);
     const Shares shares(tall, wide, widest(unit), ctx.threads);
     // Sums of a strip of columns; where K takes several slabs, of all strips and rows of a task.
-    const int kept = K > slab ? shares.rows : std::min((int)at_once, shares.rows);
+    const int kept = K > slab ? shares.rows : std::min(at_once, shares.rows);
     const int strips = K > slab ? ceil_div(shares.columns, strip) : 1;
-    const size_t packed_size = (size_t)std::min(K, (int)slab) * shares.columns, strip_size = (size_t)kept * strip;
-    const size_t per_thread = packed_size * sizeof(floatX) + strips * strip_size * sizeof(float);
+    const size_t packed_size = (size_t)deepest * shares.columns, strip_size = (size_t)kept * strip;
+    const size_t left_size = parts<E> == 1 ? 0 : (size_t)at_once * spread<E>(deepest);
+    const size_t per_thread = parts<E> * (packed_size + left_size) * sizeof(E) + strips * strip_size * sizeof(float);
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
     a = padded(ctx, 0, a, N, K_there, tall, K);
 #pragma omp parallel num_threads(ctx.threads)
     {
         float* memory_of_sums = (float*)(memory + per_thread * (size_t)omp_get_thread_num());
-        floatX* packed = (floatX*)(memory_of_sums + strips * strip_size);
+        E *packed = (E*)(memory_of_sums + strips * strip_size), *packed_left = packed + parts<E> * packed_size;
         unit.begin();
 #pragma omp for schedule(dynamic)
         for (int task = 0; task < shares.panels * shares.parts; task++) {
             const int c0 = task / shares.parts * shares.columns, columns = std::min(shares.columns, wide - c0);
             const int first = task % shares.parts * shares.rows, end = std::min(tall, first + shares.rows);
             for (int k0 = 0; k0 < K; k0 += slab) {
-                const int K_here = std::min((int)slab, K - k0);
+                const int K_here = std::min(slab, K - k0);
                 const bool last = k0 + K_here == K;
-                b.pack(unit, packed, k0, K_here, c0, columns);
+                b.pack(unit, packed, packed_size, k0, K_here, c0, columns);
                 for (int n0 = first; n0 < end; n0 += at_once) {
-                    const int rows = std::min((int)at_once, end - n0), there = std::min(rows, N - n0);
+                    const int rows = std::min(at_once, end - n0), there = std::min(rows, N - n0);
+                    Left<E> left = {{packed_left, left_size}, spread<E>(K_here)};
+                    left.pack(packed_left, a + (size_t)n0 * K + k0, K, rows, K_here);
                     for (int c = 0; c < columns; c += strip) {
                         const int width = std::min((int)strip, columns - c);
                         float* sums = memory_of_sums + (K > slab ? c / strip * strip_size + (size_t)(n0 - first) * strip : 0);
                         if (last && out) prefetch_lines<1>(out + (size_t)n0 * C + c0 + c, (size_t)C, width, there);
                         Ahead reads;
                         if (last && read) reads = Ahead(read + (size_t)n0 * C + c0 + c, (size_t)C, there, width);
-                        multiply_strip(unit, sums, a + (size_t)n0 * K + k0, K, packed + right_index<floatX>(0, c, K_here), rows,
-                                       width, K_here, k0 > 0, reads, [&](int m, int m_end) {
-                                           if (!last) return;
-                                           for (int n = m; n < std::min(m_end, there); n++)
-                                               finish(n0 + n, c0 + c, std::min(width, C - c0 - c), sums + (size_t)n * strip);
-                                       });
+                        const Operand<E> right = {packed + right_index<E>(0, c, K_here), packed_size};
+                        multiply_strip(unit, sums, left, right, rows, width, K_here, k0 > 0, reads, [&](int m, int m_end) {
+                            if (!last) return;
+                            for (int n = m; n < std::min(m_end, there); n++)
+                                finish(n0 + n, c0 + c, std::min(width, C - c0 - c), sums + (size_t)n * strip);
+                        });
                     }
                 }
             }
@@ -146,33 +186,37 @@ void rows_times(Ctx& ctx, floatX* out, const floatX* read, const floatX* a, int 
 }
 
 // c (M, C) (+)= a^T b of a (N, M), b (N, C); M and C are multiples of 16.
-inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, int N, int M, int C, Acc acc) {
-    const MatrixUnit<floatX>& unit = *ctx.unit;
+template <class E>
+void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* a, const floatX* b, int N, int M, int C,
+                   Acc acc) {
+    constexpr int slab = gemm::slab<E>, at_once = gemm::at_once<E>;
     const bool streamed = streams(unit, c, (size_t)C * sizeof(float));
     const Shares shares(C, M, widest(unit), ctx.threads);  // of c's rows, and of its columns where there are few rows
     const int piece = std::min(widest(unit), round_up(ceil_div(C, ctx.threads), 16));
-    const int deepest = std::min((int)slab, round_up(N, k_step<floatX>));
-    const size_t right_size = (size_t)deepest * C, left_size = (size_t)spread(deepest) * shares.columns;
-    floatX* right = (floatX*)ctx.scratch((right_size + left_size * (size_t)ctx.threads) * sizeof(floatX));
+    const int deepest = std::min(slab, round_up(N, k_step<E>));
+    const size_t right_size = (size_t)deepest * C, left_size = (size_t)spread<E>(deepest) * shares.columns;
+    E* right = (E*)ctx.scratch(parts<E> * (right_size + left_size * (size_t)ctx.threads) * sizeof(E));
 #pragma omp parallel num_threads(ctx.threads)
     {
-        floatX* left = right + right_size + left_size * (size_t)omp_get_thread_num();
+        E* left = right + parts<E> * (right_size + left_size * (size_t)omp_get_thread_num());
         alignas(64) float sums[at_once * strip];
         unit.begin();
         for (int k0 = 0; k0 < N; k0 += slab) {
-            const int there = std::min((int)slab, N - k0), K = round_up(there, k_step<floatX>), stride = spread(K);
+            const int there = std::min(slab, N - k0), K = round_up(there, k_step<E>), stride = spread<E>(K);
             const bool add = k0 > 0 || acc == Acc::Add;
 #pragma omp for schedule(dynamic)
             for (int c0 = 0; c0 < C; c0 += piece)
-                pack_rows(unit, right + (size_t)c0 * K, b + (size_t)k0 * C + c0, (size_t)C, std::min(piece, C - c0), K, there);
+                pack_rows_in_parts(unit, right + (size_t)c0 * K, right_size, b + (size_t)k0 * C + c0, (size_t)C,
+                                   std::min(piece, C - c0), K, there);
 #pragma omp for schedule(dynamic)
             for (int task = 0; task < shares.panels * shares.parts; task++) {
                 const int m0 = task / shares.parts * shares.columns, c0 = task % shares.parts * shares.rows;
                 const int M_here = std::min(shares.columns, M - m0), columns = std::min(shares.rows, C - c0);
-                lay_transposed(unit, left, (size_t)stride, a + (size_t)k0 * M + m0, (size_t)M, M_here, K, there);
+                lay_transposed_in_parts(unit, left, left_size, (size_t)stride, a + (size_t)k0 * M + m0, (size_t)M, M_here, K,
+                                        there);
                 for (int n = 0; n < columns; n += strip)
                     for (int m = 0; m < M_here; m += at_once) {
-                        const int rows = std::min((int)at_once, M_here - m), width = std::min((int)strip, columns - n);
+                        const int rows = std::min(at_once, M_here - m), width = std::min((int)strip, columns - n);
                         float* to = c + (size_t)(m0 + m) * C + c0 + n;
                         const auto finish = [&](int r, int end) {
                             for (; r < end; r++) {
@@ -182,8 +226,9 @@ inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, 
                                 else put(streamed, row, width, [=](int i, auto) { return load(here + i); });
                             }
                         };
-                        multiply_strip(unit, sums, left + (size_t)m * stride, stride, right + right_index<floatX>(0, c0 + n, K),
-                                       rows, width, K, false, add ? Ahead(to, (size_t)C, rows, width) : Ahead(), finish);
+                        multiply_strip(unit, sums, Left<E>{{left + (size_t)m * stride, left_size}, stride},
+                                       Operand<E>{right + right_index<E>(0, c0 + n, K), right_size}, rows, width, K, false,
+                                       add ? Ahead(to, (size_t)C, rows, width) : Ahead(), finish);
                     }
                 fence();  // the next slab adds to what another thread may have written
             }
@@ -193,13 +238,22 @@ inline void columns_times(Ctx& ctx, float* c, const floatX* a, const floatX* b, 
 }
 
 // ---- linear layers ---------------------------------------------------------------------------------------------------------
+// f(the unit that multiplies floatX).
+template <class F>
+void on_unit(const Ctx& ctx, F f) {
+    if constexpr (std::is_same<floatX, float>::value)
+        if (ctx.split_unit) return f(*ctx.split_unit);
+    f(*ctx.unit);
+}
+
 // out = inp weight^T (+ bias); with `pre`, that is pre, and out = gelu(pre).
-inline void forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const floatX* weight, const floatX* bias, int N,
-                    int IC, int OC) {
-    const int K = round_up(IC, k_step<floatX>);
+template <class E>
+void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, floatX* pre, const floatX* inp, const floatX* weight,
+             const floatX* bias, int N, int IC, int OC) {
+    const int K = round_up(IC, k_step<E>);
     weight = padded(ctx, 1, weight, OC, IC, round_up(OC, 16), K);
-    const bool streamed = streams(*ctx.unit, out, (size_t)OC * sizeof(floatX)) && fills_lines(pre);
-    rows_times(ctx, streamed ? nullptr : out, nullptr, inp, N, IC, OC, Right<true>{weight, (size_t)K},
+    const bool streamed = streams(unit, out, (size_t)OC * sizeof(floatX)) && fills_lines(pre);
+    rows_times(ctx, unit, streamed ? nullptr : out, nullptr, inp, N, IC, OC, Right<true>{weight, (size_t)K},
                [=](int n, int first, int columns, const float* sums) {
                    const size_t at = (size_t)n * OC + first;
                    const auto finish = [=](auto result) {
@@ -215,12 +269,13 @@ inline void forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const
 }
 
 // dinp = dout weight, times gelu'(pre) where there is one.
-inline void backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre, int N, int IC,
-                           int OC) {
-    const int K = round_up(OC, k_step<floatX>), stride = round_up(IC, 16);
+template <class E>
+void backward_input(Ctx& ctx, const MatrixUnit<E>& unit, floatX* dinp, const floatX* dout, const floatX* weight,
+                    const floatX* pre, int N, int IC, int OC) {
+    const int K = round_up(OC, k_step<E>), stride = round_up(IC, 16);
     weight = padded(ctx, 1, weight, OC, IC, K, stride);
-    const bool streamed = streams(*ctx.unit, dinp, (size_t)IC * sizeof(floatX));
-    rows_times(ctx, streamed ? nullptr : dinp, pre, dout, N, OC, IC, Right<false>{weight, (size_t)stride},
+    const bool streamed = streams(unit, dinp, (size_t)IC * sizeof(floatX));
+    rows_times(ctx, unit, streamed ? nullptr : dinp, pre, dout, N, OC, IC, Right<false>{weight, (size_t)stride},
                [=](int n, int first, int columns, const float* sums) {
                    const size_t at = (size_t)n * IC + first;
                    const floatX* x = pre + at;
@@ -232,17 +287,33 @@ inline void backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const flo
 }
 
 // dweight (+)= dout^T inp.
-inline void backward_weight(Ctx& ctx, float* dweight, const floatX* dout, const floatX* inp, int N, int IC, int OC, Acc acc) {
+template <class E>
+void backward_weight(Ctx& ctx, const MatrixUnit<E>& unit, float* dweight, const floatX* dout, const floatX* inp, int N, int IC,
+                     int OC, Acc acc) {
     const int M = round_up(OC, 16), C = round_up(IC, 16);
-    if (M == OC && C == IC) return columns_times(ctx, dweight, dout, inp, N, M, C, acc);
+    if (M == OC && C == IC) return columns_times(ctx, unit, dweight, dout, inp, N, M, C, acc);
     std::vector<float> sums((size_t)M * C);
-    columns_times(ctx, sums.data(), padded(ctx, 0, dout, N, OC, N, M), padded(ctx, 1, inp, N, IC, N, C), N, M, C, Acc::Set);
+    columns_times(ctx, unit, sums.data(), padded(ctx, 0, dout, N, OC, N, M), padded(ctx, 1, inp, N, IC, N, C), N, M, C,
+                  Acc::Set);
     for (int o = 0; o < OC; o++)
         for (int i = 0; i < IC; i++) {
             const float sum = sums[(size_t)o * C + i];
             float& d = dweight[(size_t)o * IC + i];
             d = acc == Acc::Add ? d + sum : sum;
         }
+}
+
+// The three, on the unit that multiplies floatX.
+inline void forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const floatX* weight, const floatX* bias, int N,
+                    int IC, int OC) {
+    on_unit(ctx, [&](const auto& unit) { forward(ctx, unit, out, pre, inp, weight, bias, N, IC, OC); });
+}
+inline void backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre, int N, int IC,
+                           int OC) {
+    on_unit(ctx, [&](const auto& unit) { backward_input(ctx, unit, dinp, dout, weight, pre, N, IC, OC); });
+}
+inline void backward_weight(Ctx& ctx, float* dweight, const floatX* dout, const floatX* inp, int N, int IC, int OC, Acc acc) {
+    on_unit(ctx, [&](const auto& unit) { backward_weight(ctx, unit, dweight, dout, inp, N, IC, OC, acc); });
 }
 
 }  // namespace gemm

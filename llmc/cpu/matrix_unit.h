@@ -8,9 +8,10 @@
 //   c        row-major fp32, rows ldc elements apart
 // AMX: a tile holds 16 rows of 64 bytes; TDPBF16PS adds the product of a tile of a (16, 32) and one of b (32, 16) to one of c
 // (16, 16). Four tiles of c stay in the unit, so that each tile of a and b that is loaded is used twice: 4 loads for 4 products
-// of 16 cycles. AVX-512: 8 rows and 32 columns of c stay in registers; a word of a, broadcast, meets a row of words of b. Sums
-// have a fixed order: the same bits for any number of threads, but other bits on another unit. (Intel, Architecture Instruction
-// Set Extensions Programming Reference, chapter 3: AMX; section 2.1: AVX512_BF16.)
+// of 16 cycles; of fp32 in three parts of bf16 14 for 24. AVX-512: 8 rows and 32 columns of c stay in registers; a word of a,
+// broadcast, meets a row of words of b. Sums have a fixed order: the same bits for any number of threads, but other bits on
+// another unit. (Intel, Architecture Instruction Set Extensions Programming Reference, chapter 3: AMX; section 2.1:
+// AVX512_BF16.)
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -56,6 +57,9 @@ struct MatrixUnit {
     void (*transpose)(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride);
     // As many rows as a word has elements, joined to words; each 16 columns' words `block` elements from the last's.
     void (*join)(E* to, size_t block, const E* rows, size_t stride, int columns);
+    // Of fp32 numbers in three parts of bf16, which lie a_part and b_part elements apart (packing.h); null where there is none.
+    void (*product_of_parts)(float* c, int ldc, const E* a, size_t a_part, int lda, const E* b, size_t b_part, int b_rows,
+                             int M, int N, int K, bool add) = nullptr;
 };
 
 template <class E>
@@ -157,9 +161,10 @@ struct AmxTiles {
 };
 #endif
 
-// c (16 R, 16 W), R and W 1 or 2.
-template <class Tiles, int R, int W>
-inline void tiles_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int K, bool add) {
+// c (16 R, 16 W), R and W 1 or 2, of operands in one part or in three.
+template <class Tiles, int R, int W, int parts>
+inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda, const bf16* b, size_t b_part, int b_rows,
+                        int K, bool add) {
     const size_t c_stride = (size_t)ldc * 4, a_stride = (size_t)lda * 2;
     float* const c_low = c + 16 * (size_t)ldc;
     const bf16 *const a_low = a + 16 * (size_t)lda, *const b_right = b + 16 * (size_t)b_rows;
@@ -174,38 +179,50 @@ inline void tiles_block(float* c, int ldc, const bf16* a, int lda, const bf16* b
         if constexpr (R == 2) Tiles::template zero<2>();
         if constexpr (R == 2 && W == 2) Tiles::template zero<3>();
     }
-    for (int k = 0; k < K; k += 32) {
-        Tiles::template load<6>(b + (size_t)k * 16, 64);
-        Tiles::template load_once<4>(a + k, a_stride);
+    // Part i of a times part j of b, of which those that are asked for are loaded.
+    const auto multiply = [&](int k, size_t i, bool load_a, size_t j, bool load_b) {
+        if (load_b) Tiles::template load<6>(b + j * b_part + (size_t)k * 16, 64);
+        if (load_a) Tiles::template load_once<4>(a + i * a_part + k, a_stride);
         Tiles::template multiply<0, 4, 6>();
         if constexpr (W == 2) {
-            Tiles::template load<7>(b_right + (size_t)k * 16, 64);
+            if (load_b) Tiles::template load<7>(b_right + j * b_part + (size_t)k * 16, 64);
             Tiles::template multiply<1, 4, 7>();
         }
         if constexpr (R == 2) {
-            Tiles::template load_once<5>(a_low + k, a_stride);
+            if (load_a) Tiles::template load_once<5>(a_low + i * a_part + k, a_stride);
             Tiles::template multiply<2, 5, 6>();
         }
         if constexpr (R == 2 && W == 2) Tiles::template multiply<3, 5, 7>();
-    }
+    };
+    for (int k = 0; k < K; k += 32)
+        if constexpr (parts == 1) multiply(k, 0, true, 0, true);
+        else {  // 14 loads for 24 products
+            multiply(k, 0, true, 2, true), multiply(k, 0, false, 1, true), multiply(k, 0, false, 0, true);
+            multiply(k, 2, true, 0, false), multiply(k, 1, true, 0, false), multiply(k, 1, false, 1, true);
+        }
     Tiles::template store<0>(c, c_stride);
     if constexpr (W == 2) Tiles::template store<1>(c + 16, c_stride);
     if constexpr (R == 2) Tiles::template store<2>(c_low, c_stride);
     if constexpr (R == 2 && W == 2) Tiles::template store<3>(c_low + 16, c_stride);
 }
 
-template <class Tiles>
-void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K, bool add) {
+template <class Tiles, int parts>
+void tiles_product_of(float* c, int ldc, const bf16* a, size_t a_part, int lda, const bf16* b, size_t b_part, int b_rows, int M,
+                      int N, int K, bool add) {
     for (int n = 0; n < N; n += 32)
         for (int m = 0; m < M; m += 32) {
             float* const at = c + (size_t)m * ldc + n;
             const bf16 *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
             const bool two_rows = M - m > 16, two_columns = N - n > 16;
-            if (two_rows && two_columns) tiles_block<Tiles, 2, 2>(at, ldc, left, lda, right, b_rows, K, add);
-            else if (two_rows) tiles_block<Tiles, 2, 1>(at, ldc, left, lda, right, b_rows, K, add);
-            else if (two_columns) tiles_block<Tiles, 1, 2>(at, ldc, left, lda, right, b_rows, K, add);
-            else tiles_block<Tiles, 1, 1>(at, ldc, left, lda, right, b_rows, K, add);
+            const auto block = two_rows      ? two_columns ? tiles_block<Tiles, 2, 2, parts> : tiles_block<Tiles, 2, 1, parts>
+                                    : two_columns ? tiles_block<Tiles, 1, 2, parts>
+                                             : tiles_block<Tiles, 1, 1, parts>;
+            block(at, ldc, left, a_part, lda, right, b_part, b_rows, K, add);
         }
+}
+template <class Tiles>
+void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K, bool add) {
+    tiles_product_of<Tiles, 1>(c, ldc, a, 0, lda, b, 0, b_rows, M, N, K, add);
 }
 
 // In four rounds: words of pairs of rows side by side, then pairs of words, then the quarters of the vectors, twice.
@@ -432,7 +449,8 @@ inline const MatrixUnit<bf16>* emulated_amx() {
                                           detail::EmulatedTiles::end,
                                           detail::tiles_product<detail::EmulatedTiles>,
                                           detail::transpose_plain,
-                                          detail::join_plain};
+                                          detail::join_plain,
+                                          detail::tiles_product_of<detail::EmulatedTiles, 3>};
     return &unit;
 }
 
@@ -453,7 +471,8 @@ inline const MatrixUnit<bf16>* amx() {
                                           detail::AmxTiles::end,
                                           detail::tiles_product<detail::AmxTiles>,
                                           detail::transpose_vectors,
-                                          detail::join_vectors};
+                                          detail::join_vectors,
+                                          detail::tiles_product_of<detail::AmxTiles, 3>};
     return there ? &unit : nullptr;
 }
 inline const MatrixUnit<bf16>* avx512_bf16() {

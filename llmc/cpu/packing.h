@@ -1,12 +1,31 @@
 // Operands of a matrix unit (matrix_unit.h) from rows of numbers that lie `stride` elements apart; where rows are transposed,
 // whole words apart. Every number of rows and columns is a multiple of 16, of K one of 64 bytes.
+// Where numbers are fp32 and the unit multiplies bf16, an operand is packed as three of these, `part` elements apart: numbers
+// are x = x1 + x2 + x3, x1 the nearest bf16, x2 that to what is left over, x3 the rest: 3 times 8 bits, all there are (but for
+// numbers below 2^-110, whose last parts are denormal, which is zero to the unit). Of a product x y six products of parts are
+// summed; x2 y3, x3 y2 and x3 y3 are below 2^-25 of it. Infinity times a number comes out as infinity or NaN.
 #pragma once
 #include "../math.h"
 #include "matrix_unit.h"
 #include "parallel.h"
+#include "vectors.h"
 
 namespace cpu {
 namespace detail {
+
+template <class E>
+constexpr int parts = std::is_same<E, floatX>::value ? 1 : 3;
+
+// Rows of numbers, each as its three parts.
+inline void split_rows(bf16* to, size_t part, size_t to_stride, const float* x, size_t stride, int rows, int columns) {
+    for (int r = 0; r < rows; r++)
+        for_vectors(columns, [&](int c, auto there) {
+            __builtin_prefetch(x + (size_t)(r + 2) * stride + c);
+            floats rest = load(x + (size_t)r * stride + c, there);
+            bf16* at = to + (size_t)r * to_stride + c;
+            for (int p = 0; p < parts<bf16>; p++, at += part) store(at, rest, there), rest -= as_stored(at, rest);
+        });
+}
 
 // Rows from `row` on, as many as a word has elements, joined to words (MatrixUnit::join); rows from `there` on are zero.
 template <class E>
@@ -46,24 +65,25 @@ public:
     }
 };
 
-// Right operand (K, columns) of as many rows, of which those from `there` on are zero.
+// Right operand (K, columns) of as many rows, of which those from `there` on are zero; `block`: from 16 columns to the next.
 template <class E>
-void pack_rows(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride, int columns, int K, int there) {
+void pack_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_t stride, int columns, int K, int there) {
     constexpr int ahead = 8 * of_word<E>;
     for (int k = 0; k < K; k += of_word<E>) {
         if (k + ahead + of_word<E> <= there) prefetch_lines(x + (size_t)(k + ahead) * stride, stride, columns, of_word<E>);
-        join_rows(unit, to + right_index<E>(k, 0, K), (size_t)K * 16, x + (size_t)k * stride, stride, columns, k, there);
+        join_rows(unit, to + 16 * (size_t)k, block, x + (size_t)k * stride, stride, columns, k, there);
     }
 }
 
 // Right operand (K, rows) = the transpose of rows of K: their words, transposed.
 template <class E>
-void pack_transposed(const MatrixUnit<E>& unit, E* to, const E* x, size_t stride, int rows, int K) {
+void pack_transposed(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_t stride, int rows, int K) {
     for (int r = 0; r < rows; r += 16)
         for (int k = 0; k < K; k += k_step<E>) {
             const E* from = x + (size_t)r * stride + k;
             if (r + 16 < rows) prefetch_lines(from + 16 * stride, stride, k_step<E>, 16);
-            unit.transpose((uint32_t*)(to + right_index<E>(k, r, K)), 16, (const uint32_t*)from, stride / of_word<E>);
+            unit.transpose((uint32_t*)(to + (size_t)(r / 16) * block + 16 * (size_t)k), 16, (const uint32_t*)from,
+                           stride / of_word<E>);
         }
 }
 
@@ -86,6 +106,53 @@ void lay_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const E*
                 unit.transpose((uint32_t*)(to + (size_t)(c + i) * to_stride + k), to_stride / of_word<E>,
                                (const uint32_t*)(joined + i / 16 * block), 16);
         }
+}
+
+// ---- the same of numbers, in as many parts as the unit needs
+// ----------------------------------------------------------------- f(k, c, rows, columns, parts of these) for pieces of (K,
+// columns) numbers whose parts fit into the first cache.
+template <int high, int wide, class F>
+void for_split_pieces(const float* x, size_t stride, int K, int columns, int there, F f) {
+    constexpr size_t part = high * wide;
+    alignas(64) bf16 pieces[parts<bf16> * part];
+    for (int k = 0; k < K; k += high)
+        for (int c = 0; c < columns; c += wide) {
+            const int rows = std::min((int)high, K - k), width = std::min((int)wide, columns - c);
+            const float* from = x + (size_t)k * stride + c;
+            prefetch_lines(from + (c + wide < columns ? wide : high * stride - (size_t)c), stride, width,
+                           std::max(0, std::min(rows, there - k - (c + wide < columns ? 0 : high))));
+            split_rows(pieces, part, wide, from, stride, std::max(0, std::min(rows, there - k)), width);
+            for (int p = 0; p < parts<bf16>; p++) f(p, k, c, rows, width, pieces + p * part);
+        }
+}
+template <class E>
+void pack_rows_in_parts(const MatrixUnit<E>& unit, E* to, size_t part, const floatX* x, size_t stride, int columns, int K,
+                        int there) {
+    const size_t block = 16 * (size_t)K;
+    if constexpr (parts<E> == 1) pack_rows(unit, to, block, x, stride, columns, K, there);
+    else
+        for_split_pieces<32, 128>(x, stride, K, columns, there, [&](int p, int k, int c, int rows, int width, const E* piece) {
+            pack_rows(unit, to + p * part + (size_t)(c / 16) * block + 16 * (size_t)k, block, piece, 128, width, rows,
+                      there - k);
+        });
+}
+template <class E>
+void pack_transposed_in_parts(const MatrixUnit<E>& unit, E* to, size_t part, const floatX* x, size_t stride, int rows, int K) {
+    const size_t block = 16 * (size_t)K;
+    if constexpr (parts<E> == 1) pack_transposed(unit, to, block, x, stride, rows, K);
+    else
+        for_split_pieces<16, 256>(x, stride, rows, K, rows, [&](int p, int r, int k, int height, int width, const E* piece) {
+            pack_transposed(unit, to + p * part + (size_t)(r / 16) * block + 16 * (size_t)k, block, piece, 256, height, width);
+        });
+}
+template <class E>
+void lay_transposed_in_parts(const MatrixUnit<E>& unit, E* to, size_t part, size_t to_stride, const floatX* x, size_t stride,
+                             int columns, int K, int there) {
+    if constexpr (parts<E> == 1) lay_transposed(unit, to, to_stride, x, stride, columns, K, there);
+    else
+        for_split_pieces<32, 128>(x, stride, K, columns, there, [&](int p, int k, int c, int rows, int width, const E* piece) {
+            lay_transposed(unit, to + p * part + (size_t)c * to_stride + k, to_stride, piece, 128, width, rows, there - k);
+        });
 }
 
 }  // namespace detail
