@@ -2,7 +2,8 @@
 //
 // Scores are computed the other way round, keys down and queries across: s^T = K Q^T. A query's maximum and sum then run along
 // vectors of 16 queries, without sums across a vector, and P^T comes out as both of the operands that it is to be: its rows as
-// they lie (left), and packed (right).
+// they lie (left), and packed (right). Scores, and what is summed over keys, lie in stripes of few queries, so that a tile's
+// keys and values meet them in the first cache.
 //   forward   s^T = K Q^T        o^T += V^T P^T
 //   backward  s^T = K Q^T        dp^T = V dO^T        dv += P^T dO        dk += dS^T Q        dq^T += K^T dS^T
 // A query tile keeps a running maximum m and sum l per query; when a tile of keys raises m, what was summed so far is scaled by
@@ -33,12 +34,25 @@ namespace cpu {
 namespace detail {
 namespace flash {
 
-constexpr int tile = 64;  // queries and keys of a tile
+constexpr int tile = 64;          // queries and keys of a tile
+constexpr int most_columns = 64;  // of a head that are stored at once
 using Unit = MatrixUnit<floatX>;
+
+// Queries of a stripe: a column of tiles, or as many as stay in registers.
+inline int stripe_of(const Unit& unit) { return unit.tiles ? 16 : 32; }
 
 inline int tiles_of(int T) { return ceil_div(T, tile); }
 inline int padded_size(int HS) { return round_up(HS, k_step<floatX>); }
 inline int rows_at(const AttentionShape& a, int t0) { return std::min((int)tile, a.T - t0); }
+
+// Rows of qkv and of out lie a page apart: those of a tile are asked for while the one before is worked on.
+inline void ask_for_rows(const floatX* x, size_t stride, const AttentionShape& a, int t0) {
+    if (t0 < a.T) prefetch_lines(x, stride, a.HS, rows_at(a, t0));
+}
+// Whether rows of a head at `to` are written past the caches: whole lines, which lie too far apart to be fetched in time.
+inline bool streams(const Unit& unit, const floatX* to, size_t stride, int HS) {
+    return unit.tiles && fills_lines(to) && HS * sizeof(floatX) % 64 == 0 && stride * sizeof(floatX) % 64 == 0;
+}
 
 // ---- layouts of a tile of 64 rows of a head, `rows` of them there, each of HS elements, a stride apart ---------------------
 // (64, H): as they lie.
@@ -70,65 +84,68 @@ inline void pack_transposed(const Unit& unit, floatX* to, const Rows64& rows, in
 inline void pack_rows(const Unit& unit, floatX* to, const Rows64& rows, int H) {
     detail::pack_rows(unit, to, 16 * (size_t)tile, rows.x, rows.stride, H, tile, tile);
 }
-// Rows of a head from fp32 sums (H, 64), each times its factor.
+// Rows of a head from fp32 sums, stripes of (H, queries), each times its factor.
 inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* sums, const float* factors, int rows,
-                             int HS) {
-    alignas(64) float block[16][16];
+                             int HS, int H) {
+    const int stripe = stripe_of(unit);
+    const bool streamed = streams(unit, to, stride, HS);
+    alignas(64) float block[16 * most_columns];
     for (int t0 = 0; t0 < rows; t0 += 16)
-        for (int c0 = 0; c0 < HS; c0 += 16) {
-            unit.transpose((uint32_t*)&block[0][0], 16, (const uint32_t*)(sums + (size_t)c0 * tile + t0), tile);
-            const int columns = std::min(16, HS - c0);
-            for (int t = t0; t < std::min(rows, t0 + 16); t++)
-                store(to + (size_t)t * stride + c0, factors[t] * load(block[t - t0]), columns);
+        for (int first = 0; first < HS; first += most_columns) {
+            const int columns = std::min((int)most_columns, HS - first);
+            for (int c = 0; c < columns; c += 16) {
+                const float* from = sums + (size_t)(t0 / stripe * stripe) * H + (size_t)(first + c) * stripe + t0 % stripe;
+                unit.transpose((uint32_t*)(block + c), most_columns, (const uint32_t*)from, (size_t)stripe);
+            }
+            for (int t = t0; t < std::min(rows, t0 + 16); t++) {
+                const float *row = block + (t - t0) * most_columns, factor = factors[t];
+                put(streamed, to + (size_t)t * stride + first, columns, [=](int c, auto) { return factor * load(row + c); });
+            }
         }
+    fence();
 }
 
 // ---- products of a tile of keys and one of queries -------------------------------------------------------------------------
 // On the diagonal, where both are the same rows, the first half of the queries sees no key of the second half.
 constexpr int half = tile / 2;
-inline int at_once(bool diagonal) { return diagonal ? half : tile; }
-inline int keys_seen(bool diagonal, int t /*any of the half's queries*/) { return diagonal && t < half ? half : tile; }
+inline int keys_seen(bool diagonal, int t /*the first query*/) { return diagonal && t < half ? half : tile; }
 
-// s (64 keys, 64 queries) = keys queries^T. What nobody sees is not set.
-inline void score(const Unit& unit, float* s, const floatX* keys /*(64, H)*/, const floatX* queries /*packed (H, 64)*/, int H,
-                  bool diagonal) {
-    const int n = at_once(diagonal);
-    for (int t = 0; t < tile; t += n)
-        unit.product(s + t, tile, keys, H, queries + right_index<floatX>(0, t, H), H, keys_seen(diagonal, t), n, H, false);
+// s (keys, n queries) = keys queries^T.
+inline void score(const Unit& unit, float* s, const floatX* keys /*(64, H)*/, const floatX* queries /*packed (H, n)*/, int H,
+                  int n, int seen) {
+    unit.product(s, n, keys, H, queries, H, seen, n, H, false);
 }
-// o (H, 64 queries) += left p.
+// o (H, n queries) += left p.
 inline void add_over_keys(const Unit& unit, float* o, const floatX* left /*(H, 64 keys)*/,
-                          const floatX* p /*packed (64 keys, 64 queries)*/, int H, bool diagonal) {
-    const int n = at_once(diagonal);
-    for (int t = 0; t < tile; t += n)
-        unit.product(o + t, tile, left, tile, p + right_index<floatX>(0, t, tile), tile, H, n, keys_seen(diagonal, t), true);
+                          const floatX* p /*packed (64 keys, n queries)*/, int H, int n, int seen) {
+    unit.product(o, n, left, tile, p, tile, H, n, seen, true);
 }
 // o (64 keys, H) += p right.
 inline void add_over_queries(const Unit& unit, float* o, const floatX* p /*(64 keys, 64 queries)*/,
                              const floatX* right /*packed (64 queries, H)*/, int H, bool diagonal) {
-    const int n = at_once(diagonal);
+    const int n = diagonal ? half : tile;
     for (int j = 0; j < tile; j += n)  // on the diagonal query j is the first that sees key j
         unit.product(o + (size_t)j * H, H, p + j * tile + j, tile, right + right_index<floatX>(j, 0, tile), tile, n, H,
                      tile - j, true);
 }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------------
-// s (64 keys, 64 queries): -inf where the mask forbids or there is no key. With slopes, scores are finished here: scale, and
-// slope. Returns the factor, above 0, that is still to be applied.
-inline float finish_scores(float* s, int t0, int j0, int keys, float scale, const real* slope,
+// s (`seen` keys from j0 on, n queries from t0 on): -inf where the mask forbids or there is no key; there are `keys` in the
+// tile. With slopes, scores are finished here: scale, and slope. Returns the factor, above 0, that is still to be applied.
+inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, float scale, const real* slope,
                            const int* doc_start /*of t0 or null*/) {
     const float minus_infinity = -std::numeric_limits<float>::infinity();
     const bool whole = keys == tile && j0 + tile <= t0 + 1;
     if (whole && !slope && !doc_start) return scale;
-    for (int j = 0; j < tile; j++) {
-        float* row = s + j * tile;
+    for (int j = 0; j < seen; j++) {
+        float* row = s + j * n;
         const int distance = j0 + j - t0;
         if (slope)
-            for (int t = 0; t < tile; t++) row[t] = scale * row[t] + (float)*slope * (float)(distance - t);
+            for (int t = 0; t < n; t++) row[t] = scale * row[t] + (float)*slope * (float)(distance - t);
         if (!whole)
-            for (int t = 0; t < tile; t++) row[t] = j < keys && distance <= t ? row[t] : minus_infinity;
+            for (int t = 0; t < n; t++) row[t] = j < keys && distance <= t ? row[t] : minus_infinity;
         if (doc_start)
-            for (int t = 0; t < tile; t++) row[t] = doc_start[t] <= j0 + j ? row[t] : minus_infinity;
+            for (int t = 0; t < n; t++) row[t] = doc_start[t] <= j0 + j ? row[t] : minus_infinity;
     }
     return slope ? 1.0f : scale;
 }
@@ -137,6 +154,12 @@ inline const int* documents_of(int* starts, const int* doc_start, int t0, int T)
     if (!doc_start) return nullptr;
     for (int t = 0; t < tile; t++) starts[t] = t0 + t < T ? doc_start[t0 + t] : 0;
     return starts;
+}
+
+// Of what is to be rounded to floatX.
+inline floats power(floats x) {
+    if constexpr (std::is_same<floatX, float>::value) return exp_of(x);
+    else return exp_for_rounding(x);
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------------------------
@@ -154,19 +177,21 @@ struct KeysAndValues {
     floatX* values_transposed(int b, int g, int j0) const { return keys(b, g, j0) + (size_t)tile * H; }
     void lay(const Unit& unit, const floatX* qkv, int b, int g, int j0, floatX* scratch /*(64, H)*/) const {
         const int rows = rows_at(a, j0);
+        for (const size_t next : {a.key(b, j0 + tile, g), a.value(b, j0 + tile, g)})
+            ask_for_rows(qkv + next, a.row(), a, j0 + tile);
         lay_rows(keys(b, g, j0), qkv + a.key(b, j0, g), a.row(), rows, a.HS, H);
         lay_transposed(unit, values_transposed(b, g, j0), Rows64(scratch, qkv + a.value(b, j0, g), a.row(), rows, a.HS, H), H);
     }
 };
 
 struct ForwardMemory {
-    float *s, *o;          // (64 keys, 64 queries), (H, 64 queries)
-    floatX *rows, *q, *p;  // (64, H); packed (H, 64), (64 keys, 64 queries)
+    float *s, *o;          // (64 keys, stripe), stripes of (H, queries)
+    floatX *rows, *q, *p;  // (64, H); packed (H, 64), (64 keys, stripe)
     static size_t bytes(int H) {
-        return sizeof(float) * tile * (tile + (size_t)H) + sizeof(floatX) * tile * (2 * (size_t)H + tile);
+        return sizeof(float) * tile * (half + (size_t)H) + sizeof(floatX) * tile * (2 * (size_t)H + half);
     }
     ForwardMemory(char* memory, int H) {
-        s = (float*)memory, o = s + tile * tile;
+        s = (float*)memory, o = s + tile * half;
         rows = (floatX*)(o + (size_t)H * tile), q = rows + (size_t)tile * H, p = q + (size_t)tile * H;
     }
 };
@@ -180,32 +205,36 @@ inline void put_rows(float* packed, int k, int n, floats first, floats second) {
     store(packed + right_index<float>(k, n, tile), first), store(packed + right_index<float>(k + 1, n, tile), second);
 }
 
-// Exponentials of a tile of scores, factor times s, relative to each query's new maximum: packed in p, their sums added, o
-// scaled to the new maximum. 16 queries at a time.
-inline void softmax_tile(const ForwardMemory& m, float factor, float* top, float* sum, int H, bool diagonal) {
+// Exponentials of scores (`keys`, n queries), factor times s, relative to each query's new maximum: packed in p, their sums
+// added, o (H, n) scaled to the new maximum. 16 queries at a time.
+inline void softmax_stripe(const float* scores, floatX* p, float* out, float factor, float* top, float* sum, int H, int n,
+                           int keys) {
     const floats minus_infinity = floats{} - std::numeric_limits<float>::infinity();
-    for (int t = 0; t < tile; t += lanes) {
-        const float* s = m.s + t;
-        const int keys = keys_seen(diagonal, t);
+    for (int t = 0; t < n; t += lanes) {
+        const float* s = scores + t;
         floats highest = minus_infinity, other = minus_infinity;
         for (int j = 0; j < keys; j += 2) {
-            highest = larger(load(s + j * tile), highest);
-            other = larger(load(s + (j + 1) * tile), other);
+            highest = larger(load(s + j * n), highest);
+            other = larger(load(s + (j + 1) * n), other);
         }
         const floats before = load(top + t);
         highest = larger(before, factor * larger(other, highest));
         const floats shift = highest == minus_infinity ? floats{} : highest;  // a query that has seen nothing yet
-        const floats rescale = exp_of(before - shift);
         floats added = {};
         for (int j = 0; j < keys; j += 2) {
-            const floats x = exp_of(factor * load(s + j * tile) - shift), y = exp_of(factor * load(s + (j + 1) * tile) - shift);
+            const floats x = power(factor * load(s + j * n) - shift), y = power(factor * load(s + (j + 1) * n) - shift);
             added += x + y;
-            put_rows(m.p, j, t, x, y);
+            put_rows(p, j, t, x, y);
         }
+        if (same_bits(before, highest)) {
+            store(sum + t, load(sum + t) + added);
+            continue;
+        }
+        const floats rescale = power(before - shift);
         store(top + t, highest);
         store(sum + t, load(sum + t) * rescale + added);
         for (int c = 0; c < H; c++) {
-            float* o = m.o + (size_t)c * tile + t;
+            float* o = out + (size_t)c * n + t;
             store(o, load(o) * rescale);
         }
     }
@@ -213,7 +242,7 @@ inline void softmax_tile(const ForwardMemory& m, float factor, float* top, float
 
 inline void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
                          const AttentionShape& a, const KeysAndValues& kv, int b, int h, int t0, const ForwardMemory& m) {
-    const int rows = rows_at(a, t0), H = kv.H, g = h / a.group();
+    const int rows = rows_at(a, t0), H = kv.H, g = h / a.group(), n = stripe_of(unit);
     int starts[tile];
     const int* docs = documents_of(starts, doc_start ? doc_start + (size_t)b * a.T : nullptr, t0, a.T);
     float top[tile], sum[tile] = {};
@@ -223,15 +252,19 @@ inline void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX*
     const int from = docs ? docs[0] / tile * tile : 0;
     std::fill(m.o, m.o + (size_t)H * tile, 0.0f);
     for (int j0 = from; j0 < t0 + rows; j0 += tile) {
-        const bool diagonal = j0 == t0;
-        score(unit, m.s, kv.keys(b, g, j0), m.q, H, diagonal);
-        const float factor = finish_scores(m.s, t0, j0, rows_at(a, j0), (float)a.scale, slopes ? slopes + h : nullptr, docs);
-        softmax_tile(m, factor, top, sum, H, diagonal);
-        add_over_keys(unit, m.o, kv.values_transposed(b, g, j0), m.p, H, diagonal);
+        for (int t = 0; t < tile; t += n) {
+            const int seen = keys_seen(j0 == t0, t);
+            float* const o = m.o + (size_t)t * H;
+            score(unit, m.s, kv.keys(b, g, j0), m.q + right_index<floatX>(0, t, H), H, n, seen);
+            const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, (float)a.scale,
+                                               slopes ? slopes + h : nullptr, docs ? docs + t : nullptr);
+            softmax_stripe(m.s, m.p, o, factor, top + t, sum + t, H, n, seen);
+            add_over_keys(unit, o, kv.values_transposed(b, g, j0), m.p, H, n, seen);
+        }
     }
     for (int i = 0; i < rows; i++) lse[a.statistic(b, t0 + i, h)] = top[i] + std::log(sum[i]);
     for (float& x : sum) x = 1 / x;
-    store_transposed(unit, out + a.output(b, t0, h), (size_t)a.NH * a.HS, m.o, sum, rows, a.HS);
+    store_transposed(unit, out + a.output(b, t0, h), (size_t)a.NH * a.HS, m.o, sum, rows, a.HS, H);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
@@ -240,7 +273,7 @@ struct BackwardMemory {
     floatX *k, *kt, *v;           // (tiles, 64, H), (tiles, H, 64), (tiles, 64, H): left operands
     floatX *qt, *q, *dot, *dout;  // packed (H, 64), (64, H) of queries and of dout, per tile
     floatX *rows, *p, *ds, *ds_packed;
-    float *s, *dp, *dq, *dkv[2], *correction, *lse;  // dq (tiles, H, 64), dkv (tiles, 2, 64, H) of a query head, of several
+    float *s, *dp, *dq, *dkv[2], *correction, *lse;  // dq (tiles) stripes, dkv (tiles, 2, 64, H) of a query head, of several
     static size_t bytes(int T, int H) {
         const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile;
         return sizeof(floatX) * (7 * operand + (size_t)tile * H + 3 * small) +
@@ -258,19 +291,19 @@ struct BackwardMemory {
     }
 };
 
-// p = exp(factor s - lse) and ds = scale p (dp - correction) of a tile (64 keys, 64 queries), rounded: rows of both, ds packed
-// as well.
-inline void gradient_tile(const BackwardMemory& m, float factor, const float* lse, const float* correction, float scale,
-                          bool diagonal) {
-    for (int t = 0; t < tile; t += lanes) {
+// p = exp(factor s - lse) and ds = p (scale dp - correction) of (`keys`, n queries), rounded: columns of both (64 keys, 64
+// queries), ds packed as well.
+inline void gradient_stripe(const BackwardMemory& m, floatX* p_columns, floatX* ds_columns, float factor, const float* lse,
+                            const float* correction, float scale, int n, int keys) {
+    for (int t = 0; t < n; t += lanes) {
         const floats log_sum = load(lse + t), subtract = load(correction + t);
-        for (int j = 0; j < keys_seen(diagonal, t); j += 2) {
+        for (int j = 0; j < keys; j += 2) {
             floats ds[2];
             for (int i = 0; i < 2; i++) {
-                const int at = (j + i) * tile + t;
-                const floats p = exp_of(factor * load(m.s + at) - log_sum);
-                ds[i] = scale * p * (load(m.dp + at) - subtract);
-                store(m.p + at, p), store(m.ds + at, ds[i]);
+                const int from = (j + i) * n + t, to = (j + i) * tile + t;
+                const floats p = power(factor * load(m.s + from) - log_sum);
+                ds[i] = p * (scale * load(m.dp + from) - subtract);
+                store(p_columns + to, p), store(ds_columns + to, ds[i]);
             }
             put_rows(m.ds_packed, j, t, ds[0], ds[1]);
         }
@@ -284,6 +317,8 @@ inline void lay_keys_and_values(const Unit& unit, const floatX* qkv, const Atten
     const int H = padded_size(a.HS);
     for (int j0 = 0; j0 < a.T; j0 += tile) {
         const size_t at = (size_t)j0 * H;
+        for (const size_t next : {a.key(b, j0 + tile, g), a.value(b, j0 + tile, g)})
+            ask_for_rows(qkv + next, a.row(), a, j0 + tile);
         lay_rows(m.k + at, qkv + a.key(b, j0, g), a.row(), rows_at(a, j0), a.HS, H);
         detail::lay_transposed(unit, m.kt + at, tile, m.k + at, (size_t)H, H, tile, tile);
         lay_rows(m.v + at, qkv + a.value(b, j0, g), a.row(), rows_at(a, j0), a.HS, H);
@@ -295,13 +330,15 @@ inline void lay_keys_and_values(const Unit& unit, const floatX* qkv, const Atten
 inline void backward_head(const Unit& unit, floatX* dqkv, float* dkv, const floatX* dout, const floatX* out, const real* lse,
                           const floatX* qkv, const real* slopes, const int* doc_start, const AttentionShape& a, int b, int h,
                           const BackwardMemory& m) {
-    const int H = padded_size(a.HS), T = a.T;
+    const int H = padded_size(a.HS), T = a.T, n = stripe_of(unit);
     const size_t small = (size_t)tile * H;
     float ones[tile];
     std::fill(ones, ones + tile, 1.0f);
     const int* docs = doc_start ? doc_start + (size_t)b * T : nullptr;
     for (int t0 = 0; t0 < T; t0 += tile) {
         const size_t at = (size_t)t0 * H;
+        ask_for_rows(qkv + a.query(b, t0 + tile, h), a.row(), a, t0 + tile);
+        for (const floatX* x : {dout, out}) ask_for_rows(x + a.output(b, t0 + tile, h), (size_t)a.NH * a.HS, a, t0 + tile);
         const Rows64 queries(m.rows, qkv + a.query(b, t0, h), a.row(), rows_at(a, t0), a.HS, H);
         pack_transposed(unit, m.qt + at, queries, H), pack_rows(unit, m.q + at, queries, H);
         const Rows64 gradients(m.rows, dout + a.output(b, t0, h), (size_t)a.NH * a.HS, rows_at(a, t0), a.HS, H);
@@ -309,7 +346,8 @@ inline void backward_head(const Unit& unit, floatX* dqkv, float* dkv, const floa
         for (int t = t0; t < t0 + tile; t++) {
             m.lse[t] = t < T ? (float)lse[a.statistic(b, t, h)] : 0.0f;
             const floatX *dy = dout + a.output(b, std::min(t, T - 1), h), *y = out + a.output(b, std::min(t, T - 1), h);
-            m.correction[t] = t < T ? (float)lane_sum(a.HS, [=](int c) { return (real)dy[c] * (real)y[c]; }) : 0.0f;
+            m.correction[t] =
+                t < T ? (float)a.scale * (float)lane_sum(a.HS, [=](int c) { return (real)dy[c] * (real)y[c]; }) : 0.0f;
         }
     }
     std::fill(m.dq, m.dq + (size_t)tiles_of(T) * small, 0.0f);
@@ -321,19 +359,24 @@ inline void backward_head(const Unit& unit, floatX* dqkv, float* dkv, const floa
             if (docs && docs[t0] >= j0 + tile) break;  // from here on, documents begin after this tile of keys
             const size_t at = (size_t)t0 * H;
             int starts[tile];
+            const int* const docs_here = documents_of(starts, docs, t0, T);
             const bool diagonal = t0 == j0;
-            score(unit, m.s, m.k + key_at, m.qt + at, H, diagonal);
-            score(unit, m.dp, m.v + key_at, m.dot + at, H, diagonal);
-            const float factor = finish_scores(m.s, t0, j0, rows_at(a, j0), (float)a.scale, slopes ? slopes + h : nullptr,
-                                               documents_of(starts, docs, t0, T));
-            gradient_tile(m, factor, m.lse + t0, m.correction + t0, (float)a.scale, diagonal);
+            for (int t = 0; t < tile; t += n) {
+                const int seen = keys_seen(diagonal, t);
+                const size_t queries = at + right_index<floatX>(0, t, H);
+                score(unit, m.s, m.k + key_at, m.qt + queries, H, n, seen);
+                score(unit, m.dp, m.v + key_at, m.dot + queries, H, n, seen);
+                const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, (float)a.scale,
+                                                   slopes ? slopes + h : nullptr, docs_here ? docs_here + t : nullptr);
+                gradient_stripe(m, m.p + t, m.ds + t, factor, m.lse + t0 + t, m.correction + t0 + t, (float)a.scale, n, seen);
+                add_over_keys(unit, m.dq + at + (size_t)t * H, m.kt + key_at, m.ds_packed, H, n, seen);
+            }
             add_over_queries(unit, dv, m.p, m.dout + at, H, diagonal);
             add_over_queries(unit, dk, m.ds, m.q + at, H, diagonal);
-            add_over_keys(unit, m.dq + at, m.kt + key_at, m.ds_packed, H, diagonal);
         }
     }
     for (int t0 = 0; t0 < T; t0 += tile)
-        store_transposed(unit, dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0), a.HS);
+        store_transposed(unit, dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0), a.HS, H);
 }
 
 // sum += x.
@@ -343,14 +386,18 @@ inline void add_to(float* sum, const float* x, size_t n) {
 }
 
 // Of the tile at j0, dkv (2, 64, H).
-inline void store_key_gradients(floatX* dqkv, const float* dkv, const AttentionShape& a, int b, int g, int j0) {
+inline void store_key_gradients(const Unit& unit, floatX* dqkv, const float* dkv, const AttentionShape& a, int b, int g,
+                                int j0) {
     const int H = padded_size(a.HS);
-    for (int j = 0; j < rows_at(a, j0); j++) {
-        const float *dk = dkv + (size_t)j * H, *dv = dk + (size_t)tile * H;
-        floatX *key = dqkv + a.key(b, j0 + j, g), *value = dqkv + a.value(b, j0 + j, g);
-        for_vectors(a.HS,
-                    [=](int c, auto there) { store(key + c, load(dk + c), there), store(value + c, load(dv + c), there); });
+    for (const bool values : {false, true}) {
+        floatX* const to = dqkv + (values ? a.value(b, j0, g) : a.key(b, j0, g));
+        const bool streamed = streams(unit, to, a.row(), a.HS);
+        for (int j = 0; j < rows_at(a, j0); j++) {
+            const float* row = dkv + (size_t)(values * tile + j) * H;
+            put(streamed, to + (size_t)j * a.row(), a.HS, [=](int c, auto) { return load(row + c); });
+        }
     }
+    fence();
 }
 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
@@ -405,7 +452,7 @@ inline void backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* o
                 const int head = task / tiles, j0 = task % tiles * tile;
                 float* sum = summands + (size_t)head * group * n + (size_t)j0 * 2 * H;
                 for (int i = 1; i < group; i++) add_to(sum, sum + (size_t)i * n, (size_t)tile * 2 * H);
-                store_key_gradients(dqkv, sum, a, head / a.NKV, head % a.NKV, j0);
+                store_key_gradients(unit, dqkv, sum, a, head / a.NKV, head % a.NKV, j0);
             }
         } else {
 #pragma omp for schedule(dynamic)
@@ -414,7 +461,8 @@ inline void backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* o
                 lay_keys_and_values(unit, qkv, a, b, g, m);
                 query_head(b, g * group, m.dkv[0]);
                 for (int i = 1; i < group; i++) query_head(b, g * group + i, m.dkv[1]), add_to(m.dkv[0], m.dkv[1], n);
-                for (int j0 = 0; j0 < a.T; j0 += tile) store_key_gradients(dqkv, m.dkv[0] + (size_t)j0 * 2 * H, a, b, g, j0);
+                for (int j0 = 0; j0 < a.T; j0 += tile)
+                    store_key_gradients(unit, dqkv, m.dkv[0] + (size_t)j0 * 2 * H, a, b, g, j0);
             }
         }
         unit.end();

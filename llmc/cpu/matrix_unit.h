@@ -161,8 +161,9 @@ struct AmxTiles {
 };
 #endif
 
-// c (16 R, 16 W), R and W 1 or 2, of operands in one part or in three.
-template <class Tiles, int R, int W, int parts>
+// c (16 R, 16 W), R and W 1 or 2, of operands in one part or in three. `passing`: what is loaded of a need not stay in the
+// first cache.
+template <class Tiles, int R, int W, int parts, bool passing>
 inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda, const bf16* b, size_t b_part, int b_rows,
                         int K, bool add) {
     const size_t c_stride = (size_t)ldc * 4, a_stride = (size_t)lda * 2;
@@ -179,17 +180,21 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
         if constexpr (R == 2) Tiles::template zero<2>();
         if constexpr (R == 2 && W == 2) Tiles::template zero<3>();
     }
+    const auto load_left = [&](auto tile, const bf16* from) {
+        if constexpr (passing) Tiles::template load_once<tile>(from, a_stride);
+        else Tiles::template load<tile>(from, a_stride);
+    };
     // Part i of a times part j of b, of which those that are asked for are loaded.
     const auto multiply = [&](int k, size_t i, bool load_a, size_t j, bool load_b) {
         if (load_b) Tiles::template load<6>(b + j * b_part + (size_t)k * 16, 64);
-        if (load_a) Tiles::template load_once<4>(a + i * a_part + k, a_stride);
+        if (load_a) load_left(std::integral_constant<int, 4>(), a + i * a_part + k);
         Tiles::template multiply<0, 4, 6>();
         if constexpr (W == 2) {
             if (load_b) Tiles::template load<7>(b_right + j * b_part + (size_t)k * 16, 64);
             Tiles::template multiply<1, 4, 7>();
         }
         if constexpr (R == 2) {
-            if (load_a) Tiles::template load_once<5>(a_low + i * a_part + k, a_stride);
+            if (load_a) load_left(std::integral_constant<int, 5>(), a_low + i * a_part + k);
             Tiles::template multiply<2, 5, 6>();
         }
         if constexpr (R == 2 && W == 2) Tiles::template multiply<3, 5, 7>();
@@ -206,23 +211,47 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
     if constexpr (R == 2 && W == 2) Tiles::template store<3>(c_low + 16, c_stride);
 }
 
-template <class Tiles, int parts>
+template <class Tiles, int parts, bool passing = true>
 void tiles_product_of(float* c, int ldc, const bf16* a, size_t a_part, int lda, const bf16* b, size_t b_part, int b_rows, int M,
                       int N, int K, bool add) {
+    using Block = void (*)(float*, int, const bf16*, size_t, int, const bf16*, size_t, int, int, bool);
+    constexpr Block blocks[2][2] = {{tiles_block<Tiles, 1, 1, parts, passing>, tiles_block<Tiles, 1, 2, parts, passing>},
+                                    {tiles_block<Tiles, 2, 1, parts, passing>, tiles_block<Tiles, 2, 2, parts, passing>}};
     for (int n = 0; n < N; n += 32)
-        for (int m = 0; m < M; m += 32) {
-            float* const at = c + (size_t)m * ldc + n;
-            const bf16 *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
-            const bool two_rows = M - m > 16, two_columns = N - n > 16;
-            const auto block = two_rows      ? two_columns ? tiles_block<Tiles, 2, 2, parts> : tiles_block<Tiles, 2, 1, parts>
-                                    : two_columns ? tiles_block<Tiles, 1, 2, parts>
-                                             : tiles_block<Tiles, 1, 1, parts>;
-            block(at, ldc, left, a_part, lda, right, b_part, b_rows, K, add);
+        for (int m = 0; m < M; m += 32)
+            blocks[M - m > 16][N - n > 16](c + (size_t)m * ldc + n, ldc, a + (size_t)m * lda, a_part, lda,
+                                           b + (size_t)n * b_rows, b_part, b_rows, K, add);
+}
+// c (M, 16) for K of at most 64: the tiles of b stay in the unit, and a sum is complete before the next, so that it is stored
+// while others are computed.
+template <class Tiles, bool two>
+inline void tiles_column(float* c, int ldc, const bf16* a, int lda, const bf16* b, int M, bool add) {
+    const size_t c_stride = (size_t)ldc * 4, a_stride = (size_t)lda * 2;
+    Tiles::template load<6>(b, 64);
+    if constexpr (two) Tiles::template load<7>(b + 32 * 16, 64);
+    const auto sum = [&](auto tile, int m) {
+        if (m >= M) return;
+        float* const at = c + (size_t)m * ldc;
+        const bf16* const left = a + (size_t)m * lda;
+        if (add) Tiles::template load<tile>(at, c_stride);
+        else Tiles::template zero<tile>();
+        Tiles::template load<4>(left, a_stride);
+        Tiles::template multiply<tile, 4, 6>();
+        if constexpr (two) {
+            Tiles::template load<5>(left + 32, a_stride);
+            Tiles::template multiply<tile, 5, 7>();
         }
+        Tiles::template store<tile>(at, c_stride);
+    };
+    for (int m = 0; m < M; m += 64) {
+        sum(std::integral_constant<int, 0>(), m), sum(std::integral_constant<int, 1>(), m + 16);
+        sum(std::integral_constant<int, 2>(), m + 32), sum(std::integral_constant<int, 3>(), m + 48);
+    }
 }
 template <class Tiles>
 void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K, bool add) {
-    tiles_product_of<Tiles, 1>(c, ldc, a, 0, lda, b, 0, b_rows, M, N, K, add);
+    if (N == 16 && K <= 64) return (K > 32 ? tiles_column<Tiles, true> : tiles_column<Tiles, false>)(c, ldc, a, lda, b, M, add);
+    (K <= 128 ? tiles_product_of<Tiles, 1, false> : tiles_product_of<Tiles, 1>)(c, ldc, a, 0, lda, b, 0, b_rows, M, N, K, add);
 }
 
 // In four rounds: words of pairs of rows side by side, then pairs of words, then the quarters of the vectors, twice.
