@@ -14,6 +14,8 @@
 #include "../math.h"
 #include "../ops.h"
 #include "attention_shape.h"
+#include "reduce.h"
+#include "vectors.h"
 #if CPU_FAST_PATHS
 #include "flash_attention.h"
 #endif
@@ -115,16 +117,17 @@ inline void attention_decode(Ctx& ctx, floatX* out, floatX* keys, floatX* values
                 real* p = scores + ((size_t)b * NH + h) * (t + 1);
                 real top = -std::numeric_limits<real>::infinity(), sum = 0;
                 for (int j = 0; j <= t; j++) {
-                    p[j] = scale * dot(token + (size_t)h * HS, cached(keys, j), HS);
+                    const floatX *query = token + (size_t)h * HS, *key = cached(keys, j);
+                    p[j] = scale * detail::lane_sum(HS, [=](int c) { return (real)query[c] * (real)key[c]; });
                     if (slopes) p[j] += slopes[h] * (j - t);
                     top = std::max(top, p[j]);
                 }
                 for (int j = 0; j <= t; j++) sum += p[j] = exp_real(p[j] - top);
-                for (int c = 0; c < HS; c++) {
-                    real o = 0;
-                    for (int j = 0; j <= t; j++) o += p[j] * (real)cached(values, j)[c];
-                    out[((size_t)b * NH + h) * HS + c] = (floatX)(o / sum);
-                }
+                for_vectors(HS, [&](int c, auto there) {
+                    floats o = {};
+                    for (int j = 0; j <= t; j++) o += p[j] * load(cached(values, j) + c, there);
+                    store(out + ((size_t)b * NH + h) * HS + c, o / sum, there);
+                });
             }
         }
 }
