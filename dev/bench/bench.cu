@@ -611,7 +611,7 @@ int main(int argc, char** argv) try {
     if (on_gpu) {
         printf("%s %.2f TFLOP/s", machine.flops_name, machine.flops / 1e12);
     } else {
-        printf("fp32 FMA %.3f TFLOP/s, %s %.3f", machine.fp32 / 1e12, machine.bf16_name, machine.bf16 / 1e12);
+        printf("fp32 %.3f TFLOP/s, %s %.3f", machine.fp32 / 1e12, machine.bf16_name, machine.bf16 / 1e12);
     }
     printf(", copy %.1f GB/s, read %.1f\n", machine.bytes / 1e9, machine.read_bytes / 1e9);
     if (what == "--generate" && argc == 3) return bench_generate(ctx, machine, argv[2]), 0;

@@ -108,9 +108,9 @@ void lay_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const E*
         }
 }
 
-// ---- the same of numbers, in as many parts as the unit needs
-// ----------------------------------------------------------------- f(k, c, rows, columns, parts of these) for pieces of (K,
-// columns) numbers whose parts fit into the first cache.
+// ---- the same in as many parts as the unit needs ---------------------------------------------------------------------------
+// f(p, k, c, rows, columns, part p of these) for pieces of (K, columns) numbers, whose parts fit into the first cache. Rows
+// from `there` on are not read, nor split.
 template <int high, int wide, class F>
 void for_split_pieces(const float* x, size_t stride, int K, int columns, int there, F f) {
     constexpr size_t part = high * wide;
@@ -118,10 +118,7 @@ void for_split_pieces(const float* x, size_t stride, int K, int columns, int the
     for (int k = 0; k < K; k += high)
         for (int c = 0; c < columns; c += wide) {
             const int rows = std::min((int)high, K - k), width = std::min((int)wide, columns - c);
-            const float* from = x + (size_t)k * stride + c;
-            prefetch_lines(from + (c + wide < columns ? wide : high * stride - (size_t)c), stride, width,
-                           std::max(0, std::min(rows, there - k - (c + wide < columns ? 0 : high))));
-            split_rows(pieces, part, wide, from, stride, std::max(0, std::min(rows, there - k)), width);
+            split_rows(pieces, part, wide, x + (size_t)k * stride + c, stride, std::max(0, std::min(rows, there - k)), width);
             for (int p = 0; p < parts<bf16>; p++) f(p, k, c, rows, width, pieces + p * part);
         }
 }
