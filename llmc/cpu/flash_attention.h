@@ -54,6 +54,12 @@ inline bool streams(const Unit& unit, const floatX* to, size_t stride, int HS) {
     return unit.tiles && fills_lines(to) && HS * sizeof(floatX) % 64 == 0 && stride * sizeof(floatX) % 64 == 0;
 }
 
+inline float dot_product(const floatX* x, const floatX* y, int n) {
+    floats sum = {};
+    for_vectors(n, [&](int i, auto there) { sum += load(x + i, there) * load(y + i, there); });
+    return total(sum);
+}
+
 // ---- layouts of a tile of 64 rows of a head, `rows` of them there, each of HS elements, a stride apart ---------------------
 // (64, H): as they lie.
 inline void lay_rows(floatX* to, const floatX* from, size_t stride, int rows, int HS, int H) {
@@ -346,8 +352,7 @@ inline void backward_head(const Unit& unit, floatX* dqkv, float* dkv, const floa
         for (int t = t0; t < t0 + tile; t++) {
             m.lse[t] = t < T ? (float)lse[a.statistic(b, t, h)] : 0.0f;
             const floatX *dy = dout + a.output(b, std::min(t, T - 1), h), *y = out + a.output(b, std::min(t, T - 1), h);
-            m.correction[t] =
-                t < T ? (float)a.scale * (float)lane_sum(a.HS, [=](int c) { return (real)dy[c] * (real)y[c]; }) : 0.0f;
+            m.correction[t] = t < T ? (float)a.scale * dot_product(dy, y, a.HS) : 0.0f;
         }
     }
     std::fill(m.dq, m.dq + (size_t)tiles_of(T) * small, 0.0f);
