@@ -3,7 +3,7 @@
 #   parameters   124,439,808
 #   tokens       10.0B: 19,073 steps of 512 samples of 1,024
 #   FLOPs        6 x parameters x tokens = 7.47e18
-#   memory       20.0 GiB on the fullest GPU (--dry-run)
+#   memory       19.9 GiB on the fullest GPU (--dry-run)
 #   time         8 H100 at 40% of 989 TFLOP/s: 0.7 hours
 # The learning rate is GPT-3's for this size, the length of the run and its batches are llm.c's.
 # shellcheck source-path=SCRIPTDIR source=common.sh

@@ -31,21 +31,24 @@ same() { cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" && cmp 
 state() { sed -n '/"fp8"/,/"fp8_start"/p' "$1/latest/training/state.json"; }
 same_state() { [[ -n $(state "$1") && $(state "$1") == "$(state "$2")" ]]; }
 valid_loss() { sed -n 's/.*"kind":"valid".*"loss":\([0-9.e+-]*\).*/\1/p' "$1/log.jsonl" | tail -n 1; }
-# At most 6% from the other's.
-within() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(b > 0 && a <= 1.06 * b && a >= 0.94 * b) }'; }
+# A is at most PERCENT % from B.
+within() { awk -v p="$1" -v a="$2" -v b="$3" 'BEGIN { exit !(b > 0 && a <= (1 + p / 100) * b && a >= (1 - p / 100) * b) }'; }
 
-# Some hundred steps of each family, until the learning rate has decayed: within 6% of bf16's validation loss. Trainings this small
-# are that far from each other by a rounding alone: another unit of the CPU, or another seed (2.7% was seen, 8% while they still learn).
+# Some hundred steps of each family, until the learning rate has decayed: beside bf16's validation loss. Trainings this small are up
+# to 8% from each other by a rounding alone, with another seed or on another unit of the CPU, their mean a half or a third of that.
 for name in gpt2 bloom llama; do
     steps=400 threads=2 expect "$name in bf16" train 1 $name "$name bf16"
     for recipe in "hybrid --fp8-recipe delayed" "hybrid --fp8-recipe current" "e4m3 --fp8-start 40"; do
         [[ $name == gpt2 || $recipe == *delayed ]] || continue
         # shellcheck disable=SC2086
         steps=400 threads=2 expect "$name, $recipe" train 1 $name run --fp8 $recipe
-        expect "$name, $recipe: $(valid_loss run) is within 6% of bf16's $(valid_loss "$name bf16")" within "$(valid_loss run)" "$(valid_loss "$name bf16")"
+        expect "$name, $recipe: $(valid_loss run) is within 15% of bf16's $(valid_loss "$name bf16")" within 15 "$(valid_loss run)" "$(valid_loss "$name bf16")"
+        echo "$(valid_loss run) $(valid_loss "$name bf16")" >>losses.txt
         rm -rf run
     done
 done
+mean=$(awk '$2 > 0 { sum += $1 / $2; n++ } END { if (n == 5) print sum / n }' losses.txt)
+expect "all five, of bf16's losses on average: $mean, within 4% of 1" within 4 "${mean:-0}" 1
 different() { ! cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" >/dev/null; }
 
 # The switch: no jump, and the steps before are bf16's.

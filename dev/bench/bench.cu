@@ -163,12 +163,15 @@ float tile_rounds(long rounds) {
     return sums[0];
 }
 
+// In fp32, of which a product takes six of bf16.
+double by_parts_rate(double bf16) { return cpu::amx() ? bf16 / 6 : 0; }
 double bf16_rate(be::Ctx& ctx, const char** name) {
     if (cpu::amx()) return *name = "AMX bf16", register_rate(ctx, tile_rounds, tile_flops);
     if (cpu::avx512_bf16()) return *name = "AVX-512 bf16", register_rate(ctx, dot_rounds, dot_flops);
     return 0;
 }
 #else
+double by_parts_rate(double) { return 0; }
 double bf16_rate(be::Ctx&, const char**) { return 0; }
 #endif
 
@@ -572,7 +575,7 @@ Machine measure(be::Ctx& ctx) {
         machine.flops_name = "cuBLASLt 8192^3";
     } else {
         machine.bf16 = bf16_rate(ctx, &machine.bf16_name);
-        const double by_parts = cpu::amx() ? machine.bf16 / 6 : 0, by_fma = fp32_rate(ctx);  // six products for one of fp32
+        const double by_parts = by_parts_rate(machine.bf16), by_fma = fp32_rate(ctx);
         machine.fp32 = std::max(by_parts, by_fma);
         const bool bf16_counts = sizeof(floatX) == 2 && machine.bf16 > machine.fp32;
         machine.flops = bf16_counts ? machine.bf16 : machine.fp32;
