@@ -1422,9 +1422,7 @@ static std::vector<real> weight_parts(be::Ctx& ctx, const Model& m) {
         be::download(ctx, params.data() + b.shard, m.params + b.mine, b.n * sizeof(floatX));
     std::vector<LowerHalf> lower(m.lower ? m.shards.size : 0);
     be::download(ctx, lower.data(), m.lower, lower.size() * sizeof(LowerHalf));
-    std::vector<real> parts(m.shards.size);
-    for (size_t i = 0; i < parts.size(); i++) parts[i] = load_weight(params.data(), lower.data(), i);
-    return parts;
+    return whole_weights(params, lower);
 }
 
 // Every layer after an update: norms of its weights before, gradients and update, over all ranks; in 8 bits the shares of each

@@ -73,6 +73,13 @@ HD void store_weight(F* param, LowerHalf*, size_t i, F x) {
     param[i] = x;
 }
 
+// All of these, in host memory.
+inline std::vector<real> whole_weights(const std::vector<floatX>& params, const std::vector<LowerHalf>& lower) {
+    std::vector<real> weights(params.size());
+    for (size_t i = 0; i < weights.size(); i++) weights[i] = load_weight(params.data(), lower.data(), i);
+    return weights;
+}
+
 // e^x without branches or library calls, so that loops over it become vector code (the library's expf is vectorised only under
 // -ffast-math, which we do not use). Cody-Waite reduction x = n ln2 + r, |r| <= ln2/2, then a polynomial in r (minimax, degree
 // 7) scaled by 2^n. Error: 1.2 units in the last place for x >= -86.6; 0 below that; infinity above 88.72; NaN stays NaN.

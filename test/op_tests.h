@@ -644,16 +644,6 @@ TEST(SumOfSquares, AgainstDoubleAndNonFinite) {
     }
 }
 
-// What the parameters and the lower halves of their fp32 weights (where there are any) are together.
-template <class Params, class Lower>
-std::vector<real> whole_weights(Params& param, Lower& lower) {
-    const auto upper = param.get();
-    const auto half = lower.get();
-    std::vector<real> weights(upper.size());
-    for (size_t i = 0; i < weights.size(); i++) weights[i] = load_weight(upper.data(), half.data(), i);
-    return weights;
-}
-
 TEST(AdamW, FiftyStepsAgainstDouble) {
     backend::Ctx ctx(2);
     Rng rng(13);
@@ -693,7 +683,7 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
         }
         expect_close(m.get(), md, m_allowed, "m");
         expect_close(v.get(), vd, v_allowed, "v");
-        const std::vector<real> weights = whole_weights(param, lower);
+        const std::vector<real> weights = whole_weights(param.get(), lower.get());
         expect_close(weights, w, w_allowed, "weights");
         expect_close(param.get(), doubles(weights), 0, roundoff<floatX>, "param is the rounded weight");
     }

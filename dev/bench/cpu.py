@@ -425,7 +425,8 @@ def header(machine: dict[str, str], pytorch: dict[str, str]) -> list[str]:
     memory = int(re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024
     lines = [f"{time.strftime('%Y-%m-%d')}, {model[1] if model else platform.machine()}, {os.cpu_count()} cores, "
              f"{gib(memory)}, {machine['isa']}.",
-             f"Registers: fp32 {float(machine['fp32']) / 1e9:.0f} GFLOP/s (multiply-adds, or a sixth of AMX's products), {machine['bf16_name']} "
+             f"Registers: fp32 {float(machine['fp32']) / 1e9:.0f} GFLOP/s (multiply-adds, or a sixth of AMX's products), "
+             f"{machine['bf16_name']} "
              f"{float(machine['bf16']) / 1e9:.0f} GFLOP/s; copy {float(machine['copy']) / 1e9:.1f} GB/s.",
              f"Ours: {machine['compiler']}."]
     if pytorch:

@@ -138,13 +138,8 @@ struct Problem {
         verdict.close("m", m, m0, 1, 0, 4 * u);
         verdict.close("v", v, v0, 1, 4 * u, 0);
         verdict.close("param", param, param0, 1, 2 * ladder::roundoff<floatX>, 4 * u);
-        const auto whole = [](const std::vector<floatX>& upper, const std::vector<LowerHalf>& low) {
-            std::vector<float> weights(upper.size());
-            for (size_t i = 0; i < weights.size(); i++) weights[i] = load_weight(upper.data(), low.data(), i);
-            return weights;
-        };
-        verdict.close("weights", whole(verdict.values("param", param), verdict.values("lower", lower)), whole(param0, lower0),
-                      1, 0, 4 * u);
+        verdict.close("weights", whole_weights(verdict.values("param", param), verdict.values("lower", lower)),
+                      whole_weights(param0, lower0), 1, 0, 4 * u);
     }
     unsigned blocks(int per_thread) const { return (unsigned)ceil_div(n, (size_t)threads * per_thread); }
 };

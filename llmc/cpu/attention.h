@@ -14,7 +14,6 @@
 #include "../math.h"
 #include "../ops.h"
 #include "attention_shape.h"
-#include "reduce.h"
 #include "vectors.h"
 #if CPU_FAST_PATHS
 #include "flash_attention.h"
@@ -117,8 +116,7 @@ inline void attention_decode(Ctx& ctx, floatX* out, floatX* keys, floatX* values
                 real* p = scores + ((size_t)b * NH + h) * (t + 1);
                 real top = -std::numeric_limits<real>::infinity(), sum = 0;
                 for (int j = 0; j <= t; j++) {
-                    const floatX *query = token + (size_t)h * HS, *key = cached(keys, j);
-                    p[j] = scale * detail::lane_sum(HS, [=](int c) { return (real)query[c] * (real)key[c]; });
+                    p[j] = scale * inner_product(token + (size_t)h * HS, cached(keys, j), HS);
                     if (slopes) p[j] += slopes[h] * (j - t);
                     top = std::max(top, p[j]);
                 }

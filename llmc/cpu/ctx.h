@@ -33,9 +33,9 @@ struct Ctx {
     bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
 #if CPU_FAST_PATHS
     const MatrixUnit<floatX>* unit = matrix_units<floatX>().front();
-    const MatrixUnit<bf16>* split_unit =
-        sizeof(floatX) == 4 ? amx() : nullptr;  // of fp32 in parts of bf16 (packing.h); or null
-    std::vector<floatX> copies[3];              // factors of products, where they cannot be read from where they lie
+    // Multiplies fp32 in parts of bf16 (packing.h); or null.
+    const MatrixUnit<bf16>* split_unit = sizeof(floatX) == 4 ? amx() : nullptr;
+    std::vector<floatX> copies[3];  // factors of products, where they cannot be read from where they lie
 #endif
 
     // The device is a GPU's; there is but one CPU.
@@ -63,14 +63,11 @@ struct Ctx {
 
     // For the start-up table.
     std::string description() const {
-        const char* how = "plain loops";
+        std::string how = "plain loops";
 #if CPU_FAST_PATHS
-        if (!plain) how = unit->name;
-        if (!plain && split_unit)
-            return format("%d thread%s, %s by parts of bf16, %s", threads, threads == 1 ? "" : "s", split_unit->name,
-                          unit->name);
+        if (!plain) how = (split_unit ? split_unit->name + std::string(" by parts of bf16, ") : "") + unit->name;
 #endif
-        return format("%d thread%s, %s", threads, threads == 1 ? "" : "s", how);
+        return format("%d thread%s, %s", threads, threads == 1 ? "" : "s", how.c_str());
     }
 
 private:

@@ -27,7 +27,6 @@
 #include "matrix_unit.h"
 #include "packing.h"
 #include "parallel.h"
-#include "reduce.h"
 #include "vectors.h"
 
 namespace cpu {
@@ -51,13 +50,7 @@ inline void ask_for_rows(const floatX* x, size_t stride, const AttentionShape& a
 }
 // Whether rows of a head at `to` are written past the caches: whole lines, which lie too far apart to be fetched in time.
 inline bool streams(const Unit& unit, const floatX* to, size_t stride, int HS) {
-    return unit.tiles && fills_lines(to) && HS * sizeof(floatX) % 64 == 0 && stride * sizeof(floatX) % 64 == 0;
-}
-
-inline float dot_product(const floatX* x, const floatX* y, int n) {
-    floats sum = {};
-    for_vectors(n, [&](int i, auto there) { sum += load(x + i, there) * load(y + i, there); });
-    return total(sum);
+    return detail::streams(unit, to, HS * sizeof(floatX)) && stride * sizeof(floatX) % 64 == 0;
 }
 
 // ---- layouts of a tile of 64 rows of a head, `rows` of them there, each of HS elements, a stride apart ---------------------
@@ -352,7 +345,7 @@ inline void backward_head(const Unit& unit, floatX* dqkv, float* dkv, const floa
         for (int t = t0; t < t0 + tile; t++) {
             m.lse[t] = t < T ? (float)lse[a.statistic(b, t, h)] : 0.0f;
             const floatX *dy = dout + a.output(b, std::min(t, T - 1), h), *y = out + a.output(b, std::min(t, T - 1), h);
-            m.correction[t] = t < T ? (float)a.scale * dot_product(dy, y, a.HS) : 0.0f;
+            m.correction[t] = t < T ? (float)a.scale * inner_product(dy, y, a.HS) : 0.0f;
         }
     }
     std::fill(m.dq, m.dq + (size_t)tiles_of(T) * small, 0.0f);

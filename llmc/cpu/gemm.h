@@ -96,12 +96,6 @@ void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E
             }
 }
 
-// Whether results at y, in rows of so many bytes, are written past the caches.
-template <class E>
-bool streams(const MatrixUnit<E>& unit, const void* y, size_t row_bytes) {
-    return unit.tiles && fills_lines(y) && row_bytes % 64 == 0;
-}
-
 // ---- products --------------------------------------------------------------------------------------------------------------
 // A right operand (K, columns): rows of x, or of its transpose.
 template <bool transposed>

@@ -38,6 +38,12 @@ void join_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_
     }
 }
 
+// Whether results at y, in rows of so many bytes, are written past the caches.
+template <class E>
+bool streams(const MatrixUnit<E>& unit, const void* y, size_t row_bytes) {
+    return unit.tiles && fills_lines(y) && row_bytes % 64 == 0;
+}
+
 // The lines of a panel lie far from one another, which the CPU does not foresee: those of `rows` rows are asked for ahead.
 template <int to_write = 0, class E>
 void prefetch_lines(const E* x, size_t stride, int columns, int rows) {

@@ -135,12 +135,7 @@ inline floats exp_for_rounding(floats x) {
     p = p * f + 6.9311360e-1f;
     p = p * f + 1.0f;
     const floats y = (floats)((words)p + ((words)shifted << 23));
-#if defined(__AVX512F__)
-    const __mmask16 there = _mm512_cmp_ps_mask((__m512)x, (__m512)(floats{} - 87.0f), _CMP_NLT_UQ);
-    return (floats)_mm512_maskz_mov_ps(there, (__m512)y);
-#else
     return x < -87.0f ? floats{} : y;
-#endif
 }
 
 // What a number is once it was stored.
@@ -234,6 +229,13 @@ void put([[maybe_unused]] bool streamed, E* y, int count, F value) {
     }
 #endif
     for_vectors(count - whole, [=](int i, auto there) { store(y + whole + i, value(whole + i, there), there); });
+}
+
+// x . y: as many sums as there are lanes, then these.
+inline real inner_product(const floatX* x, const floatX* y, int n) {
+    floats sum = {};
+    for_vectors(n, [&](int i, auto there) { sum += load(x + i, there) * load(y + i, there); });
+    return total(sum);
 }
 
 inline floats larger(floats x, floats y) { return x > y ? x : y; }  // y where x is NaN

@@ -115,7 +115,7 @@ TEST(Unaligned, AsAligned) {
         gpu::adamw(ctx, param.p() + offset, lower.p() + offset, m.p() + offset, v.p() + offset, gradient.p() + offset, n, 0.1f,
                    0.9f, 0.95f, 1e-8f, 0.1f, 1, 1);
         r.param = out(param);
-        const std::vector<real> weights = whole_weights(param, lower);
+        const std::vector<real> weights = whole_weights(param.get(), lower.get());
         r.weights = offset ? rest(weights) : weights;
         r.squares = gpu::sum_of_squares(ctx, gradient.p() + offset, n);
     }
