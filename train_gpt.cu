@@ -738,13 +738,17 @@ static void backward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Lin
                                   scale_inverse(m, l, Operand::weight), N, l.in, l.out, format);
 }
 
+// All rows of x (Nl, l.in).
+static const floatX* column_input(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const floatX* x) {
+    measure(ctx, m, l, Operand::input, x, (size_t)local_rows(m, in) * l.in);
+    return gather(ctx, m, x, in);
+}
 // A matrix that is cut by columns of its output (qkv, fc1): out (N, l.out) from all rows of x (Nl, C), and back.
 static void column_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
                            const floatX* x) {
     const int N = in.N(), Nl = local_rows(m, in);
     if (in_8_bits(m, l.block)) return forward_in_8_bits(ctx, m, in, l, s, out, x, Nl, l.b);
-    measure(ctx, m, l, Operand::input, x, (size_t)Nl * l.in);
-    be::linear_forward(ctx, out, gather(ctx, m, x, in), l.w, l.b, N, l.in, l.out);
+    be::linear_forward(ctx, out, column_input(ctx, m, in, l, x), l.w, l.b, N, l.in, l.out);
 }
 static void column_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
                             const floatX* dout, const floatX* x) {
@@ -788,39 +792,63 @@ static void row_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l
     be::linear_backward_input(ctx, dinp, full, l.w, in.N(), l.in, l.out);
 }
 
+// qkv, its queries and keys turned where positions are rotary.
+static void qkv_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s) {
+    const LocalSizes& n = m.n;
+    const int N = in.N(), HS = m.c.HS();
+    const bool rope = m.c.position == Position::rope;
+    if (rope && !in_8_bits(m, l.block)) {
+        const floatX* x = column_input(ctx, m, in, l, s.norm1);
+        return be::linear_rope_forward(ctx, s.qkv, x, l.w, l.b, in.positions, m.cos_sin, N, l.in, n.NHl, n.NKVl, HS);
+    }
+    column_forward(ctx, m, in, l, s, s.qkv, s.norm1);
+    if (rope) be::rope_forward(ctx, s.qkv, in.positions, m.cos_sin, N, n.NHl, n.NKVl, HS);
+}
 // fc1, act = activation(fc1). A GeLU in the product may differ from the op's own by a rounding, so not where backward computes
 // act again.
 static void fc1_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s) {
     const int N = in.N();
-    if (m.c.activation == Activation::gelu && m.recompute != Recompute::selective && !in_8_bits(m, l.block)) {
-        measure(ctx, m, l, Operand::input, s.norm2, (size_t)local_rows(m, in) * l.in);
-        return be::linear_gelu_forward(ctx, s.act, s.fc1, gather(ctx, m, s.norm2, in), l.w, l.b, N, l.in, l.out);
+    const bool swiglu = m.c.activation == Activation::swiglu;
+    if (in_8_bits(m, l.block) || (!swiglu && m.recompute == Recompute::selective)) {
+        column_forward(ctx, m, in, l, s, s.fc1, s.norm2);
+        return activation_forward(ctx, m, input_of(m, linear_of(m, l.block, Matrix::fc2), s, s.act), s.fc1, N);
     }
-    column_forward(ctx, m, in, l, s, s.fc1, s.norm2);
-    activation_forward(ctx, m, input_of(m, linear_of(m, l.block, Matrix::fc2), s, s.act), s.fc1, N);
+    const floatX* x = column_input(ctx, m, in, l, s.norm2);
+    if (swiglu) be::linear_swiglu_forward(ctx, s.act, s.fc1, x, l.w, l.b, N, l.in, m.n.Fl);
+    else be::linear_gelu_forward(ctx, s.act, s.fc1, x, l.w, l.b, N, l.in, l.out);
+}
+// out = mid + fc2; branch is scratch.
+static void fc2_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
+                        floatX* branch) {
+    if (m.ranks->tp.size() == 1 && !in_8_bits(m, l.block)) {
+        measure(ctx, m, l, Operand::input, s.act, (size_t)in.N() * l.in);
+        return be::linear_residual_forward(ctx, out, s.mid, s.act, l.w, l.b, in.N(), l.in, l.out);
+    }
+    row_forward(ctx, m, in, l, s, branch, s.act);
+    be::residual_forward(ctx, out, s.mid, branch, (size_t)local_rows(m, in) * l.out);
 }
 // dfc1 from the gradient of fc2's output; dact is scratch.
 static void fc2_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dfc1,
                          floatX* dact, const floatX* dout) {
     const int N = in.N();
-    const auto for_fc1 = [&] { return gradient_of(m, linear_of(m, l.block, Matrix::fc1), dfc1); };
-    if (m.c.activation == Activation::swiglu) {
-        row_backward(ctx, m, in, l, s, dact, dout, s.act);
-        be::swiglu_backward(ctx, for_fc1(), dact, s.fc1, N, l.in);
-    } else if (in_8_bits(m, l.block)) {
-        row_backward(ctx, m, in, l, s, dfc1, dout, s.act);
-        be::gelu_backward(ctx, for_fc1(), dfc1, s.fc1, N, l.in);
-    } else {
-        const floatX* full = row_backward_weight(ctx, m, in, l, dout, s.act);
-        be::linear_gelu_backward_input(ctx, dfc1, full, l.w, s.fc1, N, l.in, l.out);
+    const bool swiglu = m.c.activation == Activation::swiglu;
+    if (in_8_bits(m, l.block)) {
+        floatX* d = swiglu ? dact : dfc1;
+        row_backward(ctx, m, in, l, s, d, dout, s.act);
+        const Output for_fc1 = gradient_of(m, linear_of(m, l.block, Matrix::fc1), dfc1);
+        if (swiglu) return be::swiglu_backward(ctx, for_fc1, d, s.fc1, N, l.in);
+        return be::gelu_backward(ctx, for_fc1, d, s.fc1, N, l.in);
     }
+    const floatX* full = row_backward_weight(ctx, m, in, l, dout, s.act);
+    if (swiglu) be::linear_swiglu_backward_input(ctx, dfc1, dact, full, l.w, s.fc1, N, l.in, l.out);
+    else be::linear_gelu_backward_input(ctx, dfc1, full, l.w, s.fc1, N, l.in, l.out);
 }
 
 // Block i of the slot's chunk.
 static void block_forward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     const ModelConfig& c = m.c;
     const LocalSizes& n = m.n;
-    const int block = in.slot->first_block + i, N = in.N(), Nl = local_rows(m, in);
+    const int block = in.slot->first_block + i, Nl = local_rows(m, in);
     const BlockParams<floatX>& p = m.p.blocks[(size_t)block];
     const BlockActs s = activations(m, in, i);
     const floatX* x = in.slot->x[(size_t)i];
@@ -829,8 +857,7 @@ static void block_forward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
 
     norm_forward(ctx, c, input_of(m, linear(Matrix::qkv), s, s.norm1), s.mean1, s.rstd1, nullptr, x, nullptr, p.norm1_w,
                  p.norm1_b, Nl);
-    column_forward(ctx, m, in, linear(Matrix::qkv), s, s.qkv, s.norm1);
-    if (c.position == Position::rope) be::rope_forward(ctx, s.qkv, in.positions, m.cos_sin, N, n.NHl, n.NKVl, c.HS());
+    qkv_forward(ctx, m, in, linear(Matrix::qkv), s);
     if (in.cache)
         be::attention_decode(ctx, s.att, in.cache->keys_of(block), in.cache->values_of(block), s.qkv, m.slopes, 1,
                              in.cache->length, c.T, n.NHl, n.NKVl, c.HS(), m.attention_scale());
@@ -841,8 +868,7 @@ static void block_forward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     norm_forward(ctx, c, input_of(m, linear(Matrix::fc1), s, s.norm2), s.mean2, s.rstd2, s.mid, x, branch, p.norm2_w, p.norm2_b,
                  Nl);  // mid = x + branch
     fc1_forward(ctx, m, in, linear(Matrix::fc1), s);
-    row_forward(ctx, m, in, linear(Matrix::fc2), s, branch, s.act);
-    be::residual_forward(ctx, out, s.mid, branch, (size_t)Nl * c.C);
+    fc2_forward(ctx, m, in, linear(Matrix::fc2), s, out, branch);
 }
 
 // Brings back what the forward pass did not keep, from what it did: the same ops on the same inputs, so the same bits.
@@ -872,7 +898,7 @@ static void block_recompute(be::Ctx& ctx, Model& m, int i, const Rows& in) {
 static void block_backward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     const ModelConfig& c = m.c;
     const LocalSizes& n = m.n;
-    const int block = in.slot->first_block + i, N = in.N(), Nl = local_rows(m, in);
+    const int block = in.slot->first_block + i, Nl = local_rows(m, in);
     const BlockParams<floatX>& p = m.p.blocks[(size_t)block];
     const BlockParams<real>& g = m.g.blocks[(size_t)block];
     const BlockActs s = activations(m, in, i);
@@ -886,9 +912,12 @@ static void block_backward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     norm_backward(ctx, c, dx, g.norm2_w, g.norm2_b, dnorm, s.mid, p.norm2_w, s.mean2, s.rstd2, Nl, Acc::Add);
 
     row_backward(ctx, m, in, linear(Matrix::proj), s, dnarrow, dx, s.att);
-    be::attention_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, n.NHl, n.NKVl, c.HS(),
-                           m.attention_scale());
-    if (c.position == Position::rope) be::rope_backward(ctx, dwide, in.positions, m.cos_sin, N, n.NHl, n.NKVl, c.HS());
+    if (c.position == Position::rope)
+        be::attention_rope_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, in.doc_start, in.positions, m.cos_sin, in.B, in.T,
+                                    n.NHl, n.NKVl, c.HS(), m.attention_scale());
+    else
+        be::attention_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, n.NHl, n.NKVl,
+                               c.HS(), m.attention_scale());
     column_backward(ctx, m, in, linear(Matrix::qkv), s, dnorm, dwide, s.norm1);
     norm_backward(ctx, c, dx, g.norm1_w, g.norm1_b, dnorm, in.slot->x[(size_t)i], p.norm1_w, s.mean1, s.rstd1, Nl, Acc::Add);
 }

@@ -144,6 +144,22 @@ HD inline F gelu_derivative(F x) {
     return s + x * s * (1 - s) * 2 * du;
 }
 
+// SwiGLU (Shazeer, 2020): silu(g) u with silu(g) = g s, s = sigmoid(g). With dy its gradient,
+//   dg = dy u s (1 + g (1 - s)),  du = dy g s
+template <class F>
+HD inline F swiglu(F gate, F up) {
+    return gate * sigmoid(gate) * up;
+}
+template <class F>
+struct GateUp {
+    F gate, up;
+};
+template <class F>
+HD inline GateUp<F> swiglu_gradient(F gate, F up, F dy) {
+    const F s = sigmoid(gate);
+    return {dy * up * s * (1 + gate * (1 - s)), dy * gate * s};
+}
+
 // ALiBi's slope of head h of n (Press et al., 2022): powers of 2^(-8/c) for the first c = 2^floor(log2 n) heads, and for the
 // others every second power of the sequence for 2c heads.
 inline real alibi_slope(int h, int n) {

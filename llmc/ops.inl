@@ -54,9 +54,22 @@ void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dou
 void linear_backward_weight(Ctx& ctx, real* dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/, const floatX* dout /*(N, OC)*/,
                             const floatX* inp /*(N, IC)*/, int N, int IC, int OC, Acc acc);
 
-// The two sides of a GeLU, which a GPU's product takes along. pre = inp weight^T (+ bias), out = gelu(pre). sets out, pre.
+// What a product can take along: an op of its own would be bound by memory. The two sides of a GeLU: pre = inp weight^T (+ bias), out = gelu(pre). sets out, pre.
 void linear_gelu_forward(Ctx& ctx, floatX* out /*(N, OC)*/, floatX* pre /*(N, OC)*/, const floatX* inp /*(N, IC)*/,
                          const floatX* weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
+// The same of SwiGLU: gate_up = inp weight^T (+ bias), out = silu(gate) up. sets out, gate_up.
+void linear_swiglu_forward(Ctx& ctx, floatX* out /*(N, F)*/, floatX* gate_up /*(N, 2F)*/, const floatX* inp /*(N, IC)*/,
+                           const floatX* weight /*(2F, IC)*/, const floatX* bias /*(2F) or null*/, int N, int IC, int F);
+// dgate_up = swiglu's gradient where its result's is dout weight. sets dgate_up; dact is scratch.
+void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up /*(N, 2F)*/, floatX* dact /*(N, F)*/, const floatX* dout /*(N, OC)*/,
+                                  const floatX* weight /*(OC, F)*/, const floatX* gate_up /*(N, 2F)*/, int N, int F, int OC);
+// out = residual + (inp weight^T (+ bias)), the product rounded to floatX before it is added. sets out, which is not residual.
+void linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* residual /*(N, OC)*/, const floatX* inp /*(N, IC)*/,
+                             const floatX* weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
+// qkv = inp weight^T (+ bias), then rope_forward. sets qkv.
+void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const floatX* inp /*(N, IC)*/, const floatX* weight,
+                         const floatX* bias /*or null*/, const int* positions /*(N)*/, const real* cos_sin /*(P, HS/2, 2)*/, int N,
+                         int IC, int NH, int NKV, int HS);
 // dpre = (dout weight) * gelu'(pre). sets dpre.
 void linear_gelu_backward_input(Ctx& ctx, floatX* dpre /*(N, IC)*/, const floatX* dout /*(N, OC)*/,
                                 const floatX* weight /*(OC, IC)*/, const floatX* pre /*(N, IC)*/, int N, int IC, int OC);
@@ -114,6 +127,11 @@ void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const
                         const floatX* out /*(B, T, NH, HS)*/, const real* lse /*(B, NH, T)*/, const floatX* qkv,
                         const real* slopes /*or null*/, const int* doc_start /*or null*/, int B, int T, int NH, int NKV, int HS,
                         real scale);
+// The same, then rope_backward: of queries and keys before they were turned.
+void attention_rope_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
+                             const floatX* out /*(B, T, NH, HS)*/, const real* lse /*(B, NH, T)*/, const floatX* qkv,
+                             const int* doc_start /*or null*/, const int* positions /*(B, T)*/, const real* cos_sin, int B, int T,
+                             int NH, int NKV, int HS, real scale);
 // One new token per sequence: writes its key and value into the caches at row t and attends over rows 0 .. t. sets out.
 void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, floatX* keys /*(B, P, NKV, HS)*/, floatX* values /*same*/,
                       const floatX* qkv /*(B, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/, int B, int t, int P, int NH,

@@ -364,6 +364,41 @@ TEST(LinearGelu, ForwardAndBackward) {
     check_linear_gelu(ctx);
 }
 
+// What a product can take along has the bits of the ops one after another.
+TEST(LinearFused, BitsOfTheOpsOneAfterAnother) {
+    backend::Ctx ctx(2);
+    const int N = 21, IC = 40, NH = 4, NKV = 2, HS = 16, OC = (NH + 2 * NKV) * HS, F = OC / 2;
+    Rng rng(33);
+    const Input<floatX> inp(rng.normals<floatX>(N * IC)), weight(rng.normals<floatX>(OC * IC, 0.2)), b(rng.normals<floatX>(OC)),
+        residual(rng.normals<floatX>(N * OC)), dout(rng.normals<floatX>(N * IC)), back(rng.normals<floatX>(IC * F, 0.2));
+    std::vector<real> angles;
+    rope_table(angles, 50, HS, 10000);
+    const Input<real> table(angles);
+    const Input<int> positions(rng.integers(N, 0, 50));
+    Buffer<floatX> product(N * OC, "product"), out(N * OC, "out"), apart(N * OC, "apart"), act(N * F, "act"),
+        act_apart(N * F, "act apart"), dact(N * F, "dact");
+    backend::linear_forward(ctx, product.p(), inp.p(), weight.p(), b.p(), N, IC, OC);
+
+    backend::linear_residual_forward(ctx, out.p(), residual.p(), inp.p(), weight.p(), b.p(), N, IC, OC);
+    backend::residual_forward(ctx, apart.p(), residual.p(), product.p(), (size_t)N * OC);
+    expect_same_bits(out.get(), apart.get(), "residual");
+
+    Buffer<floatX> turned(product.get(), "turned");
+    backend::linear_rope_forward(ctx, out.p(), inp.p(), weight.p(), b.p(), positions.p(), table.p(), N, IC, NH, NKV, HS);
+    backend::rope_forward(ctx, turned.p(), positions.p(), table.p(), N, NH, NKV, HS);
+    expect_same_bits(out.get(), turned.get(), "rope");
+
+    backend::linear_swiglu_forward(ctx, act.p(), out.p(), inp.p(), weight.p(), b.p(), N, IC, F);
+    backend::swiglu_forward(ctx, act_apart.p(), product.p(), N, F);
+    expect_same_bits(out.get(), product.get(), "gate and up");
+    expect_same_bits(act.get(), act_apart.get(), "swiglu");
+
+    backend::linear_swiglu_backward_input(ctx, out.p(), dact.p(), dout.p(), back.p(), product.p(), N, F, IC);
+    backend::linear_backward_input(ctx, dact.p(), dout.p(), back.p(), N, F, IC);
+    backend::swiglu_backward(ctx, apart.p(), dact.p(), product.p(), N, F);
+    expect_same_bits(out.get(), apart.get(), "swiglu backward");
+}
+
 TEST(SwiGlu, ForwardAndBackward) {
     backend::Ctx ctx(2);
     for (const Shape& k : {Shape{1, 1}, Shape{1, 45}, Shape{7, 129}, Shape{5, 264}, Shape{2, 5000}}) {

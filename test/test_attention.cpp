@@ -513,3 +513,28 @@ TEST(Rope, ForwardBackwardAndBack) {
             expect_close(back, x, allowed, "there and back");
         }
 }
+
+// Gradients of queries and keys before they were turned have the bits of the two ops one after another. Heads that are turned
+// as they are stored, and one that is too large for that; a task per key/value head, and per query head.
+TEST(Rope, BackwardWithAttention) {
+    for (const Case& k : {Case{2, 150, 4, 4, 32, false, true}, Case{1, 70, 4, 1, 64, false, false},
+                          Case{2, 67, 2, 2, 10, false, false}, Case{1, 65, 2, 1, 128, false, true}}) {
+        const Problem p(k, 17);
+        std::vector<real> angles;
+        rope_table(angles, k.T, k.HS, 10000);
+        std::vector<int> positions;
+        for (size_t row = 0; row < k.rows(); row++) positions.push_back((int)row % k.T - p.first_key((int)row));
+        for (const Way& way : all_ways()) {
+            SCOPED_TRACE(testing::Message() << way.name << ", HS " << k.HS);
+            cpu::Ctx ctx(2);
+            way.choose(ctx);
+            const Results r = p.run(ctx);
+            Guarded<floatX> apart(r.dqkv, "apart"), together(p.qkv.size(), "together");
+            cpu::rope_backward(ctx, apart.data(), positions.data(), angles.data(), k.B * k.T, k.NH, k.NKV, k.HS);
+            cpu::attention_rope_backward(ctx, together.data(), p.dout.data(), r.out.data(), r.lse.data(), p.qkv.data(),
+                                         p.documents_or_null(), positions.data(), angles.data(), k.B, k.T, k.NH, k.NKV, k.HS,
+                                         p.scale);
+            expect_same_bits(together, apart, "dqkv");
+        }
+    }
+}

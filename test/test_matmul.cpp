@@ -327,7 +327,7 @@ TEST(MatrixUnits, ProductsOfPackedOperands) {
                     for (const bool add : {false, true}) {
                         Guarded<float> c(std::vector<float>((size_t)M * ldc, add ? 0.5f : std::nanf("")), "c");
                         unit->begin();
-                        unit->product(c.data(), ldc, a.data(), lda, packed.data(), b_rows, M, N, K, add);
+                        unit->product(c.data(), ldc, a.data(), lda, packed.data(), b_rows, M, N, K, add, nullptr);
                         unit->end();
                         for (int m = 0; m < M; m++)
                             for (int n = 0; n < N; n++) {
@@ -379,26 +379,65 @@ TEST(MatrixUnits, NumbersOfAllSizes) {
     }
 }
 
-// What a product takes along has the bits of the ops one after another.
-TEST(MatrixUnits, GeluBothWays) {
-    for (const Way& way : ways()) {
-        const int N = 150, IC = 64, OC = 80;
-        const Layer layer = random_layer({N, IC, OC}, 60);
-        cpu::Ctx ctx(2);
-        way.choose(ctx);
-        Guarded<floatX> pre((size_t)N * OC), out((size_t)N * OC), pre_alone((size_t)N * OC), out_alone((size_t)N * OC);
-        cpu::linear_gelu_forward(ctx, out.data(), pre.data(), layer.inp.data(), layer.weight.data(), layer.bias.data(), N, IC,
-                                 OC);
-        cpu::linear_forward(ctx, pre_alone.data(), layer.inp.data(), layer.weight.data(), layer.bias.data(), N, IC, OC);
-        cpu::gelu_forward(ctx, out_alone.data(), pre_alone.data(), N, OC);
-        expect_same_bits(pre, pre_alone, "pre");
-        expect_same_bits(out, out_alone, "out");
-        Guarded<floatX> dpre((size_t)N * IC), dpre_alone((size_t)N * IC);
-        cpu::linear_gelu_backward_input(ctx, dpre.data(), layer.dout.data(), layer.weight.data(), layer.inp.data(), N, IC, OC);
-        cpu::linear_backward_input(ctx, dpre_alone.data(), layer.dout.data(), layer.weight.data(), N, IC, OC);
-        cpu::gelu_backward(ctx, dpre_alone.data(), dpre_alone.data(), layer.inp.data(), N, IC);
-        expect_same_bits(dpre, dpre_alone, "dpre");
-    }
+// What a product takes along has the bits of the ops one after another. N of several parts and of a few rows; IC of one slab
+// and of several; OC, and F, that fill strips, and that do not.
+TEST(MatrixUnits, WhatAProductTakesAlong) {
+    for (const Way& way : ways())
+        for (const Shape& k : {Shape{150, 64, 128}, Shape{3, 40, 128}, Shape{37, 1100, 192}, Shape{290, 96, 80}}) {
+            SCOPED_TRACE(testing::Message() << way.name << ", N " << k.N << ", IC " << k.IC << ", OC " << k.OC);
+            const int N = k.N, IC = k.IC, OC = k.OC, F = OC / 2;
+            const Layer layer = random_layer(k, 60);
+            const floatX *inp = layer.inp.data(), *weight = layer.weight.data(), *dout = layer.dout.data();
+            Rng rng(62);
+            const std::vector<floatX> rows = rng.normals<floatX>((size_t)N * OC), pre = rng.normals<floatX>((size_t)N * IC),
+                                      gate_up = rng.normals<floatX>((size_t)N * 2 * IC);
+            cpu::Ctx ctx(2);
+            way.choose(ctx);
+            Guarded<floatX> product((size_t)N * OC), wide((size_t)N * OC), wide_alone((size_t)N * OC), narrow((size_t)N * F),
+                narrow_alone((size_t)N * F);
+            for (const floatX* bias : {layer.bias.data(), (const floatX*)nullptr}) {
+                cpu::linear_forward(ctx, product.data(), inp, weight, bias, N, IC, OC);
+
+                Guarded<floatX> kept((size_t)N * OC);
+                cpu::linear_gelu_forward(ctx, wide.data(), kept.data(), inp, weight, bias, N, IC, OC);
+                cpu::gelu_forward(ctx, wide_alone.data(), product.data(), N, OC);
+                expect_same_bits(kept, product, "what GeLU is given");
+                expect_same_bits(wide, wide_alone, "GeLU");
+
+                cpu::linear_swiglu_forward(ctx, narrow.data(), kept.data(), inp, weight, bias, N, IC, F);
+                cpu::swiglu_forward(ctx, narrow_alone.data(), product.data(), N, F);
+                expect_same_bits(kept, product, "gate and up");
+                expect_same_bits(narrow, narrow_alone, "SwiGLU");
+
+                cpu::linear_residual_forward(ctx, wide.data(), rows.data(), inp, weight, bias, N, IC, OC);
+                cpu::residual_forward(ctx, wide_alone.data(), rows.data(), product.data(), (size_t)N * OC);
+                expect_same_bits(wide, wide_alone, "residual");
+
+                for (const int HS : {4, 16, 64, 128}) {
+                    const int heads = OC / HS, NKV = heads / 3, NH = heads - 2 * NKV;
+                    if (heads * HS != OC || NH < 1) continue;
+                    std::vector<real> angles;
+                    rope_table(angles, 60, HS, 10000);
+                    const std::vector<int> positions = rng.integers(N, 0, 60);
+                    cpu::linear_rope_forward(ctx, wide.data(), inp, weight, bias, positions.data(), angles.data(), N, IC, NH,
+                                             NKV, HS);
+                    Guarded<floatX> turned(product.values());
+                    cpu::rope_forward(ctx, turned.data(), positions.data(), angles.data(), N, NH, NKV, HS);
+                    expect_same_bits(wide, turned, "rotary positions");
+                }
+            }
+            Guarded<floatX> dinp((size_t)N * IC), dpre((size_t)N * IC), dpre_alone((size_t)N * IC), dact((size_t)N * IC),
+                dgate_up((size_t)N * 2 * IC), dgate_up_alone((size_t)N * 2 * IC);
+            cpu::linear_backward_input(ctx, dinp.data(), dout, weight, N, IC, OC);
+
+            cpu::linear_gelu_backward_input(ctx, dpre.data(), dout, weight, pre.data(), N, IC, OC);
+            cpu::gelu_backward(ctx, dpre_alone.data(), dinp.data(), pre.data(), N, IC);
+            expect_same_bits(dpre, dpre_alone, "GeLU's gradient");
+
+            cpu::linear_swiglu_backward_input(ctx, dgate_up.data(), dact.data(), dout, weight, gate_up.data(), N, IC, OC);
+            cpu::swiglu_backward(ctx, dgate_up_alone.data(), dinp.data(), gate_up.data(), N, IC);
+            expect_same_bits(dgate_up, dgate_up_alone, "SwiGLU's gradient");
+        }
 }
 
 // ---- determinism and the cache --------------------------------------------------------------------------------------------

@@ -81,9 +81,9 @@ TEST(Math, WeightHalves) {
     if constexpr (has_lower_halves)
         for (size_t i = 0; i < numbers.size(); i += 13) {
             const int n = std::min({cpu::lanes, 13, (int)(numbers.size() - i)});
-            std::vector<bf16> upper(n), upper1(n);
-            std::vector<LowerHalf> lower(n), lower1(n);
-            std::vector<float> weights(n), weights1(n);
+            std::vector<bf16> upper(cpu::lanes), upper1(cpu::lanes);  // zero beyond n
+            std::vector<LowerHalf> lower(cpu::lanes), lower1(cpu::lanes);
+            std::vector<float> weights(cpu::lanes), weights1(cpu::lanes);
             cpu::store_weights(upper.data(), lower.data(), 0, cpu::load(&numbers[i], n), n);
             cpu::store(weights.data(), cpu::load_weights(upper.data(), lower.data(), 0, n), n);
             for (int k = 0; k < n; k++) {

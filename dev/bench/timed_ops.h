@@ -73,6 +73,18 @@ TIMED(linear_forward, matrices(arguments))
 TIMED(linear_backward_input, matrices(arguments))
 TIMED(linear_gelu_forward, matrices(arguments, 2))
 TIMED(linear_gelu_backward_input, matrices(arguments))
+TIMED(linear_residual_forward, matrices(arguments, 2))
+// N, IC, F: gate, up and what becomes of them
+TIMED(linear_swiglu_forward,
+      Work({2 * NUMBER(3, 0) * NUMBER(3, 1) * 2 * NUMBER(3, 2),
+            X*(NUMBER(3, 0) * NUMBER(3, 1) + 2 * NUMBER(3, 1) * NUMBER(3, 2) + 3 * NUMBER(3, 0) * NUMBER(3, 2))}))
+// N, F, OC: gate, up and their gradients
+TIMED(linear_swiglu_backward_input,
+      Work({2 * NUMBER(3, 0) * NUMBER(3, 1) * NUMBER(3, 2),
+            X*(NUMBER(3, 0) * NUMBER(3, 2) + NUMBER(3, 1) * NUMBER(3, 2) + 4 * NUMBER(3, 0) * NUMBER(3, 1))}))
+// N, IC, NH, NKV, HS
+TIMED(linear_rope_forward,
+      matrices(std::make_tuple(NUMBER(5, 0), NUMBER(5, 1), (NUMBER(5, 2) + 2 * NUMBER(5, 3)) * NUMBER(5, 4))))
 // N, IC, OC, acc: gradients that are added to are read, too
 TIMED(linear_backward_weight, Work({2 * NUMBER(4, 0) * NUMBER(4, 1) * NUMBER(4, 2),
                                     X* NUMBER(4, 0) * (NUMBER(4, 1) + NUMBER(4, 2)) +
@@ -95,6 +107,8 @@ TIMED(attention_forward, Work({2 * NUMBER(6, 0) * NUMBER(6, 1) * NUMBER(6, 1) * 
                                X* NUMBER(6, 0) * NUMBER(6, 1) * NUMBER(6, 4) * 2 * (NUMBER(6, 2) + NUMBER(6, 3))}))
 TIMED(attention_backward, Work({5 * NUMBER(6, 0) * NUMBER(6, 1) * NUMBER(6, 1) * NUMBER(6, 2) * NUMBER(6, 4),
                                 X* NUMBER(6, 0) * NUMBER(6, 1) * NUMBER(6, 4) * 4 * (NUMBER(6, 2) + NUMBER(6, 3))}))
+TIMED(attention_rope_backward, Work({5 * NUMBER(6, 0) * NUMBER(6, 1) * NUMBER(6, 1) * NUMBER(6, 2) * NUMBER(6, 4),
+                                     X* NUMBER(6, 0) * NUMBER(6, 1) * NUMBER(6, 4) * 4 * (NUMBER(6, 2) + NUMBER(6, 3))}))
 // N, V, Vp, loss_scale, z_coef, write_gradient: read and written once
 TIMED(classifier, Work({0, NUMBER(6, 0) * NUMBER(6, 2) * 2 * X}))
 // n, and seven scalars

@@ -133,7 +133,7 @@ void on_the_matrix_unit(cpu::Ctx& ctx, Layer& l) {
                 std::copy_n(l.row_of_inp(n0), (size_t)there * l.IC, rows);
                 std::fill(rows + (size_t)there * l.IC, rows + rows_size, bf16(0));
                 alignas(64) float sums[16 * panel];
-                ctx.unit->product(sums, panel, rows, l.IC, packed, l.IC, 16, width, l.IC, false);
+                ctx.unit->product(sums, panel, rows, l.IC, packed, l.IC, 16, width, l.IC, false, nullptr);
                 for (int n = 0; n < there; n++)
                     for (int o = 0; o < width; o++) l.row_of_out(n0 + n)[o0 + o] = bf16(sums[n * panel + o]);
             }
@@ -144,7 +144,7 @@ void on_the_matrix_unit(cpu::Ctx& ctx, Layer& l) {
 
 // ---- 5: the trainer's ------------------------------------------------------------------------------------------------------
 void the_trainers(cpu::Ctx& ctx, Layer& l) {
-    cpu::detail::gemm::forward(ctx, l.out.data(), nullptr, l.inp.data(), l.weight.data(), nullptr, l.N, l.IC, l.OC);
+    cpu::linear_forward(ctx, l.out.data(), l.inp.data(), l.weight.data(), nullptr, l.N, l.IC, l.OC);
 }
 
 // ---- 6: oneDNN's -----------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ double peak(cpu::Ctx& ctx) {
         alignas(64) float c[M * N];
         std::fill(a, a + M * K, bf16(1)), std::fill(b, b + K * N, bf16(1));
         ctx.unit->begin();
-        for (int i = 0; i < rounds; i++) ctx.unit->product(c, N, a, K, b, K, M, N, K, false);
+        for (int i = 0; i < rounds; i++) ctx.unit->product(c, N, a, K, b, K, M, N, K, false, nullptr);
         ctx.unit->end();
     }
     return 2.0 * M * N * K * rounds * ctx.threads /

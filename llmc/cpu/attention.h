@@ -14,6 +14,7 @@
 #include "../math.h"
 #include "../ops.h"
 #include "attention_shape.h"
+#include "rope.h"
 #include "vectors.h"
 #if CPU_FAST_PATHS
 #include "flash_attention.h"
@@ -93,10 +94,24 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
                                int HS, real scale) {
     const AttentionShape a{B, T, NH, NKV, HS, scale};
 #if CPU_FAST_PATHS
-    if (!ctx.plain) return detail::flash::backward(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
+    if (!ctx.plain) return detail::flash::backward(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, nullptr, a);
 #endif
     plain::attention_backward(dqkv, dout, out, lse, qkv, slopes, doc_start, a,
                               (real*)ctx.scratch(sizeof(real) * (size_t)B * T * a.row()));
+}
+
+inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
+                                    const floatX* qkv, const int* doc_start, const int* positions, const real* cos_sin, int B,
+                                    int T, int NH, int NKV, int HS, real scale) {
+#if CPU_FAST_PATHS
+    if (!ctx.plain && HS <= detail::flash::most_columns) {
+        const detail::Rotation rotation{positions, cos_sin, HS};
+        return detail::flash::backward(ctx, dqkv, dout, out, lse, qkv, nullptr, doc_start, &rotation,
+                                       {B, T, NH, NKV, HS, scale});
+    }
+#endif
+    attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, doc_start, B, T, NH, NKV, HS, scale);
+    rope_backward(ctx, dqkv, positions, cos_sin, B * T, NH, NKV, HS);
 }
 
 inline std::string attention_limits(int) { return ""; }

@@ -27,6 +27,7 @@
 #include "matrix_unit.h"
 #include "packing.h"
 #include "parallel.h"
+#include "rope.h"
 #include "vectors.h"
 
 namespace cpu {
@@ -83,9 +84,21 @@ inline void pack_transposed(const Unit& unit, floatX* to, const Rows64& rows, in
 inline void pack_rows(const Unit& unit, floatX* to, const Rows64& rows, int H) {
     detail::pack_rows(unit, to, 16 * (size_t)tile, rows.x, rows.stride, H, tile, tile);
 }
+// What becomes of the rows of a gradient: they are turned back, if there is a rotation (rope.h), as they would be stored
+// before.
+struct Back {
+    const Rotation* rotation;  // or null; heads of at most most_columns
+    size_t first;              // row of the batch
+    void turn(float* row, int i, int HS) const {
+        if (!rotation) return;
+        for_vectors(HS, [=](int c, auto) { store(row + c, as_stored((const floatX*)nullptr, load(row + c))); });
+        rotate(row, rotation->angles((int)first + i), HS / 2, -1.0f);
+    }
+};
+
 // Rows of a head from fp32 sums, stripes of (H, queries), each times its factor.
 inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* sums, const float* factors, int rows,
-                             int HS, int H) {
+                             int HS, int H, Back back = {}) {
     const int stripe = stripe_of(unit);
     const bool streamed = streams(unit, to, stride, HS);
     alignas(64) float block[16 * most_columns];
@@ -97,7 +110,9 @@ inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const 
                 unit.transpose((uint32_t*)(block + c), most_columns, (const uint32_t*)from, (size_t)stripe);
             }
             for (int t = t0; t < std::min(rows, t0 + 16); t++) {
-                const float *row = block + (t - t0) * most_columns, factor = factors[t];
+                float* const row = block + (t - t0) * most_columns;
+                const float factor = factors[t];
+                back.turn(row, t, HS);
                 put(streamed, to + (size_t)t * stride + first, columns, [=](int c, auto) { return factor * load(row + c); });
             }
         }
@@ -112,12 +127,12 @@ inline int keys_seen(bool diagonal, int t /*the first query*/) { return diagonal
 // s (keys, n queries) = keys queries^T.
 inline void score(const Unit& unit, float* s, const floatX* keys /*(64, H)*/, const floatX* queries /*packed (H, n)*/, int H,
                   int n, int seen) {
-    unit.product(s, n, keys, H, queries, H, seen, n, H, false);
+    unit.product(s, n, keys, H, queries, H, seen, n, H, false, nullptr);
 }
 // o (H, n queries) += left p.
 inline void add_over_keys(const Unit& unit, float* o, const floatX* left /*(H, 64 keys)*/,
                           const floatX* p /*packed (64 keys, n queries)*/, int H, int n, int seen) {
-    unit.product(o, n, left, tile, p, tile, H, n, seen, true);
+    unit.product(o, n, left, tile, p, tile, H, n, seen, true, nullptr);
 }
 // o (64 keys, H) += p right.
 inline void add_over_queries(const Unit& unit, float* o, const floatX* p /*(64 keys, 64 queries)*/,
@@ -125,7 +140,7 @@ inline void add_over_queries(const Unit& unit, float* o, const floatX* p /*(64 k
     const int n = diagonal ? half : tile;
     for (int j = 0; j < tile; j += n)  // on the diagonal query j is the first that sees key j
         unit.product(o + (size_t)j * H, H, p + j * tile + j, tile, right + right_index<floatX>(j, 0, tile), tile, n, H,
-                     tile - j, true);
+                     tile - j, true, nullptr);
 }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------------
@@ -327,8 +342,8 @@ inline void lay_keys_and_values(const Unit& unit, const floatX* qkv, const Atten
 // Query head h of sequence b, whose keys and values are laid: sets its gradient, and dkv, its summand of those of keys and
 // values.
 inline void backward_head(const Unit& unit, floatX* dqkv, float* dkv, const floatX* dout, const floatX* out, const real* lse,
-                          const floatX* qkv, const real* slopes, const int* doc_start, const AttentionShape& a, int b, int h,
-                          const BackwardMemory& m) {
+                          const floatX* qkv, const real* slopes, const int* doc_start, const Rotation* rotation,
+                          const AttentionShape& a, int b, int h, const BackwardMemory& m) {
     const int H = padded_size(a.HS), T = a.T, n = stripe_of(unit);
     const size_t small = (size_t)tile * H;
     float ones[tile];
@@ -374,7 +389,8 @@ inline void backward_head(const Unit& unit, floatX* dqkv, float* dkv, const floa
         }
     }
     for (int t0 = 0; t0 < T; t0 += tile)
-        store_transposed(unit, dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0), a.HS, H);
+        store_transposed(unit, dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0), a.HS, H,
+                         {rotation, (size_t)b * T + t0});
 }
 
 // sum += x.
@@ -384,14 +400,15 @@ inline void add_to(float* sum, const float* x, size_t n) {
 }
 
 // Of the tile at j0, dkv (2, 64, H).
-inline void store_key_gradients(const Unit& unit, floatX* dqkv, const float* dkv, const AttentionShape& a, int b, int g,
-                                int j0) {
+inline void store_key_gradients(const Unit& unit, floatX* dqkv, float* dkv, const Rotation* rotation, const AttentionShape& a,
+                                int b, int g, int j0) {
     const int H = padded_size(a.HS);
     for (const bool values : {false, true}) {
         floatX* const to = dqkv + (values ? a.value(b, j0, g) : a.key(b, j0, g));
         const bool streamed = streams(unit, to, a.row(), a.HS);
         for (int j = 0; j < rows_at(a, j0); j++) {
-            const float* row = dkv + (size_t)(values * tile + j) * H;
+            float* const row = dkv + (size_t)(values * tile + j) * H;
+            if (!values) Back{rotation, (size_t)b * a.T + j0}.turn(row, j, a.HS);
             put(streamed, to + (size_t)j * a.row(), a.HS, [=](int c, auto) { return load(row + c); });
         }
     }
@@ -425,7 +442,7 @@ inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const r
 // A task is a key/value head with its query heads, which share its operands; a query head where there are too few of those for
 // the threads. Query heads' summands are added in their order, so that the bits do not depend on that.
 inline void backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse, const floatX* qkv,
-                     const real* slopes, const int* doc_start, const AttentionShape& a) {
+                     const real* slopes, const int* doc_start, const Rotation* rotation /*or null*/, const AttentionShape& a) {
     const int H = padded_size(a.HS), group = a.group(), kv_heads = a.B * a.NKV, tiles = tiles_of(a.T);
     const bool apart = group > 1 && kv_heads < 2 * ctx.threads;
     const size_t n = key_gradients(a), per_thread = round_up(BackwardMemory::bytes(a.T, H), 64);
@@ -436,7 +453,7 @@ inline void backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* o
     {
         const BackwardMemory m(memory + per_thread * (size_t)omp_get_thread_num(), a.T, H);
         const auto query_head = [&](int b, int h, float* dkv) {
-            backward_head(unit, dqkv, dkv, dout, out, lse, qkv, slopes, doc_start, a, b, h, m);
+            backward_head(unit, dqkv, dkv, dout, out, lse, qkv, slopes, doc_start, rotation, a, b, h, m);
         };
         unit.begin();
         if (apart) {
@@ -450,7 +467,7 @@ inline void backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* o
                 const int head = task / tiles, j0 = task % tiles * tile;
                 float* sum = summands + (size_t)head * group * n + (size_t)j0 * 2 * H;
                 for (int i = 1; i < group; i++) add_to(sum, sum + (size_t)i * n, (size_t)tile * 2 * H);
-                store_key_gradients(unit, dqkv, sum, a, head / a.NKV, head % a.NKV, j0);
+                store_key_gradients(unit, dqkv, sum, rotation, a, head / a.NKV, head % a.NKV, j0);
             }
         } else {
 #pragma omp for schedule(dynamic)
@@ -460,7 +477,7 @@ inline void backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* o
                 query_head(b, g * group, m.dkv[0]);
                 for (int i = 1; i < group; i++) query_head(b, g * group + i, m.dkv[1]), add_to(m.dkv[0], m.dkv[1], n);
                 for (int j0 = 0; j0 < a.T; j0 += tile)
-                    store_key_gradients(unit, dqkv, m.dkv[0] + (size_t)j0 * 2 * H, a, b, g, j0);
+                    store_key_gradients(unit, dqkv, m.dkv[0] + (size_t)j0 * 2 * H, rotation, a, b, g, j0);
             }
         }
         unit.end();

@@ -51,8 +51,8 @@ void decoded_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b,
     const int all_K = round_up(K, k_step<floatX>);
     const floatX* left = decode(ctx, 1, a, a_format, M, K, M, all_K);
     const floatX* right = decode(ctx, 2, b, b_format, N, K, round_up(N, 16), all_K);
-    const gemm::Right<true> operand{right, (size_t)all_K};
-    gemm::rows_times(ctx, *ctx.unit, nullptr, nullptr, left, M, all_K, N, operand,
+    const gemm::Transposed operand{right, (size_t)all_K};
+    gemm::rows_times(ctx, *ctx.unit, nullptr, {}, left, M, all_K, N, operand,
                      [&](int m, int first, int columns, const float* sums) {
                          for (int n = 0; n < columns; n++) set(m, first + n, sums[n]);
                      });

@@ -9,11 +9,13 @@
 // multiplies with them: weights are read from where they lie, once, and there are no packed copies to keep. Left operands are
 // read from where they lie; by parts they are packed, too.
 // rows_times: threads share columns, and rows where there are few columns. columns_times: threads pack b together, then share
-// the rows of c. Sums of a strip of 64 columns are finished by 32 rows, while they are near: rounded, with bias, GeLU or its
-// derivative. What that reads is asked for during the products; what it writes goes past the caches where the unit is faster
-// than memory (streams()): two lines at once, which memory takes twice as fast as single ones.
-// Every sum runs over k in order: the bits depend on the unit, not on threads or blocks.
-// Sizes that fill no words or tiles of the unit (K of 64 bytes, C and M of 16) are multiplied as copies beside zeros.
+// the rows of c. Sums of a strip of 64 columns are finished row by row while the next strip's tiles are multiplied (Beside):
+// rounded, with bias, and what would else be an op of its own, bound by memory: GeLU, SwiGLU, their derivatives, a residual
+// sum, a rotation. What that reads is asked for before, during the strip's own products; what it writes goes past the caches
+// where the unit is faster than memory (streams()): two lines at once, which memory takes twice as fast as single ones. Results
+// have the bits of the ops one after another: sums are rounded as they would be stored, then worked on. Every sum runs over k
+// in order: the bits depend on the unit, not on threads or blocks. Sizes that fill no words or tiles of the unit (K of 64
+// bytes, C and M of 16) are multiplied as copies beside zeros.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -24,6 +26,7 @@
 #include "matrix_unit.h"
 #include "packing.h"
 #include "parallel.h"
+#include "rope.h"
 #include "vectors.h"
 
 namespace cpu {
@@ -37,7 +40,8 @@ constexpr int depth = parts<E> == 1 ? 512 : 128;  // of k, and `narrow` columns,
 constexpr int narrow = 32;
 template <class E>
 constexpr int at_once = parts<E> == 1 ? 128 : 64;  // rows that meet it there
-constexpr int strip = 64, strip_rows = 32;         // columns and rows finished together: two lines of bf16 written at once
+constexpr int strip_rows = 32, tile_depth = 32;    // of a product, and of k between two pieces of other work
+constexpr int strip_columns = 64;                  // finished together: two lines of bf16 written at once
 // Columns of a right operand in the second cache, which has 2 MiB where there are tiles.
 template <class E>
 int widest(const MatrixUnit<E>& unit) {
@@ -64,7 +68,7 @@ struct Left : Operand<E> {
 // A result (rows, columns) in panels of columns, as many for each thread, and parts of its rows where there are few panels.
 struct Shares {
     int columns, panels, rows, parts;
-    Shares(int N, int C, int widest, int threads) {
+    Shares(int N, int C, int widest, int threads, int strip = strip_columns) {
         columns = round_up(ceil_div(C, round_up(ceil_div(C, widest), threads)), strip);
         panels = ceil_div(C, columns);
         rows = round_up(ceil_div(N, ceil_div(threads, panels)), strip_rows);
@@ -72,14 +76,35 @@ struct Shares {
     }
 };
 
-// sums (rows, strip) = a b or sums += a b, of a slab at most; b has `columns` columns, at most a strip. done(first, end) is
-// called for each few rows that are finished, while they are near; what it reads, `wanted`, is asked for before.
-template <class E, class Done>
+// Rows of a strip that are still to be finished: finish(row, first column, columns, sums) each.
+template <int strip, class Finish>
+struct Unfinished : Beside {
+    const Finish finish;
+    int row = 0, first = 0, columns = 0;
+    float* sums = nullptr;
+    explicit Unfinished(Finish f) : Beside{[](Beside& b) { static_cast<Unfinished&>(b).next(); }}, finish(f) {}
+    __attribute__((flatten)) void next() {
+        const std::integral_constant<int, strip> all;
+        if (columns == strip) finish(row, first, all, sums);
+        else finish(row, first, columns, sums);
+        row++, sums += strip;
+    }
+    // The last ones are done; these are to be done next.
+    void take(int rows, int row_, int first_, int columns_, float* sums_) {
+        all();
+        left = rows, row = row_, first = first_, columns = columns_, sums = sums_;
+    }
+};
+
+// sums (rows, strip) = a b or sums += a b, of a slab at most; b has `columns` columns, at most a strip. What is unfinished is
+// done beside it, and `wanted` asked for.
+template <int strip, class E>
 void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E> b, int rows, int columns, int K, bool add,
-                    Ahead wanted, Done done) {
+                    Ahead wanted, Beside& beside) {
     const int passes = ceil_div(K, depth<E>), step = round_up(ceil_div(K, passes), k_step<E>);
-    const int blocks = ceil_div(rows, strip_rows), unfinished = blocks * (passes * ceil_div(columns, narrow) - 1);
-    const int at_a_time = ceil_div(wanted.left(), std::max(1, unfinished));
+    const int products = ceil_div(rows, strip_rows) * ceil_div(columns, narrow);
+    const int at_a_time = ceil_div(wanted.left(), passes * products);
+    beside.at_once = ceil_div(beside.left, products * ceil_div(K, tile_depth));
     for (int n = 0; n < columns; n += narrow)
         for (int k = 0; k < K; k += step)
             for (int m = 0; m < rows; m += strip_rows) {
@@ -88,24 +113,42 @@ void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E
                 const E *const left = a.x + (size_t)m * a.stride + k, *const right = b.x + right_index<E>(k, n, K);
                 wanted.ask(at_a_time);
                 if constexpr (parts<E> == 1)
-                    unit.product(to, strip, left, a.stride, right, K, here, wide, std::min(step, K - k), add || k > 0);
+                    unit.product(to, strip, left, a.stride, right, K, here, wide, std::min(step, K - k), add || k > 0, &beside);
                 else
                     unit.product_of_parts(to, strip, left, a.part, a.stride, right, b.part, K, here, wide,
-                                          std::min(step, K - k), add || k > 0);
-                if (k + step >= K && n + narrow >= columns) done(m, m + here);
+                                          std::min(step, K - k), add || k > 0, &beside);
             }
 }
 
 // ---- products --------------------------------------------------------------------------------------------------------------
-// A right operand (K, columns): rows of x, or of its transpose.
-template <bool transposed>
-struct Right {
+// Right operands (K, columns): rows of x; the transpose of rows; of two matrices of F rows, 64 of one and 64 of the other in
+// turn, so that both come in a strip of 128 columns.
+struct Rows {
     const floatX* x;
     size_t stride;
     template <class E>
     void pack(const MatrixUnit<E>& unit, E* to, size_t part, int k, int K, int first, int columns) const {
-        if constexpr (transposed) pack_transposed_in_parts(unit, to, part, x + (size_t)first * stride + k, stride, columns, K);
-        else pack_rows_in_parts(unit, to, part, x + (size_t)k * stride + first, stride, columns, K, K);
+        pack_rows_in_parts(unit, to, part, x + (size_t)k * stride + first, stride, columns, K, K);
+    }
+};
+struct Transposed {
+    const floatX* x;
+    size_t stride;
+    template <class E>
+    void pack(const MatrixUnit<E>& unit, E* to, size_t part, int k, int K, int first, int columns) const {
+        pack_transposed_in_parts(unit, to, part, x + (size_t)first * stride + k, stride, columns, K);
+    }
+};
+struct TransposedInTurn {
+    Transposed both;
+    int F;
+    static constexpr int each = 64;
+    template <class E>
+    void pack(const MatrixUnit<E>& unit, E* to, size_t part, int k, int K, int first, int columns) const {
+        for (int c = 0; c < columns; c += each) {
+            const int row = (first + c) / (2 * each) * each + (first + c) / each % 2 * F;
+            both.pack(unit, to + right_index<E>(0, c, K), part, k, K, row, each);
+        }
     }
 };
 
@@ -124,18 +167,24 @@ inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int colu
     return copy.data();
 }
 
+// What finish reads, with each row of a result (N, C): `rows` rows of C elements.
+struct Read {
+    const floatX* x = nullptr;
+    int rows = 1;
+};
+
 // out (N, C) = a (N, K) b (K, C), whose b has K up to whole words and C up to 16.
-// finish(n, first column, columns, sums) gets each finished part of a row. Lines of `out` (N, C) and `read` (N, C), where these
-// are given, are asked for before: those that the result is to be held by, and that finish reads.
-template <class E, bool transposed, class Finish>
-void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const floatX* read, const floatX* a, int N, int K_there,
-                int C, const Right<transposed>& b, Finish finish) {
+// finish(n, first column, columns, sums) gets each part of a row, and may change it. Lines of `out` (N, C) and `read`, where
+// these are given, are asked for before: those that the result is to be held by, and that finish reads.
+template <int strip = strip_columns, class E, class B, class Finish>
+void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, const floatX* a, int N, int K_there, int C,
+                const B& b, Finish finish) {
     constexpr int slab = gemm::slab<E>, at_once = gemm::at_once<E>;
     const int K = round_up(K_there, k_step<E>), wide = round_up(C, 16), tall = round_up(N, 16), deepest = std::min(K, slab);
-    const Shares shares(tall, wide, widest(unit), ctx.threads);
-    // Sums of a strip of columns; where K takes several slabs, of all strips and rows of a task.
+    const Shares shares(tall, wide, widest(unit), ctx.threads, strip);
+    // Sums of two strips of columns, in turn; where K takes several slabs, of all strips and rows of a task.
     const int kept = K > slab ? shares.rows : std::min(at_once, shares.rows);
-    const int strips = K > slab ? ceil_div(shares.columns, strip) : 1;
+    const int strips = K > slab ? ceil_div(shares.columns, strip) : 2;
     const size_t packed_size = (size_t)deepest * shares.columns, strip_size = (size_t)kept * strip;
     const size_t left_size = parts<E> == 1 ? 0 : (size_t)at_once * spread<E>(deepest);
     const size_t per_thread = parts<E> * (packed_size + left_size) * sizeof(E) + strips * strip_size * sizeof(float);
@@ -145,6 +194,8 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const floatX* 
     {
         float* memory_of_sums = (float*)(memory + per_thread * (size_t)omp_get_thread_num());
         E *packed = (E*)(memory_of_sums + strips * strip_size), *packed_left = packed + parts<E> * packed_size;
+        Unfinished<strip, Finish> unfinished(finish);
+        int turn = 0;
         unit.begin();
 #pragma omp for schedule(dynamic)
         for (int task = 0; task < shares.panels * shares.parts; task++) {
@@ -158,21 +209,21 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const floatX* 
                     const int rows = std::min(at_once, end - n0), there = std::min(rows, N - n0);
                     Left<E> left = {{packed_left, left_size}, spread<E>(K_here)};
                     left.pack(packed_left, a + (size_t)n0 * K + k0, K, rows, K_here);
-                    for (int c = 0; c < columns; c += strip) {
+                    for (int c = 0; c < columns; c += strip, turn ^= 1) {
                         const int width = std::min((int)strip, columns - c);
-                        float* sums = memory_of_sums + (K > slab ? c / strip * strip_size + (size_t)(n0 - first) * strip : 0);
+                        float* sums = memory_of_sums +
+                                      (K > slab ? c / strip * strip_size + (size_t)(n0 - first) * strip : turn * strip_size);
                         if (last && out) prefetch_lines<1>(out + (size_t)n0 * C + c0 + c, (size_t)C, width, there);
                         Ahead reads;
-                        if (last && read) reads = Ahead(read + (size_t)n0 * C + c0 + c, (size_t)C, there, width);
+                        if (last && read.x)
+                            reads = Ahead(read.x + (size_t)n0 * read.rows * C + c0 + c, (size_t)C, there * read.rows, width);
                         const Operand<E> right = {packed + right_index<E>(0, c, K_here), packed_size};
-                        multiply_strip(unit, sums, left, right, rows, width, K_here, k0 > 0, reads, [&](int m, int m_end) {
-                            if (!last) return;
-                            for (int n = m; n < std::min(m_end, there); n++)
-                                finish(n0 + n, c0 + c, std::min(width, C - c0 - c), sums + (size_t)n * strip);
-                        });
+                        multiply_strip<strip>(unit, sums, left, right, rows, width, K_here, k0 > 0, reads, unfinished);
+                        if (last) unfinished.take(there, n0, c0 + c, std::min(width, C - c0 - c), sums);
                     }
                 }
             }
+            unfinished.all();
             fence();
         }
         unit.end();
@@ -193,11 +244,20 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
 #pragma omp parallel num_threads(ctx.threads)
     {
         E* left = right + parts<E> * (right_size + left_size * (size_t)omp_get_thread_num());
-        alignas(64) float sums[at_once * strip];
+        constexpr int strip = strip_columns;
+        alignas(64) float sums_in_turn[2][at_once * strip];
+        int turn = 0;
+        bool add = acc == Acc::Add;
+        const auto finish = [c, C, streamed, &add](int m, int first, auto columns, const float* sums) {
+            float* row = c + (size_t)m * C + first;
+            if (add) put(false, row, columns, [=](int i, auto) { return load(row + i) + load(sums + i); });
+            else put(streamed, row, columns, [=](int i, auto) { return load(sums + i); });
+        };
+        Unfinished<strip, decltype(finish)> unfinished(finish);
         unit.begin();
         for (int k0 = 0; k0 < N; k0 += slab) {
             const int there = std::min(slab, N - k0), K = round_up(there, k_step<E>), stride = spread<E>(K);
-            const bool add = k0 > 0 || acc == Acc::Add;
+            add = k0 > 0 || acc == Acc::Add;
 #pragma omp for schedule(dynamic)
             for (int c0 = 0; c0 < C; c0 += piece)
                 pack_rows_in_parts(unit, right + (size_t)c0 * K, right_size, b + (size_t)k0 * C + c0, (size_t)C,
@@ -209,21 +269,16 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
                 lay_transposed_in_parts(unit, left, left_size, (size_t)stride, a + (size_t)k0 * M + m0, (size_t)M, M_here, K,
                                         there);
                 for (int n = 0; n < columns; n += strip)
-                    for (int m = 0; m < M_here; m += at_once) {
+                    for (int m = 0; m < M_here; m += at_once, turn ^= 1) {
                         const int rows = std::min(at_once, M_here - m), width = std::min((int)strip, columns - n);
-                        float* to = c + (size_t)(m0 + m) * C + c0 + n;
-                        const auto finish = [&](int r, int end) {
-                            for (; r < end; r++) {
-                                float* row = to + (size_t)r * C;
-                                const float* here = sums + r * strip;
-                                if (add) put(false, row, width, [=](int i, auto) { return load(row + i) + load(here + i); });
-                                else put(streamed, row, width, [=](int i, auto) { return load(here + i); });
-                            }
-                        };
-                        multiply_strip(unit, sums, Left<E>{{left + (size_t)m * stride, left_size}, stride},
-                                       Operand<E>{right + right_index<E>(0, c0 + n, K), right_size}, rows, width, K, false,
-                                       add ? Ahead(to, (size_t)C, rows, width) : Ahead(), finish);
+                        const Ahead wanted = add ? Ahead(c + (size_t)(m0 + m) * C + c0 + n, (size_t)C, rows, width) : Ahead();
+                        float* const sums = sums_in_turn[turn];
+                        multiply_strip<strip>(unit, sums, Left<E>{{left + (size_t)m * stride, left_size}, stride},
+                                              Operand<E>{right + right_index<E>(0, c0 + n, K), right_size}, rows, width, K,
+                                              false, wanted, unfinished);
+                        unfinished.take(rows, m0 + m, c0 + n, width, sums);
                     }
+                unfinished.all();
                 fence();  // the next slab adds to what another thread may have written
             }
         }
@@ -240,44 +295,153 @@ void on_unit(const Ctx& ctx, F f) {
     f(*ctx.unit);
 }
 
-// out = inp weight^T (+ bias); with `pre`, that is pre, and out = gelu(pre).
+// f(value), value(c, there) being sums with a bias where there is one.
+template <class F>
+void with_bias(const floatX* bias, const float* sums, F f) {
+    if (bias) f([=](int c, auto there) { return load(sums + c) + load(bias + c, there); });
+    else f([=](int c, auto) { return load(sums + c); });
+}
+inline const floatX* at_column(const floatX* bias, int c) { return bias ? bias + c : nullptr; }
+
+// A layer's operands: inp (N, IC), weight (OC, IC), bias (OC) or null.
+struct Layer {
+    const floatX *inp, *weight, *bias;
+    int N, IC, OC;
+};
 template <class E>
-void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, floatX* pre, const floatX* inp, const floatX* weight,
-             const floatX* bias, int N, int IC, int OC) {
-    const int K = round_up(IC, k_step<E>);
-    weight = padded(ctx, 1, weight, OC, IC, round_up(OC, 16), K);
-    const bool streamed = streams(unit, out, (size_t)OC * sizeof(floatX)) && fills_lines(pre);
-    rows_times(ctx, unit, streamed ? nullptr : out, nullptr, inp, N, IC, OC, Right<true>{weight, (size_t)K},
-               [=](int n, int first, int columns, const float* sums) {
-                   const size_t at = (size_t)n * OC + first;
-                   const auto finish = [=](auto result) {
-                       if (!pre) return put(streamed, out + at, columns, result);
-                       put(streamed, pre + at, columns, result);
-                       put(streamed, out + at, columns,
-                           [=](int c, auto there) { return gelu(as_stored(pre, result(c, there))); });
-                   };
-                   const floatX* b = bias + first;
-                   if (bias) finish([=](int c, auto there) { return load(sums + c) + load(b + c, there); });
-                   else finish([=](int c, auto) { return load(sums + c); });
-               });
+bool streams_rows(const MatrixUnit<E>& unit, const floatX* y, int columns) {
+    return streams(unit, y, (size_t)columns * sizeof(floatX));
 }
 
-// dinp = dout weight, times gelu'(pre) where there is one.
+// out = inp weight^T, stored by finish(row, first column, columns, sums).
+template <int strip = strip_columns, class E, class Finish>
+void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, const Layer& l, Finish finish) {
+    const int K = round_up(l.IC, k_step<E>);
+    const floatX* weight = padded(ctx, 1, l.weight, l.OC, l.IC, round_up(l.OC, 16), K);
+    rows_times<strip>(ctx, unit, streams_rows(unit, out, l.OC) ? nullptr : out, read, l.inp, l.N, l.IC, l.OC,
+                      Transposed{weight, (size_t)K}, finish);
+}
+
 template <class E>
-void backward_input(Ctx& ctx, const MatrixUnit<E>& unit, floatX* dinp, const floatX* dout, const floatX* weight,
-                    const floatX* pre, int N, int IC, int OC) {
+void linear_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const Layer& l) {
+    const bool streamed = streams_rows(unit, out, l.OC);
+    forward(ctx, unit, out, {}, l, [=](int n, int first, auto columns, const float* sums) {
+        with_bias(at_column(l.bias, first), sums,
+                  [=](auto value) { put(streamed, out + (size_t)n * l.OC + first, columns, value); });
+    });
+}
+
+template <class E>
+void gelu_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, floatX* pre, const Layer& l) {
+    const bool streamed = streams_rows(unit, out, l.OC) && fills_lines(pre);
+    forward(ctx, unit, streamed ? nullptr : out, {}, l, [=](int n, int first, auto columns, const float* sums) {
+        const size_t at = (size_t)n * l.OC + first;
+        with_bias(at_column(l.bias, first), sums, [=](auto value) {
+            put(streamed, pre + at, columns, value);
+            put(streamed, out + at, columns, [=](int c, auto there) { return gelu(as_stored(pre, value(c, there))); });
+        });
+    });
+}
+
+// gate and up (N, 2F), out (N, F); F is a multiple of 64.
+template <class E>
+void swiglu_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, floatX* gate_up, const Layer& l) {
+    constexpr int each = TransposedInTurn::each;
+    const int K = round_up(l.IC, k_step<E>), F = l.OC / 2;
+    const floatX* weight = padded(ctx, 1, l.weight, l.OC, l.IC, l.OC, K);
+    const bool streamed = streams_rows(unit, out, F) && streams_rows(unit, gate_up, F);
+    rows_times<2 * each>(ctx, unit, nullptr, {}, l.inp, l.N, l.IC, l.OC, TransposedInTurn{{weight, (size_t)K}, F},
+                         [=](int n, int first, auto, const float* sums) {
+                             const int at = first / 2;
+                             floatX *gate = gate_up + (size_t)n * 2 * F + at, *up = gate + F, *y = out + (size_t)n * F + at;
+                             with_bias(at_column(l.bias, at), sums, [=](auto g) {
+                                 with_bias(at_column(l.bias, F + at), sums + each, [=](auto u) {
+                                     put(streamed, gate, each, g), put(streamed, up, each, u);
+                                     put(streamed, y, each, [=](int c, auto there) {
+                                         return swiglu(as_stored(gate, g(c, there)), as_stored(up, u(c, there)));
+                                     });
+                                 });
+                             });
+                         });
+}
+
+// out = residual + what would be out.
+template <class E>
+void residual_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const floatX* residual, const Layer& l) {
+    const bool streamed = streams_rows(unit, out, l.OC);
+    forward(ctx, unit, out, {residual}, l, [=](int n, int first, auto columns, const float* sums) {
+        const size_t at = (size_t)n * l.OC + first;
+        with_bias(at_column(l.bias, first), sums, [=](auto value) {
+            put(streamed, out + at, columns,
+                [=](int c, auto there) { return load(residual + at + c, there) + as_stored(out, value(c, there)); });
+        });
+    });
+}
+
+// The first heads of a row of out turned, as many as `turned` columns hold; heads fill a strip.
+template <int strip, class E>
+void rope_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const Layer& l, const Rotation& rotation, int turned) {
+    const bool streamed = streams_rows(unit, out, l.OC);
+    const int HS = rotation.HS;
+    forward<strip>(ctx, unit, out, {}, l, [=](int n, int first, auto columns, float* sums) {
+        with_bias(at_column(l.bias, first), sums, [=](auto value) {
+            put(false, sums, columns, [=](int c, auto there) { return as_stored(out, value(c, there)); });
+        });
+        for (int c = 0; c < std::min<int>(columns, turned - first); c += HS) rotate(sums + c, rotation.angles(n), HS / 2, 1.0f);
+        put(streamed, out + (size_t)n * l.OC + first, columns, [=](int c, auto) { return load(sums + c); });
+    });
+}
+
+// dinp (N, IC) = dout (N, OC) weight (OC, IC), stored by finish(row, first column, columns, sums).
+template <class E, class Finish>
+void backward_input(Ctx& ctx, const MatrixUnit<E>& unit, floatX* dinp, Read read, const floatX* dout, const floatX* weight,
+                    int N, int IC, int OC, Finish finish) {
     const int K = round_up(OC, k_step<E>), stride = round_up(IC, 16);
     weight = padded(ctx, 1, weight, OC, IC, K, stride);
-    const bool streamed = streams(unit, dinp, (size_t)IC * sizeof(floatX));
-    rows_times(ctx, unit, streamed ? nullptr : dinp, pre, dout, N, OC, IC, Right<false>{weight, (size_t)stride},
-               [=](int n, int first, int columns, const float* sums) {
-                   const size_t at = (size_t)n * IC + first;
-                   const floatX* x = pre + at;
-                   if (!pre) return put(streamed, dinp + at, columns, [=](int c, auto) { return load(sums + c); });
-                   put(streamed, dinp + at, columns, [=](int c, auto there) {
-                       return as_stored(dinp, load(sums + c)) * gelu_derivative(load(x + c, there));
+    rows_times(ctx, unit, dinp, read, dout, N, OC, IC, Rows{weight, (size_t)stride}, finish);
+}
+
+template <class E>
+void linear_backward_input(Ctx& ctx, const MatrixUnit<E>& unit, floatX* dinp, const floatX* dout, const floatX* weight, int N,
+                           int IC, int OC) {
+    const bool streamed = streams_rows(unit, dinp, IC);
+    backward_input(ctx, unit, streamed ? nullptr : dinp, {}, dout, weight, N, IC, OC,
+                   [=](int n, int first, auto columns, const float* sums) {
+                       put(streamed, dinp + (size_t)n * IC + first, columns, [=](int c, auto) { return load(sums + c); });
                    });
-               });
+}
+
+template <class E>
+void gelu_backward_input(Ctx& ctx, const MatrixUnit<E>& unit, floatX* dpre, const floatX* dout, const floatX* weight,
+                         const floatX* pre, int N, int IC, int OC) {
+    const bool streamed = streams_rows(unit, dpre, IC);
+    backward_input(ctx, unit, streamed ? nullptr : dpre, {pre}, dout, weight, N, IC, OC,
+                   [=](int n, int first, auto columns, const float* sums) {
+                       const size_t at = (size_t)n * IC + first;
+                       put(streamed, dpre + at, columns, [=](int c, auto there) {
+                           return as_stored(dpre, load(sums + c)) * gelu_derivative(load(pre + at + c, there));
+                       });
+                   });
+}
+
+// gate_up and its gradient (N, 2F), weight (OC, F).
+template <class E>
+void swiglu_backward_input(Ctx& ctx, const MatrixUnit<E>& unit, floatX* dgate_up, const floatX* dout, const floatX* weight,
+                           const floatX* gate_up, int N, int F, int OC) {
+    const bool streamed = streams_rows(unit, dgate_up, F);
+    backward_input(
+        ctx, unit, nullptr, {gate_up, 2}, dout, weight, N, F, OC, [=](int n, int first, auto columns, const float* sums) {
+            const size_t at = (size_t)n * 2 * F + first;
+            const floatX *gate = gate_up + at, *up = gate + F;
+            floatX *dgate = dgate_up + at, *dup = dgate + F;
+            floats g_gradients[strip_columns / lanes], u_gradients[strip_columns / lanes];
+            for_vectors(columns, [&](int c, auto there) {
+                const auto d = swiglu_gradient(load(gate + c, there), load(up + c, there), as_stored(dgate, load(sums + c)));
+                g_gradients[c / lanes] = d.gate, u_gradients[c / lanes] = d.up;
+            });
+            put(streamed, dgate, columns, [&](int c, auto) { return g_gradients[c / lanes]; });
+            put(streamed, dup, columns, [&](int c, auto) { return u_gradients[c / lanes]; });
+        });
 }
 
 // dweight (+)= dout^T inp.
@@ -295,19 +459,6 @@ void backward_weight(Ctx& ctx, const MatrixUnit<E>& unit, float* dweight, const 
             float& d = dweight[(size_t)o * IC + i];
             d = acc == Acc::Add ? d + sum : sum;
         }
-}
-
-// The three, on the unit that multiplies floatX.
-inline void forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const floatX* weight, const floatX* bias, int N,
-                    int IC, int OC) {
-    on_unit(ctx, [&](const auto& unit) { forward(ctx, unit, out, pre, inp, weight, bias, N, IC, OC); });
-}
-inline void backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre, int N, int IC,
-                           int OC) {
-    on_unit(ctx, [&](const auto& unit) { backward_input(ctx, unit, dinp, dout, weight, pre, N, IC, OC); });
-}
-inline void backward_weight(Ctx& ctx, float* dweight, const floatX* dout, const floatX* inp, int N, int IC, int OC, Acc acc) {
-    on_unit(ctx, [&](const auto& unit) { backward_weight(ctx, unit, dweight, dout, inp, N, IC, OC, acc); });
 }
 
 }  // namespace gemm

@@ -46,20 +46,34 @@
 
 namespace cpu {
 
+// Other work in small pieces, of which some are done with each few tiles that are multiplied: the tile unit works on its own,
+// and what other instructions do meanwhile takes little time. Other units leave all pieces to whoever waits for them: all().
+struct Beside {
+    void (*piece)(Beside&);
+    int left = 0, at_once = 1;  // pieces
+    void some() {
+        for (int i = 0; i < at_once && left > 0; i++) left--, piece(*this);
+    }
+    void all() {
+        while (left > 0) left--, piece(*this);
+    }
+};
+
 template <class E>  // bf16 or float
 struct MatrixUnit {
     const char* name;
     bool tiles;       // reads 16 rows at a time, and its results come faster than lines to hold them can be fetched
     void (*begin)();  // called by a thread before its products, and end() after them
     void (*end)();
-    void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add);
+    void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add,
+                    Beside* beside /*or null*/);
     // (16, 16) words, rows `stride` words apart, transposed.
     void (*transpose)(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride);
     // As many rows as a word has elements, joined to words; each 16 columns' words `block` elements from the last's.
     void (*join)(E* to, size_t block, const E* rows, size_t stride, int columns);
     // Of fp32 numbers in three parts of bf16, which lie a_part and b_part elements apart (packing.h); null where there is none.
     void (*product_of_parts)(float* c, int ldc, const E* a, size_t a_part, int lda, const E* b, size_t b_part, int b_rows,
-                             int M, int N, int K, bool add) = nullptr;
+                             int M, int N, int K, bool add, Beside* beside) = nullptr;
 };
 
 template <class E>
@@ -165,7 +179,7 @@ struct AmxTiles {
 // first cache.
 template <class Tiles, int R, int W, int parts, bool passing>
 inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda, const bf16* b, size_t b_part, int b_rows,
-                        int K, bool add) {
+                        int K, bool add, Beside* beside) {
     const size_t c_stride = (size_t)ldc * 4, a_stride = (size_t)lda * 2;
     float* const c_low = c + 16 * (size_t)ldc;
     const bf16 *const a_low = a + 16 * (size_t)lda, *const b_right = b + 16 * (size_t)b_rows;
@@ -199,12 +213,14 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
         }
         if constexpr (R == 2 && W == 2) Tiles::template multiply<3, 5, 7>();
     };
-    for (int k = 0; k < K; k += 32)
+    for (int k = 0; k < K; k += 32) {
         if constexpr (parts == 1) multiply(k, 0, true, 0, true);
         else {  // 14 loads for 24 products
             multiply(k, 0, true, 2, true), multiply(k, 0, false, 1, true), multiply(k, 0, false, 0, true);
             multiply(k, 2, true, 0, false), multiply(k, 1, true, 0, false), multiply(k, 1, false, 1, true);
         }
+        if (beside) beside->some();
+    }
     Tiles::template store<0>(c, c_stride);
     if constexpr (W == 2) Tiles::template store<1>(c + 16, c_stride);
     if constexpr (R == 2) Tiles::template store<2>(c_low, c_stride);
@@ -213,14 +229,14 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
 
 template <class Tiles, int parts, bool passing = true>
 void tiles_product_of(float* c, int ldc, const bf16* a, size_t a_part, int lda, const bf16* b, size_t b_part, int b_rows, int M,
-                      int N, int K, bool add) {
-    using Block = void (*)(float*, int, const bf16*, size_t, int, const bf16*, size_t, int, int, bool);
+                      int N, int K, bool add, Beside* beside) {
+    using Block = void (*)(float*, int, const bf16*, size_t, int, const bf16*, size_t, int, int, bool, Beside*);
     constexpr Block blocks[2][2] = {{tiles_block<Tiles, 1, 1, parts, passing>, tiles_block<Tiles, 1, 2, parts, passing>},
                                     {tiles_block<Tiles, 2, 1, parts, passing>, tiles_block<Tiles, 2, 2, parts, passing>}};
     for (int n = 0; n < N; n += 32)
         for (int m = 0; m < M; m += 32)
             blocks[M - m > 16][N - n > 16](c + (size_t)m * ldc + n, ldc, a + (size_t)m * lda, a_part, lda,
-                                           b + (size_t)n * b_rows, b_part, b_rows, K, add);
+                                           b + (size_t)n * b_rows, b_part, b_rows, K, add, beside);
 }
 // c (M, 16) for K of at most 64: the tiles of b stay in the unit, and a sum is complete before the next, so that it is stored
 // while others are computed.
@@ -249,9 +265,11 @@ inline void tiles_column(float* c, int ldc, const bf16* a, int lda, const bf16* 
     }
 }
 template <class Tiles>
-void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K, bool add) {
+void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K, bool add,
+                   Beside* beside) {
     if (N == 16 && K <= 64) return (K > 32 ? tiles_column<Tiles, true> : tiles_column<Tiles, false>)(c, ldc, a, lda, b, M, add);
-    (K <= 128 ? tiles_product_of<Tiles, 1, false> : tiles_product_of<Tiles, 1>)(c, ldc, a, 0, lda, b, 0, b_rows, M, N, K, add);
+    (K <= 128 ? tiles_product_of<Tiles, 1, false> : tiles_product_of<Tiles, 1>)(c, ldc, a, 0, lda, b, 0, b_rows, M, N, K, add,
+                                                                                beside);
 }
 
 // In four rounds: words of pairs of rows side by side, then pairs of words, then the quarters of the vectors, twice.
@@ -377,18 +395,19 @@ __attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const 
         }
 }
 template <class E>
-void fp32_product(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add) {
+void fp32_product(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add, Beside*) {
     fp32_blocks<E, 4, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
 #if X86_UNITS
 template <class E>
-FOR_AVX2 void fp32_product_avx2(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add) {
+FOR_AVX2 void fp32_product_avx2(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add,
+                                Beside*) {
     fp32_blocks<E, 8, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 template <class E>
 FOR_AVX512 void fp32_product_avx512(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K,
-                                    bool add) {
+                                    bool add, Beside*) {
     fp32_blocks<E, 16, 8, 2>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
@@ -427,7 +446,7 @@ FOR_DOTS inline void dot_block(float* c, int ldc, const bf16* a, int lda, const 
 }
 
 FOR_DOTS inline void dot_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K,
-                                 bool add) {
+                                 bool add, Beside*) {
     for (int n = 0; n < N; n += 32)
         for (int m = 0; m < M; m += 8) {
             float* const at = c + (size_t)m * ldc + n;

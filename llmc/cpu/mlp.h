@@ -1,6 +1,4 @@
 // GeLU, SwiGLU and the residual sum: elementwise, bound by memory bandwidth. Formulas and derivatives are in math.h.
-// SwiGLU (Shazeer, 2020): out = silu(g) u with silu(g) = g s, s = sigmoid(g). Backward, with dy the gradient of out:
-//   dg = dy u s (1 + g (1 - s)),  du = dy g s
 #pragma once
 #include "../math.h"
 #include "../ops.h"
@@ -28,10 +26,7 @@ inline void gelu_backward(Ctx& ctx, const Output& dinp, const floatX* dout, cons
 inline void swiglu_forward(Ctx& ctx, const Output& out, const floatX* gate_up, int N, int F) {
     detail::set_rows(ctx, out, N, F, [=](int n, floatX* y) {
         const floatX *gate = gate_up + (size_t)n * 2 * F, *up = gate + F;
-        for_vectors(F, [=](int f, auto there) {
-            const floats g = load(gate + f, there);
-            store(y + f, g * sigmoid(g) * load(up + f, there), there);
-        });
+        for_vectors(F, [=](int f, auto there) { store(y + f, swiglu(load(gate + f, there), load(up + f, there)), there); });
     });
 }
 
@@ -40,9 +35,8 @@ inline void swiglu_backward(Ctx& ctx, const Output& dgate_up, const floatX* dout
         const floatX *gate = gate_up + (size_t)n * 2 * F, *up = gate + F, *dy = dout + (size_t)n * F;
         floatX* dup = dgate + F;
         for_vectors(F, [=](int f, auto there) {
-            const floats g = load(gate + f, there), u = load(up + f, there), d = load(dy + f, there), s = sigmoid(g);
-            store(dgate + f, d * u * s * (1 + g * (1 - s)), there);
-            store(dup + f, d * g * s, there);
+            const auto d = swiglu_gradient(load(gate + f, there), load(up + f, there), load(dy + f, there));
+            store(dgate + f, d.gate, there), store(dup + f, d.up, there);
         });
     });
 }

@@ -8,31 +8,41 @@
 namespace cpu {
 namespace detail {
 
-inline void rotate(floatX* qkv, const int* positions, const real* cos_sin, int N, int NH, int NKV, int HS, real direction) {
-    const int half = HS / 2;
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        const real* angle = cos_sin + (size_t)positions[n] * half * 2;
-        for (int head = 0; head < NH + NKV; head++) {
-            floatX* x = qkv + ((size_t)n * (NH + 2 * NKV) + head) * HS;
-            INDEPENDENT_ITERATIONS
-            for (int j = 0; j < half; j++) {
-                const real c = angle[2 * j], s = direction * angle[2 * j + 1], x1 = (real)x[j], x2 = (real)x[j + half];
-                x[j] = (floatX)(x1 * c - x2 * s);
-                x[j + half] = (floatX)(x2 * c + x1 * s);
-            }
-        }
+// A head's vector x (2 half), with (cos, sin) of its angles; direction 1 or, for gradients, -1.
+template <class E>
+void rotate(E* x, const real* angles, int half, real direction) {
+    INDEPENDENT_ITERATIONS
+    for (int j = 0; j < half; j++) {
+        const real c = angles[2 * j], s = direction * angles[2 * j + 1], x1 = (real)x[j], x2 = (real)x[j + half];
+        x[j] = (E)(x1 * c - x2 * s);
+        x[j + half] = (E)(x2 * c + x1 * s);
     }
+}
+
+// Of the rows of a batch.
+struct Rotation {
+    const int* positions;
+    const real* cos_sin;  // (P, HS/2, 2)
+    int HS;
+    const real* angles(int n) const { return cos_sin + (size_t)positions[n] * HS; }
+};
+
+inline void rotate_heads(floatX* qkv, const Rotation& rotation, int N, int NH, int NKV, real direction) {
+    const int HS = rotation.HS;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++)
+        for (int head = 0; head < NH + NKV; head++)
+            rotate(qkv + ((size_t)n * (NH + 2 * NKV) + head) * HS, rotation.angles(n), HS / 2, direction);
 }
 
 }  // namespace detail
 
 inline void rope_forward(Ctx&, floatX* qkv, const int* positions, const real* cos_sin, int N, int NH, int NKV, int HS) {
-    detail::rotate(qkv, positions, cos_sin, N, NH, NKV, HS, 1);
+    detail::rotate_heads(qkv, {positions, cos_sin, HS}, N, NH, NKV, 1);
 }
 
 inline void rope_backward(Ctx&, floatX* dqkv, const int* positions, const real* cos_sin, int N, int NH, int NKV, int HS) {
-    detail::rotate(dqkv, positions, cos_sin, N, NH, NKV, HS, -1);
+    detail::rotate_heads(dqkv, {positions, cos_sin, HS}, N, NH, NKV, -1);
 }
 
 }  // namespace cpu

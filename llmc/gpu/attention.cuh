@@ -17,6 +17,7 @@
 #ifndef PRECISION_FP32
 #include "attention_hopper.cuh"
 #include "attention_mma.cuh"
+#include "rope.cuh"
 #endif
 
 namespace gpu {
@@ -74,6 +75,13 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
     if (kernels == AttentionKernels::mma) return attention_backward_mma(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
 #endif
     attention_backward_simple(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
+}
+
+inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
+                                    const floatX* qkv, const int* doc_start, const int* positions, const real* cos_sin, int B,
+                                    int T, int NH, int NKV, int HS, real scale) {
+    attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, doc_start, B, T, NH, NKV, HS, scale);
+    rope_backward(ctx, dqkv, positions, cos_sin, B * T, NH, NKV, HS);
 }
 
 // ---- decoding --------------------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@
 #include "../ops.h"
 #include "device.cuh"
 #include "mlp.cuh"
+#include "rope.cuh"
 
 namespace gpu {
 
@@ -609,6 +610,28 @@ inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dou
     const detail::GemmPointers pointers = {dpre, weight, dout, nullptr, pre};
     if (detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
     else apart(pointers);
+}
+
+// What the library does not take along: kernels behind the product.
+inline void linear_swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const floatX* inp, const floatX* weight,
+                                  const floatX* bias, int N, int IC, int F) {
+    linear_forward(ctx, gate_up, inp, weight, bias, N, IC, 2 * F);
+    swiglu_forward(ctx, out, gate_up, N, F);
+}
+inline void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up, floatX* dact, const floatX* dout, const floatX* weight,
+                                         const floatX* gate_up, int N, int F, int OC) {
+    linear_backward_input(ctx, dact, dout, weight, N, F, OC);
+    swiglu_backward(ctx, dgate_up, dact, gate_up, N, F);
+}
+inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residual, const floatX* inp, const floatX* weight,
+                                    const floatX* bias, int N, int IC, int OC) {
+    linear_forward(ctx, out, inp, weight, bias, N, IC, OC);
+    residual_forward(ctx, out, residual, out, (size_t)N * OC);
+}
+inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const floatX* weight, const floatX* bias,
+                                const int* positions, const real* cos_sin, int N, int IC, int NH, int NKV, int HS) {
+    linear_forward(ctx, qkv, inp, weight, bias, N, IC, (NH + 2 * NKV) * HS);
+    rope_forward(ctx, qkv, positions, cos_sin, N, NH, NKV, HS);
 }
 
 inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const floatX* dout, const floatX* inp, int N, int IC,

@@ -47,10 +47,7 @@ struct Swiglu {
     }
     __device__ void compute(const Pack<floatX>* in, Pack<floatX>* out) const {
 #pragma unroll
-        for (int j = 0; j < Pack<floatX>::size; j++) {
-            const float x = (float)in[0][j];
-            out[0][j] = (floatX)(x * sigmoid(x) * (float)in[1][j]);
-        }
+        for (int j = 0; j < Pack<floatX>::size; j++) out[0][j] = (floatX)swiglu((float)in[0][j], (float)in[1][j]);
     }
 };
 struct SwigluGradient {
@@ -64,9 +61,8 @@ struct SwigluGradient {
     __device__ void compute(const Pack<floatX>* in, Pack<floatX>* out) const {
 #pragma unroll
         for (int j = 0; j < Pack<floatX>::size; j++) {
-            const float x = (float)in[0][j], y = (float)in[1][j], gradient = (float)in[2][j], s = sigmoid(x);
-            out[0][j] = (floatX)(gradient * y * s * (1 + x * (1 - s)));
-            out[1][j] = (floatX)(gradient * x * s);
+            const GateUp<float> d = swiglu_gradient((float)in[0][j], (float)in[1][j], (float)in[2][j]);
+            out[0][j] = (floatX)d.gate, out[1][j] = (floatX)d.up;
         }
     }
 };
