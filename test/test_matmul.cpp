@@ -289,9 +289,9 @@ namespace {
 
 // Blocks of 256 rows and columns, slabs of 1024, parts of 32 columns and 512 of k, tiles of 16 and 32, rows shared by threads
 // where there are few columns: below, at and past each. At the end, sizes that fill no words or tiles.
-const Shape of_units[] = {{5, 32, 16},     {16, 64, 64},   {17, 96, 80},  {33, 1056, 48},  {128, 64, 112},
-                          {129, 544, 144}, {40, 32, 1088}, {300, 32, 48}, {1100, 64, 272}, {270, 1056, 32},
-                          {40, 33, 64},    {40, 64, 33},   {37, 48, 40},  {270, 17, 290}};
+const Shape of_units[] = {{5, 32, 16},    {16, 64, 64},  {17, 96, 80},    {33, 1056, 48},  {128, 64, 112}, {129, 544, 144},
+                          {40, 32, 1088}, {300, 32, 48}, {1100, 64, 272}, {270, 1056, 32}, {2100, 32, 48}, {40, 2112, 32},
+                          {40, 33, 64},   {40, 64, 33},  {37, 48, 40},    {270, 17, 290}};
 
 // Units, and in fp32 those of bf16 that multiply it by parts.
 struct Way {

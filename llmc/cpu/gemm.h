@@ -4,18 +4,18 @@
 //   rows_times      out (N, C) = a (N, K) b (K, C)     forward: inp times weight^T; backward_input: dout times weight
 //   columns_times   c (M, C) (+)= a^T b of a (N, M), b (N, C)     backward_weight: dout and inp
 // The unit is fed from caches (Goto and van de Geijn, 2008): a panel of at most 256 columns, 512 on AMX, and the next 1024 of k
-// lie packed in the second cache, and of it 32 columns and 512 of k, which 128 rows meet, in the first (less by parts). What is
-// read from further away takes part in 512 operations a number or more. Right operands are packed when they are wanted, by who
-// multiplies with them: weights are read from where they lie, once, and there are no packed copies to keep. Left operands are
-// read from where they lie; by parts they are packed, too.
-// rows_times: threads share columns, and rows where there are few columns. columns_times: threads pack b together, then share
-// the rows of c. Sums of a strip of 64 columns are finished row by row while the next strip's tiles are multiplied (Beside):
-// rounded, with bias, and what would else be an op of its own, bound by memory: GeLU, SwiGLU, their derivatives, a residual
-// sum, a rotation. What that reads is asked for before, during the strip's own products; what it writes goes past the caches
-// where the unit is faster than memory (streams()): two lines at once, which memory takes twice as fast as single ones. Results
-// have the bits of the ops one after another: sums are rounded as they would be stored, then worked on. Every sum runs over k
-// in order: the bits depend on the unit, not on threads or blocks. Sizes that fill no words or tiles of the unit (K of 64
-// bytes, C and M of 16) are multiplied as copies beside zeros.
+// (or twice that and half the columns: see Slab) lie packed in the second cache, and of it 32 columns and 512 of k, which 128
+// rows meet, in the first (less by parts). What is read from further away takes part in 512 operations a number or more. Right
+// operands are packed when they are wanted, by who multiplies with them: weights are read from where they lie, once, and there
+// are no packed copies to keep. Left operands are read from where they lie; by parts they are packed, too. rows_times: threads
+// share columns, and rows where there are few columns. columns_times: threads pack b together, then share the rows of c. Sums
+// of a strip of 64 columns are finished row by row while the next strip's tiles are multiplied (Beside): rounded, with bias,
+// and what would else be an op of its own, bound by memory: GeLU, SwiGLU, their derivatives, a residual sum, a rotation. What
+// that reads is asked for before, during the strip's own products; what it writes goes past the caches where the unit is faster
+// than memory (streams()): two lines at once, which memory takes twice as fast as single ones. Results have the bits of the ops
+// one after another: sums are rounded as they would be stored, then worked on. Every sum runs over k in order: the bits depend
+// on the unit, not on threads or blocks. Sizes that fill no words or tiles of the unit (K of 64 bytes, C and M of 16) are
+// multiplied as copies beside zeros.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -34,7 +34,7 @@ namespace detail {
 namespace gemm {
 
 template <class E>
-constexpr int slab = parts<E> == 1 ? 1024 : 768;  // of k, of a right operand in the second cache
+constexpr int slab = parts<E> == 1 ? 1024 : 768;  // of k, of an operand in the second cache
 template <class E>
 constexpr int depth = parts<E> == 1 ? 512 : 128;  // of k, and `narrow` columns, of it in the first
 constexpr int narrow = 32;
@@ -42,11 +42,17 @@ template <class E>
 constexpr int at_once = parts<E> == 1 ? 128 : 64;  // rows that meet it there
 constexpr int strip_rows = 32, tile_depth = 32;    // of a product, and of k between two pieces of other work
 constexpr int strip_columns = 64;                  // finished together: two lines of bf16 written at once
-// Columns of a right operand in the second cache, which has 2 MiB where there are tiles.
-template <class E>
-int widest(const MatrixUnit<E>& unit) {
-    return unit.tiles && parts<E> == 1 ? 512 : 256;
-}
+// What of an operand with K of k lies in the second cache, which has 2 MiB where there are tiles: so much of k, so many
+// columns. Up to `most` of k are one slab there, with fewer columns, so that sums need not be added to.
+struct Slab {
+    int deep, columns;
+    template <class E>
+    Slab(const MatrixUnit<E>& unit, int K, int most) : deep(slab<E>), columns(unit.tiles && parts<E> == 1 ? 512 : 256) {
+        if (!unit.tiles || parts<E> != 1 || K <= deep) return;
+        const int deeper = round_up(std::min(K, most), k_step<E>);
+        columns = std::max(deep * columns / deeper / strip_columns, 1) * strip_columns, deep = deeper;
+    }
+};
 
 // An operand as the unit reads it, in parts.
 template <class E>
@@ -179,9 +185,11 @@ struct Read {
 template <int strip = strip_columns, class E, class B, class Finish>
 void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, const floatX* a, int N, int K_there, int C,
                 const B& b, Finish finish) {
-    constexpr int slab = gemm::slab<E>, at_once = gemm::at_once<E>;
-    const int K = round_up(K_there, k_step<E>), wide = round_up(C, 16), tall = round_up(N, 16), deepest = std::min(K, slab);
-    const Shares shares(tall, wide, widest(unit), ctx.threads, strip);
+    constexpr int at_once = gemm::at_once<E>;
+    const int K = round_up(K_there, k_step<E>), wide = round_up(C, 16), tall = round_up(N, 16);
+    const Slab cut(unit, K, K <= 2 * gemm::slab<E> ? K : gemm::slab<E>);
+    const int slab = cut.deep, deepest = std::min(K, slab);
+    const Shares shares(tall, wide, cut.columns, ctx.threads, strip);
     // Sums of two strips of columns, in turn; where K takes several slabs, of all strips and rows of a task.
     const int kept = K > slab ? shares.rows : std::min(at_once, shares.rows);
     const int strips = K > slab ? ceil_div(shares.columns, strip) : 2;
@@ -234,11 +242,13 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
 template <class E>
 void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* a, const floatX* b, int N, int M, int C,
                    Acc acc) {
-    constexpr int slab = gemm::slab<E>, at_once = gemm::at_once<E>;
+    constexpr int at_once = gemm::at_once<E>;
     const bool streamed = streams(unit, c, (size_t)C * sizeof(float));
-    const Shares shares(C, M, widest(unit), ctx.threads);  // of c's rows, and of its columns where there are few rows
-    const int piece = std::min(widest(unit), round_up(ceil_div(C, ctx.threads), 16));
-    const int deepest = std::min(slab, round_up(N, k_step<E>));
+    const Slab cut(unit, N, 2 * gemm::slab<E>);
+    // Of c's rows, and of its columns where there are few rows.
+    const Shares shares(C, M, cut.columns, ctx.threads, strip_rows);
+    const int piece = std::min(cut.columns, round_up(ceil_div(C, ctx.threads), 16));
+    const int slab = cut.deep, deepest = std::min(slab, round_up(N, k_step<E>));
     const size_t right_size = (size_t)deepest * C, left_size = (size_t)spread<E>(deepest) * shares.columns;
     E* right = (E*)ctx.scratch(parts<E> * (right_size + left_size * (size_t)ctx.threads) * sizeof(E));
 #pragma omp parallel num_threads(ctx.threads)
