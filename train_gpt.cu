@@ -820,7 +820,7 @@ static void fc1_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l,
 // out = mid + fc2; branch is scratch.
 static void fc2_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
                         floatX* branch) {
-    if (m.ranks->tp.size() == 1 && !in_8_bits(m, l.block)) {
+    if (m.n.tp_size == 1 && !in_8_bits(m, l.block)) {
         measure(ctx, m, l, Operand::input, s.act, (size_t)in.N() * l.in);
         return be::linear_residual_forward(ctx, out, s.mid, s.act, l.w, l.b, in.N(), l.in, l.out);
     }

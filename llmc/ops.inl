@@ -54,9 +54,13 @@ void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dou
 void linear_backward_weight(Ctx& ctx, real* dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/, const floatX* dout /*(N, OC)*/,
                             const floatX* inp /*(N, IC)*/, int N, int IC, int OC, Acc acc);
 
-// What a product can take along: an op of its own would be bound by memory. The two sides of a GeLU: pre = inp weight^T (+ bias), out = gelu(pre). sets out, pre.
+// What a product can take along: an op of its own would be bound by memory. The two sides of a GeLU: pre = inp weight^T (+ bias),
+// out = gelu(pre). sets out, pre.
 void linear_gelu_forward(Ctx& ctx, floatX* out /*(N, OC)*/, floatX* pre /*(N, OC)*/, const floatX* inp /*(N, IC)*/,
                          const floatX* weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
+// dpre = (dout weight) * gelu'(pre). sets dpre.
+void linear_gelu_backward_input(Ctx& ctx, floatX* dpre /*(N, IC)*/, const floatX* dout /*(N, OC)*/,
+                                const floatX* weight /*(OC, IC)*/, const floatX* pre /*(N, IC)*/, int N, int IC, int OC);
 // The same of SwiGLU: gate_up = inp weight^T (+ bias), out = silu(gate) up. sets out, gate_up.
 void linear_swiglu_forward(Ctx& ctx, floatX* out /*(N, F)*/, floatX* gate_up /*(N, 2F)*/, const floatX* inp /*(N, IC)*/,
                            const floatX* weight /*(2F, IC)*/, const floatX* bias /*(2F) or null*/, int N, int IC, int F);
@@ -70,9 +74,6 @@ void linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* re
 void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const floatX* inp /*(N, IC)*/, const floatX* weight,
                          const floatX* bias /*or null*/, const int* positions /*(N)*/, const real* cos_sin /*(P, HS/2, 2)*/, int N,
                          int IC, int NH, int NKV, int HS);
-// dpre = (dout weight) * gelu'(pre). sets dpre.
-void linear_gelu_backward_input(Ctx& ctx, floatX* dpre /*(N, IC)*/, const floatX* dout /*(N, OC)*/,
-                                const floatX* weight /*(OC, IC)*/, const floatX* pre /*(N, IC)*/, int N, int IC, int OC);
 
 // On a GPU: times the algorithms of products that occur for the first time, keeps the fastest in a file, and takes them from there
 // later, so that resumed runs have the same bits. To be called before the first product. (A CPU has one way to multiply.)

@@ -4,18 +4,19 @@
 //   rows_times      out (N, C) = a (N, K) b (K, C)     forward: inp times weight^T; backward_input: dout times weight
 //   columns_times   c (M, C) (+)= a^T b of a (N, M), b (N, C)     backward_weight: dout and inp
 // The unit is fed from caches (Goto and van de Geijn, 2008): a panel of at most 256 columns, 512 on AMX, and the next 1024 of k
-// (or twice that and half the columns: see Slab) lie packed in the second cache, and of it 32 columns and 512 of k, which 128
-// rows meet, in the first (less by parts). What is read from further away takes part in 512 operations a number or more. Right
-// operands are packed when they are wanted, by who multiplies with them: weights are read from where they lie, once, and there
-// are no packed copies to keep. Left operands are read from where they lie; by parts they are packed, too. rows_times: threads
-// share columns, and rows where there are few columns. columns_times: threads pack b together, then share the rows of c. Sums
-// of a strip of 64 columns are finished row by row while the next strip's tiles are multiplied (Beside): rounded, with bias,
-// and what would else be an op of its own, bound by memory: GeLU, SwiGLU, their derivatives, a residual sum, a rotation. What
-// that reads is asked for before, during the strip's own products; what it writes goes past the caches where the unit is faster
-// than memory (streams()): two lines at once, which memory takes twice as fast as single ones. Results have the bits of the ops
-// one after another: sums are rounded as they would be stored, then worked on. Every sum runs over k in order: the bits depend
-// on the unit, not on threads or blocks. Sizes that fill no words or tiles of the unit (K of 64 bytes, C and M of 16) are
-// multiplied as copies beside zeros.
+// (see Slab) lie packed in the second cache, and of it 32 columns and 512 of k, which 128 rows meet, in the first (less by
+// parts). What is read from further away takes part in 512 operations a number or more. Right operands are packed when they are
+// wanted, by who multiplies with them: weights are read from where they lie, once, and there are no packed copies to keep. Left
+// operands are read from where they lie; by parts they are packed, too.
+// rows_times: threads share columns, and rows where there are few columns. columns_times: threads pack b together, then share
+// the rows of c.
+// Sums of a strip of 64 columns are finished row by row while the next strip's tiles are multiplied (Beside): rounded, with
+// bias, and what would else be an op of its own, bound by memory: GeLU, SwiGLU, their derivatives, a residual sum, a rotation.
+// What that reads is asked for before, during the strip's own products; what it writes goes past the caches where the unit is
+// faster than memory (streams()): two lines at once, which memory takes twice as fast as single ones. Results have the bits of
+// the ops one after another: sums are rounded as they would be stored, then worked on.
+// Every sum runs over k in order: the bits depend on the unit, not on threads or blocks.
+// Sizes that fill no words or tiles of the unit (K of 64 bytes, C and M of 16) are multiplied as copies beside zeros.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -47,12 +48,19 @@ constexpr int strip_columns = 64;                  // finished together: two lin
 struct Slab {
     int deep, columns;
     template <class E>
-    Slab(const MatrixUnit<E>& unit, int K, int most) : deep(slab<E>), columns(unit.tiles && parts<E> == 1 ? 512 : 256) {
-        if (!unit.tiles || parts<E> != 1 || K <= deep) return;
+    Slab(const MatrixUnit<E>& unit, int K, int most) : deep(slab<E>), columns(256) {
+        if (!unit.tiles || parts<E> != 1) return;
+        columns = 512;
+        if (K <= deep) return;
         const int deeper = round_up(std::min(K, most), k_step<E>);
         columns = std::max(deep * columns / deeper / strip_columns, 1) * strip_columns, deep = deeper;
     }
 };
+
+template <class E>
+constexpr int k_step_of(const MatrixUnit<E>&) {
+    return k_step<E>;
+}
 
 // An operand as the unit reads it, in parts.
 template <class E>
@@ -148,7 +156,7 @@ struct Transposed {
 struct TransposedInTurn {
     Transposed both;
     int F;
-    static constexpr int each = 64;
+    static constexpr int each = strip_columns;
     template <class E>
     void pack(const MatrixUnit<E>& unit, E* to, size_t part, int k, int K, int first, int columns) const {
         for (int c = 0; c < columns; c += each) {
@@ -299,10 +307,14 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
 // ---- linear layers ---------------------------------------------------------------------------------------------------------
 // f(the unit that multiplies floatX).
 template <class F>
-void on_unit(const Ctx& ctx, F f) {
+auto on_unit(const Ctx& ctx, F f) {
     if constexpr (std::is_same<floatX, float>::value)
         if (ctx.split_unit) return f(*ctx.split_unit);
-    f(*ctx.unit);
+    return f(*ctx.unit);
+}
+// Whether its results in rows of so many numbers, from y on, are written past the caches.
+inline bool streams_rows(const Ctx& ctx, const floatX* y, int columns) {
+    return on_unit(ctx, [=](const auto& unit) { return streams(unit, y, (size_t)columns * sizeof(floatX)); });
 }
 
 // f(value), value(c, there) being sums with a bias where there is one.
@@ -318,33 +330,29 @@ struct Layer {
     const floatX *inp, *weight, *bias;
     int N, IC, OC;
 };
-template <class E>
-bool streams_rows(const MatrixUnit<E>& unit, const floatX* y, int columns) {
-    return streams(unit, y, (size_t)columns * sizeof(floatX));
+
+// out = inp weight^T, stored by finish(row, first column, columns, sums). Lines of `out`, where it is given, and of `read` are
+// asked for before.
+template <int strip = strip_columns, class Finish>
+void forward(Ctx& ctx, floatX* out, Read read, const Layer& l, Finish finish) {
+    on_unit(ctx, [&](const auto& unit) {
+        const int K = round_up(l.IC, k_step_of(unit));
+        const floatX* weight = padded(ctx, 1, l.weight, l.OC, l.IC, round_up(l.OC, 16), K);
+        rows_times<strip>(ctx, unit, out, read, l.inp, l.N, l.IC, l.OC, Transposed{weight, (size_t)K}, finish);
+    });
 }
 
-// out = inp weight^T, stored by finish(row, first column, columns, sums).
-template <int strip = strip_columns, class E, class Finish>
-void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, const Layer& l, Finish finish) {
-    const int K = round_up(l.IC, k_step<E>);
-    const floatX* weight = padded(ctx, 1, l.weight, l.OC, l.IC, round_up(l.OC, 16), K);
-    rows_times<strip>(ctx, unit, streams_rows(unit, out, l.OC) ? nullptr : out, read, l.inp, l.N, l.IC, l.OC,
-                      Transposed{weight, (size_t)K}, finish);
-}
-
-template <class E>
-void linear_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const Layer& l) {
-    const bool streamed = streams_rows(unit, out, l.OC);
-    forward(ctx, unit, out, {}, l, [=](int n, int first, auto columns, const float* sums) {
+inline void linear_forward(Ctx& ctx, floatX* out, const Layer& l) {
+    const bool streamed = streams_rows(ctx, out, l.OC);
+    forward(ctx, streamed ? nullptr : out, {}, l, [=](int n, int first, auto columns, const float* sums) {
         with_bias(at_column(l.bias, first), sums,
                   [=](auto value) { put(streamed, out + (size_t)n * l.OC + first, columns, value); });
     });
 }
 
-template <class E>
-void gelu_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, floatX* pre, const Layer& l) {
-    const bool streamed = streams_rows(unit, out, l.OC) && fills_lines(pre);
-    forward(ctx, unit, streamed ? nullptr : out, {}, l, [=](int n, int first, auto columns, const float* sums) {
+inline void gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const Layer& l) {
+    const bool streamed = streams_rows(ctx, out, l.OC) && fills_lines(pre);
+    forward(ctx, streamed ? nullptr : out, {}, l, [=](int n, int first, auto columns, const float* sums) {
         const size_t at = (size_t)n * l.OC + first;
         with_bias(at_column(l.bias, first), sums, [=](auto value) {
             put(streamed, pre + at, columns, value);
@@ -354,32 +362,32 @@ void gelu_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, floatX* pre,
 }
 
 // gate and up (N, 2F), out (N, F); F is a multiple of 64.
-template <class E>
-void swiglu_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, floatX* gate_up, const Layer& l) {
+inline void swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const Layer& l) {
     constexpr int each = TransposedInTurn::each;
-    const int K = round_up(l.IC, k_step<E>), F = l.OC / 2;
-    const floatX* weight = padded(ctx, 1, l.weight, l.OC, l.IC, l.OC, K);
-    const bool streamed = streams_rows(unit, out, F) && streams_rows(unit, gate_up, F);
-    rows_times<2 * each>(ctx, unit, nullptr, {}, l.inp, l.N, l.IC, l.OC, TransposedInTurn{{weight, (size_t)K}, F},
-                         [=](int n, int first, auto, const float* sums) {
-                             const int at = first / 2;
-                             floatX *gate = gate_up + (size_t)n * 2 * F + at, *up = gate + F, *y = out + (size_t)n * F + at;
-                             with_bias(at_column(l.bias, at), sums, [=](auto g) {
-                                 with_bias(at_column(l.bias, F + at), sums + each, [=](auto u) {
-                                     put(streamed, gate, each, g), put(streamed, up, each, u);
-                                     put(streamed, y, each, [=](int c, auto there) {
-                                         return swiglu(as_stored(gate, g(c, there)), as_stored(up, u(c, there)));
-                                     });
-                                 });
-                             });
-                         });
+    const int F = l.OC / 2;
+    const bool streamed = streams_rows(ctx, out, F) && streams_rows(ctx, gate_up, F);
+    const auto finish = [=](int n, int first, auto, const float* sums) {
+        const int at = first / 2;
+        floatX *gate = gate_up + (size_t)n * 2 * F + at, *up = gate + F, *y = out + (size_t)n * F + at;
+        with_bias(at_column(l.bias, at), sums, [=](auto g) {
+            with_bias(at_column(l.bias, F + at), sums + each, [=](auto u) {
+                put(streamed, gate, each, g), put(streamed, up, each, u);
+                put(streamed, y, each,
+                    [=](int c, auto there) { return swiglu(as_stored(gate, g(c, there)), as_stored(up, u(c, there))); });
+            });
+        });
+    };
+    on_unit(ctx, [&](const auto& unit) {
+        const int K = round_up(l.IC, k_step_of(unit));
+        const Transposed both{padded(ctx, 1, l.weight, l.OC, l.IC, l.OC, K), (size_t)K};
+        rows_times<2 * each>(ctx, unit, nullptr, {}, l.inp, l.N, l.IC, l.OC, TransposedInTurn{both, F}, finish);
+    });
 }
 
 // out = residual + what would be out.
-template <class E>
-void residual_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const floatX* residual, const Layer& l) {
-    const bool streamed = streams_rows(unit, out, l.OC);
-    forward(ctx, unit, out, {residual}, l, [=](int n, int first, auto columns, const float* sums) {
+inline void residual_forward(Ctx& ctx, floatX* out, const floatX* residual, const Layer& l) {
+    const bool streamed = streams_rows(ctx, out, l.OC);
+    forward(ctx, streamed ? nullptr : out, {residual}, l, [=](int n, int first, auto columns, const float* sums) {
         const size_t at = (size_t)n * l.OC + first;
         with_bias(at_column(l.bias, first), sums, [=](auto value) {
             put(streamed, out + at, columns,
@@ -389,11 +397,11 @@ void residual_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const fl
 }
 
 // The first heads of a row of out turned, as many as `turned` columns hold; heads fill a strip.
-template <int strip, class E>
-void rope_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const Layer& l, const Rotation& rotation, int turned) {
-    const bool streamed = streams_rows(unit, out, l.OC);
+template <int strip>
+void rope_forward(Ctx& ctx, floatX* out, const Layer& l, const Rotation& rotation, int turned) {
+    const bool streamed = streams_rows(ctx, out, l.OC);
     const int HS = rotation.HS;
-    forward<strip>(ctx, unit, out, {}, l, [=](int n, int first, auto columns, float* sums) {
+    forward<strip>(ctx, streamed ? nullptr : out, {}, l, [=](int n, int first, auto columns, float* sums) {
         with_bias(at_column(l.bias, first), sums, [=](auto value) {
             put(false, sums, columns, [=](int c, auto there) { return as_stored(out, value(c, there)); });
         });
@@ -403,29 +411,28 @@ void rope_forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, const Layer&
 }
 
 // dinp (N, IC) = dout (N, OC) weight (OC, IC), stored by finish(row, first column, columns, sums).
-template <class E, class Finish>
-void backward_input(Ctx& ctx, const MatrixUnit<E>& unit, floatX* dinp, Read read, const floatX* dout, const floatX* weight,
-                    int N, int IC, int OC, Finish finish) {
-    const int K = round_up(OC, k_step<E>), stride = round_up(IC, 16);
-    weight = padded(ctx, 1, weight, OC, IC, K, stride);
-    rows_times(ctx, unit, dinp, read, dout, N, OC, IC, Rows{weight, (size_t)stride}, finish);
+template <class Finish>
+void backward_input(Ctx& ctx, floatX* dinp, Read read, const floatX* dout, const floatX* weight, int N, int IC, int OC,
+                    Finish finish) {
+    on_unit(ctx, [&](const auto& unit) {
+        const int K = round_up(OC, k_step_of(unit)), stride = round_up(IC, 16);
+        const Rows right{padded(ctx, 1, weight, OC, IC, K, stride), (size_t)stride};
+        rows_times(ctx, unit, dinp, read, dout, N, OC, IC, right, finish);
+    });
 }
 
-template <class E>
-void linear_backward_input(Ctx& ctx, const MatrixUnit<E>& unit, floatX* dinp, const floatX* dout, const floatX* weight, int N,
-                           int IC, int OC) {
-    const bool streamed = streams_rows(unit, dinp, IC);
-    backward_input(ctx, unit, streamed ? nullptr : dinp, {}, dout, weight, N, IC, OC,
+inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, int N, int IC, int OC) {
+    const bool streamed = streams_rows(ctx, dinp, IC);
+    backward_input(ctx, streamed ? nullptr : dinp, {}, dout, weight, N, IC, OC,
                    [=](int n, int first, auto columns, const float* sums) {
                        put(streamed, dinp + (size_t)n * IC + first, columns, [=](int c, auto) { return load(sums + c); });
                    });
 }
 
-template <class E>
-void gelu_backward_input(Ctx& ctx, const MatrixUnit<E>& unit, floatX* dpre, const floatX* dout, const floatX* weight,
-                         const floatX* pre, int N, int IC, int OC) {
-    const bool streamed = streams_rows(unit, dpre, IC);
-    backward_input(ctx, unit, streamed ? nullptr : dpre, {pre}, dout, weight, N, IC, OC,
+inline void gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dout, const floatX* weight, const floatX* pre, int N,
+                                int IC, int OC) {
+    const bool streamed = streams_rows(ctx, dpre, IC);
+    backward_input(ctx, streamed ? nullptr : dpre, {pre}, dout, weight, N, IC, OC,
                    [=](int n, int first, auto columns, const float* sums) {
                        const size_t at = (size_t)n * IC + first;
                        put(streamed, dpre + at, columns, [=](int c, auto there) {
@@ -435,34 +442,32 @@ void gelu_backward_input(Ctx& ctx, const MatrixUnit<E>& unit, floatX* dpre, cons
 }
 
 // gate_up and its gradient (N, 2F), weight (OC, F).
-template <class E>
-void swiglu_backward_input(Ctx& ctx, const MatrixUnit<E>& unit, floatX* dgate_up, const floatX* dout, const floatX* weight,
-                           const floatX* gate_up, int N, int F, int OC) {
-    const bool streamed = streams_rows(unit, dgate_up, F);
-    backward_input(
-        ctx, unit, nullptr, {gate_up, 2}, dout, weight, N, F, OC, [=](int n, int first, auto columns, const float* sums) {
-            const size_t at = (size_t)n * 2 * F + first;
-            const floatX *gate = gate_up + at, *up = gate + F;
-            floatX *dgate = dgate_up + at, *dup = dgate + F;
-            floats g_gradients[strip_columns / lanes], u_gradients[strip_columns / lanes];
-            for_vectors(columns, [&](int c, auto there) {
-                const auto d = swiglu_gradient(load(gate + c, there), load(up + c, there), as_stored(dgate, load(sums + c)));
-                g_gradients[c / lanes] = d.gate, u_gradients[c / lanes] = d.up;
-            });
-            put(streamed, dgate, columns, [&](int c, auto) { return g_gradients[c / lanes]; });
-            put(streamed, dup, columns, [&](int c, auto) { return u_gradients[c / lanes]; });
+inline void swiglu_backward_input(Ctx& ctx, floatX* dgate_up, const floatX* dout, const floatX* weight, const floatX* gate_up,
+                                  int N, int F, int OC) {
+    const bool streamed = streams_rows(ctx, dgate_up, F);
+    backward_input(ctx, nullptr, {gate_up, 2}, dout, weight, N, F, OC, [=](int n, int first, auto columns, const float* sums) {
+        const size_t at = (size_t)n * 2 * F + first;
+        const floatX *gate = gate_up + at, *up = gate + F;
+        floatX *dgate = dgate_up + at, *dup = dgate + F;
+        floats g_gradients[strip_columns / lanes], u_gradients[strip_columns / lanes];
+        for_vectors(columns, [&](int c, auto there) {
+            const auto d = swiglu_gradient(load(gate + c, there), load(up + c, there), as_stored(dgate, load(sums + c)));
+            g_gradients[c / lanes] = d.gate, u_gradients[c / lanes] = d.up;
         });
+        put(streamed, dgate, columns, [&](int c, auto) { return g_gradients[c / lanes]; });
+        put(streamed, dup, columns, [&](int c, auto) { return u_gradients[c / lanes]; });
+    });
 }
 
 // dweight (+)= dout^T inp.
-template <class E>
-void backward_weight(Ctx& ctx, const MatrixUnit<E>& unit, float* dweight, const floatX* dout, const floatX* inp, int N, int IC,
-                     int OC, Acc acc) {
+inline void backward_weight(Ctx& ctx, float* dweight, const floatX* dout, const floatX* inp, int N, int IC, int OC, Acc acc) {
     const int M = round_up(OC, 16), C = round_up(IC, 16);
-    if (M == OC && C == IC) return columns_times(ctx, unit, dweight, dout, inp, N, M, C, acc);
+    const auto multiply = [&](float* c, const floatX* a, const floatX* b, Acc add) {
+        on_unit(ctx, [&](const auto& unit) { columns_times(ctx, unit, c, a, b, N, M, C, add); });
+    };
+    if (M == OC && C == IC) return multiply(dweight, dout, inp, acc);
     std::vector<float> sums((size_t)M * C);
-    columns_times(ctx, unit, sums.data(), padded(ctx, 0, dout, N, OC, N, M), padded(ctx, 1, inp, N, IC, N, C), N, M, C,
-                  Acc::Set);
+    multiply(sums.data(), padded(ctx, 0, dout, N, OC, N, M), padded(ctx, 1, inp, N, IC, N, C), Acc::Set);
     for (int o = 0; o < OC; o++)
         for (int i = 0; i < IC; i++) {
             const float sum = sums[(size_t)o * C + i];

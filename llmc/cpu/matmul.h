@@ -118,28 +118,21 @@ inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const float
     if (ctx.plain) return plain::linear_forward(out, inp, weight, bias, N, IC, OC);
 #if CPU_FAST_PATHS
     if (N <= detail::few_rows) detail::few_rows_forward(out, inp, weight, bias, N, IC, OC);
-    else
-        detail::gemm::on_unit(ctx, [&](const auto& unit) {
-            detail::gemm::linear_forward(ctx, unit, out, {inp, weight, bias, N, IC, OC});
-        });
+    else detail::gemm::linear_forward(ctx, out, {inp, weight, bias, N, IC, OC});
 #endif
 }
 
 inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, int N, int IC, int OC) {
     if (ctx.plain) return plain::linear_backward_input(dinp, dout, weight, N, IC, OC);
 #if CPU_FAST_PATHS
-    detail::gemm::on_unit(
-        ctx, [&](const auto& unit) { detail::gemm::linear_backward_input(ctx, unit, dinp, dout, weight, N, IC, OC); });
+    detail::gemm::linear_backward_input(ctx, dinp, dout, weight, N, IC, OC);
 #endif
 }
 
 inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX* inp, const floatX* weight, const floatX* bias,
                                 int N, int IC, int OC) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain && N > detail::few_rows)
-        return detail::gemm::on_unit(ctx, [&](const auto& unit) {
-            detail::gemm::gelu_forward(ctx, unit, out, pre, {inp, weight, bias, N, IC, OC});
-        });
+    if (!ctx.plain && N > detail::few_rows) return detail::gemm::gelu_forward(ctx, out, pre, {inp, weight, bias, N, IC, OC});
 #endif
     linear_forward(ctx, pre, inp, weight, bias, N, IC, OC);
     gelu_forward(ctx, out, pre, N, OC);
@@ -149,9 +142,7 @@ inline void linear_swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const 
                                   const floatX* bias, int N, int IC, int F) {
 #if CPU_FAST_PATHS
     if (!ctx.plain && N > detail::few_rows && F % detail::gemm::TransposedInTurn::each == 0)
-        return detail::gemm::on_unit(ctx, [&](const auto& unit) {
-            detail::gemm::swiglu_forward(ctx, unit, out, gate_up, {inp, weight, bias, N, IC, 2 * F});
-        });
+        return detail::gemm::swiglu_forward(ctx, out, gate_up, {inp, weight, bias, N, IC, 2 * F});
 #endif
     linear_forward(ctx, gate_up, inp, weight, bias, N, IC, 2 * F);
     swiglu_forward(ctx, out, gate_up, N, F);
@@ -161,9 +152,7 @@ inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residua
                                     const floatX* bias, int N, int IC, int OC) {
 #if CPU_FAST_PATHS
     if (!ctx.plain && N > detail::few_rows)
-        return detail::gemm::on_unit(ctx, [&](const auto& unit) {
-            detail::gemm::residual_forward(ctx, unit, out, residual, {inp, weight, bias, N, IC, OC});
-        });
+        return detail::gemm::residual_forward(ctx, out, residual, {inp, weight, bias, N, IC, OC});
 #endif
     linear_forward(ctx, out, inp, weight, bias, N, IC, OC);
     residual_forward(ctx, out, residual, out, (size_t)N * OC);
@@ -173,14 +162,10 @@ inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const 
                                 const int* positions, const real* cos_sin, int N, int IC, int NH, int NKV, int HS) {
     const int OC = (NH + 2 * NKV) * HS;
 #if CPU_FAST_PATHS
-    if (!ctx.plain && N > detail::few_rows && 128 % HS == 0)
-        return detail::gemm::on_unit(ctx, [&](const auto& unit) {
-            const auto forward = [&](auto strip) {
-                detail::gemm::rope_forward<strip>(ctx, unit, qkv, {inp, weight, bias, N, IC, OC}, {positions, cos_sin, HS},
-                                                  (NH + NKV) * HS);
-            };
-            HS == 128 ? forward(std::integral_constant<int, 128>()) : forward(std::integral_constant<int, 64>());
-        });
+    if (!ctx.plain && N > detail::few_rows && 128 % HS == 0) {
+        const auto forward = HS == 128 ? detail::gemm::rope_forward<128> : detail::gemm::rope_forward<64>;
+        return forward(ctx, qkv, {inp, weight, bias, N, IC, OC}, {positions, cos_sin, HS}, (NH + NKV) * HS);
+    }
 #endif
     linear_forward(ctx, qkv, inp, weight, bias, N, IC, OC);
     rope_forward(ctx, qkv, positions, cos_sin, N, NH, NKV, HS);
@@ -189,9 +174,7 @@ inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const 
 inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dout, const floatX* weight, const floatX* pre,
                                        int N, int IC, int OC) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain)
-        return detail::gemm::on_unit(
-            ctx, [&](const auto& unit) { detail::gemm::gelu_backward_input(ctx, unit, dpre, dout, weight, pre, N, IC, OC); });
+    if (!ctx.plain) return detail::gemm::gelu_backward_input(ctx, dpre, dout, weight, pre, N, IC, OC);
 #endif
     linear_backward_input(ctx, dpre, dout, weight, N, IC, OC);
     gelu_backward(ctx, dpre, dpre, pre, N, IC);
@@ -200,10 +183,7 @@ inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dou
 inline void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up, floatX* dact, const floatX* dout, const floatX* weight,
                                          const floatX* gate_up, int N, int F, int OC) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain)
-        return detail::gemm::on_unit(ctx, [&](const auto& unit) {
-            detail::gemm::swiglu_backward_input(ctx, unit, dgate_up, dout, weight, gate_up, N, F, OC);
-        });
+    if (!ctx.plain) return detail::gemm::swiglu_backward_input(ctx, dgate_up, dout, weight, gate_up, N, F, OC);
 #endif
     linear_backward_input(ctx, dact, dout, weight, N, F, OC);
     swiglu_backward(ctx, dgate_up, dact, gate_up, N, F);
@@ -214,8 +194,7 @@ inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const f
     if (dbias) detail::column_sums(dbias, dout, N, OC, acc);
     if (ctx.plain) return plain::linear_backward_weight(dweight, dout, inp, N, IC, OC, acc);
 #if CPU_FAST_PATHS
-    detail::gemm::on_unit(
-        ctx, [&](const auto& unit) { detail::gemm::backward_weight(ctx, unit, dweight, dout, inp, N, IC, OC, acc); });
+    detail::gemm::backward_weight(ctx, dweight, dout, inp, N, IC, OC, acc);
 #endif
 }
 
