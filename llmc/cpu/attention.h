@@ -94,7 +94,7 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
                                int HS, real scale) {
     const AttentionShape a{B, T, NH, NKV, HS, scale};
 #if CPU_FAST_PATHS
-    if (!ctx.plain) return detail::flash::backward(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, nullptr, a);
+    if (!ctx.plain) return detail::flash::backward(ctx, {dqkv, dout, out, lse, qkv, slopes, doc_start, nullptr}, a);
 #endif
     plain::attention_backward(dqkv, dout, out, lse, qkv, slopes, doc_start, a,
                               (real*)ctx.scratch(sizeof(real) * (size_t)B * T * a.row()));
@@ -106,7 +106,7 @@ inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, 
 #if CPU_FAST_PATHS
     if (!ctx.plain && HS <= detail::flash::most_columns) {
         const detail::Rotation rotation{positions, cos_sin, HS};
-        return detail::flash::backward(ctx, dqkv, dout, out, lse, qkv, nullptr, doc_start, &rotation,
+        return detail::flash::backward(ctx, {dqkv, dout, out, lse, qkv, nullptr, doc_start, &rotation},
                                        {B, T, NH, NKV, HS, scale});
     }
 #endif

@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "../math.h"
 #include "../ops.h"
@@ -38,17 +39,17 @@ constexpr int tile = 64;          // queries and keys of a tile
 constexpr int most_columns = 64;  // of a head that are stored at once
 using Unit = MatrixUnit<floatX>;
 
-// Queries of a stripe: a column of tiles, or as many as stay in registers.
-inline int stripe_of(const Unit& unit) { return unit.tiles ? 16 : 32; }
+// Queries of a stripe, n below: a column of tiles, or as many as stay in registers.
+template <class F>
+void with_stripe(const Unit& unit, F f) {
+    if (unit.tiles) f(std::integral_constant<int, 16>());
+    else f(std::integral_constant<int, 32>());
+}
 
 inline int tiles_of(int T) { return ceil_div(T, tile); }
 inline int padded_size(int HS) { return round_up(HS, k_step<floatX>); }
 inline int rows_at(const AttentionShape& a, int t0) { return std::min((int)tile, a.T - t0); }
 
-// Rows of qkv and of out lie a page apart: those of a tile are asked for while the one before is worked on.
-inline void ask_for_rows(const floatX* x, size_t stride, const AttentionShape& a, int t0) {
-    if (t0 < a.T) prefetch_lines(x, stride, a.HS, rows_at(a, t0));
-}
 // Whether rows of a head at `to` are written past the caches: whole lines, which lie too far apart to be fetched in time.
 inline bool streams(const Unit& unit, const floatX* to, size_t stride, int HS) {
     return detail::streams(unit, to, HS * sizeof(floatX)) && stride * sizeof(floatX) % 64 == 0;
@@ -97,9 +98,9 @@ struct Back {
 };
 
 // Rows of a head from fp32 sums, stripes of (H, queries), each times its factor.
-inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* sums, const float* factors, int rows,
-                             int HS, int H, Back back = {}) {
-    const int stripe = stripe_of(unit);
+template <int stripe>
+void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* sums, const float* factors, int rows, int HS,
+                      int H, Back back = {}) {
     const bool streamed = streams(unit, to, stride, HS);
     alignas(64) float block[16 * most_columns];
     for (int t0 = 0; t0 < rows; t0 += 16)
@@ -116,7 +117,6 @@ inline void store_transposed(const Unit& unit, floatX* to, size_t stride, const 
                 put(streamed, to + (size_t)t * stride + first, columns, [=](int c, auto) { return factor * load(row + c); });
             }
         }
-    fence();
 }
 
 // ---- products of a tile of keys and one of queries -------------------------------------------------------------------------
@@ -129,28 +129,29 @@ inline void score(const Unit& unit, float* s, const floatX* keys /*(64, H)*/, co
                   int n, int seen) {
     unit.product(s, n, keys, H, queries, H, seen, n, H, false, nullptr);
 }
-// o (H, n queries) += left p.
-inline void add_over_keys(const Unit& unit, float* o, const floatX* left /*(H, 64 keys)*/,
-                          const floatX* p /*packed (64 keys, n queries)*/, int H, int n, int seen) {
-    unit.product(o, n, left, tile, p, tile, H, n, seen, true, nullptr);
+// o (H, n queries) = left p, or += left p.
+inline void sum_over_keys(const Unit& unit, float* o, const floatX* left /*(H, 64 keys)*/,
+                          const floatX* p /*packed (64 keys, n queries)*/, int H, int n, int seen, bool add) {
+    unit.product(o, n, left, tile, p, tile, H, n, seen, add, nullptr);
 }
-// o (64 keys, H) += p right.
-inline void add_over_queries(const Unit& unit, float* o, const floatX* p /*(64 keys, 64 queries)*/,
+// o (64 keys, H) = p right, or += p right; on the diagonal, where query j is the first that sees key j, these are the first
+// summands.
+inline void sum_over_queries(const Unit& unit, float* o, const floatX* p /*(64 keys, 64 queries)*/,
                              const floatX* right /*packed (64 queries, H)*/, int H, bool diagonal) {
     const int n = diagonal ? half : tile;
-    for (int j = 0; j < tile; j += n)  // on the diagonal query j is the first that sees key j
+    for (int j = 0; j < tile; j += n)
         unit.product(o + (size_t)j * H, H, p + j * tile + j, tile, right + right_index<floatX>(j, 0, tile), tile, n, H,
-                     tile - j, true, nullptr);
+                     tile - j, !diagonal, nullptr);
 }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------------
 // s (`seen` keys from j0 on, n queries from t0 on): -inf where the mask forbids or there is no key; there are `keys` in the
-// tile. With slopes, scores are finished here: scale, and slope. Returns the factor, above 0, that is still to be applied.
-inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, float scale, const real* slope,
-                           const int* doc_start /*of t0 or null*/) {
+// tile. With slopes, scores are finished here: scale, and slope.
+inline void finish_scores(float* s, int n, int t0, int j0, int keys, int seen, float scale, const real* slope,
+                          const int* doc_start /*of t0 or null*/) {
     const float minus_infinity = -std::numeric_limits<float>::infinity();
     const bool whole = keys == tile && j0 + tile <= t0 + 1;
-    if (whole && !slope && !doc_start) return scale;
+    if (whole && !slope && !doc_start) return;
     for (int j = 0; j < seen; j++) {
         float* row = s + j * n;
         const int distance = j0 + j - t0;
@@ -161,7 +162,6 @@ inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, 
         if (doc_start)
             for (int t = 0; t < n; t++) row[t] = doc_start[t] <= j0 + j ? row[t] : minus_infinity;
     }
-    return slope ? 1.0f : scale;
 }
 // Of the tile at t0; rows beyond T have no document.
 inline const int* documents_of(int* starts, const int* doc_start, int t0, int T) {
@@ -191,8 +191,6 @@ struct KeysAndValues {
     floatX* values_transposed(int b, int g, int j0) const { return keys(b, g, j0) + (size_t)tile * H; }
     void lay(const Unit& unit, const floatX* qkv, int b, int g, int j0, floatX* scratch /*(64, H)*/) const {
         const int rows = rows_at(a, j0);
-        for (const size_t next : {a.key(b, j0 + tile, g), a.value(b, j0 + tile, g)})
-            ask_for_rows(qkv + next, a.row(), a, j0 + tile);
         lay_rows(keys(b, g, j0), qkv + a.key(b, j0, g), a.row(), rows, a.HS, H);
         lay_transposed(unit, values_transposed(b, g, j0), Rows64(scratch, qkv + a.value(b, j0, g), a.row(), rows, a.HS, H), H);
     }
@@ -212,27 +210,34 @@ struct ForwardMemory {
 
 // Rows k and k + 1 of 16 columns from n on of a packed right operand with 64 rows.
 inline void put_rows(bf16* packed, int k, int n, floats first, floats second) {
-    const words pairs = rounded_pairs(first, second);
+    const words pairs = RoundedTwo(first, second).pairs();
     memcpy((void*)(packed + right_index<bf16>(k, n, tile)), &pairs, sizeof pairs);
 }
 inline void put_rows(float* packed, int k, int n, floats first, floats second) {
     store(packed + right_index<float>(k, n, tile), first), store(packed + right_index<float>(k + 1, n, tile), second);
 }
 
+// Two vectors as they are stored.
+inline void store_two(bf16* to, bf16* to_second, floats first, floats second) {
+    const RoundedTwo both(first, second);
+    both.store(to, to_second);
+}
+inline void store_two(float* to, float* to_second, floats first, floats second) { store(to, first), store(to_second, second); }
+
 // Exponentials of scores (`keys`, n queries), factor times s, relative to each query's new maximum: packed in p, their sums
 // added, o (H, n) scaled to the new maximum. 16 queries at a time.
-inline void softmax_stripe(const float* scores, floatX* p, float* out, float factor, float* top, float* sum, int H, int n,
-                           int keys) {
+template <int n>
+void softmax_stripe(const float* scores, floatX* p, float* out, float factor, float* top, float* sum, int H, int keys) {
     const floats minus_infinity = floats{} - std::numeric_limits<float>::infinity();
     for (int t = 0; t < n; t += lanes) {
         const float* s = scores + t;
-        floats highest = minus_infinity, other = minus_infinity;
-        for (int j = 0; j < keys; j += 2) {
-            highest = larger(load(s + j * n), highest);
-            other = larger(load(s + (j + 1) * n), other);
+        floats largest[4] = {minus_infinity, minus_infinity, minus_infinity, minus_infinity};
+        for (int j = 0; j < keys; j += 4) {
+            UNROLLED
+            for (int i = 0; i < 4; i++) largest[i] = larger(load(s + (j + i) * n), largest[i]);
         }
         const floats before = load(top + t);
-        highest = larger(before, factor * larger(other, highest));
+        const floats highest = larger(before, factor * larger(larger(largest[0], largest[1]), larger(largest[2], largest[3])));
         const floats shift = highest == minus_infinity ? floats{} : highest;  // a query that has seen nothing yet
         floats added = {};
         for (int j = 0; j < keys; j += 2) {
@@ -254,9 +259,19 @@ inline void softmax_stripe(const float* scores, floatX* p, float* out, float fac
     }
 }
 
-inline void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
-                         const AttentionShape& a, const KeysAndValues& kv, int b, int h, int t0, const ForwardMemory& m) {
-    const int rows = rows_at(a, t0), H = kv.H, g = h / a.group(), n = stripe_of(unit);
+// A tile of queries of a head of a sequence.
+struct QueryTile {
+    int b, h, t0;
+    Ahead rows(const floatX* qkv, const AttentionShape& a) const {
+        return Ahead(qkv + a.query(b, t0, h), a.row(), rows_at(a, t0), a.HS);
+    }
+};
+
+// `wanted` is asked for meanwhile.
+template <int n>
+void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
+                  const AttentionShape& a, const KeysAndValues& kv, QueryTile queries, Ahead wanted, const ForwardMemory& m) {
+    const int b = queries.b, h = queries.h, t0 = queries.t0, rows = rows_at(a, t0), H = kv.H, g = h / a.group();
     int starts[tile];
     const int* docs = documents_of(starts, doc_start ? doc_start + (size_t)b * a.T : nullptr, t0, a.T);
     float top[tile], sum[tile] = {};
@@ -265,20 +280,23 @@ inline void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX*
     // doc_start does not decrease within a sequence, so the first row sees furthest back.
     const int from = docs ? docs[0] / tile * tile : 0;
     std::fill(m.o, m.o + (size_t)H * tile, 0.0f);
+    const float scale = (float)a.scale;
+    const int asked = ceil_div(wanted.left(), ((t0 - from) / tile + 1) * (tile / n));
     for (int j0 = from; j0 < t0 + rows; j0 += tile) {
         for (int t = 0; t < tile; t += n) {
+            wanted.ask(asked);
             const int seen = keys_seen(j0 == t0, t);
             float* const o = m.o + (size_t)t * H;
             score(unit, m.s, kv.keys(b, g, j0), m.q + right_index<floatX>(0, t, H), H, n, seen);
-            const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, (float)a.scale,
-                                               slopes ? slopes + h : nullptr, docs ? docs + t : nullptr);
-            softmax_stripe(m.s, m.p, o, factor, top + t, sum + t, H, n, seen);
-            add_over_keys(unit, o, kv.values_transposed(b, g, j0), m.p, H, n, seen);
+            finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, scale, slopes ? slopes + h : nullptr,
+                          docs ? docs + t : nullptr);
+            softmax_stripe<n>(m.s, m.p, o, slopes ? 1.0f : scale, top + t, sum + t, H, seen);
+            sum_over_keys(unit, o, kv.values_transposed(b, g, j0), m.p, H, n, seen, true);
         }
     }
     for (int i = 0; i < rows; i++) lse[a.statistic(b, t0 + i, h)] = top[i] + std::log(sum[i]);
     for (float& x : sum) x = 1 / x;
-    store_transposed(unit, out + a.output(b, t0, h), (size_t)a.NH * a.HS, m.o, sum, rows, a.HS, H);
+    store_transposed<n>(unit, out + a.output(b, t0, h), (size_t)a.NH * a.HS, m.o, sum, rows, a.HS, H);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
@@ -289,109 +307,157 @@ struct BackwardMemory {
     floatX *rows, *p, *ds, *ds_packed;
     float *s, *dp, *dq, *dkv[2], *correction, *lse;  // dq (tiles) stripes, dkv (tiles, 2, 64, H) of a query head, of several
     static size_t bytes(int T, int H) {
-        const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile;
-        return sizeof(floatX) * (7 * operand + (size_t)tile * H + 3 * small) +
-               sizeof(float) * (2 * small + 5 * operand + 2 * n);
+        const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile, stripe = small / 2;
+        return sizeof(floatX) * (7 * operand + (size_t)tile * H + 2 * small + stripe) +
+               sizeof(float) * (2 * stripe + 5 * operand + 2 * n);
     }
     BackwardMemory(char* memory, int T, int H) {
-        const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile;
+        const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile, stripe = small / 2;
         floatX* x = (floatX*)memory;
         for (floatX** p_operand : {&k, &kt, &v, &qt, &q, &dot, &dout}) *p_operand = x, x += operand;
         rows = x, x += (size_t)tile * H;
-        for (floatX** p_small : {&p, &ds, &ds_packed}) *p_small = x, x += small;
-        float* y = (float*)x;
-        s = y, dp = s + small, dq = dp + small, dkv[0] = dq + operand, dkv[1] = dkv[0] + 2 * operand;
+        p = x, ds = p + small, ds_packed = ds + small;
+        s = (float*)(ds_packed + stripe), dp = s + stripe, dq = dp + stripe, dkv[0] = dq + operand,
+        dkv[1] = dkv[0] + 2 * operand;
         correction = dkv[1] + 2 * operand, lse = correction + n;
     }
 };
 
-// p = exp(factor s - lse) and ds = p (scale dp - correction) of (`keys`, n queries), rounded: columns of both (64 keys, 64
-// queries), ds packed as well.
-inline void gradient_stripe(const BackwardMemory& m, floatX* p_columns, floatX* ds_columns, float factor, const float* lse,
-                            const float* correction, float scale, int n, int keys) {
-    for (int t = 0; t < n; t += lanes) {
-        const floats log_sum = load(lse + t), subtract = load(correction + t);
-        for (int j = 0; j < keys; j += 2) {
-            floats ds[2];
-            for (int i = 0; i < 2; i++) {
-                const int from = (j + i) * n + t, to = (j + i) * tile + t;
-                const floats p = power(factor * load(m.s + from) - log_sum);
-                ds[i] = p * (scale * load(m.dp + from) - subtract);
-                store(p_columns + to, p), store(ds_columns + to, ds[i]);
-            }
-            put_rows(m.ds_packed, j, t, ds[0], ds[1]);
-        }
-    }
-}
+struct BackwardTensors {
+    floatX* dqkv;
+    const floatX *dout, *out;
+    const real* lse;
+    const floatX* qkv;
+    const real* slopes;        // or null
+    const int* doc_start;      // or null
+    const Rotation* rotation;  // or null
+};
 
 inline size_t key_gradients(const AttentionShape& a) { return (size_t)tiles_of(a.T) * 2 * tile * padded_size(a.HS); }
 
-inline void lay_keys_and_values(const Unit& unit, const floatX* qkv, const AttentionShape& a, int b, int g,
-                                const BackwardMemory& m) {
-    const int H = padded_size(a.HS);
-    for (int j0 = 0; j0 < a.T; j0 += tile) {
-        const size_t at = (size_t)j0 * H;
-        for (const size_t next : {a.key(b, j0 + tile, g), a.value(b, j0 + tile, g)})
-            ask_for_rows(qkv + next, a.row(), a, j0 + tile);
-        lay_rows(m.k + at, qkv + a.key(b, j0, g), a.row(), rows_at(a, j0), a.HS, H);
-        detail::lay_transposed(unit, m.kt + at, tile, m.k + at, (size_t)H, H, tile, tile);
-        lay_rows(m.v + at, qkv + a.value(b, j0, g), a.row(), rows_at(a, j0), a.HS, H);
+// A tile of keys and one of queries.
+struct Pair {
+    int j0, t0;
+    bool diagonal() const { return j0 == t0; }
+};
+// Those in which a query sees a key: keys by keys. Documents begin at docs[t], which does not decrease.
+inline std::vector<Pair> pairs_of(const int* docs, int T) {
+    std::vector<Pair> pairs;
+    for (int j0 = 0; j0 < T; j0 += tile)
+        for (int t0 = j0; t0 < T && !(docs && docs[t0] >= j0 + tile); t0 += tile) pairs.push_back({j0, t0});
+    return pairs;
+}
+
+// p = exp(factor s - lse) and ds = p (scale dp - correction) of (`keys`, n queries from t on), rounded: columns of both (64
+// keys, 64 queries), ds packed as well.
+template <int n>
+void score_gradients(const BackwardMemory& m, int first, float factor, const float* lse, const float* correction, float scale,
+                     int keys) {
+    const float *const s = m.s, *const dp = m.dp;
+    floatX *const p_columns = m.p + first, *const ds_columns = m.ds + first, *const packed = m.ds_packed;
+    for (int t = 0; t < n; t += lanes) {
+        const floats log_sum = load(lse + t), subtract = load(correction + t);
+        for (int j = 0; j < keys; j += 2) {
+            floats p[2], ds[2];
+            for (int i = 0; i < 2; i++) {
+                const int from = (j + i) * n + t;
+                p[i] = power(factor * load(s + from) - log_sum);
+                ds[i] = p[i] * (scale * load(dp + from) - subtract);
+            }
+            const int to = j * tile + t;
+            store_two(p_columns + to, p_columns + to + tile, p[0], p[1]);
+            store_two(ds_columns + to, ds_columns + to + tile, ds[0], ds[1]);
+            put_rows(packed, j, t, ds[0], ds[1]);
+        }
     }
 }
 
-// Query head h of sequence b, whose keys and values are laid: sets its gradient, and dkv, its summand of those of keys and
-// values.
-inline void backward_head(const Unit& unit, floatX* dqkv, float* dkv, const floatX* dout, const floatX* out, const real* lse,
-                          const floatX* qkv, const real* slopes, const int* doc_start, const Rotation* rotation,
-                          const AttentionShape& a, int b, int h, const BackwardMemory& m) {
-    const int H = padded_size(a.HS), T = a.T, n = stripe_of(unit);
-    const size_t small = (size_t)tile * H;
-    float ones[tile];
-    std::fill(ones, ones + tile, 1.0f);
-    const int* docs = doc_start ? doc_start + (size_t)b * T : nullptr;
-    for (int t0 = 0; t0 < T; t0 += tile) {
-        const size_t at = (size_t)t0 * H;
-        ask_for_rows(qkv + a.query(b, t0 + tile, h), a.row(), a, t0 + tile);
-        for (const floatX* x : {dout, out}) ask_for_rows(x + a.output(b, t0 + tile, h), (size_t)a.NH * a.HS, a, t0 + tile);
-        const Rows64 queries(m.rows, qkv + a.query(b, t0, h), a.row(), rows_at(a, t0), a.HS, H);
+// Query head h of sequence b: sets its gradient, and dkv, its summand of those of keys and values. Operands are laid where they
+// are first met, and gradients of queries stored where they have met their last keys, so that memory and the unit work at once.
+template <int n>
+struct BackwardHead {
+    const Unit& unit;
+    const BackwardTensors& x;
+    const AttentionShape& a;
+    const BackwardMemory& m;
+    float* dkv;
+    int b, h;
+    bool lays_keys;  // else they lie there
+    int H = padded_size(a.HS);
+    const int* docs = x.doc_start ? x.doc_start + (size_t)b * a.T : nullptr;
+    Ahead wanted[5] = {};  // the next tile's rows of keys, values, queries, dout and out
+
+    void lay_keys(int j0) {
+        const int g = h / a.group(), rows = rows_at(a, j0);
+        const size_t at = (size_t)j0 * H, key = a.key(b, j0, g), value = a.value(b, j0, g);
+        lay_rows(m.k + at, x.qkv + key, a.row(), rows, a.HS, H);
+        detail::lay_transposed(unit, m.kt + at, tile, m.k + at, (size_t)H, H, tile, tile);
+        lay_rows(m.v + at, x.qkv + value, a.row(), rows, a.HS, H);
+        const size_t next = tile * a.row();
+        if (j0 + tile >= a.T) return;
+        for (int i = 0; i < 2; i++) wanted[i] = Ahead(x.qkv + (i ? value : key) + next, a.row(), rows_at(a, j0 + tile), a.HS);
+    }
+    void lay_queries(int t0) {
+        const int rows = rows_at(a, t0);
+        const size_t at = (size_t)t0 * H, width = (size_t)a.NH * a.HS;
+        const floatX *const q = x.qkv + a.query(b, t0, h), *const dout = x.dout + a.output(b, t0, h),
+                            *const out = x.out + a.output(b, t0, h);
+        const Rows64 queries(m.rows, q, a.row(), rows, a.HS, H);
         pack_transposed(unit, m.qt + at, queries, H), pack_rows(unit, m.q + at, queries, H);
-        const Rows64 gradients(m.rows, dout + a.output(b, t0, h), (size_t)a.NH * a.HS, rows_at(a, t0), a.HS, H);
+        const Rows64 gradients(m.rows, dout, width, rows, a.HS, H);
         pack_transposed(unit, m.dot + at, gradients, H), pack_rows(unit, m.dout + at, gradients, H);
-        for (int t = t0; t < t0 + tile; t++) {
-            m.lse[t] = t < T ? (float)lse[a.statistic(b, t, h)] : 0.0f;
-            const floatX *dy = dout + a.output(b, std::min(t, T - 1), h), *y = out + a.output(b, std::min(t, T - 1), h);
-            m.correction[t] = t < T ? (float)a.scale * inner_product(dy, y, a.HS) : 0.0f;
+        for (int i = 0; i < tile; i++) {
+            const bool there = i < rows;
+            m.lse[t0 + i] = there ? (float)x.lse[a.statistic(b, t0 + i, h)] : 0.0f;
+            m.correction[t0 + i] = there ? (float)a.scale * inner_product(dout + i * width, out + i * width, a.HS) : 0.0f;
+        }
+        if (t0 + tile >= a.T) return;
+        const int next = rows_at(a, t0 + tile);
+        wanted[2] = Ahead(q + tile * a.row(), a.row(), next, a.HS);
+        wanted[3] = Ahead(dout + tile * width, width, next, a.HS);
+        wanted[4] = Ahead(out + tile * width, width, next, a.HS);
+    }
+
+    // A few of what is wanted, before each product.
+    void ask() {
+        for (Ahead& rows : wanted) rows.ask(n / 2);
+    }
+    void stripe(Pair tiles, int t, bool first) {
+        const bool diagonal = tiles.diagonal();
+        const int t0 = tiles.t0 + t, seen = keys_seen(diagonal, t);
+        const size_t keys = (size_t)tiles.j0 * H, queries = (size_t)tiles.t0 * H + right_index<floatX>(0, t, H);
+        const float scale = (float)a.scale;
+        int starts[tile];
+        const int* docs_here = documents_of(starts, docs, tiles.t0, a.T);
+        ask();
+        score(unit, m.s, m.k + keys, m.qt + queries, H, n, seen);
+        ask();
+        score(unit, m.dp, m.v + keys, m.dot + queries, H, n, seen);
+        finish_scores(m.s, n, t0, tiles.j0, rows_at(a, tiles.j0), seen, scale, x.slopes ? x.slopes + h : nullptr,
+                      docs_here ? docs_here + t : nullptr);
+        ask();
+        score_gradients<n>(m, t, x.slopes ? 1.0f : scale, m.lse + t0, m.correction + t0, scale, seen);
+        ask();
+        sum_over_keys(unit, m.dq + (size_t)t0 * H, m.kt + keys, m.ds_packed, H, n, seen, !first);
+    }
+    void run() {
+        float ones[tile];
+        std::fill(ones, ones + tile, 1.0f);
+        for (const Pair tiles : pairs_of(docs, a.T)) {
+            const size_t keys = (size_t)tiles.j0 * H, queries = (size_t)tiles.t0 * H;
+            const bool diagonal = tiles.diagonal(), first = tiles.j0 == (docs ? docs[tiles.t0] / tile * tile : 0);
+            if (diagonal && lays_keys) lay_keys(tiles.j0);
+            if (first) lay_queries(tiles.t0);
+            for (int t = 0; t < tile; t += n) stripe(tiles, t, first);
+            float *const dk = dkv + 2 * keys, *const dv = dk + (size_t)tile * H;
+            sum_over_queries(unit, dv, m.p, m.dout + queries, H, diagonal);
+            sum_over_queries(unit, dk, m.ds, m.q + queries, H, diagonal);
+            if (!diagonal) continue;  // else the queries have met all their keys
+            store_transposed<n>(unit, x.dqkv + a.query(b, tiles.t0, h), a.row(), m.dq + queries, ones, rows_at(a, tiles.t0),
+                                a.HS, H, {x.rotation, (size_t)b * a.T + tiles.t0});
         }
     }
-    std::fill(m.dq, m.dq + (size_t)tiles_of(T) * small, 0.0f);
-    std::fill(dkv, dkv + key_gradients(a), 0.0f);
-    for (int j0 = 0; j0 < T; j0 += tile) {
-        const size_t key_at = (size_t)j0 * H;
-        float *dk = dkv + 2 * key_at, *dv = dk + small;
-        for (int t0 = j0; t0 < T; t0 += tile) {
-            if (docs && docs[t0] >= j0 + tile) break;  // from here on, documents begin after this tile of keys
-            const size_t at = (size_t)t0 * H;
-            int starts[tile];
-            const int* const docs_here = documents_of(starts, docs, t0, T);
-            const bool diagonal = t0 == j0;
-            for (int t = 0; t < tile; t += n) {
-                const int seen = keys_seen(diagonal, t);
-                const size_t queries = at + right_index<floatX>(0, t, H);
-                score(unit, m.s, m.k + key_at, m.qt + queries, H, n, seen);
-                score(unit, m.dp, m.v + key_at, m.dot + queries, H, n, seen);
-                const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, (float)a.scale,
-                                                   slopes ? slopes + h : nullptr, docs_here ? docs_here + t : nullptr);
-                gradient_stripe(m, m.p + t, m.ds + t, factor, m.lse + t0 + t, m.correction + t0 + t, (float)a.scale, n, seen);
-                add_over_keys(unit, m.dq + at + (size_t)t * H, m.kt + key_at, m.ds_packed, H, n, seen);
-            }
-            add_over_queries(unit, dv, m.p, m.dout + at, H, diagonal);
-            add_over_queries(unit, dk, m.ds, m.q + at, H, diagonal);
-        }
-    }
-    for (int t0 = 0; t0 < T; t0 += tile)
-        store_transposed(unit, dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0), a.HS, H,
-                         {rotation, (size_t)b * T + t0});
-}
+};
 
 // sum += x.
 inline void add_to(float* sum, const float* x, size_t n) {
@@ -412,7 +478,6 @@ inline void store_key_gradients(const Unit& unit, floatX* dqkv, float* dkv, cons
             put(streamed, to + (size_t)j * a.row(), a.HS, [=](int c, auto) { return load(row + c); });
         }
     }
-    fence();
 }
 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
@@ -422,27 +487,34 @@ inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const r
     const size_t shared = round_up(KeysAndValues::bytes(a), 64), per_thread = round_up(ForwardMemory::bytes(H), 64);
     char* memory = (char*)ctx.scratch(shared + per_thread * (size_t)ctx.threads);
     const KeysAndValues kv{a, (floatX*)memory};
+    with_stripe(*ctx.unit, [&](auto stripe) {
 #pragma omp parallel num_threads(ctx.threads)
-    {
-        const ForwardMemory m(memory + shared + per_thread * (size_t)omp_get_thread_num(), H);
+        {
+            const ForwardMemory m(memory + shared + per_thread * (size_t)omp_get_thread_num(), H);
 #pragma omp for schedule(static)
-        for (int task = 0; task < a.B * a.NKV * tiles; task++)
-            kv.lay(*ctx.unit, qkv, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
-        ctx.unit->begin();
-#pragma omp for schedule(dynamic)
-        for (int task = 0; task < a.B * a.NH * tiles; task++) {
+            for (int task = 0; task < a.B * a.NKV * tiles; task++)
+                kv.lay(*ctx.unit, qkv, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
+            ctx.unit->begin();
             // Long rows first: the last query tile has the most keys, and a long task at the end would leave threads waiting.
-            const int t0 = (tiles - 1 - task / (a.B * a.NH)) * tile;
-            forward_tile(*ctx.unit, out, lse, qkv, slopes, doc_start, a, kv, task / a.NH % a.B, task % a.NH, t0, m);
+            const int heads = a.B * a.NH, tasks = heads * tiles;
+            const auto queries = [&](int task) {
+                return QueryTile{task / a.NH % a.B, task % a.NH, (tiles - 1 - task / heads) * tile};
+            };
+#pragma omp for schedule(dynamic)
+            for (int task = 0; task < tasks; task++) {
+                const int likely_next = task + ctx.threads;
+                const Ahead wanted = likely_next < tasks ? queries(likely_next).rows(qkv, a) : Ahead();
+                forward_tile<stripe>(*ctx.unit, out, lse, qkv, slopes, doc_start, a, kv, queries(task), wanted, m);
+            }
+            ctx.unit->end();
+            fence();
         }
-        ctx.unit->end();
-    }
+    });
 }
 
 // A task is a key/value head with its query heads, which share its operands; a query head where there are too few of those for
 // the threads. Query heads' summands are added in their order, so that the bits do not depend on that.
-inline void backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse, const floatX* qkv,
-                     const real* slopes, const int* doc_start, const Rotation* rotation /*or null*/, const AttentionShape& a) {
+inline void backward(Ctx& ctx, const BackwardTensors& x, const AttentionShape& a) {
     const int H = padded_size(a.HS), group = a.group(), kv_heads = a.B * a.NKV, tiles = tiles_of(a.T);
     const bool apart = group > 1 && kv_heads < 2 * ctx.threads;
     const size_t n = key_gradients(a), per_thread = round_up(BackwardMemory::bytes(a.T, H), 64);
@@ -452,35 +524,33 @@ inline void backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* o
 #pragma omp parallel num_threads(ctx.threads)
     {
         const BackwardMemory m(memory + per_thread * (size_t)omp_get_thread_num(), a.T, H);
-        const auto query_head = [&](int b, int h, float* dkv) {
-            backward_head(unit, dqkv, dkv, dout, out, lse, qkv, slopes, doc_start, rotation, a, b, h, m);
+        const auto query_head = [&](int b, int h, float* dkv, bool lays_keys) {
+            with_stripe(unit, [&](auto stripe) { BackwardHead<stripe>{unit, x, a, m, dkv, b, h, lays_keys}.run(); });
         };
         unit.begin();
         if (apart) {
 #pragma omp for schedule(dynamic)
-            for (int task = 0; task < a.B * a.NH; task++) {
-                lay_keys_and_values(unit, qkv, a, task / a.NH, task % a.NH / group, m);
-                query_head(task / a.NH, task % a.NH, summands + (size_t)task * n);
-            }
+            for (int task = 0; task < a.B * a.NH; task++)
+                query_head(task / a.NH, task % a.NH, summands + (size_t)task * n, true);
 #pragma omp for schedule(static)
             for (int task = 0; task < kv_heads * tiles; task++) {
                 const int head = task / tiles, j0 = task % tiles * tile;
                 float* sum = summands + (size_t)head * group * n + (size_t)j0 * 2 * H;
                 for (int i = 1; i < group; i++) add_to(sum, sum + (size_t)i * n, (size_t)tile * 2 * H);
-                store_key_gradients(unit, dqkv, sum, rotation, a, head / a.NKV, head % a.NKV, j0);
+                store_key_gradients(unit, x.dqkv, sum, x.rotation, a, head / a.NKV, head % a.NKV, j0);
             }
         } else {
 #pragma omp for schedule(dynamic)
             for (int task = 0; task < kv_heads; task++) {
                 const int b = task / a.NKV, g = task % a.NKV;
-                lay_keys_and_values(unit, qkv, a, b, g, m);
-                query_head(b, g * group, m.dkv[0]);
-                for (int i = 1; i < group; i++) query_head(b, g * group + i, m.dkv[1]), add_to(m.dkv[0], m.dkv[1], n);
+                query_head(b, g * group, m.dkv[0], true);
+                for (int i = 1; i < group; i++) query_head(b, g * group + i, m.dkv[1], false), add_to(m.dkv[0], m.dkv[1], n);
                 for (int j0 = 0; j0 < a.T; j0 += tile)
-                    store_key_gradients(unit, dqkv, m.dkv[0] + (size_t)j0 * 2 * H, rotation, a, b, g, j0);
+                    store_key_gradients(unit, x.dqkv, m.dkv[0] + (size_t)j0 * 2 * H, x.rotation, a, b, g, j0);
             }
         }
         unit.end();
+        fence();
     }
 }
 

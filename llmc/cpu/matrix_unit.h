@@ -243,8 +243,8 @@ void tiles_product_of(float* c, int ldc, const bf16* a, size_t a_part, int lda, 
 template <class Tiles, bool two>
 inline void tiles_column(float* c, int ldc, const bf16* a, int lda, const bf16* b, int M, bool add) {
     const size_t c_stride = (size_t)ldc * 4, a_stride = (size_t)lda * 2;
-    Tiles::template load<6>(b, 64);
-    if constexpr (two) Tiles::template load<7>(b + 32 * 16, 64);
+    Tiles::template load_once<6>(b, 64);
+    if constexpr (two) Tiles::template load_once<7>(b + 32 * 16, 64);
     const auto sum = [&](auto tile, int m) {
         if (m >= M) return;
         float* const at = c + (size_t)m * ldc;

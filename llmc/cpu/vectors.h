@@ -77,16 +77,31 @@ inline words rounded(floats x) {
 // As numbers are stored. bf16's instructions take denormal numbers for zero, as they do in products, and leave a NaN its bits.
 #if defined(__AVX512BF16__)
 inline halves rounded_halves(floats x) { return (halves)_mm512_maskz_cvtneps_pbh(0xffff, (__m512)x); }
-inline words rounded_pairs(floats first, floats second) {  // words of both: the first in the low halves
-    typedef uint16_t all_halves __attribute__((vector_size(64)));
-    const all_halves order = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                              8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i both = (__m512i)_mm512_maskz_cvtne2ps_pbh(~0u, (__m512)second, (__m512)first);
-    return (words)_mm512_maskz_permutexvar_epi16(~0u, (__m512i)order, both);
-}
+struct RoundedTwo {  // takes the CPU as long as one
+    __m512i both;
+    RoundedTwo(floats first, floats second) : both((__m512i)_mm512_maskz_cvtne2ps_pbh(~0u, (__m512)second, (__m512)first)) {}
+    void store(bf16* first, bf16* second) const {
+        _mm512_mask_storeu_epi32(first, 0xff, both);
+        _mm256_storeu_si256((__m256i*)second, _mm512_maskz_extracti64x4_epi64(0xf, both, 1));
+    }
+    words pairs() const {  // words of both: the first in the low halves
+        typedef uint16_t all_halves __attribute__((vector_size(64)));
+        const all_halves order = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+        return (words)_mm512_maskz_permutexvar_epi16(~0u, (__m512i)order, both);
+    }
+};
 #else
 inline halves rounded_halves(floats x) { return narrow(rounded(x)); }
-inline words rounded_pairs(floats first, floats second) { return rounded(first) | rounded(second) << 16; }
+struct RoundedTwo {
+    words first, second;
+    RoundedTwo(floats x, floats y) : first(rounded(x)), second(rounded(y)) {}
+    void store(bf16* to_first, bf16* to_second) const {
+        const halves h[2] = {narrow(first), narrow(second)};
+        memcpy((void*)to_first, &h[0], sizeof h[0]), memcpy((void*)to_second, &h[1], sizeof h[1]);
+    }
+    words pairs() const { return first | second << 16; }
+};
 #endif
 
 inline void store(float* p, floats x) { memcpy(p, &x, sizeof x); }
