@@ -6,11 +6,11 @@
 // keys and values meet them in the first cache.
 //   forward   s^T = K Q^T        o^T += V^T P^T
 //   backward  s^T = K Q^T        dp^T = V dO^T        dv += P^T dO        dk += dS^T Q        dq^T += K^T dS^T
-// A query tile keeps a running maximum m and sum l per query; when a tile of keys raises m, what was summed so far is scaled by
-// exp(m_old - m_new). Tiles that are masked as a whole are skipped, and a quarter of those on the diagonal. Everything that is
-// a factor more than once is laid out once per head: left operands as rows of tiles of 64, right ones packed. Rows beyond T and
-// elements beyond the head's size are zero. P and dS are rounded to floatX, once each, as on a GPU; sums, softmax and the
-// running maximum are fp32.
+// A query tile keeps a running maximum m and sum l per query; when a tile of keys raises m by more than a little, what was
+// summed so far is scaled by exp(m_old - m_new). Tiles that are masked as a whole are skipped, and a quarter of those on the
+// diagonal. Everything that is a factor more than once is laid out once per head: left operands as rows of tiles of 64, right
+// ones packed. Rows beyond T and elements beyond the head's size are zero. P and dS are rounded to floatX, once each, as on a
+// GPU; sums, softmax and the running maximum are fp32.
 // Parallel: forward over (sequence, query head, tile of queries) after the keys and values were laid out; backward over
 // (sequence, key/value head), whose task owns dk, dv and the dq of its query heads, or over query heads where these tasks are
 // few. There are no atomics, and the bits do not depend on the number of threads.
@@ -224,8 +224,10 @@ inline void store_two(bf16* to, bf16* to_second, floats first, floats second) {
 }
 inline void store_two(float* to, float* to_second, floats first, floats second) { store(to, first), store(to_second, second); }
 
-// Exponentials of scores (`keys`, n queries), factor times s, relative to each query's new maximum: packed in p, their sums
-// added, o (H, n) scaled to the new maximum. 16 queries at a time.
+// Exponentials of scores (`keys`, n queries), factor times s, relative to each query's `top`: packed in p, their sums added.
+// Where a maximum rose more than a little, it is the new top, to which sums and o (H, n) are scaled; else exponentials are e^8
+// at most, which costs no accuracy, and the CPU foresees that nothing is to be scaled. 16 queries at a time.
+constexpr float little = 8;
 template <int n>
 void softmax_stripe(const float* scores, floatX* p, float* out, float factor, float* top, float* sum, int H, int keys) {
     const floats minus_infinity = floats{} - std::numeric_limits<float>::infinity();
@@ -236,21 +238,21 @@ void softmax_stripe(const float* scores, floatX* p, float* out, float factor, fl
             UNROLLED
             for (int i = 0; i < 4; i++) largest[i] = larger(load(s + (j + i) * n), largest[i]);
         }
-        const floats before = load(top + t);
-        const floats highest = larger(before, factor * larger(larger(largest[0], largest[1]), larger(largest[2], largest[3])));
-        const floats shift = highest == minus_infinity ? floats{} : highest;  // a query that has seen nothing yet
+        const floats highest = factor * larger(larger(largest[0], largest[1]), larger(largest[2], largest[3]));
+        const floats before = load(top + t), reference = highest > before + little ? highest : before;
+        const floats shift = reference == minus_infinity ? floats{} : reference;  // a query that has seen nothing yet
         floats added = {};
         for (int j = 0; j < keys; j += 2) {
             const floats x = power(factor * load(s + j * n) - shift), y = power(factor * load(s + (j + 1) * n) - shift);
             added += x + y;
             put_rows(p, j, t, x, y);
         }
-        if (same_bits(before, highest)) {
+        if (same_bits(before, reference)) {
             store(sum + t, load(sum + t) + added);
             continue;
         }
         const floats rescale = power(before - shift);
-        store(top + t, highest);
+        store(top + t, reference);
         store(sum + t, load(sum + t) * rescale + added);
         for (int c = 0; c < H; c++) {
             float* o = out + (size_t)c * n + t;

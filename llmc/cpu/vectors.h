@@ -140,7 +140,7 @@ inline floats root(floats x) {
 }
 #endif
 
-// e^x of scores, at most 0, for what is rounded to bf16: within 3.6e-6 of itself, and 1 at 0; 0 below -87, NaN stays NaN. As
+// e^x of scores less a maximum, for what is rounded to bf16: within 3.6e-6 of itself, and 1 at 0; 0 below -87, NaN stays NaN. As
 // 2^n 2^f with f from -1/2 to 1/2: half as many instructions as exp_of.
 inline floats exp_for_rounding(floats x) {
     const float log2e = 1.44269504f, shift = 12582912.0f;  // 1.5 * 2^23, as in exp_of
