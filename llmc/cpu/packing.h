@@ -98,7 +98,7 @@ void pack_transposed(const MatrixUnit<E>& unit, E* to, size_t block, const E* x,
 template <class E>
 void lay_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const E* x, size_t stride, int columns, int K,
                     int there) {
-    constexpr int rows = k_step<E>, block = 16 * rows, wide = 256, ahead = 8 * of_word<E>;
+    constexpr int rows = k_step<E>, block = 16 * rows, wide = 128, ahead = rows;
     alignas(64) E joined[wide / 16 * block];
     for (int c = 0; c < columns; c += wide)
         for (int k = 0; k < K; k += rows) {
