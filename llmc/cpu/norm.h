@@ -19,6 +19,8 @@
 namespace cpu {
 namespace detail {
 
+constexpr int ahead = 4096 / sizeof(floatX);  // what is read is asked for so many numbers before
+
 template <bool centred>  // true: LayerNorm, false: RMSNorm
 void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
                   const floatX* weight, const floatX* bias, int N, int C, real eps) {
@@ -27,11 +29,19 @@ void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* s
         if (add) {
             const floatX* b = add + (size_t)n * C;
             floatX* s = sum + (size_t)n * C;
-            for_vectors(C, [=](int c, auto there) { store(s + c, load(x + c, there) + load(b + c, there), there); });
+            for_vectors(C, [=](int c, auto there) {
+                for (const floatX* row : {x, b}) __builtin_prefetch(row + c + ahead);
+                store(s + c, load(x + c, there) + load(b + c, there), there);
+            });
             x = s;
         }
-        const real m = centred ? lane_sum(C, [&](int c) { return (real)x[c]; }) / C : real(0);
-        const real variance = lane_sum(C, [&](int c) { return ((real)x[c] - m) * ((real)x[c] - m); }) / C;
+        const auto mean_of = [=](auto f) {
+            floats sum = {};
+            for_vectors(C, [&](int c, auto there) { sum += first_of(f(load(x + c, there)), there); });
+            return total(sum) / C;
+        };
+        const real m = centred ? mean_of([](floats v) { return v; }) : real(0);
+        const real variance = mean_of([=](floats v) { return (v - m) * (v - m); });
         const real r = 1 / std::sqrt(variance + eps);
         for_vectors(C, [=](int c, auto there) {
             const floats scaled = (load(x + c, there) - m) * r * load(weight + c, there);
@@ -56,9 +66,14 @@ void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const flo
             const floatX *x = inp + (size_t)n * C, *dy = dout + (size_t)n * C;
             floatX* dx = dinp + (size_t)n * C;
             const real m = centred ? mean[n] : real(0), r = rstd[n];
-            const auto g_of = [=](int c) { return (real)weight[c] * (real)dy[c]; };
-            const real mean_g = centred ? lane_sum(C, g_of) / C : real(0);
-            const real mean_gx = lane_sum(C, [=](int c) { return g_of(c) * (((real)x[c] - m) * r); }) / C;
+            floats sum_g = {}, sum_gx = {};
+            for_vectors(C, [&](int c, auto there) {
+                for (const floatX* row : {x, dy, (const floatX*)dx}) __builtin_prefetch(row + c + ahead);
+                const floats g = load(weight + c, there) * load(dy + c, there);
+                if (centred) sum_g += g;
+                sum_gx += g * ((load(x + c, there) - m) * r);
+            });
+            const real mean_g = total(sum_g) / C, mean_gx = total(sum_gx) / C;
             for_vectors(C, [=](int c, auto there) {
                 const floats y = load(dy + c, there), xhat = (load(x + c, there) - m) * r, g = load(weight + c, there) * y;
                 store(dw + c, load(dw + c, there) + y * xhat, there);

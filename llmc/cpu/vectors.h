@@ -140,8 +140,8 @@ inline floats root(floats x) {
 }
 #endif
 
-// e^x of scores less a maximum, for what is rounded to bf16: within 3.6e-6 of itself, and 1 at 0; 0 below -87, NaN stays NaN. As
-// 2^n 2^f with f from -1/2 to 1/2: half as many instructions as exp_of.
+// e^x of scores less a maximum, for what is rounded to bf16: within 3.6e-6 of itself, and 1 at 0; 0 below -87, NaN stays NaN.
+// As 2^n 2^f with f from -1/2 to 1/2: half as many instructions as exp_of.
 inline floats exp_for_rounding(floats x) {
     const float log2e = 1.44269504f, shift = 12582912.0f;  // 1.5 * 2^23, as in exp_of
     const floats shifted = x * log2e + shift, f = x * log2e - (shifted - shift);
@@ -205,6 +205,14 @@ void store(E* p, X x, int n) {
     E some[lanes];
     store(some, x);
     std::copy_n(some, n, p);
+}
+
+// The first n, and zeros.
+inline floats first_of(floats x, int n) {
+    if (n >= lanes) return x;
+    real some[lanes];
+    store(some, x);
+    return load(some, n);
 }
 
 // fp32 weights in two halves (math.h), and those that are whole.
