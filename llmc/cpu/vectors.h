@@ -228,7 +228,7 @@ inline void store_weights(real* param, LowerHalf*, size_t i, floats x, int n) { 
 
 // f(i, n) for each vector of `count` numbers, and for those that are left; n is a constant where the vector is full.
 template <class F>
-void for_vectors(int count, F f) {
+__attribute__((always_inline)) inline void for_vectors(int count, F f) {
     int i = 0;
     for (; i + lanes <= count; i += lanes) f(i, std::integral_constant<int, lanes>());
     if (i < count) f(i, count - i);
