@@ -20,7 +20,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "../math.h"
 #include "../ops.h"
@@ -50,6 +49,10 @@ inline int tiles_of(int T) { return ceil_div(T, tile); }
 inline int padded_size(int HS) { return round_up(HS, k_step<floatX>); }
 inline int rows_at(const AttentionShape& a, int t0) { return std::min((int)tile, a.T - t0); }
 
+// The rows of a head in the tile at t0, of which x is the first: to be asked for.
+inline Ahead rows_ahead(const AttentionShape& a, const floatX* x, size_t stride, int t0) {
+    return t0 < a.T ? Ahead(x, stride, rows_at(a, t0), a.HS) : Ahead();
+}
 // Whether rows of a head at `to` are written past the caches: whole lines, which lie too far apart to be fetched in time.
 inline bool streams(const Unit& unit, const floatX* to, size_t stride, int HS) {
     return detail::streams(unit, to, HS * sizeof(floatX)) && stride * sizeof(floatX) % 64 == 0;
@@ -146,12 +149,12 @@ inline void sum_over_queries(const Unit& unit, float* o, const floatX* p /*(64 k
 
 // ---- scores ----------------------------------------------------------------------------------------------------------------
 // s (`seen` keys from j0 on, n queries from t0 on): -inf where the mask forbids or there is no key; there are `keys` in the
-// tile. With slopes, scores are finished here: scale, and slope.
-inline void finish_scores(float* s, int n, int t0, int j0, int keys, int seen, float scale, const real* slope,
-                          const int* doc_start /*of t0 or null*/) {
+// tile. With slopes, scores are finished here: scale, and slope. Returns the factor, above 0, that is still to be applied.
+inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, float scale, const real* slope,
+                           const int* doc_start /*of t0 or null*/) {
     const float minus_infinity = -std::numeric_limits<float>::infinity();
     const bool whole = keys == tile && j0 + tile <= t0 + 1;
-    if (whole && !slope && !doc_start) return;
+    if (whole && !slope && !doc_start) return scale;
     for (int j = 0; j < seen; j++) {
         float* row = s + j * n;
         const int distance = j0 + j - t0;
@@ -162,7 +165,11 @@ inline void finish_scores(float* s, int n, int t0, int j0, int keys, int seen, f
         if (doc_start)
             for (int t = 0; t < n; t++) row[t] = doc_start[t] <= j0 + j ? row[t] : minus_infinity;
     }
+    return slope ? 1.0f : scale;
 }
+// The first tile of keys that the tile at t0 sees: documents begin at docs[t], which does not decrease within a sequence, so
+// that the first row sees furthest back.
+inline int first_keys(const int* docs /*of a sequence, or null*/, int t0) { return docs ? docs[t0] / tile * tile : 0; }
 // Of the tile at t0; rows beyond T have no document.
 inline const int* documents_of(int* starts, const int* doc_start, int t0, int T) {
     if (!doc_start) return nullptr;
@@ -264,9 +271,6 @@ void softmax_stripe(const float* scores, floatX* p, float* out, float factor, fl
 // A tile of queries of a head of a sequence.
 struct QueryTile {
     int b, h, t0;
-    Ahead rows(const floatX* qkv, const AttentionShape& a) const {
-        return Ahead(qkv + a.query(b, t0, h), a.row(), rows_at(a, t0), a.HS);
-    }
 };
 
 // `wanted` is asked for meanwhile.
@@ -275,14 +279,13 @@ void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, c
                   const AttentionShape& a, const KeysAndValues& kv, QueryTile queries, Ahead wanted, const ForwardMemory& m) {
     const int b = queries.b, h = queries.h, t0 = queries.t0, rows = rows_at(a, t0), H = kv.H, g = h / a.group();
     int starts[tile];
-    const int* docs = documents_of(starts, doc_start ? doc_start + (size_t)b * a.T : nullptr, t0, a.T);
+    if (doc_start) doc_start += (size_t)b * a.T;
+    const int* docs = documents_of(starts, doc_start, t0, a.T);
     float top[tile], sum[tile] = {};
     std::fill(top, top + tile, -std::numeric_limits<float>::infinity());
     pack_transposed(unit, m.q, Rows64(m.rows, qkv + a.query(b, t0, h), a.row(), rows, a.HS, H), H);
-    // doc_start does not decrease within a sequence, so the first row sees furthest back.
-    const int from = docs ? docs[0] / tile * tile : 0;
+    const int from = first_keys(doc_start, t0);
     std::fill(m.o, m.o + (size_t)H * tile, 0.0f);
-    const float scale = (float)a.scale;
     const int asked = ceil_div(wanted.left(), ((t0 - from) / tile + 1) * (tile / n));
     for (int j0 = from; j0 < t0 + rows; j0 += tile) {
         for (int t = 0; t < tile; t += n) {
@@ -290,9 +293,9 @@ void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, c
             const int seen = keys_seen(j0 == t0, t);
             float* const o = m.o + (size_t)t * H;
             score(unit, m.s, kv.keys(b, g, j0), m.q + right_index<floatX>(0, t, H), H, n, seen);
-            finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, scale, slopes ? slopes + h : nullptr,
-                          docs ? docs + t : nullptr);
-            softmax_stripe<n>(m.s, m.p, o, slopes ? 1.0f : scale, top + t, sum + t, H, seen);
+            const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, (float)a.scale,
+                                               slopes ? slopes + h : nullptr, docs ? docs + t : nullptr);
+            softmax_stripe<n>(m.s, m.p, o, factor, top + t, sum + t, H, seen);
             sum_over_keys(unit, o, kv.values_transposed(b, g, j0), m.p, H, n, seen, true);
         }
     }
@@ -337,21 +340,8 @@ struct BackwardTensors {
 
 inline size_t key_gradients(const AttentionShape& a) { return (size_t)tiles_of(a.T) * 2 * tile * padded_size(a.HS); }
 
-// A tile of keys and one of queries.
-struct Pair {
-    int j0, t0;
-    bool diagonal() const { return j0 == t0; }
-};
-// Those in which a query sees a key: keys by keys. Documents begin at docs[t], which does not decrease.
-inline std::vector<Pair> pairs_of(const int* docs, int T) {
-    std::vector<Pair> pairs;
-    for (int j0 = 0; j0 < T; j0 += tile)
-        for (int t0 = j0; t0 < T && !(docs && docs[t0] >= j0 + tile); t0 += tile) pairs.push_back({j0, t0});
-    return pairs;
-}
-
-// p = exp(factor s - lse) and ds = p (scale dp - correction) of (`keys`, n queries from t on), rounded: columns of both (64
-// keys, 64 queries), ds packed as well.
+// p = exp(factor s - lse) and ds = p (scale dp - correction) of (`keys`, n queries from `first` on), rounded: columns of both
+// (64 keys, 64 queries), ds packed as well.
 template <int n>
 void score_gradients(const BackwardMemory& m, int first, float factor, const float* lse, const float* correction, float scale,
                      int keys) {
@@ -395,9 +385,8 @@ struct BackwardHead {
         lay_rows(m.k + at, x.qkv + key, a.row(), rows, a.HS, H);
         detail::lay_transposed(unit, m.kt + at, tile, m.k + at, (size_t)H, H, tile, tile);
         lay_rows(m.v + at, x.qkv + value, a.row(), rows, a.HS, H);
-        const size_t next = tile * a.row();
-        if (j0 + tile >= a.T) return;
-        for (int i = 0; i < 2; i++) wanted[i] = Ahead(x.qkv + (i ? value : key) + next, a.row(), rows_at(a, j0 + tile), a.HS);
+        wanted[0] = rows_ahead(a, x.qkv + key + tile * a.row(), a.row(), j0 + tile);
+        wanted[1] = rows_ahead(a, x.qkv + value + tile * a.row(), a.row(), j0 + tile);
     }
     void lay_queries(int t0) {
         const int rows = rows_at(a, t0);
@@ -413,50 +402,52 @@ struct BackwardHead {
             m.lse[t0 + i] = there ? (float)x.lse[a.statistic(b, t0 + i, h)] : 0.0f;
             m.correction[t0 + i] = there ? (float)a.scale * inner_product(dout + i * width, out + i * width, a.HS) : 0.0f;
         }
-        if (t0 + tile >= a.T) return;
-        const int next = rows_at(a, t0 + tile);
-        wanted[2] = Ahead(q + tile * a.row(), a.row(), next, a.HS);
-        wanted[3] = Ahead(dout + tile * width, width, next, a.HS);
-        wanted[4] = Ahead(out + tile * width, width, next, a.HS);
+        wanted[2] = rows_ahead(a, q + tile * a.row(), a.row(), t0 + tile);
+        wanted[3] = rows_ahead(a, dout + tile * width, width, t0 + tile);
+        wanted[4] = rows_ahead(a, out + tile * width, width, t0 + tile);
     }
 
     // A few of what is wanted, before each product.
     void ask() {
         for (Ahead& rows : wanted) rows.ask(n / 2);
     }
-    void stripe(Pair tiles, int t, bool first) {
-        const bool diagonal = tiles.diagonal();
-        const int t0 = tiles.t0 + t, seen = keys_seen(diagonal, t);
-        const size_t keys = (size_t)tiles.j0 * H, queries = (size_t)tiles.t0 * H + right_index<floatX>(0, t, H);
+    // What the tile of keys at j0 and that of queries at t0 add to gradients.
+    void add(int j0, int t0) {
+        const bool diagonal = j0 == t0, first = j0 == first_keys(docs, t0);  // the first keys that the queries meet
+        const size_t keys = (size_t)j0 * H, queries = (size_t)t0 * H;
         const float scale = (float)a.scale;
         int starts[tile];
-        const int* docs_here = documents_of(starts, docs, tiles.t0, a.T);
-        ask();
-        score(unit, m.s, m.k + keys, m.qt + queries, H, n, seen);
-        ask();
-        score(unit, m.dp, m.v + keys, m.dot + queries, H, n, seen);
-        finish_scores(m.s, n, t0, tiles.j0, rows_at(a, tiles.j0), seen, scale, x.slopes ? x.slopes + h : nullptr,
-                      docs_here ? docs_here + t : nullptr);
-        ask();
-        score_gradients<n>(m, t, x.slopes ? 1.0f : scale, m.lse + t0, m.correction + t0, scale, seen);
-        ask();
-        sum_over_keys(unit, m.dq + (size_t)t0 * H, m.kt + keys, m.ds_packed, H, n, seen, !first);
+        const int* docs_here = documents_of(starts, docs, t0, a.T);
+        if (first) lay_queries(t0);
+        for (int t = 0; t < tile; t += n) {
+            const int seen = keys_seen(diagonal, t);
+            const size_t stripe = queries + right_index<floatX>(0, t, H);
+            ask();
+            score(unit, m.s, m.k + keys, m.qt + stripe, H, n, seen);
+            ask();
+            score(unit, m.dp, m.v + keys, m.dot + stripe, H, n, seen);
+            const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, scale,
+                                               x.slopes ? x.slopes + h : nullptr, docs_here ? docs_here + t : nullptr);
+            ask();
+            score_gradients<n>(m, t, factor, m.lse + t0 + t, m.correction + t0 + t, scale, seen);
+            ask();
+            sum_over_keys(unit, m.dq + (size_t)(t0 + t) * H, m.kt + keys, m.ds_packed, H, n, seen, !first);
+        }
+        float *const dk = dkv + 2 * keys, *const dv = dk + (size_t)tile * H;
+        sum_over_queries(unit, dv, m.p, m.dout + queries, H, diagonal);
+        sum_over_queries(unit, dk, m.ds, m.q + queries, H, diagonal);
     }
     void run() {
         float ones[tile];
         std::fill(ones, ones + tile, 1.0f);
-        for (const Pair tiles : pairs_of(docs, a.T)) {
-            const size_t keys = (size_t)tiles.j0 * H, queries = (size_t)tiles.t0 * H;
-            const bool diagonal = tiles.diagonal(), first = tiles.j0 == (docs ? docs[tiles.t0] / tile * tile : 0);
-            if (diagonal && lays_keys) lay_keys(tiles.j0);
-            if (first) lay_queries(tiles.t0);
-            for (int t = 0; t < tile; t += n) stripe(tiles, t, first);
-            float *const dk = dkv + 2 * keys, *const dv = dk + (size_t)tile * H;
-            sum_over_queries(unit, dv, m.p, m.dout + queries, H, diagonal);
-            sum_over_queries(unit, dk, m.ds, m.q + queries, H, diagonal);
-            if (!diagonal) continue;  // else the queries have met all their keys
-            store_transposed<n>(unit, x.dqkv + a.query(b, tiles.t0, h), a.row(), m.dq + queries, ones, rows_at(a, tiles.t0),
-                                a.HS, H, {x.rotation, (size_t)b * a.T + tiles.t0});
+        for (int j0 = 0; j0 < a.T; j0 += tile) {
+            if (lays_keys) lay_keys(j0);
+            for (int t0 = j0; t0 < a.T && first_keys(docs, t0) <= j0; t0 += tile) {
+                add(j0, t0);
+                if (t0 > j0) continue;  // else the queries have met all their keys
+                store_transposed<n>(unit, x.dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0),
+                                    a.HS, H, {x.rotation, (size_t)b * a.T + t0});
+            }
         }
     }
 };
@@ -489,29 +480,29 @@ inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const r
     const size_t shared = round_up(KeysAndValues::bytes(a), 64), per_thread = round_up(ForwardMemory::bytes(H), 64);
     char* memory = (char*)ctx.scratch(shared + per_thread * (size_t)ctx.threads);
     const KeysAndValues kv{a, (floatX*)memory};
-    with_stripe(*ctx.unit, [&](auto stripe) {
+    const int heads = a.B * a.NH, tasks = heads * tiles;
+    // Long rows first: the last query tile has the most keys, and a long task at the end would leave threads waiting.
+    const auto queries_of = [&](int task) {
+        return QueryTile{task / a.NH % a.B, task % a.NH, (tiles - 1 - task / heads) * tile};
+    };
 #pragma omp parallel num_threads(ctx.threads)
-        {
-            const ForwardMemory m(memory + shared + per_thread * (size_t)omp_get_thread_num(), H);
+    {
+        const ForwardMemory m(memory + shared + per_thread * (size_t)omp_get_thread_num(), H);
 #pragma omp for schedule(static)
-            for (int task = 0; task < a.B * a.NKV * tiles; task++)
-                kv.lay(*ctx.unit, qkv, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
-            ctx.unit->begin();
-            // Long rows first: the last query tile has the most keys, and a long task at the end would leave threads waiting.
-            const int heads = a.B * a.NH, tasks = heads * tiles;
-            const auto queries = [&](int task) {
-                return QueryTile{task / a.NH % a.B, task % a.NH, (tiles - 1 - task / heads) * tile};
-            };
+        for (int task = 0; task < a.B * a.NKV * tiles; task++)
+            kv.lay(*ctx.unit, qkv, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
+        ctx.unit->begin();
 #pragma omp for schedule(dynamic)
-            for (int task = 0; task < tasks; task++) {
-                const int likely_next = task + ctx.threads;
-                const Ahead wanted = likely_next < tasks ? queries(likely_next).rows(qkv, a) : Ahead();
-                forward_tile<stripe>(*ctx.unit, out, lse, qkv, slopes, doc_start, a, kv, queries(task), wanted, m);
-            }
-            ctx.unit->end();
-            fence();
+        for (int task = 0; task < tasks; task++) {
+            const QueryTile next = queries_of(std::min(task + ctx.threads, tasks - 1));  // likely this thread's
+            const Ahead wanted = rows_ahead(a, qkv + a.query(next.b, next.t0, next.h), a.row(), next.t0);
+            with_stripe(*ctx.unit, [&](auto stripe) {
+                forward_tile<stripe>(*ctx.unit, out, lse, qkv, slopes, doc_start, a, kv, queries_of(task), wanted, m);
+            });
         }
-    });
+        ctx.unit->end();
+        fence();
+    }
 }
 
 // A task is a key/value head with its query heads, which share its operands; a query head where there are too few of those for

@@ -13,7 +13,6 @@
 #include "../ops.h"
 #include "fp8.h"
 #include "parallel.h"
-#include "reduce.h"
 #include "vectors.h"
 
 namespace cpu {

@@ -226,7 +226,8 @@ inline void store_weights(bf16* param, LowerHalf* lower, size_t i, floats x, int
 inline floats load_weights(const real* param, const LowerHalf*, size_t i, int n) { return load(param + i, n); }
 inline void store_weights(real* param, LowerHalf*, size_t i, floats x, int n) { store(param + i, x, n); }
 
-// f(i, n) for each vector of `count` numbers, and for those that are left; n is a constant where the vector is full.
+// f(i, n) for each vector of `count` numbers, and for those that are left; n is a constant where the vector is full. Inlined by
+// force: in a large program the compiler leaves it as a call, with what f captures in memory.
 template <class F>
 __attribute__((always_inline)) inline void for_vectors(int count, F f) {
     int i = 0;
