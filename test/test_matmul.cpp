@@ -287,11 +287,13 @@ TEST(Linear, BuffersNeedNoAlignment) {
 // Every unit there is, AMX's stand-in among them.
 namespace {
 
-// Blocks of 256 rows and columns, slabs of 1024, parts of 32 columns and 512 of k, tiles of 16 and 32, rows shared by threads
-// where there are few columns: below, at and past each. At the end, sizes that fill no words or tiles.
-const Shape of_units[] = {{5, 32, 16},    {16, 64, 64},  {17, 96, 80},    {33, 1056, 48},  {128, 64, 112}, {129, 544, 144},
-                          {40, 32, 1088}, {300, 32, 48}, {1100, 64, 272}, {270, 1056, 32}, {2100, 32, 48}, {40, 2112, 32},
-                          {40, 33, 64},   {40, 64, 33},  {37, 48, 40},    {270, 17, 290}};
+// Panels of 256 and 512 columns, slabs of 1024 and 2048, parts of 512, 640 and 768 of k, strips of 64 columns, one and more,
+// tiles of 16 and 32, rows shared by threads where there are few columns: below, at and past each. At the end, sizes that fill
+// no words or tiles.
+const Shape of_units[] = {{5, 32, 16},     {16, 64, 64},   {17, 96, 80},   {33, 1056, 48},  {128, 64, 112},
+                          {129, 544, 144}, {40, 32, 1088}, {300, 32, 48},  {1100, 64, 272}, {270, 1056, 32},
+                          {2100, 32, 48},  {40, 2112, 32}, {70, 800, 192}, {40, 768, 64},   {70, 64, 2112},
+                          {2100, 64, 544}, {40, 33, 64},   {40, 64, 33},   {37, 48, 40},    {270, 17, 290}};
 
 // Units, and in fp32 those of bf16 that multiply it by parts.
 struct Way {
@@ -324,10 +326,12 @@ TEST(MatrixUnits, ProductsOfPackedOperands) {
                     std::vector<floatX> packed((size_t)b_rows * N, floatX(std::nanf("")));
                     for (int k = 0; k < K; k++)
                         for (int n = 0; n < N; n++) packed[cpu::right_index<floatX>(k, n, b_rows)] = b[(size_t)k * N + n];
-                    for (const bool add : {false, true}) {
+                    for (const int way : {0, 1, 2, 3, 4, 5}) {
+                        const bool add = way % 2;
+                        const auto passing = (cpu::Passing)(way / 2);
                         Guarded<float> c(std::vector<float>((size_t)M * ldc, add ? 0.5f : std::nanf("")), "c");
                         unit->begin();
-                        unit->product(c.data(), ldc, a.data(), lda, packed.data(), b_rows, M, N, K, add, nullptr);
+                        unit->product(c.data(), ldc, a.data(), lda, packed.data(), b_rows, M, N, K, add, passing, nullptr);
                         unit->end();
                         for (int m = 0; m < M; m++)
                             for (int n = 0; n < N; n++) {

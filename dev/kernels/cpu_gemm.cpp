@@ -133,7 +133,8 @@ void on_the_matrix_unit(cpu::Ctx& ctx, Layer& l) {
                 std::copy_n(l.row_of_inp(n0), (size_t)there * l.IC, rows);
                 std::fill(rows + (size_t)there * l.IC, rows + rows_size, bf16(0));
                 alignas(64) float sums[16 * panel];
-                ctx.unit->product(sums, panel, rows, l.IC, packed, l.IC, 16, width, l.IC, false, nullptr);
+                ctx.unit->product(sums, panel, rows, l.IC, packed, l.IC, 16, width, l.IC, false, cpu::Passing::neither,
+                                  nullptr);
                 for (int n = 0; n < there; n++)
                     for (int o = 0; o < width; o++) l.row_of_out(n0 + n)[o0 + o] = bf16(sums[n * panel + o]);
             }
@@ -216,7 +217,7 @@ double peak(cpu::Ctx& ctx) {
         alignas(64) float c[M * N];
         std::fill(a, a + M * K, bf16(1)), std::fill(b, b + K * N, bf16(1));
         ctx.unit->begin();
-        for (int i = 0; i < rounds; i++) ctx.unit->product(c, N, a, K, b, K, M, N, K, false, nullptr);
+        for (int i = 0; i < rounds; i++) ctx.unit->product(c, N, a, K, b, K, M, N, K, false, cpu::Passing::neither, nullptr);
         ctx.unit->end();
     }
     return 2.0 * M * N * K * rounds * ctx.threads /

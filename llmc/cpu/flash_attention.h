@@ -130,12 +130,12 @@ inline int keys_seen(bool diagonal, int t /*the first query*/) { return diagonal
 // s (keys, n queries) = keys queries^T.
 inline void score(const Unit& unit, float* s, const floatX* keys /*(64, H)*/, const floatX* queries /*packed (H, n)*/, int H,
                   int n, int seen) {
-    unit.product(s, n, keys, H, queries, H, seen, n, H, false, nullptr);
+    unit.product(s, n, keys, H, queries, H, seen, n, H, false, Passing::neither, nullptr);
 }
 // o (H, n queries) = left p, or += left p.
 inline void sum_over_keys(const Unit& unit, float* o, const floatX* left /*(H, 64 keys)*/,
                           const floatX* p /*packed (64 keys, n queries)*/, int H, int n, int seen, bool add) {
-    unit.product(o, n, left, tile, p, tile, H, n, seen, add, nullptr);
+    unit.product(o, n, left, tile, p, tile, H, n, seen, add, Passing::neither, nullptr);
 }
 // o (64 keys, H) = p right, or += p right; on the diagonal, where query j is the first that sees key j, these are the first
 // summands.
@@ -144,7 +144,7 @@ inline void sum_over_queries(const Unit& unit, float* o, const floatX* p /*(64 k
     const int n = diagonal ? half : tile;
     for (int j = 0; j < tile; j += n)
         unit.product(o + (size_t)j * H, H, p + j * tile + j, tile, right + right_index<floatX>(j, 0, tile), tile, n, H,
-                     tile - j, !diagonal, nullptr);
+                     tile - j, !diagonal, Passing::neither, nullptr);
 }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@
 //   rows_times      out (N, C) = a (N, K) b (K, C)     forward: inp times weight^T; backward_input: dout times weight
 //   columns_times   c (M, C) (+)= a^T b of a (N, M), b (N, C)     backward_weight: dout and inp
 // The unit is fed from caches (Goto and van de Geijn, 2008): a panel of at most 256 columns, 512 on AMX, and the next 1024 of k
-// (see Slab) lie packed in the second cache, and of it 32 columns and 512 of k, which 128 rows meet, in the first (less by
-// parts). What is read from further away takes part in 512 operations a number or more. Right operands are packed when they are
-// wanted, by who multiplies with them: weights are read from where they lie, once, and there are no packed copies to keep. Left
-// operands are read from where they lie; by parts they are packed, too.
-// rows_times: threads share columns, and rows where there are few columns. columns_times: threads pack b together, then share
+// lie packed in the second cache (Cut). In the first stay 32 columns of it and 512 of k (less by parts), which 128 rows meet;
+// or, on AMX, 32 rows and up to 768 of k, which the panel meets: it comes from the second cache faster than rows that lie
+// apart, and sums need not wait for a next part of k. What is read from further away takes part in 512 operations a number or
+// more. Right operands are packed when they are wanted, by who multiplies with them: weights are read from where they lie, and
+// there are no packed copies to keep. Left operands are read from where they lie; by parts they are packed, too.
+// rows_times: threads share columns, and rows where that is sooner done. columns_times: threads pack b together, then share
 // the rows of c.
 // Sums of a strip of 64 columns are finished row by row while the next strip's tiles are multiplied (Beside): rounded, with
 // bias, and what would else be an op of its own, bound by memory: GeLU, SwiGLU, their derivatives, a residual sum, a rotation.
@@ -20,6 +21,7 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "../math.h"
 #include "../ops.h"
@@ -34,26 +36,35 @@ namespace cpu {
 namespace detail {
 namespace gemm {
 
+constexpr int narrow = 32, strip_rows = 32;  // columns and rows of a product
+constexpr int tile_depth = 32;               // of k, between two pieces of other work
+constexpr int strip_columns = 64;            // finished together: two lines of bf16 written at once
 template <class E>
-constexpr int slab = parts<E> == 1 ? 1024 : 768;  // of k, of an operand in the second cache
+constexpr int slab = parts<E> == 1 ? 1024 : 768;
 template <class E>
-constexpr int depth = parts<E> == 1 ? 512 : 128;  // of k, and `narrow` columns, of it in the first
-constexpr int narrow = 32;
+constexpr int most_rows = parts<E> == 1 ? 128 : 64;
+
+// K of k, cut for the caches. In the second lies a panel of the right operand: a slab of k, so many columns. In the first
+// stay, of so much of k, 32 columns of it, which so many rows of the left operand pass by; or these rows, which all columns of
+// the panel pass by.
 template <class E>
-constexpr int at_once = parts<E> == 1 ? 128 : 64;  // rows that meet it there
-constexpr int strip_rows = 32, tile_depth = 32;    // of a product, and of k between two pieces of other work
-constexpr int strip_columns = 64;                  // finished together: two lines of bf16 written at once
-// What of an operand with K of k lies in the second cache, which has 2 MiB where there are tiles: so much of k, so many
-// columns. Up to `most` of k are one slab there, with fewer columns, so that sums need not be added to.
-struct Slab {
-    int deep, columns;
-    template <class E>
-    Slab(const MatrixUnit<E>& unit, int K, int most) : deep(slab<E>), columns(256) {
+struct Cut {
+    int slab = gemm::slab<E>, columns = 256;
+    int depth = parts<E> == 1 ? 512 : 128, rows = most_rows<E>;
+    Passing passing = Passing::left;
+    // The second cache has 2 MiB where there are tiles: up to `most` of k are one slab there, with fewer columns, so that sums
+    // need not be added to.
+    Cut(const MatrixUnit<E>& unit, int K, int most) {
         if (!unit.tiles || parts<E> != 1) return;
         columns = 512;
-        if (K <= deep) return;
+        if (K <= slab) return;
         const int deeper = round_up(std::min(K, most), k_step<E>);
-        columns = std::max(deep * columns / deeper / strip_columns, 1) * strip_columns, deep = deeper;
+        columns = std::max(slab * columns / deeper / strip_columns, 1) * strip_columns, slab = deeper;
+    }
+    // As much of k as fits, in as few passes as can be, for each of which sums are loaded and stored.
+    void keep_left(int K) {
+        const int whole = std::min(K, slab), most = whole <= 768 ? 768 : 640;
+        depth = round_up(ceil_div(whole, ceil_div(whole, most)), k_step<E>), rows = strip_rows, passing = Passing::right;
     }
 };
 
@@ -79,14 +90,21 @@ struct Left : Operand<E> {
     }
 };
 
-// A result (rows, columns) in panels of columns, as many for each thread, and parts of its rows where there are few panels.
+// A result (N, C) in panels of columns, and these in parts of their rows where that way the thread that does most is done
+// sooner: it packs its panels, and for each of them reads its rows.
 struct Shares {
-    int columns, panels, rows, parts;
-    Shares(int N, int C, int widest, int threads, int strip = strip_columns) {
-        columns = round_up(ceil_div(C, round_up(ceil_div(C, widest), threads)), strip);
-        panels = ceil_div(C, columns);
-        rows = round_up(ceil_div(N, ceil_div(threads, panels)), strip_rows);
-        parts = ceil_div(N, rows);
+    int columns = 0, panels = 0, rows = 0, parts = 0;
+    Shares(int N, int C, int widest, int threads, bool tiles, int strip) {
+        const double packed = tiles ? 250 : 25, read = tiles ? 100 : 10;  // a number, in multiply-adds of the unit
+        double least = std::numeric_limits<double>::infinity();
+        for (int down = 1; down <= threads; down++) {  // threads that share a panel
+            if (threads % down != 0) continue;
+            const int across = threads / down, share = ceil_div(C, across);
+            const int wide = round_up(ceil_div(share, ceil_div(share, widest)), strip), count = ceil_div(C, wide);
+            const int high = round_up(ceil_div(N, down), strip_rows), each = ceil_div(count, across);
+            const double time = (double)each * ((double)wide * high + packed * wide + read * high);
+            if (time < least) least = time, columns = wide, panels = count, rows = high, parts = ceil_div(N, high);
+        }
     }
 };
 
@@ -110,12 +128,12 @@ struct Unfinished : Beside {
     }
 };
 
-// sums (rows, strip) = a b or sums += a b, of a slab at most; b has `columns` columns, at most a strip. What is unfinished is
-// done beside it, and `wanted` asked for.
+// sums (rows, strip) = a b or sums += a b; b has `columns` columns, at most a strip, and b_rows rows, of which these are K.
+// What is unfinished is done beside it, and `wanted` asked for.
 template <int strip, class E>
-void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E> b, int rows, int columns, int K, bool add,
-                    Ahead wanted, Beside& beside) {
-    const int passes = ceil_div(K, depth<E>), step = round_up(ceil_div(K, passes), k_step<E>);
+void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E> b, int b_rows, int rows, int columns, int K,
+                    const Cut<E>& cut, bool add, Ahead wanted, Beside& beside) {
+    const int passes = ceil_div(K, cut.depth), step = round_up(ceil_div(K, passes), k_step<E>);
     const int products = ceil_div(rows, strip_rows) * ceil_div(columns, narrow);
     const int at_a_time = ceil_div(wanted.left(), passes * products);
     beside.at_once = ceil_div(beside.left, products * ceil_div(K, tile_depth));
@@ -124,13 +142,15 @@ void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E
             for (int m = 0; m < rows; m += strip_rows) {
                 const int here = std::min((int)strip_rows, rows - m), wide = std::min((int)narrow, columns - n);
                 float* const to = sums + m * strip + n;
-                const E *const left = a.x + (size_t)m * a.stride + k, *const right = b.x + right_index<E>(k, n, K);
+                const E *const left = a.x + (size_t)m * a.stride + k, *const right = b.x + right_index<E>(k, n, b_rows);
+                const int deep = std::min(step, K - k);
                 wanted.ask(at_a_time);
                 if constexpr (parts<E> == 1)
-                    unit.product(to, strip, left, a.stride, right, K, here, wide, std::min(step, K - k), add || k > 0, &beside);
+                    unit.product(to, strip, left, a.stride, right, b_rows, here, wide, deep, add || k > 0, cut.passing,
+                                 &beside);
                 else
-                    unit.product_of_parts(to, strip, left, a.part, a.stride, right, b.part, K, here, wide,
-                                          std::min(step, K - k), add || k > 0, &beside);
+                    unit.product_of_parts(to, strip, left, a.part, a.stride, right, b.part, b_rows, here, wide, deep,
+                                          add || k > 0, &beside);
             }
 }
 
@@ -193,16 +213,18 @@ struct Read {
 template <int strip = strip_columns, class E, class B, class Finish>
 void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, const floatX* a, int N, int K_there, int C,
                 const B& b, Finish finish) {
-    constexpr int at_once = gemm::at_once<E>;
     const int K = round_up(K_there, k_step<E>), wide = round_up(C, 16), tall = round_up(N, 16);
-    const Slab cut(unit, K, K <= 2 * gemm::slab<E> ? K : gemm::slab<E>);
-    const int slab = cut.deep, deepest = std::min(K, slab);
-    const Shares shares(tall, wide, cut.columns, ctx.threads, strip);
-    // Sums of two strips of columns, in turn; where K takes several slabs, of all strips and rows of a task.
-    const int kept = K > slab ? shares.rows : std::min(at_once, shares.rows);
-    const int strips = K > slab ? ceil_div(shares.columns, strip) : 2;
+    Cut<E> cut(unit, K, K <= 2 * slab<E> ? K : slab<E>);
+    const bool left_stays = unit.tiles && parts<E> == 1;
+    if (left_stays) cut.keep_left(K);
+    const int deepest = std::min(K, cut.slab), pass = left_stays ? cut.depth : deepest;
+    const Shares shares(tall, wide, cut.columns, ctx.threads, unit.tiles, strip);
+    // Sums of two strips of columns, in turn; where they take several passes, of all strips; and several slabs, of all rows.
+    const bool in_turn = K <= pass;
+    const int kept = K > cut.slab ? shares.rows : std::min(cut.rows, shares.rows);
+    const int strips = in_turn ? 2 : ceil_div(shares.columns, strip);
     const size_t packed_size = (size_t)deepest * shares.columns, strip_size = (size_t)kept * strip;
-    const size_t left_size = parts<E> == 1 ? 0 : (size_t)at_once * spread<E>(deepest);
+    const size_t left_size = parts<E> == 1 ? 0 : (size_t)cut.rows * spread<E>(deepest);
     const size_t per_thread = parts<E> * (packed_size + left_size) * sizeof(E) + strips * strip_size * sizeof(float);
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
     a = padded(ctx, 0, a, N, K_there, tall, K);
@@ -217,27 +239,31 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
         for (int task = 0; task < shares.panels * shares.parts; task++) {
             const int c0 = task / shares.parts * shares.columns, columns = std::min(shares.columns, wide - c0);
             const int first = task % shares.parts * shares.rows, end = std::min(tall, first + shares.rows);
-            for (int k0 = 0; k0 < K; k0 += slab) {
-                const int K_here = std::min(slab, K - k0);
-                const bool last = k0 + K_here == K;
-                b.pack(unit, packed, packed_size, k0, K_here, c0, columns);
-                for (int n0 = first; n0 < end; n0 += at_once) {
-                    const int rows = std::min(at_once, end - n0), there = std::min(rows, N - n0);
-                    Left<E> left = {{packed_left, left_size}, spread<E>(K_here)};
-                    left.pack(packed_left, a + (size_t)n0 * K + k0, K, rows, K_here);
-                    for (int c = 0; c < columns; c += strip, turn ^= 1) {
-                        const int width = std::min((int)strip, columns - c);
-                        float* sums = memory_of_sums +
-                                      (K > slab ? c / strip * strip_size + (size_t)(n0 - first) * strip : turn * strip_size);
-                        if (last && out) prefetch_lines<1>(out + (size_t)n0 * C + c0 + c, (size_t)C, width, there);
-                        Ahead reads;
-                        if (last && read.x)
-                            reads = Ahead(read.x + (size_t)n0 * read.rows * C + c0 + c, (size_t)C, there * read.rows, width);
-                        const Operand<E> right = {packed + right_index<E>(0, c, K_here), packed_size};
-                        multiply_strip<strip>(unit, sums, left, right, rows, width, K_here, k0 > 0, reads, unfinished);
-                        if (last) unfinished.take(there, n0, c0 + c, std::min(width, C - c0 - c), sums);
+            for (int k0 = 0; k0 < K; k0 += cut.slab) {
+                const int deep = std::min(cut.slab, K - k0);
+                b.pack(unit, packed, packed_size, k0, deep, c0, columns);
+                for (int n0 = first; n0 < end; n0 += cut.rows)
+                    for (int k = 0; k < deep; k += pass) {
+                        const int rows = std::min(cut.rows, end - n0), there = std::min(rows, N - n0);
+                        const int K_here = std::min(pass, deep - k);
+                        const bool last = k0 + k + K_here == K;
+                        Left<E> left = {{packed_left, left_size}, spread<E>(K_here)};
+                        left.pack(packed_left, a + (size_t)n0 * K + k0 + k, K, rows, K_here);
+                        for (int c = 0; c < columns; c += strip, turn ^= 1) {
+                            const int width = std::min((int)strip, columns - c);
+                            float* const sums = memory_of_sums + (in_turn ? turn : c / strip) * strip_size +
+                                                (K > cut.slab ? (size_t)(n0 - first) * strip : 0);
+                            if (!in_turn && columns <= strip) unfinished.all();  // which has them still
+                            if (last && out) prefetch_lines<1>(out + (size_t)n0 * C + c0 + c, (size_t)C, width, there);
+                            Ahead reads;
+                            if (last && read.x)
+                                reads =
+                                    Ahead(read.x + (size_t)n0 * read.rows * C + c0 + c, (size_t)C, there * read.rows, width);
+                            multiply_strip<strip>(unit, sums, left, {packed + right_index<E>(k, c, deep), packed_size}, deep,
+                                                  rows, width, K_here, cut, k0 + k > 0, reads, unfinished);
+                            if (last) unfinished.take(there, n0, c0 + c, std::min(width, C - c0 - c), sums);
+                        }
                     }
-                }
             }
             unfinished.all();
             fence();
@@ -250,20 +276,18 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
 template <class E>
 void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* a, const floatX* b, int N, int M, int C,
                    Acc acc) {
-    constexpr int at_once = gemm::at_once<E>;
     const bool streamed = streams(unit, c, (size_t)C * sizeof(float));
-    const Slab cut(unit, N, 2 * gemm::slab<E>);
-    // Of c's rows, and of its columns where there are few rows.
-    const Shares shares(C, M, cut.columns, ctx.threads, strip_rows);
+    const Cut<E> cut(unit, N, 2 * gemm::slab<E>);
+    const Shares shares(C, M, cut.columns, ctx.threads, unit.tiles, strip_rows);  // panels of c's rows
     const int piece = std::min(cut.columns, round_up(ceil_div(C, ctx.threads), 16));
-    const int slab = cut.deep, deepest = std::min(slab, round_up(N, k_step<E>));
+    const int slab = cut.slab, deepest = std::min(slab, round_up(N, k_step<E>));
     const size_t right_size = (size_t)deepest * C, left_size = (size_t)spread<E>(deepest) * shares.columns;
     E* right = (E*)ctx.scratch(parts<E> * (right_size + left_size * (size_t)ctx.threads) * sizeof(E));
 #pragma omp parallel num_threads(ctx.threads)
     {
         E* left = right + parts<E> * (right_size + left_size * (size_t)omp_get_thread_num());
         constexpr int strip = strip_columns;
-        alignas(64) float sums_in_turn[2][at_once * strip];
+        alignas(64) float sums_in_turn[2][most_rows<E> * strip];
         int turn = 0;
         bool add = acc == Acc::Add;
         const auto finish = [c, C, streamed, &add](int m, int first, auto columns, const float* sums) {
@@ -287,13 +311,13 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
                 lay_transposed_in_parts(unit, left, left_size, (size_t)stride, a + (size_t)k0 * M + m0, (size_t)M, M_here, K,
                                         there);
                 for (int n = 0; n < columns; n += strip)
-                    for (int m = 0; m < M_here; m += at_once, turn ^= 1) {
-                        const int rows = std::min(at_once, M_here - m), width = std::min((int)strip, columns - n);
+                    for (int m = 0; m < M_here; m += cut.rows, turn ^= 1) {
+                        const int rows = std::min(cut.rows, M_here - m), width = std::min((int)strip, columns - n);
                         const Ahead wanted = add ? Ahead(c + (size_t)(m0 + m) * C + c0 + n, (size_t)C, rows, width) : Ahead();
                         float* const sums = sums_in_turn[turn];
-                        multiply_strip<strip>(unit, sums, Left<E>{{left + (size_t)m * stride, left_size}, stride},
-                                              Operand<E>{right + right_index<E>(0, c0 + n, K), right_size}, rows, width, K,
-                                              false, wanted, unfinished);
+                        multiply_strip<strip>(unit, sums, {{left + (size_t)m * stride, left_size}, stride},
+                                              {right + right_index<E>(0, c0 + n, K), right_size}, K, rows, width, K, cut, false,
+                                              wanted, unfinished);
                         unfinished.take(rows, m0 + m, c0 + n, width, sums);
                     }
                 unfinished.all();

@@ -59,6 +59,9 @@ struct Beside {
     }
 };
 
+// The operand of a product that is not met again soon, so that it need not stay in the first cache.
+enum class Passing { neither, left, right };
+
 template <class E>  // bf16 or float
 struct MatrixUnit {
     const char* name;
@@ -66,7 +69,7 @@ struct MatrixUnit {
     void (*begin)();  // called by a thread before its products, and end() after them
     void (*end)();
     void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add,
-                    Beside* beside /*or null*/);
+                    Passing passing, Beside* beside /*or null*/);
     // (16, 16) words, rows `stride` words apart, transposed.
     void (*transpose)(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride);
     // As many rows as a word has elements, joined to words; each 16 columns' words `block` elements from the last's.
@@ -175,9 +178,8 @@ struct AmxTiles {
 };
 #endif
 
-// c (16 R, 16 W), R and W 1 or 2, of operands in one part or in three. `passing`: what is loaded of a need not stay in the
-// first cache.
-template <class Tiles, int R, int W, int parts, bool passing>
+// c (16 R, 16 W), R and W 1 or 2, of operands in one part or in three.
+template <class Tiles, int R, int W, int parts, Passing passing>
 inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda, const bf16* b, size_t b_part, int b_rows,
                         int K, bool add, Beside* beside) {
     const size_t c_stride = (size_t)ldc * 4, a_stride = (size_t)lda * 2;
@@ -195,16 +197,20 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
         if constexpr (R == 2 && W == 2) Tiles::template zero<3>();
     }
     const auto load_left = [&](auto tile, const bf16* from) {
-        if constexpr (passing) Tiles::template load_once<tile>(from, a_stride);
+        if constexpr (passing == Passing::left) Tiles::template load_once<tile>(from, a_stride);
         else Tiles::template load<tile>(from, a_stride);
+    };
+    const auto load_right = [&](auto tile, const bf16* from) {
+        if constexpr (passing == Passing::right) Tiles::template load_once<tile>(from, 64);
+        else Tiles::template load<tile>(from, 64);
     };
     // Part i of a times part j of b, of which those that are asked for are loaded.
     const auto multiply = [&](int k, size_t i, bool load_a, size_t j, bool load_b) {
-        if (load_b) Tiles::template load<6>(b + j * b_part + (size_t)k * 16, 64);
+        if (load_b) load_right(std::integral_constant<int, 6>(), b + j * b_part + (size_t)k * 16);
         if (load_a) load_left(std::integral_constant<int, 4>(), a + i * a_part + k);
         Tiles::template multiply<0, 4, 6>();
         if constexpr (W == 2) {
-            if (load_b) Tiles::template load<7>(b_right + j * b_part + (size_t)k * 16, 64);
+            if (load_b) load_right(std::integral_constant<int, 7>(), b_right + j * b_part + (size_t)k * 16);
             Tiles::template multiply<1, 4, 7>();
         }
         if constexpr (R == 2) {
@@ -227,7 +233,7 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
     if constexpr (R == 2 && W == 2) Tiles::template store<3>(c_low + 16, c_stride);
 }
 
-template <class Tiles, int parts, bool passing = true>
+template <class Tiles, int parts, Passing passing = Passing::left>
 void tiles_product_of(float* c, int ldc, const bf16* a, size_t a_part, int lda, const bf16* b, size_t b_part, int b_rows, int M,
                       int N, int K, bool add, Beside* beside) {
     using Block = void (*)(float*, int, const bf16*, size_t, int, const bf16*, size_t, int, int, bool, Beside*);
@@ -266,10 +272,12 @@ inline void tiles_column(float* c, int ldc, const bf16* a, int lda, const bf16* 
 }
 template <class Tiles>
 void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K, bool add,
-                   Beside* beside) {
+                   Passing passing, Beside* beside) {
     if (N == 16 && K <= 64) return (K > 32 ? tiles_column<Tiles, true> : tiles_column<Tiles, false>)(c, ldc, a, lda, b, M, add);
-    (K <= 128 ? tiles_product_of<Tiles, 1, false> : tiles_product_of<Tiles, 1>)(c, ldc, a, 0, lda, b, 0, b_rows, M, N, K, add,
-                                                                                beside);
+    (passing == Passing::left ? tiles_product_of<Tiles, 1, Passing::left>
+     : passing == Passing::right
+         ? tiles_product_of<Tiles, 1, Passing::right>
+         : tiles_product_of<Tiles, 1, Passing::neither>)(c, ldc, a, 0, lda, b, 0, b_rows, M, N, K, add, beside);
 }
 
 // In four rounds: words of pairs of rows side by side, then pairs of words, then the quarters of the vectors, twice.
@@ -395,19 +403,20 @@ __attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const 
         }
 }
 template <class E>
-void fp32_product(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add, Beside*) {
+void fp32_product(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add, Passing,
+                  Beside*) {
     fp32_blocks<E, 4, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
 #if X86_UNITS
 template <class E>
 FOR_AVX2 void fp32_product_avx2(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add,
-                                Beside*) {
+                                Passing, Beside*) {
     fp32_blocks<E, 8, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 template <class E>
 FOR_AVX512 void fp32_product_avx512(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K,
-                                    bool add, Beside*) {
+                                    bool add, Passing, Beside*) {
     fp32_blocks<E, 16, 8, 2>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
@@ -446,7 +455,7 @@ FOR_DOTS inline void dot_block(float* c, int ldc, const bf16* a, int lda, const 
 }
 
 FOR_DOTS inline void dot_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K,
-                                 bool add, Beside*) {
+                                 bool add, Passing, Beside*) {
     for (int n = 0; n < N; n += 32)
         for (int m = 0; m < M; m += 8) {
             float* const at = c + (size_t)m * ldc + n;
