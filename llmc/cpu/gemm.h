@@ -64,6 +64,7 @@ struct Cut {
     // As much of k as fits, in as few passes as can be, for each of which sums are loaded and stored.
     void keep_left(int K) {
         const int whole = std::min(K, slab), most = whole <= 768 ? 768 : 640;
+        columns = std::min(512, 1280 * 512 / whole / strip_columns * strip_columns);
         depth = round_up(ceil_div(whole, ceil_div(whole, most)), k_step<E>), rows = strip_rows, passing = Passing::right;
     }
 };
@@ -249,6 +250,15 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
                         const bool last = k0 + k + K_here == K;
                         Left<E> left = {{packed_left, left_size}, spread<E>(K_here)};
                         left.pack(packed_left, a + (size_t)n0 * K + k0 + k, K, rows, K_here);
+                        if (left_stays) {  // the next ones of the left operand, while the panel passes by
+                            const bool same_rows = k + pass < deep;
+                            const int n = same_rows ? n0 : n0 + cut.rows, next = same_rows ? k + pass : 0;
+                            unfinished.later = n < end ? Ahead(a + (size_t)n * K + k0 + next, (size_t)K,
+                                                               std::min(cut.rows, end - n), std::min(pass, deep - next))
+                                                       : Ahead();
+                            unfinished.lines =
+                                ceil_div(unfinished.later.left(), ceil_div(columns, narrow) * ceil_div(K_here, tile_depth));
+                        }
                         for (int c = 0; c < columns; c += strip, turn ^= 1) {
                             const int width = std::min((int)strip, columns - c);
                             float* const sums = memory_of_sums + (in_turn ? turn : c / strip) * strip_size +

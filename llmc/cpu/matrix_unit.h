@@ -46,12 +46,36 @@
 
 namespace cpu {
 
+// The lines of `rows` rows, asked for a few at a time between other work, so that they have come when they are wanted.
+class Ahead {
+    const char* row = nullptr;
+    size_t stride = 0;
+    int lines = 0, rows = 0, line = 0;
+
+public:
+    Ahead() = default;
+    template <class E>
+    Ahead(const E* x, size_t stride, int rows, int columns)
+        : row((const char*)x), stride(stride * sizeof(E)), lines(ceil_div(columns, (int)(64 / sizeof(E)))), rows(rows) {}
+    int left() const { return rows * lines - line; }
+    void ask(int n) {
+        for (; n > 0 && rows > 0; n--) {
+            __builtin_prefetch(row + 64 * line, 0, 2);
+            if (++line == lines) line = 0, row += stride, rows--;
+        }
+    }
+};
+
 // Other work in small pieces, of which some are done with each few tiles that are multiplied: the tile unit works on its own,
 // and what other instructions do meanwhile takes little time. Other units leave all pieces to whoever waits for them: all().
+// `later`: lines for a product to come, of which so many are asked for each time.
 struct Beside {
     void (*piece)(Beside&);
     int left = 0, at_once = 1;  // pieces
+    Ahead later = {};
+    int lines = 0;
     void some() {
+        later.ask(lines);
         for (int i = 0; i < at_once && left > 0; i++) left--, piece(*this);
     }
     void all() {

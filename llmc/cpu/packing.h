@@ -51,26 +51,6 @@ void prefetch_lines(const E* x, size_t stride, int columns, int rows) {
         for (int c = 0; c < columns; c += k_step<E>) __builtin_prefetch(x + (size_t)i * stride + c, to_write);
 }
 
-// The lines of `rows` rows, asked for a few at a time between other work, so that they have come when they are wanted.
-class Ahead {
-    const char* row = nullptr;
-    size_t stride = 0;
-    int lines = 0, rows = 0, line = 0;
-
-public:
-    Ahead() = default;
-    template <class E>
-    Ahead(const E* x, size_t stride, int rows, int columns)
-        : row((const char*)x), stride(stride * sizeof(E)), lines(ceil_div(columns, k_step<E>)), rows(rows) {}
-    int left() const { return rows * lines - line; }
-    void ask(int n) {
-        for (; n > 0 && rows > 0; n--) {
-            __builtin_prefetch(row + 64 * line, 0, 2);
-            if (++line == lines) line = 0, row += stride, rows--;
-        }
-    }
-};
-
 // Right operand (K, columns) of as many rows, of which those from `there` on are zero; `block`: from 16 columns to the next.
 template <class E>
 void pack_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_t stride, int columns, int K, int there) {
