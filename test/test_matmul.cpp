@@ -326,9 +326,13 @@ TEST(MatrixUnits, ProductsOfPackedOperands) {
                     std::vector<floatX> packed((size_t)b_rows * N, floatX(std::nanf("")));
                     for (int k = 0; k < K; k++)
                         for (int n = 0; n < N; n++) packed[cpu::right_index<floatX>(k, n, b_rows)] = b[(size_t)k * N + n];
-                    for (const int way : {0, 1, 2, 3, 4, 5}) {
-                        const bool add = way % 2;
-                        const auto passing = (cpu::Passing)(way / 2);
+                    using cpu::Passing;
+                    for (const auto& [add, passing] : {std::pair(false, Passing::neither),
+                                                       {true, Passing::neither},
+                                                       {false, Passing::left},
+                                                       {true, Passing::left},
+                                                       {false, Passing::right},
+                                                       {true, Passing::right}}) {
                         Guarded<float> c(std::vector<float>((size_t)M * ldc, add ? 0.5f : std::nanf("")), "c");
                         unit->begin();
                         unit->product(c.data(), ldc, a.data(), lda, packed.data(), b_rows, M, N, K, add, passing, nullptr);

@@ -52,10 +52,12 @@ struct Cut {
     int slab = gemm::slab<E>, columns = 256;
     int depth = parts<E> == 1 ? 512 : 128, rows = most_rows<E>;
     Passing passing = Passing::left;
+    static bool in_tiles(const MatrixUnit<E>& unit) { return unit.tiles && parts<E> == 1; }
+    bool left_stays() const { return passing == Passing::right; }
     // The second cache has 2 MiB where there are tiles: up to `most` of k are one slab there, with fewer columns, so that sums
     // need not be added to.
     Cut(const MatrixUnit<E>& unit, int K, int most) {
-        if (!unit.tiles || parts<E> != 1) return;
+        if (!in_tiles(unit)) return;
         columns = 512;
         if (K <= slab) return;
         const int deeper = round_up(std::min(K, most), k_step<E>);
@@ -216,9 +218,8 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
                 const B& b, Finish finish) {
     const int K = round_up(K_there, k_step<E>), wide = round_up(C, 16), tall = round_up(N, 16);
     Cut<E> cut(unit, K, K <= 2 * slab<E> ? K : slab<E>);
-    const bool left_stays = unit.tiles && parts<E> == 1;
-    if (left_stays) cut.keep_left(K);
-    const int deepest = std::min(K, cut.slab), pass = left_stays ? cut.depth : deepest;
+    if (Cut<E>::in_tiles(unit)) cut.keep_left(K);
+    const int deepest = std::min(K, cut.slab), pass = cut.left_stays() ? cut.depth : deepest;
     const Shares shares(tall, wide, cut.columns, ctx.threads, unit.tiles, strip);
     // Sums of two strips of columns, in turn; where they take several passes, of all strips; and several slabs, of all rows.
     const bool in_turn = K <= pass;
@@ -229,6 +230,11 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
     const size_t per_thread = parts<E> * (packed_size + left_size) * sizeof(E) + strips * strip_size * sizeof(float);
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
     a = padded(ctx, 0, a, N, K_there, tall, K);
+    // Of rows from n on, below `end`, and k below K_end, those of one pass.
+    const auto left_lines = [=, &cut](int n, int end, int k, int K_end) {
+        return n < end ? Ahead(a + (size_t)n * K + k, (size_t)K, std::min(cut.rows, end - n), std::min(pass, K_end - k))
+                       : Ahead();
+    };
 #pragma omp parallel num_threads(ctx.threads)
     {
         float* memory_of_sums = (float*)(memory + per_thread * (size_t)omp_get_thread_num());
@@ -250,14 +256,11 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
                         const bool last = k0 + k + K_here == K;
                         Left<E> left = {{packed_left, left_size}, spread<E>(K_here)};
                         left.pack(packed_left, a + (size_t)n0 * K + k0 + k, K, rows, K_here);
-                        if (left_stays) {  // the next ones of the left operand, while the panel passes by
-                            const bool same_rows = k + pass < deep;
-                            const int n = same_rows ? n0 : n0 + cut.rows, next = same_rows ? k + pass : 0;
-                            unfinished.later = n < end ? Ahead(a + (size_t)n * K + k0 + next, (size_t)K,
-                                                               std::min(cut.rows, end - n), std::min(pass, deep - next))
-                                                       : Ahead();
-                            unfinished.lines =
-                                ceil_div(unfinished.later.left(), ceil_div(columns, narrow) * ceil_div(K_here, tile_depth));
+                        if (cut.left_stays()) {  // the next ones are asked for while the panel passes by
+                            const int products = ceil_div(columns, narrow) * ceil_div(K_here, tile_depth);
+                            unfinished.later = k + pass < deep ? left_lines(n0, end, k0 + k + pass, k0 + deep)
+                                                               : left_lines(n0 + cut.rows, end, k0, k0 + deep);
+                            unfinished.lines = ceil_div(unfinished.later.left(), products);
                         }
                         for (int c = 0; c < columns; c += strip, turn ^= 1) {
                             const int width = std::min((int)strip, columns - c);

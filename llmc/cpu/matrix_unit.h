@@ -46,6 +46,11 @@
 
 namespace cpu {
 
+template <class E>
+constexpr int of_word = (int)(4 / sizeof(E));  // elements
+template <class E>
+constexpr int k_step = (int)(64 / sizeof(E));
+
 // The lines of `rows` rows, asked for a few at a time between other work, so that they have come when they are wanted.
 class Ahead {
     const char* row = nullptr;
@@ -56,7 +61,7 @@ public:
     Ahead() = default;
     template <class E>
     Ahead(const E* x, size_t stride, int rows, int columns)
-        : row((const char*)x), stride(stride * sizeof(E)), lines(ceil_div(columns, (int)(64 / sizeof(E)))), rows(rows) {}
+        : row((const char*)x), stride(stride * sizeof(E)), lines(ceil_div(columns, k_step<E>)), rows(rows) {}
     int left() const { return rows * lines - line; }
     void ask(int n) {
         for (; n > 0 && rows > 0; n--) {
@@ -102,11 +107,6 @@ struct MatrixUnit {
     void (*product_of_parts)(float* c, int ldc, const E* a, size_t a_part, int lda, const E* b, size_t b_part, int b_rows,
                              int M, int N, int K, bool add, Beside* beside) = nullptr;
 };
-
-template <class E>
-constexpr int of_word = (int)(4 / sizeof(E));  // elements
-template <class E>
-constexpr int k_step = (int)(64 / sizeof(E));
 
 // Where element (k, n) of a packed right operand with K rows lies.
 template <class E>
