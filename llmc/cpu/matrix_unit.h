@@ -99,8 +99,9 @@ struct MatrixUnit {
     void (*end)();
     void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add,
                     Passing passing, Beside* beside /*or null*/);
-    // (16, 16) words, rows `stride` words apart, transposed.
-    void (*transpose)(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride);
+    // Transposed, rows to_stride elements apart: k_step rows of `columns` elements, a multiple of 16; and (16, 16) words.
+    void (*transpose)(E* to, size_t to_stride, const E* rows, size_t stride, int columns);
+    void (*transpose_words)(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride);
     // As many rows as a word has elements, joined to words; each 16 columns' words `block` elements from the last's.
     void (*join)(E* to, size_t block, const E* rows, size_t stride, int columns);
     // Of fp32 numbers in three parts of bf16, which lie a_part and b_part elements apart (packing.h); null where there is none.
@@ -304,39 +305,11 @@ void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int
          : tiles_product_of<Tiles, 1, Passing::neither>)(c, ldc, a, 0, lda, b, 0, b_rows, M, N, K, add, beside);
 }
 
-// In four rounds: words of pairs of rows side by side, then pairs of words, then the quarters of the vectors, twice.
 #if defined(__clang__)
 #define SHUFFLE(type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define SHUFFLE(type, a, b, ...) __builtin_shuffle(a, b, type{__VA_ARGS__})
 #endif
-__attribute__((always_inline)) inline void transpose_words(uint32_t* to, size_t to_stride, const uint32_t* from,
-                                                           size_t from_stride) {
-    typedef uint32_t words_t __attribute__((vector_size(64)));
-    words_t x[16], y[16];
-    for (size_t i = 0; i < 16; i++) memcpy(&x[i], from + i * from_stride, 64);
-    for (int i = 0; i < 16; i += 2) {
-        y[i] = SHUFFLE(words_t, x[i], x[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-        y[i + 1] = SHUFFLE(words_t, x[i], x[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-    }
-    for (int i = 0; i < 16; i += 4)  // quarter q of x[i + j]: column 4 q + j of rows i to i + 3
-        for (int j = 0; j < 2; j++) {
-            x[i + 2 * j] = SHUFFLE(words_t, y[i + j], y[i + j + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-            x[i + 2 * j + 1] =
-                SHUFFLE(words_t, y[i + j], y[i + j + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-        }
-#define EVEN(a, b) SHUFFLE(words_t, a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
-#define ODD(a, b) SHUFFLE(words_t, a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
-    for (int j = 0; j < 4; j++) {
-        const words_t low_even = EVEN(x[j], x[4 + j]), low_odd = ODD(x[j], x[4 + j]);
-        const words_t high_even = EVEN(x[8 + j], x[12 + j]), high_odd = ODD(x[8 + j], x[12 + j]);
-        const words_t columns[4] = {EVEN(low_even, high_even), EVEN(low_odd, high_odd), ODD(low_even, high_even),
-                                    ODD(low_odd, high_odd)};
-        for (size_t q = 0; q < 4; q++) memcpy(to + (4 * q + (size_t)j) * to_stride, &columns[q], 64);
-    }
-#undef EVEN
-#undef ODD
-}
 // Pieces of 16 bytes, which are interleaved in two instructions on every CPU; where vectors have 64 bytes, of those.
 inline void join_8(bf16* to, const bf16* rows, size_t stride) {
     typedef uint16_t halves_t __attribute__((vector_size(16)));
@@ -363,9 +336,13 @@ inline void join_plain(float* to, size_t block, const float* rows, size_t, int c
     for (int c = 0; c < columns; c += 16, to += block) memcpy(to, rows + c, 64);
 }
 #undef SHUFFLE
-inline void transpose_plain(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
-    for (size_t r = 0; r < 16; r++)
-        for (size_t c = 0; c < 16; c++) to[c * to_stride + r] = from[r * from_stride + c];
+template <class X>
+void transpose_plain(X* to, size_t to_stride, const X* rows, size_t stride, int columns) {
+    for (size_t c = 0; c < (size_t)columns; c++)
+        for (size_t r = 0; r < k_step<X>; r++) to[c * to_stride + r] = rows[r * stride + c];
+}
+inline void transpose_words_plain(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
+    transpose_plain(to, to_stride, from, from_stride, 16);
 }
 
 // ---- fp32 multiply-adds, of bf16 widened -----------------------------------------------------------------------------------
@@ -497,8 +474,44 @@ FOR_AVX512 inline void join_vectors(bf16* to, size_t block, const bf16* rows, si
 inline void join_vectors(float* to, size_t block, const float* rows, size_t stride, int columns) {
     join_plain(to, block, rows, stride, columns);
 }
-FOR_AVX512 inline void transpose_vectors(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
-    transpose_words(to, to_stride, from, from_stride);
+// 16 bytes of each of k_step rows, which become as many rows as 16 bytes hold columns. Quarter q of x[i] holds row q * n + i.
+// Each round interleaves the first half of x with the second: of an element's row and column, written as the digits of one
+// number, the first digit becomes the last, until row and column have changed places.
+template <class X>
+FOR_AVX512 inline void transpose_quarters(X* to, size_t to_stride, const X* rows, size_t stride) {
+    constexpr int n = 16 / sizeof(X);
+    constexpr __mmask16 all = 0xffff;  // without one GCC 12 warns of its own intrinsics
+    __m512i x[n], y[n];
+    const auto quarter = [=](int row) { return _mm_loadu_si128((const __m128i*)(rows + (size_t)row * stride)); };
+    UNROLLED
+    for (int i = 0; i < n; i++) {
+        x[i] = _mm512_castsi128_si512(quarter(i));
+        x[i] = _mm512_inserti32x4(x[i], quarter(n + i), 1);
+        x[i] = _mm512_inserti32x4(x[i], quarter(2 * n + i), 2);
+        x[i] = _mm512_inserti32x4(x[i], quarter(3 * n + i), 3);
+    }
+    UNROLLED
+    for (int round = 1; round < n; round *= 2) {
+        UNROLLED
+        for (int i = 0; i < n / 2; i++) {
+            const __m512i a = x[i], b = x[i + n / 2];
+            if constexpr (n == 8) y[2 * i] = _mm512_unpacklo_epi16(a, b), y[2 * i + 1] = _mm512_unpackhi_epi16(a, b);
+            else y[2 * i] = _mm512_maskz_unpacklo_epi32(all, a, b), y[2 * i + 1] = _mm512_maskz_unpackhi_epi32(all, a, b);
+        }
+        UNROLLED
+        for (int i = 0; i < n; i++) x[i] = y[i];
+    }
+    UNROLLED
+    for (int i = 0; i < n; i++) _mm512_storeu_si512(to + (size_t)i * to_stride, x[i]);
+}
+template <class X>
+FOR_AVX512 inline void transpose_vectors(X* to, size_t to_stride, const X* rows, size_t stride, int columns) {
+    constexpr int n = 16 / sizeof(X);
+    for (int c = 0; c < columns; c += n) transpose_quarters(to + (size_t)c * to_stride, to_stride, rows + c, stride);
+}
+FOR_AVX512 inline void transpose_words_vectors(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
+    UNROLLED
+    for (int c = 0; c < 16; c += 4) transpose_quarters(to + (size_t)c * to_stride, to_stride, from + c, from_stride);
 }
 
 // ---- what there is ---------------------------------------------------------------------------------------------------------
@@ -529,7 +542,8 @@ inline const MatrixUnit<bf16>* emulated_amx() {
                                           detail::EmulatedTiles::begin,
                                           detail::EmulatedTiles::end,
                                           detail::tiles_product<detail::EmulatedTiles>,
-                                          detail::transpose_plain,
+                                          detail::transpose_plain<bf16>,
+                                          detail::transpose_words_plain,
                                           detail::join_plain,
                                           detail::tiles_product_of<detail::EmulatedTiles, 3>};
     return &unit;
@@ -538,8 +552,14 @@ inline const MatrixUnit<bf16>* emulated_amx() {
 // Multiply-adds, which every CPU can.
 template <class E>
 const MatrixUnit<E>* portable() {
-    static const MatrixUnit<E> unit = {
-        "the compiler's vectors", false, [] {}, [] {}, detail::fp32_product<E>, detail::transpose_plain, detail::join_plain};
+    static const MatrixUnit<E> unit = {"the compiler's vectors",
+                                       false,
+                                       [] {},
+                                       [] {},
+                                       detail::fp32_product<E>,
+                                       detail::transpose_plain<E>,
+                                       detail::transpose_words_plain,
+                                       detail::join_plain};
     return &unit;
 }
 
@@ -551,29 +571,48 @@ inline const MatrixUnit<bf16>* amx() {
                                           detail::AmxTiles::begin,
                                           detail::AmxTiles::end,
                                           detail::tiles_product<detail::AmxTiles>,
-                                          detail::transpose_vectors,
+                                          detail::transpose_vectors<bf16>,
+                                          detail::transpose_words_vectors,
                                           detail::join_vectors,
                                           detail::tiles_product_of<detail::AmxTiles, 3>};
     return there ? &unit : nullptr;
 }
 inline const MatrixUnit<bf16>* avx512_bf16() {
     static const bool there = detail::has_avx512_bf16();
-    static const MatrixUnit<bf16> unit = {
-        "AVX512-BF16", false, [] {}, [] {}, detail::dot_product, detail::transpose_vectors, detail::join_vectors};
+    static const MatrixUnit<bf16> unit = {"AVX512-BF16",
+                                          false,
+                                          [] {},
+                                          [] {},
+                                          detail::dot_product,
+                                          detail::transpose_vectors<bf16>,
+                                          detail::transpose_words_vectors,
+                                          detail::join_vectors};
     return there ? &unit : nullptr;
 }
 template <class E>
 const MatrixUnit<E>* avx512() {
     __builtin_cpu_init();
-    static const MatrixUnit<E> unit = {
-        "AVX-512", false, [] {}, [] {}, detail::fp32_product_avx512<E>, detail::transpose_vectors, detail::join_vectors};
+    static const MatrixUnit<E> unit = {"AVX-512",
+                                       false,
+                                       [] {},
+                                       [] {},
+                                       detail::fp32_product_avx512<E>,
+                                       detail::transpose_vectors<E>,
+                                       detail::transpose_words_vectors,
+                                       detail::join_vectors};
     return __builtin_cpu_supports("avx512bw") ? &unit : nullptr;
 }
 template <class E>
 const MatrixUnit<E>* avx2() {
     __builtin_cpu_init();
-    static const MatrixUnit<E> unit = {
-        "AVX2", false, [] {}, [] {}, detail::fp32_product_avx2<E>, detail::transpose_plain, detail::join_plain};
+    static const MatrixUnit<E> unit = {"AVX2",
+                                       false,
+                                       [] {},
+                                       [] {},
+                                       detail::fp32_product_avx2<E>,
+                                       detail::transpose_plain<E>,
+                                       detail::transpose_words_plain,
+                                       detail::join_plain};
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &unit : nullptr;
 }
 inline bool is_amd() {

@@ -68,29 +68,33 @@ void pack_transposed(const MatrixUnit<E>& unit, E* to, size_t block, const E* x,
         for (int k = 0; k < K; k += k_step<E>) {
             const E* from = x + (size_t)r * stride + k;
             if (r + 16 < rows) prefetch_lines(from + 16 * stride, stride, k_step<E>, 16);
-            unit.transpose((uint32_t*)(to + (size_t)(r / 16) * block + 16 * (size_t)k), 16, (const uint32_t*)from,
-                           stride / of_word<E>);
+            unit.transpose_words((uint32_t*)(to + (size_t)(r / 16) * block + 16 * (size_t)k), 16, (const uint32_t*)from,
+                                 stride / of_word<E>);
         }
 }
 
-// Left operand (columns, K), rows to_stride apart, = the transpose of K rows, of which those from `there` on are zero. Rows are
-// joined to words, and words transposed: each is a word of a row of the result.
+// Left operand (columns, K), rows to_stride apart, = the transpose of K rows, of which those from `there` on are zero. Pieces
+// are copied first: rows that lie a power of two apart would push each other out of the first cache.
 template <class E>
 void lay_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const E* x, size_t stride, int columns, int K,
                     int there) {
-    constexpr int rows = k_step<E>, block = 16 * rows, wide = 128, ahead = rows;
-    alignas(64) E joined[wide / 16 * block];
-    for (int c = 0; c < columns; c += wide)
-        for (int k = 0; k < K; k += rows) {
+    constexpr int rows = k_step<E>, wide = 64, ahead = 2 * rows, apart = wide + k_step<E>;
+    alignas(64) E piece[rows * apart];
+    for (int k = 0; k < K; k += rows)
+        for (int c = 0; c < columns; c += wide) {
             const int width = std::min((int)wide, columns - c);
-            for (int i = 0; i < rows; i += of_word<E>) {
+            for (int i = 0; i < rows; i++) {
                 const E* row = x + (size_t)(k + i) * stride + c;
-                if (k + i + ahead + of_word<E> <= there) prefetch_lines(row + ahead * stride, stride, width, of_word<E>);
-                join_rows(unit, joined + i * 16, block, row, stride, width, k + i, there);
+                if (k + i >= there) {
+                    std::fill_n(piece + i * apart, width, E(0));
+                    continue;
+                }
+                for (int j = 0; j < width; j += 16) {
+                    if (k + i + ahead < there) __builtin_prefetch(row + ahead * stride + j, 0, 2);
+                    memcpy((void*)(piece + i * apart + j), row + j, 16 * sizeof(E));
+                }
             }
-            for (int i = 0; i < width; i += 16)
-                unit.transpose((uint32_t*)(to + (size_t)(c + i) * to_stride + k), to_stride / of_word<E>,
-                               (const uint32_t*)(joined + i / 16 * block), 16);
+            unit.transpose(to + (size_t)c * to_stride + k, to_stride, piece, apart, width);
         }
 }
 
