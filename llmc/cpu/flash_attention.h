@@ -155,16 +155,18 @@ inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, 
     const float minus_infinity = -std::numeric_limits<float>::infinity();
     const bool whole = keys == tile && j0 + tile <= t0 + 1;
     if (whole && !slope && !doc_start) return scale;
-    for (int j = 0; j < seen; j++) {
-        float* row = s + j * n;
-        const int distance = j0 + j - t0;
-        if (slope)
-            for (int t = 0; t < n; t++) row[t] = scale * row[t] + (float)*slope * (float)(distance - t);
-        if (!whole)
-            for (int t = 0; t < n; t++) row[t] = j < keys && distance <= t ? row[t] : minus_infinity;
-        if (doc_start)
-            for (int t = 0; t < n; t++) row[t] = doc_start[t] <= j0 + j ? row[t] : minus_infinity;
-    }
+    const int all_see = slope || doc_start ? 0 : std::min(keys, std::max(0, t0 - j0 + 1));
+    for (int j = all_see; j < seen; j++)
+        for_vectors(n, [=](int t, auto) {
+            float* const at = s + j * n + t;
+            const floats after = lane_numbers() + (float)(t0 + t - j0 - j);  // how far each query is behind the key
+            floats x = load(at);
+            if (slope) x = scale * x - (float)*slope * after;
+            x = j < keys ? x : floats{} + minus_infinity;
+            x = after >= 0.0f ? x : floats{} + minus_infinity;
+            if (doc_start) x = load_words(doc_start + t) <= (uint32_t)(j0 + j) ? x : floats{} + minus_infinity;
+            store(at, x);
+        });
     return slope ? 1.0f : scale;
 }
 // The first tile of keys that the tile at t0 sees: documents begin at docs[t], which does not decrease within a sequence, so

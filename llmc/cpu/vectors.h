@@ -38,6 +38,12 @@ inline floats load(const float* p) {
     memcpy(&x, p, sizeof x);
     return x;
 }
+inline words load_words(const int* p) {
+    words x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+inline floats lane_numbers() { return floats{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 #if defined(__AVX512F__)
 // The forms with masks: GCC 12 warns of the others' undefined lanes.
 inline words widen(halves h) { return (words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h); }
