@@ -127,21 +127,19 @@ HD inline F sigmoid(F x) {
 }
 
 // tanh GeLU: 0.5 x (1 + tanh u), u = k (x + 0.044715 x^3), k = sqrt(2/pi). With 1 + tanh u = 2 sigmoid(2u) it is x sigmoid(2u).
+constexpr double gelu_linear = 2 * 0.7978845608028654, gelu_cubic = 0.044715 * gelu_linear;  // of 2u
 template <class F>
 HD inline F gelu(F x) {
-    const real k = real(0.7978845608028654);
-    const F u = k * (x + real(0.044715) * x * x * x);
-    return x * sigmoid(2 * u);
+    return x * sigmoid(x * (real(gelu_linear) + real(gelu_cubic) * (x * x)));
 }
-// d/dx: sigmoid(2u) + x sigmoid(2u) (1 - sigmoid(2u)) 2 u'. Past +-12 it is 1 or 0 to the last bit; without the limits, x^2
-// would overflow far out and 0 * infinity give NaN.
+// d/dx: s + x s (1 - s) (2u)', s = sigmoid(2u). Past +-12 it is 1 or 0 to the last bit; without the limits, x^2 would overflow
+// far out and 0 * infinity give NaN.
 template <class F>
 HD inline F gelu_derivative(F x) {
     x = x < real(-12) ? F{} - real(12) : x;
     x = x > real(12) ? F{} + real(12) : x;
-    const real k = real(0.7978845608028654);
-    const F u = k * (x + real(0.044715) * x * x * x), du = k * (1 + 3 * real(0.044715) * x * x), s = sigmoid(2 * u);
-    return s + x * s * (1 - s) * 2 * du;
+    const F x2 = x * x, s = sigmoid(x * (real(gelu_linear) + real(gelu_cubic) * x2));
+    return s + s * ((1 - s) * x * (real(gelu_linear) + real(3 * gelu_cubic) * x2));
 }
 
 // SwiGLU (Shazeer, 2020): silu(g) u with silu(g) = g s, s = sigmoid(g). With dy its gradient,
@@ -156,8 +154,8 @@ struct GateUp {
 };
 template <class F>
 HD inline GateUp<F> swiglu_gradient(F gate, F up, F dy) {
-    const F s = sigmoid(gate);
-    return {dy * up * s * (1 + gate * (1 - s)), dy * gate * s};
+    const F s = sigmoid(gate), ds = dy * s;
+    return {ds * up * (1 + gate * (1 - s)), ds * gate};
 }
 
 // ALiBi's slope of head h of n (Press et al., 2022): powers of 2^(-8/c) for the first c = 2^floor(log2 n) heads, and for the

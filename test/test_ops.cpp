@@ -108,6 +108,20 @@ TEST(Math, ActivationsFarOut) {
     }
     for (const real x : {real(not_a_number), -real(not_a_number)})
         EXPECT_TRUE(std::isnan(gelu(x)) && std::isnan(gelu_derivative(x)) && std::isnan(sigmoid(x)));
+    // By vectors.
+    const auto first = [](cpu::floats x) {
+        real numbers[cpu::lanes];
+        cpu::store(numbers, x);
+        return numbers[0];
+    };
+    const real infinity = std::numeric_limits<real>::infinity();
+    for (const real x : {real(20), real(88), real(89), real(1e4), real(1e30), infinity}) {
+        EXPECT_EQ(first(sigmoid(cpu::floats{} + x)), 1) << x;
+        EXPECT_LT(first(sigmoid(cpu::floats{} - x)), 1e-8) << x;
+        EXPECT_GE(first(sigmoid(cpu::floats{} - x)), 0) << x;
+    }
+    EXPECT_EQ(first(sigmoid(cpu::floats{})), 0.5);
+    EXPECT_TRUE(std::isnan(first(sigmoid(cpu::floats{} + real(not_a_number)))));
 }
 
 TEST(Math, AlibiSlopesGoldenValues) {

@@ -146,16 +146,20 @@ inline floats root(floats x) {
 }
 #endif
 
-// e^x of scores less a maximum, for what is rounded to bf16: within 3.6e-6 of itself, and 1 at 0; 0 below -87, NaN stays NaN.
-// As 2^n 2^f with f from -1/2 to 1/2: half as many instructions as exp_of.
-inline floats exp_for_rounding(floats x) {
+// e^x for what is rounded to bf16, x from -87 to 88: within 3.6e-6 of itself, and 1 at 0; NaN stays NaN. As 2^n 2^f with f
+// from -1/2 to 1/2: half as many instructions as exp_of.
+inline floats exp_in_range(floats x) {
     const float log2e = 1.44269504f, shift = 12582912.0f;  // 1.5 * 2^23, as in exp_of
     const floats shifted = x * log2e + shift, f = x * log2e - (shifted - shift);
     floats p = 9.7829126e-3f * f + 5.5976884e-2f;
     p = p * f + 2.4020711e-1f;
     p = p * f + 6.9311360e-1f;
     p = p * f + 1.0f;
-    const floats y = (floats)((words)p + ((words)shifted << 23));
+    return (floats)((words)p + ((words)shifted << 23));
+}
+// ... of scores less a maximum: 0 below -87.
+inline floats exp_for_rounding(floats x) {
+    const floats y = exp_in_range(x);
     return x < -87.0f ? floats{} : y;
 }
 
@@ -172,6 +176,19 @@ inline floats products(const bf16* x, const bf16* w) {
 }
 
 }  // namespace cpu
+
+// For what is rounded to bf16: within 3.7e-6 of itself in three quarters of the time; 0 below -87.
+#if defined(__AVX512F__)
+template <>
+inline cpu::floats sigmoid(cpu::floats x) {
+    if constexpr (std::is_same<floatX, float>::value) return 1.0f / (1.0f + exp_of(-x));
+    constexpr __mmask16 all = 0xffff;
+    const cpu::floats at_most = (cpu::floats)_mm512_maskz_min_ps(all, _mm512_set1_ps(87.0f), (__m512)x);  // NaN stays NaN
+    const cpu::floats d = 1.0f + cpu::exp_in_range(-at_most);
+    const cpu::floats y = (cpu::floats)_mm512_maskz_rcp14_ps(all, (__m512)d);  // 14 bits, and a step of Newton's method
+    return x < -87.0f ? cpu::floats{} : y + y * (1.0f - d * y);
+}
+#endif
 
 #else
 namespace cpu {
