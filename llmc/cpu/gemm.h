@@ -165,7 +165,7 @@ struct Rows {
     size_t stride;
     template <class E>
     void pack(const MatrixUnit<E>& unit, E* to, size_t part, int k, int K, int first, int columns) const {
-        pack_rows_in_parts(unit, to, part, x + (size_t)k * stride + first, stride, columns, K, K);
+        pack_rows_in_parts(unit, to, part, 16 * (size_t)K, x + (size_t)k * stride + first, stride, columns, K, K);
     }
 };
 struct Transposed {
@@ -292,7 +292,6 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
     const bool streamed = streams(unit, c, (size_t)C * sizeof(float));
     const Cut<E> cut(unit, N, 2 * gemm::slab<E>);
     const Shares shares(C, M, cut.columns, ctx.threads, unit.tiles, strip_rows);  // panels of c's rows
-    const int piece = std::min(cut.columns, round_up(ceil_div(C, ctx.threads), 16));
     const int slab = cut.slab, deepest = std::min(slab, round_up(N, k_step<E>));
     const size_t right_size = (size_t)deepest * C, left_size = (size_t)spread<E>(deepest) * shares.columns;
     E* right = (E*)ctx.scratch(parts<E> * (right_size + left_size * (size_t)ctx.threads) * sizeof(E));
@@ -313,10 +312,14 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
         for (int k0 = 0; k0 < N; k0 += slab) {
             const int there = std::min(slab, N - k0), K = round_up(there, k_step<E>), stride = spread<E>(K);
             add = k0 > 0 || acc == Acc::Add;
-#pragma omp for schedule(dynamic)
-            for (int c0 = 0; c0 < C; c0 += piece)
-                pack_rows_in_parts(unit, right + (size_t)c0 * K, right_size, b + (size_t)k0 * C + c0, (size_t)C,
-                                   std::min(piece, C - c0), K, there);
+            // Each packs some of the rows, whole if they are not too long: that is what memory reads fastest.
+            const int high = round_up(ceil_div(K, ctx.threads), k_step<E>), wide = C <= 1024 ? C : 512;
+#pragma omp for schedule(static)
+            for (int k = 0; k < K; k += high)
+                for (int c0 = 0; c0 < C; c0 += wide)
+                    pack_rows_in_parts(unit, right + (size_t)c0 * K + (size_t)k * 16, right_size, 16 * (size_t)K,
+                                       b + (size_t)(k0 + k) * C + c0, (size_t)C, std::min(wide, C - c0), std::min(high, K - k),
+                                       there - k);
 #pragma omp for schedule(dynamic)
             for (int task = 0; task < shares.panels * shares.parts; task++) {
                 const int m0 = task / shares.parts * shares.columns, c0 = task % shares.parts * shares.rows;

@@ -113,9 +113,8 @@ void for_split_pieces(const float* x, size_t stride, int K, int columns, int the
         }
 }
 template <class E>
-void pack_rows_in_parts(const MatrixUnit<E>& unit, E* to, size_t part, const floatX* x, size_t stride, int columns, int K,
-                        int there) {
-    const size_t block = 16 * (size_t)K;
+void pack_rows_in_parts(const MatrixUnit<E>& unit, E* to, size_t part, size_t block, const floatX* x, size_t stride,
+                        int columns, int K, int there) {
     if constexpr (parts<E> == 1) pack_rows(unit, to, block, x, stride, columns, K, there);
     else
         for_split_pieces<32, 128>(x, stride, K, columns, there, [&](int p, int k, int c, int rows, int width, const E* piece) {
