@@ -179,12 +179,6 @@ inline const int* documents_of(int* starts, const int* doc_start, int t0, int T)
     return starts;
 }
 
-// Of what is to be rounded to floatX.
-inline floats power(floats x) {
-    if constexpr (std::is_same<floatX, float>::value) return exp_of(x);
-    else return exp_for_rounding(x);
-}
-
 // ---- forward ---------------------------------------------------------------------------------------------------------------
 // Keys and values of all heads: (B, NKV, tiles, 2) of 64 H elements: keys as rows, values transposed.
 struct KeysAndValues {
@@ -252,7 +246,8 @@ void softmax_stripe(const float* scores, floatX* p, float* out, float factor, fl
         const floats shift = reference == minus_infinity ? floats{} : reference;  // a query that has seen nothing yet
         floats added = {};
         for (int j = 0; j < keys; j += 2) {
-            const floats x = power(factor * load(s + j * n) - shift), y = power(factor * load(s + (j + 1) * n) - shift);
+            const floats x = exp_for_rounding(factor * load(s + j * n) - shift),
+                         y = exp_for_rounding(factor * load(s + (j + 1) * n) - shift);
             added += x + y;
             put_rows(p, j, t, x, y);
         }
@@ -260,7 +255,7 @@ void softmax_stripe(const float* scores, floatX* p, float* out, float factor, fl
             store(sum + t, load(sum + t) + added);
             continue;
         }
-        const floats rescale = power(before - shift);
+        const floats rescale = exp_for_rounding(before - shift);
         store(top + t, reference);
         store(sum + t, load(sum + t) * rescale + added);
         for (int c = 0; c < H; c++) {
@@ -355,7 +350,7 @@ void score_gradients(const BackwardMemory& m, int first, float factor, const flo
             floats p[2], ds[2];
             for (int i = 0; i < 2; i++) {
                 const int from = (j + i) * n + t;
-                p[i] = power(factor * load(s + from) - log_sum);
+                p[i] = exp_for_rounding(factor * load(s + from) - log_sum);
                 ds[i] = p[i] * (scale * load(dp + from) - subtract);
             }
             const int to = j * tile + t;

@@ -157,8 +157,9 @@ inline floats exp_in_range(floats x) {
     p = p * f + 1.0f;
     return (floats)((words)p + ((words)shifted << 23));
 }
-// ... of scores less a maximum: 0 below -87.
+// e^x for what is rounded to floatX, x at most 88: 0 below -87.
 inline floats exp_for_rounding(floats x) {
+    if constexpr (std::is_same<floatX, float>::value) return exp_of(x);
     const floats y = exp_in_range(x);
     return x < -87.0f ? floats{} : y;
 }
@@ -208,6 +209,7 @@ void store(E* p, X x) {
 }
 inline void fence() {}
 inline real root(real x) { return std::sqrt(x); }
+inline real exp_for_rounding(real x) { return exp_real(x); }
 
 }  // namespace cpu
 #endif
