@@ -117,6 +117,7 @@ HD inline F exp_real(F x) {
 #endif
 }
 
+// Vectors on CPUs have their own (cpu/vectors.h).
 template <class F>
 HD inline F sigmoid(F x) {
 #ifdef __CUDA_ARCH__

@@ -152,19 +152,16 @@ inline void sum_over_queries(const Unit& unit, float* o, const floatX* p /*(64 k
 // tile. With slopes, scores are finished here: scale, and slope. Returns the factor, above 0, that is still to be applied.
 inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, float scale, const real* slope,
                            const int* doc_start /*of t0 or null*/) {
-    const float minus_infinity = -std::numeric_limits<float>::infinity();
-    const bool whole = keys == tile && j0 + tile <= t0 + 1;
-    if (whole && !slope && !doc_start) return scale;
-    const int all_see = slope || doc_start ? 0 : std::min(keys, std::max(0, t0 - j0 + 1));
+    const floats minus_infinity = floats{} - std::numeric_limits<float>::infinity();
+    const int all_see /*of keys*/ = slope || doc_start ? 0 : std::min(keys, std::max(0, t0 - j0 + 1));
     for (int j = all_see; j < seen; j++)
         for_vectors(n, [=](int t, auto) {
             float* const at = s + j * n + t;
             const floats after = lane_numbers() + (float)(t0 + t - j0 - j);  // how far each query is behind the key
-            floats x = load(at);
-            if (slope) x = scale * x - (float)*slope * after;
-            x = j < keys ? x : floats{} + minus_infinity;
-            x = after >= 0.0f ? x : floats{} + minus_infinity;
-            if (doc_start) x = load_words(doc_start + t) <= (uint32_t)(j0 + j) ? x : floats{} + minus_infinity;
+            const floats score = slope ? scale * load(at) - (float)*slope * after : load(at);
+            floats x = j < keys ? score : minus_infinity;
+            x = after >= 0.0f ? x : minus_infinity;
+            if (doc_start) x = load_words(doc_start + t) <= (uint32_t)(j0 + j) ? x : minus_infinity;
             store(at, x);
         });
     return slope ? 1.0f : scale;
