@@ -111,7 +111,7 @@ void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* 
             const int columns = std::min((int)most_columns, HS - first);
             for (int c = 0; c < columns; c += 16) {
                 const float* from = sums + (size_t)(t0 / stripe * stripe) * H + (size_t)(first + c) * stripe + t0 % stripe;
-                unit.transpose_words((uint32_t*)(block + c), most_columns, (const uint32_t*)from, (size_t)stripe);
+                unit.layouts.transpose_words((uint32_t*)(block + c), most_columns, (const uint32_t*)from, (size_t)stripe, 16);
             }
             for (int t = t0; t < std::min(rows, t0 + 16); t++) {
                 float* const row = block + (t - t0) * most_columns;

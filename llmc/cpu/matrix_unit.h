@@ -91,6 +91,16 @@ struct Beside {
 // The operand of a product that is not met again soon, so that it need not stay in the first cache.
 enum class Passing { neither, left, right };
 
+// How operands are laid, whatever multiplies them.
+template <class E>
+struct Layouts {
+    // k_step rows of so many columns, a multiple of 16, transposed: rows to_stride apart. In elements, and in words.
+    void (*transpose)(E* to, size_t to_stride, const E* rows, size_t stride, int columns);
+    void (*transpose_words)(uint32_t* to, size_t to_stride, const uint32_t* rows, size_t stride, int columns);
+    // As many rows as a word has elements, joined to words; each 16 columns' words `block` elements from the last's.
+    void (*join)(E* to, size_t block, const E* rows, size_t stride, int columns);
+};
+
 template <class E>  // bf16 or float
 struct MatrixUnit {
     const char* name;
@@ -99,11 +109,7 @@ struct MatrixUnit {
     void (*end)();
     void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add,
                     Passing passing, Beside* beside /*or null*/);
-    // Transposed, rows to_stride elements apart: k_step rows of `columns` elements, a multiple of 16; and (16, 16) words.
-    void (*transpose)(E* to, size_t to_stride, const E* rows, size_t stride, int columns);
-    void (*transpose_words)(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride);
-    // As many rows as a word has elements, joined to words; each 16 columns' words `block` elements from the last's.
-    void (*join)(E* to, size_t block, const E* rows, size_t stride, int columns);
+    Layouts<E> layouts;
     // Of fp32 numbers in three parts of bf16, which lie a_part and b_part elements apart (packing.h); null where there is none.
     void (*product_of_parts)(float* c, int ldc, const E* a, size_t a_part, int lda, const E* b, size_t b_part, int b_rows,
                              int M, int N, int K, bool add, Beside* beside) = nullptr;
@@ -341,9 +347,8 @@ void transpose_plain(X* to, size_t to_stride, const X* rows, size_t stride, int 
     for (size_t c = 0; c < (size_t)columns; c++)
         for (size_t r = 0; r < k_step<X>; r++) to[c * to_stride + r] = rows[r * stride + c];
 }
-inline void transpose_words_plain(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
-    transpose_plain(to, to_stride, from, from_stride, 16);
-}
+template <class E>
+constexpr Layouts<E> plain_layouts = {transpose_plain<E>, transpose_plain<uint32_t>, join_plain};
 
 // ---- fp32 multiply-adds, of bf16 widened -----------------------------------------------------------------------------------
 // c (R, 16 W) in vectors of L floats.
@@ -509,10 +514,8 @@ FOR_AVX512 inline void transpose_vectors(X* to, size_t to_stride, const X* rows,
     constexpr int n = 16 / sizeof(X);
     for (int c = 0; c < columns; c += n) transpose_quarters(to + (size_t)c * to_stride, to_stride, rows + c, stride);
 }
-FOR_AVX512 inline void transpose_words_vectors(uint32_t* to, size_t to_stride, const uint32_t* from, size_t from_stride) {
-    UNROLLED
-    for (int c = 0; c < 16; c += 4) transpose_quarters(to + (size_t)c * to_stride, to_stride, from + c, from_stride);
-}
+template <class E>
+constexpr Layouts<E> vector_layouts = {transpose_vectors<E>, transpose_vectors<uint32_t>, join_vectors};
 
 // ---- what there is ---------------------------------------------------------------------------------------------------------
 inline bool has_avx512_bf16() {
@@ -542,9 +545,7 @@ inline const MatrixUnit<bf16>* emulated_amx() {
                                           detail::EmulatedTiles::begin,
                                           detail::EmulatedTiles::end,
                                           detail::tiles_product<detail::EmulatedTiles>,
-                                          detail::transpose_plain<bf16>,
-                                          detail::transpose_words_plain,
-                                          detail::join_plain,
+                                          detail::plain_layouts<bf16>,
                                           detail::tiles_product_of<detail::EmulatedTiles, 3>};
     return &unit;
 }
@@ -552,14 +553,8 @@ inline const MatrixUnit<bf16>* emulated_amx() {
 // Multiply-adds, which every CPU can.
 template <class E>
 const MatrixUnit<E>* portable() {
-    static const MatrixUnit<E> unit = {"the compiler's vectors",
-                                       false,
-                                       [] {},
-                                       [] {},
-                                       detail::fp32_product<E>,
-                                       detail::transpose_plain<E>,
-                                       detail::transpose_words_plain,
-                                       detail::join_plain};
+    static const MatrixUnit<E> unit = {"the compiler's vectors", false, [] {}, [] {}, detail::fp32_product<E>,
+                                       detail::plain_layouts<E>};
     return &unit;
 }
 
@@ -571,48 +566,27 @@ inline const MatrixUnit<bf16>* amx() {
                                           detail::AmxTiles::begin,
                                           detail::AmxTiles::end,
                                           detail::tiles_product<detail::AmxTiles>,
-                                          detail::transpose_vectors<bf16>,
-                                          detail::transpose_words_vectors,
-                                          detail::join_vectors,
+                                          detail::vector_layouts<bf16>,
                                           detail::tiles_product_of<detail::AmxTiles, 3>};
     return there ? &unit : nullptr;
 }
 inline const MatrixUnit<bf16>* avx512_bf16() {
     static const bool there = detail::has_avx512_bf16();
-    static const MatrixUnit<bf16> unit = {"AVX512-BF16",
-                                          false,
-                                          [] {},
-                                          [] {},
-                                          detail::dot_product,
-                                          detail::transpose_vectors<bf16>,
-                                          detail::transpose_words_vectors,
-                                          detail::join_vectors};
+    static const MatrixUnit<bf16> unit = {
+        "AVX512-BF16", false, [] {}, [] {}, detail::dot_product, detail::vector_layouts<bf16>};
     return there ? &unit : nullptr;
 }
 template <class E>
 const MatrixUnit<E>* avx512() {
     __builtin_cpu_init();
-    static const MatrixUnit<E> unit = {"AVX-512",
-                                       false,
-                                       [] {},
-                                       [] {},
-                                       detail::fp32_product_avx512<E>,
-                                       detail::transpose_vectors<E>,
-                                       detail::transpose_words_vectors,
-                                       detail::join_vectors};
+    static const MatrixUnit<E> unit = {
+        "AVX-512", false, [] {}, [] {}, detail::fp32_product_avx512<E>, detail::vector_layouts<E>};
     return __builtin_cpu_supports("avx512bw") ? &unit : nullptr;
 }
 template <class E>
 const MatrixUnit<E>* avx2() {
     __builtin_cpu_init();
-    static const MatrixUnit<E> unit = {"AVX2",
-                                       false,
-                                       [] {},
-                                       [] {},
-                                       detail::fp32_product_avx2<E>,
-                                       detail::transpose_plain<E>,
-                                       detail::transpose_words_plain,
-                                       detail::join_plain};
+    static const MatrixUnit<E> unit = {"AVX2", false, [] {}, [] {}, detail::fp32_product_avx2<E>, detail::plain_layouts<E>};
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &unit : nullptr;
 }
 inline bool is_amd() {

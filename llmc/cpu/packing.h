@@ -27,14 +27,14 @@ inline void split_rows(bf16* to, size_t part, size_t to_stride, const float* x, 
         });
 }
 
-// Rows from `row` on, as many as a word has elements, joined to words (MatrixUnit::join); rows from `there` on are zero.
+// Rows from `row` on, as many as a word has elements, joined to words (Layouts::join); rows from `there` on are zero.
 template <class E>
 void join_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_t stride, int columns, int row, int there) {
-    if (row + of_word<E> <= there) return unit.join(to, block, x, stride, columns);
+    if (row + of_word<E> <= there) return unit.layouts.join(to, block, x, stride, columns);
     E last[of_word<E>][16] = {};  // zeros, or one row and zeros
     for (int c = 0; c < columns; c += 16, to += block) {
         if (row < there) std::copy_n(x + c, 16, last[0]);
-        unit.join(to, block, last[0], 16, 16);
+        unit.layouts.join(to, block, last[0], 16, 16);
     }
 }
 
@@ -68,8 +68,8 @@ void pack_transposed(const MatrixUnit<E>& unit, E* to, size_t block, const E* x,
         for (int k = 0; k < K; k += k_step<E>) {
             const E* from = x + (size_t)r * stride + k;
             if (r + 16 < rows) prefetch_lines(from + 16 * stride, stride, k_step<E>, 16);
-            unit.transpose_words((uint32_t*)(to + (size_t)(r / 16) * block + 16 * (size_t)k), 16, (const uint32_t*)from,
-                                 stride / of_word<E>);
+            unit.layouts.transpose_words((uint32_t*)(to + (size_t)(r / 16) * block + 16 * (size_t)k), 16, (const uint32_t*)from,
+                                         stride / of_word<E>, 16);
         }
 }
 
@@ -94,7 +94,7 @@ void lay_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const E*
                     memcpy((void*)(piece + i * apart + j), row + j, 16 * sizeof(E));
                 }
             }
-            unit.transpose(to + (size_t)c * to_stride + k, to_stride, piece, apart, width);
+            unit.layouts.transpose(to + (size_t)c * to_stride + k, to_stride, piece, apart, width);
         }
 }
 
