@@ -3,8 +3,10 @@
 #   make quickstart   from raw text to a trained model that writes text, in minutes   TEXT="a.txt b.txt"  OUT=quickstart
 #   make train_gpt    the program for this machine, as ./train_gpt
 #   make test         every test; ends with `N passed, N failed`
-#   make test-all     the same, then every layout of 8 ranks
+#   make test-all     the same, then every layout of 8 ranks, then ten minutes of chaos
 #   make test-interop  models and tokens exchanged with transformers (which pip puts under build/; 6 GB)
+#   make chaos        short trainings under injected faults (kills, full disks, damaged files) end with the bits of undisturbed ones
+#                     CHAOS_SECONDS=600 or CHAOS_RUNS=N   CHAOS_SEED=   CHAOS_BUILDS="cpu-bf16 emu-bf16"   CHAOS_LEAVE_OUT= CHAOS_FAULTS=
 #   make fuzz         damaged and hostile files to every reader of files, each for FUZZ_SECONDS=60 seconds (with clang++)
 #   make bench        speed of a training step and of each kernel, on this CPU or GPU
 #   make bench-cpu    our training step on this CPU beside PyTorch's best, which pip puts under build/, and llm.c's in LLMC=FOLDER
@@ -65,7 +67,7 @@ NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. -MMD -MP -Werror a
 LDLIBS    += -lcublasLt -lgomp
 endif
 
-# MPI: the ranks of one run, on the CPU or the emulator. Only programs that use it load it. MPI=0 leaves it out.
+# MPI: the ranks of one run. Only programs that use it load it. MPI=0 leaves it out, for one rank alone.
 MPI       ?= $(shell command -v mpicxx >/dev/null && echo 1)
 mpi_words  = $(shell mpicxx --showme:compile 2>/dev/null && mpicxx --showme:link 2>/dev/null || (mpicxx -compile-info; mpicxx -link-info) 2>/dev/null)
 mpi_flags  = $(if $(filter 1,$(MPI)),$(patsubst -I%,-isystem %,$(filter -I%,$(mpi_words))),-DHAVE_MPI=0)
@@ -209,13 +211,24 @@ build/cpu-bf16$(gpu_suffix)/ladder_%: dev/kernels/%.cpp Makefile | deps
 #      outer make, then run one after another ----
 programs_to_test = $(if $(filter cpu,$(BACKEND)),$(test_programs)) $(gpu_programs)
 
-test: deps-test deps-quickstart
+test: deps-test deps-quickstart deps-chaos
 	@$(MAKE) -s --no-print-directory -j2 $(programs_to_test) $(ladder_programs) $(rank_programs) $(build)/train_gpt $(gpu_trainer)
 	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) LADDERS="$(ladder_programs)" COMM_CHECK="$(comm_programs)" PARITY_CHECK="$(parity_cpu) $(parity_gpu)" SAN=$(SAN) CXX=$(CXX) NVCC=$(NVCC) test/run.sh $(programs_to_test) $(test_scripts)
 
 .PHONY: test-all
 test-all: test
 	@RANKS=8 PARITY_CHECK="$(parity_cpu)" test/run.sh test/parity_test.sh
+	@$(MAKE) -s --no-print-directory chaos
+
+# ---- chaos: tiny trainings while everything goes wrong ----
+CHAOS_SECONDS ?= 600
+CHAOS_BUILDS  ?= cpu-bf16 emu-bf16
+
+.PHONY: chaos
+chaos: deps-chaos
+	@$(foreach b,$(CHAOS_BUILDS),$(MAKE) -s --no-print-directory BACKEND=$(word 1,$(subst -, ,$b)) PRECISION=$(word 2,$(subst -, ,$b)) build/$b/train_gpt &&) true
+	@test/chaos/chaos.py $(if $(CHAOS_RUNS),--runs $(CHAOS_RUNS),--seconds $(CHAOS_SECONDS)) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) \
+	    --leave-out "$(CHAOS_LEAVE_OUT)" --faults "$(CHAOS_FAULTS)" $(CHAOS_BUILDS:%=build/%/train_gpt)
 
 # ---- the whole of it on a GPU ----
 .PHONY: check-gpu gpu-programs print-gpu-programs print-train-gpt print-bench print-ladders

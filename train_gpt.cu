@@ -17,9 +17,9 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 */
 #include <array>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -77,12 +77,17 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/dataloader.h"
 #include "llmc/tokenizer.h"
 #include "llmc/text_commands.h"
-// defines: read_config, read_parameters | TrainingState, Saver, RunLock | sample_token | Task, make_requests, task_metrics
+// defines: read_config, read_parameters | RunLock, find_checkpoints | TrainingState, Saver | MemoryCheck | sample_token | Task,
+// make_requests, task_metrics
 #include "llmc/checkpoint.h"
+#include "llmc/run_directory.h"
 #include "llmc/training_state.h"
+#include "llmc/memory_check.h"
 #include "llmc/sampler.h"
 #include "llmc/inspect.h"
 #include "llmc/tasks.h"
+// defines: hear_stop_signals, StopVote
+#include "llmc/stop.h"
 // defines: TrainOptions, ... | cli::parse | Schedule | Logger, StepStats, Table, human_count
 #include "llmc/config.h"
 #include "llmc/cli.h"
@@ -248,10 +253,11 @@ static double model_flops_per_token(const ModelConfig& c, int T) {
                                  AttentionCount::causal);
 }
 
-// Plans all memory of a run with micro-batches of B x T in m.arena; allocate() then gets it. `micro_batches`: of a step, which
-// decides how many a pipeline has on their way. `generates` adds room for the keys and values of a whole context.
+// Plans all memory of a run with micro-batches of B x T in m.arena; allocate() then gets it. `micro_batches`: of a step, every
+// number that occurs in the run, which decide how many a pipeline has on their way. `generates` adds room for the keys and
+// values of a whole context.
 static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, bool generates = false,
-                        int micro_batches = 1) {
+                        const std::vector<int>& micro_batches = {1}) {
     const ModelConfig& c = m.c;
     const Mesh& mesh = m.ranks->mesh;
     const LocalSizes& n = m.n;
@@ -434,6 +440,8 @@ static void allocate(be::Ctx& ctx, Model& m) {
         }
 }
 
+// What training keeps from step to step; all weights that this rank holds.
+static Parts memory_of(const Model& m) { return {m.params, m.lower, m.m, m.v}; }
 // This rank's part of a bucket in the lower halves.
 static LowerHalf* lower_of(const Model& m, const Bucket& b) { return m.lower ? m.lower + b.shard : nullptr; }
 
@@ -1069,9 +1077,11 @@ struct Trainer {
     Verdict verdict;  // on the last step
     Steadiness steadiness;
     nlohmann::ordered_json health;  // of the last step's layers; null: they were not examined
-    BatchRanges discards;           // batches that are left out and count as no steps
+    BatchRanges discards;           // batches that are drawn and dropped
     ParameterGatherer gatherer;
+    MemoryCheck memory;
     Faults faults = Faults::from_environment();
+    std::function<bool()> stop = [] { return false; };  // asked before each micro-batch, with the same answer on every rank
 
     Trainer(be::Ctx& c, Model& model, const TrainOptions& options, const Schedule& s, const DataLoader& loader,
             const TrainingState& position)
@@ -1082,8 +1092,9 @@ struct Trainer {
           data(loader),
           state(position),
           guard(guard_options(o)),
-          gatherer(ctx, m.ranks->dp, m.shards, !o.no_overlap) {}
-    int64_t batch() const { return state.step + state.discarded + 1; }  // the next one's number
+          gatherer(ctx, m.ranks->dp, m.shards, !o.no_overlap),
+          memory(o.check_weight_hash_across_dp_replicas_interval > 0, ctx, m.ranks->world, m.ranks->mesh, m.table, m.shards) {}
+    int64_t batch() const { return state.batch(); }  // the next one's number
 };
 
 // Steps in bf16 before the first in 8 bits; with `auto` not known until the run is steady.
@@ -1221,17 +1232,34 @@ static void randomize_tokens(Batch& batch, int V, int64_t first_sample) {
         batch.tokens[i] = token(i), batch.targets[i] = token(i + 1);
     }
 }
+static bool plant(Trainer& t, const char* kind) {
+    return !t.faults.none() && t.faults.once(kind, t.batch(), t.m.ranks->mesh.world.rank);
+}
+static void flip_last_bit(be::Ctx& ctx, void* place) {
+    char byte;
+    be::download(ctx, &byte, place, 1);
+    byte ^= 1;
+    be::upload(ctx, place, &byte, 1);
+}
 static void plant_faults_before(Trainer& t) {
-    const Mesh& mesh = t.m.ranks->mesh;
-    if (t.faults.none() || !t.faults.flip_weight(t.batch(), mesh.world.rank)) return;
+    if (t.faults.none()) return;
+    const Model& m = t.m;
+    const Bucket& b = m.shards.buckets[0];
+    const std::pair<const char*, void*> places[] = {{"flip-norm", m.params + m.table.shared},
+                                                    {"flip-lower", m.lower ? (void*)m.lower : m.params + b.mine},
+                                                    {"flip-exp-avg", m.m},
+                                                    {"flip-exp-avg-sq", m.v}};
+    for (const auto& [kind, place] : places)
+        if (plant(t, kind)) t.gatherer.finish(), flip_last_bit(t.ctx, place);
+    if (!plant(t, "flip-weight")) return;
     floatX weight;
-    floatX* place = t.m.params + t.m.shards.buckets[0].mine;
+    floatX* place = m.params + b.mine;
     be::download(t.ctx, &weight, place, sizeof weight);
     weight = (real)weight * real(0x1p64);  // the exponent's highest bit but one
     be::upload(t.ctx, place, &weight, sizeof weight);
 }
 static void plant_flaky_gradient(Trainer& t) {
-    if (t.faults.none() || !t.faults.flaky_gradient(t.batch(), t.m.ranks->mesh.world.rank)) return;
+    if (!plant(t, "flaky-gradient")) return;
     real value;
     be::download(t.ctx, &value, t.m.grads, sizeof value);
     value = value * (1 + 0x1p-23f) + 0x1p-100f;
@@ -1244,9 +1272,10 @@ static void plant_faults_after(Trainer& t) {
 }
 
 // Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order: sets grads and the sums.
-// finished(block) is called when a block's gradients have their last summand.
+// finished(block) is called when a block's gradients have their last summand. False if the run is to stop: then the
+// micro-batches that had begun are done, on every rank the same, and the gradients are of no use.
 template <class Finished>
-static void run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale, Finished finished) {
+static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale, Finished finished) {
     Model& m = t.m;
     begin_gradients(t.ctx, m);
     clear_sums(t.ctx, m);
@@ -1256,11 +1285,14 @@ static void run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
     for (const auto& slots : m.a.chunks) rows.emplace_back(slots.size());
     PipelineLinks links(t.ctx, m);
 
+    int end = micro_batches;  // of those that are to be done
     for (const PipelineEvent& e : pipeline_schedule(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches)) {
+        if (e.pass == Pass::forward && e.chunk == 0 && e.micro_batch < end && t.stop()) end = e.micro_batch;
+        if (e.micro_batch >= end) continue;
         Slot& slot = m.a.slot(e.chunk, e.micro_batch);
         Rows& in = rows[(size_t)e.chunk][(size_t)e.micro_batch % rows[(size_t)e.chunk].size()];
         if (e.pass == Pass::forward) {
-            const int64_t first = t.state.consumed + ((int64_t)e.micro_batch * mesh.dp.size + mesh.dp.rank) * B;
+            const int64_t first = t.state.sample() + ((int64_t)e.micro_batch * mesh.dp.size + mesh.dp.rank) * B;
             t.data.fetch(first, B, t.micro_batch);
             if (t.faults.noise(t.batch())) randomize_tokens(t.micro_batch, m.c.V, first);
             in = stage(t.ctx, t.micro_batch, slot);
@@ -1283,18 +1315,21 @@ static void run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
         }
     }
     links.finish();
+    return end == micro_batches;
 }
 
-// Then this rank's parts of grads are sums over all ranks.
-static void accumulate_gradients(Trainer& t, int64_t global_batch, real loss_scale) {
+// Then this rank's parts of grads are sums over all ranks. False if the run is to stop.
+static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
     GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
-    run_micro_batches(t, global_batch, loss_scale, [&](int block) {
+    const bool done = run_micro_batches(t, global_batch, loss_scale, [&](int block) {
         reduce_replicas(t.ctx, m, block);
         reducer.ready((size_t)(m.g.blocks[(size_t)block].qkv_w - m.grads));
     });
+    if (!done) return false;
     reduce_shared(t.ctx, m);
     reducer.finish();
+    return true;
 }
 
 // CRC-32C of each tensor in memory that is laid out as the parameters.
@@ -1312,13 +1347,13 @@ static std::vector<uint32_t> tensor_hashes(be::Ctx& ctx, const ParameterTable& t
 
 // The same with each rank's own gradients computed twice, which must have the same bits: if they have not, the machine computes
 // wrong, and the run ends with the rank, its host and the first tensor.
-static void accumulate_gradients_twice(Trainer& t, int64_t global_batch, real loss_scale) {
+static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
     World* world = m.ranks->world;
     std::vector<uint32_t> hashes[2];
     LossSums sums[2];
     for (int i = 0; i < 2; i++) {
-        run_micro_batches(t, global_batch, loss_scale, [](int) {});
+        if (!run_micro_batches(t, global_batch, loss_scale, [](int) {})) return false;
         plant_flaky_gradient(t);
         hashes[i] = tensor_hashes(t.ctx, m.table, m.grads), sums[i] = read_sums(t.ctx, m);
     }
@@ -1335,32 +1370,16 @@ static void accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
     for (int block = 0; block < (int)m.g.blocks.size(); block++) reduce_replicas(t.ctx, m, block);
     reduce_shared(t.ctx, m);
     GradientReducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, false).finish();
+    return true;
 }
 
-// Whether what several ranks hold has the same bits on each: all parameters over data-parallel ranks, what is not cut over
-// tensor-parallel ones, a tied embedding at both ends. Empty, or what differs.
-static std::string replicas_problem(be::Ctx& ctx, Model& m) {
-    if (!m.ranks->world) return "";
-    const std::vector<uint32_t> hashes = tensor_hashes(ctx, m.table, m.params);
-    std::string mine;
-    for (size_t i = 0; i < hashes.size(); i++) {
-        const TensorSpec& t = m.table.rows[i];
-        const int shard = t.replicated ? -1 : m.ranks->mesh.tp.rank;
-        mine += format("%d %d %s\t%08x\n", t.id, shard, t.name.c_str(), hashes[i]);
-    }
-    std::map<std::string, std::pair<std::string, size_t>> seen;
-    const std::vector<std::string> all = m.ranks->world->all_gather(mine);
-    for (size_t rank = 0; rank < all.size(); rank++) {
-        std::istringstream lines(all[rank]);
-        for (std::string name, hash; std::getline(lines, name, '\t') && std::getline(lines, hash);) {
-            const auto& [first, from] = seen.emplace(name, std::pair(hash, rank)).first->second;
-            if (first != hash)
-                return format("%s has other bits on rank %zu (host %s) than on rank %zu (host %s)",
-                              name.substr(name.rfind(' ') + 1).c_str(), rank, m.ranks->world->hosts()[rank].c_str(), from,
-                              m.ranks->world->hosts()[from].c_str());
-        }
-    }
-    return "";
+// Ends the run if what the last update has stored is not in memory any more (memory_check.h).
+static void check_memory(Trainer& t) {
+    if (const std::string what = t.memory.change(memory_of(t.m)); !what.empty())
+        fail(
+            "since step %lld %s have changed in memory, though nothing was stored there; HINT: go on from a checkpoint, "
+            "without that machine",
+            (long long)t.state.step, what.c_str());
 }
 
 // AdamW on this rank's parts, whose new parameters then go to all: first the vectors, which every block needs, then the
@@ -1375,6 +1394,8 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
                       (real)grad_scale, t.state.updates + 1);
             t.gatherer.start(b, m.params);
         }
+    if (plant(t, "wrong-update")) flip_last_bit(t.ctx, (char*)(m.m + m.shards.buckets.back().shard) + 2);
+    t.memory.remember(memory_of(m));
 }
 
 // The i-th of this rank's 8-bit tensors among those of all layers.
@@ -1428,21 +1449,8 @@ static void end_step_in_8_bits(Trainer& t, double loss, double norm) {
     }
 }
 
-// The next batch that is not left out.
-static int64_t next_batch(const Trainer& t) {
-    int64_t batch = t.batch(), before;
-    do before = batch, batch = t.discards.next(t.state.skips.next(batch));
-    while (batch != before);
-    return batch;
-}
-// Goes there. Data and step numbers advance, weights, moments and learning rate do not.
-static void leave_out_batches(Trainer& t) {
-    for (const int64_t next = next_batch(t); t.batch() < next;) {
-        t.state.consumed += t.schedule.global_batch(t.state.consumed);
-        if (t.state.skips.contains(t.batch())) t.state.step++;
-        else t.state.discarded++;
-    }
-}
+// The counters at the next batch that is not left out. On the way weights, moments and learning rate stay as they are.
+static Counters next_batch(const Trainer& t) { return t.schedule.next(t.state, t.state.skips, t.discards); }
 
 // This rank's parts of the fp32 weights.
 static std::vector<real> weight_parts(be::Ctx& ctx, const Model& m) {
@@ -1516,20 +1524,25 @@ static nlohmann::ordered_json examine_layers(Trainer& t, const std::vector<real>
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
 // global batch counts the same: loss_scale is one over their number, known before the first backward, and everything sums.
 // New parameters are still on their way when it returns: t.gatherer.finish() before anything but the next step reads them.
-static StepStats train_step(Trainer& t) {
+// Nothing is returned, and nothing but the gradients has changed, if the run is to stop before the step is done.
+static std::optional<StepStats> train_step(Trainer& t) {
     const auto start = std::chrono::steady_clock::now();
     const int64_t global_batch = t.schedule.global_batch(t.state.consumed);
     const double lr = t.schedule.lr(t.state.scheduled), weight_decay = t.schedule.weight_decay(t.state.scheduled);
-    const int64_t targets = t.data.unmasked(t.state.consumed, global_batch);
+    const int64_t targets = t.data.unmasked(t.state.sample(), global_batch);
     const real loss_scale = targets > 0 ? (real)(1.0 / targets) : real(0);
 
     begin_step_in_8_bits(t);
     const bool examines = due(t.o.log_health_interval, t.state.step + 1);
     t.m.fp8.counts.assign(examines && t.m.fp8.on ? t.m.fp8.blocks.size() * fp8_tensors : 0, {});
     plant_faults_before(t);
-    if (due(t.o.detect_nondeterminism, t.state.step + 1)) accumulate_gradients_twice(t, global_batch, loss_scale);
-    else accumulate_gradients(t, global_batch, loss_scale);
+    const bool twice = due(t.o.detect_nondeterminism, t.state.step + 1);
+    if (!(twice ? accumulate_gradients_twice : accumulate_gradients)(t, global_batch, loss_scale)) {
+        t.m.fp8.on = t.m.fp8.measuring = false;
+        return {};
+    }
     plant_faults_after(t);
+    check_memory(t);
     for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads + r.begin, r.end - r.begin);
     const LossSums sums = reduce_sums(*t.m.ranks, read_sums(t.ctx, t.m));
     const double norm = std::sqrt(sums.squares), ce = sums.ce / sums.n, z = sums.z / sums.n;
@@ -1564,13 +1577,18 @@ static StepStats train_step(Trainer& t) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 6  Inference
 
-// Loss over samples [0, n) of a data set, forward only; data-parallel ranks take micro-batches in turn.
-static LossSums evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t n) {
+// Loss over samples [0, n) of a data set, forward only; data-parallel ranks take micro-batches in turn. stop() is asked before
+// each of them, and must answer the same on every rank: if it is true nothing is returned.
+template <class Stop>
+static std::optional<LossSums> evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t n, Stop stop) {
     const Mesh& mesh = m.ranks->mesh;
     Batch batch;
     PipelineLinks links(ctx, m);
     clear_sums(ctx, m);
-    for (int64_t first = (int64_t)mesh.dp.rank * m.a.B, i = 0; first < n; first += (int64_t)mesh.dp.size * m.a.B, i++) {
+    for (int64_t i = 0; i * mesh.dp.size * m.a.B < n; i++) {
+        if (stop()) return {};
+        const int64_t first = (i * mesh.dp.size + mesh.dp.rank) * m.a.B;
+        if (first >= n) continue;
         data.fetch(first, (int)std::min<int64_t>(m.a.B, n - first), batch);
         for (int chunk = 0; chunk < mesh.vpp; chunk++) {
             const Rows rows = stage(ctx, batch, m.a.slot(chunk, (int)i));
@@ -1713,14 +1731,6 @@ static std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const std::str
 // ---------------------------------------------------------------------------------------------------------------------------
 // 7  Commands
 
-static volatile std::sig_atomic_t stop_requested = 0;
-
-// Ctrl-C and SIGTERM end the run after the current step; a second one ends it at once.
-static void stop_after_this_step(int signal_number) {
-    if (stop_requested) std::_Exit(128 + signal_number);
-    stop_requested = signal_number;
-}
-
 static void check_backend_takes(const ModelConfig& c) {
     const std::string wrong = be::attention_limits(c.HS());
     if (!wrong.empty()) fail("%s", wrong.c_str());
@@ -1852,8 +1862,9 @@ static int share_of_machine(World& world) {
     if (getenv("OMP_NUM_THREADS")) return 0;
     const size_t possible = cpu::cores_of(cpu::possible_cpus()).size();
     if (be::memory_is_host && world.has_mpi() && world.rank() == 0 && 2 * used.size() <= possible)
-        fprintf(stderr, "note: the %zu rank%s on %s may use %zu of %zu cores; HINT: mpirun --bind-to none shares all of them\n",
-                here.size(), here.size() == 1 ? "" : "s", world.host().c_str(), used.size(), possible);
+        print_line(stderr,
+                   format("note: the %zu rank%s on %s may use %zu of %zu cores; HINT: mpirun --bind-to none shares all of them",
+                          here.size(), here.size() == 1 ? "" : "s", world.host().c_str(), used.size(), possible));
     return cpu::share_of_cores(mine, here, cpu::cpu_quota());
 }
 // Each rank has a GPU.
@@ -1987,30 +1998,38 @@ static void describe_data(RunTable& t, const DataLoader& data, const char* label
                      human_count((double)s.documents).c_str(), 100 * s.share, s.epochs));
 }
 
-// The checkpoint to go on from; empty: a new run, for which OUT must not hold one.
-static std::string find_resumed(const TrainOptions& o) {
-    const std::vector<int64_t> steps = find_checkpoints(o.out);
+// What is wrong with a checkpoint; all ranks read a share of it.
+static std::string verify_together(World& world, const std::string& dir) {
+    for (const std::string& problem : world.all_gather(verify_checkpoint(dir, world.rank(), world.size())))
+        if (!problem.empty()) return problem;
+    return "";
+}
+
+// The checkpoint to go on from; empty: a new run, for which OUT must not hold one. The first rank looks, all verify.
+static std::string find_resumed(World& world, const TrainOptions& o) {
+    const bool main_rank = world.rank() == 0;
+    const Strings found = main_rank ? checkpoints_to_try(o.out) : Strings();
     if (o.resume.empty()) {
-        if (!o.dry_run && !steps.empty())
+        if (!o.dry_run && !found.empty())
             fail("%s already holds a run; HINT: --resume auto goes on with it; or give another --out", o.out.c_str());
         return "";
     }
     if (o.resume != "auto") {
-        const std::string problem = verify_directory(o.resume);
+        const std::string problem = verify_together(world, o.resume);
         if (!problem.empty()) fail("cannot resume from %s: %s", o.resume.c_str(), problem.c_str());
         return o.resume;
     }
-    const std::string dir = checkpoint_to_resume(o.out, [](const std::string& problem) {
-        fprintf(stderr, "warning: %s; trying an older checkpoint\n", problem.c_str());
-    });
-    if (dir.empty() && !steps.empty())
-        fail("none of the %zu checkpoints in %s is intact; HINT: remove them to start anew, or give --resume DIR", steps.size(),
+    for (size_t i = 0;; i++) {
+        const std::string dir = world.all_gather(i < found.size() ? found[i] : "")[0];
+        if (dir.empty()) break;
+        const std::string problem = verify_together(world, dir);
+        if (problem.empty()) return dir;
+        if (main_rank) print_line(stderr, "warning: " + problem + "; trying an older checkpoint");
+    }
+    if (!found.empty())
+        fail("none of the %zu checkpoints in %s is intact; HINT: remove them to start anew, or give --resume DIR", found.size(),
              o.out.c_str());
-    return dir;
-}
-// The first rank looks, the others hear.
-static std::string resume_directory(World& world, const TrainOptions& o) {
-    return world.all_gather(world.rank() == 0 ? find_resumed(o) : "")[0];
+    return "";
 }
 
 // Refuses ranks that were started with other options, data or programs: each compares its texts with the first rank's.
@@ -2057,17 +2076,19 @@ static nlohmann::ordered_json data_identity(const DataLoader& data, const DataOp
     return rows;
 }
 
-// Takes over what the checkpoint `dir` ("": a new run) says of scales, outliers and batches to leave out; those of the options
-// are added.
+// Takes over what the checkpoint `dir` ("": a new run) says of scales and outliers.
 static void take_over_state(Trainer& t, const std::string& dir) {
-    const TrainOptions& o = t.o;
-    TrainingState& s = t.state;
+    const TrainingState& s = t.state;
     t.fp8 = t.m.fp8.recipe.on ? Fp8State(t.m.fp8.recipe, t.m.c.L) : Fp8State();
     t.fp8.from_json(s.fp8, dir);
-    t.guard = Guard(guard_options(o));
+    t.guard = Guard(guard_options(t.o));
     if (!s.guard.is_null()) t.guard.restore(s.guard, dir);
     t.steadiness = Steadiness();
     if (!s.steadiness.is_null()) t.steadiness.restore(s.steadiness, dir);
+}
+
+// Adds the batches that the options leave out to those of the state; returns which of all are drawn and dropped.
+static BatchRanges add_left_out(TrainingState& s, const TrainOptions& o) {
     s.skips.add(BatchRanges::parse(o.skip_batches, "--skip-batches"));
     s.skips.add(BatchRanges::parse(o.iterations_to_skip, "--iterations-to-skip"));
     const char* const option = "--skip-train-iteration-range";
@@ -2076,11 +2097,10 @@ static void take_over_state(Trainer& t, const std::string& dir) {
         const BatchRanges given = BatchRanges::parse({range}, option);
         if (given.empty() || given.ranges().back().last <= s.step) continue;  // as LLM-jp: what is past is dropped
         if (given.ranges().front().first <= s.step)
-            fail("%s %s begins before the next iteration, %lld; HINT: begin there", option, range.c_str(),
-                 (long long)s.step + 1);
+            fail("%s %s begins before the next iteration; HINT: begin with %lld", option, range.c_str(), (long long)s.step + 1);
         s.iterations.push_back(range);
     }
-    t.discards = BatchRanges::from_iterations(s.iterations, option);
+    return BatchRanges::from_iterations(s.iterations, option);
 }
 
 // Weights of a new run, or weights and moments of the checkpoint `from`.
@@ -2100,6 +2120,7 @@ struct Run {
     std::string resumed_from;  // a checkpoint, or empty
     TrainingState state;       // the checkpoint's, or that of a new run
     Schedule schedule;
+    BatchRanges discards;  // batches to draw and drop
     std::unique_ptr<Model> m;
     std::unique_ptr<DataLoader> train, valid;
     int64_t valid_samples = 0;
@@ -2115,7 +2136,7 @@ struct Run {
                 stderr,
                 "warning: --adam-eps %g is above 1e-7; an early LLM-jp 172B, trained with 1e-5, was published as its failure\n",
                 o.adam_eps);
-        resumed_from = resume_directory(world, o);
+        resumed_from = find_resumed(world, o);
         if (!resumed_from.empty()) state = read_state(resumed_from);
         load_tokenizer();
         if (be::memory_is_host && !o.gemm_cache.empty()) fail("--gemm-cache is for GPUs; the CPU has one way to multiply");
@@ -2141,48 +2162,41 @@ struct Run {
         const auto ranks = o.world ? place_rank(o.world, 0, o, c) : join_groups(ctx, world, o, c);
         const Mesh& mesh = ranks->mesh;
         schedule = make_schedule(o, mesh.dp.size);
-        const int micro_batches = (int)(schedule.final_batch / ((int64_t)o.micro_batch_size * mesh.dp.size));
-        const int fewest = schedule.rampup.samples ? (int)(schedule.rampup.start / ((int64_t)o.micro_batch_size * mesh.dp.size))
-                                                   : micro_batches;
-        for (const int n : {fewest, micro_batches}) {
-            const std::string problem = pipeline_problem(mesh.pp.size, mesh.vpp, n);
-            if (!problem.empty()) fail("%s", problem.c_str());
-        }
+        discards = add_left_out(state, o);
         std::vector<int> given_layers;
         for (const std::string& n : o.pipeline_layers) given_layers.push_back(atoi(n.c_str()));
         const std::vector<int> stages = split_layers(c.L, mesh.pp.size * mesh.vpp, o.account_for_embedding_in_pipeline_split,
                                                      o.account_for_loss_in_pipeline_split, given_layers);
-        m = plan_model(c, ranks, stages, micro_batches);
+        m = plan_model(c, ranks, stages);
         open_data();
         check_same_everywhere(world, o, data);
         table = describe_run(*m, o, schedule, ctx);
-        if (o.world) describe_plan(c, stages, micro_batches);
+        if (o.world) describe_plan(c, stages);
         if (train) table.table.section("Data");
         if (train) describe_data(table, *train, "training");
         if (valid) describe_data(table, *valid, "validation");
     }
 
 private:
-    std::unique_ptr<Model> plan_model(const ModelConfig& c, std::shared_ptr<Ranks> ranks, const std::vector<int>& stages,
-                                      int micro_batches) {
+    std::unique_ptr<Model> plan_model(const ModelConfig& c, std::shared_ptr<Ranks> ranks, const std::vector<int>& stages) {
         auto model = std::make_unique<Model>(c, std::move(ranks), stages);
         // A rollback may lead back to steps in bf16.
         const int64_t start = fp8_start(o, state);
         plan_8_bits(ctx, *model, o, state.step < start || (start > 0 && o.on_spike == "rollback"));
         plan_memory(*model, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows,
-                    o.sample_interval > 0, micro_batches);
+                    o.sample_interval > 0, schedule.micro_batches());
         plan_checkpoint_copy(*model, o.save_in_foreground);
         return model;
     }
 
     // What a run on --world ranks needs and how long it takes: of one rank of each pipeline stage.
-    void describe_plan(const ModelConfig& c, const std::vector<int>& stages, int micro_batches) {
+    void describe_plan(const ModelConfig& c, const std::vector<int>& stages) {
         const Mesh& mesh = m->ranks->mesh;
         table.table.section("Plan", Table::Values::text);
         const double most = planned_memory_bytes(o);
         size_t largest = 0;
         for (int stage = 0; stage < mesh.pp.size; stage++) {
-            const auto model = plan_model(c, place_rank(o.world, mesh.rank_of(stage, 0, 0), o, c), stages, micro_batches);
+            const auto model = plan_model(c, place_rank(o.world, mesh.rank_of(stage, 0, 0), o, c), stages);
             size_t copy = 0;
             for (const auto& [purpose, bytes] : model->arena.purposes())
                 if (purpose.find("copy for checkpoints") == 0) copy = bytes;  // of a GPU run, on its host
@@ -2198,7 +2212,7 @@ private:
         const Plan plan = make_plan(plan_input(o, c, o.world, stages, schedule.final_batch, sizeof(floatX)));
         add_rows(table, plan, (double)schedule.total_samples * o.seq_length);
         if (mesh.pp.size > 1)
-            picture = draw_pipeline(mesh.pp.size, mesh.vpp, micro_batches, plan.bubble, terminal_width(stdout));
+            picture = draw_pipeline(mesh.pp.size, mesh.vpp, (int)plan.micro_batches, plan.bubble, terminal_width(stdout));
     }
 
     // The tokenizer given, else the one beside the checkpoint or the model.
@@ -2220,13 +2234,14 @@ private:
 
     void open_data() {
         if (o.dry_run && o.data_path.empty()) return;  // planning needs no data
-        const DataOptions options = data_options(o, m->c, tokenizer.get(), DataSplit::train, schedule.total_samples);
+        const DataOptions options =
+            data_options(o, m->c, tokenizer.get(), DataSplit::train, schedule.samples_read(state, discards));
         train = std::make_unique<DataLoader>(options);
         data = data_identity(*train, options);
         if (o.eval_iters > 0 && has_validation(o))
             valid = std::make_unique<DataLoader>(data_options(o, m->c, tokenizer.get(), DataSplit::valid, 0));
-        valid_samples = valid ? std::min(valid->n_samples(), o.eval_iters * schedule.final_batch) : 0;
-        if (!resumed_from.empty()) check_agreement(state, o, data, o.override);
+        valid_samples = valid ? std::min(valid->n_samples(), schedule.valid_samples) : 0;
+        if (!resumed_from.empty()) check_agreement(state, o, data, train->order_problem(state.planned), o.override);
     }
 };
 
@@ -2246,18 +2261,19 @@ static RunInfo run_info(const Run& r) {
 static std::string roll_back(World& world, Trainer& t, const Verdict& v) {
     std::string chosen;
     std::vector<int64_t> steps = world.rank() == 0 ? find_checkpoints(t.o.out) : std::vector<int64_t>();
-    while (const auto step = t.guard.plan_rollback(steps, v.first_outlier_step)) {
-        chosen = step_directory(t.o.out, *step);
-        if (verify_directory(chosen).empty()) break;
-        chosen.clear(), steps.erase(std::find(steps.begin(), steps.end(), *step));
+    for (bool intact = false; !intact;) {
+        const auto step = t.guard.plan_rollback(steps, v.first_outlier_step);
+        chosen = world.all_gather(step ? step_directory(t.o.out, *step) : "")[0];
+        intact = chosen.empty() || verify_together(world, chosen).empty();
+        if (step && !intact) steps.erase(std::find(steps.begin(), steps.end(), *step));
     }
-    chosen = world.all_gather(chosen)[0];
     if (chosen.empty())
         fail("the run ends at step %lld: %s, but there is no intact checkpoint before step %lld; HINT: a shorter --save-every",
              (long long)t.state.step, v.reason.c_str(), (long long)v.first_outlier_step);
     const Guard before = t.guard;
     TrainingState state = read_state(chosen);
     state.options = t.state.options, state.data = t.state.data, state.layout = t.state.layout;
+    state.planned = t.state.planned;
     const BatchRanges::Range range = before.rollback_range(v.first_outlier_batch);
     state.skips.add(t.state.skips);
     state.skips.add(range.first, range.last);
@@ -2268,6 +2284,7 @@ static std::string roll_back(World& world, Trainer& t, const Verdict& v) {
     const Guard saved = t.guard;
     t.guard = before;
     t.guard.rolled_back(saved);
+    t.memory.remember(memory_of(t.m));
     return chosen;
 }
 
@@ -2309,6 +2326,36 @@ static Decision decide_together(World& world, Decision mine) {
     return {std::any_of(all.begin(), all.end(), [](const Decision& d) { return d.stop; }), all[0].save};
 }
 
+// Why the run stops before its end: the first rank's reason that has one.
+static std::string reason_to_stop(World& world, const TrainOptions& o) {
+    const std::vector<std::string> signals = world.all_gather(stop_signal());
+    for (int r = 0; r < world.size(); r++)
+        if (const std::string& signal = signals[(size_t)r]; !signal.empty())
+            return "by " + signal + (world.size() > 1 ? format(" to rank %d", r) : "");
+    return "by --exit-after " + o.exit_after;
+}
+
+// A word as a shell takes it.
+static std::string shell_word(const std::string& word) {
+    const auto plain = [](char c) { return isalnum((unsigned char)c) || strchr("_-+=./:,@%", c) != nullptr; };
+    if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) return word;
+    std::string quoted = "'";
+    for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+    return quoted + "'";
+}
+
+// The command that goes on with this run: the one it was started with, and --resume auto.
+static std::string resume_command(World& world) {
+    std::ifstream words("/proc/self/cmdline");
+    std::string command = world.size() > 1 ? format("%d ranks of", world.size()) : "";
+    for (std::string word; std::getline(words, word, '\0');) {
+        if (word == "--resume" && std::getline(words, word, '\0')) continue;
+        if (word.compare(0, 9, "--resume=") == 0) continue;
+        command += (command.empty() ? "" : " ") + shell_word(word);
+    }
+    return command + " --resume auto";
+}
+
 // Times waited in each group. (On a GPU the streams wait, not the host.)
 static std::map<std::string, double> differences_ms(const std::map<std::string, double>& before,
                                                     std::map<std::string, double> after) {
@@ -2318,6 +2365,14 @@ static std::map<std::string, double> differences_ms(const std::map<std::string, 
 
 static void train(World& world, const TrainOptions& given) {
     const bool main_rank = world.rank() == 0;  // prints, logs, and holds the directory
+    std::optional<RunLock> lock;               // before anything there is looked at
+    if (!given.dry_run) {
+        hear_stop_signals(main_rank);
+        if (main_rank) lock.emplace(given.out);
+        if (const std::string done = main_rank ? adopt_copied_latest(given.out) : ""; !done.empty())
+            print_line(stderr, "note: " + done);
+        world.watch(parse_timeout(given.distributed_timeout), world.size() > 1 ? ranks_file(given.out) : "");
+    }
     Run run(world, given);
     const TrainOptions& o = run.o;
     Model& m = *run.m;
@@ -2325,29 +2380,31 @@ static void train(World& world, const TrainOptions& given) {
     if (main_rank) run.table.table.print(), fputs(run.picture.c_str(), stdout);
     if (o.dry_run) return;
 
-    std::optional<RunLock> lock;
-    if (main_rank) lock.emplace(o.out), remove_leftovers(o.out);
+    if (main_rank) remove_leftovers(o.out);
     world.barrier();
-    world.watch(parse_timeout(o.distributed_timeout), world.size() > 1 ? o.out + "/ranks" : "");
     if constexpr (!be::memory_is_host) {
-        const std::string file = o.gemm_cache.empty() ? cache_directory() + "/gemm.txt" : o.gemm_cache;
+        const std::string cache = cache_directory(), kept = cache.empty() ? "" : cache + "/gemm.txt",
+                          file = o.gemm_cache.empty() ? kept : o.gemm_cache;
         be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
     }
     allocate(run.ctx, m);
     load_weights(run.ctx, m, o, run.resumed_from);
     Trainer trainer(run.ctx, m, o, run.schedule, *run.train, run.state);
     take_over_state(trainer, run.resumed_from);
+    trainer.discards = run.discards;
     TrainingState& state = trainer.state;
     const bool resumed = !run.resumed_from.empty();
-    const int64_t total_steps = run.schedule.total_steps - trainer.discards.count_before(run.schedule.total_steps + 1);
-    if (resumed && next_batch(trainer) > run.schedule.total_steps) {
+    const int64_t total_steps = run.schedule.total_steps;
+    const auto finished = [&] { return next_batch(trainer).step >= total_steps; };
+    if (main_rank && resumed) make_latest(o.out, run.resumed_from);
+    if (resumed && finished()) {
         if (main_rank)
             printf("the run is finished: %s of %s steps are done\n", with_commas(state.step).c_str(),
                    with_commas(total_steps).c_str());
         return;
     }
     const Mesh& mesh = m.ranks->mesh;
-    state.options = options_to_json(o), state.data = run.data;
+    state.options = options_to_json(o), state.data = run.data, state.planned = run.train->n_samples();
     state.layout = {{"precision", precision_name},
                     {"backend", be::backend_name},
                     {"threads", run.ctx.threads},
@@ -2356,26 +2413,31 @@ static void train(World& world, const TrainOptions& given) {
                     {"pp", mesh.pp.size},
                     {"vpp", mesh.vpp}};
 
-    // Without a checkpoint nothing of an earlier attempt counts.
+    begin_training();
+    // What lies in OUT is of this run only if the checkpoint lies there as well.
+    namespace fs = std::filesystem;
+    const bool same_run = resumed && fs::canonical(run.resumed_from).parent_path() == fs::canonical(o.out);
     RunInfo info;
     std::unique_ptr<Logger> logger;
     if (main_rank) {
-        if (resumed) make_latest(o.out, run.resumed_from), cut_log(o.out + "/log.jsonl", state.step);
-        else std::filesystem::remove(o.out + "/log.jsonl");
-        logger = std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval);
+        if (!same_run) make_room_for_new_run(o.out);
+        logger =
+            std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval, stdout, [&] { lock->hold(); });
         info = run_info(run);
-        info.total_steps = total_steps;
-        logger->run(info, resumed);
+        logger->run(info, resumed ? std::optional(state.step) : std::nullopt);
         if (resumed) logger->event(state.step, "info", "resume", "going on from " + run.resumed_from);
     }
 
-    Saver saver(run.ctx, m.ranks->world, {o.out, o.keep, o.keep_every, tokenizer_files(run.tokenizer.get())}, m.c, m.table,
+    Saver saver(run.ctx, m.ranks->world,
+                {o.out, o.keep, o.keep_every, tokenizer_files(run.tokenizer.get()), lock ? &*lock : nullptr}, m.c, m.table,
                 m.shards, m.counted, m.copy);
-    std::string save_error;  // of the last save
+    std::string save_error;                          // of the last save
+    int64_t saved_step = same_run ? state.step : 0;  // of the last one in OUT; there is nothing to save of step 0
     const auto report_save = [&] {
         const auto outcome = saver.outcome();
         if (!outcome) return;
         save_error = outcome->error;
+        if (save_error.empty()) saved_step = outcome->step;
         if (!logger) return;
         if (!save_error.empty())
             logger->event(
@@ -2388,19 +2450,22 @@ static void train(World& world, const TrainOptions& given) {
                                  human_duration(outcome->seconds).c_str()));
     };
     const auto save = [&] {
-        saver.wait();
-        report_save();
         state.fp8 = trainer.fp8.to_json(), state.guard = trainer.guard.state();
         state.steadiness = trainer.steadiness.state();
-        saver.save({m.params, m.lower, m.m, m.v}, state);
+        saver.save(memory_of(m), state);
         if (o.save_in_foreground) saver.wait();
         timetable.saved();
     };
-    const auto validate = [&] {
+    StopVote vote(world, mesh.pp.size + 1);
+    const auto stop_here = [&] { return vote.ask(!stop_signal().empty() || timetable.exit_now()); };
+    trainer.stop = stop_here;
+    const auto validate = [&] {  // false if the run is to stop
         const double start = monotonic_seconds();
-        const LossSums sums = evaluate(run.ctx, m, *run.valid, run.valid_samples);
-        state.valid_loss = sums.ce / (double)sums.n;
-        if (logger) logger->valid(state.step, state.valid_loss, sums.n, (monotonic_seconds() - start) * 1e3);
+        const std::optional<LossSums> sums = evaluate(run.ctx, m, *run.valid, run.valid_samples, stop_here);
+        if (!sums) return false;
+        state.valid_loss = sums->ce / (double)sums->n;
+        if (logger) logger->valid(state.step, state.valid_loss, sums->n, (monotonic_seconds() - start) * 1e3);
+        return true;
     };
     std::unique_ptr<Generator> generator;
     std::vector<int> prompt;
@@ -2417,7 +2482,7 @@ static void train(World& world, const TrainOptions& given) {
 
     const auto leave_out = [&] {
         const int64_t first = trainer.batch();
-        leave_out_batches(trainer);
+        static_cast<Counters&>(state) = next_batch(trainer);
         if (logger && trainer.batch() > first)
             logger->event(state.step, "info", "skip-batches",
                           format("batches %lld to %lld are left out", (long long)first, (long long)trainer.batch() - 1));
@@ -2433,6 +2498,7 @@ static void train(World& world, const TrainOptions& given) {
         report_save();
         if (v.give_up) fail("the run ends at step %lld: %s", (long long)state.step, v.reason.c_str());
         const std::string dir = roll_back(world, trainer, v);
+        saved_step = state.step;
         if (main_rank) make_latest(o.out, dir);
         if (logger)
             logger->event(state.step, "warning", "rollback",
@@ -2440,48 +2506,69 @@ static void train(World& world, const TrainOptions& given) {
         return true;
     };
 
-    for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal, stop_after_this_step);
+    // After a step: validation, a sample and a checkpoint, where they are due.
+    const auto follow_up = [&](bool last, Decision now) {
+        const bool validates = run.valid && !now.stop && (state.step % o.eval_interval == 0 || last);
+        const bool samples = generator && !now.stop && (state.step % o.sample_interval == 0 || last);
+        const bool compares = due(o.check_weight_hash_across_dp_replicas_interval, state.step);
+        if (validates || samples || last || now.stop || now.save || compares) trainer.gatherer.finish();
+        if (compares)
+            if (const std::string problem = trainer.memory.difference(memory_of(m)); !problem.empty())
+                fail("at step %lld %s; HINT: go on from a checkpoint, without that machine", (long long)state.step,
+                     problem.c_str());
+        if (validates && !validate()) now.stop = true;
+        if (samples && !now.stop) write_sample();
+        const bool saves = last || now.stop || now.save;
+        if (saves) saver.wait(), report_save();
+        if (saves && saved_step != state.step) check_memory(trainer), save();
+        else saver.proceed();
+        report_save();
+        return now.stop;
+    };
+
+    trainer.memory.remember(memory_of(m));
     const double flops_per_token = model_flops_per_token(m.c, o.seq_length);
     bool stop = false;
-    while (next_batch(trainer) <= run.schedule.total_steps && !stop) {
+    while (!finished() && !stop) {
         leave_out();
         if (logger && m.fp8.recipe.on && state.step == fp8_start(o, state))
             logger->event(state.step, "info", "fp8", "from here on products are in 8 bits");
         const auto waited = world.monitor()->waited();
-        StepStats stats = train_step(trainer);
-        if (be::memory_is_host) stats.waiting_ms = differences_ms(waited, world.monitor()->waited());
-        stats.model_tflops = flops_per_token * stats.tokens_per_s / 1e12;
-        if (logger) logger->step(stats);
-        if (logger && !trainer.health.is_null()) logger->health(stats.step, std::exchange(trainer.health, nullptr));
+        std::optional<StepStats> stats = train_step(trainer);
+        if (!stats) {
+            follow_up(false, {true, false});
+            break;
+        }
+        if (be::memory_is_host) stats->waiting_ms = differences_ms(waited, world.monitor()->waited());
+        stats->model_tflops = flops_per_token * stats->tokens_per_s / 1e12;
+        if (logger) logger->step(*stats);
+        if (logger && !trainer.health.is_null()) logger->health(stats->step, std::exchange(trainer.health, nullptr));
         if (heed(trainer.verdict)) continue;
-        const bool last = next_batch(trainer) > run.schedule.total_steps;
         const Decision decision =
-            decide_together(world, {stop_requested || timetable.exit_now(), timetable.save_now(state.step)});
-        stop = decision.stop;
-        const bool validates = run.valid && !stop && (state.step % o.eval_interval == 0 || last);
-        const bool samples = generator && !stop && (state.step % o.sample_interval == 0 || last);
-        const bool saves = last || stop || decision.save;
-        const bool compares = due(o.check_weight_hash_across_dp_replicas_interval, state.step);
-        if (validates || samples || saves || compares) trainer.gatherer.finish();
-        if (compares)
-            if (const std::string problem = replicas_problem(run.ctx, m); !problem.empty())
-                fail("at step %lld %s; HINT: go on from a checkpoint, without that machine", (long long)state.step,
-                     problem.c_str());
-        if (validates) validate();
-        if (samples) write_sample();
-        if (saves) save();
-        else saver.proceed();
-        report_save();
+            decide_together(world, {!stop_signal().empty() || timetable.exit_now(), timetable.save_now(state.step)});
+        stop = follow_up(finished(), decision);
     }
     saver.wait();
     report_save();
+    vote.finish();
+    end_training();
+    const bool done = finished();
+    const std::string reason = done ? "" : reason_to_stop(world, o), command = done ? "" : resume_command(world);
+    const std::string problem =
+        !save_error.empty() ? "the last checkpoint could not be written: " + save_error
+        : done && !std::isfinite(state.loss)
+            ? std::string(
+                  "the last loss is not finite; HINT: training diverged: resume from an older checkpoint with a lower --lr, or "
+                  "with --on-spike rollback")
+            : "";
     if (logger) {
         if (run.valid) printf("a unigram model of the same tokens has validation loss %.4f\n", info.unigram_loss);
         printf("peak memory %s\n", human_bytes((double)peak_memory_bytes()).c_str());
-        logger->end(!save_error.empty() ? "failed" : stop ? "stopped" : "finished");
-        write_loss_svg(logger->records(), o.out + "/loss.svg");
+        if (!problem.empty()) logger->end("failed", problem);
+        else if (done) logger->end("finished");
+        else logger->end("stopped", reason + "; to go on: " + command);
     }
-    if (!save_error.empty()) fail("the last checkpoint could not be written: %s", save_error.c_str());
+    if (!problem.empty()) fail("%s", problem.c_str());
 }
 
 // A rank that fails ends all. What is wrong with options or files is wrong on every rank: the first one says it.
@@ -2494,7 +2581,7 @@ static int on_all_ranks(const Options& o, void (*command)(World&, const Options&
     } catch (const std::exception& e) {
         if (world.size() == 1) throw;
         if (world.rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
-        fprintf(stderr, "error on %s: %s\n", world.description().c_str(), e.what());
+        print_line(stderr, "error on " + world.description() + ": " + e.what());
         world.abort(1);
     }
 }
@@ -2544,8 +2631,9 @@ static void generate(World& world, const GenerateOptions& o) {
     const Tokenizer& tokenizer = *loaded.tokenizer;
     Generator generator(ctx, *loaded.m);
     const std::vector<int> prompt = prompt_tokens(tokenizer, o.prompt, generator.capacity());
+    TextOutput output(stdout);
     const auto print = [&](const std::string& bytes) {
-        if (main_rank) fwrite(bytes.data(), 1, bytes.size(), stdout), fflush(stdout);
+        if (main_rank) output.write(bytes);
     };
     double seconds = 0;
     int tokens = 0;
@@ -2738,23 +2826,20 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     const Model& m = *loaded.m;
     DataOptions d;
     d.T = m.a.T, d.vocab_size = m.c.V;
-    std::string temporary;
-    if (!o.text.empty()) {  // a text becomes a data set of one document
+    const DataLoader data = [&] {
+        if (o.text.empty()) {
+            d.blend = parse_data_path(o.data_path), d.split = o.split, d.part = DataSplit::valid;
+            return DataLoader(d);
+        }
         if (!loaded.tokenizer) fail("%s has no tokenizer.json; HINT: prepare the text and give --data-path", o.model.c_str());
-        temporary = (std::filesystem::temp_directory_path() / format("train_gpt_eval_%d", (int)getpid())).string();
-        PrepareOptions prepare;
-        prepare.input = {o.text}, prepare.output_prefix = temporary, prepare.tokenizer = o.model, prepare.no_append_eod = true;
-        prepare_command(prepare);
-        d.blend.paths = {temporary}, d.part = DataSplit::whole;
-    } else {
-        d.blend = parse_data_path(o.data_path), d.split = o.split, d.part = DataSplit::valid;
-    }
-    const DataLoader data(d);
-    for (const char* ending : {".bin", ".idx"})
-        if (!temporary.empty()) std::filesystem::remove(temporary + ending);  // the mapping stays
+        d.part = DataSplit::whole;
+        std::vector<TokenDataset> text;
+        text.push_back(TokenDataset::of_tokens(o.text, encode_file(o.text, *loaded.tokenizer, o.threads)));
+        return DataLoader(d, std::move(text));
+    }();
     const int64_t samples = o.max_samples ? std::min(o.max_samples, data.n_samples()) : data.n_samples();
     const double start = monotonic_seconds();
-    const LossSums sums = evaluate(ctx, *loaded.m, data, samples);
+    const LossSums sums = *evaluate(ctx, *loaded.m, data, samples, [] { return false; });
     const double seconds = monotonic_seconds() - start, loss = sums.ce / (double)sums.n;
     if (world.rank() > 0) return;
 
@@ -2800,6 +2885,7 @@ static int run_command(const char* name, const char* purpose, const std::vector<
 }
 
 int main(int argc, char** argv) try {
+    open_standard_streams();
     cpu::limit_spinning(argv);
     std::vector<std::string> arguments(argv + 1, argv + argc);
     if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
@@ -2813,10 +2899,8 @@ int main(int argc, char** argv) try {
     if (command == "eval") return run_command("eval", "Measures a model on text it has not seen.", arguments, eval_command);
     if (const World world = World::join(); world.size() > 1) {
         if (world.rank() == 0)
-            fprintf(
-                stderr,
-                "error: train_gpt %s is one process; train, generate and eval run on several ranks. HINT: leave mpirun out\n",
-                command.c_str());
+            print_line(stderr, "error: train_gpt " + command +
+                                   " is one process; train, generate and eval run on several ranks. HINT: leave mpirun out");
         return 1;
     }
     if (command == "prepare") return run_command("prepare", "Turns text into tokens.", arguments, prepare_command);
@@ -2829,14 +2913,11 @@ int main(int argc, char** argv) try {
     }
     fail("'%s' is not a command; did you mean %s? HINT: train_gpt --help", command.c_str(),
          cli::nearest(command, {"train", "prepare", "tokenizer", "generate", "eval", "inspect"}).c_str());
-} catch (const Error& e) {
-    fprintf(stderr, "error: %s\n", e.what());
-    return 1;
 } catch (const std::bad_alloc&) {
-    fprintf(stderr, "error: out of memory; HINT: a smaller --micro-batch-size, --seq-length or model\n");
+    print_line(stderr, "error: out of memory; HINT: a smaller --micro-batch-size, --seq-length or model");
     return 1;
 } catch (const std::exception& e) {
-    fprintf(stderr, "error: %s\n", e.what());
+    print_line(stderr, std::string("error: ") + e.what());
     return 1;
 }
 #endif

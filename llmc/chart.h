@@ -1,11 +1,14 @@
 // Curves of any length in little memory, and line charts as SVG.
 //   Curve   at most 750 buckets of neighbouring points; a bucket keeps count, sum, smallest and largest: no spike is lost
 //   Chart   series on nice axes (1-2-5 ticks; logarithmic where asked), drawn by draw_chart(); a style sheet has the colours
+// Any data can be drawn: what is not finite is left out, what is beyond +-largest_drawn lies there, and axes have a length.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -15,20 +18,26 @@ struct Point {
     double x, y;
 };
 
+// Sums of as many as a curve has, and differences, stay finite.
+constexpr double largest_drawn = 1e290;
+inline double drawable(double v) { return std::clamp(v, -largest_drawn, largest_drawn); }
+
 class Curve {
 public:
     static constexpr size_t max_buckets = 750;  // and so at most 1500 points of extremes()
 
-    // x must not decrease; what is not finite is left out.
+    // What is not finite is left out. Where x goes back, the points from there on are new ones.
     void add(int64_t x, double y) {
         if (!std::isfinite(y)) return;
+        if (!buckets_.empty() && x < last_x_) cut_after(x - 1);
+        y = drawable(y);
         if (buckets_.empty() || buckets_.back().key != x / stride_)
             buckets_.push_back({x / stride_, 0, 0, 0, {(double)x, y}, {(double)x, y}});
         Bucket& b = buckets_.back();
         b.n++, b.sum_x += (double)x, b.sum_y += y;
         if (y < b.low.y) b.low = {(double)x, y};
         if (y > b.high.y) b.high = {(double)x, y};
-        last_ = y;
+        last_x_ = x, last_ = y;
         while (buckets_.size() > max_buckets) halve();
     }
 
@@ -42,7 +51,8 @@ public:
         const auto end = std::partition_point(buckets_.begin(), buckets_.end(), kept);
         tail.buckets_.assign(end, buckets_.end());
         buckets_.erase(end, buckets_.end());
-        if (!buckets_.empty()) last_ = buckets_.back().sum_y / (double)buckets_.back().n;
+        last_ = empty() ? NAN : buckets_.back().sum_y / (double)buckets_.back().n;
+        last_x_ = x;
         return tail.extremes();
     }
 
@@ -107,11 +117,25 @@ private:
     }
 
     std::vector<Bucket> buckets_;
-    int64_t stride_ = 1;
+    int64_t stride_ = 1, last_x_ = 0;
     double last_ = NAN;
 };
 
 // ---- axes ------------------------------------------------------------------------------------------------------------------
+// Ends that an axis can have, whatever the data's are: finite, in order, and far enough apart for ticks that differ.
+inline std::pair<double, double> axis_ends(double lo, double hi) {
+    if (!(lo <= hi)) return {0, 1};  // there are no data, or an end is not a number
+    lo = drawable(lo), hi = drawable(hi);
+    if (hi - lo < 1e-100 || hi - lo < 1e-9 * std::max(std::fabs(lo), std::fabs(hi)))
+        hi = lo + (std::fabs(lo) < 1e-12 ? 1e-12 : 0.1 * std::fabs(lo));
+    return {lo, hi};
+}
+// Of a logarithmic axis, which has no place for zero and less.
+inline std::pair<double, double> log_axis_ends(double lo, double hi) {
+    std::tie(lo, hi) = axis_ends(lo, hi);
+    return axis_ends(std::max(lo, 1e-100), std::max(hi, 1e-100));
+}
+
 // The smallest of 1, 2, 5 times a power of ten that cuts [lo, hi] into at most n parts.
 inline double nice_step(double lo, double hi, int n) {
     const double least = std::max((hi - lo) / n, 1e-300), power = std::pow(10, std::floor(std::log10(least)));
@@ -120,8 +144,10 @@ inline double nice_step(double lo, double hi, int n) {
     return 10 * power;
 }
 
-inline std::vector<double> linear_ticks(double lo, double hi, int n) {
-    const double step = nice_step(lo, hi, n);
+// At most n + 1 ticks, `least_step` apart or more.
+inline std::vector<double> linear_ticks(double lo, double hi, int n, double least_step = 0) {
+    std::tie(lo, hi) = axis_ends(lo, hi);
+    const double step = std::max(least_step, nice_step(lo, hi, n));
     std::vector<double> ticks;
     for (double k = std::ceil(lo / step - 1e-6) + 0.0; k * step <= hi + 1e-6 * step; k++) ticks.push_back(k * step);
     return ticks;
@@ -129,6 +155,7 @@ inline std::vector<double> linear_ticks(double lo, double hi, int n) {
 
 // Powers of ten, with 2 and 5 between them where the range is short, every k-th power where it is long.
 inline std::vector<double> log_ticks(double lo, double hi, int n) {
+    std::tie(lo, hi) = log_axis_ends(lo, hi);
     const int first = (int)std::floor(std::log10(lo)), last = (int)std::ceil(std::log10(hi)),
               every = std::max(1, (last - first + n - 1) / n);
     std::vector<double> ticks;
@@ -160,8 +187,7 @@ inline std::string short_number(double v) {
     return s;
 }
 
-inline std::string tick_label(double v, double step) {
-    if (std::fabs(v) < 1e-9 * step) return "0";
+inline std::string tick_label(double v) {
     if (std::fabs(v) < 99999.5) return short_number(v);
     for (const auto& [unit, suffix] : {std::pair{1e12, "T"}, {1e9, "B"}, {1e6, "M"}, {1e3, "K"}})
         if (std::fabs(v) >= unit * 0.9999) return format("%.5g%s", v / unit, suffix);
@@ -191,26 +217,30 @@ struct Chart {
     int width = 560, height = 230;
 };
 
-// Where a chart's values lie in its picture.
+// Where a chart's values lie in its picture; what is outside lies near it.
 struct Frame {
     double left, right, top, bottom, x0, x1, y0, y1;
     bool logarithmic;
-    double x(double v) const { return left + (right - left) * (v - x0) / (x1 - x0); }
+    static double part(double v, double from, double to) { return std::clamp((drawable(v) - from) / (to - from), -1.0, 2.0); }
+    double x(double v) const { return left + (right - left) * part(v, x0, x1); }
     double y(double v) const {
-        const double part = logarithmic ? std::log(std::max(v, 1e-300) / y0) / std::log(y1 / y0) : (v - y0) / (y1 - y0);
-        return bottom - (bottom - top) * std::clamp(part, -1.0, 2.0);
+        return bottom - (bottom - top) *
+                            (logarithmic ? part(std::log(std::max(v, 1e-300)), std::log(y0), std::log(y1)) : part(v, y0, y1));
     }
 };
 
+inline bool drawn(const Point& p) { return std::isfinite(p.x) && std::isfinite(p.y); }
+
 inline Frame frame_of(const Chart& c) {
-    Frame f{54,           c.width - (c.direct_labels ? 124.0 : 24.0), 12, c.height - 30.0, INFINITY, -INFINITY, c.lo, c.hi,
-            c.logarithmic};
+    double first = INFINITY, last = -INFINITY;
     for (const Series& s : c.series)
-        for (const Point& p : s.points) f.x0 = std::min(f.x0, p.x), f.x1 = std::max(f.x1, p.x);
-    if (!(f.x0 <= f.x1)) f.x0 = 0, f.x1 = 1;
-    if (f.x0 < 0.05 * f.x1) f.x0 = 0;  // a run starts at 0, though its first record is step 1
-    if (f.x1 <= f.x0) f.x1 = f.x0 + 1;
-    return f;
+        for (const Point& p : s.points)
+            if (drawn(p)) first = std::min(first, p.x), last = std::max(last, p.x);
+    if (first < 0.05 * last) first = std::min(first, 0.0);  // a run starts at 0, though its first record is step 1
+    const auto [x0, x1] = axis_ends(first, last);
+    const auto [y0, y1] = c.logarithmic ? log_axis_ends(c.lo, c.hi) : axis_ends(c.lo, c.hi);
+    return {54,           c.width - (c.direct_labels ? 124.0 : 24.0), 12, c.height - 30.0, x0, std::max(x1, x0 + 1), y0, y1,
+            c.logarithmic};
 }
 
 inline std::string xml_escape(const std::string& text) {
@@ -229,10 +259,11 @@ inline std::string xml_escape(const std::string& text) {
 inline std::string svg_path(const Frame& f, const Series& s) {
     std::string d;
     double last_y = 0;
-    for (size_t i = 0; i < s.points.size(); i++) {
-        const double x = f.x(s.points[i].x), y = f.y(s.points[i].y);
-        if (s.steps && i > 0) d += format("L%.1f %.1f", x, last_y);
-        d += format("%c%.1f %.1f", i == 0 ? 'M' : 'L', x, y);
+    for (const Point& p : s.points) {
+        if (!drawn(p)) continue;
+        const double x = f.x(p.x), y = f.y(p.y);
+        if (s.steps && !d.empty()) d += format("L%.1f %.1f", x, last_y);
+        d += format("%c%.1f %.1f", d.empty() ? 'M' : 'L', x, y);
         last_y = y;
     }
     return d;
@@ -242,18 +273,16 @@ inline std::string svg_axes(const Chart& c, const Frame& f) {
     std::string out;
     const int x_parts = std::max(3, c.width / 110), y_parts = std::max(3, c.height / 44);
     const std::vector<double> y_ticks = c.logarithmic ? log_ticks(f.y0, f.y1, y_parts) : linear_ticks(f.y0, f.y1, y_parts);
-    const double y_step = c.logarithmic ? f.y0 : nice_step(f.y0, f.y1, y_parts),
-                 x_step = std::max(1.0, nice_step(f.x0, f.x1, x_parts));
     for (const double v : y_ticks)
         out += format(
             "<path class=\"grid\" d=\"M%.1f %.1fH%.1f\"/><text class=\"tick\" x=\"%.1f\" y=\"%.1f\" "
             "text-anchor=\"end\">%s</text>",
-            f.left, f.y(v), f.right, f.left - 8, f.y(v) + 4, tick_label(v, y_step).c_str());
-    for (double v = std::ceil(f.x0 / x_step) * x_step; v <= f.x1 * (1 + 1e-9); v += x_step)
+            f.left, f.y(v), f.right, f.left - 8, f.y(v) + 4, tick_label(v).c_str());
+    for (const double v : linear_ticks(f.x0, f.x1, x_parts, 1))
         out += format(
             "<path class=\"axis\" d=\"M%.1f %.1fv5\"/><text class=\"tick\" x=\"%.1f\" y=\"%.1f\" "
             "text-anchor=\"middle\">%s</text>",
-            f.x(v), f.bottom, f.x(v), f.bottom + 19, tick_label(v, x_step).c_str());
+            f.x(v), f.bottom, f.x(v), f.bottom + 19, tick_label(v).c_str());
     return out + format("<path class=\"axis\" d=\"M%.1f %.1fH%.1f\"/>", f.left, f.bottom, f.right);
 }
 
@@ -265,10 +294,10 @@ inline std::string svg_end_labels(const Chart& c, const Frame& f) {
     };
     std::vector<Label> labels;
     for (const Series& s : c.series)
-        if (!s.name.empty() && !s.points.empty())
-            labels.push_back({f.y(s.points.back().y), s.style, format("%s %.3f", s.name.c_str(), s.points.back().y)});
+        if (!s.name.empty() && !s.points.empty() && drawn(s.points.back()))
+            labels.push_back({f.y(s.points.back().y), s.style, s.name + " " + with_decimals(s.points.back().y, 3)});
     if (std::isfinite(c.baseline))
-        labels.push_back({f.y(c.baseline), "baseline", format("%s %.3f", c.baseline_name.c_str(), c.baseline)});
+        labels.push_back({f.y(c.baseline), "baseline", c.baseline_name + " " + with_decimals(c.baseline, 3)});
     std::sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) { return a.y < b.y; });
     std::string out;
     double free = f.top + 4;
@@ -302,8 +331,9 @@ inline std::string draw_chart(const Chart& c) {
         // a line of one point would show nothing
         if (s.points.size() == 1 || (s.dots && s.points.size() <= 80))
             for (const Point& p : s.points)
-                out +=
-                    format("<circle class=\"dot %s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>", s.style.c_str(), f.x(p.x), f.y(p.y));
+                if (drawn(p))
+                    out += format("<circle class=\"dot %s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>", s.style.c_str(), f.x(p.x),
+                                  f.y(p.y));
     }
     for (const int64_t x : c.marks)
         out += format("<path class=\"mark\" d=\"M%.1f %.1fl-4 -7h8z\"><title>step %lld: not finite</title></path>",

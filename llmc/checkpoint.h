@@ -160,7 +160,7 @@ public:
     // Makes them, with their full size, for tensors to be written into.
     void create() const {
         for (const File& file : files) {
-            const int fd = open(file.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+            const int fd = create_new_file(file.path);
             if (fd < 0) fail("cannot write %s: %s", file.path.c_str(), strerror(errno));
             const bool done = pwrite(fd, file.start.data(), file.start.size(), 0) == (ssize_t)file.start.size() &&
                               ftruncate(fd, (off_t)file.bytes) == 0;
@@ -216,7 +216,7 @@ private:
     void flush() {
         if (buffer_.empty()) return;
         int& fd = fds_[file_];
-        if (fd < 0) fd = open(files_.files[file_].path.c_str(), O_WRONLY | O_CLOEXEC);
+        if (fd < 0) fd = open(files_.files[file_].path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0) failed(file_);
         for (size_t done = 0; done < buffer_.size();) {
             const ssize_t n = pwrite(fd, buffer_.data() + done, buffer_.size() - done, (off_t)(offset_ + done));
@@ -235,7 +235,8 @@ private:
 };
 
 // Writes what a rank counts of its parts: part(i) is element i of them as `shards` lays them out, of the files' type; `counted`
-// are elements of the table.
+// are elements of the table. Numbers that are not finite are refused by the tensor's name: a checkpoint that holds them would
+// be of no use, and take the place of one that is.
 template <class Part>
 void write_parts(const TensorFiles& files, const ParameterTable& table, const Shards& shards, const std::vector<Range>& counted,
                  Part part) {
@@ -259,10 +260,17 @@ void write_parts(const TensorFiles& files, const ParameterTable& table, const Sh
                         char* to =
                             writer.at(place.file, place.offset + (in_file + begin) * sizeof(E), (end - begin) * sizeof(E));
                         const size_t first_value = shard + (begin * stride - from);
+                        bool finite = true;
                         for (size_t k = 0; k < end - begin; k++) {
                             const E value = part(first_value + k * stride);
+                            finite &= std::isfinite((real)value);
                             memcpy(to + k * sizeof(E), &value, sizeof(E));
                         }
+                        if (!finite)
+                            fail(
+                                "%s of %s is not finite; HINT: training diverged: go on from an older checkpoint with a lower "
+                                "--lr, or with --on-spike rollback",
+                                t.name.c_str(), std::filesystem::path(files.files[place.file].path).filename().c_str());
                     });
                 }
             });
@@ -322,14 +330,15 @@ struct FileSum {
     size_t bytes = 0;
     uint32_t crc = 0;
 };
-// Read in pieces and not mapped, so that a large file does not count as memory of the run.
-inline FileSum sum_file(const std::string& path) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) fail("cannot open %s: %s", path.c_str(), strerror(errno));
+// Read in pieces and not mapped, so that a large file does not count as memory of the run. Of a file that is longer than `most`
+// only the length is right.
+inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX) {
+    const auto [fd, size] = open_regular_file(path);
     std::vector<char> buffer(1 << 20);
     FileSum sum;
-    ssize_t n;
-    while ((n = read(fd, buffer.data(), buffer.size())) != 0) {
+    if (size > most) sum.bytes = size;
+    ssize_t n = 0;
+    while (sum.bytes <= most && (n = read(fd, buffer.data(), buffer.size())) != 0) {
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) break;
         sum.crc = crc32c(buffer.data(), (size_t)n, sum.crc), sum.bytes += (size_t)n;
@@ -362,16 +371,22 @@ inline void write_manifest(const std::string& dir, const std::string& sums) {
     write_file_atomically(dir + "/" + manifest_name, manifest.dump(2) + "\n");
 }
 
-// What is wrong with a directory that has a manifest, naming the file; empty if it is as it was written.
-inline std::string verify_directory(const std::string& dir) {
+// What is wrong with a directory that has a manifest, naming the file; empty if it is as it was written. Files may be links to
+// files, as in a directory made with cp -s; what is read is no more than the manifest says.
+// Of `ranks` that all ask, each compares its share of the files.
+inline std::string verify_directory(const std::string& dir, int rank = 0, int ranks = 1) {
+    int file = 0;
     try {
         const nlohmann::json manifest = read_json(dir + "/" + manifest_name);
         const nlohmann::json& files = manifest.at("files");
         if (!files.is_object() || files.empty()) return dir + "/" + manifest_name + " is damaged: it lists no files";
         for (const auto& [name, entry] : files.items()) {
-            const std::string path = dir + "/" + name;
-            const FileSum sum = sum_file(path);
+            if (file++ % ranks != rank) continue;
+            const std::string path = inside(dir, name, dir + "/" + manifest_name);
+            if (!entry.at("bytes").is_number_unsigned())
+                return dir + "/" + manifest_name + " is damaged: the size of " + name + " is " + entry.at("bytes").dump();
             const size_t bytes = entry.at("bytes").get<size_t>();
+            const FileSum sum = sum_file(path, bytes);
             if (sum.bytes != bytes) return format("%s has %zu bytes; it was written with %zu", path.c_str(), sum.bytes, bytes);
             if (format("%08x", sum.crc) != entry.at("crc32c").get<std::string>())
                 return path + " is damaged: its checksum is not that of the manifest";
@@ -390,8 +405,8 @@ class NewDirectory {
 public:
     explicit NewDirectory(const std::string& dir)
         : dir_(dir),
-          temporary_((parent() / ("." + name() + ".tmp")).string()),
-          old_((parent() / ("." + name() + ".old")).string()) {}
+          temporary_((parent() / hidden(name(), ".tmp")).string()),
+          old_((parent() / hidden(name(), ".old")).string()) {}
     const std::string& path() const { return temporary_; }  // to write into
 
     void create() const {
@@ -410,6 +425,8 @@ public:
             for (const auto& entry : fs::recursive_directory_iterator(temporary_))
                 if (entry.is_directory()) sync_directory(entry.path().string());
             sync_directory(temporary_);
+            // What has the name and is no checkpoint is the user's.
+            if (fs::exists(dir_) && !fs::exists(dir_ + "/" + manifest_name)) set_aside(dir_);
             const bool replaces = fs::exists(dir_);
             if (replaces) fs::rename(dir_, old_);
             try {
@@ -447,9 +464,12 @@ private:
 
 // Makes `link` a symbolic link to `target`, replacing what it was in one step.
 inline void point_link(const std::string& link, const std::string& target) {
-    const std::string temporary = link + ".tmp";
+    const std::string temporary = temporary_name(link);
     unlink(temporary.c_str());
-    if (symlink(target.c_str(), temporary.c_str()) != 0 || rename(temporary.c_str(), link.c_str()) != 0)
-        fail("cannot point %s to %s: %s", link.c_str(), target.c_str(), strerror(errno));
+    if (symlink(target.c_str(), temporary.c_str()) != 0 || rename(temporary.c_str(), link.c_str()) != 0) {
+        const int error = errno;
+        unlink(temporary.c_str());
+        fail("cannot point %s to %s: %s", link.c_str(), target.c_str(), strerror(error));
+    }
     sync_directory(std::filesystem::path(link).parent_path().string());
 }

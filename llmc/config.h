@@ -103,26 +103,26 @@ inline Allowed list(int values = 0) {
       "a spike of loss or gradient norm: say so, drop its update, or (several in a row) go back to an older checkpoint and "   \
       "leave these batches out")                                                                                               \
     X(double, spike_loss_deviations, "", 8, above(0), "Stability",                                                             \
-      "a spike is a loss so many robust standard deviations above the median")                                                 \
-    X(double, spike_grad_norm_factor, "", 10, above(1), "Stability", "or a gradient norm so many times its median")            \
+      "a spike is a loss this many robust standard deviations above the median")                                               \
+    X(double, spike_grad_norm_factor, "", 10, above(1), "Stability", "or a gradient norm this many times its median")          \
     X(int, spike_window, "", 128, between(2, 1000000), "Stability", "of so many steps")                                        \
     X(int, spike_patience, "", 3, between(1, 1000000), "Stability",                                                            \
       "outliers in a row that call for a rollback; with warn or skip: end a run that is lost")                                 \
     X(int64_t, rollback_distance, "", 100, at_least(0), "Stability",                                                           \
-      "go back to a checkpoint at least so many steps before the spike")                                                       \
-    X(int64_t, rollback_batches, "", 200, at_least(1), "Stability", "and leave out so many batches around it")                 \
+      "go back to a checkpoint at least this many steps before the spike")                                                     \
+    X(int64_t, rollback_batches, "", 200, at_least(1), "Stability", "and leave out this many batches around it")               \
     X(int, max_rollbacks, "", 5, between(0, 1000000), "Stability", "rollbacks in a run before it ends")                        \
     X(int64_t, log_health_interval, "", 0, at_least(0), "Stability",                                                           \
       "steps between records of every layer: norms of weights, gradients and updates, in 8 bits what is cut off; 0: none")     \
     X(int64_t, check_weight_hash_across_dp_replicas_interval, "check-replicas", 0, at_least(0), "Stability",                   \
-      "steps between comparisons of the weights that several ranks hold; 0: never")                                            \
+      "steps between comparisons of what several ranks hold; also find bits that flip in memory, at every step; 0: neither")   \
     X(int64_t, detect_nondeterminism, "", 0, at_least(0), "Stability",                                                         \
       "steps between gradients that are computed twice and compared bit by bit, to find failing hardware; 0: never")           \
     X(Strings, skip_batches, "", {}, list(), "Stability",                                                                      \
       "batches to leave out, 101-200 or 512: a step each, without update; kept in checkpoints")                                \
     X(Strings, iterations_to_skip, "", {}, list(), "Stability", "the same by Megatron's name, one by one")                     \
     X(Strings, skip_train_iteration_range, "", {}, list(), "Stability",                                                        \
-      "LLM-jp's: before iteration 101 of 101-200 as many batches are drawn and dropped, which count as no steps")              \
+      "LLM-jp's: before iteration 101 of 101-200, 100 batches are drawn and dropped; steps and learning rate stand still")     \
     X(std::string, fp8_format, "fp8", "", one_of({"hybrid", "e4m3"}), "FP8",                                                   \
       "multiply the blocks' matrices in 8 bits: e4m3, hybrid: gradients in e5m2")                                              \
     X(std::string, fp8_recipe, "", "delayed", one_of({"delayed", "current"}), "FP8",                                           \
@@ -168,7 +168,7 @@ inline Allowed list(int values = 0) {
       "data-parallel messages wait until backward or the update has ended, to see what overlap gains")                         \
     X(std::string, distributed_timeout, "", "10m", anything(), "Parallel",                                                     \
       "a rank that waits for others longer than this reports what each is doing, and ends the run")                            \
-    X(int, world, "", 0, between(1, 1000000), "Plan", "with --dry-run: plan for so many ranks, without starting them")         \
+    X(int, world, "", 0, between(1, 1000000), "Plan", "with --dry-run: plan for this many ranks, without starting them")       \
     X(std::string, device, "", "h100", one_of({"a100", "h100", "h200", "b200", "mi300x"}), "Plan",                             \
       "the GPUs of the plan; sets what is not given below (h100: 989, 450, 50, 3350, 80)")                                     \
     X(OptionalDouble, device_tflops, "", {}, above(0), "Plan", "bf16 peak of a GPU, in TFLOP/s")                               \
@@ -189,11 +189,12 @@ inline Allowed list(int values = 0) {
     X(std::string, resume, "", "", anything(), "Checkpoint",                                                                   \
       "auto: go on from the newest intact checkpoint in --out, or start; or a checkpoint's directory")                         \
     X(Strings, override, "", {}, list(), "Checkpoint",                                                                         \
-      "names of options that may differ from the checkpoint's, e.g. lr train-iters")                                           \
+      "names of options that may differ from the checkpoint's, e.g. lr train-iters; data-order: the samples' order may")       \
     X(std::string, save_every, "", "30m", anything(), "Checkpoint",                                                            \
       "a number of steps (500) or a duration (90s, 30m, 2h); 0: only at the end")                                              \
-    X(int64_t, keep, "", 2, at_least(0), "Checkpoint", "keep the last so many checkpoints; 0: all")                            \
-    X(int64_t, keep_every, "", 0, at_least(0), "Checkpoint", "keep those at multiples of so many steps for good; 0: none")     \
+    X(int64_t, keep, "", 2, at_least(0), "Checkpoint", "number of newest checkpoints to keep; 0: all")                         \
+    X(int64_t, keep_every, "", 0, at_least(0), "Checkpoint",                                                                   \
+      "also keep every checkpoint whose step is a multiple of this; 0: none")                                                  \
     X(std::string, exit_after, "", "", anything(), "Checkpoint", "save and stop after this time (5h30m)")                      \
     X(bool, save_in_foreground, "", false, anything(), "Checkpoint",                                                           \
       "training waits while a checkpoint is written; saves the memory of a copy")
@@ -242,7 +243,7 @@ inline Allowed list(int values = 0) {
     X(std::string, text, "", "", anything(), "Data", "a text file instead of prepared data")                                  \
     X(int, seq_length, "seq", 0, between(1, 100000000), "Data", "tokens per sample; default: the model's longest sequence")   \
     X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per pass")                               \
-    X(int64_t, max_samples, "limit", 0, at_least(0), "Data", "at most so many samples, or examples of each task; 0: all")     \
+    X(int64_t, max_samples, "limit", 0, at_least(0), "Data", "at most this many samples, or examples of each task; 0: all")   \
     X(Strings, tasks, "", {}, list(), "Tasks", "questions with answers (.jsonl, see dev/data/README.md): accuracies")         \
     X(int, num_fewshot, "", 0, between(0, 1000), "Tasks", "solved examples before each question")                             \
     X(Strings, fewshot, "", {}, list(), "Tasks", "where they come from, a file per task; default: the task's other examples") \

@@ -141,25 +141,43 @@ inline std::pair<int64_t, int64_t> split_range(const std::string& split, DataSpl
 }
 
 // ---- the order of one dataset's samples ------------------------------------------------------------------------------------
+// How often a data set is read: with the seed and the data, all that its order depends on.
+struct Epochs {
+    int64_t n = 1;
+    bool last_apart = false;  // the last one is shuffled apart
+    bool operator==(const Epochs& e) const { return n == e.n && last_apart == e.last_apart; }
+    std::string text() const {
+        return format("%lld epoch%s", (long long)n, last_apart ? "s, the last apart" : n > 1 ? "s" : "");
+    }
+};
+
+// Of `tokens` tokens, for n_wanted samples of T+1 (0: one epoch).
+inline Epochs epochs_for(int64_t tokens, int T, int64_t n_wanted, const std::string& name) {
+    if (n_wanted > (INT64_MAX - tokens) / T) fail("%s: %lld samples are too many", name.c_str(), (long long)n_wanted);
+    Epochs e;
+    if (n_wanted > 0) e.n = (n_wanted * T + tokens) / tokens;
+    const int64_t before_last = ((e.n - 1) * tokens - 1) / T, per_epoch = (tokens - 1) / T;
+    e.last_apart = e.n > 1 && n_wanted - before_last < (int64_t)(0.80 * (double)per_epoch);
+    return e;
+}
+
 class SampleOrder {
 public:
     // Samples of T+1 tokens over the documents [begin, end), at least n_wanted of them (0: one epoch).
     SampleOrder(const TokenDataset& data, int64_t begin, int64_t end, int T, int64_t n_wanted, uint32_t seed) : T_(T) {
         for (int64_t d = begin; d < end; d++) tokens_per_epoch_ += data.length(d);
         CHECK(tokens_per_epoch_ > T, "%lld tokens for samples of %d", (long long)tokens_per_epoch_, T + 1);
-        if (n_wanted > (INT64_MAX - tokens_per_epoch_) / T || end > INT32_MAX)
-            fail("%s: %lld samples of %lld documents are too many", data.name().c_str(), (long long)n_wanted, (long long)end);
-        n_epochs_ = n_wanted > 0 ? (n_wanted * T + tokens_per_epoch_) / tokens_per_epoch_ : 1;
+        if (end > INT32_MAX) fail("%s: %lld documents are too many", data.name().c_str(), (long long)end);
+        const Epochs epochs = epochs_for(tokens_per_epoch_, T, n_wanted, data.name());
+        n_epochs_ = epochs.n;
         n_samples_ = (n_epochs_ * tokens_per_epoch_ - 1) / T;
         if (n_samples_ > UINT32_MAX)
             fail("%s: %lld samples are asked for; at most %u can be", data.name().c_str(), (long long)n_samples_, UINT32_MAX);
 
-        const int64_t before_last = ((n_epochs_ - 1) * tokens_per_epoch_ - 1) / T, per_epoch = (tokens_per_epoch_ - 1) / T;
-        const bool last_apart = n_epochs_ > 1 && n_wanted - before_last < (int64_t)(0.80 * (double)per_epoch);
         NumpyRandom random(seed);
-        order_documents(begin, end, last_apart, random);
+        order_documents(begin, end, epochs.last_apart, random);
         sum_lengths(data);
-        order_samples(last_apart ? before_last : n_samples_, random);
+        order_samples(epochs.last_apart ? ((n_epochs_ - 1) * tokens_per_epoch_ - 1) / T : n_samples_, random);
     }
 
     int64_t n_samples() const { return n_samples_; }
@@ -298,16 +316,22 @@ struct DataSummary {
 
 class DataLoader {
 public:
-    explicit DataLoader(const DataOptions& options) : o_(options) {
+    explicit DataLoader(const DataOptions& options) : DataLoader(options, open_all(options.blend.paths)) {}
+    // Of data that is open, instead of what the options' paths name.
+    DataLoader(const DataOptions& options, std::vector<TokenDataset> data) : o_(options) {
         CHECK(o_.T > 0 && o_.n_samples >= 0, "T %d, %lld samples", o_.T, (long long)o_.n_samples);
         if (o_.eod < 0 && (o_.reset_position_ids || o_.reset_attention_mask || o_.eod_mask_loss))
             fail(
                 "--reset-position-ids, --reset-attention-mask and --eod-mask-loss need to know the end-of-document token; "
                 "HINT: give --tokenizer");
-        if (o_.blend.paths.empty()) fail("no data is given; HINT: --data-path PREFIX, as `train_gpt prepare` made it");
-        CHECK(o_.blend.weights.empty() || o_.blend.weights.size() == o_.blend.paths.size(), "weights and paths");
-        for (const std::string& path : o_.blend.paths) add(TokenDataset::open(path));
-        if (sources_.size() == 1 && o_.blend.weights.empty()) plan_single();
+        if (data.empty()) fail("no data is given; HINT: --data-path PREFIX, as `train_gpt prepare` made it");
+        CHECK(o_.blend.weights.empty() || o_.blend.weights.size() == data.size(), "weights and paths");
+        for (TokenDataset& d : data) add(std::move(d));
+        take_split();
+        const std::vector<int64_t> wanted = samples_wanted(o_.n_samples);
+        for (size_t j = 0; j < sources_.size(); j++)
+            orders_.emplace_back(sources_[j].data, sources_[j].begin, sources_[j].end, o_.T, wanted[j], o_.seed);
+        if (single()) n_samples_ = o_.n_samples > 0 ? o_.n_samples : orders_[0].n_samples();
         else plan_blend();
     }
 
@@ -343,6 +367,27 @@ public:
         return count;
     }
 
+    // Why samples that were planned to be n came in another order than these; empty: they did not. Megatron's order depends on
+    // how often each data set is read for all of the run, so that a run that is made longer may get another one.
+    std::string order_problem(int64_t n) const {
+        const std::vector<Epochs> before = epochs(n), now = epochs(o_.n_samples);
+        for (size_t j = 0; j < sources_.size(); j++) {
+            if (before[j] == now[j]) continue;
+            int64_t kept = n, lost = o_.n_samples;  // the order is kept up (or down) to a number between them
+            while (std::abs(lost - kept) > 1) {
+                const int64_t middle = kept + (lost - kept) / 2;
+                (epochs(middle) == before ? kept : lost) = middle;
+            }
+            return format(
+                "the order of the samples changes: %s is now read in %s for %lld samples in all, the checkpoint's %lld took "
+                "%s; "
+                "some that were trained on would come again, others never. HINT: with at %s %lld samples in all it is kept",
+                sources_[j].data.name().c_str(), now[j].text().c_str(), (long long)o_.n_samples, (long long)n,
+                before[j].text().c_str(), lost > kept ? "most" : "least", (long long)kept);
+        }
+        return "";
+    }
+
     std::vector<DataSummary> summary() const {
         std::vector<int64_t> used(sources_.size(), 0);
         if (blend_.empty()) used[0] = n_samples_;
@@ -362,6 +407,12 @@ private:
         int64_t begin, end;  // documents
         int64_t tokens;      // in them
     };
+
+    static std::vector<TokenDataset> open_all(const std::vector<std::string>& paths) {
+        std::vector<TokenDataset> data;
+        for (const std::string& path : paths) data.push_back(TokenDataset::open(path));
+        return data;
+    }
 
     // Shards without weights are one stream of tokens.
     void add(TokenDataset data) {
@@ -395,38 +446,48 @@ private:
         }
     }
 
-    void order(size_t j, int64_t n_wanted) {
-        const Source& s = sources_[j];
-        orders_.emplace_back(s.data, s.begin, s.end, o_.T, n_wanted, o_.seed);
+    bool single() const { return sources_.size() == 1 && o_.blend.weights.empty(); }
+    bool weighted(int64_t n) const { return !o_.blend.weights.empty() && n > 0; }
+    std::vector<double> samples_of_one_epoch() const {
+        std::vector<double> samples;
+        for (const Source& s : sources_) samples.push_back((double)((s.tokens - 1) / o_.T));
+        return samples;
     }
+    // The sources' parts of n samples. Megatron normalises given weights twice; the second time can change the last bit.
+    std::vector<double> shares(int64_t n) const { return normalized(weighted(n) ? o_.blend.weights : samples_of_one_epoch()); }
 
-    void plan_single() {
-        take_split();
-        order(0, o_.n_samples);
-        n_samples_ = o_.n_samples > 0 ? o_.n_samples : orders_[0].n_samples();
+    // What each source is asked for, for n samples in all (0: one epoch).
+    std::vector<int64_t> samples_wanted(int64_t n) const {
+        if (single()) return {n};
+        const std::vector<double> one_epoch = samples_of_one_epoch(), share = shares(n);
+        const double all = std::accumulate(one_epoch.begin(), one_epoch.end(), 0.0);
+        const bool once = n == 0 || (!weighted(n) && (double)n <= all);
+        std::vector<int64_t> wanted;
+        for (const double x : share) wanted.push_back(once ? 0 : (int64_t)std::ceil(std::ceil((double)n * x) * (1 + 0.005)));
+        return wanted;
+    }
+    std::vector<Epochs> epochs(int64_t n) const {
+        std::vector<Epochs> epochs;
+        const std::vector<int64_t> wanted = samples_wanted(n);
+        for (size_t j = 0; j < sources_.size(); j++)
+            epochs.push_back(epochs_for(sources_[j].tokens, o_.T, wanted[j], sources_[j].data.name()));
+        return epochs;
     }
 
     void plan_blend() {
-        take_split();
-        std::vector<double> one_epoch;
-        for (const Source& s : sources_) one_epoch.push_back((double)((s.tokens - 1) / o_.T));
-        const double all = std::accumulate(one_epoch.begin(), one_epoch.end(), 0.0);
-        const bool once = o_.n_samples == 0 || (o_.blend.weights.empty() && (double)o_.n_samples <= all);
-        // Megatron normalises given weights twice; the second time can change the last bit.
-        const bool given = !o_.blend.weights.empty() && o_.n_samples > 0;
-        const std::vector<double> shares = normalized(given ? o_.blend.weights : one_epoch);
-        n_samples_ = o_.n_samples > 0 ? o_.n_samples : (int64_t)all;
+        const std::vector<double> one_epoch = samples_of_one_epoch(), share = shares(o_.n_samples);
+        n_samples_ = o_.n_samples > 0 ? o_.n_samples : (int64_t)std::accumulate(one_epoch.begin(), one_epoch.end(), 0.0);
         std::vector<int64_t> available;
-        for (size_t j = 0; j < sources_.size(); j++) {
-            order(j, once ? 0 : (int64_t)std::ceil(std::ceil((double)n_samples_ * shares[j]) * (1 + 0.005)));
-            available.push_back(orders_.back().n_samples());
-        }
-        blend_ = blend_samples(given ? normalized(shares) : shares, available, n_samples_);
+        for (const SampleOrder& order : orders_) available.push_back(order.n_samples());
+        blend_ = blend_samples(weighted(o_.n_samples) ? normalized(share) : share, available, n_samples_);
     }
 
     // The dataset of a sample, and its number there.
     BlendEntry locate(int64_t sample) const {
-        CHECK(sample >= 0 && sample < n_samples_, "sample %lld of %lld", (long long)sample, (long long)n_samples_);
+        if (sample < 0 || sample >= n_samples_)
+            fail(
+                "sample %lld is asked for, the data is planned for %lld; HINT: the counters in training/state.json are damaged",
+                (long long)sample, (long long)n_samples_);
         return blend_.empty() ? BlendEntry{0, (uint32_t)sample} : blend_[sample];
     }
     void read(int64_t sample, int* out) const {

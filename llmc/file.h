@@ -1,5 +1,7 @@
 // Files: read-only mappings and writing that never leaves half a file under its final name.
-//   MappedFile   a file in memory, unmapped when it goes out of scope
+//   MappedFile   a file in memory, unmapped when it goes out of scope. If it becomes shorter meanwhile, the process ends with
+//   an
+//                error that names it: its pages are gone, and there is nothing to return to
 //   FileWriter   writes NAME.tmp.PID beside NAME; commit() syncs and renames; without commit() the temporary is removed.
 //                sync() does all of commit() that can fail for want of space: files that belong together are synced first and
 //                renamed after. What was written can be read back and overwritten until then (a header that needs the counts).
@@ -10,28 +12,109 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "check.h"
+#include "terminal.h"
+
+// ---- files that become shorter while they are mapped -----------------------------------------------------------------------
+// Which file lies where in memory: a list that grows at its front, whose entries are used again and never freed, so that a
+// signal handler can walk it at any time.
+class MappedPlaces {
+public:
+    static void add(const char* data, size_t size, const std::string& path) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        static const bool handled = handle_lost_pages();
+        (void)handled;
+        Place* place = first_;
+        while (place && place->begin) place = place->next;
+        if (!place) {
+            place = new Place;
+            place->next = first_;
+            first_ = place;
+        }
+        place->path = printable(path), place->end = data + size, place->begin = data;
+    }
+    static void remove(const char* data) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (Place* place = first_; place; place = place->next)
+            if (place->begin == data) place->begin = nullptr;
+    }
+
+private:
+    struct Place {
+        std::atomic<const char*> begin{nullptr}, end{nullptr};  // begin null: free
+        std::string path;
+        Place* next = nullptr;
+    };
+    inline static std::atomic<Place*> first_{nullptr};
+    inline static std::mutex mutex_;
+    inline static struct sigaction before_;
+
+    static bool handle_lost_pages() {
+        struct sigaction action {};
+        action.sa_sigaction = end_without_pages, action.sa_flags = SA_SIGINFO;
+        return sigaction(SIGBUS, &action, &before_) == 0;
+    }
+    // Only what POSIX allows in a signal handler. The exit status tells a launcher to end the other ranks.
+    static void end_without_pages(int signal, siginfo_t* info, void*) {
+        const char* lost = (const char*)info->si_addr;
+        const Place* place = first_;
+        while (place && !(place->begin && place->begin <= lost && lost < place->end)) place = place->next;
+        if (!place || info->si_code <= 0) {  // not ours, or sent by a process: as if there were no handler
+            sigaction(signal, &before_, nullptr);
+            raise(signal);
+            return;
+        }
+        static std::atomic_flag told = ATOMIC_FLAG_INIT;
+        while (told.test_and_set()) pause();  // another thread ends the process
+        print_in_signal_handler({"error: ", place->path.c_str(),
+                                 " became shorter while it was read, or its disk failed; HINT: restore it; a training run then "
+                                 "goes on with --resume auto\n"});
+        _exit(1);
+    }
+};
+
+// ---- reading ---------------------------------------------------------------------------------------------------------------
+// The path of a file that a list in `dir` names. The list may be anyone's: a name that leads out of the directory is refused.
+inline std::string inside(const std::string& dir, const std::string& name, const std::string& list) {
+    const std::filesystem::path path(name);
+    const bool leaves = name.empty() || path.is_absolute() || name.find('\0') != std::string::npos ||
+                        std::find(path.begin(), path.end(), "..") != path.end();
+    if (leaves) fail("%s names a file outside its directory: '%s'", list.c_str(), name.c_str());
+    return dir + "/" + name;
+}
+
+// The descriptor of a file to read, and its size. It may be a link to one, but must be regular: a pipe or device is refused,
+// and not waited for.
+inline std::pair<int, size_t> open_regular_file(const std::string& path) {
+    const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0) fail("cannot open %s: %s", path.c_str(), strerror(errno));
+    struct stat st;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        close(fd);
+        fail("%s is not a regular file", path.c_str());
+    }
+    return {fd, (size_t)st.st_size};
+}
 
 class MappedFile {
 public:
     explicit MappedFile(const std::string& path) : path_(path) {
-        const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        if (fd < 0) fail("cannot open %s: %s", path.c_str(), strerror(errno));
-        struct stat st;
-        if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-            close(fd);
-            fail("%s is not a regular file", path.c_str());
-        }
-        size_ = (size_t)st.st_size;
+        int fd;
+        std::tie(fd, size_) = open_regular_file(path);
         if (size_ > 0) {
             void* p = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
             if (p == MAP_FAILED) {
@@ -39,14 +122,25 @@ public:
                 fail("cannot map %s into memory: %s", path.c_str(), strerror(errno));
             }
             data_ = (const char*)p;
+            MappedPlaces::add(data_, size_, path_);
         }
         close(fd);
+    }
+    // What would be in a file of these two parts, without one; `name` is for messages.
+    MappedFile(const std::string& name, std::string_view head, std::string_view body)
+        : path_(name), size_(head.size() + body.size()) {
+        char* p = (char*)mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED) fail("cannot keep %zu bytes of %s in memory: %s", size_, name.c_str(), strerror(errno));
+        std::copy(body.begin(), body.end(), std::copy(head.begin(), head.end(), p));
+        data_ = p;
     }
     MappedFile(MappedFile&& other) noexcept
         : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
     MappedFile& operator=(MappedFile&&) = delete;
     ~MappedFile() {
-        if (data_) munmap((void*)data_, size_);
+        if (!data_) return;
+        MappedPlaces::remove(data_);
+        munmap((void*)data_, size_);
     }
     const std::string& path() const { return path_; }
     const char* data() const { return data_; }
@@ -59,7 +153,13 @@ private:
     size_t size_ = 0;
 };
 
-inline std::string read_whole_file(const std::string& path) { return std::string(MappedFile(path).text()); }
+// For files that are read as a whole because they are small: the largest tokenizers take 40 MB.
+inline std::string read_whole_file(const std::string& path) {
+    constexpr size_t most = 256 << 20;
+    const MappedFile file(path);
+    if (file.size() > most) fail("%s has %zu bytes; a file of its kind has at most %zu", path.c_str(), file.size(), most);
+    return std::string(file.text());
+}
 
 inline void sync_directory(const std::string& dir) {
     const int fd = open(dir.empty() ? "." : dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -68,10 +168,24 @@ inline void sync_directory(const std::string& dir) {
     close(fd);
 }
 
+// What a file is called until it is complete. A killed process leaves it behind, and a later one may have its number.
+inline constexpr const char* temporary_mark = ".tmp.";
+inline std::string temporary_name(const std::string& path) { return path + temporary_mark + std::to_string(getpid()); }
+// The name of a directory that is being made, or removed.
+inline std::string hidden(const std::string& name, const char* ending) { return "." + name + ending; }
+
+// Makes a file that is new: what lay under its name is removed, never written into, nor is a link followed. Returns the
+// descriptor, or -1 and errno.
+inline int create_new_file(const std::string& path) {
+    const auto create = [&] { return open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644); };
+    const int fd = create();
+    return fd < 0 && errno == EEXIST && unlink(path.c_str()) == 0 ? create() : fd;
+}
+
 class FileWriter {
 public:
-    explicit FileWriter(const std::string& path) : path_(path), temporary_(path + ".tmp." + std::to_string(getpid())) {
-        fd_ = open(temporary_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    explicit FileWriter(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
+        fd_ = create_new_file(temporary_);
         if (fd_ < 0) fail("cannot write %s: %s", path.c_str(), strerror(errno));
         buffer_.reserve(buffer_bytes);
     }
@@ -159,6 +273,27 @@ inline void write_file_atomically(const std::string& path, std::string_view text
     file.commit();
 }
 
+// Opens /dev/null in place of standard input, output and error where a process was started without them: a file that is opened
+// later would get the number, and with it what is printed.
+inline void open_standard_streams() {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // the lowest free number
+}
+
+// Renames `path` to the first free name of path.1, path.2, ..., which is returned; "" if there is nothing of that name.
+inline std::string set_aside(const std::string& path) {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    if (!fs::exists(fs::symlink_status(path, error))) return "";
+    for (int i = 1;; i++) {
+        const std::string other = path + "." + std::to_string(i);
+        if (fs::exists(fs::symlink_status(other, error))) continue;
+        if (rename(path.c_str(), other.c_str()) != 0)
+            fail("cannot rename %s to %s: %s", path.c_str(), other.c_str(), strerror(errno));
+        return other;
+    }
+}
+
 // Creates a directory and its parents; fail()s with the reason.
 inline void make_directory(const std::string& dir) {
     std::error_code error;
@@ -167,13 +302,14 @@ inline void make_directory(const std::string& dir) {
     if (access(dir.c_str(), W_OK) != 0) fail("directory %s is not writable: %s", dir.c_str(), strerror(errno));
 }
 
-// Where this user's programs keep what can be made again: $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt, made if need be; the
-// directory for temporary files where there is neither.
+// Where this user's programs keep what can be made again: $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt, made if need be.
+// Empty where there is neither: a name that others can guess, in a directory that is everyone's, would be theirs to fill.
 inline std::string cache_directory() {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     std::error_code error;
-    for (const std::string& base : {std::string(cache ? cache : ""), home ? std::string(home) + "/.cache" : std::string()})
+    for (const std::string& base :
+         {std::string(cache ? cache : ""), home && *home ? std::string(home) + "/.cache" : std::string()})
         if (!base.empty() && (std::filesystem::create_directories(base + "/train_gpt", error), !error))
             return base + "/train_gpt";
-    return std::filesystem::temp_directory_path().string();
+    return "";
 }

@@ -31,7 +31,8 @@ inline bool describe_files(Table& table, const std::string& dir) {
     const nlohmann::json manifest = has_manifest ? read_json(dir + "/" + manifest_name) : nlohmann::json::object();
     for (const std::string& name : files_below(dir))
         table.row(name, human_bytes((double)std::filesystem::file_size(dir + "/" + name)));
-    const std::string problem = has_manifest ? verify_directory(dir) : "";
+    const bool checkpoint = std::filesystem::exists(dir + "/training");
+    const std::string problem = !has_manifest ? "" : checkpoint ? verify_checkpoint(dir) : verify_directory(dir);
     table.row("checksums", !has_manifest     ? "there is no manifest.json: nothing to compare with"
                            : problem.empty() ? "all files are as they were written"
                                              : problem);
@@ -86,7 +87,7 @@ inline bool inspect_run(const std::string& out) {
     bool intact = true;
     std::string newest;
     for (const int64_t step : find_checkpoints(out)) {
-        const std::string dir = step_directory(out, step), problem = verify_directory(dir);
+        const std::string dir = step_directory(out, step), problem = verify_checkpoint(dir);
         table.row(std::filesystem::path(dir).filename().string(), problem.empty() ? "intact" : problem);
         intact = intact && problem.empty();
         if (problem.empty() && newest.empty()) newest = dir;

@@ -10,7 +10,8 @@
 
 #include "check.h"
 
-inline bool nested_deeper_than(const nlohmann::json& j, int levels) {
+template <class Json>
+bool nested_deeper_than(const Json& j, int levels) {
     if (!j.is_structured()) return false;
     return levels == 0 ||
            std::any_of(j.begin(), j.end(), [&](const auto& child) { return nested_deeper_than(child, levels - 1); });

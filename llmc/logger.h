@@ -16,8 +16,9 @@
 // Console: on a terminal one aligned line per logged step under a header that comes again every 30 lines; elsewhere plain
 // lines, at most one per 10 s, without control characters. `quiet` leaves only warnings, errors and the last line.
 //
-// An output directory that cannot be written is an Error at the start. A write that fails later (disk full) is reported once,
-// loudly, and training goes on: the model is worth more than its log.
+// An output directory that cannot be written is an Error at the start. After that nothing here ends training, for the model is
+// worth more than its log: what fails (disk full, no memory) is reported once, loudly, and tried again. A log that somebody has
+// deleted or replaced, with its folder or without, is written again when the report is: what was in it is still to be read.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -29,7 +30,10 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -94,12 +98,16 @@ inline nlohmann::ordered_json to_json(const StepStats& s) {
     return j;
 }
 
-// A file that grows by whole lines. The first failure is reported, later lines are tried again: space may be freed.
+// A file that grows by whole lines, which stay in it although others delete it.
 class JsonLines {
 public:
     explicit JsonLines(const std::string& path) : path_(path) {
-        fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+        fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
         if (fd_ < 0) fail("cannot write %s: %s; HINT: give another --out", path.c_str(), strerror(errno));
+        if (struct stat st; fstat(fd_, &st) != 0 || !S_ISREG(st.st_mode)) {
+            close(fd_);
+            fail("%s is not a regular file; HINT: give another --out", path.c_str());
+        }
         // A run that was killed may have left half a line: the next record starts a new one.
         const off_t size = lseek(fd_, 0, SEEK_END);
         char last = '\n';
@@ -109,35 +117,42 @@ public:
     JsonLines& operator=(const JsonLines&) = delete;
     ~JsonLines() { close(fd_); }
 
-    // The reason, if this is the first failure; empty otherwise.
-    std::string append(const nlohmann::ordered_json& j) {
+    void append(const nlohmann::ordered_json& j) {
         const std::string line = j.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
         const off_t before = lseek(fd_, 0, SEEK_END);
         const ssize_t n = ::write(fd_, line.data(), line.size());
-        if (n == (ssize_t)line.size()) return "";
+        if (n == (ssize_t)line.size()) return;
         const std::string reason = n < 0 ? strerror(errno) : "disk full";
         if (n > 0 && before >= 0) (void)!ftruncate(fd_, before);  // no half lines
-        if (failed_) return "";
-        failed_ = true;
-        return "cannot write " + path_ + ": " + reason;
+        fail("cannot write %s: %s; what is logged meanwhile is lost", path_.c_str(), reason.c_str());
+    }
+
+    // Whether the file still lies under its name.
+    bool in_place() const {
+        struct stat mine, there;
+        if (fstat(fd_, &mine) != 0) fail("cannot read %s: %s", path_.c_str(), strerror(errno));
+        return stat(path_.c_str(), &there) == 0 && there.st_dev == mine.st_dev && there.st_ino == mine.st_ino;
+    }
+    // Writes it again under its name, in full, from the file that is still open. What has the name meanwhile is set aside.
+    void restore() {
+        make_directory(std::filesystem::path(path_).parent_path().string());
+        FileWriter copy(path_);
+        std::vector<char> part(1 << 20);
+        while (const ssize_t n = pread(fd_, part.data(), part.size(), (off_t)copy.written())) {
+            if (n < 0) fail("cannot read %s: %s", path_.c_str(), strerror(errno));
+            copy.write(part.data(), (size_t)n);
+        }
+        set_aside(path_);
+        copy.commit();
+        const int fd = open(path_.c_str(), O_RDWR | O_APPEND | O_CLOEXEC);
+        if (fd < 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+        close(std::exchange(fd_, fd));
     }
 
 private:
     std::string path_;
     int fd_ = -1;
-    bool failed_ = false;
 };
-
-// Removes from a log what came after `step`: a run that resumes there writes it again.
-inline void cut_log(const std::string& path, int64_t step) {
-    std::ifstream in(path);
-    std::string line, kept;
-    while (in && std::getline(in, line)) {
-        const RunLog::json j = RunLog::json::parse(line, nullptr, false);
-        if (j.is_object() && j.value("kind", "") != "end" && (!j.contains("step") || j["step"] <= step)) kept += line + "\n";
-    }
-    if (in.is_open()) write_file_atomically(path, kept);
-}
 
 // Time left, from a moving average of the time per unit of work (steps or samples). All that happens between two steps counts:
 // validation, samples, checkpoints. The first unit, slow while caches fill, is forgotten once there are others.
@@ -193,8 +208,10 @@ inline std::vector<StepColumn> step_columns(const RunInfo& run, const StepStats&
 
 class Logger {
 public:
-    // terminal: whether the console is one. console: where lines go.
-    Logger(const std::string& out_dir, bool quiet, bool terminal, int log_interval = 1, FILE* console = stdout)
+    // terminal: whether the console is one. console: where lines go. hold: called before a file in out_dir is
+    // replaced; throws if the directory is another run's by now.
+    Logger(const std::string& out_dir, bool quiet, bool terminal, int log_interval = 1, FILE* console = stdout,
+           std::function<void()> hold = {})
         : out_dir_(out_dir),
           file_((make_directory(out_dir), out_dir + "/log.jsonl")),
           quiet_(quiet),
@@ -202,6 +219,7 @@ public:
           log_interval_(std::max(1, log_interval)),
           console_(console),
           paint_(Paint::for_terminal(terminal)),
+          hold_(std::move(hold)),
           start_(monotonic_seconds()) {}
     Logger(const Logger&) = delete;
     Logger& operator=(const Logger&) = delete;
@@ -210,103 +228,97 @@ public:
         if (started_ && !ended_) end("failed", "the run ended by an error");
     }
 
-    // resumed: the log of the earlier part, if it is there, is gone on with.
-    void run(const RunInfo& info, bool resumed = false) {
+    // resumed_at: the step whose checkpoint the run goes on from; the log of the part up to there, if it is there, is gone on
+    // with.
+    void run(const RunInfo& info, std::optional<int64_t> resumed_at = {}) {
         info_ = info;
         started_ = true;
-        if (!resumed) eta_.add(0, monotonic_seconds());
-        if (resumed && std::filesystem::file_size(out_dir_ + "/log.jsonl") > 0) {
-            records_ = read_log(out_dir_ + "/log.jsonl");
-            refresh_report(true);
-            return;
-        }
-        nlohmann::ordered_json j = {{"kind", "run"},
-                                    {"name", info.name},
-                                    {"time", local_time(time(nullptr))},
-                                    {"total_steps", info.total_steps},
-                                    {"total_samples", info.total_samples}};
-        put_number(j, "unigram_loss", info.unigram_loss);
-        j["summary"] = info.summary, j["machine"] = info.machine, j["options"] = info.options;
-        record(j);
+        if (resumed_at) attempt("the log of the earlier part", [&] { take_over(*resumed_at); });
+        else eta_.add(0, monotonic_seconds());
+        attempt("the log", [&] {
+            if (!records_.run.is_null() || records_.has_steps()) return;
+            nlohmann::ordered_json j = {{"kind", "run"},
+                                        {"name", info.name},
+                                        {"time", local_time(time(nullptr))},
+                                        {"total_steps", info.total_steps},
+                                        {"total_samples", info.total_samples}};
+            put_number(j, "unigram_loss", info.unigram_loss);
+            j["summary"] = info.summary, j["machine"] = info.machine, j["options"] = info.options;
+            record(j);
+        });
         refresh_report(true);
     }
 
     void step(const StepStats& s) {
-        if (columns_.empty()) columns_ = step_columns(info_, s);
-        const bool by_samples = info_.total_samples > 0;
-        eta_.add((double)(by_samples ? s.consumed_samples : s.step), monotonic_seconds());
-        const double eta = eta_.seconds_left((double)(by_samples ? info_.total_samples : info_.total_steps));
-        nlohmann::ordered_json j = to_json(s);
-        j["seconds"] = rounded_seconds();
-        if (std::isfinite(eta)) j["eta_s"] = std::round(eta * 10) / 10;
-        record(j);
-        print_step(s, eta);
         last_ = s;
+        attempt("the log", [&] {
+            if (columns_.empty()) columns_ = step_columns(info_, s);
+            const bool by_samples = info_.total_samples > 0;
+            eta_.add((double)(by_samples ? s.consumed_samples : s.step), monotonic_seconds());
+            const double eta = eta_.seconds_left((double)(by_samples ? info_.total_samples : info_.total_steps));
+            nlohmann::ordered_json j = to_json(s);
+            j["seconds"] = rounded_seconds();
+            if (std::isfinite(eta)) j["eta_s"] = std::round(eta * 10) / 10;
+            record(j);
+            print_step(s, eta);
+        });
         refresh_report(false);
     }
 
     // layers: a list with an object for each; numbers that are not finite become null.
     void health(int64_t step, const nlohmann::ordered_json& layers) {
-        record({{"kind", "health"}, {"step", step}, {"layers", layers}});
+        attempt("the log", [&] { record({{"kind", "health"}, {"step", step}, {"layers", layers}}); });
     }
 
     void valid(int64_t step, double loss, int64_t tokens, double ms) {
         const bool best = loss < best_valid_;
         if (best) best_valid_ = loss, best_step_ = step;
-        nlohmann::ordered_json j = {{"kind", "valid"}, {"step", step}};
-        put_number(j, "loss", loss), put_number(j, "perplexity", std::exp(loss));
-        j["tokens"] = tokens, j["ms"] = std::round(ms * 10) / 10;
-        record(j);
-        if (quiet_) return;
-        const std::string detail = format("perplexity %s, %s tokens in %s", human_count(std::exp(loss)).c_str(),
-                                          human_count((double)tokens).c_str(), human_duration(ms / 1e3).c_str());
-        const std::string note = best ? "" : format(", best %.4f at step %lld", best_valid_, (long long)best_step_);
-        if (terminal_)
-            print(std::string(indent_(), ' ') + paint_.bold(format("%8.4f", loss)) + "  " + paint_.accent("validation") +
-                  paint_.dim("  " + detail + note));
-        else print(format("validation at step %lld: loss %.4f, %s%s", (long long)step, loss, detail.c_str(), note.c_str()));
+        attempt("the log", [&] {
+            nlohmann::ordered_json j = {{"kind", "valid"}, {"step", step}};
+            put_number(j, "loss", loss), put_number(j, "perplexity", std::exp(loss));
+            j["tokens"] = tokens, j["ms"] = std::round(ms * 10) / 10;
+            record(j);
+            if (!quiet_) print_valid(step, loss, best, tokens, ms);
+        });
     }
 
     void sample(int64_t step, const std::string& prompt, const std::string& text) {
-        record({{"kind", "sample"}, {"step", step}, {"prompt", prompt}, {"text", text}});
-        if (quiet_) return;
-        const std::string written = printable(prompt) + printable(text);
-        if (!terminal_) {
-            print(format("sample at step %lld:", (long long)step));
-            for (const std::string& line : wrap_text(written, 100)) print("    " + line);
-            return;
-        }
-        print(paint_.dim(format("  what it writes at step %lld", (long long)step)));
-        for (const std::string& line : wrap_text(written, std::max(20, std::min(100, terminal_width(console_) - 5))))
-            print(paint_.accent(bar_()) + line);
+        attempt("the log", [&] {
+            record({{"kind", "sample"}, {"step", step}, {"prompt", prompt}, {"text", text}});
+            if (!quiet_) print_sample(step, printable(prompt) + printable(text));
+        });
     }
 
     // level: info, warning or error. name: one word for programs, such as skip or checkpoint.
     void event(int64_t step, const std::string& level, const std::string& name, const std::string& message) {
-        record({{"kind", "event"}, {"step", step}, {"level", level}, {"event", name}, {"message", message}});
-        if (level == "info" && quiet_) return;
-        const std::string text = printable(message);
-        if (level == "info") print(terminal_ ? paint_.dim("  " + text) : text);
-        else print(level == "warning" ? paint_.warning("warning: " + text) : paint_.bad("error: " + text));
+        attempt("the log", [&] {
+            record({{"kind", "event"}, {"step", step}, {"level", level}, {"event", name}, {"message", message}});
+            if (level == "info" && quiet_) return;
+            const std::string text = printable(message);
+            if (level == "info") print(terminal_ ? paint_.dim("  " + text) : text);
+            else print(level == "warning" ? paint_.warning("warning: " + text) : paint_.bad("error: " + text));
+        });
     }
 
-    // status: finished, stopped (by the user) or failed.
+    // status: finished, stopped (by the user) or failed. message: why, and what goes on with the run. Also draws OUT/loss.svg.
     void end(const std::string& status, const std::string& message = "") {
         ended_ = true;
         const double seconds = monotonic_seconds() - start_;
-        record(
-            {{"kind", "end"}, {"step", last_.step}, {"status", status}, {"seconds", rounded_seconds()}, {"message", message}});
+        keep_log();
+        attempt("the log", [&] {
+            record({{"kind", "end"},
+                    {"step", last_.step},
+                    {"status", status},
+                    {"seconds", rounded_seconds()},
+                    {"message", message}});
+        });
         refresh_report(true);
-        std::string line =
-            format("%s after %s step%s and %s tokens in %s", status.c_str(), with_commas(last_.step).c_str(),
-                   last_.step == 1 ? "" : "s", human_count((double)last_.tokens).c_str(), human_duration(seconds).c_str());
-        if (last_.step > 0) line += format(", loss %.4f", last_.loss);
-        if (std::isfinite(best_valid_))
-            line += format(", best validation %.4f at step %lld", best_valid_, (long long)best_step_);
-        if (last_.skipped > 0) line += format(", %s skipped", with_commas(last_.skipped).c_str());
-        if (!message.empty()) line += ": " + printable(message);
-        print((status == "finished" ? paint_.good(line) : paint_.warning(line)));
-        if (!quiet_) print(paint_.dim("report: " + printable(out_dir_) + "/report.html"));
+        if (records_.has_steps())
+            attempt("the loss curve", [&] {
+                if (hold_) hold_();
+                write_loss_svg(records_, out_dir_ + "/loss.svg");
+            });
+        attempt("the console", [&] { print_end(status, message, seconds); });
     }
 
     const RunLog& records() const { return records_; }
@@ -317,11 +329,83 @@ private:
     int indent_() const { return columns_.empty() ? 2 : columns_[0].width + 2; }
     static const char* bar_() { return utf8_locale() ? "  │ " : "  | "; }
 
+    // Does what training can do without: if it fails, whatever the reason, that is said the first time.
+    template <class F>
+    void attempt(const char* what, F&& f) {
+        try {
+            try {
+                f();
+            } catch (const std::exception& e) {
+                if (said_.insert(what).second)
+                    print(paint_.bad(format("error: %s: %s; training is not affected", what, printable(e.what()).c_str())));
+            }
+        } catch (...) {  // no memory even to say it
+        }
+    }
+
     void record(const nlohmann::ordered_json& j) {
-        records_.add(j);
-        const std::string problem = file_.append(j);
-        if (!problem.empty())
-            print(paint_.bad("error: " + problem + "; training goes on, but what it logs is lost until there is space"));
+        attempt("the log", [&] {
+            if (hold_) hold_();
+            file_.append(j);
+        });
+        attempt("the report", [&] { records_.add(j); });
+    }
+
+    // Goes on with the log that lies in the directory.
+    void take_over(int64_t step) {
+        const std::string path = out_dir_ + "/log.jsonl";
+        if (std::filesystem::file_size(path) == 0) return;
+        int64_t passed_over = 0;
+        const int64_t cut = cut_log(path, step);
+        records_ = read_log(path, &passed_over);
+        if (const int64_t lines = cut + passed_over; lines > 0)
+            event(step, "warning", "log",
+                  format("%s line%s of %s %s no record%s of a run: passed over", with_commas(lines).c_str(),
+                         lines == 1 ? "" : "s", path.c_str(), lines == 1 ? "is" : "are", lines == 1 ? "" : "s"));
+    }
+
+    void keep_log() {
+        attempt("the log", [&] {
+            if (file_.in_place()) return;
+            if (hold_) hold_();
+            file_.restore();
+            event(last_.step, "warning", "log",
+                  out_dir_ + "/log.jsonl was deleted or replaced; it has been written again in full");
+        });
+    }
+
+    void print_valid(int64_t step, double loss, bool best, int64_t tokens, double ms) {
+        const std::string detail = format("perplexity %s, %s tokens in %s", human_count(std::exp(loss)).c_str(),
+                                          human_count((double)tokens).c_str(), human_duration(ms / 1e3).c_str());
+        const std::string note = best ? "" : format(", best %.4f at step %lld", best_valid_, (long long)best_step_);
+        if (terminal_)
+            print(std::string(indent_(), ' ') + paint_.bold(format("%8.4f", loss)) + "  " + paint_.accent("validation") +
+                  paint_.dim("  " + detail + note));
+        else print(format("validation at step %lld: loss %.4f, %s%s", (long long)step, loss, detail.c_str(), note.c_str()));
+    }
+
+    void print_sample(int64_t step, const std::string& written) {
+        if (!terminal_) {
+            print(format("sample at step %lld:", (long long)step));
+            for (const std::string& line : wrap_text(written, 100)) print("    " + line);
+            return;
+        }
+        print(paint_.dim(format("  what it writes at step %lld", (long long)step)));
+        for (const std::string& line : wrap_text(written, std::max(20, std::min(100, terminal_width(console_) - 5))))
+            print(paint_.accent(bar_()) + line);
+    }
+
+    void print_end(const std::string& status, const std::string& message, double seconds) {
+        std::string line =
+            format("%s after %s step%s and %s tokens in %s", status.c_str(), with_commas(last_.step).c_str(),
+                   last_.step == 1 ? "" : "s", human_count((double)last_.tokens).c_str(), human_duration(seconds).c_str());
+        if (last_.step > 0) line += format(", loss %.4f", last_.loss);
+        if (std::isfinite(best_valid_))
+            line += format(", best validation %.4f at step %lld", best_valid_, (long long)best_step_);
+        if (last_.skipped > 0) line += format(", %s skipped", with_commas(last_.skipped).c_str());
+        if (!message.empty()) line += ": " + printable(message);
+        print((status == "finished" ? paint_.good(line) : paint_.warning(line)));
+        if (!quiet_) print(paint_.dim("report: " + printable(out_dir_) + "/report.html"));
     }
 
     void print_step(const StepStats& s, double eta) {
@@ -348,12 +432,11 @@ private:
     void refresh_report(bool now) {
         const double begin = monotonic_seconds();
         if (!now && begin < report_due_) return;
-        try {
+        keep_log();
+        attempt("the report", [&] {
+            if (hold_) hold_();
             write_report(out_dir_ + "/report.html", records_, records_.step() == 0 ? 2 : (int)report_interval_s);
-        } catch (const Error& e) {
-            if (!report_failed_) print(paint_.bad(std::string("error: ") + e.what() + "; training goes on without its report"));
-            report_failed_ = true;
-        }
+        });
         const double end = monotonic_seconds();
         report_due_ =
             records_.step() == 0 ? end : end + std::max(std::min(report_interval_s, 0.2 * (end - start_)), 200 * (end - begin));
@@ -367,6 +450,7 @@ private:
     int log_interval_;
     FILE* console_;
     Paint paint_;
+    std::function<void()> hold_;
     double start_, printed_at_ = -INFINITY, report_due_ = 0;
     RunInfo info_;
     RunLog records_;
@@ -375,5 +459,6 @@ private:
     StepStats last_;
     double best_valid_ = INFINITY;
     int64_t best_step_ = 0, lines_ = 0;
-    bool started_ = false, ended_ = false, report_failed_ = false;
+    bool started_ = false, ended_ = false;
+    std::set<std::string> said_;
 };

@@ -178,6 +178,8 @@ void loss_sums(Ctx& ctx, LossSums* sums, const real* loss /*(N)*/, const real* z
 double sum_of_squares(Ctx& ctx, const real* x, size_t n);
 // Adds it to *sum, which is in the backend's memory, and does not wait for it.
 void add_squares(Ctx& ctx, double* sum, const real* x, size_t n);
+// The sum of 32-bit words, each times an odd number by its place, modulo 2^64 (memory_check.h). first: the place of x[0].
+uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // AdamW (Loshchilov & Hutter, 2019; decoupled decay, bias correction): g = grad_scale * grad;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/c1 / (sqrt(v/c2) + eps) + wd w),
 // with c1 = 1 - b1^step, c2 = 1 - b2^step, step counted from 1. In bf16 param and lower are the halves of fp32 weights w

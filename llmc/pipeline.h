@@ -23,6 +23,7 @@
 #pragma once
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -98,11 +99,17 @@ inline int most_in_flight(const std::vector<PipelineEvent>& events, int chunk) {
     return most;
 }
 
-// Slots of activations that a chunk needs; micro-batch i uses slot i % slots. No two live ones collide: a chunk takes its
-// micro-batches in order, forward and backward, so the live ones are consecutive, and they are never more than the slots.
-inline int pipeline_slots(int pp, int rank, int vpp, int micro_batches, int chunk) {
+// Slots of activations that a chunk needs, in steps of each of these numbers of micro-batches; micro-batch i uses slot i %
+// slots. No two live ones collide: a chunk takes its micro-batches in order, forward and backward, so the live ones are
+// consecutive, and they are never more than the slots. With chunks, fewer micro-batches may need more slots: as many as there
+// are ranks all go forward before any goes backward.
+inline int pipeline_slots(int pp, int rank, int vpp, const std::vector<int>& micro_batches, int chunk) {
     CHECK(chunk >= 0 && chunk < vpp, "chunk %d of %d", chunk, vpp);
-    return most_in_flight(pipeline_schedule(pp, rank, vpp, micro_batches), chunk);
+    std::set<int> sizes;
+    for (const int n : micro_batches) sizes.insert(std::min(n, 3 * pp));  // from there on the passes repeat
+    int slots = 0;
+    for (const int n : sizes) slots = std::max(slots, most_in_flight(pipeline_schedule(pp, rank, vpp, n), chunk));
+    return slots;
 }
 
 // Passes of all chunks in flight at once. The chunks reach their peaks at different times, so this is less than the sum of

@@ -1,13 +1,17 @@
 // A run as one page: report.html, self-contained (inline SVG, a few lines of script, no outside reference), light and dark.
 // Works from the records of log.jsonl (logger.h says what they hold), in memory while a run is on or read back afterwards.
-//   RunLog            what the page needs of the records: curves in buckets, so a run of any length stays small
+//   RunLog            what the page needs of the records, a few MB whatever the run's length: numbers of steps as curves in
+//                     buckets, samples thinned, and the last of the events
 //   read_log          log.jsonl -> RunLog: the last run in the file
+//   cut_log           takes from log.jsonl what came after a step
 //   render_report     RunLog -> HTML; write_report writes it atomically
 //   write_loss_svg    RunLog -> the loss curve alone as an .svg file
 #pragma once
+#include <array>
+#include <charconv>
 #include <ctime>
 #include <fstream>
-#include <map>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -15,6 +19,7 @@
 #include "chart.h"
 #include "check.h"
 #include "file.h"
+#include "json.h"
 #include "report_style.h"
 
 // "2026-11-21 06:46:54 +0900"
@@ -26,13 +31,66 @@ inline std::string local_time(time_t t) {
 }
 
 // ---- records ---------------------------------------------------------------------------------------------------------------
+// The numbers of a step that the page shows: the first of them as curves, the others of the newest step. NaN: not known.
+struct StepNumbers {
+    static constexpr size_t curves = 8, count = 16;
+    static constexpr std::string_view names[count] = {
+        "loss", "z_loss", "grad_norm",        "lr",  "tokens_per_s", "global_batch", "lse_mean", "lse_max",
+        "step", "tokens", "consumed_samples", "mfu", "model_tflops", "step_ms",      "seconds",  "eta_s"};
+    double values[count];
+
+    StepNumbers() { std::fill_n(values, count, NAN); }
+    static size_t index(std::string_view name) { return std::find(names, names + count, name) - names; }
+    double operator[](std::string_view name) const { return values[index(name)]; }
+    void set(std::string_view name, double value) {
+        if (const size_t i = index(name); i < count) values[i] = value;
+    }
+};
+
+// Reads the line of a step whose values are numbers, nulls, and objects of such, as JsonLines writes nearly all of them: in a
+// tenth of the time of a JSON parser. False, and nothing is read, for any other line, JSON or not.
+inline bool scan_step(std::string_view line, StepNumbers& step) {
+    constexpr std::string_view start = "{\"kind\":\"step\",";
+    if (line.substr(0, start.size()) != start) return false;
+    const char *at = line.data() + start.size(), *const end = line.data() + line.size();
+    StepNumbers found;
+    const auto is = [&](char c) { return at < end && *at == c && (at++, true); };
+    bool inside = false;  // an object that is a value
+    for (;;) {
+        const char* const name = at + 1;
+        if (!is('"')) return false;
+        while (at < end && (*at == '_' || (*at >= 'a' && *at <= 'z'))) at++;
+        const size_t length = at - name;
+        if (!is('"') || !is(':')) return false;
+        if (!inside && is('{')) {
+            inside = true;
+            continue;
+        }
+        double value = NAN;
+        if (end - at > 4 && memcmp(at, "null", 4) == 0) at += 4;
+        else {
+            const auto [after, error] = std::from_chars(at, end, value);
+            if (error != std::errc() || !std::isfinite(value)) return false;
+            at = after;
+        }
+        if (!inside) found.set({name, length}, value);
+        if (inside && is('}')) inside = false;
+        if (is('}')) break;
+        if (!is(',')) return false;
+    }
+    if (inside || at != end) return false;
+    step = found;
+    return true;
+}
+
 struct RunLog {
     using json = nlohmann::ordered_json;
     static constexpr size_t max_samples = 24, max_events = 200, max_marks = 200, max_abandoned = 50;
 
-    json health;                          // the newest record of the layers
-    json run, last_step, end;             // the run record; the newest step; the end record, null while the run is on
-    std::map<std::string, Curve> curves;  // by field of the step records
+    json health;    // the newest record of the layers
+    json run, end;  // the run record; the end record, null while the run is on
+    StepNumbers newest;
+    std::array<Curve, StepNumbers::curves> curves;
     Curve valid;
     double best_valid = INFINITY;
     int64_t best_step = 0, events_dropped = 0;
@@ -42,17 +100,34 @@ struct RunLog {
     std::vector<std::vector<Point>> abandoned;           // losses of steps that a rollback has undone
     std::vector<std::pair<int64_t, std::string>> notes;  // what happened to the run, and when
 
-    // Takes in one record. Fields that are missing or of another type are left out: a log may be older than the program.
-    void add(const json& j) {
-        const std::string kind = j.is_object() ? text(j, "kind") : "";
+    // Takes in one record; false if it is none. Fields that are missing or of another type are left out: a log may be older
+    // than the program.
+    bool add(const json& j) {
+        const std::string kind = text(j, "kind");
+        if (!is_record(j)) return false;
         if (kind == "run") *this = RunLog(), run = j;
-        else if (kind == "step") add_step(j);
+        else if (kind == "step") add_step(step_numbers(j));
         else if (kind == "valid") add_valid(j);
         else if (kind == "health") health = j;
         else if (kind == "sample") add_sample(j);
         else if (kind == "event") add_event(j);
         else if (kind == "end") end = j;
+        else return false;
+        return true;
     }
+    // The same for a line of log.jsonl, whatever it holds.
+    bool add_line(std::string_view line) {
+        if (StepNumbers step; scan_step(line, step)) return is_step(step["step"]) && (add_step(step), true);
+        return add(parse(line));
+    }
+
+    // Null for a line that is no record, or is nested deeper than one: what copies it recurses.
+    static json parse(std::string_view line) {
+        json j = json::parse(line, nullptr, false);
+        return is_record(j) && !nested_deeper_than(j, 16) ? j : json();
+    }
+    static bool is_record(const json& j) { return j.is_object() && (text(j, "kind") == "run" || is_step(number(j, "step"))); }
+    static bool is_step(double step) { return step >= 0 && step < 9e15; }
 
     static std::string text(const json& j, const char* key) {
         return j.contains(key) && j[key].is_string() ? j[key].get<std::string>() : "";
@@ -60,30 +135,34 @@ struct RunLog {
     static double number(const json& j, const char* key) {
         return j.contains(key) && j[key].is_number() ? j[key].get<double>() : NAN;
     }
-    // A field that no record had is an empty curve.
-    const Curve& curve(const char* name) const {
-        static const Curve none;
-        const auto found = curves.find(name);
-        return found == curves.end() ? none : found->second;
-    }
-    int64_t step() const { return last_step.is_null() ? 0 : (int64_t)number(last_step, "step"); }
+    // A count of steps, tokens, ...; 0 where there is none.
+    static int64_t whole(double x) { return is_step(x) ? (int64_t)x : 0; }
+    static int64_t whole(const json& j, const char* key) { return whole(number(j, key)); }
+    const Curve& curve(std::string_view name) const { return curves[StepNumbers::index(name)]; }
+    bool has_steps() const { return !std::isnan(newest["step"]); }
+    int64_t step() const { return whole(newest["step"]); }
 
 private:
-    void add_step(const json& j) {
-        const double step = number(j, "step");
-        if (!(step >= 0 && step < 9e15)) return;
-        for (const char* name : {"loss", "z_loss", "grad_norm", "lr", "tokens_per_s", "global_batch", "lse_mean", "lse_max"})
-            curves[name].add((int64_t)step, number(j, name));
-        if (!std::isfinite(number(j, "loss")) || !std::isfinite(number(j, "grad_norm")))
-            if (nonfinite_steps.size() < max_marks) nonfinite_steps.push_back((int64_t)step);
-        if (!last_step.is_null() && number(j, "global_batch") != number(last_step, "global_batch")) batch_varies = true;
-        last_step = j;
+    static StepNumbers step_numbers(const json& j) {
+        StepNumbers step;
+        for (const auto& [name, value] : j.items())
+            if (value.is_number()) step.set(name, value.get<double>());
+        return step;
+    }
+    void add_step(const StepNumbers& s) {
+        const int64_t step = whole(s["step"]);
+        for (size_t i = 0; i < StepNumbers::curves; i++) curves[i].add(step, s.values[i]);
+        if (!std::isfinite(s["loss"]) || !std::isfinite(s["grad_norm"]))
+            if (nonfinite_steps.size() < max_marks) nonfinite_steps.push_back(step);
+        if (std::fabs(s["global_batch"] - newest["global_batch"]) > 0) batch_varies = true;
+        newest = s;
+        end = nullptr;  // the run has gone on
     }
     void add_valid(const json& j) {
-        const double step = number(j, "step"), loss = number(j, "loss");
-        if (!(step >= 0 && step < 9e15)) return;
-        valid.add((int64_t)step, loss);
-        if (loss < best_valid) best_valid = loss, best_step = (int64_t)step;
+        const int64_t step = whole(j, "step");
+        const double loss = number(j, "loss");
+        valid.add(step, loss);
+        if (loss < best_valid) best_valid = loss, best_step = step;
     }
     // Many samples are thinned to every second one, so that they still tell the whole story.
     void add_sample(const json& j) {
@@ -97,38 +176,84 @@ private:
         if (events.size() >= max_events) events.erase(events.begin()), events_dropped++;
         events.push_back(j);
         const std::string event = text(j, "event");
-        const double step = number(j, "step");
-        if (!(step >= 0 && step < 9e15) || notes.size() >= max_marks) return;
-        if (event == "fp8") notes.push_back({(int64_t)step, "8 bits"});
-        if (event == "rollback") roll_back((int64_t)step);
+        const int64_t step = whole(j, "step");
+        if (notes.size() >= max_marks) return;
+        if (event == "fp8") notes.push_back({step, "8 bits"});
+        if (event == "rollback") roll_back(step);
     }
     // The steps after this one will come again.
     void roll_back(int64_t step) {
         notes.push_back({this->step(), "rollback"});
         if (abandoned.size() == max_abandoned) abandoned.erase(abandoned.begin());
-        for (auto& [name, curve] : curves) {
-            std::vector<Point> tail = curve.cut_after(step);
-            if (name == "loss") abandoned.push_back(std::move(tail));
+        for (size_t i = 0; i < StepNumbers::curves; i++) {
+            std::vector<Point> tail = curves[i].cut_after(step);
+            if (i == 0) abandoned.push_back(std::move(tail));
         }
         valid.cut_after(step);
     }
 };
 
-// The last run in the file. A line that is not JSON (a crash in the middle of a write) is passed over.
-inline RunLog read_log(const std::string& path) {
+// ---- log.jsonl -------------------------------------------------------------------------------------------------------------
+// Calls take(line, its place in the file) for each line, without its end. A file of any size takes little memory: a line longer
+// than any record comes as an empty one.
+template <class Take>
+void for_each_line(const std::string& path, Take take) {
     std::ifstream in(path);
     if (!in) fail("cannot read %s: %s", path.c_str(), strerror(errno));
-    RunLog log;
-    std::string line;
-    size_t records = 0;
-    while (std::getline(in, line)) {
-        const RunLog::json j = RunLog::json::parse(line, nullptr, false);
-        if (j.is_object()) log.add(j), records++;
+    std::vector<char> line(1 << 20);
+    for (int64_t at = 0; in.getline(line.data(), (std::streamsize)line.size()), in.gcount() > 0;) {
+        const int64_t start = at;
+        at += in.gcount();
+        const bool too_long = in.fail();
+        const size_t length = too_long ? 0 : (size_t)(in.gcount() - !in.eof());
+        if (too_long) {
+            in.clear();
+            in.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+            at += in.gcount();
+        }
+        take(std::string_view(line.data(), length), start);
     }
+    if (in.bad()) fail("cannot read %s: %s", path.c_str(), strerror(errno));
+}
+
+// The last run in the file. Lines that are no records (a crash in the middle of a write) are counted and passed over.
+inline RunLog read_log(const std::string& path, int64_t* passed_over = nullptr) {
+    RunLog log;
+    int64_t records = 0, others = 0;
+    for_each_line(path, [&](std::string_view line, int64_t) { (log.add_line(line) ? records : others)++; });
     if (records == 0)
         fail("%s holds no records; HINT: it is the log.jsonl that a training run writes into its --out directory",
              path.c_str());
+    if (passed_over) *passed_over = others;
     return log;
+}
+
+// Takes from a log what came after `step`: a run that resumes there writes it again. That is the file's end, from the line
+// after the last step that stays; records in it that came late, such as that of a checkpoint, stay too. What is before it is
+// not touched, not even steps that a rollback has undone. Returns how many of the lines that went were no records.
+inline int64_t cut_log(const std::string& path, int64_t step) {
+    int64_t cut = -1, others = 0;
+    std::string late;
+    for_each_line(path, [&](std::string_view line, int64_t start) {
+        constexpr std::string_view step_start = "{\"kind\":\"step\",\"step\":";
+        std::string kind = "step";
+        double of = NAN;
+        if (line.substr(0, step_start.size()) == step_start && line.back() == '}')
+            std::from_chars(line.data() + step_start.size(), line.data() + line.size(), of);
+        if (!RunLog::is_step(of)) {
+            const RunLog::json j = RunLog::parse(line);
+            kind = RunLog::text(j, "kind"), of = (double)RunLog::whole(j, "step");
+        }
+        const bool goes = kind.empty() || kind == "end" || of > (double)step;
+        if (kind == "run" || (kind == "step" && !goes)) cut = -1, others = 0, late.clear();
+        else if (cut < 0 && goes) cut = start;
+        else if (cut >= 0 && !goes) late.append(line) += '\n';
+        others += cut >= 0 && kind.empty();
+    });
+    if (cut < 0) return 0;
+    std::filesystem::resize_file(path, (uintmax_t)cut);
+    if (!(std::ofstream(path, std::ios::app) << late).flush()) fail("cannot write %s: %s", path.c_str(), strerror(errno));
+    return others;
 }
 
 // ---- charts of a run -------------------------------------------------------------------------------------------------------
@@ -137,9 +262,13 @@ inline std::pair<double, double> range_of(const std::vector<const std::vector<Po
     for (const auto* points : curves)
         for (const Point& p : *points)
             if (p.x >= from_x) lo = std::min(lo, p.y), hi = std::max(hi, p.y);
-    if (!(lo <= hi)) return {0, 1};
-    if (hi <= lo) hi = lo + std::max(1e-12, 0.1 * std::fabs(lo));
     return {lo, hi};
+}
+
+inline void add_margins(Chart& c, double below, double above) {
+    std::tie(c.lo, c.hi) = axis_ends(c.lo, c.hi);
+    const double length = c.hi - c.lo;
+    c.lo -= below * length, c.hi += above * length;
 }
 
 // Training loss as it was (thin) and smoothed, validation loss, unigram baseline. The first fall is steep and would press
@@ -154,13 +283,12 @@ inline Chart loss_chart(const RunLog& log, int width, int height) {
     if (valid.empty()) c.series.pop_back();
     for (const std::vector<Point>& points : log.abandoned) c.series.push_back({"", "raw abandoned", points});
     const double length = smooth.empty() ? 0 : smooth.back().x - smooth[0].x;
-    const auto [all_lo, all_hi] = range_of({&raw, &valid}, 0);
-    const auto [lo, hi] = range_of({&raw, &valid}, smooth.empty() ? 0 : smooth[0].x + 0.04 * length);
+    const auto [lo, all_hi] = range_of({&raw, &valid}, 0);
+    const double hi = range_of({&raw, &valid}, smooth.empty() ? 0 : smooth[0].x + 0.04 * length).second;
     c.lo = lo, c.hi = smooth.size() < 50 || all_hi - lo < 1.3 * (hi - lo) ? all_hi : hi;
     c.baseline = RunLog::number(log.run, "unigram_loss"), c.baseline_name = "unigram";
     if (std::isfinite(c.baseline)) c.lo = std::min(c.lo, c.baseline), c.hi = std::max(c.hi, c.baseline);
-    const double margin = 0.05 * (c.hi - c.lo);
-    c.lo -= margin, c.hi += margin;
+    add_margins(c, 0.05, 0.05);
     return c;
 }
 
@@ -176,9 +304,7 @@ inline Chart small_chart(const RunLog& log, const char* field, const std::string
     const double skip = smooth && raw.size() > 100 ? raw[0].x + 0.005 * (raw.back().x - raw[0].x) : 0;
     std::tie(c.lo, c.hi) = range_of({&raw}, skip);
     if (from_zero) c.lo = std::min(c.lo, 0.0);
-    const double margin = 0.06 * (c.hi - c.lo);
-    c.hi += margin;
-    if (!from_zero) c.lo -= margin;
+    add_margins(c, from_zero ? 0 : 0.06, 0.06);
     return c;
 }
 
@@ -207,7 +333,7 @@ inline std::vector<Chart> small_charts(const RunLog& log) {
 inline std::string legend_entry(const Chart& c, const Series& s, int index) {
     if (s.name.empty()) return "";
     const double last = s.points.empty() ? NAN : s.points.back().y;
-    const std::string value = c.decimals >= 0 && std::isfinite(last) ? format("%.*f", c.decimals, last) : short_number(last);
+    const std::string value = c.decimals >= 0 && std::isfinite(last) ? with_decimals(last, c.decimals) : short_number(last);
     const std::string key =
         s.name == c.title ? "" : format("<i class=\"%s\"></i>%s ", s.style.c_str(), xml_escape(s.name).c_str());
     return format("<span class=\"key\">%s<b data-s=\"%d\">%s</b></span>", key.c_str(), index, value.c_str());
@@ -221,8 +347,8 @@ inline std::string chart_card(const Chart& c) {
         cursor += s.name.empty() ? "" : format("<circle class=\"dot %s\" r=\"4\"/>", s.style.c_str());
     }
     if (std::isfinite(c.baseline))
-        legend += format("<span class=\"key\"><i class=\"baseline\"></i>%s <b>%.3f</b></span>",
-                         xml_escape(c.baseline_name).c_str(), c.baseline);
+        legend += format("<span class=\"key\"><i class=\"baseline\"></i>%s <b>%s</b></span>",
+                         xml_escape(c.baseline_name).c_str(), with_decimals(c.baseline, 3).c_str());
     const Frame f = frame_of(c);
     return format(
         "<figure class=\"card\"><figcaption><h2>%s</h2><span class=\"keys\"><span class=\"at\"></span>%s</span></figcaption>"
@@ -237,13 +363,14 @@ inline std::string chart_data(const std::vector<Chart>& charts) {
     std::string out = "[";
     for (const Chart& c : charts) {
         const Frame f = frame_of(c);
-        out += format("%s{id:\"%s\",l:%g,r:%g,t:%g,b:%g,x0:%.9g,x1:%.9g,y0:%.9g,y1:%.9g,log:%d,d:%d,s:[",
+        out += format("%s{id:\"%s\",l:%g,r:%g,t:%g,b:%g,x0:%.12g,x1:%.12g,y0:%.12g,y1:%.12g,log:%d,d:%d,s:[",
                       out.size() > 1 ? ",\n" : "", c.id.c_str(), f.left, f.right, f.top, f.bottom, f.x0, f.x1, f.y0, f.y1,
                       (int)f.logarithmic, c.decimals);
         for (size_t i = 0; i < c.series.size(); i++) {
             if (c.series[i].name.empty()) continue;
             std::string x, y;
-            for (const Point& p : c.series[i].points) x += format("%.7g,", p.x), y += format("%.5g,", p.y);
+            for (const Point& p : c.series[i].points)
+                if (drawn(p)) x += format("%.7g,", p.x), y += format("%.5g,", p.y);
             out += format("{i:%zu,x:[%s],y:[%s]},", i, x.c_str(), y.c_str());
         }
         out += "]}";
@@ -256,8 +383,8 @@ inline std::string tile(const std::string& label, const std::string& value, cons
                   xml_escape(label).c_str(), xml_escape(value).c_str(), xml_escape(note).c_str());
 }
 
-inline std::string speed_note(const RunLog::json& step) {
-    const double mfu = RunLog::number(step, "mfu"), tflops = RunLog::number(step, "model_tflops");
+inline std::string speed_note(const StepNumbers& step) {
+    const double mfu = step["mfu"], tflops = step["model_tflops"];
     if (mfu >= 0) return format("%.1f%% of peak", 100 * mfu);
     return tflops > 0
                ? three_digits(tflops * 1e12, 1000, {" FLOP/s", " KFLOP/s", " MFLOP/s", " GFLOP/s", " TFLOP/s", " PFLOP/s"})
@@ -265,44 +392,44 @@ inline std::string speed_note(const RunLog::json& step) {
 }
 
 inline std::string report_tiles(const RunLog& log) {
-    const auto& s = log.last_step;
+    const StepNumbers& s = log.newest;
     std::string out = "<section class=\"tiles\">\n";
     const std::vector<Point> loss = log.curve("loss").smoothed(), speed = log.curve("tokens_per_s").smoothed();
     const auto perplexity = [](double loss) { return "perplexity " + human_count(std::exp(loss)); };
-    if (!loss.empty()) out += tile("Training loss", format("%.3f", loss.back().y), perplexity(loss.back().y));
+    if (!loss.empty()) out += tile("Training loss", with_decimals(loss.back().y, 3), perplexity(loss.back().y));
     if (!log.valid.empty())
-        out += tile("Validation loss", format("%.3f", log.valid.last()),
+        out += tile("Validation loss", with_decimals(log.valid.last(), 3),
                     log.valid.last() <= log.best_valid
                         ? perplexity(log.best_valid)
-                        : format("best %.3f at step %s", log.best_valid, with_commas(log.best_step).c_str()));
-    if (!s.is_null())
-        out += tile("Tokens", human_count(RunLog::number(s, "tokens")),
-                    human_count(RunLog::number(s, "consumed_samples")) + " sequences");
+                        : "best " + with_decimals(log.best_valid, 3) + " at step " + with_commas(log.best_step));
+    if (log.has_steps()) out += tile("Tokens", human_count(s["tokens"]), human_count(s["consumed_samples"]) + " sequences");
     if (!speed.empty()) out += tile("Tokens per second", human_count(speed.back().y), speed_note(s));
-    const double seconds = RunLog::number(log.end.is_null() ? s : log.end, "seconds"), left = RunLog::number(s, "eta_s");
-    if (!s.is_null())
-        out += tile("Time", human_duration(seconds),
-                    log.end.is_null() ? human_duration(left) + " to go"
-                                      : human_duration(RunLog::number(s, "step_ms") / 1e3) + " per step");
+    if (log.has_steps()) {
+        const bool running = log.end.is_null();
+        out += tile("Time", human_duration(running ? s["seconds"] : RunLog::number(log.end, "seconds")),
+                    running ? human_duration(s["eta_s"]) + " to go" : human_duration(s["step_ms"] / 1e3) + " per step");
+    }
     return out + "</section>\n";
 }
 
 inline std::string report_header(const RunLog& log, time_t now) {
     const std::string name = RunLog::text(log.run, "name"),
                       status = log.end.is_null() ? "running" : RunLog::text(log.end, "status");
-    const double total = RunLog::number(log.run, "total_steps"),
-                 done = total > 0 ? std::clamp(log.step() / total, 0.0, 1.0) : 0;
+    const int64_t total = RunLog::whole(log.run, "total_steps");
+    const double done = total > 0 ? std::min(1.0, (double)log.step() / (double)total) : 0, left = log.newest["eta_s"];
     std::string progress = "step " + with_commas(log.step());
-    if (total > 0) progress += format(" of %s, %.0f%%", with_commas((int64_t)total).c_str(), std::floor(100 * done));
-    if (log.end.is_null() && RunLog::number(log.last_step, "eta_s") > 0)
-        progress +=
-            format(", done about %s", local_time(now + (time_t)RunLog::number(log.last_step, "eta_s")).substr(0, 16).c_str());
+    if (total > 0) progress += format(" of %s, %.0f%%", with_commas(total).c_str(), std::floor(100 * done));
+    if (log.end.is_null() && left > 0 && left < 1e10)
+        progress += format(", done about %s", local_time(now + (time_t)left).substr(0, 16).c_str());
+    // Why the run has ended, and what goes on with it.
+    const std::string message = RunLog::text(log.end, "message");
+    const std::string why = message.empty() ? "" : "<p class=\"why\">" + xml_escape(message) + "</p>";
     return format(
         "<header><h1>%s</h1><span class=\"status %s\">%s</span>"
         "<p>%s <span id=\"updated\" data-time=\"%lld\">Updated %s.</span></p>"
-        "<div class=\"progress\"><div style=\"width:%.1f%%\"></div></div></header>\n",
+        "<div class=\"progress\"><div style=\"width:%.1f%%\"></div></div>%s</header>\n",
         xml_escape(name.empty() ? "Training run" : name).c_str(), xml_escape(status).c_str(), xml_escape(status).c_str(),
-        (xml_escape(progress) + ".").c_str(), (long long)now, local_time(now).c_str(), 100 * done);
+        (xml_escape(progress) + ".").c_str(), (long long)now, local_time(now).c_str(), 100 * done, why.c_str());
 }
 
 inline std::string report_samples(const RunLog& log) {
@@ -310,7 +437,7 @@ inline std::string report_samples(const RunLog& log) {
     std::string out = "<h2 class=\"part\">What it writes</h2>\n<section class=\"samples\">\n";
     for (auto s = log.samples.rbegin(); s != log.samples.rend(); ++s)
         out += format("<article class=\"card\"><h3>step %s</h3><blockquote><b>%s</b>%s</blockquote></article>\n",
-                      with_commas((int64_t)RunLog::number(*s, "step")).c_str(), xml_escape(RunLog::text(*s, "prompt")).c_str(),
+                      with_commas(RunLog::whole(*s, "step")).c_str(), xml_escape(RunLog::text(*s, "prompt")).c_str(),
                       xml_escape(RunLog::text(*s, "text")).c_str());
     return out + "</section>\n";
 }
@@ -322,7 +449,7 @@ inline std::string report_layers(const RunLog& log) {
     std::string out = format(
         "<h2 class=\"part\">Layers at step %s</h2>\n<table class=\"card layers\">\n<tr><th>layer</th><th>weights</th>"
         "<th>gradients</th><th>update / weights</th><th>8 bits: became 0</th><th>became the largest</th></tr>\n",
-        with_commas((int64_t)RunLog::number(h, "step")).c_str());
+        with_commas(RunLog::whole(h, "step")).c_str());
     const auto worst = [](const RunLog::json& layer, const char* key) {
         double most = -1;
         if (layer.contains(key) && layer[key].is_array())
@@ -346,9 +473,8 @@ inline std::string report_events(const RunLog& log) {
     if (log.events.empty()) return "";
     std::string out = "<h2 class=\"part\">Events</h2>\n<table class=\"card events\">\n";
     for (auto e = log.events.rbegin(); e != log.events.rend(); ++e)
-        out +=
-            format("<tr class=\"%s\"><th>step %s</th><td>%s</td></tr>\n", xml_escape(RunLog::text(*e, "level")).c_str(),
-                   with_commas((int64_t)RunLog::number(*e, "step")).c_str(), xml_escape(RunLog::text(*e, "message")).c_str());
+        out += format("<tr class=\"%s\"><th>step %s</th><td>%s</td></tr>\n", xml_escape(RunLog::text(*e, "level")).c_str(),
+                      with_commas(RunLog::whole(*e, "step")).c_str(), xml_escape(RunLog::text(*e, "message")).c_str());
     if (log.events_dropped > 0)
         out += format("<tr><th></th><td>%s earlier ones are in log.jsonl</td></tr>\n", with_commas(log.events_dropped).c_str());
     return out + "</table>\n";
@@ -393,7 +519,7 @@ inline std::string render_report(const RunLog& log, time_t now, int refresh_seco
     out += report_header(log, now) + report_tiles(log);
 
     std::vector<Chart> charts = small_charts(log);
-    if (!log.last_step.is_null()) {
+    if (log.has_steps()) {
         const Chart loss = loss_chart(log, 1148, 380);
         out += chart_card(loss) + "<section class=\"pair\">\n";
         for (const Chart& c : charts) out += chart_card(c);

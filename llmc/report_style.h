@@ -38,6 +38,7 @@ header p { margin: 6px 0 12px; color: var(--soft); font-variant-numeric: tabular
   color: var(--train); background: color-mix(in srgb, currentColor 13%, transparent); }
 .status.finished { color: var(--good); } .status.failed, #updated.stale { color: var(--bad); }
 .status.stopped { color: var(--valid); }
+header p.why { margin: 10px 0 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .progress { height: 4px; border-radius: 2px; background: var(--edge); overflow: hidden; }
 .progress div { height: 100%; background: var(--train); }
 .card { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; }
@@ -88,7 +89,7 @@ function nearest(xs, x) {
   while (hi - lo > 1) { const m = (lo + hi) >> 1; if (xs[m] < x) lo = m; else hi = m; }
   return Math.abs(xs[lo] - x) <= Math.abs(xs[hi] - x) ? lo : hi;
 }
-function place(c, v) { return c.log ? Math.log(v / c.y0) / Math.log(c.y1 / c.y0) : (v - c.y0) / (c.y1 - c.y0); }
+function place(c, v) { return c.log ? (Math.log(v) - Math.log(c.y0)) / (Math.log(c.y1) - Math.log(c.y0)) : (v - c.y0) / (c.y1 - c.y0); }
 function show(x) {
   for (const c of charts) {
     const px = c.l + (c.r - c.l) * Math.min(1, Math.max(0, (x - c.x0) / (c.x1 - c.x0)));

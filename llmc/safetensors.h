@@ -111,14 +111,12 @@ private:
             const nlohmann::json j = parse_json(MappedFile(index).text(), index);
             for (const auto& [tensor, file] : j.at("weight_map").items()) {
                 const std::string name = file.get<std::string>();
-                if (name.find('/') != std::string::npos)
-                    fail("%s names a file outside its directory: '%s'", index.c_str(), name.c_str());
-                files[name] = true;
+                files[inside(dir, name, index)] = true;
             }
         } catch (const nlohmann::json::exception& e) {
             fail("%s is not a valid index: %s", index.c_str(), e.what());
         }
-        for (const auto& [name, unused] : files) add_file(dir + "/" + name);
+        for (const auto& [path, unused] : files) add_file(path);
     }
 
     void add_file(const std::string& path) {

@@ -11,12 +11,26 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "check.h"
 #include "config.h"
+#include "pipeline.h"
+#include "skip.h"
 
 struct Rampup {
     int64_t start = 0, increment = 0, samples = 0;  // samples = 0: no ramp-up
+};
+
+// How far a run has come.
+struct Counters {
+    int64_t step = 0;               // global batches done, applied or not
+    int64_t consumed = 0;           // their samples
+    int64_t discarded = 0;          // batches that were drawn and dropped, which count as no steps
+    int64_t discarded_samples = 0;  // their samples
+
+    int64_t batch() const { return step + discarded + 1; }           // the number of the next batch
+    int64_t sample() const { return consumed + discarded_samples; }  // and of its first sample
 };
 
 struct Schedule {
@@ -27,8 +41,11 @@ struct Schedule {
     std::string wd_style = "constant";
     int64_t wd_samples = 0;  // length of the change
     int64_t final_batch = 1;
+    int64_t micro_batch = 1;  // samples that all data-parallel ranks take at a time
     Rampup rampup;
     int64_t total_samples = 0, total_steps = 0;
+    int64_t most_samples = (int64_t)1 << 62;  // that are counted
+    int64_t valid_samples = 0;                // of a validation
 
     double lr(int64_t n) const {
         if (warmup > 0 && n <= warmup) return init_lr + (max_lr - init_lr) * (double)n / (double)warmup;
@@ -71,6 +88,20 @@ struct Schedule {
         return std::min(final_batch, rampup.start + (int64_t)((double)consumed / per_increment) * rampup.increment);
     }
 
+    // Every size of the global batch, in the order of the ramp-up.
+    std::vector<int64_t> global_batches() const {
+        std::vector<int64_t> sizes;
+        for (int64_t n = rampup.start; rampup.samples > 0 && n < final_batch; n += rampup.increment) sizes.push_back(n);
+        sizes.push_back(final_batch);
+        return sizes;
+    }
+    // The same in micro-batches of each rank.
+    std::vector<int> micro_batches() const {
+        std::vector<int> counts;
+        for (const int64_t n : global_batches()) counts.push_back((int)(n / micro_batch));
+        return counts;
+    }
+
     // Steps to consume `samples`: ramp-up steps one by one, then whole final batches.
     int64_t steps_for(int64_t samples) const {
         int64_t steps = 0, consumed = 0;
@@ -78,18 +109,47 @@ struct Schedule {
             consumed += global_batch(consumed), steps++;
         return steps + (samples > consumed ? (samples - consumed) / final_batch : 0);
     }
-    // Samples that `steps` steps consume.
-    int64_t samples_for(int64_t steps) const {
-        int64_t consumed = 0;
+    // Samples consumed after `steps` more steps.
+    int64_t samples_for(int64_t steps, int64_t consumed = 0) const {
         while (rampup.samples > 0 && consumed <= rampup.samples && steps > 0) consumed += global_batch(consumed), steps--;
         return consumed + steps * final_batch;
+    }
+
+    // Where the next batch lies that training uses. What is left out before it: batches of `discards` are drawn and dropped, as
+    // large as the next step's; others of `skips` are steps. In the end the run's last step.
+    Counters next(Counters p, const BatchRanges& skips, const BatchRanges& discards) const {
+        while (p.step < total_steps) {
+            const int64_t size = global_batch(p.consumed), dropped = discards.next(p.batch()) - p.batch();
+            if (dropped) p.discarded += dropped, p.discarded_samples += dropped * size;
+            else if (skips.contains(p.batch())) p.step++, p.consumed += size;
+            else break;
+        }
+        return p;
+    }
+
+    // Samples read in a whole run that has come to p: of its steps, and of the batches that are drawn and dropped between them.
+    int64_t samples_read(Counters p, const BatchRanges& discards) const {
+        for (const BatchRanges::Range& r : discards.ranges()) {
+            const int64_t first = std::max(r.first, p.batch()), dropped = r.last + 1 - first, steps = first - p.batch();
+            if (dropped <= 0) continue;
+            if (p.step + steps >= total_steps) break;
+            p.consumed = samples_for(steps, p.consumed), p.step += steps;
+            const int64_t size = global_batch(p.consumed);
+            if (dropped > (most_samples - p.discarded_samples) / size)
+                fail(
+                    "--skip-train-iteration-range: before step %lld %lld batches of %lld samples are to be left out, more than "
+                    "can be counted; the most are %lld",
+                    (long long)p.step + 1, (long long)dropped, (long long)size, (long long)(most_samples / size));
+            p.discarded += dropped, p.discarded_samples += dropped * size;
+        }
+        return samples_for(std::max<int64_t>(total_steps - p.step, 0), p.consumed) + p.discarded_samples;
     }
 };
 
 // Reads and checks the options that concern the schedule. `replicas` is the number of data-parallel ranks.
 inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     Schedule s;
-    const int64_t micro = (int64_t)o.micro_batch_size * replicas;
+    const int64_t micro = s.micro_batch = (int64_t)o.micro_batch_size * replicas;
     s.final_batch = o.global_batch_size ? o.global_batch_size : micro;
     if (const int64_t below = s.final_batch / micro * micro; below != s.final_batch)
         fail(
@@ -98,14 +158,24 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
             (long long)s.final_batch, o.micro_batch_size, replicas, (long long)micro,
             below ? format("are %lld and %lld", (long long)below, (long long)(below + micro)).c_str()
                   : format("is %lld", (long long)micro).c_str());
+    // Numbers of samples, up to 2^62 tokens: sums of a few are exact, too.
+    const int64_t most = s.most_samples = ((int64_t)1 << 62) / std::max(1, o.seq_length);
+    const auto in_samples = [&](const char* option, int64_t iters) {
+        if (iters > most / s.final_batch)
+            fail(
+                "--%s %lld steps of %lld samples of %d tokens are more than can be counted; the most are %lld steps, 2^62 "
+                "tokens",
+                option, (long long)iters, (long long)s.final_batch, o.seq_length, (long long)(most / s.final_batch));
+        return iters * s.final_batch;
+    };
     if (!o.rampup_batch_size.empty()) {
         int64_t* const values[] = {&s.rampup.start, &s.rampup.increment, &s.rampup.samples};
         for (int i = 0; i < 3; i++) {
             char* end = nullptr;
             *values[i] = strtoll(o.rampup_batch_size[i].c_str(), &end, 10);
-            if (*end || *values[i] <= 0)
-                fail("--rampup-batch-size has '%s'; START INCREMENT SAMPLES are counts above 0",
-                     o.rampup_batch_size[i].c_str());
+            if (*end || *values[i] <= 0 || *values[i] > most)
+                fail("--rampup-batch-size has '%s'; START INCREMENT SAMPLES are counts above 0, of at most %lld",
+                     o.rampup_batch_size[i].c_str(), (long long)most);
         }
         const int64_t grow = s.final_batch - s.rampup.start;
         if (grow < 0 || grow % s.rampup.increment)
@@ -116,12 +186,26 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
                  (long long)s.rampup.start, (long long)s.rampup.increment, (long long)micro);
         if (o.train_iters) fail("--rampup-batch-size needs the length of the run in --train-samples, not in --train-iters");
     }
+    const int pp = o.pipeline_model_parallel_size, vpp = o.num_virtual_stages_per_pipeline_rank;
+    for (const int64_t size : s.global_batches()) {
+        const std::string problem = pipeline_problem(pp, vpp, (int)(size / micro));
+        if (problem.empty()) continue;
+        if (!s.rampup.samples) fail("%s", problem.c_str());
+        fail(
+            "--rampup-batch-size comes to a global batch of %lld, for which %s; with START, INCREMENT and global-batch-size "
+            "multiples of %lld every size of the ramp-up fits",
+            (long long)size, problem.c_str(), (long long)(micro * pp));
+    }
 
     if (o.train_iters && o.train_samples)
         fail("--train-iters %lld and --train-samples %lld both set the length; give one", (long long)o.train_iters,
              (long long)o.train_samples);
     if (!o.train_iters && !o.train_samples)
         fail("the length of the run is missing; HINT: give --train-iters or --train-samples");
+    if (o.train_samples > most)
+        fail("--train-samples %lld samples of %d tokens are more than can be counted; the most are %lld samples, 2^62 tokens",
+             (long long)o.train_samples, o.seq_length, (long long)most);
+    in_samples("train-iters", o.train_iters);
     s.total_steps = o.train_iters ? o.train_iters : s.steps_for(o.train_samples);
     s.total_samples = s.samples_for(s.total_steps);
     if (s.total_steps == 0)
@@ -131,7 +215,7 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
 
     const auto samples = [&](const char* name, int64_t iters, int64_t given, int64_t otherwise) {
         if (iters && given) fail("--%s-iters and --%s-samples both are given; give one", name, name);
-        return given ? given : iters ? iters * s.final_batch : otherwise;
+        return given ? given : iters ? in_samples(format("%s-iters", name).c_str(), iters) : otherwise;
     };
     s.decay = samples("lr-decay", o.lr_decay_iters, o.lr_decay_samples, length);
     s.warmup = samples("lr-warmup", o.lr_warmup_iters, o.lr_warmup_samples, 0);
@@ -160,5 +244,6 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
         fail("--weight-decay-incr-style %s needs --start-weight-decay and --end-weight-decay", s.wd_style.c_str());
     s.wd_start = o.start_weight_decay.value_or(o.weight_decay), s.wd_end = o.end_weight_decay.value_or(o.weight_decay);
     s.wd_samples = length;
+    s.valid_samples = in_samples("eval-iters", o.eval_iters);
     return s;
 }

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -80,9 +81,13 @@ inline std::string three_digits(double x, double base, const std::vector<const c
     // half a unit below the base would be printed as the base: 1000K
     while (std::fabs(x) >= base - 0.5 && u + 1 < units.size()) x /= base, u++;
     const double size = std::fabs(x);
+    if (size >= 1e6) return format("%.2e%s", x, units[u]);  // there is no larger unit
     const int decimals = (u == 0 && x == std::floor(x)) || size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
     return format("%.*f%s", decimals, x, units[u]);
 }
+
+// x with so many decimals; 1.23e+45 where that would be long.
+inline std::string with_decimals(double x, int decimals) { return format(std::fabs(x) < 1e9 ? "%.*f" : "%.*e", decimals, x); }
 
 inline std::string human_count(double n) { return three_digits(n, 1000, {"", "K", "M", "B", "T", "Q"}); }
 inline std::string human_bytes(double n) { return three_digits(n, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"}); }
@@ -96,7 +101,7 @@ inline std::string with_commas(int64_t n) {
 
 // "12 ms", "4.2s", "42s", "12m 05s", "1h 02m", "3d 04h"; "-" for what is not known
 inline std::string human_duration(double seconds) {
-    if (!std::isfinite(seconds) || seconds < 0) return "-";
+    if (!(seconds >= 0 && seconds < 1e15)) return "-";
     if (seconds < 0.0005) return "0s";
     if (seconds < 0.0995) return format("%.0f ms", seconds * 1e3);
     if (seconds < 9.95) return format("%.1fs", seconds);
@@ -148,7 +153,7 @@ inline int display_width(const std::string& s) {
 }
 
 // Text from anywhere (a model, a file name) made safe to show: valid UTF-8, no control characters but the newline (a terminal
-// would obey them), none that turn the writing direction. What is replaced shows as U+FFFD.
+// would obey them), none that turn the writing direction, none that XML forbids. What is replaced shows as U+FFFD.
 inline std::string printable(const std::string& text) {
     std::string out;
     for (size_t i = 0; i < text.size();) {
@@ -156,13 +161,57 @@ inline std::string printable(const std::string& text) {
         const uint32_t c = next_codepoint(text, i);
         if (c == '\r') continue;
         const bool control = (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7f && c < 0xa0) || (c >= 0x202a && c <= 0x202e) ||
-                             (c >= 0x2066 && c <= 0x2069);
+                             (c >= 0x2066 && c <= 0x2069) || (c & 0xfffe) == 0xfffe;
         if (c == '\t') out += ' ';
         else if (control || c == 0xfffd) out += "\xef\xbf\xbd";
         else out.append(text, start, i - start);
     }
     return out;
 }
+
+// A line for people; what it quotes may be anyone's: a file name, a tensor's name, a model's text.
+inline void print_line(FILE* f, const std::string& line) { fputs((printable(line) + "\n").c_str(), f), fflush(f); }
+
+// The same from a signal handler, of pieces and of what POSIX allows there: one write(2), or the lines of two ranks mix.
+inline void print_in_signal_handler(std::initializer_list<const char*> pieces) {
+    char line[4096];
+    size_t length = 0;
+    for (const char* piece : pieces) {
+        const size_t bytes = std::min(strlen(piece), sizeof line - length);
+        memcpy(line + length, piece, bytes), length += bytes;
+    }
+    (void)!write(STDERR_FILENO, line, length);
+}
+
+// Bytes of text before the character that is not whole at its end, if there is one.
+inline size_t whole_characters(const std::string& text) {
+    for (size_t back = 1; back <= std::min<size_t>(3, text.size()); back++) {
+        const unsigned char c = (unsigned char)text[text.size() - back];
+        if ((c & 0xc0) == 0x80) continue;  // not the first of its character
+        const size_t length = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : c >= 0xc0 ? 2 : 1;
+        return text.size() - (length > back ? back : 0);
+    }
+    return text.size();
+}
+
+// Text that comes in pieces, which may end within a character, as tokens do. A terminal gets what is safe to show, as soon as a
+// character is whole; a file or pipe gets the bytes as they are.
+class TextOutput {
+public:
+    explicit TextOutput(FILE* f) : f_(f), terminal_(isatty(fileno(f)) && launcher_has_terminal(fileno(f))) {}
+    void write(const std::string& bytes) {
+        pending_ += bytes;
+        const std::string whole = pending_.substr(0, terminal_ ? whole_characters(pending_) : pending_.size());
+        pending_.erase(0, whole.size());
+        const std::string shown = terminal_ ? printable(whole) : whole;
+        fwrite(shown.data(), 1, shown.size(), f_), fflush(f_);
+    }
+
+private:
+    FILE* f_;
+    bool terminal_;
+    std::string pending_;
+};
 
 // Lines of at most `width` columns, broken at spaces where there are any, else between characters (Japanese has no spaces).
 inline std::vector<std::string> wrap_text(const std::string& text, int width) {
@@ -206,7 +255,9 @@ class Table {
 public:
     enum class Values { text, amounts };
 
-    void section(const std::string& title, Values values = Values::text) { sections_.push_back({title, values, {}}); }
+    void section(const std::string& title, Values values = Values::text) {
+        sections_.push_back({printable(title), values, {}});
+    }
     void row(const std::string& label, const std::string& value, const std::string& note = "") {
         if (sections_.empty()) section("");
         sections_.back().rows.push_back({printable(label), printable(value), printable(note)});
@@ -259,8 +310,8 @@ private:
 class Progress {
 public:
     // total = 0: not known
-    Progress(std::string label, int64_t total, std::string unit, FILE* out = stderr)
-        : label_(std::move(label)),
+    Progress(const std::string& label, int64_t total, std::string unit, FILE* out = stderr)
+        : label_(printable(label)),
           unit_(std::move(unit)),
           total_(total),
           out_(out),

@@ -7,6 +7,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -24,6 +25,7 @@
 struct Chunk {
     std::string text;
     bool ends_document = true;
+    std::string where;  // for messages: the file, and the line at which it begins
 };
 
 // Reads the documents of files one after another.
@@ -106,14 +108,14 @@ private:
             } catch (const nlohmann::json::exception& e) {
                 fail("%s:%lld is not valid JSON: %s", name_.c_str(), (long long)line_, e.what());
             }
-            chunk.ends_document = true;
+            chunk.ends_document = true, chunk.where = format("%s:%lld", name_.c_str(), (long long)line_);
             if (!chunk.text.empty()) return true;
         }
         return false;
     }
 
     bool next_part(Chunk& chunk) {
-        chunk.text = std::move(carried_);
+        chunk.text = std::move(carried_), chunk.where = name_;
         carried_.clear();
         bool end = false;
         while (!end) {
@@ -151,6 +153,7 @@ private:
             const bool blank = line.find_first_not_of(" \t\r\n") == std::string::npos;
             if (blank && (single || chunk.text.empty())) continue;
             if (blank) break;
+            if (chunk.text.empty()) chunk.where = format("%s:%lld", name_.c_str(), (long long)line_);
             chunk.text += line;
             if (single) break;
         }
@@ -181,13 +184,16 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
         while (bytes < batch_bytes && (more = reader.next(chunk)))
             bytes += chunk.text.size() + 64, batch.push_back(std::move(chunk));
         resize(batch.size());
-        std::exception_ptr failure;  // an exception must not leave a parallel region
+        // An exception must not leave a parallel region, and after one the rest is of no use.
+        std::atomic<bool> failed{false};
+        std::exception_ptr failure;
 #pragma omp parallel for schedule(dynamic, 8) num_threads(threads)
         for (size_t i = 0; i < batch.size(); i++) try {
-                work(batch[i], i);
+                if (!failed) work(batch[i], i);
+            } catch (const Error& e) {
+                if (!failed.exchange(true)) failure = std::make_exception_ptr(Error(batch[i].where + ": " + e.what()));
             } catch (...) {
-#pragma omp critical
-                failure = std::current_exception();
+                if (!failed.exchange(true)) failure = std::current_exception();
             }
         if (failure) std::rethrow_exception(failure);
         for (size_t i = 0; i < batch.size(); i++) finish(batch[i], i);
@@ -207,6 +213,19 @@ inline std::pair<int64_t, int64_t> count_odd_bytes(std::string_view text) {
         invalid += n == 0, i += std::max<size_t>(n, 1);
     }
     return {nul, invalid};
+}
+
+// The tokens of a file's whole text, in memory.
+inline std::vector<int> encode_file(const std::string& file, const Tokenizer& tokenizer, int threads) {
+    DocumentReader reader({file}, "text", "file");
+    std::vector<int> all;
+    std::vector<std::vector<int>> tokens;
+    for_each_chunk(
+        reader, thread_count(threads), "preparing",
+        [&](const Chunk& chunk, size_t i) { tokens[i].clear(), tokenizer.encode_append(chunk.text, tokens[i]); },
+        [&](const Chunk&, size_t i) { all.insert(all.end(), tokens[i].begin(), tokens[i].end()); },
+        [&](size_t n) { tokens.resize(n); });
+    return all;
 }
 
 inline int prepare_command(const PrepareOptions& o) {
@@ -243,11 +262,11 @@ inline int prepare_command(const PrepareOptions& o) {
              o.input.size() > 1 ? " and the others" : "");
     writer.commit();
     if (nul || invalid)
-        printf("note: %s NUL bytes and %s bytes that are not UTF-8 were kept as they are\n", with_commas(nul).c_str(),
-               with_commas(invalid).c_str());
-    printf("%s.bin, %s.idx: %s documents, %s tokens, %.3f bytes per token\n", o.output_prefix.c_str(), o.output_prefix.c_str(),
-           with_commas(writer.n_documents()).c_str(), with_commas(total).c_str(),
-           (double)reader.bytes_read() / (double)std::max<int64_t>(1, total));
+        print_line(stdout, format("note: %s NUL bytes and %s bytes that are not UTF-8 were kept as they are",
+                                  with_commas(nul).c_str(), with_commas(invalid).c_str()));
+    print_line(stdout, format("%s.bin, %s.idx: %s documents, %s tokens, %.3f bytes per token", o.output_prefix.c_str(),
+                              o.output_prefix.c_str(), with_commas(writer.n_documents()).c_str(), with_commas(total).c_str(),
+                              (double)reader.bytes_read() / (double)std::max<int64_t>(1, total)));
     return 0;
 }
 
@@ -274,9 +293,10 @@ inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader,
         },
         [&](size_t n) { counts.resize(n); });
     if (total[0] == 0) fail("the input is empty");
-    printf("%s: %s tokens; %.3f bytes per token, %.3f characters per token, %.3f tokens per word\n", tokenizer.source().c_str(),
-           with_commas(tokenizer.vocab_size()).c_str(), (double)total[1] / total[0], (double)total[2] / total[0],
-           (double)total[0] / std::max<int64_t>(1, total[3]));
+    print_line(stdout,
+               format("%s: %s tokens; %.3f bytes per token, %.3f characters per token, %.3f tokens per word",
+                      tokenizer.source().c_str(), with_commas(tokenizer.vocab_size()).c_str(), (double)total[1] / total[0],
+                      (double)total[2] / total[0], (double)total[0] / std::max<int64_t>(1, total[3])));
 }
 
 inline int tokenizer_command(const TokenizerOptions& o) {
@@ -321,8 +341,9 @@ inline int tokenizer_command(const TokenizerOptions& o) {
         progress.finish();
     }
     if (trainer.vocab_size() < o.vocab_size)
-        printf("note: the text gave %s tokens of the %s asked for; HINT: more text, or a smaller --min-frequency\n",
-               with_commas(trainer.vocab_size()).c_str(), with_commas(o.vocab_size).c_str());
+        print_line(stdout,
+                   format("note: the text gave %s tokens of the %s asked for; HINT: more text, or a smaller --min-frequency",
+                          with_commas(trainer.vocab_size()).c_str(), with_commas(o.vocab_size).c_str()));
     const std::string file = o.output + "/tokenizer.json";
     write_file_atomically(file, trainer.to_json().dump(1) + "\n");
     DocumentReader again(o.input, o.json_keys, "file");

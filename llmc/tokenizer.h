@@ -102,28 +102,27 @@ inline std::string pretokenizer_pattern(const std::string& name) {
 inline constexpr const char* bloom_pattern_in_files = " ?[^(\\s|[.,!?…。，、।۔،])]+";
 
 // Cuts text into pieces: the matches of a pattern, and what lies between them.
+//
+// Patterns come from files, and some would go over a text for years. So the next match is first looked for nearby and in few
+// steps, which is all that a good pattern needs for almost every piece. Where that is not enough (a long piece, a long run of
+// spaces), the same pattern, compiled with a callout before each of its items, looks at the whole text and counts its steps:
+// those of all such pieces of a text are limited, to far more than a good pattern takes. Either way finds the same match.
 class PreTokenizer {
 public:
-    explicit PreTokenizer(const std::string& pattern) : pattern_(pattern) {
-        const std::string flat = pattern == bloom_pattern_in_files ? pretokenizer_pattern("bloom") : pattern;
-        int error = 0;
-        PCRE2_SIZE at = 0;
-        pcre2_code* code = pcre2_compile((PCRE2_SPTR)flat.data(), flat.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
-                                         &error, &at, nullptr);
-        if (!code) {
-            PCRE2_UCHAR text[256];
-            pcre2_get_error_message(error, text, sizeof text);
-            fail("the pre-tokenizer's pattern '%s' is not understood: %s at %zu", pattern.c_str(), (const char*)text,
-                 (size_t)at);
-        }
-        code_ = std::shared_ptr<pcre2_code>(code, pcre2_code_free);
-        jit_ = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE) == 0;
+    explicit PreTokenizer(const std::string& pattern)
+        : pattern_(pattern), quick_(compile(0)), counting_(compile(PCRE2_AUTO_CALLOUT)) {
+        uint32_t references = 0;
+        pcre2_pattern_info(quick_.code.get(), PCRE2_INFO_BACKREFMAX, &references);
+        if (references > 0)  // their comparisons are steps that nobody counts
+            fail("the pre-tokenizer's pattern '%.500s' is not supported: it has a back reference", pattern.c_str());
     }
     const std::string& pattern() const { return pattern_; }
 
     // piece(string_view) for each piece of text, which may hold any bytes.
     template <class F>
     void split(std::string_view text, F piece) const {
+        Work& work = memory().work;
+        work = {0, 20000000 + 64 * (uint64_t)text.size(), 0};
         const auto* bytes = (const unsigned char*)text.data();
         for (size_t i = 0; i < text.size();) {
             size_t end = i;
@@ -145,28 +144,103 @@ public:
     }
 
 private:
+    struct Code {
+        std::shared_ptr<pcre2_code> code;
+        bool jit;
+        int match(std::string_view text, size_t from, uint32_t options, pcre2_match_data* data, pcre2_match_context* c) const {
+            const auto* subject = (PCRE2_SPTR)text.data();
+            options |= PCRE2_NO_UTF_CHECK;
+            return jit ? pcre2_jit_match(code.get(), subject, text.size(), from, options, data, c)
+                       : pcre2_match(code.get(), subject, text.size(), from, options, data, c);
+        }
+    };
+    static std::string error_text(int error) {
+        PCRE2_UCHAR text[256];
+        pcre2_get_error_message(error, text, sizeof text);
+        return (const char*)text;
+    }
+    Code compile(uint32_t options) const {
+        const std::string flat = pattern_ == bloom_pattern_in_files ? pretokenizer_pattern("bloom") : pattern_;
+        int error = 0;
+        PCRE2_SIZE at = 0;
+        pcre2_code* code = pcre2_compile((PCRE2_SPTR)flat.data(), flat.size(),
+                                         options | PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
+        if (!code)
+            fail("the pre-tokenizer's pattern '%s' is not understood: %s at %zu", pattern_.c_str(), error_text(error).c_str(),
+                 (size_t)at);
+        const bool jit = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
+        return {std::shared_ptr<pcre2_code>(code, pcre2_code_free), jit};
+    }
+
+    // Steps over a text: items of the pattern that were tried, and characters that lie between where.
+    struct Work {
+        uint64_t done, most;
+        size_t at;
+    };
+    static int count(pcre2_callout_block* callout, void* data) {
+        Work& work = *(Work*)data;
+        const size_t at = callout->current_position;
+        work.done += 1 + (at > work.at ? at - work.at : work.at - at);
+        work.at = at;
+        return work.done > work.most ? PCRE2_ERROR_CALLOUT : 0;
+    }
+
+    static constexpr size_t nearby = 256;      // bytes
+    static constexpr uint32_t few_steps = 64;  // from each place where a match might begin
     struct MatchMemory {
+        Work work{};
         pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
         pcre2_jit_stack* stack = pcre2_jit_stack_create(32 * 1024, 64 * 1024 * 1024, nullptr);
-        pcre2_match_context* context = pcre2_match_context_create(nullptr);
-        MatchMemory() { pcre2_jit_stack_assign(context, nullptr, stack); }
+        pcre2_match_context *quick = pcre2_match_context_create(nullptr), *counting = pcre2_match_context_create(nullptr);
+        MatchMemory() {
+            for (pcre2_match_context* context : {quick, counting}) pcre2_jit_stack_assign(context, nullptr, stack);
+            pcre2_set_match_limit(quick, few_steps);
+            pcre2_set_match_limit(counting, UINT32_MAX);
+            pcre2_set_callout(counting, count, &work);
+        }
         MatchMemory(const MatchMemory&) = delete;
-        ~MatchMemory() { pcre2_match_context_free(context), pcre2_jit_stack_free(stack), pcre2_match_data_free(data); }
+        ~MatchMemory() {
+            pcre2_match_context_free(quick), pcre2_match_context_free(counting);
+            pcre2_jit_stack_free(stack), pcre2_match_data_free(data);
+        }
     };
+    static MatchMemory& memory() {
+        thread_local MatchMemory of_this_thread;
+        return of_this_thread;
+    }
+
+    // The first match from `done` on, in m.data; not negative if there is one.
+    int find(std::string_view text, size_t done, MatchMemory& m) const {
+        size_t end = std::min(text.size(), done + nearby);
+        while (end < text.size() && ((unsigned char)text[end] & 0xc0) == 0x80) end--;  // a character is not cut
+        const bool all = end == text.size();
+        // A match counts only if it does not depend on what comes after `end`.
+        const int near = quick_.match(text.substr(0, end), done, all ? 0 : PCRE2_PARTIAL_HARD, m.data, m.quick);
+        const PCRE2_SIZE* range = pcre2_get_ovector_pointer(m.data);
+        if ((near >= 0 && range[1] > range[0]) || (near == PCRE2_ERROR_NOMATCH && all)) return near;
+
+        m.work.at = done;
+        const int found = counting_.match(text, done, 0, m.data, m.counting);
+        if (found == PCRE2_ERROR_CALLOUT)
+            fail(
+                "the pre-tokenizer's pattern '%.500s' takes more than %llu steps over %zu bytes of text; HINT: a pattern that "
+                "goes "
+                "over the same text again and again must be written in another way",
+                pattern_.c_str(), (unsigned long long)m.work.most, text.size());
+        if (found < 0 && found != PCRE2_ERROR_NOMATCH)
+            fail("the pre-tokenizer's pattern '%.500s' fails on %zu bytes of text: %s", pattern_.c_str(), text.size(),
+                 error_text(found).c_str());
+        return found;
+    }
 
     template <class F>
     void split_valid(std::string_view text, F piece) const {
-        thread_local MatchMemory memory;
-        const auto* subject = (PCRE2_SPTR)text.data();
-        size_t done = 0;
-        while (done < text.size()) {
-            const int found =
-                jit_ ? pcre2_jit_match(code_.get(), subject, text.size(), done, PCRE2_NO_UTF_CHECK, memory.data, memory.context)
-                     : pcre2_match(code_.get(), subject, text.size(), done, PCRE2_NO_UTF_CHECK, memory.data, memory.context);
-            if (found < 0 && found != PCRE2_ERROR_NOMATCH) fail("pre-tokenisation failed: PCRE2 error %d", found);
-            const PCRE2_SIZE* range = pcre2_get_ovector_pointer(memory.data);
+        MatchMemory& m = memory();
+        for (size_t done = 0; done < text.size();) {
+            const int found = find(text, done, m);  // may be 0: more groups than there is room for
+            const PCRE2_SIZE* range = pcre2_get_ovector_pointer(m.data);
             const size_t begin = found < 0 ? text.size() : range[0], end = found < 0 ? text.size() : range[1];
-            if (found != PCRE2_ERROR_NOMATCH && (begin < done || end <= begin))  // found may be 0: more groups than memory.data
+            if (found >= 0 && (begin < done || end <= begin))
                 fail("the pre-tokenizer's pattern '%s' matches the empty string", pattern_.c_str());
             if (begin > done) piece(text.substr(done, begin - done));
             if (end > begin) piece(text.substr(begin, end - begin));
@@ -175,8 +249,7 @@ private:
     }
 
     std::string pattern_;
-    std::shared_ptr<pcre2_code> code_;
-    bool jit_ = false;
+    Code quick_, counting_;
 };
 
 // ---- the tokenizer ---------------------------------------------------------------------------------------------------------
@@ -212,7 +285,11 @@ public:
     // Special tokens are not looked for: text that spells one is text.
     void encode_append(std::string_view text, std::vector<int>& tokens) const {
         Cache& cache = cache_of_this_thread();
-        pre_tokenizer_->split(text, [&](std::string_view piece) { encode_piece(piece, tokens, cache); });
+        try {
+            pre_tokenizer_->split(text, [&](std::string_view piece) { encode_piece(piece, tokens, cache); });
+        } catch (const Error& e) {
+            fail("%s: %s", source_.c_str(), e.what());
+        }
     }
 
     std::string decode(const std::vector<int>& tokens) const {
@@ -263,6 +340,7 @@ private:
             const auto found = by_bytes_.find(std::string(piece));
             if (found != by_bytes_.end()) return tokens.push_back(found->second);
         }
+        if (piece.size() > INT_MAX) fail("a piece of %zu bytes is too long to merge; at most %d are", piece.size(), INT_MAX);
         if (piece.size() <= 48) merge_short(piece, tokens);
         else merge_long(piece, tokens);
     }

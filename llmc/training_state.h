@@ -1,13 +1,11 @@
 // What a checkpoint holds besides the model, and when and how it is written and found again.
 //   TrainingState         counters, and what a resumed run must agree with; state.json
 //   Saver                 copies the training memory, then writes in the background while training goes on
-//   find_checkpoints, checkpoint_to_resume, prune    the checkpoints of a run
-//   RunLock               one run per output directory
+// Where they lie is run_directory.h's.
 // Weights and moments are exact copies, random numbers are functions of (seed, purpose, index), batches of the number of
 // samples consumed: a run that resumes goes on with the same bits as one that was never interrupted.
 #pragma once
 #include <omp.h>
-#include <sys/file.h>
 
 #include <atomic>
 #include <chrono>
@@ -18,23 +16,23 @@
 #include "config.h"
 #include "model_config.h"
 #include "ops.h"
+#include "run_directory.h"
+#include "schedule.h"
 #include "skip.h"
 #include "terminal.h"
 #include "world.h"
 
-struct TrainingState {
-    int64_t step = 0;       // global batches done, applied or not
-    int64_t updates = 0;    // of them applied: AdamW's step
-    int64_t consumed = 0;   // samples: the position in the data
+struct TrainingState : Counters {
+    int64_t updates = 0;    // steps applied: AdamW's step
     int64_t scheduled = 0;  // samples of applied steps: the position of the learning rate
     int64_t tokens = 0;
     double loss = NAN, valid_loss = NAN;            // the last ones
     nlohmann::ordered_json options, data, layout;   // as given; documents and tokens per data set; who wrote it
     nlohmann::ordered_json fp8, guard, steadiness;  // Fp8State's (null: the run is not in 8 bits), Guard's, Steadiness'
     int64_t fp8_start = -1;                         // --fp8-start auto: the step that was found; -1: none yet
-    int64_t discarded = 0;                          // batches left out that count as no steps
     BatchRanges skips;                              // batches to leave out, a step each
-    Strings iterations;                             // LLM-jp's ranges, for which no steps are counted
+    int64_t planned = 0;                            // samples for which the order of the data was computed
+    Strings iterations;                             // LLM-jp's ranges, which are drawn and dropped
 };
 
 inline nlohmann::ordered_json to_json(const TrainingState& s) {
@@ -53,6 +51,8 @@ inline nlohmann::ordered_json to_json(const TrainingState& s) {
             {"guard", s.guard},
             {"steadiness", s.steadiness},
             {"discarded_batches", s.discarded},
+            {"discarded_samples", s.discarded_samples},
+            {"planned_samples", s.planned},
             {"skip_batches", s.skips.state()},
             {"skip_iterations", s.iterations},
             {"layout", s.layout},
@@ -60,7 +60,24 @@ inline nlohmann::ordered_json to_json(const TrainingState& s) {
             {"options", s.options}};
 }
 
-inline std::string state_file(const std::string& dir) { return dir + "/training/state.json"; }
+// Earlier versions counted the samples of discarded batches as consumed. What was consumed without being trained on is theirs
+// and, batch for batch, the skipped ones'.
+inline void part_from_consumed(TrainingState& s) {
+    if (s.discarded == 0) return;
+    const int64_t seq_length = s.options.at("seq-length"), left_out = s.consumed - s.tokens / std::max<int64_t>(seq_length, 1);
+    const double share = (double)s.discarded / (double)(s.discarded + s.skips.count_before(s.batch()));
+    s.discarded_samples = std::clamp((int64_t)std::llround((double)left_out * share), (int64_t)0, s.consumed);
+    s.consumed -= s.discarded_samples;
+}
+
+// What earlier versions planned, which did not write it down.
+inline int64_t planned_by_options(const TrainingState& s) {
+    TrainOptions o;
+    o.micro_batch_size = s.options.at("micro-batch-size"), o.global_batch_size = s.options.at("global-batch-size");
+    o.rampup_batch_size = s.options.at("rampup-batch-size").get<Strings>();
+    o.train_iters = s.options.at("train-iters"), o.train_samples = s.options.at("train-samples");
+    return make_schedule(o, s.layout.value("dp", 1)).total_samples;
+}
 
 inline TrainingState read_state(const std::string& dir) {
     const std::string path = state_file(dir);
@@ -71,18 +88,38 @@ inline TrainingState read_state(const std::string& dir) {
     try {
         if (j.at("format") != 1)
             fail("%s has the format %s; this program reads format 1", path.c_str(), j["format"].dump().c_str());
+        const auto count = [&](const char* name, const nlohmann::json& value, int64_t least, int64_t most) {
+            if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > (uint64_t)most) ||
+                value.get<int64_t>() < least || value.get<int64_t>() > most)
+                fail("%s is damaged: %s is %s; it must be a whole number in [%lld, %lld]", path.c_str(), name,
+                     value.dump().c_str(), (long long)least, (long long)most);
+            return value.get<int64_t>();
+        };
+        constexpr int64_t most = (int64_t)1 << 53;
         TrainingState s;
-        s.step = j.at("step"), s.updates = j.at("updates"), s.consumed = j.at("consumed_samples"),
-        s.scheduled = j.at("scheduled_samples");
-        s.tokens = j.at("tokens");
+        s.step = count("step", j.at("step"), 0, most), s.updates = count("updates", j.at("updates"), 0, s.step);
+        s.consumed = count("consumed_samples", j.at("consumed_samples"), 0, most);
+        s.scheduled = count("scheduled_samples", j.at("scheduled_samples"), 0, s.consumed);
+        s.tokens = count("tokens", j.at("tokens"), 0, INT64_MAX);
         if (j.at("loss").is_number()) s.loss = j["loss"];
         if (j.at("valid_loss").is_number()) s.valid_loss = j["valid_loss"];
         // What came to the format later may be missing.
         s.fp8 = j.value("fp8", nlohmann::json()), s.guard = j.value("guard", nlohmann::json());
-        s.steadiness = j.value("steadiness", nlohmann::json()), s.fp8_start = j.value("fp8_start", (int64_t)-1);
-        s.discarded = j.value("discarded_batches", (int64_t)0), s.iterations = j.value("skip_iterations", Strings());
+        s.steadiness = j.value("steadiness", nlohmann::json()),
+        s.fp8_start = count("fp8_start", j.value("fp8_start", nlohmann::json(-1)), -1, most);
+        s.discarded = count("discarded_batches", j.value("discarded_batches", nlohmann::json(0)), 0, most),
+        s.iterations = j.value("skip_iterations", Strings());
         s.skips = BatchRanges::restore(j.value("skip_batches", nlohmann::json::array()), path);
         s.options = j.at("options"), s.data = j.at("data"), s.layout = j.at("layout");
+        if (!s.options.is_object() || !s.data.is_array() || !s.layout.is_object())
+            fail("%s is damaged: options and layout must be objects, data a list", path.c_str());
+        if (j.contains("discarded_samples")) s.discarded_samples = count("discarded_samples", j["discarded_samples"], 0, most);
+        else part_from_consumed(s);
+        s.planned = j.contains("planned_samples") ? count("planned_samples", j["planned_samples"], 0, INT64_MAX)
+                                                  : planned_by_options(s);
+        if (s.sample() > s.planned)
+            fail("%s is damaged: its counters say that sample %lld is next, but consumed_samples can be at most %lld",
+                 path.c_str(), (long long)s.sample(), (long long)s.planned);
         return s;
     } catch (const nlohmann::json::exception& e) {
         fail("%s is damaged: %s", path.c_str(), e.what());
@@ -92,15 +129,15 @@ inline TrainingState read_state(const std::string& dir) {
 // ---- agreement -------------------------------------------------------------------------------------------------------------
 // Refuses to go on with options that change what is computed, unless --override names them. Options of the groups "Run" and
 // "Checkpoint" are free, and so are those that only change how the same thing is computed or where files lie; the model's are
-// compared as the configurations that they lead to.
+// compared as the configurations that they lead to. `order_problem`: DataLoader's, of the number of samples that was planned.
 inline void check_agreement(const TrainingState& saved, const TrainOptions& now, const nlohmann::ordered_json& data,
-                            const Strings& overrides) {
+                            const std::string& order_problem, const Strings& overrides) {
     const auto overridden = [&](const std::string& name) {
         return std::find(overrides.begin(), overrides.end(), name) != overrides.end();
     };
     const Strings free = {"micro-batch-size", "data-path", "valid-data-path", "tokenizer", "no-fp8-fast-accumulation"};
     const nlohmann::ordered_json options = options_to_json(now);
-    Strings known = {"data-path", "precision"};
+    Strings known = {"data-path", "data-order", "precision"};
     TrainOptions walked = now;
     for_each_option(walked, [&](const char* field, const char*, auto&, const Allowed&, const std::string& group, const char*) {
         const std::string name = option_name(field);
@@ -125,6 +162,8 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
             "--override data-path "
             "goes on with yours",
             data.dump().c_str(), saved.data.dump().c_str());
+    if (!order_problem.empty() && !overridden("data-path") && !overridden("data-order"))
+        fail("%s; --override data-order goes on with the new one", order_problem.c_str());
     const std::string before = saved.layout.value("precision", precision_name);
     if (before != precision_name && !overridden("precision"))
         fail("this program computes in %s, the checkpoint was written in %s. HINT: --override precision goes on",
@@ -140,104 +179,6 @@ inline std::string config_difference(const ModelConfig& saved, const ModelConfig
                           b.contains(key) ? b[key].dump().c_str() : "absent");
     return "";
 }
-
-// ---- the checkpoints of a run ----------------------------------------------------------------------------------------------
-inline std::string step_directory(const std::string& out, int64_t step) {
-    return format("%s/step_%08lld", out.c_str(), (long long)step);
-}
-
-// Steps of the directories OUT/step_*, newest first.
-inline std::vector<int64_t> find_checkpoints(const std::string& out) {
-    std::vector<int64_t> steps;
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(out, error)) {
-        long long step = 0;
-        int end = 0;
-        const std::string name = entry.path().filename().string();
-        if (sscanf(name.c_str(), "step_%lld%n", &step, &end) == 1 && (size_t)end == name.size() && entry.is_directory())
-            steps.push_back(step);
-    }
-    std::sort(steps.rbegin(), steps.rend());
-    return steps;
-}
-
-// The checkpoint to go on from: the one OUT/latest names or, if that is damaged, the newest intact one before it, then the
-// newest after it (those were given up for an older one by --resume DIR, or a kill kept them from becoming the latest). Reports
-// each damaged one that it steps over. Empty if none is intact.
-inline std::string checkpoint_to_resume(const std::string& out, const std::function<void(const std::string&)>& report) {
-    std::vector<int64_t> steps = find_checkpoints(out);
-    std::error_code error;
-    long long latest = 0;
-    if (sscanf(std::filesystem::read_symlink(out + "/latest", error).c_str(), "step_%lld", &latest) == 1)
-        std::stable_partition(steps.begin(), steps.end(), [&](int64_t step) { return step <= latest; });
-    for (const int64_t step : steps) {
-        const std::string dir = step_directory(out, step), problem = verify_directory(dir);
-        if (problem.empty()) return dir;
-        report(problem);
-    }
-    return "";
-}
-
-// Points OUT/latest at a checkpoint of that directory, written just now or gone on from; those after it count no more.
-inline void make_latest(const std::string& out, const std::string& dir) {
-    const std::filesystem::path real = std::filesystem::canonical(dir);
-    if (real.parent_path() == std::filesystem::canonical(out)) point_link(out + "/latest", real.filename().string());
-}
-
-// Of the checkpoints up to `step`, removes all but the newest `keep` and those at multiples of `keep_every` (0: none). keep 0
-// keeps all. Those after `step` are of another course of the run, or damaged: they take no place and are left alone.
-inline void prune(const std::string& out, int64_t step, int64_t keep, int64_t keep_every) {
-    std::vector<int64_t> steps = find_checkpoints(out);
-    steps.erase(steps.begin(), std::lower_bound(steps.begin(), steps.end(), step, std::greater<int64_t>()));
-    for (size_t i = (size_t)keep; keep > 0 && i < steps.size(); i++) {
-        if (keep_every > 0 && steps[i] % keep_every == 0) continue;
-        // Renamed first, so that a kill in the middle leaves no directory that looks like a checkpoint.
-        const std::string dir = step_directory(out, steps[i]),
-                          gone = out + "/." + std::filesystem::path(dir).filename().string() + ".old";
-        std::error_code ignored;
-        std::filesystem::remove_all(gone, ignored);
-        std::filesystem::rename(dir, gone, ignored);
-        std::filesystem::remove_all(gone, ignored);
-    }
-}
-
-// Removes what a process that was killed while it wrote has left: .step_N.tmp, .step_N.old, report.html.tmp.PID, latest.tmp.
-inline void remove_leftovers(const std::string& out) {
-    std::vector<std::filesystem::path> leftovers;
-    for (const auto& entry : std::filesystem::directory_iterator(out)) {
-        const std::string name = entry.path().filename().string();
-        const bool hidden = name.compare(0, 6, ".step_") == 0;
-        if (hidden || name == "latest.tmp" || name.find(".tmp.") != std::string::npos) leftovers.push_back(entry.path());
-    }
-    std::error_code ignored;
-    for (const auto& path : leftovers) std::filesystem::remove_all(path, ignored);
-}
-
-// Holds OUT/.lock for the life of the process; a second run in the same directory is refused.
-class RunLock {
-public:
-    explicit RunLock(const std::string& out) {
-        make_directory(out);
-        const std::string path = out + "/.lock";
-        fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-        if (fd_ < 0) fail("cannot write %s: %s", path.c_str(), strerror(errno));
-        if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-            char owner[64] = {};
-            (void)!pread(fd_, owner, sizeof owner - 1, 0);
-            close(fd_);
-            fail("another run is writing to %s (process %s); HINT: give another --out, or stop that one", out.c_str(), owner);
-        }
-        const std::string mine = std::to_string(getpid());
-        (void)!ftruncate(fd_, 0);
-        (void)!pwrite(fd_, mine.data(), mine.size(), 0);
-    }
-    RunLock(const RunLock&) = delete;
-    RunLock& operator=(const RunLock&) = delete;
-    ~RunLock() { close(fd_); }
-
-private:
-    int fd_ = -1;
-};
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
 inline size_t checkpoint_bytes(const ParameterTable& table, const TokenizerFiles& tokenizer) {
@@ -279,6 +220,7 @@ public:
         std::string out;
         int64_t keep, keep_every;
         TokenizerFiles tokenizer;
+        RunLock* lock = nullptr;  // of out; held by the first rank alone
     };
     struct Outcome {
         int64_t step;
@@ -353,7 +295,6 @@ private:
     void start_stage() {
         done_ = false;
         const auto work = [this] {
-            omp_set_num_threads(1);  // of this thread: the others belong to training
             try {
                 run_stage(stage_);
                 // One rank waits for nobody.
@@ -368,7 +309,14 @@ private:
             }
             done_ = true;
         };
-        thread_ = std::thread(work);
+        try {
+            thread_ = std::thread([work] {
+                omp_set_num_threads(1);  // of this thread: the others belong to training
+                work();
+            });
+        } catch (const std::system_error&) {  // there may be no more threads: training waits
+            work();
+        }
     }
     void run_stage(Stage stage) {
         const NewDirectory directory(step_directory(settings_.out, state_.step));
@@ -414,6 +362,7 @@ private:
 
     void make(const NewDirectory& directory) {
         if (!first()) return;
+        if (settings_.lock) settings_.lock->hold();
         check_free_space(settings_.out, checkpoint_bytes(whole_, settings_.tokenizer));
         directory.create();
         try {
@@ -438,8 +387,14 @@ private:
     void publish(const NewDirectory& directory) const {
         if (!first()) return;
         directory.publish(all_sums_);
-        make_latest(settings_.out, step_directory(settings_.out, state_.step));
+        std::exception_ptr problem;
+        try {
+            make_latest(settings_.out, step_directory(settings_.out, state_.step));
+        } catch (...) {
+            problem = std::current_exception();  // the disk must not fill up because of it
+        }
         prune(settings_.out, state_.step, settings_.keep, settings_.keep_every);
+        if (problem) std::rethrow_exception(problem);
     }
 
     be::Ctx& ctx_;

@@ -1,26 +1,20 @@
 // World: the processes of a run, how they find each other, and the host's small messages between them (a few bytes to some MB:
 // where to meet, counts, verdicts). Tensors go through Comm (cpu/comm.h, gpu/comm.cuh).
 //
-// World::join() finds out how this process was started, in this order:
-//   mpirun, srun --mpi     OMPI_COMM_WORLD_SIZE, PMI_SIZE or PMIX_RANK is set: over MPI. Only then is MPI started at all.
-//   torchrun and the like  RANK, WORLD_SIZE: over TCP, at MASTER_ADDR and MASTER_PORT, where rank 0 listens; torchrun itself
-//                          listens there too, so with TORCHELASTIC_RUN_ID it is the next port
-//   srun                   SLURM_PROCID, SLURM_STEP_NUM_TASKS: the same. Address: MASTER_ADDR, else the step's first node, else
-//                          SLURM_LAUNCH_NODE_IPADDR. Port: MASTER_PORT, else one made from the job's number
-//   none of these          alone
-// Over TCP without MASTER_ADDR, TRAIN_GPT_WORLD_FILE names a file that all ranks see; rank 0 writes its address there. Ranks
-// wait TRAIN_GPT_JOIN_TIMEOUT seconds for each other (120).
-//
-// Over TCP the ranks are a star around rank 0 (star.h): a rank that dies ends all others, wherever they are, with a line that
-// names it.
+// World::join() finds out how this process was started:
+//   mpirun, srun --mpi=pmix   OMPI_COMM_WORLD_SIZE, PMI_SIZE or PMIX_RANK is set. Only then is MPI started.
+//   torchrun, plain srun      WORLD_SIZE or SLURM_STEP_NUM_TASKS is above 1: refused, as ranks could not find each other and
+//                             each would do the whole of the work
+//   none of these             alone. So is a program in a batch script of SLURM, which is no step of several tasks
 //
 // An operation is called by all ranks in the same order; each tells which one it is in, so that a mix-up is an error that names
 // the ranks. Waiting for other ranks is unlimited as such. watch() starts a thread that reports a wait longer than a limit,
 // with what each rank is doing, and ends the run.
 //
 // Errors. A rank that fails must end all: catch Error where the World still lives, print it, call abort(1). If the exception
-// leaves the World's scope instead, the others end as well (over TCP at once; under a launcher when this process has ended).
-// Cost: 2 messages over MPI or TCP a rank and operation; over TCP rank 0 has them all.
+// leaves the World's scope instead, or the process is killed, the launcher ends the others when this process has ended; mpirun
+// names the rank.
+// Cost: 2 collectives of MPI an operation.
 #pragma once
 #include <fcntl.h>
 #include <sched.h>
@@ -32,6 +26,7 @@
 #include <chrono>
 #include <climits>
 #include <condition_variable>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -62,7 +57,6 @@
 #endif
 
 #include "check.h"
-#include "star.h"
 #include "terminal.h"
 
 // ---- what a rank is doing --------------------------------------------------------------------------------------------------
@@ -171,17 +165,72 @@ inline void wait_for(MPI_Request request) {
 
 namespace world_detail {
 
+// ---- how this process was started ------------------------------------------------------------------------------------------
+inline const char* variable(const char* name) {
+    const char* value = getenv(name);
+    return value && *value ? value : nullptr;
+}
+// Of a variable that is set.
+inline int number(const char* name, long low, long high) {
+    const char* text = variable(name);
+    char* end;
+    errno = 0;
+    const long value = strtol(text, &end, 10);
+    if (*end || errno || value < low || value > high)
+        fail("the environment variable %s is '%s'; it must be a whole number in [%ld, %ld]", name, text, low, high);
+    return (int)value;
+}
+
+struct Placement {
+    bool mpi = false;
+    int size = 1;  // as the launcher says; 0: it does not say
+};
+
+inline Placement find_placement() {
+    if (variable("OMPI_COMM_WORLD_SIZE") || variable("PMI_SIZE") || variable("PMIX_RANK")) {
+        for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+            if (variable(name)) return {true, number(name, 1, INT_MAX)};
+        return {true, 0};
+    }
+    for (const char* name : {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"})
+        if (const int n = variable(name) ? number(name, 1, INT_MAX) : 1; n > 1)
+            fail(
+                "%s is %d, so that this is one of %d processes, but MPI did not start them and they cannot find each other; "
+                "HINT: mpirun -n %d ./train_gpt ..., or under SLURM srun --mpi=pmix ./train_gpt ...; to run alone, unset %s",
+                name, n, n, n, name);
+    return {};
+}
+
+inline std::string host_name() {
+    char name[65] = "";
+    return gethostname(name, sizeof name - 1) == 0 && *name ? name : "unknown";
+}
+
+// What an operation of the World begins with.
+struct Header {
+    int64_t kind, sequence;
+    uint64_t bytes;
+};
+inline const char* name_of(int64_t kind) {
+    static const char* const names[] = {"all_gather", "broadcast", "barrier", "end of the run"};
+    return kind >= 0 && kind < 4 ? names[kind] : "something unknown";
+}
+inline void check_header(const Header& here, int rank, const Header& there, int other) {
+    if (here.kind != there.kind || here.sequence != there.sequence)
+        fail("ranks do not do the same: rank %d is in %s number %lld of the world, rank %d in %s number %lld", rank,
+             name_of(here.kind), (long long)here.sequence, other, name_of(there.kind), (long long)there.sequence);
+}
+
 // ---- the world -------------------------------------------------------------------------------------------------------------
 // What a World is, at an address that does not move.
 struct WorldState {
     static constexpr size_t slot_bytes = 256;
-    Placement::Way way;
-    int rank, size, local_rank;
+    bool has_mpi;
+    int rank = 0, size = 1, local_rank;
     std::vector<std::string> hosts;
     std::shared_ptr<Monitor> monitor = std::make_shared<Monitor>();
     int64_t sequence = 0;
     const int exceptions = std::uncaught_exceptions();
-    std::unique_ptr<Star> star;
 #if HAVE_MPI
     MPI_Comm mpi = MPI_COMM_NULL;
 #endif
@@ -191,18 +240,10 @@ struct WorldState {
     bool stop = false;
     int status_fd = -1;
 
-    explicit WorldState(const Placement& p) : way(p.way), rank(p.rank), size(p.size), local_rank(p.local_rank) {
-        const std::string host = host_name();
-        if (way == Placement::mpi) {
-            start_mpi(p);
-            hosts = exchange(0, host);
-        } else if (way == Placement::tcp) {
-            star = std::make_unique<Star>(p, host);
-            hosts = star->hosts();
-        } else {
-            hosts = {host};
-        }
-        if (local_rank < 0) local_rank = (int)std::count(hosts.begin(), hosts.begin() + rank, hosts[(size_t)rank]);
+    explicit WorldState(const Placement& p) : has_mpi(p.mpi) {
+        if (has_mpi) start_mpi(p);
+        hosts = exchange(0, host_name());
+        local_rank = (int)std::count(hosts.begin(), hosts.begin() + rank, hosts[(size_t)rank]);
     }
     std::string describe(int r) const { return format("rank %d of %d (host %s)", r, size, hosts[(size_t)r].c_str()); }
     void check_rank(int r) const { CHECK(r >= 0 && r < size, "rank %d of %d", r, size); }
@@ -220,30 +261,30 @@ struct WorldState {
         MPI(MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN));
         MPI(MPI_Comm_rank(mpi, &rank));
         MPI(MPI_Comm_size(mpi, &size));
-        if (size != p.size)
+        if (p.size && size != p.size)
             fail(
                 "the launcher started %d processes, but MPI sees %d; HINT: mpirun or srun belongs to another MPI than the "
-                "one this program was built with; srun --mpi=pmix may fit, or --mpi=none, which goes over TCP",
+                "one this program was built with; srun --mpi=pmix may fit",
                 p.size, size);
         if (level < wanted) fail("this MPI was built without the support for threads that the program asks for");
 #else
         if (p.size > 1)
             fail(
                 "%d processes were started by mpirun or srun, but this program was built without MPI; HINT: install its "
-                "headers (libopenmpi-dev) and build again, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                "headers (libopenmpi-dev) and build again",
                 p.size);
-        way = Placement::alone;
+        has_mpi = false;
 #endif
     }
 
     // The one operation that all others are made of: everyone gets everyone's string.
     std::vector<std::string> exchange(int kind, const std::string& mine) {
-        const Header header = {kind, ++sequence, mine.size()};
+        ++sequence;
         CHECK(mine.size() < (1u << 30), "%zu bytes are not a small message", mine.size());
         if (size == 1) return {mine};
         const Waiting waiting(monitor.get(), name_of(kind), "world", sequence);
-        if (star) return star->exchange(header, mine);
 #if HAVE_MPI
+        const Header header = {kind, sequence, mine.size()};
         std::vector<Header> headers((size_t)size);
         MPI_Request request;
         MPI(MPI_Iallgather(&header, sizeof header, MPI_BYTE, headers.data(), sizeof header, MPI_BYTE, mpi, &request));
@@ -270,13 +311,12 @@ struct WorldState {
 #endif
     }
 
-    [[noreturn]] void end_run(int status, const std::string& why) {
-        alarm(20);  // whatever hangs below, this process ends
+    [[noreturn]] void end_run(int status) {
+        signal(SIGALRM, SIG_DFL), alarm(20);  // whatever hangs below, this process ends
         if (status == 0) status = 1;
         fflush(nullptr);
-        if (star) star->tell_abort(status, rank, why);
 #if HAVE_MPI
-        if (way == Placement::mpi) MPI_Abort(MPI_COMM_WORLD, status);
+        if (has_mpi) MPI_Abort(MPI_COMM_WORLD, status);
 #endif
         _exit(status);
     }
@@ -285,11 +325,9 @@ struct WorldState {
     void leave() {
         const bool well = std::uncaught_exceptions() <= exceptions;
         if (well) exchange(3, "");
-        if (star && well) star->say_goodbye();
-        if (star && !well) star->tell_abort(1, rank, "an error");
 #if HAVE_MPI
         // Only now that all are well: mpirun (Open MPI 4.1.4) crashes when a rank aborts while another is in MPI_Finalize.
-        if (way == Placement::mpi && well) {
+        if (has_mpi && well) {
             const Waiting waiting(monitor.get(), "MPI_Finalize", "", 0);
             MPI_Comm_free(&mpi);
             MPI_Finalize();
@@ -331,7 +369,7 @@ struct WorldState {
         });
     }
     void open_status(const std::string& path, int flags) {
-        status_fd = open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0644);
+        status_fd = open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0644);
         if (status_fd < 0) fail("%s cannot write %s: %s", describe(rank).c_str(), path.c_str(), strerror(errno));
     }
     static double unix_seconds() {
@@ -368,8 +406,8 @@ struct WorldState {
             format("%s: waited %.0f s in %s\n", describe(rank).c_str(), monotonic_seconds() - a.since, a.name().c_str());
         for (int r = 0; r < size && status_fd >= 0; r++)
             if (r != rank) text += "  " + read_status(r) + "\n";
-        fprintf(stderr, "error: %sHINT: look at the rank that does not wait, or waits for something else\n", text.c_str());
-        end_run(1, format("it waited %.0f s in %s", monotonic_seconds() - a.since, a.name().c_str()));
+        print_line(stderr, "error: " + text + "HINT: look at the rank that does not wait, or waits for something else");
+        end_run(1);
     }
 };
 
@@ -384,8 +422,8 @@ public:
         try {
             if (state_) state_->leave();
         } catch (const Error& e) {
-            fprintf(stderr, "error: %s\n", e.what());
-            state_->end_run(1, "it could not end the run in order");
+            print_line(stderr, std::string("error: ") + e.what());
+            state_->end_run(1);
         }
     }
 
@@ -394,7 +432,7 @@ public:
     int local_rank() const { return state_->local_rank; }  // among the ranks of this machine
     const std::string& host() const { return state_->hosts[(size_t)rank()]; }
     const std::vector<std::string>& hosts() const { return state_->hosts; }
-    bool has_mpi() const { return state_->way == world_detail::Placement::mpi; }
+    bool has_mpi() const { return state_->has_mpi; }  // started by mpirun or srun
     // "rank 3 of 8 (host node2)"
     std::string description() const { return state_->describe(rank()); }
 
@@ -419,7 +457,7 @@ public:
     void barrier() { state_->exchange(2, ""); }
 
     // Ends every rank with this status (1 for 0). Does not return, does not wait, runs no destructors.
-    [[noreturn]] void abort(int status) { state_->end_run(status, "it gave up"); }
+    [[noreturn]] void abort(int status) { state_->end_run(status); }
 
     // From now on a wait of more than `timeout` seconds is reported and ends the run. Called by all ranks. status_file: a file
     // that all see, where each says once a second what it is doing, in 256 bytes; or empty.

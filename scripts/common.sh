@@ -9,7 +9,8 @@
 #   TRAIN_GPT  the program; ./train_gpt of this source tree
 #   EXTRA      more options of `train_gpt train`; they win over the script's arguments, which win over what is written in it
 # With --dry-run among the options one process plans for RANKS ranks, and nothing is trained: no data, no GPU.
-# An interrupted run goes on when the same command is given again.
+# Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after its micro-batch, with a checkpoint. An interrupted run goes on when the same
+# command is given again.
 set -euo pipefail
 
 # All of these models: AdamW, decay and clipping of GPT-3, and a cosine.
@@ -63,5 +64,5 @@ run() {
     command=("${launch[@]}" "${command[@]}" --data-path "${data[@]}")
     printf '%q ' "${command[@]}"
     echo
-    exec "${command[@]}"
+    exec "$(dirname "${BASH_SOURCE[0]}")/launch.sh" "${command[@]}"
 }

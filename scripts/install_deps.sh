@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing to build, test and run on Debian or Ubuntu: as root, or through sudo where that needs no password.
 # Otherwise prints the exact command. Does nothing, quickly, when everything is there.
-#   scripts/install_deps.sh [build|clang|interop|test|quickstart]...      (default: build)
+#   scripts/install_deps.sh [build|clang|interop|test|chaos|quickstart]...      (default: build)
 set -euo pipefail
 
 declare -A need=(
@@ -9,6 +9,7 @@ declare -A need=(
     [clang]="clang libomp-dev libclang-rt-14-dev"
     [interop]="python3-venv"
     [test]="libgtest-dev"
+    [chaos]="python3"
     [quickstart]="bible-kjv debian-reference-ja"
 )
 packages=()

@@ -5,6 +5,7 @@
 #   STEPS=600            training steps
 # Finished parts (texts, tokenizer, data, model) are kept and not made again; remove OUT to start over.
 set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 
 OUT=${OUT:-quickstart}
 STEPS=${STEPS:-600}
@@ -68,10 +69,16 @@ done
 
 step "Training"
 # --resume auto: goes on where an interrupted run stopped, and has nothing to do when it is finished.
-"$TRAIN_GPT" train --resume auto --preset "$PRESET" --tokenizer "$OUT/tokenizer" --data-path "${data[@]}" --split "95, 5, 0" \
+launch "$TRAIN_GPT" train --resume auto --preset "$PRESET" --tokenizer "$OUT/tokenizer" --data-path "${data[@]}" --split "95, 5, 0" \
     --seq-length 256 --micro-batch-size 8 --global-batch-size 16 --train-iters "$STEPS" \
     --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters $((STEPS / 20)) --weight-decay 0.1 --z-loss 1e-4 \
     --eval-interval $((STEPS / 8 + 1)) --eval-iters 8 --sample-interval $((STEPS / 4 + 1)) ${prompt:+--sample-prompt "$prompt"} --out "$OUT/model"
+if tail -n 1 "$OUT/model/log.jsonl" | grep -q '"kind":"end".*"status":"stopped"'; then
+    goes_on="make quickstart OUT=$OUT"
+    [[ $OUT != quickstart ]] || goes_on="make quickstart"
+    echo "stopped in the middle of training; with the same settings, $goes_on goes on there"
+    exit 130
+fi
 
 step "Evaluation"
 "$TRAIN_GPT" eval --model "$OUT/model/latest" --data-path "${data[@]}" --split "95, 5, 0" --seq-length 256

@@ -72,10 +72,47 @@ cp good.idx half.idx; head -c 500 good.bin >half.bin
 refuse "tokens truncated"                   "half.(bin|idx)"                "${train[@]}" --data-path half
 cp good.bin foreign.bin; head -c 4096 /dev/zero >foreign.idx
 refuse "index foreign"                      "foreign.idx"                   "${train[@]}" --data-path foreign
+# loses_data NAME FILE COMMAND...: a run whose data file is cut while it trains ends with an error that names the file.
+loses_data() {
+    local name=$1 data=$2 out=lost-${2%.*} pid status
+    shift 2
+    for end in bin idx; do cp good.$end "${data%.*}.$end"; done
+    "$@" --data-path "${data%.*}" --out "$out" --train-iters 1000000 --lr-decay-iters 1000000 --eval-iters 0 >out.txt 2>err.txt </dev/null &
+    pid=$!
+    for _ in $(seq 1 300); do
+        grep -q '"kind":"step"' "$out/log.jsonl" 2>/dev/null && break
+        sleep 0.1
+    done
+    truncate -s 0 "$data"
+    for _ in $(seq 1 300); do
+        kill -0 $pid 2>/dev/null || break
+        sleep 0.1
+    done
+    kill -KILL $pid 2>/dev/null
+    wait $pid
+    status=$?
+    if [[ $status == 1 ]] && grep -q "^error: $data became shorter.*HINT: .*--resume auto" err.txt; then echo "ok: $name"
+    else echo "FAILED: $name: exit status $status"; tail -5 err.txt; fi
+}
+loses_data "tokens lost while training"     lost1.bin                       "${train[@]}"
+loses_data "index lost while training"      lost2.idx                       "${train[@]}"
+if command -v mpirun >/dev/null; then
+    (allow_mpirun_everywhere
+    loses_data "tokens lost while two ranks train" lost3.bin                mpirun -np 2 "${train[@]}")
+fi
 refuse "weight without a path"              "data-path|weight"              "${train[@]}" --data-path 0.5 good 0.5
 refuse "weights all zero"                   "weight"                        "${train[@]}" --data-path 0 good
 refuse "split malformed"                    "split"                         "${train[@]}" --data-path good --split "a,b"
 refuse "split without training documents"   "split"                         "${train[@]}" --data-path good --split "0, 1, 0"
+
+# ---- what a terminal would obey is not passed on to it ----
+escape=$'\033'
+refuse "escapes in a name, not passed on"   "nothing.\\[31m"                "$program" inspect "nothing$escape[31m"
+expect "they are not in the message"        refused grep -q "$escape" err.txt
+mkdir "tok$escape[31m" && cp tok/tokenizer.json "tok$escape[31m"
+expect "inspect of such a name"             "$program" inspect "tok$escape[31m"
+cp out.txt table.txt
+expect "they are not in the table"          refused grep -q "$escape" table.txt
 
 # ---- prepare and tokenizer ----
 : >empty.txt
@@ -109,6 +146,20 @@ spoil m4; sed -i 's/"intermediate_size": 64/"intermediate_size": 96/' m4/config.
 refuse "shape other than config.json's"     "mlp"                           "$program" generate --model m4 --prompt a
 spoil m5; head -c 1000 model/latest/model.safetensors >m5/model.safetensors
 refuse "weights truncated"                  "model.safetensors"             "$program" generate --model m5 --prompt a
+# Lists of files that name what is not theirs: reading ends at once, and says the name.
+list() { printf '{"checksum": "crc32c", "files": {"%s": {"bytes": 1, "crc32c": "00000000"}}}' "$1" >m6/manifest.json; }
+spoil m6; mkfifo m6/pipe; ln -s /dev/zero m6/zeros
+refuse_names() {
+    local name
+    for name in ../good.txt /dev/zero pipe zeros training; do
+        list "$name"
+        timeout 20 "$program" inspect m6 >names.txt 2>&1
+        [[ $? == 1 ]] && tr -s ' \n' ' ' <names.txt | grep -q "checksums .*$name" || { echo "$name"; cat names.txt; return 1; }
+    done
+}
+expect "manifest with odd names"            refuse_names
+list ../good.txt
+refuse "manifest with odd names, resumed"   "manifest.json names a file outside its directory: '../good.txt'" "${train[@]}" --data-path good --resume m6 --out m6-more
 refuse "out is a file"                      "good.txt"                      "${train[@]}" --data-path good --out good.txt
 refuse "out not writable"                   "/proc/model"                   "${train[@]}" --data-path good --out /proc/model
 refuse "nothing to write"                   "max-new-tokens"                "$program" generate --model model/latest --prompt "" --max-new-tokens 0

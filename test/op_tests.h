@@ -682,6 +682,31 @@ TEST(SumOfSquares, AgainstDoubleAndNonFinite) {
     }
 }
 
+TEST(WordSum, AgainstItsDefinitionAndEveryFlippedBit) {
+    backend::Ctx ctx(2);
+    Rng rng(14);
+    for (const size_t n : {0, 1, 17, 8193, 300007}) {
+        if (!thorough && n > 8193) continue;
+        std::vector<float> x = rng.normals<float>(n);
+        const size_t first = 1000 * n;
+        uint64_t expected = 0;
+        for (size_t i = 0; i < n; i++) {
+            uint32_t word;
+            memcpy(&word, &x[i], sizeof word);
+            expected += (uint64_t)word * (uint32_t)(2 * (first + i) + 1);
+        }
+        EXPECT_EQ(backend::word_sum(ctx, Input<float>(x).p(), n, first), expected) << n;
+        for (int bit = 0; n > 0 && bit < 32; bit += n == 17 ? 1 : 31) {
+            std::vector<float> y = x;
+            uint32_t word;
+            memcpy(&word, &y[n / 2], sizeof word);
+            word ^= 1u << bit;
+            memcpy(&y[n / 2], &word, sizeof word);
+            EXPECT_NE(backend::word_sum(ctx, Input<float>(y).p(), n, first), expected) << bit << " of " << n;
+        }
+    }
+}
+
 TEST(AdamW, FiftyStepsAgainstDouble) {
     backend::Ctx ctx(2);
     Rng rng(13);

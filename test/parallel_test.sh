@@ -16,13 +16,14 @@ expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 380 --outp
 expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents blank
 small=(--hidden-size 64 --num-layers 4 --num-attention-heads 4 --num-query-groups 2 --normalization RMSNorm --position-embedding-type rope --swiglu
     --disable-bias-linear --untie-embeddings-and-output-weights --tokenizer tok --data-path text --split "90, 10, 0" --seq-length 40 --micro-batch-size 2
-    --global-batch-size 8 --train-iters 8 --lr 3e-3 --lr-warmup-iters 2 --eval-interval 8 --eval-iters 1 --z-loss 1e-4 --quiet --seed 5 --threads 1
+    --global-batch-size 8 --lr 3e-3 --lr-warmup-iters 2 --eval-interval 8 --eval-iters 1 --z-loss 1e-4 --quiet --seed 5 --threads 1
     --save-every 3 --keep 0 --distributed-timeout 20s)
+length=(--train-iters 8)
 train() { # RANKS OUT OPTIONS...
     local n=$1 out=$2 launch=()
     shift 2
     [[ $n == 1 ]] || launch=(timeout -k 1 120 "$MPIRUN" -n "$n")
-    "${launch[@]}" "$program" train "${small[@]}" --out "$out" "$@"
+    "${launch[@]}" "$program" train "${small[@]}" "${length[@]}" --out "$out" "$@"
 }
 # Losses of bf16 runs, whose sums over ranks are rounded in other places.
 near() { near_losses "$1" "$2" "$3" 0.01; }
@@ -36,6 +37,18 @@ for layout in "2 --tp 2" "2 --zero 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2" "3 --
     expect "$layout" train "$n" "run $layout" $options
     expect "$layout: one rank's losses" near one "run $layout" 8
 done
+# A batch that grows: 5 steps of 8, 3 of 16, 2 of 24, 2 of 32. In an interleaved pipeline the first have more micro-batches on their
+# way than the last.
+ramp() { local length=(--global-batch-size 32 --train-samples 200 --rampup-batch-size 8 "${increment:-8}" 120); train "$@"; }
+expect "ramp-up on one rank" ramp 1 "ramp"
+for layout in "4 --pp 2 --vpp 2" "4 --pp 4"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "ramp-up on $layout" ramp "$n" "ramp $layout" $options
+    expect "ramp-up on $layout: one rank's losses" near ramp "ramp $layout" 12
+done
+increment=4 expect "a size of the ramp-up that vpp cannot take: refused" refused ramp 4 x --pp 2 --vpp 2
+says "which it is" "comes to a global batch of 12, for which 3 micro-batches"
 # Messages beside the computing or after it: the same bits.
 expect "many buckets" train 2 overlapped --ddp-bucket-size 4096
 expect "without overlap" train 2 waiting --ddp-bucket-size 4096 --no-overlap
@@ -122,7 +135,7 @@ wait
 expect "a killed rank ends all" test "$(cat status.txt)" != 0
 expect "within seconds" test $((SECONDS - start)) -le 10
 expect "none is left" refused pgrep -f "$program train .*--out killed "
-expect "two ranks go on" train 2 killed --tp 1 --train-iters 12 --lr-decay-iters 8 --resume auto --override train-iters
+expect "two ranks go on" train 2 killed --tp 1 --train-iters 12 --lr-decay-iters 8 --resume auto --override train-iters data-order
 expect "to the end" test -e killed/step_00000012
 
 # What is wrong is said once, with the arithmetic, and ends all.
@@ -141,7 +154,10 @@ expect "micro-batches that vpp cannot take: refused" refused train 2 x --pp 2 --
 says "says which can" "not a multiple"
 expect "another command on several ranks: refused" refused "$MPIRUN" -n 2 "$program" inspect one/latest
 says "says so" "train_gpt inspect is one process"
-different() { "$MPIRUN" -n 1 "$program" train "${small[@]}" --out x --lr 1e-3 : -n 1 "$program" train "${small[@]}" --out x --lr 2e-3; }
+expect "several processes without MPI: refused" refused env RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29500 "$program" train "${small[@]}" "${length[@]}" --out unmade
+says "says what works" "WORLD_SIZE is 2.*HINT: mpirun -n 2 ./train_gpt"
+expect "and writes nothing" test ! -e unmade
+different() { "$MPIRUN" -n 1 "$program" train "${small[@]}" "${length[@]}" --out x --lr 1e-3 : -n 1 "$program" train "${small[@]}" "${length[@]}" --out x --lr 2e-3; }
 expect "ranks with different options: refused" refused different
 says "names the option" "different options: --lr is 0.001 on rank 0 and 0.002 on rank 1"
 

@@ -44,3 +44,12 @@ expect "own texts" test $? == 0
 expect "own texts: both are used" grep -q "own/data/1-鳥" own.txt
 expect "own texts: a model" test -s own/model/latest/model.safetensors
 expect "a text that is not there is named" bash -c "! TEXT=nothere.txt OUT=none bash '$script' >none.txt 2>&1 && grep -q nothere.txt none.txt"
+
+OUT=stopped STEPS=1000000 VOCAB=300 PRESET=llama-tiny TEXT=texts/birds.txt bash "$script" >stopped.txt 2>&1 &
+quickstart=$!
+for _ in $(seq 600); do grep -qs '"kind":"step","step":3,' stopped/model/log.jsonl && break; sleep 0.1; done
+kill -TERM $quickstart
+wait $quickstart
+expect "told to stop, it does not go on with the rest" test $? == 130
+expect "with a checkpoint" test -s stopped/model/latest/model.safetensors
+expect "and says how to go on" grep -q "make quickstart OUT=stopped goes on there" stopped.txt

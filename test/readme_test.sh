@@ -10,14 +10,15 @@ for i in $(seq 1 900); do echo "Once in the year $((i * 37 % 1000)) the king of 
 for i in $(seq 1 600); do echo "{\"text\": \"Once there were $i birds in $((i % 13)) trees, and they sang of the sea and of the wind\"}"; done >more.jsonl
 head -40 corpus.txt >held_out.txt
 ln -s "$program" train_gpt
+ln -s "$root/scripts" scripts
 awk '/^```sh$/ { on = 1; next } /^```$/ { on = 0 } on' "$root/README.md" | sed -e ':join' -e '/\\$/ { N; s/\\\n *//; b join' -e '}' |
-    sed 's/ *#.*//' | grep -E '^(mpirun -n [0-9]+ )?\./train_gpt ' >commands.txt
+    sed 's/ *#.*//' | grep -E '^(scripts/launch.sh mpirun -n [0-9]+ )?\./train_gpt ' >commands.txt
 allow_mpirun_everywhere
 n=0
 while read -r command; do
     n=$((n + 1))
     case $command in
-    mpirun*) small="--preset llama-tiny --train-iters 4 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --distributed-timeout 1m" ;;
+    *mpirun*) small="--preset llama-tiny --train-iters 4 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --distributed-timeout 1m" ;;
     "./train_gpt tokenizer"*) small="--vocab-size 400" ;;
     *"--model run1/latest --data-path"*) small="--train-iters 2 --seq-length 32 --micro-batch-size 2 --eval-iters 0" ;;
     "./train_gpt train"*"--dry-run"*) small="" ;;
@@ -28,7 +29,7 @@ while read -r command; do
     "./train_gpt generate"*) small="--max-new-tokens 8" ;;
     *) small="" ;;
     esac
-    if bash -c "$command $small" >out.txt 2>&1; then echo "ok: $command"; else echo "FAILED: $command"; tail -n 5 out.txt; fi
+    if bash -c "$command $small" </dev/null >out.txt 2>&1; then echo "ok: $command"; else echo "FAILED: $command"; tail -n 5 out.txt; fi
 done <commands.txt
 [[ $n -ge 8 ]] && echo "ok: $n commands were run" || echo "FAILED: only $n commands were found"
 
@@ -37,7 +38,7 @@ for path in $(grep -oE '\]\([^)#:]+\)' "$root/README.md" | tr -d '()]' | sort -u
     [[ -e $root/$path ]] && echo "ok: $path exists" || echo "FAILED: $path does not exist"
 done
 for command in tokenizer prepare train eval generate inspect; do "$program" $command --help; done >help.txt 2>&1
-for option in $(sed 's/mpirun --[a-z-]*//g' "$root/README.md" | grep -oE -- '--[a-z][a-z0-9-]+' | sort -u); do  # mpirun's are its own
+for option in $(sed 's/\(mpirun\|srun\) --[a-z-]*//g' "$root/README.md" | grep -oE -- '--[a-z][a-z0-9-]+' | sort -u); do  # the launchers' are their own
     grep -qE -- "$option( |,|$)" help.txt && echo "ok: $option exists" || echo "FAILED: $option is no option"
 done
 for target in $(grep -oE '`?make [a-z][a-z_-]*' "$root/README.md" | tr -d '`' | cut -d ' ' -f 2 | sort -u); do

@@ -28,7 +28,7 @@ declare -A run=(
     [bloom]="--position-embedding-type alibi --embed-layernorm --data-path text --global-batch-size 4 --train-iters 30 --recompute full --lr-decay-style linear"
     [llama-wsd]="${llama[*]} --data-path text --global-batch-size 4 --train-iters 30 --lr-decay-style WSD --lr-wsd-decay-iters 8 --lr-warmup-iters 4"
     [blend-epochs]="${llama[*]} --data-path 0.5 text 0.5 small --global-batch-size 8 --train-iters 30"
-    [ramp-up]="${llama[*]} --data-path text small --global-batch-size 16 --rampup-batch-size 4 4 120 --train-samples 360"
+    [ramp-up]="${llama[*]} --data-path text small --global-batch-size 16 --rampup-batch-size 4 4 120 --train-samples 360 --skip-train-iteration-range 6-8 13 20-21 --skip-batches 17"
     [documents]="--data-path small --global-batch-size 4 --train-iters 30 --reset-position-ids --reset-attention-mask --eod-mask-loss --weight-decay-incr-style linear --start-weight-decay 0.01 --end-weight-decay 0.2"
 )
 train() {
@@ -129,6 +129,22 @@ expect "inspect: something else is refused" refused "$program" inspect text.txt
 expect "another learning rate is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --lr 1e-3
 says "it is named" "--override lr"
 expect "unless it is overridden" train gpt2 overridden --resume gpt2-whole/step_00000028 --lr 1e-3 --override lr
+# A longer run keeps the order of its samples as long as the data is read as often.
+valid_losses() { sed -n 's/.*"kind":"valid","step":\([0-9]*\),"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
+fixed=(--lr-decay-iters 60 --eval-interval 40)
+expect "60 steps" train gpt2 longer-whole "${fixed[@]}" --train-iters 60
+expect "30 steps" train gpt2 longer "${fixed[@]}"
+expect "then 30 more" train gpt2 longer "${fixed[@]}" --resume auto --train-iters 60 --override train-iters
+expect "are the 60 steps, to the bit" same longer-whole longer
+expect "and are validated as they" test "$(valid_losses longer | tail -n 2)" == "$(valid_losses longer-whole)"
+expect "into a second epoch: refused" refused train gpt2 longer "${fixed[@]}" --resume auto --train-iters 90 --override train-iters
+says "says what happens and what can be done" "text is now read in 2 epochs.* for 360 samples in all, the checkpoint's 240 took 1 epoch;.* HINT: with at most [0-9]* samples in all it is kept; --override data-order"
+expect "unless the new order is wanted" train gpt2 longer "${fixed[@]}" --resume auto --train-iters 90 --override train-iters data-order
+expect "which then is the run's" train gpt2 longer "${fixed[@]}" --resume auto --train-iters 90
+says "as it was" "is finished: 90 of 90"
+expect "dropped batches into a second epoch: refused" refused train gpt2 longer-whole "${fixed[@]}" --resume auto --skip-train-iteration-range 61-90 --train-iters 61 --override train-iters
+says "by the same words" "--override data-order"
+
 expect "another size is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --hidden-size 64
 says "the field is named" "'n_embd' is 32 in the checkpoint and 64"
 expect "another family is refused" refused train llama-wsd x --resume gpt2-whole/step_00000028

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs that heal themselves: batches that are left out, outliers that are said, dropped or rolled back, on one rank and on four, with
-# planted faults: noise in the data, a NaN in a gradient, a flipped bit in a weight.
+# planted faults: noise in the data, a NaN in a gradient, flipped bits in weights and moments.
 #   TRAIN_GPT=build/cpu-bf16/train_gpt test/stability_test.sh
 . "$(dirname "$0")/lib.sh"
 MPIRUN=${MPIRUN:-mpirun}
@@ -37,10 +37,26 @@ expect "the data goes on behind them" test "$(field skips 11 consumed_samples)" 
 expect "the learning rate stands still" test "$(field skips 11 lr)" == "$(field all 7 lr)"
 expect "Megatron's --iterations-to-skip: the same run" train 1 megatron --iterations-to-skip 13 7 8 9 10
 expect "to the bit" same skips megatron
-expect "LLM-jp's --skip-train-iteration-range" train 1 llm-jp --skip-train-iteration-range 7-10 9-9
-expect "counts no steps for them" test "$(steps_of llm-jp)" == "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 "
-expect "but reads the same batches" cmp <(losses skips | sed -n '7,8p' | cut -d' ' -f2) <(losses llm-jp | sed -n '7,8p' | cut -d' ' -f2)
-expect "the second range counts from where the first has led" train 1 llm-jp2 --skip-train-iteration-range 7-10 --skip-train-iteration-range 9-9
+every=4 expect "LLM-jp's --skip-train-iteration-range" train 1 llm-jp --skip-train-iteration-range 7-10 9-9
+says "the run is as long as without it" "finished after 20 steps"
+expect "its steps are counted on" test "$(steps_of llm-jp)" == "$(seq 1 20 | tr '\n' ' ')"
+expect "but read the same batches" cmp <(losses skips | sed -n '7,8p' | cut -d' ' -f2) <(losses llm-jp | sed -n '7,8p' | cut -d' ' -f2)
+numbers_of() { grep -o "\"$2\":[0-9.e+-]*" "$1/log.jsonl"; }
+for name in lr consumed_samples tokens; do expect "$name as without it" cmp <(numbers_of all $name) <(numbers_of llm-jp $name); done
+for from in 4 8 12; do # before it, at an iteration that it names, behind it
+    expect "resumed from $from with it" train 1 "llm-jp $from" --resume "llm-jp/step_$(printf '%08d' $from)" --skip-train-iteration-range 7-10
+    expect "to the bit" same llm-jp "llm-jp $from"
+done
+expect "resumed without it" train 1 "llm-jp without" --resume llm-jp/step_00000004
+expect "to the bit" same llm-jp "llm-jp without"
+expect "a range that comes to it later" train 1 "llm-jp later" --resume llm-jp/step_00000008 --skip-train-iteration-range 11-12
+expect "counts from there" test "$(events "llm-jp later" skip-batches)" == "10 "
+expect "a range that has begun: refused" refused train 1 x --resume llm-jp/step_00000008 --skip-train-iteration-range 6-9
+says "says where to begin" "6-9 begins before the next iteration; HINT: begin with 9"
+expect "a range behind the end" train 1 "llm-jp behind" --skip-train-iteration-range 21-25
+expect "is never drawn" same all "llm-jp behind"
+expect "a range over the end" train 1 "llm-jp over" --skip-train-iteration-range 19-40
+expect "is drawn before step 19, which is no shorter for it" test "$(events "llm-jp over" skip-batches) $(steps_of "llm-jp over" | wc -w)" == "18  20"
 expect "resumed without the option: they are kept" train 1 resumed --resume skips/step_00000004
 expect "to the bit" same skips resumed
 expect "resumed behind the first range" train 1 resumed2 --resume skips/step_00000012
@@ -86,6 +102,10 @@ for n in 1 4; do
     expect "is healed by going back once" test "$(events "flip $n" rollback | wc -w)" == 1
     expect "and ends near the run without these batches" near "flip $n" "clean $n" 0.02
 done
+steps=120 every=10 expect "a rollback over batches that LLM-jp's range drops" faults noise=103-107 train 1 "rollback dropped" --on-spike rollback --skip-train-iteration-range 95-97
+expect "to step 90" test "$(events "rollback dropped" rollback)" == "90 "
+steps=120 every=10 expect "without batches 97 to 108 from the start" train 1 "clean dropped" --skip-batches 97-108 --skip-train-iteration-range 95-97
+expect "ends with its bits" same "clean dropped" "rollback dropped"
 expect "the run before is untouched by the way back" cmp <(losses clean | head -n 102) <(losses "rollback 1" | head -n 102)
 expect "a checkpoint remembers what is left out" train 1 remembers --resume "rollback 1/step_00000120" --train-iters 122 --override train-iters
 expect "and how often" grep -q '"rollbacks": 1' "rollback 1/latest/training/state.json"
@@ -120,11 +140,30 @@ rm -rf x
 expect "on rank 2 of 4" refused faults flaky-gradient=9:2 train 4 x --detect-nondeterminism 3
 says "the rank is named" "again on rank 2 of 4 (host"
 rm -rf x
-expect "weights of several ranks are compared" train 4 x --check-replicas 2 --tp 2
-rm -rf x
-expect "a flipped bit on one replica: found" refused faults flip-weight=5:1 train 2 x --check-replicas 2 --zero 0
-says "where it is" "at step 6 wte has other bits on rank 1 (host"
-rm -rf x
+for layout in "1" "4 --tp 2" "4 --tp 4 --num-query-groups 2 --zero 0" "4 --pp 2 --fp8 hybrid --fp8-start 20"; do
+    read -r n cut <<<"$layout"
+    # shellcheck disable=SC2086
+    steps=60 every=25 expect "memory is checked on $layout: no false alarm" train "$n" x --check-replicas 10 $cut
+    rm -rf x
+done
+# found FAULT PATTERN RANKS OPTIONS...: the run ends, and says so; ranks are compared at steps 10 and 20.
+found() {
+    local fault=$1 pattern=$2 n=$3
+    shift 3
+    steps=20 expect "$fault on $n: found" refused faults "$fault" train "$n" x --check-replicas 10 "$@"
+    says "what and where" "$pattern"
+    rm -rf x
+}
+found flip-weight=12:2 "since step 11 the weights on rank 2 (host" 4 --tp 2
+found flip-norm=12:1 "since step 11 the weights on rank 1 (host" 4 --tp 2
+found flip-norm=12:2 "since step 11 the copies of other ranks' weights on rank 2 (host" 4 --tp 2
+found flip-lower=12:3 "since step 11 the lower halves of the fp32 weights on rank 3 (host" 4 --tp 2
+found flip-exp-avg=12:2 "since step 11 the moments exp_avg on rank 2 (host" 4 --tp 2
+found flip-exp-avg-sq=12:1 "since step 11 the moments exp_avg_sq on rank 1 (host" 4 --tp 2
+found flip-exp-avg=12:1 "since step 11 the moments exp_avg on rank 1 (host" 4 --zero 0
+for place in norm lower exp-avg exp-avg-sq; do found flip-$place=12 "since step 11 the .* on this machine have changed" 1; done
+found wrong-update=12:2 "at step 20 .* of .*norm.* has other bits on rank 3 (host .*) than on rank 2 (host" 4 --tp 2
+found wrong-update=12:1 "at step 20 .* of .*norm.* has other bits on rank 1 (host .*) than on rank 0 (host" 2 --zero 0
 
 # ---- health of the layers ----
 steps=12 expect "layers are examined" train 1 health --log-health-interval 6 --fp8 hybrid --fp8-start 8

@@ -1,6 +1,8 @@
 // Checkpoints: the checksum, the manifest, sharded tensors, which checkpoint is found, which are kept, what a resumed run must
 // agree with, and when to save.
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include "../llmc/training_state.h"
 #include "files.h"
@@ -71,6 +73,45 @@ TEST(Manifest, EveryDamageIsSeenAndNamed) {
     EXPECT_NE(verify_directory(dir / "none"), "");
 }
 
+// A manifest may be anyone's. Whatever it names, reading ends soon and goes nowhere else.
+TEST(Manifest, HostileNamesAreRefused) {
+    const TemporaryDirectory dir;
+    const std::string model = dir / "model";
+    std::filesystem::create_directories(model + "/training");
+    write_file(dir / "secret", "s"), write_file(model + "/a.bin", "a");
+    alarm(60);  // instead of waiting for a pipe for ever
+    const auto problem = [&](const std::string& name, size_t bytes = 1) {
+        nlohmann::json manifest = {{"files", {{name, {{"bytes", bytes}, {"crc32c", format("%08x", crc32c("s", 1))}}}}}};
+        write_file(model + "/manifest.json", manifest.dump());
+        return verify_directory(model);
+    };
+    for (const std::string name : {"../secret", "training/../../secret", "..", "/etc/passwd", "/dev/zero", ""}) {
+        const std::string found = problem(name);
+        EXPECT_NE(found.find(model + "/manifest.json names a file outside its directory: '" + name), std::string::npos)
+            << found;
+    }
+    EXPECT_NE(problem(std::string("a.bin\0/../../secret", 20)).find("outside its directory"), std::string::npos);
+    ASSERT_EQ(mkfifo((model + "/pipe").c_str(), 0600), 0);
+    std::filesystem::create_symlink("/dev/zero", model + "/zeros");
+    const int s = socket(AF_UNIX, SOCK_STREAM, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/socket", model.c_str());
+    ASSERT_EQ(bind(s, (sockaddr*)&address, sizeof address), 0);
+    close(s);
+    for (const std::string name : {"pipe", "zeros", "training", "socket"})
+        EXPECT_NE(problem(name).find(model + "/" + name), std::string::npos) << problem(name);
+    // A link to a file is one.
+    std::filesystem::create_symlink(dir / "secret", model + "/link");
+    EXPECT_EQ(problem("link"), "");
+    write_file(model + "/manifest.json", R"({"files": {"a.bin": {"bytes": 1e300, "crc32c": "00000000"}}})");
+    EXPECT_NE(verify_directory(model).find("the size of a.bin is 1e+300"), std::string::npos) << verify_directory(model);
+    // No more is read than was written: this file has 4 TiB.
+    std::filesystem::resize_file(model + "/a.bin", (uintmax_t)1 << 42);
+    EXPECT_NE(problem("a.bin").find("a.bin has 4398046511104 bytes; it was written with 1"), std::string::npos);
+    alarm(0);
+}
+
 ModelConfig tiny(const std::string& family) {
     ModelConfig c;
     set_family(c, family);
@@ -129,13 +170,29 @@ TEST(Tensors, UnknownOnesAreRefusedByName) {
         expect_error([&] { with(name); }, {name, "no place"});
 }
 
+std::string checkpoint_to_resume(const std::string& out, const std::function<void(const std::string&)>& report) {
+    for (const std::string& dir : checkpoints_to_try(out)) {
+        const std::string problem = verify_checkpoint(dir);
+        if (problem.empty()) return dir;
+        report(problem);
+    }
+    return "";
+}
+
 TEST(Checkpoints, TheLatestIntactIsResumedAndDamageReported) {
     const TemporaryDirectory out;
     EXPECT_EQ(checkpoint_to_resume(out / "", [](const std::string&) {}), "");
     for (int64_t step : {5, 100, 20})
-        publish_directory(step_directory(out / "", step),
-                          [](const std::string& temporary) { write_file(temporary + "/a", "abc"); });
+        publish_directory(step_directory(out / "", step), [&](const std::string& temporary) {
+            make_directory(temporary + "/training");
+            for (const char* name :
+                 {"a", "config.json", "model.safetensors", "training/exp_avg.safetensors", "training/exp_avg_sq.safetensors"})
+                write_file(temporary + "/" + name, "abc");
+            write_file(temporary + "/training/state.json",
+                       format("{\"step\": %d, \"layout\": {\"precision\": \"fp32\"}}", (int)step));
+        });
     std::filesystem::create_directory(out / "step_00000007.bak"), std::filesystem::create_directory(out / "step_");
+    std::filesystem::create_directory(out / "step_7"), write_file(out / "step_00000008", "no directory");
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{100, 20, 5}));
     std::vector<std::string> reports;
     const auto report = [&](const std::string& problem) { reports.push_back(problem); };
@@ -145,12 +202,20 @@ TEST(Checkpoints, TheLatestIntactIsResumedAndDamageReported) {
     EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 20));
     ASSERT_EQ(reports.size(), 1u);
     EXPECT_NE(reports[0].find("step_00000100/a"), std::string::npos);
+    // A copy of it under another name is not that step's.
+    std::filesystem::copy(step_directory(out / "", 20), step_directory(out / "", 30), std::filesystem::copy_options::recursive);
+    EXPECT_NE(verify_checkpoint(step_directory(out / "", 30)).find("holds the checkpoint of step 20"), std::string::npos);
+    std::filesystem::remove_all(step_directory(out / "", 30));
     // One that was gone back to comes before those after it; if it is damaged, those before it do.
     write_file(step_directory(out / "", 100) + "/a", "abc");
     make_latest(out / "", step_directory(out / "", 20));
     EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 20));
     make_latest(out / "", out / "latest");
     EXPECT_EQ(std::filesystem::read_symlink(out / "latest"), "step_00000020");
+    for (const std::string& spelling : {std::string("./step_00000020/"), out / "step_00000020"}) {
+        std::filesystem::remove(out / "latest"), std::filesystem::create_symlink(spelling, out / "latest");
+        EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 20)) << spelling;
+    }
     write_file(step_directory(out / "", 20) + "/a", "abd");
     EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 5));
     write_file(step_directory(out / "", 5) + "/a", "abd");
@@ -162,7 +227,10 @@ TEST(Checkpoints, TheLatestIntactIsResumedAndDamageReported) {
 
 TEST(Checkpoints, TheLastAndEveryMthAreKept) {
     const TemporaryDirectory out;
-    for (int64_t step = 10; step <= 80; step += 10) std::filesystem::create_directory(step_directory(out / "", step));
+    for (int64_t step = 10; step <= 80; step += 10) {
+        std::filesystem::create_directory(step_directory(out / "", step));
+        write_file(step_directory(out / "", step) + "/manifest.json", "{}");
+    }
     prune(out / "", 80, 0, 0);
     EXPECT_EQ(find_checkpoints(out / "").size(), 8u);
     prune(out / "", 80, 2, 30);
@@ -172,6 +240,45 @@ TEST(Checkpoints, TheLastAndEveryMthAreKept) {
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 70, 60}));
     prune(out / "", 80, 1, 0);
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80}));
+    // `latest` could not be pointed to the newest one.
+    for (int64_t step : {10, 20}) {
+        std::filesystem::create_directory(step_directory(out / "", step));
+        write_file(step_directory(out / "", step) + "/manifest.json", "{}");
+    }
+    std::filesystem::create_symlink("step_00000010", out / "latest");
+    prune(out / "", 80, 1, 0);
+    EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 10}));
+    std::filesystem::remove(out / "latest"), std::filesystem::remove_all(step_directory(out / "", 10));
+    // A directory of the user's that is named like a checkpoint.
+    std::filesystem::create_directory(step_directory(out / "", 75));
+    prune(out / "", 80, 1, 0);
+    EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 75}));
+}
+
+TEST(Leftovers, AreExactlyWhatKilledRunsLeave) {
+    using Type = std::filesystem::file_type;
+    for (const char* name : {".step_00000010.tmp", ".step_00000010.old", ".step_123456789.tmp"})
+        EXPECT_TRUE(is_leftover(name, Type::directory) && !is_leftover(name, Type::regular)) << name;
+    for (const char* name : {"report.html.tmp.1", "log.jsonl.tmp.99", "loss.svg.tmp.4194304"})
+        EXPECT_TRUE(is_leftover(name, Type::regular) && !is_leftover(name, Type::directory)) << name;
+    EXPECT_TRUE(is_leftover("latest.tmp.12", Type::symlink) && !is_leftover("latest.tmp.12", Type::regular));
+    for (const char* name : {".step_", ".step_1.tmp", ".step_00000010", ".step_00000010.tmp.1", ".step_00000010x.tmp",
+                             ".step_mine", ".step_-0000001.tmp", "my.tmp.notes", "data.bin.tmp.7", "report.html.tmp.",
+                             "report.html.tmp.x", "report.html.tmp.1.bak", "latest.tmp", "a.tmp", ".tmp", ""})
+        for (const Type type : {Type::directory, Type::regular}) EXPECT_FALSE(is_leftover(name, type)) << name;
+    EXPECT_FALSE(is_leftover("report.html.tmp.1", Type::symlink));
+}
+
+TEST(SetAside, TakesTheFirstFreeName) {
+    const TemporaryDirectory dir;
+    EXPECT_EQ(set_aside(dir / "log"), "");
+    for (const char* text : {"a", "b", "c"}) {
+        write_file(dir / "log", text);
+        set_aside(dir / "log");
+    }
+    EXPECT_EQ(read_file(dir / "log.1") + read_file(dir / "log.2") + read_file(dir / "log.3"), "abc");
+    std::filesystem::create_symlink("nowhere", dir / "log");
+    EXPECT_EQ(set_aside(dir / "log"), dir / "log.4");
 }
 
 TEST(Checkpoints, ASecondRunInTheSameDirectoryIsRefused) {
@@ -181,16 +288,53 @@ TEST(Checkpoints, ASecondRunInTheSameDirectoryIsRefused) {
     const RunLock other(dir / "other");
 }
 
+TEST(RunLock, IsTakenAgainWhereItWasDeletedAndLeavesNoFolderOfARefusedRun) {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out";
+    {
+        RunLock lock(out);
+        lock.hold();
+        std::filesystem::remove_all(out);
+        lock.hold();
+        expect_error([&] { RunLock second(out); }, {"another run"});
+        std::filesystem::remove_all(out);
+        {
+            const RunLock thief(out);
+            expect_error([&] { lock.hold(); }, {"another run"});
+        }
+        lock.hold();                                                        // that one has left nothing
+        unlink((out + "/.lock").c_str()), write_file(out + "/.lock", "1");  // another process has been here, and has ended
+        for (int i = 0; i < 2; i++) expect_error([&] { lock.hold(); }, {"another run", "process 1"});
+        std::filesystem::remove_all(out);
+    }
+    EXPECT_FALSE(std::filesystem::exists(out));
+    {
+        const RunLock lock(out), other(dir / "b");
+        write_file(out + "/mine", "");
+    }
+    EXPECT_TRUE(std::filesystem::exists(out + "/mine"));
+    EXPECT_FALSE(std::filesystem::exists(dir / "b"));
+}
+
+TEST(Checkpoints, ALockThatIsALinkIsNotFollowed) {
+    const TemporaryDirectory dir;
+    write_file(dir / "precious", "mine");
+    std::filesystem::create_symlink("precious", dir / ".lock");
+    expect_error([&] { RunLock lock(dir / ""); }, {".lock"});
+    EXPECT_EQ(read_file(dir / "precious"), "mine");
+}
+
 TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     TrainOptions o;
     o.lr = 1e-3, o.train_iters = 100;
     TrainingState saved;
     saved.options = options_to_json(o), saved.data = {{{"documents", 3}, {"tokens", 50}}},
     saved.layout = {{"precision", precision_name}};
+    std::string order;
     const auto agree = [&](const std::function<void(TrainOptions&)>& change, const Strings& overrides = {}) {
         TrainOptions now = o;
         change(now);
-        check_agreement(saved, now, saved.data, overrides);
+        check_agreement(saved, now, saved.data, order, overrides);
     };
     agree([](TrainOptions&) {});
     agree([](TrainOptions& n) {
@@ -205,11 +349,15 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     expect_error([&] { agree([](TrainOptions&) {}, {"threads"}); }, {"'threads'"});
     expect_error(
         [&] {
-            check_agreement(saved, o, {{{"documents", 4}, {"tokens", 50}}}, {});
+            check_agreement(saved, o, {{{"documents", 4}, {"tokens", 50}}}, "", {});
         },
         {"documents", "--override data-path"});
+    order = "the order changes";
+    expect_error([&] { agree([](TrainOptions&) {}, {"train-iters"}); }, {order, "--override data-order"});
+    agree([](TrainOptions&) {}, {"data-order"});
+    agree([](TrainOptions&) {}, {"data-path"});
     saved.layout["precision"] = "fp4";
-    expect_error([&] { check_agreement(saved, o, saved.data, {}); }, {"fp4", "--override precision"});
+    expect_error([&] { check_agreement(saved, o, saved.data, "", {}); }, {"fp4", "--override precision"});
 }
 
 TEST(Agreement, TheFirstDifferingFieldOfTheModelIsNamed) {
@@ -239,12 +387,51 @@ TEST(State, ComesBack) {
     const TemporaryDirectory dir;
     make_directory(dir / "training");
     TrainingState s;
-    s.step = 7, s.updates = 6, s.consumed = 1ll << 40, s.scheduled = 5, s.tokens = 123, s.loss = 0.1, s.options = {{"lr", 0.1}};
+    s.step = 7, s.updates = 6, s.consumed = 1ll << 40, s.planned = 1ll << 41, s.discarded = 3, s.discarded_samples = 48,
+    s.planned = 1ll << 41, s.scheduled = 5, s.tokens = 123, s.loss = 0.1, s.options = {{"lr", 0.1}};
     s.data = nlohmann::ordered_json::array(), s.layout = {{"dp", 1}};
     write_file(state_file(dir / ""), to_json(s).dump());
     const TrainingState t = read_state(dir / "");
     EXPECT_EQ(to_json(s), to_json(t));
     EXPECT_TRUE(std::isnan(t.valid_loss));
+    // Counters out of range, and relations that cannot be.
+    for (const auto& [name, value] : std::vector<std::pair<const char*, nlohmann::json>>{{"step", -1},
+                                                                                         {"step", 1e300},
+                                                                                         {"step", 7.5},
+                                                                                         {"step", UINT64_MAX},
+                                                                                         {"step", 1ll << 60},
+                                                                                         {"updates", 8},
+                                                                                         {"updates", "6"},
+                                                                                         {"consumed_samples", 4},
+                                                                                         {"consumed_samples", -4},
+                                                                                         {"scheduled_samples", -1},
+                                                                                         {"tokens", 1e19},
+                                                                                         {"fp8_start", -2},
+                                                                                         {"discarded_batches", -3},
+                                                                                         {"discarded_batches", 1ll << 61}}) {
+        auto damaged = to_json(s);
+        damaged[name] = value;
+        write_file(state_file(dir / ""), damaged.dump());
+        expect_error([&] { read_state(dir / ""); }, {"state.json is damaged", "whole number"});
+    }
+    // What earlier versions wrote: 100 steps of 8 samples of 16 tokens, and 5 batches that were dropped and 3 skipped.
+    TrainingState old = s;
+    old.step = 103, old.discarded = 5, old.consumed = 108 * 8, old.tokens = 100 * 8 * 16, old.options["seq-length"] = 16;
+    old.skips.add(3, 5);
+    nlohmann::ordered_json j = to_json(old);
+    j.erase("discarded_samples"), j.erase("planned_samples");
+    j["options"].update({{"micro-batch-size", 2},
+                         {"global-batch-size", 8},
+                         {"rampup-batch-size", Strings()},
+                         {"train-iters", 300},
+                         {"train-samples", 0}});
+    write_file(state_file(dir / ""), j.dump());
+    const TrainingState parted = read_state(dir / "");
+    EXPECT_EQ(parted.consumed, 103 * 8);
+    EXPECT_EQ(parted.discarded_samples, 5 * 8);
+    EXPECT_EQ(parted.planned, 300 * 8);
+    EXPECT_EQ(parted.batch(), 109);
+    EXPECT_EQ(parted.sample(), old.consumed);
     write_file(state_file(dir / ""), "{\"format\": 1}");
     expect_error([&] { read_state(dir / ""); }, {"state.json is damaged"});
     write_file(state_file(dir / ""), "{\"format\": 2}");

@@ -524,6 +524,45 @@ TEST(Loader, SameSeedSameOrder) {
     EXPECT_NE(all_tokens(DataLoader(o)), tokens);
 }
 
+// A longer run has the same order as far as each data set is read as often; where it is not, it is said, and how far it would
+// be.
+TEST(Loader, OrderOfALongerRun) {
+    TemporaryDirectory dir;
+    write_dataset(dir / "a", 1 << 20, numbered_documents({50, 30, 70, 20, 90, 141}));    // 401 tokens: 100 samples of 4
+    write_dataset(dir / "b", 1 << 20, numbered_documents({111, 90, 100, 300}, 100000));  // 601: 150
+    const auto load = [&](const std::vector<std::string>& words, int64_t n) {
+        DataOptions o = options_for(words, 4);
+        o.n_samples = n;
+        return DataLoader(o);
+    };
+    for (const auto& words : std::vector<std::vector<std::string>>{
+             {dir / "a"}, {dir / "a", dir / "b"}, {"0.5", dir / "a", "0.5", dir / "b"}, {"0.9", dir / "a", "0.1", dir / "b"}}) {
+        std::vector<DataLoader> loaders;
+        std::vector<Ints> orders;
+        for (const int64_t n : {20, 61, 100, 101, 180, 199, 250, 251, 300, 430, 900})
+            loaders.push_back(load(words, n)), orders.push_back(firsts(loaders.back()));
+        for (size_t i = 0; i < loaders.size(); i++)
+            for (size_t j = 0; j < loaders.size(); j++) {
+                const int64_t before = loaders[i].n_samples(), now = loaders[j].n_samples();
+                SCOPED_TRACE(format("%zu words, %lld samples, then %lld", words.size(), (long long)before, (long long)now));
+                const bool same = std::equal(orders[i].begin(), orders[i].begin() + std::min(before, now), orders[j].begin());
+                const std::string problem = loaders[j].order_problem(before);
+                EXPECT_EQ(problem.empty(), same) << problem;
+                if (problem.empty()) continue;
+                const bool most = problem.find("at most") != std::string::npos;  // "with at most N samples in all it is kept"
+                const int64_t kept = atoll(problem.c_str() + problem.find(most ? "at most" : "at least") + (most ? 8 : 9));
+                EXPECT_EQ(most, now > before);
+                EXPECT_EQ(loaders[i].order_problem(kept), "");
+                EXPECT_NE(loaders[i].order_problem(kept + (most ? 1 : -1)), "");
+            }
+    }
+    EXPECT_EQ(load({dir / "a"}, 100).order_problem(20), "");
+    const std::string problem = load({dir / "a"}, 150).order_problem(60);
+    for (const std::string& part : {dir / "a", std::string("2 epochs, the last apart for 150"), std::string("60 took 1 epoch;"),
+                                    std::string("at most 100")})
+        EXPECT_NE(problem.find(part), std::string::npos) << part << " not in: " << problem;
+}
+
 // Any batch size, from any sample on, in any thread: the same rows.
 TEST(Loader, BatchesAreRowsOfTheSameOrder) {
     TemporaryDirectory dir;

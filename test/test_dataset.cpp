@@ -120,11 +120,89 @@ TEST(Writer, FullDiskLeavesNothingNewAndKeepsTheOld) {
     EXPECT_EQ(document(TokenDataset::open(dir / "d"), 0), (std::vector<int>{1, 2, 3}));
 }
 
-TEST(FileWriter, DevFullIsAnError) {
+TEST(Reader, TokensInMemory) {
+    const TokenDataset d = TokenDataset::of_tokens("a text", {5, 70000, 0, 7});
+    ASSERT_EQ(d.n_documents(), 1);
+    EXPECT_EQ(d.n_tokens(), 4);
+    EXPECT_EQ(document(d, 0), (std::vector<int>{5, 70000, 0, 7}));
+    EXPECT_EQ(d.describe_position(0, 2), "a text, token 2");
+    EXPECT_EQ(TokenDataset::of_tokens("nothing", {}).n_tokens(), 0);
+}
+
+// ---- mappings --------------------------------------------------------------------------------------------------------------
+void touch(const char* data, size_t size) {
+    for (size_t i = 0; i < size; i += 512) (void)*(volatile const char*)(data + i);
+}
+
+TEST(MappedFile, OneThatBecomesShorterEndsTheProcessByName) {
     TemporaryDirectory dir;
-    std::filesystem::create_symlink("/dev/full", dir / ("x.tmp." + std::to_string(getpid())));
-    expect_error([&] { write_file_atomically(dir / "x", "text"); }, {"x", "No space left"});
-    EXPECT_TRUE(dir.names().empty());
+    write_file(dir / "other", std::string(5000, 'o')), write_file(dir / "tokens\x1b[31m.bin", std::string(50000, 't'));
+    const MappedFile other(dir / "other");
+    { const MappedFile gone(dir / "other"); }
+    MappedFile file(dir / "tokens\x1b[31m.bin");
+    const MappedFile moved(std::move(file));
+    touch(moved.data(), moved.size());
+    std::filesystem::resize_file(dir / "tokens\x1b[31m.bin", 4096);
+    touch(moved.data(), 4096);
+    EXPECT_EXIT(touch(moved.data(), moved.size()), testing::ExitedWithCode(1),
+                "error: .*/tokens\xef\xbf\xbd.31m.bin became shorter while it was read.*HINT: .*--resume auto");
+}
+
+TEST(MappedFile, OtherBusErrorsAreNotItsBusiness) {
+#ifdef __SANITIZE_ADDRESS__
+    GTEST_SKIP() << "the sanitizer has a handler of its own, which ends in another way";
+#endif
+    TemporaryDirectory dir;
+    write_file(dir / "other", "text"), write_file(dir / "foreign", std::string(50000, 'f'));
+    const MappedFile other(dir / "other");
+    const int fd = open((dir / "foreign").c_str(), O_RDONLY);
+    const char* foreign = (const char*)mmap(nullptr, 50000, PROT_READ, MAP_PRIVATE, fd, 0);
+    ASSERT_NE(foreign, MAP_FAILED);
+    close(fd);
+    std::filesystem::resize_file(dir / "foreign", 0);
+    EXPECT_EXIT(touch(foreign, 50000), testing::KilledBySignal(SIGBUS), "^$");
+    EXPECT_EXIT(raise(SIGBUS), testing::KilledBySignal(SIGBUS), "^$");
+    munmap((void*)foreign, 50000);
+}
+
+// What a killed process has left under the temporary name, or another has put there, is removed and not written into.
+TEST(FileWriter, NothingIsWrittenThroughALink) {
+    TemporaryDirectory dir;
+    const std::string temporary = dir / ("x.tmp." + std::to_string(getpid()));
+    write_file(dir / "precious", "mine");
+    std::filesystem::create_symlink(dir / "precious", temporary);
+    write_file_atomically(dir / "x", "text");
+    EXPECT_EQ(read_file(dir / "precious"), "mine");
+    EXPECT_EQ(read_file(dir / "x"), "text");
+    EXPECT_FALSE(std::filesystem::is_symlink(dir / "x"));
+    std::filesystem::create_hard_link(dir / "precious", temporary);
+    write_file_atomically(dir / "x", "again");
+    EXPECT_EQ(read_file(dir / "precious"), "mine");
+    std::filesystem::create_symlink(dir / "nothing", temporary);
+    write_file_atomically(dir / "x", "and again");
+    EXPECT_EQ(read_file(dir / "x"), "and again");
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"precious", "x"}));
+    std::filesystem::create_directory(temporary);  // the name cannot be had
+    expect_error([&] { write_file_atomically(dir / "x", "text"); }, {dir / "x"});
+    EXPECT_EQ(read_file(dir / "x"), "and again");
+}
+
+// Without a directory of the user's own there is none: one that is everyone's will not do.
+TEST(CacheDirectory, IsTheUsersOrNone) {
+    TemporaryDirectory dir;
+    const auto with = [&](const char* cache, const char* home) {
+        const std::string before_cache = getenv("XDG_CACHE_HOME") ? getenv("XDG_CACHE_HOME") : "",
+                          before_home = getenv("HOME") ? getenv("HOME") : "";
+        setenv("XDG_CACHE_HOME", cache, 1), setenv("HOME", home, 1);
+        const std::string found = cache_directory();
+        setenv("XDG_CACHE_HOME", before_cache.c_str(), 1), setenv("HOME", before_home.c_str(), 1);
+        return found;
+    };
+    EXPECT_EQ(with("", ""), "");
+    EXPECT_EQ(with("/proc/none", "/proc/none"), "");
+    EXPECT_EQ(with("", (dir / "home").c_str()), dir / "home/.cache/train_gpt");
+    EXPECT_EQ(with((dir / "cache").c_str(), (dir / "home").c_str()), dir / "cache/train_gpt");
+    EXPECT_TRUE(std::filesystem::is_directory(dir / "cache/train_gpt"));
 }
 
 TEST(FileWriter, OverwritesAndReadsBack) {

@@ -198,7 +198,7 @@ TEST_P(Families, TwentyTrainingSteps) {
         const size_t first = (size_t)trainer.state.step * step_tokens % tokens.size(), last = first + step_tokens;
         ASSERT_EQ(batch.tokens, std::vector<int>(tokens.begin() + first, tokens.begin() + last)) << trainer.state.step;
         ASSERT_EQ(batch.targets, std::vector<int>(targets.begin() + first, targets.begin() + last)) << trainer.state.step;
-        const StepStats s = train_step(trainer);
+        const StepStats s = *train_step(trainer);
         ce.push_back(s.loss), z.push_back(s.z_loss), norm.push_back(s.grad_norm), lr.push_back(s.lr);
     }
     golden.expect("steps.ce", ce);

@@ -1,14 +1,36 @@
 // What a run tells: console, log.jsonl, report.html, loss curve; and the text helpers below them.
 #include <gtest/gtest.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <sys/resource.h>
+#include <termios.h>
 #include <csignal>
 
+#include <atomic>
+#include <cfloat>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
 #include "../llmc/logger.h"
+
+// As training does (stop.h).
+[[maybe_unused]] static const auto ignored = {std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN)};
+
+// Memory that is counted, and refused in pieces larger than a test says.
+static std::atomic<size_t> largest_piece{SIZE_MAX}, used{0}, peak{0};
+void* operator new(size_t bytes) {
+    void* p = bytes > largest_piece ? nullptr : malloc(bytes);
+    if (!p) throw std::bad_alloc();
+    const size_t now = used += malloc_usable_size(p);
+    if (now > peak) peak = now;
+    return p;
+}
+void operator delete(void* p) noexcept {
+    if (p) used -= malloc_usable_size(p);
+    free(p);
+}
+void operator delete(void* p, size_t) noexcept { operator delete(p); }
 
 namespace {
 namespace fs = std::filesystem;
@@ -141,6 +163,48 @@ TEST(Text, Utf8) {
     EXPECT_EQ(wrap_text("日本語文", 5), (std::vector<std::string>{"日本", "語文"}));
 }
 
+// A terminal gets whole characters and none that it would obey; a file gets every byte.
+TEST(Text, OutputInPieces) {
+    const std::vector<std::string> pieces = {
+        "a\x1b[2", "J\xe3",    "\x81", "\x82 \xf0\x9f",      "\x98",     "\x80", "\xff", "\xc2", "\x9b", "\xe2\x80",
+        "\xae",    "\xf0\x9f", "x",    std::string("\0", 1), "\xe3\x81", "\n"};
+    std::string all, shown;
+    for (const std::string& piece : pieces) all += piece;
+    const int master = posix_openpt(O_RDWR | O_NOCTTY);
+    ASSERT_TRUE(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+    FILE* terminal = fopen(ptsname(master), "w");
+    ASSERT_NE(terminal, nullptr);
+    termios raw;
+    ASSERT_EQ(tcgetattr(fileno(terminal), &raw), 0);
+    cfmakeraw(&raw);
+    ASSERT_EQ(tcsetattr(fileno(terminal), TCSANOW, &raw), 0);
+    TextOutput to_terminal(terminal);
+    for (const std::string& piece : pieces) to_terminal.write(piece);
+    char buffer[4096];
+    while (shown.find('\n') == std::string::npos) {
+        const ssize_t n = read(master, buffer, sizeof buffer);
+        ASSERT_GT(n, 0);
+        shown.append(buffer, (size_t)n);
+    }
+    fclose(terminal), close(master);
+    EXPECT_EQ(shown, printable(all));
+    EXPECT_NE(shown.find("あ 😀"), std::string::npos) << shown;
+    for (const char* bad : {"\x1b", "\xc2\x9b", "\xe2\x80\xae"}) EXPECT_EQ(shown.find(bad), std::string::npos);
+
+    const Scratch dir;
+    FILE* file = fopen((dir / "text").c_str(), "w");
+    TextOutput to_file(file);
+    for (const std::string& piece : pieces) to_file.write(piece);
+    print_line(file, "error: cannot open \x1b]0;x\a\x7f\xff");
+    Table table;
+    table.section("Model \x1b[31m");
+    table.row("a", "b");
+    table.print(file);
+    fclose(file);
+    std::ifstream in(dir / "text", std::ios::binary);
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), all + "error: cannot open �]0;x���\nModel �[31m\n  a  b\n");
+}
+
 TEST(Text, Table) {
     Table t;
     t.section("Memory", Table::Values::amounts);
@@ -200,6 +264,104 @@ TEST(Curve, FewPointsAreKeptAsTheyAre) {
     Curve constant;
     for (int i = 0; i < 5000; i++) constant.add(i, 3.5);
     for (const Point& p : constant.smoothed()) ASSERT_NEAR(p.y, 3.5, 1e-12);
+}
+
+TEST(Curve, StepsThatComeAgainAreNew) {
+    Curve c;
+    for (int i = 1; i <= 9; i++) c.add(i, i);
+    for (int i = 4; i <= 6; i++) c.add(i, -i);
+    const std::vector<Point> m = c.means();
+    ASSERT_EQ(m.size(), 6u);
+    for (int i = 1; i <= 6; i++) {
+        EXPECT_EQ(m[i - 1].x, i);
+        EXPECT_EQ(m[i - 1].y, i < 4 ? i : -i);
+    }
+    for (const Point& p : c.smoothed()) EXPECT_TRUE(std::isfinite(p.y));
+}
+
+// Numbers that axes have trouble with.
+const double hostile[] = {0,       -0.0, 1,     1 + 1e-15, -1,    6.05,   1e-13,   1e-300,   5e-324,   -5e-324,   1e9,
+                          1e9 + 1, 9e15, 1e100, -1e100,    1e308, -1e308, DBL_MAX, -DBL_MAX, INFINITY, -INFINITY, NAN};
+
+TEST(Axis, TicksAreFewAndFiniteWhateverTheEnds) {
+    for (const double lo : hostile)
+        for (const double hi : hostile)
+            for (const int n : {1, 3, 5, 10}) {
+                const std::vector<double> linear = linear_ticks(lo, hi, n), logarithmic = log_ticks(lo, hi, n);
+                EXPECT_LE(linear.size(), n + 1u) << lo << " " << hi;
+                EXPECT_LE(logarithmic.size(), std::max(12u, n + 1u)) << lo << " " << hi;
+                for (const auto& ticks : {linear, logarithmic})
+                    for (size_t i = 0; i < ticks.size(); i++) {
+                        ASSERT_TRUE(std::isfinite(ticks[i])) << lo << " " << hi;
+                        ASSERT_TRUE(i == 0 || ticks[i] > ticks[i - 1]) << lo << " " << hi;
+                        ASSERT_LE(tick_label(ticks[i]).size(), 16u);
+                    }
+            }
+    EXPECT_EQ(linear_ticks(6.05, 6.05, 5).size(), 3u);  // 6.2, 6.4, 6.6
+}
+
+// Numbers in attributes and in the script are numbers, and not long.
+void expect_drawable(const std::string& text) {
+    for (const char* none : {"nan", "inf", "NaN", "Inf"}) EXPECT_EQ(text.find(none), std::string::npos) << none << text;
+    size_t run = 0;
+    for (const char c : text) {
+        run = c >= '0' && c <= '9' ? run + 1 : 0;
+        ASSERT_LT(run, 16u) << text;
+    }
+}
+
+TEST(Chart, IsDrawnWhateverTheNumbers) {
+    const double start = monotonic_seconds();
+    for (const double a : hostile)
+        for (const double b : hostile)
+            for (const double c : {a, 0.0, 1e308, (double)NAN})
+                for (const bool logarithmic : {false, true}) {
+                    Chart chart;
+                    chart.id = "x", chart.lo = b, chart.hi = c, chart.baseline = a, chart.logarithmic = logarithmic;
+                    chart.direct_labels = true;
+                    chart.series = {{"s", "train", {{1, a}, {2, b}, {3, c}}, true, true},
+                                    {"t", "valid", {{a, b}, {b, c}}, true},
+                                    {"one", "valid", {{a, c}}},
+                                    {"none", "other", {}}};
+                    chart.marks = {0, INT64_MAX}, chart.notes = {{INT64_MAX, "far"}};
+                    const std::string svg = draw_chart(chart) + chart_card(chart);
+                    ASSERT_LT(svg.size(), 30000u) << a << " " << b << " " << c;
+                    expect_drawable(svg.substr(0, svg.find("<title>")));
+                    expect_drawable(chart_data({chart}));
+                    if (HasFailure()) return;
+                }
+    EXPECT_LT(monotonic_seconds() - start, 30);
+}
+
+TEST(Report, IsDrawnWhateverTheNumbers) {
+    std::mt19937 rng(3);
+    for (int trial = 0; trial < 300; trial++) {
+        RunLog log;
+        const auto pick = [&] { return hostile[rng() % std::size(hostile)]; };
+        const int records = trial % 7, kinds = trial % 3;
+        log.add(json{{"kind", "run"}, {"total_steps", pick()}, {"unigram_loss", pick()}});
+        for (int i = 1; i <= records; i++)
+            log.add(json{{"kind", kinds == 1 && i % 2 ? "valid" : "step"},
+                         {"step", kinds == 2 ? pick() : i},
+                         {"loss", pick()},
+                         {"grad_norm", pick()},
+                         {"lr", pick()},
+                         {"tokens_per_s", pick()},
+                         {"global_batch", pick()},
+                         {"tokens", pick()},
+                         {"eta_s", pick()},
+                         {"seconds", pick()},
+                         {"step_ms", pick()},
+                         {"mfu", pick()}});
+        const std::string page = render_report(log, 0, 10), svg = render_loss_svg(log);
+        expect_balanced(page), expect_balanced(svg);
+        expect_drawable(chart_data(small_charts(log)));
+        ASSERT_LT(page.size(), 60000u);
+        for (size_t at = page.find("<svg"); at != std::string::npos; at = page.find("<svg", at + 1))
+            expect_drawable(page.substr(at, page.find("</svg>", at) - at));
+        expect_drawable(svg);
+        ASSERT_FALSE(HasFailure()) << trial;
+    }
 }
 
 TEST(Eta, FollowsTheRate) {
@@ -326,7 +488,6 @@ TEST(Logger, FullDiskIsReportedOnceAndTrainingGoesOn) {
     Console console;
     rlimit before;
     ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-    signal(SIGXFSZ, SIG_IGN);
     {
         Logger log(scratch.dir, true, false, 1, console.f);
         log.run(run_info(100));
@@ -337,12 +498,120 @@ TEST(Logger, FullDiskIsReportedOnceAndTrainingGoesOn) {
         log.event(100, "info", "x", "space again");
         log.end("finished");
     }
-    signal(SIGXFSZ, SIG_DFL);
     EXPECT_EQ(count(console.str(), "log.jsonl: "), 1u) << console.str();
     const std::vector<json> lines = lines_of(scratch / "log.jsonl");  // no half lines
     EXPECT_LT(lines.size(), 100u);
     EXPECT_GT(lines.size(), 10u);
     EXPECT_EQ(lines[lines.size() - 2]["message"], "space again");
+}
+
+TEST(Logger, NothingInItEndsTraining) {
+    Scratch scratch;
+    const std::string text(100000, 'x');
+    const json layers(4, json{{"layer", "block"}});  // few, for JSON needs memory even to be destroyed
+    for (const size_t bytes : {500, 1000, 3000, 20000, 90000}) {
+        Console console;
+        {
+            Logger log(scratch.dir, false, false, 1, console.f);
+            log.run(run_info(100));
+            largest_piece = bytes;
+            EXPECT_NO_THROW(log.step(step_at(1, 3)));
+            EXPECT_NO_THROW(log.health(1, layers));
+            EXPECT_NO_THROW(log.valid(1, 3, 10, 1));
+            EXPECT_NO_THROW(log.sample(1, text, text));
+            EXPECT_NO_THROW(log.event(1, "warning", "x", text));
+            largest_piece = SIZE_MAX;
+            log.step(step_at(2, 3));
+            largest_piece = bytes;
+            EXPECT_NO_THROW(log.end("finished"));
+            largest_piece = SIZE_MAX;
+        }
+        EXPECT_GT(lines_of(scratch / "log.jsonl").size(), 1u);
+        const size_t said = count(console.str(), "bad_alloc; training is not affected");
+        EXPECT_GE(said, 1u) << bytes << console.str();
+        EXPECT_LE(said, 4u) << "once for each: log, report, curve, console";
+    }
+    // What cannot be written is said once.
+    Console console;
+    fs::create_directories(scratch / "in/report.html"), fs::create_directories(scratch / "in/loss.svg");
+    Logger log(scratch / "in", false, false, 1, console.f);
+    log.run(run_info(10));
+    for (int i = 1; i <= 3; i++) log.step(step_at(i, 3));
+    log.end("finished");
+    EXPECT_EQ(count(console.str(), "error: the report: "), 1u) << console.str();
+    EXPECT_EQ(count(console.str(), "error: the loss curve: "), 1u) << console.str();
+    EXPECT_EQ(lines_of(scratch / "in/log.jsonl").back()["status"], "finished");
+}
+
+TEST(Logger, AConsoleThatIsClosedEndsNoRun) {
+    Scratch scratch;
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    FILE* console = fdopen(ends[1], "w");
+    {
+        Logger log(scratch.dir, false, false, 1, console);
+        log.run(run_info(10));
+        close(ends[0]);
+        log.event(1, "info", "x", "nobody reads this");
+        log.end("finished");
+    }
+    fclose(console);
+    EXPECT_EQ(lines_of(scratch / "log.jsonl").back()["status"], "finished");
+}
+
+// By others, while the run goes on.
+TEST(Logger, ALogThatIsDeletedIsWrittenAgainWhole) {
+    Scratch scratch;
+    const std::string out = scratch / "out", path = out + "/log.jsonl";
+    const std::pair<const char*, std::function<void()>> cases[] = {
+        {"deleted", [&] { fs::remove(path); }},
+        {"folder deleted", [&] { fs::remove_all(out); }},
+        {"folder moved", [&] { fs::remove_all(scratch / "away"), fs::rename(out, scratch / "away"); }},
+        {"replaced", [&] { fs::rename(path, out + "/old"), std::ofstream(path) << "another file\n"; }},
+        {"left alone", [] {}}};
+    for (const auto& [name, damage] : cases) {
+        fs::remove_all(out);
+        Console console;
+        const int expected = strcmp(name, "left alone") != 0;
+        {
+            Logger log(out, false, false, 1, console.f);
+            log.run(run_info(40));
+            damage();
+            for (int i = 1; i <= 20; i++) log.step(step_at(i, 3));  // the first one refreshes the report
+            EXPECT_EQ(lines_of(path).size(), 21u + expected) << name;
+            damage();
+            for (int i = 21; i <= 40; i++) log.step(step_at(i, 3));
+            log.end("finished");
+        }
+        EXPECT_EQ(count(console.str(), "written again in full"), 2u * expected) << name;
+        std::vector<json> lines = lines_of(path);
+        EXPECT_EQ(lines.size(), 42u + 2 * expected) << name;
+        EXPECT_EQ(lines[0]["kind"], "run") << name;
+        EXPECT_EQ(lines.back()["status"], "finished") << name;
+        lines.erase(std::remove_if(lines.begin(), lines.end(), [](const json& j) { return j["kind"] != "step"; }), lines.end());
+        for (int i = 1; i <= 40; i++) EXPECT_EQ(lines[i - 1]["step"], i) << name;
+        EXPECT_TRUE(fs::exists(out + "/report.html")) << name;
+    }
+}
+
+// The directory is another run's by now.
+TEST(Logger, WhatIsAnothersIsLeftAlone) {
+    Scratch scratch;
+    const std::string out = scratch / "out";
+    Console console;
+    bool taken = false;
+    {
+        Logger log(out, false, false, 1, console.f, [&] {
+            if (taken) fail("another run is writing there");
+        });
+        log.run(run_info(40));
+        fs::rename(out, scratch / "away"), fs::create_directory(out), taken = true;
+        for (const char* file : {"/log.jsonl", "/report.html", "/loss.svg"}) std::ofstream(out + file) << "another's";
+        for (int i = 1; i <= 20; i++) log.step(step_at(i, 3));
+        log.end("finished");
+    }
+    for (const char* file : {"/log.jsonl", "/report.html", "/loss.svg"}) EXPECT_EQ(read_whole_file(out + file), "another's") << file;
+    EXPECT_EQ(count(console.str(), "another run is writing there"), 3u);  // once for each
 }
 
 TEST(Logger, AnExceptionMarksTheRunAsFailed) {
@@ -431,6 +700,214 @@ TEST(Report, ReadsOddFilesOrRefusesThem) {
     EXPECT_EQ(svg.rfind("<svg xmlns=\"http://www.w3.org/2000/svg\"", 0), 0u);
     EXPECT_EQ(count(svg, "http"), 1u);
     EXPECT_NE(svg.find("train 2.500"), std::string::npos);
+}
+
+// Text from outside in every place where a record has text.
+TEST(Report, TextStaysText) {
+    const std::string evil =
+        "</script></style></title><script>alert(1)</script><img src=x onerror='alert(2)'>\" \x1b[2J\x9b\xff";
+    const json layers = json::array({{{"layer", evil}, {"fp8_zero", json::array({1, evil})}}});
+    RunLog log;
+    log.add(json{{"kind", "run"},
+                 {"name", evil},
+                 {"summary", {{evil, evil}}},
+                 {"machine", {{evil, {evil}}}},
+                 {"options", {{evil, {{evil, evil}}}}}});
+    log.add(json{{"kind", "step"}, {"step", 1}, {"loss", 3}, {evil, 3}});
+    log.add(json{{"kind", "health"}, {"step", 1}, {"layers", layers}});
+    log.add(json{{"kind", "sample"}, {"step", 1}, {"prompt", evil}, {"text", evil}});
+    for (const char* name : {"fp8", "rollback", "x"})
+        log.add(json{{"kind", "event"}, {"step", 1}, {"level", evil}, {"event", name}, {"message", evil}});
+    log.add(json{{"kind", "end"}, {"step", 1}, {"status", evil}, {"message", evil}});
+    const std::string page = render_report(log, 0, 10);
+    expect_balanced(page), expect_balanced(render_loss_svg(log));
+    for (const std::string& text : {page, render_loss_svg(log)}) {
+        EXPECT_EQ(text.find("<img"), std::string::npos);
+        EXPECT_EQ(text.find("alert(1)</script>"), std::string::npos);
+        EXPECT_EQ(text.find_first_of("\x1b\x07"), std::string::npos);
+        EXPECT_EQ(json(text).dump().find("\\ufffd") + 1, 0u);  // valid UTF-8: dump() throws otherwise
+    }
+    EXPECT_EQ(count(page, "<script>"), 1u);
+    EXPECT_EQ(count(page, "</script>"), 1u);
+    EXPECT_EQ(count(page, "</style>"), 1u);
+}
+
+TEST(Report, SaysWhyTheRunHasEnded) {
+    Scratch scratch;
+    Console console;
+    {
+        Logger log(scratch.dir, true, false, 1, console.f);
+        log.run(run_info(10));
+        log.step(step_at(1, 3));
+        log.end("stopped", "by SIGTERM; train_gpt train --out '<run>' --resume auto goes on\x1b[31m");
+    }
+    const std::string page = read_whole_file(scratch / "report.html");
+    EXPECT_NE(page.find(">by SIGTERM; train_gpt train --out &#39;&lt;run&gt;&#39; --resume auto goes on"), std::string::npos);
+    EXPECT_NE(console.str().find(": by SIGTERM; train_gpt train --out '<run>' --resume auto goes on"), std::string::npos);
+    EXPECT_EQ(console.str().find('\x1b'), std::string::npos);
+    RunLog on = read_log(scratch / "log.jsonl");
+    on.add(json{{"kind", "step"}, {"step", 2}, {"loss", 3}});
+    EXPECT_EQ(render_report(on, 0, 10).find("by SIGTERM"), std::string::npos) << "it has gone on";
+}
+
+// ---- a log that is resumed ----
+std::string step_line(int64_t step, double loss = 3) {
+    StepStats s = step_at(step, loss);
+    s.waiting_ms = {{"data", 0.5}};
+    return to_json(s).dump() + "\n";
+}
+std::string event_line(int64_t step, const std::string& name) {
+    return json{{"kind", "event"}, {"step", step}, {"level", "info"}, {"event", name}, {"message", name}}.dump() + "\n";
+}
+const std::string run_line = "{\"kind\":\"run\",\"name\":\"x\",\"total_steps\":100}\n";
+
+// The fast way to read a step gives what the JSON parser gives, and refuses what that refuses.
+TEST(RunLog, ScansStepsAsTheParserReadsThem) {
+    std::mt19937 rng(5);
+    StepNumbers fast;
+    for (int i = 0; i < 20000; i++) {
+        std::string line = step_line(rng() % 1000000, std::pow(10, rng() % 20 - 10.0) * rng());
+        line.pop_back();
+        const bool damaged = i % 2;
+        for (unsigned n = damaged ? 1 + rng() % 3 : 0; n > 0; n--) {
+            const size_t at = rng() % line.size(), how = rng() % 3;
+            if (how == 0) line[at] = "{}[],:\"e.-+0n\\"[rng() % 15];
+            if (how == 1) line.erase(at, 1 + rng() % 20);
+            if (how == 2) line.insert(at, line.substr(rng() % line.size(), rng() % 9));
+            if (line.empty()) line = "x";
+        }
+        if (!scan_step(line, fast)) {
+            ASSERT_TRUE(damaged) << line;
+            continue;
+        }
+        const json j = json::parse(line, nullptr, false);
+        ASSERT_TRUE(damaged || j.is_object()) << line;
+        if (!j.is_object()) continue;  // such as 01: what is read is a number all the same
+        for (const std::string_view name : StepNumbers::names) {
+            const double slow = RunLog::number(j, std::string(name).c_str());
+            if (count(line, "\"" + std::string(name) + "\"") != 1) continue;  // twice: either counts
+            ASSERT_TRUE(slow == fast[name] || (std::isnan(slow) && std::isnan(fast[name]))) << name << " " << line;
+        }
+    }
+    for (const char* line :
+         {"{\"kind\":\"step\",\"step\":nan}", "{\"kind\":\"step\",\"step\":1", "{\"kind\":\"step\",\"step\":1}}",
+          "{\"kind\":\"step\",", "{\"kind\":\"step\",\"a\":{\"b\":1}", "{\"kind\":\"step\",\"step\":1,}"})
+        EXPECT_FALSE(scan_step(line, fast)) << line;
+}
+
+TEST(CutLog, LeavesWhatWasBeforeAndWhatCameLate) {
+    Scratch scratch;
+    const std::string path = scratch / "log.jsonl", end = "{\"kind\":\"end\",\"step\":5,\"status\":\"stopped\"}\n";
+    const auto cut = [&](const std::string& text, int64_t step) {
+        std::ofstream(path) << text;
+        cut_log(path, step);
+        return read_whole_file(path);
+    };
+    const std::string five =
+        run_line + step_line(1) + step_line(2) + event_line(2, "x") + step_line(3) + step_line(4) + step_line(5);
+    EXPECT_EQ(cut(five + event_line(5, "x"), 5), five + event_line(5, "x"));
+    EXPECT_EQ(cut(five + end, 5), five);
+    EXPECT_EQ(cut(five + event_line(3, "checkpoint") + step_line(6) + "{\"kind\":\"st", 3),
+              run_line + step_line(1) + step_line(2) + event_line(2, "x") + step_line(3) + event_line(3, "checkpoint"));
+    EXPECT_EQ(cut(five, 0), run_line);
+    EXPECT_EQ(cut(run_line + end, 0), run_line);
+    // what a rollback undid stays before steps that stay
+    const std::string back = five + event_line(3, "rollback") + step_line(4);
+    EXPECT_EQ(cut(back + step_line(5) + step_line(6), 4), back);
+    EXPECT_EQ(cut(back + step_line(5) + step_line(6), 3), cut(five, 3) + event_line(3, "rollback"));
+    // of two runs in a file only the last is cut
+    EXPECT_EQ(cut(five + run_line + step_line(1) + step_line(2), 1), five + run_line + step_line(1));
+    EXPECT_EQ(cut("", 3), "");
+    EXPECT_EQ(cut("junk\n\n[]\n", 3), "");
+}
+
+TEST(Logger, AHostileLogIsPassedOverAndCounted) {
+    Scratch scratch;
+    const std::string deep(200000, '['), deep_object = [] {
+        std::string s;
+        for (int i = 0; i < 100000; i++) s += "{\"kind\":";
+        return s + "1" + std::string(100000, '}');
+    }();
+    const std::string long_line = "{\"kind\":\"event\",\"step\":1,\"message\":\"" + std::string(3 << 20, 'x') + "\"}";
+    const std::vector<std::string> odd = {deep,
+                                          deep + std::string(200000, ']'),
+                                          "{\"kind\":\"event\",\"step\":1,\"message\":" + deep + std::string(200000, ']') + "}",
+                                          deep_object,
+                                          long_line,
+                                          "{\"kind\":5}",
+                                          "{\"kind\":\"step\",\"step\":\"x\"}",
+                                          "{\"kind\":\"step\",\"step\":-1}",
+                                          "{\"kind\":\"step\",\"step\":1e300}",
+                                          "{\"kind\":\"step\",\"step\":18446744073709551615}",
+                                          "{\"kind\":\"step\",\"step\":NaN}",
+                                          "{\"kind\":\"step\",\"step\":2,\"loss\":3",
+                                          "{\"kind\":\"step\",\"step\":2,\"loss\":1e999}",
+                                          "{\"kind\":\"valid\",\"step\":[1]}",
+                                          "{\"kind\":\"event\",\"step\":1,\"message\":\"\xff\xfe\"}",
+                                          "{\"kind\":[\"run\"]}",
+                                          std::string("\0{}", 3),
+                                          "null",
+                                          "\"text\"",
+                                          ""};
+    const std::string wrong_types =
+        "{\"kind\":\"step\",\"step\":3,\"loss\":\"x\",\"lr\":[],\"tokens\":{\"a\":\"b\"},\"eta_s\":true}\n"
+        "{\"kind\":\"valid\",\"step\":3,\"loss\":{}}\n{\"kind\":\"sample\",\"step\":3,\"text\":7}\n"
+        "{\"kind\":\"event\",\"step\":3,\"level\":1,\"event\":null}\n{\"kind\":\"health\",\"step\":3,\"layers\":[3,{\"layer\":{"
+        "}}]}\n";
+    for (const bool at_end : {false, true}) {
+        {
+            std::ofstream file(scratch / "log.jsonl");
+            file << run_line << step_line(1) << step_line(2);
+            for (const std::string& line : odd) file << line << "\n";
+            if (!at_end) file << wrong_types << step_line(3);
+            file << step_line(4) << step_line(5) << "{\"kind\":\"end\",\"step\":5,\"status\":\"failed\"}\n";
+        }
+        Console console;
+        {
+            Logger log(scratch.dir, true, false, 1, console.f);
+            log.run(run_info(10), at_end ? 2 : 3);
+            for (int i = at_end ? 3 : 4; i <= 6; i++) log.step(step_at(i, 3));
+            EXPECT_EQ(log.records().step(), 6);
+            EXPECT_EQ(log.records().curve("grad_norm").means().size(), 6u);
+            expect_balanced(render_report(log.records(), 0, 10));
+            log.end("finished");
+        }
+        EXPECT_EQ(count(console.str(), "warning: "), 1u) << console.str();
+        EXPECT_NE(console.str().find(format("%zu lines of ", odd.size())), std::string::npos) << console.str();
+        std::ifstream in(scratch / "log.jsonl");
+        std::string line;
+        int64_t next = 1;
+        while (std::getline(in, line)) {
+            StepNumbers step;
+            if (!scan_step(line, step) || std::isnan(step["loss"]) || !RunLog::is_step(step["step"])) continue;
+            EXPECT_EQ(step["step"], next++) << line;
+        }
+        EXPECT_EQ(next, 7);
+    }
+}
+
+// Of a long run only what the page needs is in memory, and the page is the same whether the run was resumed or not.
+TEST(RunLog, ALongRunTakesLittleMemory) {
+    Scratch scratch;
+    const int64_t steps = 30000;
+    RunLog memory;
+    {
+        std::ofstream file(scratch / "log.jsonl");
+        file << run_line;
+        memory.add(json::parse(run_line));
+        for (int64_t i = 1; i <= steps + 10; i++) {
+            const std::string line = step_line(i, i == 777 ? 99 : 3 + 1.0 / (double)i);
+            file << line;
+            if (i <= steps) memory.add(json::parse(line));
+        }
+    }
+    const size_t before = peak = used.load();
+    cut_log(scratch / "log.jsonl", steps);
+    const RunLog back = read_log(scratch / "log.jsonl");
+    EXPECT_LT(peak - before, 4u << 20) << "for a file of " << fs::file_size(scratch / "log.jsonl");
+    EXPECT_EQ(back.step(), steps);
+    EXPECT_EQ(render_report(back, 0, 10), render_report(memory, 0, 10));
+    EXPECT_EQ(count(read_whole_file(scratch / "log.jsonl"), "\n"), (size_t)steps + 1);
 }
 
 // What a rollback undoes leaves the curves, and is shown beside them.

@@ -222,7 +222,7 @@ TEST(PipelineMemory, InFlight) {
             const int in_flight = pipeline_in_flight(pp, rank, vpp, m);
             if (vpp == 1) {
                 EXPECT_EQ(in_flight, std::min(m, pp - rank));
-                EXPECT_EQ(pipeline_slots(pp, rank, 1, m, 0), in_flight);
+                EXPECT_EQ(pipeline_slots(pp, rank, 1, {m}, 0), in_flight);
             } else if (m == pp) {
                 EXPECT_EQ(in_flight, m * vpp);
             } else {
@@ -248,7 +248,7 @@ TEST(PipelineMemory, SlotsHoldWhatIsInFlight) {
             std::set<int> pool_used;
             for (size_t i = 0; i < events.size(); i++) {
                 const PipelineEvent& e = events[i];
-                const std::pair<int, int> slot(e.chunk, e.micro_batch % pipeline_slots(pp, rank, vpp, m, e.chunk));
+                const std::pair<int, int> slot(e.chunk, e.micro_batch % pipeline_slots(pp, rank, vpp, {m}, e.chunk));
                 own_used.insert(slot), pool_used.insert(shared[i]);
                 if (e.pass == Pass::forward) {
                     EXPECT_TRUE(own.emplace(slot, e.micro_batch).second) << "slot " << slot.second << " is taken";
@@ -260,7 +260,7 @@ TEST(PipelineMemory, SlotsHoldWhatIsInFlight) {
                 }
             }
             int slots = 0;
-            for (int chunk = 0; chunk < vpp; chunk++) slots += pipeline_slots(pp, rank, vpp, m, chunk);
+            for (int chunk = 0; chunk < vpp; chunk++) slots += pipeline_slots(pp, rank, vpp, {m}, chunk);
             EXPECT_EQ((int)own_used.size(), slots);
             EXPECT_EQ((int)pool_used.size(), pipeline_in_flight(pp, rank, vpp, m));
             EXPECT_EQ(*pool_used.rbegin(), (int)pool_used.size() - 1);
@@ -268,9 +268,27 @@ TEST(PipelineMemory, SlotsHoldWhatIsInFlight) {
             EXPECT_LE(slots, 2 * pp * vpp);
         }
     });
-    EXPECT_EQ(pipeline_slots(4, 0, 2, 8, 0), 8);
-    EXPECT_EQ(pipeline_slots(4, 0, 2, 8, 1), 4);
+    EXPECT_EQ(pipeline_slots(4, 0, 2, {8}, 0), 8);
+    EXPECT_EQ(pipeline_slots(4, 0, 2, {8}, 1), 4);
     EXPECT_EQ(pipeline_in_flight(4, 0, 2, 8), 11);
+}
+
+// Of a ramp-up: as many as the size needs that needs most, which is not always the last.
+TEST(PipelineMemory, SlotsHoldWhatAnyStepHasInFlight) {
+    EXPECT_EQ(pipeline_slots(2, 1, 2, {8}, 1), 1);
+    EXPECT_EQ(pipeline_slots(2, 1, 2, {2, 4, 6, 8}, 1), 2);
+    for_all_sizes([](int pp, int vpp, int m) {
+        std::vector<int> sizes;
+        for (int n = pp; n <= m; n += pp) sizes.push_back(n);
+        for (int rank = 0; rank < pp; rank++)
+            for (int chunk = 0; chunk < vpp; chunk++) {
+                int most = 0;
+                for (const int n : sizes) most = std::max(most, most_in_flight(pipeline_schedule(pp, rank, vpp, n), chunk));
+                if (!sizes.empty()) {
+                    EXPECT_EQ(pipeline_slots(pp, rank, vpp, sizes, chunk), most) << "rank " << rank << ", chunk " << chunk;
+                }
+            }
+    });
 }
 
 // ---- layers ----------------------------------------------------------------------------------------------------------------
@@ -310,7 +328,7 @@ TEST(SplitLayers, NoBetterPlaceForTheRemainder) {
                 int memory = 0;
                 for (int rank = 0; rank < pp; rank++) {
                     int held = 0;
-                    for (int c = 0; c < vpp; c++) held += layers[c * pp + rank] * pipeline_slots(pp, rank, vpp, m, c);
+                    for (int c = 0; c < vpp; c++) held += layers[c * pp + rank] * pipeline_slots(pp, rank, vpp, {m}, c);
                     memory = std::max(memory, held);
                 }
                 const double total = simulate_pipeline(pp, vpp, m, forward, backward, 0).total;

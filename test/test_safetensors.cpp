@@ -303,6 +303,22 @@ TEST(Index, FilesTogether) {
     refuse({index, "outside its directory", "../secret.safetensors"});
     write_file(index, R"({"weight_map": {"a": "/etc/passwd"}})");
     refuse({index, "outside its directory"});
+    write_file(index, R"({"weight_map": {"a": "x/../../secret.safetensors"}})");
+    refuse({index, "outside its directory"});
+    ASSERT_EQ(mkfifo((dir / "pipe").c_str(), 0600), 0);
+    alarm(60);  // instead of waiting for the pipe for ever
+    write_file(index, R"({"weight_map": {"a": "pipe"}})");
+    refuse({"/pipe", "regular file"});
+    std::filesystem::remove(index);
+    std::filesystem::rename(dir / "pipe", index);
+    refuse({index, "regular file"});
+    std::filesystem::rename(index, dir / "config.json");
+    expect_error([&] { read_config(dir / ""); }, {"config.json", "regular file"});
+    alarm(0);
+    // A model directory of links, as in Hugging Face's cache.
+    std::filesystem::create_directories(dir / "model");
+    std::filesystem::create_symlink("../1.safetensors", dir / "model/model.safetensors");
+    EXPECT_EQ(SafetensorsReader::open(dir / "model").tensors().size(), 1u);
     const std::string deep = "{\"weight_map\":" + std::string(1 << 18, '[') + std::string(1 << 18, ']') + "}";
     const std::vector<std::string> bad = {"",  "garbage", "[]", "{}", R"({"weight_map": {"a": 3}})", R"({"weight_map": 3})",
                                           deep};
@@ -606,6 +622,9 @@ TEST(ModelDirectory, LinkIsReplaced) {
     EXPECT_EQ(std::filesystem::read_symlink(dir / "latest"), "step_2");
     EXPECT_EQ(dir.names(), std::set<std::string>{"latest"});
     expect_error([&] { point_link(dir / "no/such/latest", "x"); }, {"no/such/latest", "No such file"});
+    std::filesystem::create_directory(dir / "taken");
+    expect_error([&] { point_link(dir / "taken", "x"); }, {"taken"});
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"latest", "taken"}));
 }
 
 }  // namespace

@@ -112,6 +112,28 @@ TEST(Schedule, RampupCountsAgreeWithTheLoop) {
     }
 }
 
+// The interleaved schedule needs micro-batches that are a multiple of the pipeline's ranks, at each size of the ramp-up.
+TEST(Schedule, RampupThroughAPipeline) {
+    TrainOptions o;
+    o.micro_batch_size = 2, o.train_samples = 1000, o.pipeline_model_parallel_size = 2;
+    o.global_batch_size = 32, o.rampup_batch_size = {"8", "8", "160"};
+    EXPECT_EQ(make_schedule(o, 2).global_batches(), (std::vector<int64_t>{8, 16, 24, 32}));
+    EXPECT_EQ(make_schedule(o, 2).micro_batches(), (std::vector<int>{2, 4, 6, 8}));
+    o.num_virtual_stages_per_pipeline_rank = 2;
+    make_schedule(o, 2);
+    o.rampup_batch_size = {"16", "4", "100"};  // the first and the last would do
+    test::expect_error([&] { make_schedule(o, 2); }, {"--rampup-batch-size", "global batch of 20", "5 micro-batches", "2 ranks",
+                                                      "HINT", "START, INCREMENT", "multiples of 8"});
+    o.num_virtual_stages_per_pipeline_rank = 1;
+    EXPECT_EQ(make_schedule(o, 2).micro_batches(), (std::vector<int>{4, 5, 6, 7, 8}));
+    o.rampup_batch_size = {"32", "8", "100"};  // begins with the last
+    EXPECT_EQ(make_schedule(o, 2).global_batches(), (std::vector<int64_t>{32}));
+    o.rampup_batch_size.clear();
+    EXPECT_EQ(make_schedule(o, 2).global_batches(), (std::vector<int64_t>{32}));
+    o.num_virtual_stages_per_pipeline_rank = 2, o.global_batch_size = 20;
+    test::expect_error([&] { make_schedule(o, 2); }, {"5 micro-batches", "the nearest are 4 and 6"});
+}
+
 TEST(Schedule, RefusesWhatContradictsItself) {
     const auto refused = [](const std::function<void(TrainOptions&)>& change, const std::string& part) {
         TrainOptions o = options(100, 8);
@@ -135,6 +157,41 @@ TEST(Schedule, RefusesWhatContradictsItself) {
     refused([](auto& o) { o.train_iters = 0, o.train_samples = 100, o.rampup_batch_size = {"x", "2", "100"}; }, "'x'");
     refused([](auto& o) { o.rampup_batch_size = {"4", "2", "100"}; }, "--train-samples");
     refused([](auto& o) { o.train_iters = 0, o.train_samples = 5; }, "less than one global batch");
+}
+
+// Steps by samples by tokens: what 2^62 cannot hold is refused by its option, with the most that is held.
+TEST(Schedule, RefusesWhatCannotBeCounted) {
+    const int64_t many = 9000000000000000;  // the command line takes no larger number
+    const int64_t most = ((int64_t)1 << 62) / 4096 / 2048;
+    const auto schedule = [&](const std::function<void(TrainOptions&)>& change) {
+        TrainOptions o = options(100, 2048);
+        o.seq_length = 4096, o.eval_iters = 1;
+        change(o);
+        return make_schedule(o, 1);
+    };
+    EXPECT_EQ(schedule([&](auto& o) { o.train_iters = most; }).total_samples, most * 2048);
+    EXPECT_EQ(schedule([&](auto& o) { o.lr_decay_iters = most; }).decay, most * 2048);
+    EXPECT_EQ(schedule([&](auto& o) { o.eval_iters = most; }).valid_samples, most * 2048);
+    const auto refused = [&](const char* option, const std::function<void(TrainOptions&, int64_t)>& set) {
+        for (const int64_t n : {most + 1, many})
+            test::expect_error([&] { schedule([&](auto& o) { set(o, n); }); },
+                               {std::string("--") + option, std::to_string(n), "most are " + std::to_string(most)});
+    };
+    refused("train-iters", [](auto& o, int64_t n) { o.train_iters = n; });
+    refused("lr-decay-iters", [](auto& o, int64_t n) { o.lr_decay_iters = n; });
+    refused("lr-warmup-iters", [](auto& o, int64_t n) { o.lr_warmup_iters = n; });
+    refused("lr-wsd-decay-iters", [](auto& o, int64_t n) { o.lr_wsd_decay_iters = n; });
+    refused("eval-iters", [](auto& o, int64_t n) { o.eval_iters = n; });
+    test::expect_error([&] { schedule([&](auto& o) { o.train_iters = 0, o.train_samples = many; }); },
+                       {"--train-samples", "most are " + std::to_string(((int64_t)1 << 62) / 4096)});
+    for (const char* text : {"99999999999999999999", "9000000000000000"})
+        test::expect_error(
+            [&] {
+                schedule([&](auto& o) {
+                    o.train_iters = 0, o.train_samples = 1 << 20, o.rampup_batch_size = {"8", "8", text};
+                });
+            },
+            {"--rampup-batch-size", text, "at most"});
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "../llmc/json.h"
+#include "../llmc/schedule.h"
 #include "../llmc/skip.h"
 #include "files.h"
 #include "testing.h"
@@ -169,16 +170,22 @@ std::vector<int64_t> batches_read(std::vector<std::pair<int, int>> given, int tr
     return read;
 }
 
+// A few ranges, some of which overlap; and as they are given.
+std::pair<std::vector<std::pair<int, int>>, Strings> some_ranges(test::Rng& rng) {
+    std::vector<std::pair<int, int>> given;
+    Strings texts;
+    for (int i = rng.below(8); i > 0; i--) {
+        const int start = 1 + rng.below(60), end = start + rng.below(10);
+        given.push_back({start, end});
+        texts.push_back(std::to_string(start) + "-" + std::to_string(end));
+    }
+    return {given, texts};
+}
+
 TEST(BatchRanges, FromIterationsReadsTheBatchesThatLlmJpReads) {
     test::Rng rng(2);
     for (int trial = 0; trial < 500; trial++) {
-        std::vector<std::pair<int, int>> given;
-        Strings texts;
-        for (int i = rng.below(8); i > 0; i--) {
-            const int start = 1 + rng.below(60), end = start + rng.below(10);
-            given.push_back({start, end});
-            texts.push_back(std::to_string(start) + "-" + std::to_string(end));
-        }
+        const auto [given, texts] = some_ranges(rng);
         const BatchRanges skip = iterations(texts);
         int64_t batch = 0;
         for (const int64_t expected : batches_read(given, 120)) {
@@ -187,6 +194,91 @@ TEST(BatchRanges, FromIterationsReadsTheBatchesThatLlmJpReads) {
         }
         ASSERT_EQ(batch - skip.count_before(batch), 120) << skip.text();  // 120 steps were run
     }
+}
+
+// ---- in a run --------------------------------------------------------------------------------------------------------------
+Schedule schedule_of(int64_t samples, bool rampup) {
+    TrainOptions o;
+    o.micro_batch_size = 2, o.global_batch_size = 16, o.train_samples = samples, o.seq_length = 4096;
+    if (rampup) o.rampup_batch_size = {"4", "4", "150"};
+    return make_schedule(o, 1);
+}
+
+TEST(LeftOut, LlmJpsRangesDoNotShortenTheRun) {
+    const Schedule s = schedule_of(480, false);
+    const auto read = [&](const Strings& ranges) { return s.samples_read({}, iterations(ranges)); };
+    EXPECT_EQ(s.total_steps, 30);
+    EXPECT_EQ(read({}), 480);
+    EXPECT_EQ(read({"11-15"}), 480 + 5 * 16);
+    EXPECT_EQ(read({"11-15", "13-20", "14"}), 480 + 10 * 16);  // overlapping
+    EXPECT_EQ(read({"30-40"}), 480 + 11 * 16);                 // drawn to its end, as LLM-jp does
+    EXPECT_EQ(read({"11-15", "31-40"}), 480 + 5 * 16);         // never reached
+    const Counters at = s.next({10, 160, 0, 0}, {}, iterations({"11-15"}));
+    EXPECT_EQ(at.step, 10);
+    EXPECT_EQ(at.consumed, 160);
+    EXPECT_EQ(at.discarded, 5);
+    EXPECT_EQ(at.sample(), 240);
+    EXPECT_EQ(at.batch(), 16);
+    // Megatron's are steps, and consumed.
+    const Counters skipped = s.next({10, 160, 0, 0}, parsed({"11-15"}), {});
+    EXPECT_EQ(skipped.step, 15);
+    EXPECT_EQ(skipped.sample(), 240);
+    EXPECT_EQ(skipped.discarded, 0);
+    EXPECT_EQ(s.next({10, 160, 0, 0}, parsed({"11-9007199254740992"}), {}).step, 30);
+    test::expect_error([&] { read({"5-9007199254740000"}); }, {"--skip-train-iteration-range", "step 5", "most are"});
+}
+
+// LLM-jp's procedure with batches that grow: what is dropped is as large as the next step's, consumed samples stand still. From
+// any step on, as after a resume, the same samples are read, and as many are known from the start.
+TEST(LeftOut, ReadsTheSamplesThatLlmJpReads) {
+    test::Rng rng(3);
+    for (int trial = 0; trial < 300; trial++) {
+        const Schedule s = schedule_of(900, trial % 2);
+        const auto [given, texts] = some_ranges(rng);
+        const BatchRanges discards = iterations(texts);
+        std::vector<int64_t> expected;  // the first sample of each step
+        int64_t drawn = 0, consumed = 0, batch = 0;
+        for (const int64_t read : batches_read(given, (int)s.total_steps)) {
+            const int64_t size = s.global_batch(consumed);
+            drawn += (read - batch - 1) * size, batch = read;
+            expected.push_back(drawn);
+            drawn += size, consumed += size;
+        }
+        ASSERT_EQ(consumed, s.total_samples);
+        Counters at;
+        for (size_t step = 0; step < expected.size(); step++) {
+            ASSERT_EQ(s.samples_read(at, discards), drawn) << discards.text() << " from step " << step;
+            at = s.next(at, {}, discards);
+            ASSERT_EQ(at.sample(), expected[step]) << discards.text() << ", step " << step + 1;
+            ASSERT_EQ(at.step, (int64_t)step);
+            at.consumed += s.global_batch(at.consumed), at.step++;
+        }
+        at = s.next(at, {}, discards);
+        ASSERT_EQ(at.step, s.total_steps);
+        ASSERT_EQ(at.sample(), drawn);  // a range after the end is not drawn
+    }
+}
+
+// Batches of both kinds are dropped; a rollback's among them change nothing.
+TEST(LeftOut, DroppedRatherThanSkipped) {
+    const Schedule s = schedule_of(480, false);
+    const BatchRanges discards = iterations({"7-10", "20-25"});  // batches 7-10, 24-29
+    const auto run = [&](const BatchRanges& skips) {
+        std::vector<int64_t> steps;
+        Counters at;
+        while ((at = s.next(at, skips, discards)).step < s.total_steps) {
+            at.consumed += s.global_batch(at.consumed), at.step++;
+            steps.push_back(at.step);
+        }
+        EXPECT_EQ(at.sample(), s.samples_read({}, discards));
+        return steps;
+    };
+    EXPECT_EQ(run({}).size(), 30u);
+    EXPECT_EQ(run(parsed({"8-9", "25"})), run({}));
+    std::vector<int64_t> without;  // batches 5, 6 and 11, 12, of which the latter are steps 7 and 8
+    for (int64_t step = 1; step <= 30; step++)
+        if (step < 5 || step > 8) without.push_back(step);
+    EXPECT_EQ(run(parsed({"5-12"})), without);
 }
 
 }  // namespace

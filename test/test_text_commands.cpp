@@ -151,6 +151,22 @@ TEST(Prepare, AFailureLeavesWhatWasThere) {
     EXPECT_EQ(dir.names(), (std::set<std::string>{"bad.jsonl", "good.txt", "out.bin", "out.idx"}));
 }
 
+TEST(Prepare, APatternThatTakesTooLongIsRefusedWithTheDocument) {
+    const test::TemporaryDirectory dir;
+    auto j = nlohmann::json::parse(test::read_file(golden + "llama3.json"));
+    j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a+)+b|.";
+    test::write_file(dir / "tokenizer.json", j.dump());
+    const std::string good = "{\"text\": \"fine\"}\n", bad = "{\"text\": \"" + std::string(1000, 'a') + "\"}\n";
+    test::write_file(dir / "a.jsonl", good + good + bad),
+        test::write_file(dir / "a.txt", "fine\n\n\n" + std::string(1000, 'a'));
+    for (const std::string& where : {dir / "a.jsonl:3: ", dir / "a.txt:4: "}) {
+        PrepareOptions o;
+        o.input = {where.substr(0, where.rfind(':', where.size() - 3))}, o.output_prefix = dir / "out";
+        o.tokenizer = dir / "tokenizer.json", o.split_documents = "blank";
+        test::expect_error([&] { prepare_command(o); }, {where + (dir / "tokenizer.json") + ": ", "(a+)+b|."});
+    }
+}
+
 TEST(TokenizerCommand, RefusesWhatCannotWork) {
     const test::TemporaryDirectory dir;
     test::write_file(dir / "a.txt", "some words to learn from, some words to learn from\n");

@@ -3,7 +3,9 @@
 // damaged files are refused by name.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <fstream>
+#include <map>
 #include <random>
 
 #include "../llmc/tokenizer.h"
@@ -131,6 +133,106 @@ TEST(Tokenizer, TheTextOfASpecialTokenIsText) {
     EXPECT_EQ(tokenizer.token_to_id("<|endoftext|>"), 0);
 }
 
+// ---- long runs, and patterns that take long --------------------------------------------------------------------------------
+std::vector<std::string_view> pieces_of(const PreTokenizer& p, std::string_view text) {
+    std::vector<std::string_view> pieces;
+    p.split(text, [&](std::string_view piece) { pieces.push_back(piece); });
+    return pieces;
+}
+
+// A run of spaces is one piece, but for the space before a word. Llama-3's pattern needs more steps for 12 million of them than
+// PCRE2 allows by itself.
+TEST(PreTokenizer, TwelveMillionOfAKind) {
+    const size_t n = 12000000;
+    std::string mixed(n, ' ');
+    std::mt19937 random(3);
+    for (char& c : mixed) c = random() % 2 ? ' ' : '\n';
+    mixed.back() = ' ';
+    const std::string spaces(n, ' '), letters(n, 'a');
+    const auto start = std::chrono::steady_clock::now();
+    for (const char* name : {"gpt2", "llama3"}) {
+        const PreTokenizer p(pretokenizer_pattern(name));
+        EXPECT_EQ(pieces_of(p, spaces), std::vector<std::string_view>{spaces}) << name;
+        EXPECT_EQ(pieces_of(p, letters), std::vector<std::string_view>{letters}) << name;
+        const std::vector<std::string_view> pieces = pieces_of(p, spaces + "a");
+        ASSERT_EQ(pieces.size(), 2u) << name;
+        EXPECT_EQ(pieces[0].size(), n - 1) << name;  // the last one goes with the letter
+        // Llama-3's \s*[\r\n]+ ends at the last newline; GPT-2's \s+ does not end.
+        const size_t last_newline = name == std::string("gpt2") ? n : mixed.rfind('\n') + 1;
+        EXPECT_EQ(pieces_of(p, mixed).at(0).size(), last_newline) << name;
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+}
+
+// Tokens of 2, 4, ... 64 spaces: a run becomes as many of the longest as fit, then the shorter ones.
+TEST(Tokenizer, TwoMillionSpaces) {
+    auto j = read_json(golden + "llama3.json");
+    auto& vocabulary = j["model"]["vocab"];
+    const bool pairs = !j["model"]["merges"][0].is_string();
+    size_t next = vocabulary.size();
+    for (const auto& token : j["added_tokens"]) next += !vocabulary.contains(token["content"].get<std::string>());
+    std::string half = "Ġ";
+    for (int length = 2; length <= 64; length *= 2, half += half) {
+        if (!vocabulary.contains(half + half)) vocabulary[half + half] = next++;
+        if (pairs) j["model"]["merges"].push_back({half, half});
+        else j["model"]["merges"].push_back(half + " " + half);
+    }
+    const test::TemporaryDirectory dir;
+    test::write_file(dir / "tokenizer.json", j.dump());
+    const Tokenizer tokenizer = Tokenizer::load(dir / "tokenizer.json");
+    const size_t n = 2000000 - 2000000 % 64 + 37;
+    const std::vector<int> tokens = tokenizer.encode(std::string(n, ' '));
+    ASSERT_EQ(tokens.size(), n / 64 + 3);  // 37 = 32 + 4 + 1
+    for (size_t i = 0; i < n / 64; i++) ASSERT_EQ(tokenizer.token_bytes(tokens[i]).size(), 64u) << i;
+}
+
+// Looking nearby first and at the whole text only where that is not enough finds what looking at the whole text finds.
+TEST(PreTokenizer, NearOrFarTheSamePieces) {
+    const auto whole = [](const std::string& pattern, const std::string& text) {
+        int error = 0;
+        size_t at = 0, done = 0;
+        pcre2_code* code =
+            pcre2_compile((PCRE2_SPTR)pattern.data(), pattern.size(), PCRE2_UTF | PCRE2_UCP, &error, &at, nullptr);
+        pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+        std::vector<std::string_view> pieces;
+        while (done < text.size()) {
+            const int found = pcre2_match(code, (PCRE2_SPTR)text.data(), text.size(), done, 0, data, nullptr);
+            const size_t *range = pcre2_get_ovector_pointer(data), begin = found < 0 ? text.size() : range[0],
+                         end = found < 0 ? text.size() : range[1];
+            if (begin > done) pieces.push_back(std::string_view(text).substr(done, begin - done));
+            if (end > begin) pieces.push_back(std::string_view(text).substr(begin, end - begin));
+            done = end;
+        }
+        pcre2_match_data_free(data), pcre2_code_free(code);
+        return pieces;
+    };
+    std::vector<std::string> patterns = {
+        R"(\w+\b|\s+$|\S)",           R"((?<=a)b+|a+(?=b{3})|[^ab]+)", R"([^\n]+\n|\n+\z|.)", R"((?>a+)c?|x{300,}|\X)",
+        R"(a{1,400}(?!a)|\s+(?!\S))", R"([[:^space:]]{250,260}|b+c)",  R"((?:ab|a)+?c|\S+ )"};
+    for (const char* name : pre_tokenizers) patterns.push_back(pretokenizer_pattern(name));
+    std::mt19937 random(5);
+    const char* const parts[] = {" ", "\n", "a", "b", "c", "é", "日", "😀", "\r\n", "9", "'s", ".", "x", "\u0301"};
+    for (int round = 0; round < 60; round++) {
+        std::string text;
+        while (text.size() < 3000) {
+            const std::string part = parts[random() % 14];
+            for (size_t n = random() % 4 ? 1 + random() % 5 : 200 + random() % 400; n > 0; n--) text += part;
+        }
+        for (const std::string& pattern : patterns)
+            ASSERT_EQ(pieces_of(PreTokenizer(pattern), text), whole(pattern, text)) << pattern << "\n" << text;
+    }
+}
+
+TEST(PreTokenizer, APatternThatTakesTooLongIsRefused) {
+    const auto start = std::chrono::steady_clock::now();
+    const std::string letters(1000000, 'a');
+    for (const std::string pattern :
+         {"(a+)+b|.", "[ab]*c", "[ab]*c|.", "a*a*a*b|a", "(?:a|a?)+b|.", "(?=(?:a*)*b)a|.", "(?:aa|a)+(?:b|c)|."})
+        test::expect_error([&] { pieces_of(PreTokenizer(pattern), letters); }, {pattern});
+    test::expect_error([&] { PreTokenizer("(a+)b\\1"); }, {"(a+)b\\1", "back reference"});
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+}
+
 void expect_refused(const nlohmann::json& json, const std::string& part) {
     const test::TemporaryDirectory dir;
     const std::string path = dir / "tokenizer.json";
@@ -194,6 +296,15 @@ TEST(Tokenizer, RefusesHostileFiles) {
     test::write_file(dir / "tokenizer.json",
                      R"({"model": {"type": "BPE"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": )" + nested + "}}");
     test::expect_error([&] { Tokenizer::load(dir / "tokenizer.json"); }, {dir / "tokenizer.json", "nested"});
+}
+
+TEST(Tokenizer, RefusesAPipeAndADevice) {
+    const test::TemporaryDirectory dir;
+    ASSERT_EQ(mkfifo((dir / "tokenizer.json").c_str(), 0600), 0);
+    alarm(60);  // instead of waiting for ever
+    test::expect_error([&] { Tokenizer::load(dir / ""); }, {dir / "/tokenizer.json", "regular file"});
+    test::expect_error([&] { Tokenizer::load("/dev/zero"); }, {"/dev/zero", "regular file"});
+    alarm(0);
 }
 
 // Patterns that would never come to an end of the text, or cut characters in two.

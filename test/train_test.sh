@@ -56,8 +56,20 @@ for name in gpt2 bloom llama; do
 done
 
 expect "a fresh start without a prompt" "$program" generate --model llama/latest --max-new-tokens 5
-expect "eval of a text" "$program" eval --model llama/latest --text text.txt --max-samples 4
+# A text is evaluated in memory: as the data that prepare makes of it, but without a file that a planted link could lead astray.
+expect "prepare the text as one document" "$program" prepare --input text.txt --output whole --tokenizer tok --no-append-eod
+expect "eval of it" "$program" eval --model llama/latest --data-path whole --split "0, 1, 0" --max-samples 4
+cp out.txt eval.txt
+mkdir temporary && echo mine >precious
+eval_of_a_text() {
+    for end in bin idx; do ln -sf "$work/precious" "temporary/train_gpt_eval_$BASHPID.$end.tmp.$BASHPID"; done
+    TMPDIR=$work/temporary exec "$program" eval --model llama/latest --text text.txt --max-samples 4
+}
+eval_apart() { (eval_of_a_text); }
+expect "eval of a text" eval_apart
 says "bits per byte are printed" "bits per byte"
+expect "it is that of the data" test "$(grep -E ' (tokens|loss|perplexity|bits per byte) ' eval.txt)" == "$(grep -E ' (tokens|loss|perplexity|bits per byte) ' out.txt)"
+expect "nothing is written through a link" grep -q mine precious
 expect "a run is not written over" refused run llama llama
 says "the message says so" "already holds a run"
 

@@ -1,6 +1,7 @@
 // Reductions with a fixed order, so that results have the same bits for any number of threads and any vector length.
 #pragma once
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "../math.h"
@@ -42,5 +43,22 @@ inline double sum_of_squares(Ctx&, const real* x, size_t n) {
 }
 
 inline void add_squares(Ctx& ctx, double* sum, const real* x, size_t n) { *sum += sum_of_squares(ctx, x, n); }
+
+// Reads each word once: bound by memory bandwidth.
+inline uint64_t word_sum(Ctx&, const void* x, size_t n, size_t first) {
+    constexpr size_t block = 8192;
+    uint64_t sum = 0;
+#pragma omp parallel for schedule(static) reduction(+ : sum)
+    for (size_t begin = 0; begin < n; begin += block) {
+        const char* words = (const char*)x + begin * sizeof(uint32_t);
+        const uint32_t factor = (uint32_t)(2 * (first + begin) + 1), count = (uint32_t)std::min(block, n - begin);
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t word;
+            memcpy(&word, words + i * sizeof word, sizeof word);
+            sum += (uint64_t)word * (factor + 2 * i);
+        }
+    }
+    return sum;
+}
 
 }  // namespace cpu

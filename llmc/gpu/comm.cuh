@@ -19,8 +19,8 @@
 // by size and topology.
 // Cost: a collective moves what the CPU's does; 360 GB/s between 8 GPUs on NVLink 4 take messages of 64 MB or more.
 //
-// Errors: NCCL's are fail()ed with its text. If a rank has died, the others wait in NCCL until the launcher or the World ends
-// them, or its watchdog does. TRAIN_GPT_CHECK_COMM=1 compares collectives as on the CPU; each then waits for the device.
+// Errors: NCCL's are fail()ed with its text. If a rank has died, the others wait in NCCL until the launcher ends them, or the
+// World's watchdog does. TRAIN_GPT_CHECK_COMM=1 compares collectives as on the CPU; each then waits for the device.
 // Kernels of several communicators under way at a time must fit on the GPU together, as ranks wait for each other in them: here
 // at most the started collectives of each Comm and one send per edge, which take a few of some hundred multiprocessors.
 // Several ranks cannot share a GPU. Not yet run with NCCL on GPUs, only on the emulator.
@@ -235,7 +235,7 @@ public:
         // group, device, and from the group's first rank NCCL's id
         ncclUniqueId id;
         mine += "\n" + detail::device_text(ctx) + "\n";
-        if (n > 1 && ranks[0] == world.rank() && (world.has_mpi() || !emulated)) {
+        if (n > 1 && ranks[0] == world.rank()) {
             NCCL(ncclGetUniqueId(&id));
             mine.append(id.internal, sizeof id.internal);
         }
@@ -250,8 +250,6 @@ public:
         const int place = comm_detail::place_in_group(world, ranks, name_, said);
         if (place < 0 || n == 1) return;
 #if HAVE_NCCL
-        if (emulated && !world.has_mpi())
-            fail("%zu ranks on emulated GPUs (group %s) need MPI; HINT: start them with mpirun", n, name_.c_str());
         for (size_t i = 0; i < n; i++)
             for (size_t j = 0; j < i && !emulated; j++) {
                 const size_t a = (size_t)ranks[j], b = (size_t)ranks[i];

@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(1024)
         highest = fmaxf(highest, lse[n]);
         is_nan |= lse[n] != lse[n];
     }
-    ce = block_sum_double(ce), z = block_sum_double(z), log_z = block_sum_double(log_z), rows = block_sum_double(rows);
+    ce = block_total(ce), z = block_total(z), log_z = block_total(log_z), rows = block_total(rows);
     highest = block_max(highest);
     const bool any_nan = block_max(is_nan) > 0;
     if (threadIdx.x > 0) return;

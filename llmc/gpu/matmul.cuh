@@ -150,7 +150,7 @@ public:
         }
     }
 
-    static void warn(const std::string& what) { fprintf(stderr, "warning: %s\n", what.c_str()); }
+    static void warn(const std::string& what) { print_line(stderr, "warning: " + what); }
 
 private:
     static constexpr const char* header = "# algorithms of matrix products, version 1";

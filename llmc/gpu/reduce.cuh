@@ -1,5 +1,8 @@
 // Sums with a fixed order: the same bits in every run, whatever order blocks run in.
 #pragma once
+#include <numeric>
+#include <vector>
+
 #include "../ops.h"
 #include "device.cuh"
 
@@ -33,20 +36,22 @@ inline void add_rows(Ctx& ctx, real* total, real* second, const real* rows, int 
     LAUNCH(add_rows_kernel, dim3(ceil_div(C, 32), sums), dim3(32, 32), 0, ctx, total, second, rows, n, C, (size_t)sums * C);
 }
 
-// In double, by one thread of each warp: for counts and totals, not for inner loops. Every lane gets the result.
-__device__ __forceinline__ double warp_sum_double(double x) {
+// For counts and totals, not for inner loops. Every lane gets the result.
+template <class T>
+__device__ __forceinline__ T warp_total(T x) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(all_lanes, x, offset);
     return x;
 }
 // Over a block of whole warps; thread 0 gets the result. Has two barriers.
-__device__ __forceinline__ double block_sum_double(double x) {
-    __shared__ double of_warp[32];
+template <class T>
+__device__ __forceinline__ T block_total(T x) {
+    __shared__ T of_warp[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
-    x = warp_sum_double(x);
+    x = warp_total(x);
     if (lane == 0) of_warp[warp] = x;
     __syncthreads();
-    const double result = warp_sum_double(lane < n_warps ? of_warp[lane] : 0);
+    const T result = warp_total(lane < n_warps ? of_warp[lane] : T(0));
     __syncthreads();
     return result;
 }
@@ -78,15 +83,26 @@ __global__ void __launch_bounds__(squares_threads)
     const size_t step = (size_t)gridDim.x * squares_threads;
     for (size_t i = n_packs * size + (size_t)blockIdx.x * squares_threads + threadIdx.x; i < n; i += step)
         total += (double)x[i] * x[i];
-    total = block_sum_double(total);
+    total = block_total(total);
     if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
 __global__ void __launch_bounds__(squares_threads) add_partial_squares_kernel(double* total, const double* partial, int n) {
     double sum = 0;
     for (int i = threadIdx.x; i < n; i += squares_threads) sum += partial[i];
-    sum = block_sum_double(sum);
+    sum = block_total(sum);
     if (threadIdx.x == 0) *total += sum;
+}
+
+// partial[block]: of every gridDim.x-th tile of x; a thread takes one word of a tile.
+__global__ void __launch_bounds__(squares_threads)
+    word_sum_kernel(unsigned long long* partial, const uint32_t* x, size_t n, size_t first) {
+    unsigned long long sum = 0;
+#pragma unroll 8
+    for (size_t i = (size_t)blockIdx.x * squares_threads + threadIdx.x; i < n; i += (size_t)gridDim.x * squares_threads)
+        sum += (unsigned long long)x[i] * (uint32_t)(2 * (first + i) + 1);
+    sum = block_total(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
 // Adds to *total. partial: squares_blocks numbers. At most so many blocks run, their number depends on n alone, and they are
@@ -111,6 +127,16 @@ inline double sum_of_squares(Ctx& ctx, const real* x, size_t n) {
 
 inline void add_squares(Ctx& ctx, double* sum, const real* x, size_t n) {
     detail::add_squares(ctx, sum, (double*)ctx.scratch(sizeof(double) * detail::squares_blocks), x, n);
+}
+
+// Reads each word once: bound by memory bandwidth.
+inline uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first) {
+    const size_t blocks = std::min<size_t>(detail::squares_blocks, n / (detail::squares_threads * 16) + 1);
+    std::vector<unsigned long long> parts(blocks);
+    auto* partial = (unsigned long long*)ctx.scratch(blocks * sizeof parts[0]);
+    LAUNCH(detail::word_sum_kernel, (unsigned)blocks, detail::squares_threads, 0, ctx, partial, (const uint32_t*)x, n, first);
+    download(ctx, parts.data(), partial, blocks * sizeof parts[0]);  // waits
+    return std::accumulate(parts.begin(), parts.end(), (uint64_t)0);
 }
 
 }  // namespace gpu

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# What a run tells never decides how it ends: curves of any shape, files that others delete or that cannot be written, a log that is
+# damaged, a console that is closed, no more threads.
+#   TRAIN_GPT=path/to/train_gpt test/report_test.sh
+. "$(dirname "$0")/lib.sh"
+
+for i in $(seq 1 2000); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; echo; done >text.txt
+expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 380 --output tok
+expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents blank
+
+train() { # OUT OPTIONS...
+    local out=$1
+    shift
+    ${EXEC:-} "$program" train --num-layers 1 --hidden-size 32 --num-attention-heads 4 --tokenizer tok --data-path text --seq-length 24 --micro-batch-size 2 --global-batch-size 4 \
+        --lr 3e-3 --eval-iters 0 --threads 1 --out "$out" "$@"
+}
+steps() { seq 1 "$2" | cmp - <(losses "$1" | cut -d ' ' -f 1); }
+finished() { tail -n 1 "$1/log.jsonl" | grep -q '"kind":"end".*"status":"finished"'; }
+# Waits until a run has logged a step.
+started() { for _ in $(seq 1 200); do grep -q '"kind":"step"' "$1/log.jsonl" 2>/dev/null && return; sleep 0.05; done; return 1; }
+
+# ---- curves: the losses of two steps may be any two numbers ----
+[[ -n ${SAN:-} ]] || ulimit -v 8000000 # an axis without end takes all memory there is
+for seed in 1 2 3 4 5 6 7 8; do expect "two steps, seed $seed" train "two-$seed" --train-iters 2 --lr 1e-9 --seed $seed; done
+expect "a loss that grows" train grows --lr 10 --train-iters 2
+expect "it has its report" grep -q 'id="loss"' grows/report.html
+
+# ---- files that others delete while the run goes on; its end rewrites the report at the latest ----
+delete() { # NAME COMMAND: deletes while a run goes on
+    EXEC=exec train deleted --train-iters 3000 --save-every 1500 >"$1.txt" 2>&1 &
+    local pid=$!
+    started deleted && eval "$2"
+    expect "$1: the run goes on" wait $pid
+    expect "$1: the log is whole" steps deleted 3000
+    expect "$1: it is said" grep -q "warning: deleted/log.jsonl was deleted or replaced" "$1.txt"
+    expect "$1: there is a report" test -s deleted/report.html
+    expect "$1: and a checkpoint" "$program" inspect deleted/step_00003000
+    rm -rf deleted
+}
+delete "log deleted" "rm deleted/log.jsonl"
+delete "log replaced" "mv deleted/log.jsonl old; echo '{}' >new.jsonl && mv new.jsonl deleted/log.jsonl"
+delete "folder deleted" "mv deleted gone"
+
+# ---- files that cannot be written ----
+train taken --train-iters 2 >/dev/null 2>&1
+rm taken/loss.svg taken/report.html
+mkdir taken/loss.svg taken/report.html
+expect "report and curve cannot be written" train taken --train-iters 3 --override train-iters --resume auto
+says "the report is missed" "error: the report: "
+says "the curve is missed" "error: the loss curve: "
+expect "the log has the run" finished taken
+
+# ---- a console that nobody reads ----
+closed() { train closed --train-iters 50 | head -n 1; return "${PIPESTATUS[0]}"; }
+expect "a console that is closed" closed
+expect "a console that is closed: to the end" finished closed
+
+# ---- a damaged log ----
+expect "to be resumed" train damaged --train-iters 20 --save-every 10 --keep 0
+rm -r damaged/step_00000020
+ln -sfn step_00000010 damaged/latest
+{
+    sed -n 1,6p damaged/log.jsonl
+    head -c 200000 /dev/zero | tr '\0' '['
+    printf '\n{"kind":5}\n{"kind":"step","step":"x"}\n{"kind":"step","step":3,"lo\n\xff\xfe\n{"kind":"event","step":[]}\n'
+    printf '{"kind":"event","step":1,"message":'
+    head -c 100000 /dev/zero | tr '\0' '['
+    head -c 100000 /dev/zero | tr '\0' ']'
+    printf '}\n'
+    head -c 20000000 /dev/zero | tr '\0' 'x'
+    printf '\n'
+    sed -n '7,$p' damaged/log.jsonl
+} >hostile.jsonl
+cp hostile.jsonl damaged/log.jsonl
+expect "a damaged log: resumed" train damaged --train-iters 20 --resume auto
+says "a damaged log: it is said" "warning: 8 lines of damaged/log.jsonl"
+expect "a damaged log: each step once" steps damaged 20
+
+# ---- no more threads: from its first step on the kernel refuses them to the run's user ----
+if command -v setpriv prlimit >/dev/null && [[ $(id -u) == 0 && -z ${SAN:-} ]]; then
+    chmod 755 "$work" && mkdir -m 777 few
+    nobody="setpriv --reuid 65534 --clear-groups"
+    EXEC="exec $nobody" train few/run --train-iters 3000 --save-every 1500 >few.txt 2>&1 &
+    pid=$!
+    started few/run
+    # shellcheck disable=SC2086
+    expect "no more threads: from now on" $nobody prlimit --pid $pid --nproc=1
+    expect "no more threads: the run goes on" wait $pid
+    expect "no more threads: checkpoints are written all the same" "$program" inspect few/run/step_00001500
+    expect "no more threads: the last one too" "$program" inspect few/run/step_00003000
+fi
