@@ -396,6 +396,12 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
             arena.add("key/value cache", rows, m.table.part.layers.size() * m.cache.layer_size);
 }
 
+// Rows of logits at a time for N rows: equal parts of whole tiles, each at most what suits the device.
+static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int N) {
+    const size_t most = be::logits_rows(ctx, (size_t)n.Vpl * sizeof(floatX)), parts = ceil_div((size_t)N, most);
+    return (int)std::min<size_t>(most, round_up(ceil_div((size_t)N, parts), 128));
+}
+
 // Room for a copy of all that a checkpoint holds, so that training goes on while it is written. In the foreground it is written
 // from where it is, but for parameters whose parts lie apart.
 static void plan_checkpoint_copy(Model& m, bool foreground) {
@@ -2033,8 +2039,9 @@ static std::string find_resumed(World& world, const TrainOptions& o) {
 }
 
 // Refuses ranks that were started with other options, data or programs: each compares its texts with the first rank's.
-static void check_same_everywhere(World& world, const TrainOptions& o, const nlohmann::ordered_json& data) {
+static void check_same_everywhere(World& world, TrainOptions o, int head_rows, const nlohmann::ordered_json& data) {
     if (world.size() == 1) return;
+    o.head_rows = head_rows;
     const FileSum program = sum_file("/proc/self/exe");
     const nlohmann::ordered_json mine = {
         {"options", options_to_json(o)}, {"data", data}, {"program", format("%08x", program.crc)}};
@@ -2169,7 +2176,7 @@ struct Run {
                                                      o.account_for_loss_in_pipeline_split, given_layers);
         m = plan_model(c, ranks, stages);
         open_data();
-        check_same_everywhere(world, o, data);
+        check_same_everywhere(world, o, m->a.head_rows, data);
         table = describe_run(*m, o, schedule, ctx);
         if (o.world) describe_plan(c, stages);
         if (train) table.table.section("Data");
@@ -2183,7 +2190,8 @@ private:
         // A rollback may lead back to steps in bf16.
         const int64_t start = fp8_start(o, state);
         plan_8_bits(ctx, *model, o, state.step < start || (start > 0 && o.on_spike == "rollback"));
-        plan_memory(*model, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, o.head_rows,
+        const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(ctx, model->n, o.micro_batch_size * o.seq_length);
+        plan_memory(*model, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, head_rows,
                     o.sample_interval > 0, schedule.micro_batches());
         plan_checkpoint_copy(*model, o.save_in_foreground);
         return model;

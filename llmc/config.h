@@ -142,7 +142,7 @@ inline Allowed list(int values = 0) {
     X(std::string, out, "", "out", anything(), "Run", "directory for the model, log.jsonl and report.html")                    \
     X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "full"}), "Run",                   \
       "what backward computes again to save memory")                                                                           \
-    X(int, head_rows, "", 1024, between(1, 10000000), "Run", "rows of logits at a time")                                       \
+    X(int, head_rows, "", 0, between(0, 10000000), "Run", "rows of logits at a time; 0: as many as suit the device")           \
     X(int64_t, eval_interval, "", 1000, at_least(1), "Run", "steps between validations")                                       \
     X(int64_t, eval_iters, "", 100, at_least(0), "Run", "global batches per validation; 0: no validation")                     \
     X(int64_t, log_interval, "", 1, at_least(1), "Run", "steps between log lines")                                             \

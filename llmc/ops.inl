@@ -14,6 +14,9 @@
 void* allocate_memory(size_t bytes);
 void release_memory(void* memory, size_t bytes);
 size_t available_memory();
+// Rows of row_bytes that the classifier's logits should have at a time, at most; from the device's size, not from what is free,
+// so that the same run has the same bits.
+size_t logits_rows(const Ctx& ctx, size_t row_bytes);
 // In order with the ops on ctx. upload returns when `from` may be changed, download when `to` is complete.
 void upload(Ctx& ctx, void* to, const void* from_host, size_t bytes);
 void download(Ctx& ctx, void* to_host, const void* from, size_t bytes);

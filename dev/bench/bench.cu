@@ -9,8 +9,9 @@
 //   bench --describe PRESET B T   the model's sizes, its parameters, FLOPs of a step; needs no memory
 //   bench --serve PRESET B T      prints "ready"; for each line with a count on stdin takes that many steps and prints each
 //                                 one's milliseconds; at the end of the input prints the process's peak memory
-// On a GPU the calls of a round are started one after another and waited for once, so that starting them is not measured;
-// memory that ops read is random and larger than the caches.
+// On a GPU ops come first, and products are those that timing chose, as in training. The calls of a round are started one after
+// another and waited for once, so that starting them is not measured; memory that ops read is random and larger than the
+// caches.
 #define TRAIN_GPT_NO_MAIN
 #include <algorithm>
 #include <chrono>
@@ -46,7 +47,7 @@ void wait(be::Ctx& ctx) {
 
 // Median seconds of f, after two warm-up calls: at least 3 rounds and about `budget` seconds.
 template <class F>
-double median_seconds(be::Ctx& ctx, F f, double budget = 1.0) {
+double median_seconds(be::Ctx& ctx, F f, double budget = on_gpu ? 0.2 : 1.0) {
     f(), f(), wait(ctx);
     const auto round = [&](int calls) {
         const double start = now();
@@ -375,7 +376,7 @@ public:
     double forward = 0, backward = 0, update = 0;  // seconds of the last step
 
     Step(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute) : ctx_(ctx), m_(c) {
-        plan_memory(m_, recompute, B, T, on_gpu ? 8192 : 1024);
+        plan_memory(m_, recompute, B, T, choose_head_rows(ctx, m_.n, B * T));
         allocate(ctx, m_);
         initialize(ctx, m_, 1);
         batch_.B = B, batch_.T = T;
@@ -417,12 +418,23 @@ private:
     int64_t steps_ = 0;
 };
 
+// Bytes that a step plans.
+size_t step_bytes(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute) {
+    Model m(c);
+    plan_memory(m, recompute, B, T, choose_head_rows(ctx, m.n, B * T));
+    return m.arena.bytes();
+}
+
+// What does not fit is halved, sequences first, then layers, until it does; the row says what was run.
 void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset, int B, int T, Recompute recompute,
                 int layers) {
-    const ModelConfig c = config_for(preset, T, layers);
+    ModelConfig c = config_for(preset, T, layers);
+    const size_t available = be::available_memory() - be::available_memory() / 32;  // scratch memory comes on top
+    while (B > 1 && step_bytes(ctx, c, B, T, recompute) > available) B /= 2;
+    while (c.L > 1 && step_bytes(ctx, c, B, T, recompute) > available) layers = c.L = (c.L + 1) / 2;
     Step step(ctx, c, B, T, recompute);
     const double seconds = median_seconds(
-        ctx, [&] { step.run(); }, on_gpu ? 3.0 : 10.0);
+        ctx, [&] { step.run(); }, on_gpu ? 2.0 : 10.0);
     const double flops = model_flops_per_token(c, T) * B * T;
     printf(
         "%-14s %s %dx%d: %8.0f tok/s  %8.3f TFLOP/s (%.0f%% of %s)  %8.1f ms a step (forward %.1f, head and backward %.1f, "
@@ -599,6 +611,44 @@ void print_machine(const be::Ctx& ctx, const Machine& machine) {
     printf("fp32=%.4g\nbf16=%.4g\nbf16_name=%s\ncopy=%.4g\n", machine.fp32, machine.bf16, machine.bf16_name, machine.bytes);
 }
 
+void bench_steps(be::Ctx& ctx, const Machine& machine) {
+    if (on_gpu) {
+        bench_step(ctx, machine, "gpt2-124m", 64, 1024, Recompute::none, 0);
+        bench_step(ctx, machine, "gpt2-1558m", 16, 1024, Recompute::none, 0);
+        bench_step(ctx, machine, "llama-1b", 16, 2048, Recompute::none, 0);
+        bench_step(ctx, machine, "llama2-7b", 1, 4096, Recompute::selective, 24);
+        bench_step(ctx, machine, "llm-jp-172b", 1, 4096, Recompute::selective, 3);
+    } else {
+        bench_step(ctx, machine, "gpt2-124m", 1, 1024, Recompute::none, 0);
+        bench_step(ctx, machine, "gpt2-124m", 4, 64, Recompute::none, 0);
+        bench_step(ctx, machine, "quickstart", 8, 256, Recompute::none, 0);
+        bench_generate(ctx, machine, "gpt2-124m");
+        bench_checkpoint(ctx, "gpt2-124m");
+    }
+}
+
+void bench_ops(be::Ctx& ctx, const Machine& machine) {
+    const Sizes s = on_gpu ? Sizes{32768, 4096, 11008, 50257, 50304, 4, 4096, 32, 32, 128, (size_t)512 << 20}
+                           : Sizes{1024, 768, 3072, 50257, 50304, 1, 1024, 12, 12, 64, (size_t)32 << 20};
+    bench_linear(ctx, machine, s.N, s.C, s.F), bench_linear(ctx, machine, s.N, s.F, s.C);
+    bench_linear(ctx, machine, std::min(s.N, 8192), s.C, s.Vp);
+    bench_attention(ctx, machine, s.B, s.T, s.NH, s.NKV, s.HS);
+    if (on_gpu) {
+        bench_attention(ctx, machine, 64, 1024, 12, 12, 64), bench_attention(ctx, machine, 2, 8192, 32, 8, 128);
+        bench_linear(ctx, machine, 65536, 768, 3072), bench_linear(ctx, machine, 65536, 3072, 768);
+    }
+    bench_linear_gelu(ctx, machine, on_gpu ? 65536 : s.N, 768, 3072);
+    if (const std::string no_fp8 = be::fp8_limits(ctx); !no_fp8.empty()) {
+        printf("%s\n", no_fp8.c_str());
+    } else if (on_gpu) {  // fc1 of Llama-1B and 7B, and a rank's part of LLM-jp 172B's
+        bench_eight_bits(ctx, machine, 32768, 2048, 16384), bench_eight_bits(ctx, machine, 32768, 4096, 22016);
+        bench_eight_bits(ctx, machine, 4096, 12288, 19232);
+    } else {
+        bench_eight_bits(ctx, machine, s.N, s.C, s.F);
+    }
+    bench_memory_bound(ctx, machine, s);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -608,6 +658,7 @@ int main(int argc, char** argv) try {
     if (argc == 5 && what == "--describe") return describe(argv[2], atoi(argv[3]), atoi(argv[4])), 0;
     if (argc == 5 && what == "--serve") return serve(ctx, argv[2], atoi(argv[3]), atoi(argv[4])), 0;
 
+    if constexpr (on_gpu) be::use_gemm_cache(ctx, "", true);  // as the trainer does by default, but kept by nobody
     const Machine machine = measure(ctx);
     if (what == "--machine") return print_machine(ctx, machine), 0;
     printf("%s, %s, storage %s: ", be::backend_name, ctx.description().c_str(), precision_name);
@@ -626,42 +677,10 @@ int main(int argc, char** argv) try {
                    argc > 5 ? atoi(argv[5]) : 0);
         return 0;
     }
-    if (what != "--ops") {
-        if (on_gpu) {
-            bench_step(ctx, machine, "gpt2-124m", 64, 1024, Recompute::none, 0);
-            bench_step(ctx, machine, "gpt2-1558m", 16, 1024, Recompute::none, 0);
-            bench_step(ctx, machine, "llama-1b", 16, 2048, Recompute::none, 0);
-            bench_step(ctx, machine, "llama2-7b", 1, 4096, Recompute::selective, 24);
-            bench_step(ctx, machine, "llm-jp-172b", 1, 4096, Recompute::selective, 3);
-        } else {
-            bench_step(ctx, machine, "gpt2-124m", 1, 1024, Recompute::none, 0);
-            bench_step(ctx, machine, "gpt2-124m", 4, 64, Recompute::none, 0);
-            bench_step(ctx, machine, "quickstart", 8, 256, Recompute::none, 0);
-            bench_generate(ctx, machine, "gpt2-124m");
-            bench_checkpoint(ctx, "gpt2-124m");
-        }
-    }
-    if (what != "--steps") {
-        const Sizes s = on_gpu ? Sizes{32768, 4096, 11008, 50257, 50304, 4, 4096, 32, 32, 128, (size_t)512 << 20}
-                               : Sizes{1024, 768, 3072, 50257, 50304, 1, 1024, 12, 12, 64, (size_t)32 << 20};
-        bench_linear(ctx, machine, s.N, s.C, s.F), bench_linear(ctx, machine, s.N, s.F, s.C);
-        bench_linear(ctx, machine, std::min(s.N, 8192), s.C, s.Vp);
-        bench_attention(ctx, machine, s.B, s.T, s.NH, s.NKV, s.HS);
-        if (on_gpu) {
-            bench_attention(ctx, machine, 64, 1024, 12, 12, 64), bench_attention(ctx, machine, 2, 8192, 32, 8, 128);
-            bench_linear(ctx, machine, 65536, 768, 3072), bench_linear(ctx, machine, 65536, 3072, 768);
-        }
-        bench_linear_gelu(ctx, machine, on_gpu ? 65536 : s.N, 768, 3072);
-        if (const std::string no_fp8 = be::fp8_limits(ctx); !no_fp8.empty()) {
-            printf("%s\n", no_fp8.c_str());
-        } else if (on_gpu) {  // fc1 of Llama-1B and 7B, and a rank's part of LLM-jp 172B's
-            bench_eight_bits(ctx, machine, 32768, 2048, 16384), bench_eight_bits(ctx, machine, 32768, 4096, 22016);
-            bench_eight_bits(ctx, machine, 4096, 12288, 19232);
-        } else {
-            bench_eight_bits(ctx, machine, s.N, s.C, s.F);
-        }
-        bench_memory_bound(ctx, machine, s);
-    }
+    // On a GPU a step that fails takes the device with it: ops are measured before.
+    if (on_gpu && what != "--steps") bench_ops(ctx, machine);
+    if (what != "--ops") bench_steps(ctx, machine);
+    if (!on_gpu && what != "--steps") bench_ops(ctx, machine);
     return 0;
 } catch (const Error& e) {
     fprintf(stderr, "error: %s\n", e.what());

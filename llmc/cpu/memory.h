@@ -34,6 +34,8 @@ inline size_t available_memory() {
     return available;
 }
 
+inline size_t logits_rows(const Ctx&, size_t) { return 1024; }  // more would leave the caches, fewer make products slow
+
 inline void* allocate_memory(size_t bytes) {
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)

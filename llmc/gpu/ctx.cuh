@@ -80,6 +80,7 @@ struct Ctx {
     int capability = 0;  // 80, 90, ...
     int multiprocessors = 0;
     size_t shared_bytes = 0;  // that a block may ask for
+    size_t memory_bytes = 0;
     std::string name;
     bool plain = false;  // true: attention's simple kernel instead of the tensor-core ones
 
@@ -97,12 +98,13 @@ struct Ctx {
         if (n_devices == 0)
             fail("no GPU: %s; HINT: make BACKEND=cpu builds the program for the CPU; nvidia-smi shows the driver's state",
                  why_none.c_str());
+        if (n_devices == 1) device = 0;  // the launcher shows each rank its own (srun --gpus-per-task=1)
         if (device >= n_devices) fail("GPU %d was asked for, there are %d (0 .. %d)", device, n_devices, n_devices - 1);
         CUDA(cudaSetDevice(device));
         cudaDeviceProp p;
         CUDA(cudaGetDeviceProperties(&p, device));
         capability = p.major * 10 + p.minor, multiprocessors = p.multiProcessorCount, name = p.name;
-        shared_bytes = p.sharedMemPerBlockOptin;
+        shared_bytes = p.sharedMemPerBlockOptin, memory_bytes = p.totalGlobalMem;
         if (capability < 80)
             fail("GPU %d (%s) has compute capability %d.%d; 8.0 or later is needed (A100, RTX 30, H100, ...)", device, p.name,
                  p.major, p.minor);

@@ -15,6 +15,11 @@ inline size_t available_memory() {
     return available;
 }
 
+// A sixteenth of the memory, whole tiles of products: every further chunk reads and writes the head's fp32 gradient once more.
+inline size_t logits_rows(const Ctx& ctx, size_t row_bytes) {
+    return std::max<size_t>(1024, ctx.memory_bytes / 16 / row_bytes / 128 * 128);
+}
+
 inline void* allocate_memory(size_t bytes) {
     void* memory = nullptr;
     if (cudaMalloc(&memory, bytes) != cudaSuccess) {
@@ -23,6 +28,7 @@ inline void* allocate_memory(size_t bytes) {
              (double)bytes / 1073741824.0, (double)available_memory() / 1073741824.0);
     }
     CUDA(cudaMemset(memory, 0, bytes));
+    CUDA(cudaDeviceSynchronize());  // the memset is on the legacy stream, which no stream of ours waits for
     return memory;
 }
 inline void release_memory(void* memory, size_t) { cudaFree(memory); }
