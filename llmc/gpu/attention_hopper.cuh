@@ -336,6 +336,7 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
             release(&shared.k_ring.empty[next % F::stages]);
             finish_scores(j);
             softmax_step<false, N>(s, c, top, sum, rescale);
+            end_of_basic_block(in.T < 0);
             wgmma_wait<0>(o);
             release(&shared.v_ring.empty[n % F::stages]);
             pack_operand<N>(p, s);
@@ -552,9 +553,22 @@ __device__ void keys_consumer(typename BackwardKeys<HS>::Shared& shared, const C
                         float& x = s[4 * i + 2 * r + e];
                         const int j = my_j0 + me.row + 8 * r;
                         x = exp2_approximate(fmaf(x, scale, fmaf(slope, (float)(j - t), -lse)));
-                        if (border && (j > t || j < statistics.first_key[column])) x = 0;
                     }
                 }
+            if (border)
+#pragma unroll
+                for (int i = 0; i < N / 8; i++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const int column = 8 * i + me.column + e, t = t0 + column;
+                        const int first_key = statistics.first_key[column];
+#pragma unroll
+                        for (int r = 0; r < 2; r++) {
+                            const int j = my_j0 + me.row + 8 * r;
+                            float& x = s[4 * i + 2 * r + e];
+                            x = j > t || j < first_key ? 0.0f : x;
+                        }
+                    }
             pack_operand<N>(p, s);
             wgmma_fence(dv, p);
             multiply(dv, p, shared.dout[stage], true);
@@ -660,9 +674,12 @@ __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, c
                 for (int e = 0; e < 2; e++) {
                     float& x = s[4 * i + 2 * r + e];
                     x = exp2_approximate(fmaf(x, scale, fmaf(slope, (float)(8 * i + e), bias)));
-                    if (border && !queries.sees(r, j0 + 8 * i + me.column + e)) x = 0;
                 }
         }
+        if (border)
+#pragma unroll
+            for (int i = 0; i < N / 2; i++)
+                if (!queries.sees(i / 2 % 2, j0 + i / 4 * 8 + me.column + i % 2)) s[i] = 0;
         wgmma_wait<0>(dp);
 #pragma unroll
         for (int i = 0; i < N / 2; i++) dp[i] = s[i] * (dp[i] - d[i / 2 % 2]);

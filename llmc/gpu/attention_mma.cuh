@@ -63,8 +63,8 @@ HD constexpr int tile_offset(int row, int chunk) {
 template <int HS>
 struct LaneOffset {
     int row_offset, exchange;
-    __device__ LaneOffset(int row, int chunk) : row_offset(row * HS), exchange(chunk ^ tile_exchange<HS>(row)) {}
-    __device__ int operator()(int i, int c) const {
+    HD LaneOffset(int row, int chunk) : row_offset(row * HS), exchange(chunk ^ tile_exchange<HS>(row)) {}
+    HD int operator()(int i, int c) const {
         constexpr int steps = tile_steps<HS>;
         return row_offset + 16 * i * HS + c / steps * steps * 8 + (c % steps ^ exchange) * 8;
     }

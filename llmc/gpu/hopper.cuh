@@ -164,6 +164,12 @@ __device__ __forceinline__ void wgmma_wait(float (&r)[R]) {
     pin_registers(r);
 }
 
+// ptxas moves a wait up within its basic block, ahead of arithmetic that was to run beside the products (seen in SASS of CUDA
+// 13.0: all of forward's exponentials came after it). A branch that is never taken, and that it cannot know of, ends the block.
+__device__ __forceinline__ void end_of_basic_block(bool never) {
+    if (never) HOPPER_ASM("nanosleep.u32 0;" ::: "memory");
+}
+
 // Operands of the asm statements below: the registers of d, by number and by value.
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
@@ -278,11 +284,13 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
     return (decltype(&cuTensorMapEncodeTiled))function;
 }
 
-// For an array of bf16 with `sizes`, contiguous dimension first, further ones `strides` bytes apart (multiples of 16), moved in
-// boxes of `box` elements, the first of which is 64 (128 bytes, swizzled).
+// For an array of bf16 with `sizes`, contiguous dimension first and a multiple of 8 (stores end at multiples of 16 bytes, even
+// past the edge), further ones `strides` bytes apart (multiples of 16), moved in boxes of `box` elements, the first of which is
+// 64 (128 bytes, swizzled).
 template <int rank>
 CUtensorMap tensor_map(const bf16* array, const uint64_t (&sizes)[rank], const uint64_t (&strides)[rank - 1],
                        const uint32_t (&box)[rank]) {
+    CHECK(sizes[0] % 8 == 0, "rows of %zu elements", (size_t)sizes[0]);
     static const auto encode = tensor_map_encoder();
     uint32_t ones[rank];
     for (uint32_t& x : ones) x = 1;

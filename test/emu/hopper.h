@@ -517,6 +517,8 @@ void wgmma_wait(float (&)[R], EMU_CALLER) {
     emu::wait_products(pending, EMU_CALLED_FROM);
 }
 
+inline void end_of_basic_block(bool) {}
+
 inline void named_barrier_sync(unsigned number, unsigned threads, EMU_CALLER) {
     emu::block().barrier(number, threads, true, EMU_CALLED_FROM);
 }
