@@ -13,12 +13,14 @@
 #                     CONFIGS="gpt2-124m:1x1024 quickstart:8x256"   PRECISIONS="bf16 fp32"
 #   make bench-ranks  speed on 1, 2 and 4 CPU ranks, and what communication costs
 #   make ladders      kernels from naive to the trainer's (dev/kernels): each checked, and on a GPU timed
-#   make check-gpu    on a machine with a GPU: every kernel test, compute-sanitizer, a short training, benchmarks; one table
+#   make check-gpu    on a machine with a GPU: every kernel test, a short training, benchmarks, compute-sanitizer; one table
+#                     (or its stages one by one: check-gpu-build, -tests, -train, -bench, -ladders, -sanitize)
 #   make deps         install the Debian/Ubuntu packages that are missing (the targets above do it themselves)
 #   make format clean
 #
 # Variables: BACKEND=cpu|cuda|emu (cuda where there are nvcc and a GPU; emu: the CUDA sources on a CPU emulator)
 #            PRECISION=bf16|fp32   SAN=address,undefined|thread   CXX=g++|clang++   ARCHS="80 90a" (of the GPUs to build for)
+#            MARCH=native (the CPU to build for)   WERROR=1: warnings are errors, as in CI
 # Programs lie in build/<configuration>/; ./train_gpt is a link to the one built last.
 
 PRECISION ?= bf16
@@ -39,8 +41,9 @@ endif
 
 # -ffast-math is not used anywhere: it folds isfinite(NaN) to true. The two flags below only say that nobody reads errno or
 # floating point traps, so that loops with sqrt and comparisons can be vectorised.
-OPT      ?= -O3 -march=native
-CXXFLAGS += -std=c++17 $(OPT) -g1 -Wall -Wextra -Werror -Wno-psabi -fopenmp -fno-math-errno -fno-trapping-math -MMD -MP -I.
+MARCH    ?= native
+OPT      ?= -O3 -march=$(MARCH)
+CXXFLAGS += -std=c++17 $(OPT) -g1 -Wall -Wextra $(if $(WERROR),-Werror) -Wno-psabi -fopenmp -fno-math-errno -fno-trapping-math -MMD -MP -I.
 LDLIBS   += -lpcre2-8 -lpthread
 # For comparison, in a ladder, if it is installed: looked for when a recipe runs.
 have_dnnl = $(shell printf '\043include <oneapi/dnnl/dnnl.hpp>\n' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo yes)
@@ -62,9 +65,9 @@ endif
 ifeq ($(BACKEND),cuda)
 arch_here  = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u | sed 's/^\(90\|100\)$$/&a/')
 ARCHS     ?= $(or $(arch_here),80 90a 100a 120)
-NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. -MMD -MP -Werror all-warnings -Xcompiler -march=native,-fopenmp,-Wall,-Wextra,-Wno-parentheses,-fno-math-errno,-fno-trapping-math \
+NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. -MMD -MP $(if $(WERROR),-Werror all-warnings) -Xcompiler -march=$(MARCH),-fopenmp,-Wall,-Wextra,-Wno-parentheses,-fno-math-errno,-fno-trapping-math \
              $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a)
-LDLIBS    += -lcublasLt -lgomp
+LDLIBS    += -lcublasLt -lgomp $(addprefix -Xlinker=-rpath=,$(wildcard $(abspath $(dir $(realpath $(NVCC)))..)/lib64 $(abspath $(dir $(realpath $(NVCC)))..)/lib))
 endif
 
 # MPI: the ranks of one run. Only programs that use it load it. MPI=0 leaves it out, for one rank alone.
@@ -231,9 +234,11 @@ chaos: deps-chaos
 	    --leave-out "$(CHAOS_LEAVE_OUT)" --faults "$(CHAOS_FAULTS)" $(CHAOS_BUILDS:%=build/%/train_gpt)
 
 # ---- the whole of it on a GPU ----
-.PHONY: check-gpu gpu-programs print-gpu-programs print-train-gpt print-bench print-ladders
+.PHONY: check-gpu check-gpu-% gpu-programs print-gpu-programs print-train-gpt print-bench print-ladders
 check-gpu:
 	@scripts/check_gpu.sh
+check-gpu-%:
+	@scripts/check_gpu.sh $*
 gpu-programs: $(gpu_programs) $(ladder_programs) $(build)/train_gpt $(build)/bench
 print-gpu-programs:
 	@echo $(gpu_programs)

@@ -8,6 +8,7 @@
 // Every failure is an Error that names the file and the reason (disk full, no permission, ...).
 #pragma once
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -85,6 +86,25 @@ private:
                                  "goes on with --resume auto\n"});
         _exit(1);
     }
+};
+
+// ---- locking ---------------------------------------------------------------------------------------------------------------
+// Waits for a file's lock, making the file if there is none, and holds it while it lives. For what takes milliseconds.
+class FileLock {
+public:
+    explicit FileLock(const std::string& path) : fd_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+        if (fd_ < 0 || flock(fd_, LOCK_EX) != 0) {
+            const int error = errno;
+            if (fd_ >= 0) close(fd_);
+            fail("cannot write %s: %s", path.c_str(), strerror(error));
+        }
+    }
+    ~FileLock() { close(fd_); }
+    FileLock(const FileLock&) = delete;
+    FileLock& operator=(const FileLock&) = delete;
+
+private:
+    int fd_;
 };
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------

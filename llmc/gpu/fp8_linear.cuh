@@ -33,9 +33,9 @@ namespace detail {
 inline void fp8_gemm(Ctx& ctx, const GemmPointers& p, int m, int n, int k, Fp8 a, Fp8 b, cudaDataType d,
                      cublasLtEpilogue_t epilogue, bool add, bool fast) {
     CHECK(m % 16 == 0 && n % 16 == 0 && k % 16 == 0, "an 8-bit product with m %d, n %d, k %d", m, n, k);
-    CHECK(alignment_of({p.d, p.a, p.b, p.bias}) == 16, "an 8-bit product of matrices that are not at multiples of 16 bytes");
+    CHECK(aligned_16(p.d, p.a, p.b, p.bias), "an 8-bit product of matrices that are not at multiples of 16 bytes");
     CHECK(aligned_16(p.a_scale, p.b_scale), "inverse scales at %p and %p", (const void*)p.a_scale, (const void*)p.b_scale);
-    gemm(ctx, p, {m, n, k, true, false, cublas_type(a), cublas_type(b), d, epilogue, add, 16, fast});
+    gemm(ctx, p, {m, n, k, true, false, cublas_type(a), cublas_type(b), d, epilogue, add, p, fast});
 }
 
 // Every row of x, of C elements, becomes `row`.

@@ -504,9 +504,13 @@ inline void expect_matrix(const void* p, const cublasLtMatrixLayoutOpaque_t& x, 
     }
 }
 
-inline float gelu_tanh(float x) { return 0.5f * x * (1 + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x))); }
+// The GPU's tanh.approx.f32, which the library's epilogues use: right to 11 bits.
+inline float tanh_approximate(float x) {
+    return __uint_as_float((__float_as_uint(std::tanh(x)) + (1u << 12)) & ~((1u << 13) - 1));
+}
+inline float gelu_tanh(float x) { return 0.5f * x * (1 + tanh_approximate(0.7978845608f * (x + 0.044715f * x * x * x))); }
 inline float gelu_tanh_derivative(float x) {
-    const float t = std::tanh(0.7978845608f * (x + 0.044715f * x * x * x));
+    const float t = tanh_approximate(0.7978845608f * (x + 0.044715f * x * x * x));
     return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.7978845608f * (1 + 3 * 0.044715f * x * x);
 }
 
@@ -620,9 +624,13 @@ inline void multiply(const Product& p, const Algorithm& algorithm, const Operand
     const float d_scale = op.d_scale ? *op.d_scale : 1;
     std::vector<float> bias_gradient(p.bias_length());
     float amax = batch && op.amax_d ? *op.amax_d : 0;
+    // Some algorithms round a product to a bf16 D's type before they add C, or a bias where columns are not at multiples of 16
+    // bytes (seen on an H100).
+    const bool rounded_first = p.d->type == CUDA_R_16BF && !is_fp8(p.a->type) && (C || (p.has_bias() && !columns_aligned(p, 16)));
     for (size_t j = 0; j < n; j++)
         for (size_t i = 0; i < m; i++) {
             float y = scale * sums[j * padded + i];
+            if (rounded_first) y = round_to(p.d->type, y);
             if (C) y += x.beta * load_as_float(C, p.c->type, i + j * (size_t)p.c->ld);
             if (p.has_bias()) y += load_as_float(bias, p.bias_type, i);
             const size_t aux_place = i + j * (size_t)op.aux_ld;
