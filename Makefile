@@ -29,7 +29,7 @@ CXX       := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 NVCC      ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 BACKEND   ?= $(if $(and $(NVCC),$(shell nvidia-smi -L 2>/dev/null)),cuda,cpu)
 comma     := ,
-config    := $(BACKEND)-$(PRECISION)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter-out g++,$(CXX)),-$(notdir $(CXX)))
+config    := $(BACKEND)-$(PRECISION)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter-out g++,$(notdir $(CXX))),-$(notdir $(CXX)))
 build     := build/$(config)
 
 ifeq ($(filter $(PRECISION),bf16 fp32),)

@@ -387,17 +387,22 @@ public:
         }
     }
 
-    void run() {
+    // A micro-batch; the first of a step sets the gradients, later ones add to them.
+    void micro_batch(Acc gradients = Acc::Set) {
         double start = now();
         Rows rows = stage(ctx_, batch_, m_.a.slot());
-        rows.gradients = Acc::Set;
-        begin_gradients(ctx_, m_);
+        rows.gradients = gradients;
+        if (gradients == Acc::Set) begin_gradients(ctx_, m_);
         clear_sums(ctx_, m_);
         model_forward(ctx_, m_, rows);
         lap(forward, start);
         head(ctx_, m_, rows, real(1.0 / (batch_.B * batch_.T)), 0, true);
         model_backward(ctx_, m_, rows, [](int) {});
         lap(backward, start);
+    }
+    void run() {
+        micro_batch();
+        double start = now();
         const double norm = std::sqrt(ops::sum_of_squares(ctx_, m_.grads, m_.table.size));
         ops::adamw(ctx_, m_.params, m_.lower, m_.m, m_.v, m_.grads, m_.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
                    (real)std::min(1.0, 1 / norm), ++steps_);
@@ -435,14 +440,21 @@ void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset,
     Step step(ctx, c, B, T, recompute);
     const double seconds = median_seconds(
         ctx, [&] { step.run(); }, on_gpu ? 2.0 : 10.0);
-    const double flops = model_flops_per_token(c, T) * B * T;
+    const double flops = model_flops_per_token(c, T);
     printf(
         "%-14s %s %dx%d: %8.0f tok/s  %8.3f TFLOP/s (%.0f%% of %s)  %8.1f ms a step (forward %.1f, head and backward %.1f, "
         "update "
         "%.1f)  %.2f GiB\n",
         (preset + (layers ? format(" %d layers", layers) : "")).c_str(), precision_name, B, T, B * T / seconds,
-        flops / seconds / 1e12, 100 * flops / seconds / machine.flops, machine.flops_name, seconds * 1e3, step.forward * 1e3,
-        step.backward * 1e3, step.update * 1e3, (double)step.planned_bytes() / 1073741824.0);
+        flops * B * T / seconds / 1e12, 100 * flops * B * T / seconds / machine.flops, machine.flops_name, seconds * 1e3,
+        step.forward * 1e3, step.backward * 1e3, step.update * 1e3, (double)step.planned_bytes() / 1073741824.0);
+    if (on_gpu) {  // as models are trained: many micro-batches, one update
+        const double later = median_seconds(
+            ctx, [&] { step.micro_batch(Acc::Add); }, 1.0);
+        const double tokens = 524288, rate = tokens / (seconds + later * (tokens / (B * T) - 1));
+        printf("%-14s in steps of 524,288 tokens: %8.0f tok/s  %8.3f TFLOP/s (%.0f%% of %s, %.1f%% of 989)\n", "", rate,
+               flops * rate / 1e12, 100 * flops * rate / machine.flops, machine.flops_name, flops * rate / 989e10);
+    }
     fflush(stdout);
 }
 
@@ -635,6 +647,7 @@ void bench_ops(be::Ctx& ctx, const Machine& machine) {
     bench_attention(ctx, machine, s.B, s.T, s.NH, s.NKV, s.HS);
     if (on_gpu) {
         bench_attention(ctx, machine, 64, 1024, 12, 12, 64), bench_attention(ctx, machine, 2, 8192, 32, 8, 128);
+        bench_attention(ctx, machine, 1, 4096, 32, 32, 128), bench_attention(ctx, machine, 1, 4096, 96, 16, 128);
         bench_linear(ctx, machine, 65536, 768, 3072), bench_linear(ctx, machine, 65536, 3072, 768);
     }
     bench_linear_gelu(ctx, machine, on_gpu ? 65536 : s.N, 768, 3072);

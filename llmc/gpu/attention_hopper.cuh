@@ -8,9 +8,9 @@
 //
 // Forward. 64 rows of S = Q K^T stay in registers, become P = 2^(c S - max) there, and are the left operand of O += P V.
 //   Overlap: the softmax of a tile of keys is computed while P V of the tile before is under way; and the consumers take turns
-//   to issue products (ping-pong), so that one's softmax falls into another's products. The grid is as large as the GPU; each
-//   block takes items (a tile of queries of one head) in a fixed order, long ones first, heads whose keys and values fit into
-//   the L2 cache together.
+//   to issue products (ping-pong), so that one's softmax falls into another's products. The grid is as large as the GPU; a
+//   block that is done with an item (a tile of queries of one head) takes the next one of a common counter, long ones first,
+//   heads whose keys and values fit into the L2 cache together. Which block takes an item changes nothing in its result.
 // Backward. With D = rowsum(dout out), computed first, every score's P = 2^(c S - lse) needs no maximum. Two kernels:
 //   dk, dv  a block owns 128 keys of a key/value head and walks over the queries of all its query heads. It computes the
 //           transposes S^T = K Q^T and dP^T = V dout^T, so that P^T and dS^T are in registers where the left operands of
@@ -61,8 +61,20 @@ struct WorkOrder {
     }
 };
 
+// The common counter of a persistent kernel's blocks, zero between launches: the last block to leave sets it back.
+struct ItemCounter {
+    unsigned taken, left;
+};
+
 // ---- what the kernels share ------------------------------------------------------------------------------------------------
 #ifdef HOPPER_CODE
+
+// After a block's first item, blockIdx.x.
+__device__ __forceinline__ int take_item(ItemCounter* counter) { return (int)(gridDim.x + atomicAdd(&counter->taken, 1u)); }
+__device__ __forceinline__ void leave(ItemCounter* counter) {
+    if (atomicAdd(&counter->left, 1u) + 1 < gridDim.x) return;
+    counter->taken = counter->left = 0;
+}
 
 // A thread's place in its warpgroup, and the two rows of a (64, N) accumulator that it holds: `row` and row + 8. Its columns
 // are 8i + column and the next one.
@@ -188,6 +200,7 @@ struct Forward {
         Tile<64, HS> out[consumers];
         Ring<stages> k_ring, v_ring;
         Ring<1> q_ring;
+        int item;  // that q belongs to, or none: -1
     };
 };
 
@@ -195,10 +208,11 @@ struct Forward {
 
 template <int HS>
 __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUtensorMap& q_map, const CUtensorMap& kv_map,
-                                 const AttentionInputs& in, const WorkOrder& order) {
+                                 const AttentionInputs& in, const WorkOrder& order, ItemCounter* counter) {
     using F = Forward<HS>;
-    unsigned n = 0, item = 0;  // tiles of keys, items of work
-    for (int i = blockIdx.x; i < order.items(); i += gridDim.x, item++) {
+    unsigned n = 0, items = 0;  // tiles of keys, items of work
+    for (int i = blockIdx.x, next; i < order.items(); i = next, items++) {
+        next = take_item(counter);  // known by the time it is needed
         int tile, head;
         order.item(i, tile, head);
         const int t0 = (order.tiles - 1 - tile) * F::rows, b = head / in.NH, h = head % in.NH, g = h / (in.NH / in.NKV);
@@ -209,7 +223,8 @@ __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUt
             mbarrier_arrive_expect(&ring.full[stage], sizeof tiles[stage]);
             load_tile(tiles[stage], kv_map, &ring.full[stage], kv_head, j * F::keys, b);
         };
-        wait_empty(shared.q_ring, item);
+        wait_empty(shared.q_ring, items);
+        shared.item = i;
         mbarrier_arrive_expect(&shared.q_ring.full[0], sizeof shared.q);
         load_tile(shared.q, q_map, &shared.q_ring.full[0], h, t0, b);
         // In the order in which they are needed: keys a tile ahead of values.
@@ -220,6 +235,10 @@ __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUt
         load(shared.v, shared.v_ring, range.first, in.NH + in.NKV + g);
         n += range.last - range.first + 1;
     }
+    leave(counter);
+    wait_empty(shared.q_ring, items);
+    shared.item = -1;
+    mbarrier_arrive(&shared.q_ring.full[0]);
 }
 
 // A warpgroup's rows of running softmax: s (64, keys) turns from products into weights. Scores are c s: in powers of 2.
@@ -261,10 +280,13 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
     if (w == F::consumers - 1) named_barrier_arrive(1, 256);
     const auto staging_barrier = [&] { named_barrier_sync(1 + F::consumers + w, 128); };
 
-    unsigned n = 0, item = 0;
-    for (int index = blockIdx.x; index < order.items(); index += gridDim.x, item++) {
+    unsigned n = 0;
+    for (unsigned items = 0;; items++) {
+        wait_full(shared.q_ring, items);
+        const int item = shared.item;
+        if (item < 0) break;
         int tile, head;
-        order.item(index, tile, head);
+        order.item(item, tile, head);
         const int t0 = (order.tiles - 1 - tile) * F::rows, b = head / in.NH, h = head % in.NH;
         const int my_t0 = t0 + 64 * w;
         const bool idle = my_t0 >= in.T;  // past the sequence's end
@@ -303,7 +325,6 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
                     if (!queries.sees(i / 2 % 2, j0 + i / 4 * 8 + me.column + i % 2)) s[i] = -INFINITY;
         };
 
-        wait_full(shared.q_ring, item);
         if (idle) {
             for (int j = range.last; j >= range.first; j--) skip();
             release(&shared.q_ring.empty[0]);
@@ -380,7 +401,8 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
 template <int HS>
 __global__ void __launch_bounds__(Forward<HS>::threads, 1)
     attention_forward_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map,
-                             const __grid_constant__ CUtensorMap out_map, float* lse, AttentionInputs in, WorkOrder order) {
+                             const __grid_constant__ CUtensorMap out_map, float* lse, AttentionInputs in, WorkOrder order,
+                             ItemCounter* counter) {
 #ifdef HOPPER_CODE
     using F = Forward<HS>;
     DYNAMIC_SHARED(typename F::Shared, shared);
@@ -394,7 +416,7 @@ __global__ void __launch_bounds__(Forward<HS>::threads, 1)
     const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);  // the compiler sees that a warp goes one way
     if (warpgroup == 0) {
         registers_decrease<F::producer_registers>();
-        if (threadIdx.x == 0) forward_producer<HS>(*shared, q_map, kv_map, in, order);
+        if (threadIdx.x == 0) forward_producer<HS>(*shared, q_map, kv_map, in, order, counter);
     } else {
         registers_increase<F::consumer_registers>();
         forward_consumer<HS>(*shared, out_map, lse, in, order, warpgroup - 1);
@@ -788,7 +810,7 @@ void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, int B, const A
     const size_t kv_bytes = (size_t)in.T * HS * 2 * sizeof(bf16) * in.NKV / in.NH;
     const WorkOrder order = work_order(in.T, F::rows, (size_t)B * in.NH, std::max<size_t>(kv_bytes, 1));
     LAUNCH((attention_forward_kernel<HS>), std::min(order.items(), ctx.multiprocessors), F::threads, sizeof(typename F::Shared),
-           ctx, q_map, kv_map, out_map, lse, in, order);
+           ctx, q_map, kv_map, out_map, lse, in, order, (ItemCounter*)ctx.counters);
 }
 
 template <int HS>

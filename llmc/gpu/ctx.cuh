@@ -87,6 +87,8 @@ struct Ctx {
     cublasLtHandle_t cublas = nullptr;
     static constexpr size_t workspace_bytes = 32 << 20;
     void* workspace = nullptr;
+    static constexpr size_t counter_bytes = 256;
+    void* counters = nullptr;  // zero between kernels: what the blocks of a persistent kernel count together
     std::shared_ptr<GemmPlans> plans;
     Staging staging;
 
@@ -111,10 +113,12 @@ struct Ctx {
         CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         CUBLAS(cublasLtCreate(&cublas));
         CUDA(cudaMalloc(&workspace, workspace_bytes));
+        CUDA(cudaMalloc(&counters, counter_bytes));
+        CUDA(cudaMemsetAsync(counters, 0, counter_bytes, stream));
     }
     ~Ctx() {
         plans.reset();
-        cudaFree(scratch_), cudaFree(workspace);
+        cudaFree(scratch_), cudaFree(workspace), cudaFree(counters);
         if (cublas) cublasLtDestroy(cublas);
         if (stream) cudaStreamDestroy(stream);
     }

@@ -208,6 +208,8 @@ Box box_of(const void* shared, const CUtensorMap& tensor, const int (&start)[ran
         fault("%s:%d: a swizzled box has rows of %u bytes, not of %u", where.file, where.line, box.map.swizzle_bytes,
               box.map.box[0] * box.map.element_bytes);
     for (int d = 0; d < rank; d++) box.start[d] = start[d];
+    if (start[0] * (int)box.map.element_bytes % 16)  // an illegal instruction on an H100
+        fault("%s:%d: a box begins at element %d of a row, within 16 bytes", where.file, where.line, start[0]);
     box.shared = shared_address(shared, box.bytes(), 128, where);
     return box;
 }
@@ -236,6 +238,7 @@ template <int rank>
 void tma_store(const CUtensorMap& tensor, const void* shared, const int (&start)[rank], Where where) {
     quiet_begin();
     const Box box = box_of(shared, tensor, start, where);
+    if (start[0] < 0) fault("%s:%d: a box is stored from element %d of a row on", where.file, where.line, start[0]);
     auto& groups = block().current->store_groups;
     if (groups.empty()) groups.emplace_back();
     const bool now = by_chance(4);

@@ -37,7 +37,8 @@ public:
     void set(const std::vector<T>& values) {
         ASSERT_EQ(values.size(), n_) << name_;
         if (n_) CUDA(cudaMemcpy(p(), values.data(), n_ * sizeof(T), cudaMemcpyHostToDevice));
-        CUDA(cudaDeviceSynchronize());  // a copy from pageable memory may still be on its way, on a stream that ops do not wait for
+        CUDA(cudaDeviceSynchronize());  // a copy from pageable memory may still be on its way, on a stream that ops do not wait
+                                        // for
     }
     std::vector<T> get() const {
         CUDA(cudaDeviceSynchronize());

@@ -228,8 +228,8 @@ struct Product {
     // fp32 sums in any order (k + 3 roundings, and twice that for accumulators that cut off), one rounding to D's type.
     double error(const Sum& s) const { return 2 * ((a_t ? a.rows : a.cols) + 3) * 0x1p-24 * s.magnitude; }
 
-    // y(i, j, batch, sum): what the epilogue makes of it. What is added to a product, C or a bias, may find it rounded to a D
-    // of bf16 already: some algorithms of the library do so.
+    // y(i, j, batch, sum): what the epilogue makes of it. C and then a bias may find what they are added to rounded to a D of
+    // bf16 already: some algorithms of the library do so.
     template <class F>
     void expect(F&& epilogue) {
         std::vector<double> actual, expected, allowed;
@@ -241,8 +241,9 @@ struct Product {
                     actual.push_back(d(i, j, batch)), expected.push_back(y);
                     const double product = s.value - (beta != 0 ? beta * c0(i, j, batch) : 0);
                     const bool added = d.type == CUDA_R_16BF && y != product;
-                    allowed.push_back(2 * error(s) + roundoff_of(d.type) * (std::abs(y) + (added ? std::abs(product) : 0)) +
-                                      1e-30);
+                    allowed.push_back(
+                        2 * error(s) +
+                        roundoff_of(d.type) * (std::abs(y) + (added ? std::abs(product) + std::abs(s.value) : 0)) + 1e-30);
                 }
         expect_close(actual, expected, allowed, "D");
     }

@@ -138,13 +138,14 @@ void check_boxes(gpu::Ctx& ctx, const BoxCase<rank>& k, const std::vector<Positi
 }  // namespace
 
 TEST_F(Hopper, TmaBoxesOfTwoDimensions) {
-    // 104 columns of rows of 112, and boxes partly and wholly outside. A row's end is a multiple of 16 bytes, which tensor_map
-    // asks for: an H100 stores 16 bytes at a time, past the end of 100 columns too.
+    // 104 columns of rows of 112, and boxes partly and wholly outside. Along a row an H100 moves 16 bytes at a time: it stores
+    // past the end of 100 columns, which tensor_map refuses, and a box that begins within 16 bytes, or is stored from a
+    // negative column on, is an illegal instruction.
     check_boxes<2>(ctx, {{104, 37}, {224}, {64, 16}},
-                   {{{0, 0}}, {{64, 16}}, {{8, 30}}, {{-3, -5}}, {{37, 21}}, {{99, 36}}, {{100, 0}}, {{0, 37}}, {{-64, 0}}});
+                   {{{0, 0}}, {{64, 16}}, {{8, 30}}, {{0, -5}}, {{40, 21}}, {{96, 36}}, {{104, 0}}, {{0, 37}}, {{128, 0}}});
 }
 TEST_F(Hopper, TmaBoxesOfThreeDimensions) {
-    check_boxes<3>(ctx, {{64, 5, 3}, {128, 768}, {64, 8, 2}}, {{{0, 0, 0}}, {{0, 2, 2}}, {{1, -1, 1}}, {{0, 0, -1}}});
+    check_boxes<3>(ctx, {{64, 5, 3}, {128, 768}, {64, 8, 2}}, {{{0, 0, 0}}, {{0, 2, 2}}, {{8, -1, 1}}, {{0, 0, -1}}});
 }
 TEST_F(Hopper, TmaBoxesOfFourDimensions) {
     // Heads of a fused projection, as attention reads them: (B 2, T 19, heads * slabs 6, 64).
@@ -507,7 +508,9 @@ enum class Mistake {
     different_products,
     unwaited_product,
     unwaited_load,
-    misaligned
+    misaligned,
+    within_16_bytes,
+    stored_before_the_row
 };
 
 template <Mistake mistake>
@@ -519,7 +522,10 @@ __global__ void mistaken_kernel(const __grid_constant__ CUtensorMap map) {
     if (threadIdx.x == 0) {
         mbarrier_arrive_expect(barrier, 64 * 64 * 2);
         if (mistake == Mistake::too_many_arrivals) mbarrier_arrive(barrier);
-        if (mistake != Mistake::no_arrival) tma_load(tile + (mistake == Mistake::misaligned ? 8 : 0), map, barrier, 0, 0);
+        if (mistake != Mistake::no_arrival)
+            tma_load(tile + (mistake == Mistake::misaligned ? 8 : 0), map, barrier, mistake == Mistake::within_16_bytes ? 4 : 0,
+                     0);
+        if (mistake == Mistake::stored_before_the_row) tma_store(map, tile, -64, 0);
     }
     if (mistake != Mistake::unwaited_load) mbarrier_wait(barrier, 0);
     float d[32];
@@ -553,5 +559,7 @@ TEST_F(Hopper, EmulatorNamesMistakes) {
     EXPECT_DEATH(run_mistaken<Mistake::unwaited_product>(ctx), "wgmma that nobody waits for");
     EXPECT_DEATH(run_mistaken<Mistake::unwaited_load>(ctx), "TMA loads were under way");
     EXPECT_DEATH(run_mistaken<Mistake::misaligned>(ctx), "test_hopper.cu:.*no multiple of 128");
+    EXPECT_DEATH(run_mistaken<Mistake::within_16_bytes>(ctx), "test_hopper.cu:.*begins at element 4 of a row, within 16 bytes");
+    EXPECT_DEATH(run_mistaken<Mistake::stored_before_the_row>(ctx), "test_hopper.cu:.*stored from element -64 of a row on");
 }
 #endif
