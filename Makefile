@@ -14,7 +14,7 @@
 #   make bench-ranks  speed on 1, 2 and 4 CPU ranks, and what communication costs
 #   make ladders      kernels from naive to the trainer's (dev/kernels): each checked, and on a GPU timed
 #   make check-gpu    on a machine with a GPU: every kernel test, a short training, benchmarks, compute-sanitizer; one table
-#                     (or its stages one by one: check-gpu-build, -tests, -train, -bench, -ladders, -sanitize)
+#                     (or its stages one by one: check-gpu-build, -tests, -train, -bench, -speed, -ladders, -sanitize)
 #   make deps         install the Debian/Ubuntu packages that are missing (the targets above do it themselves)
 #   make format clean
 #

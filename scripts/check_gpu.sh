@@ -4,6 +4,7 @@
 #   tests     every kernel test and the golden models, in bf16 and fp32
 #   train     a small model on the GPU twice (the same bits) and on the CPU (near losses), in bf16 and in FP8
 #   bench     kernels and training steps against cuBLASLt's and a copy's rates
+#   speed     tokens per second of the trainer itself, in bf16 and FP8
 #   ladders   dev/kernels: from naive kernels to the trainer's
 #   sanitize  compute-sanitizer's four tools over our kernels, memcheck first
 #   scripts/check_gpu.sh [STAGE...]      (make check-gpu; make check-gpu-STAGE)     OUT=build/check-gpu: logs and table.txt
@@ -12,7 +13,7 @@
 # (ARCHS=90a MARCH=x86-64-v3, for an H100), and build/ carried over. BACKEND=emu rehearses all of it on the emulator.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-backend=${BACKEND:-cuda} out=${OUT:-build/check-gpu} budget=540
+backend=${BACKEND:-cuda} out=${OUT:-build/check-gpu} budget=${BUDGET:-540}
 mkdir -p "$out"
 export XDG_CACHE_HOME=$(realpath "$out")/cache
 failed=0
@@ -26,7 +27,7 @@ limit() { local left=$((budget - $(since "$stage_began"))); echo $((left < $1 ? 
 # step NAME SECONDS COMMAND...: runs a program, keeps its output in a log, adds a row.
 step() {
     local name=$1 seconds began log status
-    seconds=$(limit "$2") began=$(now) log=$out/$(tr -cs 'a-z0-9\n' - <<<"$1").log
+    seconds=$(limit "$2") began=$(now) log=$out/$(tr 'A-Z' 'a-z' <<<"$1" | tr -cs 'a-z0-9\n' -).log
     shift 2
     if ((seconds < 1)); then row "$name" skipped "the stage's $budget s are over"; return 1; fi
     timeout "$seconds" "$@" >"$log" 2>&1
@@ -75,19 +76,19 @@ curve() { # PROGRAM RUN OPTION...
     rm -rf "$out/$2"
     "$1" train --num-layers 4 --hidden-size 256 --num-attention-heads 4 --num-query-groups 2 --normalization RMSNorm --position-embedding-type rope \
         --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --tokenizer "$out/tok" --data-path "$out/data" --seq-length 128 \
-        --micro-batch-size 4 --global-batch-size 8 --train-iters ${STEPS:-60} --lr 2e-3 --lr-warmup-iters 5 --eval-iters 0 --save-every 0 --out "$out/$2" --quiet "${@:3}"
+        --micro-batch-size 4 --global-batch-size 8 --train-iters ${STEPS:-60} --lr 5e-4 --lr-warmup-iters 5 --eval-iters 0 --save-every 0 --out "$out/$2" --quiet "${@:3}"
 }
 losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$out/$1/log.jsonl" 2>/dev/null; }
 same() { # NAME RUN RUN
     if [[ -n $(losses "$2") && $(losses "$2") == "$(losses "$3")" ]]; then row "$1" ok "every loss has the same digits"
     else fail "$1" "the losses differ: $(diff <(losses "$2") <(losses "$3") | head -n 4 | tr '\n' ' ')"; fi
 }
-near() { # NAME RUN RUN
+near() { # NAME RUN RUN LIMIT: the mean difference of a loss
     local difference
-    difference=$(paste <(losses "$2") <(losses "$3") | awk '{ d = $2 - $4; if (d < 0) d = -d; if (d > worst) worst = d; n++ } END { printf "%.4f %d", worst, n }')
-    if [[ ${difference#* } == "${STEPS:-60}" ]] && awk -v d="${difference% *}" 'BEGIN { exit !(d < 0.03) }'; then
-        row "$1" ok "largest difference of a loss: ${difference% *}"
-    else fail "$1" "largest difference and steps: $difference (0.03 and ${STEPS:-60} are expected)"; fi
+    difference=$(paste <(losses "$2") <(losses "$3") | awk '{ d = $2 - $4; sum += d < 0 ? -d : d; n++ } END { printf "%.4f %d", n ? sum / n : 1, n }')
+    if [[ ${difference#* } == "${STEPS:-60}" ]] && awk -v d="${difference% *}" -v most="$4" 'BEGIN { exit !(d < most) }'; then
+        row "$1" ok "mean difference of a loss: ${difference% *}, $4 are allowed"
+    else fail "$1" "mean difference and steps: $difference ($4 and ${STEPS:-60} are expected)"; fi
 }
 stage_train() {
     local gpu cpu=build/cpu-bf16/train_gpt
@@ -102,10 +103,29 @@ stage_train() {
     step "training on the GPU again" 120 bash -c "curve $gpu run-again"
     same "the same run twice" run-gpu run-again
     step "training on the CPU" 120 bash -c "curve $cpu run-cpu"
-    near "GPU and CPU" run-gpu run-cpu
+    near "GPU and CPU" run-gpu run-cpu 0.003
     step "training in FP8 on the GPU" 120 bash -c "curve $gpu run-gpu-fp8 --fp8 hybrid --fp8-start 10"
     step "training in FP8 on the CPU" 120 bash -c "curve $cpu run-cpu-fp8 --fp8 hybrid --fp8-start 10"
-    near "GPU and CPU in FP8" run-gpu-fp8 run-cpu-fp8
+    near "GPU and CPU in FP8" run-gpu-fp8 run-cpu-fp8 0.01
+}
+
+# speed NAME OPTION...: 8 steps on the stage train's data; the median of the last five.
+speed() {
+    local name=$1
+    shift
+    rm -rf "$out/run-speed"
+    step "$name" 120 "$(make print-train-gpt)" train "$@" --data-path "$out/data" --tokenizer "$out/tok" --train-iters 8 --lr 1e-4 --lr-warmup-iters 2 \
+        --eval-iters 0 --save-every 0 --out "$out/run-speed" --quiet || return
+    row "" - "$(sed -n 's/.*"kind":"step".*"step_ms":\([0-9.]*\),"tokens_per_s":\([0-9.]*\),"model_tflops":\([0-9.]*\).*/\2 \3 \1/p' "$out/run-speed/log.jsonl" |
+        tail -n 5 | sort -g | sed -n 3p | awk '{ printf "%d tok/s, %.0f TFLOP/s (%.1f%% of 989), %.1f ms a step", $1, $2, $2 / 9.89, $3 }')"
+}
+stage_speed() {
+    [[ -s $out/data.bin ]] || { fail "speed" "there are no data; the stage train makes them"; return; }
+    speed "GPT-2 124M, 64x1024" --preset gpt2-124m --vocab-size 50257 --micro-batch-size 64 --global-batch-size 512 --seq-length 1024
+    speed "Llama 1B, 16x2048" --preset llama-1b --vocab-size 32000 --micro-batch-size 16 --global-batch-size 128 --seq-length 2048
+    speed "Llama 1B, 16x2048, FP8" --preset llama-1b --vocab-size 32000 --micro-batch-size 16 --global-batch-size 128 --seq-length 2048 --fp8 hybrid
+    speed "Llama 2 7B, 12 layers, 2x4096" --preset llama2-7b --vocab-size 32000 --num-layers 12 --micro-batch-size 2 --global-batch-size 32 --seq-length 4096
+    speed "Llama 2 7B, 12 layers, 2x4096, FP8" --preset llama2-7b --vocab-size 32000 --num-layers 12 --micro-batch-size 2 --global-batch-size 32 --seq-length 4096 --fp8 hybrid
 }
 
 stage_bench() {
@@ -129,10 +149,12 @@ stage_sanitize() {
     local sanitizer tool program
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
     if [[ -z $sanitizer ]]; then row "compute-sanitizer" skipped "it is not there"; return; fi
-    # Kernels in namespace gpu, by their mangled names: the libraries' are not ours to check. racecheck takes bulk copies that are
-    # not tensor copies for races (known of FlashAttention, too): attention's backward on Hopper reads its statistics by one.
-    for tool in memcheck initcheck synccheck racecheck; do
+    # Kernels in namespace gpu, by their mangled names: the libraries' are not ours to check. What they write is unknown to
+    # initcheck then, so that it does without test_gpu_matmul. racecheck (2025.3) takes bulk copies that are not tensor copies for
+    # races, as is known of FlashAttention: attention's backward on Hopper reads its statistics by one. Its findings are shown.
+    for tool in memcheck synccheck initcheck racecheck; do
         for program in $(make print-gpu-programs | tr ' ' '\n' | grep -v 'golden\|cublaslt\|fp32'); do
+            [[ $tool == initcheck && $program == *matmul ]] && continue
             step "$tool $(basename "$program")" 60 "$sanitizer" --tool "$tool" --error-exitcode 9 --kernel-name kernel_substring=3gpu \
                 "$program" --gtest_brief=1
         done
@@ -140,9 +162,9 @@ stage_sanitize() {
 }
 
 stages=("$@")
-((${#stages[@]})) || stages=(build tests train bench ladders sanitize)
+((${#stages[@]})) || stages=(build tests train bench speed ladders sanitize)
 for stage in "${stages[@]}"; do
-    [[ $(type -t "stage_$stage") == function ]] || { echo "error: there is no stage '$stage'; there are build, tests, train, bench, ladders, sanitize" >&2; exit 2; }
+    [[ $(type -t "stage_$stage") == function ]] || { echo "error: there is no stage '$stage'; there are build, tests, train, bench, speed, ladders, sanitize" >&2; exit 2; }
 done
 [[ ${stages[0]} != build ]] || : >"$out/table.txt"
 if [[ $backend == cuda && "${stages[*]}" != build ]]; then

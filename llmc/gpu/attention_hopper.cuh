@@ -71,6 +71,11 @@ struct ItemCounter {
 
 // After a block's first item, blockIdx.x.
 __device__ __forceinline__ int take_item(ItemCounter* counter) { return (int)(gridDim.x + atomicAdd(&counter->taken, 1u)); }
+// By the producer: number n of this block's items.
+__device__ __forceinline__ void tell_item(int (&items)[2], uint64_t (&told)[2], unsigned n, int item) {
+    items[n % 2] = item;
+    mbarrier_arrive(&told[n % 2]);
+}
 __device__ __forceinline__ void leave(ItemCounter* counter) {
     if (atomicAdd(&counter->left, 1u) + 1 < gridDim.x) return;
     counter->taken = counter->left = 0;
@@ -200,7 +205,10 @@ struct Forward {
         Tile<64, HS> out[consumers];
         Ring<stages> k_ring, v_ring;
         Ring<1> q_ring;
-        int item;  // that q belongs to, or none: -1
+        // Items are told when they are known, ahead of their queries. An item's slot is free when the item after it has its
+        // queries.
+        int items[2];  // none: -1
+        uint64_t told[2];
     };
 };
 
@@ -212,6 +220,7 @@ __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUt
     using F = Forward<HS>;
     unsigned n = 0, items = 0;  // tiles of keys, items of work
     for (int i = blockIdx.x, next; i < order.items(); i = next, items++) {
+        tell_item(shared.items, shared.told, items, i);
         next = take_item(counter);  // known by the time it is needed
         int tile, head;
         order.item(i, tile, head);
@@ -224,7 +233,6 @@ __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUt
             load_tile(tiles[stage], kv_map, &ring.full[stage], kv_head, j * F::keys, b);
         };
         wait_empty(shared.q_ring, items);
-        shared.item = i;
         mbarrier_arrive_expect(&shared.q_ring.full[0], sizeof shared.q);
         load_tile(shared.q, q_map, &shared.q_ring.full[0], h, t0, b);
         // In the order in which they are needed: keys a tile ahead of values.
@@ -235,10 +243,8 @@ __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUt
         load(shared.v, shared.v_ring, range.first, in.NH + in.NKV + g);
         n += range.last - range.first + 1;
     }
+    tell_item(shared.items, shared.told, items, -1);
     leave(counter);
-    wait_empty(shared.q_ring, items);
-    shared.item = -1;
-    mbarrier_arrive(&shared.q_ring.full[0]);
 }
 
 // A warpgroup's rows of running softmax: s (64, keys) turns from products into weights. Scores are c s: in powers of 2.
@@ -282,8 +288,8 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
 
     unsigned n = 0;
     for (unsigned items = 0;; items++) {
-        wait_full(shared.q_ring, items);
-        const int item = shared.item;
+        mbarrier_wait(&shared.told[items % 2], items / 2 & 1);
+        const int item = shared.items[items % 2];
         if (item < 0) break;
         int tile, head;
         order.item(item, tile, head);
@@ -325,6 +331,7 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
                     if (!queries.sees(i / 2 % 2, j0 + i / 4 * 8 + me.column + i % 2)) s[i] = -INFINITY;
         };
 
+        wait_full(shared.q_ring, items);
         if (idle) {
             for (int j = range.last; j >= range.first; j--) skip();
             release(&shared.q_ring.empty[0]);
@@ -410,6 +417,7 @@ __global__ void __launch_bounds__(Forward<HS>::threads, 1)
         tma_prefetch(q_map), tma_prefetch(kv_map), tma_prefetch(out_map);
         init_ring(shared->q_ring, F::consumers);
         init_ring(shared->k_ring, F::consumers), init_ring(shared->v_ring, F::consumers);
+        mbarrier_init(&shared->told[0], 1), mbarrier_init(&shared->told[1], 1);
         mbarrier_fence();
     }
     __syncthreads();

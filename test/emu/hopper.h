@@ -238,7 +238,8 @@ template <int rank>
 void tma_store(const CUtensorMap& tensor, const void* shared, const int (&start)[rank], Where where) {
     quiet_begin();
     const Box box = box_of(shared, tensor, start, where);
-    if (start[0] < 0) fault("%s:%d: a box is stored from element %d of a row on", where.file, where.line, start[0]);
+    for (const int first : start)  // an illegal instruction on an H100
+        if (first < 0) fault("%s:%d: a box is stored at %d", where.file, where.line, first);
     auto& groups = block().current->store_groups;
     if (groups.empty()) groups.emplace_back();
     const bool now = by_chance(4);

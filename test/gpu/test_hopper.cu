@@ -125,6 +125,7 @@ void check_boxes(gpu::Ctx& ctx, const BoxCase<rank>& k, const std::vector<Positi
         k.each(at, [&](int64_t from, size_t to) { expected[to] = from >= 0 ? values[from] : bf16(0.0f); });
         expect_same_bits(out.get(), expected, "loaded box");
 
+        if (std::any_of(std::begin(at.x), std::end(at.x), [](int x) { return x < 0; })) continue;  // cannot be stored
         Device<bf16> in(other, "in");
         LAUNCH((store_kernel<rank>), 1, 64, bytes, ctx, map, (const uint16_t*)in.p(), at, bytes);
         std::vector<bf16> stored = values;
@@ -141,8 +142,9 @@ TEST_F(Hopper, TmaBoxesOfTwoDimensions) {
     // 104 columns of rows of 112, and boxes partly and wholly outside. Along a row an H100 moves 16 bytes at a time: it stores
     // past the end of 100 columns, which tensor_map refuses, and a box that begins within 16 bytes, or is stored from a
     // negative column on, is an illegal instruction.
-    check_boxes<2>(ctx, {{104, 37}, {224}, {64, 16}},
-                   {{{0, 0}}, {{64, 16}}, {{8, 30}}, {{0, -5}}, {{40, 21}}, {{96, 36}}, {{104, 0}}, {{0, 37}}, {{128, 0}}});
+    check_boxes<2>(
+        ctx, {{104, 37}, {224}, {64, 16}},
+        {{{0, 0}}, {{64, 16}}, {{8, 30}}, {{0, -5}}, {{40, 21}}, {{96, 36}}, {{104, 0}}, {{0, 37}}, {{-64, 0}}, {{-8, 3}}});
 }
 TEST_F(Hopper, TmaBoxesOfThreeDimensions) {
     check_boxes<3>(ctx, {{64, 5, 3}, {128, 768}, {64, 8, 2}}, {{{0, 0, 0}}, {{0, 2, 2}}, {{8, -1, 1}}, {{0, 0, -1}}});
@@ -560,6 +562,6 @@ TEST_F(Hopper, EmulatorNamesMistakes) {
     EXPECT_DEATH(run_mistaken<Mistake::unwaited_load>(ctx), "TMA loads were under way");
     EXPECT_DEATH(run_mistaken<Mistake::misaligned>(ctx), "test_hopper.cu:.*no multiple of 128");
     EXPECT_DEATH(run_mistaken<Mistake::within_16_bytes>(ctx), "test_hopper.cu:.*begins at element 4 of a row, within 16 bytes");
-    EXPECT_DEATH(run_mistaken<Mistake::stored_before_the_row>(ctx), "test_hopper.cu:.*stored from element -64 of a row on");
+    EXPECT_DEATH(run_mistaken<Mistake::stored_before_the_row>(ctx), "test_hopper.cu:.*a box is stored at -64");
 }
 #endif
