@@ -4,6 +4,7 @@
 #   make train_gpt    the program for this machine, as ./train_gpt
 #   make test         every test; ends with `N passed, N failed`
 #   make test-all     the same, then every layout of 8 ranks, then ten minutes of chaos
+#   make test-sass    Hopper's machine code and what kernels take, against dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
 #   make test-interop  models and tokens exchanged with transformers (which pip puts under build/; 6 GB)
 #   make chaos        short trainings under injected faults (kills, full disks, damaged files) end with the bits of undisturbed ones
 #                     CHAOS_SECONDS=600 or CHAOS_RUNS=N   CHAOS_SEED=   CHAOS_BUILDS="cpu-bf16 emu-bf16"   CHAOS_LEAVE_OUT= CHAOS_FAULTS=
@@ -222,6 +223,19 @@ test: deps-test deps-quickstart deps-chaos
 test-all: test
 	@RANKS=8 PARITY_CHECK="$(parity_cpu)" test/run.sh test/parity_test.sh
 	@$(MAKE) -s --no-print-directory chaos
+
+# ---- machine code; cuobjdump and nvdisasm are the toolkit's or, where it is not whole, pip's ----
+cuda_tools := build/cuda-tools/installed
+
+.PHONY: test-sass
+test-sass: $(if $(and $(NVCC),$(if $(shell PATH=$$PATH:$(dir $(realpath $(NVCC))) command -v cuobjdump),,1)),$(cuda_tools))
+	@NVCC=$(NVCC) WRITE=$(WRITE) ONLY=sass test/run.sh test/cuda_build_test.sh
+
+$(cuda_tools): | deps-interop
+	@echo "installing cuobjdump and nvdisasm into $(@D)"
+	@python3 -m venv $(@D)
+	@$(@D)/bin/pip install -q nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
+	@touch $@
 
 # ---- chaos: tiny trainings while everything goes wrong ----
 CHAOS_SECONDS ?= 600

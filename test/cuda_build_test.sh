@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Without a GPU: the program compiles with nvcc for every architecture it is meant for, without warnings, and no kernel spills
-# more than two registers to memory; what make check-gpu builds beside it gets through nvcc's front end and the host's compiler. Where there is no nvcc there is nothing to check, and the script says so.
-#   test/cuda_build_test.sh        NVCC=nvcc  PRECISION=bf16
+# more than two registers to memory, and Hopper's machine code is as test/sass.py wants it; what make check-gpu builds beside it
+# gets through nvcc's front end and the host's compiler. Where there is no nvcc there is nothing to check, and the script says so.
+#   test/cuda_build_test.sh        NVCC=nvcc  ONLY=  WRITE=
+#   ONLY=sass: Hopper's machine code alone (make test-sass), and with WRITE=1 write dev/kernels/resources.md
 root=$(realpath "$(dirname "$0")/..")
 TRAIN_GPT=/bin/true
 . "$root/test/lib.sh"
@@ -21,6 +23,7 @@ compile() {
 }
 architectures=(80 90a)
 for arch in 100a 120; do "$NVCC" --list-gpu-code | grep -q "^sm_${arch%a}$" && architectures+=("$arch"); done
+[[ ${ONLY:-} != sass ]] || architectures=(90a)
 expect "compiles for sm_${architectures[*]} without warnings" compile "${architectures[@]}"
 # User time of all children: two cores that do nothing else need half of it.
 times >times.txt
@@ -32,6 +35,17 @@ expect "$kernels kernels were looked at" test "$kernels" -ge 50
 awk '/Function properties for/ { name = $NF } /bytes spill stores/ && ($5 > 8 || $9 > 16) { print name ": " $0 }' ptxas.txt >spills.txt
 expect "no kernel spills more than two registers" cmp spills.txt /dev/null
 cat spills.txt
+# ptxas only informs: warnings that are errors do not catch it.
+expect "no wgmma waits for the one before it (C7510)" refused grep -n C7510 ptxas.txt
+
+# cuobjdump and the nvdisasm that it calls: of the toolkit, or make test-sass puts them under build/.
+for folder in "$(dirname "$(realpath "$NVCC")")" "$root"/build/cuda-tools/lib/python*/site-packages/nvidia/*/bin; do PATH=$PATH:$folder; done
+if command -v cuobjdump >cuobjdump.txt; then
+    compiler=$("$NVCC" --version | sed -n 's/.*release.* V\([0-9.]*\)$/\1/p')
+    passes "machine code" python3 "$root/test/sass.py" --compiler "$compiler" ${WRITE:+--write} program.o
+elif [[ ${ONLY:-} == sass ]]; then echo "FAILED: there is no cuobjdump"
+else echo "ok: skipped: machine code: there is no cuobjdump; make test-sass gets it"; fi
+[[ ${ONLY:-} != sass ]] || exit 0
 
 # Tests, benchmarks and ladders.
 host_side() {

@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Checks the machine code (SASS) of our kernels for Hopper, as cuobjdump shows it, and what each kernel takes of a multiprocessor.
+
+    test/sass.py --compiler VERSION [--write] OBJECT     OBJECT was compiled by nvcc VERSION for sm_90a (and others)
+
+Rules that hold always: no kernel keeps more than two registers in local memory; in attention's loops over tiles nothing is
+computed element by element behind branches, and where exponentials are to run beside products, they stand before the wait for
+these. The numbers of every kernel lie in dev/kernels/resources.md (--write writes it) and are compared with it: they change only
+where a commit shows it. Another compiler gives other registers, so that numbers are compared for the table's compiler alone.
+make test-sass compiles, gets cuobjdump where it is missing, and runs this; so does make test where cuobjdump is there.
+Prints `ok: NAME` or `FAILED: NAME` per check.
+"""
+import argparse
+import os
+import re
+import subprocess
+import sys
+
+TABLE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../dev/kernels/resources.md")
+STACK_BYTES = 8  # two registers
+RESERVED_BYTES = 1024  # of a block's shared memory, by the system; SHARED counts them
+SHARED_BYTES = 227 * 1024  # of a block, static and dynamic, without the reserved part
+BRANCHES = 12  # of a loop over tiles: waits, masks as a whole, the loop itself. A branch per element makes it about 100
+
+# Loops over tiles of attention on Hopper: exponentials of each iteration, and whether the last wait comes after all of them.
+# dk, dv multiply the exponentials before that wait, so that they cannot come after it.
+LOOPS = {
+    "hopper::attention_forward_kernel": (66, True),  # 64 x 128 scores of 128 threads, 2 rescales
+    "hopper::attention_backward_queries_kernel": (64, True),
+    "hopper::attention_backward_keys_kernel": (32, False),
+}
+# Column of the table, and how far a number may be from the table's.
+COLUMNS = {"registers": 4, "setmaxnreg": 0, "stack": 0, "static shared": 0, "dynamic shared, at most": 0, "HGMMA": 0}
+LOOP_COLUMNS = {"instructions": 40, "HGMMA": 0, "MUFU.EX2": 0, "after the last wait": 0, "branches": 2}
+
+
+def cuobjdump(option, obj):
+    return subprocess.run(["cuobjdump", option, "-arch", "sm_90a", obj], check=True, capture_output=True, text=True).stdout
+
+
+def readable(names):
+    """Demangled names without namespaces that all share, results and parameters."""
+    text = subprocess.run(["c++filt"], input="\n".join(names), check=True, capture_output=True, text=True).stdout
+    short = {}
+    for mangled, name in zip(names, text.splitlines()):
+        depth = 0
+        for end, letter in enumerate(name):  # the parameters begin at the first ( outside of <>
+            depth += {"<": 1, ">": -1}.get(letter, 0)
+            if letter == "(" and depth == 0:
+                break
+        name = re.sub(r"^void ", "", name[:end])
+        short[mangled] = re.sub(r"gpu::(detail::)?", "", name).replace("> >", ">>")
+    return short
+
+
+def resources(text):
+    """By mangled name: registers, stack and shared memory."""
+    return {
+        name: tuple(map(int, numbers))
+        for name, *numbers in re.findall(r"Function (\S+):\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
+    }
+
+
+def code(text):
+    """By mangled name: instructions as (address, text)."""
+    functions = {}
+    for line in text.splitlines():
+        if m := re.match(r"\s+Function : (\S+)", line):
+            instructions = functions.setdefault(m[1], [])
+        elif m := re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", line):
+            instructions.append((int(m[1], 16), m[2]))
+    return functions
+
+
+def count(instructions, pattern):
+    """Instructions whose name, after a predicate, matches from its start on."""
+    return sum(bool(re.match(r"(@\S+ )?(%s)" % pattern, text)) for _, text in instructions)
+
+
+def tile_loop(instructions):
+    """The shortest loop that has exponentials and waits twice or more for products: from a branch's target back to the branch."""
+    best = None
+    for last, (address, text) in enumerate(instructions):
+        m = re.match(r"(@\S+ )?BRA\b.*\b(0x[0-9a-f]+)", text)
+        if not m or int(m[2], 16) >= address:
+            continue
+        loop = [i for i in instructions[: last + 1] if i[0] >= int(m[2], 16)]
+        if best and len(loop) >= len(best):
+            continue
+        if count(loop, "WARPGROUP.DEPBAR") >= 2 and count(loop, "MUFU.EX2") >= 16:
+            best = loop
+    return best
+
+
+def loop_numbers(loop):
+    last_wait = max(i for i, (_, text) in enumerate(loop) if text.startswith("WARPGROUP.DEPBAR"))
+    return {
+        "instructions": len(loop),
+        "HGMMA": count(loop, "HGMMA"),
+        "MUFU.EX2": count(loop, "MUFU.EX2"),
+        "after the last wait": count(loop[last_wait:], "MUFU.EX2"),
+        "branches": count(loop, "BRA|BRX|BSSY|CALL"),
+    }
+
+
+def kernel_numbers(registers, stack, shared, instructions):
+    limits = [int(m[1], 16) for _, text in instructions if (m := re.search(r"USETMAXREG\S* .*\b(0x[0-9a-f]+)", text))]
+    static = shared - RESERVED_BYTES
+    return {
+        "registers": registers,
+        "setmaxnreg": " ".join(map(str, sorted(limits))) or "-",
+        "stack": stack,
+        "static shared": static,
+        "dynamic shared, at most": SHARED_BYTES - static,
+        "HGMMA": count(instructions, "HGMMA"),
+    }
+
+
+def markdown(rows, columns):
+    lines = [["kernel", *columns], ["---"] * (len(columns) + 1)]
+    lines += [[name, *(str(numbers[column]) for column in columns)] for name, numbers in rows.items()]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def table(compiler, kernels, loops):
+    return f"""# What kernels take of an H100
+
+Written by `make test-sass WRITE=1` from the machine code of `train_gpt.cu`, and compared by `make test-sass` (`test/sass.py`): a number
+that moves by more than a little has to move here. bf16, sm_90a. Compiler: nvcc {compiler}.
+
+`setmaxnreg`: registers of the producer and of consumers once a kernel has shared them out. Bytes of a block: `stack` in local memory,
+`static shared`, and how much dynamic shared memory a launch can ask for beside it. `HGMMA`: products of a warpgroup, in the code.
+
+{markdown(kernels, COLUMNS)}
+## Attention's loops over tiles
+
+Exponentials after the last wait cannot run beside the products that it waits for.
+
+{markdown(loops, LOOP_COLUMNS)}"""
+
+
+def read_table(text):
+    """Rows of both tables, by name: columns' text."""
+    tables = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("| \n").split(" | ")] if line.startswith("|") else []
+        if not cells or cells[0] == "---":
+            continue
+        if cells[0] == "kernel":
+            head, rows = cells[1:], {}
+            tables.append(rows)
+        else:
+            rows[cells[0]] = dict(zip(head, cells[1:]))
+    return tables
+
+
+def far(new, old, most):
+    if new == old:
+        return False
+    return not (new.isdigit() and old.isdigit() and abs(int(new) - int(old)) <= most)
+
+
+def compare(rows, old_rows, columns):
+    """What differs by more than it may, a line each."""
+    lines = [f"{name} is not in the table" for name in rows if name not in old_rows]
+    lines += [f"{name} is in the table alone" for name in old_rows if name not in rows]
+    for name in rows.keys() & old_rows.keys():
+        for column, most in columns.items():
+            new, old = str(rows[name][column]), old_rows[name].get(column, "")
+            if far(new, old, most):
+                lines.append(f"{name}: {column}: {old} in the table, now {new}")
+    return sorted(lines)
+
+
+def verdict(name, faults):
+    print(f"ok: {name}" if not faults else f"FAILED: {name}: " + "; ".join(faults))
+    return not faults
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compiler", required=True)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("object")
+    args = parser.parse_args()
+
+    functions = code(cuobjdump("--dump-sass", args.object))
+    taken = resources(cuobjdump("--dump-resource-usage", args.object))
+    ours = readable(sorted(name for name in functions if name in taken and name.startswith("_ZN3gpu")))
+    kernels = {short: kernel_numbers(*taken[name], functions[name]) for name, short in ours.items()}
+    kernels = dict(sorted(kernels.items()))
+    fine = verdict(f"{len(kernels)} kernels have machine code", [] if len(kernels) == len(ours) >= 50 else ["names or kernels lack"])
+    fine &= verdict(
+        "no kernel keeps more than two registers in local memory",
+        [f"{name}: {n['stack']} bytes" for name, n in kernels.items() if n["stack"] > STACK_BYTES],
+    )
+
+    loops = {}
+    for kernel, (exponentials, overlapped) in LOOPS.items():
+        found = sorted(short for short in kernels if short.startswith(kernel + "<"))
+        fine &= verdict(f"{kernel} for two head sizes", [] if len(found) == 2 else [f"there are: {found}"])
+        for short in found:
+            loop = tile_loop(functions[next(name for name, s in ours.items() if s == short)])
+            if not verdict(f"{short} has a loop over tiles", [] if loop else ["none has two waits and exponentials"]):
+                fine = False
+                continue
+            n = loops[short] = loop_numbers(loop)
+            fine &= verdict(f"{short}: {exponentials} exponentials in its loop", [] if n["MUFU.EX2"] == exponentials else [str(n)])
+            fine &= verdict(f"{short}: at most {BRANCHES} branches in its loop", [] if n["branches"] <= BRANCHES else [str(n)])
+            if overlapped:
+                late = n["after the last wait"]
+                fine &= verdict(f"{short}: exponentials beside the products", [f"{late} after the last wait"] if late else [])
+
+    if args.write:
+        with open(TABLE, "w", encoding="utf-8") as file:
+            file.write(table(args.compiler, kernels, loops))
+    with open(TABLE, encoding="utf-8") as file:
+        text = file.read()
+    if f"Compiler: nvcc {args.compiler}." not in text:
+        print(f"ok: skipped: dev/kernels/resources.md is of another compiler than nvcc {args.compiler}")
+        return 0 if fine else 1
+    old_kernels, old_loops = read_table(text)
+    faults = compare(kernels, old_kernels, COLUMNS) + compare(loops, old_loops, LOOP_COLUMNS)
+    for fault in faults:
+        print(fault)
+    fine &= verdict("dev/kernels/resources.md is right", [f"{len(faults)} differences; make test-sass WRITE=1 writes it"] if faults else [])
+    return 0 if fine else 1
+
+
+sys.exit(main())
