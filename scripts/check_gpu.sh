@@ -10,13 +10,16 @@
 #   scripts/check_gpu.sh [STAGE...]      (make check-gpu; make check-gpu-STAGE)     OUT=build/check-gpu: logs and table.txt
 # A row of the table is printed and kept as soon as it is known. Needs the CUDA toolkit, a C++ compiler and make; from packages or
 # from build/deps (scripts/vendor.sh): GoogleTest, nlohmann-json, CLI11, PCRE2. The stage `build` can be run on another machine
-# (ARCHS=90a MARCH=x86-64-v3, for an H100), and build/ carried over. BACKEND=emu rehearses all of it on the emulator.
+# (ARCHS=90a MARCH=x86-64-v3, for an H100), and build/ carried over. BACKEND=emu rehearses it on the emulator, where nothing is
+# timed or sanitized (STEPS=3: short trainings). Exit status 1 if a row says FAILED, or if the time was over before all tests ran.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 backend=${BACKEND:-cuda} out=${OUT:-build/check-gpu} budget=${BUDGET:-540}
+export STEPS=${STEPS:-60} out
 mkdir -p "$out"
 export XDG_CACHE_HOME=$(realpath "$out")/cache
-failed=0
+failed=0 child=
+trap '[[ -z $child ]] || kill "$child"; exit 130' INT TERM
 now() { date +%s.%N; }
 since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.0f", b - a }'; }
 row() { printf '%-38s %-8s %s\n' "$1" "$2" "$3" | tee -a "$out/table.txt"; }
@@ -24,19 +27,41 @@ fail() { row "$1" FAILED "$2"; failed=1; }
 make() { command make -s --no-print-directory BACKEND="$backend" NODEPS=1 "$@"; }
 # limit SECONDS: what a step may take: so many, or what is left of the stage's time.
 limit() { local left=$((budget - $(since "$stage_began"))); echo $((left < $1 ? left : $1)); }
-# step NAME SECONDS COMMAND...: runs a program, keeps its output in a log, adds a row.
-step() {
-    local name=$1 seconds began log status
-    seconds=$(limit "$2") began=$(now) log=$out/$(tr 'A-Z' 'a-z' <<<"$1" | tr -cs 'a-z0-9\n' -).log
-    shift 2
+# attempt NAME SECONDS LOG COMMAND...: runs a program and keeps its output; `ended` says how it ended. Skipped: status 1, no `ended`.
+attempt() {
+    local name=$1 seconds log=$3 status
+    seconds=$(limit "$2") ended=
+    shift 3
     if ((seconds < 1)); then row "$name" skipped "the stage's $budget s are over"; return 1; fi
-    timeout "$seconds" "$@" >"$log" 2>&1
-    status=$?
-    if [[ $status == 0 ]]; then row "$name" ok "$(since "$began") s"; return 0; fi
-    fail "$name" "$([[ $status == 124 ]] && echo "not over after $seconds s" || echo "exit status $status"), see $log"
+    timeout -k 5 "$seconds" "$@" >"$log" 2>&1 &  # waited for, so that signals to this script are not put off
+    child=$!
+    wait "$child"
+    status=$? child=
+    ended="exit status $status"
+    # 137: it had to be killed, by timeout or by the system for want of memory.
+    [[ $status != 124 ]] || ended="not over after $seconds s"
+    [[ $status != 137 ]] || ended="killed, within $seconds s"
+    return $status
+}
+# step NAME SECONDS COMMAND...: the same with a row.
+step() {
+    local name=$1 began log
+    began=$(now) log=$out/$(tr 'A-Z' 'a-z' <<<"$1" | tr -cs 'a-z0-9\n' -).log
+    if attempt "$name" "$2" "$log" "${@:3}"; then row "$name" ok "$(since "$began") s"; return 0; fi
+    [[ -n $ended ]] || return 1
+    fail "$name" "$ended, see $log"
     tail -n 20 "$log"
     return 1
 }
+# found PROGRAM...: they are built.
+found() {
+    local program lacks=0
+    (($#)) || { fail "$stage" "make names no programs"; return 1; }
+    for program in "$@"; do [[ -x $program ]] || { fail "$(short "$program")" "it is not built; scripts/check_gpu.sh build does that"; lacks=1; }; done
+    return $lacks
+}
+# untimed: on the emulator, a row that says so.
+untimed() { [[ $backend == emu ]] && row "$stage" skipped "$1"; }
 short() { echo "$(basename "$(dirname "$1")")/$(basename "$1")"; }
 
 stage_build() {
@@ -49,20 +74,25 @@ stage_build() {
     nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
     if [[ $backend == cuda && ! -x $nvcc ]]; then fail "build" "there is no nvcc; install the CUDA toolkit (12.8 or later) or put it on PATH"; return; fi
     [[ $backend != cuda ]] || row "toolkit" - "$("$nvcc" --version | grep -o 'V[0-9.]*')"
-    step "build for the GPU" 540 command make -s --no-print-directory -j"$(nproc)" BACKEND="$backend" NODEPS=1 gpu-programs
-    step "build for the CPU" 540 command make -s --no-print-directory BACKEND=cpu NODEPS=1 build/cpu-bf16/train_gpt
+    step "build for the GPU" 540 make -s --no-print-directory -j"$(nproc)" BACKEND="$backend" NODEPS=1 gpu-programs
+    step "build for the CPU" 540 make -s --no-print-directory BACKEND=cpu NODEPS=1 build/cpu-bf16/train_gpt
 }
 
 stage_tests() {
-    local program log status began ok bad
-    for program in $(make print-gpu-programs); do
-        if [[ ! -x $program ]]; then fail "$(short "$program")" "it is not built; scripts/check_gpu.sh build does that"; continue; fi
+    local program programs log status began ok bad
+    programs=$(make print-gpu-programs)
+    # shellcheck disable=SC2086  # words
+    found $programs
+    for program in $programs; do
+        [[ -x $program ]] || continue
         log=$out/$(basename "$program")-$(basename "$(dirname "$program")").log began=$(now)
-        timeout "$(limit 120)" "$program" >"$log" 2>&1
-        status=$? ok=$(grep -c '^\[       OK \]' "$log") bad=$(grep -c '^\[  FAILED  \] .*ms)$' "$log")
+        attempt "$(short "$program")" 120 "$log" "$program"
+        status=$?
+        if [[ -z $ended ]]; then failed=1; continue; fi
+        ok=$(grep -c '^\[       OK \]' "$log") bad=$(grep -c '^\[  FAILED  \] .*ms)$' "$log")
         if [[ $status == 0 ]] && grep -q '^\[  PASSED  \]' "$log"; then row "$(short "$program")" ok "$ok passed, $(since "$began") s"
         else
-            fail "$(short "$program")" "$ok passed, $bad failed, exit status $status, see $log"
+            fail "$(short "$program")" "$ok passed, $bad failed, $ended, see $log"
             grep -E '^\[  FAILED  \] .*ms\)$|what\(\)' "$log" | head -n 10
             grep -A6 'Failure$' "$log" | head -n 24
             [[ $bad -gt 0 ]] || tail -n 3 "$log"
@@ -76,27 +106,27 @@ curve() { # PROGRAM RUN OPTION...
     rm -rf "$out/$2"
     "$1" train --num-layers 4 --hidden-size 256 --num-attention-heads 4 --num-query-groups 2 --normalization RMSNorm --position-embedding-type rope \
         --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --tokenizer "$out/tok" --data-path "$out/data" --seq-length 128 \
-        --micro-batch-size 4 --global-batch-size 8 --train-iters ${STEPS:-60} --lr 5e-4 --lr-warmup-iters 5 --eval-iters 0 --save-every 0 --out "$out/$2" --quiet "${@:3}"
+        --micro-batch-size 4 --global-batch-size 8 --train-iters "$STEPS" --lr 5e-4 --lr-warmup-iters $((STEPS / 12)) --eval-iters 0 --save-every 0 --out "$out/$2" --quiet "${@:3}"
 }
-losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$out/$1/log.jsonl" 2>/dev/null; }
+losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]\+\).*/\1 \2/p' "$out/$1/log.jsonl" 2>/dev/null; }
 same() { # NAME RUN RUN
-    if [[ -n $(losses "$2") && $(losses "$2") == "$(losses "$3")" ]]; then row "$1" ok "every loss has the same digits"
-    else fail "$1" "the losses differ: $(diff <(losses "$2") <(losses "$3") | head -n 4 | tr '\n' ' ')"; fi
+    if [[ $(losses "$2" | wc -l) == "$STEPS" && $(losses "$2") == "$(losses "$3")" ]]; then row "$1" ok "every loss has the same digits"
+    else fail "$1" "$(losses "$2" | wc -l) and $(losses "$3" | wc -l) losses of $STEPS, where they differ: $(diff <(losses "$2") <(losses "$3") | head -n 4 | tr '\n' ' ')"; fi
 }
 near() { # NAME RUN RUN LIMIT: the mean difference of a loss
     local difference
     difference=$(paste <(losses "$2") <(losses "$3") | awk '{ d = $2 - $4; sum += d < 0 ? -d : d; n++ } END { printf "%.4f %d", n ? sum / n : 1, n }')
-    if [[ ${difference#* } == "${STEPS:-60}" ]] && awk -v d="${difference% *}" -v most="$4" 'BEGIN { exit !(d < most) }'; then
+    if [[ ${difference#* } == "$STEPS" ]] && awk -v d="${difference% *}" -v most="$4" 'BEGIN { exit !(d < most) }'; then
         row "$1" ok "mean difference of a loss: ${difference% *}, $4 are allowed"
-    else fail "$1" "mean difference and steps: $difference ($4 and ${STEPS:-60} are expected)"; fi
+    else fail "$1" "mean difference and steps: $difference ($4 and $STEPS are expected)"; fi
 }
 stage_train() {
     local gpu cpu=build/cpu-bf16/train_gpt
     gpu=$(make print-train-gpt)
+    found $gpu $cpu || return
     export -f curve
-    export out
     cat llmc/*.h llmc/*/*.h train_gpt.cu >"$out/text.txt"
-    rm -rf "$out"/tok "$out"/data.*
+    rm -rf "$out"/tok "$out"/data.* "$out"/run-*  # a run of before is not to stand for one that is skipped
     step "tokenizer" 60 "$gpu" tokenizer --input "$out/text.txt" --vocab-size 1024 --output "$out/tok" &&
         step "data" 60 "$gpu" prepare --input "$out/text.txt" --output "$out/data" --tokenizer "$out/tok" || return
     step "training on the GPU" 120 bash -c "curve $gpu run-gpu"
@@ -104,22 +134,25 @@ stage_train() {
     same "the same run twice" run-gpu run-again
     step "training on the CPU" 120 bash -c "curve $cpu run-cpu"
     near "GPU and CPU" run-gpu run-cpu 0.003
-    step "training in FP8 on the GPU" 120 bash -c "curve $gpu run-gpu-fp8 --fp8 hybrid --fp8-start 10"
-    step "training in FP8 on the CPU" 120 bash -c "curve $cpu run-cpu-fp8 --fp8 hybrid --fp8-start 10"
+    step "training in FP8 on the GPU" 120 bash -c "curve $gpu run-gpu-fp8 --fp8 hybrid --fp8-start $((STEPS / 6))"
+    step "training in FP8 on the CPU" 120 bash -c "curve $cpu run-cpu-fp8 --fp8 hybrid --fp8-start $((STEPS / 6))"
     near "GPU and CPU in FP8" run-gpu-fp8 run-cpu-fp8 0.01
 }
 
 # speed NAME OPTION...: 8 steps on the stage train's data; the median of the last five.
 speed() {
-    local name=$1
+    local name=$1 median
     shift
     rm -rf "$out/run-speed"
     step "$name" 120 "$(make print-train-gpt)" train "$@" --data-path "$out/data" --tokenizer "$out/tok" --train-iters 8 --lr 1e-4 --lr-warmup-iters 2 \
         --eval-iters 0 --save-every 0 --out "$out/run-speed" --quiet || return
-    row "" - "$(sed -n 's/.*"kind":"step".*"step_ms":\([0-9.]*\),"tokens_per_s":\([0-9.]*\),"model_tflops":\([0-9.]*\).*/\2 \3 \1/p' "$out/run-speed/log.jsonl" |
-        tail -n 5 | sort -g | sed -n 3p | awk '{ printf "%d tok/s, %.0f TFLOP/s (%.1f%% of 989), %.1f ms a step", $1, $2, $2 / 9.89, $3 }')"
+    median=$(sed -n 's/.*"kind":"step".*"step_ms":\([0-9.]*\),"tokens_per_s":\([0-9.]*\),"model_tflops":\([0-9.]*\).*/\2 \3 \1/p' "$out/run-speed/log.jsonl" |
+        tail -n 5 | sort -g | sed -n 3p | awk '{ printf "%d tok/s, %.0f TFLOP/s (%.1f%% of 989), %.1f ms a step", $1, $2, $2 / 9.89, $3 }')
+    if [[ -n $median ]]; then row "" - "$median"; else fail "$name" "its log has no five steps"; fi
 }
 stage_speed() {
+    untimed "the emulator's speed says nothing of a GPU's" && return
+    found "$(make print-train-gpt)" || return
     [[ -s $out/data.bin ]] || { fail "speed" "there are no data; the stage train makes them"; return; }
     speed "GPT-2 124M, 64x1024" --preset gpt2-124m --vocab-size 50257 --micro-batch-size 64 --global-batch-size 512 --seq-length 1024
     speed "Llama 1B, 16x2048" --preset llama-1b --vocab-size 32000 --micro-batch-size 16 --global-batch-size 128 --seq-length 2048
@@ -130,23 +163,27 @@ stage_speed() {
 
 stage_bench() {
     local bench
+    untimed "the emulator's speed says nothing of a GPU's" && return
     bench=$(make print-bench)
-    step "benchmark of kernels" 240 "$bench" --ops
-    cat "$out/benchmark-of-kernels.log"
-    step "benchmark of steps" 300 "$bench" --steps
-    cat "$out/benchmark-of-steps.log"
+    found $bench || return
+    step "benchmark of kernels" 240 "$bench" --ops && cat "$out/benchmark-of-kernels.log"
+    step "benchmark of steps" 300 "$bench" --steps && cat "$out/benchmark-of-steps.log"
 }
 
 stage_ladders() {
-    local program
-    for program in $(make print-ladders); do
-        step "$(basename "$program" | tr _ ' ')" 150 "$program"
-        cat "$out/$(basename "$program" | tr _ -).log"
+    local program programs
+    programs=$(make print-ladders)
+    # shellcheck disable=SC2086  # words
+    found $programs
+    for program in $programs; do  # on the emulator small sizes, untimed
+        [[ ! -x $program ]] || step "$(basename "$program" | tr _ ' ')" 150 "$program" &&
+            cat "$out/$(basename "$program" | tr _ -).log"
     done
 }
 
 stage_sanitize() {
     local sanitizer tool program
+    untimed "its tools look at a GPU" && return
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
     if [[ -z $sanitizer ]]; then row "compute-sanitizer" skipped "it is not there"; return; fi
     # Kernels in namespace gpu, by their mangled names: the libraries' are not ours to check. What they write is unknown to
