@@ -35,8 +35,8 @@ expect "$kernels kernels were looked at" test "$kernels" -ge 50
 awk '/Function properties for/ { name = $NF } /bytes spill stores/ && ($5 > 8 || $9 > 16) { print name ": " $0 }' ptxas.txt >spills.txt
 expect "no kernel spills more than two registers" cmp spills.txt /dev/null
 cat spills.txt
-# ptxas only informs: warnings that are errors do not catch it.
-expect "no wgmma waits for the one before it (C7510)" refused grep -n C7510 ptxas.txt
+# C7510 to C7519: ptxas runs products one after another, or adds waits of its own. It only informs, which is no warning.
+expect "ptxas takes wgmma as it is written" refused grep 'C751[0-9]' ptxas.txt
 
 # cuobjdump and the nvdisasm that it calls: of the toolkit, or make test-sass puts them under build/.
 for folder in "$(dirname "$(realpath "$NVCC")")" "$root"/build/cuda-tools/lib/python*/site-packages/nvidia/*/bin; do PATH=$PATH:$folder; done
