@@ -11,7 +11,8 @@
 # A row of the table is printed and kept as soon as it is known. Needs the CUDA toolkit, a C++ compiler and make; from packages or
 # from build/deps (scripts/vendor.sh): GoogleTest, nlohmann-json, CLI11, PCRE2. The stage `build` can be run on another machine
 # (ARCHS=90a MARCH=x86-64-v3, for an H100), and build/ carried over. BACKEND=emu rehearses it on the emulator, where nothing is
-# timed or sanitized (STEPS=3: short trainings). Exit status 1 if a row says FAILED, or if the time was over before all tests ran.
+# timed or sanitized (STEPS=3: short trainings; BUDGET=3600: seconds of a stage). Exit status 1 if a row says FAILED, or if the
+# time was over before all tests had run.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 backend=${BACKEND:-cuda} out=${OUT:-build/check-gpu} budget=${BUDGET:-540}
@@ -25,9 +26,13 @@ since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.0f", b - a }'; }
 row() { printf '%-38s %-8s %s\n' "$1" "$2" "$3" | tee -a "$out/table.txt"; }
 fail() { row "$1" FAILED "$2"; failed=1; }
 make() { command make -s --no-print-directory BACKEND="$backend" NODEPS=1 "$@"; }
-# limit SECONDS: what a step may take: so many, or what is left of the stage's time.
-limit() { local left=$((budget - $(since "$stage_began"))); echo $((left < $1 ? left : $1)); }
-# attempt NAME SECONDS LOG COMMAND...: runs a program and keeps its output; `ended` says how it ended. Skipped: status 1, no `ended`.
+# limit SECONDS: what a step may take: so many, or what is left of the stage's time; the emulator is held to that alone.
+limit() {
+    local left=$((budget - $(since "$stage_began")))
+    if [[ $backend == emu ]] || ((left < $1)); then echo $left; else echo "$1"; fi
+}
+# attempt NAME SECONDS LOG COMMAND...: runs a program and keeps its output; `ended` says how it ended. Skipped: status 1, no
+# `ended`.
 attempt() {
     local name=$1 seconds log=$3 status
     seconds=$(limit "$2") ended=
