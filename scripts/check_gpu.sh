@@ -17,6 +17,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 backend=${BACKEND:-cuda} out=${OUT:-build/check-gpu} budget=${BUDGET:-540}
 export STEPS=${STEPS:-60} out
+[[ $backend != emu ]] || export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # see test/run.sh
 mkdir -p "$out"
 export XDG_CACHE_HOME=$(realpath "$out")/cache
 failed=0 child=
