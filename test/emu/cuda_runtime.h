@@ -17,6 +17,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "block.h"
 
@@ -45,10 +46,10 @@ constexpr int warpSize = 32;
 
 #define __syncthreads() emu::block().barrier(0, 0, true, EMU_HERE)
 #define __syncwarp(...) (void)emu::block().meet(emu::mask_or_all(__VA_ARGS__), nullptr, 0, EMU_HERE)
-#define __shfl_sync(mask, value, lane) emu::shuffle((mask), (value), (lane), EMU_HERE)
-#define __shfl_xor_sync(mask, value, x) emu::shuffle((mask), (value), (int)emu::lane() ^ (int)(x), EMU_HERE)
-#define __shfl_down_sync(mask, value, d) emu::shuffle((mask), (value), emu::lane_or_own(emu::lane() + (d)), EMU_HERE)
-#define __shfl_up_sync(mask, value, d) emu::shuffle((mask), (value), emu::lane_or_own(emu::lane() - (d)), EMU_HERE)
+#define __shfl_sync(...) emu::shuffle(emu::From::lane, EMU_HERE, __VA_ARGS__)
+#define __shfl_xor_sync(...) emu::shuffle(emu::From::other, EMU_HERE, __VA_ARGS__)
+#define __shfl_down_sync(...) emu::shuffle(emu::From::above, EMU_HERE, __VA_ARGS__)
+#define __shfl_up_sync(...) emu::shuffle(emu::From::below, EMU_HERE, __VA_ARGS__)
 #define __ballot_sync(mask, predicate) emu::ballot((mask), (predicate), EMU_HERE)
 #define __any_sync(mask, predicate) (emu::ballot((mask), (predicate), EMU_HERE) != 0)
 #define __all_sync(mask, predicate) (emu::ballot((mask), !(predicate), EMU_HERE) == 0)
@@ -60,15 +61,22 @@ namespace emu {
 [[noreturn]] inline unsigned unsupported(const char* what) { fault("%s", what); }
 inline uint32_t mask_or_all(uint32_t mask = ~0u) { return mask; }
 inline unsigned lane() { return block().current->lane; }
-inline int lane_or_own(unsigned lane_wanted) { return (int)(lane_wanted < 32 ? lane_wanted : lane()); }
 
+// Lanes read within groups of `width`; one that would read beyond its group (above and below; xor: from a later one) keeps its own.
+enum class From { lane, other, above, below };
 template <class T>
-T shuffle(uint32_t mask, T value, int lane, Where where) {
+T shuffle(From from, Where where, uint32_t mask, T value, int x, int width = 32) {
     auto table = block().meet(mask, &value, sizeof(T), where);
-    if (!(mask >> (lane & 31) & 1)) fault("%s:%d: shuffle reads lane %d, which is not in %08x", where.file, where.line, lane & 31, mask);
+    const int own = (int)lane(), first = own & ~(width - 1);
+    int source = from == From::lane    ? first + (x & (width - 1))
+                 : from == From::other ? own ^ x
+                 : from == From::above ? own + x
+                                       : own - x;
+    if (source >= first + width || (from == From::below && source < first)) source = own;
+    if (!(mask >> source & 1)) fault("%s:%d: shuffle reads lane %d, which is not in %08x", where.file, where.line, source, mask);
     Quiet quiet;
     T result;
-    memcpy((void*)&result, table[lane & 31], sizeof(T));
+    memcpy((void*)&result, table[source], sizeof(T));
     return result;
 }
 inline unsigned ballot(uint32_t mask, bool predicate, Where where) {
@@ -102,23 +110,23 @@ T atomic_update(T* p, F f) {
 }  // namespace emu
 
 template <class T>
-T atomicAdd(T* p, T x) {
+T atomicAdd(T* p, std::common_type_t<T> x) {  // any number that converts to T, as with CUDA's overloads
     return emu::atomic_update(p, [=](T old) { return (T)(old + x); });
 }
 template <class T>
-T atomicMax(T* p, T x) {
+T atomicMax(T* p, std::common_type_t<T> x) {
     return emu::atomic_update(p, [=](T old) { return old < x ? x : old; });
 }
 template <class T>
-T atomicMin(T* p, T x) {
+T atomicMin(T* p, std::common_type_t<T> x) {
     return emu::atomic_update(p, [=](T old) { return x < old ? x : old; });
 }
 template <class T>
-T atomicExch(T* p, T x) {
+T atomicExch(T* p, std::common_type_t<T> x) {
     return emu::atomic_update(p, [=](T) { return x; });
 }
 template <class T>
-T atomicCAS(T* p, T expected, T x) {
+T atomicCAS(T* p, std::common_type_t<T> expected, std::common_type_t<T> x) {
     return emu::atomic_update(p, [=](T old) { return old == expected ? x : old; });
 }
 inline unsigned atomicInc(unsigned* p, unsigned last) {
@@ -169,8 +177,17 @@ inline float __uint_as_float(unsigned u) {
 }
 inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
 inline float __int_as_float(int u) { return __uint_as_float((unsigned)u); }
-inline int min(int a, int b) { return a < b ? a : b; }
-inline int max(int a, int b) { return a > b ? a : b; }
+// Of any two numbers: with an int's alone, those of floats would be truncated without a word.
+template <class A, class B, class T = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>>>
+T min(A a, B b) {
+    if constexpr (std::is_floating_point_v<T>) return std::fmin((T)a, (T)b);
+    else return (T)a < (T)b ? (T)a : (T)b;
+}
+template <class A, class B, class T = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>>>
+T max(A a, B b) {
+    if constexpr (std::is_floating_point_v<T>) return std::fmax((T)a, (T)b);
+    else return (T)a > (T)b ? (T)a : (T)b;
+}
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     const unsigned long long bytes = (unsigned long long)high << 32 | low;
     unsigned result = 0;
