@@ -378,6 +378,12 @@ inline void Warpgroup::run_first() {
         case 128:
             run_product<128>(p);
             break;
+        case 192:
+            run_product<192>(p);
+            break;
+        case 256:
+            run_product<256>(p);
+            break;
         default:
             fault("%s:%d: wgmma with N = %d is not emulated", p.where.file, p.where.line, p.N);
     }
