@@ -200,6 +200,7 @@ public:
         m.arrived |= bit;
         release(table);
         if (m.arrived == (mask & w.live)) {
+            forget_absent(m);
             last(table);
             m.arrived = 0, m.epoch++;
             make_ready(w, mask & w.live & (config().order == Order::forward ? ~bit : ~0u));
@@ -247,6 +248,12 @@ private:
         if (!m) fault("%s: more than 4 lane masks wait at once", kernel);
         m->mask = mask, m->arrived = 0;
         return *m;
+    }
+
+    // What lanes that have returned left in the table is no value of theirs any more.
+    static void forget_absent(Meeting& m) {
+        for (uint32_t absent = m.mask & ~m.arrived; absent; absent &= absent - 1)
+            memset(m.table[m.epoch % 2][__builtin_ctz(absent)], 0xff, sizeof m.table[0][0]);
     }
 
     void draw_ranks() {
@@ -341,6 +348,7 @@ inline void Block::thread_returned() {
     for (int i = 0; i < w.n_meetings; i++) {  // lanes may have waited for this one alone
         Meeting& m = w.meetings[i];
         if (!m.arrived || m.arrived != (m.mask & w.live)) continue;
+        forget_absent(m);
         make_ready(w, m.arrived);
         m.arrived = 0, m.epoch++;
     }

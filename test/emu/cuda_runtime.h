@@ -85,7 +85,7 @@ inline unsigned ballot(uint32_t mask, bool predicate, Where where) {
     Quiet quiet;
     unsigned result = 0;
     for (unsigned i = 0; i < 32; i++)
-        if ((mask >> i & 1) && table[i][0]) result |= 1u << i;
+        if ((mask >> i & 1) && table[i][0] == 1) result |= 1u << i;
     return result;
 }
 template <class T>

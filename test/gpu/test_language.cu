@@ -22,6 +22,37 @@ __global__ void language_kernel(float* out, unsigned* counter) {
     atomicAdd(counter, 2);
 }
 
+// Lanes that have returned: they vote no more, and what a shuffle reads of them is undefined.
+__global__ void returned_lanes_kernel(unsigned* votes, float* read) {
+    const int lane = threadIdx.x;
+    votes[0] = __ballot_sync(all_lanes, true);
+    if (lane >= 8) return;
+    votes[1] = __ballot_sync(all_lanes, lane != 3);
+    const float x = __shfl_down_sync(all_lanes, 1.0f, 1);
+    read[lane] = x;
+}
+
+TEST(Language, LanesThatHaveReturned) {
+    struct {
+        cudaStream_t stream = nullptr;
+    } ctx;
+    unsigned *votes, host[2];
+    float *read, host_read[8];
+    CUDA(cudaMalloc(&votes, sizeof host));
+    CUDA(cudaMalloc(&read, sizeof host_read));
+    LAUNCH(returned_lanes_kernel, 1, 32, 0, ctx, votes, read);
+    CUDA(cudaMemcpy(host, votes, sizeof host, cudaMemcpyDeviceToHost));
+    CUDA(cudaMemcpy(host_read, read, sizeof host_read, cudaMemcpyDeviceToHost));
+    EXPECT_EQ(host[0], all_lanes);
+    EXPECT_EQ(host[1], 0xf7u);
+    for (int lane = 0; lane < 7; lane++) EXPECT_EQ(host_read[lane], 1.0f);
+#ifdef BACKEND_EMU
+    EXPECT_TRUE(std::isnan(host_read[7])) << "nobody may rely on what a lane has left that is gone";
+#endif
+    CUDA(cudaFree(votes));
+    CUDA(cudaFree(read));
+}
+
 TEST(Language, WhatForeignKernelsUse) {
     struct {
         cudaStream_t stream = nullptr;
