@@ -106,3 +106,8 @@ inline void load(void* to, const void* map, uint64_t* barrier, int row, int colu
 
 }  // namespace foreign
 #endif
+
+template <class T>
+cudaError_t cudaMallocHost(T** p, size_t bytes, unsigned = 0) {
+    return cudaMallocHost((void**)p, bytes);
+}
