@@ -50,8 +50,7 @@ private:
 #define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(emu::block().shared)
 #define LAUNCH(kernel, grid, block, shared_bytes, ctx, ...)                                                          \
     do {                                                                                                             \
-        (void)(ctx).stream;                                                                                          \
-        emu::launch_kernel(#kernel, kernel, (grid), (block), (shared_bytes), __VA_ARGS__);                           \
+        emu::launch_kernel(#kernel, kernel, (grid), (block), (shared_bytes), (ctx).stream, __VA_ARGS__);             \
         const cudaError_t launch_error_ = cudaGetLastError();                                                        \
         if (launch_error_ != cudaSuccess) gpu::cuda_failed(launch_error_, "launch of " #kernel, __FILE__, __LINE__); \
     } while (0)

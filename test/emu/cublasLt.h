@@ -489,12 +489,7 @@ inline cublasStatus_t check_algorithm(const Product& p, const Algorithm& x) {
 // ---- the product -----------------------------------------------------------------------------------------------------------
 // The program ends unless all of it lies in one allocation.
 inline void expect_device_memory(const void* p, size_t bytes, const char* what) {
-    const auto& all = device().allocations;
-    auto found = all.upper_bound((void*)p);
-    if (found != all.begin()) {
-        --found;
-        if ((const char*)p + bytes <= (const char*)found->first + found->second) return;
-    }
+    if (within(device().allocations, p, bytes)) return;
     fault("cublasLtMatmul: %s: %zu bytes at %p are not device memory", what, bytes, p);
 }
 inline void expect_matrix(const void* p, const cublasLtMatrixLayoutOpaque_t& x, const char* what) {
@@ -769,15 +764,17 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtM
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const void* alpha, const void* A,
                                      cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b, const void* beta,
                                      const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
-                                     const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes, cudaStream_t) {
+                                     const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes,
+                                     cudaStream_t stream) {
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!alpha || !beta || !A || !B || !D) return CUBLAS_STATUS_INVALID_VALUE;
     emu::Product p = {op, a, b, c, d, 0, 0, 0, 0, 0};
     cublasStatus_t status = emu::describe(p);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (op->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE)
-        emu::expect_device_memory(alpha, 4, "alpha"), emu::expect_device_memory(beta, 4, "beta");
-    const emu::Operands x = {A, B, C, D, workspace, *(const float*)alpha, *(const float*)beta};
+    const bool factors_on_device = op->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;  // nobody knows them yet
+    emu::Operands x = {A, B, C, D, workspace, 1, 0};
+    if (factors_on_device) emu::expect_device_memory(alpha, 4, "alpha"), emu::expect_device_memory(beta, 4, "beta");
+    else x.alpha = *(const float*)alpha, x.beta = *(const float*)beta;
     if (x.beta != 0 && !C) return CUBLAS_STATUS_INVALID_VALUE;
     if (C == D && c->ld != d->ld) return CUBLAS_STATUS_INVALID_VALUE;  // in place means the same layout
 
@@ -822,6 +819,11 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
          {(const void*)op->a_scale, (const void*)op->b_scale, (const void*)op->d_scale, (const void*)op->amax_d})
         if (scalar) emu::expect_device_memory(scalar, 4, "a scale");
 
-    for (int batch = 0; batch < d->batch_count; batch++) emu::multiply(p, algorithm, x, batch);
+    // The caller may change what describes the product as soon as this returns.
+    emu::streams().put(stream, [=, op = *op, a = *a, b = *b, c = *c, d = *d]() mutable {
+        p.op = &op, p.a = &a, p.b = &b, p.c = &c, p.d = &d;
+        if (factors_on_device) x.alpha = *(const float*)alpha, x.beta = *(const float*)beta;
+        for (int batch = 0; batch < d.batch_count; batch++) emu::multiply(p, algorithm, x, batch);
+    });
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -4,7 +4,7 @@
 // host code see: the device language and the runtime's functions, as far as this program uses them.
 //
 // What differs from a GPU
-// - A launch runs at once and is over when it returns; streams and events order nothing that was not ordered.
+// - Work on streams runs when the host waits for it, one after another (streams.h); what the host must wait for is late.
 // - Blocks do not run at the same time (unless EMU_THREADS asks for it): a kernel that waits for another block hangs there.
 // - cudaMalloc fills with 0xFF bytes (NaN in every float type); dynamic shared memory is filled so before each block.
 // - Memory order is the CPU's, stronger than a GPU's; ThreadSanitizer sees what a real run might reorder.
@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "block.h"
+#include "streams.h"
 
 // ---- the device language ---------------------------------------------------------------------------------------------------
 #define __global__
@@ -220,13 +221,6 @@ enum cudaDeviceAttr {
 };
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0, cudaEventDefault = 0;
 
-struct emu_stream {};
-struct emu_event {
-    double ms = 0;
-};
-using cudaStream_t = emu_stream*;
-using cudaEvent_t = emu_event*;
-
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem;
@@ -241,7 +235,7 @@ namespace emu {
 struct Device {
     int major = 9, minor = 0, multiprocessors = 3;
     size_t shared_bytes = 227 << 10, memory_bytes = (size_t)4 << 30, used_bytes = 0;
-    std::map<void*, size_t> allocations;
+    std::map<void*, size_t> allocations, page_locked;  // the device's memory; the host's by cudaMallocHost
     cudaError_t last_error = cudaSuccess;
     Device() {
         if (const char* mb = getenv("EMU_MEMORY_MB")) memory_bytes = (size_t)atol(mb) << 20;
@@ -253,6 +247,13 @@ inline Device& device() {
     return d;
 }
 inline cudaError_t error(cudaError_t e) { return device().last_error = e; }
+// Whether all of it lies in one of these.
+inline bool within(const std::map<void*, size_t>& allocations, const void* p, size_t bytes) {
+    auto found = allocations.upper_bound((void*)p);
+    if (found == allocations.begin()) return false;
+    --found;
+    return (const char*)p + bytes <= (const char*)found->first + found->second;
+}
 
 }  // namespace emu
 
@@ -333,6 +334,7 @@ inline cudaError_t cudaFree(void* p) {
     emu::Device& d = emu::device();
     const auto found = d.allocations.find(p);
     if (found == d.allocations.end()) return emu::error(cudaErrorInvalidValue);
+    emu::streams().finish_all();
     d.used_bytes -= found->second;
 #ifdef EMU_ASAN
     __asan_unpoison_memory_region(p, (found->second + 255) / 256 * 256);
@@ -343,44 +345,104 @@ inline cudaError_t cudaFree(void* p) {
 }
 inline cudaError_t cudaMallocHost(void** p, size_t bytes) {
     *p = malloc(bytes);
-    if (*p) memset(*p, 0xff, bytes);
-    return *p ? cudaSuccess : emu::error(cudaErrorMemoryAllocation);
-}
-inline cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return cudaMallocHost(p, bytes); }
-inline cudaError_t cudaFreeHost(void* p) { return free(p), cudaSuccess; }
-inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-    return memcpy(to, from, bytes), cudaSuccess;
-}
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {
-    return cudaMemcpy(to, from, bytes, kind);
-}
-inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                                     cudaMemcpyKind, cudaStream_t = nullptr) {
-    if (width > to_pitch || width > from_pitch) return emu::error(cudaErrorInvalidValue);
-    for (size_t i = 0; i < height; i++) memcpy((char*)to + i * to_pitch, (const char*)from + i * from_pitch, width);
+    if (!*p) return emu::error(cudaErrorMemoryAllocation);
+    memset(*p, 0xff, bytes);
+    emu::device().page_locked[*p] = bytes;
     return cudaSuccess;
 }
-inline cudaError_t cudaMemset(void* p, int value, size_t bytes) { return memset(p, value, bytes), cudaSuccess; }
-inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t = nullptr) { return cudaMemset(p, value, bytes); }
+inline cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return cudaMallocHost(p, bytes); }
+// Waits for nothing: a copy that is still under way finds other bytes.
+inline cudaError_t cudaFreeHost(void* p) {
+    if (!p) return cudaSuccess;
+    const auto found = emu::device().page_locked.find(p);
+    if (found == emu::device().page_locked.end()) return emu::error(cudaErrorInvalidValue);
+    memset(p, 0xff, found->second);
+    emu::device().page_locked.erase(found);
+    return free(p), cudaSuccess;
+}
 
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return *s = new emu_stream, cudaSuccess; }
-inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return *s = new emu_stream, cudaSuccess; }
-inline cudaError_t cudaStreamDestroy(cudaStream_t s) { return delete s, cudaSuccess; }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+namespace emu {
+
+// Rows of `width` bytes. Pageable memory is read at once into a copy of it, and written before the call returns; page-locked
+// memory is read and written late, unless the call `blocks`. Between two places on the device the host waits for nothing.
+inline cudaError_t copy(const char* call, void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                        size_t height, cudaMemcpyKind kind, cudaStream_t stream, bool blocks) {
+    if (width > to_pitch || width > from_pitch) return error(cudaErrorInvalidValue);
+    if (!width || !height) return cudaSuccess;
+    const size_t to_bytes = (height - 1) * to_pitch + width, from_bytes = (height - 1) * from_pitch + width;
+    const bool to_device = within(device().allocations, to, to_bytes);
+    const bool from_device = within(device().allocations, from, from_bytes);
+    if (kind != cudaMemcpyDefault && (to_device != (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) ||
+                                      from_device != (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice)))
+        fault("%s: %zu bytes at %p or %zu bytes at %p contradict the copy's kind", call, to_bytes, to, from_bytes, from);
+    std::shared_ptr<char[]> staged;
+    if (to_device && !from_device && !within(device().page_locked, from, from_bytes)) {
+        if (blocks) streams().finish(stream);
+        staged.reset(new char[from_bytes]);
+        memcpy(staged.get(), from, from_bytes), from = staged.get();
+        blocks = false;
+    }
+    const Ticket copied = streams().put(stream, [=] {
+        (void)staged;
+        for (size_t i = 0; i < height; i++) memcpy((char*)to + i * to_pitch, (const char*)from + i * from_pitch, width);
+    });
+    const bool to_pageable = !to_device && !within(device().page_locked, to, to_bytes);
+    if (to_pageable || (blocks && !(to_device && from_device))) streams().finish(copied);
+    return cudaSuccess;
+}
+inline cudaError_t set(const char* call, void* p, int value, size_t bytes, cudaStream_t stream) {
+    if (bytes && !within(device().allocations, p, bytes)) fault("%s: %zu bytes at %p are not device memory", call, bytes, p);
+    if (bytes) streams().put(stream, [=] { memset(p, value, bytes); });
+    return cudaSuccess;
+}
+
+}  // namespace emu
+
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    return emu::copy("cudaMemcpy", to, bytes, from, bytes, bytes, 1, kind, nullptr, true);
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s = nullptr) {
+    return emu::copy("cudaMemcpyAsync", to, bytes, from, bytes, bytes, 1, kind, s, false);
+}
+inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                                     size_t height, cudaMemcpyKind kind, cudaStream_t s = nullptr) {
+    return emu::copy("cudaMemcpy2DAsync", to, to_pitch, from, from_pitch, width, height, kind, s, false);
+}
+inline cudaError_t cudaMemset(void* p, int value, size_t bytes) { return emu::set("cudaMemset", p, value, bytes, nullptr); }
+inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s = nullptr) {
+    return emu::set("cudaMemsetAsync", p, value, bytes, s);
+}
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
+    return *s = emu::streams().create(!(flags & cudaStreamNonBlocking)), cudaSuccess;
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithFlags(s, 0); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t s) { return emu::streams().destroy(s), cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t s) { return emu::streams().finish(s), cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
+    if (e->mark && !e->mark->over) emu::streams().put(s, nullptr, e->mark);
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceSynchronize() { return emu::streams().finish_all(), cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return *e = new emu_event, cudaSuccess; }
 inline cudaError_t cudaEventCreate(cudaEvent_t* e) { return *e = new emu_event, cudaSuccess; }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete e, cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = nullptr) {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return e->ms = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6, cudaSuccess;
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
+    return e->mark = emu::streams().put(s, nullptr), cudaSuccess;
 }
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    if (e->mark) emu::streams().finish(e->mark);
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t e) {
+    if (!e->mark || e->mark->over) return cudaSuccess;
+    emu::streams().run_one();  // who asks often enough is answered
+    return cudaErrorNotReady;
+}
 inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
-    return *ms = (float)(end->ms - start->ms), cudaSuccess;
+    if (!start->mark || !end->mark) return emu::error(cudaErrorInvalidValue);
+    if (!start->mark->over || !end->mark->over) return cudaErrorNotReady;
+    return *ms = (float)(end->mark->ms - start->mark->ms), cudaSuccess;
 }
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
@@ -389,9 +451,10 @@ cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
 
 namespace emu {
 
-// kernel<<<grid, size, shared_bytes>>>(arguments...): refused as the runtime would, else run to its end.
+// kernel<<<grid, size, shared_bytes, stream>>>(arguments...): refused at once as the runtime would, else put on the stream.
 template <class Kernel, class... Arguments>
-void launch_kernel(const char* name, Kernel kernel, dim3 grid, dim3 size, size_t shared_bytes, Arguments... arguments) {
+void launch_kernel(const char* name, Kernel kernel, dim3 grid, dim3 size, size_t shared_bytes, cudaStream_t stream,
+                   Arguments... arguments) {
     const size_t threads = (size_t)size.x * size.y * size.z;
     const bool sensible = threads > 0 && threads <= 1024 && size.z <= 64 && grid.x > 0 && grid.y > 0 && grid.z > 0 &&
                           grid.y <= 65535 && grid.z <= 65535 && grid.x <= 2147483647u && shared_bytes <= device().shared_bytes;
@@ -399,7 +462,7 @@ void launch_kernel(const char* name, Kernel kernel, dim3 grid, dim3 size, size_t
         error(cudaErrorInvalidConfiguration);
         return;
     }
-    launch(grid, size, shared_bytes, name, [=] { kernel(arguments...); });
+    streams().put(stream, [=] { launch(grid, size, shared_bytes, name, [=] { kernel(arguments...); }); });
 }
 
 }  // namespace emu

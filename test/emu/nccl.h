@@ -14,8 +14,8 @@
 // - Buffers must be device memory of one allocation, aligned, and overlap only as documented for work in place.
 // - All ranks of a collective, and both ends of a send, compare what they were asked for: where that differs each of them gets
 //   ncclInvalidArgument, nothing is moved, and the communicator is unusable (NCCL would hang or move garbage).
-// - Outside of a group an operation is over when its call returns; a send that nobody receives waits for ever, as the stream
-//   would. EMU_NCCL_TIMEOUT=seconds ends a program that waits longer than that, and says for what.
+// - Outside of a group an operation is over when its call returns, and so is all that was on any stream (kinder than NCCL); a send
+//   that nobody receives waits for ever, as the stream would. EMU_NCCL_TIMEOUT=seconds ends a program that waits longer than that, and says for what.
 // - A rank that ends by exit() with an error ends all ranks, as the launcher would.
 // Not here: reductions of fp16 and fp8 (they can be moved), reductions made by ncclRedOpCreate, ncclCommInitRank and
 // ncclCommSplit inside of a group, several GPUs in one process, registered memory. The rank that made an id must be one of the
@@ -589,6 +589,7 @@ inline ncclResult_t start(Kind kind, const void* source, void* result, size_t co
         if (!in_place && s < r + written_bytes && r < s + read_bytes)
             return refuse(ncclInvalidArgument, "%s: the buffers overlap, but not as for work in place", call);
     }
+    streams().finish_all();  // nothing here runs beside the host
     auto operation = std::make_unique<Operation>(kind, comm, source, result, count, type, op, peer);
     if (group().depth) {
         queue().push_back(std::move(operation));
@@ -805,6 +806,7 @@ inline ncclResult_t ncclGroupEnd() {
     g.error = ncclSuccess;
     Operations operations;
     operations.swap(queue());
+    emu::streams().finish_all();
     return error ? error : run_all(std::move(operations));
 }
 

@@ -266,3 +266,18 @@ TEST(Ops, SameBitsInEachRun) {
     for (const double x : once) ASSERT_TRUE(std::isfinite(x));
     expect_same_bits(run(0), once, "a second run");
 }
+
+// Memory is zero when allocate_memory returns, whatever stream is used next.
+TEST(Memory, ClearingComesBeforeUploads) {
+    gpu::Ctx ctx;
+    const std::vector<int> values(1000, 7);
+    for (int i = 0; i < 100; i++) {
+        std::vector<int> got(2 * values.size(), -1);
+        const size_t bytes = got.size() * sizeof(int);
+        int* memory = (int*)gpu::allocate_memory(bytes);
+        gpu::upload(ctx, memory, values.data(), values.size() * sizeof(int));
+        gpu::download(ctx, got.data(), memory, bytes);
+        gpu::release_memory(memory, bytes);
+        for (size_t k = 0; k < got.size(); k++) ASSERT_EQ(got[k], k < values.size() ? 7 : 0) << k << ", round " << i;
+    }
+}

@@ -1,0 +1,131 @@
+// Streams and events. What is put on a stream runs late: when the host waits for something, in an order that CUDA allows.
+//
+// Order. Work of one stream runs in the order in which it was put there. The legacy stream (null) and the streams of
+// cudaStreamCreate wait for each other; streams made with cudaStreamNonBlocking wait for an event at most. When the host waits,
+// any stream whose next work may run is drawn, until what the host waits for is done; the rest stays for later.
+// EMU_ORDER=random draws from EMU_SEED; reverse takes the newest stream first; forward runs all work as soon as it is put on
+// its stream, so that a debugger still shows who put it there.
+// All calls come from one thread of the host, as this program's do. What is left when the program ends does not run.
+#pragma once
+#include <time.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "block.h"
+
+namespace emu {
+
+struct Work {
+    std::function<void()> run;
+    std::vector<std::shared_ptr<Work>> after;  // what else must be over, besides what is before it on its stream
+    bool over = false;
+    double ms = 0;  // when it was over, if it is an event's
+
+    bool ready() const {
+        for (const auto& other : after)
+            if (!other->over) return false;
+        return true;
+    }
+};
+using Ticket = std::shared_ptr<Work>;
+
+}  // namespace emu
+
+struct emu_stream {
+    bool waits_for_legacy = true, destroyed = false;
+    std::deque<emu::Ticket> queue = {};
+};
+struct emu_event {
+    emu::Ticket mark = nullptr;  // null: never recorded
+};
+using cudaStream_t = emu_stream*;
+using cudaEvent_t = emu_event*;
+
+namespace emu {
+
+class Streams {
+public:
+    emu_stream* create(bool waits_for_legacy) { return all_.push_back({waits_for_legacy}), &all_.back(); }
+    // What is on the stream runs all the same.
+    void destroy(emu_stream* s) { s->destroyed = true, forget_destroyed(); }
+
+    Ticket put(emu_stream* s, std::function<void()> run, const Ticket& after = nullptr) {
+        emu_stream* const legacy = &all_.front();
+        if (!s) s = legacy;
+        auto work = std::make_shared<Work>();
+        work->run = std::move(run);
+        if (after) work->after.push_back(after);
+        for (emu_stream& other : all_) {
+            const bool ordered = s == legacy ? other.waits_for_legacy : s->waits_for_legacy && &other == legacy;
+            if (&other != s && ordered && !other.queue.empty()) work->after.push_back(other.queue.back());
+        }
+        s->queue.push_back(work);
+        if (config().order == Order::forward) finish(work);
+        return work;
+    }
+    // Runs work until this is over.
+    void finish(const Ticket& work) {
+        for (begin_draw(); !work->over;) run_one();
+    }
+    void finish(emu_stream* s) { finish(put(s, nullptr)); }
+    void finish_all() {
+        for (begin_draw(); run_one();) {}
+    }
+    // False: there is none.
+    bool run_one() {
+        if (emu_stream* s = draw()) {
+            const Ticket work = s->queue.front();
+            s->queue.pop_front();
+            if (work->run) work->run();
+            timespec now;
+            clock_gettime(CLOCK_MONOTONIC, &now);
+            work->ms = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+            work->over = true, work->run = nullptr, work->after.clear();
+            if (s->destroyed) forget_destroyed();
+            return true;
+        }
+        return false;
+    }
+
+private:
+    std::list<emu_stream> all_{1};  // the legacy stream is the first
+    emu_stream* last_ = nullptr;    // drawn
+    unsigned rng_ = 1, n_draws_ = 0, change_ = 1;
+
+    unsigned random() {
+        rng_ ^= rng_ << 13, rng_ ^= rng_ >> 17, rng_ ^= rng_ << 5;
+        return rng_;
+    }
+    // How often another stream is drawn is drawn as well: from after each work to hardly ever.
+    void begin_draw() {
+        rng_ = (config().seed * 2654435761u + ++n_draws_ * 40503u) | 1;
+        random(), random();
+        change_ = 1u << random() % 4 * 2, last_ = nullptr;
+    }
+    emu_stream* draw() {
+        std::vector<emu_stream*>& ready = ready_;
+        ready.clear();
+        for (emu_stream& s : all_)
+            if (!s.queue.empty() && s.queue.front()->ready()) ready.push_back(&s);
+        if (ready.empty()) return nullptr;
+        if (config().order == Order::forward) return ready.front();
+        if (config().order == Order::reverse) return ready.back();
+        const bool stays = last_ && random() % change_ != 0 && std::count(ready.begin(), ready.end(), last_);
+        return last_ = stays ? last_ : ready[random() % ready.size()];
+    }
+    std::vector<emu_stream*> ready_;
+    void forget_destroyed() {
+        all_.remove_if([](const emu_stream& s) { return s.destroyed && s.queue.empty(); });
+    }
+};
+inline Streams& streams() {
+    static Streams s;
+    return s;
+}
+
+}  // namespace emu
