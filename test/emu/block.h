@@ -118,6 +118,9 @@ public:
     const char* kernel = "";
     Barrier barriers[16];
     std::map<const void*, std::unique_ptr<Object>> objects;
+    // What TMA and wgmma see of the shared memory (hopper.h); empty while they and fence_proxy_async were not used.
+    std::vector<unsigned char> async_view;
+    bool fenced = false, each_fence = false;
 
     Block() = default;
     Block(const Block&) = delete;
@@ -394,7 +397,7 @@ inline void Block::run(uint3 block_id, const std::function<void()>& body) {
     }
     for (Barrier& b : barriers) b.arrived = 0, b.waiting.clear();
     for (Thread& t : threads_) t.products = 0, t.fenced = false;
-    objects.clear();
+    objects.clear(), async_view.clear();
     if (shared_bytes) memset(shared, 0xff, shared_bytes);  // NaNs, never zeros
     rng_ = (config().seed * 2654435761u + id.x * 40503u + id.y * 9973u + id.z * 31u) | 1;
     random(), random();

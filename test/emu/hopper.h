@@ -8,7 +8,9 @@
 // data in the wrong place.
 // Mistakes that end the program: an mbarrier not initialised or with too many arrivals, a copy or product that nobody waits
 // for, threads of a warpgroup that issue different products, a product after an access to registers without wgmma_fence
-// between, addresses without the alignment that the hardware wants. Not seen: a missing fence_proxy_async.
+// between, addresses without the alignment that the hardware wants, ordinary stores to shared memory that a TMA store or a
+// product then reads without fence_proxy_async. Who stored is not known: a fence is taken for all stores before it, in most
+// blocks (it would cost a copy of the shared memory per thread) for all before the next product or TMA store.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -48,6 +50,30 @@ inline unsigned char* shared_pointer(uint32_t address, Where where) {
 // Within rows of `span` bytes, the number of a 16-byte chunk is XORed with the row's number, counted in rows of 128 bytes.
 inline uint32_t swizzled(uint32_t address, unsigned span) {
     return span ? address ^ ((address >> 7 & (span / 16 - 1)) << 4) : address;
+}
+
+// ---- fence_proxy_async -----------------------------------------------------------------------------------------------------
+inline unsigned char* async_view() {
+    Block& b = block();
+    if (b.async_view.empty()) b.async_view.assign(b.shared_bytes, 0xff), b.fenced = false, b.each_fence = by_chance(16);
+    return b.async_view.data();
+}
+// TMA has written there.
+inline void see(const void* p, size_t bytes) {
+    Quiet quiet;
+    memcpy(async_view() + ((const unsigned char*)p - block().shared), p, bytes);
+}
+inline void fence_proxy_async() {
+    Quiet quiet;
+    async_view();
+    block().fenced = true;
+    if (block().each_fence) see(block().shared, block().shared_bytes), block().fenced = false;
+}
+inline void expect_fenced(const void* p, size_t bytes, Where where) {
+    unsigned char* const view = async_view();
+    if (block().fenced) see(block().shared, block().shared_bytes), block().fenced = false;
+    if (memcmp(p, view + ((const unsigned char*)p - block().shared), bytes) != 0)
+        fault("%s:%d: reads ordinary stores to shared memory that no fence_proxy_async followed", where.file, where.line);
 }
 
 // ---- mbarriers -------------------------------------------------------------------------------------------------------------
@@ -223,6 +249,7 @@ void tma_load(void* shared, const CUtensorMap& tensor, void* mbarrier, const int
         box.each_piece([](const unsigned char* from, unsigned char* to, unsigned n) {
             if (from) memcpy(to, from, n);
             else memset(to, 0, n);
+            see(to, n);
         });
     };
     start_copy(mbarrier, (unsigned)box.bytes(), copy, where);
@@ -231,7 +258,7 @@ inline void bulk_load(void* shared, const void* from, unsigned bytes, void* mbar
     shared_address(shared, bytes, 16, where);
     if ((uintptr_t)from % 16 || bytes % 16) fault("%s:%d: a bulk copy wants multiples of 16", where.file, where.line);
     start_copy(
-        mbarrier, bytes, [=] { memcpy(shared, from, bytes); }, where);
+        mbarrier, bytes, [=] { memcpy(shared, from, bytes), see(shared, bytes); }, where);
 }
 
 template <int rank>
@@ -240,6 +267,9 @@ void tma_store(const CUtensorMap& tensor, const void* shared, const int (&start)
     const Box box = box_of(shared, tensor, start, where);
     for (const int first : start)  // an illegal instruction on an H100
         if (first < 0) fault("%s:%d: a box is stored at %d", where.file, where.line, first);
+    box.each_piece([&](unsigned char* to, const unsigned char* from, unsigned n) {
+        if (to) expect_fenced(from, n, where);
+    });
     auto& groups = block().current->store_groups;
     if (groups.empty()) groups.emplace_back();
     const bool now = by_chance(4);
@@ -337,6 +367,16 @@ void each_register(int thread, int columns, F f) {
         for (int r = 0; r < 4; r++) f(row + r / 2 * 8, 8 * j + column + r % 2, 4 * j + r);
 }
 
+// In pieces of 16 bytes, eight elements.
+inline void expect_fenced_operands(const WarpgroupProduct& p) {
+    const auto expect = [&](uint32_t address) { expect_fenced(shared_pointer(address, p.where), 16, p.where); };
+    const MatrixDescriptor b(p.b, p.where);
+    for (int i = 0; i < p.N * 2; i++) expect(p.b_by_columns ? b.by_columns(i / 16 * 8, i % 16) : b.by_rows(i / 2, i % 2 * 8));
+    if (p.a_in_registers) return;
+    const MatrixDescriptor a(p.a, p.where);
+    for (int i = 0; i < 128; i++) expect(a.by_rows(i / 2, i % 2 * 8));
+}
+
 // Reads the operands as the thread that waits (ThreadSanitizer sees these accesses), writes the results for all.
 template <int N>
 void run_product(const WarpgroupProduct& p) {
@@ -416,6 +456,7 @@ void issue_product(float (&d)[N / 2], const uint32_t* a_registers, uint64_t a, u
     p.d[index] = d;
     release(&w.issued);
     if (++p.issued == 128) {
+        expect_fenced_operands(p);
         p.patience = draw_patience();
         for (Thread* other : w.waiting) block().wake(other);
         w.waiting.clear();
@@ -502,7 +543,7 @@ void tma_store_wait() {
 inline void bulk_load(void* to, const void* from, unsigned bytes, uint64_t* barrier, EMU_CALLER) {
     emu::bulk_load(to, from, bytes, barrier, EMU_CALLED_FROM);
 }
-inline void fence_proxy_async() {}
+inline void fence_proxy_async() { emu::fence_proxy_async(); }
 
 inline uint32_t descriptor_address(const void* p, EMU_CALLER) { return emu::shared_address(p, 16, 16, EMU_CALLED_FROM); }
 template <int R>

@@ -512,7 +512,10 @@ enum class Mistake {
     unwaited_load,
     misaligned,
     within_16_bytes,
-    stored_before_the_row
+    stored_before_the_row,
+    unfenced_store,
+    store_fenced_by_one_warp,
+    unfenced_operand
 };
 
 template <Mistake mistake>
@@ -530,6 +533,15 @@ __global__ void mistaken_kernel(const __grid_constant__ CUtensorMap map) {
         if (mistake == Mistake::stored_before_the_row) tma_store(map, tile, -64, 0);
     }
     if (mistake != Mistake::unwaited_load) mbarrier_wait(barrier, 0);
+    constexpr bool by_one = mistake == Mistake::store_fenced_by_one_warp;
+    if (mistake == Mistake::unfenced_store || by_one || mistake == Mistake::unfenced_operand) {
+        tile[threadIdx.x] = bf16((float)blockIdx.x + 20);  // not what the block before has left
+        if (by_one && threadIdx.x < 32) fence_proxy_async();
+        __syncthreads();
+        if (threadIdx.x == 0 && mistake != Mistake::unfenced_operand) tma_store(map, tile, 0, 0), tma_store_commit();
+        if (threadIdx.x == 0) tma_store_wait<0>();
+        __syncthreads();
+    }
     float d[32];
     if (mistake != Mistake::no_fence) wgmma_fence(d);
     const bool odd = mistake == Mistake::different_products && threadIdx.x == 77;
@@ -539,11 +551,12 @@ __global__ void mistaken_kernel(const __grid_constant__ CUtensorMap map) {
 }
 
 template <Mistake mistake>
-void run_mistaken(gpu::Ctx& ctx) {
-    emu::config().order = emu::Order::forward;
+void run_mistaken(gpu::Ctx& ctx, int blocks = 1) {
+    emu::config().order = blocks == 1 ? emu::Order::forward : emu::Order::random;
     Device<bf16> array(whole_numbers(64 * 64, 10));
     const CUtensorMap map = tensor_map<2>(array.p(), {64, 64}, {128}, {64, 64});
-    LAUNCH((mistaken_kernel<mistake>), 1, 128, 64 * 64 * 2 + 16, ctx, map);
+    LAUNCH((mistaken_kernel<mistake>), blocks, 128, 64 * 64 * 2 + 16, ctx, map);
+    CUDA(cudaDeviceSynchronize());
 }
 
 }  // namespace
@@ -563,5 +576,8 @@ TEST_F(Hopper, EmulatorNamesMistakes) {
     EXPECT_DEATH(run_mistaken<Mistake::misaligned>(ctx), "test_hopper.cu:.*no multiple of 128");
     EXPECT_DEATH(run_mistaken<Mistake::within_16_bytes>(ctx), "test_hopper.cu:.*begins at element 4 of a row, within 16 bytes");
     EXPECT_DEATH(run_mistaken<Mistake::stored_before_the_row>(ctx), "test_hopper.cu:.*a box is stored at -64");
+    EXPECT_DEATH(run_mistaken<Mistake::unfenced_store>(ctx), "test_hopper.cu:.*no fence_proxy_async");
+    EXPECT_DEATH(run_mistaken<Mistake::store_fenced_by_one_warp>(ctx, 200), "test_hopper.cu:.*no fence_proxy_async");
+    EXPECT_DEATH(run_mistaken<Mistake::unfenced_operand>(ctx), "test_hopper.cu:.*no fence_proxy_async");
 }
 #endif
