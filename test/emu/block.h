@@ -6,6 +6,7 @@
 // If every thread waits, that is a deadlock: where each one waits is printed, and the program ends.
 //
 // Environment: EMU_ORDER=forward|reverse|random (random)  EMU_SEED=N (1)  EMU_THREADS=N blocks at a time (1)
+//              EMU_REFUSALS=N cuBLASLt refuses one in N of the products that it may refuse (4; 0: none)
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -29,9 +30,10 @@ enum class Order { forward, reverse, random };
 
 struct Config {
     Order order = Order::random;
-    unsigned seed = 1, threads = 1;
+    unsigned seed = 1, threads = 1, refusals = 4;
     Config() {
         const char *o = getenv("EMU_ORDER"), *s = getenv("EMU_SEED"), *t = getenv("EMU_THREADS");
+        if (const char* r = getenv("EMU_REFUSALS")) refusals = (unsigned)atoi(r);
         if (o) order = !strcmp(o, "forward") ? Order::forward : !strcmp(o, "reverse") ? Order::reverse : Order::random;
         if (s) seed = (unsigned)atoi(s);
         if (t) threads = (unsigned)std::max(1, atoi(t));

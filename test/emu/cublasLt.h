@@ -7,6 +7,8 @@
 // - Reading or writing outside of device memory ends the program, as on a GPU; the operands' last elements count.
 // - The first algorithm offered is the least accurate that the preference allows (partial sums rounded to D's type), and most
 //   want 16-byte alignment if they may. Each adds in an order of its own.
+// - Epilogues that are not fused on all GPUs and for all shapes (with an auxiliary matrix, with a bias gradient) are refused for
+//   one in EMU_REFUSALS products, drawn from EMU_SEED and the product: the same one is refused each time.
 // - C is read only if beta is not 0; unset pointers, unaligned pointers, a workspace too small are errors.
 // Not here: fp16, integers, complex numbers, row-major and tiled orders, ReLU, block scales (mxfp8), matrix transforms.
 #pragma once
@@ -326,6 +328,14 @@ struct Product {
     size_t bias_length() const { return op->epilogue == CUBLASLT_EPILOGUE_BGRADB ? n : m; }
 };
 
+inline bool refused_by_chance(const Product& p) {
+    if (config().refusals < 2) return config().refusals == 1;
+    unsigned hash = config().seed;
+    for (const size_t x : {p.m, p.n, p.k, (size_t)p.a->type, (size_t)p.d->type, (size_t)p.op->epilogue})
+        hash = (hash ^ (unsigned)x) * 2654435761u, hash ^= hash >> 15;
+    return hash % config().refusals == 0;
+}
+
 // Everything that does not depend on pointers to matrices.
 inline cublasStatus_t describe(Product& p) {
     if (!p.op || !p.a || !p.b || !p.c || !p.d) return CUBLAS_STATUS_INVALID_VALUE;
@@ -385,7 +395,7 @@ inline cublasStatus_t describe(Product& p) {
         case CUBLASLT_EPILOGUE_DGELU_BGRAD:
         case CUBLASLT_EPILOGUE_BGRADA:
         case CUBLASLT_EPILOGUE_BGRADB:
-            if (fp8) return CUBLAS_STATUS_NOT_SUPPORTED;
+            if (fp8 || refused_by_chance(p)) return CUBLAS_STATUS_NOT_SUPPORTED;
             break;
         default: return CUBLAS_STATUS_NOT_SUPPORTED;
     }

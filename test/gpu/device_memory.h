@@ -12,6 +12,19 @@
 
 namespace test {
 
+// While this lives the emulated cuBLASLt refuses all that it may refuse, or nothing. A GPU's library is not asked.
+struct Refusals {
+#ifndef __CUDACC__
+    static constexpr bool possible = true;
+    const unsigned before = emu::config().refusals;
+    explicit Refusals(bool all) { emu::config().refusals = all; }
+    ~Refusals() { emu::config().refusals = before; }
+#else
+    static constexpr bool possible = false;
+    explicit Refusals(bool) {}
+#endif
+};
+
 template <class T>
 class Device {
 public:

@@ -18,6 +18,7 @@ constexpr bool emulated = false;
 #else
 constexpr bool emulated = true;
 #endif
+const Refusals no_chance(false);
 // EXPECT_OF_LIBRARY(condition) << what: fails on the emulator, is printed as a finding on a GPU.
 class Finding {
 public:
@@ -666,6 +667,35 @@ TEST(CublasLt, RefusesWhatDoesNotFit) {
     EXPECT_OF_LIBRARY(refused(with_aux(16))) << "aux ld too small";
     EXPECT_OF_LIBRARY(refused(with_aux(28))) << "aux ld not a multiple of 8";
 }
+
+#ifndef __CUDACC__
+// Some products with an epilogue that is not always fused, the same ones each time; none with a bias.
+TEST(CublasLt, RefusesSomeEpilogues) {
+    gpu::Ctx ctx;
+    emu::config().refusals = 4;
+    const auto refusals = [&](cublasLtEpilogue_t epilogue) {
+        std::string all;
+        for (int m = 16; m <= 512; m += 16) {
+            Operands x({CUDA_R_16BF, CUDA_R_16BF}, m, 1, 8, false, false);
+            Matrix aux(CUDA_R_16BF, m, 1);
+            Product p(ctx, x.a, x.b, x.c, x.d, false, false);
+            p.epilogue(epilogue);
+            p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux.p());
+            p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)aux.ld);
+            all += p.algorithms().empty() ? '1' : '0';
+        }
+        return all;
+    };
+    for (const auto epilogue : {CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADB}) {
+        const std::string once = refusals(epilogue);
+        EXPECT_NE(once.find('1'), std::string::npos) << epilogue;
+        EXPECT_NE(once.find('0'), std::string::npos) << epilogue;
+        EXPECT_EQ(refusals(epilogue), once);
+    }
+    EXPECT_EQ(refusals(CUBLASLT_EPILOGUE_BIAS).find('1'), std::string::npos);
+    emu::config().refusals = 0;
+}
+#endif
 
 TEST(CublasLt, Fp32OperandsHaveFp32Results) {
     gpu::Ctx ctx;
