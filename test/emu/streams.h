@@ -5,7 +5,7 @@
 // any stream whose next work may run is drawn, until what the host waits for is done; the rest stays for later.
 // EMU_ORDER=random draws from EMU_SEED; reverse takes the newest stream first; forward runs all work as soon as it is put on
 // its stream, so that a debugger still shows who put it there.
-// All calls come from one thread of the host, as this program's do. What is left when the program ends does not run.
+// Calls of several threads of the host must not overlap, and this program's do not. What is left when it ends does not run.
 #pragma once
 #include <time.h>
 

@@ -286,3 +286,53 @@ TEST(Memory, ClearingComesBeforeUploads) {
         for (size_t k = 0; k < got.size(); k++) ASSERT_EQ(got[k], k < values.size() ? 7 : 0) << k << ", round " << i;
     }
 }
+
+#ifndef __CUDACC__
+// Two streams that nothing orders, and a source that is overwritten too early.
+TEST(Emulator, ShowsMissingOrderOfStreams) {
+    const emu::Config before = emu::config();
+    emu::config().order = emu::Order::random;
+    cudaStream_t writes, reads;
+    cudaEvent_t written;
+    CUDA(cudaStreamCreateWithFlags(&writes, cudaStreamNonBlocking));
+    CUDA(cudaStreamCreateWithFlags(&reads, cudaStreamNonBlocking));
+    CUDA(cudaEventCreateWithFlags(&written, cudaEventDisableTiming));
+    uint8_t* x;
+    CUDA(cudaMalloc(&x, 1));
+    const auto wrong_of_40 = [&](bool waits) {
+        int wrong = 0;
+        for (unsigned seed = 1; seed <= 40; seed++) {
+            emu::config().seed = seed;
+            uint8_t got = 0;
+            CUDA(cudaMemset(x, 0, 1));
+            CUDA(cudaDeviceSynchronize());
+            CUDA(cudaMemsetAsync(x, 1, 1, writes));
+            CUDA(cudaEventRecord(written, writes));
+            if (waits) CUDA(cudaStreamWaitEvent(reads, written));
+            CUDA(cudaMemcpyAsync(&got, x, 1, cudaMemcpyDeviceToHost, reads));
+            wrong += got != 1;
+        }
+        return wrong;
+    };
+    EXPECT_EQ(wrong_of_40(true), 0);
+    EXPECT_GE(wrong_of_40(false), 10);
+
+    void* page_locked;
+    CUDA(cudaMallocHost(&page_locked, 1));
+    uint8_t pageable = 0, got[2] = {};
+    for (uint8_t* source : {(uint8_t*)page_locked, &pageable}) {
+        *source = 1;
+        CUDA(cudaMemcpyAsync(x, source, 1, cudaMemcpyHostToDevice, writes));
+        *source = 2;  // nobody has waited
+        CUDA(cudaMemcpyAsync(&got[source == &pageable], x, 1, cudaMemcpyDeviceToHost, writes));
+    }
+    EXPECT_EQ(got[0], 2) << "page-locked memory is read late";
+    EXPECT_EQ(got[1], 1) << "pageable memory is read at once";
+    CUDA(cudaFree(x));
+    CUDA(cudaFreeHost(page_locked));
+    CUDA(cudaEventDestroy(written));
+    CUDA(cudaStreamDestroy(writes));
+    CUDA(cudaStreamDestroy(reads));
+    emu::config() = before;
+}
+#endif
