@@ -203,9 +203,12 @@ enum cudaDeviceAttr {
 };
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0, cudaEventDefault = 0;
 
-struct emu_stream {};
+struct emu_stream {
+    bool stuck = false;  // behind an operation that never completes (nccl.h): who waits for this stream waits for ever
+};
 struct emu_event {
     double ms = 0;
+    bool stuck = false;
 };
 using cudaStream_t = emu_stream*;
 using cudaEvent_t = emu_event*;
@@ -349,19 +352,29 @@ inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return *s = new emu_stream, cudaSuccess; }
 inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return *s = new emu_stream, cudaSuccess; }
 inline cudaError_t cudaStreamDestroy(cudaStream_t s) { return delete s, cudaSuccess; }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    while (s && s->stuck) pause();
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
+    if (s && e->stuck) s->stuck = true;
+    return cudaSuccess;
+}
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return *e = new emu_event, cudaSuccess; }
 inline cudaError_t cudaEventCreate(cudaEvent_t* e) { return *e = new emu_event, cudaSuccess; }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete e, cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = nullptr) {
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
+    e->stuck = s && s->stuck;
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return e->ms = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6, cudaSuccess;
 }
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    while (e->stuck) pause();
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t e) { return e->stuck ? cudaErrorNotReady : cudaSuccess; }
 inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
     return *ms = (float)(end->ms - start->ms), cudaSuccess;
 }
