@@ -493,11 +493,12 @@ GemmPlan& plan_of(Ctx& ctx, const GemmKey& key, bool may_be_apart, bool preferre
     return *ctx.plans->plans.emplace(key, std::move(plan)).first->second;
 }
 
-// Whether to take the product with the epilogue of `key`, and not apart(pointers). `preferred` decides without tuning.
+// Whether to take the product with the epilogue of `key`, and not apart(pointers). `preferred` decides without tuning. The
+// library's GeLU has the GPU's tanh of 11 bits (measured on an H100), which bf16 hides and fp32 does not: there it stays apart.
 template <class Apart>
 bool fuses(Ctx& ctx, const GemmKey& key, bool preferred, const Apart& apart) {
     const Fusion fusion = ctx.plans ? ctx.plans->fusion : Fusion::if_faster;
-    if (fusion == Fusion::never) return false;
+    if (fusion == Fusion::never || (has_aux(key.epilogue) && key.d == CUDA_R_32F)) return false;
     return !plan_of(ctx, key, true, preferred || fusion == Fusion::always, apart).apart;
 }
 
@@ -603,10 +604,8 @@ inline GemmKey backward_weight_key(const GemmPointers& p, int N, int IC, int OC,
     return {IC, OC, N, false, true, x_type, x_type, cublas_type<real>(), epilogue, acc == Acc::Add, p};
 }
 
-// From Hopper on the library computes GeLU and its derivative in the product itself; on other GPUs in a kernel behind it. It
-// does so with the GPU's tanh of 11 bits (measured on an H100), which bf16 hides and fp32 does not.
+// From Hopper on the library computes GeLU and its derivative in the product itself; on other GPUs in a kernel behind it.
 inline bool fuses_gelu(const Ctx& ctx) { return ctx.capability >= 90; }
-constexpr bool may_fuse_gelu = std::is_same<floatX, bf16>::value;
 
 }  // namespace detail
 
@@ -630,7 +629,7 @@ inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX
         linear_forward(ctx, (floatX*)p.aux, (const floatX*)p.b, (const floatX*)p.a, (const floatX*)p.bias, N, IC, OC);
         gelu_forward(ctx, (floatX*)p.d, (const floatX*)p.aux, N, OC);
     };
-    if (detail::may_fuse_gelu && detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
+    if (detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
     else apart(pointers);
 }
 
@@ -642,7 +641,7 @@ inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dou
         linear_backward_input(ctx, (floatX*)p.d, (const floatX*)p.b, (const floatX*)p.a, N, IC, OC);
         gelu_backward(ctx, (floatX*)p.d, (const floatX*)p.d, (const floatX*)p.aux, N, IC);
     };
-    if (detail::may_fuse_gelu && detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
+    if (detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
     else apart(pointers);
 }
 

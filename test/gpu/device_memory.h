@@ -12,19 +12,6 @@
 
 namespace test {
 
-// While this lives the emulated cuBLASLt refuses all that it may refuse, or nothing. A GPU's library is not asked.
-struct Refusals {
-#ifndef __CUDACC__
-    static constexpr bool possible = true;
-    const unsigned before = emu::config().refusals;
-    explicit Refusals(bool all) { emu::config().refusals = all; }
-    ~Refusals() { emu::config().refusals = before; }
-#else
-    static constexpr bool possible = false;
-    explicit Refusals(bool) {}
-#endif
-};
-
 template <class T>
 class Device {
 public:
@@ -50,8 +37,8 @@ public:
     void set(const std::vector<T>& values) {
         ASSERT_EQ(values.size(), n_) << name_;
         if (n_) CUDA(cudaMemcpy(p(), values.data(), n_ * sizeof(T), cudaMemcpyHostToDevice));
-        CUDA(cudaDeviceSynchronize());  // a copy from pageable memory may still be on its way, on a stream that ops do not wait
-                                        // for
+        // A copy from pageable memory may still be on its way, on a stream that ops do not wait for.
+        CUDA(cudaDeviceSynchronize());
     }
     std::vector<T> get() const {
         CUDA(cudaDeviceSynchronize());

@@ -8,36 +8,13 @@
 
 #include "../../llmc/gpu/ctx.cuh"
 #include "device_memory.h"
+#include "library.h"
 
 using namespace test;
 
 namespace {
 
-#ifdef __CUDACC__
-constexpr bool emulated = false;
-#else
-constexpr bool emulated = true;
-#endif
 const Refusals no_chance(false);
-// EXPECT_OF_LIBRARY(condition) << what: fails on the emulator, is printed as a finding on a GPU.
-class Finding {
-public:
-    explicit Finding(const char* condition) { text_ << condition << ": "; }
-    template <class T>
-    Finding& operator<<(const T& x) {
-        text_ << x;
-        return *this;
-    }
-    ~Finding() {
-        if (emulated) ADD_FAILURE() << text_.str();
-        else printf("finding: not so with this library: %s\n", text_.str().c_str());
-    }
-
-private:
-    std::ostringstream text_;
-};
-#define EXPECT_OF_LIBRARY(condition) \
-    if (!(condition)) Finding(#condition)
 
 // ---- storage types, written down again -------------------------------------------------------------------------------------
 size_t bytes_of(cudaDataType type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1; }
@@ -200,7 +177,7 @@ struct Product {
     // The real library is not asked to start what it should refuse: what it accepts by mistake can end the device's context.
     bool refused() {
         const auto found = algorithms(1);
-        return found.empty() || (emulated && start(&found[0].algo) != CUBLAS_STATUS_SUCCESS);
+        return found.empty() || (library_is_emulated && start(&found[0].algo) != CUBLAS_STATUS_SUCCESS);
     }
 
     struct Sum {

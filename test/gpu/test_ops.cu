@@ -13,6 +13,7 @@
 #include "../../llmc/gpu/reduce.cuh"
 #include "../../llmc/gpu/rope.cuh"
 #include "device_memory.h"
+#include "library.h"
 
 namespace backend = gpu;
 
@@ -207,7 +208,7 @@ TEST(LinearGelu, FusedAndApart) {
     int runs = 0;
     for (const auto fusion : {gpu::Fusion::always, gpu::Fusion::never, gpu::Fusion::if_faster, gpu::Fusion::always}) {
         const bool refused = runs++ == 3;  // by the library
-        if (refused && !test::Refusals::possible) break;
+        if (refused && !test::library_is_emulated) break;
         const test::Refusals refusals(refused);
         gpu::Ctx ctx;
         gpu::use_gemm_cache(ctx, "", false);
@@ -222,11 +223,7 @@ TEST(LinearGelu, FusedAndApart) {
             !refused && (fusion == gpu::Fusion::always || (fusion == gpu::Fusion::if_faster && ctx.capability >= 90));
         const int expected =
             wanted && std::is_same<floatX, bf16>::value ? 6 : 0;  // in fp32 never: the library's tanh has 11 bits
-#ifdef __CUDACC__
-        if (fused != expected) printf("finding: this library fuses %d GeLUs, not %d\n", fused, expected);
-#else
-        EXPECT_EQ(fused, expected);
-#endif
+        EXPECT_OF_LIBRARY(fused == expected) << fused << " GeLUs are fused, not " << expected;
     }
 }
 
