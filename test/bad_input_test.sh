@@ -79,15 +79,9 @@ loses_data() {
     for end in bin idx; do cp good.$end "${data%.*}.$end"; done
     "$@" --data-path "${data%.*}" --out "$out" --train-iters 1000000 --lr-decay-iters 1000000 --eval-iters 0 >out.txt 2>err.txt </dev/null &
     pid=$!
-    for _ in $(seq 1 300); do
-        grep -q '"kind":"step"' "$out/log.jsonl" 2>/dev/null && break
-        sleep 0.1
-    done
+    comes grep '"kind":"step"' "$out/log.jsonl"
     truncate -s 0 "$data"
-    for _ in $(seq 1 300); do
-        kill -0 $pid 2>/dev/null || break
-        sleep 0.1
-    done
+    comes refused kill -0 $pid
     kill -KILL $pid 2>/dev/null
     wait $pid
     status=$?

@@ -28,6 +28,11 @@ passes() {
     if [[ $status == 0 ]]; then echo "ok: $name: ends well"; else echo "FAILED: $name: ends with status $status"; fi
     if [[ $status != 0 ]] || grep -q '^FAILED' run.txt; then grep -v '^ok: ' run.txt | tail -n 20; fi
 }
+# comes COMMAND...: waits until the command succeeds, for at most a minute. What a test waits for is an event, never a time.
+comes() {
+    for _ in $(seq 600); do "$@" >/dev/null 2>&1 && return; sleep 0.1; done
+    return 1
+}
 # refused COMMAND...: the command fails.
 refused() { ! "$@"; }
 # losses DIR: step and loss of every step of a run, in the order of its log.

@@ -127,7 +127,7 @@ expect "inspect finds the checkpoint intact" "$program" inspect "$written/latest
 
 # A run that is killed goes on, on fewer ranks.
 (train 4 killed --tp 2 --pp 2 --train-iters 100000 --lr-decay-iters 8 >killed.txt 2>&1; echo $? >status.txt) &
-for _ in $(seq 1 300); do [[ -e killed/latest ]] && break; sleep 0.1; done
+comes test -e killed/latest
 victim=$(pgrep -f "$program train .*--out killed " | tail -n 1)
 start=$SECONDS
 kill -9 "$victim"
@@ -163,7 +163,7 @@ says "names the option" "different options: --lr is 0.001 on rank 0 and 0.002 on
 
 # A rank that never comes back.
 (train 2 stuck --train-iters 100000 --lr-decay-iters 8 --distributed-timeout 3s >stuck.txt 2>&1; echo $? >status.txt) &
-for _ in $(seq 1 300); do [[ -e stuck/latest ]] && break; sleep 0.1; done
+comes test -e stuck/latest
 victim=$(pgrep -f "$program train .*--out stuck " | tail -n 1)
 start=$SECONDS
 kill -STOP "$victim"

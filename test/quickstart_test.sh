@@ -47,7 +47,7 @@ expect "a text that is not there is named" bash -c "! TEXT=nothere.txt OUT=none 
 
 OUT=stopped STEPS=1000000 VOCAB=300 PRESET=llama-tiny TEXT=texts/birds.txt bash "$script" >stopped.txt 2>&1 &
 quickstart=$!
-for _ in $(seq 600); do grep -qs '"kind":"step","step":3,' stopped/model/log.jsonl && break; sleep 0.1; done
+comes grep '"kind":"step","step":3,' stopped/model/log.jsonl
 kill -TERM $quickstart
 wait $quickstart
 expect "told to stop, it does not go on with the rest" test $? == 130

@@ -86,10 +86,7 @@ expect "threads: $(threads) of them in $places places" test "$(threads)" == "$pl
 # ---- Ctrl-C ----
 EXEC=exec run interrupted llama --train-iters 1000000 --eval-interval 1000000 >interrupted.txt 2>&1 &
 pid=$!
-for _ in $(seq 1 300); do
-    grep -q '"kind":"step"' interrupted/log.jsonl 2>/dev/null && break
-    sleep 0.1
-done
+comes grep '"kind":"step"' interrupted/log.jsonl
 kill -INT $pid
 expect "Ctrl-C ends the run with status 0" wait $pid
 expect "Ctrl-C: says that it stopped" grep -q "stopped after" interrupted.txt
