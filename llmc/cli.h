@@ -101,7 +101,8 @@ void add_option(CLI::App& app, const std::string& name, const std::string& names
     if constexpr (std::is_same_v<Value, bool>) {
         option = app.add_flag(names, value);
     } else if constexpr (std::is_same_v<Value, Strings>) {
-        option = app.add_option(names, value);
+        // Filled here and not by CLI11, which takes brackets, commas and braces in a value for the borders of a list.
+        option = app.add_option(names, [&value](const CLI::results_t& given) { return value = given, true; });
         if (allowed.values > 0) option->expected(allowed.values);
         else option->expected(1, 1 << 20);
         option->type_name(allowed.values > 1 ? "VALUE x " + std::to_string(allowed.values) : "VALUE ...");

@@ -42,6 +42,26 @@ TEST(Cli, AliasesAreTheSameOption) {
     EXPECT_DOUBLE_EQ(o.z_loss_strength, 1e-4);
 }
 
+TEST(Cli, BracketsCommasAndBracesAreOfTheValue) {
+    const Strings odd = {"[MASK]", "[a,b]", "{}", "c,d", "[]", "%%", "<|end|>"};
+    std::vector<std::string> arguments = {"--data-path"};
+    arguments.insert(arguments.end(), odd.begin(), odd.end());
+    EXPECT_EQ(parsed(arguments).data_path, odd);
+    for (const std::string& value : odd) {
+        EXPECT_EQ(parsed({"--data-path", value}).data_path, Strings{value});
+        EXPECT_EQ(parsed({"--data-path=" + value}).data_path, Strings{value});
+        EXPECT_EQ(parsed({"--sample-prompt", value}).sample_prompt, value);
+        EXPECT_EQ(parsed({"--sample-prompt=" + value}).sample_prompt, value);
+    }
+    const test::TemporaryDirectory dir;
+    test::write_file(dir / "run.toml",
+                     "data-path = [\"[MASK]\", \"a,b\"]\nsample-prompt = \"[a, b]\"\nsplit = \"90, 10, 0\"\n");
+    const TrainOptions o = parsed({"--config", dir / "run.toml"});
+    EXPECT_EQ(o.data_path, (Strings{"[MASK]", "a,b"}));
+    EXPECT_EQ(o.sample_prompt, "[a, b]");
+    EXPECT_EQ(o.split, "90, 10, 0");
+}
+
 TEST(Cli, ALaterValueWins) { EXPECT_EQ(parsed({"--num-layers", "3", "--num-layers", "4"}).num_layers, 4); }
 
 TEST(Cli, ConfigurationFileAndCommandLine) {
