@@ -8,8 +8,8 @@
 //   none of these             alone. So is a program in a batch script of SLURM, which is no step of several tasks
 //
 // An operation is called by all ranks in the same order; each tells which one it is in, so that a mix-up is an error that names
-// the ranks. Waiting for other ranks is unlimited as such. watch() starts a thread that reports a wait longer than a limit,
-// with what each rank is doing, and ends the run.
+// the ranks. Waiting for other ranks is unlimited as such. watch() starts a thread that reports a wait longer than a limit, of
+// the host or of its GPU, with what each rank is doing, and ends the run.
 //
 // Errors. A rank that fails must end all: catch Error where the World still lives, print it, call abort(1). If the exception
 // leaves the World's scope instead, or the process is killed, the launcher ends the others when this process has ended; mpirun
@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -96,11 +97,30 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         return current_;
     }
+    // Lets the watchdog's thread ask what a device waits in, beside its host. look() may throw an Error, which ends the run.
+    void add(const void* owner, std::function<Activity()> look) {
+        std::lock_guard<std::mutex> lock(looks_mutex_);
+        looks_[owner] = std::move(look);
+    }
+    void remove(const void* owner) {
+        std::lock_guard<std::mutex> lock(looks_mutex_);
+        looks_.erase(owner);
+    }
+    // The wait that has lasted longest, of the host and its device; without one, what the host computes.
+    Activity longest_wait() {
+        Activity longest = current();
+        std::lock_guard<std::mutex> lock(looks_mutex_);
+        for (const auto& [owner, look] : looks_)
+            if (const Activity a = look(); a.waiting && (!longest.waiting || a.since < longest.since)) longest = a;
+        return longest;
+    }
 
 private:
     mutable std::mutex mutex_;
     Activity current_;
     std::map<std::string, double> waited_;
+    std::mutex looks_mutex_;  // another one, so that the host is not held up by looks
+    std::map<const void*, std::function<Activity()>> looks_;
 };
 
 class World;
@@ -358,7 +378,7 @@ struct WorldState {
             Activity last = at_start;
             std::unique_lock<std::mutex> lock(mutex);
             while (!wake.wait_for(lock, std::chrono::duration<double>(std::min(1.0, timeout / 4)), [&] { return stop; })) {
-                const Activity now = monitor->current();
+                const Activity now = look();
                 if (now.since != last.since || now.waiting != last.waiting) write_status(now);
                 last = now;
                 if (now.waiting && monotonic_seconds() - now.since > timeout) report(now);
@@ -367,6 +387,14 @@ struct WorldState {
             end.operation = "the end", end.group.clear(), end.waiting = false;
             write_status(end);
         });
+    }
+    Activity look() {
+        try {
+            return monitor->longest_wait();
+        } catch (const Error& e) {
+            print_line(stderr, "error: " + describe(rank) + ": " + e.what());
+            end_run(1);
+        }
     }
     void open_status(const std::string& path, int flags) {
         status_fd = open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0644);

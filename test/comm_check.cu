@@ -459,13 +459,35 @@ static void fail_as_told(Test& t, const std::string& how, int who, const char* s
         w.barrier();
         if (me) sleep(600);
         w.barrier();
-    } else if (how == "late_in_group") {
+    } else if (how == "late_in_group" || how == "late_started") {
+        be::Comm comm(t.ctx, w, everyone, "tensor");
+        w.watch(1.5, status_file);
+        Buffer<real> x(t.ctx, 100 * everyone.size());
+        be::all_reduce(t.ctx, comm, x.data(), 100);
+        if (me) sleep(600);
+        be::Pending p;
+        if (how == "late_started") p = be::start_all_gather(t.ctx, comm, x.data(), 100);
+        else be::all_reduce(t.ctx, comm, x.data(), 100);
+        be::finish(t.ctx, p);
+        x.fetch();
+#ifdef BACKEND_EMU
+    } else if (how == "long_kernel") {  // must end well: a collective behind a kernel that lasts longer than the limit
         be::Comm comm(t.ctx, w, everyone, "tensor");
         w.watch(1.5, status_file);
         Buffer<real> x(t.ctx, 100);
+        const emu::Ticket kernel = emu::streams().hang(t.ctx.stream);
         be::all_reduce(t.ctx, comm, x.data(), 100);
+        sleep(3);
+        kernel->over = true;
+        x.fetch();
+#endif
+    } else if (how == "late_message") {  // rank 0 expects one of rank 1
+        be::Comm comm(t.ctx, w, everyone, "pipeline");
+        be::connect_ring(t.ctx, comm);
+        w.watch(1.5, status_file);
+        Buffer<floatX> x(t.ctx, 100);
         if (me) sleep(600);
-        be::all_reduce(t.ctx, comm, x.data(), 100);
+        if (w.rank() == 0) be::recv(t.ctx, comm, x.data(), 100, 1, 5);
         x.fetch();
     } else if (how == "kill") {
         if (me) raise(SIGKILL);

@@ -20,7 +20,9 @@
 // Cost: a collective moves what the CPU's does; 360 GB/s between 8 GPUs on NVLink 4 take messages of 64 MB or more.
 //
 // Errors: NCCL's are fail()ed with its text. If a rank has died, the others wait in NCCL until the launcher ends them, or the
-// World's watchdog does. TRAIN_GPT_CHECK_COMM=1 compares collectives as on the CPU; each then waits for the device.
+// World's watchdog does: UnderWay tells it what waits on streams, and what errors NCCL met there. It ends the process without
+// ncclCommAbort, which could itself wait. TRAIN_GPT_CHECK_COMM=1 compares collectives as on the CPU; each then waits for the
+// device.
 // Kernels of several communicators under way at a time must fit on the GPU together, as ranks wait for each other in them: here
 // at most the started collectives of each Comm and one send per edge, which take a few of some hundred multiprocessors.
 // Several ranks cannot share a GPU. Not yet run with NCCL on GPUs, only on the emulator.
@@ -42,6 +44,8 @@
 #include <nccl.h>
 #endif
 
+#include <deque>
+#include <mutex>
 #ifdef BACKEND_EMU
 #include <future>
 #include <thread>
@@ -94,6 +98,69 @@ inline Event record(cudaStream_t stream) {
 // What is put on `later` from now on runs after what is on `earlier` by now.
 inline void order(cudaStream_t later, cudaStream_t earlier) { CUDA(cudaStreamWaitEvent(later, record(earlier).get(), 0)); }
 
+// What a group has put on streams and is not over. NCCL's calls return at once; it is the device that waits for other ranks,
+// and so the watchdog must look there. Each operation lies between two events. What is measured is how long the second one has
+// been outstanding since the watchdog first saw the first one passed: neither kernels before it on the stream, however long,
+// nor the host's being far ahead are taken for a wait.
+class UnderWay {
+public:
+    const comm_detail::Members& group;
+
+    UnderWay(const comm_detail::Members& g, int device) : group(g), device_(device) {}
+    // Lets launch() put an operation on the stream; the event after it.
+    template <class Launch>
+    std::shared_ptr<Event> put(const char* operation, int64_t number, ncclComm_t comm, cudaStream_t stream, Launch launch) {
+        const Activity activity = {false, operation, group.name, number};
+        Event reached = record(stream);
+        check(launch(comm, stream), activity);
+        auto over = std::make_shared<Event>(record(stream));
+        std::lock_guard<std::mutex> lock(mutex_);
+        drop_finished();
+        operations_.push_back({std::move(reached), over, comm, activity});
+        return over;
+    }
+    // The operation that has waited longest. Called by the watchdog's thread.
+    Activity longest_wait() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        CUDA(cudaSetDevice(device_));  // or CUDA would make a context on the first GPU for this thread
+        drop_finished();
+        Activity longest;
+        for (Operation& o : operations_) {
+            if (passed(*o.over)) continue;
+            ncclResult_t error = ncclSuccess;
+            NCCL(ncclCommGetAsyncError(o.comm, &error));
+            check(error, o.activity);
+            if (!o.activity.waiting && passed(o.reached)) o.activity.waiting = true, o.activity.since = monotonic_seconds();
+            if (o.activity.waiting && (!longest.waiting || o.activity.since < longest.since)) longest = o.activity;
+        }
+        return longest;
+    }
+
+private:
+    struct Operation {
+        Event reached;
+        std::shared_ptr<Event> over;
+        ncclComm_t comm;
+        Activity activity;
+    };
+    static void check(ncclResult_t result, const Activity& activity) {
+        if (result != ncclSuccess && result != ncclInProgress) nccl_failed(result, activity.name().c_str(), __FILE__, __LINE__);
+    }
+    static bool passed(const Event& event) {
+        const cudaError_t error = cudaEventQuery(event.get());
+        if (error == cudaErrorNotReady) return (void)cudaGetLastError(), false;  // or it would be found after the next launch
+        CUDA(error);
+        return true;
+    }
+    void drop_finished() {
+        while (!operations_.empty() && passed(*operations_.front().over)) operations_.pop_front();
+    }
+
+    const int device_;
+    std::mutex mutex_;
+    std::deque<Operation> operations_;  // in the order of calls
+};
+
 // A communicator, and a stream to use it on.
 struct Channel {
     ncclComm_t comm = nullptr;
@@ -116,17 +183,17 @@ struct Edge : Channel {
 
 #ifndef BACKEND_EMU
     // The rest: the sender's stream may write x again.
-    std::function<void()> send(const floatX* x, size_t n, cudaStream_t from, Monitor*, const std::string&, int64_t) {
+    std::function<void()> send(const floatX* x, size_t n, cudaStream_t from, UnderWay& under_way, int64_t number) {
         order(stream, from);
-        NCCL(ncclSend(x, n, nccl_type<floatX>(), 1, comm, stream));
-        const auto sent = std::make_shared<Event>(record(stream));
+        const auto sent = under_way.put("send", number, comm, stream, [=](ncclComm_t c, cudaStream_t s) {
+            return ncclSend(x, n, nccl_type<floatX>(), 1, c, s);
+        });
         return [=] { CUDA(cudaStreamWaitEvent(from, sent->get(), 0)); };
     }
 #else
     // The call is checked here and made by a thread, after the one before it.
     std::shared_future<ncclResult_t> last;
-    std::function<void()> send(const floatX* x, size_t n, cudaStream_t, Monitor* monitor, const std::string& name,
-                               int64_t number) {
+    std::function<void()> send(const floatX* x, size_t n, cudaStream_t, UnderWay& under_way, int64_t number) {
         NCCL(ncclGroupStart());
         NCCL(ncclSend(x, n, nccl_type<floatX>(), 1, comm, stream));
         emu::nccl::Operations operations;
@@ -138,8 +205,8 @@ struct Edge : Channel {
             if (before.valid()) before.wait();
             promise.set_value(emu::nccl::run_all(std::move(operations)));
         }).detach();
-        return [=] {
-            const Waiting waiting(monitor, "send", name, number);
+        return [=, &group = under_way.group] {
+            const Waiting waiting(group.monitor.get(), "send", group.name, number);
             NCCL(sent.get());
         };
     }
@@ -152,14 +219,17 @@ struct Group : comm_detail::Members {
     std::shared_ptr<Event> last_started;       // on own.stream; what follows on another stream must wait for it
     std::vector<std::unique_ptr<Edge>> edges;  // in an order in which no two ranks wait for each other's
     comm_detail::Note* notes = nullptr;        // (size), on the device
+    UnderWay under_way;
 
-    Group(Ctx&, World& world, const std::vector<int>& r, const std::string& n, int place, const ncclUniqueId& id)
-        : Members(world, r, n, place) {
+    Group(Ctx& ctx, World& world, const std::vector<int>& r, const std::string& n, int place, const ncclUniqueId& id)
+        : Members(world, r, n, place), under_way(*this, ctx.device) {
         const Waiting waiting(monitor.get(), "making the group", name, 0);
         NCCL(ncclCommInitRank(&own.comm, size, id, rank));
         if (check) CUDA(cudaMalloc(&notes, (size_t)size * sizeof(comm_detail::Note)));
+        monitor->add(this, [this] { return under_way.longest_wait(); });
     }
     ~Group() {
+        monitor->remove(this);
         cudaFree(notes);
         for (auto& edge : edges) edge.reset();
     }
@@ -195,15 +265,14 @@ void run(Ctx& ctx, Group& g, const char* operation, size_t n, size_t element_byt
     const int64_t sequence = begin(ctx, g, operation, n, element_bytes);
     const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
     if (const auto started = std::exchange(g.last_started, nullptr)) CUDA(cudaStreamWaitEvent(ctx.stream, started->get(), 0));
-    NCCL(launch(g.own.comm, ctx.stream));
+    g.under_way.put(operation, sequence, g.own.comm, ctx.stream, launch);
 }
 template <class Launch>
 std::function<void()> start(Ctx& ctx, Group& g, const char* operation, size_t n, size_t element_bytes, Launch launch) {
     const int64_t sequence = begin(ctx, g, operation, n, element_bytes);
     const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
     order(g.own.stream, ctx.stream);
-    NCCL(launch(g.own.comm, g.own.stream));
-    const auto done = g.last_started = std::make_shared<Event>(record(g.own.stream));
+    const auto done = g.last_started = g.under_way.put(operation, sequence, g.own.comm, g.own.stream, launch);
     return [&ctx, done] { CUDA(cudaStreamWaitEvent(ctx.stream, done->get(), 0)); };
 }
 #else
@@ -413,7 +482,7 @@ inline Pending start_send(Ctx& ctx, Comm& comm, const floatX* x, size_t n, int p
     detail::Group& g = *comm.group();
     const int64_t number = ++g.n_messages;
     const Waiting waiting(g.monitor.get(), "start_send", g.name, number);
-    return Pending(g.edge(peer, true).send(x, n, ctx.stream, g.monitor.get(), g.name, number));
+    return Pending(g.edge(peer, true).send(x, n, ctx.stream, g.under_way, number));
 #else
     (void)ctx, (void)x;
     return Pending();
@@ -425,8 +494,11 @@ inline void recv(Ctx& ctx, Comm& comm, floatX* x, size_t n, int peer, int tag) {
     if (n == 0) return;
 #if HAVE_NCCL
     detail::Group& g = *comm.group();
-    const Waiting waiting(g.monitor.get(), "recv", g.name, ++g.n_messages);
-    NCCL(ncclRecv(x, n, detail::nccl_type<floatX>(), 0, g.edge(peer, false).comm, ctx.stream));
+    const int64_t number = ++g.n_messages;
+    const Waiting waiting(g.monitor.get(), "recv", g.name, number);
+    g.under_way.put("recv", number, g.edge(peer, false).comm, ctx.stream, [=](ncclComm_t c, cudaStream_t stream) {
+        return ncclRecv(x, n, detail::nccl_type<floatX>(), 0, c, stream);
+    });
 #else
     (void)ctx, (void)x;
 #endif

@@ -436,7 +436,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     if (!e->mark || e->mark->over) return cudaSuccess;
-    emu::streams().run_one();  // who asks often enough is answered
+    if (emu::streams().owns_this_thread()) emu::streams().run_one();  // who asks often enough is answered
     return cudaErrorNotReady;
 }
 inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {

@@ -14,8 +14,11 @@
 // - Buffers must be device memory of one allocation, aligned, and overlap only as documented for work in place.
 // - All ranks of a collective, and both ends of a send, compare what they were asked for: where that differs each of them gets
 //   ncclInvalidArgument, nothing is moved, and the communicator is unusable (NCCL would hang or move garbage).
-// - Outside of a group an operation is over when its call returns, and so is all that was on any stream (kinder than NCCL); a send
-//   that nobody receives waits for ever, as the stream would. EMU_NCCL_TIMEOUT=seconds ends a program that waits longer than that, and says for what.
+// - Outside of a group an operation is over when its call returns, and so is all that was on any stream (kinder than NCCL); a
+//   send that nobody receives waits for ever, as the stream would. EMU_NCCL_TIMEOUT=seconds ends a program that waits longer
+//   than that, and says for what.
+// - EMU_NCCL_HANG=N or N:CODE: the Nth operation that each communicator is asked for outside of groups never completes, as if
+//   another rank did not come. Its call returns and its stream goes no further. CODE: the communicator's asynchronous error.
 // - A rank that ends by exit() with an error ends all ranks, as the launcher would.
 // Not here: reductions of fp16 and fp8 (they can be moved), reductions made by ncclRedOpCreate, ncclCommInitRank and
 // ncclCommSplit inside of a group, several GPUs in one process, registered memory. The rank that made an id must be one of the
@@ -32,6 +35,7 @@
 #include <stdarg.h>
 
 #include <algorithm>
+#include <atomic>
 #include <climits>
 #include <cmath>
 #include <cstdint>
@@ -39,6 +43,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -137,9 +142,10 @@ struct ncclComm {
     MPI_Comm mpi = MPI_COMM_NULL;
     int rank = 0, size = 0;
     bool finalized = false;
-    ncclResult_t error = ncclSuccess;  // what made the communicator unusable
+    std::atomic<ncclResult_t> error{ncclSuccess};  // what made the communicator unusable
     // How many operations there were: of all ranks, and to and from each one. Equal at both ends, they make the messages' tags.
     unsigned collectives = 0;
+    int calls = 0;  // for EMU_NCCL_HANG
     std::vector<unsigned> sent, received;
 };
 
@@ -524,13 +530,30 @@ inline ncclResult_t run_all(Operations operations) {
 }
 
 // ---- arguments -------------------------------------------------------------------------------------------------------------
-inline std::set<const ncclComm*>& communicators() {
-    static std::set<const ncclComm*> all;
-    return all;
+// Those that exist. Another thread than the one that makes them may ask for their errors.
+struct Communicators {
+    std::mutex mutex;
+    std::set<const ncclComm*> all;
+    void add(const ncclComm* comm) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        all.insert(comm);
+    }
+    void remove(const ncclComm* comm) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        all.erase(comm);
+    }
+    bool has(const ncclComm* comm) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        return all.count(comm) > 0;
+    }
+};
+inline Communicators& communicators() {
+    static Communicators c;
+    return c;
 }
 inline ncclResult_t check(const char* call, const ncclComm* comm) {
     if (!comm) return refuse(ncclInvalidArgument, "%s: the communicator is NULL", call);
-    if (!communicators().count(comm))
+    if (!communicators().has(comm))
         return refuse(ncclInvalidArgument, "%s: this communicator does not exist (any more)", call);
     return ncclSuccess;
 }
@@ -551,10 +574,19 @@ inline ncclResult_t check_buffer(const char* call, const char* which, const void
     return ncclSuccess;
 }
 
+inline bool hangs(ncclComm* comm, cudaStream_t stream) {
+    static const char* const text = getenv("EMU_NCCL_HANG");
+    int n = 0, code = ncclSuccess;
+    if (!text || sscanf(text, "%d:%d", &n, &code) < 1 || ++comm->calls != n) return false;
+    streams().hang(stream);
+    comm->error = (ncclResult_t)code;
+    return true;
+}
+
 // A collective, or a send or receive: checked, then queued in a group or run at once. `peer` is the root, or -1 where there is
 // none.
 inline ncclResult_t start(Kind kind, const void* source, void* result, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                          int peer, ncclComm* comm) {
+                          int peer, ncclComm* comm, cudaStream_t stream) {
     const char* call = name_of(kind);
     if (const ncclResult_t e = check(call, comm)) return e;
     if (comm->error) return refuse(comm->error, "%s: an earlier operation has made this communicator unusable", call);
@@ -589,7 +621,8 @@ inline ncclResult_t start(Kind kind, const void* source, void* result, size_t co
         if (!in_place && s < r + written_bytes && r < s + read_bytes)
             return refuse(ncclInvalidArgument, "%s: the buffers overlap, but not as for work in place", call);
     }
-    streams().finish_all();  // nothing here runs beside the host
+    if (!group().depth && hangs(comm, stream)) return ncclSuccess;
+    streams().run_all();  // nothing here runs beside the host
     auto operation = std::make_unique<Operation>(kind, comm, source, result, count, type, op, peer);
     if (group().depth) {
         queue().push_back(std::move(operation));
@@ -615,7 +648,7 @@ inline ncclComm* new_communicator(MPI_Comm mpi) {
     MPI_Comm_size(mpi, &comm->size);
     comm->sent.assign((size_t)comm->size, 0);
     comm->received = comm->sent;
-    communicators().insert(comm);
+    communicators().add(comm);
     return comm;
 }
 inline ncclResult_t check_config(const char* call, const ncclConfig_t* config) {
@@ -765,7 +798,7 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     int finalized;
     MPI_Finalized(&finalized);
     if (!finalized && !comm->error) MPI_Comm_free(&comm->mpi);
-    communicators().erase(comm);
+    communicators().remove(comm);
     return delete comm, ncclSuccess;
 }
 // Does not free what MPI holds: that is for all ranks to do together, and here the others may be gone.
@@ -773,7 +806,7 @@ inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
     using namespace emu::nccl;
     if (!comm) return ncclSuccess;
     if (const ncclResult_t e = check("ncclCommAbort", comm)) return e;
-    communicators().erase(comm);
+    communicators().remove(comm);
     return delete comm, ncclSuccess;
 }
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
@@ -806,33 +839,35 @@ inline ncclResult_t ncclGroupEnd() {
     g.error = ncclSuccess;
     Operations operations;
     operations.swap(queue());
-    emu::streams().finish_all();
+    emu::streams().run_all();
     return error ? error : run_all(std::move(operations));
 }
 
 inline ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                                  ncclComm_t comm, cudaStream_t) {
-    return emu::nccl::start(emu::nccl::Kind::AllReduce, sendbuff, recvbuff, count, type, op, -1, comm);
+                                  ncclComm_t comm, cudaStream_t stream) {
+    return emu::nccl::start(emu::nccl::Kind::AllReduce, sendbuff, recvbuff, count, type, op, -1, comm, stream);
 }
 inline ncclResult_t ncclReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                               int root, ncclComm_t comm, cudaStream_t) {
-    return emu::nccl::start(emu::nccl::Kind::Reduce, sendbuff, recvbuff, count, type, op, root, comm);
+                               int root, ncclComm_t comm, cudaStream_t stream) {
+    return emu::nccl::start(emu::nccl::Kind::Reduce, sendbuff, recvbuff, count, type, op, root, comm, stream);
 }
 inline ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, int root,
-                                  ncclComm_t comm, cudaStream_t) {
-    return emu::nccl::start(emu::nccl::Kind::Broadcast, sendbuff, recvbuff, count, type, ncclSum, root, comm);
+                                  ncclComm_t comm, cudaStream_t stream) {
+    return emu::nccl::start(emu::nccl::Kind::Broadcast, sendbuff, recvbuff, count, type, ncclSum, root, comm, stream);
 }
 inline ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount, ncclDataType_t type, ncclComm_t comm,
-                                  cudaStream_t) {
-    return emu::nccl::start(emu::nccl::Kind::AllGather, sendbuff, recvbuff, sendcount, type, ncclSum, -1, comm);
+                                  cudaStream_t stream) {
+    return emu::nccl::start(emu::nccl::Kind::AllGather, sendbuff, recvbuff, sendcount, type, ncclSum, -1, comm, stream);
 }
 inline ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount, ncclDataType_t type,
-                                      ncclRedOp_t op, ncclComm_t comm, cudaStream_t) {
-    return emu::nccl::start(emu::nccl::Kind::ReduceScatter, sendbuff, recvbuff, recvcount, type, op, -1, comm);
+                                      ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+    return emu::nccl::start(emu::nccl::Kind::ReduceScatter, sendbuff, recvbuff, recvcount, type, op, -1, comm, stream);
 }
-inline ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t) {
-    return emu::nccl::start(emu::nccl::Kind::Send, sendbuff, nullptr, count, type, ncclSum, peer, comm);
+inline ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+    return emu::nccl::start(emu::nccl::Kind::Send, sendbuff, nullptr, count, type, ncclSum, peer, comm, stream);
 }
-inline ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t) {
-    return emu::nccl::start(emu::nccl::Kind::Recv, nullptr, recvbuff, count, type, ncclSum, peer, comm);
+inline ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+    return emu::nccl::start(emu::nccl::Kind::Recv, nullptr, recvbuff, count, type, ncclSum, peer, comm, stream);
 }

@@ -5,15 +5,20 @@
 // any stream whose next work may run is drawn, until what the host waits for is done; the rest stays for later.
 // EMU_ORDER=random draws from EMU_SEED; reverse takes the newest stream first; forward runs all work as soon as it is put on
 // its stream, so that a debugger still shows who put it there.
-// Calls of several threads of the host must not overlap, and this program's do not. What is left when it ends does not run.
+// Calls of several threads of the host must not overlap, and this program's do not, except that any thread may ask whether an
+// event is over. hang() lets a stream go no further, as behind a collective that another rank does not come to; who waits for
+// it waits for ever. What is left when the program ends does not run.
 #pragma once
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <list>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "block.h"
@@ -23,9 +28,15 @@ namespace emu {
 struct Work {
     std::function<void()> run;
     std::vector<std::shared_ptr<Work>> after;  // what else must be over, besides what is before it on its stream
-    bool over = false;
+    std::atomic<bool> over{false};
     double ms = 0;  // when it was over, if it is an event's
 
+    void end() {
+        timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        ms = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+        over = true, run = nullptr, after.clear();
+    }
     bool ready() const {
         for (const auto& other : after)
             if (!other->over) return false;
@@ -64,28 +75,40 @@ public:
             const bool ordered = s == legacy ? other.waits_for_legacy : s->waits_for_legacy && &other == legacy;
             if (&other != s && ordered && !other.queue.empty()) work->after.push_back(other.queue.back());
         }
+        if (!work->run && s->queue.empty() && work->ready()) return work->end(), work;  // an event behind nothing
         s->queue.push_back(work);
-        if (config().order == Order::forward) finish(work);
+        if (config().order == Order::forward) run_all();
         return work;
+    }
+    // What is put on the stream from now on waits until the result is over, which is for the caller to say.
+    Ticket hang(emu_stream* s) {
+        auto never = std::make_shared<Work>();
+        return put(s, nullptr, never), never;
     }
     // Runs work until this is over.
     void finish(const Ticket& work) {
-        for (begin_draw(); !work->over;) run_one();
+        for (begin_draw(); !work->over;)
+            if (!run_one()) usleep(1000);
     }
     void finish(emu_stream* s) { finish(put(s, nullptr)); }
     void finish_all() {
+        const auto busy = [](const emu_stream& s) { return !s.queue.empty(); };
+        for (begin_draw(); std::any_of(all_.begin(), all_.end(), busy);)
+            if (!run_one()) usleep(1000);
+    }
+    // All that does not wait for something that hangs.
+    void run_all() {
         for (begin_draw(); run_one();) {}
     }
+    // A thread of its own may look at events, but not run their work.
+    bool owns_this_thread() const { return std::this_thread::get_id() == owner_; }
     // False: there is none.
     bool run_one() {
         if (emu_stream* s = draw()) {
             const Ticket work = s->queue.front();
             s->queue.pop_front();
             if (work->run) work->run();
-            timespec now;
-            clock_gettime(CLOCK_MONOTONIC, &now);
-            work->ms = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
-            work->over = true, work->run = nullptr, work->after.clear();
+            work->end();
             if (s->destroyed) forget_destroyed();
             return true;
         }
@@ -93,6 +116,7 @@ public:
     }
 
 private:
+    const std::thread::id owner_ = std::this_thread::get_id();
     std::list<emu_stream> all_{1};  // the legacy stream is the first
     emu_stream* last_ = nullptr;    // drawn
     unsigned rng_ = 1, n_draws_ = 0, change_ = 1;
