@@ -69,8 +69,9 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/shard.h"
 #include "llmc/zero.h"
 #include "llmc/pipeline.h"
-// defines: make_plan, add_rows
+// defines: make_plan, add_rows | Peak, peak_of_all, describe_machine
 #include "llmc/planner.h"
+#include "llmc/machine.h"
 // defines: model_flops_per_token
 #include "llmc/flops.h"
 // defines: Batch, DataLoader | Tokenizer | prepare_command, tokenizer_command
@@ -1816,7 +1817,12 @@ static double unigram_loss(const DataLoader& train, const DataLoader& valid, int
 struct RunTable {
     Table table;
     nlohmann::ordered_json rows = nlohmann::ordered_json::object();
-    void row(const std::string& label, const std::string& value) { table.row(label, value), rows[label] = value; }
+    void row(const std::string& label, const std::string& value, const std::string& prefix = "") {
+        table.row(label, value);
+        std::string key = prefix + label;
+        for (int n = 2; rows.contains(key); n++) key = format("%s%s (%d)", prefix.c_str(), label.c_str(), n);
+        rows[key] = value;
+    }
 };
 
 // The grid, and how the model is dealt out.
@@ -1930,7 +1936,8 @@ static std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Trai
     return ranks;
 }
 
-static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedule& schedule, const be::Ctx& ctx) {
+static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedule& schedule, const be::Ctx& ctx,
+                             const Peak& peak) {
     const ModelConfig& c = m.c;
     RunTable t;
     t.table.section("Model");
@@ -1959,6 +1966,7 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
                                   schedule.min_lr, with_commas(schedule.warmup).c_str()));
     t.table.section("Machine");
     t.row("backend", std::string(be::backend_name) + ", " + ctx.description());
+    t.row("peak", peak.text());
     t.row("precision",
           format("%s storage, %s sums, gradients and optimizer", precision_name, sizeof(real) == 4 ? "fp32" : "fp64"));
     if (m.fp8.recipe.on)
@@ -1971,11 +1979,11 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("recompute", o.recompute_granularity);
     if (m.ranks->mesh.world.size > 1) describe_ranks(t, m);
     t.table.section("Memory", Table::Values::amounts);
-    for (const auto& [purpose, bytes] : m.arena.purposes()) t.row(purpose, human_bytes((double)bytes));
+    for (const auto& [purpose, bytes] : m.arena.purposes()) t.row(purpose, human_bytes((double)bytes), "memory: ");
     const size_t resident = resident_memory_bytes();
-    t.row("program, libraries, data order", human_bytes((double)resident));
-    if (be::memory_is_host) t.row("in all", human_bytes((double)(m.arena.bytes() + resident)));
-    else t.row("in all on the GPU", human_bytes((double)m.arena.bytes()));
+    t.row("program, libraries, data order", human_bytes((double)resident), "memory: ");
+    if (be::memory_is_host) t.row("in all", human_bytes((double)(m.arena.bytes() + resident)), "memory: ");
+    else t.row("in all on the GPU", human_bytes((double)m.arena.bytes()), "memory: ");
     return t;
 }
 
@@ -2132,6 +2140,7 @@ struct Run {
     std::unique_ptr<DataLoader> train, valid;
     int64_t valid_samples = 0;
     nlohmann::ordered_json data;  // data_identity
+    Peak peak;
     RunTable table;
     std::string picture;  // of the planned pipeline
 
@@ -2177,7 +2186,8 @@ struct Run {
         m = plan_model(c, ranks, stages);
         open_data();
         check_same_everywhere(world, o, m->a.head_rows, data);
-        table = describe_run(*m, o, schedule, ctx);
+        peak = peak_of_all(world, ctx, o.device_tflops);
+        table = describe_run(*m, o, schedule, ctx, peak);
         if (o.world) describe_plan(c, stages);
         if (train) table.table.section("Data");
         if (train) describe_data(table, *train, "training");
@@ -2255,12 +2265,13 @@ private:
 
 static RunInfo run_info(const Run& r) {
     RunInfo info;
-    info.name = !r.o.preset.empty() ? r.o.preset : !r.o.model.empty() ? r.o.model : r.m->c.family;
+    info.name = r.o.name.empty() ? std::filesystem::weakly_canonical(r.o.out).filename().string() : r.o.name;
     info.total_steps = r.schedule.total_steps;
     info.z_loss = r.o.z_loss_strength > 0, info.batch_ramp = r.schedule.rampup.samples > 0;
     if (info.batch_ramp) info.total_samples = r.schedule.total_samples;
     if (r.valid) info.unigram_loss = unigram_loss(*r.train, *r.valid, r.valid_samples, r.m->c.V);
     info.summary = r.table.rows, info.options = options_to_json(r.o);
+    info.machine = describe_machine(r.world, r.ctx, r.peak);
     return info;
 }
 
@@ -2412,6 +2423,7 @@ static void train(World& world, const TrainOptions& given) {
         return;
     }
     const Mesh& mesh = m.ranks->mesh;
+    const std::string overrides = resumed ? describe_overrides(state, o) : "";
     state.options = options_to_json(o), state.data = run.data, state.planned = run.train->n_samples();
     state.layout = {{"precision", precision_name},
                     {"backend", be::backend_name},
@@ -2434,6 +2446,7 @@ static void train(World& world, const TrainOptions& given) {
         info = run_info(run);
         logger->run(info, resumed ? std::optional(state.step) : std::nullopt);
         if (resumed) logger->event(state.step, "info", "resume", "going on from " + run.resumed_from);
+        if (!overrides.empty()) logger->event(state.step, "info", "override", "overridden: " + overrides);
     }
 
     Saver saver(run.ctx, m.ranks->world,
@@ -2539,7 +2552,8 @@ static void train(World& world, const TrainOptions& given) {
     bool stop = false;
     while (!finished() && !stop) {
         leave_out();
-        if (logger && m.fp8.recipe.on && state.step == fp8_start(o, state))
+        const bool in_8_bits = m.fp8.recipe.on && state.step >= fp8_start(o, state);
+        if (logger && in_8_bits && state.step == fp8_start(o, state))
             logger->event(state.step, "info", "fp8", "from here on products are in 8 bits");
         const auto waited = world.monitor()->waited();
         std::optional<StepStats> stats = train_step(trainer);
@@ -2549,6 +2563,8 @@ static void train(World& world, const TrainOptions& given) {
         }
         if (be::memory_is_host) stats->waiting_ms = differences_ms(waited, world.monitor()->waited());
         stats->model_tflops = flops_per_token * stats->tokens_per_s / 1e12;
+        if (const double peak = run.peak.of_step(in_8_bits); peak > 0) stats->mfu = stats->model_tflops * 1e12 / peak;
+        stats->memory_bytes = (int64_t)memory_in_use(run.ctx);
         if (logger) logger->step(*stats);
         if (logger && !trainer.health.is_null()) logger->health(stats->step, std::exchange(trainer.health, nullptr));
         if (heed(trainer.verdict)) continue;

@@ -140,6 +140,8 @@ inline Allowed list(int values = 0) {
     X(bool, no_fp8_fast_accumulation, "", false, anything(), "FP8",                                                            \
       "on a GPU: full sums in forward products too, as in backward")                                                           \
     X(std::string, out, "", "out", anything(), "Run", "directory for the model, log.jsonl and report.html")                    \
+    X(std::string, name, "", "", anything(), "Run",                                                                            \
+      "what console, log and report call the run; default: the name of its output directory")                                  \
     X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "full"}), "Run",                   \
       "what backward computes again to save memory")                                                                           \
     X(int, head_rows, "", 0, between(0, 10000000), "Run", "rows of logits at a time; 0: as many as suit the device")           \
@@ -171,7 +173,8 @@ inline Allowed list(int values = 0) {
     X(int, world, "", 0, between(1, 1000000), "Plan", "with --dry-run: plan for this many ranks, without starting them")       \
     X(std::string, device, "", "h100", one_of({"a100", "h100", "h200", "b200", "mi300x"}), "Plan",                             \
       "the GPUs of the plan; sets what is not given below (h100: 989, 450, 50, 3350, 80)")                                     \
-    X(OptionalDouble, device_tflops, "", {}, above(0), "Plan", "bf16 peak of a GPU, in TFLOP/s")                               \
+    X(OptionalDouble, device_tflops, "", {}, above(0), "Plan",                                                                 \
+      "dense bf16 peak of a GPU, in TFLOP/s, for the plan and for MFU")                                                        \
     X(double, device_fp8_speedup, "", 1.4, above(0), "Plan",                                                                   \
       "how much faster layers are in 8 bits (LLM-jp on H100s: 550 after 400 TFLOP/s)")                                         \
     X(double, device_efficiency, "", 0.55, between(0.01, 1), "Plan",                                                           \

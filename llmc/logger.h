@@ -2,7 +2,9 @@
 //
 // log.jsonl: one JSON object per line, written whole with one write(), so that a reader never meets half a line. Kinds:
 //   run     first line: name, time, total_steps, total_samples, unigram_loss, summary, machine, options
-//   step    the fields of StepStats by their names, seconds since the start, eta_s
+//   step    the fields of StepStats by their names, seconds since the start (of a resumed run: those of its earlier parts and
+//   of
+//           this one), eta_s
 //   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two of the 12
 //   tensors:
 //           of qkv, proj, fc1, fc2 each input, weight, gradient
@@ -43,7 +45,7 @@
 
 struct RunInfo {
     using json = nlohmann::ordered_json;
-    std::string name;               // title of the report
+    std::string name;               // what console, log and report call the run
     int64_t total_steps = 0;        // 0: not known
     int64_t total_samples = 0;      // of all steps, where the batch ramps up; 0: steps count for the ETA
     double unigram_loss = NAN;      // cross-entropy of the tokens' frequencies: what a model knows that looks at no context
@@ -64,6 +66,7 @@ struct StepStats {
     double step_ms = 0, tokens_per_s = 0;
     double model_tflops = 0;                   // model FLOPs per second / 1e12 (flops.h); 0: not known
     double mfu = -1;                           // their part of the hardware's peak; negative: not known
+    int64_t memory_bytes = 0;                  // in use by the process or, on a GPU, there (machine.h)
     double lse_mean = NAN, lse_max = NAN;      // log Z of the logits
     int64_t skipped = 0;                       // steps so far whose update was not applied
     bool applied = true;                       // this one's was
@@ -91,7 +94,8 @@ inline nlohmann::ordered_json to_json(const StepStats& s) {
     put_number(j, "step_ms", std::round(s.step_ms * 1e3) / 1e3),
         put_number(j, "tokens_per_s", std::round(s.tokens_per_s * 10) / 10);
     if (s.model_tflops > 0) put_number(j, "model_tflops", s.model_tflops);
-    if (s.mfu >= 0) put_number(j, "mfu", s.mfu);
+    if (s.mfu >= 0) put_number(j, "mfu", std::round(s.mfu * 1e5) / 1e5);
+    if (s.memory_bytes > 0) j["memory_bytes"] = s.memory_bytes;
     put_number(j, "lse_mean", s.lse_mean), put_number(j, "lse_max", s.lse_max);
     j["skipped"] = s.skipped;
     for (const auto& [group, ms] : s.waiting_ms) j["waiting_ms"][group] = std::round(ms * 1e3) / 1e3;
@@ -233,6 +237,7 @@ public:
     void run(const RunInfo& info, std::optional<int64_t> resumed_at = {}) {
         info_ = info;
         started_ = true;
+        last_.step = resumed_at.value_or(0);
         if (resumed_at) attempt("the log of the earlier part", [&] { take_over(*resumed_at); });
         else eta_.add(0, monotonic_seconds());
         attempt("the log", [&] {
@@ -271,8 +276,7 @@ public:
     }
 
     void valid(int64_t step, double loss, int64_t tokens, double ms) {
-        const bool best = loss < best_valid_;
-        if (best) best_valid_ = loss, best_step_ = step;
+        const bool best = loss < records_.best_valid;
         attempt("the log", [&] {
             nlohmann::ordered_json j = {{"kind", "valid"}, {"step", step}};
             put_number(j, "loss", loss), put_number(j, "perplexity", std::exp(loss));
@@ -358,6 +362,8 @@ private:
         int64_t passed_over = 0;
         const int64_t cut = cut_log(path, step);
         records_ = read_log(path, &passed_over);
+        last_.tokens = RunLog::whole(records_.newest["tokens"]), last_.loss = records_.newest["loss"];
+        if (const double before = records_.newest["seconds"]; before > 0) start_ -= before;  // the run's time goes on
         if (const int64_t lines = cut + passed_over; lines > 0)
             event(step, "warning", "log",
                   format("%s line%s of %s %s no record%s of a run: passed over", with_commas(lines).c_str(),
@@ -377,7 +383,8 @@ private:
     void print_valid(int64_t step, double loss, bool best, int64_t tokens, double ms) {
         const std::string detail = format("perplexity %s, %s tokens in %s", human_count(std::exp(loss)).c_str(),
                                           human_count((double)tokens).c_str(), human_duration(ms / 1e3).c_str());
-        const std::string note = best ? "" : format(", best %.4f at step %lld", best_valid_, (long long)best_step_);
+        const std::string note =
+            best ? "" : format(", best %.4f at step %lld", records_.best_valid, (long long)records_.best_step);
         if (terminal_)
             print(std::string(indent_(), ' ') + paint_.bold(format("%8.4f", loss)) + "  " + paint_.accent("validation") +
                   paint_.dim("  " + detail + note));
@@ -400,8 +407,8 @@ private:
             format("%s after %s step%s and %s tokens in %s", status.c_str(), with_commas(last_.step).c_str(),
                    last_.step == 1 ? "" : "s", human_count((double)last_.tokens).c_str(), human_duration(seconds).c_str());
         if (last_.step > 0) line += format(", loss %.4f", last_.loss);
-        if (std::isfinite(best_valid_))
-            line += format(", best validation %.4f at step %lld", best_valid_, (long long)best_step_);
+        if (std::isfinite(records_.best_valid))
+            line += format(", best validation %.4f at step %lld", records_.best_valid, (long long)records_.best_step);
         if (last_.skipped > 0) line += format(", %s skipped", with_commas(last_.skipped).c_str());
         if (!message.empty()) line += ": " + printable(message);
         print((status == "finished" ? paint_.good(line) : paint_.warning(line)));
@@ -457,8 +464,7 @@ private:
     Eta eta_;
     std::vector<StepColumn> columns_;
     StepStats last_;
-    double best_valid_ = INFINITY;
-    int64_t best_step_ = 0, lines_ = 0;
+    int64_t lines_ = 0;
     bool started_ = false, ended_ = false;
     std::set<std::string> said_;
 };

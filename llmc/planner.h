@@ -26,6 +26,7 @@
 // arXiv:1910.02054.
 #pragma once
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -42,7 +43,34 @@
 #include "terminal.h"
 
 // ---- hardware --------------------------------------------------------------------------------------------------------------
-// Vendors' figures: dense bf16 peak; memory and its rate; links of one GPU each way, within a node and between nodes in the
+// The peak of a GPU in dense bf16 products with fp32 sums, in TFLOP/s, by what its driver calls it: vendors' figures. 0: not
+// known. The first row whose words are all in the name counts. GPUs from compute capability 8.9 on do twice that in 8 bits.
+inline double gpu_tflops(const std::string& name) {
+    struct Row {
+        const char *word, *other;  // other: another word, or ""
+        double tflops;
+    };
+    static constexpr Row rows[] = {
+        {"GB200", "", 2500},        {"B200", "", 2250},      {"GH200", "", 989},      {"H200", "NVL", 835},
+        {"H200", "", 989},          {"H100", "PCIe", 756},   {"H100", "NVL", 835},    {"H100", "", 989},
+        {"H800", "PCIe", 756},      {"H800", "", 989},       {"H20", "", 148},        {"A100", "", 312},
+        {"A800", "", 312},          {"A30", "", 165},        {"A40", "", 149.7},      {"A10G", "", 70},
+        {"A10", "", 125},           {"L40S", "", 362},       {"L40", "", 181},        {"L4", "", 121},
+        {"RTX 3090", "", 71},       {"RTX 4090", "", 165.2}, {"RTX 5090", "", 209.5}, {"RTX A6000", "", 154.8},
+        {"RTX 6000", "Ada", 364.2}, {"MI300X", "", 1307},
+    };
+    // Words are whole: the L4 is not the L40. A GeForce's name ends with its number, or it is another: RTX 4090 Laptop GPU.
+    const auto has = [&](const std::string& word, bool last) {
+        const size_t at = name.find(word), end = at + word.size();
+        return at != std::string::npos && (at == 0 || !isalnum((unsigned char)name[at - 1])) &&
+               (end == name.size() || (!last && !isalnum((unsigned char)name[end])));
+    };
+    for (const Row& r : rows)
+        if (has(r.word, r.word[0] == 'R' && !*r.other) && (!*r.other || has(r.other, false))) return r.tflops;
+    return 0;
+}
+
+// Vendors' figures: the peak above; memory and its rate; links of one GPU each way, within a node and between nodes in the
 // usual machine of its time (8 ports of 200 Gb/s a node for A100, of 400 Gb/s for the others).
 struct Device {
     const char* name;
@@ -51,11 +79,11 @@ struct Device {
 
 inline const std::vector<Device>& devices() {
     static const std::vector<Device> rows = {
-        {"a100", 312, 80, 2039, 300, 25},     // SXM, 80 GB; NVLink 3
-        {"h100", 989, 80, 3350, 450, 50},     // SXM; NVLink 4
-        {"h200", 989, 140, 4800, 450, 50},    // SXM, 141 GB
-        {"b200", 2250, 179, 7700, 900, 50},   // as its driver shows of 192 GB; NVLink 5
-        {"mi300x", 1307, 192, 5300, 448, 50}  // 7 links of 64 GB/s
+        {"a100", gpu_tflops("A100"), 80, 2039, 300, 25},      // SXM, 80 GB; NVLink 3
+        {"h100", gpu_tflops("H100"), 80, 3350, 450, 50},      // SXM; NVLink 4
+        {"h200", gpu_tflops("H200"), 140, 4800, 450, 50},     // SXM, 141 GB
+        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50},     // as its driver shows of 192 GB; NVLink 5
+        {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50}  // 7 links of 64 GB/s
     };
     return rows;
 }

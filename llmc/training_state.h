@@ -170,6 +170,19 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
              precision_name, before.c_str());
 }
 
+// What --override lets differ from the checkpoint, for the log: "lr is 0.001, it was 0.003; data-path".
+inline std::string describe_overrides(const TrainingState& saved, const TrainOptions& now) {
+    const nlohmann::ordered_json options = options_to_json(now);
+    std::string text;
+    for (const std::string& name : now.override) {
+        text += (text.empty() ? "" : "; ") + name;
+        if (!options.contains(name) || !saved.options.contains(name)) continue;
+        if (options[name] == saved.options[name]) text += " is " + options[name].dump() + " as it was";
+        else text += " is " + options[name].dump() + ", it was " + saved.options[name].dump();
+    }
+    return text;
+}
+
 // The first difference of two model configurations as files name them; empty if there is none.
 inline std::string config_difference(const ModelConfig& saved, const ModelConfig& now) {
     const auto a = to_hf_config(saved, "", -1, -1), b = to_hf_config(now, "", -1, -1);

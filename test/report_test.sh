@@ -25,6 +25,28 @@ for seed in 1 2 3 4 5 6 7 8; do expect "two steps, seed $seed" train "two-$seed"
 expect "a loss that grows" train grows --lr 10 --train-iters 2
 expect "it has its report" grep -q 'id="loss"' grows/report.html
 
+# ---- the run record: who and where, each fact once ----
+expect "a run with a name" train named/run-7 --train-iters 2 --name "a name"
+expect "one without is called by its folder" train named/run-8/ --train-iters 2
+record='
+import json, sys
+def once(pairs):
+    keys = [key for key, _ in pairs]
+    assert len(keys) == len(set(keys)), keys
+    return dict(pairs)
+lines = [json.loads(line, object_pairs_hook=once) for line in open(sys.argv[1])]
+run, step = lines[0], next(line for line in lines if line["kind"] == "step")
+assert run["name"] == sys.argv[2], run["name"]
+assert run["summary"]["parameters"].split()[0].replace(",", "").isdigit(), run["summary"]["parameters"]
+assert "B" in run["summary"]["memory: parameters"]
+assert set(run["machine"]) >= {"processor", "host", "ranks", "peak"} and all(run["machine"].values()), run["machine"]
+assert step["memory_bytes"] > 1e6 and 0 < step["mfu"] < 1, step
+'
+expect "each key of a record once, and the machine is there" python3 -c "$record" named/run-7/log.jsonl "a name"
+expect "the folder's name" python3 -c "$record" named/run-8/log.jsonl run-8
+expect "the report has the name" grep -q "<title>a name" named/run-7/report.html
+expect "the report has the number of parameters" grep -q "<tr><th>parameters</th><td>[0-9,]* (" named/run-7/report.html
+
 # ---- files that others delete while the run goes on; its end rewrites the report at the latest ----
 delete() { # NAME COMMAND: deletes while a run goes on
     EXEC=exec train deleted --train-iters 3000 --save-every 1500 >"$1.txt" 2>&1 &

@@ -129,12 +129,20 @@ expect "inspect: something else is refused" refused "$program" inspect text.txt
 expect "another learning rate is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --lr 1e-3
 says "it is named" "--override lr"
 expect "unless it is overridden" train gpt2 overridden --resume gpt2-whole/step_00000028 --lr 1e-3 --override lr
+says "which is said" "overridden: lr is 0.001, it was 0.003"
+expect "and logged" grep -q '"event":"override","message":"overridden: lr is 0.001, it was 0.003"' overridden/log.jsonl
 # A longer run keeps the order of its samples as long as the data is read as often.
 valid_losses() { sed -n 's/.*"kind":"valid","step":\([0-9]*\),"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
 fixed=(--lr-decay-iters 60 --eval-interval 40)
 expect "60 steps" train gpt2 longer-whole "${fixed[@]}" --train-iters 60
 expect "30 steps" train gpt2 longer "${fixed[@]}"
+# The earlier part took, as its log says, 1000 seconds, and had the best validation that there will be.
+sed -i 's/"seconds":[0-9.]*/"seconds":1000.5/; s/\("kind":"valid","step":[0-9]*,"loss":\)[0-9.]*/\10.25/' longer/log.jsonl
 expect "then 30 more" train gpt2 longer "${fixed[@]}" --resume auto --train-iters 60 --override train-iters
+says "the time goes on from before" "finished after 60 steps and .* tokens in 16m 4[01]s"
+says "and the best validation" "best validation 0.2500 at step 30"
+expect "the log's seconds as well" test "$(grep -o '"seconds":[0-9]*' longer/log.jsonl | tail -n 1 | cut -d : -f 2)" -ge 1000
+sed -i 's/"loss":0.25,/"loss":99,/' longer/log.jsonl
 expect "are the 60 steps, to the bit" same longer-whole longer
 expect "and are validated as they" test "$(valid_losses longer | tail -n 2)" == "$(valid_losses longer-whole)"
 expect "into a second epoch: refused" refused train gpt2 longer "${fixed[@]}" --resume auto --train-iters 90 --override train-iters

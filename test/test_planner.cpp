@@ -36,6 +36,23 @@ PlanInput on_a100(const char* preset, int padded_to, int tp, int pp) {
 
 // arXiv:2205.05198, table 4: one layer of the 22B model (width 6144, 64 heads, sequence 2048, micro-batch 4) on 8 A100 takes
 // 7.7 ms forward and 11.9 ms backward without recomputation, 2 all-reduces in each included.
+// By the name that the driver gives; one whose peak is not known must not take a relative's.
+TEST(Hardware, PeaksByName) {
+    EXPECT_EQ(gpu_tflops("NVIDIA H100 80GB HBM3"), 989);
+    EXPECT_EQ(gpu_tflops("NVIDIA H100 PCIe"), 756);
+    EXPECT_EQ(gpu_tflops("NVIDIA H200 NVL"), 835);
+    EXPECT_EQ(gpu_tflops("NVIDIA A100-SXM4-80GB"), 312);
+    EXPECT_EQ(gpu_tflops("NVIDIA L40S"), 362);
+    EXPECT_EQ(gpu_tflops("NVIDIA L4"), 121);
+    EXPECT_EQ(gpu_tflops("NVIDIA GB200"), 2500);
+    EXPECT_EQ(gpu_tflops("NVIDIA GeForce RTX 4090"), 165.2);
+    EXPECT_EQ(gpu_tflops("NVIDIA RTX 6000 Ada Generation"), 364.2);
+    for (const char* unknown :
+         {"NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti", "Quadro RTX 6000", "H1000", ""})
+        EXPECT_EQ(gpu_tflops(unknown), 0) << unknown;
+    EXPECT_EQ(find_device("h100").tflops, 989);
+}
+
 TEST(PlannerPublished, EfficiencyIsThatOfOneLayer) {
     const FlopSizes layer = {1, 6144, 64, 64, 96, 4 * 6144, 0, 2048, false};
     const double flops = 3 * layers_forward_flops(layer, AttentionCount::full) * 4 * 2048 / 8;

@@ -17,9 +17,6 @@
 #include <chrono>
 #include <fstream>
 #include <iostream>
-#if defined(__x86_64__) && !defined(BACKEND_CUDA)
-#include <immintrin.h>
-#endif
 
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "../../train_gpt.cu"
@@ -102,79 +99,6 @@ void row(const std::string& name, double seconds, double flops, double bytes, co
     printf("\n");
     fflush(stdout);
 }
-
-// ---- what a CPU's registers can do: products of numbers that are there already, in enough independent chains to hide latency.
-// A function does so for some rounds and returns a number made of all its sums, so that none is left out. ----
-#ifdef BACKEND_CUDA  // nvcc knows no vector types, and a GPU has another bound
-double fp32_rate(be::Ctx&) { return 0; }
-#else
-constexpr double fma_flops = 12 * 16 * 2;  // of a round
-float fma_rounds(long rounds) {
-    typedef float vec __attribute__((vector_size(64)));
-    vec sum[12], x = vec{} + 1e-3f;
-    for (int k = 0; k < 12; k++) sum[k] = vec{} + (float)k;  // different chains, or the compiler keeps one
-    for (long i = 0; i < rounds; i++) {
-        for (vec& s : sum) s = s * x + x;
-    }
-    for (int k = 1; k < 12; k++) sum[0] += sum[k];
-    return sum[0][3];
-}
-
-// FLOP/s of all threads together.
-template <class F>
-double register_rate(be::Ctx& ctx, F work, double flops_of_a_round) {
-    constexpr long rounds = 2000000;
-    float seen = 0;
-    const double seconds = median_seconds(ctx, [&] {
-        float sum = 0;
-#pragma omp parallel reduction(+ : sum)
-        sum += work(rounds);
-        seen += sum;
-    });
-    if (seen == 42) printf(" ");  // the sums must be seen to be used
-    return flops_of_a_round * rounds * ctx.threads / seconds;
-}
-
-double fp32_rate(be::Ctx& ctx) { return register_rate(ctx, fma_rounds, fma_flops); }
-#endif
-
-// Compiled for CPUs that this program may not be running on, so that the bound does not depend on -march.
-#if defined(__x86_64__) && !defined(BACKEND_CUDA) && (__GNUC__ >= 11 || __clang_major__ >= 12)
-constexpr double dot_flops = 12 * 16 * 2 * 2;  // vdpbf16ps: 16 sums, to each two products
-__attribute__((target("avx512f,avx512bf16"))) float dot_rounds(long rounds) {
-    __m512 sum[12];
-    for (int k = 0; k < 12; k++) sum[k] = _mm512_set1_ps((float)k);
-    const __m512bh x = _mm512_cvtne2ps_pbh(_mm512_set1_ps(1e-3f), _mm512_set1_ps(1e-3f));
-    for (long i = 0; i < rounds; i++) {
-        for (__m512& s : sum) s = _mm512_dpbf16_ps(s, x, x);
-    }
-    for (int k = 1; k < 12; k++) sum[0] = _mm512_add_ps(sum[0], sum[k]);
-    return _mm512_cvtss_f32(sum[0]);
-}
-
-constexpr double tile_flops = 4.0 * 16 * 16 * 32 * 2;  // four products of tiles: 16x32 by 32x16
-float tile_rounds(long rounds) {
-    using Tiles = cpu::detail::AmxTiles;
-    float sums[16 * 16];
-    Tiles::begin();  // makes all tiles zero
-    for (long i = 0; i < rounds; i++)
-        Tiles::multiply<0, 4, 6>(), Tiles::multiply<1, 4, 7>(), Tiles::multiply<2, 5, 6>(), Tiles::multiply<3, 5, 7>();
-    Tiles::store<0>(sums, 64);
-    Tiles::end();
-    return sums[0];
-}
-
-// In fp32, of which a product takes six of bf16.
-double by_parts_rate(double bf16) { return cpu::amx() ? bf16 / 6 : 0; }
-double bf16_rate(be::Ctx& ctx, const char** name) {
-    if (cpu::amx()) return *name = "AMX bf16", register_rate(ctx, tile_rounds, tile_flops);
-    if (cpu::avx512_bf16()) return *name = "AVX-512 bf16", register_rate(ctx, dot_rounds, dot_flops);
-    return 0;
-}
-#else
-double by_parts_rate(double) { return 0; }
-double bf16_rate(be::Ctx&, const char**) { return 0; }
-#endif
 
 struct Sizes {
     int N, C, F, V, Vp;     // rows, widths and vocabulary of the linear layers and the classifier
@@ -598,12 +522,9 @@ Machine measure(be::Ctx& ctx) {
         machine.flops = 2.0 * n * n * n / median_seconds(ctx, [&] { be::linear_forward(ctx, c, a, b, nullptr, n, n, n); });
         machine.flops_name = "cuBLASLt 8192^3";
     } else {
-        machine.bf16 = bf16_rate(ctx, &machine.bf16_name);
-        const double by_parts = by_parts_rate(machine.bf16), by_fma = fp32_rate(ctx);
-        machine.fp32 = std::max(by_parts, by_fma);
-        const bool bf16_counts = sizeof(floatX) == 2 && machine.bf16 > machine.fp32;
-        machine.flops = bf16_counts ? machine.bf16 : machine.fp32;
-        machine.flops_name = bf16_counts ? machine.bf16_name : by_parts > by_fma ? "fp32 by AMX" : "fp32 FMA";
+        const cpu::RegisterRates rates = cpu::measure_registers(ctx.threads, 1);
+        machine.bf16 = rates.bf16, machine.bf16_name = rates.bf16_name, machine.fp32 = rates.fp32;
+        machine.flops = rates.best(), machine.flops_name = rates.best_name();
     }
     const size_t n = on_gpu ? (size_t)1 << 30 : 64 << 20;
     const Numbers<float> from(ctx, n / 4), to(ctx, n / 4);

@@ -1,0 +1,115 @@
+// What this CPU's registers can do: products of numbers that are there already, in enough independent chains to hide latency.
+// The bound that a training step is measured against (MFU), and the bench's kernels.
+#pragma once
+#include <algorithm>
+
+#include "ctx.h"
+
+#if CPU_FAST_PATHS && defined(__x86_64__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#define CPU_BF16_RATES 1
+#include <immintrin.h>
+#else
+#define CPU_BF16_RATES 0
+#endif
+
+namespace cpu {
+
+// In FLOP/s of all threads together; 0: not known, or there are no instructions for it.
+struct RegisterRates {
+    double fp32 = 0, bf16 = 0;
+    const char *fp32_name = "fp32 FMA", *bf16_name = "no bf16";
+    // Intel's bf16 without AMX is slower than its fp32; what is stored as bf16 is then multiplied as fp32.
+    bool by_bf16() const { return sizeof(floatX) == 2 && bf16 > fp32; }
+    double best() const { return by_bf16() ? bf16 : fp32; }
+    const char* best_name() const { return by_bf16() ? bf16_name : fp32_name; }
+};
+
+namespace detail {
+
+#if CPU_FAST_PATHS
+// Each function does so many rounds and returns a number made of all its sums, so that none is left out.
+constexpr double fma_flops = 12 * 16 * 2;  // of a round
+inline float fma_rounds(long rounds) {
+    typedef float vec __attribute__((vector_size(64)));
+    vec sum[12], x = vec{} + 1e-3f;
+    for (int k = 0; k < 12; k++) sum[k] = vec{} + (float)k;  // different chains, or the compiler keeps one
+    for (long i = 0; i < rounds; i++) {
+        for (vec& s : sum) s = s * x + x;
+    }
+    for (int k = 1; k < 12; k++) sum[0] += sum[k];
+    return sum[0][3];
+}
+
+// The fastest of what is timed in so many seconds: other work on the machine only makes it slower.
+template <class F>
+double register_rate(int threads, double seconds, F work, double flops_of_a_round) {
+    const auto timed = [&](long rounds) {
+        float sum = 0;
+        const double start = omp_get_wtime();
+#pragma omp parallel num_threads(threads) reduction(+ : sum)
+        sum += work(rounds);
+        const double took = omp_get_wtime() - start;
+        volatile float seen = sum;  // the sums must be seen to be used
+        (void)seen;
+        return took;
+    };
+    long rounds = 10000;
+    while (timed(rounds) < seconds / 10 && rounds < (1L << 40)) rounds *= 2;
+    double least = timed(rounds);
+    for (double spent = least; spent < seconds;) {
+        const double took = timed(rounds);
+        spent += took, least = std::min(least, took);
+    }
+    return flops_of_a_round * (double)rounds * threads / least;
+}
+#endif
+
+// Compiled for CPUs that this program may not be running on, so that the bound does not depend on -march.
+#if CPU_BF16_RATES
+constexpr double dot_flops = 12 * 16 * 2 * 2;  // vdpbf16ps: 16 sums, to each two products
+__attribute__((target("avx512f,avx512bf16"))) inline float dot_rounds(long rounds) {
+    __m512 sum[12];
+    for (int k = 0; k < 12; k++) sum[k] = _mm512_set1_ps((float)k);
+    const __m512bh x = _mm512_cvtne2ps_pbh(_mm512_set1_ps(1e-3f), _mm512_set1_ps(1e-3f));
+    for (long i = 0; i < rounds; i++) {
+        for (__m512& s : sum) s = _mm512_dpbf16_ps(s, x, x);
+    }
+    for (int k = 1; k < 12; k++) sum[0] = _mm512_add_ps(sum[0], sum[k]);
+    return _mm512_cvtss_f32(sum[0]);
+}
+
+constexpr double tile_flops = 4.0 * 16 * 16 * 32 * 2;  // four products of tiles: 16x32 by 32x16
+inline float tile_rounds(long rounds) {
+    using Tiles = AmxTiles;
+    float sums[16 * 16];
+    Tiles::begin();  // makes all tiles zero
+    for (long i = 0; i < rounds; i++)
+        Tiles::multiply<0, 4, 6>(), Tiles::multiply<1, 4, 7>(), Tiles::multiply<2, 5, 6>(), Tiles::multiply<3, 5, 7>();
+    Tiles::store<0>(sums, 64);
+    Tiles::end();
+    return sums[0];
+}
+#endif
+
+}  // namespace detail
+
+// Measures about `seconds` for each kind of number, on so many threads.
+inline RegisterRates measure_registers([[maybe_unused]] int threads, [[maybe_unused]] double seconds) {
+    RegisterRates rates;
+#if CPU_FAST_PATHS
+    rates.fp32 = detail::register_rate(threads, seconds, detail::fma_rounds, detail::fma_flops);
+#endif
+#if CPU_BF16_RATES
+    if (amx())
+        rates.bf16 = detail::register_rate(threads, seconds, detail::tile_rounds, detail::tile_flops),
+        rates.bf16_name = "AMX bf16";
+    else if (avx512_bf16())
+        rates.bf16 = detail::register_rate(threads, seconds, detail::dot_rounds, detail::dot_flops),
+        rates.bf16_name = "AVX-512 bf16";
+    // In fp32, of which a product takes six of bf16.
+    if (amx() && rates.bf16 / 6 > rates.fp32) rates.fp32 = rates.bf16 / 6, rates.fp32_name = "fp32 by AMX";
+#endif
+    return rates;
+}
+
+}  // namespace cpu

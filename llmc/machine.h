@@ -1,0 +1,91 @@
+// The machine of a run, as its log and report name it: processor, host, memory, and the peak that MFU is measured against.
+#pragma once
+#include <unistd.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "cpu/peak.h"
+#include "ops.h"
+#include "planner.h"
+#include "terminal.h"
+#include "world.h"
+
+// FLOP/s that the hardware of all ranks can do at best in this precision, which MFU is a part of; 0: not known.
+struct Peak {
+    double flops = 0, flops_in_8_bits = 0;  // the latter 0: nothing is faster in 8 bits
+    std::string name;                       // of what has it
+    double of_step(bool in_8_bits) const { return in_8_bits && flops_in_8_bits > 0 ? flops_in_8_bits : flops; }
+    std::string text() const { return flops > 0 ? human_count(flops) + "FLOP/s, " + name : "not known"; }
+};
+
+// Of this rank. A CPU's is measured, in a few milliseconds; a GPU's is its vendor's.
+inline Peak peak_of(const cpu::Ctx& ctx) {
+    const cpu::RegisterRates rates = cpu::measure_registers(ctx.threads, 0.004);
+    return {rates.best(), 0, format("%s registers, measured", rates.best_name())};
+}
+inline std::string processor_of(const cpu::Ctx&) {
+    std::ifstream in("/proc/cpuinfo");
+    for (std::string line; std::getline(in, line);)
+        if (line.rfind("model name", 0) == 0 || line.rfind("Model", 0) == 0 || line.rfind("cpu\t", 0) == 0)
+            if (const size_t colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
+    return "CPU";
+}
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+inline Peak peak_of(const gpu::Ctx& ctx) {
+    const double flops = gpu_tflops(ctx.name) * 1e12;
+    return {flops, ctx.capability >= 89 ? 2 * flops : 0, "dense bf16 by the vendor"};
+}
+inline std::string processor_of(const gpu::Ctx& ctx) { return ctx.name; }
+#endif
+
+// Of all ranks, which call this at the same time, so that cores that they share are not counted twice. tflops: of one GPU,
+// where the user gives it.
+inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> tflops) {
+    Peak peak = peak_of(ctx);
+    if (tflops && !be::memory_is_host)
+        peak = {*tflops * 1e12, be::fp8_limits(ctx).empty() ? 2e12 * *tflops : 0, "dense bf16 by --device-tflops"};
+    const double mine[2] = {peak.flops, peak.flops_in_8_bits};
+    std::vector<double> all(2 * (size_t)world.size());
+    world.all_gather(mine, sizeof mine, all.data());
+    peak.flops = peak.flops_in_8_bits = 0;
+    for (size_t i = 0; i < all.size(); i += 2) peak.flops += all[i], peak.flops_in_8_bits += all[i + 1];
+    if (world.size() > 1) peak.name += format(", of %d ranks together", world.size());
+    return peak;
+}
+
+// Memory in use by this process; on a GPU all that is in use there.
+inline size_t memory_in_use([[maybe_unused]] const be::Ctx& ctx) {
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+    const size_t free = be::available_memory();
+    return ctx.memory_bytes > free ? ctx.memory_bytes - free : 0;
+#else
+    return resident_memory_bytes();
+#endif
+}
+
+// For the log's run record.
+inline nlohmann::ordered_json describe_machine(const World& world, const be::Ctx& ctx, const Peak& peak) {
+    std::map<std::string, int> ranks;
+    for (const std::string& host : world.hosts()) ranks[host]++;
+    std::string hosts;
+    for (const auto& [host, n] : ranks) {
+        if (hosts.size() > 400) {
+            hosts += ", ...";
+            break;
+        }
+        hosts += (hosts.empty() ? "" : ", ") + host + (world.size() > 1 ? format(" (%d)", n) : "");
+    }
+    const double pages = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    return {{"processor", processor_of(ctx)},
+            {"host", hosts},
+            {"ranks", world.size()},
+            {"backend", std::string(be::backend_name) + ", " + ctx.description()},
+            {"memory of the host", human_bytes(pages)},
+            {"peak", peak.text()}};
+}
