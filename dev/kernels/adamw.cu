@@ -9,7 +9,7 @@
 //   2  fused: one pass                         28 bytes; 2- and 4-byte loads, and some wait for a store: for all that the
 //                                              compiler knows, the arrays may overlap
 //   3  packs: 8 elements of a thread           16-byte loads, eight of them before the first use
-//   4  the trainer's                           hints for the cache: what is not read again soon does not stay there
+//   4  the trainer's                           the same, for arrays that are not aligned as well
 #include "../../llmc/cpu/optimizer.h"
 #include "../../llmc/gpu/optimizer.cuh"
 #include "ladder.h"
@@ -163,7 +163,7 @@ void climb_all(ladder::Run& run) {
                                          LAUNCH(packed, x.blocks(8), threads, 0, ctx, x.param.p(), x.lower.p(), x.m.p(),
                                                 x.v.p(), x.grad.p(), x.n, x.constants);
                                      }},
-                                    {"the trainer's: hints for the cache",
+                                    {"the trainer's",
                                      [](gpu::Ctx& ctx, Problem& x) {
                                          gpu::adamw(ctx, x.param.p(), x.lower.p(), x.m.p(), x.v.p(), x.grad.p(), x.n, lr, beta1,
                                                     beta2, eps, decay, grad_scale, step);

@@ -37,12 +37,6 @@ __device__ __forceinline__ void store(T* p, const Pack<T>& pack) {
     memcpy(&bits, &pack, 16);
     *reinterpret_cast<int4*>(p) = bits;
 }
-template <class T>
-__device__ __forceinline__ void store_streaming(T* p, const Pack<T>& pack) {
-    int4 bits;
-    memcpy(&bits, &pack, 16);
-    __stcs(reinterpret_cast<int4*>(p), bits);
-}
 
 // The same for a row of any length C: what lies beyond its end is read as zero and not written. `packed` promises that the row
 // begins at a multiple of 16 bytes and that C is a multiple of the pack's size; without it, elements are moved one by one.

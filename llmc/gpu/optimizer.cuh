@@ -1,5 +1,6 @@
 // AdamW; formulas in ops.inl and cpu/optimizer.h. One pass: per parameter 16 bytes are read and 12 written: bound by
 // memory bandwidth. A thread takes 8 elements: a pack of bf16 parameters, which are the upper halves of their fp32 weights.
+// Loads and stores that bypass the cache were 3% slower on an H100 (dev/kernels/bench.md).
 #pragma once
 #include <cmath>
 
@@ -32,13 +33,13 @@ __global__ void __launch_bounds__(adamw_threads)
         Pack<real> pm[packs], pv[packs], pg[packs];
         Pack<floatX> p[per_thread / param_size];
         Pack<LowerHalf> low{};
-        if constexpr (has_lower_halves) low = load_streaming(lower + first);
+        if constexpr (has_lower_halves) low = load(lower + first);
 #pragma unroll
         for (int k = 0; k < per_thread; k += param_size) p[k / param_size] = load(param + first + k);
 #pragma unroll
         for (int k = 0; k < packs; k++) {
             const size_t i = first + k * size;
-            pm[k] = load(m + i), pv[k] = load(v + i), pg[k] = load_streaming(grad + i);
+            pm[k] = load(m + i), pv[k] = load(v + i), pg[k] = load(grad + i);
         }
 #pragma unroll
         for (int k = 0; k < per_thread; k++) {
@@ -50,11 +51,11 @@ __global__ void __launch_bounds__(adamw_threads)
 #pragma unroll
         for (int k = 0; k < packs; k++) {
             const size_t i = first + k * size;
-            store_streaming(m + i, pm[k]), store_streaming(v + i, pv[k]);
+            store(m + i, pm[k]), store(v + i, pv[k]);
         }
 #pragma unroll
         for (int k = 0; k < per_thread; k += param_size) store(param + first + k, p[k / param_size]);
-        if constexpr (has_lower_halves) store_streaming(lower + first, low);
+        if constexpr (has_lower_halves) store(lower + first, low);
     }
     for (size_t i = n_whole + thread; i < n; i += threads) {
         float w = load_weight(param, lower, i), mi = m[i], vi = v[i];
