@@ -1,49 +1,157 @@
 #!/usr/bin/env bash
-# The README says nothing that is not so: its commands run, shortened, in the order in which they stand; its options, files and make
-# targets exist; every command of the program is described.
+# The pages (*.md) say nothing that is not so. On a fresh folder every command of every page runs, in the order in which they stand,
+# the first page's first; the other pages go on from what it leaves. Options, links and make targets exist.
 #   TRAIN_GPT=path/to/train_gpt test/readme_test.sh
+# A block marked ```sh is run. One marked ```sh gpu or ```sh cluster needs what a test has not: its `train_gpt train` and recipes are
+# planned (--dry-run), other commands parsed. Commands in a sentence (`./train_gpt ...`) are run like a block's. Long runs are
+# shortened: the table `shorten` says how.
 root=$(realpath "$(dirname "$0")/..")
+# shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$root/test/lib.sh"
-
-# ---- the shell block: each command as it stands, but with a small model and few steps behind it (a later option wins) ----
-for i in $(seq 1 900); do echo "Once in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >corpus.txt
-for i in $(seq 1 600); do echo "{\"text\": \"Once there were $i birds in $((i % 13)) trees, and they sang of the sea and of the wind\"}"; done >more.jsonl
-head -40 corpus.txt >held_out.txt
-ln -s "$program" train_gpt
-ln -s "$root/scripts" scripts
-awk '/^```sh$/ { on = 1; next } /^```$/ { on = 0 } on' "$root/README.md" | sed -e ':join' -e '/\\$/ { N; s/\\\n *//; b join' -e '}' |
-    sed 's/ *#.*//' | grep -E '^(scripts/launch.sh mpirun -n [0-9]+ )?\./train_gpt ' >commands.txt
 allow_mpirun_everywhere
-n=0
-while read -r command; do
-    n=$((n + 1))
-    case $command in
-    *mpirun*) small="--preset llama-tiny --train-iters 4 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --distributed-timeout 1m" ;;
-    "./train_gpt tokenizer"*) small="--vocab-size 400" ;;
-    *"--model run1/latest --data-path"*) small="--train-iters 2 --seq-length 32 --micro-batch-size 2 --eval-iters 0" ;;
-    "./train_gpt train"*"--dry-run"*) small="" ;;
-    *"--fp8-start 2000"*) small="--preset llama-tiny --train-iters 4 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --fp8-start 2" ;;
-    "./train_gpt train"*) small="--preset llama-tiny --train-iters 4 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --sample-interval 4 --sample-tokens 4" ;;
-    "./train_gpt eval"*) small="--seq-length 32" ;;
-    *"--resume auto"*) small="--preset llama-tiny --train-iters 6 --lr-warmup-iters 1 --seq-length 32 --global-batch-size 8 --eval-iters 1 --override train-iters" ;;
-    "./train_gpt generate"*) small="--max-new-tokens 8" ;;
-    *) small="" ;;
-    esac
-    if bash -c "$command $small" </dev/null >out.txt 2>&1; then echo "ok: $command"; else echo "FAILED: $command"; tail -n 5 out.txt; fi
-done <commands.txt
-[[ $n -ge 8 ]] && echo "ok: $n commands were run" || echo "FAILED: only $n commands were found"
+export TRAIN_GPT=$program
+unset DATA TOKENIZER OUT RANKS LAUNCH EXTRA
+mapfile -t others < <(cd "$root" && find . -name build -prune -o -name '*.md' -print | cut -c 3- | grep -v '^README.md$' | sort)
 
-# ---- what it names exists ----
-for path in $(grep -oE '\]\([^)#:]+\)' "$root/README.md" | tr -d '()]' | sort -u); do
-    [[ -e $root/$path ]] && echo "ok: $path exists" || echo "FAILED: $path does not exist"
+# ---- what the pages take for granted: the program and a few texts ----
+make_texts() {
+    for i in $(seq 1 900); do echo "Once in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >corpus.txt
+    for i in $(seq 1 600); do echo "{\"text\": \"Once there were $i birds in $((i % 13)) trees, and they sang of the sea and of the wind\"}"; done >more.jsonl
+    head -40 corpus.txt >held_out.txt
+    head -400 corpus.txt >mine.txt
+    for split in val train; do
+        for i in 1 2 3 4; do echo "{\"activity_label\": \"Ships\", \"ctx_a\": \"Once there were $i birds.\", \"ctx_b\": \"they\", \"endings\": [\"sang.\", \"swam.\", \"sank.\", \"sat.\"], \"label\": 0}"; done >hellaswag_$split.jsonl
+    done
+    ln -s "$program" train_gpt
+    ln -s "$root/scripts" "$root/dev" .
+}
+
+# shorten COMMAND: the same command, so that it takes a moment: an option's value (first column) becomes another (second column).
+shorten() {
+    local command=$1 option value
+    # A plan takes no time, and a download is the model that was trained before.
+    case $command in
+    *--dry-run*) printf '%s' "$command"; return ;;
+    "hf download"*) sed -E 's/.*--local-dir ([^ ]+).*/cp -rL run1\/latest \1/' <<<"$command"; return ;;
+    esac
+    while read -r option value; do
+        command=$(sed -E "s#(--$option)[ =]\"?[0-9][0-9.kM]*\"?#\1 $value#g" <<<"$command")
+    done <<'END'
+train-iters 8
+lr-warmup-iters 1
+global-batch-size 8
+micro-batch-size 2
+eval-interval 4
+sample-interval 4
+save-every 4
+keep-every 4
+fp8-start 4
+vocab-size 400
+max-new-tokens 8
+log-health-interval 2
+detect-nondeterminism 2
+check-replicas 2
+distributed-timeout 1m
+END
+    command=$(sed -E 's/--preset [a-z0-9.-]+/--preset llama-tiny/; s/--override train-iters/--train-iters 12 &/' <<<"$command")
+    case $command in
+    *run_*.sh*) command+=" --preset llama-tiny --seq-length 32 --train-iters 4 --lr-warmup-iters 1 --global-batch-size 8" ;;&
+    *" train "*--seq-length*) ;;
+    *" train "* | *run_*.sh*) command+=" --seq-length 32 --eval-iters 1" ;;
+    *" eval "*) command+=" --seq-length 32" ;;
+    esac
+    printf '%s' "$command"
+}
+
+# commands PAGE: a line `MARK<tab>COMMAND` for each command of a page: of its blocks, and `./train_gpt ...` in its sentences. The mark
+# is what stands behind ```sh, or "run".
+commands() {
+    awk '
+        /^```/ { if (fenced) fenced = mark = ""; else { fenced = 1; mark = !/^```sh/ ? "" : $2 == "" ? "run" : $2 }; next }
+        mark != "" { line = line $0; if (sub(/\\$/, "", line)) next
+                     sub(/^ +/, "", line); gsub(/  +/, " ", line); sub(/ # .*/, "", line)
+                     if (line != "" && line !~ /^#/) print mark "\t" line
+                     line = "" }
+        !fenced { text = $0
+                  while (match(text, /`\.\/train_gpt [a-z]+ [^`]*`/)) {
+                      inline = substr(text, RSTART + 1, RLENGTH - 2); text = substr(text, RSTART + RLENGTH)
+                      if (inline !~ /\.\.\./) print "run\t" inline } }' "$1"
+}
+
+# try PAGE MARK COMMAND
+try() {
+    local page=$1 mark=$2 command=$3 what=$3
+    case $mark:$command in
+    *:make\ *) command="make -C '$root' -n NODEPS=1 $(sed 's/^make//; s/ &&.*//' <<<"$command")" ;;  # what it builds exists
+    *:*test/run.sh*) command="" ;;
+    run:*) command=$(shorten "$command") ;;
+    *:*run_*.sh*)
+        command=$(grep -oE 'scripts/run_[a-z0-9.-]+\.sh.*' <<<"$command")
+        command="bash $command --dry-run" ;;
+    *:*" train "*) command="./train_gpt train ${command#* train } --dry-run" ;;
+    *) command="" ;;
+    esac
+    if ! bash -n -c "$what" 2>out.txt; then
+        echo "FAILED: $page: a shell cannot read: $what"
+    elif [[ -z $command ]] || bash -c "$command" </dev/null >out.txt 2>&1; then
+        echo "ok: $page: $what"
+    else
+        echo "FAILED: $page: $what"
+        echo "  run as: $command"
+        tail -n 5 out.txt
+    fi
+}
+
+# run_page PAGE [LEAST]: all its commands, of which there are at least so many.
+run_page() {
+    local mark command n=0
+    while IFS=$'\t' read -r mark command; do
+        try "$1" "$mark" "$command"
+        n=$((n + 1))
+    done < <(commands "$root/$1")
+    [[ $n -ge ${2:-0} ]] || echo "FAILED: $1: only $n commands were found"
+}
+
+# ---- every command, on a fresh folder; a page but the first on a copy of what the first leaves ----
+mkdir "$work/first"
+cd "$work/first" || exit 1
+make_texts
+run_page README.md 12
+for page in "${others[@]}"; do
+    cp -a "$work/first" "$work/page"
+    cd "$work/page" || exit 1
+    run_page "$page"
+    cd "$work" && rm -rf "$work/page"
 done
+
+# ---- what the pages name exists ----
 for command in tokenizer prepare train eval generate inspect; do "$program" $command --help; done >help.txt 2>&1
-for option in $(sed 's/\(mpirun\|srun\) --[a-z-]*//g' "$root/README.md" | grep -oE -- '--[a-z][a-z0-9-]+' | sort -u); do  # the launchers' are their own
-    grep -qE -- "$option( |,|$)" help.txt && echo "ok: $option exists" || echo "FAILED: $option is no option"
-done
-for target in $(grep -oE '`?make [a-z][a-z_-]*' "$root/README.md" | tr -d '`' | cut -d ' ' -f 2 | sort -u); do
-    make -C "$root" -n "$target" >/dev/null 2>&1 && echo "ok: make $target exists" || echo "FAILED: make $target does not exist"
+# Options of other programs: launchers, containers, and those of dev/.
+foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --mca --mpi --kill-on-bad-exit --nodes --time --account \
+--partition --cpus-per-task --signal --nv --bind --container-image --rm --include --local-dir --self-test \
+--generate --profile --kernel --sizes --check-transformers "
+sed -n 's/^\([a-z][a-z_ -]*\):.*/\1/p' "$root/Makefile" | tr ' ' '\n' >targets.txt
+# right PAGE WHAT WRONG: there is nothing wrong.
+right() {
+    [[ -z $3 ]] && echo "ok: $1: $2" || echo "FAILED: $1: $2: $3"
+}
+for page in README.md "${others[@]}"; do
+    file=$root/$page folder=$root/$(dirname "$page")
+    right "$page" "links lead somewhere" "$(grep -oE '\]\([^): ]+' "$file" | cut -c 3- | sort -u | while IFS='#' read -r path anchor; do
+        target=${path:+$folder/$path}
+        target=${target:-$file}
+        [[ -e $target ]] || echo "$path"
+        # A heading's anchor: lower case, blanks are dashes, punctuation is gone.
+        [[ -z $anchor ]] || sed -n 's/^#\{1,6\} //p' "$target" | tr '[:upper:] ' '[:lower:]-' | tr -cd 'a-z0-9_\n-' | grep -qx -- "$anchor" || echo "$path#$anchor"
+    done)"
+    right "$page" "make targets exist" "$(grep -oE '(`|^ *)make [a-z][a-z_-]*' "$file" | awk '{ print $NF }' | sort -u | grep -vxF -f targets.txt)"
+    [[ $page == dev/LOG.md || $page == dev/CHANGELOG.md ]] || # These tell of what was.
+        right "$page" "options exist" "$(grep -oE -- '(^|[ `(])--[a-z][a-z0-9-]+' "$file" | tr -d ' `(' | sort -u | while read -r option; do
+            [[ $foreign == *" $option "* ]] || grep -qE -- "$option([ ,=]|$)" help.txt || echo "$option"
+        done)"
 done
 for command in $("$program" --help | sed -n 's/^  train_gpt \([a-z]*\) .*/\1/p'); do
-    grep -q "^| \`$command\`" "$root/README.md" && echo "ok: $command is described" || echo "FAILED: the README does not describe $command"
+    expect "README.md describes $command" grep -q "^| \`$command\`" "$root/README.md"
 done
+words=$(wc -w <"$root/README.md")
+expect "README.md has at most 1,200 words; it has $words" test "$words" -le 1200

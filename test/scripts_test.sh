@@ -135,7 +135,7 @@ printf '#!/bin/sh\nshift 2\nexec "$@"\n' >slurm/srun  # as srun --mpi=pmix --kil
 printf '#!/bin/sh\necho "scontrol $*"\n' >slurm/scontrol
 printf '#!/bin/sh\ndate -d "+2 hours" +%%Y-%%m-%%dT%%H:%%M:%%S\n' >slurm/squeue
 # shellcheck disable=SC2016
-printf '#!/bin/sh\necho "trains $*"\nsleep "${WORK:-0}"\nexit "${STATUS:-0}"\n' >slurm/trainer
+printf '#!/bin/sh\necho "trains $*"\neval "${TRAINER:-}"\nsleep "${WORK:-0}"\nexit "${STATUS:-0}"\n' >slurm/trainer
 chmod +x slurm/*
 job() {
     env PATH="$work/slurm:$PATH" SLURM_SUBMIT_DIR="$work" SLURM_JOB_ID=77 SLURM_NTASKS=1 DATA=corpus \
@@ -147,10 +147,28 @@ says "SLURM: it stops before the limit" "trains train .*--seed 3 --exit-after 7[
 verdict "SLURM: a run that ends is not queued again" refused grep -q scontrol out.txt
 expect "SLURM: the end is asked for" job "$small"
 says "SLURM: the end is asked for, and used" "--exit-after 6[56][0-9][0-9]s"
-SLURM_JOB_END_TIME=$(soon) WORK=2.2 expect "SLURM: a run that is stopped" job "$small"
-says "SLURM: a run that is stopped is queued again" "^scontrol requeue 77$"
-SLURM_JOB_END_TIME=$(soon) WORK=2.2 STATUS=3 expect "SLURM: a run that fails" refused job "$small"
-verdict "SLURM: a run that fails is not queued again" refused grep -q "scontrol requeue" out.txt
+# Three jobs whose time ends at once: one that goes on, one that fails, one that was started again too often.
+stopped() { SLURM_JOB_END_TIME=$(soon) WORK=2.2 job "$small"; }
+stopped >goes-on.txt 2>&1 & jobs=($!)
+STATUS=3 stopped >fails.txt 2>&1 & jobs+=($!)
+SLURM_RESTART_COUNT=3 MAX_RESTARTS=3 stopped >too-often.txt 2>&1 & jobs+=($!)
+verdict "SLURM: a run that is stopped" wait "${jobs[0]}"
+verdict "SLURM: a run that is stopped is queued again" grep -q "^scontrol requeue 77$" goes-on.txt
+verdict "SLURM: a run that fails" refused wait "${jobs[1]}"
+verdict "SLURM: a run that fails is not queued again" refused grep -q "scontrol requeue" fails.txt
+verdict "SLURM: a job that was started again too often" refused wait "${jobs[2]}"
+verdict "SLURM: it says how to go on" grep -q "MAX_RESTARTS=3 times; HINT: submit it again" too-often.txt
+verdict "SLURM: it is not queued again" refused grep -q "scontrol requeue" too-often.txt
+SLURM_RESTART_COUNT=4 MAX_RESTARTS=3 expect "SLURM: a job that nodes fail under for ever" refused job "$small"
+says "SLURM: it ends before training" "started again 4 times, and MAX_RESTARTS is 3"
+verdict "SLURM: it does not train" refused grep -q "^trains" out.txt
+echo 'export NCCL_DEBUG=WARN' >site.sh
+# shellcheck disable=SC2016
+CONTAINER="env IN_A_CONTAINER=yes" SETUP=site.sh SLURM_CPUS_PER_TASK=6 TRAINER='echo "has $IN_A_CONTAINER $NCCL_DEBUG $SRUN_CPUS_PER_TASK"' \
+    expect "SLURM: container, setup, cores" job "$small"
+says "SLURM: ranks start in the container, after the setup, with their cores" "^has yes WARN 6$"
+SETUP=nothing.sh expect "SLURM: a setup that is not there" refused job "$small"
+says "SLURM: a setup that is not there: names it" "SETUP: 'nothing.sh'"
 SLURM_JOB_END_TIME=$(date +%s) expect "SLURM: too little time" refused job "$small"
 says "SLURM: too little time: says so" "MARGIN=600.*HINT"
 expect "SLURM: not a run" refused job nothing.sh
