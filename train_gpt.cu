@@ -2354,15 +2354,6 @@ static std::string reason_to_stop(World& world, const TrainOptions& o) {
     return "by --exit-after " + o.exit_after;
 }
 
-// A word as a shell takes it.
-static std::string shell_word(const std::string& word) {
-    const auto plain = [](char c) { return isalnum((unsigned char)c) || strchr("_-+=./:,@%", c) != nullptr; };
-    if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) return word;
-    std::string quoted = "'";
-    for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
-    return quoted + "'";
-}
-
 // The command that goes on with this run: the one it was started with, and --resume auto.
 static std::string resume_command(World& world) {
     std::ifstream words("/proc/self/cmdline");

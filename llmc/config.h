@@ -202,19 +202,31 @@ inline Allowed list(int values = 0) {
     X(bool, save_in_foreground, "", false, anything(), "Checkpoint",                                                           \
       "training waits while a checkpoint is written; saves the memory of a copy")
 
-#define PREPARE_OPTIONS(X)                                                                                         \
-    X(Strings, input, "", {}, list(), "Input", ".txt or .jsonl files, in order; - reads text from standard input") \
-    X(std::string, json_keys, "", "text", anything(), "Input", "key of the text in .jsonl lines")                  \
-    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                        \
-      "documents of a .txt: the file, parts between blank lines, lines")                                           \
-    X(std::string, output_prefix, "output", "", anything(), "Output", "writes PREFIX.bin and PREFIX.idx")          \
-    X(std::string, tokenizer, "", "", anything(), "Output", "tokenizer.json or its directory")                     \
-    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")        \
+// Of every command that reads much text.
+#define TEXT_OPTIONS(X)                                                                                              \
+    X(Strings, input, "", {}, list(), "Input",                                                                       \
+      "files of text or JSON lines (.jsonl, .ndjson, .json), in order; pipes too; - is standard input")              \
+    X(std::string, format, "", "", one_of({"text", "jsonl"}), "Input",                                               \
+      "take all files as text, or as JSON lines; default: by each file's name and beginning")                        \
+    X(std::string, json_keys, "", "text", anything(), "Input", "key of the text in JSON lines")                      \
+    X(std::string, on_bad_line, "", "skip", one_of({"skip", "fail"}), "Input",                                       \
+      "a line of JSON that cannot be read or has no text: leave it out, count it and show it; or end with an error") \
+    X(std::string, max_bad_lines, "", "1%", anything(), "Input",                                                     \
+      "end with an error if more lines are left out: 20 in all, or 1% of a file (where one always may be)")          \
+    X(bool, allow_binary, "", false, anything(), "Input",                                                            \
+      "take any bytes as text; default: refuse what is compressed, and a file of which more than 0.5% is NUL or not UTF-8")
+
+#define PREPARE_OPTIONS(X)                                                                                  \
+    TEXT_OPTIONS(X)                                                                                         \
+    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                 \
+      "documents of a text: the file, parts between blank lines, lines")                                    \
+    X(std::string, output_prefix, "output", "", anything(), "Output", "writes PREFIX.bin and PREFIX.idx")   \
+    X(std::string, tokenizer, "", "", anything(), "Output", "tokenizer.json or its directory")              \
+    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document") \
     X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
 #define TOKENIZER_OPTIONS(X)                                                                                                 \
-    X(Strings, input, "", {}, list(), "Input", ".txt or .jsonl files to learn from, or to measure with --report")            \
-    X(std::string, json_keys, "", "text", anything(), "Input", "key of the text in .jsonl lines")                            \
+    TEXT_OPTIONS(X)                                                                                                          \
     X(int, vocab_size, "", 32000, between(257, 10000000), "Tokenizer", "tokens in all, special ones and 256 bytes included") \
     X(std::string, pre_tokenizer, "", "gpt2", one_of({"gpt2", "llama3", "bloom"}), "Tokenizer",                              \
       "how text is split before merging")                                                                                    \

@@ -2,6 +2,7 @@
 //   MappedFile   a file in memory, unmapped when it goes out of scope. If it becomes shorter meanwhile, the process ends with
 //   an
 //                error that names it: its pages are gone, and there is nothing to return to
+//   InputStream  a file or pipe, read once from its beginning
 //   FileWriter   writes NAME.tmp.PID beside NAME; commit() syncs and renames; without commit() the temporary is removed.
 //                sync() does all of commit() that can fail for want of space: files that belong together are synced first and
 //                renamed after. What was written can be read back and overwritten until then (a header that needs the counts).
@@ -171,6 +172,70 @@ private:
     std::string path_;
     const char* data_ = nullptr;
     size_t size_ = 0;
+};
+
+// A file, a pipe or, by the name -, standard input, read once from its beginning. What comes next can be looked at before.
+class InputStream {
+public:
+    explicit InputStream(const std::string& name) : name_(name), buffer_(1 << 16, '\0') {
+        fd_ = name == "-" ? STDIN_FILENO : open(name.c_str(), O_RDONLY | O_NOCTTY | O_CLOEXEC);
+        if (fd_ < 0) fail("cannot read %s: %s", name.c_str(), strerror(errno));
+    }
+    InputStream(const InputStream&) = delete;
+    InputStream& operator=(const InputStream&) = delete;
+    ~InputStream() {
+        if (fd_ != STDIN_FILENO) close(fd_);
+    }
+    const std::string& name() const { return name_; }
+
+    // What comes next: so many bytes or more, fewer only where the input ends.
+    std::string_view peek(size_t bytes) {
+        while (end_ - begin_ < bytes && fill()) continue;
+        return {buffer_.data() + begin_, end_ - begin_};
+    }
+    // The next bytes: as many as asked for, fewer only where the input ends.
+    size_t read(char* out, size_t bytes) {
+        size_t done = 0;
+        while (done < bytes && (begin_ < end_ || fill())) {
+            const size_t n = std::min(bytes - done, end_ - begin_);
+            memcpy(out + done, buffer_.data() + begin_, n);
+            done += n, begin_ += n;
+        }
+        return done;
+    }
+    // The next line with its newline, if it has one; false at the end.
+    bool read_line(std::string& line) {
+        line.clear();
+        while (begin_ < end_ || fill()) {
+            const char* start = buffer_.data() + begin_;
+            const char* newline = (const char*)memchr(start, '\n', end_ - begin_);
+            const size_t n = newline ? (size_t)(newline + 1 - start) : end_ - begin_;
+            line.append(start, n), begin_ += n;
+            if (newline) return true;
+        }
+        return !line.empty();
+    }
+
+private:
+    // Reads more; false at the end.
+    bool fill() {
+        if (begin_ == end_) begin_ = end_ = 0;
+        if (end_ == buffer_.size() && begin_ > 0) {
+            memmove(&buffer_[0], &buffer_[begin_], end_ - begin_);
+            end_ -= begin_, begin_ = 0;
+        }
+        if (end_ == buffer_.size()) buffer_.resize(2 * buffer_.size());
+        ssize_t n;
+        do n = ::read(fd_, &buffer_[end_], buffer_.size() - end_);
+        while (n < 0 && errno == EINTR);
+        if (n < 0) fail("cannot read %s: %s", name_.c_str(), strerror(errno));
+        end_ += (size_t)n;
+        return n > 0;
+    }
+
+    std::string name_, buffer_;
+    int fd_;
+    size_t begin_ = 0, end_ = 0;  // what is read and not yet taken, in buffer_
 };
 
 // For files that are read as a whole because they are small: the largest tokenizers take 40 MB.

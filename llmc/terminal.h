@@ -169,6 +169,15 @@ inline std::string printable(const std::string& text) {
     return out;
 }
 
+// A word as a shell takes it.
+inline std::string shell_word(const std::string& word) {
+    const auto plain = [](char c) { return isalnum((unsigned char)c) || strchr("_-+=./:,@%", c) != nullptr; };
+    if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) return word;
+    std::string quoted = "'";
+    for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+    return quoted + "'";
+}
+
 // A line for people; what it quotes may be anyone's: a file name, a tensor's name, a model's text.
 inline void print_line(FILE* f, const std::string& line) { fputs((printable(line) + "\n").c_str(), f), fflush(f); }
 

@@ -1,8 +1,9 @@
 // From text to tokens on disk, and from text to a tokenizer. Input is read in batches of bounded size, each batch is encoded by
 // all threads, results are written in order: memory does not grow with the corpus, output does not depend on the threads.
-//   .txt, and - for standard input   documents are the file, its parts between blank lines, or its lines
-//   .jsonl                           one JSON object per line, its text under a key
-// Texts may hold any bytes; NUL and bytes that are not UTF-8 are kept, counted and reported.
+//   text         documents are the file, its parts between blank lines, or its lines
+//   JSON lines   one JSON object per line, a document under a key
+// text_format.h tells which it is, and refuses what is neither. NUL and bytes that are not UTF-8 are kept, counted and
+// reported; a line that cannot be used is left out, counted and shown; more than a few of either, and the input is refused.
 #pragma once
 #include <omp.h>
 
@@ -18,46 +19,175 @@
 #include "config.h"
 #include "dataset.h"
 #include "terminal.h"
+#include "text_format.h"
 #include "tokenizer.h"
 #include "tokenizer_trainer.h"
+
+// What is read, and how.
+struct TextInput {
+    Strings files;
+    std::string reading = "prepare --input";  // the command and its option that name the files, for messages
+    std::string json_key = "text", split = "file", format = "";
+    std::string max_bad_lines = "1%";
+    bool allow_binary = false;
+};
+
+template <class Options>
+TextInput text_input(const Options& o, const std::string& reading, const std::string& split) {
+    return {o.input, reading, o.json_keys, split, o.format, o.on_bad_line == "fail" ? "0" : o.max_bad_lines, o.allow_binary};
+}
 
 // A document, or a part of a long one.
 struct Chunk {
     std::string text;
     bool ends_document = true;
-    std::string where;  // for messages: the file, and the line at which it begins
+    size_t file = 0;
+    int64_t line = 0;  // at which it begins; 0: the file is the document, or a part of it
+    bool is_json = false;
+    std::string problem;  // of a line that cannot be used
+    OddBytes odd;
 };
 
-// Reads the documents of files one after another.
+// What is read is judged in order, file by file, and refused when too much of a file cannot be used. Odd bytes and bad lines
+// are few or many at its end; of a file that is long, once a megabyte or a hundred bad lines were read.
+class InputJudge {
+public:
+    explicit InputJudge(const TextInput& input) : input_(input) {
+        size_t used = 0;
+        try {
+            limit_ = std::stod(input.max_bad_lines, &used);
+        } catch (const std::exception&) {
+        }
+        share_ = input.max_bad_lines.substr(used) == "%";
+        const bool valid = used > 0 && limit_ >= 0 && (share_ ? limit_ <= 100 : used == input.max_bad_lines.size());
+        if (!valid)
+            fail("--max-bad-lines is '%s'; it must be a number of lines or a share: 20, 0.5%%", input.max_bad_lines.c_str());
+    }
+
+    // False: the chunk is to be left out.
+    bool take(const Chunk& chunk) {
+        if (chunk.file != file_) end_file(), file_ = chunk.file;
+        now_.odd += chunk.odd;
+        if (now_.odd.bytes >= 1 << 20) check_bytes();
+        if (!chunk.is_json) return true;
+        now_.lines++;
+        if (chunk.problem.empty()) return !chunk.text.empty();
+        now_.bad++, n_bad_++;
+        if (shown_.size() < most_shown) shown_.push_back(where(chunk) + ": " + chunk.problem);
+        if (!share_ ? (double)n_bad_ > limit_ : now_.bad >= 100 && above_share()) refuse_lines();
+        return false;
+    }
+    // To be called at the end of the input, too.
+    void end_file() {
+        check_bytes();
+        if (now_.lines > 0 && now_.bad == now_.lines) refuse_lines();
+        if (share_ && now_.bad > (limit_ > 0) && above_share()) refuse_lines();
+        odd_ += now_.odd;
+        now_ = {};
+    }
+
+    std::string where(const Chunk& chunk) const {
+        const std::string name = input_name(input_.files[chunk.file]);
+        return chunk.line > 0 ? name + ":" + std::to_string(chunk.line) : name;
+    }
+    // What was let pass, in lines for people.
+    Strings notes() const {
+        Strings lines;
+        if (odd_.nul || odd_.invalid)
+            lines.push_back(format("note: %s NUL bytes and %s bytes that are not UTF-8 were kept as they are",
+                                   with_commas(odd_.nul).c_str(), with_commas(odd_.invalid).c_str()));
+        if (n_bad_ == 0) return lines;
+        lines.push_back(format("note: %s line%s left out:", with_commas(n_bad_).c_str(), n_bad_ == 1 ? " was" : "s were"));
+        for (const std::string& line : shown_) lines.push_back("  " + line);
+        if (n_bad_ > (int64_t)shown_.size())
+            lines.push_back(format("  and %s more", with_commas(n_bad_ - (int64_t)shown_.size()).c_str()));
+        return lines;
+    }
+
+private:
+    static constexpr size_t most_shown = 5;
+
+    bool above_share() const { return (double)now_.bad > limit_ / 100 * (double)now_.lines; }
+    void check_bytes() const {
+        if (now_.odd.too_many() && !input_.allow_binary) refuse_odd_bytes(now_.odd, input_.files[file_], input_.reading);
+    }
+    [[noreturn]] void refuse_lines() const {
+        std::string shown;
+        for (const std::string& line : shown_) shown += (shown.empty() ? "" : "\n  ") + line;
+        if (input_.max_bad_lines == "0")
+            fail("%s; HINT: --on-bad-line skip leaves out lines that cannot be used", shown.c_str());
+        std::string limit = now_.bad == now_.lines ? "" : ", more than --max-bad-lines " + input_.max_bad_lines;
+        if (n_bad_ > now_.bad) limit = format(" (%s with those of other files)", with_commas(n_bad_).c_str()) + limit;
+        fail(
+            "%s of %s lines of %s cannot be used%s:\n  %s\nHINT: --json-keys KEY names the text's key, --max-bad-lines N "
+            "leaves "
+            "out more lines, --format text takes lines as they are",
+            with_commas(now_.bad).c_str(), with_commas(now_.lines).c_str(), input_name(input_.files[file_]).c_str(),
+            limit.c_str(), shown.c_str());
+    }
+
+    struct Count {
+        OddBytes odd;
+        int64_t lines = 0, bad = 0;  // of JSON
+    };
+    TextInput input_;
+    double limit_ = -1;  // lines, or % of a file's lines
+    bool share_ = false;
+    size_t file_ = 0;
+    Count now_;     // of the file that is being read
+    OddBytes odd_;  // of all before
+    int64_t n_bad_ = 0;
+    Strings shown_;
+};
+
+// Reads the documents of files one after another. JSON lines are read as they are: open_line() finds the documents in them.
 class DocumentReader {
 public:
-    DocumentReader(std::vector<std::string> files, std::string json_key, std::string split)
-        : files_(std::move(files)), json_key_(std::move(json_key)), split_(std::move(split)) {
-        if (files_.empty()) fail("there is no text to read; HINT: --input FILE ...");
-        for (const std::string& file : files_) {
-            if (file == "-") continue;
+    explicit DocumentReader(TextInput input) : input_(std::move(input)) {
+        if (input_.files.empty()) fail("there is no text to read; HINT: --input FILE ...");
+        // Files are looked at before the first is read, so that the last one is not refused after hours. Pipes have to wait.
+        for (const std::string& file : input_.files) {
             std::error_code error;
-            const auto size = std::filesystem::file_size(file, error);
-            if (error) fail("cannot read %s: %s", file.c_str(), error.message().c_str());
-            total_bytes_ += (int64_t)size;
+            const auto status = std::filesystem::status(file, error);
+            if (file == "-" || (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))) {
+                only_files_ = false;
+                continue;
+            }
+            InputStream in(file);
+            find_format(in);
+            total_bytes_ += (int64_t)std::filesystem::file_size(file);
         }
     }
-    DocumentReader(const DocumentReader&) = delete;
-    ~DocumentReader() { close(); }
 
-    int64_t total_bytes() const { return total_bytes_; }  // of all files; what standard input brings is not known
+    const TextInput& input() const { return input_; }
+    int64_t total_bytes() const { return only_files_ ? total_bytes_ : 0; }  // 0: not known
     int64_t bytes_read() const { return bytes_read_; }
+    bool only_files() const { return only_files_; }  // which can be read again
 
-    // The next document or part; false at the end of the last file.
+    // The next document, line of JSON, or part of a document; false at the end of the last file.
     bool next(Chunk& chunk) {
-        while (true) {
-            if (!in_ && !open_next()) return false;
-            const bool found = json_lines_        ? next_json(chunk)
-                               : split_ == "file" ? next_part(chunk)
-                                                  : next_lines(chunk, split_ == "line");
+        while (in_ || open_next()) {
+            chunk = {};
+            chunk.file = file_index_ - 1;
+            const bool found = json_lines_              ? next_json(chunk)
+                               : input_.split == "file" ? next_part(chunk)
+                                                        : next_lines(chunk, input_.split == "line");
             if (found) return true;
-            close();
+            in_.reset();
         }
+        return false;
+    }
+
+    // "a.txt as text, 2 files as JSON lines (the text under 'text')": what was read so far, for people.
+    std::string taken() const {
+        std::string text;
+        for (const TextFormat f : {TextFormat::text, TextFormat::json_lines}) {
+            const auto& [count, first] = taken_[f == TextFormat::json_lines];
+            if (count == 0) continue;
+            text += (text.empty() ? "" : ", ") + (count == 1 ? input_name(first) : format("%d files", count));
+            text += f == TextFormat::text ? " as text" : " as JSON lines (the text under '" + input_.json_key + "')";
+        }
+        return text;
     }
 
 private:
@@ -66,63 +196,43 @@ private:
     // newline, or anywhere, once it is much longer.
     static constexpr size_t part_bytes = 1 << 20, longest_part_bytes = 16 << 20;
 
+    TextFormat find_format(InputStream& in) const {
+        if (!input_.allow_binary) refuse_other_formats(in.peek(first_bytes), in.name(), input_.reading);
+        return find_text_format(in, input_.format, input_.reading);
+    }
     bool open_next() {
-        if (file_index_ >= files_.size()) return false;
-        name_ = files_[file_index_++];
-        in_ = name_ == "-" ? stdin : fopen(name_.c_str(), "rb");
-        if (!in_) fail("cannot read %s: %s", name_.c_str(), strerror(errno));
-        const std::string ending = ".jsonl";
-        json_lines_ = name_.size() > ending.size() && name_.compare(name_.size() - ending.size(), ending.size(), ending) == 0;
+        if (file_index_ >= input_.files.size()) return false;
+        in_ = std::make_unique<InputStream>(input_.files[file_index_++]);
+        const TextFormat found = find_format(*in_);
+        json_lines_ = found == TextFormat::json_lines;
+        if (taken_[json_lines_].first++ == 0) taken_[json_lines_].second = in_->name();
         line_ = 0, carried_.clear();
         return true;
-    }
-    void close() {
-        if (in_ && in_ != stdin) fclose(in_);
-        in_ = nullptr;
     }
 
     // The next line with its newline, if it has one.
     bool read_line(std::string& line) {
-        char* buffer = nullptr;
-        size_t capacity = 0;
-        const ssize_t n = getline(&buffer, &capacity, in_);
-        if (n > 0) line.assign(buffer, (size_t)n);
-        free(buffer);
-        if (n <= 0 && ferror(in_)) fail("cannot read %s: %s", name_.c_str(), strerror(errno));
-        if (n <= 0) return false;
-        bytes_read_ += n, line_++;
+        if (!in_->read_line(line)) return false;
+        bytes_read_ += (int64_t)line.size(), line_++;
         return true;
     }
 
     bool next_json(Chunk& chunk) {
-        std::string line;
-        while (read_line(line)) {
-            if (line.find_first_not_of(" \t\r\n") == std::string::npos) continue;
-            try {
-                const auto j = nlohmann::json::parse(line);
-                if (!j.is_object() || !j.contains(json_key_))
-                    fail("%s:%lld has no key '%s'; HINT: --json-keys", name_.c_str(), (long long)line_, json_key_.c_str());
-                if (!j[json_key_].is_string())
-                    fail("%s:%lld: '%s' is not a text", name_.c_str(), (long long)line_, json_key_.c_str());
-                chunk.text = j[json_key_].get<std::string>();
-            } catch (const nlohmann::json::exception& e) {
-                fail("%s:%lld is not valid JSON: %s", name_.c_str(), (long long)line_, e.what());
-            }
-            chunk.ends_document = true, chunk.where = format("%s:%lld", name_.c_str(), (long long)line_);
-            if (!chunk.text.empty()) return true;
-        }
-        return false;
+        do
+            if (!read_line(chunk.text)) return false;
+        while (chunk.text.find_first_not_of(" \t\r\n") == std::string::npos);
+        chunk.is_json = true, chunk.line = line_;
+        return true;
     }
 
     bool next_part(Chunk& chunk) {
-        chunk.text = std::move(carried_), chunk.where = name_;
+        chunk.text = std::move(carried_);
         carried_.clear();
         bool end = false;
         while (!end) {
             const size_t before = chunk.text.size();
             chunk.text.resize(before + part_bytes);
-            const size_t n = fread(&chunk.text[before], 1, part_bytes, in_);
-            if (n < part_bytes && ferror(in_)) fail("cannot read %s: %s", name_.c_str(), strerror(errno));
+            const size_t n = in_->read(&chunk.text[before], part_bytes);
             chunk.text.resize(before + n), bytes_read_ += (int64_t)n;
             end = n < part_bytes;
             if (!end && cut(chunk.text)) break;
@@ -147,13 +257,12 @@ private:
 
     // A line, or the lines up to the next blank one. The last newline is dropped: it separates, it is not text.
     bool next_lines(Chunk& chunk, bool single) {
-        chunk.text.clear(), chunk.ends_document = true;
         std::string line;
         while (read_line(line)) {
             const bool blank = line.find_first_not_of(" \t\r\n") == std::string::npos;
             if (blank && (single || chunk.text.empty())) continue;
             if (blank) break;
-            if (chunk.text.empty()) chunk.where = format("%s:%lld", name_.c_str(), (long long)line_);
+            if (chunk.text.empty()) chunk.line = line_;
             chunk.text += line;
             if (single) break;
         }
@@ -161,13 +270,40 @@ private:
         return !chunk.text.empty();
     }
 
-    std::vector<std::string> files_;
-    std::string json_key_, split_, name_, carried_;
+    TextInput input_;
+    std::string carried_;
     size_t file_index_ = 0;
-    FILE* in_ = nullptr;
-    bool json_lines_ = false;
+    std::unique_ptr<InputStream> in_;
+    bool json_lines_ = false, only_files_ = true;
+    std::array<std::pair<int, std::string>, 2> taken_;  // of text, of JSON lines: how many files, and the first
     int64_t line_ = 0, total_bytes_ = 0, bytes_read_ = 0;
 };
+
+// Puts the document in place of a line of JSON, or says what the problem is.
+inline void open_line(Chunk& chunk, const std::string& key) {
+    try {
+        auto j = nlohmann::json::parse(chunk.text);
+        if (!j.is_object()) chunk.problem = format("it is no JSON object but %s", j.type_name());
+        else if (!j.contains(key)) chunk.problem = format("it has no key '%s'", key.c_str());
+        else if (!j[key].is_string()) chunk.problem = format("'%s' is not a text but %s", key.c_str(), j[key].type_name());
+        else chunk.text = std::move(j[key].get_ref<std::string&>());
+    } catch (const nlohmann::json::exception& e) {
+        const std::string reason = e.what();  // after the library's own name and number of it
+        chunk.problem =
+            format("it is not valid JSON: %.300s", reason.substr(std::min(reason.size(), reason.find(' ') + 1)).c_str());
+    }
+}
+
+inline OddBytes count_odd_bytes(std::string_view text) {
+    OddBytes odd;
+    odd.bytes = (int64_t)text.size();
+    for (size_t i = 0; i < text.size();) {
+        odd.nul += text[i] == 0;
+        const size_t n = valid_utf8_length((const unsigned char*)text.data() + i, text.size() - i);
+        odd.invalid += n == 0, i += std::max<size_t>(n, 1);
+    }
+    return odd;
+}
 
 // Calls work(chunk, index) for all chunks of a batch in parallel, then finish(chunk, index) in order, batch by batch.
 inline void for_each_chunk(DocumentReader& reader, int threads, const std::string& label,
@@ -175,7 +311,22 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
                            const std::function<void(const Chunk&, size_t)>& finish, const std::function<void(size_t)>& resize) {
     constexpr size_t batch_bytes = 16 << 20;
     Progress progress(label, reader.total_bytes(), "B");
+    InputJudge judge(reader.input());
     std::vector<Chunk> batch;
+    // An exception must not leave a parallel region, and after one the rest is of no use.
+    const auto in_parallel = [&](const auto& what) {
+        std::atomic<bool> failed{false};
+        std::exception_ptr failure;
+#pragma omp parallel for schedule(dynamic, 8) num_threads(threads)
+        for (size_t i = 0; i < batch.size(); i++) try {
+                if (!failed) what(batch[i], i);
+            } catch (const Error& e) {
+                if (!failed.exchange(true)) failure = std::make_exception_ptr(Error(judge.where(batch[i]) + ": " + e.what()));
+            } catch (...) {
+                if (!failed.exchange(true)) failure = std::current_exception();
+            }
+        if (failure) std::rethrow_exception(failure);
+    };
     bool more = true;
     while (more) {
         batch.clear();
@@ -183,41 +334,27 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
         Chunk chunk;
         while (bytes < batch_bytes && (more = reader.next(chunk)))
             bytes += chunk.text.size() + 64, batch.push_back(std::move(chunk));
+        in_parallel([&](Chunk& c, size_t) {
+            if (c.is_json) open_line(c, reader.input().json_key);
+            if (c.problem.empty()) c.odd = count_odd_bytes(c.text);
+        });
+        batch.erase(std::remove_if(batch.begin(), batch.end(), [&](const Chunk& c) { return !judge.take(c); }), batch.end());
+        if (!more) judge.end_file();
         resize(batch.size());
-        // An exception must not leave a parallel region, and after one the rest is of no use.
-        std::atomic<bool> failed{false};
-        std::exception_ptr failure;
-#pragma omp parallel for schedule(dynamic, 8) num_threads(threads)
-        for (size_t i = 0; i < batch.size(); i++) try {
-                if (!failed) work(batch[i], i);
-            } catch (const Error& e) {
-                if (!failed.exchange(true)) failure = std::make_exception_ptr(Error(batch[i].where + ": " + e.what()));
-            } catch (...) {
-                if (!failed.exchange(true)) failure = std::current_exception();
-            }
-        if (failure) std::rethrow_exception(failure);
+        in_parallel([&](const Chunk& c, size_t i) { work(c, i); });
         for (size_t i = 0; i < batch.size(); i++) finish(batch[i], i);
         progress.update(reader.bytes_read());
     }
     progress.finish();
+    print_line(stderr, "input: " + reader.taken());
+    for (const std::string& note : judge.notes()) print_line(stderr, note);
 }
 
 inline int thread_count(int asked) { return asked > 0 ? asked : omp_get_max_threads(); }
 
-// NUL bytes and bytes that are not part of valid UTF-8.
-inline std::pair<int64_t, int64_t> count_odd_bytes(std::string_view text) {
-    int64_t nul = 0, invalid = 0;
-    for (size_t i = 0; i < text.size();) {
-        nul += text[i] == 0;
-        const size_t n = valid_utf8_length((const unsigned char*)text.data() + i, text.size() - i);
-        invalid += n == 0, i += std::max<size_t>(n, 1);
-    }
-    return {nul, invalid};
-}
-
 // The tokens of a file's whole text, in memory.
 inline std::vector<int> encode_file(const std::string& file, const Tokenizer& tokenizer, int threads) {
-    DocumentReader reader({file}, "text", "file");
+    DocumentReader reader({{file}, "eval --text"});
     std::vector<int> all;
     std::vector<std::vector<int>> tokens;
     for_each_chunk(
@@ -237,33 +374,28 @@ inline int prepare_command(const PrepareOptions& o) {
             "%s has no end-of-document token (<|endoftext|>, <|end_of_text|> or </s>); HINT: --no-append-eod leaves documents "
             "without one",
             tokenizer.source().c_str());
-    DocumentReader reader(o.input, o.json_keys, o.split_documents);
+    DocumentReader reader(text_input(o, "prepare --input", o.split_documents));
     if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
     TokenDatasetWriter writer(o.output_prefix, tokenizer.vocab_size());
     std::vector<std::vector<int>> tokens;
-    std::vector<std::pair<int64_t, int64_t>> odd;
-    int64_t total = 0, nul = 0, invalid = 0;
+    int64_t total = 0;
     for_each_chunk(
         reader, thread_count(o.workers), "preparing",
         [&](const Chunk& chunk, size_t i) {
             tokens[i].clear();
             tokenizer.encode_append(chunk.text, tokens[i]);
             if (chunk.ends_document && !o.no_append_eod) tokens[i].push_back(tokenizer.eod_id());
-            odd[i] = count_odd_bytes(chunk.text);
         },
         [&](const Chunk& chunk, size_t i) {
             writer.add(tokens[i].data(), tokens[i].size());
             if (chunk.ends_document) writer.end_document();
-            total += (int64_t)tokens[i].size(), nul += odd[i].first, invalid += odd[i].second;
+            total += (int64_t)tokens[i].size();
         },
-        [&](size_t n) { tokens.resize(n), odd.resize(n); });
+        [&](size_t n) { tokens.resize(n); });
     if (writer.n_documents() == 0)
         fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
              o.input.size() > 1 ? " and the others" : "");
     writer.commit();
-    if (nul || invalid)
-        print_line(stdout, format("note: %s NUL bytes and %s bytes that are not UTF-8 were kept as they are",
-                                  with_commas(nul).c_str(), with_commas(invalid).c_str()));
     print_line(stdout, format("%s.bin, %s.idx: %s documents, %s tokens, %.3f bytes per token", o.output_prefix.c_str(),
                               o.output_prefix.c_str(), with_commas(writer.n_documents()).c_str(), with_commas(total).c_str(),
                               (double)reader.bytes_read() / (double)std::max<int64_t>(1, total)));
@@ -301,7 +433,7 @@ inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader,
 
 inline int tokenizer_command(const TokenizerOptions& o) {
     const int threads = thread_count(o.threads);
-    DocumentReader reader(o.input, o.json_keys, "file");
+    DocumentReader reader(text_input(o, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
     if (!o.report.empty()) {
         report_tokenizer(Tokenizer::load(o.report), reader, threads);
         return 0;
@@ -346,7 +478,9 @@ inline int tokenizer_command(const TokenizerOptions& o) {
                           with_commas(trainer.vocab_size()).c_str(), with_commas(o.vocab_size).c_str()));
     const std::string file = o.output + "/tokenizer.json";
     write_file_atomically(file, trainer.to_json().dump(1) + "\n");
-    DocumentReader again(o.input, o.json_keys, "file");
-    if (again.total_bytes() > 0) report_tokenizer(Tokenizer::load(file), again, threads);
+    if (reader.only_files()) {
+        DocumentReader again(reader.input());
+        report_tokenizer(Tokenizer::load(file), again, threads);
+    }
     return 0;
 }

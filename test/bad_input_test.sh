@@ -114,10 +114,45 @@ refuse "prepare: text missing"              "nothere.txt"                   "$pr
 refuse "prepare: text empty"                "empty"                         "$program" prepare --input empty.txt --output p --tokenizer tok
 refuse "prepare: tokenizer missing"         "notok"                         "$program" prepare --input good.txt --output p --tokenizer notok
 printf '{"text": "fine"}\n{"text": broken}\n' >bad.jsonl
-refuse "prepare: broken JSON line"          "bad.jsonl:2"                   "$program" prepare --input bad.jsonl --output p --tokenizer tok
+refuse "prepare: broken JSON line"          "bad.jsonl:2"                   "$program" prepare --input bad.jsonl --output p --tokenizer tok --on-bad-line fail
 printf '{"body": "fine"}\n' >nokey.jsonl
 refuse "prepare: key missing"               "text"                          "$program" prepare --input nokey.jsonl --output p --tokenizer tok
 refuse "prepare: directory not writable"    "/proc/p"                       "$program" prepare --input good.txt --output /proc/p --tokenizer tok
+refuse "prepare: a directory"               "cannot read tok: Is a dir"     "$program" prepare --input tok --output p --tokenizer tok
+refuse "prepare: a limit that is none"      "20, 0.5%"                      "$program" prepare --input bad.jsonl --output p --tokenizer tok --max-bad-lines few
+# Every command that reads text refuses what is no text by name, with the command that helps.
+gzip -c good.txt >good.txt.gz
+gzip -c good.txt >"a good.txt"  # the name tells nothing
+printf '\x28\xb5\x2f\xfdabc' >good.zst
+printf 'PAR1\x15\x04' >good.parquet
+printf '%%PDF-1.7\n' >good.pdf
+iconv -f UTF-8 -t UTF-16 good.txt >utf16.txt
+iconv -f UTF-8 -t UTF-16LE good.txt >utf16le.txt
+head -c 20000 /dev/urandom >noise.txt
+printf 'caf\xe9 cr\xe8me br\xfbl\xe9e\n' >latin1.txt
+cp good.bin tokens.txt
+printf '[{"text": "one"}, {"text": "two"}]\n' >array.json
+not_text() {
+    local name=$1 option=$2
+    shift 2
+    refuse "$name: gzip"                    "zcat good.txt.gz \| train_gpt $option - " "$@" good.txt.gz
+    refuse "$name: gzip under another name" "zcat 'a good.txt' \|"          "$@" "a good.txt"
+    refuse "$name: zstd"                    "zstdcat good.zst \|"           "$@" good.zst
+    refuse "$name: parquet"                 "read_parquet.* good.parquet \|" "$@" good.parquet
+    refuse "$name: PDF"                     "pdftotext good.pdf - \|"       "$@" good.pdf
+    refuse "$name: UTF-16"                  "iconv -f UTF-16 -t UTF-8 utf16.txt \|" "$@" utf16.txt
+    refuse "$name: UTF-16 without mark"     "iconv -f UTF-16LE -t UTF-8 utf16le.txt \|" "$@" utf16le.txt
+    refuse "$name: noise"                   "noise.txt is not UTF-8 text.*--allow-binary" "$@" noise.txt
+    refuse "$name: Latin-1"                 "iconv -f ENCODING -t UTF-8 latin1.txt \|" "$@" latin1.txt
+    refuse "$name: tokens"                  "tokens.txt is not UTF-8 text"  "$@" tokens.txt
+    refuse "$name: JSON array"              "jq -c '.\[\]' array.json \|"   "$@" array.json
+}
+not_text "prepare" "prepare --input"        "$program" prepare --output p --tokenizer tok --input
+not_text "tokenizer" "tokenizer --input"    "$program" tokenizer --vocab-size 300 --output t --input
+not_text "tokenizer --report" "tokenizer --report DIR --input" "$program" tokenizer --report tok --input
+not_text "eval --text" "eval --text"        "$program" eval --model model/latest --text
+refuse "prepare: the last of several files" "zcat good.txt.gz"              "$program" prepare --output p --tokenizer tok --input good.txt good.txt.gz
+refuse "prepare: gzip on standard input"    "standard input .* \.\.\. \| zcat \| train_gpt prepare --input - " bash -c "'$program' prepare --input - --output p --tokenizer tok <good.txt.gz"
 leaves_nothing "prepare: nothing left"      p.bin p.idx
 refuse "tokenizer: text empty"              "empty"                         "$program" tokenizer --input empty.txt --vocab-size 300 --output t
 refuse "tokenizer: vocabulary too small"    "vocab-size"                    "$program" tokenizer --input good.txt --vocab-size 10 --output t
@@ -158,9 +193,35 @@ refuse "out is a file"                      "good.txt"                      "${t
 refuse "out not writable"                   "/proc/model"                   "${train[@]}" --data-path good --out /proc/model
 refuse "nothing to write"                   "max-new-tokens"                "$program" generate --model model/latest --prompt "" --max-new-tokens 0
 
-# ---- text that is odd but fine: any bytes are data ----
+# ---- text that is odd but fine ----
+# gives NAME TEXTS COMMAND...: the command prepares `made`, of so many documents.
+gives() {
+    local name=$1 documents=$2
+    shift 2
+    expect "$name" "$@" --output made --tokenizer tok
+    says "$name: $documents" "made.idx: $documents documents"
+}
 printf 'a\0b \xff\xfe caf\xc3\xa9\n\n\xf0\x9f\x98\x80\n' >odd.txt
-if "$program" prepare --input odd.txt --output odd --tokenizer tok >log.txt 2>&1; then echo "ok: NUL and invalid UTF-8 are kept"; else echo "FAILED: NUL and invalid UTF-8"; tail -3 log.txt; fi
+gives "any bytes, if one insists"           1 "$program" prepare --input odd.txt --allow-binary
+says "and they are counted"                 "1 NUL bytes and 2 bytes that are not UTF-8 were kept"
+printf '{"text": "one"}\n{"text": "two"}\n' >two
+for name in two.json two.ndjson two.JSONL; do cp two $name; gives "JSON lines as $name" 2 "$program" prepare --input $name; done
+gives "JSON lines under another name"       2 "$program" prepare --input two
+says "what was taken is said"               "two as JSON lines (the text under 'text')"
+gives "JSON lines as text, if one insists"  1 "$program" prepare --input two --format text
+on_input() { "$program" prepare --input "$1" "${@:2}" <two; }
+gives "JSON lines on standard input"        2 on_input -
+says "what was taken is said"               "standard input as JSON lines"
+gives "JSON lines from /dev/stdin"          2 on_input /dev/stdin
+piped() { "$program" prepare --input <(cat two) "$@"; }
+gives "JSON lines from <(command)"          2 piped
+printf '{"text": "one"}\n{"text": "\\ud800"}\n{"text": "two", "score": NaN}\n{"text": "three"}\n' >surrogate.jsonl
+gives "a bad line or two are left out"      2 "$program" prepare --input surrogate.jsonl --max-bad-lines 2
+says "with place and reason"                "surrogate.jsonl:2: .*surrogate"
+says "and the other"                        "surrogate.jsonl:3: .*literal"
+expect "tokenizer: brackets in special tokens" "$program" tokenizer --input good.txt --vocab-size 300 --output special --special-tokens "<|end|>" "[MASK]" "[a,b]" "{}"
+expect "they are stored as they are"        grep -c '"content": "\(\[MASK\]\|\[a,b\]\|{}\)"' special/tokenizer.json
+says "all three"                            3
 
 # ---- disk full: a small file size limit stands in for it ----
 head -c 3000000 /dev/urandom | base64 >big.txt

@@ -2,7 +2,10 @@
 // nothing, and that a failed run leaves nothing behind.
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
 #include <random>
+#include <thread>
 
 #include "../llmc/text_commands.h"
 #include "files.h"
@@ -12,14 +15,20 @@ namespace {
 const std::string golden = "test/golden/tokenizer/";
 
 std::vector<std::string> documents(const std::string& file, const std::string& split, const std::string& key = "text") {
-    DocumentReader reader({file}, key, split);
+    TextInput input;
+    input.files = {file}, input.json_key = key, input.split = split, input.allow_binary = true;
+    DocumentReader reader(input);
+    InputJudge judge(input);
     std::vector<std::string> found;
     std::string text;
     Chunk chunk;
     while (reader.next(chunk)) {
+        if (chunk.is_json) open_line(chunk, key);
+        if (!judge.take(chunk)) continue;
         text += chunk.text;
         if (chunk.ends_document) found.push_back(text), text.clear();
     }
+    judge.end_file();
     EXPECT_EQ(reader.bytes_read(), (int64_t)std::filesystem::file_size(file));
     return found;
 }
@@ -47,13 +56,86 @@ TEST(DocumentReader, ReadsJsonLines) {
     test::write_file(file,
                      "{\"text\": \"one\\ntwo \\u3042\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"\"}\n{\"text\": \"three\"}");
     EXPECT_EQ(documents(file, "file"), (Texts{"one\ntwo あ", "three"}));
-    test::write_file(file, "{\"text\": \"fine\"}\n{\"text\": 3}\n");
-    test::expect_error([&] { documents(file, "file"); }, {file + ":2", "not a text"});
-    test::write_file(file, "{\"text\": \"fine\"}\n{\"text\": \n");
-    test::expect_error([&] { documents(file, "file"); }, {file + ":2", "JSON"});
+    test::write_file(file, "{\"text\": 3}\n\n{\"text\": \n");
+    test::expect_error([&] { documents(file, "file"); }, {file + ":1", "not a text", file + ":3", "JSON"});
     test::expect_error([&] { documents(file, "file", "body"); }, {file + ":1", "body", "--json-keys"});
-    test::expect_error([&] { DocumentReader({dir / "none.txt"}, "text", "file"); }, {"none.txt"});
-    test::expect_error([&] { DocumentReader({}, "text", "file"); }, {"--input"});
+    test::expect_error([&] { DocumentReader({{dir / "none.txt"}}); }, {"none.txt"});
+    test::expect_error([&] { DocumentReader reader(TextInput{}); }, {"--input"});
+}
+
+// ---- what a file is --------------------------------------------------------------------------------------------------------
+TEST(TextFormat, OtherFormatsAreRefusedByNameWithTheCommandThatHelps) {
+    const test::TemporaryDirectory dir;
+    const auto utf16 = [](const std::string& text, bool little) {
+        std::string wide;
+        for (const char c : text) wide += little ? std::string{c, '\0'} : std::string{'\0', c};
+        return wide;
+    };
+    const std::string nul(1, '\0'), tar(257, 'x');
+    const std::vector<std::array<std::string, 3>> table = {
+        {"\x1f\x8b\x08", "gzip", "zcat FILE | train_gpt prepare --input - ..."},
+        {"\x28\xb5\x2f\xfd", "zstd", "zstdcat FILE |"},
+        {"\x5e\x2a\x4d\x18", "zstd", "zstdcat FILE |"},
+        {"BZh91AY&SY", "bzip2", "bzcat FILE |"},
+        {"\xfd"
+         "7zXZ" +
+             nul,
+         "xz-", "xzcat FILE |"},
+        {"\x04\x22\x4d\x18", "lz4", "lz4cat FILE |"},
+        {"PK\x03\x04", "zip", "unzip -p FILE |"},
+        {tar + "ustar", "tar", "tar -xOf FILE |"},
+        {"PAR1\x15", "Parquet", "read_parquet"},
+        {"%PDF-1.7", "PDF", "pdftotext FILE - |"},
+        {"\xff\xfe" + utf16("a text", true), "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE |"},
+        {"\xfe\xff" + utf16("a text", false), "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE |"},
+        {utf16("a text", true), "UTF-16", "iconv -f UTF-16LE"},
+        {utf16("a text", false), "UTF-16", "iconv -f UTF-16BE"},
+        {std::string("MMIDIDX\0\0", 9), "prepared data", "--data-path"},
+        {"\x89PNG\r\n", "PNG", "text or JSON lines"},
+    };
+    for (const auto& [bytes, name, hint] : table) {
+        const std::string file = dir / "a file.txt", quoted = "'" + file + "'";
+        test::write_file(file, bytes);
+        std::string expected = hint;
+        if (const size_t at = expected.find("FILE"); at != std::string::npos) expected.replace(at, 4, quoted);
+        test::expect_error([&] { DocumentReader({{file}}); }, {file, name, expected});
+        TextInput any;
+        any.files = {file}, any.allow_binary = true;
+        DocumentReader reader(any);
+    }
+    for (const std::string fine : {"BZh is how it begins", "7z", "PK", "a\nb", "%PDF"}) {
+        test::write_file(dir / "a.txt", fine);
+        EXPECT_EQ(documents(dir / "a.txt", "file"), Texts{fine});
+    }
+}
+
+TEST(TextFormat, JsonLinesByNameOrBeginning) {
+    const test::TemporaryDirectory dir;
+    const std::string line = "{\"text\": \"one\"}\n";
+    for (const char* name : {"a.jsonl", "a.JSONL", "a.ndjson", "a.json", "a.txt", "a"}) {
+        for (const char* before : {"", "\n \n", "\xef\xbb\xbf"}) {
+            test::write_file(dir / name, before + line + line);
+            EXPECT_EQ(documents(dir / name, "file"), (Texts{"one", "one"})) << name;
+        }
+    }
+    for (const std::string text : {"{one} two\n", "{\n  \"text\": 1\n}\n", "[1] a note\n", " "}) {
+        test::write_file(dir / "a.txt", text);
+        EXPECT_EQ(documents(dir / "a.txt", "file"), Texts{text});
+    }
+    const auto refused = [&](const std::string& name, const std::string& text, const std::string& part) {
+        test::write_file(dir / name, text);
+        test::expect_error([&] { documents(dir / name, "file"); }, {name, part});
+    };
+    refused("a.json", "[\n {\"text\": \"one\"}]", "jq -c '.[]' ");
+    refused("a.txt", "[{\"text\": \"one\"}]", "--format text");
+    refused("a.json", "{\n \"text\": \"one\"}", "jq -c . ");
+    TextInput input;
+    test::write_file(dir / "a.jsonl", line);
+    input.files = {dir / "a.jsonl"}, input.format = "text";
+    DocumentReader reader(input);
+    Chunk chunk;
+    ASSERT_TRUE(reader.next(chunk));
+    EXPECT_EQ(chunk.text, line);
 }
 
 // Words, numbers, punctuation, Japanese, blank lines and no lines at all, `bytes` long.
@@ -75,7 +157,7 @@ TEST(DocumentReader, CuttingALongDocumentChangesNoToken) {
     test::write_file(file, text);
     for (const char* name : {"gpt2", "llama3", "bloom"}) {
         const Tokenizer tokenizer = Tokenizer::load(golden + name + ".json");
-        DocumentReader reader({file}, "text", "file");
+        DocumentReader reader({{file}});
         std::vector<int> tokens;
         Chunk chunk;
         int parts = 0;
@@ -93,13 +175,40 @@ TEST(DocumentReader, TextWithoutLinesIsWhole) {
     EXPECT_EQ(documents(file, "file"), Texts{text});
 }
 
-std::string prepared(const std::string& input, const std::string& prefix, int threads, const std::string& split) {
+PrepareOptions preparation(const std::string& input, const std::string& prefix) {
     PrepareOptions o;
-    o.input = {input}, o.output_prefix = prefix, o.tokenizer = golden + "gpt2.json", o.workers = threads,
-    o.split_documents = split;
-    testing::internal::CaptureStdout();
-    EXPECT_EQ(prepare_command(o), 0);
-    return testing::internal::GetCapturedStdout();
+    o.input = {input}, o.output_prefix = prefix, o.tokenizer = golden + "gpt2.json", o.workers = 1;
+    return o;
+}
+// What it says.
+std::string prepared(const PrepareOptions& o) {
+    testing::internal::CaptureStdout(), testing::internal::CaptureStderr();
+    std::string failure;
+    try {
+        EXPECT_EQ(prepare_command(o), 0);
+    } catch (const Error& e) {
+        failure = e.what();
+    }
+    const std::string said = testing::internal::GetCapturedStdout() + testing::internal::GetCapturedStderr();
+    if (!failure.empty()) throw Error(failure);
+    return said;
+}
+std::string prepared(const std::string& input, const std::string& prefix, int threads, const std::string& split) {
+    PrepareOptions o = preparation(input, prefix);
+    o.workers = threads, o.split_documents = split;
+    return prepared(o);
+}
+Texts texts(const std::string& prefix) {
+    const Tokenizer tokenizer = Tokenizer::load(golden + "gpt2.json");
+    const TokenDataset data = TokenDataset::open(prefix);
+    Texts found;
+    for (int64_t d = 0; d < data.n_documents(); d++) {
+        std::vector<int> tokens((size_t)data.length(d));
+        data.read(d, 0, data.length(d), tokens.data());
+        if (tokens.back() == tokenizer.eod_id()) tokens.pop_back();
+        found.push_back(tokenizer.decode(tokens));
+    }
+    return found;
 }
 
 TEST(Prepare, WritesTheDocumentsWithTheirEnds) {
@@ -133,20 +242,93 @@ TEST(Prepare, ThreadsChangeNothing) {
     }
 }
 
-TEST(Prepare, SaysWhatIsOddInTheText) {
+TEST(Prepare, SaysWhatIsOddInTheTextAndRefusesMuchOfIt) {
     const test::TemporaryDirectory dir;
-    test::write_file(dir / "a.txt", std::string("a\0b\0 \xff caf\xc3\xa9 \xe3\x81", 15));
-    const std::string output = prepared(dir / "a.txt", dir / "out", 1, "file");
-    EXPECT_NE(output.find("2 NUL bytes and 3 bytes that are not UTF-8"), std::string::npos) << output;
+    const std::string odd("a\0b\0 \xff caf\xc3\xa9 \xe3\x81", 15);  // 5 odd bytes
+    const auto with = [&](size_t more) {
+        test::write_file(dir / "a.txt", std::string(more, 'x') + odd);
+        return preparation(dir / "a.txt", dir / "out");
+    };
+    const std::string said = prepared(with(1000 - odd.size()));
+    EXPECT_NE(said.find("2 NUL bytes and 3 bytes that are not UTF-8"), std::string::npos) << said;
+    test::expect_error([&] { prepared(with(998 - odd.size())); },
+                       {"a.txt", "998 bytes", "2 are NUL and 3", "iconv", "--allow-binary"});
+    PrepareOptions any = with(0);
+    any.allow_binary = true;
+    prepared(any);
+    EXPECT_EQ(texts(dir / "out"), Texts{odd});
+
+    // In a long stream it shows after a megabyte; what follows would have made it few.
+    test::write_file(dir / "a.txt", std::string(10000, '\xff') + std::string(1 << 20, 'x') + "\n" + std::string(4 << 20, 'x'));
+    test::expect_error([&] { prepared(preparation(dir / "a.txt", dir / "out")); }, {"10,000 no valid UTF-8"});
+    // Each file counts for itself.
+    test::write_file(dir / "b.txt", std::string(4 << 20, 'x')), test::write_file(dir / "a.txt", odd);
+    PrepareOptions two = preparation(dir / "b.txt", dir / "out");
+    two.input.push_back(dir / "a.txt");
+    test::expect_error([&] { prepared(two); }, {"a.txt is not UTF-8 text"});
+}
+
+TEST(Prepare, ALineThatCannotBeUsedIsLeftOutCountedAndShown) {
+    const test::TemporaryDirectory dir;
+    const std::string good = "{\"text\": \"fine\"}\n", bad[] = {"{\"text\": \"\\ud800\"}\n",
+                                                                "{\"text\": \"a\", \"score\": NaN}\n",
+                                                                "broken\n",
+                                                                "{\"id\": 7}\n",
+                                                                "{\"text\": \"\xff\"}\n",
+                                                                "[1]\n"};
+    for (const std::string& line : bad) {
+        test::write_file(dir / "a.jsonl", good + line + good);
+        const std::string said = prepared(preparation(dir / "a.jsonl", dir / "out"));
+        EXPECT_NE(said.find("1 line was left out"), std::string::npos) << said;
+        EXPECT_NE(said.find("a.jsonl:2: "), std::string::npos) << said;
+        EXPECT_EQ(texts(dir / "out"), (Texts{"fine", "fine"}));
+        PrepareOptions strict = preparation(dir / "a.jsonl", dir / "out");
+        strict.on_bad_line = "fail";
+        test::expect_error([&] { prepared(strict); }, {"a.jsonl:2: ", "--on-bad-line skip"});
+    }
+    const auto with = [&](int n_good, int n_bad) {
+        std::string lines;
+        for (int i = 0; i < std::max(n_good, n_bad); i++) lines += (i < n_good ? good : "") + (i < n_bad ? bad[2] : "");
+        test::write_file(dir / "a.jsonl", lines);
+        return preparation(dir / "a.jsonl", dir / "out");
+    };
+    const auto limited = [&](PrepareOptions o, const std::string& most) {
+        o.max_bad_lines = most;
+        return o;
+    };
+    prepared(with(198, 2));
+    test::expect_error([&] { prepared(with(197, 2)); }, {"2 of 199 lines", "1%"});
+    prepared(limited(with(197, 2), "2"));
+    test::expect_error([&] { prepared(limited(with(1000, 3), "2")); }, {"3 of 6 lines", "--max-bad-lines 2"});
+    test::expect_error([&] { prepared(with(0, 1)); }, {"1 of 1 lines", "a.jsonl:1: "});
+    prepared(limited(with(3, 3), "50%"));
+    test::expect_error([&] { prepared(limited(with(99, 1), "0%")); }, {"1 of 100 lines"});
+    test::expect_error([&] { prepared(with(1000, 500)); }, {"100 of 200 lines"});  // no need to read on
+    for (const char* malformed : {"", "x", "-1", "101%", "1%%", "3 lines", "nan"})
+        test::expect_error([&] { prepared(limited(with(1, 0), malformed)); }, {"--max-bad-lines"});
+    const std::string said = prepared(limited(with(100, 8), "10%"));
+    EXPECT_NE(said.find("8 lines were left out"), std::string::npos) << said;
+    EXPECT_NE(said.find("and 3 more"), std::string::npos) << said;
+}
+
+TEST(Prepare, ReadsPipes) {
+    const test::TemporaryDirectory dir;
+    const std::string pipe = dir / "pipe", line = "{\"text\": \"one\"}\n";
+    ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+    for (const std::string& text : {line + line, std::string("some text\n")}) {
+        std::thread writer([&] { test::write_file(pipe, text); });
+        prepared(preparation(pipe, dir / "out"));
+        writer.join();
+        EXPECT_EQ(texts(dir / "out"), text == "some text\n" ? Texts{text} : (Texts{"one", "one"}));
+    }
 }
 
 TEST(Prepare, AFailureLeavesWhatWasThere) {
     const test::TemporaryDirectory dir;
-    test::write_file(dir / "good.txt", "fine\n"), test::write_file(dir / "bad.jsonl", "{\"text\": \"fine\"}\n{broken\n");
+    test::write_file(dir / "good.txt", "fine\n"), test::write_file(dir / "bad.jsonl", "{\"text\": 1}\n{broken\n");
     prepared(dir / "good.txt", dir / "out", 1, "file");
     const std::string before = test::read_file(dir / "out.bin");
     test::expect_error([&] { prepared(dir / "bad.jsonl", dir / "out", 1, "file"); }, {"bad.jsonl:2"});
-    testing::internal::GetCapturedStdout();
     EXPECT_EQ(test::read_file(dir / "out.bin"), before);
     EXPECT_EQ(dir.names(), (std::set<std::string>{"bad.jsonl", "good.txt", "out.bin", "out.idx"}));
 }
