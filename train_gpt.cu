@@ -1879,10 +1879,10 @@ static int share_of_machine(World& world) {
                           here.size(), here.size() == 1 ? "" : "s", world.host().c_str(), used.size(), possible));
     return cpu::share_of_cores(mine, here, cpu::cpu_quota());
 }
-// Each rank has a GPU.
-static be::Ctx make_ctx(World& world, int threads) {
+// Each rank has a GPU. plans: one process that only plans needs none.
+static be::Ctx make_ctx(World& world, int threads, bool plans = false) {
     if (!threads && (world.size() > 1 || world.has_mpi())) threads = share_of_machine(world);
-    return be::Ctx(threads, world.local_rank());
+    return be::Ctx(threads, world.local_rank(), plans && world.size() == 1);
 }
 
 static Fp8Recipe fp8_recipe(const TrainOptions& o) {
@@ -2144,8 +2144,9 @@ struct Run {
     RunTable table;
     std::string picture;  // of the planned pipeline
 
-    Run(World& w, const TrainOptions& given) : world(w), o(given), ctx(make_ctx(w, given.threads)) {
+    Run(World& w, const TrainOptions& given) : world(w), o(given), ctx(make_ctx(w, given.threads, given.dry_run)) {
         ctx.plain = o.plain;
+        plan_for(ctx, o);
         if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
         if (o.adam_eps > 1e-7 && world.rank() == 0)
             fprintf(
@@ -2577,11 +2578,11 @@ static void train(World& world, const TrainOptions& given) {
                   "with --on-spike rollback")
             : "";
     if (logger) {
-        if (run.valid) printf("a unigram model of the same tokens has validation loss %.4f\n", info.unigram_loss);
-        printf("peak memory %s\n", human_bytes((double)peak_memory_bytes()).c_str());
+        if (run.valid) logger->say(format("a unigram model of the same tokens has validation loss %.4f", info.unigram_loss));
+        logger->say("peak memory " + human_bytes((double)peak_memory_bytes()));
         if (!problem.empty()) logger->end("failed", problem);
         else if (done) logger->end("finished");
-        else logger->end("stopped", reason + "; to go on: " + command);
+        else logger->end("stopped", reason, command);
     }
     if (!problem.empty()) fail("%s", problem.c_str());
 }

@@ -147,7 +147,8 @@ inline Allowed list(int values = 0) {
     X(int, head_rows, "", 0, between(0, 10000000), "Run", "rows of logits at a time; 0: as many as suit the device")           \
     X(int64_t, eval_interval, "", 1000, at_least(1), "Run", "steps between validations")                                       \
     X(int64_t, eval_iters, "", 100, at_least(0), "Run", "global batches per validation; 0: no validation")                     \
-    X(int64_t, log_interval, "", 1, at_least(1), "Run", "steps between log lines")                                             \
+    X(int64_t, log_interval, "", 0, at_least(0), "Run",                                                                        \
+      "steps between lines on the console; default: a line every 10 seconds")                                                  \
     X(int64_t, sample_interval, "", 0, at_least(0), "Run", "steps between samples of generated text; 0: none")                 \
     X(std::string, sample_prompt, "", "", anything(), "Run", "prompt of the samples; default: the end-of-document token")      \
     X(int, sample_tokens, "", 64, between(1, 1000000), "Run", "tokens per sample")                                             \

@@ -15,8 +15,9 @@
 // JSON has no NaN: such a value is null, and "nonfinite" names it, {"loss":null,"nonfinite":{"loss":"nan"}}.
 // Bytes that are not UTF-8 become U+FFFD.
 //
-// Console: on a terminal one aligned line per logged step under a header that comes again every 30 lines; elsewhere plain
-// lines, at most one per 10 s, without control characters. `quiet` leaves only warnings, errors and the last line.
+// Console: on a terminal a line of the newest step that is rewritten in place, and one that stays every 10 s or log_interval
+// steps, aligned under a header that comes again every 30 lines; elsewhere only those that stay, in plain text. `quiet` leaves
+// only warnings, errors and the last line.
 //
 // An output directory that cannot be written is an Error at the start. After that nothing here ends training, for the model is
 // worth more than its log: what fails (disk full, no memory) is reported once, loudly, and tried again. A log that somebody has
@@ -183,45 +184,57 @@ private:
 struct StepColumn {
     std::string title;
     int width;
-    std::function<std::string(const StepStats&)> cell;
+    std::function<std::string(const StepStats&, double eta)> cell;
 };
 
-// The columns that this run needs. `first`, its first step, tells which unit of speed is known.
+// The columns that this run needs, the most important first: a narrow terminal shows those that fit. `first`, its first step,
+// tells which unit of speed is known.
 inline std::vector<StepColumn> step_columns(const RunInfo& run, const StepStats& first) {
+    using S = const StepStats&;
     const std::string total = run.total_steps > 0 ? "/" + std::to_string(run.total_steps) : "";
-    std::vector<StepColumn> columns;
-    columns.push_back(
-        {"step", std::max(7, 2 * (int)total.size() - 1), [=](const StepStats& s) { return std::to_string(s.step) + total; }});
-    columns.push_back({"loss", 8, [](const StepStats& s) { return format("%.4f", s.loss); }});
-    if (run.z_loss) columns.push_back({"z-loss", 8, [](const StepStats& s) { return format("%.2e", s.z_loss); }});
-    columns.push_back(
-        {"grad norm", 9, [](const StepStats& s) { return format(s.grad_norm < 1000 ? "%.3f" : "%.2e", s.grad_norm); }});
-    columns.push_back({"lr", 8, [](const StepStats& s) { return format("%.2e", s.lr); }});
-    if (run.batch_ramp) columns.push_back({"batch", 6, [](const StepStats& s) { return std::to_string(s.global_batch); }});
-    columns.push_back({"tok/s", 6, [](const StepStats& s) { return human_count(s.tokens_per_s); }});
-    if (first.mfu >= 0) columns.push_back({"MFU", 6, [](const StepStats& s) { return format("%.1f%%", 100 * s.mfu); }});
+    std::vector<StepColumn> columns = {
+        {"step", std::max(7, 2 * (int)total.size() - 1), [=](S s, double) { return std::to_string(s.step) + total; }},
+        {"loss", 8, [](S s, double) { return format("%.4f", s.loss); }},
+        {"tok/s", 6, [](S s, double) { return human_count(s.tokens_per_s); }}};
+    if (first.mfu >= 0) columns.push_back({"MFU", 5, [](S s, double) { return format("%.1f%%", 100 * s.mfu); }});
     else if (first.model_tflops >= 1)
-        columns.push_back({"TFLOP/s", 7, [](const StepStats& s) { return three_digits(s.model_tflops, 1000, {""}); }});
+        columns.push_back({"TFLOP/s", 7, [](S s, double) { return three_digits(s.model_tflops, 1000, {""}); }});
     else if (first.model_tflops > 0)
-        columns.push_back({"GFLOP/s", 7, [](const StepStats& s) { return three_digits(1e3 * s.model_tflops, 1000, {""}); }});
-    columns.push_back({"ms", 6, [](const StepStats& s) {
+        columns.push_back({"GFLOP/s", 7, [](S s, double) { return three_digits(1e3 * s.model_tflops, 1000, {""}); }});
+    columns.push_back({"ETA", 7, [](S, double eta) { return human_duration(eta); }});
+    columns.push_back({"grad norm", 9, [](S s, double) { return format(s.grad_norm < 1000 ? "%.3f" : "%.2e", s.grad_norm); }});
+    columns.push_back({"lr", 8, [](S s, double) { return format("%.2e", s.lr); }});
+    columns.push_back({"ms", 6, [](S s, double) {
                            return format(s.step_ms < 9.95 ? "%.2f" : s.step_ms < 99.5 ? "%.1f" : "%.0f", s.step_ms);
                        }});
+    if (run.batch_ramp) columns.push_back({"batch", 6, [](S s, double) { return std::to_string(s.global_batch); }});
+    if (run.z_loss) columns.push_back({"z-loss", 8, [](S s, double) { return format("%.2e", s.z_loss); }});
     return columns;
+}
+
+// Of the columns those that fit into a line, at least the first.
+inline std::vector<StepColumn> columns_that_fit(const std::vector<StepColumn>& columns, int width) {
+    std::vector<StepColumn> fit;
+    for (const StepColumn& c : columns)
+        if (width -= c.width + 2; width > 0 || fit.empty()) fit.push_back(c);
+        else break;
+    return fit;
 }
 
 class Logger {
 public:
-    // terminal: whether the console is one. console: where lines go. hold: called before a file in out_dir is
+    // terminal: whether the console is one. log_interval: steps between lines that stay, 0: one every 10 s, and in a pipe no
+    // other. console: where lines go. hold: called before a file in out_dir is
     // replaced; throws if the directory is another run's by now.
-    Logger(const std::string& out_dir, bool quiet, bool terminal, int log_interval = 1, FILE* console = stdout,
+    Logger(const std::string& out_dir, bool quiet, bool terminal, int log_interval = 0, FILE* console = stdout,
            std::function<void()> hold = {})
         : out_dir_(out_dir),
           file_((make_directory(out_dir), out_dir + "/log.jsonl")),
           quiet_(quiet),
           terminal_(terminal),
-          log_interval_(std::max(1, log_interval)),
+          log_interval_(log_interval),
           console_(console),
+          status_(console),
           paint_(Paint::for_terminal(terminal)),
           hold_(std::move(hold)),
           start_(monotonic_seconds()) {}
@@ -293,20 +306,28 @@ public:
         });
     }
 
+    // A line for people that no program needs.
+    void say(const std::string& text) {
+        attempt("the console", [&] { print(printable(text), plain); });
+    }
+
     // level: info, warning or error. name: one word for programs, such as skip or checkpoint.
     void event(int64_t step, const std::string& level, const std::string& name, const std::string& message) {
         attempt("the log", [&] {
             record({{"kind", "event"}, {"step", step}, {"level", level}, {"event", name}, {"message", message}});
             if (level == "info" && quiet_) return;
             const std::string text = printable(message);
-            if (level == "info") print(terminal_ ? paint_.dim("  " + text) : text);
-            else print(level == "warning" ? paint_.warning("warning: " + text) : paint_.bad("error: " + text));
+            if (level == "info") print(text, &Paint::dim, terminal_ ? 2 : 0);
+            else if (level == "warning") print("warning: " + text, &Paint::warning);
+            else print("error: " + text, &Paint::bad);
         });
     }
 
-    // status: finished, stopped (by the user) or failed. message: why, and what goes on with the run. Also draws OUT/loss.svg.
-    void end(const std::string& status, const std::string& message = "") {
+    // status: finished, stopped (by the user) or failed. reason: why. command: what goes on with the run. Also draws
+    // OUT/loss.svg.
+    void end(const std::string& status, const std::string& reason = "", const std::string& command = "") {
         ended_ = true;
+        const std::string message = reason + (command.empty() ? "" : "; to go on: " + command);
         const double seconds = monotonic_seconds() - start_;
         keep_log();
         attempt("the log", [&] {
@@ -322,14 +343,32 @@ public:
                 if (hold_) hold_();
                 write_loss_svg(records_, out_dir_ + "/loss.svg");
             });
-        attempt("the console", [&] { print_end(status, message, seconds); });
+        attempt("the console", [&] {
+            print_end(status, terminal_ ? reason : message, seconds);
+            if (terminal_ && !command.empty()) print_command(command);
+        });
     }
 
     const RunLog& records() const { return records_; }
 
 private:
     double rounded_seconds() const { return std::round((monotonic_seconds() - start_) * 1e3) / 1e3; }
-    void print(const std::string& line) { fprintf(console_, "%s\n", line.c_str()), fflush(console_); }
+    using Style = std::string (Paint::*)(const std::string&) const;
+    static constexpr Style plain = nullptr;
+
+    void print(const std::string& line) {
+        status_.clear();
+        fprintf(console_, "%s\n", line.c_str()), fflush(console_);
+    }
+    // On a terminal in as many lines as it takes, each so far to the right; the first one behind `head`, which takes that room.
+    void print(const std::string& text, Style style, int indent = 0, const std::string& head = "") {
+        const std::vector<std::string> lines =
+            terminal_ ? wrap_text(text, std::max(10, width_() - indent)) : std::vector<std::string>{text};
+        for (size_t i = 0; i < lines.size(); i++)
+            print((i == 0 && !head.empty() ? head : std::string((size_t)indent, ' ')) +
+                  (style ? (paint_.*style)(lines[i]) : lines[i]));
+    }
+    int width_() const { return terminal_width(console_); }
     int indent_() const { return columns_.empty() ? 2 : columns_[0].width + 2; }
     static const char* bar_() { return utf8_locale() ? "  │ " : "  | "; }
 
@@ -341,7 +380,7 @@ private:
                 f();
             } catch (const std::exception& e) {
                 if (said_.insert(what).second)
-                    print(paint_.bad(format("error: %s: %s; training is not affected", what, printable(e.what()).c_str())));
+                    print(format("error: %s: %s; training is not affected", what, printable(e.what()).c_str()), &Paint::bad);
             }
         } catch (...) {  // no memory even to say it
         }
@@ -385,10 +424,12 @@ private:
                                           human_count((double)tokens).c_str(), human_duration(ms / 1e3).c_str());
         const std::string note =
             best ? "" : format(", best %.4f at step %lld", records_.best_valid, (long long)records_.best_step);
-        if (terminal_)
-            print(std::string(indent_(), ' ') + paint_.bold(format("%8.4f", loss)) + "  " + paint_.accent("validation") +
-                  paint_.dim("  " + detail + note));
-        else print(format("validation at step %lld: loss %.4f, %s%s", (long long)step, loss, detail.c_str(), note.c_str()));
+        if (terminal_) {
+            const int left = width_() > indent_() + 60 ? indent_() : 0;  // below the losses of the steps, if there is room
+            print(detail + note, &Paint::dim, left + 24,
+                  std::string((size_t)left + 2, ' ') + paint_.bold(format("%8.4f", loss)) + "  " + paint_.accent("validation") +
+                      "  ");
+        } else print(format("validation at step %lld: loss %.4f, %s%s", (long long)step, loss, detail.c_str(), note.c_str()));
     }
 
     void print_sample(int64_t step, const std::string& written) {
@@ -398,7 +439,7 @@ private:
             return;
         }
         print(paint_.dim(format("  what it writes at step %lld", (long long)step)));
-        for (const std::string& line : wrap_text(written, std::max(20, std::min(100, terminal_width(console_) - 5))))
+        for (const std::string& line : wrap_text(written, std::max(20, std::min(100, width_() - 5))))
             print(paint_.accent(bar_()) + line);
     }
 
@@ -411,27 +452,43 @@ private:
             line += format(", best validation %.4f at step %lld", records_.best_valid, (long long)records_.best_step);
         if (last_.skipped > 0) line += format(", %s skipped", with_commas(last_.skipped).c_str());
         if (!message.empty()) line += ": " + printable(message);
-        print((status == "finished" ? paint_.good(line) : paint_.warning(line)));
-        if (!quiet_) print(paint_.dim("report: " + printable(out_dir_) + "/report.html"));
+        print(line, status == "finished" ? &Paint::good : &Paint::warning);
+        if (!quiet_) print("report: " + printable(out_dir_) + "/report.html", &Paint::dim);
+    }
+
+    // So that it can be copied: lines of a command end with a backslash, but one with quotes is left as it is.
+    void print_command(const std::string& command) {
+        print("to go on:");
+        std::string text;
+        const bool quoted = command.find_first_of("'\"") != std::string::npos;
+        for (const std::string& part : quoted ? std::vector<std::string>{command} : wrap_text(command, width_() - 6))
+            text += (text.empty() ? "  " : " \\\n    ") + part;
+        print(printable(text));
     }
 
     void print_step(const StepStats& s, double eta) {
-        const bool last = s.step == info_.total_steps, skipped = !s.applied;
-        if (quiet_ || !(s.step % log_interval_ == 0 || lines_ == 0 || last || skipped)) return;
+        if (quiet_) return;
         const double now = monotonic_seconds();
-        if (!terminal_ && now - printed_at_ < plain_interval_s && !last && !skipped) return;
-        printed_at_ = now;
+        const bool due = log_interval_ > 0 ? s.step % log_interval_ == 0 : now - printed_at_ >= interval_s;
+        const bool skipped = !s.applied, stays = due || lines_ == 0 || s.step == info_.total_steps || skipped;
+        if (!stays && (!terminal_ || now - shown_at_ < 0.1)) return;
+        shown_at_ = now;
+        if (stays) printed_at_ = now;
         std::string line, header;
-        if (terminal_) {
-            for (const StepColumn& c : columns_)
-                header += "  " + pad_left(c.title, c.width), line += "  " + pad_left(c.cell(s), c.width);
-            header += "  " + pad_left("ETA", 7), line += "  " + pad_left(human_duration(eta), 7);
-            if (lines_ % header_every == 0) print(paint_.dim(header));
-            print(skipped ? paint_.warning(line + "  skipped") : line);
-        } else {
-            for (const StepColumn& c : columns_) line += (line.empty() ? "" : "  ") + c.title + " " + c.cell(s);
-            print(line + "  ETA " + human_duration(eta) + (skipped ? "  skipped" : ""));
+        if (!terminal_) {
+            for (const StepColumn& c : columns_) line += (line.empty() ? "" : "  ") + c.title + " " + c.cell(s, eta);
+            print(line + (skipped ? "  skipped" : ""));
+            lines_++;
+            return;
         }
+        const std::vector<StepColumn> columns = columns_that_fit(columns_, width_());
+        for (const StepColumn& c : columns)
+            header += "  " + pad_left(c.title, c.width), line += "  " + pad_left(c.cell(s, eta), c.width);
+        if (lines_ % header_every == 0 || columns.size() != columns_shown_) print(paint_.dim(header)), lines_ = 0;
+        columns_shown_ = columns.size();
+        if (!stays) return status_.show(line);
+        if (skipped && display_width(line) + 9 < width_()) line += "  skipped";
+        print(skipped ? paint_.warning(line) : line);
         lines_++;
     }
 
@@ -450,19 +507,21 @@ private:
     }
 
     static constexpr int header_every = 30;
-    static constexpr double plain_interval_s = 10, report_interval_s = 10;
+    static constexpr double interval_s = 10, report_interval_s = 10;
     std::string out_dir_;
     JsonLines file_;
     bool quiet_, terminal_;
     int log_interval_;
     FILE* console_;
+    StatusLine status_;
     Paint paint_;
     std::function<void()> hold_;
-    double start_, printed_at_ = -INFINITY, report_due_ = 0;
+    double start_, printed_at_ = -INFINITY, shown_at_ = -INFINITY, report_due_ = 0;
     RunInfo info_;
     RunLog records_;
     Eta eta_;
     std::vector<StepColumn> columns_;
+    size_t columns_shown_ = 0;
     StepStats last_;
     int64_t lines_ = 0;
     bool started_ = false, ended_ = false;

@@ -21,12 +21,12 @@ struct Peak {
     double flops = 0, flops_in_8_bits = 0;  // the latter 0: nothing is faster in 8 bits
     std::string name;                       // of what has it
     double of_step(bool in_8_bits) const { return in_8_bits && flops_in_8_bits > 0 ? flops_in_8_bits : flops; }
-    std::string text() const { return flops > 0 ? human_count(flops) + "FLOP/s, " + name : "not known"; }
+    std::string text() const { return flops > 0 ? human_flops(flops) + ", " + name : "not known"; }
 };
 
 // Of this rank. A CPU's is measured, in a few milliseconds; a GPU's is its vendor's.
 inline Peak peak_of(const cpu::Ctx& ctx) {
-    const cpu::RegisterRates rates = cpu::measure_registers(ctx.threads, 0.004);
+    const cpu::RegisterRates rates = cpu::measure_registers(ctx.threads, 0.01);
     return {rates.best(), 0, format("%s registers, measured", rates.best_name())};
 }
 inline std::string processor_of(const cpu::Ctx&) {
@@ -36,12 +36,21 @@ inline std::string processor_of(const cpu::Ctx&) {
             if (const size_t colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
     return "CPU";
 }
+inline void plan_for(cpu::Ctx&, const TrainOptions&) {}
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 inline Peak peak_of(const gpu::Ctx& ctx) {
     const double flops = gpu_tflops(ctx.name) * 1e12;
     return {flops, ctx.capability >= 89 ? 2 * flops : 0, "dense bf16 by the vendor"};
 }
 inline std::string processor_of(const gpu::Ctx& ctx) { return ctx.name; }
+// A plan on a machine without a GPU is one for --device.
+inline void plan_for(gpu::Ctx& ctx, const TrainOptions& o) {
+    if (ctx.has_device()) return;
+    std::string name = o.device;
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return (char)toupper(c); });
+    ctx.name = name + " of the plan (--device); there is no GPU here";
+    ctx.capability = find_device(o.device).capability, ctx.memory_bytes = (size_t)planned_memory_bytes(o);
+}
 #endif
 
 // Of all ranks, which call this at the same time, so that cores that they share are not counted twice. tflops: of one GPU,

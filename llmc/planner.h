@@ -75,15 +75,16 @@ inline double gpu_tflops(const std::string& name) {
 struct Device {
     const char* name;
     double tflops, memory_gib, memory_gbs, intra_gbs, inter_gbs;
+    int capability;  // of CUDA
 };
 
 inline const std::vector<Device>& devices() {
     static const std::vector<Device> rows = {
-        {"a100", gpu_tflops("A100"), 80, 2039, 300, 25},      // SXM, 80 GB; NVLink 3
-        {"h100", gpu_tflops("H100"), 80, 3350, 450, 50},      // SXM; NVLink 4
-        {"h200", gpu_tflops("H200"), 140, 4800, 450, 50},     // SXM, 141 GB
-        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50},     // as its driver shows of 192 GB; NVLink 5
-        {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50}  // 7 links of 64 GB/s
+        {"a100", gpu_tflops("A100"), 80, 2039, 300, 25, 80},      // SXM, 80 GB; NVLink 3
+        {"h100", gpu_tflops("H100"), 80, 3350, 450, 50, 90},      // SXM; NVLink 4
+        {"h200", gpu_tflops("H200"), 140, 4800, 450, 50, 90},     // SXM, 141 GB
+        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50, 100},    // as its driver shows of 192 GB; NVLink 5
+        {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50, 90}  // 7 links of 64 GB/s
     };
     return rows;
 }

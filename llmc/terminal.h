@@ -1,4 +1,5 @@
-// Text for people: numbers, bytes and durations, characters that are safe to print, aligned tables, a progress line.
+// Text for people: numbers, bytes and durations, characters that are safe to print, aligned tables, a line of status, of
+// progress, of what takes a while.
 // Nothing here writes a control character or a colour unless it is told that it faces a terminal.
 #pragma once
 #include <sys/ioctl.h>
@@ -7,13 +8,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 #include <iterator>
+#include <mutex>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -32,11 +37,12 @@ inline bool is_terminal(FILE* f) {
     return isatty(fileno(f)) && launcher_has_terminal(fileno(f)) && !(term && std::string(term) == "dumb");
 }
 
-// Columns of the terminal behind f; 100 where there is none.
+// Columns of the terminal behind f, as it is now; where there is none, or it does not say, $COLUMNS or 100.
 inline int terminal_width(FILE* f) {
     winsize size{};
     if (ioctl(fileno(f), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-    return 100;
+    const char* columns = getenv("COLUMNS");
+    return columns && atoi(columns) > 0 ? atoi(columns) : 100;
 }
 
 // Whether the locale's characters are UTF-8; if not, lines are drawn in ASCII.
@@ -90,6 +96,9 @@ inline std::string three_digits(double x, double base, const std::vector<const c
 inline std::string with_decimals(double x, int decimals) { return format(std::fabs(x) < 1e9 ? "%.*f" : "%.*e", decimals, x); }
 
 inline std::string human_count(double n) { return three_digits(n, 1000, {"", "K", "M", "B", "T", "Q"}); }
+inline std::string human_flops(double n) {
+    return three_digits(n, 1000, {" FLOP/s", " KFLOP/s", " MFLOP/s", " GFLOP/s", " TFLOP/s", " PFLOP/s", " EFLOP/s"});
+}
 inline std::string human_bytes(double n) { return three_digits(n, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"}); }
 
 // 1234567 -> "1,234,567"
@@ -178,20 +187,6 @@ inline std::string shell_word(const std::string& word) {
     return quoted + "'";
 }
 
-// A line for people; what it quotes may be anyone's: a file name, a tensor's name, a model's text.
-inline void print_line(FILE* f, const std::string& line) { fputs((printable(line) + "\n").c_str(), f), fflush(f); }
-
-// The same from a signal handler, of pieces and of what POSIX allows there: one write(2), or the lines of two ranks mix.
-inline void print_in_signal_handler(std::initializer_list<const char*> pieces) {
-    char line[4096];
-    size_t length = 0;
-    for (const char* piece : pieces) {
-        const size_t bytes = std::min(strlen(piece), sizeof line - length);
-        memcpy(line + length, piece, bytes), length += bytes;
-    }
-    (void)!write(STDERR_FILENO, line, length);
-}
-
 // Bytes of text before the character that is not whole at its end, if there is one.
 inline size_t whole_characters(const std::string& text) {
     for (size_t back = 1; back <= std::min<size_t>(3, text.size()); back++) {
@@ -257,6 +252,84 @@ inline std::string pad_left(const std::string& s, int width) {
     return std::string(std::max(0, width - display_width(s)), ' ') + s;
 }
 
+// A line of text cut to so many columns.
+inline std::string cut_text(const std::string& text, int width) {
+    if (display_width(text) <= width) return text;
+    std::string out;
+    for (size_t i = 0, columns = 0; i < text.size();) {
+        const size_t start = i;
+        columns += (size_t)columns_of(next_codepoint(text, i));
+        if ((int)columns > std::max(0, width)) break;
+        out.append(text, start, i - start);
+    }
+    return out;
+}
+
+// ---- lines -----------------------------------------------------------------------------------------------------------------
+// The last line of a terminal, rewritten in place until it is kept or cleared. There is at most one in the process: others'
+// lines clear it first, so that they begin at the left. Any thread may call.
+class StatusLine {
+public:
+    explicit StatusLine(FILE* f) : f_(f) {}
+    StatusLine(const StatusLine&) = delete;
+    StatusLine& operator=(const StatusLine&) = delete;
+    ~StatusLine() { clear(); }
+    // At most terminal_width - 1 columns: a line that wraps cannot be rewritten.
+    void show(const std::string& line) {
+        const std::lock_guard<std::recursive_mutex> guard(lock());
+        if (open() && open() != this) open()->clear();
+        fprintf(f_, open() ? "\r%s\x1b[K" : "%s", line.c_str()), fflush(f_);
+        open() = this;
+    }
+    void keep() { end("\n"); }
+    void clear() { end("\r\x1b[K"); }
+    static void clear_any() {
+        const std::lock_guard<std::recursive_mutex> guard(lock());
+        if (open()) open()->clear();
+    }
+
+private:
+    void end(const char* how) {
+        const std::lock_guard<std::recursive_mutex> guard(lock());
+        if (open() != this) return;
+        fputs(how, f_), fflush(f_);
+        open() = nullptr;
+    }
+    static std::recursive_mutex& lock() {
+        static std::recursive_mutex mutex;
+        return mutex;
+    }
+    static StatusLine*& open() {
+        static StatusLine* line = nullptr;
+        return line;
+    }
+    FILE* f_;
+};
+
+// A line for people, on a terminal wrapped at words; what it quotes may be anyone's: a file name, a tensor's name, a model's
+// text.
+inline void print_line(FILE* f, const std::string& line) {
+    std::string text = printable(line);
+    if (is_terminal(f)) {
+        StatusLine::clear_any();
+        const std::vector<std::string> lines = wrap_text(text, std::max(20, terminal_width(f)));
+        text.clear();
+        for (const std::string& part : lines) text += (text.empty() ? "" : "\n") + part;
+    }
+    fputs((text + "\n").c_str(), f), fflush(f);
+}
+
+// The same from a signal handler, of pieces and of what POSIX allows there: one write(2), or the lines of two ranks mix.
+inline void print_in_signal_handler(std::initializer_list<const char*> pieces) {
+    char line[4096];
+    size_t length = 0;
+    for (const char* piece : pieces) {
+        const size_t bytes = std::min(strlen(piece), sizeof line - length);
+        memcpy(line + length, piece, bytes), length += bytes;
+    }
+    (void)!write(STDERR_FILENO, line, length);
+}
+
 // ---- tables ----------------------------------------------------------------------------------------------------------------
 // Sections of rows `label  value  note`. Labels align over the whole table; values are left-aligned and wrapped, or, in a
 // section of amounts, right-aligned so that their notes line up.
@@ -272,26 +345,32 @@ public:
         sections_.back().rows.push_back({printable(label), printable(value), printable(note)});
     }
 
+    // No line is longer than `width`, as far as there are spaces to break it at.
     std::string str(const Paint& paint, int width) const {
-        int label_width = 0;
+        int label_width = 0;  // a label that takes half of the line stands alone above its value
         for (const Section& s : sections_)
-            for (const Row& r : s.rows) label_width = std::max(label_width, display_width(r.label));
+            for (const Row& r : s.rows)
+                if (const int w = display_width(r.label); w <= width / 2) label_width = std::max(label_width, w);
+        const std::string indent(label_width + 4, ' ');
+        const int room = std::max(20, width - label_width - 4);
         std::string out;
         for (const Section& s : sections_) {
             if (!s.title.empty()) out += paint.bold(s.title) + "\n";
             int amount_width = 0;
             for (const Row& r : s.rows) amount_width = std::max(amount_width, display_width(r.value));
             for (const Row& r : s.rows) {
-                const std::string label = "  " + paint.dim(pad_right(r.label, label_width)) + "  ";
-                const std::string note = r.note.empty() ? "" : "  " + paint.dim(r.note);
-                if (s.values == Values::amounts) {
-                    out += label + pad_left(r.value, amount_width) + note + "\n";
-                    continue;
+                if (display_width(r.label) > label_width) out += "  " + paint.dim(r.label) + "\n" + indent;
+                else out += "  " + paint.dim(pad_right(r.label, label_width)) + "  ";
+                const bool amounts = s.values == Values::amounts;
+                const std::vector<std::string> lines = wrap_text(amounts ? pad_left(r.value, amount_width) : r.value, room);
+                for (size_t i = 0; i < lines.size(); i++) out += (i ? "\n" + indent : "") + lines[i];
+                if (!r.note.empty()) {
+                    const bool beside = display_width(lines.back()) + 2 + display_width(r.note) <= room;
+                    if (beside) out += "  " + paint.dim(r.note);
+                    else
+                        for (const std::string& part : wrap_text(r.note, room)) out += "\n" + indent + paint.dim(part);
                 }
-                const std::vector<std::string> lines = wrap_text(r.value, std::max(20, width - label_width - 4));
-                for (size_t i = 0; i < lines.size(); i++)
-                    out += (i == 0 ? label : std::string(label_width + 4, ' ')) + lines[i] +
-                           (i + 1 == lines.size() ? note : "") + "\n";
+                out += "\n";
             }
         }
         return out;
@@ -324,22 +403,21 @@ public:
           unit_(std::move(unit)),
           total_(total),
           out_(out),
+          line_(out),
           terminal_(is_terminal(out)),
           paint_(Paint::for_terminal(terminal_)),
           start_(monotonic_seconds()),
           shown_at_(start_) {}
     Progress(const Progress&) = delete;
     Progress& operator=(const Progress&) = delete;
-    ~Progress() {
-        if (drawn_) fputs("\n", out_), fflush(out_);
-    }
+    ~Progress() { line_.keep(); }
 
     void update(int64_t done) {
         done_ = done;
         const double now = monotonic_seconds(), since = now - shown_at_;
         if (terminal_) {
             if (drawn_ && since < 0.1) return;
-            draw(now - start_);
+            draw(now - start_), drawn_ = true;
         } else {
             // a tenth of the way, or a minute; never twice in ten seconds
             const bool tenth = total_ > 0 && done - shown_ >= total_ / 10;
@@ -352,11 +430,10 @@ public:
 
     void finish() {
         const double seconds = monotonic_seconds() - start_;
-        fprintf(out_, "%s%s: %s in %s%s\n", drawn_ ? "\r\x1b[K" : "", label_.c_str(), amount((double)done_).c_str(),
-                human_duration(seconds).c_str(),
+        line_.clear();
+        fprintf(out_, "%s: %s in %s%s\n", label_.c_str(), amount((double)done_).c_str(), human_duration(seconds).c_str(),
                 seconds >= 0.1 ? paint_.dim(" (" + amount(done_ / seconds) + "/s)").c_str() : "");
         fflush(out_);
-        drawn_ = false;
     }
 
 private:
@@ -384,22 +461,68 @@ private:
             bar = paint_.accent(done) + paint_.dim(rest);
             text = format(" %3.0f%%  %s / %s  %s  %s", 100 * fraction(), amount((double)done_).c_str(),
                           amount((double)total_).c_str(), rate.c_str(), eta(elapsed).c_str());
-            // a line that wraps cannot be rewritten: the bar goes first, then the end of the text
-            const int room = terminal_width(out_) - 1 - display_width(label_) - 2;
-            if (display_width(text) + cells > room) bar.clear();
-            if (display_width(text) > room) text.resize(std::max(0, room));
+            if (display_width(label_ + text) + 2 + cells >= terminal_width(out_)) bar.clear();
         } else {
             text = amount((double)done_) + "  " + rate;
         }
-        fprintf(out_, "\r%s  %s%s\x1b[K", label_.c_str(), bar.c_str(), text.c_str());
-        fflush(out_);
-        drawn_ = true;
+        if (bar.empty()) line_.show(cut_text(label_ + "  " + text, terminal_width(out_) - 1));
+        else line_.show(label_ + "  " + bar + text);
     }
 
     std::string label_, unit_;
     int64_t total_, done_ = 0, shown_ = 0;  // done, and done when last shown
     FILE* out_;
+    StatusLine line_;
     bool terminal_, drawn_ = false;
     Paint paint_;
     double start_, shown_at_;
+};
+
+// Something that takes a while and does not say how far it is, such as loading a model: on a terminal a line that goes away,
+// with the seconds so far; elsewhere a plain line after a second, and one more each minute. What is over soon says nothing.
+class Stage {
+public:
+    // speaks: whether this is the rank that does
+    Stage(const std::string& what, bool speaks, FILE* out = stderr) : what_(printable(what)), out_(out), line_(out) {
+        if (!speaks) return;
+        try {
+            ticker_ = std::thread([this] { tick(); });
+        } catch (const std::system_error&) {  // no more threads
+        }
+    }
+    Stage(const Stage&) = delete;
+    Stage& operator=(const Stage&) = delete;
+    ~Stage() { done(); }
+    void done() {
+        if (!ticker_.joinable()) return;
+        {
+            const std::lock_guard<std::mutex> guard(mutex_);
+            over_ = true;
+        }
+        changed_.notify_all();
+        ticker_.join();
+        line_.clear();
+    }
+
+private:
+    void tick() {
+        const bool terminal = is_terminal(out_);
+        const Paint paint = Paint::for_terminal(terminal);
+        const double start = monotonic_seconds();
+        std::unique_lock<std::mutex> guard(mutex_);
+        for (double wait = terminal ? 0.5 : 1;; wait = terminal ? 1 : 60) {
+            if (changed_.wait_for(guard, std::chrono::duration<double>(wait), [this] { return over_; })) return;
+            const double seconds = monotonic_seconds() - start;
+            const std::string text = what_ + (seconds < 2 ? " ..." : " ... " + human_duration(seconds));
+            if (terminal) line_.show(paint.dim(cut_text(text, terminal_width(out_) - 1)));
+            else fprintf(out_, "%s\n", text.c_str()), fflush(out_);
+        }
+    }
+    std::string what_;
+    FILE* out_;
+    StatusLine line_;
+    std::thread ticker_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool over_ = false;
 };

@@ -79,6 +79,12 @@ if [[ $gpu == *emu* ]]; then
     none() { EMU_DEVICES=0 train "$gpu" llama x; }
     expect "no GPU: refused" refused none
     says "no GPU: says so" "error: no GPU: no CUDA-capable device"
+    plan() { EMU_DEVICES=0 train "$gpu" llama x --dry-run "$@"; }
+    expect "no GPU: a plan needs none" plan --fp8 hybrid
+    says "no GPU: it is one for an H100" "backend  *emu, H100 of the plan (--device); there is no GPU here"
+    says "no GPU: whose peak is the vendor's" "peak  *989 TFLOP/s, dense bf16 by the vendor"
+    expect "no GPU: a plan for an A100 has no 8 bits" refused plan --device a100 --fp8 hybrid
+    says "no GPU: says why" "8-bit matrix products need 8.9"
     old() { EMU_CAPABILITY=75 train "$gpu" llama x; }
     expect "an old GPU: refused" refused old
     says "an old GPU: says what is needed" "compute capability 7.5; 8.0 or later"

@@ -82,6 +82,28 @@ std::vector<json> lines_of(const std::string& path) {
     return lines;
 }
 
+// What a terminal of any width shows in the end, without colours, and the most columns that it ever needed.
+struct Screen {
+    std::vector<std::string> lines = {""};
+    size_t widest = 0;
+    explicit Screen(const std::string& text) {
+        size_t at = 0;  // column
+        for (size_t i = 0; i < text.size(); i++) {
+            std::string& line = lines.back();
+            if (text[i] == '\n') lines.emplace_back(), at = 0;
+            else if (text[i] == '\r') at = 0;
+            else if (text.compare(i, 2, "\x1b[") == 0) {
+                while (!isalpha((unsigned char)text[i])) i++;
+                if (text[i] == 'K') line.resize(at);
+            } else {
+                if (((unsigned char)text[i] & 0xc0) == 0x80) continue;  // within a character
+                line.resize(std::max(line.size(), at + 1)), line[at++] = text[i];
+                widest = std::max(widest, at);
+            }
+        }
+    }
+};
+
 size_t count(const std::string& text, const std::string& what) {
     size_t n = 0;
     for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + what.size())) n++;
@@ -416,7 +438,7 @@ TEST(Logger, EveryLineIsJson) {
 TEST(Logger, PlainConsoleHasNoControlCharacters) {
     Scratch scratch;
     Console console;
-    Logger log(scratch.dir, false, false, 1, console.f);
+    Logger log(scratch.dir, false, false, 0, console.f);
     log.run(run_info(300));
     for (int i = 1; i <= 300; i++) log.step(step_at(i, 3));
     log.sample(300, "a\x1b[2J", "b\rc");
@@ -470,7 +492,50 @@ TEST(Logger, QuietAndInterval) {
     Logger log(scratch.dir, false, true, 4, sparse.f);
     log.run(run_info(10));
     for (int i = 1; i <= 10; i++) log.step(step_at(i, 3));
-    EXPECT_EQ(count(sparse.str(), "/10  "), 4u) << sparse.str();  // 1, 4, 8, 10
+    std::string stay;
+    for (const std::string& line : Screen(sparse.str()).lines) stay += line + "\n";
+    EXPECT_EQ(count(stay, "/10  "), 4u) << stay;  // 1, 4, 8, 10
+}
+
+// Whatever the width, no line of any kind needs more, and what is rewritten leaves nothing behind.
+TEST(Logger, LinesFitTheTerminal) {
+    for (const int width : {40, 80, 120, 200}) {
+        setenv("COLUMNS", std::to_string(width).c_str(), 1);
+        Scratch scratch;
+        Console console;
+        int live = 0;
+        {
+            Logger log(scratch.dir, false, true, 0, console.f);
+            RunInfo run = run_info(1000000);
+            run.batch_ramp = true;
+            log.run(run);
+            for (int i = 1; i <= 40; i++) {
+                StepStats s = step_at(i * 25000, i == 7 ? INFINITY : 3);
+                s.mfu = 0.412, s.grad_norm = 1e10, s.applied = i != 7;
+                log.step(s);
+                if (i == 3) usleep(110000);
+                if (i < 5) live += Screen(console.str()).lines.back().find("0/1000000 ") != std::string::npos;
+            }
+            log.valid(1000000, 2, 123456789, 123456);
+            log.event(1000000, "info", "checkpoint",
+                      "checkpoint in a folder with a long name: " + std::string(60, 'x') + " in 2 s");
+            log.event(1000000, "warning", "skip", "a loss far above the median of what came before it; its update was dropped");
+            log.sample(1000000, "once upon a time", std::string(150, 'w') + " and so on");
+            log.end("stopped", "by SIGTERM",
+                    "train_gpt train --preset quickstart --data-path somewhere/data --lr 0.001 --resume auto");
+        }
+        EXPECT_EQ(live, 1) << "after 0.1 s the newest step is shown, in a line that does not end";
+        const Screen screen(console.str());
+        EXPECT_LE(screen.widest, (size_t)width) << console.str();
+        std::string all;
+        for (const std::string& line : screen.lines) all += line + "\n";
+        for (const char* shown : {"step ", "loss ", "tok/s", "stopped after 1,000,000 steps", "/report.html\n", "to go on:\n  train_gpt train"})
+            EXPECT_NE(all.find(shown), std::string::npos) << shown << " at " << width << ":\n" << all;
+        EXPECT_EQ(all.find("ETA") != std::string::npos, width >= 80) << all;
+        EXPECT_EQ(all.find("z-loss") != std::string::npos, width >= 120) << all;
+        EXPECT_EQ(count(all, "100000/1000000 "), 0u) << "a line that was rewritten stayed:\n" << all;
+    }
+    unsetenv("COLUMNS");
 }
 
 TEST(Logger, UnwritableDirectoryIsRefused) {
@@ -610,7 +675,8 @@ TEST(Logger, WhatIsAnothersIsLeftAlone) {
         for (int i = 1; i <= 20; i++) log.step(step_at(i, 3));
         log.end("finished");
     }
-    for (const char* file : {"/log.jsonl", "/report.html", "/loss.svg"}) EXPECT_EQ(read_whole_file(out + file), "another's") << file;
+    for (const char* file : {"/log.jsonl", "/report.html", "/loss.svg"})
+        EXPECT_EQ(read_whole_file(out + file), "another's") << file;
     EXPECT_EQ(count(console.str(), "another run is writing there"), 3u);  // once for each
 }
 

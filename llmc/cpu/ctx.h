@@ -39,7 +39,8 @@ struct Ctx {
 #endif
 
     // The device is a GPU's; there is but one CPU.
-    explicit Ctx(int n_threads = 0, int /*device*/ = 0) : threads(n_threads > 0 ? n_threads : default_threads()) {
+    explicit Ctx(int n_threads = 0, int /*device*/ = 0, bool /*may_lack_device*/ = false)
+        : threads(n_threads > 0 ? n_threads : default_threads()) {
         omp_set_num_threads(threads);
     }
     ~Ctx() { free(scratch_); }

@@ -92,11 +92,13 @@ struct Ctx {
     std::shared_ptr<GemmPlans> plans;
     Staging staging;
 
-    explicit Ctx(int n_threads = 0, int device_number = 0)
+    // may_lack_device: without a GPU there is a Ctx that only plans: no op may be called on it (machine.h: plan_for).
+    explicit Ctx(int n_threads = 0, int device_number = 0, bool may_lack_device = false)
         : threads(n_threads > 0 ? n_threads : cpu::default_threads()), device(device_number) {
         omp_set_num_threads(threads);
         std::string why_none;
         const int n_devices = count_devices(why_none);
+        if (n_devices == 0 && may_lack_device) return;
         if (n_devices == 0)
             fail("no GPU: %s; HINT: make BACKEND=cpu builds the program for the CPU; nvidia-smi shows the driver's state",
                  why_none.c_str());
@@ -117,6 +119,7 @@ struct Ctx {
         CUDA(cudaMemsetAsync(counters, 0, counter_bytes, stream));
     }
     ~Ctx() {
+        if (!has_device()) return;
         plans.reset();
         cudaFree(scratch_), cudaFree(workspace), cudaFree(counters);
         if (cublas) cublasLtDestroy(cublas);
@@ -125,8 +128,11 @@ struct Ctx {
     Ctx(const Ctx&) = delete;
     Ctx& operator=(const Ctx&) = delete;
 
+    bool has_device() const { return stream != nullptr; }
+
     // For the start-up table.
     std::string description() const {
+        if (!has_device()) return name;
         return format("%s (sm_%d, %d multiprocessors), %d host threads", name.c_str(), capability, multiprocessors, threads);
     }
 
