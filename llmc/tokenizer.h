@@ -1,5 +1,5 @@
 // Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) from Hugging Face's tokenizer.json: GPT-2, Llama-3 and BLOOM
-// style.
+// style. A file is encoded as Hugging Face's library does, or refused by the name of what is missing here.
 //
 // Text becomes tokens in three steps.
 //   1. Pre-tokenisation: a regular expression cuts the text into pieces (a word with the space before it, a run of digits,
@@ -10,16 +10,19 @@
 //      learned first is merged, again and again, until none is left.
 // tokenizer.json writes bytes as characters (GPT-2's table: printable bytes stand for themselves, the others for U+0100 and
 // up), so that " the" reads "Ġthe". Only loading and saving know of that; everything in between is raw bytes. Bytes that are
-// not valid UTF-8 are pieces of their own: encode() takes any bytes and decode(encode(x)) == x.
+// not valid UTF-8 are pieces of their own: encode() takes any bytes and decode(encode(x)) == x (unless the file says otherwise:
+// keeps_every_byte).
+//
+// Added tokens are looked for in the text before all that. Those that are special ("<|endoftext|>") control the model. In
+// training data text that spells one is text: a web page must not end a document. In a prompt it is the token, and the tokens
+// that the file's template puts around a text (Llama 3's "<|begin_of_text|>") come with it, as in transformers.
 #pragma once
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <climits>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <queue>
@@ -31,6 +34,7 @@
 #include "check.h"
 #include "file.h"
 #include "json.h"
+#include "pre_tokenizer.h"
 
 // ---- bytes as characters ---------------------------------------------------------------------------------------------------
 inline std::string utf8(uint32_t c) {
@@ -76,180 +80,108 @@ inline bool characters_to_bytes(std::string_view characters, std::string& bytes)
     return true;
 }
 
-// Length of the valid UTF-8 sequence at the start of s; 0 if it does not begin with one.
-inline size_t valid_utf8_length(const unsigned char* s, size_t n) {
-    const auto follows = [&](size_t i, unsigned low = 0x80, unsigned high = 0xbf) {
-        return i < n && s[i] >= low && s[i] <= high;
-    };
-    const unsigned c = s[0];
-    if (c < 0x80) return 1;
-    if (c >= 0xc2 && c <= 0xdf) return follows(1) ? 2 : 0;
-    if (c >= 0xe0 && c <= 0xef) return follows(1, c == 0xe0 ? 0xa0 : 0x80, c == 0xed ? 0x9f : 0xbf) && follows(2) ? 3 : 0;
-    if (c >= 0xf0 && c <= 0xf4)
-        return follows(1, c == 0xf0 ? 0x90 : 0x80, c == 0xf4 ? 0x8f : 0xbf) && follows(2) && follows(3) ? 4 : 0;
-    return 0;
-}
+// ---- added tokens ----------------------------------------------------------------------------------------------------------
+struct AddedToken {
+    std::string content;
+    int id;
+    bool special, single_word, lstrip, rstrip;
+};
 
-// ---- pre-tokenisation ------------------------------------------------------------------------------------------------------
-// Named patterns; "bloom" is Oniguruma's nested class written flat.
-inline std::string pretokenizer_pattern(const std::string& name) {
-    if (name == "gpt2") return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-    if (name == "llama3")
-        return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-    if (name == "bloom") return " ?[^(\\s|.,!?…。，、।۔،)]+";
-    fail("pre-tokenizer '%s' is unknown; one of gpt2, llama3, bloom", name.c_str());
-}
-inline constexpr const char* bloom_pattern_in_files = " ?[^(\\s|[.,!?…。，、।۔،])]+";
-
-// Cuts text into pieces: the matches of a pattern, and what lies between them.
-//
-// Patterns come from files, and some would go over a text for years. So the next match is first looked for nearby and in few
-// steps, which is all that a good pattern needs for almost every piece. Where that is not enough (a long piece, a long run of
-// spaces), the same pattern, compiled with a callout before each of its items, looks at the whole text and counts its steps:
-// those of all such pieces of a text are limited, to far more than a good pattern takes. Either way finds the same match.
-class PreTokenizer {
+// Finds tokens in text as Hugging Face's library does: the leftmost, and of those that begin there the longest.
+class AddedTokenFinder {
 public:
-    explicit PreTokenizer(const std::string& pattern)
-        : pattern_(pattern), quick_(compile(0)), counting_(compile(PCRE2_AUTO_CALLOUT)) {
-        uint32_t references = 0;
-        pcre2_pattern_info(quick_.code.get(), PCRE2_INFO_BACKREFMAX, &references);
-        if (references > 0)  // their comparisons are steps that nobody counts
-            fail("the pre-tokenizer's pattern '%.500s' is not supported: it has a back reference", pattern.c_str());
-    }
-    const std::string& pattern() const { return pattern_; }
+    bool empty() const { return tokens_.empty(); }
+    bool only_special() const { return only_special_; }
 
-    // piece(string_view) for each piece of text, which may hold any bytes.
-    template <class F>
-    void split(std::string_view text, F piece) const {
-        Work& work = memory().work;
-        work = {0, 20000000 + 64 * (uint64_t)text.size(), 0};
-        const auto* bytes = (const unsigned char*)text.data();
-        for (size_t i = 0; i < text.size();) {
-            size_t end = i;
-            while (end < text.size()) {
-                if (bytes[end] < 0x80) {
-                    end++;
-                    continue;
-                }
-                const size_t n = valid_utf8_length(bytes + end, text.size() - end);
-                if (n == 0) break;
-                end += n;
-            }
-            if (end > i) split_valid(text.substr(i, end - i), piece);
-            i = end;
-            while (end < text.size() && valid_utf8_length(bytes + end, text.size() - end) == 0) end++;
-            if (end > i) piece(text.substr(i, end - i));
-            i = end;
+    void add(const AddedToken& token) {
+        int node = 0;
+        for (unsigned char byte : token.content) {
+            const auto [edge, is_new] = edges_.emplace((uint64_t)node << 8 | byte, (int)token_at_.size());
+            if (is_new) token_at_.push_back(-1);
+            node = edge->second;
         }
+        token_at_[(size_t)node] = (int)tokens_.size();
+        first_[(unsigned char)token.content[0]] = true, only_special_ &= token.special;
+        tokens_.push_back(token);
+    }
+
+    // on_text(part) and on_token(token) for all of text in order. Special tokens are text unless asked for.
+    template <class Text, class Token>
+    void split(std::string_view text, bool special, Text on_text, Token on_token) const {
+        size_t done = 0;
+        for (size_t i = 0; i < text.size();) {
+            const AddedToken* t = first_[(unsigned char)text[i]] ? longest(text.substr(i)) : nullptr;
+            if (!t) {
+                i++;
+                continue;
+            }
+            size_t begin = i, end = i += t->content.size();
+            if (t->special && !special) continue;
+            if (t->single_word && (ends_with_word(text.substr(0, begin)) || begins_with_word(text.substr(end)))) continue;
+            if (t->lstrip) begin = begin <= done ? done : done + length_without_space(text.substr(done, begin - done));
+            while (t->rstrip && white_space_at(text.substr(end))) end += white_space_at(text.substr(end));
+            if (done < begin) on_text(text.substr(done, begin - done));
+            if (begin < end) on_token(*t);
+            done = end;
+        }
+        if (done < text.size()) on_text(text.substr(done));
     }
 
 private:
-    struct Code {
-        std::shared_ptr<pcre2_code> code;
-        bool jit;
-        int match(std::string_view text, size_t from, uint32_t options, pcre2_match_data* data, pcre2_match_context* c) const {
-            const auto* subject = (PCRE2_SPTR)text.data();
-            options |= PCRE2_NO_UTF_CHECK;
-            return jit ? pcre2_jit_match(code.get(), subject, text.size(), from, options, data, c)
-                       : pcre2_match(code.get(), subject, text.size(), from, options, data, c);
+    const AddedToken* longest(std::string_view text) const {
+        const AddedToken* found = nullptr;
+        int node = 0;
+        for (unsigned char byte : text) {
+            const auto edge = edges_.find((uint64_t)node << 8 | byte);
+            if (edge == edges_.end()) break;
+            node = edge->second;
+            if (token_at_[(size_t)node] >= 0) found = &tokens_[(size_t)token_at_[(size_t)node]];
         }
-    };
-    static std::string error_text(int error) {
-        PCRE2_UCHAR text[256];
-        pcre2_get_error_message(error, text, sizeof text);
-        return (const char*)text;
-    }
-    Code compile(uint32_t options) const {
-        const std::string flat = pattern_ == bloom_pattern_in_files ? pretokenizer_pattern("bloom") : pattern_;
-        int error = 0;
-        PCRE2_SIZE at = 0;
-        pcre2_code* code = pcre2_compile((PCRE2_SPTR)flat.data(), flat.size(),
-                                         options | PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
-        if (!code)
-            fail("the pre-tokenizer's pattern '%s' is not understood: %s at %zu", pattern_.c_str(), error_text(error).c_str(),
-                 (size_t)at);
-        const bool jit = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
-        return {std::shared_ptr<pcre2_code>(code, pcre2_code_free), jit};
-    }
-
-    // Steps over a text: items of the pattern that were tried, and characters that lie between where.
-    struct Work {
-        uint64_t done, most;
-        size_t at;
-    };
-    static int count(pcre2_callout_block* callout, void* data) {
-        Work& work = *(Work*)data;
-        const size_t at = callout->current_position;
-        work.done += 1 + (at > work.at ? at - work.at : work.at - at);
-        work.at = at;
-        return work.done > work.most ? PCRE2_ERROR_CALLOUT : 0;
-    }
-
-    static constexpr size_t nearby = 256;      // bytes
-    static constexpr uint32_t few_steps = 64;  // from each place where a match might begin
-    struct MatchMemory {
-        Work work{};
-        pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
-        pcre2_jit_stack* stack = pcre2_jit_stack_create(32 * 1024, 64 * 1024 * 1024, nullptr);
-        pcre2_match_context *quick = pcre2_match_context_create(nullptr), *counting = pcre2_match_context_create(nullptr);
-        MatchMemory() {
-            for (pcre2_match_context* context : {quick, counting}) pcre2_jit_stack_assign(context, nullptr, stack);
-            pcre2_set_match_limit(quick, few_steps);
-            pcre2_set_match_limit(counting, UINT32_MAX);
-            pcre2_set_callout(counting, count, &work);
-        }
-        MatchMemory(const MatchMemory&) = delete;
-        ~MatchMemory() {
-            pcre2_match_context_free(quick), pcre2_match_context_free(counting);
-            pcre2_jit_stack_free(stack), pcre2_match_data_free(data);
-        }
-    };
-    static MatchMemory& memory() {
-        thread_local MatchMemory of_this_thread;
-        return of_this_thread;
-    }
-
-    // The first match from `done` on, in m.data; not negative if there is one.
-    int find(std::string_view text, size_t done, MatchMemory& m) const {
-        size_t end = std::min(text.size(), done + nearby);
-        while (end < text.size() && ((unsigned char)text[end] & 0xc0) == 0x80) end--;  // a character is not cut
-        const bool all = end == text.size();
-        // A match counts only if it does not depend on what comes after `end`.
-        const int near = quick_.match(text.substr(0, end), done, all ? 0 : PCRE2_PARTIAL_HARD, m.data, m.quick);
-        const PCRE2_SIZE* range = pcre2_get_ovector_pointer(m.data);
-        if ((near >= 0 && range[1] > range[0]) || (near == PCRE2_ERROR_NOMATCH && all)) return near;
-
-        m.work.at = done;
-        const int found = counting_.match(text, done, 0, m.data, m.counting);
-        if (found == PCRE2_ERROR_CALLOUT)
-            fail(
-                "the pre-tokenizer's pattern '%.500s' takes more than %llu steps over %zu bytes of text; HINT: a pattern that "
-                "goes "
-                "over the same text again and again must be written in another way",
-                pattern_.c_str(), (unsigned long long)m.work.most, text.size());
-        if (found < 0 && found != PCRE2_ERROR_NOMATCH)
-            fail("the pre-tokenizer's pattern '%.500s' fails on %zu bytes of text: %s", pattern_.c_str(), text.size(),
-                 error_text(found).c_str());
         return found;
     }
 
-    template <class F>
-    void split_valid(std::string_view text, F piece) const {
-        MatchMemory& m = memory();
-        for (size_t done = 0; done < text.size();) {
-            const int found = find(text, done, m);  // may be 0: more groups than there is room for
-            const PCRE2_SIZE* range = pcre2_get_ovector_pointer(m.data);
-            const size_t begin = found < 0 ? text.size() : range[0], end = found < 0 ? text.size() : range[1];
-            if (found >= 0 && (begin < done || end <= begin))
-                fail("the pre-tokenizer's pattern '%s' matches the empty string", pattern_.c_str());
-            if (begin > done) piece(text.substr(done, begin - done));
-            if (end > begin) piece(text.substr(begin, end - begin));
-            done = end;
-        }
+    // Bytes of the white space at the front of s, in Unicode's sense; 0: there is none.
+    static size_t white_space_at(std::string_view s) {
+        if (s.empty()) return 0;
+        if (s[0] == ' ' || (s[0] >= '\t' && s[0] <= '\r')) return 1;
+        for (const char* c : {"\u0085", "\u00a0", "\u1680", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"})
+            if (s.compare(0, strlen(c), c) == 0) return strlen(c);
+        const auto byte = [&](size_t i) { return i < s.size() ? (unsigned char)s[i] : 0u; };
+        return byte(0) == 0xe2 && byte(1) == 0x80 && byte(2) >= 0x80 && byte(2) <= 0x8a ? 3 : 0;  // U+2000 .. 200A
+    }
+    static size_t length_without_space(std::string_view s) {
+        for (size_t n = 1; n <= 3 && n <= s.size();)
+            if (white_space_at(s.substr(s.size() - n)) == n) s.remove_suffix(n), n = 1;
+            else n++;
+        return s.size();
     }
 
-    std::string pattern_;
-    Code quick_, counting_;
+    // Words are of letters, marks, decimal digits, connecting punctuation and joiners.
+    static bool begins_with_word(std::string_view s) {
+        static const std::shared_ptr<pcre2_code> word = [] {
+            int error = 0;
+            PCRE2_SIZE at = 0;
+            const char* pattern = "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]";
+            return std::shared_ptr<pcre2_code>(
+                pcre2_compile((PCRE2_SPTR)pattern, strlen(pattern), PCRE2_UTF | PCRE2_ANCHORED, &error, &at, nullptr),
+                pcre2_code_free);
+        }();
+        const size_t n = s.empty() ? 0 : valid_utf8_length((const unsigned char*)s.data(), s.size());
+        const std::shared_ptr<pcre2_match_data> data(pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
+        return n > 0 && pcre2_match(word.get(), (PCRE2_SPTR)s.data(), n, 0, 0, data.get(), nullptr) >= 0;
+    }
+    static bool ends_with_word(std::string_view s) {
+        for (size_t n = 1; n <= 4 && n <= s.size(); n++)
+            if (valid_utf8_length((const unsigned char*)s.data() + s.size() - n, n) == n)
+                return begins_with_word(s.substr(s.size() - n));
+        return false;
+    }
+
+    std::vector<AddedToken> tokens_;
+    std::array<bool, 256> first_{};                        // bytes with which a token begins
+    std::unordered_map<uint64_t, int> edges_;              // a trie of the tokens' bytes: node and byte -> node
+    std::vector<int> token_at_ = std::vector<int>(1, -1);  // node -> the token that ends there
+    bool only_special_ = true;
 };
 
 // ---- the tokenizer ---------------------------------------------------------------------------------------------------------
@@ -269,34 +201,67 @@ public:
     int eod_id() const { return eod_; }  // end of document; -1: none
     int bos_id() const { return bos_; }
     const std::string& source() const { return source_; }
-    // The raw bytes of a token; of a special token, its name.
-    const std::string& token_bytes(int id) const { return bytes_[id]; }
-    bool is_special(int id) const { return special_[id]; }
+    // The raw bytes of a token; of an added token, its name. Models have more ids than their tokenizers where the vocabulary
+    // was padded (BLOOM's by 200).
+    std::string token_bytes(int id) const { return has_text(id) ? bytes_[(size_t)id] : format("<|id %d|>", id); }
+    bool has_text(int id) const { return id >= 0 && id < vocab_size(); }
+    bool is_special(int id) const { return !has_text(id) || special_[(size_t)id]; }
+    // Whether decode(encode(x)) is x for every x.
+    bool keeps_every_byte() const { return keeps_every_byte_; }
     int token_to_id(const std::string& name) const {
         const auto found = added_.find(name);
         return found == added_.end() ? -1 : found->second;
     }
 
+    // Of training data.
     std::vector<int> encode(std::string_view text) const {
         std::vector<int> tokens;
         encode_append(text, tokens);
         return tokens;
     }
-    // Special tokens are not looked for: text that spells one is text.
-    void encode_append(std::string_view text, std::vector<int>& tokens) const {
+    void encode_append(std::string_view text, std::vector<int>& tokens, bool special = false) const {
         Cache& cache = cache_of_this_thread();
+        const auto encode_text = [&](std::string_view part) {
+            pre_tokenizer_->split(part, [&](std::string_view piece) { encode_piece(piece, tokens, cache); });
+        };
         try {
-            pre_tokenizer_->split(text, [&](std::string_view piece) { encode_piece(piece, tokens, cache); });
+            find_added(text, special, encode_text, [&](const AddedToken& t) { tokens.push_back(t.id); });
         } catch (const Error& e) {
             fail("%s: %s", source_.c_str(), e.what());
         }
+    }
+    // Of a prompt: special tokens are recognised, the template's are put around.
+    std::vector<int> encode_prompt(std::string_view text) const {
+        std::vector<int> tokens = template_before_;
+        encode_append(text, tokens, true);
+        tokens.insert(tokens.end(), template_after_.begin(), template_after_.end());
+        return tokens;
+    }
+    const std::vector<int>& template_before() const { return template_before_; }
+    const std::vector<int>& template_after() const { return template_after_; }
+    // How often the text spells a special token.
+    int64_t count_special(std::string_view text) const {
+        int64_t count = 0;
+        find_added(
+            text, true, [](std::string_view) {}, [&](const AddedToken& t) { count += t.special; });
+        return count;
     }
 
     std::string decode(const std::vector<int>& tokens) const {
         std::string text;
         for (int id : tokens)
-            if (id >= 0 && id < vocab_size()) text += bytes_[id];
+            if (has_text(id)) text += bytes_[(size_t)id];
+            else text += token_bytes(id);
         return text;
+    }
+
+    // A model without some of this tokenizer's ids has no embeddings for them.
+    void check_fits(int model_vocabulary) const {
+        if (vocab_size() > model_vocabulary)
+            fail(
+                "%s has %d tokens, the model's vocabulary %d: it lacks the token %d, '%s'; HINT: the tokenizer must be the "
+                "model's own",
+                source_.c_str(), vocab_size(), model_vocabulary, model_vocabulary, token_bytes(model_vocabulary).c_str());
     }
 
 private:
@@ -312,6 +277,19 @@ private:
     const Merge* merge_of(int a, int b) const {
         const auto found = merges_.find(pair_key(a, b));
         return found == merges_.end() ? nullptr : &found->second;
+    }
+
+    // Tokens that are not to be normalised come first, the others are found in what lies between. (There is no normaliser
+    // here, but that is their order.)
+    template <class Text, class Token>
+    void find_added(std::string_view text, bool special, Text on_text, Token on_token) const {
+        const auto looked_for = [&](const AddedTokenFinder& f) { return !f.empty() && (special || !f.only_special()); };
+        const auto second = [&](std::string_view part) {
+            if (looked_for(added_normalized_)) added_normalized_.split(part, special, on_text, on_token);
+            else on_text(part);
+        };
+        if (looked_for(added_plain_)) added_plain_.split(text, special, second, on_token);
+        else second(text);
     }
 
     Cache& cache_of_this_thread() const {
@@ -345,10 +323,22 @@ private:
         else merge_long(piece, tokens);
     }
 
+    // symbol(id) for each byte. One without a token is the unknown token, or nothing where there is none.
+    template <class F>
+    void each_byte(std::string_view piece, F symbol) const {
+        bool unknown = false;
+        for (unsigned char b : piece) {
+            const bool known = byte_id_[b] >= 0;
+            if (known) symbol(byte_id_[b]);
+            else if (unknown_ >= 0 && !(unknown && fuse_unknown_)) symbol(unknown_);
+            unknown = !known;
+        }
+    }
+
     // Looks for the best pair again after every merge: quadratic, and fastest for words.
     void merge_short(std::string_view piece, std::vector<int>& tokens) const {
         int symbols[48], n = 0;
-        for (unsigned char b : piece) symbols[n++] = byte_id_[b];
+        each_byte(piece, [&](int id) { symbols[n++] = id; });
         while (n > 1) {
             Merge best = {INT_MAX, -1};
             int at = -1;
@@ -364,15 +354,18 @@ private:
 
     // A linked list of symbols and a queue of candidate pairs: n log n, for runs of thousands of letters without a space.
     void merge_long(std::string_view piece, std::vector<int>& tokens) const {
-        const int n = (int)piece.size();
-        std::vector<int> symbol(n), next(n), previous(n);
+        std::vector<int> symbol;
+        symbol.reserve(piece.size());
+        each_byte(piece, [&](int id) { symbol.push_back(id); });
+        const int n = (int)symbol.size();
+        std::vector<int> next(n), previous(n);
         using Candidate = std::array<int, 4>;  // rank, position, left symbol, right symbol
         std::priority_queue<Candidate, std::vector<Candidate>, std::greater<Candidate>> queue;
         const auto consider = [&](int i) {
             if (i < 0 || next[i] >= n) return;
             if (const Merge* m = merge_of(symbol[i], symbol[next[i]])) queue.push({m->rank, i, symbol[i], symbol[next[i]]});
         };
-        for (int i = 0; i < n; i++) symbol[i] = byte_id_[(unsigned char)piece[i]], next[i] = i + 1, previous[i] = i - 1;
+        for (int i = 0; i < n; i++) next[i] = i + 1, previous[i] = i - 1;
         for (int i = 0; i < n; i++) consider(i);
         while (!queue.empty()) {
             const auto [rank, i, left, right] = queue.top();
@@ -396,50 +389,75 @@ private:
         const auto& model = j["model"];
         const std::string type = model.value("type", model.contains("merges") ? "BPE" : "");
         if (type != "BPE") fail("%s: model type '%s' is not supported; only byte-level BPE is", name, type.c_str());
-        if (j.contains("normalizer") && !j["normalizer"].is_null())
+        const auto given = [&](const char* key, const nlohmann::json& harmless) {
+            return model.contains(key) && !model[key].is_null() && model[key] != harmless;
+        };
+        for (const auto& [key, harmless] : {std::pair<const char*, nlohmann::json>{"dropout", 0.0},
+                                            {"continuing_subword_prefix", ""},
+                                            {"end_of_word_suffix", ""},
+                                            {"byte_fallback", false}})
+            if (given(key, harmless))
+                fail("%s: %s %s is not supported; only byte-level BPE without it is", name, key, model[key].dump().c_str());
+        if (j.contains("normalizer") && !does_nothing(j["normalizer"], "normalizers"))
             fail("%s: normalizer '%s' is not supported; only none is", name, j["normalizer"].value("type", "?").c_str());
-        if (model.value("byte_fallback", false)) fail("%s: byte_fallback is not supported; only byte-level BPE is", name);
-        ignore_merges_ = model.value("ignore_merges", false);
+        ignore_merges_ = given("ignore_merges", false), fuse_unknown_ = given("fuse_unk", false);
         load_pre_tokenizer(j);
         load_vocabulary(j);
         load_merges(model.at("merges"));
-        for (const char* token : {"<|endoftext|>", "<|end_of_text|>", "</s>"})
-            if (eod_ < 0) eod_ = token_to_id(token);
-        for (const char* token : {"<|begin_of_text|>", "<s>"})
-            if (bos_ < 0) bos_ = token_to_id(token);
-        if (bos_ < 0) bos_ = eod_;
+        if (j.contains("post_processor")) load_template(j["post_processor"]);
+        load_roles();
     }
 
+    // A step that is absent, or a sequence of such.
+    static bool does_nothing(const nlohmann::json& step, const char* parts) {
+        if (step.is_null()) return true;
+        if (step.value("type", "") != "Sequence") return false;
+        const auto& list = step.at(parts);
+        return std::all_of(list.begin(), list.end(), [&](const auto& part) { return does_nothing(part, parts); });
+    }
+
+    [[noreturn]] void refuse(const std::string& what) const { fail("%s: %s is not supported", source_.c_str(), what.c_str()); }
+
     void load_pre_tokenizer(const nlohmann::json& j) {
-        const auto refuse = [&](const std::string& what) { fail("%s: %s is not supported", source_.c_str(), what.c_str()); };
         if (!j.contains("pre_tokenizer") || j["pre_tokenizer"].is_null()) refuse("a tokenizer without pre-tokenizer");
-        std::vector<nlohmann::json> steps;
-        if (j["pre_tokenizer"].value("type", "") == "Sequence")
-            for (const auto& step : j["pre_tokenizer"].at("pretokenizers")) steps.push_back(step);
-        else steps.push_back(j["pre_tokenizer"]);
-        std::string pattern;
+        std::vector<Splitter> steps;
         bool bytes = false;
-        for (const auto& step : steps) {
-            const std::string type = step.value("type", "");
-            if (type == "Split") {
-                const auto& p = step.at("pattern");
-                if (!p.contains("Regex") || step.value("behavior", "") != "Isolated" || step.value("invert", false) ||
-                    !pattern.empty())
-                    refuse("a Split other than one isolated regular expression");
-                pattern = p["Regex"].get<std::string>();
-            } else if (type == "ByteLevel") {
-                if (step.value("add_prefix_space", false)) refuse("ByteLevel with add_prefix_space");
-                if (step.value("use_regex", true)) {
-                    if (!pattern.empty()) refuse("ByteLevel with use_regex after a Split");
-                    pattern = pretokenizer_pattern("gpt2");
-                }
-                bytes = true;
-            } else {
-                refuse("the pre-tokenizer '" + type + "'");
-            }
+        add_steps(j["pre_tokenizer"], steps, bytes);
+        if (!bytes) refuse("a pre-tokenizer without ByteLevel");
+        pre_tokenizer_ = std::make_shared<PreTokenizer>(steps);
+    }
+
+    void add_steps(const nlohmann::json& step, std::vector<Splitter>& steps, bool& bytes) {
+        const std::string type = step.value("type", "");
+        if (type == "Sequence") {
+            for (const auto& part : step.at("pretokenizers")) add_steps(part, steps, bytes);
+            return;
         }
-        if (!bytes || pattern.empty()) refuse("a pre-tokenizer without ByteLevel and a pattern");
-        pre_tokenizer_ = std::make_shared<PreTokenizer>(pattern);
+        if (bytes) refuse("the pre-tokenizer '" + type + "' after ByteLevel");
+        if (type == "Split") {
+            const auto& p = step.at("pattern");
+            const bool regex = p.contains("Regex"), invert = step.value("invert", false);
+            const SplitBehavior behavior = split_behavior(step.value("behavior", ""));
+            const std::string pattern = p.at(regex ? "Regex" : "String").get<std::string>();
+            steps.push_back(Splitter(regex ? pattern : literal_pattern(pattern), behavior, invert));
+            keeps_every_byte_ &= behavior != SplitBehavior::removed;
+        } else if (type == "Digits") {
+            steps.push_back(Splitter(
+                "\\p{N}", step.value("individual_digits", false) ? SplitBehavior::isolated : SplitBehavior::contiguous));
+        } else if (type == "ByteLevel") {
+            if (step.value("add_prefix_space", true)) refuse("ByteLevel with add_prefix_space");
+            if (step.value("use_regex", true)) steps.push_back(Splitter(pretokenizer_pattern("gpt2")));
+            bytes = true;
+        } else {
+            refuse("the pre-tokenizer '" + type + "'");
+        }
+    }
+
+    SplitBehavior split_behavior(const std::string& name) const {
+        const std::vector<std::string> names = {"Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"};
+        const auto found = std::find(names.begin(), names.end(), name);
+        if (found == names.end()) refuse("the behavior '" + name + "' of a pre-tokenizer");
+        return (SplitBehavior)(found - names.begin());
     }
 
     void load_vocabulary(const nlohmann::json& j) {
@@ -463,27 +481,104 @@ private:
                 fail("%s: the id %lld belongs to two tokens, '%s' and another", name, (long long)id, characters.c_str());
             std::string bytes;
             const bool of_bytes = characters_to_bytes(characters, bytes);
-            if (!of_bytes) bytes = characters;  // a special token: its own name
-            bytes_[id] = bytes, taken_[id] = true;
+            bytes_[id] = of_bytes ? bytes : characters, taken_[id] = true;  // what is not of bytes is a special token's name
             by_characters_[characters] = (int)id;
-            by_bytes_.emplace(bytes, (int)id);
+            if (of_bytes) by_bytes_.emplace(bytes, (int)id);
             if (of_bytes && bytes.size() == 1) byte_id_[(unsigned char)bytes[0]] = (int)id;
         }
-        for (int b = 0; b < 256; b++)
+        const auto& unknown = j["model"].value("unk_token", nlohmann::json());
+        if (unknown.is_string()) {
+            const auto found = by_characters_.find(unknown.get<std::string>());
+            if (found != by_characters_.end()) unknown_ = found->second;
+        }
+        const auto missing = std::find(byte_id_.begin(), byte_id_.end(), -1);
+        keeps_every_byte_ &= missing == byte_id_.end();
+        // A few bytes never occur in UTF-8; without the letters it is another kind of vocabulary.
+        for (int b = 'a'; b <= 'z'; b++)
             if (byte_id_[b] < 0) fail("%s: the byte %d has no token; it is not a byte-level vocabulary", name, b);
+        if (missing != byte_id_.end() && unknown_ < 0 && unknown.is_string())
+            fail("%s: unk_token %s is no token of the vocabulary", name, unknown.dump().c_str());
         if (j.contains("added_tokens"))
             for (const auto& token : j["added_tokens"]) {
                 const std::string content = token.at("content").get<std::string>();
+                const auto known = by_characters_.find(content);
                 const int64_t id = place(token.at("id"), content);
-                if (!taken_[id]) bytes_[id] = content;
-                else if (content != bytes_[id] && content != bytes_to_characters(bytes_[id]))
+                if (content.empty()) fail("%s: the added token %lld is empty", name, (long long)id);
+                if (added_.count(content)) fail("%s: the added token '%s' is listed twice", name, content.c_str());
+                if (known == by_characters_.end() ? taken_[id] : known->second != id)
                     fail("%s: the id %lld belongs to two tokens, '%s' and '%s'", name, (long long)id, bytes_[id].c_str(),
                          content.c_str());
-                special_[id] = token.value("special", false), taken_[id] = true;
+                if (known == by_characters_.end() && (size_t)id + 1 != bytes_.size())
+                    fail("%s: the added token '%s' has the id %lld before a smaller one; HINT: list added tokens in order",
+                         name, content.c_str(), (long long)id);
+                const auto flag = [&](const char* key, bool otherwise) { return token.value(key, otherwise); };
+                const bool special = flag("special", false);
+                const AddedToken added = {
+                    content, (int)id, special, flag("single_word", false), flag("lstrip", false), flag("rstrip", false)};
+                (flag("normalized", !special) ? added_normalized_ : added_plain_).add(added);
+                if (!taken_[id]) bytes_[id] = content;
+                special_[id] = special, taken_[id] = true;
                 added_[content] = (int)id;
+                // A token of the vocabulary may be written like another text ("é" is a byte, too): it remains those bytes.
+                keeps_every_byte_ &= !added.lstrip && !added.rstrip && bytes_[id] == content;
             }
         for (size_t id = 0; id < taken_.size(); id++)
             if (!taken_[id]) fail("%s: no token has the id %zu", name, id);
+    }
+
+    // Tokens before and after a text.
+    void load_template(const nlohmann::json& step) {
+        const std::string type = step.is_null() ? "" : step.value("type", "");
+        if (step.is_null() || type == "ByteLevel") return;  // which only moves offsets
+        if (type == "Sequence") {
+            for (const auto& part : step.at("processors")) load_template(part);
+            return;
+        }
+        if (type != "TemplateProcessing") refuse("the post-processor '" + type + "'");
+        bool text = false;
+        for (const auto& item : step.at("single")) {
+            if (item.contains("Sequence")) {
+                if (text) refuse("a template that repeats the text");
+                text = true;
+                continue;
+            }
+            const std::string name = item.at("SpecialToken").at("id").get<std::string>();
+            for (const auto& id : step.at("special_tokens").at(name).at("ids")) {
+                if (!id.is_number_integer() || id < 0 || id >= vocab_size())
+                    fail("%s: the template's '%s' has the id %s, which is no token", source_.c_str(), name.c_str(),
+                         id.dump().c_str());
+                (text ? template_after_ : template_before_).push_back(id.get<int>());
+            }
+        }
+        if (!text) refuse("a template without the text");
+    }
+
+    // Which tokens begin and end a text: tokenizer_config.json beside the file says so, else the usual names.
+    void load_roles() {
+        const std::filesystem::path file = source_;
+        nlohmann::json settings = nlohmann::json::object();
+        if (file.filename() == "tokenizer.json")
+            for (const char* name : {"special_tokens_map.json", "tokenizer_config.json"})
+                if (const auto path = file.parent_path() / name; std::filesystem::exists(path))
+                    if (const auto j = parse_json(MappedFile(path.string()).text(), path.string()); j.is_object())
+                        settings.update(j);
+        const auto role = [&](const char* key, std::vector<std::string> names) {
+            auto value = settings.value(key, nlohmann::json());
+            if (value.is_object()) value = value.value("content", nlohmann::json());
+            if (value.is_string()) names.insert(names.begin(), value.get<std::string>());
+            for (const std::string& name : names)
+                if (const int id = token_to_id(name); id >= 0) return id;
+            return -1;
+        };
+        eod_ = role("eos_token", {"<|endoftext|>", "<|end_of_text|>", "</s>"});
+        bos_ = role("bos_token", {"<|begin_of_text|>", "<s>"});
+        const auto adds = [&](const char* key) { return settings.value(key, nlohmann::json()) == true; };
+        if (settings.contains("add_bos_token") || settings.contains("add_eos_token")) {
+            template_before_.clear(), template_after_.clear();
+            if (adds("add_bos_token") && bos_ >= 0) template_before_ = {bos_};
+            if (adds("add_eos_token") && eod_ >= 0) template_after_ = {eod_};
+        }
+        if (bos_ < 0) bos_ = eod_;
     }
 
     void load_merges(const nlohmann::json& merges) {
@@ -505,15 +600,17 @@ private:
                 return found->second;
             };
             const int a = id(left), b = id(right), merged = id(left + right);
-            merges_.emplace(pair_key(a, b), Merge{rank++, merged});
+            merges_[pair_key(a, b)] = Merge{rank++, merged};  // of a pair that is listed twice, the later counts
         }
         by_characters_.clear();
     }
 
     std::string source_;
     uint64_t instance_ = 0;
-    bool ignore_merges_ = false;
-    int eod_ = -1, bos_ = -1;
+    bool ignore_merges_ = false, fuse_unknown_ = false, keeps_every_byte_ = true;
+    int eod_ = -1, bos_ = -1, unknown_ = -1;
+    std::vector<int> template_before_, template_after_;
+    AddedTokenFinder added_plain_, added_normalized_;
     std::shared_ptr<PreTokenizer> pre_tokenizer_;
     std::vector<std::string> bytes_;  // id -> raw bytes
     std::vector<bool> special_, taken_;

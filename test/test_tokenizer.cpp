@@ -57,6 +57,26 @@ TEST(Tokenizer, EncodesLikeHuggingFace) {
     }
 }
 
+// Each feature of tokenizer.json that is not refused, on texts made to tell right from wrong.
+TEST(Tokenizer, EncodesEveryFeatureLikeHuggingFace) {
+    const auto good = read_json(golden + "gpt2.json"), golden_values = read_json(golden + "variants.json");
+    const auto texts = golden_values["texts"].get<std::vector<std::string>>();
+    ASSERT_GE(golden_values["variants"].size(), 21u);
+    const test::TemporaryDirectory dir;
+    for (const auto& variant : golden_values["variants"]) {
+        const std::string name = variant["name"];
+        test::write_file(dir / "tokenizer.json", good.patch(variant["patch"]).dump());
+        const Tokenizer tokenizer = Tokenizer::load(dir / "tokenizer.json");
+        for (size_t i = 0; i < texts.size(); i++) {
+            EXPECT_EQ(tokenizer.encode(texts[i]), variant["training"][i].get<std::vector<int>>()) << name << ": " << texts[i];
+            EXPECT_EQ(tokenizer.encode_prompt(texts[i]), variant["prompts"][i].get<std::vector<int>>())
+                << name << ": " << texts[i];
+            if (!tokenizer.keeps_every_byte()) continue;
+            EXPECT_EQ(tokenizer.decode(tokenizer.encode(texts[i])), texts[i]) << name;
+        }
+    }
+}
+
 TEST(Tokenizer, ItsOwnFileLoadsAndEncodesTheSame) {
     const test::TemporaryDirectory dir;
     for (const std::string name : pre_tokenizers) {
@@ -126,11 +146,48 @@ TEST(Tokenizer, ALongRunWithoutSpacesIsNotQuadratic) {
     EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);  // quadratic would take hours
 }
 
-TEST(Tokenizer, TheTextOfASpecialTokenIsText) {
+TEST(Tokenizer, TheTextOfASpecialTokenIsTextButInPrompts) {
     const Tokenizer tokenizer = Tokenizer::load(golden + "gpt2.json");
     for (int id : tokenizer.encode("a <|endoftext|> b")) EXPECT_FALSE(tokenizer.is_special(id));
     EXPECT_TRUE(tokenizer.is_special(0));
     EXPECT_EQ(tokenizer.token_to_id("<|endoftext|>"), 0);
+    EXPECT_EQ(tokenizer.count_special("a <|endoftext|> b<|endoftext|>"), 2);
+    const std::vector<int> prompt = tokenizer.encode_prompt("a <|endoftext|> b");
+    EXPECT_EQ(std::count(prompt.begin(), prompt.end(), 0), 1);
+}
+
+TEST(Tokenizer, IdsBeyondItsOwnHaveANameAndNoText) {
+    const Tokenizer tokenizer = Tokenizer::load(golden + "gpt2.json");
+    EXPECT_EQ(tokenizer.decode({tokenizer.token_to_id("<|endoftext|>"), 600, 1 << 30}),
+              "<|endoftext|><|id 600|><|id 1073741824|>");
+    EXPECT_FALSE(tokenizer.has_text(600));
+    EXPECT_TRUE(tokenizer.is_special(600));
+    tokenizer.check_fits(600), tokenizer.check_fits(1000);
+    test::expect_error([&] { tokenizer.check_fits(599); }, {"gpt2.json", "600 tokens", "599", "lacks the token 599"});
+}
+
+// tokenizer_config.json names the tokens that begin and end a text, and may change the template, as in transformers.
+TEST(Tokenizer, RolesComeFromTheFilesBesideIt) {
+    const test::TemporaryDirectory dir;
+    auto j = read_json(golden + "gpt2.json");
+    for (const char* name : {"<|bos|>", "<|eos|>"})
+        j["added_tokens"].push_back({{"id", 599 + j["added_tokens"].size()}, {"content", name}, {"special", true}});
+    test::write_file(dir / "tokenizer.json", j.dump());
+    const auto load = [&](const std::string& settings) {
+        test::write_file(dir / "tokenizer_config.json", settings);
+        return Tokenizer::load(dir / "");
+    };
+    const auto roles = [&](const std::string& settings) {
+        const Tokenizer t = load(settings);
+        return std::pair{t.bos_id(), t.eod_id()};
+    };
+    EXPECT_EQ(roles("{}"), (std::pair{0, 0}));
+    EXPECT_EQ(roles(R"({"bos_token": "<|bos|>", "eos_token": {"content": "<|eos|>"}})"), (std::pair{600, 601}));
+    EXPECT_EQ(roles(R"({"bos_token": null, "eos_token": "nothing"})"), (std::pair{0, 0}));
+    EXPECT_TRUE(load("{}").encode_prompt("").empty());
+    EXPECT_EQ(load(R"({"bos_token": "<|bos|>", "add_bos_token": true})").encode_prompt(""), (std::vector<int>{600}));
+    test::write_file(dir / "special_tokens_map.json", R"({"eos_token": "<|eos|>", "bos_token": "<|eos|>"})");
+    EXPECT_EQ(roles(R"({"bos_token": "<|bos|>"})"), (std::pair{600, 601}));
 }
 
 // ---- long runs, and patterns that take long --------------------------------------------------------------------------------
@@ -191,8 +248,9 @@ TEST(PreTokenizer, NearOrFarTheSamePieces) {
     const auto whole = [](const std::string& pattern, const std::string& text) {
         int error = 0;
         size_t at = 0, done = 0;
-        pcre2_code* code =
-            pcre2_compile((PCRE2_SPTR)pattern.data(), pattern.size(), PCRE2_UTF | PCRE2_UCP, &error, &at, nullptr);
+        const std::string translated = pcre2_pattern(pattern);
+        pcre2_code* code = pcre2_compile((PCRE2_SPTR)translated.data(), translated.size(),
+                                         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &at, nullptr);
         pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
         std::vector<std::string_view> pieces;
         while (done < text.size()) {
@@ -233,11 +291,25 @@ TEST(PreTokenizer, APatternThatTakesTooLongIsRefused) {
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
 }
 
+// What Oniguruma reads in another way than PCRE2, and cannot be said there.
+TEST(PreTokenizer, RefusesWhatPcre2ReadsInAnotherWay) {
+    for (const std::string pattern :
+         {"[a-z&&[^b]]", "[a[^b]]", "[[:^alpha:]]", "[\\W]", "a(?i)b|c", "(?x) a", "(?i:ss)", "(?i:é)", "\\xe9", "\\Qa.\\E",
+          "\\u00e9", "\\p{IsL}", "\\pL", "\\H", "(?~a)", "(?(1)a)", "\\g<1>", "+a", "a|*b"})
+        test::expect_error([&] { PreTokenizer{pattern}; }, {pattern, "not understood"});
+}
+
 void expect_refused(const nlohmann::json& json, const std::string& part) {
     const test::TemporaryDirectory dir;
     const std::string path = dir / "tokenizer.json";
     test::write_file(path, json.dump());
     test::expect_error([&] { Tokenizer::load(path); }, {part, path});
+}
+
+void expect_loads(const nlohmann::json& json) {
+    const test::TemporaryDirectory dir;
+    test::write_file(dir / "tokenizer.json", json.dump());
+    Tokenizer::load(dir / "tokenizer.json");
 }
 
 TEST(Tokenizer, RefusesWhatItCannotDoByName) {
@@ -247,8 +319,30 @@ TEST(Tokenizer, RefusesWhatItCannotDoByName) {
     expect_refused(j, "WordPiece");
     j = good, j["normalizer"] = {{"type", "NFC"}};
     expect_refused(j, "NFC");
-    j = good, j["model"]["byte_fallback"] = true;
-    expect_refused(j, "byte_fallback");
+    for (const auto& [key, value] : {std::pair<const char*, nlohmann::json>{"byte_fallback", true},
+                                     {"dropout", 0.1},
+                                     {"end_of_word_suffix", "</w>"},
+                                     {"continuing_subword_prefix", "##"}}) {
+        j = good, j["model"][key] = value;
+        expect_refused(j, std::string(key) + " " + value.dump());
+        j = good, j["model"][key] = nullptr;
+        expect_loads(j);
+    }
+    j = good, j["pre_tokenizer"]["pretokenizers"].push_back({{"type", "Digits"}});
+    expect_refused(j, "'Digits' after ByteLevel");
+    j = good, j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Odd";
+    expect_refused(j, "behavior 'Odd'");
+    j = good, j["post_processor"] = {{"type", "RobertaProcessing"}};
+    expect_refused(j, "RobertaProcessing");
+    j = good, j["post_processor"] = {{"type", "TemplateProcessing"}, {"single", nlohmann::json::array()}};
+    expect_refused(j, "without the text");
+    const auto added = [](int id, const char* content) { return nlohmann::json{{"id", id}, {"content", content}}; };
+    j = good, j["added_tokens"].insert(j["added_tokens"].end(), {added(600, "x1"), added(601, "x1")});
+    expect_refused(j, "listed twice");
+    j = good, j["added_tokens"].insert(j["added_tokens"].end(), {added(601, "x1"), added(600, "x2")});
+    expect_refused(j, "before a smaller one");
+    j = good, j["added_tokens"].push_back(added(600, "a"));
+    expect_refused(j, "two tokens");
     j = good, j["pre_tokenizer"] = {{"type", "Metaspace"}};
     expect_refused(j, "Metaspace");
     j = good, j["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true;

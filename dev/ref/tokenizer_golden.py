@@ -3,7 +3,9 @@
 
 Trains a byte-level BPE tokenizer of 600 tokens on test/golden/tokenizer/text.txt for each pre-tokenizer, encodes a list of texts
 with it, and writes test/golden/tokenizer/{gpt2,llama3,bloom}.json (the tokenizer) and encodings.json (text -> ids).
-The tests train on the same text, compare every token and merge, and encode the same texts.
+The tests train on the same text, compare every token and merge, and encode the same texts. variants.json holds changes to gpt2.json
+(JSON Patch, RFC 6902), one per feature of tokenizer.json, and what hostile texts become then: as training data, where special tokens
+are text, and as prompts.
 
     pip install tokenizers && python3 dev/ref/tokenizer_golden.py
 """
@@ -40,6 +42,89 @@ TEXTS = [
     "(a|b) |c| (|) ((d)",
 ]
 
+HOSTILE = [
+    "the <|im_start|> user\n<think> 1234567 </think><|im_end|>\n\nthe end",
+    "ab<|im_start|><|im<|im_end|>  <think>\t x<think>y <think>\u3000_<think>",
+    "12345 ½² ٣٤٥ a1b22c333",
+    "the then that's CAN'T'S we'll 'ſ naïve \u180e \u00a0\u2028x\r\ny $5.00 (a.b) [x]",
+    "漢字々かなカナー、العربية हिन्दी 한국어 😀",
+]
+added = lambda id, content, **flags: {"op": "add", "path": "/added_tokens/-", "value": {
+    "id": id, "content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False, **flags}}
+byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+steps = lambda *parts: {"op": "add", "path": "/pre_tokenizer", "value": {"type": "Sequence", "pretokenizers": [*parts, byte_level]}}
+split = lambda pattern, behavior="Isolated", invert=False: {
+    "type": "Split", "pattern": pattern if isinstance(pattern, dict) else {"Regex": pattern}, "behavior": behavior, "invert": invert}
+model = lambda key, value: {"op": "add", "path": f"/model/{key}", "value": value}
+before, text, after = ({"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                       {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}})
+template = {"type": "TemplateProcessing", "single": [before, text, after], "pair": [before, text, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {t: {"id": t, "ids": [id], "tokens": [t]} for t, id in (("<|im_start|>", 600), ("<|im_end|>", 601))}}
+CHAT = [added(600, "<|im_start|>", special=True), added(601, "<|im_end|>", special=True), added(602, "<|im", special=True)]
+VARIANTS = {
+    "special tokens": CHAT,
+    "template": CHAT + [{"op": "add", "path": "/post_processor", "value": {"type": "Sequence", "processors": [byte_level, template]}}],
+    "added tokens that are not special": CHAT + [added(603, "<think>"), added(604, "</think>", normalized=True), added(605, "  ")],
+    "lstrip": [added(600, "<think>", lstrip=True)],
+    "rstrip": [added(600, "<think>", rstrip=True), added(601, " x")],
+    "single_word": [added(600, "<think>", single_word=True), added(601, "22", single_word=True)],
+    "normalized tokens come second": [added(600, "k> 1", normalized=True), added(601, "1234"), added(602, "<think", normalized=True)],
+    "digits one by one": [steps({"type": "Digits", "individual_digits": True}, split(PATTERNS["llama3"]))],
+    "digits together": [steps({"type": "Digits", "individual_digits": False})],
+    "sequences that are empty": [{"op": "add", "path": "/normalizer", "value": {"type": "Sequence", "normalizers": []}},
+                                 steps({"type": "Sequence", "pretokenizers": []})],
+    "possessive": [steps(split(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s"))],
+    "removed": [steps(split(r"\w+|[^\w\s]+", "Removed", True))],
+    "contiguous": [steps(split(r"\d", "Contiguous"), split({"String": "a.b"}, "Removed"))],
+    "merged with previous": [steps(split(r"\s", "MergedWithPrevious"))],
+    "merged with next": [steps(split(r"[[:space:]]", "MergedWithNext"))],
+    "scripts and words": [steps(split(r"[\p{Han}\p{Katakana}]+|^\w\b|\b\w+$|\h{2}+|[a-z[0-9]]{2}?y"))],
+    "a pair of merges listed twice": [{"op": "copy", "from": f"/model/merges/{i}", "path": "/model/merges/-"} for i in (0, 3, 5)],
+    "ignore_merges": [model("ignore_merges", True), steps(split(r" ?\p{L}+"))],
+    "a byte without token": [{"op": "remove", "path": "/model/vocab/Ø"}],
+    "unknown token": [{"op": "remove", "path": "/model/vocab/Ø"}, {"op": "remove", "path": "/model/vocab/Ù"}, model("unk_token", "!")],
+    "unknown tokens fused": [{"op": "remove", "path": f"/model/vocab/{c}"} for c in "ØÙì"] + [model("unk_token", "!"), model("fuse_unk", True)],
+}
+
+
+def patched(document, patch):
+    """JSON Patch, as far as it is needed here."""
+    document = json.loads(json.dumps(document))
+
+    def find(path):
+        *parents, last = path.split("/")[1:]
+        at = document
+        for key in parents:
+            at = at[int(key)] if isinstance(at, list) else at[key]
+        return at, int(last) if isinstance(at, list) and last != "-" else last
+
+    for change in patch:
+        at, key = find(change["path"])
+        value = change.get("value")
+        if change["op"] == "copy":
+            source, i = find(change["from"])
+            value = source[i]
+        if change["op"] == "remove": del at[key]
+        elif isinstance(at, list): at.append(value)
+        else: at[key] = value
+    return document
+
+
+def write_variants():
+    base = json.loads((OUT / "gpt2.json").read_text())
+    lines = []
+    for name, patch in VARIANTS.items():
+        removed = [c["path"][-1] for c in patch if c["op"] == "remove"]  # ids have no gaps: the last tokens move there
+        vocabulary = base["model"]["vocab"]
+        last = sorted(vocabulary, key=vocabulary.get)[len(vocabulary) - len(removed):]
+        patch = patch + [model(f"vocab/{token}", vocabulary[c]) for token, c in zip(last, removed)]
+        tokenizer = Tokenizer.from_str(json.dumps(patched(base, patch)))
+        prompts = [tokenizer.encode(t).ids for t in HOSTILE]
+        tokenizer.encode_special_tokens = True  # text that spells a special token is text
+        training = [tokenizer.encode(t, add_special_tokens=False).ids for t in HOSTILE]
+        lines.append(json.dumps({"name": name, "patch": patch, "training": training, "prompts": prompts}, separators=(",", ":")))
+    (OUT / "variants.json").write_text(f'{{"texts": {json.dumps(HOSTILE)}, "variants": [\n' + ",\n".join(lines) + "\n]}\n")
+
 
 def train(pattern, lines):
     tokenizer = Tokenizer(models.BPE())
@@ -69,6 +154,7 @@ def main():
         encodings[name] = [plain.encode(t).ids for t in TEXTS]
         assert special == 0
     (OUT / "encodings.json").write_text(json.dumps(encodings, ensure_ascii=True) + "\n")
+    write_variants()
 
 
 if __name__ == "__main__":

@@ -34,7 +34,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         for (const int id : {tokenizer.eod_id(), tokenizer.bos_id()})
             CHECK(id >= -1 && id < tokenizer.vocab_size(), "token %d of %d", id, tokenizer.vocab_size());
         const std::vector<int> tokens = tokenizer.encode(text);
-        CHECK(tokenizer.decode(tokens) == text, "the text has become '%s'", tokenizer.decode(tokens).c_str());
+        CHECK(tokenizer.decode(tokens) == text || !tokenizer.keeps_every_byte(), "the text has become '%s'",
+              tokenizer.decode(tokens).c_str());
+        for (const int id : tokenizer.encode_prompt(text))
+            CHECK(id >= 0 && id < tokenizer.vocab_size(), "token %d of %d", id, tokenizer.vocab_size());
     });
     return 0;
 }
