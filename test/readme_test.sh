@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The pages (*.md) say nothing that is not so. On a fresh folder every command of every page runs, in the order in which they stand,
-# the first page's first; the other pages go on from what it leaves. Options, links and make targets exist.
+# The pages (*.md) say nothing that is not so. On a fresh folder every command of every page runs, in the order in which they
+# stand; each page but the first goes on from what the first leaves. Options, links, anchors and make targets exist.
 #   TRAIN_GPT=path/to/train_gpt test/readme_test.sh
-# A block marked ```sh is run. One marked ```sh gpu or ```sh cluster needs what a test has not: its `train_gpt train` and recipes are
-# planned (--dry-run), other commands parsed. Commands in a sentence (`./train_gpt ...`) are run like a block's. Long runs are
-# shortened: the table `shorten` says how.
+# A block marked ```sh is run, and so is `./train_gpt ...` in a sentence; long runs are shortened (`shorten` has the table). One
+# marked ```sh gpu or ```sh cluster needs what a test has not: its recipes and its `train` are planned (--dry-run), others parsed.
+# Of `make` the target and the variables must exist.
 root=$(realpath "$(dirname "$0")/..")
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$root/test/lib.sh"
@@ -12,31 +12,44 @@ allow_mpirun_everywhere
 export TRAIN_GPT=$program
 unset DATA TOKENIZER OUT RANKS LAUNCH EXTRA
 mapfile -t others < <(cd "$root" && find . -name build -prune -o -name '*.md' -print | cut -c 3- | grep -v '^README.md$' | sort)
+# What make knows: targets, and a `NAME=` for each variable.
+{
+    sed -n 's/^\([a-z][a-z_ -]*\):.*/\1/p' "$root/Makefile" | tr ' ' '\n'
+    grep -oE '\b[A-Z][A-Z_]+\b' "$root/Makefile" | sed 's/$/=/'
+} >make.txt
 
-# ---- what the pages take for granted: the program and a few texts ----
-make_texts() {
-    for i in $(seq 1 900); do echo "Once in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >corpus.txt
-    for i in $(seq 1 600); do echo "{\"text\": \"Once there were $i birds in $((i % 13)) trees, and they sang of the sea and of the wind\"}"; done >more.jsonl
-    head -40 corpus.txt >held_out.txt
-    head -400 corpus.txt >mine.txt
+# What the pages take for granted: the program, texts of one's own, published questions with answers.
+make_files() {
+    local i split
+    for i in $(seq 900); do
+        echo "Once in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"
+        [[ $((i % 5)) == 0 ]] && echo
+    done >corpus.txt
+    for i in $(seq 600); do
+        echo "{\"text\": \"Once there were $i birds in $((i % 13)) trees, and they sang of the sea and of the wind\"}"
+    done >more.jsonl
+    head -n 40 corpus.txt >held_out.txt
+    head -n 400 corpus.txt >mine.txt
     for split in val train; do
-        for i in 1 2 3 4; do echo "{\"activity_label\": \"Ships\", \"ctx_a\": \"Once there were $i birds.\", \"ctx_b\": \"they\", \"endings\": [\"sang.\", \"swam.\", \"sank.\", \"sat.\"], \"label\": 0}"; done >hellaswag_$split.jsonl
+        for i in 1 2 3 4; do
+            echo "{\"activity_label\": \"Ships\", \"ctx_a\": \"Once there were $i birds.\", \"ctx_b\": \"they\"," \
+                '"endings": ["sang.", "swam.", "sank.", "sat."], "label": 0}'
+        done >hellaswag_$split.jsonl
     done
     ln -s "$program" train_gpt
     ln -s "$root/scripts" "$root/dev" .
 }
 
-# shorten COMMAND: the same command, so that it takes a moment: an option's value (first column) becomes another (second column).
+# shorten COMMAND: the same command, so that it takes a moment. The table: an option, and its value then.
 shorten() {
     local command=$1 option value
-    # A plan takes no time, and a download is the model that was trained before.
     case $command in
-    *--dry-run*) printf '%s' "$command"; return ;;
-    "hf download"*) sed -E 's/.*--local-dir ([^ ]+).*/cp -rL run1\/latest \1/' <<<"$command"; return ;;
-    esac
-    while read -r option value; do
-        command=$(sed -E "s#(--$option)[ =]\"?[0-9][0-9.kM]*\"?#\1 $value#g" <<<"$command")
-    done <<'END'
+    *--dry-run*) ;;  # takes a moment as it is
+    "hf download"*) command=$(sed -E 's/.*--local-dir ([^ ]+).*/cp -rL run1\/latest \1/' <<<"$command") ;;
+    *)
+        while read -r option value; do
+            command=$(sed -E "s#(--$option) \"?[0-9][0-9.kM]*\"?#\1 $value#g" <<<"$command")
+        done <<'END'
 train-iters 8
 lr-warmup-iters 1
 global-batch-size 8
@@ -53,18 +66,21 @@ detect-nondeterminism 2
 check-replicas 2
 distributed-timeout 1m
 END
-    command=$(sed -E 's/--preset [a-z0-9.-]+/--preset llama-tiny/; s/--override train-iters/--train-iters 12 &/' <<<"$command")
-    case $command in
-    *run_*.sh*) command+=" --preset llama-tiny --seq-length 32 --train-iters 4 --lr-warmup-iters 1 --global-batch-size 8" ;;&
-    *" train "*--seq-length*) ;;
-    *" train "* | *run_*.sh*) command+=" --seq-length 32 --eval-iters 1" ;;
-    *" eval "*) command+=" --seq-length 32" ;;
+        command=$(sed -E 's/--preset [a-z0-9.-]+/--preset llama-tiny/; s/--override train-iters/--train-iters 12 &/' \
+            <<<"$command")
+        case $command in
+        *run_*.sh*)
+            command+=" --preset llama-tiny --seq-length 32 --train-iters 4 --lr-warmup-iters 1 --global-batch-size 8" ;;
+        *" train "*) command+=" --seq-length 32 --eval-iters 1" ;;
+        *" eval "*) command+=" --seq-length 32" ;;
+        esac
+        ;;
     esac
     printf '%s' "$command"
 }
 
-# commands PAGE: a line `MARK<tab>COMMAND` for each command of a page: of its blocks, and `./train_gpt ...` in its sentences. The mark
-# is what stands behind ```sh, or "run".
+# commands PAGE: a line `MARK<tab>COMMAND` for each: of its blocks, and `./train_gpt ...` in its sentences. The mark is what
+# stands behind ```sh, or "run".
 commands() {
     awk '
         /^```/ { if (fenced) fenced = mark = ""; else { fenced = 1; mark = !/^```sh/ ? "" : $2 == "" ? "run" : $2 }; next }
@@ -80,23 +96,25 @@ commands() {
 
 # try PAGE MARK COMMAND
 try() {
-    local page=$1 mark=$2 command=$3 what=$3
+    local page=$1 mark=$2 command=$3
     case $mark:$command in
-    *:make\ *) command="make -C '$root' -n NODEPS=1 $(sed 's/^make//; s/ &&.*//' <<<"$command")" ;;  # what it builds exists
+    *:make\ *)
+        command=$(eval "printf '%s\n' ${command%% &&*}" | sed -e 1d -e 's/=.*/=/' -e '/^build\//d' |
+            grep -vxF -f "$work/make.txt")
+        command=${command:+echo make does not know "$command"; false}
+        ;;
     *:*test/run.sh*) command="" ;;
     run:*) command=$(shorten "$command") ;;
-    *:*run_*.sh*)
-        command=$(grep -oE 'scripts/run_[a-z0-9.-]+\.sh.*' <<<"$command")
-        command="bash $command --dry-run" ;;
+    *:*scripts/run_*) command="bash $(grep -oE 'scripts/run_.*' <<<"$command") --dry-run" ;;
     *:*" train "*) command="./train_gpt train ${command#* train } --dry-run" ;;
     *) command="" ;;
     esac
-    if ! bash -n -c "$what" 2>out.txt; then
-        echo "FAILED: $page: a shell cannot read: $what"
+    if ! bash -n -c "$3" 2>out.txt; then
+        echo "FAILED: $page: a shell cannot read: $3"
     elif [[ -z $command ]] || bash -c "$command" </dev/null >out.txt 2>&1; then
-        echo "ok: $page: $what"
+        echo "ok: $page: $3"
     else
-        echo "FAILED: $page: $what"
+        echo "FAILED: $page: $3"
         echo "  run as: $command"
         tail -n 5 out.txt
     fi
@@ -112,43 +130,53 @@ run_page() {
     [[ $n -ge ${2:-0} ]] || echo "FAILED: $1: only $n commands were found"
 }
 
-# ---- every command, on a fresh folder; a page but the first on a copy of what the first leaves ----
-mkdir "$work/first"
-cd "$work/first" || exit 1
-make_texts
+mkdir first
+cd first || exit 1
+make_files
 run_page README.md 12
 for page in "${others[@]}"; do
+    commands "$root/$page" | grep -q . || continue
     cp -a "$work/first" "$work/page"
     cd "$work/page" || exit 1
     run_page "$page"
-    cd "$work" && rm -rf "$work/page"
+    cd "$work" && rm -rf page
 done
 
 # ---- what the pages name exists ----
+cd "$work" || exit 1
 for command in tokenizer prepare train eval generate inspect; do "$program" $command --help; done >help.txt 2>&1
-# Options of other programs: launchers, containers, and those of dev/.
-foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --mca --mpi --kill-on-bad-exit --nodes --time --account \
---partition --cpus-per-task --signal --nv --bind --container-image --rm --include --local-dir --self-test \
---generate --profile --kernel --sizes --check-transformers "
-sed -n 's/^\([a-z][a-z_ -]*\):.*/\1/p' "$root/Makefile" | tr ' ' '\n' >targets.txt
-# right PAGE WHAT WRONG: there is nothing wrong.
-right() {
-    [[ -z $3 ]] && echo "ok: $1: $2" || echo "FAILED: $1: $2: $3"
+# Options of launchers, containers, downloads, and of the programs in dev/.
+foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --mca --mpi --kill-on-bad-exit --nodes --time
+ --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --include --local-dir --self-test --generate
+ --profile --kernel --sizes --check-transformers --version "
+# lost_links PAGE: the links that lead nowhere. A heading's anchor is in lower case, with dashes for blanks, without punctuation.
+lost_links() {
+    local path anchor target
+    grep -oE '\]\([^): ]+' "$root/$1" | cut -c 3- | sort -u | while IFS='#' read -r path anchor; do
+        target=$root/$1
+        [[ -z $path ]] || target=$root/$(dirname "$1")/$path
+        if [[ ! -e $target ]]; then
+            echo "$path"
+        elif [[ -n $anchor ]]; then
+            sed -n 's/^#\{1,6\} //p' "$target" | tr '[:upper:] ' '[:lower:]-' | tr -cd 'a-z0-9_\n-' |
+                grep -qx -- "$anchor" || echo "$path#$anchor"
+        fi
+    done
+}
+lost_targets() {
+    grep -oE '(`|^ *)make [a-z][a-z_-]*' "$root/$1" | awk '{ print $NF }' | sort -u | grep -vxF -f make.txt
+}
+lost_options() {
+    [[ $1 == dev/LOG.md || $1 == dev/CHANGELOG.md ]] && return  # These tell of what was.
+    grep -oE -- '(^|[ `(])--[a-z][a-z0-9-]+' "$root/$1" | tr -d ' `(' | sort -u | while read -r option; do
+        [[ $foreign == *[[:space:]]"$option"[[:space:]]* ]] || grep -qE -- "$option([ ,=]|$)" help.txt || echo "$option"
+    done
 }
 for page in README.md "${others[@]}"; do
-    file=$root/$page folder=$root/$(dirname "$page")
-    right "$page" "links lead somewhere" "$(grep -oE '\]\([^): ]+' "$file" | cut -c 3- | sort -u | while IFS='#' read -r path anchor; do
-        target=${path:+$folder/$path}
-        target=${target:-$file}
-        [[ -e $target ]] || echo "$path"
-        # A heading's anchor: lower case, blanks are dashes, punctuation is gone.
-        [[ -z $anchor ]] || sed -n 's/^#\{1,6\} //p' "$target" | tr '[:upper:] ' '[:lower:]-' | tr -cd 'a-z0-9_\n-' | grep -qx -- "$anchor" || echo "$path#$anchor"
-    done)"
-    right "$page" "make targets exist" "$(grep -oE '(`|^ *)make [a-z][a-z_-]*' "$file" | awk '{ print $NF }' | sort -u | grep -vxF -f targets.txt)"
-    [[ $page == dev/LOG.md || $page == dev/CHANGELOG.md ]] || # These tell of what was.
-        right "$page" "options exist" "$(grep -oE -- '(^|[ `(])--[a-z][a-z0-9-]+' "$file" | tr -d ' `(' | sort -u | while read -r option; do
-            [[ $foreign == *" $option "* ]] || grep -qE -- "$option([ ,=]|$)" help.txt || echo "$option"
-        done)"
+    for what in links targets options; do
+        lost=$(lost_$what "$page")
+        [[ -z $lost ]] && echo "ok: $page: all $what exist" || echo "FAILED: $page: these $what do not exist:" "$lost"
+    done
 done
 for command in $("$program" --help | sed -n 's/^  train_gpt \([a-z]*\) .*/\1/p'); do
     expect "README.md describes $command" grep -q "^| \`$command\`" "$root/README.md"
