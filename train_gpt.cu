@@ -1110,6 +1110,15 @@ static int64_t fp8_start(const TrainOptions& o, const TrainingState& s) {
     return (int64_t)cli::number_in_range("fp8-start", o.fp8_start, at_least(0), true);
 }
 
+static LossSums sum_of(const std::vector<LossSums>& all) {
+    LossSums sums;
+    for (const LossSums& s : all) {
+        sums.ce += s.ce, sums.z += s.z, sums.lse += s.lse, sums.n += s.n, sums.squares += s.squares;
+        if (!(s.lse_max <= sums.lse_max) && !std::isnan(sums.lse_max)) sums.lse_max = s.lse_max;
+    }
+    return sums;
+}
+
 // Sums over all ranks, each target and each parameter counted once: the same numbers on every rank, added in the same order.
 static LossSums reduce_sums(const Ranks& ranks, LossSums mine) {
     const Mesh& mesh = ranks.mesh;
@@ -1121,12 +1130,7 @@ static LossSums reduce_sums(const Ranks& ranks, LossSums mine) {
     }
     std::vector<LossSums> all((size_t)mesh.world.size);
     ranks.world->all_gather(&mine, sizeof mine, all.data());
-    LossSums sums;
-    for (const LossSums& s : all) {
-        sums.ce += s.ce, sums.z += s.z, sums.lse += s.lse, sums.n += s.n, sums.squares += s.squares;
-        if (!(s.lse_max <= sums.lse_max) && !std::isnan(sums.lse_max)) sums.lse_max = s.lse_max;
-    }
-    return sums;
+    return sum_of(all);
 }
 
 // Whether what happens every `interval` steps (0: never) happens at this one.
@@ -1584,29 +1588,44 @@ static std::optional<StepStats> train_step(Trainer& t) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 6  Inference
 
-// Loss over samples [0, n) of a data set, forward only; data-parallel ranks take micro-batches in turn. stop() is asked before
-// each of them, and must answer the same on every rank: if it is true nothing is returned.
+// Losses over samples [first, first + n), one for each data set, forward only; data-parallel ranks take micro-batches in turn.
+// stop() is asked before each of them, and must answer the same on every rank: if it is true nothing is returned.
 template <class Stop>
-static std::optional<LossSums> evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t n, Stop stop) {
+static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t first, int64_t n,
+                                                     Stop stop) {
     const Mesh& mesh = m.ranks->mesh;
     Batch batch;
-    PipelineLinks links(ctx, m);
-    clear_sums(ctx, m);
-    for (int64_t i = 0; i * mesh.dp.size * m.a.B < n; i++) {
-        if (stop()) return {};
-        const int64_t first = (i * mesh.dp.size + mesh.dp.rank) * m.a.B;
-        if (first >= n) continue;
-        data.fetch(first, (int)std::min<int64_t>(m.a.B, n - first), batch);
-        for (int chunk = 0; chunk < mesh.vpp; chunk++) {
-            const Rows rows = stage(ctx, batch, m.a.slot(chunk, (int)i));
-            links.receive_input(rows, chunk, (int)i);
-            model_forward(ctx, m, rows);
-            links.send_output(rows, chunk, (int)i);
-            if (rows.slot->last) head(ctx, m, rows, 0, 0, false);
+    std::vector<LossSums> sums;
+    for (const std::vector<int64_t>& samples : data.samples_by_set(first, n)) {
+        PipelineLinks links(ctx, m);
+        clear_sums(ctx, m);
+        const int64_t all = (int64_t)samples.size();
+        for (int64_t i = 0; i * mesh.dp.size * m.a.B < all; i++) {
+            if (stop()) return {};
+            const int64_t mine = (i * mesh.dp.size + mesh.dp.rank) * m.a.B;
+            if (mine >= all) continue;
+            data.gather(&samples[(size_t)mine], (int)std::min<int64_t>(m.a.B, all - mine), batch);
+            for (int chunk = 0; chunk < mesh.vpp; chunk++) {
+                const Rows rows = stage(ctx, batch, m.a.slot(chunk, (int)i));
+                links.receive_input(rows, chunk, (int)i);
+                model_forward(ctx, m, rows);
+                links.send_output(rows, chunk, (int)i);
+                if (rows.slot->last) head(ctx, m, rows, 0, 0, false);
+            }
         }
+        links.finish();
+        sums.push_back(reduce_sums(*m.ranks, read_sums(ctx, m)));
     }
-    links.finish();
-    return reduce_sums(*m.ranks, read_sums(ctx, m));
+    return sums;
+}
+
+// The name and loss of each data set that gave samples; nothing where there is only one data set.
+static std::vector<std::pair<std::string, double>> set_losses(const DataLoader& data, const std::vector<LossSums>& sums) {
+    std::vector<std::pair<std::string, double>> losses;
+    const std::vector<std::string> names = data.set_names();
+    for (size_t j = 0; j < sums.size() && sums.size() > 1; j++)
+        if (sums[j].n > 0) losses.emplace_back(names[j], sums[j].ce / (double)sums[j].n);
+    return losses;
 }
 
 // Writes text one token at a time. The activations of `m` serve as scratch. All ranks that share a model take part, and get the
@@ -1794,19 +1813,21 @@ static Recompute recompute_policy(const std::string& name) {
 }
 
 // Cross-entropy of the validation tokens under the frequencies of the training tokens (each count plus one): what can be known
-// without any context. Reads at most 2000 training samples, spread evenly.
+// without any context. Reads at most 2000 samples of each, spread evenly.
 static double unigram_loss(const DataLoader& train, const DataLoader& valid, int64_t valid_samples, int V) {
     std::vector<double> count(V, 1.0);
     double total = V;
     Batch batch;
-    const int64_t reads = std::min<int64_t>(2000, train.n_samples());
+    const auto place = [](int64_t i, int64_t reads, int64_t n) { return (int64_t)((__int128)i * n / reads); };
+    int64_t reads = std::min<int64_t>(2000, train.n_samples());
     for (int64_t i = 0; i < reads; i++) {
-        train.fetch(i * train.n_samples() / reads, 1, batch);
+        train.fetch(place(i, reads, train.n_samples()), 1, batch);
         for (int token : batch.tokens) count[token]++, total++;
     }
     double loss = 0, n = 0;
-    for (int64_t i = 0; i < valid_samples; i++) {
-        valid.fetch(i, 1, batch);
+    reads = std::min<int64_t>(2000, valid_samples);
+    for (int64_t i = 0; i < reads; i++) {
+        valid.fetch(place(i, reads, valid_samples), 1, batch);
         for (int target : batch.targets)
             if (target >= 0) loss -= std::log(count[target] / total), n++;
     }
@@ -1992,6 +2013,8 @@ static DataOptions data_options(const TrainOptions& o, const ModelConfig& c, con
     DataOptions d;
     const bool own = !o.valid_data_path.empty();  // training and validation data are apart, and each is used whole
     d.blend = parse_data_path(own && part == DataSplit::valid ? o.valid_data_path : o.data_path);
+    if (own && d.blend.paths.size() == 1) d.blend.weights.clear();  // as Megatron
+    d.validates = o.eval_iters > 0;
     d.split = o.split, d.part = own ? DataSplit::whole : part;
     d.T = o.seq_length, d.seed = (uint32_t)o.seed, d.n_samples = n_samples, d.vocab_size = c.V;
     d.eod = tokenizer ? tokenizer->eod_id() : -1;
@@ -2001,15 +2024,12 @@ static DataOptions data_options(const TrainOptions& o, const ModelConfig& c, con
 }
 
 static bool has_validation(const TrainOptions& o) {
-    const auto [begin, end] = split_range(o.split, DataSplit::valid, 1 << 30);
-    return !o.valid_data_path.empty() || begin < end;
+    return o.eval_iters > 0 && (!o.valid_data_path.empty() || has_share(o.split, DataSplit::valid));
 }
 
-static void describe_data(RunTable& t, const DataLoader& data, const char* label) {
-    for (const DataSummary& s : data.summary())
-        t.row(std::string(label) + " " + s.name,
-              format("%s tokens in %s documents, %.1f%% of the samples, %.2f epochs", human_count((double)s.tokens).c_str(),
-                     human_count((double)s.documents).c_str(), 100 * s.share, s.epochs));
+static std::string describe(const DataSummary& s) {
+    return format("%s tokens in %s document%s, %.1f%% of the samples", human_count((double)s.tokens).c_str(),
+                  human_count((double)s.documents).c_str(), s.documents == 1 ? "" : "s", 100 * s.share);
 }
 
 // What is wrong with a checkpoint; all ranks read a share of it.
@@ -2138,7 +2158,7 @@ struct Run {
     BatchRanges discards;  // batches to draw and drop
     std::unique_ptr<Model> m;
     std::unique_ptr<DataLoader> train, valid;
-    int64_t valid_samples = 0;
+    int64_t valid_samples = 0;    // of a validation
     nlohmann::ordered_json data;  // data_identity
     Peak peak;
     RunTable table;
@@ -2191,8 +2211,12 @@ struct Run {
         table = describe_run(*m, o, schedule, ctx, peak);
         if (o.world) describe_plan(c, stages);
         if (train) table.table.section("Data");
-        if (train) describe_data(table, *train, "training");
-        if (valid) describe_data(table, *valid, "validation");
+        if (train)
+            for (const DataSummary& s : train->summary()) {
+                if (!s.note.empty()) table.row("split of " + s.name, s.note);
+                table.row("training " + s.name, describe(s) + format(", %.2f epochs", s.epochs));
+            }
+        if (valid) describe_validation();
     }
 
 private:
@@ -2251,15 +2275,36 @@ private:
         }
     }
 
+    void open_validation() {
+        const auto open = [&] {
+            return std::make_unique<DataLoader>(data_options(o, m->c, tokenizer.get(), DataSplit::valid,
+                                                             o.eval_fixed ? 0 : schedule.samples_of_all_validations()));
+        };
+        valid = open();
+        if (valid->n_samples() == 0) return valid.reset();  // too little data to have some for validation
+        // Where Megatron would find no documents at all, there is nothing to follow: a few samples are not read again and
+        // again.
+        if (!o.eval_fixed && valid->split_by_tokens() && valid->samples_of_one_pass() < schedule.valid_samples)
+            o.eval_fixed = true, valid = open();
+        valid_samples = std::min(valid->n_samples(), schedule.valid_samples);
+    }
+
+    void describe_validation() {
+        for (const DataSummary& s : valid->summary()) table.row("validation " + s.name, describe(s));
+        const double passes = (double)valid_samples / (double)valid->samples_of_one_pass();
+        table.row("a validation",
+                  format("%s samples, %s", with_commas(valid_samples).c_str(),
+                         o.eval_fixed ? "the same each time" : "each time the next ones (--eval-fixed: the same)") +
+                      (passes > 1 ? format(": %.1f passes over the data, fewer --eval-iters would do", passes) : ""));
+    }
+
     void open_data() {
         if (o.dry_run && o.data_path.empty()) return;  // planning needs no data
         const DataOptions options =
             data_options(o, m->c, tokenizer.get(), DataSplit::train, schedule.samples_read(state, discards));
         train = std::make_unique<DataLoader>(options);
         data = data_identity(*train, options);
-        if (o.eval_iters > 0 && has_validation(o))
-            valid = std::make_unique<DataLoader>(data_options(o, m->c, tokenizer.get(), DataSplit::valid, 0));
-        valid_samples = valid ? std::min(valid->n_samples(), schedule.valid_samples) : 0;
+        if (has_validation(o)) open_validation();
         if (!resumed_from.empty()) check_agreement(state, o, data, train->order_problem(state.planned), o.override);
     }
 };
@@ -2270,7 +2315,8 @@ static RunInfo run_info(const Run& r) {
     info.total_steps = r.schedule.total_steps;
     info.z_loss = r.o.z_loss_strength > 0, info.batch_ramp = r.schedule.rampup.samples > 0;
     if (info.batch_ramp) info.total_samples = r.schedule.total_samples;
-    if (r.valid) info.unigram_loss = unigram_loss(*r.train, *r.valid, r.valid_samples, r.m->c.V);
+    if (r.valid)
+        info.unigram_loss = unigram_loss(*r.train, *r.valid, r.o.eval_fixed ? r.valid_samples : r.valid->n_samples(), r.m->c.V);
     info.summary = r.table.rows, info.options = options_to_json(r.o);
     info.machine = describe_machine(r.world, r.ctx, r.peak);
     return info;
@@ -2474,10 +2520,14 @@ static void train(World& world, const TrainOptions& given) {
     trainer.stop = stop_here;
     const auto validate = [&] {  // false if the run is to stop
         const double start = monotonic_seconds();
-        const std::optional<LossSums> sums = evaluate(run.ctx, m, *run.valid, run.valid_samples, stop_here);
+        const int64_t first = o.eval_fixed ? 0 : run.schedule.first_sample_of_validation(state.step);
+        const auto sums = evaluate(run.ctx, m, *run.valid, first, run.valid_samples, stop_here);
         if (!sums) return false;
-        state.valid_loss = sums->ce / (double)sums->n;
-        if (logger) logger->valid(state.step, state.valid_loss, sums->n, (monotonic_seconds() - start) * 1e3);
+        const LossSums all = sum_of(*sums);
+        state.valid_loss = all.ce / (double)all.n;
+        if (logger)
+            logger->valid(state.step, state.valid_loss, all.n, (monotonic_seconds() - start) * 1e3,
+                          set_losses(*run.valid, *sums));
         return true;
     };
     std::unique_ptr<Generator> generator;
@@ -2853,9 +2903,12 @@ static void evaluate_model(World& world, const EvalOptions& o) {
         text.push_back(TokenDataset::of_tokens(o.text, encode_file(o.text, *loaded.tokenizer, o.threads)));
         return DataLoader(d, std::move(text));
     }();
+    if (data.n_samples() == 0)
+        fail("the data is too small to be split; HINT: --split \"0, 1, 0\" evaluates all of it, a smaller --seq-length a part");
     const int64_t samples = o.max_samples ? std::min(o.max_samples, data.n_samples()) : data.n_samples();
     const double start = monotonic_seconds();
-    const LossSums sums = *evaluate(ctx, *loaded.m, data, samples, [] { return false; });
+    const std::vector<LossSums> of_sets = *evaluate(ctx, *loaded.m, data, 0, samples, [] { return false; });
+    const LossSums sums = sum_of(of_sets);
     const double seconds = monotonic_seconds() - start, loss = sums.ce / (double)sums.n;
     if (world.rank() > 0) return;
 
@@ -2864,6 +2917,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     table.row("tokens", format("%s in %s samples of %d", with_commas(sums.n).c_str(), with_commas(samples).c_str(), d.T));
     table.row("loss", format("%.4f nats per token", loss));
     table.row("perplexity", format("%.3f", std::exp(loss)));
+    for (const auto& [name, of_set] : set_losses(data, of_sets)) table.row("loss of " + name, format("%.4f", of_set));
     if (loaded.tokenizer) {
         // Bytes of the predicted tokens; special tokens are no text.
         int64_t bytes = 0;

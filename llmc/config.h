@@ -147,6 +147,9 @@ inline Allowed list(int values = 0) {
     X(int, head_rows, "", 0, between(0, 10000000), "Run", "rows of logits at a time; 0: as many as suit the device")           \
     X(int64_t, eval_interval, "", 1000, at_least(1), "Run", "steps between validations")                                       \
     X(int64_t, eval_iters, "", 100, at_least(0), "Run", "global batches per validation; 0: no validation")                     \
+    X(bool, eval_fixed, "", false, anything(), "Run",                                                                          \
+      "every validation reads the same samples, the first of one pass over the validation data, so that two validations "      \
+      "differ by the model alone; default: each reads the next ones, in the data's weights, as Megatron-LM")                   \
     X(int64_t, log_interval, "", 0, at_least(0), "Run",                                                                        \
       "steps between lines on the console; default: a line every 10 seconds")                                                  \
     X(int64_t, sample_interval, "", 0, at_least(0), "Run", "steps between samples of generated text; 0: none")                 \

@@ -2,7 +2,9 @@
 // run here and a run there with the same data, sizes and seed see the same samples. Nothing is cached on disk: the indices are
 // made in memory at the start, and sample k is a function of the options and k alone, so that resuming needs only a number.
 //
-// Split     "969, 30, 1" cuts the documents, in order, at round(share * documents) into training, validation and test.
+// Split     "969, 30, 1" cuts the documents, in order, at round(share * documents) into training, validation and test. Where
+//           that leaves training or validation less than one sample, the tokens are cut in these shares instead (Megatron has
+//           no answer then), and where they do not suffice for both, training has all of them.
 // Epochs    With n tokens per epoch and N samples wanted, E = the least number of epochs with E n >= N T + 1.
 // Documents E copies of the document numbers, shuffled together. If the last epoch would give less than 80% of an epoch's
 //           samples, it is kept apart: E-1 copies are shuffled, then one copy is shuffled and appended.
@@ -32,6 +34,7 @@
 
 #include "check.h"
 #include "dataset.h"
+#include "terminal.h"
 
 struct Batch {
     std::vector<int> tokens;     // (B, T)
@@ -114,7 +117,7 @@ inline double parse_number(const std::string& s) {
     return !s.empty() && *end == '\0' ? x : NAN;
 }
 
-// The documents [first, second) of n that belong to a part of "969, 30, 1".
+// Which of n documents (or tokens), [first, second), belong to a part of "969, 30, 1".
 inline std::pair<int64_t, int64_t> split_range(const std::string& split, DataSplit part, int64_t n) {
     if (part == DataSplit::whole) return {0, n};
     std::vector<double> shares;
@@ -140,6 +143,82 @@ inline std::pair<int64_t, int64_t> split_range(const std::string& split, DataSpl
     return {(int64_t)std::nearbyint(border[i] * (double)n), (int64_t)std::nearbyint(border[i + 1] * (double)n)};
 }
 
+inline bool has_share(const std::string& split, DataSplit part) { return split_range(split, part, 1 << 30).second > 0; }
+
+// Documents [begin, end) of a data set. The first may lack tokens at its start, the last at its end.
+struct DocumentRange {
+    int64_t begin = 0, end = 0;
+    int64_t skipped = 0, cut = 0;  // tokens that the first and the last one lack
+
+    bool empty() const { return begin == end; }
+    int64_t first_token(int64_t d) const { return d == begin ? skipped : 0; }
+    int64_t length(const TokenDataset& data, int64_t d) const {
+        return data.length(d) - first_token(d) - (d == end - 1 ? cut : 0);
+    }
+    int64_t tokens(const TokenDataset& data) const {
+        int64_t n = 0;
+        for (int64_t d = begin; d < end; d++) n += length(data, d);
+        return n;
+    }
+};
+
+// Tokens [first, last) of all, as documents.
+inline DocumentRange part_of_tokens(const TokenDataset& data, int64_t first, int64_t last) {
+    DocumentRange p;
+    if (first == last) return p;
+    int64_t before = 0;  // tokens before document d
+    int64_t d = 0;
+    for (; before + data.length(d) <= first; d++) before += data.length(d);
+    p.begin = d, p.skipped = first - before;
+    for (; before + data.length(d) < last; d++) before += data.length(d);
+    p.end = d + 1, p.cut = before + data.length(d) - last;
+    return p;
+}
+
+// Where training, validation and test lie in a data set, and what is to be said of it.
+struct SplitParts {
+    DocumentRange parts[3];
+    std::string note;
+};
+
+// For samples of T+1 tokens. validates: validation is wanted, if the split gives it a share.
+inline SplitParts split_data(const TokenDataset& data, const std::string& split, int T, bool validates) {
+    const auto documents = [&](DataSplit p) {
+        const auto [begin, end] = split_range(split, p, data.n_documents());
+        return begin < end ? DocumentRange{begin, end} : DocumentRange();
+    };
+    const auto suffices = [&](const DocumentRange& p) {
+        int64_t n = 0;
+        for (int64_t d = p.begin; d < p.end && n <= T; d++) n += data.length(d);
+        return n > T;
+    };
+    const bool trains = has_share(split, DataSplit::train);
+    validates = validates && has_share(split, DataSplit::valid);
+    SplitParts s = {{documents(DataSplit::train), documents(DataSplit::valid), documents(DataSplit::test)}, ""};
+    if ((!trains || suffices(s.parts[0])) && (!validates || suffices(s.parts[1]))) return s;
+
+    const int64_t all = data.n_tokens(), least = (int64_t)T + 1;
+    int64_t first, last;  // validation's tokens
+    if (trains && validates && all < 2 * least) {
+        first = last = all;
+        s.note = format("all %s tokens are for training: too few for validation as well", with_commas(all).c_str());
+        if (all >= 4) s.note += format(", which --seq-length %lld would leave some", (long long)all / 2 - 1);
+    } else {
+        std::tie(first, last) = split_range(split, validates ? DataSplit::valid : DataSplit::train, all);
+        if (!validates) first = last = std::max(last, std::min(least, all));
+        else if (!trains) last = std::max(last, std::min(least, all)), first = std::clamp<int64_t>(last - least, 0, first);
+        else last = std::max(last, 2 * least), first = std::clamp(first, least, last - least);
+        s.note = format(
+            "by tokens, since its %s cannot give training and validation a sample each: training has the first %s tokens, "
+            "validation the next %s",
+            data.n_documents() == 1 ? "one document" : (with_commas(data.n_documents()) + " documents").c_str(),
+            with_commas(trains ? first : 0).c_str(), with_commas(last - first).c_str());
+    }
+    s.parts[0] = part_of_tokens(data, 0, trains ? first : 0);
+    s.parts[1] = part_of_tokens(data, first, last), s.parts[2] = part_of_tokens(data, last, all);
+    return s;
+}
+
 // ---- the order of one dataset's samples ------------------------------------------------------------------------------------
 // How often a data set is read: with the seed and the data, all that its order depends on.
 struct Epochs {
@@ -163,9 +242,10 @@ inline Epochs epochs_for(int64_t tokens, int T, int64_t n_wanted, const std::str
 
 class SampleOrder {
 public:
-    // Samples of T+1 tokens over the documents [begin, end), at least n_wanted of them (0: one epoch).
-    SampleOrder(const TokenDataset& data, int64_t begin, int64_t end, int T, int64_t n_wanted, uint32_t seed) : T_(T) {
-        for (int64_t d = begin; d < end; d++) tokens_per_epoch_ += data.length(d);
+    // Samples of T+1 tokens over `part`, at least n_wanted of them (0: one epoch).
+    SampleOrder(const TokenDataset& data, const DocumentRange& part, int T, int64_t n_wanted, uint32_t seed)
+        : part_(part), T_(T), tokens_per_epoch_(part.tokens(data)) {
+        const int64_t begin = part.begin, end = part.end;
         CHECK(tokens_per_epoch_ > T, "%lld tokens for samples of %d", (long long)tokens_per_epoch_, T + 1);
         if (end > INT32_MAX) fail("%s: %lld documents are too many", data.name().c_str(), (long long)end);
         const Epochs epochs = epochs_for(tokens_per_epoch_, T, n_wanted, data.name());
@@ -184,7 +264,7 @@ public:
     int64_t n_epochs() const { return n_epochs_; }
     int64_t tokens_per_epoch() const { return tokens_per_epoch_; }
 
-    // Where the stream is read: entry e of the order of documents, and a token of that document.
+    // Where the stream is read: entry e of the order of documents, and a token of what is read of that document.
     struct Place {
         int64_t entry, token;
     };
@@ -199,8 +279,9 @@ public:
     void read(const TokenDataset& data, int64_t i, int* out) const {
         auto [entry, token] = place_of(shuffled(i) * T_);
         for (int64_t left = T_ + 1; left > 0; entry++, token = 0) {
-            const int64_t n = std::min(left, data.length(documents_[entry]) - token);
-            data.read(documents_[entry], token, n, out);
+            const int d = documents_[entry];
+            const int64_t n = std::min(left, part_.length(data, d) - token);
+            data.read(d, part_.first_token(d) + token, n, out);
             out += n, left -= n;
         }
     }
@@ -217,7 +298,7 @@ private:
     }
     void sum_lengths(const TokenDataset& data) {
         starts_.resize(documents_.size() + 1);
-        for (size_t e = 0; e < documents_.size(); e++) starts_[e + 1] = starts_[e] + data.length(documents_[e]);
+        for (size_t e = 0; e < documents_.size(); e++) starts_[e + 1] = starts_[e] + part_.length(data, documents_[e]);
     }
     void order_samples(int64_t together, NumpyRandom& random) {
         samples_.resize((size_t)n_samples_);
@@ -226,7 +307,8 @@ private:
         random.shuffle(samples_.data() + together, n_samples_ - together);
     }
 
-    int64_t T_, tokens_per_epoch_ = 0, n_epochs_ = 1, n_samples_ = 0;
+    DocumentRange part_;
+    int64_t T_, tokens_per_epoch_, n_epochs_ = 1, n_samples_ = 0;
     std::vector<int32_t> documents_;  // Megatron's document_index
     std::vector<int64_t> starts_;     // starts_[e]: tokens of the stream before documents_[e]; one more at the end
     std::vector<uint32_t> samples_;   // Megatron's shuffle_index
@@ -297,6 +379,7 @@ struct DataOptions {
     Blend blend;
     std::string split = "969, 30, 1";
     DataSplit part = DataSplit::train;  // whole: all documents, whatever split says
+    bool validates = true;              // part of the data is wanted for validation
     int T = 0;
     uint32_t seed = 1234;
     int64_t n_samples = 0;  // how many will be read; 0: one pass over the data, each sample once, whatever the weights
@@ -308,6 +391,7 @@ struct DataOptions {
 // One line of the start-up table.
 struct DataSummary {
     std::string name;
+    std::string note;           // on how it was split, if that is worth saying
     double share;               // of the samples
     int64_t documents, tokens;  // in this part of the split
     int64_t samples;            // that will be read
@@ -328,26 +412,58 @@ public:
         CHECK(o_.blend.weights.empty() || o_.blend.weights.size() == data.size(), "weights and paths");
         for (TokenDataset& d : data) add(std::move(d));
         take_split();
+        if (sources_.empty()) return;  // no validation
         const std::vector<int64_t> wanted = samples_wanted(o_.n_samples);
         for (size_t j = 0; j < sources_.size(); j++)
-            orders_.emplace_back(sources_[j].data, sources_[j].begin, sources_[j].end, o_.T, wanted[j], o_.seed);
+            orders_.emplace_back(sources_[j].data, sources_[j].part, o_.T, wanted[j], o_.seed);
         if (single()) n_samples_ = o_.n_samples > 0 ? o_.n_samples : orders_[0].n_samples();
         else plan_blend();
     }
 
-    int64_t n_samples() const { return n_samples_; }
+    int64_t n_samples() const { return n_samples_; }  // 0: no data has enough tokens for validation
+    int64_t samples_of_one_pass() const {
+        const std::vector<double> one_epoch = samples_of_one_epoch();
+        return (int64_t)std::accumulate(one_epoch.begin(), one_epoch.end(), 0.0);
+    }
+    // Whether the split could not be Megatron's, by documents.
+    bool split_by_tokens() const {
+        return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return !s.note.empty(); });
+    }
     int T() const { return o_.T; }
+
+    // What each data set is called in logs: the last part of its path where these differ, else the path.
+    std::vector<std::string> set_names() const {
+        std::vector<std::string> paths, names;
+        for (const Source& s : sources_) {
+            paths.push_back(s.data.name());
+            names.push_back(std::filesystem::path(s.data.name()).filename().string());
+        }
+        std::vector<std::string> sorted = names;
+        std::sort(sorted.begin(), sorted.end());
+        return std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end() ? names : paths;
+    }
+    // The samples [first, first + n) of each data set, in their order.
+    std::vector<std::vector<int64_t>> samples_by_set(int64_t first, int64_t n) const {
+        std::vector<std::vector<int64_t>> samples(sources_.size());
+        for (int64_t i = first; i < first + n; i++) samples[locate(i).dataset].push_back(i);
+        return samples;
+    }
 
     // Samples [first, first + B). Safe to call from several threads.
     void fetch(int64_t first, int B, Batch& out) const {
+        std::vector<int64_t> samples((size_t)B);
+        std::iota(samples.begin(), samples.end(), first);
+        gather(samples.data(), B, out);
+    }
+    void gather(const int64_t* samples, int B, Batch& out) const {
         const int T = o_.T;
         out.B = B, out.T = T;
         for (std::vector<int>* x : {&out.tokens, &out.targets, &out.positions}) x->resize((size_t)B * T);
         out.doc_start.resize(o_.reset_attention_mask ? (size_t)B * T : 0);
         std::vector<int> text(T + 1);
         for (int b = 0; b < B; b++) {
-            read(first + b, text.data());
-            check_tokens(first + b, text);
+            read(samples[b], text.data());
+            check_tokens(samples[b], text);
             const size_t row = (size_t)b * T;
             std::copy_n(text.begin(), T, out.tokens.begin() + row);
             std::copy_n(text.begin() + 1, T, out.targets.begin() + row);
@@ -395,8 +511,8 @@ public:
         std::vector<DataSummary> rows;
         for (size_t j = 0; j < sources_.size(); j++) {
             const Source& s = sources_[j];
-            rows.push_back({s.data.name(), (double)used[j] / (double)n_samples_, s.end - s.begin, s.tokens, used[j],
-                            (double)used[j] * o_.T / (double)s.tokens});
+            rows.push_back({s.data.name(), s.note, (double)used[j] / (double)n_samples_, s.part.end - s.part.begin, s.tokens,
+                            used[j], (double)used[j] * o_.T / (double)s.tokens});
         }
         return rows;
     }
@@ -404,8 +520,9 @@ public:
 private:
     struct Source {
         TokenDataset data;
-        int64_t begin, end;  // documents
-        int64_t tokens;      // in them
+        DocumentRange part;
+        int64_t tokens;  // in it
+        std::string note;
     };
 
     static std::vector<TokenDataset> open_all(const std::vector<std::string>& paths) {
@@ -418,31 +535,35 @@ private:
     void add(TokenDataset data) {
         if (o_.blend.weights.empty() && !sources_.empty() && data.is_shards() && sources_.back().data.is_shards())
             sources_.back().data.append_shards(std::move(data));
-        else sources_.push_back({std::move(data), 0, 0, 0});
+        else sources_.push_back({std::move(data), {}, 0, ""});
     }
 
-    // Picks the part of the split in every source and refuses those that cannot give a sample.
+    // Picks the part of the split in every source. One that cannot give a sample is refused; one that has too few tokens for
+    // training and validation is left out of validation.
     void take_split() {
         for (Source& s : sources_) {
             const char* name = s.data.name().c_str();
             const int64_t n = s.data.n_documents();
             if (s.data.n_tokens() == 0) fail("%s is empty: it holds no tokens", name);
-            std::tie(s.begin, s.end) = split_range(o_.split, o_.part, n);
-            if (s.begin == s.end)
-                fail(
-                    "%s has no documents for %s: --split \"%s\" of its %lld document%s leaves none; HINT: another --split, or "
-                    "%s",
-                    name, split_name(o_.part), o_.split.c_str(), (long long)n, n == 1 ? "" : "s",
-                    s.data.is_shards() ? "shards of their own with --valid-data-path"
-                                       : "more documents (prepare --split-documents)");
-            for (int64_t d = s.begin; d < s.end; d++) s.tokens += s.data.length(d);
+            if (o_.part == DataSplit::whole) s.part = {0, n};
+            else {
+                const SplitParts split = split_data(s.data, o_.split, o_.T, o_.validates);
+                s.part = split.parts[(int)o_.part], s.note = split.note;
+            }
+            s.tokens = s.part.tokens(s.data);
+            if (s.part.empty() && !s.note.empty()) continue;
+            if (s.part.empty())
+                fail("%s has nothing for %s: --split \"%s\" gives that no share; HINT: another --split", name,
+                     split_name(o_.part), o_.split.c_str());
             if (s.tokens <= o_.T)
-                fail(
-                    "%s has %lld tokens in %lld documents for %s, fewer than one sample of --seq-length %d and the token after "
-                    "it; HINT: more"
-                    " data, a smaller --seq-length or another --split",
-                    name, (long long)s.tokens, (long long)(s.end - s.begin),
-                    o_.part == DataSplit::whole ? "use" : split_name(o_.part), o_.T);
+                fail("%s has %s token%s, fewer than one sample of --seq-length %d and the token after it; HINT: %s", name,
+                     with_commas(s.tokens).c_str(), s.tokens == 1 ? "" : "s", o_.T,
+                     s.tokens < 2 ? "more text" : format("more text, or --seq-length %lld", (long long)s.tokens - 1).c_str());
+        }
+        for (size_t j = sources_.size(); j-- > 0;) {
+            if (!sources_[j].part.empty()) continue;
+            sources_.erase(sources_.begin() + (ptrdiff_t)j);
+            if (!o_.blend.weights.empty()) o_.blend.weights.erase(o_.blend.weights.begin() + (ptrdiff_t)j);
         }
     }
 
@@ -475,8 +596,8 @@ private:
     }
 
     void plan_blend() {
-        const std::vector<double> one_epoch = samples_of_one_epoch(), share = shares(o_.n_samples);
-        n_samples_ = o_.n_samples > 0 ? o_.n_samples : (int64_t)std::accumulate(one_epoch.begin(), one_epoch.end(), 0.0);
+        const std::vector<double> share = shares(o_.n_samples);
+        n_samples_ = o_.n_samples > 0 ? o_.n_samples : samples_of_one_pass();
         std::vector<int64_t> available;
         for (const SampleOrder& order : orders_) available.push_back(order.n_samples());
         blend_ = blend_samples(weighted(o_.n_samples) ? normalized(share) : share, available, n_samples_);
@@ -505,8 +626,10 @@ private:
         const BlendEntry e = locate(sample);
         const SampleOrder& order = orders_[e.dataset];
         const auto [entry, token] = order.place_of(order.shuffled(e.index) * o_.T + (int64_t)i);
+        const Source& source = sources_[e.dataset];
+        const int64_t document = order.document(entry);
         fail("%s is %d, outside the vocabulary of %u tokens; HINT: the data must be prepared with the model's own tokenizer",
-             sources_[e.dataset].data.describe_position(order.document(entry), token).c_str(), text[i], limit);
+             source.data.describe_position(document, source.part.first_token(document) + token).c_str(), text[i], limit);
     }
 
     // Positions, masked targets and the start of each token's document, for the T tokens at `row`.

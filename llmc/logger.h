@@ -8,7 +8,7 @@
 //   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two of the 12
 //   tensors:
 //           of qkv, proj, fc1, fc2 each input, weight, gradient
-//   valid   step, loss, perplexity, tokens, ms
+//   valid   step, loss, perplexity, tokens, ms; of several data sets also sets: {name: loss}
 //   sample  step, prompt, text              what the model wrote
 //   event   step, level, event, message     level: info | warning | error; event: one word
 //   end     step, status (finished | stopped | failed), seconds, message
@@ -288,14 +288,21 @@ public:
         attempt("the log", [&] { record({{"kind", "health"}, {"step", step}, {"layers", layers}}); });
     }
 
-    void valid(int64_t step, double loss, int64_t tokens, double ms) {
+    // sets: names and losses, where there are several
+    void valid(int64_t step, double loss, int64_t tokens, double ms,
+               const std::vector<std::pair<std::string, double>>& sets = {}) {
         const bool best = loss < records_.best_valid;
         attempt("the log", [&] {
             nlohmann::ordered_json j = {{"kind", "valid"}, {"step", step}};
             put_number(j, "loss", loss), put_number(j, "perplexity", std::exp(loss));
             j["tokens"] = tokens, j["ms"] = std::round(ms * 10) / 10;
+            for (const auto& [name, set_loss] : sets) {
+                if (std::isfinite(set_loss)) j["sets"][name] = set_loss;
+                else j["sets"][name] = nullptr;
+            }
             record(j);
             if (!quiet_) print_valid(step, loss, best, tokens, ms);
+            if (!quiet_ && sets.size() > 1) print_sets(sets);
         });
     }
 
@@ -430,6 +437,13 @@ private:
                   std::string((size_t)left + 2, ' ') + paint_.bold(format("%8.4f", loss)) + "  " + paint_.accent("validation") +
                       "  ");
         } else print(format("validation at step %lld: loss %.4f, %s%s", (long long)step, loss, detail.c_str(), note.c_str()));
+    }
+
+    // A line per data set, under the mean.
+    void print_sets(const std::vector<std::pair<std::string, double>>& sets) {
+        const int left = 2 + (terminal_ && width_() > indent_() + 60 ? indent_() : 0);
+        for (const auto& [name, loss] : sets)
+            print(printable(name), &Paint::dim, left + 10, std::string((size_t)left, ' ') + format("%8.4f  ", loss));
     }
 
     void print_sample(int64_t step, const std::string& written) {

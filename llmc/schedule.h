@@ -46,6 +46,7 @@ struct Schedule {
     int64_t total_samples = 0, total_steps = 0;
     int64_t most_samples = (int64_t)1 << 62;  // that are counted
     int64_t valid_samples = 0;                // of a validation
+    int64_t eval_interval = 1;                // steps between two
 
     double lr(int64_t n) const {
         if (warmup > 0 && n <= warmup) return init_lr + (max_lr - init_lr) * (double)n / (double)warmup;
@@ -114,6 +115,19 @@ struct Schedule {
         while (rampup.samples > 0 && consumed <= rampup.samples && steps > 0) consumed += global_batch(consumed), steps--;
         return consumed + steps * final_batch;
     }
+
+    // As Megatron counts them, validations go through the validation data one after the other, each with the samples that
+    // follow those of the one before. Which ones a validation reads is a function of its step.
+    int64_t samples_of_all_validations() const {
+        const int64_t validations = total_steps / eval_interval + 1;
+        if (valid_samples > 0 && validations > UINT32_MAX / valid_samples)
+            fail(
+                "%lld validations of %lld samples are more than the %u samples that can be put in order; HINT: a larger "
+                "--eval-interval, a smaller --eval-iters, or --eval-fixed",
+                (long long)validations, (long long)valid_samples, UINT32_MAX);
+        return validations * valid_samples;
+    }
+    int64_t first_sample_of_validation(int64_t step) const { return (step - 1) / eval_interval * valid_samples; }
 
     // Where the next batch lies that training uses. What is left out before it: batches of `discards` are drawn and dropped, as
     // large as the next step's; others of `skips` are steps. In the end the run's last step.
@@ -244,6 +258,6 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
         fail("--weight-decay-incr-style %s needs --start-weight-decay and --end-weight-decay", s.wd_style.c_str());
     s.wd_start = o.start_weight_decay.value_or(o.weight_decay), s.wd_end = o.end_weight_decay.value_or(o.weight_decay);
     s.wd_samples = length;
-    s.valid_samples = in_samples("eval-iters", o.eval_iters);
+    s.valid_samples = in_samples("eval-iters", o.eval_iters), s.eval_interval = o.eval_interval;
     return s;
 }

@@ -14,6 +14,9 @@ same() {
     for file in $(cd "$1/latest" && find . -name '*.safetensors'); do cmp "$1/latest/$file" "$2/latest/$file" || return 1; done
 }
 same_losses() { [[ "$(losses "$1")" == "$(losses "$2")" ]]; }
+valid_losses() { sed -n 's/.*"kind":"valid","step":\([0-9]*\),"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
+# Validations of run B are those of run A after a step.
+same_validations() { [[ "$(valid_losses "$1" | awk "\$1 > $3")" == "$(valid_losses "$2")" ]]; }
 
 for i in $(seq 1 500); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
 for i in $(seq 1 120); do echo "birds $((i * 3 % 50)) sang in tree $((i % 13))"; [[ $((i % 4)) == 0 ]] && echo; done >small.txt
@@ -45,6 +48,7 @@ for name in "${!run[@]}"; do
     for from in 4 12 20 28; do
         expect "$name: resume from step $from" train "$name" "$name-from-$from" --resume "$name-whole/step_$(printf '%08d' $from)" --save-in-foreground
         expect "$name: from step $from to the same bits" same "$name-whole" "$name-from-$from"
+        expect "$name: from step $from validated as it, on samples that move on" same_validations "$name-whole" "$name-from-$from" "$from"
     done
     expect "$name: some steps" train "$name" "$name-stopped" --exit-after 0.03s --save-every 5
     for again in 1 2 3; do "$program" true 2>/dev/null; train "$name" "$name-stopped" --exit-after 0.03s --resume auto >again.txt 2>&1; done
@@ -132,7 +136,6 @@ expect "unless it is overridden" train gpt2 overridden --resume gpt2-whole/step_
 says "which is said" "overridden: lr is 0.001, it was 0.003"
 expect "and logged" grep -q '"event":"override","message":"overridden: lr is 0.001, it was 0.003"' overridden/log.jsonl
 # A longer run keeps the order of its samples as long as the data is read as often.
-valid_losses() { sed -n 's/.*"kind":"valid","step":\([0-9]*\),"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
 fixed=(--lr-decay-iters 60 --eval-interval 40)
 expect "60 steps" train gpt2 longer-whole "${fixed[@]}" --train-iters 60
 expect "30 steps" train gpt2 longer "${fixed[@]}"

@@ -224,7 +224,7 @@ const OrderGolden orders[] = {
 TEST(SampleOrder, NumbersFromNumpy) {
     for (const OrderGolden& g : orders) {
         const NumberedDataset data(g.lengths);
-        const SampleOrder order(*data, g.begin, g.end, g.T, g.n_wanted, g.seed);
+        const SampleOrder order(*data, {g.begin, g.end}, g.T, g.n_wanted, g.seed);
         EXPECT_EQ(order.n_epochs(), g.n_epochs);
         EXPECT_EQ(order.tokens_per_epoch(), std::accumulate(g.lengths.begin() + g.begin, g.lengths.begin() + g.end, 0));
         ASSERT_EQ(order.n_samples(), (int64_t)g.shuffled.size());
@@ -241,7 +241,7 @@ TEST(SampleOrder, NumbersFromNumpy) {
 // Where Megatron's sample_index has (0,0) (0,4) (0,8) (1,3) (2,2) (3,2). Seed 10 puts the documents into the order 2 0 3 1.
 TEST(SampleOrder, PlacesOfSamples) {
     const NumberedDataset data({5, 3, 9, 4});
-    const SampleOrder order(*data, 0, 4, 4, 0, 10);
+    const SampleOrder order(*data, {0, 4}, 4, 0, 10);
     for (int e = 0; e < 4; e++) ASSERT_EQ(order.document(e), (std::array<int, 4>{2, 0, 3, 1}[e]));
     const std::pair<int64_t, int64_t> expected[] = {{0, 0}, {0, 4}, {0, 8}, {1, 3}, {2, 2}, {3, 2}};
     for (int64_t s = 0; s < 6; s++) {
@@ -306,7 +306,7 @@ TEST(SampleOrder, EqualsSlowTranscription) {
         const int T = 1 + rng.below(tokens - 1), n_wanted = rng.below(4 * tokens / T + 2);
         const uint32_t seed = (uint32_t)rng.below(1 << 30);
         const SlowOrder slow(numbered_documents(lengths), begin, end, T, n_wanted, seed);
-        const SampleOrder order(data, begin, end, T, n_wanted, seed);
+        const SampleOrder order(data, {begin, end}, T, n_wanted, seed);
         ASSERT_EQ(order.n_epochs(), slow.n_epochs) << k;
         ASSERT_EQ(order.n_samples(), (int64_t)slow.samples.size()) << k;
         ASSERT_GE(order.n_samples(), n_wanted) << k;
@@ -327,7 +327,7 @@ TEST(SampleOrder, EqualsSlowTranscription) {
 TEST(SampleOrder, EightyPercent) {
     const NumberedDataset data({401});
     for (const int from_last : {1, 79, 80, 100}) {
-        const SampleOrder order(*data, 0, 1, 4, 100 + from_last, 1234);
+        const SampleOrder order(*data, {0, 1}, 4, 100 + from_last, 1234);
         ASSERT_EQ(order.n_epochs(), 2);
         int64_t largest = 0;  // of the first 100 samples
         for (int64_t i = 0; i < 100; i++) largest = std::max(largest, order.shuffled(i));
@@ -338,7 +338,7 @@ TEST(SampleOrder, EightyPercent) {
 TEST(SampleOrder, TooMany) {
     const NumberedDataset data({5, 3, 9, 4});
     for (const int64_t n : {INT64_MAX, INT64_MAX / 4, (int64_t)UINT32_MAX + 1})
-        expect_error([&] { SampleOrder(*data, 0, 4, 4, n, 1); }, {"samples", std::to_string(n).substr(0, 7)});
+        expect_error([&] { SampleOrder(*data, {0, 4}, 4, n, 1); }, {"samples", std::to_string(n).substr(0, 7)});
 }
 
 // ---- blending --------------------------------------------------------------------------------------------------------------
@@ -481,6 +481,200 @@ TEST(Loader, BlendsAsMegatron) {
     // weights without a number of samples: one pass over everything
     o = options_for({"5", dir / "a", "3", dir / "b", "2", dir / "c"}, 4);
     EXPECT_EQ(firsts(DataLoader(o)), by_size);
+}
+
+// What Megatron-LM's own GPTDataset and BlendedMegatronDatasetBuilder (of August 2026) give for 40 steps of global batch 4 that
+// are validated every 10 with 2 batches: (40 / 10 + 1) * 2 * 4 = 40 samples, of which validation k reads those from 8 k on.
+TEST(Loader, ValidatesAsMegatron) {
+    TemporaryDirectory dir;
+    const auto times = [](const Ints& lengths, int n) {
+        Ints all;
+        while (n-- > 0) all.insert(all.end(), lengths.begin(), lengths.end());
+        return all;
+    };
+    write_dataset(dir / "a", 1 << 20, numbered_documents(times({5, 3, 9, 4}, 5)));
+    write_dataset(dir / "b", 1 << 20, numbered_documents(times({7, 7, 2}, 4), 100000));
+    write_dataset(dir / "c", 1 << 20, numbered_documents(times({30}, 10), 200000));
+    struct Row {
+        std::vector<std::string> words;
+        const char* split;  // "": the data is all for validation
+        int n;
+        Ints first_tokens;
+    };
+    const Row rows[] = {
+        {{dir / "a"}, "60, 30, 10", 40, {15003, 15003, 14007, 14007, 16000, 12001, 15003, 12003, 14005, 16000,
+                                         16001, 16004, 14003, 16002, 12002, 14008, 14003, 17002, 15002, 17002,
+                                         14000, 14001, 12004, 13001, 12000, 16004, 13002, 13000, 14003, 16003,
+                                         17001, 13002, 17000, 14007, 12002, 14004, 16003, 12000, 15003, 15003}},
+        {{"5", dir / "a", "3", dir / "b", "2", dir / "c"},
+         "60, 30, 10",
+         40,
+         {14000,  109003, 206028, 17001,  110001, 14000, 208004, 15001,  108001, 13001, 16003,  109004, 206008, 12002,
+          107005, 16003,  206012, 15000,  107004, 14004, 17000,  107000, 206004, 12001, 109000, 16002,  208012, 14008,
+          110000, 14006,  17001,  107001, 206020, 14002, 110004, 13002,  206016, 14008, 110002, 12002}},
+        {{dir / "a", dir / "b", dir / "c"}, "60, 40", 30, {206028, 17001,  207010, 110002, 206016, 206004, 18008,  209018,
+                                                           207002, 107006, 206012, 12003,  209002, 207026, 14000,  207022,
+                                                           208012, 109001, 208024, 206000, 18004,  206008, 206024, 18000,
+                                                           209014, 107002, 208028, 208016, 14008,  206020}},
+        {{"2", dir / "a", "1", dir / "b"}, "", 40, {6000,   101001, 2005,   10000,  104003, 2001,   12001,  108001,
+                                                    14003,  5002,   102001, 1000,   6004,   107004, 16000,  19001,
+                                                    100002, 4003,   11000,  110000, 13000,  10008,  109003, 16004,
+                                                    18000,  107000, 3000,   18004,  101005, 10004,  6008,   110004,
+                                                    8001,   2,      100006, 14007,  7000,   106002, 18008,  15003}},
+    };
+    for (const Row& row : rows) {
+        DataOptions o = options_for(row.words, 4, *row.split ? DataSplit::valid : DataSplit::whole);
+        if (*row.split) o.split = row.split;
+        o.n_samples = row.n;
+        const DataLoader data(o);
+        EXPECT_EQ(firsts(data), row.first_tokens) << row.words.size();
+        std::vector<int64_t> all;
+        for (const std::vector<int64_t>& samples : data.samples_by_set(0, row.n)) {
+            all.insert(all.end(), samples.begin(), samples.end());
+            Batch batch;
+            data.gather(samples.data(), (int)samples.size(), batch);
+            for (size_t i = 0; i < samples.size(); i++) EXPECT_EQ(batch.tokens[4 * i], row.first_tokens[(size_t)samples[i]]);
+        }
+        std::sort(all.begin(), all.end());
+        for (int64_t i = 0; i < row.n; i++) EXPECT_EQ(all[(size_t)i], i);
+    }
+}
+
+TEST(Loader, NamesOfSets) {
+    TemporaryDirectory dir;
+    for (const char* sub : {"x", "y"}) std::filesystem::create_directory(dir / sub);
+    for (const char* name : {"x/a", "x/b", "y/a"}) write_dataset(dir / name, 100, {Ints(50, 1)});
+    using Names = std::vector<std::string>;
+    EXPECT_EQ(DataLoader(options_for({dir / "x/a", dir / "x/b"}, 4)).set_names(), (Names{"a", "b"}));
+    EXPECT_EQ(DataLoader(options_for({dir / "x/a", dir / "y/a"}, 4)).set_names(), (Names{dir / "x/a", dir / "y/a"}));
+}
+
+// Every small data set is split into parts that give a sample each, or training has all of it, or the message says which
+// --seq-length would work; whole documents, as Megatron's, where these suffice.
+TEST(Loader, SmallDataIsSplit) {
+    TemporaryDirectory dir;
+    int by_documents = 0, by_tokens = 0, only_training = 0, refused = 0;
+    for (const Ints& lengths : std::vector<Ints>{{1},
+                                                 {2},
+                                                 {8},
+                                                 {9},
+                                                 {16},
+                                                 {17},
+                                                 {18},
+                                                 {19},
+                                                 {500},
+                                                 {5, 5},
+                                                 {0, 20},
+                                                 {20, 0},
+                                                 {0, 0, 9},
+                                                 {1, 1, 1},
+                                                 {9, 9},
+                                                 {1, 40},
+                                                 {40, 1},
+                                                 {0, 30, 0, 7},
+                                                 {300, 300, 300},
+                                                 Ints(17, 1),
+                                                 Ints(40, 3),
+                                                 Ints(40, 30)}) {
+        write_dataset(dir / "d", 1 << 20, numbered_documents(lengths));
+        const int64_t all = std::accumulate(lengths.begin(), lengths.end(), (int64_t)0);
+        for (const char* split : {"969, 30, 1", "99, 1, 0", "1, 1", "1, 98, 1", "0, 1, 0", "1"})
+            for (const int T : {1, 2, 8, 100}) {
+                SCOPED_TRACE(format("split %s, T %d, %zu documents, the first of %d", split, T, lengths.size(), lengths[0]));
+                std::set<int> seen[2];
+                int64_t tokens[2] = {0, 0};
+                std::string note;
+                bool ok = true;
+                for (const DataSplit part : {DataSplit::train, DataSplit::valid}) {
+                    DataOptions o = options_for({dir / "d"}, T, part);
+                    o.split = split;
+                    try {
+                        const DataLoader data(o);
+                        if (data.n_samples() == 0) continue;
+                        note = data.summary()[0].note, tokens[(int)part] = data.summary()[0].tokens;
+                        Batch batch;
+                        for (int64_t i = 0; i < data.n_samples(); i++) {
+                            data.fetch(i, 1, batch);
+                            seen[(int)part].insert(batch.tokens.begin(), batch.tokens.end());
+                            seen[(int)part].insert(batch.targets.back());
+                        }
+                    } catch (const Error& e) {
+                        const std::string what = e.what();
+                        if (!has_share(split, part)) {
+                            EXPECT_NE(what.find("no share"), std::string::npos) << what;
+                            continue;
+                        }
+                        ok = false, refused++;
+                        EXPECT_LE(all, T) << what;
+                        EXPECT_NE(what.find(all < 2 ? "more text" : format("--seq-length %lld", (long long)all - 1)),
+                                  std::string::npos)
+                            << what;
+                    }
+                }
+                for (const int token : seen[0]) EXPECT_EQ(seen[1].count(token), 0u) << token;
+                if (!ok) continue;
+                EXPECT_LE(tokens[0] + tokens[1], all);
+                if (has_share(split, DataSplit::train)) {
+                    EXPECT_GT(tokens[0], T);
+                }
+                if (has_share(split, DataSplit::valid) && has_share(split, DataSplit::train)) {
+                    EXPECT_EQ(tokens[1] > T, all >= 2 * (T + 1));
+                    (note.empty() ? by_documents : tokens[1] ? by_tokens : only_training)++;
+                    if (!tokens[1]) {
+                        EXPECT_EQ(tokens[0], all);
+                        EXPECT_NE(note.find("too few for validation"), std::string::npos) << note;
+                    }
+                }
+            }
+    }
+    for (const int n : {by_documents, by_tokens, only_training, refused}) EXPECT_GT(n, 10);
+}
+
+// 1000 tokens in one document: 969, 30 and 1 of them.
+TEST(Loader, OneDocumentIsSplitByTokens) {
+    TemporaryDirectory dir;
+    write_dataset(dir / "d", 1 << 20, {[] {
+                      Ints x(1000);
+                      std::iota(x.begin(), x.end(), 0);
+                      return x;
+                  }()});
+    const auto tokens = [&](DataSplit part, int T, bool validates) {
+        DataOptions o = options_for({dir / "d"}, T, part);
+        o.validates = validates;
+        const DataLoader data(o);
+        Ints all = all_tokens(data);
+        std::sort(all.begin(), all.end());
+        return std::tuple(data.summary()[0].tokens, all.front(), all.back());
+    };
+    EXPECT_EQ(tokens(DataSplit::train, 4, true), std::tuple(969, 0, 967));
+    EXPECT_EQ(tokens(DataSplit::valid, 4, true), std::tuple(30, 969, 996));
+    EXPECT_EQ(tokens(DataSplit::train, 49, true), std::tuple(949, 0, 930));
+    EXPECT_EQ(tokens(DataSplit::valid, 49, true), std::tuple(50, 949, 997));  // one sample, not 30 tokens
+    EXPECT_EQ(tokens(DataSplit::train, 4, false), std::tuple(1000, 0, 995));  // as Megatron: validation wants none of it
+}
+
+// Of a blend, what is too small to be split is only trained on; the others keep their weights.
+TEST(Loader, SmallSetsOfABlend) {
+    TemporaryDirectory dir;
+    write_dataset(dir / "a", 1 << 20, numbered_documents({600}));
+    write_dataset(dir / "tiny", 1 << 20, numbered_documents({15}, 100000));
+    write_dataset(dir / "b", 1 << 20, numbered_documents({600}, 200000));
+    DataOptions o = options_for({"3", dir / "a", "1", dir / "tiny", "1", dir / "b"}, 8, DataSplit::valid);
+    o.n_samples = 40;
+    const DataLoader valid(o);
+    EXPECT_EQ(valid.set_names(), (std::vector<std::string>{"a", "b"}));
+    EXPECT_EQ(valid.summary()[0].samples, 30);
+    EXPECT_EQ(valid.summary()[1].samples, 10);
+    o.part = DataSplit::train;
+    const DataLoader train(o);
+    EXPECT_EQ(train.summary()[1].tokens, 15);
+    EXPECT_NE(train.summary()[1].note.find("--seq-length 6 "), std::string::npos) << train.summary()[1].note;
+    o.blend = parse_data_path({dir / "tiny"});
+    o.part = DataSplit::valid;
+    EXPECT_EQ(DataLoader(o).n_samples(), 0);
+    o.T = 20;
+    o.part = DataSplit::train;
+    expect_error([&] { DataLoader data(o); }, {"tiny", "15 tokens", "--seq-length 14"});
 }
 
 TEST(Loader, OnePassReadsEveryTokenOnce) {
@@ -728,8 +922,11 @@ TEST(Loader, ShardsWithoutWeightsAreOneStream) {
     weighted.n_samples = 10;
     EXPECT_EQ(DataLoader(weighted).summary().size(), 2u);
 
+    // one shard is split by tokens: 4 of them are too few for two samples of 3
     DataOptions o = options_for({dir / "y.bin"}, 2, DataSplit::valid);
-    expect_error([&] { DataLoader data(o); }, {"y.bin", "validation", "--valid-data-path"});
+    EXPECT_EQ(DataLoader(o).n_samples(), 0);
+    o.T = 1;
+    EXPECT_EQ(DataLoader(o).n_samples(), 1);
 }
 
 // ---- data that cannot be used ----------------------------------------------------------------------------------------------
@@ -752,14 +949,12 @@ TEST(Refused, TooLittleForOneSample) {
     write_dataset(dir / "d", 100, {{1, 2, 3}, {4}, {5, 6}});
     for (const int T : {6, 7, 1 << 30})
         expect_error([&] { DataLoader data(options_for({dir / "d"}, T)); },
-                     {dir / "d", "6 tokens", "--seq-length " + std::to_string(T)});
+                     {dir / "d", "6 tokens", "--seq-length " + std::to_string(T), "or --seq-length 5"});
     EXPECT_EQ(DataLoader(options_for({dir / "d"}, 5)).n_samples(), 1);
 
     DataOptions o = options_for({dir / "d"}, 3, DataSplit::valid);
-    o.split = "1, 2";
-    expect_error([&] { DataLoader data(o); }, {dir / "d", "3 tokens in 2 documents", "validation"});
-    o.split = "969, 30, 1";
-    expect_error([&] { DataLoader data(o); }, {dir / "d", "no documents for validation", "969, 30, 1", "3 documents"});
+    o.split = "1, 0, 1";
+    expect_error([&] { DataLoader data(o); }, {dir / "d", "nothing for validation", "1, 0, 1", "no share"});
     o.split = "1, x";
     expect_error([&] { DataLoader data(o); }, {"--split", "1, x"});
 }

@@ -410,7 +410,7 @@ TEST(Logger, EveryLineIsJson) {
             log.step(s);
         }
         log.event(2, "warning", "skip", "quote \" backslash \\ newline \n escape \x1b[31m");
-        log.valid(4, 4.5, 1000, 12), log.valid(5, INFINITY, 1000, 12);
+        log.valid(4, 4.5, 1000, 12, {{"books", 4}, {"web\n", NAN}}), log.valid(5, INFINITY, 1000, 12);
         log.sample(5, "prompt\t", "not UTF-8: \xff\xc3 </script> \x01");
         log.end("finished");
     }
@@ -426,6 +426,9 @@ TEST(Logger, EveryLineIsJson) {
     EXPECT_EQ(lines[2]["nonfinite"], (json{{"loss", "nan"}, {"grad_norm", "inf"}, {"lse_mean", "-inf"}}));
     EXPECT_EQ(lines[3]["skipped"], 1);
     EXPECT_EQ(lines[6]["message"], "quote \" backslash \\ newline \n escape \x1b[31m");
+    EXPECT_EQ(lines[7]["sets"], (json{{"books", 4.0}, {"web\n", nullptr}}));
+    EXPECT_NE(console.str().find("    4.0000  books\n"), std::string::npos) << console.str();
+    EXPECT_EQ(lines[8].count("sets"), 0u);
     EXPECT_EQ(lines[8]["nonfinite"]["loss"], "inf");
     EXPECT_EQ(lines[9]["prompt"], "prompt\t");
     EXPECT_NE(lines[9]["text"].get<std::string>().find("\xef\xbf\xbd"), std::string::npos);

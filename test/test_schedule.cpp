@@ -71,6 +71,25 @@ TEST(Schedule, StepsCountInFinalBatches) {
     EXPECT_DOUBLE_EQ(s.lr(40), 0.5);
 }
 
+// Megatron-LM orders (train_iters / eval_interval + 1) * eval_iters global batches for validation and reads on at each.
+TEST(Schedule, ValidationsFollowEachOther) {
+    TrainOptions o = options(250, 8);
+    o.eval_interval = 100, o.eval_iters = 3;
+    const Schedule s = make_schedule(o, 1);
+    EXPECT_EQ(s.valid_samples, 24);
+    EXPECT_EQ(s.samples_of_all_validations(), 3 * 24);
+    for (const auto& [step, first] : std::vector<std::pair<int64_t, int64_t>>{{100, 0}, {200, 24}, {250, 48}})
+        EXPECT_EQ(s.first_sample_of_validation(step), first) << step;
+    for (const int64_t steps : {1, 99, 100, 101, 200})
+        for (const int64_t interval : {1, 7, 100, 1000}) {
+            o.train_iters = steps, o.eval_interval = interval;
+            const Schedule t = make_schedule(o, 1);  // the last step is validated as well
+            EXPECT_LE(t.first_sample_of_validation(steps) + t.valid_samples, t.samples_of_all_validations());
+        }
+    o.train_iters = (int64_t)1 << 40, o.eval_interval = 1;
+    test::expect_error([&] { make_schedule(o, 1).samples_of_all_validations(); }, {"--eval-interval", "--eval-fixed"});
+}
+
 TEST(Schedule, WeightDecayRises) {
     TrainOptions o = options(100);
     o.weight_decay_incr_style = "linear", o.start_weight_decay = 0.1, o.end_weight_decay = 0.5;

@@ -23,7 +23,7 @@ run() {
     shift 2
     # shellcheck disable=SC2086
     ${EXEC:-} "$program" train ${family[$name]} --num-layers 2 --hidden-size 48 --num-attention-heads 6 --tokenizer tok --data-path data --split "90, 10, 0" --seq-length 32 \
-        --micro-batch-size 4 --global-batch-size 8 --train-iters 12 --lr 3e-3 --z-loss 1e-4 --eval-interval 6 --eval-iters 2 --out "$out" "$@"
+        --micro-batch-size 4 --global-batch-size 8 --train-iters 12 --lr 3e-3 --z-loss 1e-4 --eval-interval 6 --eval-iters 2 --eval-fixed --out "$out" "$@"
 }
 for name in gpt2 bloom llama; do
     expect "$name: train" run "$name" $name
@@ -40,7 +40,7 @@ for name in gpt2 bloom llama; do
     expect "$name: fast and plain losses agree" close "$name" "$name-plain" 0.02
     expect "$name: one micro-batch instead of two" run "$name-micro" $name --micro-batch-size 8
     expect "$name: micro-batches sum to the same loss" close "$name" "$name-micro" 0.02
-    # What was written is what was trained: the same validation samples have the same loss.
+    # What was written is what was trained: the same validation samples, the first ones (--eval-fixed), have the same loss.
     expect "$name: eval" "$program" eval --model "$name/latest" --data-path data --split "90, 10, 0" --seq-length 32 --max-samples 16
     trained=$(sed -n 's/.*"kind":"valid","step":12,"loss":\([0-9.]*\).*/\1/p' "$name/log.jsonl")
     says "$name: eval gives the validation loss $trained" "loss *$(printf '%.4f' "$trained") nats"
@@ -53,6 +53,57 @@ for name in gpt2 bloom llama; do
     expect "$name: generate again" "$program" generate --model "$name/latest" --prompt "in the year" --max-new-tokens 20 --seed 3
     # All but the speed, which is the last line.
     expect "$name: the same seed writes the same text" test "$(sed '$d' text1)" == "$(sed '$d' out.txt)"
+done
+
+# ---- validation: as Megatron each reads the next samples; a loss per data set ----
+head -300 text.txt >second.txt
+expect "prepare a second set, of one document" "$program" prepare --input second.txt --output second --tokenizer tok
+validated() { # OUT OPTIONS...: 12 steps, validated at 4, 8 and 12
+    local out=$1
+    shift
+    "$program" train --model llama/latest --seq-length 32 --micro-batch-size 4 --global-batch-size 8 \
+        --train-iters 12 --lr 1e-9 --eval-interval 4 --eval-iters 2 --out "$out" "$@"
+}
+blend=(--data-path 3 data 1 second --split "80, 20, 0")
+valid() { sed -n "s/.*\"kind\":\"valid\",\"step\":$2,.*\"$3\":\([0-9.]*\).*/\1/p" "$1/log.jsonl"; }
+# near A B: loss A is B's but for the roundings of an update at a learning rate of 1e-9.
+near() { awk "BEGIN { d = $1 - $2; exit !($1 > 0 && d < 1e-3 && d > -1e-3) }"; }
+expect "validation: moves on" validated moving "${blend[@]}"
+says "validation: says so" "a validation  *16 samples, each time the next ones"
+says "validation: one document is split by tokens" "split of second  *by tokens, since its one document"
+says "validation: a loss per data set" "^ *[0-9]*\.[0-9]*  second$"
+expect "validation: fixed" validated fixed "${blend[@]}" --eval-fixed
+says "validation: says so" "a validation  *16 samples, the same each time"
+expect "validation: fixed: the same samples have the same loss" near "$(valid fixed 4 loss)" "$(valid fixed 12 loss)"
+expect "validation: others have another" refused near "$(valid moving 4 loss)" "$(valid moving 12 loss)"
+for at in 4 8 12; do
+    mean=$(awk "BEGIN { print ($(valid moving $at data) * 12 + $(valid moving $at second) * 4) / 16 }")
+    expect "validation: step $at: the mean is by the weights 3 and 1" near "$(valid moving $at loss)" "$mean"
+done
+expect "validation: apart from a set's own weight" validated apart --data-path data --valid-data-path 2 second
+says "validation: of the one set" "validation second .* 100.0% of the samples"
+
+# ---- a text of any size can be trained on: as the README trains a downloaded model further ----
+tune() { # LINES SEQUENCE
+    rm -rf mine.* tuned
+    head -n "$1" text.txt >mine.txt
+    "$program" prepare --input mine.txt --tokenizer llama/latest --output-prefix mine &&
+        "$program" train --model llama/latest --data-path mine --seq-length "$2" --train-iters 3 --lr 2e-5 --out tuned
+}
+expect "a text of two samples: training and validation" tune 4 32
+says "a text of two samples: says what is for which" "split of mine  *by tokens"
+says "a text of two samples: is validated" "best validation"
+expect "a text of one sample: only training" tune 2 32
+says "a text of one sample: says so" "tokens are for training: too few for validation as well"
+expect "a text shorter than a sample: refused" refused tune 1 32
+says "a text shorter than a sample: says what would work" "mine has [0-9]* tokens, fewer than one sample .* or --seq-length [0-9]*"
+hint=$(sed -n 's/.*or --seq-length \([0-9]*\)$/\1/p' out.txt)
+expect "a text shorter than a sample: and $hint does" tune 1 "$hint"
+for text in "" "x"; do
+    printf '%s' "$text" >tiny.txt
+    "$program" prepare --input tiny.txt --tokenizer tok --output-prefix tiny --no-append-eod >out.txt 2>&1
+    expect "a text of '$text': refused" refused "$program" train --model llama/latest --data-path tiny --seq-length 32 --train-iters 1 --out tiny-run
+    says "a text of '$text': says why" "error: .*tiny.*; HINT"
 done
 
 expect "a fresh start without a prompt" "$program" generate --model llama/latest --max-new-tokens 5
