@@ -110,9 +110,12 @@ train_gpt: $(build)/train_gpt
 # $(call compile,SOURCE,PRECISION) compiles CUDA sources with nvcc, or with the host's compiler.
 compile = $(if $(filter cuda,$(BACKEND)),$(NVCC) -x cu $(NVCCFLAGS),$(CXX) -x c++ $(CXXFLAGS) $(if $(filter emu,$(BACKEND)),$(EMUFLAGS))) $1 $(flag_$2) -o $@ $(LDFLAGS)
 
+# Of the commit at the time of the build; a later one alone makes nothing stale.
+git_version = $(or $(shell git describe --always --dirty 2>/dev/null),not built from git)
+
 $(build)/train_gpt: train_gpt.cu Makefile | deps $(build)
 	@echo "building $@"
-	@$(call compile,train_gpt.cu,$(PRECISION)) $(LDLIBS)
+	@$(call compile,train_gpt.cu,$(PRECISION)) -DGIT_VERSION='"$(git_version)"' $(LDLIBS)
 
 quickstart: deps-quickstart $(build)/train_gpt
 	@TRAIN_GPT=$(build)/train_gpt TEXT="$(TEXT)" scripts/quickstart.sh

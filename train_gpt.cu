@@ -89,9 +89,10 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/tasks.h"
 // defines: hear_stop_signals, StopVote
 #include "llmc/stop.h"
-// defines: TrainOptions, ... | cli::parse | Schedule | Logger, StepStats, Table, human_count
+// defines: TrainOptions, ... | cli::parse | print_version | Schedule | Logger, StepStats, Table, human_count
 #include "llmc/config.h"
 #include "llmc/cli.h"
+#include "llmc/version.h"
 #include "llmc/schedule.h"
 #include "llmc/logger.h"
 
@@ -259,6 +260,10 @@ static double model_flops_per_token(const ModelConfig& c, int T) {
 // values of a whole context.
 static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, bool generates = false,
                         const std::vector<int>& micro_batches = {1}) {
+    if ((int64_t)B * T > INT_MAX)
+        fail_usage(
+            "--micro-batch-size %d x --seq-length %d are more tokens at a time than can be counted, %d; HINT: a smaller one", B,
+            T, INT_MAX);
     const ModelConfig& c = m.c;
     const Mesh& mesh = m.ranks->mesh;
     const LocalSizes& n = m.n;
@@ -398,7 +403,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
 }
 
 // Rows of logits at a time for N rows: equal parts of whole tiles, each at most what suits the device.
-static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int N) {
+static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) {
     const size_t most = be::logits_rows(ctx, (size_t)n.Vpl * sizeof(floatX)), parts = ceil_div((size_t)N, most);
     return (int)std::min<size_t>(most, round_up(ceil_div((size_t)N, parts), 128));
 }
@@ -1766,7 +1771,7 @@ static void check_backend_takes(const ModelConfig& c) {
 static ModelConfig configure_model(const TrainOptions& o, const Tokenizer* tokenizer) {
     const bool from_directory = !o.model.empty();
     if (from_directory && !o.preset.empty())
-        fail("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
+        fail_usage("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
     ModelConfig c;
     if (from_directory) c = read_config(o.model);
     else if (!o.preset.empty()) c = config_from_preset(o.preset);
@@ -2049,9 +2054,9 @@ static std::string find_resumed(World& world, const TrainOptions& o) {
         return "";
     }
     if (o.resume != "auto") {
-        const std::string problem = verify_together(world, o.resume);
-        if (!problem.empty()) fail("cannot resume from %s: %s", o.resume.c_str(), problem.c_str());
-        return o.resume;
+        const std::string dir = world.all_gather(model_directory(o.resume))[0], problem = verify_together(world, dir);
+        if (!problem.empty()) fail("cannot resume from %s: %s", dir.c_str(), problem.c_str());
+        return dir;
     }
     for (size_t i = 0;; i++) {
         const std::string dir = world.all_gather(i < found.size() ? found[i] : "")[0];
@@ -2167,6 +2172,7 @@ struct Run {
     Run(World& w, const TrainOptions& given) : world(w), o(given), ctx(make_ctx(w, given.threads, given.dry_run)) {
         ctx.plain = o.plain;
         plan_for(ctx, o);
+        if (!o.model.empty()) o.model = model_directory(o.model);
         if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
         if (o.adam_eps > 1e-7 && world.rank() == 0)
             fprintf(
@@ -2176,8 +2182,9 @@ struct Run {
         resumed_from = find_resumed(world, o);
         if (!resumed_from.empty()) state = read_state(resumed_from);
         load_tokenizer();
-        if (be::memory_is_host && !o.gemm_cache.empty()) fail("--gemm-cache is for GPUs; the CPU has one way to multiply");
-        if (o.sample_interval > 0 && !tokenizer) fail("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
+        if (be::memory_is_host && !o.gemm_cache.empty())
+            fail_usage("--gemm-cache is for GPUs; the CPU has one way to multiply");
+        if (o.sample_interval > 0 && !tokenizer) fail_usage("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
 
         const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
         if (!resumed_from.empty() && unnamed) o.model = resumed_from;  // the checkpoint says what the model is
@@ -2189,19 +2196,20 @@ struct Run {
         }
         if (o.seq_length == 0) o.seq_length = c.T;
         if (o.seq_length > c.T)
-            fail(
+            fail_usage(
                 "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new "
                 "model",
                 o.seq_length, c.T);
         if (o.world && !o.dry_run)
-            fail("--world plans a run of so many ranks, with --dry-run; HINT: mpirun -n %d starts one", o.world);
-        if (o.world && world.size() > 1) fail("--world plans without starting ranks; HINT: leave mpirun out");
+            fail_usage("--world plans a run of so many ranks, with --dry-run; HINT: mpirun -n %d starts one", o.world);
+        if (o.world && world.size() > 1) fail_usage("--world plans without starting ranks; HINT: leave mpirun out");
         const auto ranks = o.world ? place_rank(o.world, 0, o, c) : join_groups(ctx, world, o, c);
         const Mesh& mesh = ranks->mesh;
         schedule = make_schedule(o, mesh.dp.size);
         discards = add_left_out(state, o);
         std::vector<int> given_layers;
-        for (const std::string& n : o.pipeline_layers) given_layers.push_back(atoi(n.c_str()));
+        for (const std::string& n : o.pipeline_layers)
+            given_layers.push_back((int)cli::number_in_range("pipeline-layers", n, between(0, 10000), true));
         const std::vector<int> stages = split_layers(c.L, mesh.pp.size * mesh.vpp, o.account_for_embedding_in_pipeline_split,
                                                      o.account_for_loss_in_pipeline_split, given_layers);
         m = plan_model(c, ranks, stages);
@@ -2225,7 +2233,8 @@ private:
         // A rollback may lead back to steps in bf16.
         const int64_t start = fp8_start(o, state);
         plan_8_bits(ctx, *model, o, state.step < start || (start > 0 && o.on_spike == "rollback"));
-        const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(ctx, model->n, o.micro_batch_size * o.seq_length);
+        const int head_rows =
+            o.head_rows ? o.head_rows : choose_head_rows(ctx, model->n, (int64_t)o.micro_batch_size * o.seq_length);
         plan_memory(*model, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, head_rows,
                     o.sample_interval > 0, schedule.micro_batches());
         plan_checkpoint_copy(*model, o.save_in_foreground);
@@ -2360,7 +2369,7 @@ public:
     explicit Timetable(const TrainOptions& o) : every_(parse_save_interval(o.save_every)) {
         if (o.exit_after.empty()) return;
         const double seconds = parse_duration(o.exit_after);
-        if (!(seconds > 0)) fail("--exit-after is '%s'; it must be a duration (90s, 30m, 5h30m)", o.exit_after.c_str());
+        if (!(seconds > 0)) fail_usage("--exit-after is '%s'; it must be a duration (90s, 30m, 5h30m)", o.exit_after.c_str());
         exit_at_ = start_ + seconds;
     }
     bool save_now(int64_t step) const {
@@ -2377,7 +2386,7 @@ private:
 
 static double parse_timeout(const std::string& text) {
     const double seconds = parse_duration(text);
-    if (!(seconds > 0)) fail("--distributed-timeout is '%s'; it must be a duration (90s, 10m, 1h)", text.c_str());
+    if (!(seconds > 0)) fail_usage("--distributed-timeout is '%s'; it must be a duration (90s, 10m, 1h)", text.c_str());
     return seconds;
 }
 
@@ -2534,7 +2543,8 @@ static void train(World& world, const TrainOptions& given) {
     std::vector<int> prompt;
     if (o.sample_interval > 0) {
         generator = std::make_unique<Generator>(run.ctx, m);
-        prompt = prompt_tokens(*run.tokenizer, o.sample_prompt, std::min(m.c.T, o.micro_batch_size * o.seq_length));
+        prompt = prompt_tokens(*run.tokenizer, o.sample_prompt,
+                               std::min<int64_t>(m.c.T, (int64_t)o.micro_batch_size * o.seq_length));
     }
     const auto write_sample = [&] {
         std::string text;
@@ -2648,7 +2658,7 @@ static int on_all_ranks(const Options& o, void (*command)(World&, const Options&
         if (world.size() == 1) throw;
         if (world.rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
         print_line(stderr, "error on " + world.description() + ": " + e.what());
-        world.abort(1);
+        world.abort(exit_status(e));
     }
 }
 
@@ -2664,8 +2674,8 @@ struct LoadedModel {
 template <class Options>
 static LoadedModel load_for_inference(be::Ctx& ctx, World& world, const Options& o, int B, int T, int head_rows,
                                       bool generates) {
-    const std::string& dir = o.model;
-    if (dir.empty()) fail("the model is missing; HINT: --model DIR");
+    if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
+    const std::string dir = model_directory(o.model);
     LoadedModel loaded;
     ModelConfig c = read_config(dir);
     check_config(c);
@@ -2675,7 +2685,7 @@ static LoadedModel load_for_inference(be::Ctx& ctx, World& world, const Options&
     layout.pipeline_model_parallel_size = o.pipeline_model_parallel_size;
     layout.no_sequence_parallel = true;  // passes have any number of rows
     pad_vocabulary(c, 16 * o.tensor_model_parallel_size);
-    if (T > c.T) fail("--seq-length %d is above the model's longest sequence %d", T, c.T);
+    if (T > c.T) fail_usage("--seq-length %d is above the model's longest sequence %d", T, c.T);
     auto ranks = join_groups(ctx, world, layout, c);
     const int stages = ranks->mesh.pp.size;
     loaded.m = std::make_unique<Model>(c, std::move(ranks), split_layers(c.L, stages, false, false, {}));
@@ -2854,9 +2864,10 @@ static void print_task(const Task& task, const std::vector<Request>& requests, c
 }
 
 static void evaluate_tasks(be::Ctx& ctx, World& world, const EvalOptions& o) {
-    if (!o.fewshot.empty() && o.num_fewshot == 0) fail("--fewshot needs --num-fewshot, how many examples to draw from it");
+    if (!o.fewshot.empty() && o.num_fewshot == 0)
+        fail_usage("--fewshot needs --num-fewshot, how many examples to draw from it");
     if (!o.fewshot.empty() && o.fewshot.size() != o.tasks.size())
-        fail("--fewshot has %zu files, --tasks %zu; give one per task", o.fewshot.size(), o.tasks.size());
+        fail_usage("--fewshot has %zu files, --tasks %zu; give one per task", o.fewshot.size(), o.tasks.size());
     std::vector<Task> tasks, pools;
     for (const std::string& file : o.tasks) tasks.push_back(read_task(file));
     for (const std::string& file : o.fewshot) pools.push_back(read_task(file));
@@ -2885,9 +2896,9 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     be::Ctx ctx = make_ctx(world, o.threads);
     ctx.plain = o.plain;
     if (!o.text.empty() + !o.data_path.empty() + !o.tasks.empty() != 1)
-        fail("give --data-path, --text or --tasks, one of the three");
+        fail_usage("give --data-path, --text or --tasks, one of the three");
     if (!o.tasks.empty()) return evaluate_tasks(ctx, world, o);
-    if (!o.text.empty() && world.size() > 1) fail("--text is for one rank; HINT: prepare the text and give --data-path");
+    if (!o.text.empty() && world.size() > 1) fail_usage("--text is for one rank; HINT: prepare the text and give --data-path");
     LoadedModel loaded = load_for_inference(ctx, world, o, o.micro_batch_size, o.seq_length, 1024, false);
     const Model& m = *loaded.m;
     DataOptions d;
@@ -2937,57 +2948,41 @@ static void evaluate_model(World& world, const EvalOptions& o) {
 int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
 
 #ifndef TRAIN_GPT_NO_MAIN
-static const char* const usage =
-    "train_gpt: pretraining of GPT, BLOOM and Llama models\n\n"
-    "  train_gpt train      train a model on prepared data (the default command)\n"
-    "  train_gpt prepare    turn text into tokens (Megatron .bin/.idx)\n"
-    "  train_gpt tokenizer  learn a byte-level BPE tokenizer from text, or measure one\n"
-    "  train_gpt generate   write text with a model\n"
-    "  train_gpt eval       loss, perplexity and bits per byte of a model\n"
-    "  train_gpt inspect    what a checkpoint, data set or tokenizer holds, and whether it is intact\n\n"
-    "train_gpt COMMAND --help lists a command's options.\n";
-
 template <class Options>
-static int run_command(const char* name, const char* purpose, const std::vector<std::string>& arguments,
-                       int (*command)(const Options&)) {
+static int run_command(const char* name, const Strings& arguments, int (*command)(const Options&)) {
     Options options;
-    return cli::parse(name, purpose, options, arguments) ? command(options) : 0;
+    return cli::parse(name, options, arguments) ? command(options) : 0;
 }
 
 int main(int argc, char** argv) try {
     open_standard_streams();
     cpu::limit_spinning(argv);
-    std::vector<std::string> arguments(argv + 1, argv + argc);
-    if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
-        fputs(usage, arguments.empty() ? stderr : stdout);
-        return arguments.empty() ? 1 : 0;
-    }
+    Strings arguments(argv + 1, argv + argc);
     std::string command = "train";
-    if (arguments[0][0] != '-') command = arguments[0], arguments.erase(arguments.begin());
-    if (command == "train") return run_command("train", "Trains a model on prepared data.", arguments, train_command);
-    if (command == "generate") return run_command("generate", "Writes text with a model.", arguments, generate_command);
-    if (command == "eval") return run_command("eval", "Measures a model on text it has not seen.", arguments, eval_command);
+    if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") command = "help";
+    else if (arguments[0] == "--version") command = "version";
+    else if (arguments[0][0] != '-') command = arguments[0], arguments.erase(arguments.begin());
+    if (command == "help") return cli::help_command(arguments, argc > 1);
+    if (command == "version") return print_version();
+    if (command == "train") return run_command("train", arguments, train_command);
+    if (command == "generate") return run_command("generate", arguments, generate_command);
+    if (command == "eval") return run_command("eval", arguments, eval_command);
+    cli::command_named(command);
     if (const World world = World::join(); world.size() > 1) {
         if (world.rank() == 0)
             print_line(stderr, "error: train_gpt " + command +
                                    " is one process; train, generate and eval run on several ranks. HINT: leave mpirun out");
-        return 1;
+        return 2;
     }
-    if (command == "prepare") return run_command("prepare", "Turns text into tokens.", arguments, prepare_command);
-    if (command == "tokenizer")
-        return run_command("tokenizer", "Learns a byte-level BPE tokenizer, or measures one.", arguments, tokenizer_command);
-    if (command == "inspect") {
-        if (!arguments.empty() && arguments[0][0] != '-') arguments.insert(arguments.begin(), "--path");
-        return run_command("inspect", "Shows what a checkpoint, data set or tokenizer holds, and checks it.", arguments,
-                           inspect_command);
-    }
-    fail("'%s' is not a command; did you mean %s? HINT: train_gpt --help", command.c_str(),
-         cli::nearest(command, {"train", "prepare", "tokenizer", "generate", "eval", "inspect"}).c_str());
+    if (command == "prepare") return run_command("prepare", arguments, prepare_command);
+    if (command == "tokenizer") return run_command("tokenizer", arguments, tokenizer_command);
+    if (!arguments.empty() && arguments[0][0] != '-') arguments.insert(arguments.begin(), "--path");
+    return run_command("inspect", arguments, inspect_command);
 } catch (const std::bad_alloc&) {
     print_line(stderr, "error: out of memory; HINT: a smaller --micro-batch-size, --seq-length or model");
     return 1;
 } catch (const std::exception& e) {
     print_line(stderr, std::string("error: ") + e.what());
-    return 1;
+    return exit_status(e);
 }
 #endif

@@ -1,6 +1,8 @@
-// Errors. Two kinds, kept apart:
-//   fail(...)         the user's or the environment's: a flag, a file, a mismatch, memory. Says what was given, what is
-//                     allowed and what to do. Thrown as Error, printed once by main(), exit status 1.
+// Errors. Three kinds, kept apart:
+//   fail(...)         the user's or the environment's: a file, a mismatch, memory. Says what was given, what is allowed and
+//   what
+//                     to do. Thrown as Error, printed once by main(), exit status 1.
+//   fail_usage(...)   the same of a command line that cannot work as it is: exit status 2.
 //   CHECK(cond, ...)  our own mistake: a broken assumption. On in release builds; prints file:line and aborts.
 // An exception, not exit(): destructors run on the way out, so temporary files are removed and nothing half-written stays.
 // Never call fail() inside an OpenMP region (an exception must not leave it): collect there, fail after.
@@ -13,6 +15,9 @@
 
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
+};
+struct UsageError : Error {
+    using Error::Error;
 };
 
 inline std::string format_list(const char* fmt, va_list arguments) {
@@ -41,6 +46,16 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt,
     va_end(arguments);
     throw Error(s);
 }
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail_usage(const char* fmt, ...) {
+    va_list arguments;
+    va_start(arguments, fmt);
+    const std::string s = format_list(fmt, arguments);
+    va_end(arguments);
+    throw UsageError(s);
+}
+
+// Of the process that such an error ends.
+inline int exit_status(const std::exception& e) { return dynamic_cast<const UsageError*>(&e) ? 2 : 1; }
 
 #define CHECK(cond, ...)                                                                                                       \
     do {                                                                                                                       \

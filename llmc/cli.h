@@ -1,8 +1,10 @@
-// The command line: `train_gpt COMMAND --option value ...`, built from the rows of config.h with CLI11, which splits arguments,
-// reads --config FILE (TOML, the same names; the command line wins) and lays out --help. Values are parsed and checked here, so
-// that a refusal always says what was given and what is allowed; unknown names are answered with the nearest one that exists.
+// The command line: `train_gpt COMMAND --name value ...` and --config FILE, read into the rows of config.h.
+//   --name value, --name=value, --list a b c; names of flags stand alone, or with =true or =false; _ in a name is taken as -
+//   given twice: the later value; the config file comes first
+//   --no-name: what was said before of --name is taken back, as is that of a flag --no-name by --name
+// A config file has TOML's lines `name = value`: "text", 'text', bare words, numbers, true, false, ["a", "b"] and # comments.
+// Every refusal says what was given and what is allowed; what is unknown is answered with what it is called here.
 #pragma once
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -11,32 +13,17 @@
 
 #include "check.h"
 #include "config.h"
+#include "file.h"
+#include "help.h"
+#include "other_names.h"
 
 namespace cli {
 
-// Edit distance (Levenshtein), for suggestions.
-inline size_t distance(const std::string& a, const std::string& b) {
-    std::vector<size_t> row(b.size() + 1);
-    for (size_t j = 0; j <= b.size(); j++) row[j] = j;
-    for (size_t i = 1; i <= a.size(); i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= b.size(); j++) {
-            const size_t substituted = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal = row[j];
-            row[j] = std::min({substituted, row[j] + 1, row[j - 1] + 1});
-        }
-    }
-    return row[b.size()];
-}
+// ---- values ----------------------------------------------------------------------------------------------------------------
+constexpr double largest_count = 9e15;  // up to there a double is exact
 
-inline std::string nearest(const std::string& given, const std::vector<std::string>& names) {
-    return *std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
-        return distance(given, a) < distance(given, b);
-    });
-}
-
-inline std::string describe(const Allowed& a, bool whole = false) {
+inline std::string describe(Allowed a, bool whole = false) {
+    if (whole) a.high = std::min(a.high, largest_count);
     if (!a.choices.empty()) {
         std::string s = "one of";
         for (const std::string& c : a.choices) s += (s == "one of" ? " " : ", ") + c;
@@ -44,7 +31,7 @@ inline std::string describe(const Allowed& a, bool whole = false) {
     }
     if (a.low == a.high) return format("only %g", a.low);
     const std::string number = whole ? "a whole number" : "a number";
-    if (std::isfinite(a.low) && std::isfinite(a.high)) return number + format(" from %.10g to %.10g", a.low, a.high);
+    if (std::isfinite(a.low) && std::isfinite(a.high)) return number + format(" from %.16g to %.16g", a.low, a.high);
     if (std::isfinite(a.low)) return number + format(a.above ? " above %.10g" : " of at least %.10g", a.low);
     return number;
 }
@@ -62,8 +49,8 @@ inline double number_in_range(const std::string& name, const std::string& text, 
     }
     const bool malformed = used == 0 || used != text.size() || !std::isfinite(value) || (whole && value != std::floor(value));
     const bool outside = value < allowed.low || value > allowed.high || (allowed.above && value == allowed.low);
-    if (malformed || outside || (whole && std::abs(value) > 9e15))
-        fail("--%s is '%s'; it must be %s", name.c_str(), text.c_str(), describe(allowed, whole).c_str());
+    if (malformed || outside || (whole && std::abs(value) > largest_count))
+        fail_usage("--%s is '%s'; it must be %s", name.c_str(), text.c_str(), describe(allowed, whole).c_str());
     return value;
 }
 
@@ -83,85 +70,242 @@ inline void parse_into(const std::string& name, const std::string& text, const A
 }
 inline void parse_into(const std::string& name, const std::string& text, const Allowed& a, std::string& value) {
     if (!a.choices.empty() && std::find(a.choices.begin(), a.choices.end(), text) == a.choices.end())
-        fail("--%s is '%s'; it must be %s", name.c_str(), text.c_str(), describe(a).c_str());
+        fail_usage("--%s is '%s'; it must be %s", name.c_str(), text.c_str(), describe(a).c_str());
     value = text;
 }
 
-inline std::string default_text(const std::string& s) { return s; }
-inline std::string default_text(const Strings& s) { return s.empty() ? "" : s[0]; }
-inline std::string default_text(const OptionalDouble&) { return ""; }
-template <class Number>
-std::string default_text(Number x) {
-    return x == 0 ? "" : format("%.10g", (double)x);
+inline void set_value(const OptionRow& row, const Strings& given, bool& value) {
+    const std::string text = given.empty() ? "true" : given[0];
+    if (text != "true" && text != "false") fail_usage("--%s is '%s'; it must be true or false", row.name.c_str(), text.c_str());
+    value = text == "true";
+}
+inline void set_value(const OptionRow&, const Strings& given, Strings& value) { value = given; }
+template <class Value>
+void set_value(const OptionRow& row, const Strings& given, Value& value) {
+    parse_into(row.name, given[0], row.allowed, value);
 }
 
-template <class Value>
-void add_option(CLI::App& app, const std::string& name, const std::string& names, Value& value, const Allowed& allowed) {
-    CLI::Option* option;
-    if constexpr (std::is_same_v<Value, bool>) {
-        option = app.add_flag(names, value);
-    } else if constexpr (std::is_same_v<Value, Strings>) {
-        // Filled here and not by CLI11, which takes brackets, commas and braces in a value for the borders of a list.
-        option = app.add_option(names, [&value](const CLI::results_t& given) { return value = given, true; });
-        if (allowed.values > 0) option->expected(allowed.values);
-        else option->expected(1, 1 << 20);
-        option->type_name(allowed.values > 1 ? "VALUE x " + std::to_string(allowed.values) : "VALUE ...");
-    } else {
-        option = app.add_option_function<std::string>(
-            names, [&value, name, allowed](const std::string& text) { parse_into(name, text, allowed, value); });
-        std::string type = std::is_same_v<Value, std::string>                                       ? "TEXT"
-                           : std::is_same_v<Value, double> || std::is_same_v<Value, OptionalDouble> ? "NUMBER"
-                                                                                                    : "COUNT";
-        if (!allowed.choices.empty()) {
-            type = "";
-            for (const std::string& c : allowed.choices) type += (type.empty() ? "{" : ",") + c;
-            type += "}";
+// ---- from words to values --------------------------------------------------------------------------------------------------
+// An option as the parser has it: its row, and what sets and unsets the field.
+struct Slot {
+    OptionRow row;
+    std::function<void(const Strings&)> set;
+    std::function<void()> unset;
+};
+
+// What was typed, or stands in a config file.
+struct Given {
+    std::string name, where;  // where: the config file's line, or empty
+    Strings values;
+};
+
+inline bool is_option(const std::string& word) {
+    const size_t end = std::min(word.find('='), word.size());
+    return word == "-h" ||
+           (end > 2 && word.compare(0, 2, "--") == 0 && isalpha((unsigned char)word[2]) && word.find_first_of(" \n") >= end);
+}
+inline std::string with_dashes(std::string name) {
+    std::replace(name.begin(), name.end(), '_', '-');
+    return name;
+}
+
+// The lines of a config file.
+inline std::vector<Given> read_config_file(const std::string& file) {
+    if (access(file.c_str(), R_OK) != 0) fail_usage("cannot read the config file %s: %s", file.c_str(), strerror(errno));
+    const std::string text = read_whole_file(file);
+    std::vector<Given> all;
+    size_t i = 0, line = 1;
+    const auto at = [&] { return i < text.size() ? text[i] : '\n'; };
+    const auto wrong = [&](const char* what) {
+        fail_usage("%s:%zu %s; lines are NAME = VALUE, as in micro-batch-size = 4, out = \"run\", data-path = [\"a\", \"b\"]",
+                   file.c_str(), line, what);
+    };
+    const auto skip = [&](bool lines) {  // blanks and a comment, or all of them
+        for (; i < text.size() && (lines || text[i] != '\n'); i++) {
+            if (text[i] == '#') i = std::min(text.find('\n', i), text.size()) - 1;
+            else if (text[i] == '\n') line++;
+            else if (!isspace((unsigned char)text[i])) return;
         }
-        option->type_name(type);
-        option->take_last();  // a later value wins, so that a script's options can be overridden behind them
+    };
+    const auto scalar = [&](const char* ends) {
+        std::string value;
+        if (const char quote = at(); quote == '"' || quote == '\'') {
+            for (i++; at() != quote; i++) {
+                if (at() == '\n') wrong("has a text without its closing quote");
+                if (quote == '"' && at() == '\\') i++, value += at() == 'n' ? '\n' : at() == 't' ? '\t' : at();
+                else value += at();
+            }
+            i++;
+        } else {
+            while (!strchr(ends, at())) value += text[i++];
+            value.erase(value.find_last_not_of(" \t\r") + 1);
+        }
+        return value;
+    };
+    for (skip(true); i < text.size(); skip(true)) {
+        const std::string where = format("%s:%zu", file.c_str(), line);
+        Given given = {with_dashes(scalar("=\n#")), where, {}};
+        if (skip(false); at() != '=') wrong("has no value");
+        i++, skip(false);
+        if (at() == '[') {
+            for (i++, skip(true); at() != ']'; skip(true)) {
+                if (i >= text.size()) wrong("has a list without its closing bracket");
+                given.values.push_back(scalar(",]#\n"));
+                if (skip(true); at() == ',') i++;
+                else if (i < text.size() && at() != ']') wrong("has a list whose values are not separated by commas");
+            }
+            i++;
+        } else {
+            given.values.push_back(scalar("#\n"));
+            if (given.values[0].empty()) wrong("has no value");
+        }
+        if (skip(false); i < text.size() && text[i] != '\n') wrong("goes on behind its value");
+        all.push_back(std::move(given));
     }
-    const std::string shown = default_text(value);
-    if (!shown.empty() && !std::is_same_v<Value, bool>) option->default_str(shown);
+    return all;
+}
+
+// The options of one command.
+struct Parser {
+    const std::string command;
+    std::vector<Slot> slots;
+    std::vector<Given> from_file, given;
+    bool help = false, all = false;
+
+    const Slot* find(const std::string& name) const {
+        for (const Slot& slot : slots)
+            if (name == slot.row.name || (!slot.row.alias.empty() && name == slot.row.alias)) return &slot;
+        return nullptr;
+    }
+    // The option that `name` takes back.
+    const Slot* find_inverse(const std::string& name) const {
+        if (name.compare(0, 3, "no-") == 0) return find(name.substr(3));
+        const Slot* slot = find("no-" + name);
+        return slot && slot->row.flag ? slot : nullptr;
+    }
+    Strings names() const {
+        Strings all = {"help", "config"};
+        for (const Slot& slot : slots) {
+            all.push_back(slot.row.name);
+            if (!slot.row.alias.empty()) all.push_back(slot.row.alias);
+        }
+        return all;
+    }
+
+    [[noreturn]] void refuse(const Given& g, const std::string& word) const {
+        const std::string bare = g.name.substr(std::min(g.name.size(), g.name.find_first_not_of('-')));
+        std::string advice = advice_on(command, bare.size() > 2 ? bare : "-" + bare);
+        if (advice.empty()) advice = advice_on(command, bare);
+        const std::string where = g.where.empty() ? "" : g.where + ": ";
+        if (!advice.empty())
+            fail_usage("%s'%s' is not an option of %s: %s", where.c_str(), word.c_str(), command.c_str(), advice.c_str());
+        fail_usage("%s'%s' is not an option of %s%s HINT: train_gpt %s --help%s lists them", where.c_str(), word.c_str(),
+                   command.c_str(), (did_you_mean(bare, names(), "--") + ";").c_str(), command.c_str(),
+                   command == "train" ? "-all" : "");
+    }
+
+    // Splits the words into options and their values, and reads config files.
+    void read(const Strings& words) {
+        for (size_t i = 0; i < words.size();) {
+            const std::string word = words[i++];
+            const size_t equals = std::min(word.find('='), word.size());
+            Given g = {with_dashes(word.substr(std::min<size_t>(2, word.size()), equals - 2)), "", {}};
+            if (!is_option(word)) {
+                if (word.size() > 1 && word[0] == '-' && isalpha((unsigned char)word[1])) {
+                    g.name = with_dashes(word.substr(0, equals));
+                    refuse(g, word);
+                }
+                fail_usage("'%s' belongs to no option%s", word.c_str(),
+                           given.empty() ? "" : (": --" + given.back().name + " has its value already").c_str());
+            }
+            if (equals < word.size()) g.values.push_back(word.substr(equals + 1));
+            if (word == "-h" || g.name == "help" || g.name == "help-all") {
+                help = true, all = all || g.name == "help-all";
+                continue;
+            }
+            const Slot* slot = find(g.name);
+            const bool config = g.name == "config";
+            if (!slot && !config && !find_inverse(g.name)) refuse(g, word.substr(0, equals));
+            const size_t most = config ? 1 : !slot || slot->row.flag ? 0 : slot->row.several ? words.size() : 1;
+            const size_t wanted =
+                slot && slot->row.several && slot->row.allowed.values ? (size_t)slot->row.allowed.values : most;
+            while (g.values.size() < std::min(most, wanted) && i < words.size() && !is_option(words[i]))
+                g.values.push_back(words[i++]);
+            if (most > 0 && g.values.empty())
+                fail_usage("--%s has no value%s", g.name.c_str(),
+                           i < words.size() ? format("; HINT: a value that begins with -- is written --%s='%s'", g.name.c_str(),
+                                                     words[i].c_str())
+                                                  .c_str()
+                                            : "");
+            if (!config) given.push_back(std::move(g));
+            else
+                for (Given& line : read_config_file(g.values[0])) from_file.push_back(std::move(line));
+        }
+    }
+
+    void apply(const Given& g) const {
+        const Slot* slot = find(g.name);
+        if (!slot) {
+            slot = find_inverse(g.name);
+            if (!slot) refuse(g, g.name);
+            bool back = true;
+            set_value({g.name, "", "", "", "", "", {}, true, false}, g.values, back);
+            if (back) slot->unset();
+            return;
+        }
+        const size_t n = g.values.size(), wanted = (size_t)slot->row.allowed.values;
+        if (slot->row.several ? wanted > 0 && n != wanted && n > 0 : n > 1)
+            fail_usage("--%s takes %zu value%s, not %zu%s", g.name.c_str(), slot->row.several ? wanted : 1,
+                       slot->row.several && wanted > 1 ? "s" : "", n,
+                       slot->row.several ? (": " + slot->row.metavar).c_str() : "");
+        if (n == 0 && !slot->row.flag) slot->unset();  // an empty list in a config file
+        else slot->set(g.values);
+    }
+};
+
+// The command of that name.
+inline const Command& command_named(const std::string& name) {
+    Strings names = {"help", "version"};
+    for (const Command& c : commands()) {
+        if (name == c.name) return c;
+        names.push_back(c.name);
+    }
+    fail_usage("'%s' is not a command%s; HINT: train_gpt help", name.c_str(), did_you_mean(name, names).c_str());
+}
+
+// `train_gpt help [COMMAND] [--all | --man | --bash]`: to read; the manual page; bash's completion. `asked`: else the command
+// is missing.
+inline int help_command(const Strings& words, bool asked) {
+    const auto has = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
+    const Strings known = {"--all", "--man", "--bash", "--help", "-h"};
+    std::string text = has("--man") ? manual_page() : has("--bash") ? bash_completion() : help_overview(help_width());
+    for (const std::string& word : words) {
+        if (std::find(known.begin(), known.end(), word) != known.end()) continue;
+        if (word[0] == '-') fail_usage("'%s' is not an option of help; HINT: train_gpt help COMMAND", word.c_str());
+        text = help_of(command_named(word), has("--all"), help_width());
+    }
+    fputs(text.c_str(), asked ? stdout : stderr);
+    return asked ? 0 : 2;
 }
 
 // Fills `options` from the arguments after the command's name. Prints help and returns false if that was asked for.
 template <class Options>
-bool parse(const std::string& command, const std::string& purpose, Options& options, std::vector<std::string> arguments) {
-    CLI::App app(purpose, "train_gpt " + command);
-    app.get_formatter()->column_width(46);
-    app.set_help_flag("-h,--help", "this text")->group("Run");
-    app.set_config("--config", "", "file with options (TOML: micro-batch-size = 4)", false)->group("Run");
-    app.allow_config_extras(CLI::config_extras_mode::error);
-    std::vector<std::string> known = {"config", "help"};
+bool parse(const std::string& command, Options& options, const Strings& arguments) {
+    Parser parser = {command, {}, {}, {}};
     for_each_option(options, [&](const char* field, const char* alias, auto& value, const Allowed& allowed, const char* group,
                                  const char* help) {
-        const std::string name = option_name(field);
-        known.push_back(name);
-        std::string names = "--" + name;
-        if (*alias) names += std::string(",--") + alias, known.push_back(alias);
-        add_option(app, name, names, value, allowed);
-        app.get_option("--" + name)->description(help)->group(group);
+        const OptionRow row = option_row(field, alias, value, allowed, group, help);
+        const auto initial = value;
+        parser.slots.push_back({row, [row, &value](const Strings& given) { set_value(row, given, value); },
+                                [&value, initial] { value = initial; }});
     });
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-    try {
-        app.parse(arguments);
-    } catch (const CLI::CallForHelp&) {
-        printf("%s", app.help().c_str());
+    parser.read(arguments);
+    if (parser.help) {
+        fputs(help_of(command_named(command), parser.all, help_width()).c_str(), stdout);
         return false;
-    } catch (const CLI::ExtrasError&) {
-        std::string extra = app.remaining().empty() ? "?" : app.remaining().front();
-        const std::string bare = extra.substr(std::min(extra.size(), extra.find_first_not_of('-')));
-        fail("'%s' is not an option of %s; did you mean --%s? HINT: train_gpt %s --help lists them all", extra.c_str(),
-             command.c_str(), nearest(bare.substr(0, bare.find('=')), known).c_str(), command.c_str());
-    } catch (const CLI::ConfigError& e) {
-        const std::string text = e.what(), given = text.substr(text.find_last_of(' ') + 1);
-        fail("the config file has an entry that is not an option of %s: '%s'; did you mean %s?", command.c_str(), given.c_str(),
-             nearest(given, known).c_str());
-    } catch (const CLI::FileError& e) {
-        fail("cannot read the config file: %s", e.what());
-    } catch (const CLI::ParseError& e) {
-        fail("%s; HINT: train_gpt %s --help", e.what(), command.c_str());
     }
+    for (const Given& g : parser.from_file) parser.apply(g);
+    for (const Given& g : parser.given) parser.apply(g);
     return true;
 }
 

@@ -154,7 +154,7 @@ inline bool inspect_tokenizer(const std::string& path) {
 
 inline int inspect_command(const InspectOptions& o) {
     namespace fs = std::filesystem;
-    if (o.path.empty()) fail("there is nothing to inspect; HINT: train_gpt inspect PATH");
+    if (o.path.empty()) fail_usage("there is nothing to inspect; HINT: train_gpt inspect PATH");
     const fs::path path = o.path.size() > 1 && o.path.back() == '/' ? o.path.substr(0, o.path.size() - 1) : o.path;
     bool intact = true;
     if (fs::is_directory(path) && fs::exists(path / "config.json")) intact = detail::inspect_model(path.string());

@@ -50,7 +50,7 @@ private:
 // Refuses, with the arithmetic, what does not fit the number of ranks.
 inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
     if (world % (tp * pp))
-        fail(
+        fail_usage(
             "%d ranks cannot be divided by tensor-model-parallel-size %d x pipeline-model-parallel-size %d = %d; HINT: start "
             "%d or "
             "%d ranks, or choose sizes whose product divides %d",
@@ -68,17 +68,18 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
     if (tp == 1) return;
     const auto divides = [&](int n, const char* what) {
         if (n % tp == 0) return;
-        fail("tensor-model-parallel-size %d does not divide the model's %d %s; HINT: choose a divisor of %d", tp, n, what, n);
+        fail_usage("tensor-model-parallel-size %d does not divide the model's %d %s; HINT: choose a divisor of %d", tp, n, what,
+                   n);
     };
     divides(c.NH, "attention heads");
     divides(c.F, "feed-forward columns");
     if (c.NKV % tp && tp % c.NKV)
-        fail(
+        fail_usage(
             "tensor-model-parallel-size %d and num-query-groups %d: one must divide the other, so that each rank holds whole "
             "key/value heads",
             tp, c.NKV);
     if (sequence_parallel && rows % tp)
-        fail(
+        fail_usage(
             "sequence parallelism cuts the %lld rows (micro-batch-size x seq-length) of a micro-batch into %d equal parts; "
             "HINT: "
             "another --micro-batch-size or --seq-length, or --no-sequence-parallel",

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "check.h"
+#include "similar.h"
 
 enum class Norm { layernorm, rmsnorm };
 enum class Position { learned, rope, alibi };
@@ -112,7 +113,7 @@ inline const std::vector<Preset>& presets() {
 }
 
 inline ModelConfig config_from_preset(const std::string& name) {
-    std::string known;
+    std::vector<std::string> known;
     for (const Preset& p : presets()) {
         if (name == p.name) {
             ModelConfig c;
@@ -120,9 +121,12 @@ inline ModelConfig config_from_preset(const std::string& name) {
             c.L = p.L, c.C = p.C, c.NH = p.NH, c.NKV = p.NKV, c.F = p.F, c.T = p.T, c.V = p.V, c.init_std = p.init_std;
             return c;
         }
-        known += std::string(known.empty() ? "" : ", ") + p.name;
+        known.push_back(p.name);
     }
-    fail("preset '%s' is unknown; HINT: one of %s", name.c_str(), known.c_str());
+    std::string all;
+    for (const std::string& p : known) all += (all.empty() ? "" : ", ") + p;
+    fail_usage("preset '%s' is unknown%s HINT: one of %s", name.c_str(), (did_you_mean(name, known) + ";").c_str(),
+               all.c_str());
 }
 
 // ---- checks ----------------------------------------------------------------------------------------------------------------

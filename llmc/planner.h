@@ -95,8 +95,8 @@ inline Device find_device(const std::string& name) {
         if (name == d.name) return d;
         known += std::string(known.empty() ? "" : ", ") + d.name;
     }
-    fail("device '%s' is unknown; HINT: one of %s, or any with --device-tflops and the other figures", name.c_str(),
-         known.c_str());
+    fail_usage("device '%s' is unknown; HINT: one of %s, or any with --device-tflops and the other figures", name.c_str(),
+               known.c_str());
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ inline void check_plan(const PlanInput& in) {
                                                     {"intra-node-gbs", in.intra_gbs},
                                                     {"inter-node-gbs", in.inter_gbs}};
     for (const auto& [name, value] : rates)
-        if (!(value > 0 && std::isfinite(value))) fail("--%s is %g; it must be above 0", name, value);
+        if (!(value > 0 && std::isfinite(value))) fail_usage("--%s is %g; it must be above 0", name, value);
     if (in.recompute != "none" && in.recompute != "selective" && in.recompute != "full")
         fail("recompute-granularity is '%s'; it must be none, selective or full", in.recompute.c_str());
 }

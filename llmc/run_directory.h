@@ -4,7 +4,7 @@
 //   log.jsonl, report.html, loss.svg, .lock, .ranks (what each of several ranks is doing, world.h)
 //
 //   RunLock                 one run per directory
-//   find_checkpoints, checkpoints_to_try, verify_checkpoint, make_latest, prune
+//   find_checkpoints, checkpoints_to_try, model_directory, verify_checkpoint, make_latest, prune
 //   remove_leftovers        what a killed process of ours has left
 //   make_room_for_new_run   without deleting what has the names of its files
 // A directory may hold files of the user's as well: nothing is removed but what has exactly a name of ours.
@@ -105,6 +105,13 @@ inline Strings checkpoints_to_try(const std::string& out) {
     Strings directories;
     for (const int64_t step : steps) directories.push_back(step_directory(out, step));
     return directories;
+}
+
+// The model that a path names: what lies there, or the checkpoint to go on from of a run's output directory.
+inline std::string model_directory(const std::string& path) {
+    if (std::filesystem::exists(path + "/config.json")) return path;
+    const Strings checkpoints = checkpoints_to_try(path);
+    return checkpoints.empty() ? path : checkpoints[0];
 }
 
 // In a copy of a run that followed links (cp -rL, rsync -L), `latest` is a directory: the checkpoint itself, or a second copy

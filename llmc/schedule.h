@@ -166,7 +166,7 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     const int64_t micro = s.micro_batch = (int64_t)o.micro_batch_size * replicas;
     s.final_batch = o.global_batch_size ? o.global_batch_size : micro;
     if (const int64_t below = s.final_batch / micro * micro; below != s.final_batch)
-        fail(
+        fail_usage(
             "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the nearest "
             "%s",
             (long long)s.final_batch, o.micro_batch_size, replicas, (long long)micro,
@@ -176,7 +176,7 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     const int64_t most = s.most_samples = ((int64_t)1 << 62) / std::max(1, o.seq_length);
     const auto in_samples = [&](const char* option, int64_t iters) {
         if (iters > most / s.final_batch)
-            fail(
+            fail_usage(
                 "--%s %lld steps of %lld samples of %d tokens are more than can be counted; the most are %lld steps, 2^62 "
                 "tokens",
                 option, (long long)iters, (long long)s.final_batch, o.seq_length, (long long)(most / s.final_batch));
@@ -188,74 +188,84 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
             char* end = nullptr;
             *values[i] = strtoll(o.rampup_batch_size[i].c_str(), &end, 10);
             if (*end || *values[i] <= 0 || *values[i] > most)
-                fail("--rampup-batch-size has '%s'; START INCREMENT SAMPLES are counts above 0, of at most %lld",
-                     o.rampup_batch_size[i].c_str(), (long long)most);
+                fail_usage("--rampup-batch-size has '%s'; START INCREMENT SAMPLES are counts above 0, of at most %lld",
+                           o.rampup_batch_size[i].c_str(), (long long)most);
         }
         const int64_t grow = s.final_batch - s.rampup.start;
         if (grow < 0 || grow % s.rampup.increment)
-            fail("--rampup-batch-size: global-batch-size %lld - start %lld = %lld is not a multiple of the increment %lld",
-                 (long long)s.final_batch, (long long)s.rampup.start, (long long)grow, (long long)s.rampup.increment);
+            fail_usage(
+                "--rampup-batch-size: global-batch-size %lld - start %lld = %lld is not a multiple of the increment %lld",
+                (long long)s.final_batch, (long long)s.rampup.start, (long long)grow, (long long)s.rampup.increment);
         if (s.rampup.start % micro || s.rampup.increment % micro)
-            fail("--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld",
-                 (long long)s.rampup.start, (long long)s.rampup.increment, (long long)micro);
-        if (o.train_iters) fail("--rampup-batch-size needs the length of the run in --train-samples, not in --train-iters");
+            fail_usage(
+                "--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld",
+                (long long)s.rampup.start, (long long)s.rampup.increment, (long long)micro);
+        if (o.train_iters)
+            fail_usage(
+                "--rampup-batch-size needs the length of the run in --train-samples, not in --train-iters; HINT: "
+                "--no-rampup-batch-size, or --no-train-iters, takes an earlier one back");
     }
     const int pp = o.pipeline_model_parallel_size, vpp = o.num_virtual_stages_per_pipeline_rank;
     for (const int64_t size : s.global_batches()) {
         const std::string problem = pipeline_problem(pp, vpp, (int)(size / micro));
         if (problem.empty()) continue;
-        if (!s.rampup.samples) fail("%s", problem.c_str());
-        fail(
+        if (!s.rampup.samples) fail_usage("%s", problem.c_str());
+        fail_usage(
             "--rampup-batch-size comes to a global batch of %lld, for which %s; with START, INCREMENT and global-batch-size "
             "multiples of %lld every size of the ramp-up fits",
             (long long)size, problem.c_str(), (long long)(micro * pp));
     }
 
     if (o.train_iters && o.train_samples)
-        fail("--train-iters %lld and --train-samples %lld both set the length; give one", (long long)o.train_iters,
-             (long long)o.train_samples);
+        fail_usage(
+            "--train-iters %lld and --train-samples %lld both set the length; give one. HINT: --no-train-samples, or "
+            "--no-train-iters, takes an earlier one back",
+            (long long)o.train_iters, (long long)o.train_samples);
     if (!o.train_iters && !o.train_samples)
-        fail("the length of the run is missing; HINT: give --train-iters or --train-samples");
+        fail_usage("the length of the run is missing; HINT: give --train-iters or --train-samples");
     if (o.train_samples > most)
-        fail("--train-samples %lld samples of %d tokens are more than can be counted; the most are %lld samples, 2^62 tokens",
-             (long long)o.train_samples, o.seq_length, (long long)most);
+        fail_usage(
+            "--train-samples %lld samples of %d tokens are more than can be counted; the most are %lld samples, 2^62 tokens",
+            (long long)o.train_samples, o.seq_length, (long long)most);
     in_samples("train-iters", o.train_iters);
     s.total_steps = o.train_iters ? o.train_iters : s.steps_for(o.train_samples);
     s.total_samples = s.samples_for(s.total_steps);
     if (s.total_steps == 0)
-        fail("--train-samples %lld is less than one global batch of %lld", (long long)o.train_samples,
-             (long long)s.final_batch);
+        fail_usage("--train-samples %lld is less than one global batch of %lld", (long long)o.train_samples,
+                   (long long)s.final_batch);
     const int64_t length = o.train_samples ? o.train_samples : s.total_samples;
 
     const auto samples = [&](const char* name, int64_t iters, int64_t given, int64_t otherwise) {
-        if (iters && given) fail("--%s-iters and --%s-samples both are given; give one", name, name);
+        if (iters && given)
+            fail_usage("--%s-iters and --%s-samples both are given; give one. HINT: --no-%s-samples takes an earlier one back",
+                       name, name, name);
         return given ? given : iters ? in_samples(format("%s-iters", name).c_str(), iters) : otherwise;
     };
     s.decay = samples("lr-decay", o.lr_decay_iters, o.lr_decay_samples, length);
     s.warmup = samples("lr-warmup", o.lr_warmup_iters, o.lr_warmup_samples, 0);
     if (o.lr_warmup_fraction) {
-        if (s.warmup) fail("--lr-warmup-fraction and --lr-warmup-iters or -samples both are given; give one");
+        if (s.warmup) fail_usage("--lr-warmup-fraction and --lr-warmup-iters or -samples both are given; give one");
         s.warmup = (int64_t)(*o.lr_warmup_fraction * (double)s.decay);
     }
     s.wsd_tail = samples("lr-wsd-decay", o.lr_wsd_decay_iters, o.lr_wsd_decay_samples, 0);
     if (o.lr_decay_style == "WSD" && (s.wsd_tail == 0 || s.wsd_tail > s.decay))
-        fail(
+        fail_usage(
             "--lr-decay-style WSD needs a tail of 1 to %lld samples (the decay's end); HINT: --lr-wsd-decay-iters or "
             "--lr-wsd-decay-samples",
             (long long)s.decay);
     if (s.warmup >= s.decay && o.lr_decay_style != "constant")
-        fail("the warm-up of %lld samples is not shorter than the decay, which ends at %lld", (long long)s.warmup,
-             (long long)s.decay);
+        fail_usage("the warm-up of %lld samples is not shorter than the decay, which ends at %lld", (long long)s.warmup,
+                   (long long)s.decay);
     s.max_lr = o.lr, s.min_lr = o.min_lr, s.init_lr = o.lr_warmup_init;
-    if (s.min_lr > s.max_lr) fail("--min-lr %g is above --lr %g", s.min_lr, s.max_lr);
-    if (s.init_lr > s.max_lr) fail("--lr-warmup-init %g is above --lr %g", s.init_lr, s.max_lr);
+    if (s.min_lr > s.max_lr) fail_usage("--min-lr %g is above --lr %g", s.min_lr, s.max_lr);
+    if (s.init_lr > s.max_lr) fail_usage("--lr-warmup-init %g is above --lr %g", s.init_lr, s.max_lr);
     s.style = o.lr_decay_style, s.wsd_style = o.lr_wsd_decay_style;
 
     s.wd_style = o.weight_decay_incr_style;
     if (s.wd_style == "constant" && (o.start_weight_decay || o.end_weight_decay))
-        fail("--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine");
+        fail_usage("--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine");
     if (s.wd_style != "constant" && !(o.start_weight_decay && o.end_weight_decay))
-        fail("--weight-decay-incr-style %s needs --start-weight-decay and --end-weight-decay", s.wd_style.c_str());
+        fail_usage("--weight-decay-incr-style %s needs --start-weight-decay and --end-weight-decay", s.wd_style.c_str());
     s.wd_start = o.start_weight_decay.value_or(o.weight_decay), s.wd_end = o.end_weight_decay.value_or(o.weight_decay);
     s.wd_samples = length;
     s.valid_samples = in_samples("eval-iters", o.eval_iters), s.eval_interval = o.eval_interval;

@@ -61,7 +61,8 @@ public:
         share_ = input.max_bad_lines.substr(used) == "%";
         const bool valid = used > 0 && limit_ >= 0 && (share_ ? limit_ <= 100 : used == input.max_bad_lines.size());
         if (!valid)
-            fail("--max-bad-lines is '%s'; it must be a number of lines or a share: 20, 0.5%%", input.max_bad_lines.c_str());
+            fail_usage("--max-bad-lines is '%s'; it must be a number of lines or a share: 20, 0.5%%",
+                       input.max_bad_lines.c_str());
     }
 
     // False: the chunk is to be left out.
@@ -144,7 +145,7 @@ private:
 class DocumentReader {
 public:
     explicit DocumentReader(TextInput input) : input_(std::move(input)) {
-        if (input_.files.empty()) fail("there is no text to read; HINT: --input FILE ...");
+        if (input_.files.empty()) fail_usage("there is no text to read; HINT: --input FILE ...");
         // Files are looked at before the first is read, so that the last one is not refused after hours. Pipes have to wait.
         for (const std::string& file : input_.files) {
             std::error_code error;
@@ -366,8 +367,9 @@ inline std::vector<int> encode_file(const std::string& file, const Tokenizer& to
 }
 
 inline int prepare_command(const PrepareOptions& o) {
-    if (o.output_prefix.empty()) fail("the output is missing; HINT: --output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
-    if (o.tokenizer.empty()) fail("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
+    if (o.output_prefix.empty())
+        fail_usage("the output is missing; HINT: --output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
+    if (o.tokenizer.empty()) fail_usage("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
     const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
     if (!o.no_append_eod && tokenizer.eod_id() < 0)
         fail(
@@ -439,18 +441,19 @@ inline int tokenizer_command(const TokenizerOptions& o) {
         return 0;
     }
     if (o.output.empty())
-        fail("the output is missing; HINT: --output DIR gets tokenizer.json (or --report TOKENIZER measures one)");
+        fail_usage("the output is missing; HINT: --output DIR gets tokenizer.json (or --report TOKENIZER measures one)");
     if (o.vocab_size < 256 + (int)o.special_tokens.size() + 1)
-        fail("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a merge", o.vocab_size,
-             o.special_tokens.size());
+        fail_usage("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a merge", o.vocab_size,
+                   o.special_tokens.size());
     for (size_t i = 0; i < o.special_tokens.size(); i++) {
         const std::string& token = o.special_tokens[i];
         if (token.size() < 2)
-            fail("--special-tokens has '%s'; a special token needs two bytes or more: every single byte is a token already",
-                 token.c_str());
+            fail_usage(
+                "--special-tokens has '%s'; a special token needs two bytes or more: every single byte is a token already",
+                token.c_str());
         if (std::find(o.special_tokens.begin(), o.special_tokens.begin() + (long)i, token) !=
             o.special_tokens.begin() + (long)i)
-            fail("--special-tokens has '%s' twice", token.c_str());
+            fail_usage("--special-tokens has '%s' twice", token.c_str());
     }
     make_directory(o.output);
     const PreTokenizer pre_tokenizer(pretokenizer_pattern(o.pre_tokenizer));

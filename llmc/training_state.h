@@ -141,8 +141,7 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
     TrainOptions walked = now;
     for_each_option(walked, [&](const char* field, const char*, auto&, const Allowed&, const std::string& group, const char*) {
         const std::string name = option_name(field);
-        const bool compared =
-            group == "Data" || group == "Batch" || group == "Length" || group == "Optimizer" || group == "FP8";
+        const bool compared = group == "Data" || group == "Batch and length" || group == "Optimizer" || group == "FP8";
         if (!compared) return;
         known.push_back(name);
         if (std::find(free.begin(), free.end(), name) != free.end() || !saved.options.contains(name) || overridden(name))

@@ -9,7 +9,7 @@
 #   sanitize  compute-sanitizer's four tools over our kernels, memcheck first
 #   scripts/check_gpu.sh [STAGE...]      (make check-gpu; make check-gpu-STAGE)     OUT=build/check-gpu: logs and table.txt
 # A row of the table is printed and kept as soon as it is known. Needs the CUDA toolkit, a C++ compiler and make; from packages or
-# from build/deps (scripts/vendor.sh): GoogleTest, nlohmann-json, CLI11, PCRE2. The stage `build` can be run on another machine
+# from build/deps (scripts/vendor.sh): GoogleTest, nlohmann-json, PCRE2. The stage `build` can be run on another machine
 # (ARCHS=90a MARCH=x86-64-v3, for an H100), and build/ carried over. BACKEND=emu rehearses it on the emulator, where nothing is
 # timed or sanitized (STEPS=3: short trainings; BUDGET=3600: seconds of a stage). Exit status 1 if a row says FAILED, or if the
 # time was over before all tests had run.

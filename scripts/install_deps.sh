@@ -5,7 +5,7 @@
 set -euo pipefail
 
 declare -A need=(
-    [build]="make g++ pkg-config libpcre2-dev nlohmann-json3-dev libcli11-dev openmpi-bin libopenmpi-dev"
+    [build]="make g++ pkg-config libpcre2-dev nlohmann-json3-dev openmpi-bin libopenmpi-dev"
     [clang]="clang libomp-dev libclang-rt-14-dev"
     [interop]="python3-venv"
     [test]="libgtest-dev"

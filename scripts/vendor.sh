@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 scripts/install_deps.sh test
 rm -rf build/deps
 mkdir -p build/deps/include build/deps/lib
-for header in nlohmann CLI gtest; do cp -rL "/usr/include/$header" build/deps/include/; done
+for header in nlohmann gtest; do cp -rL "/usr/include/$header" build/deps/include/; done
 cp -L /usr/include/pcre2.h build/deps/include/
 for library in libgtest.a libgtest_main.a libpcre2-8.a; do
     cp -L "$(find /usr/lib -name "$library" | head -n 1)" build/deps/lib/

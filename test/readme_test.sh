@@ -144,7 +144,7 @@ done
 
 # ---- what the pages name exists ----
 cd "$work" || exit 1
-for command in tokenizer prepare train eval generate inspect; do "$program" $command --help; done >help.txt 2>&1
+for command in tokenizer prepare train eval generate inspect; do "$program" $command --help-all; done >help.txt 2>&1
 # Options of launchers, containers, downloads, and of the programs in dev/.
 foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --mca --mpi --kill-on-bad-exit --nodes --time
  --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --include --local-dir --self-test --generate
@@ -178,7 +178,7 @@ for page in README.md "${others[@]}"; do
         [[ -z $lost ]] && echo "ok: $page: all $what exist" || echo "FAILED: $page: these $what do not exist:" "$lost"
     done
 done
-for command in $("$program" --help | sed -n 's/^  train_gpt \([a-z]*\) .*/\1/p'); do
+for command in $("$program" --help | sed -n 's/^  \([a-z]*\)  .*/\1/p' | grep -v help); do
     expect "README.md describes $command" grep -q "^| \`$command\`" "$root/README.md"
 done
 words=$(wc -w <"$root/README.md")

@@ -1,6 +1,8 @@
 // The command line: values, lists, aliases, configuration files, and what a refusal says.
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "../llmc/cli.h"
 #include "files.h"
 
@@ -8,12 +10,12 @@ namespace {
 
 TrainOptions parsed(const std::vector<std::string>& arguments) {
     TrainOptions o;
-    EXPECT_TRUE(cli::parse("train", "Trains.", o, arguments));
+    EXPECT_TRUE(cli::parse("train", o, arguments));
     return o;
 }
 void refused(const std::vector<std::string>& arguments, const std::vector<std::string>& parts) {
     TrainOptions o;
-    test::expect_error([&] { cli::parse("train", "Trains.", o, arguments); }, parts);
+    test::expect_error([&] { cli::parse("train", o, arguments); }, parts);
 }
 
 TEST(Cli, Values) {
@@ -62,7 +64,58 @@ TEST(Cli, BracketsCommasAndBracesAreOfTheValue) {
     EXPECT_EQ(o.split, "90, 10, 0");
 }
 
-TEST(Cli, ALaterValueWins) { EXPECT_EQ(parsed({"--num-layers", "3", "--num-layers", "4"}).num_layers, 4); }
+TEST(Cli, ALaterValueWinsAndNoTakesItBack) {
+    EXPECT_EQ(parsed({"--num-layers", "3", "--num-layers", "4"}).num_layers, 4);
+    const std::vector<std::string> ramp = {"--rampup-batch-size", "1", "2", "3", "--data", "a", "b", "--swiglu", "--lr", "1"};
+    const auto then = [&](const std::vector<std::string>& more) {
+        std::vector<std::string> all = ramp;
+        all.insert(all.end(), more.begin(), more.end());
+        return parsed(all);
+    };
+    EXPECT_EQ(then({"--rampup-batch-size", "4", "5", "6"}).rampup_batch_size, (Strings{"4", "5", "6"}));
+    EXPECT_EQ(then({"--data-path", "c"}).data_path, Strings{"c"});
+    EXPECT_TRUE(then({"--no-rampup-batch-size"}).rampup_batch_size.empty());
+    EXPECT_EQ(then({"--no-rampup-batch-size", "--rampup-batch-size", "7", "8", "9"}).rampup_batch_size,
+              (Strings{"7", "8", "9"}));
+    EXPECT_TRUE(then({"--no-data"}).data_path.empty());
+    EXPECT_FALSE(then({"--no-swiglu"}).swiglu);
+    EXPECT_FALSE(then({"--swiglu=false"}).swiglu);
+    EXPECT_DOUBLE_EQ(then({"--no-lr"}).lr, TrainOptions().lr);
+    EXPECT_FALSE(parsed({"--no-overlap", "--overlap"}).no_overlap) << "the flag's own name begins with no-";
+    EXPECT_TRUE(parsed({"--overlap", "--no-overlap"}).no_overlap);
+    EXPECT_EQ(parsed({"--micro_batch_size", "3"}).micro_batch_size, 3);
+
+    const test::TemporaryDirectory dir;
+    test::write_file(dir / "a.toml", "rampup-batch-size = [1, 2, 3]\ntrain-samples = 5 # a comment\nno-overlap = true\n");
+    test::write_file(dir / "b.toml",
+                     "train_samples = 6\ndata-path = [\n  \"x, y\",  # two lines\n  'z'\n]\nno-overlap = false\n");
+    const std::vector<std::string> both = {"--config", dir / "a.toml", "--config=" + (dir / "b.toml")};
+    EXPECT_EQ(parsed(both).train_samples, 6);
+    EXPECT_EQ(parsed(both).data_path, (Strings{"x, y", "z"}));
+    EXPECT_FALSE(parsed(both).no_overlap);
+    EXPECT_EQ(parsed(both).rampup_batch_size, (Strings{"1", "2", "3"}));
+    EXPECT_TRUE(parsed({"--no-rampup-batch-size", "--config", dir / "a.toml"}).rampup_batch_size.empty())
+        << "the command line wins wherever it stands";
+    EXPECT_EQ(parsed({"--rampup-batch-size", "4", "5", "6", "--config", dir / "a.toml"}).rampup_batch_size[0], "4");
+}
+
+TEST(Cli, ConfigurationFilesThatAreWrong) {
+    const test::TemporaryDirectory dir;
+    const auto wrong = [&](const std::string& text, const std::vector<std::string>& parts) {
+        test::write_file(dir / "bad.toml", text);
+        refused({"--config", dir / "bad.toml"}, parts);
+    };
+    wrong("lr = 1\nlr\n", {"bad.toml:2", "no value"});
+    wrong("lr =\n", {"bad.toml:1", "no value"});
+    wrong("out = \"a\n", {"bad.toml:1", "closing quote"});
+    wrong("data-path = [\"a\"\n", {"closing bracket"});
+    wrong("data-path = [\"a\" \"b\"]\n", {"commas"});
+    wrong("out = \"a\" b\n", {"bad.toml:1", "goes on"});
+    wrong("[train]\n", {"bad.toml:1", "no value"});
+    wrong("lr = [1, 2]\n", {"--lr", "1 value"});
+    wrong("swiglu = maybe\n", {"--swiglu", "true or false"});
+    wrong("learning_rate = 1\n", {"bad.toml:1", "--lr"});
+}
 
 TEST(Cli, ConfigurationFileAndCommandLine) {
     const test::TemporaryDirectory dir;
@@ -76,7 +129,7 @@ TEST(Cli, ConfigurationFileAndCommandLine) {
     EXPECT_EQ(o.data_path, (Strings{"a", "b"}));
     EXPECT_EQ(o.lr_decay_style, "linear");
     test::write_file(dir / "bad.toml", "num-layer = 5\n");
-    refused({"--config", dir / "bad.toml"}, {"num-layer", "did you mean num-layers"});
+    refused({"--config", dir / "bad.toml"}, {"bad.toml:1", "num-layer", "did you mean --num-layers?"});
     refused({"--config", dir / "none.toml"}, {"none.toml"});
 }
 
@@ -90,22 +143,133 @@ TEST(Cli, RefusalsNameTheValueAndWhatIsAllowed) {
     refused({"--lr", "0"}, {"'0'", "above 0"});
     refused({"--lr", "1e-3,"}, {"'1e-3,'"});
     refused({"--train-samples", "1e30"}, {"1e30"});
-    refused({"--seed", "-1"}, {"'-1'", "at least 0"});
+    refused({"--seed", "-1"}, {"'-1'", "from 0 to 9000000000000000"});
     refused({"--hidden-dropout", "0.1"}, {"'0.1'", "only 0"});
     refused({"--lr-decay-style", "cosinus"}, {"'cosinus'", "cosine", "WSD"});
-    refused({"--num-layers"}, {"num-layers"});
-    refused({"--rampup-batch-size", "1", "2"}, {"rampup-batch-size"});
+    refused({"--num-layers"}, {"num-layers", "no value"});
+    refused({"--out", "--quiet"}, {"--out has no value", "--out='--quiet'"});
+    EXPECT_EQ(parsed({"--out=--quiet"}).out, "--quiet");
+    EXPECT_EQ(parsed({"--out="}).out, "");
+    EXPECT_EQ(parsed({"--sample-prompt", "-- he said"}).sample_prompt, "-- he said");
+    refused({"--quiet", "true"}, {"'true'"});
+    refused({"--train-iters", "100000000000000000000"}, {"from 1 to 9000000000000000"});
+    refused({"--train-iters", "1e400"}, {"from 1 to 9000000000000000"});
+    refused({"--no-such-thing"}, {"--no-such-thing"});
+    refused({"-lr", "1"}, {"'-lr'"});
+    refused({"--rampup-batch-size", "1", "2"}, {"rampup-batch-size", "3 values, not 2", "START INCREMENT SAMPLES"});
     refused({"stray"}, {"stray"});
 }
 
-TEST(Cli, EveryOptionIsInTheHelpAndInTheLog) {
+// What `arguments` of train are answered with.
+std::string answer(const std::vector<std::string>& arguments) {
+    try {
+        parsed(arguments);
+    } catch (const UsageError& e) {
+        return e.what();
+    }
+    return "accepted";
+}
+
+TEST(Cli, NamesOfOtherProgramsLeadToOurs) {
+    const std::pair<const char*, const char*> pairs[] = {
+        {"--learning-rate", "--lr"},
+        {"--learning_rate=1e-3", "--lr"},
+        {"--batch-size", "--micro-batch-size"},
+        {"--per_device_train_batch_size", "--micro-batch-size"},
+        {"--gradient-accumulation-steps", "--global-batch-size"},
+        {"--epochs", "--train-iters"},
+        {"--max-steps", "--train-iters"},
+        {"--fp16", "PRECISION=fp32"},
+        {"--bf16", "PRECISION=bf16"},
+        {"--wandb-project", "report.html"},
+        {"--block_size", "--seq-length"},
+        {"--n_embd", "--hidden-size"},
+        {"--save", "--out"},
+        {"-b", "--micro-batch-size"},
+        {"-l", "--lr"},
+        {"--sequence-parallell", "did you mean"},
+    };
+    for (const auto& [given, ours] : pairs)
+        EXPECT_NE(answer({given, "1"}).find(ours), std::string::npos) << answer({given, "1"});
+    // The options that the advice names exist; none of the names is one of ours.
+    for (const cli::OtherName& o : cli::other_names)
+        for (const cli::Command& c : cli::commands()) {
+            if ((" " + std::string(o.commands) + " ").find(" " + std::string(c.name) + " ") == std::string::npos) continue;
+            Strings known = {"--version"};
+            for (const cli::OptionRow& row : cli::options_of(c.name))
+                known.push_back("--" + row.name), known.push_back("--" + row.alias);
+            const auto exists = [&](const std::string& name) {
+                return std::find(known.begin(), known.end(), name) != known.end();
+            };
+            std::stringstream advice(o.here), names(o.names);
+            for (std::string word; advice >> word;) {
+                while (!word.empty() && strchr(":,;)", word.back())) word.pop_back();
+                if (word[0] == '(') word.erase(0, 1);
+                EXPECT_TRUE(word.compare(0, 2, "--") != 0 || exists(word)) << c.name << ": " << word;
+            }
+            for (std::string name; names >> name;) EXPECT_FALSE(exists("--" + name)) << c.name << ": " << name;
+        }
+}
+
+TEST(Cli, SuggestionsAreNeverSilly) {
+    const auto suggested = [](const std::string& option) {
+        const std::string text = answer({option});
+        const size_t at = text.find("did you mean ");
+        return at == std::string::npos ? "" : text.substr(at + 13, text.find('?', at) - at - 13);
+    };
+    EXPECT_EQ(suggested("--micro-batch-sise"), "--micro-batch-size");
+    EXPECT_EQ(suggested("--mircobatch-size"), "--micro-batch-size");
+    EXPECT_EQ(suggested("--sead"), "--seed");
+    EXPECT_EQ(suggested("--lr-warmup"), "--lr-warmup-iters, --lr-warmup-samples, --lr-warmup-fraction or --lr-warmup-init");
+    EXPECT_EQ(suggested("--virtual"), "--num-virtual-stages-per-pipeline-rank");
+    for (const char* nonsense : {"--foo", "--q", "--zzzzzzzzzzzz", "--banana", "--attention-heads-up-display"})
+        EXPECT_EQ(suggested(nonsense), "") << nonsense;
+    EXPECT_EQ(similar_names("trian", {"train", "eval"}), Strings{"train"});
+    EXPECT_EQ(similar_names("gpt2-125m", {"gpt2-124m", "gpt2-350m"}), Strings{"gpt2-124m"});
+}
+
+TEST(Cli, HelpIsNoWiderThanTheTerminal) {
+    for (const int width : {60, 80, 120})
+        for (const cli::Command& c : cli::commands()) {
+            std::stringstream help(cli::help_of(c, true, width));
+            for (std::string line; std::getline(help, line);) EXPECT_LE(display_width(line), std::max(width, 80)) << line;
+        }
+    std::stringstream overview(cli::help_overview(80));
+    for (std::string line; std::getline(overview, line);) EXPECT_LE(display_width(line), 80) << line;
+}
+
+TEST(Cli, HelpShowsTheUsualOptionsAndHelpAllTheRest) {
+    const auto help = [](const char* option) {
+        testing::internal::CaptureStdout();
+        TrainOptions o;
+        EXPECT_FALSE(cli::parse("train", o, {option}));
+        return testing::internal::GetCapturedStdout();
+    };
+    const std::string usual = help("--help"), all = help("--help-all");
+    const auto rows = cli::options_of("train");
+    const auto shown = [&](const std::string& text) {
+        return std::count_if(rows.begin(), rows.end(), [&](const cli::OptionRow& row) {
+            return text.find("  " + cli::label_of(row) + " ") != std::string::npos ||
+                   text.find("  " + cli::label_of(row) + "\n") != std::string::npos;
+        });
+    };
+    EXPECT_EQ(shown(all), (int)rows.size());
+    EXPECT_EQ(shown(usual), (int)everyday_options().size() + 3) << "and --config, --help, --help-all";
+    EXPECT_GE(shown(usual), 30);
+    EXPECT_LE(shown(usual), 45);
+    // Sentences that stand alone: each row says more than its name.
+    for (const cli::Command& c : cli::commands())
+        for (const cli::OptionRow& row : cli::options_of(c.name)) {
+            EXPECT_GE(row.help.size(), 9u) << row.name;
+            EXPECT_NE(row.help.find("the same, "), 0u) << row.name;
+            EXPECT_EQ(row.help.find(" so many"), std::string::npos) << row.name;
+        }
+}
+
+TEST(Cli, EveryOptionIsInTheLog) {
     TrainOptions o;
     const auto json = options_to_json(o);
-    testing::internal::CaptureStdout();
-    EXPECT_FALSE(cli::parse("train", "Trains.", o, {"--help"}));
-    const std::string help = testing::internal::GetCapturedStdout();
     for_each_option(o, [&](const char* field, const char*, auto&, const Allowed&, const char*, const char*) {
-        EXPECT_NE(help.find("--" + option_name(field)), std::string::npos) << field;
         EXPECT_TRUE(json.contains(option_name(field))) << field;
     });
 }

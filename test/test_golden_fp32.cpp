@@ -91,7 +91,7 @@ std::string fixture(const std::string& family) {
 TrainOptions options_of(const std::string& directory, const Golden& golden, const ModelConfig& c,
                         const test::TemporaryDirectory& data) {
     TrainOptions o;
-    cli::parse("train", "", o, {"--config", directory + "/train.toml"});
+    cli::parse("train", o, {"--config", directory + "/train.toml"});
     const std::vector<int> tokens = golden.integers("tokens");
     const int64_t S = golden.dimension("tokens", 0), T = golden.dimension("tokens", 1);
     for (int64_t s = 0; s < S; s++) {

@@ -62,14 +62,15 @@ struct Ctx {
         return scratch_;
     }
 
-    // For the start-up table.
-    std::string description() const {
-        std::string how = "plain loops";
+    // What multiplies matrices.
+    std::string unit_name() const {
 #if CPU_FAST_PATHS
-        if (!plain) how = (split_unit ? split_unit->name + std::string(" by parts of bf16, ") : "") + unit->name;
+        if (!plain) return (split_unit ? split_unit->name + std::string(" by parts of bf16, ") : "") + unit->name;
 #endif
-        return format("%d thread%s, %s", threads, threads == 1 ? "" : "s", how.c_str());
+        return "plain loops";
     }
+    // For the start-up table.
+    std::string description() const { return format("%d thread%s, %s", threads, threads == 1 ? "" : "s", unit_name().c_str()); }
 
 private:
     void* scratch_ = nullptr;

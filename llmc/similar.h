@@ -1,0 +1,47 @@
+// "Did you mean": what someone who typed a name that does not exist can have meant.
+#pragma once
+#include <algorithm>
+#include <string>
+#include <vector>
+
+// Edit distance: characters inserted, removed or replaced, neighbours swapped.
+inline size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+    for (size_t i = 0; i <= a.size(); i++)
+        for (size_t j = 0; j <= b.size(); j++) {
+            if (i == 0 || j == 0) {
+                d[i][j] = i + j;
+                continue;
+            }
+            d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+        }
+    return d[a.size()][b.size()];
+}
+
+// Names that someone who typed `given` can have meant: misspelt by a letter in four at most, else those that contain it.
+inline std::vector<std::string> similar_names(const std::string& given, const std::vector<std::string>& names) {
+    std::vector<std::string> found;
+    if (given.size() < 3 || given.size() > 100) return found;
+    size_t least = (given.size() + 3) / 4;
+    for (const std::string& name : names) {
+        const size_t d = edit_distance(given, name);
+        if (d > least) continue;
+        if (d < least) found.clear();
+        least = d, found.push_back(name);
+    }
+    if (!found.empty()) return found;
+    for (const std::string& name : names)
+        if (("-" + name + "-").find("-" + given + "-") != std::string::npos) found.push_back(name);
+    return found;
+}
+// "; did you mean a, b or c?", or nothing.
+inline std::string did_you_mean(const std::string& given, const std::vector<std::string>& names,
+                                const std::string& dashes = "") {
+    const std::vector<std::string> found = similar_names(given, names);
+    std::string text;
+    for (size_t i = 0; i < found.size() && i < 5; i++)
+        text += (i == 0 ? "; did you mean " : i + 1 == std::min<size_t>(found.size(), 5) ? " or " : ", ") + dashes + found[i];
+    return text.empty() ? "" : text + "?";
+}

@@ -1,0 +1,61 @@
+// What this program is: `train_gpt --version`.
+#pragma once
+#include <cstdio>
+#include <string>
+
+#include "comm.h"
+#include "ops.h"
+#include "world.h"
+
+#if !defined(GIT_VERSION)  // the Makefile's `git describe`, at the time of the build
+#define GIT_VERSION "not built from git"
+#endif
+
+inline int print_version() {
+    const auto line = [](const char* label, const std::string& value) { printf("  %-11s %s\n", label, value.c_str()); };
+    printf("train_gpt 0.1 (%s)\n", GIT_VERSION);
+#if defined(__clang__)
+    const std::string compiler = "clang " __clang_version__;
+#else
+    const std::string compiler = "g++ " __VERSION__;
+#endif
+    std::string checks;
+#if defined(__SANITIZE_ADDRESS__)
+    checks += ", address sanitizer";
+#endif
+#if defined(__SANITIZE_THREAD__)
+    checks += ", thread sanitizer";
+#endif
+#if !defined(__OPTIMIZE__)
+    checks += ", without optimization";
+#endif
+    line("backend", be::backend_name);
+    line("precision", format("%s storage, %s sums", precision_name, sizeof(real) == 4 ? "fp32" : "fp64"));
+    line("compiler", compiler + checks);
+#if defined(__AVX512F__)
+    const char* const built_for = "AVX-512";
+#elif defined(__AVX2__)
+    const char* const built_for = "AVX2";
+#else
+    const char* const built_for = "the least CPU of its kind";
+#endif
+    line("CPU", std::string("built for ") + built_for + "; matrices are multiplied with " + cpu::Ctx(1).unit_name());
+#if defined(CUDART_VERSION)
+    line("CUDA", format("%d.%d", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10));
+#else
+    line("CUDA", "no");
+#endif
+#if defined(NCCL_MAJOR)
+    line("NCCL", format("%d.%d.%d", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH));
+#else
+    line("NCCL", "no");
+#endif
+#if !HAVE_MPI
+    line("MPI", "no: one rank alone");
+#elif defined(OMPI_MAJOR_VERSION)
+    line("MPI", format("Open MPI %d.%d.%d", OMPI_MAJOR_VERSION, OMPI_MINOR_VERSION, OMPI_RELEASE_VERSION));
+#else
+    line("MPI", format("MPI %d.%d", MPI_VERSION, MPI_SUBVERSION));
+#endif
+    return 0;
+}
