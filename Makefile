@@ -85,7 +85,7 @@ LDLIBS    += $(if $(have_nccl),-lnccl)
 endif
 
 # The emulator stands in for the toolkit's headers (test/emu); #pragma unroll means nothing to g++.
-EMUFLAGS := -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -O1 -g
+EMUFLAGS := -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -O1 -g -rdynamic
 
 flag_bf16 :=
 flag_fp32 := -DPRECISION_FP32
