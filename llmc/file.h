@@ -1,6 +1,5 @@
 // Files: read-only mappings and writing that never leaves half a file under its final name.
-//   MappedFile   a file in memory, unmapped when it goes out of scope. If it becomes shorter meanwhile, the process ends with
-//   an
+//   MappedFile   a file in memory, unmapped when it goes out of scope. If it becomes shorter meanwhile, the process ends with an
 //                error that names it: its pages are gone, and there is nothing to return to
 //   InputStream  a file or pipe, read once from its beginning
 //   FileWriter   writes NAME.tmp.PID beside NAME; commit() syncs and renames; without commit() the temporary is removed.

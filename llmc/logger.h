@@ -2,11 +2,9 @@
 //
 // log.jsonl: one JSON object per line, written whole with one write(), so that a reader never meets half a line. Kinds:
 //   run     first line: name, time, total_steps, total_samples, unigram_loss, summary, machine, options
-//   step    the fields of StepStats by their names, seconds since the start (of a resumed run: those of its earlier parts and
-//   of
-//           this one), eta_s
-//   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two of the 12
-//   tensors:
+//   step    the fields of StepStats by their names, seconds since the start (of a resumed run: those of its earlier parts
+//           and of this one), eta_s
+//   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two of the 12 tensors:
 //           of qkv, proj, fc1, fc2 each input, weight, gradient
 //   valid   step, loss, perplexity, tokens, ms; of several data sets also sets: {name: loss}
 //   sample  step, prompt, text              what the model wrote
