@@ -2490,6 +2490,8 @@ static void train(World& world, const TrainOptions& given) {
         if (!same_run) make_room_for_new_run(o.out);
         logger =
             std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval, stdout, [&] { lock->hold(); });
+        if (o.tensorboard || !o.tensorboard_dir.empty())
+            logger->also_tensorboard(o.tensorboard_dir.empty() ? o.out + "/tensorboard" : o.tensorboard_dir, state.step);
         info = run_info(run);
         logger->run(info, resumed ? std::optional(state.step) : std::nullopt);
         if (resumed) logger->event(state.step, "info", "resume", "going on from " + run.resumed_from);

@@ -364,6 +364,16 @@ inline void open_standard_streams() {
         if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // the lowest free number
 }
 
+// Adds a record to a file that others may read meanwhile: whole, or not at all.
+inline void append_whole(int fd, const std::string& path, const std::string& record) {
+    const off_t before = lseek(fd, 0, SEEK_END);
+    const ssize_t n = ::write(fd, record.data(), record.size());
+    if (n == (ssize_t)record.size()) return;
+    const std::string reason = n < 0 ? strerror(errno) : "disk full";
+    if (n > 0 && before >= 0) (void)!ftruncate(fd, before);  // no half records
+    fail("cannot write %s: %s; what is logged meanwhile is lost", path.c_str(), reason.c_str());
+}
+
 // Renames `path` to the first free name of path.1, path.2, ..., which is returned; "" if there is nothing of that name.
 inline std::string set_aside(const std::string& path) {
     namespace fs = std::filesystem;
