@@ -72,7 +72,7 @@ short() { echo "$(basename "$(dirname "$1")")/$(basename "$1")"; }
 
 stage_build() {
     local lacks="" header define nvcc
-    for header in gtest/gtest.h nlohmann/json.hpp CLI/CLI.hpp pcre2.h; do
+    for header in gtest/gtest.h nlohmann/json.hpp pcre2.h; do
         [[ $header == pcre2.h ]] && define="-DPCRE2_CODE_UNIT_WIDTH=8" || define=""
         echo "#include <$header>" | "${CXX:-g++}" $define -I build/deps/include -E -x c++ - >/dev/null 2>&1 || lacks="$lacks $header"
     done
