@@ -168,8 +168,9 @@ lost_targets() {
 }
 lost_options() {
     [[ $1 == dev/LOG.md || $1 == dev/CHANGELOG.md ]] && return  # These tell of what was.
-    grep -oE -- '(^|[ `(])--[a-z][a-z0-9-]+' "$root/$1" | tr -d ' `(' | sort -u | while read -r option; do
-        [[ $foreign == *[[:space:]]"$option"[[:space:]]* ]] || grep -qE -- "$option([ ,=]|$)" help.txt || echo "$option"
+    grep -oE -- '(^|[ `(])--[a-z][a-z0-9-]+' "$root/$1" | tr -d ' `(' | sort -u | grep -vx -- --no- | while read -r option; do
+        [[ $foreign == *[[:space:]]"$option"[[:space:]]* ]] || grep -qE -- "--(${option#--}|${option#--no-})([ ,=]|$)" help.txt ||
+            echo "$option"
     done
 }
 for page in README.md "${others[@]}"; do
