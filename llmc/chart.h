@@ -1,6 +1,8 @@
 // Curves of any length in little memory, and line charts as SVG.
-//   Curve   at most 750 buckets of neighbouring points; a bucket keeps count, sum, smallest and largest: no spike is lost
+//   Curve   at most 750 parts of neighbouring points; a part keeps their mean, smallest and largest value: no spike is lost
 //   Chart   series on nice axes (1-2-5 ticks; logarithmic where asked), drawn by draw_chart(); a style sheet has the colours
+// What is drawn here is the loss curve as a file of its own, and what a page shows where scripts are off. Elsewhere the page's
+// script (report_style.h) draws the same series, at the width of the window.
 // Any data can be drawn: what is not finite is left out, what is beyond +-largest_drawn lies there, and axes have a length.
 #pragma once
 #include <algorithm>
@@ -14,8 +16,9 @@
 #include "check.h"
 #include "terminal.h"
 
-struct Point {
-    double x, y;
+// Neighbouring points of a curve as one: means of both coordinates, and the smallest and the largest value.
+struct CurvePart {
+    double x, y, low, high;
 };
 
 // Sums of as many as a curve has, and differences, stay finite.
@@ -24,28 +27,26 @@ inline double drawable(double v) { return std::clamp(v, -largest_drawn, largest_
 
 class Curve {
 public:
-    static constexpr size_t max_buckets = 750;  // and so at most 1500 points of extremes()
+    static constexpr size_t max_parts = 750;
 
     // What is not finite is left out. Where x goes back, the points from there on are new ones.
     void add(int64_t x, double y) {
         if (!std::isfinite(y)) return;
         if (!buckets_.empty() && x < last_x_) cut_after(x - 1);
         y = drawable(y);
-        if (buckets_.empty() || buckets_.back().key != x / stride_)
-            buckets_.push_back({x / stride_, 0, 0, 0, {(double)x, y}, {(double)x, y}});
+        if (buckets_.empty() || buckets_.back().key != x / stride_) buckets_.push_back({x / stride_, 0, 0, 0, y, y});
         Bucket& b = buckets_.back();
         b.n++, b.sum_x += (double)x, b.sum_y += y;
-        if (y < b.low.y) b.low = {(double)x, y};
-        if (y > b.high.y) b.high = {(double)x, y};
+        b.low = std::min(b.low, y), b.high = std::max(b.high, y);
         last_x_ = x, last_ = y;
-        while (buckets_.size() > max_buckets) halve();
+        while (buckets_.size() > max_parts) halve();
     }
 
     bool empty() const { return buckets_.empty(); }
     double last() const { return last_; }
 
-    // Takes away what comes after x, so that points there can be added anew; returns it as extremes() would.
-    std::vector<Point> cut_after(int64_t x) {
+    // Takes away what comes after x, so that points there can be added anew; returns it.
+    std::vector<CurvePart> cut_after(int64_t x) {
         Curve tail;
         const auto kept = [&](const Bucket& b) { return b.sum_x / (double)b.n <= (double)x; };
         const auto end = std::partition_point(buckets_.begin(), buckets_.end(), kept);
@@ -53,50 +54,19 @@ public:
         buckets_.erase(end, buckets_.end());
         last_ = empty() ? NAN : buckets_.back().sum_y / (double)buckets_.back().n;
         last_x_ = x;
-        return tail.extremes();
+        return tail.parts();
     }
 
-    std::vector<Point> means() const {
-        std::vector<Point> points;
-        for (const Bucket& b : buckets_) points.push_back({b.sum_x / b.n, b.sum_y / b.n});
-        return points;
-    }
-
-    // The smallest and the largest point of every bucket, in order of x: the curve's envelope.
-    std::vector<Point> extremes() const {
-        std::vector<Point> points;
-        for (const Bucket& b : buckets_) {
-            const Point &first = b.low.x <= b.high.x ? b.low : b.high, &second = b.low.x <= b.high.x ? b.high : b.low;
-            points.push_back(first);
-            if (second.x > first.x) points.push_back(second);
-        }
-        return points;
-    }
-
-    // Gaussian average of the means. Its width is 1% of the curve's length, less near the start: the first fall stays steep.
-    std::vector<Point> smoothed() const {
-        const std::vector<Point> raw = means();
-        std::vector<Point> points;
-        if (raw.empty()) return points;
-        size_t from = 0;
-        for (const Point& at : raw) {
-            const double sigma = std::max(1e-9, std::min(0.01 * (raw.back().x - raw[0].x), 0.08 * (at.x - raw[0].x)));
-            while (raw[from].x < at.x - 3 * sigma) from++;
-            double sum = 0, weights = 0;
-            for (size_t i = from; i < raw.size() && raw[i].x <= at.x + 3 * sigma; i++) {
-                const double z = (raw[i].x - at.x) / sigma, weight = buckets_[i].n * std::exp(-0.5 * z * z);
-                sum += weight * raw[i].y, weights += weight;
-            }
-            points.push_back({at.x, sum / weights});
-        }
-        return points;
+    std::vector<CurvePart> parts() const {
+        std::vector<CurvePart> parts;
+        for (const Bucket& b : buckets_) parts.push_back({b.sum_x / (double)b.n, b.sum_y / (double)b.n, b.low, b.high});
+        return parts;
     }
 
 private:
     struct Bucket {
         int64_t key, n;  // x / stride; points
-        double sum_x, sum_y;
-        Point low, high;
+        double sum_x, sum_y, low, high;
     };
 
     void halve() {
@@ -110,8 +80,7 @@ private:
             }
             Bucket& a = buckets_[kept - 1];
             a.n += b.n, a.sum_x += b.sum_x, a.sum_y += b.sum_y;
-            if (b.low.y < a.low.y) a.low = b.low;
-            if (b.high.y > a.high.y) a.high = b.high;
+            a.low = std::min(a.low, b.low), a.high = std::max(a.high, b.high);
         }
         buckets_.resize(kept);
     }
@@ -120,6 +89,40 @@ private:
     int64_t stride_ = 1, last_x_ = 0;
     double last_ = NAN;
 };
+
+// At most n parts, each of as many neighbours.
+inline std::vector<CurvePart> thinned(const std::vector<CurvePart>& parts, size_t n) {
+    const size_t every = (parts.size() + n - 1) / n;
+    if (every <= 1) return parts;
+    std::vector<CurvePart> out;
+    for (size_t from = 0; from < parts.size(); from += every) {
+        const size_t to = std::min(parts.size(), from + every);
+        CurvePart sum = {0, 0, INFINITY, -INFINITY};
+        for (size_t i = from; i < to; i++) {
+            sum.x += parts[i].x / (double)(to - from), sum.y += parts[i].y / (double)(to - from);
+            sum.low = std::min(sum.low, parts[i].low), sum.high = std::max(sum.high, parts[i].high);
+        }
+        out.push_back(sum);
+    }
+    return out;
+}
+
+// Gaussian average of the means. Its width is 1% of the curve's length, less near the start: the first fall stays steep.
+inline std::vector<CurvePart> smoothed(std::vector<CurvePart> parts) {
+    const std::vector<CurvePart> raw = parts;
+    size_t from = 0;
+    for (CurvePart& at : parts) {
+        const double sigma = std::max(1e-9, std::min(0.01 * (raw.back().x - raw[0].x), 0.08 * (at.x - raw[0].x)));
+        while (raw[from].x < at.x - 3 * sigma) from++;
+        double sum = 0, weights = 0;
+        for (size_t i = from; i < raw.size() && raw[i].x <= at.x + 3 * sigma; i++) {
+            const double z = (raw[i].x - at.x) / sigma, weight = std::exp(-0.5 * z * z);
+            sum += weight * raw[i].y, weights += weight;
+        }
+        at.y = sum / weights;
+    }
+    return parts;
+}
 
 // ---- axes ------------------------------------------------------------------------------------------------------------------
 // Ends that an axis can have, whatever the data's are: finite, in order, and far enough apart for ticks that differ.
@@ -197,17 +200,23 @@ inline std::string tick_label(double v) {
 // ---- charts ----------------------------------------------------------------------------------------------------------------
 struct Series {
     std::string name;   // shown in the legend; empty: in none, and not under the cursor
-    std::string style;  // class of the line: raw, train, valid, ...
-    std::vector<Point> points;
-    bool dots = false;   // mark every point (while they are few)
-    bool steps = false;  // constant from one point to the next
+    std::string style;  // class of the line: train, valid, ...
+    std::vector<CurvePart> parts;
+    bool smooth = false;  // the line is an average, over a pale one of the values that are averaged
+    bool dots = false;    // mark every point (while they are few)
+    bool steps = false;   // constant from one point to the next
+    bool pale = false;    // the smallest and the largest values alone
+    int run = 0;          // which of several
+
+    std::vector<CurvePart> line() const { return smooth ? smoothed(parts) : parts; }
 };
 
 struct Chart {
     std::string id, title;
     std::vector<Series> series;
     double lo = 0, hi = 1;  // range of y
-    bool logarithmic = false;
+    double skip = 0;        // share of the length at the start that has no part in the range
+    bool from_zero = false, logarithmic = false;
     double baseline = NAN;  // a dashed horizontal line ...
     std::string baseline_name;
     std::vector<int64_t> marks;                          // x of ticks at the upper edge: steps whose value is not finite
@@ -229,17 +238,19 @@ struct Frame {
     }
 };
 
-inline bool drawn(const Point& p) { return std::isfinite(p.x) && std::isfinite(p.y); }
+inline bool drawn(const CurvePart& p) {
+    return std::isfinite(p.x) && std::isfinite(p.y) && std::isfinite(p.low) && std::isfinite(p.high);
+}
 
 inline Frame frame_of(const Chart& c) {
     double first = INFINITY, last = -INFINITY;
     for (const Series& s : c.series)
-        for (const Point& p : s.points)
+        for (const CurvePart& p : s.parts)
             if (drawn(p)) first = std::min(first, p.x), last = std::max(last, p.x);
     if (first < 0.05 * last) first = std::min(first, 0.0);  // a run starts at 0, though its first record is step 1
     const auto [x0, x1] = axis_ends(first, last);
     const auto [y0, y1] = c.logarithmic ? log_axis_ends(c.lo, c.hi) : axis_ends(c.lo, c.hi);
-    return {54,           c.width - (c.direct_labels ? 124.0 : 24.0), 12, c.height - 30.0, x0, std::max(x1, x0 + 1), y0, y1,
+    return {60,           c.width - (c.direct_labels ? 124.0 : 24.0), 12, c.height - 30.0, x0, std::max(x1, x0 + 1), y0, y1,
             c.logarithmic};
 }
 
@@ -256,17 +267,28 @@ inline std::string xml_escape(const std::string& text) {
     return out;
 }
 
-inline std::string svg_path(const Frame& f, const Series& s) {
+inline std::string svg_path(const Frame& f, const std::vector<CurvePart>& parts, bool steps) {
     std::string d;
     double last_y = 0;
-    for (const Point& p : s.points) {
+    for (const CurvePart& p : parts) {
         if (!drawn(p)) continue;
         const double x = f.x(p.x), y = f.y(p.y);
-        if (s.steps && !d.empty()) d += format("L%.1f %.1f", x, last_y);
+        if (steps && !d.empty()) d += format("L%.1f %.1f", x, last_y);
         d += format("%c%.1f %.1f", d.empty() ? 'M' : 'L', x, y);
         last_y = y;
     }
     return d;
+}
+
+// What lies between the smallest and the largest values.
+inline std::string svg_envelope(const Frame& f, const Series& s, size_t n) {
+    std::string low, high;
+    for (const CurvePart& p : thinned(s.parts, n)) {
+        if (!drawn(p)) continue;
+        low += format("%c%.1f %.1f", low.empty() ? 'M' : 'L', f.x(p.x), f.y(p.low));
+        high = format("L%.1f %.1f", f.x(p.x), f.y(p.high)) + high;
+    }
+    return format("<path class=\"pale %s\" d=\"%s\"/>", s.style.c_str(), (low + high).c_str());
 }
 
 inline std::string svg_axes(const Chart& c, const Frame& f) {
@@ -294,8 +316,8 @@ inline std::string svg_end_labels(const Chart& c, const Frame& f) {
     };
     std::vector<Label> labels;
     for (const Series& s : c.series)
-        if (!s.name.empty() && !s.points.empty() && drawn(s.points.back()))
-            labels.push_back({f.y(s.points.back().y), s.style, s.name + " " + with_decimals(s.points.back().y, 3)});
+        if (const std::vector<CurvePart> line = s.line(); !s.name.empty() && !line.empty() && drawn(line.back()))
+            labels.push_back({f.y(line.back().y), s.style, s.name + " " + with_decimals(line.back().y, 3)});
     if (std::isfinite(c.baseline))
         labels.push_back({f.y(c.baseline), "baseline", c.baseline_name + " " + with_decimals(c.baseline, 3)});
     std::sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) { return a.y < b.y; });
@@ -326,11 +348,15 @@ inline std::string draw_chart(const Chart& c) {
             f.x((double)x), f.top, f.bottom, f.x((double)x) + (f.x((double)x) > f.right - 80 ? -5 : 5), f.bottom - 8,
             f.x((double)x) > f.right - 80 ? "end" : "start", xml_escape(word).c_str());
     for (const Series& s : c.series) {
-        if (s.points.empty()) continue;
-        out += format("<path class=\"line %s\" d=\"%s\"/>", s.style.c_str(), svg_path(f, s).c_str());
+        if (s.parts.empty()) continue;
+        const size_t n = (size_t)std::max(c.width, 4) / 2;  // more would not be seen
+        if (s.smooth || s.pale) out += svg_envelope(f, s, n);
+        if (s.pale) continue;
+        const std::vector<CurvePart> line = thinned(s.line(), n);
+        out += format("<path class=\"line %s\" d=\"%s\"/>", s.style.c_str(), svg_path(f, line, s.steps).c_str());
         // a line of one point would show nothing
-        if (s.points.size() == 1 || (s.dots && s.points.size() <= 80))
-            for (const Point& p : s.points)
+        if (line.size() == 1 || (s.dots && line.size() <= 80))
+            for (const CurvePart& p : line)
                 if (drawn(p))
                     out += format("<circle class=\"dot %s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>", s.style.c_str(), f.x(p.x),
                                   f.y(p.y));

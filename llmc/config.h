@@ -209,8 +209,6 @@ inline Allowed one_of(Strings choices) {
       "what console, log and report call the run; default: the name of its output directory")                                  \
     X(bool, dry_run, "", false, anything(), "Run",                                                                             \
       "print the model, its memory and the plan of the run, then stop; needs no GPU and no data")                              \
-    X(bool, tensorboard, "", false, anything(), "Run", "write event files for TensorBoard as well, into OUT/tensorboard")      \
-    X(std::string, tensorboard_dir, "", "", word("DIR"), "Run", "directory for TensorBoard's event files; switches them on")   \
     X(bool, quiet, "", false, anything(), "Run", "no line per step on the console")                                            \
     X(int64_t, log_interval, "", 0, at_least(0), "Run",                                                                        \
       "steps between lines on the console; default: a line every 10 seconds")                                                  \
@@ -383,6 +381,12 @@ inline Allowed one_of(Strings choices) {
       "model directory, output directory of a run, prepared data, tokenizer.json or .safetensors file; the option's name may " \
       "be left out")
 
+#define REPORT_OPTIONS(X)                                                                                                 \
+    X(Strings, runs, "", {}, list(0, "RUN"), "What",                                                                      \
+      "runs, each by its output directory, log.jsonl or report.html, going on or not; the option's name may be left out") \
+    X(std::string, output, "", "", word("FILE"), "What",                                                                  \
+      "the page to write; default: report.html in the run's directory, of several runs in the current one")
+
 // The options of train that people use; `train --help` shows these, --help-all the rest as well.
 inline const Strings& everyday_options() {
     static const Strings names = {"preset",
@@ -445,6 +449,7 @@ OPTION_STRUCT(TokenizerOptions, TOKENIZER_OPTIONS)
 OPTION_STRUCT(GenerateOptions, GENERATE_OPTIONS)
 OPTION_STRUCT(EvalOptions, EVAL_OPTIONS)
 OPTION_STRUCT(InspectOptions, INSPECT_OPTIONS)
+OPTION_STRUCT(ReportOptions, REPORT_OPTIONS)
 
 // "micro_batch_size" -> "micro-batch-size"
 inline std::string option_name(std::string field) {

@@ -53,6 +53,12 @@ inline const std::vector<Command>& commands() {
          "show what a checkpoint, data set or tokenizer holds, and check that it is intact",
          "PATH",
          {{"A run and its newest checkpoint:", "train_gpt inspect run"}, {"Prepared data:", "train_gpt inspect data/web"}}},
+        {"report",
+         "write the page of a run again, or one page that compares several runs",
+         "RUN ... [--output FILE]",
+         {{"The page of a run, from its log:", "train_gpt report run"},
+          {"Several runs on one page, and what differs in their options:",
+           "train_gpt report run-1 run-2 run-3 --output runs.html"}}},
     };
     return rows;
 }
@@ -100,6 +106,7 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
                                   : command == "tokenizer" ? option_rows<TokenizerOptions>()
                                   : command == "generate"  ? option_rows<GenerateOptions>()
                                   : command == "eval"      ? option_rows<EvalOptions>()
+                                  : command == "report"    ? option_rows<ReportOptions>()
                                                            : option_rows<InspectOptions>();
     rows.push_back({"config", "", "Help", "file with options, a line each, such as lr = 6e-4", "FILE", "", {}, false, false});
     rows.push_back({"help", "", "Help", "this text", "", "", {}, true, false});
@@ -240,8 +247,10 @@ inline std::string bash_completion() {
             values += "        " + pattern + ") " +
                       (!known.empty()         ? "words=\"" + known.substr(1) + "\""
                        : row.metavar == "DIR" ? "files=-d"
-                       : row.metavar.find("FILE") == 0 || row.metavar.find("PREFIX") == 0 || row.metavar == "PATH" ? "files=-f"
-                                                                                                                   : ":") +
+                       : row.metavar.find("FILE") == 0 || row.metavar.find("PREFIX") == 0 || row.metavar == "PATH" ||
+                               row.metavar == "RUN ..."
+                           ? "files=-f"
+                           : ":") +
                       " ;;\n";
         }
         options += format("        %s) options=\"", c.name) + all + "\" ;;\n";
@@ -256,7 +265,7 @@ inline std::string bash_completion() {
            "    case $command in\n" +
            options + "        help) words=\"" + names +
            "\" ;;\n"
-           "        inspect) files=-f ;;\n"
+           "        inspect | report) files=-f ;;\n"
            "    esac\n"
            "    case \"$command $option\" in\n" +
            values +

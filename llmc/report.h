@@ -1,11 +1,16 @@
-// A run as one page: report.html, self-contained (inline SVG, a few lines of script, no outside reference), light and dark.
+// A run, or several, as one page: report.html, self-contained (inline SVG, one script, no outside reference), light and dark.
 // Works from the records of log.jsonl (logger.h says what they hold), in memory while a run is on or read back afterwards.
 //   RunLog            what the page needs of the records, a few MB whatever the run's length: numbers of steps as curves in
 //                     buckets, samples thinned, and the last of the events
 //   read_log          log.jsonl -> RunLog: the last run in the file
 //   cut_log           takes from log.jsonl what came after a step
 //   render_report     RunLog -> HTML; write_report writes it atomically
+//   render_comparison several RunLogs -> HTML
 //   write_loss_svg    RunLog -> the loss curve alone as an .svg file
+//
+// A page is of bounded size: a curve has 750 parts at most, however long the run, and where runs are compared all of them
+// together have those of four. The parts keep the smallest and the largest values: no spike is lost. Samples, events and
+// options aside a run's page has less than 400 KB, and one of several runs less than 1.5 MB.
 #pragma once
 #include <array>
 #include <charconv>
@@ -33,10 +38,10 @@ inline std::string local_time(time_t t) {
 // ---- records ---------------------------------------------------------------------------------------------------------------
 // The numbers of a step that the page shows: the first of them as curves, the others of the newest step. NaN: not known.
 struct StepNumbers {
-    static constexpr size_t curves = 8, count = 16;
+    static constexpr size_t curves = 11, count = 16;
     static constexpr std::string_view names[count] = {
-        "loss", "z_loss", "grad_norm",        "lr",  "tokens_per_s", "global_batch", "lse_mean", "lse_max",
-        "step", "tokens", "consumed_samples", "mfu", "model_tflops", "step_ms",      "seconds",  "eta_s"};
+        "loss",         "z_loss", "grad_norm", "lr",   "tokens_per_s",     "global_batch", "lse_mean", "mfu",
+        "memory_bytes", "tokens", "seconds",   "step", "consumed_samples", "model_tflops", "step_ms",  "eta_s"};
     double values[count];
 
     StepNumbers() { std::fill_n(values, count, NAN); }
@@ -97,7 +102,7 @@ struct RunLog {
     bool batch_varies = false;
     std::vector<json> samples, events;
     std::vector<int64_t> nonfinite_steps;
-    std::vector<std::vector<Point>> abandoned;           // losses of steps that a rollback has undone
+    std::vector<std::vector<CurvePart>> abandoned;       // losses of steps that a rollback has undone
     std::vector<std::pair<int64_t, std::string>> notes;  // what happened to the run, and when
 
     // Takes in one record; false if it is none. Fields that are missing or of another type are left out: a log may be older
@@ -115,10 +120,11 @@ struct RunLog {
         else return false;
         return true;
     }
+    bool add_numbers(const StepNumbers& step) { return is_step(step["step"]) && (add_step(step), true); }
     // The same for a line of log.jsonl, whatever it holds.
     bool add_line(std::string_view line) {
-        if (StepNumbers step; scan_step(line, step)) return is_step(step["step"]) && (add_step(step), true);
-        return add(parse(line));
+        StepNumbers step;
+        return scan_step(line, step) ? add_numbers(step) : add(parse(line));
     }
 
     // Null for a line that is no record, or is nested deeper than one: what copies it recurses.
@@ -149,8 +155,13 @@ private:
             if (value.is_number()) step.set(name, value.get<double>());
         return step;
     }
-    void add_step(const StepNumbers& s) {
+    void add_step(StepNumbers s) {
         const int64_t step = whole(s["step"]);
+        // The seconds of older versions began again where a run was resumed.
+        const double before = newest["seconds"];
+        if (s["seconds"] >= before) earlier_ = 0;
+        else if (s["seconds"] + earlier_ < before) earlier_ = before;
+        s.set("seconds", s["seconds"] + earlier_);
         for (size_t i = 0; i < StepNumbers::curves; i++) curves[i].add(step, s.values[i]);
         if (!std::isfinite(s["loss"]) || !std::isfinite(s["grad_norm"]))
             if (nonfinite_steps.size() < max_marks) nonfinite_steps.push_back(step);
@@ -186,11 +197,12 @@ private:
         notes.push_back({this->step(), "rollback"});
         if (abandoned.size() == max_abandoned) abandoned.erase(abandoned.begin());
         for (size_t i = 0; i < StepNumbers::curves; i++) {
-            std::vector<Point> tail = curves[i].cut_after(step);
+            std::vector<CurvePart> tail = curves[i].cut_after(step);
             if (i == 0) abandoned.push_back(std::move(tail));
         }
         valid.cut_after(step);
     }
+    double earlier_ = 0;  // seconds of the run before it was resumed
 };
 
 // ---- log.jsonl -------------------------------------------------------------------------------------------------------------
@@ -256,73 +268,124 @@ inline int64_t cut_log(const std::string& path, int64_t step) {
     return others;
 }
 
-// ---- charts of a run -------------------------------------------------------------------------------------------------------
-inline std::pair<double, double> range_of(const std::vector<const std::vector<Point>*>& curves, double from_x) {
-    double lo = INFINITY, hi = -INFINITY;
-    for (const auto* points : curves)
-        for (const Point& p : *points)
-            if (p.x >= from_x) lo = std::min(lo, p.y), hi = std::max(hi, p.y);
-    return {lo, hi};
-}
+// ---- charts of runs --------------------------------------------------------------------------------------------------------
+struct NamedRun {
+    std::string name;
+    const RunLog* log;
+};
 
-inline void add_margins(Chart& c, double below, double above) {
+// Sets the range of y to that of the curves after the part at the start that is left out: a first fall, or the first steps
+// while caches are cold, would press everything else flat. A short curve, or one whose start is no higher, is shown whole.
+inline void set_range(Chart& c, double below, double above) {
+    const auto range = [&](double skip) {
+        double lo = INFINITY, hi = -INFINITY;
+        for (const Series& s : c.series) {
+            if (s.pale || s.parts.empty()) continue;
+            const double from = s.parts.size() < 50 ? -INFINITY : s.parts[0].x + skip * (s.parts.back().x - s.parts[0].x);
+            for (const CurvePart& p : s.parts)
+                if (p.x >= from) lo = std::min(lo, p.low), hi = std::max(hi, p.high);
+        }
+        return std::pair{lo, hi};
+    };
+    const double all_hi = range(0).second;
+    std::tie(c.lo, c.hi) = range(c.skip);
+    if (all_hi - c.lo < 1.3 * (c.hi - c.lo)) c.hi = all_hi;
+    if (std::isfinite(c.baseline)) c.lo = std::min(c.lo, c.baseline), c.hi = std::max(c.hi, c.baseline);
+    if (c.from_zero) c.lo = std::min(c.lo, 0.0);
     std::tie(c.lo, c.hi) = axis_ends(c.lo, c.hi);
     const double length = c.hi - c.lo;
-    c.lo -= below * length, c.hi += above * length;
+    c.lo -= c.from_zero ? 0 : below * length, c.hi += above * length;
 }
 
-// Training loss as it was (thin) and smoothed, validation loss, unigram baseline. The first fall is steep and would press
-// everything else flat: the range is that of the curve after its first 4%, the start is cut at the upper edge.
-inline Chart loss_chart(const RunLog& log, int width, int height) {
+// Several runs have a color each; the quantities of one run have one each.
+inline std::string style_of(const std::vector<NamedRun>& runs, size_t run, const char* alone) {
+    return runs.size() == 1 ? alone : format("run%zu", run % 8);
+}
+// All runs of a page together have no more parts than four.
+inline std::vector<CurvePart> shared_parts(const std::vector<NamedRun>& runs, const Curve& curve) {
+    return thinned(curve.parts(), std::max<size_t>(1, std::min(Curve::max_parts, 4 * Curve::max_parts / runs.size())));
+}
+
+// Training loss; of one run also its validation loss, the unigram baseline and what happened to it.
+inline Chart loss_chart(const std::vector<NamedRun>& runs, int width, int height) {
     Chart c;
-    c.id = "loss", c.title = "Loss", c.width = width, c.height = height, c.marks = log.nonfinite_steps, c.decimals = 3;
-    c.notes = log.notes;
-    const Curve& loss = log.curve("loss");
-    const std::vector<Point> raw = loss.extremes(), smooth = loss.smoothed(), valid = log.valid.means();
-    c.series = {{"", "raw train", raw}, {"train", "train", smooth}, {"validation", "valid", valid, true}};
-    if (valid.empty()) c.series.pop_back();
-    for (const std::vector<Point>& points : log.abandoned) c.series.push_back({"", "raw abandoned", points});
-    const double length = smooth.empty() ? 0 : smooth.back().x - smooth[0].x;
-    const auto [lo, all_hi] = range_of({&raw, &valid}, 0);
-    const double hi = range_of({&raw, &valid}, smooth.empty() ? 0 : smooth[0].x + 0.04 * length).second;
-    c.lo = lo, c.hi = smooth.size() < 50 || all_hi - lo < 1.3 * (hi - lo) ? all_hi : hi;
-    c.baseline = RunLog::number(log.run, "unigram_loss"), c.baseline_name = "unigram";
-    if (std::isfinite(c.baseline)) c.lo = std::min(c.lo, c.baseline), c.hi = std::max(c.hi, c.baseline);
-    add_margins(c, 0.05, 0.05);
+    c.id = "loss", c.title = runs.size() == 1 ? "Loss" : "Training loss", c.width = width, c.height = height;
+    c.decimals = 3, c.skip = 0.04;
+    for (size_t i = 0; i < runs.size(); i++)
+        c.series.push_back({runs.size() == 1 ? "train" : runs[i].name, style_of(runs, i, "train"),
+                            shared_parts(runs, runs[i].log->curve("loss")), true, false, false, false, (int)i});
+    if (runs.size() == 1) {
+        const RunLog& log = *runs[0].log;
+        if (!log.valid.empty()) c.series.push_back({"validation", "valid", log.valid.parts(), false, true});
+        for (const std::vector<CurvePart>& parts : log.abandoned)
+            c.series.push_back({"", "abandoned", parts, false, false, false, true});
+        c.marks = log.nonfinite_steps, c.notes = log.notes;
+        c.baseline = RunLog::number(log.run, "unigram_loss"), c.baseline_name = "unigram";
+    }
+    set_range(c, 0.05, 0.05);
     return c;
 }
 
-// One quantity: smoothed over its own raw curve, or as it is.
-inline Chart small_chart(const RunLog& log, const char* field, const std::string& title, bool smooth, bool from_zero) {
+// Of several runs the validation loss has a chart of its own.
+inline Chart validation_chart(const std::vector<NamedRun>& runs) {
     Chart c;
-    c.id = field, c.title = title;
-    const Curve& curve = log.curve(field);
-    const std::vector<Point> raw = curve.extremes();
-    if (smooth) c.series = {{"", "raw other", raw}, {title, "other", curve.smoothed()}};
-    else c.series = {{title, "other", curve.means()}};
-    // with the first steps left out (warming up of caches, the first gradients): they would set the scale
-    const double skip = smooth && raw.size() > 100 ? raw[0].x + 0.005 * (raw.back().x - raw[0].x) : 0;
-    std::tie(c.lo, c.hi) = range_of({&raw}, skip);
-    if (from_zero) c.lo = std::min(c.lo, 0.0);
-    add_margins(c, from_zero ? 0 : 0.06, 0.06);
+    c.id = "valid", c.title = "Validation loss", c.decimals = 3, c.skip = 0.04;
+    for (size_t i = 0; i < runs.size(); i++)
+        c.series.push_back({runs[i].name, style_of(runs, i, "valid"), shared_parts(runs, runs[i].log->valid), false, true,
+                            false, false, (int)i});
+    set_range(c, 0.05, 0.05);
     return c;
 }
 
-inline std::vector<Chart> small_charts(const RunLog& log) {
+// The quantities of a step that have a chart of their own where the log has them.
+struct Quantity {
+    const char *field, *title;
+    double scale;  // from the log's unit to the title's
+    bool smooth, from_zero, steps;
+};
+constexpr Quantity quantities[] = {{"lr", "Learning rate", 1, false, true, false},
+                                   {"grad_norm", "Gradient norm", 1, true, true, false},
+                                   {"tokens_per_s", "Tokens per second", 1, true, true, false},
+                                   {"mfu", "Model FLOPs utilization (MFU), %", 100, true, true, false},
+                                   {"memory_bytes", "Memory in use, GiB", 1.0 / (1 << 30), false, true, false},
+                                   {"z_loss", "z-loss", 1, true, true, false},
+                                   {"lse_mean", "log Z", 1, true, false, false},
+                                   {"global_batch", "Global batch, sequences", 1, false, true, true}};
+
+inline Chart quantity_chart(const std::vector<NamedRun>& runs, Quantity q) {
+    Chart c;
+    c.id = q.field, c.title = q.title, c.from_zero = q.from_zero, c.skip = q.smooth ? 0.005 : 0;
+    if (c.id == "memory_bytes" && std::all_of(runs.begin(), runs.end(), [](const NamedRun& run) {
+            return !(run.log->curve("memory_bytes").last() >= 1 << 30);
+        }))
+        q.scale = 1.0 / (1 << 20), c.title = "Memory in use, MiB";
+    for (size_t i = 0; i < runs.size(); i++) {
+        std::vector<CurvePart> parts = shared_parts(runs, runs[i].log->curve(q.field));
+        for (CurvePart& p : parts) p.y *= q.scale, p.low *= q.scale, p.high *= q.scale;
+        c.series.push_back({runs.size() == 1 ? c.title : runs[i].name, style_of(runs, i, "other"), parts, q.smooth, false,
+                            q.steps, false, (int)i});
+    }
+    set_range(c, 0.06, 0.06);
+    if (q.field == std::string_view("grad_norm")) {
+        double lo = INFINITY, hi = 0;
+        for (const Series& s : c.series)
+            for (const CurvePart& p : s.parts) lo = std::min(lo, p.low), hi = std::max(hi, p.high);
+        if (lo > 0 && hi > 20 * lo) c.logarithmic = true, c.lo = lo / 1.2, c.hi = hi * 1.2;
+    }
+    return c;
+}
+
+inline std::vector<Chart> small_charts(const std::vector<NamedRun>& runs) {
     std::vector<Chart> charts;
-    charts.push_back(small_chart(log, "lr", "Learning rate", false, true));
-    Chart norm = small_chart(log, "grad_norm", "Gradient norm", true, true);
-    const auto [lo, hi] = range_of({&norm.series[0].points}, 0);
-    if (lo > 0 && hi > 20 * lo) norm.logarithmic = true, norm.lo = lo / 1.2, norm.hi = hi * 1.2;
-    charts.push_back(norm);
-    charts.push_back(small_chart(log, "tokens_per_s", "Tokens per second", true, true));
-    if (log.curve("z_loss").last() > 0) charts.push_back(small_chart(log, "z_loss", "z-loss", true, true));
-    if (!log.curve("lse_mean").empty() && (charts.size() % 2 || log.batch_varies))  // one more, to complete the last row
-        charts.push_back(small_chart(log, "lse_mean", "log Z", true, false));
-    if (log.batch_varies) {
-        Chart batch = small_chart(log, "global_batch", "Global batch, sequences", false, true);
-        batch.series[0].steps = true;
-        charts.push_back(batch);
+    const auto validated = [](const NamedRun& run) { return !run.log->valid.empty(); };
+    if (runs.size() > 1 && std::any_of(runs.begin(), runs.end(), validated)) charts.push_back(validation_chart(runs));
+    for (const Quantity& q : quantities) {
+        const std::string_view field = q.field;
+        const bool shown = std::any_of(runs.begin(), runs.end(), [&](const NamedRun& run) {
+            if (field == "z_loss") return run.log->curve(field).last() > 0;
+            return field == "global_batch" ? run.log->batch_varies : !run.log->curve(field).empty();
+        });
+        if (shown) charts.push_back(quantity_chart(runs, q));
     }
     return charts;
 }
@@ -330,54 +393,126 @@ inline std::vector<Chart> small_charts(const RunLog& log) {
 // ---- the page --------------------------------------------------------------------------------------------------------------
 
 // Line and name of a series with its last value; the value alone where the chart's title says what it is.
-inline std::string legend_entry(const Chart& c, const Series& s, int index) {
-    if (s.name.empty()) return "";
-    const double last = s.points.empty() ? NAN : s.points.back().y;
-    const std::string value = c.decimals >= 0 && std::isfinite(last) ? with_decimals(last, c.decimals) : short_number(last);
-    const std::string key =
-        s.name == c.title ? "" : format("<i class=\"%s\"></i>%s ", s.style.c_str(), xml_escape(s.name).c_str());
-    return format("<span class=\"key\">%s<b data-s=\"%d\">%s</b></span>", key.c_str(), index, value.c_str());
+inline std::string legend_entry(const Chart& c, const Series& s, size_t index) {
+    if (s.name.empty() || s.parts.empty()) return "";
+    const double last = s.line().back().y;
+    const std::string value =
+        format("<b data-series=\"%zu\">%s</b>", index,
+               c.decimals >= 0 && std::isfinite(last) ? with_decimals(last, c.decimals).c_str() : short_number(last).c_str());
+    if (s.name == c.title) return "<span class=\"key\">" + value + "</span>";
+    return format("<button type=\"button\" class=\"key\" data-toggle=\"%zu\"><i class=\"%s\"></i>%s %s</button>", index,
+                  s.style.c_str(), xml_escape(s.name).c_str(), value.c_str());
 }
 
 inline std::string chart_card(const Chart& c) {
-    std::string legend, cursor;
-    int index = 0;
-    for (const Series& s : c.series) {
-        legend += legend_entry(c, s, index++);
-        cursor += s.name.empty() ? "" : format("<circle class=\"dot %s\" r=\"4\"/>", s.style.c_str());
-    }
+    std::string legend;
+    for (size_t i = 0; i < c.series.size(); i++) legend += legend_entry(c, c.series[i], i);
     if (std::isfinite(c.baseline))
         legend += format("<span class=\"key\"><i class=\"baseline\"></i>%s <b>%s</b></span>",
                          xml_escape(c.baseline_name).c_str(), with_decimals(c.baseline, 3).c_str());
-    const Frame f = frame_of(c);
+    const std::string title = xml_escape(c.title), svg = draw_chart(c);
     return format(
-        "<figure class=\"card\"><figcaption><h2>%s</h2><span class=\"keys\"><span class=\"at\"></span>%s</span></figcaption>"
-        "<svg id=\"%s\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s over steps\">%s"
-        "<g class=\"cursor\" visibility=\"hidden\"><path d=\"M0 %.1fV%.1f\"/>%s</g></svg></figure>\n",
-        xml_escape(c.title).c_str(), legend.c_str(), c.id.c_str(), c.width, c.height, xml_escape(c.title).c_str(),
-        draw_chart(c).c_str(), f.top, f.bottom, cursor.c_str());
+               "<figure class=\"card\"><figcaption><h2>%s</h2><span class=\"keys\"><span class=\"at\"></span>%s</span>"
+               "<span class=\"tools\" hidden=\"\"><button type=\"button\" data-do=\"log\" aria-pressed=\"%s\" "
+               "aria-label=\"%s: logarithmic axis\">log</button>"
+               "<button type=\"button\" data-do=\"csv\" aria-label=\"%s: save as CSV\">CSV</button></span></figcaption>"
+               "<svg id=\"%s\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s over steps\">",
+               title.c_str(), legend.c_str(), c.logarithmic ? "true" : "false", title.c_str(), title.c_str(), c.id.c_str(),
+               c.width, c.height, title.c_str()) +
+           svg + "</svg></figure>\n";
 }
 
-// What the script needs to answer "what were the values at this step": per chart its frame and named series.
-inline std::string chart_data(const std::vector<Chart>& charts) {
-    std::string out = "[";
-    for (const Chart& c : charts) {
-        const Frame f = frame_of(c);
-        out += format("%s{id:\"%s\",l:%g,r:%g,t:%g,b:%g,x0:%.12g,x1:%.12g,y0:%.12g,y1:%.12g,log:%d,d:%d,s:[",
-                      out.size() > 1 ? ",\n" : "", c.id.c_str(), f.left, f.right, f.top, f.bottom, f.x0, f.x1, f.y0, f.y1,
-                      (int)f.logarithmic, c.decimals);
-        for (size_t i = 0; i < c.series.size(); i++) {
-            if (c.series[i].name.empty()) continue;
-            std::string x, y;
-            for (const Point& p : c.series[i].points)
-                if (drawn(p)) x += format("%.7g,", p.x), y += format("%.5g,", p.y);
-            out += format("{i:%zu,x:[%s],y:[%s]},", i, x.c_str(), y.c_str());
-        }
-        out += "]}";
+// ---- the page's numbers, for its script ----
+// JSON that can stand in a script element.
+inline std::string script_json(const RunLog::json& j) {
+    std::string out;
+    for (const char c : j.dump(-1, ' ', false, RunLog::json::error_handler_t::replace)) {
+        if (c == '<') out += "\\u003c";
+        else out += c;
     }
-    return out + "]";
+    return out;
 }
 
+inline void append_number(std::string& out, double v, int digits) {
+    char text[40];
+    const auto end = std::to_chars(text, text + sizeof text, drawable(v), std::chars_format::general, digits).ptr;
+    out.append(text, end);
+}
+
+class PageData {
+public:
+    PageData(const std::vector<NamedRun>& runs, const std::vector<Chart>& charts) {
+        std::string run_list, chart_list;
+        for (const NamedRun& run : runs) {
+            run_list += run_list.empty() ? "" : ",\n";
+            run_list += "{\"name\":" + script_json(printable(run.name));
+            for (const char* unit : {"tokens", "seconds"}) {
+                const std::vector<CurvePart> parts = shared_parts(runs, run.log->curve(unit));
+                if (parts.empty()) continue;
+                run_list += format(",\"%s\":{\"x\":%zu,\"y\":", unit, place(parts));
+                run_list += list(
+                                parts, [](const CurvePart& p) { return p.y; }, 7) +
+                            "}";
+            }
+            run_list += "}";
+        }
+        for (const Chart& c : charts) chart_list += (chart_list.empty() ? "" : ",\n") + chart(c);
+        text_ = "{\"runs\":[" + run_list + "],\n\"charts\":[" + chart_list + "],\n\"x\":[";
+        for (size_t i = 0; i < places_.size(); i++) text_ += (i ? ",\n" : "") + places_[i];
+        text_ += "]}";
+    }
+    const std::string& text() const { return text_; }
+
+private:
+    template <class Get>
+    static std::string list(const std::vector<CurvePart>& parts, Get get, int digits) {
+        std::string out = "[";
+        for (const CurvePart& p : parts) {
+            if (!drawn(p)) continue;
+            if (out.size() > 1) out += ',';
+            append_number(out, get(p), digits);
+        }
+        return out + "]";
+    }
+    // The steps of a curve, which many have in common, are written once.
+    size_t place(const std::vector<CurvePart>& parts) {
+        std::string x = list(
+            parts, [](const CurvePart& p) { return p.x; }, 10);
+        const auto found = std::find(places_.begin(), places_.end(), x);
+        if (found == places_.end()) return places_.push_back(std::move(x)), places_.size() - 1;
+        return (size_t)(found - places_.begin());
+    }
+    std::string chart(const Chart& c) {
+        std::string out = format(
+            "{\"id\":\"%s\",\"title\":%s,\"digits\":%d,\"log\":%s,\"zero\":%s,\"skip\":%g,\"base\":", c.id.c_str(),
+            script_json(c.title).c_str(), c.decimals, c.logarithmic ? "true" : "false", c.from_zero ? "true" : "false", c.skip);
+        if (std::isfinite(c.baseline)) append_number(out, c.baseline, 5);
+        else out += "null";
+        out += ",\"marks\":" + RunLog::json(c.marks).dump() + ",\"notes\":" + script_json(c.notes) + ",\"series\":[";
+        for (const Series& s : c.series) {
+            if (&s != &c.series[0]) out += ",\n";
+            out +=
+                format("{\"run\":%d,\"name\":%s,\"style\":\"%s\",\"smooth\":%s,\"dots\":%s,\"steps\":%s,\"pale\":%s,\"x\":%zu",
+                       s.run, script_json(printable(s.name)).c_str(), s.style.c_str(), s.smooth ? "true" : "false",
+                       s.dots ? "true" : "false", s.steps ? "true" : "false", s.pale ? "true" : "false", place(s.parts));
+            out += ",\"y\":" + list(
+                                   s.parts, [](const CurvePart& p) { return p.y; }, 6);
+            if (s.smooth || s.pale) {
+                out += ",\"low\":" + list(
+                                         s.parts, [](const CurvePart& p) { return p.low; }, 5);
+                out += ",\"high\":" + list(
+                                          s.parts, [](const CurvePart& p) { return p.high; }, 5);
+            }
+            out += "}";
+        }
+        return out + "]}";
+    }
+
+    std::vector<std::string> places_;
+    std::string text_;
+};
+
+// ---- parts of the page ----
 inline std::string tile(const std::string& label, const std::string& value, const std::string& note) {
     return format("<div class=\"card tile\"><span>%s</span><strong>%s</strong><small>%s</small></div>\n",
                   xml_escape(label).c_str(), xml_escape(value).c_str(), xml_escape(note).c_str());
@@ -391,65 +526,98 @@ inline std::string speed_note(const StepNumbers& step) {
                : "";
 }
 
+inline double last_smoothed(const RunLog& log, const char* field) {
+    const std::vector<CurvePart> line = smoothed(log.curve(field).parts());
+    return line.empty() ? NAN : line.back().y;
+}
+inline double seconds_of(const RunLog& log) {
+    const double end = RunLog::number(log.end, "seconds"), newest = log.newest["seconds"];
+    return end >= newest || std::isnan(newest) ? end : newest;
+}
+
 inline std::string report_tiles(const RunLog& log) {
     const StepNumbers& s = log.newest;
     std::string out = "<section class=\"tiles\">\n";
-    const std::vector<Point> loss = log.curve("loss").smoothed(), speed = log.curve("tokens_per_s").smoothed();
+    const double loss = last_smoothed(log, "loss"), speed = last_smoothed(log, "tokens_per_s");
     const auto perplexity = [](double loss) { return "perplexity " + human_count(std::exp(loss)); };
-    if (!loss.empty()) out += tile("Training loss", with_decimals(loss.back().y, 3), perplexity(loss.back().y));
+    if (!std::isnan(loss)) out += tile("Training loss", with_decimals(loss, 3), perplexity(loss));
     if (!log.valid.empty())
         out += tile("Validation loss", with_decimals(log.valid.last(), 3),
                     log.valid.last() <= log.best_valid
                         ? perplexity(log.best_valid)
                         : "best " + with_decimals(log.best_valid, 3) + " at step " + with_commas(log.best_step));
     if (log.has_steps()) out += tile("Tokens", human_count(s["tokens"]), human_count(s["consumed_samples"]) + " sequences");
-    if (!speed.empty()) out += tile("Tokens per second", human_count(speed.back().y), speed_note(s));
-    if (log.has_steps()) {
-        const bool running = log.end.is_null();
-        out += tile("Time", human_duration(running ? s["seconds"] : RunLog::number(log.end, "seconds")),
-                    running ? human_duration(s["eta_s"]) + " to go" : human_duration(s["step_ms"] / 1e3) + " per step");
-    }
+    if (!std::isnan(speed)) out += tile("Tokens per second", human_count(speed), speed_note(s));
+    if (log.has_steps())
+        out += tile(
+            "Time", human_duration(seconds_of(log)),
+            log.end.is_null()
+                ? human_duration(s["eta_s"]) + " to go"
+                : (s["step_ms"] < 9.5 ? format("%.2g ms", s["step_ms"]) : human_duration(s["step_ms"] / 1e3)) + " per step");
     return out + "</section>\n";
 }
 
+inline std::string status_of(const RunLog& log) { return log.end.is_null() ? "running" : RunLog::text(log.end, "status"); }
+inline std::string status_badge(const RunLog& log) {
+    const std::string status = xml_escape(status_of(log));
+    return format("<span class=\"status %s\">%s</span>", status.c_str(), status.c_str());
+}
+// "12 of 100, 12%"
+inline std::string progress_of(const RunLog& log) {
+    const int64_t total = RunLog::whole(log.run, "total_steps");
+    std::string text = with_commas(log.step());
+    if (total > 0)
+        text += format(" of %s, %.0f%%", with_commas(total).c_str(),
+                       std::floor(100.0 * (double)std::min(log.step(), total) / (double)total));
+    return text;
+}
+
 inline std::string report_header(const RunLog& log, time_t now) {
-    const std::string name = RunLog::text(log.run, "name"),
-                      status = log.end.is_null() ? "running" : RunLog::text(log.end, "status");
+    const std::string name = RunLog::text(log.run, "name");
     const int64_t total = RunLog::whole(log.run, "total_steps");
     const double done = total > 0 ? std::min(1.0, (double)log.step() / (double)total) : 0, left = log.newest["eta_s"];
-    std::string progress = "step " + with_commas(log.step());
-    if (total > 0) progress += format(" of %s, %.0f%%", with_commas(total).c_str(), std::floor(100 * done));
+    std::string progress = "step " + progress_of(log);
     if (log.end.is_null() && left > 0 && left < 1e10)
         progress += format(", done about %s", local_time(now + (time_t)left).substr(0, 16).c_str());
     // Why the run has ended, and what goes on with it.
     const std::string message = RunLog::text(log.end, "message");
     const std::string why = message.empty() ? "" : "<p class=\"why\">" + xml_escape(message) + "</p>";
     return format(
-        "<header><h1>%s</h1><span class=\"status %s\">%s</span>"
-        "<p>%s <span id=\"updated\" data-time=\"%lld\">Updated %s.</span></p>"
+        "<header><h1>%s</h1>%s<p>%s <span id=\"updated\" data-time=\"%lld\">Updated %s.</span></p>"
         "<div class=\"progress\"><div style=\"width:%.1f%%\"></div></div>%s</header>\n",
-        xml_escape(name.empty() ? "Training run" : name).c_str(), xml_escape(status).c_str(), xml_escape(status).c_str(),
+        xml_escape(name.empty() ? "Training run" : name).c_str(), status_badge(log).c_str(),
         (xml_escape(progress) + ".").c_str(), (long long)now, local_time(now).c_str(), 100 * done, why.c_str());
 }
 
+inline std::string sample_card(const std::string& title, const RunLog::json& sample) {
+    return format("<article class=\"card\"><h3>%s</h3><blockquote tabindex=\"0\"><b>%s</b>%s</blockquote></article>\n",
+                  xml_escape(title).c_str(), xml_escape(RunLog::text(sample, "prompt")).c_str(),
+                  xml_escape(RunLog::text(sample, "text")).c_str());
+}
+inline std::string sample_section(const std::string& cards) {
+    return cards.empty() ? ""
+                         : "<h2 class=\"part\">What it writes</h2>\n<section class=\"samples\">\n" + cards + "</section>\n";
+}
+inline std::string step_title(const RunLog::json& record) { return "step " + with_commas(RunLog::whole(record, "step")); }
+
 inline std::string report_samples(const RunLog& log) {
-    if (log.samples.empty()) return "";
-    std::string out = "<h2 class=\"part\">What it writes</h2>\n<section class=\"samples\">\n";
+    std::string newest, others;
     for (auto s = log.samples.rbegin(); s != log.samples.rend(); ++s)
-        out += format("<article class=\"card\"><h3>step %s</h3><blockquote><b>%s</b>%s</blockquote></article>\n",
-                      with_commas(RunLog::whole(*s, "step")).c_str(), xml_escape(RunLog::text(*s, "prompt")).c_str(),
-                      xml_escape(RunLog::text(*s, "text")).c_str());
-    return out + "</section>\n";
+        (s - log.samples.rbegin() < 6 ? newest : others) += sample_card(step_title(*s), *s);
+    if (others.empty()) return sample_section(newest);
+    return sample_section(newest) + "<details><summary>Earlier ones</summary>\n<section class=\"samples\">\n" + others +
+           "</section></details>\n";
+}
+
+// A table that is wider than the window scrolls by itself.
+inline std::string table(const char* style, const std::string& rows) {
+    return format("<div class=\"card wide\"><table class=\"%s\">\n%s</table></div>\n", style, rows.c_str());
 }
 
 // The layers when they were last examined; in 8 bits the worst of a layer's twelve tensors.
 inline std::string report_layers(const RunLog& log) {
     const RunLog::json& h = log.health;
     if (!h.is_object() || !h.contains("layers") || !h["layers"].is_array()) return "";
-    std::string out = format(
-        "<h2 class=\"part\">Layers at step %s</h2>\n<table class=\"card layers\">\n<tr><th>layer</th><th>weights</th>"
-        "<th>gradients</th><th>update / weights</th><th>8 bits: became 0</th><th>became the largest</th></tr>\n",
-        with_commas(RunLog::whole(h, "step")).c_str());
     const auto worst = [](const RunLog::json& layer, const char* key) {
         double most = -1;
         if (layer.contains(key) && layer[key].is_array())
@@ -457,27 +625,36 @@ inline std::string report_layers(const RunLog& log) {
                 if (share.is_number()) most = std::max(most, share.get<double>());
         return most < 0 ? std::string("-") : format("%.2g%%", 100 * most);
     };
+    std::string rows;
+    bool eight_bits = false;
+    for (const auto& layer : h["layers"]) {
+        const std::string zero = worst(layer, "fp8_zero"), largest = worst(layer, "fp8_largest");
+        if (zero != "-" || largest != "-") eight_bits = true;
+    }
     for (const auto& layer : h["layers"]) {
         if (!layer.is_object()) continue;
-        out +=
-            format("<tr><th>%s</th><td>%s</td><td>%s</td><td>%s</td><td>%s</td><td>%s</td></tr>\n",
-                   xml_escape(RunLog::text(layer, "layer")).c_str(), short_number(RunLog::number(layer, "weight_norm")).c_str(),
-                   short_number(RunLog::number(layer, "grad_norm")).c_str(),
-                   short_number(RunLog::number(layer, "update_ratio")).c_str(), worst(layer, "fp8_zero").c_str(),
-                   worst(layer, "fp8_largest").c_str());
+        rows += "<tr><th>" + xml_escape(RunLog::text(layer, "layer")) + "</th>";
+        for (const char* key : {"weight_norm", "grad_norm", "update_ratio"})
+            rows += "<td>" + short_number(RunLog::number(layer, key)) + "</td>";
+        if (eight_bits) rows += "<td>" + worst(layer, "fp8_zero") + "</td><td>" + worst(layer, "fp8_largest") + "</td>";
+        rows += "</tr>\n";
     }
-    return out + "</table>\n";
+    if (rows.empty()) return "";
+    const std::string head = std::string("<tr><th>layer</th><th>weights</th><th>gradients</th><th>update / weights</th>") +
+                             (eight_bits ? "<th>8 bits: became 0</th><th>became the largest</th>" : "") + "</tr>\n";
+    return "<h2 class=\"part\">Layers at " + step_title(h) + "</h2>\n" + table("layers", head + rows);
 }
 
 inline std::string report_events(const RunLog& log) {
     if (log.events.empty()) return "";
-    std::string out = "<h2 class=\"part\">Events</h2>\n<table class=\"card events\">\n";
+    std::string rows;
     for (auto e = log.events.rbegin(); e != log.events.rend(); ++e)
-        out += format("<tr class=\"%s\"><th>step %s</th><td>%s</td></tr>\n", xml_escape(RunLog::text(*e, "level")).c_str(),
-                      with_commas(RunLog::whole(*e, "step")).c_str(), xml_escape(RunLog::text(*e, "message")).c_str());
+        rows += format("<tr class=\"%s\"><th>%s</th><td>%s</td></tr>\n", xml_escape(RunLog::text(*e, "level")).c_str(),
+                       step_title(*e).c_str(), xml_escape(RunLog::text(*e, "message")).c_str());
     if (log.events_dropped > 0)
-        out += format("<tr><th></th><td>%s earlier ones are in log.jsonl</td></tr>\n", with_commas(log.events_dropped).c_str());
-    return out + "</table>\n";
+        rows +=
+            format("<tr><th></th><td>%s earlier ones are in log.jsonl</td></tr>\n", with_commas(log.events_dropped).c_str());
+    return "<h2 class=\"part\">Events</h2>\n" + table("events", rows);
 }
 
 // A JSON value as a person would write it: strings without quotes.
@@ -497,49 +674,120 @@ inline std::string report_summary(const RunLog& log) {
     std::string out;
     for (const auto& [key, title] : {std::pair{"summary", "Run"}, {"machine", "Machine"}}) {
         const std::string rows = log.run.contains(key) ? table_rows(log.run[key]) : "";
-        if (!rows.empty())
-            out += format("<div><h2 class=\"part\">%s</h2><table class=\"card\">\n%s</table></div>\n", title, rows.c_str());
+        if (!rows.empty()) out += format("<div><h2 class=\"part\">%s</h2>", title) + table("facts", rows) + "</div>\n";
     }
     if (!out.empty()) out = "<section class=\"pair\">\n" + out + "</section>\n";
     const std::string options = log.run.contains("options") ? table_rows(log.run["options"]) : "";
-    if (!options.empty())
-        out += "<details><summary>All options</summary><table class=\"card options\">\n" + options + "</table></details>\n";
+    if (!options.empty()) out += "<details><summary>All options</summary>" + table("facts options", options) + "</details>\n";
     return out;
+}
+
+// Every page starts so, those of older versions too.
+inline const std::string page_start =
+    "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+    "content=\"width=device-width\">\n";
+
+// A page from what stands above and below its charts. refresh_seconds: it loads itself again so often; 0: never.
+inline std::string whole_page(const std::string& title, const std::vector<NamedRun>& runs, const std::string& above,
+                              const std::string& below, int refresh_seconds) {
+    std::string out = page_start;
+    if (refresh_seconds > 0)  // the script does so between two movements of the hand
+        out += format("<noscript><meta http-equiv=\"refresh\" content=\"%d\"></noscript>\n", refresh_seconds);
+    out += "<title>" + xml_escape(title) + "</title>\n<style>" + report_colors + report_style + "</style></head>\n" +
+           (runs.size() > 1 ? "<body class=\"several\"><main>\n" : "<body><main>\n");
+    out += above;
+    std::vector<Chart> charts;
+    if (std::any_of(runs.begin(), runs.end(), [](const NamedRun& run) { return run.log->has_steps(); })) {
+        charts.push_back(loss_chart(runs, 1148, 380));
+        out += report_controls + chart_card(charts[0]) + "<section class=\"pair\">\n";
+        for (Chart& c : small_charts(runs)) out += chart_card(c), charts.push_back(std::move(c));
+        out += "</section>\n";
+    } else {
+        out += "<p class=\"card empty\">No step is done yet; the curves appear here.</p>\n";
+    }
+    return out + below + "</main>\n<script>const page = " + PageData(runs, charts).text() +
+           format(", refreshSeconds = %d;\n", refresh_seconds) + report_script + "</script></body></html>\n";
 }
 
 // While the run is on, the page reloads itself every refresh_seconds.
 inline std::string render_report(const RunLog& log, time_t now, int refresh_seconds) {
     const std::string name = RunLog::text(log.run, "name");
-    std::string out =
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
-        "content=\"width=device-width\">\n";
-    if (log.end.is_null()) out += format("<meta http-equiv=\"refresh\" content=\"%d\">\n", refresh_seconds);
-    out += "<title>" + xml_escape(name.empty() ? "Training run" : name) + "</title>\n<style>" + report_colors + report_style +
-           "</style></head>\n<body><main>\n";
-    out += report_header(log, now) + report_tiles(log);
-
-    std::vector<Chart> charts = small_charts(log);
-    if (log.has_steps()) {
-        const Chart loss = loss_chart(log, 1148, 380);
-        out += chart_card(loss) + "<section class=\"pair\">\n";
-        for (const Chart& c : charts) out += chart_card(c);
-        out += "</section>\n";
-        charts.push_back(loss);
-    } else {
-        charts.clear();
-        out += "<p class=\"card empty\">No step is done yet; the curves appear here.</p>\n";
-    }
-    out += report_samples(log) + report_layers(log) + report_events(log) + report_summary(log);
-    return out + "</main>\n<script>const charts=" + chart_data(charts) + ";\n" + report_script + "</script></body></html>\n";
+    return whole_page(name.empty() ? "Training run" : name, {{name, &log}}, report_header(log, now) + report_tiles(log),
+                      report_samples(log) + report_layers(log) + report_events(log) + report_summary(log),
+                      log.end.is_null() ? refresh_seconds : 0);
 }
 
 inline void write_report(const std::string& path, const RunLog& log, int refresh_seconds) {
     write_file_atomically(path, render_report(log, time(nullptr), refresh_seconds));
 }
 
+// ---- several runs ----
+inline std::string run_table(const std::vector<NamedRun>& runs) {
+    std::string rows =
+        "<tr><th>run</th><th>training loss</th><th>validation loss</th><th>step</th><th>tokens</th><th>tokens/s</th>"
+        "<th>time</th><th>status</th></tr>\n";
+    const auto loss = [](double v) { return std::isfinite(v) ? with_decimals(v, 3) : "-"; };
+    const auto many = [](double v) { return std::isfinite(v) ? human_count(v) : "-"; };
+    for (size_t i = 0; i < runs.size(); i++) {
+        const RunLog& log = *runs[i].log;
+        const std::string last = loss(log.valid.last()), best = loss(log.best_valid);
+        rows +=
+            format("<tr><th><i class=\"%s\"></i>%s</th>", style_of(runs, i, "train").c_str(), xml_escape(runs[i].name).c_str());
+        for (const std::string& cell :
+             {loss(last_smoothed(log, "loss")), last + (best == last ? "" : ", best " + best), progress_of(log),
+              many(log.newest["tokens"]), many(last_smoothed(log, "tokens_per_s")), human_duration(seconds_of(log))})
+            rows += "<td>" + xml_escape(cell) + "</td>";
+        rows += "<td>" + status_badge(log) + "</td></tr>\n";
+    }
+    return table("runs", rows);
+}
+
+// What differs between the runs, of what each was told and found. A key that a run's version did not know is left open.
+inline std::string difference_table(const std::vector<NamedRun>& runs) {
+    std::string rows;
+    for (const char* part : {"options", "machine"}) {
+        std::vector<std::string> keys;
+        for (const NamedRun& run : runs)
+            if (run.log->run.contains(part) && run.log->run[part].is_object())
+                for (const auto& [key, value] : run.log->run[part].items())
+                    if (std::find(keys.begin(), keys.end(), key) == keys.end() && key != "out" && key != "name")
+                        keys.push_back(key);
+        for (const std::string& key : keys) {
+            std::string cells;
+            bool differ = false;
+            const auto value_of = [&](const NamedRun& run) {
+                const RunLog::json& j = run.log->run;
+                return j.contains(part) && j[part].is_object() && j[part].contains(key) ? plain_value(j[part][key]) : "-";
+            };
+            for (const NamedRun& run : runs) {
+                cells += "<td>" + xml_escape(value_of(run)) + "</td>";
+                differ |= value_of(run) != value_of(runs[0]);
+            }
+            if (differ) rows += "<tr><th>" + xml_escape(key) + "</th>" + cells + "</tr>\n";
+        }
+    }
+    const std::string title = "<h2 class=\"part\">Options and machines that differ</h2>\n";
+    if (rows.empty()) return title + "<p>None: the runs were given the same options on the same machine.</p>\n";
+    std::string head = "<tr><th></th>";
+    for (const NamedRun& run : runs) head += "<td>" + xml_escape(run.name) + "</td>";
+    return title + table("facts differences", head + "</tr>\n" + rows);
+}
+
+inline std::string render_comparison(const std::vector<NamedRun>& runs, time_t now) {
+    std::string cards;
+    for (const NamedRun& run : runs)
+        if (!run.log->samples.empty())
+            cards += sample_card(run.name + ", " + step_title(run.log->samples.back()), run.log->samples.back());
+    const std::string title = format("%zu runs", runs.size());
+    return whole_page(
+        title, runs,
+        format("<header><h1>%s</h1><p>Written %s.</p></header>\n", title.c_str(), local_time(now).c_str()) + run_table(runs),
+        difference_table(runs) + sample_section(cards), 0);
+}
+
 // ---- the loss curve alone --------------------------------------------------------------------------------------------------
 inline std::string render_loss_svg(const RunLog& log) {
-    Chart c = loss_chart(log, 860, 360);
+    Chart c = loss_chart({{"", &log}}, 860, 360);
     c.direct_labels = true;
     const std::string name = RunLog::text(log.run, "name");
     return format(

@@ -120,7 +120,7 @@ void expect_balanced(const std::string& html) {
         const bool ends = tag[0] == '/', alone = tag.back() == '/';
         const std::string name = tag.substr(ends, tag.find_first_of(" /", ends) - ends);
         i = close;
-        if (tag[0] == '!' || alone || name == "meta") continue;
+        if (tag[0] == '!' || alone || name == "meta" || name == "input") continue;
         if (ends) {
             ASSERT_FALSE(open.empty()) << "</" << name << ">";
             ASSERT_EQ(open.back(), name);
@@ -265,40 +265,47 @@ TEST(Curve, KeepsExtremesAndMeans) {
         c.add(i, NAN);  // is left out
         sum += y;
     }
-    const std::vector<Point> e = c.extremes(), m = c.means();
-    EXPECT_LE(e.size(), 1500u);
-    EXPECT_GT(e.size(), 700u);
-    EXPECT_LE(m.size(), Curve::max_buckets);
-    EXPECT_EQ(std::count_if(e.begin(), e.end(), [](const Point& p) { return p.x == 77777 && p.y == 99; }), 1);
-    EXPECT_EQ(std::count_if(e.begin(), e.end(), [](const Point& p) { return p.x == 4242 && p.y == -99; }), 1);
-    for (size_t i = 1; i < e.size(); i++) ASSERT_LT(e[i - 1].x, e[i].x);
-    // buckets hold 256 points each, but for the first (255) and the last
+    const std::vector<CurvePart> m = c.parts();
+    EXPECT_LE(m.size(), Curve::max_parts);
+    EXPECT_GT(m.size(), 350u);
+    EXPECT_EQ(
+        std::count_if(m.begin(), m.end(), [](const CurvePart& p) { return std::fabs(p.x - 77777) < 256 && p.high == 99; }), 1);
+    EXPECT_EQ(std::count_if(m.begin(), m.end(), [](const CurvePart& p) { return std::fabs(p.x - 4242) < 256 && p.low == -99; }),
+              1);
+    for (size_t i = 1; i < m.size(); i++) ASSERT_LT(m[i - 1].x, m[i].x);
+    // parts hold 256 points each, but for the first (255) and the last
     double weighted = 0;
     for (size_t i = 0; i < m.size(); i++) weighted += m[i].y * (i == 0 ? 255 : std::min(256, n + 1 - (int)i * 256));
     EXPECT_NEAR(weighted, sum, 1e-8);  // sums of 1e5 numbers near 1: about 1e5 * 1e-16 * sqrt(1e5)
+    // fewer parts have the same extremes
+    const std::vector<CurvePart> few = thinned(m, 100);
+    EXPECT_LE(few.size(), 100u);
+    EXPECT_GT(few.size(), 90u);
+    EXPECT_EQ(std::count_if(few.begin(), few.end(), [](const CurvePart& p) { return p.high == 99 || p.low == -99; }), 2);
+    EXPECT_EQ(thinned({}, 5).size(), 0u);
 }
 
 TEST(Curve, FewPointsAreKeptAsTheyAre) {
     Curve c;
     for (int i = 0; i < 700; i++) c.add(1000000ll * i, i);
-    EXPECT_EQ(c.means().size(), 700u);
-    for (const Point& p : c.means()) EXPECT_EQ(p.x, 1e6 * p.y);
+    EXPECT_EQ(c.parts().size(), 700u);
+    for (const CurvePart& p : c.parts()) EXPECT_EQ(p.x, 1e6 * p.y);
     Curve constant;
     for (int i = 0; i < 5000; i++) constant.add(i, 3.5);
-    for (const Point& p : constant.smoothed()) ASSERT_NEAR(p.y, 3.5, 1e-12);
+    for (const CurvePart& p : smoothed(constant.parts())) ASSERT_NEAR(p.y, 3.5, 1e-12);
 }
 
 TEST(Curve, StepsThatComeAgainAreNew) {
     Curve c;
     for (int i = 1; i <= 9; i++) c.add(i, i);
     for (int i = 4; i <= 6; i++) c.add(i, -i);
-    const std::vector<Point> m = c.means();
+    const std::vector<CurvePart> m = c.parts();
     ASSERT_EQ(m.size(), 6u);
     for (int i = 1; i <= 6; i++) {
         EXPECT_EQ(m[i - 1].x, i);
         EXPECT_EQ(m[i - 1].y, i < 4 ? i : -i);
     }
-    for (const Point& p : c.smoothed()) EXPECT_TRUE(std::isfinite(p.y));
+    for (const CurvePart& p : smoothed(c.parts())) EXPECT_TRUE(std::isfinite(p.y));
 }
 
 // Numbers that axes have trouble with.
@@ -332,8 +339,12 @@ void expect_drawable(const std::string& text) {
     }
 }
 
+// What the page's script reads is JSON: it has no other numbers.
+void expect_numbers(const std::string& text) { EXPECT_TRUE(json::accept(text)) << text; }
+
 TEST(Chart, IsDrawnWhateverTheNumbers) {
     const double start = monotonic_seconds();
+    const RunLog none;
     for (const double a : hostile)
         for (const double b : hostile)
             for (const double c : {a, 0.0, 1e308, (double)NAN})
@@ -341,15 +352,16 @@ TEST(Chart, IsDrawnWhateverTheNumbers) {
                     Chart chart;
                     chart.id = "x", chart.lo = b, chart.hi = c, chart.baseline = a, chart.logarithmic = logarithmic;
                     chart.direct_labels = true;
-                    chart.series = {{"s", "train", {{1, a}, {2, b}, {3, c}}, true, true},
-                                    {"t", "valid", {{a, b}, {b, c}}, true},
-                                    {"one", "valid", {{a, c}}},
+                    chart.series = {{"s", "train", {{1, a, a, a}, {2, b, b, a}, {3, c, a, b}}, true, true},
+                                    {"t", "valid", {{a, b, b, b}, {b, c, a, c}}, true},
+                                    {"one", "valid", {{a, c, c, c}}},
+                                    {"", "abandoned", {{a, b, c, c}, {b, c, a, a}}, false, false, true, true},
                                     {"none", "other", {}}};
                     chart.marks = {0, INT64_MAX}, chart.notes = {{INT64_MAX, "far"}};
                     const std::string svg = draw_chart(chart) + chart_card(chart);
                     ASSERT_LT(svg.size(), 30000u) << a << " " << b << " " << c;
                     expect_drawable(svg.substr(0, svg.find("<title>")));
-                    expect_drawable(chart_data({chart}));
+                    expect_numbers(PageData({{"", &none}}, {chart}).text());
                     if (HasFailure()) return;
                 }
     EXPECT_LT(monotonic_seconds() - start, 30);
@@ -377,8 +389,8 @@ TEST(Report, IsDrawnWhateverTheNumbers) {
                          {"mfu", pick()}});
         const std::string page = render_report(log, 0, 10), svg = render_loss_svg(log);
         expect_balanced(page), expect_balanced(svg);
-        expect_drawable(chart_data(small_charts(log)));
-        ASSERT_LT(page.size(), 60000u);
+        expect_numbers(PageData({{"", &log}}, small_charts({{"", &log}})).text());
+        ASSERT_LT(page.size(), 100000u);
         for (size_t at = page.find("<svg"); at != std::string::npos; at = page.find("<svg", at + 1))
             expect_drawable(page.substr(at, page.find("</svg>", at) - at));
         expect_drawable(svg);
@@ -771,6 +783,99 @@ TEST(Report, ReadsOddFilesOrRefusesThem) {
     EXPECT_NE(svg.find("train 2.500"), std::string::npos);
 }
 
+// What the page's script gets to draw.
+json page_data(const std::string& page) {
+    const std::string start = "const page = ";
+    const size_t at = page.find(start) + start.size();
+    return json::parse(page.substr(at, page.find(", refreshSeconds = ") - at));
+}
+
+// A long run, every curve full of parts, with the lowest and the highest loss somewhere.
+RunLog long_run(const std::string& name, int64_t steps) {
+    std::mt19937 rng(7);
+    RunLog log;
+    log.add(json{{"kind", "run"}, {"name", name}, {"total_steps", 1000000}});
+    for (int64_t i = 1; i <= steps; i++) {
+        StepNumbers s;
+        for (const std::string_view field : StepNumbers::names) s.set(field, 1e3 + 1e-4 * (double)(rng() % 10000000));
+        s.set("step", (double)(i * 1000000 / steps)), s.set("tokens", 4096.0 * (double)i), s.set("seconds", 0.1 * (double)i);
+        if (i == steps / 3) s.set("loss", 9999);
+        if (i == steps / 2) s.set("loss", -9999);
+        log.add_numbers(s);
+    }
+    log.add(json{{"kind", "end"}, {"step", 1000000}, {"status", "finished"}});
+    return log;
+}
+
+// llmc/report.h says how large a page may be, and that no spike is lost.
+TEST(Report, IsSmallHoweverLongTheRun) {
+    for (const int64_t steps : {740, 1490, 100000}) {
+        const RunLog log = long_run("long", steps);
+        const std::string page = render_report(log, 0, 10);
+        EXPECT_LT(page.size(), 400000u) << steps;
+        const json loss = page_data(page)["charts"][0]["series"][0];
+        EXPECT_LE(loss["y"].size(), Curve::max_parts);
+        EXPECT_EQ(*std::max_element(loss["high"].begin(), loss["high"].end()), 9999);
+        EXPECT_EQ(*std::min_element(loss["low"].begin(), loss["low"].end()), -9999);
+    }
+    const RunLog log = long_run("long", 740);
+    for (const size_t n : {2, 5, 32}) {
+        const std::string page = render_comparison(std::vector<NamedRun>(n, {"x", &log}), 0);
+        EXPECT_LT(page.size(), 1500000u) << n;
+        const json chart = page_data(page)["charts"][0];
+        ASSERT_EQ(chart["series"].size(), n);
+        for (const json& loss : chart["series"]) {
+            EXPECT_EQ(*std::max_element(loss["high"].begin(), loss["high"].end()), 9999);
+            EXPECT_EQ(*std::min_element(loss["low"].begin(), loss["low"].end()), -9999);
+        }
+    }
+}
+
+TEST(Report, OfSeveralRunsShowsWhatDiffers) {
+    RunLog a, b, none;
+    a.add(json{{"kind", "run"}, {"options", {{"lr", 1}, {"seed", 2}, {"new", true}, {"out", "a"}}}});
+    b.add(json{{"kind", "run"}, {"options", {{"lr", 1.5}, {"seed", 2}, {"out", "b"}}}, {"machine", {{"host", "<h>"}}}});
+    a.add(json{{"kind", "step"}, {"step", 1}, {"loss", 3}, {"mfu", 0.4}, {"memory_bytes", 3 << 20}});
+    b.add(json{{"kind", "step"}, {"step", 1}, {"loss", 4}, {"tokens", 8}, {"seconds", 2}});
+    a.add(json{{"kind", "valid"}, {"step", 1}, {"loss", 3.5}});
+    b.add(json{{"kind", "sample"}, {"step", 1}, {"prompt", "p"}, {"text", "t"}});
+    b.add(json{{"kind", "end"}, {"step", 1}, {"status", "failed"}});
+    const std::string page = render_comparison({{"first", &a}, {"second", &b}, {"empty", &none}}, 0);
+    expect_balanced(page);
+    for (const char* inside :
+         {"<th>lr</th><td>1</td><td>1.5</td><td>-</td>", "<th>new</th><td>true</td><td>-</td><td>-</td>",
+          "<th>host</th><td>-</td><td>&lt;h&gt;</td>", "status running", "status failed", "id=\"valid\"", "id=\"mfu\"",
+          "Memory in use, MiB", "second, step 1", "<th>seed</th><td>2</td><td>2</td><td>-</td>"})
+        EXPECT_NE(page.find(inside), std::string::npos) << inside;
+    EXPECT_EQ(page.find("<th>out</th>"), std::string::npos);
+    EXPECT_EQ(page.find("http-equiv"), std::string::npos);
+    const json data = page_data(page);
+    EXPECT_FALSE(data["runs"][0].contains("tokens"));
+    EXPECT_EQ(data["runs"][1]["tokens"]["y"], json({8}));
+    EXPECT_EQ(data["charts"][0]["series"].size(), 3u);
+    const std::string same = render_comparison({{"first", &a}, {"again", &a}}, 0);
+    EXPECT_NE(same.find("None: the runs were given the same options"), std::string::npos);
+    expect_balanced(render_comparison({{"", &none}, {"", &none}}, 0));
+}
+
+// Records of an older or a newer version: what is not known is passed over, what is missing has no curve.
+TEST(Report, ReadsLogsOfOtherVersions) {
+    RunLog log;
+    for (const char* line :
+         {"{\"kind\":\"run\",\"name\":\"x\",\"colour\":[1],\"options\":{\"--lr\":{\"a\":1}},\"machine\":[]}",
+          "{\"kind\":\"step\",\"step\":1,\"loss\":3,\"seconds\":10,\"entropy2\":7,\"Rank\":[1,2],\"memory_bytes\":null}",
+          "{\"kind\":\"step\",\"step\":2,\"loss\":2,\"seconds\":20,\"memory_bytes\":2048}",
+          "{\"kind\":\"step\",\"step\":3,\"loss\":2,\"seconds\":1}", "{\"kind\":\"step\",\"step\":4,\"loss\":2,\"seconds\":2}"})
+        EXPECT_TRUE(log.add_line(line)) << line;
+    EXPECT_FALSE(log.add_line("{\"kind\":\"weather\",\"step\":2}"));
+    const std::string page = render_report(log, 0, 10);
+    expect_balanced(page);
+    EXPECT_NE(page.find("id=\"memory_bytes\""), std::string::npos);
+    for (const char* none : {"id=\"lr\"", "id=\"mfu\"", "id=\"tokens_per_s\""}) EXPECT_EQ(page.find(none), std::string::npos);
+    // the clock of older versions began again where a run was resumed
+    EXPECT_EQ(page_data(page)["runs"][0]["seconds"]["y"], json({10, 20, 21, 22}));
+}
+
 // Text from outside in every place where a record has text.
 TEST(Report, TextStaysText) {
     const std::string evil =
@@ -788,17 +893,20 @@ TEST(Report, TextStaysText) {
     for (const char* name : {"fp8", "rollback", "x"})
         log.add(json{{"kind", "event"}, {"step", 1}, {"level", evil}, {"event", name}, {"message", evil}});
     log.add(json{{"kind", "end"}, {"step", 1}, {"status", evil}, {"message", evil}});
-    const std::string page = render_report(log, 0, 10);
-    expect_balanced(page), expect_balanced(render_loss_svg(log));
-    for (const std::string& text : {page, render_loss_svg(log)}) {
+    RunLog other = log;
+    other.add(json{{"kind", "step"}, {"step", 2}, {"loss", 3}});
+    other.run["options"] = {{evil, 2}};
+    const std::string page = render_report(log, 0, 10), several = render_comparison({{evil, &log}, {evil, &other}}, 0);
+    expect_balanced(page), expect_balanced(several), expect_balanced(render_loss_svg(log));
+    EXPECT_EQ(page_data(several)["runs"][0]["name"], printable(evil));
+    for (const std::string& text : {page, several, render_loss_svg(log)}) {
         EXPECT_EQ(text.find("<img"), std::string::npos);
         EXPECT_EQ(text.find("alert(1)</script>"), std::string::npos);
         EXPECT_EQ(text.find_first_of("\x1b\x07"), std::string::npos);
         EXPECT_EQ(json(text).dump().find("\\ufffd") + 1, 0u);  // valid UTF-8: dump() throws otherwise
     }
-    EXPECT_EQ(count(page, "<script>"), 1u);
-    EXPECT_EQ(count(page, "</script>"), 1u);
-    EXPECT_EQ(count(page, "</style>"), 1u);
+    for (const std::string& text : {page, several})
+        for (const char* once : {"<script>", "</script>", "</style>"}) EXPECT_EQ(count(text, once), 1u) << once;
 }
 
 TEST(Report, SaysWhyTheRunHasEnded) {
@@ -937,7 +1045,7 @@ TEST(Logger, AHostileLogIsPassedOverAndCounted) {
             log.run(run_info(10), at_end ? 2 : 3);
             for (int i = at_end ? 3 : 4; i <= 6; i++) log.step(step_at(i, 3));
             EXPECT_EQ(log.records().step(), 6);
-            EXPECT_EQ(log.records().curve("grad_norm").means().size(), 6u);
+            EXPECT_EQ(log.records().curve("grad_norm").parts().size(), 6u);
             expect_balanced(render_report(log.records(), 0, 10));
             log.end("finished");
         }
@@ -995,20 +1103,20 @@ TEST(RunLog, RollbackTakesItsStepsFromTheCurves) {
     }
     event(8, "rollback");
     for (int i = 9; i <= 11; i++) step(i, 4);
-    const std::vector<Point> loss = log.curve("loss").means();
+    const std::vector<CurvePart> loss = log.curve("loss").parts();
     ASSERT_EQ(loss.size(), 11u);
     for (size_t i = 0; i < loss.size(); i++) {
         EXPECT_EQ(loss[i].x, (double)i + 1);
         EXPECT_EQ(loss[i].y, i < 8 ? 5 : 4);
     }
-    EXPECT_EQ(log.valid.means().size(), 8u);
+    EXPECT_EQ(log.valid.parts().size(), 8u);
     ASSERT_EQ(log.abandoned.size(), 1u);
     ASSERT_EQ(log.abandoned[0].size(), 4u);
     EXPECT_EQ(log.abandoned[0][0].x, 9);
     EXPECT_EQ(log.abandoned[0][3].y, 100);
     EXPECT_EQ(log.notes, (std::vector<std::pair<int64_t, std::string>>{{6, "8 bits"}, {12, "rollback"}}));
     const std::string page = render_report(log, 0, 0);
-    EXPECT_NE(page.find("raw abandoned"), std::string::npos);
+    EXPECT_NE(page.find("pale abandoned"), std::string::npos);
     EXPECT_NE(page.find(">rollback</text>"), std::string::npos);
 }
 
