@@ -85,7 +85,7 @@ LDLIBS    += $(if $(have_nccl),-lnccl)
 endif
 
 # The emulator stands in for the toolkit's headers (test/emu); #pragma unroll means nothing to g++.
-EMUFLAGS := -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -O1 -g
+EMUFLAGS := -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -O1 -g -rdynamic
 
 flag_bf16 :=
 flag_fp32 := -DPRECISION_FP32
@@ -290,6 +290,8 @@ test-interop: $(interop_venv)/transformers-$(TRANSFORMERS)
 	@PYTHONPATH=$(CURDIR)/$< $(interop_venv)/bin/python dev/interop/test_interop.py $(interop_builds)
 	@$(MAKE) -s --no-print-directory $(interop_venv)/harness.installed
 	@$(interop_venv)/bin/python dev/interop/test_harness.py $(word 1,$(interop_builds)) 2>/dev/null
+	@$(MAKE) -s --no-print-directory $(interop_venv)/tensorboard.installed
+	@$(interop_venv)/bin/python dev/interop/test_tensorboard.py $(word 1,$(interop_builds))
 
 interop-programs: $(build)/train_gpt $(build)/dump_logits
 
@@ -312,6 +314,11 @@ $(interop_venv)/torch.installed: | deps-interop
 $(interop_venv)/harness.installed: | $(interop_venv)/torch.installed
 	@echo "installing lm-evaluation-harness into $(interop_venv)"
 	@$(interop_venv)/bin/pip install -q 'lm-eval[hf]==0.4.13'
+	@touch $@
+
+$(interop_venv)/tensorboard.installed: | $(interop_venv)/torch.installed
+	@echo "installing tensorboard into $(interop_venv)"
+	@$(interop_venv)/bin/pip install -q tensorboard
 	@touch $@
 
 # ---- our training step beside PyTorch's, from the same folder, and llm.c's; CONFIGS, LLMC: see dev/bench/cpu.py ----

@@ -1732,7 +1732,8 @@ private:
     std::vector<float> logits_;
 };
 
-// Samples up to max_new_tokens after `prompt`, calling emit(token) for each; stops at the end-of-document token.
+// Samples up to max_new_tokens after `prompt`, calling emit(token) for each; stops at the end-of-document token, or where emit
+// answers false.
 // The n-th token of sample k is a function of (seed, k, n) and the model alone.
 template <class Emit>
 static int sample_text(Generator& generator, const std::vector<int>& prompt, int max_new_tokens,
@@ -1744,7 +1745,8 @@ static int sample_text(Generator& generator, const std::vector<int>& prompt, int
         const double uniform = uniform_at(seed, RngPurpose::sampling, sample, n);
         const int token = sample_token(logits.data(), (int)logits.size(), sampling, uniform);
         if (token == eod) break;
-        emit(token), n++;
+        n++;
+        if (!emit(token)) break;
         generator.append(token);
     }
     return n;
@@ -2492,6 +2494,8 @@ static void train(World& world, const TrainOptions& given) {
         if (!same_run) make_room_for_new_run(o.out);
         logger =
             std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval, stdout, [&] { lock->hold(); });
+        if (o.tensorboard || !o.tensorboard_dir.empty())
+            logger->also_tensorboard(o.tensorboard_dir.empty() ? o.out + "/tensorboard" : o.tensorboard_dir, state.step);
         info = run_info(run);
         logger->run(info, resumed ? std::optional(state.step) : std::nullopt);
         if (resumed) logger->event(state.step, "info", "resume", "going on from " + run.resumed_from);
@@ -2548,11 +2552,16 @@ static void train(World& world, const TrainOptions& given) {
         prompt = prompt_tokens(*run.tokenizer, o.sample_prompt,
                                std::min<int64_t>(m.c.T, (int64_t)o.micro_batch_size * o.seq_length));
     }
-    const auto write_sample = [&] {
+    const auto write_sample = [&] {  // false if the run is to stop
         std::string text;
+        bool stops = false;
         sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)state.step,
-                    run.tokenizer->eod_id(), [&](int token) { text += run.tokenizer->token_bytes(token); });
-        if (logger) logger->sample(state.step, o.sample_prompt, text);
+                    run.tokenizer->eod_id(), [&](int token) {
+                        text += run.tokenizer->token_bytes(token);
+                        return !(stops = stop_here());
+                    });
+        if (logger && !stops) logger->sample(state.step, o.sample_prompt, text);
+        return !stops;
     };
 
     const auto leave_out = [&] {
@@ -2592,7 +2601,7 @@ static void train(World& world, const TrainOptions& given) {
                 fail("at step %lld %s; HINT: go on from a checkpoint, without that machine", (long long)state.step,
                      problem.c_str());
         if (validates && !validate()) now.stop = true;
-        if (samples && !now.stop) write_sample();
+        if (samples && !now.stop && !write_sample()) now.stop = true;
         const bool saves = last || now.stop || now.save;
         if (saves) saver.wait(), report_save();
         if (saves && saved_step != state.step) check_memory(trainer), save();
@@ -2718,8 +2727,9 @@ static void generate(World& world, const GenerateOptions& o) {
     for (int k = 0; k < o.num_samples; k++) {
         print((k > 0 ? "\n---\n" : "") + o.prompt);
         const double start = monotonic_seconds();
-        tokens += sample_text(generator, prompt, o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, (uint64_t)o.seed,
-                              (uint32_t)k, tokenizer.eod_id(), [&](int token) { print(tokenizer.token_bytes(token)); });
+        tokens +=
+            sample_text(generator, prompt, o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, (uint64_t)o.seed, (uint32_t)k,
+                        tokenizer.eod_id(), [&](int token) { return print(tokenizer.token_bytes(token)), true; });
         seconds += monotonic_seconds() - start;
         print("\n");
         if (main_rank && generator.length() == generator.capacity())

@@ -209,6 +209,8 @@ inline Allowed one_of(Strings choices) {
       "what console, log and report call the run; default: the name of its output directory")                                  \
     X(bool, dry_run, "", false, anything(), "Run",                                                                             \
       "print the model, its memory and the plan of the run, then stop; needs no GPU and no data")                              \
+    X(bool, tensorboard, "", false, anything(), "Run", "write event files for TensorBoard as well, into OUT/tensorboard")      \
+    X(std::string, tensorboard_dir, "", "", word("DIR"), "Run", "directory for TensorBoard's event files; switches them on")   \
     X(bool, quiet, "", false, anything(), "Run", "no line per step on the console")                                            \
     X(int64_t, log_interval, "", 0, at_least(0), "Run",                                                                        \
       "steps between lines on the console; default: a line every 10 seconds")                                                  \

@@ -1,6 +1,5 @@
 // Files: read-only mappings and writing that never leaves half a file under its final name.
-//   MappedFile   a file in memory, unmapped when it goes out of scope. If it becomes shorter meanwhile, the process ends with
-//   an
+//   MappedFile   a file in memory, unmapped when it goes out of scope. If it becomes shorter meanwhile, the process ends with an
 //                error that names it: its pages are gone, and there is nothing to return to
 //   InputStream  a file or pipe, read once from its beginning
 //   FileWriter   writes NAME.tmp.PID beside NAME; commit() syncs and renames; without commit() the temporary is removed.
@@ -363,6 +362,16 @@ inline void write_file_atomically(const std::string& path, std::string_view text
 inline void open_standard_streams() {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // the lowest free number
+}
+
+// Adds a record to a file that others may read meanwhile: whole, or not at all.
+inline void append_whole(int fd, const std::string& path, const std::string& record) {
+    const off_t before = lseek(fd, 0, SEEK_END);
+    const ssize_t n = ::write(fd, record.data(), record.size());
+    if (n == (ssize_t)record.size()) return;
+    const std::string reason = n < 0 ? strerror(errno) : "disk full";
+    if (n > 0 && before >= 0) (void)!ftruncate(fd, before);  // no half records
+    fail("cannot write %s: %s; what is logged meanwhile is lost", path.c_str(), reason.c_str());
 }
 
 // Renames `path` to the first free name of path.1, path.2, ..., which is returned; "" if there is nothing of that name.

@@ -2,11 +2,9 @@
 //
 // log.jsonl: one JSON object per line, written whole with one write(), so that a reader never meets half a line. Kinds:
 //   run     first line: name, time, total_steps, total_samples, unigram_loss, summary, machine, options
-//   step    the fields of StepStats by their names, seconds since the start (of a resumed run: those of its earlier parts and
-//   of
-//           this one), eta_s
-//   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two of the 12
-//   tensors:
+//   step    the fields of StepStats by their names, seconds since the start (of a resumed run: those of its earlier parts
+//           and of this one), eta_s
+//   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two of the 12 tensors:
 //           of qkv, proj, fc1, fc2 each input, weight, gradient
 //   valid   step, loss, perplexity, tokens, ms; of several data sets also sets: {name: loss}
 //   sample  step, prompt, text              what the model wrote
@@ -32,6 +30,7 @@
 #include <ctime>
 #include <functional>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -42,6 +41,7 @@
 #include "check.h"
 #include "file.h"
 #include "report.h"
+#include "tensorboard.h"
 #include "terminal.h"
 
 struct RunInfo {
@@ -124,12 +124,7 @@ public:
 
     void append(const nlohmann::ordered_json& j) {
         const std::string line = j.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-        const off_t before = lseek(fd_, 0, SEEK_END);
-        const ssize_t n = ::write(fd_, line.data(), line.size());
-        if (n == (ssize_t)line.size()) return;
-        const std::string reason = n < 0 ? strerror(errno) : "disk full";
-        if (n > 0 && before >= 0) (void)!ftruncate(fd_, before);  // no half lines
-        fail("cannot write %s: %s; what is logged meanwhile is lost", path_.c_str(), reason.c_str());
+        append_whole(fd_, path_, line);
     }
 
     // Whether the file still lies under its name.
@@ -244,6 +239,9 @@ public:
     ~Logger() {
         if (started_ && !ended_) end("failed", "the run ended by an error");
     }
+
+    // The numbers of the records that follow go to event files in `dir` as well; `step`: the last one that is done.
+    void also_tensorboard(const std::string& dir, int64_t step) { tensorboard_ = std::make_unique<TensorBoard>(dir, step); }
 
     // resumed_at: the step whose checkpoint the run goes on from; the log of the part up to there, if it is there, is gone on
     // with.
@@ -398,6 +396,11 @@ private:
             if (hold_) hold_();
             file_.append(j);
         });
+        if (tensorboard_)
+            attempt("TensorBoard's file", [&] {
+                if (hold_) hold_();
+                tensorboard_->add(j);
+            });
         attempt("the report", [&] { records_.add(j); });
     }
 
@@ -524,6 +527,7 @@ private:
     static constexpr double interval_s = 10, report_interval_s = 10;
     std::string out_dir_;
     JsonLines file_;
+    std::unique_ptr<TensorBoard> tensorboard_;
     bool quiet_, terminal_;
     int log_interval_;
     FILE* console_;

@@ -2,9 +2,9 @@
 // with Megatron-LM's exact semantics. Options in steps are multiplied by the final global batch size.
 //   n <= warm-up W          init + (lr - init) n / W
 //   n > decay end D         min_lr        (constant: lr; inverse-square-root goes on: max(min, lr sqrt(W) / sqrt(n)))
-//   between                 with r = (n - W) / (D - W): cosine min + (cos(pi r) + 1) / 2 (lr - min), linear min + (1 - r)(lr -
-//   min) WSD                     lr until the tail of length A begins, then with x = (n - (D - A)) / A: exponential 2 * 0.5^x -
-//   1,
+//   between                 with r = (n - W) / (D - W): cosine min + (cos(pi r) + 1) / 2 (lr - min),
+//                           linear min + (1 - r)(lr - min)
+//   WSD                     lr until the tail of length A begins, then with x = (n - (D - A)) / A: exponential 2 * 0.5^x - 1,
 //                           linear 1 - x, cosine (cos(pi x) + 1) / 2, minus_sqrt 1 - sqrt(x), times (lr - min) plus min
 // The schedule is read before a step with the samples consumed before it, so the first step runs at the warm-up's start.
 #pragma once

@@ -1,8 +1,7 @@
 // Tasks: questions with known answers, scored as EleutherAI's lm-evaluation-harness scores them, so that numbers can be
 // compared. A task is a .jsonl file, one example per line, all of one kind; other keys are ignored (dev/data makes such files):
 //   {"context": str, "choices": [str, ...], "gold": int}   multiple choice: which choice continues the context?
-//   {"contexts": [str, ...], "target": str, "gold": int}   the same with the choice inside the context (WinoGrande): after
-//   which
+//   {"contexts": [str, ...], "target": str, "gold": int}   the same with the choice inside the context (WinoGrande): after which
 //                                                          context is the target most likely?
 //   {"context": str, "target": str}                        last word (LAMBADA): is the target what the model would write?
 // Choices and targets are scored as they stand, usually with a space at the front; gold counts from 0.

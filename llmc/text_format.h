@@ -1,7 +1,7 @@
 // What an input holds, told by its first bytes, so that nothing is learned from what is no text.
-//   refuse_other_formats   compressed, binary and UTF-16 files, by their signatures, each with the command that makes text of
-//   it find_text_format       text or JSON lines (one object per line) OddBytes               how much of a text is NUL or not
-//   UTF-8: what has no signature shows by that
+//   refuse_other_formats   compressed, binary and UTF-16 files, by their signatures, each with the command that makes text of it
+//   find_text_format       text or JSON lines (one object per line)
+//   OddBytes               how much of a text is NUL or not UTF-8: what has no signature shows by that
 #pragma once
 #include <cstdint>
 #include <cstring>

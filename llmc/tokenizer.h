@@ -2,8 +2,7 @@
 // style. A file is encoded as Hugging Face's library does, or refused by the name of what is missing here.
 //
 // Text becomes tokens in three steps.
-//   1. Pre-tokenisation: a regular expression cuts the text into pieces (a word with the space before it, a run of digits,
-//   ...).
+//   1. Pre-tokenisation: a regular expression cuts the text into pieces (a word with the space before it, a run of digits).
 //      Merges never cross a piece, so " the" is learned once and not together with every word that follows.
 //   2. Each piece is its UTF-8 bytes; every byte value is a token, so there is no text without an encoding.
 //   3. Merges: training learned an ordered list of pairs of tokens. Of the pairs that stand side by side in the piece, the one

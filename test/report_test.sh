@@ -2,8 +2,8 @@
 # What a run tells never decides how it ends: curves of any shape, files that others delete or that cannot be written, a log that is
 # damaged, a console that is closed, no more threads.
 #   TRAIN_GPT=path/to/train_gpt test/report_test.sh
-script_tests=$(realpath "$(dirname "$0")/report_script.js")
-. "$(dirname "$0")/lib.sh"
+root=$(realpath "$(dirname "$0")/..")
+. "$root/test/lib.sh"
 
 for i in $(seq 1 2000); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; echo; done >text.txt
 expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 380 --output tok
@@ -51,7 +51,7 @@ for given in "" "none" "tok" "tok/report.html" "text.txt" "two-1 --output mine.h
     says "report says what to do: ${given:0:40}" "HINT\|at most 32\|cannot write"
 done
 expect "report: what is no report stays" grep -qx "mine" mine.html
-if command -v node >/dev/null; then passes "the report's script" node "$script_tests" two-1/report.html
+if command -v node >/dev/null; then passes "the report's script" node "$root/test/report_script.js" two-1/report.html
 else echo "ok: the report's script: not tested, there is no node"; fi
 
 # ---- the run record: who and where, each fact once ----
@@ -75,6 +75,26 @@ expect "each key of a record once, and the machine is there" python3 -c "$record
 expect "the folder's name" python3 -c "$record" named/run-8/log.jsonl run-8
 expect "the report has the name" grep -q "<title>a name" named/run-7/report.html
 expect "the report has the number of parameters" grep -q "<tr><th>parameters</th><td>[0-9,]* (" named/run-7/report.html
+
+# ---- TensorBoard: a run that is killed, resumed, and stepped back; each step once, as in the log ----
+board() { train board --tensorboard --save-every 7 --keep 0 --eval-iters 1 --eval-interval 10 --split 90,10,0 "$@"; }
+check_board() { python3 "$root/test/tensorboard_check.py" "${1:-board/tensorboard}" board/log.jsonl; }
+EXEC=exec board --train-iters 1000000 >board.txt 2>&1 &
+pid=$!
+comes grep -q '"kind":"step","step":30,' board/log.jsonl
+kill -9 $pid
+wait $pid 2>/dev/null
+steps_so_far=$(losses board | tail -n 1 | cut -d ' ' -f 1)
+expect "TensorBoard: resumed after a kill" board --resume auto --train-iters $((steps_so_far + 20)) --override train-iters data-order
+expect "TensorBoard: each step once, as the log has it" check_board
+expect "TensorBoard: gone back to step 7" board --resume board/step_00000007 --train-iters 40 --override train-iters data-order
+expect "TensorBoard: the steps that came again have their new numbers" check_board
+expect "TensorBoard: one file for each start" test "$(find board/tensorboard -type f | wc -l)" == 3
+expect "TensorBoard: in another folder" board --resume board/step_00000007 --train-iters 30 --override train-iters data-order --tensorboard-dir elsewhere
+expect "TensorBoard: which goes on after step 7" refused check_board elsewhere
+expect "TensorBoard: and has a file" test "$(find elsewhere -type f | wc -l)" == 1
+expect "TensorBoard: a file in the folder's place is refused" refused board --resume auto --train-iters 50 --override train-iters data-order --tensorboard-dir text.txt
+says "TensorBoard: by name" "text.txt"
 
 # ---- files that others delete while the run goes on; its end rewrites the report at the latest ----
 delete() { # NAME COMMAND: deletes while a run goes on

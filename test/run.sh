@@ -5,6 +5,9 @@
 set -u
 # Threads that wait sleep instead of spinning: on a busy machine spinning makes short parallel regions tens of times slower.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+# The emulator refuses launches that ask for more than an H100 has (test/emu/resources.h).
+EMU_RESOURCES=$(realpath "$(dirname "$0")/../dev/kernels/resources.md")
+export EMU_RESOURCES
 passed=0 failed=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

@@ -125,6 +125,17 @@ expect "within validation: soon" test $((SECONDS - start)) -le 10
 expect "within validation: the step before it is saved" test "$(readlink valid/latest)" == step_00000001
 expect "within validation: it was not finished" test -s valid/log.jsonl
 expect "within validation: its result is not logged" refused grep -q '"kind":"valid"' valid/log.jsonl
+# A text of 20,000 tokens, each of which attends to all before it.
+slow sample --global-batch-size 2 --train-iters 2 --sample-interval 1 --sample-tokens 20000 --max-position-embeddings 20001 &
+run=$!
+wait_for '"kind":"step","step":1,' sample/log.jsonl
+sleep 0.5
+start=$SECONDS
+kill -TERM $run
+ends "within a sample: status 0" $run
+expect "within a sample: soon" test $((SECONDS - start)) -le 10
+expect "within a sample: the step before it is saved" test "$(readlink sample/latest)" == step_00000001
+expect "within a sample: half a text is not logged" refused grep -q '"kind":"sample"' sample/log.jsonl
 for pause in 0 0.01 0.02 0.03 0.05 0.08; do
     endless start-$pause &
     run=$!

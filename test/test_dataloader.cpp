@@ -577,55 +577,45 @@ TEST(Loader, SmallDataIsSplit) {
                                                  Ints(40, 3),
                                                  Ints(40, 30)}) {
         write_dataset(dir / "d", 1 << 20, numbered_documents(lengths));
-        const int64_t all = std::accumulate(lengths.begin(), lengths.end(), (int64_t)0);
+        const TokenDataset data = TokenDataset::open(dir / "d");
+        const int64_t all = data.n_tokens();
         for (const char* split : {"969, 30, 1", "99, 1, 0", "1, 1", "1, 98, 1", "0, 1, 0", "1"})
             for (const int T : {1, 2, 8, 100}) {
                 SCOPED_TRACE(format("split %s, T %d, %zu documents, the first of %d", split, T, lengths.size(), lengths[0]));
+                const SplitParts s = split_data(data, split, T, true);
                 std::set<int> seen[2];
-                int64_t tokens[2] = {0, 0};
-                std::string note;
-                bool ok = true;
-                for (const DataSplit part : {DataSplit::train, DataSplit::valid}) {
-                    DataOptions o = options_for({dir / "d"}, T, part);
-                    o.split = split;
-                    try {
-                        const DataLoader data(o);
-                        if (data.n_samples() == 0) continue;
-                        note = data.summary()[0].note, tokens[(int)part] = data.summary()[0].tokens;
-                        Batch batch;
-                        for (int64_t i = 0; i < data.n_samples(); i++) {
-                            data.fetch(i, 1, batch);
-                            seen[(int)part].insert(batch.tokens.begin(), batch.tokens.end());
-                            seen[(int)part].insert(batch.targets.back());
-                        }
-                    } catch (const Error& e) {
-                        const std::string what = e.what();
-                        if (!has_share(split, part)) {
-                            EXPECT_NE(what.find("no share"), std::string::npos) << what;
-                            continue;
-                        }
-                        ok = false, refused++;
-                        EXPECT_LE(all, T) << what;
-                        EXPECT_NE(what.find(all < 2 ? "more text" : format("--seq-length %lld", (long long)all - 1)),
-                                  std::string::npos)
-                            << what;
+                int64_t tokens[2];
+                for (const int p : {0, 1}) {
+                    tokens[p] = s.parts[p].tokens(data);
+                    if (tokens[p] <= T) continue;
+                    const SampleOrder order(data, s.parts[p], T, 0, 1);
+                    Ints sample(T + 1);
+                    for (int64_t i = 0; i < order.n_samples(); i++) {
+                        order.read(data, i, sample.data());
+                        seen[p].insert(sample.begin(), sample.end());
                     }
+                    EXPECT_LE((int64_t)seen[p].size(), tokens[p]);
+                    EXPECT_GT((int64_t)seen[p].size(), tokens[p] - T);
                 }
                 for (const int token : seen[0]) EXPECT_EQ(seen[1].count(token), 0u) << token;
-                if (!ok) continue;
                 EXPECT_LE(tokens[0] + tokens[1], all);
-                if (has_share(split, DataSplit::train)) {
-                    EXPECT_GT(tokens[0], T);
-                }
-                if (has_share(split, DataSplit::valid) && has_share(split, DataSplit::train)) {
-                    EXPECT_EQ(tokens[1] > T, all >= 2 * (T + 1));
-                    (note.empty() ? by_documents : tokens[1] ? by_tokens : only_training)++;
-                    if (!tokens[1]) {
-                        EXPECT_EQ(tokens[0], all);
-                        EXPECT_NE(note.find("too few for validation"), std::string::npos) << note;
-                    }
-                }
+                const bool trains = has_share(split, DataSplit::train), validates = has_share(split, DataSplit::valid);
+                EXPECT_EQ(trains && tokens[0] > T, trains && all > T);
+                EXPECT_EQ(validates && tokens[1] > T, validates && all > (trains ? 2 * T + 1 : T));
+                if (!trains || !validates || all <= T) continue;
+                (s.note.empty() ? by_documents : tokens[1] ? by_tokens : only_training)++;
+                if (tokens[1]) continue;
+                EXPECT_EQ(tokens[0], all);
+                EXPECT_NE(s.note.find("too few for validation"), std::string::npos) << s.note;
             }
+        if (all > 100) continue;
+        for (const DataSplit part : {DataSplit::train, DataSplit::valid}) {
+            DataOptions o = options_for({dir / "d"}, 100, part);
+            o.split = part == DataSplit::train ? "969, 30, 1" : "0, 1, 0";
+            expect_error([&] { DataLoader loader(o); },
+                         {dir / "d", all < 2 ? "HINT: more text" : format("or --seq-length %lld", (long long)all - 1)});
+            refused++;
+        }
     }
     for (const int n : {by_documents, by_tokens, only_training, refused}) EXPECT_GT(n, 10);
 }

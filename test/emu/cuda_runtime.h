@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "block.h"
+#include "resources.h"
 #include "streams.h"
 
 // ---- the device language ---------------------------------------------------------------------------------------------------
@@ -208,6 +209,7 @@ enum cudaError_t {
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
     cudaErrorNotReady = 600,
+    cudaErrorLaunchOutOfResources = 701,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
@@ -263,6 +265,7 @@ inline const char* cudaGetErrorName(cudaError_t e) {
         case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
         case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+        case cudaErrorLaunchOutOfResources: return "cudaErrorLaunchOutOfResources";
         case cudaErrorNoDevice: return "cudaErrorNoDevice";
         case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
         case cudaErrorNotReady: return "cudaErrorNotReady";
@@ -275,6 +278,7 @@ inline const char* cudaGetErrorString(cudaError_t e) {
         case cudaErrorInvalidValue: return "invalid argument";
         case cudaErrorMemoryAllocation: return "out of memory";
         case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+        case cudaErrorLaunchOutOfResources: return "too many resources requested for launch";
         case cudaErrorNoDevice: return "no CUDA-capable device is detected";
         case cudaErrorInvalidDevice: return "invalid device ordinal";
         case cudaErrorNotReady: return "device not ready";
@@ -460,6 +464,10 @@ void launch_kernel(const char* name, Kernel kernel, dim3 grid, dim3 size, size_t
                           grid.y <= 65535 && grid.z <= 65535 && grid.x <= 2147483647u && shared_bytes <= device().shared_bytes;
     if (!sensible) {
         error(cudaErrorInvalidConfiguration);
+        return;
+    }
+    if (!within_limits((const void*)kernel, threads, shared_bytes)) {
+        error(cudaErrorLaunchOutOfResources);
         return;
     }
     streams().put(stream, [=] { launch(grid, size, shared_bytes, name, [=] { kernel(arguments...); }); });
