@@ -146,7 +146,7 @@ done
 cd "$work" || exit 1
 for command in tokenizer prepare train eval generate inspect; do "$program" $command --help-all; done >help.txt 2>&1
 # Options of launchers, containers, downloads, and of the programs in dev/.
-foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --mca --mpi --kill-on-bad-exit --nodes --time
+foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes --time
  --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --include --local-dir --self-test --generate
  --profile --kernel --sizes --check-transformers --version "
 # lost_links PAGE: the links that lead nowhere. A heading's anchor is in lower case, with dashes for blanks, without punctuation.
