@@ -2026,7 +2026,7 @@ static DataOptions data_options(const TrainOptions& o, const ModelConfig& c, con
     d.validates = o.eval_iters > 0;
     d.split = o.split, d.part = own ? DataSplit::whole : part;
     d.T = o.seq_length, d.seed = (uint32_t)o.seed, d.n_samples = n_samples, d.vocab_size = c.V;
-    d.eod = tokenizer ? tokenizer->eod_id() : -1;
+    if (tokenizer) d.eod = tokenizer->eod_id(), d.tokenizer = tokenizer->identity();
     d.reset_position_ids = o.reset_position_ids, d.reset_attention_mask = o.reset_attention_mask,
     d.eod_mask_loss = o.eod_mask_loss;
     return d;
@@ -2290,8 +2290,10 @@ private:
 
     void open_validation() {
         const auto open = [&] {
-            return std::make_unique<DataLoader>(data_options(o, m->c, tokenizer.get(), DataSplit::valid,
-                                                             o.eval_fixed ? 0 : schedule.samples_of_all_validations()));
+            DataOptions d = data_options(o, m->c, tokenizer.get(), DataSplit::valid,
+                                         o.eval_fixed ? 0 : schedule.samples_of_all_validations());
+            d.tokenizer = train->tokenizer();
+            return std::make_unique<DataLoader>(d);
         };
         valid = open();
         if (valid->n_samples() == 0) return valid.reset();  // too little data to have some for validation
@@ -2915,6 +2917,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     const Model& m = *loaded.m;
     DataOptions d;
     d.T = m.a.T, d.vocab_size = m.c.V;
+    if (loaded.tokenizer) d.tokenizer = loaded.tokenizer->identity();
     const DataLoader data = [&] {
         if (o.text.empty()) {
             d.blend = parse_data_path(o.data_path), d.split = o.split, d.part = DataSplit::valid;

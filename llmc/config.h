@@ -307,14 +307,15 @@ inline Allowed one_of(Strings choices) {
     X(bool, allow_binary, "", false, anything(), "Input",                                                                    \
       "take any bytes as text; default: refuse what is compressed, and a file of which more than 0.5% is NUL or not UTF-8")
 
-#define PREPARE_OPTIONS(X)                                                                                                  \
-    TEXT_OPTIONS(X)                                                                                                         \
-    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                 \
-      "what a document of a text file is: the whole file, a part between blank lines, or a line")                           \
-    X(std::string, output_prefix, "output", "", word("PREFIX"), "Output", "where the tokens go: PREFIX.bin and PREFIX.idx") \
-    X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                                \
-      "tokenizer: its directory or tokenizer.json, from `train_gpt tokenizer` or Hugging Face")                             \
-    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")                 \
+#define PREPARE_OPTIONS(X)                                                                                           \
+    TEXT_OPTIONS(X)                                                                                                  \
+    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                          \
+      "what a document of a text file is: the whole file, a part between blank lines, or a line")                    \
+    X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                            \
+      "where the tokens go: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer") \
+    X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                         \
+      "tokenizer: its directory or tokenizer.json, from `train_gpt tokenizer` or Hugging Face")                      \
+    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")          \
     X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
 #define TOKENIZER_OPTIONS(X)                                                                                                  \
@@ -381,7 +382,9 @@ inline Allowed one_of(Strings choices) {
 #define INSPECT_OPTIONS(X)                                                                                                     \
     X(std::string, path, "", "", word("PATH"), "What",                                                                         \
       "model directory, output directory of a run, prepared data, tokenizer.json or .safetensors file; the option's name may " \
-      "be left out")
+      "be left out")                                                                                                           \
+    X(std::string, tokenizer, "", "", word("DIR"), "What",                                                                     \
+      "tokenizer that shows the first texts of prepared data; default: the one that made the data")
 
 #define REPORT_OPTIONS(X)                                                                                                 \
     X(Strings, runs, "", {}, list(0, "RUN"), "What",                                                                      \

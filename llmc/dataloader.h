@@ -384,8 +384,9 @@ struct DataOptions {
     uint32_t seed = 1234;
     int64_t n_samples = 0;  // how many will be read; 0: one pass over the data, each sample once, whatever the weights
     bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
-    int eod = -1;        // needed by the three above
-    int vocab_size = 0;  // larger tokens are refused when they are read; 0: any
+    int eod = -1;                 // needed by the three above
+    int vocab_size = 0;           // larger tokens are refused when they are read; 0: any
+    TokenizerIdentity tokenizer;  // the run's; if it is not known, that of the first data set of which it is
 };
 
 // One line of the start-up table.
@@ -410,6 +411,7 @@ public:
                 "HINT: give --tokenizer");
         if (data.empty()) fail("no data is given; HINT: --data-path PREFIX, as `train_gpt prepare` made it");
         CHECK(o_.blend.weights.empty() || o_.blend.weights.size() == data.size(), "weights and paths");
+        for (const TokenDataset& d : data) check_tokenizer(d);
         for (TokenDataset& d : data) add(std::move(d));
         take_split();
         if (sources_.empty()) return;  // no validation
@@ -425,6 +427,7 @@ public:
         const std::vector<double> one_epoch = samples_of_one_epoch();
         return (int64_t)std::accumulate(one_epoch.begin(), one_epoch.end(), 0.0);
     }
+    const TokenizerIdentity& tokenizer() const { return o_.tokenizer; }
     // Whether the split could not be Megatron's, by documents.
     bool split_by_tokens() const {
         return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return !s.note.empty(); });
@@ -529,6 +532,17 @@ private:
         std::vector<TokenDataset> data;
         for (const std::string& path : paths) data.push_back(TokenDataset::open(path));
         return data;
+    }
+
+    void check_tokenizer(const TokenDataset& data) {
+        const TokenizerIdentity& made = data.tokenizer();
+        if (!o_.tokenizer.known()) o_.tokenizer = made;
+        if (!made.known() || made.hash == o_.tokenizer.hash) return;
+        fail(
+            "%s was prepared with another tokenizer than this run's, so that its ids mean other texts:\n  the data's  %s\n"
+            "  the run's   %s\nHINT: train_gpt prepare --tokenizer %s ... makes data for this run; a new model can be trained "
+            "with the data's tokenizer instead",
+            data.name().c_str(), made.text().c_str(), o_.tokenizer.text().c_str(), shell_word(o_.tokenizer.path).c_str());
     }
 
     // Shards without weights are one stream of tokens.

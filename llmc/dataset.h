@@ -1,6 +1,6 @@
 // Tokenised text on disk: sequences of tokens ("documents"), mapped into memory and read in place.
 //   TokenDataset          reads either format below, told apart by magic number and by what lies beside it
-//   TokenDatasetWriter    writes Megatron's
+//   TokenDatasetWriter    writes Megatron's, and PREFIX.meta.json beside it (see tokenizer_identity.h)
 //
 // Megatron's indexed dataset, PREFIX.bin and PREFIX.idx, little endian:
 //   .bin  the tokens of all sequences back to back
@@ -22,12 +22,14 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "check.h"
 #include "file.h"
+#include "tokenizer_identity.h"
 
 // ---- numbers in files ------------------------------------------------------------------------------------------------------
 template <class T>
@@ -273,6 +275,9 @@ public:
         read_tokens(file.type, file.map.data() + start + first * bytes_per_token(file.type), n, out);
     }
 
+    // The tokenizer that made it, as far as that is known.
+    const TokenizerIdentity& tokenizer() const { return tokenizer_; }
+
     // Where a token lies, for messages.
     std::string describe_position(int64_t document, int64_t token) const {
         if (!index_) return format("%s, token %lld", files_[document].map.path().c_str(), (long long)token);
@@ -291,9 +296,10 @@ private:
         return std::filesystem::is_regular_file(path, ignored);
     }
     static std::string without_extension(const std::string& path) {
-        const size_t n = path.size();
-        const bool known = n > 4 && (path.compare(n - 4, 4, ".bin") == 0 || path.compare(n - 4, 4, ".idx") == 0);
-        return known ? path.substr(0, n - 4) : path;
+        for (const std::string ending : {".bin", ".idx", origin_ending})
+            if (path.size() > ending.size() && path.compare(path.size() - ending.size(), ending.size(), ending) == 0)
+                return path.substr(0, path.size() - ending.size());
+        return path;
     }
 
     void open_megatron(const std::string& prefix) {
@@ -303,6 +309,16 @@ private:
         index_ = std::make_unique<MegatronIndex>(prefix + ".idx", bin, map.size());
         n_tokens_ = index_->n_tokens();
         files_.push_back({std::move(map), index_->type(), 0});
+        const std::string file = prefix + origin_ending;
+        if (!is_file(file)) return;
+        const DataOrigin origin = read_origin(file);
+        if (origin.documents != n_documents() || origin.tokens != n_tokens())
+            fail(
+                "%s belongs to other data: it tells of %lld documents and %lld tokens, %s.idx of %lld and %lld; HINT: prepare "
+                "again, or remove it if another program made the data",
+                file.c_str(), (long long)origin.documents, (long long)origin.tokens, prefix.c_str(), (long long)n_documents(),
+                (long long)n_tokens());
+        tokenizer_ = origin.tokenizer;
     }
 
     void add_shard(const std::string& path) {
@@ -340,29 +356,37 @@ private:
     std::unique_ptr<MegatronIndex> index_;  // null: shards
     std::vector<File> files_;               // the .bin, or the shards
     int64_t n_tokens_ = 0;
+    TokenizerIdentity tokenizer_;
 };
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
-// PREFIX.bin and PREFIX.idx, byte for byte as Megatron's preprocess_data.py writes them (a sequence is a document). Lengths are
-// kept in the file, not in memory. Nothing has its final name before commit(), and then the .idx comes last: a dataset whose
-// .idx is there is complete.
+// PREFIX.bin and PREFIX.idx, byte for byte as Megatron's preprocess_data.py writes them (a sequence is a document), and, if the
+// tokenizer is known, PREFIX.meta.json. Lengths are kept in the file, not in memory. Nothing has its final name before
+// commit(), and then the .idx comes last: a dataset whose .idx is there is complete.
 class TokenDatasetWriter {
 public:
-    TokenDatasetWriter(const std::string& prefix, int vocab_size)
+    TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer)
         : bin_(prefix + ".bin"),
           idx_(prefix + ".idx"),
           bin_path_(prefix + ".bin"),
           idx_path_(prefix + ".idx"),
-          vocab_size_(vocab_size),
-          type_(vocab_size < 65500 ? TokenType::u16 : TokenType::i32) {
+          origin_path_(prefix + origin_ending),
+          tokenizer_(tokenizer),
+          type_(tokenizer.vocab_size < 65500 ? TokenType::u16 : TokenType::i32) {
+        std::error_code none;
+        if (std::filesystem::exists(std::filesystem::symlink_status(origin_path_, none))) read_origin(origin_path_);
+        if (tokenizer.known()) origin_.emplace(origin_path_);
         const char header[megatron_header_bytes] = {};  // written by commit()
         idx_.write(header, sizeof header);
     }
+    // Of tokens of which nobody knows who made them.
+    TokenDatasetWriter(const std::string& prefix, int vocab_size) : TokenDatasetWriter(prefix, {"", "", vocab_size}) {}
 
     // More tokens of the current document.
     void add(const int* tokens, size_t n) {
         for (size_t i = 0; i < n; i++)
-            CHECK(tokens[i] >= 0 && tokens[i] < vocab_size_, "token %d in a vocabulary of %d", tokens[i], vocab_size_);
+            CHECK(tokens[i] >= 0 && tokens[i] < tokenizer_.vocab_size, "token %d in a vocabulary of %d", tokens[i],
+                  tokenizer_.vocab_size);
         if (type_ == TokenType::i32) bin_.write(tokens, 4 * n);
         else {
             narrow_.assign(tokens, tokens + n);
@@ -393,14 +417,19 @@ public:
         memcpy(header + 18, &n, 8);
         memcpy(header + 26, &borders, 8);
         idx_.overwrite(0, header, sizeof header);
+        if (origin_) origin_->write(origin_text({tokenizer_, n_documents_, n_tokens_}));
         bin_.sync();
         idx_.sync();
+        if (origin_) origin_->sync();
         unlink(idx_path_.c_str());  // an older index must not meet the new tokens
+        unlink(origin_path_.c_str());
         bin_.commit();
         try {
+            if (origin_) origin_->commit();
             idx_.commit();
         } catch (...) {
             unlink(bin_path_.c_str());
+            unlink(origin_path_.c_str());
             throw;
         }
     }
@@ -421,8 +450,9 @@ private:
     }
 
     FileWriter bin_, idx_;
-    std::string bin_path_, idx_path_;
-    int vocab_size_;
+    std::optional<FileWriter> origin_;
+    std::string bin_path_, idx_path_, origin_path_;
+    TokenizerIdentity tokenizer_;
     TokenType type_;
     std::vector<uint16_t> narrow_;
     int64_t length_ = 0, n_documents_ = 0, n_tokens_ = 0;

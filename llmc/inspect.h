@@ -3,6 +3,7 @@
 // .safetensors file. Exit status 1 if anything is damaged.
 #pragma once
 #include <map>
+#include <optional>
 #include <string>
 
 #include "dataset.h"
@@ -96,7 +97,36 @@ inline bool inspect_run(const std::string& out) {
     return newest.empty() ? intact : inspect_model(newest) && intact;
 }
 
-inline bool inspect_data(const std::string& path) {
+// The beginnings of the first documents as text, with the tokenizer given or the one that made the data.
+inline void describe_texts(Table& table, const TokenDataset& data, const std::string& given) {
+    constexpr int64_t most_documents = 3, most_tokens = 40;
+    const TokenizerIdentity& made = data.tokenizer();
+    table.row("tokenizer", made.known() ? made.text() : "not known: there is no PREFIX.meta.json beside the data");
+    std::optional<Tokenizer> tokenizer;
+    try {
+        if (!given.empty() || made.known()) tokenizer = Tokenizer::load(given.empty() ? made.path : given);
+    } catch (const Error& e) {
+        if (!given.empty()) throw;
+        table.row("text", std::string(e.what()) + "; HINT: --tokenizer DIR");
+    }
+    if (tokenizer && made.known() && tokenizer->identity().hash != made.hash) {
+        if (!given.empty()) fail("%s is another tokenizer than that of the data", tokenizer->identity().text().c_str());
+        table.row("text",
+                  "the tokenizer's file has changed since: hash " + tokenizer->identity().hash + "; HINT: --tokenizer DIR");
+        return;
+    }
+    if (!tokenizer) return;
+    table.section("Texts");
+    for (int64_t d = 0; d < std::min(most_documents, data.n_documents()); d++) {
+        std::vector<int> tokens((size_t)std::min<int64_t>(most_tokens, data.length(d)));
+        data.read(d, 0, (int64_t)tokens.size(), tokens.data());
+        std::string text;
+        for (const char c : tokenizer->decode(tokens)) text += c == '\n' ? std::string("\\n") : std::string(1, c);
+        table.row(format("document %lld", (long long)d), text + (data.length(d) > most_tokens ? " ..." : ""));
+    }
+}
+
+inline bool inspect_data(const std::string& path, const std::string& tokenizer) {
     const TokenDataset data = TokenDataset::open(path);
     Table table;
     table.section("Data " + data.name());
@@ -125,6 +155,7 @@ inline bool inspect_data(const std::string& path) {
                          (double)data.n_tokens() / (double)data.n_documents()));
         table.row("token ids", format("%d to %d", smallest, largest));
     }
+    describe_texts(table, data, tokenizer);
     table.print();
     return smallest >= 0;
 }
@@ -146,6 +177,7 @@ inline bool inspect_tokenizer(const std::string& path) {
     table.row("end of document", name(tokenizer.eod_id()));
     table.row("start", name(tokenizer.bos_id()));
     table.row("longest token", format("%zu bytes", longest));
+    table.row("hash", tokenizer.identity().hash);
     table.print();
     return true;
 }
@@ -160,14 +192,16 @@ inline int inspect_command(const InspectOptions& o) {
     if (fs::is_directory(path) && fs::exists(path / "config.json")) intact = detail::inspect_model(path.string());
     else if (fs::is_directory(path) && !find_checkpoints(path.string()).empty()) intact = detail::inspect_run(path.string());
     else if (fs::is_directory(path) && fs::exists(path / "tokenizer.json")) intact = detail::inspect_tokenizer(path.string());
-    else if (path.extension() == ".json") intact = detail::inspect_tokenizer(path.string());
+    else if (path.extension() == ".json" && path.stem().extension() != ".meta")
+        intact = detail::inspect_tokenizer(path.string());
     else if (path.extension() == ".safetensors") {
         Table table;
         table.section("Tensors in " + path.string());
         detail::describe_tensors(table, SafetensorsReader::open(path.string()), true);
         table.print();
-    } else if (fs::exists(path.string() + ".idx") || path.extension() == ".idx" || path.extension() == ".bin")
-        intact = detail::inspect_data(path.string());
+    } else if (fs::exists(path.string() + ".idx") || path.extension() == ".idx" || path.extension() == ".bin" ||
+               path.extension() == ".json")
+        intact = detail::inspect_data(path.string(), o.tokenizer);
     else
         fail(
             "%s is nothing that inspect knows: a model directory, a run's output directory, PREFIX of .bin/.idx, a "

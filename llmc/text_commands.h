@@ -378,9 +378,9 @@ inline int prepare_command(const PrepareOptions& o) {
             tokenizer.source().c_str());
     DocumentReader reader(text_input(o, "prepare --input", o.split_documents));
     if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
-    TokenDatasetWriter writer(o.output_prefix, tokenizer.vocab_size());
+    TokenDatasetWriter writer(o.output_prefix, tokenizer.identity());
     std::vector<std::vector<int>> tokens;
-    int64_t total = 0;
+    int64_t total = 0, bytes = 0;
     for_each_chunk(
         reader, thread_count(o.workers), "preparing",
         [&](const Chunk& chunk, size_t i) {
@@ -391,7 +391,7 @@ inline int prepare_command(const PrepareOptions& o) {
         [&](const Chunk& chunk, size_t i) {
             writer.add(tokens[i].data(), tokens[i].size());
             if (chunk.ends_document) writer.end_document();
-            total += (int64_t)tokens[i].size();
+            total += (int64_t)tokens[i].size(), bytes += chunk.odd.bytes;
         },
         [&](size_t n) { tokens.resize(n); });
     if (writer.n_documents() == 0)
@@ -400,7 +400,7 @@ inline int prepare_command(const PrepareOptions& o) {
     writer.commit();
     print_line(stdout, format("%s.bin, %s.idx: %s documents, %s tokens, %.3f bytes per token", o.output_prefix.c_str(),
                               o.output_prefix.c_str(), with_commas(writer.n_documents()).c_str(), with_commas(total).c_str(),
-                              (double)reader.bytes_read() / (double)std::max<int64_t>(1, total)));
+                              (double)bytes / (double)std::max<int64_t>(1, total)));
     return 0;
 }
 

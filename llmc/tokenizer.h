@@ -34,6 +34,7 @@
 #include "file.h"
 #include "json.h"
 #include "pre_tokenizer.h"
+#include "tokenizer_identity.h"
 
 // ---- bytes as characters ---------------------------------------------------------------------------------------------------
 inline std::string utf8(uint32_t c) {
@@ -200,6 +201,7 @@ public:
     int eod_id() const { return eod_; }  // end of document; -1: none
     int bos_id() const { return bos_; }
     const std::string& source() const { return source_; }
+    TokenizerIdentity identity() const { return {hash_, std::filesystem::absolute(source_).string(), vocab_size()}; }
     // The raw bytes of a token; of an added token, its name. Models have more ids than their tokenizers where the vocabulary
     // was padded (BLOOM's by 200).
     std::string token_bytes(int id) const { return has_text(id) ? bytes_[(size_t)id] : format("<|id %d|>", id); }
@@ -403,6 +405,7 @@ private:
         load_pre_tokenizer(j);
         load_vocabulary(j);
         load_merges(model.at("merges"));
+        hash_ = tokenizer_hash(j);
         if (j.contains("post_processor")) load_template(j["post_processor"]);
         load_roles();
     }
@@ -604,7 +607,7 @@ private:
         by_characters_.clear();
     }
 
-    std::string source_;
+    std::string source_, hash_;
     uint64_t instance_ = 0;
     bool ignore_merges_ = false, fuse_unknown_ = false, keeps_every_byte_ = true;
     int eod_ = -1, bos_ = -1, unknown_ = -1;

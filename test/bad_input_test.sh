@@ -99,6 +99,36 @@ refuse "weights all zero"                   "weight"                        "${t
 refuse "split malformed"                    "split"                         "${train[@]}" --data-path good --split "a,b"
 refuse "split without training documents"   "split"                         "${train[@]}" --data-path good --split "0, 1, 0"
 
+# ---- data and a tokenizer that do not belong together, although every id fits ----
+"$program" tokenizer --input good.txt --vocab-size 300 --output tok2 --pre-tokenizer llama3 >log.txt 2>&1
+"$program" prepare --input good.txt --output good2 --tokenizer tok2 --split-documents blank >log.txt 2>&1 || { echo "FAILED: setup: second data"; cat log.txt; }
+other="the data's .*/tok2/tokenizer.json \\(300 tokens, hash "
+refuse "another tokenizer's data"           "$other"                        "${train[@]}" --data-path good2
+refuse "and which one is the run's"         "the run's .*/tok/tokenizer.json \\(300 tokens, hash .{16}\\)$" "${train[@]}" --data-path good2
+refuse "and what to do"                     "HINT: train_gpt prepare --tokenizer [^ ]*/tok/tokenizer.json" "${train[@]}" --data-path good2
+refuse "one of two data sets"               "good2 was prepared with another" "${train[@]}" --data-path good good2
+refuse "validation data"                    "good2 was prepared with another" "${train[@]}" --data-path good --valid-data-path good2
+refuse "with the model's own tokenizer"     "$other"                        "$program" train --model model/latest "${small[@]}" --data-path good2
+refuse "on resume"                          "$other"                        "$program" train "${llama[@]}" "${small[@]}" --resume auto --out model --data-path good2
+refuse "eval of another tokenizer's data"   "$other"                        "$program" eval --model model/latest --data-path good2
+refuse "two data sets without a tokenizer"  "good2 was prepared with another" "$program" train "${llama[@]}" "${small[@]}" --vocab-size 300 --data-path good good2
+refuse "inspect with another tokenizer"     "is another tokenizer"          "$program" inspect good2 --tokenizer tok
+cp good2.bin nometa.bin; cp good2.idx nometa.idx
+expect "data that do not say whose they are" "${train[@]}" --data-path nometa --out model2
+expect "eval of the right data"             "$program" eval --model model/latest --data-path good --split "0,1,0"
+mkdir moved; cp good.bin good.idx good.meta.json moved; python3 -m json.tool tok/tokenizer.json >moved/tokenizer.json
+expect "the tokenizer written down otherwise" "${train[@]}" --tokenizer moved/tokenizer.json --data-path moved/good --out model3
+expect "inspect shows the tokenizer and texts" "$program" inspect good
+says "the tokenizer of the data"            "tokenizer  *.*/tok/tokenizer.json (300 tokens, hash "
+says "the first text"                       "document 0  *the quick brown fox"
+expect "inspect with a tokenizer"           "$program" inspect nometa.idx --tokenizer tok2
+says "the first text then"                  "document 0  *the quick brown fox"
+sed -i 's/"tokens": [0-9]*/"tokens": 5/' moved/good.meta.json
+refuse "what tells of other data"           "good.meta.json belongs to other data" "${train[@]}" --data-path moved/good
+echo "my notes" >mine.meta.json
+refuse "prepare: a file of the user's there" "mine.meta.json is not"        "$program" prepare --input good.txt --output mine --tokenizer tok
+expect "it is left as it is"                grep -x "my notes" mine.meta.json
+
 # ---- what a terminal would obey is not passed on to it ----
 escape=$'\033'
 refuse "escapes in a name, not passed on"   "nothing.\\[31m"                "$program" inspect "nothing$escape[31m"

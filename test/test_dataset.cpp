@@ -94,6 +94,43 @@ TEST(Writer, LeavesNothingWithoutCommit) {
     expect_error([&] { TokenDatasetWriter(dir / "no/such/place", 100); }, {"no/such/place.bin", "No such file"});
 }
 
+// ---- which tokenizer made it -----------------------------------------------------------------------------------------------
+void write_origin_dataset(const std::string& prefix, const TokenizerIdentity& tokenizer) {
+    TokenDatasetWriter writer(prefix, tokenizer);
+    const std::vector<int> tokens = {1, 2, 3};
+    writer.add(tokens.data(), tokens.size());
+    writer.end_document();
+    writer.commit();
+}
+
+TEST(Origin, LiesBesideThePairAndGoesWithIt) {
+    TemporaryDirectory dir;
+    write_origin_dataset(dir / "d", {"00ff", "/some/\"tokenizer\xff.json", 100});
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"d.bin", "d.idx", "d.meta.json"}));
+    for (const char* path : {"d", "d.idx", "d.meta.json"}) {
+        const TokenDataset d = TokenDataset::open(dir / path);
+        EXPECT_EQ(d.tokenizer().hash, "00ff");
+        EXPECT_EQ(d.tokenizer().path, "/some/\"tokenizer\xef\xbf\xbd.json");
+        EXPECT_EQ(d.tokenizer().vocab_size, 100);
+    }
+    const std::string origin = read_file(dir / "d.meta.json");
+    write_dataset(dir / "d", 100, {{1, 2}});  // nobody knows whose: what lay there told of other data
+    EXPECT_FALSE(TokenDataset::open(dir / "d").tokenizer().known());
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"d.bin", "d.idx"}));
+    write_file(dir / "d.meta.json", origin);
+    expect_error([&] { TokenDataset::open(dir / "d"); }, {"d.meta.json", "3 tokens", "other data", "HINT"});
+}
+
+TEST(Origin, AFileOfTheUsersIsLeftAsItIs) {
+    TemporaryDirectory dir;
+    for (const std::string text : {"", "my notes", "{}", "[1]", "{\"tokenizer\": 3}", "{\"tokenizer\": {\"hash\": 1}}"}) {
+        write_file(dir / "d.meta.json", text);
+        expect_error([&] { write_origin_dataset(dir / "d", {"00ff", "t", 100}); }, {"d.meta.json"});
+        EXPECT_EQ(read_file(dir / "d.meta.json"), text);
+        EXPECT_EQ(dir.names(), (std::set<std::string>{"d.meta.json"}));
+    }
+}
+
 // A size limit makes write() fail as a full disk does.
 TEST(Writer, FullDiskLeavesNothingNewAndKeepsTheOld) {
     TemporaryDirectory dir;

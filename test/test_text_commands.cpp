@@ -215,7 +215,7 @@ TEST(Prepare, WritesTheDocumentsWithTheirEnds) {
     const test::TemporaryDirectory dir;
     test::write_file(dir / "a.txt", "one two\n\nthree\n");
     prepared(dir / "a.txt", dir / "data/out", 1, "blank");
-    EXPECT_EQ((std::set<std::string>{"out.bin", "out.idx"}), [&] {
+    EXPECT_EQ((std::set<std::string>{"out.bin", "out.idx", "out.meta.json"}), [&] {
         std::set<std::string> names;
         for (const auto& entry : std::filesystem::directory_iterator(dir / "data")) names.insert(entry.path().filename());
         return names;
@@ -229,6 +229,70 @@ TEST(Prepare, WritesTheDocumentsWithTheirEnds) {
         data.read(d, 0, data.length(d), found.data());
         EXPECT_EQ(found, expected);
     }
+}
+
+// However the file is written down; and whatever changes the tokens changes it.
+TEST(TokenizerHash, IsOfWhatMattersForTokens) {
+    const auto file = [](const std::string& name) { return nlohmann::json::parse(test::read_file(golden + name + ".json")); };
+    std::set<std::string> hashes;
+    for (const std::string name : {"gpt2", "llama3", "bloom"}) {
+        const nlohmann::json j = file(name);
+        const std::string hash = tokenizer_hash(j);
+        EXPECT_EQ(hash.size(), 16u);
+        EXPECT_EQ(hash, Tokenizer::load(golden + name + ".json").identity().hash);
+        EXPECT_TRUE(hashes.insert(hash).second);
+        const auto changed = [&](const std::function<void(nlohmann::json&)>& change) {
+            nlohmann::json other = j;
+            change(other);
+            return tokenizer_hash(other);
+        };
+        const auto as_pairs = [](nlohmann::json& o) {
+            for (auto& merge : o["model"]["merges"]) {
+                if (!merge.is_string()) continue;
+                const std::string text = merge;
+                merge = {text.substr(0, text.find(' ', 1)), text.substr(text.find(' ', 1) + 1)};
+            }
+        };
+        const auto as_texts = [](nlohmann::json& o) {
+            for (auto& merge : o["model"]["merges"])
+                if (merge.is_array()) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+        };
+        EXPECT_EQ(hash, changed(as_pairs));
+        EXPECT_EQ(hash, changed(as_texts));
+        EXPECT_EQ(hash, changed([](auto& o) {
+                      o["version"] = "9", o["padding"] = "x", o["post_processor"] = nullptr, o["decoder"] = nullptr;
+                      o["model"]["fuse_unk"] = false, o["model"]["dropout"] = nullptr;
+                      o["normalizer"] = {{"type", "Sequence"}, {"normalizers", nlohmann::json::array()}};
+                      o["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {o["pre_tokenizer"]}}};
+                      for (auto& t : o["added_tokens"]) t.erase("rstrip"), t.erase("normalized");
+                  }));
+        const std::vector<std::string> others = {
+            changed([](auto& o) { std::swap(o["model"]["merges"][0], o["model"]["merges"][1]); }),
+            changed([](auto& o) { o["model"]["merges"].erase(5); }),
+            changed([](auto& o) { std::swap(o["model"]["vocab"]["a"], o["model"]["vocab"]["b"]); }),
+            changed([](auto& o) { o["model"]["ignore_merges"] = !o["model"].value("ignore_merges", false); }),
+            changed([](auto& o) { o["added_tokens"][0]["special"] = false; }),
+            changed([](auto& o) {
+                o["pre_tokenizer"] = {{"type", "Digits"}, {"individual_digits", true}};
+            }),
+            changed([](auto& o) {
+                o["normalizer"] = {{"type", "NFC"}};
+            }),
+        };
+        EXPECT_EQ(std::set<std::string>(others.begin(), others.end()).size(), others.size());
+        EXPECT_EQ(std::count(others.begin(), others.end(), hash), 0);
+    }
+}
+
+TEST(Prepare, SaysWhichTokenizerMadeTheData) {
+    const test::TemporaryDirectory dir;
+    test::write_file(dir / "a.txt", "some text\n");
+    prepared(preparation(dir / "a.txt", dir / "out"));
+    const TokenizerIdentity made = TokenDataset::open(dir / "out").tokenizer();
+    const Tokenizer tokenizer = Tokenizer::load(golden + "gpt2.json");
+    EXPECT_EQ(made.hash, tokenizer.identity().hash);
+    EXPECT_EQ(made.vocab_size, tokenizer.vocab_size());
+    EXPECT_EQ(made.path, std::filesystem::absolute(golden + "gpt2.json").string());
 }
 
 TEST(Prepare, ThreadsChangeNothing) {
@@ -317,8 +381,11 @@ TEST(Prepare, ReadsPipes) {
     ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
     for (const std::string& text : {line + line, std::string("some text\n")}) {
         std::thread writer([&] { test::write_file(pipe, text); });
-        prepared(preparation(pipe, dir / "out"));
+        const std::string said = prepared(preparation(pipe, dir / "out"));
         writer.join();
+        const size_t bytes = text == "some text\n" ? text.size() : 6;  // of text, without JSON's braces
+        const double per_token = (double)bytes / (double)TokenDataset::open(dir / "out").n_tokens();
+        EXPECT_NE(said.find(format("%.3f bytes per token", per_token)), std::string::npos) << said;
         EXPECT_EQ(texts(dir / "out"), text == "some text\n" ? Texts{text} : (Texts{"one", "one"}));
     }
 }
@@ -330,7 +397,7 @@ TEST(Prepare, AFailureLeavesWhatWasThere) {
     const std::string before = test::read_file(dir / "out.bin");
     test::expect_error([&] { prepared(dir / "bad.jsonl", dir / "out", 1, "file"); }, {"bad.jsonl:2"});
     EXPECT_EQ(test::read_file(dir / "out.bin"), before);
-    EXPECT_EQ(dir.names(), (std::set<std::string>{"bad.jsonl", "good.txt", "out.bin", "out.idx"}));
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"bad.jsonl", "good.txt", "out.bin", "out.idx", "out.meta.json"}));
 }
 
 TEST(Prepare, APatternThatTakesTooLongIsRefusedWithTheDocument) {
