@@ -125,8 +125,10 @@ expect "within validation: soon" test $((SECONDS - start)) -le 10
 expect "within validation: the step before it is saved" test "$(readlink valid/latest)" == step_00000001
 expect "within validation: it was not finished" test -s valid/log.jsonl
 expect "within validation: its result is not logged" refused grep -q '"kind":"valid"' valid/log.jsonl
-# A text of 20,000 tokens, each of which attends to all before it.
-slow sample --global-batch-size 2 --train-iters 2 --sample-interval 1 --sample-tokens 20000 --max-position-embeddings 20001 &
+# A text of 20,000 tokens, which no end-of-document token ends before.
+expect "a tokenizer without such a token" "$program" tokenizer --input text.txt --vocab-size 300 --special-tokens "<pad>" --output endless-tok
+slow sample --tokenizer endless-tok --global-batch-size 2 --train-iters 2 --sample-interval 1 --sample-prompt the --sample-tokens 20000 \
+    --max-position-embeddings 20100 &
 run=$!
 wait_for '"kind":"step","step":1,' sample/log.jsonl
 sleep 0.5
