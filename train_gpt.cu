@@ -125,6 +125,10 @@ enum class Recompute {
     inference,  // nothing is kept: there is no backward
 };
 
+static Recompute recompute_policy(const std::string& name) {
+    return name == "full" ? Recompute::full : name == "selective" ? Recompute::selective : Recompute::none;
+}
+
 // Keys and values of all rows so far, for generation.
 struct KeyValueCache {
     floatX *keys, *values;  // (layers, T, NKVl, HS)
@@ -1592,6 +1596,103 @@ static std::optional<StepStats> train_step(Trainer& t) {
     return s;
 }
 
+static void wait_for_device(be::Ctx& ctx) {
+    char byte;
+    static void* const memory = be::allocate_memory(1);
+    be::download(ctx, &byte, memory, 1);
+}
+
+// A whole step on random tokens, to be timed: forward, backward, norm, clipping, AdamW.
+class RandomStep {
+public:
+    double forward = 0, backward = 0, update = 0;  // seconds of the last step
+
+    // random: the weights as well; zeros take as long, but for their making
+    RandomStep(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute, bool random = true) : ctx_(ctx), m_(c) {
+        plan_memory(m_, recompute, B, T, choose_head_rows(ctx, m_.n, (int64_t)B * T));
+        allocate(ctx, m_);
+        if (random) initialize(ctx, m_, 1);
+        batch_.B = B, batch_.T = T;
+        for (int i = 0; i < B * T; i++) {
+            batch_.tokens.push_back((int)(i * 2654435761u % c.V));
+            batch_.targets.push_back((int)((i + 1) * 2654435761u % c.V));
+            batch_.positions.push_back(i % T);
+        }
+    }
+
+    // A micro-batch; the first of a step sets the gradients, later ones add to them.
+    void micro_batch(Acc gradients = Acc::Set) {
+        double start = monotonic_seconds();
+        Rows rows = stage(ctx_, batch_, m_.a.slot());
+        rows.gradients = gradients;
+        if (gradients == Acc::Set) begin_gradients(ctx_, m_);
+        clear_sums(ctx_, m_);
+        model_forward(ctx_, m_, rows);
+        lap(forward, start);
+        head(ctx_, m_, rows, real(1.0 / (batch_.B * batch_.T)), 0, true);
+        model_backward(ctx_, m_, rows, [](int) {});
+        lap(backward, start);
+    }
+    void run() {
+        micro_batch();
+        double start = monotonic_seconds();
+        const double norm = std::sqrt(be::sum_of_squares(ctx_, m_.grads, m_.table.size));
+        be::adamw(ctx_, m_.params, m_.lower, m_.m, m_.v, m_.grads, m_.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
+                  (real)std::min(1.0, 1 / norm), ++steps_);
+        lap(update, start);
+    }
+
+    size_t planned_bytes() const { return m_.arena.bytes(); }
+    size_t parameters() const { return m_.table.size; }
+
+private:
+    void lap(double& part, double& start) {  // also waits, which costs a GPU some microseconds of a step
+        wait_for_device(ctx_);
+        part = monotonic_seconds() - start, start = monotonic_seconds();
+    }
+
+    be::Ctx& ctx_;
+    Model m_;
+    Batch batch_;
+    int64_t steps_ = 0;
+};
+
+// About how long a step of `samples` takes here, from a second of steps of a model with fewer layers, shorter sequences or, if
+// it must be, smaller matrices, at the rate at which that one computes.
+static double measured_step_seconds(be::Ctx& ctx, const ModelConfig& whole, const TrainOptions& o, int64_t samples, Peak peak) {
+    ModelConfig c = whole;
+    int B = o.micro_batch_size, T = o.seq_length;
+    const Recompute recompute = recompute_policy(o.recompute_granularity);
+    const auto flops = [](const ModelConfig& config, int64_t rows, int length) {
+        return model_flops_per_token(config, length) * (double)rows;
+    };
+    const auto bytes = [&] {
+        Model m(c);
+        plan_memory(m, recompute, B, T, choose_head_rows(ctx, m.n, (int64_t)B * T));
+        return m.arena.bytes();
+    };
+    c.L = std::min(c.L, 4);
+    const double budget = 0.1 * std::max(peak.flops, 1e9);  // of a step: at a third of the peak 0.3 seconds
+    while (B > 1 && flops(c, (int64_t)B * T, T) > budget) B /= 2;
+    while (c.L > 1 && flops(c, (int64_t)B * T, T) > budget) c.L--;
+    while (T > 64 && flops(c, (int64_t)B * T, T) > budget) T = (T + 1) / 2;
+    while (c.C > 64 && bytes() > be::available_memory() / 4) {
+        c.V = ceil_div(c.V, 2), c.Vp = round_up(c.V, 128), c.F = round_up(ceil_div(c.F, 2), 64);
+        if (c.NH % 2 == 0 && c.NKV % 2 == 0) c.C /= 2, c.NH /= 2, c.NKV /= 2;
+        else if (c.V < 1024) break;
+    }
+    RandomStep step(ctx, c, B, T, recompute, false);
+    step.run();
+    std::vector<double> passes, updates;
+    for (const double end = monotonic_seconds() + 1; passes.size() < 2 || (monotonic_seconds() < end && passes.size() < 100);) {
+        step.run();
+        passes.push_back(step.forward + step.backward), updates.push_back(step.update);
+    }
+    const auto median = [](std::vector<double>& x) { return std::sort(x.begin(), x.end()), x[x.size() / 2]; };
+    return median(passes) * flops(whole, samples * o.seq_length, o.seq_length) / flops(c, (int64_t)B * T, T) +
+           median(updates) * (double)ParameterTable(whole).size / (double)step.parameters();
+}
+
 // ---------------------------------------------------------------------------------------------------------------------------
 // 6  Inference
 
@@ -1815,10 +1916,6 @@ static const char* family_description(const ModelConfig& c) {
     return c.family == "llama"   ? "RMSNorm, rotary positions, SwiGLU, no biases"
            : c.family == "bloom" ? "LayerNorm also after the embedding, ALiBi, GeLU, biases"
                                  : "LayerNorm, learned positions, GeLU, biases";
-}
-
-static Recompute recompute_policy(const std::string& name) {
-    return name == "full" ? Recompute::full : name == "selective" ? Recompute::selective : Recompute::none;
 }
 
 // Cross-entropy of the validation tokens under the frequencies of the training tokens (each count plus one): what can be known
@@ -2211,17 +2308,14 @@ struct Run {
         const Mesh& mesh = ranks->mesh;
         schedule = make_schedule(o, mesh.dp.size);
         discards = add_left_out(state, o);
-        std::vector<int> given_layers;
-        for (const std::string& n : o.pipeline_layers)
-            given_layers.push_back((int)cli::number_in_range("pipeline-layers", n, between(0, 10000), true));
-        const std::vector<int> stages = split_layers(c.L, mesh.pp.size * mesh.vpp, o.account_for_embedding_in_pipeline_split,
-                                                     o.account_for_loss_in_pipeline_split, given_layers);
-        m = plan_model(c, ranks, stages);
+        m = plan_model(o, schedule, c, ranks);
         open_data();
         check_same_everywhere(world, o, m->a.head_rows, data);
         peak = peak_of_all(world, ctx, o.device_tflops);
         table = describe_run(*m, o, schedule, ctx, peak);
-        if (o.world) describe_plan(c, stages);
+        const bool elsewhere = o.world || !ctx.has_device();
+        if (elsewhere) describe_plan(c, std::max(1, o.world));
+        else if (o.dry_run && be::memory_is_host && world.size() == 1 && !o.fp8_format.size()) describe_time_here(c);
         if (train) table.table.section("Data");
         if (train)
             for (const DataSummary& s : train->summary()) {
@@ -2229,46 +2323,103 @@ struct Run {
                 table.row("training " + s.name, describe(s) + format(", %.2f epochs", s.epochs));
             }
         if (valid) describe_validation();
+        if (o.dry_run) describe_shortage();
     }
 
 private:
-    std::unique_ptr<Model> plan_model(const ModelConfig& c, std::shared_ptr<Ranks> ranks, const std::vector<int>& stages) {
+    // The memory of one rank, here or in a plan by other options.
+    std::unique_ptr<Model> plan_model(const TrainOptions& p, const Schedule& steps, const ModelConfig& c,
+                                      std::shared_ptr<Ranks> ranks) {
+        std::vector<int> given;
+        for (const std::string& n : p.pipeline_layers)
+            given.push_back((int)cli::number_in_range("pipeline-layers", n, between(0, 10000), true));
+        const std::vector<int> stages =
+            split_layers(c.L, ranks->mesh.pp.size * ranks->mesh.vpp, p.account_for_embedding_in_pipeline_split,
+                         p.account_for_loss_in_pipeline_split, given);
         auto model = std::make_unique<Model>(c, std::move(ranks), stages);
         // A rollback may lead back to steps in bf16.
-        const int64_t start = fp8_start(o, state);
-        plan_8_bits(ctx, *model, o, state.step < start || (start > 0 && o.on_spike == "rollback"));
+        const int64_t start = fp8_start(p, state);
+        plan_8_bits(ctx, *model, p, state.step < start || (start > 0 && p.on_spike == "rollback"));
         const int head_rows =
-            o.head_rows ? o.head_rows : choose_head_rows(ctx, model->n, (int64_t)o.micro_batch_size * o.seq_length);
-        plan_memory(*model, recompute_policy(o.recompute_granularity), o.micro_batch_size, o.seq_length, head_rows,
-                    o.sample_interval > 0, schedule.micro_batches());
-        plan_checkpoint_copy(*model, o.save_in_foreground);
+            p.head_rows ? p.head_rows : choose_head_rows(ctx, model->n, (int64_t)p.micro_batch_size * p.seq_length);
+        plan_memory(*model, recompute_policy(p.recompute_granularity), p.micro_batch_size, p.seq_length, head_rows,
+                    p.sample_interval > 0, steps.micro_batches());
+        plan_checkpoint_copy(*model, p.save_in_foreground);
         return model;
     }
 
-    // What a run on --world ranks needs and how long it takes: of one rank of each pipeline stage.
-    void describe_plan(const ModelConfig& c, const std::vector<int>& stages) {
-        const Mesh& mesh = m->ranks->mesh;
-        table.table.section("Plan", Table::Values::text);
-        const double most = planned_memory_bytes(o);
-        size_t largest = 0;
-        for (int stage = 0; stage < mesh.pp.size; stage++) {
-            const auto model = plan_model(c, place_rank(o.world, mesh.rank_of(stage, 0, 0), o, c), stages);
+    // A rank of each pipeline stage among so many ranks: what it needs where it computes, and on the host of a GPU besides. A
+    // CPU build that plans for GPUs (--world) leaves out the copy for checkpoints, which lies on their hosts.
+    struct RankMemory {
+        size_t bytes, host;
+    };
+    std::vector<RankMemory> plan_stages(const TrainOptions& p, int n) {
+        const ModelConfig c = configure_model(p, tokenizer.get());
+        const auto first = place_rank(n, 0, p, c);
+        const Schedule steps = make_schedule(p, first->mesh.dp.size);
+        std::vector<RankMemory> memory;
+        for (int stage = 0; stage < first->mesh.pp.size; stage++) {
+            const auto model = plan_model(p, steps, c, place_rank(n, first->mesh.rank_of(stage, 0, 0), p, c));
             size_t copy = 0;
             for (const auto& [purpose, bytes] : model->arena.purposes())
-                if (purpose.find("copy for checkpoints") == 0) copy = bytes;  // of a GPU run, on its host
-            const size_t bytes = model->arena.bytes() - (be::memory_is_host ? copy : 0);
-            largest = std::max(largest, bytes);
+                if (purpose.find("copy for checkpoints") == 0) copy = bytes;
+            memory.push_back({model->arena.bytes() - (be::memory_is_host && o.world ? copy : 0), copy});
+        }
+        return memory;
+    }
+
+    // How long a run on GPUs that are not here takes, and what it needs of each.
+    void describe_plan(const ModelConfig& c, int n) {
+        const Mesh& mesh = m->ranks->mesh;
+        table.table.section("Plan", Table::Values::text);
+        const std::vector<RankMemory> stages = plan_stages(o, n);
+        for (int stage = 0; stage < mesh.pp.size; stage++)
             if (mesh.pp.size <= 8 || stage < 2 || stage >= mesh.pp.size - 2)
                 table.row(mesh.pp.size == 1 ? "memory of a rank" : format("memory of stage %d", stage),
-                          format("%s of %s, and %s on the host", human_bytes((double)bytes).c_str(), human_bytes(most).c_str(),
-                                 human_bytes((double)copy).c_str()));
-        }
-        if ((double)largest > most)
-            table.row("memory", "does NOT fit; HINT: more --tp or --pp, --recompute full, a smaller --micro-batch-size");
-        const Plan plan = make_plan(plan_input(o, c, o.world, stages, schedule.final_batch, sizeof(floatX)));
+                          format("%s of %s, and %s on the host", human_bytes((double)stages[(size_t)stage].bytes).c_str(),
+                                 human_bytes(planned_memory_bytes(o)).c_str(),
+                                 human_bytes((double)stages[(size_t)stage].host).c_str()));
+        const Plan plan = make_plan(plan_input(o, c, n, m->stages, schedule.final_batch, sizeof(floatX)));
         add_rows(table, plan, (double)schedule.total_samples * o.seq_length);
         if (mesh.pp.size > 1)
             picture = draw_pipeline(mesh.pp.size, mesh.vpp, (int)plan.micro_batches, plan.bubble, terminal_width(stdout));
+    }
+
+    // The same for a run on this CPU.
+    void describe_time_here(const ModelConfig& c) {
+        const double seconds = measured_step_seconds(ctx, c, o, schedule.final_batch, peak),
+                     tokens = (double)schedule.total_samples * o.seq_length,
+                     rate = (double)schedule.final_batch * o.seq_length / seconds;
+        table.table.section("Plan", Table::Values::text);
+        table.row("step", "about " + human_duration(seconds) + ", by a second's measurement of a part of the model");
+        table.row("throughput", format("%s tokens/s, %.0f%% of the peak", human_count(rate).c_str(),
+                                       100 * rate * model_flops_per_token(c, o.seq_length) / peak.flops));
+        table.row("whole run", format("about %s for %s tokens, without validation", human_duration(tokens / rate).c_str(),
+                                      human_count(tokens).c_str()));
+    }
+
+    // Says so if the plan needs more memory than there is, and what would help.
+    void describe_shortage() {
+        const bool elsewhere = o.world || !ctx.has_device(), host = be::memory_is_host && !o.world;
+        int sharing = 0;  // ranks of this machine, which share its memory
+        for (const std::string& name : world.hosts()) sharing += host && name == world.host();
+        const int n = o.world ? o.world : world.size();
+        const double resident = host ? (double)resident_memory_bytes() : 0,
+                     most = elsewhere ? planned_memory_bytes(o)
+                                      : ((double)be::available_memory() + resident) / std::max(1, sharing);
+        const auto needed = [&](const TrainOptions& p, int ranks) {
+            double largest = 0;
+            for (const RankMemory& r : plan_stages(p, ranks)) largest = std::max(largest, (double)r.bytes);
+            return largest + resident;
+        };
+        const double bytes = needed(o, n);
+        if (bytes <= most) return;
+        table.table.section(format("NOT ENOUGH MEMORY: a rank needs %s, there are %s. It would fit with",
+                                   human_bytes(bytes).c_str(), human_bytes(most).c_str()),
+                            Table::Values::amounts);
+        const std::vector<Remedy> remedies = find_remedies(o, n, host, most, needed);
+        for (const Remedy& r : remedies) table.table.row(r.options, human_bytes(r.bytes));
+        if (remedies.empty()) table.table.row("a smaller model or --seq-length", "", "nothing else is enough");
     }
 
     // The tokenizer given, else the one beside the checkpoint or the model.

@@ -359,6 +359,68 @@ inline double planned_memory_bytes(const TrainOptions& o) {
     return o.device_memory_gib.value_or(find_device(o.device).memory_gib) * 1024 * 1024 * 1024;
 }
 
+// Options that would make a run fit into `most` bytes of a rank, those that change least first. bytes_of(options, ranks): what
+// they need on the fullest rank; an Error: they cannot be.
+struct Remedy {
+    std::string options;
+    double bytes;
+};
+template <class BytesOf>
+std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_is_host, double most, BytesOf bytes_of) {
+    std::vector<Remedy> found;
+    const auto fits = [&](const std::string& words, const TrainOptions& p, int n) {
+        try {
+            const double bytes = (double)bytes_of(p, n);
+            if (bytes <= most) found.push_back({words, bytes});
+            return bytes <= most;
+        } catch (const Error&) {
+            return false;
+        }
+    };
+    const auto micro_batch = [](const TrainOptions& p) { return format("--micro-batch-size %d", p.micro_batch_size); };
+    const auto smaller_micro_batch = [&](TrainOptions p, const std::string& words) {
+        while ((p.micro_batch_size /= 2) > 0)
+            if (fits(words + micro_batch(p), p, ranks)) return;
+    };
+    TrainOptions least = o;  // what needs the least memory on these ranks, but for the micro-batch
+    std::string words;
+    if (memory_is_host && !o.save_in_foreground) {
+        least.save_in_foreground = true, words += "--save-in-foreground ";
+        fits("--save-in-foreground", least, ranks);
+    }
+    if (!o.zero) {
+        TrainOptions p = o;
+        p.zero = least.zero = 1, words += "--zero 1 ";
+        fits("--zero 1", p, ranks);
+    }
+    for (const char* policy : {"selective", "full"}) {
+        if (o.recompute_granularity == policy || o.recompute_granularity == "full") continue;
+        TrainOptions p = o;
+        p.recompute_granularity = policy;
+        if (fits(std::string("--recompute ") + policy, p, ranks)) break;
+    }
+    smaller_micro_batch(o, "");
+    if (o.recompute_granularity != "full") least.recompute_granularity = "full", words += "--recompute full ";
+    if (found.empty() && !words.empty() && !fits(words.substr(0, words.size() - 1), least, ranks))
+        smaller_micro_batch(least, words);
+    if (memory_is_host) return found;
+    // More GPUs: the fewest that do, shared by data (ZeRO), tensor or pipeline parallelism.
+    for (int more = 2; more <= 1024; more *= 2) {
+        const size_t before = found.size();
+        for (int tp = 1; tp <= more && tp * o.tensor_model_parallel_size <= std::min(8, o.node_size); tp *= 2)
+            for (int pp = 1; tp * pp <= more; pp *= 2) {
+                TrainOptions p = o;
+                p.tensor_model_parallel_size *= tp, p.pipeline_model_parallel_size *= pp;
+                std::string layout = format("%d GPUs", ranks * more);
+                if (tp > 1) layout += format(" --tp %d", p.tensor_model_parallel_size);
+                if (pp > 1) layout += format(" --pp %d", p.pipeline_model_parallel_size);
+                if (found.size() < before + 3) fits(layout, p, ranks * more);
+            }
+        if (found.size() > before) break;
+    }
+    return found;
+}
+
 // Rows for a table: anything with row(label, value). `tokens`: of the whole run.
 template <class Rows>
 void add_rows(Rows& t, const Plan& p, double tokens) {

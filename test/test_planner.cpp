@@ -36,6 +36,33 @@ PlanInput on_a100(const char* preset, int padded_to, int tp, int pp) {
 
 // arXiv:2205.05198, table 4: one layer of the 22B model (width 6144, 64 heads, sequence 2048, micro-batch 4) on 8 A100 takes
 // 7.7 ms forward and 11.9 ms backward without recomputation, 2 all-reduces in each included.
+// A run whose memory is 8 GiB for what a rank holds of the model and 4 GiB a sample, or a quarter of that with full recomputation.
+TEST(Remedies, AreTheSmallestChangesThatFit) {
+    TrainOptions o;
+    o.micro_batch_size = 8, o.tensor_model_parallel_size = 1;
+    const auto bytes_of = [](const TrainOptions& p, int) {
+        if (p.tensor_model_parallel_size > 4) throw Error("too few heads");
+        const double part = p.tensor_model_parallel_size * p.pipeline_model_parallel_size;
+        return (8 + 4.0 * p.micro_batch_size * (p.recompute_granularity == "full" ? 0.25 : 1)) / part +
+               (p.save_in_foreground ? 0 : 1);
+    };
+    const auto words = [&](double most, bool host) {
+        std::string text;
+        for (const Remedy& r : find_remedies(o, 2, host, most, bytes_of)) {
+            EXPECT_LE(r.bytes, most);
+            text += r.options + "; ";
+        }
+        return text;
+    };
+    EXPECT_EQ(words(40.5, true), "--save-in-foreground; --recompute full; --micro-batch-size 4; ");
+    EXPECT_EQ(words(18, true), "--recompute full; --micro-batch-size 2; ");
+    EXPECT_EQ(words(10.5, true), "--save-in-foreground --recompute full --micro-batch-size 2; ");
+    EXPECT_EQ(words(8, true), "");
+    EXPECT_EQ(words(6, false), "16 GPUs --pp 8; 16 GPUs --tp 2 --pp 4; 16 GPUs --tp 4 --pp 2; ");
+    o.recompute_granularity = "full";
+    EXPECT_EQ(words(11, true), "--micro-batch-size 2; ");
+}
+
 // By the name that the driver gives; one whose peak is not known must not take a relative's.
 TEST(Hardware, PeaksByName) {
     EXPECT_EQ(gpu_tflops("NVIDIA H100 80GB HBM3"), 989);

@@ -145,6 +145,18 @@ expect "Ctrl-C: the model is written" "$program" generate --model interrupted/la
 
 # ---- memory: planned without data, and what a run really takes ----
 expect "dry run of a large model without data" "$program" train --preset llm-jp-172b --train-iters 10 --dry-run --seq-length 4096
+if [[ ${TRAIN_GPT:-} != *cuda* ]]; then
+    says "which says how long it would take" "step  *about [0-9]*.*a second's measurement"
+    says "and that no memory of this machine is enough" "NOT ENOUGH MEMORY: a rank needs .* TiB"
+fi
+plan=("$program" train --preset llama2-7b --vocab-size 32000 --train-iters 10 --seq-length 4096 --micro-batch-size 4 --global-batch-size 64 --dry-run --world 2 --device a100)
+expect "dry run that does not fit" "${plan[@]}"
+says "it says so" "NOT ENOUGH MEMORY: a rank needs 135 GiB, there are 80.0 GiB"
+says "and what would help" "--recompute full  *76.6 GiB"
+says "or on more GPUs" "4 GPUs --tp 2  *67.7 GiB"
+expect "with that it fits" "${plan[@]}" --recompute full
+says "as it says" "memory of a rank  *76.6 GiB of 80.0 GiB"
+expect "nothing is missing" refused grep "NOT ENOUGH" out.txt
 gpt2=("$program" train --preset gpt2-124m --tokenizer tok --data-path data --split "90, 10, 0" --seq-length 64 --micro-batch-size 4 --train-iters 2 --eval-iters 0 --out gpt2-124m)
 if [[ -z ${SAN:-} ]]; then
     expect "dry run of gpt2-124m" "${gpt2[@]}" --dry-run

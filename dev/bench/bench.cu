@@ -36,20 +36,14 @@ constexpr bool on_gpu = !be::memory_is_host;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-void wait(be::Ctx& ctx) {
-    char byte;
-    static void* const memory = be::allocate_memory(1);
-    be::download(ctx, &byte, memory, 1);
-}
-
 // Median seconds of f, after two warm-up calls: at least 3 rounds and about `budget` seconds.
 template <class F>
 double median_seconds(be::Ctx& ctx, F f, double budget = on_gpu ? 0.2 : 1.0) {
-    f(), f(), wait(ctx);
+    f(), f(), wait_for_device(ctx);
     const auto round = [&](int calls) {
         const double start = now();
         for (int i = 0; i < calls; i++) f();
-        wait(ctx);
+        wait_for_device(ctx);
         return (now() - start) / calls;
     };
     const int calls = on_gpu ? (int)std::min(1000.0, std::max(1.0, 0.02 / round(1))) : 1;
@@ -294,59 +288,6 @@ ModelConfig config_for(const std::string& preset, int T, int layers) {
     return c;
 }
 
-// A whole step on random tokens: forward, backward, norm, clipping, AdamW.
-class Step {
-public:
-    double forward = 0, backward = 0, update = 0;  // seconds of the last step
-
-    Step(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute) : ctx_(ctx), m_(c) {
-        plan_memory(m_, recompute, B, T, choose_head_rows(ctx, m_.n, B * T));
-        allocate(ctx, m_);
-        initialize(ctx, m_, 1);
-        batch_.B = B, batch_.T = T;
-        for (int i = 0; i < B * T; i++) {
-            batch_.tokens.push_back((int)(i * 2654435761u % c.V));
-            batch_.targets.push_back((int)((i + 1) * 2654435761u % c.V));
-            batch_.positions.push_back(i % T);
-        }
-    }
-
-    // A micro-batch; the first of a step sets the gradients, later ones add to them.
-    void micro_batch(Acc gradients = Acc::Set) {
-        double start = now();
-        Rows rows = stage(ctx_, batch_, m_.a.slot());
-        rows.gradients = gradients;
-        if (gradients == Acc::Set) begin_gradients(ctx_, m_);
-        clear_sums(ctx_, m_);
-        model_forward(ctx_, m_, rows);
-        lap(forward, start);
-        head(ctx_, m_, rows, real(1.0 / (batch_.B * batch_.T)), 0, true);
-        model_backward(ctx_, m_, rows, [](int) {});
-        lap(backward, start);
-    }
-    void run() {
-        micro_batch();
-        double start = now();
-        const double norm = std::sqrt(ops::sum_of_squares(ctx_, m_.grads, m_.table.size));
-        ops::adamw(ctx_, m_.params, m_.lower, m_.m, m_.v, m_.grads, m_.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
-                   (real)std::min(1.0, 1 / norm), ++steps_);
-        lap(update, start);
-    }
-
-    size_t planned_bytes() const { return m_.arena.bytes(); }
-
-private:
-    void lap(double& part, double& start) {  // also waits, which costs a GPU some microseconds of a step
-        wait(ctx_);
-        part = now() - start, start = now();
-    }
-
-    be::Ctx& ctx_;
-    Model m_;
-    Batch batch_;
-    int64_t steps_ = 0;
-};
-
 // Bytes that a step plans.
 size_t step_bytes(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute) {
     Model m(c);
@@ -361,7 +302,7 @@ void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset,
     const size_t available = be::available_memory() - be::available_memory() / 32;  // scratch memory comes on top
     while (B > 1 && step_bytes(ctx, c, B, T, recompute) > available) B /= 2;
     while (c.L > 1 && step_bytes(ctx, c, B, T, recompute) > available) layers = c.L = (c.L + 1) / 2;
-    Step step(ctx, c, B, T, recompute);
+    RandomStep step(ctx, c, B, T, recompute);
     const double seconds = median_seconds(
         ctx, [&] { step.run(); }, on_gpu ? 2.0 : 10.0);
     const double flops = model_flops_per_token(c, T);
@@ -386,7 +327,7 @@ void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset,
 // The ops of a step: time, share, and what the machine allows, which is the longer of FLOPs at the rate of the registers and of
 // bytes at the rate at which memory is read; above 100% where numbers come from a cache.
 void profile(be::Ctx& ctx, const Machine& machine, const std::string& preset, int B, int T) {
-    Step step(ctx, config_for(preset, T, 0), B, T, Recompute::none);
+    RandomStep step(ctx, config_for(preset, T, 0), B, T, Recompute::none);
     constexpr int steps = 10;
     step.run(), step.run();
     timed::records.clear();
@@ -424,10 +365,10 @@ void bench_generate(be::Ctx& ctx, const Machine& machine, const std::string& pre
     std::vector<double> times;
     for (int round = 0; round < 7; round++) {
         generator.prompt(start);
-        wait(ctx);
+        wait_for_device(ctx);
         const double before = now();
         for (int i = 0; i < tokens; i++) generator.logits(), generator.append(1 + i);
-        wait(ctx);
+        wait_for_device(ctx);
         times.push_back((now() - before) / tokens);
     }
     std::sort(times.begin(), times.end());
@@ -459,7 +400,7 @@ size_t peak_memory() {
 }
 
 void serve(be::Ctx& ctx, const std::string& preset, int B, int T) {
-    Step step(ctx, config_for(preset, T, 0), B, T, Recompute::none);
+    RandomStep step(ctx, config_for(preset, T, 0), B, T, Recompute::none);
     printf("ready\n"), fflush(stdout);
     for (int n; std::cin >> n;) {
         std::vector<double> seconds;

@@ -69,6 +69,8 @@ struct Ctx {
 #endif
         return "plain loops";
     }
+    bool has_device() const { return true; }
+
     // For the start-up table.
     std::string description() const { return format("%d thread%s, %s", threads, threads == 1 ? "" : "s", unit_name().c_str()); }
 
