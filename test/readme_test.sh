@@ -144,7 +144,7 @@ done
 
 # ---- what the pages name exists ----
 cd "$work" || exit 1
-for command in tokenizer prepare train eval generate inspect; do "$program" $command --help-all; done >help.txt 2>&1
+for command in tokenizer prepare train eval generate inspect report; do "$program" $command --help-all; done >help.txt 2>&1
 # Options of launchers, containers, downloads, and of the programs in dev/.
 foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes --time
  --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --include --local-dir --self-test --generate
