@@ -2,6 +2,7 @@
 #
 #   make quickstart   from raw text to a trained model that writes text, in minutes   TEXT="a.txt b.txt"  OUT=quickstart
 #   make train_gpt    the program for this machine, as ./train_gpt
+#   make install      program, manual page and bash completion, built as above    PREFIX=/usr/local  DESTDIR=
 #   make test         every test; ends with `N passed, N failed`
 #   make test-all     the same, then every layout of 8 ranks, then ten minutes of chaos
 #   make test-sass    Hopper's machine code and what kernels take, against dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
@@ -117,8 +118,18 @@ $(build)/train_gpt: train_gpt.cu Makefile | deps $(build)
 	@echo "building $@"
 	@$(call compile,train_gpt.cu,$(PRECISION)) -DGIT_VERSION='"$(git_version)"' $(LDLIBS)
 
+PREFIX    ?= /usr/local
+installed := $(DESTDIR)$(PREFIX)
+.PHONY: install
+install: $(or $(TRAIN_GPT),$(build)/train_gpt)
+	@$< help --man >$(build)/train_gpt.1 && $< help --bash >$(build)/train_gpt.bash
+	@install -D $< "$(installed)/bin/train_gpt"
+	@install -Dm644 $(build)/train_gpt.1 "$(installed)/share/man/man1/train_gpt.1"
+	@install -Dm644 $(build)/train_gpt.bash "$(installed)/share/bash-completion/completions/train_gpt"
+	@echo "installed train_gpt in $(installed)"
+
 quickstart: deps-quickstart $(build)/train_gpt
-	@TRAIN_GPT=$(build)/train_gpt TEXT="$(TEXT)" scripts/quickstart.sh
+	@TRAIN_GPT=$(build)/train_gpt scripts/quickstart.sh
 
 bench: $(build)/bench
 	$<

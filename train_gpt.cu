@@ -1944,6 +1944,7 @@ static double unigram_loss(const DataLoader& train, const DataLoader& valid, int
 struct RunTable {
     Table table;
     nlohmann::ordered_json rows = nlohmann::ordered_json::object();
+    void exact(nlohmann::ordered_json value) { table.exact(std::move(value)); }
     void row(const std::string& label, const std::string& value, const std::string& prefix = "") {
         table.row(label, value);
         std::string key = prefix + label;
@@ -2072,10 +2073,14 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("block", format("%s, %s head", family_description(c), c.tied ? "tied" : "own"));
     t.row("shape", format("%d layers, width %d, %d heads of %d%s, feed-forward %d", c.L, c.C, c.NH, c.HS(),
                           c.NKV != c.NH ? format(" (%d for keys and values)", c.NKV).c_str() : "", c.F));
+    t.exact({{"layers", c.L}, {"width", c.C}, {"heads", c.NH}, {"key_value_heads", c.NKV}, {"feed_forward", c.F}});
     t.row("vocabulary", format("%s (padded to %s)", with_commas(c.V).c_str(), with_commas(c.Vp).c_str()));
+    t.exact({{"tokens", c.V}, {"padded", c.Vp}});
     const size_t parameters = ParameterTable(c).trained;
     t.row("parameters", format("%s (%s)", with_commas((int64_t)parameters).c_str(), human_count((double)parameters).c_str()));
+    t.exact(parameters);
     t.row("FLOPs per token", human_count(model_flops_per_token(c, o.seq_length)) + " (forward and backward, causal attention)");
+    t.exact(model_flops_per_token(c, o.seq_length));
     t.table.section("Batch");
     const int64_t batch = schedule.final_batch;
     t.row("step",
@@ -2083,12 +2088,19 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
                  with_commas(batch * o.seq_length).c_str(), (long long)(batch / o.micro_batch_size / m.ranks->mesh.dp.size),
                  o.micro_batch_size,
                  m.ranks->mesh.dp.size > 1 ? format(" on each of %d data-parallel ranks", m.ranks->mesh.dp.size).c_str() : ""));
+    t.exact({{"samples", batch},
+             {"tokens_per_sample", o.seq_length},
+             {"micro_batch", o.micro_batch_size},
+             {"data_parallel_ranks", m.ranks->mesh.dp.size}});
     if (schedule.rampup.samples)
         t.row("ramp-up", format("from %lld by %lld over %s samples", (long long)schedule.rampup.start,
                                 (long long)schedule.rampup.increment, with_commas(schedule.rampup.samples).c_str()));
     t.row("run", format("%s steps, %s samples, %s tokens", with_commas(schedule.total_steps).c_str(),
                         with_commas(schedule.total_samples).c_str(),
                         human_count((double)schedule.total_samples * o.seq_length).c_str()));
+    t.exact({{"steps", schedule.total_steps},
+             {"samples", schedule.total_samples},
+             {"tokens", (double)schedule.total_samples * o.seq_length}});
     t.row("learning rate", format("%s %g to %g, warm-up over %s samples", schedule.style.c_str(), schedule.max_lr,
                                   schedule.min_lr, with_commas(schedule.warmup).c_str()));
     t.table.section("Machine");
@@ -2106,11 +2118,14 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("recompute", o.recompute_granularity);
     if (m.ranks->mesh.world.size > 1) describe_ranks(t, m);
     t.table.section("Memory", Table::Values::amounts);
-    for (const auto& [purpose, bytes] : m.arena.purposes()) t.row(purpose, human_bytes((double)bytes), "memory: ");
+    const auto memory = [&](const std::string& purpose, size_t bytes) {
+        t.row(purpose, human_bytes((double)bytes), "memory: "), t.exact(bytes);
+    };
+    for (const auto& [purpose, bytes] : m.arena.purposes()) memory(purpose, bytes);
     const size_t resident = resident_memory_bytes();
-    t.row("program, libraries, data order", human_bytes((double)resident), "memory: ");
-    if (be::memory_is_host) t.row("in all", human_bytes((double)(m.arena.bytes() + resident)), "memory: ");
-    else t.row("in all on the GPU", human_bytes((double)m.arena.bytes()), "memory: ");
+    memory("program, libraries, data order", resident);
+    if (be::memory_is_host) memory("in all", m.arena.bytes() + resident);
+    else memory("in all on the GPU", m.arena.bytes());
     return t;
 }
 
@@ -2301,6 +2316,8 @@ struct Run {
                 "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new "
                 "model",
                 o.seq_length, c.T);
+        if (o.json && !o.dry_run)
+            fail_usage("--json is for --dry-run; a run's figures are lines of JSON in %s/log.jsonl", o.out.c_str());
         if (o.world && !o.dry_run)
             fail_usage("--world plans a run of so many ranks, with --dry-run; HINT: mpirun -n %d starts one", o.world);
         if (o.world && world.size() > 1) fail_usage("--world plans without starting ranks; HINT: leave mpirun out");
@@ -2378,7 +2395,10 @@ private:
                 table.row(mesh.pp.size == 1 ? "memory of a rank" : format("memory of stage %d", stage),
                           format("%s of %s, and %s on the host", human_bytes((double)stages[(size_t)stage].bytes).c_str(),
                                  human_bytes(planned_memory_bytes(o)).c_str(),
-                                 human_bytes((double)stages[(size_t)stage].host).c_str()));
+                                 human_bytes((double)stages[(size_t)stage].host).c_str())),
+                    table.exact({{"bytes", stages[(size_t)stage].bytes},
+                                 {"of", planned_memory_bytes(o)},
+                                 {"on_host", stages[(size_t)stage].host}});
         const Plan plan = make_plan(plan_input(o, c, n, m->stages, schedule.final_batch, sizeof(floatX)));
         add_rows(table, plan, (double)schedule.total_samples * o.seq_length);
         if (mesh.pp.size > 1)
@@ -2392,10 +2412,13 @@ private:
                      rate = (double)schedule.final_batch * o.seq_length / seconds;
         table.table.section("Plan", Table::Values::text);
         table.row("step", "about " + human_duration(seconds) + ", by a second's measurement of a part of the model");
+        table.exact({{"seconds", seconds}});
         table.row("throughput", format("%s tokens/s, %.0f%% of the peak", human_count(rate).c_str(),
                                        100 * rate * model_flops_per_token(c, o.seq_length) / peak.flops));
+        table.exact({{"tokens_per_second", rate}});
         table.row("whole run", format("about %s for %s tokens, without validation", human_duration(tokens / rate).c_str(),
                                       human_count(tokens).c_str()));
+        table.exact({{"tokens", tokens}, {"days", tokens / rate / 86400}});
     }
 
     // Says so if the plan needs more memory than there is, and what would help.
@@ -2416,9 +2439,9 @@ private:
         if (bytes <= most) return;
         table.table.section(format("NOT ENOUGH MEMORY: a rank needs %s, there are %s. It would fit with",
                                    human_bytes(bytes).c_str(), human_bytes(most).c_str()),
-                            Table::Values::amounts);
+                            Table::Values::amounts, "not_enough_memory");
         const std::vector<Remedy> remedies = find_remedies(o, n, host, most, needed);
-        for (const Remedy& r : remedies) table.table.row(r.options, human_bytes(r.bytes));
+        for (const Remedy& r : remedies) table.table.row(r.options, human_bytes(r.bytes)), table.exact(r.bytes);
         if (remedies.empty()) table.table.row("a smaller model or --seq-length", "", "nothing else is enough");
     }
 
@@ -2600,7 +2623,8 @@ static void train(World& world, const TrainOptions& given) {
     const TrainOptions& o = run.o;
     Model& m = *run.m;
     Timetable timetable(o);
-    if (main_rank) run.table.table.print(), fputs(run.picture.c_str(), stdout);
+    if (main_rank && o.json) print_json(run.table.table.json());
+    else if (main_rank) run.table.table.print(), fputs(run.picture.c_str(), stdout);
     if (o.dry_run) return;
 
     if (main_rank) remove_leftovers(o.out);
@@ -2870,7 +2894,9 @@ static void generate(World& world, const GenerateOptions& o) {
     if (!loaded.tokenizer) fail("%s has no tokenizer.json", o.model.c_str());
     const Tokenizer& tokenizer = *loaded.tokenizer;
     Generator generator(ctx, *loaded.m);
-    const std::vector<int> prompt = prompt_tokens(tokenizer, o.prompt, generator.capacity());
+    const std::string text =
+        o.prompt != "-" ? o.prompt : world.all_gather(main_rank ? read_standard_input() : std::string())[0];
+    const std::vector<int> prompt = prompt_tokens(tokenizer, text, generator.capacity());
     TextOutput output(stdout);
     const auto print = [&](const std::string& bytes) {
         if (main_rank) output.write(bytes);
@@ -2878,7 +2904,7 @@ static void generate(World& world, const GenerateOptions& o) {
     double seconds = 0;
     int tokens = 0;
     for (int k = 0; k < o.num_samples; k++) {
-        print((k > 0 ? "\n---\n" : "") + o.prompt);
+        print((k > 0 ? "\n---\n" : "") + text);
         const double start = monotonic_seconds();
         tokens +=
             sample_text(generator, prompt, o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, (uint64_t)o.seed, (uint32_t)k,
@@ -3007,14 +3033,15 @@ static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vect
     return scores;
 }
 
-static void print_task(const Task& task, const std::vector<Request>& requests, const std::vector<Metric>& metrics, int64_t n,
-                       int num_fewshot) {
+static Table task_table(const Task& task, const std::vector<Request>& requests, const std::vector<Metric>& metrics, int64_t n,
+                        int num_fewshot) {
     double chance = 0;  // of drawing the right choice
     for (int64_t i = 0; i < n; i++) chance += 1.0 / task.examples[i].n_choices() / (double)n;
     const auto truncated = std::count_if(requests.begin(), requests.end(), [](const Request& r) { return r.truncated; });
     Table table;
     table.section(task.file);
     table.row("examples", with_commas(n) + (num_fewshot ? format(", each after %d solved ones", num_fewshot) : ""));
+    table.exact(n);
     if (truncated)
         table.row("truncated", format("%s of %s prompts lost their beginning", with_commas(truncated).c_str(),
                                       with_commas((int64_t)requests.size()).c_str()));
@@ -3024,8 +3051,9 @@ static void print_task(const Task& task, const std::vector<Request>& requests, c
         const std::string error = n > 1 ? (utf8_locale() ? " ± " : " +- ") + text(metric.error) : "";
         const bool chosen = share && task.kind != TaskKind::last_word;
         table.row(metric.name, text(metric.value) + error, chosen ? "(chance " + text(chance) + ")" : "");
+        table.exact({{"value", metric.value}, {"error", metric.error}});
     }
-    table.print();
+    return table;
 }
 
 static void evaluate_tasks(be::Ctx& ctx, World& world, const EvalOptions& o) {
@@ -3041,6 +3069,7 @@ static void evaluate_tasks(be::Ctx& ctx, World& world, const EvalOptions& o) {
     if (!loaded.tokenizer) fail("%s has no tokenizer.json", o.model.c_str());
     if (loaded.tokenizer->vocab_size() > m.c.V)
         fail("%s: the tokenizer has %d tokens, the model %d", o.model.c_str(), loaded.tokenizer->vocab_size(), m.c.V);
+    nlohmann::ordered_json results;
     for (size_t i = 0; i < tasks.size(); i++) {
         const Task& task = tasks[i];
         const int64_t n = o.max_samples ? std::min(o.max_samples, task.size()) : task.size();
@@ -3053,8 +3082,11 @@ static void evaluate_tasks(be::Ctx& ctx, World& world, const EvalOptions& o) {
         const std::vector<Score> scores = score_requests(ctx, m, requests, progress ? &*progress : nullptr);
         if (!progress) continue;
         progress->finish();
-        print_task(task, requests, task_metrics(task, n, scores), n, o.num_fewshot);
+        const Table table = task_table(task, requests, task_metrics(task, n, scores), n, o.num_fewshot);
+        if (o.json) results[task.file] = table.json().begin().value();
+        else table.print();
     }
+    if (o.json && world.rank() == 0) print_json({{"tasks", results}});
 }
 
 static void evaluate_model(World& world, const EvalOptions& o) {
@@ -3092,9 +3124,11 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     Table table;
     table.section("Evaluation of " + o.model);
     table.row("tokens", format("%s in %s samples of %d", with_commas(sums.n).c_str(), with_commas(samples).c_str(), d.T));
-    table.row("loss", format("%.4f nats per token", loss));
-    table.row("perplexity", format("%.3f", std::exp(loss)));
-    for (const auto& [name, of_set] : set_losses(data, of_sets)) table.row("loss of " + name, format("%.4f", of_set));
+    table.exact(sums.n);
+    table.row("loss", format("%.4f nats per token", loss)), table.exact(loss);
+    table.row("perplexity", format("%.3f", std::exp(loss))), table.exact(std::exp(loss));
+    for (const auto& [name, of_set] : set_losses(data, of_sets))
+        table.row("loss of " + name, format("%.4f", of_set)), table.exact(of_set);
     if (loaded.tokenizer) {
         // Bytes of the predicted tokens; special tokens are no text.
         int64_t bytes = 0;
@@ -3107,9 +3141,12 @@ static void evaluate_model(World& world, const EvalOptions& o) {
         }
         table.row("bits per byte", format("%.4f (%.3f bytes per token)", sums.ce / std::log(2.0) / (double)bytes,
                                           (double)bytes / (double)sums.n));
+        table.exact(sums.ce / std::log(2.0) / (double)bytes);
     }
     table.row("speed", format("%s tokens/s", human_count((double)sums.n / seconds).c_str()));
-    table.print();
+    table.exact((double)sums.n / seconds);
+    if (o.json) print_json(table.json());
+    else table.print();
 }
 int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
 

@@ -200,7 +200,7 @@ struct Parser {
         if (!advice.empty())
             fail_usage("%s'%s' is not an option of %s: %s", where.c_str(), word.c_str(), command.c_str(), advice.c_str());
         fail_usage("%s'%s' is not an option of %s%s HINT: train_gpt %s --help%s lists them", where.c_str(), word.c_str(),
-                   command.c_str(), (did_you_mean(bare, names(), "--") + ";").c_str(), command.c_str(),
+                   command.c_str(), did_you_mean(bare, names(), "--").c_str(), command.c_str(),
                    command == "train" ? "-all" : "");
     }
 
@@ -270,7 +270,7 @@ inline const Command& command_named(const std::string& name) {
         if (name == c.name) return c;
         names.push_back(c.name);
     }
-    fail_usage("'%s' is not a command%s; HINT: train_gpt help", name.c_str(), did_you_mean(name, names).c_str());
+    fail_usage("'%s' is not a command%s HINT: train_gpt help", name.c_str(), did_you_mean(name, names).c_str());
 }
 
 // `train_gpt help [COMMAND] [--all | --man | --bash]`: to read; the manual page; bash's completion. `asked`: else the command

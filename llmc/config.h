@@ -209,6 +209,7 @@ inline Allowed one_of(Strings choices) {
       "what console, log and report call the run; default: the name of its output directory")                                  \
     X(bool, dry_run, "", false, anything(), "Run",                                                                             \
       "print the model, its memory and the plan of the run, then stop; needs no GPU and no data")                              \
+    X(bool, json, "", false, anything(), "Run", "with --dry-run: print the plan as one JSON object, for other programs")       \
     X(bool, tensorboard, "", false, anything(), "Run", "write event files for TensorBoard as well, into OUT/tensorboard")      \
     X(std::string, tensorboard_dir, "", "", word("DIR"), "Run", "directory for TensorBoard's event files; switches them on")   \
     X(bool, quiet, "", false, anything(), "Run", "no line per step on the console")                                            \
@@ -277,7 +278,7 @@ inline Allowed one_of(Strings choices) {
       "bandwidth of a GPU's memory, in GB/s; default: the device's")                                                           \
     X(OptionalDouble, device_memory_gib, "", {}, above(0), "Plan (with --dry-run)",                                            \
       "memory of a GPU, in GiB; default: the device's")                                                                        \
-    X(std::string, resume, "", "", word("DIR"), "Checkpoint",                                                                  \
+    X(std::string, resume, "", "", word("DIR|auto"), "Checkpoint",                                                             \
       "auto: go on from the newest intact checkpoint in --out, or start if there is none; or a checkpoint, or the output "     \
       "directory of a run, to go on from")                                                                                     \
     X(Strings, override, "", {}, list(0, "NAME"), "Checkpoint",                                                                \
@@ -376,6 +377,7 @@ inline Allowed one_of(Strings choices) {
       "ranks that share every matrix (tensor parallelism)")                                                                   \
     X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                               \
       "stages that the layers are dealt out to (pipeline parallelism)")                                                       \
+    X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")                    \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                        \
     X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them")
 
@@ -384,7 +386,8 @@ inline Allowed one_of(Strings choices) {
       "model directory, output directory of a run, prepared data, tokenizer.json or .safetensors file; the option's name may " \
       "be left out")                                                                                                           \
     X(std::string, tokenizer, "", "", word("DIR"), "What",                                                                     \
-      "tokenizer that shows the first texts of prepared data; default: the one that made the data")
+      "tokenizer that shows the first texts of prepared data; default: the one that made the data")                            \
+    X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")
 
 #define REPORT_OPTIONS(X)                                                                                                 \
     X(Strings, runs, "", {}, list(0, "RUN"), "What",                                                                      \

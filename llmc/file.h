@@ -245,6 +245,16 @@ inline std::string read_whole_file(const std::string& path) {
     return std::string(file.text());
 }
 
+// All of it, without the newline that ends it.
+inline std::string read_standard_input() {
+    std::string text;
+    char part[1 << 16];
+    while (const size_t n = fread(part, 1, sizeof part, stdin)) text.append(part, n);
+    if (ferror(stdin)) fail("cannot read standard input: %s", strerror(errno));
+    if (!text.empty() && text.back() == '\n') text.pop_back();
+    return text;
+}
+
 inline void sync_directory(const std::string& dir) {
     const int fd = open(dir.empty() ? "." : dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return;  // some file systems have no directories to sync

@@ -43,7 +43,8 @@ inline const std::vector<Command>& commands() {
          "write text with a model",
          "--model DIR [--prompt TEXT] [OPTIONS]",
          {{"Continue a text with the newest checkpoint of a run:",
-           "train_gpt generate --model run --prompt \"Once upon a time\""}}},
+           "train_gpt generate --model run --prompt \"Once upon a time\""},
+          {"Take the prompt from another program:", "cat prompt.txt | train_gpt generate --model run --prompt -"}}},
         {"eval",
          "measure a model: loss, perplexity and bits per byte, or accuracy on questions",
          "--model DIR --data-path PREFIX ... | --text FILE | --tasks FILE ... [OPTIONS]",
@@ -230,6 +231,14 @@ inline std::string manual_page() {
            "command line cannot work as it is; nothing was done.\n";
 }
 
+// How bash completes a row's values: files, directories, or neither.
+inline std::string files_of(const OptionRow& row) {
+    const std::string word = row.metavar.substr(0, row.metavar.find(' '));
+    return word == "DIR" || word == "DIR|auto"                                     ? "-d"
+           : word == "FILE" || word == "PREFIX" || word == "PATH" || word == "RUN" ? "-f"
+                                                                                   : "";
+}
+
 // For bash: options of the command, and values where they are known.
 inline std::string bash_completion() {
     std::string names, options, values;
@@ -244,16 +253,16 @@ inline std::string bash_completion() {
             for (const std::string& choice : row.allowed.choices) known += " " + choice;
             if (row.metavar == "PRESET")
                 for (const Preset& p : presets()) known += std::string(" ") + p.name;
+            const std::string files = files_of(row);
             values += "        " + pattern + ") " +
-                      (!known.empty()         ? "words=\"" + known.substr(1) + "\""
-                       : row.metavar == "DIR" ? "files=-d"
-                       : row.metavar.find("FILE") == 0 || row.metavar.find("PREFIX") == 0 || row.metavar == "PATH" ||
-                               row.metavar == "RUN ..."
-                           ? "files=-f"
-                           : ":") +
+                      (!known.empty()   ? "words=\"" + known.substr(1) + "\""
+                       : !files.empty() ? "files=" + files
+                                        : ":") +
                       " ;;\n";
         }
-        options += format("        %s) options=\"", c.name) + all + "\" ;;\n";
+        const OptionRow first = options_of(c.name)[0];  // whose name may be left out, if it is what the command is about
+        options += format("        %s) options=\"%s\"%s ;;\n", c.name, all.c_str(),
+                          first.group == "What" ? (" files=" + files_of(first)).c_str() : "");
     }
     return "# bash completion of train_gpt; written by `train_gpt help --bash`\n"
            "_train_gpt() {\n"
@@ -265,7 +274,6 @@ inline std::string bash_completion() {
            "    case $command in\n" +
            options + "        help) words=\"" + names +
            "\" ;;\n"
-           "        inspect | report) files=-f ;;\n"
            "    esac\n"
            "    case \"$command $option\" in\n" +
            values +

@@ -18,8 +18,10 @@ inline void describe_tensors(Table& table, const SafetensorsReader& file, bool e
     std::map<std::string, const TensorView*> sorted;
     for (const auto& [name, t] : file.tensors())
         by_type[t.dtype].first++, by_type[t.dtype].second += t.bytes, sorted[name] = &t;
-    for (const auto& [type, sum] : by_type)
+    for (const auto& [type, sum] : by_type) {
         table.row("tensors of type " + type, format("%lld, %s", (long long)sum.first, human_bytes((double)sum.second).c_str()));
+        table.exact({{"tensors", sum.first}, {"bytes", sum.second}});
+    }
     if (!each) return;
     table.section("Tensors");
     for (const auto& [name, t] : sorted) table.row(name, t->dtype + " " + shape_string(t->shape));
@@ -30,8 +32,10 @@ inline bool describe_files(Table& table, const std::string& dir) {
     table.section("Files");
     const bool has_manifest = std::filesystem::exists(dir + "/" + manifest_name);
     const nlohmann::json manifest = has_manifest ? read_json(dir + "/" + manifest_name) : nlohmann::json::object();
-    for (const std::string& name : files_below(dir))
-        table.row(name, human_bytes((double)std::filesystem::file_size(dir + "/" + name)));
+    for (const std::string& name : files_below(dir)) {
+        const auto bytes = std::filesystem::file_size(dir + "/" + name);
+        table.row(name, human_bytes((double)bytes)), table.exact(bytes);
+    }
     const bool checkpoint = std::filesystem::exists(dir + "/training");
     const std::string problem = !has_manifest ? "" : checkpoint ? verify_checkpoint(dir) : verify_directory(dir);
     table.row("checksums", !has_manifest     ? "there is no manifest.json: nothing to compare with"
@@ -42,22 +46,25 @@ inline bool describe_files(Table& table, const std::string& dir) {
 
 inline void describe_state(Table& table, const TrainingState& s) {
     const auto number = [](double x) { return std::isfinite(x) ? format("%.4f", x) : std::string("none yet"); };
+    const auto exact = [&](double x) {
+        if (std::isfinite(x)) table.exact(x);
+    };
     table.section("Training");
     table.row("step", with_commas(s.step) +
                           (s.step != s.updates ? format(" (%s not applied)", with_commas(s.step - s.updates).c_str()) : ""));
-    table.row("samples", with_commas(s.consumed));
-    table.row("tokens", human_count((double)s.tokens));
-    table.row("loss", number(s.loss));
-    table.row("validation loss", number(s.valid_loss));
-    table.row("written on", s.layout.dump());
+    table.exact(s.step);
+    table.row("samples", with_commas(s.consumed)), table.exact(s.consumed);
+    table.row("tokens", human_count((double)s.tokens)), table.exact(s.tokens);
+    table.row("loss", number(s.loss)), exact(s.loss);
+    table.row("validation loss", number(s.valid_loss)), exact(s.valid_loss);
+    table.row("written on", s.layout.dump()), table.exact(s.layout);
     for (const auto& [key, value] : s.options.items())
         if (key == "data-path" || key == "lr" || key == "global-batch-size" || key == "seq-length" || key == "train-iters" ||
             key == "train-samples" || key == "seed")
-            table.row("--" + key, value.dump());
+            table.row("--" + key, value.dump()), table.exact(value);
 }
 
-inline bool inspect_model(const std::string& dir) {
-    Table table;
+inline bool inspect_model(Table& table, const std::string& dir) {
     bool intact = true;
     try {
         const ModelConfig c = read_config(dir);
@@ -67,10 +74,12 @@ inline bool inspect_model(const std::string& dir) {
         table.row("family", c.family);
         table.row("shape", format("%d layers, width %d, %d heads of %d (%d for keys and values), feed-forward %d", c.L, c.C,
                                   c.NH, c.HS(), c.NKV, c.F));
-        table.row("longest sequence", with_commas(c.T));
-        table.row("vocabulary", with_commas(c.V));
+        table.exact({{"layers", c.L}, {"width", c.C}, {"heads", c.NH}, {"key_value_heads", c.NKV}, {"feed_forward", c.F}});
+        table.row("longest sequence", with_commas(c.T)), table.exact(c.T);
+        table.row("vocabulary", with_commas(c.V)), table.exact(c.V);
         table.row("parameters", format("%s (%s)", with_commas((int64_t)parameters.trained).c_str(),
                                        human_count((double)parameters.trained).c_str()));
+        table.exact(parameters.trained);
         describe_tensors(table, SafetensorsReader::open(dir), false);
         if (std::filesystem::exists(state_file(dir))) describe_state(table, read_state(dir));
     } catch (const Error& e) {
@@ -78,12 +87,10 @@ inline bool inspect_model(const std::string& dir) {
         table.row("damaged", e.what());
     }
     intact = describe_files(table, dir) && intact;
-    table.print();
     return intact;
 }
 
-inline bool inspect_run(const std::string& out) {
-    Table table;
+inline bool inspect_run(Table& table, const std::string& out) {
     table.section("Run " + out);
     bool intact = true;
     std::string newest;
@@ -93,8 +100,7 @@ inline bool inspect_run(const std::string& out) {
         intact = intact && problem.empty();
         if (problem.empty() && newest.empty()) newest = dir;
     }
-    table.print();
-    return newest.empty() ? intact : inspect_model(newest) && intact;
+    return newest.empty() ? intact : inspect_model(table, newest) && intact;
 }
 
 // The beginnings of the first documents as text, with the tokenizer given or the one that made the data.
@@ -126,9 +132,8 @@ inline void describe_texts(Table& table, const TokenDataset& data, const std::st
     }
 }
 
-inline bool inspect_data(const std::string& path, const std::string& tokenizer) {
+inline bool inspect_data(Table& table, const std::string& path, const std::string& tokenizer) {
     const TokenDataset data = TokenDataset::open(path);
-    Table table;
     table.section("Data " + data.name());
     int64_t shortest = INT64_MAX, longest = 0;
     int largest = 0, smallest = INT_MAX;
@@ -147,20 +152,21 @@ inline bool inspect_data(const std::string& path, const std::string& tokenizer) 
     }
     progress.finish();
     table.row("kind", data.is_shards() ? "llm.c token shard" : "Megatron-LM .bin/.idx");
-    table.row("documents", with_commas(data.n_documents()));
+    table.row("documents", with_commas(data.n_documents())), table.exact(data.n_documents());
     table.row("tokens", format("%s (%s)", with_commas(data.n_tokens()).c_str(), human_count((double)data.n_tokens()).c_str()));
+    table.exact(data.n_tokens());
     if (data.n_tokens() > 0) {
         table.row("tokens per document",
                   format("%s to %s, %.1f on average", with_commas(shortest).c_str(), with_commas(longest).c_str(),
                          (double)data.n_tokens() / (double)data.n_documents()));
-        table.row("token ids", format("%d to %d", smallest, largest));
+        table.exact({{"shortest", shortest}, {"longest", longest}});
+        table.row("token ids", format("%d to %d", smallest, largest)), table.exact({smallest, largest});
     }
     describe_texts(table, data, tokenizer);
-    table.print();
     return smallest >= 0;
 }
 
-inline bool inspect_tokenizer(const std::string& path) {
+inline bool inspect_tokenizer(Table& table, const std::string& path) {
     const Tokenizer tokenizer = Tokenizer::load(path);
     int special = 0;
     size_t longest = 0;
@@ -171,14 +177,13 @@ inline bool inspect_tokenizer(const std::string& path) {
     const auto name = [&](int id) {
         return id < 0 ? std::string("none") : format("%d, %s", id, tokenizer.token_bytes(id).c_str());
     };
-    Table table;
     table.section("Tokenizer " + tokenizer.source());
     table.row("tokens", with_commas(tokenizer.vocab_size()) + format(", %d of them special", special));
+    table.exact(tokenizer.vocab_size());
     table.row("end of document", name(tokenizer.eod_id()));
     table.row("start", name(tokenizer.bos_id()));
     table.row("longest token", format("%zu bytes", longest));
     table.row("hash", tokenizer.identity().hash);
-    table.print();
     return true;
 }
 
@@ -188,24 +193,30 @@ inline int inspect_command(const InspectOptions& o) {
     namespace fs = std::filesystem;
     if (o.path.empty()) fail_usage("there is nothing to inspect; HINT: train_gpt inspect PATH");
     const fs::path path = o.path.size() > 1 && o.path.back() == '/' ? o.path.substr(0, o.path.size() - 1) : o.path;
+    Table table;
     bool intact = true;
-    if (fs::is_directory(path) && fs::exists(path / "config.json")) intact = detail::inspect_model(path.string());
-    else if (fs::is_directory(path) && !find_checkpoints(path.string()).empty()) intact = detail::inspect_run(path.string());
-    else if (fs::is_directory(path) && fs::exists(path / "tokenizer.json")) intact = detail::inspect_tokenizer(path.string());
+    if (fs::is_directory(path) && fs::exists(path / "config.json")) intact = detail::inspect_model(table, path.string());
+    else if (fs::is_directory(path) && !find_checkpoints(path.string()).empty())
+        intact = detail::inspect_run(table, path.string());
+    else if (fs::is_directory(path) && fs::exists(path / "tokenizer.json"))
+        intact = detail::inspect_tokenizer(table, path.string());
     else if (path.extension() == ".json" && path.stem().extension() != ".meta")
-        intact = detail::inspect_tokenizer(path.string());
+        intact = detail::inspect_tokenizer(table, path.string());
     else if (path.extension() == ".safetensors") {
-        Table table;
         table.section("Tensors in " + path.string());
         detail::describe_tensors(table, SafetensorsReader::open(path.string()), true);
-        table.print();
     } else if (fs::exists(path.string() + ".idx") || path.extension() == ".idx" || path.extension() == ".bin" ||
                path.extension() == ".json")
-        intact = detail::inspect_data(path.string(), o.tokenizer);
+        intact = detail::inspect_data(table, path.string(), o.tokenizer);
     else
         fail(
             "%s is nothing that inspect knows: a model directory, a run's output directory, PREFIX of .bin/.idx, a "
             "tokenizer.json or a .safetensors file",
             o.path.c_str());
+    if (o.json) {
+        nlohmann::ordered_json j = {{"path", o.path}, {"intact", intact}};
+        j.update(table.json());
+        print_json(j);
+    } else table.print();
     return intact ? 0 : 1;
 }

@@ -125,8 +125,7 @@ inline ModelConfig config_from_preset(const std::string& name) {
     }
     std::string all;
     for (const std::string& p : known) all += (all.empty() ? "" : ", ") + p;
-    fail_usage("preset '%s' is unknown%s HINT: one of %s", name.c_str(), (did_you_mean(name, known) + ";").c_str(),
-               all.c_str());
+    fail_usage("preset '%s' is unknown%s HINT: one of %s", name.c_str(), did_you_mean(name, known).c_str(), all.c_str());
 }
 
 // ---- checks ----------------------------------------------------------------------------------------------------------------

@@ -421,7 +421,7 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
     return found;
 }
 
-// Rows for a table: anything with row(label, value). `tokens`: of the whole run.
+// Rows for a table: anything with row(label, value) and exact(value). `tokens`: of the whole run.
 template <class Rows>
 void add_rows(Rows& t, const Plan& p, double tokens) {
     const PlanInput& in = p.in;
@@ -460,11 +460,14 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
     t.row("step", format("%s: passes %s, data parallel %s, update %s", seconds(p.step_seconds).c_str(),
                          seconds(p.pipeline_seconds).c_str(), seconds(p.data.exposed + p.embedding.exposed).c_str(),
                          seconds(p.update_seconds).c_str()));
+    t.exact({{"seconds", p.step_seconds}});
     t.row("throughput",
           format("%s tokens/s; per GPU %.0f model TFLOP/s (causal attention; %.0f counted in full), %.0f%% of peak",
                  human_count(p.tokens_per_second).c_str(), p.model_tflops_causal, p.model_tflops_full,
                  100 * p.model_tflops_causal / in.tflops));
+    t.exact({{"tokens_per_second", p.tokens_per_second}, {"model_tflops_per_gpu", p.model_tflops_causal}});
     t.row("whole run",
           format("%s tokens in %s, %s GPU hours", human_count(tokens).c_str(), human_duration(p.days(tokens) * 86400).c_str(),
                  human_count(p.days(tokens) * 24 * in.world).c_str()));
+    t.exact({{"tokens", tokens}, {"days", p.days(tokens)}});
 }

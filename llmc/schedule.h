@@ -198,7 +198,8 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
                 (long long)s.final_batch, (long long)s.rampup.start, (long long)grow, (long long)s.rampup.increment);
         if (s.rampup.start % micro || s.rampup.increment % micro)
             fail_usage(
-                "--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld",
+                "--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld; "
+                "HINT: --no-rampup-batch-size has whole batches from the start",
                 (long long)s.rampup.start, (long long)s.rampup.increment, (long long)micro);
         if (o.train_iters)
             fail_usage(

@@ -36,12 +36,12 @@ inline std::vector<std::string> similar_names(const std::string& given, const st
         if (("-" + name + "-").find("-" + given + "-") != std::string::npos) found.push_back(name);
     return found;
 }
-// "; did you mean a, b or c?", or nothing.
+// What follows on the refusal of a name: "; did you mean a, b or c?", or ";".
 inline std::string did_you_mean(const std::string& given, const std::vector<std::string>& names,
                                 const std::string& dashes = "") {
     const std::vector<std::string> found = similar_names(given, names);
     std::string text;
     for (size_t i = 0; i < found.size() && i < 5; i++)
         text += (i == 0 ? "; did you mean " : i + 1 == std::min<size_t>(found.size(), 5) ? " or " : ", ") + dashes + found[i];
-    return text.empty() ? "" : text + "?";
+    return text.empty() ? ";" : text + "?";
 }

@@ -16,6 +16,7 @@
 #include <initializer_list>
 #include <iterator>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -332,17 +333,37 @@ inline void print_in_signal_handler(std::initializer_list<const char*> pieces) {
 
 // ---- tables ----------------------------------------------------------------------------------------------------------------
 // Sections of rows `label  value  note`. Labels align over the whole table; values are left-aligned and wrapped, or, in a
-// section of amounts, right-aligned so that their notes line up.
+// section of amounts, right-aligned so that their notes line up. For programs, the same as JSON: an object per section, named
+// by its title's first word, of the rows' values; exact() says what stands there instead of a row's text.
 class Table {
 public:
     enum class Values { text, amounts };
 
-    void section(const std::string& title, Values values = Values::text) {
-        sections_.push_back({printable(title), values, {}});
+    // key: the section's name in JSON; by default the first word of its title
+    void section(const std::string& title, Values values = Values::text, const std::string& key = "") {
+        sections_.push_back({printable(title), values, key.empty() ? title.substr(0, title.find(' ')) : key, {}});
     }
     void row(const std::string& label, const std::string& value, const std::string& note = "") {
         if (sections_.empty()) section("");
-        sections_.back().rows.push_back({printable(label), printable(value), printable(note)});
+        sections_.back().rows.push_back({printable(label), printable(value), printable(note), nullptr});
+    }
+    void exact(nlohmann::ordered_json value) { sections_.back().rows.back().exact = std::move(value); }
+
+    nlohmann::ordered_json json() const {
+        nlohmann::ordered_json all = nlohmann::ordered_json::object();
+        for (const Section& s : sections_) {
+            std::string key = s.key;
+            for (char& c : key) c = (char)tolower((unsigned char)c);
+            nlohmann::ordered_json& rows = all[key];
+            for (const Row& r : s.rows) {
+                std::string name = r.label;
+                for (char& c : name)
+                    if (c == ' ') c = '_';
+                for (int n = 2; rows.contains(name); n++) name = r.label + "_" + std::to_string(n);
+                rows[name] = r.exact.is_null() ? nlohmann::ordered_json(r.value) : r.exact;
+            }
+        }
+        return all;
     }
 
     // No line is longer than `width`, as far as there are spaces to break it at.
@@ -382,14 +403,21 @@ public:
 private:
     struct Row {
         std::string label, value, note;
+        nlohmann::ordered_json exact;  // null: the value
     };
     struct Section {
         std::string title;
         Values values;
+        std::string key;
         std::vector<Row> rows;
     };
     std::vector<Section> sections_;
 };
+
+// The one thing on standard output where --json is given.
+inline void print_json(const nlohmann::ordered_json& j) {
+    puts(j.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+}
 
 // ---- progress --------------------------------------------------------------------------------------------------------------
 // Progress of one long job: on a terminal one line that rewrites itself at most ten times a second; elsewhere a plain line now

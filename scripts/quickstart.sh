@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # From raw text to a trained model that writes text, on this machine, in a few minutes. Called by `make quickstart`.
-#   TEXT="a.txt b.txt"   your own text files instead of the King James Bible blended with Japanese
+#   TEXT="a.txt b.txt"   your own text files instead of the King James Bible blended with Japanese; a name with blanks stands in
+#                        quotes of its own: TEXT="a.txt 'my b.txt'"
 #   OUT=quickstart       where everything goes
 #   STEPS=600            training steps
 # Finished parts (texts, tokenizer, data, model) are kept and not made again; remove OUT to start over.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/words.sh"
 
 OUT=${OUT:-quickstart}
 STEPS=${STEPS:-600}
@@ -42,7 +44,8 @@ bible_chapters() {
 japanese() { zcat /usr/share/debian-reference/debian-reference.ja.txt.gz; }
 write_text() { "$2" >"$1.tmp" && mv "$1.tmp" "$1"; }
 if [[ -n ${TEXT:-} ]]; then
-    read -ra texts <<<"$TEXT"
+    split_words "$TEXT"
+    texts=("${words[@]}")
     weights=()
     prompt=${PROMPT:-}
 else
@@ -52,7 +55,7 @@ else
     weights=(0.8 0.2)
     prompt=${PROMPT:-And God said}
 fi
-ls -l "${texts[@]}" | awk '{ printf "%8.2f MB  %s\n", $5 / 1e6, $NF }'
+stat -Lc '%s %n' "${texts[@]}" | awk '{ size = $1; sub(/^[0-9]+ /, ""); printf "%8.2f MB  %s\n", size / 1e6, $0 }'
 
 step "Tokenizer"
 make_once "$OUT/tokenizer/tokenizer.json" "$TRAIN_GPT" tokenizer --input "${texts[@]}" --vocab-size "$VOCAB" --output "$OUT/tokenizer"
@@ -60,7 +63,7 @@ make_once "$OUT/tokenizer/tokenizer.json" "$TRAIN_GPT" tokenizer --input "${text
 step "Data"
 data=()
 for i in "${!texts[@]}"; do
-    name=$(basename "${texts[$i]}")
+    name=$(basename -- "${texts[$i]}")
     prefix="$OUT/data/$i-${name%.*}"
     mkdir -p "$OUT/data"
     make_once "$prefix.idx" "$TRAIN_GPT" prepare --input "${texts[$i]}" --output "$prefix" --tokenizer "$OUT/tokenizer" --split-documents blank
@@ -74,7 +77,7 @@ launch "$TRAIN_GPT" train --resume auto --preset "$PRESET" --tokenizer "$OUT/tok
     --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters $((STEPS / 20)) --weight-decay 0.1 --z-loss 1e-4 \
     --eval-interval $((STEPS / 8 + 1)) --eval-iters 8 --sample-interval $((STEPS / 4 + 1)) ${prompt:+--sample-prompt "$prompt"} --out "$OUT/model"
 if tail -n 1 "$OUT/model/log.jsonl" | grep -q '"kind":"end".*"status":"stopped"'; then
-    goes_on="make quickstart OUT=$OUT"
+    goes_on="make quickstart OUT=$(printf '%q' "$OUT")"
     [[ $OUT != quickstart ]] || goes_on="make quickstart"
     echo "stopped in the middle of training; with the same settings, $goes_on goes on there"
     exit 130
@@ -92,5 +95,5 @@ cat <<END
   report     $OUT/model/report.html     (open it in a browser)
   log        $OUT/model/log.jsonl
   tokenizer  $OUT/tokenizer/tokenizer.json
-  more text  $TRAIN_GPT generate --model $OUT/model/latest --prompt "..."
+  more text  $TRAIN_GPT generate --model $(printf '%q' "$OUT")/model/latest --prompt "..."
 END

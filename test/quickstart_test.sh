@@ -39,10 +39,12 @@ expect "other settings are refused" bash -c "! STEPS=1 bash '$script' && STEPS=1
 mkdir texts
 for i in $(seq 1 3000); do echo "$i. The $((i * 7 % 100)) birds of Mr. O'Hara sang in tree $((i % 13))."; [[ $((i % 6)) == 0 ]] && echo; done >texts/birds.txt
 for i in $(seq 1 1500); do echo "第$((i * 3 % 50))章の鳥は$((i % 13))本の木で歌いました。"; [[ $((i % 6)) == 0 ]] && echo; done >texts/鳥.txt
-TEXT="texts/birds.txt texts/鳥.txt" OUT=own STEPS=6 VOCAB=500 PRESET=llama-tiny bash "$script" >own.txt 2>&1
+cp texts/birds.txt "texts/more birds.txt"
+TEXT="texts/birds.txt texts/鳥.txt 'texts/more birds.txt'" OUT="my own" STEPS=6 VOCAB=500 PRESET=llama-tiny bash "$script" >own.txt 2>&1
 expect "own texts" test $? == 0
-expect "own texts: both are used" grep -q "own/data/1-鳥" own.txt
-expect "own texts: a model" test -s own/model/latest/model.safetensors
+expect "own texts: all are used" grep -q "my own/data/1-鳥" own.txt
+expect "own texts: one with a blank in its name" test -s "my own/data/2-more birds.bin"
+expect "own texts: a model in a directory with a blank in its name" test -s "my own/model/latest/model.safetensors"
 expect "a text that is not there is named" bash -c "! TEXT=nothere.txt OUT=none bash '$script' >none.txt 2>&1 && grep -q nothere.txt none.txt"
 
 OUT=stopped STEPS=1000000 VOCAB=300 PRESET=llama-tiny TEXT=texts/birds.txt bash "$script" >stopped.txt 2>&1 &

@@ -179,7 +179,7 @@ for page in README.md "${others[@]}"; do
         [[ -z $lost ]] && echo "ok: $page: all $what exist" || echo "FAILED: $page: these $what do not exist:" "$lost"
     done
 done
-for command in $("$program" --help | sed -n 's/^  \([a-z]*\)  .*/\1/p' | grep -v help); do
+for command in $("$program" --help | sed -n 's/^  \([a-z][a-z]*\)  .*/\1/p' | grep -v help); do
     expect "README.md describes $command" grep -q "^| \`$command\`" "$root/README.md"
 done
 words=$(wc -w <"$root/README.md")

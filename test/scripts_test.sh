@@ -103,16 +103,38 @@ verdict "MT-NLG's layout" [ "$(layout mt-nlg-530b)" = "2240 ranks = tensor 8 x d
 verdict "BLOOM 176b's stages" grep -q "layers of the stages: 5 6 6 6 6 6 6 6 6 6 6 5" plan_bloom-176b.txt
 verdict "BLOOM 176b's steps" grep -q "115,311 steps" plan_bloom-176b.txt
 
+# MT-NLG on 280, 350 and 420 nodes: published are 60.1, 50.2 and 44.4 s for a step; the latter two are too many replicas for the
+# sizes of the ramp-up.
+for case in 2240:60.1 2800:50.2 3360:44.4; do
+    ranks=${case%:*}
+    expect "MT-NLG on $ranks GPUs" env RANKS="$ranks" EXTRA="--no-rampup-batch-size --json" bash "$scripts/run_mt-nlg-530b.sh" --dry-run
+    planned=$(awk '/"plan": / { plan = 1 } plan && /"step": / { getline; gsub(/[^0-9.]/, ""); print; exit }' out.txt)
+    verdict "MT-NLG on $ranks GPUs: $planned s for a step, published ${case#*:}" awk -v planned="$planned" -v published="${case#*:}" \
+        'BEGIN { exit !(planned > 0.85 * published && planned < 1.15 * published) }'
+done
+expect "MT-NLG with the ramp-up on 2800 GPUs" refused env RANKS=2800 bash "$scripts/run_mt-nlg-530b.sh" --dry-run
+says "MT-NLG with the ramp-up on 2800 GPUs: what to do" "HINT: --no-rampup-batch-size"
+expect "another ramp-up" env EXTRA="--rampup-batch-size 64 64 5859375" bash "$scripts/run_mt-nlg-530b.sh" --dry-run
+says "another ramp-up: the later one" "ramp-up  *from 64 by 64 over 5,859,375 samples"
+expect "steps instead of samples" env EXTRA="--no-rampup-batch-size --no-train-samples --train-iters 30k" bash "$scripts/run_bloom-560m.sh" --dry-run
+says "steps instead of samples" "30,000 steps"
+
 # ---- settings ----
 touch corpus.bin corpus.idx
 mkdir bin
 printf '#!/bin/sh\necho "launched $*"\n' >bin/mpirun
-chmod +x bin/mpirun
+printf '#!/bin/bash\nprintf "<%%s> " "$@" | sed "s/ $//"\n' >bin/words
+chmod +x bin/*
 small=$scripts/run_gpt2-124m.sh
 expect "settings reach the command" env DATA="0.3 corpus 7e-1 corpus" TOKENIZER=tok OUT=here LAUNCH="echo mpirun -n 3" \
     EXTRA="--seed 5" bash "$small" --seed 4
 says "settings: launcher" "^mpirun -n 3 $program train --out here --resume auto --tokenizer tok "
 says "settings: EXTRA comes after the arguments" "--seed 4 --seed 5 --data-path 0.3 corpus 7e-1 corpus$"
+mkdir "my data" && touch "my data/web.bin"
+expect "settings: blanks in names" env DATA="0.3 'my data/web' 0.7 corpus" OUT="my run" EXTRA="--name 'a b'" LAUNCH= TRAIN_GPT="$work/bin/words" bash "$small"
+says "settings: blanks in names: each is one word" "<--out> <my run> .*<--name> <a b> <--data-path> <0.3> <my data/web> <0.7> <corpus>$"
+expect "settings: one name with a blank" env DATA="my data/web" LAUNCH= TRAIN_GPT="$work/bin/words" bash "$small"
+says "settings: one name with a blank" "<--data-path> <my data/web>$"
 expect "settings: the number of ranks" env DATA=corpus RANKS=5 LAUNCH=echo bash "$small"
 expect "settings: ranks of the launcher" env PATH="$work/bin:$PATH" DATA=corpus RANKS=5 bash "$small"
 says "settings: mpirun by default" "^launched -n 5 $program train --out out/gpt2-124m "

@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# What a person types, and what programs read: help, version, statuses, JSON, a run's directory as a model, a prompt from standard
+# input; the installed manual page and bash completion.
+#   TRAIN_GPT=path/to/train_gpt test/cli_test.sh
+root=$(realpath "$(dirname "$0")/..")
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "$0")/lib.sh"
+
+# status NAME STATUS COMMAND...: the command ends so; what it says is in out.txt, standard output alone in stdout.txt.
+status() {
+    local name=$1 wanted=$2 got
+    shift 2
+    "$@" >stdout.txt 2>stderr.txt </dev/null
+    got=$?
+    cat stdout.txt stderr.txt >out.txt
+    if [[ $got == "$wanted" ]]; then echo "ok: $name"; else echo "FAILED: $name: status $got, not $wanted"; tail -n 5 out.txt; fi
+}
+narrow() { [[ $(awk 'length > 80' stdout.txt) == "" ]]; }
+
+# ---- help and version ----
+status "no command" 2 "$program"
+says "no command: the commands" "^  train  *train a model"
+status "help" 0 "$program" help
+cp stdout.txt overview.txt
+mapfile -t commands < <(sed -n 's/^  \([a-z][a-z]*\)  .*/\1/p' overview.txt | grep -v help)
+for command in "${commands[@]}"; do
+    status "help $command" 0 env COLUMNS=80 "$program" help "$command" --all
+    expect "help $command: no line is wider than 80 columns" narrow
+    status "$command --help" 0 "$program" "$command" --help
+    says "$command --help: an example" "^    train_gpt $command "
+done
+status "help of nothing there is" 2 "$program" help trian
+says "help of nothing there is: what was meant" "did you mean train?"
+status "--version" 0 "$program" --version
+says "--version: version" "^train_gpt [0-9][0-9.]* ("
+for line in backend precision compiler CPU CUDA NCCL MPI; do says "--version: $line" "^  $line  *[A-Za-z0-9]"; done
+
+# ---- statuses: 2 for a command line that cannot work, 1 for what fails while it runs ----
+status "an unknown option" 2 "$program" train --learning-rate 1e-3
+says "an unknown option: ours" "'--learning-rate' is not an option of train: the learning rate is --lr"
+status "an unknown command" 2 "$program" trian
+says "an unknown command: what was meant" "did you mean train?"
+status "a value out of range" 2 "$program" train --train-iters 99999999999999999999
+says "a value out of range: the bound" "from 1 to 9000000000000000"
+status "an unknown preset" 2 "$program" train --preset gpt2-125m --train-iters 1 --dry-run
+says "an unknown preset: what was meant" "did you mean gpt2-124m or gpt3-125m? HINT: one of quickstart, "
+status "an option without a value" 2 "$program" train --out
+status "options that exclude each other" 2 "$program" train --preset llama-tiny --vocab-size 300 --train-iters 1 --train-samples 1 --dry-run
+says "options that exclude each other: how one is taken back" "HINT: --no-train-samples"
+status "an option that is missing" 2 "$program" prepare --input x.txt
+status "a file that is missing" 1 "$program" inspect nothing
+status "products too large" 2 "$program" train --preset llama-tiny --vocab-size 300 --seq-length 100000 --max-position-embeddings 100000 \
+    --micro-batch-size 1000000 --train-iters 1 --dry-run
+says "products too large: which" "micro-batch-size 1000000 x --seq-length 100000"
+status "as many products as there are" 2 "$program" train --preset llama-tiny --vocab-size 300 --global-batch-size 100000000 \
+    --micro-batch-size 1 --train-iters 9000000000000000 --dry-run
+says "as many products as there are: the bound" "the most are [0-9]* steps"
+
+# ---- JSON: one object on standard output, nothing else ----
+for i in $(seq 1 300); do echo "the quick fox $i jumps over $((i * 7)) cats"; [[ $((i % 4)) == 0 ]] && echo; done >text.txt
+"$program" tokenizer --input text.txt --vocab-size 300 --output tok >log.txt 2>&1
+"$program" prepare --input text.txt --output data --tokenizer tok --split-documents blank >log.txt 2>&1
+expect "a run" "$program" train --num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2 \
+    --global-batch-size 4 --train-iters 2 --threads 1 --tokenizer tok --data-path data --out "my run"
+# json NAME PYTHON COMMAND...: the output is one JSON object, j, of which the expression holds.
+json() {
+    local name=$1 holds=$2
+    shift 2
+    status "$name" 0 "$@"
+    expect "$name: JSON" python3 -c "import json; j = json.load(open('stdout.txt')); assert $holds, j"
+}
+json "plan" "j['model']['parameters'] == 124439808 and j['plan']['step']['seconds'] > 0 and j['memory']['parameters'] > 0" \
+    "$program" train --preset gpt2-124m --train-iters 10 --world 8 --dry-run --json
+json "eval" "j['evaluation']['tokens'] > 0 and 3 < j['evaluation']['loss'] < 7" "$program" eval --model "my run" --data-path data --json
+json "inspect a run" "j['intact'] and j['run'] == {'step_00000002': 'intact'} and j['training']['step'] == 2" "$program" inspect "my run" --json
+json "inspect data" "j['data']['documents'] == 75 and j['data']['tokens'] > 1000" "$program" inspect data --json
+json "inspect a tokenizer" "j['tokenizer']['tokens'] == 300" "$program" inspect tok --json
+printf '{"context": "the quick", "choices": [" fox", " cats"], "gold": 0}\n' >questions.jsonl
+json "eval of tasks" "0 <= j['tasks']['questions.jsonl']['acc']['value'] <= 1" "$program" eval --model "my run" --tasks questions.jsonl --json
+status "JSON of a run" 2 "$program" train --json --preset gpt2-124m --train-iters 10 --data-path data
+
+# ---- a run's directory where a model's is wanted; a prompt from standard input ----
+status "generate with a run" 0 "$program" generate --model "my run" --prompt "the quick" --max-new-tokens 5
+cp stdout.txt given.txt
+printf 'the quick\n' | "$program" generate --model "my run" --prompt - --max-new-tokens 5 >piped.txt 2>log.txt
+expect "a prompt from standard input is the same" cmp given.txt piped.txt
+small=(--seq-length 16 --global-batch-size 4 --train-iters 3 --tokenizer tok --data-path data --threads 1)
+status "train from a run" 0 "$program" train --model "my run" --out other "${small[@]}"
+status "resume a run" 0 "$program" train --resume "my run" --out third "${small[@]}" --override train-iters
+says "resume a run: from its checkpoint" "my run/step_00000002"
+
+# ---- installed ----
+expect "make install" make -s -C "$root" install TRAIN_GPT="$program" DESTDIR="$work/root" PREFIX=/usr
+expect "the program is installed" "$work/root/usr/bin/train_gpt" --version
+page=$work/root/usr/share/man/man1/train_gpt.1
+if command -v man groff >/dev/null; then
+    status "the manual page" 0 env LC_ALL=C.UTF-8 MANWIDTH=80 man --warnings -l "$page"
+    says "the manual page: an option" "^ *--global-batch-size, --global-batch N"
+    expect "the manual page: no warnings" test ! -s stderr.txt
+fi
+completion=$work/root/usr/share/bash-completion/completions/train_gpt
+expect "the completion parses" bash -n "$completion"
+# completes NAME EXPECTED WORD...: the last word is completed to what is expected.
+completes() {
+    local name=$1 expected=$2 got
+    shift 2
+    got=$(bash -c '. "$1"; shift; COMP_WORDS=(train_gpt "$@"); COMP_CWORD=$#; _train_gpt; echo "${COMPREPLY[*]}"' - "$completion" "$@")
+    if [[ $got == "$expected" ]]; then echo "ok: completion: $name"; else echo "FAILED: completion: $name: '$got'"; fi
+}
+completes "commands" "train tokenizer" t
+completes "options" "--global-batch-size --global-batch" train --glo
+completes "options of another command" "--max-new-tokens" generate --max
+completes "options without a command" "--global-batch-size --global-batch" --glo
+completes "choices" "cosine constant" train --lr-decay-style co
+completes "choices after other options" "hybrid" train --lr 1 --fp8 h
+completes "presets" "bloom-7b1" train --preset bloom-7
+completes "directories" "my run" generate --model my
+completes "files" "text.txt" tokenizer --input te
+completes "further files" "text.txt" tokenizer --input text.txt te
+completes "what inspect takes" "text.txt" inspect te
+completes "help" "generate" help gen
