@@ -541,8 +541,9 @@ private:
         fail(
             "%s was prepared with another tokenizer than this run's, so that its ids mean other texts:\n  the data's  %s\n"
             "  the run's   %s\nHINT: train_gpt prepare --tokenizer %s ... makes data for this run; a new model can be trained "
-            "with the data's tokenizer instead",
-            data.name().c_str(), made.text().c_str(), o_.tokenizer.text().c_str(), shell_word(o_.tokenizer.path).c_str());
+            "with the data's tokenizer instead. Where the ids are known to agree, removing the data's %s ends the comparison",
+            data.name().c_str(), made.text().c_str(), o_.tokenizer.text().c_str(), shell_word(o_.tokenizer.path).c_str(),
+            origin_ending);
     }
 
     // Shards without weights are one stream of tokens.

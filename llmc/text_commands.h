@@ -285,8 +285,12 @@ inline void open_line(Chunk& chunk, const std::string& key) {
     try {
         auto j = nlohmann::json::parse(chunk.text);
         if (!j.is_object()) chunk.problem = format("it is no JSON object but %s", j.type_name());
-        else if (!j.contains(key)) chunk.problem = format("it has no key '%s'", key.c_str());
-        else if (!j[key].is_string()) chunk.problem = format("'%s' is not a text but %s", key.c_str(), j[key].type_name());
+        else if (!j.contains(key)) {
+            chunk.problem = format("it has no key '%s'", key.c_str());
+            const char* next = "; its keys are ";
+            for (const auto& [name, value] : j.items()) chunk.problem += next + name.substr(0, 40), next = ", ";
+            if (chunk.problem.size() > 300) chunk.problem = chunk.problem.substr(0, 300) + " ...";
+        } else if (!j[key].is_string()) chunk.problem = format("'%s' is not a text but %s", key.c_str(), j[key].type_name());
         else chunk.text = std::move(j[key].get_ref<std::string&>());
     } catch (const nlohmann::json::exception& e) {
         const std::string reason = e.what();  // after the library's own name and number of it

@@ -37,6 +37,7 @@ inline constexpr Signature signatures[] = {
     {0, "ARROW1"sv, "an Arrow file",
      "python3 -c 'import pandas, sys; pandas.read_feather(sys.argv[1]).to_json(sys.stdout, orient=\"records\", lines=True)' "
      "FILE"},
+    {0, "{\\rtf"sv, "an RTF document", "unrtf --text FILE"},
     {0, "%PDF-"sv, "a PDF document", "pdftotext FILE -"},
     {0, "\xff\xfe\0\0"sv, "UTF-32 text", "iconv -f UTF-32 -t UTF-8 FILE"},
     {0, "\xff\xfe"sv, "UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE"},
@@ -144,5 +145,6 @@ inline TextFormat find_text_format(InputStream& in, const std::string& asked, co
     if (opening != "{") return json ? TextFormat::json_lines : TextFormat::text;
     const std::string_view next = skip(" \t\r", 1);
     if (json && next == "\n") refuse("has JSON objects over several lines", "jq -c . FILE");
-    return json || next == "\"" || next == "}" ? TextFormat::json_lines : TextFormat::text;
+    // {' is not JSON, but a dictionary as Python prints it: taken for JSON it is refused, and not learned from with its braces.
+    return json || next == "\"" || next == "'" || next == "}" ? TextFormat::json_lines : TextFormat::text;
 }

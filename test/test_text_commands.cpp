@@ -86,6 +86,7 @@ TEST(TextFormat, OtherFormatsAreRefusedByNameWithTheCommandThatHelps) {
         {tar + "ustar", "tar", "tar -xOf FILE |"},
         {"PAR1\x15", "Parquet", "read_parquet"},
         {"%PDF-1.7", "PDF", "pdftotext FILE - |"},
+        {"{\\rtf1", "RTF", "unrtf --text FILE |"},
         {"\xff\xfe" + utf16("a text", true), "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE |"},
         {"\xfe\xff" + utf16("a text", false), "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE |"},
         {utf16("a text", true), "UTF-16", "iconv -f UTF-16LE"},
@@ -128,6 +129,8 @@ TEST(TextFormat, JsonLinesByNameOrBeginning) {
     };
     refused("a.json", "[\n {\"text\": \"one\"}]", "jq -c '.[]' ");
     refused("a.txt", "[{\"text\": \"one\"}]", "--format text");
+    refused("a.txt", "{'text': 'one'}\n", "a.txt:1: it is not valid JSON");
+    refused("a.txt", "{\"id\": 1, \"body\": \"one\"}\n", "its keys are body, id");
     refused("a.json", "{\n \"text\": \"one\"}", "jq -c . ");
     TextInput input;
     test::write_file(dir / "a.jsonl", line);
