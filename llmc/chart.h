@@ -337,16 +337,17 @@ inline std::string svg_end_labels(const Chart& c, const Frame& f) {
 inline std::string draw_chart(const Chart& c) {
     const Frame f = frame_of(c);
     std::string out = format("<clipPath id=\"clip-%s\"><rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/></clipPath>",
-                             c.id.c_str(), f.left, f.top - 4, f.right - f.left + 5, f.bottom - f.top + 4);
+                             c.id.c_str(), f.left - 5, f.top - 4, f.right - f.left + 10, f.bottom - f.top + 4);
     out += svg_axes(c, f) + format("<g clip-path=\"url(#clip-%s)\">", c.id.c_str());
     if (std::isfinite(c.baseline))
         out += format("<path class=\"line baseline\" d=\"M%.1f %.1fH%.1f\"/>", f.left, f.y(c.baseline), f.right);
+    int row = 0;  // words may lie over the same step
     for (const auto& [x, word] : c.notes)
         out += format(
             "<path class=\"note\" d=\"M%.1f %.1fV%.1f\"/><text class=\"tick\" x=\"%.1f\" y=\"%.1f\" "
             "text-anchor=\"%s\">%s</text>",
-            f.x((double)x), f.top, f.bottom, f.x((double)x) + (f.x((double)x) > f.right - 80 ? -5 : 5), f.bottom - 8,
-            f.x((double)x) > f.right - 80 ? "end" : "start", xml_escape(word).c_str());
+            f.x((double)x), f.top, f.bottom, f.x((double)x) + (f.x((double)x) > f.right - 80 ? -5 : 5),
+            f.bottom - 8 - 15 * (row++ % 3), f.x((double)x) > f.right - 80 ? "end" : "start", xml_escape(word).c_str());
     for (const Series& s : c.series) {
         if (s.parts.empty()) continue;
         const size_t n = (size_t)std::max(c.width, 4) / 2;  // more would not be seen

@@ -90,13 +90,14 @@ inline bool scan_step(std::string_view line, StepNumbers& step) {
 
 struct RunLog {
     using json = nlohmann::ordered_json;
-    static constexpr size_t max_samples = 24, max_events = 200, max_marks = 200, max_abandoned = 50;
+    static constexpr size_t max_samples = 24, max_events = 200, max_marks = 200, max_abandoned = 50, max_sets = 16;
 
     json health;    // the newest record of the layers
     json run, end;  // the run record; the end record, null while the run is on
     StepNumbers newest;
     std::array<Curve, StepNumbers::curves> curves;
     Curve valid;
+    std::vector<std::pair<std::string, Curve>> valid_sets;  // of several data sets each one's, in the order of the log
     double best_valid = INFINITY;
     int64_t best_step = 0, events_dropped = 0;
     bool batch_varies = false;
@@ -173,6 +174,9 @@ private:
         const int64_t step = whole(j, "step");
         const double loss = number(j, "loss");
         valid.add(step, loss);
+        if (j.contains("sets") && j["sets"].is_object())
+            for (const auto& [name, value] : j["sets"].items())
+                if (Curve* curve = valid_set(name); curve && value.is_number()) curve->add(step, value.get<double>());
         if (loss < best_valid) best_valid = loss, best_step = step;
     }
     // Many samples are thinned to every second one, so that they still tell the whole story.
@@ -201,6 +205,12 @@ private:
             if (i == 0) abandoned.push_back(std::move(tail));
         }
         valid.cut_after(step);
+        for (auto& [name, curve] : valid_sets) curve.cut_after(step);
+    }
+    Curve* valid_set(const std::string& name) {
+        for (auto& [known, curve] : valid_sets)
+            if (known == name) return &curve;
+        return valid_sets.size() < max_sets ? &valid_sets.emplace_back(name, Curve()).second : nullptr;
     }
     double earlier_ = 0;  // seconds of the run before it was resumed
 };
@@ -299,7 +309,7 @@ inline void set_range(Chart& c, double below, double above) {
 
 // Several runs have a color each; the quantities of one run have one each.
 inline std::string style_of(const std::vector<NamedRun>& runs, size_t run, const char* alone) {
-    return runs.size() == 1 ? alone : format("run%zu", run % 8);
+    return runs.size() == 1 ? alone : format(run / 8 % 2 ? "run%zu dashed" : "run%zu", run % 8);
 }
 // All runs of a page together have no more parts than four.
 inline std::vector<CurvePart> shared_parts(const std::vector<NamedRun>& runs, const Curve& curve) {
@@ -326,15 +336,41 @@ inline Chart loss_chart(const std::vector<NamedRun>& runs, int width, int height
     return c;
 }
 
-// Of several runs the validation loss has a chart of its own.
-inline Chart validation_chart(const std::vector<NamedRun>& runs) {
+// Of one run that is validated on several data sets: the loss on each.
+inline Chart valid_sets_chart(const RunLog& log) {
     Chart c;
-    c.id = "valid", c.title = "Validation loss", c.decimals = 3, c.skip = 0.04;
-    for (size_t i = 0; i < runs.size(); i++)
-        c.series.push_back({runs[i].name, style_of(runs, i, "valid"), shared_parts(runs, runs[i].log->valid), false, true,
-                            false, false, (int)i});
+    c.id = "valid_sets", c.title = "Validation loss by data set", c.decimals = 3, c.skip = 0.04;
+    for (const auto& [name, curve] : log.valid_sets)
+        c.series.push_back({name, format("run%zu", c.series.size() % 8), curve.parts(), false, true});
     set_range(c, 0.05, 0.05);
     return c;
+}
+
+// Of several runs the validation loss has a chart of its own, and that on each data set another.
+inline std::vector<Chart> validation_charts(const std::vector<NamedRun>& runs) {
+    std::vector<std::string> sets = {""};
+    for (const NamedRun& run : runs)
+        for (const auto& [name, curve] : run.log->valid_sets)
+            if (std::find(sets.begin(), sets.end(), name) == sets.end() && sets.size() <= RunLog::max_sets)
+                sets.push_back(name);
+    std::vector<Chart> charts;
+    for (const std::string& set : sets) {
+        Chart c;
+        c.id = format("valid%zu", charts.size()), c.decimals = 3, c.skip = 0.04;
+        c.title = set.empty() ? "Validation loss" : "Validation loss, " + set;
+        bool any = false;
+        for (size_t i = 0; i < runs.size(); i++) {
+            const auto& known = runs[i].log->valid_sets;
+            const auto found = std::find_if(known.begin(), known.end(), [&](const auto& one) { return one.first == set; });
+            const Curve none, &curve = set.empty() ? runs[i].log->valid : found != known.end() ? found->second : none;
+            any |= !curve.empty();
+            c.series.push_back(
+                {runs[i].name, style_of(runs, i, ""), shared_parts(runs, curve), false, true, false, false, (int)i});
+        }
+        set_range(c, 0.05, 0.05);
+        if (any) charts.push_back(std::move(c));
+    }
+    return charts;
 }
 
 // The quantities of a step that have a chart of their own where the log has them.
@@ -377,8 +413,8 @@ inline Chart quantity_chart(const std::vector<NamedRun>& runs, Quantity q) {
 
 inline std::vector<Chart> small_charts(const std::vector<NamedRun>& runs) {
     std::vector<Chart> charts;
-    const auto validated = [](const NamedRun& run) { return !run.log->valid.empty(); };
-    if (runs.size() > 1 && std::any_of(runs.begin(), runs.end(), validated)) charts.push_back(validation_chart(runs));
+    if (runs.size() > 1) charts = validation_charts(runs);
+    else if (const RunLog& log = *runs[0].log; log.valid_sets.size() > 1) charts.push_back(valid_sets_chart(log));
     for (const Quantity& q : quantities) {
         const std::string_view field = q.field;
         const bool shown = std::any_of(runs.begin(), runs.end(), [&](const NamedRun& run) {
@@ -483,9 +519,10 @@ private:
         return (size_t)(found - places_.begin());
     }
     std::string chart(const Chart& c) {
-        std::string out = format(
-            "{\"id\":\"%s\",\"title\":%s,\"digits\":%d,\"log\":%s,\"zero\":%s,\"skip\":%g,\"base\":", c.id.c_str(),
-            script_json(c.title).c_str(), c.decimals, c.logarithmic ? "true" : "false", c.from_zero ? "true" : "false", c.skip);
+        std::string out =
+            format("{\"id\":\"%s\",\"title\":%s,\"digits\":%d,\"log\":%s,\"zero\":%s,\"skip\":%g,\"base\":", c.id.c_str(),
+                   script_json(printable(c.title)).c_str(), c.decimals, c.logarithmic ? "true" : "false",
+                   c.from_zero ? "true" : "false", c.skip);
         if (std::isfinite(c.baseline)) append_number(out, c.baseline, 5);
         else out += "null";
         out += ",\"marks\":" + RunLog::json(c.marks).dump() + ",\"notes\":" + script_json(c.notes) + ",\"series\":[";

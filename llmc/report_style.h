@@ -78,7 +78,8 @@ figcaption { display: flex; flex-wrap: wrap; gap: 4px 14px; align-items: center;
 .keys { margin-left: auto; display: flex; flex-wrap: wrap; gap: 0 16px; font-size: 13px; color: var(--soft);
   font-variant-numeric: tabular-nums; }
 .several .keys { margin-left: 0; order: 1; width: 100%; } .several .tools { margin-left: auto; } span.key { padding: 2px 0; }
-.key i.valid { border-top-style: dashed; }
+.key i.valid, i.dashed { border-top-style: dashed !important; } 
+.line.dashed { stroke-dasharray: 7 4; } .several .pale { opacity: .15; }
 button.key { border: 0; padding: 2px 0; background: none; text-align: left; overflow-wrap: anywhere; }
 .live .key[aria-pressed=false] { opacity: .45; text-decoration: line-through; }
 .key b, .at { color: var(--ink); font-weight: 600; } .at:empty { display: none; }
@@ -98,7 +99,7 @@ td, th { padding: 4px 16px; text-align: left; vertical-align: top; overflow-wrap
 th { color: var(--soft); font-weight: 400; white-space: nowrap; width: 1%; }
 td { font-variant-numeric: tabular-nums; white-space: pre-wrap; }
 .runs { white-space: nowrap; } .runs td { white-space: nowrap; } .runs .status { margin: 0; vertical-align: 0; }
-.runs tr:not(:first-child) th { color: var(--ink); font-weight: 600; } .runs { margin-bottom: 4px; }
+.runs tr:not(:first-child) th { color: var(--ink); font-weight: 600; white-space: normal; min-width: 8em; }
 .events .warning td { color: var(--valid); } .events .error td { color: var(--bad); }
 details { margin-top: 24px; } summary { cursor: pointer; font-weight: 600; margin-bottom: 10px; }
 .options { font-family: ui-monospace, monospace; font-size: 13px; }
@@ -300,7 +301,7 @@ function draw(c) {
     : [[172800, 86400, "d"], [7200, 3600, "h"], [120, 60, "m"], [-1, 1, "s"]].find(([from]) => f.x1 - f.x0 > from);
   const text = (x, y, anchor, words) =>
     `<text class="tick" x="${at(x)}" y="${at(y)}" text-anchor="${anchor}">${escape(words)}</text>`;
-  let out = `<clipPath id="clip-${c.id}"><rect x="${f.left}" y="${f.top - 4}" width="${f.right - f.left + 5}" ` +
+  let out = `<clipPath id="clip-${c.id}"><rect x="${f.left - 5}" y="${f.top - 4}" width="${f.right - f.left + 10}" ` +
     `height="${f.bottom - f.top + 4}"/></clipPath>`;
   for (const v of f.labels)
     out += `<path class="grid" d="M${f.left} ${at(f.y(v))}H${f.right}"/>` + text(f.left - 8, f.y(v) + 4, "end", number(v));
@@ -312,10 +313,10 @@ function draw(c) {
   }
   out += `<path class="axis" d="M${f.left} ${f.bottom}H${f.right}"/><g clip-path="url(#clip-${c.id})">`;
   if (c.base !== null) out += `<path class="line baseline" d="M${f.left} ${at(f.y(c.base))}H${f.right}"/>`;
-  for (const [step, word] of c.notes) {
+  for (const [row, [step, word]] of c.notes.entries()) {
     const x = f.x(inUnit(step)), atEnd = x > f.right - 80;
     out += `<path class="note" d="M${at(x)} ${f.top}V${f.bottom}"/>` +
-      text(x + (atEnd ? -5 : 5), f.bottom - 8, atEnd ? "end" : "start", word);
+      text(x + (atEnd ? -5 : 5), f.bottom - 8 - 15 * (row % 3), atEnd ? "end" : "start", word);
   }
   for (const pale of [true, false])
     for (const s of shown(c)) {

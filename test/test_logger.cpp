@@ -544,7 +544,8 @@ TEST(Logger, LinesFitTheTerminal) {
         EXPECT_LE(screen.widest, (size_t)width) << console.str();
         std::string all;
         for (const std::string& line : screen.lines) all += line + "\n";
-        for (const char* shown : {"step ", "loss ", "tok/s", "stopped after 1,000,000 steps", "/report.html\n", "to go on:\n  train_gpt train"})
+        for (const char* shown :
+             {"step ", "loss ", "tok/s", "stopped after 1,000,000 steps", "/report.html\n", "to go on:\n  train_gpt train"})
             EXPECT_NE(all.find(shown), std::string::npos) << shown << " at " << width << ":\n" << all;
         EXPECT_EQ(all.find("ETA") != std::string::npos, width >= 80) << all;
         EXPECT_EQ(all.find("z-loss") != std::string::npos, width >= 120) << all;
@@ -844,11 +845,23 @@ TEST(Report, OfSeveralRunsShowsWhatDiffers) {
     expect_balanced(page);
     for (const char* inside :
          {"<th>lr</th><td>1</td><td>1.5</td><td>-</td>", "<th>new</th><td>true</td><td>-</td><td>-</td>",
-          "<th>host</th><td>-</td><td>&lt;h&gt;</td>", "status running", "status failed", "id=\"valid\"", "id=\"mfu\"",
+          "<th>host</th><td>-</td><td>&lt;h&gt;</td>", "status running", "status failed", "id=\"valid0\"", "id=\"mfu\"",
           "Memory in use, MiB", "second, step 1", "<th>seed</th><td>2</td><td>2</td><td>-</td>"})
         EXPECT_NE(page.find(inside), std::string::npos) << inside;
     EXPECT_EQ(page.find("<th>out</th>"), std::string::npos);
     EXPECT_EQ(page.find("http-equiv"), std::string::npos);
+    // several data sets: a curve each
+    const std::string sets = "{\"kind\":\"valid\",\"step\":2,\"loss\":3,\"sets\":{\"<w>\":2.5,\"b\":null,\"c\":\"x\"}}";
+    RunLog one = a;
+    EXPECT_TRUE(one.add_line(sets));
+    const std::string alone = render_report(one, 0, 10), together = render_comparison({{"s", &one}, {"a", &a}}, 0);
+    expect_balanced(alone), expect_balanced(together);
+    EXPECT_NE(alone.find("Validation loss by data set"), std::string::npos);
+    EXPECT_NE(together.find("Validation loss, &lt;w&gt;"), std::string::npos);
+    EXPECT_EQ(page_data(alone)["charts"][1]["series"][0]["y"], json({2.5}));
+    EXPECT_EQ(page_data(alone)["charts"][1]["series"].size(), 3u);
+    one.add(json{{"kind", "event"}, {"step", 1}, {"event", "rollback"}});
+    EXPECT_TRUE(one.valid_sets[0].second.empty());
     const json data = page_data(page);
     EXPECT_FALSE(data["runs"][0].contains("tokens"));
     EXPECT_EQ(data["runs"][1]["tokens"]["y"], json({8}));
