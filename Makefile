@@ -303,6 +303,7 @@ test-interop: $(interop_venv)/transformers-$(TRANSFORMERS)
 	@$(interop_venv)/bin/python dev/interop/test_harness.py $(word 1,$(interop_builds)) 2>/dev/null
 	@$(MAKE) -s --no-print-directory $(interop_venv)/tensorboard.installed
 	@$(interop_venv)/bin/python dev/interop/test_tensorboard.py $(word 1,$(interop_builds))
+	@dev/interop/report_in_browser.sh $(word 1,$(interop_builds))
 
 interop-programs: $(build)/train_gpt $(build)/dump_logits
 

@@ -40,13 +40,15 @@ inline std::vector<std::string> names_of_runs(const std::vector<RunLog>& logs, c
 inline int report_command(const ReportOptions& o) {
     namespace fs = std::filesystem;
     constexpr size_t most = 32;
-    if (o.runs.empty())
+    Strings given_runs = o.runs;  // a pattern such as runs/* may have found the page of the last time
+    given_runs.erase(std::remove(given_runs.begin(), given_runs.end(), o.output), given_runs.end());
+    if (given_runs.empty())
         fail_usage("no run is given; HINT: train_gpt report RUN writes the page of the run with --out RUN again");
-    if (o.runs.size() > most) fail_usage("%zu runs are given; a page shows at most %zu", o.runs.size(), most);
+    if (given_runs.size() > most) fail_usage("%zu runs are given; a page shows at most %zu", given_runs.size(), most);
     std::vector<RunLog> logs;
     std::vector<NamedRun> runs;
     time_t newest = 0;  // when a run last wrote
-    for (const std::string& given : o.runs) {
+    for (const std::string& given : given_runs) {
         const std::string log = log_of_run(given);
         int64_t others = 0;
         logs.push_back(read_log(log, &others));
@@ -56,12 +58,12 @@ inline int report_command(const ReportOptions& o) {
         struct stat st;
         if (stat(log.c_str(), &st) == 0) newest = std::max(newest, st.st_mtime);
     }
-    const std::vector<std::string> names = names_of_runs(logs, o.runs);
+    const std::vector<std::string> names = names_of_runs(logs, given_runs);
     for (size_t i = 0; i < logs.size(); i++) runs.push_back({names[i], &logs[i]});
 
     std::string path = o.output;
     if (path.empty())
-        path = runs.size() > 1 ? "report.html" : fs::path(log_of_run(o.runs[0])).replace_filename("report.html").string();
+        path = runs.size() > 1 ? "report.html" : fs::path(log_of_run(given_runs[0])).replace_filename("report.html").string();
     if (std::error_code error; fs::exists(path, error)) {
         std::string start(page_start.size(), ' ');
         if (std::ifstream(path).read(start.data(), (std::streamsize)start.size()), start != page_start)

@@ -77,7 +77,8 @@ figcaption { display: flex; flex-wrap: wrap; gap: 4px 14px; align-items: center;
 .tools { display: flex; gap: 6px; } .tools button { padding: 1px 7px; font-size: 12px; color: var(--soft); }
 .keys { margin-left: auto; display: flex; flex-wrap: wrap; gap: 0 16px; font-size: 13px; color: var(--soft);
   font-variant-numeric: tabular-nums; }
-.several .keys { margin-left: 0; order: 1; width: 100%; } .several .tools { margin-left: auto; } span.key { padding: 2px 0; }
+.several .keys, .pair .keys:has(i) { margin-left: 0; order: 1; width: 100%; } 
+.several .tools, .pair .keys:has(i) + .tools { margin-left: auto; } span.key { padding: 2px 0; }
 .key i.valid, i.dashed { border-top-style: dashed !important; } 
 .line.dashed { stroke-dasharray: 7 4; } .several .pale { opacity: .15; }
 button.key { border: 0; padding: 2px 0; background: none; text-align: left; overflow-wrap: anywhere; }
@@ -99,7 +100,8 @@ td, th { padding: 4px 16px; text-align: left; vertical-align: top; overflow-wrap
 th { color: var(--soft); font-weight: 400; white-space: nowrap; width: 1%; }
 td { font-variant-numeric: tabular-nums; white-space: pre-wrap; }
 .runs { white-space: nowrap; } .runs td { white-space: nowrap; } .runs .status { margin: 0; vertical-align: 0; }
-.runs tr:not(:first-child) th { color: var(--ink); font-weight: 600; white-space: normal; min-width: 8em; }
+.runs tr:not(:first-child) th { color: var(--ink); font-weight: 600; white-space: normal; min-width: 8em;
+  width: auto; }
 .events .warning td { color: var(--valid); } .events .error td { color: var(--bad); }
 details { margin-top: 24px; } summary { cursor: pointer; font-weight: 600; margin-bottom: 10px; }
 .options { font-family: ui-monospace, monospace; font-size: 13px; }

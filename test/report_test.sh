@@ -33,7 +33,8 @@ expect "report: as training wrote it" diff <(sed 's/data-time.*Updated [^.]*//' 
 EXEC=exec train going --train-iters 1000000 >/dev/null 2>&1 &
 pid=$!
 comes grep -q '"kind":"step"' going/log.jsonl
-expect "report: several runs" "$program" report two-2 two-3/log.jsonl two-4/report.html going --output all.html
+expect "report: one run elsewhere" "$program" report two-1 --output all.html
+expect "report: several runs, and the page of the last time" "$program" report all.html two-2 two-3/log.jsonl two-4/report.html going --output all.html
 kill $pid
 wait $pid
 expect "report: the runs are there" grep -q '{"name":"two-2".*' all.html
