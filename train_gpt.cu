@@ -2064,10 +2064,17 @@ static std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Trai
     return ranks;
 }
 
+static std::string run_name(const TrainOptions& o) {
+    return o.name.empty() ? std::filesystem::weakly_canonical(o.out).filename().string() : o.name;
+}
+
 static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedule& schedule, const be::Ctx& ctx,
                              const Peak& peak) {
     const ModelConfig& c = m.c;
     RunTable t;
+    t.table.section("Run");
+    t.row("name", run_name(o));
+    t.row("output", o.out);
     t.table.section("Model");
     t.row("family", c.family + (o.preset.empty() ? "" : ", preset " + o.preset) + (o.model.empty() ? "" : ", from " + o.model));
     t.row("block", format("%s, %s head", family_description(c), c.tied ? "tied" : "own"));
@@ -2284,6 +2291,10 @@ struct Run {
     Peak peak;
     RunTable table;
     std::string picture;  // of the planned pipeline
+    Stage stage;          // of the first rank
+    void begin(const std::string& what) {
+        if (world.rank() == 0 && !o.quiet) stage.begin(what);
+    }
 
     Run(World& w, const TrainOptions& given) : world(w), o(given), ctx(make_ctx(w, given.threads, given.dry_run)) {
         ctx.plain = o.plain;
@@ -2295,8 +2306,10 @@ struct Run {
                 stderr,
                 "warning: --adam-eps %g is above 1e-7; an early LLM-jp 172B, trained with 1e-5, was published as its failure\n",
                 o.adam_eps);
+        begin("checking the checkpoints in " + o.out);
         resumed_from = find_resumed(world, o);
         if (!resumed_from.empty()) state = read_state(resumed_from);
+        begin("loading the tokenizer");
         load_tokenizer();
         if (be::memory_is_host && !o.gemm_cache.empty())
             fail_usage("--gemm-cache is for GPUs; the CPU has one way to multiply");
@@ -2325,9 +2338,12 @@ struct Run {
         const Mesh& mesh = ranks->mesh;
         schedule = make_schedule(o, mesh.dp.size);
         discards = add_left_out(state, o);
+        begin("planning the memory");
         m = plan_model(o, schedule, c, ranks);
+        begin("opening the data and ordering its samples");
         open_data();
         check_same_everywhere(world, o, m->a.head_rows, data);
+        begin("measuring how fast this machine computes");
         peak = peak_of_all(world, ctx, o.device_tflops);
         table = describe_run(*m, o, schedule, ctx, peak);
         const bool elsewhere = o.world || !ctx.has_device();
@@ -2341,6 +2357,7 @@ struct Run {
             }
         if (valid) describe_validation();
         if (o.dry_run) describe_shortage();
+        stage.done();
     }
 
 private:
@@ -2500,7 +2517,7 @@ private:
 
 static RunInfo run_info(const Run& r) {
     RunInfo info;
-    info.name = r.o.name.empty() ? std::filesystem::weakly_canonical(r.o.out).filename().string() : r.o.name;
+    info.name = run_name(r.o);
     info.total_steps = r.schedule.total_steps;
     info.z_loss = r.o.z_loss_strength > 0, info.batch_ramp = r.schedule.rampup.samples > 0;
     if (info.batch_ramp) info.total_samples = r.schedule.total_samples;
@@ -2634,6 +2651,9 @@ static void train(World& world, const TrainOptions& given) {
                           file = o.gemm_cache.empty() ? kept : o.gemm_cache;
         be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
     }
+    run.begin(!run.resumed_from.empty() ? "loading the checkpoint " + run.resumed_from
+              : !o.model.empty()        ? "loading the model " + o.model
+                                        : "initialising the weights");
     allocate(run.ctx, m);
     load_weights(run.ctx, m, o, run.resumed_from);
     Trainer trainer(run.ctx, m, o, run.schedule, *run.train, run.state);
@@ -2645,6 +2665,7 @@ static void train(World& world, const TrainOptions& given) {
     const auto finished = [&] { return next_batch(trainer).step >= total_steps; };
     if (main_rank && resumed) make_latest(o.out, run.resumed_from);
     if (resumed && finished()) {
+        run.stage.done();
         if (main_rank)
             printf("the run is finished: %s of %s steps are done\n", with_commas(state.step).c_str(),
                    with_commas(total_steps).c_str());
@@ -2673,7 +2694,9 @@ static void train(World& world, const TrainOptions& given) {
             std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval, stdout, [&] { lock->hold(); });
         if (o.tensorboard || !o.tensorboard_dir.empty())
             logger->also_tensorboard(o.tensorboard_dir.empty() ? o.out + "/tensorboard" : o.tensorboard_dir, state.step);
+        run.begin("reading data for the loss of a unigram model");
         info = run_info(run);
+        run.stage.done();
         logger->run(info, resumed ? std::optional(state.step) : std::nullopt);
         if (resumed) logger->event(state.step, "info", "resume", "going on from " + run.resumed_from);
         if (!overrides.empty()) logger->event(state.step, "info", "override", "overridden: " + overrides);
@@ -2712,8 +2735,10 @@ static void train(World& world, const TrainOptions& given) {
     trainer.stop = stop_here;
     const auto validate = [&] {  // false if the run is to stop
         const double start = monotonic_seconds();
+        run.begin("validation");
         const int64_t first = o.eval_fixed ? 0 : run.schedule.first_sample_of_validation(state.step);
         const auto sums = evaluate(run.ctx, m, *run.valid, first, run.valid_samples, stop_here);
+        run.stage.done();
         if (!sums) return false;
         const LossSums all = sum_of(*sums);
         state.valid_loss = all.ce / (double)all.n;
@@ -2787,6 +2812,7 @@ static void train(World& world, const TrainOptions& given) {
         return now.stop;
     };
 
+    run.begin(be::memory_is_host ? "the first step" : "the first step, in which ways to multiply are timed");
     trainer.memory.remember(memory_of(m));
     const double flops_per_token = model_flops_per_token(m.c, o.seq_length);
     bool stop = false;
@@ -2797,6 +2823,7 @@ static void train(World& world, const TrainOptions& given) {
             logger->event(state.step, "info", "fp8", "from here on products are in 8 bits");
         const auto waited = world.monitor()->waited();
         std::optional<StepStats> stats = train_step(trainer);
+        run.stage.done();
         if (!stats) {
             follow_up(false, {true, false});
             break;
@@ -2812,7 +2839,9 @@ static void train(World& world, const TrainOptions& given) {
             decide_together(world, {!stop_signal().empty() || timetable.exit_now(), timetable.save_now(state.step)});
         stop = follow_up(finished(), decision);
     }
+    run.begin("writing the checkpoint");
     saver.wait();
+    run.stage.done();
     report_save();
     vote.finish();
     end_training();
@@ -2864,6 +2893,8 @@ static LoadedModel load_for_inference(be::Ctx& ctx, World& world, const Options&
                                       bool generates) {
     if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
     const std::string dir = model_directory(o.model);
+    Stage stage;
+    if (world.rank() == 0) stage.begin("loading the model " + dir);
     LoadedModel loaded;
     ModelConfig c = read_config(dir);
     check_config(c);

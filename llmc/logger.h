@@ -362,7 +362,7 @@ private:
     static constexpr Style plain = nullptr;
 
     void print(const std::string& line) {
-        status_.clear();
+        StatusLine::clear_any();
         fprintf(console_, "%s\n", line.c_str()), fflush(console_);
     }
     // On a terminal in as many lines as it takes, each so far to the right; the first one behind `head`, which takes that room.

@@ -397,6 +397,7 @@ public:
         return out;
     }
     void print(FILE* f = stdout) const {
+        StatusLine::clear_any();
         fputs(str(Paint::for_terminal(is_terminal(f)), terminal_width(f)).c_str(), f), fflush(f);
     }
 
@@ -506,51 +507,64 @@ private:
     double start_, shown_at_;
 };
 
-// Something that takes a while and does not say how far it is, such as loading a model: on a terminal a line that goes away,
-// with the seconds so far; elsewhere a plain line after a second, and one more each minute. What is over soon says nothing.
+// What goes on while nothing else is said, such as loading a model: on a terminal a line that goes away, with the seconds so far;
+// elsewhere a plain line after a second, and one more each minute. What is over soon says nothing.
 class Stage {
 public:
-    // speaks: whether this is the rank that does
-    Stage(const std::string& what, bool speaks, FILE* out = stderr) : what_(printable(what)), out_(out), line_(out) {
-        if (!speaks) return;
+    // patience: seconds before the first line
+    explicit Stage(FILE* out = stderr, double patience = 1) : out_(out), patience_(patience), line_(out) {}
+    Stage(const Stage&) = delete;
+    Stage& operator=(const Stage&) = delete;
+    ~Stage() {
+        set("", true);
+        if (ticker_.joinable()) ticker_.join();
+    }
+    void begin(const std::string& what) {
+        set(printable(what), false);
         try {
-            ticker_ = std::thread([this] { tick(); });
+            if (!ticker_.joinable()) ticker_ = std::thread([this] { tick(); });
         } catch (const std::system_error&) {  // no more threads
         }
     }
-    Stage(const Stage&) = delete;
-    Stage& operator=(const Stage&) = delete;
-    ~Stage() { done(); }
-    void done() {
-        if (!ticker_.joinable()) return;
-        {
-            const std::lock_guard<std::mutex> guard(mutex_);
-            over_ = true;
-        }
-        changed_.notify_all();
-        ticker_.join();
-        line_.clear();
-    }
+    void done() { set("", false); }
 
 private:
+    void set(const std::string& what, bool over) {
+        {
+            const std::lock_guard<std::mutex> guard(mutex_);
+            what_ = what, over_ = over, start_ = monotonic_seconds(), next_ = start_ + patience_;
+            line_.clear();
+        }
+        changed_.notify_all();
+    }
     void tick() {
-        const bool terminal = is_terminal(out_);
-        const Paint paint = Paint::for_terminal(terminal);
-        const double start = monotonic_seconds();
+        const Paint paint = Paint::for_terminal(terminal_);
         std::unique_lock<std::mutex> guard(mutex_);
-        for (double wait = terminal ? 0.5 : 1;; wait = terminal ? 1 : 60) {
-            if (changed_.wait_for(guard, std::chrono::duration<double>(wait), [this] { return over_; })) return;
-            const double seconds = monotonic_seconds() - start;
-            const std::string text = what_ + (seconds < 2 ? " ..." : " ... " + human_duration(seconds));
-            if (terminal) line_.show(paint.dim(cut_text(text, terminal_width(out_) - 1)));
+        while (!over_) {
+            if (what_.empty()) {
+                changed_.wait(guard);
+                continue;
+            }
+            const double now = monotonic_seconds();
+            if (now < next_) {
+                changed_.wait_for(guard, std::chrono::duration<double>(next_ - now));
+                continue;
+            }
+            next_ = now + (terminal_ ? 1 : 60);
+            const std::string text = what_ + (now - start_ < 2 ? " ..." : " ... " + human_duration(now - start_));
+            if (terminal_) line_.show(paint.dim(cut_text(text, terminal_width(out_) - 1)));
             else fprintf(out_, "%s\n", text.c_str()), fflush(out_);
         }
     }
-    std::string what_;
+
     FILE* out_;
+    double patience_;
+    bool terminal_ = is_terminal(out_);
     StatusLine line_;
-    std::thread ticker_;
-    std::mutex mutex_;
+    std::mutex mutex_;  // of what follows
     std::condition_variable changed_;
+    std::string what_;
     bool over_ = false;
+    double start_ = 0, next_ = 0;
+    std::thread ticker_;
 };

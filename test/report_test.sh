@@ -57,6 +57,7 @@ else echo "ok: the report's script: not tested, there is no node"; fi
 
 # ---- the run record: who and where, each fact once ----
 expect "a run with a name" train named/run-7 --train-iters 2 --name "a name"
+says "which the console shows" "name  *a name"
 expect "one without is called by its folder" train named/run-8/ --train-iters 2
 record='
 import json, sys

@@ -252,6 +252,21 @@ TEST(Text, ProgressWithoutTerminal) {
     EXPECT_EQ(console.str().find_first_of("\r\x1b"), std::string::npos);
 }
 
+TEST(Text, AStageIsNamedOnlyIfItLasts) {
+    Scratch scratch;
+    const std::string path = scratch / "console";
+    FILE* console = fopen(path.c_str(), "w");
+    {
+        Stage stage(console, 0.001), patient(console, 60);
+        patient.begin("short");
+        stage.begin("loading\x1b[2J");
+        while (fs::file_size(path) == 0) usleep(1000);
+        stage.done();
+    }
+    fclose(console);
+    EXPECT_EQ(read_whole_file(path), "loading\xef\xbf\xbd[2J ...\n");
+}
+
 // ---- curves ----
 TEST(Curve, KeepsExtremesAndMeans) {
     std::mt19937 rng(1);
