@@ -1924,16 +1924,15 @@ static double unigram_loss(const DataLoader& train, const DataLoader& valid, int
     std::vector<double> count(V, 1.0);
     double total = V;
     Batch batch;
-    const auto place = [](int64_t i, int64_t reads, int64_t n) { return (int64_t)((__int128)i * n / reads); };
     int64_t reads = std::min<int64_t>(2000, train.n_samples());
     for (int64_t i = 0; i < reads; i++) {
-        train.fetch(place(i, reads, train.n_samples()), 1, batch);
+        train.fetch(i * train.n_samples() / reads, 1, batch);
         for (int token : batch.tokens) count[token]++, total++;
     }
     double loss = 0, n = 0;
     reads = std::min<int64_t>(2000, valid_samples);
     for (int64_t i = 0; i < reads; i++) {
-        valid.fetch(place(i, reads, valid_samples), 1, batch);
+        valid.fetch(i * valid_samples / reads, 1, batch);
         for (int target : batch.targets)
             if (target >= 0) loss -= std::log(count[target] / total), n++;
     }

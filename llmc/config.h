@@ -92,7 +92,7 @@ inline Allowed one_of(Strings choices) {
     X(Strings, valid_data_path, "", {}, list(0, "PREFIX"), "Data",                                                             \
       "separate data for validation, in the same form; the split then does not apply")                                         \
     X(std::string, split, "", "969, 30, 1", word("A,B,C"), "Data",                                                             \
-      "shares of the documents for training, validation and test")                                                             \
+      "shares for training, validation and test: of the documents, or of the tokens where the documents are too few")          \
     X(std::string, tokenizer, "", "", word("DIR"), "Data",                                                                     \
       "tokenizer the data was prepared with: its directory or tokenizer.json; needed for samples of text, and kept in "        \
       "checkpoints")                                                                                                           \
@@ -227,8 +227,8 @@ inline Allowed one_of(Strings choices) {
     X(int64_t, eval_interval, "", 1000, at_least(1), "Validation and samples", "steps between validations")                    \
     X(int64_t, eval_iters, "", 100, at_least(0), "Validation and samples", "global batches of a validation; 0: no validation") \
     X(bool, eval_fixed, "", false, anything(), "Validation and samples",                                                       \
-      "read the same samples in every validation, the first of one pass over the validation data, so that two validations "    \
-      "differ by the model alone; default: each reads the next ones, in the data's weights, as Megatron-LM does")              \
+      "read the same samples in every validation, the first of one pass over the data: which is the best then depends "        \
+      "on the model alone; default: each reads the next ones, in the data's weights, as Megatron-LM does")                     \
     X(int64_t, sample_interval, "", 0, at_least(0), "Validation and samples",                                                  \
       "steps between samples of generated text; default: 0, none")                                                             \
     X(std::string, sample_prompt, "", "", word("TEXT"), "Validation and samples",                                              \
@@ -358,7 +358,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, model, "", "", word("DIR"), "Model",                                                                       \
       "model to measure: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")                 \
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                              \
-      "data from `train_gpt prepare`: PREFIX, or to blend several WEIGHT PREFIX WEIGHT PREFIX ...")                           \
+      "data from `train_gpt prepare`: PREFIX PREFIX ...; each sample is read once, whatever weights are given before")        \
     X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; those of the second are evaluated") \
     X(std::string, text, "", "", word("FILE"), "Data", "text file to evaluate, instead of prepared data")                     \
     X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                               \
