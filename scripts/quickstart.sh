@@ -75,7 +75,8 @@ step "Training"
 launch "$TRAIN_GPT" train --resume auto --preset "$PRESET" --tokenizer "$OUT/tokenizer" --data-path "${data[@]}" --split "95, 5, 0" \
     --seq-length 256 --micro-batch-size 8 --global-batch-size 16 --train-iters "$STEPS" \
     --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters $((STEPS / 20)) --weight-decay 0.1 --z-loss 1e-4 \
-    --eval-interval $((STEPS / 8 + 1)) --eval-iters 8 --sample-interval $((STEPS / 4 + 1)) ${prompt:+--sample-prompt "$prompt"} --out "$OUT/model"
+    --eval-interval $((STEPS / 8 + 1)) --eval-iters 8 --sample-interval $((STEPS / 4 + 1)) ${prompt:+--sample-prompt "$prompt"} \
+    --name "$(basename "$OUT")" --out "$OUT/model"
 if tail -n 1 "$OUT/model/log.jsonl" | grep -q '"kind":"end".*"status":"stopped"'; then
     goes_on="make quickstart OUT=$(printf '%q' "$OUT")"
     [[ $OUT != quickstart ]] || goes_on="make quickstart"

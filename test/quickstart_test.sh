@@ -17,6 +17,7 @@ for file in tokenizer/tokenizer.json data/0-bible.bin data/1-debian-reference-ja
     expect "it makes $file" test -s "quickstart/$file"
 done
 expect "the report has curves" grep -q "<svg" quickstart/model/report.html
+expect "the report is named after the folder" grep -q '"name":"quickstart"' quickstart/model/log.jsonl
 expect "nothing temporary is left" test -z "$(find quickstart -name '*.tmp*')"
 first=$(grep -o '"kind":"step","step":1,.*' quickstart/model/log.jsonl | sed 's/.*"loss":\([0-9.]*\).*/\1/')
 valid=$(grep '"kind":"valid"' quickstart/model/log.jsonl | tail -1 | sed 's/.*"loss":\([0-9.]*\).*/\1/')
