@@ -79,8 +79,9 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/tokenizer.h"
 #include "llmc/text_commands.h"
 // defines: read_config, read_parameters | RunLock, find_checkpoints | TrainingState, Saver | MemoryCheck | sample_token | Task,
-// make_requests, task_metrics
+// make_requests, task_metrics | ModelTexts
 #include "llmc/checkpoint.h"
+#include "llmc/model_texts.h"
 #include "llmc/run_directory.h"
 #include "llmc/training_state.h"
 #include "llmc/memory_check.h"
@@ -1833,19 +1834,19 @@ private:
     std::vector<float> logits_;
 };
 
-// Samples up to max_new_tokens after `prompt`, calling emit(token) for each; stops at the end-of-document token, or where emit
-// answers false.
+// Samples up to max_new_tokens after `prompt`, calling emit(token) for each; stops at any of `ends`, or where emit answers false.
 // The n-th token of sample k is a function of (seed, k, n) and the model alone.
 template <class Emit>
 static int sample_text(Generator& generator, const std::vector<int>& prompt, int max_new_tokens,
-                       const SamplingOptions& sampling, uint64_t seed, uint32_t sample, int eod, Emit emit) {
+                       const SamplingOptions& sampling, uint64_t seed, uint32_t sample, const std::vector<int>& ends,
+                       Emit emit) {
     generator.prompt(prompt);
     int n = 0;
     while (n < max_new_tokens && generator.length() < generator.capacity()) {
         const std::vector<float>& logits = generator.logits();
         const double uniform = uniform_at(seed, RngPurpose::sampling, sample, n);
         const int token = sample_token(logits.data(), (int)logits.size(), sampling, uniform);
-        if (token == eod) break;
+        if (std::find(ends.begin(), ends.end(), token) != ends.end()) break;
         n++;
         if (!emit(token)) break;
         generator.append(token);
@@ -1855,7 +1856,7 @@ static int sample_text(Generator& generator, const std::vector<int>& prompt, int
 
 // The tokens to start from: the prompt's, or the end-of-document token, which is what comes before a fresh document.
 static std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const std::string& prompt, int capacity) {
-    std::vector<int> tokens = tokenizer.encode(prompt);
+    std::vector<int> tokens = tokenizer.encode_prompt(prompt);
     if (tokens.empty() && tokenizer.eod_id() >= 0) tokens.push_back(tokenizer.eod_id());
     if (tokens.empty())
         fail("the prompt is empty and the tokenizer has no end-of-document token to start from; HINT: give --prompt");
@@ -1903,9 +1904,7 @@ static ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
 
     if (o.vocab_size) c.V = o.vocab_size;
     else if (tokenizer && !from_directory) c.V = tokenizer->vocab_size();
-    if (tokenizer && tokenizer->vocab_size() > c.V)
-        fail("the tokenizer has %d tokens, the model's vocab-size is %d; HINT: the tokenizer must be the model's own",
-             tokenizer->vocab_size(), c.V);
+    if (tokenizer) tokenizer->check_fits(c.V);
     check_config(c);
     check_backend_takes(c);
     pad_vocabulary(c, o.make_vocab_size_divisible_by * o.tensor_model_parallel_size);
@@ -2216,16 +2215,6 @@ static void check_same_everywhere(World& world, TrainOptions o, int head_rows, c
     }
 }
 
-static TokenizerFiles tokenizer_files(const Tokenizer* tokenizer) {
-    TokenizerFiles files;
-    if (!tokenizer) return files;
-    files.json = read_whole_file(tokenizer->source());
-    files.bos_id = tokenizer->bos_id(), files.eos_id = tokenizer->eod_id();
-    if (files.bos_id >= 0) files.bos_token = tokenizer->token_bytes(files.bos_id);
-    if (files.eos_id >= 0) files.eos_token = tokenizer->token_bytes(files.eos_id);
-    return files;
-}
-
 // What a resumed run must find again: each data set's weight, documents and tokens.
 static nlohmann::ordered_json data_identity(const DataLoader& data, const DataOptions& options) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -2279,6 +2268,7 @@ struct Run {
     TrainOptions o;
     be::Ctx ctx;
     std::unique_ptr<Tokenizer> tokenizer;
+    ModelTexts texts;          // that checkpoints get beside the weights
     std::string resumed_from;  // a checkpoint, or empty
     TrainingState state;       // the checkpoint's, or that of a new run
     Schedule schedule;
@@ -2316,6 +2306,7 @@ struct Run {
 
         const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
         if (!resumed_from.empty() && unnamed) o.model = resumed_from;  // the checkpoint says what the model is
+        texts = model_texts(!resumed_from.empty() ? resumed_from : o.model, tokenizer.get());
         const ModelConfig c = configure_model(o, tokenizer.get());
         if (!resumed_from.empty()) {
             const std::string difference = config_difference(read_config(resumed_from), c);
@@ -2463,19 +2454,10 @@ private:
 
     // The tokenizer given, else the one beside the checkpoint or the model.
     void load_tokenizer() {
-        std::string path = o.tokenizer;
+        if (!o.tokenizer.empty()) tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
         for (const std::string& dir : {resumed_from, o.model})
-            if (path.empty() && !dir.empty() && std::filesystem::exists(dir + "/tokenizer.json")) path = dir;
-        if (path.empty()) return;
-        try {
-            tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(path));
-        } catch (const Error& e) {
-            if (!o.tokenizer.empty()) throw;
-            fail(
-                "the tokenizer that lies beside the model cannot be used: %s; HINT: --tokenizer OTHER, with which the data was "
-                "prepared",
-                e.what());
-        }
+            if (o.tokenizer.empty() && !tokenizer && !dir.empty() && std::filesystem::exists(dir + "/tokenizer.json"))
+                tokenizer = tokenizer_of_model(dir, read_config(dir).V, o.sample_interval > 0, world.rank() == 0);
     }
 
     void open_validation() {
@@ -2701,8 +2683,7 @@ static void train(World& world, const TrainOptions& given) {
         if (!overrides.empty()) logger->event(state.step, "info", "override", "overridden: " + overrides);
     }
 
-    Saver saver(run.ctx, m.ranks->world,
-                {o.out, o.keep, o.keep_every, tokenizer_files(run.tokenizer.get()), lock ? &*lock : nullptr}, m.c, m.table,
+    Saver saver(run.ctx, m.ranks->world, {o.out, o.keep, o.keep_every, run.texts, lock ? &*lock : nullptr}, m.c, m.table,
                 m.shards, m.counted, m.copy);
     std::string save_error;                          // of the last save
     int64_t saved_step = same_run ? state.step : 0;  // of the last one in OUT; there is nothing to save of step 0
@@ -2757,7 +2738,7 @@ static void train(World& world, const TrainOptions& given) {
         std::string text;
         bool stops = false;
         sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)state.step,
-                    run.tokenizer->eod_id(), [&](int token) {
+                    run.texts.end_ids, [&](int token) {
                         text += run.tokenizer->token_bytes(token);
                         return !(stops = stop_here());
                     });
@@ -2880,24 +2861,33 @@ static int on_all_ranks(const Options& o, void (*command)(World&, const Options&
 
 int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
 
-// A model for inference from the directory o.model, with the tokenizer that lies beside it, and room for passes of B x T. With
-// several ranks, each holds a part.
+// A model for inference from a directory, with the tokenizer that lies beside it. With several ranks, each holds a part.
 struct LoadedModel {
-    std::unique_ptr<Model> m;
+    std::string dir;
+    ModelConfig c;
     std::unique_ptr<Tokenizer> tokenizer;
+    std::unique_ptr<Model> m;  // once load_weights was called
 };
 
-template <class Options>
-static LoadedModel load_for_inference(be::Ctx& ctx, World& world, const Options& o, int B, int T, int head_rows,
-                                      bool generates) {
-    if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
-    const std::string dir = model_directory(o.model);
-    Stage stage;
-    if (world.rank() == 0) stage.begin("loading the model " + dir);
+// What can be refused without the weights is refused here.
+static LoadedModel open_model(const World& world, const std::string& model, bool needs_tokenizer) {
+    if (model.empty()) fail_usage("the model is missing; HINT: --model DIR");
+    const std::string dir = model_directory(model);
     LoadedModel loaded;
-    ModelConfig c = read_config(dir);
-    check_config(c);
-    check_backend_takes(c);
+    loaded.dir = dir, loaded.c = read_config(dir);
+    check_config(loaded.c);
+    check_backend_takes(loaded.c);
+    loaded.tokenizer = tokenizer_of_model(dir, loaded.c.V, needs_tokenizer, world.rank() == 0);
+    return loaded;
+}
+
+// With room for passes of B x T.
+template <class Options>
+static void load_weights(be::Ctx& ctx, World& world, const Options& o, LoadedModel& loaded, int B, int T, int head_rows,
+                         bool generates) {
+    ModelConfig& c = loaded.c;
+    Stage stage;
+    if (world.rank() == 0) stage.begin("loading the model " + loaded.dir);
     TrainOptions layout;
     layout.tensor_model_parallel_size = o.tensor_model_parallel_size;
     layout.pipeline_model_parallel_size = o.pipeline_model_parallel_size;
@@ -2909,24 +2899,23 @@ static LoadedModel load_for_inference(be::Ctx& ctx, World& world, const Options&
     loaded.m = std::make_unique<Model>(c, std::move(ranks), split_layers(c.L, stages, false, false, {}));
     plan_memory(*loaded.m, Recompute::inference, B, T ? T : c.T, head_rows, generates);
     allocate(ctx, *loaded.m);
-    load_parameters(ctx, *loaded.m, dir);
-    if (std::filesystem::exists(dir + "/tokenizer.json")) loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(dir));
-    return loaded;
+    load_parameters(ctx, *loaded.m, loaded.dir);
 }
 
 static void generate(World& world, const GenerateOptions& o) {
     const bool main_rank = world.rank() == 0;  // prints; the others hold their parts of the model
     be::Ctx ctx = make_ctx(world, o.threads);
     ctx.plain = o.plain;
-    LoadedModel loaded = load_for_inference(ctx, world, o, 1, 0, 1, true);
-    if (const int copies = loaded.m->ranks->mesh.dp.size; copies > 1)
-        fail("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", world.size(), copies, world.size());
-    if (!loaded.tokenizer) fail("%s has no tokenizer.json", o.model.c_str());
+    LoadedModel loaded = open_model(world, o.model, true);
     const Tokenizer& tokenizer = *loaded.tokenizer;
-    Generator generator(ctx, *loaded.m);
     const std::string text =
         o.prompt != "-" ? o.prompt : world.all_gather(main_rank ? read_standard_input() : std::string())[0];
-    const std::vector<int> prompt = prompt_tokens(tokenizer, text, generator.capacity());
+    const std::vector<int> prompt = prompt_tokens(tokenizer, text, loaded.c.T);
+    const std::vector<int> ends = model_texts(loaded.dir, &tokenizer).end_ids;
+    load_weights(ctx, world, o, loaded, 1, 0, 1, true);
+    if (const int copies = loaded.m->ranks->mesh.dp.size; copies > 1)
+        fail("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", world.size(), copies, world.size());
+    Generator generator(ctx, *loaded.m);
     TextOutput output(stdout);
     const auto print = [&](const std::string& bytes) {
         if (main_rank) output.write(bytes);
@@ -2936,9 +2925,8 @@ static void generate(World& world, const GenerateOptions& o) {
     for (int k = 0; k < o.num_samples; k++) {
         print((k > 0 ? "\n---\n" : "") + text);
         const double start = monotonic_seconds();
-        tokens +=
-            sample_text(generator, prompt, o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, (uint64_t)o.seed, (uint32_t)k,
-                        tokenizer.eod_id(), [&](int token) { return print(tokenizer.token_bytes(token)), true; });
+        tokens += sample_text(generator, prompt, o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, (uint64_t)o.seed,
+                              (uint32_t)k, ends, [&](int token) { return print(tokenizer.token_bytes(token)), true; });
         seconds += monotonic_seconds() - start;
         print("\n");
         if (main_rank && generator.length() == generator.capacity())
@@ -3063,15 +3051,19 @@ static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vect
     return scores;
 }
 
-static Table task_table(const Task& task, const std::vector<Request>& requests, const std::vector<Metric>& metrics, int64_t n,
-                        int num_fewshot) {
+static Table task_table(const Task& task, const TaskRequests& all, const std::vector<Metric>& metrics, int num_fewshot) {
+    const std::vector<Request>& requests = all.requests;
+    const int64_t n = (int64_t)all.examples.size();
     double chance = 0;  // of drawing the right choice
-    for (int64_t i = 0; i < n; i++) chance += 1.0 / task.examples[i].n_choices() / (double)n;
+    for (int64_t i : all.examples) chance += 1.0 / task.examples[i].n_choices() / (double)n;
     const auto truncated = std::count_if(requests.begin(), requests.end(), [](const Request& r) { return r.truncated; });
     Table table;
     table.section(task.file);
     table.row("examples", with_commas(n) + (num_fewshot ? format(", each after %d solved ones", num_fewshot) : ""));
     table.exact(n);
+    if (all.left_out)
+        table.row("left out",
+                  format("%s that cannot be scored; the first, %s", with_commas(all.left_out).c_str(), all.problem.c_str()));
     if (truncated)
         table.row("truncated", format("%s of %s prompts lost their beginning", with_commas(truncated).c_str(),
                                       with_commas((int64_t)requests.size()).c_str()));
@@ -3094,29 +3086,85 @@ static void evaluate_tasks(be::Ctx& ctx, World& world, const EvalOptions& o) {
     std::vector<Task> tasks, pools;
     for (const std::string& file : o.tasks) tasks.push_back(read_task(file));
     for (const std::string& file : o.fewshot) pools.push_back(read_task(file));
-    LoadedModel loaded = load_for_inference(ctx, world, o, o.micro_batch_size, o.seq_length, 1024, false);
+    LoadedModel loaded = open_model(world, o.model, true);
+    load_weights(ctx, world, o, loaded, o.micro_batch_size, o.seq_length, 1024, false);
     Model& m = *loaded.m;
-    if (!loaded.tokenizer) fail("%s has no tokenizer.json", o.model.c_str());
-    if (loaded.tokenizer->vocab_size() > m.c.V)
-        fail("%s: the tokenizer has %d tokens, the model %d", o.model.c_str(), loaded.tokenizer->vocab_size(), m.c.V);
     nlohmann::ordered_json results;
     for (size_t i = 0; i < tasks.size(); i++) {
         const Task& task = tasks[i];
         const int64_t n = o.max_samples ? std::min(o.max_samples, task.size()) : task.size();
-        const std::vector<Request> requests = make_requests(*loaded.tokenizer, task, pools.empty() ? nullptr : &pools[i],
-                                                            o.num_fewshot, (uint64_t)o.seed, n, m.a.T);
+        const TaskRequests all = make_requests(*loaded.tokenizer, task, pools.empty() ? nullptr : &pools[i], o.num_fewshot,
+                                               (uint64_t)o.seed, n, m.a.T);
         int64_t tokens = 0;
-        for (const Request& r : requests) tokens += r.n_inputs();
+        for (const Request& r : all.requests) tokens += r.n_inputs();
         std::optional<Progress> progress;
         if (world.rank() == 0) progress.emplace(std::filesystem::path(task.file).stem().string(), tokens, "tokens");
-        const std::vector<Score> scores = score_requests(ctx, m, requests, progress ? &*progress : nullptr);
+        const std::vector<Score> scores = score_requests(ctx, m, all.requests, progress ? &*progress : nullptr);
         if (!progress) continue;
         progress->finish();
-        const Table table = task_table(task, requests, task_metrics(task, n, scores), n, o.num_fewshot);
+        const Table table = task_table(task, all, task_metrics(task, all.examples, scores), o.num_fewshot);
         if (o.json) results[task.file] = table.json().begin().value();
         else table.print();
     }
     if (o.json && world.rank() == 0) print_json({{"tasks", results}});
+}
+
+struct Evaluation {
+    LossSums sums;
+    int64_t samples = 0, bytes = 0;  // bytes: of the predicted tokens; special tokens are no text
+    double seconds = 0;
+    std::vector<std::pair<std::string, double>> sets;  // the loss of each of several data sets
+
+    void count_bytes(const Tokenizer* tokenizer, int target) {
+        if (tokenizer && target >= 0 && !tokenizer->is_special(target)) bytes += (int64_t)tokenizer->token_bytes(target).size();
+    }
+};
+
+static int64_t limited(int64_t samples, const EvalOptions& o) {
+    return o.max_samples ? std::min(o.max_samples, samples) : samples;
+}
+
+// All of a text, which may be shorter than a sequence of the model's.
+static Evaluation evaluate_text(be::Ctx& ctx, World& world, const EvalOptions& o, LoadedModel& loaded) {
+    const std::vector<int> text = encode_file(o.text, *loaded.tokenizer, o.threads);
+    if (text.size() < 2)
+        fail("%s has %zu tokens; at least 2 are needed, one to predict after another", o.text.c_str(), text.size());
+    const int T = (int)std::min<size_t>(o.seq_length ? o.seq_length : loaded.c.T, text.size() - 1);
+    load_weights(ctx, world, o, loaded, o.micro_batch_size, T, 1024, false);
+    std::vector<Request> requests = text_requests(text, T);
+    Evaluation e;
+    e.samples = limited((int64_t)requests.size(), o), requests.resize((size_t)e.samples);
+    const double start = monotonic_seconds();
+    for (const Score& score : score_requests(ctx, *loaded.m, requests, nullptr)) e.sums.ce -= score.log_likelihood;
+    e.seconds = monotonic_seconds() - start;
+    for (const Request& r : requests) {
+        e.sums.n += r.n_scored;
+        for (size_t t = 1; t < r.tokens.size(); t++) e.count_bytes(loaded.tokenizer.get(), r.tokens[t]);
+    }
+    return e;
+}
+
+static Evaluation evaluate_data(be::Ctx& ctx, World& world, const EvalOptions& o, LoadedModel& loaded) {
+    load_weights(ctx, world, o, loaded, o.micro_batch_size, o.seq_length, 1024, false);
+    DataOptions d;
+    d.T = loaded.m->a.T, d.vocab_size = loaded.c.V;
+    if (loaded.tokenizer) d.tokenizer = loaded.tokenizer->identity();
+    d.blend = parse_data_path(o.data_path), d.split = o.split, d.part = DataSplit::valid;
+    const DataLoader data(d);
+    if (data.n_samples() == 0)
+        fail("the data is too small to be split; HINT: --split \"0, 1, 0\" evaluates all of it, a smaller --seq-length a part");
+    Evaluation e;
+    e.samples = limited(data.n_samples(), o);
+    const double start = monotonic_seconds();
+    const std::vector<LossSums> of_sets = *evaluate(ctx, *loaded.m, data, 0, e.samples, [] { return false; });
+    e.seconds = monotonic_seconds() - start;
+    e.sums = sum_of(of_sets), e.sets = set_losses(data, of_sets);
+    Batch batch;
+    for (int64_t i = 0; loaded.tokenizer && world.rank() == 0 && i < e.samples; i++) {
+        data.fetch(i, 1, batch);
+        for (int target : batch.targets) e.count_bytes(loaded.tokenizer.get(), target);
+    }
+    return e;
 }
 
 static void evaluate_model(World& world, const EvalOptions& o) {
@@ -3126,55 +3174,23 @@ static void evaluate_model(World& world, const EvalOptions& o) {
         fail_usage("give --data-path, --text or --tasks, one of the three");
     if (!o.tasks.empty()) return evaluate_tasks(ctx, world, o);
     if (!o.text.empty() && world.size() > 1) fail_usage("--text is for one rank; HINT: prepare the text and give --data-path");
-    LoadedModel loaded = load_for_inference(ctx, world, o, o.micro_batch_size, o.seq_length, 1024, false);
-    const Model& m = *loaded.m;
-    DataOptions d;
-    d.T = m.a.T, d.vocab_size = m.c.V;
-    if (loaded.tokenizer) d.tokenizer = loaded.tokenizer->identity();
-    const DataLoader data = [&] {
-        if (o.text.empty()) {
-            d.blend = parse_data_path(o.data_path), d.split = o.split, d.part = DataSplit::valid;
-            return DataLoader(d);
-        }
-        if (!loaded.tokenizer) fail("%s has no tokenizer.json; HINT: prepare the text and give --data-path", o.model.c_str());
-        d.part = DataSplit::whole;
-        std::vector<TokenDataset> text;
-        text.push_back(TokenDataset::of_tokens(o.text, encode_file(o.text, *loaded.tokenizer, o.threads)));
-        return DataLoader(d, std::move(text));
-    }();
-    if (data.n_samples() == 0)
-        fail("the data is too small to be split; HINT: --split \"0, 1, 0\" evaluates all of it, a smaller --seq-length a part");
-    const int64_t samples = o.max_samples ? std::min(o.max_samples, data.n_samples()) : data.n_samples();
-    const double start = monotonic_seconds();
-    const std::vector<LossSums> of_sets = *evaluate(ctx, *loaded.m, data, 0, samples, [] { return false; });
-    const LossSums sums = sum_of(of_sets);
-    const double seconds = monotonic_seconds() - start, loss = sums.ce / (double)sums.n;
+    LoadedModel loaded = open_model(world, o.model, !o.text.empty());
+    const Evaluation e = o.text.empty() ? evaluate_data(ctx, world, o, loaded) : evaluate_text(ctx, world, o, loaded);
+    const double n = (double)e.sums.n, loss = e.sums.ce / n;
     if (world.rank() > 0) return;
 
     Table table;
     table.section("Evaluation of " + o.model);
-    table.row("tokens", format("%s in %s samples of %d", with_commas(sums.n).c_str(), with_commas(samples).c_str(), d.T));
-    table.exact(sums.n);
+    const double bits = e.sums.ce / std::log(2.0) / (double)e.bytes;
+    table.row("tokens",
+              format("%s in %s samples of %d", with_commas(e.sums.n).c_str(), with_commas(e.samples).c_str(), loaded.m->a.T));
+    table.exact(e.sums.n);
     table.row("loss", format("%.4f nats per token", loss)), table.exact(loss);
     table.row("perplexity", format("%.3f", std::exp(loss))), table.exact(std::exp(loss));
-    for (const auto& [name, of_set] : set_losses(data, of_sets))
-        table.row("loss of " + name, format("%.4f", of_set)), table.exact(of_set);
-    if (loaded.tokenizer) {
-        // Bytes of the predicted tokens; special tokens are no text.
-        int64_t bytes = 0;
-        Batch batch;
-        for (int64_t i = 0; i < samples; i++) {
-            data.fetch(i, 1, batch);
-            for (int target : batch.targets)
-                if (target >= 0 && !loaded.tokenizer->is_special(target))
-                    bytes += (int64_t)loaded.tokenizer->token_bytes(target).size();
-        }
-        table.row("bits per byte", format("%.4f (%.3f bytes per token)", sums.ce / std::log(2.0) / (double)bytes,
-                                          (double)bytes / (double)sums.n));
-        table.exact(sums.ce / std::log(2.0) / (double)bytes);
-    }
-    table.row("speed", format("%s tokens/s", human_count((double)sums.n / seconds).c_str()));
-    table.exact((double)sums.n / seconds);
+    for (const auto& [name, of_set] : e.sets) table.row("loss of " + name, format("%.4f", of_set)), table.exact(of_set);
+    if (loaded.tokenizer)
+        table.row("bits per byte", format("%.4f (%.3f bytes per token)", bits, (double)e.bytes / n)), table.exact(bits);
+    table.row("speed", format("%s tokens/s", human_count(n / e.seconds).c_str())), table.exact(n / e.seconds);
     if (o.json) print_json(table.json());
     else table.print();
 }

@@ -39,12 +39,7 @@ inline nlohmann::json read_json(const std::string& path) { return parse_json(rea
 inline ModelConfig read_config(const std::string& dir) {
     if (!std::filesystem::is_directory(dir)) fail("model directory %s does not exist", dir.c_str());
     const std::string path = dir + "/config.json";
-    const nlohmann::json j = read_json(path);
-    try {
-        return from_hf_config(j, path);
-    } catch (const nlohmann::json::exception& e) {
-        fail("%s has a value of an unexpected type: %s", path.c_str(), e.what());
-    }
+    return from_hf_config(read_json(path), path);
 }
 
 // Shape of a tensor in files.
@@ -282,35 +277,6 @@ template <class E>
 constexpr const char* dtype_of = std::is_same_v<E, bf16> ? "BF16"
                                  : sizeof(E) == 8        ? "F64"
                                                          : "F32";
-
-struct TokenizerFiles {
-    std::string json;  // tokenizer.json's text; empty: none. Kept in memory: its file may be gone when a checkpoint is due
-    std::string bos_token, eos_token;
-    int bos_id = -1, eos_id = -1;
-};
-
-// The files that make `dir`, which exists, a model directory, but for the weights.
-inline void write_model_texts(const std::string& dir, const ModelConfig& c, const TokenizerFiles& tokenizer) {
-    using json = nlohmann::ordered_json;
-    const auto write_json = [&](const char* name, const json& j) { write_file_atomically(dir + "/" + name, j.dump(2) + "\n"); };
-    write_json("config.json",
-               to_hf_config(c, sizeof(floatX) == 2 ? "bfloat16" : "float32", tokenizer.bos_id, tokenizer.eos_id));
-    json generation = {{"do_sample", true}};
-    if (tokenizer.bos_id >= 0) generation["bos_token_id"] = tokenizer.bos_id;
-    if (tokenizer.eos_id >= 0) generation["eos_token_id"] = generation["pad_token_id"] = tokenizer.eos_id;
-    write_json("generation_config.json", generation);
-    if (!tokenizer.json.empty()) {
-        write_file_atomically(dir + "/tokenizer.json", tokenizer.json);
-        // Without model_input_names transformers 4 hands token_type_ids to the model, which GPT-2 adds to the embeddings.
-        json settings = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                         {"model_max_length", c.T},
-                         {"model_input_names", {"input_ids", "attention_mask"}},
-                         {"clean_up_tokenization_spaces", false}};
-        if (!tokenizer.bos_token.empty()) settings["bos_token"] = tokenizer.bos_token;
-        if (!tokenizer.eos_token.empty()) settings["eos_token"] = tokenizer.eos_token;
-        write_json("tokenizer_config.json", settings);
-    }
-}
 
 // ---- directories -----------------------------------------------------------------------------------------------------------
 inline constexpr const char* manifest_name = "manifest.json";

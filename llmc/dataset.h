@@ -237,18 +237,6 @@ public:
         return d;
     }
 
-    // One document in memory, without any file; `name` is for messages.
-    static TokenDataset of_tokens(const std::string& name, const std::vector<int>& tokens) {
-        if (tokens.size() > INT32_MAX)
-            fail("%s has %zu tokens; at most %d are read as one document", name.c_str(), tokens.size(), INT32_MAX);
-        const std::string header(shard_header_bytes, '\0');
-        MappedFile map(name, header, {(const char*)tokens.data(), tokens.size() * sizeof(int)});
-        TokenDataset d;
-        d.name_ = name, d.n_tokens_ = (int64_t)tokens.size();
-        d.files_.push_back({std::move(map), TokenType::i32, (int)tokens.size()});
-        return d;
-    }
-
     // `other`, a dataset of shards as this is, goes on where this one ends.
     void append_shards(TokenDataset other) {
         CHECK(is_shards() && other.is_shards(), "appending %s to %s", other.name_.c_str(), name_.c_str());

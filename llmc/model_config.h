@@ -184,9 +184,10 @@ inline void match_family(ModelConfig& c) {
 }
 
 // ---- config.json -----------------------------------------------------------------------------------------------------------
-inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::string& dtype, int bos_id, int eos_id) {
+// ids: bos_token_id and the like.
+inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::string& dtype,
+                                           const nlohmann::ordered_json& ids = nlohmann::ordered_json::object()) {
     nlohmann::ordered_json j;
-    const auto token = [](int id) { return id >= 0 ? nlohmann::ordered_json(id) : nlohmann::ordered_json(nullptr); };
     const bool llama = c.family == "llama";
     j["architectures"] = {llama ? "LlamaForCausalLM" : c.family == "bloom" ? "BloomForCausalLM" : "GPT2LMHeadModel"};
     j["model_type"] = c.family;
@@ -206,7 +207,7 @@ inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::stri
         j["attn_pdrop"] = 0.0, j["embd_pdrop"] = 0.0, j["resid_pdrop"] = 0.0;
     }
     j["initializer_range"] = c.init_std, j["tie_word_embeddings"] = c.tied;
-    j["bos_token_id"] = token(bos_id), j["eos_token_id"] = token(eos_id);
+    j.update(ids);
     j["torch_dtype"] = dtype, j["use_cache"] = true;
     return j;
 }
@@ -221,13 +222,28 @@ inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& so
             fail("%s: '%s' is %s; a count is expected", source.c_str(), key, j[key].dump().c_str());
         return j[key];
     };
+    const auto wrong = [&](const char* key, const char* expected) {
+        fail("%s: '%s' is %.200s; %s is expected", source.c_str(), key, j[key].dump().c_str(), expected);
+    };
+    const auto number = [&](const char* key, double otherwise) {
+        if (!absent(key) && !j[key].is_number()) wrong(key, "a number");
+        return absent(key) ? otherwise : j[key].get<double>();
+    };
+    const auto text = [&](const char* key, const char* otherwise) {
+        if (!absent(key) && !j[key].is_string()) wrong(key, "a text");
+        return absent(key) ? std::string(otherwise) : j[key].get<std::string>();
+    };
+    const auto flag = [&](const char* key, bool otherwise) {
+        if (!absent(key) && !j[key].is_boolean()) wrong(key, "true or false");
+        return absent(key) ? otherwise : j[key].get<bool>();
+    };
     // Refuses a feature unless it is absent, null, or has the one value that we implement.
     const auto only = [&](const char* key, const json& allowed) {
         if (!absent(key) && j[key] != allowed)
             fail("%s: '%s' is %s; only %s is supported", source.c_str(), key, j[key].dump().c_str(), allowed.dump().c_str());
     };
     if (!j.is_object()) fail("%s does not hold a JSON object", source.c_str());
-    const std::string type = absent("model_type") ? "" : j.at("model_type").get<std::string>();
+    const std::string type = text("model_type", "");
     ModelConfig c;
     if (type != "llama" && type != "gpt2" && type != "bloom")
         fail("%s: model_type is '%s'; supported are gpt2, bloom and llama", source.c_str(), type.c_str());
@@ -239,38 +255,44 @@ inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& so
         c.NH = get("num_attention_heads");
         c.NKV = absent("num_key_value_heads") ? c.NH : get("num_key_value_heads");
         c.T = absent("max_position_embeddings") ? 2048 : get("max_position_embeddings");
-        c.eps = j.value("rms_norm_eps", 1e-6), c.rope_base = j.value("rope_theta", 10000.0);
+        c.eps = number("rms_norm_eps", 1e-6), c.rope_base = number("rope_theta", 10000.0);
         // transformers 5 nests the rotary base: {"rope_parameters": {"rope_theta": ..., "rope_type": "default"}}
-        if (!absent("rope_parameters")) {
-            const json& rope = j["rope_parameters"];
-            c.rope_base = rope.value("rope_theta", c.rope_base);
-            if (rope.value("rope_type", rope.value("type", "default")) != "default" ||
-                rope.value("partial_rotary_factor", 1.0) != 1.0)
-                fail("%s: 'rope_parameters' is %s; only rope_type 'default' over the whole head is supported", source.c_str(),
-                     rope.dump().c_str());
+        for (const char* key : {"rope_scaling", "rope_parameters"}) {
+            if (absent(key)) continue;
+            if (!j[key].is_object()) wrong(key, "an object");
+            const auto part = [&](const char* name) { return j[key].value(name, json()); };
+            const auto is = [&](const char* name, const json& allowed) {
+                return part(name).is_null() || part(name) == allowed;
+            };
+            if (!is("rope_type", "default") || !is("type", "default") || !is("partial_rotary_factor", 1.0))
+                fail("%s: '%s' is %s; only rope_type 'default' over the whole head is supported", source.c_str(), key,
+                     j[key].dump().c_str());
+            if (part("rope_theta").is_number()) c.rope_base = part("rope_theta").get<double>();
+            else if (!part("rope_theta").is_null()) wrong(key, "a number as its 'rope_theta'");
         }
-        only("rope_scaling", nullptr), only("attention_bias", false), only("mlp_bias", false), only("sliding_window", nullptr);
-        only("hidden_act", "silu");
+        only("attention_bias", false), only("mlp_bias", false);
+        if (absent("use_sliding_window") || flag("use_sliding_window", true)) only("sliding_window", nullptr);
+        if (text("hidden_act", "silu") != "swish") only("hidden_act", "silu");  // two names of one function
         if (c.NH > 0 && !absent("head_dim") && j["head_dim"] != c.C / c.NH)
             fail("%s: 'head_dim' is %s; only hidden_size / num_attention_heads = %d is supported", source.c_str(),
                  j["head_dim"].dump().c_str(), c.C / c.NH);
         only("partial_rotary_factor", 1.0), only("pretraining_tp", 1);
-        c.tied = j.value("tie_word_embeddings", false);
+        c.tied = flag("tie_word_embeddings", false);
     } else if (type == "bloom") {
         c.C = absent("hidden_size") ? get("n_embed") : get("hidden_size");
         c.L = absent("n_layer") ? get("num_hidden_layers") : get("n_layer");
         c.NH = absent("n_head") ? get("num_attention_heads") : get("n_head");
         c.T = absent("seq_length") ? 2048 : get("seq_length");
-        c.eps = j.value("layer_norm_epsilon", 1e-5), c.NKV = c.NH, c.F = 4 * c.C;
+        c.eps = number("layer_norm_epsilon", 1e-5), c.NKV = c.NH, c.F = 4 * c.C;
         only("apply_residual_connection_post_layernorm", false), only("tie_word_embeddings", true);
     } else {
         c.C = get("n_embd"), c.L = get("n_layer"), c.NH = get("n_head"), c.T = get("n_positions");
-        c.F = absent("n_inner") ? 4 * c.C : get("n_inner"), c.NKV = c.NH, c.eps = j.value("layer_norm_epsilon", 1e-5);
-        const std::string act = j.value("activation_function", "gelu_new");
+        c.F = absent("n_inner") ? 4 * c.C : get("n_inner"), c.NKV = c.NH, c.eps = number("layer_norm_epsilon", 1e-5);
+        const std::string act = text("activation_function", "gelu_new");
         if (act != "gelu_new" && act != "gelu_pytorch_tanh") only("activation_function", "gelu_new");
         only("scale_attn_weights", true), only("scale_attn_by_inverse_layer_idx", false), only("add_cross_attention", false);
         only("tie_word_embeddings", true);
     }
-    c.init_std = j.value("initializer_range", 0.02);
+    c.init_std = number("initializer_range", 0.02);
     return c;
 }

@@ -4,11 +4,13 @@
 //   {"contexts": [str, ...], "target": str, "gold": int}   the same with the choice inside the context (WinoGrande): after which
 //                                                          context is the target most likely?
 //   {"context": str, "target": str}                        last word (LAMBADA): is the target what the model would write?
-// Choices and targets are scored as they stand, usually with a space at the front; gold counts from 0.
+// Choices and targets are scored as they stand, usually with a space at the front; gold counts from 0. With "target_delimiter"
+// a line names the harness's setting of that name, which is put before its choices or target.
 //
 //   log p(continuation | context) = sum over the continuation's tokens of log p(token | all tokens before it)
 //   acc          share of examples whose gold choice has the largest log p; last word: whose every token is the most likely one
-//   acc_norm     the same with log p / characters of the choice, the space at its front not counted
+//   acc_norm     the same with log p / characters of the choice, its delimiter not counted: "target_delimiter", or else the
+//                space at its front
 //   acc_bytes    the same with log p / bytes of the choice
 //   perplexity   exp(-mean log p) over examples, last word only
 // Standard errors: sqrt(sample variance / n) of a mean; for the perplexity the first-order exp(-mean) times that of the mean
@@ -22,7 +24,9 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "check.h"
@@ -36,12 +40,17 @@ enum class TaskKind { choices, contexts, last_word };
 // Either the contexts or the continuations are one per choice, and of the other there is one.
 struct TaskExample {
     std::vector<std::string> contexts, continuations;
+    std::optional<size_t> delimiter;  // bytes at the front of each continuation that do not count as its length
     int gold = 0;
     int64_t line = 0;
 
     int n_choices() const { return (int)std::max(contexts.size(), continuations.size()); }
     const std::string& context(int k) const { return contexts[contexts.size() > 1 ? k : 0]; }
     const std::string& continuation(int k) const { return continuations[continuations.size() > 1 ? k : 0]; }
+    std::string_view counted(int k) const {
+        const std::string_view text = continuation(k);
+        return text.substr(delimiter.value_or(!text.empty() && text[0] == ' '));
+    }
     std::string solved() const { return context(gold) + continuation(gold); }
 };
 
@@ -55,15 +64,13 @@ struct Task {
 };
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
-// A choice as its length counts: without the space that separates it from the context.
-inline std::string_view choice_text(std::string_view choice) { return choice.substr(!choice.empty() && choice[0] == ' '); }
-
 // One line; sets `kind`.
 inline TaskExample read_example(const nlohmann::json& j, const char* where, TaskKind& kind) {
     const auto text = [&](const nlohmann::json& value, const std::string& name, bool may_be_empty) {
         if (!value.is_string()) fail("%s: %s is not a text", where, name.c_str());
         const std::string s = value.get<std::string>();
-        if (!may_be_empty && choice_text(s).empty()) fail("%s: %s is empty: there is nothing to score", where, name.c_str());
+        if (!may_be_empty && (s.empty() || (s == " " && !j.contains("target_delimiter"))))
+            fail("%s: %s is empty: there is nothing to score", where, name.c_str());
         return s;
     };
     const auto texts = [&](const char* key, bool may_be_empty) {
@@ -82,6 +89,11 @@ inline TaskExample read_example(const nlohmann::json& j, const char* where, Task
     TaskExample e;
     e.contexts = contexts ? texts("contexts", true) : std::vector{text(j["context"], "'context'", true)};
     e.continuations = choices ? texts("choices", false) : std::vector{text(j["target"], "'target'", false)};
+    if (j.contains("target_delimiter")) {
+        const std::string delimiter = text(j["target_delimiter"], "'target_delimiter'", true);
+        for (std::string& continuation : e.continuations) continuation = delimiter + continuation;
+        e.delimiter = delimiter.size();
+    }
     if (kind == TaskKind::last_word) return e;
     if (!j.contains("gold")) fail("%s: there is no key 'gold', the number of the right choice", where);
     const auto& gold = j["gold"];
@@ -158,45 +170,85 @@ struct Request {
     std::vector<int> tokens;
     int n_scored = 0;
     bool truncated = false;                                  // the context lost its beginning
+    std::string problem;                                     // why nothing can be scored
     int n_inputs() const { return (int)tokens.size() - 1; }  // the last token is only predicted
 };
 
-// Context and continuation as tokens. White space at the context's end goes to the continuation, where tokenizers keep it with
-// the word that follows; the continuation's tokens are those of the whole without those of the context alone. An empty context
-// is the token that begins a document. What is longer than the model's T loses its beginning.
-inline Request make_request(const Tokenizer& tokenizer, const std::string& context, const std::string& continuation, int T,
-                            const char* where) {
-    const std::string before = context.substr(0, length_without_trailing_space(context)), whole = context + continuation;
+// Context and continuation as tokens, special tokens and the tokenizer's template included. White space at the context's end
+// goes to the continuation, where tokenizers keep it with the word that follows; the continuation's tokens are those of the
+// whole without as many as the context alone has. An empty context is the token that begins a document. What is longer than the
+// model's T loses its beginning.
+inline Request make_request(const Tokenizer& tokenizer, const std::string& context, const std::string& continuation, int T) {
+    const int first = tokenizer.bos_id();
+    const std::string first_text = first < 0 ? "" : tokenizer.token_bytes(first);
+    const auto encode = [&](const std::string& text) {
+        if (first < 0 || text.compare(0, first_text.size(), first_text) != 0) return tokenizer.encode_prompt(text);
+        std::vector<int> tokens;  // the text begins a document by itself
+        tokenizer.encode_append(text, tokens, true);
+        return tokens;
+    };
     Request r;
-    int n_context = 1;
-    if (before.empty()) {
-        if (tokenizer.bos_id() < 0) fail("%s: the context is empty and the tokenizer has no token to begin with", where);
-        r.tokens.push_back(tokenizer.bos_id());
+    size_t n_context = 0;
+    if (context.empty()) {
+        tokenizer.encode_append(continuation, r.tokens, true);
+        n_context = !r.tokens.empty() && r.tokens[0] == first;
     } else {
-        n_context = (int)tokenizer.encode(before).size();
+        n_context = encode(context.substr(0, length_without_trailing_space(context))).size();
+        r.tokens = encode(context + continuation);
     }
-    tokenizer.encode_append(whole, r.tokens);
-    r.n_scored = (int)r.tokens.size() - n_context;
-    if (r.n_scored <= 0)
-        fail("%s: the continuation melts into the context's last token and cannot be scored; HINT: begin it with a space",
-             where);
-    if (r.n_scored > T) fail("%s: the continuation has %d tokens, the model's sequences hold %d", where, r.n_scored, T);
-    if (r.n_inputs() > T) {
+    if (n_context == 0) r.tokens.insert(r.tokens.begin(), first), n_context = 1;
+    r.n_scored = (int)r.tokens.size() - (int)n_context;
+    if (r.tokens[0] < 0) r.problem = "the context is empty and the tokenizer has no token to begin with";
+    else if (r.n_scored <= 0) r.problem = "its continuation melts into the context's last token; HINT: begin it with a space";
+    else if (r.n_scored > T) r.problem = format("its continuation has %d tokens, the model's sequences hold %d", r.n_scored, T);
+    if (r.problem.empty() && r.n_inputs() > T) {
         r.tokens.erase(r.tokens.begin(), r.tokens.end() - (T + 1));
         r.truncated = true;
     }
     return r;
 }
 
-// The examples' choices one after another.
-inline std::vector<Request> make_requests(const Tokenizer& tokenizer, const Task& task, const Task* pool, int K, uint64_t seed,
-                                          int64_t n_examples, int T) {
+// All choices of the examples that can be scored, one after another.
+struct TaskRequests {
     std::vector<Request> requests;
+    std::vector<int64_t> examples;  // their numbers in the task
+    int64_t left_out = 0;           // examples with a choice that cannot be scored
+    std::string problem;            // of the first of these
+};
+
+inline TaskRequests make_requests(const Tokenizer& tokenizer, const Task& task, const Task* pool, int K, uint64_t seed,
+                                  int64_t n_examples, int T) {
+    TaskRequests all;
     for (int64_t i = 0; i < n_examples; i++) {
         const TaskExample& e = task.examples[i];
         const std::string prefix = K > 0 ? few_shot_prefix(pool ? *pool : task, K, seed, i, !pool) : "";
-        for (int k = 0; k < e.n_choices(); k++)
-            requests.push_back(make_request(tokenizer, prefix + e.context(k), e.continuation(k), T, task.where(e).c_str()));
+        std::vector<Request> choices;
+        std::string problem;
+        for (int k = 0; k < e.n_choices() && problem.empty(); k++) {
+            choices.push_back(make_request(tokenizer, prefix + e.context(k), e.continuation(k), T));
+            problem = choices.back().problem;
+        }
+        if (problem.empty()) {
+            all.examples.push_back(i);
+            all.requests.insert(all.requests.end(), choices.begin(), choices.end());
+        } else if (all.left_out++ == 0) {
+            all.problem = task.where(e) + ": " + problem;
+        }
+    }
+    if (all.examples.empty()) fail("no question can be scored. The first, %s", all.problem.c_str());
+    return all;
+}
+
+// A text as sequences of T tokens to be predicted, each after those before it in its sequence; the last is as long as what is
+// left.
+inline std::vector<Request> text_requests(const std::vector<int>& tokens, int T) {
+    std::vector<Request> requests;
+    for (size_t begin = 0; begin + 1 < tokens.size(); begin += (size_t)T) {
+        const size_t end = std::min(tokens.size(), begin + (size_t)T + 1);
+        Request r;
+        r.tokens.assign(tokens.begin() + (long)begin, tokens.begin() + (long)end);
+        r.n_scored = r.n_inputs();
+        requests.push_back(std::move(r));
     }
     return requests;
 }
@@ -219,11 +271,12 @@ inline Metric mean_metric(const std::string& name, const std::vector<double>& x)
     return {name, mean, std::sqrt(squares / (n - 1) / n)};
 }
 
-// scores: of the first n_examples examples, one per choice.
-inline std::vector<Metric> task_metrics(const Task& task, int64_t n_examples, const std::vector<Score>& scores) {
+// scores: of these examples, one per choice.
+inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int64_t>& examples,
+                                        const std::vector<Score>& scores) {
     std::vector<double> correct, correct_characters, correct_bytes, log_likelihood;
     size_t first = 0;
-    for (int64_t i = 0; i < n_examples; i++) {
+    for (int64_t i : examples) {
         const TaskExample& e = task.examples[i];
         // Whether the gold choice has the largest log p / size.
         const auto gold_is_best = [&](auto size) {
@@ -232,7 +285,7 @@ inline std::vector<Metric> task_metrics(const Task& task, int64_t n_examples, co
             for (int k = 0; k < e.n_choices(); k++) {
                 const double s = scores[first + k].log_likelihood;
                 if (!std::isfinite(s)) fail("the model gives %s a log-likelihood of %g", task.where(e).c_str(), s);
-                const double normalised = s / (double)size(choice_text(e.continuation(k)));
+                const double normalised = s / (double)size(e.counted(k));
                 if (k == 0 || normalised > highest) best = k, highest = normalised;
             }
             return best == e.gold ? 1.0 : 0.0;

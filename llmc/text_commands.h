@@ -357,15 +357,23 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
 
 inline int thread_count(int asked) { return asked > 0 ? asked : omp_get_max_threads(); }
 
-// The tokens of a file's whole text, in memory.
+// The tokens of a file's whole text, in memory. Each document is encoded as transformers encodes a text: with the tokens that
+// the tokenizer's template puts around it, and special tokens recognised.
 inline std::vector<int> encode_file(const std::string& file, const Tokenizer& tokenizer, int threads) {
     DocumentReader reader({{file}, "eval --text"});
     std::vector<int> all;
     std::vector<std::vector<int>> tokens;
+    const auto append = [&](const std::vector<int>& more) { all.insert(all.end(), more.begin(), more.end()); };
+    bool begins = true;
     for_each_chunk(
         reader, thread_count(threads), "preparing",
-        [&](const Chunk& chunk, size_t i) { tokens[i].clear(), tokenizer.encode_append(chunk.text, tokens[i]); },
-        [&](const Chunk&, size_t i) { all.insert(all.end(), tokens[i].begin(), tokens[i].end()); },
+        [&](const Chunk& chunk, size_t i) { tokens[i].clear(), tokenizer.encode_append(chunk.text, tokens[i], true); },
+        [&](const Chunk& chunk, size_t i) {
+            if (begins) append(tokenizer.template_before());
+            append(tokens[i]);
+            if (chunk.ends_document) append(tokenizer.template_after());
+            begins = chunk.ends_document;
+        },
         [&](size_t n) { tokens.resize(n); });
     return all;
 }

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "checkpoint.h"
+#include "model_texts.h"
 #include "config.h"
 #include "model_config.h"
 #include "ops.h"
@@ -184,7 +185,7 @@ inline std::string describe_overrides(const TrainingState& saved, const TrainOpt
 
 // The first difference of two model configurations as files name them; empty if there is none.
 inline std::string config_difference(const ModelConfig& saved, const ModelConfig& now) {
-    const auto a = to_hf_config(saved, "", -1, -1), b = to_hf_config(now, "", -1, -1);
+    const auto a = to_hf_config(saved, ""), b = to_hf_config(now, "");
     for (const auto& [key, value] : a.items())
         if (!b.contains(key) || b[key] != value)
             return format("'%s' is %s in the checkpoint and %s by the options", key.c_str(), value.dump().c_str(),
@@ -193,9 +194,9 @@ inline std::string config_difference(const ModelConfig& saved, const ModelConfig
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
-inline size_t checkpoint_bytes(const ParameterTable& table, const TokenizerFiles& tokenizer) {
+inline size_t checkpoint_bytes(const ParameterTable& table, const ModelTexts& texts) {
     const size_t per_parameter = (sizeof(floatX) == sizeof(real) ? 0 : sizeof(floatX)) + 3 * sizeof(real);
-    return table.trained * per_parameter + table.rows.size() * 1024 + tokenizer.json.size() + (64 << 10);
+    return table.trained * per_parameter + table.rows.size() * 1024 + texts.bytes() + (64 << 10);
 }
 
 inline void check_free_space(const std::string& out, size_t needed) {
@@ -231,7 +232,7 @@ public:
     struct Settings {
         std::string out;
         int64_t keep, keep_every;
-        TokenizerFiles tokenizer;
+        ModelTexts texts;
         RunLock* lock = nullptr;  // of out; held by the first rank alone
     };
     struct Outcome {
@@ -375,11 +376,11 @@ private:
     void make(const NewDirectory& directory) {
         if (!first()) return;
         if (settings_.lock) settings_.lock->hold();
-        check_free_space(settings_.out, checkpoint_bytes(whole_, settings_.tokenizer));
+        check_free_space(settings_.out, checkpoint_bytes(whole_, settings_.texts));
         directory.create();
         try {
             make_directory(directory.path() + "/training");
-            write_model_texts(directory.path(), c_, settings_.tokenizer);
+            write_model_texts(directory.path(), c_, settings_.texts);
             write_file_atomically(state_file(directory.path()), to_json(state_).dump(2) + "\n");
             for (const TensorFiles& f : files(directory.path())) f.create();
         } catch (...) {

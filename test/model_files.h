@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../llmc/checkpoint.h"
+#include "../llmc/model_texts.h"
 
 // Declare every tensor, then write each in the same order, then finish().
 class SafetensorsWriter {
@@ -62,8 +63,8 @@ void write_tensors(const std::string& path, const ParameterTable& table, const E
 
 // A model directory's files.
 inline void write_model_files(const std::string& dir, const ModelConfig& c, const ParameterTable& table, const floatX* params,
-                              const TokenizerFiles& tokenizer) {
-    write_model_texts(dir, c, tokenizer);
+                              const ModelTexts& texts) {
+    write_model_texts(dir, c, texts);
     write_tensors(dir + "/model.safetensors", table, params);
 }
 

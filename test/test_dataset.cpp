@@ -157,15 +157,6 @@ TEST(Writer, FullDiskLeavesNothingNewAndKeepsTheOld) {
     EXPECT_EQ(document(TokenDataset::open(dir / "d"), 0), (std::vector<int>{1, 2, 3}));
 }
 
-TEST(Reader, TokensInMemory) {
-    const TokenDataset d = TokenDataset::of_tokens("a text", {5, 70000, 0, 7});
-    ASSERT_EQ(d.n_documents(), 1);
-    EXPECT_EQ(d.n_tokens(), 4);
-    EXPECT_EQ(document(d, 0), (std::vector<int>{5, 70000, 0, 7}));
-    EXPECT_EQ(d.describe_position(0, 2), "a text, token 2");
-    EXPECT_EQ(TokenDataset::of_tokens("nothing", {}).n_tokens(), 0);
-}
-
 // ---- mappings --------------------------------------------------------------------------------------------------------------
 void touch(const char* data, size_t size) {
     for (size_t i = 0; i < size; i += 512) (void)*(volatile const char*)(data + i);

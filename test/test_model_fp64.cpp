@@ -187,7 +187,7 @@ TEST(Model, EveryPresetIsValid) {
         ModelConfig c = config_from_preset(preset.name);
         if (!c.V) c.V = 4096;
         EXPECT_NO_THROW(check_config(c)) << preset.name;
-        const ModelConfig again = from_hf_config(to_hf_config(c, "bfloat16", -1, 0), "round trip");
+        const ModelConfig again = from_hf_config(to_hf_config(c, "bfloat16"), "round trip");
         EXPECT_EQ(again.L, c.L);
         EXPECT_EQ(again.F, c.F) << preset.name;
         EXPECT_EQ(again.NKV, c.NKV) << preset.name;

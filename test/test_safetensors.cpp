@@ -22,8 +22,8 @@ namespace {
 
 // A model directory without training state.
 void write_model(const std::string& dir, const ModelConfig& c, const ParameterTable& table, const floatX* params,
-                 const TokenizerFiles& tokenizer) {
-    publish_directory(dir, [&](const std::string& temporary) { write_model_files(temporary, c, table, params, tokenizer); });
+                 const ModelTexts& texts) {
+    publish_directory(dir, [&](const std::string& temporary) { write_model_files(temporary, c, table, params, texts); });
 }
 
 template <class T>
@@ -573,25 +573,129 @@ TEST(ModelDirectory, HoldsTheTokenizer) {
     const ModelConfig c = tiny("gpt2", true);
     const ParameterTable table(c);
     const std::vector<floatX> params = random_parameters(c, table, 1);
-    TokenizerFiles tokenizer;
-    tokenizer.eos_token = "<|endoftext|>", tokenizer.eos_id = 60;
-    tokenizer.json = "{\"some\": \"tokenizer\"}";
-    write_model(dir / "model", c, table, params.data(), tokenizer);
-    EXPECT_EQ(read_file(dir / "model/tokenizer.json"), "{\"some\": \"tokenizer\"}");
+    write_file(dir / "tokenizer.json", read_file("test/golden/tokenizer/gpt2.json"));
+    const Tokenizer tokenizer = Tokenizer::load(dir / "");
+    write_model(dir / "model", c, table, params.data(), model_texts("", &tokenizer));
+    EXPECT_EQ(read_file(dir / "model/tokenizer.json"), read_file(dir / "tokenizer.json"));
     const auto settings = read_json(dir / "model/tokenizer_config.json"), config = read_json(dir / "model/config.json");
     EXPECT_EQ(settings.at("eos_token"), "<|endoftext|>");
-    EXPECT_FALSE(settings.contains("bos_token"));
-    EXPECT_EQ(config.at("eos_token_id"), 60);
-    EXPECT_TRUE(config.at("bos_token_id").is_null());
-    EXPECT_EQ(read_json(dir / "model/generation_config.json").at("eos_token_id"), 60);
-    EXPECT_EQ(dir.names(), std::set<std::string>{"model"});
+    EXPECT_EQ(settings.at("bos_token"), "<|endoftext|>");
+    EXPECT_EQ(config.at("eos_token_id"), 0);
+    EXPECT_EQ(config.at("bos_token_id"), 0);
+    EXPECT_FALSE(config.contains("pad_token_id"));
+    EXPECT_EQ(read_json(dir / "model/generation_config.json").at("eos_token_id"), 0);
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"model", "tokenizer.json"}));
+}
+
+// What a model came with is in the checkpoints of a run that starts from it, whether its tokenizer can be read here or not.
+TEST(ModelDirectory, KeepsWhatAModelCameWith) {
+    TemporaryDirectory dir;
+    const ModelConfig c = tiny("llama", true);
+    const ParameterTable table(c);
+    const std::vector<floatX> params = random_parameters(c, table, 1);
+    std::filesystem::create_directory(dir / "given");
+    std::map<std::string, std::string> files = {
+        {"tokenizer.json", read_file("test/golden/tokenizer/gpt2.json")},
+        {"tokenizer_config.json", R"({"eos_token": "<|endoftext|>", "model_max_length": 7})"},
+        {"special_tokens_map.json", R"({"pad_token": "<|endoftext|>"})"},
+        {"generation_config.json", R"({"eos_token_id": [3, 4], "temperature": 0.6})"},
+        {"chat_template.jinja", "{{ messages }}"},
+        {"vocab.json", "{}"},
+        {"merges.txt", "a b"},
+        {"added_tokens.json", "{}"}};
+    for (const auto& [name, text] : files) write_file(dir / "given/" + name, text);
+    const nlohmann::ordered_json ids = {{"bos_token_id", 1}, {"eos_token_id", {2, 3}}, {"pad_token_id", nullptr}};
+    write_file(dir / "given/config.json", to_hf_config(c, "float32", ids).dump());
+    write_file(dir / "given/README.md", "not of the tokenizer");
+    const Tokenizer own = Tokenizer::load(dir / "given");
+    for (const Tokenizer* tokenizer : {&own, (const Tokenizer*)nullptr}) {
+        const ModelTexts texts = model_texts(dir / "given", tokenizer);
+        EXPECT_EQ(texts.end_ids, (std::vector<int>{2, 3, 3, 4}));
+        const std::string out = dir / (tokenizer ? "tuned" : "tuned without tokenizer");
+        write_model(out, c, table, params.data(), texts);
+        for (const auto& [name, text] : files) EXPECT_EQ(read_file(out + "/" + name), text) << name;
+        EXPECT_FALSE(std::filesystem::exists(out + "/README.md"));
+        const auto config = read_json(out + "/config.json");
+        for (const auto& [key, value] : ids.items()) EXPECT_EQ(config.at(key), nlohmann::json(value)) << key;
+    }
+    // Another tokenizer has other ids.
+    auto j = nlohmann::json::parse(files["tokenizer.json"]);
+    j["added_tokens"].push_back({{"id", 600}, {"content", "</s>"}, {"special", true}});
+    std::filesystem::create_directory(dir / "other");
+    write_file(dir / "other/tokenizer.json", j.dump());
+    const Tokenizer other = Tokenizer::load(dir / "other");
+    const ModelTexts texts = model_texts(dir / "given", &other);
+    EXPECT_EQ(texts.files.size(), 1u);
+    EXPECT_EQ(texts.end_ids, std::vector<int>{0});
+    EXPECT_EQ(texts.ids.at("eos_token_id"), 0);
+
+    for (const char* wrong : {R"("2")", "-1", "[1, null]", "1.5", "{}"}) {
+        write_file(dir / "given/generation_config.json", std::string(R"({"eos_token_id": )") + wrong + "}");
+        expect_error([&] { model_texts(dir / "given", &own); }, {"given/generation_config.json", "'eos_token_id'"});
+    }
+}
+
+TEST(ModelDirectory, TokensNeedNoTokenizer) {
+    TemporaryDirectory dir;
+    EXPECT_EQ(tokenizer_of_model(dir / "", 600, false, true), nullptr);
+    expect_error([&] { tokenizer_of_model(dir / "", 600, true, true); }, {"has no tokenizer.json"});
+    write_file(dir / "tokenizer.json", R"({"model": {"type": "Unigram"}})");
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(tokenizer_of_model(dir / "", 600, false, true), nullptr);
+    EXPECT_NE(testing::internal::GetCapturedStderr().find("Unigram"), std::string::npos);
+    expect_error([&] { tokenizer_of_model(dir / "", 600, true, true); }, {"Unigram"});
+    write_file(dir / "tokenizer.json", read_file("test/golden/tokenizer/gpt2.json"));
+    EXPECT_NE(tokenizer_of_model(dir / "", 600, false, true), nullptr);
+    expect_error([&] { tokenizer_of_model(dir / "", 599, false, true); }, {"lacks the token 599"});
+}
+
+// Settings that other programs write and that change nothing; and values of another type, whose key is named.
+TEST(ModelDirectory, HarmlessAndWrongSettings) {
+    TemporaryDirectory dir;
+    using json = nlohmann::json;
+    const auto read = [&](const char* family, const std::map<std::string, json>& settings) {
+        json j = to_hf_config(tiny(family, true), "float32");
+        for (const auto& [key, value] : settings) j[key] = value;
+        write_file(dir / "config.json", j.dump());
+        return read_config(dir / "");
+    };
+    const auto same = [](const ModelConfig& a, const ModelConfig& b) { return to_hf_config(a, "") == to_hf_config(b, ""); };
+    const ModelConfig plain = read("llama", {});
+    for (const std::map<std::string, json>& harmless : std::initializer_list<std::map<std::string, json>>{
+             {{"sliding_window", 4096}, {"use_sliding_window", false}},
+             {{"rope_scaling", {{"rope_type", "default"}}}},
+             {{"rope_scaling", {{"type", "default"}, {"rope_theta", nullptr}}}},
+             {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", plain.rope_base}}}},
+             {{"hidden_act", "swish"}},
+             {{"hidden_act", nullptr}, {"head_dim", nullptr}, {"rope_parameters", nullptr}, {"pretraining_tp", nullptr}},
+             {{"tie_word_embeddings", true}, {"attention_bias", nullptr}, {"sliding_window", nullptr}}})
+        EXPECT_TRUE(same(read("llama", harmless), plain)) << json(harmless);
+    EXPECT_EQ(read("llama", {{"rms_norm_eps", nullptr}, {"initializer_range", nullptr}}).eps, 1e-6);
+    EXPECT_EQ(read("gpt2", {{"layer_norm_epsilon", nullptr}, {"activation_function", nullptr}}).eps, 1e-5);
+    const std::tuple<const char*, const char*, json> wrong[] = {{"llama", "rms_norm_eps", "1e-5"},
+                                                                {"llama", "rope_theta", true},
+                                                                {"llama", "tie_word_embeddings", 1},
+                                                                {"llama", "hidden_act", 3},
+                                                                {"llama", "rope_scaling", "default"},
+                                                                {"llama", "rope_parameters", {{"rope_theta", "x"}}},
+                                                                {"llama", "model_type", 3},
+                                                                {"llama", "vocab_size", "600"},
+                                                                {"llama", "head_dim", "8"},
+                                                                {"llama", "sliding_window", 4096},
+                                                                {"llama", "use_sliding_window", "no"},
+                                                                {"gpt2", "layer_norm_epsilon", {1}},
+                                                                {"gpt2", "activation_function", 1},
+                                                                {"bloom", "initializer_range", "0.02"},
+                                                                {"bloom", "layer_norm_epsilon", json::object()}};
+    for (const auto& [family, key, value] : wrong)
+        expect_error([&, f = family, k = key, v = value] { read(f, {{k, v}}); }, {"config.json", std::string("'") + key + "'"});
 }
 
 // Numbers at the edges, and values that are printed in messages.
 TEST(ModelDirectory, HostileConfigs) {
     TemporaryDirectory dir;
     const auto refuse = [&](const char* family, const char* key, const nlohmann::json& value, const std::string& part) {
-        nlohmann::json j = to_hf_config(tiny(family, true), "float32", -1, -1);
+        nlohmann::json j = to_hf_config(tiny(family, true), "float32");
         j[key] = value;
         write_file(dir / "config.json", j.dump());
         expect_error([&] { check_config(read_config(dir / "")); }, {part});
@@ -609,7 +713,7 @@ TEST(ModelDirectory, HostileConfigs) {
     const int deep = 1 << 18;
     const std::string nested = std::string(deep, '[') + std::string(deep, ']');
     for (const std::string key : {"model_type", "vocab_size", "rope_scaling", "rope_parameters"}) {
-        std::string text = nlohmann::json(to_hf_config(tiny("llama", true), "float32", -1, -1)).dump();
+        std::string text = nlohmann::json(to_hf_config(tiny("llama", true), "float32")).dump();
         write_file(dir / "config.json", text.replace(text.size() - 1, 1, ",\"" + key + "\":" + nested + "}"));
         expect_error([&] { read_config(dir / ""); }, {dir / "/config.json", "nested"});
     }

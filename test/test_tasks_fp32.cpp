@@ -134,7 +134,7 @@ TEST(FewShot, RequestsBeginWithThePrefix) {
     const Tokenizer tokenizer = small_tokenizer(dir);
     const Task pool = task_of(dir, R"({"context": "the cat", "choices": [" sat", " ran"], "gold": 0})"),
                task = task_of(dir, R"({"context": "the dog", "choices": [" sat", " ran"], "gold": 0})");
-    const std::vector<Request> requests = make_requests(tokenizer, task, &pool, 1, 1234, 1, 100);
+    const std::vector<Request> requests = make_requests(tokenizer, task, &pool, 1, 1234, 1, 100).requests;
     ASSERT_EQ(requests.size(), 2u);
     EXPECT_EQ(tokenizer.decode(requests[0].tokens), "the cat sat\n\nthe dog sat");
     EXPECT_EQ(tokenizer.decode(requests[1].tokens), "the cat sat\n\nthe dog ran");
@@ -144,7 +144,7 @@ TEST(MakeRequest, SplitsWhereTheContextsTokensEnd) {
     const test::TemporaryDirectory dir;
     const Tokenizer tokenizer = small_tokenizer(dir);
     const auto scored = [&](const std::string& context, const std::string& continuation) {
-        const Request r = make_request(tokenizer, context, continuation, 100, "here");
+        const Request r = make_request(tokenizer, context, continuation, 100);
         EXPECT_FALSE(r.truncated);
         return std::pair(tokenizer.decode({r.tokens.begin(), r.tokens.end() - r.n_scored}),
                          tokenizer.decode({r.tokens.end() - r.n_scored, r.tokens.end()}));
@@ -156,13 +156,71 @@ TEST(MakeRequest, SplitsWhereTheContextsTokensEnd) {
     EXPECT_EQ(scored("the cat\xe3\x80\x80", "sat"), Pair("the cat", "\xe3\x80\x80sat"));  // ideographic space
     EXPECT_EQ(scored("", " sat"), Pair("<|endoftext|>", " sat"));
     EXPECT_EQ(scored(" \n", "sat"), Pair("<|endoftext|>", " \nsat"));
-    EXPECT_EQ(make_request(tokenizer, "the cat", " sat", 100, "here").n_scored, 1);  // " sat" is one token
+    EXPECT_EQ(make_request(tokenizer, "the cat", " sat", 100).n_scored, 1);  // " sat" is one token
 
     // "th" + "e" is one token: nothing is left for "e" once the tokens of "th" are taken away.
     ASSERT_EQ(tokenizer.encode("the").size(), 1u);
     const std::string h = "t", e = "he";
-    test::expect_error([&] { make_request(tokenizer, h, e, 100, "f.jsonl:3"); }, {"f.jsonl:3", "melts"});
-    test::expect_error([&] { make_request(tokenizer, "a", " sat sat sat", 2, "f.jsonl:3"); }, {"f.jsonl:3", "3 tokens", "2"});
+    EXPECT_NE(make_request(tokenizer, h, e, 100).problem.find("melts"), std::string::npos);
+    EXPECT_NE(make_request(tokenizer, "a", " sat sat sat", 2).problem.find("has 3 tokens, the model's sequences hold 2"),
+              std::string::npos);
+}
+
+// A question that cannot be scored is left out with all its choices, and counted.
+TEST(MakeRequest, QuestionsThatCannotBeScoredAreCounted) {
+    const test::TemporaryDirectory dir;
+    const Tokenizer tokenizer = small_tokenizer(dir);
+    const std::string fine = R"({"context": "the cat", "choices": [" sat", " ran"], "gold": 0})",
+                      melts = R"({"context": "t", "choices": [" sat", "he"], "gold": 0})";
+    const TaskRequests all = make_requests(tokenizer, task_of(dir, fine + "\n" + melts + "\n" + fine), nullptr, 0, 1, 3, 100);
+    EXPECT_EQ(all.requests.size(), 4u);
+    EXPECT_EQ(all.examples, (std::vector<int64_t>{0, 2}));
+    EXPECT_EQ(all.left_out, 1);
+    EXPECT_NE(all.problem.find("task.jsonl:2: its continuation melts"), std::string::npos) << all.problem;
+    test::expect_error([&] { make_requests(tokenizer, task_of(dir, melts), nullptr, 0, 1, 1, 100); },
+                       {"task.jsonl:1", "melts"});
+}
+
+// As lm-evaluation-harness encodes: the template's token before each text, unless the text begins with it already; special
+// tokens in the text are recognised.
+TEST(MakeRequest, FollowsTheTokenizersTemplate) {
+    const test::TemporaryDirectory dir;
+    small_tokenizer(dir);
+    auto j = nlohmann::json::parse(test::read_file(dir / "tok/tokenizer.json"));
+    const nlohmann::json end = "<|endoftext|>", text = {{"Sequence", {{"id", "A"}}}};
+    j["post_processor"] = {{"type", "TemplateProcessing"},
+                           {"single", {{{"SpecialToken", {{"id", end}}}}, text}},
+                           {"special_tokens", {{end, {{"ids", {0}}}}}}};
+    test::write_file(dir / "tok/tokenizer.json", j.dump());
+    const Tokenizer tokenizer = Tokenizer::load(dir / "tok");
+    const std::vector<int> plain = tokenizer.encode("the cat sat"), sat = tokenizer.encode(" sat");
+    const auto with_first = [](std::vector<int> tokens) {
+        tokens.insert(tokens.begin(), 0);
+        return tokens;
+    };
+    for (const char* context : {"the cat", "<|endoftext|>the cat"}) {
+        const Request r = make_request(tokenizer, context, " sat", 100);
+        EXPECT_EQ(r.tokens, with_first(plain)) << context;
+        EXPECT_EQ(r.n_scored, 1) << context;
+    }
+    for (const char* context : {"", "\n"}) EXPECT_EQ(make_request(tokenizer, context, " sat", 100).tokens[0], 0);
+    EXPECT_EQ(make_request(tokenizer, "", "<|endoftext|> sat", 100).tokens, with_first(sat));
+    EXPECT_EQ(tokenizer.encode_prompt("the cat sat"), with_first(plain));
+}
+
+TEST(TextRequests, CoverTheTextAndItsTail) {
+    const std::vector<int> tokens = {0, 1, 2, 3, 4, 5, 6};
+    for (int T = 1; T <= 8; T++) {
+        int scored = 0;
+        for (const Request& r : text_requests(tokens, T)) {
+            EXPECT_LE(r.n_inputs(), T);
+            EXPECT_EQ(r.n_scored, r.n_inputs());
+            EXPECT_EQ(r.tokens[0], scored);
+            scored += r.n_scored;
+        }
+        EXPECT_EQ(scored, 6) << T;
+    }
+    EXPECT_TRUE(text_requests({7}, 3).empty());
 }
 
 TEST(MakeRequest, CutsLongContextsOnTheLeft) {
@@ -173,14 +231,14 @@ TEST(MakeRequest, CutsLongContextsOnTheLeft) {
     const std::vector<int> whole = tokenizer.encode(context + " sat");
     ASSERT_EQ(whole.size(), 32u);
     for (int T : {30, 8, 1}) {
-        const Request r = make_request(tokenizer, context, " sat", T, "here");
+        const Request r = make_request(tokenizer, context, " sat", T);
         EXPECT_TRUE(r.truncated);
         EXPECT_EQ(r.n_inputs(), T);
         EXPECT_EQ(r.n_scored, 1);
         EXPECT_EQ(r.tokens, std::vector<int>(whole.end() - (T + 1), whole.end()));
     }
-    EXPECT_EQ(make_request(tokenizer, context, " sat", 31, "here").tokens, whole);
-    EXPECT_FALSE(make_request(tokenizer, context, " sat", 31, "here").truncated);
+    EXPECT_EQ(make_request(tokenizer, context, " sat", 31).tokens, whole);
+    EXPECT_FALSE(make_request(tokenizer, context, " sat", 31).truncated);
 }
 
 // ---- metrics ---------------------------------------------------------------------------------------------------------------
@@ -199,7 +257,7 @@ TEST(Metrics, NormaliseByCharactersAndBytes) {
     const Task task = task_of(dir, lines);
     const std::vector<Score> scores = {{-3, true}, {-5, true}, {-3, true}, {-5, true},
                                        {-2, true}, {-6, true}, {-2, true}, {-2, true}};
-    const std::vector<Metric> m = task_metrics(task, 4, scores);
+    const std::vector<Metric> m = task_metrics(task, {0, 1, 2, 3}, scores);
     ASSERT_EQ(m.size(), 3u);
     EXPECT_EQ(m[0].name, "acc");
     EXPECT_DOUBLE_EQ(m[0].value, 0.5);
@@ -212,15 +270,31 @@ TEST(Metrics, NormaliseByCharactersAndBytes) {
 
     std::vector<Score> broken = scores;
     broken[3].log_likelihood = NAN;
-    test::expect_error([&] { task_metrics(task, 4, broken); }, {"task.jsonl:2", "nan"});
-    EXPECT_DOUBLE_EQ(task_metrics(task, 2, {scores.begin(), scores.begin() + 4})[0].value, 0.5);  // the first two only
+    test::expect_error([&] { task_metrics(task, {0, 1, 2, 3}, broken); }, {"task.jsonl:2", "nan"});
+    EXPECT_DOUBLE_EQ(task_metrics(task, {0, 1}, {scores.begin(), scores.begin() + 4})[0].value, 0.5);  // the first two only
+}
+
+// What the harness calls target_delimiter is scored and does not count; without it, a space at the front is the choice's own.
+TEST(Metrics, LengthsDoNotCountTheDelimiter) {
+    const test::TemporaryDirectory dir;
+    const auto example = [&](const std::string& keys) {
+        return task_of(dir, R"({"context": "a", "choices": [" b", "cd"], "gold": 0)" + keys + "}").examples[0];
+    };
+    const auto expect = [](const TaskExample& e, const Texts& continuations, const Texts& counted) {
+        EXPECT_EQ(e.continuations, continuations);
+        for (int k = 0; k < 2; k++) EXPECT_EQ(e.counted(k), counted[(size_t)k]);
+    };
+    expect(example(""), {" b", "cd"}, {"b", "cd"});
+    expect(example(R"(, "target_delimiter": "")"), {" b", "cd"}, {" b", "cd"});
+    expect(example(R"(, "target_delimiter": ": ")"), {":  b", ": cd"}, {" b", "cd"});
+    test::expect_error([&] { example(R"(, "target_delimiter": 1)"); }, {"'target_delimiter' is not a text"});
 }
 
 TEST(Metrics, LastWordAndContexts) {
     const test::TemporaryDirectory dir;
     const std::string line = "{\"context\": \"a\", \"target\": \" b\"}\n";
     const Task words = task_of(dir, line + line);
-    const std::vector<Metric> m = task_metrics(words, 2, {{-1, true}, {-4, false}});
+    const std::vector<Metric> m = task_metrics(words, {0, 1}, {{-1, true}, {-4, false}});
     ASSERT_EQ(m.size(), 2u);
     EXPECT_DOUBLE_EQ(m[0].value, 0.5);
     EXPECT_EQ(m[1].name, "perplexity");
@@ -228,7 +302,7 @@ TEST(Metrics, LastWordAndContexts) {
     EXPECT_DOUBLE_EQ(m[1].error, std::exp(2.5) * 1.5);  // deviations of 1.5: sqrt(4.5 / 1 / 2)
 
     const Task contexts = task_of(dir, R"({"contexts": ["a", "bcdefgh"], "target": " b", "gold": 1})");
-    const std::vector<Metric> c = task_metrics(contexts, 1, {{-3, false}, {-2, false}});
+    const std::vector<Metric> c = task_metrics(contexts, {0}, {{-3, false}, {-2, false}});
     ASSERT_EQ(c.size(), 1u);
     EXPECT_DOUBLE_EQ(c[0].value, 1);
     EXPECT_TRUE(std::isnan(c[0].error));
@@ -314,7 +388,7 @@ TEST_P(Families, ScoresEqualAPlainLoop) {
     int truncated = 0;
     for (int i = 0; i < 60; i++) {
         const std::string context = random_words(rng, rng.below(30));
-        Request r = make_request(plain.tokenizer, context, random_words(rng, 1 + rng.below(4)), plain.m.c.T, "here");
+        Request r = make_request(plain.tokenizer, context, random_words(rng, 1 + rng.below(4)), plain.m.c.T);
         // Half of them end as the model would write, or hardly any would be greedy.
         for (size_t t = r.tokens.size() - r.n_scored; t < r.tokens.size() && i % 2; t++) {
             const std::vector<floatX> all = plain.logits({r.tokens.begin(), r.tokens.begin() + t + 1});
@@ -381,8 +455,8 @@ TEST(Tasks, MetricsEqualAPlainLoop) {
     }
     const auto metrics = [&](const std::string& lines) {
         const Task task = task_of(f.dir, lines);
-        const std::vector<Request> requests = make_requests(f.tokenizer, task, nullptr, 0, 1, task.size(), f.m.c.T);
-        return task_metrics(task, task.size(), f.scores(requests));
+        const TaskRequests all = make_requests(f.tokenizer, task, nullptr, 0, 1, task.size(), f.m.c.T);
+        return task_metrics(task, all.examples, f.scores(all.requests));
     };
     const std::vector<Metric> multiple = metrics(choices), last = metrics(words);
     EXPECT_DOUBLE_EQ(multiple[0].value, correct / n);

@@ -106,20 +106,64 @@ for text in "" "x"; do
     says "a text of '$text': says why" "error: .*tiny.*; HINT"
 done
 
+# ---- a model that others made: what it came with is kept; ids beyond its tokenizer; a tokenizer that is not its own ----
+cp -rL llama/latest given && rm -rf given/training
+echo '{"eos_token_id": [0, 399], "temperature": 0.6}' >given/generation_config.json
+echo '{{ messages }}' >given/chat_template.jinja
+sed -i 's/"eos_token_id": [0-9]*/"eos_token_id": [0, 5], "pad_token_id": 7/' given/config.json
+tune_given() { "$program" train --model given --data-path data --seq-length 32 --train-iters 1 --eval-iters 0 --out "$@"; }
+expect "a model with two end ids is trained" tune_given given-run
+expect "its texts are in the checkpoint" diff -r -x training -x manifest.json -x config.json -x '*.safetensors*' given given-run/latest
+expect "its end ids, too" grep -q '"pad_token_id": 7' given-run/latest/config.json
+expect "a resumed run" tune_given given-run --train-iters 2 --resume auto --override train-iters
+expect "the resumed run keeps them" cmp given/generation_config.json given-run/latest/generation_config.json
+echo '{"model": {"type": "Unigram"}}' >given/tokenizer.json
+expect "data that is tokens needs no tokenizer that can be read" tune_given given-run2
+says "it says what is not possible" "warning: the tokenizer beside the model cannot be used: .*Unigram.*samples of text are not possible"
+expect "its tokenizer is kept as it is" cmp given/tokenizer.json given-run2/latest/tokenizer.json
+expect "samples are refused" refused tune_given given-run3 --sample-interval 1
+says "by the reason" "Unigram"
+expect "eval of tokens needs none either" "$program" eval --model given --data-path data --max-samples 2
+n=$(sed -n 's/.*"vocab_size": \([0-9]*\).*/\1/p' llama/latest/config.json)
+sed 's/"added_tokens": \[/&{"id": '"$n"', "content": "<|more|>", "special": true},/' llama/latest/tokenizer.json >given/tokenizer.json
+for command in "generate --prompt a" "eval --text text.txt" "eval --data-path data" "train --data-path data --seq-length 32 --train-iters 1 --out more"; do
+    # shellcheck disable=SC2086
+    expect "${command%% *}: a tokenizer with more ids than the model is refused" refused "$program" ${command%% *} --model given ${command#* }
+    says "${command%% *}: by the id that is missing" "lacks the token $n, '<|more|>'"
+done
+expect "a vocabulary larger than the tokenizer's" "$program" train --preset llama-tiny --tokenizer tok --vocab-size 4000 --data-path data \
+    --seq-length 32 --train-iters 1 --eval-iters 0 --out padded --sample-interval 1
+says "its samples name ids without text" "<|id [0-9]*|>"
+expect "generate from it" "$program" generate --model padded/latest --prompt "a <|endoftext|> b" --max-new-tokens 10
+says "generate names ids without text" "<|id [0-9]*|>"
+
 expect "a fresh start without a prompt" "$program" generate --model llama/latest --max-new-tokens 5
-# A text is evaluated in memory: as the data that prepare makes of it, but without a file that a planted link could lead astray.
-expect "prepare the text as one document" "$program" prepare --input text.txt --output whole --tokenizer tok --no-append-eod
-expect "eval of it" "$program" eval --model llama/latest --data-path whole --split "0, 1, 0" --max-samples 4
+# A text is evaluated in memory: as the data that prepare makes of it, its last, shorter sequence too, and without a file that a
+# planted link could lead astray.
+head -c 20000 text.txt >part.txt
+expect "prepare the text as one document" "$program" prepare --input part.txt --output whole --tokenizer tok --no-append-eod
+tokens=$(sed -n 's/.* documents, \([0-9,]*\) tokens.*/\1/p' out.txt | tr -d ,)
+expect "eval of it" "$program" eval --model llama/latest --data-path whole --split "0, 1, 0"
 cp out.txt eval.txt
 mkdir temporary && echo mine >precious
 eval_of_a_text() {
     for end in bin idx; do ln -sf "$work/precious" "temporary/train_gpt_eval_$BASHPID.$end.tmp.$BASHPID"; done
-    TMPDIR=$work/temporary exec "$program" eval --model llama/latest --text text.txt --max-samples 4
+    TMPDIR=$work/temporary exec "$program" eval --model llama/latest --text part.txt
 }
 eval_apart() { (eval_of_a_text); }
 expect "eval of a text" eval_apart
 says "bits per byte are printed" "bits per byte"
-expect "it is that of the data" test "$(grep -E ' (tokens|loss|perplexity|bits per byte) ' eval.txt)" == "$(grep -E ' (tokens|loss|perplexity|bits per byte) ' out.txt)"
+cp out.txt of_text.txt
+figure() { sed -n "s/^ *$1 *\\([0-9.,]*\\).*/\\1/p" "$2" | tr -d ,; }
+expect "all tokens but the first are predicted" test "$(figure tokens of_text.txt)" == $((tokens - 1))
+expect "the loss is that of the data" awk -v a="$(figure loss of_text.txt)" -v b="$(figure loss eval.txt)" \
+    'BEGIN { exit !(a > 0 && a - b < 0.02 && b - a < 0.02) }'
+echo "the quick" >short.txt
+expect "eval of a text shorter than a sequence" "$program" eval --model llama/latest --text short.txt
+says "its sequence is as long as it is" "in 1 samples of $(figure tokens out.txt)\$"
+printf x >one.txt
+expect "eval of one token is refused" refused "$program" eval --model llama/latest --text one.txt
+says "by the file's name" "one.txt has 1 tokens"
 expect "nothing is written through a link" grep -q mine precious
 expect "a run is not written over" refused run llama llama
 says "the message says so" "already holds a run"

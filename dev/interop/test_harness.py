@@ -42,7 +42,7 @@ def make_model():
     run("train", "--preset", "llama-tiny", "--tokenizer", "tok", "--data-path", "data", "--seq-length", 64, "--max-position-embeddings", 64,
         "--micro-batch-size", 8, "--train-iters", 120, "--lr", "3e-3", "--eval-iters", 0, "--out", "run")
     choices = [{"context": (c := line().rsplit(" ", 1)[0]) + (" " if i % 5 == 0 else ""),
-                "choices": [" sheep", " a great many silver coins", " 鳥の歌", " bread, and"], "gold": random.randrange(4)} for i in range(80)]
+                "choices": [" sheep", " a great many silver coins", " 鳥の歌", " bread, and"], "gold": random.randrange(4), "target_delimiter": ""} for i in range(80)]
     words = [{"context": line().rsplit(" ", 1)[0], "target": " " + random.choice(things)} for _ in range(80)]
     for name, rows in (("choices", choices), ("words", words)):
         (work / f"{name}.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     refused([&] {
         ModelConfig c = read_config(files / "");
         check_config(c);
-        CHECK(same(c, from_hf_config(to_hf_config(c, "bfloat16", -1, 0), "what was written")), "the round trip changes it");
+        CHECK(same(c, from_hf_config(to_hf_config(c, "bfloat16"), "what was written")), "the round trip changes it");
         pad_vocabulary(c, 128);
         CHECK(c.Vp >= c.V && c.QKV() >= c.C && c.F1() >= c.F, "sizes overflow");
         CHECK((float)c.eps > 0 && std::isfinite((float)c.eps), "norm-epsilon %g is no float", c.eps);
