@@ -3,8 +3,8 @@
 # stand; each page but the first goes on from what the first leaves. Options, links, anchors and make targets exist.
 #   TRAIN_GPT=path/to/train_gpt test/readme_test.sh
 # A block marked ```sh is run, and so is `./train_gpt ...` in a sentence; long runs are shortened (`shorten` has the table). One
-# marked ```sh gpu or ```sh cluster needs what a test has not: its recipes and its `train` are planned (--dry-run), others parsed.
-# Of `make` the target and the variables must exist.
+# marked ```sh gpu or ```sh cluster needs what a test has not: its recipes and its `train` are planned (--dry-run), others
+# parsed. Of `make` the target and the variables must exist.
 root=$(realpath "$(dirname "$0")/..")
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$root/test/lib.sh"
@@ -36,6 +36,8 @@ make_files() {
                 '"endings": ["sang.", "swam.", "sank.", "sat."], "label": 0}'
         done >hellaswag_$split.jsonl
     done
+    awk '/^```toml$/ { on = 1; next } /^```/ { on = 0 } on' "$root/llmc/OPTIONS.md" |
+        sed 's/^train-iters = .*/train-iters = 8/' >run.toml
     ln -s "$program" train_gpt
     ln -s "$root/scripts" "$root/dev" .
 }
@@ -145,11 +147,12 @@ done
 # ---- what the pages name exists ----
 cd "$work" || exit 1
 for command in tokenizer prepare train eval generate inspect report; do "$program" $command --help-all; done >help.txt 2>&1
-# Options of launchers, containers, downloads, and of the programs in dev/.
-foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes --time
- --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --include --local-dir --self-test --generate
- --profile --kernel --sizes --check-transformers --version "
-# lost_links PAGE: the links that lead nowhere. A heading's anchor is in lower case, with dashes for blanks, without punctuation.
+# Options of launchers, containers, downloads, the programs in dev/, and names that lead to ours (llmc/other_names.h).
+foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes
+ --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --include --local-dir --self-test
+ --generate --profile --kernel --sizes --learning-rate --batch-size --gradient-accumulation-steps --man --bash
+ --check-transformers --version "
+# lost_links PAGE: the links that lead nowhere. A heading's anchor is in lower case, dashes for blanks, without punctuation.
 lost_links() {
     local path anchor target
     grep -oE '\]\([^): ]+' "$root/$1" | cut -c 3- | sort -u | while IFS='#' read -r path anchor; do
@@ -169,8 +172,8 @@ lost_targets() {
 lost_options() {
     [[ $1 == dev/LOG.md || $1 == dev/CHANGELOG.md ]] && return  # These tell of what was.
     grep -oE -- '(^|[ `(])--[a-z][a-z0-9-]+' "$root/$1" | tr -d ' `(' | sort -u | grep -vx -- --no- | while read -r option; do
-        [[ $foreign == *[[:space:]]"$option"[[:space:]]* ]] || grep -qE -- "--(${option#--}|${option#--no-})([ ,=]|$)" help.txt ||
-            echo "$option"
+        [[ $foreign == *[[:space:]]"$option"[[:space:]]* ]] ||
+            grep -qE -- "--(${option#--}|${option#--no-})([ ,=]|$)" help.txt || echo "$option"
     done
 }
 for page in README.md "${others[@]}"; do
