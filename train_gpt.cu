@@ -2291,10 +2291,10 @@ struct Run {
         if (!o.model.empty()) o.model = model_directory(o.model);
         if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
         if (o.adam_eps > 1e-7 && world.rank() == 0)
-            fprintf(
-                stderr,
-                "warning: --adam-eps %g is above 1e-7; an early LLM-jp 172B, trained with 1e-5, was published as its failure\n",
-                o.adam_eps);
+            print_line(stderr,
+                       format("warning: --adam-eps %g is above 1e-7; an early LLM-jp 172B, trained with 1e-5, was published "
+                              "as its failure",
+                              o.adam_eps));
         begin("checking the checkpoints in " + o.out);
         resumed_from = find_resumed(world, o);
         if (!resumed_from.empty()) state = read_state(resumed_from);

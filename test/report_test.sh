@@ -98,6 +98,28 @@ expect "TensorBoard: and has a file" test "$(find elsewhere -type f | wc -l)" ==
 expect "TensorBoard: a file in the folder's place is refused" refused board --resume auto --train-iters 50 --override train-iters data-order --tensorboard-dir text.txt
 says "TensorBoard: by name" "text.txt"
 
+# ---- a terminal of 80 columns: no line of any phase is longer ----
+if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
+    narrow() { # NAME ARGUMENTS...: what is written to such a terminal, each piece between returns a line
+        local name=$1
+        shift
+        script -qec "stty cols 80; $program train --num-layers 1 --hidden-size 32 --num-attention-heads 4 --tokenizer tok --data-path text --split 90,10,0 --seq-length 24 \
+            --micro-batch-size 2 --global-batch-size 4 --rampup-batch-size 2 2 20 --train-samples 100000 --eval-iters 2 --z-loss 1e-4 --adam-eps 1e-6 --threads 1 $*" /dev/null </dev/null >raw.txt
+        sed 's/\r/\n/g; s/\x1b\[[0-9;]*[mK]//g' raw.txt >"$name.txt"
+    }
+    fits() { ! grep -nE '^.{81}' "$1"; }
+    narrow plan --out narrow-run --dry-run
+    expect "80 columns: the plan" grep -q "whole run" plan.txt
+    expect "80 columns: the plan fits" fits plan.txt
+    narrow run --out narrow-run --exit-after 1s
+    expect "80 columns: a run ends in order" grep -q "stopped after" run.txt
+    expect "80 columns: it fits" fits run.txt
+    expect "80 columns: the newest step is rewritten" grep -qP '\x1b\[K' raw.txt
+    narrow refused --out narrow-run
+    expect "80 columns: an error" grep -q "already holds a run" refused.txt
+    expect "80 columns: it fits" fits refused.txt
+else echo "ok: skipped: there is no script(1) for a terminal"; fi
+
 # ---- files that others delete while the run goes on; its end rewrites the report at the latest ----
 delete() { # NAME COMMAND: deletes while a run goes on
     EXEC=exec train deleted --train-iters 3000 --save-every 1500 >"$1.txt" 2>&1 &
