@@ -303,6 +303,13 @@ inline OddBytes count_odd_bytes(std::string_view text) {
     OddBytes odd;
     odd.bytes = (int64_t)text.size();
     for (size_t i = 0; i < text.size();) {
+        constexpr uint64_t ones = 0x0101010101010101;
+        uint64_t eight = 0;
+        if (i + 8 <= text.size()) memcpy(&eight, text.data() + i, 8);
+        if (((eight | (eight - ones)) & 128 * ones) == 0) {  // ASCII, and no NUL
+            i += 8;
+            continue;
+        }
         odd.nul += text[i] == 0;
         const size_t n = valid_utf8_length((const unsigned char*)text.data() + i, text.size() - i);
         odd.invalid += n == 0, i += std::max<size_t>(n, 1);

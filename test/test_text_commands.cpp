@@ -309,6 +309,19 @@ TEST(Prepare, ThreadsChangeNothing) {
     }
 }
 
+// Eight bytes of ASCII at a time or not: the same counts.
+TEST(OddBytes, AreCountedWhereverTheyStand) {
+    for (const std::string& odd : {std::string(1, '\0'), std::string("\xff"), std::string("\xe3\x81"), std::string("\x01"),
+                                   std::string("\x7f"), std::string("あ"), std::string("\x80")})
+        for (size_t at = 0; at < 20; at++)
+            for (size_t after = 0; after < 20; after++) {
+                const OddBytes found = count_odd_bytes(std::string(at, 'a') + odd + std::string(after, '\n'));
+                EXPECT_EQ(found.bytes, (int64_t)(at + odd.size() + after));
+                EXPECT_EQ(found.nul, odd[0] == 0);
+                EXPECT_EQ(found.invalid, odd == "\xff" || odd == "\x80" ? 1 : odd == "\xe3\x81" ? 2 : 0);
+            }
+}
+
 TEST(Prepare, SaysWhatIsOddInTheTextAndRefusesMuchOfIt) {
     const test::TemporaryDirectory dir;
     const std::string odd("a\0b\0 \xff caf\xc3\xa9 \xe3\x81", 15);  // 5 odd bytes
