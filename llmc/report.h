@@ -428,21 +428,30 @@ inline std::vector<Chart> small_charts(const std::vector<NamedRun>& runs) {
 
 // ---- the page --------------------------------------------------------------------------------------------------------------
 
+// The last value of a series.
+inline std::string last_value(const Chart& c, const Series& s) {
+    const double last = s.line().back().y;
+    return c.decimals >= 0 && std::isfinite(last) ? with_decimals(last, c.decimals) : short_number(last);
+}
+
 // Line and name of a series with its last value; the value alone where the chart's title says what it is.
 inline std::string legend_entry(const Chart& c, const Series& s, size_t index) {
     if (s.name.empty() || s.parts.empty()) return "";
-    const double last = s.line().back().y;
-    const std::string value =
-        format("<b data-series=\"%zu\">%s</b>", index,
-               c.decimals >= 0 && std::isfinite(last) ? with_decimals(last, c.decimals).c_str() : short_number(last).c_str());
+    const std::string value = format("<b data-series=\"%zu\">%s</b>", index, last_value(c, s).c_str());
     if (s.name == c.title) return "<span class=\"key\">" + value + "</span>";
     return format("<button type=\"button\" class=\"key\" data-toggle=\"%zu\"><i class=\"%s\"></i>%s %s</button>", index,
                   s.style.c_str(), xml_escape(s.name).c_str(), value.c_str());
 }
 
 inline std::string chart_card(const Chart& c) {
-    std::string legend;
-    for (size_t i = 0; i < c.series.size(); i++) legend += legend_entry(c, c.series[i], i);
+    std::string legend, said = c.title + " over steps";  // the latter for those who do not see the picture
+    for (size_t i = 0; i < c.series.size(); i++) {
+        const Series& s = c.series[i];
+        legend += legend_entry(c, s, i);
+        if (!s.name.empty() && !s.parts.empty())
+            said += (i ? ", " : ": ") + (s.name == c.title ? "" : s.name + " ") + last_value(c, s) + " at step " +
+                    with_commas(RunLog::whole(s.parts.back().x));
+    }
     if (std::isfinite(c.baseline))
         legend += format("<span class=\"key\"><i class=\"baseline\"></i>%s <b>%s</b></span>",
                          xml_escape(c.baseline_name).c_str(), with_decimals(c.baseline, 3).c_str());
@@ -452,9 +461,9 @@ inline std::string chart_card(const Chart& c) {
                "<span class=\"tools\" hidden=\"\"><button type=\"button\" data-do=\"log\" aria-pressed=\"%s\" "
                "aria-label=\"%s: logarithmic axis\">log</button>"
                "<button type=\"button\" data-do=\"csv\" aria-label=\"%s: save as CSV\">CSV</button></span></figcaption>"
-               "<svg id=\"%s\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s over steps\">",
+               "<svg id=\"%s\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s\">",
                title.c_str(), legend.c_str(), c.logarithmic ? "true" : "false", title.c_str(), title.c_str(), c.id.c_str(),
-               c.width, c.height, title.c_str()) +
+               c.width, c.height, xml_escape(said).c_str()) +
            svg + "</svg></figure>\n";
 }
 

@@ -141,9 +141,10 @@ function number(v, digits = -1, precision = 5) {
 }
 function duration(s) {
   const two = v => String(v).padStart(2, "0");
-  if (s < 59.95) return trim(s.toFixed(1)) + "s";
-  const m = Math.round(s / 60), h = Math.floor(m / 60);
-  if (s < 3600) return `${Math.floor(s / 60)}m ${two(Math.floor(s % 60))}s`;
+  if (s < 9.95) return trim(s.toFixed(1)) + "s";
+  const whole = Math.round(s), m = Math.round(s / 60), h = Math.floor(m / 60);
+  if (whole < 60) return whole + "s";
+  if (whole < 3600) return `${Math.floor(whole / 60)}m ${two(whole % 60)}s`;
   return h < 24 ? `${h}h ${two(m % 60)}m` : `${Math.floor(h / 24)}d ${two(h % 24)}h`;
 }
 // Ends that an axis can have, whatever the data's are.

@@ -6,8 +6,8 @@ const script = html.slice(html.indexOf("<script>") + 8, html.indexOf("// ---- th
 const names = "page, number, duration, axisEnds, ticks, smooth, nearest, interpolate, abscissa, valueRange, csv";
 const {page, number, duration, axisEnds, ticks, smooth, nearest, interpolate, abscissa, valueRange, csv} =
   new Function(script + `return {${names}};`)();
-const hostile = [0, -0, 1, 1 + 1e-15, -1, 6.05, 1e-13, 1e-300, 5e-324, 1e9, 1e9 + 1, 9e15, 1e100, -1e100, 1e308, -1e308, Infinity,
-  -Infinity, NaN];
+const hostile = [0, -0, 1, 1 + 1e-15, -1, 6.05, 1e-13, 1e-300, 5e-324, 1e9, 1e9 + 1, 9e15, 1e100, -1e100, 1e308, -1e308,
+  Infinity, -Infinity, NaN];
 
 const tests = {
   "numbers as in the pictures": () => {
@@ -17,7 +17,8 @@ const tests = {
     for (const v of hostile) assert(number(v).length < 16, number(v));
   },
   "durations": () => {
-    for (const [s, text] of [[0, "0s"], [4.24, "4.2s"], [59.96, "0m 59s"], [725, "12m 05s"], [3720, "1h 02m"], [273600, "3d 04h"]])
+    for (const [s, text] of [[0, "0s"], [4.24, "4.2s"], [9.97, "10s"], [59.4, "59s"], [59.6, "1m 00s"], [725, "12m 05s"],
+      [3599.6, "1h 00m"], [3720, "1h 02m"], [86390, "1d 00h"], [273600, "3d 04h"]])
       assert.equal(duration(s), text);
   },
   "ticks are few, finite and in order, whatever the ends": () => {

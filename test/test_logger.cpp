@@ -871,6 +871,8 @@ TEST(Report, OfSeveralRunsShowsWhatDiffers) {
     EXPECT_TRUE(one.add_line(sets));
     const std::string alone = render_report(one, 0, 10), together = render_comparison({{"s", &one}, {"a", &a}}, 0);
     expect_balanced(alone), expect_balanced(together);
+    EXPECT_NE(alone.find("aria-label=\"Loss over steps: train 3.000 at step 1, validation 3.000 at step 2\""),
+              std::string::npos);
     EXPECT_NE(alone.find("Validation loss by data set"), std::string::npos);
     EXPECT_NE(together.find("Validation loss, &lt;w&gt;"), std::string::npos);
     EXPECT_EQ(page_data(alone)["charts"][1]["series"][0]["y"], json({2.5}));
