@@ -317,6 +317,8 @@ inline Allowed one_of(Strings choices) {
     X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                         \
       "tokenizer: its directory or tokenizer.json, from `train_gpt tokenizer` or Hugging Face")                      \
     X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")          \
+    X(bool, parse_special_tokens, "", false, anything(), "Output",                                                   \
+      "text that spells a special token (<|im_start|>) is that token; default: it is text")                          \
     X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
 #define TOKENIZER_OPTIONS(X)                                                                                                  \

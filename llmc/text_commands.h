@@ -399,24 +399,40 @@ inline int prepare_command(const PrepareOptions& o) {
     if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
     TokenDatasetWriter writer(o.output_prefix, tokenizer.identity());
     std::vector<std::vector<int>> tokens;
-    int64_t total = 0, bytes = 0;
+    std::vector<std::array<int64_t, 2>> noted;  // places that spell a special token; bytes without a token
+    int64_t total = 0, bytes = 0, spelled = 0, lost = 0;
     for_each_chunk(
         reader, thread_count(o.workers), "preparing",
         [&](const Chunk& chunk, size_t i) {
             tokens[i].clear();
-            tokenizer.encode_append(chunk.text, tokens[i]);
+            tokenizer.encode_append(chunk.text, tokens[i], o.parse_special_tokens);
+            noted[i] = {tokenizer.count_special(chunk.text), 0};
+            if (!tokenizer.keeps_every_byte())
+                noted[i][1] = (int64_t)chunk.text.size() - (int64_t)tokenizer.decode(tokens[i]).size();
             if (chunk.ends_document && !o.no_append_eod) tokens[i].push_back(tokenizer.eod_id());
         },
         [&](const Chunk& chunk, size_t i) {
             writer.add(tokens[i].data(), tokens[i].size());
             if (chunk.ends_document) writer.end_document();
             total += (int64_t)tokens[i].size(), bytes += chunk.odd.bytes;
+            spelled += noted[i][0], lost += noted[i][1];
         },
-        [&](size_t n) { tokens.resize(n); });
+        [&](size_t n) { tokens.resize(n), noted.resize(n); });
     if (writer.n_documents() == 0)
         fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
              o.input.size() > 1 ? " and the others" : "");
     writer.commit();
+    if (spelled)
+        print_line(stderr,
+                   format("note: %s places in the text spell a special token; they %s", with_commas(spelled).c_str(),
+                          o.parse_special_tokens
+                              ? "became that token"
+                              : "were kept as text. HINT: --parse-special-tokens makes them that token, as in transformers"));
+    if (lost > 0)
+        print_line(stderr,
+                   format("note: %s bytes have no token in this tokenizer and were left out or became its unknown token, as in "
+                          "transformers",
+                          with_commas(lost).c_str()));
     print_line(stdout, format("%s.bin, %s.idx: %s documents, %s tokens, %.3f bytes per token", o.output_prefix.c_str(),
                               o.output_prefix.c_str(), with_commas(writer.n_documents()).c_str(), with_commas(total).c_str(),
                               (double)bytes / (double)std::max<int64_t>(1, total)));

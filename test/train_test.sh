@@ -106,6 +106,15 @@ for text in "" "x"; do
     says "a text of '$text': says why" "error: .*tiny.*; HINT"
 done
 
+# ---- special tokens in training text are text, unless asked for ----
+echo "one<|endoftext|>two" >spelled.txt
+expect "prepare a text that spells a special token" "$program" prepare --input spelled.txt --output spelled --tokenizer tok
+says "it is text, and said so" "1 places in the text spell a special token; they were kept as text. HINT: --parse-special-tokens"
+as_text=$(stat -c %s spelled.bin)
+expect "--parse-special-tokens" "$program" prepare --input spelled.txt --output spelled --tokenizer tok --parse-special-tokens
+says "it is a token, and said so" "they became that token"
+expect "which is shorter" test "$(stat -c %s spelled.bin)" -lt "$as_text"
+
 # ---- a model that others made: what it came with is kept; ids beyond its tokenizer; a tokenizer that is not its own ----
 cp -rL llama/latest given && rm -rf given/training
 echo '{"eos_token_id": [0, 399], "temperature": 0.6}' >given/generation_config.json
