@@ -72,9 +72,9 @@ END
             <<<"$command")
         case $command in
         *run_*.sh*)
-            command+=" --preset llama-tiny --seq-length 32 --train-iters 4 --lr-warmup-iters 1 --global-batch-size 8" ;;
-        *" train "*) command+=" --seq-length 32 --eval-iters 1" ;;
-        *" eval "*) command+=" --seq-length 32" ;;
+            command+=" --preset llama-tiny --seq-length 64 --train-iters 4 --lr-warmup-iters 1 --global-batch-size 8" ;;
+        *" train "*) command+=" --seq-length 64 --eval-iters 1" ;;
+        *" eval "*) command+=" --seq-length 64" ;;
         esac
         ;;
     esac
