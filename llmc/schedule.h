@@ -103,16 +103,29 @@ struct Schedule {
         return counts;
     }
 
-    // Steps to consume `samples`: ramp-up steps one by one, then whole final batches.
+    // Steps of the ramp-up from `consumed` samples on that have the same batch: at least one, at most `most`, not always all.
+    int64_t equal_steps(int64_t consumed, int64_t most) const {
+        const int64_t size = global_batch(consumed);
+        int64_t n = 1;
+        while (2 * n <= most && (rampup.samples - consumed) / size >= 2 * n && global_batch(consumed + 2 * n * size) == size)
+            n *= 2;
+        return n;
+    }
+    // Steps to consume `samples`: those of the ramp-up, then whole final batches.
     int64_t steps_for(int64_t samples) const {
         int64_t steps = 0, consumed = 0;
-        while (rampup.samples > 0 && consumed <= rampup.samples && consumed < samples)
-            consumed += global_batch(consumed), steps++;
+        while (rampup.samples > 0 && consumed <= rampup.samples && consumed < samples) {
+            const int64_t size = global_batch(consumed), n = equal_steps(consumed, (samples - consumed - 1) / size + 1);
+            consumed += n * size, steps += n;
+        }
         return steps + (samples > consumed ? (samples - consumed) / final_batch : 0);
     }
     // Samples consumed after `steps` more steps.
     int64_t samples_for(int64_t steps, int64_t consumed = 0) const {
-        while (rampup.samples > 0 && consumed <= rampup.samples && steps > 0) consumed += global_batch(consumed), steps--;
+        while (rampup.samples > 0 && consumed <= rampup.samples && steps > 0) {
+            const int64_t n = equal_steps(consumed, steps);
+            consumed += n * global_batch(consumed), steps -= n;
+        }
         return consumed + steps * final_batch;
     }
 

@@ -128,7 +128,19 @@ TEST(Schedule, RampupCountsAgreeWithTheLoop) {
         int64_t consumed = 0, steps = 0;
         while (steps < s.total_steps) consumed += s.global_batch(consumed), steps++;
         EXPECT_EQ(consumed, s.total_samples) << samples;
+        // One by one, and from within the ramp-up.
+        steps = consumed = 0;
+        while (consumed <= 300 && consumed < samples) {
+            EXPECT_EQ(s.samples_for(steps), consumed);
+            EXPECT_EQ(s.samples_for(3, consumed), s.samples_for(steps + 3)) << consumed;
+            consumed += s.global_batch(consumed), steps++;
+        }
+        EXPECT_EQ(s.steps_for(samples), steps + std::max<int64_t>(samples - consumed, 0) / 24) << samples;
     }
+    // A ramp-up of 10^14 steps takes no longer: one by one they took days.
+    o.rampup_batch_size = {"8", "4", "1600000000000000"}, o.train_samples = 2400000000000000;
+    const Schedule s = make_schedule(o, 1);
+    EXPECT_NEAR((double)s.total_steps, 4e14 * (1 / 8. + 1 / 12. + 1 / 16. + 1 / 20.) + 8e14 / 24, 10);
 }
 
 // The interleaved schedule needs micro-batches that are a multiple of the pipeline's ranks, at each size of the ramp-up.
