@@ -1878,6 +1878,10 @@ static ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     const bool from_directory = !o.model.empty();
     if (from_directory && !o.preset.empty())
         fail_usage("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
+    if (!from_directory && o.preset.empty() && !o.num_layers)
+        fail_usage(
+            "no model is given; HINT: --preset gpt2-124m (or another), --model DIR, or --num-layers, --hidden-size and "
+            "--num-attention-heads");
     ModelConfig c;
     if (from_directory) c = read_config(o.model);
     else if (!o.preset.empty()) c = config_from_preset(o.preset);
@@ -1904,6 +1908,7 @@ static ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
 
     if (o.vocab_size) c.V = o.vocab_size;
     else if (tokenizer && !from_directory) c.V = tokenizer->vocab_size();
+    if (!c.V) fail_usage("the size of the vocabulary is not known; HINT: --tokenizer DIR, or --vocab-size N");
     if (tokenizer) tokenizer->check_fits(c.V);
     check_config(c);
     check_backend_takes(c);

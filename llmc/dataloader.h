@@ -331,15 +331,15 @@ inline Blend parse_data_path(const std::vector<std::string>& words) {
         if (pairs && i % 2 == 0) {
             const double weight = parse_number(words[i]);
             if (!(weight > 0) || !std::isfinite(weight))
-                fail("--data-path: the weight %s of %s must be above 0; HINT: leave out data that is not wanted",
-                     words[i].c_str(), words[i + 1].c_str());
+                fail_usage("--data-path: the weight %s of %s must be above 0; HINT: leave out data that is not wanted",
+                           words[i].c_str(), words[i + 1].c_str());
             blend.weights.push_back(weight);
             continue;
         }
         std::error_code ignored;
         const bool exists = std::filesystem::exists(words[i], ignored) || std::filesystem::exists(words[i] + ".idx", ignored);
         if (!pairs && is_number[i] && !exists)
-            fail(
+            fail_usage(
                 "--data-path: '%s' looks like a weight; give a weight before every path (WEIGHT PATH WEIGHT PATH ...) or "
                 "before none",
                 words[i].c_str());
@@ -406,10 +406,10 @@ public:
     DataLoader(const DataOptions& options, std::vector<TokenDataset> data) : o_(options) {
         CHECK(o_.T > 0 && o_.n_samples >= 0, "T %d, %lld samples", o_.T, (long long)o_.n_samples);
         if (o_.eod < 0 && (o_.reset_position_ids || o_.reset_attention_mask || o_.eod_mask_loss))
-            fail(
+            fail_usage(
                 "--reset-position-ids, --reset-attention-mask and --eod-mask-loss need to know the end-of-document token; "
                 "HINT: give --tokenizer");
-        if (data.empty()) fail("no data is given; HINT: --data-path PREFIX, as `train_gpt prepare` made it");
+        if (data.empty()) fail_usage("no data is given; HINT: --data-path PREFIX, as `train_gpt prepare` made it");
         CHECK(o_.blend.weights.empty() || o_.blend.weights.size() == data.size(), "weights and paths");
         for (const TokenDataset& d : data) check_tokenizer(d);
         for (TokenDataset& d : data) add(std::move(d));

@@ -48,6 +48,12 @@ status "an option without a value" 2 "$program" train --out
 status "options that exclude each other" 2 "$program" train --preset llama-tiny --vocab-size 300 --train-iters 1 --train-samples 1 --dry-run
 says "options that exclude each other: how one is taken back" "HINT: --no-train-samples"
 status "an option that is missing" 2 "$program" prepare --input x.txt
+status "no model" 2 "$program" train
+says "no model: what to do" "HINT: --preset gpt2-124m"
+status "no vocabulary" 2 "$program" train --preset llama-tiny --train-iters 1 --data-path data
+says "no vocabulary: what to do" "HINT: --tokenizer DIR"
+status "no data" 2 "$program" train --preset gpt2-124m --train-iters 1
+says "no data: what to do" "HINT: --data-path PREFIX"
 status "a file that is missing" 1 "$program" inspect nothing
 status "products too large" 2 "$program" train --preset llama-tiny --vocab-size 300 --seq-length 100000 --max-position-embeddings 100000 \
     --micro-batch-size 1000000 --train-iters 1 --dry-run
