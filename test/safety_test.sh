@@ -127,7 +127,8 @@ expect "within validation: it was not finished" test -s valid/log.jsonl
 expect "within validation: its result is not logged" refused grep -q '"kind":"valid"' valid/log.jsonl
 # A text of 20,000 tokens, which no end-of-document token ends before.
 expect "a tokenizer without such a token" "$program" tokenizer --input text.txt --vocab-size 300 --special-tokens "<pad>" --output endless-tok
-slow sample --tokenizer endless-tok --global-batch-size 2 --train-iters 2 --sample-interval 1 --sample-prompt the --sample-tokens 20000 \
+expect "and its data" "$program" prepare --input text.txt --output endless --tokenizer endless-tok --split-documents blank --no-append-eod
+slow sample --tokenizer endless-tok --data-path endless --global-batch-size 2 --train-iters 2 --sample-interval 1 --sample-prompt the --sample-tokens 20000 \
     --max-position-embeddings 20100 &
 run=$!
 wait_for '"kind":"step","step":1,' sample/log.jsonl
