@@ -555,7 +555,8 @@ private:
         if (!text) refuse("a template without the text");
     }
 
-    // Which tokens begin and end a text: tokenizer_config.json beside the file says so, else the usual names.
+    // Which tokens begin and end a text: tokenizer_config.json beside the file says so, else the usual names. (Its add_bos_token
+    // changes nothing: in transformers, too, the template of tokenizer.json counts.)
     void load_roles() {
         const std::filesystem::path file = source_;
         nlohmann::json settings = nlohmann::json::object();
@@ -574,12 +575,6 @@ private:
         };
         eod_ = role("eos_token", {"<|endoftext|>", "<|end_of_text|>", "</s>"});
         bos_ = role("bos_token", {"<|begin_of_text|>", "<s>"});
-        const auto adds = [&](const char* key) { return settings.value(key, nlohmann::json()) == true; };
-        if (settings.contains("add_bos_token") || settings.contains("add_eos_token")) {
-            template_before_.clear(), template_after_.clear();
-            if (adds("add_bos_token") && bos_ >= 0) template_before_ = {bos_};
-            if (adds("add_eos_token") && eod_ >= 0) template_after_ = {eod_};
-        }
         if (bos_ < 0) bos_ = eod_;
     }
 
