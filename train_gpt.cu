@@ -230,13 +230,13 @@ struct Model {
     Shards shards;
     std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks
     Recompute recompute = Recompute::inference;
-    floatX* params = nullptr;         // (table.size)
-    real* grads = nullptr;            // (table.size) summed over the micro-batches of a step
-    LowerHalf* lower = nullptr;       // (shards.size) of the fp32 weights that AdamW updates; null where params are these
-    real *m = nullptr, *v = nullptr;  // (shards.size)
-    Parts copy;                       // where a checkpoint's contents wait to be written; null: written in place
-    Params<floatX> p;                 // views of params
-    Params<real> g;                   // views of grads
+    floatX* params = nullptr;    // (table.size)
+    real* grads = nullptr;       // (table.size) summed over the micro-batches of a step
+    LowerHalf* lower = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null where params are these
+    Moment m, v;                 // (shards.size) each; their types are set before memory is planned
+    Parts copy;                  // where a checkpoint's contents wait to be written; null: written in place
+    Params<floatX> p;            // views of params
+    Params<real> g;              // views of grads
     Activations a{};
     EightBit fp8;
     KeyValueCache cache{};
@@ -286,8 +286,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     if (training) {
         arena.add("gradients (fp32)", &m.grads, m.table.size);
         if (has_lower_halves) arena.add("master weights (lower 16 bits)", &m.lower, m.shards.size);
-        arena.add("Adam moments (fp32)", &m.m, m.shards.size);
-        arena.add("Adam moments (fp32)", &m.v, m.shards.size);
+        for (Moment* x : {&m.m, &m.v}) arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, m.shards.size);
     }
 
     const bool fp8 = training && m.fp8.recipe.on;
@@ -419,7 +418,8 @@ static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) 
 // from where it is, but for parameters whose parts lie apart.
 static void plan_checkpoint_copy(Model& m, bool foreground) {
     const bool in_place = foreground && be::memory_is_host;
-    const auto copy = [&](auto** part) { m.arena.add_on_host("copy for checkpoints", part, m.shards.size); };
+    const auto copy = [&](auto* part) { m.arena.add_on_host("copy for checkpoints", part, m.shards.size); };
+    m.copy.m.is_bf16 = m.m.is_bf16, m.copy.v.is_bf16 = m.v.is_bf16;
     if (!in_place || m.shards.cut) copy(&m.copy.params);
     if (in_place) return;
     if (has_lower_halves) copy(&m.copy.lower);
@@ -461,8 +461,6 @@ static void allocate(be::Ctx& ctx, Model& m) {
 
 // What training keeps from step to step; all weights that this rank holds.
 static Parts memory_of(const Model& m) { return {m.params, m.lower, m.m, m.v}; }
-// This rank's part of a bucket in the lower halves.
-static LowerHalf* lower_of(const Model& m, const Bucket& b) { return m.lower ? m.lower + b.shard : nullptr; }
 
 // Sets parameters of the table from `first` on, and this rank's lower halves, to fp32 weights.
 static void set_weights(const Model& m, HostSide<floatX>& params, HostSide<LowerHalf>& lower, size_t first,
@@ -519,20 +517,20 @@ static void load_parameters(be::Ctx& ctx, Model& m, const std::string& dir) {
     if (m.lower) be::clear(ctx, m.lower, m.shards.size * sizeof(LowerHalf));
 }
 
-// fp32 weights and moments from a checkpoint.
+// fp32 weights and moments from a checkpoint; moments that were fp32 and are now bf16 are rounded to the nearest.
 static void load_optimizer(be::Ctx& ctx, Model& m, const std::string& dir) {
     std::vector<real> whole(m.table.size);  // of this rank's tensors, of which its parts are kept
-    const auto keep_parts = [&](real* memory) {
-        HostSide<real> parts(ctx, memory, m.shards.size);
+    const auto keep_parts = [&](auto* memory) {
+        HostSide parts(ctx, memory, m.shards.size);
         m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
-            std::copy_n(whole.data() + from, n, parts.data() + shard);
+            for (size_t i = 0; i < n; i++) parts.data()[shard + i] = whole[from + i];
         });
         parts.upload();
     };
     read_tensors(dir + "/training/exp_avg.safetensors", m.c, m.table, whole.data());
-    keep_parts(m.m);
+    m.m.visit(keep_parts);
     read_tensors(dir + "/training/exp_avg_sq.safetensors", m.c, m.table, whole.data());
-    keep_parts(m.v);
+    m.v.visit(keep_parts);
     read_masters(dir, m.c, m.table, whole.data());
     HostSide<floatX> params(ctx, m.params, m.table.size);
     HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0);
@@ -1270,8 +1268,8 @@ static void plant_faults_before(Trainer& t) {
     const Bucket& b = m.shards.buckets[0];
     const std::pair<const char*, void*> places[] = {{"flip-norm", m.params + m.table.shared},
                                                     {"flip-lower", m.lower ? (void*)m.lower : m.params + b.mine},
-                                                    {"flip-exp-avg", m.m},
-                                                    {"flip-exp-avg-sq", m.v}};
+                                                    {"flip-exp-avg", m.m.data},
+                                                    {"flip-exp-avg-sq", m.v.data}};
     for (const auto& [kind, place] : places)
         if (plant(t, kind)) t.gatherer.finish(), flip_last_bit(t.ctx, place);
     if (!plant(t, "flip-weight")) return;
@@ -1409,15 +1407,23 @@ static void check_memory(Trainer& t) {
 // matrices in the order of the forward pass.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
+    const int64_t step = t.state.updates + 1;
     for (const bool decay : {false, true})
         for (const Bucket& b : m.shards.buckets) {
             if (b.decay != decay) continue;
-            be::adamw(t.ctx, m.params + b.mine, lower_of(m, b), m.m + b.shard, m.v + b.shard, m.grads + b.mine, b.n, (real)lr,
-                      (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, b.decay ? (real)weight_decay : real(0),
-                      (real)grad_scale, t.state.updates + 1);
+            const auto update_part = [&](size_t first, size_t n, const Rounding& rounding) {
+                const size_t shard = b.shard + first - b.mine;
+                be::adamw(t.ctx, m.params + first, m.lower ? m.lower + shard : nullptr, m.m.from(shard), m.v.from(shard),
+                          m.grads + first, n, (real)lr, (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps,
+                          decay ? (real)weight_decay : real(0), (real)grad_scale, step, rounding);
+            };
+            if (m.m.is_bf16 || m.v.is_bf16)
+                for_each_rounding(m.table, b.mine, b.mine + b.n, rounding_key((uint64_t)t.o.seed, step), update_part);
+            else update_part(b.mine, b.n, {});
             t.gatherer.start(b, m.params);
         }
-    if (plant(t, "wrong-update")) flip_last_bit(t.ctx, (char*)(m.m + m.shards.buckets.back().shard) + 2);
+    if (plant(t, "wrong-update"))  // the last bit of a bf16, which is one of an fp32 number's middle ones
+        flip_last_bit(t.ctx, (char*)m.m.from(m.shards.buckets.back().shard).data + (m.m.is_bf16 ? 0 : 2));
     t.memory.remember(memory_of(m));
 }
 
@@ -1452,7 +1458,7 @@ static double second_moments(Trainer& t) {
     clear_sums(t.ctx, m);
     for (const Range& r : m.counted)
         m.shards.for_each_part(r.begin, r.end - r.begin, [&](size_t, size_t shard, size_t n) {
-            be::add_squares(t.ctx, &m.a.sums->squares, m.v + shard, n);
+            be::add_squares(t.ctx, &m.a.sums->squares, m.v.from(shard), n);
         });
     const double squares = reduce_sums(*m.ranks, read_sums(t.ctx, m)).squares;
     return std::sqrt(std::sqrt(squares) / (1 - std::pow(t.o.adam_beta2, (double)(t.state.updates + 1))));
@@ -1639,7 +1645,7 @@ public:
         double start = monotonic_seconds();
         const double norm = std::sqrt(be::sum_of_squares(ctx_, m_.grads, m_.table.size));
         be::adamw(ctx_, m_.params, m_.lower, m_.m, m_.v, m_.grads, m_.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
-                  (real)std::min(1.0, 1 / norm), ++steps_);
+                  (real)std::min(1.0, 1 / norm), ++steps_, Rounding());
         lap(update, start);
     }
 
@@ -2116,8 +2122,8 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.table.section("Machine");
     t.row("backend", std::string(be::backend_name) + ", " + ctx.description());
     t.row("peak", peak.text());
-    t.row("precision",
-          format("%s storage, %s sums, gradients and optimizer", precision_name, sizeof(real) == 4 ? "fp32" : "fp64"));
+    t.row("precision", format("%s storage, %s sums, gradients and optimizer%s", precision_name,
+                              sizeof(real) == 4 ? "fp32" : "fp64", bf16_moments(m.m, m.v)));
     if (m.fp8.recipe.on)
         t.row("8 bits",
               format("%s, %s scales, from step %s on%s", o.fp8_format.c_str(), o.fp8_recipe.c_str(), o.fp8_start.c_str(),
@@ -2366,6 +2372,7 @@ private:
             split_layers(c.L, ranks->mesh.pp.size * ranks->mesh.vpp, p.account_for_embedding_in_pipeline_split,
                          p.account_for_loss_in_pipeline_split, given);
         auto model = std::make_unique<Model>(c, std::move(ranks), stages);
+        model->m.is_bf16 = p.exp_avg_dtype == "bf16", model->v.is_bf16 = p.exp_avg_sq_dtype == "bf16";
         // A rollback may lead back to steps in bf16.
         const int64_t start = fp8_start(p, state);
         plan_8_bits(ctx, *model, p, state.step < start || (start > 0 && p.on_spike == "rollback"));

@@ -59,11 +59,16 @@ public:
     void add(const char* purpose, E** slot, size_t count) {
         add(backend_, purpose, slot, count * sizeof(E));
     }
+    void add(const char* purpose, Moment* moment, size_t count) {
+        add(backend_, purpose, &moment->data, count * moment->element_bytes());
+    }
     // The same in memory that the CPU reads and writes.
     template <class E>
     void add_on_host(const char* purpose, E** slot, size_t count) {
-        if (be::memory_is_host) add(backend_, purpose, slot, count * sizeof(E));
-        else add(host_, std::string(purpose) + " (host)", slot, count * sizeof(E));
+        add_on_host_bytes(purpose, slot, count * sizeof(E));
+    }
+    void add_on_host(const char* purpose, Moment* moment, size_t count) {
+        add_on_host_bytes(purpose, &moment->data, count * moment->element_bytes());
     }
 
     size_t bytes() const { return backend_.bytes; }
@@ -95,6 +100,10 @@ private:
         void* memory = nullptr;
     };
 
+    void add_on_host_bytes(const char* purpose, void* slot, size_t bytes) {
+        if (be::memory_is_host) add(backend_, purpose, slot, bytes);
+        else add(host_, std::string(purpose) + " (host)", slot, bytes);
+    }
     void add(Place& place, const std::string& purpose, void* slot, size_t bytes) {
         CHECK(!place.memory, "add after allocate");
         place.regions.push_back({slot, place.bytes, bytes});

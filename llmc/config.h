@@ -149,6 +149,10 @@ inline Allowed one_of(Strings choices) {
       "AdamW's beta2: share of the past in the mean of squared gradients (Megatron's default: 0.999)")                         \
     X(double, adam_eps, "", 1e-8, above(0), "Optimizer",                                                                       \
       "AdamW's epsilon, added to the root of the mean of squared gradients")                                                   \
+    X(std::string, exp_avg_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                           \
+      "type in which AdamW's mean of gradients is kept; bf16, rounded stochastically, takes 2 bytes per parameter less")       \
+    X(std::string, exp_avg_sq_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
+      "the same of the mean of squared gradients")                                                                             \
     X(double, z_loss_strength, "z-loss", 0, at_least(0), "Optimizer",                                                          \
       "coefficient of the z-loss, which keeps the logits' scale in bounds (PaLM: 1e-4); default: 0, none")                     \
     X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                              \

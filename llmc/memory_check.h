@@ -1,5 +1,5 @@
-// Detects memory corruption: bits that flip, between steps, in the weights and the optimizer's state. --check-replicas N turns on
-// two checks.
+// Detects memory corruption: bits that flip, between steps, in the weights and the optimizer's state. --check-replicas N turns
+// on two checks.
 //
 // Ranks are compared after every Nth step. What several ranks hold must have the same bits on each: weights over data-parallel
 // ranks, norms, biases and shared key/value heads over tensor-parallel ones, a tied embedding at both ends of the pipeline; so
@@ -17,8 +17,8 @@
 //
 // The sum is that of 32-bit words, each times an odd number by its place, modulo 2^64. One or two flipped bits always change it
 // (unless 8 GiB lie between them), others but once in 2^32; and it does not depend on the order of adding.
-// Cost a step, whatever the number of micro-batches: twice 12 bytes per parameter of this rank's part are read, and with ZeRO 2
-// of every weight; AdamW moves 28. Two small messages per rank.
+// Cost a step, whatever the number of micro-batches: twice 12 bytes per parameter of this rank's part are read (8 with both
+// moments in bf16), and with ZeRO 2 of every weight; AdamW moves 28 (20). Two small messages per rank.
 // Not found: what changes between a store and its sum, or is not kept from step to step. For gradients there is
 // --detect-nondeterminism.
 #pragma once
@@ -109,7 +109,8 @@ private:
         Sums s;
         for (const Bucket& b : shards_.buckets) s.weights += sum(memory.params, b.mine, b.n);
         if (memory.lower) s.lower = sum(memory.lower, 0, shards_.size);
-        s.m = sum(memory.m, 0, shards_.size), s.v = sum(memory.v, 0, shards_.size);
+        const auto all = [&](const auto* moment) { return sum(moment, 0, shards_.size); };
+        s.m = memory.m.visit(all), s.v = memory.v.visit(all);
         return s;
     }
 
@@ -139,8 +140,8 @@ private:
         add("", memory.params + t.offset + begin, 0, n);
         shards_.for_each_part(t.offset + begin, n, [&](size_t from, size_t shard, size_t count) {
             if (memory.lower) add("the lower half of ", memory.lower + shard, from, count);
-            add("exp_avg of ", memory.m + shard, from, count);
-            add("exp_avg_sq of ", memory.v + shard, from, count);
+            memory.m.from(shard).visit([&](const auto* x) { add("exp_avg of ", x, from, count); });
+            memory.v.from(shard).visit([&](const auto* x) { add("exp_avg_sq of ", x, from, count); });
         });
     }
 

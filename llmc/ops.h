@@ -8,6 +8,7 @@
 
 #include "cpu/ctx.h"
 #include "fp8.h"
+#include "moments.h"
 #include "types.h"
 
 // Sums over the unmasked targets of one or more micro-batches, and of the squares of their gradients.

@@ -181,14 +181,16 @@ void loss_sums(Ctx& ctx, LossSums* sums, const real* loss /*(N)*/, const real* z
 double sum_of_squares(Ctx& ctx, const real* x, size_t n);
 // Adds it to *sum, which is in the backend's memory, and does not wait for it.
 void add_squares(Ctx& ctx, double* sum, const real* x, size_t n);
+void add_squares(Ctx& ctx, double* sum, const Moment& x, size_t n);
 // The sum of 32-bit words, each times an odd number by its place, modulo 2^64 (memory_check.h). first: the place of x[0].
 uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // AdamW (Loshchilov & Hutter, 2019; decoupled decay, bias correction): g = grad_scale * grad;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/c1 / (sqrt(v/c2) + eps) + wd w),
 // with c1 = 1 - b1^step, c2 = 1 - b2^step, step counted from 1. In bf16 param and lower are the halves of fp32 weights w
-// (math.h); else param is w, and lower null.
-void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, real* m, real* v, const real* grad, size_t n, real lr, real beta1, real beta2,
-           real eps, real weight_decay, real grad_scale, int64_t step);
+// (math.h); else param is w, and lower null. m and v in bf16 are rounded as moments.h says, after w has been updated: then the
+// elements belong to one tensor, that of `rounding`.
+void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Moment& m, const Moment& v, const real* grad, size_t n, real lr,
+           real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step, const Rounding& rounding);
 
 // ---- communication (comm.h) -----------------------------------------------------------------------------------------------
 // Between the ranks of a Comm, which all call the same operations on it in the same order. E is floatX, real, or for all_gather uint8_t. A Comm of one

@@ -100,10 +100,10 @@ inline Device find_device(const std::string& name) {
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
-// Bytes per parameter and rank of parameters, fp32 gradients, and what AdamW has besides: moments in fp32 and, in bf16, the
-// lower halves of the weights; 6 + 10 / dp with bf16 and ZeRO-1.
-inline double state_bytes_per_parameter(size_t bytes_per_element, int zero, int dp) {
-    const double optimizer = bytes_per_element < 4 ? 10 : 8;
+// Bytes per parameter and rank of parameters, fp32 gradients, and what AdamW has besides: both moments and, in bf16, the lower
+// halves of the weights; 6 + 10 / dp with bf16, moments in fp32 and ZeRO-1.
+inline double state_bytes_per_parameter(size_t bytes_per_element, size_t moment_bytes, int zero, int dp) {
+    const double optimizer = (bytes_per_element < 4 ? 2 : 0) + (double)moment_bytes;
     return (double)bytes_per_element + 4 + optimizer / (zero ? dp : 1);
 }
 
@@ -128,9 +128,9 @@ struct PlanInput {
     int B = 1, T = 0;  // micro-batch, sequence
     int64_t global_batch = 0;
     std::string recompute = "none";
-    std::vector<int> layers;      // of each virtual stage; empty: evened out
-    int64_t bucket_elements = 0;  // parameters per data parallel message; 0: max(40M, 1M dp)
-    size_t bytes_per_element = 2;
+    std::vector<int> layers;                            // of each virtual stage; empty: evened out
+    int64_t bucket_elements = 0;                        // parameters per data parallel message; 0: max(40M, 1M dp)
+    size_t bytes_per_element = 2, moment_bytes = 8;     // of both moments of a parameter
     AttentionCount attention = AttentionCount::causal;  // what the kernels compute
 
     std::string device = "h100";  // for the table only; its figures follow
@@ -304,10 +304,10 @@ inline Plan make_plan(const PlanInput& in) {
         const double scatter = 4 * parameters * part / (dp_link.gbs * giga);  // gradients are fp32
         const double gather = (in.zero ? (double)in.bytes_per_element : 4) * parameters * part /
                               (dp_link.gbs * giga);  // of gradients, without ZeRO
-        // AdamW reads and writes fp32 weights and moments (24) and reads gradients (4); clearing gradients (4) and their norm
+        // AdamW reads and writes fp32 weights (8) and moments and reads gradients (4); clearing gradients (4) and their norm
         // (4 of a rank's own) pass over memory, too.
-        const double own = parameters / (in.zero ? dp : 1);
-        const double update = (own * (24 + 4) + 4 * parameters + 4 * parameters / dp) / in.memory_gbs / giga;
+        const double own = parameters / (in.zero ? dp : 1), moments = 2 * (double)in.moment_bytes;
+        const double update = (own * (8 + moments + 4) + 4 * parameters + 4 * parameters / dp) / in.memory_gbs / giga;
         // Work hides communication beside it, but for the last bucket.
         const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
         const double beside = backward[(size_t)virtual_stage(in.pp, rank, 0)];  // of the last micro-batch
@@ -348,6 +348,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.B = o.micro_batch_size, in.T = o.seq_length, in.global_batch = global_batch, in.recompute = o.recompute_granularity;
     in.layers = layers, in.bucket_elements = o.ddp_bucket_size, in.bytes_per_element = bytes_per_element;
     in.device = d.name, in.efficiency = o.device_efficiency, in.node_size = o.node_size;
+    for (const std::string* dtype : {&o.exp_avg_dtype, &o.exp_avg_sq_dtype}) in.moment_bytes -= *dtype == "bf16" ? 2 : 0;
     if (!o.fp8_format.empty()) in.layer_speedup = o.device_fp8_speedup;
     in.tflops = o.device_tflops.value_or(d.tflops), in.memory_gbs = o.device_memory_gbs.value_or(d.memory_gbs);
     in.intra_gbs = o.intra_node_gbs.value_or(d.intra_gbs), in.inter_gbs = o.inter_node_gbs.value_or(d.inter_gbs);
@@ -403,6 +404,10 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
     if (o.recompute_granularity != "full") least.recompute_granularity = "full", words += "--recompute full ";
     if (found.empty() && !words.empty() && !fits(words.substr(0, words.size() - 1), least, ranks))
         smaller_micro_batch(least, words);
+    if (found.empty() && (o.exp_avg_dtype != "bf16" || o.exp_avg_sq_dtype != "bf16")) {
+        least.exp_avg_dtype = least.exp_avg_sq_dtype = "bf16", words += "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 ";
+        if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
+    }
     if (memory_is_host) return found;
     // More GPUs: the fewest that do, shared by data (ZeRO), tensor or pipeline parallelism.
     for (int more = 2; more <= 1024; more *= 2) {

@@ -7,17 +7,34 @@
 #include <cstdint>
 #include <cstring>
 
-// What a draw is for; part of the counter, so that no two purposes share numbers.
-enum class RngPurpose : uint32_t { init = 1, sampling = 2 };
+#include "types.h"
 
-inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
-    for (int round = 0; round < 10; round++) {
-        const uint64_t a = (uint64_t)0xD2511F53u * counter[0], b = (uint64_t)0xCD9E8D57u * counter[2];
-        counter = {(uint32_t)(b >> 32) ^ counter[1] ^ key[0], (uint32_t)b, (uint32_t)(a >> 32) ^ counter[3] ^ key[1],
-                   (uint32_t)a};
-        key[0] += 0x9E3779B9u, key[1] += 0xBB67AE85u;
+// What a draw is for; part of the counter, so that no two purposes share numbers.
+enum class RngPurpose : uint32_t { init = 1, sampling = 2, rounding = 3 };
+
+// The two halves of a 64-bit product. W: a 32-bit word, or a vector of them (cpu/vectors.h).
+template <class W>
+struct WideProduct {
+    W high, low;
+    HD WideProduct(uint32_t factor, W x) {
+        const uint64_t product = (uint64_t)factor * x;
+        high = (W)(product >> 32), low = (W)product;
     }
-    return counter;
+};
+// Turns a counter into random bits.
+template <class W>
+HD inline void philox_rounds(W (&c)[4], uint32_t key0, uint32_t key1) {
+    for (int round = 0; round < 10; round++) {
+        const WideProduct<W> a(0xD2511F53u, c[0]), b(0xCD9E8D57u, c[2]);
+        c[0] = b.high ^ c[1] ^ key0, c[1] = b.low;
+        c[2] = a.high ^ c[3] ^ key1, c[3] = a.low;
+        key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
+    }
+}
+inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+    uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
+    philox_rounds(c, key[0], key[1]);
+    return {c[0], c[1], c[2], c[3]};
 }
 
 // index takes two words of the counter, stream (a tensor, a sample) and purpose one each: all counters differ.

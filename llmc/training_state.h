@@ -128,6 +128,15 @@ inline TrainingState read_state(const std::string& dir) {
 }
 
 // ---- agreement -------------------------------------------------------------------------------------------------------------
+// What an option was in the checkpoint; discarded: it says nothing. Earlier versions had moments in fp32 only.
+inline bool is_moment_type(const std::string& name) { return name == "exp-avg-dtype" || name == "exp-avg-sq-dtype"; }
+inline nlohmann::ordered_json saved_option(const TrainingState& saved, const std::string& name) {
+    if (saved.options.contains(name)) return saved.options[name];
+    return is_moment_type(name) ? "fp32" : nlohmann::ordered_json(nlohmann::ordered_json::value_t::discarded);
+}
+// Whether the option takes a moment from bf16 to fp32, which holds every bf16: nothing of the run is lost.
+inline bool widens(const std::string& name, const nlohmann::ordered_json& now) { return is_moment_type(name) && now == "fp32"; }
+
 // Refuses to go on with options that change what is computed, unless --override names them. Options of the groups "Run" and
 // "Checkpoint" are free, and so are those that only change how the same thing is computed or where files lie; the model's are
 // compared as the configurations that they lead to. `order_problem`: DataLoader's, of the number of samples that was planned.
@@ -145,13 +154,13 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
         const bool compared = group == "Data" || group == "Batch and length" || group == "Optimizer" || group == "FP8";
         if (!compared) return;
         known.push_back(name);
-        if (std::find(free.begin(), free.end(), name) != free.end() || !saved.options.contains(name) || overridden(name))
-            return;
-        if (saved.options[name] != options[name])
+        const nlohmann::ordered_json before = saved_option(saved, name);
+        if (std::find(free.begin(), free.end(), name) != free.end() || before.is_discarded() || overridden(name)) return;
+        if (before != options[name] && !widens(name, options[name]))
             fail(
                 "--%s is %s; the checkpoint was written with %s, and another value changes the run. HINT: --override %s goes "
                 "on with yours",
-                name.c_str(), options[name].dump().c_str(), saved.options[name].dump().c_str(), name.c_str());
+                name.c_str(), options[name].dump().c_str(), before.dump().c_str(), name.c_str());
     });
     for (const std::string& name : overrides)
         if (std::find(known.begin(), known.end(), name) == known.end())
@@ -170,15 +179,20 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
              precision_name, before.c_str());
 }
 
-// What --override lets differ from the checkpoint, for the log: "lr is 0.001, it was 0.003; data-path".
+// What --override lets differ from the checkpoint, and moments that were in bf16, for the log: "lr is 0.001, it was 0.003".
 inline std::string describe_overrides(const TrainingState& saved, const TrainOptions& now) {
     const nlohmann::ordered_json options = options_to_json(now);
+    Strings names = now.override;
+    for (const char* name : {"exp-avg-dtype", "exp-avg-sq-dtype"})
+        if (saved_option(saved, name) != options[name] && std::find(names.begin(), names.end(), name) == names.end())
+            names.push_back(name);
     std::string text;
-    for (const std::string& name : now.override) {
+    for (const std::string& name : names) {
         text += (text.empty() ? "" : "; ") + name;
-        if (!options.contains(name) || !saved.options.contains(name)) continue;
-        if (options[name] == saved.options[name]) text += " is " + options[name].dump() + " as it was";
-        else text += " is " + options[name].dump() + ", it was " + saved.options[name].dump();
+        const nlohmann::ordered_json before = saved_option(saved, name);
+        if (!options.contains(name) || before.is_discarded()) continue;
+        if (options[name] == before) text += " is " + options[name].dump() + " as it was";
+        else text += " is " + options[name].dump() + ", it was " + before.dump();
     }
     return text;
 }
@@ -194,8 +208,8 @@ inline std::string config_difference(const ModelConfig& saved, const ModelConfig
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
-inline size_t checkpoint_bytes(const ParameterTable& table, const ModelTexts& texts) {
-    const size_t per_parameter = (sizeof(floatX) == sizeof(real) ? 0 : sizeof(floatX)) + 3 * sizeof(real);
+inline size_t checkpoint_bytes(const ParameterTable& table, const ModelTexts& texts, size_t moment_bytes) {
+    const size_t per_parameter = (sizeof(floatX) == sizeof(real) ? 0 : sizeof(floatX)) + sizeof(real) + moment_bytes;
     return table.trained * per_parameter + table.rows.size() * 1024 + texts.bytes() + (64 << 10);
 }
 
@@ -219,7 +233,7 @@ inline void read_masters(const std::string& dir, const ModelConfig& c, const Par
 struct Parts {
     floatX* params = nullptr;
     LowerHalf* lower = nullptr;  // null where params are the whole weights
-    real *m = nullptr, *v = nullptr;
+    Moment m, v;
 };
 
 // Writes checkpoints on a thread of its own: save() copies the training memory into the buffers given at the start (or, without
@@ -269,15 +283,15 @@ public:
             for (const Bucket& b : shards_.buckets)
                 be::download(ctx_, buffers_.params + b.shard, now.params + b.mine, b.n * sizeof(floatX));
         }
-        if (buffers_.m) {
+        if (buffers_.m.data) {
             parts_ = buffers_;
             if (now.lower) be::download(ctx_, buffers_.lower, now.lower, shards_.size * sizeof(LowerHalf));
-            be::download(ctx_, buffers_.m, now.m, shards_.size * sizeof(real));
-            be::download(ctx_, buffers_.v, now.v, shards_.size * sizeof(real));
+            be::download(ctx_, buffers_.m.data, now.m.data, shards_.size * now.m.element_bytes());
+            be::download(ctx_, buffers_.v.data, now.v.data, shards_.size * now.v.element_bytes());
         }
         stage_ = Stage::make;
         start_stage();
-        if (!buffers_.m) wait();
+        if (!buffers_.m.data) wait();
     }
 
     // Goes to the next stage if all ranks are done with the last. wait() does so until the checkpoint is written.
@@ -368,15 +382,17 @@ private:
         std::vector<TensorFiles> all;
         all.emplace_back(dir + "/model.safetensors", whole_, dtype_of<floatX>);
         if (has_lower_halves) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
-        all.emplace_back(dir + "/training/exp_avg.safetensors", whole_, dtype_of<real>);
-        all.emplace_back(dir + "/training/exp_avg_sq.safetensors", whole_, dtype_of<real>);
+        for (const auto& [name, moment] : {std::pair("exp_avg", &parts_.m), {"exp_avg_sq", &parts_.v}})
+            all.emplace_back(dir + "/training/" + name + ".safetensors", whole_,
+                             moment->is_bf16 ? dtype_of<bf16> : dtype_of<real>);
         return all;
     }
 
     void make(const NewDirectory& directory) {
         if (!first()) return;
         if (settings_.lock) settings_.lock->hold();
-        check_free_space(settings_.out, checkpoint_bytes(whole_, settings_.texts));
+        const size_t moment_bytes = parts_.m.element_bytes() + parts_.v.element_bytes();
+        check_free_space(settings_.out, checkpoint_bytes(whole_, settings_.texts, moment_bytes));
         directory.create();
         try {
             make_directory(directory.path() + "/training");
@@ -394,8 +410,8 @@ private:
         const auto write = [&](auto part) { write_parts(all[i++], table_, shards_, counted_, part); };
         write([&](size_t i) { return parts_.params[i]; });
         if (has_lower_halves) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
-        write([&](size_t i) { return parts_.m[i]; });
-        write([&](size_t i) { return parts_.v[i]; });
+        for (const Moment& moment : {parts_.m, parts_.v})
+            moment.visit([&](const auto* x) { write([x](size_t i) { return x[i]; }); });
     }
     void publish(const NewDirectory& directory) const {
         if (!first()) return;

@@ -1,7 +1,8 @@
 // ZeRO-1 (Rajbhandari et al., 2020): the ranks of a data-parallel group share the optimizer's work and state. The buffer of
 // parameters is cut into buckets, each bucket into one part per rank. Gradients of a bucket are reduce-scattered, so that a
 // rank has the sums of its own part; there it has fp32 weights and moments, and updates; the new parameters are all-gathered.
-// Bytes per parameter and rank: 2 (parameters) + 4 (gradients) + 10 / ranks (lower halves of fp32 weights, moments).
+// Bytes per parameter and rank: 2 (parameters) + 4 (gradients) + 10 / ranks (lower halves of fp32 weights, moments; 6 / ranks
+// with both moments in bf16).
 // Without it (--zero 0) gradients are all-reduced, and every rank does all of the update.
 #pragma once
 #include <vector>

@@ -73,10 +73,10 @@ steps=50 expect "back to bf16" train 1 llama back --resume switch/step_00000040 
 expect "it goes on" test "$(losses back | wc -l)" == 10
 
 # auto: two windows of 64 steady steps after the warm-up of 10, then 8 that measure.
-steps=160 expect "auto, on a loss that stands still" train 1 llama auto --fp8 hybrid --fp8-start auto --lr 1e-9 --min-lr 0 --save-every 130 --keep 0
+steps=160 expect "auto, on a loss that stands still" train 1 llama auto --fp8 hybrid --fp8-start auto --exp-avg-sq-dtype bf16 --lr 1e-9 --min-lr 0 --save-every 130 --keep 0
 switched() { sed -n 's/.*"step":\([0-9]*\),.*"event":"fp8".*/\1/p' "$1/log.jsonl"; }
 expect "8 bits begin when it is known" test "$(switched auto)" == 146
-steps=160 expect "resumed between" train 1 llama auto2 --fp8 hybrid --fp8-start auto --lr 1e-9 --min-lr 0 --resume auto/step_00000130
+steps=160 expect "resumed between" train 1 llama auto2 --fp8 hybrid --fp8-start auto --exp-avg-sq-dtype bf16 --lr 1e-9 --min-lr 0 --resume auto/step_00000130
 expect "they begin there too" test "$(switched auto2)" == 146
 expect "with the same bits" same auto auto2
 steps=160 expect "auto, on a loss that falls" train 1 llama falling --fp8 hybrid --fp8-start auto

@@ -677,6 +677,13 @@ TEST(SumOfSquares, AgainstDoubleAndNonFinite) {
         Buffer<double> sum(Doubles{1.5}, "sum");
         backend::add_squares(ctx, sum.p(), x.p(), n);
         EXPECT_EQ(sum.get()[0], 1.5 + backend::sum_of_squares(ctx, x.p(), n));
+        std::vector<bf16> moments(x.host().begin(), x.host().end());
+        double of_moments = 0;
+        for (const bf16 value : moments) of_moments += as_double(value) * as_double(value);
+        Buffer<double> second(Doubles{1.5}, "sum");
+        Buffer<bf16> in_bf16(moments, "moments");
+        backend::add_squares(ctx, second.p(), Moment(in_bf16.p()), n);
+        EXPECT_NEAR(second.get()[0], 1.5 + of_moments, (256 + 2) * u * of_moments);
         for (const double bad : {not_a_number, infinity, -infinity})
             for (const size_t where : {(size_t)0, n / 2, n - 1}) {
                 if (n == 0) continue;
@@ -732,7 +739,7 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
             gradient[0] = 0;  // never a gradient: the update must be the decay alone, not 0/0
             const Input<real> grad(gradient);
             backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr, m.p(), v.p(), grad.p(), n, (real)lr,
-                           (real)beta1, (real)beta2, (real)eps, (real)decay, (real)grad_scale, step);
+                           (real)beta1, (real)beta2, (real)eps, (real)decay, (real)grad_scale, step, {});
             const double c1 = 1 - std::pow(beta1, step), c2 = 1 - std::pow(beta2, step);
             for (size_t i = 0; i < n; i++) {
                 const double g = grad_scale * (double)grad[i];
@@ -756,4 +763,87 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
         expect_close(weights, w, w_allowed, "weights");
         expect_close(param.get(), doubles(weights), 0, roundoff<floatX>, "param is the rounded weight");
     }
+}
+
+// Numbers of few bits and factors of few bits: nothing is rounded on the way to the moments, whatever order or fused
+// multiply-adds a backend has, and these must have the bits that moments.h defines.
+TEST(AdamW, Bf16MomentsAreRoundedByTheElementsPlace) {
+    backend::Ctx ctx(2);
+    Rng rng(16);
+    const size_t most = thorough ? 20003 : 203;
+    std::vector<Rounding> places(6);
+    places[1].first = 4096, places[2].first = 4098, places[3].first = (1ull << 34) - 64;  // 3: where a word of the counter ends
+    places[4].first = 1024, places[4].cols = 192, places[4].whole_cols = 768, places[4].at = 64;
+    places[5].first = 21, places[5].cols = 7, places[5].whole_cols = 21, places[5].at = 3;
+    uint32_t tensor = 5;
+    for (Rounding& r : places) {
+        r.key = rounding_key(1234, 7), r.tensor = tensor++;
+        for (const size_t n : {(size_t)1, (size_t)67, most}) {
+            std::vector<real> m(n), v(n), gradient(n);
+            for (size_t i = 0; i < n; i++) {
+                m[i] = (real)(rng.integers(1, -127, 128)[0] / 64.0), v[i] = (real)(rng.integers(1, 0, 128)[0] / 64.0);
+                gradient[i] = (real)(rng.integers(1, -64, 65)[0] / 8.0);
+            }
+            const std::vector<floatX> start = rng.normals<floatX>(n);
+            const auto bf16_of = [&](const std::vector<real>& x) { return std::vector<bf16>(x.begin(), x.end()); };
+            const Input<real> grad(gradient);
+            std::vector<real> weights;  // with moments in fp32, then with one of them and both in bf16
+            for (const int in_bf16 : {0, 1, 2, 3}) {
+                Buffer<floatX> param(start, "param");
+                Buffer<LowerHalf> lower(std::vector<LowerHalf>(n, 0), "lower halves");
+                Buffer<real> m_real(m, "m"), v_real(v, "v");
+                Buffer<bf16> m_bf16(bf16_of(m), "m"), v_bf16(bf16_of(v), "v");
+                backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr,
+                               in_bf16 & 1 ? Moment(m_bf16.p()) : Moment(m_real.p()),
+                               in_bf16 & 2 ? Moment(v_bf16.p()) : Moment(v_real.p()), grad.p(), n, real(0.01), real(0.875),
+                               real(0.75), real(1e-8), real(0.1), real(0.5), 3, r);
+                const std::vector<real> updated = whole_weights(param.get(), lower.get());
+                if (in_bf16 == 0) weights = updated;
+                expect_close(updated, doubles(weights), 16 * u, 4 * u, "weights");
+                const auto ms = m_bf16.get(), vs = v_bf16.get();
+                for (size_t i = 0; i < n; i++) {
+                    const size_t at = r.at + i;
+                    const uint64_t place =
+                        r.cols ? r.first + at / r.cols * r.whole_cols + at % r.cols : r.first + i;  // in the whole tensor
+                    const uint32_t random = random_bits(r.key, RngPurpose::rounding, r.tensor, place / 4)[place % 4];
+                    const float g = 0.5f * (float)gradient[i];
+                    const float exact[] = {0.875f * (float)m[i] + 0.125f * g, 0.75f * (float)v[i] + 0.25f * g * g};
+                    for (const int k : {0, 1}) {
+                        if (!(in_bf16 >> k & 1)) continue;
+                        uint32_t bits;
+                        memcpy(&bits, &exact[k], sizeof bits);
+                        ASSERT_EQ((k ? vs : ms)[i].bits, (bits + (k ? random >> 16 : random & 0xffff)) >> 16)
+                            << "element " << i << " of " << n << ", place " << place << ", " << (k ? "v" : "m");
+                    }
+                }
+            }
+        }
+    }
+}
+
+// 0.999 v + 0.001 g^2 with v = 1 and g^2 = 0.9: rounded to the nearest bf16, v would be 1 for ever.
+TEST(AdamW, Bf16MomentsMoveAsTheirExpectedValues) {
+    ASSERT_EQ((float)bf16(0.999f + 0.001f * 0.9f), 1.0f);
+    backend::Ctx ctx(2);
+    const size_t n = thorough ? 20000 : 400;
+    const int steps = 100;
+    const Input<real> grad(std::vector<real>(n, (real)std::sqrt(0.9)));
+    Buffer<floatX> param(std::vector<floatX>(n, 0), "param");
+    Buffer<LowerHalf> lower(std::vector<LowerHalf>(n, 0), "lower halves");
+    Buffer<bf16> m(std::vector<bf16>(n, 1.0f), "m"), v(std::vector<bf16>(n, 1.0f), "v");
+    for (int step = 1; step <= steps; step++) {
+        Rounding r;
+        r.key = rounding_key(5, step);
+        backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr, m.p(), v.p(), grad.p(), n, real(0), real(0.999),
+                       real(0.999), real(1e-8), real(0), real(1), step, r);
+    }
+    // A step's error has the standard deviation of at most half the distance of two bf16 below 1; five times that of the mean.
+    const double left = std::pow(0.999, steps), allowed = 5 * 0x1p-9 * std::sqrt(steps / (double)n);
+    const auto mean = [&](const std::vector<bf16>& x) {
+        double sum = 0;
+        for (const bf16 value : x) sum += as_double(value);
+        return sum / (double)n;
+    };
+    EXPECT_NEAR(mean(v.get()), 0.9 + 0.1 * left, allowed);
+    EXPECT_NEAR(mean(m.get()), std::sqrt(0.9) + (1 - std::sqrt(0.9)) * left, allowed);
 }

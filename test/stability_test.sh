@@ -159,11 +159,11 @@ found flip-norm=12:1 "since step 11 the weights on rank 1 (host" 4 --tp 2
 found flip-norm=12:2 "since step 11 the copies of other ranks' weights on rank 2 (host" 4 --tp 2
 found flip-lower=12:3 "since step 11 the lower halves of the fp32 weights on rank 3 (host" 4 --tp 2
 found flip-exp-avg=12:2 "since step 11 the moments exp_avg on rank 2 (host" 4 --tp 2
-found flip-exp-avg-sq=12:1 "since step 11 the moments exp_avg_sq on rank 1 (host" 4 --tp 2
+found flip-exp-avg-sq=12:1 "since step 11 the moments exp_avg_sq on rank 1 (host" 4 --tp 2 --exp-avg-sq-dtype bf16
 found flip-exp-avg=12:1 "since step 11 the moments exp_avg on rank 1 (host" 4 --zero 0
 for place in norm lower exp-avg exp-avg-sq; do found flip-$place=12 "since step 11 the .* on this machine have changed" 1; done
 found wrong-update=12:2 "at step 20 .* of .*norm.* has other bits on rank 3 (host .*) than on rank 2 (host" 4 --tp 2
-found wrong-update=12:1 "at step 20 .* of .*norm.* has other bits on rank 1 (host .*) than on rank 0 (host" 2 --zero 0
+found wrong-update=12:1 "at step 20 .* of .*norm.* has other bits on rank 1 (host .*) than on rank 0 (host" 2 --zero 0 --exp-avg-dtype bf16
 
 # ---- health of the layers ----
 steps=12 expect "layers are examined" train 1 health --log-health-interval 6 --fp8 hybrid --fp8-start 8

@@ -347,6 +347,20 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     expect_error([&] { agree([](TrainOptions& n) { n.seed = 9; }); }, {"--seed"});
     expect_error([&] { agree([](TrainOptions& n) { n.global_batch_size = 9; }, {"lr"}); }, {"--global-batch-size"});
     expect_error([&] { agree([](TrainOptions&) {}, {"threads"}); }, {"'threads'"});
+    const auto narrow = [](TrainOptions& n) { n.exp_avg_sq_dtype = "bf16"; };
+    for (const bool old_version : {false, true}) {  // which had moments in fp32 only, and no option to say so
+        if (old_version) saved.options.erase("exp-avg-dtype"), saved.options.erase("exp-avg-sq-dtype");
+        agree([](TrainOptions&) {});
+        expect_error([&] { agree(narrow); }, {"--exp-avg-sq-dtype", "\"fp32\"", "--override exp-avg-sq-dtype"});
+        agree(narrow, {"exp-avg-sq-dtype"});
+        TrainOptions now = o;
+        narrow(now), now.override = {"exp-avg-sq-dtype"};
+        EXPECT_EQ(describe_overrides(saved, now), "exp-avg-sq-dtype is \"bf16\", it was \"fp32\"");
+        EXPECT_EQ(describe_overrides(saved, o), "");
+    }
+    saved.options["exp-avg-dtype"] = "bf16";  // every bf16 is an fp32
+    agree([](TrainOptions&) {});
+    EXPECT_EQ(describe_overrides(saved, o), "exp-avg-dtype is \"fp32\", it was \"bf16\"");
     expect_error(
         [&] {
             check_agreement(saved, o, {{{"documents", 4}, {"tokens", 50}}}, "", {});

@@ -224,7 +224,7 @@ Doubles everything(int threads) {
     std::vector<LowerHalf> lower(V * C);
     std::vector<floatX> param(V * C);
     cpu::adamw(ctx, param.data(), lower.data(), m.data(), v.data(), dwte.data(), dwte.size(), real(1e-3), real(0.9), real(0.95),
-               real(1e-8), real(0.1), 1, 3);
+               real(1e-8), real(0.1), 1, 3, {});
     collect(param), collect(lower), collect(m), collect(v);
     return all;
 }

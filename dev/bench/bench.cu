@@ -272,8 +272,14 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
         const Numbers<real> m(ctx, n), v(ctx, n), g(ctx, n);
         be::clear(ctx, v, n * sizeof(real));
         const std::string size = " " + human_count((double)n);
-        bench("adamw" + size, (double)n * 7 * R,
-              [&] { be::adamw(ctx, p, lower, m, v, g, n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10); });
+        const auto adamw = [&](const char* name, const Moment& first, const Moment& second) {
+            const double moments = 2.0 * (double)(first.element_bytes() + second.element_bytes());
+            bench(name + size, (double)n * (3 * R + moments), [&] {
+                be::adamw(ctx, p, lower, first, second, g, n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10, Rounding());
+            });
+        };
+        adamw("adamw", (real*)m, (real*)v);
+        adamw("adamw, bf16 moments", (bf16*)(real*)m, (bf16*)(real*)v);
         bench("sum_of_squares" + size, (double)n * R, [&] { be::sum_of_squares(ctx, g, n); });
     }
 }
@@ -449,8 +455,8 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
     printf(
         "checkpoint of %s: training waits %.0f ms (first time %.0f ms), written in %.1f s, %.2f GiB: at most %.2f%% of 30 "
         "minutes\n",
-        preset.c_str(), copies[2] * 1e3, copies[0] * 1e3, writes[2], (double)checkpoint_bytes(m.table, {}) / 1073741824.0,
-        100 * (copies[2] + writes[2]) / 1800);
+        preset.c_str(), copies[2] * 1e3, copies[0] * 1e3, writes[2],
+        (double)checkpoint_bytes(m.table, {}, 2 * sizeof(real)) / 1073741824.0, 100 * (copies[2] + writes[2]) / 1800);
 }
 
 // The GPU's bound is what its own library reaches on a large product; the CPU's what its registers can do, in bf16 where the

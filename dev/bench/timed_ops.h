@@ -114,8 +114,8 @@ TIMED(attention_backward, attention(arguments, 5, 4))
 TIMED(attention_rope_backward, attention(arguments, 5, 4))
 // N, V, Vp, loss_scale, z_coef, write_gradient: read and written once
 TIMED(classifier, Work({0, NUMBER(6, 0) * NUMBER(6, 2) * 2 * X}))
-// n, and seven scalars
-TIMED(adamw, Work({0, NUMBER(8, 0) * (7 * R + X)}))
+// n, seven scalars, and how to round
+TIMED(adamw, Work({0, NUMBER(9, 0) * (7 * R + X)}))
 TIMED(sum_of_squares, Work({0, NUMBER(1, 0) * R}))
 TIMED(clear, Work({0, NUMBER(1, 0)}))
 

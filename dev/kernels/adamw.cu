@@ -125,7 +125,7 @@ struct Problem {
           param(param0),
           lower(lower0) {
         cpu::adamw(run.oracle, param0.data(), lower0.data(), m0.data(), v0.data(), grad0.data(), n, lr, beta1, beta2, eps,
-                   decay, grad_scale, step);
+                   decay, grad_scale, step, {});
     }
     std::string name() const { return format("%zu parameters", n); }
     double work() const { return (double)n * 7 * sizeof(float); }
@@ -166,7 +166,7 @@ void climb_all(ladder::Run& run) {
                                     {"the trainer's",
                                      [](gpu::Ctx& ctx, Problem& x) {
                                          gpu::adamw(ctx, x.param.p(), x.lower.p(), x.m.p(), x.v.p(), x.grad.p(), x.n, lr, beta1,
-                                                    beta2, eps, decay, grad_scale, step);
+                                                    beta2, eps, decay, grad_scale, step, {});
                                      }}},
                                    {1003, 1, 7, 20003}, {(size_t)64 << 20});
 }

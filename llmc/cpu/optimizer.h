@@ -1,5 +1,6 @@
 // AdamW (Loshchilov & Hutter, 2019): one pass over memory that reads gradient, weight and both moments once and writes weight
-// and moments. Bound by memory bandwidth: 28 bytes per parameter. A bf16 parameter is the upper half of its fp32 weight.
+// and moments. Bound by memory bandwidth: 28 bytes per parameter, 20 with both moments in bf16. A bf16 parameter is the upper
+// half of its fp32 weight.
 #pragma once
 #include <cmath>
 
@@ -8,25 +9,74 @@
 #include "vectors.h"
 
 namespace cpu {
+namespace detail {
 
-inline void adamw(Ctx&, floatX* param, LowerHalf* lower, real* m, real* v, const real* grad, size_t n, real lr, real beta1,
-                  real beta2, real eps, real weight_decay, real grad_scale, int64_t step) {
+// random[k] = rounding.word(first + k), for k below n.
+inline void random_words(uint32_t* random, const Rounding& rounding, size_t first, size_t n) {
+    constexpr size_t block = 4 * lanes;
+    for (size_t k = 0; k < n;) {
+        const uint64_t number = rounding.number(first + k), group = number / 4;
+        const bool together =
+            number % 4 == 0 && std::min(n - k, rounding.run(first + k)) >= block && (uint32_t)group <= UINT32_MAX - lanes;
+        if (!together) {
+            random[k] = rounding.word(first + k), k++;
+            continue;
+        }
+        uint32_t groups[lanes], drawn[4][lanes];
+        for (int i = 0; i < lanes; i++) groups[i] = (uint32_t)group + (uint32_t)i;
+        words low, w[4];
+        memcpy(&low, groups, sizeof low);
+        rounding.draw(w, low, (uint32_t)(group >> 32));
+        memcpy(drawn, w, sizeof drawn);
+        for (int i = 0; i < lanes; i++)
+            for (int j = 0; j < 4; j++) random[k + (size_t)(4 * i + j)] = drawn[j][i];
+        k += block;
+    }
+}
+
+inline void store_moment(real* p, floats x, words, int n) { store(p, x, n); }
+inline void store_moment(bf16* p, floats x, words random, int n) { store(&p->bits, round_stochastically(x, random), n); }
+
+template <class M, class V>
+void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const real* grad, size_t n, real lr, real beta1, real beta2, real eps,
+           real weight_decay, real grad_scale, int64_t step, const Rounding& rounding) {
     // Bias corrections in double: beta^step loses digits in fp32.
     const real correct1 = (real)(1 / (1 - std::pow((double)beta1, (double)step)));
     const real correct2 = (real)(1 / (1 - std::pow((double)beta2, (double)step)));
     constexpr size_t ahead = 256;  // numbers: what the CPU itself asks for in advance is too little for so many streams
+    constexpr bool rounded = std::is_same_v<M, bf16> || std::is_same_v<V, bf16>;
+    constexpr int drawn = 64;  // random numbers at a time: few, so that memory is waited for beside the drawing
     parallel_ranges(n, [=](size_t first, size_t last) {
-        for_vectors((int)(last - first), [=](int k, auto there) {
+        uint32_t random[rounded ? drawn : 1] = {};
+        for_vectors((int)(last - first), [=, &random](int k, auto there) {
             const size_t i = first + (size_t)k;
-            for (const real* x : {grad, (const real*)m, (const real*)v}) __builtin_prefetch(x + i + ahead);
+            __builtin_prefetch(grad + i + ahead), __builtin_prefetch(m + i + ahead), __builtin_prefetch(v + i + ahead);
             __builtin_prefetch(param + i + ahead);
             if (has_lower_halves) __builtin_prefetch(lower + i + ahead);
+            words word{};
+            if constexpr (rounded) {
+                if (k % drawn == 0) random_words(random, rounding, i, std::min((size_t)drawn, last - i));
+                memcpy(&word, random + k % drawn, sizeof word);
+            }
             const floats g = grad_scale * load(grad + i, there);
             const floats mi = beta1 * load(m + i, there) + (1 - beta1) * g,
                          vi = beta2 * load(v + i, there) + (1 - beta2) * g * g;
             const floats w = load_weights(param, lower, i, there);
             const floats updated = w - lr * (mi * correct1 / (root(vi * correct2) + eps) + weight_decay * w);
-            store(m + i, mi, there), store(v + i, vi, there), store_weights(param, lower, i, updated, there);
+            store_moment(m + i, mi, word, there), store_moment(v + i, vi, word >> 16, there);
+            store_weights(param, lower, i, updated, there);
+        });
+    });
+}
+
+}  // namespace detail
+
+inline void adamw(Ctx&, floatX* param, LowerHalf* lower, const Moment& m, const Moment& v, const real* grad, size_t n, real lr,
+                  real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step,
+                  const Rounding& rounding) {
+    m.visit([&](auto* m_of) {
+        v.visit([&](auto* v_of) {
+            detail::adamw(param, lower, m_of, v_of, grad, n, lr, beta1, beta2, eps, weight_decay, grad_scale, step, rounding);
         });
     });
 }

@@ -25,24 +25,31 @@ inline real lane_sum(int n, F f) {
     return sum;
 }
 
-}  // namespace detail
-
-// For the global gradient norm. Blocks of fixed size are summed in fp32 (256 terms a lane: short enough to be accurate), and
-// the blocks' sums in double, in order. NaN and infinity come through. Reads each element once: bound by memory bandwidth.
-inline double sum_of_squares(Ctx&, const real* x, size_t n) {
+// Blocks of fixed size are summed in fp32 (256 terms a lane: short enough to be accurate), and the blocks' sums in double, in
+// order. NaN and infinity come through. Reads each element once: bound by memory bandwidth.
+template <class E>
+double sum_of_squares(const E* x, size_t n) {
     constexpr size_t block = 4096;
     std::vector<double> sums(ceil_div(n, block));
 #pragma omp parallel for schedule(static)
     for (size_t b = 0; b < sums.size(); b++) {
-        const real* part = x + b * block;
-        sums[b] = detail::lane_sum((int)std::min(block, n - b * block), [=](int i) { return part[i] * part[i]; });
+        const E* part = x + b * block;
+        sums[b] = lane_sum((int)std::min(block, n - b * block), [=](int i) { return (real)part[i] * (real)part[i]; });
     }
     double total = 0;
     for (const double sum : sums) total += sum;
     return total;
 }
 
-inline void add_squares(Ctx& ctx, double* sum, const real* x, size_t n) { *sum += sum_of_squares(ctx, x, n); }
+}  // namespace detail
+
+// For the global gradient norm.
+inline double sum_of_squares(Ctx&, const real* x, size_t n) { return detail::sum_of_squares(x, n); }
+
+inline void add_squares(Ctx&, double* sum, const real* x, size_t n) { *sum += detail::sum_of_squares(x, n); }
+inline void add_squares(Ctx&, double* sum, const Moment& x, size_t n) {
+    *sum += x.visit([=](const auto* elements) { return detail::sum_of_squares(elements, n); });
+}
 
 // Reads each word once: bound by memory bandwidth.
 inline uint64_t word_sum(Ctx&, const void* x, size_t n, size_t first) {

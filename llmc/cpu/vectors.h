@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "../math.h"
+#include "../rng.h"
 #include "../types.h"
 #include "ctx.h"
 
@@ -30,6 +31,33 @@ template <>
 struct BitsOf<cpu::floats> {
     using type = cpu::words;
 };
+
+// Even and odd words apart, as CPUs multiply them.
+#if defined(__AVX512F__)
+template <>
+struct WideProduct<cpu::words> {
+    cpu::words high, low;
+    WideProduct(uint32_t factor, cpu::words x) {
+        constexpr __mmask16 odd = 0xaaaa;
+        const __m512i f = _mm512_set1_epi32((int)factor), all = (__m512i)x;
+        const __m512i a = _mm512_maskz_mul_epu32(0xff, all, f),
+                      b = _mm512_maskz_mul_epu32(0xff, _mm512_maskz_srli_epi64(0xff, all, 32), f);
+        high = (cpu::words)_mm512_mask_mov_epi32(_mm512_maskz_srli_epi64(0xff, a, 32), odd, b);
+        low = (cpu::words)_mm512_mask_mov_epi32(a, odd, _mm512_maskz_slli_epi64(0xff, b, 32));
+    }
+};
+#else
+template <>
+struct WideProduct<cpu::words> {
+    cpu::words high, low;
+    WideProduct(uint32_t factor, cpu::words x) {
+        for (int i = 0; i < cpu::lanes; i++) {
+            const WideProduct<uint32_t> product(factor, x[i]);
+            high[i] = product.high, low[i] = product.low;
+        }
+    }
+};
+#endif
 
 namespace cpu {
 

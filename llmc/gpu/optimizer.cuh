@@ -1,6 +1,6 @@
-// AdamW; formulas in ops.inl and cpu/optimizer.h. One pass: per parameter 16 bytes are read and 12 written: bound by
-// memory bandwidth. A thread takes 8 elements: a pack of bf16 parameters, which are the upper halves of their fp32 weights.
-// Loads and stores that bypass the cache were 3% slower on an H100 (dev/kernels/bench.md).
+// AdamW; formulas in ops.inl and cpu/optimizer.h. One pass: per parameter 16 bytes are read and 12 written, 12 and 8 with both
+// moments in bf16: bound by memory bandwidth. A thread takes 8 elements: a pack of bf16 parameters, which are the upper halves
+// of their fp32 weights. Loads and stores that bypass the cache were 3% slower on an H100 (dev/kernels/bench.md).
 #pragma once
 #include <cmath>
 
@@ -20,61 +20,87 @@ struct AdamW {
     }
 };
 
+__device__ __forceinline__ void set_moment(real& moment, float x, uint32_t) { moment = x; }
+__device__ __forceinline__ void set_moment(bf16& moment, float x, uint32_t random) {
+    moment.bits = (uint16_t)round_stochastically(x, random);
+}
+
+// Eight elements, in as many packs as they fill.
+template <class T>
+struct Eight {
+    static constexpr int size = Pack<T>::size;
+    Pack<T> packs[8 / size];
+    __device__ T& operator[](int k) { return packs[k / size][k % size]; }
+    __device__ void load_from(const T* p) {
+#pragma unroll
+        for (int k = 0; k < 8; k += size) packs[k / size] = load(p + k);
+    }
+    __device__ void store_to(T* p) const {
+#pragma unroll
+        for (int k = 0; k < 8; k += size) store(p + k, packs[k / size]);
+    }
+};
+
 constexpr int adamw_threads = 256;
 
 // n_whole elements are moved in packs, the others one by one.
-__global__ void __launch_bounds__(adamw_threads)
-    adamw_kernel(floatX* param, LowerHalf* lower, real* m, real* v, const real* grad, size_t n, size_t n_whole, AdamW update) {
-    constexpr int per_thread = 8, size = Pack<real>::size, packs = per_thread / size;
+template <class M, class V>
+__global__ void __launch_bounds__(adamw_threads) adamw_kernel(floatX* param, LowerHalf* lower, M* m, V* v, const real* grad,
+                                                              size_t n, size_t n_whole, AdamW update, Rounding rounding) {
+    constexpr bool rounded = std::is_same<M, bf16>::value || std::is_same<V, bf16>::value;
     const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
-    const size_t first = thread * per_thread;
+    const size_t first = thread * 8;
     if (first < n_whole) {
-        constexpr int param_size = Pack<floatX>::size;
-        Pack<real> pm[packs], pv[packs], pg[packs];
-        Pack<floatX> p[per_thread / param_size];
-        Pack<LowerHalf> low{};
-        if constexpr (has_lower_halves) low = load(lower + first);
+        Eight<M> pm;
+        Eight<V> pv;
+        Eight<real> pg;
+        Eight<floatX> p;
+        Eight<LowerHalf> low{};
+        if constexpr (has_lower_halves) low.load_from(lower + first);
+        p.load_from(param + first), pm.load_from(m + first), pv.load_from(v + first), pg.load_from(grad + first);
+        uint32_t random[2][4] = {};
+        if constexpr (rounded) {
+            const uint64_t group = rounding.number(first) / 4;
 #pragma unroll
-        for (int k = 0; k < per_thread; k += param_size) p[k / param_size] = load(param + first + k);
-#pragma unroll
-        for (int k = 0; k < packs; k++) {
-            const size_t i = first + k * size;
-            pm[k] = load(m + i), pv[k] = load(v + i), pg[k] = load(grad + i);
+            for (int k = 0; k < 2; k++) rounding.draw(random[k], (uint32_t)(group + k), (uint32_t)((group + k) >> 32));
         }
 #pragma unroll
-        for (int k = 0; k < per_thread; k++) {
-            floatX* const x = &p[k / param_size][k % param_size];
-            float w = load_weight(x, &low[k], 0);
-            update(w, pm[k / size][k % size], pv[k / size][k % size], pg[k / size][k % size]);
-            store_weight(x, &low[k], 0, w);
+        for (int k = 0; k < 8; k++) {
+            float w = load_weight(&p[k], &low[k], 0), mk = pm[k], vk = pv[k];
+            update(w, mk, vk, pg[k]);
+            set_moment(pm[k], mk, random[k / 4][k % 4]), set_moment(pv[k], vk, random[k / 4][k % 4] >> 16);
+            store_weight(&p[k], &low[k], 0, w);
         }
-#pragma unroll
-        for (int k = 0; k < packs; k++) {
-            const size_t i = first + k * size;
-            store(m + i, pm[k]), store(v + i, pv[k]);
-        }
-#pragma unroll
-        for (int k = 0; k < per_thread; k += param_size) store(param + first + k, p[k / param_size]);
-        if constexpr (has_lower_halves) store(lower + first, low);
+        pm.store_to(m + first), pv.store_to(v + first), p.store_to(param + first);
+        if constexpr (has_lower_halves) low.store_to(lower + first);
     }
     for (size_t i = n_whole + thread; i < n; i += threads) {
         float w = load_weight(param, lower, i), mi = m[i], vi = v[i];
         update(w, mi, vi, grad[i]);
-        m[i] = mi, v[i] = vi, store_weight(param, lower, i, w);
+        const uint32_t random = rounded ? rounding.word(i) : 0;
+        set_moment(m[i], mi, random), set_moment(v[i], vi, random >> 16), store_weight(param, lower, i, w);
     }
 }
 
 }  // namespace detail
 
-inline void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, real* m, real* v, const real* grad, size_t n, real lr, real beta1,
-                  real beta2, real eps, real weight_decay, real grad_scale, int64_t step) {
+inline void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Moment& m, const Moment& v, const real* grad, size_t n,
+                  real lr, real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step,
+                  const Rounding& rounding) {
     if (n == 0) return;
     // Bias corrections in double: beta^step loses digits in fp32.
     const float correct1 = (float)(1 / (1 - std::pow((double)beta1, (double)step)));
     const float correct2 = (float)(1 / (1 - std::pow((double)beta2, (double)step)));
-    const size_t n_whole = aligned_16(param, lower, m, v, grad) ? n / 8 * 8 : 0;
-    LAUNCH(detail::adamw_kernel, (unsigned)ceil_div(n, (size_t)detail::adamw_threads * 8), detail::adamw_threads, 0, ctx, param,
-           lower, m, v, grad, n, n_whole, detail::AdamW{lr, beta1, beta2, eps, weight_decay, grad_scale, correct1, correct2});
+    const detail::AdamW update{lr, beta1, beta2, eps, weight_decay, grad_scale, correct1, correct2};
+    const bool packed = aligned_16(param, lower, (char*)m.data, (char*)v.data, grad) && rounding.in_eights();
+    m.visit([&](auto* m_of) {
+        v.visit([&](auto* v_of) {
+            using M = std::remove_pointer_t<decltype(m_of)>;
+            using V = std::remove_pointer_t<decltype(v_of)>;
+            LAUNCH((detail::adamw_kernel<M, V>), (unsigned)ceil_div(n, (size_t)detail::adamw_threads * 8),
+                   detail::adamw_threads, 0, ctx, param, lower, m_of, v_of, grad, n, packed ? n / 8 * 8 : 0, update, rounding);
+        });
+    });
 }
 
 }  // namespace gpu

@@ -60,29 +60,31 @@ constexpr int squares_threads = 512, squares_blocks = 512;
 
 // partial[block]: the squares of every gridDim.x-th tile of x. A thread adds `packs` packs in fp32 (short enough to be exact to
 // a few units in the last place) and such sums in double.
+template <class E>
 __global__ void __launch_bounds__(squares_threads)
-    sum_of_squares_kernel(double* partial, const real* __restrict__ x, size_t n, size_t n_packs) {
-    constexpr int size = Pack<real>::size, packs = 4;
+    sum_of_squares_kernel(double* partial, const E* __restrict__ x, size_t n, size_t n_packs) {
+    constexpr int size = Pack<E>::size, packs = 4;
     double total = 0;
     for (size_t tile = blockIdx.x; tile * squares_threads * packs < n_packs; tile += gridDim.x) {
         const size_t first = tile * squares_threads * packs + threadIdx.x;
-        Pack<real> p[packs];
+        Pack<E> p[packs];
 #pragma unroll
         for (int k = 0; k < packs; k++) {
             const size_t i = first + (size_t)k * squares_threads;
-            p[k] = i < n_packs ? load_streaming(x + i * size) : Pack<real>{};
+            p[k] = i < n_packs ? load_streaming(x + i * size) : Pack<E>{};
         }
         float sum[size] = {};
 #pragma unroll
         for (int k = 0; k < packs; k++)
 #pragma unroll
-            for (int j = 0; j < size; j++) sum[j] += p[k][j] * p[k][j];
-        total += (sum[0] + sum[1]) + (sum[2] + sum[3]);
+            for (int j = 0; j < size; j++) sum[j] += (real)p[k][j] * (real)p[k][j];
+#pragma unroll
+        for (int j = 0; j < size; j += 4) total += (sum[j] + sum[j + 1]) + (sum[j + 2] + sum[j + 3]);
     }
     // What is in no pack: the end, or all of an unaligned x.
     const size_t step = (size_t)gridDim.x * squares_threads;
     for (size_t i = n_packs * size + (size_t)blockIdx.x * squares_threads + threadIdx.x; i < n; i += step)
-        total += (double)x[i] * x[i];
+        total += (double)(real)x[i] * (real)x[i];
     total = block_total(total);
     if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
@@ -107,9 +109,10 @@ __global__ void __launch_bounds__(squares_threads)
 
 // Adds to *total. partial: squares_blocks numbers. At most so many blocks run, their number depends on n alone, and they are
 // added in order.
-inline void add_squares(Ctx& ctx, double* total, double* partial, const real* x, size_t n) {
+template <class E>
+void add_squares(Ctx& ctx, double* total, double* partial, const E* x, size_t n) {
     const int blocks = (int)std::min<size_t>(squares_blocks, n / (squares_threads * 16) + 1);
-    LAUNCH(sum_of_squares_kernel, blocks, squares_threads, 0, ctx, partial, x, n, aligned_16(x) ? n / Pack<real>::size : 0);
+    LAUNCH(sum_of_squares_kernel<E>, blocks, squares_threads, 0, ctx, partial, x, n, aligned_16(x) ? n / Pack<E>::size : 0);
     LAUNCH(add_partial_squares_kernel, 1, squares_threads, 0, ctx, total, partial, blocks);
 }
 
@@ -127,6 +130,10 @@ inline double sum_of_squares(Ctx& ctx, const real* x, size_t n) {
 
 inline void add_squares(Ctx& ctx, double* sum, const real* x, size_t n) {
     detail::add_squares(ctx, sum, (double*)ctx.scratch(sizeof(double) * detail::squares_blocks), x, n);
+}
+inline void add_squares(Ctx& ctx, double* sum, const Moment& x, size_t n) {
+    double* partial = (double*)ctx.scratch(sizeof(double) * detail::squares_blocks);
+    x.visit([&](const auto* elements) { detail::add_squares(ctx, sum, partial, elements, n); });
 }
 
 // Reads each word once: bound by memory bandwidth.

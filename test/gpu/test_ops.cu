@@ -114,7 +114,7 @@ TEST(Unaligned, AsAligned) {
         gpu::embedding_backward(ctx, dwte.p() + offset, nullptr, pa, ids.p(), nullptr, N, C, 0, N), r.dwte = out(dwte);
         gpu::classifier(ctx, l.p() + offset, s1.p(), s2.p(), s3.p(), ids.p(), N, V, Vp, 1, 0, true), r.logits = out(l);
         gpu::adamw(ctx, param.p() + offset, lower.p() + offset, m.p() + offset, v.p() + offset, gradient.p() + offset, n, 0.1f,
-                   0.9f, 0.95f, 1e-8f, 0.1f, 1, 1);
+                   0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, {});
         r.param = out(param);
         const std::vector<real> weights = whole_weights(param.get(), lower.get());
         r.weights = offset ? rest(weights) : weights;
@@ -200,7 +200,7 @@ TEST(Empty, NothingHappens) {
     gpu::swiglu_backward(ctx, nullptr, nullptr, nullptr, 0, 8);
     gpu::classifier(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 8, 1, 0, true);
     gpu::loss_sums(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0);
-    gpu::adamw(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1, 0, 0, 1, 0, 1, 1);
+    gpu::adamw(ctx, nullptr, nullptr, {}, {}, nullptr, 0, 1, 0, 0, 1, 0, 1, 1, {});
 }
 
 // GeLU in the product and in a kernel of its own; from Hopper on in the product unless that is slower.
