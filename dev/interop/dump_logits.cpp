@@ -20,7 +20,8 @@ int main(int argc, char** argv) try {
     World world = World::join();
     EvalOptions options;
     options.model = argv[1];
-    const LoadedModel loaded = load_for_inference(ctx, world, options, B, T, N, false);
+    LoadedModel loaded = open_model(world, options.model, false);
+    load_weights(ctx, world, options, loaded, B, T, N, false);
     Model& m = *loaded.m;
     const ModelConfig& c = m.c;
     for (int token : tokens)
