@@ -47,8 +47,8 @@ void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const real* grad, size_t
     constexpr bool rounded = std::is_same_v<M, bf16> || std::is_same_v<V, bf16>;
     constexpr int drawn = 64;  // random numbers at a time: few, so that memory is waited for beside the drawing
     parallel_ranges(n, [=](size_t first, size_t last) {
-        uint32_t random[rounded ? drawn : 1] = {};
-        for_vectors((int)(last - first), [=, &random](int k, auto there) {
+        uint32_t words_of_block[rounded ? drawn : 1] = {}, *const random = words_of_block;
+        for_vectors((int)(last - first), [=](int k, auto there) {
             const size_t i = first + (size_t)k;
             __builtin_prefetch(grad + i + ahead), __builtin_prefetch(m + i + ahead), __builtin_prefetch(v + i + ahead);
             __builtin_prefetch(param + i + ahead);
