@@ -115,7 +115,7 @@ struct BlockActs {
     real *mean1, *rstd1;  // (Nl) (Nl)
     real *mean2, *rstd2;  // (Nl) (Nl)
     real* lse;            // (B, NHl, T)
-    uint8_t* codes[4];    // of the inputs of qkv, proj, fc1, fc2 in 8 bits: of norm1, att, norm2, act, with their shapes
+    uint8_t* codes[4];    // of the inputs of qkv, proj, fc1, fc2 in FP8: of norm1, att, norm2, act, with their shapes
     float* inverse;       // (4, 4) what they are to be multiplied by, in the first of each four
 };
 
@@ -163,7 +163,7 @@ struct Activations {
     floatX* logits;                         // (head_rows, Vpl), turned into their gradient in place
     real* statistics;                       // (tp, 2, head_rows) of the vocabulary's shards
     real *loss, *zloss, *lse;               // (N) each
-    uint8_t *codes, *inputs, *gradients;    // (N, widest) 8-bit scratch: all rows; transposed inputs and gradients
+    uint8_t *codes, *inputs, *gradients;    // (N, widest) FP8 scratch: all rows; transposed inputs and gradients
     floatX* next_logits;                    // (Vp) of one row, for generation
     LossSums* sums;                         // of what the head has seen since they were cleared
     floatX* branch;                         // (Nl, C) what attention or MLP adds to the residual stream
@@ -201,12 +201,12 @@ static Part part_of(const ModelConfig& c, const Mesh& mesh, const std::vector<in
     return part;
 }
 
-// The 8-bit side of a model: which blocks take part, in which way now, their weights' codes and all tensors' scales.
+// The FP8 side of a model: which blocks take part, in which way now, their weights' codes and all tensors' scales.
 struct EightBit {
     Fp8Recipe recipe;
     bool after_bf16 = false;  // steps in bf16 come before
     bool fast_accumulation = true;
-    std::vector<char> blocks;                 // of this rank: which are computed in 8 bits when `on`
+    std::vector<char> blocks;                 // of this rank: which are computed in FP8 when `on`
     bool on = false;                          // now; what generates or evaluates is computed in bf16
     bool measuring = false;                   // bf16, but amax is recorded
     bool current = false;                     // scales come from the tensors themselves
@@ -290,7 +290,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     }
 
     const bool fp8 = training && m.fp8.recipe.on;
-    // Inputs of matrices are kept as codes where there is nothing but 8 bits; after a part in bf16 the codes take its place.
+    // Inputs of matrices are kept as codes where there is nothing but FP8; after a part in bf16 the codes take its place.
     const auto in_bits8 = [&](size_t block) { return fp8 && m.fp8.blocks[block]; };
     // One row per kept activation: elements, and the strongest policy under which a layer still keeps its own.
     struct Row {
@@ -369,15 +369,14 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
         const size_t widest = N * (size_t)std::max({c.C, n.QKVl, n.F1l, (int)heads});
         for (uint8_t** scratch : {&a.codes, &a.inputs, &a.gradients}) arena.add("activations: shared block", scratch, widest);
         const size_t blocks = m.fp8.blocks.size();
-        for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) arena.add("8-bit weights", numbers, blocks * fp8_tensors);
-        arena.add("8-bit weights", &m.fp8.inverse, blocks * fp8_tensors * 4);
-        arena.add("8-bit weights", &m.fp8.now, 2);
+        for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) arena.add("FP8 weights", numbers, blocks * fp8_tensors);
+        arena.add("FP8 weights", &m.fp8.inverse, blocks * fp8_tensors * 4);
+        arena.add("FP8 weights", &m.fp8.now, 2);
         m.fp8.weights.assign(blocks, {}), m.fp8.transposed.assign(blocks, {}), m.fp8.prepared.assign(blocks, false);
         const size_t sizes[] = {(size_t)n.QKVl * C, C * heads, (size_t)n.F1l * C, C * n.Fl};
         for (size_t block = 0; block < blocks; block++)
             for (size_t i = 0; i < 4 && m.fp8.blocks[block]; i++)
-                for (auto* codes : {&m.fp8.weights, &m.fp8.transposed})
-                    arena.add("8-bit weights", &(*codes)[block][i], sizes[i]);
+                for (auto* codes : {&m.fp8.weights, &m.fp8.transposed}) arena.add("FP8 weights", &(*codes)[block][i], sizes[i]);
     }
     for (const auto& [field, count] : statistics)
         if (recompute >= Recompute::full) arena.add("activations: shared block", &(a.shared.*field), count);
@@ -640,13 +639,13 @@ static Linear linear_of(const Model& m, int block, Matrix matrix) {
     return l;
 }
 
-// Whether a block's matrices are multiplied in 8 bits now (fp8_state.h).
-static bool in_8_bits(const Model& m, int block) { return m.fp8.on && m.fp8.blocks[(size_t)block]; }
+// Whether a block's matrices are multiplied in FP8 now (fp8_state.h).
+static bool in_fp8(const Model& m, int block) { return m.fp8.on && m.fp8.blocks[(size_t)block]; }
 
-// The activations of block i: in 8 bits what its matrices read is kept as codes alone.
+// The activations of block i: in FP8 what its matrices read is kept as codes alone.
 static BlockActs activations(const Model& m, const Rows& in, int i) {
     BlockActs s = in.slot->blocks[(size_t)i];
-    if (!in_8_bits(m, in.slot->first_block + i)) return s;
+    if (!in_fp8(m, in.slot->first_block + i)) return s;
     s.norm1 = m.a.shared.norm1, s.norm2 = m.a.shared.norm2, s.act = m.a.shared.act;
     return s;
 }
@@ -654,7 +653,7 @@ static BlockActs activations(const Model& m, const Rows& in, int i) {
 // Whether the op that computes a tensor makes its codes: where the scale is known before, and no other op reads the numbers.
 // (Attention's backward pass reads its output; the gradient of proj's and fc2's output is the residual stream's.)
 static bool made_as_codes(const Model& m, const Linear& l, Operand operand) {
-    if (!in_8_bits(m, l.block) || m.fp8.current) return false;
+    if (!in_fp8(m, l.block) || m.fp8.current) return false;
     return operand == Operand::input ? l.matrix != Matrix::proj : operand == Operand::gradient && l.matrix == Matrix::fc1;
 }
 static Codes codes_of(Model& m, const Linear& l, Operand operand, uint8_t* codes, uint8_t* transposed) {
@@ -706,7 +705,7 @@ static float* input_inverse(Model& m, const BlockActs& s, const Linear& l) {
 static void quantize_input(be::Ctx& ctx, Model& m, const Linear& l, const BlockActs& s, const floatX* x, int rows) {
     quantize(ctx, m, l, Operand::input, s.codes[(size_t)l.matrix], nullptr, input_inverse(m, s, l), x, rows, l.in);
 }
-// In bf16, before 8 bits: the amax of what would be quantised.
+// In bf16, before FP8: the amax of what would be quantised.
 static void measure(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, const floatX* x, size_t n) {
     if (m.fp8.measuring && m.fp8.blocks[(size_t)l.block])
         be::absolute_max(ctx, m.fp8.amax + fp8_index(l.block, l.matrix, operand), x, n);
@@ -733,8 +732,8 @@ static const uint8_t* all_codes(be::Ctx& ctx, Model& m, void* all, const uint8_t
 }
 
 // out (N, l.out) from `rows` rows of x on this rank, all of them or those of sequence parallelism.
-static void forward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
-                              const floatX* x, int rows, const floatX* bias) {
+static void forward_in_fp8(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
+                           const floatX* x, int rows, const floatX* bias) {
     quantize_input(ctx, m, l, s, x, rows);
     be::fp8_linear_forward(ctx, out, all_codes(ctx, m, m.a.full, s.codes[(size_t)l.matrix], rows, l.in, in),
                            m.fp8.weights[(size_t)l.block][(size_t)l.matrix], bias, input_inverse(m, s, l),
@@ -742,8 +741,8 @@ static void forward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Line
 }
 // dinp (N, l.in) and the parameters' gradients from `rows` rows of dout on this rank; the input has input_rows. Where rows are
 // cut, so is the bias's gradient.
-static void backward_in_8_bits(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
-                               const floatX* dout, int rows, int input_rows) {
+static void backward_in_fp8(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
+                            const floatX* dout, int rows, int input_rows) {
     const int N = in.N();
     Activations& a = m.a;
     const Fp8 format = m.fp8.recipe.gradient;
@@ -772,15 +771,15 @@ static const floatX* column_input(be::Ctx& ctx, Model& m, const Rows& in, const 
 static void column_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
                            const floatX* x) {
     const int N = in.N(), Nl = local_rows(m, in);
-    if (in_8_bits(m, l.block)) return forward_in_8_bits(ctx, m, in, l, s, out, x, Nl, l.b);
+    if (in_fp8(m, l.block)) return forward_in_fp8(ctx, m, in, l, s, out, x, Nl, l.b);
     be::linear_forward(ctx, out, column_input(ctx, m, in, l, x), l.w, l.b, N, l.in, l.out);
 }
 static void column_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
                             const floatX* dout, const floatX* x) {
     const int N = in.N();
     floatX* sum = summand(m, dinp, in);
-    if (in_8_bits(m, l.block)) {
-        backward_in_8_bits(ctx, m, in, l, s, sum, dout, N, local_rows(m, in));
+    if (in_fp8(m, l.block)) {
+        backward_in_fp8(ctx, m, in, l, s, sum, dout, N, local_rows(m, in));
     } else {
         measure(ctx, m, l, Operand::gradient, dout, (size_t)N * l.out);
         be::linear_backward_weight(ctx, l.dw, l.db, dout, gather(ctx, m, x, in), N, l.in, l.out, in.gradients);
@@ -794,8 +793,8 @@ static void row_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l,
                         const floatX* x) {
     const int N = in.N();
     floatX* sum = summand(m, out, in);
-    if (in_8_bits(m, l.block)) {
-        forward_in_8_bits(ctx, m, in, l, s, sum, x, N, once(m, l.b));
+    if (in_fp8(m, l.block)) {
+        forward_in_fp8(ctx, m, in, l, s, sum, x, N, once(m, l.b));
     } else {
         measure(ctx, m, l, Operand::input, x, (size_t)N * l.in);
         be::linear_forward(ctx, sum, x, l.w, once(m, l.b), N, l.in, l.out);
@@ -812,7 +811,7 @@ static const floatX* row_backward_weight(be::Ctx& ctx, Model& m, const Rows& in,
 }
 static void row_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
                          const floatX* dout, const floatX* x) {
-    if (in_8_bits(m, l.block)) return backward_in_8_bits(ctx, m, in, l, s, dinp, dout, local_rows(m, in), in.N());
+    if (in_fp8(m, l.block)) return backward_in_fp8(ctx, m, in, l, s, dinp, dout, local_rows(m, in), in.N());
     const floatX* full = row_backward_weight(ctx, m, in, l, dout, x);
     be::linear_backward_input(ctx, dinp, full, l.w, in.N(), l.in, l.out);
 }
@@ -822,7 +821,7 @@ static void qkv_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l,
     const LocalSizes& n = m.n;
     const int N = in.N(), HS = m.c.HS();
     const bool rope = m.c.position == Position::rope;
-    if (rope && !in_8_bits(m, l.block)) {
+    if (rope && !in_fp8(m, l.block)) {
         const floatX* x = column_input(ctx, m, in, l, s.norm1);
         return be::linear_rope_forward(ctx, s.qkv, x, l.w, l.b, in.positions, m.cos_sin, N, l.in, n.NHl, n.NKVl, HS);
     }
@@ -834,7 +833,7 @@ static void qkv_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l,
 static void fc1_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s) {
     const int N = in.N();
     const bool swiglu = m.c.activation == Activation::swiglu;
-    if (in_8_bits(m, l.block) || (!swiglu && m.recompute == Recompute::selective)) {
+    if (in_fp8(m, l.block) || (!swiglu && m.recompute == Recompute::selective)) {
         column_forward(ctx, m, in, l, s, s.fc1, s.norm2);
         return activation_forward(ctx, m, input_of(m, linear_of(m, l.block, Matrix::fc2), s, s.act), s.fc1, N);
     }
@@ -845,7 +844,7 @@ static void fc1_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l,
 // out = mid + fc2; branch is scratch.
 static void fc2_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
                         floatX* branch) {
-    if (m.n.tp_size == 1 && !in_8_bits(m, l.block)) {
+    if (m.n.tp_size == 1 && !in_fp8(m, l.block)) {
         measure(ctx, m, l, Operand::input, s.act, (size_t)in.N() * l.in);
         return be::linear_residual_forward(ctx, out, s.mid, s.act, l.w, l.b, in.N(), l.in, l.out);
     }
@@ -857,7 +856,7 @@ static void fc2_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l
                          floatX* dact, const floatX* dout) {
     const int N = in.N();
     const bool swiglu = m.c.activation == Activation::swiglu;
-    if (in_8_bits(m, l.block)) {
+    if (in_fp8(m, l.block)) {
         floatX* d = swiglu ? dact : dfc1;
         row_backward(ctx, m, in, l, s, d, dout, s.act);
         const Output for_fc1 = gradient_of(m, linear_of(m, l.block, Matrix::fc1), dfc1);
@@ -910,7 +909,7 @@ static void block_recompute(be::Ctx& ctx, Model& m, int i, const Rows& in) {
         norm_forward(ctx, c, input_of(m, linear(Matrix::fc1), s, s.norm2), s.mean2, s.rstd2, nullptr, s.mid, nullptr, p.norm2_w,
                      p.norm2_b, Nl);
         activation_forward(ctx, m, input_of(m, linear(Matrix::fc2), s, s.act), s.fc1, N);
-        if (!in_8_bits(m, block)) return;
+        if (!in_fp8(m, block)) return;
         quantize_input(ctx, m, linear(Matrix::qkv), s, s.norm1, Nl);
         quantize_input(ctx, m, linear(Matrix::proj), s, s.att, N);
         quantize_input(ctx, m, linear(Matrix::fc1), s, s.norm2, Nl);
@@ -1114,7 +1113,7 @@ struct Trainer {
     int64_t batch() const { return state.batch(); }  // the next one's number
 };
 
-// Steps in bf16 before the first in 8 bits; with `auto` not known until the run is steady.
+// Steps in bf16 before the first in FP8; with `auto` not known until the run is steady.
 static int64_t fp8_start(const TrainOptions& o, const TrainingState& s) {
     if (o.fp8_start == "auto") return s.fp8_start < 0 ? INT64_MAX : s.fp8_start;
     return (int64_t)cli::number_in_range("fp8-start", o.fp8_start, at_least(0), true);
@@ -1427,12 +1426,12 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
     t.memory.remember(memory_of(m));
 }
 
-// The i-th of this rank's 8-bit tensors among those of all layers.
+// The i-th of this rank's FP8 tensors among those of all layers.
 static size_t among_all_layers(const Model& m, size_t i) {
     return (size_t)m.table.part.layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors;
 }
-// Whether this step is in 8 bits, or measures for steps that will be; its scales.
-static void begin_step_in_8_bits(Trainer& t) {
+// Whether this step is in FP8, or measures for steps that will be; its scales.
+static void begin_step_in_fp8(Trainer& t) {
     EightBit& f = t.m.fp8;
     if (!f.recipe.on) return;
     const int64_t start = fp8_start(t.o, t.state);
@@ -1463,8 +1462,8 @@ static double second_moments(Trainer& t) {
     const double squares = reduce_sums(*m.ranks, read_sums(t.ctx, m)).squares;
     return std::sqrt(std::sqrt(squares) / (1 - std::pow(t.o.adam_beta2, (double)(t.state.updates + 1))));
 }
-// After an update: the next step's scales, from the largest elements over all ranks; when 8 bits are to begin.
-static void end_step_in_8_bits(Trainer& t, double loss, double norm) {
+// After an update: the next step's scales, from the largest elements over all ranks; when FP8 is to begin.
+static void end_step_in_fp8(Trainer& t, double loss, double norm) {
     EightBit& f = t.m.fp8;
     if (f.recipe.on && t.o.fp8_start == "auto" && t.state.fp8_start < 0 && t.state.scheduled >= t.schedule.warmup) {
         if (t.verdict.kind == Verdict::normal) t.steadiness.observe(t.state.step, loss, norm, second_moments(t));
@@ -1491,7 +1490,7 @@ static std::vector<real> weight_parts(be::Ctx& ctx, const Model& m) {
     return whole_weights(params, lower);
 }
 
-// Every layer after an update: norms of its weights before, gradients and update, over all ranks; in 8 bits the shares of each
+// Every layer after an update: norms of its weights before, gradients and update, over all ranks; in FP8 the shares of each
 // tensor's elements that became zero and the largest number, the largest of any rank. For log.jsonl.
 static nlohmann::ordered_json examine_layers(Trainer& t, const std::vector<real>& before) {
     Model& m = t.m;
@@ -1561,7 +1560,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
     const int64_t targets = t.data.unmasked(t.state.sample(), global_batch);
     const real loss_scale = targets > 0 ? (real)(1.0 / targets) : real(0);
 
-    begin_step_in_8_bits(t);
+    begin_step_in_fp8(t);
     const bool examines = due(t.o.log_health_interval, t.state.step + 1);
     t.m.fp8.counts.assign(examines && t.m.fp8.on ? t.m.fp8.blocks.size() * fp8_tensors : 0, {});
     plant_faults_before(t);
@@ -1582,7 +1581,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
         const std::vector<real> before = examines ? weight_parts(t.ctx, t.m) : std::vector<real>();
         update(t, lr, weight_decay, clip);
         t.health = examines ? examine_layers(t, before) : nlohmann::ordered_json();
-        end_step_in_8_bits(t, ce, norm);
+        end_step_in_fp8(t, ce, norm);
         t.state.updates++;
         t.state.scheduled += global_batch;
     }
@@ -2030,7 +2029,7 @@ static Fp8Recipe fp8_recipe(const TrainOptions& o) {
     return r;
 }
 
-// Which of a model's blocks on this rank are computed in 8 bits; refuses what cannot be.
+// Which of a model's blocks on this rank are computed in FP8; refuses what cannot be.
 static void plan_8_bits(const be::Ctx& ctx, Model& m, const TrainOptions& o, bool after_bf16) {
     EightBit& f = m.fp8;
     f.recipe = fp8_recipe(o), f.after_bf16 = after_bf16, f.fast_accumulation = !o.no_fp8_fast_accumulation;
@@ -2041,7 +2040,7 @@ static void plan_8_bits(const be::Ctx& ctx, Model& m, const TrainOptions& o, boo
     if (first >= last) fail("all %d layers stay in bf16: --fp8-format has nothing to do", m.c.L);
     for (const int layer : m.table.part.layers) f.blocks.push_back(layer >= first && layer < last);
     const auto check = [](int64_t n, const char* what) {
-        if (n % 16) fail("products in 8 bits need sizes that are multiples of 16; %s is %lld", what, (long long)n);
+        if (n % 16) fail("products in FP8 need sizes that are multiples of 16; %s is %lld", what, (long long)n);
     };
     check(m.c.C, "the width"), check(m.n.QKVl, "a rank's part of queries, keys and values");
     check((int64_t)m.n.NHl * m.c.HS(), "a rank's part of the heads"), check(m.n.Fl, "a rank's part of the feed-forward width");
@@ -2125,12 +2124,11 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("precision", format("%s storage, %s sums, gradients and optimizer%s", precision_name,
                               sizeof(real) == 4 ? "fp32" : "fp64", bf16_moments(m.m, m.v)));
     if (m.fp8.recipe.on)
-        t.row("8 bits",
-              format("%s, %s scales, from step %s on%s", o.fp8_format.c_str(), o.fp8_recipe.c_str(), o.fp8_start.c_str(),
-                     o.first_last_layers_bf16 ? format(", but the first %d and the last %d layers",
-                                                       o.num_layers_at_start_in_bf16, o.num_layers_at_end_in_bf16)
-                                                    .c_str()
-                                              : ""));
+        t.row("FP8", format("%s, %s scales, from step %s on%s", o.fp8_format.c_str(), o.fp8_recipe.c_str(), o.fp8_start.c_str(),
+                            o.first_last_layers_bf16 ? format(", but the first %d and the last %d layers",
+                                                              o.num_layers_at_start_in_bf16, o.num_layers_at_end_in_bf16)
+                                                           .c_str()
+                                                     : ""));
     t.row("recompute", o.recompute_granularity);
     if (m.ranks->mesh.world.size > 1) describe_ranks(t, m);
     t.table.section("Memory", Table::Values::amounts);
@@ -2810,9 +2808,9 @@ static void train(World& world, const TrainOptions& given) {
     bool stop = false;
     while (!finished() && !stop) {
         leave_out();
-        const bool in_8_bits = m.fp8.recipe.on && state.step >= fp8_start(o, state);
-        if (logger && in_8_bits && state.step == fp8_start(o, state))
-            logger->event(state.step, "info", "fp8", "from here on products are in 8 bits");
+        const bool in_fp8 = m.fp8.recipe.on && state.step >= fp8_start(o, state);
+        if (logger && in_fp8 && state.step == fp8_start(o, state))
+            logger->event(state.step, "info", "fp8", "from here on products are in FP8");
         const auto waited = world.monitor()->waited();
         std::optional<StepStats> stats = train_step(trainer);
         run.stage.done();
@@ -2822,7 +2820,7 @@ static void train(World& world, const TrainOptions& given) {
         }
         if (be::memory_is_host) stats->waiting_ms = differences_ms(waited, world.monitor()->waited());
         stats->model_tflops = flops_per_token * stats->tokens_per_s / 1e12;
-        if (const double peak = run.peak.of_step(in_8_bits); peak > 0) stats->mfu = stats->model_tflops * 1e12 / peak;
+        if (const double peak = run.peak.of_step(in_fp8); peak > 0) stats->mfu = stats->model_tflops * 1e12 / peak;
         stats->memory_bytes = (int64_t)memory_in_use(run.ctx);
         if (logger) logger->step(*stats);
         if (logger && !trainer.health.is_null()) logger->health(stats->step, std::exchange(trainer.health, nullptr));

@@ -1,7 +1,6 @@
 // Errors. Three kinds, kept apart:
 //   fail(...)         the user's or the environment's: a file, a mismatch, memory. Says what was given, what is allowed and
-//   what
-//                     to do. Thrown as Error, printed once by main(), exit status 1.
+//                     what to do. Thrown as Error, printed once by main(), exit status 1.
 //   fail_usage(...)   the same of a command line that cannot work as it is: exit status 2.
 //   CHECK(cond, ...)  our own mistake: a broken assumption. On in release builds; prints file:line and aborts.
 // An exception, not exit(): destructors run on the way out, so temporary files are removed and nothing half-written stays.

@@ -187,7 +187,7 @@ inline Allowed one_of(Strings choices) {
       "batches to draw and drop before a step, as LLM-jp does: for 101-200, 100 batches before step 101; steps and learning "  \
       "rate stand still")                                                                                                      \
     X(std::string, fp8_format, "fp8", "", one_of({"hybrid", "e4m3"}), "FP8",                                                   \
-      "multiply the matrices of transformer layers in 8 bits; hybrid: gradients in e5m2, all else in e4m3; default: none, "    \
+      "multiply the matrices of transformer layers in FP8; hybrid: gradients in e5m2, all else in e4m3; default: none, "       \
       "bf16")                                                                                                                  \
     X(std::string, fp8_recipe, "", "delayed", one_of({"delayed", "current"}), "FP8",                                           \
       "where scales come from: delayed: the largest elements of earlier steps, current: the tensor itself")                    \

@@ -5,8 +5,7 @@
 //   flip-norm, flip-lower, flip-exp-avg, flip-exp-avg-sq=80    the same for the last bit of a norm's weight, of an fp32
 //                      weight's lower half, of a moment
 //   wrong-update=80    batch 80's update stores a moment that is off by up to one hundredth; once. Found only where another
-//   rank
-//                      holds that moment as well (--zero 0, or a norm's under tensor parallelism)
+//                      rank holds that moment as well (--zero 0, or a norm's under tensor parallelism)
 //   flaky-gradient=70  when batch 70's gradient is computed, the last bit of an element is wrong; once
 // A batch that training comes to again after a rollback is as bad as before, unless it is left out.
 #pragma once

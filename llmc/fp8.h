@@ -1,4 +1,4 @@
-// 8-bit floating point (Micikevicius et al., 2022, arXiv 2209.05433). Codes are bytes: sign, exponent, mantissa.
+// 8-bit floating point, FP8 (Micikevicius et al., 2022, arXiv 2209.05433). Codes are bytes: sign, exponent, mantissa.
 //   e4m3   4 exponent bits, bias 7; largest 448; no infinities, s.1111.111 is NaN      weights and activations
 //   e5m2   5 exponent bits, bias 15; largest 57344; IEEE's infinities and NaNs          gradients: range before precision
 // encode() rounds to nearest, ties to even, and saturates: what is finite stays finite. NaN and infinities become NaN, so that

@@ -1,4 +1,4 @@
-// Scales of 8-bit training (Transformer Engine's delayed scaling, per tensor). Each of a block's four matrices has three
+// Scales of FP8 training (Transformer Engine's delayed scaling, per tensor). Each of a block's four matrices has three
 // tensors that are quantised: its input, the weight, and the gradient of its output. A tensor is multiplied by a scale that
 // follows from the largest elements (amax) of earlier steps:
 //   scale = largest number of the format / amax / 2^margin,   amax = the largest in the history, or its newest entry
@@ -74,7 +74,7 @@ public:
             scales = saved, history_ = history, measured_ = std::min((int)j.at("measured"), recipe_.history);
             for (auto& h : history_) h.resize(std::min(h.size(), (size_t)recipe_.history));
         } catch (const nlohmann::json::exception& e) {
-            fail("%s: its 8-bit state is damaged: %s", file.c_str(), e.what());
+            fail("%s: its FP8 state is damaged: %s", file.c_str(), e.what());
         }
     }
 

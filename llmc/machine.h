@@ -18,9 +18,9 @@
 
 // FLOP/s that the hardware of all ranks can do at best in this precision, which MFU is a part of; 0: not known.
 struct Peak {
-    double flops = 0, flops_in_8_bits = 0;  // the latter 0: nothing is faster in 8 bits
-    std::string name;                       // of what has it
-    double of_step(bool in_8_bits) const { return in_8_bits && flops_in_8_bits > 0 ? flops_in_8_bits : flops; }
+    double flops = 0, flops_in_fp8 = 0;  // the latter 0: nothing is faster in FP8
+    std::string name;                    // of what has it
+    double of_step(bool in_fp8) const { return in_fp8 && flops_in_fp8 > 0 ? flops_in_fp8 : flops; }
     std::string text() const { return flops > 0 ? human_flops(flops) + ", " + name : "not known"; }
 };
 
@@ -59,11 +59,11 @@ inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> 
     Peak peak = peak_of(ctx);
     if (tflops && !be::memory_is_host)
         peak = {*tflops * 1e12, be::fp8_limits(ctx).empty() ? 2e12 * *tflops : 0, "dense bf16 by --device-tflops"};
-    const double mine[2] = {peak.flops, peak.flops_in_8_bits};
+    const double mine[2] = {peak.flops, peak.flops_in_fp8};
     std::vector<double> all(2 * (size_t)world.size());
     world.all_gather(mine, sizeof mine, all.data());
-    peak.flops = peak.flops_in_8_bits = 0;
-    for (size_t i = 0; i < all.size(); i += 2) peak.flops += all[i], peak.flops_in_8_bits += all[i + 1];
+    peak.flops = peak.flops_in_fp8 = 0;
+    for (size_t i = 0; i < all.size(); i += 2) peak.flops += all[i], peak.flops_in_fp8 += all[i + 1];
     if (world.size() > 1) peak.name += format(", of %d ranks together", world.size());
     return peak;
 }

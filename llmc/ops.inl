@@ -82,7 +82,7 @@ void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const fl
 // later, so that resumed runs have the same bits. To be called before the first product. (A CPU has one way to multiply.)
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
 
-// ---- 8-bit matrix products (fp8_linear.h) ---------------------------------------------------------------------------------
+// ---- FP8 matrix products (fp8_linear.h) ------------------------------------------------------------------------------------
 // Codes (../fp8.h) stand for code / scale. Each tensor has one scale. C is a multiple of 16, and N where they are transposed; all
 // sizes of a product are. Activations and weights are e4m3.
 // sets out.
@@ -91,7 +91,7 @@ void quantize(Ctx& ctx, const Codes& out /*(N, C)*/, const floatX* x /*(N, C)*/,
 void absolute_max(Ctx& ctx, float* amax, const floatX* x, size_t n);
 // scale = fp8_scale(amax), inverse = 1 / scale; both 1 where there is no amax. sets both.
 void set_scale(Ctx& ctx, float* scale, float* inverse, const float* amax, Fp8 format, int margin);
-// Empty if this device multiplies 8-bit numbers, else what is wrong: to refuse a run before anything is allocated.
+// Empty if this device multiplies FP8 numbers, else what is wrong: to refuse a run before anything is allocated.
 std::string fp8_limits(const Ctx& ctx);
 void transpose_codes(Ctx& ctx, uint8_t* transposed /*(C, N)*/, const uint8_t* codes /*(N, C)*/, int N, int C);
 

@@ -44,7 +44,7 @@
 
 // ---- hardware --------------------------------------------------------------------------------------------------------------
 // The peak of a GPU in dense bf16 products with fp32 sums, in TFLOP/s, by what its driver calls it: vendors' figures. 0: not
-// known. The first row whose words are all in the name counts. GPUs from compute capability 8.9 on do twice that in 8 bits.
+// known. The first row whose words are all in the name counts. GPUs from compute capability 8.9 on do twice that in FP8.
 inline double gpu_tflops(const std::string& name) {
     struct Row {
         const char *word, *other;  // other: another word, or ""
@@ -135,7 +135,7 @@ struct PlanInput {
 
     std::string device = "h100";  // for the table only; its figures follow
     double tflops = 989, efficiency = 0.55, memory_gbs = 3350;
-    double layer_speedup = 1;  // of the layers in 8 bits, against bf16
+    double layer_speedup = 1;  // of the layers in FP8, against bf16
     int node_size = 8;
     double intra_gbs = 450, inter_gbs = 50;
 };
@@ -447,7 +447,7 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
     t.row("hardware",
           format("%d x %s in nodes of %d: %.4g TFLOP/s at %.0f%%%s, links of %.4g and %.4g GB/s within and between nodes",
                  in.world, in.device.c_str(), in.node_size, in.tflops, 100 * in.efficiency,
-                 in.layer_speedup != 1 ? format(", %.3g times as fast in 8 bits", in.layer_speedup).c_str() : "", in.intra_gbs,
+                 in.layer_speedup != 1 ? format(", %.3g times as fast in FP8", in.layer_speedup).c_str() : "", in.intra_gbs,
                  in.inter_gbs));
     t.row("micro-batch", format("forward %s, backward %s%s", seconds(slowest->forward_seconds).c_str(),
                                 seconds(slowest->backward_seconds).c_str(),

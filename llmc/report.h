@@ -193,7 +193,7 @@ private:
         const std::string event = text(j, "event");
         const int64_t step = whole(j, "step");
         if (notes.size() >= max_marks) return;
-        if (event == "fp8") notes.push_back({step, "8 bits"});
+        if (event == "fp8") notes.push_back({step, "FP8"});
         if (event == "rollback") roll_back(step);
     }
     // The steps after this one will come again.
@@ -660,7 +660,7 @@ inline std::string table(const char* style, const std::string& rows) {
     return format("<div class=\"card wide\"><table class=\"%s\">\n%s</table></div>\n", style, rows.c_str());
 }
 
-// The layers when they were last examined; in 8 bits the worst of a layer's twelve tensors.
+// The layers when they were last examined; in FP8 the worst of a layer's twelve tensors.
 inline std::string report_layers(const RunLog& log) {
     const RunLog::json& h = log.health;
     if (!h.is_object() || !h.contains("layers") || !h["layers"].is_array()) return "";
@@ -672,22 +672,22 @@ inline std::string report_layers(const RunLog& log) {
         return most < 0 ? std::string("-") : format("%.2g%%", 100 * most);
     };
     std::string rows;
-    bool eight_bits = false;
+    bool in_fp8 = false;
     for (const auto& layer : h["layers"]) {
         const std::string zero = worst(layer, "fp8_zero"), largest = worst(layer, "fp8_largest");
-        if (zero != "-" || largest != "-") eight_bits = true;
+        if (zero != "-" || largest != "-") in_fp8 = true;
     }
     for (const auto& layer : h["layers"]) {
         if (!layer.is_object()) continue;
         rows += "<tr><th>" + xml_escape(RunLog::text(layer, "layer")) + "</th>";
         for (const char* key : {"weight_norm", "grad_norm", "update_ratio"})
             rows += "<td>" + short_number(RunLog::number(layer, key)) + "</td>";
-        if (eight_bits) rows += "<td>" + worst(layer, "fp8_zero") + "</td><td>" + worst(layer, "fp8_largest") + "</td>";
+        if (in_fp8) rows += "<td>" + worst(layer, "fp8_zero") + "</td><td>" + worst(layer, "fp8_largest") + "</td>";
         rows += "</tr>\n";
     }
     if (rows.empty()) return "";
     const std::string head = std::string("<tr><th>layer</th><th>weights</th><th>gradients</th><th>update / weights</th>") +
-                             (eight_bits ? "<th>8 bits: became 0</th><th>became the largest</th>" : "") + "</tr>\n";
+                             (in_fp8 ? "<th>FP8: became 0</th><th>became the largest</th>" : "") + "</tr>\n";
     return "<h2 class=\"part\">Layers at " + step_title(h) + "</h2>\n" + table("layers", head + rows);
 }
 

@@ -29,7 +29,7 @@ struct TrainingState : Counters {
     int64_t tokens = 0;
     double loss = NAN, valid_loss = NAN;            // the last ones
     nlohmann::ordered_json options, data, layout;   // as given; documents and tokens per data set; who wrote it
-    nlohmann::ordered_json fp8, guard, steadiness;  // Fp8State's (null: the run is not in 8 bits), Guard's, Steadiness'
+    nlohmann::ordered_json fp8, guard, steadiness;  // Fp8State's (null: the run is not in FP8), Guard's, Steadiness'
     int64_t fp8_start = -1;                         // --fp8-start auto: the step that was found; -1: none yet
     BatchRanges skips;                              // batches to leave out, a step each
     int64_t planned = 0;                            // samples for which the order of the data was computed

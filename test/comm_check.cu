@@ -155,8 +155,8 @@ bool check_collectives(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     return ok;
 }
 
-// What 8 bits need: codes gathered as bytes, the largest of floats, among which NaN counts for nothing.
-static bool check_eight_bits(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
+// What FP8 needs: codes gathered as bytes, the largest of floats, among which NaN counts for nothing.
+static bool check_in_fp8(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     be::Ctx& ctx = t.ctx;
     const size_t rank = (size_t)comm.rank(), size = (size_t)comm.size();
     const int me = t.world.rank();
@@ -338,7 +338,7 @@ static void check_comm(Test& t) {
     be::Comm all(t.ctx, w, everyone, "everyone");
     t.report("collectives of floatX", check_collectives<floatX>(t, all, everyone));
     t.report("collectives of real", check_collectives<real>(t, all, everyone));
-    t.report("collectives of codes, and the largest", check_eight_bits(t, all, everyone));
+    t.report("collectives of codes, and the largest", check_in_fp8(t, all, everyone));
     t.report("several started operations", check_started<floatX>(t, all, everyone) && check_started<real>(t, all, everyone));
     t.report("the same bits on all ranks", check_bits<floatX>(t, all) && check_bits<real>(t, all));
     if (size == 1) return;

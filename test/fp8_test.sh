@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Training in 8 bits: it ends where bf16 ends, switches without a jump, resumes to the bit, means the same on every layout and under
+# Training in FP8: it ends where bf16 ends, switches without a jump, resumes to the bit, means the same on every layout and under
 # every policy of recomputation, and refuses what it cannot do.
 #   TRAIN_GPT=build/cpu-bf16/train_gpt test/fp8_test.sh
 . "$(dirname "$0")/lib.sh"
@@ -53,7 +53,7 @@ different() { ! cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" 
 
 # The switch: no jump, and the steps before are bf16's.
 steps=60 expect "bf16 for 60 steps" train 1 llama plain
-steps=60 expect "8 bits from step 30 on" train 1 llama switch --fp8 hybrid --fp8-start 30 --save-every 20 --keep 0
+steps=60 expect "FP8 from step 30 on" train 1 llama switch --fp8 hybrid --fp8-start 30 --save-every 20 --keep 0
 expect "it is another arithmetic" different plain switch
 expect "the steps before are bf16's to the bit" cmp <(losses plain | head -n 30) <(losses switch | head -n 30)
 jump() { paste <(losses plain) <(losses switch) | awk 'NR > 30 { d = $4 - $2; sum += d; squares += d * d; n++; if (d > 0.05 || d < -0.05) bad = 1 } END { exit bad || n != 30 || squares == 0 }'; }
@@ -75,7 +75,7 @@ expect "it goes on" test "$(losses back | wc -l)" == 10
 # auto: two windows of 64 steady steps after the warm-up of 10, then 8 that measure.
 steps=160 expect "auto, on a loss that stands still" train 1 llama auto --fp8 hybrid --fp8-start auto --exp-avg-sq-dtype bf16 --lr 1e-9 --min-lr 0 --save-every 130 --keep 0
 switched() { sed -n 's/.*"step":\([0-9]*\),.*"event":"fp8".*/\1/p' "$1/log.jsonl"; }
-expect "8 bits begin when it is known" test "$(switched auto)" == 146
+expect "FP8 begins when it is known" test "$(switched auto)" == 146
 steps=160 expect "resumed between" train 1 llama auto2 --fp8 hybrid --fp8-start auto --exp-avg-sq-dtype bf16 --lr 1e-9 --min-lr 0 --resume auto/step_00000130
 expect "they begin there too" test "$(switched auto2)" == 146
 expect "with the same bits" same auto auto2

@@ -34,7 +34,7 @@ for name in "${!run[@]}"; do
     expect "$name: trains on the CPU" train "$program" "$name" "$name-cpu"
     expect "$name: the CPU's losses" near "$name-cpu" "$name-gpu"
 done
-# In 8 bits; the tensor cores' sums are shorter than the CPU's.
+# In FP8; the tensor cores' sums are shorter than the CPU's.
 for name in gpt2 llama; do
     for options in "--fp8 hybrid --fp8-start 3" "--fp8 e4m3 --fp8-recipe current"; do
         # shellcheck disable=SC2086
@@ -55,9 +55,9 @@ fi
 if [[ $gpu == *emu* ]]; then
     allow_mpirun_everywhere
     ranks() { EMU_DEVICES=4 timeout -k 1 300 "${MPIRUN:-mpirun}" -n 4 "$program_of_ranks" train ${run[llama]} "${small[@]}" --num-query-groups 4 --seq-length 48 --micro-batch-size 1 --fp8 hybrid --tp 4 --out "$1"; }
-    program_of_ranks=$gpu expect "8 bits on 4 ranks: trains" ranks fp8-gpu
-    program_of_ranks=$program expect "8 bits on 4 ranks: trains on the CPU" ranks fp8-cpu
-    expect "8 bits on 4 ranks: the CPU's losses" near fp8-cpu fp8-gpu
+    program_of_ranks=$gpu expect "FP8 on 4 ranks: trains" ranks fp8-gpu
+    program_of_ranks=$program expect "FP8 on 4 ranks: trains on the CPU" ranks fp8-cpu
+    expect "FP8 on 4 ranks: the CPU's losses" near fp8-cpu fp8-gpu
 fi
 same() { cmp "$1/latest/training/master.safetensors" "$2/latest/training/master.safetensors"; }
 expect "again" train "$gpu" llama-128 again
@@ -91,8 +91,8 @@ if [[ $gpu == *emu* ]]; then
     expect "no GPU: a plan needs none" plan --fp8 hybrid
     says "no GPU: it is one for an H100" "backend  *emu, H100 of the plan (--device); there is no GPU here"
     says "no GPU: whose peak is the vendor's" "peak  *989 TFLOP/s, dense bf16 by the vendor"
-    expect "no GPU: a plan for an A100 has no 8 bits" refused plan --device a100 --fp8 hybrid
-    says "no GPU: says why" "8-bit matrix products need 8.9"
+    expect "no GPU: a plan for an A100 has no FP8" refused plan --device a100 --fp8 hybrid
+    says "no GPU: says why" "FP8 matrix products need 8.9"
     old() { EMU_CAPABILITY=75 train "$gpu" llama x; }
     expect "an old GPU: refused" refused old
     says "an old GPU: says what is needed" "compute capability 7.5; 8.0 or later"

@@ -112,7 +112,7 @@ expect "and how often" grep -q '"rollbacks": 1' "rollback 1/latest/training/stat
 steps=120 every=10 expect "a damaged checkpoint is stepped over" faults noise=113-117 train 1 damaged --on-spike rollback --save-in-foreground --rollback-distance 12
 expect "the one before serves" test "$(events damaged rollback)" == "100 "
 
-# ---- LLM-jp's recipe in miniature: bf16 first, then 8 bits, z-loss, a spike that heals ----
+# ---- LLM-jp's recipe in miniature: bf16 first, then FP8, z-loss, a spike that heals ----
 for layout in "1" "4 --tp 2"; do
     read -r n cut <<<"$layout"
     # shellcheck disable=SC2086
@@ -121,8 +121,8 @@ for layout in "1" "4 --tp 2"; do
     expect "and heals" test "$(events "recipe $n" rollback)" == "90 "
     expect "ends near bf16" near "recipe $n" "clean 1" 0.02
 done
-steps=120 every=10 expect "a run in 8 bits from 60 on" train 1 cross --fp8 hybrid --fp8-start 60
-steps=120 every=10 expect "resumed in 8 bits, rolled back into bf16" faults noise=75-79 train 1 cross --fp8 hybrid --fp8-start 60 --on-spike rollback \
+steps=120 every=10 expect "a run in FP8 from 60 on" train 1 cross --fp8 hybrid --fp8-start 60
+steps=120 every=10 expect "resumed in FP8, rolled back into bf16" faults noise=75-79 train 1 cross --fp8 hybrid --fp8-start 60 --on-spike rollback \
     --rollback-distance 15 --resume cross/step_00000070
 expect "to step 50" test "$(events cross rollback)" == "50 "
 steps=120 every=10 expect "without these batches from the start" train 1 uncrossed --fp8 hybrid --fp8-start 60 --skip-batches 69-80
@@ -132,7 +132,7 @@ expect "one rank and four end near each other" near "recipe 4" "recipe 1" 0.01
 # ---- machines that compute wrong ----
 expect "gradients computed twice" train 1 twice --detect-nondeterminism 3
 expect "change no bit" same all twice
-expect "gradients computed twice in 8 bits on 4 ranks" train 4 x --detect-nondeterminism 1 --tp 2 --fp8 hybrid --fp8-recipe current
+expect "gradients computed twice in FP8 on 4 ranks" train 4 x --detect-nondeterminism 1 --tp 2 --fp8 hybrid --fp8-recipe current
 rm -rf x
 expect "a last bit that is wrong: found" refused faults flaky-gradient=9 train 1 x --detect-nondeterminism 3
 says "the tensor is named" "the gradient of wte of batch 9 has other bits when it is computed again on"

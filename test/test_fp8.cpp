@@ -1,4 +1,4 @@
-// 8-bit numbers, their scales and their products: every code and every tie against a definition in double, the state that
+// FP8 numbers, their scales and their products: every code and every tie against a definition in double, the state that
 // scales follow from, products against sums in double with bounds that follow from the formats.
 #include <gtest/gtest.h>
 
@@ -295,7 +295,7 @@ TEST_P(Fp8Ops, ProductsAreThoseOfTheDecodedNumbers) {
     }
 }
 
-// A linear layer in 8 bits against the same in double: each factor is off by at most half a step of its format, relative 2^-4
+// A linear layer in FP8 against the same in double: each factor is off by at most half a step of its format, relative 2^-4
 // of e4m3 and 2^-3 of e5m2 for what is normal after scaling.
 TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
     const int N = 32, IC = 64, OC = 48;

@@ -1144,7 +1144,7 @@ TEST(RunLog, RollbackTakesItsStepsFromTheCurves) {
     ASSERT_EQ(log.abandoned[0].size(), 4u);
     EXPECT_EQ(log.abandoned[0][0].x, 9);
     EXPECT_EQ(log.abandoned[0][3].y, 100);
-    EXPECT_EQ(log.notes, (std::vector<std::pair<int64_t, std::string>>{{6, "8 bits"}, {12, "rollback"}}));
+    EXPECT_EQ(log.notes, (std::vector<std::pair<int64_t, std::string>>{{6, "FP8"}, {12, "rollback"}}));
     const std::string page = render_report(log, 0, 0);
     EXPECT_NE(page.find("pale abandoned"), std::string::npos);
     EXPECT_NE(page.find(">rollback</text>"), std::string::npos);

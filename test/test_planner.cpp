@@ -194,7 +194,7 @@ PlanInput toy() {
     return in;
 }
 
-// Layers in 8 bits are faster, the head and what ranks send are not.
+// Layers in FP8 are faster, the head and what ranks send are not.
 TEST(Planner, EightBitsSpeedUpTheLayersAlone) {
     PlanInput in = toy();
     in.world = 2, in.tp = 2;

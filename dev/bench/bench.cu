@@ -114,10 +114,10 @@ void bench_linear(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
         flops, 0, machine);
 }
 
-// A linear layer in bf16 and in 8 bits: products, quantising, and both together for a training step: three products, of which
+// A linear layer in bf16 and in FP8: products, quantising, and both together for a training step: three products, of which
 // the input is quantised for one and transposed for another, the gradient of the output quantised for both of backward's.
 // Weights are quantised once a step, for many micro-batches.
-void bench_eight_bits(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
+void bench_in_fp8(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
     const Numbers<floatX> x(ctx, (size_t)N * IC), w(ctx, (size_t)OC * IC), y(ctx, (size_t)N * OC), out(ctx, (size_t)N * OC),
         dx(ctx, (size_t)N * IC);
     const Numbers<real> dw(ctx, (size_t)OC * IC);
@@ -154,10 +154,10 @@ void bench_eight_bits(be::Ctx& ctx, const Machine& machine, int N, int IC, int O
         be::linear_backward_weight(ctx, dw, nullptr, y, x, N, IC, OC, Acc::Add);
         be::linear_backward_input(ctx, dx, y, w, N, IC, OC);
     });
-    const double narrow = bench("in 8 bits, with quantising", 3 * flops, 0, [&] {
+    const double narrow = bench("in FP8, with quantising", 3 * flops, 0, [&] {
         quantize_input(), forward(), quantize_gradient(), transpose_input(), weight(), input();
     });
-    printf("%-40s %10.2f times as fast as %s\n", ("8 bits" + shape).c_str(), wide / narrow, precision_name);
+    printf("%-40s %10.2f times as fast as %s\n", ("FP8" + shape).c_str(), wide / narrow, precision_name);
 }
 
 // What GPT-2's layers add to their products.
@@ -522,10 +522,10 @@ void bench_ops(be::Ctx& ctx, const Machine& machine) {
     if (const std::string no_fp8 = be::fp8_limits(ctx); !no_fp8.empty()) {
         printf("%s\n", no_fp8.c_str());
     } else if (on_gpu) {  // fc1 of Llama-1B and 7B, and a rank's part of LLM-jp 172B's
-        bench_eight_bits(ctx, machine, 32768, 2048, 16384), bench_eight_bits(ctx, machine, 32768, 4096, 22016);
-        bench_eight_bits(ctx, machine, 4096, 12288, 19232);
+        bench_in_fp8(ctx, machine, 32768, 2048, 16384), bench_in_fp8(ctx, machine, 32768, 4096, 22016);
+        bench_in_fp8(ctx, machine, 4096, 12288, 19232);
     } else {
-        bench_eight_bits(ctx, machine, s.N, s.C, s.F);
+        bench_in_fp8(ctx, machine, s.N, s.C, s.F);
     }
     bench_memory_bound(ctx, machine, s);
 }

@@ -1,4 +1,4 @@
-// 8-bit codes (../fp8.h) of matrices, made as they are computed or afterwards. A row is encoded while it is in cache.
+// FP8 codes (../fp8.h) of matrices, made as they are computed or afterwards. A row is encoded while it is in cache.
 #pragma once
 #include <algorithm>
 #include <cstring>

@@ -1,9 +1,9 @@
-// Linear layers whose factors are 8-bit codes (../fp8.h, derivations in matmul.h). The arithmetic is a GPU's: codes stand for
+// Linear layers whose factors are FP8 codes (../fp8.h, derivations in matmul.h). The arithmetic is a GPU's: codes stand for
 // exact numbers, products of them are summed in fp32, the sum is multiplied by both inverse scales and rounded once.
 //   forward          out  (N, OC)  = inp (N, IC) weight (OC, IC)^T
 //   backward_input   dinp (N, IC)  = dout (N, OC) weight_transposed (IC, OC)^T
 //   backward_weight  dweight (OC, IC) += dout_transposed (OC, N) inp_transposed (IC, N)^T
-// All three are c (M, K') = a (M, K) b (K', K)^T: that is what a GPU's tensor cores take. No CPU multiplies 8-bit floats: the
+// All three are c (M, K') = a (M, K) b (K', K)^T: that is what a GPU's tensor cores take. No CPU multiplies FP8 numbers: the
 // fast path decodes them to floatX, which is exact, and multiplies these. It is here to prove trainings anywhere, not for
 // speed: about what bf16 costs, and the conversion.
 #pragma once

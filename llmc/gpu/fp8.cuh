@@ -1,4 +1,4 @@
-// 8-bit codes (../fp8.h) of matrices, made from numbers in memory or by the op that computes them; their bits are cpu::'s.
+// FP8 codes (../fp8.h) of matrices, made from numbers in memory or by the op that computes them; their bits are cpu::'s.
 //
 // One kernel makes the codes of all elementwise ops, which it gets as a `Source`: a block computes a tile of 128 x 128 numbers,
 // rounds them to floatX, and turns them into codes in shared memory, from where rows and columns are written. quantize() is the

@@ -1,7 +1,7 @@
-// Linear layers whose factors are 8-bit codes (../fp8.h): the products through cuBLASLt, from codes
+// Linear layers whose factors are FP8 codes (../fp8.h): the products through cuBLASLt, from codes
 // that fp8.cuh makes. What the ops compute is derived in ../cpu/fp8_linear.h and ../cpu/matmul.h.
 //
-// Products. Tensor cores of Ada and Hopper read both factors of an 8-bit product along the sum, which cuBLASLt calls TN: A
+// Products. Tensor cores of Ada and Hopper read both factors of an FP8 product along the sum, which cuBLASLt calls TN: A
 // transposed, B not (as matmul.cuh reads row-major matrices). So each product wants its factors in an order of their own, and
 // tensors that occur in two products are kept in both:
 //   forward          m = OC, n = N,  k = IC    A = weight (OC, IC)               B = inp (N, IC)
@@ -10,7 +10,7 @@
 // e4m3 x e5m2 is possible, e5m2 x e5m2 is not; D is bf16 or fp32. The library takes the inverse scales where they lie on the
 // device, so no op waits for them. Plans, timing and file are matmul.cuh's.
 //
-// Precision: Hopper's tensor cores keep about 14 bits of a sum of 8-bit products. cuBLASLt therefore adds partial sums up in
+// Precision: Hopper's tensor cores keep about 14 bits of a sum of FP8 products. cuBLASLt therefore adds partial sums up in
 // fp32 registers every so many products, unless it is told to be `fast`: then the whole sum stays in the tensor cores. The
 // forward pass bears that, gradients do not. Everything else is fp32, rounded once.
 //
@@ -32,8 +32,8 @@ namespace detail {
 // D (n, m) in rows = B (n, k) A (m, k)^T.
 inline void fp8_gemm(Ctx& ctx, const GemmPointers& p, int m, int n, int k, Fp8 a, Fp8 b, cudaDataType d,
                      cublasLtEpilogue_t epilogue, bool add, bool fast) {
-    CHECK(m % 16 == 0 && n % 16 == 0 && k % 16 == 0, "an 8-bit product with m %d, n %d, k %d", m, n, k);
-    CHECK(aligned_16(p.d, p.a, p.b, p.bias), "an 8-bit product of matrices that are not at multiples of 16 bytes");
+    CHECK(m % 16 == 0 && n % 16 == 0 && k % 16 == 0, "an FP8 product with m %d, n %d, k %d", m, n, k);
+    CHECK(aligned_16(p.d, p.a, p.b, p.bias), "an FP8 product of matrices that are not at multiples of 16 bytes");
     CHECK(aligned_16(p.a_scale, p.b_scale), "inverse scales at %p and %p", (const void*)p.a_scale, (const void*)p.b_scale);
     gemm(ctx, p, {m, n, k, true, false, cublas_type(a), cublas_type(b), d, epilogue, add, p, fast});
 }
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(256) repeat_row(floatX* x, const floatX* row, 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
 inline std::string fp8_limits(const Ctx& ctx) {
     if (ctx.capability >= 89) return "";
-    return format("%s has compute capability %d.%d, and 8-bit matrix products need 8.9 (RTX 40, L40, H100 and later)",
+    return format("%s has compute capability %d.%d, and FP8 matrix products need 8.9 (RTX 40, L40, H100 and later)",
                   ctx.name.c_str(), ctx.capability / 10, ctx.capability % 10);
 }
 

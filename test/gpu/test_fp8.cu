@@ -1,4 +1,4 @@
-// 8-bit linear layers on the GPU: codes, amax and scales have the bits of cpu::'s; products are compared with sums in double of
+// FP8 linear layers on the GPU: codes, amax and scales have the bits of cpu::'s; products are compared with sums in double of
 // what the codes stand for, and with the bits of cpu::'s plain loops where every sum is exact.
 // Bound of a sum: Hopper's tensor cores take 32 products at a time and cut each of them, and the sum so far, 13 bits below the
 // leading bit of the largest of these 33 numbers (see test/emu/cublasLt.h). With M no less than any product and any sum on the
