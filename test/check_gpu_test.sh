@@ -9,7 +9,7 @@ TRAIN_GPT=/bin/true
 mkdir -p tree/scripts tree/build/cpu-bf16 tree/build/deps tree/llmc/x bin programs
 cp "$root/scripts/check_gpu.sh" tree/scripts/
 touch tree/llmc/a.h tree/llmc/x/b.h tree/train_gpt.cu
-for header in gtest/gtest.h nlohmann/json.hpp CLI/CLI.hpp pcre2.h; do
+for header in gtest/gtest.h nlohmann/json.hpp pcre2.h; do
     mkdir -p "tree/build/deps/include/$(dirname "$header")"
     touch "tree/build/deps/include/$header"
 done
