@@ -31,7 +31,8 @@ CXX       := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 NVCC      ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 BACKEND   ?= $(if $(and $(NVCC),$(shell nvidia-smi -L 2>/dev/null)),cuda,cpu)
 comma     := ,
-config    := $(BACKEND)-$(PRECISION)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter-out g++,$(notdir $(CXX))),-$(notdir $(CXX)))
+compiler  := $(notdir $(lastword $(CXX)))
+config    := $(BACKEND)-$(PRECISION)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter-out g++,$(compiler)),-$(compiler))
 build     := build/$(config)
 
 ifeq ($(filter $(PRECISION),bf16 fp32),)
@@ -98,7 +99,7 @@ flag_fp64 := -DPRECISION_FP64
 help:
 	@awk '/^#/ { sub(/^# ?/, ""); print; next } { exit }' Makefile
 
-dep_groups := build $(if $(findstring clang,$(notdir $(CXX))),clang)
+dep_groups := build $(if $(findstring clang,$(compiler)),clang)
 deps:
 	@$(if $(NODEPS),true,scripts/install_deps.sh $(dep_groups))
 deps-%:
@@ -231,7 +232,7 @@ programs_to_test = $(if $(filter cpu,$(BACKEND)),$(test_programs)) $(gpu_program
 
 test: deps-test deps-quickstart deps-chaos
 	@$(MAKE) -s --no-print-directory -j2 $(programs_to_test) $(ladder_programs) $(rank_programs) $(build)/train_gpt $(gpu_trainer)
-	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) LADDERS="$(ladder_programs)" COMM_CHECK="$(comm_programs)" PARITY_CHECK="$(parity_cpu) $(parity_gpu)" SAN=$(SAN) CXX=$(CXX) NVCC=$(NVCC) test/run.sh $(programs_to_test) $(test_scripts)
+	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) LADDERS="$(ladder_programs)" COMM_CHECK="$(comm_programs)" PARITY_CHECK="$(parity_cpu) $(parity_gpu)" SAN=$(SAN) CXX=$(lastword $(CXX)) NVCC=$(NVCC) test/run.sh $(programs_to_test) $(test_scripts)
 
 .PHONY: test-all
 test-all: test
