@@ -2689,6 +2689,7 @@ static void train(World& world, const TrainOptions& given) {
         info = run_info(run);
         run.stage.done();
         logger->run(info, resumed ? std::optional(state.step) : std::nullopt);
+        if (run.valid) logger->say(format("a unigram model of the same tokens has validation loss %.4f", info.unigram_loss));
         if (resumed) logger->event(state.step, "info", "resume", "going on from " + run.resumed_from);
         if (!overrides.empty()) logger->event(state.step, "info", "override", "overridden: " + overrides);
     }
@@ -2845,7 +2846,6 @@ static void train(World& world, const TrainOptions& given) {
                   "with --on-spike rollback")
             : "";
     if (logger) {
-        if (run.valid) logger->say(format("a unigram model of the same tokens has validation loss %.4f", info.unigram_loss));
         logger->say("peak memory " + human_bytes((double)peak_memory_bytes()));
         if (!problem.empty()) logger->end("failed", problem);
         else if (done) logger->end("finished");

@@ -53,13 +53,20 @@ inline void plan_for(gpu::Ctx& ctx, const TrainOptions& o) {
 }
 #endif
 
-// Of all ranks, which call this at the same time, so that cores that they share are not counted twice. tflops: of one GPU,
-// where the user gives it.
+// Of all ranks. Where a host has more threads of CPU ranks than cores, each counts for its share of one. tflops: of one GPU, where
+// the user gives it.
 inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> tflops) {
     Peak peak = peak_of(ctx);
     if (tflops && !be::memory_is_host)
         peak = {*tflops * 1e12, be::fp8_limits(ctx).empty() ? 2e12 * *tflops : 0, "dense bf16 by --device-tflops"};
-    const double mine[2] = {peak.flops, peak.flops_in_fp8};
+    std::vector<int> threads((size_t)world.size());
+    world.all_gather(&ctx.threads, sizeof ctx.threads, threads.data());
+    double on_this_host = 0;
+    for (int r = 0; r < world.size(); r++)
+        if (world.hosts()[(size_t)r] == world.host()) on_this_host += threads[(size_t)r];
+    const double cores = (double)sysconf(_SC_NPROCESSORS_ONLN),
+                 share = be::memory_is_host ? std::min(1.0, cores / on_this_host) : 1;
+    const double mine[2] = {share * peak.flops, share * peak.flops_in_fp8};
     std::vector<double> all(2 * (size_t)world.size());
     world.all_gather(mine, sizeof mine, all.data());
     peak.flops = peak.flops_in_fp8 = 0;

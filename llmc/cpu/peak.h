@@ -40,27 +40,29 @@ inline float fma_rounds(long rounds) {
     return sum[0][3];
 }
 
-// The fastest of what is timed in so many seconds: other work on the machine only makes it slower.
+// The sum of what each thread does at best, in windows so short that another process seldom takes the core away in one of them:
+// on a busy machine, too, that is the rate of the registers and not of the share that is left.
 template <class F>
 double register_rate(int threads, double seconds, F work, double flops_of_a_round) {
-    const auto timed = [&](long rounds) {
-        float sum = 0;
-        const double start = omp_get_wtime();
-#pragma omp parallel num_threads(threads) reduction(+ : sum)
-        sum += work(rounds);
-        const double took = omp_get_wtime() - start;
-        volatile float seen = sum;  // the sums must be seen to be used
+    constexpr double window = 200e-6;
+    double rate = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : rate)
+    {
+        volatile float seen;  // the sums must be seen to be used
+        const auto timed = [&](long rounds) {
+            const double start = omp_get_wtime();
+            seen = work(rounds);
+            return omp_get_wtime() - start;
+        };
+        long rounds = 1000;
+        while (timed(rounds) < window && rounds < (1L << 30)) rounds *= 2;
+        double least = window * 1e6;
+#pragma omp barrier
+        for (const double start = omp_get_wtime(); omp_get_wtime() - start < seconds;) least = std::min(least, timed(rounds));
+        rate += flops_of_a_round * (double)rounds / least;
         (void)seen;
-        return took;
-    };
-    long rounds = 10000;
-    while (timed(rounds) < seconds / 10 && rounds < (1L << 40)) rounds *= 2;
-    double least = timed(rounds);
-    for (double spent = least; spent < seconds;) {
-        const double took = timed(rounds);
-        spent += took, least = std::min(least, took);
     }
-    return flops_of_a_round * (double)rounds * threads / least;
+    return rate;
 }
 #endif
 
