@@ -2458,7 +2458,10 @@ private:
                                    human_bytes(bytes).c_str(), human_bytes(most).c_str()),
                             Table::Values::amounts, "not_enough_memory");
         const std::vector<Remedy> remedies = find_remedies(o, n, host, most, needed);
-        for (const Remedy& r : remedies) table.table.row(r.options, human_bytes(r.bytes)), table.exact(r.bytes);
+        for (const Remedy& r : remedies) {
+            table.table.row(r.options, human_bytes(r.bytes));
+            table.exact({{"options", r.options}, {"bytes", r.bytes}});
+        }
         if (remedies.empty()) table.table.row("a smaller model or --seq-length", "", "nothing else is enough");
     }
 

@@ -356,10 +356,9 @@ public:
             for (char& c : key) c = (char)tolower((unsigned char)c);
             nlohmann::ordered_json& rows = all[key];
             for (const Row& r : s.rows) {
-                std::string name = r.label;
-                for (char& c : name)
-                    if (c == ' ') c = '_';
-                for (int n = 2; rows.contains(name); n++) name = r.label + "_" + std::to_string(n);
+                const std::string once = key_of(r.label);
+                std::string name = once;
+                for (int n = 2; rows.contains(name); n++) name = once + "_" + std::to_string(n);
                 rows[name] = r.exact.is_null() ? nlohmann::ordered_json(r.value) : r.exact;
             }
         }
@@ -402,6 +401,15 @@ public:
     }
 
 private:
+    // "gradients (fp32)" is gradients_fp32 for programs.
+    static std::string key_of(const std::string& label) {
+        std::string key;
+        for (const char c : label)
+            if (isalnum((unsigned char)c) || c == '.' || (c == '-' && !key.empty()) || (c & 0x80)) key += c;
+            else if (!key.empty() && key.back() != '_') key += '_';
+        while (!key.empty() && (key.back() == '_' || key.back() == '-')) key.pop_back();
+        return key;
+    }
     struct Row {
         std::string label, value, note;
         nlohmann::ordered_json exact;  // null: the value

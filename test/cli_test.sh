@@ -77,6 +77,8 @@ json() {
 }
 json "plan" "j['model']['parameters'] == 124439808 and j['plan']['step']['seconds'] > 0 and j['memory']['parameters'] > 0" \
     "$program" train --preset gpt2-124m --train-iters 10 --world 8 --dry-run --json
+json "plan without room" "all(r['bytes'] > 1e9 and '--' in r['options'] for r in j['not_enough_memory'].values()) and 'gradients_fp32' in j['memory']" \
+    "$program" train --preset llama2-7b --train-iters 10 --world 1 --dry-run --json
 json "eval" "j['evaluation']['tokens'] > 0 and 3 < j['evaluation']['loss'] < 7" "$program" eval --model "my run" --data-path data --json
 json "inspect a run" "j['intact'] and j['run'] == {'step_00000002': 'intact'} and j['training']['step'] == 2" "$program" inspect "my run" --json
 json "inspect data" "j['data']['documents'] == 75 and j['data']['tokens'] > 1000" "$program" inspect data --json
