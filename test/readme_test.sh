@@ -42,12 +42,24 @@ make_files() {
     ln -s "$root/scripts" "$root/dev" .
 }
 
+# as_download COMMAND: a copy of the same files of run1/latest. hf ignores --include where files are named, so all are named.
+as_download() {
+    local folder
+    if [[ $1 =~ ^hf\ download\ [a-z0-9][^\ /]*/[^\ /]+((\ [a-z_]+\.(json|safetensors))+)\ --local-dir\ ([a-z0-9/]+)$ ]]; then
+        # A checkpoint may lack generation_config.json and tokenizer_config.json, the others not.
+        folder=${BASH_REMATCH[4]}
+        echo "mkdir $folder && for f in${BASH_REMATCH[1]}; do cp run1/latest/\$f $folder || [[ \$f == *_config.json ]] || exit; done"
+    else
+        echo "echo 'not as hf wants it: hf download OWNER/MODEL FILE... --local-dir FOLDER'; false"
+    fi
+}
+
 # shorten COMMAND: the same command, so that it takes a moment. The table: an option, and its value then.
 shorten() {
     local command=$1 option value
     case $command in
     *--dry-run*) ;;  # takes a moment as it is
-    "hf download"*) command=$(sed -E 's/.*--local-dir ([^ ]+).*/cp -rL run1\/latest \1/' <<<"$command") ;;
+    "hf download"*) command=$(as_download "$command") ;;
     *)
         while read -r option value; do
             command=$(sed -E "s#(--$option) \"?[0-9][0-9.kM]*\"?#\1 $value#g" <<<"$command")
@@ -149,7 +161,7 @@ cd "$work" || exit 1
 for command in tokenizer prepare train eval generate inspect report; do "$program" $command --help-all; done >help.txt 2>&1
 # Options of launchers, containers, downloads, the programs in dev/, and names that lead to ours (llmc/other_names.h).
 foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes
- --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --include --local-dir --self-test
+ --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --local-dir --self-test
  --generate --profile --kernel --sizes --learning-rate --batch-size --gradient-accumulation-steps --man --bash
  --check-transformers --version "
 # lost_links PAGE: the links that lead nowhere. A heading's anchor is in lower case, dashes for blanks, without punctuation.
