@@ -1,29 +1,45 @@
 # train_gpt: pretraining of GPT, BLOOM and Llama models in one readable program.
 #
-#   make quickstart   from raw text to a trained model that writes text, in minutes   TEXT="a.txt b.txt"  OUT=quickstart
-#   make train_gpt    the program for this machine, as ./train_gpt
-#   make install      program, manual page and bash completion, built as above    PREFIX=/usr/local  DESTDIR=
-#   make test         every test; ends with `N passed, N failed`
-#   make test-all     the same, then every layout of 8 ranks, then ten minutes of chaos
-#   make test-sass    Hopper's machine code and what kernels take, against dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
-#   make test-interop  models and tokens exchanged with transformers (which pip puts under build/; 6 GB)
-#   make chaos        short trainings under injected faults (kills, full disks, damaged files) end with the bits of undisturbed ones
-#                     CHAOS_SECONDS=600 or CHAOS_RUNS=N   CHAOS_SEED=   CHAOS_BUILDS="cpu-bf16 emu-bf16"   CHAOS_LEAVE_OUT= CHAOS_FAULTS=
-#   make fuzz         damaged and hostile files to every reader of files, each for FUZZ_SECONDS=60 seconds (with clang++)
-#   make bench        speed of a training step and of each kernel, on this CPU or GPU
-#   make bench-cpu    our training step on this CPU beside PyTorch's best, which pip puts under build/, and llm.c's in LLMC=FOLDER
-#                     CONFIGS="gpt2-124m:1x1024 quickstart:8x256"   PRECISIONS="bf16 fp32"
-#   make bench-ranks  speed on 1, 2 and 4 CPU ranks, and what communication costs
-#   make ladders      kernels from naive to the trainer's (dev/kernels): each checked, and on a GPU timed
-#   make check-gpu    on a machine with a GPU: every kernel test, a short training, benchmarks, compute-sanitizer; one table
-#                     (or its stages one by one: check-gpu-build, -tests, -train, -bench, -speed, -ladders, -sanitize)
-#   make deps         install the Debian/Ubuntu packages that are missing (the targets above do it themselves)
+#   make quickstart     from raw text to a model that writes, in minutes
+#                       TEXT="a.txt b.txt"  OUT=quickstart  STEPS=600  VOCAB=4096
+#                       PRESET=quickstart (train_gpt help presets lists them)
+#   make train_gpt      the program for this machine, as ./train_gpt
+#   make install        program, manual page and bash completion, built as above
+#                       PREFIX=/usr/local  DESTDIR=
+#   make test           every test; ends with `N passed, N failed`
+#   make test-all       the same, every layout of 8 ranks, ten minutes of chaos
+#   make test-sass      Hopper's machine code and what kernels take, against
+#                       dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
+#   make test-interop   models and tokens exchanged with transformers (which pip
+#                       puts under build/; 6 GB)
+#   make chaos          short trainings under injected faults (kills, full disks,
+#                       damaged files) end with the bits of undisturbed ones
+#                       CHAOS_SECONDS=600 or CHAOS_RUNS=N  CHAOS_SEED=
+#                       CHAOS_BUILDS="cpu-bf16 emu-bf16"  CHAOS_LEAVE_OUT=
+#                       CHAOS_FAULTS=
+#   make fuzz           damaged and hostile files to every reader of files, each
+#                       for FUZZ_SECONDS=60 seconds (with clang++)
+#   make bench          speed of a training step and of each kernel, here
+#   make bench-cpu      our training step on this CPU beside PyTorch's best, which
+#                       pip puts under build/, and llm.c's in LLMC=FOLDER
+#                       CONFIGS="gpt2-124m:1x1024 quickstart:8x256"
+#                       PRECISIONS="bf16 fp32"
+#   make bench-ranks    speed on 1, 2, 4 CPU ranks, and what communication costs
+#   make ladders        kernels from naive to the trainer's (dev/kernels): each
+#                       checked, and on a GPU timed
+#   make check-gpu      on a machine with a GPU: every kernel test, a training,
+#                       benchmarks, compute-sanitizer; one table (or its stages:
+#                       check-gpu-build, -tests, -train, -bench, -speed, -ladders,
+#                       -sanitize)
+#   make deps           install the Debian/Ubuntu packages that are missing (the
+#                       targets above do it themselves; NODEPS=1: they do not)
 #   make format clean
 #
-# Variables: BACKEND=cpu|cuda|emu (cuda where there are nvcc and a GPU; emu: the CUDA sources on a CPU emulator)
-#            PRECISION=bf16|fp32   SAN=address,undefined|thread   CXX=g++|clang++   ARCHS="80 90a" (of the GPUs to build for)
-#            MARCH=native (the CPU to build for)   WERROR=1: warnings are errors, as in CI
-# Programs lie in build/<configuration>/; ./train_gpt is a link to the one built last.
+# Variables: BACKEND=cpu|cuda|emu (cuda where there are nvcc and a GPU; emu: the
+#            CUDA sources on a CPU emulator)  PRECISION=bf16|fp32
+#            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)
+#            ARCHS="80 90a" (GPUs to build for)  MARCH=native (CPU to build for)
+# Programs lie in build/<configuration>/; ./train_gpt links to the one built last.
 
 PRECISION ?= bf16
 SAN       ?=
@@ -129,8 +145,8 @@ install: $(or $(TRAIN_GPT),$(build)/train_gpt)
 	@install -Dm644 $(build)/train_gpt.bash "$(installed)/share/bash-completion/completions/train_gpt"
 	@echo "installed train_gpt in $(installed)"
 
-quickstart: deps-quickstart $(build)/train_gpt
-	@TRAIN_GPT=$(build)/train_gpt scripts/quickstart.sh
+quickstart: deps-quickstart train_gpt
+	@TRAIN_GPT=./train_gpt scripts/quickstart.sh
 
 bench: $(build)/bench
 	$<

@@ -23,6 +23,13 @@ make_once() {
     if [[ -e $file ]]; then echo "$file is there already"; else "$@"; fi
 }
 
+# Looked at before anything is made, so that a name put right is no other setting.
+split_words "${TEXT:-}"
+texts=("${words[@]}")
+for file in "${texts[@]}"; do
+    [[ -e $file ]] || { echo "error: TEXT names '$file', which is not there" >&2; exit 1; }
+done
+
 mkdir -p "$OUT"
 # Everything below depends on the texts and sizes; other ones start afresh rather than mixing.
 recipe="TEXT=${TEXT:-} VOCAB=$VOCAB PRESET=$PRESET STEPS=$STEPS"
@@ -44,8 +51,6 @@ bible_chapters() {
 japanese() { zcat /usr/share/debian-reference/debian-reference.ja.txt.gz; }
 write_text() { "$2" >"$1.tmp" && mv "$1.tmp" "$1"; }
 if [[ -n ${TEXT:-} ]]; then
-    split_words "$TEXT"
-    texts=("${words[@]}")
     weights=()
     prompt=${PROMPT:-}
 else
@@ -79,8 +84,12 @@ launch "$TRAIN_GPT" train --resume auto --preset "$PRESET" --tokenizer "$OUT/tok
     --name "$(basename "$OUT")" --out "$OUT/model"
 if tail -n 1 "$OUT/model/log.jsonl" | grep -q '"kind":"end".*"status":"stopped"'; then
     goes_on="make quickstart OUT=$(printf '%q' "$OUT")"
-    [[ $OUT != quickstart ]] || goes_on="make quickstart"
-    echo "stopped in the middle of training; with the same settings, $goes_on goes on there"
+    settings=(STEPS=600 TEXT= PRESET=quickstart VOCAB=4096 PROMPT=) # as they are where nothing is said
+    for setting in "${settings[@]}"; do
+        name=${setting%%=*} value=${!name:-}
+        [[ $name=$value == "$setting" ]] || goes_on+=" $name=$(printf '%q' "$value")"
+    done
+    echo "stopped in the middle of training; to go on: $goes_on"
     exit 130
 fi
 
@@ -92,9 +101,9 @@ step "Writing"
 
 step "Done"
 cat <<END
-  model      $OUT/model/latest          (a Hugging Face directory)
-  report     $OUT/model/report.html     (open it in a browser)
+  model      $OUT/model/latest (a Hugging Face directory)
+  report     $OUT/model/report.html (open it in a browser)
   log        $OUT/model/log.jsonl
   tokenizer  $OUT/tokenizer/tokenizer.json
-  more text  $TRAIN_GPT generate --model $(printf '%q' "$OUT")/model/latest --prompt "..."
+  more text  $TRAIN_GPT generate --model $(printf '%q' "$OUT/model") --prompt "..."
 END

@@ -29,6 +29,8 @@ else
     expect "validation loss $valid is below $first" awk "BEGIN { exit !($valid < $first) }"
 fi
 
+expect "its last lines fit into 80 columns" bash -c "sed -n '/^== Done/,\$p' first.txt | sed 's|$TRAIN_GPT|./train_gpt|' | awk 'length > 80 { exit 1 }'"
+
 before=$(stat -L -c '%Y %s' quickstart/model/latest/model.safetensors quickstart/data/0-bible.bin quickstart/tokenizer/tokenizer.json)
 env STEPS=$steps "${small[@]}" bash "$script" >second.txt 2>&1
 expect "a second run ends well" test $? == 0
@@ -46,13 +48,16 @@ expect "own texts" test $? == 0
 expect "own texts: all are used" grep -q "my own/data/1-鳥" own.txt
 expect "own texts: one with a blank in its name" test -s "my own/data/2-more birds.bin"
 expect "own texts: a model in a directory with a blank in its name" test -s "my own/model/latest/model.safetensors"
-expect "a text that is not there is named" bash -c "! TEXT=nothere.txt OUT=none bash '$script' >none.txt 2>&1 && grep -q nothere.txt none.txt"
+expect "a text that is not there" refused env TEXT="texts/birds.txt 'not there.txt'" OUT=none bash "$script"
+says "a text that is not there is named" "^error: TEXT names 'not there.txt', which is not there$"
+expect "and nothing is made before" test ! -e none
 
-OUT=stopped STEPS=1000000 VOCAB=300 PRESET=llama-tiny TEXT=texts/birds.txt bash "$script" >stopped.txt 2>&1 &
+OUT=stopped STEPS=1000000 VOCAB=300 PRESET=llama-tiny TEXT="texts/birds.txt 'texts/more birds.txt'" bash "$script" >stopped.txt 2>&1 &
 quickstart=$!
 comes grep '"kind":"step","step":3,' stopped/model/log.jsonl
 kill -TERM $quickstart
 wait $quickstart
 expect "told to stop, it does not go on with the rest" test $? == 130
 expect "with a checkpoint" test -s stopped/model/latest/model.safetensors
-expect "and says how to go on" grep -q "make quickstart OUT=stopped goes on there" stopped.txt
+expect "and says how to go on" grep -qFx stopped.txt -e "stopped in the middle of training; to go on: make quickstart OUT=stopped \
+STEPS=1000000 TEXT=texts/birds.txt\\ \\'texts/more\\ birds.txt\\' PRESET=llama-tiny VOCAB=300"
