@@ -122,8 +122,8 @@ inline const std::string report_controls = R"html(<form class="controls" hidden=
 <option value="seconds">time</option></select></label>
 <label><input type="checkbox" id="logx" /> log x</label>
 <label>smoothing <input type="range" id="smooth" min="0" max="20" /> <output id="smoothed"></output></label>
-<button type="button" id="whole">whole run</button>
-<small>Drag over a chart to zoom in; double click, or Esc, to go back.</small></form>
+<button type="button" id="whole" title="also: a double click on a chart, or Esc">reset zoom</button>
+<small>Drag over a chart to zoom in.</small></form>
 )html";
 
 inline const std::string report_script = R"js(
