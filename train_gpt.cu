@@ -2099,8 +2099,9 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.table.section("Batch");
     const int64_t batch = schedule.final_batch;
     t.row("step",
-          format("%lld samples of %d tokens = %s tokens, in %lld micro-batches of %d%s", (long long)batch, o.seq_length,
-                 with_commas(batch * o.seq_length).c_str(), (long long)(batch / o.micro_batch_size / m.ranks->mesh.dp.size),
+          format("%s of %s = %s, in %s of %d%s", counted(batch, "sample").c_str(), counted(o.seq_length, "token").c_str(),
+                 counted(batch * o.seq_length, "token").c_str(),
+                 counted(batch / o.micro_batch_size / m.ranks->mesh.dp.size, "micro-batch", "micro-batches").c_str(),
                  o.micro_batch_size,
                  m.ranks->mesh.dp.size > 1 ? format(" on each of %d data-parallel ranks", m.ranks->mesh.dp.size).c_str() : ""));
     t.exact({{"samples", batch},
@@ -2110,14 +2111,15 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     if (schedule.rampup.samples)
         t.row("ramp-up", format("from %lld by %lld over %s samples", (long long)schedule.rampup.start,
                                 (long long)schedule.rampup.increment, with_commas(schedule.rampup.samples).c_str()));
-    t.row("run", format("%s steps, %s samples, %s tokens", with_commas(schedule.total_steps).c_str(),
-                        with_commas(schedule.total_samples).c_str(),
+    t.row("run", format("%s, %s, %s tokens", counted(schedule.total_steps, "step").c_str(),
+                        counted(schedule.total_samples, "sample").c_str(),
                         human_count((double)schedule.total_samples * o.seq_length).c_str()));
     t.exact({{"steps", schedule.total_steps},
              {"samples", schedule.total_samples},
              {"tokens", (double)schedule.total_samples * o.seq_length}});
-    t.row("learning rate", format("%s %g to %g, warm-up over %s samples", schedule.style.c_str(), schedule.max_lr,
-                                  schedule.min_lr, with_commas(schedule.warmup).c_str()));
+    const std::string warmup = o.lr_warmup_iters ? counted(o.lr_warmup_iters, "step") : counted(schedule.warmup, "sample");
+    t.row("learning rate", format("%s %g to %g, ", schedule.style.c_str(), schedule.max_lr, schedule.min_lr) +
+                               (schedule.warmup ? "warm-up over " + warmup : "no warm-up"));
     t.table.section("Machine");
     t.row("backend", std::string(be::backend_name) + ", " + ctx.description());
     t.row("peak", peak.text());
@@ -2493,7 +2495,7 @@ private:
         for (const DataSummary& s : valid->summary()) table.row("validation " + s.name, describe(s));
         const double passes = (double)valid_samples / (double)valid->samples_of_one_pass();
         table.row("a validation",
-                  format("%s samples, %s", with_commas(valid_samples).c_str(),
+                  format("%s, %s", counted(valid_samples, "sample").c_str(),
                          o.eval_fixed ? "the same each time" : "each time the next ones (--eval-fixed: the same)") +
                       (passes > 1 ? format(": %.1f passes over the data, fewer --eval-iters would do", passes) : ""));
     }
@@ -2661,8 +2663,8 @@ static void train(World& world, const TrainOptions& given) {
     if (resumed && finished()) {
         run.stage.done();
         if (main_rank)
-            printf("the run is finished: %s of %s steps are done\n", with_commas(state.step).c_str(),
-                   with_commas(total_steps).c_str());
+            printf("the run is finished: %s of %s are done\n", with_commas(state.step).c_str(),
+                   counted(total_steps, "step").c_str());
         return;
     }
     const Mesh& mesh = m.ranks->mesh;
@@ -2946,7 +2948,8 @@ static void generate(World& world, const GenerateOptions& o) {
             fprintf(stderr, "(the model's context of %d tokens is full)\n", generator.capacity());
     }
     if (main_rank)
-        fprintf(stderr, "%d tokens in %s, %.0f tokens/s\n", tokens, human_duration(seconds).c_str(), tokens / seconds);
+        fprintf(stderr, "%s in %s, %.0f tokens/s\n", counted(tokens, "token").c_str(), human_duration(seconds).c_str(),
+                tokens / seconds);
 }
 int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
 
@@ -3196,7 +3199,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     table.section("Evaluation of " + o.model);
     const double bits = e.sums.ce / std::log(2.0) / (double)e.bytes;
     table.row("tokens",
-              format("%s in %s samples of %d", with_commas(e.sums.n).c_str(), with_commas(e.samples).c_str(), loaded.m->a.T));
+              format("%s in %s of %d", with_commas(e.sums.n).c_str(), counted(e.samples, "sample").c_str(), loaded.m->a.T));
     table.exact(e.sums.n);
     table.row("loss", format("%.4f nats per token", loss)), table.exact(loss);
     table.row("perplexity", format("%.3f", std::exp(loss))), table.exact(std::exp(loss));

@@ -52,7 +52,7 @@ inline Allowed one_of(Strings choices) {
 // parser's help adds choices and defaults.
 #define TRAIN_OPTIONS(X)                                                                                                       \
     X(std::string, preset, "", "", word("PRESET"), "Model",                                                                    \
-      "shape of the model: a published or small one, such as gpt2-124m, bloom-560m, llama2-7b or quickstart")                  \
+      "shape of the model: a published or small one, such as gpt2-124m or quickstart; train_gpt help presets lists them")      \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                        \
       "model to start from instead of random weights: a Hugging Face directory, or the output directory of a run")             \
     X(int, num_layers, "", 0, between(1, 10000), "Model", "number of layers")                                                  \
@@ -134,7 +134,7 @@ inline Allowed one_of(Strings choices) {
     X(int64_t, lr_wsd_decay_samples, "", 0, at_least(1), "Optimizer",                                                          \
       "length of the last part of WSD in samples, instead of --lr-wsd-decay-iters")                                            \
     X(double, weight_decay, "", 0.1, at_least(0), "Optimizer",                                                                 \
-      "AdamW's weight decay, for all weights but biases and those of normalization layers (Megatron's default: 0.01)")         \
+      "AdamW's weight decay, for all weights but biases and those of normalization layers (Megatron: 0.01)")                   \
     X(OptionalDouble, start_weight_decay, "", {}, at_least(0), "Optimizer",                                                    \
       "weight decay at the start of the run, where --weight-decay-incr-style changes it")                                      \
     X(OptionalDouble, end_weight_decay, "", {}, at_least(0), "Optimizer",                                                      \
@@ -146,7 +146,7 @@ inline Allowed one_of(Strings choices) {
     X(double, adam_beta1, "", 0.9, between(0, 0.999999), "Optimizer",                                                          \
       "AdamW's beta1: share of the past in the mean of gradients")                                                             \
     X(double, adam_beta2, "", 0.95, between(0, 0.9999999), "Optimizer",                                                        \
-      "AdamW's beta2: share of the past in the mean of squared gradients (Megatron's default: 0.999)")                         \
+      "AdamW's beta2: share of the past in the mean of squared gradients (Megatron: 0.999)")                                   \
     X(double, adam_eps, "", 1e-8, above(0), "Optimizer",                                                                       \
       "AdamW's epsilon, added to the root of the mean of squared gradients")                                                   \
     X(std::string, exp_avg_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                           \
@@ -165,7 +165,8 @@ inline Allowed one_of(Strings choices) {
       "a gradient norm counts as a spike if it is this many times the median of the latest steps")                             \
     X(int, spike_window, "", 128, between(2, 1000000), "Stability", "number of latest steps that a spike is compared with")    \
     X(int, spike_patience, "", 3, between(1, 1000000), "Stability",                                                            \
-      "spikes in a row after which --on-spike rollback goes back; with warn or skip, after which a run that is lost ends")     \
+      "number of spikes or non-finite steps in a row at which --on-spike rollback goes back and skip ends the run; warn ends " \
+      "it at as many non-finite ones")                                                                                         \
     X(int64_t, rollback_distance, "", 100, at_least(0), "Stability",                                                           \
       "a rollback goes to a checkpoint at least this many steps before the spike")                                             \
     X(int64_t, rollback_batches, "", 200, at_least(1), "Stability",                                                            \
@@ -197,9 +198,9 @@ inline Allowed one_of(Strings choices) {
       "number of the last steps in bf16 that measure the largest elements for delayed scales")                                 \
     X(int, fp8_margin, "", 0, between(0, 64), "FP8", "keep scales 2^margin below what would just fit; default: 0")             \
     X(int, fp8_amax_history_len, "", 16, between(1, 100000), "FP8",                                                            \
-      "number of past steps whose largest elements decide delayed scales (Megatron's default: 1)")                             \
+      "number of past steps whose largest elements decide delayed scales (Megatron: 1)")                                       \
     X(std::string, fp8_amax_compute_algo, "", "max", one_of({"max", "most_recent"}), "FP8",                                    \
-      "which of these largest elements decides: the largest, or the last (Megatron's default: most_recent)")                   \
+      "which of these largest elements decides: the largest, or the last (Megatron: most_recent)")                             \
     X(bool, first_last_layers_bf16, "fp8-first-last-bf16", false, anything(), "FP8",                                           \
       "keep the first and the last layers in bf16")                                                                            \
     X(int, num_layers_at_start_in_bf16, "", 1, between(0, 10000), "FP8",                                                       \
@@ -308,7 +309,7 @@ inline Allowed one_of(Strings choices) {
       "what to do about a line of JSON that cannot be read or has no text: leave it out, count it and show it; or end with " \
       "an error")                                                                                                            \
     X(std::string, max_bad_lines, "", "1%", word("N|N%"), "Input",                                                           \
-      "end with an error if more lines than this are left out: 20 in all, or 1% of a file (where one always may be)")        \
+      "end with an error if more lines than this are left out: 20 in all, or 1% of a file (at least one is allowed)")        \
     X(bool, allow_binary, "", false, anything(), "Input",                                                                    \
       "take any bytes as text; default: refuse what is compressed, and a file of which more than 0.5% is NUL or not UTF-8")
 

@@ -211,7 +211,7 @@ inline SplitParts split_data(const TokenDataset& data, const std::string& split,
         s.note = format(
             "by tokens, since its %s cannot give training and validation a sample each: training has the first %s tokens, "
             "validation the next %s",
-            data.n_documents() == 1 ? "one document" : (with_commas(data.n_documents()) + " documents").c_str(),
+            data.n_documents() == 1 ? "one document" : counted(data.n_documents(), "document").c_str(),
             with_commas(trains ? first : 0).c_str(), with_commas(last - first).c_str());
     }
     s.parts[0] = part_of_tokens(data, 0, trains ? first : 0);

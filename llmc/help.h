@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "config.h"
-#include "model_config.h"
+#include "parameters.h"
 #include "terminal.h"
 
 namespace cli {
@@ -19,12 +19,13 @@ inline const std::vector<Command>& commands() {
     static const std::vector<Command> rows = {
         {"train",
          "train a model on prepared data",
-         "--preset PRESET --data-path PREFIX ... --train-iters N [OPTIONS]",
+         "(--preset PRESET | --model DIR) --data-path PREFIX ... --train-iters N [OPTIONS]",
          {{"Pretrain GPT-2 124M on prepared data:",
            "train_gpt train --preset gpt2-124m --tokenizer tok --data-path data/web \\",
            "    --global-batch-size 512 --train-iters 20k --lr 6e-4 --out run"},
-          {"Go on after an interruption (the same command, and):", "    ... --resume auto"},
-          {"Train on 8 GPUs, or CPUs:", "mpirun -n 8 train_gpt train ..."},
+          {"Resume: the same command with", "    ... --resume auto"},
+          {"Train on 8 GPUs, or CPUs; Ctrl-C saves and ends the run:",
+           "scripts/launch.sh mpirun -n 8 --bind-to none ./train_gpt train ..."},
           {"Plan a run on 64 GPUs without having them:", "train_gpt train --preset llama2-7b --world 64 --tp 8 \\",
            "    --global-batch-size 512 --train-iters 100k --dry-run"}}},
         {"prepare",
@@ -49,7 +50,7 @@ inline const std::vector<Command>& commands() {
          "measure a model: loss, perplexity and bits per byte, or accuracy on questions",
          "--model DIR --data-path PREFIX ... | --text FILE | --tasks FILE ... [OPTIONS]",
          {{"On a text file:", "train_gpt eval --model run --text book.txt"},
-          {"On questions with answers:", "train_gpt eval --model run --tasks arc_easy.jsonl"}}},
+          {"On questions with answers:", "train_gpt eval --model run --tasks hellaswag.jsonl"}}},
         {"inspect",
          "show what a checkpoint, data set or tokenizer holds, and check that it is intact",
          "PATH",
@@ -123,8 +124,10 @@ inline std::string label_of(const OptionRow& row) {
 inline std::string text_of(const OptionRow& row) {
     std::string choices, text = row.help;
     for (const std::string& choice : row.allowed.choices) choices += (choices.empty() ? "; one of " : ", ") + choice;
-    text.insert(std::min(text.size(), text.find("; default:")), choices);
-    return text + (row.default_value.empty() ? "" : "; default: " + row.default_value);
+    text.insert(std::min({text.size(), text.find("; default:"), text.find(" (Megatron: ")}), choices);
+    if (!row.default_value.empty())
+        text.insert(std::min(text.size(), text.find(" (Megatron: ")), "; default: " + row.default_value);
+    return text;
 }
 
 // The groups in the order of their first rows, and their rows.
@@ -185,7 +188,7 @@ inline std::string help_overview(int width) {
     std::string out = indented("train_gpt: pretraining of language models of the GPT, BLOOM and Llama families", 0, width) +
                       "\nUsage: train_gpt COMMAND [OPTIONS]\n\nCommands:\n";
     for (const Command& c : commands()) out += entry(c.name, c.purpose, 14, width);
-    out += entry("help", "help on a command: train_gpt help train", 14, width) +
+    out += entry("help", "help on a command: train_gpt help train; the models' shapes: train_gpt help presets", 14, width) +
            entry("--version", "the program's version, and what it was built with and for", 14, width);
     return out +
            "\nFrom text to a model that writes:\n"
@@ -195,6 +198,24 @@ inline std::string help_overview(int width) {
            "  train_gpt train --preset quickstart --tokenizer tok --data-path data \\\n"
            "      --seq-length 256 --train-iters 300 --out run\n"
            "  train_gpt generate --model run --prompt \"In the beginning\"\n";
+}
+
+inline std::string help_presets(int width) {
+    const int vocabulary = 4096;  // where the tokenizer sets it
+    std::string out = "Shapes of models, for --preset:\n";
+    for (const Preset& p : presets()) {
+        ModelConfig c = config_from_preset(p.name);
+        if (!p.V) c.V = vocabulary;
+        pad_vocabulary(c, 1);
+        out += entry(
+            p.name,
+            format("%s parameters%s, %d layers, width %d, %s",
+                   pad_left(human_count((double)ParameterTable(c).trained), 5).c_str(), p.V ? "" : "*", c.L, c.C, p.family),
+            16, width);
+    }
+    return out + "\n" +
+           indented(format("* with a vocabulary of %s tokens; its size is the tokenizer's", with_commas(vocabulary).c_str()), 0,
+                    width);
 }
 
 // The manual page, for man(1).
@@ -273,7 +294,7 @@ inline std::string bash_completion() {
            "    done\n"
            "    case $command in\n" +
            options + "        help) words=\"" + names +
-           "\" ;;\n"
+           " presets\" ;;\n"
            "    esac\n"
            "    case \"$command $option\" in\n" +
            values +

@@ -44,6 +44,30 @@ inline bool describe_files(Table& table, const std::string& dir) {
     return problem.empty();
 }
 
+// "cpu, bf16, 4 ranks (tp 2, pp 2), 1 thread"
+inline std::string layout_text(const nlohmann::ordered_json& layout) {
+    const auto number = [&](const char* key) {
+        const bool known = layout.contains(key) && layout[key].is_number_integer();
+        return known ? std::clamp<int64_t>(layout[key].get<int64_t>(), 1, 1000000) : 1;
+    };
+    std::string text, axes;
+    for (const char* key : {"backend", "precision"})
+        if (layout.contains(key) && layout[key].is_string()) text += layout[key].get<std::string>() + ", ";
+    for (const char* key : {"dp", "tp", "pp", "vpp"})
+        if (number(key) > 1) axes += format("%s%s %lld", axes.empty() ? " (" : ", ", key, (long long)number(key));
+    text += counted(number("dp") * number("tp") * number("pp"), "rank") + (axes.empty() ? "" : axes + ")");
+    return text + (layout.contains("threads") ? ", " + counted(number("threads"), "thread") : "");
+}
+
+// An option's value as it is typed.
+inline std::string option_text(const nlohmann::ordered_json& value) {
+    if (value.is_string()) return shell_word(value.get<std::string>());
+    if (!value.is_array()) return value.dump();
+    std::string text;
+    for (const nlohmann::ordered_json& word : value) text += (text.empty() ? "" : " ") + option_text(word);
+    return text;
+}
+
 inline void describe_state(Table& table, const TrainingState& s) {
     const auto number = [](double x) { return std::isfinite(x) ? format("%.4f", x) : std::string("none yet"); };
     const auto exact = [&](double x) {
@@ -57,11 +81,11 @@ inline void describe_state(Table& table, const TrainingState& s) {
     table.row("tokens", human_count((double)s.tokens)), table.exact(s.tokens);
     table.row("loss", number(s.loss)), exact(s.loss);
     table.row("validation loss", number(s.valid_loss)), exact(s.valid_loss);
-    table.row("written on", s.layout.dump()), table.exact(s.layout);
+    table.row("written on", layout_text(s.layout)), table.exact(s.layout);
     for (const auto& [key, value] : s.options.items())
         if (key == "data-path" || key == "lr" || key == "global-batch-size" || key == "seq-length" || key == "train-iters" ||
             key == "train-samples" || key == "seed")
-            table.row("--" + key, value.dump()), table.exact(value);
+            if (value != 0 || key.compare(0, 6, "train-") != 0) table.row("--" + key, option_text(value)), table.exact(value);
 }
 
 inline bool inspect_model(Table& table, const std::string& dir) {

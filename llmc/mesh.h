@@ -49,12 +49,12 @@ private:
 
 // Refuses, with the arithmetic, what does not fit the number of ranks.
 inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
-    if (world % (tp * pp))
+    if (const int model = tp * pp, below = world / model * model; below != world)
         fail_usage(
-            "%d ranks cannot be divided by tensor-model-parallel-size %d x pipeline-model-parallel-size %d = %d; HINT: start "
-            "%d or "
-            "%d ranks, or choose sizes whose product divides %d",
-            world, tp, pp, tp * pp, std::max(1, world / (tp * pp)) * tp * pp, (world / (tp * pp) + 1) * tp * pp, world);
+            "%d rank%s cannot be divided by tensor-model-parallel-size %d x pipeline-model-parallel-size %d = %d; HINT: start "
+            "it with mpirun -n %s%d%s",
+            world, world == 1 ? "" : "s", tp, pp, model, below ? format("%d or ", below).c_str() : "", below + model,
+            world == 1 ? "" : format(", or choose sizes whose product divides %d", world).c_str());
     Mesh mesh;
     mesh.world = {world, rank}, mesh.vpp = vpp;
     mesh.tp = {tp, rank % tp};

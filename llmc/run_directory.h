@@ -111,6 +111,8 @@ inline Strings checkpoints_to_try(const std::string& out) {
 inline std::string model_directory(const std::string& path) {
     if (std::filesystem::exists(path + "/config.json")) return path;
     const Strings checkpoints = checkpoints_to_try(path);
+    if (checkpoints.empty() && !std::filesystem::exists(path))
+        fail("%s is not there; HINT: a model is a Hugging Face directory, or the output directory of a run", path.c_str());
     return checkpoints.empty() ? path : checkpoints[0];
 }
 

@@ -109,6 +109,11 @@ inline std::string with_commas(int64_t n) {
     return s;
 }
 
+// "1 document", "12,000 documents"; `several`: the plural that is not noun + s
+inline std::string counted(int64_t n, const std::string& noun, const std::string& several = "") {
+    return with_commas(n) + " " + (n == 1 ? noun : several.empty() ? noun + "s" : several);
+}
+
 // "12 ms", "4.2s", "42s", "12m 05s", "1h 02m", "3d 04h"; "-" for what is not known
 inline std::string human_duration(double seconds) {
     if (!(seconds >= 0 && seconds < 1e15)) return "-";

@@ -98,7 +98,7 @@ public:
             lines.push_back(format("note: %s NUL bytes and %s bytes that are not UTF-8 were kept as they are",
                                    with_commas(odd_.nul).c_str(), with_commas(odd_.invalid).c_str()));
         if (n_bad_ == 0) return lines;
-        lines.push_back(format("note: %s line%s left out:", with_commas(n_bad_).c_str(), n_bad_ == 1 ? " was" : "s were"));
+        lines.push_back("note: " + counted(n_bad_, "line was", "lines were") + " left out:");
         for (const std::string& line : shown_) lines.push_back("  " + line);
         if (n_bad_ > (int64_t)shown_.size())
             lines.push_back(format("  and %s more", with_commas(n_bad_ - (int64_t)shown_.size()).c_str()));
@@ -120,10 +120,10 @@ private:
         std::string limit = now_.bad == now_.lines ? "" : ", more than --max-bad-lines " + input_.max_bad_lines;
         if (n_bad_ > now_.bad) limit = format(" (%s with those of other files)", with_commas(n_bad_).c_str()) + limit;
         fail(
-            "%s of %s lines of %s cannot be used%s:\n  %s\nHINT: --json-keys KEY names the text's key, --max-bad-lines N "
+            "%s of %s of %s cannot be used%s:\n  %s\nHINT: --json-keys KEY names the text's key, --max-bad-lines N "
             "leaves "
             "out more lines, --format text takes lines as they are",
-            with_commas(now_.bad).c_str(), with_commas(now_.lines).c_str(), input_name(input_.files[file_]).c_str(),
+            with_commas(now_.bad).c_str(), counted(now_.lines, "line").c_str(), input_name(input_.files[file_]).c_str(),
             limit.c_str(), shown.c_str());
     }
 
@@ -283,7 +283,8 @@ private:
 // Puts the document in place of a line of JSON, or says what the problem is.
 inline void open_line(Chunk& chunk, const std::string& key) {
     try {
-        auto j = nlohmann::json::parse(chunk.text);
+        const size_t end = chunk.text.find_last_not_of("\r\n") + 1;
+        auto j = nlohmann::json::parse(chunk.text.begin(), chunk.text.begin() + (std::ptrdiff_t)end);
         if (!j.is_object()) chunk.problem = format("it is no JSON object but %s", j.type_name());
         else if (!j.contains(key)) {
             chunk.problem = format("it has no key '%s'", key.c_str());
@@ -293,9 +294,11 @@ inline void open_line(Chunk& chunk, const std::string& key) {
         } else if (!j[key].is_string()) chunk.problem = format("'%s' is not a text but %s", key.c_str(), j[key].type_name());
         else chunk.text = std::move(j[key].get_ref<std::string&>());
     } catch (const nlohmann::json::exception& e) {
-        const std::string reason = e.what();  // after the library's own name and number of it
-        chunk.problem =
-            format("it is not valid JSON: %.300s", reason.substr(std::min(reason.size(), reason.find(' ') + 1)).c_str());
+        std::string reason = e.what();
+        reason.erase(0, reason.find(' ') + 1);  // the library's own name and number of it
+        const std::string line = "line 1, ";    // of this text, which is one line of the file
+        if (const size_t at = reason.find(line); at != std::string::npos) reason.erase(at, line.size());
+        chunk.problem = format("it is not valid JSON: %.300s", reason.c_str());
     }
 }
 
@@ -317,10 +320,12 @@ inline OddBytes count_odd_bytes(std::string_view text) {
     return odd;
 }
 
-// Calls work(chunk, index) for all chunks of a batch in parallel, then finish(chunk, index) in order, batch by batch.
+// Calls work(chunk, index) for all chunks of a batch in parallel, then finish(chunk, index) in order, batch by batch. tells: says
+// at the end what was read and what was left out.
 inline void for_each_chunk(DocumentReader& reader, int threads, const std::string& label,
                            const std::function<void(const Chunk&, size_t)>& work,
-                           const std::function<void(const Chunk&, size_t)>& finish, const std::function<void(size_t)>& resize) {
+                           const std::function<void(const Chunk&, size_t)>& finish, const std::function<void(size_t)>& resize,
+                           bool tells = true) {
     constexpr size_t batch_bytes = 16 << 20;
     Progress progress(label, reader.total_bytes(), "B");
     InputJudge judge(reader.input());
@@ -358,6 +363,7 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
         progress.update(reader.bytes_read());
     }
     progress.finish();
+    if (!tells) return;
     print_line(stderr, "input: " + reader.taken());
     for (const std::string& note : judge.notes()) print_line(stderr, note);
 }
@@ -423,24 +429,24 @@ inline int prepare_command(const PrepareOptions& o) {
              o.input.size() > 1 ? " and the others" : "");
     writer.commit();
     if (spelled)
-        print_line(stderr,
-                   format("note: %s places in the text spell a special token; they %s", with_commas(spelled).c_str(),
-                          o.parse_special_tokens
-                              ? "became that token"
-                              : "were kept as text. HINT: --parse-special-tokens makes them that token, as in transformers"));
+        print_line(stderr, format("note: %s a special token and %s",
+                                  counted(spelled, "place in the text spells", "places in the text spell").c_str(),
+                                  o.parse_special_tokens
+                                      ? "became that token"
+                                      : "stayed text. HINT: --parse-special-tokens makes it that token, as in transformers"));
     if (lost > 0)
         print_line(stderr,
                    format("note: %s bytes have no token in this tokenizer and were left out or became its unknown token, as in "
                           "transformers",
                           with_commas(lost).c_str()));
-    print_line(stdout, format("%s.bin, %s.idx: %s documents, %s tokens, %.3f bytes per token", o.output_prefix.c_str(),
-                              o.output_prefix.c_str(), with_commas(writer.n_documents()).c_str(), with_commas(total).c_str(),
+    print_line(stdout, format("%s.bin, %s.idx: %s, %s, %.3f bytes per token", o.output_prefix.c_str(), o.output_prefix.c_str(),
+                              counted(writer.n_documents(), "document").c_str(), counted(total, "token").c_str(),
                               (double)bytes / (double)std::max<int64_t>(1, total)));
     return 0;
 }
 
 // How well a tokenizer fits texts: bytes and characters per token, tokens per word (words are separated by white space).
-inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader, int threads) {
+inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader, int threads, bool tells) {
     std::vector<std::array<int64_t, 4>> counts;
     std::array<int64_t, 4> total{};  // tokens, bytes, characters, words
     for_each_chunk(
@@ -460,7 +466,7 @@ inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader,
         [&](const Chunk&, size_t i) {
             for (int k = 0; k < 4; k++) total[k] += counts[i][k];
         },
-        [&](size_t n) { counts.resize(n); });
+        [&](size_t n) { counts.resize(n); }, tells);
     if (total[0] == 0) fail("the input is empty");
     print_line(stdout,
                format("%s: %s tokens; %.3f bytes per token, %.3f characters per token, %.3f tokens per word",
@@ -472,7 +478,7 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     const int threads = thread_count(o.threads);
     DocumentReader reader(text_input(o, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
     if (!o.report.empty()) {
-        report_tokenizer(Tokenizer::load(o.report), reader, threads);
+        report_tokenizer(Tokenizer::load(o.report), reader, threads, true);
         return 0;
     }
     if (o.output.empty())
@@ -518,7 +524,7 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     write_file_atomically(file, trainer.to_json().dump(1) + "\n");
     if (reader.only_files()) {
         DocumentReader again(reader.input());
-        report_tokenizer(Tokenizer::load(file), again, threads);
+        report_tokenizer(Tokenizer::load(file), again, threads, false);
     }
     return 0;
 }

@@ -229,7 +229,7 @@ gives() {
     local name=$1 documents=$2
     shift 2
     expect "$name" "$@" --output made --tokenizer tok
-    says "$name: $documents" "made.idx: $documents documents"
+    says "$name: $documents" "made.idx: $documents documents*,"
 }
 printf 'a\0b \xff\xfe caf\xc3\xa9\n\n\xf0\x9f\x98\x80\n' >odd.txt
 gives "any bytes, if one insists"           1 "$program" prepare --input odd.txt --allow-binary

@@ -31,6 +31,9 @@ for command in "${commands[@]}"; do
 done
 status "help of nothing there is" 2 "$program" help trian
 says "help of nothing there is: what was meant" "did you mean train?"
+status "help presets" 0 env COLUMNS=80 "$program" help presets
+says "help presets: a shape" "^  gpt2-124m  *124M parameters, 12 layers, width 768, gpt2$"
+expect "help presets: no line is wider than 80 columns" narrow
 status "--version" 0 "$program" --version
 says "--version: version" "^train_gpt [0-9][0-9.]* ("
 for line in backend precision compiler CPU CUDA NCCL MPI; do says "--version: $line" "^  $line  *[A-Za-z0-9]"; done
@@ -54,6 +57,8 @@ status "no vocabulary" 2 "$program" train --preset llama-tiny --train-iters 1 --
 says "no vocabulary: what to do" "HINT: --tokenizer DIR"
 status "no data" 2 "$program" train --preset gpt2-124m --train-iters 1
 says "no data: what to do" "HINT: --data-path PREFIX"
+status "no such model" 1 "$program" generate --model nosuch --prompt x
+says "no such model: what to do" "nosuch is not there; HINT: a model is a Hugging Face directory"
 status "a file that is missing" 1 "$program" inspect nothing
 status "products too large" 2 "$program" train --preset llama-tiny --vocab-size 300 --seq-length 100000 --max-position-embeddings 100000 \
     --micro-batch-size 1000000 --train-iters 1 --dry-run
@@ -64,10 +69,18 @@ says "as many products as there are: the bound" "the most are [0-9]* steps"
 
 # ---- JSON: one object on standard output, nothing else ----
 for i in $(seq 1 300); do echo "the quick fox $i jumps over $((i * 7)) cats"; [[ $((i % 4)) == 0 ]] && echo; done >text.txt
-"$program" tokenizer --input text.txt --vocab-size 300 --output tok >log.txt 2>&1
+expect "a tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --output tok
+expect "a tokenizer: its input is said once" test "$(grep -c "^input: " out.txt)" == 1
 "$program" prepare --input text.txt --output data --tokenizer tok --split-documents blank >log.txt 2>&1
 expect "a run" "$program" train --num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2 \
     --global-batch-size 4 --train-iters 2 --threads 1 --tokenizer tok --data-path data --out "my run"
+says "a run: numbers of one" "in 2 micro-batches of 2$"
+says "a run: the warm-up as there is none" "learning rate .*, no warm-up$"
+status "a plan" 0 "$program" train --preset llama-tiny --vocab-size 300 --micro-batch-size 1 --train-iters 100 --lr-warmup-iters 15 --dry-run
+says "a plan: the warm-up as it was given" "learning rate .*, warm-up over 15 steps$"
+says "a plan: one is no plural" "^ *step  *1 sample of 256 tokens = 256 tokens, in 1 micro-batch of 1$"
+status "ranks that are missing" 2 "$program" generate --model "my run" --prompt x --tp 2
+says "ranks that are missing: what to do" "^error: 1 rank cannot .* HINT: start it with mpirun -n 2$"
 # json NAME PYTHON COMMAND...: the output is one JSON object, j, of which the expression holds.
 json() {
     local name=$1 holds=$2
@@ -81,6 +94,10 @@ json "plan without room" "all(r['bytes'] > 1e9 and '--' in r['options'] for r in
     "$program" train --preset llama2-7b --train-iters 10 --world 1 --dry-run --json
 json "eval" "j['evaluation']['tokens'] > 0 and 3 < j['evaluation']['loss'] < 7" "$program" eval --model "my run" --data-path data --json
 json "inspect a run" "j['intact'] and j['run'] == {'step_00000002': 'intact'} and j['training']['step'] == 2" "$program" inspect "my run" --json
+status "inspect" 0 "$program" inspect "my run"
+says "inspect: what wrote it" "^ *written on  *[a-z]*, [a-z0-9]*, 1 rank, 1 thread$"
+says "inspect: an option as it is typed" "^ *--data-path  *data$"
+expect "inspect: no option that was not given" refused grep -q "train-samples" stdout.txt
 json "inspect data" "j['data']['documents'] == 75 and j['data']['tokens'] > 1000" "$program" inspect data --json
 json "inspect a tokenizer" "j['tokenizer']['tokens'] == 300" "$program" inspect tok --json
 printf '{"context": "the quick", "choices": [" fox", " cats"], "gold": 0}\n' >questions.jsonl

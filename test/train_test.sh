@@ -109,10 +109,10 @@ done
 # ---- special tokens in training text are text, unless asked for ----
 echo "one<|endoftext|>two" >spelled.txt
 expect "prepare a text that spells a special token" "$program" prepare --input spelled.txt --output spelled --tokenizer tok
-says "it is text, and said so" "1 places in the text spell a special token; they were kept as text. HINT: --parse-special-tokens"
+says "it is text, and said so" "1 place in the text spells a special token and stayed text. HINT: --parse-special-tokens"
 as_text=$(stat -c %s spelled.bin)
 expect "--parse-special-tokens" "$program" prepare --input spelled.txt --output spelled --tokenizer tok --parse-special-tokens
-says "it is a token, and said so" "they became that token"
+says "it is a token, and said so" "spells a special token and became that token"
 expect "which is shorter" test "$(stat -c %s spelled.bin)" -lt "$as_text"
 
 # ---- a model that others made: what it came with is kept; ids beyond its tokenizer; a tokenizer that is not its own ----
@@ -151,7 +151,7 @@ expect "a fresh start without a prompt" "$program" generate --model llama/latest
 # planted link could lead astray.
 head -c 20000 text.txt >part.txt
 expect "prepare the text as one document" "$program" prepare --input part.txt --output whole --tokenizer tok --no-append-eod
-tokens=$(sed -n 's/.* documents, \([0-9,]*\) tokens.*/\1/p' out.txt | tr -d ,)
+tokens=$(sed -n 's/.* documents*, \([0-9,]*\) tokens.*/\1/p' out.txt | tr -d ,)
 expect "eval of it" "$program" eval --model llama/latest --data-path whole --split "0, 1, 0"
 cp out.txt eval.txt
 mkdir temporary && echo mine >precious
@@ -169,7 +169,7 @@ expect "the loss is that of the data" awk -v a="$(figure loss of_text.txt)" -v b
     'BEGIN { exit !(a > 0 && a - b < 0.02 && b - a < 0.02) }'
 echo "the quick" >short.txt
 expect "eval of a text shorter than a sequence" "$program" eval --model llama/latest --text short.txt
-says "its sequence is as long as it is" "in 1 samples of $(figure tokens out.txt)\$"
+says "its sequence is as long as it is" "in 1 sample of $(figure tokens out.txt)\$"
 printf x >one.txt
 expect "eval of one token is refused" refused "$program" eval --model llama/latest --text one.txt
 says "by the file's name" "one.txt has 1 tokens"
