@@ -461,9 +461,8 @@ private:
     }
 
     void print_end(const std::string& status, const std::string& message, double seconds) {
-        std::string line =
-            format("%s after %s and %s tokens in %s", status.c_str(), counted(last_.step, "step").c_str(),
-                   human_count((double)last_.tokens).c_str(), human_duration(seconds).c_str());
+        std::string line = format("%s after %s and %s tokens in %s", status.c_str(), counted(last_.step, "step").c_str(),
+                                  human_count((double)last_.tokens).c_str(), human_duration(seconds).c_str());
         if (last_.step > 0) line += format(", loss %.4f", last_.loss);
         if (std::isfinite(records_.best_valid))
             line += format(", best validation %.4f at step %lld", records_.best_valid, (long long)records_.best_step);

@@ -95,8 +95,8 @@ public:
     Strings notes() const {
         Strings lines;
         if (odd_.nul || odd_.invalid)
-            lines.push_back(format("note: %s NUL bytes and %s bytes that are not UTF-8 were kept as they are",
-                                   with_commas(odd_.nul).c_str(), with_commas(odd_.invalid).c_str()));
+            lines.push_back(format("note: %s and %s that are not UTF-8 were kept as they are",
+                                   counted(odd_.nul, "NUL byte").c_str(), counted(odd_.invalid, "byte").c_str()));
         if (n_bad_ == 0) return lines;
         lines.push_back("note: " + counted(n_bad_, "line was", "lines were") + " left out:");
         for (const std::string& line : shown_) lines.push_back("  " + line);
@@ -320,8 +320,8 @@ inline OddBytes count_odd_bytes(std::string_view text) {
     return odd;
 }
 
-// Calls work(chunk, index) for all chunks of a batch in parallel, then finish(chunk, index) in order, batch by batch. tells: says
-// at the end what was read and what was left out.
+// Calls work(chunk, index) for all chunks of a batch in parallel, then finish(chunk, index) in order, batch by batch. tells:
+// says at the end what was read and what was left out.
 inline void for_each_chunk(DocumentReader& reader, int threads, const std::string& label,
                            const std::function<void(const Chunk&, size_t)>& work,
                            const std::function<void(const Chunk&, size_t)>& finish, const std::function<void(size_t)>& resize,
@@ -436,9 +436,8 @@ inline int prepare_command(const PrepareOptions& o) {
                                       : "stayed text. HINT: --parse-special-tokens makes it that token, as in transformers"));
     if (lost > 0)
         print_line(stderr,
-                   format("note: %s bytes have no token in this tokenizer and were left out or became its unknown token, as in "
-                          "transformers",
-                          with_commas(lost).c_str()));
+                   format("note: %s without a token in this tokenizer: left out, or made its unknown token, as in transformers",
+                          counted(lost, "byte").c_str()));
     print_line(stdout, format("%s.bin, %s.idx: %s, %s, %.3f bytes per token", o.output_prefix.c_str(), o.output_prefix.c_str(),
                               counted(writer.n_documents(), "document").c_str(), counted(total, "token").c_str(),
                               (double)bytes / (double)std::max<int64_t>(1, total)));

@@ -233,7 +233,7 @@ gives() {
 }
 printf 'a\0b \xff\xfe caf\xc3\xa9\n\n\xf0\x9f\x98\x80\n' >odd.txt
 gives "any bytes, if one insists"           1 "$program" prepare --input odd.txt --allow-binary
-says "and they are counted"                 "1 NUL bytes and 2 bytes that are not UTF-8 were kept"
+says "and they are counted"                 "1 NUL byte and 2 bytes that are not UTF-8 were kept"
 printf '{"text": "one"}\n{"text": "two"}\n' >two
 for name in two.json two.ndjson two.JSONL; do cp two $name; gives "JSON lines as $name" 2 "$program" prepare --input $name; done
 gives "JSON lines under another name"       2 "$program" prepare --input two

@@ -25,6 +25,8 @@ started() { for _ in $(seq 1 200); do grep -q '"kind":"step"' "$1/log.jsonl" 2>/
 for seed in 1 2 3 4 5 6 7 8; do expect "two steps, seed $seed" train "two-$seed" --train-iters 2 --lr 1e-9 --seed $seed; done
 expect "a loss that grows" train grows --lr 10 --train-iters 2
 expect "it has its report" grep -q 'id="loss"' grows/report.html
+expect "the loss beside it is called smoothed" grep -q "Training loss (smoothed)" grows/report.html
+expect "a finger, too, finds the way back from a part" grep -q '<button.*id="whole".*>reset zoom</button>' grows/report.html
 
 # ---- the page again, and several runs on one page; of a run that goes on too ----
 cp two-1/report.html before.html
