@@ -2188,6 +2188,12 @@ static std::string find_resumed(World& world, const TrainOptions& o) {
     if (o.resume != "auto") {
         const std::string dir = world.all_gather(model_directory(o.resume))[0], problem = verify_together(world, dir);
         if (!problem.empty()) fail("cannot resume from %s: %s", dir.c_str(), problem.c_str());
+        namespace fs = std::filesystem;
+        if (!o.dry_run && !found.empty() && fs::canonical(dir).parent_path() != fs::canonical(o.out))
+            fail(
+                "%s holds the checkpoints of another run than %s, which this one would replace; HINT: give another --out, or "
+                "--resume auto to go on with the run that is there",
+                o.out.c_str(), dir.c_str());
         return dir;
     }
     for (size_t i = 0;; i++) {
@@ -2469,7 +2475,10 @@ private:
 
     // The tokenizer given, else the one beside the checkpoint or the model.
     void load_tokenizer() {
-        if (!o.tokenizer.empty()) tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
+        if (!o.tokenizer.empty()) {
+            tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
+            check_tokenizer_of_model(!resumed_from.empty() ? resumed_from : o.model, *tokenizer);
+        }
         for (const std::string& dir : {resumed_from, o.model})
             if (o.tokenizer.empty() && !tokenizer && !dir.empty() && std::filesystem::exists(dir + "/tokenizer.json"))
                 tokenizer = tokenizer_of_model(dir, read_config(dir).V, o.sample_interval > 0, world.rank() == 0);
@@ -2735,7 +2744,12 @@ static void train(World& world, const TrainOptions& given) {
         const int64_t first = o.eval_fixed ? 0 : run.schedule.first_sample_of_validation(state.step);
         const auto sums = evaluate(run.ctx, m, *run.valid, first, run.valid_samples, stop_here);
         run.stage.done();
-        if (!sums) return false;
+        if (!sums) {
+            if (logger)
+                logger->event(state.step, "warning", "valid",
+                              format("the validation at step %lld was left: told to stop", (long long)state.step));
+            return false;
+        }
         const LossSums all = sum_of(*sums);
         state.valid_loss = all.ce / (double)all.n;
         if (logger)

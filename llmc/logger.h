@@ -2,6 +2,7 @@
 //
 // log.jsonl: one JSON object per line, written whole with one write(), so that a reader never meets half a line. Kinds:
 //   run     first line: name, time, total_steps, total_samples, unigram_loss, summary, machine, options
+//   change  step, and those fields of the first line that a resumed run has changed: name, total_steps, options, ...
 //   step    the fields of StepStats by their names, seconds since the start (of a resumed run: those of its earlier parts
 //           and of this one), eta_s
 //   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two of the 12 tensors:
@@ -252,7 +253,8 @@ public:
         if (resumed_at) attempt("the log of the earlier part", [&] { take_over(*resumed_at); });
         else eta_.add(0, monotonic_seconds());
         attempt("the log", [&] {
-            if (!records_.run.is_null() || records_.has_steps()) return;
+            if (!records_.run.is_null()) return record_changes(info, last_.step);
+            if (records_.has_steps()) return;
             nlohmann::ordered_json j = {{"kind", "run"},
                                         {"name", info.name},
                                         {"time", local_time(time(nullptr))},
@@ -405,14 +407,30 @@ private:
     }
 
     // Goes on with the log that lies in the directory.
+    // What a resumed run changes of its first record.
+    void record_changes(const RunInfo& info, int64_t step) {
+        const nlohmann::ordered_json now = {{"name", info.name},
+                                            {"total_steps", info.total_steps},
+                                            {"total_samples", info.total_samples},
+                                            {"options", info.options}};
+        nlohmann::ordered_json changes = {{"kind", "change"}, {"step", step}};
+        for (const auto& [key, value] : now.items())
+            if (records_.run.value(key, nlohmann::ordered_json()) != value) changes[key] = value;
+        if (changes.size() > 2) record(changes);
+    }
     void take_over(int64_t step) {
         const std::string path = out_dir_ + "/log.jsonl";
         if (std::filesystem::file_size(path) == 0) return;
         int64_t passed_over = 0;
+        const RunLog all = read_log(path, &passed_over);
+        const bool ended_here = all.end.is_object() && all.newest["step"] == (double)step;
+        const double at_end = ended_here ? RunLog::number(all.end, "seconds") : NAN;  // after the last validation and save
+        passed_over = 0;
         const int64_t cut = cut_log(path, step);
         records_ = read_log(path, &passed_over);
         last_.tokens = RunLog::whole(records_.newest["tokens"]), last_.loss = records_.newest["loss"];
-        if (const double before = records_.newest["seconds"]; before > 0) start_ -= before;  // the run's time goes on
+        if (const double before = std::fmax(records_.newest["seconds"], at_end); before > 0)
+            start_ -= before;  // the time goes on
         if (const int64_t lines = cut + passed_over; lines > 0)
             event(step, "warning", "log",
                   format("%s line%s of %s %s no record%s of a run: passed over", with_commas(lines).c_str(),

@@ -50,6 +50,24 @@ inline std::vector<int> token_ids(const nlohmann::ordered_json& config, const ch
     return ids;
 }
 
+// A model's token ids mean what its own tokenizer says. Refuses another one that gives any of them another text; it may have more.
+inline void check_tokenizer_of_model(const std::string& model_dir, const Tokenizer& given) {
+    if (model_dir.empty() || !std::filesystem::exists(model_dir + "/tokenizer.json")) return;
+    std::unique_ptr<Tokenizer> own;
+    try {
+        own = std::make_unique<Tokenizer>(Tokenizer::load(model_dir));
+    } catch (const Error&) {
+        return;  // one that is not supported here: there is nothing to compare
+    }
+    if (own->identity().hash == given.identity().hash) return;
+    for (int id = 0; id < std::min(own->vocab_size(), given.vocab_size()); id++)
+        if (own->token_bytes(id) != given.token_bytes(id))
+            fail(
+                "the tokenizer %s is not that of the model %s: token %d is '%s' in the first and '%s' in the second; HINT: without "
+                "--tokenizer the model's own is taken, and data must be prepared with it",
+                given.source().c_str(), model_dir.c_str(), id, given.token_bytes(id).c_str(), own->token_bytes(id).c_str());
+}
+
 // Of the model in `model_dir` (empty: a new one) with this tokenizer (null: none). What the model came with is kept unless the
 // tokenizer is another one than its own.
 inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tokenizer) {
@@ -60,7 +78,8 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
     };
     const std::string json = tokenizer ? read_whole_file(tokenizer->source()) : "";
     const fs::path beside = fs::path(model_dir) / "tokenizer.json", given = tokenizer ? tokenizer->source() : "";
-    const bool own = !model_dir.empty() && (!tokenizer || !fs::exists(beside) || read_whole_file(beside.string()) == json);
+    const bool own = !model_dir.empty() && (!tokenizer || !fs::exists(beside) || read_whole_file(beside.string()) == json ||
+                                            tokenizer_hash(read_json(beside.string())) == tokenizer->identity().hash);
     for (const char* name : tokenizer_files) {
         if (given.filename() == "tokenizer.json") add(given.parent_path(), name);
         if (own) add(model_dir, name);

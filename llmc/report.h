@@ -112,6 +112,7 @@ struct RunLog {
         const std::string kind = text(j, "kind");
         if (!is_record(j)) return false;
         if (kind == "run") *this = RunLog(), run = j;
+        else if (kind == "change") add_changes(j);
         else if (kind == "step") add_step(step_numbers(j));
         else if (kind == "valid") add_valid(j);
         else if (kind == "health") health = j;
@@ -169,6 +170,11 @@ private:
         if (std::fabs(s["global_batch"] - newest["global_batch"]) > 0) batch_varies = true;
         newest = s;
         end = nullptr;  // the run has gone on
+    }
+    void add_changes(const json& j) {
+        if (!run.is_object()) return;
+        for (const auto& [key, value] : j.items())
+            if (key != "kind" && key != "step") run[key] = value;
     }
     void add_valid(const json& j) {
         const int64_t step = whole(j, "step");

@@ -149,9 +149,12 @@ expect "60 steps" train gpt2 longer-whole "${fixed[@]}" --train-iters 60
 expect "30 steps" train gpt2 longer "${fixed[@]}"
 # The earlier part took, as its log says, 1000 seconds, and had the best validation that there will be.
 sed -i 's/"seconds":[0-9.]*/"seconds":1000.5/; s/\("kind":"valid","step":[0-9]*,"loss":\)[0-9.]*/\10.25/' longer/log.jsonl
-expect "then 30 more" train gpt2 longer "${fixed[@]}" --resume auto --train-iters 60 --override train-iters
+expect "then 30 more" train gpt2 longer "${fixed[@]}" --resume auto --train-iters 60 --override train-iters --name renamed
 says "the time goes on from before" "finished after 60 steps and .* tokens in 16m 4[01]s"
 says "and the best validation" "best validation 0.2500 at step 30"
+expect "the log tells what has changed" grep -q '{"kind":"change","step":30,"name":"renamed","total_steps":60,' longer/log.jsonl
+expect "the report as well" grep -q "renamed" longer/report.html
+expect "the report counts to the new end" refused grep -q "of 30" longer/report.html
 expect "the log's seconds as well" test "$(grep -o '"seconds":[0-9]*' longer/log.jsonl | tail -n 1 | cut -d : -f 2)" -ge 1000
 sed -i 's/"loss":0.25,/"loss":99,/' longer/log.jsonl
 expect "are the 60 steps, to the bit" same longer-whole longer

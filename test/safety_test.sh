@@ -60,6 +60,9 @@ echo mine | tee elsewhere/log.jsonl elsewhere/report.html >/dev/null
 expect "a resume of another folder's checkpoint" "$program" train "${S[@]}" --train-iters 5 --override train-iters --resume home/latest --out elsewhere
 expect "one that is stopped at once" "$program" train "${S[@]}" --train-iters 5 --override train-iters --resume home/latest --out at-once --exit-after 0.000001s
 expect "has a checkpoint to go on from" test "$(readlink at-once/latest)" == step_00000004
+expect "into a folder that holds checkpoints of another run: refused" refused "$program" train "${S[@]}" --train-iters 6 --override train-iters --resume at-once/latest --out elsewhere
+says "it says what lies there" "elsewhere holds the checkpoints of another run than .*at-once"
+expect "and they are whole" "$program" inspect elsewhere
 rm -r elsewhere/step_*
 expect "a start that finds no checkpoint" "$program" train "${S[@]}" --train-iters 5 --resume auto --out elsewhere
 for file in log.jsonl.1 report.html.1; do expect "elsewhere/$file is still there" grep -q mine elsewhere/$file; done

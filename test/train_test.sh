@@ -219,3 +219,13 @@ if [[ -z ${SAN:-} ]]; then
     # Both in GiB, such as 1.58 GiB.
     expect "peak memory of $peak is within 10% of the planned $planned" awk "BEGIN { ratio = ${peak% GiB} / ${planned% GiB}; exit !(ratio > 0.9 && ratio < 1.1) }"
 fi
+
+# ---- another tokenizer than the model's ----
+expect "another tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --special-tokens "<|other|>" "<|endoftext|>" --output other-tok
+expect "its data" "$program" prepare --input text.txt --output-prefix other-data --tokenizer other-tok
+expect "another tokenizer than the model's: refused" refused "$program" train --model llama/latest --tokenizer other-tok --data-path other-data --seq-length 32 --train-iters 1 --eval-iters 0 --out other
+says "it says so" "other-tok/tokenizer.json is not that of the model llama/.*: token 0 is '<|other|>' in the first and"
+mkdir spaced
+python3 -c 'import json, sys; json.dump(json.load(open(sys.argv[1])), open("spaced/tokenizer.json", "w"), indent=7)' given-run/latest/tokenizer.json
+expect "the model's own, written otherwise" "$program" train --model given-run/latest --tokenizer spaced --data-path data --seq-length 32 --train-iters 1 --eval-iters 0 --out spaced-run
+expect "keeps what the model came with" cmp given-run/latest/generation_config.json spaced-run/latest/generation_config.json
