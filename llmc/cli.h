@@ -215,8 +215,11 @@ struct Parser {
                     g.name = with_dashes(word.substr(0, equals));
                     refuse(g, word);
                 }
+                const Slot* last = given.empty() ? nullptr : find(given.back().name);
+                const bool flag = !given.empty() && (last ? last->row.flag : find_inverse(given.back().name) != nullptr);
+                const char* why = flag ? " takes no value" : " has its value already";
                 fail_usage("'%s' belongs to no option%s", word.c_str(),
-                           given.empty() ? "" : (": --" + given.back().name + " has its value already").c_str());
+                           given.empty() ? "" : (": --" + given.back().name + why).c_str());
             }
             if (equals < word.size()) g.values.push_back(word.substr(equals + 1));
             if (word == "-h" || g.name == "help" || g.name == "help-all") {

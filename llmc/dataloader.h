@@ -129,7 +129,7 @@ inline std::pair<int64_t, int64_t> split_range(const std::string& split, DataSpl
     }
     const bool numbers = std::all_of(shares.begin(), shares.end(), [](double s) { return s >= 0 && std::isfinite(s); });
     if (!numbers || shares.size() > 3 || !(numpy_sum(shares.data(), shares.size()) > 0))
-        fail(
+        fail_usage(
             "--split '%s' must be one to three shares for training, validation and test, not negative and not all 0, like "
             "\"969, 30, 1\"",
             split.c_str());

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "check.h"
+#include "cli.h"
 #include "config.h"
 #include "pipeline.h"
 #include "skip.h"
@@ -198,11 +199,9 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     if (!o.rampup_batch_size.empty()) {
         int64_t* const values[] = {&s.rampup.start, &s.rampup.increment, &s.rampup.samples};
         for (int i = 0; i < 3; i++) {
-            char* end = nullptr;
-            *values[i] = strtoll(o.rampup_batch_size[i].c_str(), &end, 10);
-            if (*end || *values[i] <= 0 || *values[i] > most)
-                fail_usage("--rampup-batch-size has '%s'; START INCREMENT SAMPLES are counts above 0, of at most %lld",
-                           o.rampup_batch_size[i].c_str(), (long long)most);
+            Allowed count;
+            count.low = 1, count.high = (double)most;
+            cli::parse_into("rampup-batch-size", o.rampup_batch_size[i], count, *values[i]);
         }
         const int64_t grow = s.final_batch - s.rampup.start;
         if (grow < 0 || grow % s.rampup.increment)

@@ -33,6 +33,7 @@
 #include "file.h"
 #include "rng.h"
 #include "terminal.h"
+#include "text_format.h"
 #include "tokenizer.h"
 
 enum class TaskKind { choices, contexts, last_word };
@@ -108,6 +109,7 @@ inline Task read_task(const std::string& file) {
     task.file = file;
     const MappedFile mapped(file);
     const std::string_view text = mapped.text();
+    refuse_other_formats(text, file, "");
     int64_t line = 0;
     for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
         end = std::min(text.find('\n', begin), text.size());

@@ -394,6 +394,11 @@ inline std::vector<int> encode_file(const std::string& file, const Tokenizer& to
 inline int prepare_command(const PrepareOptions& o) {
     if (o.output_prefix.empty())
         fail_usage("the output is missing; HINT: --output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
+    if (const auto name = std::filesystem::path(o.output_prefix).filename(); name.empty() || name == "." || name == "..")
+        fail_usage(
+            "--output-prefix is '%s'; PREFIX must end with a name; HINT: --output-prefix DIR/text writes DIR/text.bin "
+            "and DIR/text.idx",
+            o.output_prefix.c_str());
     if (o.tokenizer.empty()) fail_usage("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
     const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
     if (!o.no_append_eod && tokenizer.eod_id() < 0)

@@ -74,11 +74,12 @@ inline const Signature* find_signature(std::string_view first) {
 }
 
 // "zcat FILE" with the input's name, and where its output goes. `reading` is the command that reads, up to the place of the
-// file's name: "prepare --input". What comes from a pipe has no name.
+// file's name: "prepare --input"; "" where it takes files only. What comes from a pipe has no name.
 inline std::string as_pipe(std::string command, const std::string& path, const std::string& reading) {
     const bool piped = path == "-" || path.rfind("/dev/", 0) == 0;
     if (const size_t at = command.find(piped ? " FILE" : "FILE"); at != std::string::npos)
         command.replace(at, piped ? 5 : 4, piped ? "" : shell_word(path));
+    if (reading.empty()) return command + " >text.jsonl makes a file that can be given";
     return (piped ? "... | " : "") + command + " | train_gpt " + reading + " - ...";
 }
 

@@ -164,7 +164,7 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
     });
     for (const std::string& name : overrides)
         if (std::find(known.begin(), known.end(), name) == known.end())
-            fail("--override names '%s', which is not an option that a checkpoint insists on", name.c_str());
+            fail_usage("--override names '%s', which is not an option that a checkpoint insists on", name.c_str());
     if (saved.data != data && !overridden("data-path"))
         fail(
             "the data is not what the checkpoint was trained on: weights, documents and tokens are %s, they were %s. HINT: "
@@ -480,6 +480,6 @@ inline SaveInterval parse_save_interval(const std::string& text) {
     if (digits) return {std::stoll(text), 0};
     const double seconds = parse_duration(text);
     if (!(seconds > 0))
-        fail("--save-every is '%s'; it must be a number of steps (500) or a duration (90s, 30m, 2h)", text.c_str());
+        fail_usage("--save-every is '%s'; it must be a number of steps (500) or a duration (90s, 30m, 2h)", text.c_str());
     return {0, seconds};
 }

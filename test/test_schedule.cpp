@@ -222,7 +222,7 @@ TEST(Schedule, RefusesWhatCannotBeCounted) {
                     o.train_iters = 0, o.train_samples = 1 << 20, o.rampup_batch_size = {"8", "8", text};
                 });
             },
-            {"--rampup-batch-size", text, "at most"});
+            {"--rampup-batch-size", text, "a whole number from 1 to"});
 }
 
 }  // namespace
