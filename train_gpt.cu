@@ -2216,7 +2216,7 @@ static void check_same_everywhere(World& world, TrainOptions o, int head_rows, c
     const FileSum program = sum_file("/proc/self/exe");
     const nlohmann::ordered_json mine = {
         {"options", options_to_json(o)}, {"data", data}, {"program", format("%08x", program.crc)}};
-    const std::vector<std::string> all = world.all_gather(mine.dump());
+    const std::vector<std::string> all = world.all_gather(json_text(mine));
     const auto first = nlohmann::ordered_json::parse(all[0]);
     for (int r = 1; r < world.size(); r++) {
         const auto other = nlohmann::ordered_json::parse(all[(size_t)r]);

@@ -2,6 +2,7 @@
 //   nesting   nlohmann::json parses without recursion, but copies, compares and prints values with it: a file of a million
 //             brackets would overflow the stack
 //   size      a value of two bytes in a file takes up to 70 in memory
+// and JSON that this program writes, which may hold what a user gave: any bytes.
 #pragma once
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -33,4 +34,15 @@ inline nlohmann::json parse_json(std::string_view text, const std::string& what)
     if (nested_deeper_than(j, most_levels))
         fail("%s is not valid: it is nested more than %d levels deep", what.c_str(), most_levels);
     return j;
+}
+
+// What is not UTF-8 in strings becomes U+FFFD, where dump() alone would throw: a name or a path may be any bytes.
+template <class Json>
+std::string json_text(const Json& j, int indent = -1) {
+    return j.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+// The value as a file holds it that was written so, to be compared with one.
+template <class Json>
+Json as_written(const Json& j) {
+    return Json::parse(json_text(j));
 }

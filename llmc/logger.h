@@ -41,6 +41,7 @@
 
 #include "check.h"
 #include "file.h"
+#include "json.h"
 #include "report.h"
 #include "tensorboard.h"
 #include "terminal.h"
@@ -124,7 +125,7 @@ public:
     ~JsonLines() { close(fd_); }
 
     void append(const nlohmann::ordered_json& j) {
-        const std::string line = j.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+        const std::string line = json_text(j) + "\n";
         append_whole(fd_, path_, line);
     }
 

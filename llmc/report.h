@@ -477,7 +477,7 @@ inline std::string chart_card(const Chart& c) {
 // JSON that can stand in a script element.
 inline std::string script_json(const RunLog::json& j) {
     std::string out;
-    for (const char c : j.dump(-1, ' ', false, RunLog::json::error_handler_t::replace)) {
+    for (const char c : json_text(j)) {
         if (c == '<') out += "\\u003c";
         else out += c;
     }
@@ -710,9 +710,7 @@ inline std::string report_events(const RunLog& log) {
 }
 
 // A JSON value as a person would write it: strings without quotes.
-inline std::string plain_value(const RunLog::json& v) {
-    return v.is_string() ? v.get<std::string>() : v.dump(-1, ' ', false, RunLog::json::error_handler_t::replace);
-}
+inline std::string plain_value(const RunLog::json& v) { return v.is_string() ? v.get<std::string>() : json_text(v); }
 
 inline std::string table_rows(const RunLog::json& object) {
     std::string out;

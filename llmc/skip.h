@@ -14,6 +14,7 @@
 
 #include "check.h"
 #include "config.h"
+#include "json.h"
 
 class BatchRanges {
 public:
@@ -127,9 +128,7 @@ private:
         return std::lower_bound(ranges_.begin(), ranges_.end(), batch, [](const Range& r, int64_t b) { return r.last < b; });
     }
 
-    static std::string shown(const nlohmann::json& j) {
-        return j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    }
+    static std::string shown(const nlohmann::json& j) { return json_text(j); }
 
     // The ranges as they are written, in their order.
     static std::vector<Range> split(const Strings& texts, const char* option) {

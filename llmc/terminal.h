@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "check.h"
+#include "json.h"
 
 // ---- what we are talking to ------------------------------------------------------------------------------------------------
 // Open MPI's mpirun gives its ranks a terminal of its own and passes on what they write: what counts is where it writes to.
@@ -432,6 +433,9 @@ private:
 inline void print_json(const nlohmann::ordered_json& j) {
     puts(j.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
 }
+
+// The one thing on standard output where --json is given.
+inline void print_json(const nlohmann::ordered_json& j) { puts(json_text(j, 2).c_str()); }
 
 // ---- progress --------------------------------------------------------------------------------------------------------------
 // Progress of one long job: on a terminal one line that rewrites itself at most ten times a second; elsewhere a plain line now

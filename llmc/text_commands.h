@@ -496,6 +496,9 @@ inline int tokenizer_command(const TokenizerOptions& o) {
             fail_usage(
                 "--special-tokens has '%s'; a special token needs two bytes or more: every single byte is a token already",
                 token.c_str());
+        if (count_odd_bytes(token).invalid)
+            fail_usage("--special-tokens has '%s', which is not UTF-8; tokenizer.json holds UTF-8 only",
+                       printable(token).c_str());
         if (std::find(o.special_tokens.begin(), o.special_tokens.begin() + (long)i, token) !=
             o.special_tokens.begin() + (long)i)
             fail_usage("--special-tokens has '%s' twice", token.c_str());

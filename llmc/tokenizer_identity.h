@@ -81,7 +81,7 @@ inline std::string origin_text(const DataOrigin& o) {
         {"documents", o.documents},
         {"tokens", o.tokens},
         {"tokenizer", {{"path", o.tokenizer.path}, {"vocab_size", o.tokenizer.vocab_size}, {"hash", o.tokenizer.hash}}}};
-    return j.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    return json_text(j, 1) + "\n";
 }
 
 // Whose file it is: for reading, and before it is written over.

@@ -15,6 +15,7 @@
 #include "checkpoint.h"
 #include "model_texts.h"
 #include "config.h"
+#include "json.h"
 #include "model_config.h"
 #include "ops.h"
 #include "run_directory.h"
@@ -146,7 +147,7 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
         return std::find(overrides.begin(), overrides.end(), name) != overrides.end();
     };
     const Strings free = {"micro-batch-size", "data-path", "valid-data-path", "tokenizer", "no-fp8-fast-accumulation"};
-    const nlohmann::ordered_json options = options_to_json(now);
+    const nlohmann::ordered_json options = as_written(options_to_json(now));
     Strings known = {"data-path", "data-order", "precision"};
     TrainOptions walked = now;
     for_each_option(walked, [&](const char* field, const char*, auto&, const Allowed&, const std::string& group, const char*) {
@@ -160,7 +161,7 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
             fail(
                 "--%s is %s; the checkpoint was written with %s, and another value changes the run. HINT: --override %s goes "
                 "on with yours",
-                name.c_str(), options[name].dump().c_str(), before.dump().c_str(), name.c_str());
+                name.c_str(), json_text(options[name]).c_str(), json_text(before).c_str(), name.c_str());
     });
     for (const std::string& name : overrides)
         if (std::find(known.begin(), known.end(), name) == known.end())
@@ -170,7 +171,7 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
             "the data is not what the checkpoint was trained on: weights, documents and tokens are %s, they were %s. HINT: "
             "--override data-path "
             "goes on with yours",
-            data.dump().c_str(), saved.data.dump().c_str());
+            json_text(data).c_str(), json_text(saved.data).c_str());
     if (!order_problem.empty() && !overridden("data-path") && !overridden("data-order"))
         fail("%s; --override data-order goes on with the new one", order_problem.c_str());
     const std::string before = saved.layout.value("precision", precision_name);
@@ -181,7 +182,7 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
 
 // What --override lets differ from the checkpoint, and moments that were in bf16, for the log: "lr is 0.001, it was 0.003".
 inline std::string describe_overrides(const TrainingState& saved, const TrainOptions& now) {
-    const nlohmann::ordered_json options = options_to_json(now);
+    const nlohmann::ordered_json options = as_written(options_to_json(now));
     Strings names = now.override;
     for (const char* name : {"exp-avg-dtype", "exp-avg-sq-dtype"})
         if (saved_option(saved, name) != options[name] && std::find(names.begin(), names.end(), name) == names.end())
@@ -191,8 +192,8 @@ inline std::string describe_overrides(const TrainingState& saved, const TrainOpt
         text += (text.empty() ? "" : "; ") + name;
         const nlohmann::ordered_json before = saved_option(saved, name);
         if (!options.contains(name) || before.is_discarded()) continue;
-        if (options[name] == before) text += " is " + options[name].dump() + " as it was";
-        else text += " is " + options[name].dump() + ", it was " + before.dump();
+        if (options[name] == before) text += " is " + json_text(options[name]) + " as it was";
+        else text += " is " + json_text(options[name]) + ", it was " + json_text(before);
     }
     return text;
 }
@@ -397,7 +398,7 @@ private:
         try {
             make_directory(directory.path() + "/training");
             write_model_texts(directory.path(), c_, settings_.texts);
-            write_file_atomically(state_file(directory.path()), to_json(state_).dump(2) + "\n");
+            write_file_atomically(state_file(directory.path()), json_text(to_json(state_), 2) + "\n");
             for (const TensorFiles& f : files(directory.path())) f.create();
         } catch (...) {
             directory.remove();

@@ -66,6 +66,21 @@ says "products too large: which" "micro-batch-size 1000000 x --seq-length 100000
 status "as many products as there are" 2 "$program" train --preset llama-tiny --vocab-size 300 --global-batch-size 100000000 \
     --micro-batch-size 1 --train-iters 9000000000000000 --dry-run
 says "as many products as there are: the bound" "the most are [0-9]* steps"
+echo text >a.txt
+status "a special token that is not UTF-8" 2 "$program" tokenizer --input a.txt --vocab-size 300 --output no --special-tokens $'\xff\xfe'
+says "a special token that is not UTF-8: why" "--special-tokens has .* not UTF-8"
+expect "a special token that is not UTF-8: before anything is made" test ! -e no
+status "a prefix without a name" 2 "$program" prepare --input a.txt --tokenizer tok --output-prefix d/
+says "a prefix without a name: what to do" "PREFIX must end with a name; HINT: "
+status "a word after a flag" 2 "$program" train --swiglu true
+says "a word after a flag: why" "'true' belongs to no option: --swiglu takes no value"
+status "a word after a value" 2 "$program" train --lr 1e-3 true
+says "a word after a value: why" "'true' belongs to no option: --lr has its value already"
+status "a ramp-up that is no number" 2 "$program" train --preset llama-tiny --vocab-size 300 --global-batch-size 4 --micro-batch-size 2 \
+    --train-samples 10k --rampup-batch-size 2 2 1x --dry-run
+says "a ramp-up that is no number: what is one" "--rampup-batch-size is '1x'; it must be a whole number"
+status "a ramp-up of 1k" 0 "$program" train --preset llama-tiny --vocab-size 300 --global-batch-size 4 --micro-batch-size 2 \
+    --train-samples 10k --rampup-batch-size 2 2 1k --dry-run
 
 # ---- JSON: one object on standard output, nothing else ----
 for i in $(seq 1 300); do echo "the quick fox $i jumps over $((i * 7)) cats"; [[ $((i % 4)) == 0 ]] && echo; done >text.txt
@@ -103,6 +118,41 @@ json "inspect a tokenizer" "j['tokenizer']['tokens'] == 300" "$program" inspect 
 printf '{"context": "the quick", "choices": [" fox", " cats"], "gold": 0}\n' >questions.jsonl
 json "eval of tasks" "0 <= j['tasks']['questions.jsonl']['acc']['value'] <= 1" "$program" eval --model "my run" --tasks questions.jsonl --json
 status "JSON of a run" 2 "$program" train --json --preset gpt2-124m --train-iters 10 --data-path data
+for given in "--out no --save-every 5x" "--out no --split nan,1,1" "--out no --split=" "--resume auto --override nonsense"; do
+    # shellcheck disable=SC2086 # several words
+    status "$given" 2 "$program" train --num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --global-batch-size 4 \
+        --train-iters 2 --threads 1 --tokenizer tok --data-path data --out "my run" $given
+done
+gzip -k questions.jsonl
+status "compressed tasks" 1 "$program" eval --model "my run" --tasks questions.jsonl.gz
+says "compressed tasks: what they are and what to do" "it is gzip-compressed; HINT: zcat questions.jsonl.gz >text.jsonl"
+
+# ---- a standard output that takes nothing is an error, but for a run: it has its log ----
+full() { "$@" >/dev/full; }
+status "full: eval" 1 full "$program" eval --model "my run" --data-path data --json
+says "full: eval: it is said" "^error: standard output could not be written"
+status "full: generate" 1 full "$program" generate --model "my run" --prompt "the quick" --max-new-tokens 5
+status "full: inspect" 1 full "$program" inspect "my run" --json
+status "full: plan" 1 full "$program" train --preset gpt2-124m --train-iters 10 --dry-run --json
+status "full: help" 1 full "$program" help --man
+# once NAME COMMAND...: its reader leaves after a line; the command has not failed by that.
+once() { "$@" | head -n 1; [[ ${PIPESTATUS[0]} == @(0|141) ]]; }
+expect "a reader that leaves" once "$program" help --man
+
+# ---- names and paths are bytes: what is not UTF-8 becomes U+FFFD in JSON, and a run is resumed as it was ----
+odd=$'odd\xff'
+cp -r tok "$odd tok" && for end in bin idx meta.json; do cp "data.$end" "$odd data.$end"; done
+bytes() { # OPTIONS...
+    "$program" train --num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2 --global-batch-size 4 --threads 1 \
+        --tokenizer "$odd tok" --data-path "$odd data" --out "$odd run" --name "$odd" --lr-decay-iters 4 \
+        --sample-prompt "$odd" --sample-interval 2 --sample-tokens 4 "$@"
+}
+expect "odd bytes: a run" bytes --train-iters 2
+expect "odd bytes: its checkpoint" test -d "$odd run/step_00000002"
+expect "odd bytes: resumed" bytes --train-iters 4 --resume auto --override train-iters
+says "odd bytes: from its checkpoint" "step_00000002"
+expect "odd bytes: its second checkpoint" test -d "$odd run/step_00000004"
+json "odd bytes: inspect" "j['intact']" "$program" inspect "$odd run" --json
 
 # ---- a run's directory where a model's is wanted; a prompt from standard input ----
 status "generate with a run" 0 "$program" generate --model "my run" --prompt "the quick" --max-new-tokens 5
