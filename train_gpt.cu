@@ -3233,7 +3233,7 @@ static int run_command(const char* name, const Strings& arguments, int (*command
     return cli::parse(name, options, arguments) ? command(options) : 0;
 }
 
-int main(int argc, char** argv) try {
+static int run_program(int argc, char** argv) {
     open_standard_streams();
     cpu::limit_spinning(argv);
     Strings arguments(argv + 1, argv + argc);
@@ -3259,6 +3259,12 @@ int main(int argc, char** argv) try {
     if (bare) arguments.insert(arguments.begin(), command == "report" ? "--runs" : "--path");
     if (command == "report") return run_command("report", arguments, report_command);
     return run_command("inspect", arguments, inspect_command);
+}
+
+int main(int argc, char** argv) try {
+    const int status = run_program(argc, argv);
+    if (status == 0 && !has_trained()) check_output();  // a run needs no console: it has its log
+    return status;
 } catch (const std::bad_alloc&) {
     print_line(stderr, "error: out of memory; HINT: a smaller --micro-batch-size, --seq-length or model");
     return 1;

@@ -86,6 +86,7 @@ inline void hear_stop_signals(bool speaks) {
 inline void begin_training() { stop_detail::phase = stop_detail::training; }
 // The last checkpoint is complete: a signal changes nothing any more.
 inline void end_training() { stop_detail::phase = stop_detail::done, alarm(0); }
+inline bool has_trained() { return stop_detail::phase != stop_detail::loading; }
 // "SIGTERM", or "" while no signal has come.
 inline std::string stop_signal() { return stop_detail::first ? stop_detail::name_of_signal(stop_detail::first) : ""; }
 

@@ -2,6 +2,7 @@
 // progress, of what takes a while.
 // Nothing here writes a control character or a colour unless it is told that it faces a terminal.
 #pragma once
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -429,9 +430,13 @@ private:
     std::vector<Section> sections_;
 };
 
-// The one thing on standard output where --json is given.
-inline void print_json(const nlohmann::ordered_json& j) {
-    puts(j.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+// At the end of a command: fails if not all that it printed could be written, as where the disk is full. A reader that left
+// early, as head does, has what it wanted.
+inline void check_output() {
+    const bool failed = fflush(stdout) != 0 || ferror(stdout);
+    struct pollfd out = {STDOUT_FILENO, POLLOUT, 0};
+    if (!failed || (poll(&out, 1, 0) == 1 && (out.revents & POLLERR))) return;
+    fail("standard output could not be written: what was printed is not complete; HINT: is the disk full?");
 }
 
 // The one thing on standard output where --json is given.
