@@ -2339,7 +2339,8 @@ struct Run {
         if (o.json && !o.dry_run)
             fail_usage("--json is for --dry-run; a run's figures are lines of JSON in %s/log.jsonl", o.out.c_str());
         if (o.world && !o.dry_run)
-            fail_usage("--world plans a run of so many ranks, with --dry-run; HINT: mpirun -n %d starts one", o.world);
+            fail_usage("--world %d plans a run of %d ranks: it goes with --dry-run; HINT: mpirun -n %d starts one", o.world,
+                       o.world, o.world);
         if (o.world && world.size() > 1) fail_usage("--world plans without starting ranks; HINT: leave mpirun out");
         const auto ranks = o.world ? place_rank(o.world, 0, o, c) : join_groups(ctx, world, o, c);
         const Mesh& mesh = ranks->mesh;

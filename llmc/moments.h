@@ -70,7 +70,7 @@ struct Rounding {
     uint64_t key = 0;
     uint32_t tensor = 0;  // TensorSpec::id
     // Element 0 of those that are updated is this one of the whole tensor, and the others follow; but if `cols` is not 0, they
-    // are elements `at` and on of rows of so many, each a part of a row of whole_cols, and `first` is where the first row
+    // are elements `at` and on of rows of that many, each a part of a row of whole_cols, and `first` is where the first row
     // begins.
     uint64_t first = 0;
     size_t cols = 0, whole_cols = 0, at = 0;

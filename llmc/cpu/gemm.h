@@ -352,7 +352,7 @@ auto on_unit(const Ctx& ctx, F f) {
         if (ctx.split_unit) return f(*ctx.split_unit);
     return f(*ctx.unit);
 }
-// Whether its results in rows of so many numbers, from y on, are written past the caches.
+// Whether its results, rows of that many numbers from y on, are written by non-temporal stores.
 inline bool streams_rows(const Ctx& ctx, const floatX* y, int columns) {
     return on_unit(ctx, [=](const auto& unit) { return streams(unit, y, (size_t)columns * sizeof(floatX)); });
 }

@@ -38,7 +38,7 @@ void join_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_
     }
 }
 
-// Whether results at y, in rows of so many bytes, are written past the caches.
+// Whether results at y, in rows of row_bytes, are written by non-temporal stores.
 template <class E>
 bool streams(const MatrixUnit<E>& unit, const void* y, size_t row_bytes) {
     return unit.tiles && fills_lines(y) && row_bytes % 64 == 0;
