@@ -95,8 +95,8 @@ class Place:
         spoiled = {int(verify.STEP.match(name)[1]) for name in self.damaged}
         if announced and "OUT" not in self.touched:
             newest = max(announced)
-            there = any(step >= newest for step in verify.intact_steps(self.out))  # a later one may not be announced yet
-            require(there or newest in spoiled, "the newest checkpoint that the log announces is not there", f"step {newest}")
+            there = any(step >= newest for step in [*verify.intact_steps(self.out), *spoiled])  # a later one may not be announced yet
+            require(there, "the newest checkpoint that the log announces is not there", f"step {newest}")
         if end in ("finished", "stopped") and not {"latest", "checkpoints", "OUT"} & self.touched:
             if end == "stopped" and not latest.is_symlink() and not any(r.get("kind") == "step" for r in verify.read_log(self.out / "log.jsonl")):
                 return  # before the first step there is nothing to save
