@@ -24,6 +24,8 @@ CRASHES = re.compile(r"internal check failed|terminate called|bad_alloc|Segmenta
                      r"|double free|malloc\(\)|free\(\):|stack smashing|runtime error:|Sanitizer|Assertion .* failed|pure virtual")  # fmt: skip
 ERROR = re.compile(r"^(error: |error on rank |.*: error while loading shared libraries: )", re.MULTILINE)
 ASK_TO_STOP = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1}  # only a second SIGINT ends a run at once
+# mpirun (Open MPI 4.1.4) crashes itself when it is signalled while a rank's death ends the job.
+LAUNCHER_CRASH = re.compile(r"\*\*\* Process received signal \*\*\*(?:(?!\*\*\* End of error).)*?\] mpirun\(.*?\*\*\* End of error message \*\*\*", re.DOTALL)
 OWN_CRASH = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 
@@ -212,6 +214,8 @@ class Attempt:
     def end_of(self, status, said):
         sent = set(self.signals)
         died_of = -status if status < 0 else status - 128 if 128 < status < 160 else 0
+        if died_of and LAUNCHER_CRASH.search(self.all_said()):
+            return "killed"
         if died_of:
             require(died_of not in OWN_CRASH, "the trainer crashes", self.tail())
             require(died_of in sent, f"the trainer dies of signal {died_of}, which it was not sent", self.tail())
@@ -234,6 +238,9 @@ class Attempt:
         return "killed"
 
     def said(self):
+        return LAUNCHER_CRASH.sub("", self.all_said())
+
+    def all_said(self):
         return "".join(p.read_text(errors="replace") for p in (self.stdout, self.stderr) if p.exists())
 
     def tail(self):
