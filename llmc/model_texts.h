@@ -50,17 +50,31 @@ inline std::vector<int> token_ids(const nlohmann::ordered_json& config, const ch
     return ids;
 }
 
-// A model's token ids mean what its own tokenizer says. Refuses another one that gives any of them another text; it may have more.
-inline void check_tokenizer_of_model(const std::string& model_dir, const Tokenizer& given) {
-    if (model_dir.empty() || !std::filesystem::exists(model_dir + "/tokenizer.json")) return;
-    std::unique_ptr<Tokenizer> own;
+// The tokenizer beside a model; null if there is none, or none that this program reads.
+inline std::unique_ptr<Tokenizer> usable_tokenizer(const std::string& model_dir) {
     try {
-        own = std::make_unique<Tokenizer>(Tokenizer::load(model_dir));
+        if (std::filesystem::exists(model_dir + "/tokenizer.json"))
+            return std::make_unique<Tokenizer>(Tokenizer::load(model_dir));
     } catch (const Error&) {
-        return;  // one that is not supported here: there is nothing to compare
     }
-    if (own->identity().hash == given.identity().hash) return;
-    for (int id = 0; id < std::min(own->vocab_size(), given.vocab_size()); id++)
+    return nullptr;
+}
+
+// Whether a tokenizer is the one beside a model, however the file is written.
+inline bool is_tokenizer_of(const std::string& model_dir, const Tokenizer& given) {
+    const std::string beside = model_dir + "/tokenizer.json";
+    if (!std::filesystem::exists(beside)) return false;
+    if (read_whole_file(beside) == read_whole_file(given.source())) return true;
+    const auto own = usable_tokenizer(model_dir);
+    return own && own->identity().hash == given.identity().hash;
+}
+
+// A model's token ids mean what its own tokenizer says. Refuses another one that gives any of them another text; it may have
+// more tokens. Beside a model whose tokenizer cannot be read there is nothing to compare.
+inline void check_tokenizer_of_model(const std::string& model_dir, const Tokenizer& given) {
+    if (model_dir.empty() || is_tokenizer_of(model_dir, given)) return;
+    const auto own = usable_tokenizer(model_dir);
+    for (int id = 0; own && id < std::min(own->vocab_size(), given.vocab_size()); id++)
         if (own->token_bytes(id) != given.token_bytes(id))
             fail(
                 "the tokenizer %s is not that of the model %s: token %d is '%s' in the first and '%s' in the second; HINT: without "
@@ -78,8 +92,7 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
     };
     const std::string json = tokenizer ? read_whole_file(tokenizer->source()) : "";
     const fs::path beside = fs::path(model_dir) / "tokenizer.json", given = tokenizer ? tokenizer->source() : "";
-    const bool own = !model_dir.empty() && (!tokenizer || !fs::exists(beside) || read_whole_file(beside.string()) == json ||
-                                            tokenizer_hash(read_json(beside.string())) == tokenizer->identity().hash);
+    const bool own = !model_dir.empty() && (!tokenizer || !fs::exists(beside) || is_tokenizer_of(model_dir, *tokenizer));
     for (const char* name : tokenizer_files) {
         if (given.filename() == "tokenizer.json") add(given.parent_path(), name);
         if (own) add(model_dir, name);

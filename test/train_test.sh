@@ -221,6 +221,7 @@ if [[ -z ${SAN:-} ]]; then
 fi
 
 # ---- another tokenizer than the model's ----
+expect "beside one that cannot be read any is taken" tune_given given-run3 --tokenizer tok
 expect "another tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --special-tokens "<|other|>" "<|endoftext|>" --output other-tok
 expect "its data" "$program" prepare --input text.txt --output-prefix other-data --tokenizer other-tok
 expect "another tokenizer than the model's: refused" refused "$program" train --model llama/latest --tokenizer other-tok --data-path other-data --seq-length 32 --train-iters 1 --eval-iters 0 --out other
