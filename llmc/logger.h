@@ -423,19 +423,15 @@ private:
         const std::string path = out_dir_ + "/log.jsonl";
         if (std::filesystem::file_size(path) == 0) return;
         int64_t passed_over = 0;
-        const RunLog all = read_log(path, &passed_over);
-        const bool ended_here = all.end.is_object() && all.newest["step"] == (double)step;
-        const double at_end = ended_here ? RunLog::number(all.end, "seconds") : NAN;  // after the last validation and save
-        passed_over = 0;
-        const int64_t cut = cut_log(path, step);
+        const LogCut cut = cut_log(path, step);
         records_ = read_log(path, &passed_over);
         last_.tokens = RunLog::whole(records_.newest["tokens"]), last_.loss = records_.newest["loss"];
-        if (const double before = std::fmax(records_.newest["seconds"], at_end); before > 0)
-            start_ -= before;  // the time goes on
-        if (const int64_t lines = cut + passed_over; lines > 0)
+        // The run's time goes on: from the end of the earlier part, after its last validation and save, if it came to that.
+        if (const double before = std::fmax(records_.newest["seconds"], cut.end_seconds); before > 0) start_ -= before;
+        if (const int64_t lines = cut.others + passed_over; lines > 0)
             event(step, "warning", "log",
-                  format("%s line%s of %s %s no record%s of a run: passed over", with_commas(lines).c_str(),
-                         lines == 1 ? "" : "s", path.c_str(), lines == 1 ? "is" : "are", lines == 1 ? "" : "s"));
+                  format("%s of %s %s no record%s of a run: passed over", counted(lines, "line").c_str(), path.c_str(),
+                         lines == 1 ? "is" : "are", lines == 1 ? "" : "s"));
     }
 
     void keep_log() {

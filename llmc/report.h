@@ -256,11 +256,17 @@ inline RunLog read_log(const std::string& path, int64_t* passed_over = nullptr) 
     return log;
 }
 
+struct LogCut {
+    int64_t others;      // of the lines that went, those that were no records
+    double end_seconds;  // of the run that ended at this step; NaN: none did
+};
+
 // Takes from a log what came after `step`: a run that resumes there writes it again. That is the file's end, from the line
 // after the last step that stays; records in it that came late, such as that of a checkpoint, stay too. What is before it is
-// not touched, not even steps that a rollback has undone. Returns how many of the lines that went were no records.
-inline int64_t cut_log(const std::string& path, int64_t step) {
+// not touched, not even steps that a rollback has undone.
+inline LogCut cut_log(const std::string& path, int64_t step) {
     int64_t cut = -1, others = 0;
+    double end_seconds = NAN;
     std::string late;
     for_each_line(path, [&](std::string_view line, int64_t start) {
         constexpr std::string_view step_start = "{\"kind\":\"step\",\"step\":";
@@ -271,6 +277,8 @@ inline int64_t cut_log(const std::string& path, int64_t step) {
         if (!RunLog::is_step(of)) {
             const RunLog::json j = RunLog::parse(line);
             kind = RunLog::text(j, "kind"), of = (double)RunLog::whole(j, "step");
+            if (kind == "run") end_seconds = NAN;
+            if (kind == "end" && of == (double)step) end_seconds = RunLog::number(j, "seconds");
         }
         const bool goes = kind.empty() || kind == "end" || of > (double)step;
         if (kind == "run" || (kind == "step" && !goes)) cut = -1, others = 0, late.clear();
@@ -278,10 +286,10 @@ inline int64_t cut_log(const std::string& path, int64_t step) {
         else if (cut >= 0 && !goes) late.append(line) += '\n';
         others += cut >= 0 && kind.empty();
     });
-    if (cut < 0) return 0;
+    if (cut < 0) return {0, end_seconds};
     std::filesystem::resize_file(path, (uintmax_t)cut);
     if (!(std::ofstream(path, std::ios::app) << late).flush()) fail("cannot write %s: %s", path.c_str(), strerror(errno));
-    return others;
+    return {others, end_seconds};
 }
 
 // ---- charts of runs --------------------------------------------------------------------------------------------------------
