@@ -117,15 +117,19 @@ kill -TERM $run
 ends "a long step is left between micro-batches: status 0" $run
 expect "a long step is left between micro-batches: at once" test $((SECONDS - start)) -le 10
 expect "a long step is left between micro-batches: nothing to save" test ! -e micro/latest
+# left NAME OUT: the run, told to stop within what follows its first step, ends well, soon, and with that step saved.
+left() {
+    wait_for '"kind":"step","step":1,' "$2/log.jsonl"
+    sleep 0.5
+    local start=$SECONDS
+    kill -TERM $run
+    ends "$1: status 0" $run
+    expect "$1: soon" test $((SECONDS - start)) -le 10
+    expect "$1: the step before it is saved" test "$(readlink "$2/latest")" == step_00000001
+}
 slow valid --plain --global-batch-size 2 --train-iters 2 --eval-interval 1 --eval-iters 5000 --split "50, 50, 0" &
 run=$!
-wait_for '"kind":"step","step":1,' valid/log.jsonl
-sleep 0.5
-start=$SECONDS
-kill -TERM $run
-ends "within validation: status 0" $run
-expect "within validation: soon" test $((SECONDS - start)) -le 10
-expect "within validation: the step before it is saved" test "$(readlink valid/latest)" == step_00000001
+left "within validation" valid
 expect "within validation: it was not finished" test -s valid/log.jsonl
 expect "within validation: its result is not logged" refused grep -q '"kind":"valid"' valid/log.jsonl
 # A text of 20,000 tokens, which no end-of-document token ends before.
@@ -134,13 +138,7 @@ expect "and its data" "$program" prepare --input text.txt --output endless --tok
 slow sample --tokenizer endless-tok --data-path endless --global-batch-size 2 --train-iters 2 --sample-interval 1 --sample-prompt the --sample-tokens 20000 \
     --max-position-embeddings 20100 &
 run=$!
-wait_for '"kind":"step","step":1,' sample/log.jsonl
-sleep 0.5
-start=$SECONDS
-kill -TERM $run
-ends "within a sample: status 0" $run
-expect "within a sample: soon" test $((SECONDS - start)) -le 10
-expect "within a sample: the step before it is saved" test "$(readlink sample/latest)" == step_00000001
+left "within a sample" sample
 expect "within a sample: half a text is not logged" refused grep -q '"kind":"sample"' sample/log.jsonl
 for pause in 0 0.01 0.02 0.03 0.05 0.08; do
     endless start-$pause &
