@@ -6,10 +6,9 @@
 
 namespace test {
 
-template <class E>
-std::vector<const cpu::MatrixUnit<E>*> all_matrix_units() {
-    std::vector<const cpu::MatrixUnit<E>*> units = cpu::matrix_units<E>();
-    if constexpr (std::is_same<E, bf16>::value) units.push_back(cpu::emulated_amx());
+inline std::vector<cpu::AnyUnit> all_matrix_units(cpu::Products kind) {
+    std::vector<cpu::AnyUnit> units = cpu::matrix_units<floatX>(kind);
+    if (std::is_same<floatX, bf16>::value || kind == cpu::Products::layers) units.push_back(cpu::emulated_amx());
     return units;
 }
 

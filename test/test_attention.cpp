@@ -4,6 +4,8 @@
 // term. On a matrix unit weights and their gradients are rounded to bf16 besides.
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "../llmc/cpu/attention.h"
 #include "../llmc/cpu/rope.h"
 #include "../llmc/math.h"
@@ -21,15 +23,20 @@ constexpr double tiny = 1e-30;                        // weights below e^-86.6 a
 
 // Ways to compute it: the plain loops, and tiles on each matrix unit there is.
 struct Way {
-    const char* name;
-    bool plain;
-    const cpu::MatrixUnit<floatX>* unit;
-    double weight_rounding() const { return unit && std::is_same<floatX, bf16>::value ? roundoff<bf16> * 1.01 : 0; }
-    void choose(cpu::Ctx& ctx) const { ctx.plain = plain, ctx.unit = unit; }
+    std::string name;
+    std::optional<cpu::AnyUnit> unit;
+    // Units of bf16 multiply rounded weights.
+    double weight_rounding() const {
+        return unit && std::holds_alternative<const cpu::MatrixUnit<bf16>*>(*unit) ? roundoff<bf16> * 1.01 : 0;
+    }
+    void choose(cpu::Ctx& ctx) const {
+        ctx.plain = !unit;
+        if (unit) ctx.attention = *unit;
+    }
 };
 std::vector<Way> all_ways() {
-    std::vector<Way> ways = {{"plain loops", true, nullptr}};
-    for (const auto* unit : all_matrix_units<floatX>()) ways.push_back({unit->name, false, unit});
+    std::vector<Way> ways = {{"plain loops", {}}};
+    for (const cpu::AnyUnit unit : all_matrix_units(cpu::Products::attention)) ways.push_back({name_of(unit), unit});
     return ways;
 }
 

@@ -295,72 +295,63 @@ const Shape of_units[] = {{5, 32, 16},     {16, 64, 64},   {17, 96, 80},   {33, 
                           {2100, 32, 48},  {40, 2112, 32}, {70, 800, 192}, {40, 768, 64},   {70, 64, 2112},
                           {2100, 64, 544}, {40, 33, 64},   {40, 64, 33},   {37, 48, 40},    {270, 17, 290}};
 
-// Units, and in fp32 those of bf16 that multiply it by parts.
-struct Way {
-    std::string name;
-    const cpu::MatrixUnit<floatX>* unit;
-    const cpu::MatrixUnit<bf16>* split_unit;
-    void choose(cpu::Ctx& ctx) const { ctx.unit = unit, ctx.split_unit = split_unit; }
-};
-std::vector<Way> ways() {
-    std::vector<Way> all;
-    for (const auto* unit : all_matrix_units<floatX>()) all.push_back({unit->name, unit, nullptr});
-    if (std::is_same<floatX, float>::value)
-        for (const auto* unit : {cpu::amx(), cpu::emulated_amx()})
-            if (unit) all.push_back({std::string(unit->name) + " by parts", all[0].unit, unit});
-    return all;
+const std::vector<cpu::AnyUnit> units = all_matrix_units(cpu::Products::layers);
+
+// c = a b, or c += a b, of operands that are packed by hand.
+template <class E>
+void check_products(const cpu::MatrixUnit<E>& unit) {
+    for (const int M : {16, 32, 48, 64})
+        for (const int N : {16, 48, 64})
+            for (const int K : {32, 96, 16 * cpu::of_word<E>}) {
+                const int lda = K + 6, ldc = N + 3, b_rows = K + 32;
+                Rng rng(12);
+                const Guarded<E> a(rng.normals<E>((size_t)M * lda), "a"), b(rng.normals<E>((size_t)K * N), "b");
+                std::vector<E> packed((size_t)b_rows * N, E(std::nanf("")));
+                for (int k = 0; k < K; k++)
+                    for (int n = 0; n < N; n++) packed[cpu::right_index<E>(k, n, b_rows)] = b[(size_t)k * N + n];
+                using cpu::Passing;
+                for (const auto& [add, passing] : {std::pair(false, Passing::neither),
+                                                   {true, Passing::neither},
+                                                   {false, Passing::left},
+                                                   {true, Passing::left},
+                                                   {false, Passing::right},
+                                                   {true, Passing::right}}) {
+                    Guarded<float> c(std::vector<float>((size_t)M * ldc, add ? 0.5f : std::nanf("")), "c");
+                    unit.begin();
+                    unit.product(c.data(), ldc, a.data(), lda, packed.data(), b_rows, M, N, K, add, passing, nullptr);
+                    unit.end();
+                    for (int m = 0; m < M; m++)
+                        for (int n = 0; n < N; n++) {
+                            double sum = add ? 0.5 : 0, magnitude = sum;
+                            for (int k = 0; k < K; k++) {
+                                const double x = as_double(a[(size_t)m * lda + k]) * as_double(b[(size_t)k * N + n]);
+                                sum += x, magnitude += std::abs(x);
+                            }
+                            ASSERT_NEAR(c[(size_t)m * ldc + n], sum, (K + 2) * u * magnitude) << m << " " << n;
+                        }
+                }
+            }
 }
 
 }  // namespace
 
 TEST(MatrixUnits, ProductsOfPackedOperands) {
-    for (const auto* unit : all_matrix_units<floatX>()) {
-        SCOPED_TRACE(unit->name);
-        for (const int M : {16, 48, 64})
-            for (const int N : {16, 48, 64})
-                for (const int K : {32, 96, 16 * cpu::of_word<floatX>}) {
-                    const int lda = K + 6, ldc = N + 3, b_rows = K + 32;
-                    Rng rng(12);
-                    const Guarded<floatX> a(rng.normals<floatX>((size_t)M * lda), "a"),
-                        b(rng.normals<floatX>((size_t)K * N), "b");
-                    std::vector<floatX> packed((size_t)b_rows * N, floatX(std::nanf("")));
-                    for (int k = 0; k < K; k++)
-                        for (int n = 0; n < N; n++) packed[cpu::right_index<floatX>(k, n, b_rows)] = b[(size_t)k * N + n];
-                    using cpu::Passing;
-                    for (const auto& [add, passing] : {std::pair(false, Passing::neither),
-                                                       {true, Passing::neither},
-                                                       {false, Passing::left},
-                                                       {true, Passing::left},
-                                                       {false, Passing::right},
-                                                       {true, Passing::right}}) {
-                        Guarded<float> c(std::vector<float>((size_t)M * ldc, add ? 0.5f : std::nanf("")), "c");
-                        unit->begin();
-                        unit->product(c.data(), ldc, a.data(), lda, packed.data(), b_rows, M, N, K, add, passing, nullptr);
-                        unit->end();
-                        for (int m = 0; m < M; m++)
-                            for (int n = 0; n < N; n++) {
-                                double sum = add ? 0.5 : 0, magnitude = sum;
-                                for (int k = 0; k < K; k++) {
-                                    const double x = as_double(a[(size_t)m * lda + k]) * as_double(b[(size_t)k * N + n]);
-                                    sum += x, magnitude += std::abs(x);
-                                }
-                                ASSERT_NEAR(c[(size_t)m * ldc + n], sum, (K + 2) * u * magnitude) << m << " " << n;
-                            }
-                    }
-                }
+    for (const cpu::AnyUnit unit : units) {
+        SCOPED_TRACE(name_of(unit));
+        std::visit([](const auto* u) { check_products(*u); }, unit);
     }
 }
 
 TEST(MatrixUnits, LinearLayers) {
-    for (const Way& way : ways()) {
-        SCOPED_TRACE(way.name);
+    for (const cpu::AnyUnit unit : units) {
+        SCOPED_TRACE(name_of(unit));
         uint64_t seed = 40;
         for (const Shape& k : of_units) {
             const Layer layer = random_layer(k, seed++);
             Results first;
             for (const int threads : {1, 2, 3}) {
                 cpu::Ctx ctx(threads);
-                way.choose(ctx);
+                ctx.layers = unit;
                 const Results r = layer.run(ctx);
                 if (threads == 1) layer.check(r), first = r;
                 else expect_same_results(r, first, "with more threads");
@@ -369,13 +360,32 @@ TEST(MatrixUnits, LinearLayers) {
     }
 }
 
+#if !defined(PRECISION_FP32)
+// Products of bf16 are exact in fp32, and units that multiply fp32 sum them in the same order: which of them it is changes no
+// bits, be multiply-adds fused or not.
+TEST(MatrixUnits, SameBitsOfBf16OnUnitsOfFp32) {
+    for (const Shape& k : {Shape{40, 1056, 80}, Shape{270, 32, 290}}) {
+        const Layer layer = random_layer(k, 50);
+        cpu::Ctx ctx(2);
+        ctx.layers = cpu::portable();
+        const Results portable = layer.run(ctx);
+        for (const cpu::AnyUnit unit : units) {
+            if (!std::holds_alternative<const cpu::MatrixUnit<float>*>(unit)) continue;
+            SCOPED_TRACE(name_of(unit));
+            ctx.layers = unit;
+            expect_same_results(layer.run(ctx), portable, "on another unit");
+        }
+    }
+}
+#endif
+
 // Between 2^-40 and 2^40: every number has its own largest part.
 TEST(MatrixUnits, NumbersOfAllSizes) {
-    for (const Way& way : ways()) {
-        SCOPED_TRACE(way.name);
+    for (const cpu::AnyUnit unit : units) {
+        SCOPED_TRACE(name_of(unit));
         Rng rng(61);
         cpu::Ctx ctx(2);
-        way.choose(ctx);
+        ctx.layers = unit;
         for (const Shape& k : {Shape{37, 48, 40}, Shape{70, 1056, 64}}) {
             const Layer layer(k, [&](size_t n) {
                 std::vector<floatX> x = rng.normals<floatX>(n);
@@ -390,9 +400,9 @@ TEST(MatrixUnits, NumbersOfAllSizes) {
 // What a product takes along has the bits of the ops one after another. N of several parts and of a few rows; IC of one slab
 // and of several; OC, and F, that fill strips, and that do not.
 TEST(MatrixUnits, WhatAProductTakesAlong) {
-    for (const Way& way : ways())
+    for (const cpu::AnyUnit unit : units)
         for (const Shape& k : {Shape{150, 64, 128}, Shape{3, 40, 128}, Shape{37, 1100, 192}, Shape{290, 96, 80}}) {
-            SCOPED_TRACE(testing::Message() << way.name << ", N " << k.N << ", IC " << k.IC << ", OC " << k.OC);
+            SCOPED_TRACE(testing::Message() << name_of(unit) << ", N " << k.N << ", IC " << k.IC << ", OC " << k.OC);
             const int N = k.N, IC = k.IC, OC = k.OC, F = OC / 2;
             const Layer layer = random_layer(k, 60);
             const floatX *inp = layer.inp.data(), *weight = layer.weight.data(), *dout = layer.dout.data();
@@ -400,7 +410,7 @@ TEST(MatrixUnits, WhatAProductTakesAlong) {
             const std::vector<floatX> rows = rng.normals<floatX>((size_t)N * OC), pre = rng.normals<floatX>((size_t)N * IC),
                                       gate_up = rng.normals<floatX>((size_t)N * 2 * IC);
             cpu::Ctx ctx(2);
-            way.choose(ctx);
+            ctx.layers = unit;
             Guarded<floatX> product((size_t)N * OC), wide((size_t)N * OC), wide_alone((size_t)N * OC), narrow((size_t)N * F),
                 narrow_alone((size_t)N * F);
             for (const floatX* bias : {layer.bias.data(), (const floatX*)nullptr}) {

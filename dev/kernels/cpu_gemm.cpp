@@ -6,7 +6,8 @@
 //   2  sixteen sums at once          vectors; but each pair of numbers is loaded, widened to fp32 and used once
 //   3  tiles in registers            4 rows and 64 columns of out stay in registers, so that a number that was loaded and
 //                                    widened is used for 64 or 4 of them; widened copies of a panel of weights lie in the cache
-//   4  bf16 on the matrix unit       half the bytes, no widening, two products (AVX-512) or 32 (AMX) where there was one
+//   4  the matrix unit               where it multiplies bf16: half the bytes, no widening, two products (AVX512-BF16) or 32
+//                                    (AMX) where there was one
 //   5  the trainer's                 packing by vectors; blocks of rows, columns and k for each cache; both threads pack
 //   6  oneDNN                        for comparison, where it is installed
 //
@@ -114,33 +115,36 @@ void tiles_in_registers(cpu::Ctx& ctx, Layer& l) {
     }
 }
 
-// ---- 4: bf16 on the matrix unit --------------------------------------------------------------------------------------------
-// Right operands are packed word by word, and each 16 rows meet the whole panel.
-void on_the_matrix_unit(cpu::Ctx& ctx, Layer& l) {
+// ---- 4: the matrix unit ----------------------------------------------------------------------------------------------------
+// Right operands are packed word by word, as the unit multiplies them, and each 16 rows meet the whole panel.
+template <class E>
+void on_unit(const cpu::MatrixUnit<E>& unit, cpu::Ctx& ctx, Layer& l) {
     const size_t panel_size = (size_t)l.IC * panel, rows_size = (size_t)l.IC * 16;
-    bf16* memory = (bf16*)ctx.scratch(sizeof(bf16) * (panel_size + rows_size) * (size_t)ctx.threads);
+    E* memory = (E*)ctx.scratch(sizeof(E) * (panel_size + rows_size) * (size_t)ctx.threads);
 #pragma omp parallel num_threads(ctx.threads)
     {
-        bf16 *packed = memory + (panel_size + rows_size) * (size_t)omp_get_thread_num(), *rows = packed + panel_size;
-        ctx.unit->begin();
+        E *packed = memory + (panel_size + rows_size) * (size_t)omp_get_thread_num(), *rows = packed + panel_size;
+        unit.begin();
 #pragma omp for schedule(static)
         for (int o0 = 0; o0 < l.OC; o0 += panel) {
             const int width = std::min(panel, l.OC - o0);
             for (int o = 0; o < width; o++)
-                for (int i = 0; i < l.IC; i++) packed[cpu::right_index<bf16>(i, o, l.IC)] = l.row_of_weight(o0 + o)[i];
+                for (int i = 0; i < l.IC; i++) packed[cpu::right_index<E>(i, o, l.IC)] = E((float)l.row_of_weight(o0 + o)[i]);
             for (int n0 = 0; n0 < l.N; n0 += 16) {
                 const int there = std::min(16, l.N - n0);
-                std::copy_n(l.row_of_inp(n0), (size_t)there * l.IC, rows);
-                std::fill(rows + (size_t)there * l.IC, rows + rows_size, bf16(0));
+                const bf16* inp = l.row_of_inp(n0);
+                for (size_t i = 0; i < rows_size; i++) rows[i] = i < (size_t)there * l.IC ? E((float)inp[i]) : E(0);
                 alignas(64) float sums[16 * panel];
-                ctx.unit->product(sums, panel, rows, l.IC, packed, l.IC, 16, width, l.IC, false, cpu::Passing::neither,
-                                  nullptr);
+                unit.product(sums, panel, rows, l.IC, packed, l.IC, 16, width, l.IC, false, cpu::Passing::neither, nullptr);
                 for (int n = 0; n < there; n++)
                     for (int o = 0; o < width; o++) l.row_of_out(n0 + n)[o0 + o] = bf16(sums[n * panel + o]);
             }
         }
-        ctx.unit->end();
+        unit.end();
     }
+}
+void on_the_matrix_unit(cpu::Ctx& ctx, Layer& l) {
+    std::visit([&](const auto* unit) { on_unit(*unit, ctx, l); }, ctx.layers);
 }
 
 // ---- 5: the trainer's ------------------------------------------------------------------------------------------------------
@@ -176,7 +180,7 @@ const std::vector<Rung> rungs = {
     {"the definition", definition, false},
     {"sixteen sums at once: vectors", sixteen_sums, false},
     {"tiles in registers: a number is used often", tiles_in_registers, false},
-    {"bf16 on the matrix unit", on_the_matrix_unit, true},
+    {"the matrix unit", on_the_matrix_unit, true},
     {"the trainer's: packed by vectors, blocks for each cache", the_trainers, true},
 #if HAVE_ONEDNN
     {"oneDNN, for comparison", the_librarys, false},
@@ -208,20 +212,20 @@ double seconds_of(const Rung& rung, cpu::Ctx& ctx, Layer& l) {
 }
 
 // What the unit does alone: a product whose factors stay in the first cache, again and again, on all threads.
-double peak(cpu::Ctx& ctx) {
-    constexpr int M = 32, N = 32, K = 256, rounds = 50000;
+template <class E>
+double peak(const cpu::MatrixUnit<E>& unit, int threads) {
+    constexpr int M = 32, N = 32, K = 128 * cpu::of_word<E>, rounds = 50000;
     const auto start = std::chrono::steady_clock::now();
-#pragma omp parallel num_threads(ctx.threads)
+#pragma omp parallel num_threads(threads)
     {
-        alignas(64) bf16 a[M * K], b[K * N];
+        alignas(64) E a[M * K], b[K * N];
         alignas(64) float c[M * N];
-        std::fill(a, a + M * K, bf16(1)), std::fill(b, b + K * N, bf16(1));
-        ctx.unit->begin();
-        for (int i = 0; i < rounds; i++) ctx.unit->product(c, N, a, K, b, K, M, N, K, false, cpu::Passing::neither, nullptr);
-        ctx.unit->end();
+        std::fill(a, a + M * K, E(1)), std::fill(b, b + K * N, E(1));
+        unit.begin();
+        for (int i = 0; i < rounds; i++) unit.product(c, N, a, K, b, K, M, N, K, false, cpu::Passing::neither, nullptr);
+        unit.end();
     }
-    return 2.0 * M * N * K * rounds * ctx.threads /
-           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return 2.0 * M * N * K * rounds * threads / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace
@@ -269,7 +273,8 @@ int main(int argc, char** argv) try {
     if (!large || wrong) return wrong;
 
     Layer l(1024, 768, 3072);
-    const double operations = 2.0 * l.N * l.IC * l.OC, most = peak(ctx);
+    const double operations = 2.0 * l.N * l.IC * l.OC,
+                 most = std::visit([&](const auto*unit) { return peak(*unit, ctx.threads); }, ctx.layers);
     printf("\n%d x %d x %d; the matrix unit alone: %.0f GFLOP/s\n%-62s %10s %10s  %s\n", l.N, l.IC, l.OC, most / 1e9, "rung",
            "ms", "GFLOP/s", "of the unit");
     std::vector<std::vector<double>> times(rungs.size());

@@ -32,9 +32,8 @@ struct Ctx {
     int threads;                   // OpenMP threads that ops use
     bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
 #if CPU_FAST_PATHS
-    const MatrixUnit<floatX>* unit = matrix_units<floatX>().front();
-    // Multiplies fp32 in parts of bf16 (packing.h); or null.
-    const MatrixUnit<bf16>* split_unit = sizeof(floatX) == 4 ? amx() : nullptr;
+    AnyUnit layers = matrix_units<floatX>(Products::layers).front(),
+            attention = matrix_units<floatX>(Products::attention).front();
     std::vector<floatX> copies[3];  // factors of products, where they cannot be read from where they lie
 #endif
 
@@ -65,7 +64,11 @@ struct Ctx {
     // What multiplies matrices.
     std::string unit_name() const {
 #if CPU_FAST_PATHS
-        if (!plain) return (split_unit ? split_unit->name + std::string(" by parts of bf16, ") : "") + unit->name;
+        const auto name = [](AnyUnit unit) {
+            const bool by_parts = sizeof(floatX) == 4 && std::holds_alternative<const MatrixUnit<bf16>*>(unit);
+            return name_of(unit) + std::string(by_parts ? " by parts of bf16" : "");
+        };
+        if (!plain) return name(layers) + (layers == attention ? "" : ", attention on " + name(attention));
 #endif
         return "plain loops";
     }

@@ -9,8 +9,9 @@
 // A query tile keeps a running maximum m and sum l per query; when a tile of keys raises m by more than a little, what was
 // summed so far is scaled by exp(m_old - m_new). Tiles that are masked as a whole are skipped, and a quarter of those on the
 // diagonal. Everything that is a factor more than once is laid out once per head: left operands as rows of tiles of 64, right
-// ones packed. Rows beyond T and elements beyond the head's size are zero. P and dS are rounded to floatX, once each, as on a
-// GPU; sums, softmax and the running maximum are fp32.
+// ones packed. Rows beyond T and elements beyond the head's size are zero. P and dS are rounded to bf16, once each, as on a
+// GPU, where the unit multiplies that; on one of fp32 they stay as they are, and other operands are widened as they are laid.
+// Sums, softmax and the running maximum are fp32.
 // Parallel: forward over (sequence, query head, tile of queries) after the keys and values were laid out; backward over
 // (sequence, key/value head), whose task owns dk, dv and the dq of its query heads, or over query heads where these tasks are
 // few. There are no atomics, and the bits do not depend on the number of threads.
@@ -36,11 +37,10 @@ namespace flash {
 
 constexpr int tile = 64;          // queries and keys of a tile
 constexpr int most_columns = 64;  // of a head that are stored at once
-using Unit = MatrixUnit<floatX>;
 
 // Queries of a stripe, n below: a column of tiles, or as many as stay in registers.
-template <class F>
-void with_stripe(const Unit& unit, F f) {
+template <class E, class F>
+void with_stripe(const MatrixUnit<E>& unit, F f) {
     if (unit.tiles) f(std::integral_constant<int, 16>());
     else f(std::integral_constant<int, 32>());
 }
@@ -54,18 +54,22 @@ inline Ahead rows_ahead(const AttentionShape& a, const floatX* x, size_t stride,
     return t0 < a.T ? Ahead(x, stride, rows_at(a, t0), a.HS) : Ahead();
 }
 // Whether rows of a head at `to` are written past the caches: whole lines, which lie too far apart to be fetched in time.
-inline bool streams(const Unit& unit, const floatX* to, size_t stride, int HS) {
+template <class E>
+bool streams(const MatrixUnit<E>& unit, const floatX* to, size_t stride, int HS) {
     return detail::streams(unit, to, HS * sizeof(floatX)) && stride * sizeof(floatX) % 64 == 0;
 }
 
 // ---- layouts of a tile of 64 rows of a head, `rows` of them there, each of HS elements, a stride apart ---------------------
 // (64, H): as they lie.
-inline void lay_rows(floatX* to, const floatX* from, size_t stride, int rows, int HS, int H) {
+template <class E>
+void lay_rows(E* to, const floatX* from, size_t stride, int rows, int HS, int H) {
     for (int r = 0; r < tile; r++) {
-        floatX* row = to + (size_t)r * H;
+        E* row = to + (size_t)r * H;
+        const floatX* x = from + (size_t)r * stride;
         const int n = r < rows ? HS : 0;
-        std::copy_n(from + (size_t)r * stride, n, row);
-        std::fill(row + n, row + H, floatX(0));
+        if constexpr (as_stored_in<E>) std::copy_n(x, n, row);
+        else for_vectors(n, [=](int c, auto there) { store(row + c, load(x + c, there), there); });
+        std::fill(row + n, row + H, E(0));
     }
 }
 // Rows to be packed: where they lie, if they fill the tile, else a copy.
@@ -79,13 +83,16 @@ struct Rows64 {
     }
 };
 // Left operand (H, 64) = rows^T; right operands (H, 64) = rows^T and (64, H) = rows.
-inline void lay_transposed(const Unit& unit, floatX* to, const Rows64& rows, int H) {
+template <class E>
+void lay_transposed(const MatrixUnit<E>& unit, E* to, const Rows64& rows, int H) {
     detail::lay_transposed(unit, to, tile, rows.x, rows.stride, H, tile, tile);
 }
-inline void pack_transposed(const Unit& unit, floatX* to, const Rows64& rows, int H) {
+template <class E>
+void pack_transposed(const MatrixUnit<E>& unit, E* to, const Rows64& rows, int H) {
     detail::pack_transposed(unit, to, 16 * (size_t)H, rows.x, rows.stride, tile, H);
 }
-inline void pack_rows(const Unit& unit, floatX* to, const Rows64& rows, int H) {
+template <class E>
+void pack_rows(const MatrixUnit<E>& unit, E* to, const Rows64& rows, int H) {
     detail::pack_rows(unit, to, 16 * (size_t)tile, rows.x, rows.stride, H, tile, tile);
 }
 // What becomes of the rows of a gradient: they are turned back, if there is a rotation (rope.h), as they would be stored
@@ -101,9 +108,9 @@ struct Back {
 };
 
 // Rows of a head from fp32 sums, stripes of (H, queries), each times its factor.
-template <int stripe>
-void store_transposed(const Unit& unit, floatX* to, size_t stride, const float* sums, const float* factors, int rows, int HS,
-                      int H, Back back = {}) {
+template <int stripe, class E>
+void store_transposed(const MatrixUnit<E>& unit, floatX* to, size_t stride, const float* sums, const float* factors, int rows,
+                      int HS, int H, Back back = {}) {
     const bool streamed = streams(unit, to, stride, HS);
     alignas(64) float block[16 * most_columns];
     for (int t0 = 0; t0 < rows; t0 += 16)
@@ -128,23 +135,26 @@ constexpr int half = tile / 2;
 inline int keys_seen(bool diagonal, int t /*the first query*/) { return diagonal && t < half ? half : tile; }
 
 // s (keys, n queries) = keys queries^T.
-inline void score(const Unit& unit, float* s, const floatX* keys /*(64, H)*/, const floatX* queries /*packed (H, n)*/, int H,
-                  int n, int seen) {
+template <class E>
+void score(const MatrixUnit<E>& unit, float* s, const E* keys /*(64, H)*/, const E* queries /*packed (H, n)*/, int H, int n,
+           int seen) {
     unit.product(s, n, keys, H, queries, H, seen, n, H, false, Passing::neither, nullptr);
 }
 // o (H, n queries) = left p, or += left p.
-inline void sum_over_keys(const Unit& unit, float* o, const floatX* left /*(H, 64 keys)*/,
-                          const floatX* p /*packed (64 keys, n queries)*/, int H, int n, int seen, bool add) {
+template <class E>
+void sum_over_keys(const MatrixUnit<E>& unit, float* o, const E* left /*(H, 64 keys)*/,
+                   const E* p /*packed (64 keys, n queries)*/, int H, int n, int seen, bool add) {
     unit.product(o, n, left, tile, p, tile, H, n, seen, add, Passing::neither, nullptr);
 }
 // o (64 keys, H) = p right, or += p right; on the diagonal, where query j is the first that sees key j, these are the first
 // summands.
-inline void sum_over_queries(const Unit& unit, float* o, const floatX* p /*(64 keys, 64 queries)*/,
-                             const floatX* right /*packed (64 queries, H)*/, int H, bool diagonal) {
+template <class E>
+void sum_over_queries(const MatrixUnit<E>& unit, float* o, const E* p /*(64 keys, 64 queries)*/,
+                      const E* right /*packed (64 queries, H)*/, int H, bool diagonal) {
     const int n = diagonal ? half : tile;
     for (int j = 0; j < tile; j += n)
-        unit.product(o + (size_t)j * H, H, p + j * tile + j, tile, right + right_index<floatX>(j, 0, tile), tile, n, H,
-                     tile - j, !diagonal, Passing::neither, nullptr);
+        unit.product(o + (size_t)j * H, H, p + j * tile + j, tile, right + right_index<E>(j, 0, tile), tile, n, H, tile - j,
+                     !diagonal, Passing::neither, nullptr);
 }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------------
@@ -178,33 +188,36 @@ inline const int* documents_of(int* starts, const int* doc_start, int t0, int T)
 
 // ---- forward ---------------------------------------------------------------------------------------------------------------
 // Keys and values of all heads: (B, NKV, tiles, 2) of 64 H elements: keys as rows, values transposed.
+template <class E>
 struct KeysAndValues {
     const AttentionShape& a;
-    floatX* memory;
+    E* memory;
     int H = padded_size(a.HS);
     static size_t bytes(const AttentionShape& a) {
-        return (size_t)a.B * a.NKV * tiles_of(a.T) * 2 * tile * padded_size(a.HS) * sizeof(floatX);
+        return (size_t)a.B * a.NKV * tiles_of(a.T) * 2 * tile * padded_size(a.HS) * sizeof(E);
     }
-    floatX* keys(int b, int g, int j0) const {
+    E* keys(int b, int g, int j0) const {
         return memory + (((size_t)b * a.NKV + g) * tiles_of(a.T) + j0 / tile) * 2 * tile * H;
     }
-    floatX* values_transposed(int b, int g, int j0) const { return keys(b, g, j0) + (size_t)tile * H; }
-    void lay(const Unit& unit, const floatX* qkv, int b, int g, int j0, floatX* scratch /*(64, H)*/) const {
+    E* values_transposed(int b, int g, int j0) const { return keys(b, g, j0) + (size_t)tile * H; }
+    void lay(const MatrixUnit<E>& unit, const floatX* qkv, int b, int g, int j0, floatX* scratch /*(64, H)*/) const {
         const int rows = rows_at(a, j0);
         lay_rows(keys(b, g, j0), qkv + a.key(b, j0, g), a.row(), rows, a.HS, H);
         lay_transposed(unit, values_transposed(b, g, j0), Rows64(scratch, qkv + a.value(b, j0, g), a.row(), rows, a.HS, H), H);
     }
 };
 
+template <class E>
 struct ForwardMemory {
-    float *s, *o;          // (64 keys, stripe), stripes of (H, queries)
-    floatX *rows, *q, *p;  // (64, H); packed (H, 64), (64 keys, stripe)
+    float *s, *o;  // (64 keys, stripe), stripes of (H, queries)
+    E *q, *p;      // packed (H, 64), (64 keys, stripe)
+    floatX* rows;  // (64, H)
     static size_t bytes(int H) {
-        return sizeof(float) * tile * (half + (size_t)H) + sizeof(floatX) * tile * (2 * (size_t)H + half);
+        return sizeof(float) * tile * (half + (size_t)H) + sizeof(E) * tile * ((size_t)H + half) + sizeof(floatX) * tile * H;
     }
     ForwardMemory(char* memory, int H) {
         s = (float*)memory, o = s + tile * half;
-        rows = (floatX*)(o + (size_t)H * tile), q = rows + (size_t)tile * H, p = q + (size_t)tile * H;
+        q = (E*)(o + (size_t)H * tile), p = q + (size_t)tile * H, rows = (floatX*)(p + tile * half);
     }
 };
 
@@ -228,8 +241,8 @@ inline void store_two(float* to, float* to_second, floats first, floats second) 
 // Where a maximum rose more than a little, it is the new top, to which sums and o (H, n) are scaled; else exponentials are e^8
 // at most, which costs no accuracy, and the CPU foresees that nothing is to be scaled. 16 queries at a time.
 constexpr float little = 8;
-template <int n>
-void softmax_stripe(const float* scores, floatX* p, float* out, float factor, float* top, float* sum, int H, int keys) {
+template <int n, class E>
+void softmax_stripe(const float* scores, E* p, float* out, float factor, float* top, float* sum, int H, int keys) {
     const floats minus_infinity = floats{} - std::numeric_limits<float>::infinity();
     for (int t = 0; t < n; t += lanes) {
         const float* s = scores + t;
@@ -268,9 +281,10 @@ struct QueryTile {
 };
 
 // `wanted` is asked for meanwhile.
-template <int n>
-void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
-                  const AttentionShape& a, const KeysAndValues& kv, QueryTile queries, Ahead wanted, const ForwardMemory& m) {
+template <int n, class E>
+void forward_tile(const MatrixUnit<E>& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes,
+                  const int* doc_start, const AttentionShape& a, const KeysAndValues<E>& kv, QueryTile queries, Ahead wanted,
+                  const ForwardMemory<E>& m) {
     const int b = queries.b, h = queries.h, t0 = queries.t0, rows = rows_at(a, t0), H = kv.H, g = h / a.group();
     int starts[tile];
     if (doc_start) doc_start += (size_t)b * a.T;
@@ -286,7 +300,7 @@ void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, c
             wanted.ask(asked);
             const int seen = keys_seen(j0 == t0, t);
             float* const o = m.o + (size_t)t * H;
-            score(unit, m.s, kv.keys(b, g, j0), m.q + right_index<floatX>(0, t, H), H, n, seen);
+            score(unit, m.s, kv.keys(b, g, j0), m.q + right_index<E>(0, t, H), H, n, seen);
             const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, (float)a.scale,
                                                slopes ? slopes + h : nullptr, docs ? docs + t : nullptr);
             softmax_stripe<n>(m.s, m.p, o, factor, top + t, sum + t, H, seen);
@@ -300,25 +314,26 @@ void forward_tile(const Unit& unit, floatX* out, real* lse, const floatX* qkv, c
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
 // What a thread keeps: operands of a key/value head and of one of its query heads, gradients, and tiles.
+template <class E>
 struct BackwardMemory {
-    floatX *k, *kt, *v;           // (tiles, 64, H), (tiles, H, 64), (tiles, 64, H): left operands
-    floatX *qt, *q, *dot, *dout;  // packed (H, 64), (64, H) of queries and of dout, per tile
-    floatX *rows, *p, *ds, *ds_packed;
+    E *k, *kt, *v;           // (tiles, 64, H), (tiles, H, 64), (tiles, 64, H): left operands
+    E *qt, *q, *dot, *dout;  // packed (H, 64), (64, H) of queries and of dout, per tile
+    E *p, *ds, *ds_packed;
     float *s, *dp, *dq, *dkv[2], *correction, *lse;  // dq (tiles) stripes, dkv (tiles, 2, 64, H) of a query head, of several
+    floatX* rows;
     static size_t bytes(int T, int H) {
         const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile, stripe = small / 2;
-        return sizeof(floatX) * (7 * operand + (size_t)tile * H + 2 * small + stripe) +
+        return sizeof(E) * (7 * operand + 2 * small + stripe) + sizeof(floatX) * tile * H +
                sizeof(float) * (2 * stripe + 5 * operand + 2 * n);
     }
     BackwardMemory(char* memory, int T, int H) {
         const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile, stripe = small / 2;
-        floatX* x = (floatX*)memory;
-        for (floatX** p_operand : {&k, &kt, &v, &qt, &q, &dot, &dout}) *p_operand = x, x += operand;
-        rows = x, x += (size_t)tile * H;
+        E* x = (E*)memory;
+        for (E** p_operand : {&k, &kt, &v, &qt, &q, &dot, &dout}) *p_operand = x, x += operand;
         p = x, ds = p + small, ds_packed = ds + small;
         s = (float*)(ds_packed + stripe), dp = s + stripe, dq = dp + stripe, dkv[0] = dq + operand,
         dkv[1] = dkv[0] + 2 * operand;
-        correction = dkv[1] + 2 * operand, lse = correction + n;
+        correction = dkv[1] + 2 * operand, lse = correction + n, rows = (floatX*)(lse + n);
     }
 };
 
@@ -336,11 +351,11 @@ inline size_t key_gradients(const AttentionShape& a) { return (size_t)tiles_of(a
 
 // p = exp(factor s - lse) and ds = p (scale dp - correction) of (`keys`, n queries from `first` on), rounded: columns of both
 // (64 keys, 64 queries), ds packed as well.
-template <int n>
-void score_gradients(const BackwardMemory& m, int first, float factor, const float* lse, const float* correction, float scale,
-                     int keys) {
+template <int n, class E>
+void score_gradients(const BackwardMemory<E>& m, int first, float factor, const float* lse, const float* correction,
+                     float scale, int keys) {
     const float *const s = m.s, *const dp = m.dp;
-    floatX *const p_columns = m.p + first, *const ds_columns = m.ds + first, *const packed = m.ds_packed;
+    E *const p_columns = m.p + first, *const ds_columns = m.ds + first, *const packed = m.ds_packed;
     for (int t = 0; t < n; t += lanes) {
         const floats log_sum = load(lse + t), subtract = load(correction + t);
         for (int j = 0; j < keys; j += 2) {
@@ -360,12 +375,12 @@ void score_gradients(const BackwardMemory& m, int first, float factor, const flo
 
 // Query head h of sequence b: sets its gradient, and dkv, its summand of those of keys and values. Operands are laid where they
 // are first met, and gradients of queries stored where they have met their last keys, so that memory and the unit work at once.
-template <int n>
+template <int n, class E>
 struct BackwardHead {
-    const Unit& unit;
+    const MatrixUnit<E>& unit;
     const BackwardTensors& x;
     const AttentionShape& a;
-    const BackwardMemory& m;
+    const BackwardMemory<E>& m;
     float* dkv;
     int b, h;
     bool lays_keys;  // else they lie there
@@ -415,7 +430,7 @@ struct BackwardHead {
         if (first) lay_queries(t0);
         for (int t = 0; t < tile; t += n) {
             const int seen = keys_seen(diagonal, t);
-            const size_t stripe = queries + right_index<floatX>(0, t, H);
+            const size_t stripe = queries + right_index<E>(0, t, H);
             ask();
             score(unit, m.s, m.k + keys, m.qt + stripe, H, n, seen);
             ask();
@@ -453,8 +468,9 @@ inline void add_to(float* sum, const float* x, size_t n) {
 }
 
 // Of the tile at j0, dkv (2, 64, H).
-inline void store_key_gradients(const Unit& unit, floatX* dqkv, float* dkv, const Rotation* rotation, const AttentionShape& a,
-                                int b, int g, int j0) {
+template <class E>
+void store_key_gradients(const MatrixUnit<E>& unit, floatX* dqkv, float* dkv, const Rotation* rotation, const AttentionShape& a,
+                         int b, int g, int j0) {
     const int H = padded_size(a.HS);
     for (const bool values : {false, true}) {
         floatX* const to = dqkv + (values ? a.value(b, j0, g) : a.key(b, j0, g));
@@ -467,13 +483,25 @@ inline void store_key_gradients(const Unit& unit, floatX* dqkv, float* dkv, cons
     }
 }
 
+// f(the unit that multiplies floatX); there is none by parts.
+template <class F>
+void on_unit(const Ctx& ctx, F f) {
+    std::visit(
+        [&](const auto* unit) {
+            if constexpr (parts<typename std::decay_t<decltype(*unit)>::Element> == 1) f(*unit);
+            else fail("attention has no %s in fp32", unit->name);
+        },
+        ctx.attention);
+}
+
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
-inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
-                    const AttentionShape& a) {
+template <class E>
+void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes,
+             const int* doc_start, const AttentionShape& a) {
     const int tiles = tiles_of(a.T), H = padded_size(a.HS);
-    const size_t shared = round_up(KeysAndValues::bytes(a), 64), per_thread = round_up(ForwardMemory::bytes(H), 64);
+    const size_t shared = round_up(KeysAndValues<E>::bytes(a), 64), per_thread = round_up(ForwardMemory<E>::bytes(H), 64);
     char* memory = (char*)ctx.scratch(shared + per_thread * (size_t)ctx.threads);
-    const KeysAndValues kv{a, (floatX*)memory};
+    const KeysAndValues<E> kv{a, (E*)memory};
     const int heads = a.B * a.NH, tasks = heads * tiles;
     // Long rows first: the last query tile has the most keys, and a long task at the end would leave threads waiting.
     const auto queries_of = [&](int task) {
@@ -481,38 +509,38 @@ inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const r
     };
 #pragma omp parallel num_threads(ctx.threads)
     {
-        const ForwardMemory m(memory + shared + per_thread * (size_t)omp_get_thread_num(), H);
+        const ForwardMemory<E> m(memory + shared + per_thread * (size_t)omp_get_thread_num(), H);
 #pragma omp for schedule(static)
         for (int task = 0; task < a.B * a.NKV * tiles; task++)
-            kv.lay(*ctx.unit, qkv, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
-        ctx.unit->begin();
+            kv.lay(unit, qkv, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
+        unit.begin();
 #pragma omp for schedule(dynamic)
         for (int task = 0; task < tasks; task++) {
             const QueryTile next = queries_of(std::min(task + ctx.threads, tasks - 1));  // likely this thread's
             const Ahead wanted = rows_ahead(a, qkv + a.query(next.b, next.t0, next.h), a.row(), next.t0);
-            with_stripe(*ctx.unit, [&](auto stripe) {
-                forward_tile<stripe>(*ctx.unit, out, lse, qkv, slopes, doc_start, a, kv, queries_of(task), wanted, m);
+            with_stripe(unit, [&](auto stripe) {
+                forward_tile<stripe>(unit, out, lse, qkv, slopes, doc_start, a, kv, queries_of(task), wanted, m);
             });
         }
-        ctx.unit->end();
+        unit.end();
         fence();
     }
 }
 
 // A task is a key/value head with its query heads, which share its operands; a query head where there are too few of those for
 // the threads. Query heads' summands are added in their order, so that the bits do not depend on that.
-inline void backward(Ctx& ctx, const BackwardTensors& x, const AttentionShape& a) {
+template <class E>
+void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, const AttentionShape& a) {
     const int H = padded_size(a.HS), group = a.group(), kv_heads = a.B * a.NKV, tiles = tiles_of(a.T);
     const bool apart = group > 1 && kv_heads < 2 * ctx.threads;
-    const size_t n = key_gradients(a), per_thread = round_up(BackwardMemory::bytes(a.T, H), 64);
+    const size_t n = key_gradients(a), per_thread = round_up(BackwardMemory<E>::bytes(a.T, H), 64);
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads + (apart ? (size_t)a.B * a.NH * n * sizeof(float) : 0));
     float* summands = (float*)(memory + per_thread * (size_t)ctx.threads);  // (B, NH, tiles, 2, 64, H), if apart
-    const Unit& unit = *ctx.unit;
 #pragma omp parallel num_threads(ctx.threads)
     {
-        const BackwardMemory m(memory + per_thread * (size_t)omp_get_thread_num(), a.T, H);
+        const BackwardMemory<E> m(memory + per_thread * (size_t)omp_get_thread_num(), a.T, H);
         const auto query_head = [&](int b, int h, float* dkv, bool lays_keys) {
-            with_stripe(unit, [&](auto stripe) { BackwardHead<stripe>{unit, x, a, m, dkv, b, h, lays_keys}.run(); });
+            with_stripe(unit, [&](auto stripe) { BackwardHead<stripe, E>{unit, x, a, m, dkv, b, h, lays_keys}.run(); });
         };
         unit.begin();
         if (apart) {
@@ -539,6 +567,14 @@ inline void backward(Ctx& ctx, const BackwardTensors& x, const AttentionShape& a
         unit.end();
         fence();
     }
+}
+
+inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
+                    const AttentionShape& a) {
+    on_unit(ctx, [&](const auto& unit) { forward(ctx, unit, out, lse, qkv, slopes, doc_start, a); });
+}
+inline void backward(Ctx& ctx, const BackwardTensors& x, const AttentionShape& a) {
+    on_unit(ctx, [&](const auto& unit) { backward(ctx, unit, x, a); });
 }
 
 }  // namespace flash

@@ -48,14 +48,16 @@ inline const floatX* decode(Ctx& ctx, int i, const uint8_t* codes, Fp8 format, i
 
 template <class Set>
 void decoded_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8 b_format, int M, int N, int K, Set set) {
-    const int all_K = round_up(K, k_step<floatX>);
+    const int all_K = gemm::on_unit(ctx, [=](const auto& unit) { return round_up(K, gemm::k_multiple_of(unit)); });
     const floatX* left = decode(ctx, 1, a, a_format, M, K, M, all_K);
     const floatX* right = decode(ctx, 2, b, b_format, N, K, round_up(N, 16), all_K);
     const gemm::Transposed operand{right, (size_t)all_K};
-    gemm::rows_times(ctx, *ctx.unit, nullptr, {}, left, M, all_K, N, operand,
-                     [&](int m, int first, int columns, const float* sums) {
-                         for (int n = 0; n < columns; n++) set(m, first + n, sums[n]);
-                     });
+    gemm::on_unit(ctx, [&](const auto& unit) {
+        gemm::rows_times(ctx, unit, nullptr, {}, left, M, all_K, N, operand,
+                         [&](int m, int first, int columns, const float* sums) {
+                             for (int n = 0; n < columns; n++) set(m, first + n, sums[n]);
+                         });
+    });
 }
 #endif
 

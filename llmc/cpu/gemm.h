@@ -1,14 +1,14 @@
-// The three products of linear layers on a matrix unit (matrix_unit.h), in bf16, in fp32, or in fp32 by parts of bf16: on AMX
-// six products of parts (packing.h) take less time than one of fp32 on AVX-512, and what they leave out is smaller than fp32's
-// own roundings (Henry, Tang and Heinecke, 2019).
+// The three products of linear layers on a matrix unit (matrix_unit.h), in bf16, in fp32, in bf16 widened to fp32, or in fp32
+// by parts of bf16 (packing.h): on AMX six products of parts take less time than one of fp32 on AVX-512, and what they leave
+// out is smaller than fp32's own roundings (Henry, Tang and Heinecke, 2019).
 //   rows_times      out (N, C) = a (N, K) b (K, C)     forward: inp times weight^T; backward_input: dout times weight
 //   columns_times   c (M, C) (+)= a^T b of a (N, M), b (N, C)     backward_weight: dout and inp
 // The unit is fed from caches (Goto and van de Geijn, 2008): a panel of at most 256 columns, 512 on AMX, and the next 1024 of k
-// lie packed in the second cache (Cut). In the first stay 32 columns of it and 512 of k (less by parts), which 128 rows meet;
+// lie packed in the second cache (Cut). In the first stay 32 columns of it and 512 of k (256 in fp32), which 128 rows meet;
 // or, on AMX, 32 rows and up to 768 of k, which the panel meets: it comes from the second cache faster than rows that lie
 // apart, and sums need not wait for a next part of k. What is read from further away takes part in 512 operations a number or
 // more. Right operands are packed when they are wanted, by who multiplies with them: weights are read from where they lie, and
-// there are no packed copies to keep. Left operands are read from where they lie; by parts they are packed, too.
+// there are no packed copies to keep. Left operands are read from where they lie; by parts or widened they are packed, too.
 // rows_times: threads share columns, and rows where that is sooner done. columns_times: threads pack b together, then share
 // the rows of c.
 // Sums of a strip of 64 columns are finished row by row while the next strip's tiles are multiplied (Beside): rounded, with
@@ -50,7 +50,7 @@ constexpr int most_rows = parts<E> == 1 ? 128 : 64;
 template <class E>
 struct Cut {
     int slab = gemm::slab<E>, columns = 256;
-    int depth = parts<E> == 1 ? 512 : 128, rows = most_rows<E>;
+    int depth = parts<E> == 1 ? 1024 / (int)sizeof(E) : 128 /*32 columns: 32 KiB, 24 of parts*/, rows = most_rows<E>;
     Passing passing = Passing::left;
     static bool in_tiles(const MatrixUnit<E>& unit) { return unit.tiles && parts<E> == 1; }
     bool left_stays() const { return passing == Passing::right; }
@@ -72,8 +72,8 @@ struct Cut {
 };
 
 template <class E>
-constexpr int k_step_of(const MatrixUnit<E>&) {
-    return k_step<E>;
+constexpr int k_multiple_of(const MatrixUnit<E>&) {
+    return k_multiple<E>;
 }
 
 // An operand as the unit reads it, in parts.
@@ -86,9 +86,10 @@ struct Operand {
 template <class E>
 struct Left : Operand<E> {
     int stride;
-    // Becomes these rows: where they lie, or as parts at `to`, with the part and the stride that it has.
+    // Becomes these rows: where they lie, or widened or as parts at `to`, with the part and the stride that it has.
     void pack(E* to, const floatX* rows, int rows_stride, int count, int K) {
-        if constexpr (parts<E> == 1) this->x = rows, stride = rows_stride;
+        if constexpr (as_stored_in<E>) this->x = rows, stride = rows_stride;
+        else if constexpr (parts<E> == 1) widen_rows(to, (size_t)stride, rows, (size_t)rows_stride, count, K);
         else split_rows(to, this->part, (size_t)stride, rows, (size_t)rows_stride, count, K);
     }
 };
@@ -136,7 +137,7 @@ struct Unfinished : Beside {
 template <int strip, class E>
 void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E> b, int b_rows, int rows, int columns, int K,
                     const Cut<E>& cut, bool add, Ahead wanted, Beside& beside) {
-    const int passes = ceil_div(K, cut.depth), step = round_up(ceil_div(K, passes), k_step<E>);
+    const int passes = ceil_div(K, cut.depth), step = round_up(ceil_div(K, passes), k_multiple<E>);
     const int products = ceil_div(rows, strip_rows) * ceil_div(columns, narrow);
     const int at_a_time = ceil_div(wanted.left(), passes * products);
     beside.at_once = ceil_div(beside.left, products * ceil_div(K, tile_depth));
@@ -216,7 +217,7 @@ struct Read {
 template <int strip = strip_columns, class E, class B, class Finish>
 void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, const floatX* a, int N, int K_there, int C,
                 const B& b, Finish finish) {
-    const int K = round_up(K_there, k_step<E>), wide = round_up(C, 16), tall = round_up(N, 16);
+    const int K = round_up(K_there, k_multiple<E>), wide = round_up(C, 16), tall = round_up(N, 16);
     Cut<E> cut(unit, K, K <= 2 * slab<E> ? K : slab<E>);
     if (Cut<E>::in_tiles(unit)) cut.keep_left(K);
     const int deepest = std::min(K, cut.slab), pass = cut.left_stays() ? cut.depth : deepest;
@@ -226,7 +227,7 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
     const int kept = K > cut.slab ? shares.rows : std::min(cut.rows, shares.rows);
     const int strips = in_turn ? 2 : ceil_div(shares.columns, strip);
     const size_t packed_size = (size_t)deepest * shares.columns, strip_size = (size_t)kept * strip;
-    const size_t left_size = parts<E> == 1 ? 0 : (size_t)cut.rows * spread<E>(deepest);
+    const size_t left_size = as_stored_in<E> ? 0 : (size_t)cut.rows * spread<E>(deepest);
     const size_t per_thread = parts<E> * (packed_size + left_size) * sizeof(E) + strips * strip_size * sizeof(float);
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
     a = padded(ctx, 0, a, N, K_there, tall, K);
@@ -292,7 +293,7 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
     const bool streamed = streams(unit, c, (size_t)C * sizeof(float));
     const Cut<E> cut(unit, N, 2 * gemm::slab<E>);
     const Shares shares(C, M, cut.columns, ctx.threads, unit.tiles, strip_rows);  // panels of c's rows
-    const int slab = cut.slab, deepest = std::min(slab, round_up(N, k_step<E>));
+    const int slab = cut.slab, deepest = std::min(slab, round_up(N, k_multiple<E>));
     const size_t right_size = (size_t)deepest * C, left_size = (size_t)spread<E>(deepest) * shares.columns;
     E* right = (E*)ctx.scratch(parts<E> * (right_size + left_size * (size_t)ctx.threads) * sizeof(E));
 #pragma omp parallel num_threads(ctx.threads)
@@ -310,10 +311,10 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
         Unfinished<strip, decltype(finish)> unfinished(finish);
         unit.begin();
         for (int k0 = 0; k0 < N; k0 += slab) {
-            const int there = std::min(slab, N - k0), K = round_up(there, k_step<E>), stride = spread<E>(K);
+            const int there = std::min(slab, N - k0), K = round_up(there, k_multiple<E>), stride = spread<E>(K);
             add = k0 > 0 || acc == Acc::Add;
             // Each packs some of the rows, whole if they are not too long: that is what memory reads fastest.
-            const int high = round_up(ceil_div(K, ctx.threads), k_step<E>), wide = C <= 1024 ? C : 512;
+            const int high = round_up(ceil_div(K, ctx.threads), k_multiple<E>), wide = C <= 1024 ? C : 512;
 #pragma omp for schedule(static)
             for (int k = 0; k < K; k += high)
                 for (int c0 = 0; c0 < C; c0 += wide)
@@ -348,9 +349,7 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
 // f(the unit that multiplies floatX).
 template <class F>
 auto on_unit(const Ctx& ctx, F f) {
-    if constexpr (std::is_same<floatX, float>::value)
-        if (ctx.split_unit) return f(*ctx.split_unit);
-    return f(*ctx.unit);
+    return std::visit([&](const auto* unit) { return f(*unit); }, ctx.layers);
 }
 // Whether its results, rows of that many numbers from y on, are written by non-temporal stores.
 inline bool streams_rows(const Ctx& ctx, const floatX* y, int columns) {
@@ -376,7 +375,7 @@ struct Layer {
 template <int strip = strip_columns, class Finish>
 void forward(Ctx& ctx, floatX* out, Read read, const Layer& l, Finish finish) {
     on_unit(ctx, [&](const auto& unit) {
-        const int K = round_up(l.IC, k_step_of(unit));
+        const int K = round_up(l.IC, k_multiple_of(unit));
         const floatX* weight = padded(ctx, 1, l.weight, l.OC, l.IC, round_up(l.OC, 16), K);
         rows_times<strip>(ctx, unit, out, read, l.inp, l.N, l.IC, l.OC, Transposed{weight, (size_t)K}, finish);
     });
@@ -418,7 +417,7 @@ inline void swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const Layer& 
         });
     };
     on_unit(ctx, [&](const auto& unit) {
-        const int K = round_up(l.IC, k_step_of(unit));
+        const int K = round_up(l.IC, k_multiple_of(unit));
         const Transposed both{padded(ctx, 1, l.weight, l.OC, l.IC, l.OC, K), (size_t)K};
         rows_times<2 * each>(ctx, unit, nullptr, {}, l.inp, l.N, l.IC, l.OC, TransposedInTurn{both, F}, finish);
     });
@@ -455,7 +454,7 @@ template <class Finish>
 void backward_input(Ctx& ctx, floatX* dinp, Read read, const floatX* dout, const floatX* weight, int N, int IC, int OC,
                     Finish finish) {
     on_unit(ctx, [&](const auto& unit) {
-        const int K = round_up(OC, k_step_of(unit)), stride = round_up(IC, 16);
+        const int K = round_up(OC, k_multiple_of(unit)), stride = round_up(IC, 16);
         const Rows right{padded(ctx, 1, weight, OC, IC, K, stride), (size_t)stride};
         rows_times(ctx, unit, dinp, read, dout, N, OC, IC, right, finish);
     });

@@ -1,6 +1,6 @@
-// Products of matrices with fp32 sums, on the best that this CPU has for them, which is asked for when the program runs: for
-// bf16 AMX tiles, AVX-512's bf16 dot product, or fp32 multiply-adds of numbers that are widened in registers (AVX-512, AVX2, or
-// what the program was compiled for, such as NEON); for fp32 the same multiply-adds.
+// Products of matrices with fp32 sums, on what this CPU has for them, which is asked for when the program runs: of bf16 by AMX
+// tiles or AVX-512's bf16 dot product; of fp32, to which bf16 is widened where it is packed, by multiply-adds (AVX-512, AVX2,
+// or what the program was compiled for, such as NEON).
 //   c (M, N) = a (M, K) b (K, N), or c += a b;   M and N multiples of 16, K of 64 bytes: 32 in bf16, 16 in fp32
 //   left     a as it lies, row-major, rows lda elements apart
 //   right    b packed as all units read it: blocks of 16 columns one after another; in a block, row by row, the 16 columns'
@@ -8,19 +8,21 @@
 //   c        row-major fp32, rows ldc elements apart
 // AMX: a tile holds 16 rows of 64 bytes; TDPBF16PS adds the product of a tile of a (16, 32) and one of b (32, 16) to one of c
 // (16, 16). Four tiles of c stay in the unit, so that each tile of a and b that is loaded is used twice: 4 loads for 4 products
-// of 16 cycles; of fp32 in three parts of bf16 14 for 24. AVX-512: 8 rows and 32 columns of c stay in registers; a word of a,
-// broadcast, meets a row of words of b. Sums have a fixed order: the same bits for any number of threads, but other bits on
-// another unit. (Intel, Architecture Instruction Set Extensions Programming Reference, chapter 3: AMX; section 2.1:
-// AVX512_BF16.)
+// of 16 cycles; of fp32 in three parts of bf16 14 for 24. AVX-512: 8 rows and 32 columns of c stay in registers
+// (AVX2: 6 and 16); a word of a, broadcast, meets a row of words of b. Sums have a fixed order: the same bits for any number of
+// threads, but other bits on another unit. (Intel, Architecture Instruction Set Extensions Programming Reference, chapter 3:
+// AMX; section 2.1: AVX512_BF16.)
 #pragma once
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "../check.h"
+#include "../math.h"
 #include "../types.h"
 
 #if defined(__x86_64__)
@@ -103,6 +105,7 @@ struct Layouts {
 
 template <class E>  // bf16 or float
 struct MatrixUnit {
+    using Element = E;
     const char* name;
     bool tiles;       // reads 16 rows at a time, and its results come faster than lines to hold them can be fetched
     void (*begin)();  // called by a thread before its products, and end() after them
@@ -350,39 +353,23 @@ void transpose_plain(X* to, size_t to_stride, const X* rows, size_t stride, int 
 template <class E>
 constexpr Layouts<E> plain_layouts = {transpose_plain<E>, transpose_plain<uint32_t>, join_plain};
 
-// ---- fp32 multiply-adds, of bf16 widened -----------------------------------------------------------------------------------
+// ---- fp32 multiply-adds ----------------------------------------------------------------------------------------------------
 // c (R, 16 W) in vectors of L floats.
-template <class E, int L, int R, int W>
-__attribute__((always_inline)) inline void fp32_block(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int K,
-                                                      bool add) {
+template <int L, int R, int W>
+__attribute__((always_inline)) inline void fp32_block(float* c, int ldc, const float* a, int lda, const float* b, int b_rows,
+                                                      int K, bool add) {
     typedef float floats __attribute__((vector_size(4 * L)));
-    typedef uint32_t words __attribute__((vector_size(4 * L)));
     constexpr int of_block = 16 / L, vectors = W * of_block;
     floats sum[R][vectors] = {};
-    for (int k = 0; k < K; k += of_word<E>) {
-        words right[vectors];
+    for (int k = 0; k < K; k++) {
+        floats right[vectors];
         UNROLLED
         for (int v = 0; v < vectors; v++)
-            memcpy(&right[v], b + (size_t)(v / of_block) * 16 * b_rows + (size_t)k * 16 + v % of_block * L * of_word<E>,
-                   sizeof(words));
-        if constexpr (of_word<E> == 2) {
-            floats low[vectors], high[vectors];
+            memcpy(&right[v], b + (size_t)(v / of_block) * 16 * b_rows + (size_t)k * 16 + v % of_block * L, sizeof(floats));
+        UNROLLED
+        for (int r = 0; r < R; r++) {
             UNROLLED
-            for (int v = 0; v < vectors; v++) low[v] = (floats)(right[v] << 16), high[v] = (floats)(right[v] & 0xffff0000u);
-            UNROLLED
-            for (int r = 0; r < R; r++) {
-                const float x = (float)a[(size_t)r * lda + k], y = (float)a[(size_t)r * lda + k + 1];
-                UNROLLED
-                for (int v = 0; v < vectors; v++) sum[r][v] += x * low[v];
-                UNROLLED
-                for (int v = 0; v < vectors; v++) sum[r][v] += y * high[v];
-            }
-        } else {
-            UNROLLED
-            for (int r = 0; r < R; r++) {
-                UNROLLED
-                for (int v = 0; v < vectors; v++) sum[r][v] += a[(size_t)r * lda + k] * (floats)right[v];
-            }
+            for (int v = 0; v < vectors; v++) sum[r][v] += a[(size_t)r * lda + k] * right[v];
         }
     }
     UNROLLED
@@ -397,36 +384,44 @@ __attribute__((always_inline)) inline void fp32_block(float* c, int ldc, const E
         }
     }
 }
-template <class E, int L, int R, int W>
-__attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M,
-                                                       int N, int K, bool add) {
+// Blocks of R rows; where these do not divide 16, of R - 1 as well.
+template <int L, int R, int W>
+__attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const float* a, int lda, const float* b, int b_rows,
+                                                       int M, int N, int K, bool add) {
+    constexpr int fewer = 16 % R == 0 ? R : R - 1;
+    static_assert(W == 1 || fewer == R, "a product has 16 columns more than whole blocks, or rows, but not both");
     for (int n = 0; n < N; n += 16 * W)
-        for (int m = 0; m < M; m += R) {
+        for (int m = 0, rows; m < M; m += rows) {
+            rows = (M - m) / ceil_div(M - m, R);  // as equal as can be
             float* const at = c + (size_t)m * ldc + n;
-            const E *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
-            if (W == 1 || N - n >= 16 * W) fp32_block<E, L, R, W>(at, ldc, left, lda, right, b_rows, K, add);
-            else fp32_block<E, L, R, 1>(at, ldc, left, lda, right, b_rows, K, add);
+            const float *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
+            if (W > 1 && N - n < 16 * W) fp32_block<L, R, 1>(at, ldc, left, lda, right, b_rows, K, add);
+            else if (rows == R) fp32_block<L, R, W>(at, ldc, left, lda, right, b_rows, K, add);
+            else fp32_block<L, fewer, W>(at, ldc, left, lda, right, b_rows, K, add);
         }
 }
-template <class E>
-void fp32_product(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add, Passing,
-                  Beside*) {
-    fp32_blocks<E, 4, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
+// Vectors of 16 bytes: 4 to a row of 16 columns, and as many rows as registers hold.
+#if defined(__x86_64__) && !defined(__AVX512VL__)
+constexpr int portable_rows = 3;  // of 16 registers
+#else
+constexpr int portable_rows = 4;  // of 32, as on ARM
+#endif
+inline void fp32_product(float* c, int ldc, const float* a, int lda, const float* b, int b_rows, int M, int N, int K, bool add,
+                         Passing, Beside*) {
+    fp32_blocks<4, portable_rows, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
 #if X86_UNITS
-template <class E>
-FOR_AVX2 void fp32_product_avx2(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add,
-                                Passing, Beside*) {
-    fp32_blocks<E, 8, 4, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
+FOR_AVX2 inline void fp32_product_avx2(float* c, int ldc, const float* a, int lda, const float* b, int b_rows, int M, int N,
+                                       int K, bool add, Passing, Beside*) {
+    fp32_blocks<8, 6, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
-template <class E>
-FOR_AVX512 void fp32_product_avx512(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K,
-                                    bool add, Passing, Beside*) {
-    fp32_blocks<E, 16, 8, 2>(c, ldc, a, lda, b, b_rows, M, N, K, add);
+FOR_AVX512 inline void fp32_product_avx512(float* c, int ldc, const float* a, int lda, const float* b, int b_rows, int M, int N,
+                                           int K, bool add, Passing, Beside*) {
+    fp32_blocks<16, 8, 2>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
-// ---- AVX-512 ---------------------------------------------------------------------------------------------------------------
+// ---- AVX512-BF16 -----------------------------------------------------------------------------------------------------------
 // c (8, 16 W)
 template <int W>
 FOR_DOTS inline void dot_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int K, bool add) {
@@ -551,10 +546,8 @@ inline const MatrixUnit<bf16>* emulated_amx() {
 }
 
 // Multiply-adds, which every CPU can.
-template <class E>
-const MatrixUnit<E>* portable() {
-    static const MatrixUnit<E> unit = {"the compiler's vectors", false, [] {}, [] {}, detail::fp32_product<E>,
-                                       detail::plain_layouts<E>};
+inline const MatrixUnit<float>* portable() {
+    static const MatrixUnit<float> unit = {"portable", false, [] {}, [] {}, detail::fp32_product, detail::plain_layouts<float>};
     return &unit;
 }
 
@@ -576,47 +569,45 @@ inline const MatrixUnit<bf16>* avx512_bf16() {
         "AVX512-BF16", false, [] {}, [] {}, detail::dot_product, detail::vector_layouts<bf16>};
     return there ? &unit : nullptr;
 }
-template <class E>
-const MatrixUnit<E>* avx512() {
+inline const MatrixUnit<float>* avx512() {
     __builtin_cpu_init();
-    static const MatrixUnit<E> unit = {
-        "AVX-512", false, [] {}, [] {}, detail::fp32_product_avx512<E>, detail::vector_layouts<E>};
+    static const MatrixUnit<float> unit = {
+        "AVX-512", false, [] {}, [] {}, detail::fp32_product_avx512, detail::vector_layouts<float>};
     return __builtin_cpu_supports("avx512bw") ? &unit : nullptr;
 }
-template <class E>
-const MatrixUnit<E>* avx2() {
+inline const MatrixUnit<float>* avx2() {
     __builtin_cpu_init();
-    static const MatrixUnit<E> unit = {"AVX2", false, [] {}, [] {}, detail::fp32_product_avx2<E>, detail::plain_layouts<E>};
+    static const MatrixUnit<float> unit = {
+        "AVX2", false, [] {}, [] {}, detail::fp32_product_avx2, detail::plain_layouts<float>};
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &unit : nullptr;
-}
-inline bool is_amd() {
-    __builtin_cpu_init();
-    return __builtin_cpu_is("amd");
 }
 #else
 inline const MatrixUnit<bf16>* amx() { return nullptr; }
 inline const MatrixUnit<bf16>* avx512_bf16() { return nullptr; }
-template <class E>
-const MatrixUnit<E>* avx512() {
-    return nullptr;
-}
-template <class E>
-const MatrixUnit<E>* avx2() {
-    return nullptr;
-}
-inline bool is_amd() { return false; }
+inline const MatrixUnit<float>* avx512() { return nullptr; }
+inline const MatrixUnit<float>* avx2() { return nullptr; }
 #endif
 
-// All there are, the best first. Intel's bf16 dot product is half as fast as its fp32 (measured), AMD's twice as fast.
-template <class E>
-std::vector<const MatrixUnit<E>*> matrix_units() {
-    std::vector<const MatrixUnit<E>*> known = {avx512<E>(), avx2<E>(), portable<E>()}, units;
-    if constexpr (std::is_same<E, bf16>::value) {
-        known.insert(known.begin() + !is_amd(), avx512_bf16());
-        known.insert(known.begin(), amx());
-    }
-    for (const MatrixUnit<E>* unit : known)
+// A unit of either kind. Operands that are stored as other numbers are converted where they are packed (packing.h).
+using AnyUnit = std::variant<const MatrixUnit<bf16>*, const MatrixUnit<float>*>;
+inline const char* name_of(AnyUnit unit) {
+    return std::visit([](const auto* u) { return u->name; }, unit);
+}
+
+// Kinds of products, which may have different units.
+enum class Products { layers, attention };
+
+// Those that this CPU has for numbers that are stored as X. Attention's probabilities are not split into parts.
+template <class X>
+std::vector<AnyUnit> matrix_units(Products kind) {
+    constexpr bool in_bf16 = std::is_same<X, bf16>::value;
+    std::vector<AnyUnit> units;
+    const auto add = [&](const auto* unit) {
         if (unit) units.push_back(unit);
+    };
+    if (in_bf16 || kind == Products::layers) add(amx());
+    if (in_bf16) add(avx512_bf16());
+    add(avx512()), add(avx2()), add(portable());
     return units;
 }
 

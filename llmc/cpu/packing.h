@@ -1,5 +1,8 @@
 // Operands of a matrix unit (matrix_unit.h) from rows of numbers that lie `stride` elements apart; where rows are transposed,
-// whole words apart. Every number of rows and columns is a multiple of 16, of K one of 64 bytes.
+// whole words apart. Every number of rows and columns is a multiple of 16, of K one of k_multiple.
+// Where numbers are bf16 and the unit multiplies fp32, they are widened as they are packed: in the innermost loop each number
+// of the left operand would be converted once for every 32 products, on a port of the CPU that also multiplies. A widened panel
+// takes twice the cache.
 // Where numbers are fp32 and the unit multiplies bf16, an operand is packed as three of these, `part` elements apart: numbers
 // are x = x1 + x2 + x3, x1 the nearest bf16, x2 that to what is left over, x3 the rest: 3 times 8 bits, all there are (but for
 // numbers below 2^-110, whose last parts are denormal, which is zero to the unit). Of a product x y six products of parts are
@@ -14,7 +17,11 @@ namespace cpu {
 namespace detail {
 
 template <class E>
-constexpr int parts = std::is_same<E, floatX>::value ? 1 : 3;
+constexpr int parts = sizeof(E) < sizeof(floatX) ? 3 : 1;
+template <class E>
+constexpr bool as_stored_in = std::is_same<E, floatX>::value;  // left operands are read from where they lie
+template <class E>
+constexpr int k_multiple = std::max(k_step<E>, k_step<floatX>);
 
 // Rows of numbers, each as its three parts.
 inline void split_rows(bf16* to, size_t part, size_t to_stride, const float* x, size_t stride, int rows, int columns) {
@@ -27,6 +34,12 @@ inline void split_rows(bf16* to, size_t part, size_t to_stride, const float* x, 
         });
 }
 
+// Rows of numbers, widened.
+inline void widen_rows(float* to, size_t to_stride, const bf16* x, size_t stride, int rows, int columns) {
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c += lanes) store(to + (size_t)r * to_stride + c, load(x + (size_t)r * stride + c));
+}
+
 // Rows from `row` on, as many as a word has elements, joined to words (Layouts::join); rows from `there` on are zero.
 template <class E>
 void join_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_t stride, int columns, int row, int there) {
@@ -35,6 +48,25 @@ void join_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_
     for (int c = 0; c < columns; c += 16, to += block) {
         if (row < there) std::copy_n(x + c, 16, last[0]);
         unit.layouts.join(to, block, last[0], 16, 16);
+    }
+}
+inline void join_rows(const MatrixUnit<float>&, float* to, size_t block, const bf16* x, size_t, int columns, int row,
+                      int there) {
+    for (int c = 0; c < columns; c += 16, to += block) store(to, row < there ? load(x + c) : floats{});
+}
+
+// (K of k_step<X>, 16) = the transpose of 16 rows. Of words that hold two numbers each, these become rows of their own.
+template <class E>
+void transpose_block(const MatrixUnit<E>& unit, E* to, const E* rows, size_t stride) {
+    unit.layouts.transpose_words((uint32_t*)to, 16, (const uint32_t*)rows, stride / of_word<E>, 16);
+}
+inline void transpose_block(const MatrixUnit<float>& unit, float* to, const bf16* rows, size_t stride) {
+    alignas(64) uint32_t pairs[16 * 16];
+    unit.layouts.transpose_words(pairs, 16, (const uint32_t*)rows, stride / of_word<bf16>, 16);
+    for (int i = 0; i < 16; i++) {
+        words pair;
+        memcpy(&pair, pairs + 16 * i, sizeof pair);
+        store(to + 32 * i, (floats)(pair << 16)), store(to + 32 * i + 16, (floats)(pair & 0xffff0000u));
     }
 }
 
@@ -52,9 +84,9 @@ void prefetch_lines(const E* x, size_t stride, int columns, int rows) {
 }
 
 // Right operand (K, columns) of as many rows, of which those from `there` on are zero; `block`: from 16 columns to the next.
-template <class E>
-void pack_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_t stride, int columns, int K, int there) {
-    constexpr int ahead = 8 * of_word<E>;
+template <class E, class X>
+void pack_rows(const MatrixUnit<E>& unit, E* to, size_t block, const X* x, size_t stride, int columns, int K, int there) {
+    constexpr int ahead = 8 * of_word<X>;
     for (int k = 0; k < K; k += of_word<E>) {
         if (k + ahead + of_word<E> <= there) prefetch_lines(x + (size_t)(k + ahead) * stride, stride, columns, of_word<E>);
         join_rows(unit, to + 16 * (size_t)k, block, x + (size_t)k * stride, stride, columns, k, there);
@@ -62,36 +94,40 @@ void pack_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_
 }
 
 // Right operand (K, rows) = the transpose of rows of K: their words, transposed.
-template <class E>
-void pack_transposed(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_t stride, int rows, int K) {
+template <class E, class X>
+void pack_transposed(const MatrixUnit<E>& unit, E* to, size_t block, const X* x, size_t stride, int rows, int K) {
     for (int r = 0; r < rows; r += 16)
-        for (int k = 0; k < K; k += k_step<E>) {
-            const E* from = x + (size_t)r * stride + k;
-            if (r + 16 < rows) prefetch_lines(from + 16 * stride, stride, k_step<E>, 16);
-            unit.layouts.transpose_words((uint32_t*)(to + (size_t)(r / 16) * block + 16 * (size_t)k), 16, (const uint32_t*)from,
-                                         stride / of_word<E>, 16);
+        for (int k = 0; k < K; k += k_step<X>) {
+            const X* from = x + (size_t)r * stride + k;
+            if (r + 16 < rows) prefetch_lines(from + 16 * stride, stride, k_step<X>, 16);
+            transpose_block(unit, to + (size_t)(r / 16) * block + 16 * (size_t)k, from, stride);
         }
 }
 
+// 16 numbers as the unit multiplies them.
+inline void copy_16(bf16* to, const bf16* x) { memcpy((void*)to, x, 16 * sizeof *x); }
+inline void copy_16(float* to, const float* x) { memcpy(to, x, 16 * sizeof *x); }
+inline void copy_16(float* to, const bf16* x) { store(to, load(x)); }
+
 // Left operand (columns, K), rows to_stride apart, = the transpose of K rows, of which those from `there` on are zero. Pieces
 // are copied first: rows that lie a power of two apart would push each other out of the first cache.
-template <class E>
-void lay_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const E* x, size_t stride, int columns, int K,
+template <class E, class X>
+void lay_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const X* x, size_t stride, int columns, int K,
                     int there) {
-    constexpr int rows = k_step<E>, wide = 64, ahead = 2 * rows, apart = wide + k_step<E>;
+    constexpr int rows = k_step<E>, wide = 64, ahead = 2 * k_step<X>, apart = wide + k_step<E>;
     alignas(64) E piece[rows * apart];
     for (int k = 0; k < K; k += rows)
         for (int c = 0; c < columns; c += wide) {
             const int width = std::min((int)wide, columns - c);
             for (int i = 0; i < rows; i++) {
-                const E* row = x + (size_t)(k + i) * stride + c;
+                const X* row = x + (size_t)(k + i) * stride + c;
                 if (k + i >= there) {
                     std::fill_n(piece + i * apart, width, E(0));
                     continue;
                 }
                 for (int j = 0; j < width; j += 16) {
                     if (k + i + ahead < there) __builtin_prefetch(row + ahead * stride + j, 0, 2);
-                    memcpy((void*)(piece + i * apart + j), row + j, 16 * sizeof(E));
+                    copy_16(piece + i * apart + j, row + j);
                 }
             }
             unit.layouts.transpose(to + (size_t)c * to_stride + k, to_stride, piece, apart, width);
