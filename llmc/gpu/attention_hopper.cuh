@@ -794,10 +794,11 @@ __global__ void __launch_bounds__(backward_threads, 1)
 
 // ---- host ------------------------------------------------------------------------------------------------------------------
 // x (B, T, heads, HS) for tiles of `rows` tokens and `slabs` slabs of one head: column of a slab | token | slab | sequence.
-inline CUtensorMap head_map(const bf16* x, int B, int T, int heads, int HS, int rows, int slabs) {
+inline CUtensorMap head_map(Ctx& ctx, const bf16* x, int B, int T, int heads, int HS, int rows, int slabs) {
     const uint64_t token = (uint64_t)heads * HS * sizeof(bf16);
-    return tensor_map<4>(x, {slab, (uint64_t)T, (uint64_t)heads * HS / slab, (uint64_t)B},
-                         {token, slab * sizeof(bf16), token * T}, {slab, (uint32_t)rows, (uint32_t)slabs, 1});
+    if (!ctx.tensor_maps) ctx.tensor_maps = std::make_shared<TensorMaps>();
+    return ctx.tensor_maps->get<4>(x, {slab, (uint64_t)T, (uint64_t)heads * HS / slab, (uint64_t)B},
+                                   {token, slab * sizeof(bf16), token * T}, {slab, (uint32_t)rows, (uint32_t)slabs, 1});
 }
 
 // Heads of which a section is made: what they all read together (bytes_per_head) should stay in the L2 cache.
@@ -812,9 +813,9 @@ template <int HS>
 void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, int B, const AttentionInputs& in) {
     using F = Forward<HS>;
     const int heads = in.NH + 2 * in.NKV, slabs = HS / slab;
-    const CUtensorMap q_map = head_map(qkv, B, in.T, heads, HS, F::rows, slabs),
-                      kv_map = head_map(qkv, B, in.T, heads, HS, F::keys, slabs),
-                      out_map = head_map(out, B, in.T, in.NH, HS, 64, slabs);
+    const CUtensorMap q_map = head_map(ctx, qkv, B, in.T, heads, HS, F::rows, slabs),
+                      kv_map = head_map(ctx, qkv, B, in.T, heads, HS, F::keys, slabs),
+                      out_map = head_map(ctx, out, B, in.T, in.NH, HS, 64, slabs);
     const size_t kv_bytes = (size_t)in.T * HS * 2 * sizeof(bf16) * in.NKV / in.NH;
     const WorkOrder order = work_order(in.T, F::rows, (size_t)B * in.NH, std::max<size_t>(kv_bytes, 1));
     LAUNCH((attention_forward_kernel<HS>), std::min(order.items(), ctx.multiprocessors), F::threads, sizeof(typename F::Shared),
@@ -831,11 +832,11 @@ void run_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const bf16* out, const
     auto* statistics = (QueryStatistics*)ctx.scratch(n_heads * tiles * sizeof(QueryStatistics));
     LAUNCH((attention_statistics_kernel<HS>), (unsigned)(n_heads * tiles), 256, 0, ctx, statistics, dout, out, lse, in, tiles);
 
-    const CUtensorMap tiles_128 = head_map(qkv, B, T, heads, HS, 128, slabs),
-                      tiles_64 = head_map(qkv, B, T, heads, HS, 64, slabs);
-    const CUtensorMap dout_128 = head_map(dout, B, T, in.NH, HS, 128, slabs),
-                      dout_64 = head_map(dout, B, T, in.NH, HS, 64, slabs);
-    const CUtensorMap dqkv_map = head_map(dqkv, B, T, heads, HS, 64, 1);
+    const CUtensorMap tiles_128 = head_map(ctx, qkv, B, T, heads, HS, 128, slabs),
+                      tiles_64 = head_map(ctx, qkv, B, T, heads, HS, 64, slabs);
+    const CUtensorMap dout_128 = head_map(ctx, dout, B, T, in.NH, HS, 128, slabs),
+                      dout_64 = head_map(ctx, dout, B, T, in.NH, HS, 64, slabs);
+    const CUtensorMap dqkv_map = head_map(ctx, dqkv, B, T, heads, HS, 64, 1);
     const size_t pair_bytes = (size_t)T * HS * 2 * sizeof(bf16);  // keys and values, or queries and their gradients, of a head
     const WorkOrder by_keys = work_order(T, K::keys, (size_t)B * in.NKV, pair_bytes * (in.NH / in.NKV));
     LAUNCH((attention_backward_keys_kernel<HS>), by_keys.items(), backward_threads, sizeof(typename K::Shared), ctx, tiles_128,

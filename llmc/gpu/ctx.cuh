@@ -37,6 +37,9 @@ inline int count_devices(std::string& why_none) {
 }
 
 struct GemmPlans;  // matmul.cuh
+namespace hopper {
+class TensorMaps;  // hopper.cuh
+}
 
 // Page-locked memory that uploads go through, see memory.cuh.
 class Staging {
@@ -90,6 +93,7 @@ struct Ctx {
     static constexpr size_t counter_bytes = 256;
     void* counters = nullptr;  // zero between kernels: what the blocks of a persistent kernel count together
     std::shared_ptr<GemmPlans> plans;
+    std::shared_ptr<hopper::TensorMaps> tensor_maps;
     Staging staging;
 
     // may_lack_device: without a GPU there is a Ctx that only plans: no op may be called on it (machine.h: plan_for).

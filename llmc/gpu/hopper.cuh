@@ -28,6 +28,10 @@
 #pragma once
 #include <cuda.h>
 
+#include <algorithm>
+#include <array>
+#include <unordered_map>
+
 #include "ctx.cuh"
 #include "tensor.cuh"
 
@@ -302,5 +306,35 @@ CUtensorMap tensor_map(const bf16* array, const uint64_t (&sizes)[rank], const u
           rank > 1 ? box[rank - 1] : 0);
     return map;
 }
+
+// The tensor maps of a Ctx, each encoded once: a training asks for the same ones in every step. A map is a function of these
+// arguments and of nothing else, so it never becomes stale. When there are too many, all are dropped.
+class TensorMaps {
+public:
+    template <int rank>
+    CUtensorMap get(const bf16* array, const uint64_t (&sizes)[rank], const uint64_t (&strides)[rank - 1],
+                    const uint32_t (&box)[rank]) {
+        Key key{(uint64_t)array};
+        auto at = std::copy(sizes, sizes + rank, key.begin() + 1);
+        at = std::copy(strides, strides + rank - 1, at);
+        std::copy(box, box + rank, at);
+        const auto found = maps_.find(key);
+        if (found != maps_.end()) return found->second;
+        if (maps_.size() >= most) maps_.clear();
+        return maps_[key] = tensor_map<rank>(array, sizes, strides, box);
+    }
+
+private:
+    static constexpr size_t most = 4096;   // of 128 bytes each; 96 layers have 768
+    using Key = std::array<uint64_t, 15>;  // enough for rank 5
+    struct Hash {
+        size_t operator()(const Key& key) const {
+            uint64_t h = 0;
+            for (const uint64_t word : key) h = (h ^ word) * 0x9E3779B97F4A7C15ull, h ^= h >> 32;
+            return (size_t)h;
+        }
+    };
+    std::unordered_map<Key, CUtensorMap, Hash> maps_;
+};
 
 }  // namespace gpu::hopper

@@ -19,14 +19,13 @@ namespace gpu {
         if (cuda_error_ != cudaSuccess) gpu::cuda_failed(cuda_error_, #call, __FILE__, __LINE__); \
     } while (0)
 
-#ifdef __CUDACC__
 // A kernel's static and dynamic shared memory together may pass 48 KB only where the dynamic part was asked for: done once per
 // launch site and size, whatever the static part is.
 class SharedBytes {
 public:
     void allow(const void* kernel, size_t bytes) {
-        if (kernel == kernel_ && bytes <= allowed_) return;
-        if (bytes > 0) CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+        if (bytes == 0 || (kernel == kernel_ && bytes <= allowed_)) return;
+        CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
         kernel_ = kernel, allowed_ = bytes;
     }
 
@@ -35,25 +34,24 @@ private:
     size_t allowed_ = 0;
 };
 
+#ifdef __CUDACC__
 #define DYNAMIC_SHARED(T, name)                                     \
     extern __shared__ __align__(1024) unsigned char name##_bytes[]; \
     T* name = reinterpret_cast<T*>(name##_bytes)
+#define START_KERNEL(kernel, grid, block, shared_bytes, ctx, ...) \
+    kernel<<<(grid), (block), (shared_bytes), (ctx).stream>>>(__VA_ARGS__)
+#else
+#define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(emu::block().shared)
+#define START_KERNEL(kernel, grid, block, shared_bytes, ctx, ...) \
+    emu::launch_kernel(#kernel, kernel, (grid), (block), (shared_bytes), (ctx).stream, __VA_ARGS__)
+#endif
 #define LAUNCH(kernel, grid, block, shared_bytes, ctx, ...)                                                          \
     do {                                                                                                             \
         static gpu::SharedBytes shared_bytes_;                                                                       \
         shared_bytes_.allow((const void*)(kernel), (size_t)(shared_bytes));                                          \
-        kernel<<<(grid), (block), (shared_bytes), (ctx).stream>>>(__VA_ARGS__);                                      \
+        START_KERNEL(kernel, (grid), (block), (shared_bytes), (ctx), __VA_ARGS__);                                   \
         const cudaError_t launch_error_ = cudaGetLastError();                                                        \
         if (launch_error_ != cudaSuccess) gpu::cuda_failed(launch_error_, "launch of " #kernel, __FILE__, __LINE__); \
     } while (0)
-#else
-#define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(emu::block().shared)
-#define LAUNCH(kernel, grid, block, shared_bytes, ctx, ...)                                                          \
-    do {                                                                                                             \
-        emu::launch_kernel(#kernel, kernel, (grid), (block), (shared_bytes), (ctx).stream, __VA_ARGS__);             \
-        const cudaError_t launch_error_ = cudaGetLastError();                                                        \
-        if (launch_error_ != cudaSuccess) gpu::cuda_failed(launch_error_, "launch of " #kernel, __FILE__, __LINE__); \
-    } while (0)
-#endif
 
 }  // namespace gpu

@@ -697,6 +697,7 @@ inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* x, cublasCo
 inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t x) { return delete x, CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t x, cublasLtMatmulDescAttributes_t attribute,
                                                      const void* value, size_t bytes) {
+    EMU_CALLED();
     return x ? emu::set_field(emu::field_of(*x, attribute), value, bytes) : CUBLAS_STATUS_INVALID_VALUE;
 }
 inline cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t x, cublasLtMatmulDescAttributes_t attribute,
@@ -739,6 +740,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
                                                      cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                                      cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
                                                      int wanted, cublasLtMatmulHeuristicResult_t results[], int* returned) {
+    EMU_CALLED();
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!preference || wanted <= 0 || !results || !returned) return CUBLAS_STATUS_INVALID_VALUE;
     *returned = 0;
@@ -761,6 +763,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
 inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
+    EMU_CALLED();
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!algo || !result) return CUBLAS_STATUS_INVALID_VALUE;
     emu::Product p = {op, a, b, c, d, 0, 0, 0, 0, 0};
@@ -776,6 +779,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                                      const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
                                      const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes,
                                      cudaStream_t stream) {
+    EMU_CALLED();
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!alpha || !beta || !A || !B || !D) return CUBLAS_STATUS_INVALID_VALUE;
     emu::Product p = {op, a, b, c, d, 0, 0, 0, 0, 0};

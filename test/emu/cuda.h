@@ -77,6 +77,7 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
                                        const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                                        const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
                                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+    EMU_CALLED();
     emu::TensorMap m{};
     m.address = (unsigned char*)address, m.rank = (uint16_t)rank, m.mark = emu::TensorMap::written;
     m.element_bytes = (uint16_t)emu::element_bytes(type);

@@ -15,7 +15,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <type_traits>
 
@@ -201,6 +204,35 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 
 // ---- the runtime's functions -----------------------------------------------------------------------------------------------
+namespace emu {
+
+// EMU_CALLS=FILE: how often the host called each function of the runtime and of the libraries; written when the program ends.
+class Calls {
+public:
+    void count(const char* function) {
+        if (!path_) return;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        counts_[function]++;
+    }
+    ~Calls() {
+        if (!path_) return;
+        std::ofstream file(path_);
+        for (const auto& [function, n] : counts_) file << function << " " << n << "\n";
+    }
+
+private:
+    const char* const path_ = getenv("EMU_CALLS");
+    std::mutex mutex_;
+    std::map<std::string, size_t> counts_;
+};
+inline Calls& calls() {
+    static Calls c;
+    return c;
+}
+#define EMU_CALLED() emu::calls().count(__func__)
+
+}  // namespace emu
+
 enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
@@ -238,6 +270,7 @@ struct Device {
     int major = 9, minor = 0, multiprocessors = 3;
     size_t shared_bytes = 227 << 10, memory_bytes = (size_t)4 << 30, used_bytes = 0;
     std::map<void*, size_t> allocations, page_locked;  // the device's memory; the host's by cudaMallocHost
+    std::map<const void*, size_t> dynamic_shared;       // what kernels were allowed by cudaFuncSetAttribute
     cudaError_t last_error = cudaSuccess;
     Device() {
         if (const char* mb = getenv("EMU_MEMORY_MB")) memory_bytes = (size_t)atol(mb) << 20;
@@ -294,17 +327,20 @@ inline cudaError_t cudaPeekAtLastError() { return emu::device().last_error; }
 
 // EMU_DEVICES=0 plays a machine without a GPU.
 inline cudaError_t cudaGetDeviceCount(int* n) {
+    EMU_CALLED();
     const char* devices = getenv("EMU_DEVICES");
     *n = devices ? atoi(devices) : 1;
     return *n > 0 ? cudaSuccess : emu::error(cudaErrorNoDevice);
 }
 inline cudaError_t cudaSetDevice(int device) {
+    EMU_CALLED();
     int n;
     if (cudaGetDeviceCount(&n) != cudaSuccess) return cudaErrorNoDevice;
     return device >= 0 && device < n ? cudaSuccess : emu::error(cudaErrorInvalidDevice);
 }
-inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaGetDevice(int* device) { return EMU_CALLED(), *device = 0, cudaSuccess; }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+    EMU_CALLED();
     const emu::Device& d = emu::device();
     *p = {};
     snprintf(p->name, sizeof p->name, "emulated GPU (CPU fibers)");
@@ -312,15 +348,17 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     p->l2CacheSize = 1 << 20, p->maxThreadsPerMultiProcessor = 2048, p->sharedMemPerBlockOptin = d.shared_bytes;
     return cudaSuccess;
 }
-inline cudaError_t cudaDriverGetVersion(int* v) { return *v = 13000, cudaSuccess; }
-inline cudaError_t cudaRuntimeGetVersion(int* v) { return *v = 13000, cudaSuccess; }
+inline cudaError_t cudaDriverGetVersion(int* v) { return EMU_CALLED(), *v = 13000, cudaSuccess; }
+inline cudaError_t cudaRuntimeGetVersion(int* v) { return EMU_CALLED(), *v = 13000, cudaSuccess; }
 inline cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
+    EMU_CALLED();
     *total = emu::device().memory_bytes, *available = *total - emu::device().used_bytes;
     return cudaSuccess;
 }
 
 template <class T>
 cudaError_t cudaMalloc(T** p, size_t bytes) {
+    EMU_CALLED();
     emu::Device& d = emu::device();
     if (bytes > d.memory_bytes - d.used_bytes) return emu::error(cudaErrorMemoryAllocation);
     void* memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
@@ -334,6 +372,7 @@ cudaError_t cudaMalloc(T** p, size_t bytes) {
     return cudaSuccess;
 }
 inline cudaError_t cudaFree(void* p) {
+    EMU_CALLED();
     if (!p) return cudaSuccess;
     emu::Device& d = emu::device();
     const auto found = d.allocations.find(p);
@@ -348,15 +387,17 @@ inline cudaError_t cudaFree(void* p) {
     return cudaSuccess;
 }
 inline cudaError_t cudaMallocHost(void** p, size_t bytes) {
+    EMU_CALLED();
     *p = malloc(bytes);
     if (!*p) return emu::error(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
     emu::device().page_locked[*p] = bytes;
     return cudaSuccess;
 }
-inline cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return cudaMallocHost(p, bytes); }
+inline cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return EMU_CALLED(), cudaMallocHost(p, bytes); }
 // Waits for nothing: a copy that is still under way finds other bytes.
 inline cudaError_t cudaFreeHost(void* p) {
+    EMU_CALLED();
     if (!p) return cudaSuccess;
     const auto found = emu::device().page_locked.find(p);
     if (found == emu::device().page_locked.end()) return emu::error(cudaErrorInvalidValue);
@@ -403,53 +444,69 @@ inline cudaError_t set(const char* call, void* p, int value, size_t bytes, cudaS
 }  // namespace emu
 
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    EMU_CALLED();
     return emu::copy("cudaMemcpy", to, bytes, from, bytes, bytes, 1, kind, nullptr, true);
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s = nullptr) {
+    EMU_CALLED();
     return emu::copy("cudaMemcpyAsync", to, bytes, from, bytes, bytes, 1, kind, s, false);
 }
 inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                                      size_t height, cudaMemcpyKind kind, cudaStream_t s = nullptr) {
+    EMU_CALLED();
     return emu::copy("cudaMemcpy2DAsync", to, to_pitch, from, from_pitch, width, height, kind, s, false);
 }
-inline cudaError_t cudaMemset(void* p, int value, size_t bytes) { return emu::set("cudaMemset", p, value, bytes, nullptr); }
+inline cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+    EMU_CALLED();
+    return emu::set("cudaMemset", p, value, bytes, nullptr);
+}
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s = nullptr) {
+    EMU_CALLED();
     return emu::set("cudaMemsetAsync", p, value, bytes, s);
 }
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
+    EMU_CALLED();
     return *s = emu::streams().create(!(flags & cudaStreamNonBlocking)), cudaSuccess;
 }
-inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithFlags(s, 0); }
-inline cudaError_t cudaStreamDestroy(cudaStream_t s) { return emu::streams().destroy(s), cudaSuccess; }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t s) { return emu::streams().finish(s), cudaSuccess; }
+inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return EMU_CALLED(), cudaStreamCreateWithFlags(s, 0); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t s) { return EMU_CALLED(), emu::streams().destroy(s), cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t s) { return EMU_CALLED(), emu::streams().finish(s), cudaSuccess; }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
+    EMU_CALLED();
     if (e->mark && !e->mark->over) emu::streams().put(s, nullptr, e->mark);
     return cudaSuccess;
 }
-inline cudaError_t cudaDeviceSynchronize() { return emu::streams().finish_all(), cudaSuccess; }
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return *e = new emu_event, cudaSuccess; }
-inline cudaError_t cudaEventCreate(cudaEvent_t* e) { return *e = new emu_event, cudaSuccess; }
-inline cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete e, cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return EMU_CALLED(), emu::streams().finish_all(), cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return EMU_CALLED(), *e = new emu_event, cudaSuccess; }
+inline cudaError_t cudaEventCreate(cudaEvent_t* e) { return EMU_CALLED(), *e = new emu_event, cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t e) { return EMU_CALLED(), delete e, cudaSuccess; }
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
+    EMU_CALLED();
     return e->mark = emu::streams().put(s, nullptr), cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    EMU_CALLED();
     if (e->mark) emu::streams().finish(e->mark);
     return cudaSuccess;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
+    EMU_CALLED();
     if (!e->mark || e->mark->over) return cudaSuccess;
     if (emu::streams().owns_this_thread()) emu::streams().run_one();  // who asks often enough is answered
     return cudaErrorNotReady;
 }
 inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+    EMU_CALLED();
     if (!start->mark || !end->mark) return emu::error(cudaErrorInvalidValue);
     if (!start->mark->over || !end->mark->over) return cudaErrorNotReady;
     return *ms = (float)(end->mark->ms - start->mark->ms), cudaSuccess;
 }
 template <class Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
+    EMU_CALLED();
+    if (bytes < 0 || (size_t)bytes > emu::device().shared_bytes) return emu::error(cudaErrorInvalidValue);
+    emu::device().dynamic_shared[(const void*)kernel] = (size_t)bytes;
     return cudaSuccess;
 }
 
@@ -459,11 +516,17 @@ namespace emu {
 template <class Kernel, class... Arguments>
 void launch_kernel(const char* name, Kernel kernel, dim3 grid, dim3 size, size_t shared_bytes, cudaStream_t stream,
                    Arguments... arguments) {
+    calls().count("cudaLaunchKernel");
     const size_t threads = (size_t)size.x * size.y * size.z;
     const bool sensible = threads > 0 && threads <= 1024 && size.z <= 64 && grid.x > 0 && grid.y > 0 && grid.z > 0 &&
                           grid.y <= 65535 && grid.z <= 65535 && grid.x <= 2147483647u && shared_bytes <= device().shared_bytes;
     if (!sensible) {
         error(cudaErrorInvalidConfiguration);
+        return;
+    }
+    // What was not asked for. A foreign kernel's static part, of at most 48 KB, is among these bytes.
+    if (shared_bytes > 48 << 10 && device().dynamic_shared[(const void*)kernel] + (48 << 10) < shared_bytes) {
+        error(cudaErrorInvalidValue);
         return;
     }
     if (!within_limits((const void*)kernel, threads, shared_bytes)) {
