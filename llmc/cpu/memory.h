@@ -46,18 +46,14 @@ inline void* allocate_memory(size_t bytes) {
 }
 inline void release_memory(void* memory, size_t bytes) { munmap(memory, bytes); }
 
-namespace detail {
-
 inline void copy_in_parallel(void* to, const void* from, size_t bytes) {
     constexpr size_t range = 1 << 18;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (bytes > range)
     for (size_t i = 0; i < bytes; i += range) memcpy((char*)to + i, (const char*)from + i, std::min(range, bytes - i));
 }
 
-}  // namespace detail
-
-inline void upload(Ctx&, void* to, const void* from_host, size_t bytes) { detail::copy_in_parallel(to, from_host, bytes); }
-inline void download(Ctx&, void* to_host, const void* from, size_t bytes) { detail::copy_in_parallel(to_host, from, bytes); }
+inline void upload(Ctx&, void* to, const void* from_host, size_t bytes) { copy_in_parallel(to, from_host, bytes); }
+inline void download(Ctx&, void* to_host, const void* from, size_t bytes) { copy_in_parallel(to_host, from, bytes); }
 
 inline void clear(Ctx&, void* memory, size_t bytes) {
     constexpr size_t range = 1 << 18;

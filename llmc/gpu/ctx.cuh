@@ -41,7 +41,7 @@ namespace hopper {
 class TensorMaps;  // hopper.cuh
 }
 
-// Page-locked memory that uploads go through, see memory.cuh.
+// Page-locked memory that uploads and large downloads go through, see memory.cuh.
 class Staging {
 public:
     static constexpr size_t slot_bytes = 4 << 20;
@@ -124,6 +124,7 @@ struct Ctx {
     }
     ~Ctx() {
         if (!has_device()) return;
+        cudaStreamSynchronize(stream);  // kernels and copies use what goes now, page-locked memory among it
         plans.reset();
         cudaFree(scratch_), cudaFree(workspace), cudaFree(counters);
         if (cublas) cublasLtDestroy(cublas);

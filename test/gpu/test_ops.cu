@@ -284,6 +284,24 @@ TEST(Memory, ClearingComesBeforeUploads) {
     }
 }
 
+// Up to and over the slots of page-locked memory that a copy goes through, each used more than once.
+TEST(Memory, CopiesOfAnyLength) {
+    gpu::Ctx ctx;
+    const size_t slot = gpu::Staging::slot_bytes, ring = slot * gpu::Staging::n_slots;
+    uint8_t* memory = (uint8_t*)gpu::allocate_memory(2 * ring + 6);
+    std::vector<uint8_t> values(2 * ring + 5), got;
+    for (size_t i = 0; i < values.size(); i++) values[i] = (uint8_t)(i * 2654435761u >> 23);
+    for (const size_t n : {(size_t)0, (size_t)1, slot, slot + 1, ring, 2 * ring + 5}) {
+        got.assign(n + 1, 99);
+        gpu::upload(ctx, memory + 1, values.data(), n);
+        gpu::download(ctx, got.data(), memory + 1, n);
+        EXPECT_TRUE(std::equal(values.begin(), values.begin() + (long)n, got.begin())) << n << " bytes";
+        EXPECT_EQ(got[n], 99) << "beyond " << n << " bytes";
+        gpu::clear(ctx, memory, 2 * ring + 6);
+    }
+    gpu::release_memory(memory, 2 * ring + 6);
+}
+
 #ifndef __CUDACC__
 // Two streams that nothing orders, and a source that is overwritten too early.
 TEST(Emulator, ShowsMissingOrderOfStreams) {
