@@ -75,13 +75,18 @@ inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> 
     return peak;
 }
 
-// Memory in use by this process; on a GPU all that is in use there.
+// Memory in use by this process; on a GPU all that is in use there. Looked up once a second at most: a GPU's driver takes its
+// time for it, and a step may be over in milliseconds.
 inline size_t memory_in_use([[maybe_unused]] const be::Ctx& ctx) {
+    static size_t bytes = 0;
+    static double looked = -INFINITY;
+    if (monotonic_seconds() - looked < 1) return bytes;
+    looked = monotonic_seconds();
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
     const size_t free = be::available_memory();
-    return ctx.memory_bytes > free ? ctx.memory_bytes - free : 0;
+    return bytes = ctx.memory_bytes > free ? ctx.memory_bytes - free : 0;
 #else
-    return resident_memory_bytes();
+    return bytes = resident_memory_bytes();
 #endif
 }
 
