@@ -373,7 +373,8 @@ TEST(LinearGelu, ForwardAndBackward) {
     check_linear_gelu(ctx);
 }
 
-// What a product can take along has the bits of the ops one after another.
+// What a product can take along has the bits of the ops one after another; a library's may differ by the roundings between
+// them, as it may add the residual stream and the bias before or after it rounds the product.
 TEST(LinearFused, BitsOfTheOpsOneAfterAnother) {
     backend::Ctx ctx(2);
     const int N = 21, IC = 40, NH = 4, NKV = 2, HS = 16, OC = (NH + 2 * NKV) * HS, F = OC / 2;
@@ -390,7 +391,13 @@ TEST(LinearFused, BitsOfTheOpsOneAfterAnother) {
 
     backend::linear_residual_forward(ctx, out.p(), residual.p(), inp.p(), weight.p(), b.p(), N, IC, OC);
     backend::residual_forward(ctx, apart.p(), residual.p(), product.p(), (size_t)N * OC);
-    expect_same_bits(out.get(), apart.get(), "residual");
+    const Doubles sum = doubles(apart.get()), terms = doubles(product.get()), bias = doubles(b.host());
+    Doubles allowed;
+    for (size_t i = 0; i < sum.size(); i++)
+        allowed.push_back(rounding * (3 * std::abs(terms[i]) + 2 * std::abs(bias[i % bias.size()]) + 2 * std::abs(sum[i])) +
+                          10 * IC * u);  // of products in another order
+    if (backend::memory_is_host) expect_same_bits(out.get(), apart.get(), "residual");
+    else expect_close(out.get(), sum, allowed, "residual");
 
     Buffer<floatX> turned(product.get(), "turned");
     backend::linear_rope_forward(ctx, out.p(), inp.p(), weight.p(), b.p(), positions.p(), table.p(), N, IC, NH, NKV, HS);

@@ -65,6 +65,7 @@ struct GemmPointers {
     const void* bias = nullptr;                          // BIAS: read, one value per row of D; BGRADB: set, one per column
     const void* aux = nullptr;                           // like D; GELU_AUX: set, what GeLU is given; DGELU: read
     const float *a_scale = nullptr, *b_scale = nullptr;  // fp8: the product is multiplied by both
+    const void* c = nullptr;                             // like D; what is added to; null: D itself
 };
 
 // The largest power of two, at most 16, that each address is a multiple of: no algorithm asks for more. Null counts as 16.
@@ -75,11 +76,12 @@ struct GemmAlignment {
         const uintptr_t bits = 16 | (uintptr_t)pointer;
         return (int)(bits & (~bits + 1));
     }
-    GemmAlignment(const GemmPointers& p) : d(of(p.d)), a(of(p.a)), b(of(p.b)), bias(of(p.bias)), aux(of(p.aux)) {}
+    GemmAlignment(const GemmPointers& p)
+        : d(std::min(of(p.d), of(p.c))), a(of(p.a)), b(of(p.b)), bias(of(p.bias)), aux(of(p.aux)) {}
     auto fields() const { return std::make_tuple(d, a, b, bias, aux); }
 };
 
-// All that an algorithm may depend on. D (m, n) = op(A) op(B) [+ D], column-major and packed.
+// All that an algorithm may depend on. D (m, n) = op(A) op(B) [+ C], column-major and packed.
 struct GemmKey {
     int m, n, k;
     bool a_t, b_t;
@@ -276,8 +278,8 @@ inline cublasStatus_t start(Ctx& ctx, GemmPlan& plan, const cublasLtMatmulAlgo_t
     if (p.a_scale) set_attribute(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.a_scale);
     if (p.b_scale) set_attribute(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.b_scale);
     const float alpha = 1;
-    return cublasLtMatmul(ctx.cublas, &plan.product, &alpha, p.a, &plan.a, p.b, &plan.b, &plan.beta, p.d, &plan.d, p.d, &plan.d,
-                          &algo, ctx.workspace, Ctx::workspace_bytes, ctx.stream);
+    return cublasLtMatmul(ctx.cublas, &plan.product, &alpha, p.a, &plan.a, p.b, &plan.b, &plan.beta, p.c ? p.c : p.d, &plan.d,
+                          p.d, &plan.d, &algo, ctx.workspace, Ctx::workspace_bytes, ctx.stream);
 }
 
 // The library's suggestions, those that it believes to be fastest first; none if it cannot do the product.
@@ -502,7 +504,7 @@ bool fuses(Ctx& ctx, const GemmKey& key, bool preferred, const Apart& apart) {
     return !plan_of(ctx, key, true, preferred || fusion == Fusion::always, apart).apart;
 }
 
-// D (m, n) = epilogue(op(A) op(B)), or D += op(A) op(B).
+// D (m, n) = epilogue(op(A) op(B)), or epilogue(C + op(A) op(B)).
 inline void gemm(Ctx& ctx, const GemmPointers& p, const GemmKey& key) {
     GemmPlan& plan = plan_of(ctx, key, false, false, [](const GemmPointers&) {});
     const cublasStatus_t status = start(ctx, plan, plan.algo, p);
@@ -645,6 +647,16 @@ inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dou
     else apart(pointers);
 }
 
+// The residual stream is what the product is added to.
+inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residual, const floatX* inp, const floatX* weight,
+                                    const floatX* bias, int N, int IC, int OC) {
+    GemmPointers p = {out, weight, inp, bias};
+    p.c = residual;
+    GemmKey key = detail::forward_key(p, N, IC, OC, bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT);
+    key.add = true;
+    detail::gemm(ctx, p, key);
+}
+
 // What the library does not take along: kernels behind the product.
 inline void linear_swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const floatX* inp, const floatX* weight,
                                   const floatX* bias, int N, int IC, int F) {
@@ -655,11 +667,6 @@ inline void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up, floatX* dac
                                          const floatX* gate_up, int N, int F, int OC) {
     linear_backward_input(ctx, dact, dout, weight, N, F, OC);
     swiglu_backward(ctx, dgate_up, dact, gate_up, N, F);
-}
-inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residual, const floatX* inp, const floatX* weight,
-                                    const floatX* bias, int N, int IC, int OC) {
-    linear_forward(ctx, out, inp, weight, bias, N, IC, OC);
-    residual_forward(ctx, out, residual, out, (size_t)N * OC);
 }
 inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const floatX* weight, const floatX* bias,
                                 const int* positions, const real* cos_sin, int N, int IC, int NH, int NKV, int HS) {
