@@ -156,11 +156,17 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
                          const real* __restrict__ mean, const real* __restrict__ rstd, int N, int C, bool add) {
     constexpr int size = Pack<floatX>::size, packs = elements / size, sums = centred ? 2 : 1;
     constexpr bool keep = elements == backward_elements;
-    __shared__ float2 of_warp[2][32];  // alternating, so that a row needs one barrier only
+    constexpr bool keep_all = keep && !centred;  // the weight and what is added to, too: LayerNorm lacks the registers
+    __shared__ float2 of_warp[2][32];            // alternating, so that a row needs one barrier only
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32, first_warp = threadIdx.y * warps;
     const auto first = [](int k) { return (int)(k * blockDim.x + threadIdx.x) * size; };
 
     float dw[packs][size] = {}, db[packs][size] = {};
+    Pack<floatX> kept_weight[packs] = {};
+    if constexpr (keep_all)
+#pragma unroll
+        for (int k = 0; k < packs; k++) kept_weight[k] = load_part<true>(weight, first(k), C);
+    const auto weights = [&](int k) { return keep_all ? kept_weight[k] : load_part<true>(weight, first(k), C); };
     const size_t stride = (size_t)gridDim.x * blockDim.y;
     size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     for (int parity = 0; n - threadIdx.y < (size_t)N; n += stride, parity ^= 1) {  // as often for all threads of the block
@@ -168,7 +174,7 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
         const bool there = n < (size_t)N;
         const int length = there ? C : 0;
         const float m = centred && there ? mean[n] : 0.0f, r = there ? rstd[n] : 0.0f;
-        Pack<floatX> x[packs], dy[packs];
+        Pack<floatX> x[packs], dy[packs], kept_sum[packs] = {};
         const auto load_packs = [&](int k) {
             x[k] = load_part<true>(inp + row, first(k), length);
             dy[k] = load_part<true>(dout + row, first(k), length);
@@ -176,6 +182,9 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
         if constexpr (keep)
 #pragma unroll
             for (int k = 0; k < packs; k++) load_packs(k);
+        if constexpr (keep_all)  // under way before the row's sum is waited for
+#pragma unroll
+            for (int k = 0; k < packs; k++) kept_sum[k] = load_part<true>(dinp + row, first(k), add ? length : 0);
         float g_sum = 0, gx_sum = 0;
 #pragma unroll
         for (int k = 0; k < packs; k++) {
@@ -183,7 +192,7 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
                 if (k * size % 16 == 0) __syncwarp();  // or the compiler loads more packs at once than it has registers for
                 load_packs(k);
             }
-            const Pack<floatX> w = load_part<true>(weight, first(k), C);
+            const Pack<floatX> w = weights(k);
 #pragma unroll
             for (int j = 0; j < size; j++) {
                 const float d = (float)dy[k][j], g = (float)w[j] * d, xhat = ((float)x[k][j] - m) * r;
@@ -202,10 +211,10 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
         const float mean_g = g_sum / C, mean_gx = gx_sum / C;
 #pragma unroll
         for (int k = 0; k < packs; k++) {
-            const Pack<floatX> w = load_part<true>(weight, first(k), C);
+            const Pack<floatX> w = weights(k);
             if constexpr (!keep) load_packs(k);
-            Pack<floatX> dx{};
-            if (add) dx = load_part<true>(dinp + row, first(k), length);
+            Pack<floatX> dx = kept_sum[k];
+            if (!keep_all && add) dx = load_part<true>(dinp + row, first(k), length);
 #pragma unroll
             for (int j = 0; j < size; j++) {
                 const float xhat = ((float)x[k][j] - m) * r, g = (float)w[j] * (float)dy[k][j];
