@@ -483,29 +483,22 @@ static void set_weights(const Model& m, HostSide<floatX>& params, HostSide<Lower
 // 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
 //    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1.
 static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
-    HostSide<floatX> params(ctx, m.params, m.table.size);
-    HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0);
-    std::vector<real> values;
     for (const TensorSpec& t : m.table.rows) {
         const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
+        InitialWeights w{seed, (uint32_t)t.id, std, 0, 0, 0, t.first_col, t.cols, t.whole_cols};
+        if (t.init == Init::ones || t.init == Init::zeros) w.std = 0, w.constant = t.init == Init::ones;
         // Padded vocabulary rows are zero and stay zero: they take part in nothing.
-        const int live = t.hf.size() == 1 ? t.hf[0].rows : t.whole_rows;
-        values.assign(t.size(), real(0));
-#pragma omp parallel for schedule(static)
-        for (int row = 0; row < t.rows; row++) {
-            const int whole_row = t.whole_row(row);
-            if (whole_row >= live) continue;
-            for (int col = 0; col < t.cols; col++) {
-                const uint64_t element = (uint64_t)whole_row * t.whole_cols + t.first_col + col;
-                real& value = values[(size_t)row * t.cols + col];
-                if (t.init == Init::ones) value = 1;
-                else if (t.init != Init::zeros)
-                    value = (real)(std * normal_at(seed, RngPurpose::init, (uint32_t)t.id, element));
-            }
+        w.live = t.hf.size() == 1 ? t.hf[0].rows : t.whole_rows;
+        for (const RowBlock& block : t.blocks) {
+            w.whole_row = block.whole_row;
+            const size_t begin = t.offset + (size_t)block.row * t.cols, size = (size_t)block.rows * t.cols;
+            be::initialize_weights(ctx, m.params + begin, nullptr, w, 0, size);
+            if (m.lower)
+                m.shards.for_each_part(begin, size, [&](size_t from, size_t shard, size_t n) {
+                    be::initialize_weights(ctx, m.params + begin + from, m.lower + shard, w, from, n);
+                });
         }
-        set_weights(m, params, lower, t.offset, values);
     }
-    params.upload(), lower.upload();
 }
 
 // Weights from a model's directory; those that are trained are these as they are stored, rounded to floatX.

@@ -144,24 +144,31 @@ private:
 };
 
 // The host's side of memory that ops work on: that memory itself where the CPU can reach it, else a copy, which upload() sends
-// and download() fetches.
+// and download() fetches. The copy is zero until then; its pages come as they are touched, by many threads at once.
 template <class E>
 class HostSide {
 public:
-    HostSide(be::Ctx& ctx, E* memory, size_t n) : ctx_(ctx), memory_(memory), n_(n) {
-        if (!be::memory_is_host) copy_.resize(n);
+    HostSide(be::Ctx& ctx, E* memory, size_t n) : ctx_(ctx), memory_(memory), bytes_(n * sizeof(E)) {
+        if (has_copy()) data_ = (E*)cpu::allocate_memory(bytes_);
     }
-    E* data() { return be::memory_is_host ? memory_ : copy_.data(); }
+    HostSide(const HostSide&) = delete;
+    HostSide& operator=(const HostSide&) = delete;
+    ~HostSide() {
+        if (has_copy()) cpu::release_memory(data_, bytes_);
+    }
+    E* data() { return data_; }
     void upload() {
-        if (!be::memory_is_host) be::upload(ctx_, memory_, copy_.data(), n_ * sizeof(E));
+        if (has_copy()) be::upload(ctx_, memory_, data_, bytes_);
     }
     void download() {
-        if (!be::memory_is_host) be::download(ctx_, copy_.data(), memory_, n_ * sizeof(E));
+        if (has_copy()) be::download(ctx_, data_, memory_, bytes_);
     }
 
 private:
+    bool has_copy() const { return !be::memory_is_host && bytes_ > 0; }
+
     be::Ctx& ctx_;
     E* memory_;
-    size_t n_;
-    std::vector<E> copy_;
+    size_t bytes_;
+    E* data_ = memory_;
 };

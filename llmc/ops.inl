@@ -192,6 +192,9 @@ uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Moment& m, const Moment& v, const real* grad, size_t n, real lr,
            real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step, const Rounding& rounding);
 
+// param[i] and lower[i] = element first + i of the rows that w describes. lower may be null.
+void initialize_weights(Ctx& ctx, floatX* param, LowerHalf* lower, const InitialWeights& w, size_t first, size_t n);
+
 // ---- communication (comm.h) -----------------------------------------------------------------------------------------------
 // Between the ranks of a Comm, which all call the same operations on it in the same order. E is floatX, real, or for all_gather uint8_t. A Comm of one
 // rank returns at once and moves nothing that is in place already. Results have the same bits on all ranks and in every run.

@@ -54,8 +54,9 @@ inline double uniform_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uin
 // written out as series, in double, with each fused multiply-add spelled out, and no other multiply feeds an add: IEEE 754
 // leaves no choice, and every compiler and machine gives the same bits. The series' errors (below 1e-13) are far below a
 // float's.
-inline float normal_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uint64_t index) {
-    const auto r = random_bits(seed, purpose, stream, index);
+HD inline float normal_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uint64_t index) {
+    uint32_t r[4] = {(uint32_t)index, (uint32_t)(index >> 32), stream, (uint32_t)purpose};
+    philox_rounds(r, (uint32_t)seed, (uint32_t)(seed >> 32));
 
     // ln u = e ln 2 + ln m, m in [0.7, 1.4];  ln m = 2 artanh s = 2 s (1 + s^2/3 + s^4/5 + ...), s = (m - 1) / (m + 1).
     const double u = ((double)r[0] + 1) * 0x1p-32;
@@ -67,13 +68,30 @@ inline float normal_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uint6
     memcpy(&m, &bits, 8);
     const double s = (m - 1) / (m + 1), s2 = s * s;
     double artanh = 1.0 / 17;
-    for (int k = 15; k >= 1; k -= 2) artanh = std::fma(artanh, s2, 1.0 / k);
-    const double log_u = std::fma((double)exponent, 0.693147180559945309, 2 * s * artanh);
+    for (int k = 15; k >= 1; k -= 2) artanh = fma(artanh, s2, 1.0 / k);
+    const double log_u = fma((double)exponent, 0.693147180559945309, 2 * s * artanh);
 
     // theta = 2 pi turn, turn = integer / 2^32;  cos theta = sin y, y = pi/2 - |theta| in [-pi/2, pi/2]: the Taylor series.
     const int64_t turn = (int32_t)r[1], quarter = 1ll << 30;
     const double y = (double)(quarter - (turn < 0 ? -turn : turn)) * (6.283185307179586477 * 0x1p-32), y2 = y * y;
     double sine = 1;
-    for (int k = 19; k >= 3; k -= 2) sine = std::fma(sine, -y2 / (k * (k - 1)), 1.0);
-    return (float)(std::sqrt(-2 * log_u) * (y * sine));
+    for (int k = 19; k >= 3; k -= 2) sine = fma(sine, -y2 / (k * (k - 1)), 1.0);
+    return (float)(sqrt(-2 * log_u) * (y * sine));
 }
+
+// The initial weights of some rows of a tensor, of which they are rows whole_row and on, columns first_col and on.
+struct InitialWeights {
+    uint64_t seed;
+    uint32_t tensor;  // TensorSpec::id
+    double std;       // 0: all are `constant`
+    real constant;
+    int live;  // rows of the whole tensor from this one on are padding: zero
+    int whole_row, first_col, cols, whole_cols;
+
+    HD real at(size_t row, size_t col) const {
+        const uint64_t in_whole = (uint64_t)whole_row + row;
+        if (in_whole >= (uint64_t)live) return 0;
+        if (std == 0) return constant;
+        return (real)(std * normal_at(seed, RngPurpose::init, tensor, in_whole * whole_cols + first_col + col));
+    }
+};

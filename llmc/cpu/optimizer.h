@@ -81,4 +81,15 @@ inline void adamw(Ctx&, floatX* param, LowerHalf* lower, const Moment& m, const 
     });
 }
 
+// In parallel, so that on a machine of several nodes the pages of what all threads read come to lie on all of them.
+inline void initialize_weights(Ctx&, floatX* param, LowerHalf* lower, const InitialWeights& w, size_t first, size_t n) {
+    const size_t cols = (size_t)w.cols;
+#pragma omp parallel for schedule(static)
+    for (size_t row = first / cols; row < ceil_div(first + n, cols); row++)
+        for (size_t k = std::max(first, row * cols); k < std::min(first + n, (row + 1) * cols); k++) {
+            LowerHalf unused;
+            store_weight(param + (k - first), lower ? lower + (k - first) : &unused, 0, w.at(row, k - row * cols));
+        }
+}
+
 }  // namespace cpu

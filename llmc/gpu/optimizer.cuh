@@ -1,4 +1,4 @@
-// AdamW; formulas in ops.inl and cpu/optimizer.h. One pass: per parameter 16 bytes are read and 12 written, 12 and 8 with both
+// Initial weights, and AdamW; formulas in ops.inl and cpu/optimizer.h. One pass: per parameter 16 bytes are read and 12 written, 12 and 8 with both
 // moments in bf16: bound by memory bandwidth. A thread takes 8 elements: a pack of bf16 parameters, which are the upper halves
 // of their fp32 weights. Loads and stores that bypass the cache were 3% slower on an H100 (dev/kernels/bench.md).
 #pragma once
@@ -82,7 +82,23 @@ __global__ void __launch_bounds__(adamw_threads) adamw_kernel(floatX* param, Low
     }
 }
 
+__global__ void __launch_bounds__(256)
+    initialize_weights_kernel(floatX* param, LowerHalf* lower, InitialWeights w, size_t first, size_t n) {
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= n) return;
+    const real x = w.at((first + i) / w.cols, (first + i) % w.cols);
+    LowerHalf half = 0;
+    store_weight(param + i, &half, 0, x);
+    if (lower) lower[i] = half;
+}
+
 }  // namespace detail
+
+// Bound by some 150 instructions in double for each.
+inline void initialize_weights(Ctx& ctx, floatX* param, LowerHalf* lower, const InitialWeights& w, size_t first, size_t n) {
+    if (n > 0)
+        LAUNCH(detail::initialize_weights_kernel, (unsigned)ceil_div(n, (size_t)256), 256, 0, ctx, param, lower, w, first, n);
+}
 
 inline void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Moment& m, const Moment& v, const real* grad, size_t n,
                   real lr, real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step,

@@ -3,6 +3,7 @@
 // bits in every run whatever was in scratch memory.
 #include <gtest/gtest.h>
 
+#include "../../llmc/cpu/optimizer.h"
 #include "../../llmc/gpu/embed.cuh"
 #include "../../llmc/gpu/loss.cuh"
 #include "../../llmc/gpu/matmul.cuh"
@@ -282,6 +283,29 @@ TEST(Memory, ClearingComesBeforeUploads) {
         gpu::release_memory(memory, bytes);
         for (size_t k = 0; k < got.size(); k++) ASSERT_EQ(got[k], k < values.size() ? 7 : 0) << k << ", round " << i;
     }
+}
+
+TEST(InitialWeights, BitsOfTheCpu) {
+    gpu::Ctx ctx;
+    cpu::Ctx host(2);
+    const int rows = 9, cols = 33;
+    const InitialWeights drawn{1234567890123, 5, 0.02, 0, 50, 45, 3, cols, 70}, constant{1, 2, 0, 1, 50, 41, 0, cols, cols};
+    for (const InitialWeights& w : {drawn, constant})
+        for (const size_t first : {(size_t)0, (size_t)70}) {
+            const size_t n = rows * cols - first;
+            std::vector<floatX> param(n);
+            std::vector<LowerHalf> lower(n);
+            Buffer<floatX> device_param(n, "param"), alone(n, "param alone");
+            Buffer<LowerHalf> device_lower(n, "lower");
+            cpu::initialize_weights(host, param.data(), lower.data(), w, first, n);
+            gpu::initialize_weights(ctx, device_param.p(), device_lower.p(), w, first, n);
+            gpu::initialize_weights(ctx, alone.p(), nullptr, w, first, n);
+            expect_same_bits(device_param.get(), param, "param");
+            expect_same_bits(alone.get(), param, "param alone");
+            if (has_lower_halves) {
+                EXPECT_EQ(device_lower.get(), lower);
+            }
+        }
 }
 
 // Up to and over the slots of page-locked memory that a copy goes through, each used more than once.
