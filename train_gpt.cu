@@ -3229,7 +3229,6 @@ static int run_command(const char* name, const Strings& arguments, int (*command
 
 static int run_program(int argc, char** argv) {
     open_standard_streams();
-    cpu::limit_spinning(argv);
     Strings arguments(argv + 1, argv + argc);
     std::string command = "train";
     if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") command = "help";

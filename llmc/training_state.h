@@ -339,7 +339,8 @@ private:
         };
         try {
             thread_ = std::thread([work] {
-                omp_set_num_threads(1);  // of this thread: the others belong to training
+                cpu::op_threads() = 1;  // of this thread: the others belong to training
+                omp_set_num_threads(1);
                 work();
             });
         } catch (const std::system_error&) {  // there may be no more threads: training waits

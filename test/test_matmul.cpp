@@ -349,7 +349,7 @@ TEST(MatrixUnits, LinearLayers) {
         for (const Shape& k : of_units) {
             const Layer layer = random_layer(k, seed++);
             Results first;
-            for (const int threads : {1, 2, 3}) {
+            for (const int threads : {1, 2, 7}) {
                 cpu::Ctx ctx(threads);
                 ctx.layers = unit;
                 const Results r = layer.run(ctx);
@@ -482,7 +482,7 @@ TEST(Linear, SameBitsForAnyNumberOfThreads) {
             return layer.run(ctx);
         };
         const Results plain = run(1, true), fast = run(1, false);
-        for (const int threads : {2, 3}) {
+        for (const int threads : {2, 7}) {
             expect_same_results(run(threads, true), plain, "with more threads");
             const Results r = run(threads, false);
             expect_same_bits(r.dbias_set, fast.dbias_set, "dbias set");

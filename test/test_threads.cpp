@@ -1,7 +1,11 @@
-// How many threads a rank gets: cores behind CPUs, shares of ranks that are bound or not, limits of containers.
+// How many threads a rank gets: cores behind CPUs, shares of ranks that are bound or not, limits of containers. And that they
+// share an op: every task once, loops one after another, whichever threads come.
 #include <gtest/gtest.h>
 
-#include "../llmc/cpu/threads.h"
+#include <functional>
+#include <set>
+
+#include "../llmc/cpu/team.h"
 #include "files.h"
 
 namespace {
@@ -55,6 +59,96 @@ TEST(Threads, OfThisProcess) {
     EXPECT_TRUE(std::includes(possible.begin(), possible.end(), usable.begin(), usable.end()));
     EXPECT_EQ(cpu::usable_cpus(), usable);  // possible_cpus() has put them back
     EXPECT_LE(cpu::cores_of(usable).size(), usable.size());
+}
+
+// Loops of few and of many tasks, each of which needs what all tasks of the loop before have written.
+void expect_loops_in_order(int threads, const std::function<void(int member, int loop, int64_t task)>& meanwhile = nullptr) {
+    const std::vector<int64_t> sizes = {5, 1, 0, 64, 3, 1000, 2, 17};
+    std::vector<std::vector<int>> done;
+    for (const int64_t n : sizes) done.emplace_back((size_t)n);
+    std::atomic<int> early{0};
+    cpu::Team::run(threads, [&](cpu::Team::Member& me) {
+        EXPECT_LT(me.number, threads);
+        for (size_t loop = 0; loop < sizes.size(); loop++)
+            me.share(sizes[loop], [&](int64_t task) {
+                if (meanwhile) meanwhile(me.number, (int)loop, task);
+                if (loop > 0)
+                    for (const int n : done[loop - 1]) early += n != 1;
+                done[loop][(size_t)task]++;
+            });
+    });
+    EXPECT_EQ(early, 0) << threads << " threads";
+    for (const auto& loop : done)
+        for (const int n : loop) ASSERT_EQ(n, 1) << threads << " threads";
+}
+
+TEST(Team, DoesEveryTaskOnceAndLoopsInOrder) {
+    for (const int threads : {1, 2, 3, 4, 7, 16})
+        for (int round = 0; round < 20; round++) expect_loops_in_order(threads);
+}
+
+// Who takes the first task of the second part keeps it until all others are done, of that part, too.
+TEST(Team, OthersDoWhatALateThreadLeaves) {
+    constexpr int64_t tasks = 100;
+    std::atomic<int> done{0};
+    bool others = false;
+    cpu::Team::run(3, [&](cpu::Team::Member& me) {
+        me.share(tasks, [&](int64_t task) {
+            const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+            while (task == tasks / 3 && !others && std::chrono::steady_clock::now() < end) others = done == tasks - 1;
+            done++;
+        });
+    });
+    EXPECT_TRUE(others);
+    EXPECT_EQ(done, tasks);
+}
+
+// A thread that is not there at all: it comes back when the op is over, and shares the next one.
+TEST(Team, NobodyWaitsForAThreadThatHasNoTask) {
+    for (int round = 0; round < 3; round++)
+        expect_loops_in_order(2, [&](int member, int, int64_t) {
+            if (member == 1) std::this_thread::sleep_for(std::chrono::microseconds(100));
+        });
+    for (int op = 0; op < 2000; op++) {  // so short that the second thread often finds it over
+        int64_t sum = 0;
+        cpu::Team::run(2, [&](cpu::Team::Member& me) { me.share(1, [&](int64_t) { sum++; }); });
+        ASSERT_EQ(sum, 1);
+    }
+}
+
+TEST(Team, OneOfEachThreadThatCallsAnOp) {
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 3; i++) callers.emplace_back([] { expect_loops_in_order(3); });
+    for (std::thread& caller : callers) caller.join();
+    std::atomic<int> inner{0};
+    cpu::Team::run(2, [&](cpu::Team::Member& me) {
+        me.share(1, [&](int64_t) {
+            cpu::Team::run(2, [&](cpu::Team::Member& nested) { nested.share(10, [&](int64_t) { inner++; }); });
+        });
+    });
+    EXPECT_EQ(inner, 10);
+}
+
+// OpenMP's variables are read when a program starts: this one starts itself.
+TEST(Team, LiesApartWhereOpenMpBinds) {
+    if (omp_get_proc_bind() == omp_proc_bind_false) {
+        const std::string itself = std::filesystem::read_symlink("/proc/self/exe").string();
+        EXPECT_EQ(system(("OMP_PROC_BIND=true '" + itself + "' --gtest_filter=Team.LiesApart* >/dev/null").c_str()), 0);
+        return;
+    }
+    const int threads = omp_get_num_places();
+    std::vector<std::vector<int>> cpus((size_t)threads);
+    std::atomic<int> there{0};
+    cpu::Team::run(threads, [&](cpu::Team::Member& me) {
+        me.share(threads, [&](int64_t) {
+            cpus[(size_t)me.number] = cpu::detail::affinity();
+            for (there++; there < threads;) std::this_thread::yield();  // a task each
+        });
+    });
+    std::set<int> all;
+    for (const auto& own : cpus) all.insert(own.begin(), own.end());
+    for (const auto& own : cpus) EXPECT_LT(own.size(), threads > 1 ? all.size() : 2);
+    EXPECT_EQ(all.size(), cpu::usable_cpus().size());
 }
 
 }  // namespace

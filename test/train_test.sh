@@ -177,15 +177,12 @@ expect "nothing is written through a link" grep -q mine precious
 expect "a run is not written over" refused run llama llama
 says "the message says so" "already holds a run"
 
-# ---- threads: the start-up table says how many; OpenMP's variables are obeyed, and threads that it binds lie apart ----
+# ---- threads: the start-up table says how many ----
 threads() { sed -n 's/^ *backend .* \([0-9]*\) thread.*/\1/p' out.txt; }
 expect "threads: 3 by option" run threads-option llama --threads 3
 expect "threads: says 3" test "$(threads)" == 3
 expect "threads: 3 by OMP_NUM_THREADS" env OMP_NUM_THREADS=3 "$program" train --model llama/latest --data-path data --seq-length 32 --train-iters 1 --eval-iters 0 --out threads-variable
 expect "threads: says 3" test "$(threads)" == 3
-expect "threads: bound by OMP_PROC_BIND" env OMP_PROC_BIND=true OMP_DISPLAY_AFFINITY=true "$program" train --model llama/latest --data-path data --seq-length 32 --train-iters 1 --eval-iters 0 --out threads-bound
-places=$(grep -o 'affinity.*' out.txt | sort -u | wc -l)
-expect "threads: $(threads) of them in $places places" test "$(threads)" == "$places"
 
 # ---- Ctrl-C ----
 EXEC=exec run interrupted llama --train-iters 1000000 --eval-interval 1000000 >interrupted.txt 2>&1 &

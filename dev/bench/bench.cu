@@ -533,7 +533,6 @@ void bench_ops(be::Ctx& ctx, const Machine& machine) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    cpu::limit_spinning(argv);  // as the trainer does
     be::Ctx ctx;
     const std::string what = argc > 1 ? argv[1] : "";
     if (argc == 5 && what == "--describe") return describe(argv[2], atoi(argv[3]), atoi(argv[4])), 0;

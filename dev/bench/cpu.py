@@ -4,13 +4,16 @@ Programs that are compared wait for each other: in every round each takes some s
 machine does besides, and how warm it is, falls on all alike. Figures are medians over all steps but those that warm up
 (torch.compile's compilation is one of those), in brackets the quarters of them that are slower and faster; memory is what the
 whole process had at most (VmHWM), compilation included. "of peak": the model's FLOPs, as bench counts them, against what the
-registers of all cores do in that precision, measured in the same run. Runs on Python's standard library.
+registers of all cores do in that precision, measured in the same run. At the end of a configuration all of them take steps
+beside one process that keeps a core busy; threads that get their fair share of n cores keep n / (n + 1) of their speed. Runs on
+Python's standard library.
 
     make bench-cpu      CONFIGS="gpt2-124m:1x1024 quickstart:8x256"   PRECISIONS="bf16 fp32"   LLMC=/path/to/llm.c
     cpu.py --bench 'build/cpu-{precision}/bench' [--configs ...] [--precisions ...] [--llmc DIR]
 """
 import argparse
 import array
+import contextlib
 import math
 import os
 import platform
@@ -53,6 +56,7 @@ class Worker:
         self.lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self.times: list[float] = []
+        self.busy_times: list[float] = []
 
     def _read(self):
         for line in self.process.stdout:
@@ -109,6 +113,17 @@ class Worker:
         self.process.wait()
 
 
+@contextlib.contextmanager
+def busy_process():
+    process = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+    try:
+        time.sleep(0.5)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def start(program: str, config: "Config", bench: Path, threads: int) -> tuple[Worker, dict[str, str]]:
     """Starts a program on a configuration; returns it when it is ready, and what it says of itself."""
     if program == "ours":
@@ -135,6 +150,7 @@ class Result:
 
     times: list[float] = field(default_factory=list)
     memory: int = 0
+    busy_times: list[float] = field(default_factory=list)  # beside one busy process
     failure: str = ""
 
     @property
@@ -277,10 +293,14 @@ def measure(config: Config, index: int, bench: Path, threads: int, progress: Pro
                 times = attempt(program, lambda: bystanders.measure(worker, list(workers.values()),
                                                                     lambda: worker.steps(steps_a_round[program])))
                 worker.times += times or []
+        progress.show(index, "beside a busy process", 0.95)
+        with busy_process():
+            for program, worker in list(workers.items()):
+                worker.busy_times = attempt(program, lambda: worker.steps(2 * steps_a_round[program])) or []
         for program, worker in list(workers.items()):
             memory = attempt(program, worker.finish)
             if memory:
-                config.results[program] = Result(worker.times, memory)
+                config.results[program] = Result(worker.times, memory, worker.busy_times)
     finally:
         for worker in workers.values():
             worker.kill()
@@ -406,6 +426,18 @@ def row(config: Config, machine: dict[str, str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def busy_row(config: Config, threads: int) -> str:
+    """By the mean of all steps: a step may be interrupted by the other process or not."""
+    good = {p: r for p, r in config.results.items() if p in PROGRAMS and r.busy_times}
+    rates = {p: 1000 * config.B * config.T / statistics.mean(r.busy_times) for p, r in good.items()}
+    kept = {p: r.ms / statistics.mean(r.busy_times) for p, r in good.items()}
+    cells = [config.name, config.precision, f"{threads / (threads + 1):.0%}"]
+    cells += [f"{rates[p]:,.0f} ({kept[p]:.0%})" if p in good else "" for p in PROGRAMS]
+    best = max((rates[p] for p in PROGRAMS[1:] if p in good), default=0)
+    cells.append(f"{rates['ours'] / best:.2f}" if best and "ours" in good else "")
+    return "| " + " | ".join(cells) + " |"
+
+
 def llmc_row(config: Config) -> str:
     ours, theirs = config.results["ours"], config.results["llm.c"]
     cells = [config.name, config.precision, speed(config, theirs)]
@@ -444,6 +476,11 @@ def print_table(configs: list[Config], machine: dict[str, str], pytorch: dict[st
     for config in configs:
         if "ours" in config.results:
             print(row(config, machine))
+    print("\nBeside one busy process, and how much of the speed without it that is:\n\n"
+          "| model, batch x length | precision | fair share | ours, tok/s | PyTorch eager | PyTorch compiled | ours / best |")
+    print("|" + " --- |" * 7)
+    for config in configs:
+        print(busy_row(config, int(machine["threads"])))
     if any("llm.c" in config.results for config in configs):
         print("\n| model, batch x length | precision | llm.c, tok/s | ours / llm.c | memory, llm.c | ours / llm.c |")
         print("|" + " --- |" * 6)

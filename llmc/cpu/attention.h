@@ -32,23 +32,22 @@ inline real score(const AttentionShape& a, const floatX* qkv, const real* slopes
 
 inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
                               const AttentionShape& a, real* scratch /*(B, NH, T)*/) {
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int b = 0; b < a.B; b++)
-        for (int h = 0; h < a.NH; h++) {
-            real* p = scratch + a.statistic(b, 0, h);
-            for (int t = 0; t < a.T; t++) {
-                const int first = doc_start ? doc_start[b * a.T + t] : 0;
-                real top = -std::numeric_limits<real>::infinity(), sum = 0;
-                for (int j = first; j <= t; j++) top = std::max(top, p[j] = score(a, qkv, slopes, b, h, t, j));
-                for (int j = first; j <= t; j++) sum += p[j] = std::exp(p[j] - top);
-                lse[a.statistic(b, t, h)] = top + std::log(sum);
-                for (int i = 0; i < a.HS; i++) {
-                    real o = 0;
-                    for (int j = first; j <= t; j++) o += p[j] * (real)qkv[a.value(b, j, h / a.group()) + i];
-                    out[a.output(b, t, h) + i] = (floatX)(o / sum);
-                }
+    parallel_tasks((size_t)a.B * a.NH, [=](size_t task) {
+        const int b = (int)task / a.NH, h = (int)task % a.NH;
+        real* p = scratch + a.statistic(b, 0, h);
+        for (int t = 0; t < a.T; t++) {
+            const int first = doc_start ? doc_start[b * a.T + t] : 0;
+            real top = -std::numeric_limits<real>::infinity(), sum = 0;
+            for (int j = first; j <= t; j++) top = std::max(top, p[j] = score(a, qkv, slopes, b, h, t, j));
+            for (int j = first; j <= t; j++) sum += p[j] = std::exp(p[j] - top);
+            lse[a.statistic(b, t, h)] = top + std::log(sum);
+            for (int i = 0; i < a.HS; i++) {
+                real o = 0;
+                for (int j = first; j <= t; j++) o += p[j] * (real)qkv[a.value(b, j, h / a.group()) + i];
+                out[a.output(b, t, h) + i] = (floatX)(o / sum);
             }
         }
+    });
 }
 
 inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const real* lse, const floatX* qkv,
@@ -57,23 +56,23 @@ inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* o
     real* d = scratch;
     const size_t n = (size_t)a.B * a.T * a.row();
     std::fill(d, d + n, real(0));
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int b = 0; b < a.B; b++)
-        for (int g = 0; g < a.NKV; g++)
-            for (int h = g * a.group(); h < (g + 1) * a.group(); h++)
-                for (int t = 0; t < a.T; t++) {
-                    const floatX* dy = dout + a.output(b, t, h);
-                    const real correction = dot(dy, out + a.output(b, t, h), a.HS);
-                    for (int j = doc_start ? doc_start[b * a.T + t] : 0; j <= t; j++) {
-                        const real p = std::exp(score(a, qkv, slopes, b, h, t, j) - lse[a.statistic(b, t, h)]);
-                        const real ds = a.scale * p * (dot(dy, qkv + a.value(b, j, g), a.HS) - correction);
-                        for (int i = 0; i < a.HS; i++) {
-                            d[a.value(b, j, g) + i] += p * (real)dy[i];
-                            d[a.query(b, t, h) + i] += ds * (real)qkv[a.key(b, j, g) + i];
-                            d[a.key(b, j, g) + i] += ds * (real)qkv[a.query(b, t, h) + i];
-                        }
+    parallel_tasks((size_t)a.B * a.NKV, [=](size_t task) {
+        const int b = (int)task / a.NKV, g = (int)task % a.NKV;
+        for (int h = g * a.group(); h < (g + 1) * a.group(); h++)
+            for (int t = 0; t < a.T; t++) {
+                const floatX* dy = dout + a.output(b, t, h);
+                const real correction = dot(dy, out + a.output(b, t, h), a.HS);
+                for (int j = doc_start ? doc_start[b * a.T + t] : 0; j <= t; j++) {
+                    const real p = std::exp(score(a, qkv, slopes, b, h, t, j) - lse[a.statistic(b, t, h)]);
+                    const real ds = a.scale * p * (dot(dy, qkv + a.value(b, j, g), a.HS) - correction);
+                    for (int i = 0; i < a.HS; i++) {
+                        d[a.value(b, j, g) + i] += p * (real)dy[i];
+                        d[a.query(b, t, h) + i] += ds * (real)qkv[a.key(b, j, g) + i];
+                        d[a.key(b, j, g) + i] += ds * (real)qkv[a.query(b, t, h) + i];
                     }
                 }
+            }
+    });
     for (size_t i = 0; i < n; i++) dqkv[i] = (floatX)d[i];
 }
 
@@ -120,29 +119,28 @@ inline void attention_decode(Ctx& ctx, floatX* out, floatX* keys, floatX* values
                              int t, int P, int NH, int NKV, int HS, real scale) {
     const int group = NH / NKV, row = NH + 2 * NKV;
     real* scores = (real*)ctx.scratch(sizeof(real) * (size_t)B * NH * (t + 1));
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int b = 0; b < B; b++)
-        for (int g = 0; g < NKV; g++) {
-            const auto cached = [&](floatX* cache, int j) { return cache + (((size_t)b * P + j) * NKV + g) * HS; };
-            const floatX* token = qkv + (size_t)b * row * HS;
-            std::copy_n(token + (size_t)(NH + g) * HS, HS, cached(keys, t));
-            std::copy_n(token + (size_t)(NH + NKV + g) * HS, HS, cached(values, t));
-            for (int h = g * group; h < (g + 1) * group; h++) {
-                real* p = scores + ((size_t)b * NH + h) * (t + 1);
-                real top = -std::numeric_limits<real>::infinity(), sum = 0;
-                for (int j = 0; j <= t; j++) {
-                    p[j] = scale * inner_product(token + (size_t)h * HS, cached(keys, j), HS);
-                    if (slopes) p[j] += slopes[h] * (j - t);
-                    top = std::max(top, p[j]);
-                }
-                for (int j = 0; j <= t; j++) sum += p[j] = exp_real(p[j] - top);
-                for_vectors(HS, [&](int c, auto there) {
-                    floats o = {};
-                    for (int j = 0; j <= t; j++) o += p[j] * load(cached(values, j) + c, there);
-                    store(out + ((size_t)b * NH + h) * HS + c, o / sum, there);
-                });
+    parallel_tasks((size_t)B * NKV, [=](size_t task) {
+        const int b = (int)task / NKV, g = (int)task % NKV;
+        const auto cached = [&](floatX* cache, int j) { return cache + (((size_t)b * P + j) * NKV + g) * HS; };
+        const floatX* token = qkv + (size_t)b * row * HS;
+        std::copy_n(token + (size_t)(NH + g) * HS, HS, cached(keys, t));
+        std::copy_n(token + (size_t)(NH + NKV + g) * HS, HS, cached(values, t));
+        for (int h = g * group; h < (g + 1) * group; h++) {
+            real* p = scores + ((size_t)b * NH + h) * (t + 1);
+            real top = -std::numeric_limits<real>::infinity(), sum = 0;
+            for (int j = 0; j <= t; j++) {
+                p[j] = scale * inner_product(token + (size_t)h * HS, cached(keys, j), HS);
+                if (slopes) p[j] += slopes[h] * (j - t);
+                top = std::max(top, p[j]);
             }
+            for (int j = 0; j <= t; j++) sum += p[j] = exp_real(p[j] - top);
+            for_vectors(HS, [&](int c, auto there) {
+                floats o = {};
+                for (int j = 0; j <= t; j++) o += p[j] * load(cached(values, j) + c, there);
+                store(out + ((size_t)b * NH + h) * HS + c, o / sum, there);
+            });
         }
+    });
 }
 
 }  // namespace cpu

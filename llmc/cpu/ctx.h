@@ -29,7 +29,7 @@ constexpr const char* backend_name = "cpu";
 constexpr bool memory_is_host = true;  // what ops work on can be read and written by the CPU
 
 struct Ctx {
-    int threads;                   // OpenMP threads that ops use
+    int threads;                   // that ops use
     bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
 #if CPU_FAST_PATHS
     AnyUnit layers = matrix_units<floatX>(Products::layers).front(),
@@ -40,6 +40,7 @@ struct Ctx {
     // The device is a GPU's; there is but one CPU.
     explicit Ctx(int n_threads = 0, int /*device*/ = 0, bool /*may_lack_device*/ = false)
         : threads(n_threads > 0 ? n_threads : default_threads()) {
+        op_threads() = threads;
         omp_set_num_threads(threads);
     }
     ~Ctx() { free(scratch_); }

@@ -12,8 +12,7 @@ namespace cpu {
 
 inline void embedding_forward(Ctx&, floatX* out, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe,
                               int N, int C, int v0, int V) {
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
+    parallel_for(N, [=](int n) {
         const int token = tokens[n] - v0;
         const floatX* te = token >= 0 && token < V ? wte + (size_t)token * C : nullptr;
         const floatX* pe = wpe ? wpe + (size_t)positions[n] * C : nullptr;
@@ -23,16 +22,15 @@ inline void embedding_forward(Ctx&, floatX* out, const int* tokens, const int* p
             for (int c = 0; c < C; c++) row[c] = (floatX)((real)te[c] + (real)pe[c]);
         } else if (te || pe) std::copy_n(te ? te : pe, C, row);
         else std::fill_n(row, C, floatX(0));
-    }
+    });
 }
 
 inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* dout, const int* tokens, const int* positions,
                                int N, int C, int v0, int V) {
     constexpr int line = 16;  // channels of a range: whole cache lines of gradient
     const int width = ceil_div(ceil_div(C, line), ctx.threads) * line;
-#pragma omp parallel for schedule(static)
-    for (int first = 0; first < C; first += width) {
-        const int last = std::min(C, first + width);
+    parallel_tasks(ceil_div(C, width), [=](size_t task) {
+        const int first = (int)task * width, last = std::min(C, first + width);
         for (int n = 0; n < N; n++) {
             const floatX* d = dout + (size_t)n * C;
             const int token = tokens[n] - v0;
@@ -45,7 +43,7 @@ inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* d
                 for (int c = first; c < last; c++) row[c] += (real)d[c];
             }
         }
-    }
+    });
 }
 
 }  // namespace cpu

@@ -502,29 +502,30 @@ void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const 
     const size_t shared = round_up(KeysAndValues<E>::bytes(a), 64), per_thread = round_up(ForwardMemory<E>::bytes(H), 64);
     char* memory = (char*)ctx.scratch(shared + per_thread * (size_t)ctx.threads);
     const KeysAndValues<E> kv{a, (E*)memory};
-    const int heads = a.B * a.NH, tasks = heads * tiles;
-    // Long rows first: the last query tile has the most keys, and a long task at the end would leave threads waiting.
+    const int tasks = a.B * a.NH * tiles;
+    // Of a head, the last tile first, which has the most keys: a long task at the end would leave threads waiting.
     const auto queries_of = [&](int task) {
-        return QueryTile{task / a.NH % a.B, task % a.NH, (tiles - 1 - task / heads) * tile};
+        const int head = task / tiles;
+        return QueryTile{head / a.NH, head % a.NH, (tiles - 1 - task % tiles) * tile};
     };
-#pragma omp parallel num_threads(ctx.threads)
-    {
-        const ForwardMemory<E> m(memory + shared + per_thread * (size_t)omp_get_thread_num(), H);
-#pragma omp for schedule(static)
-        for (int task = 0; task < a.B * a.NKV * tiles; task++)
+    Team::run(ctx.threads, [&](Team::Member& me) {
+        const ForwardMemory<E> m(memory + shared + per_thread * (size_t)me.number, H);
+        me.share(a.B * a.NKV * tiles, [&](int64_t i) {
+            const int task = (int)i;
             kv.lay(unit, qkv, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
+        });
         unit.begin();
-#pragma omp for schedule(dynamic)
-        for (int task = 0; task < tasks; task++) {
-            const QueryTile next = queries_of(std::min(task + ctx.threads, tasks - 1));  // likely this thread's
+        me.share(tasks, [&](int64_t i) {
+            const int task = (int)i;
+            const QueryTile next = queries_of(std::min(task + 1, tasks - 1));  // likely this thread's
             const Ahead wanted = rows_ahead(a, qkv + a.query(next.b, next.t0, next.h), a.row(), next.t0);
             with_stripe(unit, [&](auto stripe) {
                 forward_tile<stripe>(unit, out, lse, qkv, slopes, doc_start, a, kv, queries_of(task), wanted, m);
             });
-        }
+            fence();
+        });
         unit.end();
-        fence();
-    }
+    });
 }
 
 // A task is a key/value head with its query heads, which share its operands; a query head where there are too few of those for
@@ -536,37 +537,39 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
     const size_t n = key_gradients(a), per_thread = round_up(BackwardMemory<E>::bytes(a.T, H), 64);
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads + (apart ? (size_t)a.B * a.NH * n * sizeof(float) : 0));
     float* summands = (float*)(memory + per_thread * (size_t)ctx.threads);  // (B, NH, tiles, 2, 64, H), if apart
-#pragma omp parallel num_threads(ctx.threads)
-    {
-        const BackwardMemory<E> m(memory + per_thread * (size_t)omp_get_thread_num(), a.T, H);
+    Team::run(ctx.threads, [&](Team::Member& me) {
+        const BackwardMemory<E> m(memory + per_thread * (size_t)me.number, a.T, H);
         const auto query_head = [&](int b, int h, float* dkv, bool lays_keys) {
             with_stripe(unit, [&](auto stripe) { BackwardHead<stripe, E>{unit, x, a, m, dkv, b, h, lays_keys}.run(); });
         };
         unit.begin();
         if (apart) {
-#pragma omp for schedule(dynamic)
-            for (int task = 0; task < a.B * a.NH; task++)
+            me.share(a.B * a.NH, [&](int64_t i) {
+                const int task = (int)i;
                 query_head(task / a.NH, task % a.NH, summands + (size_t)task * n, true);
-#pragma omp for schedule(static)
-            for (int task = 0; task < kv_heads * tiles; task++) {
+                fence();
+            });
+            me.share(kv_heads * tiles, [&](int64_t share) {
+                const int task = (int)share;
                 const int head = task / tiles, j0 = task % tiles * tile;
                 float* sum = summands + (size_t)head * group * n + (size_t)j0 * 2 * H;
                 for (int i = 1; i < group; i++) add_to(sum, sum + (size_t)i * n, (size_t)tile * 2 * H);
                 store_key_gradients(unit, x.dqkv, sum, x.rotation, a, head / a.NKV, head % a.NKV, j0);
-            }
+                fence();
+            });
         } else {
-#pragma omp for schedule(dynamic)
-            for (int task = 0; task < kv_heads; task++) {
+            me.share(kv_heads, [&](int64_t share) {
+                const int task = (int)share;
                 const int b = task / a.NKV, g = task % a.NKV;
                 query_head(b, g * group, m.dkv[0], true);
                 for (int i = 1; i < group; i++) query_head(b, g * group + i, m.dkv[1], false), add_to(m.dkv[0], m.dkv[1], n);
                 for (int j0 = 0; j0 < a.T; j0 += tile)
                     store_key_gradients(unit, x.dqkv, m.dkv[0] + (size_t)j0 * 2 * H, x.rotation, a, b, g, j0);
-            }
+                fence();
+            });
         }
         unit.end();
-        fence();
-    }
+    });
 }
 
 inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,

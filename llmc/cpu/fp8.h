@@ -39,23 +39,21 @@ template <class Row>
 void set_rows(Ctx& ctx, const Output& out, int N, int C, Row row) {
     const Codes& q = out.codes;
     if (!q.codes) {
-#pragma omp parallel for schedule(static)
-        for (int n = 0; n < N; n++) row(n, out.x + (size_t)n * C);
+        parallel_for(N, [&](int n) { row(n, out.x + (size_t)n * C); });
         return;
     }
     const auto encode = q.format == Fp8::e4m3 ? encode_row<Fp8::e4m3> : encode_row<Fp8::e5m2>;
-    float largest = *q.amax;
-#pragma omp parallel reduction(max : largest)
-    {
-        std::vector<floatX> own(out.x ? 0 : (size_t)C);
-#pragma omp for schedule(static)
-        for (int n = 0; n < N; n++) {
-            floatX* y = out.x ? out.x + (size_t)n * C : own.data();
+    std::vector<float> largest((size_t)N);
+    std::vector<floatX> own(out.x ? 0 : (size_t)ctx.threads * C);
+    parallel_for(
+        N,
+        [&](Team::Member& me, int n) {
+            floatX* y = out.x ? out.x + (size_t)n * C : own.data() + (size_t)me.number * C;
             row(n, y);
-            largest = std::max(largest, encode(q.codes + (size_t)n * C, y, C, *q.scale));
-        }
-    }
-    *q.amax = largest;
+            largest[(size_t)n] = encode(q.codes + (size_t)n * C, y, C, *q.scale);
+        },
+        ctx.threads);
+    for (const float x : largest) *q.amax = std::max(*q.amax, x);
     if (q.transposed) transpose_codes(ctx, q.transposed, q.codes, N, C);
 }
 
@@ -63,10 +61,10 @@ void set_rows(Ctx& ctx, const Output& out, int N, int C, Row row) {
 
 inline void absolute_max(Ctx&, float* amax, const floatX* x, size_t n) {
     constexpr size_t range = 8192;
-    float largest = *amax;
-#pragma omp parallel for schedule(static) reduction(max : largest)
-    for (size_t i = 0; i < n; i += range) largest = std::max(largest, detail::largest_finite(x + i, std::min(range, n - i)));
-    *amax = largest;
+    std::vector<float> largest(ceil_div(n, range));
+    parallel_ranges(
+        n, [&](size_t i, size_t end) { largest[i / range] = detail::largest_finite(x + i, end - i); }, range);
+    for (const float one : largest) *amax = std::max(*amax, one);
 }
 
 inline void quantize(Ctx& ctx, const Codes& out, const floatX* x, int N, int C) {
@@ -75,11 +73,12 @@ inline void quantize(Ctx& ctx, const Codes& out, const floatX* x, int N, int C) 
 
 inline void transpose_codes(Ctx&, uint8_t* transposed, const uint8_t* codes, int N, int C) {
     constexpr int tile = 64;  // both sides of one are in cache together
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int c0 = 0; c0 < C; c0 += tile)
+    parallel_for(ceil_div(C, tile), [=](int task) {
+        const int c0 = task * tile;
         for (int n0 = 0; n0 < N; n0 += tile)
             for (int c = c0; c < std::min(C, c0 + tile); c++)
                 for (int n = n0; n < std::min(N, n0 + tile); n++) transposed[(size_t)c * N + n] = codes[(size_t)n * C + c];
+    });
 }
 
 inline void set_scale(Ctx&, float* scale, float* inverse, const float* amax, Fp8 format, int margin) {

@@ -36,13 +36,12 @@ inline const floatX* decode(Ctx& ctx, int i, const uint8_t* codes, Fp8 format, i
     for (size_t code = 0; code < 256; code++) numbers[code] = (floatX)fp8_numbers(format)[code];
     std::vector<floatX>& out = ctx.copies[i];
     if (out.size() < (size_t)all_rows * all_K) out.resize((size_t)all_rows * all_K);
-#pragma omp parallel for schedule(static)
-    for (int r = 0; r < all_rows; r++) {
+    parallel_for(all_rows, [&](int r) {
         floatX* row = &out[(size_t)r * all_K];
         const int there = r < rows ? K : 0;
         for (int k = 0; k < there; k++) row[k] = numbers[codes[(size_t)r * K + k]];
         std::fill(row + there, row + all_K, floatX(0));
-    }
+    });
     return out.data();
 }
 
@@ -69,13 +68,13 @@ void fp8_product([[maybe_unused]] Ctx& ctx, const uint8_t* a, Fp8 a_format, cons
     if (!ctx.plain) return decoded_product(ctx, a, a_format, b, b_format, M, N, K, set);
 #endif
     const auto &a_numbers = fp8_numbers(a_format), &b_numbers = fp8_numbers(b_format);
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int m = 0; m < M; m++)
+    parallel_for(M, [&](int m) {
         for (int n = 0; n < N; n++) {
             real sum = 0;
             for (int k = 0; k < K; k++) sum += (real)a_numbers[a[(size_t)m * K + k]] * (real)b_numbers[b[(size_t)n * K + k]];
             set(m, n, sum);
         }
+    });
 }
 
 }  // namespace detail

@@ -236,15 +236,14 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
         return n < end ? Ahead(a + (size_t)n * K + k, (size_t)K, std::min(cut.rows, end - n), std::min(pass, K_end - k))
                        : Ahead();
     };
-#pragma omp parallel num_threads(ctx.threads)
-    {
-        float* memory_of_sums = (float*)(memory + per_thread * (size_t)omp_get_thread_num());
+    Team::run(ctx.threads, [&](Team::Member& me) {
+        float* memory_of_sums = (float*)(memory + per_thread * (size_t)me.number);
         E *packed = (E*)(memory_of_sums + strips * strip_size), *packed_left = packed + parts<E> * packed_size;
         Unfinished<strip, Finish> unfinished(finish);
         int turn = 0;
         unit.begin();
-#pragma omp for schedule(dynamic)
-        for (int task = 0; task < shares.panels * shares.parts; task++) {
+        me.share(shares.panels * shares.parts, [&](int64_t share) {
+            const int task = (int)share;
             const int c0 = task / shares.parts * shares.columns, columns = std::min(shares.columns, wide - c0);
             const int first = task % shares.parts * shares.rows, end = std::min(tall, first + shares.rows);
             for (int k0 = 0; k0 < K; k0 += cut.slab) {
@@ -281,9 +280,9 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
             }
             unfinished.all();
             fence();
-        }
+        });
         unit.end();
-    }
+    });
 }
 
 // c (M, C) (+)= a^T b of a (N, M), b (N, C); M and C are multiples of 16.
@@ -296,9 +295,8 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
     const int slab = cut.slab, deepest = std::min(slab, round_up(N, k_multiple<E>));
     const size_t right_size = (size_t)deepest * C, left_size = (size_t)spread<E>(deepest) * shares.columns;
     E* right = (E*)ctx.scratch(parts<E> * (right_size + left_size * (size_t)ctx.threads) * sizeof(E));
-#pragma omp parallel num_threads(ctx.threads)
-    {
-        E* left = right + parts<E> * (right_size + left_size * (size_t)omp_get_thread_num());
+    Team::run(ctx.threads, [&](Team::Member& me) {
+        E* left = right + parts<E> * (right_size + left_size * (size_t)me.number);
         constexpr int strip = strip_columns;
         alignas(64) float sums_in_turn[2][most_rows<E> * strip];
         int turn = 0;
@@ -315,14 +313,15 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
             add = k0 > 0 || acc == Acc::Add;
             // Each packs some of the rows, whole if they are not too long: that is what memory reads fastest.
             const int high = round_up(ceil_div(K, ctx.threads), k_multiple<E>), wide = C <= 1024 ? C : 512;
-#pragma omp for schedule(static)
-            for (int k = 0; k < K; k += high)
+            me.share(ceil_div(K, high), [&](int64_t share) {
+                const int k = (int)share * high;
                 for (int c0 = 0; c0 < C; c0 += wide)
                     pack_rows_in_parts(unit, right + (size_t)c0 * K + (size_t)k * 16, right_size, 16 * (size_t)K,
                                        b + (size_t)(k0 + k) * C + c0, (size_t)C, std::min(wide, C - c0), std::min(high, K - k),
                                        there - k);
-#pragma omp for schedule(dynamic)
-            for (int task = 0; task < shares.panels * shares.parts; task++) {
+            });
+            me.share(shares.panels * shares.parts, [&](int64_t share) {
+                const int task = (int)share;
                 const int m0 = task / shares.parts * shares.columns, c0 = task % shares.parts * shares.rows;
                 const int M_here = std::min(shares.columns, M - m0), columns = std::min(shares.rows, C - c0);
                 lay_transposed_in_parts(unit, left, left_size, (size_t)stride, a + (size_t)k0 * M + m0, (size_t)M, M_here, K,
@@ -339,10 +338,10 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
                     }
                 unfinished.all();
                 fence();  // the next slab adds to what another thread may have written
-            }
+            });
         }
         unit.end();
-    }
+    });
 }
 
 // ---- linear layers ---------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ struct Exponentials {
     }
 };
 
-// Memory for one row of each thread; own() is the calling thread's.
+// Memory for one row of each thread.
 struct RowsOfThreads {
     size_t per_thread;
     int V;
@@ -92,7 +92,7 @@ struct RowsOfThreads {
         : per_thread(round_up(Exponentials::bytes(columns), 64)),
           V(columns),
           memory((char*)ctx.scratch(per_thread * (size_t)ctx.threads)) {}
-    Exponentials own() const { return Exponentials(memory + per_thread * (size_t)omp_get_thread_num(), V); }
+    Exponentials of(const Team::Member& me) const { return Exponentials(memory + per_thread * (size_t)me.number, V); }
 };
 
 // log sum exp over shards, each of whose own is statistics[2 N shard]. NaN and +infinity as above.
@@ -108,13 +108,15 @@ inline real join_log_sum_exp(const real* statistics, int shards, size_t stride) 
 inline void classifier_statistics(Ctx& ctx, real* statistics, const floatX* logits, const int* targets, int N, int v0, int V,
                                   int Vp) {
     const detail::RowsOfThreads rows(ctx, V);
-#pragma omp parallel for schedule(static) num_threads(ctx.threads)
-    for (int n = 0; n < N; n++) {
-        const floatX* x = logits + (size_t)n * Vp;
-        const int target = targets[n] - v0;
-        statistics[n] = V > 0 ? rows.own().set(x, V) : -std::numeric_limits<real>::infinity();
-        statistics[N + n] = targets[n] >= 0 && target >= 0 && target < V ? (real)x[target] : real(0);
-    }
+    parallel_for(
+        N,
+        [=](Team::Member& me, int n) {
+            const floatX* x = logits + (size_t)n * Vp;
+            const int target = targets[n] - v0;
+            statistics[n] = V > 0 ? rows.of(me).set(x, V) : -std::numeric_limits<real>::infinity();
+            statistics[N + n] = targets[n] >= 0 && target >= 0 && target < V ? (real)x[target] : real(0);
+        },
+        ctx.threads);
 }
 
 // statistics null: the logits are the whole
@@ -122,34 +124,36 @@ inline void classifier_shard(Ctx& ctx, floatX* logits, real* loss, real* zloss, 
                              const real* statistics, int shards, int N, int v0, int V, int Vp, real loss_scale, real z_coef,
                              bool write_gradient) {
     const detail::RowsOfThreads rows(ctx, V);
-#pragma omp parallel for schedule(static) num_threads(ctx.threads)
-    for (int n = 0; n < N; n++) {
-        floatX* x = logits + (size_t)n * Vp;
-        const bool masked = targets[n] < 0;
-        const int target = targets[n] - v0;  // in this shard, if it is in [0, V)
-        const bool here = !masked && target >= 0 && target < V;
-        CHECK(statistics || masked || here, "row %d: target %d of %d", n, target, V);
-        const detail::Exponentials exponentials = rows.own();
-        real log_z = !statistics || write_gradient ? exponentials.set(x, V) : real(0),
-             at_target = here ? (real)x[target] : real(0);
-        if (statistics) {
-            log_z = detail::join_log_sum_exp(statistics + n, shards, (size_t)2 * N);
-            at_target = 0;
-            for (int r = 0; r < shards; r++) at_target += statistics[((size_t)2 * r + 1) * N + n];
-        }
-        lse[n] = log_z;
-        loss[n] = masked ? real(0) : log_z - at_target;
-        zloss[n] = masked ? real(0) : z_coef * log_z * log_z;
-        if (!write_gradient) continue;
-        if (masked) {
-            std::fill(x, x + Vp, floatX(0));
-            continue;
-        }
-        const real factor = loss_scale * (1 + 2 * z_coef * log_z);
-        exponentials.put(x, V, factor, log_z);
-        if (here) x[target] = (floatX)(factor * exp_real(at_target - log_z) - loss_scale);
-        std::fill(x + V, x + Vp, floatX(0));
-    }
+    parallel_for(
+        N,
+        [=](Team::Member& me, int n) {
+            floatX* x = logits + (size_t)n * Vp;
+            const bool masked = targets[n] < 0;
+            const int target = targets[n] - v0;  // in this shard, if it is in [0, V)
+            const bool here = !masked && target >= 0 && target < V;
+            CHECK(statistics || masked || here, "row %d: target %d of %d", n, target, V);
+            const detail::Exponentials exponentials = rows.of(me);
+            real log_z = !statistics || write_gradient ? exponentials.set(x, V) : real(0),
+                 at_target = here ? (real)x[target] : real(0);
+            if (statistics) {
+                log_z = detail::join_log_sum_exp(statistics + n, shards, (size_t)2 * N);
+                at_target = 0;
+                for (int r = 0; r < shards; r++) at_target += statistics[((size_t)2 * r + 1) * N + n];
+            }
+            lse[n] = log_z;
+            loss[n] = masked ? real(0) : log_z - at_target;
+            zloss[n] = masked ? real(0) : z_coef * log_z * log_z;
+            if (!write_gradient) return;
+            if (masked) {
+                std::fill(x, x + Vp, floatX(0));
+                return;
+            }
+            const real factor = loss_scale * (1 + 2 * z_coef * log_z);
+            exponentials.put(x, V, factor, log_z);
+            if (here) x[target] = (floatX)(factor * exp_real(at_target - log_z) - loss_scale);
+            std::fill(x + V, x + Vp, floatX(0));
+        },
+        ctx.threads);
 }
 
 inline void classifier(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int N, int V, int Vp,

@@ -28,34 +28,34 @@ namespace cpu {
 namespace plain {
 
 inline void linear_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC, int OC) {
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int n = 0; n < N; n++)
+    parallel_for(N, [=](int n) {
         for (int o = 0; o < OC; o++) {
             real sum = bias ? (real)bias[o] : real(0);
             for (int i = 0; i < IC; i++) sum += (real)inp[(size_t)n * IC + i] * (real)weight[(size_t)o * IC + i];
             out[(size_t)n * OC + o] = (floatX)sum;
         }
+    });
 }
 
 inline void linear_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, int N, int IC, int OC) {
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int n = 0; n < N; n++)
+    parallel_for(N, [=](int n) {
         for (int i = 0; i < IC; i++) {
             real sum = 0;
             for (int o = 0; o < OC; o++) sum += (real)dout[(size_t)n * OC + o] * (real)weight[(size_t)o * IC + i];
             dinp[(size_t)n * IC + i] = (floatX)sum;
         }
+    });
 }
 
 inline void linear_backward_weight(real* dweight, const floatX* dout, const floatX* inp, int N, int IC, int OC, Acc acc) {
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int o = 0; o < OC; o++)
+    parallel_for(OC, [=](int o) {
         for (int i = 0; i < IC; i++) {
             real sum = 0;
             for (int n = 0; n < N; n++) sum += (real)dout[(size_t)n * OC + o] * (real)inp[(size_t)n * IC + i];
             real& d = dweight[(size_t)o * IC + i];
             d = acc == Acc::Add ? d + sum : sum;
         }
+    });
 }
 
 }  // namespace plain
@@ -86,20 +86,19 @@ void dot_products(float* out, const floatX* x, const floatX* w, int IC) {
 // memory bandwidth.
 inline void few_rows_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC, int OC) {
     const auto product = std::array{dot_products<1>, dot_products<2>, dot_products<3>, dot_products<4>}[(size_t)N - 1];
-#pragma omp parallel for schedule(static)
-    for (int o = 0; o < OC; o++) {
+    parallel_for(OC, [=](int o) {
         float sums[few_rows];
         product(sums, inp, weight + (size_t)o * IC, IC);
         for (int n = 0; n < N; n++) out[(size_t)n * OC + o] = (floatX)(sums[n] + (bias ? (float)bias[o] : 0.0f));
-    }
+    });
 }
 #endif
 
 // dbias (+)= column sums: a task owns 64 columns and adds their rows from first to last.
 inline void column_sums(real* dbias, const floatX* dout, int N, int OC, Acc acc) {
     constexpr int width = 64;
-#pragma omp parallel for schedule(static)
-    for (int first = 0; first < OC; first += width) {
+    parallel_tasks((size_t)ceil_div(OC, width), [=](size_t task) {
+        const int first = (int)task * width;
         const int columns = std::min(width, OC - first);
         real sum[width] = {};
         for (int n = 0; n < N; n++) {
@@ -107,7 +106,7 @@ inline void column_sums(real* dbias, const floatX* dout, int N, int OC, Acc acc)
             for (int k = 0; k < columns; k++) sum[k] += (real)row[k];
         }
         for (int k = 0; k < columns; k++) dbias[first + k] = acc == Acc::Add ? dbias[first + k] + sum[k] : sum[k];
-    }
+    });
 }
 
 }  // namespace detail

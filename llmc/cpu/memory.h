@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "../ops.h"
+#include "parallel.h"
 
 namespace cpu {
 
@@ -48,8 +49,8 @@ inline void release_memory(void* memory, size_t bytes) { munmap(memory, bytes); 
 
 inline void copy_in_parallel(void* to, const void* from, size_t bytes) {
     constexpr size_t range = 1 << 18;
-#pragma omp parallel for schedule(static) if (bytes > range)
-    for (size_t i = 0; i < bytes; i += range) memcpy((char*)to + i, (const char*)from + i, std::min(range, bytes - i));
+    parallel_ranges(
+        bytes, [=](size_t i, size_t end) { memcpy((char*)to + i, (const char*)from + i, end - i); }, range);
 }
 
 inline void upload(Ctx&, void* to, const void* from_host, size_t bytes) { copy_in_parallel(to, from_host, bytes); }
@@ -57,8 +58,8 @@ inline void download(Ctx&, void* to_host, const void* from, size_t bytes) { copy
 
 inline void clear(Ctx&, void* memory, size_t bytes) {
     constexpr size_t range = 1 << 18;
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < bytes; i += range) memset((char*)memory + i, 0, std::min(range, bytes - i));
+    parallel_ranges(
+        bytes, [=](size_t i, size_t end) { memset((char*)memory + i, 0, end - i); }, range);
 }
 
 inline void copy_rows(Ctx&, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t rows) {

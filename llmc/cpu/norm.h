@@ -57,8 +57,8 @@ void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const flo
     constexpr int block_rows = 64, sums = centred ? 2 : 1;
     const int blocks = ceil_div(N, block_rows);
     real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * sums * C);  // (blocks, sums, C): of dweight, of dbias
-#pragma omp parallel for schedule(static)
-    for (int block = 0; block < blocks; block++) {
+    parallel_tasks((size_t)blocks, [=](size_t task) {
+        const int block = (int)task;
         real *dw = partial + (size_t)block * sums * C, *db = dw + C;
         std::fill(dw, dw + sums * C, real(0));
         for (int n = block * block_rows; n < std::min(N, (block + 1) * block_rows); n++) {
@@ -81,17 +81,19 @@ void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const flo
                 store(dx + c, acc == Acc::Add ? load(dx + c, there) + d : d, there);
             });
         }
-    }
+    });
     constexpr int width = 64;  // channels of a task: whole cache lines
-#pragma omp parallel for schedule(static)
-    for (int first = 0; first < C; first += width)
-        for (int block = 0; block < blocks; block++) {
-            const real *dw = partial + (size_t)block * sums * C, *db = dw + C;
-            for (int c = first; c < std::min(C, first + width); c++) {
-                dweight[c] += dw[c];
-                if (centred) dbias[c] += db[c];
-            }
-        }
+    parallel_ranges((size_t)C,
+                    [=](size_t first, size_t last) {
+                        for (int block = 0; block < blocks; block++) {
+                            const real *dw = partial + (size_t)block * sums * C, *db = dw + C;
+                            for (size_t c = first; c < last; c++) {
+                                dweight[c] += dw[c];
+                                if (centred) dbias[c] += db[c];
+                            }
+                        }
+                    },
+                    width);
 }
 
 }  // namespace detail

@@ -1,11 +1,13 @@
 // Reductions with a fixed order, so that results have the same bits for any number of threads and any vector length.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <vector>
 
 #include "../math.h"
 #include "../ops.h"
+#include "parallel.h"
 
 namespace cpu {
 namespace detail {
@@ -31,11 +33,16 @@ template <class E>
 double sum_of_squares(const E* x, size_t n) {
     constexpr size_t block = 4096;
     std::vector<double> sums(ceil_div(n, block));
-#pragma omp parallel for schedule(static)
-    for (size_t b = 0; b < sums.size(); b++) {
-        const E* part = x + b * block;
-        sums[b] = lane_sum((int)std::min(block, n - b * block), [=](int i) { return (real)part[i] * (real)part[i]; });
-    }
+    parallel_ranges(
+        n,
+        [&](size_t first, size_t last) {
+            for (; first < last; first += block) {
+                const E* part = x + first;
+                const int there = (int)std::min(block, last - first);
+                sums[first / block] = lane_sum(there, [=](int i) { return (real)part[i] * (real)part[i]; });
+            }
+        },
+        4 * block);
     double total = 0;
     for (const double sum : sums) total += sum;
     return total;
@@ -54,18 +61,22 @@ inline void add_squares(Ctx&, double* sum, const Moment& x, size_t n) {
 // Reads each word once: bound by memory bandwidth.
 inline uint64_t word_sum(Ctx&, const void* x, size_t n, size_t first) {
     constexpr size_t block = 8192;
-    uint64_t sum = 0;
-#pragma omp parallel for schedule(static) reduction(+ : sum)
-    for (size_t begin = 0; begin < n; begin += block) {
-        const char* words = (const char*)x + begin * sizeof(uint32_t);
-        const uint32_t factor = (uint32_t)(2 * (first + begin) + 1), count = (uint32_t)std::min(block, n - begin);
-        for (uint32_t i = 0; i < count; i++) {
-            uint32_t word;
-            memcpy(&word, words + i * sizeof word, sizeof word);
-            sum += (uint64_t)word * (factor + 2 * i);
-        }
-    }
-    return sum;
+    std::atomic<uint64_t> all{0};
+    parallel_ranges(
+        n,
+        [&](size_t begin, size_t end) {
+            uint64_t sum = 0;
+            const char* words = (const char*)x + begin * sizeof(uint32_t);
+            const uint32_t factor = (uint32_t)(2 * (first + begin) + 1), count = (uint32_t)(end - begin);
+            for (uint32_t i = 0; i < count; i++) {
+                uint32_t word;
+                memcpy(&word, words + i * sizeof word, sizeof word);
+                sum += (uint64_t)word * (factor + 2 * i);
+            }
+            all += sum;
+        },
+        block);
+    return all;
 }
 
 }  // namespace cpu

@@ -29,10 +29,10 @@ struct Rotation {
 
 inline void rotate_heads(floatX* qkv, const Rotation& rotation, int N, int NH, int NKV, real direction) {
     const int HS = rotation.HS;
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++)
+    parallel_for(N, [=](int n) {
         for (int head = 0; head < NH + NKV; head++)
             rotate(qkv + ((size_t)n * (NH + 2 * NKV) + head) * HS, rotation.angles(n), HS / 2, direction);
+    });
 }
 
 }  // namespace detail

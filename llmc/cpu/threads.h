@@ -1,4 +1,4 @@
-// How many threads the CPU's ops use, and how these wait.
+// How many threads the CPU's ops use, and where these may run.
 #pragma once
 #include <omp.h>
 #include <sched.h>
@@ -104,22 +104,25 @@ inline int default_threads() {
     return share_of_cores(cores, {cores}, cpu_quota());
 }
 
-// GCC's OpenMP lets a waiting thread spin for milliseconds before it sleeps. A step has hundreds of short parallel regions, so
-// one other busy process on the machine then costs far more than its share (a step of the quick start: 1.5-1.8 s instead of 0.7
-// s). Spinning for some ten microseconds costs 1% on an idle machine. The library reads the environment before main, so the
-// program starts itself again, once, unless the user has decided.
-inline void limit_spinning(char** argv) {
-#if defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    setenv("GOMP_SPINCOUNT", "5000", 1);
-    // With OMP_PROC_BIND the library has bound this thread already, and would then find no other CPUs.
-    cpu_set_t all;
-    CPU_ZERO(&all);
-    for (const int cpu : usable_cpus()) CPU_SET(cpu, &all);
-    sched_setaffinity(0, sizeof all, &all);
-    execv("/proc/self/exe", argv);  // returns only if that is not possible, which does no harm
-#else
-    (void)argv;
+// Threads of the ops that this thread calls.
+inline int& op_threads() {
+    thread_local int threads = default_threads();
+    return threads;
+}
+
+// Binds this thread, number i of an op's, where OpenMP's variables ask for that (OMP_PROC_BIND, OMP_PLACES): else it may run
+// wherever the process may. The first thread has been bound by OpenMP.
+inline void bind_as_asked([[maybe_unused]] int i, [[maybe_unused]] int threads) {
+#ifdef __linux__
+    const int places = omp_get_num_places();
+    if (omp_get_proc_bind() == omp_proc_bind_false || places == 0) return;
+    const int place = threads <= places ? i * places / threads : i % places;
+    std::vector<int> cpus((size_t)omp_get_place_num_procs(place));
+    omp_get_place_proc_ids(place, cpus.data());
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int cpu : cpus) CPU_SET(cpu, &set);
+    sched_setaffinity(0, sizeof set, &set);
 #endif
 }
 

@@ -99,6 +99,7 @@ struct Ctx {
     // may_lack_device: without a GPU there is a Ctx that only plans: no op may be called on it (machine.h: plan_for).
     explicit Ctx(int n_threads = 0, int device_number = 0, bool may_lack_device = false)
         : threads(n_threads > 0 ? n_threads : cpu::default_threads()), device(device_number) {
+        cpu::op_threads() = threads;
         omp_set_num_threads(threads);
         std::string why_none;
         const int n_devices = count_devices(why_none);

@@ -1,0 +1,213 @@
+// The threads that an op is shared by, and how they wait.
+//
+// An op is one or more loops over tasks that do not depend on each other; tasks of a loop begin when all of the loop before are
+// done. Each thread has its own part of a loop, the same one every time, so that what it needs is likely in its caches; when
+// that is done it takes what is left of the others' parts. Nobody waits for a thread that has no task in hand: what a thread
+// would have done that another process keeps off its CPU, or that is still being woken, the others do. Tasks write different
+// numbers, and no sum runs over more than one task, so that results have the same bits whoever does what.
+//
+// A thread that waits spins for a while before it sleeps: a step has hundreds of loops, and to be put to sleep and woken takes
+// longer than most of these waits. But where two threads of a team are on one CPU, because another process has the other one,
+// who spins keeps the thread that it waits for from running: it sleeps at once. Figures: dev/bench/README.md.
+#pragma once
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "threads.h"
+
+namespace cpu {
+
+class Team {
+    struct alignas(64) Seat {
+        std::atomic<int64_t> taken{0};  // tasks of this thread's parts, of all loops of the op
+        std::atomic<int> cpu{-1};       // where the thread was last seen
+        std::vector<int64_t> before;    // for this thread alone: of each thread's parts, tasks of the loops before
+    };
+
+public:
+    // A thread in an op.
+    class Member {
+    public:
+        const int number;
+        // f(task) for tasks below n, by all members. They are done when the next loop's tasks begin, and when the op is over.
+        template <class F>
+        void share(int64_t n, F f) {
+            if (!team_) {
+                for (int64_t task = 0; task < n; task++) f(task);
+                return;
+            }
+            const int threads = team_->size();
+            for (int i = 0; i < threads; i++) {
+                const int owner = number + i < threads ? number + i : number + i - threads;
+                const int64_t first = n * owner / threads, end = n * (owner + 1) / threads;
+                int64_t& before = team_->seats_[(size_t)number].before[(size_t)owner];
+                for (int64_t k; (k = team_->take(owner, before, end - first)) >= 0;) {
+                    team_->wait_for_tasks(before_, number);
+                    f(first + k);
+                    team_->finish_task(number);
+                }
+                before += end - first;
+            }
+            before_ += n;
+        }
+
+    private:
+        friend Team;
+        explicit Member(Team* team, int i) : number(i), team_(team) {
+            if (!team) return;
+            team->seats_[(size_t)i].before.assign((size_t)team->size(), 0);
+            team->note_cpu(i);
+        }
+        Team* const team_;    // or null: alone
+        int64_t before_ = 0;  // tasks of the loops before
+    };
+
+    // f(member) by so many threads, this one among them. Each thread that calls this has its own team; within an op it is alone.
+    template <class F>
+    static void run(int threads, F f) {
+        std::unique_ptr<Team>& team = mine();
+        if (threads <= 1 || (team && team->busy_)) {
+            Member alone(nullptr, 0);
+            return f(alone);
+        }
+        if (!team || team->size() != threads) team.reset(), team.reset(new Team(threads));
+        team->work_together([](void* op, Member& member) noexcept { (*(F*)op)(member); }, &f);
+    }
+    ~Team() {
+        stop_ = true, ops_++;
+        for_op_.wake();
+        for (std::thread& t : threads_) {
+            if (getpid() == process_) t.join();
+            else t.detach();  // this is a copy of the process, which has none of its threads
+        }
+    }
+
+private:
+    // Where threads wait for what others change, who then call wake().
+    class Waiting {
+    public:
+        template <class Done, class MaySpin>
+        void until(Done done, MaySpin may_spin) {
+            using clock = std::chrono::steady_clock;
+            const auto end = clock::now() + std::chrono::microseconds(100);
+            while (may_spin() && clock::now() < end)
+                for (int i = 0; i < 32; i++) {
+                    if (done()) return;
+                    pause();
+                }
+            std::unique_lock<std::mutex> lock(mutex_);
+            sleepers_++;
+            changed_.wait(lock, done);
+            sleepers_--;
+        }
+        void wake() {
+            if (sleepers_ == 0) return;
+            { const std::lock_guard<std::mutex> lock(mutex_); }  // a sleeper has looked before, or waits already
+            changed_.notify_all();
+        }
+
+    private:
+        static void pause() {
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#elif defined(__aarch64__)
+            asm volatile("yield");
+#endif
+        }
+        std::mutex mutex_;
+        std::condition_variable changed_;
+        std::atomic<int> sleepers_{0};
+    };
+
+    static std::unique_ptr<Team>& mine() {
+        thread_local std::unique_ptr<Team> team;
+        return team;
+    }
+    explicit Team(int threads) : seats_((size_t)threads) {
+        for (int i = 1; i < threads; i++) threads_.emplace_back([this, i] { follow(i); });
+    }
+    int size() const { return (int)seats_.size(); }
+
+    int note_cpu(int i) {
+        const int cpu = sched_getcpu();
+        seats_[(size_t)i].cpu.store(cpu, std::memory_order_relaxed);
+        return cpu;
+    }
+    bool alone_on_cpu(int i) {
+        const int cpu = note_cpu(i);
+        for (int other = 0; other < size(); other++)
+            if (other != i && seats_[(size_t)other].cpu.load(std::memory_order_relaxed) == cpu) return false;
+        return true;
+    }
+
+    void work_together(void (*op)(void*, Member&), void* data) {
+        busy_ = true;
+        for (Seat& seat : seats_) seat.taken = 0;
+        done_ = 0, op_ = op, data_ = data;
+        inside_ &= ~over;
+        ops_++;
+        for_op_.wake();
+        Member me(this, 0);
+        op(data, me);
+        wait_for_tasks(me.before_, 0);
+        inside_ |= over;
+        for_tasks_.until([this] { return inside_ == over; }, [this] { return alone_on_cpu(0); });
+        busy_ = false;
+    }
+    // What the other threads do.
+    void follow(int i) {
+        bind_as_asked(i, size());
+        for (uint64_t op = 0;;) {
+            for_op_.until([&] { return ops_ != op; }, [this, i] { return alone_on_cpu(i); });
+            op = ops_;
+            if (stop_) return;
+            if (!(inside_++ & over)) {
+                Member me(this, i);
+                op_(data_, me);
+            }
+            if (--inside_ == over) for_tasks_.wake();
+        }
+    }
+
+    // Of tasks below n of that part, the next one that nobody has; or -1.
+    int64_t take(int part, int64_t before, int64_t n) {
+        std::atomic<int64_t>& taken = seats_[(size_t)part].taken;
+        int64_t task = taken.load(std::memory_order_relaxed);
+        while (task < before + n)
+            if (taken.compare_exchange_weak(task, task + 1, std::memory_order_relaxed)) return task - before;
+        return -1;
+    }
+    void finish_task(int i) {
+        note_cpu(i);
+        done_++;
+        for_tasks_.wake();
+    }
+    void wait_for_tasks(int64_t n, int i) {
+        if (done_ >= n) return;
+        for_tasks_.until([this, n] { return done_ >= n; }, [this, i] { return alone_on_cpu(i); });
+    }
+
+    static constexpr uint32_t over = 1u << 31;  // of inside_: who comes now comes too late
+    std::vector<Seat> seats_;
+    Waiting for_op_, for_tasks_;
+    std::atomic<uint64_t> ops_{0};        // so far
+    std::atomic<uint32_t> inside_{over};  // threads that may look at the op, but for the first; and whether it is over
+    std::atomic<int64_t> done_{0};        // tasks of the op
+    void (*op_)(void*, Member&) = nullptr;
+    void* data_ = nullptr;
+    std::atomic<bool> stop_{false};
+    bool busy_ = false;
+    const pid_t process_ = getpid();
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace cpu
