@@ -188,16 +188,19 @@ stage_ladders() {
 }
 
 stage_sanitize() {
-    local sanitizer tool program
+    local sanitizer tool program programs
     untimed "its tools look at a GPU" && return
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
     if [[ -z $sanitizer ]]; then row "compute-sanitizer" skipped "it is not there"; return; fi
+    programs=$(make print-gpu-programs | tr ' ' '\n' | grep -v 'golden\|cublaslt\|fp32')
+    # shellcheck disable=SC2086  # words
+    found $programs
     # Kernels in namespace gpu, by their mangled names: the libraries' are not ours to check. What they write is unknown to
     # initcheck then, so that it does without test_gpu_matmul. racecheck (2025.3) takes bulk copies that are not tensor copies for
     # races, as is known of FlashAttention: attention's backward on Hopper reads its statistics by one. Its findings are shown.
     for tool in memcheck synccheck initcheck racecheck; do
-        for program in $(make print-gpu-programs | tr ' ' '\n' | grep -v 'golden\|cublaslt\|fp32'); do
-            [[ $tool == initcheck && $program == *matmul ]] && continue
+        for program in $programs; do
+            [[ ! -x $program || ($tool == initcheck && $program == *matmul) ]] && continue
             step "$tool $(basename "$program")" 60 "$sanitizer" --tool "$tool" --error-exitcode 9 --kernel-name kernel_substring=3gpu \
                 "$program" --gtest_brief=1
         done

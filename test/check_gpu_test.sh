@@ -19,13 +19,17 @@ program() {
     { echo '#!/bin/bash'; cat; } >"$1"
     chmod +x "$1"
 }
-# What a target is answered with; FAULT=build: building fails.
+# What a target is answered with; FAULT=build, build-cpu: building fails; no-trainer, no-bench: what is named is not there.
 program bin/make <<'M'
+case "$FAULT ${!#}" in
+no-trainer\ print-train-gpt | no-bench\ print-bench) echo $PROGRAMS/none; exit ;;
+esac
 case "${!#}" in
 print-gpu-programs) echo $GPU_PROGRAMS ;;
 print-train-gpt) echo $PROGRAMS/train_gpt ;;
 print-bench) echo $PROGRAMS/bench ;;
 print-ladders) echo $LADDER_PROGRAMS ;;
+build/cpu-*) [[ $FAULT != build-cpu ]] ;;
 *) [[ $FAULT != build ]] ;;
 esac
 M
@@ -56,7 +60,9 @@ for ((i = 1; i <= steps; i++)); do
     loss=$((100 - i))
     [[ $FAULT != bits ]] || loss=$loss$RANDOM
     [[ $FAULT != far || $0 != *programs* ]] || loss=1$loss
+    [[ $FAULT != far-fp8 || $0 != *programs* || $out != *fp8* ]] || loss=1$loss
     [[ $FAULT != nan ]] || loss=null
+    [[ $FAULT != silent ]] || break
     echo "{\"kind\":\"step\",\"step\":$i,\"loss\":$loss,\"step_ms\":2.5,\"tokens_per_s\":1000,\"model_tflops\":300}"
 done >"$out/log.jsonl"
 M
@@ -96,6 +102,8 @@ says "the ladder's output is shown" "what the ladder says"
 expect "no row says FAILED or skipped" refused grep 'FAILED\|skipped' out/table.txt
 
 fault "a build that fails" build build "build for the GPU *FAILED *exit status 1"
+row "the CPU's is built nevertheless" "build for the CPU *ok"
+fault "a build for the CPU that fails" build-cpu build "build for the CPU *FAILED *exit status 1"
 rm tree/build/deps/include/gtest/gtest.h
 if echo '#include <gtest/gtest.h>' | g++ -E -x c++ - >/dev/null 2>&1; then echo "ok: skipped: this machine has every header"
 else fault "a header that is missing" "" build "build *FAILED *these headers are missing: gtest/gtest.h"; fi
@@ -141,19 +149,35 @@ fault "a training that fails" train train "training on the GPU *FAILED *exit sta
 row "and has no losses of a run before" "the same run twice *FAILED"
 fault "other bits the second time" bits train "the same run twice *FAILED"
 fault "a GPU far from the CPU" far train "GPU and CPU  *FAILED"
+fault "FP8 far from the CPU" far-fp8 train "GPU and CPU in FP8 *FAILED"
+row "and not bf16" "GPU and CPU  *ok"
+fault "a trainer that is not built" no-trainer train "programs/none *FAILED *it is not built"
 fault "losses that are no numbers" nan train "the same run twice *FAILED"
 fault "a run that stops early" short train "the same run twice *FAILED *7 and 7 losses of 8"
 
 echo data >out/data.bin
 fault "a speed that crashes" train speed "GPT-2 124M.*FAILED *exit status 5"
+fault "a log without steps" silent speed "GPT-2 124M.*FAILED *its log has no five steps"
+fault "no trainer for speed" no-trainer speed "programs/none *FAILED *it is not built"
 rm out/data.bin
 fault "no data for speed" "" speed "speed *FAILED *there are no data"
 fault "a benchmark of kernels that fails" bench--ops bench "benchmark of kernels *FAILED *exit status 1"
 row "the other benchmark runs" "benchmark of steps *ok"
+fault "a benchmark of steps that fails" bench--steps bench "benchmark of steps *FAILED *exit status 1"
+fault "a benchmark that is not built" no-bench bench "programs/none *FAILED *it is not built"
 LADDER_PROGRAMS="$PROGRAMS/ladder_bad $PROGRAMS/ladder_good"
 fault "a ladder that fails" "" ladders "ladder bad *FAILED *exit status 3"
 row "the other ladder runs" "ladder good *ok"
+LADDER_PROGRAMS='' fault "no ladders" "" ladders "ladders *FAILED *make names no programs"
+LADDER_PROGRAMS=$PROGRAMS/none fault "a ladder that is not built" "" ladders "programs/none *FAILED *it is not built"
 for tool in memcheck synccheck initcheck racecheck; do fault "a finding of $tool" $tool sanitize "$tool test_gpu_good *FAILED *exit status 1"; done
+
+GPU_PROGRAMS='' fault "nothing to sanitize" "" sanitize "sanitize *FAILED *make names no programs"
+GPU_PROGRAMS=$PROGRAMS/none fault "what is not built is not sanitized" "" sanitize "programs/none *FAILED *it is not built"
+LADDER_PROGRAMS=$PROGRAMS/ladder_good
+FAULT=racecheck stage "a fault in the last of all stages: status 1" 1
+row "after stages that pass" "ladder good *ok"
+row "is in the same table" "racecheck test_gpu_good *FAILED"
 
 stage "an unknown stage: status 2" 2 tests nonsense
 says "and which there are" "there is no stage 'nonsense'; there are build, tests"
