@@ -61,3 +61,10 @@ for name in missing_barrier missing_barrier_before_overwrite missing_barrier_in_
     report "data race: $name" tsan "$name" "data race" "faults.cu:[0-9]*"
 done
 report "both lines of a race" tsan missing_barrier_before_overwrite "faults.cu:$(line 'const float neighbour')" "faults.cu:$(line 'x.threadIdx.x. = neighbour')"
+
+# What runs other projects' kernels (test/emu/foreign/run.sh), on a program of ours in their style.
+foreign=$source/test/emu/foreign
+sed -E -f "$foreign/launches.sed" "$foreign/smoke.cu" >smoke.cu
+expect "a foreign program builds" "$CXX" -std=c++17 -O0 -w -DBACKEND_EMU -I"$foreign/include" -I"$source/test/emu" -include adapter.h -fopenmp \
+    -x c++ smoke.cu -o smoke
+expect "and is right" ./smoke

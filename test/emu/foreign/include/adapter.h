@@ -42,7 +42,8 @@ T* static_shared(size_t offset) {
 struct Grid {
     dim3 grid, size;
     size_t bytes;
-    Grid(dim3 g, dim3 s, size_t b = 0, cudaStream_t = nullptr) : grid(g), size(s), bytes(b) {}
+    cudaStream_t stream;
+    Grid(dim3 g, dim3 s, size_t b = 0, cudaStream_t on = nullptr) : grid(g), size(s), bytes(b), stream(on) {}
 };
 template <class Kernel>
 struct Configured {
@@ -51,11 +52,14 @@ struct Configured {
     Kernel kernel;
     template <class... A>
     void operator()(A... arguments) const {
+        size_t bytes = g.bytes;
 #ifdef FOREIGN_HOPPER
-        emu::launch_kernel(name, kernel, g.grid, g.size, (g.bytes + 1023) / 1024 * 1024 + static_bytes, arguments...);
-#else
-        emu::launch_kernel(name, kernel, g.grid, g.size, g.bytes, arguments...);
+        bytes = (bytes + 1023) / 1024 * 1024 + static_bytes;
 #endif
+        // launch_kernel's way, but for its table of limits: a lambda has no address to look up.
+        emu::streams().put(g.stream, [=, g = g, name = name, kernel = kernel] {
+            emu::launch(g.grid, g.size, bytes, name, [=] { kernel(arguments...); });
+        });
     }
 };
 template <class Kernel>
@@ -111,3 +115,4 @@ template <class T>
 cudaError_t cudaMallocHost(T** p, size_t bytes, unsigned = 0) {
     return cudaMallocHost((void**)p, bytes);
 }
+inline cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned flags) { return cudaEventCreateWithFlags(event, flags); }

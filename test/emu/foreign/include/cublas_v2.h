@@ -5,6 +5,7 @@
 enum cublasMath_t { CUBLAS_DEFAULT_MATH = 0, CUBLAS_TF32_TENSOR_OP_MATH = 3 };
 enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 };
 using cublasHandle_t = cublasLtHandle_t;
+using cublasDataType_t = cudaDataType;
 inline cublasStatus_t cublasCreate(cublasHandle_t* handle) { return cublasLtCreate(handle); }
 inline cublasStatus_t cublasDestroy(cublasHandle_t handle) { return cublasLtDestroy(handle); }
 inline cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }

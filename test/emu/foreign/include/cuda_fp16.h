@@ -1,12 +1,18 @@
-// half by the compiler's own type, for kernels that only name it.
+// half by the compiler's own type, for kernels that only name it; g++ has one from 12 on.
 #pragma once
 #include <cuda_runtime.h>
 
+#if defined(__clang__) || __GNUC__ >= 12
+#ifdef __clang__
+using half_storage = __fp16;
+#else
+using half_storage = _Float16;
+#endif
 struct half {
-    _Float16 value;
+    half_storage value;
     half() = default;
     template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
-    half(T x) : value((_Float16)x) {}
+    half(T x) : value((half_storage)x) {}
     operator float() const { return (float)value; }
 };
 struct alignas(4) half2 {
@@ -21,3 +27,4 @@ inline half __ushort_as_half(unsigned short x) {
     memcpy((void*)&h, &x, 2);
     return h;
 }
+#endif
