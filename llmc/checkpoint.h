@@ -187,9 +187,11 @@ public:
             if (fd >= 0) close(fd);
     }
 
-    // Room for `bytes` at the place, to be filled at once.
+    static constexpr size_t most = 4 << 20;
+
+    // Room for `bytes`, at most `most`, at the place, to be filled at once.
     char* at(size_t file, size_t offset, size_t bytes) {
-        if (file != file_ || offset != offset_ + buffer_.size() || buffer_.size() > most) {
+        if (file != file_ || offset != offset_ + buffer_.size() || buffer_.size() + bytes > most) {
             flush();
             file_ = file, offset_ = offset;
         }
@@ -204,7 +206,6 @@ public:
     }
 
 private:
-    static constexpr size_t most = 4 << 20;
     [[noreturn]] void failed(size_t file) const {
         fail("cannot write %s: %s", files_.files[file].path.c_str(), strerror(errno));
     }
@@ -251,21 +252,23 @@ void write_parts(const TensorFiles& files, const ParameterTable& table, const Sh
                     shards.for_each_part(first, (n - 1) * stride + 1, [&](size_t from, size_t shard, size_t elements) {
                         const size_t begin = std::max(k0, (from + stride - 1) / stride),
                                      end = std::min(k1, (from + elements + stride - 1) / stride);
-                        if (begin >= end) return;
-                        char* to =
-                            writer.at(place.file, place.offset + (in_file + begin) * sizeof(E), (end - begin) * sizeof(E));
-                        const size_t first_value = shard + (begin * stride - from);
-                        bool finite = true;
-                        for (size_t k = 0; k < end - begin; k++) {
-                            const E value = part(first_value + k * stride);
-                            finite &= std::isfinite((real)value);
-                            memcpy(to + k * sizeof(E), &value, sizeof(E));
+                        for (size_t piece = begin, last; piece < end; piece = last) {
+                            last = std::min(end, piece + PieceWriter::most / sizeof(E));
+                            char* to =
+                                writer.at(place.file, place.offset + (in_file + piece) * sizeof(E), (last - piece) * sizeof(E));
+                            const size_t first_value = shard + (piece * stride - from);
+                            bool finite = true;
+                            for (size_t k = 0; k < last - piece; k++) {
+                                const E value = part(first_value + k * stride);
+                                finite &= std::isfinite((real)value);
+                                memcpy(to + k * sizeof(E), &value, sizeof(E));
+                            }
+                            if (!finite)
+                                fail(
+                                    "%s of %s is not finite; HINT: training diverged: go on from an older checkpoint with a "
+                                    "lower --lr, or with --on-spike rollback",
+                                    t.name.c_str(), std::filesystem::path(files.files[place.file].path).filename().c_str());
                         }
-                        if (!finite)
-                            fail(
-                                "%s of %s is not finite; HINT: training diverged: go on from an older checkpoint with a lower "
-                                "--lr, or with --on-spike rollback",
-                                t.name.c_str(), std::filesystem::path(files.files[place.file].path).filename().c_str());
                     });
                 }
             });

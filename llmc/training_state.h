@@ -9,6 +9,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <future>
 #include <optional>
 #include <thread>
 
@@ -237,7 +239,7 @@ struct Parts {
     Moment m, v;
 };
 
-// Writes checkpoints on a thread of its own: save() copies the training memory into the buffers given at the start (or, without
+// Writes checkpoints on threads of its own: save() copies the training memory into the buffers given at the start (or, without
 // those of the moments, writes while training waits). Every rank writes its parts into files that the first one has made, then
 // they share reading them back for their checksums, then the first one gives the directory its name. Between these stages ranks
 // wait for each other in proceed(), which is to be called after each step, by all. A failure on any of them never throws:
@@ -355,7 +357,7 @@ private:
             case Stage::write:
                 return write(directory.path());
             case Stage::sum:
-                return (void)(sums_ = sum_files(directory.path(), world_ ? world_->rank() : 0, world_ ? world_->size() : 1));
+                return sum(directory.path());
             case Stage::publish:
                 return publish(directory);
             case Stage::idle:
@@ -406,14 +408,37 @@ private:
             throw;
         }
     }
+    // At once where training leaves the cores alone, in turn on a CPU.
+    static void run_all(const std::vector<std::function<void()>>& parts) {
+        constexpr auto any = std::launch::async | std::launch::deferred;  // the latter if there are no more threads
+        constexpr auto launch = be::memory_is_host ? std::launch::deferred : any;
+        std::vector<std::future<void>> running;
+        for (const auto& part : parts) running.push_back(std::async(launch, part));
+        for (auto& part : running) part.get();
+    }
     void write(const std::string& dir) const {
         const std::vector<TensorFiles> all = files(dir);
-        size_t i = 0;
-        const auto write = [&](auto part) { write_parts(all[i++], table_, shards_, counted_, part); };
+        std::vector<std::function<void()>> parts;
+        const auto write = [&](auto part) {
+            const TensorFiles& f = all[parts.size()];
+            parts.push_back([&f, part, this] { write_parts(f, table_, shards_, counted_, part); });
+        };
         write([&](size_t i) { return parts_.params[i]; });
         if (has_lower_halves) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
         for (const Moment& moment : {parts_.m, parts_.v})
             moment.visit([&](const auto* x) { write([x](size_t i) { return x[i]; }); });
+        run_all(parts);
+    }
+    void sum(const std::string& dir) {
+        constexpr int at_once = 4;
+        const int rank = world_ ? world_->rank() : 0, ranks = world_ ? world_->size() : 1;
+        std::string sums[at_once];
+        std::vector<std::function<void()>> parts;
+        for (int k = 0; k < at_once; k++)
+            parts.push_back([&, k] { sums[k] = sum_files(dir, rank + ranks * k, ranks * at_once); });
+        run_all(parts);
+        sums_.clear();
+        for (const std::string& lines : sums) sums_ += lines;
     }
     void publish(const NewDirectory& directory) const {
         if (!first()) return;
