@@ -315,9 +315,9 @@ public:
     CUtensorMap get(const bf16* array, const uint64_t (&sizes)[rank], const uint64_t (&strides)[rank - 1],
                     const uint32_t (&box)[rank]) {
         Key key{(uint64_t)array};
-        auto at = std::copy(sizes, sizes + rank, key.begin() + 1);
-        at = std::copy(strides, strides + rank - 1, at);
-        std::copy(box, box + rank, at);
+        auto at = std::copy(std::begin(sizes), std::end(sizes), key.begin() + 1);
+        at = std::copy(std::begin(strides), std::end(strides), at);
+        std::copy(std::begin(box), std::end(box), at);
         const auto found = maps_.find(key);
         if (found != maps_.end()) return found->second;
         if (maps_.size() >= most) maps_.clear();
