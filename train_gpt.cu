@@ -167,6 +167,8 @@ struct Activations {
     floatX* next_logits;                    // (Vp) of one row, for generation
     LossSums* sums;                         // of what the head has seen since they were cleared
     floatX* branch;                         // (Nl, C) what attention or MLP adds to the residual stream
+    real* dq_sums = nullptr;                // (dq_sums_size) attention_backward's; null: it is deterministic
+    size_t dq_sums_size = 0;                // set before memory is planned
     floatX* dx;                             // (Nl, C) gradient of the residual stream, walking from the head to the embedding
     floatX* dnorm;                          // (Nl, C) gradient of a norm's output
     floatX* dnarrow;  // (N, max(Fl, NHl HS)), with GeLU (N, NHl HS): gradient of SwiGLU's act, then of att
@@ -399,6 +401,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
         arena.add("activation gradients", &a.dnarrow,
                   N * (c.activation == Activation::swiglu ? std::max<size_t>(n.Fl, heads) : heads));
         arena.add("activation gradients", &a.dwide, N * std::max(n.F1l, n.QKVl));
+        if (a.dq_sums_size) arena.add("sums of queries' gradients (fp32)", &a.dq_sums, a.dq_sums_size);
     }
     m.cache.layer_size = (size_t)c.T * n.NKVl * c.HS();
     if (generates) arena.add("key/value cache", &a.next_logits, c.Vp);
@@ -931,10 +934,10 @@ static void block_backward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     row_backward(ctx, m, in, linear(Matrix::proj), s, dnarrow, dx, s.att);
     if (c.position == Position::rope)
         be::attention_rope_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, in.doc_start, in.positions, m.cos_sin, in.B, in.T,
-                                    n.NHl, n.NKVl, c.HS(), m.attention_scale());
+                                    n.NHl, n.NKVl, c.HS(), m.attention_scale(), m.a.dq_sums);
     else
         be::attention_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, n.NHl, n.NKVl,
-                               c.HS(), m.attention_scale());
+                               c.HS(), m.attention_scale(), m.a.dq_sums);
     column_backward(ctx, m, in, linear(Matrix::qkv), s, dnorm, dwide, s.norm1);
     norm_backward(ctx, c, dx, g.norm1_w, g.norm1_b, dnorm, in.slot->x[(size_t)i], p.norm1_w, s.mean1, s.rstd1, Nl, Acc::Add);
 }
@@ -2312,6 +2315,10 @@ struct Run {
         load_tokenizer();
         if (be::memory_is_host && !o.gemm_cache.empty())
             fail_usage("--gemm-cache is for GPUs; the CPU has one way to multiply");
+        if (be::memory_is_host && o.nondeterministic_attention)
+            fail_usage("--nondeterministic-attention is for GPUs; on the CPU attention is deterministic");
+        if (o.nondeterministic_attention && o.detect_nondeterminism)
+            fail_usage("--detect-nondeterminism would find --nondeterministic-attention; give one of them");
         if (o.sample_interval > 0 && !tokenizer) fail_usage("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
 
         const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
@@ -2341,6 +2348,11 @@ struct Run {
         discards = add_left_out(state, o);
         begin("planning the memory");
         m = plan_model(o, schedule, c, ranks);
+        if (o.nondeterministic_attention && !m->a.dq_sums_size && world.rank() == 0)
+            print_line(stderr,
+                       format("note: --nondeterministic-attention changes nothing here: it is for bf16 on GPUs of compute "
+                              "capability 9.0 and heads of 64 or 128, not for heads of %d on %s",
+                              c.HS(), ctx.description().c_str()));
         begin("opening the data and ordering its samples");
         open_data();
         check_same_everywhere(world, o, m->a.head_rows, data);
@@ -2376,6 +2388,8 @@ private:
         // A rollback may lead back to steps in bf16.
         const int64_t start = fp8_start(p, state);
         plan_8_bits(ctx, *model, p, state.step < start || (start > 0 && p.on_spike == "rollback"));
+        if (p.nondeterministic_attention)
+            model->a.dq_sums_size = be::attention_sums(ctx, p.micro_batch_size, p.seq_length, model->n.NHl, c.HS());
         const int head_rows =
             p.head_rows ? p.head_rows : choose_head_rows(ctx, model->n, (int64_t)p.micro_batch_size * p.seq_length);
         plan_memory(*model, recompute_policy(p.recompute_granularity), p.micro_batch_size, p.seq_length, head_rows,

@@ -225,6 +225,9 @@ inline Allowed one_of(Strings choices) {
     X(std::string, gemm_cache, "", "", word("FILE"), "Run",                                                                    \
       "on a GPU: file that remembers the fastest algorithms for matrix products; none: take the library's choice; default: "   \
       "in ~/.cache")                                                                                                           \
+    X(bool, nondeterministic_attention, "", false, anything(), "Run",                                                          \
+      "on an H100 or H200, heads of 64 or 128: attention's backward pass with 5 matrix products instead of 7, adding up "      \
+      "gradients in no fixed order: the same run no longer gives the same bits")                                               \
     X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "full"}), "Memory",                \
       "activations that backward computes again instead of keeping them: selective: cheap ones, full: all inside a layer")     \
     X(int, head_rows, "", 0, between(0, 10000000), "Memory",                                                                   \

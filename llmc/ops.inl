@@ -126,16 +126,19 @@ void rope_backward(Ctx& ctx, floatX* dqkv /*(N, NH + 2*NKV, HS)*/, const int* po
 void attention_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
                        const floatX* qkv /*(B, T, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/,
                        const int* doc_start /*(B, T) or null*/, int B, int T, int NH, int NKV, int HS, real scale);
-// sets dqkv (all of it).
+// Elements of attention_backward's dq_sums; 0 where it has no use for them.
+size_t attention_sums(const Ctx& ctx, int B, int T, int NH, int HS);
+// sets dqkv (all of it). dq_sums: null, or room in which queries' gradients are added up in the order in which their parts come:
+// less work, and the one result here that is not deterministic.
 void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
                         const floatX* out /*(B, T, NH, HS)*/, const real* lse /*(B, NH, T)*/, const floatX* qkv,
                         const real* slopes /*or null*/, const int* doc_start /*or null*/, int B, int T, int NH, int NKV, int HS,
-                        real scale);
+                        real scale, real* dq_sums = nullptr);
 // The same, then rope_backward: of queries and keys before they were turned.
 void attention_rope_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
                              const floatX* out /*(B, T, NH, HS)*/, const real* lse /*(B, NH, T)*/, const floatX* qkv,
                              const int* doc_start /*or null*/, const int* positions /*(B, T)*/, const real* cos_sin, int B, int T,
-                             int NH, int NKV, int HS, real scale);
+                             int NH, int NKV, int HS, real scale, real* dq_sums = nullptr);
 // One new token per sequence: writes its key and value into the caches at row t and attends over rows 0 .. t. sets out.
 void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, floatX* keys /*(B, P, NKV, HS)*/, floatX* values /*same*/,
                       const floatX* qkv /*(B, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/, int B, int t, int P, int NH,

@@ -34,6 +34,20 @@ for name in "${!run[@]}"; do
     expect "$name: trains on the CPU" train "$program" "$name" "$name-cpu"
     expect "$name: the CPU's losses" near "$name-cpu" "$name-gpu"
 done
+# Queries' gradients added up in any order: with rotary positions, grouped heads of 128 and some recomputation; with ALiBi, heads
+# of 64 and all of it.
+for name in llama-128 bloom-64; do
+    expect "$name --nondeterministic-attention: trains" train "$gpu" "$name" unordered --nondeterministic-attention
+    expect "$name --nondeterministic-attention: the CPU's losses" near "$name-cpu" unordered
+    rm -rf unordered
+done
+expect "--nondeterministic-attention is in the plan" train "$gpu" llama-128 x --dry-run --nondeterministic-attention
+says "with its memory" "sums of queries' gradients (fp32)  *256 KiB"
+expect "heads that it is not for" train "$gpu" gpt2 x --dry-run --nondeterministic-attention
+says "a note that it changes nothing" "note: --nondeterministic-attention changes nothing here: .* not for heads of 16 on"
+expect "--nondeterministic-attention with --detect-nondeterminism: refused" refused train "$gpu" gpt2 x --nondeterministic-attention --detect-nondeterminism 2
+expect "--nondeterministic-attention on the CPU: refused" refused train "$program" gpt2 x --nondeterministic-attention
+says "where it is for" "is for GPUs"
 # In FP8; the tensor cores' sums are shorter than the CPU's.
 for name in gpt2 llama; do
     for options in "--fp8 hybrid --fp8-start 3" "--fp8 e4m3 --fp8-recipe current"; do

@@ -189,6 +189,14 @@ void bench_attention(be::Ctx& ctx, const Machine& machine, int B, int T, int NH,
         median_seconds(
             ctx, [&] { be::attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, nullptr, B, T, NH, NKV, HS, scale); }),
         2.5 * flops, 0, machine);
+    const size_t n_sums = be::attention_sums(ctx, B, T, NH, HS);
+    if (!n_sums) return;
+    const Numbers<real> sums(ctx, n_sums);
+    row("not deterministic: backward" + shape,
+        median_seconds(
+            ctx,
+            [&] { be::attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, nullptr, B, T, NH, NKV, HS, scale, sums); }),
+        2.5 * flops, 0, machine);
 }
 
 // What is bound by memory bandwidth: bytes that must be moved, each once.

@@ -48,10 +48,10 @@ Work matrices(const Arguments& a, int outputs = 1) {  // .., N, IC, OC
     const double N = last(At<0>()), IC = last(At<1>()), OC = last(At<2>());
     return {2 * N * IC * OC, X * (N * IC + IC * OC + outputs * N * OC)};
 }
-// .., B, T, NH, NKV, HS, scale: so many products of half of T^2 scores, and tensors of both kinds of heads.
-template <class Arguments>
+// .., B, T, NH, NKV, HS, scale, and so many more: so many products of half of T^2 scores, and tensors of both kinds of heads.
+template <int more = 0, class Arguments>
 Work attention(const Arguments& a, int products, int tensors) {
-    const auto last = from_last<6>(a);
+    const auto last = from_last<6 + more>(a);
     const double B = last(At<0>()), T = last(At<1>()), NH = last(At<2>()), NKV = last(At<3>()), HS = last(At<4>());
     return {products * B * T * T * NH * HS, X * B * T * HS * tensors * (NH + NKV)};
 }
@@ -110,8 +110,8 @@ TIMED(rope_backward, Work({0, NUMBER(4, 0) * (NUMBER(4, 1) + NUMBER(4, 2)) * NUM
 TIMED(embedding_forward, ROWS(4, 0, 2 * X))
 TIMED(embedding_backward, ROWS(4, 0, X + 2 * R))
 TIMED(attention_forward, attention(arguments, 2, 2))
-TIMED(attention_backward, attention(arguments, 5, 4))
-TIMED(attention_rope_backward, attention(arguments, 5, 4))
+TIMED(attention_backward, attention<1>(arguments, 5, 4))
+TIMED(attention_rope_backward, attention<1>(arguments, 5, 4))
 // N, V, Vp, loss_scale, z_coef, write_gradient: read and written once
 TIMED(classifier, Work({0, NUMBER(6, 0) * NUMBER(6, 2) * 2 * X}))
 // n, seven scalars, and how to round

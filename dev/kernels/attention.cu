@@ -13,8 +13,10 @@
 //                                                       (Dao, 2023); warps issue the products and wait for them
 //   4  Hopper: wgmma and TMA                            products of 64 rows that run by themselves, tiles that one thread
 //                                                       orders, softmax beside products (Shah et al., 2024)
-//   5  cuDNN's, where the library is installed
-// 2 to 4 are the trainer's own kernels (llmc/gpu/attention_simple.cuh, _mma.cuh, _hopper.cuh); 4 is reached through the op,
+//   5  backward alone: in one kernel               5 products instead of 7, as queries' gradients are added up by the copy
+//                                                       engine, in the order in which parts come (--nondeterministic-attention)
+//   5, backward 6  cuDNN's, where the library is installed
+// 2 to 5 are the trainer's own kernels (llmc/gpu/attention_simple.cuh, _mma.cuh, _hopper.cuh); 4 is reached through the op,
 // which chooses it where the GPU can.
 #include "../../llmc/cpu/attention.h"
 #include "../../llmc/gpu/attention.cuh"
@@ -162,12 +164,18 @@ struct Forward : Heads {
 
 struct Backward : Heads {
     ladder::Array<floatX> qkv, dout, out, dqkv;
-    ladder::Array<float> lse;
+    ladder::Array<float> lse, dq_sums;
 #ifdef LADDER_CUDNN
     std::unique_ptr<cudnn_attention::Plan> cudnn;
 #endif
     Backward(ladder::Run& run, const Shape& s)
-        : Heads(run, s, true), qkv(qkv0), dout(dout0), out(out0), dqkv(dqkv0.size()), lse(lse0) {}
+        : Heads(run, s, true),
+          qkv(qkv0),
+          dout(dout0),
+          out(out0),
+          dqkv(dqkv0.size()),
+          lse(lse0),
+          dq_sums(gpu::attention_sums(run.ctx, a.B, a.T, a.NH, a.HS)) {}
     double work() const { return 2.5 * forward_work(); }
     void restore(gpu::Ctx& ctx) { dqkv.restore(ctx); }
     void check(ladder::Verdict& verdict) { verdict.close("dqkv", dqkv, dqkv0, a.HS, relative(), of_dot()); }
@@ -219,39 +227,45 @@ void climb_all(ladder::Run& run) {
 #endif
         },
         small, large);
-    ladder::climb<Backward, Shape>(run, "attention backward", matmul_bound,
-                                   {
-                                       {"the T x T matrix in memory, a thread per score",
-                                        [](gpu::Ctx& ctx, Backward& x) {
-                                            naive_backward(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p(), x.a);
-                                        }},
-                                       {"flash: tiles of keys, weights computed again",
-                                        [](gpu::Ctx& ctx, Backward& x) {
-                                            gpu::attention_backward_simple(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(),
-                                                                           x.qkv.p(), nullptr, nullptr, x.a);
-                                        }},
-                                       {"tensor cores: mma.sync",
-                                        [](gpu::Ctx& ctx, Backward& x) {
-                                            gpu::attention_backward_mma(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(),
-                                                                        x.qkv.p(), nullptr, nullptr, x.a);
-                                        }},
-                                       {"the trainer's on Hopper: wgmma and TMA",
-                                        [](gpu::Ctx& ctx, Backward& x) {
-                                            gpu::attention_backward(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(),
-                                                                    x.qkv.p(), nullptr, nullptr, x.a.B, x.a.T, x.a.NH, x.a.NKV,
-                                                                    x.a.HS, x.a.scale);
-                                        },
-                                        true, lacks_hopper},
+    ladder::climb<Backward, Shape>(
+        run, "attention backward", matmul_bound,
+        {
+            {"the T x T matrix in memory, a thread per score",
+             [](gpu::Ctx& ctx, Backward& x) {
+                 naive_backward(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p(), x.a);
+             }},
+            {"flash: tiles of keys, weights computed again",
+             [](gpu::Ctx& ctx, Backward& x) {
+                 gpu::attention_backward_simple(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p(), nullptr, nullptr,
+                                                x.a);
+             }},
+            {"tensor cores: mma.sync",
+             [](gpu::Ctx& ctx, Backward& x) {
+                 gpu::attention_backward_mma(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p(), nullptr, nullptr,
+                                             x.a);
+             }},
+            {"the trainer's on Hopper: wgmma and TMA",
+             [](gpu::Ctx& ctx, Backward& x) {
+                 gpu::attention_backward(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p(), nullptr, nullptr, x.a.B,
+                                         x.a.T, x.a.NH, x.a.NKV, x.a.HS, x.a.scale);
+             },
+             true, lacks_hopper},
+            {"the trainer's on Hopper, in one kernel",
+             [](gpu::Ctx& ctx, Backward& x) {
+                 gpu::attention_backward(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p(), nullptr, nullptr, x.a.B,
+                                         x.a.T, x.a.NH, x.a.NKV, x.a.HS, x.a.scale, x.dq_sums.p());
+             },
+             true, lacks_hopper},
 #ifdef LADDER_CUDNN
-                                       {"cuDNN's",
-                                        [](gpu::Ctx& ctx, Backward& x) {
-                                            if (!x.cudnn) x.cudnn = std::make_unique<cudnn_attention::Plan>(ctx, x.a, true);
-                                            x.cudnn->backward(x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p());
-                                        },
-                                        false},
+            {"cuDNN's",
+             [](gpu::Ctx& ctx, Backward& x) {
+                 if (!x.cudnn) x.cudnn = std::make_unique<cudnn_attention::Plan>(ctx, x.a, true);
+                 x.cudnn->backward(x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p());
+             },
+             false},
 #endif
-                                   },
-                                   small, large);
+        },
+        small, large);
 }
 
 }  // namespace

@@ -88,9 +88,11 @@ inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qk
     plain::attention_forward(out, lse, qkv, slopes, doc_start, a, (real*)ctx.scratch(sizeof(real) * (size_t)B * NH * T));
 }
 
+inline size_t attention_sums(const Ctx&, int, int, int, int) { return 0; }
+
 inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
                                const floatX* qkv, const real* slopes, const int* doc_start, int B, int T, int NH, int NKV,
-                               int HS, real scale) {
+                               int HS, real scale, real* /*dq_sums*/) {
     const AttentionShape a{B, T, NH, NKV, HS, scale};
 #if CPU_FAST_PATHS
     if (!ctx.plain) return detail::flash::backward(ctx, {dqkv, dout, out, lse, qkv, slopes, doc_start, nullptr}, a);
@@ -101,7 +103,7 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
 
 inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
                                     const floatX* qkv, const int* doc_start, const int* positions, const real* cos_sin, int B,
-                                    int T, int NH, int NKV, int HS, real scale) {
+                                    int T, int NH, int NKV, int HS, real scale, real* /*dq_sums*/) {
 #if CPU_FAST_PATHS
     if (!ctx.plain && HS <= detail::flash::most_columns) {
         const detail::Rotation rotation{positions, cos_sin, HS};

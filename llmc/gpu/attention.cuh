@@ -1,5 +1,6 @@
 // Causal flash attention with grouped queries, ALiBi and document masks on the GPU: which implementation runs, and decoding.
-// The definition and its derivatives are in llmc/cpu/attention.h. Implementations, each deterministic and free of T x T memory:
+// The definition and its derivatives are in llmc/cpu/attention.h. Implementations, each free of T x T memory and deterministic,
+// but for attention_hopper.cuh's backward pass where dq_sums is given:
 //   attention_simple.cuh   any head size up to 256, both precisions, no tensor cores
 //   attention_mma.cuh      bf16, head sizes 64, 80, 96, 128; tensor cores of capability 8.0 and later
 //   attention_hopper.cuh   bf16, head sizes 64, 128; wgmma, TMA and warp specialisation of capability 9.0
@@ -63,15 +64,24 @@ inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qk
     attention_forward_simple(ctx, out, lse, qkv, slopes, doc_start, a);
 }
 
+inline size_t attention_sums(const Ctx& ctx, int B, int T, int NH, int HS) {
+#ifndef PRECISION_FP32
+    if (choose_attention(ctx, HS) == AttentionKernels::hopper) return attention_hopper_sums(B, T, NH, HS);
+#endif
+    (void)ctx, (void)B, (void)T, (void)NH, (void)HS;
+    return 0;
+}
+
 inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
                                const floatX* qkv, const real* slopes, const int* doc_start, int B, int T, int NH, int NKV,
-                               int HS, real scale) {
+                               int HS, real scale, real* dq_sums) {
     const AttentionShape a = checked_attention_shape(B, T, NH, NKV, HS, scale);
+    CHECK(!dq_sums || attention_sums(ctx, B, T, NH, HS) > 0, "head size %d on capability %d", HS, ctx.capability);
 #ifndef PRECISION_FP32
     const AttentionKernels kernels = choose_attention(ctx, HS);
     CHECK(kernels == AttentionKernels::simple || aligned_16(dqkv, dout, out, qkv), "rows are moved 16 bytes at a time");
     if (kernels == AttentionKernels::hopper)
-        return attention_backward_hopper(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, B, T, NH, NKV, HS, scale);
+        return attention_backward_hopper(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, B, T, NH, NKV, HS, scale, dq_sums);
     if (kernels == AttentionKernels::mma) return attention_backward_mma(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
 #endif
     attention_backward_simple(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
@@ -79,8 +89,8 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
 
 inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
                                     const floatX* qkv, const int* doc_start, const int* positions, const real* cos_sin, int B,
-                                    int T, int NH, int NKV, int HS, real scale) {
-    attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, doc_start, B, T, NH, NKV, HS, scale);
+                                    int T, int NH, int NKV, int HS, real scale, real* dq_sums) {
+    attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, doc_start, B, T, NH, NKV, HS, scale, dq_sums);
     rope_backward(ctx, dqkv, positions, cos_sin, B * T, NH, NKV, HS);
 }
 

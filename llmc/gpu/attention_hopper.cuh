@@ -16,12 +16,15 @@
 //           transposes S^T = K Q^T and dP^T = V dout^T, so that P^T and dS^T are in registers where the left operands of
 //           dV += P^T dout and dK += dS^T Q want them.
 //   dq      a block owns 128 queries and walks over keys: S, dP, then dS, the left operand of dQ += dS K.
-//   Seven products of T^2/2 HS multiply-adds per head instead of the five that one kernel would need; in exchange nothing is
-//   added up by atomics, and neither P nor dS leaves registers.
+//   Seven products of T^2/2 HS multiply-adds per head instead of the five that one kernel needs; in exchange nothing is added
+//   up by atomics, and neither P nor dS leaves registers.
+// Backward with dq_sums: one kernel. The first of the two also lays dS^T into shared memory, where it is, read by columns, the
+//   left operand of a tile's part of dQ = dS K; the copy engine adds that to sums in memory, in fp32, while the product for dK
+//   is under way. Blocks of other keys add theirs in whatever order they come. A small kernel makes bf16 of the sums.
 //
 // Precision: products of bf16 summed in fp32; P and dS are rounded to bf16 as operands. Deterministic: every sum has one owner
-// and a fixed order. Documents: doc_start must not decrease within a sequence. Tiles that are masked as a whole are skipped,
-// only tiles at the border of what rows see are masked.
+// and a fixed order, but for dq_sums. Documents: doc_start must not decrease within a sequence. Tiles that are masked as a
+// whole are skipped, only tiles at the border of what rows see are masked.
 // Bound: tensor cores; the exponentials of a forward tile take about half as long as its products at HS 128.
 // Measured: dev/kernels/bench.md.
 #pragma once
@@ -48,6 +51,10 @@ struct AttentionInputs {
     const float* slopes;   // (NH) or null
     const int* doc_start;  // (B, T) or null
 };
+
+// Where queries' gradients are added up: for each head tiles of 64 queries, for each slabs of 64 columns, as the 128 threads of
+// a warpgroup hold them: four elements of its first thread, of the second ...; then the next four of the first.
+constexpr int sum_elements = 64 * slab;  // of a tile's slab
 
 // Items of work: tiles of heads of sequences. Heads come in sections, one after another; within one, first a tile of each head,
 // then the next tile of each.
@@ -122,9 +129,24 @@ __device__ __forceinline__ void multiply_transposed(float (&d)[N / 2], const Til
                                                     const Tile<N, HS>& b) {
     const uint64_t a_matrix = matrix_descriptor(&a.data[0][first_row][0], 0), b_matrix = matrix_descriptor(&b, 0);
 #pragma unroll
-    for (int k = 0; k < HS / 16; k++)
-        wgmma<N, Major::rows>(d, advanced(a_matrix, k / 4 * a_rows * 128 + k % 4 * 32),
-                              advanced(b_matrix, k / 4 * N * 128 + k % 4 * 32), k > 0);
+    for (int k = 0; k < HS / 16; k++) {
+        const uint64_t a_step = advanced(a_matrix, k / 4 * a_rows * 128 + k % 4 * 32),
+                       b_step = advanced(b_matrix, k / 4 * N * 128 + k % 4 * 32);
+        if (k == 0) wgmma_set<N, Major::rows>(d, a_step, b_step);
+        else wgmma<N, Major::rows>(d, a_step, b_step, true);
+    }
+    wgmma_commit();
+}
+// d (64, 64) = a^T b: slabs of K rows.
+template <int K>
+__device__ __forceinline__ void multiply_columns(float (&d)[32], const bf16 (&a)[K][slab], const bf16 (&b)[K][slab]) {
+    const uint64_t a_matrix = matrix_descriptor(&a, 0), b_matrix = matrix_descriptor(&b, 0);
+#pragma unroll
+    for (int k = 0; k < K / 16; k++) {
+        const uint64_t a_step = advanced(a_matrix, k * 16 * 128), b_step = advanced(b_matrix, k * 16 * 128);
+        if (k == 0) wgmma_set<64, Major::columns, Major::columns>(d, a_step, b_step);
+        else wgmma<64, Major::columns, Major::columns>(d, a_step, b_step, true);
+    }
     wgmma_commit();
 }
 // d (64, HS) = p b, or += with accumulate: p (64, K) in registers, tile b of K rows.
@@ -156,6 +178,13 @@ __device__ __forceinline__ void stage_rows(Tile<rows, HS>& tile, int first_row, 
             bf16* to = &tile.data[i / 8][first_row + me.row + 8 * r][((i % 8) ^ (me.row % 8)) * 8 + me.column];
             *reinterpret_cast<uint32_t*>(to) = pack_bf16(x[4 * i + 2 * r] * factor[r], x[4 * i + 2 * r + 1] * factor[r]);
         }
+}
+
+// The accumulator x (64, 64) as the sums of queries' gradients have it.
+__device__ __forceinline__ void stage_sums(float (&to)[sum_elements], const float (&x)[32]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        store(to + (128 * i + threadIdx.x % 128) * 4, Pack<float>{x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]});
 }
 
 // Sum and maximum over the four lanes that hold a row.
@@ -341,7 +370,7 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
 
         wait_full(shared.k_ring, n);
         take_turn();
-        wgmma_fence(s);
+        wgmma_fence();
         multiply_transposed(s, shared.q, 64 * w, shared.k[n % F::stages]);
         pass_turn();
         wgmma_wait<0>(s);
@@ -354,7 +383,7 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
             const unsigned next = n + 1;
             wait_full(shared.k_ring, next);
             take_turn();
-            wgmma_fence(s);
+            wgmma_fence();
             multiply_transposed(s, shared.q, 64 * w, shared.k[next % F::stages]);
             wait_full(shared.v_ring, n);
             wgmma_fence(o, p);
@@ -467,14 +496,22 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-// A block's 128 keys, in two warpgroups, against tiles of 64 queries.
-template <int HS>
+// A block's 128 keys, in two warpgroups, against tiles of queries; their gradient, too, where `with_queries`.
+template <int HS, bool with_queries>
 struct BackwardKeys {
-    static constexpr int consumers = 2, keys = 128, queries = 64, stages = HS == 64 ? 4 : 3;
-    struct Shared {
+    static constexpr int consumers = 2, keys = 128, queries = with_queries && HS == 64 ? 128 : 64,
+                         stages = HS == 128      ? 3
+                                  : with_queries ? 2
+                                                 : 4;
+    struct ForQueries {
+        Tile<keys, queries> ds[2];          // of this tile of queries and of the one before
+        float dq[consumers][sum_elements];  // on its way to the sums
+    };
+    struct Nothing {};
+    struct Shared : std::conditional_t<with_queries, ForQueries, Nothing> {
         Tile<keys, HS> k, v;
         Tile<queries, HS> q[stages], dout[stages];
-        QueryStatistics statistics[stages];
+        QueryStatistics statistics[stages][queries / 64];
         Ring<stages> ring;
         uint64_t kv_full;
     };
@@ -494,56 +531,60 @@ constexpr int backward_threads = 384, backward_producer_registers = 24, backward
 
 #ifdef HOPPER_CODE
 
-// The tiles of 64 queries that see any of the keys j0 .. j0 + n - 1: first .. end - 1. As documents do not begin earlier again,
+// The tiles of queries that see any of the keys j0 .. j0 + n - 1: first .. end - 1. As documents do not begin earlier again,
 // the end is where they begin after these keys.
 struct QueryTiles {
     int first, end;
-    __device__ QueryTiles(const AttentionInputs& in, int b, int j0, int n) : first(j0 / 64), end(ceil_div(in.T, 64)) {
+    __device__ QueryTiles(const AttentionInputs& in, int b, int j0, int n, int queries)
+        : first(j0 / queries), end(ceil_div(in.T, queries)) {
         if (!in.doc_start) return;
         int low = first + 1;  // the first tile holds the keys' own queries
         while (low < end) {
             const int middle = (low + end) / 2;
-            if (in.doc_start[(size_t)b * in.T + middle * 64] >= j0 + n) end = middle;
+            if (in.doc_start[(size_t)b * in.T + middle * queries] >= j0 + n) end = middle;
             else low = middle + 1;
         }
     }
 };
 
-template <int HS>
-__device__ void keys_producer(typename BackwardKeys<HS>::Shared& shared, const CUtensorMap& kv_map, const CUtensorMap& q_map,
-                              const CUtensorMap& dout_map, const QueryStatistics* statistics, const AttentionInputs& in, int b,
-                              int g, int j0) {
-    using K = BackwardKeys<HS>;
-    const int group = in.NH / in.NKV, tiles = ceil_div(in.T, 128) * 2;
+template <int HS, bool with_queries>
+__device__ void keys_producer(typename BackwardKeys<HS, with_queries>::Shared& shared, const CUtensorMap& kv_map,
+                              const CUtensorMap& q_map, const CUtensorMap& dout_map, const QueryStatistics* statistics,
+                              const AttentionInputs& in, int b, int g, int j0) {
+    using K = BackwardKeys<HS, with_queries>;
+    const int group = in.NH / in.NKV, tiles = ceil_div(in.T, 128) * 128 / K::queries;
     mbarrier_arrive_expect(&shared.kv_full, sizeof shared.k + sizeof shared.v);
     load_tile(shared.k, kv_map, &shared.kv_full, in.NH + g, j0, b);
     load_tile(shared.v, kv_map, &shared.kv_full, in.NH + in.NKV + g, j0, b);
-    const QueryTiles range(in, b, j0, K::keys);
+    const QueryTiles range(in, b, j0, K::keys, K::queries);
     unsigned n = 0;
     for (int h = g * group; h < (g + 1) * group; h++)
         for (int tile = range.first; tile < range.end; tile++, n++) {
             const unsigned stage = n % K::stages;
             uint64_t* full = &shared.ring.full[stage];
             wait_empty(shared.ring, n);
-            mbarrier_arrive_expect(full, sizeof shared.q[0] + sizeof shared.dout[0] + sizeof(QueryStatistics));
-            load_tile(shared.q[stage], q_map, full, h, tile * 64, b);
-            load_tile(shared.dout[stage], dout_map, full, h, tile * 64, b);
-            bulk_load(&shared.statistics[stage], statistics + ((size_t)b * in.NH + h) * tiles + tile, sizeof(QueryStatistics),
-                      full);
+            mbarrier_arrive_expect(full, sizeof shared.q[0] + sizeof shared.dout[0] + sizeof shared.statistics[0]);
+            load_tile(shared.q[stage], q_map, full, h, tile * K::queries, b);
+            load_tile(shared.dout[stage], dout_map, full, h, tile * K::queries, b);
+            bulk_load(&shared.statistics[stage], statistics + (((size_t)b * in.NH + h) * tiles + tile) * (K::queries / 64),
+                      sizeof shared.statistics[0], full);
         }
 }
 
-template <int HS>
-__device__ void keys_consumer(typename BackwardKeys<HS>::Shared& shared, const CUtensorMap& dkv_map, const AttentionInputs& in,
-                              int b, int g, int j0, int w) {
-    using K = BackwardKeys<HS>;
+template <int HS, bool with_queries>
+__device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& shared, const CUtensorMap& dkv_map,
+                              float* dq_sums, const AttentionInputs& in, int b, int g, int j0, int w) {
+    using K = BackwardKeys<HS, with_queries>;
     constexpr int N = K::queries;
     const Place me;
-    const int group = in.NH / in.NKV, my_j0 = j0 + 64 * w;
-    const float scale = in.scale * log2_e;
-    const QueryTiles range(in, b, j0, K::keys);
-    float dk[HS / 2], dv[HS / 2], s[N / 2], dp[N / 2];
+    const int group = in.NH / in.NKV, my_j0 = j0 + 64 * w, tiles = ceil_div(in.T, 128) * 128 / N;
+    const float scale = in.scale * log2_e, one[2] = {1.0f, 1.0f};
+    const QueryTiles range(in, b, j0, K::keys, N);
+    float dk[HS / 2], dv[HS / 2], s[N / 2], dp[N / 2], dq[32];
     uint32_t p[N / 16][4], ds[N / 16][4];
+
+    const bool first_thread = threadIdx.x % 128 == 0;
+    const auto both_barrier = [] { named_barrier_sync(1 + K::consumers, 128 * K::consumers); };
 #pragma unroll
     for (int i = 0; i < HS / 2; i++) dk[i] = dv[i] = 0;
     mbarrier_wait(&shared.kv_full, 0);
@@ -554,30 +595,30 @@ __device__ void keys_consumer(typename BackwardKeys<HS>::Shared& shared, const C
         const float slope = in.slopes ? in.slopes[h] * log2_e : 0.0f;
         for (int tile = range.first; tile < range.end; tile++, n++) {
             const unsigned stage = n % K::stages;
-            const int t0 = tile * 64;
+            const int t0 = tile * N;
             wait_full(shared.ring, n);
-            if (t0 < my_j0) {  // these queries come before my keys (all of them: both are in steps of 64)
+            if (!with_queries && t0 < my_j0) {  // these queries come before my keys (all of them: both are in steps of 64)
                 release(&shared.ring.empty[stage]);
                 continue;
             }
-            const QueryStatistics& statistics = shared.statistics[stage];
-            wgmma_fence(s);
+            const auto& statistics = shared.statistics[stage];
+            wgmma_fence();
             multiply_transposed(s, shared.k, 64 * w, shared.q[stage]);
             wgmma_wait<1>(dk);  // the products of the tile before are done: p and ds are free before dp is needed
             if (held) release(held);
             held = &shared.ring.empty[stage];
-            wgmma_fence(dp);
+            wgmma_fence();
             multiply_transposed(dp, shared.v, 64 * w, shared.dout[stage]);
             wgmma_wait<1>(s);
 
             // s and dp: row = key, column = query.
-            const bool border = t0 < my_j0 + 63 || statistics.first_key[63] > my_j0;
+            const bool border = t0 < my_j0 + 63 || statistics[N / 64 - 1].first_key[63] > my_j0;
 #pragma unroll
             for (int i = 0; i < N / 8; i++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    const int column = 8 * i + me.column + e, t = t0 + column;
-                    const float lse = statistics.lse[column];
+                    const int column = i % 8 * 8 + me.column + e, t = t0 + i / 8 * 64 + column;
+                    const float lse = statistics[i / 8].lse[column];
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
                         float& x = s[4 * i + 2 * r + e];
@@ -590,8 +631,8 @@ __device__ void keys_consumer(typename BackwardKeys<HS>::Shared& shared, const C
                 for (int i = 0; i < N / 8; i++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        const int column = 8 * i + me.column + e, t = t0 + column;
-                        const int first_key = statistics.first_key[column];
+                        const int column = i % 8 * 8 + me.column + e, t = t0 + i / 8 * 64 + column;
+                        const int first_key = statistics[i / 8].first_key[column];
 #pragma unroll
                         for (int r = 0; r < 2; r++) {
                             const int j = my_j0 + me.row + 8 * r;
@@ -607,20 +648,43 @@ __device__ void keys_consumer(typename BackwardKeys<HS>::Shared& shared, const C
             for (int i = 0; i < N / 8; i++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    const float d = statistics.d[8 * i + me.column + e];
+                    const float d = statistics[i / 8].d[i % 8 * 8 + me.column + e];
 #pragma unroll
                     for (int r = 0; r < 2; r++) dp[4 * i + 2 * r + e] = s[4 * i + 2 * r + e] * (dp[4 * i + 2 * r + e] - d);
                 }
             pack_operand<N>(ds, dp);
+            // Of the queries' gradient a warpgroup has half: 64 columns where heads have 128, else 64 of 128 queries. It takes
+            // the ds of both, and leaves while the product for dk is under way.
+            if constexpr (with_queries) {
+                stage_rows(shared.ds[n % 2], 64 * w, dp, one, me);
+                fence_proxy_async();
+                if (first_thread) tma_store_wait<0>();  // the dq before has left
+                both_barrier();
+                wgmma_fence();
+                multiply_columns(dq, shared.ds[n % 2].data[HS == 64 ? w : 0], shared.k.data[HS == 64 ? 0 : w]);
+            }
             wgmma_fence(dk, ds);
             multiply(dk, ds, shared.q[stage], true);
+            if constexpr (with_queries) {
+                wgmma_wait<1>(dq);
+                stage_sums(shared.dq[w], dq);
+                fence_proxy_async();
+                named_barrier_sync(1 + w, 128);
+                if (first_thread) {
+                    const size_t part = (((size_t)b * in.NH + h) * tiles + tile) * K::consumers + w;
+                    bulk_add(dq_sums + part * sum_elements, shared.dq[w], sizeof shared.dq[w]);
+                    tma_store_commit();
+                }
+                wgmma_wait<0>(dk);  // or ptxas, which cannot see that dq is free, runs all products one after another
+            }
         }
     }
     wgmma_wait<0>(dk);
     wgmma_wait<0>(dv);
+    if (with_queries) both_barrier();  // the other's products have read my keys
 
-    // My rows of k and v were read by nobody else: the results leave through them.
-    const float one[2] = {1.0f, 1.0f}, scales[2] = {in.scale, in.scale};
+    // My rows of k and v are read by nobody any more: the results leave through them.
+    const float scales[2] = {in.scale, in.scale};
     stage_rows(shared.k, 64 * w, dk, scales, me);
     stage_rows(shared.v, 64 * w, dv, one, me);
     fence_proxy_async();
@@ -634,6 +698,34 @@ __device__ void keys_consumer(typename BackwardKeys<HS>::Shared& shared, const C
         tma_store_wait<0>();
     }
 }
+
+#endif
+
+// Queries' gradients out of their sums; a block per 64 queries of a head.
+template <int HS>
+__global__ void __launch_bounds__(256)
+    attention_query_gradient_kernel(bf16* dqkv, const float* sums, AttentionInputs in, int tiles) {
+    constexpr int packs = HS / 8;  // of a row, one per thread; a thread has two rows
+    const int tile = blockIdx.x % tiles, head = blockIdx.x / tiles, b = head / in.NH, h = head % in.NH;
+    for (int i = threadIdx.x; i < 32 * packs; i += 256) {
+        const int pack = i % packs, warp = i / packs / 8, row = i / packs % 8, t = tile * 64 + warp * 16 + row;
+        const float* from =
+            sums + ((size_t)blockIdx.x * (HS / slab) + pack / 8) * sum_elements + (pack % 8 * 128 + warp * 32 + row * 4) * 4;
+        Pack<bf16> x[2];
+#pragma unroll
+        for (int lane = 0; lane < 4; lane++) {
+            const Pack<float> four = load(from + 4 * lane);
+#pragma unroll
+            for (int e = 0; e < 4; e++) x[e / 2][2 * lane + e % 2] = (bf16)(four[e] * in.scale);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if (t + 8 * r < in.T)
+                store(dqkv + (((size_t)b * in.T + t + 8 * r) * (in.NH + 2 * in.NKV) + h) * HS + pack * 8, x[r]);
+    }
+}
+
+#ifdef HOPPER_CODE
 
 template <int HS>
 __device__ void queries_producer(typename BackwardQueries<HS>::Shared& shared, const CUtensorMap& q_map,
@@ -686,12 +778,12 @@ __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, c
             release(&shared.ring.empty[stage]);
             continue;
         }
-        wgmma_fence(s);
+        wgmma_fence();
         multiply_transposed(s, shared.q, 64 * w, shared.k[stage]);
         wgmma_wait<1>(dq);  // the last product of the tile before is done: ds is free before dp is needed
         if (held) release(held);
         held = &shared.ring.empty[stage];
-        wgmma_fence(dp);
+        wgmma_fence();
         multiply_transposed(dp, shared.dout, 64 * w, shared.v[stage]);
         wgmma_wait<1>(s);
         const bool border = queries.border(j0, N);
@@ -732,13 +824,13 @@ __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, c
 
 #endif
 
-template <int HS>
+template <int HS, bool with_queries>
 __global__ void __launch_bounds__(backward_threads, 1)
     attention_backward_keys_kernel(const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap q_map,
                                    const __grid_constant__ CUtensorMap dout_map, const __grid_constant__ CUtensorMap dkv_map,
-                                   const QueryStatistics* statistics, AttentionInputs in, WorkOrder order) {
+                                   float* dq_sums, const QueryStatistics* statistics, AttentionInputs in, WorkOrder order) {
 #ifdef HOPPER_CODE
-    using K = BackwardKeys<HS>;
+    using K = BackwardKeys<HS, with_queries>;
     DYNAMIC_SHARED(typename K::Shared, shared);
     int tile, head;
     order.item(blockIdx.x, tile, head);  // the first keys are seen by most queries: long items come first
@@ -752,10 +844,10 @@ __global__ void __launch_bounds__(backward_threads, 1)
     const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         registers_decrease<backward_producer_registers>();
-        if (threadIdx.x == 0) keys_producer<HS>(*shared, kv_map, q_map, dout_map, statistics, in, b, g, j0);
+        if (threadIdx.x == 0) keys_producer<HS, with_queries>(*shared, kv_map, q_map, dout_map, statistics, in, b, g, j0);
     } else {
         registers_increase<backward_consumer_registers>();
-        keys_consumer<HS>(*shared, dkv_map, in, b, g, j0, warpgroup - 1);
+        keys_consumer<HS, with_queries>(*shared, dkv_map, dq_sums, in, b, g, j0, warpgroup - 1);
     }
 #else
     __trap();
@@ -809,6 +901,9 @@ inline WorkOrder work_order(int T, int rows, size_t heads, size_t bytes_per_head
     return {(int)tiles, (int)heads, (int)section};
 }
 
+// Keys and values, or queries and their gradients, of a head.
+inline size_t head_bytes(int T, int HS) { return (size_t)T * HS * 2 * sizeof(bf16); }
+
 template <int HS>
 void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, int B, const AttentionInputs& in) {
     using F = Forward<HS>;
@@ -816,34 +911,46 @@ void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, int B, const A
     const CUtensorMap q_map = head_map(ctx, qkv, B, in.T, heads, HS, F::rows, slabs),
                       kv_map = head_map(ctx, qkv, B, in.T, heads, HS, F::keys, slabs),
                       out_map = head_map(ctx, out, B, in.T, in.NH, HS, 64, slabs);
-    const size_t kv_bytes = (size_t)in.T * HS * 2 * sizeof(bf16) * in.NKV / in.NH;
-    const WorkOrder order = work_order(in.T, F::rows, (size_t)B * in.NH, std::max<size_t>(kv_bytes, 1));
+    const WorkOrder order =
+        work_order(in.T, F::rows, (size_t)B * in.NH, std::max<size_t>(1, head_bytes(in.T, HS) * in.NKV / in.NH));
     LAUNCH((attention_forward_kernel<HS>), std::min(order.items(), ctx.multiprocessors), F::threads, sizeof(typename F::Shared),
            ctx, q_map, kv_map, out_map, lse, in, order, (ItemCounter*)ctx.counters);
 }
 
+template <int HS, bool with_queries>
+void run_backward_keys(Ctx& ctx, bf16* dqkv, float* dq_sums, const QueryStatistics* statistics, const bf16* dout,
+                       const bf16* qkv, int B, const AttentionInputs& in) {
+    using K = BackwardKeys<HS, with_queries>;
+    const int T = in.T, heads = in.NH + 2 * in.NKV, slabs = HS / slab;
+    const WorkOrder order = work_order(T, K::keys, (size_t)B * in.NKV, head_bytes(T, HS) * (in.NH / in.NKV));
+    LAUNCH((attention_backward_keys_kernel<HS, with_queries>), order.items(), backward_threads, sizeof(typename K::Shared), ctx,
+           head_map(ctx, qkv, B, T, heads, HS, K::keys, slabs), head_map(ctx, qkv, B, T, heads, HS, K::queries, slabs),
+           head_map(ctx, dout, B, T, in.NH, HS, K::queries, slabs), head_map(ctx, dqkv, B, T, heads, HS, 64, 1), dq_sums,
+           statistics, in, order);
+}
+
+// dq_sums: null, or room for queries' gradients, which are then added up there in the order in which they come.
 template <int HS>
-void run_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const bf16* out, const real* lse, const bf16* qkv, int B,
-                  const AttentionInputs& in) {
-    using K = BackwardKeys<HS>;
+void run_backward(Ctx& ctx, bf16* dqkv, float* dq_sums, const bf16* dout, const bf16* out, const real* lse, const bf16* qkv,
+                  int B, const AttentionInputs& in) {
     using Q = BackwardQueries<HS>;
     const int T = in.T, heads = in.NH + 2 * in.NKV, slabs = HS / slab, tiles = ceil_div(T, 128) * 2;
     const size_t n_heads = (size_t)B * in.NH;
     auto* statistics = (QueryStatistics*)ctx.scratch(n_heads * tiles * sizeof(QueryStatistics));
     LAUNCH((attention_statistics_kernel<HS>), (unsigned)(n_heads * tiles), 256, 0, ctx, statistics, dout, out, lse, in, tiles);
 
-    const CUtensorMap tiles_128 = head_map(ctx, qkv, B, T, heads, HS, 128, slabs),
-                      tiles_64 = head_map(ctx, qkv, B, T, heads, HS, 64, slabs);
-    const CUtensorMap dout_128 = head_map(ctx, dout, B, T, in.NH, HS, 128, slabs),
-                      dout_64 = head_map(ctx, dout, B, T, in.NH, HS, 64, slabs);
-    const CUtensorMap dqkv_map = head_map(ctx, dqkv, B, T, heads, HS, 64, 1);
-    const size_t pair_bytes = (size_t)T * HS * 2 * sizeof(bf16);  // keys and values, or queries and their gradients, of a head
-    const WorkOrder by_keys = work_order(T, K::keys, (size_t)B * in.NKV, pair_bytes * (in.NH / in.NKV));
-    LAUNCH((attention_backward_keys_kernel<HS>), by_keys.items(), backward_threads, sizeof(typename K::Shared), ctx, tiles_128,
-           tiles_64, dout_64, dqkv_map, statistics, in, by_keys);
-    const WorkOrder by_queries = work_order(T, Q::queries, n_heads, std::max<size_t>(1, pair_bytes * in.NKV / in.NH));
-    LAUNCH((attention_backward_queries_kernel<HS>), by_queries.items(), backward_threads, sizeof(typename Q::Shared), ctx,
-           tiles_128, dout_128, tiles_128, dqkv_map, statistics, in, by_queries);
+    if (dq_sums) {
+        CUDA(cudaMemsetAsync(dq_sums, 0, n_heads * tiles * 64 * HS * sizeof(float), ctx.stream));
+        run_backward_keys<HS, true>(ctx, dqkv, dq_sums, statistics, dout, qkv, B, in);
+        LAUNCH((attention_query_gradient_kernel<HS>), (unsigned)(n_heads * tiles), 256, 0, ctx, dqkv, dq_sums, in, tiles);
+        return;
+    }
+    run_backward_keys<HS, false>(ctx, dqkv, nullptr, statistics, dout, qkv, B, in);
+    const CUtensorMap qkv_map = head_map(ctx, qkv, B, T, heads, HS, 128, slabs);
+    const WorkOrder order = work_order(T, Q::queries, n_heads, std::max<size_t>(1, head_bytes(T, HS) * in.NKV / in.NH));
+    LAUNCH((attention_backward_queries_kernel<HS>), order.items(), backward_threads, sizeof(typename Q::Shared), ctx, qkv_map,
+           head_map(ctx, dout, B, T, in.NH, HS, 128, slabs), qkv_map, head_map(ctx, dqkv, B, T, heads, HS, 64, 1), statistics,
+           in, order);
 }
 
 }  // namespace gpu::hopper
@@ -851,6 +958,8 @@ void run_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const bf16* out, const
 namespace gpu {
 
 inline bool attention_hopper_takes(const Ctx& ctx, int HS) { return ctx.capability == 90 && (HS == 64 || HS == 128); }
+// Elements of dq_sums.
+inline size_t attention_hopper_sums(int B, int T, int NH, int HS) { return (size_t)B * round_up(T, 128) * NH * HS; }
 
 inline void attention_forward_hopper(Ctx& ctx, bf16* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
                                      const bf16* qkv /*(B, T, NH + 2*NKV, HS)*/, const real* slopes, const int* doc_start,
@@ -864,11 +973,12 @@ inline void attention_forward_hopper(Ctx& ctx, bf16* out /*(B, T, NH, HS)*/, rea
 
 inline void attention_backward_hopper(Ctx& ctx, bf16* dqkv /*(B, T, NH + 2*NKV, HS)*/, const bf16* dout /*(B, T, NH, HS)*/,
                                       const bf16* out, const real* lse, const bf16* qkv, const real* slopes,
-                                      const int* doc_start, int B, int T, int NH, int NKV, int HS, real scale) {
+                                      const int* doc_start, int B, int T, int NH, int NKV, int HS, real scale,
+                                      float* dq_sums = nullptr) {
     CHECK(attention_hopper_takes(ctx, HS), "head size %d on capability %d", HS, ctx.capability);
     const hopper::AttentionInputs in{T, NH, NKV, scale, slopes, doc_start};
-    if (HS == 64) hopper::run_backward<64>(ctx, dqkv, dout, out, lse, qkv, B, in);
-    else hopper::run_backward<128>(ctx, dqkv, dout, out, lse, qkv, B, in);
+    if (HS == 64) hopper::run_backward<64>(ctx, dqkv, dq_sums, dout, out, lse, qkv, B, in);
+    else hopper::run_backward<128>(ctx, dqkv, dq_sums, dout, out, lse, qkv, B, in);
 }
 
 }  // namespace gpu

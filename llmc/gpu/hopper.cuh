@@ -20,6 +20,8 @@
 //   b: from shared memory through a descriptor, in one of two layouts, both of rows of 128 bytes, swizzled:
 //      Major::rows     row n holds b's column n along k (64 k): the product is a b^T of row-major matrices
 //      Major::columns  row k holds b's row k along n (64 n); further columns are `leading` bytes on
+//   An a in shared memory has the same two layouts: Major::rows, row m holds its row m along k; Major::columns, row k holds its
+//   column k along m.
 // A descriptor has the address / 16 in bits 0-13, `leading` / 16 in 16-29, `stride` (from 8 rows to the next 8) / 16 in 32-45,
 // and in 62-63 the swizzle, 1 for 128 bytes. The hardware swizzles by address bits, so a step along k within the 128 bytes is
 // just +32 bytes.
@@ -122,6 +124,13 @@ __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* fr
                "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
                : "memory");
 }
+// Adds fp32 numbers from shared memory to those at `to`, without an order among all that do so; a store like the ones above.
+// Addresses and bytes are multiples of 16.
+__device__ __forceinline__ void bulk_add(float* to, const float* from, unsigned bytes) {
+    HOPPER_ASM("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void tma_store_commit() { HOPPER_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until at most `pending` of this thread's groups have yet to read shared memory. What they write is there when the
 // kernel is over.
@@ -149,10 +158,11 @@ __device__ __forceinline__ void pin_registers(float (&r)[R]) {
     for (int i = 0; i < R; i++) asm volatile("" : "+f"(r[i])::"memory");
 }
 // Before the first product, and before any product whose registers were accessed since: d, and a if it is in registers.
+__device__ __forceinline__ void wgmma_fence() { HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
 template <int R>
 __device__ __forceinline__ void wgmma_fence(float (&d)[R]) {
     pin_registers(d);
-    HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory");
+    wgmma_fence();
 }
 template <int R, int S>
 __device__ __forceinline__ void wgmma_fence(float (&d)[R], uint32_t (&a)[S][4]) {
@@ -178,6 +188,8 @@ __device__ __forceinline__ void end_of_basic_block(bool never) {
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
 #define D64 D16(0), D16(16), D16(32), D16(48)
+#define D_SET_4(i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
+#define D_SET_16(i) D_SET_4(i), D_SET_4(i + 4), D_SET_4(i + 8), D_SET_4(i + 12)
 #define D_NUMBERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define D_NUMBERS_32 D_NUMBERS_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define D_NUMBERS_64                                                                                       \
@@ -189,23 +201,37 @@ __device__ __forceinline__ void end_of_basic_block(bool never) {
     ", 0;\n"                                       \
     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "
 
-// d = a b, or d += a b. a: (64, 16) at a descriptor, Major::rows.
-template <int N, Major b_major>
+// d = a b, whatever d holds: to the compiler, unlike accumulate = false below, no value that it has to keep until here.
+template <int N, Major b_major, Major a_major = Major::rows>
+__device__ __forceinline__ void wgmma_set(float (&d)[N / 2], uint64_t a, uint64_t b) {
+    static_assert(N == 64 || N == 128, "the widths written out here");
+    constexpr int columns = b_major == Major::columns, a_columns = a_major == Major::columns;
+    if constexpr (N == 64)
+        HOPPER_ASM(WGMMA_BEGIN(64, "0") "{" D_NUMBERS_32 "}, %32, %33, p, 1, 1, %34, %35;\n}"
+                   : D_SET_16(0), D_SET_16(16)
+                   : "l"(a), "l"(b), "n"(a_columns), "n"(columns));
+    if constexpr (N == 128)
+        HOPPER_ASM(WGMMA_BEGIN(128, "0") "{" D_NUMBERS_64 "}, %64, %65, p, 1, 1, %66, %67;\n}"
+                   : D_SET_16(0), D_SET_16(16), D_SET_16(32), D_SET_16(48)
+                   : "l"(a), "l"(b), "n"(a_columns), "n"(columns));
+}
+// d = a b, or d += a b. a: (64, 16) at a descriptor.
+template <int N, Major b_major, Major a_major = Major::rows>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
     static_assert(N == 32 || N == 64 || N == 128, "the widths written out here");
-    constexpr int columns = b_major == Major::columns;
+    constexpr int columns = b_major == Major::columns, a_columns = a_major == Major::columns;
     if constexpr (N == 32)
-        HOPPER_ASM(WGMMA_BEGIN(32, "%18") "{" D_NUMBERS_16 "}, %16, %17, p, 1, 1, 0, %19;\n}"
+        HOPPER_ASM(WGMMA_BEGIN(32, "%18") "{" D_NUMBERS_16 "}, %16, %17, p, 1, 1, %19, %20;\n}"
                    : D16(0)
-                   : "l"(a), "l"(b), "r"((int)accumulate), "n"(columns));
+                   : "l"(a), "l"(b), "r"((int)accumulate), "n"(a_columns), "n"(columns));
     if constexpr (N == 64)
-        HOPPER_ASM(WGMMA_BEGIN(64, "%34") "{" D_NUMBERS_32 "}, %32, %33, p, 1, 1, 0, %35;\n}"
+        HOPPER_ASM(WGMMA_BEGIN(64, "%34") "{" D_NUMBERS_32 "}, %32, %33, p, 1, 1, %35, %36;\n}"
                    : D16(0), D16(16)
-                   : "l"(a), "l"(b), "r"((int)accumulate), "n"(columns));
+                   : "l"(a), "l"(b), "r"((int)accumulate), "n"(a_columns), "n"(columns));
     if constexpr (N == 128)
-        HOPPER_ASM(WGMMA_BEGIN(128, "%66") "{" D_NUMBERS_64 "}, %64, %65, p, 1, 1, 0, %67;\n}"
+        HOPPER_ASM(WGMMA_BEGIN(128, "%66") "{" D_NUMBERS_64 "}, %64, %65, p, 1, 1, %67, %68;\n}"
                    : D64
-                   : "l"(a), "l"(b), "r"((int)accumulate), "n"(columns));
+                   : "l"(a), "l"(b), "r"((int)accumulate), "n"(a_columns), "n"(columns));
 }
 // a in registers.
 template <int N, Major b_major>
@@ -228,6 +254,8 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
 #undef D4
 #undef D16
 #undef D64
+#undef D_SET_4
+#undef D_SET_16
 #undef D_NUMBERS_16
 #undef D_NUMBERS_32
 #undef D_NUMBERS_64

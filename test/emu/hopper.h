@@ -282,6 +282,21 @@ void tma_store(const CUtensorMap& tensor, const void* shared, const int (&start)
     if (now) copy();
     else groups.back().push_back(copy);
 }
+inline void bulk_add(float* to, const float* shared, unsigned bytes, Where where) {
+    quiet_begin();
+    shared_address(shared, bytes, 16, where);
+    if ((uintptr_t)to % 16 || bytes % 16) fault("%s:%d: a bulk addition wants multiples of 16", where.file, where.line);
+    expect_fenced(shared, bytes, where);
+    auto& groups = block().current->store_groups;
+    if (groups.empty()) groups.emplace_back();
+    const bool now = by_chance(4);
+    quiet_end();
+    const auto add = [=] {
+        for (unsigned i = 0; i < bytes / sizeof(float); i++) atomicAdd(to + i, shared[i]);
+    };
+    if (now) add();
+    else groups.back().push_back(add);
+}
 inline void tma_store_commit() {
     auto& groups = block().current->store_groups;
     if (!groups.empty()) groups.emplace_back();  // the last one is open
@@ -298,7 +313,7 @@ inline void tma_store_wait(size_t pending) {
 // ---- wgmma -----------------------------------------------------------------------------------------------------------------
 struct WarpgroupProduct {
     int N = 0;
-    bool a_in_registers = false, b_by_columns = false, accumulate = false;
+    bool a_in_registers = false, a_by_columns = false, b_by_columns = false, accumulate = false;
     uint64_t a = 0, b = 0;
     unsigned issued = 0, patience = 0;  // issued by so many of 128 threads
     Where where;
@@ -374,7 +389,7 @@ inline void expect_fenced_operands(const WarpgroupProduct& p) {
     for (int i = 0; i < p.N * 2; i++) expect(p.b_by_columns ? b.by_columns(i / 16 * 8, i % 16) : b.by_rows(i / 2, i % 2 * 8));
     if (p.a_in_registers) return;
     const MatrixDescriptor a(p.a, p.where);
-    for (int i = 0; i < 128; i++) expect(a.by_rows(i / 2, i % 2 * 8));
+    for (int i = 0; i < 128; i++) expect(p.a_by_columns ? a.by_columns(i / 16 * 8, i % 16) : a.by_rows(i / 2, i % 2 * 8));
 }
 
 // Reads the operands as the thread that waits (ThreadSanitizer sees these accesses), writes the results for all.
@@ -396,7 +411,8 @@ void run_product(const WarpgroupProduct& p) {
     } else {
         const MatrixDescriptor a_matrix(p.a, p.where);
         for (int i = 0; i < 64; i++)
-            for (int k = 0; k < 16; k++) a[i][k] = shared_bf16(a_matrix.by_rows(i, k), p.where);
+            for (int k = 0; k < 16; k++)
+                a[i][k] = shared_bf16(p.a_by_columns ? a_matrix.by_columns(i, k) : a_matrix.by_rows(i, k), p.where);
     }
     Quiet quiet;
     for (int t = 0; t < 128; t++)
@@ -434,8 +450,8 @@ inline void Warpgroup::run_first() {
 }
 
 template <int N>
-void issue_product(float (&d)[N / 2], const uint32_t* a_registers, uint64_t a, uint64_t b, bool b_by_columns, bool accumulate,
-                   Where where) {
+void issue_product(float (&d)[N / 2], const uint32_t* a_registers, uint64_t a, bool a_by_columns, uint64_t b, bool b_by_columns,
+                   bool accumulate, Where where) {
     Quiet quiet;
     Thread* t = block().current;
     Warpgroup& w = Warpgroup::mine();
@@ -444,10 +460,10 @@ void issue_product(float (&d)[N / 2], const uint32_t* a_registers, uint64_t a, u
     while (w.first + w.products.size() <= number) w.products.emplace_back();
     WarpgroupProduct& p = w.products[number - w.first];
     if (p.issued == 0) {
-        p.N = N, p.a_in_registers = a_registers, p.b_by_columns = b_by_columns, p.accumulate = accumulate;
-        p.a = a, p.b = b, p.where = where;
-    } else if (p.N != N || p.a_in_registers != (a_registers != nullptr) || p.b_by_columns != b_by_columns ||
-               p.accumulate != accumulate || p.a != a || p.b != b) {
+        p.N = N, p.a_in_registers = a_registers, p.a_by_columns = a_by_columns, p.b_by_columns = b_by_columns;
+        p.accumulate = accumulate, p.a = a, p.b = b, p.where = where;
+    } else if (p.N != N || p.a_in_registers != (a_registers != nullptr) || p.a_by_columns != a_by_columns ||
+               p.b_by_columns != b_by_columns || p.accumulate != accumulate || p.a != a || p.b != b) {
         fault("%s:%d: a thread of the warpgroup issues another wgmma than the one at %s:%d, or with other descriptors",
               where.file, where.line, p.where.file, p.where.line);
     }
@@ -535,6 +551,9 @@ inline void tma_store(const CUtensorMap& map, const void* from, int x0, int x1, 
 inline void tma_store(const CUtensorMap& map, const void* from, int x0, int x1, int x2, int x3, EMU_CALLER) {
     emu::tma_store<4>(map, from, {x0, x1, x2, x3}, EMU_CALLED_FROM);
 }
+inline void bulk_add(float* to, const float* from, unsigned bytes, EMU_CALLER) {
+    emu::bulk_add(to, from, bytes, EMU_CALLED_FROM);
+}
 inline void tma_store_commit() { emu::tma_store_commit(); }
 template <int pending>
 void tma_store_wait() {
@@ -546,21 +565,26 @@ inline void bulk_load(void* to, const void* from, unsigned bytes, uint64_t* barr
 inline void fence_proxy_async() { emu::fence_proxy_async(); }
 
 inline uint32_t descriptor_address(const void* p, EMU_CALLER) { return emu::shared_address(p, 16, 16, EMU_CALLED_FROM); }
+inline void wgmma_fence() { emu::block().current->fenced = true; }
 template <int R>
 void wgmma_fence(float (&)[R]) {
-    emu::block().current->fenced = true;
+    wgmma_fence();
 }
 template <int R, int S>
 void wgmma_fence(float (&)[R], uint32_t (&)[S][4]) {
-    emu::block().current->fenced = true;
+    wgmma_fence();
 }
-template <int N, Major b_major>
+template <int N, Major b_major, Major a_major = Major::rows>
 void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate, EMU_CALLER) {
-    emu::issue_product<N>(d, nullptr, a, b, b_major == Major::columns, accumulate, EMU_CALLED_FROM);
+    emu::issue_product<N>(d, nullptr, a, a_major == Major::columns, b, b_major == Major::columns, accumulate, EMU_CALLED_FROM);
+}
+template <int N, Major b_major, Major a_major = Major::rows>
+void wgmma_set(float (&d)[N / 2], uint64_t a, uint64_t b, EMU_CALLER) {
+    wgmma<N, b_major, a_major>(d, a, b, false, file_, line_);
 }
 template <int N, Major b_major>
 void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate, EMU_CALLER) {
-    emu::issue_product<N>(d, a, 0, b, b_major == Major::columns, accumulate, EMU_CALLED_FROM);
+    emu::issue_product<N>(d, a, 0, false, b, b_major == Major::columns, accumulate, EMU_CALLED_FROM);
 }
 inline void wgmma_commit(EMU_CALLER) { emu::commit_products(EMU_CALLED_FROM); }
 template <int pending, int R>

@@ -174,6 +174,37 @@ __global__ void bulk_kernel(float* out, const float* in, int n) {
 }
 }  // namespace
 
+namespace {
+// Blocks add the same numbers, a part by each of two warps, twice: out of one buffer, which the first must have left.
+__global__ void bulk_add_kernel(float* sums, int n) {
+#ifdef HOPPER_CODE
+    DYNAMIC_SHARED(float, buffer);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = n / 2;
+    float* mine = buffer + warp * part;
+    for (int round = 0; round < 2; round++) {
+        if (lane == 0) tma_store_wait<0>();
+        __syncwarp();
+        for (int i = lane; i < part; i += 32) mine[i] = (float)(warp * part + i + round);
+        fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) bulk_add(sums + warp * part, mine, part * 4), tma_store_commit();
+    }
+    if (lane == 0) tma_store_wait<0>();
+#else
+    __trap();
+#endif
+}
+}  // namespace
+
+TEST_F(Hopper, BulkAdd) {
+    constexpr int n = 200, blocks = 9;
+    std::vector<float> start(n), expected(n);
+    for (int i = 0; i < n; i++) start[i] = (float)(7 * i), expected[i] = (float)(7 * i + blocks * (2 * i + 1));
+    Device<float> sums(start);
+    LAUNCH(bulk_add_kernel, blocks, 64, n * 4, ctx, sums.p(), n);
+    expect_same_bits(sums.get(), expected, "sums");
+}
+
 TEST_F(Hopper, BulkLoad) {
     const std::vector<float> values = Rng(5).normals<float>(192);
     Device<float> in(values), out(values.size());
@@ -186,9 +217,11 @@ namespace {
 
 constexpr int K = 128;
 
-// out (64, N) = start + a b with a (64, K); b is (N, K) or, Major::columns, (K, N). With start null the first product
-// overwrites.
-template <int N, Major b_major, bool a_in_registers>
+enum class Left { rows, columns, registers };
+
+// out (64, N) = start + a b with a (64, K) or, Left::columns, (K, 64); b is (N, K) or, Major::columns, (K, N). With start null
+// the first product overwrites.
+template <int N, Major b_major, Left left>
 __global__ void product_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map, float* out,
                                const float* start, const bf16* a_values) {
 #ifdef HOPPER_CODE
@@ -199,7 +232,8 @@ __global__ void product_kernel(const __grid_constant__ CUtensorMap a_map, const 
     if (threadIdx.x == 0) {
         mbarrier_init(barrier, 1), mbarrier_fence();
         mbarrier_arrive_expect(barrier, (64 * K + b_rows * b_slabs * 64) * 2);
-        for (int slab = 0; slab < K / 64; slab++) tma_load(a + slab * 64 * 64, a_map, barrier, slab * 64, 0);
+        for (int slab = 0; slab < (left == Left::columns ? 1 : K / 64); slab++)
+            tma_load(a + slab * 64 * 64, a_map, barrier, slab * 64, 0);
         for (int slab = 0; slab < b_slabs; slab++) tma_load(b + slab * b_rows * 64, b_map, barrier, slab * 64, 0);
     }
     __syncthreads();
@@ -226,8 +260,12 @@ __global__ void product_kernel(const __grid_constant__ CUtensorMap a_map, const 
         // 16 along k: 32 bytes within the rows of a slab of 64, or 16 rows.
         const unsigned along_row = (i % 4) * 32;
         const uint64_t b_here = advanced(b_matrix, b_major == Major::rows ? i / 4 * b_rows * 128 + along_row : i * 16 * 128);
-        if constexpr (a_in_registers) wgmma<N, b_major>(d, registers[i], b_here, i > 0 || start);
-        else wgmma<N, b_major>(d, advanced(a_matrix, i / 4 * 64 * 128 + along_row), b_here, i > 0 || start);
+        constexpr Major a_major = left == Left::columns ? Major::columns : Major::rows;
+        const uint64_t a_here = advanced(a_matrix, left == Left::columns ? i * 16 * 128 : i / 4 * 64 * 128 + along_row);
+        if constexpr (left == Left::registers) wgmma<N, b_major>(d, registers[i], b_here, i > 0 || start);
+        else if (i > 0 || start) wgmma<N, b_major, a_major>(d, a_here, b_here, true);
+        else if constexpr (N == 32) wgmma<N, b_major, a_major>(d, a_here, b_here, false);
+        else wgmma_set<N, b_major, a_major>(d, a_here, b_here);
     }
     wgmma_commit();
     wgmma_wait<0>(d);
@@ -237,29 +275,33 @@ __global__ void product_kernel(const __grid_constant__ CUtensorMap a_map, const 
 #endif
 }
 
-template <int N, Major b_major, bool a_in_registers>
+template <int N, Major b_major, Left left>
 void check_product(gpu::Ctx& ctx) {
     SCOPED_TRACE(testing::Message() << "N " << N << (b_major == Major::rows ? ", b by rows" : ", b by columns")
-                                    << (a_in_registers ? ", a in registers" : ", a in shared memory"));
+                                    << (left == Left::registers ? ", a in registers"
+                                        : left == Left::rows    ? ", a by rows"
+                                                                : ", a by columns"));
     const std::vector<bf16> a = whole_numbers(64 * K, 6), b = whole_numbers(N * K, 7);
     std::vector<float> start(64 * N);
     for (int i = 0; i < 64 * N; i++) start[i] = (float)(i % 101 - 50);
     Device<bf16> a_device(a), b_device(b);
     Device<float> start_device(start);
-    const bool rows = b_major == Major::rows;
-    const CUtensorMap a_map = tensor_map<2>(a_device.p(), {K, 64}, {K * 2}, {64, 64});
+    const bool rows = b_major == Major::rows, a_rows = left != Left::columns;
+    const CUtensorMap a_map = tensor_map<2>(a_device.p(), {(uint64_t)(a_rows ? K : 64), (uint64_t)(a_rows ? 64 : K)},
+                                            {(uint64_t)(a_rows ? K : 64) * 2}, {64, (uint32_t)(a_rows ? 64 : K)});
     const CUtensorMap b_map = tensor_map<2>(b_device.p(), {(uint64_t)(rows ? K : N), (uint64_t)(rows ? N : K)},
                                             {(uint64_t)(rows ? K : N) * 2}, {64, (uint32_t)(rows ? N : K)});
     const size_t shared = (64 * K + (rows ? N * K : K * (N < 64 ? 64 : N))) * 2 + 16;
     for (const bool accumulate : {false, true}) {
         Device<float> out(64 * N);
-        LAUNCH((product_kernel<N, b_major, a_in_registers>), 1, 128, shared, ctx, a_map, b_map, out.p(),
+        LAUNCH((product_kernel<N, b_major, left>), 1, 128, shared, ctx, a_map, b_map, out.p(),
                accumulate ? start_device.p() : nullptr, a_device.p());
         std::vector<float> expected(64 * N);
         for (int i = 0; i < 64; i++)
             for (int j = 0; j < N; j++) {
                 float sum = accumulate ? start[i * N + j] : 0;
-                for (int k = 0; k < K; k++) sum += (float)a[i * K + k] * (float)(rows ? b[j * K + k] : b[k * N + j]);
+                for (int k = 0; k < K; k++)
+                    sum += (float)(a_rows ? a[i * K + k] : a[k * 64 + i]) * (float)(rows ? b[j * K + k] : b[k * N + j]);
                 expected[i * N + j] = sum;
             }
         expect_same_bits(out.get(), expected, "product");
@@ -269,16 +311,19 @@ void check_product(gpu::Ctx& ctx) {
 }  // namespace
 
 TEST_F(Hopper, Products) {
-    check_product<32, Major::rows, false>(ctx);
-    check_product<32, Major::columns, true>(ctx);
-    check_product<64, Major::rows, false>(ctx);
-    check_product<64, Major::rows, true>(ctx);
-    check_product<64, Major::columns, false>(ctx);
-    check_product<64, Major::columns, true>(ctx);
-    check_product<128, Major::rows, false>(ctx);
-    check_product<128, Major::rows, true>(ctx);
-    check_product<128, Major::columns, false>(ctx);
-    check_product<128, Major::columns, true>(ctx);
+    check_product<32, Major::rows, Left::rows>(ctx);
+    check_product<32, Major::columns, Left::registers>(ctx);
+    check_product<64, Major::rows, Left::rows>(ctx);
+    check_product<64, Major::rows, Left::columns>(ctx);
+    check_product<64, Major::rows, Left::registers>(ctx);
+    check_product<64, Major::columns, Left::rows>(ctx);
+    check_product<64, Major::columns, Left::columns>(ctx);
+    check_product<64, Major::columns, Left::registers>(ctx);
+    check_product<128, Major::rows, Left::rows>(ctx);
+    check_product<128, Major::rows, Left::registers>(ctx);
+    check_product<128, Major::columns, Left::rows>(ctx);
+    check_product<128, Major::columns, Left::columns>(ctx);
+    check_product<128, Major::columns, Left::registers>(ctx);
 }
 
 // ---- barriers --------------------------------------------------------------------------------------------------------------
@@ -515,11 +560,12 @@ enum class Mistake {
     stored_before_the_row,
     unfenced_store,
     store_fenced_by_one_warp,
+    unfenced_add,
     unfenced_operand
 };
 
 template <Mistake mistake>
-__global__ void mistaken_kernel(const __grid_constant__ CUtensorMap map) {
+__global__ void mistaken_kernel(const __grid_constant__ CUtensorMap map, float* sums) {
     DYNAMIC_SHARED(bf16, tile);
     uint64_t* barrier = (uint64_t*)(tile + 64 * 64);
     if (mistake != Mistake::no_init && threadIdx.x == 0) mbarrier_init(barrier, 1);
@@ -534,11 +580,13 @@ __global__ void mistaken_kernel(const __grid_constant__ CUtensorMap map) {
     }
     if (mistake != Mistake::unwaited_load) mbarrier_wait(barrier, 0);
     constexpr bool by_one = mistake == Mistake::store_fenced_by_one_warp;
-    if (mistake == Mistake::unfenced_store || by_one || mistake == Mistake::unfenced_operand) {
+    constexpr bool adds = mistake == Mistake::unfenced_add;
+    if (mistake == Mistake::unfenced_store || by_one || adds || mistake == Mistake::unfenced_operand) {
         tile[threadIdx.x] = bf16((float)blockIdx.x + 20);  // not what the block before has left
         if (by_one && threadIdx.x < 32) fence_proxy_async();
         __syncthreads();
-        if (threadIdx.x == 0 && mistake != Mistake::unfenced_operand) tma_store(map, tile, 0, 0), tma_store_commit();
+        if (threadIdx.x == 0 && adds) bulk_add(sums, (const float*)tile, 256), tma_store_commit();
+        if (threadIdx.x == 0 && !adds && mistake != Mistake::unfenced_operand) tma_store(map, tile, 0, 0), tma_store_commit();
         if (threadIdx.x == 0) tma_store_wait<0>();
         __syncthreads();
     }
@@ -555,7 +603,7 @@ void run_mistaken(gpu::Ctx& ctx, int blocks = 1) {
     emu::config().order = blocks == 1 ? emu::Order::forward : emu::Order::random;
     Device<bf16> array(whole_numbers(64 * 64, 10));
     const CUtensorMap map = tensor_map<2>(array.p(), {64, 64}, {128}, {64, 64});
-    LAUNCH((mistaken_kernel<mistake>), blocks, 128, 64 * 64 * 2 + 16, ctx, map);
+    LAUNCH((mistaken_kernel<mistake>), blocks, 128, 64 * 64 * 2 + 16, ctx, map, (float*)array.p());
     CUDA(cudaDeviceSynchronize());
 }
 
@@ -578,6 +626,7 @@ TEST_F(Hopper, EmulatorNamesMistakes) {
     EXPECT_DEATH(run_mistaken<Mistake::stored_before_the_row>(ctx), "test_hopper.cu:.*a box is stored at -64");
     EXPECT_DEATH(run_mistaken<Mistake::unfenced_store>(ctx), "test_hopper.cu:.*no fence_proxy_async");
     EXPECT_DEATH(run_mistaken<Mistake::store_fenced_by_one_warp>(ctx, 200), "test_hopper.cu:.*no fence_proxy_async");
+    EXPECT_DEATH(run_mistaken<Mistake::unfenced_add>(ctx), "test_hopper.cu:.*no fence_proxy_async");
     EXPECT_DEATH(run_mistaken<Mistake::unfenced_operand>(ctx), "test_hopper.cu:.*no fence_proxy_async");
 }
 #endif

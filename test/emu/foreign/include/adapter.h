@@ -98,7 +98,7 @@ inline uint32_t shared_address(const void* p) { return emu::shared_address(p, 1,
 #define __cvta_generic_to_shared(p) foreign::shared_address(p)
 template <int N>
 void wgmma(float* d, uint64_t a, uint64_t b, EMU_CALLER) {
-    emu::issue_product<N>(*(float(*)[N / 2])d, nullptr, a, b, false, true, EMU_CALLED_FROM);
+    emu::issue_product<N>(*(float(*)[N / 2])d, nullptr, a, false, b, false, true, EMU_CALLED_FROM);
 }
 inline void wgmma_fence() { emu::block().current->fenced = true; }
 inline void arrive(uint64_t* barrier, unsigned count, EMU_CALLER) {
