@@ -10,7 +10,8 @@
 //   Overlap: the softmax of a tile of keys is computed while P V of the tile before is under way; and the consumers take turns
 //   to issue products (ping-pong), so that one's softmax falls into another's products. The grid is as large as the GPU; a
 //   block that is done with an item (a tile of queries of one head) takes the next one of a common counter, long ones first,
-//   heads whose keys and values fit into the L2 cache together. Which block takes an item changes nothing in its result.
+//   heads whose keys and values fit into the L2 cache together; where items are short and many, the blocks' strides say which
+//   are whose. Which block takes an item changes nothing in its result.
 // Backward. With D = rowsum(dout out), computed first, every score's P = 2^(c S - lse) needs no maximum. Two kernels:
 //   dk, dv  a block owns 128 keys of a key/value head and walks over the queries of all its query heads. It computes the
 //           transposes S^T = K Q^T and dP^T = V dout^T, so that P^T and dS^T are in registers where the left operands of
@@ -234,9 +235,9 @@ struct Forward {
         Tile<64, HS> out[consumers];
         Ring<stages> k_ring, v_ring;
         Ring<1> q_ring;
-        // Items are told when they are known, ahead of their queries. An item's slot is free when the item after it has its
-        // queries.
-        int items[2];  // none: -1
+        // Items of a counter are told when they are known, ahead of their queries. An item's slot is free when the item after
+        // it has its queries.
+        int items[2];
         uint64_t told[2];
     };
 };
@@ -249,8 +250,8 @@ __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUt
     using F = Forward<HS>;
     unsigned n = 0, items = 0;  // tiles of keys, items of work
     for (int i = blockIdx.x, next; i < order.items(); i = next, items++) {
-        tell_item(shared.items, shared.told, items, i);
-        next = take_item(counter);  // known by the time it is needed
+        if (counter) tell_item(shared.items, shared.told, items, i);
+        next = counter ? take_item(counter) : i + (int)gridDim.x;  // the counter's is known by the time it is needed
         int tile, head;
         order.item(i, tile, head);
         const int t0 = (order.tiles - 1 - tile) * F::rows, b = head / in.NH, h = head % in.NH, g = h / (in.NH / in.NKV);
@@ -272,7 +273,8 @@ __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUt
         load(shared.v, shared.v_ring, range.first, in.NH + in.NKV + g);
         n += range.last - range.first + 1;
     }
-    tell_item(shared.items, shared.told, items, -1);
+    if (!counter) return;
+    tell_item(shared.items, shared.told, items, order.items());
     leave(counter);
 }
 
@@ -304,7 +306,7 @@ __device__ __forceinline__ void softmax_step(float (&s)[N / 2], float c, float (
 
 template <int HS>
 __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUtensorMap& out_map, float* lse,
-                                 const AttentionInputs& in, const WorkOrder& order, int w) {
+                                 const AttentionInputs& in, const WorkOrder& order, bool counted, int w) {
     using F = Forward<HS>;
     constexpr int N = F::keys;
     const Place me;
@@ -317,9 +319,12 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
 
     unsigned n = 0;
     for (unsigned items = 0;; items++) {
-        mbarrier_wait(&shared.told[items % 2], items / 2 & 1);
-        const int item = shared.items[items % 2];
-        if (item < 0) break;
+        int item = (int)(blockIdx.x + items * gridDim.x);
+        if (counted) {
+            mbarrier_wait(&shared.told[items % 2], items / 2 & 1);
+            item = shared.items[items % 2];
+        }
+        if (item >= order.items()) break;
         int tile, head;
         order.item(item, tile, head);
         const int t0 = (order.tiles - 1 - tile) * F::rows, b = head / in.NH, h = head % in.NH;
@@ -456,7 +461,7 @@ __global__ void __launch_bounds__(Forward<HS>::threads, 1)
         if (threadIdx.x == 0) forward_producer<HS>(*shared, q_map, kv_map, in, order, counter);
     } else {
         registers_increase<F::consumer_registers>();
-        forward_consumer<HS>(*shared, out_map, lse, in, order, warpgroup - 1);
+        forward_consumer<HS>(*shared, out_map, lse, in, order, counter, warpgroup - 1);
     }
 #else
     __trap();
@@ -913,8 +918,11 @@ void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, int B, const A
                       out_map = head_map(ctx, out, B, in.T, in.NH, HS, 64, slabs);
     const WorkOrder order =
         work_order(in.T, F::rows, (size_t)B * in.NH, std::max<size_t>(1, head_bytes(in.T, HS) * in.NKV / in.NH));
+    // Many short items: a stride was 2 to 5% faster (H100, 64 and 16 sequences of 1024, 35 and 18 items a block), else a
+    // counter, by up to 15%.
+    const bool counted = HS != 64 || in.T > 1024 || order.items() < 16 * ctx.multiprocessors;
     LAUNCH((attention_forward_kernel<HS>), std::min(order.items(), ctx.multiprocessors), F::threads, sizeof(typename F::Shared),
-           ctx, q_map, kv_map, out_map, lse, in, order, (ItemCounter*)ctx.counters);
+           ctx, q_map, kv_map, out_map, lse, in, order, counted ? (ItemCounter*)ctx.counters : nullptr);
 }
 
 template <int HS, bool with_queries>

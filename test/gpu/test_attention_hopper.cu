@@ -40,7 +40,7 @@ struct Problem {
     int first_key(int b, int t) const { return k.documents ? doc_start[b * k.T + t] : 0; }
 
     // Backward in one kernel adds up queries' gradients in memory, in any order.
-    enum class Backward { two_kernels, one_kernel };
+    enum class Backward { none, two_kernels, one_kernel };
     Results run(gpu::Ctx& ctx, Backward backward = Backward::two_kernels) const {
         const size_t n = k.rows() * k.NH;
         Device<bf16> inp(qkv, "qkv"), gradient(dout, "dout"), out(n * k.HS, "out"), dqkv(qkv.size(), "dqkv");
@@ -50,6 +50,7 @@ struct Problem {
         const float* s = k.alibi ? bias.p() : nullptr;
         const int* d = k.documents ? docs.p() : nullptr;
         gpu::attention_forward_hopper(ctx, out.p(), lse.p(), inp.p(), s, d, k.B, k.T, k.NH, k.NKV, k.HS, scale);
+        if (backward == Backward::none) return {out.get(), dqkv.get(), lse.get()};
         gpu::attention_backward_hopper(ctx, dqkv.p(), gradient.p(), out.p(), lse.p(), inp.p(), s, d, k.B, k.T, k.NH, k.NKV,
                                        k.HS, scale, backward == Backward::one_kernel ? sums.p() : nullptr);
         expect_same_bits(inp.get(), qkv, "qkv, an input");
@@ -295,6 +296,15 @@ TEST_F(AttentionHopperMore, TheSameBitsInEveryRun) {
             expect_same_results(p.run(ctx), r);
         }
     }
+}
+
+// Many short items, two blocks: a stride; three: a counter.
+TEST_F(AttentionHopperMore, ItemsByStrideOrCounter) {
+    const Problem p(Case{4, 20, 8, 4, 64, true, true}, 6);
+    ctx.multiprocessors = 3;
+    const Results counted = p.run(ctx, Problem::Backward::none);
+    ctx.multiprocessors = 2;
+    expect_same_results(p.run(ctx, Problem::Backward::none), counted);
 }
 
 // Large scores of both signs: whole rows far above and far below zero.
