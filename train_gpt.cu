@@ -65,8 +65,9 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 // defines: Guard, Verdict | BatchRanges
 #include "llmc/guard.h"
 #include "llmc/faults.h"
-// defines: Shards | GradientReducer, ParameterGatherer | pipeline_schedule, split_layers
+// defines: Shards | BlockGradients | GradientReducer, ParameterGatherer | pipeline_schedule, split_layers
 #include "llmc/shard.h"
+#include "llmc/gradients.h"
 #include "llmc/zero.h"
 #include "llmc/pipeline.h"
 // defines: make_plan, add_rows | Peak, peak_of_all, describe_machine
@@ -233,12 +234,13 @@ struct Model {
     std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks
     Recompute recompute = Recompute::inference;
     floatX* params = nullptr;    // (table.size)
-    real* grads = nullptr;       // (table.size) summed over the micro-batches of a step
+    Elements grads;              // (table.size) summed over the micro-batches of a step
+    BlockGradients of_block;     // where these are bf16: of a micro-batch in a block
     LowerHalf* lower = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null where params are these
-    Moment m, v;                 // (shards.size) each; their types are set before memory is planned
+    Elements m, v;               // (shards.size) each; their types, and that of grads, are set before memory is planned
     Parts copy;                  // where a checkpoint's contents wait to be written; null: written in place
     Params<floatX> p;            // views of params
-    Params<real> g;              // views of grads
+    Params<real> g;              // views of grads, or of of_block: what ops set or add to
     Activations a{};
     EightBit fp8;
     KeyValueCache cache{};
@@ -286,9 +288,11 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
 
     arena.add("parameters", &m.params, m.table.size);
     if (training) {
-        arena.add("gradients (fp32)", &m.grads, m.table.size);
+        arena.add(m.grads.is_bf16 ? "gradients (bf16)" : "gradients (fp32)", &m.grads, m.table.size);
+        if (m.grads.is_bf16) m.of_block.plan(arena, m.table);
         if (has_lower_halves) arena.add("master weights (lower 16 bits)", &m.lower, m.shards.size);
-        for (Moment* x : {&m.m, &m.v}) arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, m.shards.size);
+        for (Elements* x : {&m.m, &m.v})
+            arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, m.shards.size);
     }
 
     const bool fp8 = training && m.fp8.recipe.on;
@@ -439,7 +443,8 @@ static void allocate(be::Ctx& ctx, Model& m) {
     be::upload(ctx, m.slopes, slopes.data(), slopes.size() * sizeof(real));
     be::upload(ctx, m.cos_sin, cos_sin.data(), cos_sin.size() * sizeof(real));
     bind_parameters(m.c, m.table, m.p, m.params);
-    if (m.grads) bind_parameters(m.c, m.table, m.g, m.grads);
+    if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
+    else if (m.grads.data) bind_parameters(m.c, m.table, m.g, (real*)m.grads.data);
     Activations& a = m.a;
     floatX* BlockActs::*const fields[] = {&BlockActs::norm1, &BlockActs::qkv, &BlockActs::att, &BlockActs::mid,
                                           &BlockActs::norm2, &BlockActs::fc1, &BlockActs::act};
@@ -544,6 +549,7 @@ struct Rows {
     Slot* slot;
     KeyValueCache* cache = nullptr;  // not null: one new token, which attends to the cached rows before it
     Acc gradients = Acc::Add;        // of what begin_gradients() did not clear: a step's first micro-batch sets them
+    uint64_t rounding_key = 0;       // of what it adds to bf16 gradients
     int N() const { return B * T; }
 };
 
@@ -631,8 +637,17 @@ static Linear linear_of(const Model& m, int block, Matrix matrix) {
     const int in[] = {C, heads, C, m.n.Fl}, out[] = {m.n.QKVl, C, m.n.F1l, C};
     Linear l{matrix, block, nullptr, nullptr, nullptr, nullptr, in[(int)matrix], out[(int)matrix]};
     std::tie(l.w, l.b) = weight_and_bias(m.p.blocks[(size_t)block], matrix);
-    if (m.grads) std::tie(l.dw, l.db) = weight_and_bias(m.g.blocks[(size_t)block], matrix);
+    if (m.grads.data) std::tie(l.dw, l.db) = weight_and_bias(m.g.blocks[(size_t)block], matrix);
     return l;
+}
+
+// Where a product leaves a weight's gradient, whether it adds, and what follows a backward pass through a block (gradients.h).
+static Elements weight_gradient(const Model& m, const Rows& in, const Linear& l) {
+    return m.of_block.set_by_products(in.gradients) ? m.grads.from((size_t)(l.w - m.params)) : Elements(l.dw);
+}
+static Acc of_product(const Model& m, const Rows& in) { return m.of_block.used() ? Acc::Set : in.gradients; }
+static void end_block(be::Ctx& ctx, const Model& m, int block, const Rows& in) {
+    m.of_block.end(ctx, m.table, m.grads, block, in.gradients, in.rounding_key);
 }
 
 // Whether a block's matrices are multiplied in FP8 now (fp8_state.h).
@@ -752,8 +767,8 @@ static void backward_in_fp8(be::Ctx& ctx, Model& m, const Rows& in, const Linear
     const uint8_t* codes = all_codes(ctx, m, a.codes, mine, rows, l.out, in);
     if (!whole) be::transpose_codes(ctx, a.gradients, codes, N, l.out);
 
-    be::fp8_linear_backward_weight(ctx, l.dw, a.gradients, a.inputs, inverse, input_inverse(m, s, l), N, l.in, l.out, format,
-                                   in.gradients);
+    be::fp8_linear_backward_weight(ctx, weight_gradient(m, in, l), a.gradients, a.inputs, inverse, input_inverse(m, s, l), N,
+                                   l.in, l.out, format, of_product(m, in));
     be::fp8_linear_backward_input(ctx, dinp, codes, m.fp8.transposed[(size_t)l.block][(size_t)l.matrix], inverse,
                                   scale_inverse(m, l, Operand::weight), N, l.in, l.out, format);
 }
@@ -778,7 +793,8 @@ static void column_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear
         backward_in_fp8(ctx, m, in, l, s, sum, dout, N, local_rows(m, in));
     } else {
         measure(ctx, m, l, Operand::gradient, dout, (size_t)N * l.out);
-        be::linear_backward_weight(ctx, l.dw, l.db, dout, gather(ctx, m, x, in), N, l.in, l.out, in.gradients);
+        be::linear_backward_weight(ctx, weight_gradient(m, in, l), l.db, dout, gather(ctx, m, x, in), N, l.in, l.out,
+                                   of_product(m, in));
         be::linear_backward_input(ctx, sum, dout, l.w, N, l.in, l.out);
     }
     reduce(ctx, m, dinp, in);
@@ -802,7 +818,8 @@ static const floatX* row_backward_weight(be::Ctx& ctx, Model& m, const Rows& in,
                                          const floatX* x) {
     measure(ctx, m, l, Operand::gradient, dout, (size_t)local_rows(m, in) * l.out);
     const floatX* full = gather(ctx, m, dout, in);
-    be::linear_backward_weight(ctx, l.dw, cut_rows(m, in) ? once(m, l.db) : l.db, full, x, in.N(), l.in, l.out, in.gradients);
+    be::linear_backward_weight(ctx, weight_gradient(m, in, l), cut_rows(m, in) ? once(m, l.db) : l.db, full, x, in.N(), l.in,
+                               l.out, of_product(m, in));
     return full;
 }
 static void row_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
@@ -926,6 +943,7 @@ static void block_backward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
     const auto linear = [&](Matrix matrix) { return linear_of(m, block, matrix); };
 
     block_recompute(ctx, m, i, in);
+    m.of_block.begin(ctx, block);
 
     fc2_backward(ctx, m, in, linear(Matrix::fc2), s, dwide, dnarrow, dx);
     column_backward(ctx, m, in, linear(Matrix::fc1), s, dnorm, dwide, s.norm2);
@@ -940,6 +958,7 @@ static void block_backward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
                                c.HS(), m.attention_scale(), m.a.dq_sums);
     column_backward(ctx, m, in, linear(Matrix::qkv), s, dnorm, dwide, s.norm1);
     norm_backward(ctx, c, dx, g.norm1_w, g.norm1_b, dnorm, in.slot->x[(size_t)i], p.norm1_w, s.mean1, s.rstd1, Nl, Acc::Add);
+    end_block(ctx, m, block, in);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -957,12 +976,14 @@ static LossSums read_sums(be::Ctx& ctx, const Model& m) {
 }
 
 // Clears the gradients that a step only adds to: vectors and embeddings. Those of matrices in blocks and of the head, most of
-// the memory, are set by the first micro-batch's products (Rows::gradients), which saves clearing and reading them.
+// the memory, are set by the first micro-batch's products (Rows::gradients), which saves clearing and reading them. In bf16 the
+// first micro-batch sets all.
 static void begin_gradients(be::Ctx& ctx, Model& m) {
+    if (m.of_block.used()) return;
     const bool set_by_head = m.c.tied && m.table.part.last;
     if (m.g.wte && !set_by_head) be::clear(ctx, m.g.wte, (size_t)m.n.Vpl * m.c.C * sizeof(real));
     if (m.g.wpe) be::clear(ctx, m.g.wpe, (size_t)m.c.T * m.c.C * sizeof(real));
-    be::clear(ctx, m.grads + m.table.decayed, (m.table.size - m.table.decayed) * sizeof(real));
+    be::clear(ctx, m.grads.from(m.table.decayed).data, (m.table.size - m.table.decayed) * sizeof(real));
 }
 
 // Each tp rank has rows of the vocabulary, and zero for the other tokens; the first adds the positions.
@@ -982,6 +1003,7 @@ static void embed_backward(be::Ctx& ctx, Model& m, const Rows& in) {
     const ModelConfig& c = m.c;
     const Slot& s = *in.slot;
     floatX* dembedded = m.a.dx;
+    m.of_block.begin(ctx, TensorSpec::embedding);
     if (c.embedding_norm) {
         dembedded = m.a.dnorm;
         be::layernorm_backward(ctx, dembedded, m.g.emb_norm_w, m.g.emb_norm_b, m.a.dx, s.embedded, m.p.emb_norm_w, s.emb_mean,
@@ -989,6 +1011,7 @@ static void embed_backward(be::Ctx& ctx, Model& m, const Rows& in) {
     }
     be::embedding_backward(ctx, m.g.wte, m.g.wpe, gather(ctx, m, dembedded, in), in.tokens, in.positions, in.N(), c.C, m.n.v0,
                            m.n.Vpl);
+    end_block(ctx, m, TensorSpec::embedding, in);
 }
 
 // Loss of a chunk of rows, whose logits become their gradient; of vocabulary shards after an exchange of their statistics.
@@ -1018,19 +1041,22 @@ static void head(be::Ctx& ctx, Model& m, const Rows& in, real loss_scale, real z
     norm_forward(ctx, c, a.final_norm, a.final_mean, a.final_rstd, nullptr, x, nullptr, m.p.final_norm_w, m.p.final_norm_b, Nl);
     const floatX* normed = gather(ctx, m, a.final_norm, in);
     floatX* dnormed = summand(m, a.dnorm, in);
+    if (training) m.of_block.begin(ctx, TensorSpec::head);
     for (int row = 0; row < N; row += a.head_rows) {
         const int rows = std::min(a.head_rows, N - row);
         const floatX* chunk = normed + (size_t)row * C;
         be::linear_forward(ctx, a.logits, chunk, m.p.head, nullptr, rows, C, m.n.Vpl);
         classify(ctx, m, in.targets + row, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
-        be::linear_backward_weight(ctx, m.g.head, nullptr, a.logits, chunk, rows, C, m.n.Vpl, row ? Acc::Add : in.gradients);
+        be::linear_backward_weight(ctx, m.g.head, nullptr, a.logits, chunk, rows, C, m.n.Vpl,
+                                   row ? Acc::Add : of_product(m, in));
         be::linear_backward_input(ctx, dnormed + (size_t)row * C, a.logits, m.p.head, rows, C, m.n.Vpl);  // may overwrite chunk
     }
     if (training) {
         reduce(ctx, m, a.dnorm, in);
         norm_backward(ctx, c, a.dx, m.g.final_norm_w, m.g.final_norm_b, a.dnorm, x, m.p.final_norm_w, a.final_mean,
                       a.final_rstd, Nl, Acc::Set);
+        end_block(ctx, m, TensorSpec::head, in);
     }
     be::loss_sums(ctx, a.sums, a.loss, a.zloss, a.lse, in.targets, N);
 }
@@ -1226,17 +1252,16 @@ private:
 static void reduce_replicas(be::Ctx& ctx, Model& m, int block) {
     if (m.n.replicas == 1) return;
     for (const TensorSpec& t : m.table.rows)
-        if (t.replicated_rows &&
-            (m.g.blocks[(size_t)block].qkv_w == m.grads + t.offset || m.g.blocks[(size_t)block].qkv_b == m.grads + t.offset))
-            be::all_reduce(ctx, m.ranks->kv, m.grads + t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols,
-                           (size_t)t.replicated_rows * t.cols);
+        if (t.replicated_rows && t.block == block)
+            all_reduce(ctx, m.ranks->kv, m.grads.from(t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols),
+                       (size_t)t.replicated_rows * t.cols);
 }
 // norms and biases whose rows are cut over tp, and a tied embedding at the two ends of the pipeline.
 static void reduce_shared(be::Ctx& ctx, Model& m) {
     const size_t shared = m.table.shared;
-    if (m.ranks->sequence_parallel) be::all_reduce(ctx, m.ranks->tp, m.grads + shared, m.table.size - shared);
+    if (m.ranks->sequence_parallel) all_reduce(ctx, m.ranks->tp, m.grads.from(shared), m.table.size - shared);
     if (m.c.tied && (m.table.part.first || m.table.part.last))
-        be::all_reduce(ctx, m.ranks->ends, m.g.head, (size_t)m.n.Vpl * m.c.C);
+        all_reduce(ctx, m.ranks->ends, m.grads.from((size_t)(m.p.head - m.params)), (size_t)m.n.Vpl * m.c.C);
 }
 
 // What TRAIN_GPT_FAULTS plants (faults.h).
@@ -1275,16 +1300,14 @@ static void plant_faults_before(Trainer& t) {
     be::upload(t.ctx, place, &weight, sizeof weight);
 }
 static void plant_flaky_gradient(Trainer& t) {
-    if (!plant(t, "flaky-gradient")) return;
-    real value;
-    be::download(t.ctx, &value, t.m.grads, sizeof value);
-    value = value * (1 + 0x1p-23f) + 0x1p-100f;
-    be::upload(t.ctx, t.m.grads, &value, sizeof value);
+    if (plant(t, "flaky-gradient")) flip_last_bit(t.ctx, t.m.grads.data);
 }
 static void plant_faults_after(Trainer& t) {
     if (t.faults.none() || !t.faults.nan_gradient(t.batch(), t.m.ranks->mesh.world.rank)) return;
-    const real nan = NAN;
-    be::upload(t.ctx, t.m.grads + t.m.shards.buckets[0].mine, &nan, sizeof nan);
+    t.m.grads.from(t.m.shards.buckets[0].mine).visit([&](auto* x) {
+        const std::decay_t<decltype(*x)> nan = (float)NAN;
+        be::upload(t.ctx, x, &nan, sizeof nan);
+    });
 }
 
 // Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order: sets grads and the sums.
@@ -1313,6 +1336,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
             if (t.faults.noise(t.batch())) randomize_tokens(t.micro_batch, m.c.V, first);
             in = stage(t.ctx, t.micro_batch, slot);
             in.gradients = e.micro_batch ? Acc::Add : Acc::Set;
+            in.rounding_key = rounding_key((uint64_t)t.o.seed, first, RngPurpose::gradients);
             links.receive_input(in, e.chunk, e.micro_batch);
             model_forward(t.ctx, m, in, [&](size_t end) {
                 links.progress();
@@ -1340,7 +1364,7 @@ static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
     GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
     const bool done = run_micro_batches(t, global_batch, loss_scale, [&](int block) {
         reduce_replicas(t.ctx, m, block);
-        reducer.ready((size_t)(m.g.blocks[(size_t)block].qkv_w - m.grads));
+        reducer.ready((size_t)(m.p.blocks[(size_t)block].qkv_w - m.params));
     });
     if (!done) return false;
     reduce_shared(t.ctx, m);
@@ -1371,7 +1395,7 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
     for (int i = 0; i < 2; i++) {
         if (!run_micro_batches(t, global_batch, loss_scale, [](int) {})) return false;
         plant_flaky_gradient(t);
-        hashes[i] = tensor_hashes(t.ctx, m.table, m.grads), sums[i] = read_sums(t.ctx, m);
+        hashes[i] = m.grads.visit([&](auto* x) { return tensor_hashes(t.ctx, m.table, x); }), sums[i] = read_sums(t.ctx, m);
     }
     std::string problem;
     if (memcmp(&sums[0], &sums[1], sizeof sums[0]) != 0) problem = "the loss";
@@ -1409,7 +1433,7 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
             const auto update_part = [&](size_t first, size_t n, const Rounding& rounding) {
                 const size_t shard = b.shard + first - b.mine;
                 be::adamw(t.ctx, m.params + first, m.lower ? m.lower + shard : nullptr, m.m.from(shard), m.v.from(shard),
-                          m.grads + first, n, (real)lr, (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps,
+                          m.grads.from(first), n, (real)lr, (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps,
                           decay ? (real)weight_decay : real(0), (real)grad_scale, step, rounding);
             };
             if (m.m.is_bf16 || m.v.is_bf16)
@@ -1491,22 +1515,18 @@ static std::vector<real> weight_parts(be::Ctx& ctx, const Model& m) {
 static nlohmann::ordered_json examine_layers(Trainer& t, const std::vector<real>& before) {
     Model& m = t.m;
     const int L = m.c.L;  // then the embedding, the head
-    const auto place = [&](const std::string& name) {
-        int layer = 0;
-        if (sscanf(name.c_str(), "blocks.%d.", &layer) == 1) return layer;
-        return name[0] == 'w' || name[0] == 'e' ? L : L + 1;
+    const auto place = [&](const TensorSpec& t) {
+        return t.block >= 0 ? m.table.part.layers[(size_t)t.block] : t.block == TensorSpec::embedding ? L : L + 1;
     };
     std::vector<double> sums((size_t)(L + 2) * 3);
     const std::vector<real> after = weight_parts(t.ctx, m);
-    std::vector<real> gradient;
     for (const TensorSpec& spec : m.table.rows)
         for (const Range& r : m.counted) {
             const size_t first = std::max(r.begin, spec.offset), last = std::min(r.end, spec.offset + spec.size());
             if (first >= last) continue;
-            double* sum = &sums[(size_t)place(spec.name) * 3];
+            double* sum = &sums[(size_t)place(spec) * 3];
             m.shards.for_each_part(first, last - first, [&](size_t from, size_t shard, size_t n) {
-                gradient.resize(n);
-                be::download(t.ctx, gradient.data(), m.grads + first + from, n * sizeof(real));
+                const std::vector<real> gradient = downloaded(t.ctx, m.grads.from(first + from), n);
                 for (size_t i = 0; i < n; i++) {
                     const double w = (double)before[shard + i], g = (double)gradient[i], d = (double)after[shard + i] - w;
                     sum[0] += w * w, sum[1] += g * g, sum[2] += d * d;
@@ -1567,7 +1587,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
     }
     plant_faults_after(t);
     check_memory(t);
-    for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads + r.begin, r.end - r.begin);
+    for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads.from(r.begin), r.end - r.begin);
     const LossSums sums = reduce_sums(*t.m.ranks, read_sums(t.ctx, t.m));
     const double norm = std::sqrt(sums.squares), ce = sums.ce / sums.n, z = sums.z / sums.n;
     // Clipping (Megatron): all gradients times clip / (norm + 1e-6), if that is below 1.
@@ -2120,7 +2140,7 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     t.row("backend", std::string(be::backend_name) + ", " + ctx.description());
     t.row("peak", peak.text());
     t.row("precision", format("%s storage, %s sums, gradients and optimizer%s", precision_name,
-                              sizeof(real) == 4 ? "fp32" : "fp64", bf16_moments(m.m, m.v)));
+                              sizeof(real) == 4 ? "fp32" : "fp64", what_is_bf16(m.grads, m.m, m.v).c_str()));
     if (m.fp8.recipe.on)
         t.row("FP8", format("%s, %s scales, from step %s on%s", o.fp8_format.c_str(), o.fp8_recipe.c_str(), o.fp8_start.c_str(),
                             o.first_last_layers_bf16 ? format(", but the first %d and the last %d layers",
@@ -2384,6 +2404,7 @@ private:
             split_layers(c.L, ranks->mesh.pp.size * ranks->mesh.vpp, p.account_for_embedding_in_pipeline_split,
                          p.account_for_loss_in_pipeline_split, given);
         auto model = std::make_unique<Model>(c, std::move(ranks), stages);
+        model->grads.is_bf16 = p.main_grads_dtype == "bf16";
         model->m.is_bf16 = p.exp_avg_dtype == "bf16", model->v.is_bf16 = p.exp_avg_sq_dtype == "bf16";
         // A rollback may lead back to steps in bf16.
         const int64_t start = fp8_start(p, state);

@@ -59,7 +59,7 @@ public:
     void add(const char* purpose, E** slot, size_t count) {
         add(backend_, purpose, slot, count * sizeof(E));
     }
-    void add(const char* purpose, Moment* moment, size_t count) {
+    void add(const char* purpose, Elements* moment, size_t count) {
         add(backend_, purpose, &moment->data, count * moment->element_bytes());
     }
     // The same in memory that the CPU reads and writes.
@@ -67,7 +67,7 @@ public:
     void add_on_host(const char* purpose, E** slot, size_t count) {
         add_on_host_bytes(purpose, slot, count * sizeof(E));
     }
-    void add_on_host(const char* purpose, Moment* moment, size_t count) {
+    void add_on_host(const char* purpose, Elements* moment, size_t count) {
         add_on_host_bytes(purpose, &moment->data, count * moment->element_bytes());
     }
 
@@ -142,6 +142,15 @@ private:
     Place backend_, host_;
     std::vector<std::pair<std::string, size_t>> purposes_;
 };
+
+// Elements in the host's memory.
+inline std::vector<real> downloaded(be::Ctx& ctx, const Elements& from, size_t n) {
+    return from.visit([&](auto* x) {
+        std::vector<std::decay_t<decltype(*x)>> values(n);
+        be::download(ctx, values.data(), x, n * sizeof *x);
+        return std::vector<real>(values.begin(), values.end());
+    });
+}
 
 // The host's side of memory that ops work on: that memory itself where the CPU can reach it, else a copy, which upload() sends
 // and download() fetches. The copy is zero until then; its pages come as they are touched, by many threads at once.

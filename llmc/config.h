@@ -149,6 +149,9 @@ inline Allowed one_of(Strings choices) {
       "AdamW's beta2: share of the past in the mean of squared gradients (Megatron: 0.999)")                                   \
     X(double, adam_eps, "", 1e-8, above(0), "Optimizer",                                                                       \
       "AdamW's epsilon, added to the root of the mean of squared gradients")                                                   \
+    X(std::string, main_grads_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
+      "type in which gradients are summed over a step's micro-batches; bf16, rounded stochastically, takes 2 bytes per "       \
+      "parameter less")                                                                                                        \
     X(std::string, exp_avg_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                           \
       "type in which AdamW's mean of gradients is kept; bf16, rounded stochastically, takes 2 bytes per parameter less")       \
     X(std::string, exp_avg_sq_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \

@@ -1,34 +1,37 @@
-// AdamW's moments, each in fp32 or in bf16 (--exp-avg-dtype, --exp-avg-sq-dtype): 4 or 2 bytes per parameter.
+// AdamW's moments and the gradients, each in fp32 or in bf16 (--exp-avg-dtype, --exp-avg-sq-dtype, --main-grads-dtype): 4 or 2
+// bytes per parameter.
 //
 // Rounded to the nearest bf16 a moment would stand still: a step moves exp_avg_sq by at most (1 - beta2) of the gradient's
 // square, and what is less than half a unit in the last place, 1/512 to 1/256 of the moment, would be lost at every step. So
 // bf16 moments are rounded stochastically: to one of the two nearest bf16, to each with the probability that makes the expected
-// value exact. The weights are updated with the moments before they are rounded.
+// value exact. The weights are updated with the moments before they are rounded. Gradients that micro-batches add to are
+// rounded in the same way (gradients.h).
 //
-// The random numbers are functions of seed, step, tensor and the element's place in the whole tensor, whatever part of it a
-// rank holds: the same bits for any layout and backend and after a resume.
+// The random numbers are functions of seed, step or sample, tensor and the element's place in the whole tensor, whatever part
+// of it a rank holds: the same bits for any layout and backend and after a resume.
 #pragma once
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
 
 #include "math.h"
 #include "rng.h"
 #include "types.h"
 
-// One moment of some elements.
-struct Moment {
+// A number for each of some parameters: a moment or the gradients.
+struct Elements {
     void* data = nullptr;  // of bf16 or real
     bool is_bf16 = false;
 
-    Moment() = default;
-    Moment(real* x) : data(x) {}
-    Moment(bf16* x) : data(x), is_bf16(true) {}
+    Elements() = default;
+    Elements(const real* x) : data((void*)x) {}
+    Elements(const bf16* x) : data((void*)x), is_bf16(true) {}
     size_t element_bytes() const { return is_bf16 ? sizeof(bf16) : sizeof(real); }
     // The elements from number i on.
-    Moment from(size_t i) const {
-        Moment rest = *this;
+    Elements from(size_t i) const {
+        Elements rest = *this;
         rest.data = (char*)data + i * element_bytes();
         return rest;
     }
@@ -40,11 +43,13 @@ struct Moment {
 };
 
 // For the table of a run.
-inline const char* bf16_moments(const Moment& exp_avg, const Moment& exp_avg_sq) {
-    return exp_avg.is_bf16 && exp_avg_sq.is_bf16 ? ", but both moments in bf16"
-           : exp_avg.is_bf16                     ? ", but exp_avg in bf16"
-           : exp_avg_sq.is_bf16                  ? ", but exp_avg_sq in bf16"
-                                                 : "";
+inline std::string what_is_bf16(const Elements& gradients, const Elements& exp_avg, const Elements& exp_avg_sq) {
+    const std::string moments = exp_avg.is_bf16 && exp_avg_sq.is_bf16 ? "both moments"
+                                : exp_avg.is_bf16                     ? "exp_avg"
+                                : exp_avg_sq.is_bf16                  ? "exp_avg_sq"
+                                                                      : "";
+    if (!gradients.is_bf16 && moments.empty()) return "";
+    return ", but " + (!gradients.is_bf16 ? moments : moments.empty() ? "gradients" : "gradients and " + moments) + " in bf16";
 }
 
 // The bits of a bf16 on one side of x or the other: 16 random bits are added to those that are cut off. A bf16 stays as it is,
@@ -57,10 +62,18 @@ HD inline typename BitsOf<F>::type round_stochastically(F x, typename BitsOf<F>:
     return (bits & 0x7fffffffu) > 0x7f800000u ? (bits & 0u) + 0x7fffu : rounded;
 }
 HD inline uint32_t round_stochastically(double x, uint32_t random) { return round_stochastically((float)x, random); }
+// The bits of the nearest bf16, of two the even one.
+template <class F>
+HD inline typename BitsOf<F>::type round_to_nearest(F x) {
+    typename BitsOf<F>::type bits;
+    memcpy(&bits, &x, sizeof bits);
+    return round_stochastically(x, (bits >> 16 & 1u) + 0x7fffu);
+}
+HD inline uint32_t round_to_nearest(double x) { return round_to_nearest((float)x); }
 
-// The key of a step's random numbers.
-inline uint64_t rounding_key(uint64_t seed, int64_t step) {
-    const auto bits = random_bits(seed, RngPurpose::rounding, ~0u, (uint64_t)step);
+// The key of the random numbers of a step's moments; of what the micro-batch of a sample adds to gradients.
+inline uint64_t rounding_key(uint64_t seed, int64_t step, RngPurpose purpose = RngPurpose::rounding) {
+    const auto bits = random_bits(seed, purpose, ~0u, (uint64_t)step);
     return (uint64_t)bits[0] << 32 | bits[1];
 }
 

@@ -3,8 +3,8 @@
 //
 // Conventions. N = B*T rows. Shapes stand at the right, row-major, slowest first. Outputs come first after the context, then
 // inputs, sizes, scalars. `d` prefixes a gradient. "sets" overwrites, "adds" accumulates; an `acc` says which. Parameter
-// gradients are `real` (fp32), and added to where there is no `acc`. A pointer marked `or null` may be null. Per-row
-// statistics and sums are `real`.
+// gradients are `real` (fp32; gradients.h rounds them), and added to where there is no `acc`. A pointer marked `or null` may be
+// null. Per-row statistics and sums are `real`.
 // All results are deterministic: the same inputs on the same number of threads give the same bits.
 // An `Output` is a matrix of numbers, of codes, or both (../fp8.h); codes are e4m3 and not transposed where nothing else is said.
 
@@ -53,8 +53,9 @@ void linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* inp /*(N, I
 // dinp = dout weight. sets dinp.
 void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dout /*(N, OC)*/, const floatX* weight /*(OC, IC)*/,
                            int N, int IC, int OC);
-// dweight (+)= dout^T inp; dbias (+)= column sums of dout. sets or adds both.
-void linear_backward_weight(Ctx& ctx, real* dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/, const floatX* dout /*(N, OC)*/,
+// dweight (+)= dout^T inp; dbias (+)= column sums of dout. sets or adds both. In bf16 dweight is only set, and only where
+// sets_bf16_gradients is true.
+void linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/, const floatX* dout /*(N, OC)*/,
                             const floatX* inp /*(N, IC)*/, int N, int IC, int OC, Acc acc);
 
 // What a product can take along: an op of its own would be bound by memory. The two sides of a GeLU: pre = inp weight^T (+ bias),
@@ -104,8 +105,8 @@ void fp8_linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const uint8_t* inp /*
 void fp8_linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const uint8_t* dout /*(N, OC)*/,
                                const uint8_t* weight_transposed /*(IC, OC)*/, const float* dout_inverse,
                                const float* weight_inverse, int N, int IC, int OC, Fp8 dout_format);
-// sets or adds dweight.
-void fp8_linear_backward_weight(Ctx& ctx, real* dweight /*(OC, IC)*/, const uint8_t* dout_transposed /*(OC, N)*/,
+// sets or adds dweight, as linear_backward_weight.
+void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, const uint8_t* dout_transposed /*(OC, N)*/,
                                 const uint8_t* inp_transposed /*(IC, N)*/, const float* dout_inverse, const float* inp_inverse,
                                 int N, int IC, int OC, Fp8 dout_format, Acc acc);
 // dbias += column sums of dout.
@@ -181,10 +182,9 @@ void loss_sums(Ctx& ctx, LossSums* sums, const real* loss /*(N)*/, const real* z
 
 // ---- optimizer (optimizer.h, reduce.h) ------------------------------------------------------------------------------------
 // Sum of squares in fixed blocks: same bits for any thread count. The blocks' sums are accumulated in double.
-double sum_of_squares(Ctx& ctx, const real* x, size_t n);
+double sum_of_squares(Ctx& ctx, const Elements& x, size_t n);
 // Adds it to *sum, which is in the backend's memory, and does not wait for it.
-void add_squares(Ctx& ctx, double* sum, const real* x, size_t n);
-void add_squares(Ctx& ctx, double* sum, const Moment& x, size_t n);
+void add_squares(Ctx& ctx, double* sum, const Elements& x, size_t n);
 // The sum of 32-bit words, each times an odd number by its place, modulo 2^64 (memory_check.h). first: the place of x[0].
 uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // AdamW (Loshchilov & Hutter, 2019; decoupled decay, bias correction): g = grad_scale * grad;
@@ -192,8 +192,10 @@ uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // with c1 = 1 - b1^step, c2 = 1 - b2^step, step counted from 1. In bf16 param and lower are the halves of fp32 weights w
 // (math.h); else param is w, and lower null. m and v in bf16 are rounded as moments.h says, after w has been updated: then the
 // elements belong to one tensor, that of `rounding`.
-void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Moment& m, const Moment& v, const real* grad, size_t n, real lr,
+void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& m, const Elements& v, const Elements& grad, size_t n, real lr,
            real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step, const Rounding& rounding);
+// sum (+)= x, of elements of one tensor. sets: rounded to the nearest bf16; adds: the sum is rounded once, as moments.h says.
+void accumulate(Ctx& ctx, bf16* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc, const Rounding& rounding);
 
 // param[i] and lower[i] = element first + i of the rows that w describes. lower may be null.
 void initialize_weights(Ctx& ctx, floatX* param, LowerHalf* lower, const InitialWeights& w, size_t first, size_t n);

@@ -123,6 +123,8 @@ inline const OtherName other_names[] = {
     {"train", "use-distributed-optimizer", "sharing the optimizer's state is the default (--zero 1)"},
     {"train", "zero-stage deepspeed fsdp deepspeed-config -z",
      "--zero 1 shares the optimizer's state over ranks; there are no higher stages"},
+    {"train", "grad-reduce-in-bf16", "gradients are stored, and sent between ranks, in bf16 with --main-grads-dtype bf16"},
+    {"train", "accumulate-allreduce-grads-in-fp32", "gradients are summed in fp32 unless --main-grads-dtype bf16 is given"},
     {"train", "overlap-grad-reduce overlap-param-gather", "messages overlap with computing unless --no-overlap is given"},
     {"train generate eval",
      "use-flash-attn flash-attn flash-attention use-flash-attention attn-implementation attention-backend",

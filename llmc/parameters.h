@@ -48,6 +48,8 @@ struct TensorSpec {
     Init init = Init::zeros;
     std::vector<HfTensor> hf;
     int id = 0;  // its place in the table of a rank that holds everything
+    static constexpr int embedding = -1, head = -2;
+    int block = embedding;  // of this rank's blocks, or one of these two: when backward computes its gradient
 
     // The whole tensor, and what part of it this is. With one rank: all of it.
     int whole_rows = 0, whole_cols = 1, first_col = 0;
@@ -98,9 +100,9 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const bool llama = c.family == "llama", gpt2 = c.family == "gpt2", biased_norm = c.norm == Norm::layernorm;
     const LocalSizes n(c, part.tp);
     const Axis& tp = part.tp;
-    int id = 0;
+    int id = 0, block_of_rank = TensorSpec::embedding;
     const auto visit = [&](E*& slot, TensorSpec spec, bool held) {
-        spec.id = id++;
+        spec.id = id++, spec.block = block_of_rank;
         if (held) visit_one(slot, spec);
     };
 
@@ -160,6 +162,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     BlockParams<E> unused;
     for (int l = 0, i = 0; l < c.L; l++) {
         const bool held = i < (int)part.layers.size() && part.layers[(size_t)i] == l;
+        block_of_rank = i;
         BlockParams<E>& b = held ? p.blocks[(size_t)i++] : unused;
         const std::string name = "blocks." + std::to_string(l) + ".";
         const std::string hf = top + (llama ? "layers." : "h.") + std::to_string(l) + ".";
@@ -191,9 +194,10 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
                                   : "mlp.dense_4h_to_h"),
                      held);
     }
+    block_of_rank = TensorSpec::head;
     norm(p.final_norm_w, p.final_norm_b, "final_norm", llama ? "model.norm" : "transformer.ln_f", part.last);
     if (!c.tied) return visit(p.head, vocab("head", "lm_head.weight"), part.last);
-    wte.copy = true, wte.id = 0;
+    wte.copy = true, wte.id = 0, wte.block = TensorSpec::head;
     if (part.last && !part.first) visit_one(p.head, wte);
 }
 
@@ -226,12 +230,17 @@ struct ParameterTable {
     explicit ParameterTable(const ModelConfig& c) : ParameterTable(c, whole_model(c)) {}
 };
 
-// Points p's tensors into a buffer laid out by `table`.
+// Points p's tensors into a buffer, that of each row of the table to place(row).
+template <class E, class Place>
+void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E>& p, E* buffer, Place place) {
+    size_t row = 0;
+    detail::walk_parameters(c, table.part, p, [&](E*& slot, const TensorSpec&) { slot = buffer + place(row++); });
+    if (c.tied && table.part.first) p.head = p.wte;
+}
+// Into one that is laid out by the table.
 template <class E>
 void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E>& p, E* buffer) {
-    size_t row = 0;
-    detail::walk_parameters(c, table.part, p, [&](E*& slot, const TensorSpec&) { slot = buffer + table.rows[row++].offset; });
-    if (c.tied && table.part.first) p.head = p.wte;
+    bind_parameters(c, table, p, buffer, [&](size_t row) { return table.rows[row].offset; });
 }
 
 // Where a rank's part of a tensor lies in a file: visit(ours, stride, file, n) for runs of n elements, ours[ours + k stride]

@@ -100,11 +100,12 @@ inline Device find_device(const std::string& name) {
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
-// Bytes per parameter and rank of parameters, fp32 gradients, and what AdamW has besides: both moments and, in bf16, the lower
-// halves of the weights; 6 + 10 / dp with bf16, moments in fp32 and ZeRO-1.
-inline double state_bytes_per_parameter(size_t bytes_per_element, size_t moment_bytes, int zero, int dp) {
+// Bytes per parameter and rank of parameters, gradients, and what AdamW has besides: both moments and, in bf16, the lower halves
+// of the weights; 6 + 10 / dp with bf16, gradients and moments in fp32 and ZeRO-1.
+inline double state_bytes_per_parameter(size_t bytes_per_element, size_t gradient_bytes, size_t moment_bytes, int zero,
+                                        int dp) {
     const double optimizer = (bytes_per_element < 4 ? 2 : 0) + (double)moment_bytes;
-    return (double)bytes_per_element + 4 + optimizer / (zero ? dp : 1);
+    return (double)(bytes_per_element + gradient_bytes) + optimizer / (zero ? dp : 1);
 }
 
 // Activations that a layer keeps for backward, in bytes, per rank: the formulas of arXiv:2205.05198 for a GPT block with
@@ -128,9 +129,10 @@ struct PlanInput {
     int B = 1, T = 0;  // micro-batch, sequence
     int64_t global_batch = 0;
     std::string recompute = "none";
-    std::vector<int> layers;                            // of each virtual stage; empty: evened out
-    int64_t bucket_elements = 0;                        // parameters per data parallel message; 0: max(40M, 1M dp)
-    size_t bytes_per_element = 2, moment_bytes = 8;     // of both moments of a parameter
+    std::vector<int> layers;      // of each virtual stage; empty: evened out
+    int64_t bucket_elements = 0;  // parameters per data parallel message; 0: max(40M, 1M dp)
+    size_t bytes_per_element = 2, gradient_bytes = 4;
+    size_t moment_bytes = 8;                            // of both moments of a parameter
     AttentionCount attention = AttentionCount::causal;  // what the kernels compute
 
     std::string device = "h100";  // for the table only; its figures follow
@@ -301,25 +303,27 @@ inline Plan make_plan(const PlanInput& in) {
         if (sent * message > p.pipeline.bytes) p.pipeline.bytes = sent * message, p.pipeline.messages = (int64_t)sent;
 
         const double part = (double)(dp - 1) / dp, buckets = std::ceil(parameters / bucket);
-        const double scatter = 4 * parameters * part / (dp_link.gbs * giga);  // gradients are fp32
-        const double gather = (in.zero ? (double)in.bytes_per_element : 4) * parameters * part /
+        const double of_gradient = (double)in.gradient_bytes;
+        const double scatter = of_gradient * parameters * part / (dp_link.gbs * giga);
+        const double gather = (in.zero ? (double)in.bytes_per_element : of_gradient) * parameters * part /
                               (dp_link.gbs * giga);  // of gradients, without ZeRO
-        // AdamW reads and writes fp32 weights (8) and moments and reads gradients (4); clearing gradients (4) and their norm
-        // (4 of a rank's own) pass over memory, too.
+        // AdamW reads and writes fp32 weights (8) and moments and reads gradients; clearing gradients and their norm (of a
+        // rank's own) pass over memory, too.
         const double own = parameters / (in.zero ? dp : 1), moments = 2 * (double)in.moment_bytes;
-        const double update = (own * (8 + moments + 4) + 4 * parameters + 4 * parameters / dp) / in.memory_gbs / giga;
+        const double update =
+            (own * (8 + moments + of_gradient) + of_gradient * parameters * (1 + 1.0 / dp)) / in.memory_gbs / giga;
         // Work hides communication beside it, but for the last bucket.
         const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
         const double beside = backward[(size_t)virtual_stage(in.pp, rank, 0)];  // of the last micro-batch
         const double waiting = in.zero ? exposed(scatter, beside) + exposed(gather, update) : scatter + gather;
         if (waiting + update <= slowest) continue;
         slowest = waiting + update;
-        p.data.bytes = parameters * part * (4 + (in.zero ? (double)in.bytes_per_element : 4));
+        p.data.bytes = parameters * part * (of_gradient + (in.zero ? (double)in.bytes_per_element : of_gradient));
         p.data.messages = dp > 1 ? (int64_t)buckets * (in.zero ? 2 : 1) : 0;
         p.data.exposed = waiting, p.update_seconds = update;
     }
     if (in.c.tied && in.pp > 1) {  // an all-reduce of two sends one half of the matrix each way, twice
-        p.embedding = {4.0 * in.c.Vp / in.tp * in.c.C, 1, pp_between, p.pipeline.gbs, 0, 0};
+        p.embedding = {(double)in.gradient_bytes * in.c.Vp / in.tp * in.c.C, 1, pp_between, p.pipeline.gbs, 0, 0};
         p.embedding.exposed = p.embedding.bytes / (p.embedding.gbs * giga);
     }
     for (Traffic* t : {&p.tensor, &p.pipeline, &p.data, &p.embedding}) t->seconds = t->gbs > 0 ? t->bytes / (t->gbs * giga) : 0;
@@ -348,6 +352,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.B = o.micro_batch_size, in.T = o.seq_length, in.global_batch = global_batch, in.recompute = o.recompute_granularity;
     in.layers = layers, in.bucket_elements = o.ddp_bucket_size, in.bytes_per_element = bytes_per_element;
     in.device = d.name, in.efficiency = o.device_efficiency, in.node_size = o.node_size;
+    in.gradient_bytes = o.main_grads_dtype == "bf16" ? 2 : 4;
     for (const std::string* dtype : {&o.exp_avg_dtype, &o.exp_avg_sq_dtype}) in.moment_bytes -= *dtype == "bf16" ? 2 : 0;
     if (!o.fp8_format.empty()) in.layer_speedup = o.device_fp8_speedup;
     in.tflops = o.device_tflops.value_or(d.tflops), in.memory_gbs = o.device_memory_gbs.value_or(d.memory_gbs);
@@ -406,6 +411,10 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
         smaller_micro_batch(least, words);
     if (found.empty() && (o.exp_avg_dtype != "bf16" || o.exp_avg_sq_dtype != "bf16")) {
         least.exp_avg_dtype = least.exp_avg_sq_dtype = "bf16", words += "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 ";
+        if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
+    }
+    if (found.empty() && o.main_grads_dtype != "bf16") {
+        least.main_grads_dtype = "bf16", words += "--main-grads-dtype bf16 ";
         if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
     }
     if (memory_is_host) return found;

@@ -80,18 +80,22 @@ public:
 };
 
 // visit(first, n, rounding) for each part of a tensor in elements [begin, end) of the buffer: n elements from `first` on, and
-// the random numbers by which a step rounds their moments. What lies between tensors is zero and left out.
+// the random numbers by which they are rounded.
+template <class Visit>
+void for_each_rounding(const TensorSpec& t, size_t begin, size_t end, uint64_t key, Visit visit) {
+    for (const RowBlock& rows : t.blocks) {
+        const size_t start = t.offset + (size_t)rows.row * t.cols;
+        const size_t first = std::max(begin, start), last = std::min(end, start + (size_t)rows.rows * t.cols);
+        if (first >= last) continue;
+        Rounding r;
+        r.key = key, r.tensor = (uint32_t)t.id, r.first = (uint64_t)rows.whole_row * t.whole_cols + t.first_col;
+        if (t.cols == t.whole_cols) r.first += first - start;
+        else r.cols = t.cols, r.whole_cols = t.whole_cols, r.at = first - start;
+        visit(first, last - first, r);
+    }
+}
+// The same of all tensors. What lies between them is zero and left out.
 template <class Visit>
 void for_each_rounding(const ParameterTable& table, size_t begin, size_t end, uint64_t key, Visit visit) {
-    for (const TensorSpec& t : table.rows)
-        for (const RowBlock& rows : t.blocks) {
-            const size_t start = t.offset + (size_t)rows.row * t.cols;
-            const size_t first = std::max(begin, start), last = std::min(end, start + (size_t)rows.rows * t.cols);
-            if (first >= last) continue;
-            Rounding r;
-            r.key = key, r.tensor = (uint32_t)t.id, r.first = (uint64_t)rows.whole_row * t.whole_cols + t.first_col;
-            if (t.cols == t.whole_cols) r.first += first - start;
-            else r.cols = t.cols, r.whole_cols = t.whole_cols, r.at = first - start;
-            visit(first, last - first, r);
-        }
+    for (const TensorSpec& t : table.rows) for_each_rounding(t, begin, end, key, visit);
 }

@@ -131,14 +131,19 @@ inline TrainingState read_state(const std::string& dir) {
 }
 
 // ---- agreement -------------------------------------------------------------------------------------------------------------
-// What an option was in the checkpoint; discarded: it says nothing. Earlier versions had moments in fp32 only.
-inline bool is_moment_type(const std::string& name) { return name == "exp-avg-dtype" || name == "exp-avg-sq-dtype"; }
+// What an option was in the checkpoint; discarded: it says nothing. Earlier versions had gradients and moments in fp32 only.
+inline const Strings types_of_elements = {"main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"};
+inline bool is_type_of_elements(const std::string& name) {
+    return std::find(types_of_elements.begin(), types_of_elements.end(), name) != types_of_elements.end();
+}
 inline nlohmann::ordered_json saved_option(const TrainingState& saved, const std::string& name) {
     if (saved.options.contains(name)) return saved.options[name];
-    return is_moment_type(name) ? "fp32" : nlohmann::ordered_json(nlohmann::ordered_json::value_t::discarded);
+    return is_type_of_elements(name) ? "fp32" : nlohmann::ordered_json(nlohmann::ordered_json::value_t::discarded);
 }
-// Whether the option takes a moment from bf16 to fp32, which holds every bf16: nothing of the run is lost.
-inline bool widens(const std::string& name, const nlohmann::ordered_json& now) { return is_moment_type(name) && now == "fp32"; }
+// Whether the option takes gradients or a moment from bf16 to fp32, which holds every bf16: nothing of the run is lost.
+inline bool widens(const std::string& name, const nlohmann::ordered_json& now) {
+    return is_type_of_elements(name) && now == "fp32";
+}
 
 // Refuses to go on with options that change what is computed, unless --override names them. Options of the groups "Run" and
 // "Checkpoint" are free, and so are those that only change how the same thing is computed or where files lie; the model's are
@@ -182,11 +187,11 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
              precision_name, before.c_str());
 }
 
-// What --override lets differ from the checkpoint, and moments that were in bf16, for the log: "lr is 0.001, it was 0.003".
+// What --override lets differ from the checkpoint, and what was in bf16, for the log: "lr is 0.001, it was 0.003".
 inline std::string describe_overrides(const TrainingState& saved, const TrainOptions& now) {
     const nlohmann::ordered_json options = as_written(options_to_json(now));
     Strings names = now.override;
-    for (const char* name : {"exp-avg-dtype", "exp-avg-sq-dtype"})
+    for (const std::string& name : types_of_elements)
         if (saved_option(saved, name) != options[name] && std::find(names.begin(), names.end(), name) == names.end())
             names.push_back(name);
     std::string text;
@@ -236,7 +241,7 @@ inline void read_masters(const std::string& dir, const ModelConfig& c, const Par
 struct Parts {
     floatX* params = nullptr;
     LowerHalf* lower = nullptr;  // null where params are the whole weights
-    Moment m, v;
+    Elements m, v;
 };
 
 // Writes checkpoints on threads of its own: save() copies the training memory into the buffers given at the start (or, without
@@ -425,7 +430,7 @@ private:
         };
         write([&](size_t i) { return parts_.params[i]; });
         if (has_lower_halves) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
-        for (const Moment& moment : {parts_.m, parts_.v})
+        for (const Elements& moment : {parts_.m, parts_.v})
             moment.visit([&](const auto* x) { write([x](size_t i) { return x[i]; }); });
         run_all(parts);
     }

@@ -1,8 +1,8 @@
 // ZeRO-1 (Rajbhandari et al., 2020): the ranks of a data-parallel group share the optimizer's work and state. The buffer of
 // parameters is cut into buckets, each bucket into one part per rank. Gradients of a bucket are reduce-scattered, so that a
 // rank has the sums of its own part; there it has fp32 weights and moments, and updates; the new parameters are all-gathered.
-// Bytes per parameter and rank: 2 (parameters) + 4 (gradients) + 10 / ranks (lower halves of fp32 weights, moments; 6 / ranks
-// with both moments in bf16).
+// Bytes per parameter and rank: 2 (parameters) + 4 (gradients, or 2 in bf16) + 10 / ranks (lower halves of fp32 weights,
+// moments; 6 / ranks with both moments in bf16).
 // Without it (--zero 0) gradients are all-reduced, and every rank does all of the update.
 #pragma once
 #include <vector>
@@ -10,11 +10,18 @@
 #include "comm.h"
 #include "shard.h"
 
+// Sums over ranks, in place: in the elements' own type, which in bf16 moves half the bytes. On CPUs sums are fp32 and rounded
+// once, NCCL's rings round each addition (gpu/comm.cuh).
+inline void all_reduce(be::Ctx& ctx, be::Comm& comm, const Elements& x, size_t n) {
+    x.visit([&](auto* elements) { be::all_reduce(ctx, comm, elements, n); });
+}
+
 // Sums gradients over data-parallel ranks, bucket by bucket, from the end of the matrices to their front as backward finishes
 // them, beside the work on ctx. overlap = false: all of them after it, for comparison.
 class GradientReducer {
 public:
-    GradientReducer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, const ParameterTable& table, real* grads, bool overlap)
+    GradientReducer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, const ParameterTable& table, const Elements& grads,
+                    bool overlap)
         : ctx_(ctx),
           dp_(dp),
           shards_(shards),
@@ -45,14 +52,14 @@ private:
         const Bucket& b = shards_.buckets[i];
         if (started_[i]) return;
         started_[i] = true;
-        if (shards_.cut) pending_[i] = be::start_reduce_scatter(ctx_, dp_, grads_ + b.begin, b.n);
-        else be::all_reduce(ctx_, dp_, grads_ + b.begin, b.n);
+        if (!shards_.cut) return all_reduce(ctx_, dp_, grads_.from(b.begin), b.n);
+        grads_.from(b.begin).visit([&](auto* x) { pending_[i] = be::start_reduce_scatter(ctx_, dp_, x, b.n); });
     }
 
     be::Ctx& ctx_;
     be::Comm& dp_;
     const Shards& shards_;
-    real* grads_;
+    Elements grads_;
     size_t limit_;
     std::vector<be::Pending> pending_;
     std::vector<bool> started_;

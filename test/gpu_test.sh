@@ -16,10 +16,10 @@ declare -A run=(
     [gpt2]="--hidden-size 64 --num-attention-heads 4"
     [gpt2-64]="--hidden-size 128 --num-attention-heads 2"
     [bloom]="--hidden-size 64 --num-attention-heads 4 --position-embedding-type alibi --embed-layernorm"
-    [bloom-64]="--hidden-size 128 --num-attention-heads 2 --position-embedding-type alibi --embed-layernorm --recompute full"
+    [bloom-64]="--hidden-size 128 --num-attention-heads 2 --position-embedding-type alibi --embed-layernorm --recompute full --main-grads-dtype bf16"
     [llama]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 ${llama[*]}"
     [llama-128]="--hidden-size 256 --num-attention-heads 2 --num-query-groups 1 ${llama[*]} --recompute selective"
-    [documents]="--hidden-size 128 --num-attention-heads 2 ${llama[*]} --reset-position-ids --reset-attention-mask --eod-mask-loss"
+    [documents]="--hidden-size 128 --num-attention-heads 2 ${llama[*]} --reset-position-ids --reset-attention-mask --eod-mask-loss --main-grads-dtype bf16 --exp-avg-dtype bf16"
 )
 train() { # PROGRAM NAME OUT OPTIONS...
     local trainer=$1 name=$2 out=$3
@@ -50,7 +50,7 @@ expect "--nondeterministic-attention on the CPU: refused" refused train "$progra
 says "where it is for" "is for GPUs"
 # In FP8; the tensor cores' sums are shorter than the CPU's.
 for name in gpt2 llama; do
-    for options in "--fp8 hybrid --fp8-start 3" "--fp8 e4m3 --fp8-recipe current"; do
+    for options in "--fp8 hybrid --fp8-start 3" "--fp8 e4m3 --fp8-recipe current --main-grads-dtype bf16"; do
         # shellcheck disable=SC2086
         { expect "$name $options: trains" train "$gpu" "$name" fp8-gpu $options && expect "$name $options: trains on the CPU" train "$program" "$name" fp8-cpu $options; }
         expect "$name $options: the CPU's losses" near fp8-cpu fp8-gpu

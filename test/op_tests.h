@@ -689,7 +689,7 @@ TEST(SumOfSquares, AgainstDoubleAndNonFinite) {
         for (const bf16 value : moments) of_moments += as_double(value) * as_double(value);
         Buffer<double> second(Doubles{1.5}, "sum");
         Buffer<bf16> in_bf16(moments, "moments");
-        backend::add_squares(ctx, second.p(), Moment(in_bf16.p()), n);
+        backend::add_squares(ctx, second.p(), Elements(in_bf16.p()), n);
         EXPECT_NEAR(second.get()[0], 1.5 + of_moments, (256 + 2) * u * of_moments);
         for (const double bad : {not_a_number, infinity, -infinity})
             for (const size_t where : {(size_t)0, n / 2, n - 1}) {
@@ -772,19 +772,29 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
     }
 }
 
+// Elements that are updated or added to, in whole tensors and in parts of their rows.
+std::vector<Rounding> places_in_tensors() {
+    std::vector<Rounding> places(6);
+    places[1].first = 4096, places[2].first = 4098, places[3].first = (1ull << 34) - 64;  // 3: where a word of the counter ends
+    places[4].first = 1024, places[4].cols = 192, places[4].whole_cols = 768, places[4].at = 64;
+    places[5].first = 21, places[5].cols = 7, places[5].whole_cols = 21, places[5].at = 3;
+    for (uint32_t i = 0; i < places.size(); i++) places[i].key = rounding_key(1234, 7), places[i].tensor = 5 + i;
+    return places;
+}
+// The random number of one of them, by its place in the whole tensor.
+uint32_t random_of(const Rounding& r, size_t i) {
+    const size_t at = r.at + i;
+    const uint64_t place = r.cols ? r.first + at / r.cols * r.whole_cols + at % r.cols : r.first + i;
+    return random_bits(r.key, RngPurpose::rounding, r.tensor, place / 4)[place % 4];
+}
+
 // Numbers of few bits and factors of few bits: nothing is rounded on the way to the moments, whatever order or fused
 // multiply-adds a backend has, and these must have the bits that moments.h defines.
 TEST(AdamW, Bf16MomentsAreRoundedByTheElementsPlace) {
     backend::Ctx ctx(2);
     Rng rng(16);
     const size_t most = thorough ? 20003 : 203;
-    std::vector<Rounding> places(6);
-    places[1].first = 4096, places[2].first = 4098, places[3].first = (1ull << 34) - 64;  // 3: where a word of the counter ends
-    places[4].first = 1024, places[4].cols = 192, places[4].whole_cols = 768, places[4].at = 64;
-    places[5].first = 21, places[5].cols = 7, places[5].whole_cols = 21, places[5].at = 3;
-    uint32_t tensor = 5;
-    for (Rounding& r : places) {
-        r.key = rounding_key(1234, 7), r.tensor = tensor++;
+    for (const Rounding& r : places_in_tensors()) {
         for (const size_t n : {(size_t)1, (size_t)67, most}) {
             std::vector<real> m(n), v(n), gradient(n);
             for (size_t i = 0; i < n; i++) {
@@ -793,26 +803,26 @@ TEST(AdamW, Bf16MomentsAreRoundedByTheElementsPlace) {
             }
             const std::vector<floatX> start = rng.normals<floatX>(n);
             const auto bf16_of = [&](const std::vector<real>& x) { return std::vector<bf16>(x.begin(), x.end()); };
-            const Input<real> grad(gradient);
-            std::vector<real> weights;  // with moments in fp32, then with one of them and both in bf16
-            for (const int in_bf16 : {0, 1, 2, 3}) {
+            const Input<real> grad(gradient);  // whose numbers bf16 holds
+            const Input<bf16> grad_bf16(bf16_of(gradient));
+            std::vector<real>
+                weights;  // with all in fp32, then with moments in bf16, one of them and both, then with gradients
+            for (int in_bf16 = 0; in_bf16 < 8; in_bf16++) {
                 Buffer<floatX> param(start, "param");
                 Buffer<LowerHalf> lower(std::vector<LowerHalf>(n, 0), "lower halves");
                 Buffer<real> m_real(m, "m"), v_real(v, "v");
                 Buffer<bf16> m_bf16(bf16_of(m), "m"), v_bf16(bf16_of(v), "v");
                 backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr,
-                               in_bf16 & 1 ? Moment(m_bf16.p()) : Moment(m_real.p()),
-                               in_bf16 & 2 ? Moment(v_bf16.p()) : Moment(v_real.p()), grad.p(), n, real(0.01), real(0.875),
+                               in_bf16 & 1 ? Elements(m_bf16.p()) : Elements(m_real.p()),
+                               in_bf16 & 2 ? Elements(v_bf16.p()) : Elements(v_real.p()),
+                               in_bf16 & 4 ? Elements(grad_bf16.p()) : Elements(grad.p()), n, real(0.01), real(0.875),
                                real(0.75), real(1e-8), real(0.1), real(0.5), 3, r);
                 const std::vector<real> updated = whole_weights(param.get(), lower.get());
                 if (in_bf16 == 0) weights = updated;
                 expect_close(updated, doubles(weights), 16 * u, 4 * u, "weights");
                 const auto ms = m_bf16.get(), vs = v_bf16.get();
                 for (size_t i = 0; i < n; i++) {
-                    const size_t at = r.at + i;
-                    const uint64_t place =
-                        r.cols ? r.first + at / r.cols * r.whole_cols + at % r.cols : r.first + i;  // in the whole tensor
-                    const uint32_t random = random_bits(r.key, RngPurpose::rounding, r.tensor, place / 4)[place % 4];
+                    const uint32_t random = random_of(r, i);
                     const float g = 0.5f * (float)gradient[i];
                     const float exact[] = {0.875f * (float)m[i] + 0.125f * g, 0.75f * (float)v[i] + 0.25f * g * g};
                     for (const int k : {0, 1}) {
@@ -820,12 +830,65 @@ TEST(AdamW, Bf16MomentsAreRoundedByTheElementsPlace) {
                         uint32_t bits;
                         memcpy(&bits, &exact[k], sizeof bits);
                         ASSERT_EQ((k ? vs : ms)[i].bits, (bits + (k ? random >> 16 : random & 0xffff)) >> 16)
-                            << "element " << i << " of " << n << ", place " << place << ", " << (k ? "v" : "m");
+                            << "element " << i << " of " << n << " from " << r.first << ", " << (k ? "v" : "m");
                     }
                 }
             }
         }
     }
+}
+
+// To the nearest bf16 where it sets, of two the even one; by the element's place where it adds.
+TEST(Accumulate, RoundsOnceByTheElementsPlace) {
+    backend::Ctx ctx(2);
+    Rng rng(17);
+    const size_t most = thorough ? 20003 : 203;
+    const auto bits_of = [](float x) {
+        uint32_t bits;
+        memcpy(&bits, &x, sizeof bits);
+        return bits;
+    };
+    for (const Rounding& r : places_in_tensors())
+        for (const size_t n : {(size_t)0, (size_t)1, (size_t)67, most}) {
+            std::vector<real> summand = rng.normals<real>(n);
+            const std::vector<bf16> start = rng.normals<bf16>(n);
+            const float odd[] = {0x1.01p0f, 0x1.03p0f, -0x1.01p0f, 0.0f, -0.0f, INFINITY, 0x1.fffffep127f};
+            for (size_t i = 0; i < std::min(n, std::size(odd)); i++) summand[n - 1 - i] = odd[i];
+            if (n > 10) summand[0] = not_a_number;
+            const Input<real> x(summand);
+            for (const Acc acc : {Acc::Set, Acc::Add}) {
+                Buffer<bf16> sum(start, "sum");
+                backend::accumulate(ctx, sum.p(), x.p(), n, acc, r);
+                const std::vector<bf16> result = sum.get();
+                for (size_t i = 0; i < n; i++) {
+                    const float exact = acc == Acc::Add ? (float)start[i] + (float)summand[i] : (float)summand[i];
+                    const uint16_t expected = std::isnan(exact) ? 0x7fff
+                                              : acc == Acc::Set ? bf16(exact).bits
+                                                                : (bits_of(exact) + (random_of(r, i) & 0xffff)) >> 16;
+                    ASSERT_EQ(result[i].bits, expected)
+                        << "element " << i << " of " << n << " from " << r.first << ", " << exact;
+                }
+            }
+        }
+}
+
+// 512 summands of 2^-10, each a quarter of what rounding to the nearest would take for nothing beside 1.
+TEST(Accumulate, SmallSummandsAreNotLost) {
+    ASSERT_EQ((float)bf16(1.0f + 0x1p-10f), 1.0f);
+    backend::Ctx ctx(2);
+    const size_t n = thorough ? 20000 : 400;
+    const int summands = 512;
+    const Input<real> x(std::vector<real>(n, 0x1p-10f));
+    Buffer<bf16> sum(std::vector<bf16>(n, 1.0f), "sum");
+    for (int k = 0; k < summands; k++) {
+        Rounding r;
+        r.key = rounding_key(5, k, RngPurpose::gradients);
+        backend::accumulate(ctx, sum.p(), x.p(), n, Acc::Add, r);
+    }
+    double mean = 0;
+    for (const bf16 value : sum.get()) mean += as_double(value) / (double)n;
+    // A summand's error has the standard deviation sqrt(p (1 - p)) 2^-7, p = 1/8: five times that of the mean.
+    EXPECT_NEAR(mean, 1 + summands * 0x1p-10, 5 * std::sqrt(7.0 / 64 * summands / (double)n) * 0x1p-7);
 }
 
 // 0.999 v + 0.001 g^2 with v = 1 and g^2 = 0.9: rounded to the nearest bf16, v would be 1 for ever.

@@ -37,17 +37,17 @@ for layout in "2 --tp 2" "2 --zero 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2" "3 --
     expect "$layout" train "$n" "run $layout" $options
     expect "$layout: one rank's losses" near one "run $layout" 8
 done
-# Moments in bf16 are rounded by each element's place in the whole model, whoever holds it. Without clipping, as the norm's
-# summands are added in an order that follows from who holds what.
-moments=(--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --clip-grad 0)
-expect "bf16 moments on one rank" train 1 moments "${moments[@]}"
+# Gradients and moments in bf16 are rounded by each element's place in the whole model, whoever holds it. Without clipping, as the
+# norm's summands are added in an order that follows from who holds what.
+moments=(--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --clip-grad 0)
+expect "bf16 gradients and moments on one rank" train 1 moments "${moments[@]}"
 for layout in "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "4 --tp 4" "4 --tp 2 --pp 2"; do
     read -r n options <<<"$layout"
     # shellcheck disable=SC2086
-    expect "bf16 moments, $layout" train "$n" "moments $layout" $options "${moments[@]}" --check-replicas 4
-    expect "bf16 moments, $layout: one rank's losses" near moments "moments $layout" 8
+    expect "bf16 gradients and moments, $layout" train "$n" "moments $layout" $options "${moments[@]}" --check-replicas 4
+    expect "bf16 gradients and moments, $layout: one rank's losses" near moments "moments $layout" 8
 done
-expect "bf16 moments cut by ZeRO-1 or whole: the same bits" everything_same "moments 2 --zero 1 --ddp-bucket-size 4096" "moments 2 --zero 0"
+expect "bf16 gradients and moments cut by ZeRO-1 or whole: the same bits" everything_same "moments 2 --zero 1 --ddp-bucket-size 4096" "moments 2 --zero 0"
 # A batch that grows: 5 steps of 8, 3 of 16, 2 of 24, 2 of 32. In an interleaved pipeline the first have more micro-batches on their
 # way than the last.
 ramp() { local length=(--global-batch-size 32 --train-samples 200 --rampup-batch-size 8 "${increment:-8}" 120); train "$@"; }
@@ -113,20 +113,22 @@ expect "and say what to do" grep -q "2 ranks hold 2 copies of the model, one wri
 expect "the start-up table names the grid" train 4 x --tp 2 --pp 2 --dry-run
 says "its arithmetic" "4 ranks = tensor 2 x data 1 x pipeline 2"
 
-# ZeRO-1 with fp32 gradients: 6 + 10 / D bytes per parameter on each of D ranks, 6 + 6 / D with moments in bf16, within 10%.
+# ZeRO-1: 6 + 10 / D bytes per parameter on each of D ranks, 6 + 6 / D with moments in bf16, 4 + 6 / D with gradients, too; within 10%.
 state_bytes() { # RANKS OPTIONS...
     "$program" train --preset gpt2-124m --train-iters 1 --micro-batch-size 1 --global-batch-size 8 --dry-run --world "$@" |
-        awk '/^ *(parameters|gradients \(fp32\)|master weights \(lower 16 bits\)|Adam moments \((fp32|bf16)\)) .*iB$/ {
+        awk '/^ *(parameters|gradients \((fp32|bf16)\)|master weights \(lower 16 bits\)|Adam moments \((fp32|bf16)\)) .*iB$/ {
             unit = $NF == "GiB" ? 2^30 : $NF == "MiB" ? 2^20 : 2^10; sum += $(NF - 1) * unit } END { printf "%.3f", sum / 124439808 }'
 }
 for ranks in 1 4 8; do
-    for cut in 10 8 6; do # bytes that ranks share
+    for shares in "6 10" "6 8" "6 6" "4 6"; do # of each rank, and that ranks share
+        read -r own cut <<<"$shares"
         options=()
         [[ $cut == 10 ]] || options+=(--exp-avg-dtype bf16)
         [[ $cut != 6 ]] || options+=(--exp-avg-sq-dtype bf16)
+        [[ $own == 6 ]] || options+=(--main-grads-dtype bf16)
         bytes=$(state_bytes $ranks "${options[@]}")
         expect "memory of ZeRO-1 on $ranks ranks ${options[*]}: $bytes bytes per parameter" \
-            awk -v b="$bytes" -v d=$ranks -v cut=$cut 'BEGIN { w = 6 + cut / d; exit !(b >= 0.99 * w && b <= 1.1 * w) }'
+            awk -v b="$bytes" -v d=$ranks -v own="$own" -v cut="$cut" 'BEGIN { w = own + cut / d; exit !(b >= 0.99 * w && b <= 1.1 * w) }'
     done
 done
 

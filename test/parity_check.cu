@@ -145,7 +145,7 @@ public:
         accumulate_gradients(trainer_, schedule_.final_batch, (real)(1.0 / 256));
         std::vector<real> parts(m_.shards.size);
         for (const Bucket& b : m_.shards.buckets)
-            be::download(ctx_, parts.data() + b.shard, m_.grads + b.mine, b.n * sizeof(real));
+            be::download(ctx_, parts.data() + b.shard, m_.grads.from(b.mine).data, b.n * sizeof(real));
         write(prefix, parts);
     }
     Results train() {

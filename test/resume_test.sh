@@ -31,7 +31,7 @@ declare -A run=(
     [bloom]="--position-embedding-type alibi --embed-layernorm --data-path text --global-batch-size 4 --train-iters 30 --recompute full --lr-decay-style linear"
     [llama-wsd]="${llama[*]} --data-path text --global-batch-size 4 --train-iters 30 --lr-decay-style WSD --lr-wsd-decay-iters 8 --lr-warmup-iters 4"
     [blend-epochs]="${llama[*]} --data-path 0.5 text 0.5 small --global-batch-size 8 --train-iters 30"
-    [ramp-up]="${llama[*]} --data-path text small --global-batch-size 16 --rampup-batch-size 4 4 120 --train-samples 360 --skip-train-iteration-range 6-8 13 20-21 --skip-batches 17 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
+    [ramp-up]="${llama[*]} --data-path text small --global-batch-size 16 --rampup-batch-size 4 4 120 --train-samples 360 --skip-train-iteration-range 6-8 13 20-21 --skip-batches 17 --main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
     [documents]="--data-path small --global-batch-size 4 --train-iters 30 --reset-position-ids --reset-attention-mask --eod-mask-loss --weight-decay-incr-style linear --start-weight-decay 0.01 --end-weight-decay 0.2 --exp-avg-sq-dtype bf16"
 )
 train() {
@@ -140,8 +140,8 @@ expect "a moment in fewer bits is refused" refused train gpt2 x --resume gpt2-wh
 says "it is named" "exp-avg-sq-dtype is \"bf16\"; the checkpoint was written with \"fp32\".*--override exp-avg-sq-dtype"
 expect "unless it is overridden" train gpt2 narrowed --resume gpt2-whole/step_00000028 --exp-avg-sq-dtype bf16 --override exp-avg-sq-dtype
 expect "and is stored so, the other as it was" test "$(dtype_of narrowed exp_avg_sq) $(dtype_of narrowed exp_avg)" == "BF16 F32"
-expect "moments in more bits need no leave" train ramp-up widened --resume ramp-up-whole/step_00000028 --exp-avg-dtype fp32 --exp-avg-sq-dtype fp32
-says "which is said" 'overridden: exp-avg-dtype is "fp32", it was "bf16"; exp-avg-sq-dtype is "fp32", it was "bf16"'
+expect "moments in more bits need no leave" train ramp-up widened --resume ramp-up-whole/step_00000028 --main-grads-dtype fp32 --exp-avg-dtype fp32 --exp-avg-sq-dtype fp32
+says "which is said" 'overridden: main-grads-dtype is "fp32", it was "bf16"; exp-avg-dtype is "fp32", it was "bf16"; exp-avg-sq-dtype is "fp32", it was "bf16"'
 expect "and are stored so" test "$(dtype_of ramp-up-whole exp_avg) $(dtype_of widened exp_avg)" == "BF16 F32"
 # A longer run keeps the order of its samples as long as the data is read as often.
 fixed=(--lr-decay-iters 60 --eval-interval 40)

@@ -358,9 +358,13 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
         EXPECT_EQ(describe_overrides(saved, now), "exp-avg-sq-dtype is \"bf16\", it was \"fp32\"");
         EXPECT_EQ(describe_overrides(saved, o), "");
     }
-    saved.options["exp-avg-dtype"] = "bf16";  // every bf16 is an fp32
-    agree([](TrainOptions&) {});
-    EXPECT_EQ(describe_overrides(saved, o), "exp-avg-dtype is \"fp32\", it was \"bf16\"");
+    expect_error([&] { agree([](TrainOptions& n) { n.main_grads_dtype = "bf16"; }); }, {"--main-grads-dtype", "\"fp32\""});
+    for (const char* name : {"exp-avg-dtype", "main-grads-dtype"}) {  // every bf16 is an fp32
+        saved.options[name] = "bf16";
+        agree([](TrainOptions&) {});
+        EXPECT_EQ(describe_overrides(saved, o), std::string(name) + " is \"fp32\", it was \"bf16\"");
+        saved.options[name] = "fp32";
+    }
     expect_error(
         [&] {
             check_agreement(saved, o, {{{"documents", 4}, {"tokens", 50}}}, "", {});

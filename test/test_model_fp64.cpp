@@ -40,8 +40,9 @@ struct Fixture {
     Model m;
     Batch batch;
     Rows rows;
-    Fixture(const ModelConfig& c, Recompute recompute, bool documents, int head_rows = 7)
+    Fixture(const ModelConfig& c, Recompute recompute, bool documents, int head_rows = 7, bool bf16_gradients = false)
         : m(c), batch(random_batch(c, 2, c.T - 1, documents)) {
+        m.grads.is_bf16 = bf16_gradients;
         plan_memory(m, recompute, 2, c.T - 1, head_rows, true);
         allocate(ctx, m);
         initialize(ctx, m, 42);
@@ -52,6 +53,7 @@ struct Fixture {
                 for (size_t i = 0; i < t.size(); i++) m.params[t.offset + i] += 0.3 * ((rng() % 1000) / 500.0 - 1);
         rows = stage(ctx, batch, m.a.slot());
     }
+    real* grads() { return (real*)m.grads.data; }
     double scale() const { return 1.0 / 16; }
     double loss() {
         clear_sums(ctx, m);
@@ -61,7 +63,7 @@ struct Fixture {
         return (sums.ce + sums.z) * scale();
     }
     void gradients() {
-        be::clear(ctx, m.grads, m.table.size * sizeof(real));
+        be::clear(ctx, grads(), m.table.size * sizeof(real));
         model_forward(ctx, m, rows);
         head(ctx, m, rows, scale(), 1e-2, true);
         model_backward(ctx, m, rows, [](int) {});
@@ -77,7 +79,7 @@ TEST_P(Family, GradientOfEveryTensorEqualsFiniteDifferences) {
         std::mt19937 rng(11);
         for (const TensorSpec& t : f.m.table.rows) {
             double largest = 0;
-            for (size_t i = 0; i < t.size(); i++) largest = std::max(largest, std::abs((double)f.m.grads[t.offset + i]));
+            for (size_t i = 0; i < t.size(); i++) largest = std::max(largest, std::abs((double)f.grads()[t.offset + i]));
             EXPECT_GT(largest, 0) << t.name << " gets no gradient";
             const size_t live = t.hf.size() == 1 ? (size_t)t.hf[0].rows * t.cols : t.size();
             for (size_t k = 0; k < std::min<size_t>(live, 12); k++) {
@@ -89,9 +91,9 @@ TEST_P(Family, GradientOfEveryTensorEqualsFiniteDifferences) {
                 const double down = f.loss();
                 f.m.params[i] = kept;
                 // Central differences: truncation ~ h^2, rounding ~ 1e-16 / h = 1e-11.
-                const double numeric = (up - down) / (2 * h), error = std::abs(numeric - f.m.grads[i]);
+                const double numeric = (up - down) / (2 * h), error = std::abs(numeric - f.grads()[i]);
                 EXPECT_TRUE(error <= 1e-9 + 1e-6 * std::abs(numeric))
-                    << t.name << "[" << i - t.offset << "]: " << f.m.grads[i] << " but differences give " << numeric;
+                    << t.name << "[" << i - t.offset << "]: " << f.grads()[i] << " but differences give " << numeric;
             }
         }
     }
@@ -103,7 +105,7 @@ TEST_P(Family, RecomputationAndHeadChunksKeepTheBits) {
     for (Recompute recompute : {Recompute::selective, Recompute::full}) {
         Fixture other(tiny(GetParam()), recompute, true);
         other.gradients();
-        EXPECT_EQ(memcmp(none.m.grads, other.m.grads, none.m.table.size * sizeof(real)), 0) << (int)recompute;
+        EXPECT_EQ(memcmp(none.grads(), other.grads(), none.m.table.size * sizeof(real)), 0) << (int)recompute;
         EXPECT_LT(other.m.arena.bytes(), none.m.arena.bytes());
     }
 }
@@ -116,13 +118,49 @@ TEST_P(Family, TheFirstMicroBatchSetsWhatOthersAddTo) {
         head(f.ctx, f.m, f.rows, f.scale(), 1e-2, true);
         model_backward(f.ctx, f.m, f.rows, [](int) {});
     };
-    be::clear(added.ctx, added.m.grads, added.m.table.size * sizeof(real));
+    be::clear(added.ctx, added.grads(), added.m.table.size * sizeof(real));
     pass(added, Acc::Add), pass(added, Acc::Add);
-    for (const TensorSpec& t : set.m.table.rows) std::fill_n(set.m.grads + t.offset, t.size(), real(NAN));
+    for (const TensorSpec& t : set.m.table.rows) std::fill_n(set.grads() + t.offset, t.size(), real(NAN));
     begin_gradients(set.ctx, set.m);
     pass(set, Acc::Set), pass(set, Acc::Add);
     for (const TensorSpec& t : added.m.table.rows)
-        for (size_t i = t.offset; i < t.offset + t.size(); i++) ASSERT_EQ(added.m.grads[i], set.m.grads[i]) << t.name;
+        for (size_t i = t.offset; i < t.offset + t.size(); i++) ASSERT_EQ(added.grads()[i], set.grads()[i]) << t.name;
+}
+
+// A micro-batch's contribution to the gradients, and two of them.
+TEST_P(Family, Bf16GradientsAreRoundedOncePerMicroBatch) {
+    Fixture exact(tiny(GetParam()), Recompute::none, true), f(tiny(GetParam()), Recompute::full, true, 7, true);
+    exact.gradients();
+    bf16* stored = (bf16*)f.m.grads.data;
+    for (const TensorSpec& t : f.m.table.rows) std::fill_n(stored + t.offset, t.size(), bf16(NAN));
+    int nearest = 0, other = 0;
+    for (const int micro_batches : {1, 2}) {
+        f.rows.gradients = micro_batches == 1 ? Acc::Set : Acc::Add, f.rows.rounding_key = 77 + 2 * micro_batches;
+        begin_gradients(f.ctx, f.m);
+        model_forward(f.ctx, f.m, f.rows);
+        head(f.ctx, f.m, f.rows, f.scale(), 1e-2, true);
+        model_backward(f.ctx, f.m, f.rows, [](int) {});
+        for (const TensorSpec& t : f.m.table.rows) {
+            const bool of_both = f.m.c.tied && t.name == "wte";  // whose summands are rounded one by one
+            double largest = 0;
+            for (size_t i = t.offset; i < t.offset + t.size(); i++) largest = std::max(largest, std::abs(exact.grads()[i]));
+            for (size_t i = t.offset; i < t.offset + t.size(); i++) {
+                const double once = exact.grads()[i];
+                if (micro_batches == 1 && !of_both) {
+                    ASSERT_EQ(stored[i].bits, bf16((float)once).bits) << t.name;
+                    continue;
+                }
+                // A rounding is off by less than a unit in the last place, 2^-7 of its result.
+                const double allowed = of_both ? 4 * micro_batches * 0x1p-7 * largest : 3 * 0x1p-7 * std::abs(once);
+                ASSERT_NEAR((float)stored[i], micro_batches * once, allowed + 1e-30) << t.name;
+                if (of_both || once == 0) continue;
+                (stored[i].bits == bf16((float)((double)(float)bf16((float)once) + once)).bits ? nearest : other)++;
+            }
+        }
+    }
+    EXPECT_GT(std::min(nearest, other), 100) << "the second is rounded stochastically";
+    for (const TensorSpec& t : f.m.table.rows)  // what lies between tensors stays zero
+        for (size_t i = t.offset + t.size(); i % 64 != 0; i++) EXPECT_EQ(stored[i].bits, 0) << t.name;
 }
 
 TEST_P(Family, PaddedVocabularyTakesNoPart) {
@@ -132,7 +170,7 @@ TEST_P(Family, PaddedVocabularyTakesNoPart) {
         if (t.hf.size() != 1 || t.hf[0].rows == t.rows) continue;
         for (size_t i = (size_t)t.hf[0].rows * t.cols; i < t.size(); i++) {
             EXPECT_EQ(f.m.params[t.offset + i], 0) << t.name;
-            EXPECT_EQ(f.m.grads[t.offset + i], 0) << t.name;
+            EXPECT_EQ(f.grads()[t.offset + i], 0) << t.name;
         }
     }
 }

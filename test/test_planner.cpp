@@ -43,7 +43,8 @@ TEST(Remedies, AreTheSmallestChangesThatFit) {
     const auto bytes_of = [](const TrainOptions& p, int) {
         if (p.tensor_model_parallel_size > 4) throw Error("too few heads");
         const double part = p.tensor_model_parallel_size * p.pipeline_model_parallel_size;
-        const double state = p.exp_avg_dtype == "bf16" && p.exp_avg_sq_dtype == "bf16" ? 6 : 8;
+        const double state =
+            (p.exp_avg_dtype == "bf16" && p.exp_avg_sq_dtype == "bf16" ? 6 : 8) - (p.main_grads_dtype == "bf16" ? 1 : 0);
         return (state + 4.0 * p.micro_batch_size * (p.recompute_granularity == "full" ? 0.25 : 1)) / part +
                (p.save_in_foreground ? 0 : 1);
     };
@@ -60,7 +61,9 @@ TEST(Remedies, AreTheSmallestChangesThatFit) {
     EXPECT_EQ(words(10.5, true), "--save-in-foreground --recompute full --micro-batch-size 2; ");
     const std::string moments = "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 ";
     EXPECT_EQ(words(8, true), "--save-in-foreground --recompute full " + moments + "--micro-batch-size 2; ");
-    EXPECT_EQ(words(6, true), "");
+    EXPECT_EQ(words(6.5, true),
+              "--save-in-foreground --recompute full " + moments + "--main-grads-dtype bf16 --micro-batch-size 1; ");
+    EXPECT_EQ(words(5, true), "");
     EXPECT_EQ(words(6, false), "16 GPUs --pp 8; 16 GPUs --tp 2 --pp 4; 16 GPUs --tp 4 --pp 2; ");
     o.recompute_granularity = "full";
     EXPECT_EQ(words(11, true), "--micro-batch-size 2; ");
@@ -176,10 +179,11 @@ TEST(PlannerMemory, ActivationsOfTechniques) {
 
 TEST(PlannerMemory, StateBytesPerParameter) {
     for (const int dp : {1, 2, 8, 64}) {
-        EXPECT_EQ(state_bytes_per_parameter(2, 8, 1, dp), 6 + 10.0 / dp);
-        EXPECT_EQ(state_bytes_per_parameter(2, 4, 1, dp), 6 + 6.0 / dp);
-        EXPECT_EQ(state_bytes_per_parameter(2, 8, 0, dp), 16);
-        EXPECT_EQ(state_bytes_per_parameter(4, 8, 1, dp), 8 + 8.0 / dp);
+        EXPECT_EQ(state_bytes_per_parameter(2, 4, 8, 1, dp), 6 + 10.0 / dp);
+        EXPECT_EQ(state_bytes_per_parameter(2, 4, 4, 1, dp), 6 + 6.0 / dp);
+        EXPECT_EQ(state_bytes_per_parameter(2, 2, 4, 1, dp), 4 + 6.0 / dp);
+        EXPECT_EQ(state_bytes_per_parameter(2, 4, 8, 0, dp), 16);
+        EXPECT_EQ(state_bytes_per_parameter(4, 4, 8, 1, dp), 8 + 8.0 / dp);
     }
 }
 

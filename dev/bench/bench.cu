@@ -108,7 +108,7 @@ void bench_linear(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
     row("linear_forward" + shape, median_seconds(ctx, [&] { be::linear_forward(ctx, y, x, w, nullptr, N, IC, OC); }), flops, 0,
         machine);
     row("linear_backward_weight" + shape,
-        median_seconds(ctx, [&] { be::linear_backward_weight(ctx, dw, nullptr, y, x, N, IC, OC, Acc::Add); }), flops, 0,
+        median_seconds(ctx, [&] { be::linear_backward_weight(ctx, (real*)dw, nullptr, y, x, N, IC, OC, Acc::Add); }), flops, 0,
         machine);
     row("linear_backward_input" + shape, median_seconds(ctx, [&] { be::linear_backward_input(ctx, x, y, w, N, IC, OC); }),
         flops, 0, machine);
@@ -132,7 +132,9 @@ void bench_in_fp8(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
     const auto quantize_gradient = [&] { be::quantize(ctx, {yq, yt, amax, scale, e5m2}, y, N, OC); };
     const auto transpose_input = [&] { be::transpose_codes(ctx, xt, xq, N, IC); };
     const auto forward = [&] { be::fp8_linear_forward(ctx, out, xq, wq, nullptr, inverse, inverse, N, IC, OC, true); };
-    const auto weight = [&] { be::fp8_linear_backward_weight(ctx, dw, yt, xt, inverse, inverse, N, IC, OC, e5m2, Acc::Add); };
+    const auto weight = [&] {
+        be::fp8_linear_backward_weight(ctx, (real*)dw, yt, xt, inverse, inverse, N, IC, OC, e5m2, Acc::Add);
+    };
     const auto input = [&] { be::fp8_linear_backward_input(ctx, dx, yq, wt, inverse, inverse, N, IC, OC, e5m2); };
     quantize_input(), transpose_input(), quantize_gradient();
 
@@ -151,7 +153,7 @@ void bench_in_fp8(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
     bench("fp8_linear_backward_input", flops, 0, input);
     const double wide = bench("three products", 3 * flops, 0, [&] {
         be::linear_forward(ctx, out, x, w, nullptr, N, IC, OC);
-        be::linear_backward_weight(ctx, dw, nullptr, y, x, N, IC, OC, Acc::Add);
+        be::linear_backward_weight(ctx, (real*)dw, nullptr, y, x, N, IC, OC, Acc::Add);
         be::linear_backward_input(ctx, dx, y, w, N, IC, OC);
     });
     const double narrow = bench("in FP8, with quantising", 3 * flops, 0, [&] {
@@ -171,7 +173,7 @@ void bench_linear_gelu(be::Ctx& ctx, const Machine& machine, int N, int IC, int 
     };
     bench("linear_gelu_forward + bias", [&] { be::linear_gelu_forward(ctx, y, pre, x, w, b, N, IC, OC); });
     bench("linear_gelu_backward_input", [&] { be::linear_gelu_backward_input(ctx, y, x, w, pre, N, OC, IC); });
-    bench("linear_backward_weight + bias", [&] { be::linear_backward_weight(ctx, dw, db, y, x, N, IC, OC, Acc::Add); });
+    bench("linear_backward_weight + bias", [&] { be::linear_backward_weight(ctx, (real*)dw, db, y, x, N, IC, OC, Acc::Add); });
 }
 
 void bench_attention(be::Ctx& ctx, const Machine& machine, int B, int T, int NH, int NKV, int HS) {
@@ -280,15 +282,15 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
         const Numbers<real> m(ctx, n), v(ctx, n), g(ctx, n);
         be::clear(ctx, v, n * sizeof(real));
         const std::string size = " " + human_count((double)n);
-        const auto adamw = [&](const char* name, const Moment& first, const Moment& second) {
+        const auto adamw = [&](const char* name, const Elements& first, const Elements& second) {
             const double moments = 2.0 * (double)(first.element_bytes() + second.element_bytes());
             bench(name + size, (double)n * (3 * R + moments), [&] {
-                be::adamw(ctx, p, lower, first, second, g, n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10, Rounding());
+                be::adamw(ctx, p, lower, first, second, (real*)g, n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10, Rounding());
             });
         };
         adamw("adamw", (real*)m, (real*)v);
         adamw("adamw, bf16 moments", (bf16*)(real*)m, (bf16*)(real*)v);
-        bench("sum_of_squares" + size, (double)n * R, [&] { be::sum_of_squares(ctx, g, n); });
+        bench("sum_of_squares" + size, (double)n * R, [&] { be::sum_of_squares(ctx, (real*)g, n); });
     }
 }
 
@@ -485,7 +487,7 @@ Machine measure(be::Ctx& ctx) {
     const Numbers<float> from(ctx, n / 4), to(ctx, n / 4);
     machine.bytes = 2.0 * (double)n / median_seconds(ctx, [&] { be::copy_rows(ctx, to, n / 64, from, n / 64, n / 64, 64); });
     const Numbers<real> much(ctx, n / sizeof(real) * 4);
-    machine.read_bytes = 4.0 * (double)n / median_seconds(ctx, [&] { be::sum_of_squares(ctx, much, much.size()); });
+    machine.read_bytes = 4.0 * (double)n / median_seconds(ctx, [&] { be::sum_of_squares(ctx, (real*)much, much.size()); });
     return machine;
 }
 

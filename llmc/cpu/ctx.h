@@ -26,7 +26,8 @@
 namespace cpu {
 
 constexpr const char* backend_name = "cpu";
-constexpr bool memory_is_host = true;  // what ops work on can be read and written by the CPU
+constexpr bool memory_is_host = true;        // what ops work on can be read and written by the CPU
+constexpr bool sets_bf16_gradients = false;  // products can set weights' gradients in bf16
 
 struct Ctx {
     int threads;                   // that ops use

@@ -97,12 +97,13 @@ inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const uint8_t* dou
                         [=](int n, int i, real sum) { dinp[(size_t)n * IC + i] = (floatX)(sum * inverse); });
 }
 
-inline void fp8_linear_backward_weight(Ctx& ctx, real* dweight, const uint8_t* dout_transposed, const uint8_t* inp_transposed,
-                                       const float* dout_inverse, const float* inp_inverse, int N, int IC, int OC,
-                                       Fp8 dout_format, Acc acc) {
+inline void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight, const uint8_t* dout_transposed,
+                                       const uint8_t* inp_transposed, const float* dout_inverse, const float* inp_inverse,
+                                       int N, int IC, int OC, Fp8 dout_format, Acc acc) {
     const real inverse = (real)*dout_inverse * (real)*inp_inverse;
+    real* const sums = detail::in_fp32(dweight);
     detail::fp8_product(ctx, dout_transposed, dout_format, inp_transposed, Fp8::e4m3, OC, IC, N, [=](int o, int i, real sum) {
-        real& d = dweight[(size_t)o * IC + i];
+        real& d = sums[(size_t)o * IC + i];
         d = acc == Acc::Add ? d + sum * inverse : sum * inverse;
     });
 }

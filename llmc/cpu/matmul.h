@@ -94,6 +94,11 @@ inline void few_rows_forward(floatX* out, const floatX* inp, const floatX* weigh
 }
 #endif
 
+inline real* in_fp32(const Elements& dweight) {
+    CHECK(!dweight.is_bf16, "a product that sets a gradient in bf16");
+    return (real*)dweight.data;
+}
+
 // dbias (+)= column sums: a task owns 64 columns and adds their rows from first to last.
 inline void column_sums(real* dbias, const floatX* dout, int N, int OC, Acc acc) {
     constexpr int width = 64;
@@ -188,12 +193,13 @@ inline void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up, floatX* dac
     swiglu_backward(ctx, dgate_up, dact, gate_up, N, F);
 }
 
-inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const floatX* dout, const floatX* inp, int N, int IC,
-                                   int OC, Acc acc) {
+inline void linear_backward_weight(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, const floatX* inp, int N,
+                                   int IC, int OC, Acc acc) {
     if (dbias) detail::column_sums(dbias, dout, N, OC, acc);
-    if (ctx.plain) return plain::linear_backward_weight(dweight, dout, inp, N, IC, OC, acc);
+    real* const sums = detail::in_fp32(dweight);
+    if (ctx.plain) return plain::linear_backward_weight(sums, dout, inp, N, IC, OC, acc);
 #if CPU_FAST_PATHS
-    detail::gemm::backward_weight(ctx, dweight, dout, inp, N, IC, OC, acc);
+    detail::gemm::backward_weight(ctx, sums, dout, inp, N, IC, OC, acc);
 #endif
 }
 

@@ -51,12 +51,11 @@ double sum_of_squares(const E* x, size_t n) {
 }  // namespace detail
 
 // For the global gradient norm.
-inline double sum_of_squares(Ctx&, const real* x, size_t n) { return detail::sum_of_squares(x, n); }
-
-inline void add_squares(Ctx&, double* sum, const real* x, size_t n) { *sum += detail::sum_of_squares(x, n); }
-inline void add_squares(Ctx&, double* sum, const Moment& x, size_t n) {
-    *sum += x.visit([=](const auto* elements) { return detail::sum_of_squares(elements, n); });
+inline double sum_of_squares(Ctx&, const Elements& x, size_t n) {
+    return x.visit([=](const auto* elements) { return detail::sum_of_squares(elements, n); });
 }
+
+inline void add_squares(Ctx& ctx, double* sum, const Elements& x, size_t n) { *sum += sum_of_squares(ctx, x, n); }
 
 // Reads each word once: bound by memory bandwidth.
 inline uint64_t word_sum(Ctx&, const void* x, size_t n, size_t first) {

@@ -14,7 +14,9 @@
 // On the emulator nothing runs beside the host, and a send is over when its call returns: there a thread of its own makes it.
 //
 // Precision: NCCL sums floatX in its own way. A ring rounds every addition of bf16 to bf16; switches that add (NVLS) use fp32.
-// cpu:: sums in fp32 and rounds once. Gradients are `real`, where both are fp32.
+// cpu:: sums in fp32 and rounds once. Gradients are `real`, where both are fp32, or on request bf16: then what a ring's
+// roundings do to a sum over R ranks whose summands are independent has a standard deviation of 0.0016 sqrt(R / 2) of it,
+// without bias: 0.3% for 8 ranks, 0.9% for 64, 3.6% for 1,024.
 // Determinism: the same bits on all ranks and in every run of the same layout on the same machines, as NCCL chooses algorithms
 // by size and topology.
 // Cost: a collective moves what the CPU's does; 360 GB/s between 8 GPUs on NVLink 4 take messages of 64 MB or more.

@@ -17,7 +17,8 @@ constexpr const char* backend_name = "emu";
 #else
 constexpr const char* backend_name = "cuda";
 #endif
-constexpr bool memory_is_host = false;  // also on the emulator, so that the copies are tested
+constexpr bool memory_is_host = false;                  // also on the emulator, so that the copies are tested
+constexpr bool sets_bf16_gradients = has_lower_halves;  // cuBLASLt has no products of fp32 that are bf16
 
 #define CUBLAS(call)                                                                                          \
     do {                                                                                                      \

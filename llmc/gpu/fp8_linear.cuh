@@ -79,11 +79,12 @@ inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const uint8_t* dou
                      dout_format, detail::x_type, CUBLASLT_EPILOGUE_DEFAULT, false, false);
 }
 
-inline void fp8_linear_backward_weight(Ctx& ctx, real* dweight, const uint8_t* dout_transposed, const uint8_t* inp_transposed,
-                                       const float* dout_inverse, const float* inp_inverse, int N, int IC, int OC,
-                                       Fp8 dout_format, Acc acc) {
-    detail::fp8_gemm(ctx, {dweight, inp_transposed, dout_transposed, nullptr, nullptr, inp_inverse, dout_inverse}, IC, OC, N,
-                     Fp8::e4m3, dout_format, cublas_type<real>(), CUBLASLT_EPILOGUE_DEFAULT, acc == Acc::Add, false);
+inline void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight, const uint8_t* dout_transposed,
+                                       const uint8_t* inp_transposed, const float* dout_inverse, const float* inp_inverse,
+                                       int N, int IC, int OC, Fp8 dout_format, Acc acc) {
+    detail::fp8_gemm(ctx, {dweight.data, inp_transposed, dout_transposed, nullptr, nullptr, inp_inverse, dout_inverse}, IC, OC,
+                     N, Fp8::e4m3, dout_format, detail::gradient_type(dweight, acc), CUBLASLT_EPILOGUE_DEFAULT, acc == Acc::Add,
+                     false);
 }
 
 inline void bias_backward(Ctx& ctx, real* dbias, const floatX* dout, int N, int OC) {

@@ -9,7 +9,7 @@
 //   backward_weight  m = IC, n = OC, k = N     A = inp                   B = dout, transposed
 //
 // Precision: factors are floatX, sums fp32. out and dinp are rounded to floatX once; dweight is fp32 and is added to in fp32
-// (beta = 1, in place). In the fp32 build the products are fp32 too, never TF32. Split-K keeps its partial sums in fp32: sums
+// (beta = 1, in place), or it is bf16 and set, rounded once. In the fp32 build the products are fp32 too, never TF32. Split-K keeps its partial sums in fp32: sums
 // in D's type are masked out, for in bf16 they would be rounded again and again.
 //
 // Epilogues: what the library can do with a product on its way out, or with a factor on its way in, spares a kernel's pass over
@@ -602,8 +602,14 @@ inline GemmKey forward_key(const GemmPointers& p, int N, int IC, int OC, cublasL
 inline GemmKey backward_input_key(const GemmPointers& p, int N, int IC, int OC, cublasLtEpilogue_t epilogue) {
     return {IC, N, OC, false, false, x_type, x_type, x_type, epilogue, false, p};
 }
-inline GemmKey backward_weight_key(const GemmPointers& p, int N, int IC, int OC, Acc acc, cublasLtEpilogue_t epilogue) {
-    return {IC, OC, N, false, true, x_type, x_type, cublas_type<real>(), epilogue, acc == Acc::Add, p};
+inline GemmKey backward_weight_key(const GemmPointers& p, int N, int IC, int OC, cudaDataType d, Acc acc,
+                                   cublasLtEpilogue_t epilogue) {
+    return {IC, OC, N, false, true, x_type, x_type, d, epilogue, acc == Acc::Add, p};
+}
+// The type of a weight's gradient.
+inline cudaDataType gradient_type(const Elements& dweight, Acc acc) {
+    CHECK(!dweight.is_bf16 || (sets_bf16_gradients && acc == Acc::Set), "a product that adds to a gradient in bf16");
+    return dweight.is_bf16 ? CUDA_R_16BF : cublas_type<real>();
 }
 
 // From Hopper on the library computes GeLU and its derivative in the product itself; on other GPUs in a kernel behind it.
@@ -674,21 +680,23 @@ inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const 
     rope_forward(ctx, qkv, positions, cos_sin, N, NH, NKV, HS);
 }
 
-inline void linear_backward_weight(Ctx& ctx, real* dweight, real* dbias, const floatX* dout, const floatX* inp, int N, int IC,
-                                   int OC, Acc acc) {
+inline void linear_backward_weight(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, const floatX* inp, int N,
+                                   int IC, int OC, Acc acc) {
+    const cudaDataType type = detail::gradient_type(dweight, acc);
+    void* const dw = dweight.data;
     const auto apart = [&](const GemmPointers& p) {
         const GemmPointers product = {p.d, p.a, p.b};
-        detail::gemm(ctx, product, detail::backward_weight_key(product, N, IC, OC, acc, CUBLASLT_EPILOGUE_DEFAULT));
+        detail::gemm(ctx, product, detail::backward_weight_key(product, N, IC, OC, type, acc, CUBLASLT_EPILOGUE_DEFAULT));
         if (p.bias) detail::bias_backward(ctx, (real*)p.bias, (const floatX*)p.b, N, OC, acc);
     };
-    const GemmPointers pointers = {dweight, inp, dout, dbias};
-    if (!dbias) return apart(pointers);
+    const GemmPointers pointers = {dw, inp, dout, dbias};
+    if (!dbias || dweight.is_bf16) return apart(pointers);  // the library's sums have the product's type
     // Added to: the sums are set in scratch memory first.
-    const auto key = detail::backward_weight_key({dweight, inp, dout, acc == Acc::Set ? dbias : nullptr}, N, IC, OC, acc,
+    const auto key = detail::backward_weight_key({dw, inp, dout, acc == Acc::Set ? dbias : nullptr}, N, IC, OC, type, acc,
                                                  CUBLASLT_EPILOGUE_BGRADB);
     if (!detail::fuses(ctx, key, false, apart)) return apart(pointers);
     real* sums = acc == Acc::Set ? dbias : (real*)ctx.scratch(sizeof(real) * (size_t)OC);
-    detail::gemm(ctx, {dweight, inp, dout, sums}, key);
+    detail::gemm(ctx, {dw, inp, dout, sums}, key);
     if (acc == Acc::Add) detail::launch_column_sums(ctx, dbias, sums, 1, OC, 1, true);
 }
 

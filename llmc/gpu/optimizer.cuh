@@ -1,6 +1,7 @@
-// Initial weights, and AdamW; formulas in ops.inl and cpu/optimizer.h. One pass: per parameter 16 bytes are read and 12 written, 12 and 8 with both
-// moments in bf16: bound by memory bandwidth. A thread takes 8 elements: a pack of bf16 parameters, which are the upper halves
-// of their fp32 weights. Loads and stores that bypass the cache were 3% slower on an H100 (dev/kernels/bench.md).
+// Initial weights, AdamW, and sums in bf16; formulas in ops.inl and cpu/optimizer.h. AdamW in one pass: per parameter 16 bytes are
+// read and 12 written, 12 and 8 with both moments in bf16, 10 and 8 with gradients, too: bound by memory bandwidth. A thread takes
+// 8 elements: a pack of bf16 parameters, which are the upper halves of their fp32 weights. Loads and stores that bypass the cache
+// were 3% slower on an H100 (dev/kernels/bench.md).
 #pragma once
 #include <cmath>
 
@@ -41,11 +42,18 @@ struct Eight {
     }
 };
 
+// The random numbers of eight elements that begin two draws.
+__device__ __forceinline__ void draw_eight(uint32_t (&random)[2][4], const Rounding& rounding, size_t first) {
+    const uint64_t group = rounding.number(first) / 4;
+#pragma unroll
+    for (int k = 0; k < 2; k++) rounding.draw(random[k], (uint32_t)(group + k), (uint32_t)((group + k) >> 32));
+}
+
 constexpr int adamw_threads = 256;
 
 // n_whole elements are moved in packs, the others one by one.
-template <class M, class V>
-__global__ void __launch_bounds__(adamw_threads) adamw_kernel(floatX* param, LowerHalf* lower, M* m, V* v, const real* grad,
+template <class M, class V, class G>
+__global__ void __launch_bounds__(adamw_threads) adamw_kernel(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad,
                                                               size_t n, size_t n_whole, AdamW update, Rounding rounding) {
     constexpr bool rounded = std::is_same<M, bf16>::value || std::is_same<V, bf16>::value;
     const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
@@ -53,17 +61,13 @@ __global__ void __launch_bounds__(adamw_threads) adamw_kernel(floatX* param, Low
     if (first < n_whole) {
         Eight<M> pm;
         Eight<V> pv;
-        Eight<real> pg;
+        Eight<G> pg;
         Eight<floatX> p;
         Eight<LowerHalf> low{};
         if constexpr (has_lower_halves) low.load_from(lower + first);
         p.load_from(param + first), pm.load_from(m + first), pv.load_from(v + first), pg.load_from(grad + first);
         uint32_t random[2][4] = {};
-        if constexpr (rounded) {
-            const uint64_t group = rounding.number(first) / 4;
-#pragma unroll
-            for (int k = 0; k < 2; k++) rounding.draw(random[k], (uint32_t)(group + k), (uint32_t)((group + k) >> 32));
-        }
+        if constexpr (rounded) draw_eight(random, rounding, first);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             float w = load_weight(&p[k], &low[k], 0), mk = pm[k], vk = pv[k];
@@ -92,6 +96,29 @@ __global__ void __launch_bounds__(256)
     if (lower) lower[i] = half;
 }
 
+// A thread takes 8 elements, as above.
+template <bool add>
+__global__ void __launch_bounds__(adamw_threads)
+    accumulate_kernel(bf16* sum, const real* __restrict__ x, size_t n, size_t n_whole, Rounding rounding) {
+    const auto set = [](bf16& s, float summand, uint32_t random) {
+        if (add) s.bits = (uint16_t)round_stochastically((float)s + summand, random);
+        else s = summand;
+    };
+    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
+    const size_t first = thread * 8;
+    if (first < n_whole) {
+        Eight<bf16> s;
+        Eight<real> px;
+        px.load_from(x + first);
+        uint32_t random[2][4] = {};
+        if constexpr (add) s.load_from(sum + first), draw_eight(random, rounding, first);
+#pragma unroll
+        for (int k = 0; k < 8; k++) set(s[k], px[k], random[k / 4][k % 4]);
+        s.store_to(sum + first);
+    }
+    for (size_t i = n_whole + thread; i < n; i += threads) set(sum[i], x[i], add ? rounding.word(i) : 0);
+}
+
 }  // namespace detail
 
 // Bound by some 150 instructions in double for each.
@@ -100,23 +127,34 @@ inline void initialize_weights(Ctx& ctx, floatX* param, LowerHalf* lower, const 
         LAUNCH(detail::initialize_weights_kernel, (unsigned)ceil_div(n, (size_t)256), 256, 0, ctx, param, lower, w, first, n);
 }
 
-inline void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Moment& m, const Moment& v, const real* grad, size_t n,
-                  real lr, real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step,
+inline void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& m, const Elements& v, const Elements& grad,
+                  size_t n, real lr, real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step,
                   const Rounding& rounding) {
     if (n == 0) return;
     // Bias corrections in double: beta^step loses digits in fp32.
     const float correct1 = (float)(1 / (1 - std::pow((double)beta1, (double)step)));
     const float correct2 = (float)(1 / (1 - std::pow((double)beta2, (double)step)));
     const detail::AdamW update{lr, beta1, beta2, eps, weight_decay, grad_scale, correct1, correct2};
-    const bool packed = aligned_16(param, lower, (char*)m.data, (char*)v.data, grad) && rounding.in_eights();
+    const bool packed = aligned_16(param, lower, (char*)m.data, (char*)v.data, (char*)grad.data) && rounding.in_eights();
     m.visit([&](auto* m_of) {
         v.visit([&](auto* v_of) {
             using M = std::remove_pointer_t<decltype(m_of)>;
             using V = std::remove_pointer_t<decltype(v_of)>;
-            LAUNCH((detail::adamw_kernel<M, V>), (unsigned)ceil_div(n, (size_t)detail::adamw_threads * 8),
-                   detail::adamw_threads, 0, ctx, param, lower, m_of, v_of, grad, n, packed ? n / 8 * 8 : 0, update, rounding);
+            grad.visit([&](const auto* g) {
+                using G = std::remove_const_t<std::remove_pointer_t<decltype(g)>>;
+                LAUNCH((detail::adamw_kernel<M, V, G>), (unsigned)ceil_div(n, (size_t)detail::adamw_threads * 8),
+                       detail::adamw_threads, 0, ctx, param, lower, m_of, v_of, g, n, packed ? n / 8 * 8 : 0, update, rounding);
+            });
         });
     });
+}
+
+inline void accumulate(Ctx& ctx, bf16* sum, const real* x, size_t n, Acc acc, const Rounding& rounding) {
+    if (n == 0) return;
+    const bool packed = aligned_16(sum, x) && (acc == Acc::Set || rounding.in_eights());
+    const auto kernel = acc == Acc::Add ? detail::accumulate_kernel<true> : detail::accumulate_kernel<false>;
+    LAUNCH(kernel, (unsigned)ceil_div(n, (size_t)detail::adamw_threads * 8), detail::adamw_threads, 0, ctx, sum, x, n,
+           packed ? n / 8 * 8 : 0, rounding);
 }
 
 }  // namespace gpu

@@ -119,19 +119,16 @@ void add_squares(Ctx& ctx, double* total, double* partial, const E* x, size_t n)
 }  // namespace detail
 
 // For the global gradient norm. NaN and infinity come through. Reads each element once: bound by memory bandwidth.
-inline double sum_of_squares(Ctx& ctx, const real* x, size_t n) {
+inline double sum_of_squares(Ctx& ctx, const Elements& x, size_t n) {
     double* partial = (double*)ctx.scratch(sizeof(double) * (detail::squares_blocks + 1));
     double *total = partial + detail::squares_blocks, result = 0;
     clear(ctx, total, sizeof *total);
-    detail::add_squares(ctx, total, partial, x, n);
+    x.visit([&](const auto* elements) { detail::add_squares(ctx, total, partial, elements, n); });
     download(ctx, &result, total, sizeof result);  // waits
     return result;
 }
 
-inline void add_squares(Ctx& ctx, double* sum, const real* x, size_t n) {
-    detail::add_squares(ctx, sum, (double*)ctx.scratch(sizeof(double) * detail::squares_blocks), x, n);
-}
-inline void add_squares(Ctx& ctx, double* sum, const Moment& x, size_t n) {
+inline void add_squares(Ctx& ctx, double* sum, const Elements& x, size_t n) {
     double* partial = (double*)ctx.scratch(sizeof(double) * detail::squares_blocks);
     x.visit([&](const auto* elements) { detail::add_squares(ctx, sum, partial, elements, n); });
 }

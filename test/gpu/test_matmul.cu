@@ -34,6 +34,8 @@ struct Shape {
 struct Results {
     std::vector<floatX> out, out_biased, dinp;
     std::vector<float> dweight_set, dbias_set, dweight_add, dbias_add, dweight_alone;
+    std::vector<floatX> dweight_stored;  // as gradients in bf16 are
+    std::vector<float> dbias_beside;
 };
 
 // ---- reference -------------------------------------------------------------------------------------------------------------
@@ -93,6 +95,8 @@ struct Layer {
         Device<float> dweight_set(shift + (size_t)OC * IC, "dweight set"), dbias_set(shift + (size_t)OC, "dbias set"),
             dweight_add(shifted(dweight0, shift), "dweight added"), dbias_add(shifted(dbias0, shift), "dbias added"),
             dweight_alone(shift + (size_t)OC * IC, "dweight without dbias");
+        Device<floatX> dweight_stored(shift + (size_t)OC * IC, "dweight in bf16");
+        Device<float> dbias_beside(shift + (size_t)OC, "dbias beside it");
         const auto at = [&](auto& buffer) { return buffer.p() + shift; };
         gpu::linear_forward(ctx, at(out), at(x), at(w), nullptr, N, IC, OC);
         gpu::linear_forward(ctx, at(out_biased), at(x), at(w), at(b), N, IC, OC);
@@ -100,14 +104,15 @@ struct Layer {
         gpu::linear_backward_weight(ctx, at(dweight_set), at(dbias_set), at(dy), at(x), N, IC, OC, Acc::Set);
         gpu::linear_backward_weight(ctx, at(dweight_add), at(dbias_add), at(dy), at(x), N, IC, OC, Acc::Add);
         gpu::linear_backward_weight(ctx, at(dweight_alone), nullptr, at(dy), at(x), N, IC, OC, Acc::Set);
+        gpu::linear_backward_weight(ctx, at(dweight_stored), at(dbias_beside), at(dy), at(x), N, IC, OC, Acc::Set);
         const auto get = [&](const auto& buffer) {
             auto values = buffer.get();
             values.erase(values.begin(), values.begin() + (std::ptrdiff_t)shift);
             return values;
         };
         EXPECT_EQ(x.get().size(), shift + inp.size());  // waits, and looks at the guards
-        return {get(out),       get(out_biased),  get(dinp),      get(dweight_set),
-                get(dbias_set), get(dweight_add), get(dbias_add), get(dweight_alone)};
+        return {get(out),         get(out_biased), get(dinp),          get(dweight_set),    get(dbias_set),
+                get(dweight_add), get(dbias_add),  get(dweight_alone), get(dweight_stored), get(dbias_beside)};
     }
 
     void check(const Results& r) const {
@@ -127,8 +132,10 @@ struct Layer {
         expect_product(r.dinp, N, IC, OC, matrix(dout, OC), matrix(weight, IC), zero, "dinp");
         for (const auto* dweight : {&r.dweight_set, &r.dweight_alone})
             expect_product(*dweight, OC, IC, N, transposed(dout, OC), matrix(inp, IC), zero, "dweight set");
+        expect_product(r.dweight_stored, OC, IC, N, transposed(dout, OC), matrix(inp, IC), zero, "dweight in bf16");
         expect_product(r.dweight_add, OC, IC, N, transposed(dout, OC), matrix(inp, IC), matrix(dweight0, IC), "dweight added");
-        expect_product(r.dbias_set, OC, 1, N, transposed(dout, OC), one, zero, "dbias set");
+        for (const auto* dbias : {&r.dbias_set, &r.dbias_beside})
+            expect_product(*dbias, OC, 1, N, transposed(dout, OC), one, zero, "dbias set");
         expect_product(
             r.dbias_add, OC, 1, N, transposed(dout, OC), one, [&](int o, int) { return dbias0[o]; }, "dbias added");
     }
@@ -140,6 +147,7 @@ void expect_same_results(const Results& a, const Results& b, const std::string& 
     expect_same_bits(a.dinp, b.dinp, "dinp " + when);
     expect_same_bits(a.dweight_set, b.dweight_set, "dweight set " + when);
     expect_same_bits(a.dweight_add, b.dweight_add, "dweight added " + when);
+    expect_same_bits(a.dweight_stored, b.dweight_stored, "dweight in bf16 " + when);
     expect_same_bits(a.dweight_alone, b.dweight_alone, "dweight without dbias " + when);
     expect_same_bits(a.dbias_set, b.dbias_set, "dbias set " + when);
     expect_same_bits(a.dbias_add, b.dbias_add, "dbias added " + when);

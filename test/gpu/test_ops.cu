@@ -201,7 +201,7 @@ TEST(Empty, NothingHappens) {
     gpu::swiglu_backward(ctx, nullptr, nullptr, nullptr, 0, 8);
     gpu::classifier(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 8, 1, 0, true);
     gpu::loss_sums(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0);
-    gpu::adamw(ctx, nullptr, nullptr, {}, {}, nullptr, 0, 1, 0, 0, 1, 0, 1, 1, {});
+    gpu::adamw(ctx, nullptr, nullptr, {}, {}, {}, 0, 1, 0, 0, 1, 0, 1, 1, {});
 }
 
 // GeLU in the product and in a kernel of its own; from Hopper on in the product unless that is slower.
