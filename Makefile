@@ -7,6 +7,7 @@
 #   make install        program, manual page and bash completion, built as above
 #                       PREFIX=/usr/local  DESTDIR=
 #   make test           every test; ends with `N passed, N failed`
+#                       FILTER=attention: those with that in their names
 #   make test-all       the same, every layout of 8 ranks, ten minutes of chaos
 #   make test-sass      Hopper's machine code and what kernels take, against
 #                       dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
@@ -23,7 +24,7 @@
 #   make bench-cpu      our training step on this CPU beside PyTorch's best, which
 #                       pip puts under build/, and llm.c's in LLMC=FOLDER
 #                       CONFIGS="gpt2-124m:1x1024 quickstart:8x256"
-#                       PRECISIONS="bf16 fp32"
+#                       PRECISIONS="bf16 fp32"  UNITS="AVX2 AVX-512" (or all)
 #   make bench-ranks    speed on 1, 2, 4 CPU ranks, and what communication costs
 #   make ladders        kernels from naive to the trainer's (dev/kernels): each
 #                       checked, and on a GPU timed
@@ -47,8 +48,9 @@ CXX       := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 NVCC      ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 BACKEND   ?= $(if $(and $(NVCC),$(shell nvidia-smi -L 2>/dev/null)),cuda,cpu)
 comma     := ,
+SUFFIX    :=
 compiler  := $(notdir $(lastword $(CXX)))
-config    := $(BACKEND)-$(PRECISION)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter-out g++,$(compiler)),-$(compiler))
+config    := $(BACKEND)-$(PRECISION)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter-out g++,$(compiler)),-$(compiler))$(SUFFIX)
 build     := build/$(config)
 
 ifeq ($(filter $(PRECISION),bf16 fp32),)
@@ -163,15 +165,30 @@ $(build)/bench: dev/bench/bench.cu Makefile | deps $(build)
 $(build):
 	@mkdir -p $@
 
-# ---- tests: test/test_X.cpp is one GoogleTest program; a name ending in _fp32 or _fp64 fixes its precision ----
+# ---- tests: test/test_X.cpp is one GoogleTest program; a name ending in _fp32 or _fp64 fixes its precision. make test compiles
+#      those of one kind as one program, in a third of the time; make build/cpu-bf16/test_X is one alone ----
 test_sources  := $(wildcard test/test_*.cpp)
 test_scripts  := $(wildcard test/*_test.sh)
-test_programs := $(patsubst test/%.cpp,$(build)/%,$(test_sources))
+kernel_tests  := $(filter $(foreach t,attention fp8 matmul moments ops threads,test/test_$t.cpp),$(test_sources))
+fp32_tests    := $(filter %_fp32.cpp,$(test_sources))
+fp64_tests    := $(filter %_fp64.cpp,$(test_sources))
+host_tests    := $(filter-out $(kernel_tests) $(fp32_tests) $(fp64_tests),$(test_sources))
+test_programs := $(foreach k,kernel fp32 fp64 host,$(build)/$k_tests)
 precision_of   = $(if $(filter %_fp64,$1),fp64,$(if $(filter %_fp32,$1),fp32,$(PRECISION)))
+# $(call include_all,SOURCES) writes a source that has them all, for a compiler's standard input.
+include_all    = printf '\043include "%s"\n' $1 |
 
 $(build)/test_%: test/test_%.cpp Makefile | deps-test $(build)
 	@echo "building $@"
 	@$(CXX) $< $(CXXFLAGS) $(TEST_OPT) $(flag_$(call precision_of,test_$*)) -o $@ $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
+
+# -O1 where no kernel's speed is waited for.
+define tests_rule
+$(build)/$1_tests: $($1_tests) Makefile | deps-test $(build)
+	@echo "building $$@"
+	@$$(call include_all,$($1_tests)) $(CXX) -x c++ - $(CXXFLAGS) $(if $(filter kernel,$1),,-O1) $(TEST_OPT) $(flag_$(or $(filter fp32 fp64,$1),$(PRECISION))) -MF $$@.d -o $$@ $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
+endef
+$(foreach k,kernel fp32 fp64 host,$(eval $(call tests_rule,$k)))
 
 # ---- tests of the GPU's kernels and of the whole trainer on them, in both precisions: test/gpu/test_X.cu, and the golden models.
 #      On the emulator; with BACKEND=cuda on a GPU ----
@@ -180,6 +197,8 @@ gpu_suffix   := $(patsubst $(BACKEND)-$(PRECISION)%,%,$(config))
 gpu_tests    := $(patsubst test/gpu/test_%.cu,test_gpu_%,$(wildcard test/gpu/test_*.cu))
 gpu_programs := $(foreach p,bf16 fp32,$(addprefix build/$(gpu_backend)-$p$(gpu_suffix)/,$(gpu_tests))) \
                 build/$(gpu_backend)-fp32$(gpu_suffix)/test_gpu_golden
+# The emulator's as one program a precision; nvcc takes one at a time.
+gpu_tested   := $(if $(filter emu,$(gpu_backend)),$(foreach p,bf16 fp32,build/emu-$p$(gpu_suffix)/gpu_tests) $(filter %_golden,$(gpu_programs)),$(gpu_programs))
 gpu_trainer  := build/$(gpu_backend)-bf16$(gpu_suffix)/train_gpt
 compile_gpu   = $(if $(filter cuda,$(BACKEND)),$(NVCC) -x cu $(NVCCFLAGS),$(CXX) -x c++ $(CXXFLAGS) $(EMUFLAGS)) $1 $(flag_$2) -o $@ \
                 $(LDFLAGS) -lgtest -lgtest_main $(LDLIBS)
@@ -193,6 +212,10 @@ build/$(gpu_backend)-$1$(gpu_suffix)/test_gpu_golden: test/test_golden_fp32.cpp 
 	@echo "building $$@"
 	@mkdir -p $$(@D)
 	@$$(call compile_gpu,$$<,$1)
+build/$(gpu_backend)-$1$(gpu_suffix)/gpu_tests: $(wildcard test/gpu/test_*.cu) Makefile | deps-test
+	@echo "building $$@"
+	@mkdir -p $$(@D)
+	@$$(call include_all,$$(filter %.cu,$$^)) $$(call compile_gpu,- -MF $$@.d,$1)
 endef
 $(foreach p,bf16 fp32,$(eval $(call gpu_rules,$p)))
 ifeq ($(BACKEND),cpu)
@@ -210,7 +233,7 @@ rank_programs := $(comm_programs) $(parity_cpu) $(parity_gpu)
 
 $(build)/%_check: test/%_check.cu Makefile | deps $(build)
 	@echo "building $@"
-	@$(call compile,$<,$(PRECISION)) $(LDLIBS)
+	@$(call compile,$<,$(PRECISION)) $(if $(filter cuda,$(BACKEND)),,-O1) $(LDLIBS)
 ifneq ($(filter-out $(build)/%,$(rank_programs)),)
 $(filter-out $(build)/%,$(rank_programs)): test/comm_check.cu test/parity_check.cu Makefile | deps
 	@$(MAKE) -s --no-print-directory BACKEND=$(firstword $(subst -, ,$(notdir $(@D)))) PRECISION=$(word 2,$(subst -, ,$(notdir $(@D)))) $@
@@ -244,11 +267,19 @@ build/cpu-bf16$(gpu_suffix)/ladder_%: dev/kernels/%.cpp Makefile | deps
 
 # ---- all tests. The CPU's are built for the CPU whatever BACKEND is; programs are built two at a time whatever -j says to the
 #      outer make, then run one after another ----
-programs_to_test = $(if $(filter cpu,$(BACKEND)),$(test_programs)) $(gpu_programs)
+# FILTER=attention: programs and scripts with that in their names.
+FILTER           ?=
+programs_to_test := $(if $(filter cpu,$(BACKEND)),$(test_programs)) $(gpu_tested)
+scripts_to_test  := $(test_scripts)
+ifneq ($(FILTER),)
+programs_to_test := $(foreach p,$(patsubst test/%.cpp,$(build)/%,$(test_sources)) $(gpu_programs),$(if $(findstring $(FILTER),$(notdir $p)),$p))
+scripts_to_test  := $(foreach s,$(test_scripts),$(if $(findstring $(FILTER),$(notdir $s)),$s))
+endif
+for_scripts      := $(if $(scripts_to_test),$(ladder_programs) $(rank_programs) $(build)/train_gpt $(gpu_trainer))
 
 test: deps-test deps-quickstart deps-chaos
-	@$(MAKE) -s --no-print-directory -j2 $(programs_to_test) $(ladder_programs) $(rank_programs) $(build)/train_gpt $(gpu_trainer)
-	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) LADDERS="$(ladder_programs)" COMM_CHECK="$(comm_programs)" PARITY_CHECK="$(parity_cpu) $(parity_gpu)" SAN=$(SAN) CXX=$(lastword $(CXX)) NVCC=$(NVCC) test/run.sh $(programs_to_test) $(test_scripts)
+	@$(MAKE) -s --no-print-directory -j2 $(for_scripts) $(programs_to_test)
+	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) LADDERS="$(ladder_programs)" COMM_CHECK="$(comm_programs)" PARITY_CHECK="$(parity_cpu) $(parity_gpu)" SAN=$(SAN) CXX=$(lastword $(CXX)) NVCC=$(NVCC) test/run.sh $(scripts_to_test) $(programs_to_test)
 
 .PHONY: test-all
 test-all: test
@@ -351,14 +382,15 @@ $(interop_venv)/tensorboard.installed: | $(interop_venv)/torch.installed
 	@touch $@
 
 # ---- our training step beside PyTorch's, from the same folder, and llm.c's; CONFIGS, LLMC: see dev/bench/cpu.py ----
-PRECISIONS ?= bf16 fp32
-bench_of    = build/cpu-$1$(gpu_suffix)/bench
+PRECISIONS  ?= bf16 fp32
+# UNITS: each unit's program is compiled for no more than it.
+bench_marchs := native $(if $(filter AVX2 all,$(UNITS)),x86-64-v3) $(if $(filter AVX-512 all,$(UNITS)),x86-64-v4)
 
 .PHONY: bench-cpu
 bench-cpu: $(interop_venv)/torch.installed
-	@$(foreach p,$(PRECISIONS),$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=$p $(call bench_of,$p) &&) true
-	@$(interop_venv)/bin/python dev/bench/cpu.py --bench '$(call bench_of,{precision})' --precisions "$(PRECISIONS)" \
-	    $(if $(CONFIGS),--configs "$(CONFIGS)") $(if $(LLMC),--llmc "$(LLMC)")
+	@$(foreach p,$(PRECISIONS),$(foreach m,$(bench_marchs),$(MAKE) -s --no-print-directory BACKEND=cpu PRECISION=$p MARCH=$m SUFFIX=$(patsubst -native,,-$m) build/cpu-$p$(gpu_suffix)$(patsubst -native,,-$m)/bench &&)) true
+	@$(interop_venv)/bin/python dev/bench/cpu.py --bench 'build/cpu-{precision}$(gpu_suffix){march}/bench' --precisions "$(PRECISIONS)" \
+	    $(if $(CONFIGS),--configs "$(CONFIGS)") $(if $(LLMC),--llmc "$(LLMC)") $(if $(UNITS),--units "$(UNITS)")
 
 clean:
 	rm -rf build train_gpt

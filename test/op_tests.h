@@ -187,7 +187,7 @@ TEST(Embedding, BackwardAddsRows) {
 }
 
 // ---- norms ----------------------------------------------------------------------------------------------------------------
-class Norm : public testing::TestWithParam<bool> {
+class Norms : public testing::TestWithParam<bool> {
 protected:
     const bool centred = GetParam();  // LayerNorm, else RMSNorm
     backend::Ctx ctx{2};
@@ -201,9 +201,9 @@ protected:
         else backend::rmsnorm_forward(ctx, out.p(), rstd.p(), s, inp.p(), a, w.p(), k.N, k.C, (real)eps);
     }
 };
-INSTANTIATE_TEST_SUITE_P(Ops, Norm, testing::Values(true, false), [](const auto& p) { return p.param ? "Layer" : "Rms"; });
+INSTANTIATE_TEST_SUITE_P(Ops, Norms, testing::Values(true, false), [](const auto& p) { return p.param ? "Layer" : "Rms"; });
 
-TEST_P(Norm, Forward) {
+TEST_P(Norms, Forward) {
     Rng rng(3);
     for (const Shape& k : norm_shapes)
         for (const bool with_add : {false, true}) {
@@ -227,7 +227,7 @@ TEST_P(Norm, Forward) {
         }
 }
 
-TEST_P(Norm, Backward) {
+TEST_P(Norms, Backward) {
     Rng rng(4);
     for (const Shape& k : norm_shapes)
         for (const Acc acc : {Acc::Set, Acc::Add}) {
@@ -260,7 +260,7 @@ TEST_P(Norm, Backward) {
         }
 }
 
-TEST_P(Norm, NanStaysInItsRow) {
+TEST_P(Norms, NanStaysInItsRow) {
     Rng rng(5);
     for (const Shape& k : {Shape{3, 35}, Shape{3, 40}, Shape{3, 776}}) {
         std::vector<floatX> values = rng.normals<floatX>(k.N * k.C);

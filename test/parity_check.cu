@@ -12,8 +12,7 @@
 // norms, which follow the gradients of later steps, 64 u (8). AdamW divides gradients by their own size, so where they are tiny
 // a weight moves by another part of lr; they differ by 0.002 of the largest (0.0003), in bf16 by 0.2, matrices only: a key's
 // bias has no gradient but rounding.
-#define TRAIN_GPT_NO_MAIN
-#include "../train_gpt.cu"
+#include "trainer.h"
 
 namespace {
 

@@ -1,31 +1,44 @@
 #!/usr/bin/env bash
-# Runs every test program and script given, one after another, and ends with `N passed, N failed`: each GoogleTest case and each
-# `ok:`/`FAILED:` line of a script counts as one. Shows the output of what fails. Exit status 1 if anything did, or if nothing ran.
-#   test/run.sh build/cpu-bf16/test_ops test/quickstart_short.sh ...
+# Runs test programs and scripts, one more at a time than the process has cores (many wait), and ends with the slowest of them and `N passed,
+# N failed`: each GoogleTest case and each `ok:`/`FAILED:` line of a script counts as one. Shows the output of what fails. Exit
+# status 1 if anything did, or if nothing ran.
+#   test/run.sh build/cpu-bf16/test_ops test/fp8_test.sh ...      JOBS=2
 set -u
 # Threads that wait sleep instead of spinning: on a busy machine spinning makes short parallel regions tens of times slower.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 # The emulator refuses launches that ask for more than an H100 has (test/emu/resources.h).
 EMU_RESOURCES=$(realpath "$(dirname "$0")/../dev/kernels/resources.md")
 export EMU_RESOURCES
-passed=0 failed=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-for test in "$@"; do
-    start=$(date +%s.%N)
-    if [[ $test == *.sh ]]; then timeout 900 bash "$test" >"$log" 2>&1; else timeout 600 "$test" --gtest_brief=0 >"$log" 2>&1; fi
-    status=$?
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+export logs
+
+# run_one TEST: prints a row, and the output of what fails; leaves "PASSED FAILED SECONDS NAME" in a file of its own.
+run_one() {
+    local test=$1 start status ok bad seconds log
+    log=$(mktemp -p "$logs") start=$(date +%s.%N)
     if [[ $test == *.sh ]]; then
-        ok=$(grep -c '^ok: ' "$log") bad=$(grep -c '^FAILED: ' "$log")
+        timeout 900 bash "$test" >"$log" 2>&1
+        status=$? ok=$(grep -c '^ok: ' "$log") bad=$(grep -c '^FAILED: ' "$log")
     else
-        ok=$(grep -c '^\[       OK \]' "$log") bad=$(grep -c '^\[  FAILED  \] .*ms)$' "$log")
+        timeout 600 "$test" --gtest_brief=0 >"$log" 2>&1
+        status=$? ok=$(grep -c '^\[       OK \]' "$log") bad=$(grep -c '^\[  FAILED  \] .*ms)$' "$log")
     fi
     # A crash or an abort fails without a line of its own; a program without any test is a failure too.
     [[ $status == 0 || $bad -gt 0 ]] || bad=1
     [[ $((ok + bad)) -gt 0 ]] || bad=1
-    passed=$((passed + ok)) failed=$((failed + bad))
-    printf '%-44s %4d passed %3d failed  %6.1f s\n' "${test##*/}" "$ok" "$bad" "$(awk -v a="$start" -v b="$(date +%s.%N)" "BEGIN { print b - a }")"
-    [[ $bad == 0 ]] || tail -n 200 "$log"
-done
-echo "$passed passed, $failed failed"
-[[ $failed == 0 && $passed -gt 0 ]]
+    seconds=$(awk -v a="$start" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
+    echo "$ok $bad $seconds ${test##*/}" >"$log.result"
+    { # as one, among those of tests beside it
+        printf '%-44s %4d passed %3d failed  %6.1f s\n' "${test##*/}" "$ok" "$bad" "$seconds"
+        [[ $bad == 0 ]] || tail -n 200 "$log"
+    } >"$log.shown"
+    flock "$logs" cat "$log.shown"
+}
+export -f run_one
+
+# shellcheck disable=SC2016  # the inner shell expands it
+printf '%s\0' "$@" | xargs -0 -r -n 1 -P "${JOBS:-$(($(nproc) + 1))}" bash -c 'run_one "$0"'
+cat "$logs"/*.result >"$logs/all" 2>/dev/null
+echo "slowest: $(sort -k3rn "$logs/all" | awk 'NR <= 8 { printf "%s%s %.0f s", NR > 1 ? ", " : "", $4, $3 }')"
+awk '{ passed += $1; failed += $2 } END { printf "%d passed, %d failed\n", passed, failed; exit !(failed == 0 && passed > 0) }' "$logs/all"

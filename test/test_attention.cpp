@@ -12,10 +12,10 @@
 #include "matrix_units.h"
 #include "testing.h"
 
+namespace test_attention {
+
 using namespace test;
 using Doubles = std::vector<double>;
-
-namespace {
 
 constexpr double u = roundoff<real>;
 constexpr double rounding = roundoff<floatX> * 1.01;  // of a value that was itself computed with small error
@@ -255,8 +255,6 @@ void expect_same_results(const Results& a, const Results& b) {
     expect_same_bits(a.dqkv, b.dqkv, "dqkv");
 }
 
-}  // namespace
-
 // ---- values ---------------------------------------------------------------------------------------------------------------
 class Attention : public testing::TestWithParam<Case> {};
 
@@ -459,7 +457,6 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
 }
 
 // ---- rotary positions -----------------------------------------------------------------------------------------------------
-namespace {
 
 struct Rotation {
     int N, NH, NKV, HS, P;
@@ -492,8 +489,6 @@ struct Rotation {
         return y;
     }
 };
-
-}  // namespace
 
 TEST(Rope, ForwardBackwardAndBack) {
     const Rotation shapes[] = {{1, 1, 1, 2, 1, 13}, {33, 4, 2, 8, 50, 14}, {131, 3, 1, 10, 131, 15}, {17, 2, 2, 128, 2048, 16}};
@@ -545,3 +540,5 @@ TEST(Rope, BackwardWithAttention) {
         }
     }
 }
+
+}  // namespace test_attention

@@ -8,6 +8,8 @@
 #include "../llmc/math.h"
 #include "testing.h"
 
+namespace test_attention_fp64 {
+
 using namespace test;
 
 // ---- linear ---------------------------------------------------------------------------------------------------------------
@@ -87,7 +89,6 @@ TEST(Fp64, RopeIsRelative) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------------
-namespace {
 
 struct AttentionCase {
     int B, T, NH, NKV, HS;
@@ -101,8 +102,6 @@ std::vector<int> document_starts(int B, int T) {
         for (int t = 0; t < T; t++) starts.push_back(t == T - 1 ? t : t >= 64 ? 64 : t >= 3 + b ? 3 + b : t >= 1 ? 1 : 0);
     return starts;
 }
-
-}  // namespace
 
 class Fp64Attention : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Fp64, Fp64Attention, testing::Values(true, false),
@@ -174,3 +173,5 @@ TEST_P(Fp64Attention, GroupedHeadsAreRepeatedHeads) {
     expect_same_bits(out, expected, "out");
     expect_same_bits(lse, expected_lse, "lse");
 }
+
+}  // namespace test_attention_fp64

@@ -9,7 +9,7 @@
 #include "model_files.h"
 #include "testing.h"
 
-namespace {
+namespace test_checkpoint {
 
 using test::expect_error;
 using test::read_file;
@@ -458,4 +458,4 @@ TEST(State, ComesBack) {
     expect_error([&] { read_state(dir / ""); }, {"no training state", "--model"});
 }
 
-}  // namespace
+}  // namespace test_checkpoint

@@ -6,7 +6,7 @@
 #include "../llmc/cli.h"
 #include "files.h"
 
-namespace {
+namespace test_cli {
 
 TrainOptions parsed(const std::vector<std::string>& arguments) {
     TrainOptions o;
@@ -274,4 +274,4 @@ TEST(Cli, EveryOptionIsInTheLog) {
     });
 }
 
-}  // namespace
+}  // namespace test_cli

@@ -10,12 +10,12 @@
 #include "files.h"
 #include "testing.h"
 
+namespace test_dataloader {
+
 using test::bytes_of;
 using test::expect_error;
 using test::TemporaryDirectory;
 using test::write_file;
-
-namespace {
 
 using Ints = std::vector<int>;
 
@@ -990,4 +990,4 @@ TEST(Refused, TokensOutsideTheVocabulary) {
     }
 }
 
-}  // namespace
+}  // namespace test_dataloader

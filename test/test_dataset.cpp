@@ -8,13 +8,13 @@
 #include "../llmc/dataset.h"
 #include "files.h"
 
+namespace test_dataset {
+
 using test::bytes_of;
 using test::expect_error;
 using test::read_file;
 using test::TemporaryDirectory;
 using test::write_file;
-
-namespace {
 
 const std::string magic("MMIDIDX\0\0", 9);
 
@@ -415,4 +415,4 @@ TEST(Shards, Damaged) {
     refuse(shard(20240521, 1, 3, tokens), "neither");
 }
 
-}  // namespace
+}  // namespace test_dataset

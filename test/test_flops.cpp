@@ -5,7 +5,7 @@
 
 #include "../llmc/flops.h"
 
-namespace {
+namespace test_flops {
 
 //                              L      C   NH  NKV   HS      F       V     T  swiglu
 const FlopSizes bloom_176b = {70, 14336, 112, 112, 128, 57344, 250880, 2048, false};
@@ -67,4 +67,4 @@ TEST(Flops, CountedByHand) {
     EXPECT_EQ(model_flops_per_token(s, AttentionCount::causal) * 8, 3 * (forward - 3 * 6 * (2 * 8 * 8 * 5)));
 }
 
-}  // namespace
+}  // namespace test_flops

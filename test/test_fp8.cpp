@@ -10,7 +10,7 @@
 #include "../llmc/fp8_state.h"
 #include "testing.h"
 
-namespace {
+namespace test_fp8 {
 
 constexpr Fp8 formats[] = {Fp8::e4m3, Fp8::e5m2};
 
@@ -330,4 +330,4 @@ TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
     EXPECT_GT(std::sqrt(errors / norms), 0x1p-8);  // and it is 8 bits
 }
 
-}  // namespace
+}  // namespace test_fp8

@@ -7,16 +7,15 @@
 // plus one rounding of KEY's largest element, since the golden values themselves are stored as float32; we may be off by
 // `factor` units. The factor is there because our sums run in another order than PyTorch's and the error of one run is only a
 // sample; 8 units are 2e-6 to 1e-5 of a tensor's largest element, and the largest error seen is 2.3 units.
-#define TRAIN_GPT_NO_MAIN
 #include <set>
 #include <tuple>
 
-#include "../train_gpt.cu"
+#include "trainer.h"
 #include "files.h"
 #include "model_files.h"
 #include "testing.h"
 
-namespace {
+namespace test_golden_fp32 {
 
 constexpr double factor = 8;
 
@@ -220,4 +219,4 @@ INSTANTIATE_TEST_SUITE_P(Golden, Families, testing::Combine(testing::Values("gpt
                              return std::string(std::get<0>(test.param)) + (std::get<1>(test.param) ? "_plain" : "_fast");
                          });
 
-}  // namespace
+}  // namespace test_golden_fp32

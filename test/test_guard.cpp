@@ -10,7 +10,7 @@
 #include "files.h"
 #include "testing.h"
 
-namespace {
+namespace test_guard {
 
 GuardOptions options(const std::string& policy) {
     GuardOptions o;
@@ -737,4 +737,4 @@ TEST(Steadiness, State) {
     }
 }
 
-}  // namespace
+}  // namespace test_guard

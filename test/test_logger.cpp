@@ -32,7 +32,8 @@ void operator delete(void* p) noexcept {
 }
 void operator delete(void* p, size_t) noexcept { operator delete(p); }
 
-namespace {
+namespace test_logger {
+
 namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;
 
@@ -1150,4 +1151,4 @@ TEST(RunLog, RollbackTakesItsStepsFromTheCurves) {
     EXPECT_NE(page.find(">rollback</text>"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace test_logger

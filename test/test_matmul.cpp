@@ -12,10 +12,10 @@
 #include "matrix_units.h"
 #include "testing.h"
 
+namespace test_matmul {
+
 using namespace test;
 using Doubles = std::vector<double>;
-
-namespace {
 
 constexpr double u = roundoff<real>;
 constexpr double tiny = 1e-35;  // products below the smallest normal number may be flushed to zero
@@ -153,8 +153,6 @@ void expect_same_results(const Results& a, const Results& b, const std::string& 
     expect_same_bits(a.dbias_add, b.dbias_add, "dbias added " + when);
 }
 
-}  // namespace
-
 // ---- values ---------------------------------------------------------------------------------------------------------------
 TEST(Linear, OddShapes) {
     cpu::Ctx ctx(2);
@@ -285,7 +283,6 @@ TEST(Linear, BuffersNeedNoAlignment) {
 
 // ---- matrix units -----------------------------------------------------------------------------------------------------------
 // Every unit there is, AMX's stand-in among them.
-namespace {
 
 // Panels of 256 and 512 columns, slabs of 1024 and 2048, parts of 512, 640 and 768 of k, strips of 64 columns, one and more,
 // tiles of 16 and 32, rows shared by threads where there are few columns: below, at and past each. At the end, sizes that fill
@@ -332,8 +329,6 @@ void check_products(const cpu::MatrixUnit<E>& unit) {
                 }
             }
 }
-
-}  // namespace
 
 TEST(MatrixUnits, ProductsOfPackedOperands) {
     for (const cpu::AnyUnit unit : units) {
@@ -506,3 +501,5 @@ TEST(Linear, FewRowsDoNotDependOnEachOther) {
         expect_same_bits(out, std::vector<floatX>(&all.out_biased[n * OC], &all.out_biased[n * OC] + OC), "row");
     }
 }
+
+}  // namespace test_matmul

@@ -1,14 +1,13 @@
 // The whole model, in double: every parameter's gradient against finite differences of the loss, for each family, with grouped
 // queries, document masks, masked targets, z-loss, padded vocabulary; recomputation gives the same bits.
-#define TRAIN_GPT_NO_MAIN
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "../train_gpt.cu"
+#include "trainer.h"
 #include "model_files.h"
 
-namespace {
+namespace test_model_fp64 {
 
 ModelConfig tiny(const std::string& family) {
     ModelConfig c;
@@ -250,4 +249,4 @@ TEST(Model, FileLayoutsRoundTrip) {
     }
 }
 
-}  // namespace
+}  // namespace test_model_fp64

@@ -7,9 +7,9 @@
 #include "../llmc/shard.h"
 #include "testing.h"
 
-using namespace test;
+namespace test_moments {
 
-namespace {
+using namespace test;
 
 float from_bits(uint32_t bits) {
     float x;
@@ -17,8 +17,6 @@ float from_bits(uint32_t bits) {
     return x;
 }
 float rounded(float x, uint32_t random) { return from_bits(round_stochastically(x, random) << 16); }
-
-}  // namespace
 
 TEST(StochasticRounding, EveryRandomNumberOnceGivesTheNumberItself) {
     Rng rng(1);
@@ -100,3 +98,5 @@ TEST(StochasticRounding, PartsOfTensorsKnowTheirPlace) {
             }
     }
 }
+
+}  // namespace test_moments

@@ -25,6 +25,8 @@ public:
 
 #include "op_tests.h"
 
+namespace test_ops {
+
 // ---- scalar formulas ------------------------------------------------------------------------------------------------------
 TEST(Math, ExpIsAccurateAndKeepsTheEnds) {
     double worst = 0;
@@ -179,7 +181,6 @@ TEST(Embedding, BackwardAddsRowsInOrder) {
 }
 
 // Every output of every op, at sizes that do not divide evenly between threads.
-namespace {
 
 Doubles everything(int threads) {
     cpu::Ctx ctx(threads);
@@ -229,11 +230,11 @@ Doubles everything(int threads) {
     return all;
 }
 
-}  // namespace
-
 TEST(Ops, SameBitsForAnyNumberOfThreads) {
     const Doubles one = everything(1);
     for (const double x : one) ASSERT_TRUE(std::isfinite(x));
     for (const int threads : {2, 3, 4, 7, 16})
         expect_same_bits(everything(threads), one, std::to_string(threads) + " threads");
 }
+
+}  // namespace test_ops

@@ -10,9 +10,9 @@
 #include "../llmc/cpu/reduce.h"
 #include "testing.h"
 
-using namespace test;
+namespace test_ops_fp64 {
 
-namespace {
+using namespace test;
 
 Doubles difference(const Guarded<double>& a, const Doubles& b) {
     Doubles d(b.size());
@@ -32,8 +32,6 @@ const NormCase norm_cases[] = {{1, 1, Acc::Set, false},
                                {5, 37, Acc::Set, true},
                                {131, 16, Acc::Add, false},
                                {131, 33, Acc::Set, true}};
-
-}  // namespace
 
 TEST(Fp64, Embedding) {
     cpu::Ctx ctx(2);
@@ -229,3 +227,5 @@ TEST(Fp64, SumOfSquares) {
         EXPECT_NEAR(cpu::sum_of_squares(ctx, x.data(), n), dot(x, x), 1e-12 * (double)(n + 1));
     }
 }
+
+}  // namespace test_ops_fp64

@@ -12,7 +12,7 @@
 #include "../llmc/pipeline.h"
 #include "files.h"
 
-namespace {
+namespace test_pipeline {
 
 using test::expect_error;
 using Events = std::vector<PipelineEvent>;
@@ -425,4 +425,4 @@ TEST(DrawPipeline, FitsTheWidth) {
         for (const int vpp : {1, 2}) EXPECT_EQ(draw_pipeline(4, vpp, 8, 0, width).find(" ... "), std::string::npos);
 }
 
-}  // namespace
+}  // namespace test_pipeline

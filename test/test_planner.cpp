@@ -7,7 +7,7 @@
 #include "../llmc/planner.h"
 #include "files.h"
 
-namespace {
+namespace test_planner {
 
 using test::expect_error;
 
@@ -432,4 +432,4 @@ TEST(Planner, TableSaysWhatMatters) {
     EXPECT_EQ(alone.str(Paint{false}, 200).find("parallel, per rank"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace test_planner

@@ -8,7 +8,7 @@
 
 #include "../llmc/rng.h"
 
-namespace {
+namespace test_rng {
 
 using Words = std::array<uint32_t, 4>;
 
@@ -23,8 +23,6 @@ double correlation(const std::vector<double>& a, const std::vector<double>& b) {
     for (size_t i = 0; i < a.size(); i++) sum += a[i] * b[i];
     return sum / (double)a.size();
 }
-
-}  // namespace
 
 TEST(Rng, PhiloxKnownAnswers) {
     EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
@@ -119,3 +117,5 @@ TEST(Rng, NeighboursAreUncorrelated) {
     next.push_back(0);
     EXPECT_NEAR(correlation(x, next), 0, limit) << "elements";
 }
+
+}  // namespace test_rng

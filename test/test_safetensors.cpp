@@ -12,13 +12,13 @@
 #include "model_files.h"
 #include "testing.h"
 
+namespace test_safetensors {
+
 using test::bytes_of;
 using test::expect_error;
 using test::read_file;
 using test::TemporaryDirectory;
 using test::write_file;
-
-namespace {
 
 // A model directory without training state.
 void write_model(const std::string& dir, const ModelConfig& c, const ParameterTable& table, const floatX* params,
@@ -731,4 +731,4 @@ TEST(ModelDirectory, LinkIsReplaced) {
     EXPECT_EQ(dir.names(), (std::set<std::string>{"latest", "taken"}));
 }
 
-}  // namespace
+}  // namespace test_safetensors

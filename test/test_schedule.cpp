@@ -5,7 +5,7 @@
 #include "../llmc/schedule.h"
 #include "files.h"
 
-namespace {
+namespace test_schedule {
 
 TrainOptions options(int64_t steps, int batch = 1) {
     TrainOptions o;
@@ -225,4 +225,4 @@ TEST(Schedule, RefusesWhatCannotBeCounted) {
             {"--rampup-batch-size", text, "a whole number from 1 to"});
 }
 
-}  // namespace
+}  // namespace test_schedule

@@ -11,7 +11,7 @@
 #include "files.h"
 #include "testing.h"
 
-namespace {
+namespace test_skip {
 
 BatchRanges parsed(const Strings& ranges) { return BatchRanges::parse(ranges, "--skip-batches"); }
 BatchRanges iterations(const Strings& ranges) { return BatchRanges::from_iterations(ranges, "--skip-train-iteration-range"); }
@@ -281,4 +281,4 @@ TEST(LeftOut, DroppedRatherThanSkipped) {
     EXPECT_EQ(run(parsed({"5-12"})), without);
 }
 
-}  // namespace
+}  // namespace test_skip

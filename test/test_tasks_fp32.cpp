@@ -1,13 +1,12 @@
 // Tasks: what files are accepted, prompts and tokens, metrics on numbers worked out by hand, and log-likelihoods of a small
 // random model against a double loop: one sequence at a time, all logits, softmax in double.
-#define TRAIN_GPT_NO_MAIN
 #include <set>
 
-#include "../train_gpt.cu"
+#include "trainer.h"
 #include "files.h"
 #include "testing.h"
 
-namespace {
+namespace test_tasks_fp32 {
 
 using Texts = std::vector<std::string>;
 
@@ -379,9 +378,9 @@ std::string random_words(test::Rng& rng, int n) {
     return s;
 }
 
-class Families : public testing::TestWithParam<const char*> {};
+class TaskFamilies : public testing::TestWithParam<const char*> {};
 
-TEST_P(Families, ScoresEqualAPlainLoop) {
+TEST_P(TaskFamilies, ScoresEqualAPlainLoop) {
     Fixture plain(GetParam(), 1, 24);
     test::Rng rng(5);
     std::vector<Request> requests;
@@ -420,7 +419,7 @@ TEST_P(Families, ScoresEqualAPlainLoop) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Model, Families, testing::Values("gpt2", "bloom", "llama"));
+INSTANTIATE_TEST_SUITE_P(Model, TaskFamilies, testing::Values("gpt2", "bloom", "llama"));
 
 // Whole tasks, from file to metrics, against texts and tokens put together by hand.
 TEST(Tasks, MetricsEqualAPlainLoop) {
@@ -466,4 +465,4 @@ TEST(Tasks, MetricsEqualAPlainLoop) {
     EXPECT_NEAR(last[1].value / std::exp(-total / n), 1, 3 * 32 * 16 * test::roundoff<float>);  // at most 3 tokens a word
 }
 
-}  // namespace
+}  // namespace test_tasks_fp32

@@ -8,7 +8,7 @@
 #include "../llmc/cpu/team.h"
 #include "files.h"
 
-namespace {
+namespace test_threads {
 
 using namespace test;
 using Cores = std::vector<int>;
@@ -151,4 +151,4 @@ TEST(Team, LiesApartWhereOpenMpBinds) {
     EXPECT_EQ(all.size(), cpu::usable_cpus().size());
 }
 
-}  // namespace
+}  // namespace test_threads

@@ -12,7 +12,7 @@
 #include "../llmc/tokenizer_trainer.h"
 #include "files.h"
 
-namespace {
+namespace test_tokenizer {
 
 const std::string golden = "test/golden/tokenizer/";
 const char* const pre_tokenizers[] = {"gpt2", "llama3", "bloom"};
@@ -417,4 +417,4 @@ TEST(Tokenizer, RefusesPatternsThatDoNotCutText) {
     EXPECT_EQ(pieces("xa\\Ka", "xaab"), (std::vector<std::string>{"xa", "a", "b"}));
 }
 
-}  // namespace
+}  // namespace test_tokenizer

@@ -8,8 +8,11 @@ registers of all cores do in that precision, measured in the same run. At the en
 beside one process that keeps a core busy; threads that get their fair share of n cores keep n / (n + 1) of their speed. Runs on
 Python's standard library.
 
-    make bench-cpu      CONFIGS="gpt2-124m:1x1024 quickstart:8x256"   PRECISIONS="bf16 fp32"   LLMC=/path/to/llm.c
-    cpu.py --bench 'build/cpu-{precision}/bench' [--configs ...] [--precisions ...] [--llmc DIR]
+    make bench-cpu      CONFIGS="gpt2-124m:1x1024 quickstart:8x256"   PRECISIONS="bf16 fp32"   LLMC=/path/to/llm.c   UNITS=all
+    cpu.py --bench 'build/cpu-{precision}{march}/bench' [--configs ...] [--precisions ...] [--llmc DIR] [--units ...]
+
+With units (AVX2, AVX-512, ... or all that this CPU has) each configuration is measured on each: ours is compiled for no more than
+that unit and held to it, PyTorch's libraries are held to the same instructions by their environment variables.
 """
 import argparse
 import array
@@ -38,6 +41,13 @@ TIME_LIMIT = 600  # seconds for one request; compiling a model is one
 # of being given back to the system and cleared by it again.
 PYTORCH_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "8000000000",
                        "MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TOP_PAD_": "67108864"}
+# Our matrix units: the architecture to compile for, and what holds oneDNN, MKL and PyTorch's own loops to the same.
+UNITS = {"AMX": ("", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}),
+         "AVX512-BF16": ("", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}),
+         "AVX-512": ("-x86-64-v4", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+                                    "ATEN_CPU_CAPABILITY": "avx512"}),
+         "AVX2": ("-x86-64-v3", {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+                                 "ATEN_CPU_CAPABILITY": "avx2"})}
 GIB = 1024**3
 
 
@@ -126,13 +136,15 @@ def busy_process():
 
 def start(program: str, config: "Config", bench: Path, threads: int) -> tuple[Worker, dict[str, str]]:
     """Starts a program on a configuration; returns it when it is ready, and what it says of itself."""
+    unit = ["--matrix-unit", config.unit] if config.unit else []
     if program == "ours":
-        worker = Worker([bench, "--serve", config.preset, str(config.B), str(config.T)], {"OMP_NUM_THREADS": str(threads)})
+        worker = Worker([bench, *unit, "--serve", config.preset, str(config.B), str(config.T)],
+                        {"OMP_NUM_THREADS": str(threads)})
     else:
         words = {**config.sizes, "B": config.B, "T": config.T, "threads": threads, "precision": config.precision,
                  "variant": program}
         worker = Worker([sys.executable, Path(__file__).with_name("pytorch_step.py"), *(f"{k}={v}" for k, v in words.items())],
-                        PYTORCH_ENVIRONMENT)
+                        {**PYTORCH_ENVIRONMENT, **(UNITS[config.unit][1] if config.unit else {})})
     try:
         said = dict(word.split("=", 1) for word in worker.answer().split()[1:])
         if program != "ours" and said["parameters"] != config.sizes["parameters"]:
@@ -165,11 +177,12 @@ class Config:
     T: int
     precision: str
     sizes: dict[str, str]  # what `bench --describe` says
+    unit: str = ""  # the matrix unit that all are held to
     results: dict[str, Result] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return f"{self.preset} {self.B}x{self.T}"
+        return f"{self.preset} {self.B}x{self.T}" + (f" on {self.unit}" if self.unit else "")
 
     @property
     def weight(self) -> float:
@@ -497,6 +510,7 @@ def parse() -> argparse.Namespace:
                         help="PRESET:BxT, several with spaces between")
     parser.add_argument("--precisions", default="bf16 fp32")
     parser.add_argument("--llmc", type=Path, help="a checkout of llm.c")
+    parser.add_argument("--units", default="", help="matrix units to hold all to: " + ", ".join(UNITS) + ", or all")
     options = parser.parse_args()
     for word in options.configs.split():
         if not re.fullmatch(r"[^:]+:[1-9]\d*x[1-9]\d*", word):
@@ -504,6 +518,9 @@ def parse() -> argparse.Namespace:
     for word in options.precisions.split():
         if word not in ("bf16", "fp32"):
             parser.error(f"precision '{word}' must be bf16 or fp32")
+    for word in options.units.split():
+        if word not in (*UNITS, "all"):
+            parser.error(f"unit '{word}' must be one of {', '.join(UNITS)}, or all")
     if options.llmc:
         options.llmc = options.llmc.resolve()
         if not (options.llmc / "train_gpt2.c").exists():
@@ -511,24 +528,40 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def units_of(bench: Path, asked: str) -> list[str]:
+    """The matrix units to measure on; one without a name where none is asked for: each program takes what it finds best."""
+    if not asked:
+        return [""]
+    here = ask(bench, "--machine")["units"].split(",")
+    units = [u for u in UNITS if u in here and (u in asked.split() or asked == "all")]
+    for word in asked.split():
+        if word != "all" and word not in here:
+            sys.stderr.write(f"{word} is left out: {bench} has {', '.join(here)} on this CPU\n")
+    return units
+
+
 def main():
     options = parse()
-    benches = {p: Path(options.bench.format(precision=p)).resolve() for p in options.precisions.split()}
+    def bench_of(precision: str, unit: str = "") -> Path:
+        return Path(options.bench.format(precision=precision, march=UNITS[unit][0] if unit else "")).resolve()
+
     configs = []
     for word in options.configs.split():
         preset, B, T = re.fullmatch(r"(.+):(\d+)x(\d+)", word).groups()
-        for precision, bench in benches.items():
-            configs.append(Config(preset, int(B), int(T), precision, ask(bench, "--describe", preset, B, T)))
-    llmc = LlmC(options.llmc, next(iter(benches.values())).parent) if options.llmc else None
+        for precision in options.precisions.split():
+            sizes = ask(bench_of(precision), "--describe", preset, B, T)
+            for unit in units_of(bench_of(precision), options.units):
+                configs.append(Config(preset, int(B), int(T), precision, sizes, unit))
+    llmc = LlmC(options.llmc, bench_of(configs[0].precision).parent) if options.llmc else None
 
     progress, bystanders, pytorch = Progress(configs), Bystanders(), {}
     machine: dict[str, str] = {}
     for i, config in enumerate(configs):
         progress.show(i, "the machine's bounds", 0)
-        machine = faster(machine, ask(benches[config.precision], "--machine"))
+        machine = faster(machine, ask(bench_of(config.precision), "--machine"))
         threads = int(machine["threads"])
-        pytorch = measure(config, i, benches[config.precision], threads, progress, bystanders) or pytorch
-        if llmc and config.preset == "gpt2-124m" and config.precision == "fp32":
+        pytorch = measure(config, i, bench_of(config.precision, config.unit), threads, progress, bystanders) or pytorch
+        if llmc and config.preset == "gpt2-124m" and config.precision == "fp32" and config.unit == configs[0].unit:
             progress.show(i, "llm.c", 1)
             config.results["llm.c"] = llmc.run(config, threads)
     progress.note("")

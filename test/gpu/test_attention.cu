@@ -12,9 +12,9 @@
 #include "attention_cases.h"
 #include "device_memory.h"
 
-using namespace test;
+namespace test_gpu_attention {
 
-namespace {
+using namespace test;
 
 constexpr double u = roundoff<float>;
 constexpr double rounding = roundoff<floatX> * 1.01;  // of a value that was itself computed with small error
@@ -234,8 +234,6 @@ void expect_same_results(const Results& a, const Results& b) {
     expect_same_bits(a.lse, b.lse, "lse");
     expect_same_bits(a.dqkv, b.dqkv, "dqkv");
 }
-
-}  // namespace
 
 // ---- values ----------------------------------------------------------------------------------------------------------------
 class Attention : public testing::TestWithParam<Case> {};
@@ -552,3 +550,5 @@ TEST(AttentionPlan, FitsInSharedMemoryOfSmallGpus) {
         EXPECT_LE(gpu::simple::backward_bytes(HS, HS == 128 ? gpu::simple::block_rows<4> : gpu::simple::block_rows<8>), limit);
 }
 #endif
+
+}  // namespace test_gpu_attention

@@ -7,9 +7,9 @@
 #include "attention_cases.h"
 #include "device_memory.h"
 
-using namespace test;
+namespace test_gpu_attention_hopper {
 
-namespace {
+using namespace test;
 
 constexpr double u = roundoff<float>;
 constexpr double rounding = roundoff<bf16> * 1.01;  // of a value that was itself computed with small error
@@ -254,8 +254,6 @@ class AttentionHopper : public OnHopper<testing::TestWithParam<Case>> {
 };
 class AttentionHopperMore : public OnHopper<testing::Test> {};
 
-}  // namespace
-
 // T: one token, part of a warpgroup's 64 rows, all of them, one more, two warpgroups, part of a second tile of queries; then
 // enough tiles of keys for a ring to go round within an item (3 of 128 at HS 128, 5 at HS 64).
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionHopper,
@@ -388,3 +386,5 @@ TEST(AttentionHopperOrder, EachItemOnce) {
         for (const int n : seen) ASSERT_EQ(n, 1);
     }
 }
+
+}  // namespace test_gpu_attention_hopper

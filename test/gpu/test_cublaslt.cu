@@ -10,9 +10,9 @@
 #include "device_memory.h"
 #include "library.h"
 
-using namespace test;
+namespace test_gpu_cublaslt {
 
-namespace {
+using namespace test;
 
 const Refusals no_chance(false);
 
@@ -254,8 +254,6 @@ double gelu_slope(double x) {
 }
 constexpr double gelu_slack = 0x1p-9;  // the GPU's tanh has 11 bits
 
-}  // namespace
-
 // ---- layout ----------------------------------------------------------------------------------------------------------------
 TEST(CublasLt, EveryTransposeAndTypeWithGaps) {
     gpu::Ctx ctx;
@@ -472,11 +470,9 @@ TEST(CublasLt, BiasGradientOfAnOperand) {
 }
 
 // ---- fp8 -------------------------------------------------------------------------------------------------------------------
-namespace {
 bool has_fp8(const gpu::Ctx& ctx) { return ctx.capability >= 89; }
 const char* const no_fp8 = "this GPU has no fp8 (compute capability 8.9)";
 constexpr cudaDataType e4m3 = CUDA_R_8F_E4M3, e5m2 = CUDA_R_8F_E5M2;
-}  // namespace
 
 TEST(CublasLtFp8, KnownNumbers) {
     EXPECT_EQ(fp8_value(0x7e, e4m3), 448);
@@ -774,3 +770,5 @@ TEST(CublasLtEmulatorDeathTest, LeavingDeviceMemoryEndsTheProgram) {
     EXPECT_DEATH(run(x.a.p(), of_host), "D: .* not device memory");
 }
 #endif
+
+}  // namespace test_gpu_cublaslt

@@ -16,9 +16,9 @@
 #include "../files.h"
 #include "device_memory.h"
 
-using namespace test;
+namespace test_gpu_fp8 {
 
-namespace {
+using namespace test;
 
 // ThreadSanitizer takes half a second for a block of 256 threads: it is given some of the shapes, and none of the tests of
 // values.
@@ -60,8 +60,6 @@ void expect_cpus_codes(gpu::Ctx& ctx, const std::vector<floatX>& x, int N, int C
     gpu::absolute_max(ctx, alone.p(), dx.p(), x.size());
     expect_same_bits(alone.get(), std::vector<float>{amax}, of + "amax alone");
 }
-
-}  // namespace
 
 // ---- codes -----------------------------------------------------------------------------------------------------------------
 #ifndef EMU_TSAN
@@ -293,7 +291,6 @@ TEST(GpuFp8Codes, OfTheOpsThatComputeTheNumbers) {
 }
 
 // ---- products --------------------------------------------------------------------------------------------------------------
-namespace {
 
 // A tensor as codes, in both orders. Scales stand 16 bytes apart.
 struct Tensor {
@@ -450,8 +447,6 @@ Layer random_layer(int N, int IC, int OC, Fp8 dout_format, uint64_t seed) {
     Rng rng(seed);
     return Layer(N, IC, OC, dout_format, 11, [&] { return rng.normal(); });
 }
-
-}  // namespace
 
 TEST(GpuFp8Linear, RandomNumbers) {
     gpu::Ctx ctx;
@@ -660,3 +655,5 @@ TEST(GpuFp8Limits, SizesAndAddressesAreMultiplesOf16) {
     EXPECT_DEATH(multiply(16, 32, 8, 0), "internal check");
     EXPECT_DEATH(multiply(16, 32, 0, 1), "internal check") << "cuBLASLt 12.9 to 13.1 want scales at multiples of 16";
 }
+
+}  // namespace test_gpu_fp8

@@ -6,10 +6,10 @@
 #include "../../llmc/gpu/hopper.cuh"
 #include "device_memory.h"
 
+namespace test_gpu_hopper {
+
 using namespace test;
 using namespace gpu::hopper;
-
-namespace {
 
 class Hopper : public testing::Test {
 protected:
@@ -136,8 +136,6 @@ void check_boxes(gpu::Ctx& ctx, const BoxCase<rank>& k, const std::vector<Positi
     }
 }
 
-}  // namespace
-
 TEST_F(Hopper, TmaBoxesOfTwoDimensions) {
     // 104 columns of rows of 112, and boxes partly and wholly outside. Along a row an H100 moves 16 bytes at a time: it stores
     // past the end of 100 columns, which tensor_map refuses, and a box that begins within 16 bytes, or is stored from a
@@ -155,7 +153,6 @@ TEST_F(Hopper, TmaBoxesOfFourDimensions) {
                    {{{0, 0, 0, 0}}, {{0, 16, 2, 1}}, {{0, 8, 5, 0}}, {{0, 18, 4, 1}}, {{0, 32, 0, 1}}});
 }
 
-namespace {
 __global__ void bulk_kernel(float* out, const float* in, int n) {
 #ifdef HOPPER_CODE
     DYNAMIC_SHARED(float, buffer);
@@ -172,7 +169,6 @@ __global__ void bulk_kernel(float* out, const float* in, int n) {
     __trap();
 #endif
 }
-}  // namespace
 
 namespace {
 // Blocks add the same numbers, a part by each of two warps, twice: out of one buffer, which the first must have left.
@@ -213,7 +209,6 @@ TEST_F(Hopper, BulkLoad) {
 }
 
 // ---- wgmma -----------------------------------------------------------------------------------------------------------------
-namespace {
 
 constexpr int K = 128;
 
@@ -308,8 +303,6 @@ void check_product(gpu::Ctx& ctx) {
     }
 }
 
-}  // namespace
-
 TEST_F(Hopper, Products) {
     check_product<32, Major::rows, Left::rows>(ctx);
     check_product<32, Major::columns, Left::registers>(ctx);
@@ -327,7 +320,6 @@ TEST_F(Hopper, Products) {
 }
 
 // ---- barriers --------------------------------------------------------------------------------------------------------------
-namespace {
 
 // Warp 0 writes numbers into a ring of two places, warps 1 and 2 add them up; 32 arrivals fill a place, 64 empty it.
 __global__ void ring_kernel(int* out, int rounds) {
@@ -382,8 +374,6 @@ __global__ void turns_kernel(int* out, int rounds) {
 #endif
 }
 
-}  // namespace
-
 TEST_F(Hopper, MbarrierPhases) {
     for (const int rounds : {1, 2, 3, 9}) {
         Device<int> out(96);
@@ -411,7 +401,6 @@ TEST_F(Hopper, NamedBarriersTakeTurns) {
 }
 
 // ---- a pipeline ------------------------------------------------------------------------------------------------------------
-namespace {
 
 enum class Wrong {
     nothing,
@@ -510,13 +499,10 @@ bool pipeline_is_right(gpu::Ctx& ctx) {
     return true;
 }
 
-}  // namespace
-
 TEST_F(Hopper, Pipeline) { EXPECT_TRUE(pipeline_is_right<Wrong::nothing>(ctx)); }
 
 // ---- what the emulator finds -----------------------------------------------------------------------------------------------
 #ifndef __CUDACC__
-namespace {
 
 template <Wrong wrong>
 int wrong_of_20(gpu::Ctx& ctx) {
@@ -531,8 +517,6 @@ int wrong_of_20(gpu::Ctx& ctx) {
     return n;
 }
 
-}  // namespace
-
 TEST_F(Hopper, EmulatorShowsMissingWaits) {
 #ifdef EMU_TSAN
     GTEST_SKIP() << "these kernels race, as ThreadSanitizer would say";
@@ -544,8 +528,6 @@ TEST_F(Hopper, EmulatorShowsMissingWaits) {
     EXPECT_GE(wrong_of_20<Wrong::store_wait_missing>(ctx), 15);
     EXPECT_EQ(wrong_of_20<Wrong::leading_bytes>(ctx), 20);
 }
-
-namespace {
 
 enum class Mistake {
     no_init,
@@ -607,8 +589,6 @@ void run_mistaken(gpu::Ctx& ctx, int blocks = 1) {
     CUDA(cudaDeviceSynchronize());
 }
 
-}  // namespace
-
 TEST_F(Hopper, EmulatorNamesMistakes) {
 #ifdef EMU_TSAN
     GTEST_SKIP() << "ThreadSanitizer and tests that die do not go together";
@@ -630,3 +610,5 @@ TEST_F(Hopper, EmulatorNamesMistakes) {
     EXPECT_DEATH(run_mistaken<Mistake::unfenced_operand>(ctx), "test_hopper.cu:.*no fence_proxy_async");
 }
 #endif
+
+}  // namespace test_gpu_hopper

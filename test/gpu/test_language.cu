@@ -4,6 +4,8 @@
 
 #include "../../llmc/gpu/device.cuh"
 
+namespace test_gpu_language {
+
 using namespace gpu;
 
 constexpr int n_results = 8;
@@ -80,3 +82,5 @@ TEST(Language, WhatForeignKernelsUse) {
     CUDA(cudaFree(out));
     CUDA(cudaFree(counter));
 }
+
+}  // namespace test_gpu_language

@@ -16,9 +16,9 @@
 #include "device_memory.h"
 #include "library.h"
 
-using namespace test;
+namespace test_gpu_matmul {
 
-namespace {
+using namespace test;
 
 constexpr double u = roundoff<float>;
 // ThreadSanitizer takes half a second for a block of the bias gradient: it is given some of the shapes only.
@@ -152,8 +152,6 @@ void expect_same_results(const Results& a, const Results& b, const std::string& 
     expect_same_bits(a.dbias_set, b.dbias_set, "dbias set " + when);
     expect_same_bits(a.dbias_add, b.dbias_add, "dbias added " + when);
 }
-
-}  // namespace
 
 // ---- values ----------------------------------------------------------------------------------------------------------------
 TEST(GpuLinear, OddShapes) {
@@ -383,7 +381,6 @@ TEST(GpuGemmPlans, AlignmentIsEachPointersOwn) {
 }
 
 // ---- choosing by time, and the file ----------------------------------------------------------------------------------------
-namespace {
 
 struct GpuGemmCache : testing::Test {
     TemporaryDirectory dir;
@@ -424,8 +421,6 @@ struct GpuGemmCache : testing::Test {
         return (size_t)std::count(text.begin(), text.end(), '\n');
     }
 };
-
-}  // namespace
 
 TEST_F(GpuGemmCache, AutotuneNeedsNoFile) {
     const Run r = run(true, "");
@@ -657,3 +652,5 @@ TEST(GpuGemmPlans, NoAlgorithmIsAClearError) {
 }
 #endif
 #endif
+
+}  // namespace test_gpu_matmul

@@ -23,6 +23,8 @@ using Buffer = test::Device<T>;
 
 #include "../op_tests.h"
 
+namespace test_gpu_ops {
+
 // ---- rotary positions -----------------------------------------------------------------------------------------------------
 TEST(Rope, ForwardBackwardAndValuesUntouched) {
     gpu::Ctx ctx;
@@ -375,3 +377,5 @@ TEST(Emulator, ShowsMissingOrderOfStreams) {
     emu::config() = before;
 }
 #endif
+
+}  // namespace test_gpu_ops
