@@ -2304,6 +2304,7 @@ struct Run {
     ModelTexts texts;          // that checkpoints get beside the weights
     std::string resumed_from;  // a checkpoint, or empty
     TrainingState state;       // the checkpoint's, or that of a new run
+    Strings matrix_unit;       // what multiplies, for checkpoints
     Schedule schedule;
     BatchRanges discards;  // batches to draw and drop
     std::unique_ptr<Model> m;
@@ -2331,10 +2332,12 @@ struct Run {
         begin("checking the checkpoints in " + o.out);
         resumed_from = find_resumed(world, o);
         if (!resumed_from.empty()) state = read_state(resumed_from);
+        const Strings before = resumed_from.empty() ? Strings() : state.layout.value("matrix_unit", Strings());
+        matrix_unit = choose_matrix_unit(world, ctx, o.matrix_unit, before);
         begin("loading the tokenizer");
         load_tokenizer();
         if (be::memory_is_host && !o.gemm_cache.empty())
-            fail_usage("--gemm-cache is for GPUs; the CPU has one way to multiply");
+            fail_usage("--gemm-cache is for GPUs; HINT: --matrix-unit says what multiplies on a CPU");
         if (be::memory_is_host && o.nondeterministic_attention)
             fail_usage("--nondeterministic-attention is for GPUs; on the CPU attention is deterministic");
         if (o.nondeterministic_attention && o.detect_nondeterminism)
@@ -2708,13 +2711,10 @@ static void train(World& world, const TrainOptions& given) {
     const Mesh& mesh = m.ranks->mesh;
     const std::string overrides = resumed ? describe_overrides(state, o) : "";
     state.options = options_to_json(o), state.data = run.data, state.planned = run.train->n_samples();
-    state.layout = {{"precision", precision_name},
-                    {"backend", be::backend_name},
-                    {"threads", run.ctx.threads},
-                    {"dp", mesh.dp.size},
-                    {"tp", mesh.tp.size},
-                    {"pp", mesh.pp.size},
-                    {"vpp", mesh.vpp}};
+    state.layout = {{"precision", precision_name}, {"backend", be::backend_name},
+                    {"threads", run.ctx.threads},  {"matrix_unit", run.matrix_unit},
+                    {"dp", mesh.dp.size},          {"tp", mesh.tp.size},
+                    {"pp", mesh.pp.size},          {"vpp", mesh.vpp}};
 
     begin_training();
     // What lies in OUT is of this run only if the checkpoint lies there as well.
@@ -2964,6 +2964,7 @@ static void generate(World& world, const GenerateOptions& o) {
     const bool main_rank = world.rank() == 0;  // prints; the others hold their parts of the model
     be::Ctx ctx = make_ctx(world, o.threads);
     ctx.plain = o.plain;
+    choose_matrix_unit(world, ctx, o.matrix_unit, {});
     LoadedModel loaded = open_model(world, o.model, true);
     const Tokenizer& tokenizer = *loaded.tokenizer;
     const std::string text =
@@ -3229,6 +3230,7 @@ static Evaluation evaluate_data(be::Ctx& ctx, World& world, const EvalOptions& o
 static void evaluate_model(World& world, const EvalOptions& o) {
     be::Ctx ctx = make_ctx(world, o.threads);
     ctx.plain = o.plain;
+    choose_matrix_unit(world, ctx, o.matrix_unit, {});
     if (!o.text.empty() + !o.data_path.empty() + !o.tasks.empty() != 1)
         fail_usage("give --data-path, --text or --tasks, one of the three");
     if (!o.tasks.empty()) return evaluate_tasks(ctx, world, o);

@@ -225,6 +225,8 @@ inline Allowed one_of(Strings choices) {
       "steps between lines on the console; default: a line every 10 seconds")                                                  \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                         \
     X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them")      \
+    X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                                                   \
+      "what multiplies on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest, measured")                   \
     X(std::string, gemm_cache, "", "", word("FILE"), "Run",                                                                    \
       "on a GPU: file that remembers the fastest algorithms for matrix products; none: take the library's choice; default: "   \
       "in ~/.cache")                                                                                                           \
@@ -347,25 +349,27 @@ inline Allowed one_of(Strings choices) {
       "tokenizer to measure on --input (bytes per token and so on) instead of learning one: its directory or tokenizer.json") \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
-#define GENERATE_OPTIONS(X)                                                                                              \
-    X(std::string, model, "", "", word("DIR"), "Model",                                                                  \
-      "model to write with: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")         \
-    X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                 \
-      "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")             \
-    X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "largest number of tokens to write")             \
-    X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                   \
-    X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                         \
-      "randomness: below 1 likely tokens become likelier; 0: always the most likely one")                                \
-    X(int, top_k, "", 0, at_least(0), "Sampling", "draw from this many of the most likely tokens only; default: 0, all") \
-    X(double, top_p, "", 1.0, between(0, 1), "Sampling",                                                                 \
-      "draw from the most likely tokens that together have this probability only; 1: all")                               \
-    X(int64_t, seed, "", 1234, at_least(0), "Sampling", "seed of the random draws: the same seed writes the same text")  \
-    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                            \
-      "ranks that share every matrix (tensor parallelism)")                                                              \
-    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                          \
-      "stages that the layers are dealt out to (pipeline parallelism)")                                                  \
-    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                   \
-    X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them")
+#define GENERATE_OPTIONS(X)                                                                                               \
+    X(std::string, model, "", "", word("DIR"), "Model",                                                                   \
+      "model to write with: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")          \
+    X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                  \
+      "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")              \
+    X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "largest number of tokens to write")              \
+    X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                    \
+    X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                          \
+      "randomness: below 1 likely tokens become likelier; 0: always the most likely one")                                 \
+    X(int, top_k, "", 0, at_least(0), "Sampling", "draw from this many of the most likely tokens only; default: 0, all")  \
+    X(double, top_p, "", 1.0, between(0, 1), "Sampling",                                                                  \
+      "draw from the most likely tokens that together have this probability only; 1: all")                                \
+    X(int64_t, seed, "", 1234, at_least(0), "Sampling", "seed of the random draws: the same seed writes the same text")   \
+    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                             \
+      "ranks that share every matrix (tensor parallelism)")                                                               \
+    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                           \
+      "stages that the layers are dealt out to (pipeline parallelism)")                                                   \
+    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                    \
+    X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them") \
+    X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                                              \
+      "what multiplies on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest, measured")
 
 #define EVAL_OPTIONS(X)                                                                                                       \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                       \
@@ -392,7 +396,9 @@ inline Allowed one_of(Strings choices) {
       "stages that the layers are dealt out to (pipeline parallelism)")                                                       \
     X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")                    \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                        \
-    X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them")
+    X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them")     \
+    X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                                                  \
+      "what multiplies on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest, measured")
 
 #define INSPECT_OPTIONS(X)                                                                                                     \
     X(std::string, path, "", "", word("PATH"), "What",                                                                         \

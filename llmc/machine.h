@@ -15,6 +15,9 @@
 #include "planner.h"
 #include "terminal.h"
 #include "world.h"
+#if !defined(BACKEND_CUDA) && !defined(BACKEND_EMU)
+#include "cpu/unit_choice.h"
+#endif
 
 // FLOP/s that the hardware of all ranks can do at best in this precision, which MFU is a part of; 0: not known.
 struct Peak {
@@ -43,6 +46,10 @@ inline Peak peak_of(const gpu::Ctx& ctx) {
     return {flops, ctx.capability >= 89 ? 2 * flops : 0, "dense bf16 by the vendor"};
 }
 inline std::string processor_of(const gpu::Ctx& ctx) { return ctx.name; }
+inline Strings choose_matrix_unit(World&, gpu::Ctx&, const std::string& asked, const Strings& /*before*/) {
+    if (!asked.empty()) fail_usage("--matrix-unit is for CPUs; HINT: on a GPU --gemm-cache says how products are chosen");
+    return {};
+}
 // A plan on a machine without a GPU is one for --device.
 inline void plan_for(gpu::Ctx& ctx, const TrainOptions& o) {
     if (ctx.has_device()) return;
@@ -50,6 +57,12 @@ inline void plan_for(gpu::Ctx& ctx, const TrainOptions& o) {
     std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return (char)toupper(c); });
     ctx.name = name + " of the plan (--device); there is no GPU here";
     ctx.capability = find_device(o.device).capability, ctx.memory_bytes = (size_t)planned_memory_bytes(o);
+}
+#else
+// What multiplies on this rank; returned is what a checkpoint is to say, `before` what that to go on from says.
+inline Strings choose_matrix_unit(World& world, cpu::Ctx& ctx, const std::string& asked, const Strings& before) {
+    const auto all_gather = [&](const std::string& mine) { return world.all_gather(mine); };
+    return cpu::choose_matrix_unit(ctx, asked, before, world.rank(), all_gather);
 }
 #endif
 

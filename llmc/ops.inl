@@ -80,7 +80,7 @@ void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const fl
                          int IC, int NH, int NKV, int HS);
 
 // On a GPU: times the algorithms of products that occur for the first time, keeps the fastest in a file, and takes them from there
-// later, so that resumed runs have the same bits. To be called before the first product. (A CPU has one way to multiply.)
+// later, so that resumed runs have the same bits. To be called before the first product. (On a CPU: unit_choice.h.)
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
 
 // ---- FP8 matrix products (fp8_linear.h) ------------------------------------------------------------------------------------

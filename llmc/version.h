@@ -39,7 +39,11 @@ inline int print_version() {
 #else
     const char* const built_for = "the least CPU of its kind";
 #endif
-    line("CPU", std::string("built for ") + built_for + "; matrices are multiplied with " + cpu::Ctx(1).unit_name());
+#if CPU_FAST_PATHS
+    line("CPU", std::string("built for ") + built_for + "; this one multiplies with " + cpu::unit_names<floatX>());
+#else
+    line("CPU", std::string("built for ") + built_for);
+#endif
 #if defined(CUDART_VERSION)
     line("CUDA", format("%d.%d", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10));
 #else

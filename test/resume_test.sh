@@ -56,6 +56,12 @@ for name in "${!run[@]}"; do
     expect "$name: stopped: the same bits" same "$name-whole" "$name-stopped"
     expect "$name: stopped: the same losses, each step once" same_losses "$name-whole" "$name-stopped"
 done
+# Another matrix unit may round otherwise: a run goes on with the checkpoint's, whatever is the fastest now.
+expect "portable: whole" train gpt2 portable-whole --matrix-unit portable
+expect "portable: some steps" train gpt2 portable --matrix-unit portable --save-every 5 --exit-after 0.03s
+expect "portable: resumed without the option" train gpt2 portable --resume auto
+says "portable: still that" "backend  *cpu, 1 thread, portable at"
+expect "portable: the same bits" same portable-whole portable
 expect "a finished run has nothing to do" train gpt2 gpt2-whole --resume auto
 says "it says so" "is finished: 30 of 30"
 

@@ -4,6 +4,7 @@
 //   build/.../bench [--ops | --steps | PRESET B T [none|selective|full] [LAYERS]]
 //   build/.../bench --profile PRESET B T     on a CPU: the ops of a step, each one's share and bound
 //   build/.../bench --generate PRESET        tokens per second, one after another
+//   build/.../bench --units                  on a CPU: each matrix unit that it has, GFLOP/s of layers and attention
 // For dev/bench/cpu.py, which measures other programs' steps in turn with ours; descriptions are lines of KEY=VALUE:
 //   bench --machine               this program and the machine's bounds
 //   bench --describe PRESET B T   the model's sizes, its parameters, FLOPs of a step; needs no memory
@@ -200,6 +201,49 @@ void bench_attention(be::Ctx& ctx, const Machine& machine, int B, int T, int NH,
             [&] { be::attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, nullptr, B, T, NH, NKV, HS, scale, sums); }),
         2.5 * flops, 0, machine);
 }
+
+#ifdef TIMED_OPS
+// A row for each matrix unit: GFLOP/s of layers (forward, gradients of input and weight) and of attention (forward, backward).
+void bench_units(be::Ctx& ctx) {
+    constexpr int layers[][3] = {{1024, 768, 3072}, {1024, 768, 768}, {2048, 192, 1024}, {2048, 512, 192}};
+    constexpr int attention[][4] = {{1, 1024, 12, 64}, {8, 256, 6, 32}};  // B, T, NH, HS
+    constexpr size_t most = 1024 * 3072;
+    const Numbers<floatX> x(ctx, most), w(ctx, most), y(ctx, most), z(ctx, most);
+    const Numbers<real> dw(ctx, most), lse(ctx, 8 * 256 * 12);
+    printf("| %s |", precision_name);
+    for (const auto& l : layers) printf(" %dx%dx%d |", l[0], l[1], l[2]);
+    for (const auto& a : attention) printf(" attention %dx%d, %d heads of %d |", a[0], a[1], a[2], a[3]);
+    printf("\n| --- | --- | --- | --- | --- | --- | --- |\n");
+    for (const cpu::AnyUnit unit : cpu::matrix_units<floatX>(cpu::Products::layers)) {
+        ctx.layers = unit,
+        ctx.attention = cpu::unit_named<floatX>(cpu::Products::attention, name_of(unit)).value_or(ctx.attention);
+        printf("| %s |", name_of(unit));
+        const auto rate = [&](double flops, auto f) {
+            printf(" %.0f", flops / median_seconds(ctx, f, 0.3) / 1e9), fflush(stdout);
+        };
+        for (const auto& [N, IC, OC] : layers) {
+            const double flops = 2.0 * N * IC * OC;
+            rate(flops, [&, N = N, IC = IC, OC = OC] { be::linear_forward(ctx, z, x, w, nullptr, N, IC, OC); });
+            rate(flops, [&, N = N, IC = IC, OC = OC] { be::linear_backward_input(ctx, z, y, w, N, IC, OC); });
+            rate(flops, [&, N = N, IC = IC, OC = OC] {
+                be::linear_backward_weight(ctx, (real*)dw, nullptr, y, x, N, IC, OC, Acc::Add);
+            });
+            printf(" |");
+        }
+        for (const auto& [B, T, NH, HS] : attention) {
+            const double flops = 2.0 * B * T * T * NH * HS;
+            rate(flops, [&, B = B, T = T, NH = NH, HS = HS] {
+                be::attention_forward(ctx, z, lse, y, nullptr, nullptr, B, T, NH, NH, HS, 0.1f);
+            });
+            rate(2.5 * flops, [&, B = B, T = T, NH = NH, HS = HS] {
+                be::attention_backward(ctx, w, x, z, lse, y, nullptr, nullptr, B, T, NH, NH, HS, 0.1f);
+            });
+            printf(" |");
+        }
+        printf("\n");
+    }
+}
+#endif
 
 // What is bound by memory bandwidth: bytes that must be moved, each once.
 void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
@@ -544,6 +588,10 @@ void bench_ops(be::Ctx& ctx, const Machine& machine) {
 
 int main(int argc, char** argv) try {
     be::Ctx ctx;
+#ifdef TIMED_OPS
+    cpu::choose_matrix_unit(ctx, "", {}, 0, [](const std::string& mine) { return std::vector<std::string>{mine}; });
+    if (argc == 2 && std::string(argv[1]) == "--units") return bench_units(ctx), 0;
+#endif
     const std::string what = argc > 1 ? argv[1] : "";
     if (argc == 5 && what == "--describe") return describe(argv[2], atoi(argv[3]), atoi(argv[4])), 0;
     if (argc == 5 && what == "--serve") return serve(ctx, argv[2], atoi(argv[3]), atoi(argv[4])), 0;

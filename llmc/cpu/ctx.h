@@ -33,8 +33,9 @@ struct Ctx {
     int threads;                   // that ops use
     bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
 #if CPU_FAST_PATHS
-    AnyUnit layers = matrix_units<floatX>(Products::layers).front(),
-            attention = matrix_units<floatX>(Products::attention).front();
+    // What multiplies matrices, and how fast where that was measured (unit_choice.h): FLOP/s of a thread.
+    AnyUnit layers = default_unit<floatX>(Products::layers), attention = default_unit<floatX>(Products::attention);
+    double layers_rate = 0, attention_rate = 0;
     std::vector<floatX> copies[3];  // factors of products, where they cannot be read from where they lie
 #endif
 
@@ -63,23 +64,25 @@ struct Ctx {
         return scratch_;
     }
 
-    // What multiplies matrices.
-    std::string unit_name() const {
-#if CPU_FAST_PATHS
-        const auto name = [](AnyUnit unit) {
-            const bool by_parts = sizeof(floatX) == 4 && std::holds_alternative<const MatrixUnit<bf16>*>(unit);
-            return name_of(unit) + std::string(by_parts ? " by parts of bf16" : "");
-        };
-        if (!plain) return name(layers) + (layers == attention ? "" : ", attention on " + name(attention));
-#endif
-        return "plain loops";
-    }
     bool has_device() const { return true; }
 
     // For the start-up table.
-    std::string description() const { return format("%d thread%s, %s", threads, threads == 1 ? "" : "s", unit_name().c_str()); }
+    std::string description() const {
+        const std::string n = format("%d thread%s, ", threads, threads == 1 ? "" : "s");
+#if CPU_FAST_PATHS
+        if (!plain) return n + described(layers, layers_rate) + "; attention " + described(attention, attention_rate);
+#endif
+        return n + "plain loops";
+    }
 
 private:
+#if CPU_FAST_PATHS
+    static std::string described(AnyUnit unit, double rate) {
+        const bool by_parts = sizeof(floatX) == 4 && std::holds_alternative<const MatrixUnit<bf16>*>(unit);
+        return name_of(unit) + std::string(by_parts ? " by parts of bf16" : "") +
+               (rate > 0 ? format(" at %.3g GFLOP/s a thread", rate / 1e9) : "");
+    }
+#endif
     void* scratch_ = nullptr;
     size_t scratch_bytes_ = 0;
 };

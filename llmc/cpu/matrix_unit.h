@@ -16,7 +16,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <type_traits>
 #include <variant>
 #include <vector>
@@ -609,6 +612,28 @@ std::vector<AnyUnit> matrix_units(Products kind) {
     if (in_bf16) add(avx512_bf16());
     add(avx512()), add(avx2()), add(portable());
     return units;
+}
+template <class X>
+std::optional<AnyUnit> unit_named(Products kind, const std::string& name) {
+    for (const AnyUnit unit : matrix_units<X>(kind))
+        if (name == name_of(unit)) return unit;
+    return {};
+}
+template <class X>
+std::string unit_names() {
+    std::string names;
+    for (const AnyUnit unit : matrix_units<X>(Products::layers))
+        names += (names.empty() ? "" : ", ") + std::string(name_of(unit));
+    return names;
+}
+// For tests: a unit for all programs that are not told another one.
+inline std::string unit_of_environment() {
+    const char* name = getenv("TRAIN_GPT_MATRIX_UNIT");
+    return name ? name : "";
+}
+template <class X>
+AnyUnit default_unit(Products kind) {
+    return unit_named<X>(kind, unit_of_environment()).value_or(matrix_units<X>(kind).front());
 }
 
 }  // namespace cpu

@@ -1,0 +1,186 @@
+// Which matrix unit multiplies (matrix_unit.h): the one that the user asks for, else that of the checkpoint if it was written on
+// such a CPU, else the fastest. All that the CPU has are measured once, for layers and for attention, one thread with operands
+// in its caches: some milliseconds. The rates are kept in the user's cache folder for this CPU, its microcode, and this build, so
+// that the next run chooses alike: another unit may round otherwise. Ranks on CPUs of the same model take the first one's
+// rates.
+#pragma once
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../file.h"
+#include "../ops.h"
+#include "attention.h"
+#include "matmul.h"
+
+namespace cpu {
+
+#if CPU_FAST_PATHS
+namespace detail {
+
+using UnitRates = std::map<std::string, double>;  // FLOP/s of a thread, by the unit's name
+
+// Seconds that this thread has computed: others on its core do not count.
+inline double thread_seconds() {
+    timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// The best of several rounds, in which units take turns; after the second one those at less than half the best rate are left out.
+inline UnitRates measure_units(Ctx& ctx, Products kind) {
+    constexpr int N = 128, IC = 256, OC = 256, T = 256, HS = 64, rounds = 6;
+    constexpr size_t most = std::max({N * IC, N * OC, IC * OC, T * 3 * HS});
+    std::vector<floatX> x(most), y(most), out(most);
+    for (size_t i = 0; i < x.size(); i++)  // numbers other than zero, which some CPUs multiply faster
+        x[i] = (floatX)(real)((double)(i * 2654435761u >> 8 & 0xfff) / 4096 - 0.5);
+    std::reverse_copy(x.begin(), x.end(), y.begin());
+    std::vector<real> gradient(IC * OC), lse(T);
+    const auto layers = [&] {
+        linear_forward(ctx, out.data(), x.data(), y.data(), nullptr, N, IC, OC);
+        linear_backward_input(ctx, out.data(), x.data(), y.data(), N, IC, OC);
+        linear_backward_weight(ctx, gradient.data(), nullptr, x.data(), y.data(), N, IC, OC, Acc::Set);
+        return 6.0 * N * IC * OC;
+    };
+    std::vector<floatX> attended(T * HS);
+    const auto attention = [&] {
+        attention_forward(ctx, attended.data(), lse.data(), x.data(), nullptr, nullptr, 1, T, 1, 1, HS, 0.125f);
+        attention_backward(ctx, out.data(), y.data(), attended.data(), lse.data(), x.data(), nullptr, nullptr, 1, T, 1, 1, HS,
+                           0.125f);
+        return 7.0 * T * T * HS;
+    };
+    const int threads = std::exchange(ctx.threads, 1);
+    AnyUnit& unit = kind == Products::layers ? ctx.layers : ctx.attention;
+    const AnyUnit before = unit;
+    UnitRates rates;
+    double best = 0;
+    for (int round = 0; round < rounds; round++)
+        for (const AnyUnit candidate : matrix_units<floatX>(kind)) {
+            double& rate = rates[name_of(candidate)];
+            if (round > 1 && rate < best / 2) continue;
+            unit = candidate;
+            const double start = thread_seconds();
+            const double flops = kind == Products::layers ? layers() : attention();
+            rate = std::max(rate, flops / std::max(thread_seconds() - start, 1e-9)), best = std::max(best, rate);
+        }
+    unit = before, ctx.threads = threads;
+    return rates;
+}
+
+// Of equally fast ones the first of `units`.
+inline AnyUnit fastest(const std::vector<AnyUnit>& units, const UnitRates& rates) {
+    return *std::max_element(units.begin(), units.end(),
+                             [&](AnyUnit a, AnyUnit b) { return rates.at(name_of(a)) < rates.at(name_of(b)); });
+}
+
+// What tells CPUs apart, of the first processor.
+inline std::string cpu_model(const char* path = "/proc/cpuinfo") {
+    std::ifstream lines(path);
+    std::string model;
+    for (std::string line; std::getline(lines, line) && !line.empty();) {
+        const std::string name = line.substr(0, line.find_first_of("\t:"));
+        for (const char* wanted : {"model name", "cpu family", "model", "stepping", "microcode", "CPU implementer",
+                                   "CPU variant", "CPU part", "CPU revision"})
+            if (name == wanted && line.find(": ") != std::string::npos)
+                model +=
+                    (model.empty() ? "" : ", ") + (name == "model name" ? "" : name + " ") + line.substr(line.find(": ") + 2);
+    }
+    return model.empty() ? "unknown" : model;
+}
+
+// Under which rates are kept. The number is to be raised when kernels change.
+inline std::string rates_key(Products kind) {
+    std::string build = __VERSION__;
+#if defined(__AVX512F__)
+    build += ", AVX-512";
+#elif defined(__AVX2__)
+    build += ", AVX2";
+#endif
+#if !defined(__OPTIMIZE__)
+    build += ", not optimized";
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    build += ", with sanitizers";
+#endif
+    return format("1; %s; %s; %s; %s", precision_name, kind == Products::layers ? "layers" : "attention", build.c_str(),
+                  cpu_model().c_str());
+}
+
+// As kept in `file`, if that is whole and has each unit, else measured and kept, if `file` can be written.
+inline UnitRates rates_of(Ctx& ctx, Products kind, const std::string& file) {
+    using nlohmann::ordered_json;
+    ordered_json kept;
+    try {
+        kept = ordered_json::parse(read_whole_file(file));
+        const UnitRates rates = kept.at(rates_key(kind)).get<UnitRates>();
+        const auto units = matrix_units<floatX>(kind);
+        if (rates.size() == units.size() && std::all_of(units.begin(), units.end(), [&](AnyUnit unit) {
+                const auto rate = rates.find(name_of(unit));
+                return rate != rates.end() && rate->second > 0;
+            }))
+            return rates;
+    } catch (const std::exception&) {  // there is none yet
+    }
+    const UnitRates rates = measure_units(ctx, kind);
+    if (!kept.is_object()) kept = ordered_json::object();
+    kept[rates_key(kind)] = rates;
+    try {
+        if (!file.empty()) write_file_atomically(file, kept.dump(1) + "\n");
+    } catch (const std::exception&) {  // a full disk: the next run measures again
+    }
+    return rates;
+}
+
+}  // namespace detail
+#endif
+
+// What a checkpoint says: the CPU, the units of layers and of attention.
+using UnitRecord = std::vector<std::string>;
+// What all ranks say, by rank.
+using AllGather = std::function<std::vector<std::string>(const std::string&)>;
+
+// asked: a unit's name, or empty; before: of the checkpoint to go on from, or empty.
+inline UnitRecord choose_matrix_unit([[maybe_unused]] Ctx& ctx, std::string asked, [[maybe_unused]] const UnitRecord& before,
+                                     [[maybe_unused]] int rank, [[maybe_unused]] const AllGather& all_gather) {
+    if (ctx.plain) {
+        if (!asked.empty()) fail_usage("--matrix-unit does not go with --plain, which multiplies without one");
+        return {};
+    }
+#if CPU_FAST_PATHS
+    using namespace detail;
+    if (asked.empty()) asked = unit_of_environment();
+    if (!asked.empty() && !unit_named<floatX>(Products::layers, asked)) {
+        fail_usage("--matrix-unit is '%s'; for %s this CPU has %s; HINT: without it the fastest is taken", asked.c_str(),
+                   precision_name, unit_names<floatX>().c_str());
+    }
+    const std::string model = cpu_model(), folder = cache_directory(),
+                      file = folder.empty() ? "" : folder + "/matrix_unit.json";
+    const std::vector<std::string> models = all_gather(model);
+    const size_t first = (size_t)(std::find(models.begin(), models.end(), model) - models.begin());
+    UnitRecord record = {model};
+    for (const Products kind : {Products::layers, Products::attention}) {
+        const UnitRates mine = first == (size_t)rank ? rates_of(ctx, kind, file) : UnitRates();
+        const UnitRates rates = nlohmann::json::parse(all_gather(nlohmann::json(mine).dump())[first]).get<UnitRates>();
+        const bool of_layers = kind == Products::layers;
+        AnyUnit unit = fastest(matrix_units<floatX>(kind), rates);
+        if (before.size() == 3 && before[0] == model) unit = unit_named<floatX>(kind, before[of_layers ? 1 : 2]).value_or(unit);
+        if (!asked.empty()) unit = unit_named<floatX>(kind, asked).value_or(unit);
+        (of_layers ? ctx.layers : ctx.attention) = unit;
+        (of_layers ? ctx.layers_rate : ctx.attention_rate) = rates.at(name_of(unit));
+        record.push_back(name_of(unit));
+    }
+    return record;
+#else
+    return {};
+#endif
+}
+
+}  // namespace cpu
