@@ -102,13 +102,15 @@ inline void accumulate(Ctx&, bf16* sum, const real* x, size_t n, Acc acc, const 
 
 // In parallel, so that on a machine of several nodes the pages of what all threads read come to lie on all of them.
 inline void initialize_weights(Ctx&, floatX* param, LowerHalf* lower, const InitialWeights& w, size_t first, size_t n) {
-    const size_t cols = (size_t)w.cols;
-#pragma omp parallel for schedule(static)
-    for (size_t row = first / cols; row < ceil_div(first + n, cols); row++)
-        for (size_t k = std::max(first, row * cols); k < std::min(first + n, (row + 1) * cols); k++) {
-            LowerHalf unused;
-            store_weight(param + (k - first), lower ? lower + (k - first) : &unused, 0, w.at(row, k - row * cols));
-        }
+    const size_t cols = (size_t)w.cols, begin = first / cols, end = ceil_div(first + n, cols);
+    const auto of_rows = [&](size_t row, size_t last) {
+        for (row += begin, last += begin; row < last; row++)
+            for (size_t k = std::max(first, row * cols); k < std::min(first + n, (row + 1) * cols); k++) {
+                LowerHalf unused;
+                store_weight(param + (k - first), lower ? lower + (k - first) : &unused, 0, w.at(row, k - row * cols));
+            }
+    };
+    parallel_ranges(end - begin, of_rows, ceil_div((size_t)8192, cols));
 }
 
 }  // namespace cpu
