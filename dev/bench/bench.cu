@@ -326,14 +326,17 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
         const Numbers<real> m(ctx, n), v(ctx, n), g(ctx, n);
         be::clear(ctx, v, n * sizeof(real));
         const std::string size = " " + human_count((double)n);
-        const auto adamw = [&](const char* name, const Elements& first, const Elements& second) {
+        const auto adamw = [&](const char* name, const Elements& first, const Elements& second, const Elements& gradient) {
             const double moments = 2.0 * (double)(first.element_bytes() + second.element_bytes());
-            bench(name + size, (double)n * (3 * R + moments), [&] {
-                be::adamw(ctx, p, lower, first, second, (real*)g, n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10, Rounding());
+            bench(name + size, (double)n * (2 * R + moments + (double)gradient.element_bytes()), [&] {
+                be::adamw(ctx, p, lower, first, second, gradient, n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10, Rounding());
             });
         };
-        adamw("adamw", (real*)m, (real*)v);
-        adamw("adamw, bf16 moments", (bf16*)(real*)m, (bf16*)(real*)v);
+        adamw("adamw", (real*)m, (real*)v, (real*)g);
+        adamw("adamw, bf16 moments", (bf16*)(real*)m, (bf16*)(real*)v, (real*)g);
+        adamw("adamw, bf16 moments and gradients", (bf16*)(real*)m, (bf16*)(real*)v, (bf16*)(real*)g);
+        bench("accumulate in bf16" + size, (double)n * (R + 4),
+              [&] { be::accumulate(ctx, (bf16*)(real*)v, m, n, Acc::Add, Rounding()); });
         bench("sum_of_squares" + size, (double)n * R, [&] { be::sum_of_squares(ctx, (real*)g, n); });
     }
 }
