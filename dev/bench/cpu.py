@@ -309,7 +309,7 @@ def measure(config: Config, index: int, bench: Path, threads: int, progress: Pro
         progress.show(index, "beside a busy process", 0.95)
         with busy_process():
             for program, worker in list(workers.items()):
-                worker.busy_times = attempt(program, lambda: worker.steps(2 * steps_a_round[program])) or []
+                worker.busy_times = attempt(program, lambda: worker.steps(max(3, steps_a_round[program] // 2))) or []
         for program, worker in list(workers.items()):
             memory = attempt(program, worker.finish)
             if memory:
