@@ -14,10 +14,6 @@ using cpu::AnyUnit;
 using cpu::Products;
 using cpu::detail::UnitRates;
 
-namespace {
-
-const Products kinds[] = {Products::layers, Products::attention};
-
 // A cache folder of its own, and no unit that the environment asks for.
 struct UnitChoice : testing::Test {
     std::string folder = testing::TempDir() + "unit_choice", file = folder + "/train_gpt/matrix_unit.json";
@@ -38,6 +34,10 @@ struct UnitChoice : testing::Test {
         std::filesystem::remove_all(folder);
     }
 };
+
+namespace {
+
+const Products kinds[] = {Products::layers, Products::attention};
 
 std::vector<std::string> alone(const std::string& mine) { return {mine}; }
 
