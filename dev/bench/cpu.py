@@ -136,10 +136,9 @@ def busy_process():
 
 def start(program: str, config: "Config", bench: Path, threads: int) -> tuple[Worker, dict[str, str]]:
     """Starts a program on a configuration; returns it when it is ready, and what it says of itself."""
-    unit = ["--matrix-unit", config.unit] if config.unit else []
     if program == "ours":
-        worker = Worker([bench, *unit, "--serve", config.preset, str(config.B), str(config.T)],
-                        {"OMP_NUM_THREADS": str(threads)})
+        worker = Worker([bench, "--serve", config.preset, str(config.B), str(config.T)],
+                        {"OMP_NUM_THREADS": str(threads), "TRAIN_GPT_MATRIX_UNIT": config.unit})
     else:
         words = {**config.sizes, "B": config.B, "T": config.T, "threads": threads, "precision": config.precision,
                  "variant": program}
@@ -532,7 +531,7 @@ def units_of(bench: Path, asked: str) -> list[str]:
     """The matrix units to measure on; one without a name where none is asked for: each program takes what it finds best."""
     if not asked:
         return [""]
-    here = ask(bench, "--machine")["units"].split(",")
+    here = ask(bench, "--machine")["units"].split(", ")
     units = [u for u in UNITS if u in here and (u in asked.split() or asked == "all")]
     for word in asked.split():
         if word != "all" and word not in here:
