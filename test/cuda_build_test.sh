@@ -4,6 +4,7 @@
 # gets through nvcc's front end and the host's compiler. Where there is no nvcc there is nothing to check, and the script says so.
 #   test/cuda_build_test.sh        NVCC=nvcc  ONLY=  WRITE=
 #   ONLY=sass: Hopper's machine code alone (make test-sass), and with WRITE=1 write dev/kernels/resources.md
+#   ONLY=programs: machine code for sm_90a of what make check-gpu builds beside the trainer, in its precisions (make test-all)
 root=$(realpath "$(dirname "$0")/..")
 TRAIN_GPT=/bin/true
 . "$root/test/lib.sh"
@@ -21,49 +22,64 @@ compile() {
     "$NVCC" -x cu -std=c++17 -O3 -t 2 -DBACKEND_CUDA -I"$root" "${deps[@]}" -Werror all-warnings -Xptxas -v \
         -Xcompiler -fopenmp,-Wall,-Wextra,-Wno-parentheses,-O1 "${archs[@]}" -c "$root/train_gpt.cu" -o program.o >ptxas.txt 2>&1
 }
-architectures=(80 90a)
-for arch in 100a 120; do "$NVCC" --list-gpu-code | grep -q "^sm_${arch%a}$" && architectures+=("$arch"); done
-[[ ${ONLY:-} != sass ]] || architectures=(90a)
-expect "compiles for sm_${architectures[*]} without warnings" compile "${architectures[@]}"
-# User time of all children: two cores that do nothing else need half of it.
-times >times.txt
-cpu_seconds=$(awk 'NR == 2 { split($1, t, "m"); print int(t[1] * 60 + t[2]) }' times.txt)
-expect "in $cpu_seconds s of CPU time, below 600" test "$cpu_seconds" -gt 0 -a "$cpu_seconds" -lt 600
-kernels=$(grep -c "Function properties" ptxas.txt)
-expect "$kernels kernels were looked at" test "$kernels" -ge 50
-# Two registers outside of inner loops cost nothing that can be seen; more is refused.
-awk '/Function properties for/ { name = $NF } /bytes spill stores/ && ($5 > 8 || $9 > 16) { print name ": " $0 }' ptxas.txt >spills.txt
-expect "no kernel spills more than two registers" cmp spills.txt /dev/null
-cat spills.txt
+# no_spills PTXAS-OUTPUT: two registers outside of inner loops cost nothing that can be seen; more is refused.
+no_spills() {
+    ! awk '/Function properties for/ { name = $NF } /bytes spill stores/ && ($5 > 8 || $9 > 16) { print name ": " $0 }' "$1" | grep .
+}
 # C7510 to C7519: ptxas runs products one after another, or adds waits of its own. It only informs, which is no warning.
-expect "ptxas takes wgmma as it is written" refused grep 'C751[0-9]' ptxas.txt
+as_written() { ! grep 'C751[0-9]' "$1"; }
+trainer() {
+    local architectures arch cpu_seconds kernels folder compiler
+    architectures=(80 90a)
+    for arch in 100a 120; do "$NVCC" --list-gpu-code | grep -q "^sm_${arch%a}$" && architectures+=("$arch"); done
+    [[ ${ONLY:-} != sass ]] || architectures=(90a)
+    expect "compiles for sm_${architectures[*]} without warnings" compile "${architectures[@]}"
+    # User time of all children: two cores that do nothing else need half of it.
+    times >times.txt
+    cpu_seconds=$(awk 'NR == 2 { split($1, t, "m"); print int(t[1] * 60 + t[2]) }' times.txt)
+    expect "in $cpu_seconds s of CPU time, below 600" test "$cpu_seconds" -gt 0 -a "$cpu_seconds" -lt 600
+    kernels=$(grep -c "Function properties" ptxas.txt)
+    expect "$kernels kernels were looked at" test "$kernels" -ge 50
+    expect "no kernel spills more than two registers" no_spills ptxas.txt
+    expect "ptxas takes wgmma as it is written" as_written ptxas.txt
 
-# cuobjdump and the nvdisasm that it calls: of the toolkit, or make test-sass puts them under build/.
-for folder in "$(dirname "$(realpath "$NVCC")")" "$root"/build/cuda-tools/lib/python*/site-packages/nvidia/*/bin; do PATH=$PATH:$folder; done
-if command -v cuobjdump >cuobjdump.txt; then
-    compiler=$("$NVCC" --version | sed -n 's/.*release.* V\([0-9.]*\)$/\1/p')
-    passes "machine code" python3 "$root/test/sass.py" --compiler "$compiler" ${WRITE:+--write} program.o
-elif [[ ${ONLY:-} == sass ]]; then echo "FAILED: there is no cuobjdump"
-else echo "ok: skipped: machine code: there is no cuobjdump; make test-sass gets it"; fi
+    # cuobjdump and the nvdisasm that it calls: of the toolkit, or make test-sass puts them under build/.
+    for folder in "$(dirname "$(realpath "$NVCC")")" "$root"/build/cuda-tools/lib/python*/site-packages/nvidia/*/bin; do PATH=$PATH:$folder; done
+    if command -v cuobjdump >cuobjdump.txt; then
+        compiler=$("$NVCC" --version | sed -n 's/.*release.* V\([0-9.]*\)$/\1/p')
+        passes "machine code" python3 "$root/test/sass.py" --compiler "$compiler" ${WRITE:+--write} program.o
+    elif [[ ${ONLY:-} == sass ]]; then echo "FAILED: there is no cuobjdump"
+    else echo "ok: skipped: machine code: there is no cuobjdump; make test-sass gets it"; fi
+}
+[[ ${ONLY:-} == programs ]] || trainer
 [[ ${ONLY:-} != sass ]] || exit 0
 
-# Tests, benchmarks and ladders.
-host_side() {
-    local out precision=()
+# Tests, benchmarks and ladders: the host's side and the syntax of the device's, or the device's side alone and wholly.
+compiled() { # SOURCE PRECISION
+    local flags=(-fdevice-syntax-only -c) out
+    [[ ${ONLY:-} != programs ]] || flags=(-cubin -Xptxas -v)
+    [[ $2 == bf16 ]] || flags+=(-DPRECISION_FP32)
     out=$(mktemp -p .)
-    [[ $1 == *_fp32* ]] && precision=(-DPRECISION_FP32)
-    "$NVCC" -x cu -std=c++17 -fdevice-syntax-only -DBACKEND_CUDA "${precision[@]}" -I"$root" "${deps[@]}" -Werror all-warnings \
-        -Xcompiler -fopenmp,-Wall,-Wextra,-Wno-parentheses,-O0 -gencode=arch=compute_90a,code=sm_90a -c "$1" -o "$out" >"$out.txt" 2>&1 ||
-        { cat "$out.txt"; return 1; }
+    "$NVCC" -x cu -std=c++17 -DBACKEND_CUDA "${flags[@]}" -I"$root" "${deps[@]}" -Werror all-warnings \
+        -Xcompiler -fopenmp,-Wall,-Wextra,-Wno-parentheses,-O0 -gencode=arch=compute_90a,code=sm_90a "$1" -o "$out" >"$out.txt" 2>&1 &&
+        as_written "$out.txt" && { [[ $2 == fp32 ]] || no_spills "$out.txt"; } && return  # in fp32 norm_backward_kernel spills six
+    cat "$out.txt"
+    return 1
 }
 shopt -s nullglob
-sources=("$root"/test/gpu/*.cu "$root"/test/comm_check.cu "$root"/dev/bench/*.cu "$root"/dev/kernels/*.cu "$root"/test/test_golden_fp32.cpp)
-half=$(((${#sources[@]} + 1) / 2))
-check() { # SOURCE...
-    local source
-    for source in "$@"; do expect "${source#"$root"/} compiles with nvcc" host_side "$source"; done
+programs=()
+for source in "$root"/test/gpu/*.cu "$root"/test/*_check.cu "$root"/dev/bench/*.cu "$root"/dev/kernels/*.cu "$root"/test/test_golden_fp32.cpp; do
+    [[ $source == *_fp32* ]] || programs+=("$source bf16")
+    [[ $source != *_fp32* && ! (${ONLY:-} == programs && $source == */test/gpu/*) ]] || programs+=("$source fp32")
+done
+half=$(((${#programs[@]} + 1) / 2))
+check() { # "SOURCE PRECISION"...
+    local program
+    for program in "$@"; do expect "${program#"$root"/} compiles with nvcc" compiled "${program% *}" "${program##* }"; done
 }
 mkdir first
-(cd first && check "${sources[@]:0:half}") &  # expect keeps output in the current directory
-check "${sources[@]:half}"
+(cd first && check "${programs[@]:0:half}") &  # expect keeps output in the current directory
+check "${programs[@]:half}"
 wait
+times >times.txt
+echo "in $(awk 'NR == 2 { split($1, t, "m"); print int(t[1] * 60 + t[2]) }' times.txt) s of CPU time"
