@@ -141,6 +141,12 @@ TEST_F(UnitChoice, TheUsersComesFirstThenTheCheckpoints) {
             before[0] = "another CPU";
             EXPECT_EQ(choose("", before)[place], "portable");
         }
+    const std::string first = name_of(cpu::matrix_units<floatX>(Products::layers)[0]);
+    setenv("TRAIN_GPT_MATRIX_UNIT", first.c_str(), 1);  // in place of the fastest
+    EXPECT_EQ(choose()[1], first);
+    EXPECT_EQ(choose("portable")[1], "portable");
+    EXPECT_EQ(choose("", {cpu::detail::cpu_model(), "portable", "portable"})[1], "portable");
+    unsetenv("TRAIN_GPT_MATRIX_UNIT");
     EXPECT_EQ(choose("", {cpu::detail::cpu_model(), "AVX9000", "AVX9000"})[1], "portable");
     EXPECT_EQ(choose("", {cpu::detail::cpu_model()})[1], "portable");
     for (const char* name : {"AVX9000", "avx2", " "}) {

@@ -148,19 +148,20 @@ using UnitRecord = std::vector<std::string>;
 using AllGather = std::function<std::vector<std::string>(const std::string&)>;
 
 // asked: a unit's name, or empty; before: of the checkpoint to go on from, or empty.
-inline UnitRecord choose_matrix_unit([[maybe_unused]] Ctx& ctx, std::string asked, [[maybe_unused]] const UnitRecord& before,
-                                     [[maybe_unused]] int rank, [[maybe_unused]] const AllGather& all_gather) {
+inline UnitRecord choose_matrix_unit([[maybe_unused]] Ctx& ctx, const std::string& asked,
+                                     [[maybe_unused]] const UnitRecord& before, [[maybe_unused]] int rank,
+                                     [[maybe_unused]] const AllGather& all_gather) {
     if (ctx.plain) {
         if (!asked.empty()) fail_usage("--matrix-unit does not go with --plain, which multiplies without one");
         return {};
     }
 #if CPU_FAST_PATHS
     using namespace detail;
-    if (asked.empty()) asked = unit_of_environment();
-    if (!asked.empty() && !unit_named<floatX>(Products::layers, asked)) {
-        fail_usage("--matrix-unit is '%s'; for %s this CPU has %s; HINT: without it the fastest is taken", asked.c_str(),
-                   precision_name, unit_names<floatX>().c_str());
-    }
+    const std::string of_environment = unit_of_environment();  // in place of the fastest
+    for (const std::string& name : {asked, of_environment})
+        if (!name.empty() && !unit_named<floatX>(Products::layers, name))
+            fail_usage("--matrix-unit is '%s'; for %s this CPU has %s; HINT: without it the fastest is taken", name.c_str(),
+                       precision_name, unit_names<floatX>().c_str());
     const std::string model = cpu_model(), folder = cache_directory(),
                       file = folder.empty() ? "" : folder + "/matrix_unit.json";
     const std::vector<std::string> models = all_gather(model);
@@ -170,7 +171,7 @@ inline UnitRecord choose_matrix_unit([[maybe_unused]] Ctx& ctx, std::string aske
         const UnitRates mine = first == (size_t)rank ? rates_of(ctx, kind, file) : UnitRates();
         const UnitRates rates = nlohmann::json::parse(all_gather(nlohmann::json(mine).dump())[first]).get<UnitRates>();
         const bool of_layers = kind == Products::layers;
-        AnyUnit unit = fastest(matrix_units<floatX>(kind), rates);
+        AnyUnit unit = unit_named<floatX>(kind, of_environment).value_or(fastest(matrix_units<floatX>(kind), rates));
         if (before.size() == 3 && before[0] == model) unit = unit_named<floatX>(kind, before[of_layers ? 1 : 2]).value_or(unit);
         if (!asked.empty()) unit = unit_named<floatX>(kind, asked).value_or(unit);
         (of_layers ? ctx.layers : ctx.attention) = unit;
