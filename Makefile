@@ -8,8 +8,8 @@
 #                       PREFIX=/usr/local  DESTDIR=
 #   make test           every test; ends with `N passed, N failed`
 #                       FILTER=attention: those with that in their names
-#   make test-all       the same, every layout of 8 ranks, the tests' machine
-#                       code (where nvcc is), ten minutes of chaos
+#   make test-all       the same, every layout of 8 ranks, machine code for
+#                       other GPUs and of tests, ten minutes of chaos
 #   make test-sass      Hopper's machine code and what kernels take, against
 #                       dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
 #   make test-interop   models and tokens exchanged with transformers (which pip
@@ -285,7 +285,7 @@ test: deps-test deps-quickstart deps-chaos
 .PHONY: test-all
 test-all: test
 	@RANKS=8 PARITY_CHECK="$(parity_cpu)" test/run.sh test/parity_test.sh
-	@NVCC=$(NVCC) ONLY=programs test/run.sh test/cuda_build_test.sh
+	@NVCC=$(NVCC) ONLY=rest test/run.sh test/cuda_build_test.sh
 	@$(MAKE) -s --no-print-directory chaos
 
 # ---- machine code; cuobjdump and nvdisasm are the toolkit's or, where it is not whole, pip's ----

@@ -546,7 +546,9 @@ void print_machine(const be::Ctx& ctx, const Machine& machine) {
 #endif
     printf("threads=%d\nisa=%s\ncompiler=%s\n", ctx.threads, ctx.description().c_str(), compiler);
     printf("fp32=%.4g\nbf16=%.4g\nbf16_name=%s\ncopy=%.4g\n", machine.fp32, machine.bf16, machine.bf16_name, machine.bytes);
-    if (!on_gpu) printf("units=%s\n", cpu::unit_names<floatX>().c_str());
+#ifdef TIMED_OPS
+    printf("units=%s\n", cpu::unit_names<floatX>().c_str());
+#endif
 }
 
 void bench_steps(be::Ctx& ctx, const Machine& machine) {
