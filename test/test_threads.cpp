@@ -1,7 +1,10 @@
 // How many threads a rank gets: cores behind CPUs, shares of ranks that are bound or not, limits of containers. And that they
 // share an op: every task once, loops one after another, whichever threads come.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 
+#include <fstream>
 #include <functional>
 #include <set>
 
@@ -127,7 +130,58 @@ TEST(Team, OneOfEachThreadThatCallsAnOp) {
         });
     });
     EXPECT_EQ(inner, 10);
+    // Whichever thread of a team it is that comes to an op within an op: it makes no further threads.
+    const auto threads = [] {
+        namespace fs = std::filesystem;
+        return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
+    };
+    const auto before = threads();
+    std::atomic<int> there{0};
+    cpu::Team::run(2, [&](cpu::Team::Member& me) {
+        me.share(2, [&](int64_t) {
+            for (there++; there < 2;) std::this_thread::yield();  // a task each
+            cpu::Team::run(2, [](cpu::Team::Member& nested) { nested.share(2, [](int64_t) {}); });
+            EXPECT_EQ(threads(), before);
+        });
+    });
 }
+
+// How a copy of this process ends that does this.
+int end_of_copy(const std::function<void()>& f) {
+    fflush(nullptr);
+    const pid_t copy = fork();
+    if (copy == 0) {
+        alarm(30);
+        f();
+        exit(testing::Test::HasFailure());
+    }
+    int status = -1;
+    waitpid(copy, &status, 0);
+    return status;
+}
+
+TEST(Team, OfACopyOfTheProcess) {
+    expect_loops_in_order(3);
+    EXPECT_TRUE(WIFEXITED(end_of_copy([] {})));
+    EXPECT_TRUE(WIFEXITED(end_of_copy([] {
+        for (int round = 0; round < 3; round++) expect_loops_in_order(3);
+        if (testing::Test::HasFailure()) abort();
+    })));
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which need memory for threads as well
+TEST(Team, DoesWithFewerThreadsWhereThereAreNoMore) {
+    EXPECT_EQ(end_of_copy([] {
+                  long pages = 0;
+                  std::ifstream("/proc/self/statm") >> pages;
+                  const rlim_t most = (rlim_t)pages * (rlim_t)getpagesize() + (64 << 20);  // stacks of 8 threads
+                  const rlimit limit{most, most};
+                  if (setrlimit(RLIMIT_AS, &limit) != 0) abort();
+                  expect_loops_in_order(64);
+              }),
+              0);
+}
+#endif
 
 // OpenMP's variables are read when a program starts: this one starts itself.
 TEST(Team, LiesApartWhereOpenMpBinds) {

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -74,21 +75,18 @@ public:
     // f(member) by so many threads, this one among them. Each thread that calls this has its own team; within an op it is alone.
     template <class F>
     static void run(int threads, F f) {
-        std::unique_ptr<Team>& team = mine();
-        if (threads <= 1 || (team && team->busy_)) {
+        if (threads <= 1 || within_op()) {
             Member alone(nullptr, 0);
             return f(alone);
         }
-        if (!team || team->size() != threads) team.reset(), team.reset(new Team(threads));
+        auto& team = mine();
+        if (!team || team->size() != threads || team->process_ != getpid()) team.reset(), team.reset(new Team(threads));
         team->work_together([](void* op, Member& member) noexcept { (*(F*)op)(member); }, &f);
     }
     ~Team() {
         stop_ = true, ops_++;
         for_op_.wake();
-        for (std::thread& t : threads_) {
-            if (getpid() == process_) t.join();
-            else t.detach();  // this is a copy of the process, which has none of its threads
-        }
+        for (std::thread& t : threads_) t.join();
     }
 
 private:
@@ -128,12 +126,25 @@ private:
         std::atomic<int> sleepers_{0};
     };
 
-    static std::unique_ptr<Team>& mine() {
-        thread_local std::unique_ptr<Team> team;
+    // A copy of the process (fork) has none of its threads: nobody can join these, nor destroy what they wait for.
+    struct Delete {
+        void operator()(Team* team) const {
+            if (team->process_ == getpid()) delete team;
+        }
+    };
+    static std::unique_ptr<Team, Delete>& mine() {
+        thread_local std::unique_ptr<Team, Delete> team;
         return team;
     }
+    static bool& within_op() {
+        thread_local bool within = false;
+        return within;
+    }
     explicit Team(int threads) : seats_((size_t)threads) {
-        for (int i = 1; i < threads; i++) threads_.emplace_back([this, i] { follow(i); });
+        try {
+            for (int i = 1; i < threads; i++) threads_.emplace_back([this, i] { follow(i); });
+        } catch (const std::system_error&) {  // there may be no more threads: those that there are do the work
+        }
     }
     int size() const { return (int)seats_.size(); }
 
@@ -150,7 +161,7 @@ private:
     }
 
     void work_together(void (*op)(void*, Member&), void* data) {
-        busy_ = true;
+        within_op() = true;
         for (Seat& seat : seats_) seat.taken = 0;
         done_ = 0, op_ = op, data_ = data;
         inside_ &= ~over;
@@ -161,10 +172,11 @@ private:
         wait_for_tasks(me.before_, 0);
         inside_ |= over;
         for_tasks_.until([this] { return inside_ == over; }, [this] { return alone_on_cpu(0); });
-        busy_ = false;
+        within_op() = false;
     }
     // What the other threads do.
     void follow(int i) {
+        within_op() = true;
         bind_as_asked(i, size());
         for (uint64_t op = 0;;) {
             for_op_.until([&] { return ops_ != op; }, [this, i] { return alone_on_cpu(i); });
@@ -205,7 +217,6 @@ private:
     void (*op_)(void*, Member&) = nullptr;
     void* data_ = nullptr;
     std::atomic<bool> stop_{false};
-    bool busy_ = false;
     const pid_t process_ = getpid();
     std::vector<std::thread> threads_;
 };
