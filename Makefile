@@ -273,12 +273,13 @@ FILTER           ?=
 programs_to_test := $(if $(filter cpu,$(BACKEND)),$(test_programs)) $(gpu_tested)
 scripts_to_test  := $(test_scripts)
 ifneq ($(FILTER),)
-programs_to_test := $(foreach p,$(patsubst test/%.cpp,$(build)/%,$(test_sources)) $(gpu_programs),$(if $(findstring $(FILTER),$(notdir $p)),$p))
+programs_to_test := $(foreach p,$(if $(filter cpu,$(BACKEND)),$(patsubst test/%.cpp,$(build)/%,$(test_sources))) $(gpu_programs),$(if $(findstring $(FILTER),$(notdir $p)),$p))
 scripts_to_test  := $(foreach s,$(test_scripts),$(if $(findstring $(FILTER),$(notdir $s)),$s))
 endif
 for_scripts      := $(if $(scripts_to_test),$(ladder_programs) $(rank_programs) $(build)/train_gpt $(gpu_trainer))
 
 test: deps-test deps-quickstart deps-chaos
+	@$(if $(strip $(programs_to_test) $(scripts_to_test)),,$(error FILTER=$(FILTER): no test has that in its name))
 	@$(MAKE) -s --no-print-directory -j2 $(for_scripts) $(programs_to_test)
 	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) LADDERS="$(ladder_programs)" COMM_CHECK="$(comm_programs)" PARITY_CHECK="$(parity_cpu) $(parity_gpu)" SAN=$(SAN) CXX=$(lastword $(CXX)) NVCC=$(NVCC) test/run.sh $(scripts_to_test) $(programs_to_test)
 

@@ -38,7 +38,8 @@ run_one() {
 export -f run_one
 
 # shellcheck disable=SC2016  # the inner shell expands it
-printf '%s\0' "$@" | xargs -0 -r -n 1 -P "${JOBS:-$(($(nproc) + 1))}" bash -c 'run_one "$0"'
+printf '%s\0' "$@" | xargs -0 -r -n 1 -P "${JOBS:-$(($(nproc) + 1))}" bash -c 'run_one "$0"' ||
+    echo "0 1 0 run.sh:not-all-were-run" >"$logs/stopped.result"  # who ran one was killed
 cat "$logs"/*.result >"$logs/all" 2>/dev/null
 echo "slowest: $(sort -k3rn "$logs/all" | awk 'NR <= 8 { printf "%s%s %.0f s", (NR > 1 ? ", " : ""), $4, $3 }')"
 awk '{ passed += $1; failed += $2 } END { printf "%d passed, %d failed\n", passed, failed; exit !(failed == 0 && passed > 0) }' "$logs/all"

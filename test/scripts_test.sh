@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The runs of scripts/: each plans (--dry-run) for as many ranks as its layout has, with the published number of parameters; its
 # header agrees with what the program says and with itself; hyperparameters that all share are in common.sh alone. Then
-# common.sh's settings and refusals, and the SLURM job with stand-ins for SLURM.
+# common.sh's settings and refusals, and the SLURM job with stand-ins for SLURM. And test/run.sh, which runs all tests: what it
+# could not run has not passed.
 #   TRAIN_GPT=path/to/train_gpt test/scripts_test.sh
 scripts=$(realpath "$(dirname "$0")/../scripts")
 # shellcheck source-path=SCRIPTDIR source=lib.sh
@@ -195,6 +196,15 @@ SLURM_JOB_END_TIME=$(date +%s) expect "SLURM: too little time" refused job "$sma
 says "SLURM: too little time: says so" "MARGIN=600.*HINT"
 expect "SLURM: not a run" refused job nothing.sh
 says "SLURM: not a run: says so" "'nothing.sh' is not a run"
+
+# What runs the second test is killed: the third is not run.
+echo 'echo "ok: it"' | tee first_test.sh >third_test.sh
+# shellcheck disable=SC2016
+echo 'read -r _ _ _ runner _ </proc/$PPID/stat; kill -9 "$runner"' >second_test.sh
+JOBS=1 expect "run.sh: a test that passes" "$scripts"/../test/run.sh first_test.sh third_test.sh
+says "run.sh: counts" "^2 passed, 0 failed"
+JOBS=1 expect "run.sh: a killed runner is a failure" refused "$scripts"/../test/run.sh first_test.sh second_test.sh third_test.sh
+says "run.sh: counts it" "^1 passed, 1 failed"
 
 if command -v shellcheck >/dev/null; then
     expect "shellcheck" shellcheck -x "$scripts"/common.sh "$scripts"/run_*.sh "$scripts"/slurm/train.sbatch
