@@ -1,5 +1,5 @@
-// Which matrix unit multiplies: the fastest of measured rates, which are kept; what the user asks for and what a checkpoint says
-// come before; ranks on CPUs of one model agree.
+// Which matrix unit multiplies: the fastest of measured rates, which are kept; what the user asks for and what a checkpoint
+// says come before; ranks on CPUs of one model agree.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -146,6 +146,13 @@ TEST_F(UnitChoice, TheUsersComesFirstThenTheCheckpoints) {
     EXPECT_EQ(choose()[1], first);
     EXPECT_EQ(choose("portable")[1], "portable");
     EXPECT_EQ(choose("", {cpu::detail::cpu_model(), "portable", "portable"})[1], "portable");
+    setenv("TRAIN_GPT_MATRIX_UNIT", "AVX9000", 1);
+    try {
+        choose();
+        FAIL() << "AVX9000 was taken";
+    } catch (const UsageError& e) {
+        EXPECT_EQ(std::string(e.what()).find("TRAIN_GPT_MATRIX_UNIT is 'AVX9000'"), 0u) << e.what();
+    }
     unsetenv("TRAIN_GPT_MATRIX_UNIT");
     EXPECT_EQ(choose("", {cpu::detail::cpu_model(), "AVX9000", "AVX9000"})[1], "portable");
     EXPECT_EQ(choose("", {cpu::detail::cpu_model()})[1], "portable");
@@ -161,19 +168,25 @@ TEST_F(UnitChoice, TheUsersComesFirstThenTheCheckpoints) {
     }
 }
 
-// The second of three ranks on such a CPU has the first one's choice, and measures nothing; the third has another CPU.
+// The second of three ranks on such a CPU has the first one's choice, and measures nothing; the third has another CPU. The first
+// one's virtual machine may have other units.
 TEST_F(UnitChoice, RanksAgree) {
     const std::string model = cpu::detail::cpu_model();
-    int call = 0;
-    cpu::Ctx ctx(1);
-    const auto record = cpu::choose_matrix_unit(ctx, "", {}, 1, [&](const std::string& mine) -> std::vector<std::string> {
-        if (call++ == 0) return {model, mine, "another CPU"};
-        EXPECT_EQ(mine, "{}") << "measured";
-        const Products kind = call == 2 ? Products::layers : Products::attention;
-        return {nlohmann::json(rates_with_best(kind, "portable")).dump(), mine, "{\"AVX9000\":1e15}"};
-    });
-    EXPECT_EQ(record, (std::vector<std::string>{model, "portable", "portable"}));
-    EXPECT_FALSE(std::filesystem::exists(file));
+    for (const bool hidden : {false, true}) {
+        int call = 0;
+        cpu::Ctx ctx(1);
+        const auto all_gather = [&](const std::string& mine) -> std::vector<std::string> {
+            if (call++ == 0) return {model, mine, "another CPU"};
+            EXPECT_EQ(mine, "{}") << "measured";
+            const Products kind = call == 2 ? Products::layers : Products::attention;
+            const UnitRates first =
+                hidden ? UnitRates{{"portable", 1e9}, {"AVX9000", 1e15}} : rates_with_best(kind, "portable");
+            return {nlohmann::json(first).dump(), mine, "{\"AVX9000\":1e15}"};
+        };
+        const auto record = cpu::choose_matrix_unit(ctx, "", {}, 1, all_gather);
+        EXPECT_EQ(record, (std::vector<std::string>{model, "portable", "portable"}));
+        EXPECT_FALSE(std::filesystem::exists(file));
+    }
 }
 
 TEST_F(UnitChoice, WhatTellsCpusApart) {

@@ -1,8 +1,8 @@
-// Which matrix unit multiplies (matrix_unit.h): the one that the user asks for, else that of the checkpoint if it was written on
-// such a CPU, else the fastest. All that the CPU has are measured once, for layers and for attention, one thread with operands
-// in its caches: some milliseconds. The rates are kept in the user's cache folder for this CPU, its microcode, and this build, so
-// that the next run chooses alike: another unit may round otherwise. Ranks on CPUs of the same model take the first one's
-// rates.
+// Which matrix unit multiplies (matrix_unit.h): the one that the user asks for, else that of the checkpoint if it was written
+// on such a CPU, else the fastest. All that the CPU has are measured once, for layers and for attention, one thread with
+// operands in its caches: some ten milliseconds. The rates are kept in the user's cache folder for this CPU, its microcode, and
+// this build, so that the next run chooses alike: another unit may round otherwise. Ranks on CPUs of the same model take the
+// first one's rates.
 #pragma once
 #include <time.h>
 
@@ -35,7 +35,7 @@ inline double thread_seconds() {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// The best of several rounds, in which units take turns; after the second one those at less than half the best rate are left out.
+// The best of several rounds, in which units take turns; after the second those at less than half the best rate are left out.
 inline UnitRates measure_units(Ctx& ctx, Products kind) {
     constexpr int N = 128, IC = 256, OC = 256, T = 256, HS = 64, rounds = 6;
     constexpr size_t most = std::max({N * IC, N * OC, IC * OC, T * 3 * HS});
@@ -75,10 +75,15 @@ inline UnitRates measure_units(Ctx& ctx, Products kind) {
     return rates;
 }
 
+// 0: not measured, where the rates are those of a rank whose virtual machine hides this unit.
+inline double rate_of(AnyUnit unit, const UnitRates& rates) {
+    const auto rate = rates.find(name_of(unit));
+    return rate == rates.end() ? 0 : rate->second;
+}
 // Of equally fast ones the first of `units`.
 inline AnyUnit fastest(const std::vector<AnyUnit>& units, const UnitRates& rates) {
     return *std::max_element(units.begin(), units.end(),
-                             [&](AnyUnit a, AnyUnit b) { return rates.at(name_of(a)) < rates.at(name_of(b)); });
+                             [&](AnyUnit a, AnyUnit b) { return rate_of(a, rates) < rate_of(b, rates); });
 }
 
 // What tells CPUs apart, of the first processor.
@@ -122,10 +127,8 @@ inline UnitRates rates_of(Ctx& ctx, Products kind, const std::string& file) {
         kept = ordered_json::parse(read_whole_file(file));
         const UnitRates rates = kept.at(rates_key(kind)).get<UnitRates>();
         const auto units = matrix_units<floatX>(kind);
-        if (rates.size() == units.size() && std::all_of(units.begin(), units.end(), [&](AnyUnit unit) {
-                const auto rate = rates.find(name_of(unit));
-                return rate != rates.end() && rate->second > 0;
-            }))
+        if (rates.size() == units.size() &&
+            std::all_of(units.begin(), units.end(), [&](AnyUnit unit) { return rate_of(unit, rates) > 0; }))
             return rates;
     } catch (const std::exception&) {  // there is none yet
     }
@@ -158,9 +161,9 @@ inline UnitRecord choose_matrix_unit([[maybe_unused]] Ctx& ctx, const std::strin
 #if CPU_FAST_PATHS
     using namespace detail;
     const std::string of_environment = unit_of_environment();  // in place of the fastest
-    for (const std::string& name : {asked, of_environment})
+    for (const auto& [from, name] : {std::pair("--matrix-unit", asked), std::pair("TRAIN_GPT_MATRIX_UNIT", of_environment)})
         if (!name.empty() && !unit_named<floatX>(Products::layers, name))
-            fail_usage("--matrix-unit is '%s'; for %s this CPU has %s; HINT: without it the fastest is taken", name.c_str(),
+            fail_usage("%s is '%s'; for %s this CPU has %s; HINT: without it the fastest is taken", from, name.c_str(),
                        precision_name, unit_names<floatX>().c_str());
     const std::string model = cpu_model(), folder = cache_directory(),
                       file = folder.empty() ? "" : folder + "/matrix_unit.json";
@@ -175,7 +178,7 @@ inline UnitRecord choose_matrix_unit([[maybe_unused]] Ctx& ctx, const std::strin
         if (before.size() == 3 && before[0] == model) unit = unit_named<floatX>(kind, before[of_layers ? 1 : 2]).value_or(unit);
         if (!asked.empty()) unit = unit_named<floatX>(kind, asked).value_or(unit);
         (of_layers ? ctx.layers : ctx.attention) = unit;
-        (of_layers ? ctx.layers_rate : ctx.attention_rate) = rates.at(name_of(unit));
+        (of_layers ? ctx.layers_rate : ctx.attention_rate) = rate_of(unit, rates);
         record.push_back(name_of(unit));
     }
     return record;
