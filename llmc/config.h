@@ -226,7 +226,7 @@ inline Allowed one_of(Strings choices) {
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                         \
     X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them")      \
     X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                                                   \
-      "what multiplies on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest, measured")                   \
+      "what multiplies matrices on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")                    \
     X(std::string, gemm_cache, "", "", word("FILE"), "Run",                                                                    \
       "on a GPU: file that remembers the fastest algorithms for matrix products; none: take the library's choice; default: "   \
       "in ~/.cache")                                                                                                           \
@@ -369,7 +369,7 @@ inline Allowed one_of(Strings choices) {
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                    \
     X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them") \
     X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                                              \
-      "what multiplies on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest, measured")
+      "what multiplies matrices on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
 
 #define EVAL_OPTIONS(X)                                                                                                       \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                       \
@@ -398,7 +398,7 @@ inline Allowed one_of(Strings choices) {
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                        \
     X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them")     \
     X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                                                  \
-      "what multiplies on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest, measured")
+      "what multiplies matrices on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
 
 #define INSPECT_OPTIONS(X)                                                                                                     \
     X(std::string, path, "", "", word("PATH"), "What",                                                                         \

@@ -22,8 +22,8 @@
 
 class BlockGradients {
 public:
-    // Vectors, which ops add to, lie in front, the matrices of each block behind. The head may be the embedding's matrix: they
-    // share that place, but not those of their vectors.
+    // Vectors, which ops add to, lie in front, matrices behind them; blocks use both places in turn. So do head and embedding
+    // with their matrices, which may be one, while each has its own place for vectors.
     void plan(Arena& arena, const ParameterTable& table) {
         offsets_.resize(table.rows.size());
         const auto place = [&](bool vectors, size_t begin) {
@@ -48,11 +48,11 @@ public:
         tied_ = c.tied && table.part.first && table.part.last;
     }
     bool used() const { return memory_; }
-    // Whether products set the stored gradients of a block's matrices, as rounded as from here, in half the bytes.
+    // Whether products set the stored gradients of a block's matrices themselves: the same rounding, half the bytes written.
     bool set_by_products(Acc acc) const { return used() && acc == Acc::Set && be::sets_bf16_gradients; }
 
-    // Before a micro-batch's backward pass through a block. Products set gradients of matrices; to those of vectors and of the
-    // embedding ops add.
+    // Before a micro-batch's backward pass through a block: clears what ops add to, vectors and the embedding's matrices. Other
+    // matrices are set by products.
     void begin(be::Ctx& ctx, int block) const {
         if (used()) be::clear(ctx, memory_, (block == TensorSpec::embedding ? embedding_ : vectors_) * sizeof(real));
     }

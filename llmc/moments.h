@@ -20,7 +20,7 @@
 #include "rng.h"
 #include "types.h"
 
-// A number for each of some parameters: a moment or the gradients.
+// One number for each of some parameters: a moment, or the gradients.
 struct Elements {
     void* data = nullptr;  // of bf16 or real
     bool is_bf16 = false;

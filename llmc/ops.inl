@@ -5,7 +5,7 @@
 // inputs, sizes, scalars. `d` prefixes a gradient. "sets" overwrites, "adds" accumulates; an `acc` says which. Parameter
 // gradients are `real` (fp32; gradients.h rounds them), and added to where there is no `acc`. A pointer marked `or null` may be
 // null. Per-row statistics and sums are `real`.
-// All results are deterministic: the same inputs on the same number of threads give the same bits.
+// Results are deterministic, but for dq_sums: the same inputs on the same number of threads give the same bits.
 // An `Output` is a matrix of numbers, of codes, or both (../fp8.h); codes are e4m3 and not transposed where nothing else is said.
 
 // ---- memory (memory.h) ----------------------------------------------------------------------------------------------------
@@ -55,8 +55,8 @@ void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dou
                            int N, int IC, int OC);
 // dweight (+)= dout^T inp; dbias (+)= column sums of dout. sets or adds both. In bf16 dweight is only set, and only where
 // sets_bf16_gradients is true.
-void linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/, const floatX* dout /*(N, OC)*/,
-                            const floatX* inp /*(N, IC)*/, int N, int IC, int OC, Acc acc);
+void linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/,
+                            const floatX* dout /*(N, OC)*/, const floatX* inp /*(N, IC)*/, int N, int IC, int OC, Acc acc);
 
 // What a product can take along: an op of its own would be bound by memory. The two sides of a GeLU: pre = inp weight^T (+ bias),
 // out = gelu(pre). sets out, pre.
@@ -71,7 +71,8 @@ void linear_swiglu_forward(Ctx& ctx, floatX* out /*(N, F)*/, floatX* gate_up /*(
 // dgate_up = swiglu's gradient where its result's is dout weight. sets dgate_up; dact is scratch.
 void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up /*(N, 2F)*/, floatX* dact /*(N, F)*/, const floatX* dout /*(N, OC)*/,
                                   const floatX* weight /*(OC, F)*/, const floatX* gate_up /*(N, 2F)*/, int N, int F, int OC);
-// out = residual + (inp weight^T (+ bias)), the product rounded to floatX before it is added. sets out, which is not residual.
+// out = residual + (inp weight^T (+ bias)); on a CPU the product is rounded to floatX before it is added, on a GPU it is not.
+// sets out, which is not residual.
 void linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* residual /*(N, OC)*/, const floatX* inp /*(N, IC)*/,
                              const floatX* weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
 // qkv = inp weight^T (+ bias), then rope_forward. sets qkv.
@@ -127,10 +128,10 @@ void rope_backward(Ctx& ctx, floatX* dqkv /*(N, NH + 2*NKV, HS)*/, const int* po
 void attention_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
                        const floatX* qkv /*(B, T, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/,
                        const int* doc_start /*(B, T) or null*/, int B, int T, int NH, int NKV, int HS, real scale);
-// Elements of attention_backward's dq_sums; 0 where it has no use for them.
+// Elements of attention_backward's dq_sums; 0 where no kernel uses them.
 size_t attention_sums(const Ctx& ctx, int B, int T, int NH, int HS);
-// sets dqkv (all of it). dq_sums: null, or room in which queries' gradients are added up in the order in which their parts come:
-// less work, and the one result here that is not deterministic.
+// sets dqkv (all of it). dq_sums: null, or attention_sums() elements in which queries' gradients are added up in the order in
+// which their parts come: less work, and the one result here that is not deterministic.
 void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
                         const floatX* out /*(B, T, NH, HS)*/, const real* lse /*(B, NH, T)*/, const floatX* qkv,
                         const real* slopes /*or null*/, const int* doc_start /*or null*/, int B, int T, int NH, int NKV, int HS,
@@ -192,8 +193,8 @@ uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // with c1 = 1 - b1^step, c2 = 1 - b2^step, step counted from 1. In bf16 param and lower are the halves of fp32 weights w
 // (math.h); else param is w, and lower null. m and v in bf16 are rounded as moments.h says, after w has been updated: then the
 // elements belong to one tensor, that of `rounding`.
-void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& m, const Elements& v, const Elements& grad, size_t n, real lr,
-           real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step, const Rounding& rounding);
+void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& m, const Elements& v, const Elements& grad, size_t n,
+           real lr, real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step, const Rounding& rounding);
 // sum (+)= x, of elements of one tensor. sets: rounded to the nearest bf16; adds: the sum is rounded once, as moments.h says.
 void accumulate(Ctx& ctx, bf16* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc, const Rounding& rounding);
 

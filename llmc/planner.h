@@ -100,8 +100,8 @@ inline Device find_device(const std::string& name) {
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
-// Bytes per parameter and rank of parameters, gradients, and what AdamW has besides: both moments and, in bf16, the lower halves
-// of the weights; 6 + 10 / dp with bf16, gradients and moments in fp32 and ZeRO-1.
+// Bytes per parameter and rank of parameters, gradients, and what AdamW has besides: both moments and, in bf16, the lower
+// halves of the weights; 6 + 10 / dp with bf16, gradients and moments in fp32 and ZeRO-1.
 inline double state_bytes_per_parameter(size_t bytes_per_element, size_t gradient_bytes, size_t moment_bytes, int zero,
                                         int dp) {
     const double optimizer = (bytes_per_element < 4 ? 2 : 0) + (double)moment_bytes;

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Without a GPU: the trainer's kernels compile with nvcc for Hopper without warnings, none spills more than two registers to memory,
-# and the machine code is as test/sass.py wants it; tests and benchmark get through nvcc's front end and the host's compiler. Where
-# there is no nvcc there is nothing to check, and the script says so.
+# Without a GPU: the trainer's kernels compile with nvcc for Hopper without warnings, none spills more than two registers to
+# memory, and the machine code is as test/sass.py wants it; tests and benchmark get through nvcc's front end and the host's
+# compiler. Where there is no nvcc there is nothing to check, and the script says so.
 #   test/cuda_build_test.sh        NVCC=nvcc  ONLY=  WRITE=
 #   ONLY=sass: Hopper's machine code alone (make test-sass), and with WRITE=1 write dev/kernels/resources.md
-#   ONLY=rest: the trainer wholly, for every architecture it is meant for, and machine code for sm_90a of what make check-gpu builds
-#   beside it, in its precisions (make test-all)
+#   ONLY=rest: the trainer wholly, for every architecture it is meant for, and machine code for sm_90a of what make check-gpu
+#   builds beside it, in its precisions (make test-all)
 root=$(realpath "$(dirname "$0")/..")
 TRAIN_GPT=/bin/true
 . "$root/test/lib.sh"

@@ -1,6 +1,6 @@
 // AdamW (Loshchilov & Hutter, 2019): one pass over memory that reads gradient, weight and both moments once and writes weight
-// and moments. Bound by memory bandwidth: 28 bytes per parameter, 20 with both moments in bf16, 18 with gradients, too. A bf16
-// parameter is the upper half of its fp32 weight.
+// and moments. Bound by memory bandwidth: 28 bytes per parameter, 20 with both moments in bf16, 18 with gradients in bf16 as
+// well. A bf16 parameter is the upper half of its fp32 weight.
 #pragma once
 #include <cmath>
 

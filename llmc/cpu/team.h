@@ -2,9 +2,9 @@
 //
 // An op is one or more loops over tasks that do not depend on each other; tasks of a loop begin when all of the loop before are
 // done. Each thread has its own part of a loop, the same one every time, so that what it needs is likely in its caches; when
-// that is done it takes what is left of the others' parts. Nobody waits for a thread that has no task in hand: what a thread
-// would have done that another process keeps off its CPU, or that is still being woken, the others do. Tasks write different
-// numbers, and no sum runs over more than one task, so that results have the same bits whoever does what.
+// that is done it takes what is left of the others' parts. Nobody waits for a thread that has no task in hand, be it kept off
+// its CPU by another process or still being woken: the others do what it would have done. Tasks write different numbers, and no
+// sum runs over more than one task, so that results have the same bits whoever does what.
 //
 // A thread that waits spins for a while before it sleeps: a step has hundreds of loops, and to be put to sleep and woken takes
 // longer than most of these waits. But where two threads of a team are on one CPU, because another process has the other one,
@@ -72,7 +72,8 @@ public:
         int64_t before_ = 0;  // tasks of the loops before
     };
 
-    // f(member) by so many threads, this one among them. Each thread that calls this has its own team; within an op it is alone.
+    // f(member) by so many threads, this one among them. Each thread that calls this has its own team; within an op it is
+    // alone.
     template <class F>
     static void run(int threads, F f) {
         if (threads <= 1 || within_op()) {
@@ -170,7 +171,7 @@ private:
         Member me(this, 0);
         op(data, me);
         wait_for_tasks(me.before_, 0);
-        inside_ |= over;
+        inside_ |= over;  // who still looks for a task has to leave: op and data end with this call
         for_tasks_.until([this] { return inside_ == over; }, [this] { return alone_on_cpu(0); });
         within_op() = false;
     }

@@ -18,7 +18,7 @@ constexpr const char* backend_name = "emu";
 constexpr const char* backend_name = "cuda";
 #endif
 constexpr bool memory_is_host = false;                  // also on the emulator, so that the copies are tested
-constexpr bool sets_bf16_gradients = has_lower_halves;  // cuBLASLt has no products of fp32 that are bf16
+constexpr bool sets_bf16_gradients = has_lower_halves;  // cuBLASLt does not round products of fp32 to bf16
 
 #define CUBLAS(call)                                                                                          \
     do {                                                                                                      \

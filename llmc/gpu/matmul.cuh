@@ -9,8 +9,8 @@
 //   backward_weight  m = IC, n = OC, k = N     A = inp                   B = dout, transposed
 //
 // Precision: factors are floatX, sums fp32. out and dinp are rounded to floatX once; dweight is fp32 and is added to in fp32
-// (beta = 1, in place), or it is bf16 and set, rounded once. In the fp32 build the products are fp32 too, never TF32. Split-K keeps its partial sums in fp32: sums
-// in D's type are masked out, for in bf16 they would be rounded again and again.
+// (beta = 1, in place), or it is bf16 and set, rounded once. In the fp32 build the products are fp32 too, never TF32. Split-K
+// keeps its partial sums in fp32: sums in D's type are masked out, for in bf16 they would be rounded again and again.
 //
 // Epilogues: what the library can do with a product on its way out, or with a factor on its way in, spares a kernel's pass over
 // memory: the bias; GeLU, which also keeps what it was given (bf16 only: its tanh has 11 bits); the product with GeLU's

@@ -1,7 +1,7 @@
-// Initial weights, AdamW, and sums in bf16; formulas in ops.inl and cpu/optimizer.h. AdamW in one pass: per parameter 16 bytes are
-// read and 12 written, 12 and 8 with both moments in bf16, 10 and 8 with gradients, too: bound by memory bandwidth. A thread takes
-// 8 elements: a pack of bf16 parameters, which are the upper halves of their fp32 weights. Loads and stores that bypass the cache
-// were 3% slower on an H100 (dev/kernels/bench.md).
+// Initial weights, AdamW, and sums in bf16; formulas in ops.inl and cpu/optimizer.h. AdamW in one pass: per parameter 16 bytes
+// are read and 12 written, 12 and 8 with both moments in bf16, 10 and 8 with gradients in bf16 as well: bound by memory
+// bandwidth. A thread takes 8 elements: a pack of bf16 parameters, which are the upper halves of their fp32 weights. Loads and
+// stores that bypass the cache were 3% slower on an H100 (dev/kernels/bench.md).
 #pragma once
 #include <cmath>
 
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(256)
     if (lower) lower[i] = half;
 }
 
-// A thread takes 8 elements, as above.
+// A thread takes 8 elements, as in adamw_kernel.
 template <bool add>
 __global__ void __launch_bounds__(adamw_threads)
     accumulate_kernel(bf16* sum, const real* __restrict__ x, size_t n, size_t n_whole, Rounding rounding) {
