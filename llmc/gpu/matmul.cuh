@@ -656,11 +656,16 @@ inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dou
 // The residual stream is what the product is added to.
 inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residual, const floatX* inp, const floatX* weight,
                                     const floatX* bias, int N, int IC, int OC) {
-    GemmPointers p = {out, weight, inp, bias};
-    p.c = residual;
-    GemmKey key = detail::forward_key(p, N, IC, OC, bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT);
+    GemmPointers pointers = {out, weight, inp, bias};
+    pointers.c = residual;
+    GemmKey key = detail::forward_key(pointers, N, IC, OC, bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT);
     key.add = true;
-    detail::gemm(ctx, p, key);
+    const auto apart = [&](const GemmPointers& p) {
+        linear_forward(ctx, (floatX*)p.d, (const floatX*)p.b, (const floatX*)p.a, (const floatX*)p.bias, N, IC, OC);
+        residual_forward(ctx, (floatX*)p.d, (const floatX*)(p.c ? p.c : p.d), (const floatX*)p.d, (size_t)N * OC);
+    };
+    if (detail::fuses(ctx, key, true, apart)) detail::gemm(ctx, pointers, key);
+    else apart(pointers);
 }
 
 // What the library does not take along: kernels behind the product.
