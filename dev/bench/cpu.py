@@ -12,7 +12,8 @@ Python's standard library.
     cpu.py --bench 'build/cpu-{precision}{march}/bench' [--configs ...] [--precisions ...] [--llmc DIR] [--units ...]
 
 With units (AVX2, AVX-512, ... or all that this CPU has) each configuration is measured on each: ours is compiled for no more than
-that unit and held to it, PyTorch's libraries are held to the same instructions by their environment variables.
+that unit and held to it, PyTorch's libraries are held to the same instructions by their environment variables; without the
+row beside a busy process.
 """
 import argparse
 import array
@@ -305,10 +306,11 @@ def measure(config: Config, index: int, bench: Path, threads: int, progress: Pro
                 times = attempt(program, lambda: bystanders.measure(worker, list(workers.values()),
                                                                     lambda: worker.steps(steps_a_round[program])))
                 worker.times += times or []
-        progress.show(index, "beside a busy process", 0.95)
-        with busy_process():
-            for program, worker in list(workers.items()):
-                worker.busy_times = attempt(program, lambda: worker.steps(max(3, steps_a_round[program] // 2))) or []
+        if not config.unit:
+            progress.show(index, "beside a busy process", 0.95)
+            with busy_process():
+                for program, worker in list(workers.items()):
+                    worker.busy_times = attempt(program, lambda: worker.steps(max(3, steps_a_round[program] // 2))) or []
         for program, worker in list(workers.items()):
             memory = attempt(program, worker.finish)
             if memory:
@@ -486,13 +488,10 @@ def print_table(configs: list[Config], machine: dict[str, str], pytorch: dict[st
           "| memory, ours | PyTorch | ours / PyTorch |")
     print("|" + " --- |" * 10)
     for config in configs:
-        if "ours" in config.results:
-            print(row(config, machine))
-    print("\nBeside one busy process, and how much of the speed without it that is:\n\n"
-          "| model, batch x length | precision | fair share | ours, tok/s | PyTorch eager | PyTorch compiled | ours / best |")
-    print("|" + " --- |" * 7)
-    for config in configs:
-        print(busy_row(config, int(machine["threads"])))
+        print(row(config, machine))
+    busy = [config for config in configs if config.results["ours"].busy_times]
+    if busy:
+        print_busy_table(busy, int(machine["threads"]))
     if any("llm.c" in config.results for config in configs):
         print("\n| model, batch x length | precision | llm.c, tok/s | ours / llm.c | memory, llm.c | ours / llm.c |")
         print("|" + " --- |" * 6)
@@ -500,6 +499,14 @@ def print_table(configs: list[Config], machine: dict[str, str], pytorch: dict[st
             if "llm.c" in config.results:
                 print(llmc_row(config))
     print("\n" + "\n".join(notes))
+
+
+def print_busy_table(configs: list[Config], threads: int):
+    print("\nBeside one busy process, and how much of the speed without it that is:\n\n"
+          "| model, batch x length | precision | fair share | ours, tok/s | PyTorch eager | PyTorch compiled | ours / best |")
+    print("|" + " --- |" * 7)
+    for config in configs:
+        print(busy_row(config, threads))
 
 
 def parse() -> argparse.Namespace:
@@ -541,6 +548,7 @@ def units_of(bench: Path, asked: str) -> list[str]:
 
 def main():
     options = parse()
+
     def bench_of(precision: str, unit: str = "") -> Path:
         return Path(options.bench.format(precision=precision, march=UNITS[unit][0] if unit else "")).resolve()
 
@@ -555,16 +563,18 @@ def main():
 
     progress, bystanders, pytorch = Progress(configs), Bystanders(), {}
     machine: dict[str, str] = {}
-    for i, config in enumerate(configs):
-        progress.show(i, "the machine's bounds", 0)
-        machine = faster(machine, ask(bench_of(config.precision), "--machine"))
-        threads = int(machine["threads"])
-        pytorch = measure(config, i, bench_of(config.precision, config.unit), threads, progress, bystanders) or pytorch
-        if llmc and config.preset == "gpt2-124m" and config.precision == "fp32" and config.unit == configs[0].unit:
-            progress.show(i, "llm.c", 1)
-            config.results["llm.c"] = llmc.run(config, threads)
-    progress.note("")
-    print_table(configs, machine, pytorch, bystanders.notes())
+    try:
+        for i, config in enumerate(configs):
+            progress.show(i, "the machine's bounds", 0)
+            machine = faster(machine, ask(bench_of(config.precision), "--machine"))
+            threads = int(machine["threads"])
+            pytorch = measure(config, i, bench_of(config.precision, config.unit), threads, progress, bystanders) or pytorch
+            if llmc and config.preset == "gpt2-124m" and config.precision == "fp32" and config.unit == configs[0].unit:
+                progress.show(i, "llm.c", 1)
+                config.results["llm.c"] = llmc.run(config, threads)
+    finally:  # what is interrupted shows what there is
+        progress.note("")
+        print_table([c for c in configs if all(p in c.results for p in PROGRAMS)], machine, pytorch, bystanders.notes())
 
 
 if __name__ == "__main__":
