@@ -50,6 +50,14 @@ inline Allowed one_of(Strings choices) {
 
 // X(type, field, alias, default, allowed, group, help). The help says what it is, in which unit, and what holds without it; the
 // parser's help adds choices and defaults.
+
+// What every command that runs a model asks about the CPU.
+#define CPU_OPTIONS(X)                                                                                                    \
+    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                    \
+    X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them") \
+    X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                                              \
+      "what multiplies matrices on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
+
 #define TRAIN_OPTIONS(X)                                                                                                       \
     X(std::string, preset, "", "", word("PRESET"), "Model",                                                                    \
       "shape of the model: a published or small one, such as gpt2-124m or quickstart; train_gpt help presets lists them")      \
@@ -223,10 +231,7 @@ inline Allowed one_of(Strings choices) {
     X(bool, quiet, "", false, anything(), "Run", "no line per step on the console")                                            \
     X(int64_t, log_interval, "", 0, at_least(0), "Run",                                                                        \
       "steps between lines on the console; default: a line every 10 seconds")                                                  \
-    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                         \
-    X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them")      \
-    X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                                                   \
-      "what multiplies matrices on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")                    \
+    CPU_OPTIONS(X)                                                                                                             \
     X(std::string, gemm_cache, "", "", word("FILE"), "Run",                                                                    \
       "on a GPU: file that remembers the fastest algorithms for matrix products; none: take the library's choice; default: "   \
       "in ~/.cache")                                                                                                           \
@@ -349,27 +354,24 @@ inline Allowed one_of(Strings choices) {
       "tokenizer to measure on --input (bytes per token and so on) instead of learning one: its directory or tokenizer.json") \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
-#define GENERATE_OPTIONS(X)                                                                                               \
-    X(std::string, model, "", "", word("DIR"), "Model",                                                                   \
-      "model to write with: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")          \
-    X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                  \
-      "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")              \
-    X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "largest number of tokens to write")              \
-    X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                    \
-    X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                          \
-      "randomness: below 1 likely tokens become likelier; 0: always the most likely one")                                 \
-    X(int, top_k, "", 0, at_least(0), "Sampling", "draw from this many of the most likely tokens only; default: 0, all")  \
-    X(double, top_p, "", 1.0, between(0, 1), "Sampling",                                                                  \
-      "draw from the most likely tokens that together have this probability only; 1: all")                                \
-    X(int64_t, seed, "", 1234, at_least(0), "Sampling", "seed of the random draws: the same seed writes the same text")   \
-    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                             \
-      "ranks that share every matrix (tensor parallelism)")                                                               \
-    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                           \
-      "stages that the layers are dealt out to (pipeline parallelism)")                                                   \
-    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                    \
-    X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them") \
-    X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                                              \
-      "what multiplies matrices on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
+#define GENERATE_OPTIONS(X)                                                                                              \
+    X(std::string, model, "", "", word("DIR"), "Model",                                                                  \
+      "model to write with: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")         \
+    X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                 \
+      "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")             \
+    X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "largest number of tokens to write")             \
+    X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                   \
+    X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                         \
+      "randomness: below 1 likely tokens become likelier; 0: always the most likely one")                                \
+    X(int, top_k, "", 0, at_least(0), "Sampling", "draw from this many of the most likely tokens only; default: 0, all") \
+    X(double, top_p, "", 1.0, between(0, 1), "Sampling",                                                                 \
+      "draw from the most likely tokens that together have this probability only; 1: all")                               \
+    X(int64_t, seed, "", 1234, at_least(0), "Sampling", "seed of the random draws: the same seed writes the same text")  \
+    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                            \
+      "ranks that share every matrix (tensor parallelism)")                                                              \
+    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                          \
+      "stages that the layers are dealt out to (pipeline parallelism)")                                                  \
+    CPU_OPTIONS(X)
 
 #define EVAL_OPTIONS(X)                                                                                                       \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                       \
@@ -395,10 +397,7 @@ inline Allowed one_of(Strings choices) {
     X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                               \
       "stages that the layers are dealt out to (pipeline parallelism)")                                                       \
     X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")                    \
-    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                        \
-    X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them")     \
-    X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                                                  \
-      "what multiplies matrices on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
+    CPU_OPTIONS(X)
 
 #define INSPECT_OPTIONS(X)                                                                                                     \
     X(std::string, path, "", "", word("PATH"), "What",                                                                         \
