@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <string>
 
+#include "build.h"
 #include "comm.h"
 #include "ops.h"
 #include "world.h"
@@ -14,35 +15,13 @@
 inline int print_version() {
     const auto line = [](const char* label, const std::string& value) { printf("  %-11s %s\n", label, value.c_str()); };
     printf("train_gpt 0.1 (%s)\n", GIT_VERSION);
-#if defined(__clang__)
-    const std::string compiler = "clang " __clang_version__;
-#else
-    const std::string compiler = "g++ " __VERSION__;
-#endif
-    std::string checks;
-#if defined(__SANITIZE_ADDRESS__)
-    checks += ", address sanitizer";
-#endif
-#if defined(__SANITIZE_THREAD__)
-    checks += ", thread sanitizer";
-#endif
-#if !defined(__OPTIMIZE__)
-    checks += ", without optimization";
-#endif
     line("backend", be::backend_name);
     line("precision", format("%s storage, %s sums", precision_name, sizeof(real) == 4 ? "fp32" : "fp64"));
-    line("compiler", compiler + checks);
-#if defined(__AVX512F__)
-    const char* const built_for = "AVX-512";
-#elif defined(__AVX2__)
-    const char* const built_for = "AVX2";
-#else
-    const char* const built_for = "the least CPU of its kind";
-#endif
+    line("compiler", build_compiler() + build_checks());
 #if CPU_FAST_PATHS
-    line("CPU", std::string("built for ") + built_for + "; this one multiplies with " + cpu::unit_names<floatX>());
+    line("CPU", "built for " + build_cpu() + "; this one multiplies with " + cpu::unit_names<floatX>());
 #else
-    line("CPU", std::string("built for ") + built_for);
+    line("CPU", "built for " + build_cpu());
 #endif
 #if defined(CUDART_VERSION)
     line("CUDA", format("%d.%d", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10));

@@ -15,7 +15,7 @@ if [[ ! -x $NVCC ]]; then
     exit 0
 fi
 deps=()
-[[ -d $root/build/deps/include && ! -e /usr/include/CLI/CLI.hpp ]] && deps=(-isystem "$root/build/deps/include")
+[[ -d $root/build/deps/include && ! -e /usr/include/nlohmann/json.hpp ]] && deps=(-isystem "$root/build/deps/include")
 # compile WHAT ARCHITECTURE...: one compilation for several, two at a time. WHAT: -cubin for the device's side alone.
 compile() {
     local what=$1 archs=()

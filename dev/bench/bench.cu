@@ -539,12 +539,7 @@ Machine measure(be::Ctx& ctx) {
 }
 
 void print_machine(const be::Ctx& ctx, const Machine& machine) {
-#ifdef __clang__
-    const char* const compiler = "clang " __clang_version__;
-#else
-    const char* const compiler = "g++ " __VERSION__;
-#endif
-    printf("threads=%d\nisa=%s\ncompiler=%s\n", ctx.threads, ctx.description().c_str(), compiler);
+    printf("threads=%d\nisa=%s\ncompiler=%s\n", ctx.threads, ctx.description().c_str(), build_compiler().c_str());
     printf("fp32=%.4g\nbf16=%.4g\nbf16_name=%s\ncopy=%.4g\n", machine.fp32, machine.bf16, machine.bf16_name, machine.bytes);
 #ifdef TIMED_OPS
     printf("units=%s\n", cpu::unit_names<floatX>().c_str());

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "../build.h"
 #include "../file.h"
 #include "../ops.h"
 #include "attention.h"
@@ -103,18 +104,7 @@ inline std::string cpu_model(const char* path = "/proc/cpuinfo") {
 
 // Under which rates are kept. The number is to be raised when kernels change.
 inline std::string rates_key(Products kind) {
-    std::string build = __VERSION__;
-#if defined(__AVX512F__)
-    build += ", AVX-512";
-#elif defined(__AVX2__)
-    build += ", AVX2";
-#endif
-#if !defined(__OPTIMIZE__)
-    build += ", not optimized";
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    build += ", with sanitizers";
-#endif
+    const std::string build = build_compiler() + ", " + build_cpu() + build_checks();
     return format("1; %s; %s; %s; %s", precision_name, kind == Products::layers ? "layers" : "attention", build.c_str(),
                   cpu_model().c_str());
 }
@@ -122,10 +112,11 @@ inline std::string rates_key(Products kind) {
 // As kept in `file`, if that is whole and has each unit, else measured and kept, if `file` can be written.
 inline UnitRates rates_of(Ctx& ctx, Products kind, const std::string& file) {
     using nlohmann::ordered_json;
+    const std::string key = rates_key(kind);
     ordered_json kept;
     try {
         kept = ordered_json::parse(read_whole_file(file));
-        const UnitRates rates = kept.at(rates_key(kind)).get<UnitRates>();
+        const UnitRates rates = kept.at(key).get<UnitRates>();
         const auto units = matrix_units<floatX>(kind);
         if (rates.size() == units.size() &&
             std::all_of(units.begin(), units.end(), [&](AnyUnit unit) { return rate_of(unit, rates) > 0; }))
@@ -134,7 +125,7 @@ inline UnitRates rates_of(Ctx& ctx, Products kind, const std::string& file) {
     }
     const UnitRates rates = measure_units(ctx, kind);
     if (!kept.is_object()) kept = ordered_json::object();
-    kept[rates_key(kind)] = rates;
+    kept[key] = rates;
     try {
         if (!file.empty()) write_file_atomically(file, kept.dump(1) + "\n");
     } catch (const std::exception&) {  // a full disk: the next run measures again

@@ -1,0 +1,37 @@
+// How this program was built.
+#pragma once
+#include <string>
+
+inline std::string build_compiler() {
+#if defined(__clang__)
+    return "clang " __clang_version__;
+#else
+    return "g++ " __VERSION__;
+#endif
+}
+
+// What makes it slower; each begins with a comma.
+inline std::string build_checks() {
+    std::string checks;
+#if defined(__SANITIZE_ADDRESS__)
+    checks += ", address sanitizer";
+#endif
+#if defined(__SANITIZE_THREAD__)
+    checks += ", thread sanitizer";
+#endif
+#if !defined(__OPTIMIZE__)
+    checks += ", without optimization";
+#endif
+    return checks;
+}
+
+// The CPU that the compiler was told of.
+inline std::string build_cpu() {
+#if defined(__AVX512F__)
+    return "AVX-512";
+#elif defined(__AVX2__)
+    return "AVX2";
+#else
+    return "the least CPU of its kind";
+#endif
+}
