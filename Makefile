@@ -170,7 +170,7 @@ $(build):
 #      those of one kind as one program, in a third of the time; make build/cpu-bf16/test_X is one alone ----
 test_sources  := $(wildcard test/test_*.cpp)
 test_scripts  := $(wildcard test/*_test.sh)
-kernel_tests  := $(filter $(foreach t,attention fp8 matmul moments ops threads unit_choice,test/test_$t.cpp),$(test_sources))
+kernel_tests  := $(filter $(foreach t,attention elements fp8 matmul ops threads unit_choice,test/test_$t.cpp),$(test_sources))
 fp32_tests    := $(filter %_fp32.cpp,$(test_sources))
 fp64_tests    := $(filter %_fp64.cpp,$(test_sources))
 host_tests    := $(filter-out $(kernel_tests) $(fp32_tests) $(fp64_tests),$(test_sources))
@@ -399,6 +399,6 @@ clean:
 	rm -rf build train_gpt
 
 format:
-	clang-format -i train_gpt.cu llmc/*.h llmc/cpu/*.h llmc/gpu/*.cuh test/*.cpp test/*.cu test/gpu/* test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cu dev/kernels/*.cu dev/kernels/*.h dev/interop/*.cpp
+	clang-format -i train_gpt.cu llmc/*.h llmc/*/*.h llmc/*/*.cuh test/*.cpp test/*.cu test/gpu/* test/*.h test/fuzz/*.cpp test/fuzz/*.h dev/bench/*.cu dev/kernels/*.cu dev/kernels/*.h dev/interop/*.cpp
 
 -include $(wildcard $(build)/*.d build/emu-*/*.d build/cuda-*/*.d build/fuzz/*.d)

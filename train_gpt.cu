@@ -29,10 +29,13 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include <tuple>
 #include <vector>
 
-// defines: floatX, real, Acc | fail, CHECK, format
-#include "llmc/types.h"
-#include "llmc/check.h"
-// defines: be::Ctx and every op: be::linear_forward, be::attention_backward, ...
+// The rooms of llmc/, from the lowest up; each line says what its headers define.
+// base: floatX, real | fail, CHECK, format | rope_table, alibi_slope | normal_at
+#include "llmc/base/types.h"
+#include "llmc/base/check.h"
+#include "llmc/base/math.h"
+#include "llmc/base/rng.h"
+// cpu, gpu: be::Ctx and every op: be::linear_forward, be::attention_backward, ...
 #include "llmc/ops.h"
 #include "llmc/cpu/embed.h"
 #include "llmc/cpu/fp8.h"
@@ -49,56 +52,48 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "llmc/gpu/ops.cuh"
 #endif
-// defines: rope_table, alibi_slope | normal_at
-#include "llmc/math.h"
-#include "llmc/rng.h"
-// defines: World | be::Comm, be::all_reduce, ...
-#include "llmc/world.h"
-#include "llmc/comm.h"
-// defines: Arena, HostSide | ModelConfig, presets | Mesh, Part, LocalSizes | ParameterTable, Params
-#include "llmc/arena.h"
-#include "llmc/model_config.h"
-#include "llmc/mesh.h"
-#include "llmc/parameters.h"
-// defines: Fp8Recipe, Fp8State, Matrix, Operand
-#include "llmc/fp8_state.h"
-// defines: Guard, Verdict | BatchRanges
-#include "llmc/guard.h"
-#include "llmc/faults.h"
-// defines: Shards | BlockGradients | GradientReducer, ParameterGatherer | pipeline_schedule, split_layers
-#include "llmc/shard.h"
-#include "llmc/gradients.h"
-#include "llmc/zero.h"
-#include "llmc/pipeline.h"
-// defines: make_plan, add_rows | Peak, peak_of_all, describe_machine
-#include "llmc/planner.h"
-#include "llmc/machine.h"
-// defines: model_flops_per_token
-#include "llmc/flops.h"
-// defines: Batch, DataLoader | Tokenizer | prepare_command, tokenizer_command
-#include "llmc/dataloader.h"
-#include "llmc/tokenizer.h"
-#include "llmc/text_commands.h"
-// defines: read_config, read_parameters | RunLock, find_checkpoints | TrainingState, Saver | MemoryCheck | sample_token | Task,
-// make_requests, task_metrics | ModelTexts
-#include "llmc/checkpoint.h"
-#include "llmc/model_texts.h"
-#include "llmc/run_directory.h"
-#include "llmc/training_state.h"
-#include "llmc/memory_check.h"
-#include "llmc/sampler.h"
-#include "llmc/inspect.h"
-#include "llmc/tasks.h"
-// defines: hear_stop_signals, StopVote
-#include "llmc/stop.h"
-// defines: TrainOptions, ... | cli::parse | print_version | Schedule | Logger, StepStats, Table, human_count |
-// report_command
-#include "llmc/config.h"
-#include "llmc/cli.h"
-#include "llmc/version.h"
-#include "llmc/schedule.h"
-#include "llmc/logger.h"
-#include "llmc/report_command.h"
+// model: Arena, HostSide | ModelConfig, presets | Mesh, Part, LocalSizes | ParameterTable, Params | Fp8Recipe, Fp8State, Matrix,
+// Operand | BlockGradients | model_flops_per_token | sample_token
+#include "llmc/model/arena.h"
+#include "llmc/model/model_config.h"
+#include "llmc/model/mesh.h"
+#include "llmc/model/parameters.h"
+#include "llmc/model/fp8_state.h"
+#include "llmc/model/gradients.h"
+#include "llmc/model/flops.h"
+#include "llmc/model/sampler.h"
+// data: Batch, DataLoader | Tokenizer | Task, make_requests, task_metrics
+#include "llmc/data/dataloader.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/data/tasks.h"
+// parallel: World | be::Comm, be::all_reduce, ... | Shards | GradientReducer, ParameterGatherer | pipeline_schedule, split_layers
+#include "llmc/parallel/world.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/parallel/shard.h"
+#include "llmc/parallel/zero.h"
+#include "llmc/parallel/pipeline.h"
+// report: Logger, StepStats, Table, human_count
+#include "llmc/report/logger.h"
+// run: TrainOptions, ... | cli::parse | Schedule | Guard, Verdict | BatchRanges | read_config, read_parameters | ModelTexts |
+// RunLock, find_checkpoints | TrainingState, Saver | MemoryCheck | hear_stop_signals, StopVote | make_plan, add_rows | Peak,
+// peak_of_all, describe_machine | the commands that need no model
+#include "llmc/run/config.h"
+#include "llmc/run/cli.h"
+#include "llmc/run/schedule.h"
+#include "llmc/run/guard.h"
+#include "llmc/run/faults.h"
+#include "llmc/run/checkpoint.h"
+#include "llmc/run/model_texts.h"
+#include "llmc/run/run_directory.h"
+#include "llmc/run/training_state.h"
+#include "llmc/run/memory_check.h"
+#include "llmc/run/stop.h"
+#include "llmc/run/planner.h"
+#include "llmc/run/machine.h"
+#include "llmc/run/text_commands.h"
+#include "llmc/run/inspect.h"
+#include "llmc/run/version.h"
+#include "llmc/run/report_command.h"
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 1  The model's memory

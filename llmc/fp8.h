@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "types.h"
+#include "base/types.h"
 
 enum class Fp8 { e4m3, e5m2 };
 

@@ -8,8 +8,8 @@
 
 #include "cpu/ctx.h"
 #include "fp8.h"
-#include "moments.h"
-#include "types.h"
+#include "elements.h"
+#include "base/types.h"
 
 // Sums over the unmasked targets of one or more micro-batches, and of the squares of their gradients.
 struct LossSums {

@@ -191,11 +191,11 @@ uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // AdamW (Loshchilov & Hutter, 2019; decoupled decay, bias correction): g = grad_scale * grad;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/c1 / (sqrt(v/c2) + eps) + wd w),
 // with c1 = 1 - b1^step, c2 = 1 - b2^step, step counted from 1. In bf16 param and lower are the halves of fp32 weights w
-// (math.h); else param is w, and lower null. m and v in bf16 are rounded as moments.h says, after w has been updated: then the
+// (math.h); else param is w, and lower null. m and v in bf16 are rounded as elements.h says, after w has been updated: then the
 // elements belong to one tensor, that of `rounding`.
 void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& m, const Elements& v, const Elements& grad, size_t n,
            real lr, real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step, const Rounding& rounding);
-// sum (+)= x, of elements of one tensor. sets: rounded to the nearest bf16; adds: the sum is rounded once, as moments.h says.
+// sum (+)= x, of elements of one tensor. sets: rounded to the nearest bf16; adds: the sum is rounded once, as elements.h says.
 void accumulate(Ctx& ctx, bf16* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc, const Rounding& rounding);
 
 // param[i] and lower[i] = element first + i of the rows that w describes. lower may be null.

@@ -11,13 +11,13 @@
 #include "llmc/ops.h"
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "llmc/gpu/ops.cuh"
-#include "llmc/gpu/comm.cuh"
+#include "llmc/parallel/comm_gpu.cuh"
 #else
-#include "llmc/cpu/comm.h"
+#include "llmc/parallel/comm_cpu.h"
 #include "llmc/cpu/memory.h"
 #endif
-#include "llmc/pipeline.h"
-#include "llmc/world.h"
+#include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/world.h"
 
 struct Test {
     World& world;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Processes and collectives (llmc/world.h, llmc/*/comm.*): the checks of test/comm_check.cu on 1 to 4 ranks, what starts several
+# Processes and collectives (llmc/parallel/world.h, comm_*): the checks of test/comm_check.cu on 1 to 4 ranks, what starts several
 # processes without MPI, and how runs end in which a rank does not come, dies, gives up, or does something else than the others.
 #   COMM_CHECK="build/cpu-bf16/comm_check build/emu-bf16/comm_check" test/comm_test.sh        MPIRUN=mpirun  SAN=thread
 programs=()

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "../llmc/check.h"
+#include "../llmc/base/check.h"
 
 namespace test {
 

@@ -789,7 +789,7 @@ uint32_t random_of(const Rounding& r, size_t i) {
 }
 
 // Numbers of few bits and factors of few bits: nothing is rounded on the way to the moments, whatever order or fused
-// multiply-adds a backend has, and these must have the bits that moments.h defines.
+// multiply-adds a backend has, and these must have the bits that elements.h defines.
 TEST(AdamW, Bf16MomentsAreRoundedByTheElementsPlace) {
     backend::Ctx ctx(2);
     Rng rng(16);

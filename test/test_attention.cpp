@@ -8,7 +8,7 @@
 
 #include "../llmc/cpu/attention.h"
 #include "../llmc/cpu/rope.h"
-#include "../llmc/math.h"
+#include "../llmc/base/math.h"
 #include "matrix_units.h"
 #include "testing.h"
 

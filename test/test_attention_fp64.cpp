@@ -5,7 +5,7 @@
 #include "../llmc/cpu/attention.h"
 #include "../llmc/cpu/matmul.h"
 #include "../llmc/cpu/rope.h"
-#include "../llmc/math.h"
+#include "../llmc/base/math.h"
 #include "testing.h"
 
 namespace test_attention_fp64 {

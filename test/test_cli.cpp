@@ -3,7 +3,7 @@
 
 #include <sstream>
 
-#include "../llmc/cli.h"
+#include "../llmc/run/cli.h"
 #include "files.h"
 
 namespace test_cli {

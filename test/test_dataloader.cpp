@@ -6,7 +6,7 @@
 #include <set>
 #include <thread>
 
-#include "../llmc/dataloader.h"
+#include "../llmc/data/dataloader.h"
 #include "files.h"
 #include "testing.h"
 

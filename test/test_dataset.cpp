@@ -5,7 +5,7 @@
 #include <numeric>
 #include <sys/resource.h>
 
-#include "../llmc/dataset.h"
+#include "../llmc/data/dataset.h"
 #include "files.h"
 
 namespace test_dataset {

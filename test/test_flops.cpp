@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "../llmc/flops.h"
+#include "../llmc/model/flops.h"
 
 namespace test_flops {
 

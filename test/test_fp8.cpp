@@ -7,7 +7,7 @@
 #include "../llmc/cpu/fp8_linear.h"
 #include "../llmc/cpu/mlp.h"
 #include "../llmc/cpu/norm.h"
-#include "../llmc/fp8_state.h"
+#include "../llmc/model/fp8_state.h"
 #include "testing.h"
 
 namespace test_fp8 {

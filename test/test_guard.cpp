@@ -5,8 +5,8 @@
 #include <functional>
 #include <set>
 
-#include "../llmc/guard.h"
-#include "../llmc/json.h"
+#include "../llmc/run/guard.h"
+#include "../llmc/base/json.h"
 #include "files.h"
 #include "testing.h"
 

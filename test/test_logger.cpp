@@ -12,7 +12,7 @@
 #include <fstream>
 #include <random>
 
-#include "../llmc/logger.h"
+#include "../llmc/report/logger.h"
 
 // As training does (stop.h).
 [[maybe_unused]] static const auto ignored = {std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN)};
@@ -824,7 +824,7 @@ RunLog long_run(const std::string& name, int64_t steps) {
     return log;
 }
 
-// llmc/report.h says how large a page may be, and that no spike is lost.
+// llmc/report/report.h says how large a page may be, and that no spike is lost.
 TEST(Report, IsSmallHoweverLongTheRun) {
     for (const int64_t steps : {740, 1490, 100000}) {
         const RunLog log = long_run("long", steps);

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <tuple>
 
-#include "../llmc/pipeline.h"
+#include "../llmc/parallel/pipeline.h"
 #include "files.h"
 
 namespace test_pipeline {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "../llmc/planner.h"
+#include "../llmc/run/planner.h"
 #include "files.h"
 
 namespace test_planner {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "../llmc/rng.h"
+#include "../llmc/base/rng.h"
 
 namespace test_rng {
 

@@ -2,7 +2,7 @@
 // numbers.
 #include <gtest/gtest.h>
 
-#include "../llmc/schedule.h"
+#include "../llmc/run/schedule.h"
 #include "files.h"
 
 namespace test_schedule {

@@ -5,9 +5,9 @@
 #include <deque>
 #include <set>
 
-#include "../llmc/json.h"
-#include "../llmc/schedule.h"
-#include "../llmc/skip.h"
+#include "../llmc/base/json.h"
+#include "../llmc/run/schedule.h"
+#include "../llmc/run/skip.h"
 #include "files.h"
 #include "testing.h"
 

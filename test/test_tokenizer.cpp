@@ -8,8 +8,8 @@
 #include <map>
 #include <random>
 
-#include "../llmc/tokenizer.h"
-#include "../llmc/tokenizer_trainer.h"
+#include "../llmc/data/tokenizer.h"
+#include "../llmc/data/tokenizer_trainer.h"
 #include "files.h"
 
 namespace test_tokenizer {

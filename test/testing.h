@@ -19,7 +19,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "../llmc/types.h"
+#include "../llmc/base/types.h"
 
 namespace test {
 

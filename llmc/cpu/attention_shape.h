@@ -2,7 +2,7 @@
 #pragma once
 #include <cstddef>
 
-#include "../types.h"
+#include "../base/types.h"
 
 namespace cpu {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "../check.h"
-#include "../math.h"
-#include "../types.h"
+#include "../base/check.h"
+#include "../base/math.h"
+#include "../base/types.h"
 #include "threads.h"
 
 // Beside the plain loops. The fp64 build has only these, and where nvcc compiles, which knows no vector types, the CPU's ops

@@ -4,7 +4,7 @@
 #pragma once
 #include <algorithm>
 
-#include "../math.h"
+#include "../base/math.h"
 #include "../ops.h"
 #include "parallel.h"
 

@@ -22,7 +22,7 @@
 #include <cmath>
 #include <limits>
 
-#include "../math.h"
+#include "../base/math.h"
 #include "../ops.h"
 #include "attention_shape.h"
 #include "matrix_unit.h"

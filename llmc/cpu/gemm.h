@@ -23,7 +23,7 @@
 #include <cstring>
 #include <limits>
 
-#include "../math.h"
+#include "../base/math.h"
 #include "../ops.h"
 #include "ctx.h"
 #include "matrix_unit.h"

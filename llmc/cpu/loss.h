@@ -11,7 +11,7 @@
 #include <cmath>
 #include <limits>
 
-#include "../math.h"
+#include "../base/math.h"
 #include "../ops.h"
 #include "parallel.h"
 #include "vectors.h"

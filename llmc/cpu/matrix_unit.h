@@ -24,9 +24,9 @@
 #include <variant>
 #include <vector>
 
-#include "../check.h"
-#include "../math.h"
-#include "../types.h"
+#include "../base/check.h"
+#include "../base/math.h"
+#include "../base/types.h"
 
 #if defined(__x86_64__)
 #define X86_UNITS 1

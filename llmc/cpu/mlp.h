@@ -1,6 +1,6 @@
 // GeLU, SwiGLU and the residual sum: elementwise, bound by memory bandwidth. Formulas and derivatives are in math.h.
 #pragma once
-#include "../math.h"
+#include "../base/math.h"
 #include "../ops.h"
 #include "fp8.h"
 #include "parallel.h"

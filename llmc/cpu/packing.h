@@ -8,7 +8,7 @@
 // numbers below 2^-110, whose last parts are denormal, which is zero to the unit). Of a product x y six products of parts are
 // summed; x2 y3, x3 y2 and x3 y3 are below 2^-25 of it. Infinity times a number comes out as infinity or NaN.
 #pragma once
-#include "../math.h"
+#include "../base/math.h"
 #include "matrix_unit.h"
 #include "parallel.h"
 #include "vectors.h"

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "../math.h"
+#include "../base/math.h"
 #include "team.h"
 
 // Before a loop: its iterations do not depend on each other, whatever the pointers' values.

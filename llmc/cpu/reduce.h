@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "../math.h"
+#include "../base/math.h"
 #include "../ops.h"
 #include "parallel.h"
 

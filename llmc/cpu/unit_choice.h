@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "../build.h"
-#include "../file.h"
+#include "../base/build.h"
+#include "../base/file.h"
 #include "../ops.h"
 #include "attention.h"
 #include "matmul.h"

@@ -8,9 +8,9 @@
 #include <cstring>
 #include <type_traits>
 
-#include "../math.h"
-#include "../rng.h"
-#include "../types.h"
+#include "../base/math.h"
+#include "../base/rng.h"
+#include "../base/types.h"
 #include "ctx.h"
 
 #if CPU_FAST_PATHS && defined(__AVX512F__)

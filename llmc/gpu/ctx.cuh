@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "../base/types.h"
 #include "../cpu/threads.h"
 #include "launch.cuh"
 

@@ -1,7 +1,7 @@
 // What the kernels share: 16-byte packs and reductions over a warp and a block.
 #pragma once
-#include "../math.h"
-#include "../types.h"
+#include "../base/math.h"
+#include "../base/types.h"
 #include "ctx.cuh"
 
 namespace gpu {

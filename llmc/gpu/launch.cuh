@@ -6,7 +6,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "../check.h"
+#include "../base/check.h"
 
 namespace gpu {
 

@@ -8,7 +8,7 @@
 //
 // Of a shard of the vocabulary the first pass is a launch of its own (classifier_statistics): the ranks exchange what it finds.
 #pragma once
-#include "../math.h"
+#include "../base/math.h"
 #include "../ops.h"
 #include "device.cuh"
 #include "reduce.cuh"

@@ -36,8 +36,8 @@
 #include <tuple>
 #include <vector>
 
-#include "../crc32c.h"
-#include "../file.h"
+#include "../base/crc32c.h"
+#include "../base/file.h"
 #include "../fp8.h"
 #include "../ops.h"
 #include "device.cuh"

@@ -1,7 +1,7 @@
 // GeLU, SwiGLU and the residual sum: elementwise, bound by memory bandwidth. Formulas and derivatives are in math.h and
 // cpu/mlp.h. Outputs may be inputs: a thread has read what it overwrites.
 #pragma once
-#include "../math.h"
+#include "../base/math.h"
 #include "../ops.h"
 #include "device.cuh"
 #include "fp8.cuh"

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "../types.h"
+#include "../base/types.h"
 
 #ifdef __CUDACC__
 namespace gpu {

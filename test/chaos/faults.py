@@ -414,7 +414,7 @@ class ClockJump(Shim):
         return f"{self.part * 0.4:.3f} {self.shift}"
 
 
-# ---- machines that compute wrong (llmc/faults.h) -----------------------------------------------------------------------------
+# ---- machines that compute wrong (llmc/run/faults.h) -----------------------------------------------------------------------------
 class WrongMachine(Fault):
     refuses, said = True, ""
 

@@ -17,7 +17,7 @@
 
 #include <deque>
 
-#include "../../llmc/types.h"
+#include "../../llmc/base/types.h"
 
 // Last parameters of a function: the place that calls it.
 #define EMU_CALLER const char *file_ = __builtin_FILE(), int line_ = __builtin_LINE()

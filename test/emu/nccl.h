@@ -832,7 +832,7 @@ inline ncclResult_t ncclGroupStart() { return emu::nccl::group().depth++, ncclSu
 // Ends the outermost group: starts what it holds, unless one of its calls was refused.
 inline ncclResult_t ncclGroupEnd() {
     using namespace emu::nccl;
-    Group& g = group();
+    emu::nccl::Group& g = group();
     if (!g.depth) return refuse(ncclInvalidUsage, "ncclGroupEnd: there is no group");
     if (--g.depth) return ncclSuccess;
     const ncclResult_t error = g.error;

@@ -4,7 +4,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "../../llmc/types.h"
+#include "../../llmc/base/types.h"
 
 namespace emu {
 

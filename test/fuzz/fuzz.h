@@ -25,7 +25,7 @@ inline void* read_instead_of_mapping(void*, size_t size, int, int, int fd, off_t
 inline int free_instead_of_unmapping(void* p, size_t) { return free(p), 0; }
 #define mmap read_instead_of_mapping
 #define munmap free_instead_of_unmapping
-#include "../../llmc/file.h"
+#include "../../llmc/base/file.h"
 #undef mmap
 #undef munmap
 

@@ -1,7 +1,7 @@
 // config.json: what is accepted gives a model whose sizes fit their types, and is the same after writing and reading it.
 #include "fuzz.h"
 
-#include "../../llmc/checkpoint.h"
+#include "../../llmc/run/checkpoint.h"
 
 static bool same(const ModelConfig& a, const ModelConfig& b) {
     return a.family == b.family && a.L == b.L && a.C == b.C && a.NH == b.NH && a.NKV == b.NKV && a.F == b.F && a.V == b.V &&

@@ -4,7 +4,7 @@
 //   '2'  the 12 bytes of numbers of a shard's header, and its tokens
 #include "fuzz.h"
 
-#include "../../llmc/dataset.h"
+#include "../../llmc/data/dataset.h"
 
 static void read_all(const std::string& path) {
     const TokenDataset dataset = TokenDataset::open(path);

@@ -5,7 +5,7 @@
 //   '2'  an index, then up to three files as in '1', all separated by 0xff, which no JSON text holds
 #include "fuzz.h"
 
-#include "../../llmc/safetensors.h"
+#include "../../llmc/base/safetensors.h"
 
 static std::string with_length_and_data(std::string_view text) {
     const unsigned n = read_byte(text);

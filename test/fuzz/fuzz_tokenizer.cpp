@@ -2,7 +2,7 @@
 // is accepted, so that inputs are short and mutations hit what matters. After loading, a text must survive encode and decode.
 #include "fuzz.h"
 
-#include "../../llmc/tokenizer.h"
+#include "../../llmc/data/tokenizer.h"
 
 static std::string byte_tokens() {
     nlohmann::json tokens;

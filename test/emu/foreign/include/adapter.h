@@ -10,7 +10,7 @@
 #define bf16 our_bf16
 #define floatX our_floatX
 #define real our_real
-#include "../../../../llmc/types.h"
+#include "../../../../llmc/base/types.h"
 #include <cublasLt.h>
 #ifdef FOREIGN_HOPPER
 namespace gpu::hopper {

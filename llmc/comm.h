@@ -1,7 +1,0 @@
-// Groups of ranks that exchange tensors, of this build's backend: be::Comm and its operations (ops.inl). Over MPI between CPUs,
-// over NCCL between GPUs.
-#pragma once
-#include "cpu/comm.h"
-#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
-#include "gpu/comm.cuh"
-#endif

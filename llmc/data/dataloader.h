@@ -1,0 +1,668 @@
+// From token datasets to batches, in exactly the order of Megatron-Core's GPT dataset, blend and sequential sampler, so that a
+// run here and a run there with the same data, sizes and seed see the same samples. Nothing is cached on disk: the indices are
+// made in memory at the start, and sample k is a function of the options and k alone, so that resuming needs only a number.
+//
+// Split     "969, 30, 1" cuts the documents, in order, at round(share * documents) into training, validation and test. Where
+//           that leaves training or validation less than one sample, the tokens are cut in these shares instead (Megatron has
+//           no answer then), and where they do not suffice for both, training has all of them.
+// Epochs    With n tokens per epoch and N samples wanted, E = the least number of epochs with E n >= N T + 1.
+// Documents E copies of the document numbers, shuffled together. If the last epoch would give less than 80% of an epoch's
+//           samples, it is kept apart: E-1 copies are shuffled, then one copy is shuffled and appended.
+// Samples   Over the stream of documents in that order, sample s is tokens [s T, s T + T]: T inputs and the T tokens that
+//           follow each. Samples cross the ends of documents. There are (E n - 1) / T of them, in an order shuffled likewise
+//           (the last epoch's apart if it is apart). The document in which sample s begins is found by bisection in the running
+//           sum of lengths, which replaces Megatron's table with a row per sample.
+// Random    One MT19937 with NumPy's RandomState rules: documents first, then samples.
+// Blend     Weights w are normalised; dataset j is asked for ceil(ceil(N w_j) 1.005) samples; sample i of the blend is the next
+//           one of the dataset with the largest w_j max(i, 1) - (samples taken from j), the first of equals.
+//           Without weights a dataset's weight is its number of samples in one epoch, and no dataset is repeated as long as all
+//           together suffice.
+// Masks     reset_position_ids: positions start at 0 after each end-of-document token (EOD). reset_attention_mask: a row
+//           sees no key before its document. eod_mask_loss: no loss where the input is EOD, that is for guessing how the next
+//           document begins. The target EOD is always trained.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <numeric>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "dataset.h"
+#include "../base/terminal.h"
+
+struct Batch {
+    std::vector<int> tokens;     // (B, T)
+    std::vector<int> targets;    // (B, T) the next token; -1: no loss here
+    std::vector<int> positions;  // (B, T)
+    std::vector<int> doc_start;  // (B, T) the first key that a row sees; empty if attention is not reset at documents
+    int B = 0, T = 0;
+};
+
+// ---- NumPy's RandomState ---------------------------------------------------------------------------------------------------
+// numpy.random.RandomState(seed).shuffle: Fisher-Yates from the end, with numbers in [0, i] drawn by masking and rejection.
+class NumpyRandom {
+public:
+    explicit NumpyRandom(uint32_t seed) : mt_(seed) {}
+
+    template <class T>
+    void shuffle(T* x, int64_t n) {
+        for (int64_t i = n - 1; i >= 1; i--) std::swap(x[i], x[below_or_equal((uint64_t)i)]);
+    }
+
+private:
+    uint64_t below_or_equal(uint64_t max) {
+        uint64_t mask = max;
+        for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
+        uint64_t value;
+        do value = max <= UINT32_MAX ? mt_() & mask : next_64() & mask;
+        while (value > max);
+        return value;
+    }
+    uint64_t next_64() {
+        const uint64_t high = mt_();
+        return high << 32 | (uint32_t)mt_();
+    }
+    std::mt19937 mt_;
+};
+
+// ---- splits ----------------------------------------------------------------------------------------------------------------
+enum class DataSplit { train, valid, test, whole };
+
+inline const char* split_name(DataSplit part) {
+    switch (part) {
+        case DataSplit::train:
+            return "training";
+        case DataSplit::valid:
+            return "validation";
+        case DataSplit::test:
+            return "test";
+        case DataSplit::whole:
+            break;
+    }
+    return "whole";
+}
+
+// The sum in the order in which numpy.sum adds, so that normalised weights have Megatron's bits.
+inline double numpy_sum(const double* x, size_t n) {
+    if (n < 8) return std::accumulate(x, x + n, 0.0);
+    if (n > 128) {
+        const size_t half = n / 2 - n / 2 % 8;
+        return numpy_sum(x, half) + numpy_sum(x + half, n - half);
+    }
+    double r[8];
+    std::copy_n(x, 8, r);
+    size_t i = 8;
+    for (; i + 8 <= n; i += 8)
+        for (int k = 0; k < 8; k++) r[k] += x[i + k];
+    const double sum = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
+    return std::accumulate(x + i, x + n, sum);
+}
+
+inline std::vector<double> normalized(std::vector<double> weights) {
+    const double sum = numpy_sum(weights.data(), weights.size());
+    for (double& w : weights) w /= sum;
+    return weights;
+}
+
+// The number in `s`, all of it; NaN if it is none.
+inline double parse_number(const std::string& s) {
+    char* end = nullptr;
+    const double x = s.empty() ? NAN : strtod(s.c_str(), &end);
+    return !s.empty() && *end == '\0' ? x : NAN;
+}
+
+// Which of n documents (or tokens), [first, second), belong to a part of "969, 30, 1".
+inline std::pair<int64_t, int64_t> split_range(const std::string& split, DataSplit part, int64_t n) {
+    if (part == DataSplit::whole) return {0, n};
+    std::vector<double> shares;
+    for (size_t i = 0; i < split.size();) {
+        const size_t begin = split.find_first_not_of(", ", i);
+        if (begin == std::string::npos) break;
+        i = std::min(split.find_first_of(", ", begin), split.size());
+        shares.push_back(parse_number(split.substr(begin, i - begin)));
+    }
+    const bool numbers = std::all_of(shares.begin(), shares.end(), [](double s) { return s >= 0 && std::isfinite(s); });
+    if (!numbers || shares.size() > 3 || !(numpy_sum(shares.data(), shares.size()) > 0))
+        fail_usage(
+            "--split '%s' must be one to three shares for training, validation and test, not negative and not all 0, like "
+            "\"969, 30, 1\"",
+            split.c_str());
+    shares.resize(3);
+    shares = normalized(shares);
+    double border[4] = {0};
+    for (int i = 0; i < 3; i++) border[i + 1] = border[i] + shares[i];
+    const int i = (int)part;
+    if (border[i + 1] <= border[i]) return {0, 0};
+    // Python rounds halves to even, as nearbyint does.
+    return {(int64_t)std::nearbyint(border[i] * (double)n), (int64_t)std::nearbyint(border[i + 1] * (double)n)};
+}
+
+inline bool has_share(const std::string& split, DataSplit part) { return split_range(split, part, 1 << 30).second > 0; }
+
+// Documents [begin, end) of a data set. The first may lack tokens at its start, the last at its end.
+struct DocumentRange {
+    int64_t begin = 0, end = 0;
+    int64_t skipped = 0, cut = 0;  // tokens that the first and the last one lack
+
+    bool empty() const { return begin == end; }
+    int64_t first_token(int64_t d) const { return d == begin ? skipped : 0; }
+    int64_t length(const TokenDataset& data, int64_t d) const {
+        return data.length(d) - first_token(d) - (d == end - 1 ? cut : 0);
+    }
+    int64_t tokens(const TokenDataset& data) const {
+        int64_t n = 0;
+        for (int64_t d = begin; d < end; d++) n += length(data, d);
+        return n;
+    }
+};
+
+// Tokens [first, last) of all, as documents.
+inline DocumentRange part_of_tokens(const TokenDataset& data, int64_t first, int64_t last) {
+    DocumentRange p;
+    if (first == last) return p;
+    int64_t before = 0;  // tokens before document d
+    int64_t d = 0;
+    for (; before + data.length(d) <= first; d++) before += data.length(d);
+    p.begin = d, p.skipped = first - before;
+    for (; before + data.length(d) < last; d++) before += data.length(d);
+    p.end = d + 1, p.cut = before + data.length(d) - last;
+    return p;
+}
+
+// Where training, validation and test lie in a data set, and what is to be said of it.
+struct SplitParts {
+    DocumentRange parts[3];
+    std::string note;
+};
+
+// For samples of T+1 tokens. validates: validation is wanted, if the split gives it a share.
+inline SplitParts split_data(const TokenDataset& data, const std::string& split, int T, bool validates) {
+    const auto documents = [&](DataSplit p) {
+        const auto [begin, end] = split_range(split, p, data.n_documents());
+        return begin < end ? DocumentRange{begin, end} : DocumentRange();
+    };
+    const auto suffices = [&](const DocumentRange& p) {
+        int64_t n = 0;
+        for (int64_t d = p.begin; d < p.end && n <= T; d++) n += data.length(d);
+        return n > T;
+    };
+    const bool trains = has_share(split, DataSplit::train);
+    validates = validates && has_share(split, DataSplit::valid);
+    SplitParts s = {{documents(DataSplit::train), documents(DataSplit::valid), documents(DataSplit::test)}, ""};
+    if ((!trains || suffices(s.parts[0])) && (!validates || suffices(s.parts[1]))) return s;
+
+    const int64_t all = data.n_tokens(), least = (int64_t)T + 1;
+    int64_t first, last;  // validation's tokens
+    if (trains && validates && all < 2 * least) {
+        first = last = all;
+        s.note = format("all %s tokens are for training: too few for validation as well", with_commas(all).c_str());
+        if (all >= 4) s.note += format(", which --seq-length %lld would leave some", (long long)all / 2 - 1);
+    } else {
+        std::tie(first, last) = split_range(split, validates ? DataSplit::valid : DataSplit::train, all);
+        if (!validates) first = last = std::max(last, std::min(least, all));
+        else if (!trains) last = std::max(last, std::min(least, all)), first = std::clamp<int64_t>(last - least, 0, first);
+        else last = std::max(last, 2 * least), first = std::clamp(first, least, last - least);
+        s.note = format(
+            "by tokens, since its %s cannot give training and validation a sample each: training has the first %s tokens, "
+            "validation the next %s",
+            data.n_documents() == 1 ? "one document" : counted(data.n_documents(), "document").c_str(),
+            with_commas(trains ? first : 0).c_str(), with_commas(last - first).c_str());
+    }
+    s.parts[0] = part_of_tokens(data, 0, trains ? first : 0);
+    s.parts[1] = part_of_tokens(data, first, last), s.parts[2] = part_of_tokens(data, last, all);
+    return s;
+}
+
+// ---- the order of one dataset's samples ------------------------------------------------------------------------------------
+// How often a data set is read: with the seed and the data, all that its order depends on.
+struct Epochs {
+    int64_t n = 1;
+    bool last_apart = false;  // the last one is shuffled apart
+    bool operator==(const Epochs& e) const { return n == e.n && last_apart == e.last_apart; }
+    std::string text() const {
+        return format("%lld epoch%s", (long long)n, last_apart ? "s, the last apart" : n > 1 ? "s" : "");
+    }
+};
+
+// Of `tokens` tokens, for n_wanted samples of T+1 (0: one epoch).
+inline Epochs epochs_for(int64_t tokens, int T, int64_t n_wanted, const std::string& name) {
+    if (n_wanted > (INT64_MAX - tokens) / T) fail("%s: %lld samples are too many", name.c_str(), (long long)n_wanted);
+    Epochs e;
+    if (n_wanted > 0) e.n = (n_wanted * T + tokens) / tokens;
+    const int64_t before_last = ((e.n - 1) * tokens - 1) / T, per_epoch = (tokens - 1) / T;
+    e.last_apart = e.n > 1 && n_wanted - before_last < (int64_t)(0.80 * (double)per_epoch);
+    return e;
+}
+
+class SampleOrder {
+public:
+    // Samples of T+1 tokens over `part`, at least n_wanted of them (0: one epoch).
+    SampleOrder(const TokenDataset& data, const DocumentRange& part, int T, int64_t n_wanted, uint32_t seed)
+        : part_(part), T_(T), tokens_per_epoch_(part.tokens(data)) {
+        const int64_t begin = part.begin, end = part.end;
+        CHECK(tokens_per_epoch_ > T, "%lld tokens for samples of %d", (long long)tokens_per_epoch_, T + 1);
+        if (end > INT32_MAX) fail("%s: %lld documents are too many", data.name().c_str(), (long long)end);
+        const Epochs epochs = epochs_for(tokens_per_epoch_, T, n_wanted, data.name());
+        n_epochs_ = epochs.n;
+        n_samples_ = (n_epochs_ * tokens_per_epoch_ - 1) / T;
+        if (n_samples_ > UINT32_MAX)
+            fail("%s: %lld samples are asked for; at most %u can be", data.name().c_str(), (long long)n_samples_, UINT32_MAX);
+
+        NumpyRandom random(seed);
+        order_documents(begin, end, epochs.last_apart, random);
+        sum_lengths(data);
+        order_samples(epochs.last_apart ? ((n_epochs_ - 1) * tokens_per_epoch_ - 1) / T : n_samples_, random);
+    }
+
+    int64_t n_samples() const { return n_samples_; }
+    int64_t n_epochs() const { return n_epochs_; }
+    int64_t tokens_per_epoch() const { return tokens_per_epoch_; }
+
+    // Where the stream is read: entry e of the order of documents, and a token of what is read of that document.
+    struct Place {
+        int64_t entry, token;
+    };
+    Place place_of(int64_t stream_token) const {
+        const int64_t entry = std::upper_bound(starts_.begin(), starts_.end(), stream_token) - starts_.begin() - 1;
+        return {entry, stream_token - starts_[entry]};
+    }
+    int document(int64_t entry) const { return documents_[entry]; }
+    int64_t shuffled(int64_t i) const { return samples_[i]; }
+
+    // The T+1 tokens of sample i.
+    void read(const TokenDataset& data, int64_t i, int* out) const {
+        auto [entry, token] = place_of(shuffled(i) * T_);
+        for (int64_t left = T_ + 1; left > 0; entry++, token = 0) {
+            const int d = documents_[entry];
+            const int64_t n = std::min(left, part_.length(data, d) - token);
+            data.read(d, part_.first_token(d) + token, n, out);
+            out += n, left -= n;
+        }
+    }
+
+private:
+    void order_documents(int64_t begin, int64_t end, bool last_apart, NumpyRandom& random) {
+        const int64_t n = end - begin;
+        documents_.resize((size_t)(n * n_epochs_));
+        for (int64_t e = 0; e < n_epochs_; e++)
+            std::iota(documents_.begin() + e * n, documents_.begin() + (e + 1) * n, (int32_t)begin);
+        const int64_t together = last_apart ? n * (n_epochs_ - 1) : n * n_epochs_;
+        random.shuffle(documents_.data(), together);
+        random.shuffle(documents_.data() + together, n * n_epochs_ - together);
+    }
+    void sum_lengths(const TokenDataset& data) {
+        starts_.resize(documents_.size() + 1);
+        for (size_t e = 0; e < documents_.size(); e++) starts_[e + 1] = starts_[e] + part_.length(data, documents_[e]);
+    }
+    void order_samples(int64_t together, NumpyRandom& random) {
+        samples_.resize((size_t)n_samples_);
+        std::iota(samples_.begin(), samples_.end(), 0u);
+        random.shuffle(samples_.data(), together);
+        random.shuffle(samples_.data() + together, n_samples_ - together);
+    }
+
+    DocumentRange part_;
+    int64_t T_, tokens_per_epoch_, n_epochs_ = 1, n_samples_ = 0;
+    std::vector<int32_t> documents_;  // Megatron's document_index
+    std::vector<int64_t> starts_;     // starts_[e]: tokens of the stream before documents_[e]; one more at the end
+    std::vector<uint32_t> samples_;   // Megatron's shuffle_index
+};
+
+// ---- blending --------------------------------------------------------------------------------------------------------------
+// What --data-path says: PATH ..., or WEIGHT PATH WEIGHT PATH ...
+struct Blend {
+    std::vector<std::string> paths;
+    std::vector<double> weights;  // empty: by size
+};
+
+inline Blend parse_data_path(const std::vector<std::string>& words) {
+    Blend blend;
+    std::vector<bool> is_number;
+    for (const std::string& word : words) is_number.push_back(!std::isnan(parse_number(word)));
+    bool pairs = !words.empty() && words.size() % 2 == 0;
+    for (size_t i = 0; i < words.size(); i += 2) pairs = pairs && is_number[i];
+    for (size_t i = 0; i < words.size(); i++) {
+        if (pairs && i % 2 == 0) {
+            const double weight = parse_number(words[i]);
+            if (!(weight > 0) || !std::isfinite(weight))
+                fail_usage("--data-path: the weight %s of %s must be above 0; HINT: leave out data that is not wanted",
+                           words[i].c_str(), words[i + 1].c_str());
+            blend.weights.push_back(weight);
+            continue;
+        }
+        std::error_code ignored;
+        const bool exists = std::filesystem::exists(words[i], ignored) || std::filesystem::exists(words[i] + ".idx", ignored);
+        if (!pairs && is_number[i] && !exists)
+            fail_usage(
+                "--data-path: '%s' looks like a weight; give a weight before every path (WEIGHT PATH WEIGHT PATH ...) or "
+                "before none",
+                words[i].c_str());
+        blend.paths.push_back(words[i]);
+    }
+    return blend;
+}
+
+// Sample i of the blend is sample `index` of dataset `dataset`; available[j] samples are there. Greedy: always the dataset that
+// lags most behind its share.
+struct BlendEntry {
+    uint32_t dataset, index;
+};
+
+inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights, const std::vector<int64_t>& available,
+                                             int64_t n) {
+    std::vector<BlendEntry> blend((size_t)n);
+    std::vector<int64_t> taken(weights.size(), 0);
+    for (int64_t i = 0; i < n; i++) {
+        const double i_or_1 = (double)std::max<int64_t>(i, 1);
+        size_t best = 0;
+        double most = -INFINITY;
+        for (size_t j = 0; j < weights.size(); j++) {
+            // Rounded before the subtraction (volatile: no fused multiply-add), as Megatron's is: lags are often equal but for
+            // this.
+            const volatile double due = weights[j] * i_or_1;
+            const double lag = due - (double)taken[j];
+            if (lag > most && taken[j] < available[j]) most = lag, best = j;
+        }
+        blend[i] = {(uint32_t)best, (uint32_t)taken[best]++};
+    }
+    return blend;
+}
+
+// ---- the loader ------------------------------------------------------------------------------------------------------------
+struct DataOptions {
+    Blend blend;
+    std::string split = "969, 30, 1";
+    DataSplit part = DataSplit::train;  // whole: all documents, whatever split says
+    bool validates = true;              // part of the data is wanted for validation
+    int T = 0;
+    uint32_t seed = 1234;
+    int64_t n_samples = 0;  // how many will be read; 0: one pass over the data, each sample once, whatever the weights
+    bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
+    int eod = -1;                 // needed by the three above
+    int vocab_size = 0;           // larger tokens are refused when they are read; 0: any
+    TokenizerIdentity tokenizer;  // the run's; if it is not known, that of the first data set of which it is
+};
+
+// One line of the start-up table.
+struct DataSummary {
+    std::string name;
+    std::string note;           // on how it was split, if that is worth saying
+    double share;               // of the samples
+    int64_t documents, tokens;  // in this part of the split
+    int64_t samples;            // that will be read
+    double epochs;              // passes over the tokens that they make
+};
+
+class DataLoader {
+public:
+    explicit DataLoader(const DataOptions& options) : DataLoader(options, open_all(options.blend.paths)) {}
+    // Of data that is open, instead of what the options' paths name.
+    DataLoader(const DataOptions& options, std::vector<TokenDataset> data) : o_(options) {
+        CHECK(o_.T > 0 && o_.n_samples >= 0, "T %d, %lld samples", o_.T, (long long)o_.n_samples);
+        if (o_.eod < 0 && (o_.reset_position_ids || o_.reset_attention_mask || o_.eod_mask_loss))
+            fail_usage(
+                "--reset-position-ids, --reset-attention-mask and --eod-mask-loss need to know the end-of-document token; "
+                "HINT: give --tokenizer");
+        if (data.empty()) fail_usage("no data is given; HINT: --data-path PREFIX, as `train_gpt prepare` made it");
+        CHECK(o_.blend.weights.empty() || o_.blend.weights.size() == data.size(), "weights and paths");
+        for (const TokenDataset& d : data) check_tokenizer(d);
+        for (TokenDataset& d : data) add(std::move(d));
+        take_split();
+        if (sources_.empty()) return;  // no validation
+        const std::vector<int64_t> wanted = samples_wanted(o_.n_samples);
+        for (size_t j = 0; j < sources_.size(); j++)
+            orders_.emplace_back(sources_[j].data, sources_[j].part, o_.T, wanted[j], o_.seed);
+        if (single()) n_samples_ = o_.n_samples > 0 ? o_.n_samples : orders_[0].n_samples();
+        else plan_blend();
+    }
+
+    int64_t n_samples() const { return n_samples_; }  // 0: no data has enough tokens for validation
+    int64_t samples_of_one_pass() const {
+        const std::vector<double> one_epoch = samples_of_one_epoch();
+        return (int64_t)std::accumulate(one_epoch.begin(), one_epoch.end(), 0.0);
+    }
+    const TokenizerIdentity& tokenizer() const { return o_.tokenizer; }
+    // Whether the split could not be Megatron's, by documents.
+    bool split_by_tokens() const {
+        return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return !s.note.empty(); });
+    }
+    int T() const { return o_.T; }
+
+    // What each data set is called in logs: the last part of its path where these differ, else the path.
+    std::vector<std::string> set_names() const {
+        std::vector<std::string> paths, names;
+        for (const Source& s : sources_) {
+            paths.push_back(s.data.name());
+            names.push_back(std::filesystem::path(s.data.name()).filename().string());
+        }
+        std::vector<std::string> sorted = names;
+        std::sort(sorted.begin(), sorted.end());
+        return std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end() ? names : paths;
+    }
+    // The samples [first, first + n) of each data set, in their order.
+    std::vector<std::vector<int64_t>> samples_by_set(int64_t first, int64_t n) const {
+        std::vector<std::vector<int64_t>> samples(sources_.size());
+        for (int64_t i = first; i < first + n; i++) samples[locate(i).dataset].push_back(i);
+        return samples;
+    }
+
+    // Samples [first, first + B). Safe to call from several threads.
+    void fetch(int64_t first, int B, Batch& out) const {
+        std::vector<int64_t> samples((size_t)B);
+        std::iota(samples.begin(), samples.end(), first);
+        gather(samples.data(), B, out);
+    }
+    void gather(const int64_t* samples, int B, Batch& out) const {
+        const int T = o_.T;
+        out.B = B, out.T = T;
+        for (std::vector<int>* x : {&out.tokens, &out.targets, &out.positions}) x->resize((size_t)B * T);
+        out.doc_start.resize(o_.reset_attention_mask ? (size_t)B * T : 0);
+        std::vector<int> text(T + 1);
+        for (int b = 0; b < B; b++) {
+            read(samples[b], text.data());
+            check_tokens(samples[b], text);
+            const size_t row = (size_t)b * T;
+            std::copy_n(text.begin(), T, out.tokens.begin() + row);
+            std::copy_n(text.begin() + 1, T, out.targets.begin() + row);
+            mask(out, row);
+        }
+    }
+
+    // Targets with loss in the samples [first, first + n).
+    int64_t unmasked(int64_t first, int64_t n) const {
+        int64_t count = n * o_.T;
+        if (!o_.eod_mask_loss) return count;
+        std::vector<int> text(o_.T + 1);
+        for (int64_t i = first; i < first + n; i++) {
+            read(i, text.data());
+            count -= std::count(text.begin(), text.end() - 1, o_.eod);
+        }
+        return count;
+    }
+
+    // Why samples that were planned to be n came in another order than these; empty: they did not. Megatron's order depends on
+    // how often each data set is read for all of the run, so that a run that is made longer may get another one.
+    std::string order_problem(int64_t n) const {
+        const std::vector<Epochs> before = epochs(n), now = epochs(o_.n_samples);
+        for (size_t j = 0; j < sources_.size(); j++) {
+            if (before[j] == now[j]) continue;
+            int64_t kept = n, lost = o_.n_samples;  // the order is kept up (or down) to a number between them
+            while (std::abs(lost - kept) > 1) {
+                const int64_t middle = kept + (lost - kept) / 2;
+                (epochs(middle) == before ? kept : lost) = middle;
+            }
+            return format(
+                "the order of the samples changes: %s is now read in %s for %lld samples in all, the checkpoint's %lld took "
+                "%s; "
+                "some that were trained on would come again, others never. HINT: with at %s %lld samples in all it is kept",
+                sources_[j].data.name().c_str(), now[j].text().c_str(), (long long)o_.n_samples, (long long)n,
+                before[j].text().c_str(), lost > kept ? "most" : "least", (long long)kept);
+        }
+        return "";
+    }
+
+    std::vector<DataSummary> summary() const {
+        std::vector<int64_t> used(sources_.size(), 0);
+        if (blend_.empty()) used[0] = n_samples_;
+        for (const BlendEntry& e : blend_) used[e.dataset]++;
+        std::vector<DataSummary> rows;
+        for (size_t j = 0; j < sources_.size(); j++) {
+            const Source& s = sources_[j];
+            rows.push_back({s.data.name(), s.note, (double)used[j] / (double)n_samples_, s.part.end - s.part.begin, s.tokens,
+                            used[j], (double)used[j] * o_.T / (double)s.tokens});
+        }
+        return rows;
+    }
+
+private:
+    struct Source {
+        TokenDataset data;
+        DocumentRange part;
+        int64_t tokens;  // in it
+        std::string note;
+    };
+
+    static std::vector<TokenDataset> open_all(const std::vector<std::string>& paths) {
+        std::vector<TokenDataset> data;
+        for (const std::string& path : paths) data.push_back(TokenDataset::open(path));
+        return data;
+    }
+
+    void check_tokenizer(const TokenDataset& data) {
+        const TokenizerIdentity& made = data.tokenizer();
+        if (!o_.tokenizer.known()) o_.tokenizer = made;
+        if (!made.known() || made.hash == o_.tokenizer.hash) return;
+        fail(
+            "%s was prepared with another tokenizer than this run's, so that its ids mean other texts:\n  the data's  %s\n"
+            "  the run's   %s\nHINT: train_gpt prepare --tokenizer %s ... makes data for this run; a new model can be trained "
+            "with the data's tokenizer instead. Where the ids are known to agree, removing the data's %s ends the comparison",
+            data.name().c_str(), made.text().c_str(), o_.tokenizer.text().c_str(), shell_word(o_.tokenizer.path).c_str(),
+            origin_ending);
+    }
+
+    // Shards without weights are one stream of tokens.
+    void add(TokenDataset data) {
+        if (o_.blend.weights.empty() && !sources_.empty() && data.is_shards() && sources_.back().data.is_shards())
+            sources_.back().data.append_shards(std::move(data));
+        else sources_.push_back({std::move(data), {}, 0, ""});
+    }
+
+    // Picks the part of the split in every source. One that cannot give a sample is refused; one that has too few tokens for
+    // training and validation is left out of validation.
+    void take_split() {
+        for (Source& s : sources_) {
+            const char* name = s.data.name().c_str();
+            const int64_t n = s.data.n_documents();
+            if (s.data.n_tokens() == 0) fail("%s is empty: it holds no tokens", name);
+            if (o_.part == DataSplit::whole) s.part = {0, n};
+            else {
+                const SplitParts split = split_data(s.data, o_.split, o_.T, o_.validates);
+                s.part = split.parts[(int)o_.part], s.note = split.note;
+            }
+            s.tokens = s.part.tokens(s.data);
+            if (s.part.empty() && !s.note.empty()) continue;
+            if (s.part.empty())
+                fail("%s has nothing for %s: --split \"%s\" gives that no share; HINT: another --split", name,
+                     split_name(o_.part), o_.split.c_str());
+            if (s.tokens <= o_.T)
+                fail("%s has %s token%s, fewer than one sample of --seq-length %d and the token after it; HINT: %s", name,
+                     with_commas(s.tokens).c_str(), s.tokens == 1 ? "" : "s", o_.T,
+                     s.tokens < 2 ? "more text" : format("more text, or --seq-length %lld", (long long)s.tokens - 1).c_str());
+        }
+        for (size_t j = sources_.size(); j-- > 0;) {
+            if (!sources_[j].part.empty()) continue;
+            sources_.erase(sources_.begin() + (ptrdiff_t)j);
+            if (!o_.blend.weights.empty()) o_.blend.weights.erase(o_.blend.weights.begin() + (ptrdiff_t)j);
+        }
+    }
+
+    bool single() const { return sources_.size() == 1 && o_.blend.weights.empty(); }
+    bool weighted(int64_t n) const { return !o_.blend.weights.empty() && n > 0; }
+    std::vector<double> samples_of_one_epoch() const {
+        std::vector<double> samples;
+        for (const Source& s : sources_) samples.push_back((double)((s.tokens - 1) / o_.T));
+        return samples;
+    }
+    // The sources' parts of n samples. Megatron normalises given weights twice; the second time can change the last bit.
+    std::vector<double> shares(int64_t n) const { return normalized(weighted(n) ? o_.blend.weights : samples_of_one_epoch()); }
+
+    // What each source is asked for, for n samples in all (0: one epoch).
+    std::vector<int64_t> samples_wanted(int64_t n) const {
+        if (single()) return {n};
+        const std::vector<double> one_epoch = samples_of_one_epoch(), share = shares(n);
+        const double all = std::accumulate(one_epoch.begin(), one_epoch.end(), 0.0);
+        const bool once = n == 0 || (!weighted(n) && (double)n <= all);
+        std::vector<int64_t> wanted;
+        for (const double x : share) wanted.push_back(once ? 0 : (int64_t)std::ceil(std::ceil((double)n * x) * (1 + 0.005)));
+        return wanted;
+    }
+    std::vector<Epochs> epochs(int64_t n) const {
+        std::vector<Epochs> epochs;
+        const std::vector<int64_t> wanted = samples_wanted(n);
+        for (size_t j = 0; j < sources_.size(); j++)
+            epochs.push_back(epochs_for(sources_[j].tokens, o_.T, wanted[j], sources_[j].data.name()));
+        return epochs;
+    }
+
+    void plan_blend() {
+        const std::vector<double> share = shares(o_.n_samples);
+        n_samples_ = o_.n_samples > 0 ? o_.n_samples : samples_of_one_pass();
+        std::vector<int64_t> available;
+        for (const SampleOrder& order : orders_) available.push_back(order.n_samples());
+        blend_ = blend_samples(weighted(o_.n_samples) ? normalized(share) : share, available, n_samples_);
+    }
+
+    // The dataset of a sample, and its number there.
+    BlendEntry locate(int64_t sample) const {
+        if (sample < 0 || sample >= n_samples_)
+            fail(
+                "sample %lld is asked for, the data is planned for %lld; HINT: the counters in training/state.json are damaged",
+                (long long)sample, (long long)n_samples_);
+        return blend_.empty() ? BlendEntry{0, (uint32_t)sample} : blend_[sample];
+    }
+    void read(int64_t sample, int* out) const {
+        const BlendEntry e = locate(sample);
+        orders_[e.dataset].read(sources_[e.dataset].data, e.index, out);
+    }
+
+    void check_tokens(int64_t sample, const std::vector<int>& text) const {
+        const unsigned limit = o_.vocab_size > 0 ? (unsigned)o_.vocab_size : (unsigned)INT_MAX;
+        unsigned largest = 0;  // negative ones are larger still
+        for (const int token : text) largest = std::max(largest, (unsigned)token);
+        if (largest < limit) return;
+        const size_t i =
+            std::find_if(text.begin(), text.end(), [&](int token) { return (unsigned)token >= limit; }) - text.begin();
+        const BlendEntry e = locate(sample);
+        const SampleOrder& order = orders_[e.dataset];
+        const auto [entry, token] = order.place_of(order.shuffled(e.index) * o_.T + (int64_t)i);
+        const Source& source = sources_[e.dataset];
+        const int64_t document = order.document(entry);
+        fail("%s is %d, outside the vocabulary of %u tokens; HINT: the data must be prepared with the model's own tokenizer",
+             source.data.describe_position(document, source.part.first_token(document) + token).c_str(), text[i], limit);
+    }
+
+    // Positions, masked targets and the start of each token's document, for the T tokens at `row`.
+    void mask(Batch& out, size_t row) const {
+        const int* tokens = out.tokens.data() + row;
+        int start = 0;  // of the current document
+        for (int t = 0; t < o_.T; t++) {
+            const bool ends = o_.eod >= 0 && tokens[t] == o_.eod;
+            out.positions[row + t] = o_.reset_position_ids ? t - start : t;
+            if (o_.reset_attention_mask) out.doc_start[row + t] = start;
+            if (o_.eod_mask_loss && ends) out.targets[row + t] = -1;
+            if (ends) start = t + 1;
+        }
+    }
+
+    DataOptions o_;
+    std::vector<Source> sources_;
+    std::vector<SampleOrder> orders_;  // of each source
+    std::vector<BlendEntry> blend_;    // empty: the samples of the only source
+    int64_t n_samples_ = 0;
+};

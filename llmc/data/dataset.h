@@ -1,0 +1,447 @@
+// Tokenised text on disk: sequences of tokens ("documents"), mapped into memory and read in place.
+//   TokenDataset          reads either format below, told apart by magic number and by what lies beside it
+//   TokenDatasetWriter    writes Megatron's, and PREFIX.meta.json beside it (see tokenizer_identity.h)
+//
+// Megatron's indexed dataset, PREFIX.bin and PREFIX.idx, little endian:
+//   .bin  the tokens of all sequences back to back
+//   .idx  "MMIDIDX\0\0" (9 bytes) | u64 version = 1 | u8 type | u64 S | u64 D | i32 lengths[S] | i64 byte offsets in .bin [S]
+//         | i64 doc_idx[D], the sequences at which documents begin, and S at the end | optional: i8 mode[S]
+//   type  1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32, 8 u16; tokens are u16 if the vocabulary is below 65500, else i32.
+//   A GPT corpus has one sequence per document. Like Megatron's GPT dataset, the reader takes every sequence as a document.
+// llm.c's shards: 256 x i32 {magic, version, number of tokens, 0 ...}, then the tokens.
+//   magic 20240520, version 1: u16 (GPT-2); magic 20240801, version 7: u32 (Llama 3). Documents inside are separated by a token
+//   (GPT-2: 50256); the shard as a whole is what is called a document here.
+//
+// Every count and offset is checked against the sizes of the files before it is used, so that a truncated, foreign or hostile
+// file gives an Error that names it. Numbers are loaded with memcpy: in the .idx none is aligned.
+#pragma once
+#include <glob.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "tokenizer_identity.h"
+
+// ---- numbers in files ------------------------------------------------------------------------------------------------------
+template <class T>
+T load_number(const char* p) {
+    T value;
+    memcpy(&value, p, sizeof value);
+    return value;
+}
+
+// Megatron's codes; u32 exists in llm.c's shards only.
+enum class TokenType : uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, u16 = 8, u32 = 255 };
+
+inline size_t bytes_per_token(TokenType type) {
+    switch (type) {
+        case TokenType::u8:
+        case TokenType::i8:
+            return 1;
+        case TokenType::i16:
+        case TokenType::u16:
+            return 2;
+        case TokenType::i32:
+        case TokenType::u32:
+            return 4;
+        case TokenType::i64:
+            return 8;
+    }
+    return 0;  // no type of tokens
+}
+
+// out[i] = stored[i] as int. What does not fit becomes -1 or INT_MAX, neither of which is a token of any vocabulary.
+template <class Stored>
+void widen_tokens(const char* stored, size_t n, int* out) {
+    for (size_t i = 0; i < n; i++) {
+        const int64_t token = load_number<Stored>(stored + i * sizeof(Stored));
+        out[i] = (int)std::min<int64_t>(std::max<int64_t>(token, -1), INT_MAX);
+    }
+}
+
+inline void read_tokens(TokenType type, const char* stored, size_t n, int* out) {
+    switch (type) {
+        case TokenType::u8:
+            return widen_tokens<uint8_t>(stored, n, out);
+        case TokenType::i8:
+            return widen_tokens<int8_t>(stored, n, out);
+        case TokenType::i16:
+            return widen_tokens<int16_t>(stored, n, out);
+        case TokenType::u16:
+            return widen_tokens<uint16_t>(stored, n, out);
+        case TokenType::i32:
+            return widen_tokens<int32_t>(stored, n, out);
+        case TokenType::u32:
+            return widen_tokens<uint32_t>(stored, n, out);
+        case TokenType::i64:
+            return widen_tokens<int64_t>(stored, n, out);
+    }
+}
+
+// ---- Megatron's .idx -------------------------------------------------------------------------------------------------------
+constexpr char megatron_magic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
+constexpr size_t megatron_header_bytes = 9 + 8 + 1 + 8 + 8;
+
+// A checked .idx: type, and where sequence i lies in the .bin.
+class MegatronIndex {
+public:
+    // bin_path and bin_bytes: the file that the sequences must lie in.
+    MegatronIndex(const std::string& path, const std::string& bin_path, size_t bin_bytes) : file_(path) {
+        check_header();
+        check_sequences(bin_path, bin_bytes);
+        check_documents();
+    }
+    TokenType type() const { return type_; }
+    int64_t size() const { return (int64_t)n_; }
+    int64_t n_tokens() const { return n_tokens_; }
+    int length(int64_t i) const { return load_number<int32_t>(lengths_ + 4 * i); }
+    uint64_t offset(int64_t i) const { return load_number<uint64_t>(offsets_ + 8 * i); }
+
+private:
+    void check_header() {
+        const char *path = file_.path().c_str(), *p = file_.data();
+        const size_t size = file_.size();
+        if (size < sizeof megatron_magic || memcmp(p, megatron_magic, sizeof megatron_magic) != 0)
+            fail(
+                "%s is not a Megatron dataset index: it does not begin with MMIDIDX; HINT: `train_gpt prepare` makes one from "
+                "text",
+                path);
+        if (size < megatron_header_bytes)
+            fail("%s is cut off: it has %zu bytes, its header alone takes %zu", path, size, megatron_header_bytes);
+        const uint64_t version = load_number<uint64_t>(p + 9);
+        if (version != 1) fail("%s has version %llu; this program reads version 1", path, (unsigned long long)version);
+        const int code = (uint8_t)p[17];
+        type_ = (TokenType)code;
+        if (code == 6 || code == 7) fail("%s holds floating point numbers (type %d), not tokens", path, code);
+        if (code > 8 || bytes_per_token(type_) == 0) fail("%s has the unknown token type %d; known are 1-5 and 8", path, code);
+
+        n_ = load_number<uint64_t>(p + 18);
+        n_documents_ = load_number<uint64_t>(p + 26);
+        // Compared by division, so that no count can overflow.
+        size_t left = size - megatron_header_bytes;
+        const bool sequences_fit = n_ <= left / 12;
+        if (sequences_fit) left -= 12 * n_;
+        if (!sequences_fit || n_documents_ > left / 8)
+            fail(
+                "%s is cut off or damaged: its header tells of %llu sequences and %llu document borders, which do not fit into "
+                "its %zu bytes;"
+                " HINT: copy or prepare it again",
+                path, (unsigned long long)n_, (unsigned long long)n_documents_, size);
+        left -= 8 * n_documents_;
+        if (left != 0 && left != n_)
+            fail("%s has %zu bytes more than its header tells of; HINT: copy or prepare it again", path, left);
+        lengths_ = p + megatron_header_bytes;
+        offsets_ = lengths_ + 4 * n_;
+    }
+
+    // Sequences lie in order, none over another, all inside the .bin, and they end where it ends.
+    void check_sequences(const std::string& bin_path, size_t bin_bytes) {
+        const uint64_t width = bytes_per_token(type_);
+        const auto end = [&](int64_t i) { return offset(i) + width * (uint64_t)(int64_t)length(i); };
+        int64_t bad = size(), total = 0;
+#pragma omp parallel for schedule(static) reduction(min : bad) reduction(+ : total)
+        for (int64_t i = 0; i < size(); i++) {
+            const bool fits =
+                length(i) >= 0 && offset(i) <= bin_bytes && (uint64_t)length(i) <= (bin_bytes - offset(i)) / width;
+            if (!fits || (i > 0 && offset(i) < end(i - 1))) bad = std::min(bad, i);
+            total += length(i);
+        }
+        if (bad < size())
+            fail(
+                "%s and %s do not belong together, or one is cut off: sequence %lld should have %d tokens at byte %llu, but %s "
+                "has %zu bytes;"
+                " HINT: copy or prepare both again",
+                file_.path().c_str(), bin_path.c_str(), (long long)bad, length(bad), (unsigned long long)offset(bad),
+                bin_path.c_str(), bin_bytes);
+        const uint64_t used = n_ > 0 ? end(size() - 1) : 0;
+        if (used != bin_bytes)
+            fail("%s and %s do not belong together: the index ends at byte %llu of the %zu; HINT: copy or prepare both again",
+                 file_.path().c_str(), bin_path.c_str(), (unsigned long long)used, bin_bytes);
+        n_tokens_ = total;
+    }
+
+    void check_documents() const {
+        const char* borders = offsets_ + 8 * n_;
+        const auto border = [&](int64_t i) { return load_number<uint64_t>(borders + 8 * i); };
+        const int64_t n = (int64_t)n_documents_;
+        bool ok = n > 0 && border(0) == 0 && border(n - 1) == n_;
+        int64_t falling = 0;
+#pragma omp parallel for schedule(static) reduction(+ : falling)
+        for (int64_t i = 1; i < n; i++) falling += border(i) < border(i - 1);
+        if (!ok || falling)
+            fail("%s is damaged: its document borders do not rise from 0 to %llu", file_.path().c_str(),
+                 (unsigned long long)n_);
+    }
+
+    MappedFile file_;
+    TokenType type_{};
+    uint64_t n_ = 0, n_documents_ = 0;
+    int64_t n_tokens_ = 0;
+    const char *lengths_ = nullptr, *offsets_ = nullptr;
+};
+
+// ---- llm.c's shards --------------------------------------------------------------------------------------------------------
+constexpr size_t shard_header_bytes = 1024;
+
+inline bool has_shard_magic(const MappedFile& file) {
+    if (file.size() < 4) return false;
+    const int32_t magic = load_number<int32_t>(file.data());
+    return magic == 20240520 || magic == 20240801;
+}
+
+// Type and number of tokens of a checked shard.
+inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
+    const char* path = file.path().c_str();
+    if (!has_shard_magic(file)) fail("%s is not a llm.c token shard (magic number 20240520 or 20240801)", path);
+    if (file.size() < shard_header_bytes)
+        fail("%s is cut off: it has %zu bytes, its header alone takes %zu", path, file.size(), shard_header_bytes);
+    const bool wide = load_number<int32_t>(file.data()) == 20240801;
+    const int version = load_number<int32_t>(file.data() + 4), n = load_number<int32_t>(file.data() + 8), known = wide ? 7 : 1;
+    if (version != known)
+        fail("%s is a llm.c token shard of version %d; this program reads version %d of its kind", path, version, known);
+    const TokenType type = wide ? TokenType::u32 : TokenType::u16;
+    const size_t in_file = (file.size() - shard_header_bytes) / bytes_per_token(type);
+    if (n < 0 || (size_t)n != in_file || file.size() != shard_header_bytes + in_file * bytes_per_token(type))
+        fail("%s is cut off or damaged: its header tells of %d tokens, the file has room for %zu", path, n, in_file);
+    return {type, n};
+}
+
+// ---- either format ---------------------------------------------------------------------------------------------------------
+class TokenDataset {
+public:
+    // A dataset from the path that a user gives: a prefix (x for x.bin and x.idx), x.bin or x.idx, a shard, or a pattern of
+    // shards.
+    static TokenDataset open(const std::string& path) {
+        TokenDataset d;
+        d.name_ = path;
+        const std::string prefix = without_extension(path);
+        if (is_file(prefix + ".idx")) d.open_megatron(prefix);
+        else if (is_file(path)) d.add_shard(path);
+        else if (is_file(prefix + ".bin")) d.add_shard(prefix + ".bin");
+        else if (path.find_first_of("*?[") != std::string::npos) d.open_pattern(path);
+        else
+            fail(
+                "no data at '%s': there is no %s.idx with %s.bin, and no token shard of this name; HINT: `train_gpt prepare "
+                "--input TEXT"
+                " --output %s` makes them",
+                path.c_str(), prefix.c_str(), prefix.c_str(), prefix.c_str());
+        return d;
+    }
+
+    // `other`, a dataset of shards as this is, goes on where this one ends.
+    void append_shards(TokenDataset other) {
+        CHECK(is_shards() && other.is_shards(), "appending %s to %s", other.name_.c_str(), name_.c_str());
+        if (n_documents() > 0 && other.n_documents() > 0 && other.files_[0].type != files_[0].type)
+            fail("%s and %s hold tokens of different tokenizers (GPT-2 and Llama 3)", name_.c_str(), other.name_.c_str());
+        for (File& f : other.files_) files_.push_back(std::move(f));
+        n_tokens_ += other.n_tokens_;
+        name_ = format("%s and %zu more shards", files_[0].map.path().c_str(), files_.size() - 1);
+    }
+
+    const std::string& name() const { return name_; }
+    bool is_shards() const { return !index_; }
+    int64_t n_documents() const { return index_ ? index_->size() : (int64_t)files_.size(); }
+    int64_t n_tokens() const { return n_tokens_; }
+    int length(int64_t document) const { return index_ ? index_->length(document) : files_[document].n_tokens; }
+
+    // Tokens [first, first + n) of a document. What no int can hold comes as -1 or INT_MAX.
+    void read(int64_t document, int64_t first, int64_t n, int* out) const {
+        CHECK(document >= 0 && document < n_documents() && first >= 0 && n >= 0 && first + n <= length(document),
+              "%s: tokens [%lld, %lld) of document %lld", name_.c_str(), (long long)first, (long long)(first + n),
+              (long long)document);
+        const File& file = files_[index_ ? 0 : document];
+        const uint64_t start = index_ ? index_->offset(document) : shard_header_bytes;
+        read_tokens(file.type, file.map.data() + start + first * bytes_per_token(file.type), n, out);
+    }
+
+    // The tokenizer that made it, as far as that is known.
+    const TokenizerIdentity& tokenizer() const { return tokenizer_; }
+
+    // Where a token lies, for messages.
+    std::string describe_position(int64_t document, int64_t token) const {
+        if (!index_) return format("%s, token %lld", files_[document].map.path().c_str(), (long long)token);
+        return format("%s, token %lld of document %lld", files_[0].map.path().c_str(), (long long)token, (long long)document);
+    }
+
+private:
+    struct File {
+        MappedFile map;
+        TokenType type;
+        int n_tokens;  // of a shard
+    };
+
+    static bool is_file(const std::string& path) {
+        std::error_code ignored;
+        return std::filesystem::is_regular_file(path, ignored);
+    }
+    static std::string without_extension(const std::string& path) {
+        for (const std::string ending : {".bin", ".idx", origin_ending})
+            if (path.size() > ending.size() && path.compare(path.size() - ending.size(), ending.size(), ending) == 0)
+                return path.substr(0, path.size() - ending.size());
+        return path;
+    }
+
+    void open_megatron(const std::string& prefix) {
+        const std::string bin = prefix + ".bin";
+        if (!is_file(bin)) fail("%s.idx is there, but %s, which holds the tokens, is missing", prefix.c_str(), bin.c_str());
+        MappedFile map(bin);
+        index_ = std::make_unique<MegatronIndex>(prefix + ".idx", bin, map.size());
+        n_tokens_ = index_->n_tokens();
+        files_.push_back({std::move(map), index_->type(), 0});
+        const std::string file = prefix + origin_ending;
+        if (!is_file(file)) return;
+        const DataOrigin origin = read_origin(file);
+        if (origin.documents != n_documents() || origin.tokens != n_tokens())
+            fail(
+                "%s belongs to other data: it tells of %lld documents and %lld tokens, %s.idx of %lld and %lld; HINT: prepare "
+                "again, or remove it if another program made the data",
+                file.c_str(), (long long)origin.documents, (long long)origin.tokens, prefix.c_str(), (long long)n_documents(),
+                (long long)n_tokens());
+        tokenizer_ = origin.tokenizer;
+    }
+
+    void add_shard(const std::string& path) {
+        MappedFile map(path);
+        if (!has_shard_magic(map))
+            fail(
+                "%s is neither a llm.c token shard nor is there an .idx beside it; HINT: `train_gpt prepare --input TEXT "
+                "--output PREFIX`"
+                " turns text into data",
+                path.c_str());
+        const auto [type, n] = read_shard_header(map);
+        if (!files_.empty() && type != files_[0].type)
+            fail("%s and %s hold tokens of different tokenizers (GPT-2 and Llama 3)", files_[0].map.path().c_str(),
+                 path.c_str());
+        files_.push_back({std::move(map), type, n});
+        n_tokens_ += n;
+    }
+
+    void open_pattern(const std::string& pattern) {
+        glob_t found;
+        const int status = glob(pattern.c_str(), 0, nullptr, &found);
+        std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + (status == 0 ? found.gl_pathc : 0));  // sorted
+        if (status == 0) globfree(&found);
+        if (paths.empty()) fail("no files match '%s'", pattern.c_str());
+        for (const std::string& path : paths) {
+            if (is_file(without_extension(path) + ".idx"))
+                fail(
+                    "'%s' matches %s, which is no llm.c token shard; HINT: patterns are for shards; name each Megatron dataset",
+                    pattern.c_str(), path.c_str());
+            add_shard(path);
+        }
+    }
+
+    std::string name_;
+    std::unique_ptr<MegatronIndex> index_;  // null: shards
+    std::vector<File> files_;               // the .bin, or the shards
+    int64_t n_tokens_ = 0;
+    TokenizerIdentity tokenizer_;
+};
+
+// ---- writing ---------------------------------------------------------------------------------------------------------------
+// PREFIX.bin and PREFIX.idx, byte for byte as Megatron's preprocess_data.py writes them (a sequence is a document), and, if the
+// tokenizer is known, PREFIX.meta.json. Lengths are kept in the file, not in memory. Nothing has its final name before
+// commit(), and then the .idx comes last: a dataset whose .idx is there is complete.
+class TokenDatasetWriter {
+public:
+    TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer)
+        : bin_(prefix + ".bin"),
+          idx_(prefix + ".idx"),
+          bin_path_(prefix + ".bin"),
+          idx_path_(prefix + ".idx"),
+          origin_path_(prefix + origin_ending),
+          tokenizer_(tokenizer),
+          type_(tokenizer.vocab_size < 65500 ? TokenType::u16 : TokenType::i32) {
+        std::error_code none;
+        if (std::filesystem::exists(std::filesystem::symlink_status(origin_path_, none))) read_origin(origin_path_);
+        if (tokenizer.known()) origin_.emplace(origin_path_);
+        const char header[megatron_header_bytes] = {};  // written by commit()
+        idx_.write(header, sizeof header);
+    }
+    // Of tokens of which nobody knows who made them.
+    TokenDatasetWriter(const std::string& prefix, int vocab_size) : TokenDatasetWriter(prefix, {"", "", vocab_size}) {}
+
+    // More tokens of the current document.
+    void add(const int* tokens, size_t n) {
+        for (size_t i = 0; i < n; i++)
+            CHECK(tokens[i] >= 0 && tokens[i] < tokenizer_.vocab_size, "token %d in a vocabulary of %d", tokens[i],
+                  tokenizer_.vocab_size);
+        if (type_ == TokenType::i32) bin_.write(tokens, 4 * n);
+        else {
+            narrow_.assign(tokens, tokens + n);
+            bin_.write(narrow_.data(), 2 * n);
+        }
+        length_ += (int64_t)n;
+    }
+    void end_document() {
+        if (length_ > INT32_MAX)
+            fail("document %lld has %lld tokens; the format allows %d in one document", (long long)n_documents_,
+                 (long long)length_, INT32_MAX);
+        const int32_t length = (int32_t)length_;
+        idx_.write(&length, 4);
+        n_documents_++, n_tokens_ += length_, length_ = 0;
+    }
+    int64_t n_documents() const { return n_documents_; }
+    int64_t n_tokens() const { return n_tokens_ + length_; }
+
+    void commit() {
+        CHECK(length_ == 0, "the last document has not been ended");
+        write_offsets();
+        for (int64_t i = 0; i <= n_documents_; i++) idx_.write(&i, 8);
+        char header[megatron_header_bytes];
+        const uint64_t version = 1, n = (uint64_t)n_documents_, borders = n + 1;
+        memcpy(header, megatron_magic, 9);
+        memcpy(header + 9, &version, 8);
+        header[17] = (char)type_;
+        memcpy(header + 18, &n, 8);
+        memcpy(header + 26, &borders, 8);
+        idx_.overwrite(0, header, sizeof header);
+        if (origin_) origin_->write(origin_text({tokenizer_, n_documents_, n_tokens_}));
+        bin_.sync();
+        idx_.sync();
+        if (origin_) origin_->sync();
+        unlink(idx_path_.c_str());  // an older index must not meet the new tokens
+        unlink(origin_path_.c_str());
+        bin_.commit();
+        try {
+            if (origin_) origin_->commit();
+            idx_.commit();
+        } catch (...) {
+            unlink(bin_path_.c_str());
+            unlink(origin_path_.c_str());
+            throw;
+        }
+    }
+
+private:
+    // The offsets are the running sum of the lengths, which are read back a block at a time.
+    void write_offsets() {
+        std::vector<int32_t> lengths;
+        int64_t offset = 0;
+        for (int64_t first = 0; first < n_documents_; first += (int64_t)lengths.size()) {
+            lengths.resize((size_t)std::min<int64_t>(n_documents_ - first, 1 << 16));
+            idx_.read_back(megatron_header_bytes + 4 * first, lengths.data(), 4 * lengths.size());
+            for (const int32_t length : lengths) {
+                idx_.write(&offset, 8);
+                offset += (int64_t)bytes_per_token(type_) * length;
+            }
+        }
+    }
+
+    FileWriter bin_, idx_;
+    std::optional<FileWriter> origin_;
+    std::string bin_path_, idx_path_, origin_path_;
+    TokenizerIdentity tokenizer_;
+    TokenType type_;
+    std::vector<uint16_t> narrow_;
+    int64_t length_ = 0, n_documents_ = 0, n_tokens_ = 0;
+};

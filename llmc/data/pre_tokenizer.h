@@ -1,0 +1,464 @@
+// Pre-tokenisation: regular expressions cut text into pieces, which tokens never cross (tokenizer.h). Hugging Face's tokenizers
+// match with Oniguruma, we with PCRE2; pcre2_pattern says the one's patterns in the other's words.
+#pragma once
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <cstring>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+
+// Length of the valid UTF-8 sequence at the start of s; 0 if it does not begin with one.
+inline size_t valid_utf8_length(const unsigned char* s, size_t n) {
+    const auto follows = [&](size_t i, unsigned low = 0x80, unsigned high = 0xbf) {
+        return i < n && s[i] >= low && s[i] <= high;
+    };
+    const unsigned c = s[0];
+    if (c < 0x80) return 1;
+    if (c >= 0xc2 && c <= 0xdf) return follows(1) ? 2 : 0;
+    if (c >= 0xe0 && c <= 0xef) return follows(1, c == 0xe0 ? 0xa0 : 0x80, c == 0xed ? 0x9f : 0xbf) && follows(2) ? 3 : 0;
+    if (c >= 0xf0 && c <= 0xf4)
+        return follows(1, c == 0xf0 ? 0x90 : 0x80, c == 0xf4 ? 0x8f : 0xbf) && follows(2) && follows(3) ? 4 : 0;
+    return 0;
+}
+
+// ---- pre-tokenisation ------------------------------------------------------------------------------------------------------
+// Named patterns; "bloom" is the nested class of published files written flat.
+inline std::string pretokenizer_pattern(const std::string& name) {
+    if (name == "gpt2") return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+    if (name == "llama3")
+        return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+    if (name == "bloom") return " ?[^(\\s|.,!?…。，、।۔،)]+";
+    fail("pre-tokenizer '%s' is unknown; one of gpt2, llama3, bloom", name.c_str());
+}
+inline constexpr const char* bloom_pattern_in_files = " ?[^(\\s|[.,!?…。，、।۔،])]+";
+
+// The pattern of Oniguruma, in whose words tokenizer.json files are written, in PCRE2's. Where the two differ:
+//   \s \w \b [[:alpha:]] \p{Han}   other characters
+//   ^ $                            ends of lines (PCRE2_MULTILINE)
+//   a{1,3}+  a{2}?                 repeated again, optional; in PCRE2 possessive, lazy
+//   [a[bc]]                        a class within a class
+//   (?m)                           the dot matches a newline: (?s)
+//   (?i:ss)                        several letters that equal another one
+// What cannot be said in PCRE2 is refused.
+class PatternTranslator {
+public:
+    explicit PatternTranslator(const std::string& pattern) : in_(pattern) {}
+
+    std::string translate() {
+        while (i_ < in_.size()) item();
+        std::string lower = in_;
+        for (char& c : lower) c = (char)tolower((unsigned char)c);
+        for (const char* letters : {"ss", "ff", "fi", "fl", "st"})
+            if (ignores_case_ && lower.find(letters) != std::string::npos) refuse(letters, "without regard to case");
+        if (ignores_case_ && std::any_of(in_.begin(), in_.end(), [](char c) { return c & 0x80; }))
+            refuse("(?i", "with letters beyond ASCII");
+        return out_;
+    }
+
+private:
+    [[noreturn]] void refuse(const std::string& what, const std::string& why = "") const {
+        fail("the pre-tokenizer's pattern '%.500s' is not understood: '%s'%s at %zu", in_.c_str(), what.c_str(),
+             (why.empty() ? "" : " " + why).c_str(), std::min(i_, in_.size()));
+    }
+    bool at(std::string_view s) const { return in_.compare(i_, s.size(), s) == 0; }
+    char next(size_t n) const { return i_ + n < in_.size() ? in_[i_ + n] : '\0'; }
+    void begin_atom() { atom_ = out_.size(), repeated_ = false; }
+
+    void item() {
+        const char c = in_[i_];
+        if (c == '*' || c == '+' || c == '?' || (c == '{' && interval_length() > 0)) return quantifier();
+        if (c == '(') return group();
+        if (c == ')') {
+            out_ += c, i_++;
+            atom_ = open_.empty() ? none : open_.back(), repeated_ = false;
+            if (!open_.empty()) open_.pop_back();
+        } else if (c == '|' || c == '^' || c == '$') {
+            out_ += c, i_++, atom_ = none;
+        } else if (c == '[') {
+            begin_atom(), character_class();
+        } else if (c == '\\') {
+            begin_atom(), out_ += escape(false);
+        } else {
+            begin_atom();
+            do out_ += in_[i_++];
+            while (((unsigned char)next(0) & 0xc0) == 0x80);
+        }
+    }
+
+    // Of {n}, {n,}, {,m} or {n,m}; anything else in braces is text.
+    size_t interval_length() const {
+        size_t n = 1;
+        while (isdigit((unsigned char)next(n))) n++;
+        const bool low = n > 1, comma = next(n) == ',';
+        if (comma) n++;
+        const size_t high = n;
+        while (isdigit((unsigned char)next(n))) n++;
+        return next(n) == '}' && (low || n > high) ? n + 1 : 0;
+    }
+
+    void quantifier() {
+        const bool interval = in_[i_] == '{';
+        std::string q = in_.substr(i_, interval ? interval_length() : 1);
+        i_ += q.size();
+        if (atom_ == none) refuse(q, "with nothing to repeat");
+        if (repeated_) out_.insert(atom_, "(?:"), out_ += ")";
+        if (q.compare(0, 2, "{,") == 0) q.insert(1, "0");
+        out_ += q, repeated_ = true;
+        if (next(0) == '?' && interval && q.find(',') == std::string::npos) return;  // comes as a quantifier of its own
+        if (next(0) == '?' || (next(0) == '+' && !interval)) out_ += in_[i_++];
+    }
+
+    void group() {
+        const size_t begin = out_.size();
+        open_.push_back(begin), atom_ = none;
+        if (next(1) != '?') {
+            out_ += in_[i_++];
+            return;
+        }
+        for (const char* kind : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"})
+            if (at(kind)) {
+                out_ += kind, i_ += strlen(kind);
+                return;
+            }
+        if (at("(?<")) {  // the name of a group is of no use without references to it
+            const size_t end = in_.find('>', i_);
+            if (end == std::string::npos || !isalpha((unsigned char)next(3))) refuse("(?<");
+            out_ += "(", i_ = end + 1;
+            return;
+        }
+        std::string options;
+        size_t n = 2;
+        for (; next(n) == 'i' || next(n) == 'm' || next(n) == '-'; n++) {
+            options += next(n) == 'm' ? 's' : next(n);
+            ignores_case_ |= next(n) == 'i';
+        }
+        const bool whole = i_ == 0 && next(n) == ')';  // elsewhere it would hold for other alternatives than in PCRE2
+        if (options.empty() || (next(n) != ':' && !whole)) refuse(in_.substr(i_, 3));
+        out_ += "(?" + options + next(n), i_ += n + 1;
+        if (whole) open_.pop_back();
+    }
+
+    // A class within a class is flattened: of a union, the brackets mean nothing.
+    void character_class() {
+        out_ += in_[i_++];
+        if (next(0) == '^') out_ += in_[i_++];
+        if (next(0) == ']') out_ += "\\]", i_++;
+        for (int depth = 1; depth > 0;) {
+            if (i_ >= in_.size()) refuse("[", "without an end");
+            if (at("&&") || at("[^")) refuse(in_.substr(i_, 2), "within a class");
+            if (at("[:")) {
+                out_ += named_class();
+            } else if (at("[")) {
+                if (out_.back() == '-') refuse("-[");
+                depth++, i_++;
+            } else if (at("]")) {
+                depth--, i_++;
+                if (depth > 0 && at("-")) refuse("]-");
+            } else if (at("\\")) {
+                out_ += escape(true);
+            } else {
+                out_ += in_[i_++];
+            }
+        }
+        out_ += ']';
+    }
+
+    std::string named_class() {
+        for (const auto& [name, characters] : {std::pair{"[:space:]", "\\p{White_Space}"},
+                                               {"[:^space:]", "\\P{White_Space}"},
+                                               {"[:digit:]", "\\d"},
+                                               {"[:^digit:]", "\\D"},
+                                               {"[:alpha:]", "\\p{Alphabetic}"},
+                                               {"[:punct:]", "\\p{P}\\p{S}"}})
+            if (at(name)) {
+                i_ += strlen(name);
+                return characters;
+            }
+        refuse(in_.substr(i_, in_.find(']', i_) + 1 - i_));
+    }
+
+    std::string escape(bool in_class) {
+        static const std::string word = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
+        static const std::string is = "[" + word + "]", edge = "(?<=" + is + ")(?!" + is + ")|(?<!" + is + ")(?=" + is + ")";
+        const char c = next(1);
+        const std::string same = in_.substr(i_, 2);
+        const auto is_one_of = [&](const char* letters) { return c && strchr(letters, c); };
+        if (c == 'p' || c == 'P') return property(c);
+        if (c == 'x') return character_number();
+        if (!in_class && isdigit((unsigned char)c)) refuse(same, "is a back reference");
+        i_ += 2;
+        if (is_one_of("dDtnrfae") || (c > 0 && !isalnum((unsigned char)c))) return same;
+        if (c == 's') return "\\p{White_Space}";
+        if (c == 'S') return "\\P{White_Space}";
+        if (c == 'v') return "\\x0b";
+        if (c == 'h') return in_class ? "0-9a-fA-F" : "[0-9a-fA-F]";
+        if (c == 'w') return in_class ? word : is;
+        if (in_class && c == 'b') return same;
+        if (!in_class && is_one_of("AzZGKRXN")) return same;
+        if (!in_class && c == 'W') return "[^" + word + "]";
+        if (!in_class && c == 'b') return "(?:" + edge + ")";
+        if (!in_class && c == 'B') return "(?!" + edge + ")";
+        i_ -= 2;
+        refuse(same, in_class ? "within a class" : "");
+    }
+
+    // General categories are called the same, but for their long names. PCRE2 gives scripts a wider meaning unless told not to.
+    std::string property(char c) {
+        const size_t end = in_.find('}', i_);
+        if (next(2) != '{' || end == std::string::npos) refuse(in_.substr(i_, 2));
+        std::string name = in_.substr(i_ + 3, end - i_ - 3);
+        const bool negated = !name.empty() && name[0] == '^';
+        if (negated) name.erase(0, 1);
+        for (const auto& [full, brief] : {std::pair{"Letter", "L"},
+                                          {"Mark", "M"},
+                                          {"Number", "N"},
+                                          {"Punctuation", "P"},
+                                          {"Symbol", "S"},
+                                          {"Separator", "Z"},
+                                          {"Other", "C"}})
+            if (name == full) name = brief;
+        if (name.empty() ||
+            !std::all_of(name.begin(), name.end(), [](char x) { return isalpha((unsigned char)x) || x == '_'; }))
+            refuse(in_.substr(i_, end + 1 - i_));
+        i_ = end + 1;
+        return std::string("\\") + (negated ? (c == 'p' ? 'P' : 'p') : c) + (name.size() > 2 ? "{sc:" : "{") + name + "}";
+    }
+
+    std::string character_number() {
+        size_t n = 2;
+        if (next(2) == '{') n = in_.find('}', i_) == std::string::npos ? 0 : in_.find('}', i_) + 1 - i_;
+        else
+            while (n < 4 && isxdigit((unsigned char)next(n))) n++;
+        const std::string number = in_.substr(i_, n);
+        if (n < 3 || (next(2) != '{' && strtol(number.c_str() + 2, nullptr, 16) >= 0x80)) refuse(number, "is no character");
+        i_ += n;
+        return number;
+    }
+
+    static constexpr size_t none = std::string::npos;
+    const std::string& in_;
+    std::string out_;
+    size_t i_ = 0;
+    size_t atom_ = none;        // where what the next quantifier repeats begins in out_
+    bool repeated_ = false;     // it has a quantifier already
+    std::vector<size_t> open_;  // groups that are not closed yet: where they begin in out_
+    bool ignores_case_ = false;
+};
+
+inline std::string pcre2_pattern(const std::string& pattern) { return PatternTranslator(pattern).translate(); }
+
+// A pattern that matches this text and nothing else.
+inline std::string literal_pattern(const std::string& text) {
+    std::string pattern;
+    for (char c : text) {
+        if (!isalnum((unsigned char)c) && !(c & 0x80)) pattern += '\\';
+        pattern += c;
+    }
+    return pattern;
+}
+
+// Cuts text into pieces: the matches of a pattern, and what lies between them.
+//
+// Patterns come from files, and some would go over a text for years. So the next match is first looked for nearby and in few
+// steps, which is all that a good pattern needs for almost every piece. Where that is not enough (a long piece, a long run of
+// spaces), the same pattern, compiled with a callout before each of its items, looks at the whole text and counts its steps:
+// those of all such pieces of a text are limited, to far more than a good pattern takes. Either way finds the same match.
+//
+// Behaviours, by Hugging Face's names: what becomes of the matches. isolated: pieces of their own. removed: left out.
+// contiguous: matches side by side are one piece. merged_with_previous, merged_with_next: joined to the text before or after.
+enum class SplitBehavior { isolated, removed, contiguous, merged_with_previous, merged_with_next };
+
+class Splitter {
+public:
+    // invert: the matches are what lies between the pattern's.
+    explicit Splitter(const std::string& pattern, SplitBehavior behavior = SplitBehavior::isolated, bool invert = false)
+        : pattern_(pattern), behavior_(behavior), invert_(invert), quick_(compile(0)), counting_(compile(PCRE2_AUTO_CALLOUT)) {}
+
+    // The limit of steps holds for a text as a whole.
+    static void begin_text(size_t bytes) { memory().work = {0, 20000000 + 64 * (uint64_t)bytes, 0}; }
+
+    // piece(string_view) for each piece of text, which is valid UTF-8.
+    template <class F>
+    void split(std::string_view text, F piece) const {
+        if (behavior_ == SplitBehavior::isolated) return each_range(text, [&](std::string_view part, bool) { piece(part); });
+        if (behavior_ == SplitBehavior::removed)
+            return each_range(text, [&](std::string_view part, bool match) {
+                if (match == invert_) piece(part);
+            });
+        std::vector<std::pair<std::string_view, bool>> parts;  // and whether each matches
+        each_range(text, [&](std::string_view part, bool match) { parts.push_back({part, match != invert_}); });
+        const bool to_next = behavior_ == SplitBehavior::merged_with_next;
+        if (to_next) std::reverse(parts.begin(), parts.end());
+        std::vector<std::string_view> merged;
+        bool before = false;  // whether the part before is a match
+        for (const auto& [part, match] : parts) {
+            const bool joins = behavior_ == SplitBehavior::contiguous ? match == before : match && !before;
+            before = match;
+            if (!joins || merged.empty()) merged.push_back(part);
+            else merged.back() = {std::min(part.data(), merged.back().data()), merged.back().size() + part.size()};
+        }
+        if (to_next) std::reverse(merged.begin(), merged.end());
+        for (std::string_view part : merged) piece(part);
+    }
+
+private:
+    struct Code {
+        std::shared_ptr<pcre2_code> code;
+        bool jit;
+        int match(std::string_view text, size_t from, uint32_t options, pcre2_match_data* data, pcre2_match_context* c) const {
+            const auto* subject = (PCRE2_SPTR)text.data();
+            options |= PCRE2_NO_UTF_CHECK;
+            return jit ? pcre2_jit_match(code.get(), subject, text.size(), from, options, data, c)
+                       : pcre2_match(code.get(), subject, text.size(), from, options, data, c);
+        }
+    };
+    static std::string error_text(int error) {
+        PCRE2_UCHAR text[256];
+        pcre2_get_error_message(error, text, sizeof text);
+        return (const char*)text;
+    }
+    Code compile(uint32_t options) const {
+        const std::string pattern = pcre2_pattern(pattern_);
+        int error = 0;
+        PCRE2_SIZE at = 0;
+        pcre2_code* code = pcre2_compile((PCRE2_SPTR)pattern.data(), pattern.size(),
+                                         options | PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &at, nullptr);
+        if (!code)
+            fail("the pre-tokenizer's pattern '%s' is not understood: %s at %zu", pattern_.c_str(), error_text(error).c_str(),
+                 (size_t)at);
+        const bool jit = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
+        return {std::shared_ptr<pcre2_code>(code, pcre2_code_free), jit};
+    }
+
+    // Steps over a text: items of the pattern that were tried, and characters that lie between where.
+    struct Work {
+        uint64_t done, most;
+        size_t at;
+    };
+    static int count(pcre2_callout_block* callout, void* data) {
+        Work& work = *(Work*)data;
+        const size_t at = callout->current_position;
+        work.done += 1 + (at > work.at ? at - work.at : work.at - at);
+        work.at = at;
+        return work.done > work.most ? PCRE2_ERROR_CALLOUT : 0;
+    }
+
+    static constexpr size_t nearby = 256;      // bytes
+    static constexpr uint32_t few_steps = 64;  // from each place where a match might begin
+    struct MatchMemory {
+        Work work{};
+        pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+        pcre2_jit_stack* stack = pcre2_jit_stack_create(32 * 1024, 64 * 1024 * 1024, nullptr);
+        pcre2_match_context *quick = pcre2_match_context_create(nullptr), *counting = pcre2_match_context_create(nullptr);
+        MatchMemory() {
+            for (pcre2_match_context* context : {quick, counting}) pcre2_jit_stack_assign(context, nullptr, stack);
+            pcre2_set_match_limit(quick, few_steps);
+            pcre2_set_match_limit(counting, UINT32_MAX);
+            pcre2_set_callout(counting, count, &work);
+        }
+        MatchMemory(const MatchMemory&) = delete;
+        ~MatchMemory() {
+            pcre2_match_context_free(quick), pcre2_match_context_free(counting);
+            pcre2_jit_stack_free(stack), pcre2_match_data_free(data);
+        }
+    };
+    static MatchMemory& memory() {
+        thread_local MatchMemory of_this_thread;
+        return of_this_thread;
+    }
+
+    // The first match from `done` on, in m.data; not negative if there is one.
+    int find(std::string_view text, size_t done, MatchMemory& m) const {
+        size_t end = std::min(text.size(), done + nearby);
+        while (end < text.size() && ((unsigned char)text[end] & 0xc0) == 0x80) end--;  // a character is not cut
+        const bool all = end == text.size();
+        // A match counts only if it does not depend on what comes after `end`.
+        const int near = quick_.match(text.substr(0, end), done, all ? 0 : PCRE2_PARTIAL_HARD, m.data, m.quick);
+        const PCRE2_SIZE* range = pcre2_get_ovector_pointer(m.data);
+        if ((near >= 0 && range[1] > range[0]) || (near == PCRE2_ERROR_NOMATCH && all)) return near;
+
+        m.work.at = done;
+        const int found = counting_.match(text, done, 0, m.data, m.counting);
+        if (found == PCRE2_ERROR_CALLOUT)
+            fail(
+                "the pre-tokenizer's pattern '%.500s' takes more than %llu steps over %zu bytes of text; HINT: a pattern that "
+                "goes "
+                "over the same text again and again must be written in another way",
+                pattern_.c_str(), (unsigned long long)m.work.most, text.size());
+        if (found < 0 && found != PCRE2_ERROR_NOMATCH)
+            fail("the pre-tokenizer's pattern '%.500s' fails on %zu bytes of text: %s", pattern_.c_str(), text.size(),
+                 error_text(found).c_str());
+        return found;
+    }
+
+    // each(part, whether the pattern matches it) for all of text in order.
+    template <class F>
+    void each_range(std::string_view text, F each) const {
+        MatchMemory& m = memory();
+        for (size_t done = 0; done < text.size();) {
+            const int found = find(text, done, m);  // may be 0: more groups than there is room for
+            const PCRE2_SIZE* range = pcre2_get_ovector_pointer(m.data);
+            const size_t begin = found < 0 ? text.size() : range[0], end = found < 0 ? text.size() : range[1];
+            if (found >= 0 && (begin < done || end <= begin))
+                fail("the pre-tokenizer's pattern '%s' matches the empty string", pattern_.c_str());
+            if (begin > done) each(text.substr(done, begin - done), false);
+            if (end > begin) each(text.substr(begin, end - begin), true);
+            done = end;
+        }
+    }
+
+    std::string pattern_;
+    SplitBehavior behavior_;
+    bool invert_;
+    Code quick_, counting_;
+};
+
+// Splitters one after another: each cuts the pieces of the one before. Without any, a text is one piece.
+class PreTokenizer {
+public:
+    explicit PreTokenizer(std::vector<Splitter> steps) : steps_(std::move(steps)) {}
+    explicit PreTokenizer(const std::string& pattern) : steps_({Splitter(pattern)}) {}
+
+    // piece(string_view) for each piece of text, which may hold any bytes.
+    template <class F>
+    void split(std::string_view text, F piece) const {
+        Splitter::begin_text(text.size());
+        const auto* bytes = (const unsigned char*)text.data();
+        for (size_t i = 0; i < text.size();) {
+            size_t end = i;
+            while (end < text.size()) {
+                if (bytes[end] < 0x80) {
+                    end++;
+                    continue;
+                }
+                const size_t n = valid_utf8_length(bytes + end, text.size() - end);
+                if (n == 0) break;
+                end += n;
+            }
+            if (end > i) split_valid(0, text.substr(i, end - i), piece);
+            i = end;
+            while (end < text.size() && valid_utf8_length(bytes + end, text.size() - end) == 0) end++;
+            if (end > i) piece(text.substr(i, end - i));
+            i = end;
+        }
+    }
+
+private:
+    template <class F>
+    void split_valid(size_t step, std::string_view text, F& piece) const {
+        if (step == steps_.size()) return piece(text);
+        steps_[step].split(text, [&](std::string_view part) { split_valid(step + 1, part, piece); });
+    }
+
+    std::vector<Splitter> steps_;
+};

@@ -1,0 +1,151 @@
+// What an input holds, told by its first bytes, so that nothing is learned from what is no text.
+//   refuse_other_formats   compressed, binary and UTF-16 files, by their signatures, each with the command that makes text of it
+//   find_text_format       text or JSON lines (one object per line)
+//   OddBytes               how much of a text is NUL or not UTF-8: what has no signature shows by that
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "../base/terminal.h"
+
+// ---- what is no text -------------------------------------------------------------------------------------------------------
+struct Signature {
+    size_t at;  // byte of the file at which it stands
+    std::string_view bytes;
+    const char *name, *command;  // the command writes the text of FILE to standard output; "": there is none
+};
+
+using std::literals::string_view_literals::operator""sv;
+
+inline constexpr Signature signatures[] = {
+    {0, "\x1f\x8b"sv, "gzip-compressed", "zcat FILE"},
+    {0, "\x28\xb5\x2f\xfd"sv, "zstd-compressed", "zstdcat FILE"},
+    {1, "\x2a\x4d\x18"sv, "zstd-compressed", "zstdcat FILE"},  // one that begins with a frame to skip
+    {0, "BZh"sv, "bzip2-compressed", "bzcat FILE"},            // and what is checked below
+    {0, "\xfd\x37zXZ\0"sv, "xz-compressed", "xzcat FILE"},
+    {0, "\x04\x22\x4d\x18"sv, "lz4-compressed", "lz4cat FILE"},
+    {0, "PK\x03\x04"sv, "a zip archive", "unzip -p FILE"},
+    {0, "7z\xbc\xaf\x27\x1c"sv, "a 7z archive", "7z x -so FILE"},
+    {257, "ustar"sv, "a tar archive", "tar -xOf FILE"},
+    {0, "PAR1"sv, "a Parquet file",
+     "python3 -c 'import pandas, sys; pandas.read_parquet(sys.argv[1]).to_json(sys.stdout, orient=\"records\", lines=True)' "
+     "FILE"},
+    {0, "ARROW1"sv, "an Arrow file",
+     "python3 -c 'import pandas, sys; pandas.read_feather(sys.argv[1]).to_json(sys.stdout, orient=\"records\", lines=True)' "
+     "FILE"},
+    {0, "{\\rtf"sv, "an RTF document", "unrtf --text FILE"},
+    {0, "%PDF-"sv, "a PDF document", "pdftotext FILE -"},
+    {0, "\xff\xfe\0\0"sv, "UTF-32 text", "iconv -f UTF-32 -t UTF-8 FILE"},
+    {0, "\xff\xfe"sv, "UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE"},
+    {0, "\xfe\xff"sv, "UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE"},
+    {0, "MMIDIDX\0"sv, "the index of prepared data, which --data-path takes", ""},
+    {0, "\x98\xd8\x34\x01"sv, "prepared data (a shard of llm.c), which --data-path takes", ""},
+    {0, "\xb1\xd9\x34\x01"sv, "prepared data (a shard of llm.c), which --data-path takes", ""},
+    {0, "Obj\x01"sv, "an Avro file", ""},
+    {0, "\x89HDF\r\n"sv, "an HDF5 file", ""},
+    {0, "\x93NUMPY"sv, "a NumPy array", ""},
+    {0, "SQLite format 3\0"sv, "an SQLite database", ""},
+    {0, "\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"sv, "a Microsoft Office document", ""},
+    {0, "\177ELF"sv, "a program", ""},
+    {0, "\x89PNG\r\n"sv, "a PNG image", ""},
+    {0, "\xff\xd8\xff"sv, "a JPEG image", ""},
+};
+
+// The entry that fits the first bytes, or null.
+inline const Signature* find_signature(std::string_view first) {
+    for (const Signature& s : signatures) {
+        if (first.size() < s.at || first.substr(s.at, s.bytes.size()) != s.bytes) continue;
+        if (s.bytes == "BZh" && first.substr(4, 6) != "1AY&SY") continue;  // "BZh" alone might begin a text
+        return &s;
+    }
+    // UTF-16 without its mark: in text of Latin letters every second byte is NUL, and hardly another one.
+    static constexpr Signature little = {0, "", "UTF-16 text", "iconv -f UTF-16LE -t UTF-8 FILE"},
+                               big = {0, "", "UTF-16 text", "iconv -f UTF-16BE -t UTF-8 FILE"};
+    size_t nul[2] = {0, 0};
+    for (size_t i = 0; i < first.size(); i++) nul[i % 2] += first[i] == 0;
+    const size_t half = first.size() / 2;
+    if (half >= 2 && nul[1] > half / 2 && nul[0] <= half / 20) return &little;
+    if (half >= 2 && nul[0] > half / 2 && nul[1] <= half / 20) return &big;
+    return nullptr;
+}
+
+// "zcat FILE" with the input's name, and where its output goes. `reading` is the command that reads, up to the place of the
+// file's name: "prepare --input"; "" where it takes files only. What comes from a pipe has no name.
+inline std::string as_pipe(std::string command, const std::string& path, const std::string& reading) {
+    const bool piped = path == "-" || path.rfind("/dev/", 0) == 0;
+    if (const size_t at = command.find(piped ? " FILE" : "FILE"); at != std::string::npos)
+        command.replace(at, piped ? 5 : 4, piped ? "" : shell_word(path));
+    if (reading.empty()) return command + " >text.jsonl makes a file that can be given";
+    return (piped ? "... | " : "") + command + " | train_gpt " + reading + " - ...";
+}
+
+inline std::string input_name(const std::string& path) { return path == "-" ? "standard input" : path; }
+
+inline constexpr size_t first_bytes = 4096;  // that are looked at
+
+inline void refuse_other_formats(std::string_view first, const std::string& path, const std::string& reading) {
+    const Signature* found = find_signature(first.substr(0, first_bytes));
+    if (!found) return;
+    const std::string hint = *found->command ? as_pipe(found->command, path, reading) : "give text or JSON lines";
+    fail("%s is not UTF-8 text: it is %s; HINT: %s", input_name(path).c_str(), found->name, hint.c_str());
+}
+
+// Bytes that no text should have. More than 1 of 200 of them, and the input is taken for something else: real collections have
+// one in thousands, German in Latin-1 one in 75.
+struct OddBytes {
+    int64_t bytes = 0, nul = 0, invalid = 0;  // in all; NUL; not part of valid UTF-8
+
+    OddBytes& operator+=(const OddBytes& more) {
+        bytes += more.bytes, nul += more.nul, invalid += more.invalid;
+        return *this;
+    }
+    bool too_many() const { return nul + invalid > bytes / 200; }
+};
+
+[[noreturn]] inline void refuse_odd_bytes(const OddBytes& odd, const std::string& path, const std::string& reading) {
+    fail(
+        "%s is not UTF-8 text: of the %s bytes read of it %s are NUL and %s no valid UTF-8, %.1f%%, and at most 0.5%% are "
+        "taken; HINT: if it is text in another encoding, %s; --allow-binary of prepare and tokenizer takes any bytes",
+        input_name(path).c_str(), with_commas(odd.bytes).c_str(), with_commas(odd.nul).c_str(),
+        with_commas(odd.invalid).c_str(), 100.0 * (double)(odd.nul + odd.invalid) / (double)odd.bytes,
+        as_pipe("iconv -f ENCODING -t UTF-8 FILE", path, reading).c_str());
+}
+
+// ---- text or JSON lines ----------------------------------------------------------------------------------------------------
+enum class TextFormat { text, json_lines };
+
+inline bool named_as_json(std::string path) {
+    for (char& c : path) c = (char)tolower((unsigned char)c);
+    for (const std::string ending : {".jsonl", ".ndjson", ".jsonlines", ".json"})
+        if (path.size() > ending.size() && path.compare(path.size() - ending.size(), ending.size(), ending) == 0) return true;
+    return false;
+}
+
+// JSON lines if `asked` or the name says so, or if it begins as a JSON object does. An array, or an object over several lines,
+// is refused: no line of it would be a document.
+inline TextFormat find_text_format(InputStream& in, const std::string& asked, const std::string& reading) {
+    if (asked == "text") return TextFormat::text;
+    std::string_view first = in.peek(first_bytes).substr(0, first_bytes);
+    const auto skip = [&](const char* blanks, size_t from) {
+        first.remove_prefix(std::min(first.size(), first.find_first_not_of(blanks, from)));
+        return first.substr(0, 1);
+    };
+    if (first.substr(0, 3) == "\xef\xbb\xbf") first.remove_prefix(3);
+    const bool json = asked == "jsonl" || named_as_json(in.name());
+    const std::string_view opening = skip(" \t\r\n", 0);
+    const auto refuse = [&](const char* what, const char* command) {
+        fail("%s %s; JSON lines are read, one object per line; HINT: %s%s", input_name(in.name()).c_str(), what,
+             as_pipe(command, in.name(), reading).c_str(), json ? "" : ", or --format text if it is text");
+    };
+    if (opening == "[" && (json || (skip(" \t\r\n", 1) == "{" && skip(" \t\r\n", 1) == "\"")))
+        refuse("is a JSON array", "jq -c '.[]' FILE");
+    if (opening != "{") return json ? TextFormat::json_lines : TextFormat::text;
+    const std::string_view next = skip(" \t\r", 1);
+    if (json && next == "\n") refuse("has JSON objects over several lines", "jq -c . FILE");
+    // {' is not JSON, but a dictionary as Python prints it: taken for JSON it is refused, and not learned from with its braces.
+    return json || next == "\"" || next == "'" || next == "}" ? TextFormat::json_lines : TextFormat::text;
+}

@@ -1,0 +1,196 @@
+// Learning a byte-level BPE vocabulary (tokenizer.h says what that is): count the pieces of a text, then merge the pair of
+// tokens that occurs most often, again and again, until the vocabulary is full. Ids as Hugging Face's BpeTrainer gives them:
+// special tokens, the 256 bytes in the order of their characters, then merges; of equally frequent pairs the one with smaller
+// ids wins.
+//
+// A merge changes only the words in which its pair occurs. So each pair remembers its words, counts are corrected as merges
+// happen, and a priority queue holds counts that may be out of date: an entry that no longer agrees is corrected when it comes
+// up.
+#pragma once
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <queue>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/terminal.h"
+#include "tokenizer.h"
+
+// Distinct pieces and how often each occurs.
+using PieceCounts = std::unordered_map<std::string, int64_t>;
+
+inline void count_pieces(const PreTokenizer& pre_tokenizer, std::string_view text, PieceCounts& counts) {
+    pre_tokenizer.split(text, [&](std::string_view piece) { counts[std::string(piece)]++; });
+}
+
+class BpeTrainer {
+public:
+    using Pair = std::pair<int, int>;
+
+    BpeTrainer(const PieceCounts& counts, std::vector<std::string> special_tokens, std::string pattern)
+        : special_(std::move(special_tokens)), pattern_(std::move(pattern)) {
+        for (const std::string& token : special_) add_token(token, token);
+        std::map<uint32_t, int> alphabet;  // sorted by character
+        for (int b = 0; b < 256; b++) alphabet[byte_characters()[b]] = b;
+        std::array<int, 256> byte_id;
+        for (const auto& [character, byte] : alphabet) byte_id[byte] = add_token(utf8(character), std::string(1, (char)byte));
+
+        std::vector<std::pair<std::string, int64_t>> sorted(counts.begin(), counts.end());
+        std::sort(sorted.begin(), sorted.end());  // so that the result does not depend on the hash table
+        for (const auto& [piece, count] : sorted) {
+            Word word{{}, count};
+            for (unsigned char b : piece) word.tokens.push_back(byte_id[b]);
+            words_.push_back(std::move(word));
+        }
+    }
+
+    // Merges until there are vocab_size tokens or no pair occurs min_frequency times.
+    void train(int vocab_size, int64_t min_frequency, Progress* progress) {
+        for (size_t w = 0; w < words_.size(); w++) {
+            const std::vector<int>& t = words_[w].tokens;
+            for (size_t i = 0; i + 1 < t.size(); i++) change({t[i], t[i + 1]}, words_[w].count, (int)w);
+        }
+        for (const auto& [key, entry] : pairs_) queue_.push({entry.count, key});
+        while ((int)characters_.size() < vocab_size && !queue_.empty()) {
+            const Candidate best = queue_.top();
+            queue_.pop();
+            const Entry& entry = pairs_[best.pair];
+            if (best.count != entry.count) {
+                if (entry.count > 0) queue_.push({entry.count, best.pair});
+                continue;
+            }
+            if (best.count < min_frequency) break;
+            merge(best.pair);
+            if (progress) progress->update((int64_t)characters_.size());
+        }
+    }
+
+    int vocab_size() const { return (int)characters_.size(); }
+
+    nlohmann::ordered_json to_json() const {
+        using json = nlohmann::ordered_json;
+        json added = json::array(), vocabulary = json::object(), merges = json::array();
+        for (size_t id = 0; id < special_.size(); id++)
+            added.push_back({{"id", id},
+                             {"content", special_[id]},
+                             {"single_word", false},
+                             {"lstrip", false},
+                             {"rstrip", false},
+                             {"normalized", false},
+                             {"special", true}});
+        // An ordered_json object looks through all keys at every insertion; a sorted one does not care.
+        nlohmann::json sorted = nlohmann::json::object();
+        for (size_t id = 0; id < characters_.size(); id++) sorted[characters_[id]] = id;
+        vocabulary = sorted;
+        for (const Pair& m : merges_) merges.push_back(characters_[m.first] + " " + characters_[m.second]);
+        json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+        json pre_tokenizer;
+        if (pattern_ == "gpt2") {
+            byte_level["use_regex"] = true;
+            pre_tokenizer = byte_level;
+        } else {
+            const std::string regex = pattern_ == "bloom" ? bloom_pattern_in_files : pretokenizer_pattern(pattern_);
+            const json split = {
+                {"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}};
+            pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", json::array({split, byte_level})}};
+        }
+        const json decoder = {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
+        return {{"version", "1.0"},
+                {"truncation", nullptr},
+                {"padding", nullptr},
+                {"added_tokens", added},
+                {"normalizer", nullptr},
+                {"pre_tokenizer", pre_tokenizer},
+                {"post_processor", nullptr},
+                {"decoder", decoder},
+                {"model",
+                 {{"type", "BPE"},
+                  {"dropout", nullptr},
+                  {"unk_token", nullptr},
+                  {"continuing_subword_prefix", nullptr},
+                  {"end_of_word_suffix", nullptr},
+                  {"fuse_unk", false},
+                  {"byte_fallback", false},
+                  {"ignore_merges", false},
+                  {"vocab", vocabulary},
+                  {"merges", merges}}}};
+    }
+
+private:
+    struct Word {
+        std::vector<int> tokens;
+        int64_t count;
+    };
+    struct Entry {
+        int64_t count = 0;
+        std::vector<int> words;  // where the pair occurs or once did; may repeat
+    };
+    struct Candidate {
+        int64_t count;
+        Pair pair;
+        bool operator<(const Candidate& other) const { return count != other.count ? count < other.count : pair > other.pair; }
+    };
+    struct PairHash {
+        size_t operator()(const Pair& p) const {
+            return std::hash<uint64_t>()(((uint64_t)(uint32_t)p.first << 32 | (uint32_t)p.second) * 0x9E3779B97F4A7C15u);
+        }
+    };
+
+    int add_token(const std::string& characters, const std::string& bytes) {
+        const auto [found, is_new] = ids_.emplace(bytes, (int)characters_.size());
+        if (is_new) characters_.push_back(characters), bytes_.push_back(bytes);
+        return found->second;
+    }
+
+    void change(Pair pair, int64_t by, int word) {
+        Entry& entry = pairs_[pair];
+        entry.count += by;
+        if (by > 0 && (entry.words.empty() || entry.words.back() != word)) entry.words.push_back(word);
+    }
+
+    void merge(Pair pair) {
+        const int token =
+            add_token(characters_[pair.first] + characters_[pair.second], bytes_[pair.first] + bytes_[pair.second]);
+        merges_.push_back(pair);
+        const std::vector<int> words = std::move(pairs_[pair].words);
+        std::vector<Pair> grown;
+        for (int w : words) {
+            std::vector<int>& t = words_[w].tokens;
+            const int64_t count = words_[w].count;
+            size_t out = 0;
+            for (size_t i = 0; i < t.size(); i++) {
+                if (i + 1 >= t.size() || t[i] != pair.first || t[i + 1] != pair.second) {
+                    t[out++] = t[i];
+                    continue;
+                }
+                // ... left [first second] right ... becomes ... left token right ...
+                if (out > 0)
+                    change({t[out - 1], t[i]}, -count, w), change({t[out - 1], token}, count, w),
+                        grown.push_back({t[out - 1], token});
+                if (i + 2 < t.size())
+                    change({t[i + 1], t[i + 2]}, -count, w), change({token, t[i + 2]}, count, w),
+                        grown.push_back({token, t[i + 2]});
+                t[out++] = token;
+                i++;
+            }
+            t.resize(out);
+        }
+        pairs_[pair].count = 0;
+        std::sort(grown.begin(), grown.end());
+        grown.erase(std::unique(grown.begin(), grown.end()), grown.end());
+        for (const Pair& p : grown)
+            if (pairs_[p].count > 0) queue_.push({pairs_[p].count, p});
+    }
+
+    std::vector<std::string> special_;
+    std::string pattern_;
+    std::vector<std::string> characters_, bytes_;  // id -> as in tokenizer.json, and raw
+    std::unordered_map<std::string, int> ids_;
+    std::vector<Pair> merges_;
+    std::vector<Word> words_;
+    std::unordered_map<Pair, Entry, PairHash> pairs_;
+    std::priority_queue<Candidate> queue_;
+};

@@ -1,0 +1,183 @@
+// Named regions in one allocation of the backend's memory, and one of the host's where that is another. A region is planned
+// with add(), all are allocated at once, and the memory table of --dry-run is printed from the same plan, so the two cannot
+// disagree.
+#pragma once
+#include <sys/resource.h>
+#include <unistd.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/math.h"
+#include "../ops.h"
+
+// The most physical memory that this process has held so far.
+inline size_t peak_memory_bytes() {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return (size_t)usage.ru_maxrss * 1024;
+}
+
+// The physical memory that this process holds now.
+inline size_t resident_memory_bytes() {
+    size_t pages = 0;
+    if (FILE* f = fopen("/proc/self/statm", "r")) {
+        if (fscanf(f, "%*u %zu", &pages) != 1) pages = 0;
+        fclose(f);
+    }
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+class Arena {
+public:
+    Arena() = default;
+    Arena(const Arena&) = delete;
+    Arena& operator=(const Arena&) = delete;
+    ~Arena() {
+        for (Place* place : {&backend_, &host_}) {
+            if (!place->memory) continue;
+#if defined(__SANITIZE_ADDRESS__)
+            ASAN_UNPOISON_MEMORY_REGION(place->memory, place->bytes);
+#endif
+            if (place == &backend_) be::release_memory(place->memory, place->bytes);
+            else cpu::release_memory(place->memory, place->bytes);
+        }
+    }
+
+    // Plans `count` elements of E in the backend's memory; allocate() sets *slot. Regions start at multiples of 4096 bytes;
+    // with AddressSanitizer what lies between the end of one and the start of the next may not be touched.
+    template <class E>
+    void add(const char* purpose, E** slot, size_t count) {
+        add(backend_, purpose, slot, count * sizeof(E));
+    }
+    void add(const char* purpose, Elements* moment, size_t count) {
+        add(backend_, purpose, &moment->data, count * moment->element_bytes());
+    }
+    // The same in memory that the CPU reads and writes.
+    template <class E>
+    void add_on_host(const char* purpose, E** slot, size_t count) {
+        add_on_host_bytes(purpose, slot, count * sizeof(E));
+    }
+    void add_on_host(const char* purpose, Elements* moment, size_t count) {
+        add_on_host_bytes(purpose, &moment->data, count * moment->element_bytes());
+    }
+
+    size_t bytes() const { return backend_.bytes; }
+    size_t host_bytes() const { return host_.bytes; }
+    const std::vector<std::pair<std::string, size_t>>& purposes() const { return purposes_; }
+
+    // Gets the memory, zero-filled, and points every slot at its region. fail()s if there is not enough.
+    void allocate() {
+        check_available(backend_.bytes, be::available_memory(), be::memory_is_host ? "memory" : "GPU memory");
+        check_available(host_.bytes, cpu::available_memory(), "memory");
+        if (backend_.bytes) backend_.memory = be::allocate_memory(backend_.bytes);
+        if (host_.bytes) host_.memory = cpu::allocate_memory(host_.bytes);
+        point_slots(backend_), point_slots(host_);
+    }
+
+private:
+#if defined(__SANITIZE_ADDRESS__)
+    static constexpr size_t guard_bytes = 64;
+#else
+    static constexpr size_t guard_bytes = 0;
+#endif
+    struct Region {
+        void* slot;
+        size_t offset, bytes;
+    };
+    struct Place {
+        std::vector<Region> regions;
+        size_t bytes = 0;
+        void* memory = nullptr;
+    };
+
+    void add_on_host_bytes(const char* purpose, void* slot, size_t bytes) {
+        if (be::memory_is_host) add(backend_, purpose, slot, bytes);
+        else add(host_, std::string(purpose) + " (host)", slot, bytes);
+    }
+    void add(Place& place, const std::string& purpose, void* slot, size_t bytes) {
+        CHECK(!place.memory, "add after allocate");
+        place.regions.push_back({slot, place.bytes, bytes});
+        bytes = round_up(bytes + guard_bytes, 4096);
+        place.bytes += bytes;
+        for (auto& [name, sum] : purposes_)
+            if (name == purpose) {
+                sum += bytes;
+                return;
+            }
+        purposes_.push_back({purpose, bytes});
+    }
+
+    void check_available(size_t wanted, size_t available, const char* what) const {
+        if (wanted <= available) return;
+        std::string table;
+        for (const auto& [name, bytes] : purposes_) table += format("  %-28s %9.2f GiB\n", name.c_str(), bytes / 1073741824.0);
+        fail(
+            "this run needs %.2f GiB of %s, %.2f GiB are available:\n%s"
+            "HINT: a smaller --micro-batch-size or --seq-length, --recompute full, %sa smaller model need less",
+            wanted / 1073741824.0, what, available / 1073741824.0, table.c_str(),
+            be::memory_is_host ? "--save-in-foreground or " : "fewer --head-rows or ");
+    }
+
+    static void point_slots(const Place& place) {
+        for (const Region& r : place.regions) {
+            void* start = (char*)place.memory + r.offset;
+            memcpy(r.slot, &start, sizeof start);  // *slot is some E*, all of one representation
+#if defined(__SANITIZE_ADDRESS__)
+            const size_t end = &r == &place.regions.back() ? place.bytes : (&r)[1].offset;
+            ASAN_POISON_MEMORY_REGION((char*)start + r.bytes, end - r.offset - r.bytes);
+#endif
+        }
+    }
+
+    Place backend_, host_;
+    std::vector<std::pair<std::string, size_t>> purposes_;
+};
+
+// Elements in the host's memory.
+inline std::vector<real> downloaded(be::Ctx& ctx, const Elements& from, size_t n) {
+    return from.visit([&](auto* x) {
+        std::vector<std::decay_t<decltype(*x)>> values(n);
+        be::download(ctx, values.data(), x, n * sizeof *x);
+        return std::vector<real>(values.begin(), values.end());
+    });
+}
+
+// The host's side of memory that ops work on: that memory itself where the CPU can reach it, else a copy, which upload() sends
+// and download() fetches. The copy is zero until then; its pages come as they are touched, by many threads at once.
+template <class E>
+class HostSide {
+public:
+    HostSide(be::Ctx& ctx, E* memory, size_t n) : ctx_(ctx), memory_(memory), bytes_(n * sizeof(E)) {
+        if (has_copy()) data_ = (E*)cpu::allocate_memory(bytes_);
+    }
+    HostSide(const HostSide&) = delete;
+    HostSide& operator=(const HostSide&) = delete;
+    ~HostSide() {
+        if (has_copy()) cpu::release_memory(data_, bytes_);
+    }
+    E* data() { return data_; }
+    void upload() {
+        if (has_copy()) be::upload(ctx_, memory_, data_, bytes_);
+    }
+    void download() {
+        if (has_copy()) be::download(ctx_, data_, memory_, bytes_);
+    }
+
+private:
+    bool has_copy() const { return !be::memory_is_host && bytes_ > 0; }
+
+    be::Ctx& ctx_;
+    E* memory_;
+    size_t bytes_;
+    E* data_ = memory_;
+};

@@ -1,0 +1,85 @@
+// Scales of FP8 training (Transformer Engine's delayed scaling, per tensor). Each of a block's four matrices has three
+// tensors that are quantised: its input, the weight, and the gradient of its output. A tensor is multiplied by a scale that
+// follows from the largest elements (amax) of earlier steps:
+//   scale = largest number of the format / amax / 2^margin,   amax = the largest in the history, or its newest entry
+// An amax is that of a whole step: over all micro-batches, tensor- and data-parallel ranks. So the layout changes nothing, and
+// a step whose update is not applied leaves no trace. (Transformer Engine and Megatron go on with every micro-batch: their
+// history of 1024 micro-batches corresponds to some tens of steps here.) Every rank has the state of all layers, so that any
+// layout resumes any other's checkpoint.
+#pragma once
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../fp8.h"
+
+enum class Matrix { qkv, proj, fc1, fc2 };
+constexpr Matrix all_matrices[] = {Matrix::qkv, Matrix::proj, Matrix::fc1, Matrix::fc2};
+enum class Operand { input, weight, gradient };
+constexpr int fp8_tensors = 12;  // of a block
+constexpr size_t fp8_index(int block, Matrix matrix, Operand operand) {
+    return (size_t)block * fp8_tensors + (size_t)matrix * 3 + (size_t)operand;
+}
+
+struct Fp8Recipe {
+    bool on = false;
+    bool current = false;          // scales from the tensor itself as it is quantised, not from its history
+    Fp8 gradient = Fp8::e5m2;      // hybrid; inputs and weights are e4m3
+    int margin = 0, history = 16;  // steps
+    bool most_recent = false;      // of the history only the newest amax counts
+    Fp8 format(Operand operand) const { return operand == Operand::gradient ? gradient : Fp8::e4m3; }
+};
+
+class Fp8State {
+public:
+    std::vector<float> scales;  // (layers, 12); 1: nothing measured yet
+
+    Fp8State() = default;
+    Fp8State(const Fp8Recipe& recipe, int layers)
+        : scales((size_t)layers * fp8_tensors, 1.0f), recipe_(recipe), history_(scales.size()) {}
+
+    // Steps whose amax is known, at most the history's length: with none of them there are no scales yet.
+    int measured() const { return measured_; }
+
+    // After a step that was applied: the largest elements of all tensors; 0 where none was quantised.
+    void update(const std::vector<float>& amax) {
+        CHECK(amax.size() == scales.size(), "%zu amax for %zu tensors", amax.size(), scales.size());
+        for (size_t i = 0; i < amax.size(); i++) {
+            std::vector<float>& history = history_[i];  // newest first
+            history.insert(history.begin(), amax[i]);
+            if (history.size() > (size_t)recipe_.history) history.pop_back();
+            const float largest = recipe_.most_recent ? amax[i] : *std::max_element(history.begin(), history.end());
+            const float scale = fp8_scale(largest, recipe_.format((Operand)(i % 3)), recipe_.margin);
+            if (scale > 0) scales[i] = scale;
+        }
+        measured_ = std::min(measured_ + 1, recipe_.history);
+    }
+
+    nlohmann::ordered_json to_json() const {
+        if (scales.empty()) return nullptr;
+        return {{"measured", measured_}, {"scales", scales}, {"amax_history", history_}};
+    }
+    // Of a checkpoint; null: it has none. Entries of a longer history than the recipe's are dropped.
+    void from_json(const nlohmann::json& j, const std::string& file) {
+        if (j.is_null() || scales.empty()) return;
+        try {
+            const std::vector<float> saved = j.at("scales");
+            const std::vector<std::vector<float>> history = j.at("amax_history");
+            if (saved.size() != scales.size() || history.size() != scales.size())
+                fail("%s: scales of %zu tensors, the model has %zu", file.c_str(), saved.size(), scales.size());
+            for (size_t i = 0; i < saved.size(); i++)
+                if (!(saved[i] > 0)) fail("%s: the scale of tensor %zu is %g", file.c_str(), i, saved[i]);
+            scales = saved, history_ = history, measured_ = std::min((int)j.at("measured"), recipe_.history);
+            for (auto& h : history_) h.resize(std::min(h.size(), (size_t)recipe_.history));
+        } catch (const nlohmann::json::exception& e) {
+            fail("%s: its FP8 state is damaged: %s", file.c_str(), e.what());
+        }
+    }
+
+private:
+    Fp8Recipe recipe_;
+    std::vector<std::vector<float>> history_;
+    int measured_ = 0;
+};

@@ -1,0 +1,114 @@
+// The grid of ranks (Narayanan et al., 2021): tensor parallelism innermost, so that its ranks share a machine, then data, then
+// pipeline:  rank = (pp * DP + dp) * TP + tp.
+//   tp   each matrix is cut: a rank holds some heads, some feed-forward columns, some of the vocabulary
+//   dp   each rank has samples of its own; with ZeRO-1 a part of the optimizer's state
+//   pp   each rank holds a stage: some of the layers; with vpp > 1 several chunks of them, dealt out in turn
+// Sequence parallelism cuts what lies between the matrices, norms and residual stream, into the rows of each tp rank.
+// And what of the model a rank holds: Part, LocalSizes.
+#pragma once
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "model_config.h"
+
+struct Axis {
+    int size = 1, rank = 0;
+};
+
+struct Mesh {
+    Axis world, tp, dp, pp;
+    int vpp = 1;
+
+    int rank_of(int pp_rank, int dp_rank, int tp_rank) const { return (pp_rank * dp.size + dp_rank) * tp.size + tp_rank; }
+    // World ranks along one axis through this rank, in the order of that axis.
+    std::vector<int> tp_ranks() const {
+        return along(tp, [&](int i) { return rank_of(pp.rank, dp.rank, i); });
+    }
+    std::vector<int> dp_ranks() const {
+        return along(dp, [&](int i) { return rank_of(pp.rank, i, tp.rank); });
+    }
+    std::vector<int> pp_ranks() const {
+        return along(pp, [&](int i) { return rank_of(i, dp.rank, tp.rank); });
+    }
+    std::string text() const {
+        return format("%d rank%s = tensor %d x data %d x pipeline %d", world.size, world.size == 1 ? "" : "s", tp.size, dp.size,
+                      pp.size) +
+               (vpp > 1 ? format(" (%d chunks each)", vpp) : "");
+    }
+
+private:
+    template <class F>
+    static std::vector<int> along(const Axis& axis, F rank) {
+        std::vector<int> ranks;
+        for (int i = 0; i < axis.size; i++) ranks.push_back(rank(i));
+        return ranks;
+    }
+};
+
+// Refuses, with the arithmetic, what does not fit the number of ranks.
+inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
+    if (const int model = tp * pp, below = world / model * model; below != world)
+        fail_usage(
+            "%d rank%s cannot be divided by tensor-model-parallel-size %d x pipeline-model-parallel-size %d = %d; HINT: start "
+            "it with mpirun -n %s%d%s",
+            world, world == 1 ? "" : "s", tp, pp, model, below ? format("%d or ", below).c_str() : "", below + model,
+            world == 1 ? "" : format(", or choose sizes whose product divides %d", world).c_str());
+    Mesh mesh;
+    mesh.world = {world, rank}, mesh.vpp = vpp;
+    mesh.tp = {tp, rank % tp};
+    mesh.dp = {world / (tp * pp), rank / tp % (world / (tp * pp))};
+    mesh.pp = {pp, rank / (world / pp)};
+    return mesh;
+}
+
+// Refuses a model that cannot be cut into `tp` parts; rows: of a micro-batch, that sequence parallelism cuts.
+inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_parallel, int64_t rows) {
+    if (tp == 1) return;
+    const auto divides = [&](int n, const char* what) {
+        if (n % tp == 0) return;
+        fail_usage("tensor-model-parallel-size %d does not divide the model's %d %s; HINT: choose a divisor of %d", tp, n, what,
+                   n);
+    };
+    divides(c.NH, "attention heads");
+    divides(c.F, "feed-forward columns");
+    if (c.NKV % tp && tp % c.NKV)
+        fail_usage(
+            "tensor-model-parallel-size %d and num-query-groups %d: one must divide the other, so that each rank holds whole "
+            "key/value heads",
+            tp, c.NKV);
+    if (sequence_parallel && rows % tp)
+        fail_usage(
+            "sequence parallelism cuts the %lld rows (micro-batch-size x seq-length) of a micro-batch into %d equal parts; "
+            "HINT: "
+            "another --micro-batch-size or --seq-length, or --no-sequence-parallel",
+            (long long)rows, tp);
+}
+
+// What of the model a rank holds.
+struct Part {
+    Axis tp;
+    std::vector<int> layers;         // in the order of the model
+    bool first = true, last = true;  // holds the embedding; the final norm and the head
+};
+inline Part whole_model(const ModelConfig& c) {
+    Part part;
+    part.layers.resize((size_t)c.L);
+    std::iota(part.layers.begin(), part.layers.end(), 0);
+    return part;
+}
+
+// Sizes of one rank's matrices.
+struct LocalSizes {
+    int NHl, NKVl;  // query heads; key/value heads, of which `replicas` ranks hold the same
+    int replicas;
+    int Fl, F1l, QKVl;
+    int Vpl, v0, Vl;  // rows of the embedding; the first of them in the whole; how many of them are real
+    int tp_size;
+    LocalSizes(const ModelConfig& c, const Axis& tp) {
+        NHl = c.NH / tp.size, NKVl = std::max(1, c.NKV / tp.size), replicas = std::max(1, tp.size / c.NKV);
+        tp_size = tp.size, Fl = c.F / tp.size, F1l = c.F1() / tp.size, QKVl = (NHl + 2 * NKVl) * c.HS();
+        Vpl = c.Vp / tp.size, v0 = tp.rank * Vpl, Vl = std::max(0, std::min(Vpl, c.V - v0));
+    }
+};

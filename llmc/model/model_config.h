@@ -1,0 +1,298 @@
+// What a model is: sizes and the few choices in which the three families differ. One block serves them all.
+//   gpt2   GPT-2/3, MT-NLG: learned positions, LayerNorm, tanh GeLU, biases, tied head          (GPT2LMHeadModel)
+//   bloom  ALiBi, LayerNorm right after the embedding, otherwise as gpt2                         (BloomForCausalLM)
+//   llama  Llama-2, LLM-jp: RMSNorm, rotary positions, SwiGLU, grouped queries, no biases        (LlamaForCausalLM)
+// Presets hold the published shapes; config.json is read and written in Hugging Face's form, so a model directory of ours
+// opens in transformers and the other way round.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/similar.h"
+
+enum class Norm { layernorm, rmsnorm };
+enum class Position { learned, rope, alibi };
+enum class Activation { gelu, swiglu };
+
+struct ModelConfig {
+    std::string family = "llama";  // gpt2 | bloom | llama: decides the names and layouts of files
+    int L = 0;                     // layers
+    int C = 0;                     // width
+    int NH = 0, NKV = 0;           // query heads, key/value heads
+    int F = 0;                     // feed-forward width (of one of gate and up, with SwiGLU)
+    int T = 0;                     // longest sequence
+    int V = 0, Vp = 0;             // vocabulary, and padded so that matrices have friendly sizes
+    Norm norm = Norm::rmsnorm;
+    Position position = Position::rope;
+    Activation activation = Activation::swiglu;
+    bool bias = false;            // biases on all linears
+    bool embedding_norm = false;  // LayerNorm right after the token embedding
+    bool tied = false;            // the head is the transposed token embedding
+    double eps = 1e-5;
+    double rope_base = 10000.0;
+    double init_std = 0.02;
+
+    int HS() const { return C / NH; }                  // head size
+    int QKV() const { return (NH + 2 * NKV) * HS(); }  // rows of the fused projection: [q heads | k heads | v heads]
+    int F1() const { return activation == Activation::swiglu ? 2 * F : F; }  // rows of fc1: [gate | up] or one
+};
+
+// The structural choices of a family; sizes are left alone.
+inline void set_family(ModelConfig& c, const std::string& family) {
+    const bool llama = family == "llama";
+    c.family = family;
+    c.norm = llama ? Norm::rmsnorm : Norm::layernorm;
+    c.position = llama ? Position::rope : family == "bloom" ? Position::alibi : Position::learned;
+    c.activation = llama ? Activation::swiglu : Activation::gelu;
+    c.bias = !llama;
+    c.embedding_norm = family == "bloom";
+    c.tied = !llama;
+}
+
+// ---- presets ---------------------------------------------------------------------------------------------------------------
+struct Preset {
+    const char* name;
+    const char* family;
+    int L, C, NH, NKV, F, T, V;
+    double init_std;
+};
+
+inline const std::vector<Preset>& presets() {
+    // V = 0: the vocabulary comes from the tokenizer (or --vocab-size).
+    static const std::vector<Preset> rows = {
+        // small ones, for machines without a GPU
+        {"quickstart", "llama", 6, 192, 6, 2, 512, 256, 0, 0.02},
+        {"llama-tiny", "llama", 2, 64, 4, 2, 192, 256, 0, 0.02},
+        {"gpt2-3m", "gpt2", 6, 192, 6, 6, 768, 256, 0, 0.02},
+        {"bloom-3m", "bloom", 6, 192, 6, 6, 768, 256, 0, 0.02},
+        {"llama-15m", "llama", 8, 384, 6, 2, 1024, 512, 0, 0.02},
+        {"llama-60m", "llama", 12, 640, 10, 5, 1728, 512, 0, 0.02},
+        // GPT-2 (Radford et al., 2019)
+        {"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 1024, 50257, 0.02},
+        {"gpt2-350m", "gpt2", 24, 1024, 16, 16, 4096, 1024, 50257, 0.02},
+        {"gpt2-774m", "gpt2", 36, 1280, 20, 20, 5120, 1024, 50257, 0.02},
+        {"gpt2-1558m", "gpt2", 48, 1600, 25, 25, 6400, 1024, 50257, 0.02},
+        // GPT-3 (Brown et al., 2020), head counts of NeMo's ladder; init 0.64/sqrt(C)
+        {"gpt3-125m", "gpt2", 12, 768, 12, 12, 3072, 2048, 50257, 0.0231},
+        {"gpt3-350m", "gpt2", 24, 1024, 16, 16, 4096, 2048, 50257, 0.02},
+        {"gpt3-760m", "gpt2", 24, 1536, 16, 16, 6144, 2048, 50257, 0.0163},
+        {"gpt3-1.3b", "gpt2", 24, 2048, 16, 16, 8192, 2048, 50257, 0.0141},
+        {"gpt3-2.7b", "gpt2", 32, 2560, 32, 32, 10240, 2048, 50257, 0.0126},
+        {"gpt3-6.7b", "gpt2", 32, 4096, 32, 32, 16384, 2048, 50257, 0.01},
+        {"gpt3-13b", "gpt2", 40, 5120, 40, 40, 20480, 2048, 50257, 0.0089},
+        {"gpt3-175b", "gpt2", 96, 12288, 96, 96, 49152, 2048, 50257, 0.0058},
+        // MT-NLG 530B (Smith et al., 2022)
+        {"mt-nlg-530b", "gpt2", 105, 20480, 128, 128, 81920, 2048, 50257, 0.004},
+        // BLOOM (Le Scao et al., 2022)
+        {"bloom-560m", "bloom", 24, 1024, 16, 16, 4096, 2048, 250880, 0.0048},
+        {"bloom-1b1", "bloom", 24, 1536, 16, 16, 6144, 2048, 250880, 0.0048},
+        {"bloom-1b7", "bloom", 24, 2048, 16, 16, 8192, 2048, 250880, 0.0048},
+        {"bloom-3b", "bloom", 30, 2560, 32, 32, 10240, 2048, 250880, 0.0048},
+        {"bloom-7b1", "bloom", 30, 4096, 32, 32, 16384, 2048, 250880, 0.0048},
+        {"bloom-176b", "bloom", 70, 14336, 112, 112, 57344, 2048, 250880, 0.0048},
+        // Llama 2 (Touvron et al., 2023) and TinyLlama
+        {"llama-1b", "llama", 22, 2048, 32, 4, 5632, 2048, 32000, 0.02},
+        {"llama2-7b", "llama", 32, 4096, 32, 32, 11008, 4096, 32000, 0.02},
+        {"llama2-13b", "llama", 40, 5120, 40, 40, 13824, 4096, 32000, 0.02},
+        {"llama2-70b", "llama", 80, 8192, 64, 8, 28672, 4096, 32000, 0.02},
+        // LLM-jp v3 (dense)
+        {"llm-jp-152m", "llama", 12, 512, 8, 8, 2048, 4096, 99574, 0.02},
+        {"llm-jp-440m", "llama", 16, 1024, 8, 8, 3584, 4096, 99574, 0.02},
+        {"llm-jp-980m", "llama", 20, 1536, 8, 8, 5376, 4096, 99574, 0.02},
+        {"llm-jp-1.8b", "llama", 24, 2048, 16, 16, 7168, 4096, 99574, 0.02},
+        {"llm-jp-3.8b", "llama", 28, 3072, 24, 24, 8192, 4096, 99574, 0.02},
+        {"llm-jp-7.3b", "llama", 32, 4096, 32, 32, 11008, 4096, 99574, 0.02},
+        {"llm-jp-13b", "llama", 40, 5120, 40, 40, 13824, 4096, 99574, 0.02},
+        {"llm-jp-172b", "llama", 96, 12288, 96, 16, 38464, 4096, 99574, 0.02},
+    };
+    return rows;
+}
+
+inline ModelConfig config_from_preset(const std::string& name) {
+    std::vector<std::string> known;
+    for (const Preset& p : presets()) {
+        if (name == p.name) {
+            ModelConfig c;
+            set_family(c, p.family);
+            c.L = p.L, c.C = p.C, c.NH = p.NH, c.NKV = p.NKV, c.F = p.F, c.T = p.T, c.V = p.V, c.init_std = p.init_std;
+            return c;
+        }
+        known.push_back(p.name);
+    }
+    std::string all;
+    for (const std::string& p : known) all += (all.empty() ? "" : ", ") + p;
+    fail_usage("preset '%s' is unknown%s HINT: one of %s", name.c_str(), did_you_mean(name, known).c_str(), all.c_str());
+}
+
+// ---- checks ----------------------------------------------------------------------------------------------------------------
+inline void check_config(const ModelConfig& c) {
+    struct Size {
+        const char* name;
+        int value, most;  // far beyond any model; with these, sizes of tensors and of all memory fit 64 bits
+    };
+    const Size sizes[] = {
+        {"num-layers", c.L, 10000},           {"hidden-size", c.C, 1 << 20},     {"num-attention-heads", c.NH, 1 << 20},
+        {"num-query-groups", c.NKV, 1 << 20}, {"ffn-hidden-size", c.F, 1 << 22}, {"seq-length", c.T, 1 << 24},
+        {"vocab-size", c.V, 1 << 24}};
+    for (const auto& [name, value, most] : sizes) {
+        if (value <= 0)
+            fail("the model's %s is %d; it must be at least 1. HINT: give --preset, --model or --%s", name, value, name);
+        if (value > most) fail("the model's %s is %d; it must be at most %d", name, value, most);
+    }
+    if (c.C % c.NH)
+        fail("hidden-size %d is not divisible by num-attention-heads %d; every head needs the same size", c.C, c.NH);
+    if (c.NH % c.NKV)
+        fail(
+            "num-attention-heads %d is not divisible by num-query-groups %d; each key/value head serves the same number of "
+            "query heads",
+            c.NH, c.NKV);
+    if (c.family != "llama" && c.NKV != c.NH)
+        fail("family %s has one key/value head per query head, but num-query-groups is %d of %d heads", c.family.c_str(), c.NKV,
+             c.NH);
+    if (c.position == Position::rope && c.HS() % 2)
+        fail("head size %d (hidden-size %d / heads %d) is odd; rotary positions rotate pairs, so it must be even", c.HS(), c.C,
+             c.NH);
+    if (c.HS() > 256)
+        fail("head size %d (hidden-size %d / heads %d) is above 256, the most that attention takes", c.HS(), c.C, c.NH);
+    if (!(c.eps >= 1e-30 && c.eps <= 1)) fail("norm-epsilon is %g; it must be above 0 and at most 1", c.eps);
+    if (c.position == Position::rope && !(c.rope_base >= 1)) fail("rotary-base is %g; it must be at least 1", c.rope_base);
+}
+
+inline void pad_vocabulary(ModelConfig& c, int divisible_by) { c.Vp = (c.V + divisible_by - 1) / divisible_by * divisible_by; }
+
+// The norms', positions' and so on choices, as given by Megatron's options, must add up to one of the three families.
+inline void match_family(ModelConfig& c) {
+    for (const char* family : {"gpt2", "bloom", "llama"}) {
+        ModelConfig f = c;
+        set_family(f, family);
+        if (f.norm == c.norm && f.position == c.position && f.activation == c.activation && f.bias == c.bias &&
+            f.embedding_norm == c.embedding_norm && (f.tied == c.tied || f.family == "llama")) {
+            c.family = family;
+            return;
+        }
+    }
+    fail(
+        "this mix of normalization, positions, activation, biases, embedding norm and head belongs to none of the families:\n"
+        "  gpt2   LayerNorm, learned_absolute, GeLU, biases, tied head\n"
+        "  bloom  LayerNorm, alibi, GeLU, biases, embedding LayerNorm, tied head\n"
+        "  llama  RMSNorm, rope, SwiGLU, no biases, head tied or not\n"
+        "HINT: start from a --preset of the family and override sizes only");
+}
+
+// ---- config.json -----------------------------------------------------------------------------------------------------------
+// ids: bos_token_id and the like.
+inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::string& dtype,
+                                           const nlohmann::ordered_json& ids = nlohmann::ordered_json::object()) {
+    nlohmann::ordered_json j;
+    const bool llama = c.family == "llama";
+    j["architectures"] = {llama ? "LlamaForCausalLM" : c.family == "bloom" ? "BloomForCausalLM" : "GPT2LMHeadModel"};
+    j["model_type"] = c.family;
+    j["vocab_size"] = c.V;
+    if (llama) {
+        j["hidden_size"] = c.C, j["intermediate_size"] = c.F, j["num_hidden_layers"] = c.L, j["num_attention_heads"] = c.NH;
+        j["num_key_value_heads"] = c.NKV, j["head_dim"] = c.HS(), j["max_position_embeddings"] = c.T;
+        j["hidden_act"] = "silu", j["rms_norm_eps"] = c.eps, j["rope_theta"] = c.rope_base;
+        j["attention_bias"] = false, j["mlp_bias"] = false, j["attention_dropout"] = 0.0;
+    } else if (c.family == "bloom") {
+        j["hidden_size"] = c.C, j["n_layer"] = c.L, j["n_head"] = c.NH, j["seq_length"] = c.T;
+        j["layer_norm_epsilon"] = c.eps, j["apply_residual_connection_post_layernorm"] = false;
+        j["hidden_dropout"] = 0.0, j["attention_dropout"] = 0.0;
+    } else {
+        j["n_embd"] = c.C, j["n_layer"] = c.L, j["n_head"] = c.NH, j["n_positions"] = c.T, j["n_inner"] = c.F;
+        j["activation_function"] = "gelu_new", j["layer_norm_epsilon"] = c.eps;
+        j["attn_pdrop"] = 0.0, j["embd_pdrop"] = 0.0, j["resid_pdrop"] = 0.0;
+    }
+    j["initializer_range"] = c.init_std, j["tie_word_embeddings"] = c.tied;
+    j.update(ids);
+    j["torch_dtype"] = dtype, j["use_cache"] = true;
+    return j;
+}
+
+// Reads a config.json of the three families. What we cannot do is refused by name, never ignored. `source` names the file.
+inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& source) {
+    using json = nlohmann::json;
+    const auto absent = [&](const char* key) { return !j.contains(key) || j[key].is_null(); };
+    const auto get = [&](const char* key) -> int {
+        if (absent(key)) fail("%s has no '%s'", source.c_str(), key);
+        if (!j[key].is_number_integer() || j[key] < 0 || j[key] > 1 << 28)
+            fail("%s: '%s' is %s; a count is expected", source.c_str(), key, j[key].dump().c_str());
+        return j[key];
+    };
+    const auto wrong = [&](const char* key, const char* expected) {
+        fail("%s: '%s' is %.200s; %s is expected", source.c_str(), key, j[key].dump().c_str(), expected);
+    };
+    const auto number = [&](const char* key, double otherwise) {
+        if (!absent(key) && !j[key].is_number()) wrong(key, "a number");
+        return absent(key) ? otherwise : j[key].get<double>();
+    };
+    const auto text = [&](const char* key, const char* otherwise) {
+        if (!absent(key) && !j[key].is_string()) wrong(key, "a text");
+        return absent(key) ? std::string(otherwise) : j[key].get<std::string>();
+    };
+    const auto flag = [&](const char* key, bool otherwise) {
+        if (!absent(key) && !j[key].is_boolean()) wrong(key, "true or false");
+        return absent(key) ? otherwise : j[key].get<bool>();
+    };
+    // Refuses a feature unless it is absent, null, or has the one value that we implement.
+    const auto only = [&](const char* key, const json& allowed) {
+        if (!absent(key) && j[key] != allowed)
+            fail("%s: '%s' is %s; only %s is supported", source.c_str(), key, j[key].dump().c_str(), allowed.dump().c_str());
+    };
+    if (!j.is_object()) fail("%s does not hold a JSON object", source.c_str());
+    const std::string type = text("model_type", "");
+    ModelConfig c;
+    if (type != "llama" && type != "gpt2" && type != "bloom")
+        fail("%s: model_type is '%s'; supported are gpt2, bloom and llama", source.c_str(), type.c_str());
+    set_family(c, type);
+    only("quantization_config", nullptr);
+    c.V = get("vocab_size");
+    if (type == "llama") {
+        c.L = get("num_hidden_layers"), c.C = get("hidden_size"), c.F = get("intermediate_size"),
+        c.NH = get("num_attention_heads");
+        c.NKV = absent("num_key_value_heads") ? c.NH : get("num_key_value_heads");
+        c.T = absent("max_position_embeddings") ? 2048 : get("max_position_embeddings");
+        c.eps = number("rms_norm_eps", 1e-6), c.rope_base = number("rope_theta", 10000.0);
+        // transformers 5 nests the rotary base: {"rope_parameters": {"rope_theta": ..., "rope_type": "default"}}
+        for (const char* key : {"rope_scaling", "rope_parameters"}) {
+            if (absent(key)) continue;
+            if (!j[key].is_object()) wrong(key, "an object");
+            const auto part = [&](const char* name) { return j[key].value(name, json()); };
+            const auto is = [&](const char* name, const json& allowed) {
+                return part(name).is_null() || part(name) == allowed;
+            };
+            if (!is("rope_type", "default") || !is("type", "default") || !is("partial_rotary_factor", 1.0))
+                fail("%s: '%s' is %s; only rope_type 'default' over the whole head is supported", source.c_str(), key,
+                     j[key].dump().c_str());
+            if (part("rope_theta").is_number()) c.rope_base = part("rope_theta").get<double>();
+            else if (!part("rope_theta").is_null()) wrong(key, "a number as its 'rope_theta'");
+        }
+        only("attention_bias", false), only("mlp_bias", false);
+        if (absent("use_sliding_window") || flag("use_sliding_window", true)) only("sliding_window", nullptr);
+        if (text("hidden_act", "silu") != "swish") only("hidden_act", "silu");  // two names of one function
+        if (c.NH > 0 && !absent("head_dim") && j["head_dim"] != c.C / c.NH)
+            fail("%s: 'head_dim' is %s; only hidden_size / num_attention_heads = %d is supported", source.c_str(),
+                 j["head_dim"].dump().c_str(), c.C / c.NH);
+        only("partial_rotary_factor", 1.0), only("pretraining_tp", 1);
+        c.tied = flag("tie_word_embeddings", false);
+    } else if (type == "bloom") {
+        c.C = absent("hidden_size") ? get("n_embed") : get("hidden_size");
+        c.L = absent("n_layer") ? get("num_hidden_layers") : get("n_layer");
+        c.NH = absent("n_head") ? get("num_attention_heads") : get("n_head");
+        c.T = absent("seq_length") ? 2048 : get("seq_length");
+        c.eps = number("layer_norm_epsilon", 1e-5), c.NKV = c.NH, c.F = 4 * c.C;
+        only("apply_residual_connection_post_layernorm", false), only("tie_word_embeddings", true);
+    } else {
+        c.C = get("n_embd"), c.L = get("n_layer"), c.NH = get("n_head"), c.T = get("n_positions");
+        c.F = absent("n_inner") ? 4 * c.C : get("n_inner"), c.NKV = c.NH, c.eps = number("layer_norm_epsilon", 1e-5);
+        const std::string act = text("activation_function", "gelu_new");
+        if (act != "gelu_new" && act != "gelu_pytorch_tanh") only("activation_function", "gelu_new");
+        only("scale_attn_weights", true), only("scale_attn_by_inverse_layer_idx", false), only("add_cross_attention", false);
+        only("tie_word_embeddings", true);
+    }
+    c.init_std = number("initializer_range", 0.02);
+    return c;
+}

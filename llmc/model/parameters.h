@@ -1,0 +1,297 @@
+// The parameter table: one row per tensor that a rank holds, with its shape, initialisation, weight decay, its place in the
+// whole tensor, and its names and layout in Hugging Face files. Allocation, initialisation, the decay mask, the norm, import
+// and export all walk it.
+//
+// All parameters lie in one buffer, in groups, each in table order: matrices, which weight decay shrinks, then biases and
+// norms, which it does not. So AdamW updates all that decays in one go, and all norms are one range, whose gradients sequence
+// parallelism sums over ranks. Each tensor starts at a multiple of 64 elements; gradients, master weights and Adam's moments
+// use the same offsets. What lies between tensors is zero and stays zero. Backward finishes the tensors of each group from its
+// end to its front.
+//
+// Physical layouts: every linear weight is (out, in). The fused projection has rows [q heads | k heads | v heads], fc1 of a
+// SwiGLU model [gate | up]; with tensor parallelism these are a rank's own heads and columns. Files cut and permute the rows of
+// the whole tensor: HfTensor says how.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "../base/math.h"
+#include "../elements.h"
+#include "mesh.h"
+#include "model_config.h"
+
+enum class Init {
+    zeros,
+    ones,
+    normal,         // N(0, std)
+    scaled_normal,  // N(0, std / sqrt(2 L)): the two projections that write into the residual stream
+};
+
+// A tensor of a Hugging Face file: rows [row, row + rows) of our whole tensor.
+struct HfTensor {
+    std::string name;
+    int row = 0, rows = 0;
+    bool transposed = false;  // GPT-2's Conv1D keeps (in, out)
+    int interleaved = 0;  // BLOOM: head size HS if file rows are [q k v] per head, where ours are [q heads | k heads | v heads]
+};
+
+// Rows [row, row + rows) of what a rank holds are rows [whole_row, ...) of the whole tensor.
+struct RowBlock {
+    int row, whole_row, rows;
+};
+
+enum class Group { matrix, cut_bias, whole_bias, norm };  // cut over tp; the same on every tp rank
+
+struct TensorSpec {
+    std::string name;  // ours: "blocks.3.qkv_w"
+    int rows = 0, cols = 1;
+    Group group = Group::matrix;
+    Init init = Init::zeros;
+    std::vector<HfTensor> hf;
+    int id = 0;  // its place in the table of a rank that holds everything
+    static constexpr int embedding = -1, head = -2;
+    int block = embedding;  // of this rank's blocks, or one of these two: when backward computes its gradient
+
+    // The whole tensor, and what part of it this is. With one rank: all of it.
+    int whole_rows = 0, whole_cols = 1, first_col = 0;
+    std::vector<RowBlock> blocks = {};
+    bool replicated = false;  // the same on every tp rank
+    bool copy = false;        // the head of the last stage, where it is the first stage's embedding: neither counted nor stored
+    // The last so many rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are to be summed.
+    int replicated_rows = 0, replicas = 1;
+
+    size_t offset = 0;  // elements from the start of the buffer
+    size_t size() const { return (size_t)rows * cols; }
+    bool vector() const { return group != Group::matrix; }  // 1-D in files
+    int whole_row(int row) const {
+        for (const RowBlock& b : blocks)
+            if (row < b.row + b.rows) return b.whole_row + row - b.row;
+        return -1;
+    }
+};
+
+template <class E>
+struct BlockParams {
+    E *norm1_w, *norm1_b;  // (C) (C)
+    E *qkv_w, *qkv_b;      // (QKV, C) (QKV)
+    E *proj_w, *proj_b;    // (C, C) (C)
+    E *norm2_w, *norm2_b;  // (C) (C)
+    E *fc1_w, *fc1_b;      // (F1, C) (F1)
+    E *fc2_w, *fc2_b;      // (C, F) (C)
+};
+
+// Pointers into a buffer of E (parameters: floatX, gradients: real). Null where the family has no such tensor.
+template <class E>
+struct Params {
+    E* wte;                      // (Vp, C) token embedding
+    E* wpe;                      // (T, C) learned positions
+    E *emb_norm_w, *emb_norm_b;  // (C) (C) BLOOM's embedding norm
+    std::vector<BlockParams<E>> blocks;
+    E *final_norm_w, *final_norm_b;  // (C) (C)
+    E* head;                         // (Vp, C); the same memory as wte when tied
+};
+
+namespace detail {
+
+// Visits every tensor of the model in table order: visit(E*& slot, TensorSpec without offset, whether `part` holds it).
+template <class E, class Visit>
+void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit visit_one) {
+    p = Params<E>{};
+    p.blocks.assign(part.layers.size(), BlockParams<E>{});
+    const bool llama = c.family == "llama", gpt2 = c.family == "gpt2", biased_norm = c.norm == Norm::layernorm;
+    const LocalSizes n(c, part.tp);
+    const Axis& tp = part.tp;
+    int id = 0, block_of_rank = TensorSpec::embedding;
+    const auto visit = [&](E*& slot, TensorSpec spec, bool held) {
+        spec.id = id++, spec.block = block_of_rank;
+        if (held) visit_one(slot, spec);
+    };
+
+    const auto plain = [&](const std::string& hf, int rows) { return std::vector<HfTensor>{{hf, 0, rows}}; };
+    const auto vocab = [&](const char* name, const std::string& hf) {  // files hold the true vocabulary only
+        TensorSpec t{name, n.Vpl, c.C, Group::matrix, Init::normal, plain(hf, c.V)};
+        t.whole_rows = c.Vp, t.whole_cols = c.C, t.blocks = {{0, n.v0, n.Vpl}};
+        return t;
+    };
+    const auto vector = [&](const std::string& name, Group group, Init init, const std::vector<HfTensor>& hf) {
+        TensorSpec t{name, c.C, 1, group, init, hf};
+        t.whole_rows = c.C, t.blocks = {{0, 0, c.C}}, t.replicated = true;
+        return t;
+    };
+    const auto norm = [&](E*& w, E*& b, const std::string& name, const std::string& hf, bool held) {
+        visit(w, vector(name + "_w", Group::norm, Init::ones, plain(hf + ".weight", c.C)), held);
+        if (biased_norm) visit(b, vector(name + "_b", Group::norm, Init::zeros, plain(hf + ".bias", c.C)), held);
+    };
+    const auto named = [&](std::vector<HfTensor> parts, const char* ending, bool transposed) {
+        for (HfTensor& t : parts) t.name += ending, t.transposed = transposed;
+        return parts;
+    };
+    // Its rows are cut over tp: a rank computes some columns of the output.
+    const auto column_parallel = [&](E*& w, E*& b, const std::string& name, int whole_rows, const std::vector<RowBlock>& blocks,
+                                     const std::vector<HfTensor>& parts, int replicated_rows, bool held) {
+        const int rows = blocks.back().row + blocks.back().rows;
+        TensorSpec t{name + "_w", rows, c.C, Group::matrix, Init::normal, named(parts, ".weight", gpt2)};
+        t.whole_rows = whole_rows, t.whole_cols = c.C, t.blocks = blocks;
+        t.replicated_rows = n.replicas > 1 ? replicated_rows : 0, t.replicas = n.replicas;
+        visit(w, t, held);
+        if (!c.bias) return;
+        t.name = name + "_b", t.cols = t.whole_cols = 1, t.group = Group::cut_bias, t.init = Init::zeros,
+        t.hf = named(parts, ".bias", false);
+        visit(b, t, held);
+    };
+    // Its columns are cut over tp: a rank computes a summand of the whole output, whose bias is added once.
+    const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool held) {
+        TensorSpec t{
+            name + "_w", c.C, whole_cols / tp.size, Group::matrix, Init::scaled_normal, named(plain(hf, c.C), ".weight", gpt2)};
+        t.whole_rows = c.C, t.whole_cols = whole_cols, t.first_col = tp.rank * t.cols, t.blocks = {{0, 0, c.C}};
+        visit(w, t, held);
+        if (c.bias) visit(b, vector(name + "_b", Group::whole_bias, Init::zeros, named(plain(hf, c.C), ".bias", false)), held);
+    };
+
+    const std::string top = llama ? "model." : "transformer.";
+    TensorSpec wte = vocab("wte", top + (llama ? "embed_tokens.weight" : gpt2 ? "wte.weight" : "word_embeddings.weight"));
+    visit(p.wte, wte, part.first);
+    if (c.position == Position::learned) {
+        TensorSpec t = vector("wpe", Group::matrix, Init::normal, plain("transformer.wpe.weight", c.T));
+        t.rows = t.whole_rows = c.T, t.cols = t.whole_cols = c.C, t.blocks = {{0, 0, c.T}};
+        visit(p.wpe, t, part.first);
+    }
+    if (c.embedding_norm) norm(p.emb_norm_w, p.emb_norm_b, "emb_norm", "transformer.word_embeddings_layernorm", part.first);
+
+    const int HS = c.HS(), Q = c.NH * HS, K = c.NKV * HS, Ql = n.NHl * HS, Kl = n.NKVl * HS;
+    const int q0 = tp.rank * Ql, k0 = tp.rank / n.replicas * Kl, f0 = tp.rank * n.Fl;
+    BlockParams<E> unused;
+    for (int l = 0, i = 0; l < c.L; l++) {
+        const bool held = i < (int)part.layers.size() && part.layers[(size_t)i] == l;
+        block_of_rank = i;
+        BlockParams<E>& b = held ? p.blocks[(size_t)i++] : unused;
+        const std::string name = "blocks." + std::to_string(l) + ".";
+        const std::string hf = top + (llama ? "layers." : "h.") + std::to_string(l) + ".";
+        const std::vector<HfTensor> qkv =
+            llama  ? std::vector<HfTensor>{{hf + "self_attn.q_proj", 0, Q},
+                                           {hf + "self_attn.k_proj", Q, K},
+                                           {hf + "self_attn.v_proj", Q + K, K}}
+            : gpt2 ? plain(hf + "attn.c_attn", c.QKV())
+                   : std::vector<HfTensor>{{hf + "self_attention.query_key_value", 0, c.QKV(), false, HS}};
+        const std::vector<HfTensor> fc1 =
+            llama ? std::vector<HfTensor>{{hf + "mlp.gate_proj", 0, c.F}, {hf + "mlp.up_proj", c.F, c.F}}
+                  : plain(hf + (gpt2 ? "mlp.c_fc" : "mlp.dense_h_to_4h"), c.F);
+        std::vector<RowBlock> fc1_blocks = {{0, f0, n.Fl}};
+        if (c.activation == Activation::swiglu) fc1_blocks.push_back({n.Fl, c.F + f0, n.Fl});
+
+        norm(b.norm1_w, b.norm1_b, name + "norm1", hf + (gpt2 ? "ln_1" : "input_layernorm"), held);
+        column_parallel(b.qkv_w, b.qkv_b, name + "qkv", c.QKV(), {{0, q0, Ql}, {Ql, Q + k0, Kl}, {Ql + Kl, Q + K + k0, Kl}},
+                        qkv, 2 * Kl, held);
+        row_parallel(b.proj_w, b.proj_b, name + "proj", Q,
+                     hf + (llama  ? "self_attn.o_proj"
+                           : gpt2 ? "attn.c_proj"
+                                  : "self_attention.dense"),
+                     held);
+        norm(b.norm2_w, b.norm2_b, name + "norm2", hf + (gpt2 ? "ln_2" : "post_attention_layernorm"), held);
+        column_parallel(b.fc1_w, b.fc1_b, name + "fc1", c.F1(), fc1_blocks, fc1, 0, held);
+        row_parallel(b.fc2_w, b.fc2_b, name + "fc2", c.F,
+                     hf + (llama  ? "mlp.down_proj"
+                           : gpt2 ? "mlp.c_proj"
+                                  : "mlp.dense_4h_to_h"),
+                     held);
+    }
+    block_of_rank = TensorSpec::head;
+    norm(p.final_norm_w, p.final_norm_b, "final_norm", llama ? "model.norm" : "transformer.ln_f", part.last);
+    if (!c.tied) return visit(p.head, vocab("head", "lm_head.weight"), part.last);
+    wte.copy = true, wte.id = 0, wte.block = TensorSpec::head;
+    if (part.last && !part.first) visit_one(p.head, wte);
+}
+
+}  // namespace detail
+
+struct ParameterTable {
+    Part part;
+    std::vector<TensorSpec> rows;
+    size_t size = 0;     // elements of the buffer, with padding between tensors
+    size_t decayed = 0;  // elements before this one are matrices
+    size_t shared = 0;   // elements from this one on are whole on every tp rank: biases of row-parallel matrices, and norms
+    size_t trained = 0;  // parameters that exist in the model's files: no padded vocabulary rows, no gaps, each once
+
+    // The sizes of the decayed elements and of the others become multiples of `multiple`, so that they can be cut into parts.
+    explicit ParameterTable(const ModelConfig& c, const Part& held, size_t multiple = 64) : part(held) {
+        Params<char> unused;
+        detail::walk_parameters(c, part, unused, [&](char*&, const TensorSpec& spec) { rows.push_back(spec); });
+        for (const Group group : {Group::matrix, Group::cut_bias, Group::whole_bias, Group::norm}) {
+            for (TensorSpec& spec : rows) {
+                if (spec.group != group) continue;
+                spec.offset = size;
+                size = round_up(size + spec.size(), 64);
+                for (const HfTensor& t : spec.hf) trained += (size_t)t.rows * spec.whole_cols;
+            }
+            if (group == Group::matrix) decayed = size = round_up(size, multiple);
+            if (group == Group::cut_bias) shared = size;
+        }
+        size = decayed + round_up(size - decayed, multiple);
+    }
+    explicit ParameterTable(const ModelConfig& c) : ParameterTable(c, whole_model(c)) {}
+};
+
+// Points p's tensors into a buffer, that of each row of the table to place(row).
+template <class E, class Place>
+void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E>& p, E* buffer, Place place) {
+    size_t row = 0;
+    detail::walk_parameters(c, table.part, p, [&](E*& slot, const TensorSpec&) { slot = buffer + place(row++); });
+    if (c.tied && table.part.first) p.head = p.wte;
+}
+// Into one that is laid out by the table.
+template <class E>
+void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E>& p, E* buffer) {
+    bind_parameters(c, table, p, buffer, [&](size_t row) { return table.rows[row].offset; });
+}
+
+// Where a rank's part of a tensor lies in a file: visit(ours, stride, file, n) for runs of n elements, ours[ours + k stride]
+// and file[file + k]; offsets in elements from the start of the part and of the HfTensor.
+template <class Visit>
+void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
+    const int heads = t.interleaved ? t.rows / (3 * t.interleaved) : 0;
+    const auto file_row = [&](int whole_row) {
+        int r = whole_row - t.row;
+        if (t.interleaved) {  // ours (which of q k v, head, element), the file's (head, which, element)
+            const int HS = t.interleaved, which = r / (heads * HS), head = r / HS % heads;
+            r = (head * 3 + which) * HS + r % HS;
+        }
+        return (size_t)r;
+    };
+    for (const RowBlock& block : spec.blocks) {
+        const int first = std::max(block.whole_row, t.row), last = std::min(block.whole_row + block.rows, t.row + t.rows);
+        if (first >= last) continue;
+        const int row = block.row + first - block.whole_row;
+        if (t.transposed) {
+            for (int col = 0; col < spec.cols; col++)
+                visit((size_t)row * spec.cols + col, (size_t)spec.cols,
+                      (size_t)(spec.first_col + col) * t.rows + file_row(first), (size_t)(last - first));
+        } else if (!t.interleaved && spec.cols == spec.whole_cols) {
+            visit((size_t)row * spec.cols, (size_t)1, file_row(first) * spec.cols, (size_t)(last - first) * spec.cols);
+        } else {
+            for (int r = first; r < last; r++)
+                visit((size_t)(row + r - first) * spec.cols, (size_t)1, file_row(r) * spec.whole_cols + spec.first_col,
+                      (size_t)spec.cols);
+        }
+    }
+}
+
+// visit(first, n, rounding) for each part of a tensor in elements [begin, end) of the buffer: n elements from `first` on, and
+// the random numbers by which they are rounded.
+template <class Visit>
+void for_each_rounding(const TensorSpec& t, size_t begin, size_t end, uint64_t key, Visit visit) {
+    for (const RowBlock& rows : t.blocks) {
+        const size_t start = t.offset + (size_t)rows.row * t.cols;
+        const size_t first = std::max(begin, start), last = std::min(end, start + (size_t)rows.rows * t.cols);
+        if (first >= last) continue;
+        Rounding r;
+        r.key = key, r.tensor = (uint32_t)t.id, r.first = (uint64_t)rows.whole_row * t.whole_cols + t.first_col;
+        if (t.cols == t.whole_cols) r.first += first - start;
+        else r.cols = t.cols, r.whole_cols = t.whole_cols, r.at = first - start;
+        visit(first, last - first, r);
+    }
+}
+// The same of all tensors. What lies between them is zero and left out.
+template <class Visit>
+void for_each_rounding(const ParameterTable& table, size_t begin, size_t end, uint64_t key, Visit visit) {
+    for (const TensorSpec& t : table.rows) for_each_rounding(t, begin, end, key, visit);
+}

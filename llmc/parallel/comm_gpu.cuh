@@ -1,0 +1,509 @@
+// Comm on GPUs: a group of ranks, one GPU each, that exchange tensors through NCCL. The group's first rank makes NCCL's id, the
+// World carries it to the others.
+//
+// Streams. A collective runs on ctx.stream, in order with the ops around it; one that was started runs on the Comm's own
+// stream, after what is on ctx.stream by then, and finish() lets ctx.stream wait for it. All collectives of one Comm run one
+// after another: an event orders the two streams.
+//
+// Messages. On a GPU a send waits for its receive, and NCCL runs what is called on one communicator one after another. If
+// messages shared one, two ranks that send to each other before they receive would wait for ever. So every directed edge,
+// from u to v, is a communicator of its own: u only sends on it, from a stream of its own, v only receives, on ctx.stream.
+// A send then waits for nothing but its receive, and nothing waits for a send but finish(). A host waits as well, at the first
+// message between two ranks, while NCCL connects them; in a ring where all send first they would all wait. connect_ring
+// therefore makes the edges and sends one message over each, in rounds in which a rank has one edge at most: no cycle can form.
+// On the emulator nothing runs beside the host, and a send is over when its call returns: there a thread of its own makes it.
+//
+// Precision: NCCL sums floatX in its own way. A ring rounds every addition of bf16 to bf16; switches that add (NVLS) use fp32.
+// cpu:: sums in fp32 and rounds once. Gradients are `real`, where both are fp32, or on request bf16: then what a ring's
+// roundings do to a sum over R ranks whose summands are independent has a standard deviation of 0.0016 sqrt(R / 2) of it,
+// without bias: 0.3% for 8 ranks, 0.9% for 64, 3.6% for 1,024.
+// Determinism: the same bits on all ranks and in every run of the same layout on the same machines, as NCCL chooses algorithms
+// by size and topology.
+// Cost: a collective moves what the CPU's does; 360 GB/s between 8 GPUs on NVLink 4 take messages of 64 MB or more.
+//
+// Errors: NCCL's are fail()ed with its text. If a rank has died, the others wait in NCCL until the launcher ends them, or the
+// World's watchdog does: UnderWay tells it what waits on streams, and what errors NCCL met there. It ends the process without
+// ncclCommAbort, which could itself wait. TRAIN_GPT_CHECK_COMM=1 compares collectives as on the CPU; each then waits for the
+// device.
+// Kernels of several communicators under way at a time must fit on the GPU together, as ranks wait for each other in them: here
+// at most the started collectives of each Comm and one send per edge, which take a few of some hundred multiprocessors.
+// Several ranks cannot share a GPU. Not yet run with NCCL on GPUs, only on the emulator.
+#pragma once
+#if !defined(HAVE_NCCL)
+#if defined(BACKEND_EMU)
+#if __has_include(<mpi.h>)
+#define HAVE_NCCL 1  // the emulated one, over MPI
+#else
+#define HAVE_NCCL 0
+#endif
+#elif __has_include(<nccl.h>)
+#define HAVE_NCCL 1
+#else
+#define HAVE_NCCL 0
+#endif
+#endif
+#if HAVE_NCCL
+#include <nccl.h>
+#endif
+
+#include <deque>
+#include <mutex>
+#ifdef BACKEND_EMU
+#include <future>
+#include <thread>
+#endif
+
+#include "comm_cpu.h"
+#include "../gpu/memory.cuh"
+
+namespace gpu {
+namespace detail {
+
+#if HAVE_NCCL
+#define NCCL(call)                                                                                          \
+    do {                                                                                                    \
+        const ncclResult_t nccl_result_ = (call);                                                           \
+        if (nccl_result_ != ncclSuccess) gpu::detail::nccl_failed(nccl_result_, #call, __FILE__, __LINE__); \
+    } while (0)
+[[noreturn]] inline void nccl_failed(ncclResult_t result, const char* what, const char* file, int line) {
+    fail("%s failed: %s (%s) at %s:%d; HINT: NCCL_DEBUG=WARN says more", what, ncclGetErrorString(result),
+         ncclGetLastError(nullptr), file, line);
+}
+
+template <class E>
+ncclDataType_t nccl_type();
+template <>
+inline ncclDataType_t nccl_type<bf16>() {
+    return ncclBfloat16;
+}
+template <>
+inline ncclDataType_t nccl_type<float>() {
+    return ncclFloat32;
+}
+
+template <>
+inline ncclDataType_t nccl_type<uint8_t>() {
+    return ncclUint8;
+}
+
+struct EventDeleter {
+    void operator()(cudaEvent_t e) const { cudaEventDestroy(e); }
+};
+using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, EventDeleter>;
+inline Event record(cudaStream_t stream) {
+    cudaEvent_t e;
+    CUDA(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    Event event(e);
+    CUDA(cudaEventRecord(e, stream));
+    return event;
+}
+// What is put on `later` from now on runs after what is on `earlier` by now.
+inline void order(cudaStream_t later, cudaStream_t earlier) { CUDA(cudaStreamWaitEvent(later, record(earlier).get(), 0)); }
+
+// What a group has put on streams and is not over. NCCL's calls return at once; it is the device that waits for other ranks,
+// and so the watchdog must look there. Each operation lies between two events. What is measured is how long the second one has
+// been outstanding since the watchdog first saw the first one passed: neither kernels before it on the stream, however long,
+// nor the host's being far ahead are taken for a wait.
+class UnderWay {
+public:
+    const comm_detail::Members& group;
+
+    UnderWay(const comm_detail::Members& g, int device) : group(g), device_(device) {}
+    // Lets launch() put an operation on the stream; the event after it.
+    template <class Launch>
+    std::shared_ptr<Event> put(const char* operation, int64_t number, ncclComm_t comm, cudaStream_t stream, Launch launch) {
+        const Activity activity = {false, operation, group.name, number};
+        Event reached = record(stream);
+        check(launch(comm, stream), activity);
+        auto over = std::make_shared<Event>(record(stream));
+        std::lock_guard<std::mutex> lock(mutex_);
+        drop_finished();
+        operations_.push_back({std::move(reached), over, comm, activity});
+        return over;
+    }
+    // The operation that has waited longest. Called by the watchdog's thread.
+    Activity longest_wait() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        CUDA(cudaSetDevice(device_));  // or CUDA would make a context on the first GPU for this thread
+        drop_finished();
+        Activity longest;
+        for (Operation& o : operations_) {
+            if (passed(*o.over)) continue;
+            ncclResult_t error = ncclSuccess;
+            NCCL(ncclCommGetAsyncError(o.comm, &error));
+            check(error, o.activity);
+            if (!o.activity.waiting && passed(o.reached)) o.activity.waiting = true, o.activity.since = monotonic_seconds();
+            if (o.activity.waiting && (!longest.waiting || o.activity.since < longest.since)) longest = o.activity;
+        }
+        return longest;
+    }
+
+private:
+    struct Operation {
+        Event reached;
+        std::shared_ptr<Event> over;
+        ncclComm_t comm;
+        Activity activity;
+    };
+    static void check(ncclResult_t result, const Activity& activity) {
+        if (result != ncclSuccess && result != ncclInProgress) nccl_failed(result, activity.name().c_str(), __FILE__, __LINE__);
+    }
+    static bool passed(const Event& event) {
+        const cudaError_t error = cudaEventQuery(event.get());
+        if (error == cudaErrorNotReady) return (void)cudaGetLastError(), false;  // or it would be found after the next launch
+        CUDA(error);
+        return true;
+    }
+    void drop_finished() {
+        while (!operations_.empty() && passed(*operations_.front().over)) operations_.pop_front();
+    }
+
+    const int device_;
+    std::mutex mutex_;
+    std::deque<Operation> operations_;  // in the order of calls
+};
+
+// A communicator, and a stream to use it on.
+struct Channel {
+    ncclComm_t comm = nullptr;
+    cudaStream_t stream = nullptr;
+    Channel() { CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+    ~Channel() {
+        // NCCL takes leave of the other ranks, which after an error do not come.
+        if (comm && std::uncaught_exceptions() > 0) ncclCommAbort(comm);
+        else if (comm) ncclCommDestroy(comm);
+        if (stream) cudaStreamDestroy(stream);
+    }
+    Channel(const Channel&) = delete;
+    Channel& operator=(const Channel&) = delete;
+};
+
+// One end of the way from one rank, 0 on this communicator, to another, 1.
+struct Edge : Channel {
+    int peer = 0;  // in the group
+    bool sends = false;
+
+#ifndef BACKEND_EMU
+    // The rest: the sender's stream may write x again.
+    std::function<void()> send(const floatX* x, size_t n, cudaStream_t from, UnderWay& under_way, int64_t number) {
+        order(stream, from);
+        const auto sent = under_way.put("send", number, comm, stream, [=](ncclComm_t c, cudaStream_t s) {
+            return ncclSend(x, n, nccl_type<floatX>(), 1, c, s);
+        });
+        return [=] { CUDA(cudaStreamWaitEvent(from, sent->get(), 0)); };
+    }
+#else
+    // The call is checked here and made by a thread, after the one before it.
+    std::shared_future<ncclResult_t> last;
+    std::function<void()> send(const floatX* x, size_t n, cudaStream_t, UnderWay& under_way, int64_t number) {
+        NCCL(ncclGroupStart());
+        NCCL(ncclSend(x, n, nccl_type<floatX>(), 1, comm, stream));
+        emu::nccl::Operations operations;
+        operations.swap(emu::nccl::queue());
+        NCCL(ncclGroupEnd());
+        std::promise<ncclResult_t> promise;
+        const std::shared_future<ncclResult_t> before = std::exchange(last, promise.get_future().share()), sent = last;
+        std::thread([before, promise = std::move(promise), operations = std::move(operations)]() mutable {
+            if (before.valid()) before.wait();
+            promise.set_value(emu::nccl::run_all(std::move(operations)));
+        }).detach();
+        return [=, &group = under_way.group] {
+            const Waiting waiting(group.monitor.get(), "send", group.name, number);
+            NCCL(sent.get());
+        };
+    }
+#endif
+};
+
+// The ranks of a Comm and the ways to them, at an address that does not move.
+struct Group : comm_detail::Members {
+    Channel own;
+    std::shared_ptr<Event> last_started;       // on own.stream; what follows on another stream must wait for it
+    std::vector<std::unique_ptr<Edge>> edges;  // in an order in which no two ranks wait for each other's
+    comm_detail::Note* notes = nullptr;        // (size), on the device
+    UnderWay under_way;
+
+    Group(Ctx& ctx, World& world, const std::vector<int>& r, const std::string& n, int place, const ncclUniqueId& id)
+        : Members(world, r, n, place), under_way(*this, ctx.device) {
+        const Waiting waiting(monitor.get(), "making the group", name, 0);
+        NCCL(ncclCommInitRank(&own.comm, size, id, rank));
+        if (check) CUDA(cudaMalloc(&notes, (size_t)size * sizeof(comm_detail::Note)));
+        monitor->add(this, [this] { return under_way.longest_wait(); });
+    }
+    ~Group() {
+        monitor->remove(this);
+        cudaFree(notes);
+        for (auto& edge : edges) edge.reset();
+    }
+    Edge& edge(int peer, bool sends) {
+        for (const auto& e : edges)
+            if (e->peer == peer && e->sends == sends) return *e;
+        CHECK(false, "group %s: rank %d has no way %s rank %d; connect_ring() makes those between neighbours", name.c_str(),
+              rank, sends ? "to" : "from", peer);
+        abort();
+    }
+};
+
+// The number of a collective that begins.
+inline int64_t begin(Ctx& ctx, Group& g, const char* operation, size_t n, size_t element_bytes) {
+    const int64_t sequence = ++g.sequence;
+    if (g.check) {
+        const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
+        std::vector<comm_detail::Note> all((size_t)g.size);
+        all[(size_t)g.rank] = comm_detail::Note(operation, n, element_bytes, sequence);
+        if (g.last_started) CUDA(cudaStreamWaitEvent(ctx.stream, g.last_started->get(), 0));
+        comm_detail::Note* mine = g.notes + g.rank;
+        upload(ctx, mine, &all[(size_t)g.rank], sizeof *mine);
+        NCCL(ncclAllGather(mine, g.notes, sizeof *mine, ncclChar, g.own.comm, ctx.stream));
+        download(ctx, all.data(), g.notes, all.size() * sizeof *mine);
+        compare_notes(g, all);
+    }
+    return sequence;
+}
+
+// launch(communicator, stream): on ctx.stream, or started on the group's.
+template <class Launch>
+void run(Ctx& ctx, Group& g, const char* operation, size_t n, size_t element_bytes, Launch launch) {
+    const int64_t sequence = begin(ctx, g, operation, n, element_bytes);
+    const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
+    if (const auto started = std::exchange(g.last_started, nullptr)) CUDA(cudaStreamWaitEvent(ctx.stream, started->get(), 0));
+    g.under_way.put(operation, sequence, g.own.comm, ctx.stream, launch);
+}
+template <class Launch>
+std::function<void()> start(Ctx& ctx, Group& g, const char* operation, size_t n, size_t element_bytes, Launch launch) {
+    const int64_t sequence = begin(ctx, g, operation, n, element_bytes);
+    const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
+    order(g.own.stream, ctx.stream);
+    const auto done = g.last_started = g.under_way.put(operation, sequence, g.own.comm, g.own.stream, launch);
+    return [&ctx, done] { CUDA(cudaStreamWaitEvent(ctx.stream, done->get(), 0)); };
+}
+#else
+struct Group : comm_detail::Members {};
+#endif
+
+// What identifies the device that this rank computes on.
+inline std::string device_text(const Ctx& ctx) {
+#ifndef BACKEND_EMU
+    char id[64] = "";
+    CUDA(cudaDeviceGetPCIBusId(id, sizeof id, ctx.device));
+    return id;
+#else
+    (void)ctx;
+    return "";
+#endif
+}
+
+}  // namespace detail
+
+class Comm {
+public:
+    Comm() = default;
+    // As cpu::Comm's.
+    Comm(Ctx& ctx, World& world, const std::vector<int>& ranks, std::string name) : name_(std::move(name)) {
+        std::string mine = comm_detail::group_text(ranks, name_);
+        const size_t n = ranks.size();
+#if HAVE_NCCL
+        // group, device, and from the group's first rank NCCL's id
+        ncclUniqueId id;
+        mine += "\n" + detail::device_text(ctx) + "\n";
+        if (n > 1 && ranks[0] == world.rank()) {
+            NCCL(ncclGetUniqueId(&id));
+            mine.append(id.internal, sizeof id.internal);
+        }
+#endif
+        std::vector<std::string> said = world.all_gather(mine), devices, ids;
+        for (std::string& s : said) {
+            const size_t line = s.find('\n'), next = line == std::string::npos ? line : s.find('\n', line + 1);
+            devices.push_back(next == std::string::npos ? "" : s.substr(line + 1, next - line - 1));
+            ids.push_back(next == std::string::npos ? "" : s.substr(next + 1));
+            s.resize(std::min(line, s.size()));
+        }
+        const int place = comm_detail::place_in_group(world, ranks, name_, said);
+        if (place < 0 || n == 1) return;
+#if HAVE_NCCL
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < i && !emulated; j++) {
+                const size_t a = (size_t)ranks[j], b = (size_t)ranks[i];
+                if (world.hosts()[a] == world.hosts()[b] && devices[a] == devices[b])
+                    fail(
+                        "ranks %zu and %zu share the GPU %s of host %s, which NCCL cannot do; HINT: start as many ranks on a "
+                        "machine as it has GPUs",
+                        a, b, devices[a].c_str(), world.hosts()[a].c_str());
+            }
+        const std::string& from_first = ids[(size_t)ranks[0]];
+        CHECK(from_first.size() == sizeof id.internal, "an id of %zu bytes", from_first.size());
+        memcpy(id.internal, from_first.data(), sizeof id.internal);
+        group_ = std::make_unique<detail::Group>(ctx, world, ranks, name_, place, id);
+#else
+        (void)ctx;
+        fail(
+            "%zu ranks on GPUs (group %s) need NCCL, which this program was built without; HINT: install its headers "
+            "(libnccl-dev) and build again",
+            n, name_.c_str());
+#endif
+    }
+
+    int size() const { return group_ ? group_->size : 1; }
+    int rank() const { return group_ ? group_->rank : 0; }
+    const std::string& name() const { return name_; }
+    detail::Group* group() const { return group_.get(); }  // null where this rank is alone
+
+private:
+#ifdef BACKEND_EMU
+    static constexpr bool emulated = true;
+#else
+    static constexpr bool emulated = false;
+#endif
+    std::string name_ = "alone";
+    std::unique_ptr<detail::Group> group_;
+};
+
+class Pending : public comm_detail::Unfinished {
+    using Unfinished::Unfinished;
+};
+inline void finish(Ctx&, Pending& pending) { pending.finish(); }
+
+// ---- collectives -----------------------------------------------------------------------------------------------------------
+template <class E>
+void all_reduce(Ctx& ctx, Comm& comm, E* x, size_t n) {
+    if (comm.size() == 1 || n == 0) return;
+#if HAVE_NCCL
+    detail::run(ctx, *comm.group(), "all_reduce", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
+        return ncclAllReduce(x, x, n, detail::nccl_type<E>(), ncclSum, c, stream);
+    });
+#else
+    (void)ctx, (void)x;
+#endif
+}
+
+inline void all_reduce_max(Ctx& ctx, Comm& comm, float* x, size_t n) {
+    if (comm.size() == 1 || n == 0) return;
+#if HAVE_NCCL
+    detail::run(ctx, *comm.group(), "all_reduce_max", n, sizeof(float),
+                [=](ncclComm_t c, cudaStream_t stream) { return ncclAllReduce(x, x, n, ncclFloat32, ncclMax, c, stream); });
+#else
+    (void)ctx, (void)x;
+#endif
+}
+
+template <class E>
+void all_gather(Ctx& ctx, Comm& comm, E* out, const E* mine, size_t n) {
+    if (n == 0) return;
+    if (comm.size() == 1) {
+        if (out != mine) copy_rows(ctx, out, n * sizeof(E), mine, n * sizeof(E), n * sizeof(E), 1);
+        return;
+    }
+#if HAVE_NCCL
+    detail::run(ctx, *comm.group(), "all_gather", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
+        return ncclAllGather(mine, out, n, detail::nccl_type<E>(), c, stream);
+    });
+#endif
+}
+
+template <class E>
+void reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
+    if (n == 0) return;
+    if (comm.size() == 1) {
+        if (out != all) copy_rows(ctx, out, n * sizeof(E), all, n * sizeof(E), n * sizeof(E), 1);
+        return;
+    }
+#if HAVE_NCCL
+    detail::run(ctx, *comm.group(), "reduce_scatter", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
+        return ncclReduceScatter(all, out, n, detail::nccl_type<E>(), ncclSum, c, stream);
+    });
+#endif
+}
+
+template <class E>
+Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* all, size_t n) {
+    if (comm.size() == 1 || n == 0) return Pending();
+#if HAVE_NCCL
+    E* mine = all + (size_t)comm.rank() * n;
+    return Pending(detail::start(ctx, *comm.group(), "reduce_scatter", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
+        return ncclReduceScatter(all, mine, n, detail::nccl_type<E>(), ncclSum, c, stream);
+    }));
+#else
+    (void)ctx, (void)all;
+    return Pending();
+#endif
+}
+
+template <class E>
+Pending start_all_gather(Ctx& ctx, Comm& comm, E* all, size_t n) {
+    if (comm.size() == 1 || n == 0) return Pending();
+#if HAVE_NCCL
+    const E* mine = all + (size_t)comm.rank() * n;
+    return Pending(detail::start(ctx, *comm.group(), "all_gather", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
+        return ncclAllGather(mine, all, n, detail::nccl_type<E>(), c, stream);
+    }));
+#else
+    (void)ctx, (void)all;
+    return Pending();
+#endif
+}
+
+inline void progress(Ctx&, Comm&) {}  // NCCL's kernels move by themselves
+
+// ---- messages --------------------------------------------------------------------------------------------------------------
+inline void connect_ring(Ctx& ctx, Comm& comm) {
+    if (comm.size() == 1) return;
+#if HAVE_NCCL
+    detail::Group& g = *comm.group();
+    CHECK(g.edges.empty(), "connect_ring is called once");
+    const Waiting waiting(g.monitor.get(), "connect_ring", g.name, ++g.sequence);
+    CUDA(cudaStreamSynchronize(ctx.stream));
+    floatX* first_message = (floatX*)ctx.scratch(sizeof(floatX));  // whatever it holds
+    // Pairs of neighbours (u, u + 1): those with u even, with u odd, and in a ring of odd length the one of its ends.
+    const int size = g.size, odd_end = size % 2 ? size - 1 : -1;
+    for (const bool forward : {true, false}) {
+        if (!forward && size == 2) break;  // the pair (1, 0) was the way back
+        for (int round = 0; round < 3; round++) {
+            const auto in_round = [=](int u) { return (u == odd_end ? 2 : u % 2) == round; };
+            const int previous = (g.rank + size - 1) % size, next = (g.rank + 1) % size;
+            const bool lower = in_round(g.rank), upper = !lower && in_round(previous);
+            auto edge = std::make_unique<detail::Edge>();
+            edge->sends = lower == forward, edge->peer = lower ? next : previous;
+            const int color = lower ? g.rank : upper ? previous : NCCL_SPLIT_NOCOLOR;
+            NCCL(ncclCommSplit(g.own.comm, color, edge->sends ? 0 : 1, &edge->comm, nullptr));
+            if (!lower && !upper) continue;
+            if (edge->sends) NCCL(ncclSend(first_message, 1, detail::nccl_type<floatX>(), 1, edge->comm, edge->stream));
+            else NCCL(ncclRecv(first_message, 1, detail::nccl_type<floatX>(), 0, edge->comm, edge->stream));
+            CUDA(cudaStreamSynchronize(edge->stream));
+            g.edges.push_back(std::move(edge));
+        }
+    }
+#else
+    (void)ctx;
+#endif
+}
+
+inline Pending start_send(Ctx& ctx, Comm& comm, const floatX* x, size_t n, int peer, int tag) {
+    CHECK(peer >= 0 && peer < comm.size() && peer != comm.rank() && tag >= 0 && tag < 32768, "peer %d, tag %d", peer, tag);
+    if (n == 0) return Pending();
+#if HAVE_NCCL
+    detail::Group& g = *comm.group();
+    const int64_t number = ++g.n_messages;
+    const Waiting waiting(g.monitor.get(), "start_send", g.name, number);
+    return Pending(g.edge(peer, true).send(x, n, ctx.stream, g.under_way, number));
+#else
+    (void)ctx, (void)x;
+    return Pending();
+#endif
+}
+
+inline void recv(Ctx& ctx, Comm& comm, floatX* x, size_t n, int peer, int tag) {
+    CHECK(peer >= 0 && peer < comm.size() && peer != comm.rank() && tag >= 0 && tag < 32768, "peer %d, tag %d", peer, tag);
+    if (n == 0) return;
+#if HAVE_NCCL
+    detail::Group& g = *comm.group();
+    const int64_t number = ++g.n_messages;
+    const Waiting waiting(g.monitor.get(), "recv", g.name, number);
+    g.under_way.put("recv", number, g.edge(peer, false).comm, ctx.stream, [=](ncclComm_t c, cudaStream_t stream) {
+        return ncclRecv(x, n, detail::nccl_type<floatX>(), 0, c, stream);
+    });
+#else
+    (void)ctx, (void)x;
+#endif
+}
+
+}  // namespace gpu

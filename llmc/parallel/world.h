@@ -1,0 +1,506 @@
+// World: the processes of a run, how they find each other, and the host's small messages between them (a few bytes to some MB:
+// where to meet, counts, verdicts). Tensors go through Comm (comm_cpu.h, comm_gpu.cuh).
+//
+// World::join() finds out how this process was started:
+//   mpirun, srun --mpi=pmix   OMPI_COMM_WORLD_SIZE, PMI_SIZE or PMIX_RANK is set. Only then is MPI started.
+//   torchrun, plain srun      WORLD_SIZE or SLURM_STEP_NUM_TASKS is above 1: refused, as ranks could not find each other and
+//                             each would do the whole of the work
+//   none of these             alone. So is a program in a batch script of SLURM, which is no step of several tasks
+//
+// An operation is called by all ranks in the same order; each tells which one it is in, so that a mix-up is an error that names
+// the ranks. Waiting for other ranks is unlimited as such. watch() starts a thread that reports a wait longer than a limit, of
+// the host or of its GPU, with what each rank is doing, and ends the run.
+//
+// Errors. A rank that fails must end all: catch Error where the World still lives, print it, call abort(1). If the exception
+// leaves the World's scope instead, or the process is killed, the launcher ends the others when this process has ended; mpirun
+// names the rank.
+// Cost: 2 collectives of MPI an operation.
+#pragma once
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <condition_variable>
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#if !defined(HAVE_MPI)
+#if __has_include(<mpi.h>)
+#define HAVE_MPI 1
+#else
+#define HAVE_MPI 0
+#endif
+#endif
+#if HAVE_MPI
+// The C++ interface, which MPI dropped long ago, is only in the way.
+#if !defined(OMPI_SKIP_MPICXX)
+#define OMPI_SKIP_MPICXX 1
+#endif
+#if !defined(MPICH_SKIP_MPICXX)
+#define MPICH_SKIP_MPICXX 1
+#endif
+#include <mpi.h>
+#endif
+
+#include "../base/check.h"
+#include "../base/terminal.h"
+
+// ---- what a rank is doing --------------------------------------------------------------------------------------------------
+struct Activity {
+    bool waiting = false;  // in this operation; else computing since the end of it
+    const char* operation = nullptr;
+    std::string group;
+    int64_t sequence = 0;  // how many operations the group has had
+    double since = monotonic_seconds();
+    // "all_reduce number 17 of group tensor"
+    std::string name() const {
+        if (!operation) return "the start";
+        return group.empty() ? operation : format("%s number %lld of group %s", operation, (long long)sequence, group.c_str());
+    }
+};
+
+class Monitor {
+public:
+    Activity set(Activity next) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        std::swap(next, current_);
+        return next;
+    }
+    // The wait that was set is over.
+    void end_wait() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        const double now = monotonic_seconds();
+        waited_[current_.group] += now - current_.since;
+        current_.waiting = false, current_.since = now;
+    }
+    // Seconds that this rank has waited for others in each group, so far.
+    std::map<std::string, double> waited() const {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return waited_;
+    }
+    Activity current() const {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return current_;
+    }
+    // Lets the watchdog's thread ask what a device waits in, beside its host. look() may throw an Error, which ends the run.
+    void add(const void* owner, std::function<Activity()> look) {
+        std::lock_guard<std::mutex> lock(looks_mutex_);
+        looks_[owner] = std::move(look);
+    }
+    void remove(const void* owner) {
+        std::lock_guard<std::mutex> lock(looks_mutex_);
+        looks_.erase(owner);
+    }
+    // The wait that has lasted longest, of the host and its device; without one, what the host computes.
+    Activity longest_wait() {
+        Activity longest = current();
+        std::lock_guard<std::mutex> lock(looks_mutex_);
+        for (const auto& [owner, look] : looks_)
+            if (const Activity a = look(); a.waiting && (!longest.waiting || a.since < longest.since)) longest = a;
+        return longest;
+    }
+
+private:
+    mutable std::mutex mutex_;
+    Activity current_;
+    std::map<std::string, double> waited_;
+    std::mutex looks_mutex_;  // another one, so that the host is not held up by looks
+    std::map<const void*, std::function<Activity()>> looks_;
+};
+
+class World;
+
+// Around everything in which the host may wait for other ranks:  { Waiting waiting(world, "reading the loss"); download(...); }
+class Waiting {
+public:
+    Waiting(World& world, const char* what);
+    Waiting(Monitor* monitor /*or null*/, const char* operation, const std::string& group, int64_t sequence)
+        : monitor_(monitor) {
+        if (monitor_) before_ = monitor_->set({true, operation, group, sequence, monotonic_seconds()});
+    }
+    ~Waiting() {
+        if (!monitor_) return;
+        if (before_.waiting) monitor_->set(before_);  // within a longer wait
+        else monitor_->end_wait();
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+private:
+    Monitor* monitor_;
+    Activity before_;
+};
+
+// ---- MPI -------------------------------------------------------------------------------------------------------------------
+#if HAVE_MPI
+[[noreturn]] inline void mpi_failed(int code, const char* what, const char* file, int line) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    fail("%s failed: %s at %s:%d", what, text, file, line);
+}
+#define MPI(call)                                                                       \
+    do {                                                                                \
+        const int mpi_code_ = (call);                                                   \
+        if (mpi_code_ != MPI_SUCCESS) mpi_failed(mpi_code_, #call, __FILE__, __LINE__); \
+    } while (0)
+
+// Looks until done() says so. Messages move only while someone looks, so that pauses make large ones slow (3 times with 20 us,
+// measured). MPI's own waiting does not let others run; this does, and pauses when a wait has become long.
+template <class Done>
+void wait_until(Done done) {
+    for (const double start = monotonic_seconds(); !done();)
+        if (monotonic_seconds() - start < 1) sched_yield();
+        else usleep(50);
+}
+// Waits for all of them and empties the list.
+inline void wait_for(std::vector<MPI_Request>& requests) {
+    wait_until([&] {
+        int done = 0;
+        MPI(MPI_Testall((int)requests.size(), requests.data(), &done, MPI_STATUSES_IGNORE));
+        return done != 0;
+    });
+    requests.clear();
+}
+inline void wait_for(MPI_Request request) {
+    std::vector<MPI_Request> one = {request};
+    wait_for(one);
+}
+#endif
+
+namespace world_detail {
+
+// ---- how this process was started ------------------------------------------------------------------------------------------
+inline const char* variable(const char* name) {
+    const char* value = getenv(name);
+    return value && *value ? value : nullptr;
+}
+// Of a variable that is set.
+inline int number(const char* name, long low, long high) {
+    const char* text = variable(name);
+    char* end;
+    errno = 0;
+    const long value = strtol(text, &end, 10);
+    if (*end || errno || value < low || value > high)
+        fail("the environment variable %s is '%s'; it must be a whole number in [%ld, %ld]", name, text, low, high);
+    return (int)value;
+}
+
+struct Placement {
+    bool mpi = false;
+    int size = 1;  // as the launcher says; 0: it does not say
+};
+
+inline Placement find_placement() {
+    if (variable("OMPI_COMM_WORLD_SIZE") || variable("PMI_SIZE") || variable("PMIX_RANK")) {
+        for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+            if (variable(name)) return {true, number(name, 1, INT_MAX)};
+        return {true, 0};
+    }
+    for (const char* name : {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"})
+        if (const int n = variable(name) ? number(name, 1, INT_MAX) : 1; n > 1)
+            fail(
+                "%s is %d, so that this is one of %d processes, but MPI did not start them and they cannot find each other; "
+                "HINT: mpirun -n %d ./train_gpt ..., or under SLURM srun --mpi=pmix ./train_gpt ...; to run alone, unset %s",
+                name, n, n, n, name);
+    return {};
+}
+
+inline std::string host_name() {
+    char name[65] = "";
+    return gethostname(name, sizeof name - 1) == 0 && *name ? name : "unknown";
+}
+
+// What an operation of the World begins with.
+struct Header {
+    int64_t kind, sequence;
+    uint64_t bytes;
+};
+inline const char* name_of(int64_t kind) {
+    static const char* const names[] = {"all_gather", "broadcast", "barrier", "end of the run"};
+    return kind >= 0 && kind < 4 ? names[kind] : "something unknown";
+}
+inline void check_header(const Header& here, int rank, const Header& there, int other) {
+    if (here.kind != there.kind || here.sequence != there.sequence)
+        fail("ranks do not do the same: rank %d is in %s number %lld of the world, rank %d in %s number %lld", rank,
+             name_of(here.kind), (long long)here.sequence, other, name_of(there.kind), (long long)there.sequence);
+}
+
+// ---- the world -------------------------------------------------------------------------------------------------------------
+// What a World is, at an address that does not move.
+struct WorldState {
+    static constexpr size_t slot_bytes = 256;
+    bool has_mpi;
+    int rank = 0, size = 1, local_rank;
+    std::vector<std::string> hosts;
+    std::shared_ptr<Monitor> monitor = std::make_shared<Monitor>();
+    int64_t sequence = 0;
+    const int exceptions = std::uncaught_exceptions();
+#if HAVE_MPI
+    MPI_Comm mpi = MPI_COMM_NULL;
+#endif
+    std::thread watcher;
+    std::mutex mutex;
+    std::condition_variable wake;
+    bool stop = false;
+    int status_fd = -1;
+
+    explicit WorldState(const Placement& p) : has_mpi(p.mpi) {
+        if (has_mpi) start_mpi(p);
+        hosts = exchange(0, host_name());
+        local_rank = (int)std::count(hosts.begin(), hosts.begin() + rank, hosts[(size_t)rank]);
+    }
+    std::string describe(int r) const { return format("rank %d of %d (host %s)", r, size, hosts[(size_t)r].c_str()); }
+    void check_rank(int r) const { CHECK(r >= 0 && r < size, "rank %d of %d", r, size); }
+
+    void start_mpi(const Placement& p) {
+#if HAVE_MPI
+#if defined(BACKEND_EMU)
+        const int wanted = MPI_THREAD_MULTIPLE;  // the emulated GPU sends from threads of its own (comm_gpu.cuh)
+#else
+        const int wanted = MPI_THREAD_FUNNELED;
+#endif
+        int level = 0;
+        MPI(MPI_Init_thread(nullptr, nullptr, wanted, &level));
+        MPI(MPI_Comm_dup(MPI_COMM_WORLD, &mpi));
+        MPI(MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN));
+        MPI(MPI_Comm_rank(mpi, &rank));
+        MPI(MPI_Comm_size(mpi, &size));
+        if (p.size && size != p.size)
+            fail(
+                "the launcher started %d processes, but MPI sees %d; HINT: mpirun or srun belongs to another MPI than the "
+                "one this program was built with; srun --mpi=pmix may fit",
+                p.size, size);
+        if (level < wanted) fail("this MPI was built without the support for threads that the program asks for");
+#else
+        if (p.size > 1)
+            fail(
+                "%d processes were started by mpirun or srun, but this program was built without MPI; HINT: install its "
+                "headers (libopenmpi-dev) and build again",
+                p.size);
+        has_mpi = false;
+#endif
+    }
+
+    // The one operation that all others are made of: everyone gets everyone's string.
+    std::vector<std::string> exchange(int kind, const std::string& mine) {
+        ++sequence;
+        CHECK(mine.size() < (1u << 30), "%zu bytes are not a small message", mine.size());
+        if (size == 1) return {mine};
+        const Waiting waiting(monitor.get(), name_of(kind), "world", sequence);
+#if HAVE_MPI
+        const Header header = {kind, sequence, mine.size()};
+        std::vector<Header> headers((size_t)size);
+        MPI_Request request;
+        MPI(MPI_Iallgather(&header, sizeof header, MPI_BYTE, headers.data(), sizeof header, MPI_BYTE, mpi, &request));
+        wait_for(request);
+        std::vector<int> lengths((size_t)size), starts((size_t)size);
+        size_t total = 0;
+        for (int r = 0; r < size; r++) {
+            check_header(header, rank, headers[r], r);
+            lengths[r] = (int)headers[r].bytes, starts[r] = (int)total;
+            total += headers[r].bytes;
+        }
+        CHECK(total <= INT_MAX, "%zu bytes are not a small message", total);
+        std::string everything(total, '\0');
+        if (total) {
+            MPI(MPI_Iallgatherv(mine.data(), (int)mine.size(), MPI_BYTE, &everything[0], lengths.data(), starts.data(),
+                                MPI_BYTE, mpi, &request));
+            wait_for(request);
+        }
+        std::vector<std::string> all;
+        for (int r = 0; r < size; r++) all.push_back(everything.substr((size_t)starts[r], (size_t)lengths[r]));
+        return all;
+#else
+        return {};
+#endif
+    }
+
+    [[noreturn]] void end_run(int status) {
+        signal(SIGALRM, SIG_DFL), alarm(20);  // whatever hangs below, this process ends
+        if (status == 0) status = 1;
+        fflush(nullptr);
+#if HAVE_MPI
+        if (has_mpi) MPI_Abort(MPI_COMM_WORLD, status);
+#endif
+        _exit(status);
+    }
+
+    // All well: waits for the others to be done as well. On the way out of an error: nobody can be waited for.
+    void leave() {
+        const bool well = std::uncaught_exceptions() <= exceptions;
+        if (well) exchange(3, "");
+#if HAVE_MPI
+        // Only now that all are well: mpirun (Open MPI 4.1.4) crashes when a rank aborts while another is in MPI_Finalize.
+        if (has_mpi && well) {
+            const Waiting waiting(monitor.get(), "MPI_Finalize", "", 0);
+            MPI_Comm_free(&mpi);
+            MPI_Finalize();
+        }
+#endif
+        if (watcher.joinable()) {
+            {
+                std::lock_guard<std::mutex> lock(mutex);
+                stop = true;
+            }
+            wake.notify_all();
+            watcher.join();
+        }
+        if (status_fd >= 0) close(status_fd);
+    }
+
+    // ---- the watchdog ----
+    void watch(double timeout, const std::string& status_file) {
+        CHECK(!watcher.joinable(), "watch() is called once");
+        if (!status_file.empty()) {
+            if (rank == 0) open_status(status_file, O_CREAT | O_TRUNC);
+            exchange(2, "");
+            if (rank > 0) open_status(status_file, O_CREAT);
+        }
+        const Activity at_start = monitor->current();
+        write_status(at_start);
+        watcher = std::thread([=] {
+            Activity last = at_start;
+            std::unique_lock<std::mutex> lock(mutex);
+            while (!wake.wait_for(lock, std::chrono::duration<double>(std::min(1.0, timeout / 4)), [&] { return stop; })) {
+                const Activity now = look();
+                if (now.since != last.since || now.waiting != last.waiting) write_status(now);
+                last = now;
+                if (now.waiting && monotonic_seconds() - now.since > timeout) report(now);
+            }
+            Activity end = last;
+            end.operation = "the end", end.group.clear(), end.waiting = false;
+            write_status(end);
+        });
+    }
+    Activity look() {
+        try {
+            return monitor->longest_wait();
+        } catch (const Error& e) {
+            print_line(stderr, "error: " + describe(rank) + ": " + e.what());
+            end_run(1);
+        }
+    }
+    void open_status(const std::string& path, int flags) {
+        status_fd = open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0644);
+        if (status_fd < 0) fail("%s cannot write %s: %s", describe(rank).c_str(), path.c_str(), strerror(errno));
+    }
+    static double unix_seconds() {
+        return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    }
+    void write_status(const Activity& a) const {
+        if (status_fd < 0) return;
+        std::string slot =
+            format("%s: %s since %.3f %s %s", describe(rank).c_str(), a.waiting ? "waiting" : "computing",
+                   unix_seconds() - (monotonic_seconds() - a.since), a.waiting ? "in" : "after", a.name().c_str());
+        slot.resize(slot_bytes - 1, ' ');
+        slot += '\n';
+        // A report without this slot is better than a run that ends because of it.
+        if (pwrite(status_fd, slot.data(), slot.size(), (off_t)(slot_bytes * (size_t)rank)) < 0) return;
+    }
+    // What rank r has written, with "since T" turned into "for S s".
+    std::string read_status(int r) const {
+        std::string slot(slot_bytes, '\0');
+        const ssize_t n = pread(status_fd, &slot[0], slot_bytes, (off_t)(slot_bytes * (size_t)r));
+        slot.resize((size_t)std::max<ssize_t>(0, n));
+        const size_t since = slot.find(" since ");
+        if (since == std::string::npos || slot[0] == 0) return describe(r) + ": nothing is known";
+        char* end;
+        const double time = strtod(slot.c_str() + since + 7, &end);
+        const std::string rest = end;
+        slot = slot.substr(0, since) + format(" for %.0f s", unix_seconds() - time) + rest;
+        slot.erase(slot.find_last_not_of(" \n") + 1);
+        return slot;
+    }
+    // All ranks may come here at once. The first one to lock the status file speaks; the others leave it some time.
+    [[noreturn]] void report(const Activity& a) {
+        if (status_fd >= 0 && flock(status_fd, LOCK_EX | LOCK_NB) != 0) sleep(5);
+        std::string text =
+            format("%s: waited %.0f s in %s\n", describe(rank).c_str(), monotonic_seconds() - a.since, a.name().c_str());
+        for (int r = 0; r < size && status_fd >= 0; r++)
+            if (r != rank) text += "  " + read_status(r) + "\n";
+        print_line(stderr, "error: " + text + "HINT: look at the rank that does not wait, or waits for something else");
+        end_run(1);
+    }
+};
+
+}  // namespace world_detail
+
+class World {
+public:
+    static World join() { return World(std::make_unique<State>(world_detail::find_placement())); }
+    World(World&&) = default;
+    World& operator=(World&&) = delete;
+    ~World() {
+        try {
+            if (state_) state_->leave();
+        } catch (const Error& e) {
+            print_line(stderr, std::string("error: ") + e.what());
+            state_->end_run(1);
+        }
+    }
+
+    int rank() const { return state_->rank; }
+    int size() const { return state_->size; }
+    int local_rank() const { return state_->local_rank; }  // among the ranks of this machine
+    const std::string& host() const { return state_->hosts[(size_t)rank()]; }
+    const std::vector<std::string>& hosts() const { return state_->hosts; }
+    bool has_mpi() const { return state_->has_mpi; }  // started by mpirun or srun
+    // "rank 3 of 8 (host node2)"
+    std::string description() const { return state_->describe(rank()); }
+
+    // Of any lengths, one from each rank.
+    std::vector<std::string> all_gather(const std::string& mine) { return state_->exchange(0, mine); }
+    void all_gather(const void* mine, size_t bytes, void* all /*(size, bytes)*/) {
+        const std::vector<std::string> parts = all_gather(std::string((const char*)mine, bytes));
+        for (int r = 0; r < size(); r++) {
+            if (parts[r].size() != bytes)
+                fail("ranks do not do the same: rank %d gathers %zu bytes, rank %d %zu", rank(), bytes, r, parts[r].size());
+            if (bytes) memcpy((char*)all + (size_t)r * bytes, parts[r].data(), bytes);
+        }
+    }
+    void broadcast(void* data, size_t bytes, int root) {
+        state_->check_rank(root);
+        const auto parts = state_->exchange(1, rank() == root ? std::string((const char*)data, bytes) : std::string());
+        if (parts[root].size() != bytes)
+            fail("ranks do not do the same: rank %d expects %zu bytes from rank %d, which sends %zu", rank(), bytes, root,
+                 parts[root].size());
+        if (bytes) memcpy(data, parts[root].data(), bytes);
+    }
+    void barrier() { state_->exchange(2, ""); }
+
+    // Ends every rank with this status (1 for 0). Does not return, does not wait, runs no destructors.
+    [[noreturn]] void abort(int status) { state_->end_run(status); }
+
+    // From now on a wait of more than `timeout` seconds is reported and ends the run. Called by all ranks. status_file: a file
+    // that all see, where each says once a second what it is doing, in 256 bytes; or empty.
+    void watch(double timeout, const std::string& status_file) { state_->watch(timeout, status_file); }
+
+    std::shared_ptr<Monitor> monitor() const { return state_->monitor; }
+#if HAVE_MPI
+    MPI_Comm mpi() const { return state_->mpi; }  // of all ranks, the World's own
+#endif
+
+private:
+    using State = world_detail::WorldState;
+
+    explicit World(std::unique_ptr<State> state) : state_(std::move(state)) {}
+    std::unique_ptr<State> state_;
+};
+
+inline Waiting::Waiting(World& world, const char* what) : Waiting(world.monitor().get(), what, "", 0) {}

@@ -1,0 +1,444 @@
+// A checkpoint is a model directory in Hugging Face's form, so that transformers opens it as it is and directories that
+// transformers wrote are read here:
+//   config.json, generation_config.json, tokenizer.json, tokenizer_config.json
+//   model.safetensors                     or model-0000i-of-0000n.safetensors with model.safetensors.index.json
+//   training/master.safetensors           fp32 weights (where the model's are not fp32 themselves)
+//   training/exp_avg.safetensors, training/exp_avg_sq.safetensors     AdamW's moments
+//   training/state.json                   counters, options and what else a resumed run must agree with
+//   manifest.json                         size and CRC-32C of every other file
+// Every tensor is whole, under its Hugging Face name and in that layout, whatever machine or number of ranks wrote it.
+//   NewDirectory        writes under a temporary name, syncs, renames: never half a directory under its final name
+//   verify_directory    compares a directory with its manifest
+//   read_config, read_parameters, read_tensors   refuse by name what is missing, has another shape, or is not supported
+#pragma once
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/crc32c.h"
+#include "../base/file.h"
+#include "../base/json.h"
+#include "../model/parameters.h"
+#include "../base/safetensors.h"
+#include "../parallel/shard.h"
+#include "../base/types.h"
+
+inline nlohmann::json read_json(const std::string& path) { return parse_json(read_whole_file(path), path); }
+
+// ---- reading ---------------------------------------------------------------------------------------------------------------
+inline ModelConfig read_config(const std::string& dir) {
+    if (!std::filesystem::is_directory(dir)) fail("model directory %s does not exist", dir.c_str());
+    const std::string path = dir + "/config.json";
+    return from_hf_config(read_json(path), path);
+}
+
+// Shape of a tensor in files.
+inline std::vector<int64_t> file_shape(const TensorSpec& spec, const HfTensor& t) {
+    if (spec.vector()) return {t.rows};
+    if (t.transposed) return {spec.whole_cols, t.rows};
+    return {t.rows, spec.whole_cols};
+}
+
+// Fills buffer (table.size) from a .safetensors file or a directory with model.safetensors, whatever their float type. Padded
+// vocabulary rows become zero.
+template <class E>
+void read_tensors(const std::string& path, const ModelConfig& c, const ParameterTable& table, E* buffer) {
+    const SafetensorsReader files = SafetensorsReader::open(path);
+    std::set<std::string> used;
+    const auto find = [&](std::string name) {
+        const TensorView* t = files.find(name);
+        // GPT-2's and BLOOM's published files leave out the prefix that transformers writes.
+        const std::string prefix = "transformer.";
+        if (!t && name.compare(0, prefix.size(), prefix) == 0) name = name.substr(prefix.size()), t = files.find(name);
+        used.insert(name);
+        return t;
+    };
+    for (const TensorSpec& spec : ParameterTable(c).rows)  // also what other ranks hold has a place
+        for (const HfTensor& t : spec.hf) find(t.name);
+    std::vector<E> strided;
+    for (const TensorSpec& spec : table.rows) {
+        E* ours = buffer + spec.offset;
+        std::fill(ours, ours + spec.size(), E(0));
+        for (const HfTensor& t : spec.hf) {
+            const TensorView* view = find(t.name);
+            if (!view) fail("%s has no tensor '%s', which a %s model needs", path.c_str(), t.name.c_str(), c.family.c_str());
+            const std::vector<int64_t> shape = file_shape(spec, t);
+            if (view->shape != shape)
+                fail("%s: tensor '%s' has shape %s; config.json asks for %s", path.c_str(), t.name.c_str(),
+                     shape_string(view->shape).c_str(), shape_string(shape).c_str());
+            for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
+                if (stride == 1) return files.read_as(*view, in_file, n, ours + at);
+                strided.resize(n);
+                files.read_as(*view, in_file, n, strided.data());
+                for (size_t k = 0; k < n; k++) ours[at + k * stride] = strided[k];
+            });
+        }
+    }
+    // A weight that we have no place for is part of another model. Masks and rotary angles are no weights; a tied head is a
+    // copy.
+    for (const auto& [name, unused] : files.tensors()) {
+        const auto ends_with = [&, &n = name](const std::string& end) {
+            return n.size() >= end.size() && n.compare(n.size() - end.size(), end.size(), end) == 0;
+        };
+        const bool known = used.count(name) || ends_with(".attn.bias") || ends_with(".attn.masked_bias") ||
+                           ends_with(".inv_freq") || (c.tied && name == "lm_head.weight");
+        if (!known)
+            fail("%s holds the tensor '%s', which a %s model has no place for", path.c_str(), name.c_str(), c.family.c_str());
+    }
+}
+
+inline void read_parameters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, floatX* params) {
+    read_tensors(dir, c, table, params);
+}
+
+// ---- writing ---------------------------------------------------------------------------------------------------------------
+// The files of one value per parameter (weights, a moment): `path`, or, if that would be more than shard_bytes, several files
+// beside it with an index, named as transformers names them. Where each tensor lies follows from the model alone, so that any
+// number of ranks can write into them.
+class TensorFiles {
+public:
+    struct File {
+        std::string path, start;  // its header
+        size_t bytes = 0;
+    };
+    struct Place {
+        size_t file, offset;  // in bytes
+    };
+
+    // whole: the table of a rank that holds everything. dtype: BF16, F32, F64.
+    TensorFiles(const std::string& path, const ParameterTable& whole, const std::string& dtype, size_t shard_bytes = 5000000000)
+        : element_bytes(dtype_bytes(dtype)) {
+        namespace fs = std::filesystem;
+        using Part = std::pair<const TensorSpec*, const HfTensor*>;
+        const auto bytes_of = [&](const Part& p) { return (size_t)p.second->rows * p.first->whole_cols * element_bytes; };
+        std::vector<std::vector<Part>> shards(1);
+        size_t in_shard = 0, total = 0;
+        for (const TensorSpec& spec : whole.rows)
+            for (const HfTensor& t : spec.hf) {
+                const Part part = {&spec, &t};
+                if (in_shard > 0 && in_shard + bytes_of(part) > shard_bytes) shards.emplace_back(), in_shard = 0;
+                shards.back().push_back(part), in_shard += bytes_of(part), total += bytes_of(part);
+            }
+        nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}},
+                                        {"weight_map", nlohmann::ordered_json::object()}};
+        const fs::path stem = fs::path(path).parent_path() / fs::path(path).stem();
+        for (size_t i = 0; i < shards.size(); i++) {
+            File file;
+            file.path = shards.size() == 1 ? path : format("%s-%05zu-of-%05zu.safetensors", stem.c_str(), i + 1, shards.size());
+            nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // transformers asks for it
+            size_t at = 0;
+            for (const Part& part : shards[i]) {
+                const auto& [spec, t] = part;
+                header[t->name] = {
+                    {"dtype", dtype}, {"shape", file_shape(*spec, *t)}, {"data_offsets", {at, at + bytes_of(part)}}};
+                index["weight_map"][t->name] = fs::path(file.path).filename().string();
+                places_[t->name] = {i, at};
+                at += bytes_of(part);
+            }
+            file.start = safetensors_start(header), file.bytes = file.start.size() + at;
+            for (const Part& part : shards[i]) places_[part.second->name].offset += file.start.size();
+            files.push_back(file);
+        }
+        if (files.size() > 1) index_path = path + ".index.json", index_text = index.dump(2) + "\n";
+    }
+
+    // Makes them, with their full size, for tensors to be written into.
+    void create() const {
+        for (const File& file : files) {
+            const int fd = create_new_file(file.path);
+            if (fd < 0) fail("cannot write %s: %s", file.path.c_str(), strerror(errno));
+            const bool done = pwrite(fd, file.start.data(), file.start.size(), 0) == (ssize_t)file.start.size() &&
+                              ftruncate(fd, (off_t)file.bytes) == 0;
+            const int error = errno;
+            close(fd);
+            if (!done) fail("cannot write %s: %s", file.path.c_str(), strerror(error));
+        }
+        if (!index_path.empty()) write_file_atomically(index_path, index_text);
+    }
+
+    const Place& place(const std::string& name) const { return places_.at(name); }
+
+    std::vector<File> files;
+    size_t element_bytes;
+    std::string index_path, index_text;  // of several files
+
+private:
+    std::map<std::string, Place> places_;
+};
+
+// Writes into TensorFiles at any place; what follows what was written just before is written together with it.
+class PieceWriter {
+public:
+    explicit PieceWriter(const TensorFiles& files) : files_(files), fds_(files.files.size(), -1) {}
+    PieceWriter(const PieceWriter&) = delete;
+    PieceWriter& operator=(const PieceWriter&) = delete;
+    ~PieceWriter() {
+        for (const int fd : fds_)
+            if (fd >= 0) close(fd);
+    }
+
+    static constexpr size_t most = 4 << 20;
+
+    // Room for `bytes`, at most `most`, at the place, to be filled at once.
+    char* at(size_t file, size_t offset, size_t bytes) {
+        if (file != file_ || offset != offset_ + buffer_.size() || buffer_.size() + bytes > most) {
+            flush();
+            file_ = file, offset_ = offset;
+        }
+        buffer_.resize(buffer_.size() + bytes);
+        return buffer_.data() + buffer_.size() - bytes;
+    }
+    // All of it is on the disk.
+    void finish() {
+        flush();
+        for (size_t i = 0; i < fds_.size(); i++)
+            if (fds_[i] >= 0 && fsync(fds_[i]) != 0 && errno != EINVAL) failed(i);
+    }
+
+private:
+    [[noreturn]] void failed(size_t file) const {
+        fail("cannot write %s: %s", files_.files[file].path.c_str(), strerror(errno));
+    }
+    void flush() {
+        if (buffer_.empty()) return;
+        int& fd = fds_[file_];
+        if (fd < 0) fd = open(files_.files[file_].path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0) failed(file_);
+        for (size_t done = 0; done < buffer_.size();) {
+            const ssize_t n = pwrite(fd, buffer_.data() + done, buffer_.size() - done, (off_t)(offset_ + done));
+            if (n < 0 && errno == EINTR) continue;
+            if (n == 0) errno = ENOSPC;
+            if (n <= 0) failed(file_);
+            done += (size_t)n;
+        }
+        buffer_.clear();
+    }
+
+    const TensorFiles& files_;
+    std::vector<int> fds_;
+    size_t file_ = 0, offset_ = 0;
+    std::vector<char> buffer_;
+};
+
+// Writes what a rank counts of its parts: part(i) is element i of them as `shards` lays them out, of the files' type; `counted`
+// are elements of the table. Numbers that are not finite are refused by the tensor's name: a checkpoint that holds them would
+// be of no use, and take the place of one that is.
+template <class Part>
+void write_parts(const TensorFiles& files, const ParameterTable& table, const Shards& shards, const std::vector<Range>& counted,
+                 Part part) {
+    using E = decltype(part(0));
+    PieceWriter writer(files);
+    for (const TensorSpec& spec : table.rows)
+        for (const HfTensor& t : spec.hf) {
+            const TensorFiles::Place place = files.place(t.name);
+            for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
+                const size_t first = spec.offset + at;  // element k of the run is first + k stride
+                const auto index = [&](size_t element) {
+                    return element <= first ? 0 : (element - first + stride - 1) / stride;
+                };
+                for (const Range& r : counted) {
+                    const size_t k0 = index(r.begin), k1 = std::min(n, index(r.end));
+                    if (r.end <= first || k0 >= k1) continue;
+                    shards.for_each_part(first, (n - 1) * stride + 1, [&](size_t from, size_t shard, size_t elements) {
+                        const size_t begin = std::max(k0, (from + stride - 1) / stride),
+                                     end = std::min(k1, (from + elements + stride - 1) / stride);
+                        for (size_t piece = begin, last; piece < end; piece = last) {
+                            last = std::min(end, piece + PieceWriter::most / sizeof(E));
+                            char* to =
+                                writer.at(place.file, place.offset + (in_file + piece) * sizeof(E), (last - piece) * sizeof(E));
+                            const size_t first_value = shard + (piece * stride - from);
+                            bool finite = true;
+                            for (size_t k = 0; k < last - piece; k++) {
+                                const E value = part(first_value + k * stride);
+                                finite &= std::isfinite((real)value);
+                                memcpy(to + k * sizeof(E), &value, sizeof(E));
+                            }
+                            if (!finite)
+                                fail(
+                                    "%s of %s is not finite; HINT: training diverged: go on from an older checkpoint with a "
+                                    "lower --lr, or with --on-spike rollback",
+                                    t.name.c_str(), std::filesystem::path(files.files[place.file].path).filename().c_str());
+                        }
+                    });
+                }
+            });
+        }
+    writer.finish();
+}
+
+template <class E>
+constexpr const char* dtype_of = std::is_same_v<E, bf16> ? "BF16"
+                                 : sizeof(E) == 8        ? "F64"
+                                                         : "F32";
+
+// ---- directories -----------------------------------------------------------------------------------------------------------
+inline constexpr const char* manifest_name = "manifest.json";
+
+// All files below dir but the manifest, as paths relative to it, sorted.
+inline std::vector<std::string> files_below(const std::string& dir) {
+    namespace fs = std::filesystem;
+    std::vector<std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(dir))
+        if (entry.is_regular_file()) files.push_back(fs::relative(entry.path(), dir).string());
+    files.erase(std::remove(files.begin(), files.end(), manifest_name), files.end());
+    std::sort(files.begin(), files.end());
+    return files;
+}
+
+struct FileSum {
+    size_t bytes = 0;
+    uint32_t crc = 0;
+};
+// Read in pieces and not mapped, so that a large file does not count as memory of the run. Of a file that is longer than `most`
+// only the length is right.
+inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX) {
+    const auto [fd, size] = open_regular_file(path);
+    std::vector<char> buffer(1 << 20);
+    FileSum sum;
+    if (size > most) sum.bytes = size;
+    ssize_t n = 0;
+    while (sum.bytes <= most && (n = read(fd, buffer.data(), buffer.size())) != 0) {
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) break;
+        sum.crc = crc32c(buffer.data(), (size_t)n, sum.crc), sum.bytes += (size_t)n;
+    }
+    const int error = errno;
+    close(fd);
+    if (n < 0) fail("cannot read %s: %s", path.c_str(), strerror(error));
+    return sum;
+}
+
+// "name bytes crc" of every file of dir but the manifest whose number is rank modulo ranks: their shares of the reading.
+inline std::string sum_files(const std::string& dir, int rank = 0, int ranks = 1) {
+    const std::vector<std::string> names = files_below(dir);
+    std::string lines;
+    for (size_t i = (size_t)rank; i < names.size(); i += (size_t)ranks) {
+        const FileSum sum = sum_file(dir + "/" + names[i]);
+        lines += format("%s\t%zu\t%08x\n", names[i].c_str(), sum.bytes, sum.crc);
+    }
+    return lines;
+}
+
+inline void write_manifest(const std::string& dir, const std::string& sums) {
+    nlohmann::ordered_json manifest = {{"checksum", "crc32c"}, {"files", nlohmann::ordered_json::object()}};
+    std::istringstream lines(sums);
+    std::map<std::string, nlohmann::ordered_json> files;  // in the order of their names
+    for (std::string name, bytes, crc;
+         std::getline(lines, name, '\t') && std::getline(lines, bytes, '\t') && std::getline(lines, crc);)
+        files[name] = {{"bytes", std::stoull(bytes)}, {"crc32c", crc}};
+    for (const auto& [name, entry] : files) manifest["files"][name] = entry;
+    write_file_atomically(dir + "/" + manifest_name, manifest.dump(2) + "\n");
+}
+
+// What is wrong with a directory that has a manifest, naming the file; empty if it is as it was written. Files may be links to
+// files, as in a directory made with cp -s; what is read is no more than the manifest says.
+// Of `ranks` that all ask, each compares its share of the files.
+inline std::string verify_directory(const std::string& dir, int rank = 0, int ranks = 1) {
+    int file = 0;
+    try {
+        const nlohmann::json manifest = read_json(dir + "/" + manifest_name);
+        const nlohmann::json& files = manifest.at("files");
+        if (!files.is_object() || files.empty()) return dir + "/" + manifest_name + " is damaged: it lists no files";
+        for (const auto& [name, entry] : files.items()) {
+            if (file++ % ranks != rank) continue;
+            const std::string path = inside(dir, name, dir + "/" + manifest_name);
+            if (!entry.at("bytes").is_number_unsigned())
+                return dir + "/" + manifest_name + " is damaged: the size of " + name + " is " + entry.at("bytes").dump();
+            const size_t bytes = entry.at("bytes").get<size_t>();
+            const FileSum sum = sum_file(path, bytes);
+            if (sum.bytes != bytes) return format("%s has %zu bytes; it was written with %zu", path.c_str(), sum.bytes, bytes);
+            if (format("%08x", sum.crc) != entry.at("crc32c").get<std::string>())
+                return path + " is damaged: its checksum is not that of the manifest";
+        }
+    } catch (const nlohmann::json::exception& e) {
+        return dir + "/" + manifest_name + " is damaged: " + e.what();
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
+// A directory is written under another name and gets its own when it is complete: what was there under that name is replaced
+// only then. On any error nothing is left but what was there before.
+class NewDirectory {
+public:
+    explicit NewDirectory(const std::string& dir)
+        : dir_(dir),
+          temporary_((parent() / hidden(name(), ".tmp")).string()),
+          old_((parent() / hidden(name(), ".old")).string()) {}
+    const std::string& path() const { return temporary_; }  // to write into
+
+    void create() const {
+        guarded([&] {
+            std::filesystem::remove_all(temporary_);
+            std::filesystem::remove_all(old_);
+            std::filesystem::create_directories(temporary_);
+        });
+    }
+    // sums: of sum_files, of all files. Adds the manifest, syncs, renames.
+    void publish(const std::string& sums) const {
+        namespace fs = std::filesystem;
+        guarded([&] {
+            std::error_code ignored;
+            write_manifest(temporary_, sums);
+            for (const auto& entry : fs::recursive_directory_iterator(temporary_))
+                if (entry.is_directory()) sync_directory(entry.path().string());
+            sync_directory(temporary_);
+            // What has the name and is no checkpoint is the user's.
+            if (fs::exists(dir_) && !fs::exists(dir_ + "/" + manifest_name)) set_aside(dir_);
+            const bool replaces = fs::exists(dir_);
+            if (replaces) fs::rename(dir_, old_);
+            try {
+                fs::rename(temporary_, dir_);
+            } catch (...) {
+                if (replaces) fs::rename(old_, dir_, ignored);
+                throw;
+            }
+            sync_directory(parent().string());
+            fs::remove_all(old_, ignored);
+        });
+    }
+    void remove() const {
+        std::error_code ignored;
+        std::filesystem::remove_all(temporary_, ignored);
+    }
+
+private:
+    std::filesystem::path parent() const { return std::filesystem::path(dir_).parent_path(); }
+    std::string name() const { return std::filesystem::path(dir_).filename().string(); }
+    template <class F>
+    void guarded(F f) const {
+        try {
+            f();
+        } catch (const std::filesystem::filesystem_error& e) {
+            remove();
+            fail("cannot write %s: %s", dir_.c_str(), e.what());
+        } catch (...) {
+            remove();
+            throw;
+        }
+    }
+    std::string dir_, temporary_, old_;
+};
+
+// Makes `link` a symbolic link to `target`, replacing what it was in one step.
+inline void point_link(const std::string& link, const std::string& target) {
+    const std::string temporary = temporary_name(link);
+    unlink(temporary.c_str());
+    if (symlink(target.c_str(), temporary.c_str()) != 0 || rename(temporary.c_str(), link.c_str()) != 0) {
+        const int error = errno;
+        unlink(temporary.c_str());
+        fail("cannot point %s to %s: %s", link.c_str(), target.c_str(), strerror(error));
+    }
+    sync_directory(std::filesystem::path(link).parent_path().string());
+}

@@ -1,0 +1,320 @@
+// What is told about commands and options: help on the console, the manual page, bash's completion. All come from the rows of
+// config.h and from the commands below.
+#pragma once
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "config.h"
+#include "../model/parameters.h"
+#include "../base/terminal.h"
+
+namespace cli {
+
+struct Command {
+    const char *name, *purpose, *usage;
+    std::vector<std::vector<const char*>> examples;  // what it does, then the lines to type
+};
+inline const std::vector<Command>& commands() {
+    static const std::vector<Command> rows = {
+        {"train",
+         "train a model on prepared data",
+         "(--preset PRESET | --model DIR) --data-path PREFIX ... --train-iters N [OPTIONS]",
+         {{"Pretrain GPT-2 124M on prepared data:",
+           "train_gpt train --preset gpt2-124m --tokenizer tok --data-path data/web \\",
+           "    --global-batch-size 512 --train-iters 20k --lr 6e-4 --out run"},
+          {"Resume: the same command with", "    ... --resume auto"},
+          {"Train on 8 GPUs, or CPUs; Ctrl-C saves and ends the run:",
+           "scripts/launch.sh mpirun -n 8 --bind-to none ./train_gpt train ..."},
+          {"Plan a run on 64 GPUs without having them:", "train_gpt train --preset llama2-7b --world 64 --tp 8 \\",
+           "    --global-batch-size 512 --train-iters 100k --dry-run"}}},
+        {"prepare",
+         "turn text into tokens on disk (Megatron-LM's .bin and .idx)",
+         "--input FILE ... --tokenizer DIR --output PREFIX [OPTIONS]",
+         {{"A document per line of JSON, with its text under \"text\":",
+           "train_gpt prepare --input web.jsonl --tokenizer tok --output data/web"},
+          {"Plain text, its documents between blank lines:",
+           "train_gpt prepare --input book.txt --split-documents blank --tokenizer tok \\", "    --output data/book"}}},
+        {"tokenizer",
+         "learn a tokenizer (byte-level BPE) from text, or measure one",
+         "--input FILE ... --output DIR [OPTIONS]",
+         {{"Learn one of 32,000 tokens:", "train_gpt tokenizer --input *.txt --vocab-size 32000 --output tok"},
+          {"Measure one on other text:", "train_gpt tokenizer --report tok --input other.txt"}}},
+        {"generate",
+         "write text with a model",
+         "--model DIR [--prompt TEXT] [OPTIONS]",
+         {{"Continue a text with the newest checkpoint of a run:",
+           "train_gpt generate --model run --prompt \"Once upon a time\""},
+          {"Take the prompt from another program:", "cat prompt.txt | train_gpt generate --model run --prompt -"}}},
+        {"eval",
+         "measure a model: loss, perplexity and bits per byte, or accuracy on questions",
+         "--model DIR --data-path PREFIX ... | --text FILE | --tasks FILE ... [OPTIONS]",
+         {{"On a text file:", "train_gpt eval --model run --text book.txt"},
+          {"On questions with answers:", "train_gpt eval --model run --tasks hellaswag.jsonl"}}},
+        {"inspect",
+         "show what a checkpoint, data set or tokenizer holds, and check that it is intact",
+         "PATH",
+         {{"A run and its newest checkpoint:", "train_gpt inspect run"}, {"Prepared data:", "train_gpt inspect data/web"}}},
+        {"report",
+         "write the page of a run again, or one page that compares several runs",
+         "RUN ... [--output FILE]",
+         {{"The page of a run, from its log:", "train_gpt report run"},
+          {"Several runs on one page, and what differs in their options:",
+           "train_gpt report run-1 run-2 run-3 --output runs.html"}}},
+    };
+    return rows;
+}
+
+// An option's row without its type.
+struct OptionRow {
+    std::string name, alias, group, help, metavar, default_value;
+    Allowed allowed;
+    bool flag, several;
+};
+
+inline std::string default_text(const std::string& s) { return s; }
+inline std::string default_text(const Strings& s) { return s.empty() ? "" : s[0]; }
+inline std::string default_text(const OptionalDouble&) { return ""; }
+template <class Number>
+std::string default_text(Number x) {
+    return x == 0 ? "" : format("%.10g", (double)x);
+}
+
+template <class Value>
+OptionRow option_row(const char* field, const char* alias, const Value& value, const Allowed& allowed, const char* group,
+                     const char* help) {
+    OptionRow row = {option_name(field), alias, group, help, allowed.metavar, "", allowed, false, false};
+    row.flag = std::is_same_v<Value, bool>, row.several = std::is_same_v<Value, Strings>;
+    if (row.flag) return row;
+    const bool number = std::is_same_v<Value, double> || std::is_same_v<Value, OptionalDouble>;
+    if (row.metavar.empty())
+        row.metavar = !allowed.choices.empty() ? "NAME" : number ? "X" : std::is_same_v<Value, std::string> ? "TEXT" : "N";
+    if (row.several && allowed.values != 1 && row.metavar.find(' ') == std::string::npos) row.metavar += " ...";
+    row.default_value = default_text(value);
+    return row;
+}
+template <class Options>
+std::vector<OptionRow> option_rows() {
+    std::vector<OptionRow> rows;
+    Options defaults;
+    for_each_option(defaults, [&](const char* field, const char* alias, auto& value, const Allowed& allowed, const char* group,
+                                  const char* help) { rows.push_back(option_row(field, alias, value, allowed, group, help)); });
+    return rows;
+}
+// Every option of a command; those that all commands have come last.
+inline std::vector<OptionRow> options_of(const std::string& command) {
+    std::vector<OptionRow> rows = command == "train"       ? option_rows<TrainOptions>()
+                                  : command == "prepare"   ? option_rows<PrepareOptions>()
+                                  : command == "tokenizer" ? option_rows<TokenizerOptions>()
+                                  : command == "generate"  ? option_rows<GenerateOptions>()
+                                  : command == "eval"      ? option_rows<EvalOptions>()
+                                  : command == "report"    ? option_rows<ReportOptions>()
+                                                           : option_rows<InspectOptions>();
+    rows.push_back({"config", "", "Help", "file with options, a line each, such as lr = 6e-4", "FILE", "", {}, false, false});
+    rows.push_back({"help", "", "Help", "this text", "", "", {}, true, false});
+    if (command == "train")
+        rows.push_back({"help-all", "", "Help", "all options, not only the usual ones", "", "", {}, true, false});
+    return rows;
+}
+
+// "--train-iters N" and what is said of it.
+inline std::string label_of(const OptionRow& row) {
+    return "--" + row.name + (row.alias.empty() ? "" : ", --" + row.alias) + (row.metavar.empty() ? "" : " " + row.metavar);
+}
+inline std::string text_of(const OptionRow& row) {
+    std::string choices, text = row.help;
+    for (const std::string& choice : row.allowed.choices) choices += (choices.empty() ? "; one of " : ", ") + choice;
+    text.insert(std::min({text.size(), text.find("; default:"), text.find(" (Megatron: ")}), choices);
+    if (!row.default_value.empty())
+        text.insert(std::min(text.size(), text.find(" (Megatron: ")), "; default: " + row.default_value);
+    return text;
+}
+
+// The groups in the order of their first rows, and their rows.
+inline std::vector<std::pair<std::string, std::vector<OptionRow>>> grouped(const std::vector<OptionRow>& rows) {
+    std::vector<std::pair<std::string, std::vector<OptionRow>>> groups;
+    for (const OptionRow& row : rows) {
+        auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == row.group; });
+        if (group == groups.end()) group = groups.insert(group, {row.group, {}});
+        group->second.push_back(row);
+    }
+    return groups;
+}
+
+// What holds for options in general.
+inline const char* const about_options =
+    "An option given twice has its later value; the command line wins over --config. --no-NAME takes back what was said before "
+    "of --NAME. Numbers of steps, samples and so on may end in k, M or B.";
+
+// Columns to fill: COLUMNS, else the terminal's, else 80.
+inline int help_width() {
+    const char* columns = getenv("COLUMNS");
+    const int given = columns ? atoi(columns) : 0;
+    return std::clamp(given > 0 ? given : isatty(STDOUT_FILENO) ? terminal_width(stdout) : 80, 40, 120);
+}
+
+inline std::string indented(const std::string& text, int indent, int width) {
+    std::string out;
+    for (const std::string& line : wrap_text(text, width - indent)) out += std::string((size_t)indent, ' ') + line + "\n";
+    return out;
+}
+// A label, and its text beside it, or below where the label is long.
+inline std::string entry(const std::string& label, const std::string& text, int column, int width) {
+    const std::string left = "  " + label;
+    const std::string right = indented(text, column, width);
+    return (int)left.size() + 2 <= column ? left + right.substr(left.size()) : left + "\n" + right;
+}
+
+inline std::string help_of(const Command& command, bool all, int width) {
+    std::string out = indented(format("train_gpt %s: %s", command.name, command.purpose), 0, width) + "\nUsage:\n" +
+                      indented(format("train_gpt %s %s", command.name, command.usage), 2, width) + "\nExamples:\n";
+    for (const std::vector<const char*>& example : command.examples)
+        for (const char* line : example) out += std::string(line == example[0] ? "  " : "    ") + line + "\n";
+    const bool some = !all && std::string(command.name) == "train";
+    const Strings& everyday = everyday_options();
+    for (const auto& [group, rows] : grouped(options_of(command.name))) {
+        std::string entries;
+        for (const OptionRow& row : rows)
+            if (!some || group == "Help" || std::find(everyday.begin(), everyday.end(), row.name) != everyday.end())
+                entries += entry(label_of(row), text_of(row), 30, width);
+        if (!entries.empty()) out += "\n" + group + ":\n" + entries;
+    }
+    out += "\n" + indented(about_options, 0, width);
+    if (some) out += "\n" + indented("These are the usual options; train_gpt train --help-all shows all.", 0, width);
+    return out;
+}
+
+inline std::string help_overview(int width) {
+    std::string out = indented("train_gpt: pretraining of language models of the GPT, BLOOM and Llama families", 0, width) +
+                      "\nUsage: train_gpt COMMAND [OPTIONS]\n\nCommands:\n";
+    for (const Command& c : commands()) out += entry(c.name, c.purpose, 14, width);
+    out += entry("help", "help on a command: train_gpt help train; the models' shapes: train_gpt help presets", 14, width) +
+           entry("--version", "the program's version, and what it was built with and for", 14, width);
+    return out +
+           "\nFrom text to a model that writes:\n"
+           "  train_gpt tokenizer --input book.txt --vocab-size 4096 --output tok\n"
+           "  train_gpt prepare --input book.txt --split-documents blank \\\n"
+           "      --tokenizer tok --output data\n"
+           "  train_gpt train --preset quickstart --tokenizer tok --data-path data \\\n"
+           "      --seq-length 256 --train-iters 300 --out run\n"
+           "  train_gpt generate --model run --prompt \"In the beginning\"\n";
+}
+
+inline std::string help_presets(int width) {
+    const int vocabulary = 4096;  // where the tokenizer sets it
+    std::string out = "Shapes of models, for --preset:\n";
+    for (const Preset& p : presets()) {
+        ModelConfig c = config_from_preset(p.name);
+        if (!p.V) c.V = vocabulary;
+        pad_vocabulary(c, 1);
+        out += entry(
+            p.name,
+            format("%s parameters%s, %d layers, width %d, %s",
+                   pad_left(human_count((double)ParameterTable(c).trained), 5).c_str(), p.V ? "" : "*", c.L, c.C, p.family),
+            16, width);
+    }
+    return out + "\n" +
+           indented(format("* with a vocabulary of %s tokens; its size is the tokenizer's", with_commas(vocabulary).c_str()), 0,
+                    width);
+}
+
+// The manual page, for man(1).
+inline std::string manual_page() {
+    const auto plain = [](const std::string& text) {
+        std::string out;
+        for (const char c : text) out += c == '\\' ? "\\e" : c == '-' ? "\\-" : c == '\'' ? "\\(aq" : std::string(1, c);
+        return out[0] == '.' ? "\\&" + out : out;
+    };
+    std::string out =
+        ".TH TRAIN_GPT 1 \"\" \"train_gpt\" \"User Commands\"\n.SH NAME\ntrain_gpt \\- pretraining of language models of the "
+        "GPT, "
+        "BLOOM and Llama families\n.SH SYNOPSIS\n.B train_gpt\n.I COMMAND\n[\\fIOPTIONS\\fR]\n.SH DESCRIPTION\n" +
+        plain(about_options) + "\n.SH COMMANDS\n";
+    for (const Command& c : commands()) out += format(".TP\n.B %s\n", c.name) + plain(c.purpose) + "\n";
+    for (const Command& c : commands()) {
+        std::string title = c.name;
+        for (char& letter : title) letter = (char)toupper(letter);
+        out += ".SH \"OPTIONS OF " + title + "\"\n.B train_gpt " + c.name + "\n" + plain(c.usage) + "\n";
+        for (const auto& [group, rows] : grouped(options_of(c.name))) {
+            out += ".SS " + plain(group) + "\n";
+            for (const OptionRow& row : rows) out += ".TP\n.B " + plain(label_of(row)) + "\n" + plain(text_of(row)) + "\n";
+        }
+    }
+    out += ".SH EXAMPLES\n";
+    for (const Command& c : commands())
+        for (const std::vector<const char*>& example : c.examples) {
+            out += ".PP\n" + plain(example[0]) + "\n.PP\n.nf\n.RS\n";
+            for (size_t i = 1; i < example.size(); i++) out += plain(example[i]) + "\n";
+            out += ".RE\n.fi\n";
+        }
+    return out +
+           ".SH \"EXIT STATUS\"\n0: done. 1: something failed while running, or what was inspected is damaged. 2: the "
+           "command line cannot work as it is; nothing was done.\n";
+}
+
+// How bash completes a row's values: files, directories, or neither.
+inline std::string files_of(const OptionRow& row) {
+    const std::string word = row.metavar.substr(0, row.metavar.find(' '));
+    return word == "DIR" || word == "DIR|auto"                                     ? "-d"
+           : word == "FILE" || word == "PREFIX" || word == "PATH" || word == "RUN" ? "-f"
+                                                                                   : "";
+}
+
+// For bash: options of the command, and values where they are known.
+inline std::string bash_completion() {
+    std::string names, options, values;
+    for (const Command& c : commands()) {
+        names += std::string(names.empty() ? "" : " ") + c.name;
+        std::string all;
+        for (const OptionRow& row : options_of(c.name)) {
+            all += (all.empty() ? "--" : " --") + row.name + (row.alias.empty() ? "" : " --" + row.alias);
+            if (row.flag) continue;
+            std::string known, pattern = format("\"%s --%s\"", c.name, row.name.c_str());
+            if (!row.alias.empty()) pattern += format(" | \"%s --%s\"", c.name, row.alias.c_str());
+            for (const std::string& choice : row.allowed.choices) known += " " + choice;
+            if (row.metavar == "PRESET")
+                for (const Preset& p : presets()) known += std::string(" ") + p.name;
+            const std::string files = files_of(row);
+            values += "        " + pattern + ") " +
+                      (!known.empty()   ? "words=\"" + known.substr(1) + "\""
+                       : !files.empty() ? "files=" + files
+                                        : ":") +
+                      " ;;\n";
+        }
+        const OptionRow first = options_of(c.name)[0];  // whose name may be left out, if it is what the command is about
+        options += format("        %s) options=\"%s\"%s ;;\n", c.name, all.c_str(),
+                          first.group == "What" ? (" files=" + files_of(first)).c_str() : "");
+    }
+    return "# bash completion of train_gpt; written by `train_gpt help --bash`\n"
+           "_train_gpt() {\n"
+           "    local current=${COMP_WORDS[COMP_CWORD]} command=train option=\"\" options=\"\" words=\"\" files=\"\" i\n"
+           "    if ((COMP_CWORD > 1)) && [[ ${COMP_WORDS[1]} != -* ]]; then command=${COMP_WORDS[1]}; fi\n"
+           "    for ((i = COMP_CWORD - 1; i > 0; i--)); do\n"
+           "        if [[ ${COMP_WORDS[i]} == --* ]]; then option=${COMP_WORDS[i]}; break; fi\n"
+           "    done\n"
+           "    case $command in\n" +
+           options + "        help) words=\"" + names +
+           " presets\" ;;\n"
+           "    esac\n"
+           "    case \"$command $option\" in\n" +
+           values +
+           "    esac\n"
+           "    if ((COMP_CWORD == 1)) && [[ $current != -* ]]; then\n"
+           "        words=\"" +
+           names +
+           " help version\" files=\"\"\n"
+           "    elif [[ $current == -* ]]; then\n"
+           "        words=$options files=\"\"\n"
+           "    fi\n"
+           "    COMPREPLY=()\n"
+           "    if [[ -n $files ]]; then\n"
+           "        compopt -o filenames 2>/dev/null\n"
+           "        mapfile -t COMPREPLY < <(compgen \"$files\" -- \"$current\")\n"
+           "    else\n"
+           "        mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$current\")\n"
+           "    fi\n"
+           "}\n"
+           "complete -F _train_gpt train_gpt\n";
+}
+
+}  // namespace cli

@@ -1,0 +1,246 @@
+// `train_gpt inspect PATH`: what lies there. A model directory or checkpoint (every checksum is checked), a run's output
+// directory (its checkpoints, and the newest in full), prepared data (.bin/.idx or llm.c's shards), a tokenizer.json, a
+// .safetensors file. Exit status 1 if anything is damaged.
+#pragma once
+#include <map>
+#include <optional>
+#include <string>
+
+#include "../data/dataset.h"
+#include "../base/terminal.h"
+#include "../data/tokenizer.h"
+#include "training_state.h"
+
+namespace detail {
+
+inline void describe_tensors(Table& table, const SafetensorsReader& file, bool each) {
+    std::map<std::string, std::pair<int64_t, size_t>> by_type;  // type -> tensors, bytes
+    std::map<std::string, const TensorView*> sorted;
+    for (const auto& [name, t] : file.tensors())
+        by_type[t.dtype].first++, by_type[t.dtype].second += t.bytes, sorted[name] = &t;
+    for (const auto& [type, sum] : by_type) {
+        table.row("tensors of type " + type, format("%lld, %s", (long long)sum.first, human_bytes((double)sum.second).c_str()));
+        table.exact({{"tensors", sum.first}, {"bytes", sum.second}});
+    }
+    if (!each) return;
+    table.section("Tensors");
+    for (const auto& [name, t] : sorted) table.row(name, t->dtype + " " + shape_string(t->shape));
+}
+
+// True if all files are as the manifest says.
+inline bool describe_files(Table& table, const std::string& dir) {
+    table.section("Files");
+    const bool has_manifest = std::filesystem::exists(dir + "/" + manifest_name);
+    const nlohmann::json manifest = has_manifest ? read_json(dir + "/" + manifest_name) : nlohmann::json::object();
+    for (const std::string& name : files_below(dir)) {
+        const auto bytes = std::filesystem::file_size(dir + "/" + name);
+        table.row(name, human_bytes((double)bytes)), table.exact(bytes);
+    }
+    const bool checkpoint = std::filesystem::exists(dir + "/training");
+    const std::string problem = !has_manifest ? "" : checkpoint ? verify_checkpoint(dir) : verify_directory(dir);
+    table.row("checksums", !has_manifest     ? "there is no manifest.json: nothing to compare with"
+                           : problem.empty() ? "all files are as they were written"
+                                             : problem);
+    return problem.empty();
+}
+
+// "cpu, bf16, 4 ranks (tp 2, pp 2), 1 thread"
+inline std::string layout_text(const nlohmann::ordered_json& layout) {
+    const auto number = [&](const char* key) {
+        const bool known = layout.contains(key) && layout[key].is_number_integer();
+        return known ? std::clamp<int64_t>(layout[key].get<int64_t>(), 1, 1000000) : 1;
+    };
+    std::string text, axes;
+    for (const char* key : {"backend", "precision"})
+        if (layout.contains(key) && layout[key].is_string()) text += layout[key].get<std::string>() + ", ";
+    for (const char* key : {"dp", "tp", "pp", "vpp"})
+        if (number(key) > 1) axes += format("%s%s %lld", axes.empty() ? " (" : ", ", key, (long long)number(key));
+    text += counted(number("dp") * number("tp") * number("pp"), "rank") + (axes.empty() ? "" : axes + ")");
+    return text + (layout.contains("threads") ? ", " + counted(number("threads"), "thread") : "");
+}
+
+// An option's value as it is typed.
+inline std::string option_text(const nlohmann::ordered_json& value) {
+    if (value.is_string()) return shell_word(value.get<std::string>());
+    if (!value.is_array()) return value.dump();
+    std::string text;
+    for (const nlohmann::ordered_json& word : value) text += (text.empty() ? "" : " ") + option_text(word);
+    return text;
+}
+
+inline void describe_state(Table& table, const TrainingState& s) {
+    const auto number = [](double x) { return std::isfinite(x) ? format("%.4f", x) : std::string("none yet"); };
+    const auto exact = [&](double x) {
+        if (std::isfinite(x)) table.exact(x);
+    };
+    table.section("Training");
+    table.row("step", with_commas(s.step) +
+                          (s.step != s.updates ? format(" (%s not applied)", with_commas(s.step - s.updates).c_str()) : ""));
+    table.exact(s.step);
+    table.row("samples", with_commas(s.consumed)), table.exact(s.consumed);
+    table.row("tokens", human_count((double)s.tokens)), table.exact(s.tokens);
+    table.row("loss", number(s.loss)), exact(s.loss);
+    table.row("validation loss", number(s.valid_loss)), exact(s.valid_loss);
+    table.row("written on", layout_text(s.layout)), table.exact(s.layout);
+    for (const auto& [key, value] : s.options.items())
+        if (key == "data-path" || key == "lr" || key == "global-batch-size" || key == "seq-length" || key == "train-iters" ||
+            key == "train-samples" || key == "seed")
+            if (value != 0 || key.compare(0, 6, "train-") != 0) table.row("--" + key, option_text(value)), table.exact(value);
+}
+
+inline bool inspect_model(Table& table, const std::string& dir) {
+    bool intact = true;
+    try {
+        const ModelConfig c = read_config(dir);
+        check_config(c);
+        const ParameterTable parameters(c);
+        table.section(std::filesystem::exists(state_file(dir)) ? "Checkpoint " + dir : "Model " + dir);
+        table.row("family", c.family);
+        table.row("shape", format("%d layers, width %d, %d heads of %d (%d for keys and values), feed-forward %d", c.L, c.C,
+                                  c.NH, c.HS(), c.NKV, c.F));
+        table.exact({{"layers", c.L}, {"width", c.C}, {"heads", c.NH}, {"key_value_heads", c.NKV}, {"feed_forward", c.F}});
+        table.row("longest sequence", with_commas(c.T)), table.exact(c.T);
+        table.row("vocabulary", with_commas(c.V)), table.exact(c.V);
+        table.row("parameters", format("%s (%s)", with_commas((int64_t)parameters.trained).c_str(),
+                                       human_count((double)parameters.trained).c_str()));
+        table.exact(parameters.trained);
+        describe_tensors(table, SafetensorsReader::open(dir), false);
+        if (std::filesystem::exists(state_file(dir))) describe_state(table, read_state(dir));
+    } catch (const Error& e) {
+        intact = false;
+        table.row("damaged", e.what());
+    }
+    intact = describe_files(table, dir) && intact;
+    return intact;
+}
+
+inline bool inspect_run(Table& table, const std::string& out) {
+    table.section("Run " + out);
+    bool intact = true;
+    std::string newest;
+    for (const int64_t step : find_checkpoints(out)) {
+        const std::string dir = step_directory(out, step), problem = verify_checkpoint(dir);
+        table.row(std::filesystem::path(dir).filename().string(), problem.empty() ? "intact" : problem);
+        intact = intact && problem.empty();
+        if (problem.empty() && newest.empty()) newest = dir;
+    }
+    return newest.empty() ? intact : inspect_model(table, newest) && intact;
+}
+
+// The beginnings of the first documents as text, with the tokenizer given or the one that made the data.
+inline void describe_texts(Table& table, const TokenDataset& data, const std::string& given) {
+    constexpr int64_t most_documents = 3, most_tokens = 40;
+    const TokenizerIdentity& made = data.tokenizer();
+    table.row("tokenizer", made.known() ? made.text() : "not known: there is no PREFIX.meta.json beside the data");
+    std::optional<Tokenizer> tokenizer;
+    try {
+        if (!given.empty() || made.known()) tokenizer = Tokenizer::load(given.empty() ? made.path : given);
+    } catch (const Error& e) {
+        if (!given.empty()) throw;
+        table.row("text", std::string(e.what()) + "; HINT: --tokenizer DIR");
+    }
+    if (tokenizer && made.known() && tokenizer->identity().hash != made.hash) {
+        if (!given.empty()) fail("%s is another tokenizer than that of the data", tokenizer->identity().text().c_str());
+        table.row("text",
+                  "the tokenizer's file has changed since: hash " + tokenizer->identity().hash + "; HINT: --tokenizer DIR");
+        return;
+    }
+    if (!tokenizer) return;
+    table.section("Texts");
+    for (int64_t d = 0; d < std::min(most_documents, data.n_documents()); d++) {
+        std::vector<int> tokens((size_t)std::min<int64_t>(most_tokens, data.length(d)));
+        data.read(d, 0, (int64_t)tokens.size(), tokens.data());
+        std::string text;
+        for (const char c : tokenizer->decode(tokens)) text += c == '\n' ? std::string("\\n") : std::string(1, c);
+        table.row(format("document %lld", (long long)d), text + (data.length(d) > most_tokens ? " ..." : ""));
+    }
+}
+
+inline bool inspect_data(Table& table, const std::string& path, const std::string& tokenizer) {
+    const TokenDataset data = TokenDataset::open(path);
+    table.section("Data " + data.name());
+    int64_t shortest = INT64_MAX, longest = 0;
+    int largest = 0, smallest = INT_MAX;
+    std::vector<int> tokens;
+    Progress progress("reading", data.n_tokens(), "tokens");
+    int64_t done = 0;
+    for (int64_t d = 0; d < data.n_documents(); d++) {
+        const int64_t length = data.length(d);
+        shortest = std::min(shortest, length), longest = std::max(longest, length);
+        for (int64_t at = 0; at < length; at += 1 << 20) {
+            tokens.resize((size_t)std::min<int64_t>(1 << 20, length - at));
+            data.read(d, at, (int64_t)tokens.size(), tokens.data());
+            for (const int token : tokens) largest = std::max(largest, token), smallest = std::min(smallest, token);
+        }
+        progress.update(done += length);
+    }
+    progress.finish();
+    table.row("kind", data.is_shards() ? "llm.c token shard" : "Megatron-LM .bin/.idx");
+    table.row("documents", with_commas(data.n_documents())), table.exact(data.n_documents());
+    table.row("tokens", format("%s (%s)", with_commas(data.n_tokens()).c_str(), human_count((double)data.n_tokens()).c_str()));
+    table.exact(data.n_tokens());
+    if (data.n_tokens() > 0) {
+        table.row("tokens per document",
+                  format("%s to %s, %.1f on average", with_commas(shortest).c_str(), with_commas(longest).c_str(),
+                         (double)data.n_tokens() / (double)data.n_documents()));
+        table.exact({{"shortest", shortest}, {"longest", longest}});
+        table.row("token ids", format("%d to %d", smallest, largest)), table.exact({smallest, largest});
+    }
+    describe_texts(table, data, tokenizer);
+    return smallest >= 0;
+}
+
+inline bool inspect_tokenizer(Table& table, const std::string& path) {
+    const Tokenizer tokenizer = Tokenizer::load(path);
+    int special = 0;
+    size_t longest = 0;
+    for (int id = 0; id < tokenizer.vocab_size(); id++) {
+        special += tokenizer.is_special(id);
+        longest = std::max(longest, tokenizer.token_bytes(id).size());
+    }
+    const auto name = [&](int id) {
+        return id < 0 ? std::string("none") : format("%d, %s", id, tokenizer.token_bytes(id).c_str());
+    };
+    table.section("Tokenizer " + tokenizer.source());
+    table.row("tokens", with_commas(tokenizer.vocab_size()) + format(", %d of them special", special));
+    table.exact(tokenizer.vocab_size());
+    table.row("end of document", name(tokenizer.eod_id()));
+    table.row("start", name(tokenizer.bos_id()));
+    table.row("longest token", format("%zu bytes", longest));
+    table.row("hash", tokenizer.identity().hash);
+    return true;
+}
+
+}  // namespace detail
+
+inline int inspect_command(const InspectOptions& o) {
+    namespace fs = std::filesystem;
+    if (o.path.empty()) fail_usage("there is nothing to inspect; HINT: train_gpt inspect PATH");
+    const fs::path path = o.path.size() > 1 && o.path.back() == '/' ? o.path.substr(0, o.path.size() - 1) : o.path;
+    Table table;
+    bool intact = true;
+    if (fs::is_directory(path) && fs::exists(path / "config.json")) intact = detail::inspect_model(table, path.string());
+    else if (fs::is_directory(path) && !find_checkpoints(path.string()).empty())
+        intact = detail::inspect_run(table, path.string());
+    else if (fs::is_directory(path) && fs::exists(path / "tokenizer.json"))
+        intact = detail::inspect_tokenizer(table, path.string());
+    else if (path.extension() == ".json" && path.stem().extension() != ".meta")
+        intact = detail::inspect_tokenizer(table, path.string());
+    else if (path.extension() == ".safetensors") {
+        table.section("Tensors in " + path.string());
+        detail::describe_tensors(table, SafetensorsReader::open(path.string()), true);
+    } else if (fs::exists(path.string() + ".idx") || path.extension() == ".idx" || path.extension() == ".bin" ||
+               path.extension() == ".json")
+        intact = detail::inspect_data(table, path.string(), o.tokenizer);
+    else
+        fail(
+            "%s is nothing that inspect knows: a model directory, a run's output directory, PREFIX of .bin/.idx, a "
+            "tokenizer.json or a .safetensors file",
+            o.path.c_str());
+    if (o.json) {
+        nlohmann::ordered_json j = {{"path", o.path}, {"intact", intact}};
+        j.update(table.json());
+        print_json(j);
+    } else table.print();
+    return intact ? 0 : 1;
+}

@@ -1,0 +1,125 @@
+// The machine of a run, as its log and report name it: processor, host, memory, and the peak that MFU is measured against.
+#pragma once
+#include <unistd.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../model/arena.h"
+#include "../cpu/peak.h"
+#include "../ops.h"
+#include "planner.h"
+#include "../base/terminal.h"
+#include "../parallel/world.h"
+#if !defined(BACKEND_CUDA) && !defined(BACKEND_EMU)
+#include "../cpu/unit_choice.h"
+#endif
+
+// FLOP/s that the hardware of all ranks can do at best in this precision, which MFU is a part of; 0: not known.
+struct Peak {
+    double flops = 0, flops_in_fp8 = 0;  // the latter 0: nothing is faster in FP8
+    std::string name;                    // of what has it
+    double of_step(bool in_fp8) const { return in_fp8 && flops_in_fp8 > 0 ? flops_in_fp8 : flops; }
+    std::string text() const { return flops > 0 ? human_flops(flops) + ", " + name : "not known"; }
+};
+
+// Of this rank. A CPU's is measured, in a few milliseconds; a GPU's is its vendor's.
+inline Peak peak_of(const cpu::Ctx& ctx) {
+    const cpu::RegisterRates rates = cpu::measure_registers(ctx.threads, 0.01);
+    return {rates.best(), 0, format("%s registers, measured", rates.best_name())};
+}
+inline std::string processor_of(const cpu::Ctx&) {
+    std::ifstream in("/proc/cpuinfo");
+    for (std::string line; std::getline(in, line);)
+        if (line.rfind("model name", 0) == 0 || line.rfind("Model", 0) == 0 || line.rfind("cpu\t", 0) == 0)
+            if (const size_t colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
+    return "CPU";
+}
+inline void plan_for(cpu::Ctx&, const TrainOptions&) {}
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+inline Peak peak_of(const gpu::Ctx& ctx) {
+    const double flops = gpu_tflops(ctx.name) * 1e12;
+    return {flops, ctx.capability >= 89 ? 2 * flops : 0, "dense bf16 by the vendor"};
+}
+inline std::string processor_of(const gpu::Ctx& ctx) { return ctx.name; }
+inline Strings choose_matrix_unit(World&, gpu::Ctx&, const std::string& asked, const Strings& /*before*/) {
+    if (!asked.empty()) fail_usage("--matrix-unit is for CPUs; HINT: on a GPU --gemm-cache says how products are chosen");
+    return {};
+}
+// A plan on a machine without a GPU is one for --device.
+inline void plan_for(gpu::Ctx& ctx, const TrainOptions& o) {
+    if (ctx.has_device()) return;
+    std::string name = o.device;
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return (char)toupper(c); });
+    ctx.name = name + " of the plan (--device); there is no GPU here";
+    ctx.capability = find_device(o.device).capability, ctx.memory_bytes = (size_t)planned_memory_bytes(o);
+}
+#else
+// What multiplies on this rank; returned is what a checkpoint is to say, `before` what that to go on from says.
+inline Strings choose_matrix_unit(World& world, cpu::Ctx& ctx, const std::string& asked, const Strings& before) {
+    const auto all_gather = [&](const std::string& mine) { return world.all_gather(mine); };
+    return cpu::choose_matrix_unit(ctx, asked, before, world.rank(), all_gather);
+}
+#endif
+
+// Of all ranks. Where a host has more threads of CPU ranks than cores, each counts for its share of one. tflops: of one GPU, where
+// the user gives it.
+inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> tflops) {
+    Peak peak = peak_of(ctx);
+    if (tflops && !be::memory_is_host)
+        peak = {*tflops * 1e12, be::fp8_limits(ctx).empty() ? 2e12 * *tflops : 0, "dense bf16 by --device-tflops"};
+    std::vector<int> threads((size_t)world.size());
+    world.all_gather(&ctx.threads, sizeof ctx.threads, threads.data());
+    double on_this_host = 0;
+    for (int r = 0; r < world.size(); r++)
+        if (world.hosts()[(size_t)r] == world.host()) on_this_host += threads[(size_t)r];
+    const double cores = (double)sysconf(_SC_NPROCESSORS_ONLN),
+                 share = be::memory_is_host ? std::min(1.0, cores / on_this_host) : 1;
+    const double mine[2] = {share * peak.flops, share * peak.flops_in_fp8};
+    std::vector<double> all(2 * (size_t)world.size());
+    world.all_gather(mine, sizeof mine, all.data());
+    peak.flops = peak.flops_in_fp8 = 0;
+    for (size_t i = 0; i < all.size(); i += 2) peak.flops += all[i], peak.flops_in_fp8 += all[i + 1];
+    if (world.size() > 1) peak.name += format(", of %d ranks together", world.size());
+    return peak;
+}
+
+// Memory in use by this process; on a GPU all that is in use there. Looked up once a second at most: a GPU's driver takes its
+// time for it, and a step may be over in milliseconds.
+inline size_t memory_in_use([[maybe_unused]] const be::Ctx& ctx) {
+    static size_t bytes = 0;
+    static double looked = -INFINITY;
+    if (monotonic_seconds() - looked < 1) return bytes;
+    looked = monotonic_seconds();
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+    const size_t free = be::available_memory();
+    return bytes = ctx.memory_bytes > free ? ctx.memory_bytes - free : 0;
+#else
+    return bytes = resident_memory_bytes();
+#endif
+}
+
+// For the log's run record.
+inline nlohmann::ordered_json describe_machine(const World& world, const be::Ctx& ctx, const Peak& peak) {
+    std::map<std::string, int> ranks;
+    for (const std::string& host : world.hosts()) ranks[host]++;
+    std::string hosts;
+    for (const auto& [host, n] : ranks) {
+        if (hosts.size() > 400) {
+            hosts += ", ...";
+            break;
+        }
+        hosts += (hosts.empty() ? "" : ", ") + host + (world.size() > 1 ? format(" (%d)", n) : "");
+    }
+    const double pages = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    return {{"processor", processor_of(ctx)},
+            {"host", hosts},
+            {"ranks", world.size()},
+            {"backend", std::string(be::backend_name) + ", " + ctx.description()},
+            {"memory of the host", human_bytes(pages)},
+            {"peak", peak.text()}};
+}

@@ -1,0 +1,155 @@
+// Detects memory corruption: bits that flip, between steps, in the weights and the optimizer's state. --check-replicas N turns
+// on two checks.
+//
+// Ranks are compared after every Nth step. What several ranks hold must have the same bits on each: weights over data-parallel
+// ranks, norms, biases and shared key/value heads over tensor-parallel ones, a tied embedding at both ends of the pipeline; so
+// must those parts of the optimizer's state that several ranks hold. This finds a rank whose results differ.
+// It does not find most bits that flip:
+//   - With ZeRO-1 a data-parallel rank alone has the fp32 weights and moments of its part. A flipped bit there is updated like
+//     any other, and the new weight goes to all ranks, which then agree on it.
+//   - A weight that flips where another rank updates it is computed with once, then overwritten by what that rank sends.
+//   - What tensor parallelism cuts, without ZeRO and other replicas, is on one rank. So is everything, on one rank.
+//
+// Therefore sums are taken over memory. Nothing stores into it between two updates: what an update has stored must be there
+// when the next one begins, before it is applied, and when a checkpoint is written. And all that a rank holds of the weights
+// must be what their owners have stored. This is done at every step: an update rewrites everything, so that sums only around
+// every Nth would find one of N flips. A flipped bit has then done no more than to spoil a gradient, which is not applied.
+//
+// The sum is that of 32-bit words, each times an odd number by its place, modulo 2^64. One or two flipped bits always change it
+// (unless 8 GiB lie between them), others but once in 2^32; and it does not depend on the order of adding.
+// Cost a step, whatever the number of micro-batches: twice 12 bytes per parameter of this rank's part are read (8 with both
+// moments in bf16), and with ZeRO 2 of every weight; AdamW moves 28 (20). Two small messages per rank.
+// Not found: what changes between a store and its sum, or is not kept from step to step. For gradients there is
+// --detect-nondeterminism.
+#pragma once
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "../base/crc32c.h"
+#include "../model/mesh.h"
+#include "../ops.h"
+#include "../parallel/shard.h"
+#include "training_state.h"
+#include "../parallel/world.h"
+
+class MemoryCheck {
+public:
+    // world: null for one rank. Below, memory.params are all weights that this rank holds, the others its parts.
+    MemoryCheck(bool on, be::Ctx& ctx, World* world, const Mesh& mesh, const ParameterTable& table, const Shards& shards)
+        : on_(on), ctx_(ctx), world_(world), mesh_(mesh), table_(table), shards_(shards) {}
+
+    // Memory is as it should be: after an update, or when it was loaded.
+    void remember(const Parts& memory) {
+        if (on_) stored_ = sums(memory);
+    }
+
+    // What is not any more what was stored, and where; empty if all is. To be called by all ranks, when all parameters have
+    // been gathered.
+    std::string change(const Parts& memory) {
+        if (!on_) return "";
+        struct {
+            Sums stored, now;
+        } mine = {stored_, sums(memory)};
+        mine.now.copies = shards_.cut ? sum(memory.params, 0, table_.size) : mine.now.weights;
+        std::vector<decltype(mine)> all = {mine};
+        if (world_) all.resize((size_t)mesh_.world.size), world_->all_gather(&mine, sizeof mine, all.data());
+        for (size_t r = 0; r < all.size(); r++) {
+            const Sums &stored = all[r].stored, &now = all[r].now;
+            for (const auto& [name, sum] : {std::pair("the weights", &Sums::weights),
+                                            {"the lower halves of the fp32 weights", &Sums::lower},
+                                            {"the moments exp_avg", &Sums::m},
+                                            {"the moments exp_avg_sq", &Sums::v}})
+                if (stored.*sum != now.*sum) return name + on_rank(r);
+        }
+        for (size_t r = 0; r < all.size(); r++) {
+            const int tp = (int)r % mesh_.tp.size, pp = (int)r / (mesh_.tp.size * mesh_.dp.size);
+            uint64_t stored = shards_.cut ? 0 : all[r].stored.weights;
+            for (int dp = 0; shards_.cut && dp < mesh_.dp.size; dp++)
+                stored += all[(size_t)mesh_.rank_of(pp, dp, tp)].stored.weights;
+            if (stored != all[r].now.copies) return "the copies of other ranks' weights" + on_rank(r);
+        }
+        return "";
+    }
+
+    // What has other bits on two ranks that hold it; empty if nothing has. To be called by all ranks, when all parameters have
+    // been gathered.
+    std::string difference(const Parts& memory) const {
+        if (!world_) return "";
+        struct Seen {
+            std::string hash;
+            size_t rank;
+        };
+        std::map<std::string, Seen> seen;
+        const std::vector<std::string> all = world_->all_gather(hashes(memory));
+        for (size_t rank = 0; rank < all.size(); rank++) {
+            std::istringstream lines(all[rank]);
+            for (std::string name, place, hash;
+                 std::getline(lines, name, '\t') && std::getline(lines, place, '\t') && std::getline(lines, hash);) {
+                const Seen& first = seen.emplace(place, Seen{hash, rank}).first->second;
+                if (first.hash != hash) return name + " has other bits" + on_rank(rank) + " than" + on_rank(first.rank);
+            }
+        }
+        return "";
+    }
+
+private:
+    // Of this rank's parts; copies: of all weights that it holds.
+    struct Sums {
+        uint64_t weights = 0, lower = 0, m = 0, v = 0, copies = 0;
+    };
+
+    template <class E>
+    uint64_t sum(const E* x, size_t first, size_t n) const {
+        constexpr size_t word = sizeof(uint32_t);
+        return be::word_sum(ctx_, x + first, n * sizeof(E) / word, first * sizeof(E) / word);
+    }
+    Sums sums(const Parts& memory) const {
+        Sums s;
+        for (const Bucket& b : shards_.buckets) s.weights += sum(memory.params, b.mine, b.n);
+        if (memory.lower) s.lower = sum(memory.lower, 0, shards_.size);
+        const auto all = [&](const auto* moment) { return sum(moment, 0, shards_.size); };
+        s.m = memory.m.visit(all), s.v = memory.v.visit(all);
+        return s;
+    }
+
+    std::string on_rank(size_t r) const {
+        return world_ ? format(" on rank %zu (host %s)", r, world_->hosts()[r].c_str()) : " on this machine";
+    }
+
+    // Lines "name of a tensor, what names the same elements on all ranks, CRC-32C".
+    std::string hashes(const Parts& memory) const {
+        std::string text;
+        for (const TensorSpec& t : table_.rows) {
+            const size_t shared = (size_t)t.replicated_rows * t.cols, own = t.size() - shared;
+            add_hashes(text, memory, t, 0, own, t.replicated ? "all" : format("tp %d", mesh_.tp.rank));
+            if (shared) add_hashes(text, memory, t, own, shared, format("heads %d", mesh_.tp.rank / t.replicas));
+        }
+        return text;
+    }
+    // Of elements [begin, begin + n) of a tensor, which the ranks that say the same `holders` hold.
+    void add_hashes(std::string& text, const Parts& memory, const TensorSpec& t, size_t begin, size_t n,
+                    const std::string& holders) const {
+        const auto add = [&](const char* what, const auto* x, size_t from, size_t count) {
+            std::vector<std::decay_t<decltype(*x)>> values(count);
+            be::download(ctx_, values.data(), x, count * sizeof *x);
+            text += format("%s%s\t%s%d %s %zu %zu\t%08x\n", what, t.name.c_str(), what, t.id, holders.c_str(), begin + from,
+                           count, crc32c(values.data(), count * sizeof *x));
+        };
+        add("", memory.params + t.offset + begin, 0, n);
+        shards_.for_each_part(t.offset + begin, n, [&](size_t from, size_t shard, size_t count) {
+            if (memory.lower) add("the lower half of ", memory.lower + shard, from, count);
+            memory.m.from(shard).visit([&](const auto* x) { add("exp_avg of ", x, from, count); });
+            memory.v.from(shard).visit([&](const auto* x) { add("exp_avg_sq of ", x, from, count); });
+        });
+    }
+
+    bool on_;
+    be::Ctx& ctx_;
+    World* world_;
+    const Mesh& mesh_;
+    const ParameterTable& table_;
+    const Shards& shards_;
+    Sums stored_;
+};

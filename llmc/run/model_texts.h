@@ -1,0 +1,175 @@
+// The texts of a model directory: config.json, generation_config.json, and what belongs to the tokenizer. A run that starts
+// from a model keeps what the model came with: the ids that begin, end and pad a text, its chat template, every file of its
+// tokenizer.
+#pragma once
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "checkpoint.h"
+#include "../base/file.h"
+#include "../model/model_config.h"
+#include "../base/terminal.h"
+#include "../data/tokenizer.h"
+#include "../base/types.h"
+
+struct ModelTexts {
+    std::map<std::string, std::string> files;  // name -> text, kept in memory: a file may be gone when a checkpoint is due
+    nlohmann::ordered_json ids = nlohmann::ordered_json::object();  // bos_token_id, ... for config.json
+    std::vector<int> end_ids;                                       // tokens with which generated text ends
+    std::string bos_token, eos_token;                               // as text
+    bool has_tokenizer = false;                                     // one that this program reads
+
+    size_t bytes() const {
+        size_t sum = 0;
+        for (const auto& [name, text] : files) sum += text.size();
+        return sum;
+    }
+};
+
+inline constexpr const char* tokenizer_files[] = {
+    "tokenizer.json",    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt",        "tokenizer.model",       "sentencepiece.bpe.model", "spiece.model",      "chat_template.jinja",
+    "chat_template.json"};
+
+// A number or a list of numbers; null: none.
+inline std::vector<int> token_ids(const nlohmann::ordered_json& config, const char* key, const std::string& source) {
+    const nlohmann::ordered_json value = config.value(key, nlohmann::ordered_json());
+    std::vector<int> ids;
+    for (const auto& id : value.is_array()  ? value
+                          : value.is_null() ? nlohmann::ordered_json::array()
+                                            : nlohmann::ordered_json{value}) {
+        if (!id.is_number_integer() || id < 0 || id > INT_MAX)
+            fail("%s: '%s' is %.200s; a token's id or a list of them is expected", source.c_str(), key, value.dump().c_str());
+        ids.push_back(id.get<int>());
+    }
+    return ids;
+}
+
+// The tokenizer beside a model; null if there is none, or none that this program reads.
+inline std::unique_ptr<Tokenizer> usable_tokenizer(const std::string& model_dir) {
+    try {
+        if (std::filesystem::exists(model_dir + "/tokenizer.json"))
+            return std::make_unique<Tokenizer>(Tokenizer::load(model_dir));
+    } catch (const Error&) {
+    }
+    return nullptr;
+}
+
+// Whether a tokenizer is the one beside a model, however the file is written.
+inline bool is_tokenizer_of(const std::string& model_dir, const Tokenizer& given) {
+    const std::string beside = model_dir + "/tokenizer.json";
+    if (!std::filesystem::exists(beside)) return false;
+    if (read_whole_file(beside) == read_whole_file(given.source())) return true;
+    const auto own = usable_tokenizer(model_dir);
+    return own && own->identity().hash == given.identity().hash;
+}
+
+// A model's token ids mean what its own tokenizer says. Refuses another one that gives any of them another text; it may have
+// more tokens. Beside a model whose tokenizer cannot be read there is nothing to compare.
+inline void check_tokenizer_of_model(const std::string& model_dir, const Tokenizer& given) {
+    if (model_dir.empty() || is_tokenizer_of(model_dir, given)) return;
+    const auto own = usable_tokenizer(model_dir);
+    for (int id = 0; own && id < std::min(own->vocab_size(), given.vocab_size()); id++)
+        if (own->token_bytes(id) != given.token_bytes(id))
+            fail(
+                "the tokenizer %s is not that of the model %s: token %d is '%s' in the first and '%s' in the second; HINT: without "
+                "--tokenizer the model's own is taken, and data must be prepared with it",
+                given.source().c_str(), model_dir.c_str(), id, given.token_bytes(id).c_str(), own->token_bytes(id).c_str());
+}
+
+// Of the model in `model_dir` (empty: a new one) with this tokenizer (null: none). What the model came with is kept unless the
+// tokenizer is another one than its own.
+inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tokenizer) {
+    namespace fs = std::filesystem;
+    ModelTexts t;
+    const auto add = [&](const fs::path& dir, const char* name) {
+        if (fs::is_regular_file(dir / name)) t.files[name] = read_whole_file((dir / name).string());
+    };
+    const std::string json = tokenizer ? read_whole_file(tokenizer->source()) : "";
+    const fs::path beside = fs::path(model_dir) / "tokenizer.json", given = tokenizer ? tokenizer->source() : "";
+    const bool own = !model_dir.empty() && (!tokenizer || !fs::exists(beside) || is_tokenizer_of(model_dir, *tokenizer));
+    for (const char* name : tokenizer_files) {
+        if (given.filename() == "tokenizer.json") add(given.parent_path(), name);
+        if (own) add(model_dir, name);
+    }
+    if (tokenizer) {
+        t.files["tokenizer.json"] = json, t.has_tokenizer = true;
+        if (tokenizer->bos_id() >= 0) t.bos_token = tokenizer->token_bytes(tokenizer->bos_id());
+        if (tokenizer->eod_id() >= 0) t.eos_token = tokenizer->token_bytes(tokenizer->eod_id());
+    }
+    if (own) {
+        const std::string file = model_dir + "/config.json";
+        const auto config = nlohmann::ordered_json(read_json(file));
+        for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+            if (config.contains(key)) t.ids[key] = config[key];
+        t.end_ids = token_ids(config, "eos_token_id", file);
+        add(model_dir, "generation_config.json");
+        if (const auto found = t.files.find("generation_config.json"); found != t.files.end()) {
+            const std::string name = model_dir + "/" + found->first;
+            const auto generation = nlohmann::ordered_json(parse_json(found->second, name));
+            if (!generation.is_object()) fail("%s does not hold a JSON object", name.c_str());
+            for (int id : token_ids(generation, "eos_token_id", name)) t.end_ids.push_back(id);
+        }
+    } else {
+        const auto id = [](int i) { return i >= 0 ? nlohmann::ordered_json(i) : nlohmann::ordered_json(nullptr); };
+        t.ids = {{"bos_token_id", id(tokenizer ? tokenizer->bos_id() : -1)},
+                 {"eos_token_id", id(tokenizer ? tokenizer->eod_id() : -1)}};
+    }
+    if (t.end_ids.empty() && tokenizer && tokenizer->eod_id() >= 0) t.end_ids = {tokenizer->eod_id()};
+    return t;
+}
+
+// The files that make `dir`, which exists, a model directory, but for the weights.
+inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t) {
+    using json = nlohmann::ordered_json;
+    const auto write_json = [&](const char* name, const json& j) { write_file_atomically(dir + "/" + name, j.dump(2) + "\n"); };
+    for (const auto& [name, text] : t.files) write_file_atomically(dir + "/" + name, text);
+    write_json("config.json", to_hf_config(c, sizeof(floatX) == 2 ? "bfloat16" : "float32", t.ids));
+    const auto id = [&](const char* key) { return t.ids.value(key, json()); };
+    if (!t.files.count("generation_config.json")) {
+        json generation = {{"do_sample", true}};
+        for (const char* key : {"bos_token_id", "eos_token_id"})
+            if (!id(key).is_null()) generation[key] = id(key);
+        if (!t.end_ids.empty())
+            generation["pad_token_id"] = id("pad_token_id").is_null() ? json(t.end_ids[0]) : id("pad_token_id");
+        write_json("generation_config.json", generation);
+    }
+    if (t.has_tokenizer && !t.files.count("tokenizer_config.json")) {
+        // Without model_input_names transformers 4 hands token_type_ids to the model, which GPT-2 adds to the embeddings.
+        json settings = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                         {"model_max_length", c.T},
+                         {"model_input_names", {"input_ids", "attention_mask"}},
+                         {"clean_up_tokenization_spaces", false}};
+        if (!t.bos_token.empty()) settings["bos_token"] = t.bos_token;
+        if (!t.eos_token.empty()) settings["eos_token"] = t.eos_token;
+        write_json("tokenizer_config.json", settings);
+    }
+}
+
+// The tokenizer that lies beside a model of this vocabulary; null: there is none that can be used. Tokens need none, so where
+// it is not `needed`, one that this program cannot read is left alone, and said so if `says`.
+inline std::unique_ptr<Tokenizer> tokenizer_of_model(const std::string& dir, int vocabulary, bool needed, bool says) {
+    if (!std::filesystem::exists(dir + "/tokenizer.json")) {
+        if (needed) fail("%s has no tokenizer.json; HINT: --model DIR of a model with one", dir.c_str());
+        return nullptr;
+    }
+    std::unique_ptr<Tokenizer> tokenizer;
+    try {
+        tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(dir));
+    } catch (const Error& e) {
+        if (needed) throw;
+        if (says)
+            print_line(stderr,
+                       format("warning: the tokenizer beside the model cannot be used: %s. Data that is tokens needs none; "
+                              "samples of text are not possible",
+                              e.what()));
+        return nullptr;
+    }
+    tokenizer->check_fits(vocabulary);
+    return tokenizer;
+}

@@ -1,0 +1,487 @@
+// How long a step of training takes on ranks that are not there: a model of compute, communication and pipeline in a few
+// figures of the hardware, for --dry-run --world N and for choosing a layout. Pure functions; nothing here communicates or
+// measures.
+//
+//   pass of a stage   FLOPs / (peak * efficiency) + its tensor parallel communication, which nothing hides
+//   pipeline          simulate_pipeline (pipeline.h) with these passes and the time of a message: bubble and uneven stages
+//   step              pipeline + what of the data parallel communication is not hidden + both ends of a tied embedding + update
+// Collectives are rings: of n ranks each sends (n - 1) / n of the tensor in a gather or a reduce-scatter, twice that in an
+// all-reduce, at the rate of the slowest link on the ring. A ring with k ranks on each node it passes uses the k network ports
+// of these ranks. Ranks lie as in mesh.h: tp within a node, then dp, then pp. What this program sends, per layer and
+// micro-batch in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6 with sequence parallelism, which gathers the
+// inputs of two matrices again for their weights' gradients; 4 more with full recomputation.
+//
+// Assumed hidden: gradients on their way behind the backward pass of the last micro-batch, all but their last bucket; new
+// parameters behind the update of the next bucket, all but the last; of pipeline messages all that does not make a rank wait.
+// With --zero 0 nothing of the data parallel communication is hidden, as the program is.
+// Left out: latency, which counts for small models on many ranks; ranks that are slower than others, contention between nodes,
+// reading data, checkpoints, the smaller batches of a ramp-up; norms' gradients and loss statistics over tp (below 0.1% of its
+// bytes).
+//
+// The efficiency is that of one GPU in whole layers, so that norms and activations are part of it. 0.55 of an A100's peak
+// follows from the times of a layer in arXiv:2205.05198; with it the steps of MT-NLG, BLOOM and others come out within 15% of
+// the published ones (test/test_planner.cpp). It differs between programs and widths (0.65 and more for 20480): measure.
+//
+// Layout and message sizes: Narayanan et al., arXiv:2104.04473. Activations: Korthikanti et al., arXiv:2205.05198. ZeRO:
+// arXiv:1910.02054.
+#pragma once
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "config.h"
+#include "../model/flops.h"
+#include "../model/mesh.h"
+#include "../model/model_config.h"
+#include "../model/parameters.h"
+#include "../parallel/pipeline.h"
+#include "../base/terminal.h"
+
+// ---- hardware --------------------------------------------------------------------------------------------------------------
+// The peak of a GPU in dense bf16 products with fp32 sums, in TFLOP/s, by what its driver calls it: vendors' figures. 0: not
+// known. The first row whose words are all in the name counts. GPUs from compute capability 8.9 on do twice that in FP8.
+inline double gpu_tflops(const std::string& name) {
+    struct Row {
+        const char *word, *other;  // other: another word, or ""
+        double tflops;
+    };
+    static constexpr Row rows[] = {
+        {"GB200", "", 2500},        {"B200", "", 2250},      {"GH200", "", 989},      {"H200", "NVL", 835},
+        {"H200", "", 989},          {"H100", "PCIe", 756},   {"H100", "NVL", 835},    {"H100", "", 989},
+        {"H800", "PCIe", 756},      {"H800", "", 989},       {"H20", "", 148},        {"A100", "", 312},
+        {"A800", "", 312},          {"A30", "", 165},        {"A40", "", 149.7},      {"A10G", "", 70},
+        {"A10", "", 125},           {"L40S", "", 362},       {"L40", "", 181},        {"L4", "", 121},
+        {"RTX 3090", "", 71},       {"RTX 4090", "", 165.2}, {"RTX 5090", "", 209.5}, {"RTX A6000", "", 154.8},
+        {"RTX 6000", "Ada", 364.2}, {"MI300X", "", 1307},
+    };
+    // Words are whole: the L4 is not the L40. A GeForce's name ends with its number, or it is another: RTX 4090 Laptop GPU.
+    const auto has = [&](const std::string& word, bool last) {
+        const size_t at = name.find(word), end = at + word.size();
+        return at != std::string::npos && (at == 0 || !isalnum((unsigned char)name[at - 1])) &&
+               (end == name.size() || (!last && !isalnum((unsigned char)name[end])));
+    };
+    for (const Row& r : rows)
+        if (has(r.word, r.word[0] == 'R' && !*r.other) && (!*r.other || has(r.other, false))) return r.tflops;
+    return 0;
+}
+
+// Vendors' figures: the peak above; memory and its rate; links of one GPU each way, within a node and between nodes in the
+// usual machine of its time (8 ports of 200 Gb/s a node for A100, of 400 Gb/s for the others).
+struct Device {
+    const char* name;
+    double tflops, memory_gib, memory_gbs, intra_gbs, inter_gbs;
+    int capability;  // of CUDA
+};
+
+inline const std::vector<Device>& devices() {
+    static const std::vector<Device> rows = {
+        {"a100", gpu_tflops("A100"), 80, 2039, 300, 25, 80},      // SXM, 80 GB; NVLink 3
+        {"h100", gpu_tflops("H100"), 80, 3350, 450, 50, 90},      // SXM; NVLink 4
+        {"h200", gpu_tflops("H200"), 140, 4800, 450, 50, 90},     // SXM, 141 GB
+        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50, 100},    // as its driver shows of 192 GB; NVLink 5
+        {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50, 90}  // 7 links of 64 GB/s
+    };
+    return rows;
+}
+
+inline Device find_device(const std::string& name) {
+    std::string known;
+    for (const Device& d : devices()) {
+        if (name == d.name) return d;
+        known += std::string(known.empty() ? "" : ", ") + d.name;
+    }
+    fail_usage("device '%s' is unknown; HINT: one of %s, or any with --device-tflops and the other figures", name.c_str(),
+               known.c_str());
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------------
+// Bytes per parameter and rank of parameters, gradients, and what AdamW has besides: both moments and, in bf16, the lower
+// halves of the weights; 6 + 10 / dp with bf16, gradients and moments in fp32 and ZeRO-1.
+inline double state_bytes_per_parameter(size_t bytes_per_element, size_t gradient_bytes, size_t moment_bytes, int zero,
+                                        int dp) {
+    const double optimizer = (bytes_per_element < 4 ? 2 : 0) + (double)moment_bytes;
+    return (double)(bytes_per_element + gradient_bytes) + optimizer / (zero ? dp : 1);
+}
+
+// Activations that a layer keeps for backward, in bytes, per rank: the formulas of arXiv:2205.05198 for a GPT block with
+// dropout, 16-bit elements, heads a, width h, sequence s, micro-batch b and t tensor parallel ranks. Its "selective" computes
+// attention's T x T matrices again. This program's attention never stores them, and its "selective" drops norms and
+// activations: the memory table of --dry-run has what it really holds. For comparison of techniques.
+inline double activation_bytes_per_layer(double s, double b, double h, double a, double t, bool sequence_parallel,
+                                         const std::string& recompute) {
+    const double scores = recompute == "none" ? 5 * a * s / h : 0;  // softmax, its mask, its dropout
+    if (recompute == "full") return 2 * s * b * h / (sequence_parallel ? t : 1);
+    if (sequence_parallel) return s * b * h / t * (34 + scores);
+    return s * b * h * (10 + 24 / t + scores / t);
+}
+
+// ---- the plan --------------------------------------------------------------------------------------------------------------
+struct PlanInput {
+    ModelConfig c;  // with its padded vocabulary
+    int world = 1, tp = 1, pp = 1, vpp = 1;
+    bool sequence_parallel = true;  // where tp > 1
+    int zero = 1;
+    int B = 1, T = 0;  // micro-batch, sequence
+    int64_t global_batch = 0;
+    std::string recompute = "none";
+    std::vector<int> layers;      // of each virtual stage; empty: evened out
+    int64_t bucket_elements = 0;  // parameters per data parallel message; 0: max(40M, 1M dp)
+    size_t bytes_per_element = 2, gradient_bytes = 4;
+    size_t moment_bytes = 8;                            // of both moments of a parameter
+    AttentionCount attention = AttentionCount::causal;  // what the kernels compute
+
+    std::string device = "h100";  // for the table only; its figures follow
+    double tflops = 989, efficiency = 0.55, memory_gbs = 3350;
+    double layer_speedup = 1;  // of the layers in FP8, against bf16
+    int node_size = 8;
+    double intra_gbs = 450, inter_gbs = 50;
+};
+
+// A virtual stage on one rank.
+struct StagePlan {
+    int layers = 0;
+    double parameters = 0;                         // with padding, and the head where it is a copy of the embedding
+    double forward_flops = 0, backward_flops = 0;  // per micro-batch, recomputation included; the head runs with backward
+    double head_flops = 0;                         // of those, the head's
+    int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
+    double forward_seconds = 0, backward_seconds = 0;
+};
+
+// What the busiest rank sends in a step.
+struct Traffic {
+    double bytes = 0;
+    int64_t messages = 0;
+    bool between_nodes = false;
+    double gbs = 0;      // at which it goes
+    double seconds = 0;  // if nothing were hidden
+    double exposed = 0;  // of it, in the step's time
+};
+
+struct Plan {
+    PlanInput in;
+    Mesh mesh;
+    int64_t micro_batches = 0;
+    std::vector<StagePlan> stages;  // virtual ones, in the order of the model
+    Traffic tensor, pipeline, data, embedding;
+    double ideal_bubble = 0, bubble = 0;  // of equal stages; simulated: idle by working time
+    double pipeline_seconds = 0, update_seconds = 0, step_seconds = 0;
+    // Per GPU: model FLOPs with half of attention's scores or with all of them, as Megatron-LM logs; all that is computed.
+    double model_tflops_causal = 0, model_tflops_full = 0, hardware_tflops = 0;
+    double tokens_per_second = 0;
+
+    double days(double tokens) const { return tokens / tokens_per_second / 86400; }
+};
+
+namespace detail {
+
+struct Link {
+    bool between_nodes;
+    double gbs;  // of each rank in a ring
+};
+
+// The slowest link among `size` ranks that lie `stride` apart, in any group of the grid.
+inline Link slowest_link(const PlanInput& in, int size, int stride) {
+    const int span = size * stride;
+    if (in.world <= in.node_size || in.node_size % span == 0) return {false, in.intra_gbs};
+    // Ranks of the group on each node; where groups and nodes do not fit into each other, a node may have but one.
+    const int here = in.node_size % stride == 0 && span % in.node_size == 0 ? std::max(1, in.node_size / stride) : 1;
+    return {true, std::min(in.intra_gbs, here * in.inter_gbs)};
+}
+
+inline void check_plan(const PlanInput& in) {
+    CHECK(in.c.Vp >= in.c.V && in.c.L > 0, "the model has no sizes or no padded vocabulary");
+    if (in.B < 1 || in.T < 1 || in.global_batch < 1 || in.node_size < 1)
+        fail("a plan of micro-batch %d, sequence %d, global batch %lld, %d GPUs a node; each must be at least 1", in.B, in.T,
+             (long long)in.global_batch, in.node_size);
+    const std::pair<const char*, double> rates[] = {{"device-tflops", in.tflops},
+                                                    {"device-efficiency", in.efficiency},
+                                                    {"device-memory-gbs", in.memory_gbs},
+                                                    {"intra-node-gbs", in.intra_gbs},
+                                                    {"inter-node-gbs", in.inter_gbs}};
+    for (const auto& [name, value] : rates)
+        if (!(value > 0 && std::isfinite(value))) fail_usage("--%s is %g; it must be above 0", name, value);
+    if (in.recompute != "none" && in.recompute != "selective" && in.recompute != "full")
+        fail("recompute-granularity is '%s'; it must be none, selective or full", in.recompute.c_str());
+}
+
+// The virtual stages of rank 0 of each tp group; `layers` of each.
+inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh, const std::vector<int>& layers) {
+    const ModelConfig& c = in.c;
+    const double N = (double)in.B * in.T;
+    const FlopSizes one = {1, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, in.T, c.activation == Activation::swiglu};
+    const double layer = layers_forward_flops(one, in.attention) * N / in.tp, head = head_forward_flops(one) * N / in.tp;
+    const bool cut = in.sequence_parallel && in.tp > 1, again = in.recompute == "full";
+    std::vector<StagePlan> stages;
+    for (int s = 0, at = 0; s < (int)layers.size(); s++) {
+        Part part;
+        part.tp = mesh.tp, part.first = s == 0, part.last = s == (int)layers.size() - 1;
+        for (int i = 0; i < layers[(size_t)s]; i++) part.layers.push_back(at++);
+        StagePlan stage;
+        stage.layers = layers[(size_t)s];
+        stage.parameters = (double)ParameterTable(c, part).size;
+        stage.forward_flops = stage.layers * layer;
+        stage.head_flops = part.last ? 3 * head : 0;
+        stage.backward_flops = stage.layers * layer * (again ? 3 : 2) + stage.head_flops;
+        if (in.tp > 1) {
+            stage.forward_halves = 4 * stage.layers + (part.first ? cut ? 1 : 2 : 0);
+            stage.backward_halves = ((cut ? 6 : 4) + (again ? 4 : 0)) * stage.layers + (part.first && cut) + 2 * part.last;
+        }
+        stages.push_back(stage);
+    }
+    return stages;
+}
+
+}  // namespace detail
+
+inline Plan make_plan(const PlanInput& in) {
+    detail::check_plan(in);
+    Plan p;
+    p.in = in;
+    p.mesh = make_mesh(in.world, 0, in.tp, in.pp, in.vpp);
+    check_tensor_parallel(in.c, in.tp, in.sequence_parallel, (int64_t)in.B * in.T);
+    const int dp = p.mesh.dp.size;
+    const bool cut = in.sequence_parallel && in.tp > 1;
+    if (in.global_batch % ((int64_t)in.B * dp))
+        fail(
+            "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: choose a "
+            "multiple",
+            (long long)in.global_batch, in.B, dp, (long long)in.B * dp);
+    p.micro_batches = in.global_batch / in.B / dp;
+    const std::string problem = pipeline_problem(in.pp, in.vpp, (int)p.micro_batches);
+    if (!problem.empty()) fail("%s", problem.c_str());
+    p.stages = detail::plan_stages(in, p.mesh, split_layers(in.c.L, in.pp * in.vpp, false, false, in.layers));
+    const int last = (int)p.stages.size() - 1;
+    const double N = (double)in.B * in.T, m = (double)p.micro_batches, giga = 1e9;
+
+    // Passes: computing, then waiting for the other tp ranks.
+    const detail::Link tp_link = detail::slowest_link(in, in.tp, 1);
+    const double half = N * in.c.C * in.bytes_per_element * (in.tp - 1) / in.tp;  // bytes that a rank sends
+    const double rate = in.tflops * 1e12 * in.efficiency;
+    std::vector<double> forward, backward;
+    for (StagePlan& s : p.stages) {
+        const double in_layers = rate * in.layer_speedup;
+        s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half / (tp_link.gbs * giga);
+        s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + s.head_flops / rate +
+                             s.backward_halves * half / (tp_link.gbs * giga);
+        forward.push_back(s.forward_seconds), backward.push_back(s.backward_seconds);
+    }
+
+    // The pipeline. A message goes from one rank to one other, through the port of the sender.
+    const bool pp_between = detail::slowest_link(in, in.pp, in.tp * dp).between_nodes;
+    const double message = in.pp > 1 ? N * in.c.C * in.bytes_per_element / (cut ? in.tp : 1) : 0;
+    p.pipeline.between_nodes = pp_between, p.pipeline.gbs = pp_between ? in.inter_gbs : in.intra_gbs;
+    const double message_seconds = message / (p.pipeline.gbs * giga);
+    const auto simulate = [&](double p2p) {
+        return simulate_pipeline(in.pp, in.vpp, (int)p.micro_batches, forward, backward, p2p);
+    };
+    const Timeline timeline = simulate(message_seconds);
+    p.pipeline_seconds = timeline.total, p.bubble = timeline.bubble;
+    p.ideal_bubble = bubble_fraction(in.pp, in.vpp, (int)p.micro_batches);
+    p.pipeline.exposed = in.pp > 1 ? timeline.total - simulate(0).total : 0;
+
+    // Each rank of the pipeline: what it sends, and what it does after its last pass. The slowest one decides.
+    const detail::Link dp_link = detail::slowest_link(in, dp, in.tp);
+    const double bucket = in.bucket_elements ? (double)in.bucket_elements : std::max(40e6, 1e6 * dp);
+    p.tensor.between_nodes = tp_link.between_nodes, p.tensor.gbs = tp_link.gbs;
+    p.data.between_nodes = dp_link.between_nodes, p.data.gbs = dp_link.gbs;
+    double slowest = -1;
+    for (int rank = 0; rank < in.pp; rank++) {
+        double parameters = 0, sent = 0, halves = 0;
+        for (int chunk = 0; chunk < in.vpp; chunk++) {
+            const int s = virtual_stage(in.pp, rank, chunk);
+            parameters += p.stages[(size_t)s].parameters;
+            halves += p.stages[(size_t)s].forward_halves + p.stages[(size_t)s].backward_halves;
+            sent += m * ((s > 0) + (s < last));
+        }
+        if (m * halves * half > p.tensor.bytes)
+            p.tensor.bytes = m * halves * half, p.tensor.messages = (int64_t)(m * halves / (cut ? 1 : 2));
+        if (sent * message > p.pipeline.bytes) p.pipeline.bytes = sent * message, p.pipeline.messages = (int64_t)sent;
+
+        const double part = (double)(dp - 1) / dp, buckets = std::ceil(parameters / bucket);
+        const double of_gradient = (double)in.gradient_bytes;
+        const double scatter = of_gradient * parameters * part / (dp_link.gbs * giga);
+        const double gather = (in.zero ? (double)in.bytes_per_element : of_gradient) * parameters * part /
+                              (dp_link.gbs * giga);  // of gradients, without ZeRO
+        // AdamW reads and writes fp32 weights (8) and moments and reads gradients; clearing gradients and their norm (of a
+        // rank's own) pass over memory, too.
+        const double own = parameters / (in.zero ? dp : 1), moments = 2 * (double)in.moment_bytes;
+        const double update =
+            (own * (8 + moments + of_gradient) + of_gradient * parameters * (1 + 1.0 / dp)) / in.memory_gbs / giga;
+        // Work hides communication beside it, but for the last bucket.
+        const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
+        const double beside = backward[(size_t)virtual_stage(in.pp, rank, 0)];  // of the last micro-batch
+        const double waiting = in.zero ? exposed(scatter, beside) + exposed(gather, update) : scatter + gather;
+        if (waiting + update <= slowest) continue;
+        slowest = waiting + update;
+        p.data.bytes = parameters * part * (of_gradient + (in.zero ? (double)in.bytes_per_element : of_gradient));
+        p.data.messages = dp > 1 ? (int64_t)buckets * (in.zero ? 2 : 1) : 0;
+        p.data.exposed = waiting, p.update_seconds = update;
+    }
+    if (in.c.tied && in.pp > 1) {  // an all-reduce of two sends one half of the matrix each way, twice
+        p.embedding = {(double)in.gradient_bytes * in.c.Vp / in.tp * in.c.C, 1, pp_between, p.pipeline.gbs, 0, 0};
+        p.embedding.exposed = p.embedding.bytes / (p.embedding.gbs * giga);
+    }
+    for (Traffic* t : {&p.tensor, &p.pipeline, &p.data, &p.embedding}) t->seconds = t->gbs > 0 ? t->bytes / (t->gbs * giga) : 0;
+    p.tensor.exposed = p.tensor.seconds;
+
+    p.step_seconds = p.pipeline_seconds + p.data.exposed + p.embedding.exposed + p.update_seconds;
+    const FlopSizes all = {
+        in.c.L, in.c.C, in.c.NH, in.c.NKV, in.c.HS(), in.c.F, in.c.Vp, in.T, in.c.activation == Activation::swiglu};
+    const double tokens = (double)in.global_batch * in.T, per_gpu = tokens / p.step_seconds / in.world / 1e12;
+    p.model_tflops_causal = model_flops_per_token(all, AttentionCount::causal) * per_gpu;
+    p.model_tflops_full = model_flops_per_token(all, AttentionCount::full) * per_gpu;
+    p.hardware_tflops = (in.recompute == "full" ? full_recompute_flops_per_token(all, in.attention)
+                                                : model_flops_per_token(all, in.attention)) *
+                        per_gpu;
+    p.tokens_per_second = tokens / p.step_seconds;
+    return p;
+}
+
+// ---- from the command line -------------------------------------------------------------------------------------------------
+inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int world, const std::vector<int>& layers,
+                            int64_t global_batch, size_t bytes_per_element) {
+    const Device d = find_device(o.device);
+    PlanInput in;
+    in.c = c, in.world = world, in.tp = o.tensor_model_parallel_size, in.pp = o.pipeline_model_parallel_size;
+    in.vpp = o.num_virtual_stages_per_pipeline_rank, in.sequence_parallel = !o.no_sequence_parallel, in.zero = o.zero;
+    in.B = o.micro_batch_size, in.T = o.seq_length, in.global_batch = global_batch, in.recompute = o.recompute_granularity;
+    in.layers = layers, in.bucket_elements = o.ddp_bucket_size, in.bytes_per_element = bytes_per_element;
+    in.device = d.name, in.efficiency = o.device_efficiency, in.node_size = o.node_size;
+    in.gradient_bytes = o.main_grads_dtype == "bf16" ? 2 : 4;
+    for (const std::string* dtype : {&o.exp_avg_dtype, &o.exp_avg_sq_dtype}) in.moment_bytes -= *dtype == "bf16" ? 2 : 0;
+    if (!o.fp8_format.empty()) in.layer_speedup = o.device_fp8_speedup;
+    in.tflops = o.device_tflops.value_or(d.tflops), in.memory_gbs = o.device_memory_gbs.value_or(d.memory_gbs);
+    in.intra_gbs = o.intra_node_gbs.value_or(d.intra_gbs), in.inter_gbs = o.inter_node_gbs.value_or(d.inter_gbs);
+    return in;
+}
+
+// Bytes of memory that a planned GPU has.
+inline double planned_memory_bytes(const TrainOptions& o) {
+    return o.device_memory_gib.value_or(find_device(o.device).memory_gib) * 1024 * 1024 * 1024;
+}
+
+// Options that would make a run fit into `most` bytes of a rank, those that change least first. bytes_of(options, ranks): what
+// they need on the fullest rank; an Error: they cannot be.
+struct Remedy {
+    std::string options;
+    double bytes;
+};
+template <class BytesOf>
+std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_is_host, double most, BytesOf bytes_of) {
+    std::vector<Remedy> found;
+    const auto fits = [&](const std::string& words, const TrainOptions& p, int n) {
+        try {
+            const double bytes = (double)bytes_of(p, n);
+            if (bytes <= most) found.push_back({words, bytes});
+            return bytes <= most;
+        } catch (const Error&) {
+            return false;
+        }
+    };
+    const auto micro_batch = [](const TrainOptions& p) { return format("--micro-batch-size %d", p.micro_batch_size); };
+    const auto smaller_micro_batch = [&](TrainOptions p, const std::string& words) {
+        while ((p.micro_batch_size /= 2) > 0)
+            if (fits(words + micro_batch(p), p, ranks)) return;
+    };
+    TrainOptions least = o;  // what needs the least memory on these ranks, but for the micro-batch
+    std::string words;
+    if (memory_is_host && !o.save_in_foreground) {
+        least.save_in_foreground = true, words += "--save-in-foreground ";
+        fits("--save-in-foreground", least, ranks);
+    }
+    if (!o.zero) {
+        TrainOptions p = o;
+        p.zero = least.zero = 1, words += "--zero 1 ";
+        fits("--zero 1", p, ranks);
+    }
+    for (const char* policy : {"selective", "full"}) {
+        if (o.recompute_granularity == policy || o.recompute_granularity == "full") continue;
+        TrainOptions p = o;
+        p.recompute_granularity = policy;
+        if (fits(std::string("--recompute ") + policy, p, ranks)) break;
+    }
+    smaller_micro_batch(o, "");
+    if (o.recompute_granularity != "full") least.recompute_granularity = "full", words += "--recompute full ";
+    if (found.empty() && !words.empty() && !fits(words.substr(0, words.size() - 1), least, ranks))
+        smaller_micro_batch(least, words);
+    if (found.empty() && (o.exp_avg_dtype != "bf16" || o.exp_avg_sq_dtype != "bf16")) {
+        least.exp_avg_dtype = least.exp_avg_sq_dtype = "bf16", words += "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 ";
+        if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
+    }
+    if (found.empty() && o.main_grads_dtype != "bf16") {
+        least.main_grads_dtype = "bf16", words += "--main-grads-dtype bf16 ";
+        if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
+    }
+    if (memory_is_host) return found;
+    // More GPUs: the fewest that do, shared by data (ZeRO), tensor or pipeline parallelism.
+    for (int more = 2; more <= 1024; more *= 2) {
+        const size_t before = found.size();
+        for (int tp = 1; tp <= more && tp * o.tensor_model_parallel_size <= std::min(8, o.node_size); tp *= 2)
+            for (int pp = 1; tp * pp <= more; pp *= 2) {
+                TrainOptions p = o;
+                p.tensor_model_parallel_size *= tp, p.pipeline_model_parallel_size *= pp;
+                std::string layout = format("%d GPUs", ranks * more);
+                if (tp > 1) layout += format(" --tp %d", p.tensor_model_parallel_size);
+                if (pp > 1) layout += format(" --pp %d", p.pipeline_model_parallel_size);
+                if (found.size() < before + 3) fits(layout, p, ranks * more);
+            }
+        if (found.size() > before) break;
+    }
+    return found;
+}
+
+// Rows for a table: anything with row(label, value) and exact(value). `tokens`: of the whole run.
+template <class Rows>
+void add_rows(Rows& t, const Plan& p, double tokens) {
+    const PlanInput& in = p.in;
+    const auto seconds = [](double s) {  // three digits; human_duration is for people who wait
+        const double x = s >= 0.9995 ? s : s >= 0.9995e-3 ? s * 1e3 : s * 1e6;
+        return format("%.*f %s", x < 9.995 ? 2 : x < 99.95 ? 1 : 0, x, x == s ? "s" : s >= 0.9995e-3 ? "ms" : "us");
+    };
+    const auto traffic = [&](const char* label, const Traffic& x, const char* hidden) {
+        if (x.messages == 0) return;
+        t.row(label, format("%s in %s message%s %s nodes at %.4g GB/s: %s, of which %s %s", human_bytes(x.bytes).c_str(),
+                            with_commas(x.messages).c_str(), x.messages == 1 ? "" : "s", x.between_nodes ? "between" : "within",
+                            x.gbs, seconds(x.seconds).c_str(), seconds(x.exposed).c_str(), hidden));
+    };
+    const auto slower = [](const StagePlan& a, const StagePlan& b) {
+        return a.forward_seconds + a.backward_seconds < b.forward_seconds + b.backward_seconds;
+    };
+    const auto [fastest, slowest] = std::minmax_element(p.stages.begin(), p.stages.end(), slower);
+    t.row("hardware",
+          format("%d x %s in nodes of %d: %.4g TFLOP/s at %.0f%%%s, links of %.4g and %.4g GB/s within and between nodes",
+                 in.world, in.device.c_str(), in.node_size, in.tflops, 100 * in.efficiency,
+                 in.layer_speedup != 1 ? format(", %.3g times as fast in FP8", in.layer_speedup).c_str() : "", in.intra_gbs,
+                 in.inter_gbs));
+    t.row("micro-batch", format("forward %s, backward %s%s", seconds(slowest->forward_seconds).c_str(),
+                                seconds(slowest->backward_seconds).c_str(),
+                                in.pp == 1 ? ""
+                                           : format(" on the slowest stage; the fastest takes %.0f%% of that",
+                                                    100 * (fastest->forward_seconds + fastest->backward_seconds) /
+                                                        (slowest->forward_seconds + slowest->backward_seconds))
+                                                 .c_str()));
+    traffic("tensor parallel, per rank", p.tensor, "not hidden");
+    traffic("pipeline, per rank", p.pipeline, "waited for");
+    traffic("data parallel, per rank", p.data, "not hidden");
+    traffic("tied embedding, per rank", p.embedding, "not hidden");
+    if (in.pp > 1)
+        t.row("bubble", format("%.1f%%; with equal stages and no messages %.1f%%", 100 * p.bubble, 100 * p.ideal_bubble));
+    t.row("step", format("%s: passes %s, data parallel %s, update %s", seconds(p.step_seconds).c_str(),
+                         seconds(p.pipeline_seconds).c_str(), seconds(p.data.exposed + p.embedding.exposed).c_str(),
+                         seconds(p.update_seconds).c_str()));
+    t.exact({{"seconds", p.step_seconds}});
+    t.row("throughput",
+          format("%s tokens/s; per GPU %.0f model TFLOP/s (causal attention; %.0f counted in full), %.0f%% of peak",
+                 human_count(p.tokens_per_second).c_str(), p.model_tflops_causal, p.model_tflops_full,
+                 100 * p.model_tflops_causal / in.tflops));
+    t.exact({{"tokens_per_second", p.tokens_per_second}, {"model_tflops_per_gpu", p.model_tflops_causal}});
+    t.row("whole run",
+          format("%s tokens in %s, %s GPU hours", human_count(tokens).c_str(), human_duration(p.days(tokens) * 86400).c_str(),
+                 human_count(p.days(tokens) * 24 * in.world).c_str()));
+    t.exact({{"tokens", tokens}, {"days", p.days(tokens)}});
+}

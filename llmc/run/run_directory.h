@@ -1,0 +1,280 @@
+// The output directory of a run, OUT: who may write there, which checkpoints it holds, and what may be removed.
+//   step_00000100/          a checkpoint (checkpoint.h), written as .step_00000100.tmp and renamed when it is complete
+//   latest                  a symbolic link to the checkpoint that a resumed run goes on from
+//   log.jsonl, report.html, loss.svg, .lock, .ranks (what each of several ranks is doing, world.h)
+//
+//   RunLock                 one run per directory
+//   find_checkpoints, checkpoints_to_try, model_directory, verify_checkpoint, make_latest, prune
+//   remove_leftovers        what a killed process of ours has left
+//   make_room_for_new_run   without deleting what has the names of its files
+// A directory may hold files of the user's as well: nothing is removed but what has exactly a name of ours.
+#pragma once
+#include <sys/file.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "checkpoint.h"
+#include "config.h"
+#include "../base/file.h"
+
+inline std::string step_name(int64_t step) { return format("step_%08lld", (long long)step); }
+inline std::string step_directory(const std::string& out, int64_t step) { return out + "/" + step_name(step); }
+inline std::string ranks_file(const std::string& out) { return out + "/.ranks"; }
+inline std::string state_file(const std::string& dir) { return dir + "/training/state.json"; }
+
+// The step of a checkpoint's name; -1 for any other name, also for one that only looks like it (step_7, step_00000007.bak).
+inline int64_t step_of_name(const std::string& name) {
+    long long step = -1;
+    return sscanf(name.c_str(), "step_%lld", &step) == 1 && step >= 0 && name == step_name(step) ? step : -1;
+}
+
+// Steps of the directories OUT/step_*, newest first.
+inline std::vector<int64_t> find_checkpoints(const std::string& out) {
+    std::vector<int64_t> steps;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(out, error)) {
+        const int64_t step = step_of_name(entry.path().filename().string());
+        if (step >= 0 && entry.is_directory(error)) steps.push_back(step);
+    }
+    std::sort(steps.rbegin(), steps.rend());
+    return steps;
+}
+
+// Sets aside what has the name of a file that a new run writes.
+inline void make_room_for_new_run(const std::string& out) {
+    for (const char* file : {"/log.jsonl", "/report.html", "/loss.svg"}) set_aside(out + file);
+}
+
+// ---- which checkpoint ------------------------------------------------------------------------------------------------------
+// What is wrong with a checkpoint, or "": it is as its manifest says, and the manifest lists every file that a resumed run
+// reads. Of `ranks` that all ask, each compares the checksums of its share of the files.
+inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int ranks = 1) {
+    if (const std::string problem = verify_directory(dir, rank, ranks); !problem.empty()) return problem;
+    const std::string manifest = dir + "/" + manifest_name;
+    try {
+        const nlohmann::json files = read_json(manifest).at("files");
+        const auto missing = [&](const std::string& name) {
+            return manifest + " does not list " + name + ", which a resumed run reads";
+        };
+        for (const char* name : {"config.json", "training/state.json"})
+            if (!files.contains(name)) return missing(name);
+        const nlohmann::json state = read_json(state_file(dir));
+        if (const int64_t named = step_of_name(std::filesystem::path(dir).filename().string());
+            named >= 0 && state.at("step") != named)
+            return dir + " holds the checkpoint of step " + state.at("step").dump() + "; HINT: rename it";
+        Strings tensors = {"model", "training/exp_avg", "training/exp_avg_sq"};
+        if (state.at("layout").value("precision", "") == "bf16") tensors.push_back("training/master");
+        for (const std::string& stem : tensors) {
+            const std::string single = stem + ".safetensors", index = single + ".index.json";
+            if (files.contains(single)) continue;
+            if (!files.contains(index)) return missing(single);
+            const std::string folder = stem.substr(0, stem.find_last_of('/') + 1);
+            for (const auto& [tensor, file] : read_json(dir + "/" + index).at("weight_map").items())
+                if (const std::string name = folder + file.get<std::string>(); !files.contains(name)) return missing(name);
+        }
+    } catch (const nlohmann::json::exception& e) {
+        return dir + " is damaged: " + e.what();
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
+// The step that OUT/latest names, however the link is spelled; -1 if it names none.
+inline int64_t latest_step(const std::string& out) {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    fs::path named = fs::canonical(out + "/latest", error);
+    if (error || named.parent_path() != fs::canonical(out, error)) named = fs::read_symlink(out + "/latest", error);
+    return step_of_name(named.filename().string());
+}
+
+// The checkpoints to go on from, best first: the one OUT/latest names, those before it, newest first, then those after it,
+// newest first (they were given up for an older one by --resume DIR, or a kill kept them from becoming the latest).
+inline Strings checkpoints_to_try(const std::string& out) {
+    std::vector<int64_t> steps = find_checkpoints(out);
+    const int64_t latest = latest_step(out);
+    if (latest >= 0) std::stable_partition(steps.begin(), steps.end(), [&](int64_t step) { return step <= latest; });
+    Strings directories;
+    for (const int64_t step : steps) directories.push_back(step_directory(out, step));
+    return directories;
+}
+
+// The model that a path names: what lies there, or the checkpoint to go on from of a run's output directory.
+inline std::string model_directory(const std::string& path) {
+    if (std::filesystem::exists(path + "/config.json")) return path;
+    const Strings checkpoints = checkpoints_to_try(path);
+    if (checkpoints.empty() && !std::filesystem::exists(path))
+        fail("%s is not there; HINT: a model is a Hugging Face directory, or the output directory of a run", path.c_str());
+    return checkpoints.empty() ? path : checkpoints[0];
+}
+
+// In a copy of a run that followed links (cp -rL, rsync -L), `latest` is a directory: the checkpoint itself, or a second copy
+// of it. It gets its own name if that is free, and is set aside otherwise; a link takes its place. Returns what was done, or
+// "".
+inline std::string adopt_copied_latest(const std::string& out) {
+    namespace fs = std::filesystem;
+    const std::string latest = out + "/latest";
+    std::error_code error;
+    const fs::file_status status = fs::symlink_status(latest, error);
+    if (!fs::exists(status) || fs::is_symlink(status)) return "";
+    int64_t step = -1;
+    try {
+        step = read_json(state_file(latest)).value("step", (int64_t)-1);
+    } catch (const std::exception&) {  // it is no checkpoint
+    }
+    const std::string dir = step_directory(out, step);
+    std::string done;
+    if (step >= 0 && !fs::exists(fs::symlink_status(dir, error)) && verify_checkpoint(latest).empty() &&
+        rename(latest.c_str(), dir.c_str()) == 0)
+        done = latest + " was a copied checkpoint, and is now " + dir;
+    else done = latest + " was no link, and is now " + set_aside(latest);
+    if (step >= 0 && fs::exists(dir)) point_link(latest, step_name(step));
+    return done;
+}
+
+// Points OUT/latest at a checkpoint of that directory, written just now or gone on from; those after it count no more.
+inline void make_latest(const std::string& out, const std::string& dir) {
+    const std::filesystem::path real = std::filesystem::canonical(dir);
+    if (real.parent_path() != std::filesystem::canonical(out)) return;
+    adopt_copied_latest(out);
+    point_link(out + "/latest", real.filename().string());
+}
+
+// ---- what may be removed ---------------------------------------------------------------------------------------------------
+// Of the checkpoints up to `step`, removes all but the newest `keep` and those at multiples of `keep_every` (0: none). keep 0
+// keeps all. The one that `latest` names stays as long as it does. Those after `step` are of another course of the run, or
+// damaged: they take no place and are left alone; so is a directory without a manifest, which is no checkpoint of ours.
+inline void prune(const std::string& out, int64_t step, int64_t keep, int64_t keep_every) {
+    std::error_code ignored;
+    const int64_t latest = latest_step(out);
+    std::vector<int64_t> steps = find_checkpoints(out);
+    steps.erase(std::remove_if(steps.begin(), steps.end(),
+                               [&](int64_t s) {
+                                   const std::string manifest = step_directory(out, s) + "/" + manifest_name;
+                                   return s > step || !std::filesystem::exists(manifest, ignored);
+                               }),
+                steps.end());
+    for (size_t i = (size_t)keep; keep > 0 && i < steps.size(); i++) {
+        if ((keep_every > 0 && steps[i] % keep_every == 0) || steps[i] == latest) continue;
+        // Renamed first, so that a kill in the middle leaves no directory that looks like a checkpoint.
+        const std::string gone = out + "/" + hidden(step_name(steps[i]), ".old");
+        std::filesystem::remove_all(gone, ignored);
+        std::filesystem::rename(step_directory(out, steps[i]), gone, ignored);
+        std::filesystem::remove_all(gone, ignored);
+    }
+}
+
+// Whether a name in OUT is that of something a process of ours leaves there when it is killed while it writes.
+inline bool is_leftover(const std::string& name, std::filesystem::file_type type) {
+    const auto without = [&](const std::string& start, const std::string& end) -> std::string {
+        const bool both = name.size() > start.size() + end.size() && name.compare(0, start.size(), start) == 0 &&
+                          name.compare(name.size() - end.size(), end.size(), end) == 0;
+        return both ? name.substr(start.size(), name.size() - start.size() - end.size()) : "";
+    };
+    if (type == std::filesystem::file_type::directory)
+        return step_of_name(without(".", ".tmp")) >= 0 || step_of_name(without(".", ".old")) >= 0;
+    const bool link = type == std::filesystem::file_type::symlink;
+    if (!link && type != std::filesystem::file_type::regular) return false;
+    for (const std::string& file : link ? Strings{"latest"} : Strings{"report.html", "log.jsonl", "loss.svg"})
+        if (const std::string pid = without(file + temporary_mark, ""); !pid.empty())
+            return pid.find_first_not_of("0123456789") == std::string::npos;
+    return false;
+}
+
+inline void remove_leftovers(const std::string& out) {
+    std::vector<std::filesystem::path> leftovers;
+    for (const auto& entry : std::filesystem::directory_iterator(out))
+        if (is_leftover(entry.path().filename().string(), entry.symlink_status().type())) leftovers.push_back(entry.path());
+    std::error_code ignored;
+    for (const auto& path : leftovers) std::filesystem::remove_all(path, ignored);
+}
+
+// ---- one run per directory -------------------------------------------------------------------------------------------------
+// Holds OUT/.lock for the life of the process; a second run in the same directory is refused. A directory that was made for a
+// run which is then refused goes again.
+class RunLock {
+public:
+    explicit RunLock(const std::string& out) : out_(out), path_(out + "/.lock") {
+        std::error_code error;
+        made_ = !std::filesystem::exists(out, error);
+        acquire();
+    }
+    RunLock(const RunLock&) = delete;
+    RunLock& operator=(const RunLock&) = delete;
+    ~RunLock() {
+        namespace fs = std::filesystem;
+        std::error_code ignored;
+        bool empty = made_ && is_path();  // but for what every start makes
+        for (const auto& entry : fs::directory_iterator(out_, ignored))
+            empty = empty && (entry.path().filename() == ".lock" || entry.path().filename() == ".ranks");
+        if (empty) unlink(path_.c_str()), unlink(ranks_file(out_).c_str()), rmdir(out_.c_str());
+        release();
+    }
+
+    // Takes the lock again if its file or the directory was deleted meanwhile. fail()s if another run has it now, or has had
+    // it: then the directory is that run's for good.
+    void hold() {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        if (fd_ >= 0 && is_path()) return;
+        release();
+        if (const std::string owner = last_owner(); !owner.empty() && owner != std::to_string(getpid()))
+            fail("another run is writing to %s, or has been (process %s), since its lock was removed", out_.c_str(),
+                 owner.c_str());
+        acquire();
+    }
+
+private:
+    void acquire() {
+        make_directory(out_);
+        for (;;) {
+            fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+            if (fd_ < 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+            if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+                const int error = errno;
+                release();
+                if (error != EWOULDBLOCK)
+                    fail("cannot lock %s: %s; HINT: give an --out on a file system that has locks", path_.c_str(),
+                         strerror(error));
+                fail("another run is writing to %s (process %s); HINT: give another --out, or stop that one", out_.c_str(),
+                     last_owner().c_str());
+            }
+            if (is_path()) break;  // else its last owner has removed it meanwhile
+            release();
+        }
+        const std::string mine = std::to_string(getpid());
+        (void)!ftruncate(fd_, 0);
+        (void)!pwrite(fd_, mine.data(), mine.size(), 0);
+    }
+    // The number in the lock file; empty if there is none.
+    std::string last_owner() const {
+        const int fd = open(path_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (fd < 0) return "";
+        char text[64] = {};
+        (void)!read(fd, text, sizeof text - 1);
+        close(fd);
+        const std::string owner = text;
+        return owner.find_first_not_of("0123456789") == std::string::npos ? owner : "";
+    }
+    void release() {
+        if (fd_ >= 0) close(std::exchange(fd_, -1));
+    }
+    // Whether the file that is locked still has its name.
+    bool is_path() const {
+        struct stat locked, named;
+        return fd_ >= 0 && fstat(fd_, &locked) == 0 && lstat(path_.c_str(), &named) == 0 && locked.st_dev == named.st_dev &&
+               locked.st_ino == named.st_ino;
+    }
+
+    std::string out_, path_;
+    bool made_ = false;
+    int fd_ = -1;
+    std::mutex mutex_;
+};

@@ -1,0 +1,168 @@
+// Batches that training leaves out: those around a loss spike (PaLM skipped 200 to 500 of them), or those known to be bad.
+//   const BatchRanges skip = BatchRanges::parse({"101-200", "351-400,512"}, "--skip-batches");
+//   batch = skip.next(batch);    // the batch to read instead
+// Batches are numbered from 1 in the order of an undisturbed run: batch n is what step n of a run without skips reads. As a
+// number means the same batch whatever was left out before it, ranges can be added, saved and resumed at any time.
+// Ranges are closed, [first, last], and kept sorted, with overlapping and touching ones merged. Numbers go up to 2^53, which
+// every reader of JSON keeps exactly.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "config.h"
+#include "../base/json.h"
+
+class BatchRanges {
+public:
+    struct Range {
+        int64_t first, last;
+        bool operator==(const Range& r) const { return first == r.first && last == r.last; }
+    };
+    static constexpr int64_t largest = 1ll << 53;
+
+    // Each string holds "first-last" or "batch", several of them with commas between. `option` is named in refusals.
+    static BatchRanges parse(const Strings& ranges, const char* option) {
+        BatchRanges result;
+        for (const Range& r : split(ranges, option)) result.add(r.first, r.last);
+        return result;
+    }
+
+    // The ranges of LLM-jp's --skip-train-iteration-range, which count in iterations: when the next iteration lies in a range,
+    // as many batches as the range is long are drawn and discarded, and the iteration counter does not move. So a range begins
+    // as many batches later as were discarded before it: 101-200 251-300 leaves out the batches 101-200 and 351-400.
+    // Overlapping ranges become one; touching ones do not, as between 3-5 and 6-9 the iterations 3 to 5 still are to be run.
+    static BatchRanges from_iterations(const Strings& ranges, const char* option) {
+        std::vector<Range> given = split(ranges, option);
+        std::sort(given.begin(), given.end(), [](const Range& a, const Range& b) { return a.first < b.first; });
+        BatchRanges result;
+        int64_t discarded = 0;
+        for (size_t i = 0; i < given.size();) {
+            Range r = given[i++];
+            while (i < given.size() && given[i].first <= r.last) r.last = std::max(r.last, given[i++].last);
+            if (r.last > largest - discarded)
+                fail("%s: %lld-%lld comes after %lld discarded batches, and batches are counted up to %lld", option,
+                     (long long)r.first, (long long)r.last, (long long)discarded, (long long)largest);
+            result.add(r.first + discarded, r.last + discarded);
+            discarded += r.last - r.first + 1;
+        }
+        return result;
+    }
+
+    void add(int64_t first, int64_t last) {
+        CHECK(1 <= first && first <= last && last <= largest, "batches %lld to %lld", (long long)first, (long long)last);
+        const auto from = ending_at_or_after(first - 1);
+        auto to = from;  // [from, to) overlap or touch the new range
+        for (; to != ranges_.end() && to->first <= last + 1; ++to)
+            first = std::min(first, to->first), last = std::max(last, to->last);
+        ranges_.insert(ranges_.erase(from, to), Range{first, last});
+    }
+
+    void add(const BatchRanges& other) {
+        for (const Range& r : other.ranges_) add(r.first, r.last);
+    }
+
+    bool empty() const { return ranges_.empty(); }
+    const std::vector<Range>& ranges() const { return ranges_; }
+    bool operator==(const BatchRanges& other) const { return ranges_ == other.ranges_; }
+    bool operator!=(const BatchRanges& other) const { return !(*this == other); }
+
+    bool contains(int64_t batch) const { return next(batch) != batch; }
+
+    // The first batch from `batch` on that is not left out.
+    int64_t next(int64_t batch) const {
+        const auto r = ending_at_or_after(batch);
+        return r != ranges_.end() && r->first <= batch ? r->last + 1 : batch;
+    }
+
+    // How many of the batches before `batch` are left out.
+    int64_t count_before(int64_t batch) const {
+        int64_t n = 0;
+        for (const Range& r : ranges_)
+            if (r.first < batch) n += std::min(r.last + 1, batch) - r.first;
+        return n;
+    }
+
+    // "3-5,9", which parse() reads.
+    std::string text() const {
+        std::string s;
+        for (const Range& r : ranges_) {
+            if (!s.empty()) s += ",";
+            s += std::to_string(r.first);
+            if (r.last > r.first) s += "-" + std::to_string(r.last);
+        }
+        return s;
+    }
+
+    // [[3, 5], [9, 9]]. `where` names the place that `state` was read from.
+    nlohmann::ordered_json state() const {
+        auto j = nlohmann::ordered_json::array();
+        for (const Range& r : ranges_) j.push_back({r.first, r.last});
+        return j;
+    }
+    static BatchRanges restore(const nlohmann::json& state, const std::string& where) {
+        const auto number = [](const nlohmann::json& j) {  // 0 if it is none of ours
+            if (!j.is_number_integer()) return (int64_t)0;
+            return j.is_number_unsigned() ? (int64_t)std::min(j.get<uint64_t>(), (uint64_t)INT64_MAX) : j.get<int64_t>();
+        };
+        BatchRanges result;
+        if (!state.is_array())
+            fail("%s is damaged: ranges of batches are a list, not %.100s", where.c_str(), shown(state).c_str());
+        for (const nlohmann::json& pair : state) {
+            const bool is_pair = pair.is_array() && pair.size() == 2;
+            const Range r = is_pair ? Range{number(pair[0]), number(pair[1])} : Range{0, 0};
+            if (!(1 <= r.first && r.first <= r.last && r.last <= largest))
+                fail("%s is damaged: %.100s is not a range of batches, [first, last]", where.c_str(), shown(pair).c_str());
+            result.add(r.first, r.last);
+        }
+        return result;
+    }
+
+private:
+    std::vector<Range> ranges_;
+
+    std::vector<Range>::const_iterator ending_at_or_after(int64_t batch) const {
+        return std::lower_bound(ranges_.begin(), ranges_.end(), batch, [](const Range& r, int64_t b) { return r.last < b; });
+    }
+
+    static std::string shown(const nlohmann::json& j) { return json_text(j); }
+
+    // The ranges as they are written, in their order.
+    static std::vector<Range> split(const Strings& texts, const char* option) {
+        std::vector<Range> ranges;
+        for (const std::string& text : texts)
+            for (size_t begin = 0, end; begin <= text.size(); begin = end + 1) {
+                end = std::min(text.find(',', begin), text.size());
+                ranges.push_back(read_range(text.substr(begin, end - begin), text, option));
+            }
+        return ranges;
+    }
+    static Range read_range(const std::string& part, const std::string& text, const char* option) {
+        const size_t dash = part.find('-');
+        const int64_t first = read_number(part.substr(0, dash));
+        const int64_t last = dash == std::string::npos ? first : read_number(part.substr(dash + 1));
+        const char* wrong = first < 1 || last < 1 || first > largest || last > largest ? "is not a range of batches"
+                            : last < first                                             ? "ends before it begins"
+                                                                                       : nullptr;
+        if (wrong)
+            fail(
+                "%s has '%s': '%s' %s. HINT: ranges are written 101-200 or, for a single one, 57, with blanks or commas "
+                "between "
+                "them; the first is 1, the last at most %lld",
+                option, text.c_str(), part.c_str(), wrong, (long long)largest);
+        return {first, last};
+    }
+    // Digits only; -1 if it is not a number of at most `largest`.
+    static int64_t read_number(const std::string& digits) {
+        int64_t value = digits.empty() ? -1 : 0;
+        for (const char c : digits) {
+            if (c < '0' || c > '9') return -1;
+            value = value * 10 + (c - '0');
+            if (value > largest) return -1;
+        }
+        return value;
+    }
+};

@@ -1,0 +1,152 @@
+// How a training run is asked to stop, and how its ranks agree on the place.
+//   SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1   end the run in order: the micro-batch that is being computed is finished, the
+//            step that it belongs to is dropped, a checkpoint of the last whole step is written, and the process ends with
+//            status 0. Any number of them, in any order, asks once. Only a second SIGINT ends the process at once, without a
+//            checkpoint. SIGHUP stays ignored where it was (nohup).
+//   SIGPIPE, SIGXFSZ   are ignored: where nobody reads the output any more, or files must not grow, a write fails and training
+//            goes on.
+// Until begin_training() there is nothing to save, and the four end the process at once. If the checkpoint is not complete 30
+// seconds after the signal, a message says so: a launcher may soon kill what does not end.
+#pragma once
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <deque>
+#include <string>
+#include <utility>
+
+#include "../base/check.h"
+#include "../base/terminal.h"
+#include "../parallel/world.h"
+
+// What signal handlers may touch: globals, and of those only atomics, as any thread may be the one that is interrupted.
+namespace stop_detail {
+
+enum Phase { loading, training, done };
+inline std::atomic<int> first{0};        // the first signal that was heard; 0: none
+inline std::atomic<int> interrupts{0};   // SIGINTs
+inline std::atomic<int> phase{loading};  // whether there is something to save
+inline std::atomic<bool> speaks{false};  // one rank tells what happens
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+inline const char* name_of_signal(int signal) {
+    return signal == SIGINT    ? "SIGINT"
+           : signal == SIGTERM ? "SIGTERM"
+           : signal == SIGHUP  ? "SIGHUP"
+           : signal == SIGUSR1 ? "SIGUSR1"
+                               : "no signal";
+}
+
+inline void hear(int signal) {
+    const int before = errno;
+    if (signal == SIGINT) interrupts++;
+    if (phase == loading || interrupts > 1) {
+        if (speaks) print_in_signal_handler({"\n", name_of_signal(signal), ": ended at once; no checkpoint was written\n"});
+        _exit(128 + signal);
+    }
+    if (int none = 0; phase == training && first.compare_exchange_strong(none, signal)) {
+        alarm(30);
+        if (speaks)
+            print_in_signal_handler({"\n", name_of_signal(signal),
+                                     ": stopping after this micro-batch; the last complete step will be saved. A second Ctrl-C "
+                                     "exits without saving\n"});
+    }
+    errno = before;
+}
+inline void hear_alarm(int) {
+    const int before = errno;
+    if (speaks)
+        print_in_signal_handler({"\nwarning: 30 s after the signal the checkpoint is not complete; if the process is killed "
+                                 "now, the run resumes from the one before\n"});
+    errno = before;
+}
+
+}  // namespace stop_detail
+
+// From now on signals are heard as above. speaks: whether this rank is the one that tells.
+inline void hear_stop_signals(bool speaks) {
+    stop_detail::speaks = speaks;
+    struct sigaction action = {};
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
+        struct sigaction before;
+        sigaction(signal, nullptr, &before);
+        if (signal == SIGHUP && before.sa_handler == SIG_IGN) continue;
+        action.sa_handler = stop_detail::hear;
+        sigaction(signal, &action, nullptr);
+    }
+    action.sa_handler = stop_detail::hear_alarm;
+    sigaction(SIGALRM, &action, nullptr);
+    action.sa_handler = SIG_IGN;
+    for (const int signal : {SIGPIPE, SIGXFSZ}) sigaction(signal, &action, nullptr);
+}
+inline void begin_training() { stop_detail::phase = stop_detail::training; }
+// The last checkpoint is complete: a signal changes nothing any more.
+inline void end_training() { stop_detail::phase = stop_detail::done, alarm(0); }
+inline bool has_trained() { return stop_detail::phase != stop_detail::loading; }
+// "SIGTERM", or "" while no signal has come.
+inline std::string stop_signal() { return stop_detail::first ? stop_detail::name_of_signal(stop_detail::first) : ""; }
+
+// Whether any rank has a reason to stop, asked often and without making ranks wait for each other: all ranks call ask() equally
+// often, and each call begins a vote and returns the result of the one `lag` calls before, which by then has usually arrived.
+// So it becomes true in the same call on all ranks. Where ranks depend on each other, `lag` must be at least the number of
+// calls that one may be ahead of another.
+class StopVote {
+public:
+    StopVote(World& world, int lag) : world_(world), lag_((size_t)lag) {
+#if HAVE_MPI
+        if (world.size() > 1) MPI(MPI_Comm_dup(world.mpi(), &mpi_));
+#endif
+    }
+    StopVote(const StopVote&) = delete;
+    StopVote& operator=(const StopVote&) = delete;
+    ~StopVote() {
+#if HAVE_MPI
+        // On the way out of an error: MPI may still write into open votes, so that their memory must stay.
+        if (!votes_.empty()) new std::deque<Vote>(std::move(votes_));
+#endif
+    }
+
+    bool ask(bool mine) {
+        if (world_.size() == 1) return mine;
+#if HAVE_MPI
+        votes_.emplace_back();  // a deque's elements stay where they are
+        Vote& v = votes_.back();
+        v.mine = mine;
+        MPI(MPI_Iallreduce(&v.mine, &v.result, 1, MPI_CHAR, MPI_MAX, mpi_, &v.request));
+        if (votes_.size() <= lag_) return false;
+        return close_oldest();
+#else
+        return mine;
+#endif
+    }
+    // Ends the votes that are open. Called by all ranks; not on the way out of an error, where nobody can be waited for.
+    void finish() {
+#if HAVE_MPI
+        while (!votes_.empty()) close_oldest();
+        if (mpi_ != MPI_COMM_NULL) MPI(MPI_Comm_free(&mpi_));
+#endif
+    }
+
+private:
+#if HAVE_MPI
+    struct Vote {
+        char mine = 0, result = 0;
+        MPI_Request request = MPI_REQUEST_NULL;
+    };
+    bool close_oldest() {
+        const Waiting waiting(world_, "the vote whether to stop");
+        wait_for(votes_.front().request);
+        const bool result = votes_.front().result != 0;
+        votes_.pop_front();
+        return result;
+    }
+    MPI_Comm mpi_ = MPI_COMM_NULL;
+    std::deque<Vote> votes_;
+#endif
+    World& world_;
+    size_t lag_;
+};

@@ -1,0 +1,537 @@
+// From text to tokens on disk, and from text to a tokenizer. Input is read in batches of bounded size, each batch is encoded by
+// all threads, results are written in order: memory does not grow with the corpus, output does not depend on the threads.
+//   text         documents are the file, its parts between blank lines, or its lines
+//   JSON lines   one JSON object per line, a document under a key
+// text_format.h tells which it is, and refuses what is neither. NUL and bytes that are not UTF-8 are kept, counted and
+// reported; a line that cannot be used is left out, counted and shown; more than a few of either, and the input is refused.
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "config.h"
+#include "../data/dataset.h"
+#include "../base/terminal.h"
+#include "../data/text_format.h"
+#include "../data/tokenizer.h"
+#include "../data/tokenizer_trainer.h"
+
+// What is read, and how.
+struct TextInput {
+    Strings files;
+    std::string reading = "prepare --input";  // the command and its option that name the files, for messages
+    std::string json_key = "text", split = "file", format = "";
+    std::string max_bad_lines = "1%";
+    bool allow_binary = false;
+};
+
+template <class Options>
+TextInput text_input(const Options& o, const std::string& reading, const std::string& split) {
+    return {o.input, reading, o.json_keys, split, o.format, o.on_bad_line == "fail" ? "0" : o.max_bad_lines, o.allow_binary};
+}
+
+// A document, or a part of a long one.
+struct Chunk {
+    std::string text;
+    bool ends_document = true;
+    size_t file = 0;
+    int64_t line = 0;  // at which it begins; 0: the file is the document, or a part of it
+    bool is_json = false;
+    std::string problem;  // of a line that cannot be used
+    OddBytes odd;
+};
+
+// What is read is judged in order, file by file, and refused when too much of a file cannot be used. Odd bytes and bad lines
+// are few or many at its end; of a file that is long, once a megabyte or a hundred bad lines were read.
+class InputJudge {
+public:
+    explicit InputJudge(const TextInput& input) : input_(input) {
+        size_t used = 0;
+        try {
+            limit_ = std::stod(input.max_bad_lines, &used);
+        } catch (const std::exception&) {
+        }
+        share_ = input.max_bad_lines.substr(used) == "%";
+        const bool valid = used > 0 && limit_ >= 0 && (share_ ? limit_ <= 100 : used == input.max_bad_lines.size());
+        if (!valid)
+            fail_usage("--max-bad-lines is '%s'; it must be a number of lines or a share: 20, 0.5%%",
+                       input.max_bad_lines.c_str());
+    }
+
+    // False: the chunk is to be left out.
+    bool take(const Chunk& chunk) {
+        if (chunk.file != file_) end_file(), file_ = chunk.file;
+        now_.odd += chunk.odd;
+        if (now_.odd.bytes >= 1 << 20) check_bytes();
+        if (!chunk.is_json) return true;
+        now_.lines++;
+        if (chunk.problem.empty()) return !chunk.text.empty();
+        now_.bad++, n_bad_++;
+        if (shown_.size() < most_shown) shown_.push_back(where(chunk) + ": " + chunk.problem);
+        if (!share_ ? (double)n_bad_ > limit_ : now_.bad >= 100 && above_share()) refuse_lines();
+        return false;
+    }
+    // To be called at the end of the input, too.
+    void end_file() {
+        check_bytes();
+        if (now_.lines > 0 && now_.bad == now_.lines) refuse_lines();
+        if (share_ && now_.bad > (limit_ > 0) && above_share()) refuse_lines();
+        odd_ += now_.odd;
+        now_ = {};
+    }
+
+    std::string where(const Chunk& chunk) const {
+        const std::string name = input_name(input_.files[chunk.file]);
+        return chunk.line > 0 ? name + ":" + std::to_string(chunk.line) : name;
+    }
+    // What was let pass, in lines for people.
+    Strings notes() const {
+        Strings lines;
+        if (odd_.nul || odd_.invalid)
+            lines.push_back(format("note: %s and %s that are not UTF-8 were kept as they are",
+                                   counted(odd_.nul, "NUL byte").c_str(), counted(odd_.invalid, "byte").c_str()));
+        if (n_bad_ == 0) return lines;
+        lines.push_back("note: " + counted(n_bad_, "line was", "lines were") + " left out:");
+        for (const std::string& line : shown_) lines.push_back("  " + line);
+        if (n_bad_ > (int64_t)shown_.size())
+            lines.push_back(format("  and %s more", with_commas(n_bad_ - (int64_t)shown_.size()).c_str()));
+        return lines;
+    }
+
+private:
+    static constexpr size_t most_shown = 5;
+
+    bool above_share() const { return (double)now_.bad > limit_ / 100 * (double)now_.lines; }
+    void check_bytes() const {
+        if (now_.odd.too_many() && !input_.allow_binary) refuse_odd_bytes(now_.odd, input_.files[file_], input_.reading);
+    }
+    [[noreturn]] void refuse_lines() const {
+        std::string shown;
+        for (const std::string& line : shown_) shown += (shown.empty() ? "" : "\n  ") + line;
+        if (input_.max_bad_lines == "0")
+            fail("%s; HINT: --on-bad-line skip leaves out lines that cannot be used", shown.c_str());
+        std::string limit = now_.bad == now_.lines ? "" : ", more than --max-bad-lines " + input_.max_bad_lines;
+        if (n_bad_ > now_.bad) limit = format(" (%s with those of other files)", with_commas(n_bad_).c_str()) + limit;
+        fail(
+            "%s of %s of %s cannot be used%s:\n  %s\nHINT: --json-keys KEY names the text's key, --max-bad-lines N "
+            "leaves "
+            "out more lines, --format text takes lines as they are",
+            with_commas(now_.bad).c_str(), counted(now_.lines, "line").c_str(), input_name(input_.files[file_]).c_str(),
+            limit.c_str(), shown.c_str());
+    }
+
+    struct Count {
+        OddBytes odd;
+        int64_t lines = 0, bad = 0;  // of JSON
+    };
+    TextInput input_;
+    double limit_ = -1;  // lines, or % of a file's lines
+    bool share_ = false;
+    size_t file_ = 0;
+    Count now_;     // of the file that is being read
+    OddBytes odd_;  // of all before
+    int64_t n_bad_ = 0;
+    Strings shown_;
+};
+
+// Reads the documents of files one after another. JSON lines are read as they are: open_line() finds the documents in them.
+class DocumentReader {
+public:
+    explicit DocumentReader(TextInput input) : input_(std::move(input)) {
+        if (input_.files.empty()) fail_usage("there is no text to read; HINT: --input FILE ...");
+        // Files are looked at before the first is read, so that the last one is not refused after hours. Pipes have to wait.
+        for (const std::string& file : input_.files) {
+            std::error_code error;
+            const auto status = std::filesystem::status(file, error);
+            if (file == "-" || (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))) {
+                only_files_ = false;
+                continue;
+            }
+            InputStream in(file);
+            find_format(in);
+            total_bytes_ += (int64_t)std::filesystem::file_size(file);
+        }
+    }
+
+    const TextInput& input() const { return input_; }
+    int64_t total_bytes() const { return only_files_ ? total_bytes_ : 0; }  // 0: not known
+    int64_t bytes_read() const { return bytes_read_; }
+    bool only_files() const { return only_files_; }  // which can be read again
+
+    // The next document, line of JSON, or part of a document; false at the end of the last file.
+    bool next(Chunk& chunk) {
+        while (in_ || open_next()) {
+            chunk = {};
+            chunk.file = file_index_ - 1;
+            const bool found = json_lines_              ? next_json(chunk)
+                               : input_.split == "file" ? next_part(chunk)
+                                                        : next_lines(chunk, input_.split == "line");
+            if (found) return true;
+            in_.reset();
+        }
+        return false;
+    }
+
+    // "a.txt as text, 2 files as JSON lines (the text under 'text')": what was read so far, for people.
+    std::string taken() const {
+        std::string text;
+        for (const TextFormat f : {TextFormat::text, TextFormat::json_lines}) {
+            const auto& [count, first] = taken_[f == TextFormat::json_lines];
+            if (count == 0) continue;
+            text += (text.empty() ? "" : ", ") + (count == 1 ? input_name(first) : format("%d files", count));
+            text += f == TextFormat::text ? " as text" : " as JSON lines (the text under '" + input_.json_key + "')";
+        }
+        return text;
+    }
+
+private:
+    // Longest part of a document that is encoded as one. A part ends before a newline that follows an ASCII letter or digit:
+    // there every pre-tokenizer cuts anyway, so the tokens are those of the whole. Text that offers no such place is cut at any
+    // newline, or anywhere, once it is much longer.
+    static constexpr size_t part_bytes = 1 << 20, longest_part_bytes = 16 << 20;
+
+    TextFormat find_format(InputStream& in) const {
+        if (!input_.allow_binary) refuse_other_formats(in.peek(first_bytes), in.name(), input_.reading);
+        return find_text_format(in, input_.format, input_.reading);
+    }
+    bool open_next() {
+        if (file_index_ >= input_.files.size()) return false;
+        in_ = std::make_unique<InputStream>(input_.files[file_index_++]);
+        const TextFormat found = find_format(*in_);
+        json_lines_ = found == TextFormat::json_lines;
+        if (taken_[json_lines_].first++ == 0) taken_[json_lines_].second = in_->name();
+        line_ = 0, carried_.clear();
+        return true;
+    }
+
+    // The next line with its newline, if it has one.
+    bool read_line(std::string& line) {
+        if (!in_->read_line(line)) return false;
+        bytes_read_ += (int64_t)line.size(), line_++;
+        return true;
+    }
+
+    bool next_json(Chunk& chunk) {
+        do
+            if (!read_line(chunk.text)) return false;
+        while (chunk.text.find_first_not_of(" \t\r\n") == std::string::npos);
+        chunk.is_json = true, chunk.line = line_;
+        return true;
+    }
+
+    bool next_part(Chunk& chunk) {
+        chunk.text = std::move(carried_);
+        carried_.clear();
+        bool end = false;
+        while (!end) {
+            const size_t before = chunk.text.size();
+            chunk.text.resize(before + part_bytes);
+            const size_t n = in_->read(&chunk.text[before], part_bytes);
+            chunk.text.resize(before + n), bytes_read_ += (int64_t)n;
+            end = n < part_bytes;
+            if (!end && cut(chunk.text)) break;
+        }
+        chunk.ends_document = end;
+        // After the last part comes nothing: an empty text only means that the file ended before.
+        return !chunk.text.empty();
+    }
+
+    // Moves what lies behind a good place to cut into carried_.
+    bool cut(std::string& text) {
+        const auto at = [&](size_t i) {
+            carried_ = text.substr(i), text.resize(i);
+            return true;
+        };
+        for (size_t i = text.size() - 1; i > text.size() / 2; i--)
+            if (text[i] == '\n' && (unsigned char)text[i - 1] < 0x80 && isalnum((unsigned char)text[i - 1])) return at(i);
+        if (text.size() < longest_part_bytes) return false;
+        const size_t newline = text.rfind('\n');
+        return at(newline != std::string::npos && newline > 0 ? newline : text.size() - 1);
+    }
+
+    // A line, or the lines up to the next blank one. The last newline is dropped: it separates, it is not text.
+    bool next_lines(Chunk& chunk, bool single) {
+        std::string line;
+        while (read_line(line)) {
+            const bool blank = line.find_first_not_of(" \t\r\n") == std::string::npos;
+            if (blank && (single || chunk.text.empty())) continue;
+            if (blank) break;
+            if (chunk.text.empty()) chunk.line = line_;
+            chunk.text += line;
+            if (single) break;
+        }
+        while (!chunk.text.empty() && (chunk.text.back() == '\n' || chunk.text.back() == '\r')) chunk.text.pop_back();
+        return !chunk.text.empty();
+    }
+
+    TextInput input_;
+    std::string carried_;
+    size_t file_index_ = 0;
+    std::unique_ptr<InputStream> in_;
+    bool json_lines_ = false, only_files_ = true;
+    std::array<std::pair<int, std::string>, 2> taken_;  // of text, of JSON lines: how many files, and the first
+    int64_t line_ = 0, total_bytes_ = 0, bytes_read_ = 0;
+};
+
+// Puts the document in place of a line of JSON, or says what the problem is.
+inline void open_line(Chunk& chunk, const std::string& key) {
+    try {
+        const size_t end = chunk.text.find_last_not_of("\r\n") + 1;
+        auto j = nlohmann::json::parse(chunk.text.begin(), chunk.text.begin() + (std::ptrdiff_t)end);
+        if (!j.is_object()) chunk.problem = format("it is no JSON object but %s", j.type_name());
+        else if (!j.contains(key)) {
+            chunk.problem = format("it has no key '%s'", key.c_str());
+            const char* next = "; its keys are ";
+            for (const auto& [name, value] : j.items()) chunk.problem += next + name.substr(0, 40), next = ", ";
+            if (chunk.problem.size() > 300) chunk.problem = chunk.problem.substr(0, 300) + " ...";
+        } else if (!j[key].is_string()) chunk.problem = format("'%s' is not a text but %s", key.c_str(), j[key].type_name());
+        else chunk.text = std::move(j[key].get_ref<std::string&>());
+    } catch (const nlohmann::json::exception& e) {
+        std::string reason = e.what();
+        reason.erase(0, reason.find(' ') + 1);  // the library's own name and number of it
+        const std::string line = "line 1, ";    // of this text, which is one line of the file
+        if (const size_t at = reason.find(line); at != std::string::npos) reason.erase(at, line.size());
+        chunk.problem = format("it is not valid JSON: %.300s", reason.c_str());
+    }
+}
+
+inline OddBytes count_odd_bytes(std::string_view text) {
+    OddBytes odd;
+    odd.bytes = (int64_t)text.size();
+    for (size_t i = 0; i < text.size();) {
+        constexpr uint64_t ones = 0x0101010101010101;
+        uint64_t eight = 0;
+        if (i + 8 <= text.size()) memcpy(&eight, text.data() + i, 8);
+        if (((eight | (eight - ones)) & 128 * ones) == 0) {  // ASCII, and no NUL
+            i += 8;
+            continue;
+        }
+        odd.nul += text[i] == 0;
+        const size_t n = valid_utf8_length((const unsigned char*)text.data() + i, text.size() - i);
+        odd.invalid += n == 0, i += std::max<size_t>(n, 1);
+    }
+    return odd;
+}
+
+// Calls work(chunk, index) for all chunks of a batch in parallel, then finish(chunk, index) in order, batch by batch. tells:
+// says at the end what was read and what was left out.
+inline void for_each_chunk(DocumentReader& reader, int threads, const std::string& label,
+                           const std::function<void(const Chunk&, size_t)>& work,
+                           const std::function<void(const Chunk&, size_t)>& finish, const std::function<void(size_t)>& resize,
+                           bool tells = true) {
+    constexpr size_t batch_bytes = 16 << 20;
+    Progress progress(label, reader.total_bytes(), "B");
+    InputJudge judge(reader.input());
+    std::vector<Chunk> batch;
+    // An exception must not leave a parallel region, and after one the rest is of no use.
+    const auto in_parallel = [&](const auto& what) {
+        std::atomic<bool> failed{false};
+        std::exception_ptr failure;
+#pragma omp parallel for schedule(dynamic, 8) num_threads(threads)
+        for (size_t i = 0; i < batch.size(); i++) try {
+                if (!failed) what(batch[i], i);
+            } catch (const Error& e) {
+                if (!failed.exchange(true)) failure = std::make_exception_ptr(Error(judge.where(batch[i]) + ": " + e.what()));
+            } catch (...) {
+                if (!failed.exchange(true)) failure = std::current_exception();
+            }
+        if (failure) std::rethrow_exception(failure);
+    };
+    bool more = true;
+    while (more) {
+        batch.clear();
+        size_t bytes = 0;
+        Chunk chunk;
+        while (bytes < batch_bytes && (more = reader.next(chunk)))
+            bytes += chunk.text.size() + 64, batch.push_back(std::move(chunk));
+        in_parallel([&](Chunk& c, size_t) {
+            if (c.is_json) open_line(c, reader.input().json_key);
+            if (c.problem.empty()) c.odd = count_odd_bytes(c.text);
+        });
+        batch.erase(std::remove_if(batch.begin(), batch.end(), [&](const Chunk& c) { return !judge.take(c); }), batch.end());
+        if (!more) judge.end_file();
+        resize(batch.size());
+        in_parallel([&](const Chunk& c, size_t i) { work(c, i); });
+        for (size_t i = 0; i < batch.size(); i++) finish(batch[i], i);
+        progress.update(reader.bytes_read());
+    }
+    progress.finish();
+    if (!tells) return;
+    print_line(stderr, "input: " + reader.taken());
+    for (const std::string& note : judge.notes()) print_line(stderr, note);
+}
+
+inline int thread_count(int asked) { return asked > 0 ? asked : omp_get_max_threads(); }
+
+// The tokens of a file's whole text, in memory. Each document is encoded as transformers encodes a text: with the tokens that
+// the tokenizer's template puts around it, and special tokens recognised.
+inline std::vector<int> encode_file(const std::string& file, const Tokenizer& tokenizer, int threads) {
+    DocumentReader reader({{file}, "eval --text"});
+    std::vector<int> all;
+    std::vector<std::vector<int>> tokens;
+    const auto append = [&](const std::vector<int>& more) { all.insert(all.end(), more.begin(), more.end()); };
+    bool begins = true;
+    for_each_chunk(
+        reader, thread_count(threads), "preparing",
+        [&](const Chunk& chunk, size_t i) { tokens[i].clear(), tokenizer.encode_append(chunk.text, tokens[i], true); },
+        [&](const Chunk& chunk, size_t i) {
+            if (begins) append(tokenizer.template_before());
+            append(tokens[i]);
+            if (chunk.ends_document) append(tokenizer.template_after());
+            begins = chunk.ends_document;
+        },
+        [&](size_t n) { tokens.resize(n); });
+    return all;
+}
+
+inline int prepare_command(const PrepareOptions& o) {
+    if (o.output_prefix.empty())
+        fail_usage("the output is missing; HINT: --output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
+    if (const auto name = std::filesystem::path(o.output_prefix).filename(); name.empty() || name == "." || name == "..")
+        fail_usage(
+            "--output-prefix is '%s'; PREFIX must end with a name; HINT: --output-prefix DIR/text writes DIR/text.bin "
+            "and DIR/text.idx",
+            o.output_prefix.c_str());
+    if (o.tokenizer.empty()) fail_usage("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
+    const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
+    if (!o.no_append_eod && tokenizer.eod_id() < 0)
+        fail(
+            "%s has no end-of-document token (<|endoftext|>, <|end_of_text|> or </s>); HINT: --no-append-eod leaves documents "
+            "without one",
+            tokenizer.source().c_str());
+    DocumentReader reader(text_input(o, "prepare --input", o.split_documents));
+    if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
+    TokenDatasetWriter writer(o.output_prefix, tokenizer.identity());
+    std::vector<std::vector<int>> tokens;
+    std::vector<std::array<int64_t, 2>> noted;  // places that spell a special token; bytes without a token
+    int64_t total = 0, bytes = 0, spelled = 0, lost = 0;
+    for_each_chunk(
+        reader, thread_count(o.workers), "preparing",
+        [&](const Chunk& chunk, size_t i) {
+            tokens[i].clear();
+            tokenizer.encode_append(chunk.text, tokens[i], o.parse_special_tokens);
+            noted[i] = {tokenizer.count_special(chunk.text), 0};
+            if (!tokenizer.keeps_every_byte())
+                noted[i][1] = (int64_t)chunk.text.size() - (int64_t)tokenizer.decode(tokens[i]).size();
+            if (chunk.ends_document && !o.no_append_eod) tokens[i].push_back(tokenizer.eod_id());
+        },
+        [&](const Chunk& chunk, size_t i) {
+            writer.add(tokens[i].data(), tokens[i].size());
+            if (chunk.ends_document) writer.end_document();
+            total += (int64_t)tokens[i].size(), bytes += chunk.odd.bytes;
+            spelled += noted[i][0], lost += noted[i][1];
+        },
+        [&](size_t n) { tokens.resize(n), noted.resize(n); });
+    if (writer.n_documents() == 0)
+        fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
+             o.input.size() > 1 ? " and the others" : "");
+    writer.commit();
+    if (spelled)
+        print_line(stderr, format("note: %s a special token and %s",
+                                  counted(spelled, "place in the text spells", "places in the text spell").c_str(),
+                                  o.parse_special_tokens
+                                      ? "became that token"
+                                      : "stayed text. HINT: --parse-special-tokens makes it that token, as in transformers"));
+    if (lost > 0)
+        print_line(stderr,
+                   format("note: %s without a token in this tokenizer: left out, or made its unknown token, as in transformers",
+                          counted(lost, "byte").c_str()));
+    print_line(stdout, format("%s.bin, %s.idx: %s, %s, %.3f bytes per token", o.output_prefix.c_str(), o.output_prefix.c_str(),
+                              counted(writer.n_documents(), "document").c_str(), counted(total, "token").c_str(),
+                              (double)bytes / (double)std::max<int64_t>(1, total)));
+    return 0;
+}
+
+// How well a tokenizer fits texts: bytes and characters per token, tokens per word (words are separated by white space).
+inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader, int threads, bool tells) {
+    std::vector<std::array<int64_t, 4>> counts;
+    std::array<int64_t, 4> total{};  // tokens, bytes, characters, words
+    for_each_chunk(
+        reader, threads, "measuring",
+        [&](const Chunk& chunk, size_t i) {
+            std::vector<int> tokens;
+            tokenizer.encode_append(chunk.text, tokens);
+            int64_t characters = 0, words = 0;
+            bool space = true;
+            for (unsigned char c : chunk.text) {
+                characters += (c & 0xc0) != 0x80;
+                const bool now = isspace(c);
+                words += space && !now, space = now;
+            }
+            counts[i] = {(int64_t)tokens.size(), (int64_t)chunk.text.size(), characters, words};
+        },
+        [&](const Chunk&, size_t i) {
+            for (int k = 0; k < 4; k++) total[k] += counts[i][k];
+        },
+        [&](size_t n) { counts.resize(n); }, tells);
+    if (total[0] == 0) fail("the input is empty");
+    print_line(stdout,
+               format("%s: %s tokens; %.3f bytes per token, %.3f characters per token, %.3f tokens per word",
+                      tokenizer.source().c_str(), with_commas(tokenizer.vocab_size()).c_str(), (double)total[1] / total[0],
+                      (double)total[2] / total[0], (double)total[0] / std::max<int64_t>(1, total[3])));
+}
+
+inline int tokenizer_command(const TokenizerOptions& o) {
+    const int threads = thread_count(o.threads);
+    DocumentReader reader(text_input(o, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
+    if (!o.report.empty()) {
+        report_tokenizer(Tokenizer::load(o.report), reader, threads, true);
+        return 0;
+    }
+    if (o.output.empty())
+        fail_usage("the output is missing; HINT: --output DIR gets tokenizer.json (or --report TOKENIZER measures one)");
+    if (o.vocab_size < 256 + (int)o.special_tokens.size() + 1)
+        fail_usage("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a merge", o.vocab_size,
+                   o.special_tokens.size());
+    for (size_t i = 0; i < o.special_tokens.size(); i++) {
+        const std::string& token = o.special_tokens[i];
+        if (token.size() < 2)
+            fail_usage(
+                "--special-tokens has '%s'; a special token needs two bytes or more: every single byte is a token already",
+                token.c_str());
+        if (count_odd_bytes(token).invalid)
+            fail_usage("--special-tokens has '%s', which is not UTF-8; tokenizer.json holds UTF-8 only",
+                       printable(token).c_str());
+        if (std::find(o.special_tokens.begin(), o.special_tokens.begin() + (long)i, token) !=
+            o.special_tokens.begin() + (long)i)
+            fail_usage("--special-tokens has '%s' twice", token.c_str());
+    }
+    make_directory(o.output);
+    const PreTokenizer pre_tokenizer(pretokenizer_pattern(o.pre_tokenizer));
+    PieceCounts counts;
+    std::vector<PieceCounts> parts;
+    for_each_chunk(
+        reader, threads, "counting words",
+        [&](const Chunk& chunk, size_t i) { parts[i].clear(), count_pieces(pre_tokenizer, chunk.text, parts[i]); },
+        [&](const Chunk&, size_t i) {
+            for (const auto& [piece, count] : parts[i]) counts[piece] += count;
+        },
+        [&](size_t n) { parts.resize(n); });
+    if (counts.empty())
+        fail("the input is empty: nothing to learn a tokenizer from in %s%s", o.input[0].c_str(),
+             o.input.size() > 1 ? " and the others" : "");
+    BpeTrainer trainer(counts, o.special_tokens, o.pre_tokenizer);
+    {
+        Progress progress("learning merges", o.vocab_size, "tokens");
+        trainer.train(o.vocab_size, o.min_frequency, &progress);
+        progress.finish();
+    }
+    if (trainer.vocab_size() < o.vocab_size)
+        print_line(stdout,
+                   format("note: the text gave %s tokens of the %s asked for; HINT: more text, or a smaller --min-frequency",
+                          with_commas(trainer.vocab_size()).c_str(), with_commas(o.vocab_size).c_str()));
+    const std::string file = o.output + "/tokenizer.json";
+    write_file_atomically(file, trainer.to_json().dump(1) + "\n");
+    if (reader.only_files()) {
+        DocumentReader again(reader.input());
+        report_tokenizer(Tokenizer::load(file), again, threads, false);
+    }
+    return 0;
+}

@@ -1,0 +1,517 @@
+// What a checkpoint holds besides the model, and when and how it is written and found again.
+//   TrainingState         counters, and what a resumed run must agree with; state.json
+//   Saver                 copies the training memory, then writes in the background while training goes on
+// Where they lie is run_directory.h's.
+// Weights and moments are exact copies, random numbers are functions of (seed, purpose, index), batches of the number of
+// samples consumed: a run that resumes goes on with the same bits as one that was never interrupted.
+#pragma once
+#include <omp.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <optional>
+#include <thread>
+
+#include "checkpoint.h"
+#include "model_texts.h"
+#include "config.h"
+#include "../base/json.h"
+#include "../model/model_config.h"
+#include "../ops.h"
+#include "run_directory.h"
+#include "schedule.h"
+#include "skip.h"
+#include "../base/terminal.h"
+#include "../parallel/world.h"
+
+struct TrainingState : Counters {
+    int64_t updates = 0;    // steps applied: AdamW's step
+    int64_t scheduled = 0;  // samples of applied steps: the position of the learning rate
+    int64_t tokens = 0;
+    double loss = NAN, valid_loss = NAN;            // the last ones
+    nlohmann::ordered_json options, data, layout;   // as given; documents and tokens per data set; who wrote it
+    nlohmann::ordered_json fp8, guard, steadiness;  // Fp8State's (null: the run is not in FP8), Guard's, Steadiness'
+    int64_t fp8_start = -1;                         // --fp8-start auto: the step that was found; -1: none yet
+    BatchRanges skips;                              // batches to leave out, a step each
+    int64_t planned = 0;                            // samples for which the order of the data was computed
+    Strings iterations;                             // LLM-jp's ranges, which are drawn and dropped
+};
+
+inline nlohmann::ordered_json to_json(const TrainingState& s) {
+    const auto number = [](double x) { return std::isfinite(x) ? nlohmann::ordered_json(x) : nlohmann::ordered_json(nullptr); };
+    return {{"format", 1},
+            {"step", s.step},
+            {"updates", s.updates},
+            {"consumed_samples", s.consumed},
+            {"scheduled_samples", s.scheduled},
+            {"skipped_steps", s.step - s.updates},
+            {"tokens", s.tokens},
+            {"loss", number(s.loss)},
+            {"valid_loss", number(s.valid_loss)},
+            {"fp8", s.fp8},
+            {"fp8_start", s.fp8_start},
+            {"guard", s.guard},
+            {"steadiness", s.steadiness},
+            {"discarded_batches", s.discarded},
+            {"discarded_samples", s.discarded_samples},
+            {"planned_samples", s.planned},
+            {"skip_batches", s.skips.state()},
+            {"skip_iterations", s.iterations},
+            {"layout", s.layout},
+            {"data", s.data},
+            {"options", s.options}};
+}
+
+// Earlier versions counted the samples of discarded batches as consumed. What was consumed without being trained on is theirs
+// and, batch for batch, the skipped ones'.
+inline void part_from_consumed(TrainingState& s) {
+    if (s.discarded == 0) return;
+    const int64_t seq_length = s.options.at("seq-length"), left_out = s.consumed - s.tokens / std::max<int64_t>(seq_length, 1);
+    const double share = (double)s.discarded / (double)(s.discarded + s.skips.count_before(s.batch()));
+    s.discarded_samples = std::clamp((int64_t)std::llround((double)left_out * share), (int64_t)0, s.consumed);
+    s.consumed -= s.discarded_samples;
+}
+
+// What earlier versions planned, which did not write it down.
+inline int64_t planned_by_options(const TrainingState& s) {
+    TrainOptions o;
+    o.micro_batch_size = s.options.at("micro-batch-size"), o.global_batch_size = s.options.at("global-batch-size");
+    o.rampup_batch_size = s.options.at("rampup-batch-size").get<Strings>();
+    o.train_iters = s.options.at("train-iters"), o.train_samples = s.options.at("train-samples");
+    return make_schedule(o, s.layout.value("dp", 1)).total_samples;
+}
+
+inline TrainingState read_state(const std::string& dir) {
+    const std::string path = state_file(dir);
+    if (!std::filesystem::exists(path))
+        fail("%s holds no training state (training/state.json); HINT: --model %s starts a new run from its weights",
+             dir.c_str(), dir.c_str());
+    const nlohmann::json j = read_json(path);
+    try {
+        if (j.at("format") != 1)
+            fail("%s has the format %s; this program reads format 1", path.c_str(), j["format"].dump().c_str());
+        const auto count = [&](const char* name, const nlohmann::json& value, int64_t least, int64_t most) {
+            if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > (uint64_t)most) ||
+                value.get<int64_t>() < least || value.get<int64_t>() > most)
+                fail("%s is damaged: %s is %s; it must be a whole number in [%lld, %lld]", path.c_str(), name,
+                     value.dump().c_str(), (long long)least, (long long)most);
+            return value.get<int64_t>();
+        };
+        constexpr int64_t most = (int64_t)1 << 53;
+        TrainingState s;
+        s.step = count("step", j.at("step"), 0, most), s.updates = count("updates", j.at("updates"), 0, s.step);
+        s.consumed = count("consumed_samples", j.at("consumed_samples"), 0, most);
+        s.scheduled = count("scheduled_samples", j.at("scheduled_samples"), 0, s.consumed);
+        s.tokens = count("tokens", j.at("tokens"), 0, INT64_MAX);
+        if (j.at("loss").is_number()) s.loss = j["loss"];
+        if (j.at("valid_loss").is_number()) s.valid_loss = j["valid_loss"];
+        // What came to the format later may be missing.
+        s.fp8 = j.value("fp8", nlohmann::json()), s.guard = j.value("guard", nlohmann::json());
+        s.steadiness = j.value("steadiness", nlohmann::json()),
+        s.fp8_start = count("fp8_start", j.value("fp8_start", nlohmann::json(-1)), -1, most);
+        s.discarded = count("discarded_batches", j.value("discarded_batches", nlohmann::json(0)), 0, most),
+        s.iterations = j.value("skip_iterations", Strings());
+        s.skips = BatchRanges::restore(j.value("skip_batches", nlohmann::json::array()), path);
+        s.options = j.at("options"), s.data = j.at("data"), s.layout = j.at("layout");
+        if (!s.options.is_object() || !s.data.is_array() || !s.layout.is_object())
+            fail("%s is damaged: options and layout must be objects, data a list", path.c_str());
+        if (j.contains("discarded_samples")) s.discarded_samples = count("discarded_samples", j["discarded_samples"], 0, most);
+        else part_from_consumed(s);
+        s.planned = j.contains("planned_samples") ? count("planned_samples", j["planned_samples"], 0, INT64_MAX)
+                                                  : planned_by_options(s);
+        if (s.sample() > s.planned)
+            fail("%s is damaged: its counters say that sample %lld is next, but consumed_samples can be at most %lld",
+                 path.c_str(), (long long)s.sample(), (long long)s.planned);
+        return s;
+    } catch (const nlohmann::json::exception& e) {
+        fail("%s is damaged: %s", path.c_str(), e.what());
+    }
+}
+
+// ---- agreement -------------------------------------------------------------------------------------------------------------
+// What an option was in the checkpoint; discarded: it says nothing. Earlier versions had gradients and moments in fp32 only.
+inline const Strings types_of_elements = {"main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"};
+inline bool is_type_of_elements(const std::string& name) {
+    return std::find(types_of_elements.begin(), types_of_elements.end(), name) != types_of_elements.end();
+}
+inline nlohmann::ordered_json saved_option(const TrainingState& saved, const std::string& name) {
+    if (saved.options.contains(name)) return saved.options[name];
+    return is_type_of_elements(name) ? "fp32" : nlohmann::ordered_json(nlohmann::ordered_json::value_t::discarded);
+}
+// Whether the option takes gradients or a moment from bf16 to fp32, which holds every bf16: nothing of the run is lost.
+inline bool widens(const std::string& name, const nlohmann::ordered_json& now) {
+    return is_type_of_elements(name) && now == "fp32";
+}
+
+// Refuses to go on with options that change what is computed, unless --override names them. Options of the groups "Run" and
+// "Checkpoint" are free, and so are those that only change how the same thing is computed or where files lie; the model's are
+// compared as the configurations that they lead to. `order_problem`: DataLoader's, of the number of samples that was planned.
+inline void check_agreement(const TrainingState& saved, const TrainOptions& now, const nlohmann::ordered_json& data,
+                            const std::string& order_problem, const Strings& overrides) {
+    const auto overridden = [&](const std::string& name) {
+        return std::find(overrides.begin(), overrides.end(), name) != overrides.end();
+    };
+    const Strings free = {"micro-batch-size", "data-path", "valid-data-path", "tokenizer", "no-fp8-fast-accumulation"};
+    const nlohmann::ordered_json options = as_written(options_to_json(now));
+    Strings known = {"data-path", "data-order", "precision"};
+    TrainOptions walked = now;
+    for_each_option(walked, [&](const char* field, const char*, auto&, const Allowed&, const std::string& group, const char*) {
+        const std::string name = option_name(field);
+        const bool compared = group == "Data" || group == "Batch and length" || group == "Optimizer" || group == "FP8";
+        if (!compared) return;
+        known.push_back(name);
+        const nlohmann::ordered_json before = saved_option(saved, name);
+        if (std::find(free.begin(), free.end(), name) != free.end() || before.is_discarded() || overridden(name)) return;
+        if (before != options[name] && !widens(name, options[name]))
+            fail(
+                "--%s is %s; the checkpoint was written with %s, and another value changes the run. HINT: --override %s goes "
+                "on with yours",
+                name.c_str(), json_text(options[name]).c_str(), json_text(before).c_str(), name.c_str());
+    });
+    for (const std::string& name : overrides)
+        if (std::find(known.begin(), known.end(), name) == known.end())
+            fail_usage("--override names '%s', which is not an option that a checkpoint insists on", name.c_str());
+    if (saved.data != data && !overridden("data-path"))
+        fail(
+            "the data is not what the checkpoint was trained on: weights, documents and tokens are %s, they were %s. HINT: "
+            "--override data-path "
+            "goes on with yours",
+            json_text(data).c_str(), json_text(saved.data).c_str());
+    if (!order_problem.empty() && !overridden("data-path") && !overridden("data-order"))
+        fail("%s; --override data-order goes on with the new one", order_problem.c_str());
+    const std::string before = saved.layout.value("precision", precision_name);
+    if (before != precision_name && !overridden("precision"))
+        fail("this program computes in %s, the checkpoint was written in %s. HINT: --override precision goes on",
+             precision_name, before.c_str());
+}
+
+// What --override lets differ from the checkpoint, and what was in bf16, for the log: "lr is 0.001, it was 0.003".
+inline std::string describe_overrides(const TrainingState& saved, const TrainOptions& now) {
+    const nlohmann::ordered_json options = as_written(options_to_json(now));
+    Strings names = now.override;
+    for (const std::string& name : types_of_elements)
+        if (saved_option(saved, name) != options[name] && std::find(names.begin(), names.end(), name) == names.end())
+            names.push_back(name);
+    std::string text;
+    for (const std::string& name : names) {
+        text += (text.empty() ? "" : "; ") + name;
+        const nlohmann::ordered_json before = saved_option(saved, name);
+        if (!options.contains(name) || before.is_discarded()) continue;
+        if (options[name] == before) text += " is " + json_text(options[name]) + " as it was";
+        else text += " is " + json_text(options[name]) + ", it was " + json_text(before);
+    }
+    return text;
+}
+
+// The first difference of two model configurations as files name them; empty if there is none.
+inline std::string config_difference(const ModelConfig& saved, const ModelConfig& now) {
+    const auto a = to_hf_config(saved, ""), b = to_hf_config(now, "");
+    for (const auto& [key, value] : a.items())
+        if (!b.contains(key) || b[key] != value)
+            return format("'%s' is %s in the checkpoint and %s by the options", key.c_str(), value.dump().c_str(),
+                          b.contains(key) ? b[key].dump().c_str() : "absent");
+    return "";
+}
+
+// ---- writing ---------------------------------------------------------------------------------------------------------------
+inline size_t checkpoint_bytes(const ParameterTable& table, const ModelTexts& texts, size_t moment_bytes) {
+    const size_t per_parameter = (sizeof(floatX) == sizeof(real) ? 0 : sizeof(floatX)) + sizeof(real) + moment_bytes;
+    return table.trained * per_parameter + table.rows.size() * 1024 + texts.bytes() + (64 << 10);
+}
+
+inline void check_free_space(const std::string& out, size_t needed) {
+    struct statvfs fs;
+    if (statvfs(out.c_str(), &fs) != 0) return;
+    const double available = (double)fs.f_bavail * (double)fs.f_frsize;
+    if (available < (double)needed)
+        fail("no space for a checkpoint in %s: it needs %s, %s are free", out.c_str(), human_bytes((double)needed).c_str(),
+             human_bytes(available).c_str());
+}
+
+// fp32 weights of a checkpoint, of which the model's own are the rounded ones.
+inline void read_masters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, real* master) {
+    const std::string masters = dir + "/training/master.safetensors";
+    const bool separate = std::filesystem::exists(masters) || std::filesystem::exists(masters + ".index.json");
+    read_tensors(separate ? masters : dir, c, table, master);
+}
+
+// This rank's parts (shards.size) of weights and moments.
+struct Parts {
+    floatX* params = nullptr;
+    LowerHalf* lower = nullptr;  // null where params are the whole weights
+    Elements m, v;
+};
+
+// Writes checkpoints on threads of its own: save() copies the training memory into the buffers given at the start (or, without
+// those of the moments, writes while training waits). Every rank writes its parts into files that the first one has made, then
+// they share reading them back for their checksums, then the first one gives the directory its name. Between these stages ranks
+// wait for each other in proceed(), which is to be called after each step, by all. A failure on any of them never throws:
+// outcome() says what happened, on every rank, and the next save tries again.
+class Saver {
+public:
+    struct Settings {
+        std::string out;
+        int64_t keep, keep_every;
+        ModelTexts texts;
+        RunLock* lock = nullptr;  // of out; held by the first rank alone
+    };
+    struct Outcome {
+        int64_t step;
+        double seconds;
+        std::string error;  // empty: written
+    };
+
+    // world: null for one rank
+    Saver(be::Ctx& ctx, World* world, Settings settings, const ModelConfig& c, const ParameterTable& table,
+          const Shards& shards, std::vector<Range> counted, Parts buffers)
+        : ctx_(ctx),
+          world_(world),
+          settings_(std::move(settings)),
+          c_(c),
+          whole_(c),
+          table_(table),
+          shards_(shards),
+          counted_(std::move(counted)),
+          buffers_(buffers) {}
+    Saver(const Saver&) = delete;
+    Saver& operator=(const Saver&) = delete;
+    ~Saver() {
+        if (thread_.joinable()) thread_.join();
+    }
+
+    // now.params is laid out as the table: where that is cut, there must be a buffer for this rank's parts of it.
+    void save(const Parts& now, const TrainingState& state) {
+        wait();
+        state_ = state, start_ = monotonic_seconds(), error_.clear();
+        parts_ = now;
+        if (buffers_.params) {
+            parts_.params = buffers_.params;
+            for (const Bucket& b : shards_.buckets)
+                be::download(ctx_, buffers_.params + b.shard, now.params + b.mine, b.n * sizeof(floatX));
+        }
+        if (buffers_.m.data) {
+            parts_ = buffers_;
+            if (now.lower) be::download(ctx_, buffers_.lower, now.lower, shards_.size * sizeof(LowerHalf));
+            be::download(ctx_, buffers_.m.data, now.m.data, shards_.size * now.m.element_bytes());
+            be::download(ctx_, buffers_.v.data, now.v.data, shards_.size * now.v.element_bytes());
+        }
+        stage_ = Stage::make;
+        start_stage();
+        if (!buffers_.m.data) wait();
+    }
+
+    // Goes to the next stage if all ranks are done with the last. wait() does so until the checkpoint is written.
+    void proceed() {
+        while (stage_ != Stage::idle && everyone(done_)) next_stage();
+    }
+    void wait() {
+        while (stage_ != Stage::idle) {
+            if (thread_.joinable()) thread_.join();
+            if (everyone(true)) next_stage();
+        }
+    }
+    // How the last save went, once, as soon as it is over.
+    std::optional<Outcome> outcome() { return std::exchange(outcome_, {}); }
+
+private:
+    enum class Stage { make, write, sum, publish, idle };
+
+    bool first() const { return !world_ || world_->rank() == 0; }
+    bool everyone(bool mine) const {
+        if (!world_) return mine;
+        std::vector<char> all((size_t)world_->size());
+        const char byte = mine;
+        world_->all_gather(&byte, 1, all.data());
+        return std::all_of(all.begin(), all.end(), [](char c) { return c != 0; });
+    }
+
+    void start_stage() {
+        done_ = false;
+        const auto work = [this] {
+            try {
+                run_stage(stage_);
+                // One rank waits for nobody.
+                for (Stage stage = stage_; !world_ && stage < Stage::publish;) {
+                    all_sums_ = sums_;
+                    stage = (Stage)((int)stage + 1);
+                    run_stage(stage);
+                }
+            } catch (const std::exception& e) {
+                error_ = e.what();
+                if (error_.empty()) error_ = "unknown error";
+            }
+            done_ = true;
+        };
+        try {
+            thread_ = std::thread([work] {
+                cpu::op_threads() = 1;  // of this thread: the others belong to training
+                omp_set_num_threads(1);
+                work();
+            });
+        } catch (const std::system_error&) {  // there may be no more threads: training waits
+            work();
+        }
+    }
+    void run_stage(Stage stage) {
+        const NewDirectory directory(step_directory(settings_.out, state_.step));
+        switch (stage) {
+            case Stage::make:
+                return make(directory);
+            case Stage::write:
+                return write(directory.path());
+            case Stage::sum:
+                return sum(directory.path());
+            case Stage::publish:
+                return publish(directory);
+            case Stage::idle:
+                return;
+        }
+    }
+    void next_stage() {
+        if (thread_.joinable()) thread_.join();
+        if (world_) {  // what ranks have to tell each other
+            std::string errors, sums;
+            const std::vector<std::string> all_errors = world_->all_gather(error_), all_sums = world_->all_gather(sums_);
+            for (size_t r = 0; r < all_errors.size(); r++) {
+                if (errors.empty() && !all_errors[r].empty()) errors = format("rank %zu: %s", r, all_errors[r].c_str());
+                sums += all_sums[r];
+            }
+            error_ = errors, all_sums_ = sums;
+        }
+        stage_ = !world_ || !error_.empty() ? Stage::idle : (Stage)((int)stage_ + 1);
+        if (stage_ != Stage::idle) return start_stage();
+        if (!error_.empty() && first()) NewDirectory(step_directory(settings_.out, state_.step)).remove();
+        outcome_ = Outcome{state_.step, monotonic_seconds() - start_, error_};
+    }
+
+    // The files of a checkpoint; where the model's own weights are not fp32, those are written beside them.
+    std::vector<TensorFiles> files(const std::string& dir) const {
+        std::vector<TensorFiles> all;
+        all.emplace_back(dir + "/model.safetensors", whole_, dtype_of<floatX>);
+        if (has_lower_halves) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
+        for (const auto& [name, moment] : {std::pair("exp_avg", &parts_.m), {"exp_avg_sq", &parts_.v}})
+            all.emplace_back(dir + "/training/" + name + ".safetensors", whole_,
+                             moment->is_bf16 ? dtype_of<bf16> : dtype_of<real>);
+        return all;
+    }
+
+    void make(const NewDirectory& directory) {
+        if (!first()) return;
+        if (settings_.lock) settings_.lock->hold();
+        const size_t moment_bytes = parts_.m.element_bytes() + parts_.v.element_bytes();
+        check_free_space(settings_.out, checkpoint_bytes(whole_, settings_.texts, moment_bytes));
+        directory.create();
+        try {
+            make_directory(directory.path() + "/training");
+            write_model_texts(directory.path(), c_, settings_.texts);
+            write_file_atomically(state_file(directory.path()), json_text(to_json(state_), 2) + "\n");
+            for (const TensorFiles& f : files(directory.path())) f.create();
+        } catch (...) {
+            directory.remove();
+            throw;
+        }
+    }
+    // At once where training leaves the cores alone, in turn on a CPU.
+    static void run_all(const std::vector<std::function<void()>>& parts) {
+        constexpr auto any = std::launch::async | std::launch::deferred;  // the latter if there are no more threads
+        constexpr auto launch = be::memory_is_host ? std::launch::deferred : any;
+        std::vector<std::future<void>> running;
+        for (const auto& part : parts) running.push_back(std::async(launch, part));
+        for (auto& part : running) part.get();
+    }
+    void write(const std::string& dir) const {
+        const std::vector<TensorFiles> all = files(dir);
+        std::vector<std::function<void()>> parts;
+        const auto write = [&](auto part) {
+            const TensorFiles& f = all[parts.size()];
+            parts.push_back([&f, part, this] { write_parts(f, table_, shards_, counted_, part); });
+        };
+        write([&](size_t i) { return parts_.params[i]; });
+        if (has_lower_halves) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
+        for (const Elements& moment : {parts_.m, parts_.v})
+            moment.visit([&](const auto* x) { write([x](size_t i) { return x[i]; }); });
+        run_all(parts);
+    }
+    void sum(const std::string& dir) {
+        constexpr int at_once = 4;
+        const int rank = world_ ? world_->rank() : 0, ranks = world_ ? world_->size() : 1;
+        std::string sums[at_once];
+        std::vector<std::function<void()>> parts;
+        for (int k = 0; k < at_once; k++)
+            parts.push_back([&, k] { sums[k] = sum_files(dir, rank + ranks * k, ranks * at_once); });
+        run_all(parts);
+        sums_.clear();
+        for (const std::string& lines : sums) sums_ += lines;
+    }
+    void publish(const NewDirectory& directory) const {
+        if (!first()) return;
+        directory.publish(all_sums_);
+        std::exception_ptr problem;
+        try {
+            make_latest(settings_.out, step_directory(settings_.out, state_.step));
+        } catch (...) {
+            problem = std::current_exception();  // the disk must not fill up because of it
+        }
+        prune(settings_.out, state_.step, settings_.keep, settings_.keep_every);
+        if (problem) std::rethrow_exception(problem);
+    }
+
+    be::Ctx& ctx_;
+    World* world_;
+    Settings settings_;
+    const ModelConfig& c_;
+    ParameterTable whole_;
+    const ParameterTable& table_;
+    const Shards& shards_;
+    std::vector<Range> counted_;
+    Parts buffers_;
+
+    // Of the save that is under way; the thread's while it runs.
+    Stage stage_ = Stage::idle;
+    TrainingState state_;
+    Parts parts_;
+    std::string error_, sums_, all_sums_;
+    double start_ = 0;
+    std::thread thread_;
+    std::atomic<bool> done_{true};
+    std::optional<Outcome> outcome_;
+};
+
+// ---- when ------------------------------------------------------------------------------------------------------------------
+// "90", "90s", "30m", "2h", "1h30m", "2d" -> seconds; NaN if it is none of them.
+inline double parse_duration(const std::string& text) {
+    double total = 0;
+    size_t i = 0;
+    while (i < text.size()) {
+        size_t used = 0;
+        double value = NAN;
+        try {
+            value = std::stod(text.substr(i), &used);
+        } catch (const std::exception&) {
+        }
+        if (used == 0 || !(value >= 0) || !std::isfinite(value)) return NAN;
+        i += used;
+        const double units[] = {1, 60, 3600, 86400};
+        const size_t unit = i < text.size() ? std::string("smhd").find(text[i]) : 0;
+        if (unit == std::string::npos) return NAN;
+        total += value * units[unit];
+        i += i < text.size();
+    }
+    return text.empty() ? NAN : total;
+}
+
+// "500": every 500 steps; "30m": every 30 minutes; "0": never.
+struct SaveInterval {
+    int64_t steps = 0;
+    double seconds = 0;
+};
+inline SaveInterval parse_save_interval(const std::string& text) {
+    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos && text.size() < 18;
+    if (digits) return {std::stoll(text), 0};
+    const double seconds = parse_duration(text);
+    if (!(seconds > 0))
+        fail_usage("--save-every is '%s'; it must be a number of steps (500) or a duration (90s, 30m, 2h)", text.c_str());
+    return {0, seconds};
+}

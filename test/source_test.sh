@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The rooms of llmc/ (llmc/README.md): a header includes its own room and those below it, never one above.
+repository=$(realpath "$(dirname "$0")/..")
+. "$(dirname "$0")/lib.sh"
+
+# The floor of each room. What two rooms on one floor share lies below them; gpu/ may use what cpu/ has for the host.
+# Prints each include of FOLDER/llmc that goes up or beside, and fails if there is one.
+includes_go_down() {
+    local bad=0 file line target from to
+    local -A floor=([base]=1 [.]=2 [cpu]=3 [gpu]=4 [model]=5 [data]=6 [parallel]=7 [report]=8 [run]=9)
+    while IFS=: read -r file line; do
+        target=$(realpath -m --relative-to="$1/llmc" "$(dirname "$file")/$(cut -d'"' -f2 <<<"$line")")
+        file=$(realpath --relative-to="$1/llmc" "$file")
+        from=$(dirname "$file") to=$(dirname "$target")
+        case "$file $target" in
+            "ops.h cpu/ctx.h" | "ops.h gpu/ctx.cuh") continue ;; # the context of each backend, which every op takes
+            gpu/*" ../test/emu/"*) continue ;;                   # the emulator's instructions, in its build alone
+            "data/"*" parallel/"* | "parallel/"*" data/"*) ;;     # neither knows the other
+            *) [[ -n ${floor[$from]:-} && -n ${floor[$to]:-} && ${floor[$to]} -le ${floor[$from]} ]] && continue ;;
+        esac
+        echo "llmc/$file includes $target"
+        bad=1
+    done < <(grep -rHE '^ *#include "' "$1/llmc" --include='*.h' --include='*.cuh' --include='*.inl')
+    return $bad
+}
+expect "includes of llmc/ go down the rooms" includes_go_down "$repository"
+mkdir -p tree/llmc/base tree/llmc/run
+echo '#include "../run/config.h"' >tree/llmc/base/types.h
+expect "an include that goes up is found" refused includes_go_down tree
+says "and named" "llmc/base/types.h includes run/config.h"
+unnamed() { for room in "$repository"/llmc/*/; do grep -q "\`$(basename "$room")/\`" "$repository/llmc/README.md" || basename "$room"; done; }
+expect "each room stands in llmc/README.md" test -z "$(unnamed)"
