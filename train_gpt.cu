@@ -2309,9 +2309,9 @@ struct Run {
     Peak peak;
     RunTable table;
     std::string picture;  // of the planned pipeline
-    Stage stage;          // of the first rank
+    PhaseStatus phase;    // of the first rank
     void begin(const std::string& what) {
-        if (world.rank() == 0 && !o.quiet) stage.begin(what);
+        if (world.rank() == 0 && !o.quiet) phase.begin(what);
     }
 
     Run(World& w, const TrainOptions& given) : world(w), o(given), ctx(make_ctx(w, given.threads, given.dry_run)) {
@@ -2388,7 +2388,7 @@ struct Run {
             }
         if (valid) describe_validation();
         if (o.dry_run) describe_shortage();
-        stage.done();
+        phase.done();
     }
 
 private:
@@ -2697,7 +2697,7 @@ static void train(World& world, const TrainOptions& given) {
     const auto finished = [&] { return next_batch(trainer).step >= total_steps; };
     if (main_rank && resumed) make_latest(o.out, run.resumed_from);
     if (resumed && finished()) {
-        run.stage.done();
+        run.phase.done();
         if (main_rank)
             printf("the run is finished: %s of %s are done\n", with_commas(state.step).c_str(),
                    counted(total_steps, "step").c_str());
@@ -2725,7 +2725,7 @@ static void train(World& world, const TrainOptions& given) {
             logger->also_tensorboard(o.tensorboard_dir.empty() ? o.out + "/tensorboard" : o.tensorboard_dir, state.step);
         run.begin("reading data for the loss of a unigram model");
         info = run_info(run);
-        run.stage.done();
+        run.phase.done();
         logger->run(info, resumed ? std::optional(state.step) : std::nullopt);
         if (run.valid) logger->say(format("a unigram model of the same tokens has validation loss %.4f", info.unigram_loss));
         if (resumed) logger->event(state.step, "info", "resume", "going on from " + run.resumed_from);
@@ -2767,7 +2767,7 @@ static void train(World& world, const TrainOptions& given) {
         run.begin("validation");
         const int64_t first = o.eval_fixed ? 0 : run.schedule.first_sample_of_validation(state.step);
         const auto sums = evaluate(run.ctx, m, *run.valid, first, run.valid_samples, stop_here);
-        run.stage.done();
+        run.phase.done();
         if (!sums) {
             if (logger)
                 logger->event(state.step, "warning", "valid",
@@ -2857,7 +2857,7 @@ static void train(World& world, const TrainOptions& given) {
             logger->event(state.step, "info", "fp8", "from here on products are in FP8");
         const auto waited = world.monitor()->waited();
         std::optional<StepStats> stats = train_step(trainer);
-        run.stage.done();
+        run.phase.done();
         if (!stats) {
             follow_up(false, {true, false});
             break;
@@ -2875,7 +2875,7 @@ static void train(World& world, const TrainOptions& given) {
     }
     run.begin("writing the checkpoint");
     saver.wait();
-    run.stage.done();
+    run.phase.done();
     report_save();
     vote.finish();
     end_training();
@@ -2939,8 +2939,8 @@ template <class Options>
 static void load_weights(be::Ctx& ctx, World& world, const Options& o, LoadedModel& loaded, int B, int T, int head_rows,
                          bool generates) {
     ModelConfig& c = loaded.c;
-    Stage stage;
-    if (world.rank() == 0) stage.begin("loading the model " + loaded.dir);
+    PhaseStatus phase;
+    if (world.rank() == 0) phase.begin("loading the model " + loaded.dir);
     TrainOptions layout;
     layout.tensor_model_parallel_size = o.tensor_model_parallel_size;
     layout.pipeline_model_parallel_size = o.pipeline_model_parallel_size;

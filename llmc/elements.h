@@ -1,14 +1,13 @@
 // AdamW's moments and the gradients, each in fp32 or in bf16 (--exp-avg-dtype, --exp-avg-sq-dtype, --main-grads-dtype): 4 or 2
 // bytes per parameter.
 //
-// Rounded to the nearest bf16 a moment would stand still: a step moves exp_avg_sq by at most (1 - beta2) of the gradient's
-// square, and what is less than half a unit in the last place, 1/512 to 1/256 of the moment, would be lost at every step. So
-// bf16 moments are rounded stochastically: to one of the two nearest bf16, to each with the probability that makes the expected
-// value exact. The weights are updated with the moments before they are rounded. Gradients that micro-batches add to are
-// rounded in the same way (gradients.h).
+// Rounded to the nearest bf16, a moment would stand still: a step moves exp_avg_sq by at most (1 - beta2) of the gradient's
+// square, and every change below half an ulp, 1/512 to 1/256 of the moment, would be lost. So bf16 moments are rounded
+// stochastically: to one of the two nearest bf16 numbers, with probabilities that make the expected value exact. The weights
+// are updated with the moments before rounding. Gradients to which micro-batches add are rounded in the same way (gradients.h).
 //
-// The random numbers are functions of seed, step or sample, tensor and the element's place in the whole tensor, whatever part
-// of it a rank holds: the same bits for any layout and backend and after a resume.
+// The random numbers are functions of seed, step or sample, tensor, and the element's index in the whole tensor, whichever part
+// of it a rank holds: the bits are the same for all layouts and backends and after a resume.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -20,29 +19,29 @@
 #include "base/rng.h"
 #include "base/types.h"
 
-// One number for each of some parameters: a moment, or the gradients.
+// One number per parameter: a moment or the gradients, in bf16 or real.
 struct Elements {
-    void* data = nullptr;  // of bf16 or real
+    void* data = nullptr;  // bf16 or real
     bool is_bf16 = false;
 
     Elements() = default;
     Elements(const real* x) : data((void*)x) {}
     Elements(const bf16* x) : data((void*)x), is_bf16(true) {}
     size_t element_bytes() const { return is_bf16 ? sizeof(bf16) : sizeof(real); }
-    // The elements from number i on.
+    // The elements from index i on.
     Elements from(size_t i) const {
         Elements rest = *this;
         rest.data = (char*)data + i * element_bytes();
         return rest;
     }
-    // f(pointer to the elements, of their type)
+    // Calls f with a pointer to the elements in their own type.
     template <class F>
     auto visit(F f) const {
         return is_bf16 ? f((bf16*)data) : f((real*)data);
     }
 };
 
-// For the table of a run.
+// The row of a run's table that names what is stored in bf16.
 inline std::string what_is_bf16(const Elements& gradients, const Elements& exp_avg, const Elements& exp_avg_sq) {
     const std::string moments = exp_avg.is_bf16 && exp_avg_sq.is_bf16 ? "both moments"
                                 : exp_avg.is_bf16                     ? "exp_avg"
@@ -52,8 +51,8 @@ inline std::string what_is_bf16(const Elements& gradients, const Elements& exp_a
     return ", but " + (!gradients.is_bf16 ? moments : moments.empty() ? "gradients" : "gradients and " + moments) + " in bf16";
 }
 
-// The bits of a bf16 on one side of x or the other: 16 random bits are added to those that are cut off. A bf16 stays as it is,
-// infinity too; NaN becomes 0x7fff.
+// x rounded stochastically: the bits of one of the two neighbouring bf16 numbers. 16 random bits are added to the bits that are
+// cut off. A bf16 stays as it is, infinity too; NaN becomes 0x7fff.
 template <class F>
 HD inline typename BitsOf<F>::type round_stochastically(F x, typename BitsOf<F>::type random) {
     typename BitsOf<F>::type bits;
@@ -62,7 +61,7 @@ HD inline typename BitsOf<F>::type round_stochastically(F x, typename BitsOf<F>:
     return (bits & 0x7fffffffu) > 0x7f800000u ? (bits & 0u) + 0x7fffu : rounded;
 }
 HD inline uint32_t round_stochastically(double x, uint32_t random) { return round_stochastically((float)x, random); }
-// The bits of the nearest bf16, of two the even one.
+// The bits of the nearest bf16, ties to even.
 template <class F>
 HD inline typename BitsOf<F>::type round_to_nearest(F x) {
     typename BitsOf<F>::type bits;
@@ -71,32 +70,32 @@ HD inline typename BitsOf<F>::type round_to_nearest(F x) {
 }
 HD inline uint32_t round_to_nearest(double x) { return round_to_nearest((float)x); }
 
-// The key of the random numbers of a step's moments; of what the micro-batch of a sample adds to gradients.
+// The key of the random numbers: for a step's moments, or for what the micro-batch of a sample adds to the gradients.
 inline uint64_t rounding_key(uint64_t seed, int64_t step, RngPurpose purpose = RngPurpose::rounding) {
     const auto bits = random_bits(seed, purpose, ~0u, (uint64_t)step);
     return (uint64_t)bits[0] << 32 | bits[1];
 }
 
-// The random numbers of a tensor's elements in a step, 32 bits for each: the lower half is exp_avg's, the upper exp_avg_sq's.
-// Four elements that follow each other in the whole tensor, the first a multiple of 4, share a draw.
+// The random numbers for a tensor's elements in a step, 32 bits each: the lower half is for exp_avg, the upper for exp_avg_sq.
+// Four consecutive elements of the whole tensor, the first at a multiple of 4, share a draw.
 struct Rounding {
     uint64_t key = 0;
     uint32_t tensor = 0;  // TensorSpec::id
-    // Element 0 of those that are updated is this one of the whole tensor, and the others follow; but if `cols` is not 0, they
-    // are elements `at` and on of rows of that many, each a part of a row of whole_cols, and `first` is where the first row
-    // begins.
+    // The updated elements begin at element `first` of the whole tensor. If `cols` is 0, they are consecutive. Else they are a
+    // slice of columns: rows of `cols` elements, each part of a row of whole_cols; the first row begins at `first`, and the
+    // update at element `at` of the slice.
     uint64_t first = 0;
     size_t cols = 0, whole_cols = 0, at = 0;
 
     HD uint64_t number(size_t i) const {
         return cols == 0 ? first + i : first + (at + i) / cols * whole_cols + (at + i) % cols;
     }
-    // How many elements from i on follow each other in the whole tensor.
+    // How many elements from i on are consecutive in the whole tensor.
     size_t run(size_t i) const { return cols == 0 ? SIZE_MAX : cols - (at + i) % cols; }
-    // Whether every eighth element begins two draws, which are its own and the next seven's.
+    // Whether every eighth element begins two draws that cover exactly it and the next seven.
     bool in_eights() const { return first % 4 == 0 && cols % 8 == 0 && whole_cols % 4 == 0 && at % 8 == 0; }
 
-    // Draws for the elements number 4 group to 4 group + 3.
+    // Draws for the elements 4 group to 4 group + 3.
     template <class W>
     HD void draw(W (&words)[4], W group, uint32_t group_high) const {
         const W zero = group & 0u;

@@ -1,8 +1,8 @@
 // 8-bit floating point, FP8 (Micikevicius et al., 2022, arXiv 2209.05433). Codes are bytes: sign, exponent, mantissa.
 //   e4m3   4 exponent bits, bias 7; largest 448; no infinities, s.1111.111 is NaN      weights and activations
 //   e5m2   5 exponent bits, bias 15; largest 57344; IEEE's infinities and NaNs          gradients: range before precision
-// encode() rounds to nearest, ties to even, and saturates: what is finite stays finite. NaN and infinities become NaN, so that
-// they are seen in the loss instead of vanishing behind a large number. Both formats are parts of bf16 and of fp32: decoding is
+// encode() rounds to nearest, ties to even, and saturates: finite numbers stay finite. NaN and infinities become NaN, so that
+// they show in the loss instead of vanishing behind a large number. Both formats are subsets of bf16 and of fp32: decoding is
 // exact.
 #pragma once
 #include <cmath>
@@ -16,7 +16,7 @@ enum class Fp8 { e4m3, e5m2 };
 HD constexpr float fp8_max(Fp8 format) { return format == Fp8::e4m3 ? 448.0f : 57344.0f; }
 constexpr const char* fp8_name(Fp8 format) { return format == Fp8::e4m3 ? "e4m3" : "e5m2"; }
 
-// Without branches, so that loops over it become vector code.
+// Branch-free, so that loops over it vectorize.
 template <Fp8 format>
 HD inline uint8_t fp8_encode(float x) {
     constexpr int mantissa = format == Fp8::e4m3 ? 3 : 2, bias = format == Fp8::e4m3 ? 7 : 15, dropped = 23 - mantissa;
@@ -30,8 +30,8 @@ HD inline uint8_t fp8_encode(float x) {
     memcpy(&bits, &a, 4);
     const uint32_t normal =
         ((bits + (1u << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped) - ((uint32_t)(127 - bias) << mantissa);
-    // Below the least normal number codes count steps of 2^(1 - bias - mantissa). A float whose last bit is worth one step
-    // takes the number in its low bits, and rounds as floats do.
+    // Codes below the least normal number count steps of 2^(1 - bias - mantissa). Added to a float whose last bit is worth one
+    // step, the number lands in the low bits, rounded as floats are.
     constexpr uint32_t one_step = (uint32_t)(127 + 23 + 1 - bias - mantissa) << 23;
     float steps;
     memcpy(&steps, &one_step, 4);
@@ -44,7 +44,7 @@ HD inline uint8_t fp8_encode(float x, Fp8 format) {
     return format == Fp8::e4m3 ? fp8_encode<Fp8::e4m3>(x) : fp8_encode<Fp8::e5m2>(x);
 }
 
-// The definition, read aloud.
+// The definition of the formats.
 inline float fp8_decode(uint8_t code, Fp8 format) {
     const int mantissa = format == Fp8::e4m3 ? 3 : 2, bias = format == Fp8::e4m3 ? 7 : 15;
     const int exponent = (code & 0x7f) >> mantissa, fraction = code & ((1 << mantissa) - 1);
@@ -55,8 +55,8 @@ inline float fp8_decode(uint8_t code, Fp8 format) {
     return sign * std::ldexp((float)(fraction + (1 << mantissa)), exponent - bias - mantissa);
 }
 
-// What a tensor is multiplied by before it is encoded, so that its largest element comes to the format's largest over 2^margin.
-// 0: there was nothing but zeros to measure; the caller keeps what it had.
+// The scale by which a tensor is multiplied before it is encoded: its largest element becomes the format's largest number over
+// 2^margin. 0 if all elements were zero; the caller then keeps its old scale.
 HD inline float fp8_scale(float amax, Fp8 format, int margin) {
     if (!(amax > 0) || !(amax <= 3.402823466e38f)) return 0;
     float scale = fp8_max(format) / amax;
@@ -64,8 +64,8 @@ HD inline float fp8_scale(float amax, Fp8 format, int margin) {
     return scale <= 3.402823466e38f ? scale : 3.402823466e38f;
 }
 
-// Where the codes of a matrix (N, C) go, and its transpose's if wanted: code = encode(x * scale). amax becomes the larger of
-// itself and the largest finite |x|; amax and scale are single floats in the backend's memory.
+// Destination of the codes of a matrix (N, C), and of its transpose if wanted: code = encode(x * scale). amax accumulates the
+// largest finite |x|; amax and scale are single floats in the backend's memory.
 struct Codes {
     uint8_t* codes = nullptr;       // (N, C); null: no codes are wanted
     uint8_t* transposed = nullptr;  // (C, N) or null
@@ -73,8 +73,8 @@ struct Codes {
     const float* scale = nullptr;
     Fp8 format = Fp8::e4m3;
 };
-// What an op sets: numbers, or codes of the numbers rounded to floatX, or both. An op that makes codes saves the pass over
-// memory that quantize() is, and where nobody wants the numbers, the one that writes them.
+// What an op sets: numbers, codes of the numbers rounded to floatX, or both. An op that writes codes saves quantize()'s pass
+// over memory; one that writes no numbers saves their store as well.
 struct Output {
     floatX* x = nullptr;
     Codes codes;

@@ -124,7 +124,7 @@ says "the first text"                       "document 0  *the quick brown fox"
 expect "inspect with a tokenizer"           "$program" inspect nometa.idx --tokenizer tok2
 says "the first text then"                  "document 0  *the quick brown fox"
 sed -i 's/"tokens": [0-9]*/"tokens": 5/' moved/good.meta.json
-refuse "what tells of other data"           "good.meta.json belongs to other data" "${train[@]}" --data-path moved/good
+refuse "a .meta.json of other data   "           "good.meta.json belongs to other data" "${train[@]}" --data-path moved/good
 echo "my notes" >mine.meta.json
 refuse "prepare: a file of the user's there" "mine.meta.json is not"        "$program" prepare --input good.txt --output mine --tokenizer tok
 expect "it is left as it is"                grep -x "my notes" mine.meta.json

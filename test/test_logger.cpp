@@ -258,11 +258,11 @@ TEST(Text, AStageIsNamedOnlyIfItLasts) {
     const std::string path = scratch / "console";
     FILE* console = fopen(path.c_str(), "w");
     {
-        Stage stage(console, 0.001), patient(console, 60);
+        PhaseStatus phase(console, 0.001), patient(console, 60);
         patient.begin("short");
-        stage.begin("loading\x1b[2J");
+        phase.begin("loading\x1b[2J");
         while (fs::file_size(path) == 0) usleep(1000);
-        stage.done();
+        phase.done();
     }
     fclose(console);
     EXPECT_EQ(read_whole_file(path), "loading\xef\xbf\xbd[2J ...\n");

@@ -175,7 +175,7 @@ TEST(MakeRequest, QuestionsThatCannotBeScoredAreCounted) {
     EXPECT_EQ(all.requests.size(), 4u);
     EXPECT_EQ(all.examples, (std::vector<int64_t>{0, 2}));
     EXPECT_EQ(all.left_out, 1);
-    EXPECT_NE(all.problem.find("task.jsonl:2: its continuation melts"), std::string::npos) << all.problem;
+    EXPECT_NE(all.problem.find("task.jsonl:2: its continuation merges"), std::string::npos) << all.problem;
     test::expect_error([&] { make_requests(tokenizer, task_of(dir, melts), nullptr, 0, 1, 1, 100); },
                        {"task.jsonl:1", "melts"});
 }

@@ -364,7 +364,7 @@ TEST(Tokenizer, RefusesHostileFiles) {
     auto j = good;
     for (const nlohmann::json& id : {nlohmann::json(1e300), nlohmann::json(-1.5), nlohmann::json("5"), nlohmann::json(true)}) {
         j = good, j["model"]["vocab"]["far"] = id;
-        expect_refused(j, "no whole number");
+        expect_refused(j, "not a whole number");
     }
     for (const nlohmann::json& id : {nlohmann::json(INT64_MIN), nlohmann::json(-1), nlohmann::json(UINT64_MAX)}) {
         j = good, j["model"]["vocab"]["far"] = id;

@@ -1,10 +1,11 @@
 // Errors. Three kinds, kept apart:
-//   fail(...)         the user's or the environment's: a file, a mismatch, memory. Says what was given, what is allowed and
-//                     what to do. Thrown as Error, printed once by main(), exit status 1.
-//   fail_usage(...)   the same of a command line that cannot work as it is: exit status 2.
-//   CHECK(cond, ...)  our own mistake: a broken assumption. On in release builds; prints file:line and aborts.
-// An exception, not exit(): destructors run on the way out, so temporary files are removed and nothing half-written stays.
-// Never call fail() inside an OpenMP region (an exception must not leave it): collect there, fail after.
+//   fail(...)         a fault of the user or the environment: a wrong file, a mismatch, no memory. The message says what was
+//                     given, what is allowed and what to do. Thrown as Error, printed once by main(), exit status 1.
+//   fail_usage(...)   a command line that cannot work as it is given: the same, with exit status 2.
+//   CHECK(cond, ...)  a fault of the program: a broken assumption. On in release builds; prints file:line and aborts.
+// Errors are exceptions rather than exit() calls: destructors run, so that temporary files are removed and no half-written file
+// stays. Never call fail() inside an OpenMP region, which an exception must not leave: record the error there and call fail()
+// after it.
 #pragma once
 #include <cstdarg>
 #include <cstdio>
@@ -28,7 +29,7 @@ inline std::string format_list(const char* fmt, va_list arguments) {
     return s;
 }
 
-// printf into a std::string.
+// Like printf, into a std::string.
 __attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt, ...) {
     va_list arguments;
     va_start(arguments, fmt);
@@ -53,7 +54,7 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt,
     throw UsageError(s);
 }
 
-// Of the process that such an error ends.
+// The exit status of a process that this error ends.
 inline int exit_status(const std::exception& e) { return dynamic_cast<const UsageError*>(&e) ? 2 : 1; }
 
 #define CHECK(cond, ...)                                                                                                       \

@@ -1,12 +1,12 @@
-// CRC-32C (Castagnoli, polynomial 0x1EDC6F41 reflected; RFC 3720 B.4), the checksum of checkpoint manifests: by the CPU's own
-// instruction where there is one, else by a table. crc32c("123456789") = 0xE3069283.
+// CRC-32C (Castagnoli, polynomial 0x1EDC6F41 reflected; RFC 3720 B.4), the checksum of checkpoint manifests. It uses the CPU's
+// CRC instruction where there is one, else a table. crc32c("123456789") = 0xE3069283.
 #pragma once
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-// Continues `crc`, that of the bytes before; 0 to start.
+// Continues `crc`, the checksum of the bytes before; 0 to start.
 inline uint32_t crc32c_by_table(const void* data, size_t bytes, uint32_t crc = 0) {
     static const std::array<uint32_t, 256> table = [] {
         std::array<uint32_t, 256> t{};

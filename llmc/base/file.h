@@ -1,10 +1,11 @@
-// Files: read-only mappings and writing that never leaves half a file under its final name.
-//   MappedFile   a file in memory, unmapped when it goes out of scope. If it becomes shorter meanwhile, the process ends with an
-//                error that names it: its pages are gone, and there is nothing to return to
+// Files: read-only mappings, and writing that never leaves half a file under its final name.
+//   MappedFile   a file mapped into memory, unmapped when it goes out of scope. If the file becomes shorter meanwhile, pages
+//                are lost, and the process ends with an error that names the file
 //   InputStream  a file or pipe, read once from its beginning
-//   FileWriter   writes NAME.tmp.PID beside NAME; commit() syncs and renames; without commit() the temporary is removed.
-//                sync() does all of commit() that can fail for want of space: files that belong together are synced first and
-//                renamed after. What was written can be read back and overwritten until then (a header that needs the counts).
+//   FileWriter   writes NAME.tmp.PID beside NAME; commit() syncs and renames it; without commit() the temporary file is
+//                removed. sync() does everything in commit() that can fail for want of space: files that belong together are
+//                all synced before the first is renamed. Until then, what was written can be read back and overwritten (a
+//                header with counts)
 // Every failure is an Error that names the file and the reason (disk full, no permission, ...).
 #pragma once
 #include <fcntl.h>
@@ -31,8 +32,8 @@
 #include "terminal.h"
 
 // ---- files that become shorter while they are mapped -----------------------------------------------------------------------
-// Which file lies where in memory: a list that grows at its front, whose entries are used again and never freed, so that a
-// signal handler can walk it at any time.
+// Which file is mapped where: a list that grows at its front, whose entries are reused and never freed, so that a signal
+// handler can walk it at any time.
 class MappedPlaces {
 public:
     static void add(const char* data, size_t size, const std::string& path) {
@@ -69,12 +70,12 @@ private:
         action.sa_sigaction = end_without_pages, action.sa_flags = SA_SIGINFO;
         return sigaction(SIGBUS, &action, &before_) == 0;
     }
-    // Only what POSIX allows in a signal handler. The exit status tells a launcher to end the other ranks.
+    // Calls only what POSIX allows in a signal handler. The exit status tells a launcher to end the other ranks.
     static void end_without_pages(int signal, siginfo_t* info, void*) {
         const char* lost = (const char*)info->si_addr;
         const Place* place = first_;
         while (place && !(place->begin && place->begin <= lost && lost < place->end)) place = place->next;
-        if (!place || info->si_code <= 0) {  // not ours, or sent by a process: as if there were no handler
+        if (!place || info->si_code <= 0) {  // not our mapping, or sent by a process: the default action
             sigaction(signal, &before_, nullptr);
             raise(signal);
             return;
@@ -89,7 +90,8 @@ private:
 };
 
 // ---- locking ---------------------------------------------------------------------------------------------------------------
-// Waits for a file's lock, making the file if there is none, and holds it while it lives. For what takes milliseconds.
+// Locks a file while the object lives; the file is made if it does not exist. The constructor waits for the lock, so locked
+// work must be short (milliseconds).
 class FileLock {
 public:
     explicit FileLock(const std::string& path) : fd_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
@@ -108,7 +110,7 @@ private:
 };
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
-// The path of a file that a list in `dir` names. The list may be anyone's: a name that leads out of the directory is refused.
+// The path of a file that a list in `dir` names. The list is not trusted: a name that leads out of the directory is refused.
 inline std::string inside(const std::string& dir, const std::string& name, const std::string& list) {
     const std::filesystem::path path(name);
     const bool leaves = name.empty() || path.is_absolute() || name.find('\0') != std::string::npos ||
@@ -117,8 +119,8 @@ inline std::string inside(const std::string& dir, const std::string& name, const
     return dir + "/" + name;
 }
 
-// The descriptor of a file to read, and its size. It may be a link to one, but must be regular: a pipe or device is refused,
-// and not waited for.
+// Opens a file for reading and returns its descriptor and size. Symbolic links are followed; a pipe or device is refused at
+// once instead of waited for.
 inline std::pair<int, size_t> open_regular_file(const std::string& path) {
     const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0) fail("cannot open %s: %s", path.c_str(), strerror(errno));
@@ -146,7 +148,7 @@ public:
         }
         close(fd);
     }
-    // What would be in a file of these two parts, without one; `name` is for messages.
+    // The bytes of a file that consists of these two parts, in memory only; `name` is for messages.
     MappedFile(const std::string& name, std::string_view head, std::string_view body)
         : path_(name), size_(head.size() + body.size()) {
         char* p = (char*)mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -173,7 +175,7 @@ private:
     size_t size_ = 0;
 };
 
-// A file, a pipe or, by the name -, standard input, read once from its beginning. What comes next can be looked at before.
+// A file, a pipe, or standard input (by the name -), read once from its beginning. The next bytes can be peeked at.
 class InputStream {
 public:
     explicit InputStream(const std::string& name) : name_(name), buffer_(1 << 16, '\0') {
@@ -187,7 +189,7 @@ public:
     }
     const std::string& name() const { return name_; }
 
-    // What comes next: so many bytes or more, fewer only where the input ends.
+    // The next bytes without consuming them: at least as many as asked for, fewer only where the input ends.
     std::string_view peek(size_t bytes) {
         while (end_ - begin_ < bytes && fill()) continue;
         return {buffer_.data() + begin_, end_ - begin_};
@@ -234,10 +236,10 @@ private:
 
     std::string name_, buffer_;
     int fd_;
-    size_t begin_ = 0, end_ = 0;  // what is read and not yet taken, in buffer_
+    size_t begin_ = 0, end_ = 0;  // the part of buffer_ that is not consumed yet
 };
 
-// For files that are read as a whole because they are small: the largest tokenizers take 40 MB.
+// Reads a file that is small enough to be held as a whole: the largest tokenizers take 40 MB.
 inline std::string read_whole_file(const std::string& path) {
     constexpr size_t most = 256 << 20;
     const MappedFile file(path);
@@ -245,7 +247,7 @@ inline std::string read_whole_file(const std::string& path) {
     return std::string(file.text());
 }
 
-// All of it, without the newline that ends it.
+// All of standard input, without the newline that ends it.
 inline std::string read_standard_input() {
     std::string text;
     char part[1 << 16];
@@ -262,13 +264,13 @@ inline void sync_directory(const std::string& dir) {
     close(fd);
 }
 
-// What a file is called until it is complete. A killed process leaves it behind, and a later one may have its number.
+// A file's name until the file is complete. A killed process leaves it behind, and a later process may have the same PID.
 inline constexpr const char* temporary_mark = ".tmp.";
 inline std::string temporary_name(const std::string& path) { return path + temporary_mark + std::to_string(getpid()); }
-// The name of a directory that is being made, or removed.
+// The name of a directory that is being made or removed.
 inline std::string hidden(const std::string& name, const char* ending) { return "." + name + ending; }
 
-// Makes a file that is new: what lay under its name is removed, never written into, nor is a link followed. Returns the
+// Creates a new file. What exists under its name is removed, never written into, and no link is followed. Returns the
 // descriptor, or -1 and errno.
 inline int create_new_file(const std::string& path) {
     const auto create = [&] { return open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644); };
@@ -299,7 +301,7 @@ public:
     void write(std::string_view text) { write(text.data(), text.size()); }
     size_t written() const { return written_; }
 
-    // Bytes [offset, offset + bytes), written before.
+    // Reads bytes [offset, offset + bytes), which were written before.
     void read_back(size_t offset, void* data, size_t bytes) {
         CHECK(offset <= written_ && bytes <= written_ - offset, "reading %zu bytes at %zu of %zu", bytes, offset, written_);
         flush();
@@ -321,14 +323,14 @@ public:
         }
     }
 
-    // Everything is on the disk, still under the temporary name.
+    // Flushes everything to the disk; the file keeps its temporary name.
     void sync() {
         flush();
         const bool synced = fsync(fd_) == 0 || errno == EINVAL;  // EINVAL: a file system that cannot sync
         if (!synced) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
         if (close(std::exchange(fd_, -1)) != 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
     }
-    // The file is complete: on the disk, and under its name.
+    // Completes the file: on the disk, and under its final name.
     void commit() {
         if (fd_ >= 0) sync();
         if (rename(temporary_.c_str(), path_.c_str()) != 0)
@@ -367,24 +369,24 @@ inline void write_file_atomically(const std::string& path, std::string_view text
     file.commit();
 }
 
-// Opens /dev/null in place of standard input, output and error where a process was started without them: a file that is opened
-// later would get the number, and with it what is printed.
+// Opens /dev/null in place of standard input, output or error where the process was started without it: a file opened later
+// would get its number, and would receive what is printed.
 inline void open_standard_streams() {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // the lowest free number
 }
 
-// Adds a record to a file that others may read meanwhile: whole, or not at all.
+// Appends a record to a file that others may read at the same time: the whole record or nothing.
 inline void append_whole(int fd, const std::string& path, const std::string& record) {
     const off_t before = lseek(fd, 0, SEEK_END);
     const ssize_t n = ::write(fd, record.data(), record.size());
     if (n == (ssize_t)record.size()) return;
     const std::string reason = n < 0 ? strerror(errno) : "disk full";
-    if (n > 0 && before >= 0) (void)!ftruncate(fd, before);  // no half records
-    fail("cannot write %s: %s; what is logged meanwhile is lost", path.c_str(), reason.c_str());
+    if (n > 0 && before >= 0) (void)!ftruncate(fd, before);  // removes the half-written record
+    fail("cannot write %s: %s; these log lines are lost", path.c_str(), reason.c_str());
 }
 
-// Renames `path` to the first free name of path.1, path.2, ..., which is returned; "" if there is nothing of that name.
+// Renames `path` to the first free name among path.1, path.2, ... and returns that name; "" if `path` does not exist.
 inline std::string set_aside(const std::string& path) {
     namespace fs = std::filesystem;
     std::error_code error;
@@ -406,8 +408,8 @@ inline void make_directory(const std::string& dir) {
     if (access(dir.c_str(), W_OK) != 0) fail("directory %s is not writable: %s", dir.c_str(), strerror(errno));
 }
 
-// Where this user's programs keep what can be made again: $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt, made if need be.
-// Empty where there is neither: a name that others can guess, in a directory that is everyone's, would be theirs to fill.
+// The directory for files that can be made again: $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt, created if missing. Empty
+// where neither is set: a predictable name in a world-writable directory could be filled by someone else.
 inline std::string cache_directory() {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     std::error_code error;

@@ -1,8 +1,8 @@
-// JSON from files that others wrote, with bounds on what a small file can cost:
-//   nesting   nlohmann::json parses without recursion, but copies, compares and prints values with it: a file of a million
+// Reading JSON that others wrote, with bounds on what a small file can cost:
+//   nesting   nlohmann::json parses without recursion, but copies, compares and prints values recursively: a file of a million
 //             brackets would overflow the stack
 //   size      a value of two bytes in a file takes up to 70 in memory
-// and JSON that this program writes, which may hold what a user gave: any bytes.
+// and writing JSON that may hold what a user gave, which can be any bytes.
 #pragma once
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -36,12 +36,12 @@ inline nlohmann::json parse_json(std::string_view text, const std::string& what)
     return j;
 }
 
-// What is not UTF-8 in strings becomes U+FFFD, where dump() alone would throw: a name or a path may be any bytes.
+// Bytes that are not UTF-8 become U+FFFD, where dump() alone would throw: a name or a path may be any bytes.
 template <class Json>
 std::string json_text(const Json& j, int indent = -1) {
     return j.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
-// The value as a file holds it that was written so, to be compared with one.
+// The value as it reads back from a file that holds it, for comparison with a value that was read.
 template <class Json>
 Json as_written(const Json& j) {
     return Json::parse(json_text(j));

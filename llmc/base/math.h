@@ -1,4 +1,4 @@
-// Scalar formulas that the kernels of every backend share, each with its derivative beside it.
+// Scalar formulas that the kernels of every backend share, each with its derivative.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -18,16 +18,17 @@ HD constexpr auto round_up(A a, B to) {
     return ceil_div(a, to) * to;
 }
 
-// Unsigned integers that have F's bits: F is a float, or a vector of floats, which says so where it is defined.
+// The unsigned integer type with the bits of F, which is a float or a vector of floats (specialized where the vector is
+// defined).
 template <class F>
 struct BitsOf {
     using type = uint32_t;
 };
 
 // ---- fp32 weights in two halves --------------------------------------------------------------------------------------------
-// `upper` is a bf16: the nearest one, ties away from zero, so that the lower 16 bits tell whether it was rounded up (as Apex's
-// DistributedFusedAdam stores remainders). Together they are the weight, to the bit. But numbers below 2^-126 become zero,
-// which bf16's instructions take them for, and every NaN the same one.
+// `upper` is the nearest bf16, ties away from zero, so that the lower 16 bits tell whether it was rounded up (Apex's
+// DistributedFusedAdam stores remainders this way). Together they restore the weight bit for bit, with two exceptions: numbers
+// below 2^-126 become zero, as bf16 instructions treat them, and all NaNs become the same one.
 template <class F>
 struct WeightHalves {
     F upper;
@@ -56,7 +57,7 @@ HD inline F whole_weight(F upper, typename BitsOf<F>::type lower) {
     return x;
 }
 
-// Weight i of these.
+// Weight i of a tensor stored in two halves.
 HD inline float load_weight(const bf16* param, const LowerHalf* lower, size_t i) {
     return whole_weight((float)param[i], lower[i]);
 }
@@ -73,23 +74,23 @@ HD void store_weight(F* param, LowerHalf*, size_t i, F x) {
     param[i] = x;
 }
 
-// All of these, in host memory.
+// All weights of a tensor stored in two halves, in host memory.
 inline std::vector<real> whole_weights(const std::vector<floatX>& params, const std::vector<LowerHalf>& lower) {
     std::vector<real> weights(params.size());
     for (size_t i = 0; i < weights.size(); i++) weights[i] = load_weight(params.data(), lower.data(), i);
     return weights;
 }
 
-// e^x without branches or library calls, so that loops over it become vector code (the library's expf is vectorised only under
-// -ffast-math, which we do not use). Cody-Waite reduction x = n ln2 + r, |r| <= ln2/2, then a polynomial in r (minimax, degree
-// 7) scaled by 2^n. Error: 1.2 units in the last place for x >= -86.6; 0 below that; infinity above 88.72; NaN stays NaN.
+// e^x without branches or library calls, so that loops over it vectorize (the library's expf does so only under -ffast-math,
+// which we do not use). Cody-Waite reduction x = n ln2 + r, |r| <= ln2/2, then a minimax polynomial of degree 7 in r, scaled by
+// 2^n. Error: 1.2 ulp for x >= -86.6; 0 below that; infinity above 88.72; NaN stays NaN.
 template <class F>
 HD inline F exp_of(F x) {
     const float log2e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
-    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which then sits in the low mantissa bits
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
     const F shifted = x * log2e + shift, n = shifted - shift;
     const F r = (x - n * ln2_high) - n * ln2_low;
-    F p = 2 * 1.9875691500e-4f * r + 2 * 1.3981999507e-3f;  // p = 2 e^r and 2^(n-1), not e^r and 2^n: 2^128 is no float
+    F p = 2 * 1.9875691500e-4f * r + 2 * 1.3981999507e-3f;  // p = 2 e^r and 2^(n-1), not e^r and 2^n: 2^128 overflows
     p = p * r + 2 * 8.3334519073e-3f;
     p = p * r + 2 * 4.1665795894e-2f;
     p = p * r + 2 * 1.6666665459e-1f;
@@ -105,8 +106,8 @@ HD inline F exp_of(F x) {
     return x < -86.6f ? F{} : y;
 }
 
-// On a GPU a special unit computes 2^x: two instructions instead of sixteen, which would be what elementwise kernels wait for.
-// Its error is 2 + 1.2 |x| units in the last place, as of an exponential whose argument was rounded once more.
+// On a GPU the special function unit computes 2^x: two instructions instead of sixteen, which would bound elementwise kernels.
+// Its error is 2 + 1.2 |x| ulp, as that of an exponential whose argument was rounded once more.
 template <class F>
 HD inline F exp_real(F x) {
 #ifdef __CUDA_ARCH__
@@ -117,24 +118,25 @@ HD inline F exp_real(F x) {
 #endif
 }
 
-// Vectors on CPUs have their own (cpu/vectors.h).
+// Vectors on CPUs have their own version (cpu/vectors.h).
 template <class F>
 HD inline F sigmoid(F x) {
 #ifdef __CUDA_ARCH__
-    return __fdividef(1.0f, 1.0f + exp_real(-x));  // 2 units in the last place; 0 where the divisor is beyond 2^126
+    return __fdividef(1.0f, 1.0f + exp_real(-x));  // 2 ulp; 0 where the divisor is beyond 2^126
 #else
     return real(1) / (real(1) + exp_real(-x));
 #endif
 }
 
-// tanh GeLU: 0.5 x (1 + tanh u), u = k (x + 0.044715 x^3), k = sqrt(2/pi). With 1 + tanh u = 2 sigmoid(2u) it is x sigmoid(2u).
-constexpr double gelu_linear = 2 * 0.7978845608028654, gelu_cubic = 0.044715 * gelu_linear;  // of 2u
+// GeLU, tanh approximation: 0.5 x (1 + tanh u), u = k (x + 0.044715 x^3), k = sqrt(2/pi). As 1 + tanh u = 2 sigmoid(2u), it is
+// x sigmoid(2u).
+constexpr double gelu_linear = 2 * 0.7978845608028654, gelu_cubic = 0.044715 * gelu_linear;  // coefficients of 2u
 template <class F>
 HD inline F gelu(F x) {
     return x * sigmoid(x * (real(gelu_linear) + real(gelu_cubic) * (x * x)));
 }
-// d/dx: s + x s (1 - s) (2u)', s = sigmoid(2u). Past +-12 it is 1 or 0 to the last bit; without the limits, x^2 would overflow
-// far out and 0 * infinity give NaN.
+// Derivative: s + x s (1 - s) (2u)', s = sigmoid(2u). Beyond +-12 it is 1 or 0 to the last bit; x is clamped there because x^2
+// would overflow and 0 * infinity give NaN.
 template <class F>
 HD inline F gelu_derivative(F x) {
     x = x < real(-12) ? F{} - real(12) : x;

@@ -1,6 +1,7 @@
-// Randomness as a function: every draw is f(seed, purpose, stream, index) and depends on nothing drawn before, so it survives
-// resuming, other layouts and other thread counts. Philox4x32-10 (Salmon et al., SC'11): ten rounds of multiply and xor turn a
-// 128-bit counter under a 64-bit key into 128 random bits. The same bits on every machine: see normal_at.
+// Stateless random numbers: every draw is a function of (seed, purpose, stream, index) and of nothing drawn before, so it does
+// not change on resuming, in other parallel layouts or with other thread counts. Philox4x32-10 (Salmon et al., SC'11): ten
+// rounds of multiply and xor turn a 128-bit counter under a 64-bit key into 128 random bits. They are the same on every
+// machine: see normal_at.
 #pragma once
 #include <array>
 #include <cmath>
@@ -37,7 +38,7 @@ inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::arra
     return {c[0], c[1], c[2], c[3]};
 }
 
-// index takes two words of the counter, stream (a tensor, a sample) and purpose one each: all counters differ.
+// index takes two words of the counter; stream (a tensor, a sample) and purpose take one each, so all counters differ.
 inline std::array<uint32_t, 4> random_bits(uint64_t seed, RngPurpose purpose, uint32_t stream, uint64_t index) {
     return philox({(uint32_t)index, (uint32_t)(index >> 32), stream, (uint32_t)purpose},
                   {(uint32_t)seed, (uint32_t)(seed >> 32)});
@@ -50,10 +51,9 @@ inline double uniform_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uin
 }
 
 // Standard normal by Box and Muller (1958): sqrt(-2 ln u) cos(theta), u in (0, 1], theta in [-pi, pi). Largest |value|: 6.66.
-// Maths libraries differ in their last bits, and compilers in whether they fuse a multiply and an add. So ln and cos are
-// written out as series, in double, with each fused multiply-add spelled out, and no other multiply feeds an add: IEEE 754
-// leaves no choice, and every compiler and machine gives the same bits. The series' errors (below 1e-13) are far below a
-// float's.
+// Math libraries differ in their last bits, and compilers in whether they fuse a multiply and an add. So ln and cos are written
+// as series in double with explicit fused multiply-adds, and no other product feeds a sum: IEEE 754 leaves no choice, and every
+// compiler and machine gives the same bits. The series' errors (below 1e-13) are far below that of a float.
 HD inline float normal_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uint64_t index) {
     uint32_t r[4] = {(uint32_t)index, (uint32_t)(index >> 32), stream, (uint32_t)purpose};
     philox_rounds(r, (uint32_t)seed, (uint32_t)(seed >> 32));
@@ -79,13 +79,13 @@ HD inline float normal_at(uint64_t seed, RngPurpose purpose, uint32_t stream, ui
     return (float)(sqrt(-2 * log_u) * (y * sine));
 }
 
-// The initial weights of some rows of a tensor, of which they are rows whole_row and on, columns first_col and on.
+// The initial weights of a block of a tensor: rows whole_row and on, columns first_col and on.
 struct InitialWeights {
     uint64_t seed;
     uint32_t tensor;  // TensorSpec::id
     double std;       // 0: all are `constant`
     real constant;
-    int live;  // rows of the whole tensor from this one on are padding: zero
+    int live;  // rows of the whole tensor from this index on are padding: zero
     int whole_row, first_col, cols, whole_cols;
 
     HD real at(size_t row, size_t col) const {

@@ -1,8 +1,8 @@
 // The safetensors format: 8 bytes little-endian header length, a JSON header
 //   {"name": {"dtype": "BF16", "shape": [r, c], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}
-// then the tensors' bytes. A model may be cut into several files listed in model.safetensors.index.json.
-// The reader maps files and trusts nothing: lengths, offsets and shapes are checked before they are used, and what does not fit
-// is refused with the file's name. Files are written by checkpoint.h, whose ranks each write their parts.
+// then the tensors' bytes. A model may be split into several files, listed in model.safetensors.index.json.
+// The reader maps files and does not trust them: lengths, offsets and shapes are checked before use, and an inconsistent file
+// is refused by name. checkpoint.h writes such files; each rank writes its own part.
 // https://huggingface.co/docs/safetensors
 #pragma once
 #include <cstdint>
@@ -52,7 +52,8 @@ struct TensorView {
 
 class SafetensorsReader {
 public:
-    // A .safetensors file, or its shards if there is an index beside it; or a directory with model.safetensors or its index.
+    // Opens a .safetensors file, or all its shards if there is an index beside it; or a directory with model.safetensors or its
+    // index.
     static SafetensorsReader open(const std::string& path) {
         namespace fs = std::filesystem;
         SafetensorsReader reader;
@@ -76,7 +77,8 @@ public:
     }
     const std::unordered_map<std::string, TensorView>& tensors() const { return tensors_; }
 
-    // dst[i] = element first + i, converted, for i < n. bytes may lie at any address, so elements are copied out.
+    // dst[i] = element first + i, converted, for i < n_elements. Tensors may lie at unaligned addresses, so elements are copied
+    // out.
     template <class E>
     void read_as(const TensorView& t, size_t first, size_t n_elements, E* dst) const {
         CHECK(first + n_elements <= t.elements(), "elements %zu to %zu of %zu", first, first + n_elements, t.elements());
@@ -133,7 +135,7 @@ private:
         try {
             const auto header = parse_json({file.data() + 8, length}, path + ": the header");
             if (!header.is_object()) fail("%s: the header is not a JSON object", name);
-            std::map<uint64_t, std::pair<uint64_t, std::string>> ranges;  // begin -> end, name: to see gaps and overlaps
+            std::map<uint64_t, std::pair<uint64_t, std::string>> ranges;  // begin -> end, name: to find gaps and overlaps
             for (const auto& [key, entry] : header.items()) {
                 if (key == "__metadata__") continue;
                 TensorView t;
@@ -185,7 +187,7 @@ private:
     std::unordered_map<std::string, TensorView> tensors_;
 };
 
-// The bytes before the data of a file with this header.
+// The bytes of a file with this header that precede its data.
 inline std::string safetensors_start(const nlohmann::ordered_json& header) {
     std::string text = header.dump();
     text.resize((text.size() + 7) / 8 * 8, ' ');  // so that data starts at a multiple of 8

@@ -1,10 +1,10 @@
-// "Did you mean": what someone who typed a name that does not exist can have meant.
+// "Did you mean": the existing names closest to one that does not exist.
 #pragma once
 #include <algorithm>
 #include <string>
 #include <vector>
 
-// Edit distance: characters inserted, removed or replaced, neighbours swapped.
+// Edit distance: insertions, deletions, replacements and swaps of neighbouring characters.
 inline size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
     for (size_t i = 0; i <= a.size(); i++)
@@ -20,7 +20,7 @@ inline size_t edit_distance(const std::string& a, const std::string& b) {
     return d[a.size()][b.size()];
 }
 
-// Names that someone who typed `given` can have meant: misspelt by a letter in four at most, else those that contain it.
+// Names close to `given`: misspelt in at most one letter of four, else those that contain it.
 inline std::vector<std::string> similar_names(const std::string& given, const std::vector<std::string>& names) {
     std::vector<std::string> found;
     if (given.size() < 3 || given.size() > 100) return found;
@@ -36,7 +36,7 @@ inline std::vector<std::string> similar_names(const std::string& given, const st
         if (("-" + name + "-").find("-" + given + "-") != std::string::npos) found.push_back(name);
     return found;
 }
-// What follows on the refusal of a name: "; did you mean a, b or c?", or ";".
+// The part of a refusal that suggests names: "; did you mean a, b or c?", or ";" if there are none.
 inline std::string did_you_mean(const std::string& given, const std::vector<std::string>& names,
                                 const std::string& dashes = "") {
     const std::vector<std::string> found = similar_names(given, names);

@@ -1,6 +1,5 @@
-// Text for people: numbers, bytes and durations, characters that are safe to print, aligned tables, a line of status, of
-// progress, of what takes a while.
-// Nothing here writes a control character or a colour unless it is told that it faces a terminal.
+// Text for people: numbers, bytes and durations, characters that are safe to print, aligned tables, status lines and progress.
+// Control characters and colours are written only to a terminal.
 #pragma once
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -27,8 +26,8 @@
 #include "check.h"
 #include "json.h"
 
-// ---- what we are talking to ------------------------------------------------------------------------------------------------
-// Open MPI's mpirun gives its ranks a terminal of its own and passes on what they write: what counts is where it writes to.
+// ---- the terminal ----------------------------------------------------------------------------------------------------------
+// Open MPI's mpirun gives its ranks a pseudo-terminal and forwards what they write: the launcher's own output decides.
 inline bool launcher_has_terminal(int fd) {
     if (!getenv("OMPI_COMM_WORLD_RANK")) return true;
     char target[256] = "";
@@ -40,7 +39,7 @@ inline bool is_terminal(FILE* f) {
     return isatty(fileno(f)) && launcher_has_terminal(fileno(f)) && !(term && std::string(term) == "dumb");
 }
 
-// Columns of the terminal behind f, as it is now; where there is none, or it does not say, $COLUMNS or 100.
+// Columns of the terminal behind f at this moment; $COLUMNS or 100 where there is no terminal or its width is not known.
 inline int terminal_width(FILE* f) {
     winsize size{};
     if (ioctl(fileno(f), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
@@ -48,7 +47,7 @@ inline int terminal_width(FILE* f) {
     return columns && atoi(columns) > 0 ? atoi(columns) : 100;
 }
 
-// Whether the locale's characters are UTF-8; if not, lines are drawn in ASCII.
+// Whether the locale's encoding is UTF-8; if not, lines are drawn in ASCII.
 inline bool utf8_locale() {
     for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
         const char* value = getenv(name);
@@ -63,10 +62,10 @@ inline double monotonic_seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Colours, named by what they mean. Off: the text as it is.
+// Colours, named by their meaning. When off, the text stays as it is.
 struct Paint {
     bool on = false;
-    // For output to a terminal or not; NO_COLOR (no-color.org) turns colours off.
+    // Colours on for a terminal, unless NO_COLOR (no-color.org) is set.
     static Paint for_terminal(bool terminal) {
         const char* no_color = getenv("NO_COLOR");
         return {terminal && !(no_color && *no_color)};
@@ -83,7 +82,7 @@ struct Paint {
 };
 
 // ---- numbers ---------------------------------------------------------------------------------------------------------------
-// x in three significant digits with the largest unit that keeps it at 1 or above; units step by `base`.
+// x in three significant digits, in the largest unit that keeps it at 1 or above; units step by `base`.
 inline std::string three_digits(double x, double base, const std::vector<const char*>& units) {
     if (!std::isfinite(x)) return std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
     size_t u = 0;
@@ -95,7 +94,7 @@ inline std::string three_digits(double x, double base, const std::vector<const c
     return format("%.*f%s", decimals, x, units[u]);
 }
 
-// x with so many decimals; 1.23e+45 where that would be long.
+// x with this many decimals; in scientific notation where that would be long: 1.23e+45.
 inline std::string with_decimals(double x, int decimals) { return format(std::fabs(x) < 1e9 ? "%.*f" : "%.*e", decimals, x); }
 
 inline std::string human_count(double n) { return three_digits(n, 1000, {"", "K", "M", "B", "T", "Q"}); }
@@ -135,14 +134,14 @@ inline uint32_t next_codepoint(const std::string& s, size_t& i) {
     const auto byte = [&](size_t k) { return k < s.size() ? (unsigned char)s[k] : 0u; };
     const uint32_t first = byte(i);
     const auto between = [first](uint32_t lo, uint32_t hi) { return first >= lo && first <= hi; };
-    // bytes that follow the first one; -1: it begins nothing
+    // number of bytes that follow the first one; -1: no character begins with it
     const int more = first < 0x80 ? 0 : between(0xc2, 0xdf) ? 1 : between(0xe0, 0xef) ? 2 : between(0xf0, 0xf4) ? 3 : -1;
     uint32_t c = more <= 0 ? first : first & (0x3fu >> more);
     for (int k = 1; k <= more; k++) {
         if ((byte(i + k) & 0xc0) != 0x80) return i++, 0xfffd;
         c = c << 6 | (byte(i + k) & 0x3f);
     }
-    // bytes out of place, too long forms, surrogates, beyond the last character
+    // continuation bytes missing, overlong forms, surrogates, beyond the last code point
     if (more < 0 || (more == 2 && c < 0x800) || (more == 3 && (c < 0x10000 || c > 0x10ffff)) || (c >= 0xd800 && c < 0xe000))
         return i++, 0xfffd;
     i += 1 + more;
@@ -169,8 +168,9 @@ inline int display_width(const std::string& s) {
     return width;
 }
 
-// Text from anywhere (a model, a file name) made safe to show: valid UTF-8, no control characters but the newline (a terminal
-// would obey them), none that turn the writing direction, none that XML forbids. What is replaced shows as U+FFFD.
+// Untrusted text (from a model, a file name) made safe to show: valid UTF-8 without control characters except newline (a
+// terminal would obey them), without those that change the writing direction or that XML forbids. Each one replaced becomes
+// U+FFFD.
 inline std::string printable(const std::string& text) {
     std::string out;
     for (size_t i = 0; i < text.size();) {
@@ -186,7 +186,7 @@ inline std::string printable(const std::string& text) {
     return out;
 }
 
-// A word as a shell takes it.
+// A word quoted for a shell.
 inline std::string shell_word(const std::string& word) {
     const auto plain = [](char c) { return isalnum((unsigned char)c) || strchr("_-+=./:,@%", c) != nullptr; };
     if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) return word;
@@ -195,19 +195,19 @@ inline std::string shell_word(const std::string& word) {
     return quoted + "'";
 }
 
-// Bytes of text before the character that is not whole at its end, if there is one.
+// Length of the text in bytes without the incomplete character at its end, if there is one.
 inline size_t whole_characters(const std::string& text) {
     for (size_t back = 1; back <= std::min<size_t>(3, text.size()); back++) {
         const unsigned char c = (unsigned char)text[text.size() - back];
-        if ((c & 0xc0) == 0x80) continue;  // not the first of its character
+        if ((c & 0xc0) == 0x80) continue;  // a continuation byte
         const size_t length = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : c >= 0xc0 ? 2 : 1;
         return text.size() - (length > back ? back : 0);
     }
     return text.size();
 }
 
-// Text that comes in pieces, which may end within a character, as tokens do. A terminal gets what is safe to show, as soon as a
-// character is whole; a file or pipe gets the bytes as they are.
+// Text that arrives in pieces which may end within a character, as tokens do. A terminal gets safe text as soon as a character
+// is complete; a file or pipe gets the bytes unchanged.
 class TextOutput {
 public:
     explicit TextOutput(FILE* f) : f_(f), terminal_(isatty(fileno(f)) && launcher_has_terminal(fileno(f))) {}
@@ -260,7 +260,7 @@ inline std::string pad_left(const std::string& s, int width) {
     return std::string(std::max(0, width - display_width(s)), ' ') + s;
 }
 
-// A line of text cut to so many columns.
+// A line of text cut to this many columns.
 inline std::string cut_text(const std::string& text, int width) {
     if (display_width(text) <= width) return text;
     std::string out;
@@ -274,8 +274,8 @@ inline std::string cut_text(const std::string& text, int width) {
 }
 
 // ---- lines -----------------------------------------------------------------------------------------------------------------
-// The last line of a terminal, rewritten in place until it is kept or cleared. There is at most one in the process: others'
-// lines clear it first, so that they begin at the left. Any thread may call.
+// The last line of a terminal, rewritten in place until it is kept or cleared. The process has at most one: other output clears
+// it first, so that it begins at the left. Any thread may call.
 class StatusLine {
 public:
     explicit StatusLine(FILE* f) : f_(f) {}
@@ -314,8 +314,8 @@ private:
     FILE* f_;
 };
 
-// A line for people, on a terminal wrapped at words; what it quotes may be anyone's: a file name, a tensor's name, a model's
-// text.
+// A line for people, wrapped at words on a terminal. It may quote untrusted text: a file name, a tensor's name, a model's
+// output.
 inline void print_line(FILE* f, const std::string& line) {
     std::string text = printable(line);
     if (is_terminal(f)) {
@@ -327,7 +327,7 @@ inline void print_line(FILE* f, const std::string& line) {
     fputs((text + "\n").c_str(), f), fflush(f);
 }
 
-// The same from a signal handler, of pieces and of what POSIX allows there: one write(2), or the lines of two ranks mix.
+// print_line for signal handlers, where POSIX allows little: one write(2) of all pieces, so that lines of two ranks do not mix.
 inline void print_in_signal_handler(std::initializer_list<const char*> pieces) {
     char line[4096];
     size_t length = 0;
@@ -339,9 +339,9 @@ inline void print_in_signal_handler(std::initializer_list<const char*> pieces) {
 }
 
 // ---- tables ----------------------------------------------------------------------------------------------------------------
-// Sections of rows `label  value  note`. Labels align over the whole table; values are left-aligned and wrapped, or, in a
-// section of amounts, right-aligned so that their notes line up. For programs, the same as JSON: an object per section, named
-// by its title's first word, of the rows' values; exact() says what stands there instead of a row's text.
+// Sections of rows `label  value  note`. Labels align over the whole table; values are left-aligned and wrapped, or
+// right-aligned in a section of amounts. The JSON form for programs has one object per section, named by the first word of its
+// title, with the rows' values; exact() replaces a row's text there.
 class Table {
 public:
     enum class Values { text, amounts };
@@ -372,7 +372,7 @@ public:
         return all;
     }
 
-    // No line is longer than `width`, as far as there are spaces to break it at.
+    // Lines are at most `width` columns wide, as far as there are spaces to break them at.
     std::string str(const Paint& paint, int width) const {
         int label_width = 0;  // a label that takes half of the line stands alone above its value
         for (const Section& s : sections_)
@@ -408,7 +408,7 @@ public:
     }
 
 private:
-    // "gradients (fp32)" is gradients_fp32 for programs.
+    // The JSON key of a label: "gradients (fp32)" becomes gradients_fp32.
     static std::string key_of(const std::string& label) {
         std::string key;
         for (const char c : label)
@@ -419,7 +419,7 @@ private:
     }
     struct Row {
         std::string label, value, note;
-        nlohmann::ordered_json exact;  // null: the value
+        nlohmann::ordered_json exact;  // null: JSON gets `value`
     };
     struct Section {
         std::string title;
@@ -430,8 +430,8 @@ private:
     std::vector<Section> sections_;
 };
 
-// At the end of a command: fails if not all that it printed could be written, as where the disk is full. A reader that left
-// early, as head does, has what it wanted.
+// At the end of a command: fails if part of its output could not be written, as on a full disk. A reader that closed the pipe
+// early, as head does, has what it wanted and is no error.
 inline void check_output() {
     const bool failed = fflush(stdout) != 0 || ferror(stdout);
     struct pollfd out = {STDOUT_FILENO, POLLOUT, 0};
@@ -439,13 +439,13 @@ inline void check_output() {
     fail("standard output could not be written: what was printed is not complete; HINT: is the disk full?");
 }
 
-// The one thing on standard output where --json is given.
+// The only output to standard output where --json is given.
 inline void print_json(const nlohmann::ordered_json& j) { puts(json_text(j, 2).c_str()); }
 
 // ---- progress --------------------------------------------------------------------------------------------------------------
-// Progress of one long job: on a terminal one line that rewrites itself at most ten times a second; elsewhere a plain line now
-// and then (short jobs give none). finish() leaves one line of summary. A job that fails leaves its line and a newline behind,
-// so that the error starts on a line of its own. The unit "B" counts bytes. To be called by one thread.
+// Progress of one long job. On a terminal it is one line, rewritten at most ten times a second; elsewhere a plain line now and
+// then (none for short jobs). finish() leaves a one-line summary. A job that fails leaves its line and a newline, so that the
+// error begins a line. The unit "B" counts bytes. For one thread only.
 class Progress {
 public:
     // total = 0: not known
@@ -470,7 +470,7 @@ public:
             if (drawn_ && since < 0.1) return;
             draw(now - start_), drawn_ = true;
         } else {
-            // a tenth of the way, or a minute; never twice in ten seconds
+            // at every tenth of the total or every minute, but never twice in ten seconds
             const bool tenth = total_ > 0 && done - shown_ >= total_ / 10;
             if (since < 10 || (!tenth && since < 60)) return;
             fprintf(out_, "%s: %s\n", label_.c_str(), plain(now - start_).c_str());
@@ -529,15 +529,15 @@ private:
     double start_, shown_at_;
 };
 
-// What goes on while nothing else is said, such as loading a model: on a terminal a line that goes away, with the seconds so far;
-// elsewhere a plain line after a second, and one more each minute. What is over soon says nothing.
-class Stage {
+// Names the current phase of the work, such as loading a model. On a terminal: one line with the elapsed seconds, removed at
+// the end; elsewhere: a plain line after one second and then one a minute. A short phase prints nothing.
+class PhaseStatus {
 public:
     // patience: seconds before the first line
-    explicit Stage(FILE* out = stderr, double patience = 1) : out_(out), patience_(patience), line_(out) {}
-    Stage(const Stage&) = delete;
-    Stage& operator=(const Stage&) = delete;
-    ~Stage() {
+    explicit PhaseStatus(FILE* out = stderr, double patience = 1) : out_(out), patience_(patience), line_(out) {}
+    PhaseStatus(const PhaseStatus&) = delete;
+    PhaseStatus& operator=(const PhaseStatus&) = delete;
+    ~PhaseStatus() {
         set("", true);
         if (ticker_.joinable()) ticker_.join();
     }
@@ -583,7 +583,7 @@ private:
     double patience_;
     bool terminal_ = is_terminal(out_);
     StatusLine line_;
-    std::mutex mutex_;  // of what follows
+    std::mutex mutex_;  // guards all members below
     std::condition_variable changed_;
     std::string what_;
     bool over_ = false;

@@ -1,8 +1,8 @@
 // Storage and accumulation types, fixed when the program is built (PRECISION=bf16|fp32; the tests also build fp64).
 //   floatX  storage of parameters and activations: bf16 | float | double
-//   real    everything that accumulates: gradients, norms, softmax, losses, statistics, optimizer state: float
-//           (double in the fp64 build, which exists so that finite differences can be taken)
-// bf16 is our own, so that one behaviour holds in every build: round to nearest even, NaN becomes 0x7fff (as CUDA's).
+//   real    everything that accumulates (gradients, norms, softmax, losses, statistics, optimizer state): float
+//           (double in the fp64 build, which exists for finite differences)
+// bf16 is our own type, so that all builds behave alike: round to nearest even, NaN becomes 0x7fff (as in CUDA).
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -27,13 +27,13 @@ struct bf16 {
 private:
     HD static uint16_t round(float x) {
 #ifdef __CUDA_ARCH__
-        uint16_t result;  // the same in one instruction
+        uint16_t result;  // the same rounding in one instruction
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(x));
         return result;
 #else
         uint32_t u;
         memcpy(&u, &x, 4);
-        // Adding 0x7fff plus the lowest kept bit rounds to nearest, ties to even; a carry moves into the exponent as it should.
+        // Adding 0x7fff plus the lowest kept bit rounds to nearest, ties to even; a carry into the exponent is correct.
         const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
         return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
 #endif
@@ -55,8 +55,8 @@ using real = float;
 inline constexpr const char* precision_name = "bf16";
 #endif
 
-// Training in bf16 keeps fp32 weights in two halves (weight_halves, math.h): the parameters are the upper ones, these the
-// lower. Where floatX accumulates, too, there are none, and pointers to them are null.
+// Training in bf16 keeps fp32 weights in two halves (WeightHalves, math.h): the parameters are the upper halves, these the
+// lower. Builds whose floatX is already the accumulation type have none, and pointers to them are null.
 using LowerHalf = uint16_t;
 inline constexpr bool has_lower_halves = sizeof(floatX) < sizeof(real);
 

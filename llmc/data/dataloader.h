@@ -1,25 +1,25 @@
-// From token datasets to batches, in exactly the order of Megatron-Core's GPT dataset, blend and sequential sampler, so that a
-// run here and a run there with the same data, sizes and seed see the same samples. Nothing is cached on disk: the indices are
-// made in memory at the start, and sample k is a function of the options and k alone, so that resuming needs only a number.
+// Makes batches from token datasets, in exactly the order of Megatron-Core's GPT dataset, blend and sequential sampler, so that
+// runs here and there with the same data, sizes and seed see the same samples. Nothing is cached on disk: the indices are built
+// in memory at the start, and sample k is a function of the options and k alone, so a resume needs only a number.
 //
 // Split     "969, 30, 1" cuts the documents, in order, at round(share * documents) into training, validation and test. Where
-//           that leaves training or validation less than one sample, the tokens are cut in these shares instead (Megatron has
-//           no answer then), and where they do not suffice for both, training has all of them.
+//           that leaves training or validation less than one sample, the tokens are cut in these shares instead (Megatron
+//           fails there), and where they do not suffice for both, training gets all of them.
 // Epochs    With n tokens per epoch and N samples wanted, E = the least number of epochs with E n >= N T + 1.
-// Documents E copies of the document numbers, shuffled together. If the last epoch would give less than 80% of an epoch's
-//           samples, it is kept apart: E-1 copies are shuffled, then one copy is shuffled and appended.
+// Documents E copies of the document indices, shuffled together. If the last epoch would give less than 80% of an epoch's
+//           samples, it is shuffled separately: E-1 copies are shuffled, then one copy is shuffled and appended.
 // Samples   Over the stream of documents in that order, sample s is tokens [s T, s T + T]: T inputs and the T tokens that
 //           follow each. Samples cross the ends of documents. There are (E n - 1) / T of them, in an order shuffled likewise
-//           (the last epoch's apart if it is apart). The document in which sample s begins is found by bisection in the running
-//           sum of lengths, which replaces Megatron's table with a row per sample.
+//           (those of a separate last epoch separately). The document in which sample s begins is found by binary search in
+//           the prefix sum of lengths, which replaces Megatron's table with a row per sample.
 // Random    One MT19937 with NumPy's RandomState rules: documents first, then samples.
 // Blend     Weights w are normalised; dataset j is asked for ceil(ceil(N w_j) 1.005) samples; sample i of the blend is the next
-//           one of the dataset with the largest w_j max(i, 1) - (samples taken from j), the first of equals.
-//           Without weights a dataset's weight is its number of samples in one epoch, and no dataset is repeated as long as all
+//           one of the dataset with the largest w_j max(i, 1) - (samples taken from j); ties go to the first.
+//           Without weights, a dataset's weight is its number of samples in one epoch; no dataset is repeated as long as all
 //           together suffice.
-// Masks     reset_position_ids: positions start at 0 after each end-of-document token (EOD). reset_attention_mask: a row
-//           sees no key before its document. eod_mask_loss: no loss where the input is EOD, that is for guessing how the next
-//           document begins. The target EOD is always trained.
+// Masks     reset_position_ids: positions restart at 0 after each end-of-document token (EOD). reset_attention_mask: a row
+//           sees no key before its document. eod_mask_loss: no loss where the input is EOD, which would train guessing how the
+//           next document begins. The target EOD is always trained.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -38,7 +38,7 @@
 
 struct Batch {
     std::vector<int> tokens;     // (B, T)
-    std::vector<int> targets;    // (B, T) the next token; -1: no loss here
+    std::vector<int> targets;    // (B, T) the next token; -1: masked
     std::vector<int> positions;  // (B, T)
     std::vector<int> doc_start;  // (B, T) the first key that a row sees; empty if attention is not reset at documents
     int B = 0, T = 0;
@@ -88,7 +88,7 @@ inline const char* split_name(DataSplit part) {
     return "whole";
 }
 
-// The sum in the order in which numpy.sum adds, so that normalised weights have Megatron's bits.
+// The sum in the order in which numpy.sum adds, so that normalised weights have the same bits as Megatron's.
 inline double numpy_sum(const double* x, size_t n) {
     if (n < 8) return std::accumulate(x, x + n, 0.0);
     if (n > 128) {
@@ -110,14 +110,14 @@ inline std::vector<double> normalized(std::vector<double> weights) {
     return weights;
 }
 
-// The number in `s`, all of it; NaN if it is none.
+// The number that `s` spells as a whole; NaN if it does not.
 inline double parse_number(const std::string& s) {
     char* end = nullptr;
     const double x = s.empty() ? NAN : strtod(s.c_str(), &end);
     return !s.empty() && *end == '\0' ? x : NAN;
 }
 
-// Which of n documents (or tokens), [first, second), belong to a part of "969, 30, 1".
+// The range [first, second) of n documents (or tokens) that belongs to one part of "969, 30, 1".
 inline std::pair<int64_t, int64_t> split_range(const std::string& split, DataSplit part, int64_t n) {
     if (part == DataSplit::whole) return {0, n};
     std::vector<double> shares;
@@ -145,10 +145,10 @@ inline std::pair<int64_t, int64_t> split_range(const std::string& split, DataSpl
 
 inline bool has_share(const std::string& split, DataSplit part) { return split_range(split, part, 1 << 30).second > 0; }
 
-// Documents [begin, end) of a data set. The first may lack tokens at its start, the last at its end.
+// Documents [begin, end) of a dataset. The first may lack tokens at its start, the last at its end.
 struct DocumentRange {
     int64_t begin = 0, end = 0;
-    int64_t skipped = 0, cut = 0;  // tokens that the first and the last one lack
+    int64_t skipped = 0, cut = 0;  // tokens left out of the first and of the last document
 
     bool empty() const { return begin == end; }
     int64_t first_token(int64_t d) const { return d == begin ? skipped : 0; }
@@ -162,7 +162,7 @@ struct DocumentRange {
     }
 };
 
-// Tokens [first, last) of all, as documents.
+// Tokens [first, last) of the dataset, as a range of documents.
 inline DocumentRange part_of_tokens(const TokenDataset& data, int64_t first, int64_t last) {
     DocumentRange p;
     if (first == last) return p;
@@ -175,13 +175,13 @@ inline DocumentRange part_of_tokens(const TokenDataset& data, int64_t first, int
     return p;
 }
 
-// Where training, validation and test lie in a data set, and what is to be said of it.
+// The documents for training, validation and test in a dataset, and a note about how they were cut.
 struct SplitParts {
     DocumentRange parts[3];
     std::string note;
 };
 
-// For samples of T+1 tokens. validates: validation is wanted, if the split gives it a share.
+// For samples of T+1 tokens. validates: validation data is wanted, if the split gives it a share.
 inline SplitParts split_data(const TokenDataset& data, const std::string& split, int T, bool validates) {
     const auto documents = [&](DataSplit p) {
         const auto [begin, end] = split_range(split, p, data.n_documents());
@@ -220,17 +220,17 @@ inline SplitParts split_data(const TokenDataset& data, const std::string& split,
 }
 
 // ---- the order of one dataset's samples ------------------------------------------------------------------------------------
-// How often a data set is read: with the seed and the data, all that its order depends on.
+// How often a dataset is read. With the seed and the data, this determines the order of its samples.
 struct Epochs {
     int64_t n = 1;
-    bool last_apart = false;  // the last one is shuffled apart
+    bool last_apart = false;  // the last epoch is shuffled separately
     bool operator==(const Epochs& e) const { return n == e.n && last_apart == e.last_apart; }
     std::string text() const {
         return format("%lld epoch%s", (long long)n, last_apart ? "s, the last apart" : n > 1 ? "s" : "");
     }
 };
 
-// Of `tokens` tokens, for n_wanted samples of T+1 (0: one epoch).
+// Epochs over `tokens` tokens that give n_wanted samples of T+1 (0: one epoch).
 inline Epochs epochs_for(int64_t tokens, int T, int64_t n_wanted, const std::string& name) {
     if (n_wanted > (INT64_MAX - tokens) / T) fail("%s: %lld samples are too many", name.c_str(), (long long)n_wanted);
     Epochs e;
@@ -264,7 +264,7 @@ public:
     int64_t n_epochs() const { return n_epochs_; }
     int64_t tokens_per_epoch() const { return tokens_per_epoch_; }
 
-    // Where the stream is read: entry e of the order of documents, and a token of what is read of that document.
+    // A position in the stream: entry e of the document order, and an offset into the part of that document that is read.
     struct Place {
         int64_t entry, token;
     };
@@ -315,7 +315,7 @@ private:
 };
 
 // ---- blending --------------------------------------------------------------------------------------------------------------
-// What --data-path says: PATH ..., or WEIGHT PATH WEIGHT PATH ...
+// The value of --data-path: PATH ..., or WEIGHT PATH WEIGHT PATH ...
 struct Blend {
     std::vector<std::string> paths;
     std::vector<double> weights;  // empty: by size
@@ -348,8 +348,8 @@ inline Blend parse_data_path(const std::vector<std::string>& words) {
     return blend;
 }
 
-// Sample i of the blend is sample `index` of dataset `dataset`; available[j] samples are there. Greedy: always the dataset that
-// lags most behind its share.
+// Sample i of the blend is sample `index` of dataset `dataset`; dataset j has available[j] samples. Greedy: each sample comes
+// from the dataset that lags most behind its share.
 struct BlendEntry {
     uint32_t dataset, index;
 };
@@ -363,8 +363,8 @@ inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights,
         size_t best = 0;
         double most = -INFINITY;
         for (size_t j = 0; j < weights.size(); j++) {
-            // Rounded before the subtraction (volatile: no fused multiply-add), as Megatron's is: lags are often equal but for
-            // this.
+            // Rounded before the subtraction, as Megatron does (volatile: no fused multiply-add): lags often differ only by
+            // this rounding.
             const volatile double due = weights[j] * i_or_1;
             const double lag = due - (double)taken[j];
             if (lag > most && taken[j] < available[j]) most = lag, best = j;
@@ -378,31 +378,31 @@ inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights,
 struct DataOptions {
     Blend blend;
     std::string split = "969, 30, 1";
-    DataSplit part = DataSplit::train;  // whole: all documents, whatever split says
-    bool validates = true;              // part of the data is wanted for validation
+    DataSplit part = DataSplit::train;  // whole: all documents, regardless of split
+    bool validates = true;              // the run needs validation data
     int T = 0;
     uint32_t seed = 1234;
     int64_t n_samples = 0;  // how many will be read; 0: one pass over the data, each sample once, whatever the weights
     bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
     int eod = -1;                 // needed by the three above
-    int vocab_size = 0;           // larger tokens are refused when they are read; 0: any
-    TokenizerIdentity tokenizer;  // the run's; if it is not known, that of the first data set of which it is
+    int vocab_size = 0;           // larger tokens are refused when read; 0: not checked
+    TokenizerIdentity tokenizer;  // the run's, or else that of the first dataset where it is known
 };
 
-// One line of the start-up table.
+// One row of the start-up table.
 struct DataSummary {
     std::string name;
-    std::string note;           // on how it was split, if that is worth saying
-    double share;               // of the samples
+    std::string note;           // how it was split, if that is noteworthy
+    double share;               // fraction of all samples
     int64_t documents, tokens;  // in this part of the split
-    int64_t samples;            // that will be read
-    double epochs;              // passes over the tokens that they make
+    int64_t samples;            // to be read
+    double epochs;              // passes over the tokens
 };
 
 class DataLoader {
 public:
     explicit DataLoader(const DataOptions& options) : DataLoader(options, open_all(options.blend.paths)) {}
-    // Of data that is open, instead of what the options' paths name.
+    // Reads datasets that are already open, instead of the paths in options.
     DataLoader(const DataOptions& options, std::vector<TokenDataset> data) : o_(options) {
         CHECK(o_.T > 0 && o_.n_samples >= 0, "T %d, %lld samples", o_.T, (long long)o_.n_samples);
         if (o_.eod < 0 && (o_.reset_position_ids || o_.reset_attention_mask || o_.eod_mask_loss))
@@ -428,13 +428,13 @@ public:
         return (int64_t)std::accumulate(one_epoch.begin(), one_epoch.end(), 0.0);
     }
     const TokenizerIdentity& tokenizer() const { return o_.tokenizer; }
-    // Whether the split could not be Megatron's, by documents.
+    // Whether the split was by tokens, unlike Megatron's, because a split by documents was not possible.
     bool split_by_tokens() const {
         return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return !s.note.empty(); });
     }
     int T() const { return o_.T; }
 
-    // What each data set is called in logs: the last part of its path where these differ, else the path.
+    // The name of each dataset in logs: the last component of its path where these differ, else the path.
     std::vector<std::string> set_names() const {
         std::vector<std::string> paths, names;
         for (const Source& s : sources_) {
@@ -445,14 +445,14 @@ public:
         std::sort(sorted.begin(), sorted.end());
         return std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end() ? names : paths;
     }
-    // The samples [first, first + n) of each data set, in their order.
+    // The samples [first, first + n), grouped by dataset, in their order.
     std::vector<std::vector<int64_t>> samples_by_set(int64_t first, int64_t n) const {
         std::vector<std::vector<int64_t>> samples(sources_.size());
         for (int64_t i = first; i < first + n; i++) samples[locate(i).dataset].push_back(i);
         return samples;
     }
 
-    // Samples [first, first + B). Safe to call from several threads.
+    // Reads samples [first, first + B). Thread-safe.
     void fetch(int64_t first, int B, Batch& out) const {
         std::vector<int64_t> samples((size_t)B);
         std::iota(samples.begin(), samples.end(), first);
@@ -474,7 +474,7 @@ public:
         }
     }
 
-    // Targets with loss in the samples [first, first + n).
+    // Unmasked targets in the samples [first, first + n).
     int64_t unmasked(int64_t first, int64_t n) const {
         int64_t count = n * o_.T;
         if (!o_.eod_mask_loss) return count;
@@ -486,8 +486,8 @@ public:
         return count;
     }
 
-    // Why samples that were planned to be n came in another order than these; empty: they did not. Megatron's order depends on
-    // how often each data set is read for all of the run, so that a run that is made longer may get another one.
+    // Why the order of the samples differs from that of a run planned for n samples; empty if it does not. Megatron's order
+    // depends on how often each dataset is read over the whole run, so extending a run may change it.
     std::string order_problem(int64_t n) const {
         const std::vector<Epochs> before = epochs(n), now = epochs(o_.n_samples);
         for (size_t j = 0; j < sources_.size(); j++) {
@@ -524,7 +524,7 @@ private:
     struct Source {
         TokenDataset data;
         DocumentRange part;
-        int64_t tokens;  // in it
+        int64_t tokens;  // in this part of the split
         std::string note;
     };
 
@@ -546,14 +546,14 @@ private:
             origin_ending);
     }
 
-    // Shards without weights are one stream of tokens.
+    // Adds a dataset; shards without weights are joined into one stream of tokens.
     void add(TokenDataset data) {
         if (o_.blend.weights.empty() && !sources_.empty() && data.is_shards() && sources_.back().data.is_shards())
             sources_.back().data.append_shards(std::move(data));
         else sources_.push_back({std::move(data), {}, 0, ""});
     }
 
-    // Picks the part of the split in every source. One that cannot give a sample is refused; one that has too few tokens for
+    // Selects this part of the split in every source. A source that gives no sample is refused; one with too few tokens for
     // training and validation is left out of validation.
     void take_split() {
         for (Source& s : sources_) {
@@ -592,7 +592,7 @@ private:
     // The sources' parts of n samples. Megatron normalises given weights twice; the second time can change the last bit.
     std::vector<double> shares(int64_t n) const { return normalized(weighted(n) ? o_.blend.weights : samples_of_one_epoch()); }
 
-    // What each source is asked for, for n samples in all (0: one epoch).
+    // The number of samples to plan from each source, for n samples in all (0: one epoch).
     std::vector<int64_t> samples_wanted(int64_t n) const {
         if (single()) return {n};
         const std::vector<double> one_epoch = samples_of_one_epoch(), share = shares(n);
@@ -618,7 +618,7 @@ private:
         blend_ = blend_samples(weighted(o_.n_samples) ? normalized(share) : share, available, n_samples_);
     }
 
-    // The dataset of a sample, and its number there.
+    // The dataset of a sample and the sample's index there.
     BlendEntry locate(int64_t sample) const {
         if (sample < 0 || sample >= n_samples_)
             fail(
@@ -633,7 +633,7 @@ private:
 
     void check_tokens(int64_t sample, const std::vector<int>& text) const {
         const unsigned limit = o_.vocab_size > 0 ? (unsigned)o_.vocab_size : (unsigned)INT_MAX;
-        unsigned largest = 0;  // negative ones are larger still
+        unsigned largest = 0;  // unsigned: a negative token counts as larger than any
         for (const int token : text) largest = std::max(largest, (unsigned)token);
         if (largest < limit) return;
         const size_t i =
@@ -650,7 +650,7 @@ private:
     // Positions, masked targets and the start of each token's document, for the T tokens at `row`.
     void mask(Batch& out, size_t row) const {
         const int* tokens = out.tokens.data() + row;
-        int start = 0;  // of the current document
+        int start = 0;  // first token of the current document
         for (int t = 0; t < o_.T; t++) {
             const bool ends = o_.eod >= 0 && tokens[t] == o_.eod;
             out.positions[row + t] = o_.reset_position_ids ? t - start : t;

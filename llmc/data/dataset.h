@@ -1,5 +1,5 @@
 // Tokenised text on disk: sequences of tokens ("documents"), mapped into memory and read in place.
-//   TokenDataset          reads either format below, told apart by magic number and by what lies beside it
+//   TokenDataset          reads either format below, told apart by magic number and by which files exist
 //   TokenDatasetWriter    writes Megatron's, and PREFIX.meta.json beside it (see tokenizer_identity.h)
 //
 // Megatron's indexed dataset, PREFIX.bin and PREFIX.idx, little endian:
@@ -7,13 +7,13 @@
 //   .idx  "MMIDIDX\0\0" (9 bytes) | u64 version = 1 | u8 type | u64 S | u64 D | i32 lengths[S] | i64 byte offsets in .bin [S]
 //         | i64 doc_idx[D], the sequences at which documents begin, and S at the end | optional: i8 mode[S]
 //   type  1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32, 8 u16; tokens are u16 if the vocabulary is below 65500, else i32.
-//   A GPT corpus has one sequence per document. Like Megatron's GPT dataset, the reader takes every sequence as a document.
+//   A GPT corpus has one sequence per document. Like Megatron's GPT dataset, the reader treats every sequence as a document.
 // llm.c's shards: 256 x i32 {magic, version, number of tokens, 0 ...}, then the tokens.
-//   magic 20240520, version 1: u16 (GPT-2); magic 20240801, version 7: u32 (Llama 3). Documents inside are separated by a token
-//   (GPT-2: 50256); the shard as a whole is what is called a document here.
+//   magic 20240520, version 1: u16 (GPT-2); magic 20240801, version 7: u32 (Llama 3). Documents in a shard are separated by a
+//   token (GPT-2: 50256); here the whole shard counts as one document.
 //
 // Every count and offset is checked against the sizes of the files before it is used, so that a truncated, foreign or hostile
-// file gives an Error that names it. Numbers are loaded with memcpy: in the .idx none is aligned.
+// file gives an Error that names it. Numbers are loaded with memcpy, as those in the .idx are not aligned.
 #pragma once
 #include <glob.h>
 
@@ -39,7 +39,7 @@ T load_number(const char* p) {
     return value;
 }
 
-// Megatron's codes; u32 exists in llm.c's shards only.
+// Megatron's type codes, and u32, which only llm.c's shards have.
 enum class TokenType : uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, u16 = 8, u32 = 255 };
 
 inline size_t bytes_per_token(TokenType type) {
@@ -56,10 +56,10 @@ inline size_t bytes_per_token(TokenType type) {
         case TokenType::i64:
             return 8;
     }
-    return 0;  // no type of tokens
+    return 0;  // not a type of tokens
 }
 
-// out[i] = stored[i] as int. What does not fit becomes -1 or INT_MAX, neither of which is a token of any vocabulary.
+// out[i] = stored[i] as int. Numbers outside int become -1 or INT_MAX, which are tokens of no vocabulary.
 template <class Stored>
 void widen_tokens(const char* stored, size_t n, int* out) {
     for (size_t i = 0; i < n; i++) {
@@ -91,7 +91,7 @@ inline void read_tokens(TokenType type, const char* stored, size_t n, int* out) 
 constexpr char megatron_magic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
 constexpr size_t megatron_header_bytes = 9 + 8 + 1 + 8 + 8;
 
-// A checked .idx: type, and where sequence i lies in the .bin.
+// A checked .idx: the token type, and where sequence i lies in the .bin.
 class MegatronIndex {
 public:
     // bin_path and bin_bytes: the file that the sequences must lie in.
@@ -132,18 +132,18 @@ private:
         if (sequences_fit) left -= 12 * n_;
         if (!sequences_fit || n_documents_ > left / 8)
             fail(
-                "%s is cut off or damaged: its header tells of %llu sequences and %llu document borders, which do not fit into "
+                "%s is cut off or damaged: its header declares %llu sequences and %llu document borders, which do not fit into "
                 "its %zu bytes;"
                 " HINT: copy or prepare it again",
                 path, (unsigned long long)n_, (unsigned long long)n_documents_, size);
         left -= 8 * n_documents_;
         if (left != 0 && left != n_)
-            fail("%s has %zu bytes more than its header tells of; HINT: copy or prepare it again", path, left);
+            fail("%s has %zu bytes more than its header declares; HINT: copy or prepare it again", path, left);
         lengths_ = p + megatron_header_bytes;
         offsets_ = lengths_ + 4 * n_;
     }
 
-    // Sequences lie in order, none over another, all inside the .bin, and they end where it ends.
+    // Sequences must lie in order without overlap, all inside the .bin, and end where it ends.
     void check_sequences(const std::string& bin_path, size_t bin_bytes) {
         const uint64_t width = bytes_per_token(type_);
         const auto end = [&](int64_t i) { return offset(i) + width * (uint64_t)(int64_t)length(i); };
@@ -198,7 +198,7 @@ inline bool has_shard_magic(const MappedFile& file) {
     return magic == 20240520 || magic == 20240801;
 }
 
-// Type and number of tokens of a checked shard.
+// Checks a shard's header; returns its type and number of tokens.
 inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
     const char* path = file.path().c_str();
     if (!has_shard_magic(file)) fail("%s is not a llm.c token shard (magic number 20240520 or 20240801)", path);
@@ -211,14 +211,14 @@ inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
     const TokenType type = wide ? TokenType::u32 : TokenType::u16;
     const size_t in_file = (file.size() - shard_header_bytes) / bytes_per_token(type);
     if (n < 0 || (size_t)n != in_file || file.size() != shard_header_bytes + in_file * bytes_per_token(type))
-        fail("%s is cut off or damaged: its header tells of %d tokens, the file has room for %zu", path, n, in_file);
+        fail("%s is cut off or damaged: its header declares %d tokens, the file has room for %zu", path, n, in_file);
     return {type, n};
 }
 
 // ---- either format ---------------------------------------------------------------------------------------------------------
 class TokenDataset {
 public:
-    // A dataset from the path that a user gives: a prefix (x for x.bin and x.idx), x.bin or x.idx, a shard, or a pattern of
+    // Opens the dataset that a user's path names: a prefix (x for x.bin and x.idx), x.bin or x.idx, a shard, or a pattern of
     // shards.
     static TokenDataset open(const std::string& path) {
         TokenDataset d;
@@ -237,7 +237,7 @@ public:
         return d;
     }
 
-    // `other`, a dataset of shards as this is, goes on where this one ends.
+    // Appends `other`, a dataset of shards like this one, to the stream.
     void append_shards(TokenDataset other) {
         CHECK(is_shards() && other.is_shards(), "appending %s to %s", other.name_.c_str(), name_.c_str());
         if (n_documents() > 0 && other.n_documents() > 0 && other.files_[0].type != files_[0].type)
@@ -253,7 +253,7 @@ public:
     int64_t n_tokens() const { return n_tokens_; }
     int length(int64_t document) const { return index_ ? index_->length(document) : files_[document].n_tokens; }
 
-    // Tokens [first, first + n) of a document. What no int can hold comes as -1 or INT_MAX.
+    // Reads tokens [first, first + n) of a document. Numbers outside int become -1 or INT_MAX.
     void read(int64_t document, int64_t first, int64_t n, int* out) const {
         CHECK(document >= 0 && document < n_documents() && first >= 0 && n >= 0 && first + n <= length(document),
               "%s: tokens [%lld, %lld) of document %lld", name_.c_str(), (long long)first, (long long)(first + n),
@@ -263,10 +263,10 @@ public:
         read_tokens(file.type, file.map.data() + start + first * bytes_per_token(file.type), n, out);
     }
 
-    // The tokenizer that made it, as far as that is known.
+    // The tokenizer that made the data, as far as known.
     const TokenizerIdentity& tokenizer() const { return tokenizer_; }
 
-    // Where a token lies, for messages.
+    // The position of a token, for messages.
     std::string describe_position(int64_t document, int64_t token) const {
         if (!index_) return format("%s, token %lld", files_[document].map.path().c_str(), (long long)token);
         return format("%s, token %lld of document %lld", files_[0].map.path().c_str(), (long long)token, (long long)document);
@@ -276,7 +276,7 @@ private:
     struct File {
         MappedFile map;
         TokenType type;
-        int n_tokens;  // of a shard
+        int n_tokens;  // in a shard
     };
 
     static bool is_file(const std::string& path) {
@@ -302,7 +302,7 @@ private:
         const DataOrigin origin = read_origin(file);
         if (origin.documents != n_documents() || origin.tokens != n_tokens())
             fail(
-                "%s belongs to other data: it tells of %lld documents and %lld tokens, %s.idx of %lld and %lld; HINT: prepare "
+                "%s belongs to other data: it describes %lld documents and %lld tokens, %s.idx of %lld and %lld; HINT: prepare "
                 "again, or remove it if another program made the data",
                 file.c_str(), (long long)origin.documents, (long long)origin.tokens, prefix.c_str(), (long long)n_documents(),
                 (long long)n_tokens());
@@ -341,16 +341,16 @@ private:
     }
 
     std::string name_;
-    std::unique_ptr<MegatronIndex> index_;  // null: shards
+    std::unique_ptr<MegatronIndex> index_;  // null for shards
     std::vector<File> files_;               // the .bin, or the shards
     int64_t n_tokens_ = 0;
     TokenizerIdentity tokenizer_;
 };
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
-// PREFIX.bin and PREFIX.idx, byte for byte as Megatron's preprocess_data.py writes them (a sequence is a document), and, if the
-// tokenizer is known, PREFIX.meta.json. Lengths are kept in the file, not in memory. Nothing has its final name before
-// commit(), and then the .idx comes last: a dataset whose .idx is there is complete.
+// Writes PREFIX.bin and PREFIX.idx, byte for byte as Megatron's preprocess_data.py does (a sequence is a document), and, if the
+// tokenizer is known, PREFIX.meta.json. Lengths are kept in the file, not in memory. Files get their final names in commit(),
+// the .idx last: a dataset whose .idx exists is complete.
 class TokenDatasetWriter {
 public:
     TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer)
@@ -367,10 +367,10 @@ public:
         const char header[megatron_header_bytes] = {};  // written by commit()
         idx_.write(header, sizeof header);
     }
-    // Of tokens of which nobody knows who made them.
+    // Without a known tokenizer.
     TokenDatasetWriter(const std::string& prefix, int vocab_size) : TokenDatasetWriter(prefix, {"", "", vocab_size}) {}
 
-    // More tokens of the current document.
+    // Appends tokens to the current document.
     void add(const int* tokens, size_t n) {
         for (size_t i = 0; i < n; i++)
             CHECK(tokens[i] >= 0 && tokens[i] < tokenizer_.vocab_size, "token %d in a vocabulary of %d", tokens[i],
@@ -409,7 +409,7 @@ public:
         bin_.sync();
         idx_.sync();
         if (origin_) origin_->sync();
-        unlink(idx_path_.c_str());  // an older index must not meet the new tokens
+        unlink(idx_path_.c_str());  // an old index must not be paired with the new tokens
         unlink(origin_path_.c_str());
         bin_.commit();
         try {
@@ -423,7 +423,7 @@ public:
     }
 
 private:
-    // The offsets are the running sum of the lengths, which are read back a block at a time.
+    // Offsets are the prefix sums of the lengths, which are read back a block at a time.
     void write_offsets() {
         std::vector<int32_t> lengths;
         int64_t offset = 0;

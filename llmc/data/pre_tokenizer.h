@@ -1,5 +1,5 @@
-// Pre-tokenisation: regular expressions cut text into pieces, which tokens never cross (tokenizer.h). Hugging Face's tokenizers
-// match with Oniguruma, we with PCRE2; pcre2_pattern says the one's patterns in the other's words.
+// Pre-tokenisation: regular expressions split text into pieces, which tokens never cross (tokenizer.h). Hugging Face's
+// tokenizers match with Oniguruma, this program with PCRE2; pcre2_pattern() translates the patterns.
 #pragma once
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -32,7 +32,7 @@ inline size_t valid_utf8_length(const unsigned char* s, size_t n) {
 }
 
 // ---- pre-tokenisation ------------------------------------------------------------------------------------------------------
-// Named patterns; "bloom" is the nested class of published files written flat.
+// Patterns by name; "bloom" is the nested class of the published files, written flat.
 inline std::string pretokenizer_pattern(const std::string& name) {
     if (name == "gpt2") return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
     if (name == "llama3")
@@ -42,14 +42,14 @@ inline std::string pretokenizer_pattern(const std::string& name) {
 }
 inline constexpr const char* bloom_pattern_in_files = " ?[^(\\s|[.,!?…。，、।۔،])]+";
 
-// The pattern of Oniguruma, in whose words tokenizer.json files are written, in PCRE2's. Where the two differ:
+// Translates an Oniguruma pattern, as tokenizer.json files hold it, to PCRE2. Where the two differ:
 //   \s \w \b [[:alpha:]] \p{Han}   other characters
-//   ^ $                            ends of lines (PCRE2_MULTILINE)
+//   ^ $                            match at ends of lines (PCRE2_MULTILINE)
 //   a{1,3}+  a{2}?                 repeated again, optional; in PCRE2 possessive, lazy
 //   [a[bc]]                        a class within a class
 //   (?m)                           the dot matches a newline: (?s)
-//   (?i:ss)                        several letters that equal another one
-// What cannot be said in PCRE2 is refused.
+//   (?i:ss)                        several letters that match a single one
+// What PCRE2 cannot express is refused.
 class PatternTranslator {
 public:
     explicit PatternTranslator(const std::string& pattern) : in_(pattern) {}
@@ -95,7 +95,7 @@ private:
         }
     }
 
-    // Of {n}, {n,}, {,m} or {n,m}; anything else in braces is text.
+    // The length of {n}, {n,}, {,m} or {n,m}; 0 for other text in braces.
     size_t interval_length() const {
         size_t n = 1;
         while (isdigit((unsigned char)next(n))) n++;
@@ -114,7 +114,7 @@ private:
         if (repeated_) out_.insert(atom_, "(?:"), out_ += ")";
         if (q.compare(0, 2, "{,") == 0) q.insert(1, "0");
         out_ += q, repeated_ = true;
-        if (next(0) == '?' && interval && q.find(',') == std::string::npos) return;  // comes as a quantifier of its own
+        if (next(0) == '?' && interval && q.find(',') == std::string::npos) return;  // handled as a quantifier of its own
         if (next(0) == '?' || (next(0) == '+' && !interval)) out_ += in_[i_++];
     }
 
@@ -130,7 +130,7 @@ private:
                 out_ += kind, i_ += strlen(kind);
                 return;
             }
-        if (at("(?<")) {  // the name of a group is of no use without references to it
+        if (at("(?<")) {  // group names are dropped: there are no references to them
             const size_t end = in_.find('>', i_);
             if (end == std::string::npos || !isalpha((unsigned char)next(3))) refuse("(?<");
             out_ += "(", i_ = end + 1;
@@ -142,13 +142,13 @@ private:
             options += next(n) == 'm' ? 's' : next(n);
             ignores_case_ |= next(n) == 'i';
         }
-        const bool whole = i_ == 0 && next(n) == ')';  // elsewhere it would hold for other alternatives than in PCRE2
+        const bool whole = i_ == 0 && next(n) == ')';  // elsewhere its scope would differ from PCRE2's
         if (options.empty() || (next(n) != ':' && !whole)) refuse(in_.substr(i_, 3));
         out_ += "(?" + options + next(n), i_ += n + 1;
         if (whole) open_.pop_back();
     }
 
-    // A class within a class is flattened: of a union, the brackets mean nothing.
+    // Flattens a class within a class: in a union, inner brackets change nothing.
     void character_class() {
         out_ += in_[i_++];
         if (next(0) == '^') out_ += in_[i_++];
@@ -212,7 +212,8 @@ private:
         refuse(same, in_class ? "within a class" : "");
     }
 
-    // General categories are called the same, but for their long names. PCRE2 gives scripts a wider meaning unless told not to.
+    // General categories have the same names in both, except the long ones. PCRE2 widens the meaning of scripts unless told not
+    // to.
     std::string property(char c) {
         const size_t end = in_.find('}', i_);
         if (next(2) != '{' || end == std::string::npos) refuse(in_.substr(i_, 2));
@@ -249,9 +250,9 @@ private:
     const std::string& in_;
     std::string out_;
     size_t i_ = 0;
-    size_t atom_ = none;        // where what the next quantifier repeats begins in out_
-    bool repeated_ = false;     // it has a quantifier already
-    std::vector<size_t> open_;  // groups that are not closed yet: where they begin in out_
+    size_t atom_ = none;        // start in out_ of the item that a quantifier would repeat
+    bool repeated_ = false;     // the item has a quantifier already
+    std::vector<size_t> open_;  // open groups: their start in out_
     bool ignores_case_ = false;
 };
 
@@ -267,24 +268,24 @@ inline std::string literal_pattern(const std::string& text) {
     return pattern;
 }
 
-// Cuts text into pieces: the matches of a pattern, and what lies between them.
+// Splits text into pieces: the matches of a pattern and the text between them.
 //
-// Patterns come from files, and some would go over a text for years. So the next match is first looked for nearby and in few
-// steps, which is all that a good pattern needs for almost every piece. Where that is not enough (a long piece, a long run of
-// spaces), the same pattern, compiled with a callout before each of its items, looks at the whole text and counts its steps:
-// those of all such pieces of a text are limited, to far more than a good pattern takes. Either way finds the same match.
+// Patterns come from files, and some would take years on a text. So the next match is first searched for nearby and in few
+// steps, which suffices for almost every piece if the pattern is good. Where it does not (a long piece, a long run of spaces),
+// the same pattern, compiled with a callout before each item, searches the whole text and counts its steps; their number per
+// text is limited, far above what a good pattern takes. Both searches find the same match.
 //
-// Behaviours, by Hugging Face's names: what becomes of the matches. isolated: pieces of their own. removed: left out.
-// contiguous: matches side by side are one piece. merged_with_previous, merged_with_next: joined to the text before or after.
+// Behaviours by Hugging Face's names, for the matches: isolated: pieces of their own. removed: dropped. contiguous: adjacent
+// matches form one piece. merged_with_previous, merged_with_next: joined to the text before or after.
 enum class SplitBehavior { isolated, removed, contiguous, merged_with_previous, merged_with_next };
 
 class Splitter {
 public:
-    // invert: the matches are what lies between the pattern's.
+    // invert: swaps matches and the text between them.
     explicit Splitter(const std::string& pattern, SplitBehavior behavior = SplitBehavior::isolated, bool invert = false)
         : pattern_(pattern), behavior_(behavior), invert_(invert), quick_(compile(0)), counting_(compile(PCRE2_AUTO_CALLOUT)) {}
 
-    // The limit of steps holds for a text as a whole.
+    // Resets the count of steps; the limit holds for a text as a whole.
     static void begin_text(size_t bytes) { memory().work = {0, 20000000 + 64 * (uint64_t)bytes, 0}; }
 
     // piece(string_view) for each piece of text, which is valid UTF-8.
@@ -295,12 +296,12 @@ public:
             return each_range(text, [&](std::string_view part, bool match) {
                 if (match == invert_) piece(part);
             });
-        std::vector<std::pair<std::string_view, bool>> parts;  // and whether each matches
+        std::vector<std::pair<std::string_view, bool>> parts;  // a part, and whether it matches
         each_range(text, [&](std::string_view part, bool match) { parts.push_back({part, match != invert_}); });
         const bool to_next = behavior_ == SplitBehavior::merged_with_next;
         if (to_next) std::reverse(parts.begin(), parts.end());
         std::vector<std::string_view> merged;
-        bool before = false;  // whether the part before is a match
+        bool before = false;  // whether the previous part is a match
         for (const auto& [part, match] : parts) {
             const bool joins = behavior_ == SplitBehavior::contiguous ? match == before : match && !before;
             before = match;
@@ -340,7 +341,7 @@ private:
         return {std::shared_ptr<pcre2_code>(code, pcre2_code_free), jit};
     }
 
-    // Steps over a text: items of the pattern that were tried, and characters that lie between where.
+    // The steps spent on a text: pattern items that were tried, and characters skipped between the tries.
     struct Work {
         uint64_t done, most;
         size_t at;
@@ -354,7 +355,7 @@ private:
     }
 
     static constexpr size_t nearby = 256;      // bytes
-    static constexpr uint32_t few_steps = 64;  // from each place where a match might begin
+    static constexpr uint32_t few_steps = 64;  // from each possible start of a match
     struct MatchMemory {
         Work work{};
         pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
@@ -377,10 +378,10 @@ private:
         return of_this_thread;
     }
 
-    // The first match from `done` on, in m.data; not negative if there is one.
+    // Finds the first match from `done` on, in m.data; returns a negative number if there is none.
     int find(std::string_view text, size_t done, MatchMemory& m) const {
         size_t end = std::min(text.size(), done + nearby);
-        while (end < text.size() && ((unsigned char)text[end] & 0xc0) == 0x80) end--;  // a character is not cut
+        while (end < text.size() && ((unsigned char)text[end] & 0xc0) == 0x80) end--;  // do not cut a character
         const bool all = end == text.size();
         // A match counts only if it does not depend on what comes after `end`.
         const int near = quick_.match(text.substr(0, end), done, all ? 0 : PCRE2_PARTIAL_HARD, m.data, m.quick);
@@ -401,12 +402,12 @@ private:
         return found;
     }
 
-    // each(part, whether the pattern matches it) for all of text in order.
+    // Calls each(part, whether the pattern matches it) for all parts of text in order.
     template <class F>
     void each_range(std::string_view text, F each) const {
         MatchMemory& m = memory();
         for (size_t done = 0; done < text.size();) {
-            const int found = find(text, done, m);  // may be 0: more groups than there is room for
+            const int found = find(text, done, m);  // 0 is a match, too: more groups than m.data holds
             const PCRE2_SIZE* range = pcre2_get_ovector_pointer(m.data);
             const size_t begin = found < 0 ? text.size() : range[0], end = found < 0 ? text.size() : range[1];
             if (found >= 0 && (begin < done || end <= begin))
@@ -423,13 +424,13 @@ private:
     Code quick_, counting_;
 };
 
-// Splitters one after another: each cuts the pieces of the one before. Without any, a text is one piece.
+// A chain of Splitters: each splits the pieces of the one before. An empty chain leaves the text as one piece.
 class PreTokenizer {
 public:
     explicit PreTokenizer(std::vector<Splitter> steps) : steps_(std::move(steps)) {}
     explicit PreTokenizer(const std::string& pattern) : steps_({Splitter(pattern)}) {}
 
-    // piece(string_view) for each piece of text, which may hold any bytes.
+    // Calls piece(string_view) for each piece of text, which may hold any bytes.
     template <class F>
     void split(std::string_view text, F piece) const {
         Splitter::begin_text(text.size());

@@ -1,23 +1,23 @@
 // Tasks: questions with known answers, scored as EleutherAI's lm-evaluation-harness scores them, so that numbers can be
 // compared. A task is a .jsonl file, one example per line, all of one kind; other keys are ignored (dev/data makes such files):
 //   {"context": str, "choices": [str, ...], "gold": int}   multiple choice: which choice continues the context?
-//   {"contexts": [str, ...], "target": str, "gold": int}   the same with the choice inside the context (WinoGrande): after which
+//   {"contexts": [str, ...], "target": str, "gold": int}   the choice is inside the context (WinoGrande): after which
 //                                                          context is the target most likely?
-//   {"context": str, "target": str}                        last word (LAMBADA): is the target what the model would write?
-// Choices and targets are scored as they stand, usually with a space at the front; gold counts from 0. With "target_delimiter"
-// a line names the harness's setting of that name, which is put before its choices or target.
+//   {"context": str, "target": str}                        last word (LAMBADA): would the model write the target?
+// Choices and targets are scored as given, usually with a leading space; gold counts from 0. A line's "target_delimiter" is the
+// harness's setting of that name, which is put before its choices or target.
 //
 //   log p(continuation | context) = sum over the continuation's tokens of log p(token | all tokens before it)
-//   acc          share of examples whose gold choice has the largest log p; last word: whose every token is the most likely one
-//   acc_norm     the same with log p / characters of the choice, its delimiter not counted: "target_delimiter", or else the
-//                space at its front
-//   acc_bytes    the same with log p / bytes of the choice
+//   acc          share of examples whose gold choice has the largest log p; last word: whose every token is the most likely
+//   acc_norm     like acc, by log p / characters of the choice without its delimiter: "target_delimiter", or else the
+//                leading space
+//   acc_bytes    like acc, by log p / bytes of the choice
 //   perplexity   exp(-mean log p) over examples, last word only
-// Standard errors: sqrt(sample variance / n) of a mean; for the perplexity the first-order exp(-mean) times that of the mean
+// Standard errors: sqrt(sample variance / n) for a mean; for the perplexity, exp(-mean) times that of the mean, to first order
 // (the harness resamples instead). Ties go to the first choice.
 //
-// Few-shot: K solved examples and the question, joined by blank lines. Which ones is a function of seed and example alone.
-// Errors are the file's: each names FILE:LINE.
+// Few-shot: K solved examples and the question, joined by blank lines. The choice of examples is a function of seed and example
+// alone. Errors in a task file name FILE:LINE.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -38,10 +38,10 @@
 
 enum class TaskKind { choices, contexts, last_word };
 
-// Either the contexts or the continuations are one per choice, and of the other there is one.
+// One of contexts and continuations has an entry per choice, the other a single one.
 struct TaskExample {
     std::vector<std::string> contexts, continuations;
-    std::optional<size_t> delimiter;  // bytes at the front of each continuation that do not count as its length
+    std::optional<size_t> delimiter;  // leading bytes of each continuation that its length leaves out
     int gold = 0;
     int64_t line = 0;
 
@@ -65,7 +65,7 @@ struct Task {
 };
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
-// One line; sets `kind`.
+// Reads one line; sets `kind`.
 inline TaskExample read_example(const nlohmann::json& j, const char* where, TaskKind& kind) {
     const auto text = [&](const nlohmann::json& value, const std::string& name, bool may_be_empty) {
         if (!value.is_string()) fail("%s: %s is not a text", where, name.c_str());
@@ -76,7 +76,7 @@ inline TaskExample read_example(const nlohmann::json& j, const char* where, Task
     };
     const auto texts = [&](const char* key, bool may_be_empty) {
         const auto& list = j[key];
-        if (!list.is_array() || list.size() < 2) fail("%s: '%s' is not a list of two texts or more", where, key);
+        if (!list.is_array() || list.size() < 2) fail("%s: '%s' is not a list of two or more texts", where, key);
         std::vector<std::string> found;
         for (size_t i = 0; i < list.size(); i++) found.push_back(text(list[i], format("%s[%zu]", key, i), may_be_empty));
         return found;
@@ -96,7 +96,7 @@ inline TaskExample read_example(const nlohmann::json& j, const char* where, Task
         e.delimiter = delimiter.size();
     }
     if (kind == TaskKind::last_word) return e;
-    if (!j.contains("gold")) fail("%s: there is no key 'gold', the number of the right choice", where);
+    if (!j.contains("gold")) fail("%s: there is no key 'gold', the index of the right choice", where);
     const auto& gold = j["gold"];
     if (!gold.is_number_integer() || gold < 0 || gold >= e.n_choices())
         fail("%s: 'gold' is %s; it must be a whole number from 0 to %d", where, gold.dump().c_str(), e.n_choices() - 1);
@@ -136,7 +136,7 @@ inline Task read_task(const std::string& file) {
 }
 
 // ---- prompts ---------------------------------------------------------------------------------------------------------------
-// K different examples of the pool, solved, each followed by a blank line. `number` is the question's number in its task;
+// K different solved examples of the pool, each followed by a blank line. `number` is the index of the question in its task;
 // `same`: the pool is that task, and the question itself is not drawn.
 inline std::string few_shot_prefix(const Task& pool, int K, uint64_t seed, int64_t number, bool same) {
     if (K > pool.size() - same)
@@ -154,7 +154,7 @@ inline std::string few_shot_prefix(const Task& pool, int K, uint64_t seed, int64
     return prefix;
 }
 
-// Bytes of `s` without the white space at its end, in Unicode's sense (as Python's str.rstrip).
+// Length of `s` in bytes without trailing Unicode white space (as Python's str.rstrip).
 inline size_t length_without_trailing_space(const std::string& s) {
     size_t length = 0;
     for (size_t i = 0; i < s.size();) {
@@ -167,25 +167,25 @@ inline size_t length_without_trailing_space(const std::string& s) {
     return length;
 }
 
-// A sequence whose last n_scored tokens are to be scored.
+// A sequence whose last n_scored tokens are scored.
 struct Request {
     std::vector<int> tokens;
     int n_scored = 0;
-    bool truncated = false;                                  // the context lost its beginning
+    bool truncated = false;                                  // the beginning of the context was cut off
     std::string problem;                                     // why nothing can be scored
     int n_inputs() const { return (int)tokens.size() - 1; }  // the last token is only predicted
 };
 
-// Context and continuation as tokens, special tokens and the tokenizer's template included. White space at the context's end
-// goes to the continuation, where tokenizers keep it with the word that follows; the continuation's tokens are those of the
-// whole without as many as the context alone has. An empty context is the token that begins a document. What is longer than the
-// model's T loses its beginning.
+// Context and continuation as tokens, with special tokens and the tokenizer's template. White space at the end of the context
+// goes to the continuation, since tokenizers attach it to the word that follows; the continuation's tokens are those of the
+// whole text minus the number that the context alone has. An empty context becomes the token that begins a document. A sequence
+// longer than the model's T loses its beginning.
 inline Request make_request(const Tokenizer& tokenizer, const std::string& context, const std::string& continuation, int T) {
     const int first = tokenizer.bos_id();
     const std::string first_text = first < 0 ? "" : tokenizer.token_bytes(first);
     const auto encode = [&](const std::string& text) {
         if (first < 0 || text.compare(0, first_text.size(), first_text) != 0) return tokenizer.encode_prompt(text);
-        std::vector<int> tokens;  // the text begins a document by itself
+        std::vector<int> tokens;  // the text itself begins with that token
         tokenizer.encode_append(text, tokens, true);
         return tokens;
     };
@@ -201,7 +201,7 @@ inline Request make_request(const Tokenizer& tokenizer, const std::string& conte
     if (n_context == 0) r.tokens.insert(r.tokens.begin(), first), n_context = 1;
     r.n_scored = (int)r.tokens.size() - (int)n_context;
     if (r.tokens[0] < 0) r.problem = "the context is empty and the tokenizer has no token to begin with";
-    else if (r.n_scored <= 0) r.problem = "its continuation melts into the context's last token; HINT: begin it with a space";
+    else if (r.n_scored <= 0) r.problem = "its continuation merges into the context's last token; HINT: begin it with a space";
     else if (r.n_scored > T) r.problem = format("its continuation has %d tokens, the model's sequences hold %d", r.n_scored, T);
     if (r.problem.empty() && r.n_inputs() > T) {
         r.tokens.erase(r.tokens.begin(), r.tokens.end() - (T + 1));
@@ -210,12 +210,12 @@ inline Request make_request(const Tokenizer& tokenizer, const std::string& conte
     return r;
 }
 
-// All choices of the examples that can be scored, one after another.
+// All choices of the examples that can be scored, in order.
 struct TaskRequests {
     std::vector<Request> requests;
-    std::vector<int64_t> examples;  // their numbers in the task
+    std::vector<int64_t> examples;  // their indices in the task
     int64_t left_out = 0;           // examples with a choice that cannot be scored
-    std::string problem;            // of the first of these
+    std::string problem;            // of the first one left out
 };
 
 inline TaskRequests make_requests(const Tokenizer& tokenizer, const Task& task, const Task* pool, int K, uint64_t seed,
@@ -241,8 +241,8 @@ inline TaskRequests make_requests(const Tokenizer& tokenizer, const Task& task, 
     return all;
 }
 
-// A text as sequences of T tokens to be predicted, each after those before it in its sequence; the last is as long as what is
-// left.
+// Splits a text into sequences of T predicted tokens, each predicted from those before it in its sequence; the last is shorter
+// if need be.
 inline std::vector<Request> text_requests(const std::vector<int>& tokens, int T) {
     std::vector<Request> requests;
     for (size_t begin = 0; begin + 1 < tokens.size(); begin += (size_t)T) {
@@ -257,13 +257,13 @@ inline std::vector<Request> text_requests(const std::vector<int>& tokens, int T)
 
 // ---- metrics ---------------------------------------------------------------------------------------------------------------
 struct Score {
-    double log_likelihood = 0;  // of the scored tokens together
-    bool greedy = true;         // each of them was the most likely one
+    double log_likelihood = 0;  // sum over the scored tokens
+    bool greedy = true;         // each scored token was the most likely one
 };
 
 struct Metric {
     std::string name;
-    double value = 0, error = 0;  // error: standard error; NaN of a single example
+    double value = 0, error = 0;  // error: standard error; NaN for a single example
 };
 
 inline Metric mean_metric(const std::string& name, const std::vector<double>& x) {
@@ -273,7 +273,7 @@ inline Metric mean_metric(const std::string& name, const std::vector<double>& x)
     return {name, mean, std::sqrt(squares / (n - 1) / n)};
 }
 
-// scores: of these examples, one per choice.
+// scores: one per choice of these examples.
 inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int64_t>& examples,
                                         const std::vector<Score>& scores) {
     std::vector<double> correct, correct_characters, correct_bytes, log_likelihood;

@@ -1,7 +1,7 @@
-// What an input holds, told by its first bytes, so that nothing is learned from what is no text.
-//   refuse_other_formats   compressed, binary and UTF-16 files, by their signatures, each with the command that makes text of it
+// Detects the format of an input by its first bytes, so that nothing is learned from files that are not text.
+//   refuse_other_formats   compressed, binary and UTF-16 files, by their signatures, each with the command that converts it
 //   find_text_format       text or JSON lines (one object per line)
-//   OddBytes               how much of a text is NUL or not UTF-8: what has no signature shows by that
+//   OddBytes               the share of NUL and of invalid UTF-8, which gives away binary data without a signature
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -12,11 +12,11 @@
 #include "../base/file.h"
 #include "../base/terminal.h"
 
-// ---- what is no text -------------------------------------------------------------------------------------------------------
+// ---- files that are not text ------------------------------------------------------------------------------------------------
 struct Signature {
-    size_t at;  // byte of the file at which it stands
+    size_t at;  // offset in the file
     std::string_view bytes;
-    const char *name, *command;  // the command writes the text of FILE to standard output; "": there is none
+    const char *name, *command;  // a command that writes FILE as text to stdout; "" if there is none
 };
 
 using std::literals::string_view_literals::operator""sv;
@@ -24,8 +24,8 @@ using std::literals::string_view_literals::operator""sv;
 inline constexpr Signature signatures[] = {
     {0, "\x1f\x8b"sv, "gzip-compressed", "zcat FILE"},
     {0, "\x28\xb5\x2f\xfd"sv, "zstd-compressed", "zstdcat FILE"},
-    {1, "\x2a\x4d\x18"sv, "zstd-compressed", "zstdcat FILE"},  // one that begins with a frame to skip
-    {0, "BZh"sv, "bzip2-compressed", "bzcat FILE"},            // and what is checked below
+    {1, "\x2a\x4d\x18"sv, "zstd-compressed", "zstdcat FILE"},  // begins with a skippable frame
+    {0, "BZh"sv, "bzip2-compressed", "bzcat FILE"},            // and more, checked in find_signature
     {0, "\xfd\x37zXZ\0"sv, "xz-compressed", "xzcat FILE"},
     {0, "\x04\x22\x4d\x18"sv, "lz4-compressed", "lz4cat FILE"},
     {0, "PK\x03\x04"sv, "a zip archive", "unzip -p FILE"},
@@ -55,14 +55,14 @@ inline constexpr Signature signatures[] = {
     {0, "\xff\xd8\xff"sv, "a JPEG image", ""},
 };
 
-// The entry that fits the first bytes, or null.
+// The entry that matches the first bytes, or null.
 inline const Signature* find_signature(std::string_view first) {
     for (const Signature& s : signatures) {
         if (first.size() < s.at || first.substr(s.at, s.bytes.size()) != s.bytes) continue;
-        if (s.bytes == "BZh" && first.substr(4, 6) != "1AY&SY") continue;  // "BZh" alone might begin a text
+        if (s.bytes == "BZh" && first.substr(4, 6) != "1AY&SY") continue;  // text may begin with "BZh"
         return &s;
     }
-    // UTF-16 without its mark: in text of Latin letters every second byte is NUL, and hardly another one.
+    // UTF-16 without a byte order mark: in Latin text every second byte is NUL, and hardly any other.
     static constexpr Signature little = {0, "", "UTF-16 text", "iconv -f UTF-16LE -t UTF-8 FILE"},
                                big = {0, "", "UTF-16 text", "iconv -f UTF-16BE -t UTF-8 FILE"};
     size_t nul[2] = {0, 0};
@@ -73,8 +73,8 @@ inline const Signature* find_signature(std::string_view first) {
     return nullptr;
 }
 
-// "zcat FILE" with the input's name, and where its output goes. `reading` is the command that reads, up to the place of the
-// file's name: "prepare --input"; "" where it takes files only. What comes from a pipe has no name.
+// "zcat FILE" with the input's name, piped into the command that reads it. `reading` is that command up to the file's name, as
+// in "prepare --input"; "" if it takes files only. Data from a pipe has no name.
 inline std::string as_pipe(std::string command, const std::string& path, const std::string& reading) {
     const bool piped = path == "-" || path.rfind("/dev/", 0) == 0;
     if (const size_t at = command.find(piped ? " FILE" : "FILE"); at != std::string::npos)
@@ -85,7 +85,7 @@ inline std::string as_pipe(std::string command, const std::string& path, const s
 
 inline std::string input_name(const std::string& path) { return path == "-" ? "standard input" : path; }
 
-inline constexpr size_t first_bytes = 4096;  // that are looked at
+inline constexpr size_t first_bytes = 4096;  // number of bytes examined
 
 inline void refuse_other_formats(std::string_view first, const std::string& path, const std::string& reading) {
     const Signature* found = find_signature(first.substr(0, first_bytes));
@@ -94,10 +94,10 @@ inline void refuse_other_formats(std::string_view first, const std::string& path
     fail("%s is not UTF-8 text: it is %s; HINT: %s", input_name(path).c_str(), found->name, hint.c_str());
 }
 
-// Bytes that no text should have. More than 1 of 200 of them, and the input is taken for something else: real collections have
-// one in thousands, German in Latin-1 one in 75.
+// Counts bytes that text should not have. An input with more than 1 in 200 is not taken for text: real corpora have one in
+// thousands, German in Latin-1 one in 75.
 struct OddBytes {
-    int64_t bytes = 0, nul = 0, invalid = 0;  // in all; NUL; not part of valid UTF-8
+    int64_t bytes = 0, nul = 0, invalid = 0;  // total; NUL; not part of valid UTF-8
 
     OddBytes& operator+=(const OddBytes& more) {
         bytes += more.bytes, nul += more.nul, invalid += more.invalid;
@@ -108,8 +108,8 @@ struct OddBytes {
 
 [[noreturn]] inline void refuse_odd_bytes(const OddBytes& odd, const std::string& path, const std::string& reading) {
     fail(
-        "%s is not UTF-8 text: of the %s bytes read of it %s are NUL and %s no valid UTF-8, %.1f%%, and at most 0.5%% are "
-        "taken; HINT: if it is text in another encoding, %s; --allow-binary of prepare and tokenizer takes any bytes",
+        "%s is not UTF-8 text: of the %s bytes read, %s are NUL and %s are not valid UTF-8, %.1f%%; at most 0.5%% are "
+        "allowed; HINT: if it is text in another encoding, %s; prepare and tokenizer accept any bytes with --allow-binary",
         input_name(path).c_str(), with_commas(odd.bytes).c_str(), with_commas(odd.nul).c_str(),
         with_commas(odd.invalid).c_str(), 100.0 * (double)(odd.nul + odd.invalid) / (double)odd.bytes,
         as_pipe("iconv -f ENCODING -t UTF-8 FILE", path, reading).c_str());
@@ -125,8 +125,8 @@ inline bool named_as_json(std::string path) {
     return false;
 }
 
-// JSON lines if `asked` or the name says so, or if it begins as a JSON object does. An array, or an object over several lines,
-// is refused: no line of it would be a document.
+// JSON lines if `asked` or the name says so, or if the input begins as a JSON object does. An array, or an object over several
+// lines, is refused: no line of it would be a document.
 inline TextFormat find_text_format(InputStream& in, const std::string& asked, const std::string& reading) {
     if (asked == "text") return TextFormat::text;
     std::string_view first = in.peek(first_bytes).substr(0, first_bytes);
@@ -146,6 +146,7 @@ inline TextFormat find_text_format(InputStream& in, const std::string& asked, co
     if (opening != "{") return json ? TextFormat::json_lines : TextFormat::text;
     const std::string_view next = skip(" \t\r", 1);
     if (json && next == "\n") refuse("has JSON objects over several lines", "jq -c . FILE");
-    // {' is not JSON, but a dictionary as Python prints it: taken for JSON it is refused, and not learned from with its braces.
+    // {' begins a dictionary printed by Python, which is not JSON: treated as JSON it is refused, instead of being learned as
+    // text.
     return json || next == "\"" || next == "'" || next == "}" ? TextFormat::json_lines : TextFormat::text;
 }

@@ -1,20 +1,19 @@
 // Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) from Hugging Face's tokenizer.json: GPT-2, Llama-3 and BLOOM
-// style. A file is encoded as Hugging Face's library does, or refused by the name of what is missing here.
+// style. A file is encoded exactly as Hugging Face's library does, or refused with the name of the unsupported feature.
 //
 // Text becomes tokens in three steps.
-//   1. Pre-tokenisation: a regular expression cuts the text into pieces (a word with the space before it, a run of digits).
-//      Merges never cross a piece, so " the" is learned once and not together with every word that follows.
+//   1. Pre-tokenisation: a regular expression splits the text into pieces (a word with the space before it, a run of digits).
+//      Merges never cross a piece, so " the" is learned once rather than together with every word that follows.
 //   2. Each piece is its UTF-8 bytes; every byte value is a token, so there is no text without an encoding.
-//   3. Merges: training learned an ordered list of pairs of tokens. Of the pairs that stand side by side in the piece, the one
-//      learned first is merged, again and again, until none is left.
+//   3. Merges: training learned an ordered list of pairs of tokens. Of the adjacent pairs in a piece, the one learned first is
+//      merged, again and again, until none is left.
 // tokenizer.json writes bytes as characters (GPT-2's table: printable bytes stand for themselves, the others for U+0100 and
-// up), so that " the" reads "Ġthe". Only loading and saving know of that; everything in between is raw bytes. Bytes that are
-// not valid UTF-8 are pieces of their own: encode() takes any bytes and decode(encode(x)) == x (unless the file says otherwise:
-// keeps_every_byte).
-//
-// Added tokens are looked for in the text before all that. Those that are special ("<|endoftext|>") control the model. In
-// training data text that spells one is text: a web page must not end a document. In a prompt it is the token, and the tokens
-// that the file's template puts around a text (Llama 3's "<|begin_of_text|>") come with it, as in transformers.
+// up), so that " the" reads "Ġthe". Only loading and saving use that table; everything else works on raw bytes. Bytes that are
+// not valid UTF-8 are pieces of their own: encode() takes any bytes, and decode(encode(x)) == x (unless the file says
+// otherwise: keeps_every_byte).
+// Added tokens are found in the text before these steps. Special ones ("<|endoftext|>") control the model. In training data,
+// text that spells a special token stays text: a web page must not end a document. In a prompt it becomes the token, and the
+// tokens that the file's template puts around a text (Llama 3's "<|begin_of_text|>") are added, as in transformers.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -40,10 +39,10 @@
 inline std::string utf8(uint32_t c) {
     if (c < 0x80) return {(char)c};
     if (c < 0x800) return {(char)(0xc0 | c >> 6), (char)(0x80 | (c & 63))};
-    return {(char)(0xe0 | c >> 12), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63))};  // no more is needed here
+    return {(char)(0xe0 | c >> 12), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63))};  // longer ones do not occur here
 }
 
-// Code point of each byte in GPT-2's table.
+// The code point that stands for each byte in GPT-2's table.
 inline const std::array<uint32_t, 256>& byte_characters() {
     static const std::array<uint32_t, 256> table = [] {
         std::array<uint32_t, 256> t{};
@@ -63,7 +62,7 @@ inline std::string bytes_to_characters(std::string_view bytes) {
     return s;
 }
 
-// False if a character is not of the table.
+// Returns false if a character is not in the table.
 inline bool characters_to_bytes(std::string_view characters, std::string& bytes) {
     static const std::unordered_map<std::string, char> inverse = [] {
         std::unordered_map<std::string, char> m;
@@ -87,7 +86,7 @@ struct AddedToken {
     bool special, single_word, lstrip, rstrip;
 };
 
-// Finds tokens in text as Hugging Face's library does: the leftmost, and of those that begin there the longest.
+// Finds tokens in text as Hugging Face's library does: the leftmost one, and of those that begin there the longest.
 class AddedTokenFinder {
 public:
     bool empty() const { return tokens_.empty(); }
@@ -105,7 +104,7 @@ public:
         tokens_.push_back(token);
     }
 
-    // on_text(part) and on_token(token) for all of text in order. Special tokens are text unless asked for.
+    // Calls on_text(part) and on_token(token) for all of text in order. Special tokens count as text unless asked for.
     template <class Text, class Token>
     void split(std::string_view text, bool special, Text on_text, Token on_token) const {
         size_t done = 0;
@@ -140,7 +139,7 @@ private:
         return found;
     }
 
-    // Bytes of the white space at the front of s, in Unicode's sense; 0: there is none.
+    // Length in bytes of the Unicode white space that begins s; 0 if there is none.
     static size_t white_space_at(std::string_view s) {
         if (s.empty()) return 0;
         if (s[0] == ' ' || (s[0] >= '\t' && s[0] <= '\r')) return 1;
@@ -156,7 +155,7 @@ private:
         return s.size();
     }
 
-    // Words are of letters, marks, decimal digits, connecting punctuation and joiners.
+    // Words consist of letters, marks, decimal digits, connecting punctuation and joiners.
     static bool begins_with_word(std::string_view s) {
         static const std::shared_ptr<pcre2_code> word = [] {
             int error = 0;
@@ -178,7 +177,7 @@ private:
     }
 
     std::vector<AddedToken> tokens_;
-    std::array<bool, 256> first_{};                        // bytes with which a token begins
+    std::array<bool, 256> first_{};                        // bytes that begin a token
     std::unordered_map<uint64_t, int> edges_;              // a trie of the tokens' bytes: node and byte -> node
     std::vector<int> token_at_ = std::vector<int>(1, -1);  // node -> the token that ends there
     bool only_special_ = true;
@@ -202,7 +201,7 @@ public:
     int bos_id() const { return bos_; }
     const std::string& source() const { return source_; }
     TokenizerIdentity identity() const { return {hash_, std::filesystem::absolute(source_).string(), vocab_size()}; }
-    // The raw bytes of a token; of an added token, its name. Models have more ids than their tokenizers where the vocabulary
+    // The raw bytes of a token; for an added token, its name. Models have more ids than their tokenizers where the vocabulary
     // was padded (BLOOM's by 200).
     std::string token_bytes(int id) const { return has_text(id) ? bytes_[(size_t)id] : format("<|id %d|>", id); }
     bool has_text(int id) const { return id >= 0 && id < vocab_size(); }
@@ -214,7 +213,7 @@ public:
         return found == added_.end() ? -1 : found->second;
     }
 
-    // Of training data.
+    // Encodes training data.
     std::vector<int> encode(std::string_view text) const {
         std::vector<int> tokens;
         encode_append(text, tokens);
@@ -231,7 +230,7 @@ public:
             fail("%s: %s", source_.c_str(), e.what());
         }
     }
-    // Of a prompt: special tokens are recognised, the template's are put around.
+    // Encodes a prompt: special tokens are recognised, and the template's tokens are put around it.
     std::vector<int> encode_prompt(std::string_view text) const {
         std::vector<int> tokens = template_before_;
         encode_append(text, tokens, true);
@@ -240,7 +239,7 @@ public:
     }
     const std::vector<int>& template_before() const { return template_before_; }
     const std::vector<int>& template_after() const { return template_after_; }
-    // How often the text spells a special token.
+    // The number of special tokens that the text spells.
     int64_t count_special(std::string_view text) const {
         int64_t count = 0;
         find_added(
@@ -256,7 +255,7 @@ public:
         return text;
     }
 
-    // A model without some of this tokenizer's ids has no embeddings for them.
+    // Refuses a model whose vocabulary lacks ids of this tokenizer: it has no embeddings for them.
     void check_fits(int model_vocabulary) const {
         if (vocab_size() > model_vocabulary)
             fail(
@@ -280,8 +279,8 @@ private:
         return found == merges_.end() ? nullptr : &found->second;
     }
 
-    // Tokens that are not to be normalised come first, the others are found in what lies between. (There is no normaliser
-    // here, but that is their order.)
+    // Tokens that are not to be normalised are found first, then the others in the text between. (No normaliser is supported,
+    // but this is the library's order.)
     template <class Text, class Token>
     void find_added(std::string_view text, bool special, Text on_text, Token on_token) const {
         const auto looked_for = [&](const AddedTokenFinder& f) { return !f.empty() && (special || !f.only_special()); };
@@ -315,7 +314,7 @@ private:
     }
 
     void merge_piece(std::string_view piece, std::vector<int>& tokens) const {
-        if (ignore_merges_) {  // Llama-3: a piece that is a token as a whole stays one
+        if (ignore_merges_) {  // Llama-3: a piece that is a token is not split
             const auto found = by_bytes_.find(std::string(piece));
             if (found != by_bytes_.end()) return tokens.push_back(found->second);
         }
@@ -324,7 +323,7 @@ private:
         else merge_long(piece, tokens);
     }
 
-    // symbol(id) for each byte. One without a token is the unknown token, or nothing where there is none.
+    // Calls symbol(id) for each byte. A byte without a token is the unknown token, or skipped if there is none.
     template <class F>
     void each_byte(std::string_view piece, F symbol) const {
         bool unknown = false;
@@ -336,7 +335,7 @@ private:
         }
     }
 
-    // Looks for the best pair again after every merge: quadratic, and fastest for words.
+    // Searches for the best pair again after every merge: quadratic, and fastest for words.
     void merge_short(std::string_view piece, std::vector<int>& tokens) const {
         int symbols[48], n = 0;
         each_byte(piece, [&](int id) { symbols[n++] = id; });
@@ -353,7 +352,8 @@ private:
         tokens.insert(tokens.end(), symbols, symbols + n);
     }
 
-    // A linked list of symbols and a queue of candidate pairs: n log n, for runs of thousands of letters without a space.
+    // A linked list of symbols and a priority queue of candidate pairs: O(n log n), for runs of thousands of letters without a
+    // space.
     void merge_long(std::string_view piece, std::vector<int>& tokens) const {
         std::vector<int> symbol;
         symbol.reserve(piece.size());
@@ -371,7 +371,7 @@ private:
         while (!queue.empty()) {
             const auto [rank, i, left, right] = queue.top();
             queue.pop();
-            if (symbol[i] != left || next[i] >= n || symbol[next[i]] != right) continue;  // one of them was merged meanwhile
+            if (symbol[i] != left || next[i] >= n || symbol[next[i]] != right) continue;  // outdated: one of the two was merged
             const int gone = next[i];
             symbol[i] = merge_of(left, right)->token, symbol[gone] = -1;
             next[i] = next[gone];
@@ -410,7 +410,7 @@ private:
         load_roles();
     }
 
-    // A step that is absent, or a sequence of such.
+    // Whether a step is absent or a sequence of steps that do nothing.
     static bool does_nothing(const nlohmann::json& step, const char* parts) {
         if (step.is_null()) return true;
         if (step.value("type", "") != "Sequence") return false;
@@ -467,7 +467,7 @@ private:
         const auto& vocabulary = j["model"].at("vocab");
         const size_t limit = vocabulary.size() + (j.contains("added_tokens") ? j["added_tokens"].size() : 0);
         const auto place = [&](const nlohmann::json& number, const std::string& token) {
-            if (!number.is_number_integer()) fail("%s: the id of token '%s' is no whole number", name, token.c_str());
+            if (!number.is_number_integer()) fail("%s: the id of token '%s' is not a whole number", name, token.c_str());
             const int64_t id = number.get<int64_t>();
             if (id < 0 || id >= (int64_t)limit)
                 fail("%s: token '%s' has the id %lld; ids must be 0 .. %zu without gaps", name, token.c_str(), (long long)id,
@@ -483,7 +483,7 @@ private:
                 fail("%s: the id %lld belongs to two tokens, '%s' and another", name, (long long)id, characters.c_str());
             std::string bytes;
             const bool of_bytes = characters_to_bytes(characters, bytes);
-            bytes_[id] = of_bytes ? bytes : characters, taken_[id] = true;  // what is not of bytes is a special token's name
+            bytes_[id] = of_bytes ? bytes : characters, taken_[id] = true;  // names of special tokens are not in the byte table
             by_characters_[characters] = (int)id;
             if (of_bytes) by_bytes_.emplace(bytes, (int)id);
             if (of_bytes && bytes.size() == 1) byte_id_[(unsigned char)bytes[0]] = (int)id;
@@ -495,7 +495,7 @@ private:
         }
         const auto missing = std::find(byte_id_.begin(), byte_id_.end(), -1);
         keeps_every_byte_ &= missing == byte_id_.end();
-        // A few bytes never occur in UTF-8; without the letters it is another kind of vocabulary.
+        // A few bytes never occur in UTF-8, but a vocabulary without the letters is not byte-level.
         for (int b = 'a'; b <= 'z'; b++)
             if (byte_id_[b] < 0) fail("%s: the byte %d has no token; it is not a byte-level vocabulary", name, b);
         if (missing != byte_id_.end() && unknown_ < 0 && unknown.is_string())
@@ -521,17 +521,18 @@ private:
                 if (!taken_[id]) bytes_[id] = content;
                 special_[id] = special, taken_[id] = true;
                 added_[content] = (int)id;
-                // A token of the vocabulary may be written like another text ("é" is a byte, too): it remains those bytes.
+                // A token of the vocabulary may be listed under another text ("é" is a byte, too): it stands for those bytes
+                // still.
                 keeps_every_byte_ &= !added.lstrip && !added.rstrip && bytes_[id] == content;
             }
         for (size_t id = 0; id < taken_.size(); id++)
             if (!taken_[id]) fail("%s: no token has the id %zu", name, id);
     }
 
-    // Tokens before and after a text.
+    // Loads the tokens that the template puts before and after a text.
     void load_template(const nlohmann::json& step) {
         const std::string type = step.is_null() ? "" : step.value("type", "");
-        if (step.is_null() || type == "ByteLevel") return;  // which only moves offsets
+        if (step.is_null() || type == "ByteLevel") return;  // ByteLevel only moves offsets
         if (type == "Sequence") {
             for (const auto& part : step.at("processors")) load_template(part);
             return;
@@ -555,8 +556,8 @@ private:
         if (!text) refuse("a template without the text");
     }
 
-    // Which tokens begin and end a text: tokenizer_config.json beside the file says so, else the usual names. (Its add_bos_token
-    // changes nothing: in transformers, too, the template of tokenizer.json counts.)
+    // Finds the tokens that begin and end a text: from tokenizer_config.json beside the file, else by the usual names. (Its
+    // add_bos_token is ignored: in transformers, too, the template of tokenizer.json decides.)
     void load_roles() {
         const std::filesystem::path file = source_;
         nlohmann::json settings = nlohmann::json::object();
@@ -597,7 +598,7 @@ private:
                 return found->second;
             };
             const int a = id(left), b = id(right), merged = id(left + right);
-            merges_[pair_key(a, b)] = Merge{rank++, merged};  // of a pair that is listed twice, the later counts
+            merges_[pair_key(a, b)] = Merge{rank++, merged};  // if a pair is listed twice, the later entry counts
         }
         by_characters_.clear();
     }

@@ -1,10 +1,10 @@
-// Which tokenizer it is. Token ids mean nothing without their tokenizer, and another one's often fit the same model: training
-// would run, and learn nonsense. So a data set says which one made it, in PREFIX.meta.json beside PREFIX.bin and PREFIX.idx
-// (the pair stays Megatron's, and data without that file can be read as before), and whoever reads it compares.
+// Identifies a tokenizer. Token ids mean nothing without their tokenizer, and another one's ids often fit the same model:
+// training would run and learn nonsense. So a dataset records the tokenizer that made it, in PREFIX.meta.json beside PREFIX.bin
+// and PREFIX.idx (which stay as Megatron writes them; data without that file can still be read), and every reader compares.
 //
-// Tokenizers are the same if they encode every text alike: the hash is of the vocabulary, the merges in their order, the steps
-// before them and the added tokens, however a tokenizer.json writes them down. It is FNV-1a of 64 bits: against mistakes, not
-// against people.
+// Tokenizers are the same if they encode every text alike: the hash covers the vocabulary, the merges in their order, the steps
+// before them and the added tokens, independent of how a tokenizer.json spells them. It is FNV-1a with 64 bits, which protects
+// against mistakes, not against attacks.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -18,7 +18,7 @@
 #include "../base/json.h"
 
 struct TokenizerIdentity {
-    std::string hash;  // empty: it is not known which
+    std::string hash;  // empty: not known
     std::string path;
     int vocab_size = 0;
 
@@ -26,7 +26,7 @@ struct TokenizerIdentity {
     std::string text() const { return format("%s (%d tokens, hash %s)", path.c_str(), vocab_size, hash.c_str()); }
 };
 
-// Of a tokenizer.json that was found valid.
+// The hash of a tokenizer.json that was found valid.
 inline std::string tokenizer_hash(const nlohmann::json& file) {
     using nlohmann::json;
     uint64_t hash = 0xcbf29ce484222325;
@@ -50,13 +50,13 @@ inline std::string tokenizer_hash(const nlohmann::json& file) {
     }
     for (const auto& [id, token] : added) add(id), add(token);
 
-    // Steps before the merges. Sequences are written out, as are values that a file may leave to the library.
+    // Steps before the merges. Sequences are flattened, and values that a file may omit are filled in.
     const std::function<void(const json&, const char*)> add_steps = [&](json step, const char* parts) {
         const std::string type = step.is_object() ? step.value("type", "") : "";
         if (type == "Sequence")
             for (const json& part : step.at(parts)) add_steps(part, parts);
         if (type.empty() || type == "Sequence") return;
-        step.erase("trim_offsets");  // of places in the text, not of tokens
+        step.erase("trim_offsets");  // affects offsets in the text, not tokens
         if (type == "ByteLevel") step.emplace("use_regex", true);
         if (type == "Split") step.emplace("invert", false);
         if (type == "Digits") step.emplace("individual_digits", false);
@@ -84,7 +84,7 @@ inline std::string origin_text(const DataOrigin& o) {
     return json_text(j, 1) + "\n";
 }
 
-// Whose file it is: for reading, and before it is written over.
+// Reads the file; used before it is overwritten, too, to refuse files of other programs.
 inline DataOrigin read_origin(const std::string& path) {
     const nlohmann::json j = parse_json(read_whole_file(path), path);
     try {
@@ -93,6 +93,5 @@ inline DataOrigin read_origin(const std::string& path) {
         if (o.tokenizer.known()) return o;
     } catch (const nlohmann::json::exception&) {
     }
-    fail("%s is not what train_gpt prepare writes beside its data; HINT: move it, or choose another --output-prefix",
-         path.c_str());
+    fail("%s was not written by train_gpt prepare; HINT: move it, or choose another --output-prefix", path.c_str());
 }

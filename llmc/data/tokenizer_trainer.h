@@ -1,11 +1,9 @@
-// Learning a byte-level BPE vocabulary (tokenizer.h says what that is): count the pieces of a text, then merge the pair of
-// tokens that occurs most often, again and again, until the vocabulary is full. Ids as Hugging Face's BpeTrainer gives them:
-// special tokens, the 256 bytes in the order of their characters, then merges; of equally frequent pairs the one with smaller
-// ids wins.
+// Learns a byte-level BPE vocabulary (see tokenizer.h): counts the pieces of a text, then merges the most frequent pair of
+// tokens, again and again, until the vocabulary is full. Ids are assigned as Hugging Face's BpeTrainer does: special tokens,
+// the 256 bytes in the order of their characters, then merges; among equally frequent pairs the one with smaller ids wins.
 //
-// A merge changes only the words in which its pair occurs. So each pair remembers its words, counts are corrected as merges
-// happen, and a priority queue holds counts that may be out of date: an entry that no longer agrees is corrected when it comes
-// up.
+// A merge changes only the words that contain its pair. So each pair remembers its words, counts are updated as merges happen,
+// and the priority queue may hold outdated counts: an entry that no longer agrees is corrected when it reaches the top.
 #pragma once
 #include <functional>
 #include <map>
@@ -81,7 +79,7 @@ public:
                              {"rstrip", false},
                              {"normalized", false},
                              {"special", true}});
-        // An ordered_json object looks through all keys at every insertion; a sorted one does not care.
+        // ordered_json searches all keys at every insertion, which is quadratic; the sorted json does not.
         nlohmann::json sorted = nlohmann::json::object();
         for (size_t id = 0; id < characters_.size(); id++) sorted[characters_[id]] = id;
         vocabulary = sorted;
@@ -126,7 +124,7 @@ private:
     };
     struct Entry {
         int64_t count = 0;
-        std::vector<int> words;  // where the pair occurs or once did; may repeat
+        std::vector<int> words;  // words that contain the pair or once did; may repeat
     };
     struct Candidate {
         int64_t count;
@@ -187,7 +185,7 @@ private:
 
     std::vector<std::string> special_;
     std::string pattern_;
-    std::vector<std::string> characters_, bytes_;  // id -> as in tokenizer.json, and raw
+    std::vector<std::string> characters_, bytes_;  // by id: as in tokenizer.json, and raw
     std::unordered_map<std::string, int> ids_;
     std::vector<Pair> merges_;
     std::vector<Word> words_;
