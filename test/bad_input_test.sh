@@ -59,7 +59,7 @@ refuse "steps and samples both given"       "train-(iters|samples)"         "${t
 refuse "heads do not divide width"          "hidden-size 33"                "${train[@]}" --data-path good --hidden-size 33
 refuse "groups do not divide heads"         "num-query-groups 3"            "${train[@]}" --data-path good --num-query-groups 3
 refuse "global batch does not divide"       "global-batch-size"             "${train[@]}" --data-path good --global-batch-size 5
-refuse "mix of families"                    "belongs to none"               "${train[@]}" --data-path good --embed-layernorm
+refuse "mix of families"                    "matches no family"             "${train[@]}" --data-path good --embed-layernorm
 refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-attention-heads 512 --num-layers 200
 refuse "vocabulary below the data's"        "vocab"                         "$program" train "${llama[@]}" "${small[@]}" --vocab-size 100 --data-path good
 refuse "sequence longer than the data"      "seq-length|sequence|tokens"    "${train[@]}" --data-path good --seq-length 1000000 --dry-run
@@ -124,7 +124,7 @@ says "the first text"                       "document 0  *the quick brown fox"
 expect "inspect with a tokenizer"           "$program" inspect nometa.idx --tokenizer tok2
 says "the first text then"                  "document 0  *the quick brown fox"
 sed -i 's/"tokens": [0-9]*/"tokens": 5/' moved/good.meta.json
-refuse "a .meta.json of other data   "           "good.meta.json belongs to other data" "${train[@]}" --data-path moved/good
+refuse "a .meta.json of other data"              "good.meta.json belongs to other data" "${train[@]}" --data-path moved/good
 echo "my notes" >mine.meta.json
 refuse "prepare: a file of the user's there" "mine.meta.json is not"        "$program" prepare --input good.txt --output mine --tokenizer tok
 expect "it is left as it is"                grep -x "my notes" mine.meta.json

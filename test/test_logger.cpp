@@ -885,7 +885,7 @@ TEST(Report, OfSeveralRunsShowsWhatDiffers) {
     EXPECT_EQ(data["runs"][1]["tokens"]["y"], json({8}));
     EXPECT_EQ(data["charts"][0]["series"].size(), 3u);
     const std::string same = render_comparison({{"first", &a}, {"again", &a}}, 0);
-    EXPECT_NE(same.find("None: the runs were given the same options"), std::string::npos);
+    EXPECT_NE(same.find("None: the runs had the same options"), std::string::npos);
     expect_balanced(render_comparison({{"", &none}, {"", &none}}, 0));
 }
 

@@ -1,6 +1,6 @@
-// Named regions in one allocation of the backend's memory, and one of the host's where that is another. A region is planned
-// with add(), all are allocated at once, and the memory table of --dry-run is printed from the same plan, so the two cannot
-// disagree.
+// Named regions in one allocation of the backend's memory, and a second one in host memory where that is separate. A region is
+// planned with add() and all are allocated at once; the memory table of --dry-run is printed from the same plan, so the two
+// cannot disagree.
 #pragma once
 #include <sys/resource.h>
 #include <unistd.h>
@@ -20,14 +20,14 @@
 #include "../base/math.h"
 #include "../ops.h"
 
-// The most physical memory that this process has held so far.
+// Peak physical memory of this process.
 inline size_t peak_memory_bytes() {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     return (size_t)usage.ru_maxrss * 1024;
 }
 
-// The physical memory that this process holds now.
+// Physical memory of this process now.
 inline size_t resident_memory_bytes() {
     size_t pages = 0;
     if (FILE* f = fopen("/proc/self/statm", "r")) {
@@ -54,7 +54,7 @@ public:
     }
 
     // Plans `count` elements of E in the backend's memory; allocate() sets *slot. Regions start at multiples of 4096 bytes;
-    // with AddressSanitizer what lies between the end of one and the start of the next may not be touched.
+    // with AddressSanitizer, the gaps between them must not be touched.
     template <class E>
     void add(const char* purpose, E** slot, size_t count) {
         add(backend_, purpose, slot, count * sizeof(E));
@@ -62,7 +62,7 @@ public:
     void add(const char* purpose, Elements* moment, size_t count) {
         add(backend_, purpose, &moment->data, count * moment->element_bytes());
     }
-    // The same in memory that the CPU reads and writes.
+    // Plans a region in host memory.
     template <class E>
     void add_on_host(const char* purpose, E** slot, size_t count) {
         add_on_host_bytes(purpose, slot, count * sizeof(E));
@@ -75,7 +75,7 @@ public:
     size_t host_bytes() const { return host_.bytes; }
     const std::vector<std::pair<std::string, size_t>>& purposes() const { return purposes_; }
 
-    // Gets the memory, zero-filled, and points every slot at its region. fail()s if there is not enough.
+    // Allocates the memory, zero-filled, and points every slot at its region. fail()s if there is not enough.
     void allocate() {
         check_available(backend_.bytes, be::available_memory(), be::memory_is_host ? "memory" : "GPU memory");
         check_available(host_.bytes, cpu::available_memory(), "memory");
@@ -131,7 +131,7 @@ private:
     static void point_slots(const Place& place) {
         for (const Region& r : place.regions) {
             void* start = (char*)place.memory + r.offset;
-            memcpy(r.slot, &start, sizeof start);  // *slot is some E*, all of one representation
+            memcpy(r.slot, &start, sizeof start);  // *slot is an E*; all pointers have one representation
 #if defined(__SANITIZE_ADDRESS__)
             const size_t end = &r == &place.regions.back() ? place.bytes : (&r)[1].offset;
             ASAN_POISON_MEMORY_REGION((char*)start + r.bytes, end - r.offset - r.bytes);
@@ -143,7 +143,7 @@ private:
     std::vector<std::pair<std::string, size_t>> purposes_;
 };
 
-// Elements in the host's memory.
+// A copy of the elements in host memory.
 inline std::vector<real> downloaded(be::Ctx& ctx, const Elements& from, size_t n) {
     return from.visit([&](auto* x) {
         std::vector<std::decay_t<decltype(*x)>> values(n);
@@ -152,8 +152,8 @@ inline std::vector<real> downloaded(be::Ctx& ctx, const Elements& from, size_t n
     });
 }
 
-// The host's side of memory that ops work on: that memory itself where the CPU can reach it, else a copy, which upload() sends
-// and download() fetches. The copy is zero until then; its pages come as they are touched, by many threads at once.
+// Host access to memory of the backend: the memory itself where the CPU can reach it, else a copy, which upload() sends and
+// download() fetches. The copy is zero until then, and its pages are allocated on first touch, by many threads at once.
 template <class E>
 class HostSide {
 public:

@@ -1,20 +1,21 @@
-// Floating point operations of training, for throughput in FLOP/s and for planning. A multiply-add counts two.
+// Floating-point operations of training, for throughput in FLOP/s and for planning. A multiply-add counts as two.
 //
-// Model FLOPs (what the mathematics asks for, however it is computed) per token, forward and backward:
+// Model FLOPs (those of the mathematics, however it is computed) per token, forward and backward:
 //   6 * P_matmul  +  12 * L * NH * HS * T        every token attends to all T
 //   6 * P_matmul  +   6 * L * NH * HS * T        causal: half of the scores are computed
-// P_matmul: weights that multiply a vector per token: QKV, projection, fc1, fc2 of every layer and the LM head (also where it
-// is tied to the embedding); looking up an embedding multiplies nothing. 6 = 2 forward + 2 for the input's gradient + 2 for the
+// P_matmul: the weights that multiply a vector per token: QKV, projection, fc1, fc2 of every layer and the LM head (even where
+// it is tied to the embedding; an embedding lookup multiplies nothing). 6 = 2 forward + 2 for the input's gradient + 2 for the
 // weight's. Attention: Q K^T and P V are 2 T HS each per head, times 3. Norms, activations and softmax are not counted.
 //   The full count is exactly Megatron-LM v0.6's (LLM-jp's logs),
 //     12 B s L h^2 ((1 + k/a + s/h) (d a / h) + (f/h) (3/2 if SwiGLU) + V / (2 L h)),
 //   and 72 B s L h^2 (1 + s/(6h) + V/(12 L h)) of arXiv:2205.05198 where f = 4h.
-// Hardware FLOPs with full recomputation add each layer's forward pass once more (not the head's):
+// Hardware FLOPs with full recomputation add each layer's forward pass once more (but not the head's):
 //   96 B s L h^2 (1 + s/(6h) + V/(16 L h)) of MT-NLG and BLOOM, arXiv:2104.04473.
 #pragma once
 #include <cstdint>
 
-// Layers, width, query and key/value heads, head size, feed-forward width, rows of the LM head as computed (padded), sequence.
+// Layers, width, query and key/value heads, head size, feed-forward width, computed rows of the LM head (padded), sequence
+// length.
 struct FlopSizes {
     int64_t L, C, NH, NKV, HS, F, V, T;
     bool swiglu;  // fc1 has two halves of F rows, gate and up
@@ -26,7 +27,7 @@ enum class AttentionCount { full, causal };
 inline double layers_forward_flops(const FlopSizes& s, AttentionCount attention) {
     const double L = s.L, C = s.C, NH = s.NH, NKV = s.NKV, HS = s.HS, F = s.F, T = s.T;
     const double qkv = C * (NH + 2 * NKV) * HS, proj = NH * HS * C, fc1 = C * F * (s.swiglu ? 2 : 1), fc2 = F * C;
-    const double keys = attention == AttentionCount::causal ? T / 2 : T;  // that a query meets on average, up to the diagonal
+    const double keys = attention == AttentionCount::causal ? T / 2 : T;  // average keys per query, up to the diagonal
     return L * (2 * (qkv + proj + fc1 + fc2) + 4 * NH * HS * keys);
 }
 
@@ -37,12 +38,12 @@ inline double model_flops_per_token(const FlopSizes& s, AttentionCount attention
     return 3 * (layers_forward_flops(s, attention) + head_forward_flops(s));
 }
 
-// FLOPs per token that are really computed when backward runs every layer's forward pass again.
+// FLOPs per token that are computed when backward runs every layer's forward pass again.
 inline double full_recompute_flops_per_token(const FlopSizes& s, AttentionCount attention) {
     return model_flops_per_token(s, attention) + layers_forward_flops(s, attention);
 }
 
-// What Megatron-LM v0.6 logs as throughput, written as it writes it; equals model_flops_per_token(s, AttentionCount::full).
+// The throughput that Megatron-LM v0.6 logs, in its own form; equals model_flops_per_token(s, AttentionCount::full).
 inline double megatron_flops_per_token(const FlopSizes& s) {
     const double L = s.L, h = s.C, a = s.NH, k = s.NKV, d = s.HS, f = s.F, V = s.V, T = s.T;
     return 12 * L * h * h * ((1 + k / a + T / h) * (d * a / h) + f / h * (s.swiglu ? 1.5 : 1.0) + V / (2 * L * h));

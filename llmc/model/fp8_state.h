@@ -1,11 +1,11 @@
 // Scales of FP8 training (Transformer Engine's delayed scaling, per tensor). Each of a block's four matrices has three
-// tensors that are quantised: its input, the weight, and the gradient of its output. A tensor is multiplied by a scale that
-// follows from the largest elements (amax) of earlier steps:
+// quantised tensors: its input, the weight, and the gradient of its output. A tensor is multiplied by a scale that follows from
+// the largest absolute elements (amax) of earlier steps:
 //   scale = largest number of the format / amax / 2^margin,   amax = the largest in the history, or its newest entry
-// An amax is that of a whole step: over all micro-batches, tensor- and data-parallel ranks. So the layout changes nothing, and
-// a step whose update is not applied leaves no trace. (Transformer Engine and Megatron go on with every micro-batch: their
-// history of 1024 micro-batches corresponds to some tens of steps here.) Every rank has the state of all layers, so that any
-// layout resumes any other's checkpoint.
+// An amax covers a whole step: all micro-batches, tensor- and data-parallel ranks. So the parallel layout changes nothing, and
+// a skipped step leaves no trace. (Transformer Engine and Megatron advance with every micro-batch: their history of 1024
+// micro-batches corresponds to some tens of steps here.) Every rank has the state of all layers, so any layout can resume any
+// other's checkpoint.
 #pragma once
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -18,32 +18,32 @@
 enum class Matrix { qkv, proj, fc1, fc2 };
 constexpr Matrix all_matrices[] = {Matrix::qkv, Matrix::proj, Matrix::fc1, Matrix::fc2};
 enum class Operand { input, weight, gradient };
-constexpr int fp8_tensors = 12;  // of a block
+constexpr int fp8_tensors = 12;  // per block
 constexpr size_t fp8_index(int block, Matrix matrix, Operand operand) {
     return (size_t)block * fp8_tensors + (size_t)matrix * 3 + (size_t)operand;
 }
 
 struct Fp8Recipe {
     bool on = false;
-    bool current = false;          // scales from the tensor itself as it is quantised, not from its history
+    bool current = false;          // current scaling: from the tensor itself, not from its history
     Fp8 gradient = Fp8::e5m2;      // hybrid; inputs and weights are e4m3
     int margin = 0, history = 16;  // steps
-    bool most_recent = false;      // of the history only the newest amax counts
+    bool most_recent = false;      // only the newest amax of the history counts
     Fp8 format(Operand operand) const { return operand == Operand::gradient ? gradient : Fp8::e4m3; }
 };
 
 class Fp8State {
 public:
-    std::vector<float> scales;  // (layers, 12); 1: nothing measured yet
+    std::vector<float> scales;  // (layers, 12); 1: not measured yet
 
     Fp8State() = default;
     Fp8State(const Fp8Recipe& recipe, int layers)
         : scales((size_t)layers * fp8_tensors, 1.0f), recipe_(recipe), history_(scales.size()) {}
 
-    // Steps whose amax is known, at most the history's length: with none of them there are no scales yet.
+    // The number of steps whose amax is known, at most the history's length; at 0 there are no scales yet.
     int measured() const { return measured_; }
 
-    // After a step that was applied: the largest elements of all tensors; 0 where none was quantised.
+    // After an applied step: amax of all tensors; 0 where a tensor was not quantised.
     void update(const std::vector<float>& amax) {
         CHECK(amax.size() == scales.size(), "%zu amax for %zu tensors", amax.size(), scales.size());
         for (size_t i = 0; i < amax.size(); i++) {
@@ -61,7 +61,7 @@ public:
         if (scales.empty()) return nullptr;
         return {{"measured", measured_}, {"scales", scales}, {"amax_history", history_}};
     }
-    // Of a checkpoint; null: it has none. Entries of a longer history than the recipe's are dropped.
+    // Loads a checkpoint's state; null: it has none. Entries beyond the recipe's history length are dropped.
     void from_json(const nlohmann::json& j, const std::string& file) {
         if (j.is_null() || scales.empty()) return;
         try {

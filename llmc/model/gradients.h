@@ -1,16 +1,16 @@
 // Gradients in bf16 (--main-grads-dtype bf16): 2 instead of 4 bytes per parameter.
 //
-// A step's gradients are sums over its micro-batches. Rounded to the nearest bf16 they would lose each summand that is below
-// half a unit in the last place, 1/512 to 1/256 of the sum. So ops leave in fp32 what a micro-batch contributes to a block, to
-// the head or to the embedding, in memory that all of these use in turn. Then it is added to what is stored, with one rounding:
-// to the nearest where a step's first micro-batch sets the gradients, else stochastically (elements.h). In fp32 ops add to the
-// gradients in place, and nothing here does anything.
+// A step's gradients are sums over its micro-batches. Rounded to the nearest bf16, they would lose every summand below half an
+// ulp, 1/512 to 1/256 of the sum. So ops write a micro-batch's contribution to a block, the head or the embedding in fp32, into
+// a buffer that all of these share. It is then added to the stored gradients with one rounding: to the nearest where a step's
+// first micro-batch sets them, else stochastically (elements.h). With fp32 gradients, ops add to them in place, and this class
+// does nothing.
 //
-// The random numbers are functions of the seed, the micro-batch's first sample, the tensor and the element's place in the whole
-// tensor: the same bits for any number of threads, whatever part of the tensor a rank holds, and after a resume.
-// Cost: per parameter and micro-batch 4 bytes are written, 4 read, and 2 written or, to add, 4 moved; in fp32 4 are written or,
-// to add, 8 moved. Where products can round (on a GPU), a step's first micro-batch writes the matrices of blocks as they are
-// stored: 2 bytes.
+// The random numbers are functions of the seed, the micro-batch's first sample, the tensor and the element's index in the whole
+// tensor: the bits do not depend on the number of threads, the rank's part of the tensor, or a resume. Cost: per parameter and
+// micro-batch 4 bytes are written, 4 read, and 2 written or, to add, 4 moved; with fp32 gradients 4 are written or, to add, 8
+// moved. Where matrix products can round (on a GPU), a step's first micro-batch writes the blocks' matrices in their stored
+// type: 2 bytes.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -22,8 +22,8 @@
 
 class BlockGradients {
 public:
-    // Vectors, which ops add to, lie in front, matrices behind them; blocks use both places in turn. So do head and embedding
-    // with their matrices, which may be one, while each has its own place for vectors.
+    // The buffer begins with the vectors, which ops add to; matrices follow. Blocks share both areas in turn. Head and
+    // embedding share the area of the matrices (they may be one tensor), but have separate vectors.
     void plan(Arena& arena, const ParameterTable& table) {
         offsets_.resize(table.rows.size());
         const auto place = [&](bool vectors, size_t begin) {
@@ -42,21 +42,21 @@ public:
         vectors_ = place(true, 0);
         arena.add("gradients of a block (fp32)", &memory_, place(false, vectors_));
     }
-    // Once there is memory: g becomes where ops leave gradients.
+    // After allocation: points g at the buffers into which ops write gradients.
     void bind(const ModelConfig& c, const ParameterTable& table, Params<real>& g) {
         bind_parameters(c, table, g, memory_, [&](size_t row) { return offsets_[row]; });
         tied_ = c.tied && table.part.first && table.part.last;
     }
     bool used() const { return memory_; }
-    // Whether products set the stored gradients of a block's matrices themselves: the same rounding, half the bytes written.
+    // Whether matrix products set the stored gradients of a block's matrices directly: same rounding, half the bytes written.
     bool set_by_products(Acc acc) const { return used() && acc == Acc::Set && be::sets_bf16_gradients; }
 
-    // Before a micro-batch's backward pass through a block: clears what ops add to, vectors and the embedding's matrices. Other
-    // matrices are set by products.
+    // Before a micro-batch's backward pass through a block: clears what ops add to, that is the vectors and the embedding's
+    // matrices. Products set the other matrices.
     void begin(be::Ctx& ctx, int block) const {
         if (used()) be::clear(ctx, memory_, (block == TensorSpec::embedding ? embedding_ : vectors_) * sizeof(real));
     }
-    // After it: sets `grads`, or adds to them.
+    // After the backward pass: sets `grads` or adds to them.
     void end(be::Ctx& ctx, const ParameterTable& table, const Elements& grads, int block, Acc acc, uint64_t key) const {
         const bool embedding = block == TensorSpec::embedding;
         for (size_t i = 0; i < table.rows.size() && used(); i++) {
@@ -73,8 +73,8 @@ public:
     }
 
 private:
-    std::vector<size_t> offsets_;         // of each row of the table
-    size_t vectors_ = 0, embedding_ = 0;  // where vectors end, and the embedding's matrices
+    std::vector<size_t> offsets_;         // offset of each row of the table
+    size_t vectors_ = 0, embedding_ = 0;  // end of the vectors, and of the embedding's matrices
     real* memory_ = nullptr;              // null where gradients are fp32
-    bool tied_ = false;                   // head and embedding are one matrix of this rank
+    bool tied_ = false;                   // head and embedding are the same matrix on this rank
 };

@@ -1,10 +1,10 @@
 // The grid of ranks (Narayanan et al., 2021): tensor parallelism innermost, so that its ranks share a machine, then data, then
 // pipeline:  rank = (pp * DP + dp) * TP + tp.
-//   tp   each matrix is cut: a rank holds some heads, some feed-forward columns, some of the vocabulary
-//   dp   each rank has samples of its own; with ZeRO-1 a part of the optimizer's state
-//   pp   each rank holds a stage: some of the layers; with vpp > 1 several chunks of them, dealt out in turn
-// Sequence parallelism cuts what lies between the matrices, norms and residual stream, into the rows of each tp rank.
-// And what of the model a rank holds: Part, LocalSizes.
+//   tp   each matrix is cut: a rank holds some heads, some feed-forward columns, a part of the vocabulary
+//   dp   each rank processes its own samples; with ZeRO-1 it holds a part of the optimizer's state
+//   pp   each rank holds a stage: some of the layers; with vpp > 1 several chunks of them, assigned round-robin
+// Sequence parallelism splits the activations between the matrices (norms and residual stream) by rows over the tp ranks. Part
+// and LocalSizes say what of the model a rank holds.
 #pragma once
 #include <numeric>
 #include <string>
@@ -47,7 +47,7 @@ private:
     }
 };
 
-// Refuses, with the arithmetic, what does not fit the number of ranks.
+// Makes the mesh; refuses sizes that do not fit the number of ranks, and shows the arithmetic.
 inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
     if (const int model = tp * pp, below = world / model * model; below != world)
         fail_usage(
@@ -63,7 +63,7 @@ inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
     return mesh;
 }
 
-// Refuses a model that cannot be cut into `tp` parts; rows: of a micro-batch, that sequence parallelism cuts.
+// Refuses a model that cannot be cut into `tp` parts; rows: those of a micro-batch, which sequence parallelism splits.
 inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_parallel, int64_t rows) {
     if (tp == 1) return;
     const auto divides = [&](int n, const char* what) {
@@ -80,17 +80,17 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
             tp, c.NKV);
     if (sequence_parallel && rows % tp)
         fail_usage(
-            "sequence parallelism cuts the %lld rows (micro-batch-size x seq-length) of a micro-batch into %d equal parts; "
+            "sequence parallelism splits the %lld rows (micro-batch-size x seq-length) of a micro-batch into %d equal parts; "
             "HINT: "
             "another --micro-batch-size or --seq-length, or --no-sequence-parallel",
             (long long)rows, tp);
 }
 
-// What of the model a rank holds.
+// The part of the model that a rank holds.
 struct Part {
     Axis tp;
     std::vector<int> layers;         // in the order of the model
-    bool first = true, last = true;  // holds the embedding; the final norm and the head
+    bool first = true, last = true;  // holds the embedding; holds the final norm and the head
 };
 inline Part whole_model(const ModelConfig& c) {
     Part part;
@@ -101,10 +101,10 @@ inline Part whole_model(const ModelConfig& c) {
 
 // Sizes of one rank's matrices.
 struct LocalSizes {
-    int NHl, NKVl;  // query heads; key/value heads, of which `replicas` ranks hold the same
+    int NHl, NKVl;  // query heads; key/value heads, held by `replicas` ranks each
     int replicas;
     int Fl, F1l, QKVl;
-    int Vpl, v0, Vl;  // rows of the embedding; the first of them in the whole; how many of them are real
+    int Vpl, v0, Vl;  // rows of the embedding; index of the first; rows without padding
     int tp_size;
     LocalSizes(const ModelConfig& c, const Axis& tp) {
         NHl = c.NH / tp.size, NKVl = std::max(1, c.NKV / tp.size), replicas = std::max(1, tp.size / c.NKV);

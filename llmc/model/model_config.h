@@ -1,9 +1,9 @@
-// What a model is: sizes and the few choices in which the three families differ. One block serves them all.
+// The model's configuration: sizes and the few choices in which the three families differ. One block serves them all.
 //   gpt2   GPT-2/3, MT-NLG: learned positions, LayerNorm, tanh GeLU, biases, tied head          (GPT2LMHeadModel)
 //   bloom  ALiBi, LayerNorm right after the embedding, otherwise as gpt2                         (BloomForCausalLM)
 //   llama  Llama-2, LLM-jp: RMSNorm, rotary positions, SwiGLU, grouped queries, no biases        (LlamaForCausalLM)
-// Presets hold the published shapes; config.json is read and written in Hugging Face's form, so a model directory of ours
-// opens in transformers and the other way round.
+// Presets hold the published shapes; config.json is read and written in Hugging Face's form, so model directories work in
+// transformers and here.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,13 +19,13 @@ enum class Position { learned, rope, alibi };
 enum class Activation { gelu, swiglu };
 
 struct ModelConfig {
-    std::string family = "llama";  // gpt2 | bloom | llama: decides the names and layouts of files
+    std::string family = "llama";  // gpt2 | bloom | llama: determines names and layouts in files
     int L = 0;                     // layers
     int C = 0;                     // width
     int NH = 0, NKV = 0;           // query heads, key/value heads
     int F = 0;                     // feed-forward width (of one of gate and up, with SwiGLU)
     int T = 0;                     // longest sequence
-    int V = 0, Vp = 0;             // vocabulary, and padded so that matrices have friendly sizes
+    int V = 0, Vp = 0;             // vocabulary, and padded to efficient matrix sizes
     Norm norm = Norm::rmsnorm;
     Position position = Position::rope;
     Activation activation = Activation::swiglu;
@@ -41,7 +41,7 @@ struct ModelConfig {
     int F1() const { return activation == Activation::swiglu ? 2 * F : F; }  // rows of fc1: [gate | up] or one
 };
 
-// The structural choices of a family; sizes are left alone.
+// Sets the structural choices of a family; sizes are left alone.
 inline void set_family(ModelConfig& c, const std::string& family) {
     const bool llama = family == "llama";
     c.family = family;
@@ -132,7 +132,7 @@ inline ModelConfig config_from_preset(const std::string& name) {
 inline void check_config(const ModelConfig& c) {
     struct Size {
         const char* name;
-        int value, most;  // far beyond any model; with these, sizes of tensors and of all memory fit 64 bits
+        int value, most;  // far above any model; these keep all sizes within 64 bits
     };
     const Size sizes[] = {
         {"num-layers", c.L, 10000},           {"hidden-size", c.C, 1 << 20},     {"num-attention-heads", c.NH, 1 << 20},
@@ -157,14 +157,14 @@ inline void check_config(const ModelConfig& c) {
         fail("head size %d (hidden-size %d / heads %d) is odd; rotary positions rotate pairs, so it must be even", c.HS(), c.C,
              c.NH);
     if (c.HS() > 256)
-        fail("head size %d (hidden-size %d / heads %d) is above 256, the most that attention takes", c.HS(), c.C, c.NH);
+        fail("head size %d (hidden-size %d / heads %d) is above 256, the largest that attention supports", c.HS(), c.C, c.NH);
     if (!(c.eps >= 1e-30 && c.eps <= 1)) fail("norm-epsilon is %g; it must be above 0 and at most 1", c.eps);
     if (c.position == Position::rope && !(c.rope_base >= 1)) fail("rotary-base is %g; it must be at least 1", c.rope_base);
 }
 
 inline void pad_vocabulary(ModelConfig& c, int divisible_by) { c.Vp = (c.V + divisible_by - 1) / divisible_by * divisible_by; }
 
-// The norms', positions' and so on choices, as given by Megatron's options, must add up to one of the three families.
+// Megatron's options for norm, positions, activation and so on must add up to one of the three families.
 inline void match_family(ModelConfig& c) {
     for (const char* family : {"gpt2", "bloom", "llama"}) {
         ModelConfig f = c;
@@ -176,7 +176,7 @@ inline void match_family(ModelConfig& c) {
         }
     }
     fail(
-        "this mix of normalization, positions, activation, biases, embedding norm and head belongs to none of the families:\n"
+        "this combination of normalization, positions, activation, biases, embedding norm and head matches no family:\n"
         "  gpt2   LayerNorm, learned_absolute, GeLU, biases, tied head\n"
         "  bloom  LayerNorm, alibi, GeLU, biases, embedding LayerNorm, tied head\n"
         "  llama  RMSNorm, rope, SwiGLU, no biases, head tied or not\n"
@@ -212,7 +212,7 @@ inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::stri
     return j;
 }
 
-// Reads a config.json of the three families. What we cannot do is refused by name, never ignored. `source` names the file.
+// Reads a config.json of the three families. Unsupported features are refused by name, never ignored. `source` names the file.
 inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& source) {
     using json = nlohmann::json;
     const auto absent = [&](const char* key) { return !j.contains(key) || j[key].is_null(); };
@@ -237,7 +237,7 @@ inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& so
         if (!absent(key) && !j[key].is_boolean()) wrong(key, "true or false");
         return absent(key) ? otherwise : j[key].get<bool>();
     };
-    // Refuses a feature unless it is absent, null, or has the one value that we implement.
+    // Refuses a feature unless it is absent, null, or has the one supported value.
     const auto only = [&](const char* key, const json& allowed) {
         if (!absent(key) && j[key] != allowed)
             fail("%s: '%s' is %s; only %s is supported", source.c_str(), key, j[key].dump().c_str(), allowed.dump().c_str());

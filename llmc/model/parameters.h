@@ -1,16 +1,16 @@
-// The parameter table: one row per tensor that a rank holds, with its shape, initialisation, weight decay, its place in the
-// whole tensor, and its names and layout in Hugging Face files. Allocation, initialisation, the decay mask, the norm, import
-// and export all walk it.
+// The parameter table: one row per tensor that a rank holds, with its shape, initialisation, weight decay, its position in the
+// whole tensor, and its names and layouts in Hugging Face files. Allocation, initialisation, weight decay, gradient norm,
+// import and export all iterate over it.
 //
-// All parameters lie in one buffer, in groups, each in table order: matrices, which weight decay shrinks, then biases and
-// norms, which it does not. So AdamW updates all that decays in one go, and all norms are one range, whose gradients sequence
-// parallelism sums over ranks. Each tensor starts at a multiple of 64 elements; gradients, master weights and Adam's moments
-// use the same offsets. What lies between tensors is zero and stays zero. Backward finishes the tensors of each group from its
-// end to its front.
+// All parameters are in one buffer, in groups, each in table order: matrices, to which weight decay applies, then biases and
+// norms, to which it does not. So AdamW updates everything decayed in one call, and all norms are one range, whose gradients
+// sequence parallelism sums over ranks. Each tensor starts at a multiple of 64 elements; gradients, master weights and Adam's
+// moments use the same offsets. The gaps between tensors are zero and stay zero. Backward completes the tensors of each group
+// from its end to its front.
 //
 // Physical layouts: every linear weight is (out, in). The fused projection has rows [q heads | k heads | v heads], fc1 of a
-// SwiGLU model [gate | up]; with tensor parallelism these are a rank's own heads and columns. Files cut and permute the rows of
-// the whole tensor: HfTensor says how.
+// SwiGLU model [gate | up]; with tensor parallelism these are a rank's own heads and columns. Files split and permute the rows
+// of the whole tensor, as HfTensor describes.
 #pragma once
 #include <string>
 #include <vector>
@@ -27,37 +27,37 @@ enum class Init {
     scaled_normal,  // N(0, std / sqrt(2 L)): the two projections that write into the residual stream
 };
 
-// A tensor of a Hugging Face file: rows [row, row + rows) of our whole tensor.
+// A tensor of a Hugging Face file: rows [row, row + rows) of the whole tensor here.
 struct HfTensor {
     std::string name;
     int row = 0, rows = 0;
-    bool transposed = false;  // GPT-2's Conv1D keeps (in, out)
-    int interleaved = 0;  // BLOOM: head size HS if file rows are [q k v] per head, where ours are [q heads | k heads | v heads]
+    bool transposed = false;  // GPT-2's Conv1D stores (in, out)
+    int interleaved = 0;      // BLOOM: head size HS, as file rows are [q k v] per head, not [q heads | k heads | v heads]
 };
 
-// Rows [row, row + rows) of what a rank holds are rows [whole_row, ...) of the whole tensor.
+// Rows [row, row + rows) of a rank's part are rows [whole_row, ...) of the whole tensor.
 struct RowBlock {
     int row, whole_row, rows;
 };
 
-enum class Group { matrix, cut_bias, whole_bias, norm };  // cut over tp; the same on every tp rank
+enum class Group { matrix, cut_bias, whole_bias, norm };  // biases: cut over tp, or whole on every tp rank
 
 struct TensorSpec {
-    std::string name;  // ours: "blocks.3.qkv_w"
+    std::string name;  // "blocks.3.qkv_w"
     int rows = 0, cols = 1;
     Group group = Group::matrix;
     Init init = Init::zeros;
     std::vector<HfTensor> hf;
-    int id = 0;  // its place in the table of a rank that holds everything
+    int id = 0;  // index in the table of a rank that holds everything
     static constexpr int embedding = -1, head = -2;
-    int block = embedding;  // of this rank's blocks, or one of these two: when backward computes its gradient
+    int block = embedding;  // index among this rank's blocks, or one of the two above: when backward computes it
 
-    // The whole tensor, and what part of it this is. With one rank: all of it.
+    // Shape of the whole tensor, and which part of it this is. With one rank: all of it.
     int whole_rows = 0, whole_cols = 1, first_col = 0;
     std::vector<RowBlock> blocks = {};
     bool replicated = false;  // the same on every tp rank
-    bool copy = false;        // the head of the last stage, where it is the first stage's embedding: neither counted nor stored
-    // The last so many rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are to be summed.
+    bool copy = false;        // the last stage's copy of a tied embedding: neither counted nor stored
+    // The last `replicated_rows` rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are summed.
     int replicated_rows = 0, replicas = 1;
 
     size_t offset = 0;  // elements from the start of the buffer
@@ -108,7 +108,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     };
 
     const auto plain = [&](const std::string& hf, int rows) { return std::vector<HfTensor>{{hf, 0, rows}}; };
-    const auto vocab = [&](const char* name, const std::string& hf) {  // files hold the true vocabulary only
+    const auto vocab = [&](const char* name, const std::string& hf) {  // files hold the vocabulary without padding
         TensorSpec t{name, n.Vpl, c.C, Group::matrix, Init::normal, plain(hf, c.V)};
         t.whole_rows = c.Vp, t.whole_cols = c.C, t.blocks = {{0, n.v0, n.Vpl}};
         return t;
@@ -126,7 +126,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         for (HfTensor& t : parts) t.name += ending, t.transposed = transposed;
         return parts;
     };
-    // Its rows are cut over tp: a rank computes some columns of the output.
+    // The weight's rows are cut over tp: a rank computes some columns of the output.
     const auto column_parallel = [&](E*& w, E*& b, const std::string& name, int whole_rows, const std::vector<RowBlock>& blocks,
                                      const std::vector<HfTensor>& parts, int replicated_rows, bool held) {
         const int rows = blocks.back().row + blocks.back().rows;
@@ -139,7 +139,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         t.hf = named(parts, ".bias", false);
         visit(b, t, held);
     };
-    // Its columns are cut over tp: a rank computes a summand of the whole output, whose bias is added once.
+    // The weight's columns are cut over tp: a rank computes a summand of the output, and the bias is added once.
     const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool held) {
         TensorSpec t{
             name + "_w", c.C, whole_cols / tp.size, Group::matrix, Init::scaled_normal, named(plain(hf, c.C), ".weight", gpt2)};
@@ -208,11 +208,11 @@ struct ParameterTable {
     Part part;
     std::vector<TensorSpec> rows;
     size_t size = 0;     // elements of the buffer, with padding between tensors
-    size_t decayed = 0;  // elements before this one are matrices
-    size_t shared = 0;   // elements from this one on are whole on every tp rank: biases of row-parallel matrices, and norms
-    size_t trained = 0;  // parameters that exist in the model's files: no padded vocabulary rows, no gaps, each once
+    size_t decayed = 0;  // elements before this index are matrices, which decay
+    size_t shared = 0;   // elements from this index on are whole on every tp rank: row-parallel biases and norms
+    size_t trained = 0;  // parameters as in the model's files: without padding and gaps, each once
 
-    // The sizes of the decayed elements and of the others become multiples of `multiple`, so that they can be cut into parts.
+    // The sizes of decayed and other elements are padded to multiples of `multiple`, so that they divide into equal shards.
     explicit ParameterTable(const ModelConfig& c, const Part& held, size_t multiple = 64) : part(held) {
         Params<char> unused;
         detail::walk_parameters(c, part, unused, [&](char*&, const TensorSpec& spec) { rows.push_back(spec); });
@@ -231,27 +231,27 @@ struct ParameterTable {
     explicit ParameterTable(const ModelConfig& c) : ParameterTable(c, whole_model(c)) {}
 };
 
-// Points p's tensors into a buffer, that of each row of the table to place(row).
+// Points p's tensors into a buffer: each row of the table to place(row).
 template <class E, class Place>
 void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E>& p, E* buffer, Place place) {
     size_t row = 0;
     detail::walk_parameters(c, table.part, p, [&](E*& slot, const TensorSpec&) { slot = buffer + place(row++); });
     if (c.tied && table.part.first) p.head = p.wte;
 }
-// Into one that is laid out by the table.
+// Points p's tensors into a buffer that is laid out by the table.
 template <class E>
 void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E>& p, E* buffer) {
     bind_parameters(c, table, p, buffer, [&](size_t row) { return table.rows[row].offset; });
 }
 
 // Where a rank's part of a tensor lies in a file: visit(ours, stride, file, n) for runs of n elements, ours[ours + k stride]
-// and file[file + k]; offsets in elements from the start of the part and of the HfTensor.
+// and file[file + k]; offsets count elements from the start of the part and of the HfTensor.
 template <class Visit>
 void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
     const int heads = t.interleaved ? t.rows / (3 * t.interleaved) : 0;
     const auto file_row = [&](int whole_row) {
         int r = whole_row - t.row;
-        if (t.interleaved) {  // ours (which of q k v, head, element), the file's (head, which, element)
+        if (t.interleaved) {  // here (which of q k v, head, element), in the file (head, which, element)
             const int HS = t.interleaved, which = r / (heads * HS), head = r / HS % heads;
             r = (head * 3 + which) * HS + r % HS;
         }
@@ -275,8 +275,8 @@ void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
     }
 }
 
-// visit(first, n, rounding) for each part of a tensor in elements [begin, end) of the buffer: n elements from `first` on, and
-// the random numbers by which they are rounded.
+// Calls visit(first, n, rounding) for each part of a tensor in elements [begin, end) of the buffer: n elements from `first` on,
+// and the random numbers that round them.
 template <class Visit>
 void for_each_rounding(const TensorSpec& t, size_t begin, size_t end, uint64_t key, Visit visit) {
     for (const RowBlock& rows : t.blocks) {
@@ -290,7 +290,7 @@ void for_each_rounding(const TensorSpec& t, size_t begin, size_t end, uint64_t k
         visit(first, last - first, r);
     }
 }
-// The same of all tensors. What lies between them is zero and left out.
+// The same for all tensors. The gaps between them, which are zero, are left out.
 template <class Visit>
 void for_each_rounding(const ParameterTable& table, size_t begin, size_t end, uint64_t key, Visit visit) {
     for (const TensorSpec& t : table.rows) for_each_rounding(t, begin, end, key, visit);

@@ -1,4 +1,4 @@
-// From logits to a token: greedy, or temperature with top-k and top-p (nucleus; Holtzman et al., 2020) filtering.
+// Chooses a token from logits: greedy, or temperature with top-k and top-p (nucleus; Holtzman et al., 2020) filtering.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -6,12 +6,12 @@
 #include <vector>
 
 struct SamplingOptions {
-    double temperature = 1.0;  // 0: the most likely token
+    double temperature = 1.0;  // 0: greedy
     int top_k = 0;             // keep the k most likely; 0: all
-    double top_p = 1.0;        // keep the smallest set of most likely tokens with at least this probability in all
+    double top_p = 1.0;        // keep the smallest set of most likely tokens with at least this total probability
 };
 
-// logits (V); uniform in [0, 1). Ties are broken towards the smaller id, so that the result is a function of its inputs.
+// logits (V); uniform in [0, 1). Ties go to the smaller id, so that the result is a function of its inputs.
 inline int sample_token(const float* logits, int V, const SamplingOptions& options, double uniform) {
     const auto more_likely = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
     if (options.temperature <= 0) {
@@ -27,7 +27,7 @@ inline int sample_token(const float* logits, int V, const SamplingOptions& optio
         std::nth_element(order.begin(), order.begin() + k - 1, order.end(), more_likely);
         order.resize(k);
     }
-    // Only filtering by probability needs the order; otherwise ids stay sorted as they are.
+    // Only filtering by total probability needs the order; otherwise ids stay sorted as they are.
     if (options.top_p < 1) std::sort(order.begin(), order.end(), more_likely);
 
     const float top = logits[*std::min_element(order.begin(), order.end(), more_likely)];

@@ -1,9 +1,9 @@
 // Curves of any length in little memory, and line charts as SVG.
-//   Curve   at most 750 parts of neighbouring points; a part keeps their mean, smallest and largest value: no spike is lost
-//   Chart   series on nice axes (1-2-5 ticks; logarithmic where asked), drawn by draw_chart(); a style sheet has the colours
-// What is drawn here is the loss curve as a file of its own, and what a page shows where scripts are off. Elsewhere the page's
-// script (report_style.h) draws the same series, at the width of the window.
-// Any data can be drawn: what is not finite is left out, what is beyond +-largest_drawn lies there, and axes have a length.
+//   Curve   at most 750 buckets of neighbouring points; a bucket keeps their mean, minimum and maximum, so no spike is lost
+//   Chart   series on nice axes (1-2-5 ticks; logarithmic if wanted), drawn by draw_chart(); a style sheet has the colours
+// These SVGs are the loss curve's own file, and the page's charts where scripts are disabled. Otherwise the page's script
+// (report_style.h) draws the same series at the width of the window. Any data can be drawn: non-finite values are left out,
+// values beyond +-largest_drawn are drawn there, and axes never have length zero.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,12 +16,12 @@
 #include "../base/check.h"
 #include "../base/terminal.h"
 
-// Neighbouring points of a curve as one: means of both coordinates, and the smallest and the largest value.
+// A bucket of neighbouring points: means of both coordinates, and the minimum and maximum value.
 struct CurvePart {
     double x, y, low, high;
 };
 
-// Sums of as many as a curve has, and differences, stay finite.
+// Small enough that sums over all points of a curve, and differences, stay finite.
 constexpr double largest_drawn = 1e290;
 inline double drawable(double v) { return std::clamp(v, -largest_drawn, largest_drawn); }
 
@@ -29,7 +29,7 @@ class Curve {
 public:
     static constexpr size_t max_parts = 750;
 
-    // What is not finite is left out. Where x goes back, the points from there on are new ones.
+    // Adds a point; a non-finite one is ignored. Where x goes back, the points that follow replace the later ones.
     void add(int64_t x, double y) {
         if (!std::isfinite(y)) return;
         if (!buckets_.empty() && x < last_x_) cut_after(x - 1);
@@ -45,7 +45,7 @@ public:
     bool empty() const { return buckets_.empty(); }
     double last() const { return last_; }
 
-    // Takes away what comes after x, so that points there can be added anew; returns it.
+    // Removes the points after x, so that they can be added anew; returns them.
     std::vector<CurvePart> cut_after(int64_t x) {
         Curve tail;
         const auto kept = [&](const Bucket& b) { return b.sum_x / (double)b.n <= (double)x; };
@@ -90,7 +90,7 @@ private:
     double last_ = NAN;
 };
 
-// At most n parts, each of as many neighbours.
+// At most n parts, each merged from equally many neighbours.
 inline std::vector<CurvePart> thinned(const std::vector<CurvePart>& parts, size_t n) {
     const size_t every = (parts.size() + n - 1) / n;
     if (every <= 1) return parts;
@@ -107,7 +107,8 @@ inline std::vector<CurvePart> thinned(const std::vector<CurvePart>& parts, size_
     return out;
 }
 
-// Gaussian average of the means. Its width is 1% of the curve's length, less near the start: the first fall stays steep.
+// Gaussian average of the means. Its width is 1% of the curve's length, less near the start, so that the first fall stays
+// steep.
 inline std::vector<CurvePart> smoothed(std::vector<CurvePart> parts) {
     const std::vector<CurvePart> raw = parts;
     size_t from = 0;
@@ -125,7 +126,7 @@ inline std::vector<CurvePart> smoothed(std::vector<CurvePart> parts) {
 }
 
 // ---- axes ------------------------------------------------------------------------------------------------------------------
-// Ends that an axis can have, whatever the data's are: finite, in order, and far enough apart for ticks that differ.
+// Valid ends for an axis, whatever the data: finite, in order, and far enough apart that tick labels differ.
 inline std::pair<double, double> axis_ends(double lo, double hi) {
     if (!(lo <= hi)) return {0, 1};  // there are no data, or an end is not a number
     lo = drawable(lo), hi = drawable(hi);
@@ -133,13 +134,13 @@ inline std::pair<double, double> axis_ends(double lo, double hi) {
         hi = lo + (std::fabs(lo) < 1e-12 ? 1e-12 : 0.1 * std::fabs(lo));
     return {lo, hi};
 }
-// Of a logarithmic axis, which has no place for zero and less.
+// Valid ends for a logarithmic axis: positive.
 inline std::pair<double, double> log_axis_ends(double lo, double hi) {
     std::tie(lo, hi) = axis_ends(lo, hi);
     return axis_ends(std::max(lo, 1e-100), std::max(hi, 1e-100));
 }
 
-// The smallest of 1, 2, 5 times a power of ten that cuts [lo, hi] into at most n parts.
+// The smallest of 1, 2, 5 times a power of ten that divides [lo, hi] into at most n parts.
 inline double nice_step(double lo, double hi, int n) {
     const double least = std::max((hi - lo) / n, 1e-300), power = std::pow(10, std::floor(std::log10(least)));
     for (const double m : {1.0, 2.0, 5.0})
@@ -147,7 +148,7 @@ inline double nice_step(double lo, double hi, int n) {
     return 10 * power;
 }
 
-// At most n + 1 ticks, `least_step` apart or more.
+// At most n + 1 ticks, at least `least_step` apart.
 inline std::vector<double> linear_ticks(double lo, double hi, int n, double least_step = 0) {
     std::tie(lo, hi) = axis_ends(lo, hi);
     const double step = std::max(least_step, nice_step(lo, hi, n));
@@ -199,14 +200,14 @@ inline std::string tick_label(double v) {
 
 // ---- charts ----------------------------------------------------------------------------------------------------------------
 struct Series {
-    std::string name;   // shown in the legend; empty: in none, and not under the cursor
+    std::string name;   // in the legend and at the cursor; empty: in neither
     std::string style;  // class of the line: train, valid, ...
     std::vector<CurvePart> parts;
-    bool smooth = false;  // the line is an average, over a pale one of the values that are averaged
+    bool smooth = false;  // an averaged line, drawn over the pale raw values
     bool dots = false;    // mark every point (while they are few)
-    bool steps = false;   // constant from one point to the next
-    bool pale = false;    // the smallest and the largest values alone
-    int run = 0;          // which of several
+    bool steps = false;   // a step function
+    bool pale = false;    // only the range from minimum to maximum
+    int run = 0;          // index of the run in a comparison
 
     std::vector<CurvePart> line() const { return smooth ? smoothed(parts) : parts; }
 };
@@ -214,19 +215,19 @@ struct Series {
 struct Chart {
     std::string id, title;
     std::vector<Series> series;
-    double lo = 0, hi = 1;  // range of y
-    double skip = 0;        // share of the length at the start that has no part in the range
+    double lo = 0, hi = 1;  // range of the y axis
+    double skip = 0;        // fraction of the length, at the start, that the y range ignores
     bool from_zero = false, logarithmic = false;
     double baseline = NAN;  // a dashed horizontal line ...
     std::string baseline_name;
     std::vector<int64_t> marks;                          // x of ticks at the upper edge: steps whose value is not finite
     std::vector<std::pair<int64_t, std::string>> notes;  // vertical lines with a word: what happened at this step
-    int decimals = -1;           // of the values in the caption; negative: as many as short_number() takes
-    bool direct_labels = false;  // names and last values beside the ends of the lines
+    int decimals = -1;                                   // decimals of the caption's values; negative: as short_number()
+    bool direct_labels = false;                          // names and last values beside the ends of the lines
     int width = 560, height = 230;
 };
 
-// Where a chart's values lie in its picture; what is outside lies near it.
+// Maps a chart's values to coordinates in its picture; values out of range are clamped near its edges.
 struct Frame {
     double left, right, top, bottom, x0, x1, y0, y1;
     bool logarithmic;
@@ -247,7 +248,7 @@ inline Frame frame_of(const Chart& c) {
     for (const Series& s : c.series)
         for (const CurvePart& p : s.parts)
             if (drawn(p)) first = std::min(first, p.x), last = std::max(last, p.x);
-    if (first < 0.05 * last) first = std::min(first, 0.0);  // a run starts at 0, though its first record is step 1
+    if (first < 0.05 * last) first = std::min(first, 0.0);  // show 0, where a run starts, although its first record is step 1
     const auto [x0, x1] = axis_ends(first, last);
     const auto [y0, y1] = c.logarithmic ? log_axis_ends(c.lo, c.hi) : axis_ends(c.lo, c.hi);
     return {60,           c.width - (c.direct_labels ? 124.0 : 24.0), 12, c.height - 30.0, x0, std::max(x1, x0 + 1), y0, y1,
@@ -280,7 +281,7 @@ inline std::string svg_path(const Frame& f, const std::vector<CurvePart>& parts,
     return d;
 }
 
-// What lies between the smallest and the largest values.
+// The area between the minimum and maximum values.
 inline std::string svg_envelope(const Frame& f, const Series& s, size_t n) {
     std::string low, high;
     for (const CurvePart& p : thinned(s.parts, n)) {
@@ -308,7 +309,7 @@ inline std::string svg_axes(const Chart& c, const Frame& f) {
     return out + format("<path class=\"axis\" d=\"M%.1f %.1fH%.1f\"/>", f.left, f.bottom, f.right);
 }
 
-// Names and last values at the right of the lines' ends, moved apart where they would overlap.
+// Names and last values at the right ends of the lines, moved apart where they would overlap.
 inline std::string svg_end_labels(const Chart& c, const Frame& f) {
     struct Label {
         double y;
@@ -341,7 +342,7 @@ inline std::string draw_chart(const Chart& c) {
     out += svg_axes(c, f) + format("<g clip-path=\"url(#clip-%s)\">", c.id.c_str());
     if (std::isfinite(c.baseline))
         out += format("<path class=\"line baseline\" d=\"M%.1f %.1fH%.1f\"/>", f.left, f.y(c.baseline), f.right);
-    int row = 0;  // words may lie over the same step
+    int row = 0;  // notes of nearby steps go to different rows
     for (const auto& [x, word] : c.notes)
         out += format(
             "<path class=\"note\" d=\"M%.1f %.1fV%.1f\"/><text class=\"tick\" x=\"%.1f\" y=\"%.1f\" "
@@ -350,7 +351,7 @@ inline std::string draw_chart(const Chart& c) {
             f.bottom - 8 - 15 * (row++ % 3), f.x((double)x) > f.right - 80 ? "end" : "start", xml_escape(word).c_str());
     for (const Series& s : c.series) {
         if (s.parts.empty()) continue;
-        const size_t n = (size_t)std::max(c.width, 4) / 2;  // more would not be seen
+        const size_t n = (size_t)std::max(c.width, 4) / 2;  // more points than pixels would not be visible
         if (s.smooth || s.pale) out += svg_envelope(f, s, n);
         if (s.pale) continue;
         const std::vector<CurvePart> line = thinned(s.line(), n);

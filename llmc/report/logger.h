@@ -1,26 +1,27 @@
-// What a run tells: lines on the console, OUT/log.jsonl for programs, OUT/report.html for people.
+// The output of a run: lines on the console, OUT/log.jsonl for programs, OUT/report.html for people.
 //
-// log.jsonl: one JSON object per line, written whole with one write(), so that a reader never meets half a line. Kinds:
+// log.jsonl: one JSON object per line, written with one write(), so that a reader never sees half a line. Kinds:
 //   run     first line: name, time, total_steps, total_samples, unigram_loss, summary, machine, options
-//   change  step, and those fields of the first line that a resumed run has changed: name, total_steps, options, ...
-//   step    the fields of StepStats by their names, seconds since the start (of a resumed run: those of its earlier parts
-//           and of this one), eta_s
-//   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two of the 12 tensors:
-//           of qkv, proj, fc1, fc2 each input, weight, gradient
-//   valid   step, loss, perplexity, tokens, ms; of several data sets also sets: {name: loss}
-//   sample  step, prompt, text              what the model wrote
+//   change  step, and those fields of the first record that a resumed run has changed: name, total_steps, options, ...
+//   step    the fields of StepStats by their names; seconds since the start, including those of a resumed run's earlier
+//           parts; eta_s
+//   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two have 12 numbers:
+//           for input, weight and gradient of each of qkv, proj, fc1, fc2
+//   valid   step, loss, perplexity, tokens, ms; with several datasets also sets: {name: loss}
+//   sample  step, prompt, text              text that the model generated
 //   event   step, level, event, message     level: info | warning | error; event: one word
 //   end     step, status (finished | stopped | failed), seconds, message
 // JSON has no NaN: such a value is null, and "nonfinite" names it, {"loss":null,"nonfinite":{"loss":"nan"}}.
 // Bytes that are not UTF-8 become U+FFFD.
 //
-// Console: on a terminal a line of the newest step that is rewritten in place, and one that stays every 10 s or log_interval
-// steps, aligned under a header that comes again every 30 lines; elsewhere only those that stay, in plain text. `quiet` leaves
-// only warnings, errors and the last line.
+// Console: on a terminal, the newest step is a line rewritten in place; every 10 s or log_interval steps a line stays, aligned
+// under a header that is repeated every 30 lines. Elsewhere only the lines that stay are printed, as plain text. `quiet` leaves
+// warnings, errors and the last line.
 //
-// An output directory that cannot be written is an Error at the start. After that nothing here ends training, for the model is
-// worth more than its log: what fails (disk full, no memory) is reported once, loudly, and tried again. A log that somebody has
-// deleted or replaced, with its folder or without, is written again when the report is: what was in it is still to be read.
+// An output directory that cannot be written is an Error at the start. Later, no failure here ends training, for the model is
+// worth more than its log: a failure (disk full, no memory) is reported once, loudly, and the write is tried again. A log that
+// was deleted or replaced, alone or with its directory, is written again in full with the next report: its records are still in
+// the open file.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -48,36 +49,36 @@
 
 struct RunInfo {
     using json = nlohmann::ordered_json;
-    std::string name;               // what console, log and report call the run
+    std::string name;               // the run's name on console, in log and report
     int64_t total_steps = 0;        // 0: not known
-    int64_t total_samples = 0;      // of all steps, where the batch ramps up; 0: steps count for the ETA
-    double unigram_loss = NAN;      // cross-entropy of the tokens' frequencies: what a model knows that looks at no context
-    bool z_loss = false;            // on: has a column of its own
-    bool batch_ramp = false;        // likewise
+    int64_t total_samples = 0;      // of the whole run where the batch size ramps up; 0: the ETA uses steps
+    double unigram_loss = NAN;      // cross-entropy of a model that knows only the tokens' frequencies
+    bool z_loss = false;            // z-loss is on and has a column
+    bool batch_ramp = false;        // the batch size ramps up and has a column
     json summary = json::object();  // rows of the report: label -> text
     json machine = json::object();
     json options = json::object();
 };
 
 struct StepStats {
-    int64_t step = 0;              // global batches done, this one included
+    int64_t step = 0;              // global batches done, including this one
     int64_t consumed_samples = 0;  // sequences so far
     int64_t tokens = 0;            // tokens so far
-    double loss = NAN;             // cross-entropy per token, without z_loss
+    double loss = NAN;             // cross-entropy per token, without z-loss
     double z_loss = 0, grad_norm = NAN, lr = NAN;
-    int global_batch = 0;  // sequences of this step
+    int global_batch = 0;  // sequences in this step
     double step_ms = 0, tokens_per_s = 0;
     double model_tflops = 0;                   // model FLOPs per second / 1e12 (flops.h); 0: not known
-    double mfu = -1;                           // their part of the hardware's peak; negative: not known
-    int64_t memory_bytes = 0;                  // in use by the process or, on a GPU, there (machine.h)
+    double mfu = -1;                           // model FLOPs utilization; negative: not known
+    int64_t memory_bytes = 0;                  // in use, by the process or on the GPU (machine.h)
     double lse_mean = NAN, lse_max = NAN;      // log Z of the logits
-    int64_t skipped = 0;                       // steps so far whose update was not applied
-    bool applied = true;                       // this one's was
-    std::map<std::string, double> waiting_ms;  // of step_ms, in which the first rank waited for others, by group of ranks
+    int64_t skipped = 0;                       // steps so far whose update was skipped
+    bool applied = true;                       // whether this step's update was applied
+    std::map<std::string, double> waiting_ms;  // part of step_ms in which rank 0 waited, by group of ranks
 };
 
 // ---- JSON ------------------------------------------------------------------------------------------------------------------
-// j[key] = x, or null with a note beside it.
+// j[key] = x; a non-finite x becomes null and is named under "nonfinite".
 inline void put_number(nlohmann::ordered_json& j, const char* key, double x) {
     if (std::isfinite(x)) {
         j[key] = x;
@@ -93,7 +94,7 @@ inline nlohmann::ordered_json to_json(const StepStats& s) {
     put_number(j, "loss", s.loss), put_number(j, "z_loss", s.z_loss), put_number(j, "grad_norm", s.grad_norm),
         put_number(j, "lr", s.lr);
     j["global_batch"] = s.global_batch;
-    // a thousandth of a millisecond is enough, and shorter
+    // round to microseconds, which are precise enough and print shorter
     put_number(j, "step_ms", std::round(s.step_ms * 1e3) / 1e3),
         put_number(j, "tokens_per_s", std::round(s.tokens_per_s * 10) / 10);
     if (s.model_tflops > 0) put_number(j, "model_tflops", s.model_tflops);
@@ -105,7 +106,7 @@ inline nlohmann::ordered_json to_json(const StepStats& s) {
     return j;
 }
 
-// A file that grows by whole lines, which stay in it although others delete it.
+// A file that grows by whole lines, which are kept even if the file is deleted meanwhile.
 class JsonLines {
 public:
     explicit JsonLines(const std::string& path) : path_(path) {
@@ -115,7 +116,7 @@ public:
             close(fd_);
             fail("%s is not a regular file; HINT: give another --out", path.c_str());
         }
-        // A run that was killed may have left half a line: the next record starts a new one.
+        // A killed run may have left half a line: the next record begins a new line.
         const off_t size = lseek(fd_, 0, SEEK_END);
         char last = '\n';
         if (size > 0 && pread(fd_, &last, 1, size - 1) == 1 && last != '\n') (void)!::write(fd_, "\n", 1);
@@ -129,13 +130,13 @@ public:
         append_whole(fd_, path_, line);
     }
 
-    // Whether the file still lies under its name.
+    // Whether the open file still is the one under its name.
     bool in_place() const {
         struct stat mine, there;
         if (fstat(fd_, &mine) != 0) fail("cannot read %s: %s", path_.c_str(), strerror(errno));
         return stat(path_.c_str(), &there) == 0 && there.st_dev == mine.st_dev && there.st_ino == mine.st_ino;
     }
-    // Writes it again under its name, in full, from the file that is still open. What has the name meanwhile is set aside.
+    // Copies the open file to its name again. A file that has the name meanwhile is renamed.
     void restore() {
         make_directory(std::filesystem::path(path_).parent_path().string());
         FileWriter copy(path_);
@@ -156,15 +157,15 @@ private:
     int fd_ = -1;
 };
 
-// Time left, from a moving average of the time per unit of work (steps or samples). All that happens between two steps counts:
-// validation, samples, checkpoints. The first unit, slow while caches fill, is forgotten once there are others.
+// Time left, from a moving average of the time per unit of work (steps or samples). It includes everything between two steps:
+// validation, samples, checkpoints. The first unit, slow while caches are cold, is dropped once there are others.
 class Eta {
 public:
     void add(double done, double now) {
         if (last_time_ >= 0 && done > last_done_) {
             const double each = (now - last_time_) / (done - last_done_);
             n_++;
-            // the plain mean at first, then the last 100 or so
+            // the plain mean at first, then over the last 100 or so
             seconds_ = n_ <= 2 ? each : seconds_ + (each - seconds_) / std::min<double>(n_ - 1, 100);
         }
         last_time_ = now, last_done_ = done;
@@ -184,8 +185,8 @@ struct StepColumn {
     std::function<std::string(const StepStats&, double eta)> cell;
 };
 
-// The columns that this run needs, the most important first: a narrow terminal shows those that fit. `first`, its first step,
-// tells which unit of speed is known.
+// The columns that this run needs, the most important first: a narrow terminal shows as many as fit. `first`, the first step,
+// tells which throughput unit is known.
 inline std::vector<StepColumn> step_columns(const RunInfo& run, const StepStats& first) {
     using S = const StepStats&;
     const std::string total = run.total_steps > 0 ? "/" + std::to_string(run.total_steps) : "";
@@ -209,7 +210,7 @@ inline std::vector<StepColumn> step_columns(const RunInfo& run, const StepStats&
     return columns;
 }
 
-// Of the columns those that fit into a line, at least the first.
+// The leading columns that fit into a line, at least one.
 inline std::vector<StepColumn> columns_that_fit(const std::vector<StepColumn>& columns, int width) {
     std::vector<StepColumn> fit;
     for (const StepColumn& c : columns)
@@ -220,9 +221,9 @@ inline std::vector<StepColumn> columns_that_fit(const std::vector<StepColumn>& c
 
 class Logger {
 public:
-    // terminal: whether the console is one. log_interval: steps between lines that stay, 0: one every 10 s, and in a pipe no
-    // other. console: where lines go. hold: called before a file in out_dir is
-    // replaced; throws if the directory is another run's by now.
+    // terminal: whether the console is a terminal. log_interval: steps between lines that stay; 0: one every 10 s (no others in
+    // a pipe). console: where lines are printed. hold: called before a file in out_dir is replaced; throws if the directory
+    // belongs to another run by now.
     Logger(const std::string& out_dir, bool quiet, bool terminal, int log_interval = 0, FILE* console = stdout,
            std::function<void()> hold = {})
         : out_dir_(out_dir),
@@ -237,16 +238,16 @@ public:
           start_(monotonic_seconds()) {}
     Logger(const Logger&) = delete;
     Logger& operator=(const Logger&) = delete;
-    // A run that ends by an exception is marked as failed, so that its report does not wait for more.
+    // A run that ends by an exception is marked as failed, so that its report does not wait for more records.
     ~Logger() {
         if (started_ && !ended_) end("failed", "the run ended by an error");
     }
 
-    // The numbers of the records that follow go to event files in `dir` as well; `step`: the last one that is done.
+    // Writes the numbers of the following records to event files in `dir` as well; `step`: the last step that is done.
     void also_tensorboard(const std::string& dir, int64_t step) { tensorboard_ = std::make_unique<TensorBoard>(dir, step); }
 
-    // resumed_at: the step whose checkpoint the run goes on from; the log of the part up to there, if it is there, is gone on
-    // with.
+    // resumed_at: the step whose checkpoint is resumed. If a log of the earlier part exists, its records up to that step are
+    // kept and new ones are appended.
     void run(const RunInfo& info, std::optional<int64_t> resumed_at = {}) {
         info_ = info;
         started_ = true;
@@ -284,12 +285,12 @@ public:
         refresh_report(false);
     }
 
-    // layers: a list with an object for each; numbers that are not finite become null.
+    // layers: a list with one object per layer; non-finite numbers become null.
     void health(int64_t step, const nlohmann::ordered_json& layers) {
         attempt("the log", [&] { record({{"kind", "health"}, {"step", step}, {"layers", layers}}); });
     }
 
-    // sets: names and losses, where there are several
+    // sets: names and losses of the datasets, if there are several
     void valid(int64_t step, double loss, int64_t tokens, double ms,
                const std::vector<std::pair<std::string, double>>& sets = {}) {
         const bool best = loss < records_.best_valid;
@@ -314,7 +315,7 @@ public:
         });
     }
 
-    // A line for people that no program needs.
+    // Prints a line for people, without a record in the log.
     void say(const std::string& text) {
         attempt("the console", [&] { print(printable(text), plain); });
     }
@@ -331,7 +332,7 @@ public:
         });
     }
 
-    // status: finished, stopped (by the user) or failed. reason: why. command: what goes on with the run. Also draws
+    // status: finished, stopped (by the user) or failed. reason: why. command: the command that resumes the run. Also draws
     // OUT/loss.svg.
     void end(const std::string& status, const std::string& reason = "", const std::string& command = "") {
         ended_ = true;
@@ -368,7 +369,7 @@ private:
         StatusLine::clear_any();
         fprintf(console_, "%s\n", line.c_str()), fflush(console_);
     }
-    // On a terminal in as many lines as it takes, each so far to the right; the first one behind `head`, which takes that room.
+    // On a terminal: wrapped and indented by so many columns; `head` takes the indent's place on the first line.
     void print(const std::string& text, Style style, int indent = 0, const std::string& head = "") {
         const std::vector<std::string> lines =
             terminal_ ? wrap_text(text, std::max(10, width_() - indent)) : std::vector<std::string>{text};
@@ -380,7 +381,7 @@ private:
     int indent_() const { return columns_.empty() ? 2 : columns_[0].width + 2; }
     static const char* bar_() { return utf8_locale() ? "  │ " : "  | "; }
 
-    // Does what training can do without: if it fails, whatever the reason, that is said the first time.
+    // Runs what training can do without: a failure, whatever its reason, is reported the first time.
     template <class F>
     void attempt(const char* what, F&& f) {
         try {
@@ -390,7 +391,7 @@ private:
                 if (said_.insert(what).second)
                     print(format("error: %s: %s; training is not affected", what, printable(e.what()).c_str()), &Paint::bad);
             }
-        } catch (...) {  // no memory even to say it
+        } catch (...) {  // out of memory for the message itself
         }
     }
 
@@ -407,8 +408,7 @@ private:
         attempt("the report", [&] { records_.add(j); });
     }
 
-    // Goes on with the log that lies in the directory.
-    // What a resumed run changes of its first record.
+    // Records the fields of the first record that a resumed run has changed.
     void record_changes(const RunInfo& info, int64_t step) {
         const nlohmann::ordered_json now = {{"name", info.name},
                                             {"total_steps", info.total_steps},
@@ -426,11 +426,11 @@ private:
         const LogCut cut = cut_log(path, step);
         records_ = read_log(path, &passed_over);
         last_.tokens = RunLog::whole(records_.newest["tokens"]), last_.loss = records_.newest["loss"];
-        // The run's time goes on: from the end of the earlier part, after its last validation and save, if it came to that.
+        // The run's time continues from the end of its earlier part, including its last validation and save if there were any.
         if (const double before = std::fmax(records_.newest["seconds"], cut.end_seconds); before > 0) start_ -= before;
         if (const int64_t lines = cut.others + passed_over; lines > 0)
             event(step, "warning", "log",
-                  format("%s of %s %s no record%s of a run: passed over", counted(lines, "line").c_str(), path.c_str(),
+                  format("%s of %s %s no record%s of a run: ignored", counted(lines, "line").c_str(), path.c_str(),
                          lines == 1 ? "is" : "are", lines == 1 ? "" : "s"));
     }
 
@@ -450,14 +450,14 @@ private:
         const std::string note =
             best ? "" : format(", best %.4f at step %lld", records_.best_valid, (long long)records_.best_step);
         if (terminal_) {
-            const int left = width_() > indent_() + 60 ? indent_() : 0;  // below the losses of the steps, if there is room
+            const int left = width_() > indent_() + 60 ? indent_() : 0;  // in the column of the losses, if there is room
             print(detail + note, &Paint::dim, left + 24,
                   std::string((size_t)left + 2, ' ') + paint_.bold(format("%8.4f", loss)) + "  " + paint_.accent("validation") +
                       "  ");
         } else print(format("validation at step %lld: loss %.4f, %s%s", (long long)step, loss, detail.c_str(), note.c_str()));
     }
 
-    // A line per data set, under the mean.
+    // One line per dataset, below the mean.
     void print_sets(const std::vector<std::pair<std::string, double>>& sets) {
         const int left = 2 + (terminal_ && width_() > indent_() + 60 ? indent_() : 0);
         for (const auto& [name, loss] : sets)
@@ -470,7 +470,7 @@ private:
             for (const std::string& line : wrap_text(written, 100)) print("    " + line);
             return;
         }
-        print(paint_.dim(format("  what it writes at step %lld", (long long)step)));
+        print(paint_.dim(format("  sample at step %lld", (long long)step)));
         for (const std::string& line : wrap_text(written, std::max(20, std::min(100, width_() - 5))))
             print(paint_.accent(bar_()) + line);
     }
@@ -487,7 +487,7 @@ private:
         if (!quiet_) print("report: " + printable(out_dir_) + "/report.html", &Paint::dim);
     }
 
-    // So that it can be copied: lines of a command end with a backslash, but one with quotes is left as it is.
+    // Wraps a command so that it can be copied: lines end with a backslash; a command with quotes is left as it is.
     void print_command(const std::string& command) {
         print("to go on:");
         std::string text;
@@ -523,7 +523,7 @@ private:
         lines_++;
     }
 
-    // Often while the run is young, later every 10 s, and never for more than half a percent of the time.
+    // Often while the run is young, later every 10 s, and never for more than half a percent of the run's time.
     void refresh_report(bool now) {
         const double begin = monotonic_seconds();
         if (!now && begin < report_due_) return;

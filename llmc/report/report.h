@@ -1,16 +1,16 @@
-// A run, or several, as one page: report.html, self-contained (inline SVG, one script, no outside reference), light and dark.
-// Works from the records of log.jsonl (logger.h says what they hold), in memory while a run is on or read back afterwards.
-//   RunLog            what the page needs of the records, a few MB whatever the run's length: numbers of steps as curves in
-//                     buckets, samples thinned, and the last of the events
+// A run, or a comparison of several, as one page: report.html, self-contained (inline SVG, one script, no external reference),
+// light and dark. It is made from the records of log.jsonl (see logger.h), in memory during the run or read back afterwards.
+//   RunLog            what the page needs from the records, a few MB whatever the run's length: curves in buckets, thinned
+//                     samples, and the last events
 //   read_log          log.jsonl -> RunLog: the last run in the file
-//   cut_log           takes from log.jsonl what came after a step
+//   cut_log           removes the records after a step from log.jsonl
 //   render_report     RunLog -> HTML; write_report writes it atomically
 //   render_comparison several RunLogs -> HTML
 //   write_loss_svg    RunLog -> the loss curve alone as an .svg file
 //
-// A page is of bounded size: a curve has 750 parts at most, however long the run, and where runs are compared all of them
-// together have those of four. The parts keep the smallest and the largest values: no spike is lost. Samples, events and
-// options aside a run's page has less than 400 KB, and one of several runs less than 1.5 MB.
+// A page has bounded size: a curve has at most 750 buckets, however long the run; in a comparison, all runs share the buckets
+// of four curves. Buckets keep the minimum and maximum values, so no spike is lost. Without samples, events and options, a
+// run's page is below 400 KB and a comparison below 1.5 MB.
 #pragma once
 #include <array>
 #include <charconv>
@@ -36,7 +36,8 @@ inline std::string local_time(time_t t) {
 }
 
 // ---- records ---------------------------------------------------------------------------------------------------------------
-// The numbers of a step that the page shows: the first of them as curves, the others of the newest step. NaN: not known.
+// The numbers of a step that the page shows. The first `curves` of them are kept as curves, the others from the newest step
+// only. NaN: not known.
 struct StepNumbers {
     static constexpr size_t curves = 11, count = 16;
     static constexpr std::string_view names[count] = {
@@ -52,15 +53,15 @@ struct StepNumbers {
     }
 };
 
-// Reads the line of a step whose values are numbers, nulls, and objects of such, as JsonLines writes nearly all of them: in a
-// tenth of the time of a JSON parser. False, and nothing is read, for any other line, JSON or not.
+// Parses the line of a step whose values are numbers, nulls, and objects of these, as JsonLines writes nearly all of them, ten
+// times as fast as a JSON parser. Returns false and reads nothing for any other line, JSON or not.
 inline bool scan_step(std::string_view line, StepNumbers& step) {
     constexpr std::string_view start = "{\"kind\":\"step\",";
     if (line.substr(0, start.size()) != start) return false;
     const char *at = line.data() + start.size(), *const end = line.data() + line.size();
     StepNumbers found;
     const auto is = [&](char c) { return at < end && *at == c && (at++, true); };
-    bool inside = false;  // an object that is a value
+    bool inside = false;  // inside an object that is a value
     for (;;) {
         const char* const name = at + 1;
         if (!is('"')) return false;
@@ -92,22 +93,22 @@ struct RunLog {
     using json = nlohmann::ordered_json;
     static constexpr size_t max_samples = 24, max_events = 200, max_marks = 200, max_abandoned = 50, max_sets = 16;
 
-    json health;    // the newest record of the layers
-    json run, end;  // the run record; the end record, null while the run is on
+    json health;    // the newest health record
+    json run, end;  // the run record; the end record, null during the run
     StepNumbers newest;
     std::array<Curve, StepNumbers::curves> curves;
     Curve valid;
-    std::vector<std::pair<std::string, Curve>> valid_sets;  // of several data sets each one's, in the order of the log
+    std::vector<std::pair<std::string, Curve>> valid_sets;  // of each dataset if there are several, in the log's order
     double best_valid = INFINITY;
     int64_t best_step = 0, events_dropped = 0;
     bool batch_varies = false;
     std::vector<json> samples, events;
     std::vector<int64_t> nonfinite_steps;
-    std::vector<std::vector<CurvePart>> abandoned;       // losses of steps that a rollback has undone
-    std::vector<std::pair<int64_t, std::string>> notes;  // what happened to the run, and when
+    std::vector<std::vector<CurvePart>> abandoned;       // losses of steps that a rollback discarded
+    std::vector<std::pair<int64_t, std::string>> notes;  // step and text of notable events
 
-    // Takes in one record; false if it is none. Fields that are missing or of another type are left out: a log may be older
-    // than the program.
+    // Adds one record; returns false if it is not one. Fields that are missing or of another type are ignored: a log may be
+    // older than the program.
     bool add(const json& j) {
         const std::string kind = text(j, "kind");
         if (!is_record(j)) return false;
@@ -123,13 +124,13 @@ struct RunLog {
         return true;
     }
     bool add_numbers(const StepNumbers& step) { return is_step(step["step"]) && (add_step(step), true); }
-    // The same for a line of log.jsonl, whatever it holds.
+    // Adds a line of log.jsonl, whatever it holds.
     bool add_line(std::string_view line) {
         StepNumbers step;
         return scan_step(line, step) ? add_numbers(step) : add(parse(line));
     }
 
-    // Null for a line that is no record, or is nested deeper than one: what copies it recurses.
+    // Null for a line that is not a record, or is nested deeper than one: copying it would recurse.
     static json parse(std::string_view line) {
         json j = json::parse(line, nullptr, false);
         return is_record(j) && !nested_deeper_than(j, 16) ? j : json();
@@ -143,7 +144,7 @@ struct RunLog {
     static double number(const json& j, const char* key) {
         return j.contains(key) && j[key].is_number() ? j[key].get<double>() : NAN;
     }
-    // A count of steps, tokens, ...; 0 where there is none.
+    // A count of steps, tokens, ...; 0 if it is missing.
     static int64_t whole(double x) { return is_step(x) ? (int64_t)x : 0; }
     static int64_t whole(const json& j, const char* key) { return whole(number(j, key)); }
     const Curve& curve(std::string_view name) const { return curves[StepNumbers::index(name)]; }
@@ -159,7 +160,7 @@ private:
     }
     void add_step(StepNumbers s) {
         const int64_t step = whole(s["step"]);
-        // The seconds of older versions began again where a run was resumed.
+        // Older versions restarted `seconds` on a resume.
         const double before = newest["seconds"];
         if (s["seconds"] >= before) earlier_ = 0;
         else if (s["seconds"] + earlier_ < before) earlier_ = before;
@@ -169,7 +170,7 @@ private:
             if (nonfinite_steps.size() < max_marks) nonfinite_steps.push_back(step);
         if (std::fabs(s["global_batch"] - newest["global_batch"]) > 0) batch_varies = true;
         newest = s;
-        end = nullptr;  // the run has gone on
+        end = nullptr;  // the run was resumed
     }
     void add_changes(const json& j) {
         if (!run.is_object()) return;
@@ -185,7 +186,7 @@ private:
                 if (Curve* curve = valid_set(name); curve && value.is_number()) curve->add(step, value.get<double>());
         if (loss < best_valid) best_valid = loss, best_step = step;
     }
-    // Many samples are thinned to every second one, so that they still tell the whole story.
+    // When there are too many, every second sample is dropped, so that those left cover the whole run.
     void add_sample(const json& j) {
         samples.push_back(j);
         if (samples.size() <= max_samples) return;
@@ -202,7 +203,7 @@ private:
         if (event == "fp8") notes.push_back({step, "FP8"});
         if (event == "rollback") roll_back(step);
     }
-    // The steps after this one will come again.
+    // Discards the steps after this one, which will be repeated.
     void roll_back(int64_t step) {
         notes.push_back({this->step(), "rollback"});
         if (abandoned.size() == max_abandoned) abandoned.erase(abandoned.begin());
@@ -222,8 +223,8 @@ private:
 };
 
 // ---- log.jsonl -------------------------------------------------------------------------------------------------------------
-// Calls take(line, its place in the file) for each line, without its end. A file of any size takes little memory: a line longer
-// than any record comes as an empty one.
+// Calls take(line, offset) for each line, without its newline. Memory use is bounded: a line longer than any record is passed
+// as an empty one.
 template <class Take>
 void for_each_line(const std::string& path, Take take) {
     std::ifstream in(path);
@@ -244,7 +245,7 @@ void for_each_line(const std::string& path, Take take) {
     if (in.bad()) fail("cannot read %s: %s", path.c_str(), strerror(errno));
 }
 
-// The last run in the file. Lines that are no records (a crash in the middle of a write) are counted and passed over.
+// The last run in the file. Lines that are not records (after a crash in the middle of a write) are counted and ignored.
 inline RunLog read_log(const std::string& path, int64_t* passed_over = nullptr) {
     RunLog log;
     int64_t records = 0, others = 0;
@@ -257,13 +258,13 @@ inline RunLog read_log(const std::string& path, int64_t* passed_over = nullptr) 
 }
 
 struct LogCut {
-    int64_t others;      // of the lines that went, those that were no records
-    double end_seconds;  // of the run that ended at this step; NaN: none did
+    int64_t others;      // removed lines that were not records
+    double end_seconds;  // duration of a run that ended at this step; NaN: none did
 };
 
-// Takes from a log what came after `step`: a run that resumes there writes it again. That is the file's end, from the line
-// after the last step that stays; records in it that came late, such as that of a checkpoint, stay too. What is before it is
-// not touched, not even steps that a rollback has undone.
+// Removes the records after `step` from a log: a run that resumes there writes them again. This truncates the file after the
+// line of that step; late records of earlier steps in the removed part, such as a checkpoint's, are kept. Everything before is
+// left alone, including steps that a rollback discarded.
 inline LogCut cut_log(const std::string& path, int64_t step) {
     int64_t cut = -1, others = 0;
     double end_seconds = NAN;
@@ -298,8 +299,8 @@ struct NamedRun {
     const RunLog* log;
 };
 
-// Sets the range of y to that of the curves after the part at the start that is left out: a first fall, or the first steps
-// while caches are cold, would press everything else flat. A short curve, or one whose start is no higher, is shown whole.
+// Sets the y range to that of the curves without their start: the first fall of the loss, or the first steps with cold caches,
+// would flatten everything else. A short curve, or one whose start is no higher, is shown whole.
 inline void set_range(Chart& c, double below, double above) {
     const auto range = [&](double skip) {
         double lo = INFINITY, hi = -INFINITY;
@@ -321,16 +322,16 @@ inline void set_range(Chart& c, double below, double above) {
     c.lo -= c.from_zero ? 0 : below * length, c.hi += above * length;
 }
 
-// Several runs have a color each; the quantities of one run have one each.
+// In a comparison each run has its color; on a run's own page each quantity has one.
 inline std::string style_of(const std::vector<NamedRun>& runs, size_t run, const char* alone) {
     return runs.size() == 1 ? alone : format(run / 8 % 2 ? "run%zu dashed" : "run%zu", run % 8);
 }
-// All runs of a page together have no more parts than four.
+// A run's share of the buckets: all runs of a page together have no more than four curves.
 inline std::vector<CurvePart> shared_parts(const std::vector<NamedRun>& runs, const Curve& curve) {
     return thinned(curve.parts(), std::max<size_t>(1, std::min(Curve::max_parts, 4 * Curve::max_parts / runs.size())));
 }
 
-// Training loss; of one run also its validation loss, the unigram baseline and what happened to it.
+// Training loss; for a single run also its validation loss, the unigram baseline and notable events.
 inline Chart loss_chart(const std::vector<NamedRun>& runs, int width, int height) {
     Chart c;
     c.id = "loss", c.title = runs.size() == 1 ? "Loss" : "Training loss", c.width = width, c.height = height;
@@ -350,7 +351,7 @@ inline Chart loss_chart(const std::vector<NamedRun>& runs, int width, int height
     return c;
 }
 
-// Of one run that is validated on several data sets: the loss on each.
+// For a single run with several validation datasets: the loss on each.
 inline Chart valid_sets_chart(const RunLog& log) {
     Chart c;
     c.id = "valid_sets", c.title = "Validation loss by data set", c.decimals = 3, c.skip = 0.04;
@@ -360,7 +361,7 @@ inline Chart valid_sets_chart(const RunLog& log) {
     return c;
 }
 
-// Of several runs the validation loss has a chart of its own, and that on each data set another.
+// For several runs: the validation loss has its own chart, and one per dataset if there are several.
 inline std::vector<Chart> validation_charts(const std::vector<NamedRun>& runs) {
     std::vector<std::string> sets = {""};
     for (const NamedRun& run : runs)
@@ -387,10 +388,10 @@ inline std::vector<Chart> validation_charts(const std::vector<NamedRun>& runs) {
     return charts;
 }
 
-// The quantities of a step that have a chart of their own where the log has them.
+// A quantity of a step that gets a chart if the log has it.
 struct Quantity {
     const char *field, *title;
-    double scale;  // from the log's unit to the title's
+    double scale;  // factor from the log's unit to the title's
     bool smooth, from_zero, steps;
 };
 constexpr Quantity quantities[] = {{"lr", "Learning rate", 1, false, true, false},
@@ -448,7 +449,7 @@ inline std::string last_value(const Chart& c, const Series& s) {
     return c.decimals >= 0 && std::isfinite(last) ? with_decimals(last, c.decimals) : short_number(last);
 }
 
-// Line and name of a series with its last value; the value alone where the chart's title says what it is.
+// Line and name of a series with its last value; only the value where the chart's title already names it.
 inline std::string legend_entry(const Chart& c, const Series& s, size_t index) {
     if (s.name.empty() || s.parts.empty()) return "";
     const std::string value = format("<b data-series=\"%zu\">%s</b>", index, last_value(c, s).c_str());
@@ -458,7 +459,7 @@ inline std::string legend_entry(const Chart& c, const Series& s, size_t index) {
 }
 
 inline std::string chart_card(const Chart& c) {
-    std::string legend, said = c.title + " over steps";  // the latter for those who do not see the picture
+    std::string legend, said = c.title + " over steps";  // said: the text for screen readers
     for (size_t i = 0; i < c.series.size(); i++) {
         const Series& s = c.series[i];
         legend += legend_entry(c, s, i);
@@ -482,7 +483,7 @@ inline std::string chart_card(const Chart& c) {
 }
 
 // ---- the page's numbers, for its script ----
-// JSON that can stand in a script element.
+// JSON that is safe inside a script element.
 inline std::string script_json(const RunLog::json& j) {
     std::string out;
     for (const char c : json_text(j)) {
@@ -533,7 +534,7 @@ private:
         }
         return out + "]";
     }
-    // The steps of a curve, which many have in common, are written once.
+    // The steps of a curve, which many curves share, are written once.
     size_t place(const std::vector<CurvePart>& parts) {
         std::string x = list(
             parts, [](const CurvePart& p) { return p.x; }, 10);
@@ -655,8 +656,7 @@ inline std::string sample_card(const std::string& title, const RunLog::json& sam
                   xml_escape(RunLog::text(sample, "text")).c_str());
 }
 inline std::string sample_section(const std::string& cards) {
-    return cards.empty() ? ""
-                         : "<h2 class=\"part\">What it writes</h2>\n<section class=\"samples\">\n" + cards + "</section>\n";
+    return cards.empty() ? "" : "<h2 class=\"part\">Samples</h2>\n<section class=\"samples\">\n" + cards + "</section>\n";
 }
 inline std::string step_title(const RunLog::json& record) { return "step " + with_commas(RunLog::whole(record, "step")); }
 
@@ -674,7 +674,7 @@ inline std::string table(const char* style, const std::string& rows) {
     return format("<div class=\"card wide\"><table class=\"%s\">\n%s</table></div>\n", style, rows.c_str());
 }
 
-// The layers when they were last examined; in FP8 the worst of a layer's twelve tensors.
+// The newest health record of the layers; with FP8, the worst of a layer's twelve tensors.
 inline std::string report_layers(const RunLog& log) {
     const RunLog::json& h = log.health;
     if (!h.is_object() || !h.contains("layers") || !h["layers"].is_array()) return "";
@@ -740,16 +740,16 @@ inline std::string report_summary(const RunLog& log) {
     return out;
 }
 
-// Every page starts so, those of older versions too.
+// The beginning of every page, including those of older versions.
 inline const std::string page_start =
     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
     "content=\"width=device-width\">\n";
 
-// A page from what stands above and below its charts. refresh_seconds: it loads itself again so often; 0: never.
+// A page from the HTML above and below its charts. refresh_seconds: the interval at which it reloads itself; 0: never.
 inline std::string whole_page(const std::string& title, const std::vector<NamedRun>& runs, const std::string& above,
                               const std::string& below, int refresh_seconds) {
     std::string out = page_start;
-    if (refresh_seconds > 0)  // the script does so between two movements of the hand
+    if (refresh_seconds > 0)  // without scripts; the script reloads when the reader is idle
         out += format("<noscript><meta http-equiv=\"refresh\" content=\"%d\"></noscript>\n", refresh_seconds);
     out += "<title>" + xml_escape(title) + "</title>\n<style>" + report_colors + report_style + "</style></head>\n" +
            (runs.size() > 1 ? "<body class=\"several\"><main>\n" : "<body><main>\n");
@@ -767,7 +767,7 @@ inline std::string whole_page(const std::string& title, const std::vector<NamedR
            format(", refreshSeconds = %d;\n", refresh_seconds) + report_script + "</script></body></html>\n";
 }
 
-// While the run is on, the page reloads itself every refresh_seconds.
+// During the run, the page reloads itself every refresh_seconds.
 inline std::string render_report(const RunLog& log, time_t now, int refresh_seconds) {
     const std::string name = RunLog::text(log.run, "name");
     return whole_page(name.empty() ? "Training run" : name, {{name, &log}}, report_header(log, now) + report_tiles(log),
@@ -800,7 +800,7 @@ inline std::string run_table(const std::vector<NamedRun>& runs) {
     return table("runs", rows);
 }
 
-// What differs between the runs, of what each was told and found. A key that a run's version did not know is left open.
+// Options and facts that differ between the runs. A key that a run's version did not know is left blank.
 inline std::string difference_table(const std::vector<NamedRun>& runs) {
     std::string rows;
     for (const char* part : {"options", "machine"}) {
@@ -825,7 +825,7 @@ inline std::string difference_table(const std::vector<NamedRun>& runs) {
         }
     }
     const std::string title = "<h2 class=\"part\">Options and machines that differ</h2>\n";
-    if (rows.empty()) return title + "<p>None: the runs were given the same options on the same machine.</p>\n";
+    if (rows.empty()) return title + "<p>None: the runs had the same options on the same machine.</p>\n";
     std::string head = "<tr><th></th>";
     for (const NamedRun& run : runs) head += "<td>" + xml_escape(run.name) + "</td>";
     return title + table("facts differences", head + "</tr>\n" + rows);

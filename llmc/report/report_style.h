@@ -1,13 +1,14 @@
-// How report.html and the loss curve look: colors for light and dark, style sheets, and the script that draws the charts at the
-// width of the window, zooms and smooths. The page is readable without the script: it has the charts as pictures too.
+// Appearance of report.html and the loss curve: colors for light and dark, style sheets, and the script that draws the charts
+// at the width of the window, zooms and smooths. The page is readable without the script, as it also has the charts as
+// pictures.
 //
-// Why the script is our own: every report carries it, is rewritten every few seconds, and must open from a disk without a
-// network, so that its size is paid each time. Of the chart libraries that Debian packages, dygraphs 2.2 (MIT) fits best: 131
-// KB, and it has zoom, logarithmic axes and a moving average; Chart.js 3.9 (MIT) is 200 KB and zooms by a plugin that is not
+// Why the script is our own: every report contains it, is rewritten every few seconds, and must open from a disk without a
+// network, so its size is paid each time. Of the chart libraries that Debian packages, dygraphs 2.2 (MIT) fits best: 131 KB,
+// with zoom, logarithmic axes and a moving average; Chart.js 3.9 (MIT) is 200 KB and needs a plugin for zoom that is not
 // packaged; Flot 4.2 (MIT) is 168 KB and needs jQuery; D3 5 (BSD) is 258 KB of parts to build charts from. uPlot (50 KB) is not
-// packaged. All but D3 draw on a canvas: the pictures for readers without scripts, and the axes under them, would still be ours
-// (chart.h), and so would overlaid runs with an x axis of their own in tokens or seconds, envelopes that keep spikes, CSV,
-// keyboard and captions. What dygraphs would save is about 100 of the lines below; these are 19 KB.
+// packaged. All but D3 draw on a canvas: the pictures for readers without scripts, and their axes, would still be ours
+// (chart.h), and so would runs overlaid on an x axis in tokens or seconds, envelopes that keep spikes, CSV, keyboard and
+// captions. dygraphs would save about 100 of the lines below; these are 19 KB.
 #pragma once
 #include <string>
 
@@ -116,7 +117,7 @@ body:not(.live) .tick { font-size: 15px; } body:not(.live) #loss .tick { font-si
 figure { padding: 10px 6px 6px; } .keys { margin-left: 0; order: 1; width: 100%; } .tools { margin-left: auto; } }
 )css";
 
-// What the script brings to life; without it, it is not shown.
+// The controls of the script; hidden without it.
 inline const std::string report_controls = R"html(<form class="controls" hidden="">
 <label>x axis <select id="unit"><option value="step">steps</option><option value="tokens">tokens</option>
 <option value="seconds">time</option></select></label>
@@ -129,7 +130,7 @@ inline const std::string report_controls = R"html(<form class="controls" hidden=
 inline const std::string report_script = R"js(
 // ---- numbers, axes and curves: functions that need no page ----
 const trim = text => text.replace(/(\.\d*?)0+(?=e|$)/, "$1").replace(/\.(?=e|$)/, "");
-// 0, 12,000, 150K, 0.25, 3e-4; digits >= 0: so many behind the point; precision: digits in all before K, M, ...
+// 0, 12,000, 150K, 0.25, 3e-4; digits >= 0: decimals; precision: significant digits before K, M, ...
 function number(v, digits = -1, precision = 5) {
   const a = Math.abs(v);
   if (!Number.isFinite(v)) return "-";
@@ -147,7 +148,7 @@ function duration(s) {
   if (whole < 3600) return `${Math.floor(whole / 60)}m ${two(whole % 60)}s`;
   return h < 24 ? `${h}h ${two(m % 60)}m` : `${Math.floor(h / 24)}d ${two(h % 24)}h`;
 }
-// Ends that an axis can have, whatever the data's are.
+// Valid ends for an axis, whatever the data.
 function axisEnds(lo, hi, log) {
   if (!(lo <= hi)) return [log ? 0.1 : 0, 1];
   const least = log ? 1e-100 : -1e290;
@@ -174,7 +175,7 @@ function ticks(lo, hi, n, log = false, leastStep = 0) {
   for (let k = Math.ceil(lo / step - 1e-6) + 0; k * step <= hi + 1e-6 * step && out.length <= n; k++) out.push(k * step);
   return out;
 }
-// Gaussian average; its width is the share of the curve's length, less near the start: the first fall stays steep.
+// Gaussian average; its width is this share of the curve's length, less near the start, so that the first fall stays steep.
 function smooth(x, y, share) {
   const length = x[x.length - 1] - x[0];
   let from = 0;
@@ -189,7 +190,7 @@ function smooth(x, y, share) {
     return weights > 0 ? sum / weights : y[k];
   });
 }
-// The first index whose x is not below.
+// The first index whose x is not below the given one.
 function indexOf(xs, x) {
   let lo = 0, hi = xs.length;
   while (lo < hi) { const m = (lo + hi) >> 1; if (xs[m] < x) lo = m + 1; else hi = m; }
@@ -199,20 +200,20 @@ function nearest(xs, x) {
   const i = indexOf(xs, x);
   return i === xs.length || (i > 0 && x - xs[i - 1] <= xs[i] - x) ? i - 1 : i;
 }
-// Of a quantity that grows with the steps and is 0 before the first.
+// Interpolates a quantity that grows with the steps and is 0 before the first.
 function interpolate(xs, ys, x) {
   const i = indexOf(xs, x);
   if (i === 0) return xs[0] > 0 ? ys[0] * x / xs[0] : ys[0];
   if (i === xs.length) return ys[i - 1];
   return ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1]);
 }
-// The x of a series in steps, tokens or seconds; null where its run does not know.
+// The x coordinates of a series in steps, tokens or seconds; null if its run does not have them.
 function abscissa(page, series, unit) {
   const steps = page.x[series.x], known = page.runs[series.run][unit];
   if (unit === "step") return steps;
   return known ? steps.map(x => interpolate(page.x[known.x], known.y, x)) : null;
 }
-// Lowest and highest value of the curves between two x; the share of each at its start that is left out may be no higher.
+// Lowest and highest value of the curves between two x; the given share at each curve's start may not raise the maximum.
 function valueRange(curves, from, to, skip) {
   const range = share => {
     let lo = Infinity, hi = -Infinity;
@@ -227,7 +228,7 @@ function valueRange(curves, from, to, skip) {
   const all = range(0), [lo, hi] = range(skip);
   return all[1] - lo < 1.3 * (hi - lo) || !(lo <= hi) ? all : [lo, hi];
 }
-// One line per part of a curve. What a spreadsheet would take for a formula is text.
+// One line per bucket of a curve. Text that a spreadsheet would take for a formula is quoted.
 function csv(page, chart) {
   const field = v => /^[=+\-@\t\r]/.test(v) ? field("'" + v) : /[",\r\n]/.test(v) ? `"${v.replace(/"/g, '""')}"` : v;
   const lines = ["run,series,step,tokens,seconds,mean,lowest,highest"];
@@ -243,12 +244,12 @@ function csv(page, chart) {
 const find = (selector, where = document) => where.querySelector(selector);
 const escape = text => text.replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`);
 const units = {step: v => "step " + Math.round(v).toLocaleString("en"), tokens: v => number(v) + " tokens", seconds: duration};
-// What one looks at. It is kept in the address, and so outlives the reloads of a page whose run is on.
+// The reader's settings. They are kept in the address, so they survive the reloads of a page whose run is on.
 const view = {unit: "step", smooth: 4, logx: false, from: null, to: null, y: {}, log: {}, hidden: [], open: []};
 try { Object.assign(view, JSON.parse(decodeURIComponent(location.hash.slice(1)))); } catch { /* an address of another kind */ }
 if (!units[view.unit] || !page.runs.some(r => view.unit === "step" || r[view.unit])) view.unit = "step";
 const remember = () => location.replace("#" + encodeURIComponent(JSON.stringify(view)));
-let touched = -Infinity, drag = null;  // when the reader last did something; where a drag began
+let touched = -Infinity, drag = null;  // time of the reader's last action; start of a drag
 
 const shown = c => c.curves.filter(s => !view.hidden.includes(s.key));
 const inUnit = step => view.unit === "step" ? step
@@ -264,10 +265,10 @@ function prepare(c) {
   });
 }
 
-// Where values lie in a picture of this size.
+// Maps values to coordinates in a picture of this size.
 function frameOf(c, width, height) {
   let first = Infinity, last = -Infinity;
-  for (const chart of page.charts)  // all have one x axis
+  for (const chart of page.charts)  // all charts share one x axis
     for (const s of shown(chart)) first = Math.min(first, s.x[0]), last = Math.max(last, s.x[s.x.length - 1]);
   if (view.logx) first = Math.max(first, last / 1e6);
   else if (first < 0.05 * last) first = Math.min(first, 0);
@@ -328,7 +329,7 @@ function draw(c) {
       const corner = i => s.steps && i ? `${at(f.x(s.x[i]))} ${at(f.y(s.y[i - 1]))}L` : "";
       const line = pale ? [...points(s.low), ...points(s.high).reverse()] : points(s.y).map((p, i) => corner(i) + p);
       out += `<path class="${pale ? "pale" : "line"} ${s.style}" d="M${line.join("L")}"/>`;
-      if (!pale && (s.x.length === 1 || (s.dots && s.x.length <= 80)))  // a line of one point would show nothing
+      if (!pale && (s.x.length === 1 || (s.dots && s.x.length <= 80)))  // a line of one point would be invisible
         s.x.forEach((v, i) => { out += `<circle class="dot ${s.style}" cx="${at(f.x(v))}" cy="${at(f.y(s.y[i]))}" r="3"/>`; });
     }
   for (const step of c.marks)
@@ -356,7 +357,7 @@ function change(how) {
 }
 const whole = () => change({from: null, to: null, y: {}});
 
-// One cursor over all charts: the values there replace the last ones in the captions.
+// One cursor for all charts: the values at its step replace the last ones in the captions.
 function show(x) {
   for (const c of page.charts) {
     const f = c.frame, cursor = find(".cursor", c.svg), dots = cursor.querySelectorAll("circle");
@@ -381,7 +382,7 @@ function hide() {
   }
 }
 
-// Dragging sideways chooses a part of the x axis, for all charts; up or down a part of this chart's values; askew both.
+// Dragging sideways zooms the x axis of all charts, up or down this chart's y axis, diagonally both.
 function listen(c) {
   const place = e => {
     const box = c.svg.getBoundingClientRect(), f = c.frame, clip = (v, a, b) => Math.max(a, Math.min(b, v));
@@ -472,13 +473,13 @@ parts.forEach((details, i) => {
   details.open = view.open.includes(i);
   details.addEventListener("toggle", () => { view.open = parts.flatMap((d, i) => d.open ? [i] : []), remember(); });
 });
-// A page that was not rewritten for long may belong to a run that died without a word.
+// A page that was not rewritten for long may belong to a run that died without a message.
 const updated = find("#updated"), minutes = updated ? Math.floor((Date.now() / 1000 - updated.dataset.time) / 60) : 0;
 if (find("header .status.running") && minutes >= 10) {
   updated.classList.add("stale");
   updated.textContent += ` No news for ${minutes} minutes.`;
 }
-// While the run is on, the page is loaded again, but not under the reader's hand.
+// During the run the page reloads itself, but not while the reader is using it.
 if (refreshSeconds) setInterval(() => {
   if (!drag && !document.hidden && !String(getSelection()) && performance.now() - touched > 5000) location.reload();
 }, refreshSeconds * 1000);

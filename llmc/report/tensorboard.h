@@ -1,11 +1,11 @@
 // TensorBoard's event files: the numbers of log.jsonl's records, step by step, as scalars.
 //
-// A file is a row of records, TFRecord's framing: length (8 bytes, little-endian), its masked CRC-32C (4), so many bytes, their
-// masked CRC-32C (4). The bytes are a protobuf message, of which these fields are written (field number, type):
+// A file is a sequence of records in TFRecord framing: length (8 bytes, little-endian), its masked CRC-32C (4), the data, its
+// masked CRC-32C (4). The data is a protobuf message, of which these fields are written (field number, type):
 //   Event    1 double wall_time | 2 int64 step | one of: 3 string file_version, 5 Summary, 7 SessionLog
 //   Summary  1 repeated Value: 1 string tag, 2 float simple_value
-//   SessionLog  1 enum status: 1 START, from whose step on TensorBoard forgets what it has read: steps that come again after a
-//               resume or a rollback are not there twice
+//   SessionLog  1 enum status: 1 START, from whose step on TensorBoard discards what it has read, so that steps repeated after
+//               a resume or a rollback do not appear twice
 // (tensorflow/core/lib/io/record_writer.cc; tensorboard/compat/proto/event.proto, summary.proto)
 #pragma once
 #include <fcntl.h>
@@ -25,7 +25,7 @@
 namespace tensorboard_detail {
 
 template <class T>
-std::string bytes_of(T x) {  // little-endian, as every machine that we know of
+std::string bytes_of(T x) {  // little-endian, as all supported machines are
     return std::string((const char*)&x, sizeof x);
 }
 inline std::string varint(uint64_t x) {
@@ -40,7 +40,7 @@ inline std::string field(int number, const std::string& x) {  // a string or a m
     return varint((uint64_t)number << 3 | 2) + varint(x.size()) + x;
 }
 
-// A CRC of data that holds CRCs is weak, hence the mask.
+// The CRC of data that contains CRCs is weak, hence the mask.
 inline uint32_t masked_crc(const std::string& data) {
     const uint32_t crc = crc32c(data.data(), data.size());
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
@@ -55,21 +55,22 @@ inline std::string event(double time, int64_t step, const std::string& what) {
 
 inline void add_scalar(std::string& summary, const std::string& tag, const nlohmann::ordered_json& value) {
     if (value.is_number()) summary += field(1, field(1, tag) + field(2, value.get<float>()));
-    if (value.is_object())  // one curve for each
+    if (value.is_object())  // one curve per entry
         for (const auto& [name, x] : value.items())
             if (x.is_number()) add_scalar(summary, tag + "/" + name, x);
 }
 
 }  // namespace tensorboard_detail
 
-// One event file in `dir`, which it makes if need be, that goes on after `step`: what other files there say of later steps is
-// void.
+// An event file in `dir`, created if missing, for the steps after `step`; what other files there hold of later steps is
+// discarded.
 class TensorBoard {
 public:
     TensorBoard(const std::string& dir, int64_t step) {
         using namespace tensorboard_detail;
         make_directory(dir);
-        // TensorBoard reads files in the order of their names: this one's is the last, also if two runs begin in a second.
+        // TensorBoard reads files in the order of their names: this one must sort last, even if two runs begin in the same
+        // second.
         const std::string start = "events.out.tfevents.";
         long long number = (long long)time(nullptr);
         for (const auto& entry : std::filesystem::directory_iterator(dir)) {
@@ -88,7 +89,7 @@ public:
     TensorBoard& operator=(const TensorBoard&) = delete;
     ~TensorBoard() { close(fd_); }
 
-    // A record of log.jsonl; those without numbers of a step say nothing here.
+    // Adds a record of log.jsonl; records without a step's numbers are ignored.
     void add(const nlohmann::ordered_json& record) {
         using namespace tensorboard_detail;
         const std::string kind = record.value("kind", "");
