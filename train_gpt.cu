@@ -67,11 +67,14 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tasks.h"
 // parallel: World | be::Comm, be::all_reduce, ... | Shards | GradientReducer, ParameterGatherer | pipeline_schedule, split_layers
+// | Ranks, join_groups, reduce_sums | PipelineLinks
 #include "llmc/parallel/world.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/shard.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/ranks.h"
+#include "llmc/parallel/pipeline_links.h"
 // report: Logger, StepStats, Table, human_count
 #include "llmc/report/logger.h"
 // run: TrainOptions, ... | cli::parse | Schedule | Guard, Verdict | BatchRanges | read_config, read_parameters | ModelTexts |
@@ -173,19 +176,6 @@ struct Activations {
         std::vector<Slot>& slots = chunks[(size_t)chunk];
         return slots[(size_t)micro_batch % slots.size()];
     }
-};
-
-// This rank among the others: the grid, and the groups in which it exchanges tensors. Alone, each is a group of one.
-struct Ranks {
-    World* world = nullptr;
-    Mesh mesh;
-    bool sequence_parallel = false;  // with tp > 1: norms and residual stream are cut into rows
-    bool zero = true;                // the optimizer is cut over dp
-    size_t bucket_elements = 40000000;
-    be::Comm tp, dp;
-    be::Comm pp, pp_back;  // activations forward; gradients backward
-    be::Comm kv;           // tp ranks that hold the same key/value heads
-    be::Comm ends;         // first and last stage, which both hold a tied embedding
 };
 
 // The layers of this rank, chunk after chunk: chunk k is stage k pp + rank of the whole pipeline.
@@ -1136,127 +1126,16 @@ static int64_t fp8_start(const TrainOptions& o, const TrainingState& s) {
     return (int64_t)cli::number_in_range("fp8-start", o.fp8_start, at_least(0), true);
 }
 
-static LossSums sum_of(const std::vector<LossSums>& all) {
-    LossSums sums;
-    for (const LossSums& s : all) {
-        sums.ce += s.ce, sums.z += s.z, sums.lse += s.lse, sums.n += s.n, sums.squares += s.squares;
-        if (!(s.lse_max <= sums.lse_max) && !std::isnan(sums.lse_max)) sums.lse_max = s.lse_max;
-    }
-    return sums;
-}
-
-// Sums over all ranks, each target and each parameter counted once: the same numbers on every rank, added in the same order.
-static LossSums reduce_sums(const Ranks& ranks, LossSums mine) {
-    const Mesh& mesh = ranks.mesh;
-    if (mesh.world.size == 1) return mine;
-    if (mesh.tp.rank > 0 || mesh.pp.rank < mesh.pp.size - 1) {  // the loss is known to the last stage, on each of its tp ranks
-        const double squares = mine.squares;
-        mine = LossSums();
-        mine.squares = squares;
-    }
-    std::vector<LossSums> all((size_t)mesh.world.size);
-    ranks.world->all_gather(&mine, sizeof mine, all.data());
-    return sum_of(all);
-}
-
 // Whether what happens every `interval` steps (0: never) happens at this one.
 static bool due(int64_t interval, int64_t step) { return interval > 0 && step % interval == 0; }
 
-// Element by element, over all ranks.
-static std::vector<float> largest_of_all_ranks(const Ranks& ranks, const std::vector<float>& mine) {
-    if (ranks.mesh.world.size == 1) return mine;
-    std::vector<float> all(mine.size() * (size_t)ranks.mesh.world.size), largest = mine;
-    ranks.world->all_gather(mine.data(), mine.size() * sizeof(float), all.data());
-    for (size_t i = 0; i < all.size(); i++) largest[i % mine.size()] = std::max(largest[i % mine.size()], all[i]);
-    return largest;
-}
+// Elements of the residual stream that this rank has of a micro-batch.
+static size_t stream_size(const Model& m, const Rows& in) { return (size_t)local_rows(m, in) * m.c.C; }
 
-// Ends the run if any rank has a problem: with that of the first one.
-static void agree_that_all_is_well(World* world, const std::string& problem) {
-    if (!world && !problem.empty()) fail("%s", problem.c_str());
-    if (!world) return;
-    for (const std::string& p : world->all_gather(problem))
-        if (!p.empty()) fail("%s", p.c_str());
-}
-
-// What neighbouring stages of the pipeline exchange: activations forward, their gradients backward, of this rank's rows. Nobody
-// waits to have sent: what leaves forward stays in the slot anyway, and what leaves backward takes the place of the slot's
-// input, which is no longer needed. Both must have left when the slot is used again.
-class PipelineLinks {
-public:
-    PipelineLinks(be::Ctx& ctx, Model& m) : ctx_(ctx), m_(m), pp_(m.ranks->mesh.pp), stages_((int)m.stages.size()) {
-        for (const auto& slots : m.a.chunks) sent_.emplace_back(slots.size());
-    }
-    ~PipelineLinks() { finish(); }
-    PipelineLinks(const PipelineLinks&) = delete;
-    PipelineLinks& operator=(const PipelineLinks&) = delete;
-
-    void receive_input(const Rows& in, int chunk, int micro_batch) {
-        finish(sent(chunk, micro_batch));
-        if (!in.slot->first)
-            be::recv(ctx_, m_.ranks->pp, in.slot->x[0], elements(in), previous(), tag(stage(chunk) - 1, micro_batch));
-    }
-    void send_output(const Rows& in, int chunk, int micro_batch) {
-        if (!in.slot->last)
-            sent(chunk, micro_batch).output =
-                be::start_send(ctx_, m_.ranks->pp, in.slot->out(), elements(in), next(), tag(stage(chunk), micro_batch));
-    }
-    void receive_gradient(const Rows& in, int chunk, int micro_batch) {
-        if (!in.slot->last)
-            be::recv(ctx_, m_.ranks->pp_back, m_.a.dx, elements(in), next(), tag(stage(chunk) + 1, micro_batch));
-    }
-    void send_gradient(const Rows& in, int chunk, int micro_batch) {
-        if (in.slot->first) return;
-        const size_t bytes = elements(in) * sizeof(floatX);
-        floatX* out = in.slot->x[0];
-        be::copy_rows(ctx_, out, bytes, m_.a.dx, bytes, bytes, 1);
-        sent(chunk, micro_batch).gradient =
-            be::start_send(ctx_, m_.ranks->pp_back, out, elements(in), previous(), tag(stage(chunk), micro_batch));
-    }
-    // Between two blocks, so that others need not wait longer for what has left.
-    void progress() { be::progress(ctx_, m_.ranks->pp); }
-    void finish() {
-        for (auto& chunk : sent_)
-            for (Sent& s : chunk) finish(s);
-    }
-
-private:
-    struct Sent {
-        be::Pending output, gradient;
-    };
-    void finish(Sent& s) { be::finish(ctx_, s.output), be::finish(ctx_, s.gradient); }
-    Sent& sent(int chunk, int micro_batch) {
-        auto& slots = sent_[(size_t)chunk];
-        return slots[(size_t)micro_batch % slots.size()];
-    }
-    int stage(int chunk) const { return virtual_stage(pp_.size, pp_.rank, chunk); }
-    int next() const { return (pp_.rank + 1) % pp_.size; }
-    int previous() const { return (pp_.rank + pp_.size - 1) % pp_.size; }
-    int tag(int from_stage, int micro_batch) const { return (micro_batch * stages_ + from_stage) % 32768; }
-    size_t elements(const Rows& in) const { return (size_t)local_rows(m_, in) * m_.c.C; }
-
-    be::Ctx& ctx_;
-    Model& m_;
-    Axis pp_;
-    int stages_;
-    std::vector<std::vector<Sent>> sent_;  // [chunk][slot]
-};
-
-// Sums over ranks that hold the same parameters and have seen other parts of the gradient, before data-parallel ranks are
-// asked: keys and values that several tp ranks hold,
-static void reduce_replicas(be::Ctx& ctx, Model& m, int block) {
-    if (m.n.replicas == 1) return;
-    for (const TensorSpec& t : m.table.rows)
-        if (t.replicated_rows && t.block == block)
-            all_reduce(ctx, m.ranks->kv, m.grads.from(t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols),
-                       (size_t)t.replicated_rows * t.cols);
-}
-// norms and biases whose rows are cut over tp, and a tied embedding at the two ends of the pipeline.
-static void reduce_shared(be::Ctx& ctx, Model& m) {
-    const size_t shared = m.table.shared;
-    if (m.ranks->sequence_parallel) all_reduce(ctx, m.ranks->tp, m.grads.from(shared), m.table.size - shared);
-    if (m.c.tied && (m.table.part.first || m.table.part.last))
-        all_reduce(ctx, m.ranks->ends, m.grads.from((size_t)(m.p.head - m.params)), (size_t)m.n.Vpl * m.c.C);
+static PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
+    std::vector<size_t> slots;
+    for (const auto& chunk : m.a.chunks) slots.push_back(chunk.size());
+    return PipelineLinks(ctx, *m.ranks, (int)m.stages.size(), slots);
 }
 
 // What TRAIN_GPT_FAULTS plants (faults.h).
@@ -1317,7 +1196,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
     const int B = t.o.micro_batch_size, micro_batches = (int)(global_batch / ((int64_t)B * mesh.dp.size));
     std::vector<std::vector<Rows>> rows;
     for (const auto& slots : m.a.chunks) rows.emplace_back(slots.size());
-    PipelineLinks links(t.ctx, m);
+    PipelineLinks links = pipeline_links(t.ctx, m);
 
     int end = micro_batches;  // of those that are to be done
     for (const PipelineEvent& e : pipeline_schedule(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches)) {
@@ -1332,21 +1211,21 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
             in = stage(t.ctx, t.micro_batch, slot);
             in.gradients = e.micro_batch ? Acc::Add : Acc::Set;
             in.rounding_key = rounding_key((uint64_t)t.o.seed, first, RngPurpose::gradients);
-            links.receive_input(in, e.chunk, e.micro_batch);
+            links.receive_input(slot.x[0], stream_size(m, in), e.chunk, e.micro_batch);
             model_forward(t.ctx, m, in, [&](size_t end) {
                 links.progress();
                 t.gatherer.need(end);
             });
-            links.send_output(in, e.chunk, e.micro_batch);
+            links.send_output(slot.out(), stream_size(m, in), e.chunk, e.micro_batch);
         } else {
-            links.receive_gradient(in, e.chunk, e.micro_batch);
+            links.receive_gradient(m.a.dx, stream_size(m, in), e.chunk, e.micro_batch);
             t.gatherer.finish();
             if (slot.last) head(t.ctx, m, in, loss_scale, (real)t.o.z_loss_strength, true);
             model_backward(t.ctx, m, in, [&](int block) {
                 links.progress();
                 if (e.micro_batch == micro_batches - 1) finished(block);
             });
-            links.send_gradient(in, e.chunk, e.micro_batch);
+            links.send_gradient(slot.x[0], m.a.dx, stream_size(m, in), e.chunk, e.micro_batch);
         }
     }
     links.finish();
@@ -1358,11 +1237,11 @@ static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
     Model& m = t.m;
     GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
     const bool done = run_micro_batches(t, global_batch, loss_scale, [&](int block) {
-        reduce_replicas(t.ctx, m, block);
+        reduce_replicas(t.ctx, *m.ranks, m.table, m.grads, block);
         reducer.ready((size_t)(m.p.blocks[(size_t)block].qkv_w - m.params));
     });
     if (!done) return false;
-    reduce_shared(t.ctx, m);
+    reduce_shared(t.ctx, *m.ranks, m.table, m.grads, m.c.tied);
     reducer.finish();
     return true;
 }
@@ -1402,8 +1281,8 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
             "library is not deterministic: take it out, and go on from a checkpoint",
             problem.c_str(), (long long)t.batch(), world ? world->description().c_str() : "this machine");
     agree_that_all_is_well(world, problem);
-    for (int block = 0; block < (int)m.g.blocks.size(); block++) reduce_replicas(t.ctx, m, block);
-    reduce_shared(t.ctx, m);
+    for (int block = 0; block < (int)m.g.blocks.size(); block++) reduce_replicas(t.ctx, *m.ranks, m.table, m.grads, block);
+    reduce_shared(t.ctx, *m.ranks, m.table, m.grads, m.c.tied);
     GradientReducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, false).finish();
     return true;
 }
@@ -1534,12 +1413,7 @@ static nlohmann::ordered_json examine_layers(Trainer& t, const std::vector<real>
         const size_t at = among_all_layers(m, i);
         if (c.codes > 0) zero[at] = (float)c.zero / (float)c.codes, largest[at] = (float)c.largest / (float)c.codes;
     }
-    if (World* world = m.ranks->world) {
-        std::vector<double> all(sums.size() * (size_t)world->size());
-        world->all_gather(sums.data(), sums.size() * sizeof(double), all.data());
-        std::fill(sums.begin(), sums.end(), 0.0);
-        for (size_t i = 0; i < all.size(); i++) sums[i % sums.size()] += all[i];
-    }
+    sums = sum_of_all_ranks(*m.ranks, sums);
     zero = largest_of_all_ranks(*m.ranks, zero), largest = largest_of_all_ranks(*m.ranks, largest);
 
     auto layers = nlohmann::ordered_json::array();
@@ -1722,7 +1596,7 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
     Batch batch;
     std::vector<LossSums> sums;
     for (const std::vector<int64_t>& samples : data.samples_by_set(first, n)) {
-        PipelineLinks links(ctx, m);
+        PipelineLinks links = pipeline_links(ctx, m);
         clear_sums(ctx, m);
         const int64_t all = (int64_t)samples.size();
         for (int64_t i = 0; i * mesh.dp.size * m.a.B < all; i++) {
@@ -1731,11 +1605,12 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
             if (mine >= all) continue;
             data.gather(&samples[(size_t)mine], (int)std::min<int64_t>(m.a.B, all - mine), batch);
             for (int chunk = 0; chunk < mesh.vpp; chunk++) {
-                const Rows rows = stage(ctx, batch, m.a.slot(chunk, (int)i));
-                links.receive_input(rows, chunk, (int)i);
+                Slot& slot = m.a.slot(chunk, (int)i);
+                const Rows rows = stage(ctx, batch, slot);
+                links.receive_input(slot.x[0], stream_size(m, rows), chunk, (int)i);
                 model_forward(ctx, m, rows);
-                links.send_output(rows, chunk, (int)i);
-                if (rows.slot->last) head(ctx, m, rows, 0, 0, false);
+                links.send_output(slot.out(), stream_size(m, rows), chunk, (int)i);
+                if (slot.last) head(ctx, m, rows, 0, 0, false);
             }
         }
         links.finish();
@@ -1757,7 +1632,7 @@ static std::vector<std::pair<std::string, double>> set_losses(const DataLoader& 
 // same logits.
 class Generator {
 public:
-    Generator(be::Ctx& ctx, Model& m) : ctx_(ctx), m_(m), links_(ctx, m), cache_(m.cache) {
+    Generator(be::Ctx& ctx, Model& m) : ctx_(ctx), m_(m), links_(pipeline_links(ctx, m)), cache_(m.cache) {
         CHECK(cache_.keys, "no key/value cache was planned");
     }
 
@@ -1811,13 +1686,13 @@ private:
             be::upload(ctx_, slot.tokens, tokens, n * sizeof(int));
             be::upload(ctx_, slot.positions, positions_.data(), n * sizeof(int));
             const Rows in = {slot.tokens, nullptr, slot.positions, nullptr, 1, n, &slot, cache};
-            links_.receive_input(in, chunk, passes_);
+            links_.receive_input(slot.x[0], stream_size(m_, in), chunk, passes_);
             if (slot.first) embed_forward(ctx_, m_, in);
             for (int i = 0; i < (int)slot.blocks.size(); i++) {
                 block_forward(ctx_, m_, i, in);
                 if (!cache) keep_keys_and_values(slot, i, n);
             }
-            links_.send_output(in, chunk, passes_);
+            links_.send_output(slot.out(), stream_size(m_, in), chunk, passes_);
             if (slot.last) keep_last_row(in);
         }
         passes_ = (passes_ + 1) % 1000;
@@ -1993,17 +1868,16 @@ static void describe_ranks(RunTable& t, const Model& m) {
     }
 }
 
-// Rank `rank` of `n` in the grid, without the others.
-static std::shared_ptr<Ranks> place_rank(int n, int rank, const TrainOptions& o, const ModelConfig& c) {
-    auto ranks = std::make_shared<Ranks>();
-    const Mesh& mesh = ranks->mesh = make_mesh(n, rank, o.tensor_model_parallel_size, o.pipeline_model_parallel_size,
-                                               o.num_virtual_stages_per_pipeline_rank);
-    check_tensor_parallel(c, mesh.tp.size, !o.no_sequence_parallel, (int64_t)o.micro_batch_size * o.seq_length);
-    ranks->sequence_parallel = mesh.tp.size > 1 && !o.no_sequence_parallel;
-    ranks->zero = o.zero > 0;
-    ranks->bucket_elements =
-        o.ddp_bucket_size ? (size_t)o.ddp_bucket_size : std::max<size_t>(40000000, (size_t)1000000 * mesh.dp.size);
-    return ranks;
+static RankLayout layout_of(const TrainOptions& o) {
+    RankLayout layout;
+    layout.tp = o.tensor_model_parallel_size;
+    layout.pp = o.pipeline_model_parallel_size;
+    layout.vpp = o.num_virtual_stages_per_pipeline_rank;
+    layout.sequence_parallel = !o.no_sequence_parallel;
+    layout.zero = o.zero > 0;
+    layout.bucket_elements = (size_t)o.ddp_bucket_size;
+    layout.rows = (int64_t)o.micro_batch_size * o.seq_length;
+    return layout;
 }
 
 // Threads of this rank, as ranks of one machine share its cores; 0 where the user has said it to OpenMP.
@@ -2056,31 +1930,6 @@ static void plan_8_bits(const be::Ctx& ctx, Model& m, const TrainOptions& o, boo
     check(m.c.C, "the width"), check(m.n.QKVl, "a rank's part of queries, keys and values");
     check((int64_t)m.n.NHl * m.c.HS(), "a rank's part of the heads"), check(m.n.Fl, "a rank's part of the feed-forward width");
     check((int64_t)o.micro_batch_size * o.seq_length, "the number of rows (micro-batch-size x seq-length)");
-}
-
-// This rank and the groups that it belongs to. Every rank makes them all, in this order.
-static std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const TrainOptions& o, const ModelConfig& c) {
-    const auto ranks = place_rank(world.size(), world.rank(), o, c);
-    const Mesh& mesh = ranks->mesh;
-    if (world.size() == 1) return ranks;
-    ranks->world = &world;
-    const int replicas = LocalSizes(c, mesh.tp).replicas, first = mesh.tp.rank / replicas * replicas;
-    std::vector<int> same_heads;
-    for (int i = first; i < first + replicas; i++) same_heads.push_back(mesh.rank_of(mesh.pp.rank, mesh.dp.rank, i));
-    std::vector<int> ends = {world.rank()};
-    if (mesh.pp.rank == 0 || mesh.pp.rank == mesh.pp.size - 1) {
-        ends = {mesh.rank_of(0, mesh.dp.rank, mesh.tp.rank)};
-        if (mesh.pp.size > 1) ends.push_back(mesh.rank_of(mesh.pp.size - 1, mesh.dp.rank, mesh.tp.rank));
-    }
-    ranks->tp = be::Comm(ctx, world, mesh.tp_ranks(), "tensor");
-    ranks->dp = be::Comm(ctx, world, mesh.dp_ranks(), "data");
-    ranks->pp = be::Comm(ctx, world, mesh.pp_ranks(), "pipeline");
-    ranks->pp_back = be::Comm(ctx, world, mesh.pp_ranks(), "pipeline, backward");
-    ranks->kv = be::Comm(ctx, world, same_heads, "key/value heads");
-    ranks->ends = be::Comm(ctx, world, ends, "embedding");
-    be::connect_ring(ctx, ranks->pp);
-    be::connect_ring(ctx, ranks->pp_back);
-    return ranks;
 }
 
 static std::string run_name(const TrainOptions& o) {
@@ -2360,7 +2209,7 @@ struct Run {
             fail_usage("--world %d plans a run of %d ranks: it goes with --dry-run; HINT: mpirun -n %d starts one", o.world,
                        o.world, o.world);
         if (o.world && world.size() > 1) fail_usage("--world plans without starting ranks; HINT: leave mpirun out");
-        const auto ranks = o.world ? place_rank(o.world, 0, o, c) : join_groups(ctx, world, o, c);
+        const auto ranks = o.world ? place_rank(o.world, 0, layout_of(o), c) : join_groups(ctx, world, layout_of(o), c);
         const Mesh& mesh = ranks->mesh;
         schedule = make_schedule(o, mesh.dp.size);
         discards = add_left_out(state, o);
@@ -2424,11 +2273,11 @@ private:
     };
     std::vector<RankMemory> plan_stages(const TrainOptions& p, int n) {
         const ModelConfig c = configure_model(p, tokenizer.get());
-        const auto first = place_rank(n, 0, p, c);
+        const auto first = place_rank(n, 0, layout_of(p), c);
         const Schedule steps = make_schedule(p, first->mesh.dp.size);
         std::vector<RankMemory> memory;
         for (int stage = 0; stage < first->mesh.pp.size; stage++) {
-            const auto model = plan_model(p, steps, c, place_rank(n, first->mesh.rank_of(stage, 0, 0), p, c));
+            const auto model = plan_model(p, steps, c, place_rank(n, first->mesh.rank_of(stage, 0, 0), layout_of(p), c));
             size_t copy = 0;
             for (const auto& [purpose, bytes] : model->arena.purposes())
                 if (purpose.find("copy for checkpoints") == 0) copy = bytes;
@@ -2897,21 +2746,6 @@ static void train(World& world, const TrainOptions& given) {
     if (!problem.empty()) fail("%s", problem.c_str());
 }
 
-// A rank that fails ends all. What is wrong with options or files is wrong on every rank: the first one says it.
-template <class Options>
-static int on_all_ranks(const Options& o, void (*command)(World&, const Options&)) {
-    World world = World::join();
-    try {
-        command(world, o);
-        return 0;
-    } catch (const std::exception& e) {
-        if (world.size() == 1) throw;
-        if (world.rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
-        print_line(stderr, "error on " + world.description() + ": " + e.what());
-        world.abort(exit_status(e));
-    }
-}
-
 int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
 
 // A model for inference from a directory, with the tokenizer that lies beside it. With several ranks, each holds a part.
@@ -2941,10 +2775,9 @@ static void load_weights(be::Ctx& ctx, World& world, const Options& o, LoadedMod
     ModelConfig& c = loaded.c;
     PhaseStatus phase;
     if (world.rank() == 0) phase.begin("loading the model " + loaded.dir);
-    TrainOptions layout;
-    layout.tensor_model_parallel_size = o.tensor_model_parallel_size;
-    layout.pipeline_model_parallel_size = o.pipeline_model_parallel_size;
-    layout.no_sequence_parallel = true;  // passes have any number of rows
+    RankLayout layout;  // without sequence parallelism: passes have any number of rows
+    layout.tp = o.tensor_model_parallel_size;
+    layout.pp = o.pipeline_model_parallel_size;
     pad_vocabulary(c, 16 * o.tensor_model_parallel_size);
     if (T > c.T) fail_usage("--seq-length %d is above the model's longest sequence %d", T, c.T);
     auto ranks = join_groups(ctx, world, layout, c);
@@ -3065,7 +2898,7 @@ static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vect
     std::stable_sort(by_length.begin(), by_length.end(),
                      [&](size_t a, size_t b) { return requests[a].n_inputs() > requests[b].n_inputs(); });
     for (size_t i = (size_t)mesh.dp.rank; i < by_length.size(); i += (size_t)mesh.dp.size) order.push_back(by_length[i]);
-    PipelineLinks links(ctx, m);
+    PipelineLinks links = pipeline_links(ctx, m);
     std::vector<Score> scores(requests.size());
     std::vector<int> tokens, positions;
     std::vector<ScoredRow> rows;
@@ -3087,9 +2920,9 @@ static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vect
         be::upload(ctx, slot.tokens, tokens.data(), tokens.size() * sizeof(int));
         be::upload(ctx, slot.positions, positions.data(), positions.size() * sizeof(int));
         const Rows in = {slot.tokens, nullptr, slot.positions, nullptr, B, T, &slot};
-        links.receive_input(in, 0, 0);
+        links.receive_input(slot.x[0], stream_size(m, in), 0, 0);
         model_forward(ctx, m, in);
-        links.send_output(in, 0, 0);
+        links.send_output(slot.out(), stream_size(m, in), 0, 0);
         if (slot.last) score_rows(ctx, m, rows, scores);
         first += B;
         if (progress) progress->update(done * mesh.dp.size);

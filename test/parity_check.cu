@@ -113,7 +113,7 @@ public:
         : world_(world),
           o_(options(k, l, data)),
           ctx_(1, world.local_rank()),
-          ranks_(join_groups(ctx_, world, o_, k.c)),
+          ranks_(join_groups(ctx_, world, layout_of(o_), k.c)),
           m_(k.c, ranks_,
              split_layers(k.c.L, l.pp * l.vpp, l.vpp > 1, false,
                           l.pp == 2 && l.vpp == 1 ? std::vector<int>{1, k.c.L - 1} : std::vector<int>{})),

@@ -1,0 +1,72 @@
+// What neighbouring stages of the pipeline exchange: activations forward, their gradients backward, of this rank's rows. A send
+// never waits: what leaves forward stays where it is anyway, and what leaves backward takes the place of the stage's input, which
+// is no longer needed. Both must have left when their slot is used again.
+#pragma once
+#include <vector>
+
+#include "pipeline.h"
+#include "ranks.h"
+
+class PipelineLinks {
+public:
+    // stages: of the whole pipeline. slots: of each chunk of this rank, as many as micro-batches are on their way in it.
+    PipelineLinks(be::Ctx& ctx, Ranks& ranks, int stages, const std::vector<size_t>& slots)
+        : ctx_(ctx), ranks_(ranks), pp_(ranks.mesh.pp), stages_(stages) {
+        for (const size_t n : slots) sent_.emplace_back(n);
+    }
+    ~PipelineLinks() { finish(); }
+    PipelineLinks(const PipelineLinks&) = delete;
+    PipelineLinks& operator=(const PipelineLinks&) = delete;
+
+    // x: n elements, the input or output of a chunk. At the ends of the pipeline there is nobody to ask or tell.
+    void receive_input(floatX* x, size_t n, int chunk, int micro_batch) {
+        finish(sent(chunk, micro_batch));
+        if (!first(chunk)) be::recv(ctx_, ranks_.pp, x, n, previous(), tag(stage(chunk) - 1, micro_batch));
+    }
+    void send_output(const floatX* x, size_t n, int chunk, int micro_batch) {
+        if (last(chunk)) return;
+        sent(chunk, micro_batch).output = be::start_send(ctx_, ranks_.pp, x, n, next(), tag(stage(chunk), micro_batch));
+    }
+    void receive_gradient(floatX* dx, size_t n, int chunk, int micro_batch) {
+        if (!last(chunk)) be::recv(ctx_, ranks_.pp_back, dx, n, next(), tag(stage(chunk) + 1, micro_batch));
+    }
+    // Of the chunk's input x, which dx takes the place of until it has left.
+    void send_gradient(floatX* x, const floatX* dx, size_t n, int chunk, int micro_batch) {
+        if (first(chunk)) return;
+        const size_t bytes = n * sizeof(floatX);
+        be::copy_rows(ctx_, x, bytes, dx, bytes, bytes, 1);
+        sent(chunk, micro_batch).gradient =
+            be::start_send(ctx_, ranks_.pp_back, x, n, previous(), tag(stage(chunk), micro_batch));
+    }
+    // Between two blocks, so that others need not wait longer for what has left.
+    void progress() { be::progress(ctx_, ranks_.pp); }
+    void finish() {
+        for (auto& chunk : sent_)
+            for (Sent& s : chunk) finish(s);
+    }
+
+private:
+    struct Sent {
+        be::Pending output, gradient;
+    };
+    void finish(Sent& s) {
+        be::finish(ctx_, s.output);
+        be::finish(ctx_, s.gradient);
+    }
+    Sent& sent(int chunk, int micro_batch) {
+        auto& slots = sent_[(size_t)chunk];
+        return slots[(size_t)micro_batch % slots.size()];
+    }
+    int stage(int chunk) const { return virtual_stage(pp_.size, pp_.rank, chunk); }
+    bool first(int chunk) const { return stage(chunk) == 0; }
+    bool last(int chunk) const { return stage(chunk) == stages_ - 1; }
+    int next() const { return (pp_.rank + 1) % pp_.size; }
+    int previous() const { return (pp_.rank + pp_.size - 1) % pp_.size; }
+    int tag(int from_stage, int micro_batch) const { return (micro_batch * stages_ + from_stage) % 32768; }
+
+    be::Ctx& ctx_;
+    Ranks& ranks_;
+    Axis pp_;
+    int stages_;
+    std::vector<std::vector<Sent>> sent_;  // [chunk][slot]
+};

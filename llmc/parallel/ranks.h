@@ -1,0 +1,153 @@
+// This rank among the others: the grid (mesh.h), the groups in which it exchanges tensors, and the sums that a step takes over
+// all of them. Alone, a rank is a group of one everywhere.
+#pragma once
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../model/mesh.h"
+#include "../ops.h"
+#include "comm.h"
+#include "world.h"
+#include "zero.h"
+
+// How a run is laid out over its ranks.
+struct RankLayout {
+    int tp = 1, pp = 1, vpp = 1;
+    bool sequence_parallel = false;  // where tp > 1
+    bool zero = true;
+    size_t bucket_elements = 0;  // parameters of a message between data-parallel ranks; 0: max(40M, 1M a rank)
+    int64_t rows = 0;            // of a micro-batch, that sequence parallelism cuts
+};
+
+struct Ranks {
+    World* world = nullptr;
+    Mesh mesh;
+    bool sequence_parallel = false;  // with tp > 1: norms and residual stream are cut into rows
+    bool zero = true;                // the optimizer is cut over dp
+    size_t bucket_elements = 40000000;
+    be::Comm tp, dp;
+    be::Comm pp, pp_back;  // activations forward; gradients backward
+    be::Comm kv;           // tp ranks that hold the same key/value heads
+    be::Comm ends;         // first and last stage, which both hold a tied embedding
+};
+
+// Rank `rank` of `n` in the grid, without the others.
+inline std::shared_ptr<Ranks> place_rank(int n, int rank, const RankLayout& layout, const ModelConfig& c) {
+    auto ranks = std::make_shared<Ranks>();
+    const Mesh& mesh = ranks->mesh = make_mesh(n, rank, layout.tp, layout.pp, layout.vpp);
+    check_tensor_parallel(c, mesh.tp.size, layout.sequence_parallel, layout.rows);
+    ranks->sequence_parallel = mesh.tp.size > 1 && layout.sequence_parallel;
+    ranks->zero = layout.zero;
+    const size_t usual = std::max<size_t>(40000000, (size_t)1000000 * mesh.dp.size);
+    ranks->bucket_elements = layout.bucket_elements ? layout.bucket_elements : usual;
+    return ranks;
+}
+
+// This rank and the groups that it belongs to. Every rank makes them all, in this order.
+inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const RankLayout& layout, const ModelConfig& c) {
+    const auto ranks = place_rank(world.size(), world.rank(), layout, c);
+    const Mesh& mesh = ranks->mesh;
+    if (world.size() == 1) return ranks;
+    ranks->world = &world;
+    const int replicas = LocalSizes(c, mesh.tp).replicas, first = mesh.tp.rank / replicas * replicas;
+    std::vector<int> same_heads;
+    for (int i = first; i < first + replicas; i++) same_heads.push_back(mesh.rank_of(mesh.pp.rank, mesh.dp.rank, i));
+    std::vector<int> ends = {world.rank()};
+    if (mesh.pp.rank == 0 || mesh.pp.rank == mesh.pp.size - 1) {
+        ends = {mesh.rank_of(0, mesh.dp.rank, mesh.tp.rank)};
+        if (mesh.pp.size > 1) ends.push_back(mesh.rank_of(mesh.pp.size - 1, mesh.dp.rank, mesh.tp.rank));
+    }
+    ranks->tp = be::Comm(ctx, world, mesh.tp_ranks(), "tensor");
+    ranks->dp = be::Comm(ctx, world, mesh.dp_ranks(), "data");
+    ranks->pp = be::Comm(ctx, world, mesh.pp_ranks(), "pipeline");
+    ranks->pp_back = be::Comm(ctx, world, mesh.pp_ranks(), "pipeline, backward");
+    ranks->kv = be::Comm(ctx, world, same_heads, "key/value heads");
+    ranks->ends = be::Comm(ctx, world, ends, "embedding");
+    be::connect_ring(ctx, ranks->pp);
+    be::connect_ring(ctx, ranks->pp_back);
+    return ranks;
+}
+
+// ---- sums over all ranks: the same numbers on every rank, added in the same order ------------------------------------------
+inline LossSums sum_of(const std::vector<LossSums>& all) {
+    LossSums sums;
+    for (const LossSums& s : all) {
+        sums.ce += s.ce;
+        sums.z += s.z;
+        sums.lse += s.lse;
+        sums.n += s.n;
+        sums.squares += s.squares;
+        if (!(s.lse_max <= sums.lse_max) && !std::isnan(sums.lse_max)) sums.lse_max = s.lse_max;
+    }
+    return sums;
+}
+
+// Each target and each parameter counts once.
+inline LossSums reduce_sums(const Ranks& ranks, LossSums mine) {
+    const Mesh& mesh = ranks.mesh;
+    if (mesh.world.size == 1) return mine;
+    if (mesh.tp.rank > 0 || mesh.pp.rank < mesh.pp.size - 1) {  // the loss is known to the last stage, on each of its tp ranks
+        const double squares = mine.squares;
+        mine = LossSums();
+        mine.squares = squares;
+    }
+    std::vector<LossSums> all((size_t)mesh.world.size);
+    ranks.world->all_gather(&mine, sizeof mine, all.data());
+    return sum_of(all);
+}
+
+// Element by element.
+inline std::vector<float> largest_of_all_ranks(const Ranks& ranks, const std::vector<float>& mine) {
+    if (ranks.mesh.world.size == 1) return mine;
+    std::vector<float> all(mine.size() * (size_t)ranks.mesh.world.size), largest = mine;
+    ranks.world->all_gather(mine.data(), mine.size() * sizeof(float), all.data());
+    for (size_t i = 0; i < all.size(); i++) largest[i % mine.size()] = std::max(largest[i % mine.size()], all[i]);
+    return largest;
+}
+inline std::vector<double> sum_of_all_ranks(const Ranks& ranks, const std::vector<double>& mine) {
+    if (!ranks.world) return mine;
+    std::vector<double> all(mine.size() * (size_t)ranks.mesh.world.size), sums(mine.size());
+    ranks.world->all_gather(mine.data(), mine.size() * sizeof(double), all.data());
+    for (size_t i = 0; i < all.size(); i++) sums[i % sums.size()] += all[i];
+    return sums;
+}
+
+// ---- gradients of parameters that several ranks hold and that each has seen another part of --------------------------------
+// To be added before data-parallel ranks are asked: keys and values that several tp ranks hold,
+inline void reduce_replicas(be::Ctx& ctx, Ranks& ranks, const ParameterTable& table, const Elements& grads, int block) {
+    for (const TensorSpec& t : table.rows)
+        if (t.replicated_rows && t.block == block)
+            all_reduce(ctx, ranks.kv, grads.from(t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols),
+                       (size_t)t.replicated_rows * t.cols);
+}
+// norms and biases whose rows are cut over tp, and a tied embedding at the two ends of the pipeline.
+inline void reduce_shared(be::Ctx& ctx, Ranks& ranks, const ParameterTable& table, const Elements& grads, bool tied) {
+    if (ranks.sequence_parallel) all_reduce(ctx, ranks.tp, grads.from(table.shared), table.size - table.shared);
+    for (const TensorSpec& t : table.rows)
+        if (tied && t.id == 0) all_reduce(ctx, ranks.ends, grads.from(t.offset), t.size());
+}
+
+// Ends the run if any rank has a problem: with that of the first one.
+inline void agree_that_all_is_well(World* world, const std::string& problem) {
+    if (!world && !problem.empty()) fail("%s", problem.c_str());
+    if (!world) return;
+    for (const std::string& p : world->all_gather(problem))
+        if (!p.empty()) fail("%s", p.c_str());
+}
+
+// A rank that fails ends all. What is wrong with options or files is wrong on every rank: the first one says it.
+template <class Options>
+int on_all_ranks(const Options& o, void (*command)(World&, const Options&)) {
+    World world = World::join();
+    try {
+        command(world, o);
+        return 0;
+    } catch (const std::exception& e) {
+        if (world.size() == 1) throw;
+        if (world.rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+        print_line(stderr, "error on " + world.description() + ": " + e.what());
+        world.abort(exit_status(e));
+    }
+}
