@@ -1,21 +1,21 @@
 // Comm on CPUs: a group of ranks that exchange tensors over MPI.
 //
-// Sums. MPI's own reductions know no bf16, and the order of their additions depends on the algorithm that it picks for a size
+// Sums. MPI's own reductions do not support bf16, and the order of their additions depends on the algorithm chosen for a size
 // and a number of ranks. Here every block of the result belongs to one rank, which receives the others' contributions, adds
 // them in the order of ranks in fp32 (`real`), and rounds once. So a result has the same bits on all ranks and in every run,
 // wherever it lies in the buffer.
 //   reduce_scatter   rank i sends block j to rank j, for all j; each adds up its own
-//   all_reduce       the same with blocks of nearly equal size, then each sends its block to all others
-//   all_gather       each sends its part to all others
-// Cost: a rank sends (size - 1) / size of the buffer, for all_reduce twice that: the least there can be.
+//   all_reduce       the same with blocks of nearly equal size, then each rank sends its block to all others
+//   all_gather       each rank sends its part to all others
+// Cost: a rank sends (size - 1) / size of the buffer, for all_reduce twice that, which is the minimum.
 //
-// Contributions come in pieces, into two buffers in turn: the next piece is on its way while one is added up. Both together
-// have 32 MiB at most (up to 256 ranks). At most two started operations hold such buffers; others ask for their contributions
-// in finish(). Large messages move only while a rank is in some call of MPI, so that starting early gains less than on a GPU.
+// Contributions arrive in pieces, in two alternating buffers: the next piece is received while one is added. Both together take
+// at most 32 MiB (up to 256 ranks). At most two started operations hold such buffers; others request their contributions in
+// finish(). Large messages progress only while a rank is inside an MPI call, so starting early gains less than on a GPU.
 //
-// Errors. A message of another size or tag than its receiver expects is refused. TRAIN_GPT_CHECK_COMM=1: before each collective
-// the ranks compare which one it is and how many elements it has; a mix-up, which else makes them wait for ever, is an error
-// that names the ranks. TRAIN_GPT_COMM_PIECE=bytes sets the size of the pieces, for tests.
+// Errors. A message whose size or tag is not what its receiver expects is refused. With TRAIN_GPT_CHECK_COMM=1, the ranks
+// compare before each collective which one it is and how many elements it has; a mismatch, which would otherwise be a deadlock,
+// is an error that names the ranks. TRAIN_GPT_COMM_PIECE=bytes sets the size of the pieces, for tests.
 #pragma once
 #include <functional>
 #include <map>
@@ -28,16 +28,16 @@
 #include "world.h"
 #include "../cpu/parallel.h"
 
-// ---- what the Comms of both backends share ---------------------------------------------------------------------------------
+// ---- shared by the Comms of both backends -----------------------------------------------------------------------------------
 namespace comm_detail {
 
-// What this rank tells the others about a group that is being made.
+// A description of this rank's group, which is sent to the others while groups are made.
 inline std::string group_text(const std::vector<int>& ranks, const std::string& name) {
     std::string text = name + ":";
     for (const int r : ranks) text += " " + std::to_string(r);
     return text;
 }
-// This rank's place in `ranks`, or -1. said[r] is the group_text of world rank r; lists that do not agree are refused.
+// This rank's index in `ranks`, or -1. said[r] is the group_text of world rank r; lists that do not agree are refused.
 inline int place_in_group(const World& world, const std::vector<int>& ranks, const std::string& name,
                           const std::vector<std::string>& said) {
     int place = -1;
@@ -54,7 +54,7 @@ inline int place_in_group(const World& world, const std::vector<int>& ranks, con
     return place;
 }
 
-// What TRAIN_GPT_CHECK_COMM compares.
+// The description of a collective that TRAIN_GPT_CHECK_COMM compares.
 struct Note {
     char operation[32] = "";
     uint64_t count = 0, element_bytes = 0;
@@ -72,12 +72,12 @@ struct Note {
 // The ranks of a Comm.
 struct Members {
     std::string name;
-    std::vector<int> ranks;  // of the world
+    std::vector<int> ranks;  // world ranks
     int rank, size;
     std::shared_ptr<Monitor> monitor;
     bool check = false;      // TRAIN_GPT_CHECK_COMM
-    int64_t sequence = 0;    // collectives so far: the same on all ranks
-    int64_t n_messages = 0;  // that this rank has sent or received
+    int64_t sequence = 0;    // collectives so far; the same on all ranks
+    int64_t n_messages = 0;  // messages that this rank has sent or received
     Members(const World& world, const std::vector<int>& r, const std::string& n, int place)
         : name(n), ranks(r), rank(place), size((int)r.size()), monitor(world.monitor()) {
         const char* text = world_detail::variable("TRAIN_GPT_CHECK_COMM");
@@ -91,11 +91,11 @@ inline void compare_notes(const Members& g, const std::vector<Note>& notes) {
     const Note& mine = notes[(size_t)g.rank];
     for (size_t r = 0; r < notes.size(); r++)
         if (memcmp(&notes[r], &mine, sizeof mine) != 0)
-            fail("ranks do not do the same in group %s: rank %d is in %s, rank %d in %s", g.name.c_str(),
-                 g.ranks[(size_t)g.rank], mine.text().c_str(), g.ranks[r], notes[r].text().c_str());
+            fail("ranks disagree in group %s: rank %d is in %s, rank %d in %s", g.name.c_str(), g.ranks[(size_t)g.rank],
+                 mine.text().c_str(), g.ranks[r], notes[r].text().c_str());
 }
 
-// What is left to do of an operation; must be done.
+// The second half of a started operation, run by finish(), which must be called.
 class Unfinished {
 public:
     Unfinished() = default;
@@ -120,14 +120,14 @@ private:
 namespace cpu {
 namespace detail {
 
-// The ranks of a Comm and the ways to them, at an address that does not move.
+// The ranks of a Comm and its MPI state, at a fixed address.
 struct Group : comm_detail::Members {
-    size_t piece_bytes = 0;  // of contributions
-    size_t most_bytes = 0;   // of other messages; MPI counts in int
+    size_t piece_bytes = 0;  // size of pieces of contributions
+    size_t most_bytes = 0;   // maximum size of other messages; MPI counts in int
 #if HAVE_MPI
     MPI_Comm collectives = MPI_COMM_NULL, messages = MPI_COMM_NULL;
-    std::vector<std::vector<char>> buffers;  // for contributions, not in use now
-    int buffers_started = 0;                 // held by operations that are started and not finished
+    std::vector<std::vector<char>> buffers;  // for contributions; free at the moment
+    int buffers_started = 0;                 // buffers held by started operations
 
     Group(World& world, const std::vector<int>& r, const std::string& n, int place) : Members(world, r, n, place) {
         const Waiting waiting(monitor.get(), "making the group", name, 0);
@@ -148,7 +148,7 @@ struct Group : comm_detail::Members {
     ~Group() {
         int finalized = 0;
         MPI_Finalized(&finalized);
-        if (finalized || std::uncaught_exceptions() > 0) return;  // MPI frees together with the others, which may not come
+        if (finalized || std::uncaught_exceptions() > 0) return;  // freeing is collective; the others may not take part
         MPI_Comm_free(&messages);
         MPI_Comm_free(&collectives);
     }
@@ -160,13 +160,13 @@ struct Group : comm_detail::Members {
 class Comm {
 public:
     Comm() = default;
-    // Called by all ranks of the World, in the same order; each gives the group that it is in, so that several groups are made
-    // at once. Ranks count in the order of the list. A rank that is not in its list gets a Comm of itself alone.
+    // Called by all ranks of the World in the same order; each passes the group to which it belongs, so several groups are made
+    // at once. Ranks are numbered in the order of the list. A rank that is not in its list gets a Comm of itself alone.
     Comm(Ctx&, World& world, const std::vector<int>& ranks, std::string name) : name_(std::move(name)) {
         const int place =
             comm_detail::place_in_group(world, ranks, name_, world.all_gather(comm_detail::group_text(ranks, name_)));
         if (place < 0 || ranks.size() == 1) return;
-#if HAVE_MPI  // else there is one rank
+#if HAVE_MPI  // without MPI there is one rank
         group_ = std::make_unique<detail::Group>(world, ranks, name_, place);
 #endif
     }
@@ -174,7 +174,7 @@ public:
     int size() const { return group_ ? group_->size : 1; }
     int rank() const { return group_ ? group_->rank : 0; }
     const std::string& name() const { return name_; }
-    detail::Group* group() const { return group_.get(); }  // null where this rank is alone
+    detail::Group* group() const { return group_.get(); }  // null for a group of one rank
 
 private:
     std::string name_ = "alone";
@@ -204,7 +204,8 @@ inline void post_receive(MPI_Comm comm, Requests& requests, void* data, size_t b
     }
 }
 
-// The number of a collective that begins, which makes its tag, so that several can be under way. MPI promises tags to 32767.
+// Starts a collective and returns its sequence number, which determines its tag, so that several can be in flight. MPI
+// guarantees tags up to 32767.
 inline int64_t begin(Group& g, const char* operation, size_t n, size_t element_bytes) {
     const int64_t sequence = ++g.sequence;
     if (g.check) {
@@ -242,7 +243,7 @@ void sum_parts(E* out, const std::vector<const E*>& parts, size_t n) {
     });
 }
 
-// The first half of a reduction: of `all`, elements [first[j], first[j + 1]) are summed on rank j.
+// The first half of a reduction: elements [first[j], first[j + 1]) of `all` are summed on rank j.
 template <class E>
 class Reduction {
 public:
@@ -254,7 +255,7 @@ public:
     Reduction(const Reduction&) = delete;
     Reduction& operator=(const Reduction&) = delete;
 
-    // Sends everything, in turns that begin with the next rank, so that not all send to the same one at a time.
+    // Sends everything, beginning with the next rank, so that not all ranks send to the same one at a time.
     void start() {
         if (g.buffers_started < 2) {
             g.buffers_started++, holds_buffer_ = true;
@@ -266,7 +267,7 @@ public:
                       g.piece_bytes / sizeof(E) * sizeof(E), (int)peer, tag_);
         }
     }
-    // Adds up; afterwards `all` may be overwritten.
+    // Adds the contributions; afterwards `all` may be overwritten.
     void finish() {
         if (buffer_.empty()) ask();
         for (int slot = 0; added_ < n_; slot ^= 1) {
@@ -291,7 +292,7 @@ private:
         if (buffer_.size() < bytes) buffer_ = std::vector<char>(bytes);
         ask_for(0), ask_for(1);
     }
-    // The next piece of every other rank.
+    // Requests the next piece from every other rank.
     void ask_for(int slot) {
         const size_t count = std::min(piece_, n_ - asked_);
         for (int i = 1; i < g.size && count > 0; i++) {
@@ -311,14 +312,14 @@ private:
     const E* all_;
     std::vector<size_t> first_;
     int tag_;
-    size_t n_, piece_;              // elements of this rank's block, of a piece of it
-    size_t asked_ = 0, added_ = 0;  // elements of it
+    size_t n_, piece_;              // elements of this rank's block, and of a piece of it
+    size_t asked_ = 0, added_ = 0;  // elements of the block
     std::vector<char> buffer_;      // (2, size - 1, piece)
     bool holds_buffer_ = false;
     Requests sends_, receives_[2];
 };
 
-// Everyone's block of `all`, elements [first[j], first[j + 1]) of rank j, to everyone.
+// Sends everyone's block of `all`, elements [first[j], first[j + 1]) of rank j, to everyone.
 template <class E>
 void start_gather(Group& g, Requests& requests, E* all, const std::vector<size_t>& first, int64_t sequence) {
     const size_t me = (size_t)g.rank;
@@ -333,7 +334,7 @@ void start_gather(Group& g, Requests& requests, E* all, const std::vector<size_t
 }
 #endif
 
-// Where the blocks of ranks begin, and their end.
+// Offsets of the ranks' blocks, and the end.
 inline std::vector<size_t> equal_blocks(int size, size_t n) {
     std::vector<size_t> first;
     for (int j = 0; j <= size; j++) first.push_back((size_t)j * n);
@@ -444,8 +445,8 @@ void reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
     finish(ctx, pending);
 }
 
-// Lets what is under way move, for some microseconds: between long stretches of computing. MPI has no thread of its own for
-// that, and a large message waits for its sender's answer that there is room.
+// Lets pending messages progress for some microseconds; called between long stretches of computation. MPI has no progress
+// thread, and a large message waits for its receiver's answer that there is room.
 inline void progress(Ctx&, Comm& comm) {
     if (comm.size() == 1) return;
 #if HAVE_MPI
@@ -455,7 +456,7 @@ inline void progress(Ctx&, Comm& comm) {
 }
 
 // ---- messages --------------------------------------------------------------------------------------------------------------
-inline void connect_ring(Ctx&, Comm&) {}  // MPI connects by itself
+inline void connect_ring(Ctx&, Comm&) {}  // MPI connects on demand
 
 inline Pending start_send(Ctx&, Comm& comm, const floatX* x, size_t n, int peer, int tag) {
     CHECK(peer >= 0 && peer < comm.size() && peer != comm.rank() && tag >= 0 && tag < 32768, "peer %d, tag %d", peer, tag);
@@ -495,7 +496,7 @@ inline void recv(Ctx&, Comm& comm, floatX* x, size_t n, int peer, int tag) {
         MPI(MPI_Get_count(&status, MPI_BYTE, &there));
         if (there != wanted || status.MPI_TAG != tag)
             fail(
-                "ranks do not do the same in group %s: rank %d expects %d bytes with tag %d from rank %d, which sends %d with "
+                "ranks disagree in group %s: rank %d expects %d bytes with tag %d from rank %d, which sends %d with "
                 "tag %d",
                 g.name.c_str(), g.ranks[(size_t)g.rank], wanted, tag, g.ranks[(size_t)peer], there, status.MPI_TAG);
         requests.emplace_back();

@@ -1,38 +1,38 @@
-// Comm on GPUs: a group of ranks, one GPU each, that exchange tensors through NCCL. The group's first rank makes NCCL's id, the
-// World carries it to the others.
+// Comm on GPUs: a group of ranks, one GPU each, that exchange tensors through NCCL. The group's first rank creates NCCL's id,
+// and the World sends it to the others.
 //
-// Streams. A collective runs on ctx.stream, in order with the ops around it; one that was started runs on the Comm's own
-// stream, after what is on ctx.stream by then, and finish() lets ctx.stream wait for it. All collectives of one Comm run one
-// after another: an event orders the two streams.
+// Streams. A collective runs on ctx.stream, in order with the ops around it; a started one runs on the Comm's own stream, after
+// what is on ctx.stream at that time, and finish() makes ctx.stream wait for it. All collectives of one Comm run one after
+// another: an event orders the two streams.
 //
-// Messages. On a GPU a send waits for its receive, and NCCL runs what is called on one communicator one after another. If
-// messages shared one, two ranks that send to each other before they receive would wait for ever. So every directed edge,
-// from u to v, is a communicator of its own: u only sends on it, from a stream of its own, v only receives, on ctx.stream.
-// A send then waits for nothing but its receive, and nothing waits for a send but finish(). A host waits as well, at the first
-// message between two ranks, while NCCL connects them; in a ring where all send first they would all wait. connect_ring
-// therefore makes the edges and sends one message over each, in rounds in which a rank has one edge at most: no cycle can form.
-// On the emulator nothing runs beside the host, and a send is over when its call returns: there a thread of its own makes it.
+// Messages. On a GPU a send waits for its receive, and NCCL runs all operations of a communicator one after another. If
+// messages shared a communicator, two ranks that send to each other before they receive would deadlock. So every directed edge,
+// from u to v, has its own communicator: u only sends on it, from a separate stream, and v only receives, on ctx.stream. Then a
+// send waits only for its receive, and only finish() waits for a send. The first message between two ranks also blocks the host
+// while NCCL connects them; in a ring in which all ranks send first, all would block. So connect_ring creates the edges and
+// sends one message over each, in rounds in which a rank has at most one edge, which excludes cycles. On the emulator nothing
+// runs concurrently with the host, and a send is complete when its call returns: there a separate thread makes the call.
 //
 // Precision: NCCL sums floatX in its own way. A ring rounds every addition of bf16 to bf16; switches that add (NVLS) use fp32.
-// cpu:: sums in fp32 and rounds once. Gradients are `real`, where both are fp32, or on request bf16: then what a ring's
-// roundings do to a sum over R ranks whose summands are independent has a standard deviation of 0.0016 sqrt(R / 2) of it,
-// without bias: 0.3% for 8 ranks, 0.9% for 64, 3.6% for 1,024.
-// Determinism: the same bits on all ranks and in every run of the same layout on the same machines, as NCCL chooses algorithms
+// cpu:: sums in fp32 and rounds once. Gradients are `real`, for which both sum in fp32, or optionally bf16: then a ring's
+// roundings give a sum over R ranks with independent summands a relative standard deviation of 0.0016 sqrt(R / 2), without
+// bias: 0.3% for 8 ranks, 0.9% for 64, 3.6% for 1,024.
+// Determinism: the same bits on all ranks, and in every run of the same layout on the same machines, as NCCL chooses algorithms
 // by size and topology.
-// Cost: a collective moves what the CPU's does; 360 GB/s between 8 GPUs on NVLink 4 take messages of 64 MB or more.
+// Cost: a collective moves as many bytes as on CPUs; 360 GB/s between 8 GPUs on NVLink 4 require messages of 64 MB or more.
 //
-// Errors: NCCL's are fail()ed with its text. If a rank has died, the others wait in NCCL until the launcher ends them, or the
-// World's watchdog does: UnderWay tells it what waits on streams, and what errors NCCL met there. It ends the process without
-// ncclCommAbort, which could itself wait. TRAIN_GPT_CHECK_COMM=1 compares collectives as on the CPU; each then waits for the
-// device.
-// Kernels of several communicators under way at a time must fit on the GPU together, as ranks wait for each other in them: here
-// at most the started collectives of each Comm and one send per edge, which take a few of some hundred multiprocessors.
-// Several ranks cannot share a GPU. Not yet run with NCCL on GPUs, only on the emulator.
+// Errors: NCCL's errors are fail()ed with its text. If a rank has died, the others wait in NCCL until the launcher ends them,
+// or the World's watchdog does: UnderWay reports to it which operations wait on streams, and errors that NCCL met there. It
+// ends the process without ncclCommAbort, which could itself wait. TRAIN_GPT_CHECK_COMM=1 compares collectives as on CPUs; each
+// then waits for the device.
+// Kernels of several communicators in flight must fit on the GPU together, as they wait for other ranks: here at most the
+// started collectives of each Comm and one send per edge, which take a few of some hundred multiprocessors.
+// Ranks cannot share a GPU. Not yet run with NCCL on GPUs, only on the emulator.
 #pragma once
 #if !defined(HAVE_NCCL)
 #if defined(BACKEND_EMU)
 #if __has_include(<mpi.h>)
-#define HAVE_NCCL 1  // the emulated one, over MPI
+#define HAVE_NCCL 1  // the emulated NCCL, over MPI
 #else
 #define HAVE_NCCL 0
 #endif
@@ -97,19 +97,19 @@ inline Event record(cudaStream_t stream) {
     CUDA(cudaEventRecord(e, stream));
     return event;
 }
-// What is put on `later` from now on runs after what is on `earlier` by now.
+// Everything put on `later` from now on runs after what is on `earlier` at this time.
 inline void order(cudaStream_t later, cudaStream_t earlier) { CUDA(cudaStreamWaitEvent(later, record(earlier).get(), 0)); }
 
-// What a group has put on streams and is not over. NCCL's calls return at once; it is the device that waits for other ranks,
-// and so the watchdog must look there. Each operation lies between two events. What is measured is how long the second one has
-// been outstanding since the watchdog first saw the first one passed: neither kernels before it on the stream, however long,
-// nor the host's being far ahead are taken for a wait.
+// The operations of a group that are on streams and not complete. NCCL's calls return at once; the device waits for other
+// ranks, so the watchdog must look there. Each operation lies between two events. A wait is measured from when the watchdog
+// first saw the first event passed until the second one passes: neither long kernels earlier on the stream nor a host that runs
+// far ahead count as a wait.
 class UnderWay {
 public:
     const comm_detail::Members& group;
 
     UnderWay(const comm_detail::Members& g, int device) : group(g), device_(device) {}
-    // Lets launch() put an operation on the stream; the event after it.
+    // Lets launch() put an operation on the stream; returns the event after it.
     template <class Launch>
     std::shared_ptr<Event> put(const char* operation, int64_t number, ncclComm_t comm, cudaStream_t stream, Launch launch) {
         const Activity activity = {false, operation, group.name, number};
@@ -124,7 +124,7 @@ public:
     // The operation that has waited longest. Called by the watchdog's thread.
     Activity longest_wait() {
         std::lock_guard<std::mutex> lock(mutex_);
-        CUDA(cudaSetDevice(device_));  // or CUDA would make a context on the first GPU for this thread
+        CUDA(cudaSetDevice(device_));  // otherwise CUDA would make a context on the first GPU for this thread
         drop_finished();
         Activity longest;
         for (Operation& o : operations_) {
@@ -150,7 +150,7 @@ private:
     }
     static bool passed(const Event& event) {
         const cudaError_t error = cudaEventQuery(event.get());
-        if (error == cudaErrorNotReady) return (void)cudaGetLastError(), false;  // or it would be found after the next launch
+        if (error == cudaErrorNotReady) return (void)cudaGetLastError(), false;  // cleared, or the next launch reports it
         CUDA(error);
         return true;
     }
@@ -160,7 +160,7 @@ private:
 
     const int device_;
     std::mutex mutex_;
-    std::deque<Operation> operations_;  // in the order of calls
+    std::deque<Operation> operations_;  // in call order
 };
 
 // A communicator, and a stream to use it on.
@@ -169,7 +169,7 @@ struct Channel {
     cudaStream_t stream = nullptr;
     Channel() { CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
     ~Channel() {
-        // NCCL takes leave of the other ranks, which after an error do not come.
+        // Destroying a communicator is collective; after an error the other ranks do not take part, so it is aborted.
         if (comm && std::uncaught_exceptions() > 0) ncclCommAbort(comm);
         else if (comm) ncclCommDestroy(comm);
         if (stream) cudaStreamDestroy(stream);
@@ -178,13 +178,13 @@ struct Channel {
     Channel& operator=(const Channel&) = delete;
 };
 
-// One end of the way from one rank, 0 on this communicator, to another, 1.
+// One end of the directed edge from one rank (0 on this communicator) to another (1).
 struct Edge : Channel {
-    int peer = 0;  // in the group
+    int peer = 0;  // rank in the group
     bool sends = false;
 
 #ifndef BACKEND_EMU
-    // The rest: the sender's stream may write x again.
+    // The function that completes the send: afterwards the sender's stream may write x again.
     std::function<void()> send(const floatX* x, size_t n, cudaStream_t from, UnderWay& under_way, int64_t number) {
         order(stream, from);
         const auto sent = under_way.put("send", number, comm, stream, [=](ncclComm_t c, cudaStream_t s) {
@@ -193,7 +193,7 @@ struct Edge : Channel {
         return [=] { CUDA(cudaStreamWaitEvent(from, sent->get(), 0)); };
     }
 #else
-    // The call is checked here and made by a thread, after the one before it.
+    // Arguments are checked here; a thread makes the call after the previous one.
     std::shared_future<ncclResult_t> last;
     std::function<void()> send(const floatX* x, size_t n, cudaStream_t, UnderWay& under_way, int64_t number) {
         NCCL(ncclGroupStart());
@@ -215,11 +215,11 @@ struct Edge : Channel {
 #endif
 };
 
-// The ranks of a Comm and the ways to them, at an address that does not move.
+// The ranks of a Comm and its communicators, at a fixed address.
 struct Group : comm_detail::Members {
     Channel own;
-    std::shared_ptr<Event> last_started;       // on own.stream; what follows on another stream must wait for it
-    std::vector<std::unique_ptr<Edge>> edges;  // in an order in which no two ranks wait for each other's
+    std::shared_ptr<Event> last_started;       // on own.stream; later work on other streams must wait for it
+    std::vector<std::unique_ptr<Edge>> edges;  // in an order that avoids deadlock
     comm_detail::Note* notes = nullptr;        // (size), on the device
     UnderWay under_way;
 
@@ -238,13 +238,13 @@ struct Group : comm_detail::Members {
     Edge& edge(int peer, bool sends) {
         for (const auto& e : edges)
             if (e->peer == peer && e->sends == sends) return *e;
-        CHECK(false, "group %s: rank %d has no way %s rank %d; connect_ring() makes those between neighbours", name.c_str(),
+        CHECK(false, "group %s: rank %d has no edge %s rank %d; connect_ring() makes edges between neighbours", name.c_str(),
               rank, sends ? "to" : "from", peer);
         abort();
     }
 };
 
-// The number of a collective that begins.
+// Starts a collective and returns its sequence number.
 inline int64_t begin(Ctx& ctx, Group& g, const char* operation, size_t n, size_t element_bytes) {
     const int64_t sequence = ++g.sequence;
     if (g.check) {
@@ -261,7 +261,7 @@ inline int64_t begin(Ctx& ctx, Group& g, const char* operation, size_t n, size_t
     return sequence;
 }
 
-// launch(communicator, stream): on ctx.stream, or started on the group's.
+// Calls launch(communicator, stream), on ctx.stream or, for a started operation, on the group's stream.
 template <class Launch>
 void run(Ctx& ctx, Group& g, const char* operation, size_t n, size_t element_bytes, Launch launch) {
     const int64_t sequence = begin(ctx, g, operation, n, element_bytes);
@@ -281,7 +281,7 @@ std::function<void()> start(Ctx& ctx, Group& g, const char* operation, size_t n,
 struct Group : comm_detail::Members {};
 #endif
 
-// What identifies the device that this rank computes on.
+// Identifies the device of this rank.
 inline std::string device_text(const Ctx& ctx) {
 #ifndef BACKEND_EMU
     char id[64] = "";
@@ -298,12 +298,12 @@ inline std::string device_text(const Ctx& ctx) {
 class Comm {
 public:
     Comm() = default;
-    // As cpu::Comm's.
+    // As cpu::Comm's constructor.
     Comm(Ctx& ctx, World& world, const std::vector<int>& ranks, std::string name) : name_(std::move(name)) {
         std::string mine = comm_detail::group_text(ranks, name_);
         const size_t n = ranks.size();
 #if HAVE_NCCL
-        // group, device, and from the group's first rank NCCL's id
+        // group, device, and NCCL's id from the group's first rank
         ncclUniqueId id;
         mine += "\n" + detail::device_text(ctx) + "\n";
         if (n > 1 && ranks[0] == world.rank()) {
@@ -346,7 +346,7 @@ public:
     int size() const { return group_ ? group_->size : 1; }
     int rank() const { return group_ ? group_->rank : 0; }
     const std::string& name() const { return name_; }
-    detail::Group* group() const { return group_.get(); }  // null where this rank is alone
+    detail::Group* group() const { return group_.get(); }  // null for a group of one rank
 
 private:
 #ifdef BACKEND_EMU
@@ -442,7 +442,7 @@ Pending start_all_gather(Ctx& ctx, Comm& comm, E* all, size_t n) {
 #endif
 }
 
-inline void progress(Ctx&, Comm&) {}  // NCCL's kernels move by themselves
+inline void progress(Ctx&, Comm&) {}  // NCCL's kernels progress on their own
 
 // ---- messages --------------------------------------------------------------------------------------------------------------
 inline void connect_ring(Ctx& ctx, Comm& comm) {
@@ -452,11 +452,11 @@ inline void connect_ring(Ctx& ctx, Comm& comm) {
     CHECK(g.edges.empty(), "connect_ring is called once");
     const Waiting waiting(g.monitor.get(), "connect_ring", g.name, ++g.sequence);
     CUDA(cudaStreamSynchronize(ctx.stream));
-    floatX* first_message = (floatX*)ctx.scratch(sizeof(floatX));  // whatever it holds
-    // Pairs of neighbours (u, u + 1): those with u even, with u odd, and in a ring of odd length the one of its ends.
+    floatX* first_message = (floatX*)ctx.scratch(sizeof(floatX));  // contents do not matter
+    // Pairs of neighbours (u, u + 1): first even u, then odd u, and last the pair that closes a ring of odd length.
     const int size = g.size, odd_end = size % 2 ? size - 1 : -1;
     for (const bool forward : {true, false}) {
-        if (!forward && size == 2) break;  // the pair (1, 0) was the way back
+        if (!forward && size == 2) break;  // the pair (1, 0) was already the reverse direction
         for (int round = 0; round < 3; round++) {
             const auto in_round = [=](int u) { return (u == odd_end ? 2 : u % 2) == round; };
             const int previous = (g.rank + size - 1) % size, next = (g.rank + 1) % size;

@@ -1,24 +1,25 @@
-// Pipeline parallelism's schedules: which rank runs which pass of which micro-batch in what order; how many activations it must
-// hold, which layers are whose, how long a step takes, and a picture of it. Pure functions of a few integers: nothing here
-// communicates, and any rank can compute the schedule of any other.
+// Pipeline schedules: which rank runs which pass of which micro-batch in what order; how many activations it must hold, which
+// layers it has, how long a step takes, and a picture of it. Pure functions of a few integers: nothing here communicates, and
+// any rank can compute any other's schedule.
 //
 // The model is cut into pp * vpp virtual stages of consecutive layers; stage s is chunk s / pp of rank s % pp. With vpp = 1
-// every rank has one chunk, its stage. A step is m micro-batches, each forward through the stages in order, then backward.
+// every rank has one chunk, its stage. A step consists of m micro-batches, each forward through the stages in order, then
+// backward.
 //   1F1B (vpp 1)   rank r runs min(m, pp - r - 1) forward passes to warm up, then alternates forward and backward, then drains:
 //                  min(m, pp - r) micro-batches are in flight, where GPipe (all forward, then all backward) holds m.
-//   interleaved    (vpp > 1) the same with chunks: micro-batches advance in groups of pp, so that forward step j is of chunk
-//                  (j mod pp vpp) / pp, backward steps take the chunks from the last to the first; the warm-up is
+//   interleaved    (vpp > 1) the same with chunks: micro-batches advance in groups of pp, so that forward pass j is of chunk
+//                  (j mod pp vpp) / pp, backward passes take the chunks from the last to the first; the warm-up is
 //                  2 (pp - r - 1) + (vpp - 1) pp passes, or all where m = pp. Needs m % pp == 0.
-// With equal stages a step takes t_ideal + (pp - 1) (t_f + t_b), t_f and t_b the time of one pass of one chunk and t_ideal =
-// m vpp (t_f + t_b), so that the bubble is idle / ideal = (pp - 1) / (vpp m). The price of vpp: (pp vpp - 1) / (pp - 1) times
-// as many messages, and rank 0 holds 1 + (pp - 1) / (pp vpp) times the activations of 1F1B (arXiv:2205.05198).
+// With equal stages a step takes t_ideal + (pp - 1) (t_f + t_b), where t_f and t_b are the times of one pass of one chunk and
+// t_ideal = m vpp (t_f + t_b), so the bubble is idle / ideal = (pp - 1) / (vpp m). The price of vpp: (pp vpp - 1) / (pp - 1)
+// times as many messages, and rank 0 holds 1 + (pp - 1) / (pp vpp) times the activations of 1F1B (arXiv:2205.05198).
 //
-// Messages. Forward, rank r sends to r + 1, and the last rank to rank 0 between chunks; backward the other way. The order in
-// which a rank sends to a peer is the order in which the peer uses what comes: first in, first out, no tags, even at pp 2 with
-// vpp > 1, where both directions lead to the same peer. But a send must not wait for its receive: a rank that sends an
-// activation down and its neighbour that sends a gradient up would wait for each other.
+// Messages. Forward, rank r sends to r + 1, and the last rank to rank 0 between chunks; backward in the other direction. A rank
+// sends to a peer in the order in which the peer uses the messages: first in, first out, without tags, even at pp 2 with vpp >
+// 1, where both directions lead to the same peer. But a send must not wait for its receive: a rank that sends an activation
+// forward and its neighbour that sends a gradient backward would deadlock.
 //
-// GPipe: arXiv:1811.06965. 1F1B: PipeDream, arXiv:1806.03377 and its flush in arXiv:2006.09503. Interleaved: Megatron-LM,
+// GPipe: arXiv:1811.06965. 1F1B: PipeDream, arXiv:1806.03377, and its flush in arXiv:2006.09503. Interleaved: Megatron-LM,
 // arXiv:2104.04473, figures 3 and 4 and section 2.2.
 #pragma once
 #include <algorithm>
@@ -35,7 +36,7 @@ enum class Pass { forward, backward };
 struct PipelineEvent {
     Pass pass;
     int micro_batch;
-    int chunk;  // of this rank, 0 .. vpp - 1
+    int chunk;  // index among this rank's chunks, 0 .. vpp - 1
 };
 inline bool operator==(const PipelineEvent& a, const PipelineEvent& b) {
     return a.pass == b.pass && a.micro_batch == b.micro_batch && a.chunk == b.chunk;
@@ -43,7 +44,7 @@ inline bool operator==(const PipelineEvent& a, const PipelineEvent& b) {
 
 inline int virtual_stage(int pp, int rank, int chunk) { return chunk * pp + rank; }
 
-// What is wrong with these sizes, and a hint; empty where a schedule exists.
+// Why these sizes have no schedule, with a hint; empty if they have one.
 inline std::string pipeline_problem(int pp, int vpp, int micro_batches) {
     if (pp < 1) return format("the pipeline has %d ranks; it needs 1 or more", pp);
     if (vpp < 1) return format("the pipeline has %d virtual stages per rank; it needs 1 or more", vpp);
@@ -62,12 +63,12 @@ inline std::string pipeline_problem(int pp, int vpp, int micro_batches) {
     const int below = micro_batches / pp * pp, above = below + pp;
     const std::string nearest = below ? format("the nearest are %d and %d", below, above) : format("the fewest are %d", above);
     return format(
-        "%d micro-batches in a step are not a multiple of the %d ranks of the pipeline, which %d virtual stages per rank need; "
-        "HINT: %s (change the global batch), or use 1 virtual stage per rank, which takes any number",
+        "%d micro-batches in a step are not a multiple of the %d ranks of the pipeline, as %d virtual stages per rank require; "
+        "HINT: %s (change the global batch), or use 1 virtual stage per rank, which works with any number",
         micro_batches, pp, vpp, nearest.c_str());
 }
 
-// The order in which a rank runs its passes: every chunk's forward and backward of every micro-batch, once.
+// The order in which a rank runs its passes: forward and backward of every chunk and micro-batch, once.
 inline std::vector<PipelineEvent> pipeline_schedule(int pp, int rank, int vpp, int micro_batches) {
     CHECK(pipeline_problem(pp, vpp, micro_batches).empty(), "%s", pipeline_problem(pp, vpp, micro_batches).c_str());
     CHECK(rank >= 0 && rank < pp, "rank %d of %d", rank, pp);
@@ -91,7 +92,7 @@ inline std::vector<PipelineEvent> pipeline_schedule(int pp, int rank, int vpp, i
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
-// Most passes of one chunk (or of all, chunk -1) whose forward is done and whose backward is not, at any time.
+// The maximum number of passes of one chunk (or of all, chunk -1) whose forward is done and whose backward is not.
 inline int most_in_flight(const std::vector<PipelineEvent>& events, int chunk) {
     int now = 0, most = 0;
     for (const PipelineEvent& e : events)
@@ -99,27 +100,27 @@ inline int most_in_flight(const std::vector<PipelineEvent>& events, int chunk) {
     return most;
 }
 
-// Slots of activations that a chunk needs, in steps of each of these numbers of micro-batches; micro-batch i uses slot i %
-// slots. No two live ones collide: a chunk takes its micro-batches in order, forward and backward, so the live ones are
-// consecutive, and they are never more than the slots. With chunks, fewer micro-batches may need more slots: as many as there
-// are ranks all go forward before any goes backward.
+// Slots for activations that a chunk needs, for steps of each of these numbers of micro-batches; micro-batch i uses slot i %
+// slots. No two live ones collide: a chunk runs its micro-batches in order, forward and backward, so the live ones are
+// consecutive, and they never outnumber the slots. With chunks, fewer micro-batches may need more slots: as many as there are
+// ranks all run forward before any runs backward.
 inline int pipeline_slots(int pp, int rank, int vpp, const std::vector<int>& micro_batches, int chunk) {
     CHECK(chunk >= 0 && chunk < vpp, "chunk %d of %d", chunk, vpp);
     std::set<int> sizes;
-    for (const int n : micro_batches) sizes.insert(std::min(n, 3 * pp));  // from there on the passes repeat
+    for (const int n : micro_batches) sizes.insert(std::min(n, 3 * pp));  // beyond that the pattern repeats
     int slots = 0;
     for (const int n : sizes) slots = std::max(slots, most_in_flight(pipeline_schedule(pp, rank, vpp, n), chunk));
     return slots;
 }
 
-// Passes of all chunks in flight at once. The chunks reach their peaks at different times, so this is less than the sum of
+// Passes of all chunks in flight at once. The chunks reach their maxima at different times, so this is less than the sum of
 // their slots (31 and 39 on rank 0 of pp 8, vpp 3); chunks of equal size can share that many slots.
 inline int pipeline_in_flight(int pp, int rank, int vpp, int micro_batches) {
     return most_in_flight(pipeline_schedule(pp, rank, vpp, micro_batches), -1);
 }
 
-// The slot of each event where the chunks share them: forward takes the lowest free one, backward returns it. As many are used
-// as passes are in flight, which is the least possible.
+// The slot of each event where the chunks share them: forward takes the lowest free one, backward returns it. This uses as many
+// slots as there are passes in flight, the minimum.
 inline std::vector<int> shared_slots(const std::vector<PipelineEvent>& events) {
     std::vector<int> slots;
     std::vector<const PipelineEvent*> holder;  // by slot; null: free
@@ -139,15 +140,15 @@ inline std::vector<int> shared_slots(const std::vector<PipelineEvent>& events) {
 }
 
 // ---- layers ----------------------------------------------------------------------------------------------------------------
-// Layers of each of n_stages = pp * vpp virtual stages, in the order of the model. `given`, where it is not empty, is checked
-// and taken. Otherwise they are balanced; the embedding and the head may each count as one layer of the first and the last
-// stage, as BLOOM and Megatron-LM (--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split) do: right
+// The number of layers in each of n_stages = pp * vpp virtual stages, in the order of the model. A non-empty `given` is checked
+// and used. Otherwise the split is balanced; the embedding and the head may each count as one layer of the first and the last
+// stage, as in BLOOM and Megatron-LM (--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split): right
 // where V C of the head is near 12 C^2 of a layer.
 //
-// Layers that do not divide go one each to the stages before the last, from the back to the front, never to the last: the
-// longest stage sets the pace, and the last one has the head besides; the first ones hold the most micro-batches in flight, so
-// a layer costs the least memory at the back. (Longer stages in front fill and drain the pipeline faster, but only by a few
-// layers' time per step.) Consecutive stages are on different ranks, so that with vpp > 1, too, ranks differ by at most one.
+// Remaining layers go one each to the stages before the last, from back to front, never to the last: the longest stage sets the
+// pace, and the last one also has the head; the first ones hold the most micro-batches in flight, so a layer costs the least
+// memory at the back. (Longer stages in front fill and drain the pipeline faster, but only by a few layers' time per step.)
+// Consecutive stages are on different ranks, so with vpp > 1, too, ranks differ by at most one layer.
 inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, bool count_head,
                                      const std::vector<int>& given) {
     CHECK(L >= 1 && n_stages >= 1, "%d layers, %d stages", L, n_stages);
@@ -177,9 +178,9 @@ inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, 
             "virtual stages per rank, in the order of the model",
             given.size(), list.c_str(), n_stages);
     for (int s = 0; s < n_stages; s++) {
-        const bool end = s == 0 || s == n_stages - 1;  // has the embedding or the head to compute
+        const bool end = s == 0 || s == n_stages - 1;  // computes the embedding or the head
         if (given[s] < (end ? 0 : 1))
-            fail("stage %d of the layers per stage (%s) has %d layers; the least is %d%s", s, list.c_str(), given[s],
+            fail("stage %d of the layers per stage (%s) has %d layers; the minimum is %d%s", s, list.c_str(), given[s],
                  end ? 0 : 1,
                  end ? "" : "; HINT: only the first and the last stage, which have the embedding and the head, may have none");
     }
@@ -191,19 +192,18 @@ inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, 
 }
 
 // ---- time ------------------------------------------------------------------------------------------------------------------
-// Idle time by working time for equal stages and messages that take none.
+// Idle time over working time, for equal stages and messages that take no time.
 inline double bubble_fraction(int pp, int vpp, int micro_batches) { return (double)(pp - 1) / ((double)vpp * micro_batches); }
 
 struct Timeline {
     std::vector<std::vector<double>> start, duration;  // [rank][event], in the order of the rank's schedule
     double total = 0;
-    double bubble = 0;  // idle time of all ranks by their working time; ideal is 0
+    double bubble = 0;  // idle time of all ranks over their working time
 };
 
-// Runs given schedules, one per rank: a pass starts when its rank is free and its input has arrived, p2p after the end of the
-// pass that makes it: forward of the stage before, backward of the stage after; the last stage's backward needs its own
-// forward. `forward` and `backward` are the durations by virtual stage. Schedules that wait for each other for ever fail a
-// check.
+// Simulates schedules, one per rank: a pass starts when its rank is free and its input has arrived, p2p after the end of the
+// pass that makes it: forward of the previous stage, backward of the next one; the last stage's backward needs its own forward.
+// `forward` and `backward` are the durations by virtual stage. Schedules that deadlock fail a check.
 inline Timeline simulate_schedules(const std::vector<std::vector<PipelineEvent>>& schedules, const std::vector<double>& forward,
                                    const std::vector<double>& backward, double p2p) {
     const int pp = (int)schedules.size(), n_stages = (int)forward.size();
@@ -227,7 +227,7 @@ inline Timeline simulate_schedules(const std::vector<std::vector<PipelineEvent>>
                 const PipelineEvent& e = schedules[rank][t.start[rank].size()];
                 const int stage = virtual_stage(pp, rank, e.chunk), i = e.micro_batch, last = n_stages - 1;
                 const bool is_forward = e.pass == Pass::forward, local = is_forward ? stage == 0 : stage == last;
-                double input = 0;  // the first stage reads tokens, which are there from the start
+                double input = 0;  // the first stage reads tokens, available from the start
                 if (!is_forward) input = stage == last ? forward_end[stage][i] : backward_end[stage + 1][i];
                 else if (stage > 0) input = forward_end[stage - 1][i];
                 if (input == never) break;
@@ -241,8 +241,8 @@ inline Timeline simulate_schedules(const std::vector<std::vector<PipelineEvent>>
         }
     }
     for (int rank = 0; rank < pp; rank++)
-        CHECK(t.start[rank].size() == schedules[rank].size(), "deadlock: rank %d of %d waits for ever in its pass %zu of %zu",
-              rank, pp, t.start[rank].size(), schedules[rank].size());
+        CHECK(t.start[rank].size() == schedules[rank].size(), "deadlock: rank %d of %d never ends its pass %zu of %zu", rank,
+              pp, t.start[rank].size(), schedules[rank].size());
     t.bubble = work > 0 ? (pp * t.total - work) / work : 0;
     return t;
 }
@@ -256,14 +256,14 @@ inline Timeline simulate_pipeline(int pp, int vpp, int micro_batches, const std:
 }
 
 // ---- picture ---------------------------------------------------------------------------------------------------------------
-// The schedule in text of at most `width` columns (40 or more), a row per rank and time to the right, for equal stages; what is
-// too long shows its beginning and its end. Widths are chosen for reading: a backward pass is drawn longer, not twice as long;
+// Draws the schedule as text of at most `width` columns (40 or more), one row per rank, time to the right, for equal stages; if
+// too long, its beginning and end. Widths are chosen for legibility: a backward pass is drawn longer, but not twice as long;
 // the idle share of the picture is still the bubble, which does not depend on their ratio. `simulated` is the bubble of the
-// stages as they are, shown beside the formula's.
+// actual stages, shown beside the formula's.
 inline std::string draw_pipeline(int pp, int vpp, int micro_batches, double simulated, int width) {
     width = std::max(width, 40);
-    // How a pass is written: its columns, the marks of a backward one, whole numbers or their last digits. The first style that
-    // fits is taken, else the last. Letters end a name, so that with chunks names may touch: "0a1a" but "0 1".
+    // How a pass is drawn: its columns, the marks of a backward pass, whole numbers or their last digits. The first style that
+    // fits is used, else the last. Letters end a name, so with chunks names may touch: "0a1a" but "0 1".
     struct Style {
         int forward, backward;
         const char *open, *close;
@@ -284,7 +284,7 @@ inline std::string draw_pipeline(int pp, int vpp, int micro_batches, double simu
     const auto found = std::find_if(styles.begin(), styles.end(), [&](const Style& s) { return columns(s) <= room; });
     const Style style = found == styles.end() ? styles.back() : *found;
 
-    const auto chunk_letter = [](int chunk) {  // past the alphabet, a mark that says so
+    const auto chunk_letter = [](int chunk) {  // a mark beyond the alphabet
         const std::string letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
         return std::string(1, chunk < (int)letters.size() ? letters[chunk] : '+');
     };
@@ -294,7 +294,8 @@ inline std::string draw_pipeline(int pp, int vpp, int micro_batches, double simu
         return pass == Pass::forward ? name : style.open + name + style.close;
     };
 
-    // [0, head) and [tail, total) are shown: all of it, or three fifths of the room for the beginning and the rest for the end.
+    // [0, head) and [tail, total) are shown: everything, or three fifths of the width for the beginning and the rest for the
+    // end.
     const std::string gap = " ... ";
     const int total = columns(style), shown = room - (int)gap.size();
     const int head = total <= room ? total : shown * 3 / 5, tail = total <= room ? total : total - (shown - head);
@@ -308,7 +309,7 @@ inline std::string draw_pipeline(int pp, int vpp, int micro_batches, double simu
     paragraph(format("Pipeline: %d rank%s, ", pp, pp == 1 ? "" : "s") +
               (vpp == 1 ? "" : format("%d chunks of layers each (a-%s), ", vpp, chunk_letter(vpp - 1).c_str())) +
               format("%d micro-batch%s per step", micro_batches, micro_batches == 1 ? "" : "es"));
-    const int rows = 16;  // more ranks than this: the first and the last half of as many
+    const int rows = 16;  // with more ranks, the first and the last 8 are drawn
     for (int rank = 0; rank < pp; rank++) {
         if (pp > rows && rank == rows / 2) out += "...\n", rank = pp - rows / 2;
         std::string row(total, '.');
@@ -316,7 +317,7 @@ inline std::string draw_pipeline(int pp, int vpp, int micro_batches, double simu
         for (size_t i = 0; i < events.size(); i++) {
             const PipelineEvent& e = events[i];
             const int start = (int)t.start[rank][i], length = (int)t.duration[rank][i];
-            const auto cut = [&](int at) { return start < at && at < start + length; };  // half a number would mislead
+            const auto cut = [&](int at) { return start < at && at < start + length; };  // a cut number would be misread
             const bool whole = !cut(head) && !cut(tail);
             row.replace(start, length, pad_right(whole ? text(e.pass, e.micro_batch, e.chunk) : "", length));
         }

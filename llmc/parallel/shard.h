@@ -1,8 +1,8 @@
-// The parts into which data-parallel ranks cut the buffer of parameters: which elements are whose, where they lie in memory
-// that holds one rank's parts only, and which of them a rank is to count in sums over all ranks. zero.h says what for.
+// The shards of the parameter buffer over data-parallel ranks (used by zero.h): which elements a rank owns, where they lie in
+// memory that holds only its own shards, and which elements it counts in sums over all ranks.
 //
-// Buckets do not cross from what weight decay shrinks to what it does not, and are of about `bucket_elements`: large messages
-// use the network well, several of them can start before backward ends.
+// A bucket lies either in the range with weight decay or in the range without, and has about `bucket_elements`: large messages
+// use the network well, and several of them can start before backward ends.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -11,10 +11,10 @@
 #include "../model/parameters.h"
 
 struct Bucket {
-    size_t begin, end;  // elements of the buffer
+    size_t begin, end;  // range of the buffer
     bool decay;
-    size_t mine, n;  // this rank's part: buffer elements [mine, mine + n)
-    size_t shard;    // the part's place in memory that holds this rank's parts only
+    size_t mine, n;  // this rank's shard: buffer elements [mine, mine + n)
+    size_t shard;    // offset of the shard in memory that holds only this rank's shards
 };
 
 struct Range {
@@ -24,8 +24,8 @@ struct Range {
 class Shards {
 public:
     std::vector<Bucket> buckets;  // in the order of the buffer
-    size_t size = 0;              // elements of all parts of this rank
-    bool cut = false;             // into parts; else every rank has all
+    size_t size = 0;              // elements of all shards of this rank
+    bool cut = false;             // sharded; otherwise every rank has all elements
 
     Shards() = default;
     Shards(const ParameterTable& table, const Axis& dp, bool zero, size_t bucket_elements) : cut(zero && dp.size > 1) {
@@ -42,7 +42,8 @@ public:
         }
     }
 
-    // visit(from, shard, n): elements [from, from + n) of a range that begins at `begin` are at `shard` in this rank's parts.
+    // Calls visit(from, shard, n): elements [from, from + n) of a range that begins at `begin` are at `shard` in this rank's
+    // shards.
     template <class Visit>
     void for_each_part(size_t begin, size_t n, Visit visit) const {
         for (const Bucket& b : buckets) {
@@ -51,7 +52,7 @@ public:
         }
     }
 
-    // The elements of the buffer that this rank is to count in sums over all ranks, so that each parameter counts once.
+    // The elements of the buffer that this rank counts in sums over all ranks, so that each parameter counts once.
     std::vector<Range> counted(const ParameterTable& table, const Axis& dp) const {
         std::vector<Range> ranges;
         if (!cut && dp.rank > 0) return ranges;
@@ -59,7 +60,7 @@ public:
         std::vector<const TensorSpec*> order;
         for (const TensorSpec& spec : table.rows) order.push_back(&spec);
         std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
-        size_t counted_to = 0;  // what lies between tensors is zero: counting it too makes fewer ranges
+        size_t counted_to = 0;  // gaps between tensors are zero: including them gives fewer ranges
         bool gap = true;
         const auto add = [&](size_t begin, size_t end) {
             for_each_part(begin, end - begin, [&](size_t from, size_t, size_t n) {

@@ -1,20 +1,19 @@
-// World: the processes of a run, how they find each other, and the host's small messages between them (a few bytes to some MB:
-// where to meet, counts, verdicts). Tensors go through Comm (comm_cpu.h, comm_gpu.cuh).
+// World: the processes of a run, how they find each other, and small messages between their hosts (from a few bytes to some MB:
+// rendezvous, counts, decisions). Tensors are sent through Comm (comm_cpu.h, comm_gpu.cuh).
 //
-// World::join() finds out how this process was started:
+// World::join() detects how this process was started:
 //   mpirun, srun --mpi=pmix   OMPI_COMM_WORLD_SIZE, PMI_SIZE or PMIX_RANK is set. Only then is MPI started.
 //   torchrun, plain srun      WORLD_SIZE or SLURM_STEP_NUM_TASKS is above 1: refused, as ranks could not find each other and
-//                             each would do the whole of the work
-//   none of these             alone. So is a program in a batch script of SLURM, which is no step of several tasks
+//                             each would do all of the work
+//   otherwise                 a single process, also in a SLURM batch script, which is not a step of several tasks
 //
-// An operation is called by all ranks in the same order; each tells which one it is in, so that a mix-up is an error that names
-// the ranks. Waiting for other ranks is unlimited as such. watch() starts a thread that reports a wait longer than a limit, of
-// the host or of its GPU, with what each rank is doing, and ends the run.
+// All ranks call each operation in the same order; each sends which one it is in, so that a mismatch is an error that names the
+// ranks. Waiting for other ranks has no time limit of its own. watch() starts a thread that reports a wait, of the host or of
+// its GPU, that exceeds a limit, with what each rank is doing, and ends the run.
 //
-// Errors. A rank that fails must end all: catch Error where the World still lives, print it, call abort(1). If the exception
-// leaves the World's scope instead, or the process is killed, the launcher ends the others when this process has ended; mpirun
-// names the rank.
-// Cost: 2 collectives of MPI an operation.
+// Errors. A rank that fails must end all ranks: catch Error while the World is alive, print it, call abort(1). If the exception
+// leaves the World's scope instead, or the process is killed, the launcher ends the others after this process; mpirun names the
+// rank. Cost: 2 MPI collectives per operation.
 #pragma once
 #include <fcntl.h>
 #include <sched.h>
@@ -47,7 +46,7 @@
 #endif
 #endif
 #if HAVE_MPI
-// The C++ interface, which MPI dropped long ago, is only in the way.
+// MPI's C++ interface was removed from the standard long ago and only slows compilation.
 #if !defined(OMPI_SKIP_MPICXX)
 #define OMPI_SKIP_MPICXX 1
 #endif
@@ -62,10 +61,10 @@
 
 // ---- what a rank is doing --------------------------------------------------------------------------------------------------
 struct Activity {
-    bool waiting = false;  // in this operation; else computing since the end of it
+    bool waiting = false;  // waiting in this operation, or computing since its end
     const char* operation = nullptr;
     std::string group;
-    int64_t sequence = 0;  // how many operations the group has had
+    int64_t sequence = 0;  // operations of the group so far
     double since = monotonic_seconds();
     // "all_reduce number 17 of group tensor"
     std::string name() const {
@@ -81,14 +80,14 @@ public:
         std::swap(next, current_);
         return next;
     }
-    // The wait that was set is over.
+    // Ends the wait that set() began.
     void end_wait() {
         std::lock_guard<std::mutex> lock(mutex_);
         const double now = monotonic_seconds();
         waited_[current_.group] += now - current_.since;
         current_.waiting = false, current_.since = now;
     }
-    // Seconds that this rank has waited for others in each group, so far.
+    // Seconds that this rank has waited for others so far, by group.
     std::map<std::string, double> waited() const {
         std::lock_guard<std::mutex> lock(mutex_);
         return waited_;
@@ -97,7 +96,7 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         return current_;
     }
-    // Lets the watchdog's thread ask what a device waits in, beside its host. look() may throw an Error, which ends the run.
+    // Lets the watchdog ask for a device's waits as well as its host's. look() may throw an Error, which ends the run.
     void add(const void* owner, std::function<Activity()> look) {
         std::lock_guard<std::mutex> lock(looks_mutex_);
         looks_[owner] = std::move(look);
@@ -106,7 +105,7 @@ public:
         std::lock_guard<std::mutex> lock(looks_mutex_);
         looks_.erase(owner);
     }
-    // The wait that has lasted longest, of the host and its device; without one, what the host computes.
+    // The longest current wait of the host and its device; without one, what the host computes.
     Activity longest_wait() {
         Activity longest = current();
         std::lock_guard<std::mutex> lock(looks_mutex_);
@@ -119,13 +118,13 @@ private:
     mutable std::mutex mutex_;
     Activity current_;
     std::map<std::string, double> waited_;
-    std::mutex looks_mutex_;  // another one, so that the host is not held up by looks
+    std::mutex looks_mutex_;  // a separate mutex, so that looks do not block the host
     std::map<const void*, std::function<Activity()>> looks_;
 };
 
 class World;
 
-// Around everything in which the host may wait for other ranks:  { Waiting waiting(world, "reading the loss"); download(...); }
+// Marks a scope in which the host may wait for other ranks:  { Waiting waiting(world, "reading the loss"); download(...); }
 class Waiting {
 public:
     Waiting(World& world, const char* what);
@@ -135,7 +134,7 @@ public:
     }
     ~Waiting() {
         if (!monitor_) return;
-        if (before_.waiting) monitor_->set(before_);  // within a longer wait
+        if (before_.waiting) monitor_->set(before_);  // nested in a longer wait
         else monitor_->end_wait();
     }
     Waiting(const Waiting&) = delete;
@@ -160,15 +159,15 @@ private:
         if (mpi_code_ != MPI_SUCCESS) mpi_failed(mpi_code_, #call, __FILE__, __LINE__); \
     } while (0)
 
-// Looks until done() says so. Messages move only while someone looks, so that pauses make large ones slow (3 times with 20 us,
-// measured). MPI's own waiting does not let others run; this does, and pauses when a wait has become long.
+// Polls until done() returns true. Messages progress only while polling, so pauses make large ones slow (3 times with 20 us,
+// measured). MPI's own waiting does not yield the core; this does, and pauses once a wait has become long.
 template <class Done>
 void wait_until(Done done) {
     for (const double start = monotonic_seconds(); !done();)
         if (monotonic_seconds() - start < 1) sched_yield();
         else usleep(50);
 }
-// Waits for all of them and empties the list.
+// Waits for all requests and empties the list.
 inline void wait_for(std::vector<MPI_Request>& requests) {
     wait_until([&] {
         int done = 0;
@@ -190,7 +189,7 @@ inline const char* variable(const char* name) {
     const char* value = getenv(name);
     return value && *value ? value : nullptr;
 }
-// Of a variable that is set.
+// The value of an environment variable that is set.
 inline int number(const char* name, long low, long high) {
     const char* text = variable(name);
     char* end;
@@ -203,7 +202,7 @@ inline int number(const char* name, long low, long high) {
 
 struct Placement {
     bool mpi = false;
-    int size = 1;  // as the launcher says; 0: it does not say
+    int size = 1;  // as given by the launcher; 0: not given
 };
 
 inline Placement find_placement() {
@@ -226,7 +225,7 @@ inline std::string host_name() {
     return gethostname(name, sizeof name - 1) == 0 && *name ? name : "unknown";
 }
 
-// What an operation of the World begins with.
+// The header of every operation of the World.
 struct Header {
     int64_t kind, sequence;
     uint64_t bytes;
@@ -237,12 +236,12 @@ inline const char* name_of(int64_t kind) {
 }
 inline void check_header(const Header& here, int rank, const Header& there, int other) {
     if (here.kind != there.kind || here.sequence != there.sequence)
-        fail("ranks do not do the same: rank %d is in %s number %lld of the world, rank %d in %s number %lld", rank,
-             name_of(here.kind), (long long)here.sequence, other, name_of(there.kind), (long long)there.sequence);
+        fail("ranks disagree: rank %d is in %s number %lld of the world, rank %d in %s number %lld", rank, name_of(here.kind),
+             (long long)here.sequence, other, name_of(there.kind), (long long)there.sequence);
 }
 
 // ---- the world -------------------------------------------------------------------------------------------------------------
-// What a World is, at an address that does not move.
+// The state of a World, at a fixed address.
 struct WorldState {
     static constexpr size_t slot_bytes = 256;
     bool has_mpi;
@@ -271,7 +270,7 @@ struct WorldState {
     void start_mpi(const Placement& p) {
 #if HAVE_MPI
 #if defined(BACKEND_EMU)
-        const int wanted = MPI_THREAD_MULTIPLE;  // the emulated GPU sends from threads of its own (comm_gpu.cuh)
+        const int wanted = MPI_THREAD_MULTIPLE;  // the emulated GPU sends from its own threads (comm_gpu.cuh)
 #else
         const int wanted = MPI_THREAD_FUNNELED;
 #endif
@@ -286,7 +285,7 @@ struct WorldState {
                 "the launcher started %d processes, but MPI sees %d; HINT: mpirun or srun belongs to another MPI than the "
                 "one this program was built with; srun --mpi=pmix may fit",
                 p.size, size);
-        if (level < wanted) fail("this MPI was built without the support for threads that the program asks for");
+        if (level < wanted) fail("this MPI was built without MPI_THREAD_MULTIPLE, which the program needs");
 #else
         if (p.size > 1)
             fail(
@@ -297,7 +296,7 @@ struct WorldState {
 #endif
     }
 
-    // The one operation that all others are made of: everyone gets everyone's string.
+    // The operation behind all others: an all-gather of strings of any length.
     std::vector<std::string> exchange(int kind, const std::string& mine) {
         ++sequence;
         CHECK(mine.size() < (1u << 30), "%zu bytes are not a small message", mine.size());
@@ -332,7 +331,7 @@ struct WorldState {
     }
 
     [[noreturn]] void end_run(int status) {
-        signal(SIGALRM, SIG_DFL), alarm(20);  // whatever hangs below, this process ends
+        signal(SIGALRM, SIG_DFL), alarm(20);  // this process ends even if something below hangs
         if (status == 0) status = 1;
         fflush(nullptr);
 #if HAVE_MPI
@@ -341,12 +340,12 @@ struct WorldState {
         _exit(status);
     }
 
-    // All well: waits for the others to be done as well. On the way out of an error: nobody can be waited for.
+    // In the normal case waits until the other ranks are done, too. After an error no one can be waited for.
     void leave() {
         const bool well = std::uncaught_exceptions() <= exceptions;
         if (well) exchange(3, "");
 #if HAVE_MPI
-        // Only now that all are well: mpirun (Open MPI 4.1.4) crashes when a rank aborts while another is in MPI_Finalize.
+        // Only when all ranks are well: mpirun (Open MPI 4.1.4) crashes when a rank aborts while another is in MPI_Finalize.
         if (has_mpi && well) {
             const Waiting waiting(monitor.get(), "MPI_Finalize", "", 0);
             MPI_Comm_free(&mpi);
@@ -410,16 +409,16 @@ struct WorldState {
                    unix_seconds() - (monotonic_seconds() - a.since), a.waiting ? "in" : "after", a.name().c_str());
         slot.resize(slot_bytes - 1, ' ');
         slot += '\n';
-        // A report without this slot is better than a run that ends because of it.
+        // A failed write only loses this line of the report; it must not end the run.
         if (pwrite(status_fd, slot.data(), slot.size(), (off_t)(slot_bytes * (size_t)rank)) < 0) return;
     }
-    // What rank r has written, with "since T" turned into "for S s".
+    // What rank r has written, with "since T" converted to "for S s".
     std::string read_status(int r) const {
         std::string slot(slot_bytes, '\0');
         const ssize_t n = pread(status_fd, &slot[0], slot_bytes, (off_t)(slot_bytes * (size_t)r));
         slot.resize((size_t)std::max<ssize_t>(0, n));
         const size_t since = slot.find(" since ");
-        if (since == std::string::npos || slot[0] == 0) return describe(r) + ": nothing is known";
+        if (since == std::string::npos || slot[0] == 0) return describe(r) + ": no status";
         char* end;
         const double time = strtod(slot.c_str() + since + 7, &end);
         const std::string rest = end;
@@ -427,14 +426,14 @@ struct WorldState {
         slot.erase(slot.find_last_not_of(" \n") + 1);
         return slot;
     }
-    // All ranks may come here at once. The first one to lock the status file speaks; the others leave it some time.
+    // All ranks may call this at once. The first one to lock the status file reports; the others give it some time.
     [[noreturn]] void report(const Activity& a) {
         if (status_fd >= 0 && flock(status_fd, LOCK_EX | LOCK_NB) != 0) sleep(5);
         std::string text =
             format("%s: waited %.0f s in %s\n", describe(rank).c_str(), monotonic_seconds() - a.since, a.name().c_str());
         for (int r = 0; r < size && status_fd >= 0; r++)
             if (r != rank) text += "  " + read_status(r) + "\n";
-        print_line(stderr, "error: " + text + "HINT: look at the rank that does not wait, or waits for something else");
+        print_line(stderr, "error: " + text + "HINT: look at the rank that is not waiting, or is waiting for something else");
         end_run(1);
     }
 };
@@ -464,13 +463,13 @@ public:
     // "rank 3 of 8 (host node2)"
     std::string description() const { return state_->describe(rank()); }
 
-    // Of any lengths, one from each rank.
+    // One string of any length from each rank.
     std::vector<std::string> all_gather(const std::string& mine) { return state_->exchange(0, mine); }
     void all_gather(const void* mine, size_t bytes, void* all /*(size, bytes)*/) {
         const std::vector<std::string> parts = all_gather(std::string((const char*)mine, bytes));
         for (int r = 0; r < size(); r++) {
             if (parts[r].size() != bytes)
-                fail("ranks do not do the same: rank %d gathers %zu bytes, rank %d %zu", rank(), bytes, r, parts[r].size());
+                fail("ranks disagree: rank %d gathers %zu bytes, rank %d %zu", rank(), bytes, r, parts[r].size());
             if (bytes) memcpy((char*)all + (size_t)r * bytes, parts[r].data(), bytes);
         }
     }
@@ -478,22 +477,22 @@ public:
         state_->check_rank(root);
         const auto parts = state_->exchange(1, rank() == root ? std::string((const char*)data, bytes) : std::string());
         if (parts[root].size() != bytes)
-            fail("ranks do not do the same: rank %d expects %zu bytes from rank %d, which sends %zu", rank(), bytes, root,
+            fail("ranks disagree: rank %d expects %zu bytes from rank %d, which sends %zu", rank(), bytes, root,
                  parts[root].size());
         if (bytes) memcpy(data, parts[root].data(), bytes);
     }
     void barrier() { state_->exchange(2, ""); }
 
-    // Ends every rank with this status (1 for 0). Does not return, does not wait, runs no destructors.
+    // Ends every rank with this status (0 becomes 1). Does not return, does not wait, runs no destructors.
     [[noreturn]] void abort(int status) { state_->end_run(status); }
 
-    // From now on a wait of more than `timeout` seconds is reported and ends the run. Called by all ranks. status_file: a file
-    // that all see, where each says once a second what it is doing, in 256 bytes; or empty.
+    // From now on, a wait of more than `timeout` seconds is reported and ends the run. Called by all ranks. status_file: a file
+    // that all ranks can reach, where each writes once a second what it is doing, in 256 bytes; or empty.
     void watch(double timeout, const std::string& status_file) { state_->watch(timeout, status_file); }
 
     std::shared_ptr<Monitor> monitor() const { return state_->monitor; }
 #if HAVE_MPI
-    MPI_Comm mpi() const { return state_->mpi; }  // of all ranks, the World's own
+    MPI_Comm mpi() const { return state_->mpi; }  // the World's own communicator of all ranks
 #endif
 
 private:

@@ -1,23 +1,23 @@
-// ZeRO-1 (Rajbhandari et al., 2020): the ranks of a data-parallel group share the optimizer's work and state. The buffer of
-// parameters is cut into buckets, each bucket into one part per rank. Gradients of a bucket are reduce-scattered, so that a
-// rank has the sums of its own part; there it has fp32 weights and moments, and updates; the new parameters are all-gathered.
-// Bytes per parameter and rank: 2 (parameters) + 4 (gradients, or 2 in bf16) + 10 / ranks (lower halves of fp32 weights,
-// moments; 6 / ranks with both moments in bf16).
-// Without it (--zero 0) gradients are all-reduced, and every rank does all of the update.
+// ZeRO-1 (Rajbhandari et al., 2020): the ranks of a data-parallel group shard the optimizer's work and state. The parameter
+// buffer is cut into buckets, and each bucket into one shard per rank. A bucket's gradients are reduce-scattered, so a rank has
+// the sums for its own shard; it holds fp32 weights and moments for that shard only, and updates it; the new parameters are
+// all-gathered. Bytes per parameter and rank: 2 (parameters) + 4 (gradients, or 2 in bf16) + 10 / ranks (lower halves of fp32
+// weights, moments; 6 / ranks with both moments in bf16). Without ZeRO (--zero 0), gradients are all-reduced and every rank
+// computes the whole update.
 #pragma once
 #include <vector>
 
 #include "comm.h"
 #include "shard.h"
 
-// Sums over ranks, in place: in the elements' own type, which in bf16 moves half the bytes. On CPUs sums are fp32 and rounded
-// once, NCCL's rings round each addition (comm_gpu.cuh).
+// Sums over ranks, in place, in the elements' own type: bf16 moves half the bytes. CPUs sum in fp32 and round once; NCCL's
+// rings round each addition (comm_gpu.cuh).
 inline void all_reduce(be::Ctx& ctx, be::Comm& comm, const Elements& x, size_t n) {
     x.visit([&](auto* elements) { be::all_reduce(ctx, comm, elements, n); });
 }
 
-// Sums gradients over data-parallel ranks, bucket by bucket, from the end of the matrices to their front as backward finishes
-// them, beside the work on ctx. overlap = false: all of them after it, for comparison.
+// Sums gradients over data-parallel ranks, bucket by bucket from the end of the matrices to their front as backward completes
+// them, overlapping with the work on ctx. overlap = false: all of them after backward, for comparison.
 class GradientReducer {
 public:
     GradientReducer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, const ParameterTable& table, const Elements& grads,
@@ -29,19 +29,19 @@ public:
           limit_(overlap ? table.decayed : 0),
           pending_(shards.buckets.size()),
           started_(shards.buckets.size(), false) {
-        // What another stage adds to is never ready early.
+        // Gradients to which another stage adds are not ready before the end.
         for (const TensorSpec& t : table.rows)
             if (t.copy) limit_ = std::min(limit_, t.offset);
     }
 
-    // Matrices from this element on have their last summand.
+    // Matrices from this element on are complete.
     void ready(size_t begin) {
         for (size_t i = shards_.buckets.size(); i-- > 0;) {
             const Bucket& b = shards_.buckets[i];
             if (b.begin >= begin && b.end <= limit_) start(i);
         }
     }
-    // All gradients have: starts what is left and waits.
+    // All gradients are complete: starts the remaining buckets and waits.
     void finish() {
         for (size_t i = shards_.buckets.size(); i-- > 0;) start(i);
         for (size_t i = shards_.buckets.size(); i-- > 0;) be::finish(ctx_, pending_[i]);
@@ -65,21 +65,21 @@ private:
     std::vector<bool> started_;
 };
 
-// Brings updated parameters to all data-parallel ranks, bucket by bucket beside the update of the next ones and the next
-// forward pass. Whoever reads parameters says first which he needs. overlap = false: start() waits, for comparison.
+// Sends updated parameters to all data-parallel ranks, bucket by bucket, overlapping with the update of the next bucket and the
+// next forward pass. Readers of parameters call need() first. overlap = false: start() waits, for comparison.
 class ParameterGatherer {
 public:
     ParameterGatherer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, bool overlap)
         : ctx_(ctx), dp_(dp), shards_(shards), overlap_(overlap), pending_(shards.buckets.size()) {}
 
-    // A bucket's parts of `params` are new.
+    // A bucket of `params` was updated in this rank's shard.
     void start(const Bucket& b, floatX* params) {
         if (!shards_.cut) return;
         be::Pending& pending = pending_[(size_t)(&b - shards_.buckets.data())];
         pending = be::start_all_gather(ctx_, dp_, params + b.begin, b.n);
         if (!overlap_) be::finish(ctx_, pending);
     }
-    // Waits for matrices before this element, and for all vectors.
+    // Waits for the matrices before this element, and for all vectors.
     void need(size_t end) {
         for (size_t i = 0; i < pending_.size(); i++)
             if (shards_.buckets[i].begin < end || !shards_.buckets[i].decay) be::finish(ctx_, pending_[i]);
