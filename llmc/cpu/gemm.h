@@ -138,13 +138,14 @@ template <int strip, class E>
 void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E> b, int b_rows, int rows, int columns, int K,
                     const Cut<E>& cut, bool add, Ahead wanted, Beside& beside) {
     const int passes = ceil_div(K, cut.depth), step = round_up(ceil_div(K, passes), k_multiple<E>);
-    const int products = ceil_div(rows, strip_rows) * ceil_div(columns, narrow);
+    const int high = unit.tiles ? strip_rows : rows;  // where nothing is done beside a product, all at once
+    const int products = ceil_div(rows, high) * ceil_div(columns, narrow);
     const int at_a_time = ceil_div(wanted.left(), passes * products);
     beside.at_once = ceil_div(beside.left, products * ceil_div(K, tile_depth));
     for (int n = 0; n < columns; n += narrow)
         for (int k = 0; k < K; k += step)
-            for (int m = 0; m < rows; m += strip_rows) {
-                const int here = std::min((int)strip_rows, rows - m), wide = std::min((int)narrow, columns - n);
+            for (int m = 0; m < rows; m += high) {
+                const int here = std::min(high, rows - m), wide = std::min((int)narrow, columns - n);
                 float* const to = sums + m * strip + n;
                 const E *const left = a.x + (size_t)m * a.stride + k, *const right = b.x + right_index<E>(k, n, b_rows);
                 const int deep = std::min(step, K - k);

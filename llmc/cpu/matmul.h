@@ -69,7 +69,8 @@ constexpr int few_rows = 4;
 // x . w for each of the N rows of x, IC elements apart. Four vectors of sums hide the additions' latency; the order is fixed.
 template <int N>
 void dot_products(float* out, const floatX* x, const floatX* w, int IC) {
-    constexpr int chains = 4, step = k_step<floatX>, ahead = 32 * step;  // 2 KiB: the rows of w lie one after another
+    constexpr int chains = 4, step = lanes * of_word<floatX>,
+                  ahead = 32 * k_step<floatX>;  // 2 KiB: the rows of w lie one after another
     floats sum[N][chains] = {};
     int i = 0;
     for (; i + chains * step <= IC; i += chains * step)

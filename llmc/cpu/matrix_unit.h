@@ -419,6 +419,34 @@ FOR_AVX2 inline void fp32_product_avx2(float* c, int ldc, const float* a, int ld
                                        int K, bool add, Passing, Beside*) {
     fp32_blocks<8, 6, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
+// 8 rows of 4 words, which become 4 rows of 8: as transpose_quarters below, with two halves.
+FOR_AVX2 inline void transpose_halves(void* to, size_t to_stride, const void* rows, size_t stride) {
+    constexpr int n = 4;
+    __m256i x[n], y[n];
+    const auto half = [=](int row) { return _mm_loadu_si128((const __m128i*)((const uint32_t*)rows + (size_t)row * stride)); };
+    UNROLLED
+    for (int i = 0; i < n; i++) x[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(half(i)), half(n + i), 1);
+    UNROLLED
+    for (int round = 1; round < n; round *= 2) {
+        UNROLLED
+        for (int i = 0; i < n / 2; i++) {
+            y[2 * i] = _mm256_unpacklo_epi32(x[i], x[i + n / 2]);
+            y[2 * i + 1] = _mm256_unpackhi_epi32(x[i], x[i + n / 2]);
+        }
+        UNROLLED
+        for (int i = 0; i < n; i++) x[i] = y[i];
+    }
+    UNROLLED
+    for (int i = 0; i < n; i++) _mm256_storeu_si256((__m256i*)((uint32_t*)to + (size_t)i * to_stride), x[i]);
+}
+template <class Word>  // uint32_t or float
+FOR_AVX2 inline void transpose_avx2(Word* to, size_t to_stride, const Word* rows, size_t stride, int columns) {
+    for (int c = 0; c < columns; c += 4)
+        for (int r = 0; r < 16; r += 8)
+            transpose_halves(to + (size_t)c * to_stride + r, to_stride, rows + (size_t)r * stride + c, stride);
+}
+constexpr Layouts<float> avx2_layouts = {transpose_avx2<float>, transpose_avx2<uint32_t>, join_plain};
+
 FOR_AVX512 inline void fp32_product_avx512(float* c, int ldc, const float* a, int lda, const float* b, int b_rows, int M, int N,
                                            int K, bool add, Passing, Beside*) {
     fp32_blocks<16, 8, 2>(c, ldc, a, lda, b, b_rows, M, N, K, add);
@@ -580,8 +608,7 @@ inline const MatrixUnit<float>* avx512() {
 }
 inline const MatrixUnit<float>* avx2() {
     __builtin_cpu_init();
-    static const MatrixUnit<float> unit = {
-        "AVX2", false, [] {}, [] {}, detail::fp32_product_avx2, detail::plain_layouts<float>};
+    static const MatrixUnit<float> unit = {"AVX2", false, [] {}, [] {}, detail::fp32_product_avx2, detail::avx2_layouts};
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &unit : nullptr;
 }
 #else

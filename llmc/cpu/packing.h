@@ -52,7 +52,8 @@ void join_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_
 }
 inline void join_rows(const MatrixUnit<float>&, float* to, size_t block, const bf16* x, size_t, int columns, int row,
                       int there) {
-    for (int c = 0; c < columns; c += 16, to += block) store(to, row < there ? load(x + c) : floats{});
+    for (int c = 0; c < columns; c += 16, to += block)
+        for (int i = 0; i < 16; i += lanes) store(to + i, row < there ? load(x + c + i) : floats{});
 }
 
 // (K of k_step<X>, 16) = the transpose of 16 rows. Of words that hold two numbers each, these become rows of their own.
@@ -63,10 +64,11 @@ void transpose_block(const MatrixUnit<E>& unit, E* to, const E* rows, size_t str
 inline void transpose_block(const MatrixUnit<float>& unit, float* to, const bf16* rows, size_t stride) {
     alignas(64) uint32_t pairs[16 * 16];
     unit.layouts.transpose_words(pairs, 16, (const uint32_t*)rows, stride / of_word<bf16>, 16);
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 16 * 16; i += lanes) {
         words pair;
-        memcpy(&pair, pairs + 16 * i, sizeof pair);
-        store(to + 32 * i, (floats)(pair << 16)), store(to + 32 * i + 16, (floats)(pair & 0xffff0000u));
+        memcpy(&pair, pairs + i, sizeof pair);
+        float* const first = to + i / 16 * 32 + i % 16;
+        store(first, (floats)(pair << 16)), store(first + 16, (floats)(pair & 0xffff0000u));
     }
 }
 
@@ -107,7 +109,9 @@ void pack_transposed(const MatrixUnit<E>& unit, E* to, size_t block, const X* x,
 // 16 numbers as the unit multiplies them.
 inline void copy_16(bf16* to, const bf16* x) { memcpy((void*)to, x, 16 * sizeof *x); }
 inline void copy_16(float* to, const float* x) { memcpy(to, x, 16 * sizeof *x); }
-inline void copy_16(float* to, const bf16* x) { store(to, load(x)); }
+inline void copy_16(float* to, const bf16* x) {
+    for (int i = 0; i < 16; i += lanes) store(to + i, load(x + i));
+}
 
 // Left operand (columns, K), rows to_stride apart, = the transpose of K rows, of which those from `there` on are zero. Pieces
 // are copied first: rows that lie a power of two apart would push each other out of the first cache.

@@ -1,7 +1,11 @@
 // What this CPU's registers can do: products of numbers that are there already, in enough independent chains to hide latency.
-// The bound that a training step is measured against (MFU), and the bench's kernels.
+// The bound that a training step is measured against (MFU), and the bench's kernels. Each function is compiled for the
+// instructions that it measures, and called where the CPU has them, so that the bound does not depend on -march.
 #pragma once
 #include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
 
 #include "ctx.h"
 
@@ -28,17 +32,25 @@ namespace detail {
 
 #if CPU_FAST_PATHS
 // Each function does so many rounds and returns a number made of all its sums, so that none is left out.
-constexpr double fma_flops = 12 * 16 * 2;  // of a round
-inline float fma_rounds(long rounds) {
-    typedef float vec __attribute__((vector_size(64)));
+template <int L>                          // floats of a register
+constexpr double fma_flops = 12 * L * 2;  // of a round
+template <int L>
+__attribute__((always_inline)) inline float fma_rounds(long rounds) {
+    typedef float vec __attribute__((vector_size(4 * L)));
     vec sum[12], x = vec{} + 1e-3f;
     for (int k = 0; k < 12; k++) sum[k] = vec{} + (float)k;  // different chains, or the compiler keeps one
     for (long i = 0; i < rounds; i++) {
         for (vec& s : sum) s = s * x + x;
     }
     for (int k = 1; k < 12; k++) sum[0] += sum[k];
-    return sum[0][3];
+    float first;
+    memcpy(&first, &sum[0], sizeof first);
+    return first;
 }
+#if X86_UNITS
+FOR_AVX512 inline float fma_rounds_avx512(long rounds) { return fma_rounds<16>(rounds); }
+FOR_AVX2 inline float fma_rounds_avx2(long rounds) { return fma_rounds<8>(rounds); }
+#endif
 
 // The sum of what each thread does at best, in windows so short that another process seldom takes the core away in one of them:
 // on a busy machine, too, that is the rate of the registers and not of the share that is left.
@@ -66,7 +78,6 @@ double register_rate(int threads, double seconds, F work, double flops_of_a_roun
 }
 #endif
 
-// Compiled for CPUs that this program may not be running on, so that the bound does not depend on -march.
 #if CPU_BF16_RATES
 constexpr double dot_flops = 12 * 16 * 2 * 2;  // vdpbf16ps: 16 sums, to each two products
 __attribute__((target("avx512f,avx512bf16"))) inline float dot_rounds(long rounds) {
@@ -95,21 +106,34 @@ inline float tile_rounds(long rounds) {
 
 }  // namespace detail
 
-// Measures about `seconds` for each kind of number, on so many threads.
+// Measures about `seconds` for each kind of number, on so many threads; a program that TRAIN_GPT_MATRIX_UNIT holds to a unit, on
+// that one's instructions and older ones.
 inline RegisterRates measure_registers([[maybe_unused]] int threads, [[maybe_unused]] double seconds) {
     RegisterRates rates;
 #if CPU_FAST_PATHS
-    rates.fp32 = detail::register_rate(threads, seconds, detail::fma_rounds, detail::fma_flops);
+    const std::vector<AnyUnit> units = matrix_units<bf16>(Products::layers);  // the one with the most first
+    const std::string held_to = unit_of_environment();
+    const auto first =
+        std::find_if(units.begin(), units.end(), [&](AnyUnit u) { return held_to.empty() || held_to == name_of(u); });
+    const auto may_use = [&](AnyUnit unit) { return std::find(first, units.end(), unit) != units.end(); };
+#if X86_UNITS
+    if (may_use(avx512()))
+        rates.fp32 = detail::register_rate(threads, seconds, detail::fma_rounds_avx512, detail::fma_flops<16>);
+    else if (may_use(avx2()))
+        rates.fp32 = detail::register_rate(threads, seconds, detail::fma_rounds_avx2, detail::fma_flops<8>);
+    else
+#endif
+        rates.fp32 = detail::register_rate(threads, seconds, detail::fma_rounds<4>, detail::fma_flops<4>);
 #endif
 #if CPU_BF16_RATES
-    if (amx())
+    if (may_use(amx()))
         rates.bf16 = detail::register_rate(threads, seconds, detail::tile_rounds, detail::tile_flops),
         rates.bf16_name = "AMX bf16";
-    else if (avx512_bf16())
+    else if (may_use(avx512_bf16()))
         rates.bf16 = detail::register_rate(threads, seconds, detail::dot_rounds, detail::dot_flops),
         rates.bf16_name = "AVX-512 bf16";
     // In fp32, of which a product takes six of bf16.
-    if (amx() && rates.bf16 / 6 > rates.fp32) rates.fp32 = rates.bf16 / 6, rates.fp32_name = "fp32 by AMX";
+    if (may_use(amx()) && rates.bf16 / 6 > rates.fp32) rates.fp32 = rates.bf16 / 6, rates.fp32_name = "fp32 by AMX";
 #endif
     return rates;
 }

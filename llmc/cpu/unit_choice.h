@@ -105,7 +105,7 @@ inline std::string cpu_model(const char* path = "/proc/cpuinfo") {
 // Under which rates are kept. The number is to be raised when kernels change.
 inline std::string rates_key(Products kind) {
     const std::string build = build_compiler() + ", " + build_cpu() + build_checks();
-    return format("1; %s; %s; %s; %s", precision_name, kind == Products::layers ? "layers" : "attention", build.c_str(),
+    return format("2; %s; %s; %s; %s", precision_name, kind == Products::layers ? "layers" : "attention", build.c_str(),
                   cpu_model().c_str());
 }
 

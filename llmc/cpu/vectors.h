@@ -1,6 +1,7 @@
-// Sixteen numbers at a time, for loops that the compiler does not turn into good vector code itself: GCC's and clang's vector
-// types, which every CPU has in as many registers as it needs for 64 bytes; single instructions where these do not lead to
-// them. Where there are no fast paths a vector is one number, so that the same loops are plain ones.
+// As many numbers at a time as a register holds, for loops that the compiler does not turn into good vector code itself: GCC's
+// and clang's vector types, and single instructions where these do not lead to them. A longer vector type would do on every
+// CPU, but GCC 12 keeps it in memory, and compares and selects its numbers one by one. Where there are no fast paths a vector
+// is one number, so that the same loops are plain ones.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,17 +14,23 @@
 #include "../base/types.h"
 #include "ctx.h"
 
-#if CPU_FAST_PATHS && defined(__AVX512F__)
+#if CPU_FAST_PATHS && defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
 #if CPU_FAST_PATHS
 namespace cpu {
 
+#if defined(__AVX512F__)
 constexpr int lanes = 16;
-typedef float floats __attribute__((vector_size(64)));
-typedef uint32_t words __attribute__((vector_size(64)));
-typedef uint16_t halves __attribute__((vector_size(32)));
+#elif defined(__AVX2__)
+constexpr int lanes = 8;
+#else
+constexpr int lanes = 4;
+#endif
+typedef float floats __attribute__((vector_size(4 * lanes)));
+typedef uint32_t words __attribute__((vector_size(4 * lanes)));
+typedef uint16_t halves __attribute__((vector_size(2 * lanes)));
 
 }  // namespace cpu
 
@@ -71,7 +78,10 @@ inline words load_words(const int* p) {
     memcpy(&x, p, sizeof x);
     return x;
 }
-inline floats lane_numbers() { return floats{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+inline floats lane_numbers() {
+    constexpr float numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return load(numbers);
+}
 #if defined(__AVX512F__)
 // The forms with masks: GCC 12 warns of the others' undefined lanes.
 inline words widen(halves h) { return (words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h); }
@@ -165,14 +175,16 @@ inline void fence() { _mm_sfence(); }
 inline bool same_bits(floats x, floats y) { return _mm512_cmpneq_epi32_mask((__m512i)x, (__m512i)y) == 0; }
 inline floats root(floats x) { return (floats)_mm512_maskz_sqrt_ps(0xffff, (__m512)x); }
 #else
-inline void stream(float* line, floats x) { store(line, x); }
-inline void stream(bf16* line, floats first, floats second) { store(line, first), store(line + lanes, second); }
 inline void fence() {}
 inline bool same_bits(floats x, floats y) { return memcmp(&x, &y, sizeof x) == 0; }
+#if defined(__AVX2__)
+inline floats root(floats x) { return (floats)_mm256_sqrt_ps((__m256)x); }
+#else
 inline floats root(floats x) {
     for (int i = 0; i < lanes; i++) x[i] = std::sqrt(x[i]);
     return x;
 }
+#endif
 #endif
 
 // e^x for what is rounded to bf16, x from -87 to 88: within 3.6e-6 of itself, and 1 at 0; NaN stays NaN. As 2^n 2^f with f
@@ -197,7 +209,7 @@ inline floats exp_for_rounding(floats x) {
 inline floats as_stored(const bf16*, floats x) { return (floats)(widen(rounded_halves(x)) << 16); }
 inline floats as_stored(const float*, floats x) { return x; }
 
-// Products of the 64 bytes' numbers at x and at w, summed: in bf16 of the even and the odd ones, whose bits need no sorting.
+// Products of a register's numbers at x and at w, summed: in bf16 of the even and the odd ones, whose bits need no sorting.
 inline floats products(const float* x, const float* w) { return load(x) * load(w); }
 inline floats products(const bf16* x, const bf16* w) {
     words a, b;
@@ -291,12 +303,12 @@ __attribute__((always_inline)) inline void for_vectors(int count, F f) {
 
 inline bool fills_lines(const void* p) { return (uintptr_t)p % 64 == 0; }  // as far as its beginning goes
 
-// y[i] = value(i, how many of the vector are there), for i below `count`; with `streamed` whole lines past the caches, where
-// y is the beginning of one.
+// y[i] = value(i, how many of the vector are there), for i below `count`; with `streamed` whole lines by non-temporal stores,
+// where y is the beginning of one and a register holds a line.
 template <class E, class F>
 void put([[maybe_unused]] bool streamed, E* y, int count, F value) {
     int whole = 0;
-#if CPU_FAST_PATHS
+#if CPU_FAST_PATHS && defined(__AVX512F__)
     if (streamed) {
         constexpr int line = (int)(64 / sizeof(E));
         const std::integral_constant<int, lanes> all;
