@@ -112,7 +112,7 @@ refuse "with the model's own tokenizer"     "$other"                        "$pr
 refuse "on resume"                          "$other"                        "$program" train "${llama[@]}" "${small[@]}" --resume auto --out model --data-path good2
 refuse "eval of another tokenizer's data"   "$other"                        "$program" eval --model model/latest --data-path good2
 refuse "two data sets without a tokenizer"  "good2 was prepared with another" "$program" train "${llama[@]}" "${small[@]}" --vocab-size 300 --data-path good good2
-refuse "inspect with another tokenizer"     "is another tokenizer"          "$program" inspect good2 --tokenizer tok
+refuse "inspect with another tokenizer"     "is not the tokenizer of the data"          "$program" inspect good2 --tokenizer tok
 cp good2.bin nometa.bin; cp good2.idx nometa.idx
 expect "data that do not say whose they are" "${train[@]}" --data-path nometa --out model2
 expect "eval of the right data"             "$program" eval --model model/latest --data-path good --split "0,1,0"

@@ -58,14 +58,14 @@ says "no vocabulary: what to do" "HINT: --tokenizer DIR"
 status "no data" 2 "$program" train --preset gpt2-124m --train-iters 1
 says "no data: what to do" "HINT: --data-path PREFIX"
 status "no such model" 1 "$program" generate --model nosuch --prompt x
-says "no such model: what to do" "nosuch is not there; HINT: a model is a Hugging Face directory"
+says "no such model: what to do" "nosuch does not exist; HINT: a model is a Hugging Face directory"
 status "a file that is missing" 1 "$program" inspect nothing
 status "products too large" 2 "$program" train --preset llama-tiny --vocab-size 300 --seq-length 100000 --max-position-embeddings 100000 \
     --micro-batch-size 1000000 --train-iters 1 --dry-run
 says "products too large: which" "micro-batch-size 1000000 x --seq-length 100000"
 status "as many products as there are" 2 "$program" train --preset llama-tiny --vocab-size 300 --global-batch-size 100000000 \
     --micro-batch-size 1 --train-iters 9000000000000000 --dry-run
-says "as many products as there are: the bound" "the most are [0-9]* steps"
+says "as many products as there are: the bound" "the maximum is [0-9]* steps"
 echo text >a.txt
 status "a special token that is not UTF-8" 2 "$program" tokenizer --input a.txt --vocab-size 300 --output no --special-tokens $'\xff\xfe'
 says "a special token that is not UTF-8: why" "--special-tokens has .* not UTF-8"
@@ -75,7 +75,7 @@ says "a prefix without a name: what to do" "PREFIX must end with a name; HINT: "
 status "a word after a flag" 2 "$program" train --swiglu true
 says "a word after a flag: why" "'true' belongs to no option: --swiglu takes no value"
 status "a word after a value" 2 "$program" train --lr 1e-3 true
-says "a word after a value: why" "'true' belongs to no option: --lr has its value already"
+says "a word after a value: why" "'true' belongs to no option: --lr already has its value"
 status "a ramp-up that is no number" 2 "$program" train --preset llama-tiny --vocab-size 300 --global-batch-size 4 --micro-batch-size 2 \
     --train-samples 10k --rampup-batch-size 2 2 1x --dry-run
 says "a ramp-up that is no number: what is one" "--rampup-batch-size is '1x'; it must be a whole number"

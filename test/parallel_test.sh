@@ -59,7 +59,7 @@ for layout in "4 --pp 2 --vpp 2" "4 --pp 4"; do
     expect "ramp-up on $layout: one rank's losses" near ramp "ramp $layout" 12
 done
 increment=4 expect "a size of the ramp-up that vpp cannot take: refused" refused ramp 4 x --pp 2 --vpp 2
-says "which it is" "comes to a global batch of 12, for which 3 micro-batches"
+says "which it is" "reaches a global batch of 12, for which 3 micro-batches"
 # Messages beside the computing or after it: the same bits.
 expect "many buckets" train 2 overlapped --ddp-bucket-size 4096
 expect "without overlap" train 2 waiting --ddp-bucket-size 4096 --no-overlap

@@ -128,7 +128,7 @@ expect "a resumed run" tune_given given-run --train-iters 2 --resume auto --over
 expect "the resumed run keeps them" cmp given/generation_config.json given-run/latest/generation_config.json
 echo '{"model": {"type": "Unigram"}}' >given/tokenizer.json
 expect "data that is tokens needs no tokenizer that can be read" tune_given given-run2
-says "it says what is not possible" "warning: the tokenizer beside the model cannot be used: .*Unigram.*samples of text are not possible"
+says "it says what is not possible" "warning: the tokenizer beside the model cannot be used: .*Unigram.*samples cannot be generated"
 expect "its tokenizer is kept as it is" cmp given/tokenizer.json given-run2/latest/tokenizer.json
 expect "samples are refused" refused tune_given given-run3 --sample-interval 1
 says "by the reason" "Unigram"
@@ -222,7 +222,7 @@ expect "beside one that cannot be read any is taken" tune_given given-run3 --tok
 expect "another tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --special-tokens "<|other|>" "<|endoftext|>" --output other-tok
 expect "its data" "$program" prepare --input text.txt --output-prefix other-data --tokenizer other-tok
 expect "another tokenizer than the model's: refused" refused "$program" train --model llama/latest --tokenizer other-tok --data-path other-data --seq-length 32 --train-iters 1 --eval-iters 0 --out other
-says "it says so" "other-tok/tokenizer.json is not that of the model llama/.*: token 0 is '<|other|>' in the first and"
+says "it says so" "other-tok/tokenizer.json is not that of the model llama/.*: token 0 is '<|other|>' in one and"
 mkdir spaced
 python3 -c 'import json, sys; json.dump(json.load(open(sys.argv[1])), open("spaced/tokenizer.json", "w"), indent=7)' given-run/latest/tokenizer.json
 expect "the model's own, written otherwise" "$program" train --model given-run/latest --tokenizer spaced --data-path data --seq-length 32 --train-iters 1 --eval-iters 0 --out spaced-run

@@ -1,15 +1,16 @@
-// A checkpoint is a model directory in Hugging Face's form, so that transformers opens it as it is and directories that
+// A checkpoint is a model directory in Hugging Face's format: transformers opens it unchanged, and directories that
 // transformers wrote are read here:
 //   config.json, generation_config.json, tokenizer.json, tokenizer_config.json
 //   model.safetensors                     or model-0000i-of-0000n.safetensors with model.safetensors.index.json
 //   training/master.safetensors           fp32 weights (where the model's are not fp32 themselves)
 //   training/exp_avg.safetensors, training/exp_avg_sq.safetensors     AdamW's moments
-//   training/state.json                   counters, options and what else a resumed run must agree with
+//   training/state.json                   counters, options and all else that a resumed run must agree with
 //   manifest.json                         size and CRC-32C of every other file
-// Every tensor is whole, under its Hugging Face name and in that layout, whatever machine or number of ranks wrote it.
+// Every tensor is stored whole, under its Hugging Face name and in that layout, on whatever machine or number of ranks it was
+// written.
 //   NewDirectory        writes under a temporary name, syncs, renames: never half a directory under its final name
 //   verify_directory    compares a directory with its manifest
-//   read_config, read_parameters, read_tensors   refuse by name what is missing, has another shape, or is not supported
+//   read_config, read_parameters, read_tensors   refuse, by name, what is missing, has another shape, or is not supported
 #pragma once
 #include <fcntl.h>
 #include <sys/statvfs.h>
@@ -42,14 +43,14 @@ inline ModelConfig read_config(const std::string& dir) {
     return from_hf_config(read_json(path), path);
 }
 
-// Shape of a tensor in files.
+// Shape of a tensor in a file.
 inline std::vector<int64_t> file_shape(const TensorSpec& spec, const HfTensor& t) {
     if (spec.vector()) return {t.rows};
     if (t.transposed) return {spec.whole_cols, t.rows};
     return {t.rows, spec.whole_cols};
 }
 
-// Fills buffer (table.size) from a .safetensors file or a directory with model.safetensors, whatever their float type. Padded
+// Fills buffer (table.size) from a .safetensors file or a directory with model.safetensors, of any float type. Padded
 // vocabulary rows become zero.
 template <class E>
 void read_tensors(const std::string& path, const ModelConfig& c, const ParameterTable& table, E* buffer) {
@@ -63,7 +64,7 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
         used.insert(name);
         return t;
     };
-    for (const TensorSpec& spec : ParameterTable(c).rows)  // also what other ranks hold has a place
+    for (const TensorSpec& spec : ParameterTable(c).rows)  // includes the tensors of other ranks
         for (const HfTensor& t : spec.hf) find(t.name);
     std::vector<E> strided;
     for (const TensorSpec& spec : table.rows) {
@@ -84,7 +85,7 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
             });
         }
     }
-    // A weight that we have no place for is part of another model. Masks and rotary angles are no weights; a tied head is a
+    // An unknown weight means that the file holds another model. Masks and rotary angles are not weights; a tied head is a
     // copy.
     for (const auto& [name, unused] : files.tensors()) {
         const auto ends_with = [&, &n = name](const std::string& end) {
@@ -93,7 +94,7 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
         const bool known = used.count(name) || ends_with(".attn.bias") || ends_with(".attn.masked_bias") ||
                            ends_with(".inv_freq") || (c.tied && name == "lm_head.weight");
         if (!known)
-            fail("%s holds the tensor '%s', which a %s model has no place for", path.c_str(), name.c_str(), c.family.c_str());
+            fail("%s holds the tensor '%s', which a %s model does not have", path.c_str(), name.c_str(), c.family.c_str());
     }
 }
 
@@ -102,17 +103,17 @@ inline void read_parameters(const std::string& dir, const ModelConfig& c, const 
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
-// The files of one value per parameter (weights, a moment): `path`, or, if that would be more than shard_bytes, several files
-// beside it with an index, named as transformers names them. Where each tensor lies follows from the model alone, so that any
-// number of ranks can write into them.
+// The files that hold one value per parameter (weights or a moment): `path`, or, beyond shard_bytes, several files beside it
+// with an index, named as transformers names them. The position of each tensor follows from the model alone, so any number of
+// ranks can write into them.
 class TensorFiles {
 public:
     struct File {
-        std::string path, start;  // its header
+        std::string path, start;  // start: its header
         size_t bytes = 0;
     };
     struct Place {
-        size_t file, offset;  // in bytes
+        size_t file, offset;  // offset in bytes
     };
 
     // whole: the table of a rank that holds everything. dtype: BF16, F32, F64.
@@ -152,7 +153,7 @@ public:
         if (files.size() > 1) index_path = path + ".index.json", index_text = index.dump(2) + "\n";
     }
 
-    // Makes them, with their full size, for tensors to be written into.
+    // Creates the files with their full size, for tensors to be written into.
     void create() const {
         for (const File& file : files) {
             const int fd = create_new_file(file.path);
@@ -170,13 +171,13 @@ public:
 
     std::vector<File> files;
     size_t element_bytes;
-    std::string index_path, index_text;  // of several files
+    std::string index_path, index_text;  // if there are several files
 
 private:
     std::map<std::string, Place> places_;
 };
 
-// Writes into TensorFiles at any place; what follows what was written just before is written together with it.
+// Writes into TensorFiles at any offset; consecutive pieces are written together.
 class PieceWriter {
 public:
     explicit PieceWriter(const TensorFiles& files) : files_(files), fds_(files.files.size(), -1) {}
@@ -189,7 +190,7 @@ public:
 
     static constexpr size_t most = 4 << 20;
 
-    // Room for `bytes`, at most `most`, at the place, to be filled at once.
+    // A buffer for `bytes`, at most `most`, at this offset, to be filled at once.
     char* at(size_t file, size_t offset, size_t bytes) {
         if (file != file_ || offset != offset_ + buffer_.size() || buffer_.size() + bytes > most) {
             flush();
@@ -198,7 +199,7 @@ public:
         buffer_.resize(buffer_.size() + bytes);
         return buffer_.data() + buffer_.size() - bytes;
     }
-    // All of it is on the disk.
+    // Writes and syncs everything.
     void finish() {
         flush();
         for (size_t i = 0; i < fds_.size(); i++)
@@ -230,9 +231,9 @@ private:
     std::vector<char> buffer_;
 };
 
-// Writes what a rank counts of its parts: part(i) is element i of them as `shards` lays them out, of the files' type; `counted`
-// are elements of the table. Numbers that are not finite are refused by the tensor's name: a checkpoint that holds them would
-// be of no use, and take the place of one that is.
+// Writes the elements that a rank counts among its shards: part(i) is element i of them in the layout of `shards`, of the
+// files' type; `counted` are elements of the table. Non-finite numbers are refused with the tensor's name: a checkpoint that
+// holds them would be useless and would replace a good one.
 template <class Part>
 void write_parts(const TensorFiles& files, const ParameterTable& table, const Shards& shards, const std::vector<Range>& counted,
                  Part part) {
@@ -265,7 +266,7 @@ void write_parts(const TensorFiles& files, const ParameterTable& table, const Sh
                             }
                             if (!finite)
                                 fail(
-                                    "%s of %s is not finite; HINT: training diverged: go on from an older checkpoint with a "
+                                    "%s of %s is not finite; HINT: training diverged: resume from an older checkpoint with a "
                                     "lower --lr, or with --on-spike rollback",
                                     t.name.c_str(), std::filesystem::path(files.files[place.file].path).filename().c_str());
                         }
@@ -284,7 +285,7 @@ constexpr const char* dtype_of = std::is_same_v<E, bf16> ? "BF16"
 // ---- directories -----------------------------------------------------------------------------------------------------------
 inline constexpr const char* manifest_name = "manifest.json";
 
-// All files below dir but the manifest, as paths relative to it, sorted.
+// All files below dir except the manifest, as sorted relative paths.
 inline std::vector<std::string> files_below(const std::string& dir) {
     namespace fs = std::filesystem;
     std::vector<std::string> files;
@@ -299,7 +300,7 @@ struct FileSum {
     size_t bytes = 0;
     uint32_t crc = 0;
 };
-// Read in pieces and not mapped, so that a large file does not count as memory of the run. Of a file that is longer than `most`
+// Read in pieces rather than mapped, so that a large file does not count as memory of the run. For a file longer than `most`,
 // only the length is right.
 inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX) {
     const auto [fd, size] = open_regular_file(path);
@@ -318,7 +319,7 @@ inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX) {
     return sum;
 }
 
-// "name bytes crc" of every file of dir but the manifest whose number is rank modulo ranks: their shares of the reading.
+// "name bytes crc" of every file of dir but the manifest whose index modulo ranks is rank: this rank's share of the reading.
 inline std::string sum_files(const std::string& dir, int rank = 0, int ranks = 1) {
     const std::vector<std::string> names = files_below(dir);
     std::string lines;
@@ -332,7 +333,7 @@ inline std::string sum_files(const std::string& dir, int rank = 0, int ranks = 1
 inline void write_manifest(const std::string& dir, const std::string& sums) {
     nlohmann::ordered_json manifest = {{"checksum", "crc32c"}, {"files", nlohmann::ordered_json::object()}};
     std::istringstream lines(sums);
-    std::map<std::string, nlohmann::ordered_json> files;  // in the order of their names
+    std::map<std::string, nlohmann::ordered_json> files;  // sorted by name
     for (std::string name, bytes, crc;
          std::getline(lines, name, '\t') && std::getline(lines, bytes, '\t') && std::getline(lines, crc);)
         files[name] = {{"bytes", std::stoull(bytes)}, {"crc32c", crc}};
@@ -340,9 +341,9 @@ inline void write_manifest(const std::string& dir, const std::string& sums) {
     write_file_atomically(dir + "/" + manifest_name, manifest.dump(2) + "\n");
 }
 
-// What is wrong with a directory that has a manifest, naming the file; empty if it is as it was written. Files may be links to
-// files, as in a directory made with cp -s; what is read is no more than the manifest says.
-// Of `ranks` that all ask, each compares its share of the files.
+// Compares a directory with its manifest; returns what differs, with the file's name, or an empty string. Files may be links to
+// files, as in a directory made with cp -s; no more than the manifest's sizes is read. Called with `ranks`, each rank compares
+// its share of the files.
 inline std::string verify_directory(const std::string& dir, int rank = 0, int ranks = 1) {
     int file = 0;
     try {
@@ -358,7 +359,7 @@ inline std::string verify_directory(const std::string& dir, int rank = 0, int ra
             const FileSum sum = sum_file(path, bytes);
             if (sum.bytes != bytes) return format("%s has %zu bytes; it was written with %zu", path.c_str(), sum.bytes, bytes);
             if (format("%08x", sum.crc) != entry.at("crc32c").get<std::string>())
-                return path + " is damaged: its checksum is not that of the manifest";
+                return path + " is damaged: its checksum differs from the manifest";
         }
     } catch (const nlohmann::json::exception& e) {
         return dir + "/" + manifest_name + " is damaged: " + e.what();
@@ -368,15 +369,15 @@ inline std::string verify_directory(const std::string& dir, int rank = 0, int ra
     return "";
 }
 
-// A directory is written under another name and gets its own when it is complete: what was there under that name is replaced
-// only then. On any error nothing is left but what was there before.
+// A directory that is written under another name and gets its own when it is complete: an old one under that name is replaced
+// only then. On an error, only what was there before is left.
 class NewDirectory {
 public:
     explicit NewDirectory(const std::string& dir)
         : dir_(dir),
           temporary_((parent() / hidden(name(), ".tmp")).string()),
           old_((parent() / hidden(name(), ".old")).string()) {}
-    const std::string& path() const { return temporary_; }  // to write into
+    const std::string& path() const { return temporary_; }  // where to write
 
     void create() const {
         guarded([&] {
@@ -385,7 +386,7 @@ public:
             std::filesystem::create_directories(temporary_);
         });
     }
-    // sums: of sum_files, of all files. Adds the manifest, syncs, renames.
+    // sums: the output of sum_files for all files. Adds the manifest, syncs, renames.
     void publish(const std::string& sums) const {
         namespace fs = std::filesystem;
         guarded([&] {
@@ -394,7 +395,7 @@ public:
             for (const auto& entry : fs::recursive_directory_iterator(temporary_))
                 if (entry.is_directory()) sync_directory(entry.path().string());
             sync_directory(temporary_);
-            // What has the name and is no checkpoint is the user's.
+            // A directory of this name without a manifest is not a checkpoint but the user's.
             if (fs::exists(dir_) && !fs::exists(dir_ + "/" + manifest_name)) set_aside(dir_);
             const bool replaces = fs::exists(dir_);
             if (replaces) fs::rename(dir_, old_);
@@ -431,7 +432,7 @@ private:
     std::string dir_, temporary_, old_;
 };
 
-// Makes `link` a symbolic link to `target`, replacing what it was in one step.
+// Makes `link` a symbolic link to `target`, replacing an old one atomically.
 inline void point_link(const std::string& link, const std::string& target) {
     const std::string temporary = temporary_name(link);
     unlink(temporary.c_str());

@@ -1,9 +1,9 @@
 // The command line: `train_gpt COMMAND --name value ...` and --config FILE, read into the rows of config.h.
-//   --name value, --name=value, --list a b c; names of flags stand alone, or with =true or =false; _ in a name is taken as -
-//   given twice: the later value; the config file comes first
-//   --no-name: what was said before of --name is taken back, as is that of a flag --no-name by --name
-// A config file has TOML's lines `name = value`: "text", 'text', bare words, numbers, true, false, ["a", "b"] and # comments.
-// Every refusal says what was given and what is allowed; what is unknown is answered with what it is called here.
+//   --name value, --name=value, --list a b c; a flag stands alone or with =true or =false; _ in a name counts as -
+//   given twice: the later value wins; the config file comes first
+//   --no-name revokes an earlier --name, and a flag --name an earlier --no-name
+// A config file has lines in TOML's form `name = value`: "text", 'text', bare words, numbers, true, false, ["a", "b"] and
+// # comments. Every refusal says what was given and what is allowed; for an unknown name it suggests what it is called here.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@
 namespace cli {
 
 // ---- values ----------------------------------------------------------------------------------------------------------------
-constexpr double largest_count = 9e15;  // up to there a double is exact
+constexpr double largest_count = 9e15;  // doubles are exact up to here
 
 inline std::string describe(Allowed a, bool whole = false) {
     if (whole) a.high = std::min(a.high, largest_count);
@@ -86,14 +86,14 @@ void set_value(const OptionRow& row, const Strings& given, Value& value) {
 }
 
 // ---- from words to values --------------------------------------------------------------------------------------------------
-// An option as the parser has it: its row, and what sets and unsets the field.
+// An option in the parser: its row, and functions that set and unset its field.
 struct Slot {
     OptionRow row;
     std::function<void(const Strings&)> set;
     std::function<void()> unset;
 };
 
-// What was typed, or stands in a config file.
+// An option as it was typed or stands in a config file.
 struct Given {
     std::string name, where;  // where: the config file's line, or empty
     Strings values;
@@ -120,7 +120,7 @@ inline std::vector<Given> read_config_file(const std::string& file) {
         fail_usage("%s:%zu %s; lines are NAME = VALUE, as in micro-batch-size = 4, out = \"run\", data-path = [\"a\", \"b\"]",
                    file.c_str(), line, what);
     };
-    const auto skip = [&](bool lines) {  // blanks and a comment, or all of them
+    const auto skip = [&](bool lines) {  // skips blanks and a comment; lines: several of them
         for (; i < text.size() && (lines || text[i] != '\n'); i++) {
             if (text[i] == '#') i = std::min(text.find('\n', i), text.size()) - 1;
             else if (text[i] == '\n') line++;
@@ -159,7 +159,7 @@ inline std::vector<Given> read_config_file(const std::string& file) {
             given.values.push_back(scalar("#\n"));
             if (given.values[0].empty()) wrong("has no value");
         }
-        if (skip(false); i < text.size() && text[i] != '\n') wrong("goes on behind its value");
+        if (skip(false); i < text.size() && text[i] != '\n') wrong("has text after its value");
         all.push_back(std::move(given));
     }
     return all;
@@ -177,7 +177,7 @@ struct Parser {
             if (name == slot.row.name || (!slot.row.alias.empty() && name == slot.row.alias)) return &slot;
         return nullptr;
     }
-    // The option that `name` takes back.
+    // The option that `name` revokes.
     const Slot* find_inverse(const std::string& name) const {
         if (name.compare(0, 3, "no-") == 0) return find(name.substr(3));
         const Slot* slot = find("no-" + name);
@@ -217,7 +217,7 @@ struct Parser {
                 }
                 const Slot* last = given.empty() ? nullptr : find(given.back().name);
                 const bool flag = !given.empty() && (last ? last->row.flag : find_inverse(given.back().name) != nullptr);
-                const char* why = flag ? " takes no value" : " has its value already";
+                const char* why = flag ? " takes no value" : " already has its value";
                 fail_usage("'%s' belongs to no option%s", word.c_str(),
                            given.empty() ? "" : (": --" + given.back().name + why).c_str());
             }
@@ -266,7 +266,7 @@ struct Parser {
     }
 };
 
-// The command of that name.
+// The command with this name.
 inline const Command& command_named(const std::string& name) {
     Strings names = {"help", "version"};
     for (const Command& c : commands()) {
@@ -276,8 +276,8 @@ inline const Command& command_named(const std::string& name) {
     fail_usage("'%s' is not a command%s HINT: train_gpt help", name.c_str(), did_you_mean(name, names).c_str());
 }
 
-// `train_gpt help [COMMAND] [--all | --man | --bash]`: to read; the manual page; bash's completion. `asked`: else the command
-// is missing.
+// `train_gpt help [COMMAND] [--all | --man | --bash]`: help to read, the manual page, or bash's completion. asked: false if the
+// command was missing.
 inline int help_command(const Strings& words, bool asked) {
     const auto has = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
     const Strings known = {"--all", "--man", "--bash", "--help", "-h"};
@@ -291,7 +291,7 @@ inline int help_command(const Strings& words, bool asked) {
     return asked ? 0 : 2;
 }
 
-// Fills `options` from the arguments after the command's name. Prints help and returns false if that was asked for.
+// Fills `options` from the arguments after the command's name. Prints help and returns false if help was asked for.
 template <class Options>
 bool parse(const std::string& command, Options& options, const Strings& arguments) {
     Parser parser = {command, {}, {}, {}};

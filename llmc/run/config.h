@@ -1,6 +1,7 @@
-// Every option, one row each: type, field, short alias, default, what is allowed, group, help. From the row come the struct's
-// field, the parser, --help, the man page, the shell's completion, the config file's key and the JSON in the log. The long name
-// is the field with dashes: micro_batch_size is --micro-batch-size. Names are Megatron-LM's where Megatron has the option.
+// All options, one row each: type, field, short alias, default, allowed values, group, help. The struct's field, the parser,
+// --help, the man page, the shell's completion, the config file's key and the JSON in the log are generated from the row. The
+// long name is the field with dashes: micro_batch_size is --micro-batch-size. Names are Megatron-LM's where Megatron has the
+// option.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -12,13 +13,13 @@
 using Strings = std::vector<std::string>;
 using OptionalDouble = std::optional<double>;
 
-// What values an option takes.
+// The values that an option allows.
 struct Allowed {
     double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
     bool above = false;  // low itself is excluded
     Strings choices;
-    int values = 1;            // how many values a list takes; 0: one or more
-    const char* metavar = "";  // what a value is called in the help: DIR and FILE are also completed as such
+    int values = 1;            // number of values in a list; 0: one or more
+    const char* metavar = "";  // a value's name in the help; DIR and FILE are completed as such
 };
 inline Allowed anything() { return {}; }
 inline Allowed word(const char* metavar) {
@@ -48,23 +49,23 @@ inline Allowed one_of(Strings choices) {
     return a;
 }
 
-// X(type, field, alias, default, allowed, group, help). The help says what it is, in which unit, and what holds without it; the
-// parser's help adds choices and defaults.
+// X(type, field, alias, default, allowed, group, help). The help says what it is, in which unit, and what applies without it;
+// the parser's help adds choices and defaults.
 
-// What every command that runs a model asks about the CPU.
-#define CPU_OPTIONS(X)                                                                                                    \
-    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                    \
-    X(bool, plain, "", false, anything(), "Run", "slow plain loops instead of the fast code that is tested against them") \
-    X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                                              \
-      "what multiplies matrices on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
+// Options of all commands that run a model, about the CPU.
+#define CPU_OPTIONS(X)                                                                            \
+    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")            \
+    X(bool, plain, "", false, anything(), "Run", "slow reference loops instead of the fast code") \
+    X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                      \
+      "instructions for matrix products on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
 
 #define TRAIN_OPTIONS(X)                                                                                                       \
     X(std::string, preset, "", "", word("PRESET"), "Model",                                                                    \
-      "shape of the model: a published or small one, such as gpt2-124m or quickstart; train_gpt help presets lists them")      \
+      "shape of the model, published or small, such as gpt2-124m or quickstart; train_gpt help presets lists them")            \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                        \
       "model to start from instead of random weights: a Hugging Face directory, or the output directory of a run")             \
     X(int, num_layers, "", 0, between(1, 10000), "Model", "number of layers")                                                  \
-    X(int, hidden_size, "", 0, between(1, 1000000), "Model", "width of the model: numbers in the vector of a token")           \
+    X(int, hidden_size, "", 0, between(1, 1000000), "Model", "width of the model: elements of a token's vector")               \
     X(int, ffn_hidden_size, "", 0, between(1, 10000000), "Model",                                                              \
       "width of the feed-forward layers; default: 4 times the hidden size, with SwiGLU 8/3 of it rounded up to a multiple of " \
       "64")                                                                                                                    \
@@ -72,7 +73,7 @@ inline Allowed one_of(Strings choices) {
     X(int, num_query_groups, "kv-heads", 0, between(1, 10000), "Model",                                                        \
       "number of key/value heads, for grouped-query attention; default: as many as attention heads")                           \
     X(int, max_position_embeddings, "", 0, between(1, 100000000), "Model",                                                     \
-      "longest sequence that the model can take, in tokens; default: the sequence length")                                     \
+      "longest sequence of the model, in tokens; default: the sequence length")                                                \
     X(int, vocab_size, "", 0, between(1, 100000000), "Model",                                                                  \
       "number of tokens in the vocabulary; default: the tokenizer's, else the preset's")                                       \
     X(int, make_vocab_size_divisible_by, "", 128, between(1, 65536), "Model",                                                  \
@@ -82,20 +83,20 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, norm_epsilon, "", {}, above(0), "Model",                                                                 \
       "epsilon that the normalization layers add to the variance; default: the preset's, else 1e-5")                           \
     X(std::string, position_embedding_type, "", "", one_of({"learned_absolute", "rope", "alibi"}), "Model",                    \
-      "how the model knows positions; default: the preset's, else learned_absolute")                                           \
+      "kind of position embeddings; default: the preset's, else learned_absolute")                                             \
     X(OptionalDouble, rotary_base, "", {}, above(0), "Model",                                                                  \
-      "base of the angles of rotary position embeddings (rope); default: the preset's, else 10000")                            \
+      "base of rotary position embeddings (rope); default: the preset's, else 10000")                                          \
     X(bool, swiglu, "", false, anything(), "Model", "SwiGLU as the activation of feed-forward layers, instead of GeLU")        \
     X(bool, disable_bias_linear, "", false, anything(), "Model", "no biases in linear layers")                                 \
     X(bool, untie_embeddings_and_output_weights, "", false, anything(), "Model",                                               \
-      "an output layer with weights of its own, instead of those of the token embedding")                                      \
+      "an output layer with its own weights, instead of those of the token embedding")                                         \
     X(bool, embed_layernorm, "", false, anything(), "Model", "LayerNorm right after the token embedding, as in BLOOM")         \
     X(OptionalDouble, init_method_std, "", {}, above(0), "Model",                                                              \
       "standard deviation of the random initial weights; default: the preset's, else 0.02")                                    \
     X(double, attention_dropout, "", 0, between(0, 0), "Model", "accepted for scripts that set it to 0: there is no dropout")  \
     X(double, hidden_dropout, "", 0, between(0, 0), "Model", "accepted for scripts that set it to 0: there is no dropout")     \
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                               \
-      "data from `train_gpt prepare`, named by what its .bin and .idx have in common; to blend several: WEIGHT PREFIX WEIGHT " \
+      "data from `train_gpt prepare`, named without .bin or .idx; to blend several: WEIGHT PREFIX WEIGHT "                     \
       "PREFIX ...")                                                                                                            \
     X(Strings, valid_data_path, "", {}, list(0, "PREFIX"), "Data",                                                             \
       "separate data for validation, in the same form; the split then does not apply")                                         \
@@ -106,43 +107,42 @@ inline Allowed one_of(Strings choices) {
       "checkpoints")                                                                                                           \
     X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                                \
       "length of a training sample, in tokens; default: the model's longest sequence")                                         \
-    X(bool, reset_position_ids, "", false, anything(), "Data",                                                                 \
-      "count positions anew from the start of each document in a sample")                                                      \
+    X(bool, reset_position_ids, "", false, anything(), "Data", "restart positions at each document in a sample")               \
     X(bool, reset_attention_mask, "", false, anything(), "Data",                                                               \
-      "keep attention within a document where a sample holds several")                                                         \
+      "restrict attention to the current document in a sample of several")                                                     \
     X(bool, eod_mask_loss, "", false, anything(), "Data",                                                                      \
-      "no loss at the end-of-document token, where the next document is to be guessed")                                        \
+      "no loss at the end-of-document token, which would train guessing the next document")                                    \
     X(int64_t, seed, "", 1234, at_least(0), "Data", "seed of initial weights, of the order of samples and of generated text")  \
     X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Batch and length",                                        \
-      "samples that a rank takes through the model at a time; memory grows with it")                                           \
+      "samples per rank in one forward and backward pass; memory grows with it")                                               \
     X(int, global_batch_size, "global-batch", 0, between(1, 100000000), "Batch and length",                                    \
-      "samples of a training step over all ranks, in as many micro-batches as it takes; default: one micro-batch per rank")    \
+      "samples per training step over all ranks; default: one micro-batch per rank")                                           \
     X(Strings, rampup_batch_size, "", {}, list(3, "START INCREMENT SAMPLES"), "Batch and length",                              \
       "begin with global batches of START samples and grow by INCREMENT up to --global-batch-size, over the first SAMPLES "    \
       "samples")                                                                                                               \
     X(int64_t, train_iters, "steps", 0, at_least(1), "Batch and length", "length of the run in steps (300, 20k, 1M)")          \
     X(int64_t, train_samples, "", 0, at_least(1), "Batch and length", "length of the run in samples, instead of steps")        \
     X(double, lr, "", 3e-4, above(0), "Optimizer", "learning rate at its peak")                                                \
-    X(double, min_lr, "", 0, at_least(0), "Optimizer", "learning rate where the decay ends; default: 0")                       \
+    X(double, min_lr, "", 0, at_least(0), "Optimizer", "learning rate at the end of the decay; default: 0")                    \
     X(std::string, lr_decay_style, "", "cosine", one_of({"cosine", "linear", "constant", "inverse-square-root", "WSD"}),       \
       "Optimizer", "how the learning rate falls after the warm-up; WSD: constant, then a short decay (warmup-stable-decay)")   \
     X(int64_t, lr_decay_iters, "", 0, at_least(1), "Optimizer",                                                                \
-      "step at which the learning rate has come down to its minimum; default: the last step")                                  \
+      "step at which the learning rate reaches its minimum; default: the last step")                                           \
     X(int64_t, lr_decay_samples, "", 0, at_least(1), "Optimizer",                                                              \
       "the end of the decay in samples, instead of --lr-decay-iters")                                                          \
     X(int64_t, lr_warmup_iters, "", 0, at_least(0), "Optimizer",                                                               \
       "steps over which the learning rate rises linearly to its peak; default: 0")                                             \
     X(int64_t, lr_warmup_samples, "", 0, at_least(0), "Optimizer", "the warm-up in samples, instead of --lr-warmup-iters")     \
     X(OptionalDouble, lr_warmup_fraction, "", {}, between(0, 1), "Optimizer",                                                  \
-      "the warm-up as a part (0 to 1) of the decay's length, instead of --lr-warmup-iters")                                    \
-    X(double, lr_warmup_init, "", 0, at_least(0), "Optimizer", "learning rate with which the warm-up begins; default: 0")      \
+      "the warm-up as a fraction (0 to 1) of the decay's length, instead of --lr-warmup-iters")                                \
+    X(double, lr_warmup_init, "", 0, at_least(0), "Optimizer", "learning rate at the start of the warm-up; default: 0")        \
     X(std::string, lr_wsd_decay_style, "", "exponential", one_of({"exponential", "linear", "cosine", "minus_sqrt"}),           \
       "Optimizer", "how the learning rate falls in the last part of WSD")                                                      \
     X(int64_t, lr_wsd_decay_iters, "", 0, at_least(1), "Optimizer", "length of the last part of WSD, in steps")                \
     X(int64_t, lr_wsd_decay_samples, "", 0, at_least(1), "Optimizer",                                                          \
       "length of the last part of WSD in samples, instead of --lr-wsd-decay-iters")                                            \
     X(double, weight_decay, "", 0.1, at_least(0), "Optimizer",                                                                 \
-      "AdamW's weight decay, for all weights but biases and those of normalization layers (Megatron: 0.01)")                   \
+      "AdamW's weight decay, for all weights except biases and normalization (Megatron: 0.01)")                                \
     X(OptionalDouble, start_weight_decay, "", {}, at_least(0), "Optimizer",                                                    \
       "weight decay at the start of the run, where --weight-decay-incr-style changes it")                                      \
     X(OptionalDouble, end_weight_decay, "", {}, at_least(0), "Optimizer",                                                      \
@@ -150,68 +150,66 @@ inline Allowed one_of(Strings choices) {
     X(std::string, weight_decay_incr_style, "", "constant", one_of({"constant", "linear", "cosine"}), "Optimizer",             \
       "how the weight decay changes over the run")                                                                             \
     X(double, clip_grad, "", 1.0, at_least(0), "Optimizer",                                                                    \
-      "largest norm of the gradients of all weights together; a larger one is scaled down; 0: no clipping")                    \
+      "maximum norm of all gradients together; larger ones are scaled down to it; 0: no clipping")                             \
     X(double, adam_beta1, "", 0.9, between(0, 0.999999), "Optimizer",                                                          \
-      "AdamW's beta1: share of the past in the mean of gradients")                                                             \
+      "AdamW's beta1: decay rate of the mean of gradients (exp_avg)")                                                          \
     X(double, adam_beta2, "", 0.95, between(0, 0.9999999), "Optimizer",                                                        \
-      "AdamW's beta2: share of the past in the mean of squared gradients (Megatron: 0.999)")                                   \
-    X(double, adam_eps, "", 1e-8, above(0), "Optimizer",                                                                       \
-      "AdamW's epsilon, added to the root of the mean of squared gradients")                                                   \
+      "AdamW's beta2: decay rate of the mean of squared gradients (exp_avg_sq; Megatron: 0.999)")                              \
+    X(double, adam_eps, "", 1e-8, above(0), "Optimizer", "AdamW's epsilon, added to the square root of exp_avg_sq")            \
     X(std::string, main_grads_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
-      "type in which gradients are summed over a step's micro-batches; bf16, rounded stochastically, takes 2 bytes per "       \
+      "type of the gradients' sums over micro-batches; bf16, rounded stochastically, takes 2 bytes per "                       \
       "parameter less")                                                                                                        \
     X(std::string, exp_avg_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                           \
-      "type in which AdamW's mean of gradients is kept; bf16, rounded stochastically, takes 2 bytes per parameter less")       \
+      "type of AdamW's exp_avg; bf16, rounded stochastically, takes 2 bytes per parameter less")                               \
     X(std::string, exp_avg_sq_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
-      "the same of the mean of squared gradients")                                                                             \
+      "type of AdamW's exp_avg_sq; bf16, rounded stochastically, takes 2 bytes per parameter less")                            \
     X(double, z_loss_strength, "z-loss", 0, at_least(0), "Optimizer",                                                          \
       "coefficient of the z-loss, which keeps the logits' scale in bounds (PaLM: 1e-4); default: 0, none")                     \
     X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                              \
     X(std::string, on_spike, "", "warn", one_of({"warn", "skip", "rollback"}), "Stability",                                    \
       "what to do about a sudden rise of loss or gradient norm: print a warning, drop the update, or go back to an older "     \
-      "checkpoint and leave these batches out")                                                                                \
+      "checkpoint and skip these batches")                                                                                     \
     X(double, spike_loss_deviations, "", 8, above(0), "Stability",                                                             \
-      "a loss counts as a spike if it is this many robust standard deviations above the median of the latest steps")           \
+      "a loss counts as a spike if it is this many robust standard deviations above the median of recent steps")               \
     X(double, spike_grad_norm_factor, "", 10, above(1), "Stability",                                                           \
-      "a gradient norm counts as a spike if it is this many times the median of the latest steps")                             \
-    X(int, spike_window, "", 128, between(2, 1000000), "Stability", "number of latest steps that a spike is compared with")    \
+      "a gradient norm counts as a spike if it is this many times the median of recent steps")                                 \
+    X(int, spike_window, "", 128, between(2, 1000000), "Stability", "number of recent steps that a spike is compared with")    \
     X(int, spike_patience, "", 3, between(1, 1000000), "Stability",                                                            \
-      "number of spikes or non-finite steps in a row at which --on-spike rollback goes back and skip ends the run; warn ends " \
-      "it at as many non-finite ones")                                                                                         \
+      "number of spikes or non-finite steps in a row after which rollback goes back and skip ends the run; warn ends "         \
+      "it after as many non-finite ones")                                                                                      \
     X(int64_t, rollback_distance, "", 100, at_least(0), "Stability",                                                           \
       "a rollback goes to a checkpoint at least this many steps before the spike")                                             \
     X(int64_t, rollback_batches, "", 200, at_least(1), "Stability",                                                            \
-      "number of batches around the spike that are left out after a rollback")                                                 \
+      "number of batches around the spike that are skipped after a rollback")                                                  \
     X(int, max_rollbacks, "", 5, between(0, 1000000), "Stability", "number of rollbacks after which the run ends")             \
     X(int64_t, log_health_interval, "", 0, at_least(0), "Stability",                                                           \
-      "steps between log records of every layer: norms of weights, gradients and updates, in FP8 also what overflows; "        \
+      "steps between log records of every layer: norms of weights, gradients and updates, in FP8 also overflows; "             \
       "default: 0, none")                                                                                                      \
     X(int64_t, check_weight_hash_across_dp_replicas_interval, "check-replicas", 0, at_least(0), "Stability",                   \
-      "steps between checks that weights agree on all data-parallel ranks; also looks at every step for bits that flipped in " \
-      "memory; default: 0, neither")                                                                                           \
+      "steps between checks that weights agree on all data-parallel ranks; also checks memory for flipped bits at every "      \
+      "step; default: 0, neither")                                                                                             \
     X(int64_t, detect_nondeterminism, "", 0, at_least(0), "Stability",                                                         \
       "steps between gradients that are computed twice and compared bit by bit, to find failing hardware; default: 0, never")  \
     X(Strings, skip_batches, "", {}, list(0, "RANGE"), "Stability",                                                            \
-      "batches to leave out, as 101-200 or 512; each counts as a step without update; remembered in checkpoints")              \
-    X(Strings, iterations_to_skip, "", {}, list(0, "STEP"), "Stability",                                                       \
-      "steps to leave out, one by one: Megatron's name for --skip-batches")                                                    \
+      "batches to skip, as 101-200 or 512; each counts as a step without update; remembered in checkpoints")                   \
+    X(Strings, iterations_to_skip, "", {}, list(0, "STEP"), "Stability", "Megatron's name for --skip-batches")                 \
     X(Strings, skip_train_iteration_range, "", {}, list(0, "RANGE"), "Stability",                                              \
       "batches to draw and drop before a step, as LLM-jp does: for 101-200, 100 batches before step 101; steps and learning "  \
       "rate stand still")                                                                                                      \
     X(std::string, fp8_format, "fp8", "", one_of({"hybrid", "e4m3"}), "FP8",                                                   \
-      "multiply the matrices of transformer layers in FP8; hybrid: gradients in e5m2, all else in e4m3; default: none, "       \
+      "multiply the matrices of transformer layers in FP8; hybrid: gradients in e5m2, the rest in e4m3; default: none, "       \
       "bf16")                                                                                                                  \
     X(std::string, fp8_recipe, "", "delayed", one_of({"delayed", "current"}), "FP8",                                           \
-      "where scales come from: delayed: the largest elements of earlier steps, current: the tensor itself")                    \
+      "source of scales: delayed: amax of earlier steps, current: the tensor itself")                                          \
     X(std::string, fp8_start, "", "0", word("N"), "FP8",                                                                       \
-      "number of steps in bf16 before FP8 begins; auto: until the run is steady")                                              \
+      "number of steps in bf16 before FP8 begins; auto: until loss and gradient norm are steady")                              \
     X(int, fp8_calibration_steps, "", 8, between(1, 1000000), "FP8",                                                           \
-      "number of the last steps in bf16 that measure the largest elements for delayed scales")                                 \
-    X(int, fp8_margin, "", 0, between(0, 64), "FP8", "keep scales 2^margin below what would just fit; default: 0")             \
+      "number of the last bf16 steps that measure amax for delayed scales")                                                    \
+    X(int, fp8_margin, "", 0, between(0, 64), "FP8", "divide scales by 2^margin, against overflow; default: 0")                \
     X(int, fp8_amax_history_len, "", 16, between(1, 100000), "FP8",                                                            \
-      "number of past steps whose largest elements decide delayed scales (Megatron: 1)")                                       \
+      "number of past steps in the amax history of delayed scales (Megatron: 1)")                                              \
     X(std::string, fp8_amax_compute_algo, "", "max", one_of({"max", "most_recent"}), "FP8",                                    \
-      "which of these largest elements decides: the largest, or the last (Megatron: most_recent)")                             \
+      "which amax of the history is used: the largest or the newest (Megatron: most_recent)")                                  \
     X(bool, first_last_layers_bf16, "fp8-first-last-bf16", false, anything(), "FP8",                                           \
       "keep the first and the last layers in bf16")                                                                            \
     X(int, num_layers_at_start_in_bf16, "", 1, between(0, 10000), "FP8",                                                       \
@@ -219,60 +217,61 @@ inline Allowed one_of(Strings choices) {
     X(int, num_layers_at_end_in_bf16, "", 1, between(0, 10000), "FP8",                                                         \
       "number of last layers that --first-last-layers-bf16 keeps in bf16")                                                     \
     X(bool, no_fp8_fast_accumulation, "", false, anything(), "FP8",                                                            \
-      "on a GPU: full-precision sums in the forward pass's FP8 products too, as in backward")                                  \
+      "on a GPU: full-precision accumulation in forward FP8 products, as in backward")                                         \
     X(std::string, out, "", "out", word("DIR"), "Run", "directory for checkpoints, log.jsonl and report.html")                 \
     X(std::string, name, "", "", word("TEXT"), "Run",                                                                          \
-      "what console, log and report call the run; default: the name of its output directory")                                  \
+      "name of the run on console, in log and report; default: the name of its output directory")                              \
     X(bool, dry_run, "", false, anything(), "Run",                                                                             \
       "print the model, its memory and the plan of the run, then stop; needs no GPU and no data")                              \
     X(bool, json, "", false, anything(), "Run", "with --dry-run: print the plan as one JSON object, for other programs")       \
     X(bool, tensorboard, "", false, anything(), "Run", "write event files for TensorBoard as well, into OUT/tensorboard")      \
-    X(std::string, tensorboard_dir, "", "", word("DIR"), "Run", "directory for TensorBoard's event files; switches them on")   \
-    X(bool, quiet, "", false, anything(), "Run", "no line per step on the console")                                            \
+    X(std::string, tensorboard_dir, "", "", word("DIR"), "Run",                                                                \
+      "directory for TensorBoard's event files; implies --tensorboard")                                                        \
+    X(bool, quiet, "", false, anything(), "Run", "no lines for steps on the console")                                          \
     X(int64_t, log_interval, "", 0, at_least(0), "Run",                                                                        \
       "steps between lines on the console; default: a line every 10 seconds")                                                  \
     CPU_OPTIONS(X)                                                                                                             \
     X(std::string, gemm_cache, "", "", word("FILE"), "Run",                                                                    \
-      "on a GPU: file that remembers the fastest algorithms for matrix products; none: take the library's choice; default: "   \
+      "on a GPU: file that caches the fastest algorithms for matrix products; none: the library's choice; default: "           \
       "in ~/.cache")                                                                                                           \
     X(bool, nondeterministic_attention, "", false, anything(), "Run",                                                          \
-      "on an H100 or H200, heads of 64 or 128: attention's backward pass with 5 matrix products instead of 7, adding up "      \
-      "gradients in no fixed order: the same run no longer gives the same bits")                                               \
+      "on an H100 or H200, heads of 64 or 128: attention's backward pass with 5 matrix products instead of 7, summing "        \
+      "gradients in no fixed order: runs are no longer reproducible bit by bit")                                               \
     X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "full"}), "Memory",                \
-      "activations that backward computes again instead of keeping them: selective: cheap ones, full: all inside a layer")     \
+      "activations that backward recomputes instead of storing: selective: cheap ones, full: all inside a layer")              \
     X(int, head_rows, "", 0, between(0, 10000000), "Memory",                                                                   \
-      "rows (tokens) whose logits are in memory at a time; default: 0, as many as suit the device")                            \
+      "rows (tokens) whose logits are in memory at a time; default: 0, chosen for the device")                                 \
     X(int64_t, eval_interval, "", 1000, at_least(1), "Validation and samples", "steps between validations")                    \
-    X(int64_t, eval_iters, "", 100, at_least(0), "Validation and samples", "global batches of a validation; 0: no validation") \
+    X(int64_t, eval_iters, "", 100, at_least(0), "Validation and samples", "global batches per validation; 0: no validation")  \
     X(bool, eval_fixed, "", false, anything(), "Validation and samples",                                                       \
-      "read the same samples in every validation, the first of one pass over the data: which is the best then depends "        \
-      "on the model alone; default: each reads the next ones, in the data's weights, as Megatron-LM does")                     \
+      "use the same samples in every validation, the first ones of the data: the best checkpoint then depends "                \
+      "on the model alone; default: each validation uses the next samples, as in Megatron-LM")                                 \
     X(int64_t, sample_interval, "", 0, at_least(0), "Validation and samples",                                                  \
       "steps between samples of generated text; default: 0, none")                                                             \
     X(std::string, sample_prompt, "", "", word("TEXT"), "Validation and samples",                                              \
       "text that the samples continue; default: the end-of-document token, a fresh start")                                     \
     X(int, sample_tokens, "", 64, between(1, 1000000), "Validation and samples", "length of a sample, in tokens")              \
     X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                                  \
-      "ranks that share every matrix (tensor parallelism)")                                                                    \
+      "tensor-parallel ranks, over which every matrix is split")                                                               \
     X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                                \
-      "stages that the layers are dealt out to (pipeline parallelism)")                                                        \
+      "pipeline stages, over which the layers are split")                                                                      \
     X(int, num_virtual_stages_per_pipeline_rank, "vpp", 1, between(1, 1024), "Parallel",                                       \
-      "groups of layers on each pipeline rank (interleaved schedule): less idle time, more messages")                          \
+      "chunks of layers per pipeline rank (interleaved schedule): less idle time, more messages")                              \
     X(Strings, pipeline_layers, "", {}, list(0, "N"), "Parallel",                                                              \
-      "number of layers of each pipeline stage, in order; default: as even as can be")                                         \
+      "number of layers of each pipeline stage, in order; default: balanced")                                                  \
     X(bool, account_for_embedding_in_pipeline_split, "", false, anything(), "Parallel",                                        \
-      "count the embedding as a layer when layers are dealt out to stages")                                                    \
+      "count the embedding as a layer when layers are split over stages")                                                      \
     X(bool, account_for_loss_in_pipeline_split, "", false, anything(), "Parallel",                                             \
-      "count the output layer and the loss as a layer when layers are dealt out to stages")                                    \
+      "count the output layer and the loss as a layer when layers are split over stages")                                      \
     X(bool, no_sequence_parallel, "", false, anything(), "Parallel",                                                           \
-      "with tensor parallelism: keep whole activations between the matrices on every rank, instead of a part of each "         \
+      "with tensor parallelism: keep norms and residual stream whole on every rank, instead of splitting them by "             \
       "sequence")                                                                                                              \
     X(int, zero, "", 1, between(0, 1), "Parallel",                                                                             \
-      "1: data-parallel ranks share the optimizer's state (ZeRO-1); 0: each has all of it")                                    \
+      "1: shard the optimizer's state over data-parallel ranks (ZeRO-1); 0: each has all of it")                               \
     X(int64_t, ddp_bucket_size, "", 0, between(1, 10000000000), "Parallel",                                                    \
       "parameters per message between data-parallel ranks; default: 40M, or 1M times the ranks if that is more")               \
     X(bool, no_overlap, "", false, anything(), "Parallel",                                                                     \
-      "send the messages of data-parallel ranks only after backward and after the update, to see what sending them meanwhile " \
+      "do not overlap data-parallel communication with backward and update, to see what overlap "                              \
       "gains")                                                                                                                 \
     X(std::string, distributed_timeout, "", "10m", word("DURATION"), "Parallel",                                               \
       "how long a rank waits for the others before it reports what each is doing and ends the run (90s, 10m, 1h)")             \
@@ -281,11 +280,11 @@ inline Allowed one_of(Strings choices) {
       "GPU to plan for; sets --device-tflops and the others of this group that are not given (h100: 989 TFLOP/s, 450 and 50 "  \
       "GB/s, 3350 GB/s, 80 GiB)")                                                                                              \
     X(OptionalDouble, device_tflops, "", {}, above(0), "Plan (with --dry-run)",                                                \
-      "peak rate of a GPU in dense bf16 products, in TFLOP/s, for the plan and for MFU; default: the device's")                \
+      "peak of a GPU for dense bf16 products, in TFLOP/s, for the plan and for MFU; default: the device's")                    \
     X(double, device_fp8_speedup, "", 1.4, above(0), "Plan (with --dry-run)",                                                  \
       "how many times faster layers are in FP8 than in bf16 (LLM-jp measured 550 against 400 TFLOP/s on H100s)")               \
     X(double, device_efficiency, "", 0.55, between(0.01, 1), "Plan (with --dry-run)",                                          \
-      "part of the peak rate (0.01 to 1) that layers reach on one GPU; `make bench` measures it")                              \
+      "fraction of the peak (0.01 to 1) that layers reach on one GPU; `make bench` measures it")                               \
     X(int, node_size, "", 8, between(1, 1000000), "Plan (with --dry-run)", "GPUs in a node")                                   \
     X(OptionalDouble, intra_node_gbs, "", {}, above(0), "Plan (with --dry-run)",                                               \
       "bandwidth of a GPU to others in its node, in GB/s each way; default: the device's")                                     \
@@ -297,46 +296,46 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, device_memory_gib, "", {}, above(0), "Plan (with --dry-run)",                                            \
       "memory of a GPU, in GiB; default: the device's")                                                                        \
     X(std::string, resume, "", "", word("DIR|auto"), "Checkpoint",                                                             \
-      "auto: go on from the newest intact checkpoint in --out, or start if there is none; or a checkpoint, or the output "     \
-      "directory of a run, to go on from")                                                                                     \
+      "auto: resume from the newest intact checkpoint in --out, or start if there is none; or the directory of a "             \
+      "checkpoint or of a run to resume")                                                                                      \
     X(Strings, override, "", {}, list(0, "NAME"), "Checkpoint",                                                                \
-      "options that may differ from the checkpoint's when a run goes on, such as lr or train-iters; data-order: the order of " \
+      "options that may differ from the checkpoint's on a resume, such as lr or train-iters; data-order: the order of "        \
       "samples may")                                                                                                           \
     X(std::string, save_every, "", "30m", word("N|DURATION"), "Checkpoint",                                                    \
       "steps (500) or time (90s, 30m, 2h) between checkpoints; 0: only at the end")                                            \
     X(int64_t, keep, "", 2, at_least(0), "Checkpoint", "number of newest checkpoints to keep; 0: all")                         \
     X(int64_t, keep_every, "", 0, at_least(0), "Checkpoint",                                                                   \
-      "keep every checkpoint whose step is a multiple of this as well; default: 0, none")                                      \
+      "also keep every checkpoint whose step is a multiple of this; default: 0, none")                                         \
     X(std::string, exit_after, "", "", word("DURATION"), "Checkpoint", "save a checkpoint and stop after this time (5h30m)")   \
     X(bool, save_in_foreground, "", false, anything(), "Checkpoint",                                                           \
-      "let training wait while a checkpoint is written; saves the memory of a copy")
+      "training waits while a checkpoint is written; saves the memory of a copy")
 
-// Of every command that reads much text.
-#define TEXT_OPTIONS(X)                                                                                                      \
-    X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                                      \
-      "files of text or of JSON lines (.jsonl, .ndjson, .json), in order; pipes too; -: standard input")                     \
-    X(std::string, format, "", "", one_of({"text", "jsonl"}), "Input",                                                       \
-      "take all files as text, or as JSON lines; default: by each file's name and beginning")                                \
-    X(std::string, json_keys, "", "text", word("KEY"), "Input", "key of the text in JSON lines")                             \
-    X(std::string, on_bad_line, "", "skip", one_of({"skip", "fail"}), "Input",                                               \
-      "what to do about a line of JSON that cannot be read or has no text: leave it out, count it and show it; or end with " \
-      "an error")                                                                                                            \
-    X(std::string, max_bad_lines, "", "1%", word("N|N%"), "Input",                                                           \
-      "end with an error if more lines than this are left out: 20 in all, or 1% of a file (at least one is allowed)")        \
-    X(bool, allow_binary, "", false, anything(), "Input",                                                                    \
-      "take any bytes as text; default: refuse what is compressed, and a file of which more than 0.5% is NUL or not UTF-8")
+// Options of all commands that read much text.
+#define TEXT_OPTIONS(X)                                                                                              \
+    X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                              \
+      "files of text or of JSON lines (.jsonl, .ndjson, .json), in order; pipes too; -: standard input")             \
+    X(std::string, format, "", "", one_of({"text", "jsonl"}), "Input",                                               \
+      "format of all files; default: detected from each file's name and first bytes")                                \
+    X(std::string, json_keys, "", "text", word("KEY"), "Input", "key of the text in JSON lines")                     \
+    X(std::string, on_bad_line, "", "skip", one_of({"skip", "fail"}), "Input",                                       \
+      "what to do about a line of JSON that cannot be read or has no text: skip, count and show it; or end with "    \
+      "an error")                                                                                                    \
+    X(std::string, max_bad_lines, "", "1%", word("N|N%"), "Input",                                                   \
+      "end with an error if more lines than this are skipped: 20 in all, or 1% of a file (at least one is allowed)") \
+    X(bool, allow_binary, "", false, anything(), "Input",                                                            \
+      "accept any bytes as text; default: refuse compressed files, and files with over 0.5% NUL or invalid UTF-8")
 
-#define PREPARE_OPTIONS(X)                                                                                           \
-    TEXT_OPTIONS(X)                                                                                                  \
-    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                          \
-      "what a document of a text file is: the whole file, a part between blank lines, or a line")                    \
-    X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                            \
-      "where the tokens go: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer") \
-    X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                         \
-      "tokenizer: its directory or tokenizer.json, from `train_gpt tokenizer` or Hugging Face")                      \
-    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")          \
-    X(bool, parse_special_tokens, "", false, anything(), "Output",                                                   \
-      "text that spells a special token (<|im_start|>) is that token; default: it is text")                          \
+#define PREPARE_OPTIONS(X)                                                                                    \
+    TEXT_OPTIONS(X)                                                                                           \
+    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                   \
+      "the documents of a text file: the whole file, its parts between blank lines, or its lines")            \
+    X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                     \
+      "output files: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer") \
+    X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                  \
+      "tokenizer: its directory or tokenizer.json, from `train_gpt tokenizer` or Hugging Face")               \
+    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")   \
+    X(bool, parse_special_tokens, "", false, anything(), "Output",                                            \
+      "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")           \
     X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
 #define TOKENIZER_OPTIONS(X)                                                                                                  \
@@ -347,8 +346,7 @@ inline Allowed one_of(Strings choices) {
       "how text is split into words before pairs are merged: as these models do")                                             \
     X(Strings, special_tokens, "", (Strings{"<|endoftext|>"}), list(0, "TOKEN"), "Tokenizer",                                 \
       "special tokens, which get the first ids; the first of them ends documents")                                            \
-    X(int, min_frequency, "", 2, between(1, 1000000000), "Tokenizer",                                                         \
-      "least number of times that a pair must occur to be merged")                                                            \
+    X(int, min_frequency, "", 2, between(1, 1000000000), "Tokenizer", "minimum number of occurrences of a pair to be merged") \
     X(std::string, output, "", "", word("DIR"), "Output", "directory for tokenizer.json")                                     \
     X(std::string, report, "", "", word("DIR"), "Output",                                                                     \
       "tokenizer to measure on --input (bytes per token and so on) instead of learning one: its directory or tokenizer.json") \
@@ -362,15 +360,15 @@ inline Allowed one_of(Strings choices) {
     X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "largest number of tokens to write")             \
     X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                   \
     X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                         \
-      "randomness: below 1 likely tokens become likelier; 0: always the most likely one")                                \
+      "randomness: below 1, likely tokens become likelier; 0: greedy")                                                   \
     X(int, top_k, "", 0, at_least(0), "Sampling", "draw from this many of the most likely tokens only; default: 0, all") \
     X(double, top_p, "", 1.0, between(0, 1), "Sampling",                                                                 \
       "draw from the most likely tokens that together have this probability only; 1: all")                               \
     X(int64_t, seed, "", 1234, at_least(0), "Sampling", "seed of the random draws: the same seed writes the same text")  \
     X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                            \
-      "ranks that share every matrix (tensor parallelism)")                                                              \
+      "tensor-parallel ranks, over which every matrix is split")                                                         \
     X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                          \
-      "stages that the layers are dealt out to (pipeline parallelism)")                                                  \
+      "pipeline stages, over which the layers are split")                                                                \
     CPU_OPTIONS(X)
 
 #define EVAL_OPTIONS(X)                                                                                                       \
@@ -382,8 +380,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, text, "", "", word("FILE"), "Data", "text file to evaluate, instead of prepared data")                     \
     X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                               \
       "length of a sample, in tokens; default: the model's longest sequence")                                                 \
-    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data",                                                   \
-      "samples that go through the model at a time; memory grows with it")                                                    \
+    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per forward pass; memory grows with it") \
     X(int64_t, max_samples, "limit", 0, at_least(0), "Data",                                                                  \
       "largest number of samples, or of questions of each task; default: 0, all")                                             \
     X(Strings, tasks, "", {}, list(0, "FILE"), "Tasks",                                                                       \
@@ -393,9 +390,9 @@ inline Allowed one_of(Strings choices) {
       "files that the solved examples are drawn from, one per task; default: the task's other questions")                     \
     X(int64_t, seed, "", 1234, at_least(0), "Tasks", "seed for drawing the solved examples")                                  \
     X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                                 \
-      "ranks that share every matrix (tensor parallelism)")                                                                   \
+      "tensor-parallel ranks, over which every matrix is split")                                                              \
     X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                               \
-      "stages that the layers are dealt out to (pipeline parallelism)")                                                       \
+      "pipeline stages, over which the layers are split")                                                                     \
     X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")                    \
     CPU_OPTIONS(X)
 
@@ -407,13 +404,13 @@ inline Allowed one_of(Strings choices) {
       "tokenizer that shows the first texts of prepared data; default: the one that made the data")                            \
     X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")
 
-#define REPORT_OPTIONS(X)                                                                                                 \
-    X(Strings, runs, "", {}, list(0, "RUN"), "What",                                                                      \
-      "runs, each by its output directory, log.jsonl or report.html, going on or not; the option's name may be left out") \
-    X(std::string, output, "", "", word("FILE"), "What",                                                                  \
+#define REPORT_OPTIONS(X)                                                                                                  \
+    X(Strings, runs, "", {}, list(0, "RUN"), "What",                                                                       \
+      "runs, each by its output directory, log.jsonl or report.html, running or ended; the option's name may be left out") \
+    X(std::string, output, "", "", word("FILE"), "What",                                                                   \
       "the page to write; default: report.html in the run's directory, of several runs in the current one")
 
-// The options of train that people use; `train --help` shows these, --help-all the rest as well.
+// The options of train that are commonly used: `train --help` shows these, --help-all all.
 inline const Strings& everyday_options() {
     static const Strings names = {"preset",
                                   "model",

@@ -1,13 +1,13 @@
-// Faults on purpose, to try what a run does about them before it matters: TRAIN_GPT_FAULTS="KIND=BATCH[-LAST][:RANK] ..."
+// Injects faults, to test what a run does about them: TRAIN_GPT_FAULTS="KIND=BATCH[-LAST][:RANK] ..."
 //   noise=100-102      the batches 100 to 102 are random tokens, on all ranks
-//   nan-gradient=50:1  on rank 1 an element of batch 50's gradient is NaN (without a rank: on the first)
+//   nan-gradient=50:1  on rank 1, an element of batch 50's gradient is NaN (default: rank 0)
 //   flip-weight=80     before batch 80 the highest exponent bit of an fp32 weight flips; once, as a cosmic ray would
-//   flip-norm, flip-lower, flip-exp-avg, flip-exp-avg-sq=80    the same for the last bit of a norm's weight, of an fp32
-//                      weight's lower half, of a moment
+//   flip-norm, flip-lower, flip-exp-avg, flip-exp-avg-sq=80    flips the last bit of a norm's weight, of the lower half of an
+//                      fp32 weight, or of a moment, before batch 80; once
 //   wrong-update=80    batch 80's update stores a moment that is off by up to one hundredth; once. Found only where another
 //                      rank holds that moment as well (--zero 0, or a norm's under tensor parallelism)
-//   flaky-gradient=70  when batch 70's gradient is computed, the last bit of an element is wrong; once
-// A batch that training comes to again after a rollback is as bad as before, unless it is left out.
+//   flaky-gradient=70  flips the last bit of an element when batch 70's gradient is computed; once
+// A batch that training repeats after a rollback is as bad as before, unless it is skipped.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -26,7 +26,7 @@ public:
         std::istringstream words(text ? text : "");
         for (std::string word; words >> word;) {
             Fault fault;
-            const char* at = word.c_str() + std::min(word.find('='), word.size() - 1) + 1;  // behind the '='
+            const char* at = word.c_str() + std::min(word.find('='), word.size() - 1) + 1;  // after the '='
             fault.kind = word.substr(0, word.find('=')), fault.first = fault.last = number(at);
             if (*at == '-') fault.last = number(++at);
             if (*at == ':') fault.rank = number(++at);
@@ -45,7 +45,7 @@ public:
     bool none() const { return faults_.empty(); }
     bool noise(int64_t batch) { return find("noise", batch, -1); }
     bool nan_gradient(int64_t batch, int rank) { return find("nan-gradient", batch, rank); }
-    // Of the other kinds: true once.
+    // For the other kinds: true once.
     bool once(const char* kind, int64_t batch, int rank) {
         Fault* f = find(kind, batch, rank);
         if (f) f->last = f->first - 1;
@@ -57,7 +57,7 @@ private:
         std::string kind;
         int64_t first = 0, last = 0, rank = 0;
     };
-    // The digits from `at` on, which moves behind them; -1 if there are none, or more than 15.
+    // Parses the digits from `at` on, which moves past them; -1 if there are none, or more than 15.
     static int64_t number(const char*& at) {
         int64_t value = 0;
         const char* const begin = at;

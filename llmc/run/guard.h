@@ -1,23 +1,24 @@
-// Outliers of loss and gradient norm: found before the update, so that a bad one need not be applied; and whether a run is
+// Detects outliers of loss and gradient norm before the update, so that a bad one need not be applied, and whether a run is
 // steady.
 //   Guard guard(options);
 //   const Verdict v = guard.judge(step, batch, loss, grad_norm);    // every step, before its update
 //   if (v.apply) update();
 //   if (v.give_up) fail("%s", v.reason.c_str());
-//   if (v.rollback) ...   // load the checkpoint of plan_rollback(), leave out rollback_range(), then guard.rolled_back()
-// What it sees was reduced over all ranks and what it computes has a fixed order: every rank decides the same.
+//   if (v.rollback) ...   // load the checkpoint of plan_rollback(), skip rollback_range(), then guard.rolled_back()
+// Its inputs are reduced over all ranks, and its computations have a fixed order: every rank decides the same.
 //
 // A non-finite loss or norm is always an outlier. A spike is a loss above median + k x 1.4826 x MAD, or a norm above f x
 // median, over a window of the latest normal steps. MAD, the median of |x - median|, times 1.4826 is the standard deviation of
-// normal noise (Hampel 1974); unlike mean and variance, medians barely move until half of the window is bad, and outliers stay
-// out of it anyway. Only what lies above counts. MAD is taken for at least 0.5% of the median loss, so that a very quiet window
-// does not cry wolf. Until the window holds `least` steps, only non-finite values are judged.
+// normal noise (Hampel 1974); unlike mean and variance, medians barely move until half of the window is bad, and outliers do
+// not enter it anyway. Only values above count. MAD is taken as at least 0.5% of the median loss, so that a very quiet window
+// gives no false alarms. Until the window holds `least` steps, only non-finite values are detected.
 //   policy      spike                        `patience` outliers in a row
-//   warn        applied, not in the window   spikes: a new level, at which the window starts anew; non-finite: the run ends
+//   warn        applied, not in the window   spikes: a new level, at which the window restarts; non-finite: the run ends
 //   skip        not applied                  the run ends
 //   rollback    not applied                  back to an older checkpoint, without the batches around the first of them (PaLM,
 //                                            Chowdhery et al. 2022, section 5.1); after `max_rollbacks` the run ends
-// A non-finite step is never applied. Under warn outliers in a row follow each other directly. Else a row ends with 4 x
+// A non-finite step is never applied. Under warn, outliers in a row are consecutive steps. Otherwise a row ends after 4 x
+// `patience` normal steps, as not every batch uses a weight that has become bad.
 // `patience` normal steps: not every batch meets a weight that has gone bad.
 #pragma once
 #include <algorithm>
@@ -33,14 +34,14 @@
 
 struct GuardOptions {
     std::string policy = "warn";      // warn, skip or rollback
-    int window = 128;                 // normal steps that the medians are taken over
-    int least = 32;                   // of them, before spikes are looked for (all of a shorter window)
-    double loss_deviations = 8;       // k: a loss this many robust standard deviations above the median is a spike
-    double norm_factor = 10;          // f: and so is a gradient norm this many times its median
-    int patience = 3;                 // outliers in a row that call for more than skipping them
+    int window = 128;                 // normal steps over which medians are taken
+    int least = 32;                   // normal steps before spikes are detected (or a full window)
+    double loss_deviations = 8;       // k: robust standard deviations above the median that make a spike
+    double norm_factor = 10;          // f: multiple of the median gradient norm that makes a spike
+    int patience = 3;                 // outliers in a row before more is done than skipping them
     int max_rollbacks = 5;            // in the whole run
-    int64_t rollback_distance = 100;  // steps between the checkpoint to go back to and the first outlier
-    int64_t rollback_batches = 200;   // left out, centred on the first outlier's
+    int64_t rollback_distance = 100;  // minimum steps from that checkpoint to the first outlier
+    int64_t rollback_batches = 200;   // skipped, centred on that of the first outlier
 };
 
 struct Verdict {
@@ -50,10 +51,10 @@ struct Verdict {
     bool rollback = false;                                    // go back to an older checkpoint
     bool give_up = false;                                     // end the run with `reason`
     std::string reason;                                       // for people; empty if all is well
-    int64_t first_outlier_step = 0, first_outlier_batch = 0;  // of the row of outliers that this one is in; 0 if normal
+    int64_t first_outlier_step = 0, first_outlier_batch = 0;  // of this row of outliers; 0 if normal
 };
 
-// Of an even number of values: halfway between the middle two.
+// Median; of an even number of values, halfway between the middle two.
 inline double median(std::vector<double> x) {
     CHECK(!x.empty(), "the median of nothing");
     const auto middle = x.begin() + (int64_t)(x.size() / 2);
@@ -63,13 +64,13 @@ inline double median(std::vector<double> x) {
     return below + (*middle - below) / 2;
 }
 
-// The median of the distances from `center`.
+// The median distance from `center`.
 inline double median_deviation(std::vector<double> x, double center) {
     for (double& value : x) value = std::abs(value - center);
     return median(std::move(x));
 }
 
-// Losses and gradient norms of some steps, oldest first.
+// Losses and gradient norms of several steps, oldest first.
 struct LossesAndNorms {
     std::vector<double> losses, norms;
 
@@ -87,7 +88,7 @@ struct LossesAndNorms {
     nlohmann::ordered_json state() const { return {{"losses", losses}, {"grad_norms", norms}}; }
 };
 
-// Reads one saved state; refuses what state() cannot have written. `where` names the place in messages.
+// Reads a saved state; refuses one that state() cannot have written. `where` names its origin in messages.
 class GuardStateReader {
 public:
     GuardStateReader(const nlohmann::json& state, std::string where) : state_(state), where_(std::move(where)) {
@@ -118,7 +119,7 @@ public:
         require(list.is_array(), format("'%s' is not a list", key).c_str());
         std::vector<double> values;
         for (const nlohmann::json& j : list) {
-            require(j.is_number() && std::isfinite(j.get<double>()), format("'%s' has what is not a number", key).c_str());
+            require(j.is_number() && std::isfinite(j.get<double>()), format("'%s' holds a non-number", key).c_str());
             values.push_back(j.get<double>());
         }
         return values;
@@ -178,8 +179,8 @@ public:
     }
 
     // ---- going back -----------------------------------------------------------------------------------------------------
-    // The checkpoint to go back to, of those at these steps: the newest that is more than rollback_distance steps before the
-    // first outlier; if all are nearer, the oldest before it; none if there is none before it.
+    // Of checkpoints at these steps, the one to roll back to: the newest that is more than rollback_distance steps before the
+    // first outlier; else the oldest before it, if any.
     std::optional<int64_t> plan_rollback(const std::vector<int64_t>& checkpoints, int64_t first_outlier_step) const {
         std::optional<int64_t> far, oldest;
         for (const int64_t step : checkpoints) {
@@ -189,14 +190,14 @@ public:
         return far ? far : oldest;
     }
 
-    // The batches to leave out.
+    // The batches to skip.
     BatchRanges::Range rollback_range(int64_t first_outlier_batch) const {
         const int64_t first = first_outlier_batch - o_.rollback_batches / 2;
         return {std::max<int64_t>(first, 1), first + o_.rollback_batches - 1};
     }
 
-    // After a rollback: the window is that of the guard saved with the checkpoint (a new one's if there is none), as losses
-    // were higher then; the row is forgotten; the counts go on, and count the retry.
+    // After a rollback: the window is restored from the guard saved with the checkpoint (else empty), as losses were higher
+    // then; the row of outliers is cleared; the counts continue and include the retry.
     void rolled_back(const Guard& saved) {
         window_ = saved.window_;
         window_.keep_latest((size_t)o_.window);
@@ -205,12 +206,12 @@ public:
     }
 
     // ---- counts of the whole run, state ---------------------------------------------------------------------------------
-    int64_t spikes() const { return spikes_; }  // applied or not
+    int64_t spikes() const { return spikes_; }  // whether applied or not
     int64_t nonfinite() const { return nonfinite_; }
     int64_t skipped() const { return skipped_; }  // outliers that were not applied
     int64_t rollbacks() const { return rollbacks_; }
 
-    // Every number in it comes back with the same bits, by way of text too.
+    // The state as JSON; every number is restored with the same bits, also by way of text.
     nlohmann::ordered_json state() const {
         return {{"window", window_.state()},
                 {"row",
@@ -235,20 +236,20 @@ public:
         g.row_.spikes = row.losses_and_norms("spikes");
         g.spikes_ = in.count("spikes"), g.nonfinite_ = in.count("nonfinite");
         g.skipped_ = in.count("skipped"), g.rollbacks_ = in.count("rollbacks");
-        in.require(g.row_.nonfinite + (int64_t)g.row_.spikes.size() <= g.row_.length, "its row is shorter than what is in it");
+        in.require(g.row_.nonfinite + (int64_t)g.row_.spikes.size() <= g.row_.length, "its row is shorter than its outliers");
         in.require(g.row_.length <= g.spikes_ + g.nonfinite_, "its row is longer than all outliers");
         *this = std::move(g);
     }
 
 private:
-    static constexpr double deviation_per_mad = 1.4826;                     // of normal noise
-    static constexpr double least_relative_mad = 0.005, least_mad = 0.001;  // the latter for losses near 0
+    static constexpr double deviation_per_mad = 1.4826;                     // for normal noise
+    static constexpr double least_relative_mad = 0.005, least_mad = 0.001;  // least_mad: for losses near 0
 
     struct Row {
         int64_t length = 0, step = 0, batch = 0;  // step and batch: the first outlier's
         int64_t normal = 0;                       // steps since the last outlier
-        int64_t nonfinite = 0;                    // of the outliers, those at its end
-        LossesAndNorms spikes;                    // under warn: where a new level would begin
+        int64_t nonfinite = 0;                    // non-finite outliers at its end
+        LossesAndNorms spikes;                    // under warn: candidates for a new level
     };
 
     GuardOptions o_;
@@ -256,7 +257,7 @@ private:
     Row row_;
     int64_t spikes_ = 0, nonfinite_ = 0, skipped_ = 0, rollbacks_ = 0;
 
-    // Why this is a spike; empty if it is none.
+    // Why this is a spike; empty if it is not.
     std::string spike(double loss, double grad_norm) const {
         const double level = median(window_.losses);
         const double mad = std::max({median_deviation(window_.losses, level), least_relative_mad * std::abs(level), least_mad});
@@ -277,7 +278,7 @@ private:
             v.give_up = true;
             v.reason += ". HINT: a lower --lr or a longer warm-up; --on-spike rollback, which goes back to an older checkpoint";
         } else if (row_.spikes.size() >= (size_t)o_.patience) {
-            v.reason += "; this is taken for the new level";
+            v.reason += "; this is accepted as the new level";
             window_ = std::move(row_.spikes);
             window_.keep_latest((size_t)o_.window);
             row_ = {};
@@ -293,16 +294,15 @@ private:
                                (long long)rollbacks_);
         else
             v.reason +=
-                ". HINT: --on-spike rollback, which goes back to an older checkpoint and leaves these batches out; a lower "
+                ". HINT: --on-spike rollback, which goes back to an older checkpoint and skips these batches; a lower "
                 "--lr or a longer warm-up";
     }
 };
 
-// Whether a run has calmed down: it has once the medians of two successive windows of 64 steps are near each other: of the loss
-// within 2% of the older one's, of the optimizer's second moments (any measure of their size) within 10%, of the gradient norm
-// between 0.5 and 1.5 times the older one's. It then stays so.
-// observe() is called after the warm-up, for each normal step; a step number that does not follow the one before means that an
-// outlier lies between, and both windows start anew.
+// Whether a run has become steady: the medians of two successive windows of 64 steps are close to each other: of the loss
+// within 2% of the older one, of the optimizer's second moments (any measure of their size) within 10%, of the gradient norm
+// between 0.5 and 1.5 times the older one. It then stays steady. observe() is called after the warm-up, for each normal step; a
+// gap in the step numbers means that there was an outlier, and both windows restart.
 class Steadiness {
 public:
     static constexpr size_t window = 64;
@@ -332,7 +332,7 @@ public:
         s.steady_ = in.flag("steady"), s.last_step_ = in.count("last_step"), s.latest_ = in.losses_and_norms("latest");
         s.moments_ = in.numbers("moments");
         in.require(s.latest_.size() <= 2 * window, "it has more steps than two windows");
-        in.require(s.moments_.size() == s.latest_.size(), "it has moments of another number of steps");
+        in.require(s.moments_.size() == s.latest_.size(), "it has moments for another number of steps");
         *this = std::move(s);
     }
 

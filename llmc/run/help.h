@@ -1,5 +1,5 @@
-// What is told about commands and options: help on the console, the manual page, bash's completion. All come from the rows of
-// config.h and from the commands below.
+// Help on commands and options: on the console, as manual page, as bash completion. All of it comes from the rows of config.h
+// and the commands below.
 #pragma once
 #include <cstdlib>
 #include <string>
@@ -13,7 +13,7 @@ namespace cli {
 
 struct Command {
     const char *name, *purpose, *usage;
-    std::vector<std::vector<const char*>> examples;  // what it does, then the lines to type
+    std::vector<std::vector<const char*>> examples;  // description, then the lines to type
 };
 inline const std::vector<Command>& commands() {
     static const std::vector<Command> rows = {
@@ -52,20 +52,20 @@ inline const std::vector<Command>& commands() {
          {{"On a text file:", "train_gpt eval --model run --text book.txt"},
           {"On questions with answers:", "train_gpt eval --model run --tasks hellaswag.jsonl"}}},
         {"inspect",
-         "show what a checkpoint, data set or tokenizer holds, and check that it is intact",
+         "show what a checkpoint, dataset or tokenizer holds, and check that it is intact",
          "PATH",
          {{"A run and its newest checkpoint:", "train_gpt inspect run"}, {"Prepared data:", "train_gpt inspect data/web"}}},
         {"report",
-         "write the page of a run again, or one page that compares several runs",
+         "write the report of a run again, or one report that compares several runs",
          "RUN ... [--output FILE]",
-         {{"The page of a run, from its log:", "train_gpt report run"},
-          {"Several runs on one page, and what differs in their options:",
+         {{"The report of a run, from its log:", "train_gpt report run"},
+          {"Several runs in one report, with the differences of their options:",
            "train_gpt report run-1 run-2 run-3 --output runs.html"}}},
     };
     return rows;
 }
 
-// An option's row without its type.
+// An option's row without its C++ type.
 struct OptionRow {
     std::string name, alias, group, help, metavar, default_value;
     Allowed allowed;
@@ -101,7 +101,7 @@ std::vector<OptionRow> option_rows() {
                                   const char* help) { rows.push_back(option_row(field, alias, value, allowed, group, help)); });
     return rows;
 }
-// Every option of a command; those that all commands have come last.
+// Every option of a command; those common to all commands come last.
 inline std::vector<OptionRow> options_of(const std::string& command) {
     std::vector<OptionRow> rows = command == "train"       ? option_rows<TrainOptions>()
                                   : command == "prepare"   ? option_rows<PrepareOptions>()
@@ -117,7 +117,7 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
     return rows;
 }
 
-// "--train-iters N" and what is said of it.
+// The label of an option, such as "--train-iters N", and its help.
 inline std::string label_of(const OptionRow& row) {
     return "--" + row.name + (row.alias.empty() ? "" : ", --" + row.alias) + (row.metavar.empty() ? "" : " " + row.metavar);
 }
@@ -130,7 +130,7 @@ inline std::string text_of(const OptionRow& row) {
     return text;
 }
 
-// The groups in the order of their first rows, and their rows.
+// The groups in the order of their first rows, with their rows.
 inline std::vector<std::pair<std::string, std::vector<OptionRow>>> grouped(const std::vector<OptionRow>& rows) {
     std::vector<std::pair<std::string, std::vector<OptionRow>>> groups;
     for (const OptionRow& row : rows) {
@@ -141,12 +141,12 @@ inline std::vector<std::pair<std::string, std::vector<OptionRow>>> grouped(const
     return groups;
 }
 
-// What holds for options in general.
+// Help on options in general.
 inline const char* const about_options =
-    "An option given twice has its later value; the command line wins over --config. --no-NAME takes back what was said before "
-    "of --NAME. Numbers of steps, samples and so on may end in k, M or B.";
+    "If an option is given twice, the later value wins; the command line wins over --config. --no-NAME revokes an earlier "
+    "--NAME. Numbers of steps, samples and so on may end in k, M or B.";
 
-// Columns to fill: COLUMNS, else the terminal's, else 80.
+// Columns to fill: $COLUMNS, else the terminal's width, else 80.
 inline int help_width() {
     const char* columns = getenv("COLUMNS");
     const int given = columns ? atoi(columns) : 0;
@@ -158,7 +158,7 @@ inline std::string indented(const std::string& text, int indent, int width) {
     for (const std::string& line : wrap_text(text, width - indent)) out += std::string((size_t)indent, ' ') + line + "\n";
     return out;
 }
-// A label, and its text beside it, or below where the label is long.
+// A label and its text, beside it or, if the label is long, below.
 inline std::string entry(const std::string& label, const std::string& text, int column, int width) {
     const std::string left = "  " + label;
     const std::string right = indented(text, column, width);
@@ -180,7 +180,7 @@ inline std::string help_of(const Command& command, bool all, int width) {
         if (!entries.empty()) out += "\n" + group + ":\n" + entries;
     }
     out += "\n" + indented(about_options, 0, width);
-    if (some) out += "\n" + indented("These are the usual options; train_gpt train --help-all shows all.", 0, width);
+    if (some) out += "\n" + indented("These are the common options; train_gpt train --help-all shows all.", 0, width);
     return out;
 }
 
@@ -191,7 +191,7 @@ inline std::string help_overview(int width) {
     out += entry("help", "help on a command: train_gpt help train; the models' shapes: train_gpt help presets", 14, width) +
            entry("--version", "the program's version, and what it was built with and for", 14, width);
     return out +
-           "\nFrom text to a model that writes:\n"
+           "\nFrom text to a model that generates text:\n"
            "  train_gpt tokenizer --input book.txt --vocab-size 4096 --output tok\n"
            "  train_gpt prepare --input book.txt --split-documents blank \\\n"
            "      --tokenizer tok --output data\n"
@@ -201,7 +201,7 @@ inline std::string help_overview(int width) {
 }
 
 inline std::string help_presets(int width) {
-    const int vocabulary = 4096;  // where the tokenizer sets it
+    const int vocabulary = 4096;  // assumed where the tokenizer determines it
     std::string out = "Shapes of models, for --preset:\n";
     for (const Preset& p : presets()) {
         ModelConfig c = config_from_preset(p.name);
@@ -214,7 +214,7 @@ inline std::string help_presets(int width) {
             16, width);
     }
     return out + "\n" +
-           indented(format("* with a vocabulary of %s tokens; its size is the tokenizer's", with_commas(vocabulary).c_str()), 0,
+           indented(format("* with a vocabulary of %s tokens; the tokenizer sets its size", with_commas(vocabulary).c_str()), 0,
                     width);
 }
 
@@ -248,11 +248,11 @@ inline std::string manual_page() {
             out += ".RE\n.fi\n";
         }
     return out +
-           ".SH \"EXIT STATUS\"\n0: done. 1: something failed while running, or what was inspected is damaged. 2: the "
+           ".SH \"EXIT STATUS\"\n0: success. 1: an error while running, or an inspected file is damaged. 2: the "
            "command line cannot work as it is; nothing was done.\n";
 }
 
-// How bash completes a row's values: files, directories, or neither.
+// bash's completion for a row's values: files, directories, or neither.
 inline std::string files_of(const OptionRow& row) {
     const std::string word = row.metavar.substr(0, row.metavar.find(' '));
     return word == "DIR" || word == "DIR|auto"                                     ? "-d"
@@ -260,7 +260,7 @@ inline std::string files_of(const OptionRow& row) {
                                                                                    : "";
 }
 
-// For bash: options of the command, and values where they are known.
+// bash's completion: the options of each command, and their values where known.
 inline std::string bash_completion() {
     std::string names, options, values;
     for (const Command& c : commands()) {
@@ -281,7 +281,7 @@ inline std::string bash_completion() {
                                         : ":") +
                       " ;;\n";
         }
-        const OptionRow first = options_of(c.name)[0];  // whose name may be left out, if it is what the command is about
+        const OptionRow first = options_of(c.name)[0];  // the name of a command's main option may be left out
         options += format("        %s) options=\"%s\"%s ;;\n", c.name, all.c_str(),
                           first.group == "What" ? (" files=" + files_of(first)).c_str() : "");
     }

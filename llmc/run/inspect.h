@@ -1,6 +1,6 @@
-// `train_gpt inspect PATH`: what lies there. A model directory or checkpoint (every checksum is checked), a run's output
-// directory (its checkpoints, and the newest in full), prepared data (.bin/.idx or llm.c's shards), a tokenizer.json, a
-// .safetensors file. Exit status 1 if anything is damaged.
+// `train_gpt inspect PATH` describes a model directory or checkpoint (and verifies every checksum), a run's output directory
+// (its checkpoints, the newest in full), prepared data (.bin/.idx or llm.c's shards), a tokenizer.json or a .safetensors file.
+// Exit status 1 if anything is damaged.
 #pragma once
 #include <map>
 #include <optional>
@@ -27,7 +27,7 @@ inline void describe_tensors(Table& table, const SafetensorsReader& file, bool e
     for (const auto& [name, t] : sorted) table.row(name, t->dtype + " " + shape_string(t->shape));
 }
 
-// True if all files are as the manifest says.
+// Returns true if all files match the manifest.
 inline bool describe_files(Table& table, const std::string& dir) {
     table.section("Files");
     const bool has_manifest = std::filesystem::exists(dir + "/" + manifest_name);
@@ -59,7 +59,7 @@ inline std::string layout_text(const nlohmann::ordered_json& layout) {
     return text + (layout.contains("threads") ? ", " + counted(number("threads"), "thread") : "");
 }
 
-// An option's value as it is typed.
+// An option's value as it would be typed.
 inline std::string option_text(const nlohmann::ordered_json& value) {
     if (value.is_string()) return shell_word(value.get<std::string>());
     if (!value.is_array()) return value.dump();
@@ -127,7 +127,7 @@ inline bool inspect_run(Table& table, const std::string& out) {
     return newest.empty() ? intact : inspect_model(table, newest) && intact;
 }
 
-// The beginnings of the first documents as text, with the tokenizer given or the one that made the data.
+// The beginnings of the first documents as text, decoded with the given tokenizer or the one that made the data.
 inline void describe_texts(Table& table, const TokenDataset& data, const std::string& given) {
     constexpr int64_t most_documents = 3, most_tokens = 40;
     const TokenizerIdentity& made = data.tokenizer();
@@ -140,7 +140,7 @@ inline void describe_texts(Table& table, const TokenDataset& data, const std::st
         table.row("text", std::string(e.what()) + "; HINT: --tokenizer DIR");
     }
     if (tokenizer && made.known() && tokenizer->identity().hash != made.hash) {
-        if (!given.empty()) fail("%s is another tokenizer than that of the data", tokenizer->identity().text().c_str());
+        if (!given.empty()) fail("%s is not the tokenizer of the data", tokenizer->identity().text().c_str());
         table.row("text",
                   "the tokenizer's file has changed since: hash " + tokenizer->identity().hash + "; HINT: --tokenizer DIR");
         return;
@@ -234,7 +234,7 @@ inline int inspect_command(const InspectOptions& o) {
         intact = detail::inspect_data(table, path.string(), o.tokenizer);
     else
         fail(
-            "%s is nothing that inspect knows: a model directory, a run's output directory, PREFIX of .bin/.idx, a "
+            "%s is not something that inspect knows: a model directory, a run's output directory, PREFIX of .bin/.idx, a "
             "tokenizer.json or a .safetensors file",
             o.path.c_str());
     if (o.json) {

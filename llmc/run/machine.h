@@ -1,4 +1,4 @@
-// The machine of a run, as its log and report name it: processor, host, memory, and the peak that MFU is measured against.
+// The machine of a run as log and report describe it: processor, host, memory, and the peak against which MFU is measured.
 #pragma once
 #include <unistd.h>
 
@@ -19,15 +19,15 @@
 #include "../cpu/unit_choice.h"
 #endif
 
-// FLOP/s that the hardware of all ranks can do at best in this precision, which MFU is a part of; 0: not known.
+// The peak FLOP/s of all ranks in this precision, the denominator of MFU; 0: not known.
 struct Peak {
-    double flops = 0, flops_in_fp8 = 0;  // the latter 0: nothing is faster in FP8
-    std::string name;                    // of what has it
+    double flops = 0, flops_in_fp8 = 0;  // flops_in_fp8 0: FP8 is not faster
+    std::string name;                    // of the device
     double of_step(bool in_fp8) const { return in_fp8 && flops_in_fp8 > 0 ? flops_in_fp8 : flops; }
     std::string text() const { return flops > 0 ? human_flops(flops) + ", " + name : "not known"; }
 };
 
-// Of this rank. A CPU's is measured, in a few milliseconds; a GPU's is its vendor's.
+// The peak of this rank. A CPU's is measured in a few milliseconds; a GPU's is its vendor's figure.
 inline Peak peak_of(const cpu::Ctx& ctx) {
     const cpu::RegisterRates rates = cpu::measure_registers(ctx.threads, 0.01);
     return {rates.best(), 0, format("%s registers, measured", rates.best_name())};
@@ -47,10 +47,10 @@ inline Peak peak_of(const gpu::Ctx& ctx) {
 }
 inline std::string processor_of(const gpu::Ctx& ctx) { return ctx.name; }
 inline Strings choose_matrix_unit(World&, gpu::Ctx&, const std::string& asked, const Strings& /*before*/) {
-    if (!asked.empty()) fail_usage("--matrix-unit is for CPUs; HINT: on a GPU --gemm-cache says how products are chosen");
+    if (!asked.empty()) fail_usage("--matrix-unit is for CPUs; HINT: on a GPU, use --gemm-cache");
     return {};
 }
-// A plan on a machine without a GPU is one for --device.
+// Without a GPU, plans are for --device.
 inline void plan_for(gpu::Ctx& ctx, const TrainOptions& o) {
     if (ctx.has_device()) return;
     std::string name = o.device;
@@ -59,15 +59,15 @@ inline void plan_for(gpu::Ctx& ctx, const TrainOptions& o) {
     ctx.capability = find_device(o.device).capability, ctx.memory_bytes = (size_t)planned_memory_bytes(o);
 }
 #else
-// What multiplies on this rank; returned is what a checkpoint is to say, `before` what that to go on from says.
+// Chooses the matrix unit of this rank. Returns what a checkpoint records; `before` is what the resumed checkpoint recorded.
 inline Strings choose_matrix_unit(World& world, cpu::Ctx& ctx, const std::string& asked, const Strings& before) {
     const auto all_gather = [&](const std::string& mine) { return world.all_gather(mine); };
     return cpu::choose_matrix_unit(ctx, asked, before, world.rank(), all_gather);
 }
 #endif
 
-// Of all ranks. Where a host has more threads of CPU ranks than cores, each counts for its share of one. tflops: of one GPU, where
-// the user gives it.
+// The peak of all ranks. Where a host has more CPU threads in its ranks than cores, each counts for its share of a core.
+// tflops: of one GPU, if the user gives it.
 inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> tflops) {
     Peak peak = peak_of(ctx);
     if (tflops && !be::memory_is_host)
@@ -88,8 +88,8 @@ inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> 
     return peak;
 }
 
-// Memory in use by this process; on a GPU all that is in use there. Looked up once a second at most: a GPU's driver takes its
-// time for it, and a step may be over in milliseconds.
+// Memory in use by this process, or all memory in use on its GPU. Queried at most once a second: GPU drivers are slow to
+// answer, and a step may take milliseconds.
 inline size_t memory_in_use([[maybe_unused]] const be::Ctx& ctx) {
     static size_t bytes = 0;
     static double looked = -INFINITY;
@@ -103,7 +103,7 @@ inline size_t memory_in_use([[maybe_unused]] const be::Ctx& ctx) {
 #endif
 }
 
-// For the log's run record.
+// The machine, for the log's run record.
 inline nlohmann::ordered_json describe_machine(const World& world, const be::Ctx& ctx, const Peak& peak) {
     std::map<std::string, int> ranks;
     for (const std::string& host : world.hosts()) ranks[host]++;

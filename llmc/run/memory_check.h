@@ -1,25 +1,28 @@
-// Detects memory corruption: bits that flip, between steps, in the weights and the optimizer's state. --check-replicas N turns
-// on two checks.
+// Detects memory corruption: bits of the weights and the optimizer's state that flip between steps. --check-replicas N turns on
+// two checks.
 //
-// Ranks are compared after every Nth step. What several ranks hold must have the same bits on each: weights over data-parallel
-// ranks, norms, biases and shared key/value heads over tensor-parallel ones, a tied embedding at both ends of the pipeline; so
-// must those parts of the optimizer's state that several ranks hold. This finds a rank whose results differ.
-// It does not find most bits that flip:
-//   - With ZeRO-1 a data-parallel rank alone has the fp32 weights and moments of its part. A flipped bit there is updated like
-//     any other, and the new weight goes to all ranks, which then agree on it.
-//   - A weight that flips where another rank updates it is computed with once, then overwritten by what that rank sends.
-//   - What tensor parallelism cuts, without ZeRO and other replicas, is on one rank. So is everything, on one rank.
+// 1. Ranks are compared after every Nth step. Whatever several ranks hold must have the same bits on each: weights over
+//    data-parallel ranks; norms, biases and shared key/value heads over tensor-parallel ranks; a tied embedding at both ends of
+//    the pipeline; and those parts of the optimizer's state that several ranks hold. This finds a rank whose results differ. It
+//    misses most flipped bits:
+//   - With ZeRO-1, only one data-parallel rank has the fp32 weights and moments of its shard. A flipped bit there is updated
+//     like any other, and the new weight goes to all ranks, which then agree on it.
+//   - A weight that flips where another rank updates it is used once, then overwritten by what that rank sends.
+//   - What tensor parallelism splits, without ZeRO and other replicas, is on one rank only. With one rank, everything is.
 //
-// Therefore sums are taken over memory. Nothing stores into it between two updates: what an update has stored must be there
-// when the next one begins, before it is applied, and when a checkpoint is written. And all that a rank holds of the weights
-// must be what their owners have stored. This is done at every step: an update rewrites everything, so that sums only around
-// every Nth would find one of N flips. A flipped bit has then done no more than to spoil a gradient, which is not applied.
+// 2. Therefore checksums are taken over memory. Nothing writes to it between two updates: what an update has stored must still
+//    be there when the next one begins, before it is applied, and when a checkpoint is written. And all weights that a rank
+//    holds must be what their owners have stored. This is done at every step: an update rewrites everything, so checksums
+//    around every Nth update only would find one of N flips. A flipped bit can then only have spoiled a gradient, which is not
+//    applied.
 //
-// The sum is that of 32-bit words, each times an odd number by its place, modulo 2^64. One or two flipped bits always change it
-// (unless 8 GiB lie between them), others but once in 2^32; and it does not depend on the order of adding.
-// Cost a step, whatever the number of micro-batches: twice 12 bytes per parameter of this rank's part are read (8 with both
-// moments in bf16), and with ZeRO 2 of every weight; AdamW moves 28 (20). Two small messages per rank.
-// Not found: what changes between a store and its sum, or is not kept from step to step. For gradients there is
+// The checksum is the sum of 32-bit words, each times an odd number that depends on its index, modulo 2^64. One or two flipped
+// bits always change it (unless 8 GiB lie between them), more do except once in 2^32; and it does not depend on the order of
+// addition.
+// Cost per step, whatever the number of micro-batches: 12 bytes per parameter of this rank's shard are read twice (8 with both
+// moments in bf16), and with ZeRO 2 bytes of every weight; AdamW moves 28 (20). Two small messages per rank.
+// Not found: changes between a store and its checksum, and in memory that is not kept from step to step. For gradients there is
+// --detect-nondeterminism.
 // --detect-nondeterminism.
 #pragma once
 #include <map>
@@ -36,16 +39,16 @@
 
 class MemoryCheck {
 public:
-    // world: null for one rank. Below, memory.params are all weights that this rank holds, the others its parts.
+    // world: null for one rank. Below, memory.params are all weights that this rank holds, the others only its shards.
     MemoryCheck(bool on, be::Ctx& ctx, World* world, const Mesh& mesh, const ParameterTable& table, const Shards& shards)
         : on_(on), ctx_(ctx), world_(world), mesh_(mesh), table_(table), shards_(shards) {}
 
-    // Memory is as it should be: after an update, or when it was loaded.
+    // Takes the checksums of memory in a good state: after an update, or when it was loaded.
     void remember(const Parts& memory) {
         if (on_) stored_ = sums(memory);
     }
 
-    // What is not any more what was stored, and where; empty if all is. To be called by all ranks, when all parameters have
+    // Returns what has changed since it was stored, and where; empty if nothing. Called by all ranks, when all parameters have
     // been gathered.
     std::string change(const Parts& memory) {
         if (!on_) return "";
@@ -73,8 +76,8 @@ public:
         return "";
     }
 
-    // What has other bits on two ranks that hold it; empty if nothing has. To be called by all ranks, when all parameters have
-    // been gathered.
+    // Returns what differs between two ranks that hold it; empty if nothing. Called by all ranks, when all parameters have been
+    // gathered.
     std::string difference(const Parts& memory) const {
         if (!world_) return "";
         struct Seen {
@@ -95,7 +98,7 @@ public:
     }
 
 private:
-    // Of this rank's parts; copies: of all weights that it holds.
+    // Checksums of this rank's shards; copies: of all weights that it holds.
     struct Sums {
         uint64_t weights = 0, lower = 0, m = 0, v = 0, copies = 0;
     };
@@ -118,7 +121,7 @@ private:
         return world_ ? format(" on rank %zu (host %s)", r, world_->hosts()[r].c_str()) : " on this machine";
     }
 
-    // Lines "name of a tensor, what names the same elements on all ranks, CRC-32C".
+    // Lines of "name of a tensor, key that is the same on all ranks for the same elements, CRC-32C".
     std::string hashes(const Parts& memory) const {
         std::string text;
         for (const TensorSpec& t : table_.rows) {
@@ -128,7 +131,7 @@ private:
         }
         return text;
     }
-    // Of elements [begin, begin + n) of a tensor, which the ranks that say the same `holders` hold.
+    // Adds elements [begin, begin + n) of a tensor, held by the ranks that give the same `holders`.
     void add_hashes(std::string& text, const Parts& memory, const TensorSpec& t, size_t begin, size_t n,
                     const std::string& holders) const {
         const auto add = [&](const char* what, const auto* x, size_t from, size_t count) {

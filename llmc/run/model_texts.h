@@ -1,6 +1,5 @@
-// The texts of a model directory: config.json, generation_config.json, and what belongs to the tokenizer. A run that starts
-// from a model keeps what the model came with: the ids that begin, end and pad a text, its chat template, every file of its
-// tokenizer.
+// The text files of a model directory: config.json, generation_config.json, and those of the tokenizer. A run that starts from
+// a model keeps the model's own: the ids that begin, end and pad a text, its chat template, every file of its tokenizer.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -18,11 +17,11 @@
 #include "../base/types.h"
 
 struct ModelTexts {
-    std::map<std::string, std::string> files;  // name -> text, kept in memory: a file may be gone when a checkpoint is due
+    std::map<std::string, std::string> files;                       // name -> text; in memory, as a file may be gone later
     nlohmann::ordered_json ids = nlohmann::ordered_json::object();  // bos_token_id, ... for config.json
-    std::vector<int> end_ids;                                       // tokens with which generated text ends
+    std::vector<int> end_ids;                                       // tokens that end generated text
     std::string bos_token, eos_token;                               // as text
-    bool has_tokenizer = false;                                     // one that this program reads
+    bool has_tokenizer = false;                                     // one that this program can read
 
     size_t bytes() const {
         size_t sum = 0;
@@ -36,7 +35,7 @@ inline constexpr const char* tokenizer_files[] = {
     "merges.txt",        "tokenizer.model",       "sentencepiece.bpe.model", "spiece.model",      "chat_template.jinja",
     "chat_template.json"};
 
-// A number or a list of numbers; null: none.
+// A number or a list of numbers; empty for null.
 inline std::vector<int> token_ids(const nlohmann::ordered_json& config, const char* key, const std::string& source) {
     const nlohmann::ordered_json value = config.value(key, nlohmann::ordered_json());
     std::vector<int> ids;
@@ -50,7 +49,7 @@ inline std::vector<int> token_ids(const nlohmann::ordered_json& config, const ch
     return ids;
 }
 
-// The tokenizer beside a model; null if there is none, or none that this program reads.
+// The tokenizer beside a model; null if there is none that this program can read.
 inline std::unique_ptr<Tokenizer> usable_tokenizer(const std::string& model_dir) {
     try {
         if (std::filesystem::exists(model_dir + "/tokenizer.json"))
@@ -60,7 +59,7 @@ inline std::unique_ptr<Tokenizer> usable_tokenizer(const std::string& model_dir)
     return nullptr;
 }
 
-// Whether a tokenizer is the one beside a model, however the file is written.
+// Whether a tokenizer equals the one beside a model, however its file is written.
 inline bool is_tokenizer_of(const std::string& model_dir, const Tokenizer& given) {
     const std::string beside = model_dir + "/tokenizer.json";
     if (!std::filesystem::exists(beside)) return false;
@@ -69,21 +68,21 @@ inline bool is_tokenizer_of(const std::string& model_dir, const Tokenizer& given
     return own && own->identity().hash == given.identity().hash;
 }
 
-// A model's token ids mean what its own tokenizer says. Refuses another one that gives any of them another text; it may have
-// more tokens. Beside a model whose tokenizer cannot be read there is nothing to compare.
+// A model's token ids have the meaning that its own tokenizer gives them. Refuses another tokenizer in which one of them has
+// another text; it may have more tokens. If the model's tokenizer cannot be read, nothing is compared.
 inline void check_tokenizer_of_model(const std::string& model_dir, const Tokenizer& given) {
     if (model_dir.empty() || is_tokenizer_of(model_dir, given)) return;
     const auto own = usable_tokenizer(model_dir);
     for (int id = 0; own && id < std::min(own->vocab_size(), given.vocab_size()); id++)
         if (own->token_bytes(id) != given.token_bytes(id))
             fail(
-                "the tokenizer %s is not that of the model %s: token %d is '%s' in the first and '%s' in the second; HINT: without "
+                "the tokenizer %s is not that of the model %s: token %d is '%s' in one and '%s' in the other; HINT: without "
                 "--tokenizer the model's own is taken, and data must be prepared with it",
                 given.source().c_str(), model_dir.c_str(), id, given.token_bytes(id).c_str(), own->token_bytes(id).c_str());
 }
 
-// Of the model in `model_dir` (empty: a new one) with this tokenizer (null: none). What the model came with is kept unless the
-// tokenizer is another one than its own.
+// The texts for the model in `model_dir` (empty: a new one) with this tokenizer (null: none). The model's own files are kept
+// unless the tokenizer differs from its own.
 inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tokenizer) {
     namespace fs = std::filesystem;
     ModelTexts t;
@@ -124,7 +123,7 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
     return t;
 }
 
-// The files that make `dir`, which exists, a model directory, but for the weights.
+// Writes all files of a model directory except the weights into `dir`, which exists.
 inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t) {
     using json = nlohmann::ordered_json;
     const auto write_json = [&](const char* name, const json& j) { write_file_atomically(dir + "/" + name, j.dump(2) + "\n"); };
@@ -140,7 +139,7 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
         write_json("generation_config.json", generation);
     }
     if (t.has_tokenizer && !t.files.count("tokenizer_config.json")) {
-        // Without model_input_names transformers 4 hands token_type_ids to the model, which GPT-2 adds to the embeddings.
+        // Without model_input_names, transformers 4 passes token_type_ids to the model, which GPT-2 adds to the embeddings.
         json settings = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                          {"model_max_length", c.T},
                          {"model_input_names", {"input_ids", "attention_mask"}},
@@ -151,8 +150,8 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
     }
 }
 
-// The tokenizer that lies beside a model of this vocabulary; null: there is none that can be used. Tokens need none, so where
-// it is not `needed`, one that this program cannot read is left alone, and said so if `says`.
+// The tokenizer beside a model with this vocabulary; null if there is none that can be used. Tokenized data needs none, so
+// unless it is `needed`, a tokenizer that this program cannot read is ignored, with a warning if `says`.
 inline std::unique_ptr<Tokenizer> tokenizer_of_model(const std::string& dir, int vocabulary, bool needed, bool says) {
     if (!std::filesystem::exists(dir + "/tokenizer.json")) {
         if (needed) fail("%s has no tokenizer.json; HINT: --model DIR of a model with one", dir.c_str());
@@ -165,8 +164,8 @@ inline std::unique_ptr<Tokenizer> tokenizer_of_model(const std::string& dir, int
         if (needed) throw;
         if (says)
             print_line(stderr,
-                       format("warning: the tokenizer beside the model cannot be used: %s. Data that is tokens needs none; "
-                              "samples of text are not possible",
+                       format("warning: the tokenizer beside the model cannot be used: %s. Tokenized data needs none, but "
+                              "samples cannot be generated as text",
                               e.what()));
         return nullptr;
     }

@@ -1,20 +1,20 @@
-// Names of options in other programs (Hugging Face's Trainer, nanoGPT, llm.c, Megatron-LM, Lightning), and what they are here.
-// Who types one is told; none of them is taken.
+// Names of options in other programs (Hugging Face's Trainer, nanoGPT, llm.c, Megatron-LM, Lightning), and their names here.
+// They are not accepted, but their refusal tells the name to use.
 #pragma once
 #include <string>
 
 namespace cli {
 
 struct OtherName {
-    const char* commands;  // where it is looked for
-    const char* names;     // of other programs; without dashes, but for those of a letter or two
+    const char* commands;  // commands to which the entry applies
+    const char* names;     // in other programs; without dashes, except names of one or two letters
     const char* here;
 };
 inline const OtherName other_names[] = {
     // length and batches
     {"train", "learning-rate max-lr peak-lr -l", "the learning rate is --lr"},
     {"train", "batch-size train-batch-size device-batch-size per-device-train-batch-size per-gpu-train-batch-size -b",
-     "--micro-batch-size is what a rank takes at a time, --global-batch-size what a step takes over all ranks"},
+     "--micro-batch-size is per rank and pass, --global-batch-size per step over all ranks"},
     {"eval", "batch-size per-device-eval-batch-size eval-batch-size", "samples at a time are --micro-batch-size"},
     {"train", "gradient-accumulation-steps grad-accum grad-accum-steps accumulate-grad-batches gradient-accumulation",
      "set --global-batch-size to --micro-batch-size x data-parallel ranks x steps of accumulation"},
@@ -54,12 +54,12 @@ inline const OtherName other_names[] = {
     {"train", "output-dir out-dir save save-dir checkpoint-dir ckpt-dir output outdir default-root-dir -o",
      "the directory of a run is --out"},
     {"train", "load load-checkpoint resume-from-checkpoint resume-from init-from checkpoint ckpt-path -y",
-     "--resume auto goes on with the run in --out, --resume DIR from a checkpoint; --model DIR starts a new run from its "
+     "--resume auto resumes the run in --out, --resume DIR from a checkpoint; --model DIR starts a new run from its "
      "weights"},
     {"train", "save-interval save-steps checkpoint-interval checkpoint-every checkpointing-steps -n",
      "checkpoints are written --save-every 500 steps, or 30m"},
     {"train", "save-total-limit keep-last -nk", "the number of checkpoints is --keep"},
-    {"train", "-nm", "checkpoints that stay are --keep-every"},
+    {"train", "-nm", "permanent checkpoints are --keep-every"},
     {"train", "overwrite-output-dir", "nothing is overwritten: give a new --out, or --resume auto"},
     {"train", "exit-duration-in-mins time-limit max-time", "the time limit is --exit-after 5h30m"},
     {"train", "logging-steps log-every log-steps", "steps between lines are --log-interval"},
@@ -88,7 +88,7 @@ inline const OtherName other_names[] = {
     {"train", "rope-theta rope-base rotary-theta", "the base of rotary positions is --rotary-base"},
     {"train", "use-rotary-position-embeddings use-rope rope", "rotary positions are --position-embedding-type rope"},
     {"train", "rms-norm-eps layer-norm-eps layernorm-epsilon layer-norm-epsilon", "the epsilon of norms is --norm-epsilon"},
-    {"train", "initializer-range init-std", "the spread of initial weights is --init-method-std"},
+    {"train", "initializer-range init-std", "the standard deviation of initial weights is --init-method-std"},
     {"train", "dropout attn-dropout resid-dropout embd-dropout", "there is no dropout"},
     {"train", "tie-word-embeddings tie-embeddings",
      "embedding and output layer share weights but in Llama's family: "
@@ -104,31 +104,31 @@ inline const OtherName other_names[] = {
     {"train prepare",
      "tokenizer-name tokenizer-model tokenizer-type tokenizer-path tokenizer-name-or-path vocab-file merge-file",
      "a tokenizer.json, or its directory, is --tokenizer"},
-    {"train", "num-workers dataloader-num-workers", "data are read from mapped files; there are no workers"},
+    {"train", "num-workers dataloader-num-workers", "data is read from memory-mapped files; there are no workers"},
     {"prepare", "text-column text-key key field", "the key of the text is --json-keys"},
     // machines
     {"train",
      "gradient-checkpointing activation-checkpointing recompute-activations checkpoint-activations "
      "use-activation-checkpointing -r",
-     "activations are computed again with --recompute-granularity selective or full"},
+     "recomputation is --recompute-granularity selective or full"},
     {"train", "num-gpus ngpu n-gpus gpus devices nproc-per-node nproc num-processes nnodes num-nodes world-size",
      "ranks are started around the program: mpirun -n 8 train_gpt train ...; --world plans for ranks that are not there"},
     {"train", "data-parallel-size dp-size dp", "data-parallel ranks are what --tp and --pp leave of all ranks"},
     {"train generate eval", "tensor-parallel-size tp-size tensor-parallel model-parallel-size",
-     "ranks that share matrices are --tensor-model-parallel-size"},
+     "tensor parallelism is --tensor-model-parallel-size"},
     {"train generate eval", "pipeline-parallel-size pp-size pipeline-parallel", "stages are --pipeline-model-parallel-size"},
     {"train", "num-layers-per-virtual-pipeline-stage",
      "--num-virtual-stages-per-pipeline-rank says how many groups of layers a rank has, not how large they are"},
     {"train", "context-parallel-size cp", "there is no context parallelism"},
-    {"train", "use-distributed-optimizer", "sharing the optimizer's state is the default (--zero 1)"},
+    {"train", "use-distributed-optimizer", "sharding the optimizer's state is the default (--zero 1)"},
     {"train", "zero-stage deepspeed fsdp deepspeed-config -z",
-     "--zero 1 shares the optimizer's state over ranks; there are no higher stages"},
+     "--zero 1 shards the optimizer's state over ranks; there are no higher stages"},
     {"train", "grad-reduce-in-bf16", "gradients are stored, and sent between ranks, in bf16 with --main-grads-dtype bf16"},
     {"train", "accumulate-allreduce-grads-in-fp32", "gradients are summed in fp32 unless --main-grads-dtype bf16 is given"},
-    {"train", "overlap-grad-reduce overlap-param-gather", "messages overlap with computing unless --no-overlap is given"},
+    {"train", "overlap-grad-reduce overlap-param-gather", "communication overlaps with computation unless --no-overlap"},
     {"train generate eval",
      "use-flash-attn flash-attn flash-attention use-flash-attention attn-implementation attention-backend",
-     "attention never keeps its matrix; there is nothing to choose"},
+     "attention is always flash attention; there is nothing to choose"},
     {"train generate eval", "compile torch-compile use-compile", "the program is compiled already; there is nothing to choose"},
     // writing
     {"generate", "length max-length max-tokens n-predict num-tokens n-tokens", "the most tokens to write are --max-new-tokens"},
@@ -140,7 +140,7 @@ inline const OtherName other_names[] = {
      "the model's directory, or a run's, is --model"},
 };
 
-// What an option of another program is here; empty: it is none that we know.
+// The advice on an option of another program; empty if it is not known.
 inline std::string advice_on(const std::string& command, const std::string& name) {
     const auto has = [](const std::string& list, const std::string& word) {
         return (" " + list + " ").find(" " + word + " ") != std::string::npos;

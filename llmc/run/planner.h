@@ -1,26 +1,25 @@
-// How long a step of training takes on ranks that are not there: a model of compute, communication and pipeline in a few
-// figures of the hardware, for --dry-run --world N and for choosing a layout. Pure functions; nothing here communicates or
+// Predicts the time of a training step on ranks that do not exist here: a model of computation, communication and pipeline with
+// a few hardware figures, for --dry-run --world N and for choosing a layout. Pure functions; nothing here communicates or
 // measures.
 //
-//   pass of a stage   FLOPs / (peak * efficiency) + its tensor parallel communication, which nothing hides
+//   pass of a stage   FLOPs / (peak * efficiency) + its tensor-parallel communication, which is not overlapped
 //   pipeline          simulate_pipeline (pipeline.h) with these passes and the time of a message: bubble and uneven stages
-//   step              pipeline + what of the data parallel communication is not hidden + both ends of a tied embedding + update
-// Collectives are rings: of n ranks each sends (n - 1) / n of the tensor in a gather or a reduce-scatter, twice that in an
-// all-reduce, at the rate of the slowest link on the ring. A ring with k ranks on each node it passes uses the k network ports
-// of these ranks. Ranks lie as in mesh.h: tp within a node, then dp, then pp. What this program sends, per layer and
-// micro-batch in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6 with sequence parallelism, which gathers the
+//   step              pipeline + exposed data-parallel communication + both ends of a tied embedding + update
+// Collectives are rings: each of n ranks sends (n - 1) / n of the tensor in a gather or a reduce-scatter, twice that in an
+// all-reduce, at the bandwidth of the slowest link on the ring. A ring with k ranks on each node it passes uses the k network
+// ports of these ranks. Ranks are placed as in mesh.h: tp within a node, then dp, then pp. Communication per layer and
+// micro-batch, in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6 with sequence parallelism, which gathers the
 // inputs of two matrices again for their weights' gradients; 4 more with full recomputation.
 //
-// Assumed hidden: gradients on their way behind the backward pass of the last micro-batch, all but their last bucket; new
-// parameters behind the update of the next bucket, all but the last; of pipeline messages all that does not make a rank wait.
-// With --zero 0 nothing of the data parallel communication is hidden, as the program is.
-// Left out: latency, which counts for small models on many ranks; ranks that are slower than others, contention between nodes,
-// reading data, checkpoints, the smaller batches of a ramp-up; norms' gradients and loss statistics over tp (below 0.1% of its
-// bytes).
+// Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
+// the update of the next bucket, except the last; pipeline messages as far as no rank waits for them. With --zero 0 no
+// data-parallel communication overlaps, as in the program.
+// Left out: latency, which matters for small models on many ranks; ranks slower than others, contention between nodes, reading
+// data, checkpoints, the smaller batches of a ramp-up; norms' gradients and loss statistics over tp (below 0.1% of its bytes).
 //
-// The efficiency is that of one GPU in whole layers, so that norms and activations are part of it. 0.55 of an A100's peak
-// follows from the times of a layer in arXiv:2205.05198; with it the steps of MT-NLG, BLOOM and others come out within 15% of
-// the published ones (test/test_planner.cpp). It differs between programs and widths (0.65 and more for 20480): measure.
+// The efficiency is that of one GPU for whole layers, which includes norms and activations. 0.55 of an A100's peak follows from
+// the times of a layer in arXiv:2205.05198; with it, the steps of MT-NLG, BLOOM and others come out within 15% of the published
+// ones (test/test_planner.cpp). It differs between programs and widths (0.65 and more for 20480): measure.
 //
 // Layout and message sizes: Narayanan et al., arXiv:2104.04473. Activations: Korthikanti et al., arXiv:2205.05198. ZeRO:
 // arXiv:1910.02054.
@@ -43,8 +42,9 @@
 #include "../base/terminal.h"
 
 // ---- hardware --------------------------------------------------------------------------------------------------------------
-// The peak of a GPU in dense bf16 products with fp32 sums, in TFLOP/s, by what its driver calls it: vendors' figures. 0: not
-// known. The first row whose words are all in the name counts. GPUs from compute capability 8.9 on do twice that in FP8.
+// The peak of a GPU for dense bf16 products with fp32 sums, in TFLOP/s, by the name that its driver reports: vendors' figures.
+// 0: not known. The first row whose words all occur in the name counts. GPUs from compute capability 8.9 on reach twice that in
+// FP8.
 inline double gpu_tflops(const std::string& name) {
     struct Row {
         const char *word, *other;  // other: another word, or ""
@@ -59,7 +59,8 @@ inline double gpu_tflops(const std::string& name) {
         {"RTX 3090", "", 71},       {"RTX 4090", "", 165.2}, {"RTX 5090", "", 209.5}, {"RTX A6000", "", 154.8},
         {"RTX 6000", "Ada", 364.2}, {"MI300X", "", 1307},
     };
-    // Words are whole: the L4 is not the L40. A GeForce's name ends with its number, or it is another: RTX 4090 Laptop GPU.
+    // Only whole words match: the L4 is not the L40. A GeForce's name must end with its number, or it is another one: RTX 4090
+    // Laptop GPU.
     const auto has = [&](const std::string& word, bool last) {
         const size_t at = name.find(word), end = at + word.size();
         return at != std::string::npos && (at == 0 || !isalnum((unsigned char)name[at - 1])) &&
@@ -70,12 +71,12 @@ inline double gpu_tflops(const std::string& name) {
     return 0;
 }
 
-// Vendors' figures: the peak above; memory and its rate; links of one GPU each way, within a node and between nodes in the
-// usual machine of its time (8 ports of 200 Gb/s a node for A100, of 400 Gb/s for the others).
+// Vendors' figures: the peak above; memory and its bandwidth; links of one GPU each way, within a node and between nodes of the
+// usual machine of its generation (8 ports per node of 200 Gb/s for A100, of 400 Gb/s for the others).
 struct Device {
     const char* name;
     double tflops, memory_gib, memory_gbs, intra_gbs, inter_gbs;
-    int capability;  // of CUDA
+    int capability;  // CUDA compute capability
 };
 
 inline const std::vector<Device>& devices() {
@@ -83,7 +84,7 @@ inline const std::vector<Device>& devices() {
         {"a100", gpu_tflops("A100"), 80, 2039, 300, 25, 80},      // SXM, 80 GB; NVLink 3
         {"h100", gpu_tflops("H100"), 80, 3350, 450, 50, 90},      // SXM; NVLink 4
         {"h200", gpu_tflops("H200"), 140, 4800, 450, 50, 90},     // SXM, 141 GB
-        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50, 100},    // as its driver shows of 192 GB; NVLink 5
+        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50, 100},    // as shown by its driver, of 192 GB; NVLink 5
         {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50, 90}  // 7 links of 64 GB/s
     };
     return rows;
@@ -100,18 +101,18 @@ inline Device find_device(const std::string& name) {
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
-// Bytes per parameter and rank of parameters, gradients, and what AdamW has besides: both moments and, in bf16, the lower
-// halves of the weights; 6 + 10 / dp with bf16, gradients and moments in fp32 and ZeRO-1.
+// Bytes per parameter and rank of parameters, gradients, and AdamW's state: both moments and, in bf16, the lower halves of the
+// weights; 6 + 10 / dp with bf16, gradients and moments in fp32 and ZeRO-1.
 inline double state_bytes_per_parameter(size_t bytes_per_element, size_t gradient_bytes, size_t moment_bytes, int zero,
                                         int dp) {
     const double optimizer = (bytes_per_element < 4 ? 2 : 0) + (double)moment_bytes;
     return (double)(bytes_per_element + gradient_bytes) + optimizer / (zero ? dp : 1);
 }
 
-// Activations that a layer keeps for backward, in bytes, per rank: the formulas of arXiv:2205.05198 for a GPT block with
-// dropout, 16-bit elements, heads a, width h, sequence s, micro-batch b and t tensor parallel ranks. Its "selective" computes
-// attention's T x T matrices again. This program's attention never stores them, and its "selective" drops norms and
-// activations: the memory table of --dry-run has what it really holds. For comparison of techniques.
+// Activations that a layer stores for backward, in bytes per rank: the formulas of arXiv:2205.05198 for a GPT block with
+// dropout, 16-bit elements, heads a, width h, sequence s, micro-batch b and t tensor-parallel ranks. Its "selective" recomputes
+// attention's T x T matrices. This program's attention never stores them, and its "selective" recomputes norms and activations:
+// the memory table of --dry-run has the actual sizes. For comparing techniques.
 inline double activation_bytes_per_layer(double s, double b, double h, double a, double t, bool sequence_parallel,
                                          const std::string& recompute) {
     const double scores = recompute == "none" ? 5 * a * s / h : 0;  // softmax, its mask, its dropout
@@ -122,22 +123,22 @@ inline double activation_bytes_per_layer(double s, double b, double h, double a,
 
 // ---- the plan --------------------------------------------------------------------------------------------------------------
 struct PlanInput {
-    ModelConfig c;  // with its padded vocabulary
+    ModelConfig c;  // with padded vocabulary
     int world = 1, tp = 1, pp = 1, vpp = 1;
-    bool sequence_parallel = true;  // where tp > 1
+    bool sequence_parallel = true;  // if tp > 1
     int zero = 1;
     int B = 1, T = 0;  // micro-batch, sequence
     int64_t global_batch = 0;
     std::string recompute = "none";
-    std::vector<int> layers;      // of each virtual stage; empty: evened out
+    std::vector<int> layers;      // of each virtual stage; empty: balanced
     int64_t bucket_elements = 0;  // parameters per data parallel message; 0: max(40M, 1M dp)
     size_t bytes_per_element = 2, gradient_bytes = 4;
-    size_t moment_bytes = 8;                            // of both moments of a parameter
+    size_t moment_bytes = 8;                            // of both moments, per parameter
     AttentionCount attention = AttentionCount::causal;  // what the kernels compute
 
     std::string device = "h100";  // for the table only; its figures follow
     double tflops = 989, efficiency = 0.55, memory_gbs = 3350;
-    double layer_speedup = 1;  // of the layers in FP8, against bf16
+    double layer_speedup = 1;  // of layers in FP8 over bf16
     int node_size = 8;
     double intra_gbs = 450, inter_gbs = 50;
 };
@@ -145,21 +146,21 @@ struct PlanInput {
 // A virtual stage on one rank.
 struct StagePlan {
     int layers = 0;
-    double parameters = 0;                         // with padding, and the head where it is a copy of the embedding
-    double forward_flops = 0, backward_flops = 0;  // per micro-batch, recomputation included; the head runs with backward
-    double head_flops = 0;                         // of those, the head's
+    double parameters = 0;                         // with padding, and with the copy of a tied embedding
+    double forward_flops = 0, backward_flops = 0;  // per micro-batch, with recomputation; the head counts as backward
+    double head_flops = 0;                         // the head's part of them
     int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
     double forward_seconds = 0, backward_seconds = 0;
 };
 
-// What the busiest rank sends in a step.
+// What the busiest rank sends per step.
 struct Traffic {
     double bytes = 0;
     int64_t messages = 0;
     bool between_nodes = false;
-    double gbs = 0;      // at which it goes
-    double seconds = 0;  // if nothing were hidden
-    double exposed = 0;  // of it, in the step's time
+    double gbs = 0;      // bandwidth
+    double seconds = 0;  // without overlap
+    double exposed = 0;  // the part that does not overlap
 };
 
 struct Plan {
@@ -168,9 +169,9 @@ struct Plan {
     int64_t micro_batches = 0;
     std::vector<StagePlan> stages;  // virtual ones, in the order of the model
     Traffic tensor, pipeline, data, embedding;
-    double ideal_bubble = 0, bubble = 0;  // of equal stages; simulated: idle by working time
+    double ideal_bubble = 0, bubble = 0;  // of equal stages; simulated: idle over working time
     double pipeline_seconds = 0, update_seconds = 0, step_seconds = 0;
-    // Per GPU: model FLOPs with half of attention's scores or with all of them, as Megatron-LM logs; all that is computed.
+    // Per GPU: model FLOPs with half of attention's scores, or with all of them, as Megatron-LM logs; all computed FLOPs.
     double model_tflops_causal = 0, model_tflops_full = 0, hardware_tflops = 0;
     double tokens_per_second = 0;
 
@@ -181,14 +182,14 @@ namespace detail {
 
 struct Link {
     bool between_nodes;
-    double gbs;  // of each rank in a ring
+    double gbs;  // per rank in a ring
 };
 
-// The slowest link among `size` ranks that lie `stride` apart, in any group of the grid.
+// The slowest link between `size` ranks that are `stride` apart, in any group of the grid.
 inline Link slowest_link(const PlanInput& in, int size, int stride) {
     const int span = size * stride;
     if (in.world <= in.node_size || in.node_size % span == 0) return {false, in.intra_gbs};
-    // Ranks of the group on each node; where groups and nodes do not fit into each other, a node may have but one.
+    // Ranks of the group on each node; where groups and nodes do not align, a node may have only one.
     const int here = in.node_size % stride == 0 && span % in.node_size == 0 ? std::max(1, in.node_size / stride) : 1;
     return {true, std::min(in.intra_gbs, here * in.inter_gbs)};
 }
@@ -209,7 +210,7 @@ inline void check_plan(const PlanInput& in) {
         fail("recompute-granularity is '%s'; it must be none, selective or full", in.recompute.c_str());
 }
 
-// The virtual stages of rank 0 of each tp group; `layers` of each.
+// The virtual stages of rank 0 of each tp group, with `layers` layers each.
 inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh, const std::vector<int>& layers) {
     const ModelConfig& c = in.c;
     const double N = (double)in.B * in.T;
@@ -258,7 +259,7 @@ inline Plan make_plan(const PlanInput& in) {
     const int last = (int)p.stages.size() - 1;
     const double N = (double)in.B * in.T, m = (double)p.micro_batches, giga = 1e9;
 
-    // Passes: computing, then waiting for the other tp ranks.
+    // Passes: computation, then communication with the other tp ranks.
     const detail::Link tp_link = detail::slowest_link(in, in.tp, 1);
     const double half = N * in.c.C * in.bytes_per_element * (in.tp - 1) / in.tp;  // bytes that a rank sends
     const double rate = in.tflops * 1e12 * in.efficiency;
@@ -271,7 +272,7 @@ inline Plan make_plan(const PlanInput& in) {
         forward.push_back(s.forward_seconds), backward.push_back(s.backward_seconds);
     }
 
-    // The pipeline. A message goes from one rank to one other, through the port of the sender.
+    // The pipeline. A message goes from one rank to another through the port of the sender.
     const bool pp_between = detail::slowest_link(in, in.pp, in.tp * dp).between_nodes;
     const double message = in.pp > 1 ? N * in.c.C * in.bytes_per_element / (cut ? in.tp : 1) : 0;
     p.pipeline.between_nodes = pp_between, p.pipeline.gbs = pp_between ? in.inter_gbs : in.intra_gbs;
@@ -284,7 +285,7 @@ inline Plan make_plan(const PlanInput& in) {
     p.ideal_bubble = bubble_fraction(in.pp, in.vpp, (int)p.micro_batches);
     p.pipeline.exposed = in.pp > 1 ? timeline.total - simulate(0).total : 0;
 
-    // Each rank of the pipeline: what it sends, and what it does after its last pass. The slowest one decides.
+    // Each pipeline rank: what it sends, and what it does after its last pass. The slowest one decides.
     const detail::Link dp_link = detail::slowest_link(in, dp, in.tp);
     const double bucket = in.bucket_elements ? (double)in.bucket_elements : std::max(40e6, 1e6 * dp);
     p.tensor.between_nodes = tp_link.between_nodes, p.tensor.gbs = tp_link.gbs;
@@ -307,12 +308,12 @@ inline Plan make_plan(const PlanInput& in) {
         const double scatter = of_gradient * parameters * part / (dp_link.gbs * giga);
         const double gather = (in.zero ? (double)in.bytes_per_element : of_gradient) * parameters * part /
                               (dp_link.gbs * giga);  // of gradients, without ZeRO
-        // AdamW reads and writes fp32 weights (8) and moments and reads gradients; clearing gradients and their norm (of a
-        // rank's own) pass over memory, too.
+        // AdamW reads and writes fp32 weights (8) and moments, and reads gradients; clearing gradients and computing the norm
+        // of a rank's own ones also pass over memory.
         const double own = parameters / (in.zero ? dp : 1), moments = 2 * (double)in.moment_bytes;
         const double update =
             (own * (8 + moments + of_gradient) + of_gradient * parameters * (1 + 1.0 / dp)) / in.memory_gbs / giga;
-        // Work hides communication beside it, but for the last bucket.
+        // Communication overlaps with work, except its last bucket.
         const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
         const double beside = backward[(size_t)virtual_stage(in.pp, rank, 0)];  // of the last micro-batch
         const double waiting = in.zero ? exposed(scatter, beside) + exposed(gather, update) : scatter + gather;
@@ -360,13 +361,13 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     return in;
 }
 
-// Bytes of memory that a planned GPU has.
+// Memory of a planned GPU, in bytes.
 inline double planned_memory_bytes(const TrainOptions& o) {
     return o.device_memory_gib.value_or(find_device(o.device).memory_gib) * 1024 * 1024 * 1024;
 }
 
-// Options that would make a run fit into `most` bytes of a rank, those that change least first. bytes_of(options, ranks): what
-// they need on the fullest rank; an Error: they cannot be.
+// Changes of options that make a run fit into `most` bytes per rank, least intrusive first. bytes_of(options, ranks): memory of
+// the fullest rank; throws Error if the combination is invalid.
 struct Remedy {
     std::string options;
     double bytes;
@@ -388,7 +389,7 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
         while ((p.micro_batch_size /= 2) > 0)
             if (fits(words + micro_batch(p), p, ranks)) return;
     };
-    TrainOptions least = o;  // what needs the least memory on these ranks, but for the micro-batch
+    TrainOptions least = o;  // the least memory on these ranks, apart from the micro-batch
     std::string words;
     if (memory_is_host && !o.save_in_foreground) {
         least.save_in_foreground = true, words += "--save-in-foreground ";
@@ -418,7 +419,7 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
         if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
     }
     if (memory_is_host) return found;
-    // More GPUs: the fewest that do, shared by data (ZeRO), tensor or pipeline parallelism.
+    // More GPUs: the fewest that suffice, split by data (ZeRO), tensor or pipeline parallelism.
     for (int more = 2; more <= 1024; more *= 2) {
         const size_t before = found.size();
         for (int tp = 1; tp <= more && tp * o.tensor_model_parallel_size <= std::min(8, o.node_size); tp *= 2)
@@ -439,7 +440,7 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
 template <class Rows>
 void add_rows(Rows& t, const Plan& p, double tokens) {
     const PlanInput& in = p.in;
-    const auto seconds = [](double s) {  // three digits; human_duration is for people who wait
+    const auto seconds = [](double s) {  // three digits, more precise than human_duration
         const double x = s >= 0.9995 ? s : s >= 0.9995e-3 ? s * 1e3 : s * 1e6;
         return format("%.*f %s", x < 9.995 ? 2 : x < 99.95 ? 1 : 0, x, x == s ? "s" : s >= 0.9995e-3 ? "ms" : "us");
     };
@@ -465,10 +466,10 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
                                                     100 * (fastest->forward_seconds + fastest->backward_seconds) /
                                                         (slowest->forward_seconds + slowest->backward_seconds))
                                                  .c_str()));
-    traffic("tensor parallel, per rank", p.tensor, "not hidden");
+    traffic("tensor parallel, per rank", p.tensor, "not overlapped");
     traffic("pipeline, per rank", p.pipeline, "waited for");
-    traffic("data parallel, per rank", p.data, "not hidden");
-    traffic("tied embedding, per rank", p.embedding, "not hidden");
+    traffic("data parallel, per rank", p.data, "not overlapped");
+    traffic("tied embedding, per rank", p.embedding, "not overlapped");
     if (in.pp > 1)
         t.row("bubble", format("%.1f%%; with equal stages and no messages %.1f%%", 100 * p.bubble, 100 * p.ideal_bubble));
     t.row("step", format("%s: passes %s, data parallel %s, update %s", seconds(p.step_seconds).c_str(),

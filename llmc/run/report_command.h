@@ -1,5 +1,5 @@
-// train_gpt report RUN ...: the page of a run again, or several runs on one page. Reads their log.jsonl, of runs that are still
-// going on too, and writes nothing but the page.
+// train_gpt report RUN ...: the report of a run again, or a comparison of several. Reads their log.jsonl, of running runs too,
+// and writes nothing but the page.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -11,7 +11,7 @@
 #include "../report/report.h"
 #include "../base/terminal.h"
 
-// The log of a run that is given by its output directory, its log.jsonl or its report.html.
+// The log of a run, given by its output directory, its log.jsonl or its report.html.
 inline std::string log_of_run(const std::string& given) {
     namespace fs = std::filesystem;
     const bool directory = fs::is_directory(given), page = fs::path(given).extension() == ".html";
@@ -24,7 +24,7 @@ inline std::string log_of_run(const std::string& given) {
     fail("there is no %s; HINT: give a run by the directory that was its --out", given.c_str());
 }
 
-// Names that tell the runs apart: a run's own, or where another has the same, how it was given.
+// Names that distinguish the runs: a run's own or, if another has the same, the path by which it was given.
 inline std::vector<std::string> names_of_runs(const std::vector<RunLog>& logs, const std::vector<std::string>& given) {
     std::vector<std::string> names;
     for (size_t i = 0; i < logs.size(); i++) {
@@ -40,21 +40,20 @@ inline std::vector<std::string> names_of_runs(const std::vector<RunLog>& logs, c
 inline int report_command(const ReportOptions& o) {
     namespace fs = std::filesystem;
     constexpr size_t most = 32;
-    Strings given_runs = o.runs;  // a pattern such as runs/* may have found the page of the last time
+    Strings given_runs = o.runs;  // a pattern such as runs/* may match the page of an earlier call
     given_runs.erase(std::remove(given_runs.begin(), given_runs.end(), o.output), given_runs.end());
-    if (given_runs.empty())
-        fail_usage("no run is given; HINT: train_gpt report RUN writes the page of the run with --out RUN again");
+    if (given_runs.empty()) fail_usage("no run is given; HINT: train_gpt report RUN rewrites the report of the run in RUN");
     if (given_runs.size() > most) fail_usage("%zu runs are given; a page shows at most %zu", given_runs.size(), most);
     std::vector<RunLog> logs;
     std::vector<NamedRun> runs;
-    time_t newest = 0;  // when a run last wrote
+    time_t newest = 0;  // time of the newest record
     for (const std::string& given : given_runs) {
         const std::string log = log_of_run(given);
         int64_t others = 0;
         logs.push_back(read_log(log, &others));
         if (others > 0)
-            print_line(stderr, format("warning: %s lines of %s are no records of a run: passed over",
-                                      with_commas(others).c_str(), log.c_str()));
+            print_line(stderr, format("warning: %s lines of %s are not records of a run: ignored", with_commas(others).c_str(),
+                                      log.c_str()));
         struct stat st;
         if (stat(log.c_str(), &st) == 0) newest = std::max(newest, st.st_mtime);
     }
@@ -67,7 +66,7 @@ inline int report_command(const ReportOptions& o) {
     if (std::error_code error; fs::exists(path, error)) {
         std::string start(page_start.size(), ' ');
         if (std::ifstream(path).read(start.data(), (std::streamsize)start.size()), start != page_start)
-            fail("%s is there and is no report; HINT: give another --output", path.c_str());
+            fail("%s exists and is not a report; HINT: give another --output", path.c_str());
     }
     write_file_atomically(path, runs.size() > 1 ? render_comparison(runs, time(nullptr))
                                                 : render_report(logs[0], newest, o.output.empty() ? 10 : 0));

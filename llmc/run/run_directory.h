@@ -1,13 +1,13 @@
-// The output directory of a run, OUT: who may write there, which checkpoints it holds, and what may be removed.
+// The output directory of a run, OUT: which process may write there, which checkpoints it holds, and what may be removed.
 //   step_00000100/          a checkpoint (checkpoint.h), written as .step_00000100.tmp and renamed when it is complete
-//   latest                  a symbolic link to the checkpoint that a resumed run goes on from
+//   latest                  a symbolic link to the checkpoint from which a run resumes
 //   log.jsonl, report.html, loss.svg, .lock, .ranks (what each of several ranks is doing, world.h)
 //
 //   RunLock                 one run per directory
 //   find_checkpoints, checkpoints_to_try, model_directory, verify_checkpoint, make_latest, prune
-//   remove_leftovers        what a killed process of ours has left
-//   make_room_for_new_run   without deleting what has the names of its files
-// A directory may hold files of the user's as well: nothing is removed but what has exactly a name of ours.
+//   remove_leftovers        removes the temporary files of killed processes of this program
+//   make_room_for_new_run   renames what has the names of a new run's files, without deleting
+// The directory may also hold the user's files: only exact names of this program are ever removed.
 #pragma once
 #include <sys/file.h>
 
@@ -29,7 +29,7 @@ inline std::string step_directory(const std::string& out, int64_t step) { return
 inline std::string ranks_file(const std::string& out) { return out + "/.ranks"; }
 inline std::string state_file(const std::string& dir) { return dir + "/training/state.json"; }
 
-// The step of a checkpoint's name; -1 for any other name, also for one that only looks like it (step_7, step_00000007.bak).
+// The step in a checkpoint's name; -1 for any other name, even a similar one (step_7, step_00000007.bak).
 inline int64_t step_of_name(const std::string& name) {
     long long step = -1;
     return sscanf(name.c_str(), "step_%lld", &step) == 1 && step >= 0 && name == step_name(step) ? step : -1;
@@ -47,14 +47,14 @@ inline std::vector<int64_t> find_checkpoints(const std::string& out) {
     return steps;
 }
 
-// Sets aside what has the name of a file that a new run writes.
+// Renames existing files that have the names of a new run's files.
 inline void make_room_for_new_run(const std::string& out) {
     for (const char* file : {"/log.jsonl", "/report.html", "/loss.svg"}) set_aside(out + file);
 }
 
 // ---- which checkpoint ------------------------------------------------------------------------------------------------------
-// What is wrong with a checkpoint, or "": it is as its manifest says, and the manifest lists every file that a resumed run
-// reads. Of `ranks` that all ask, each compares the checksums of its share of the files.
+// What is wrong with a checkpoint, or "": it must match its manifest, and the manifest must list every file that a resumed run
+// reads. Called with `ranks`, each rank compares the checksums of its share of the files.
 inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int ranks = 1) {
     if (const std::string problem = verify_directory(dir, rank, ranks); !problem.empty()) return problem;
     const std::string manifest = dir + "/" + manifest_name;
@@ -87,7 +87,7 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
     return "";
 }
 
-// The step that OUT/latest names, however the link is spelled; -1 if it names none.
+// The step that OUT/latest points to, however the link is spelled; -1 if it points to none.
 inline int64_t latest_step(const std::string& out) {
     namespace fs = std::filesystem;
     std::error_code error;
@@ -96,8 +96,8 @@ inline int64_t latest_step(const std::string& out) {
     return step_of_name(named.filename().string());
 }
 
-// The checkpoints to go on from, best first: the one OUT/latest names, those before it, newest first, then those after it,
-// newest first (they were given up for an older one by --resume DIR, or a kill kept them from becoming the latest).
+// The checkpoints to resume from, best first: the one that OUT/latest points to, those before it, newest first, then those
+// after it, newest first (--resume DIR abandoned them for an older one, or a kill kept them from becoming the latest).
 inline Strings checkpoints_to_try(const std::string& out) {
     std::vector<int64_t> steps = find_checkpoints(out);
     const int64_t latest = latest_step(out);
@@ -107,18 +107,18 @@ inline Strings checkpoints_to_try(const std::string& out) {
     return directories;
 }
 
-// The model that a path names: what lies there, or the checkpoint to go on from of a run's output directory.
+// The model that a path names: the path itself, or the checkpoint to resume from in a run's output directory.
 inline std::string model_directory(const std::string& path) {
     if (std::filesystem::exists(path + "/config.json")) return path;
     const Strings checkpoints = checkpoints_to_try(path);
     if (checkpoints.empty() && !std::filesystem::exists(path))
-        fail("%s is not there; HINT: a model is a Hugging Face directory, or the output directory of a run", path.c_str());
+        fail("%s does not exist; HINT: a model is a Hugging Face directory, or the output directory of a run", path.c_str());
     return checkpoints.empty() ? path : checkpoints[0];
 }
 
 // In a copy of a run that followed links (cp -rL, rsync -L), `latest` is a directory: the checkpoint itself, or a second copy
-// of it. It gets its own name if that is free, and is set aside otherwise; a link takes its place. Returns what was done, or
-// "".
+// of it. It is renamed to its checkpoint's name if that is free, or else to an unused name, and replaced by a link. Returns
+// what was done, or "".
 inline std::string adopt_copied_latest(const std::string& out) {
     namespace fs = std::filesystem;
     const std::string latest = out + "/latest";
@@ -128,19 +128,19 @@ inline std::string adopt_copied_latest(const std::string& out) {
     int64_t step = -1;
     try {
         step = read_json(state_file(latest)).value("step", (int64_t)-1);
-    } catch (const std::exception&) {  // it is no checkpoint
+    } catch (const std::exception&) {  // not a checkpoint
     }
     const std::string dir = step_directory(out, step);
     std::string done;
     if (step >= 0 && !fs::exists(fs::symlink_status(dir, error)) && verify_checkpoint(latest).empty() &&
         rename(latest.c_str(), dir.c_str()) == 0)
         done = latest + " was a copied checkpoint, and is now " + dir;
-    else done = latest + " was no link, and is now " + set_aside(latest);
+    else done = latest + " was not a link, and is now " + set_aside(latest);
     if (step >= 0 && fs::exists(dir)) point_link(latest, step_name(step));
     return done;
 }
 
-// Points OUT/latest at a checkpoint of that directory, written just now or gone on from; those after it count no more.
+// Points OUT/latest at a checkpoint of that directory, just written or resumed from; later ones are disregarded from then on.
 inline void make_latest(const std::string& out, const std::string& dir) {
     const std::filesystem::path real = std::filesystem::canonical(dir);
     if (real.parent_path() != std::filesystem::canonical(out)) return;
@@ -150,8 +150,8 @@ inline void make_latest(const std::string& out, const std::string& dir) {
 
 // ---- what may be removed ---------------------------------------------------------------------------------------------------
 // Of the checkpoints up to `step`, removes all but the newest `keep` and those at multiples of `keep_every` (0: none). keep 0
-// keeps all. The one that `latest` names stays as long as it does. Those after `step` are of another course of the run, or
-// damaged: they take no place and are left alone; so is a directory without a manifest, which is no checkpoint of ours.
+// keeps all. The one that `latest` points to is never removed. Those after `step` belong to an abandoned course of the run or
+// are damaged: they do not count and are left alone; so is a directory without a manifest, which is not a checkpoint.
 inline void prune(const std::string& out, int64_t step, int64_t keep, int64_t keep_every) {
     std::error_code ignored;
     const int64_t latest = latest_step(out);
@@ -164,7 +164,7 @@ inline void prune(const std::string& out, int64_t step, int64_t keep, int64_t ke
                 steps.end());
     for (size_t i = (size_t)keep; keep > 0 && i < steps.size(); i++) {
         if ((keep_every > 0 && steps[i] % keep_every == 0) || steps[i] == latest) continue;
-        // Renamed first, so that a kill in the middle leaves no directory that looks like a checkpoint.
+        // Renamed first, so that a kill in between leaves no directory that looks like a checkpoint.
         const std::string gone = out + "/" + hidden(step_name(steps[i]), ".old");
         std::filesystem::remove_all(gone, ignored);
         std::filesystem::rename(step_directory(out, steps[i]), gone, ignored);
@@ -172,7 +172,7 @@ inline void prune(const std::string& out, int64_t step, int64_t keep, int64_t ke
     }
 }
 
-// Whether a name in OUT is that of something a process of ours leaves there when it is killed while it writes.
+// Whether a name in OUT is that of a temporary file or directory of this program, left by a killed process.
 inline bool is_leftover(const std::string& name, std::filesystem::file_type type) {
     const auto without = [&](const std::string& start, const std::string& end) -> std::string {
         const bool both = name.size() > start.size() + end.size() && name.compare(0, start.size(), start) == 0 &&
@@ -198,8 +198,8 @@ inline void remove_leftovers(const std::string& out) {
 }
 
 // ---- one run per directory -------------------------------------------------------------------------------------------------
-// Holds OUT/.lock for the life of the process; a second run in the same directory is refused. A directory that was made for a
-// run which is then refused goes again.
+// Holds OUT/.lock for the life of the process; a second run in the same directory is refused. If the run is refused, a
+// directory that was made for it is removed again.
 class RunLock {
 public:
     explicit RunLock(const std::string& out) : out_(out), path_(out + "/.lock") {
@@ -212,22 +212,21 @@ public:
     ~RunLock() {
         namespace fs = std::filesystem;
         std::error_code ignored;
-        bool empty = made_ && is_path();  // but for what every start makes
+        bool empty = made_ && is_path();  // except for the files of every start
         for (const auto& entry : fs::directory_iterator(out_, ignored))
             empty = empty && (entry.path().filename() == ".lock" || entry.path().filename() == ".ranks");
         if (empty) unlink(path_.c_str()), unlink(ranks_file(out_).c_str()), rmdir(out_.c_str());
         release();
     }
 
-    // Takes the lock again if its file or the directory was deleted meanwhile. fail()s if another run has it now, or has had
-    // it: then the directory is that run's for good.
+    // Takes the lock again if its file or the directory was deleted meanwhile. fail()s if another run has or has had the lock
+    // since: then the directory belongs to that run.
     void hold() {
         const std::lock_guard<std::mutex> guard(mutex_);
         if (fd_ >= 0 && is_path()) return;
         release();
         if (const std::string owner = last_owner(); !owner.empty() && owner != std::to_string(getpid()))
-            fail("another run is writing to %s, or has been (process %s), since its lock was removed", out_.c_str(),
-                 owner.c_str());
+            fail("another run (process %s) has been writing to %s since its lock was removed", owner.c_str(), out_.c_str());
         acquire();
     }
 
@@ -246,14 +245,14 @@ private:
                 fail("another run is writing to %s (process %s); HINT: give another --out, or stop that one", out_.c_str(),
                      last_owner().c_str());
             }
-            if (is_path()) break;  // else its last owner has removed it meanwhile
+            if (is_path()) break;  // otherwise its last owner has removed it meanwhile
             release();
         }
         const std::string mine = std::to_string(getpid());
         (void)!ftruncate(fd_, 0);
         (void)!pwrite(fd_, mine.data(), mine.size(), 0);
     }
-    // The number in the lock file; empty if there is none.
+    // The process id in the lock file; empty if there is none.
     std::string last_owner() const {
         const int fd = open(path_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
         if (fd < 0) return "";
@@ -266,7 +265,7 @@ private:
     void release() {
         if (fd_ >= 0) close(std::exchange(fd_, -1));
     }
-    // Whether the file that is locked still has its name.
+    // Whether the locked file still has its name.
     bool is_path() const {
         struct stat locked, named;
         return fd_ >= 0 && fstat(fd_, &locked) == 0 && lstat(path_.c_str(), &named) == 0 && locked.st_dev == named.st_dev &&

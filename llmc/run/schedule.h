@@ -1,12 +1,13 @@
-// What changes over a run: learning rate, weight decay and global batch size, as functions of the samples processed so far,
-// with Megatron-LM's exact semantics. Options in steps are multiplied by the final global batch size.
+// Quantities that change over a run (learning rate, weight decay, global batch size) as functions of the samples consumed so
+// far, with Megatron-LM's exact semantics. Options in steps are multiplied by the final global batch size.
 //   n <= warm-up W          init + (lr - init) n / W
-//   n > decay end D         min_lr        (constant: lr; inverse-square-root goes on: max(min, lr sqrt(W) / sqrt(n)))
+//   n > decay end D         min_lr        (constant: lr; inverse-square-root: max(min, lr sqrt(W) / sqrt(n)))
 //   between                 with r = (n - W) / (D - W): cosine min + (cos(pi r) + 1) / 2 (lr - min),
 //                           linear min + (1 - r)(lr - min)
 //   WSD                     lr until the tail of length A begins, then with x = (n - (D - A)) / A: exponential 2 * 0.5^x - 1,
 //                           linear 1 - x, cosine (cos(pi x) + 1) / 2, minus_sqrt 1 - sqrt(x), times (lr - min) plus min
-// The schedule is read before a step with the samples consumed before it, so the first step runs at the warm-up's start.
+// The schedule is evaluated before a step with the samples consumed before it, so the first step has the warm-up's initial
+// value.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -23,15 +24,15 @@ struct Rampup {
     int64_t start = 0, increment = 0, samples = 0;  // samples = 0: no ramp-up
 };
 
-// How far a run has come.
+// The progress of a run.
 struct Counters {
     int64_t step = 0;               // global batches done, applied or not
-    int64_t consumed = 0;           // their samples
-    int64_t discarded = 0;          // batches that were drawn and dropped, which count as no steps
-    int64_t discarded_samples = 0;  // their samples
+    int64_t consumed = 0;           // samples of these batches
+    int64_t discarded = 0;          // batches that were drawn and dropped, which are not steps
+    int64_t discarded_samples = 0;  // samples of these batches
 
-    int64_t batch() const { return step + discarded + 1; }           // the number of the next batch
-    int64_t sample() const { return consumed + discarded_samples; }  // and of its first sample
+    int64_t batch() const { return step + discarded + 1; }           // index of the next batch
+    int64_t sample() const { return consumed + discarded_samples; }  // index of its first sample
 };
 
 struct Schedule {
@@ -40,14 +41,14 @@ struct Schedule {
     std::string style = "cosine", wsd_style = "exponential";
     double wd_start = 0, wd_end = 0;
     std::string wd_style = "constant";
-    int64_t wd_samples = 0;  // length of the change
+    int64_t wd_samples = 0;  // samples over which weight decay changes
     int64_t final_batch = 1;
-    int64_t micro_batch = 1;  // samples that all data-parallel ranks take at a time
+    int64_t micro_batch = 1;  // samples of one micro-batch on all data-parallel ranks
     Rampup rampup;
     int64_t total_samples = 0, total_steps = 0;
-    int64_t most_samples = (int64_t)1 << 62;  // that are counted
-    int64_t valid_samples = 0;                // of a validation
-    int64_t eval_interval = 1;                // steps between two
+    int64_t most_samples = (int64_t)1 << 62;  // limit of counters
+    int64_t valid_samples = 0;                // samples per validation
+    int64_t eval_interval = 1;                // steps between validations
 
     double lr(int64_t n) const {
         if (warmup > 0 && n <= warmup) return init_lr + (max_lr - init_lr) * (double)n / (double)warmup;
@@ -81,7 +82,7 @@ struct Schedule {
         return wd_start + (wd_style == "linear" ? ratio : 0.5 * (std::cos(M_PI * (1 - ratio)) + 1)) * (wd_end - wd_start);
     }
 
-    // The global batch of the step that starts after `consumed` samples.
+    // The global batch size of the step that starts after `consumed` samples.
     int64_t global_batch(int64_t consumed) const {
         if (rampup.samples == 0 || consumed > rampup.samples) return final_batch;
         const int64_t increments = (final_batch - rampup.start) / rampup.increment;
@@ -90,21 +91,21 @@ struct Schedule {
         return std::min(final_batch, rampup.start + (int64_t)((double)consumed / per_increment) * rampup.increment);
     }
 
-    // Every size of the global batch, in the order of the ramp-up.
+    // All sizes of the global batch, in the order of the ramp-up.
     std::vector<int64_t> global_batches() const {
         std::vector<int64_t> sizes;
         for (int64_t n = rampup.start; rampup.samples > 0 && n < final_batch; n += rampup.increment) sizes.push_back(n);
         sizes.push_back(final_batch);
         return sizes;
     }
-    // The same in micro-batches of each rank.
+    // The same in micro-batches per rank.
     std::vector<int> micro_batches() const {
         std::vector<int> counts;
         for (const int64_t n : global_batches()) counts.push_back((int)(n / micro_batch));
         return counts;
     }
 
-    // Steps of the ramp-up from `consumed` samples on that have the same batch: at least one, at most `most`, not always all.
+    // Ramp-up steps from `consumed` samples on with the same batch size: at least one, at most `most`, not always all.
     int64_t equal_steps(int64_t consumed, int64_t most) const {
         const int64_t size = global_batch(consumed);
         int64_t n = 1;
@@ -112,7 +113,7 @@ struct Schedule {
             n *= 2;
         return n;
     }
-    // Steps to consume `samples`: those of the ramp-up, then whole final batches.
+    // Steps that consume `samples`: those of the ramp-up, then whole final batches.
     int64_t steps_for(int64_t samples) const {
         int64_t steps = 0, consumed = 0;
         while (rampup.samples > 0 && consumed <= rampup.samples && consumed < samples) {
@@ -130,21 +131,21 @@ struct Schedule {
         return consumed + steps * final_batch;
     }
 
-    // As Megatron counts them, validations go through the validation data one after the other, each with the samples that
-    // follow those of the one before. Which ones a validation reads is a function of its step.
+    // As in Megatron, consecutive validations read consecutive samples of the validation data. Which samples a validation reads
+    // is a function of its step.
     int64_t samples_of_all_validations() const {
         const int64_t validations = total_steps / eval_interval + 1;
         if (valid_samples > 0 && validations > UINT32_MAX / valid_samples)
             fail(
-                "%lld validations of %lld samples are more than the %u samples that can be put in order; HINT: a larger "
+                "%lld validations of %lld samples are more than the %u samples that can be shuffled; HINT: a larger "
                 "--eval-interval, a smaller --eval-iters, or --eval-fixed",
                 (long long)validations, (long long)valid_samples, UINT32_MAX);
         return validations * valid_samples;
     }
     int64_t first_sample_of_validation(int64_t step) const { return (step - 1) / eval_interval * valid_samples; }
 
-    // Where the next batch lies that training uses. What is left out before it: batches of `discards` are drawn and dropped, as
-    // large as the next step's; others of `skips` are steps. In the end the run's last step.
+    // The counters at the next batch that training uses. Before it, batches in `discards` are drawn and dropped, with the size
+    // of the next step's batch; batches in `skips` are steps without update. Past the end: the run's last step.
     Counters next(Counters p, const BatchRanges& skips, const BatchRanges& discards) const {
         while (p.step < total_steps) {
             const int64_t size = global_batch(p.consumed), dropped = discards.next(p.batch()) - p.batch();
@@ -155,7 +156,7 @@ struct Schedule {
         return p;
     }
 
-    // Samples read in a whole run that has come to p: of its steps, and of the batches that are drawn and dropped between them.
+    // Samples read by a run up to p: those of its steps, and of the batches that were drawn and dropped between them.
     int64_t samples_read(Counters p, const BatchRanges& discards) const {
         for (const BatchRanges::Range& r : discards.ranges()) {
             const int64_t first = std::max(r.first, p.batch()), dropped = r.last + 1 - first, steps = first - p.batch();
@@ -165,7 +166,7 @@ struct Schedule {
             const int64_t size = global_batch(p.consumed);
             if (dropped > (most_samples - p.discarded_samples) / size)
                 fail(
-                    "--skip-train-iteration-range: before step %lld %lld batches of %lld samples are to be left out, more than "
+                    "--skip-train-iteration-range: before step %lld %lld batches of %lld samples are to be dropped, more than "
                     "can be counted; the most are %lld",
                     (long long)p.step + 1, (long long)dropped, (long long)size, (long long)(most_samples / size));
             p.discarded += dropped, p.discarded_samples += dropped * size;
@@ -174,7 +175,7 @@ struct Schedule {
     }
 };
 
-// Reads and checks the options that concern the schedule. `replicas` is the number of data-parallel ranks.
+// Parses and checks the options that concern the schedule. `replicas` is the number of data-parallel ranks.
 inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     Schedule s;
     const int64_t micro = s.micro_batch = (int64_t)o.micro_batch_size * replicas;
@@ -186,12 +187,12 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
             (long long)s.final_batch, o.micro_batch_size, replicas, (long long)micro,
             below ? format("are %lld and %lld", (long long)below, (long long)(below + micro)).c_str()
                   : format("is %lld", (long long)micro).c_str());
-    // Numbers of samples, up to 2^62 tokens: sums of a few are exact, too.
+    // Numbers of samples, up to 2^62 tokens: sums of a few of them are exact, too.
     const int64_t most = s.most_samples = ((int64_t)1 << 62) / std::max(1, o.seq_length);
     const auto in_samples = [&](const char* option, int64_t iters) {
         if (iters > most / s.final_batch)
             fail_usage(
-                "--%s %lld steps of %lld samples of %d tokens are more than can be counted; the most are %lld steps, 2^62 "
+                "--%s %lld steps of %lld samples of %d tokens are more than can be counted; the maximum is %lld steps, 2^62 "
                 "tokens",
                 option, (long long)iters, (long long)s.final_batch, o.seq_length, (long long)(most / s.final_batch));
         return iters * s.final_batch;
@@ -211,12 +212,12 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
         if (s.rampup.start % micro || s.rampup.increment % micro)
             fail_usage(
                 "--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld; "
-                "HINT: --no-rampup-batch-size has whole batches from the start",
+                "HINT: --no-rampup-batch-size uses full batches from the start",
                 (long long)s.rampup.start, (long long)s.rampup.increment, (long long)micro);
         if (o.train_iters)
             fail_usage(
                 "--rampup-batch-size needs the length of the run in --train-samples, not in --train-iters; HINT: "
-                "--no-rampup-batch-size, or --no-train-iters, takes an earlier one back");
+                "--no-rampup-batch-size, or --no-train-iters, revokes an earlier one");
     }
     const int pp = o.pipeline_model_parallel_size, vpp = o.num_virtual_stages_per_pipeline_rank;
     for (const int64_t size : s.global_batches()) {
@@ -224,7 +225,7 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
         if (problem.empty()) continue;
         if (!s.rampup.samples) fail_usage("%s", problem.c_str());
         fail_usage(
-            "--rampup-batch-size comes to a global batch of %lld, for which %s; with START, INCREMENT and global-batch-size "
+            "--rampup-batch-size reaches a global batch of %lld, for which %s; with START, INCREMENT and global-batch-size "
             "multiples of %lld every size of the ramp-up fits",
             (long long)size, problem.c_str(), (long long)(micro * pp));
     }
@@ -232,13 +233,13 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     if (o.train_iters && o.train_samples)
         fail_usage(
             "--train-iters %lld and --train-samples %lld both set the length; give one. HINT: --no-train-samples, or "
-            "--no-train-iters, takes an earlier one back",
+            "--no-train-iters, revokes an earlier one",
             (long long)o.train_iters, (long long)o.train_samples);
     if (!o.train_iters && !o.train_samples)
         fail_usage("the length of the run is missing; HINT: give --train-iters or --train-samples");
     if (o.train_samples > most)
         fail_usage(
-            "--train-samples %lld samples of %d tokens are more than can be counted; the most are %lld samples, 2^62 tokens",
+            "--train-samples %lld samples of %d tokens are more than can be counted; the maximum is %lld samples, 2^62 tokens",
             (long long)o.train_samples, o.seq_length, (long long)most);
     in_samples("train-iters", o.train_iters);
     s.total_steps = o.train_iters ? o.train_iters : s.steps_for(o.train_samples);
@@ -250,14 +251,14 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
 
     const auto samples = [&](const char* name, int64_t iters, int64_t given, int64_t otherwise) {
         if (iters && given)
-            fail_usage("--%s-iters and --%s-samples both are given; give one. HINT: --no-%s-samples takes an earlier one back",
+            fail_usage("--%s-iters and --%s-samples are both given; give one. HINT: --no-%s-samples revokes an earlier one",
                        name, name, name);
         return given ? given : iters ? in_samples(format("%s-iters", name).c_str(), iters) : otherwise;
     };
     s.decay = samples("lr-decay", o.lr_decay_iters, o.lr_decay_samples, length);
     s.warmup = samples("lr-warmup", o.lr_warmup_iters, o.lr_warmup_samples, 0);
     if (o.lr_warmup_fraction) {
-        if (s.warmup) fail_usage("--lr-warmup-fraction and --lr-warmup-iters or -samples both are given; give one");
+        if (s.warmup) fail_usage("--lr-warmup-fraction and --lr-warmup-iters or -samples are both given; give one");
         s.warmup = (int64_t)(*o.lr_warmup_fraction * (double)s.decay);
     }
     s.wsd_tail = samples("lr-wsd-decay", o.lr_wsd_decay_iters, o.lr_wsd_decay_samples, 0);

@@ -1,10 +1,10 @@
-// Batches that training leaves out: those around a loss spike (PaLM skipped 200 to 500 of them), or those known to be bad.
+// Batches that training skips: those around a loss spike (PaLM skipped 200 to 500 of them), or those known to be bad.
 //   const BatchRanges skip = BatchRanges::parse({"101-200", "351-400,512"}, "--skip-batches");
 //   batch = skip.next(batch);    // the batch to read instead
 // Batches are numbered from 1 in the order of an undisturbed run: batch n is what step n of a run without skips reads. As a
-// number means the same batch whatever was left out before it, ranges can be added, saved and resumed at any time.
-// Ranges are closed, [first, last], and kept sorted, with overlapping and touching ones merged. Numbers go up to 2^53, which
-// every reader of JSON keeps exactly.
+// number means the same batch whatever was skipped before it, ranges can be added, saved and resumed at any time. Ranges are
+// closed, [first, last], and kept sorted; overlapping and touching ones are merged. Numbers go up to 2^53, which every JSON
+// reader represents exactly.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -24,17 +24,17 @@ public:
     };
     static constexpr int64_t largest = 1ll << 53;
 
-    // Each string holds "first-last" or "batch", several of them with commas between. `option` is named in refusals.
+    // Each string holds one or more of "first-last" or "batch", separated by commas. `option` is named in refusals.
     static BatchRanges parse(const Strings& ranges, const char* option) {
         BatchRanges result;
         for (const Range& r : split(ranges, option)) result.add(r.first, r.last);
         return result;
     }
 
-    // The ranges of LLM-jp's --skip-train-iteration-range, which count in iterations: when the next iteration lies in a range,
-    // as many batches as the range is long are drawn and discarded, and the iteration counter does not move. So a range begins
-    // as many batches later as were discarded before it: 101-200 251-300 leaves out the batches 101-200 and 351-400.
-    // Overlapping ranges become one; touching ones do not, as between 3-5 and 6-9 the iterations 3 to 5 still are to be run.
+    // The ranges of LLM-jp's --skip-train-iteration-range, which count iterations: when the next iteration lies in a range, as
+    // many batches as the range is long are drawn and discarded, and the iteration counter does not advance. So a range begins
+    // as many batches later as were discarded before it: 101-200 251-300 skips the batches 101-200 and 351-400. Overlapping
+    // ranges are merged; touching ones are not, since between 3-5 and 6-9 the iterations 3 to 5 are still to be run.
     static BatchRanges from_iterations(const Strings& ranges, const char* option) {
         std::vector<Range> given = split(ranges, option);
         std::sort(given.begin(), given.end(), [](const Range& a, const Range& b) { return a.first < b.first; });
@@ -72,13 +72,13 @@ public:
 
     bool contains(int64_t batch) const { return next(batch) != batch; }
 
-    // The first batch from `batch` on that is not left out.
+    // The first batch from `batch` on that is not skipped.
     int64_t next(int64_t batch) const {
         const auto r = ending_at_or_after(batch);
         return r != ranges_.end() && r->first <= batch ? r->last + 1 : batch;
     }
 
-    // How many of the batches before `batch` are left out.
+    // The number of skipped batches before `batch`.
     int64_t count_before(int64_t batch) const {
         int64_t n = 0;
         for (const Range& r : ranges_)
@@ -86,7 +86,7 @@ public:
         return n;
     }
 
-    // "3-5,9", which parse() reads.
+    // The form that parse() reads: "3-5,9".
     std::string text() const {
         std::string s;
         for (const Range& r : ranges_) {
@@ -97,14 +97,14 @@ public:
         return s;
     }
 
-    // [[3, 5], [9, 9]]. `where` names the place that `state` was read from.
+    // As JSON: [[3, 5], [9, 9]]. restore()'s `where` names the origin of `state` in messages.
     nlohmann::ordered_json state() const {
         auto j = nlohmann::ordered_json::array();
         for (const Range& r : ranges_) j.push_back({r.first, r.last});
         return j;
     }
     static BatchRanges restore(const nlohmann::json& state, const std::string& where) {
-        const auto number = [](const nlohmann::json& j) {  // 0 if it is none of ours
+        const auto number = [](const nlohmann::json& j) {  // 0 if it is not a valid batch number
             if (!j.is_number_integer()) return (int64_t)0;
             return j.is_number_unsigned() ? (int64_t)std::min(j.get<uint64_t>(), (uint64_t)INT64_MAX) : j.get<int64_t>();
         };
@@ -130,7 +130,7 @@ private:
 
     static std::string shown(const nlohmann::json& j) { return json_text(j); }
 
-    // The ranges as they are written, in their order.
+    // The ranges as written, in their order.
     static std::vector<Range> split(const Strings& texts, const char* option) {
         std::vector<Range> ranges;
         for (const std::string& text : texts)
@@ -151,11 +151,11 @@ private:
             fail(
                 "%s has '%s': '%s' %s. HINT: ranges are written 101-200 or, for a single one, 57, with blanks or commas "
                 "between "
-                "them; the first is 1, the last at most %lld",
+                "them; batches are numbered from 1 to at most %lld",
                 option, text.c_str(), part.c_str(), wrong, (long long)largest);
         return {first, last};
     }
-    // Digits only; -1 if it is not a number of at most `largest`.
+    // Digits only; -1 if it is not a number up to `largest`.
     static int64_t read_number(const std::string& digits) {
         int64_t value = digits.empty() ? -1 : 0;
         for (const char c : digits) {

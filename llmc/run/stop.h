@@ -1,11 +1,12 @@
-// How a training run is asked to stop, and how its ranks agree on the place.
-//   SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1   end the run in order: the micro-batch that is being computed is finished, the
-//            step that it belongs to is dropped, a checkpoint of the last whole step is written, and the process ends with
-//            status 0. Any number of them, in any order, asks once. Only a second SIGINT ends the process at once, without a
-//            checkpoint. SIGHUP stays ignored where it was (nohup).
-//   SIGPIPE, SIGXFSZ   are ignored: where nobody reads the output any more, or files must not grow, a write fails and training
-//            goes on.
-// Until begin_training() there is nothing to save, and the four end the process at once. If the checkpoint is not complete 30
+// How a training run is asked to stop, and how its ranks agree on when.
+//   SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1   end the run in order: the current micro-batch is finished, its step is dropped,
+//            a checkpoint of the last complete step is written, and the process ends with status 0. Repeated signals have no
+//            further effect, except a second SIGINT, which ends the process at once, without a checkpoint. SIGHUP stays
+//            ignored where it was (nohup).
+//   SIGPIPE, SIGXFSZ   are ignored: if nobody reads the output any more, or files must not grow, a write fails and training
+//            continues.
+// Until begin_training() there is nothing to save, and the four signals end the process at once. If the checkpoint is not
+// complete 30 seconds after the signal, a warning says so: a launcher may soon kill the process.
 // seconds after the signal, a message says so: a launcher may soon kill what does not end.
 #pragma once
 #include <unistd.h>
@@ -21,14 +22,14 @@
 #include "../base/terminal.h"
 #include "../parallel/world.h"
 
-// What signal handlers may touch: globals, and of those only atomics, as any thread may be the one that is interrupted.
+// State of the signal handlers: only lock-free atomic globals, as any thread may be interrupted.
 namespace stop_detail {
 
 enum Phase { loading, training, done };
-inline std::atomic<int> first{0};        // the first signal that was heard; 0: none
-inline std::atomic<int> interrupts{0};   // SIGINTs
+inline std::atomic<int> first{0};        // the first signal received; 0: none
+inline std::atomic<int> interrupts{0};   // number of SIGINTs
 inline std::atomic<int> phase{loading};  // whether there is something to save
-inline std::atomic<bool> speaks{false};  // one rank tells what happens
+inline std::atomic<bool> speaks{false};  // whether this rank prints messages
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
 inline const char* name_of_signal(int signal) {
@@ -58,14 +59,15 @@ inline void hear(int signal) {
 inline void hear_alarm(int) {
     const int before = errno;
     if (speaks)
-        print_in_signal_handler({"\nwarning: 30 s after the signal the checkpoint is not complete; if the process is killed "
-                                 "now, the run resumes from the one before\n"});
+        print_in_signal_handler(
+            {"\nwarning: 30 s after the signal the checkpoint is not complete; if the process is killed "
+             "now, the run resumes from the one before\n"});
     errno = before;
 }
 
 }  // namespace stop_detail
 
-// From now on signals are heard as above. speaks: whether this rank is the one that tells.
+// From now on signals are handled as described above. speaks: whether this rank prints messages.
 inline void hear_stop_signals(bool speaks) {
     stop_detail::speaks = speaks;
     struct sigaction action = {};
@@ -84,16 +86,16 @@ inline void hear_stop_signals(bool speaks) {
     for (const int signal : {SIGPIPE, SIGXFSZ}) sigaction(signal, &action, nullptr);
 }
 inline void begin_training() { stop_detail::phase = stop_detail::training; }
-// The last checkpoint is complete: a signal changes nothing any more.
+// After the last checkpoint is complete, a signal has no effect.
 inline void end_training() { stop_detail::phase = stop_detail::done, alarm(0); }
 inline bool has_trained() { return stop_detail::phase != stop_detail::loading; }
-// "SIGTERM", or "" while no signal has come.
+// "SIGTERM", or "" as long as no signal was received.
 inline std::string stop_signal() { return stop_detail::first ? stop_detail::name_of_signal(stop_detail::first) : ""; }
 
 // Whether any rank has a reason to stop, asked often and without making ranks wait for each other: all ranks call ask() equally
-// often, and each call begins a vote and returns the result of the one `lag` calls before, which by then has usually arrived.
-// So it becomes true in the same call on all ranks. Where ranks depend on each other, `lag` must be at least the number of
-// calls that one may be ahead of another.
+// often, and each call starts a vote and returns the result of the vote started `lag` calls before, which has usually arrived
+// by then. So it becomes true in the same call on all ranks. Where ranks depend on each other, `lag` must be at least the
+// number of calls by which one may be ahead of another.
 class StopVote {
 public:
     StopVote(World& world, int lag) : world_(world), lag_((size_t)lag) {
@@ -105,7 +107,7 @@ public:
     StopVote& operator=(const StopVote&) = delete;
     ~StopVote() {
 #if HAVE_MPI
-        // On the way out of an error: MPI may still write into open votes, so that their memory must stay.
+        // After an error MPI may still write into open votes, so their memory is kept.
         if (!votes_.empty()) new std::deque<Vote>(std::move(votes_));
 #endif
     }
@@ -123,7 +125,7 @@ public:
         return mine;
 #endif
     }
-    // Ends the votes that are open. Called by all ranks; not on the way out of an error, where nobody can be waited for.
+    // Completes the open votes. Called by all ranks; not after an error, when the others cannot be waited for.
     void finish() {
 #if HAVE_MPI
         while (!votes_.empty()) close_oldest();

@@ -1,9 +1,10 @@
-// From text to tokens on disk, and from text to a tokenizer. Input is read in batches of bounded size, each batch is encoded by
-// all threads, results are written in order: memory does not grow with the corpus, output does not depend on the threads.
+// The commands that turn text into tokens on disk, or learn a tokenizer from it. Input is read in batches of bounded size, each
+// batch is encoded by all threads, and results are written in order: memory does not grow with the corpus, and the output does
+// not depend on the number of threads.
 //   text         documents are the file, its parts between blank lines, or its lines
-//   JSON lines   one JSON object per line, a document under a key
-// text_format.h tells which it is, and refuses what is neither. NUL and bytes that are not UTF-8 are kept, counted and
-// reported; a line that cannot be used is left out, counted and shown; more than a few of either, and the input is refused.
+//   JSON lines   one JSON object per line, with a document under a key
+// text_format.h detects the format and refuses all others. NUL and invalid UTF-8 are kept, counted and reported; a line that
+// cannot be used is skipped, counted and shown; too many of either, and the input is refused.
 #pragma once
 #include <omp.h>
 
@@ -42,14 +43,14 @@ struct Chunk {
     std::string text;
     bool ends_document = true;
     size_t file = 0;
-    int64_t line = 0;  // at which it begins; 0: the file is the document, or a part of it
+    int64_t line = 0;  // line of its beginning; 0: (part of) a file that is one document
     bool is_json = false;
-    std::string problem;  // of a line that cannot be used
+    std::string problem;  // why a line cannot be used
     OddBytes odd;
 };
 
-// What is read is judged in order, file by file, and refused when too much of a file cannot be used. Odd bytes and bad lines
-// are few or many at its end; of a file that is long, once a megabyte or a hundred bad lines were read.
+// Judges the input in order, file by file, and refuses it when too much of a file cannot be used. Odd bytes and bad lines are
+// judged at the end of a file; in a long file, also after every megabyte or hundred bad lines.
 class InputJudge {
 public:
     explicit InputJudge(const TextInput& input) : input_(input) {
@@ -61,11 +62,11 @@ public:
         share_ = input.max_bad_lines.substr(used) == "%";
         const bool valid = used > 0 && limit_ >= 0 && (share_ ? limit_ <= 100 : used == input.max_bad_lines.size());
         if (!valid)
-            fail_usage("--max-bad-lines is '%s'; it must be a number of lines or a share: 20, 0.5%%",
+            fail_usage("--max-bad-lines is '%s'; it must be a number of lines or a percentage: 20, 0.5%%",
                        input.max_bad_lines.c_str());
     }
 
-    // False: the chunk is to be left out.
+    // Returns false if the chunk must be skipped.
     bool take(const Chunk& chunk) {
         if (chunk.file != file_) end_file(), file_ = chunk.file;
         now_.odd += chunk.odd;
@@ -78,7 +79,7 @@ public:
         if (!share_ ? (double)n_bad_ > limit_ : now_.bad >= 100 && above_share()) refuse_lines();
         return false;
     }
-    // To be called at the end of the input, too.
+    // Also called at the end of the input.
     void end_file() {
         check_bytes();
         if (now_.lines > 0 && now_.bad == now_.lines) refuse_lines();
@@ -91,11 +92,11 @@ public:
         const std::string name = input_name(input_.files[chunk.file]);
         return chunk.line > 0 ? name + ":" + std::to_string(chunk.line) : name;
     }
-    // What was let pass, in lines for people.
+    // What was accepted with a note, as lines for people.
     Strings notes() const {
         Strings lines;
         if (odd_.nul || odd_.invalid)
-            lines.push_back(format("note: %s and %s that are not UTF-8 were kept as they are",
+            lines.push_back(format("note: %s and %s that are not UTF-8 were kept unchanged",
                                    counted(odd_.nul, "NUL byte").c_str(), counted(odd_.invalid, "byte").c_str()));
         if (n_bad_ == 0) return lines;
         lines.push_back("note: " + counted(n_bad_, "line was", "lines were") + " left out:");
@@ -115,8 +116,7 @@ private:
     [[noreturn]] void refuse_lines() const {
         std::string shown;
         for (const std::string& line : shown_) shown += (shown.empty() ? "" : "\n  ") + line;
-        if (input_.max_bad_lines == "0")
-            fail("%s; HINT: --on-bad-line skip leaves out lines that cannot be used", shown.c_str());
+        if (input_.max_bad_lines == "0") fail("%s; HINT: --on-bad-line skip skips lines that cannot be used", shown.c_str());
         std::string limit = now_.bad == now_.lines ? "" : ", more than --max-bad-lines " + input_.max_bad_lines;
         if (n_bad_ > now_.bad) limit = format(" (%s with those of other files)", with_commas(n_bad_).c_str()) + limit;
         fail(
@@ -129,24 +129,25 @@ private:
 
     struct Count {
         OddBytes odd;
-        int64_t lines = 0, bad = 0;  // of JSON
+        int64_t lines = 0, bad = 0;  // lines of JSON
     };
     TextInput input_;
-    double limit_ = -1;  // lines, or % of a file's lines
+    double limit_ = -1;  // in lines, or in % of a file's lines
     bool share_ = false;
     size_t file_ = 0;
-    Count now_;     // of the file that is being read
-    OddBytes odd_;  // of all before
+    Count now_;     // of the current file
+    OddBytes odd_;  // of all earlier files
     int64_t n_bad_ = 0;
     Strings shown_;
 };
 
-// Reads the documents of files one after another. JSON lines are read as they are: open_line() finds the documents in them.
+// Reads the documents of several files in order. JSON lines are passed on unparsed: open_line() finds the documents in them.
 class DocumentReader {
 public:
     explicit DocumentReader(TextInput input) : input_(std::move(input)) {
         if (input_.files.empty()) fail_usage("there is no text to read; HINT: --input FILE ...");
-        // Files are looked at before the first is read, so that the last one is not refused after hours. Pipes have to wait.
+        // All files are checked before the first one is read, so that the last one is not refused after hours. Pipes are
+        // checked later.
         for (const std::string& file : input_.files) {
             std::error_code error;
             const auto status = std::filesystem::status(file, error);
@@ -163,9 +164,9 @@ public:
     const TextInput& input() const { return input_; }
     int64_t total_bytes() const { return only_files_ ? total_bytes_ : 0; }  // 0: not known
     int64_t bytes_read() const { return bytes_read_; }
-    bool only_files() const { return only_files_; }  // which can be read again
+    bool only_files() const { return only_files_; }  // no pipes: the input can be read again
 
-    // The next document, line of JSON, or part of a document; false at the end of the last file.
+    // The next document, JSON line, or part of a document; false at the end of the last file.
     bool next(Chunk& chunk) {
         while (in_ || open_next()) {
             chunk = {};
@@ -179,7 +180,7 @@ public:
         return false;
     }
 
-    // "a.txt as text, 2 files as JSON lines (the text under 'text')": what was read so far, for people.
+    // What was read so far, for people: "a.txt as text, 2 files as JSON lines (the text under 'text')".
     std::string taken() const {
         std::string text;
         for (const TextFormat f : {TextFormat::text, TextFormat::json_lines}) {
@@ -192,9 +193,9 @@ public:
     }
 
 private:
-    // Longest part of a document that is encoded as one. A part ends before a newline that follows an ASCII letter or digit:
-    // there every pre-tokenizer cuts anyway, so the tokens are those of the whole. Text that offers no such place is cut at any
-    // newline, or anywhere, once it is much longer.
+    // The maximum size of a part of a document that is encoded at once. A part ends before a newline that follows an ASCII
+    // letter or digit: every pre-tokenizer splits there anyway, so the tokens are those of the whole. Text without such a place
+    // is split at any newline, or anywhere, once it is much longer.
     static constexpr size_t part_bytes = 1 << 20, longest_part_bytes = 16 << 20;
 
     TextFormat find_format(InputStream& in) const {
@@ -239,11 +240,11 @@ private:
             if (!end && cut(chunk.text)) break;
         }
         chunk.ends_document = end;
-        // After the last part comes nothing: an empty text only means that the file ended before.
+        // The last part may be followed by nothing: an empty text only means that the file has ended.
         return !chunk.text.empty();
     }
 
-    // Moves what lies behind a good place to cut into carried_.
+    // Moves the text after a good place to split into carried_.
     bool cut(std::string& text) {
         const auto at = [&](size_t i) {
             carried_ = text.substr(i), text.resize(i);
@@ -256,7 +257,7 @@ private:
         return at(newline != std::string::npos && newline > 0 ? newline : text.size() - 1);
     }
 
-    // A line, or the lines up to the next blank one. The last newline is dropped: it separates, it is not text.
+    // A line, or the lines up to the next blank one. The last newline is a separator and is dropped.
     bool next_lines(Chunk& chunk, bool single) {
         std::string line;
         while (read_line(line)) {
@@ -276,16 +277,16 @@ private:
     size_t file_index_ = 0;
     std::unique_ptr<InputStream> in_;
     bool json_lines_ = false, only_files_ = true;
-    std::array<std::pair<int, std::string>, 2> taken_;  // of text, of JSON lines: how many files, and the first
+    std::array<std::pair<int, std::string>, 2> taken_;  // text and JSON lines: number of files, and the first one
     int64_t line_ = 0, total_bytes_ = 0, bytes_read_ = 0;
 };
 
-// Puts the document in place of a line of JSON, or says what the problem is.
+// Replaces a line of JSON by its document, or sets `problem`.
 inline void open_line(Chunk& chunk, const std::string& key) {
     try {
         const size_t end = chunk.text.find_last_not_of("\r\n") + 1;
         auto j = nlohmann::json::parse(chunk.text.begin(), chunk.text.begin() + (std::ptrdiff_t)end);
-        if (!j.is_object()) chunk.problem = format("it is no JSON object but %s", j.type_name());
+        if (!j.is_object()) chunk.problem = format("it is not a JSON object but %s", j.type_name());
         else if (!j.contains(key)) {
             chunk.problem = format("it has no key '%s'", key.c_str());
             const char* next = "; its keys are ";
@@ -295,8 +296,8 @@ inline void open_line(Chunk& chunk, const std::string& key) {
         else chunk.text = std::move(j[key].get_ref<std::string&>());
     } catch (const nlohmann::json::exception& e) {
         std::string reason = e.what();
-        reason.erase(0, reason.find(' ') + 1);  // the library's own name and number of it
-        const std::string line = "line 1, ";    // of this text, which is one line of the file
+        reason.erase(0, reason.find(' ') + 1);  // drop the library's error number
+        const std::string line = "line 1, ";    // refers to this text, which is one line of the file
         if (const size_t at = reason.find(line); at != std::string::npos) reason.erase(at, line.size());
         chunk.problem = format("it is not valid JSON: %.300s", reason.c_str());
     }
@@ -309,7 +310,7 @@ inline OddBytes count_odd_bytes(std::string_view text) {
         constexpr uint64_t ones = 0x0101010101010101;
         uint64_t eight = 0;
         if (i + 8 <= text.size()) memcpy(&eight, text.data() + i, 8);
-        if (((eight | (eight - ones)) & 128 * ones) == 0) {  // ASCII, and no NUL
+        if (((eight | (eight - ones)) & 128 * ones) == 0) {  // ASCII without NUL
             i += 8;
             continue;
         }
@@ -321,7 +322,7 @@ inline OddBytes count_odd_bytes(std::string_view text) {
 }
 
 // Calls work(chunk, index) for all chunks of a batch in parallel, then finish(chunk, index) in order, batch by batch. tells:
-// says at the end what was read and what was left out.
+// prints at the end what was read and what was skipped.
 inline void for_each_chunk(DocumentReader& reader, int threads, const std::string& label,
                            const std::function<void(const Chunk&, size_t)>& work,
                            const std::function<void(const Chunk&, size_t)>& finish, const std::function<void(size_t)>& resize,
@@ -330,7 +331,7 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
     Progress progress(label, reader.total_bytes(), "B");
     InputJudge judge(reader.input());
     std::vector<Chunk> batch;
-    // An exception must not leave a parallel region, and after one the rest is of no use.
+    // An exception must not leave a parallel region: it is kept, and the remaining work is skipped.
     const auto in_parallel = [&](const auto& what) {
         std::atomic<bool> failed{false};
         std::exception_ptr failure;
@@ -370,8 +371,8 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
 
 inline int thread_count(int asked) { return asked > 0 ? asked : omp_get_max_threads(); }
 
-// The tokens of a file's whole text, in memory. Each document is encoded as transformers encodes a text: with the tokens that
-// the tokenizer's template puts around it, and special tokens recognised.
+// The tokens of a file's whole text, in memory. Each document is encoded as transformers encodes a text: with the tokens of the
+// tokenizer's template around it, and with special tokens recognised.
 inline std::vector<int> encode_file(const std::string& file, const Tokenizer& tokenizer, int threads) {
     DocumentReader reader({{file}, "eval --text"});
     std::vector<int> all;
@@ -441,7 +442,7 @@ inline int prepare_command(const PrepareOptions& o) {
                                       : "stayed text. HINT: --parse-special-tokens makes it that token, as in transformers"));
     if (lost > 0)
         print_line(stderr,
-                   format("note: %s without a token in this tokenizer: left out, or made its unknown token, as in transformers",
+                   format("note: %s without a token in this tokenizer: dropped or made its unknown token, as in transformers",
                           counted(lost, "byte").c_str()));
     print_line(stdout, format("%s.bin, %s.idx: %s, %s, %.3f bytes per token", o.output_prefix.c_str(), o.output_prefix.c_str(),
                               counted(writer.n_documents(), "document").c_str(), counted(total, "token").c_str(),
@@ -449,7 +450,8 @@ inline int prepare_command(const PrepareOptions& o) {
     return 0;
 }
 
-// How well a tokenizer fits texts: bytes and characters per token, tokens per word (words are separated by white space).
+// Measures how well a tokenizer fits texts: bytes and characters per token, tokens per word (words are separated by white
+// space).
 inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader, int threads, bool tells) {
     std::vector<std::array<int64_t, 4>> counts;
     std::array<int64_t, 4> total{};  // tokens, bytes, characters, words
@@ -494,7 +496,7 @@ inline int tokenizer_command(const TokenizerOptions& o) {
         const std::string& token = o.special_tokens[i];
         if (token.size() < 2)
             fail_usage(
-                "--special-tokens has '%s'; a special token needs two bytes or more: every single byte is a token already",
+                "--special-tokens has '%s'; a special token needs at least two bytes: every single byte is already a token",
                 token.c_str());
         if (count_odd_bytes(token).invalid)
             fail_usage("--special-tokens has '%s', which is not UTF-8; tokenizer.json holds UTF-8 only",

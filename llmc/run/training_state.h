@@ -1,9 +1,9 @@
-// What a checkpoint holds besides the model, and when and how it is written and found again.
+// What a checkpoint holds besides the model, and how it is written and read.
 //   TrainingState         counters, and what a resumed run must agree with; state.json
-//   Saver                 copies the training memory, then writes in the background while training goes on
-// Where they lie is run_directory.h's.
-// Weights and moments are exact copies, random numbers are functions of (seed, purpose, index), batches of the number of
-// samples consumed: a run that resumes goes on with the same bits as one that was never interrupted.
+//   Saver                 copies the training memory, then writes it in the background while training continues
+// The location of checkpoints is run_directory.h's concern. Weights and moments are exact copies, random numbers are functions
+// of (seed, purpose, index), batches of the number of samples consumed: a resumed run computes the same bits as one that was
+// never interrupted.
 #pragma once
 #include <omp.h>
 
@@ -27,16 +27,16 @@
 #include "../parallel/world.h"
 
 struct TrainingState : Counters {
-    int64_t updates = 0;    // steps applied: AdamW's step
+    int64_t updates = 0;    // applied steps: AdamW's step
     int64_t scheduled = 0;  // samples of applied steps: the position of the learning rate
     int64_t tokens = 0;
-    double loss = NAN, valid_loss = NAN;            // the last ones
-    nlohmann::ordered_json options, data, layout;   // as given; documents and tokens per data set; who wrote it
+    double loss = NAN, valid_loss = NAN;            // of the last step and validation
+    nlohmann::ordered_json options, data, layout;   // as given; documents and tokens per dataset; writer
     nlohmann::ordered_json fp8, guard, steadiness;  // Fp8State's (null: the run is not in FP8), Guard's, Steadiness'
-    int64_t fp8_start = -1;                         // --fp8-start auto: the step that was found; -1: none yet
-    BatchRanges skips;                              // batches to leave out, a step each
+    int64_t fp8_start = -1;                         // --fp8-start auto: the chosen step; -1: none yet
+    BatchRanges skips;                              // batches to skip, a step each
     int64_t planned = 0;                            // samples for which the order of the data was computed
-    Strings iterations;                             // LLM-jp's ranges, which are drawn and dropped
+    Strings iterations;                             // LLM-jp's ranges, whose batches are drawn and dropped
 };
 
 inline nlohmann::ordered_json to_json(const TrainingState& s) {
@@ -64,8 +64,8 @@ inline nlohmann::ordered_json to_json(const TrainingState& s) {
             {"options", s.options}};
 }
 
-// Earlier versions counted the samples of discarded batches as consumed. What was consumed without being trained on is theirs
-// and, batch for batch, the skipped ones'.
+// Earlier versions counted the samples of discarded batches as consumed. The samples consumed without being trained on are
+// those and, batch for batch, the skipped ones.
 inline void part_from_consumed(TrainingState& s) {
     if (s.discarded == 0) return;
     const int64_t seq_length = s.options.at("seq-length"), left_out = s.consumed - s.tokens / std::max<int64_t>(seq_length, 1);
@@ -74,7 +74,7 @@ inline void part_from_consumed(TrainingState& s) {
     s.consumed -= s.discarded_samples;
 }
 
-// What earlier versions planned, which did not write it down.
+// The number of samples that earlier versions planned, which they did not record.
 inline int64_t planned_by_options(const TrainingState& s) {
     TrainOptions o;
     o.micro_batch_size = s.options.at("micro-batch-size"), o.global_batch_size = s.options.at("global-batch-size");
@@ -107,7 +107,7 @@ inline TrainingState read_state(const std::string& dir) {
         s.tokens = count("tokens", j.at("tokens"), 0, INT64_MAX);
         if (j.at("loss").is_number()) s.loss = j["loss"];
         if (j.at("valid_loss").is_number()) s.valid_loss = j["valid_loss"];
-        // What came to the format later may be missing.
+        // Later additions to the format may be missing.
         s.fp8 = j.value("fp8", nlohmann::json()), s.guard = j.value("guard", nlohmann::json());
         s.steadiness = j.value("steadiness", nlohmann::json()),
         s.fp8_start = count("fp8_start", j.value("fp8_start", nlohmann::json(-1)), -1, most);
@@ -131,7 +131,7 @@ inline TrainingState read_state(const std::string& dir) {
 }
 
 // ---- agreement -------------------------------------------------------------------------------------------------------------
-// What an option was in the checkpoint; discarded: it says nothing. Earlier versions had gradients and moments in fp32 only.
+// An option's value in the checkpoint; `discarded` if it has none. Earlier versions had gradients and moments in fp32 only.
 inline const Strings types_of_elements = {"main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"};
 inline bool is_type_of_elements(const std::string& name) {
     return std::find(types_of_elements.begin(), types_of_elements.end(), name) != types_of_elements.end();
@@ -140,14 +140,14 @@ inline nlohmann::ordered_json saved_option(const TrainingState& saved, const std
     if (saved.options.contains(name)) return saved.options[name];
     return is_type_of_elements(name) ? "fp32" : nlohmann::ordered_json(nlohmann::ordered_json::value_t::discarded);
 }
-// Whether the option takes gradients or a moment from bf16 to fp32, which holds every bf16: nothing of the run is lost.
+// Whether the option changes gradients or a moment from bf16 to fp32, which represents every bf16: nothing of the run is lost.
 inline bool widens(const std::string& name, const nlohmann::ordered_json& now) {
     return is_type_of_elements(name) && now == "fp32";
 }
 
-// Refuses to go on with options that change what is computed, unless --override names them. Options of the groups "Run" and
-// "Checkpoint" are free, and so are those that only change how the same thing is computed or where files lie; the model's are
-// compared as the configurations that they lead to. `order_problem`: DataLoader's, of the number of samples that was planned.
+// Refuses to resume with options that change what is computed, unless --override names them. Options of the groups "Run" and
+// "Checkpoint" may change, and so may those that only affect how the same result is computed or where files are; the model's
+// are compared by the configurations that they give. `order_problem`: from DataLoader, for the planned number of samples.
 inline void check_agreement(const TrainingState& saved, const TrainOptions& now, const nlohmann::ordered_json& data,
                             const std::string& order_problem, const Strings& overrides) {
     const auto overridden = [&](const std::string& name) {
@@ -172,7 +172,7 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
     });
     for (const std::string& name : overrides)
         if (std::find(known.begin(), known.end(), name) == known.end())
-            fail_usage("--override names '%s', which is not an option that a checkpoint insists on", name.c_str());
+            fail_usage("--override names '%s', which is not an option that must agree with a checkpoint", name.c_str());
     if (saved.data != data && !overridden("data-path"))
         fail(
             "the data is not what the checkpoint was trained on: weights, documents and tokens are %s, they were %s. HINT: "
@@ -180,14 +180,14 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
             "goes on with yours",
             json_text(data).c_str(), json_text(saved.data).c_str());
     if (!order_problem.empty() && !overridden("data-path") && !overridden("data-order"))
-        fail("%s; --override data-order goes on with the new one", order_problem.c_str());
+        fail("%s; --override data-order resumes with the new one", order_problem.c_str());
     const std::string before = saved.layout.value("precision", precision_name);
     if (before != precision_name && !overridden("precision"))
         fail("this program computes in %s, the checkpoint was written in %s. HINT: --override precision goes on",
              precision_name, before.c_str());
 }
 
-// What --override lets differ from the checkpoint, and what was in bf16, for the log: "lr is 0.001, it was 0.003".
+// For the log: what --override lets differ from the checkpoint, and what was in bf16: "lr is 0.001, it was 0.003".
 inline std::string describe_overrides(const TrainingState& saved, const TrainOptions& now) {
     const nlohmann::ordered_json options = as_written(options_to_json(now));
     Strings names = now.override;
@@ -205,12 +205,12 @@ inline std::string describe_overrides(const TrainingState& saved, const TrainOpt
     return text;
 }
 
-// The first difference of two model configurations as files name them; empty if there is none.
+// The first difference between two model configurations as written to files; empty if there is none.
 inline std::string config_difference(const ModelConfig& saved, const ModelConfig& now) {
     const auto a = to_hf_config(saved, ""), b = to_hf_config(now, "");
     for (const auto& [key, value] : a.items())
         if (!b.contains(key) || b[key] != value)
-            return format("'%s' is %s in the checkpoint and %s by the options", key.c_str(), value.dump().c_str(),
+            return format("'%s' is %s in the checkpoint and %s in the options", key.c_str(), value.dump().c_str(),
                           b.contains(key) ? b[key].dump().c_str() : "absent");
     return "";
 }
@@ -230,37 +230,37 @@ inline void check_free_space(const std::string& out, size_t needed) {
              human_bytes(available).c_str());
 }
 
-// fp32 weights of a checkpoint, of which the model's own are the rounded ones.
+// A checkpoint's fp32 weights, of which the model's own are roundings.
 inline void read_masters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, real* master) {
     const std::string masters = dir + "/training/master.safetensors";
     const bool separate = std::filesystem::exists(masters) || std::filesystem::exists(masters + ".index.json");
     read_tensors(separate ? masters : dir, c, table, master);
 }
 
-// This rank's parts (shards.size) of weights and moments.
+// This rank's shards (shards.size) of weights and moments.
 struct Parts {
     floatX* params = nullptr;
     LowerHalf* lower = nullptr;  // null where params are the whole weights
     Elements m, v;
 };
 
-// Writes checkpoints on threads of its own: save() copies the training memory into the buffers given at the start (or, without
-// those of the moments, writes while training waits). Every rank writes its parts into files that the first one has made, then
-// they share reading them back for their checksums, then the first one gives the directory its name. Between these stages ranks
-// wait for each other in proceed(), which is to be called after each step, by all. A failure on any of them never throws:
-// outcome() says what happened, on every rank, and the next save tries again.
+// Writes checkpoints on separate threads: save() copies the training memory into the buffers given at the start (or, without
+// buffers for the moments, writes while training waits). Every rank writes its shards into files that the first rank has made,
+// then all share reading them back for checksums, then the first rank gives the directory its name. Between these phases ranks
+// synchronize in proceed(), which all must call after each step. A failure on any rank never throws: outcome() reports it on
+// every rank, and the next save tries again.
 class Saver {
 public:
     struct Settings {
         std::string out;
         int64_t keep, keep_every;
         ModelTexts texts;
-        RunLock* lock = nullptr;  // of out; held by the first rank alone
+        RunLock* lock = nullptr;  // of out; held by the first rank only
     };
     struct Outcome {
         int64_t step;
         double seconds;
-        std::string error;  // empty: written
+        std::string error;  // empty: success
     };
 
     // world: null for one rank
@@ -281,7 +281,7 @@ public:
         if (thread_.joinable()) thread_.join();
     }
 
-    // now.params is laid out as the table: where that is cut, there must be a buffer for this rank's parts of it.
+    // now.params is laid out as the table: if that is sharded, there must be a buffer for this rank's shards of it.
     void save(const Parts& now, const TrainingState& state) {
         wait();
         state_ = state, start_ = monotonic_seconds(), error_.clear();
@@ -297,26 +297,26 @@ public:
             be::download(ctx_, buffers_.m.data, now.m.data, shards_.size * now.m.element_bytes());
             be::download(ctx_, buffers_.v.data, now.v.data, shards_.size * now.v.element_bytes());
         }
-        stage_ = Stage::make;
-        start_stage();
+        phase_ = Phase::make;
+        start_phase();
         if (!buffers_.m.data) wait();
     }
 
-    // Goes to the next stage if all ranks are done with the last. wait() does so until the checkpoint is written.
+    // Enters the next phase if all ranks have finished the last. wait() repeats this until the checkpoint is written.
     void proceed() {
-        while (stage_ != Stage::idle && everyone(done_)) next_stage();
+        while (phase_ != Phase::idle && everyone(done_)) next_phase();
     }
     void wait() {
-        while (stage_ != Stage::idle) {
+        while (phase_ != Phase::idle) {
             if (thread_.joinable()) thread_.join();
-            if (everyone(true)) next_stage();
+            if (everyone(true)) next_phase();
         }
     }
-    // How the last save went, once, as soon as it is over.
+    // The result of the last save, once, as soon as it is complete.
     std::optional<Outcome> outcome() { return std::exchange(outcome_, {}); }
 
 private:
-    enum class Stage { make, write, sum, publish, idle };
+    enum class Phase { make, write, sum, publish, idle };
 
     bool first() const { return !world_ || world_->rank() == 0; }
     bool everyone(bool mine) const {
@@ -327,16 +327,16 @@ private:
         return std::all_of(all.begin(), all.end(), [](char c) { return c != 0; });
     }
 
-    void start_stage() {
+    void start_phase() {
         done_ = false;
         const auto work = [this] {
             try {
-                run_stage(stage_);
-                // One rank waits for nobody.
-                for (Stage stage = stage_; !world_ && stage < Stage::publish;) {
+                run_phase(phase_);
+                // A single rank runs all phases without synchronization.
+                for (Phase phase = phase_; !world_ && phase < Phase::publish;) {
                     all_sums_ = sums_;
-                    stage = (Stage)((int)stage + 1);
-                    run_stage(stage);
+                    phase = (Phase)((int)phase + 1);
+                    run_phase(phase);
                 }
             } catch (const std::exception& e) {
                 error_ = e.what();
@@ -346,32 +346,32 @@ private:
         };
         try {
             thread_ = std::thread([work] {
-                cpu::op_threads() = 1;  // of this thread: the others belong to training
+                cpu::op_threads() = 1;  // this thread only: the others belong to training
                 omp_set_num_threads(1);
                 work();
             });
-        } catch (const std::system_error&) {  // there may be no more threads: training waits
+        } catch (const std::system_error&) {  // no more threads: run here while training waits
             work();
         }
     }
-    void run_stage(Stage stage) {
+    void run_phase(Phase phase) {
         const NewDirectory directory(step_directory(settings_.out, state_.step));
-        switch (stage) {
-            case Stage::make:
+        switch (phase) {
+            case Phase::make:
                 return make(directory);
-            case Stage::write:
+            case Phase::write:
                 return write(directory.path());
-            case Stage::sum:
+            case Phase::sum:
                 return sum(directory.path());
-            case Stage::publish:
+            case Phase::publish:
                 return publish(directory);
-            case Stage::idle:
+            case Phase::idle:
                 return;
         }
     }
-    void next_stage() {
+    void next_phase() {
         if (thread_.joinable()) thread_.join();
-        if (world_) {  // what ranks have to tell each other
+        if (world_) {  // exchange results and errors
             std::string errors, sums;
             const std::vector<std::string> all_errors = world_->all_gather(error_), all_sums = world_->all_gather(sums_);
             for (size_t r = 0; r < all_errors.size(); r++) {
@@ -380,13 +380,13 @@ private:
             }
             error_ = errors, all_sums_ = sums;
         }
-        stage_ = !world_ || !error_.empty() ? Stage::idle : (Stage)((int)stage_ + 1);
-        if (stage_ != Stage::idle) return start_stage();
+        phase_ = !world_ || !error_.empty() ? Phase::idle : (Phase)((int)phase_ + 1);
+        if (phase_ != Phase::idle) return start_phase();
         if (!error_.empty() && first()) NewDirectory(step_directory(settings_.out, state_.step)).remove();
         outcome_ = Outcome{state_.step, monotonic_seconds() - start_, error_};
     }
 
-    // The files of a checkpoint; where the model's own weights are not fp32, those are written beside them.
+    // The files of a checkpoint; if the model's own weights are not fp32, those are written beside them.
     std::vector<TensorFiles> files(const std::string& dir) const {
         std::vector<TensorFiles> all;
         all.emplace_back(dir + "/model.safetensors", whole_, dtype_of<floatX>);
@@ -413,9 +413,9 @@ private:
             throw;
         }
     }
-    // At once where training leaves the cores alone, in turn on a CPU.
+    // All at once where training leaves the cores idle, one after another on a CPU.
     static void run_all(const std::vector<std::function<void()>>& parts) {
-        constexpr auto any = std::launch::async | std::launch::deferred;  // the latter if there are no more threads
+        constexpr auto any = std::launch::async | std::launch::deferred;  // deferred if there are no more threads
         constexpr auto launch = be::memory_is_host ? std::launch::deferred : any;
         std::vector<std::future<void>> running;
         for (const auto& part : parts) running.push_back(std::async(launch, part));
@@ -452,7 +452,7 @@ private:
         try {
             make_latest(settings_.out, step_directory(settings_.out, state_.step));
         } catch (...) {
-            problem = std::current_exception();  // the disk must not fill up because of it
+            problem = std::current_exception();  // rethrown after prune(), so that the disk does not fill up
         }
         prune(settings_.out, state_.step, settings_.keep, settings_.keep_every);
         if (problem) std::rethrow_exception(problem);
@@ -468,8 +468,8 @@ private:
     std::vector<Range> counted_;
     Parts buffers_;
 
-    // Of the save that is under way; the thread's while it runs.
-    Stage stage_ = Stage::idle;
+    // State of the save in progress; owned by its thread while it runs.
+    Phase phase_ = Phase::idle;
     TrainingState state_;
     Parts parts_;
     std::string error_, sums_, all_sums_;
@@ -480,7 +480,7 @@ private:
 };
 
 // ---- when ------------------------------------------------------------------------------------------------------------------
-// "90", "90s", "30m", "2h", "1h30m", "2d" -> seconds; NaN if it is none of them.
+// Seconds in "90", "90s", "30m", "2h", "1h30m", "2d"; NaN for anything else.
 inline double parse_duration(const std::string& text) {
     double total = 0;
     size_t i = 0;

@@ -1,4 +1,4 @@
-// What this program is: `train_gpt --version`.
+// The program's version: `train_gpt --version`.
 #pragma once
 #include <cstdio>
 #include <string>
@@ -8,7 +8,7 @@
 #include "../ops.h"
 #include "../parallel/world.h"
 
-#if !defined(GIT_VERSION)  // the Makefile's `git describe`, at the time of the build
+#if !defined(GIT_VERSION)  // set by the Makefile from `git describe`
 #define GIT_VERSION "not built from git"
 #endif
 
@@ -34,7 +34,7 @@ inline int print_version() {
     line("NCCL", "no");
 #endif
 #if !HAVE_MPI
-    line("MPI", "no: one rank alone");
+    line("MPI", "no: one rank only");
 #elif defined(OMPI_MAJOR_VERSION)
     line("MPI", format("Open MPI %d.%d.%d", OMPI_MAJOR_VERSION, OMPI_MINOR_VERSION, OMPI_RELEASE_VERSION));
 #else
