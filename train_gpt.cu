@@ -77,20 +77,25 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/parallel/pipeline_links.h"
 // report: Logger, StepStats, Table, human_count
 #include "llmc/report/logger.h"
-// run: TrainOptions, ... | cli::parse | Schedule | Guard, Verdict | BatchRanges | read_config, read_parameters | ModelTexts |
-// RunLock, find_checkpoints | TrainingState, Saver | MemoryCheck | hear_stop_signals, StopVote | make_plan, add_rows | Peak,
-// peak_of_all, describe_machine | the commands that need no model
+// run: TrainOptions, ... | configure_model, layout_of, data_options | cli::parse | Schedule | Guard, Verdict | PlantedFaults,
+// GradientHashes, LayerHealth | read_config, read_parameters | ModelTexts | RunLock, find_checkpoints | TrainingState, Saver |
+// find_resumed, check_same_everywhere | MemoryCheck | hear_stop_signals, StopVote | Timetable, decide_together |
+// score_requests, tables of an evaluation | make_plan, add_rows | Peak, peak_of_all, make_ctx | the commands that need no model
 #include "llmc/run/config.h"
+#include "llmc/run/from_options.h"
 #include "llmc/run/cli.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/guard.h"
-#include "llmc/run/faults.h"
+#include "llmc/run/diagnostics.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/model_texts.h"
 #include "llmc/run/run_directory.h"
 #include "llmc/run/training_state.h"
+#include "llmc/run/resume.h"
 #include "llmc/run/memory_check.h"
 #include "llmc/run/stop.h"
+#include "llmc/run/timetable.h"
+#include "llmc/run/evaluation.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/machine.h"
 #include "llmc/run/text_commands.h"
@@ -1078,14 +1083,6 @@ static void model_backward(be::Ctx& ctx, Model& m, const Rows& in, Finished fini
 // ---------------------------------------------------------------------------------------------------------------------------
 // 5  One training step
 
-static GuardOptions guard_options(const TrainOptions& o) {
-    GuardOptions g;
-    g.policy = o.on_spike, g.loss_deviations = o.spike_loss_deviations, g.norm_factor = o.spike_grad_norm_factor;
-    g.window = o.spike_window, g.patience = o.spike_patience, g.max_rollbacks = o.max_rollbacks;
-    g.rollback_distance = o.rollback_distance, g.rollback_batches = o.rollback_batches;
-    return g;
-}
-
 // fp32 weights, moments and counters live in Model; this is what a step needs besides.
 struct Trainer {
     be::Ctx& ctx;
@@ -1103,7 +1100,8 @@ struct Trainer {
     BatchRanges discards;           // batches that are drawn and dropped
     ParameterGatherer gatherer;
     MemoryCheck memory;
-    Faults faults = Faults::from_environment();
+    PlantedFaults faults;
+    LayerHealth layers;
     std::function<bool()> stop = [] { return false; };  // asked before each micro-batch, with the same answer on every rank
 
     Trainer(be::Ctx& c, Model& model, const TrainOptions& options, const Schedule& s, const DataLoader& loader,
@@ -1116,18 +1114,11 @@ struct Trainer {
           state(position),
           guard(guard_options(o)),
           gatherer(ctx, m.ranks->dp, m.shards, !o.no_overlap),
-          memory(o.check_weight_hash_across_dp_replicas_interval > 0, ctx, m.ranks->world, m.ranks->mesh, m.table, m.shards) {}
+          memory(o.check_weight_hash_across_dp_replicas_interval > 0, ctx, m.ranks->world, m.ranks->mesh, m.table, m.shards),
+          faults(ctx, m.table, m.shards, m.ranks->mesh.world.rank),
+          layers(ctx, *m.ranks, m.table, m.shards, m.counted, m.c.L) {}
     int64_t batch() const { return state.batch(); }  // the next one's number
 };
-
-// Steps in bf16 before the first in FP8; with `auto` not known until the run is steady.
-static int64_t fp8_start(const TrainOptions& o, const TrainingState& s) {
-    if (o.fp8_start == "auto") return s.fp8_start < 0 ? INT64_MAX : s.fp8_start;
-    return (int64_t)cli::number_in_range("fp8-start", o.fp8_start, at_least(0), true);
-}
-
-// Whether what happens every `interval` steps (0: never) happens at this one.
-static bool due(int64_t interval, int64_t step) { return interval > 0 && step % interval == 0; }
 
 // Elements of the residual stream that this rank has of a micro-batch.
 static size_t stream_size(const Model& m, const Rows& in) { return (size_t)local_rows(m, in) * m.c.C; }
@@ -1136,52 +1127,6 @@ static PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
     std::vector<size_t> slots;
     for (const auto& chunk : m.a.chunks) slots.push_back(chunk.size());
     return PipelineLinks(ctx, *m.ranks, (int)m.stages.size(), slots);
-}
-
-// What TRAIN_GPT_FAULTS plants (faults.h).
-static void randomize_tokens(Batch& batch, int V, int64_t first_sample) {
-    for (size_t i = 0; i < batch.tokens.size(); i++) {
-        const auto token = [&](size_t j) {
-            return (int)(((uint64_t)first_sample * 1000003 + j) * 0x9e3779b97f4a7c15u >> 33) % V;
-        };
-        batch.tokens[i] = token(i), batch.targets[i] = token(i + 1);
-    }
-}
-static bool plant(Trainer& t, const char* kind) {
-    return !t.faults.none() && t.faults.once(kind, t.batch(), t.m.ranks->mesh.world.rank);
-}
-static void flip_last_bit(be::Ctx& ctx, void* place) {
-    char byte;
-    be::download(ctx, &byte, place, 1);
-    byte ^= 1;
-    be::upload(ctx, place, &byte, 1);
-}
-static void plant_faults_before(Trainer& t) {
-    if (t.faults.none()) return;
-    const Model& m = t.m;
-    const Bucket& b = m.shards.buckets[0];
-    const std::pair<const char*, void*> places[] = {{"flip-norm", m.params + m.table.shared},
-                                                    {"flip-lower", m.lower ? (void*)m.lower : m.params + b.mine},
-                                                    {"flip-exp-avg", m.m.data},
-                                                    {"flip-exp-avg-sq", m.v.data}};
-    for (const auto& [kind, place] : places)
-        if (plant(t, kind)) t.gatherer.finish(), flip_last_bit(t.ctx, place);
-    if (!plant(t, "flip-weight")) return;
-    floatX weight;
-    floatX* place = m.params + b.mine;
-    be::download(t.ctx, &weight, place, sizeof weight);
-    weight = (real)weight * real(0x1p64);  // the exponent's highest bit but one
-    be::upload(t.ctx, place, &weight, sizeof weight);
-}
-static void plant_flaky_gradient(Trainer& t) {
-    if (plant(t, "flaky-gradient")) flip_last_bit(t.ctx, t.m.grads.data);
-}
-static void plant_faults_after(Trainer& t) {
-    if (t.faults.none() || !t.faults.nan_gradient(t.batch(), t.m.ranks->mesh.world.rank)) return;
-    t.m.grads.from(t.m.shards.buckets[0].mine).visit([&](auto* x) {
-        const std::decay_t<decltype(*x)> nan = (float)NAN;
-        be::upload(t.ctx, x, &nan, sizeof nan);
-    });
 }
 
 // Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order: sets grads and the sums.
@@ -1207,7 +1152,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
         if (e.pass == Pass::forward) {
             const int64_t first = t.state.sample() + ((int64_t)e.micro_batch * mesh.dp.size + mesh.dp.rank) * B;
             t.data.fetch(first, B, t.micro_batch);
-            if (t.faults.noise(t.batch())) randomize_tokens(t.micro_batch, m.c.V, first);
+            t.faults.in_tokens(t.micro_batch, m.c.V, first, t.batch());
             in = stage(t.ctx, t.micro_batch, slot);
             in.gradients = e.micro_batch ? Acc::Add : Acc::Set;
             in.rounding_key = rounding_key((uint64_t)t.o.seed, first, RngPurpose::gradients);
@@ -1246,54 +1191,22 @@ static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
     return true;
 }
 
-// CRC-32C of each tensor in memory that is laid out as the parameters.
-template <class E>
-static std::vector<uint32_t> tensor_hashes(be::Ctx& ctx, const ParameterTable& table, const E* buffer) {
-    std::vector<uint32_t> hashes;
-    std::vector<E> values;
-    for (const TensorSpec& t : table.rows) {
-        values.resize(t.size());
-        be::download(ctx, values.data(), buffer + t.offset, t.size() * sizeof(E));
-        hashes.push_back(crc32c(values.data(), t.size() * sizeof(E)));
-    }
-    return hashes;
-}
-
 // The same with each rank's own gradients computed twice, which must have the same bits: if they have not, the machine computes
 // wrong, and the run ends with the rank, its host and the first tensor.
 static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
-    World* world = m.ranks->world;
-    std::vector<uint32_t> hashes[2];
-    LossSums sums[2];
-    for (int i = 0; i < 2; i++) {
+    Ranks& ranks = *m.ranks;
+    GradientHashes once, again;
+    for (GradientHashes* hashes : {&once, &again}) {
         if (!run_micro_batches(t, global_batch, loss_scale, [](int) {})) return false;
-        plant_flaky_gradient(t);
-        hashes[i] = m.grads.visit([&](auto* x) { return tensor_hashes(t.ctx, m.table, x); }), sums[i] = read_sums(t.ctx, m);
+        t.faults.in_own_gradients(m.grads, t.batch());
+        *hashes = hash_gradients(t.ctx, m.table, m.grads, read_sums(t.ctx, m));
     }
-    std::string problem;
-    if (memcmp(&sums[0], &sums[1], sizeof sums[0]) != 0) problem = "the loss";
-    for (size_t i = hashes[0].size(); i-- > 0;)
-        if (hashes[0][i] != hashes[1][i]) problem = "the gradient of " + m.table.rows[i].name;
-    if (!problem.empty())
-        problem = format(
-            "%s of batch %lld has other bits when it is computed again on %s; HINT: this machine computes wrong, or a "
-            "library is not deterministic: take it out, and go on from a checkpoint",
-            problem.c_str(), (long long)t.batch(), world ? world->description().c_str() : "this machine");
-    agree_that_all_is_well(world, problem);
-    for (int block = 0; block < (int)m.g.blocks.size(); block++) reduce_replicas(t.ctx, *m.ranks, m.table, m.grads, block);
-    reduce_shared(t.ctx, *m.ranks, m.table, m.grads, m.c.tied);
-    GradientReducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, false).finish();
+    require_equal(once, again, m.table, ranks.world, t.batch());
+    for (int block = 0; block < (int)m.g.blocks.size(); block++) reduce_replicas(t.ctx, ranks, m.table, m.grads, block);
+    reduce_shared(t.ctx, ranks, m.table, m.grads, m.c.tied);
+    GradientReducer(t.ctx, ranks.dp, m.shards, m.table, m.grads, false).finish();
     return true;
-}
-
-// Ends the run if what the last update has stored is not in memory any more (memory_check.h).
-static void check_memory(Trainer& t) {
-    if (const std::string what = t.memory.change(memory_of(t.m)); !what.empty())
-        fail(
-            "since step %lld %s have changed in memory, though nothing was stored there; HINT: go on from a checkpoint, "
-            "without that machine",
-            (long long)t.state.step, what.c_str());
 }
 
 // AdamW on this rank's parts, whose new parameters then go to all: first the vectors, which every block needs, then the
@@ -1315,8 +1228,7 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
             else update_part(b.mine, b.n, {});
             t.gatherer.start(b, m.params);
         }
-    if (plant(t, "wrong-update"))  // the last bit of a bf16, which is one of an fp32 number's middle ones
-        flip_last_bit(t.ctx, (char*)m.m.from(m.shards.buckets.back().shard).data + (m.m.is_bf16 ? 0 : 2));
+    t.faults.in_update(m.m, t.batch());
     t.memory.remember(memory_of(m));
 }
 
@@ -1374,64 +1286,14 @@ static void end_step_in_fp8(Trainer& t, double loss, double norm) {
 // The counters at the next batch that is not left out. On the way weights, moments and learning rate stay as they are.
 static Counters next_batch(const Trainer& t) { return t.schedule.next(t.state, t.state.skips, t.discards); }
 
-// This rank's parts of the fp32 weights.
-static std::vector<real> weight_parts(be::Ctx& ctx, const Model& m) {
-    std::vector<floatX> params(m.shards.size);
-    for (const Bucket& b : m.shards.buckets)
-        be::download(ctx, params.data() + b.shard, m.params + b.mine, b.n * sizeof(floatX));
-    std::vector<LowerHalf> lower(m.lower ? m.shards.size : 0);
-    be::download(ctx, lower.data(), m.lower, lower.size() * sizeof(LowerHalf));
-    return whole_weights(params, lower);
-}
-
-// Every layer after an update: norms of its weights before, gradients and update, over all ranks; in FP8 the shares of each
-// tensor's elements that became zero and the largest number, the largest of any rank. For log.jsonl.
-static nlohmann::ordered_json examine_layers(Trainer& t, const std::vector<real>& before) {
-    Model& m = t.m;
-    const int L = m.c.L;  // then the embedding, the head
-    const auto place = [&](const TensorSpec& t) {
-        return t.block >= 0 ? m.table.part.layers[(size_t)t.block] : t.block == TensorSpec::embedding ? L : L + 1;
-    };
-    std::vector<double> sums((size_t)(L + 2) * 3);
-    const std::vector<real> after = weight_parts(t.ctx, m);
-    for (const TensorSpec& spec : m.table.rows)
-        for (const Range& r : m.counted) {
-            const size_t first = std::max(r.begin, spec.offset), last = std::min(r.end, spec.offset + spec.size());
-            if (first >= last) continue;
-            double* sum = &sums[(size_t)place(spec) * 3];
-            m.shards.for_each_part(first, last - first, [&](size_t from, size_t shard, size_t n) {
-                const std::vector<real> gradient = downloaded(t.ctx, m.grads.from(first + from), n);
-                for (size_t i = 0; i < n; i++) {
-                    const double w = (double)before[shard + i], g = (double)gradient[i], d = (double)after[shard + i] - w;
-                    sum[0] += w * w, sum[1] += g * g, sum[2] += d * d;
-                }
-            });
-        }
-    std::vector<float> zero((size_t)L * fp8_tensors), largest(zero.size());
+// In FP8, of each tensor's elements, how many became zero and how many the largest number.
+static CodeShares code_shares(const Model& m) {
+    CodeShares shares((size_t)m.c.L * fp8_tensors);
     for (size_t i = 0; i < m.fp8.counts.size(); i++) {
-        const EightBit::Count& c = m.fp8.counts[i];
-        const size_t at = among_all_layers(m, i);
-        if (c.codes > 0) zero[at] = (float)c.zero / (float)c.codes, largest[at] = (float)c.largest / (float)c.codes;
+        const EightBit::Count& count = m.fp8.counts[i];
+        shares.set(among_all_layers(m, i), count.codes, count.zero, count.largest);
     }
-    sums = sum_of_all_ranks(*m.ranks, sums);
-    zero = largest_of_all_ranks(*m.ranks, zero), largest = largest_of_all_ranks(*m.ranks, largest);
-
-    auto layers = nlohmann::ordered_json::array();
-    for (int i = 0; i < L + 2; i++) {
-        const double *sum = &sums[(size_t)i * 3], weights = std::sqrt(sum[0]);
-        layers.push_back({{"layer", i < L    ? std::to_string(i)
-                                    : i == L ? "embedding"
-                                             : "head"},
-                          {"weight_norm", weights},
-                          {"grad_norm", std::sqrt(sum[1])},
-                          {"update_ratio", weights > 0 ? std::sqrt(sum[2]) / weights : 0}});
-        if (i >= L || !m.fp8.on) continue;
-        const auto range = [&](const std::vector<float>& v) {
-            return std::vector<float>(v.begin() + i * fp8_tensors, v.begin() + (i + 1) * fp8_tensors);
-        };
-        layers.back()["fp8_zero"] = range(zero), layers.back()["fp8_largest"] = range(largest);
-    }
-    return layers;
+    return shares;
 }
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
@@ -1448,14 +1310,14 @@ static std::optional<StepStats> train_step(Trainer& t) {
     begin_step_in_fp8(t);
     const bool examines = due(t.o.log_health_interval, t.state.step + 1);
     t.m.fp8.counts.assign(examines && t.m.fp8.on ? t.m.fp8.blocks.size() * fp8_tensors : 0, {});
-    plant_faults_before(t);
+    t.faults.in_memory(memory_of(t.m), t.batch(), [&] { t.gatherer.finish(); });
     const bool twice = due(t.o.detect_nondeterminism, t.state.step + 1);
     if (!(twice ? accumulate_gradients_twice : accumulate_gradients)(t, global_batch, loss_scale)) {
         t.m.fp8.on = t.m.fp8.measuring = false;
         return {};
     }
-    plant_faults_after(t);
-    check_memory(t);
+    t.faults.in_summed_gradients(t.m.grads, t.batch());
+    t.memory.require_unchanged(memory_of(t.m), t.state.step);
     for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads.from(r.begin), r.end - r.begin);
     const LossSums sums = reduce_sums(*t.m.ranks, read_sums(t.ctx, t.m));
     const double norm = std::sqrt(sums.squares), ce = sums.ce / sums.n, z = sums.z / sums.n;
@@ -1463,9 +1325,10 @@ static std::optional<StepStats> train_step(Trainer& t) {
     const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
     t.verdict = t.guard.judge(t.state.step + 1, t.batch(), ce + z, norm);
     if (t.verdict.apply) {
-        const std::vector<real> before = examines ? weight_parts(t.ctx, t.m) : std::vector<real>();
+        if (examines) t.layers.before_update(memory_of(t.m));
         update(t, lr, weight_decay, clip);
-        t.health = examines ? examine_layers(t, before) : nlohmann::ordered_json();
+        t.health = nlohmann::ordered_json();
+        if (examines) t.health = t.layers.after_update(memory_of(t.m), t.m.grads, t.m.fp8.on ? code_shares(t.m) : CodeShares());
         end_step_in_fp8(t, ce, norm);
         t.state.updates++;
         t.state.scheduled += global_batch;
@@ -1619,15 +1482,6 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
     return sums;
 }
 
-// The name and loss of each data set that gave samples; nothing where there is only one data set.
-static std::vector<std::pair<std::string, double>> set_losses(const DataLoader& data, const std::vector<LossSums>& sums) {
-    std::vector<std::pair<std::string, double>> losses;
-    const std::vector<std::string> names = data.set_names();
-    for (size_t j = 0; j < sums.size() && sums.size() > 1; j++)
-        if (sums[j].n > 0) losses.emplace_back(names[j], sums[j].ce / (double)sums[j].n);
-    return losses;
-}
-
 // Writes text one token at a time. The activations of `m` serve as scratch. All ranks that share a model take part, and get the
 // same logits.
 class Generator {
@@ -1745,94 +1599,8 @@ static int sample_text(Generator& generator, const std::vector<int>& prompt, int
     return n;
 }
 
-// The tokens to start from: the prompt's, or the end-of-document token, which is what comes before a fresh document.
-static std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const std::string& prompt, int capacity) {
-    std::vector<int> tokens = tokenizer.encode_prompt(prompt);
-    if (tokens.empty() && tokenizer.eod_id() >= 0) tokens.push_back(tokenizer.eod_id());
-    if (tokens.empty())
-        fail("the prompt is empty and the tokenizer has no end-of-document token to start from; HINT: give --prompt");
-    if ((int)tokens.size() > capacity)
-        fail("the prompt has %zu tokens, the model's context holds %d; HINT: give a shorter --prompt", tokens.size(), capacity);
-    return tokens;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------------
 // 7  Commands
-
-static void check_backend_takes(const ModelConfig& c) {
-    const std::string wrong = be::attention_limits(c.HS());
-    if (!wrong.empty()) fail("%s", wrong.c_str());
-}
-
-// The model that the options describe: a directory or a preset, then what is given beside it.
-static ModelConfig configure_model(const TrainOptions& o, const Tokenizer* tokenizer) {
-    const bool from_directory = !o.model.empty();
-    if (from_directory && !o.preset.empty())
-        fail_usage("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
-    if (!from_directory && o.preset.empty() && !o.num_layers)
-        fail_usage(
-            "no model is given; HINT: --preset gpt2-124m (or another), --model DIR, or --num-layers, --hidden-size and "
-            "--num-attention-heads");
-    ModelConfig c;
-    if (from_directory) c = read_config(o.model);
-    else if (!o.preset.empty()) c = config_from_preset(o.preset);
-    else set_family(c, "gpt2");  // Megatron's defaults; the options below turn it into another
-    const auto given = [](int& size, int value) {
-        if (value) size = value;
-    };
-    given(c.L, o.num_layers), given(c.C, o.hidden_size), given(c.F, o.ffn_hidden_size);
-    given(c.NKV, o.num_query_groups ? o.num_query_groups : o.num_attention_heads), given(c.NH, o.num_attention_heads);
-    given(c.T, o.max_position_embeddings ? o.max_position_embeddings : from_directory ? 0 : o.seq_length);
-    if (!o.normalization.empty()) c.norm = o.normalization == "RMSNorm" ? Norm::rmsnorm : Norm::layernorm;
-    if (!o.position_embedding_type.empty())
-        c.position = o.position_embedding_type == "rope"    ? Position::rope
-                     : o.position_embedding_type == "alibi" ? Position::alibi
-                                                            : Position::learned;
-    if (o.swiglu) c.activation = Activation::swiglu;
-    if (o.disable_bias_linear) c.bias = false;
-    if (o.untie_embeddings_and_output_weights) c.tied = false;
-    if (o.embed_layernorm) c.embedding_norm = true;
-    c.eps = o.norm_epsilon.value_or(c.eps), c.rope_base = o.rotary_base.value_or(c.rope_base),
-    c.init_std = o.init_method_std.value_or(c.init_std);
-    if (!c.F) c.F = c.activation == Activation::swiglu ? (8 * c.C / 3 + 63) / 64 * 64 : 4 * c.C;  // Megatron's defaults
-    match_family(c);
-
-    if (o.vocab_size) c.V = o.vocab_size;
-    else if (tokenizer && !from_directory) c.V = tokenizer->vocab_size();
-    if (!c.V) fail_usage("the size of the vocabulary is not known; HINT: --tokenizer DIR, or --vocab-size N");
-    if (tokenizer) tokenizer->check_fits(c.V);
-    check_config(c);
-    check_backend_takes(c);
-    pad_vocabulary(c, o.make_vocab_size_divisible_by * o.tensor_model_parallel_size);
-    return c;
-}
-
-static const char* family_description(const ModelConfig& c) {
-    return c.family == "llama"   ? "RMSNorm, rotary positions, SwiGLU, no biases"
-           : c.family == "bloom" ? "LayerNorm also after the embedding, ALiBi, GeLU, biases"
-                                 : "LayerNorm, learned positions, GeLU, biases";
-}
-
-// Cross-entropy of the validation tokens under the frequencies of the training tokens (each count plus one): what can be known
-// without any context. Reads at most 2000 samples of each, spread evenly.
-static double unigram_loss(const DataLoader& train, const DataLoader& valid, int64_t valid_samples, int V) {
-    std::vector<double> count(V, 1.0);
-    double total = V;
-    Batch batch;
-    int64_t reads = std::min<int64_t>(2000, train.n_samples());
-    for (int64_t i = 0; i < reads; i++) {
-        train.fetch(i * train.n_samples() / reads, 1, batch);
-        for (int token : batch.tokens) count[token]++, total++;
-    }
-    double loss = 0, n = 0;
-    reads = std::min<int64_t>(2000, valid_samples);
-    for (int64_t i = 0; i < reads; i++) {
-        valid.fetch(i * valid_samples / reads, 1, batch);
-        for (int target : batch.targets)
-            if (target >= 0) loss -= std::log(count[target] / total), n++;
-    }
-    return loss / n;
-}
 
 // What the run is, for the console, and as rows for the report.
 struct RunTable {
@@ -1868,72 +1636,13 @@ static void describe_ranks(RunTable& t, const Model& m) {
     }
 }
 
-static RankLayout layout_of(const TrainOptions& o) {
-    RankLayout layout;
-    layout.tp = o.tensor_model_parallel_size;
-    layout.pp = o.pipeline_model_parallel_size;
-    layout.vpp = o.num_virtual_stages_per_pipeline_rank;
-    layout.sequence_parallel = !o.no_sequence_parallel;
-    layout.zero = o.zero > 0;
-    layout.bucket_elements = (size_t)o.ddp_bucket_size;
-    layout.rows = (int64_t)o.micro_batch_size * o.seq_length;
-    return layout;
-}
-
-// Threads of this rank, as ranks of one machine share its cores; 0 where the user has said it to OpenMP.
-static int share_of_machine(World& world) {
-    const std::vector<int> mine = cpu::cores_of(cpu::usable_cpus());
-    const std::vector<std::string> all = world.all_gather(std::string((const char*)mine.data(), mine.size() * sizeof(int)));
-    std::vector<std::vector<int>> here;
-    std::set<int> used;
-    for (int r = 0; r < world.size(); r++) {
-        if (world.hosts()[(size_t)r] != world.host()) continue;
-        const int* cores = (const int*)all[(size_t)r].data();
-        here.emplace_back(cores, cores + all[(size_t)r].size() / sizeof(int));
-        used.insert(here.back().begin(), here.back().end());
-    }
-    if (getenv("OMP_NUM_THREADS")) return 0;
-    const size_t possible = cpu::cores_of(cpu::possible_cpus()).size();
-    if (be::memory_is_host && world.has_mpi() && world.rank() == 0 && 2 * used.size() <= possible)
-        print_line(stderr,
-                   format("note: the %zu rank%s on %s may use %zu of %zu cores; HINT: mpirun --bind-to none shares all of them",
-                          here.size(), here.size() == 1 ? "" : "s", world.host().c_str(), used.size(), possible));
-    return cpu::share_of_cores(mine, here, cpu::cpu_quota());
-}
-// Each rank has a GPU. plans: one process that only plans needs none.
-static be::Ctx make_ctx(World& world, int threads, bool plans = false) {
-    if (!threads && (world.size() > 1 || world.has_mpi())) threads = share_of_machine(world);
-    return be::Ctx(threads, world.local_rank(), plans && world.size() == 1);
-}
-
-static Fp8Recipe fp8_recipe(const TrainOptions& o) {
-    Fp8Recipe r;
-    r.on = !o.fp8_format.empty(), r.current = o.fp8_recipe == "current";
-    r.gradient = o.fp8_format == "e4m3" ? Fp8::e4m3 : Fp8::e5m2;
-    r.margin = o.fp8_margin, r.history = o.fp8_amax_history_len, r.most_recent = o.fp8_amax_compute_algo == "most_recent";
-    return r;
-}
-
-// Which of a model's blocks on this rank are computed in FP8; refuses what cannot be.
+// Which of a model's blocks on this rank are computed in FP8, and how.
 static void plan_8_bits(const be::Ctx& ctx, Model& m, const TrainOptions& o, bool after_bf16) {
     EightBit& f = m.fp8;
-    f.recipe = fp8_recipe(o), f.after_bf16 = after_bf16, f.fast_accumulation = !o.no_fp8_fast_accumulation;
-    if (!f.recipe.on) return;
-    if (const std::string problem = be::fp8_limits(ctx); !problem.empty()) fail("%s", problem.c_str());
-    const int first = o.first_last_layers_bf16 ? o.num_layers_at_start_in_bf16 : 0,
-              last = m.c.L - (o.first_last_layers_bf16 ? o.num_layers_at_end_in_bf16 : 0);
-    if (first >= last) fail("all %d layers stay in bf16: --fp8-format has nothing to do", m.c.L);
-    for (const int layer : m.table.part.layers) f.blocks.push_back(layer >= first && layer < last);
-    const auto check = [](int64_t n, const char* what) {
-        if (n % 16) fail("products in FP8 need sizes that are multiples of 16; %s is %lld", what, (long long)n);
-    };
-    check(m.c.C, "the width"), check(m.n.QKVl, "a rank's part of queries, keys and values");
-    check((int64_t)m.n.NHl * m.c.HS(), "a rank's part of the heads"), check(m.n.Fl, "a rank's part of the feed-forward width");
-    check((int64_t)o.micro_batch_size * o.seq_length, "the number of rows (micro-batch-size x seq-length)");
-}
-
-static std::string run_name(const TrainOptions& o) {
-    return o.name.empty() ? std::filesystem::weakly_canonical(o.out).filename().string() : o.name;
+    f.recipe = fp8_recipe(o);
+    f.after_bf16 = after_bf16;
+    f.fast_accumulation = !o.no_fp8_fast_accumulation;
+    if (f.recipe.on) f.blocks = blocks_in_fp8(ctx, o, m.c, m.table.part);
 }
 
 static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedule& schedule, const be::Ctx& ctx,
@@ -2005,103 +1714,9 @@ static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedu
     return t;
 }
 
-static DataOptions data_options(const TrainOptions& o, const ModelConfig& c, const Tokenizer* tokenizer, DataSplit part,
-                                int64_t n_samples) {
-    DataOptions d;
-    const bool own = !o.valid_data_path.empty();  // training and validation data are apart, and each is used whole
-    d.blend = parse_data_path(own && part == DataSplit::valid ? o.valid_data_path : o.data_path);
-    if (own && d.blend.paths.size() == 1) d.blend.weights.clear();  // as Megatron
-    d.validates = o.eval_iters > 0;
-    d.split = o.split, d.part = own ? DataSplit::whole : part;
-    d.T = o.seq_length, d.seed = (uint32_t)o.seed, d.n_samples = n_samples, d.vocab_size = c.V;
-    if (tokenizer) d.eod = tokenizer->eod_id(), d.tokenizer = tokenizer->identity();
-    d.reset_position_ids = o.reset_position_ids, d.reset_attention_mask = o.reset_attention_mask,
-    d.eod_mask_loss = o.eod_mask_loss;
-    return d;
-}
-
-static bool has_validation(const TrainOptions& o) {
-    return o.eval_iters > 0 && (!o.valid_data_path.empty() || has_share(o.split, DataSplit::valid));
-}
-
 static std::string describe(const DataSummary& s) {
     return format("%s tokens in %s document%s, %.1f%% of the samples", human_count((double)s.tokens).c_str(),
                   human_count((double)s.documents).c_str(), s.documents == 1 ? "" : "s", 100 * s.share);
-}
-
-// What is wrong with a checkpoint; all ranks read a share of it.
-static std::string verify_together(World& world, const std::string& dir) {
-    for (const std::string& problem : world.all_gather(verify_checkpoint(dir, world.rank(), world.size())))
-        if (!problem.empty()) return problem;
-    return "";
-}
-
-// The checkpoint to go on from; empty: a new run, for which OUT must not hold one. The first rank looks, all verify.
-static std::string find_resumed(World& world, const TrainOptions& o) {
-    const bool main_rank = world.rank() == 0;
-    const Strings found = main_rank ? checkpoints_to_try(o.out) : Strings();
-    if (o.resume.empty()) {
-        if (!o.dry_run && !found.empty())
-            fail("%s already holds a run; HINT: --resume auto goes on with it; or give another --out", o.out.c_str());
-        return "";
-    }
-    if (o.resume != "auto") {
-        const std::string dir = world.all_gather(model_directory(o.resume))[0], problem = verify_together(world, dir);
-        if (!problem.empty()) fail("cannot resume from %s: %s", dir.c_str(), problem.c_str());
-        namespace fs = std::filesystem;
-        if (!o.dry_run && !found.empty() && fs::canonical(dir).parent_path() != fs::canonical(o.out))
-            fail(
-                "%s holds the checkpoints of another run than %s, which this one would replace; HINT: give another --out, or "
-                "--resume auto to go on with the run that is there",
-                o.out.c_str(), dir.c_str());
-        return dir;
-    }
-    for (size_t i = 0;; i++) {
-        const std::string dir = world.all_gather(i < found.size() ? found[i] : "")[0];
-        if (dir.empty()) break;
-        const std::string problem = verify_together(world, dir);
-        if (problem.empty()) return dir;
-        if (main_rank) print_line(stderr, "warning: " + problem + "; trying an older checkpoint");
-    }
-    if (!found.empty())
-        fail("none of the %zu checkpoints in %s is intact; HINT: remove them to start anew, or give --resume DIR", found.size(),
-             o.out.c_str());
-    return "";
-}
-
-// Refuses ranks that were started with other options, data or programs: each compares its texts with the first rank's.
-static void check_same_everywhere(World& world, TrainOptions o, int head_rows, const nlohmann::ordered_json& data) {
-    if (world.size() == 1) return;
-    o.head_rows = head_rows;
-    const FileSum program = sum_file("/proc/self/exe");
-    const nlohmann::ordered_json mine = {
-        {"options", options_to_json(o)}, {"data", data}, {"program", format("%08x", program.crc)}};
-    const std::vector<std::string> all = world.all_gather(json_text(mine));
-    const auto first = nlohmann::ordered_json::parse(all[0]);
-    for (int r = 1; r < world.size(); r++) {
-        const auto other = nlohmann::ordered_json::parse(all[(size_t)r]);
-        for (const auto& [name, value] : first["options"].items())
-            if (other["options"].value(name, nlohmann::ordered_json()) != value)
-                fail("ranks were started with different options: --%s is %s on rank 0 and %s on rank %d", name.c_str(),
-                     value.dump().c_str(), other["options"].value(name, nlohmann::ordered_json()).dump().c_str(), r);
-        if (other["data"] != first["data"])
-            fail("ranks see different data: %s on rank 0, %s on rank %d", first["data"].dump().c_str(),
-                 other["data"].dump().c_str(), r);
-        if (other["program"] != first["program"])
-            fail("ranks run different programs: rank %d's is not rank 0's; HINT: one build for all", r);
-    }
-}
-
-// What a resumed run must find again: each data set's weight, documents and tokens.
-static nlohmann::ordered_json data_identity(const DataLoader& data, const DataOptions& options) {
-    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-    size_t i = 0;
-    for (const DataSummary& s : data.summary()) {
-        rows.push_back({{"documents", s.documents}, {"tokens", s.tokens}});
-        if (i < options.blend.weights.size()) rows.back()["weight"] = options.blend.weights[i];
-        i++;
-    }
-    return rows;
 }
 
 // Takes over what the checkpoint `dir` ("": a new run) says of scales and outliers.
@@ -2113,22 +1728,6 @@ static void take_over_state(Trainer& t, const std::string& dir) {
     if (!s.guard.is_null()) t.guard.restore(s.guard, dir);
     t.steadiness = Steadiness();
     if (!s.steadiness.is_null()) t.steadiness.restore(s.steadiness, dir);
-}
-
-// Adds the batches that the options leave out to those of the state; returns which of all are drawn and dropped.
-static BatchRanges add_left_out(TrainingState& s, const TrainOptions& o) {
-    s.skips.add(BatchRanges::parse(o.skip_batches, "--skip-batches"));
-    s.skips.add(BatchRanges::parse(o.iterations_to_skip, "--iterations-to-skip"));
-    const char* const option = "--skip-train-iteration-range";
-    for (const std::string& range : o.skip_train_iteration_range) {
-        if (std::find(s.iterations.begin(), s.iterations.end(), range) != s.iterations.end()) continue;
-        const BatchRanges given = BatchRanges::parse({range}, option);
-        if (given.empty() || given.ranges().back().last <= s.step) continue;  // as LLM-jp: what is past is dropped
-        if (given.ranges().front().first <= s.step)
-            fail("%s %s begins before the next iteration; HINT: begin with %lld", option, range.c_str(), (long long)s.step + 1);
-        s.iterations.push_back(range);
-    }
-    return BatchRanges::from_iterations(s.iterations, option);
 }
 
 // Weights of a new run, or weights and moments of the checkpoint `from`.
@@ -2409,95 +2008,18 @@ static RunInfo run_info(const Run& r) {
     return info;
 }
 
-// PaLM's remedy for a spike: goes on from an older checkpoint, whose directory is returned, without the batches around the
-// first outlier. The guard's counts and the batches left out so far stay.
+// Goes back to an older checkpoint, whose directory is returned. The guard's counts and the batches left out so far stay.
 static std::string roll_back(World& world, Trainer& t, const Verdict& v) {
-    std::string chosen;
-    std::vector<int64_t> steps = world.rank() == 0 ? find_checkpoints(t.o.out) : std::vector<int64_t>();
-    for (bool intact = false; !intact;) {
-        const auto step = t.guard.plan_rollback(steps, v.first_outlier_step);
-        chosen = world.all_gather(step ? step_directory(t.o.out, *step) : "")[0];
-        intact = chosen.empty() || verify_together(world, chosen).empty();
-        if (step && !intact) steps.erase(std::find(steps.begin(), steps.end(), *step));
-    }
-    if (chosen.empty())
-        fail("the run ends at step %lld: %s, but there is no intact checkpoint before step %lld; HINT: a shorter --save-every",
-             (long long)t.state.step, v.reason.c_str(), (long long)v.first_outlier_step);
     const Guard before = t.guard;
-    TrainingState state = read_state(chosen);
-    state.options = t.state.options, state.data = t.state.data, state.layout = t.state.layout;
-    state.planned = t.state.planned;
-    const BatchRanges::Range range = before.rollback_range(v.first_outlier_batch);
-    state.skips.add(t.state.skips);
-    state.skips.add(range.first, range.last);
-    state.iterations = t.state.iterations;
-    t.state = std::move(state);
-    load_optimizer(t.ctx, t.m, chosen);
-    take_over_state(t, chosen);
+    const std::string dir = checkpoint_to_go_back_to(world, t.o.out, before, v, t.state.step);
+    t.state = state_after_rollback(t.state, dir, before.rollback_range(v.first_outlier_batch));
+    load_optimizer(t.ctx, t.m, dir);
+    take_over_state(t, dir);
     const Guard saved = t.guard;
     t.guard = before;
     t.guard.rolled_back(saved);
     t.memory.remember(memory_of(t.m));
-    return chosen;
-}
-
-// When the next checkpoint and the end of this process are due.
-class Timetable {
-public:
-    explicit Timetable(const TrainOptions& o) : every_(parse_save_interval(o.save_every)) {
-        if (o.exit_after.empty()) return;
-        const double seconds = parse_duration(o.exit_after);
-        if (!(seconds > 0)) fail_usage("--exit-after is '%s'; it must be a duration (90s, 30m, 5h30m)", o.exit_after.c_str());
-        exit_at_ = start_ + seconds;
-    }
-    bool save_now(int64_t step) const {
-        if (every_.steps > 0) return step % every_.steps == 0;
-        return every_.seconds > 0 && monotonic_seconds() - saved_at_ >= every_.seconds;
-    }
-    bool exit_now() const { return monotonic_seconds() >= exit_at_; }
-    void saved() { saved_at_ = monotonic_seconds(); }
-
-private:
-    SaveInterval every_;
-    double start_ = monotonic_seconds(), saved_at_ = start_, exit_at_ = INFINITY;
-};
-
-static double parse_timeout(const std::string& text) {
-    const double seconds = parse_duration(text);
-    if (!(seconds > 0)) fail_usage("--distributed-timeout is '%s'; it must be a duration (90s, 10m, 1h)", text.c_str());
-    return seconds;
-}
-
-// What ranks decide together after a step: a signal to any of them counts, the clock of the first.
-struct Decision {
-    bool stop, save;
-};
-static Decision decide_together(World& world, Decision mine) {
-    if (world.size() == 1) return mine;
-    std::vector<Decision> all((size_t)world.size());
-    world.all_gather(&mine, sizeof mine, all.data());
-    return {std::any_of(all.begin(), all.end(), [](const Decision& d) { return d.stop; }), all[0].save};
-}
-
-// Why the run stops before its end: the first rank's reason that has one.
-static std::string reason_to_stop(World& world, const TrainOptions& o) {
-    const std::vector<std::string> signals = world.all_gather(stop_signal());
-    for (int r = 0; r < world.size(); r++)
-        if (const std::string& signal = signals[(size_t)r]; !signal.empty())
-            return "by " + signal + (world.size() > 1 ? format(" to rank %d", r) : "");
-    return "by --exit-after " + o.exit_after;
-}
-
-// The command that goes on with this run: the one it was started with, and --resume auto.
-static std::string resume_command(World& world) {
-    std::ifstream words("/proc/self/cmdline");
-    std::string command = world.size() > 1 ? format("%d ranks of", world.size()) : "";
-    for (std::string word; std::getline(words, word, '\0');) {
-        if (word == "--resume" && std::getline(words, word, '\0')) continue;
-        if (word.compare(0, 9, "--resume=") == 0) continue;
-        command += (command.empty() ? "" : " ") + shell_word(word);
-    }
-    return command + " --resume auto";
+    return dir;
 }
 
 // Times waited in each group. (On a GPU the streams wait, not the host.)
@@ -2681,15 +2203,12 @@ static void train(World& world, const TrainOptions& given) {
         const bool samples = generator && !now.stop && (state.step % o.sample_interval == 0 || last);
         const bool compares = due(o.check_weight_hash_across_dp_replicas_interval, state.step);
         if (validates || samples || last || now.stop || now.save || compares) trainer.gatherer.finish();
-        if (compares)
-            if (const std::string problem = trainer.memory.difference(memory_of(m)); !problem.empty())
-                fail("at step %lld %s; HINT: go on from a checkpoint, without that machine", (long long)state.step,
-                     problem.c_str());
+        if (compares) trainer.memory.require_agreement(memory_of(m), state.step);
         if (validates && !validate()) now.stop = true;
         if (samples && !now.stop && !write_sample()) now.stop = true;
         const bool saves = last || now.stop || now.save;
         if (saves) saver.wait(), report_save();
-        if (saves && saved_step != state.step) check_memory(trainer), save();
+        if (saves && saved_step != state.step) trainer.memory.require_unchanged(memory_of(m), state.step), save();
         else saver.proceed();
         report_save();
         return now.stop;
@@ -2825,41 +2344,6 @@ static void generate(World& world, const GenerateOptions& o) {
 }
 int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
 
-// A row of a pass that predicts a token to be scored.
-struct ScoredRow {
-    size_t row, request;
-    int target;
-};
-
-// Of each of n rows of logits the most likely token, over the vocabulary's shards; the first of equals.
-static std::vector<int> most_likely_tokens(be::Ctx& ctx, Model& m, size_t n) {
-    const LocalSizes& local = m.n;
-    const Axis& tp = m.ranks->mesh.tp;
-    HostSide<floatX> logits(ctx, m.a.logits, n * (size_t)local.Vpl);
-    logits.download();
-    std::vector<real> best((size_t)tp.size * n * 2);  // (tp, n, 2) largest logit and its token
-    real* mine = best.data() + (size_t)tp.rank * n * 2;
-    for (size_t i = 0; i < n; i++) {
-        const floatX* row = logits.data() + i * (size_t)local.Vpl;
-        const auto token = local.Vl ? std::max_element(row, row + local.Vl) - row : 0;
-        mine[2 * i] = local.Vl ? (real)row[token] : (real)-INFINITY, mine[2 * i + 1] = (real)(local.v0 + token);
-    }
-    if (tp.size > 1) {
-        real* place = m.a.statistics + (size_t)tp.rank * n * 2;
-        be::upload(ctx, place, mine, n * 2 * sizeof(real));
-        be::all_gather(ctx, m.ranks->tp, m.a.statistics, place, n * 2);
-        be::download(ctx, best.data(), m.a.statistics, best.size() * sizeof(real));
-    }
-    std::vector<int> tokens(n);
-    for (size_t i = 0; i < n; i++) {
-        const real* found = best.data() + 2 * i;
-        for (int r = 1; r < tp.size; r++)
-            if (const real* other = best.data() + ((size_t)r * n + i) * 2; other[0] > found[0]) found = other;
-        tokens[i] = (int)found[1];
-    }
-    return tokens;
-}
-
 // The rows go through the head alone: they are gathered at the front of x[L], a chunk at a time. A row's place there is never
 // behind its own, so that none is overwritten before it was used.
 static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
@@ -2879,7 +2363,7 @@ static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& row
         head(ctx, m, {nullptr, slot.targets, nullptr, nullptr, 1, (int)n, &slot}, 0, 0, false);
         HostSide<real> loss(ctx, m.a.loss, n);
         loss.download();
-        const std::vector<int> best = most_likely_tokens(ctx, m, n);
+        const std::vector<int> best = most_likely_tokens(ctx, *m.ranks, m.n, m.a.logits, m.a.statistics, n);
         for (size_t i = 0; i < n; i++) {
             Score& s = scores[rows[first + i].request];
             s.log_likelihood -= loss.data()[i];
@@ -2888,82 +2372,19 @@ static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& row
     }
 }
 
-// Log-likelihoods of continuations, longest sequences first, as many per pass as the activations hold. Shorter ones are padded
-// at the right, where causal attention never looks; T is rounded up so that few shapes of matrix products occur. Data-parallel
-// ranks share the requests; all ranks get all scores.
+// The log-likelihoods of the requests' continuations; a progress line, if there is one, follows.
 static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests, Progress* progress) {
-    const Mesh& mesh = m.ranks->mesh;
-    std::vector<size_t> by_length(requests.size()), order;
-    std::iota(by_length.begin(), by_length.end(), 0);
-    std::stable_sort(by_length.begin(), by_length.end(),
-                     [&](size_t a, size_t b) { return requests[a].n_inputs() > requests[b].n_inputs(); });
-    for (size_t i = (size_t)mesh.dp.rank; i < by_length.size(); i += (size_t)mesh.dp.size) order.push_back(by_length[i]);
     PipelineLinks links = pipeline_links(ctx, m);
-    std::vector<Score> scores(requests.size());
-    std::vector<int> tokens, positions;
-    std::vector<ScoredRow> rows;
-    int64_t done = 0;
-    for (size_t first = 0; first < order.size();) {
-        const int T = std::min(m.a.T, (requests[order[first]].n_inputs() + 15) / 16 * 16);
-        const int B = (int)std::min<size_t>(m.a.B * m.a.T / T, order.size() - first);
-        tokens.assign((size_t)B * T, 0), positions.resize((size_t)B * T), rows.clear();
-        for (size_t i = 0; i < positions.size(); i++) positions[i] = (int)i % T;
-        for (int b = 0; b < B; b++) {
-            const size_t request = order[first + b], start = (size_t)b * T;
-            const Request& r = requests[request];
-            const int n = r.n_inputs();
-            std::copy_n(r.tokens.begin(), n, tokens.begin() + start);
-            for (int t = n - r.n_scored; t < n; t++) rows.push_back({start + t, request, r.tokens[t + 1]});
-            done += n;
-        }
-        Slot& slot = m.a.slot();
-        be::upload(ctx, slot.tokens, tokens.data(), tokens.size() * sizeof(int));
-        be::upload(ctx, slot.positions, positions.data(), positions.size() * sizeof(int));
-        const Rows in = {slot.tokens, nullptr, slot.positions, nullptr, B, T, &slot};
+    Slot& slot = m.a.slot();
+    return score_requests(*m.ranks, m.a.B, m.a.T, requests, progress, [&](const ScoringPass& pass, std::vector<Score>& scores) {
+        be::upload(ctx, slot.tokens, pass.tokens.data(), pass.tokens.size() * sizeof(int));
+        be::upload(ctx, slot.positions, pass.positions.data(), pass.positions.size() * sizeof(int));
+        const Rows in = {slot.tokens, nullptr, slot.positions, nullptr, pass.B, pass.T, &slot};
         links.receive_input(slot.x[0], stream_size(m, in), 0, 0);
         model_forward(ctx, m, in);
         links.send_output(slot.out(), stream_size(m, in), 0, 0);
-        if (slot.last) score_rows(ctx, m, rows, scores);
-        first += B;
-        if (progress) progress->update(done * mesh.dp.size);
-    }
-    links.finish();
-    if (mesh.world.size == 1) return scores;
-    // Each request's score is known to the last stage of the replica that had it.
-    std::vector<Score> all(scores.size() * (size_t)mesh.world.size);
-    m.ranks->world->all_gather(scores.data(), scores.size() * sizeof(Score), all.data());
-    for (size_t i = 0; i < by_length.size(); i++) {
-        const int owner = mesh.rank_of(mesh.pp.size - 1, (int)(i % (size_t)mesh.dp.size), 0);
-        scores[by_length[i]] = all[(size_t)owner * scores.size() + by_length[i]];
-    }
-    return scores;
-}
-
-static Table task_table(const Task& task, const TaskRequests& all, const std::vector<Metric>& metrics, int num_fewshot) {
-    const std::vector<Request>& requests = all.requests;
-    const int64_t n = (int64_t)all.examples.size();
-    double chance = 0;  // of drawing the right choice
-    for (int64_t i : all.examples) chance += 1.0 / task.examples[i].n_choices() / (double)n;
-    const auto truncated = std::count_if(requests.begin(), requests.end(), [](const Request& r) { return r.truncated; });
-    Table table;
-    table.section(task.file);
-    table.row("examples", with_commas(n) + (num_fewshot ? format(", each after %d solved ones", num_fewshot) : ""));
-    table.exact(n);
-    if (all.left_out)
-        table.row("left out",
-                  format("%s that cannot be scored; the first, %s", with_commas(all.left_out).c_str(), all.problem.c_str()));
-    if (truncated)
-        table.row("truncated", format("%s of %s prompts lost their beginning", with_commas(truncated).c_str(),
-                                      with_commas((int64_t)requests.size()).c_str()));
-    for (const Metric& metric : metrics) {
-        const bool share = metric.name != "perplexity";
-        const auto text = [&](double x) { return format("%.*f", share ? 4 : 2, x); };
-        const std::string error = n > 1 ? (utf8_locale() ? " ± " : " +- ") + text(metric.error) : "";
-        const bool chosen = share && task.kind != TaskKind::last_word;
-        table.row(metric.name, text(metric.value) + error, chosen ? "(chance " + text(chance) + ")" : "");
-        table.exact({{"value", metric.value}, {"error", metric.error}});
-    }
-    return table;
+        if (slot.last) score_rows(ctx, m, pass.rows, scores);
+    });
 }
 
 static void evaluate_tasks(be::Ctx& ctx, World& world, const EvalOptions& o) {
@@ -2996,17 +2417,6 @@ static void evaluate_tasks(be::Ctx& ctx, World& world, const EvalOptions& o) {
     }
     if (o.json && world.rank() == 0) print_json({{"tasks", results}});
 }
-
-struct Evaluation {
-    LossSums sums;
-    int64_t samples = 0, bytes = 0;  // bytes: of the predicted tokens; special tokens are no text
-    double seconds = 0;
-    std::vector<std::pair<std::string, double>> sets;  // the loss of each of several data sets
-
-    void count_bytes(const Tokenizer* tokenizer, int target) {
-        if (tokenizer && target >= 0 && !tokenizer->is_special(target)) bytes += (int64_t)tokenizer->token_bytes(target).size();
-    }
-};
 
 static int64_t limited(int64_t samples, const EvalOptions& o) {
     return o.max_samples ? std::min(o.max_samples, samples) : samples;
@@ -3065,21 +2475,8 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     if (!o.text.empty() && world.size() > 1) fail_usage("--text is for one rank; HINT: prepare the text and give --data-path");
     LoadedModel loaded = open_model(world, o.model, !o.text.empty());
     const Evaluation e = o.text.empty() ? evaluate_data(ctx, world, o, loaded) : evaluate_text(ctx, world, o, loaded);
-    const double n = (double)e.sums.n, loss = e.sums.ce / n;
     if (world.rank() > 0) return;
-
-    Table table;
-    table.section("Evaluation of " + o.model);
-    const double bits = e.sums.ce / std::log(2.0) / (double)e.bytes;
-    table.row("tokens",
-              format("%s in %s of %d", with_commas(e.sums.n).c_str(), counted(e.samples, "sample").c_str(), loaded.m->a.T));
-    table.exact(e.sums.n);
-    table.row("loss", format("%.4f nats per token", loss)), table.exact(loss);
-    table.row("perplexity", format("%.3f", std::exp(loss))), table.exact(std::exp(loss));
-    for (const auto& [name, of_set] : e.sets) table.row("loss of " + name, format("%.4f", of_set)), table.exact(of_set);
-    if (loaded.tokenizer)
-        table.row("bits per byte", format("%.4f (%.3f bytes per token)", bits, (double)e.bytes / n)), table.exact(bits);
-    table.row("speed", format("%s tokens/s", human_count(n / e.seconds).c_str())), table.exact(n / e.seconds);
+    const Table table = evaluation_table(e, o.model, loaded.m->a.T, loaded.tokenizer != nullptr);
     if (o.json) print_json(table.json());
     else table.print();
 }

@@ -156,7 +156,7 @@ public:
         trainer_.gatherer.finish();
         return r;
     }
-    void write_weights(const std::string& prefix) { write(prefix, weight_parts(ctx_, m_)); }
+    void write_weights(const std::string& prefix) { write(prefix, weight_parts(ctx_, m_.shards, memory_of(m_))); }
     bool replicas_agree() { return trainer_.memory.difference(memory_of(m_)).empty(); }
 
 private:

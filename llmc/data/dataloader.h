@@ -666,3 +666,24 @@ private:
     std::vector<BlendEntry> blend_;    // empty: the samples of the only source
     int64_t n_samples_ = 0;
 };
+
+// Cross-entropy of the validation tokens under the frequencies of the training tokens (each count plus one): what can be known
+// without any context. Reads at most 2000 samples of each, spread evenly.
+inline double unigram_loss(const DataLoader& train, const DataLoader& valid, int64_t valid_samples, int V) {
+    std::vector<double> count(V, 1.0);
+    double total = V;
+    Batch batch;
+    int64_t reads = std::min<int64_t>(2000, train.n_samples());
+    for (int64_t i = 0; i < reads; i++) {
+        train.fetch(i * train.n_samples() / reads, 1, batch);
+        for (int token : batch.tokens) count[token]++, total++;
+    }
+    double loss = 0, n = 0;
+    reads = std::min<int64_t>(2000, valid_samples);
+    for (int64_t i = 0; i < reads; i++) {
+        valid.fetch(i * valid_samples / reads, 1, batch);
+        for (int target : batch.targets)
+            if (target >= 0) loss -= std::log(count[target] / total), n++;
+    }
+    return loss / n;
+}

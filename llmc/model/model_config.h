@@ -296,3 +296,9 @@ inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& so
     c.init_std = number("initializer_range", 0.02);
     return c;
 }
+
+inline const char* family_description(const ModelConfig& c) {
+    return c.family == "llama"   ? "RMSNorm, rotary positions, SwiGLU, no biases"
+           : c.family == "bloom" ? "LayerNorm also after the embedding, ALiBi, GeLU, biases"
+                                 : "LayerNorm, learned positions, GeLU, biases";
+}

@@ -123,3 +123,29 @@ inline nlohmann::ordered_json describe_machine(const World& world, const be::Ctx
             {"memory of the host", human_bytes(pages)},
             {"peak", peak.text()}};
 }
+
+// Threads of this rank, as ranks of one machine share its cores; 0 where the user has said it to OpenMP.
+inline int share_of_machine(World& world) {
+    const std::vector<int> mine = cpu::cores_of(cpu::usable_cpus());
+    const std::vector<std::string> all = world.all_gather(std::string((const char*)mine.data(), mine.size() * sizeof(int)));
+    std::vector<std::vector<int>> here;
+    std::set<int> used;
+    for (int r = 0; r < world.size(); r++) {
+        if (world.hosts()[(size_t)r] != world.host()) continue;
+        const int* cores = (const int*)all[(size_t)r].data();
+        here.emplace_back(cores, cores + all[(size_t)r].size() / sizeof(int));
+        used.insert(here.back().begin(), here.back().end());
+    }
+    if (getenv("OMP_NUM_THREADS")) return 0;
+    const size_t possible = cpu::cores_of(cpu::possible_cpus()).size();
+    if (be::memory_is_host && world.has_mpi() && world.rank() == 0 && 2 * used.size() <= possible)
+        print_line(stderr,
+                   format("note: the %zu rank%s on %s may use %zu of %zu cores; HINT: mpirun --bind-to none shares all of them",
+                          here.size(), here.size() == 1 ? "" : "s", world.host().c_str(), used.size(), possible));
+    return cpu::share_of_cores(mine, here, cpu::cpu_quota());
+}
+// Each rank has a GPU. plans: one process that only plans needs none.
+inline be::Ctx make_ctx(World& world, int threads, bool plans = false) {
+    if (!threads && (world.size() > 1 || world.has_mpi())) threads = share_of_machine(world);
+    return be::Ctx(threads, world.local_rank(), plans && world.size() == 1);
+}

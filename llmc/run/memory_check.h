@@ -97,6 +97,19 @@ public:
         return "";
     }
 
+    // Both end the run if something is wrong; `step`: the last one.
+    void require_unchanged(const Parts& memory, int64_t step) {
+        if (const std::string what = change(memory); !what.empty())
+            fail(
+                "since step %lld %s have changed in memory, though nothing was stored there; HINT: go on from a checkpoint, "
+                "without that machine",
+                (long long)step, what.c_str());
+    }
+    void require_agreement(const Parts& memory, int64_t step) const {
+        if (const std::string problem = difference(memory); !problem.empty())
+            fail("at step %lld %s; HINT: go on from a checkpoint, without that machine", (long long)step, problem.c_str());
+    }
+
 private:
     // Checksums of this rank's shards; copies: of all weights that it holds.
     struct Sums {

@@ -35,6 +35,9 @@ struct Counters {
     int64_t sample() const { return consumed + discarded_samples; }  // index of its first sample
 };
 
+// Whether what happens every `interval` steps (0: never) happens at this one.
+inline bool due(int64_t interval, int64_t step) { return interval > 0 && step % interval == 0; }
+
 struct Schedule {
     double max_lr = 0, min_lr = 0, init_lr = 0;
     int64_t warmup = 0, decay = 0, wsd_tail = 0;  // samples

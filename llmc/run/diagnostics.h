@@ -1,0 +1,229 @@
+// What looks into a run while it trains:
+//   PlantedFaults     puts the faults that TRAIN_GPT_FAULTS asks for (faults.h) into tokens, memory and gradients
+//   GradientHashes    the same gradients computed twice must have the same bits (--detect-nondeterminism)
+//   LayerHealth       norms of every layer's weights, gradients and update (--log-health-interval)
+// memory_check.h watches what lies in memory between two steps.
+#pragma once
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/crc32c.h"
+#include "../data/dataloader.h"
+#include "../model/arena.h"
+#include "../model/fp8_state.h"
+#include "../model/parameters.h"
+#include "../ops.h"
+#include "../parallel/ranks.h"
+#include "../parallel/shard.h"
+#include "faults.h"
+#include "training_state.h"
+
+// ---- faults on purpose -----------------------------------------------------------------------------------------------------
+// Each function is called where its faults can strike; `batch`: the number of the one that the step is of.
+class PlantedFaults {
+public:
+    PlantedFaults(be::Ctx& ctx, const ParameterTable& table, const Shards& shards, int rank)
+        : ctx_(ctx), table_(table), shards_(shards), rank_(rank) {}
+
+    // Random tokens of a vocabulary of V, in place of those of a micro-batch.
+    void in_tokens(Batch& micro_batch, int V, int64_t first_sample, int64_t batch) {
+        if (!faults_.noise(batch)) return;
+        const auto token = [&](size_t i) {
+            return (int)(((uint64_t)first_sample * 1000003 + i) * 0x9e3779b97f4a7c15u >> 33) % V;
+        };
+        for (size_t i = 0; i < micro_batch.tokens.size(); i++) {
+            micro_batch.tokens[i] = token(i);
+            micro_batch.targets[i] = token(i + 1);
+        }
+    }
+
+    // Flips bits of weights and moments. wait(): called before, so that no parameters are on their way.
+    template <class Wait>
+    void in_memory(const Parts& memory, int64_t batch, Wait wait) {
+        if (faults_.none()) return;
+        floatX* const weight = memory.params + shards_.buckets[0].mine;
+        const std::pair<const char*, void*> places[] = {{"flip-norm", memory.params + table_.shared},
+                                                        {"flip-lower", memory.lower ? (void*)memory.lower : weight},
+                                                        {"flip-exp-avg", memory.m.data},
+                                                        {"flip-exp-avg-sq", memory.v.data}};
+        for (const auto& [kind, place] : places) {
+            if (!once(kind, batch)) continue;
+            wait();
+            flip_last_bit(place);
+        }
+        if (!once("flip-weight", batch)) return;
+        floatX value;
+        be::download(ctx_, &value, weight, sizeof value);
+        value = (real)value * real(0x1p64);  // the exponent's highest bit but one
+        be::upload(ctx_, weight, &value, sizeof value);
+    }
+    // Before the ranks' gradients are added up.
+    void in_own_gradients(const Elements& grads, int64_t batch) {
+        if (once("flaky-gradient", batch)) flip_last_bit(grads.data);
+    }
+    void in_summed_gradients(const Elements& grads, int64_t batch) {
+        if (faults_.none() || !faults_.nan_gradient(batch, rank_)) return;
+        grads.from(shards_.buckets[0].mine).visit([&](auto* x) {
+            const std::decay_t<decltype(*x)> nan = (float)NAN;
+            be::upload(ctx_, x, &nan, sizeof nan);
+        });
+    }
+    // After an update, before its sums are taken: the last bit of a bf16, which is one of an fp32 number's middle ones.
+    void in_update(const Elements& exp_avg, int64_t batch) {
+        if (once("wrong-update", batch))
+            flip_last_bit((char*)exp_avg.from(shards_.buckets.back().shard).data + (exp_avg.is_bf16 ? 0 : 2));
+    }
+
+private:
+    bool once(const char* kind, int64_t batch) { return !faults_.none() && faults_.once(kind, batch, rank_); }
+    void flip_last_bit(void* place) {
+        char byte;
+        be::download(ctx_, &byte, place, 1);
+        byte ^= 1;
+        be::upload(ctx_, place, &byte, 1);
+    }
+
+    Faults faults_ = Faults::from_environment();
+    be::Ctx& ctx_;
+    const ParameterTable& table_;
+    const Shards& shards_;
+    int rank_;
+};
+
+// ---- the same gradients twice ----------------------------------------------------------------------------------------------
+struct GradientHashes {
+    LossSums sums;
+    std::vector<uint32_t> tensors;  // CRC-32C of each tensor's gradient
+};
+
+inline GradientHashes hash_gradients(be::Ctx& ctx, const ParameterTable& table, const Elements& grads, const LossSums& sums) {
+    GradientHashes hashes;
+    hashes.sums = sums;
+    std::vector<char> bytes;
+    for (const TensorSpec& t : table.rows) {
+        bytes.resize(t.size() * grads.element_bytes());
+        be::download(ctx, bytes.data(), grads.from(t.offset).data, bytes.size());
+        hashes.tensors.push_back(crc32c(bytes.data(), bytes.size()));
+    }
+    return hashes;
+}
+
+// Ends the run, on all ranks, if one of them has computed other bits the second time.
+inline void require_equal(const GradientHashes& once, const GradientHashes& again, const ParameterTable& table, World* world,
+                          int64_t batch) {
+    std::string problem;
+    if (memcmp(&once.sums, &again.sums, sizeof once.sums) != 0) problem = "the loss";
+    for (size_t i = table.rows.size(); i-- > 0;)
+        if (once.tensors[i] != again.tensors[i]) problem = "the gradient of " + table.rows[i].name;
+    if (!problem.empty())
+        problem = format(
+            "%s of batch %lld has other bits when it is computed again on %s; HINT: this machine computes wrong, or a "
+            "library is not deterministic: take it out, and go on from a checkpoint",
+            problem.c_str(), (long long)batch, world ? world->description().c_str() : "this machine");
+    agree_that_all_is_well(world, problem);
+}
+
+// ---- every layer after an update -------------------------------------------------------------------------------------------
+// This rank's parts of the fp32 weights.
+inline std::vector<real> weight_parts(be::Ctx& ctx, const Shards& shards, const Parts& memory) {
+    std::vector<floatX> params(shards.size);
+    for (const Bucket& b : shards.buckets)
+        be::download(ctx, params.data() + b.shard, memory.params + b.mine, b.n * sizeof(floatX));
+    std::vector<LowerHalf> lower(memory.lower ? shards.size : 0);
+    be::download(ctx, lower.data(), memory.lower, lower.size() * sizeof(LowerHalf));
+    return whole_weights(params, lower);
+}
+
+// Of the FP8 tensors of all layers (fp8_index) the shares of elements that became zero, and the largest number. Empty: no layer
+// is in FP8.
+struct CodeShares {
+    std::vector<float> zero, largest;
+
+    CodeShares() = default;
+    explicit CodeShares(size_t tensors) : zero(tensors), largest(tensors) {}
+    void set(size_t tensor, int64_t codes, int64_t zeros, int64_t largest_ones) {
+        if (codes == 0) return;
+        zero[tensor] = (float)zeros / (float)codes;
+        largest[tensor] = (float)largest_ones / (float)codes;
+    }
+};
+
+// Norms over all ranks of each layer's weights before an update, of its gradients and of the update. For log.jsonl.
+class LayerHealth {
+public:
+    LayerHealth(be::Ctx& ctx, const Ranks& ranks, const ParameterTable& table, const Shards& shards,
+                const std::vector<Range>& counted, int layers)
+        : ctx_(ctx), ranks_(ranks), table_(table), shards_(shards), counted_(counted), layers_(layers) {}
+
+    void before_update(const Parts& memory) { before_ = weight_parts(ctx_, shards_, memory); }
+
+    // shares: of this rank's tensors; the largest of any rank is told.
+    nlohmann::ordered_json after_update(const Parts& memory, const Elements& grads, CodeShares shares) {
+        const std::vector<double> squares = sum_of_all_ranks(ranks_, squares_of_layers(memory, grads));
+        before_.clear();
+        if (!shares.zero.empty()) {
+            shares.zero = largest_of_all_ranks(ranks_, shares.zero);
+            shares.largest = largest_of_all_ranks(ranks_, shares.largest);
+        }
+        auto layers = nlohmann::ordered_json::array();
+        for (int i = 0; i < layers_ + 2; i++) {
+            const double* sum = &squares[(size_t)i * 3];
+            const double weights = std::sqrt(sum[0]);
+            layers.push_back({{"layer", i < layers_    ? std::to_string(i)
+                                        : i == layers_ ? "embedding"
+                                                       : "head"},
+                              {"weight_norm", weights},
+                              {"grad_norm", std::sqrt(sum[1])},
+                              {"update_ratio", weights > 0 ? std::sqrt(sum[2]) / weights : 0}});
+            if (i >= layers_ || shares.zero.empty()) continue;
+            const auto of_layer = [&](const std::vector<float>& all) {
+                return std::vector<float>(all.begin() + i * fp8_tensors, all.begin() + (i + 1) * fp8_tensors);
+            };
+            layers.back()["fp8_zero"] = of_layer(shares.zero);
+            layers.back()["fp8_largest"] = of_layer(shares.largest);
+        }
+        return layers;
+    }
+
+private:
+    // (layers + 2, 3): of weights, gradients and update of each layer, then of the embedding and the head.
+    std::vector<double> squares_of_layers(const Parts& memory, const Elements& grads) const {
+        std::vector<double> squares((size_t)(layers_ + 2) * 3);
+        const std::vector<real> after = weight_parts(ctx_, shards_, memory);
+        for (const TensorSpec& spec : table_.rows)
+            for (const Range& r : counted_) {
+                const size_t first = std::max(r.begin, spec.offset), last = std::min(r.end, spec.offset + spec.size());
+                if (first >= last) continue;
+                double* sum = &squares[(size_t)place(spec) * 3];
+                shards_.for_each_part(first, last - first, [&](size_t from, size_t shard, size_t n) {
+                    const std::vector<real> gradient = downloaded(ctx_, grads.from(first + from), n);
+                    for (size_t i = 0; i < n; i++) {
+                        const double w = (double)before_[shard + i], g = (double)gradient[i];
+                        const double d = (double)after[shard + i] - w;
+                        sum[0] += w * w;
+                        sum[1] += g * g;
+                        sum[2] += d * d;
+                    }
+                });
+            }
+        return squares;
+    }
+    int place(const TensorSpec& spec) const {
+        if (spec.block >= 0) return table_.part.layers[(size_t)spec.block];
+        return spec.block == TensorSpec::embedding ? layers_ : layers_ + 1;
+    }
+
+    be::Ctx& ctx_;
+    const Ranks& ranks_;
+    const ParameterTable& table_;
+    const Shards& shards_;
+    const std::vector<Range>& counted_;
+    int layers_;
+    std::vector<real> before_;
+};

@@ -1,0 +1,180 @@
+// Measuring a model (train_gpt eval, and validation): passes over requests that are to be scored, and the tables of what came out.
+// What runs the model is given as a function; tasks, requests and metrics are tasks.h's.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/terminal.h"
+#include "../data/dataloader.h"
+#include "../data/tasks.h"
+#include "../data/tokenizer.h"
+#include "../model/arena.h"
+#include "../ops.h"
+#include "../parallel/ranks.h"
+
+// The name and loss of each data set that gave samples; nothing where there is only one data set.
+inline std::vector<std::pair<std::string, double>> set_losses(const DataLoader& data, const std::vector<LossSums>& sums) {
+    std::vector<std::pair<std::string, double>> losses;
+    const std::vector<std::string> names = data.set_names();
+    for (size_t j = 0; j < sums.size() && sums.size() > 1; j++)
+        if (sums[j].n > 0) losses.emplace_back(names[j], sums[j].ce / (double)sums[j].n);
+    return losses;
+}
+
+// ---- scores of requests ----------------------------------------------------------------------------------------------------
+// A row of a pass that predicts a token to be scored.
+struct ScoredRow {
+    size_t row, request;
+    int target;
+};
+// B sequences of T tokens, of a request each.
+struct ScoringPass {
+    int B = 0, T = 0;
+    std::vector<int> tokens, positions;  // (B, T) each
+    std::vector<ScoredRow> rows;
+    int64_t inputs = 0;  // tokens that are not padding
+};
+
+// The requests of order[first], order[first + 1], ..., as many as go into B x T tokens. Shorter ones are padded at the right,
+// where causal attention never looks; the length is rounded up so that few shapes of matrix products occur.
+inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const std::vector<size_t>& order, size_t first,
+                                     int B, int T) {
+    ScoringPass pass;
+    pass.T = std::min(T, (requests[order[first]].n_inputs() + 15) / 16 * 16);
+    pass.B = (int)std::min<size_t>((size_t)(B * T / pass.T), order.size() - first);
+    pass.tokens.assign((size_t)pass.B * pass.T, 0);
+    for (size_t i = 0; i < pass.tokens.size(); i++) pass.positions.push_back((int)i % pass.T);
+    for (int b = 0; b < pass.B; b++) {
+        const size_t request = order[first + (size_t)b], start = (size_t)b * pass.T;
+        const Request& r = requests[request];
+        const int n = r.n_inputs();
+        std::copy_n(r.tokens.begin(), n, pass.tokens.begin() + (int64_t)start);
+        for (int t = n - r.n_scored; t < n; t++) pass.rows.push_back({start + (size_t)t, request, r.tokens[(size_t)t + 1]});
+        pass.inputs += n;
+    }
+    return pass;
+}
+
+// Log-likelihoods of continuations, longest sequences first, as many per pass as B x T tokens hold. Data-parallel ranks share the
+// requests; all ranks get all scores. run(pass, scores) computes a pass and, where the head is, adds what its rows say.
+template <class Run>
+std::vector<Score> score_requests(const Ranks& ranks, int B, int T, const std::vector<Request>& requests, Progress* progress,
+                                  Run run) {
+    const Mesh& mesh = ranks.mesh;
+    const size_t replicas = (size_t)mesh.dp.size;
+    std::vector<size_t> by_length(requests.size()), order;
+    std::iota(by_length.begin(), by_length.end(), 0);
+    std::stable_sort(by_length.begin(), by_length.end(),
+                     [&](size_t a, size_t b) { return requests[a].n_inputs() > requests[b].n_inputs(); });
+    for (size_t i = (size_t)mesh.dp.rank; i < by_length.size(); i += replicas) order.push_back(by_length[i]);
+    std::vector<Score> scores(requests.size());
+    int64_t done = 0;
+    for (size_t first = 0; first < order.size();) {
+        const ScoringPass pass = make_scoring_pass(requests, order, first, B, T);
+        run(pass, scores);
+        first += (size_t)pass.B;
+        done += pass.inputs;
+        if (progress) progress->update(done * mesh.dp.size);
+    }
+    if (mesh.world.size == 1) return scores;
+    // Each request's score is known to the last stage of the replica that had it.
+    std::vector<Score> all(scores.size() * (size_t)mesh.world.size);
+    ranks.world->all_gather(scores.data(), scores.size() * sizeof(Score), all.data());
+    for (size_t i = 0; i < by_length.size(); i++) {
+        const int owner = mesh.rank_of(mesh.pp.size - 1, (int)(i % replicas), 0);
+        scores[by_length[i]] = all[(size_t)owner * scores.size() + by_length[i]];
+    }
+    return scores;
+}
+
+// Of each of n rows of logits the most likely token, over the vocabulary's shards; the first of equals. statistics: scratch.
+inline std::vector<int> most_likely_tokens(be::Ctx& ctx, Ranks& ranks, const LocalSizes& local, floatX* logits /*(n, Vpl)*/,
+                                           real* statistics /*(tp, n, 2)*/, size_t n) {
+    const Axis& tp = ranks.mesh.tp;
+    HostSide<floatX> rows(ctx, logits, n * (size_t)local.Vpl);
+    rows.download();
+    std::vector<real> best((size_t)tp.size * n * 2);  // (tp, n, 2) largest logit and its token
+    real* mine = best.data() + (size_t)tp.rank * n * 2;
+    for (size_t i = 0; i < n; i++) {
+        const floatX* row = rows.data() + i * (size_t)local.Vpl;
+        const auto token = local.Vl ? std::max_element(row, row + local.Vl) - row : 0;
+        mine[2 * i] = local.Vl ? (real)row[token] : (real)-INFINITY;
+        mine[2 * i + 1] = (real)(local.v0 + token);
+    }
+    if (tp.size > 1) {
+        real* place = statistics + (size_t)tp.rank * n * 2;
+        be::upload(ctx, place, mine, n * 2 * sizeof(real));
+        be::all_gather(ctx, ranks.tp, statistics, place, n * 2);
+        be::download(ctx, best.data(), statistics, best.size() * sizeof(real));
+    }
+    std::vector<int> tokens(n);
+    for (size_t i = 0; i < n; i++) {
+        const real* found = best.data() + 2 * i;
+        for (int r = 1; r < tp.size; r++)
+            if (const real* other = best.data() + ((size_t)r * n + i) * 2; other[0] > found[0]) found = other;
+        tokens[i] = (int)found[1];
+    }
+    return tokens;
+}
+
+// ---- what came out ---------------------------------------------------------------------------------------------------------
+inline Table task_table(const Task& task, const TaskRequests& all, const std::vector<Metric>& metrics, int num_fewshot) {
+    const std::vector<Request>& requests = all.requests;
+    const int64_t n = (int64_t)all.examples.size();
+    double chance = 0;  // of drawing the right choice
+    for (int64_t i : all.examples) chance += 1.0 / task.examples[i].n_choices() / (double)n;
+    const auto truncated = std::count_if(requests.begin(), requests.end(), [](const Request& r) { return r.truncated; });
+    Table table;
+    table.section(task.file);
+    table.row("examples", with_commas(n) + (num_fewshot ? format(", each after %d solved ones", num_fewshot) : ""));
+    table.exact(n);
+    if (all.left_out)
+        table.row("left out",
+                  format("%s that cannot be scored; the first, %s", with_commas(all.left_out).c_str(), all.problem.c_str()));
+    if (truncated)
+        table.row("truncated", format("%s of %s prompts lost their beginning", with_commas(truncated).c_str(),
+                                      with_commas((int64_t)requests.size()).c_str()));
+    for (const Metric& metric : metrics) {
+        const bool share = metric.name != "perplexity";
+        const auto text = [&](double x) { return format("%.*f", share ? 4 : 2, x); };
+        const std::string error = n > 1 ? (utf8_locale() ? " ± " : " +- ") + text(metric.error) : "";
+        const bool chosen = share && task.kind != TaskKind::last_word;
+        table.row(metric.name, text(metric.value) + error, chosen ? "(chance " + text(chance) + ")" : "");
+        table.exact({{"value", metric.value}, {"error", metric.error}});
+    }
+    return table;
+}
+
+// Of a text or of data.
+struct Evaluation {
+    LossSums sums;
+    int64_t samples = 0, bytes = 0;  // bytes: of the predicted tokens; special tokens are no text
+    double seconds = 0;
+    std::vector<std::pair<std::string, double>> sets;  // the loss of each of several data sets
+
+    void count_bytes(const Tokenizer* tokenizer, int target) {
+        if (tokenizer && target >= 0 && !tokenizer->is_special(target)) bytes += (int64_t)tokenizer->token_bytes(target).size();
+    }
+};
+
+inline Table evaluation_table(const Evaluation& e, const std::string& model, int T, bool has_tokenizer) {
+    const double n = (double)e.sums.n, loss = e.sums.ce / n;
+    Table table;
+    table.section("Evaluation of " + model);
+    const auto row = [&](const std::string& label, const std::string& text, const nlohmann::ordered_json& exact) {
+        table.row(label, text);
+        table.exact(exact);
+    };
+    row("tokens", format("%s in %s of %d", with_commas(e.sums.n).c_str(), counted(e.samples, "sample").c_str(), T), e.sums.n);
+    row("loss", format("%.4f nats per token", loss), loss);
+    row("perplexity", format("%.3f", std::exp(loss)), std::exp(loss));
+    for (const auto& [name, of_set] : e.sets) row("loss of " + name, format("%.4f", of_set), of_set);
+    const double bits = e.sums.ce / std::log(2.0) / (double)e.bytes;
+    if (has_tokenizer) row("bits per byte", format("%.4f (%.3f bytes per token)", bits, (double)e.bytes / n), bits);
+    row("speed", format("%s tokens/s", human_count(n / e.seconds).c_str()), n / e.seconds);
+    return table;
+}

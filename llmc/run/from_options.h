@@ -1,0 +1,163 @@
+// What the options of a training run say, in the words of the parts that know no options: the model's configuration, the layout of
+// the ranks, FP8, the guard, the data.
+#pragma once
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../data/dataloader.h"
+#include "../data/tokenizer.h"
+#include "../model/fp8_state.h"
+#include "../model/mesh.h"
+#include "../model/model_config.h"
+#include "../ops.h"
+#include "../parallel/ranks.h"
+#include "checkpoint.h"
+#include "cli.h"
+#include "config.h"
+#include "guard.h"
+#include "training_state.h"
+
+inline std::string run_name(const TrainOptions& o) {
+    return o.name.empty() ? std::filesystem::weakly_canonical(o.out).filename().string() : o.name;
+}
+
+inline void check_backend_takes(const ModelConfig& c) {
+    const std::string wrong = be::attention_limits(c.HS());
+    if (!wrong.empty()) fail("%s", wrong.c_str());
+}
+
+// The model that the options describe: a directory or a preset, then what is given beside it.
+inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* tokenizer) {
+    const bool from_directory = !o.model.empty();
+    if (from_directory && !o.preset.empty())
+        fail_usage("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
+    if (!from_directory && o.preset.empty() && !o.num_layers)
+        fail_usage(
+            "no model is given; HINT: --preset gpt2-124m (or another), --model DIR, or --num-layers, --hidden-size and "
+            "--num-attention-heads");
+    ModelConfig c;
+    if (from_directory) c = read_config(o.model);
+    else if (!o.preset.empty()) c = config_from_preset(o.preset);
+    else set_family(c, "gpt2");  // Megatron's defaults; the options below turn it into another
+    const auto given = [](int& size, int value) {
+        if (value) size = value;
+    };
+    given(c.L, o.num_layers), given(c.C, o.hidden_size), given(c.F, o.ffn_hidden_size);
+    given(c.NKV, o.num_query_groups ? o.num_query_groups : o.num_attention_heads), given(c.NH, o.num_attention_heads);
+    given(c.T, o.max_position_embeddings ? o.max_position_embeddings : from_directory ? 0 : o.seq_length);
+    if (!o.normalization.empty()) c.norm = o.normalization == "RMSNorm" ? Norm::rmsnorm : Norm::layernorm;
+    if (!o.position_embedding_type.empty())
+        c.position = o.position_embedding_type == "rope"    ? Position::rope
+                     : o.position_embedding_type == "alibi" ? Position::alibi
+                                                            : Position::learned;
+    if (o.swiglu) c.activation = Activation::swiglu;
+    if (o.disable_bias_linear) c.bias = false;
+    if (o.untie_embeddings_and_output_weights) c.tied = false;
+    if (o.embed_layernorm) c.embedding_norm = true;
+    c.eps = o.norm_epsilon.value_or(c.eps), c.rope_base = o.rotary_base.value_or(c.rope_base),
+    c.init_std = o.init_method_std.value_or(c.init_std);
+    if (!c.F) c.F = c.activation == Activation::swiglu ? (8 * c.C / 3 + 63) / 64 * 64 : 4 * c.C;  // Megatron's defaults
+    match_family(c);
+
+    if (o.vocab_size) c.V = o.vocab_size;
+    else if (tokenizer && !from_directory) c.V = tokenizer->vocab_size();
+    if (!c.V) fail_usage("the size of the vocabulary is not known; HINT: --tokenizer DIR, or --vocab-size N");
+    if (tokenizer) tokenizer->check_fits(c.V);
+    check_config(c);
+    check_backend_takes(c);
+    pad_vocabulary(c, o.make_vocab_size_divisible_by * o.tensor_model_parallel_size);
+    return c;
+}
+
+// How the run is laid out over its ranks.
+inline RankLayout layout_of(const TrainOptions& o) {
+    RankLayout layout;
+    layout.tp = o.tensor_model_parallel_size;
+    layout.pp = o.pipeline_model_parallel_size;
+    layout.vpp = o.num_virtual_stages_per_pipeline_rank;
+    layout.sequence_parallel = !o.no_sequence_parallel;
+    layout.zero = o.zero > 0;
+    layout.bucket_elements = (size_t)o.ddp_bucket_size;
+    layout.rows = (int64_t)o.micro_batch_size * o.seq_length;
+    return layout;
+}
+
+inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
+    Fp8Recipe r;
+    r.on = !o.fp8_format.empty(), r.current = o.fp8_recipe == "current";
+    r.gradient = o.fp8_format == "e4m3" ? Fp8::e4m3 : Fp8::e5m2;
+    r.margin = o.fp8_margin, r.history = o.fp8_amax_history_len, r.most_recent = o.fp8_amax_compute_algo == "most_recent";
+    return r;
+}
+
+// Which of the layers that a rank holds are computed in FP8; refuses what cannot be.
+inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o, const ModelConfig& c, const Part& part) {
+    if (const std::string problem = be::fp8_limits(ctx); !problem.empty()) fail("%s", problem.c_str());
+    const int first = o.first_last_layers_bf16 ? o.num_layers_at_start_in_bf16 : 0;
+    const int last = c.L - (o.first_last_layers_bf16 ? o.num_layers_at_end_in_bf16 : 0);
+    if (first >= last) fail("all %d layers stay in bf16: --fp8-format has nothing to do", c.L);
+    const auto check = [](int64_t n, const char* what) {
+        if (n % 16) fail("products in FP8 need sizes that are multiples of 16; %s is %lld", what, (long long)n);
+    };
+    const LocalSizes n(c, part.tp);
+    check(c.C, "the width");
+    check(n.QKVl, "a rank's part of queries, keys and values");
+    check((int64_t)n.NHl * c.HS(), "a rank's part of the heads");
+    check(n.Fl, "a rank's part of the feed-forward width");
+    check((int64_t)o.micro_batch_size * o.seq_length, "the number of rows (micro-batch-size x seq-length)");
+    std::vector<char> blocks;
+    for (const int layer : part.layers) blocks.push_back(layer >= first && layer < last);
+    return blocks;
+}
+
+// Steps in bf16 before the first in FP8; with `auto` not known until the run is steady.
+inline int64_t fp8_start(const TrainOptions& o, const TrainingState& s) {
+    if (o.fp8_start == "auto") return s.fp8_start < 0 ? INT64_MAX : s.fp8_start;
+    return (int64_t)cli::number_in_range("fp8-start", o.fp8_start, at_least(0), true);
+}
+
+inline GuardOptions guard_options(const TrainOptions& o) {
+    GuardOptions g;
+    g.policy = o.on_spike, g.loss_deviations = o.spike_loss_deviations, g.norm_factor = o.spike_grad_norm_factor;
+    g.window = o.spike_window, g.patience = o.spike_patience, g.max_rollbacks = o.max_rollbacks;
+    g.rollback_distance = o.rollback_distance, g.rollback_batches = o.rollback_batches;
+    return g;
+}
+
+inline DataOptions data_options(const TrainOptions& o, const ModelConfig& c, const Tokenizer* tokenizer, DataSplit part,
+                                int64_t n_samples) {
+    DataOptions d;
+    const bool own = !o.valid_data_path.empty();  // training and validation data are apart, and each is used whole
+    d.blend = parse_data_path(own && part == DataSplit::valid ? o.valid_data_path : o.data_path);
+    if (own && d.blend.paths.size() == 1) d.blend.weights.clear();  // as Megatron
+    d.validates = o.eval_iters > 0;
+    d.split = o.split, d.part = own ? DataSplit::whole : part;
+    d.T = o.seq_length, d.seed = (uint32_t)o.seed, d.n_samples = n_samples, d.vocab_size = c.V;
+    if (tokenizer) d.eod = tokenizer->eod_id(), d.tokenizer = tokenizer->identity();
+    d.reset_position_ids = o.reset_position_ids, d.reset_attention_mask = o.reset_attention_mask,
+    d.eod_mask_loss = o.eod_mask_loss;
+    return d;
+}
+
+inline bool has_validation(const TrainOptions& o) {
+    return o.eval_iters > 0 && (!o.valid_data_path.empty() || has_share(o.split, DataSplit::valid));
+}
+
+// Adds the batches that the options leave out to those of the state; returns which of all are drawn and dropped.
+inline BatchRanges add_left_out(TrainingState& s, const TrainOptions& o) {
+    s.skips.add(BatchRanges::parse(o.skip_batches, "--skip-batches"));
+    s.skips.add(BatchRanges::parse(o.iterations_to_skip, "--iterations-to-skip"));
+    const char* const option = "--skip-train-iteration-range";
+    for (const std::string& range : o.skip_train_iteration_range) {
+        if (std::find(s.iterations.begin(), s.iterations.end(), range) != s.iterations.end()) continue;
+        const BatchRanges given = BatchRanges::parse({range}, option);
+        if (given.empty() || given.ranges().back().last <= s.step) continue;  // as LLM-jp: what is past is dropped
+        if (given.ranges().front().first <= s.step)
+            fail("%s %s begins before the next iteration; HINT: begin with %lld", option, range.c_str(), (long long)s.step + 1);
+        s.iterations.push_back(range);
+    }
+    return BatchRanges::from_iterations(s.iterations, option);
+}

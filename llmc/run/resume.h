@@ -1,0 +1,124 @@
+// Where a run goes on: the checkpoint that it resumes from or, after an outlier, goes back to, and what its ranks and the
+// checkpoint must agree on. Every function here is called by all ranks and comes to the same on each.
+#pragma once
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "../base/json.h"
+#include "../base/terminal.h"
+#include "../data/dataloader.h"
+#include "../parallel/world.h"
+#include "config.h"
+#include "guard.h"
+#include "run_directory.h"
+#include "training_state.h"
+
+// What is wrong with a checkpoint; all ranks read a share of it.
+inline std::string verify_together(World& world, const std::string& dir) {
+    for (const std::string& problem : world.all_gather(verify_checkpoint(dir, world.rank(), world.size())))
+        if (!problem.empty()) return problem;
+    return "";
+}
+
+// The checkpoint to go on from; empty: a new run, for which OUT must not hold one. The first rank looks, all verify.
+inline std::string find_resumed(World& world, const TrainOptions& o) {
+    const bool main_rank = world.rank() == 0;
+    const Strings found = main_rank ? checkpoints_to_try(o.out) : Strings();
+    if (o.resume.empty()) {
+        if (!o.dry_run && !found.empty())
+            fail("%s already holds a run; HINT: --resume auto goes on with it; or give another --out", o.out.c_str());
+        return "";
+    }
+    if (o.resume != "auto") {
+        const std::string dir = world.all_gather(model_directory(o.resume))[0], problem = verify_together(world, dir);
+        if (!problem.empty()) fail("cannot resume from %s: %s", dir.c_str(), problem.c_str());
+        namespace fs = std::filesystem;
+        if (!o.dry_run && !found.empty() && fs::canonical(dir).parent_path() != fs::canonical(o.out))
+            fail(
+                "%s holds the checkpoints of another run than %s, which this one would replace; HINT: give another --out, or "
+                "--resume auto to go on with the run that is there",
+                o.out.c_str(), dir.c_str());
+        return dir;
+    }
+    for (size_t i = 0;; i++) {
+        const std::string dir = world.all_gather(i < found.size() ? found[i] : "")[0];
+        if (dir.empty()) break;
+        const std::string problem = verify_together(world, dir);
+        if (problem.empty()) return dir;
+        if (main_rank) print_line(stderr, "warning: " + problem + "; trying an older checkpoint");
+    }
+    if (!found.empty())
+        fail("none of the %zu checkpoints in %s is intact; HINT: remove them to start anew, or give --resume DIR", found.size(),
+             o.out.c_str());
+    return "";
+}
+
+// Refuses ranks that were started with other options, data or programs: each compares its texts with the first rank's.
+inline void check_same_everywhere(World& world, TrainOptions o, int head_rows, const nlohmann::ordered_json& data) {
+    if (world.size() == 1) return;
+    o.head_rows = head_rows;
+    const FileSum program = sum_file("/proc/self/exe");
+    const nlohmann::ordered_json mine = {
+        {"options", options_to_json(o)}, {"data", data}, {"program", format("%08x", program.crc)}};
+    const std::vector<std::string> all = world.all_gather(json_text(mine));
+    const auto first = nlohmann::ordered_json::parse(all[0]);
+    for (int r = 1; r < world.size(); r++) {
+        const auto other = nlohmann::ordered_json::parse(all[(size_t)r]);
+        for (const auto& [name, value] : first["options"].items())
+            if (other["options"].value(name, nlohmann::ordered_json()) != value)
+                fail("ranks were started with different options: --%s is %s on rank 0 and %s on rank %d", name.c_str(),
+                     value.dump().c_str(), other["options"].value(name, nlohmann::ordered_json()).dump().c_str(), r);
+        if (other["data"] != first["data"])
+            fail("ranks see different data: %s on rank 0, %s on rank %d", first["data"].dump().c_str(),
+                 other["data"].dump().c_str(), r);
+        if (other["program"] != first["program"])
+            fail("ranks run different programs: rank %d's is not rank 0's; HINT: one build for all", r);
+    }
+}
+
+// What a resumed run must find again: each data set's weight, documents and tokens.
+inline nlohmann::ordered_json data_identity(const DataLoader& data, const DataOptions& options) {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    size_t i = 0;
+    for (const DataSummary& s : data.summary()) {
+        rows.push_back({{"documents", s.documents}, {"tokens", s.tokens}});
+        if (i < options.blend.weights.size()) rows.back()["weight"] = options.blend.weights[i];
+        i++;
+    }
+    return rows;
+}
+
+// PaLM's remedy for a spike: the intact checkpoint from before the first outlier that the guard chooses. `step`: the last one.
+inline std::string checkpoint_to_go_back_to(World& world, const std::string& out, const Guard& guard, const Verdict& v,
+                                            int64_t step) {
+    std::vector<int64_t> steps = world.rank() == 0 ? find_checkpoints(out) : std::vector<int64_t>();
+    for (;;) {
+        const auto chosen = guard.plan_rollback(steps, v.first_outlier_step);
+        const std::string dir = world.all_gather(chosen ? step_directory(out, *chosen) : "")[0];
+        if (dir.empty())
+            fail(
+                "the run ends at step %lld: %s, but there is no intact checkpoint before step %lld; HINT: a shorter --save-every",
+                (long long)step, v.reason.c_str(), (long long)v.first_outlier_step);
+        if (verify_together(world, dir).empty()) return dir;
+        if (chosen) steps.erase(std::find(steps.begin(), steps.end(), *chosen));
+    }
+}
+
+// The state of a run that goes back from `now` to the checkpoint `dir`: its counters and scales, but the run's own options, data
+// and layout. Left out are, besides the batches that have been, those around the first outlier.
+inline TrainingState state_after_rollback(const TrainingState& now, const std::string& dir,
+                                          const BatchRanges::Range& outliers) {
+    TrainingState state = read_state(dir);
+    state.options = now.options;
+    state.data = now.data;
+    state.layout = now.layout;
+    state.planned = now.planned;
+    state.iterations = now.iterations;
+    state.skips.add(now.skips);
+    state.skips.add(outliers.first, outliers.last);
+    return state;
+}

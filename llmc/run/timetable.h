@@ -1,0 +1,73 @@
+// When a run saves and ends before its last step, how its ranks decide that together, and how it says why and how to go on.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/terminal.h"
+#include "../parallel/world.h"
+#include "config.h"
+#include "stop.h"
+#include "training_state.h"
+
+// When the next checkpoint and the end of this process are due.
+class Timetable {
+public:
+    explicit Timetable(const TrainOptions& o) : every_(parse_save_interval(o.save_every)) {
+        if (o.exit_after.empty()) return;
+        const double seconds = parse_duration(o.exit_after);
+        if (!(seconds > 0)) fail_usage("--exit-after is '%s'; it must be a duration (90s, 30m, 5h30m)", o.exit_after.c_str());
+        exit_at_ = start_ + seconds;
+    }
+    bool save_now(int64_t step) const {
+        if (every_.steps > 0) return step % every_.steps == 0;
+        return every_.seconds > 0 && monotonic_seconds() - saved_at_ >= every_.seconds;
+    }
+    bool exit_now() const { return monotonic_seconds() >= exit_at_; }
+    void saved() { saved_at_ = monotonic_seconds(); }
+
+private:
+    SaveInterval every_;
+    double start_ = monotonic_seconds(), saved_at_ = start_, exit_at_ = INFINITY;
+};
+
+inline double parse_timeout(const std::string& text) {
+    const double seconds = parse_duration(text);
+    if (!(seconds > 0)) fail_usage("--distributed-timeout is '%s'; it must be a duration (90s, 10m, 1h)", text.c_str());
+    return seconds;
+}
+
+// What ranks decide together after a step: a signal to any of them counts, the clock of the first.
+struct Decision {
+    bool stop, save;
+};
+inline Decision decide_together(World& world, Decision mine) {
+    if (world.size() == 1) return mine;
+    std::vector<Decision> all((size_t)world.size());
+    world.all_gather(&mine, sizeof mine, all.data());
+    return {std::any_of(all.begin(), all.end(), [](const Decision& d) { return d.stop; }), all[0].save};
+}
+
+// Why the run stops before its end: the first rank's reason that has one.
+inline std::string reason_to_stop(World& world, const TrainOptions& o) {
+    const std::vector<std::string> signals = world.all_gather(stop_signal());
+    for (int r = 0; r < world.size(); r++)
+        if (const std::string& signal = signals[(size_t)r]; !signal.empty())
+            return "by " + signal + (world.size() > 1 ? format(" to rank %d", r) : "");
+    return "by --exit-after " + o.exit_after;
+}
+
+// The command that goes on with this run: the one it was started with, and --resume auto.
+inline std::string resume_command(World& world) {
+    std::ifstream words("/proc/self/cmdline");
+    std::string command = world.size() > 1 ? format("%d ranks of", world.size()) : "";
+    for (std::string word; std::getline(words, word, '\0');) {
+        if (word == "--resume" && std::getline(words, word, '\0')) continue;
+        if (word.compare(0, 9, "--resume=") == 0) continue;
+        command += (command.empty() ? "" : " ") + shell_word(word);
+    }
+    return command + " --resume auto";
+}
