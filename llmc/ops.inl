@@ -1,43 +1,43 @@
-// Every op of the model, declared once and included into namespace cpu (and gpu): the reader's index of the kernels.
-// A definition whose signature drifts from the one here does not link.
+// Every op of the model, declared once and included into namespace cpu (and gpu): the index of the kernels.
+// A definition whose signature differs from its declaration here does not link.
 //
 // Conventions. N = B*T rows. Shapes stand at the right, row-major, slowest first. Outputs come first after the context, then
 // inputs, sizes, scalars. `d` prefixes a gradient. "sets" overwrites, "adds" accumulates; an `acc` says which. Parameter
-// gradients are `real` (fp32; gradients.h rounds them), and added to where there is no `acc`. A pointer marked `or null` may be
-// null. Per-row statistics and sums are `real`.
-// Results are deterministic, but for dq_sums: the same inputs on the same number of threads give the same bits.
-// An `Output` is a matrix of numbers, of codes, or both (../fp8.h); codes are e4m3 and not transposed where nothing else is said.
+// gradients are `real` (fp32; gradients.h rounds them), and are accumulated unless there is an `acc`. A pointer marked `or
+// null` may be null. Per-row statistics and sums are `real`.
+// Results are deterministic, except with dq_sums: the same inputs on the same number of threads give the same bits.
+// An `Output` is a matrix of numbers, of codes, or both (../fp8.h); codes are e4m3 and not transposed unless stated otherwise.
 
 // ---- memory (memory.h) ----------------------------------------------------------------------------------------------------
-// What ops work on lies in the backend's memory: the GPU's, or on the CPU just memory.
-// Zero-filled; fails with what was wanted and what there is.
+// Ops work on the backend's memory: the GPU's, or on the CPU ordinary memory.
+// Zero-filled; if there is not enough, fails with the requested and the available size.
 void* allocate_memory(size_t bytes);
 void release_memory(void* memory, size_t bytes);
 size_t available_memory();
-// Rows of row_bytes that the classifier's logits should have at a time, at most; from the device's size, not from what is free,
-// so that the same run has the same bits.
+// The maximum number of rows, of row_bytes each, whose logits should be in memory at a time. It depends on the device's size,
+// not on its free memory, so that the same run has the same bits.
 size_t logits_rows(const Ctx& ctx, size_t row_bytes);
-// In order with the ops on ctx. upload returns when `from` may be changed, download when `to` is complete.
+// These run in order with the ops on ctx. upload returns when `from` may be changed, download when `to` is complete.
 void upload(Ctx& ctx, void* to, const void* from_host, size_t bytes);
 void download(Ctx& ctx, void* to_host, const void* from, size_t bytes);
 void clear(Ctx& ctx, void* memory, size_t bytes);
-// rows of row_bytes each, a stride (in bytes) apart in both places.
+// Copies rows of row_bytes each, which are a stride (in bytes) apart in both places.
 void copy_rows(Ctx& ctx, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t rows);
 
 // ---- embedding (embed.h) --------------------------------------------------------------------------------------------------
 // out = wte[token] (+ wpe[position]). A token outside [v0, v0+V) gives a zero row (vocabulary shards). sets out.
 void embedding_forward(Ctx& ctx, floatX* out /*(N, C)*/, const int* tokens /*(N)*/, const int* positions /*(N)*/,
                        const floatX* wte /*(V, C)*/, const floatX* wpe /*(P, C) or null*/, int N, int C, int v0, int V);
-// adds to dwte rows [token - v0] and dwpe rows [position], the rows of one token in an order of their places in the batch.
+// adds to dwte rows [token - v0] and dwpe rows [position]; rows of the same token are added in their order in the batch.
 void embedding_backward(Ctx& ctx, real* dwte /*(V, C)*/, real* dwpe /*(P, C) or null*/, const floatX* dout /*(N, C)*/,
                         const int* tokens, const int* positions, int N, int C, int v0, int V);
 
 // ---- norms (norm.h) -------------------------------------------------------------------------------------------------------
-// If add is given, sum = inp + add (rounded to floatX) is stored and normalised, else inp is. sets out, mean, rstd, sum.
+// If add is given, normalises and stores sum = inp + add (rounded to floatX), else normalises inp. sets out, mean, rstd, sum.
 void layernorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, real* mean /*(N)*/, real* rstd /*(N)*/,
                        floatX* sum /*(N, C) or null*/, const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/,
                        const floatX* weight /*(C)*/, const floatX* bias /*(C)*/, int N, int C, real eps);
-// inp is what was normalised (the sum, if there was one). sets or adds dinp; adds dweight, dbias.
+// inp is the normalised input (the sum, if there was one). sets or adds dinp; adds dweight, dbias.
 void layernorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, real* dweight /*(C)*/, real* dbias /*(C)*/, const floatX* dout,
                         const floatX* inp, const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc);
 // y = g * x * rsqrt(mean(x^2) + eps)
@@ -58,21 +58,21 @@ void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dou
 void linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/,
                             const floatX* dout /*(N, OC)*/, const floatX* inp /*(N, IC)*/, int N, int IC, int OC, Acc acc);
 
-// What a product can take along: an op of its own would be bound by memory. The two sides of a GeLU: pre = inp weight^T (+ bias),
-// out = gelu(pre). sets out, pre.
+// Fused products: the second operation as a separate op would be memory-bound.
+// pre = inp weight^T (+ bias), out = gelu(pre). sets out, pre.
 void linear_gelu_forward(Ctx& ctx, floatX* out /*(N, OC)*/, floatX* pre /*(N, OC)*/, const floatX* inp /*(N, IC)*/,
                          const floatX* weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
 // dpre = (dout weight) * gelu'(pre). sets dpre.
 void linear_gelu_backward_input(Ctx& ctx, floatX* dpre /*(N, IC)*/, const floatX* dout /*(N, OC)*/,
                                 const floatX* weight /*(OC, IC)*/, const floatX* pre /*(N, IC)*/, int N, int IC, int OC);
-// The same of SwiGLU: gate_up = inp weight^T (+ bias), out = silu(gate) up. sets out, gate_up.
+// gate_up = inp weight^T (+ bias), out = silu(gate) up. sets out, gate_up.
 void linear_swiglu_forward(Ctx& ctx, floatX* out /*(N, F)*/, floatX* gate_up /*(N, 2F)*/, const floatX* inp /*(N, IC)*/,
                            const floatX* weight /*(2F, IC)*/, const floatX* bias /*(2F) or null*/, int N, int IC, int F);
-// dgate_up = swiglu's gradient where its result's is dout weight. sets dgate_up; dact is scratch.
+// dgate_up = swiglu_backward of dact = dout weight. sets dgate_up; dact is scratch.
 void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up /*(N, 2F)*/, floatX* dact /*(N, F)*/, const floatX* dout /*(N, OC)*/,
                                   const floatX* weight /*(OC, F)*/, const floatX* gate_up /*(N, 2F)*/, int N, int F, int OC);
-// out = residual + (inp weight^T (+ bias)); on a CPU the product is rounded to floatX before it is added, on a GPU it is not.
-// sets out, which is not residual.
+// out = residual + (inp weight^T (+ bias)). CPUs round the product to floatX before adding it, GPUs do not. sets out, which
+// must not be residual.
 void linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* residual /*(N, OC)*/, const floatX* inp /*(N, IC)*/,
                              const floatX* weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
 // qkv = inp weight^T (+ bias), then rope_forward. sets qkv.
@@ -80,24 +80,25 @@ void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const fl
                          const floatX* bias /*or null*/, const int* positions /*(N)*/, const real* cos_sin /*(P, HS/2, 2)*/, int N,
                          int IC, int NH, int NKV, int HS);
 
-// On a GPU: times the algorithms of products that occur for the first time, keeps the fastest in a file, and takes them from there
-// later, so that resumed runs have the same bits. To be called before the first product. (On a CPU: unit_choice.h.)
+// On a GPU: autotunes the algorithm of each new product, and caches the choice in a file, so that resumed runs have the same
+// bits. Called before the first product. (On a CPU: unit_choice.h.)
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
 
 // ---- FP8 matrix products (fp8_linear.h) ------------------------------------------------------------------------------------
-// Codes (../fp8.h) stand for code / scale. Each tensor has one scale. C is a multiple of 16, and N where they are transposed; all
-// sizes of a product are. Activations and weights are e4m3.
+// A code (../fp8.h) represents code / scale. Each tensor has one scale. C is a multiple of 16, and so is N if codes are
+// transposed; so are all sizes of a product. Activations and weights are e4m3.
 // sets out.
 void quantize(Ctx& ctx, const Codes& out /*(N, C)*/, const floatX* x /*(N, C)*/, int N, int C);
-// Only amax, of n elements.
+// *amax = max(*amax, largest |x|) of n elements, without codes.
 void absolute_max(Ctx& ctx, float* amax, const floatX* x, size_t n);
-// scale = fp8_scale(amax), inverse = 1 / scale; both 1 where there is no amax. sets both.
+// scale = fp8_scale(amax), inverse = 1 / scale; both 1 if amax is 0. sets both.
 void set_scale(Ctx& ctx, float* scale, float* inverse, const float* amax, Fp8 format, int margin);
-// Empty if this device multiplies FP8 numbers, else what is wrong: to refuse a run before anything is allocated.
+// Empty if this device supports FP8 products, else the reason: lets a run be refused before anything is allocated.
 std::string fp8_limits(const Ctx& ctx);
 void transpose_codes(Ctx& ctx, uint8_t* transposed /*(C, N)*/, const uint8_t* codes /*(N, C)*/, int N, int C);
 
-// The three products of a linear layer, each reading its factors along the sum. Sums are fp32; `fast`: on a GPU in fewer bits.
+// The three products of a linear layer; both factors are contiguous along the summed dimension. Sums are fp32; `fast`: GPUs may
+// use fewer bits.
 // out = inp weight^T * inp_inverse * weight_inverse (+ bias). sets out.
 void fp8_linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const uint8_t* inp /*(N, IC)*/, const uint8_t* weight /*(OC, IC)*/,
                         const floatX* bias /*(OC) or null*/, const float* inp_inverse, const float* weight_inverse, int N, int IC,
@@ -106,7 +107,7 @@ void fp8_linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const uint8_t* inp /*
 void fp8_linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const uint8_t* dout /*(N, OC)*/,
                                const uint8_t* weight_transposed /*(IC, OC)*/, const float* dout_inverse,
                                const float* weight_inverse, int N, int IC, int OC, Fp8 dout_format);
-// sets or adds dweight, as linear_backward_weight.
+// sets or adds dweight, like linear_backward_weight.
 void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, const uint8_t* dout_transposed /*(OC, N)*/,
                                 const uint8_t* inp_transposed /*(IC, N)*/, const float* dout_inverse, const float* inp_inverse,
                                 int N, int IC, int OC, Fp8 dout_format, Acc acc);
@@ -114,7 +115,7 @@ void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, 
 void bias_backward(Ctx& ctx, real* dbias /*(OC)*/, const floatX* dout /*(N, OC)*/, int N, int OC);
 
 // ---- rotary positions (rope.h) --------------------------------------------------------------------------------------------
-// Rotates the NH query and NKV key heads of qkv in place, rotate-half pairing (j, j + HS/2); values are left alone.
+// Rotates the NH query and NKV key heads of qkv in place, with rotate-half pairing (j, j + HS/2); values are unchanged.
 // cos_sin holds (cos, sin) of position * base^(-2j/HS). backward rotates gradients by the opposite angle.
 void rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const int* positions /*(N)*/,
                   const real* cos_sin /*(P, HS/2, 2)*/, int N, int NH, int NKV, int HS);
@@ -124,19 +125,19 @@ void rope_backward(Ctx& ctx, floatX* dqkv /*(N, NH + 2*NKV, HS)*/, const int* po
 // ---- attention (attention.h) ----------------------------------------------------------------------------------------------
 // Causal flash attention with grouped queries: query head h uses key/value head h / (NH / NKV). Row t sees keys
 // doc_start[t] .. t (doc_start null: 0 .. t). score = scale q.k + slope[h] (j - t) (slopes null: no ALiBi).
-// lse is the natural log-sum-exp of a row's scores. Never a T x T matrix. sets out, lse.
+// lse is the natural log-sum-exp of a row's scores. No T x T matrix is stored. sets out, lse.
 void attention_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
                        const floatX* qkv /*(B, T, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/,
                        const int* doc_start /*(B, T) or null*/, int B, int T, int NH, int NKV, int HS, real scale);
 // Elements of attention_backward's dq_sums; 0 where no kernel uses them.
 size_t attention_sums(const Ctx& ctx, int B, int T, int NH, int HS);
-// sets dqkv (all of it). dq_sums: null, or attention_sums() elements in which queries' gradients are added up in the order in
-// which their parts come: less work, and the one result here that is not deterministic.
+// sets all of dqkv. dq_sums: null, or attention_sums() elements in which the queries' gradients are summed in no fixed order:
+// less work, and the only result here that is not deterministic.
 void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
                         const floatX* out /*(B, T, NH, HS)*/, const real* lse /*(B, NH, T)*/, const floatX* qkv,
                         const real* slopes /*or null*/, const int* doc_start /*or null*/, int B, int T, int NH, int NKV, int HS,
                         real scale, real* dq_sums = nullptr);
-// The same, then rope_backward: of queries and keys before they were turned.
+// attention_backward, then rope_backward: gradients of queries and keys before their rotation.
 void attention_rope_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
                              const floatX* out /*(B, T, NH, HS)*/, const real* lse /*(B, NH, T)*/, const floatX* qkv,
                              const int* doc_start /*or null*/, const int* positions /*(B, T)*/, const real* cos_sin, int B, int T,
@@ -146,7 +147,7 @@ void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, floatX* keys /*(B, 
                       const floatX* qkv /*(B, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/, int B, int t, int P, int NH,
                       int NKV, int HS, real scale);
 
-// Empty if these ops take heads of this size, else what is wrong: to refuse a model before anything is allocated.
+// Empty if these ops support heads of this size, else the reason: lets a model be refused before anything is allocated.
 std::string attention_limits(int HS);
 
 // ---- activations and residual (mlp.h) -------------------------------------------------------------------------------------
@@ -168,70 +169,72 @@ void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, s
 // sets loss, zloss, lse (unscaled, per row).
 void classifier(Ctx& ctx, floatX* logits /*(N, Vp)*/, real* loss /*(N)*/, real* zloss /*(N)*/, real* lse /*(N)*/,
                 const int* targets /*(N)*/, int N, int V, int Vp, real loss_scale, real z_coef, bool write_gradient);
-// The same where the logits are columns [v0, v0+V) of the whole: logZ and the target's logit come from all shards' statistics.
+// classifier for columns [v0, v0+V) of the logits: logZ and the target's logit come from the statistics of all shards.
 void classifier_shard(Ctx& ctx, floatX* logits /*(N, Vp)*/, real* loss, real* zloss, real* lse, const int* targets,
                       const real* statistics /*(shards, 2, N)*/, int shards, int N, int v0, int V, int Vp, real loss_scale,
                       real z_coef, bool write_gradient);
-// Of one shard: log sum exp of its columns (-infinity if it has none), and the target's logit, 0 where that is another's. sets.
+// One shard's log-sum-exp of its columns (-infinity if it has none), and the target's logit, 0 if it is in another shard. sets.
 void classifier_statistics(Ctx& ctx, real* statistics /*(2, N)*/, const floatX* logits /*(N, Vp)*/, const int* targets /*(N)*/,
                            int N, int v0, int V, int Vp);
 
-// Adds what rows with a target >= 0 contribute to *sums; a NaN lse makes lse_max NaN. Where ops do not wait for their results,
-// neither does this: *sums is in the backend's memory.
+// Adds the contributions of rows with a target >= 0 to *sums; a NaN lse makes lse_max NaN. Does not wait for the result: *sums
+// is in the backend's memory.
 void loss_sums(Ctx& ctx, LossSums* sums, const real* loss /*(N)*/, const real* zloss /*(N)*/, const real* lse /*(N)*/,
                const int* targets /*(N)*/, int N);
 
 // ---- optimizer (optimizer.h, reduce.h) ------------------------------------------------------------------------------------
-// Sum of squares in fixed blocks: same bits for any thread count. The blocks' sums are accumulated in double.
+// Sum of squares in fixed blocks: the same bits for any number of threads. The blocks' sums are added in double.
 double sum_of_squares(Ctx& ctx, const Elements& x, size_t n);
-// Adds it to *sum, which is in the backend's memory, and does not wait for it.
+// Adds the sum of squares to *sum, which is in the backend's memory; does not wait for the result.
 void add_squares(Ctx& ctx, double* sum, const Elements& x, size_t n);
-// The sum of 32-bit words, each times an odd number by its place, modulo 2^64 (memory_check.h). first: the place of x[0].
+// The sum of 32-bit words, each times an odd number that depends on its index, modulo 2^64 (memory_check.h). first: index of
+// x[0].
 uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // AdamW (Loshchilov & Hutter, 2019; decoupled decay, bias correction): g = grad_scale * grad;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/c1 / (sqrt(v/c2) + eps) + wd w),
 // with c1 = 1 - b1^step, c2 = 1 - b2^step, step counted from 1. In bf16 param and lower are the halves of fp32 weights w
-// (math.h); else param is w, and lower null. m and v in bf16 are rounded as elements.h says, after w has been updated: then the
-// elements belong to one tensor, that of `rounding`.
+// (math.h); else param is w, and lower null. m and v in bf16 are rounded as in elements.h, after w has been updated; then the
+// elements belong to a single tensor, that of `rounding`.
 void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& m, const Elements& v, const Elements& grad, size_t n,
            real lr, real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step, const Rounding& rounding);
-// sum (+)= x, of elements of one tensor. sets: rounded to the nearest bf16; adds: the sum is rounded once, as elements.h says.
+// sum (+)= x, for elements of one tensor. sets: rounded to the nearest bf16; adds: the sum is rounded once, as in elements.h.
 void accumulate(Ctx& ctx, bf16* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc, const Rounding& rounding);
 
-// param[i] and lower[i] = element first + i of the rows that w describes. lower may be null.
+// param[i] and lower[i] = element first + i of the weights that w describes. lower may be null.
 void initialize_weights(Ctx& ctx, floatX* param, LowerHalf* lower, const InitialWeights& w, size_t first, size_t n);
 
 // ---- communication (comm.h) -----------------------------------------------------------------------------------------------
-// Between the ranks of a Comm, which all call the same operations on it in the same order. E is floatX, real, or for all_gather uint8_t. A Comm of one
-// rank returns at once and moves nothing that is in place already. Results have the same bits on all ranks and in every run.
+// All ranks of a Comm call the same operations on it in the same order. E is floatX, real, or for all_gather uint8_t. With one
+// rank, operations return at once and copy only what is not in place. Results have the same bits on all ranks and in every run.
 class Comm;     // a group of ranks; Comm() is one of this rank alone
 class Pending;  // an operation that was started; finish() must follow
 
 // Sums over the ranks, in place.
 template <class E>
 void all_reduce(Ctx& ctx, Comm& comm, E* x, size_t n);
-// The largest over the ranks, of n floats in the backend's memory, in place. NaN counts for nothing.
+// The elementwise maximum over the ranks, of n floats in the backend's memory, in place. NaNs are ignored.
 void all_reduce_max(Ctx& ctx, Comm& comm, float* x, size_t n);
-// Every rank's part, in the order of ranks. mine may be out + rank * n.
+// Gathers every rank's part, in the order of ranks. mine may be out + rank * n.
 template <class E>
 void all_gather(Ctx& ctx, Comm& comm, E* out /*(size, n)*/, const E* mine /*(n)*/, size_t n);
-// This rank's part of the sums. out may be all + rank * n.
+// Sets out to this rank's part of the sums over the ranks. out may be all + rank * n.
 template <class E>
 void reduce_scatter(Ctx& ctx, Comm& comm, E* out /*(n)*/, const E* all /*(size, n)*/, size_t n);
 
-// The same two in place, started after the ops that are on ctx now, beside the ones that follow. Until finish() nothing may
-// touch the buffer.
+// The two collectives in place and asynchronous: after the ops that are on ctx now, overlapping with later ones. Until
+// finish(), the buffer must not be used.
 template <class E>
 Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* all /*(size, n)*/, size_t n);  // part `rank` becomes the sum
 template <class E>
 Pending start_all_gather(Ctx& ctx, Comm& comm, E* all /*(size, n)*/, size_t n);  // part `rank` is there already
-// The ops on ctx that follow see the result.
+// Later ops on ctx see the result.
 void finish(Ctx& ctx, Pending& pending);
 
-// From one rank to another. A send never waits for the receive: finish() says when x may be written again. recv: the ops on ctx
-// that follow see x. Messages from one rank to another come in the order in which they were sent; tags must agree, and only help
-// to find a mix-up. connect_ring comes before the first message: it prepares messages from every rank to the next and to the
-// previous one, where the first is next to the last; all ranks of the Comm call it.
+// Point-to-point messages. A send never waits for its receive; after finish(), x may be written again. recv: later ops on ctx
+// see x.
+// Messages between two ranks arrive in the order in which they were sent; tags must agree, and only serve to detect errors.
+// connect_ring is called by all ranks of the Comm before the first message: it connects every rank with the next and the
+// previous one, cyclically.
 void connect_ring(Ctx& ctx, Comm& comm);
 Pending start_send(Ctx& ctx, Comm& comm, const floatX* x, size_t n, int peer, int tag);
 void recv(Ctx& ctx, Comm& comm, floatX* x, size_t n, int peer, int tag);
