@@ -3,9 +3,9 @@
 // Backward. With D_t = dout_t . out_t (which is sum_j p_tj dp_tj, the softmax's own correction):
 //   dv_j = sum_t p_tj dout_t,  dp_tj = dout_t . v_j,  ds_tj = p_tj (dp_tj - D_t),  dq_t = scale sum_j ds_tj k_j,
 //   dk_j = scale sum_t ds_tj q_t
-// p is computed again from lse, so nothing of size T x T is ever stored.
+// p is recomputed from lse, so nothing of size T x T is ever stored.
 //
-// The plain functions are the definition, row by row, and all that the fp64 build has; flash_attention.h is the fast path.
+// The plain functions are the definition, row by row, and the only ones in the fp64 build; flash_attention.h is the fast path.
 #pragma once
 #include <algorithm>
 #include <cmath>

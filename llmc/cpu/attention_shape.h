@@ -1,4 +1,4 @@
-// Where attention's tensors lie, and the dot product of two rows.
+// The layout of attention's tensors, and the dot product of two rows.
 #pragma once
 #include <cstddef>
 
@@ -6,7 +6,7 @@
 
 namespace cpu {
 
-// Where heads lie in the fused projection (B, T, NH + 2*NKV, HS).
+// The layout of heads in the fused projection (B, T, NH + 2*NKV, HS).
 struct AttentionShape {
     int B, T, NH, NKV, HS;
     real scale;

@@ -1,5 +1,5 @@
-// cpu::Ctx: the only thing a CPU op may reach for. Threads, scratch memory, the matrix unit, and whether the plain loops are
-// forced. Ops on one Ctx run one after another, so they share one scratch buffer; nothing in it outlives an op.
+// cpu::Ctx: all state that a CPU op may use: threads, scratch memory, the matrix unit, and whether the plain loops are forced.
+// Ops on one Ctx run one after another, so they share one scratch buffer; nothing in it outlives an op.
 #pragma once
 #include <omp.h>
 #include <sys/mman.h>
@@ -14,8 +14,8 @@
 #include "../base/types.h"
 #include "threads.h"
 
-// Beside the plain loops. The fp64 build has only these, and where nvcc compiles, which knows no vector types, the CPU's ops
-// are but what a GPU's are compared with.
+// Fast paths beside the plain loops. The fp64 build has none, and neither does code compiled by nvcc, which has no vector
+// types: there the CPU's ops only serve as reference for a GPU's.
 #if defined(PRECISION_FP64) || defined(__CUDACC__)
 #define CPU_FAST_PATHS 0
 #else
@@ -26,20 +26,20 @@
 namespace cpu {
 
 constexpr const char* backend_name = "cpu";
-constexpr bool memory_is_host = true;        // what ops work on can be read and written by the CPU
-constexpr bool sets_bf16_gradients = false;  // products can set weights' gradients in bf16
+constexpr bool memory_is_host = true;        // the CPU can access the memory of ops
+constexpr bool sets_bf16_gradients = false;  // matrix products can set weight gradients in bf16
 
 struct Ctx {
-    int threads;                   // that ops use
+    int threads;                   // number of threads of an op
     bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
 #if CPU_FAST_PATHS
-    // What multiplies matrices, and how fast where that was measured (unit_choice.h): FLOP/s of a thread.
+    // The matrix unit of each kind of product, and its measured speed in FLOP/s per thread (unit_choice.h), if any.
     AnyUnit layers = default_unit<floatX>(Products::layers), attention = default_unit<floatX>(Products::attention);
     double layers_rate = 0, attention_rate = 0;
-    std::vector<floatX> copies[3];  // factors of products, where they cannot be read from where they lie
+    std::vector<floatX> copies[3];  // zero-padded copies of operands that cannot be read in place
 #endif
 
-    // The device is a GPU's; there is but one CPU.
+    // `device` applies to GPUs; there is only one CPU.
     explicit Ctx(int n_threads = 0, int /*device*/ = 0, bool /*may_lack_device*/ = false)
         : threads(n_threads > 0 ? n_threads : default_threads()) {
         op_threads() = threads;
@@ -49,11 +49,11 @@ struct Ctx {
     Ctx(const Ctx&) = delete;
     Ctx& operator=(const Ctx&) = delete;
 
-    // At least `bytes` of memory from a page's beginning on, a huge one's where there is as much; contents undefined, valid
-    // until the next call. Grows, never shrinks.
+    // At least `bytes` of memory, aligned to a page, or to a huge page if there is as much; contents undefined, valid until the
+    // next call. Grows, never shrinks.
     void* scratch(size_t bytes) {
         if (bytes > scratch_bytes_) {
-            constexpr size_t huge_page = 2 << 20;  // operands of products lie here, whose rows would take a page each
+            constexpr size_t huge_page = 2 << 20;  // holds packed operands, whose rows would take a page each
             const size_t page = bytes < huge_page ? 4096 : huge_page;
             free(scratch_);
             scratch_bytes_ = round_up(bytes, page);
@@ -66,7 +66,7 @@ struct Ctx {
 
     bool has_device() const { return true; }
 
-    // For the start-up table.
+    // The row of the start-up table.
     std::string description() const {
         const std::string n = format("%d thread%s, ", threads, threads == 1 ? "" : "s");
 #if CPU_FAST_PATHS

@@ -1,6 +1,6 @@
 // Embedding: out = wte[token] (+ wpe[position]). Backward adds each row's gradient to its token's row and its position's row.
-// Several rows may name one token, so backward gives each thread a range of channels and lets it walk all rows in order: no two
-// threads touch the same number, and sums are made in row order for any number of threads. Bound by memory bandwidth.
+// Several rows may have the same token, so in backward each thread owns a range of channels and visits all rows in order: no
+// two threads write to the same number, and sums are in row order for any number of threads. Bound by memory bandwidth.
 #pragma once
 #include <algorithm>
 
@@ -27,7 +27,7 @@ inline void embedding_forward(Ctx&, floatX* out, const int* tokens, const int* p
 
 inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* dout, const int* tokens, const int* positions,
                                int N, int C, int v0, int V) {
-    constexpr int line = 16;  // channels of a range: whole cache lines of gradient
+    constexpr int line = 16;  // channels per range: whole cache lines of the gradient
     const int width = ceil_div(ceil_div(C, line), ctx.threads) * line;
     parallel_tasks(ceil_div(C, width), [=](size_t task) {
         const int first = (int)task * width, last = std::min(C, first + width);

@@ -1,22 +1,22 @@
 // Flash attention on a matrix unit, in bf16 or fp32: tiles of 64 queries and 64 keys. Formulas are in attention.h.
 //
-// Scores are computed the other way round, keys down and queries across: s^T = K Q^T. A query's maximum and sum then run along
-// vectors of 16 queries, without sums across a vector, and P^T comes out as both of the operands that it is to be: its rows as
-// they lie (left), and packed (right). Scores, and what is summed over keys, lie in stripes of few queries, so that a tile's
-// keys and values meet them in the first cache.
+// Scores are computed transposed, with keys as rows and queries as columns: s^T = K Q^T. A query's maximum and sum then
+// accumulate in vectors of 16 queries, without horizontal sums, and P^T can serve as both operands: its rows unchanged (left),
+// and packed (right). Scores and sums over keys are stored in stripes of few queries, so that a tile's keys and values are
+// multiplied with them from the L1 cache.
 //   forward   s^T = K Q^T        o^T += V^T P^T
 //   backward  s^T = K Q^T        dp^T = V dO^T        dv += P^T dO        dk += dS^T Q        dq^T += K^T dS^T
-// A query tile keeps a running maximum m and sum l per query; when a tile of keys raises m by more than a little, what was
-// summed so far is scaled by exp(m_old - m_new). Tiles that are masked as a whole are skipped, and a quarter of those on the
-// diagonal. Everything that is a factor more than once is laid out once per head: left operands as rows of tiles of 64, right
-// ones packed. Rows beyond T and elements beyond the head's size are zero. P and dS are rounded to bf16, once each, as on a
-// GPU, where the unit multiplies that; on one of fp32 they stay as they are, and other operands are widened as they are laid.
-// Sums, softmax and the running maximum are fp32.
-// Parallel: forward over (sequence, query head, tile of queries) after the keys and values were laid out; backward over
-// (sequence, key/value head), whose task owns dk, dv and the dq of its query heads, or over query heads where these tasks are
-// few. There are no atomics, and the bits do not depend on the number of threads.
-// Cost: forward 2, backward 5 products of 2 T^2/2 HS FLOPs per head. Bound by the matrix unit: beside its products, only
-// exponentials and roundings of T^2/2 elements a head are to be done. Memory: scratch for one task per thread.
+// A query tile keeps a running maximum m and sum l per query; when a tile of keys raises m by more than a threshold, earlier
+// sums are scaled by exp(m_old - m_new). Fully masked tiles are skipped, and so is a quarter of those on the diagonal. Every
+// operand that is used more than once is packed once per head: left operands as rows of tiles of 64, right operands in the
+// unit's packed layout. Rows beyond T and elements beyond the head size are zero. For a bf16 unit, P and dS are rounded to
+// bf16, once each, as on a GPU; for an fp32 unit they stay in fp32, and other operands are widened when packed. Sums, softmax
+// and the running maximum are fp32.
+// Parallelism: forward over (sequence, query head, tile of queries) after keys and values are packed; backward over (sequence,
+// key/value head), where a task owns dk, dv and the dq of its query heads, or over query heads if there are too few tasks.
+// There are no atomics, and the bits do not depend on the number of threads.
+// Cost: forward 2, backward 5 products of 2 T^2/2 HS FLOPs per head. Bound by the matrix unit: the only other work is
+// exponentials and roundings of T^2/2 elements per head. Memory: scratch for one task per thread.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -35,10 +35,10 @@ namespace cpu {
 namespace detail {
 namespace flash {
 
-constexpr int tile = 64;          // queries and keys of a tile
-constexpr int most_columns = 64;  // of a head that are stored at once
+constexpr int tile = 64;          // queries or keys per tile
+constexpr int most_columns = 64;  // maximum columns of a head that are stored at once
 
-// Queries of a stripe, n below: a column of tiles, or as many as stay in registers.
+// Calls f with the number n of queries in a stripe: one column of tiles, or as many as stay in registers.
 template <class E, class F>
 void with_stripe(const MatrixUnit<E>& unit, F f) {
     if (unit.tiles) f(std::integral_constant<int, 16>());
@@ -49,18 +49,18 @@ inline int tiles_of(int T) { return ceil_div(T, tile); }
 inline int padded_size(int HS) { return round_up(HS, k_step<floatX>); }
 inline int rows_at(const AttentionShape& a, int t0) { return std::min((int)tile, a.T - t0); }
 
-// The rows of a head in the tile at t0, of which x is the first: to be asked for.
+// Prefetches the rows of a head in the tile at t0; x is the first one.
 inline Ahead rows_ahead(const AttentionShape& a, const floatX* x, size_t stride, int t0) {
     return t0 < a.T ? Ahead(x, stride, rows_at(a, t0), a.HS) : Ahead();
 }
-// Whether rows of a head at `to` are written past the caches: whole lines, which lie too far apart to be fetched in time.
+// Whether rows of a head at `to` are written with non-temporal stores: whole cache lines, too far apart for hardware prefetch.
 template <class E>
 bool streams(const MatrixUnit<E>& unit, const floatX* to, size_t stride, int HS) {
     return detail::streams(unit, to, HS * sizeof(floatX)) && stride * sizeof(floatX) % 64 == 0;
 }
 
-// ---- layouts of a tile of 64 rows of a head, `rows` of them there, each of HS elements, a stride apart ---------------------
-// (64, H): as they lie.
+// ---- packing of a tile: 64 rows of a head, of which `rows` exist, HS elements each, a stride apart --------------------------
+// Left operand (64, H) = rows.
 template <class E>
 void lay_rows(E* to, const floatX* from, size_t stride, int rows, int HS, int H) {
     for (int r = 0; r < tile; r++) {
@@ -72,7 +72,7 @@ void lay_rows(E* to, const floatX* from, size_t stride, int rows, int HS, int H)
         std::fill(row + n, row + H, E(0));
     }
 }
-// Rows to be packed: where they lie, if they fill the tile, else a copy.
+// The rows to be packed: in place if they fill the tile, else a zero-padded copy.
 struct Rows64 {
     const floatX* x;
     size_t stride;
@@ -95,8 +95,8 @@ template <class E>
 void pack_rows(const MatrixUnit<E>& unit, E* to, const Rows64& rows, int H) {
     detail::pack_rows(unit, to, 16 * (size_t)tile, rows.x, rows.stride, H, tile, tile);
 }
-// What becomes of the rows of a gradient: they are turned back, if there is a rotation (rope.h), as they would be stored
-// before.
+// The last step of a gradient's rows: inverse rotation, if there is one (rope.h), of values rounded as if they were stored
+// first.
 struct Back {
     const Rotation* rotation;  // or null; heads of at most most_columns
     size_t first;              // row of the batch
@@ -107,7 +107,7 @@ struct Back {
     }
 };
 
-// Rows of a head from fp32 sums, stripes of (H, queries), each times its factor.
+// Stores rows of a head from fp32 sums in stripes of (H, queries), each row times its factor.
 template <int stripe, class E>
 void store_transposed(const MatrixUnit<E>& unit, floatX* to, size_t stride, const float* sums, const float* factors, int rows,
                       int HS, int H, Back back = {}) {
@@ -130,7 +130,7 @@ void store_transposed(const MatrixUnit<E>& unit, floatX* to, size_t stride, cons
 }
 
 // ---- products of a tile of keys and one of queries -------------------------------------------------------------------------
-// On the diagonal, where both are the same rows, the first half of the queries sees no key of the second half.
+// On the diagonal, where queries and keys are the same rows, the first half of the queries sees no key of the second half.
 constexpr int half = tile / 2;
 inline int keys_seen(bool diagonal, int t /*the first query*/) { return diagonal && t < half ? half : tile; }
 
@@ -146,8 +146,7 @@ void sum_over_keys(const MatrixUnit<E>& unit, float* o, const E* left /*(H, 64 k
                    const E* p /*packed (64 keys, n queries)*/, int H, int n, int seen, bool add) {
     unit.product(o, n, left, tile, p, tile, H, n, seen, add, Passing::neither, nullptr);
 }
-// o (64 keys, H) = p right, or += p right; on the diagonal, where query j is the first that sees key j, these are the first
-// summands.
+// o (64 keys, H) = p right, or += p right. On the diagonal, where query j is the first to see key j, o is set.
 template <class E>
 void sum_over_queries(const MatrixUnit<E>& unit, float* o, const E* p /*(64 keys, 64 queries)*/,
                       const E* right /*packed (64 queries, H)*/, int H, bool diagonal) {
@@ -158,8 +157,8 @@ void sum_over_queries(const MatrixUnit<E>& unit, float* o, const E* p /*(64 keys
 }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------------
-// s (`seen` keys from j0 on, n queries from t0 on): -inf where the mask forbids or there is no key; there are `keys` in the
-// tile. With slopes, scores are finished here: scale, and slope. Returns the factor, above 0, that is still to be applied.
+// Masks s (`seen` keys from j0 on, n queries from t0 on): -inf where the mask forbids or no key exists; the tile has `keys`
+// keys. With ALiBi slopes, also applies scale and slope. Returns the positive factor that remains to be applied.
 inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, float scale, const real* slope,
                            const int* doc_start /*of t0 or null*/) {
     const floats minus_infinity = floats{} - std::numeric_limits<float>::infinity();
@@ -167,7 +166,7 @@ inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, 
     for (int j = all_see; j < seen; j++)
         for_vectors(n, [=](int t, auto) {
             float* const at = s + j * n + t;
-            const floats after = lane_numbers() + (float)(t0 + t - j0 - j);  // how far each query is behind the key
+            const floats after = lane_numbers() + (float)(t0 + t - j0 - j);  // distance of each query from the key
             const floats score = slope ? scale * load(at) - (float)*slope * after : load(at);
             floats x = j < keys ? score : minus_infinity;
             x = after >= 0.0f ? x : minus_infinity;
@@ -176,10 +175,10 @@ inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, 
         });
     return slope ? 1.0f : scale;
 }
-// The first tile of keys that the tile at t0 sees: documents begin at docs[t], which does not decrease within a sequence, so
-// that the first row sees furthest back.
+// The first tile of keys that the query tile at t0 sees: documents begin at docs[t], which does not decrease within a sequence,
+// so the first row sees furthest back.
 inline int first_keys(const int* docs /*of a sequence, or null*/, int t0) { return docs ? docs[t0] / tile * tile : 0; }
-// Of the tile at t0; rows beyond T have no document.
+// The document starts of the tile at t0; rows beyond T have none.
 inline const int* documents_of(int* starts, const int* doc_start, int t0, int T) {
     if (!doc_start) return nullptr;
     for (int t = 0; t < tile; t++) starts[t] = t0 + t < T ? doc_start[t0 + t] : 0;
@@ -187,7 +186,7 @@ inline const int* documents_of(int* starts, const int* doc_start, int t0, int T)
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------------------------
-// Keys and values of all heads: (B, NKV, tiles, 2) of 64 H elements: keys as rows, values transposed.
+// Packed keys and values of all heads: (B, NKV, tiles, 2) of 64 H elements: keys as rows, values transposed.
 template <class E>
 struct KeysAndValues {
     const AttentionShape& a;
@@ -221,7 +220,7 @@ struct ForwardMemory {
     }
 };
 
-// Rows k and k + 1 of 16 columns from n on of a packed right operand with 64 rows.
+// Writes rows k and k + 1 of 16 columns, from n on, of a packed right operand with 64 rows.
 inline void put_rows(bf16* packed, int k, int n, floats first, floats second) {
     const words pairs = RoundedTwo(first, second).pairs();
     memcpy((void*)(packed + right_index<bf16>(k, n, tile)), &pairs, sizeof pairs);
@@ -230,16 +229,16 @@ inline void put_rows(float* packed, int k, int n, floats first, floats second) {
     store(packed + right_index<float>(k, n, tile), first), store(packed + right_index<float>(k + 1, n, tile), second);
 }
 
-// Two vectors as they are stored.
+// Stores two vectors in the unit's type.
 inline void store_two(bf16* to, bf16* to_second, floats first, floats second) {
     const RoundedTwo both(first, second);
     both.store(to, to_second);
 }
 inline void store_two(float* to, float* to_second, floats first, floats second) { store(to, first), store(to_second, second); }
 
-// Exponentials of scores (`keys`, n queries), factor times s, relative to each query's `top`: packed in p, their sums added.
-// Where a maximum rose more than a little, it is the new top, to which sums and o (H, n) are scaled; else exponentials are e^8
-// at most, which costs no accuracy, and the CPU foresees that nothing is to be scaled. 16 queries at a time.
+// Exponentials of scores (`keys`, n queries), factor times s, relative to each query's `top`, are packed into p, and their sums
+// added. A maximum that rose by more than `little` becomes the new top, to which sums and o (H, n) are rescaled; otherwise
+// exponentials are at most e^8, which costs no accuracy, and the branch is well predicted. 16 queries at a time.
 constexpr float little = 8;
 template <int n, class E>
 void softmax_stripe(const float* scores, E* p, float* out, float factor, float* top, float* sum, int H, int keys) {
@@ -253,7 +252,7 @@ void softmax_stripe(const float* scores, E* p, float* out, float factor, float* 
         }
         const floats highest = factor * larger(larger(largest[0], largest[1]), larger(largest[2], largest[3]));
         const floats before = load(top + t), reference = highest > before + little ? highest : before;
-        const floats shift = reference == minus_infinity ? floats{} : reference;  // a query that has seen nothing yet
+        const floats shift = reference == minus_infinity ? floats{} : reference;  // a query without keys so far
         floats added = {};
         for (int j = 0; j < keys; j += 2) {
             const floats x = exp_for_rounding(factor * load(s + j * n) - shift),
@@ -275,12 +274,12 @@ void softmax_stripe(const float* scores, E* p, float* out, float factor, float* 
     }
 }
 
-// A tile of queries of a head of a sequence.
+// A tile of queries: sequence b, head h, first row t0.
 struct QueryTile {
     int b, h, t0;
 };
 
-// `wanted` is asked for meanwhile.
+// Prefetches `wanted` meanwhile.
 template <int n, class E>
 void forward_tile(const MatrixUnit<E>& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes,
                   const int* doc_start, const AttentionShape& a, const KeysAndValues<E>& kv, QueryTile queries, Ahead wanted,
@@ -313,7 +312,7 @@ void forward_tile(const MatrixUnit<E>& unit, floatX* out, real* lse, const float
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
-// What a thread keeps: operands of a key/value head and of one of its query heads, gradients, and tiles.
+// A thread's buffers: operands of a key/value head and of one of its query heads, gradients, and tiles.
 template <class E>
 struct BackwardMemory {
     E *k, *kt, *v;           // (tiles, 64, H), (tiles, H, 64), (tiles, 64, H): left operands
@@ -349,8 +348,8 @@ struct BackwardTensors {
 
 inline size_t key_gradients(const AttentionShape& a) { return (size_t)tiles_of(a.T) * 2 * tile * padded_size(a.HS); }
 
-// p = exp(factor s - lse) and ds = p (scale dp - correction) of (`keys`, n queries from `first` on), rounded: columns of both
-// (64 keys, 64 queries), ds packed as well.
+// p = exp(factor s - lse) and ds = p (scale dp - correction) for (`keys`, n queries from `first` on), rounded: columns of both
+// (64 keys, 64 queries), and ds packed as well.
 template <int n, class E>
 void score_gradients(const BackwardMemory<E>& m, int first, float factor, const float* lse, const float* correction,
                      float scale, int keys) {
@@ -373,8 +372,8 @@ void score_gradients(const BackwardMemory<E>& m, int first, float factor, const 
     }
 }
 
-// Query head h of sequence b: sets its gradient, and dkv, its summand of those of keys and values. Operands are laid where they
-// are first met, and gradients of queries stored where they have met their last keys, so that memory and the unit work at once.
+// Query head h of sequence b: sets its gradient, and dkv, its contribution to those of keys and values. Operands are packed
+// when first used, and query gradients are stored after their last keys, so that memory access overlaps with the matrix unit.
 template <int n, class E>
 struct BackwardHead {
     const MatrixUnit<E>& unit;
@@ -383,7 +382,7 @@ struct BackwardHead {
     const BackwardMemory<E>& m;
     float* dkv;
     int b, h;
-    bool lays_keys;  // else they lie there
+    bool lays_keys;  // otherwise they are packed already
     int H = padded_size(a.HS);
     const int* docs = x.doc_start ? x.doc_start + (size_t)b * a.T : nullptr;
     Ahead wanted[5] = {};  // the next tile's rows of keys, values, queries, dout and out
@@ -416,13 +415,13 @@ struct BackwardHead {
         wanted[4] = rows_ahead(a, out + tile * width, width, t0 + tile);
     }
 
-    // A few of what is wanted, before each product.
+    // Prefetches a few rows before each product.
     void ask() {
         for (Ahead& rows : wanted) rows.ask(n / 2);
     }
-    // What the tile of keys at j0 and that of queries at t0 add to gradients.
+    // Adds the contributions of the key tile at j0 and the query tile at t0 to the gradients.
     void add(int j0, int t0) {
-        const bool diagonal = j0 == t0, first = j0 == first_keys(docs, t0);  // the first keys that the queries meet
+        const bool diagonal = j0 == t0, first = j0 == first_keys(docs, t0);  // the first tile of keys for these queries
         const size_t keys = (size_t)j0 * H, queries = (size_t)t0 * H;
         const float scale = (float)a.scale;
         int starts[tile];
@@ -453,7 +452,7 @@ struct BackwardHead {
             if (lays_keys) lay_keys(j0);
             for (int t0 = j0; t0 < a.T && first_keys(docs, t0) <= j0; t0 += tile) {
                 add(j0, t0);
-                if (t0 > j0) continue;  // else the queries have met all their keys
+                if (t0 > j0) continue;  // otherwise all keys of these queries are done
                 store_transposed<n>(unit, x.dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0),
                                     a.HS, H, {x.rotation, (size_t)b * a.T + t0});
             }
@@ -467,7 +466,7 @@ inline void add_to(float* sum, const float* x, size_t n) {
     for (size_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
-// Of the tile at j0, dkv (2, 64, H).
+// Stores dkv (2, 64, H) of the tile at j0.
 template <class E>
 void store_key_gradients(const MatrixUnit<E>& unit, floatX* dqkv, float* dkv, const Rotation* rotation, const AttentionShape& a,
                          int b, int g, int j0) {
@@ -483,7 +482,7 @@ void store_key_gradients(const MatrixUnit<E>& unit, floatX* dqkv, float* dkv, co
     }
 }
 
-// f(the unit that multiplies floatX); there is none by parts.
+// Calls f(the unit that multiplies floatX); attention has no unit that splits fp32 into bf16 parts.
 template <class F>
 void on_unit(const Ctx& ctx, F f) {
     std::visit(
@@ -503,7 +502,7 @@ void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const 
     char* memory = (char*)ctx.scratch(shared + per_thread * (size_t)ctx.threads);
     const KeysAndValues<E> kv{a, (E*)memory};
     const int tasks = a.B * a.NH * tiles;
-    // Of a head, the last tile first, which has the most keys: a long task at the end would leave threads waiting.
+    // The last tile of a head, which has the most keys, comes first: a long task at the end would leave threads idle.
     const auto queries_of = [&](int task) {
         const int head = task / tiles;
         return QueryTile{head / a.NH, head % a.NH, (tiles - 1 - task % tiles) * tile};
@@ -517,7 +516,7 @@ void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const 
         unit.begin();
         me.share(tasks, [&](int64_t i) {
             const int task = (int)i;
-            const QueryTile next = queries_of(std::min(task + 1, tasks - 1));  // likely this thread's
+            const QueryTile next = queries_of(std::min(task + 1, tasks - 1));  // likely this thread's next task
             const Ahead wanted = rows_ahead(a, qkv + a.query(next.b, next.t0, next.h), a.row(), next.t0);
             with_stripe(unit, [&](auto stripe) {
                 forward_tile<stripe>(unit, out, lse, qkv, slopes, doc_start, a, kv, queries_of(task), wanted, m);
@@ -528,15 +527,16 @@ void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const 
     });
 }
 
-// A task is a key/value head with its query heads, which share its operands; a query head where there are too few of those for
-// the threads. Query heads' summands are added in their order, so that the bits do not depend on that.
+// A task is a key/value head with its query heads, which share its operands; or a single query head if there are too few tasks
+// for the threads. The contributions of query heads are added in their order, so the bits do not depend on this choice.
 template <class E>
 void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, const AttentionShape& a) {
     const int H = padded_size(a.HS), group = a.group(), kv_heads = a.B * a.NKV, tiles = tiles_of(a.T);
     const bool apart = group > 1 && kv_heads < 2 * ctx.threads;
     const size_t n = key_gradients(a), per_thread = round_up(BackwardMemory<E>::bytes(a.T, H), 64);
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads + (apart ? (size_t)a.B * a.NH * n * sizeof(float) : 0));
-    float* summands = (float*)(memory + per_thread * (size_t)ctx.threads);  // (B, NH, tiles, 2, 64, H), if apart
+    float* summands =
+        (float*)(memory + per_thread * (size_t)ctx.threads);  // (B, NH, tiles, 2, 64, H), if tasks are query heads
     Team::run(ctx.threads, [&](Team::Member& me) {
         const BackwardMemory<E> m(memory + per_thread * (size_t)me.number, a.T, H);
         const auto query_head = [&](int b, int h, float* dkv, bool lays_keys) {

@@ -1,4 +1,4 @@
-// FP8 codes (../fp8.h) of matrices, made as they are computed or afterwards. A row is encoded while it is in cache.
+// Encodes matrices as FP8 codes (../fp8.h), as they are computed or afterwards. A row is encoded while it is in cache.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -10,7 +10,7 @@
 namespace cpu {
 namespace detail {
 
-// The largest finite |x[i]|. Floats without sign order as their bits do, and integers are what compilers make vector code of.
+// The largest finite |x[i]|. Non-negative floats order as their bits do, and compilers vectorize the integer loop.
 inline float largest_finite(const floatX* x, size_t n) {
     int32_t largest = 0;
     for (size_t i = 0; i < n; i++) {
@@ -34,7 +34,7 @@ float encode_row(uint8_t* codes, const floatX* x, int C, float scale) {
     return largest_finite(x, (size_t)C);
 }
 
-// Sets a matrix (N, C) row by row, in parallel: row(n, y) sets the C numbers of row n.
+// Sets a matrix (N, C) row by row, in parallel: row(n, y) computes the C numbers of row n.
 template <class Row>
 void set_rows(Ctx& ctx, const Output& out, int N, int C, Row row) {
     const Codes& q = out.codes;
@@ -72,7 +72,7 @@ inline void quantize(Ctx& ctx, const Codes& out, const floatX* x, int N, int C) 
 }
 
 inline void transpose_codes(Ctx&, uint8_t* transposed, const uint8_t* codes, int N, int C) {
-    constexpr int tile = 64;  // both sides of one are in cache together
+    constexpr int tile = 64;  // source and destination of a tile fit in the cache
     parallel_for(ceil_div(C, tile), [=](int task) {
         const int c0 = task * tile;
         for (int n0 = 0; n0 < N; n0 += tile)

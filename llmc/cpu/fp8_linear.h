@@ -1,11 +1,12 @@
-// Linear layers whose factors are FP8 codes (../fp8.h, derivations in matmul.h). The arithmetic is a GPU's: codes stand for
-// exact numbers, products of them are summed in fp32, the sum is multiplied by both inverse scales and rounded once.
+// Linear layers with FP8 codes as operands (../fp8.h; derivations in matmul.h). The arithmetic is that of a GPU: codes
+// represent exact numbers, their products are summed in fp32, and the sum is multiplied by both inverse scales and rounded
+// once.
 //   forward          out  (N, OC)  = inp (N, IC) weight (OC, IC)^T
 //   backward_input   dinp (N, IC)  = dout (N, OC) weight_transposed (IC, OC)^T
 //   backward_weight  dweight (OC, IC) += dout_transposed (OC, N) inp_transposed (IC, N)^T
-// All three are c (M, K') = a (M, K) b (K', K)^T: that is what a GPU's tensor cores take. No CPU multiplies FP8 numbers: the
-// fast path decodes them to floatX, which is exact, and multiplies these. It is here to prove trainings anywhere, not for
-// speed: about what bf16 costs, and the conversion.
+// All three have the form c (M, K') = a (M, K) b (K', K)^T, which GPU tensor cores require. No CPU multiplies FP8 numbers: the
+// fast path decodes them to floatX, which is exact, and multiplies those. It allows FP8 training to be studied anywhere, but
+// not faster: it costs as much as bf16 plus the conversion.
 #pragma once
 #include <array>
 #include <vector>
@@ -30,7 +31,7 @@ inline const std::array<float, 256>& fp8_numbers(Fp8 format) {
 }
 
 #if CPU_FAST_PATHS
-// (rows, K) numbers in ctx.copies[i], beside zeros up to whole tiles of the matrix unit.
+// (rows, K) decoded numbers in ctx.copies[i], zero-padded to whole tiles of the matrix unit.
 inline const floatX* decode(Ctx& ctx, int i, const uint8_t* codes, Fp8 format, int rows, int K, int all_rows, int all_K) {
     std::array<floatX, 256> numbers;
     for (size_t code = 0; code < 256; code++) numbers[code] = (floatX)fp8_numbers(format)[code];

@@ -1,11 +1,11 @@
 // Fused classifier: cross-entropy with z-loss (PaLM, Chowdhery et al., 2022) and its gradient over the logits, in place.
 //   Z = sum_{i<V} exp(x_i),  loss = log Z - x_y,  z = c (log Z)^2
 //   d/dx_i (loss + z) = p_i (1 + 2 c log Z) - [i = y],  p_i = exp(x_i - log Z)
-// Two passes over a row that stays in cache: log Z online, then the gradient, from the exponentials of the first pass, which
-// are kept for one row of each thread. Sums in fp32, of chunks. No softmax is stored. A masked target (< 0) has loss, z and
-// gradient 0, also where its logits are not finite; elsewhere a NaN logit gives a NaN loss. Exponentials are those of numbers
-// to be rounded (vectors.h): log Z of bf16 logits is within 3.6e-6. Cost: an exponential and 4 bytes moved per bf16 logit;
-// bound by exp on few cores, by memory bandwidth on many.
+// Two passes over a row that stays in cache: log Z online, then the gradient from the exponentials of the first pass, which
+// each thread keeps for one row. Sums are fp32, in chunks. No softmax is stored. A masked target (< 0) has loss, z and gradient
+// 0, even if its logits are not finite; otherwise a NaN logit gives a NaN loss. The exponential is the one for results rounded
+// to bf16 (vectors.h): log Z of bf16 logits is within 3.6e-6. Cost: an exponential and 4 bytes moved per bf16 logit; bound by
+// exp on few cores, by memory bandwidth on many.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -21,8 +21,7 @@ namespace detail {
 
 constexpr int chunk = 512;
 
-// The largest of start and all x; NaN is passed over. Numbers to come are asked for: the chunks after the next, or the next
-// row.
+// The maximum of start and all x; NaNs are ignored. Prefetches the chunks after the next one, or the next row.
 inline real highest_of(const floatX* x, int n, real start) {
     constexpr int ahead = 2 * chunk;
     floats highest = floats{} + start;
@@ -52,13 +51,13 @@ inline real exponentials(real* e, const floatX* x, int n, real shift) {
     return sum;
 }
 
-// A row's exponentials, those of a chunk relative to the largest number so far.
+// A row's exponentials; those of a chunk are relative to the maximum so far.
 struct Exponentials {
     real *e, *tops;  // (V) (chunks)
     static size_t bytes(int V) { return ((size_t)V + ceil_div(V, chunk)) * sizeof(real); }
     Exponentials(char* memory, int V) : e((real*)memory), tops(e + V) {}
 
-    // Sets them; returns log sum exp of x[0 .. V-1]. What was summed before is scaled when the maximum rises. NaN if any x is
+    // Computes them; returns the log-sum-exp of x[0 .. V-1]. Earlier sums are rescaled when the maximum rises. NaN if any x is
     // NaN or +infinity.
     real set(const floatX* x, int V) const {
         const real minus_infinity = -std::numeric_limits<real>::infinity();
@@ -72,7 +71,7 @@ struct Exponentials {
         }
         return top + std::log(sum);
     }
-    // x[i] = factor exp(x[i] - log_z), of the row that they were set from.
+    // x[i] = factor exp(x[i] - log_z), for the row of the last set().
     void put(floatX* x, int V, real factor, real log_z) const {
         for (int c = 0; c * chunk < V; c++) {
             const real scale = factor * exp_real(tops[c] - log_z);
@@ -83,7 +82,7 @@ struct Exponentials {
     }
 };
 
-// Memory for one row of each thread.
+// Memory for one row per thread.
 struct RowsOfThreads {
     size_t per_thread;
     int V;
@@ -95,7 +94,7 @@ struct RowsOfThreads {
     Exponentials of(const Team::Member& me) const { return Exponentials(memory + per_thread * (size_t)me.number, V); }
 };
 
-// log sum exp over shards, each of whose own is statistics[2 N shard]. NaN and +infinity as above.
+// The log-sum-exp over shards; each shard's own is statistics[2 N shard]. NaN and +infinity as above.
 inline real join_log_sum_exp(const real* statistics, int shards, size_t stride) {
     real top = -std::numeric_limits<real>::infinity(), sum = 0;
     for (int r = 0; r < shards; r++) top = std::max(top, statistics[r * stride]);
@@ -119,7 +118,7 @@ inline void classifier_statistics(Ctx& ctx, real* statistics, const floatX* logi
         ctx.threads);
 }
 
-// statistics null: the logits are the whole
+// statistics null: the logits are not sharded
 inline void classifier_shard(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets,
                              const real* statistics, int shards, int N, int v0, int V, int Vp, real loss_scale, real z_coef,
                              bool write_gradient) {
@@ -129,7 +128,7 @@ inline void classifier_shard(Ctx& ctx, floatX* logits, real* loss, real* zloss, 
         [=](Team::Member& me, int n) {
             floatX* x = logits + (size_t)n * Vp;
             const bool masked = targets[n] < 0;
-            const int target = targets[n] - v0;  // in this shard, if it is in [0, V)
+            const int target = targets[n] - v0;  // in this shard if in [0, V)
             const bool here = !masked && target >= 0 && target < V;
             CHECK(statistics || masked || here, "row %d: target %d of %d", n, target, V);
             const detail::Exponentials exponentials = rows.of(me);
@@ -165,7 +164,7 @@ inline void loss_sums(Ctx&, LossSums* sums, const real* loss, const real* zloss,
     for (int n = 0; n < N; n++) {
         if (targets[n] < 0) continue;
         sums->ce += loss[n], sums->z += zloss[n], sums->lse += lse[n], sums->n++;
-        // !(<=) and not >, so that a NaN shows
+        // !(<=) rather than >, so that a NaN is kept
         if (!(lse[n] <= sums->lse_max) && !std::isnan(sums->lse_max)) sums->lse_max = lse[n];
     }
 }

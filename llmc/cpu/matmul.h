@@ -1,12 +1,12 @@
-// Linear layers: three matrix products, everything else of a transformer is small beside them.
+// Linear layers: three matrix products, which dominate the cost of a transformer.
 //   forward          out  (N, OC)  = inp (N, IC) weight (OC, IC)^T (+ bias)
 //   backward_input   dinp (N, IC)  = dout (N, OC) weight (OC, IC)
 //   backward_weight  dweight (OC, IC) (+)= dout^T inp,  dbias (OC) (+)= column sums of dout
 // From out_no = sum_i inp_ni w_oi + b_o follow  d/dinp_ni = sum_o dout_no w_oi,  d/dw_oi = sum_n dout_no inp_ni,
 // d/db_o = sum_n dout_no.
-// Sums are kept in fp32 and rounded to floatX once. The plain loops are the specification, and all that the fp64 build has.
-// Fast paths:
-//   a few rows (generation)   reading the weight once is all there is to do: few_rows_forward
+// Sums are in fp32 and rounded to floatX once. The plain loops are the specification, and the only ones in the fp64 build. Fast
+// paths:
+//   a few rows (generation)   bound by reading the weight once: few_rows_forward
 //   gemm.h                    everything else, on the CPU's matrix unit
 // Cost: 2 N IC OC FLOPs each; bound by the matrix unit for N above a few hundred.
 // Determinism: the same bits on every run and for any number of threads.
@@ -66,7 +66,7 @@ namespace detail {
 constexpr int few_rows = 4;
 
 #if CPU_FAST_PATHS
-// x . w for each of the N rows of x, IC elements apart. Four vectors of sums hide the additions' latency; the order is fixed.
+// x . w for each of the N rows of x, IC elements apart. Four vectors of sums hide the latency of additions; the order is fixed.
 template <int N>
 void dot_products(float* out, const floatX* x, const floatX* w, int IC) {
     constexpr int chains = 4, step = lanes * of_word<floatX>,
@@ -83,8 +83,8 @@ void dot_products(float* out, const floatX* x, const floatX* w, int IC) {
     for (int n = 0; n < N; n++) out[n] = total((sum[n][0] + sum[n][1]) + (sum[n][2] + sum[n][3]));
 }
 
-// A few rows against the whole weight: each weight row is read once and meets all input rows while it is in cache. Bound by
-// memory bandwidth.
+// A few rows against the whole weight: each weight row is read once, and multiplied with all input rows while it is in cache.
+// Bound by memory bandwidth.
 inline void few_rows_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC, int OC) {
     const auto product = std::array{dot_products<1>, dot_products<2>, dot_products<3>, dot_products<4>}[(size_t)N - 1];
     parallel_for(OC, [=](int o) {

@@ -1,4 +1,4 @@
-// Memory that ops work on. Pages come zero-filled when they are first touched; huge ones where the system has them.
+// The memory of ops. Pages are zero-filled on first touch, and huge where the system supports that.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 
 namespace cpu {
 
-// Bytes that this process could still get: the machine's available memory, or what its cgroup leaves if that is less.
+// Bytes that this process can still allocate: the machine's available memory, or what its cgroup leaves if that is less.
 inline size_t available_memory() {
     size_t available = SIZE_MAX;
     if (FILE* f = fopen("/proc/meminfo", "r")) {
@@ -35,7 +35,7 @@ inline size_t available_memory() {
     return available;
 }
 
-inline size_t logits_rows(const Ctx&, size_t) { return 1024; }  // more would leave the caches, fewer make products slow
+inline size_t logits_rows(const Ctx&, size_t) { return 1024; }  // more would not fit in the caches, fewer make products slow
 
 inline void* allocate_memory(size_t bytes) {
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

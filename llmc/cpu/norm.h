@@ -3,9 +3,9 @@
 //   backward  with g = w dy:  dx = rstd (g - mean(g) - xhat mean(g xhat))      RMSNorm: without mean(g)
 //             dw = sum over rows of dy xhat,  db = sum over rows of dy
 // (dx: d xhat_j / d x_i = rstd (delta_ij - 1/C - xhat_i xhat_j / C); the middle term comes from the mean, the last from rstd.)
-// Both norms are one loop with a compile-time switch. Sums in fp32. Gradients of w and b: rows are cut into blocks of fixed
-// size, each block is summed by one task, and the blocks are added in order: the same bits for any number of threads. Bound by
-// memory bandwidth: forward reads x once (it stays in cache for the second pass) and writes y.
+// Both norms are one loop with a compile-time switch. Sums are fp32. For gradients of w and b, rows are divided into blocks of
+// fixed size, each block is summed by one task, and the blocks are added in order: the same bits for any number of threads.
+// Bound by memory bandwidth: forward reads x once (it stays in cache for the second pass) and writes y.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
-// AdamW (Loshchilov & Hutter, 2019): one pass over memory that reads gradient, weight and both moments once and writes weight
-// and moments. Bound by memory bandwidth: 28 bytes per parameter, 20 with both moments in bf16, 18 with gradients in bf16 as
-// well. A bf16 parameter is the upper half of its fp32 weight.
+// AdamW (Loshchilov & Hutter, 2019): a single pass that reads gradient, weight and both moments once and writes weight and
+// moments. Bound by memory bandwidth: 28 bytes per parameter, 20 with both moments in bf16, 18 with bf16 gradients as well. A
+// bf16 parameter is the upper half of its fp32 weight.
 #pragma once
 #include <cmath>
 
@@ -45,7 +45,7 @@ void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad, size_t n,
     const real correct2 = (real)(1 / (1 - std::pow((double)beta2, (double)step)));
     constexpr size_t ahead = 256;  // numbers: what the CPU itself asks for in advance is too little for so many streams
     constexpr bool rounded = std::is_same_v<M, bf16> || std::is_same_v<V, bf16>;
-    constexpr int drawn = 64;  // random numbers at a time: few, so that memory is waited for beside the drawing
+    constexpr int drawn = 64;  // random numbers at a time: few, so that drawing overlaps with memory access
     parallel_ranges(n, [=](size_t first, size_t last) {
         uint32_t words_of_block[rounded ? drawn : 1] = {}, *const random = words_of_block;
         for_vectors((int)(last - first), [=](int k, auto there) {
@@ -100,7 +100,7 @@ inline void accumulate(Ctx&, bf16* sum, const real* x, size_t n, Acc acc, const 
     });
 }
 
-// In parallel, so that on a machine of several nodes the pages of what all threads read come to lie on all of them.
+// In parallel, so that on a NUMA machine the pages that all threads read are spread over all nodes (first touch).
 inline void initialize_weights(Ctx&, floatX* param, LowerHalf* lower, const InitialWeights& w, size_t first, size_t n) {
     const size_t cols = (size_t)w.cols, begin = first / cols, end = ceil_div(first + n, cols);
     const auto of_rows = [&](size_t row, size_t last) {

@@ -1,5 +1,5 @@
-// Loops in parallel. The body of one over many elements gets a range and holds a plain inner loop, which the compiler turns
-// into vector code; `#pragma omp simd` does not serve here: with it GCC 12 refuses loops that store bf16.
+// Parallel loops. For loops over many elements, the body gets a range and contains a plain inner loop that the compiler
+// vectorizes; `#pragma omp simd` is not used, since with it GCC 12 refuses loops that store bf16.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -8,7 +8,7 @@
 #include "../base/math.h"
 #include "team.h"
 
-// Before a loop: its iterations do not depend on each other, whatever the pointers' values.
+// Asserts that a loop's iterations are independent, whatever the pointers' values.
 #if defined(__clang__)
 #define INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -19,7 +19,7 @@
 
 namespace cpu {
 
-// f(task) for tasks below n, in parallel; or f(member, task), where each member has memory of its own (team.h).
+// f(task) for tasks below n, in parallel; or f(member, task), where each member has its own memory (team.h).
 template <class F>
 void parallel_tasks(size_t n, F f, int threads = op_threads()) {
     Team::run(n > 1 ? threads : 1, [&](Team::Member& me) {
@@ -36,7 +36,7 @@ void parallel_ranges(size_t n, F f, size_t range = 8192) {
     parallel_tasks(ceil_div(n, range), [&](size_t task) { f(task * range, std::min(n, (task + 1) * range)); });
 }
 
-// f(i) for i below n, or f(member, i), in parallel. Each is so little work that a task has several.
+// f(i) for i below n, or f(member, i), in parallel. For small bodies: a task consists of several i.
 template <class F>
 void parallel_for(int n, F f, int threads = op_threads()) {
     const int some = std::max(1, n / (16 * threads));

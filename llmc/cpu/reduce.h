@@ -13,7 +13,7 @@ namespace cpu {
 namespace detail {
 
 // f(0) + f(1) + .. + f(n-1) in 16 interleaved parts. Floating-point addition is not associative, so a compiler may not split a
-// plain loop into vector lanes; here the split is the definition, and the inner loop becomes vector code.
+// plain loop into vector lanes; here the split is part of the definition, and the inner loop vectorizes.
 template <class F>
 inline real lane_sum(int n, F f) {
     constexpr int parts = 16;
@@ -27,8 +27,8 @@ inline real lane_sum(int n, F f) {
     return sum;
 }
 
-// Blocks of fixed size are summed in fp32 (256 terms a lane: short enough to be accurate), and the blocks' sums in double, in
-// order. NaN and infinity come through. Reads each element once: bound by memory bandwidth.
+// Blocks of fixed size are summed in fp32 (256 terms per lane: few enough to be accurate), and the blocks' sums in double, in
+// order. NaN and infinity propagate. Reads each element once: bound by memory bandwidth.
 template <class E>
 double sum_of_squares(const E* x, size_t n) {
     constexpr size_t block = 4096;

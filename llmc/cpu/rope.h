@@ -1,6 +1,7 @@
 // Rotary positions (Su et al., 2021), rotate-half pairing: with angle a = position * base^(-2j/HS), elements j and j + HS/2 of
-// a query or key head turn as a plane vector: (x1, x2) -> (x1 cos a - x2 sin a, x2 cos a + x1 sin a). A rotation's transpose is
-// the rotation by -a, so backward is forward with the sine negated. In place; values are not touched; fp32 arithmetic.
+// a query or key head rotate as a 2-D vector: (x1, x2) -> (x1 cos a - x2 sin a, x2 cos a + x1 sin a). The transpose of a
+// rotation is the rotation by -a, so backward is forward with the sine negated. In place; values are unchanged; fp32
+// arithmetic.
 #pragma once
 #include "../ops.h"
 #include "parallel.h"
@@ -8,7 +9,7 @@
 namespace cpu {
 namespace detail {
 
-// A head's vector x (2 half), with (cos, sin) of its angles; direction 1 or, for gradients, -1.
+// Rotates a head's vector x (2 half), given (cos, sin) of its angles; direction is 1, or -1 for gradients.
 template <class E>
 void rotate(E* x, const real* angles, int half, real direction) {
     INDEPENDENT_ITERATIONS
@@ -19,7 +20,7 @@ void rotate(E* x, const real* angles, int half, real direction) {
     }
 }
 
-// Of the rows of a batch.
+// The rotation of the rows of a batch.
 struct Rotation {
     const int* positions;
     const real* cos_sin;  // (P, HS/2, 2)

@@ -1,14 +1,14 @@
-// The threads that an op is shared by, and how they wait.
+// The threads that share an op, and how they wait.
 //
-// An op is one or more loops over tasks that do not depend on each other; tasks of a loop begin when all of the loop before are
-// done. Each thread has its own part of a loop, the same one every time, so that what it needs is likely in its caches; when
-// that is done it takes what is left of the others' parts. Nobody waits for a thread that has no task in hand, be it kept off
-// its CPU by another process or still being woken: the others do what it would have done. Tasks write different numbers, and no
-// sum runs over more than one task, so that results have the same bits whoever does what.
+// An op consists of one or more loops over independent tasks; the tasks of a loop begin when the previous loop is complete.
+// Each thread has its own part of a loop, the same one every time, so that its data is likely in its caches; when that is done
+// it takes remaining tasks of the other parts (work stealing). No one waits for a thread without a task in progress, whether
+// another process occupies its CPU or it is still waking up: the others do its tasks. Tasks write to disjoint memory, and no
+// sum spans several tasks, so results have the same bits whichever thread runs what.
 //
-// A thread that waits spins for a while before it sleeps: a step has hundreds of loops, and to be put to sleep and woken takes
-// longer than most of these waits. But where two threads of a team are on one CPU, because another process has the other one,
-// who spins keeps the thread that it waits for from running: it sleeps at once. Figures: dev/bench/README.md.
+// A waiting thread spins for a while before it sleeps: a step has hundreds of loops, and sleeping and waking takes longer than
+// most of these waits. But if two threads of a team are on one CPU because another process occupies the other one, a spinning
+// thread keeps the one it waits for from running: it then sleeps at once. Figures: dev/bench/README.md.
 #pragma once
 #include <sched.h>
 #include <unistd.h>
@@ -29,17 +29,17 @@ namespace cpu {
 
 class Team {
     struct alignas(64) Seat {
-        std::atomic<int64_t> taken{0};  // tasks of this thread's parts, of all loops of the op
-        std::atomic<int> cpu{-1};       // where the thread was last seen
-        std::vector<int64_t> before;    // for this thread alone: of each thread's parts, tasks of the loops before
+        std::atomic<int64_t> taken{0};  // tasks taken from this thread's parts, in all loops of the op
+        std::atomic<int> cpu{-1};       // CPU on which the thread last ran
+        std::vector<int64_t> before;    // private: tasks of earlier loops in each thread's parts
     };
 
 public:
-    // A thread in an op.
+    // A thread's view of an op.
     class Member {
     public:
         const int number;
-        // f(task) for tasks below n, by all members. They are done when the next loop's tasks begin, and when the op is over.
+        // f(task) for tasks below n, shared by all members. They are complete when the next loop begins, and when the op ends.
         template <class F>
         void share(int64_t n, F f) {
             if (!team_) {
@@ -68,12 +68,12 @@ public:
             team->seats_[(size_t)i].before.assign((size_t)team->size(), 0);
             team->note_cpu(i);
         }
-        Team* const team_;    // or null: alone
-        int64_t before_ = 0;  // tasks of the loops before
+        Team* const team_;    // null: single-threaded
+        int64_t before_ = 0;  // tasks of earlier loops
     };
 
-    // f(member) by so many threads, this one among them. Each thread that calls this has its own team; within an op it is
-    // alone.
+    // Calls f(member) on `threads` threads, including this one. Each calling thread has its own team; nested calls are
+    // single-threaded.
     template <class F>
     static void run(int threads, F f) {
         if (threads <= 1 || within_op()) {
@@ -91,7 +91,7 @@ public:
     }
 
 private:
-    // Where threads wait for what others change, who then call wake().
+    // A place where threads sleep until another one changes a condition and calls wake().
     class Waiting {
     public:
         template <class Done, class MaySpin>
@@ -110,7 +110,7 @@ private:
         }
         void wake() {
             if (sleepers_ == 0) return;
-            { const std::lock_guard<std::mutex> lock(mutex_); }  // a sleeper has looked before, or waits already
+            { const std::lock_guard<std::mutex> lock(mutex_); }  // a sleeper has either seen the change or waits already
             changed_.notify_all();
         }
 
@@ -127,7 +127,7 @@ private:
         std::atomic<int> sleepers_{0};
     };
 
-    // A copy of the process (fork) has none of its threads: nobody can join these, nor destroy what they wait for.
+    // A forked copy of the process has none of the threads: they cannot be joined, nor their synchronization objects destroyed.
     struct Delete {
         void operator()(Team* team) const {
             if (team->process_ == getpid()) delete team;
@@ -144,7 +144,7 @@ private:
     explicit Team(int threads) : seats_((size_t)threads) {
         try {
             for (int i = 1; i < threads; i++) threads_.emplace_back([this, i] { follow(i); });
-        } catch (const std::system_error&) {  // there may be no more threads: those that there are do the work
+        } catch (const std::system_error&) {  // no more threads: the existing ones do the work
         }
     }
     int size() const { return (int)seats_.size(); }
@@ -171,11 +171,11 @@ private:
         Member me(this, 0);
         op(data, me);
         wait_for_tasks(me.before_, 0);
-        inside_ |= over;  // who still looks for a task has to leave: op and data end with this call
+        inside_ |= over;  // threads still looking for a task must leave: op and data end with this call
         for_tasks_.until([this] { return inside_ == over; }, [this] { return alone_on_cpu(0); });
         within_op() = false;
     }
-    // What the other threads do.
+    // The loop of the other threads.
     void follow(int i) {
         within_op() = true;
         bind_as_asked(i, size());
@@ -191,7 +191,7 @@ private:
         }
     }
 
-    // Of tasks below n of that part, the next one that nobody has; or -1.
+    // Takes the next free task below n of that part; -1 if there is none.
     int64_t take(int part, int64_t before, int64_t n) {
         std::atomic<int64_t>& taken = seats_[(size_t)part].taken;
         int64_t task = taken.load(std::memory_order_relaxed);
@@ -209,12 +209,12 @@ private:
         for_tasks_.until([this, n] { return done_ >= n; }, [this, i] { return alone_on_cpu(i); });
     }
 
-    static constexpr uint32_t over = 1u << 31;  // of inside_: who comes now comes too late
+    static constexpr uint32_t over = 1u << 31;  // flag in inside_: the op is closed to latecomers
     std::vector<Seat> seats_;
     Waiting for_op_, for_tasks_;
-    std::atomic<uint64_t> ops_{0};        // so far
-    std::atomic<uint32_t> inside_{over};  // threads that may look at the op, but for the first; and whether it is over
-    std::atomic<int64_t> done_{0};        // tasks of the op
+    std::atomic<uint64_t> ops_{0};        // number of ops so far
+    std::atomic<uint32_t> inside_{over};  // other threads inside the op, and the flag `over`
+    std::atomic<int64_t> done_{0};        // completed tasks of the op
     void (*op_)(void*, Member&) = nullptr;
     void* data_ = nullptr;
     std::atomic<bool> stop_{false};

@@ -1,4 +1,4 @@
-// How many threads the CPU's ops use, and where these may run.
+// How many threads the CPU's ops use, and on which CPUs.
 #pragma once
 #include <omp.h>
 #include <sched.h>
@@ -31,7 +31,7 @@ inline std::vector<int> affinity() {
 
 }  // namespace detail
 
-// The CPUs that this process may run on. With OMP_PROC_BIND these are its places; this thread is bound to the first of them.
+// The CPUs on which this process may run. With OMP_PROC_BIND these are its places; this thread is bound to the first of them.
 inline std::vector<int> usable_cpus() {
     std::vector<int> cpus;
     for (int place = 0; place < omp_get_num_places(); place++) {
@@ -42,7 +42,7 @@ inline std::vector<int> usable_cpus() {
     return cpus.empty() ? detail::affinity() : cpus;
 }
 
-// Those that it could run on, had nobody bound it to some of them, as mpirun does.
+// The CPUs on which it could run if nobody, such as mpirun, had bound it.
 inline std::vector<int> possible_cpus() {
 #ifdef __linux__
     cpu_set_t before, all;
@@ -56,12 +56,12 @@ inline std::vector<int> possible_cpus() {
     return detail::affinity();
 }
 
-// Their cores, each by the number of its first CPU. Hyperthreads share a core's arithmetic units and caches, which one thread
-// of a matrix product fills, so that a second one only takes cache away.
+// Their cores, each given by its first CPU. Hyperthreads share a core's arithmetic units and caches; one thread of a matrix
+// product saturates them, so a second one would only compete for the cache.
 inline std::vector<int> cores_of(const std::vector<int>& cpus, const std::string& system = "/sys/devices/system/cpu") {
     std::vector<int> cores;
     for (const int cpu : cpus) {
-        int first = cpu;  // also where the system does not say
+        int first = cpu;  // also if the system does not report it
         if (FILE* f = fopen((system + "/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list").c_str(), "r")) {
             if (fscanf(f, "%d", &first) != 1) first = cpu;  // "0,32" or "0-1"
             fclose(f);
@@ -73,8 +73,8 @@ inline std::vector<int> cores_of(const std::vector<int>& cpus, const std::string
     return cores;
 }
 
-// CPU time per time that the process's control group may use, rounded, at least 1; 0: no limit. Containers with a limit show
-// all of the machine's CPUs, and stop those who use more than their share for the rest of every tenth of a second.
+// CPU time per wall time that the process's control group may use, rounded, at least 1; 0: no limit. Containers with a limit
+// show all of the machine's CPUs, and throttle a process that exceeds its quota for the rest of each period.
 inline int cpu_quota(const char* path = "/sys/fs/cgroup/cpu.max") {
     double quota = 0, period = 0;
     if (FILE* f = fopen(path, "r")) {
@@ -84,8 +84,8 @@ inline int cpu_quota(const char* path = "/sys/fs/cgroup/cpu.max") {
     return quota > 0 && period > 0 ? std::max(1, (int)std::lround(quota / period)) : 0;
 }
 
-// A rank's share of its machine's cores, from the cores that each rank there may use, its own among them: those of its own, and
-// an equal part of those that others use as well.
+// A rank's share of its machine's cores, given the cores that each rank there may use, including its own: the cores that only
+// it may use, and an equal part of those it shares with others.
 inline int share_of_cores(const std::vector<int>& mine, const std::vector<std::vector<int>>& ranks, int quota) {
     double share = 0;
     for (const int core : mine) {
@@ -97,21 +97,21 @@ inline int share_of_cores(const std::vector<int>& mine, const std::vector<std::v
     return std::max(1, (int)(share + 1e-6));
 }
 
-// What the user asks OpenMP for, or a thread for each core that this process may use.
+// The number of threads that the user asks OpenMP for, or one per core that this process may use.
 inline int default_threads() {
     if (getenv("OMP_NUM_THREADS")) return omp_get_max_threads();
     const std::vector<int> cores = cores_of(usable_cpus());
     return share_of_cores(cores, {cores}, cpu_quota());
 }
 
-// Threads of the ops that this thread calls.
+// The number of threads for ops called by this thread.
 inline int& op_threads() {
     thread_local int threads = default_threads();
     return threads;
 }
 
-// Binds this thread, number i of an op's, where OpenMP's variables ask for that (OMP_PROC_BIND, OMP_PLACES): else it may run
-// wherever the process may. The first thread has been bound by OpenMP.
+// Binds this thread, number i of an op, as OpenMP's variables ask (OMP_PROC_BIND, OMP_PLACES); otherwise it may run wherever
+// the process may. OpenMP itself binds the first thread.
 inline void bind_as_asked([[maybe_unused]] int i, [[maybe_unused]] int threads) {
 #ifdef __linux__
     const int places = omp_get_num_places();
