@@ -1,23 +1,24 @@
-// The three products of linear layers on a matrix unit (matrix_unit.h), in bf16, in fp32, in bf16 widened to fp32, or in fp32
-// by parts of bf16 (packing.h): on AMX six products of parts take less time than one of fp32 on AVX-512, and what they leave
-// out is smaller than fp32's own roundings (Henry, Tang and Heinecke, 2019).
+// The three products of linear layers on a matrix unit (matrix_unit.h): in bf16, in fp32, in bf16 widened to fp32, or in fp32
+// split into bf16 parts (packing.h). On AMX, six products of parts take less time than one fp32 product on AVX-512, and the
+// omitted terms are smaller than fp32's own roundings (Henry, Tang and Heinecke, 2019).
 //   rows_times      out (N, C) = a (N, K) b (K, C)     forward: inp times weight^T; backward_input: dout times weight
 //   columns_times   c (M, C) (+)= a^T b of a (N, M), b (N, C)     backward_weight: dout and inp
-// The unit is fed from caches (Goto and van de Geijn, 2008): a panel of at most 256 columns, 512 on AMX, and the next 1024 of k
-// lie packed in the second cache (Cut). In the first stay 32 columns of it and 512 of k (256 in fp32), which 128 rows meet;
-// or, on AMX, 32 rows and up to 768 of k, which the panel meets: it comes from the second cache faster than rows that lie
-// apart, and sums need not wait for a next part of k. What is read from further away takes part in 512 operations a number or
-// more. Right operands are packed when they are wanted, by who multiplies with them: weights are read from where they lie, and
-// there are no packed copies to keep. Left operands are read from where they lie; by parts or widened they are packed, too.
-// rows_times: threads share columns, and rows where that is sooner done. columns_times: threads pack b together, then share
-// the rows of c.
-// Sums of a strip of 64 columns are finished row by row while the next strip's tiles are multiplied (Beside): rounded, with
-// bias, and what would else be an op of its own, bound by memory: GeLU, SwiGLU, their derivatives, a residual sum, a rotation.
-// What that reads is asked for before, during the strip's own products; what it writes goes past the caches where the unit is
-// faster than memory (streams()): two lines at once, which memory takes twice as fast as single ones. Results have the bits of
-// the ops one after another: sums are rounded as they would be stored, then worked on.
-// Every sum runs over k in order: the bits depend on the unit, not on threads or blocks.
-// Sizes that fill no words or tiles of the unit (K of 64 bytes, C and M of 16) are multiplied as copies beside zeros.
+// Cache blocking (Goto and van de Geijn, 2008): a packed panel of the right operand, 1024 of k by at most 256 columns (512 on
+// AMX), stays in the L2 cache (struct Blocking). In the L1 cache stay either 32 columns and 512 of k (256 in fp32) of the
+// panel, which are multiplied with 128 rows; or, on AMX, 32 rows and up to 768 of k, which are multiplied with the whole panel:
+// L2 delivers packed columns faster than scattered rows, and sums need fewer passes over k. Each number from beyond the L2
+// cache is used in at least 512 operations. Right operands are packed when needed, by the thread that uses them: weights are
+// read in place, and no packed copies are kept. Left operands are read in place, unless they are split or widened: then they
+// are packed, too.
+// rows_times: threads share columns, and also rows where that balances better. columns_times: threads pack b together, then
+// share the rows of c.
+// Epilogue: while the next strip's tiles are multiplied, the sums of a strip of 64 columns are finished row by row
+// (OverlappedWork): rounded, with bias, and with what would be a separate memory-bound op: GeLU, SwiGLU, their derivatives, a
+// residual sum, a rotation. Its inputs are prefetched during the strip's own products; its outputs use non-temporal stores
+// where the unit is faster than memory (streams()): two cache lines at once, which memory takes twice as fast as single ones.
+// Results have the bits of the separate ops: sums are rounded as if they were stored first.
+// Every sum runs over k in order: the bits depend on the unit, not on threads or blocks. Sizes that are not whole words or
+// tiles of the unit (K of 64 bytes, C and M of 16) are multiplied as zero-padded copies.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -36,17 +37,17 @@ namespace cpu {
 namespace detail {
 namespace gemm {
 
-constexpr int narrow = 32, strip_rows = 32;  // columns and rows of a product
-constexpr int tile_depth = 32;               // of k, between two pieces of other work
-constexpr int strip_columns = 64;            // finished together: two lines of bf16 written at once
+constexpr int narrow = 32, strip_rows = 32;  // columns and rows of one micro-kernel call
+constexpr int tile_depth = 32;               // of k, between two pieces of overlapped work
+constexpr int strip_columns = 64;            // finished together: two cache lines of bf16 written at once
 template <class E>
 constexpr int slab = parts<E> == 1 ? 1024 : 768;
 template <class E>
 constexpr int most_rows = parts<E> == 1 ? 128 : 64;
 
-// K of k, cut for the caches. In the second lies a panel of the right operand: a slab of k, so many columns. In the first
-// stay, of so much of k, 32 columns of it, which so many rows of the left operand pass by; or these rows, which all columns of
-// the panel pass by.
+// Cache blocking of K and the columns. In the L2 cache lies a panel of the right operand: `slab` of k by `columns`. In the L1
+// cache stay, for `depth` of k, either 32 of its columns, which are multiplied with `rows` rows of the left operand; or these
+// rows, which are multiplied with all columns of the panel.
 template <class E>
 struct Cut {
     int slab = gemm::slab<E>, columns = 256;
@@ -54,8 +55,8 @@ struct Cut {
     Passing passing = Passing::left;
     static bool in_tiles(const MatrixUnit<E>& unit) { return unit.tiles && parts<E> == 1; }
     bool left_stays() const { return passing == Passing::right; }
-    // The second cache has 2 MiB where there are tiles: up to `most` of k are one slab there, with fewer columns, so that sums
-    // need not be added to.
+    // Where there are tiles, the L2 cache has 2 MiB: up to `most` of k are one slab, with fewer columns, so that sums need no
+    // second pass.
     Cut(const MatrixUnit<E>& unit, int K, int most) {
         if (!in_tiles(unit)) return;
         columns = 512;
@@ -63,7 +64,7 @@ struct Cut {
         const int deeper = round_up(std::min(K, most), k_step<E>);
         columns = std::max(slab * columns / deeper / strip_columns, 1) * strip_columns, slab = deeper;
     }
-    // As much of k as fits, in as few passes as can be, for each of which sums are loaded and stored.
+    // Keeps rows of the left operand in L1, with a depth that gives few passes over k; each pass loads and stores all sums.
     void keep_left(int K) {
         const int whole = std::min(K, slab), most = whole <= 768 ? 768 : 640;
         columns = std::min(512, 1280 * 512 / whole / strip_columns * strip_columns);
@@ -76,17 +77,17 @@ constexpr int k_multiple_of(const MatrixUnit<E>&) {
     return k_multiple<E>;
 }
 
-// An operand as the unit reads it, in parts.
+// A packed operand, possibly in bf16 parts.
 template <class E>
 struct Operand {
     const E* x;
-    size_t part;  // elements from one to the next
+    size_t part;  // elements from one part to the next
 };
-// One whose rows lie `stride` elements apart.
+// A left operand, with rows `stride` elements apart.
 template <class E>
 struct Left : Operand<E> {
     int stride;
-    // Becomes these rows: where they lie, or widened or as parts at `to`, with the part and the stride that it has.
+    // Points to these rows: in place, or widened or split at `to`, with the part and stride already set.
     void pack(E* to, const floatX* rows, int rows_stride, int count, int K) {
         if constexpr (as_stored_in<E>) this->x = rows, stride = rows_stride;
         else if constexpr (parts<E> == 1) widen_rows(to, (size_t)stride, rows, (size_t)rows_stride, count, K);
@@ -94,12 +95,12 @@ struct Left : Operand<E> {
     }
 };
 
-// A result (N, C) in panels of columns, and these in parts of their rows where that way the thread that does most is done
-// sooner: it packs its panels, and for each of them reads its rows.
+// Divides a result (N, C) among threads into panels of columns, and panels into blocks of rows where that minimizes the time of
+// the busiest thread, which packs its panels and reads its rows for each of them.
 struct Shares {
     int columns = 0, panels = 0, rows = 0, parts = 0;
     Shares(int N, int C, int widest, int threads, bool tiles, int strip) {
-        const double packed = tiles ? 250 : 25, read = tiles ? 100 : 10;  // a number, in multiply-adds of the unit
+        const double packed = tiles ? 250 : 25, read = tiles ? 100 : 10;  // cost per number, in multiply-adds of the unit
         double least = std::numeric_limits<double>::infinity();
         for (int down = 1; down <= threads; down++) {  // threads that share a panel
             if (threads % down != 0) continue;
@@ -112,7 +113,7 @@ struct Shares {
     }
 };
 
-// Rows of a strip that are still to be finished: finish(row, first column, columns, sums) each.
+// The pending epilogue of a strip: the remaining calls epilogue(row, first column, columns, sums).
 template <int strip, class Finish>
 struct Unfinished : Beside {
     const Finish finish;
@@ -125,20 +126,20 @@ struct Unfinished : Beside {
         else finish(row, first, columns, sums);
         row++, sums += strip;
     }
-    // The last ones are done; these are to be done next.
+    // Completes the previous strip and takes over this one.
     void take(int rows, int row_, int first_, int columns_, float* sums_) {
         all();
         left = rows, row = row_, first = first_, columns = columns_, sums = sums_;
     }
 };
 
-// sums (rows, strip) = a b or sums += a b; b has `columns` columns, at most a strip, and b_rows rows, of which these are K.
-// What is unfinished is done beside it, and `wanted` asked for.
+// sums (rows, strip) = a b or sums += a b; b has `columns` columns, at most a strip, and b_rows rows, of which K are used.
+// Overlaps with pieces of `overlapped`, and prefetches `wanted`.
 template <int strip, class E>
 void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E> b, int b_rows, int rows, int columns, int K,
                     const Cut<E>& cut, bool add, Ahead wanted, Beside& beside) {
     const int passes = ceil_div(K, cut.depth), step = round_up(ceil_div(K, passes), k_multiple<E>);
-    const int high = unit.tiles ? strip_rows : rows;  // where nothing is done beside a product, all at once
+    const int high = unit.tiles ? strip_rows : rows;  // without overlapped work: all rows at once
     const int products = ceil_div(rows, high) * ceil_div(columns, narrow);
     const int at_a_time = ceil_div(wanted.left(), passes * products);
     beside.at_once = ceil_div(beside.left, products * ceil_div(K, tile_depth));
@@ -160,8 +161,8 @@ void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E
 }
 
 // ---- products --------------------------------------------------------------------------------------------------------------
-// Right operands (K, columns): rows of x; the transpose of rows; of two matrices of F rows, 64 of one and 64 of the other in
-// turn, so that both come in a strip of 128 columns.
+// Right operands (K, columns): rows of x; the transpose of rows; and two matrices of F rows interleaved, 64 rows each, so that
+// both are in the same strip of 128 columns.
 struct Rows {
     const floatX* x;
     size_t stride;
@@ -191,13 +192,13 @@ struct TransposedInTurn {
     }
 };
 
-// Elements between rows of K, so that their lines lie in different parts of the caches: an odd number of lines.
+// A stride for rows of K elements that avoids cache-set conflicts: an odd number of cache lines.
 template <class E>
 int spread(int K) {
     return K / k_step<E> % 2 ? K : K + k_step<E>;
 }
 
-// x (rows, columns) where it lies, or a copy in ctx.copies[i] with zeros up to as many rows and columns as are wanted.
+// x (rows, columns) in place, or a copy in ctx.copies[i], zero-padded to all_rows and all_columns.
 inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int columns, int all_rows, int all_columns) {
     if (rows == all_rows && columns == all_columns) return x;
     std::vector<floatX>& copy = ctx.copies[i];
@@ -206,15 +207,15 @@ inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int colu
     return copy.data();
 }
 
-// What finish reads, with each row of a result (N, C): `rows` rows of C elements.
+// An input of the epilogue: `rows` rows of C elements for each row of a result (N, C).
 struct Read {
     const floatX* x = nullptr;
     int rows = 1;
 };
 
-// out (N, C) = a (N, K) b (K, C), whose b has K up to whole words and C up to 16.
-// finish(n, first column, columns, sums) gets each part of a row, and may change it. Lines of `out` (N, C) and `read`, where
-// these are given, are asked for before: those that the result is to be held by, and that finish reads.
+// out (N, C) = a (N, K) b (K, C); K of b is padded to whole words, C to 16. epilogue(n, first column, columns, sums) receives
+// each part of a row, which it may modify. If given, lines of `out` (N, C), which the result needs in cache, and of `read`, the
+// epilogue's input, are prefetched.
 template <int strip = strip_columns, class E, class B, class Finish>
 void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, const floatX* a, int N, int K_there, int C,
                 const B& b, Finish finish) {
@@ -223,7 +224,8 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
     if (Cut<E>::in_tiles(unit)) cut.keep_left(K);
     const int deepest = std::min(K, cut.slab), pass = cut.left_stays() ? cut.depth : deepest;
     const Shares shares(tall, wide, cut.columns, ctx.threads, unit.tiles, strip);
-    // Sums of two strips of columns, in turn; where they take several passes, of all strips; and several slabs, of all rows.
+    // Sums of two alternating strips of columns; if they take several passes, of all strips; and with several slabs, of all
+    // rows.
     const bool in_turn = K <= pass;
     const int kept = K > cut.slab ? shares.rows : std::min(cut.rows, shares.rows);
     const int strips = in_turn ? 2 : ceil_div(shares.columns, strip);
@@ -232,7 +234,7 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
     const size_t per_thread = parts<E> * (packed_size + left_size) * sizeof(E) + strips * strip_size * sizeof(float);
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
     a = padded(ctx, 0, a, N, K_there, tall, K);
-    // Of rows from n on, below `end`, and k below K_end, those of one pass.
+    // The prefetch of one pass: rows from n on, below `end`, and k below K_end.
     const auto left_lines = [=, &cut](int n, int end, int k, int K_end) {
         return n < end ? Ahead(a + (size_t)n * K + k, (size_t)K, std::min(cut.rows, end - n), std::min(pass, K_end - k))
                        : Ahead();
@@ -257,7 +259,7 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
                         const bool last = k0 + k + K_here == K;
                         Left<E> left = {{packed_left, left_size}, spread<E>(K_here)};
                         left.pack(packed_left, a + (size_t)n0 * K + k0 + k, K, rows, K_here);
-                        if (cut.left_stays()) {  // the next ones are asked for while the panel passes by
+                        if (cut.left_stays()) {  // prefetch the next rows during the products with the panel
                             const int products = ceil_div(columns, narrow) * ceil_div(K_here, tile_depth);
                             unfinished.later = k + pass < deep ? left_lines(n0, end, k0 + k + pass, k0 + deep)
                                                                : left_lines(n0 + cut.rows, end, k0, k0 + deep);
@@ -267,7 +269,7 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, con
                             const int width = std::min((int)strip, columns - c);
                             float* const sums = memory_of_sums + (in_turn ? turn : c / strip) * strip_size +
                                                 (K > cut.slab ? (size_t)(n0 - first) * strip : 0);
-                            if (!in_turn && columns <= strip) unfinished.all();  // which has them still
+                            if (!in_turn && columns <= strip) unfinished.all();  // its epilogue still uses them
                             if (last && out) prefetch_lines<1>(out + (size_t)n0 * C + c0 + c, (size_t)C, width, there);
                             Ahead reads;
                             if (last && read.x)
@@ -312,7 +314,7 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
         for (int k0 = 0; k0 < N; k0 += slab) {
             const int there = std::min(slab, N - k0), K = round_up(there, k_multiple<E>), stride = spread<E>(K);
             add = k0 > 0 || acc == Acc::Add;
-            // Each packs some of the rows, whole if they are not too long: that is what memory reads fastest.
+            // Each thread packs some rows, over their whole length if not too long: memory reads those fastest.
             const int high = round_up(ceil_div(K, ctx.threads), k_multiple<E>), wide = C <= 1024 ? C : 512;
             me.share(ceil_div(K, high), [&](int64_t share) {
                 const int k = (int)share * high;
@@ -346,17 +348,17 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
 }
 
 // ---- linear layers ---------------------------------------------------------------------------------------------------------
-// f(the unit that multiplies floatX).
+// Calls f(the unit that multiplies layers).
 template <class F>
 auto on_unit(const Ctx& ctx, F f) {
     return std::visit([&](const auto* unit) { return f(*unit); }, ctx.layers);
 }
-// Whether its results, rows of that many numbers from y on, are written by non-temporal stores.
+// Whether results, rows of `columns` numbers from y on, use non-temporal stores.
 inline bool streams_rows(const Ctx& ctx, const floatX* y, int columns) {
     return on_unit(ctx, [=](const auto& unit) { return streams(unit, y, (size_t)columns * sizeof(floatX)); });
 }
 
-// f(value), value(c, there) being sums with a bias where there is one.
+// Calls f(value), where value(c, n) is the sums at c plus the bias, if there is one.
 template <class F>
 void with_bias(const floatX* bias, const float* sums, F f) {
     if (bias) f([=](int c, auto there) { return load(sums + c) + load(bias + c, there); });
@@ -364,14 +366,14 @@ void with_bias(const floatX* bias, const float* sums, F f) {
 }
 inline const floatX* at_column(const floatX* bias, int c) { return bias ? bias + c : nullptr; }
 
-// A layer's operands: inp (N, IC), weight (OC, IC), bias (OC) or null.
+// A linear layer's operands: inp (N, IC), weight (OC, IC), bias (OC) or null.
 struct Layer {
     const floatX *inp, *weight, *bias;
     int N, IC, OC;
 };
 
-// out = inp weight^T, stored by finish(row, first column, columns, sums). Lines of `out`, where it is given, and of `read` are
-// asked for before.
+// out = inp weight^T, stored by epilogue(row, first column, columns, sums). Lines of `out`, if given, and of `read` are
+// prefetched.
 template <int strip = strip_columns, class Finish>
 void forward(Ctx& ctx, floatX* out, Read read, const Layer& l, Finish finish) {
     on_unit(ctx, [&](const auto& unit) {
@@ -423,7 +425,7 @@ inline void swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const Layer& 
     });
 }
 
-// out = residual + what would be out.
+// out = residual + inp weight^T (+ bias).
 inline void residual_forward(Ctx& ctx, floatX* out, const floatX* residual, const Layer& l) {
     const bool streamed = streams_rows(ctx, out, l.OC);
     forward(ctx, streamed ? nullptr : out, {residual}, l, [=](int n, int first, auto columns, const float* sums) {
@@ -435,7 +437,7 @@ inline void residual_forward(Ctx& ctx, floatX* out, const floatX* residual, cons
     });
 }
 
-// The first heads of a row of out turned, as many as `turned` columns hold; heads fill a strip.
+// Rotates the first heads of each row of out, those in the first `turned` columns; a strip holds whole heads.
 template <int strip>
 void rope_forward(Ctx& ctx, floatX* out, const Layer& l, const Rotation& rotation, int turned) {
     const bool streamed = streams_rows(ctx, out, l.OC);
@@ -449,7 +451,7 @@ void rope_forward(Ctx& ctx, floatX* out, const Layer& l, const Rotation& rotatio
     });
 }
 
-// dinp (N, IC) = dout (N, OC) weight (OC, IC), stored by finish(row, first column, columns, sums).
+// dinp (N, IC) = dout (N, OC) weight (OC, IC), stored by epilogue(row, first column, columns, sums).
 template <class Finish>
 void backward_input(Ctx& ctx, floatX* dinp, Read read, const floatX* dout, const floatX* weight, int N, int IC, int OC,
                     Finish finish) {

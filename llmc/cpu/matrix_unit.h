@@ -1,17 +1,17 @@
-// Products of matrices with fp32 sums, on what this CPU has for them, which is asked for when the program runs: of bf16 by AMX
-// tiles or AVX-512's bf16 dot product; of fp32, to which bf16 is widened where it is packed, by multiply-adds (AVX-512, AVX2,
-// or what the program was compiled for, such as NEON).
+// Matrix products with fp32 sums (micro-kernels), on the fastest instructions that this CPU has, as detected at run time: of
+// bf16 by AMX tiles or AVX-512's bf16 dot product; of fp32 (bf16 is widened when packed) by multiply-adds of AVX-512, AVX2, or
+// what the program was compiled for, such as NEON.
 //   c (M, N) = a (M, K) b (K, N), or c += a b;   M and N multiples of 16, K of 64 bytes: 32 in bf16, 16 in fp32
-//   left     a as it lies, row-major, rows lda elements apart
-//   right    b packed as all units read it: blocks of 16 columns one after another; in a block, row by row, the 16 columns'
-//            32-bit words. A word is an element (k, n), in bf16 a pair (k, n), (k + 1, n): right_index() says where it is.
+//   left     a, row-major, rows lda elements apart
+//   right    b packed in the layout of all units: blocks of 16 columns one after another; within a block, row by row, the 16
+//            columns' 32-bit words. A word is an element (k, n), in bf16 a pair (k, n), (k + 1, n): see right_index().
 //   c        row-major fp32, rows ldc elements apart
 // AMX: a tile holds 16 rows of 64 bytes; TDPBF16PS adds the product of a tile of a (16, 32) and one of b (32, 16) to one of c
-// (16, 16). Four tiles of c stay in the unit, so that each tile of a and b that is loaded is used twice: 4 loads for 4 products
-// of 16 cycles; of fp32 in three parts of bf16 14 for 24. AVX-512: 8 rows and 32 columns of c stay in registers
-// (AVX2: 6 and 16); a word of a, broadcast, meets a row of words of b. Sums have a fixed order: the same bits for any number of
-// threads, but other bits on another unit. (Intel, Architecture Instruction Set Extensions Programming Reference, chapter 3:
-// AMX; section 2.1: AVX512_BF16.)
+// (16, 16). Four tiles of c stay in registers, so each loaded tile of a and b is used twice: 4 loads for 4 products of 16
+// cycles; of fp32 in three bf16 parts, 14 for 24. AVX-512: 8 rows and 32 columns of c stay in registers (AVX2: 6 and 16); a
+// word of a is broadcast and multiplied with a row of words of b. Sums have a fixed order: the same bits for any number of
+// threads, but different bits on another unit. (Intel, Architecture Instruction Set Extensions Programming Reference, chapter
+// 3: AMX; section 2.1: AVX512_BF16.)
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -30,7 +30,7 @@
 
 #if defined(__x86_64__)
 #define X86_UNITS 1
-// Functions that are to contain a unit's instructions.
+// Attributes of functions that contain a unit's instructions.
 #define FOR_DOTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 #define FOR_AVX512 __attribute__((target("avx512f,avx512bw")))
 #define FOR_AVX2 __attribute__((target("avx2,fma")))
@@ -42,7 +42,7 @@
 #define X86_UNITS 0
 #endif
 
-// A loop over registers: they are not, unless it is unrolled before the compiler decides where an array lies.
+// Unrolls a loop over an array of registers early, before the compiler decides to keep the array in memory.
 #if defined(__clang__)
 #define UNROLLED _Pragma("unroll")
 #else
@@ -52,11 +52,11 @@
 namespace cpu {
 
 template <class E>
-constexpr int of_word = (int)(4 / sizeof(E));  // elements
+constexpr int of_word = (int)(4 / sizeof(E));  // elements per word
 template <class E>
 constexpr int k_step = (int)(64 / sizeof(E));
 
-// The lines of `rows` rows, asked for a few at a time between other work, so that they have come when they are wanted.
+// Prefetch of the cache lines of `rows` rows, a few at a time between other work.
 class Ahead {
     const char* row = nullptr;
     size_t stride = 0;
@@ -76,12 +76,12 @@ public:
     }
 };
 
-// Other work in small pieces, of which some are done with each few tiles that are multiplied: the tile unit works on its own,
-// and what other instructions do meanwhile takes little time. Other units leave all pieces to whoever waits for them: all().
-// `later`: lines for a product to come, of which so many are asked for each time.
+// Other work in small pieces, some of which are done with every few tiles that are multiplied: the tile unit works
+// asynchronously, so other instructions cost little time meanwhile. Other units leave all pieces to all(). `later`: prefetch
+// for a later product, `lines` cache lines at a time.
 struct Beside {
     void (*piece)(Beside&);
-    int left = 0, at_once = 1;  // pieces
+    int left = 0, at_once = 1;  // pieces left; pieces per step
     Ahead later = {};
     int lines = 0;
     void some() {
@@ -93,16 +93,16 @@ struct Beside {
     }
 };
 
-// The operand of a product that is not met again soon, so that it need not stay in the first cache.
+// The operand that is streamed: it is not reused soon and need not stay in the L1 cache.
 enum class Passing { neither, left, right };
 
-// How operands are laid, whatever multiplies them.
+// Packing routines, independent of the unit.
 template <class E>
 struct Layouts {
-    // k_step rows of so many columns, a multiple of 16, transposed: rows to_stride apart. In elements, and in words.
+    // Transposes k_step rows of `columns` columns, a multiple of 16, into rows to_stride apart. In elements, and in words.
     void (*transpose)(E* to, size_t to_stride, const E* rows, size_t stride, int columns);
     void (*transpose_words)(uint32_t* to, size_t to_stride, const uint32_t* rows, size_t stride, int columns);
-    // As many rows as a word has elements, joined to words; each 16 columns' words `block` elements from the last's.
+    // Interleaves as many rows as a word has elements; each 16 columns' words are `block` elements after the previous ones.
     void (*join)(E* to, size_t block, const E* rows, size_t stride, int columns);
 };
 
@@ -110,18 +110,18 @@ template <class E>  // bf16 or float
 struct MatrixUnit {
     using Element = E;
     const char* name;
-    bool tiles;       // reads 16 rows at a time, and its results come faster than lines to hold them can be fetched
+    bool tiles;       // a tile unit: 16 rows at a time, and outputs faster than their cache lines can be fetched
     void (*begin)();  // called by a thread before its products, and end() after them
     void (*end)();
     void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add,
                     Passing passing, Beside* beside /*or null*/);
     Layouts<E> layouts;
-    // Of fp32 numbers in three parts of bf16, which lie a_part and b_part elements apart (packing.h); null where there is none.
+    // Product of fp32 numbers split into three bf16 parts, a_part and b_part elements apart (packing.h); null if not supported.
     void (*product_of_parts)(float* c, int ldc, const E* a, size_t a_part, int lda, const E* b, size_t b_part, int b_rows,
                              int M, int N, int K, bool add, Beside* beside) = nullptr;
 };
 
-// Where element (k, n) of a packed right operand with K rows lies.
+// The index of element (k, n) of a packed right operand with K rows.
 template <class E>
 constexpr size_t right_index(int k, int n, int K) {
     constexpr int w = of_word<E>;
@@ -131,8 +131,8 @@ constexpr size_t right_index(int k, int n, int K) {
 namespace detail {
 
 // ---- AMX -------------------------------------------------------------------------------------------------------------------
-// Tiles 0 to 3 hold c, 4 and 5 a, 6 and 7 b. The kernel is written once, for the unit and for its stand-in in plain C++, which
-// lets tests run it on any machine.
+// Tiles 0 to 3 hold c, 4 and 5 a, 6 and 7 b. The kernel is written once, for the unit and for its emulation in plain C++, with
+// which tests run on any machine.
 struct EmulatedTiles {
     struct Tile {
         uint32_t words[16][16];
@@ -142,7 +142,7 @@ struct EmulatedTiles {
         return tiles[i];
     }
     static void begin() {
-        for (int i = 0; i < 8; i++) memset(&tile(i), 0xff, sizeof(Tile));  // NaN: what is read must have been set
+        for (int i = 0; i < 8; i++) memset(&tile(i), 0xff, sizeof(Tile));  // NaN: detects reads of tiles that were not set
     }
     static void end() {}
     template <int t>
@@ -180,8 +180,8 @@ struct EmulatedTiles {
 };
 
 #if X86_UNITS
-// The instructions themselves: GCC 12's intrinsic for ldtilecfg tells the compiler of 8 of the 64 bytes that are read, so that
-// the rest is not written, and the intrinsics for loads do not say that they read memory.
+// The AMX instructions. GCC 12's intrinsic for ldtilecfg declares only 8 of the 64 bytes that are read, so the rest would not
+// be stored, and its load intrinsics do not declare their memory reads.
 struct AmxTiles {
     static void begin() {
         const struct alignas(64) {
@@ -200,7 +200,7 @@ struct AmxTiles {
     static void load(const void* p, size_t stride) {
         asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(t) : "memory");
     }
-    template <int t>  // what need not stay in the first cache
+    template <int t>  // non-temporal: need not stay in L1
     static void load_once(const void* p, size_t stride) {
         asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(t) : "memory");
     }
@@ -215,7 +215,7 @@ struct AmxTiles {
 };
 #endif
 
-// c (16 R, 16 W), R and W 1 or 2, of operands in one part or in three.
+// c (16 R, 16 W), R and W 1 or 2, of operands in one or three parts.
 template <class Tiles, int R, int W, int parts, Passing passing>
 inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda, const bf16* b, size_t b_part, int b_rows,
                         int K, bool add, Beside* beside) {
@@ -241,7 +241,7 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
         if constexpr (passing == Passing::right) Tiles::template load_once<tile>(from, 64);
         else Tiles::template load<tile>(from, 64);
     };
-    // Part i of a times part j of b, of which those that are asked for are loaded.
+    // Part i of a times part j of b; loads the tiles that are flagged.
     const auto multiply = [&](int k, size_t i, bool load_a, size_t j, bool load_b) {
         if (load_b) load_right(std::integral_constant<int, 6>(), b + j * b_part + (size_t)k * 16);
         if (load_a) load_left(std::integral_constant<int, 4>(), a + i * a_part + k);
@@ -281,8 +281,8 @@ void tiles_product_of(float* c, int ldc, const bf16* a, size_t a_part, int lda, 
             blocks[M - m > 16][N - n > 16](c + (size_t)m * ldc + n, ldc, a + (size_t)m * lda, a_part, lda,
                                            b + (size_t)n * b_rows, b_part, b_rows, K, add, beside);
 }
-// c (M, 16) for K of at most 64: the tiles of b stay in the unit, and a sum is complete before the next, so that it is stored
-// while others are computed.
+// c (M, 16) for K of at most 64: the tiles of b stay in registers, and each sum is complete before the next one, so that it is
+// stored while others are computed.
 template <class Tiles, bool two>
 inline void tiles_column(float* c, int ldc, const bf16* a, int lda, const bf16* b, int M, bool add) {
     const size_t c_stride = (size_t)ldc * 4, a_stride = (size_t)lda * 2;
@@ -322,7 +322,7 @@ void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int
 #else
 #define SHUFFLE(type, a, b, ...) __builtin_shuffle(a, b, type{__VA_ARGS__})
 #endif
-// Pieces of 16 bytes, which are interleaved in two instructions on every CPU; where vectors have 64 bytes, of those.
+// In pieces of 16 bytes, which every CPU interleaves in two instructions; where vectors have 64 bytes, in those.
 inline void join_8(bf16* to, const bf16* rows, size_t stride) {
     typedef uint16_t halves_t __attribute__((vector_size(16)));
     halves_t a, b;
@@ -387,7 +387,7 @@ __attribute__((always_inline)) inline void fp32_block(float* c, int ldc, const f
         }
     }
 }
-// Blocks of R rows; where these do not divide 16, of R - 1 as well.
+// Blocks of R rows; if 16 is not a multiple of R, of R - 1 as well.
 template <int L, int R, int W>
 __attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const float* a, int lda, const float* b, int b_rows,
                                                        int M, int N, int K, bool add) {
@@ -395,7 +395,7 @@ __attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const 
     static_assert(W == 1 || fewer == R, "a product has 16 columns more than whole blocks, or rows, but not both");
     for (int n = 0; n < N; n += 16 * W)
         for (int m = 0, rows; m < M; m += rows) {
-            rows = (M - m) / ceil_div(M - m, R);  // as equal as can be
+            rows = (M - m) / ceil_div(M - m, R);  // nearly equal blocks
             float* const at = c + (size_t)m * ldc + n;
             const float *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
             if (W > 1 && N - n < 16 * W) fp32_block<L, R, 1>(at, ldc, left, lda, right, b_rows, K, add);
@@ -403,11 +403,11 @@ __attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const 
             else fp32_block<L, fewer, W>(at, ldc, left, lda, right, b_rows, K, add);
         }
 }
-// Vectors of 16 bytes: 4 to a row of 16 columns, and as many rows as registers hold.
+// Vectors of 16 bytes: 4 per row of 16 columns, and as many rows as fit in the registers.
 #if defined(__x86_64__) && !defined(__AVX512VL__)
-constexpr int portable_rows = 3;  // of 16 registers
+constexpr int portable_rows = 3;  // 16 registers
 #else
-constexpr int portable_rows = 4;  // of 32, as on ARM
+constexpr int portable_rows = 4;  // 32 registers, as on ARM
 #endif
 inline void fp32_product(float* c, int ldc, const float* a, int lda, const float* b, int b_rows, int M, int N, int K, bool add,
                          Passing, Beside*) {
@@ -419,7 +419,7 @@ FOR_AVX2 inline void fp32_product_avx2(float* c, int ldc, const float* a, int ld
                                        int K, bool add, Passing, Beside*) {
     fp32_blocks<8, 6, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
-// 8 rows of 4 words, which become 4 rows of 8: as transpose_quarters below, with two halves.
+// Transposes 8 rows of 4 words into 4 rows of 8, like transpose_quarters below, with two halves.
 FOR_AVX2 inline void transpose_halves(void* to, size_t to_stride, const void* rows, size_t stride) {
     constexpr int n = 4;
     __m256i x[n], y[n];
@@ -505,13 +505,13 @@ FOR_AVX512 inline void join_vectors(bf16* to, size_t block, const bf16* rows, si
 inline void join_vectors(float* to, size_t block, const float* rows, size_t stride, int columns) {
     join_plain(to, block, rows, stride, columns);
 }
-// 16 bytes of each of k_step rows, which become as many rows as 16 bytes hold columns. Quarter q of x[i] holds row q * n + i.
-// Each round interleaves the first half of x with the second: of an element's row and column, written as the digits of one
-// number, the first digit becomes the last, until row and column have changed places.
+// Transposes 16 bytes of each of k_step rows. Quarter q of x[i] holds row q * n + i. Each round interleaves the first half of x
+// with the second: if an element's row and column are written as the digits of one number, the first digit becomes the last,
+// until row and column have changed places.
 template <class X>
 FOR_AVX512 inline void transpose_quarters(X* to, size_t to_stride, const X* rows, size_t stride) {
     constexpr int n = 16 / sizeof(X);
-    constexpr __mmask16 all = 0xffff;  // without one GCC 12 warns of its own intrinsics
+    constexpr __mmask16 all = 0xffff;  // without a mask GCC 12 warns about its own intrinsics
     __m512i x[n], y[n];
     const auto quarter = [=](int row) { return _mm_loadu_si128((const __m128i*)(rows + (size_t)row * stride)); };
     UNROLLED
@@ -543,14 +543,14 @@ FOR_AVX512 inline void transpose_vectors(X* to, size_t to_stride, const X* rows,
 template <class E>
 constexpr Layouts<E> vector_layouts = {transpose_vectors<E>, transpose_vectors<uint32_t>, join_vectors};
 
-// ---- what there is ---------------------------------------------------------------------------------------------------------
+// ---- detection --------------------------------------------------------------------------------------------------------------
 inline bool has_avx512_bf16() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
-// The system gives a process the tiles' state when it asks for it.
+// The kernel grants a process the tiles' state on request.
 inline bool has_amx() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
@@ -576,7 +576,7 @@ inline const MatrixUnit<bf16>* emulated_amx() {
     return &unit;
 }
 
-// Multiply-adds, which every CPU can.
+// Multiply-adds, which every CPU supports.
 inline const MatrixUnit<float>* portable() {
     static const MatrixUnit<float> unit = {"portable", false, [] {}, [] {}, detail::fp32_product, detail::plain_layouts<float>};
     return &unit;
@@ -618,16 +618,16 @@ inline const MatrixUnit<float>* avx512() { return nullptr; }
 inline const MatrixUnit<float>* avx2() { return nullptr; }
 #endif
 
-// A unit of either kind. Operands that are stored as other numbers are converted where they are packed (packing.h).
+// A unit of either type. Operands of another storage type are converted when packed (packing.h).
 using AnyUnit = std::variant<const MatrixUnit<bf16>*, const MatrixUnit<float>*>;
 inline const char* name_of(AnyUnit unit) {
     return std::visit([](const auto* u) { return u->name; }, unit);
 }
 
-// Kinds of products, which may have different units.
+// Kinds of products, which may use different units.
 enum class Products { layers, attention };
 
-// Those that this CPU has for numbers that are stored as X. Attention's probabilities are not split into parts.
+// The units of this CPU for numbers stored as X. Attention's probabilities are not split into parts.
 template <class X>
 std::vector<AnyUnit> matrix_units(Products kind) {
     constexpr bool in_bf16 = std::is_same<X, bf16>::value;
@@ -653,7 +653,7 @@ std::string unit_names() {
         names += (names.empty() ? "" : ", ") + std::string(name_of(unit));
     return names;
 }
-// For tests: a unit for all programs that are not told another one.
+// For tests: the unit of all programs that are not given another one.
 inline std::string unit_of_environment() {
     const char* name = getenv("TRAIN_GPT_MATRIX_UNIT");
     return name ? name : "";

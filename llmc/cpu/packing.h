@@ -1,12 +1,12 @@
-// Operands of a matrix unit (matrix_unit.h) from rows of numbers that lie `stride` elements apart; where rows are transposed,
-// whole words apart. Every number of rows and columns is a multiple of 16, of K one of k_multiple.
-// Where numbers are bf16 and the unit multiplies fp32, they are widened as they are packed: in the innermost loop each number
-// of the left operand would be converted once for every 32 products, on a port of the CPU that also multiplies. A widened panel
-// takes twice the cache.
-// Where numbers are fp32 and the unit multiplies bf16, an operand is packed as three of these, `part` elements apart: numbers
-// are x = x1 + x2 + x3, x1 the nearest bf16, x2 that to what is left over, x3 the rest: 3 times 8 bits, all there are (but for
-// numbers below 2^-110, whose last parts are denormal, which is zero to the unit). Of a product x y six products of parts are
-// summed; x2 y3, x3 y2 and x3 y3 are below 2^-25 of it. Infinity times a number comes out as infinity or NaN.
+// Packs operands of a matrix unit (matrix_unit.h) from rows of numbers that lie `stride` elements apart; where rows are
+// transposed, the stride is a multiple of words. All numbers of rows and columns are multiples of 16, K is a multiple of
+// k_multiple.
+// bf16 numbers for an fp32 unit are widened when packed: in the innermost loop, each number of the left operand would be
+// converted once for every 32 products, on a port that also multiplies. A widened panel takes twice the cache.
+// fp32 numbers for a bf16 unit are split into three bf16 parts, packed `part` elements apart: x = x1 + x2 + x3, where x1 is the
+// nearest bf16, x2 that of the remainder, and x3 the rest: 3 times 8 bits, the whole mantissa (except for numbers below 2^-110,
+// whose last parts are denormal, which the unit treats as zero). Six products of parts are summed for x y; x2 y3, x3 y2 and x3
+// y3 are below 2^-25 of it. Infinity times a number becomes infinity or NaN.
 #pragma once
 #include "../base/math.h"
 #include "matrix_unit.h"
@@ -19,11 +19,11 @@ namespace detail {
 template <class E>
 constexpr int parts = sizeof(E) < sizeof(floatX) ? 3 : 1;
 template <class E>
-constexpr bool as_stored_in = std::is_same<E, floatX>::value;  // left operands are read from where they lie
+constexpr bool as_stored_in = std::is_same<E, floatX>::value;  // left operands are read in place
 template <class E>
 constexpr int k_multiple = std::max(k_step<E>, k_step<floatX>);
 
-// Rows of numbers, each as its three parts.
+// Splits rows of numbers into three parts each.
 inline void split_rows(bf16* to, size_t part, size_t to_stride, const float* x, size_t stride, int rows, int columns) {
     for (int r = 0; r < rows; r++)
         for_vectors(columns, [&](int c, auto there) {
@@ -34,13 +34,13 @@ inline void split_rows(bf16* to, size_t part, size_t to_stride, const float* x, 
         });
 }
 
-// Rows of numbers, widened.
+// Widens rows of numbers.
 inline void widen_rows(float* to, size_t to_stride, const bf16* x, size_t stride, int rows, int columns) {
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c += lanes) store(to + (size_t)r * to_stride + c, load(x + (size_t)r * stride + c));
 }
 
-// Rows from `row` on, as many as a word has elements, joined to words (Layouts::join); rows from `there` on are zero.
+// Interleaves rows from `row` on, as many as a word has elements (Layouts::join); rows from `there` on are zero.
 template <class E>
 void join_rows(const MatrixUnit<E>& unit, E* to, size_t block, const E* x, size_t stride, int columns, int row, int there) {
     if (row + of_word<E> <= there) return unit.layouts.join(to, block, x, stride, columns);
@@ -56,7 +56,7 @@ inline void join_rows(const MatrixUnit<float>&, float* to, size_t block, const b
         for (int i = 0; i < 16; i += lanes) store(to + i, row < there ? load(x + c + i) : floats{});
 }
 
-// (K of k_step<X>, 16) = the transpose of 16 rows. Of words that hold two numbers each, these become rows of their own.
+// (K of k_step<X>, 16) = the transpose of 16 rows. Words that hold two numbers are split into separate rows.
 template <class E>
 void transpose_block(const MatrixUnit<E>& unit, E* to, const E* rows, size_t stride) {
     unit.layouts.transpose_words((uint32_t*)to, 16, (const uint32_t*)rows, stride / of_word<E>, 16);
@@ -72,20 +72,20 @@ inline void transpose_block(const MatrixUnit<float>& unit, float* to, const bf16
     }
 }
 
-// Whether results at y, in rows of row_bytes, are written by non-temporal stores.
+// Whether results at y, in rows of row_bytes, use non-temporal stores.
 template <class E>
 bool streams(const MatrixUnit<E>& unit, const void* y, size_t row_bytes) {
     return unit.tiles && fills_lines(y) && row_bytes % 64 == 0;
 }
 
-// The lines of a panel lie far from one another, which the CPU does not foresee: those of `rows` rows are asked for ahead.
+// Prefetches the lines of `rows` rows of a panel, which are too far apart for hardware prefetch.
 template <int to_write = 0, class E>
 void prefetch_lines(const E* x, size_t stride, int columns, int rows) {
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < columns; c += k_step<E>) __builtin_prefetch(x + (size_t)i * stride + c, to_write);
 }
 
-// Right operand (K, columns) of as many rows, of which those from `there` on are zero; `block`: from 16 columns to the next.
+// Right operand (K, columns) = K rows, zero from `there` on; `block`: distance between groups of 16 columns.
 template <class E, class X>
 void pack_rows(const MatrixUnit<E>& unit, E* to, size_t block, const X* x, size_t stride, int columns, int K, int there) {
     constexpr int ahead = 8 * of_word<X>;
@@ -95,7 +95,7 @@ void pack_rows(const MatrixUnit<E>& unit, E* to, size_t block, const X* x, size_
     }
 }
 
-// Right operand (K, rows) = the transpose of rows of K: their words, transposed.
+// Right operand (K, rows) = the transpose of rows of length K: their words, transposed.
 template <class E, class X>
 void pack_transposed(const MatrixUnit<E>& unit, E* to, size_t block, const X* x, size_t stride, int rows, int K) {
     for (int r = 0; r < rows; r += 16)
@@ -106,15 +106,15 @@ void pack_transposed(const MatrixUnit<E>& unit, E* to, size_t block, const X* x,
         }
 }
 
-// 16 numbers as the unit multiplies them.
+// Copies 16 numbers in the unit's type.
 inline void copy_16(bf16* to, const bf16* x) { memcpy((void*)to, x, 16 * sizeof *x); }
 inline void copy_16(float* to, const float* x) { memcpy(to, x, 16 * sizeof *x); }
 inline void copy_16(float* to, const bf16* x) {
     for (int i = 0; i < 16; i += lanes) store(to + i, load(x + i));
 }
 
-// Left operand (columns, K), rows to_stride apart, = the transpose of K rows, of which those from `there` on are zero. Pieces
-// are copied first: rows that lie a power of two apart would push each other out of the first cache.
+// Left operand (columns, K), rows to_stride apart, = the transpose of K rows, zero from `there` on. Pieces are copied first:
+// rows a power of two apart would evict each other from the L1 cache.
 template <class E, class X>
 void lay_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const X* x, size_t stride, int columns, int K,
                     int there) {
@@ -138,9 +138,9 @@ void lay_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const X*
         }
 }
 
-// ---- the same in as many parts as the unit needs ---------------------------------------------------------------------------
-// f(p, k, c, rows, columns, part p of these) for pieces of (K, columns) numbers, whose parts fit into the first cache. Rows
-// from `there` on are not read, nor split.
+// ---- packing in as many parts as the unit needs ----------------------------------------------------------------------------
+// Calls f(p, k, c, rows, columns, part p of these) for pieces of (K, columns) numbers whose parts fit in the L1 cache. Rows
+// from `there` on are neither read nor split.
 template <int high, int wide, class F>
 void for_split_pieces(const float* x, size_t stride, int K, int columns, int there, F f) {
     constexpr size_t part = high * wide;

@@ -1,6 +1,6 @@
-// What this CPU's registers can do: products of numbers that are there already, in enough independent chains to hide latency.
-// The bound that a training step is measured against (MFU), and the bench's kernels. Each function is compiled for the
-// instructions that it measures, and called where the CPU has them, so that the bound does not depend on -march.
+// The peak FLOP/s of this CPU: multiply-adds on registers, in enough independent chains to hide latency. It is the bound
+// against which a training step is measured (MFU), and used by the bench. Each function is compiled for the instructions it
+// measures and called only where the CPU has them, so the bound does not depend on -march.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -18,11 +18,11 @@
 
 namespace cpu {
 
-// In FLOP/s of all threads together; 0: not known, or there are no instructions for it.
+// FLOP/s of all threads together; 0: not known, or no such instructions.
 struct RegisterRates {
     double fp32 = 0, bf16 = 0;
     const char *fp32_name = "fp32 FMA", *bf16_name = "no bf16";
-    // Intel's bf16 without AMX is slower than its fp32; what is stored as bf16 is then multiplied as fp32.
+    // Intel's bf16 dot product without AMX is slower than fp32; numbers stored as bf16 are then multiplied as fp32.
     bool by_bf16() const { return sizeof(floatX) == 2 && bf16 > fp32; }
     double best() const { return by_bf16() ? bf16 : fp32; }
     const char* best_name() const { return by_bf16() ? bf16_name : fp32_name; }
@@ -31,14 +31,14 @@ struct RegisterRates {
 namespace detail {
 
 #if CPU_FAST_PATHS
-// Each function does so many rounds and returns a number made of all its sums, so that none is left out.
-template <int L>                          // floats of a register
-constexpr double fma_flops = 12 * L * 2;  // of a round
+// Each function runs this many rounds and returns a number made of all its sums, so that none is optimized away.
+template <int L>                          // floats per register
+constexpr double fma_flops = 12 * L * 2;  // per round
 template <int L>
 __attribute__((always_inline)) inline float fma_rounds(long rounds) {
     typedef float vec __attribute__((vector_size(4 * L)));
     vec sum[12], x = vec{} + 1e-3f;
-    for (int k = 0; k < 12; k++) sum[k] = vec{} + (float)k;  // different chains, or the compiler keeps one
+    for (int k = 0; k < 12; k++) sum[k] = vec{} + (float)k;  // distinct chains, or the compiler merges them
     for (long i = 0; i < rounds; i++) {
         for (vec& s : sum) s = s * x + x;
     }
@@ -52,15 +52,15 @@ FOR_AVX512 inline float fma_rounds_avx512(long rounds) { return fma_rounds<16>(r
 FOR_AVX2 inline float fma_rounds_avx2(long rounds) { return fma_rounds<8>(rounds); }
 #endif
 
-// The sum of what each thread does at best, in windows so short that another process seldom takes the core away in one of them:
-// on a busy machine, too, that is the rate of the registers and not of the share that is left.
+// The sum over threads of each one's best rate, in windows so short that no other process interrupts some of them: even on a
+// busy machine this is the rate of the registers, not the share left over.
 template <class F>
 double register_rate(int threads, double seconds, F work, double flops_of_a_round) {
     constexpr double window = 200e-6;
     double rate = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : rate)
     {
-        volatile float seen;  // the sums must be seen to be used
+        volatile float seen;  // keeps the sums from being optimized away
         const auto timed = [&](long rounds) {
             const double start = omp_get_wtime();
             seen = work(rounds);
@@ -79,7 +79,7 @@ double register_rate(int threads, double seconds, F work, double flops_of_a_roun
 #endif
 
 #if CPU_BF16_RATES
-constexpr double dot_flops = 12 * 16 * 2 * 2;  // vdpbf16ps: 16 sums, to each two products
+constexpr double dot_flops = 12 * 16 * 2 * 2;  // vdpbf16ps: 16 sums of two products each
 __attribute__((target("avx512f,avx512bf16"))) inline float dot_rounds(long rounds) {
     __m512 sum[12];
     for (int k = 0; k < 12; k++) sum[k] = _mm512_set1_ps((float)k);
@@ -95,7 +95,7 @@ constexpr double tile_flops = 4.0 * 16 * 16 * 32 * 2;  // four products of tiles
 inline float tile_rounds(long rounds) {
     using Tiles = AmxTiles;
     float sums[16 * 16];
-    Tiles::begin();  // makes all tiles zero
+    Tiles::begin();  // zeroes all tiles
     for (long i = 0; i < rounds; i++)
         Tiles::multiply<0, 4, 6>(), Tiles::multiply<1, 4, 7>(), Tiles::multiply<2, 5, 6>(), Tiles::multiply<3, 5, 7>();
     Tiles::store<0>(sums, 64);
@@ -106,12 +106,12 @@ inline float tile_rounds(long rounds) {
 
 }  // namespace detail
 
-// Measures about `seconds` for each kind of number, on so many threads; a program that TRAIN_GPT_MATRIX_UNIT holds to a unit, on
-// that one's instructions and older ones.
+// Measures about `seconds` per type of number, on this many threads; if TRAIN_GPT_MATRIX_UNIT names a unit, only its
+// instructions and older ones.
 inline RegisterRates measure_registers([[maybe_unused]] int threads, [[maybe_unused]] double seconds) {
     RegisterRates rates;
 #if CPU_FAST_PATHS
-    const std::vector<AnyUnit> units = matrix_units<bf16>(Products::layers);  // the one with the most first
+    const std::vector<AnyUnit> units = matrix_units<bf16>(Products::layers);  // the fastest kind first
     const std::string held_to = unit_of_environment();
     const auto first =
         std::find_if(units.begin(), units.end(), [&](AnyUnit u) { return held_to.empty() || held_to == name_of(u); });
@@ -132,7 +132,7 @@ inline RegisterRates measure_registers([[maybe_unused]] int threads, [[maybe_unu
     else if (may_use(avx512_bf16()))
         rates.bf16 = detail::register_rate(threads, seconds, detail::dot_rounds, detail::dot_flops),
         rates.bf16_name = "AVX-512 bf16";
-    // In fp32, of which a product takes six of bf16.
+    // fp32 on a bf16 unit takes six bf16 products.
     if (may_use(amx()) && rates.bf16 / 6 > rates.fp32) rates.fp32 = rates.bf16 / 6, rates.fp32_name = "fp32 by AMX";
 #endif
     return rates;

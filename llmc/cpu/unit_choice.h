@@ -1,8 +1,8 @@
-// Which matrix unit multiplies (matrix_unit.h): the one that the user asks for, else that of the checkpoint if it was written
-// on such a CPU, else the fastest. All that the CPU has are measured once, for layers and for attention, one thread with
-// operands in its caches: some ten milliseconds. The rates are kept in the user's cache folder for this CPU, its microcode, and
-// this build, so that the next run chooses alike: another unit may round otherwise. Ranks on CPUs of the same model take the
-// first one's rates.
+// Chooses the matrix unit (matrix_unit.h): the one the user asks for, else that of the checkpoint if it was written on such a
+// CPU, else the fastest. All units of the CPU are measured once, for layers and for attention, on one thread with operands in
+// its caches, which takes some ten milliseconds. The rates are cached in the user's cache folder for this CPU, its microcode
+// and this build, so that the next run makes the same choice: another unit may round differently. Ranks on CPUs of the same
+// model use the first rank's rates.
 #pragma once
 #include <time.h>
 
@@ -27,21 +27,21 @@ namespace cpu {
 #if CPU_FAST_PATHS
 namespace detail {
 
-using UnitRates = std::map<std::string, double>;  // FLOP/s of a thread, by the unit's name
+using UnitRates = std::map<std::string, double>;  // FLOP/s per thread, by the unit's name
 
-// Seconds that this thread has computed: others on its core do not count.
+// CPU seconds of this thread: other threads on its core do not count.
 inline double thread_seconds() {
     timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// The best of several rounds, in which units take turns; after the second those at less than half the best rate are left out.
+// The best of several rounds, in which units take turns; after the second, units below half the best rate are dropped.
 inline UnitRates measure_units(Ctx& ctx, Products kind) {
     constexpr int N = 128, IC = 256, OC = 256, T = 256, HS = 64, rounds = 6;
     constexpr size_t most = std::max({N * IC, N * OC, IC * OC, T * 3 * HS});
     std::vector<floatX> x(most), y(most), out(most);
-    for (size_t i = 0; i < x.size(); i++)  // numbers other than zero, which some CPUs multiply faster
+    for (size_t i = 0; i < x.size(); i++)  // not zeros, which some CPUs multiply faster
         x[i] = (floatX)(real)((double)(i * 2654435761u >> 8 & 0xfff) / 4096 - 0.5);
     std::reverse_copy(x.begin(), x.end(), y.begin());
     std::vector<real> gradient(IC * OC), lse(T);
@@ -76,18 +76,18 @@ inline UnitRates measure_units(Ctx& ctx, Products kind) {
     return rates;
 }
 
-// 0: not measured, where the rates are those of a rank whose virtual machine hides this unit.
+// 0: not measured, if the rates are those of a rank whose virtual machine hides this unit.
 inline double rate_of(AnyUnit unit, const UnitRates& rates) {
     const auto rate = rates.find(name_of(unit));
     return rate == rates.end() ? 0 : rate->second;
 }
-// Of equally fast ones the first of `units`.
+// Among equally fast units, the first one of `units`.
 inline AnyUnit fastest(const std::vector<AnyUnit>& units, const UnitRates& rates) {
     return *std::max_element(units.begin(), units.end(),
                              [&](AnyUnit a, AnyUnit b) { return rate_of(a, rates) < rate_of(b, rates); });
 }
 
-// What tells CPUs apart, of the first processor.
+// Identifies the CPU model, by its first processor.
 inline std::string cpu_model(const char* path = "/proc/cpuinfo") {
     std::ifstream lines(path);
     std::string model;
@@ -102,14 +102,14 @@ inline std::string cpu_model(const char* path = "/proc/cpuinfo") {
     return model.empty() ? "unknown" : model;
 }
 
-// Under which rates are kept. The number is to be raised when kernels change.
+// The key under which rates are cached. The leading number is increased when kernels change.
 inline std::string rates_key(Products kind) {
     const std::string build = build_compiler() + ", " + build_cpu() + build_checks();
     return format("2; %s; %s; %s; %s", precision_name, kind == Products::layers ? "layers" : "attention", build.c_str(),
                   cpu_model().c_str());
 }
 
-// As kept in `file`, if that is whole and has each unit, else measured and kept, if `file` can be written.
+// The rates cached in `file`, if it is valid and has each unit, else measured and cached if `file` can be written.
 inline UnitRates rates_of(Ctx& ctx, Products kind, const std::string& file) {
     using nlohmann::ordered_json;
     const std::string key = rates_key(kind);
@@ -121,7 +121,7 @@ inline UnitRates rates_of(Ctx& ctx, Products kind, const std::string& file) {
         if (rates.size() == units.size() &&
             std::all_of(units.begin(), units.end(), [&](AnyUnit unit) { return rate_of(unit, rates) > 0; }))
             return rates;
-    } catch (const std::exception&) {  // there is none yet
+    } catch (const std::exception&) {  // no file yet
     }
     const UnitRates rates = measure_units(ctx, kind);
     if (!kept.is_object()) kept = ordered_json::object();
@@ -136,25 +136,25 @@ inline UnitRates rates_of(Ctx& ctx, Products kind, const std::string& file) {
 }  // namespace detail
 #endif
 
-// What a checkpoint says: the CPU, the units of layers and of attention.
+// What a checkpoint records: the CPU, and the units of layers and of attention.
 using UnitRecord = std::vector<std::string>;
-// What all ranks say, by rank.
+// Gathers a string from every rank.
 using AllGather = std::function<std::vector<std::string>(const std::string&)>;
 
-// asked: a unit's name, or empty; before: of the checkpoint to go on from, or empty.
+// asked: a unit's name, or empty; before: the record of the resumed checkpoint, or empty.
 inline UnitRecord choose_matrix_unit([[maybe_unused]] Ctx& ctx, const std::string& asked,
                                      [[maybe_unused]] const UnitRecord& before, [[maybe_unused]] int rank,
                                      [[maybe_unused]] const AllGather& all_gather) {
     if (ctx.plain) {
-        if (!asked.empty()) fail_usage("--matrix-unit does not go with --plain, which multiplies without one");
+        if (!asked.empty()) fail_usage("--matrix-unit cannot be combined with --plain, which uses no matrix unit");
         return {};
     }
 #if CPU_FAST_PATHS
     using namespace detail;
-    const std::string of_environment = unit_of_environment();  // in place of the fastest
+    const std::string of_environment = unit_of_environment();  // replaces the fastest
     for (const auto& [from, name] : {std::pair("--matrix-unit", asked), std::pair("TRAIN_GPT_MATRIX_UNIT", of_environment)})
         if (!name.empty() && !unit_named<floatX>(Products::layers, name))
-            fail_usage("%s is '%s'; for %s this CPU has %s; HINT: without it the fastest is taken", from, name.c_str(),
+            fail_usage("%s is '%s'; for %s this CPU has %s; HINT: without it, the fastest is used", from, name.c_str(),
                        precision_name, unit_names<floatX>().c_str());
     const std::string model = cpu_model(), folder = cache_directory(),
                       file = folder.empty() ? "" : folder + "/matrix_unit.json";

@@ -1,7 +1,7 @@
-// As many numbers at a time as a register holds, for loops that the compiler does not turn into good vector code itself: GCC's
-// and clang's vector types, and single instructions where these do not lead to them. A longer vector type would do on every
-// CPU, but GCC 12 keeps it in memory, and compares and selects its numbers one by one. Where there are no fast paths a vector
-// is one number, so that the same loops are plain ones.
+// SIMD vectors of one register, for loops that the compiler does not vectorize well itself: GCC's and clang's vector types, and
+// intrinsics where these do not generate good code. A longer vector type would work on every CPU, but GCC 12 keeps it in memory
+// and compares and selects element by element. Without fast paths a vector is a single number, so that the same loops are plain
+// ones.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -39,7 +39,7 @@ struct BitsOf<cpu::floats> {
     using type = cpu::words;
 };
 
-// Even and odd words apart, as CPUs multiply them.
+// Multiplies even and odd words separately, as CPU instructions do.
 #if defined(__AVX512F__)
 template <>
 struct WideProduct<cpu::words> {
@@ -83,7 +83,7 @@ inline floats lane_numbers() {
     return load(numbers);
 }
 #if defined(__AVX512F__)
-// The forms with masks: GCC 12 warns of the others' undefined lanes.
+// The masked forms: GCC 12 warns about the undefined lanes of the others.
 inline words widen(halves h) { return (words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h); }
 inline halves narrow(words w) { return (halves)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)w); }
 inline float total(floats x) {
@@ -112,23 +112,23 @@ inline words load(const uint16_t* p) {
 }
 inline floats load(const bf16* p) { return (floats)(load(&p->bits) << 16); }
 
-// bf16's bits, in the low half of each word: as bf16's own rounding.
+// bf16 bits in the low half of each word, rounded as struct bf16 does.
 inline words rounded(floats x) {
     const words u = (words)x, nearest = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
     return x == x ? nearest : words{} + 0x7fffu;
 }
 
-// As numbers are stored. bf16's instructions take denormal numbers for zero, as they do in products, and leave a NaN its bits.
+// Rounding for storage. bf16 instructions treat denormals as zero, as they do in products, and keep a NaN's bits.
 #if defined(__AVX512BF16__)
 inline halves rounded_halves(floats x) { return (halves)_mm512_maskz_cvtneps_pbh(0xffff, (__m512)x); }
-struct RoundedTwo {  // takes the CPU as long as one
+struct RoundedTwo {  // two vectors in one instruction
     __m512i both;
     RoundedTwo(floats first, floats second) : both((__m512i)_mm512_maskz_cvtne2ps_pbh(~0u, (__m512)second, (__m512)first)) {}
     void store(bf16* first, bf16* second) const {
         _mm512_mask_storeu_epi32(first, 0xff, both);
         _mm256_storeu_si256((__m256i*)second, _mm512_maskz_extracti64x4_epi64(0xf, both, 1));
     }
-    words pairs() const {  // words of both: the first in the low halves
+    words pairs() const {  // words of both: the first vector in the low halves
         typedef uint16_t all_halves __attribute__((vector_size(64)));
         const all_halves order = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -149,7 +149,7 @@ struct RoundedTwo {
 #endif
 
 inline void store(float* p, floats x) { memcpy(p, &x, sizeof x); }
-inline void store(uint16_t* p, words x) {  // their low halves
+inline void store(uint16_t* p, words x) {  // the low halves
     const halves h = narrow(x);
     memcpy(p, &h, sizeof h);
 }
@@ -158,14 +158,14 @@ inline void store(bf16* p, floats x) {
     memcpy((void*)p, &h, sizeof h);
 }
 
-// A line of 64 bytes past the caches: it is not fetched to be written over. Others see it after fence().
+// Non-temporal store of a cache line of 64 bytes: the line is not read first. Other threads see it after fence().
 #if defined(__AVX512F__)
 inline void stream(float* line, floats x) { _mm512_stream_ps(line, (__m512)x); }
 inline void stream(bf16* line, floats first, floats second) {
 #if defined(__AVX512BF16__)
     const __m512i both = (__m512i)_mm512_maskz_cvtne2ps_pbh(~0u, (__m512)second, (__m512)first);
 #else
-    // With a mask of all ones: GCC 12 warns of what _mm512_inserti64x4 leaves undefined itself.
+    // With a full mask: GCC 12 warns about what _mm512_inserti64x4 itself leaves undefined.
     const __m512i both = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512((__m256i)rounded_halves(first)),
                                                   (__m256i)rounded_halves(second), 1);
 #endif
@@ -187,8 +187,8 @@ inline floats root(floats x) {
 #endif
 #endif
 
-// e^x for what is rounded to bf16, x from -87 to 88: within 3.6e-6 of itself, and 1 at 0; NaN stays NaN. As 2^n 2^f with f
-// from -1/2 to 1/2: half as many instructions as exp_of.
+// e^x for results that are rounded to bf16, x from -87 to 88: relative error 3.6e-6, and 1 at 0; NaN stays NaN. Computed as 2^n
+// 2^f with f from -1/2 to 1/2: half as many instructions as exp_of.
 inline floats exp_in_range(floats x) {
     const float log2e = 1.44269504f, shift = 12582912.0f;  // 1.5 * 2^23, as in exp_of
     const floats shifted = x * log2e + shift, f = x * log2e - (shifted - shift);
@@ -198,18 +198,18 @@ inline floats exp_in_range(floats x) {
     p = p * f + 1.0f;
     return (floats)((words)p + ((words)shifted << 23));
 }
-// e^x for what is rounded to floatX, x at most 88: 0 below -87.
+// e^x for results that are rounded to floatX, x at most 88: 0 below -87.
 inline floats exp_for_rounding(floats x) {
     if constexpr (std::is_same<floatX, float>::value) return exp_of(x);
     const floats y = exp_in_range(x);
     return x < -87.0f ? floats{} : y;
 }
 
-// What a number is once it was stored.
+// The value after a store and a load.
 inline floats as_stored(const bf16*, floats x) { return (floats)(widen(rounded_halves(x)) << 16); }
 inline floats as_stored(const float*, floats x) { return x; }
 
-// Products of a register's numbers at x and at w, summed: in bf16 of the even and the odd ones, whose bits need no sorting.
+// The sum of products of a register's numbers at x and at w: for bf16, even and odd ones separately, without shuffles.
 inline floats products(const float* x, const float* w) { return load(x) * load(w); }
 inline floats products(const bf16* x, const bf16* w) {
     words a, b;
@@ -219,7 +219,7 @@ inline floats products(const bf16* x, const bf16* w) {
 
 }  // namespace cpu
 
-// For what is rounded to bf16: within 3.7e-6 of itself in three quarters of the time; 0 below -87.
+// For results that are rounded to bf16: relative error 3.7e-6 in three quarters of the time; 0 below -87.
 #if defined(__AVX512F__)
 template <>
 inline cpu::floats sigmoid(cpu::floats x) {
@@ -227,7 +227,7 @@ inline cpu::floats sigmoid(cpu::floats x) {
     constexpr __mmask16 all = 0xffff;
     const cpu::floats at_most = (cpu::floats)_mm512_maskz_min_ps(all, _mm512_set1_ps(87.0f), (__m512)x);  // NaN stays NaN
     const cpu::floats d = 1.0f + cpu::exp_in_range(-at_most);
-    const cpu::floats y = (cpu::floats)_mm512_maskz_rcp14_ps(all, (__m512)d);  // 14 bits, and a step of Newton's method
+    const cpu::floats y = (cpu::floats)_mm512_maskz_rcp14_ps(all, (__m512)d);  // 14 bits, then a Newton step
     return x < -87.0f ? cpu::floats{} : y + y * (1.0f - d * y);
 }
 #endif
@@ -257,7 +257,7 @@ inline real exp_for_rounding(real x) { return exp_real(x); }
 
 namespace cpu {
 
-// The first n, at most as many as there are lanes; what is loaded beside them is zero.
+// Loads the first n numbers (at most a vector); the other lanes are zero.
 template <class E>
 auto load(const E* p, int n) {
     if (n >= lanes) return load(p);
@@ -273,7 +273,7 @@ void store(E* p, X x, int n) {
     std::copy_n(some, n, p);
 }
 
-// The first n, and zeros.
+// The first n lanes; the others become zero.
 inline floats first_of(floats x, int n) {
     if (n >= lanes) return x;
     real some[lanes];
@@ -281,7 +281,7 @@ inline floats first_of(floats x, int n) {
     return load(some, n);
 }
 
-// fp32 weights in two halves (math.h), and those that are whole.
+// fp32 weights: in two halves (math.h), or whole.
 inline floats load_weights(const bf16* param, const LowerHalf* lower, size_t i, int n) {
     return whole_weight(load(param + i, n), load(lower + i, n));
 }
@@ -292,8 +292,8 @@ inline void store_weights(bf16* param, LowerHalf* lower, size_t i, floats x, int
 inline floats load_weights(const real* param, const LowerHalf*, size_t i, int n) { return load(param + i, n); }
 inline void store_weights(real* param, LowerHalf*, size_t i, floats x, int n) { store(param + i, x, n); }
 
-// f(i, n) for each vector of `count` numbers, and for those that are left; n is a constant where the vector is full. Inlined by
-// force: in a large program the compiler leaves it as a call, with what f captures in memory.
+// Calls f(i, n) for each vector of `count` numbers and for the tail; n is a constant for full vectors. Always inlined: in a
+// large program the compiler would make a call, with f's captures in memory.
 template <class F>
 __attribute__((always_inline)) inline void for_vectors(int count, F f) {
     int i = 0;
@@ -301,10 +301,10 @@ __attribute__((always_inline)) inline void for_vectors(int count, F f) {
     if (i < count) f(i, count - i);
 }
 
-inline bool fills_lines(const void* p) { return (uintptr_t)p % 64 == 0; }  // as far as its beginning goes
+inline bool fills_lines(const void* p) { return (uintptr_t)p % 64 == 0; }  // p begins a cache line
 
-// y[i] = value(i, how many of the vector are there), for i below `count`; with `streamed` whole lines by non-temporal stores,
-// where y is the beginning of one and a register holds a line.
+// y[i] = value(i, number of valid lanes) for i below `count`; with `streamed`, full lines use non-temporal stores if y begins a
+// line and a register holds a line.
 template <class E, class F>
 void put([[maybe_unused]] bool streamed, E* y, int count, F value) {
     int whole = 0;
@@ -328,6 +328,6 @@ inline real inner_product(const floatX* x, const floatX* y, int n) {
     return total(sum);
 }
 
-inline floats larger(floats x, floats y) { return x > y ? x : y; }  // y where x is NaN
+inline floats larger(floats x, floats y) { return x > y ? x : y; }  // returns y where x is NaN
 
 }  // namespace cpu
