@@ -106,26 +106,9 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 // ---------------------------------------------------------------------------------------------------------------------------
 // 1  The model's memory
 
-// What a block's forward pass leaves for its backward pass. The recompute policy decides which of these each layer keeps and
-// which live in one buffer that all layers share and backward fills again.
-struct BlockActs {
-    floatX* norm1;        // (Nl, C)
-    floatX* qkv;          // (N, QKVl) after rope
-    floatX* att;          // (N, NHl HS)
-    floatX* mid;          // (Nl, C) the residual stream between attention and MLP
-    floatX* norm2;        // (Nl, C)
-    floatX* fc1;          // (N, F1l)
-    floatX* act;          // (N, Fl)
-    real *mean1, *rstd1;  // (Nl) (Nl)
-    real *mean2, *rstd2;  // (Nl) (Nl)
-    real* lse;            // (B, NHl, T)
-    uint8_t* codes[4];    // of the inputs of qkv, proj, fc1, fc2 in FP8: of norm1, att, norm2, act, with their shapes
-    float* inverse;       // (4, 4) what they are to be multiplied by, in the first of each four
-};
-
 enum class Recompute {
-    none,       // every layer keeps everything
-    selective,  // norms and activations are computed again: cheap, and they are a third of the memory
+    none,       // every block keeps all of its activations
+    selective,  // norms and activation functions are computed again: cheap, and they are a third of the memory
     full,       // only the block's input is kept; backward runs the whole block forward again
     inference,  // nothing is kept: there is no backward
 };
@@ -134,52 +117,91 @@ static Recompute recompute_policy(const std::string& name) {
     return name == "full" ? Recompute::full : name == "selective" ? Recompute::selective : Recompute::none;
 }
 
+// The input of one of a block's four matrices: numbers, FP8 codes of them, or both.
+struct LayerInput {
+    floatX* x;
+    uint8_t* codes;         // in FP8, with the shape of x
+    ScaleInverse* inverse;  // what the codes are to be multiplied by, where each micro-batch has a scale of its own
+};
+
+struct NormStats {
+    real *mean, *rstd;  // (Nl) (Nl)
+};
+
+// What a block's forward pass leaves for its backward pass.
+struct BlockActivations {
+    LayerInput norm1;          // (Nl, C) input of qkv
+    floatX* qkv;               // (N, QKVl) after rope
+    LayerInput att;            // (N, NHl HS) input of proj
+    floatX* mid;               // (Nl, C) the residual stream between attention and MLP
+    LayerInput norm2;          // (Nl, C) input of fc1
+    floatX* fc1;               // (N, F1l)
+    LayerInput act;            // (N, Fl) input of fc2
+    NormStats stats1, stats2;  // of the two norms
+    real* lse;                 // (B, NHl, T)
+    ScaleInverse* inverses;    // (4) of the inputs of qkv, proj, fc1, fc2
+};
+
 // Keys and values of all rows so far, for generation.
 struct KeyValueCache {
     floatX *keys, *values;  // (layers, T, NKVl, HS)
     size_t layer_size;      // T NKVl HS
     int length;             // rows so far
-    floatX* keys_of(int l) { return keys + l * layer_size; }
-    floatX* values_of(int l) { return values + l * layer_size; }
+    floatX* keys_of(int layer) { return keys + layer * layer_size; }
+    floatX* values_of(int layer) { return values + layer * layer_size; }
 };
 
-// What one micro-batch leaves in a chunk of this rank's layers until its backward pass. Without a pipeline there is one chunk
-// and one slot; with it a chunk has as many slots as micro-batches are on their way.
-struct Slot {
-    int first_block = 0;                            // the chunk's first layer, of this rank's
-    bool first = true, last = true;                 // the chunk begins with the embedding, ends with the head
-    std::vector<floatX*> x;                         // layers+1 of (Nl, C): x[i] enters block i, the last one leaves the chunk
-    std::vector<BlockActs> blocks;                  // layers
-    floatX* embedded = nullptr;                     // (Nl, C) input of the embedding norm
-    real *emb_mean = nullptr, *emb_rstd = nullptr;  // (Nl) (Nl)
-    int *tokens, *targets, *positions, *doc_start;  // (N)
+// A micro-batch in a chunk of this rank's layers: its tokens, and what its forward pass leaves for its backward pass. Without a
+// pipeline there is one chunk, and one micro-batch after the other lies here; in a pipeline a chunk has as many of these as
+// micro-batches are between their forward and their backward pass.
+struct MicroBatch {
+    // Planned once.
+    int first_block = 0;             // the chunk's first block, of this rank's
+    bool first = true, last = true;  // the chunk begins with the embedding, ends with the head
+    std::vector<floatX*> x;          // blocks+1 of (Nl, C): x[i] enters block i, the last one leaves the chunk
+    std::vector<BlockActivations> blocks;
+    floatX* embedded = nullptr;         // (Nl, C) input of the embedding norm
+    NormStats embedding_stats = {};     // of the embedding norm
+    int *tokens, *targets, *positions;  // (N) each
+    int* doc_start;                     // (N) the first key that a row sees
+    // The one that lies here now.
+    int B = 0, T = 0;
+    bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
+    KeyValueCache* cache = nullptr;  // not null: one new token, which attends to the cached rows before it
+    Acc gradients = Acc::Add;        // a step's first micro-batch sets the gradients that begin_gradients() did not clear
+    uint64_t rounding_key = 0;       // of what it adds to bf16 gradients
+
     floatX* out() const { return x.back(); }
+    int N() const { return B * T; }
+    const int* documents() const { return masks_documents ? doc_start : nullptr; }
 };
 
+// Working memory that all micro-batches and blocks use in turn, and the micro-batches.
 struct Activations {
-    int B, T;                               // the largest micro-batch that fits
-    int head_rows;                          // rows of logits at a time
-    std::vector<std::vector<Slot>> chunks;  // of this rank, and their slots
-    BlockActs shared;                       // what no layer keeps for itself
-    floatX* full;                           // (N, C) all rows of what tp ranks hold Nl rows of; then a rank's summand of it
-    floatX* final_norm;                     // (Nl, C)
-    real *final_mean, *final_rstd;          // (Nl) (Nl)
-    floatX* logits;                         // (head_rows, Vpl), turned into their gradient in place
-    real* statistics;                       // (tp, 2, head_rows) of the vocabulary's shards
-    real *loss, *zloss, *lse;               // (N) each
-    uint8_t *codes, *inputs, *gradients;    // (N, widest) FP8 scratch: all rows; transposed inputs and gradients
-    floatX* next_logits;                    // (Vp) of one row, for generation
-    LossSums* sums;                         // of what the head has seen since they were cleared
-    floatX* branch;                         // (Nl, C) what attention or MLP adds to the residual stream
-    real* dq_sums = nullptr;                // (dq_sums_size) attention_backward's; null: it is deterministic
-    size_t dq_sums_size = 0;                // set before memory is planned
-    floatX* dx;                             // (Nl, C) gradient of the residual stream, walking from the head to the embedding
-    floatX* dnorm;                          // (Nl, C) gradient of a norm's output
+    int B, T;                                            // the largest micro-batch that fits
+    int head_rows;                                       // rows of logits at a time
+    std::vector<std::vector<MicroBatch>> micro_batches;  // [chunk of this rank][micro-batch]
+    BlockActivations shared;                             // what no block keeps for itself
+    floatX* full;                                        // (N, C) all rows of a tensor of which tp ranks hold Nl rows each
+    floatX* final_norm;                                  // (Nl, C)
+    NormStats final_stats;
+    floatX* logits;                                   // (head_rows, Vpl), turned into their gradient in place
+    real* statistics;                                 // (tp, 2, head_rows) of the vocabulary's shards
+    real *loss, *zloss, *lse;                         // (N) each
+    uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
+    floatX* next_logits;                              // (Vp) of one row, for generation
+    LossSums* sums;                                   // of what the head has seen since they were cleared
+    floatX* branch;                                   // (Nl, C) what attention or MLP adds to the residual stream
+    real* dq_sums = nullptr;                          // (dq_sums_size) attention_backward's; null: it is deterministic
+    size_t dq_sums_size = 0;                          // set before memory is planned
+    floatX* dx;                                       // (Nl, C) gradient of the residual stream, from head to embedding
+    floatX* dnorm;                                    // (Nl, C) gradient of a norm's output
     floatX* dnarrow;  // (N, max(Fl, NHl HS)), with GeLU (N, NHl HS): gradient of SwiGLU's act, then of att
     floatX* dwide;    // (N, max(F1l, QKVl)) gradient of fc1, then of qkv
-    Slot& slot(int chunk = 0, int micro_batch = 0) {
-        std::vector<Slot>& slots = chunks[(size_t)chunk];
-        return slots[(size_t)micro_batch % slots.size()];
+
+    MicroBatch& micro_batch(int chunk = 0, int i = 0) {
+        std::vector<MicroBatch>& those = micro_batches[(size_t)chunk];
+        return those[(size_t)i % those.size()];
     }
 };
 
@@ -187,15 +209,18 @@ struct Activations {
 static Part part_of(const ModelConfig& c, const Mesh& mesh, const std::vector<int>& stages) {
     if (mesh.pp.size == 1 && mesh.tp.size == 1) return whole_model(c);
     Part part;
-    part.tp = mesh.tp, part.first = mesh.pp.rank == 0, part.last = mesh.pp.rank == mesh.pp.size - 1;
+    part.tp = mesh.tp;
+    part.first = mesh.pp.rank == 0;
+    part.last = mesh.pp.rank == mesh.pp.size - 1;
     for (int stage = 0, layer = 0; stage < (int)stages.size(); stage++)
         for (int i = 0; i < stages[(size_t)stage]; i++, layer++)
             if (stage % mesh.pp.size == mesh.pp.rank) part.layers.push_back(layer);
     return part;
 }
 
-// The FP8 side of a model: which blocks take part, in which way now, their weights' codes and all tensors' scales.
-struct EightBit {
+// FP8 training of a model: which blocks take part, whether they do now, and the scales of all tensors. The codes of weights and
+// activations lie in Layer and LayerInput.
+struct Fp8Training {
     Fp8Recipe recipe;
     bool after_bf16 = false;  // steps in bf16 come before
     bool fast_accumulation = true;
@@ -205,13 +230,37 @@ struct EightBit {
     bool current = false;                     // scales come from the tensors themselves
     std::vector<char> prepared;               // blocks whose weights were quantised or measured in this step
     float *scale = nullptr, *amax = nullptr;  // (blocks, 12) see fp8_index
-    float* inverse = nullptr;  // (blocks, 12, 4) of which cuBLASLt reads the first: it wants multiples of 16 bytes
+    ScaleInverse* inverse = nullptr;          // (blocks, 12)
+    float* now = nullptr;                     // amax of one tensor
     struct Count {
         int64_t codes = 0, zero = 0, largest = 0;
     };
-    std::vector<Count> counts;                                 // (blocks, 12), while every layer is examined; else empty
-    float* now = nullptr;                                      // (2) amax and scale of one tensor
-    std::vector<std::array<uint8_t*, 4>> weights, transposed;  // (OC, IC), (IC, OC) of each block's matrices
+    std::vector<Count> counts;  // (blocks, 12), while every layer is examined; else empty
+};
+
+struct NormLayer {
+    const floatX *w, *b;  // (C) (C); b null: RMSNorm
+    real *dw, *db;
+};
+
+// One of a block's four matrices, this rank's part of it: its weights, their gradients, and in FP8 their codes.
+struct Layer {
+    Matrix matrix;
+    int block;                 // of this rank's
+    int in, out;               // columns and rows of w
+    size_t offset;             // of w in the buffer of parameters
+    const floatX *w, *b;       // (out, in) (out); b null: the family has no biases
+    real *dw, *db;             // what ops set or add to
+    uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out)
+    // With tensor parallelism qkv and fc1 are cut by columns of their output, proj and fc2 by rows of their input (Shoeybi et al.,
+    // 2019): each rank then has a summand of the whole output.
+    bool row_parallel() const { return matrix == Matrix::proj || matrix == Matrix::fc2; }
+};
+
+struct Block {
+    NormLayer norm1, norm2;
+    Layer qkv, proj, fc1, fc2;
+    std::array<Layer*, 4> layers() { return {&qkv, &proj, &fc1, &fc2}; }
 };
 
 struct Model {
@@ -229,10 +278,12 @@ struct Model {
     LowerHalf* lower = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null where params are these
     Elements m, v;               // (shards.size) each; their types, and that of grads, are set before memory is planned
     Parts copy;                  // where a checkpoint's contents wait to be written; null: written in place
-    Params<floatX> p;            // views of params
-    Params<real> g;              // views of grads, or of of_block: what ops set or add to
+    Params<floatX> p{};          // views of params
+    Params<real> g{};            // views of grads, or of of_block: what ops set or add to
+    std::vector<Block> blocks;   // the same by layer, of this rank
+    NormLayer embedding_norm{}, final_norm{};
     Activations a{};
-    EightBit fp8;
+    Fp8Training fp8;
     KeyValueCache cache{};
     real* slopes = nullptr;   // (NHl) ALiBi; null: none
     real* cos_sin = nullptr;  // (T, HS/2, 2) rope; null: none
@@ -256,152 +307,203 @@ static double model_flops_per_token(const ModelConfig& c, int T) {
                                  AttentionCount::causal);
 }
 
+// Rows of this rank's residual stream where a micro-batch has N.
+static size_t planned_rows(const Model& m, size_t N) {
+    return m.ranks->sequence_parallel ? N / (size_t)m.ranks->mesh.tp.size : N;
+}
+
+// visit(elements, kept_until, tensor...) for every tensor of a block's activations, or for the same tensor of several blocks': what
+// is planned, shared and pointed to follows from this list. Up to the policy `kept_until` each block keeps a tensor of its own;
+// beyond it, one buffer serves all blocks, and backward fills it again.
+template <class Visit, class... S>
+static void for_each_tensor(const Model& m, Visit visit, S&... s) {
+    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C;
+    visit(Nl * C, Recompute::none, s.norm1...);
+    visit(N * m.n.QKVl, Recompute::selective, s.qkv...);
+    visit(N * m.n.NHl * m.c.HS(), Recompute::selective, s.att...);
+    visit(Nl * C, Recompute::selective, s.mid...);
+    visit(Nl * C, Recompute::none, s.norm2...);
+    visit(N * m.n.F1l, Recompute::selective, s.fc1...);
+    visit(N * m.n.Fl, Recompute::none, s.act...);
+    visit(Nl, Recompute::selective, s.stats1.mean...);
+    visit(Nl, Recompute::selective, s.stats1.rstd...);
+    visit(Nl, Recompute::selective, s.stats2.mean...);
+    visit(Nl, Recompute::selective, s.stats2.rstd...);
+    visit(N * m.n.NHl, Recompute::selective, s.lse...);
+}
+// Where a tensor's numbers are; a LayerInput may have codes besides.
+template <class E>
+static E*& numbers(E*& tensor) {
+    return tensor;
+}
+static floatX*& numbers(LayerInput& tensor) { return tensor.x; }
+template <class E>
+static uint8_t** codes_of(E*&) {
+    return nullptr;
+}
+static uint8_t** codes_of(LayerInput& tensor) { return &tensor.codes; }
+
+static void plan_parameters(Model& m, bool training) {
+    Arena& arena = m.arena;
+    arena.add("parameters", &m.params, m.table.size);
+    if (!training) return;
+    arena.add(m.grads.is_bf16 ? "gradients (bf16)" : "gradients (fp32)", &m.grads, m.table.size);
+    if (m.grads.is_bf16) m.of_block.plan(arena, m.table);
+    if (has_lower_halves) arena.add("master weights (lower 16 bits)", &m.lower, m.shards.size);
+    for (Elements* x : {&m.m, &m.v}) arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, m.shards.size);
+}
+
+// The sizes of all layers, and room for the codes of their weights.
+static void plan_layers(Model& m, bool fp8) {
+    Params<const TensorSpec> specs;
+    bind_parameters<const TensorSpec>(m.c, m.table, specs, m.table.rows.data(), [](size_t row) { return row; });
+    m.blocks.assign(specs.blocks.size(), {});
+    for (size_t i = 0; i < m.blocks.size(); i++)
+        for (const Matrix matrix : all_matrices) {
+            const TensorSpec& w = *specs.blocks[i].weight_and_bias(matrix).first;
+            Layer& l = *m.blocks[i].layers()[(size_t)matrix];
+            l.matrix = matrix;
+            l.block = (int)i;
+            l.in = w.cols;
+            l.out = w.rows;
+            l.offset = w.offset;
+            if (!fp8 || !m.fp8.blocks[i]) continue;
+            for (uint8_t** codes : {&l.codes, &l.codes_t}) m.arena.add("FP8 weights", codes, w.size());
+        }
+}
+
+// The micro-batches of every chunk. arena.add() remembers the address of each pointer, so the vectors get their final size first.
+static void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) {
+    const Mesh& mesh = m.ranks->mesh;
+    const bool training = m.recompute != Recompute::inference;
+    m.a.micro_batches.assign((size_t)mesh.vpp, {});
+    for (int chunk = 0, block = 0; chunk < mesh.vpp; chunk++) {
+        const int stage = virtual_stage(mesh.pp.size, mesh.pp.rank, chunk), layers = m.stages[(size_t)stage];
+        MicroBatch one;
+        one.first_block = block;
+        one.first = stage == 0;
+        one.last = stage == (int)m.stages.size() - 1;
+        one.x.assign((size_t)layers + 1, nullptr);
+        one.blocks.assign((size_t)layers, BlockActivations{});
+        const int n = training ? pipeline_slots(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches, chunk) : 1;
+        m.a.micro_batches[(size_t)chunk].assign((size_t)n, one);
+        block += layers;
+    }
+}
+
+// What block i of a micro-batch keeps for itself. In FP8 the inputs of matrices are kept as codes where there is nothing but FP8;
+// after a part in bf16 the codes take the numbers' place. (Attention's backward pass reads the numbers of its output.)
+static void plan_block(Model& m, BlockActivations& s, bool fp8) {
+    const char* const purpose = "activations: kept per block";
+    const auto plan = [&](size_t count, Recompute kept_until, auto& tensor) {
+        const bool codes_instead = fp8 && !m.fp8.after_bf16 && kept_until == Recompute::none;
+        if (m.recompute <= kept_until && !codes_instead) m.arena.add(purpose, &numbers(tensor), count);
+        const bool own_codes = codes_instead || kept_until > Recompute::none;
+        if (uint8_t** codes = codes_of(tensor); codes && fp8 && m.recompute == Recompute::none && own_codes)
+            m.arena.add(purpose, codes, count);
+    };
+    for_each_tensor(m, plan, s);
+    if (fp8) m.arena.add(purpose, &s.inverses, 4);
+}
+
+static void plan_activations(Model& m, bool fp8) {
+    const bool training = m.recompute != Recompute::inference;
+    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C;
+    Arena& arena = m.arena;
+    for (auto& chunk : m.a.micro_batches)
+        for (MicroBatch& in : chunk) {
+            // Without a backward pass two buffers take turns.
+            const size_t own_x = training ? in.x.size() : std::min<size_t>(2, in.x.size());
+            for (size_t i = 0; i < own_x; i++) arena.add("activations: block inputs", &in.x[i], Nl * C);
+            for (size_t i = 0; i < in.blocks.size(); i++)
+                plan_block(m, in.blocks[i], fp8 && m.fp8.blocks[(size_t)in.first_block + i]);
+            if (m.c.embedding_norm && in.first) {
+                arena.add("activations: embedding, head", &in.embedded, Nl * C);
+                arena.add("activations: embedding, head", &in.embedding_stats.mean, Nl);
+                arena.add("activations: embedding, head", &in.embedding_stats.rstd, Nl);
+            }
+            for (int** ids : {&in.tokens, &in.targets, &in.positions, &in.doc_start})
+                arena.add("activations: embedding, head", ids, N);
+        }
+    const char* const shared = "activations: shared block";
+    const auto plan_shared = [&](size_t count, Recompute kept_until, auto& tensor) {
+        if (m.recompute > kept_until || (fp8 && kept_until == Recompute::none)) arena.add(shared, &numbers(tensor), count);
+        if (uint8_t** codes = codes_of(tensor); codes && fp8 && m.recompute > Recompute::none) arena.add(shared, codes, count);
+    };
+    for_each_tensor(m, plan_shared, m.a.shared);
+    arena.add(shared, &m.a.branch, Nl * C);
+    m.a.full = nullptr;
+    if (m.ranks->sequence_parallel) arena.add(shared, &m.a.full, N * C);
+}
+
+// Scratch for codes, and the scales of all tensors.
+static void plan_fp8(Model& m) {
+    const size_t N = (size_t)m.a.B * m.a.T, blocks = m.fp8.blocks.size();
+    const size_t widest = N * (size_t)std::max({m.c.C, m.n.QKVl, m.n.F1l, m.n.NHl * m.c.HS()});
+    for (uint8_t** scratch : {&m.a.fp8_codes, &m.a.fp8_inputs, &m.a.fp8_gradients})
+        m.arena.add("activations: shared block", scratch, widest);
+    for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) m.arena.add("FP8 weights", numbers, blocks * fp8_tensors);
+    m.arena.add("FP8 weights", &m.fp8.inverse, blocks * fp8_tensors);
+    m.arena.add("FP8 weights", &m.fp8.now, 1);
+    m.fp8.prepared.assign(blocks, false);
+}
+
+static void plan_head(Model& m) {
+    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), tp = (size_t)m.ranks->mesh.tp.size;
+    const char* const purpose = "activations: embedding, head";
+    Activations& a = m.a;
+    m.arena.add(purpose, &a.final_norm, Nl * (size_t)m.c.C);
+    for (real** statistic : {&a.final_stats.mean, &a.final_stats.rstd}) m.arena.add(purpose, statistic, Nl);
+    for (real** loss : {&a.loss, &a.zloss, &a.lse}) m.arena.add(purpose, loss, N);
+    m.arena.add(purpose, &a.statistics, tp > 1 ? tp * 2 * (size_t)a.head_rows : 0);
+    m.arena.add("logits (a chunk of rows)", &a.logits, (size_t)a.head_rows * m.n.Vpl);
+}
+
+static void plan_activation_gradients(Model& m) {
+    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C, heads = (size_t)m.n.NHl * m.c.HS();
+    const bool swiglu = m.c.activation == Activation::swiglu;
+    const char* const purpose = "activation gradients";
+    m.arena.add(purpose, &m.a.dx, Nl * C);
+    m.arena.add(purpose, &m.a.dnorm, Nl * C);
+    m.arena.add(purpose, &m.a.dnarrow, N * (swiglu ? std::max<size_t>(m.n.Fl, heads) : heads));
+    m.arena.add(purpose, &m.a.dwide, N * std::max(m.n.F1l, m.n.QKVl));
+    if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
+}
+
+// Room for the keys and values of a whole context.
+static void plan_cache(Model& m) {
+    m.arena.add("key/value cache", &m.a.next_logits, m.c.Vp);
+    for (floatX** rows : {&m.cache.keys, &m.cache.values})
+        m.arena.add("key/value cache", rows, m.table.part.layers.size() * m.cache.layer_size);
+}
+
 // Plans all memory of a run with micro-batches of B x T in m.arena; allocate() then gets it. `micro_batches`: of a step, every
-// number that occurs in the run, which decide how many a pipeline has on their way. `generates` adds room for the keys and
-// values of a whole context.
+// number that occurs in the run, which decide how many a pipeline has between forward and backward. `generates` adds room for the
+// keys and values of a whole context.
 static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, bool generates = false,
                         const std::vector<int>& micro_batches = {1}) {
     if ((int64_t)B * T > INT_MAX)
         fail_usage(
             "--micro-batch-size %d x --seq-length %d are more tokens at a time than can be counted, %d; HINT: a smaller one", B,
             T, INT_MAX);
-    const ModelConfig& c = m.c;
-    const Mesh& mesh = m.ranks->mesh;
-    const LocalSizes& n = m.n;
-    const size_t N = (size_t)B * T, Nl = m.ranks->sequence_parallel ? N / mesh.tp.size : N, C = c.C,
-                 heads = (size_t)n.NHl * c.HS();
-    const bool training = recompute != Recompute::inference;
-    Arena& arena = m.arena;
-    Activations& a = m.a;
+    const bool training = recompute != Recompute::inference, fp8 = training && m.fp8.recipe.on;
     m.recompute = recompute;
-    a.B = B, a.T = T, a.head_rows = std::min((size_t)head_rows, N);
+    m.a.B = B;
+    m.a.T = T;
+    m.a.head_rows = std::min(head_rows, B * T);
+    m.cache.layer_size = (size_t)m.c.T * m.n.NKVl * m.c.HS();
 
-    arena.add("parameters", &m.params, m.table.size);
-    if (training) {
-        arena.add(m.grads.is_bf16 ? "gradients (bf16)" : "gradients (fp32)", &m.grads, m.table.size);
-        if (m.grads.is_bf16) m.of_block.plan(arena, m.table);
-        if (has_lower_halves) arena.add("master weights (lower 16 bits)", &m.lower, m.shards.size);
-        for (Elements* x : {&m.m, &m.v})
-            arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, m.shards.size);
-    }
-
-    const bool fp8 = training && m.fp8.recipe.on;
-    // Inputs of matrices are kept as codes where there is nothing but FP8; after a part in bf16 the codes take its place.
-    const auto in_bits8 = [&](size_t block) { return fp8 && m.fp8.blocks[block]; };
-    // One row per kept activation: elements, and the strongest policy under which a layer still keeps its own.
-    struct Row {
-        floatX* BlockActs::*field;
-        size_t count;
-        Recompute kept_until;
-    };
-    // clang-format off
-    const Row rows[] = {
-        {&BlockActs::norm1, Nl * C, Recompute::none},
-        {&BlockActs::qkv, N * n.QKVl, Recompute::selective},
-        {&BlockActs::att, N * heads, Recompute::selective},
-        {&BlockActs::mid, Nl * C, Recompute::selective},
-        {&BlockActs::norm2, Nl * C, Recompute::none},
-        {&BlockActs::fc1, N * n.F1l, Recompute::selective},
-        {&BlockActs::act, N * n.Fl, Recompute::none},
-    };
-    // clang-format on
-    const auto code_count = [&](Matrix matrix) {
-        return matrix == Matrix::proj ? N * heads : matrix == Matrix::fc2 ? N * (size_t)n.Fl : Nl * C;
-    };
-    const std::pair<real * BlockActs::*, size_t> statistics[] = {{&BlockActs::mean1, Nl},
-                                                                 {&BlockActs::rstd1, Nl},
-                                                                 {&BlockActs::mean2, Nl},
-                                                                 {&BlockActs::rstd2, Nl},
-                                                                 {&BlockActs::lse, N * n.NHl}};
-    // add() remembers the address of each pointer, so the vectors must have their final size by now.
-    a.chunks.assign((size_t)mesh.vpp, {});
-    for (int chunk = 0, block = 0; chunk < mesh.vpp; chunk++) {
-        const int stage = virtual_stage(mesh.pp.size, mesh.pp.rank, chunk), layers = m.stages[(size_t)stage];
-        Slot slot;
-        slot.first_block = block, slot.first = stage == 0, slot.last = stage == (int)m.stages.size() - 1;
-        slot.x.assign((size_t)layers + 1, nullptr), slot.blocks.assign((size_t)layers, BlockActs{});
-        const int slots = training ? pipeline_slots(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches, chunk) : 1;
-        a.chunks[(size_t)chunk].assign((size_t)slots, slot);
-        block += layers;
-    }
-    for (auto& slots : a.chunks)
-        for (Slot& slot : slots) {
-            const size_t own_x =
-                training ? slot.x.size() : std::min<size_t>(2, slot.x.size());  // inference alternates between two
-            for (size_t i = 0; i < own_x; i++) arena.add("activations: block inputs", &slot.x[i], Nl * C);
-            for (size_t i = 0; i < slot.blocks.size(); i++) {
-                BlockActs& block = slot.blocks[i];
-                const bool bits8 = in_bits8((size_t)slot.first_block + i);
-                for (const Row& row : rows) {
-                    const bool as_codes = bits8 && !m.fp8.after_bf16 && row.kept_until == Recompute::none;
-                    if (recompute <= row.kept_until && !as_codes)
-                        arena.add("activations: kept per block", &(block.*row.field), row.count);
-                }
-                for (const auto& [field, count] : statistics)
-                    if (recompute < Recompute::full) arena.add("activations: kept per block", &(block.*field), count);
-                if (!bits8) continue;
-                arena.add("activations: kept per block", &block.inverse, 4 * 4);
-                for (const Matrix matrix : all_matrices) {
-                    const bool own = !m.fp8.after_bf16 || matrix == Matrix::proj;  // else where the bf16 input was
-                    if (recompute == Recompute::none && own)
-                        arena.add("activations: kept per block", &block.codes[(size_t)matrix], code_count(matrix));
-                }
-            }
-            if (c.embedding_norm && slot.first) {
-                arena.add("activations: embedding, head", &slot.embedded, Nl * C);
-                arena.add("activations: embedding, head", &slot.emb_mean, Nl);
-                arena.add("activations: embedding, head", &slot.emb_rstd, Nl);
-            }
-            for (int** ids : {&slot.tokens, &slot.targets, &slot.positions, &slot.doc_start})
-                arena.add("activations: embedding, head", ids, N);
-        }
-    for (const Row& row : rows)
-        if (recompute > row.kept_until || (fp8 && row.kept_until == Recompute::none))
-            arena.add("activations: shared block", &(a.shared.*row.field), row.count);
-    if (fp8) {
-        if (recompute > Recompute::none)
-            for (const Matrix matrix : all_matrices)
-                arena.add("activations: shared block", &a.shared.codes[(size_t)matrix], code_count(matrix));
-        const size_t widest = N * (size_t)std::max({c.C, n.QKVl, n.F1l, (int)heads});
-        for (uint8_t** scratch : {&a.codes, &a.inputs, &a.gradients}) arena.add("activations: shared block", scratch, widest);
-        const size_t blocks = m.fp8.blocks.size();
-        for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) arena.add("FP8 weights", numbers, blocks * fp8_tensors);
-        arena.add("FP8 weights", &m.fp8.inverse, blocks * fp8_tensors * 4);
-        arena.add("FP8 weights", &m.fp8.now, 2);
-        m.fp8.weights.assign(blocks, {}), m.fp8.transposed.assign(blocks, {}), m.fp8.prepared.assign(blocks, false);
-        const size_t sizes[] = {(size_t)n.QKVl * C, C * heads, (size_t)n.F1l * C, C * n.Fl};
-        for (size_t block = 0; block < blocks; block++)
-            for (size_t i = 0; i < 4 && m.fp8.blocks[block]; i++)
-                for (auto* codes : {&m.fp8.weights, &m.fp8.transposed}) arena.add("FP8 weights", &(*codes)[block][i], sizes[i]);
-    }
-    for (const auto& [field, count] : statistics)
-        if (recompute >= Recompute::full) arena.add("activations: shared block", &(a.shared.*field), count);
-    arena.add("activations: shared block", &a.branch, Nl * C);
-    a.full = nullptr;
-    if (m.ranks->sequence_parallel) arena.add("activations: shared block", &a.full, N * C);
-    if (m.table.part.last) {
-        arena.add("activations: embedding, head", &a.final_norm, Nl * C);
-        for (real** rstd : {&a.final_mean, &a.final_rstd}) arena.add("activations: embedding, head", rstd, Nl);
-        for (real** s : {&a.loss, &a.zloss, &a.lse}) arena.add("activations: embedding, head", s, N);
-        arena.add("activations: embedding, head", &a.statistics, mesh.tp.size > 1 ? (size_t)mesh.tp.size * 2 * a.head_rows : 0);
-        arena.add("logits (a chunk of rows)", &a.logits, (size_t)a.head_rows * n.Vpl);
-    }
-    arena.add("activations: embedding, head", &a.sums, 1);
-    if (c.position == Position::alibi) arena.add("activations: embedding, head", &m.slopes, n.NHl);
-    if (c.position == Position::rope) arena.add("activations: embedding, head", &m.cos_sin, (size_t)c.T * c.HS());
-    if (training) {
-        arena.add("activation gradients", &a.dx, Nl * C);
-        arena.add("activation gradients", &a.dnorm, Nl * C);
-        arena.add("activation gradients", &a.dnarrow,
-                  N * (c.activation == Activation::swiglu ? std::max<size_t>(n.Fl, heads) : heads));
-        arena.add("activation gradients", &a.dwide, N * std::max(n.F1l, n.QKVl));
-        if (a.dq_sums_size) arena.add("sums of queries' gradients (fp32)", &a.dq_sums, a.dq_sums_size);
-    }
-    m.cache.layer_size = (size_t)c.T * n.NKVl * c.HS();
-    if (generates) arena.add("key/value cache", &a.next_logits, c.Vp);
-    if (generates)
-        for (floatX** rows : {&m.cache.keys, &m.cache.values})
-            arena.add("key/value cache", rows, m.table.part.layers.size() * m.cache.layer_size);
+    plan_parameters(m, training);
+    plan_layers(m, fp8);
+    plan_micro_batches(m, micro_batches);
+    plan_activations(m, fp8);
+    if (fp8) plan_fp8(m);
+    if (m.table.part.last) plan_head(m);
+    m.arena.add("activations: embedding, head", &m.a.sums, 1);
+    if (m.c.position == Position::alibi) m.arena.add("activations: embedding, head", &m.slopes, m.n.NHl);
+    if (m.c.position == Position::rope) m.arena.add("activations: embedding, head", &m.cos_sin, (size_t)m.c.T * m.c.HS());
+    if (training) plan_activation_gradients(m);
+    if (generates) plan_cache(m);
 }
 
 // Rows of logits at a time for N rows: equal parts of whole tiles, each at most what suits the device.
@@ -415,11 +517,46 @@ static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) 
 static void plan_checkpoint_copy(Model& m, bool foreground) {
     const bool in_place = foreground && be::memory_is_host;
     const auto copy = [&](auto* part) { m.arena.add_on_host("copy for checkpoints", part, m.shards.size); };
-    m.copy.m.is_bf16 = m.m.is_bf16, m.copy.v.is_bf16 = m.v.is_bf16;
+    m.copy.m.is_bf16 = m.m.is_bf16;
+    m.copy.v.is_bf16 = m.v.is_bf16;
     if (!in_place || m.shards.cut) copy(&m.copy.params);
     if (in_place) return;
     if (has_lower_halves) copy(&m.copy.lower);
-    copy(&m.copy.m), copy(&m.copy.v);
+    copy(&m.copy.m);
+    copy(&m.copy.v);
+}
+
+// Points all layers at their parameters and at what ops leave of these parameters' gradients.
+static void bind_layers(Model& m) {
+    bind_parameters(m.c, m.table, m.p, m.params);
+    if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
+    else if (m.grads.data) bind_parameters(m.c, m.table, m.g, (real*)m.grads.data);
+    else m.g.blocks.assign(m.blocks.size(), {});
+    for (size_t i = 0; i < m.blocks.size(); i++) {
+        const BlockParams<floatX>& p = m.p.blocks[i];
+        const BlockParams<real>& g = m.g.blocks[i];
+        m.blocks[i].norm1 = {p.norm1_w, p.norm1_b, g.norm1_w, g.norm1_b};
+        m.blocks[i].norm2 = {p.norm2_w, p.norm2_b, g.norm2_w, g.norm2_b};
+        for (Layer* l : m.blocks[i].layers()) {
+            std::tie(l->w, l->b) = p.weight_and_bias(l->matrix);
+            std::tie(l->dw, l->db) = g.weight_and_bias(l->matrix);
+        }
+    }
+    m.embedding_norm = {m.p.emb_norm_w, m.p.emb_norm_b, m.g.emb_norm_w, m.g.emb_norm_b};
+    m.final_norm = {m.p.final_norm_w, m.p.final_norm_b, m.g.final_norm_w, m.g.final_norm_b};
+}
+
+// What a block does not keep for itself is the shared block's. Codes without a place of their own lie where the numbers were.
+static void share_tensors(Model& m, BlockActivations& s) {
+    const auto share = [](size_t, Recompute, auto& own, auto& shared) {
+        if (uint8_t** codes = codes_of(own); codes && !*codes)
+            *codes = *codes_of(shared) ? *codes_of(shared) : (uint8_t*)numbers(own);
+        if (!numbers(own)) numbers(own) = numbers(shared);
+    };
+    for_each_tensor(m, share, s, m.a.shared);
+    if (!s.inverses) return;
+    LayerInput* const inputs[] = {&s.norm1, &s.att, &s.norm2, &s.act};
+    for (size_t i = 0; i < 4; i++) inputs[i]->inverse = s.inverses + i;
 }
 
 // Gets the planned memory, fills in constants, and sets every pointer that is a view of another.
@@ -432,27 +569,12 @@ static void allocate(be::Ctx& ctx, Model& m) {
     if (m.cos_sin) rope_table(cos_sin, c.T, c.HS(), c.rope_base);
     be::upload(ctx, m.slopes, slopes.data(), slopes.size() * sizeof(real));
     be::upload(ctx, m.cos_sin, cos_sin.data(), cos_sin.size() * sizeof(real));
-    bind_parameters(m.c, m.table, m.p, m.params);
-    if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
-    else if (m.grads.data) bind_parameters(m.c, m.table, m.g, (real*)m.grads.data);
-    Activations& a = m.a;
-    floatX* BlockActs::*const fields[] = {&BlockActs::norm1, &BlockActs::qkv, &BlockActs::att, &BlockActs::mid,
-                                          &BlockActs::norm2, &BlockActs::fc1, &BlockActs::act};
-    real* BlockActs::*const statistics[] = {&BlockActs::mean1, &BlockActs::rstd1, &BlockActs::mean2, &BlockActs::rstd2,
-                                            &BlockActs::lse};
-    for (auto& slots : a.chunks)
-        for (Slot& slot : slots) {
-            for (size_t i = 2; i < slot.x.size(); i++)
-                if (!slot.x[i]) slot.x[i] = slot.x[i - 2];
-            for (BlockActs& block : slot.blocks) {
-                uint8_t* const instead[] = {(uint8_t*)block.norm1, nullptr, (uint8_t*)block.norm2, (uint8_t*)block.act};
-                for (int i = 0; i < 4; i++)
-                    if (!block.codes[i]) block.codes[i] = a.shared.codes[i] ? a.shared.codes[i] : instead[i];
-                for (auto field : fields)
-                    if (!(block.*field)) block.*field = a.shared.*field;
-                for (auto field : statistics)
-                    if (!(block.*field)) block.*field = a.shared.*field;
-            }
+    bind_layers(m);
+    for (auto& chunk : m.a.micro_batches)
+        for (MicroBatch& in : chunk) {
+            for (size_t i = 2; i < in.x.size(); i++)
+                if (!in.x[i]) in.x[i] = in.x[i - 2];
+            for (BlockActivations& block : in.blocks) share_tensors(m, block);
         }
 }
 
@@ -531,428 +653,416 @@ static void load_optimizer(be::Ctx& ctx, Model& m, const std::string& dir) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x))
 
-// The micro-batch that a pass works on, and the slot in which it lies. doc_start is null when nothing but causality masks
-// attention.
-struct Rows {
-    const int *tokens, *targets, *positions, *doc_start;  // (B, T) each
-    int B, T;
-    Slot* slot;
-    KeyValueCache* cache = nullptr;  // not null: one new token, which attends to the cached rows before it
-    Acc gradients = Acc::Add;        // of what begin_gradients() did not clear: a step's first micro-batch sets them
-    uint64_t rounding_key = 0;       // of what it adds to bf16 gradients
-    int N() const { return B * T; }
+// One micro-batch's way through this rank's layers: what every function below works on.
+struct Pass {
+    be::Ctx& ctx;
+    Model& m;
+    MicroBatch& in;
+    int N() const { return in.N(); }
+    // Sequence parallelism (Korthikanti et al., 2022) cuts the residual stream into rows. What generates has too few to be cut.
+    bool cut_rows() const { return m.ranks->sequence_parallel && N() % m.n.tp_size == 0; }
+    int local_rows() const { return cut_rows() ? N() / m.n.tp_size : N(); }
+    size_t stream_size() const { return (size_t)local_rows() * m.c.C; }  // elements of the residual stream on this rank
+    bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[(size_t)block]; }
 };
 
-// Rows of the residual stream on this rank: with sequence parallelism a part of them. What generates has too few to be cut.
-static bool cut_rows(const Model& m, const Rows& in) { return m.ranks->sequence_parallel && in.N() % m.n.tp_size == 0; }
-static int local_rows(const Model& m, const Rows& in) { return cut_rows(m, in) ? in.N() / m.n.tp_size : in.N(); }
+// out = norm(inp), or with `add`: sum = inp + add, out = norm(sum).
+static void norm_forward(const Pass& p, const NormLayer& norm, const NormStats& stats, const Output& out, floatX* sum,
+                         const floatX* inp, const floatX* add);
+// dinp (+)= the gradient of what was normalised.
+static void norm_backward(const Pass& p, const NormLayer& norm, const NormStats& stats, floatX* dinp, const floatX* dout,
+                          const floatX* inp, Acc acc);
+// out = inp w^T + b, and back: dinp = dout w, with the gradients of w and b. In FP8 or not, with what tensor and sequence
+// parallelism exchange.
+static void linear_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp);
+static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp);
+// The same with the op that follows or precedes the product, fused with it where that is possible.
+static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s);
+static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s);
+static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s);
+static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s);
+static void attention_forward(const Pass& p, int block, const BlockActivations& s);
+static void attention_backward(const Pass& p, floatX* dqkv, const floatX* datt, const BlockActivations& s);
+static BlockActivations activations(const Pass& p, int i);
+static Output output_for(const Pass& p, const Layer& next, const LayerInput& inp);
+static void recompute_block(const Pass& p, int i);
+static void end_block(const Pass& p, int block);
 
-// Tensor parallelism (Shoeybi et al., 2019) with sequence parallelism (Korthikanti et al., 2022), the same forward and
-// backward: all rows of x (Nl, C) before a matrix that is cut by columns of its output,
-static const floatX* gather(be::Ctx& ctx, Model& m, const floatX* x, const Rows& in) {
-    if (!cut_rows(m, in)) return x;
-    be::all_gather(ctx, m.ranks->tp, m.a.full, x, (size_t)local_rows(m, in) * m.c.C);
-    return m.a.full;
-}
-// and after a matrix that is cut by rows of its input, where each rank has a summand of all rows, their sum: this is where the
-// summand goes, and reduce() then leaves the sum of this rank's rows in out (Nl, C).
-static floatX* summand(Model& m, floatX* out, const Rows& in) { return cut_rows(m, in) ? m.a.full : out; }
-static void reduce(be::Ctx& ctx, Model& m, floatX* out, const Rows& in) {
-    const size_t n = (size_t)local_rows(m, in) * m.c.C;
-    if (cut_rows(m, in)) be::reduce_scatter(ctx, m.ranks->tp, out, m.a.full, n);
-    else be::all_reduce(ctx, m.ranks->tp, out, n);
-}
-// What all ranks would add to such a sum is added by the first.
-template <class E>
-static E* once(const Model& m, E* bias) {
-    return m.ranks->mesh.tp.rank == 0 ? bias : nullptr;
-}
+// Block i of the micro-batch's chunk, from x[i] to x[i+1].
+static void block_forward(const Pass& p, int i) {
+    const int block = p.in.first_block + i;
+    const Block& b = p.m.blocks[(size_t)block];
+    const BlockActivations s = activations(p, i);
+    const floatX* x = p.in.x[(size_t)i];
+    floatX* branch = p.m.a.branch;
 
-// Sends a micro-batch to where the ops read it.
-static Rows stage(be::Ctx& ctx, const Batch& batch, Slot& slot) {
-    const auto send = [&](int* to, const std::vector<int>& from) {
-        be::upload(ctx, to, from.data(), from.size() * sizeof(int));
-        return from.empty() ? nullptr : to;
-    };
-    return {send(slot.tokens, batch.tokens),
-            send(slot.targets, batch.targets),
-            send(slot.positions, batch.positions),
-            send(slot.doc_start, batch.doc_start),
-            batch.B,
-            batch.T,
-            &slot};
-}
-
-// out = norm(inp), or with `add`: sum = inp + add, out = norm(sum)
-static void norm_forward(be::Ctx& ctx, const ModelConfig& c, const Output& out, real* mean, real* rstd, floatX* sum,
-                         const floatX* inp, const floatX* add, const floatX* w, const floatX* b, int N) {
-    if (c.norm == Norm::layernorm) be::layernorm_forward(ctx, out, mean, rstd, sum, inp, add, w, b, N, c.C, (real)c.eps);
-    else be::rmsnorm_forward(ctx, out, rstd, sum, inp, add, w, N, c.C, (real)c.eps);
+    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, x, nullptr);
+    qkv_forward(p, b, s);
+    attention_forward(p, block, s);
+    linear_forward(p, b.proj, branch, s.att);
+    norm_forward(p, b.norm2, s.stats2, output_for(p, b.fc1, s.norm2), s.mid, x, branch);  // mid = x + branch
+    fc1_forward(p, b, s);
+    fc2_forward(p, b, p.in.x[(size_t)i + 1], s);
 }
 
-static void norm_backward(be::Ctx& ctx, const ModelConfig& c, floatX* dinp, real* dw, real* db, const floatX* dout,
-                          const floatX* inp, const floatX* w, const real* mean, const real* rstd, int N, Acc acc) {
-    if (c.norm == Norm::layernorm) be::layernorm_backward(ctx, dinp, dw, db, dout, inp, w, mean, rstd, N, c.C, acc);
-    else be::rmsnorm_backward(ctx, dinp, dw, dout, inp, w, rstd, N, c.C, acc);
+// On entry dx is the gradient of the block's output, on return that of its input: through each branch from its last op to its norm,
+// whose gradient is added to that of the residual stream.
+static void block_backward(const Pass& p, int i) {
+    const int block = p.in.first_block + i;
+    const Block& b = p.m.blocks[(size_t)block];
+    const BlockActivations s = activations(p, i);
+    floatX *dx = p.m.a.dx, *dnorm = p.m.a.dnorm, *datt = p.m.a.dnarrow, *dwide = p.m.a.dwide;  // dwide: of fc1, then of qkv
+    recompute_block(p, i);
+    p.m.of_block.begin(p.ctx, block);
+
+    fc2_backward(p, b, dwide, dx, s);
+    linear_backward(p, b.fc1, dnorm, dwide, s.norm2);
+    norm_backward(p, b.norm2, s.stats2, dx, dnorm, s.mid, Acc::Add);
+    linear_backward(p, b.proj, datt, dx, s.att);
+    attention_backward(p, dwide, datt, s);
+    linear_backward(p, b.qkv, dnorm, dwide, s.norm1);
+    norm_backward(p, b.norm1, s.stats1, dx, dnorm, p.in.x[(size_t)i], Acc::Add);
+    end_block(p, block);
 }
 
-static void activation_forward(be::Ctx& ctx, const Model& m, const Output& out, const floatX* inp, int N) {
-    if (m.c.activation == Activation::swiglu) be::swiglu_forward(ctx, out, inp, N, m.n.Fl);
-    else be::gelu_forward(ctx, out, inp, N, m.n.Fl);
+// ---- What a block is made of ----------------------------------------------------------------------------------------------
+
+static void norm_forward(const Pass& p, const NormLayer& norm, const NormStats& stats, const Output& out, floatX* sum,
+                         const floatX* inp, const floatX* add) {
+    const ModelConfig& c = p.m.c;
+    const int N = p.local_rows();
+    if (c.norm == Norm::layernorm)
+        be::layernorm_forward(p.ctx, out, stats.mean, stats.rstd, sum, inp, add, norm.w, norm.b, N, c.C, (real)c.eps);
+    else be::rmsnorm_forward(p.ctx, out, stats.rstd, sum, inp, add, norm.w, N, c.C, (real)c.eps);
 }
 
-// One of a block's four matrices, this rank's part of it.
-struct Linear {
-    Matrix matrix;
-    int block;
-    const floatX *w, *b;  // (out, in) (out) or null
-    real *dw, *db;
-    int in, out;
-};
-template <class E>
-static std::pair<E*, E*> weight_and_bias(const BlockParams<E>& p, Matrix matrix) {
-    switch (matrix) {
-        case Matrix::qkv:
-            return {p.qkv_w, p.qkv_b};
-        case Matrix::proj:
-            return {p.proj_w, p.proj_b};
-        case Matrix::fc1:
-            return {p.fc1_w, p.fc1_b};
-        default:
-            return {p.fc2_w, p.fc2_b};
-    }
-}
-static Linear linear_of(const Model& m, int block, Matrix matrix) {
-    const int C = m.c.C, heads = m.n.NHl * m.c.HS();
-    const int in[] = {C, heads, C, m.n.Fl}, out[] = {m.n.QKVl, C, m.n.F1l, C};
-    Linear l{matrix, block, nullptr, nullptr, nullptr, nullptr, in[(int)matrix], out[(int)matrix]};
-    std::tie(l.w, l.b) = weight_and_bias(m.p.blocks[(size_t)block], matrix);
-    if (m.grads.data) std::tie(l.dw, l.db) = weight_and_bias(m.g.blocks[(size_t)block], matrix);
-    return l;
+static void norm_backward(const Pass& p, const NormLayer& norm, const NormStats& stats, floatX* dinp, const floatX* dout,
+                          const floatX* inp, Acc acc) {
+    const int N = p.local_rows(), C = p.m.c.C;
+    if (p.m.c.norm == Norm::layernorm)
+        be::layernorm_backward(p.ctx, dinp, norm.dw, norm.db, dout, inp, norm.w, stats.mean, stats.rstd, N, C, acc);
+    else be::rmsnorm_backward(p.ctx, dinp, norm.dw, dout, inp, norm.w, stats.rstd, N, C, acc);
 }
 
-// Where a product leaves a weight's gradient, whether it adds, and what follows a backward pass through a block (gradients.h).
-static Elements weight_gradient(const Model& m, const Rows& in, const Linear& l) {
-    return m.of_block.set_by_products(in.gradients) ? m.grads.from((size_t)(l.w - m.params)) : Elements(l.dw);
-}
-static Acc of_product(const Model& m, const Rows& in) { return m.of_block.used() ? Acc::Set : in.gradients; }
-static void end_block(be::Ctx& ctx, const Model& m, int block, const Rows& in) {
-    m.of_block.end(ctx, m.table, m.grads, block, in.gradients, in.rounding_key);
+static void activation_forward(const Pass& p, const Output& out, const floatX* inp) {
+    if (p.m.c.activation == Activation::swiglu) be::swiglu_forward(p.ctx, out, inp, p.N(), p.m.n.Fl);
+    else be::gelu_forward(p.ctx, out, inp, p.N(), p.m.n.Fl);
 }
 
-// Whether a block's matrices are multiplied in FP8 now (fp8_state.h).
-static bool in_fp8(const Model& m, int block) { return m.fp8.on && m.fp8.blocks[(size_t)block]; }
+static void attention_forward(const Pass& p, int block, const BlockActivations& s) {
+    const Model& m = p.m;
+    const int HS = m.c.HS();
+    if (KeyValueCache* cache = p.in.cache)
+        be::attention_decode(p.ctx, s.att.x, cache->keys_of(block), cache->values_of(block), s.qkv, m.slopes, 1, cache->length,
+                             m.c.T, m.n.NHl, m.n.NKVl, HS, m.attention_scale());
+    else
+        be::attention_forward(p.ctx, s.att.x, s.lse, s.qkv, m.slopes, p.in.documents(), p.in.B, p.in.T, m.n.NHl, m.n.NKVl, HS,
+                              m.attention_scale());
+}
 
-// The activations of block i: in FP8 what its matrices read is kept as codes alone.
-static BlockActs activations(const Model& m, const Rows& in, int i) {
-    BlockActs s = in.slot->blocks[(size_t)i];
-    if (!in_fp8(m, in.slot->first_block + i)) return s;
-    s.norm1 = m.a.shared.norm1, s.norm2 = m.a.shared.norm2, s.act = m.a.shared.act;
+// dqkv is that of qkv before rope.
+static void attention_backward(const Pass& p, floatX* dqkv, const floatX* datt, const BlockActivations& s) {
+    const Model& m = p.m;
+    const int B = p.in.B, T = p.in.T, HS = m.c.HS();
+    const int* documents = p.in.documents();
+    if (m.c.position == Position::rope)
+        be::attention_rope_backward(p.ctx, dqkv, datt, s.att.x, s.lse, s.qkv, documents, p.in.positions, m.cos_sin, B, T,
+                                    m.n.NHl, m.n.NKVl, HS, m.attention_scale(), m.a.dq_sums);
+    else
+        be::attention_backward(p.ctx, dqkv, datt, s.att.x, s.lse, s.qkv, m.slopes, documents, B, T, m.n.NHl, m.n.NKVl, HS,
+                               m.attention_scale(), m.a.dq_sums);
+}
+
+// The activations of block i. In FP8 the inputs of qkv, fc1 and fc2 are kept as codes alone: their numbers go to the shared block.
+static BlockActivations activations(const Pass& p, int i) {
+    BlockActivations s = p.in.blocks[(size_t)i];
+    if (!p.fp8(p.in.first_block + i)) return s;
+    s.norm1.x = p.m.a.shared.norm1.x;
+    s.norm2.x = p.m.a.shared.norm2.x;
+    s.act.x = p.m.a.shared.act.x;
     return s;
+}
+
+// After a backward pass through a block, through the head or the embedding: bf16 gradients are rounded (gradients.h).
+static void end_block(const Pass& p, int block) {
+    p.m.of_block.end(p.ctx, p.m.table, p.m.grads, block, p.in.gradients, p.in.rounding_key);
+}
+
+// ---- Tensor and sequence parallelism --------------------------------------------------------------------------------------
+
+// All rows of x (rows, columns), where this rank has `rows` of them. The other ranks' come to lie in a.full.
+static const floatX* gather(const Pass& p, const floatX* x, int rows, int columns) {
+    if (rows == p.N()) return x;
+    be::all_gather(p.ctx, p.m.ranks->tp, p.m.a.full, x, (size_t)rows * columns);
+    return p.m.a.full;
+}
+// The same of codes, into `all`, of which `codes` may be this rank's part.
+static const uint8_t* gather_codes(const Pass& p, uint8_t* all, const uint8_t* codes, int rows, int columns) {
+    if (rows == p.N()) return codes;
+    be::all_gather(p.ctx, p.m.ranks->tp, all, codes, (size_t)rows * columns);
+    return all;
+}
+// Where a rank's summand of a sum over tp ranks goes; reduce() then leaves the sum, of this rank's rows, in out (Nl, C).
+static floatX* summand(const Pass& p, floatX* out) { return p.cut_rows() ? p.m.a.full : out; }
+static void reduce(const Pass& p, floatX* out) {
+    const size_t n = (size_t)p.local_rows() * p.m.c.C;
+    if (p.cut_rows()) be::reduce_scatter(p.ctx, p.m.ranks->tp, out, p.m.a.full, n);
+    else be::all_reduce(p.ctx, p.m.ranks->tp, out, n);
+}
+// What every rank would add to such a sum is added by the first.
+template <class E>
+static E* once(const Pass& p, E* bias) {
+    return p.m.ranks->mesh.tp.rank == 0 ? bias : nullptr;
+}
+// Rows of a layer's input and output on this rank.
+static int input_rows(const Pass& p, const Layer& l) { return l.row_parallel() ? p.N() : p.local_rows(); }
+static int output_rows(const Pass& p, const Layer& l) { return l.row_parallel() ? p.local_rows() : p.N(); }
+
+// ---- FP8 ------------------------------------------------------------------------------------------------------------------
+
+static ScaleInverse* scale_inverse(const Pass& p, const Layer& l, Operand operand) {
+    return p.m.fp8.inverse + fp8_index(l.block, l.matrix, operand);
+}
+// Each micro-batch has its own, if scales come from the tensors themselves.
+static ScaleInverse* input_inverse(const Pass& p, const Layer& l, const LayerInput& inp) {
+    return p.m.fp8.current ? inp.inverse : scale_inverse(p, l, Operand::input);
 }
 
 // Whether the op that computes a tensor makes its codes: where the scale is known before, and no other op reads the numbers.
 // (Attention's backward pass reads its output; the gradient of proj's and fc2's output is the residual stream's.)
-static bool made_as_codes(const Model& m, const Linear& l, Operand operand) {
-    if (!in_fp8(m, l.block) || m.fp8.current) return false;
+static bool made_as_codes(const Pass& p, const Layer& l, Operand operand) {
+    if (!p.fp8(l.block) || p.m.fp8.current) return false;
     return operand == Operand::input ? l.matrix != Matrix::proj : operand == Operand::gradient && l.matrix == Matrix::fc1;
 }
-static Codes codes_of(Model& m, const Linear& l, Operand operand, uint8_t* codes, uint8_t* transposed) {
+static Codes codes_of(const Pass& p, const Layer& l, Operand operand, uint8_t* codes, uint8_t* transposed) {
+    const Fp8Training& f = p.m.fp8;
     const size_t index = fp8_index(l.block, l.matrix, operand);
-    return {codes, transposed, m.fp8.amax + index, m.fp8.scale + index, m.fp8.recipe.format(operand)};
+    return {codes, transposed, f.amax + index, f.scale + index, f.recipe.format(operand)};
 }
-// Where the op before a matrix puts the matrix's input; and the one before fc1, on the way back, the gradient of its output.
-static Output input_of(Model& m, const Linear& l, const BlockActs& s, floatX* x) {
-    if (!made_as_codes(m, l, Operand::input)) return x;
-    return codes_of(m, l, Operand::input, s.codes[(size_t)l.matrix], nullptr);
+// Where an op puts the input of the layer that follows,
+static Output output_for(const Pass& p, const Layer& next, const LayerInput& inp) {
+    if (!made_as_codes(p, next, Operand::input)) return inp.x;
+    return codes_of(p, next, Operand::input, inp.codes, nullptr);
 }
-static Output gradient_of(Model& m, const Linear& l, floatX* dout) {
-    if (!made_as_codes(m, l, Operand::gradient)) return dout;
-    return {codes_of(m, l, Operand::gradient, m.a.codes, m.a.gradients), l.db ? dout : nullptr};
+// and on the way back the gradient of a layer's output.
+static Output gradient_for(const Pass& p, const Layer& l, floatX* dout) {
+    if (!made_as_codes(p, l, Operand::gradient)) return dout;
+    return {codes_of(p, l, Operand::gradient, p.m.a.fp8_codes, p.m.a.fp8_gradients), l.db ? dout : nullptr};
 }
 
 // How many elements became zero, and how many the largest number.
-static void count_codes(be::Ctx& ctx, EightBit::Count& count, const uint8_t* codes, size_t n, Fp8 format) {
+static void count_codes(be::Ctx& ctx, Fp8Training::Count& count, const uint8_t* codes, size_t n, Fp8 format) {
     std::vector<uint8_t> host(n);
     be::download(ctx, host.data(), codes, n);
     const uint8_t largest = fp8_encode(fp8_max(format), format);
     count.codes += (int64_t)n;
-    for (const uint8_t c : host) count.zero += (c & 0x7f) == 0, count.largest += (c & 0x7f) == largest;
+    for (const uint8_t code : host) {
+        count.zero += (code & 0x7f) == 0;
+        count.largest += (code & 0x7f) == largest;
+    }
 }
-// Codes of x (rows, columns), unless they are there already; also transposed if wanted. With scales from the tensors
-// themselves, *inverse becomes what the codes are to be multiplied by.
-static void quantize(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, uint8_t* codes, uint8_t* transposed,
-                     float* inverse, const floatX* x, int rows, int columns) {
-    EightBit& f = m.fp8;
-    const size_t index = fp8_index(l.block, l.matrix, operand);
+// Codes of x (rows, columns), unless they are there already; also transposed if wanted. With scales from the tensors themselves,
+// *inverse becomes what the codes are to be multiplied by.
+static void quantize(const Pass& p, const Layer& l, Operand operand, uint8_t* codes, uint8_t* transposed, ScaleInverse* inverse,
+                     const floatX* x, int rows, int columns) {
+    Fp8Training& f = p.m.fp8;
+    const size_t index = fp8_index(l.block, l.matrix, operand), n = (size_t)rows * columns;
     const Fp8 format = f.recipe.format(operand);
     if (f.current) {
-        be::clear(ctx, f.now, sizeof *f.now);
-        be::absolute_max(ctx, f.now, x, (size_t)rows * columns);
-        be::all_reduce_max(ctx, m.ranks->tp, f.now, 1);
-        be::set_scale(ctx, f.scale + index, inverse, f.now, format, f.recipe.margin);
+        be::clear(p.ctx, f.now, sizeof *f.now);
+        be::absolute_max(p.ctx, f.now, x, n);
+        be::all_reduce_max(p.ctx, p.m.ranks->tp, f.now, 1);
+        be::set_scale(p.ctx, f.scale + index, &inverse->value, f.now, format, f.recipe.margin);
     }
-    if (!made_as_codes(m, l, operand)) be::quantize(ctx, codes_of(m, l, operand, codes, transposed), x, rows, columns);
-    if (!f.counts.empty()) count_codes(ctx, f.counts[index], codes, (size_t)rows * columns, format);
+    if (!made_as_codes(p, l, operand)) be::quantize(p.ctx, codes_of(p, l, operand, codes, transposed), x, rows, columns);
+    if (!f.counts.empty()) count_codes(p.ctx, f.counts[index], codes, n, format);
 }
-static float* scale_inverse(Model& m, const Linear& l, Operand operand) {
-    return m.fp8.inverse + 4 * fp8_index(l.block, l.matrix, operand);
-}
-// Each micro-batch has its own, if scales come from the tensors themselves.
-static float* input_inverse(Model& m, const BlockActs& s, const Linear& l) {
-    return m.fp8.current ? s.inverse + 4 * (size_t)l.matrix : scale_inverse(m, l, Operand::input);
-}
-// Input x (rows, in), kept for backward.
-static void quantize_input(be::Ctx& ctx, Model& m, const Linear& l, const BlockActs& s, const floatX* x, int rows) {
-    quantize(ctx, m, l, Operand::input, s.codes[(size_t)l.matrix], nullptr, input_inverse(m, s, l), x, rows, l.in);
+static void quantize_input(const Pass& p, const Layer& l, const LayerInput& inp) {
+    quantize(p, l, Operand::input, inp.codes, nullptr, input_inverse(p, l, inp), inp.x, input_rows(p, l), l.in);
 }
 // In bf16, before FP8: the amax of what would be quantised.
-static void measure(be::Ctx& ctx, Model& m, const Linear& l, Operand operand, const floatX* x, size_t n) {
-    if (m.fp8.measuring && m.fp8.blocks[(size_t)l.block])
-        be::absolute_max(ctx, m.fp8.amax + fp8_index(l.block, l.matrix, operand), x, n);
+static void measure(const Pass& p, const Layer& l, Operand operand, const floatX* x, size_t n) {
+    const Fp8Training& f = p.m.fp8;
+    if (f.measuring && f.blocks[(size_t)l.block]) be::absolute_max(p.ctx, f.amax + fp8_index(l.block, l.matrix, operand), x, n);
 }
 // A block's weights, once a step: quantised, or measured.
-static void prepare_weights(be::Ctx& ctx, Model& m, int block) {
-    EightBit& f = m.fp8;
+static void prepare_weights(const Pass& p, int block) {
+    Fp8Training& f = p.m.fp8;
     if (!(f.on || f.measuring) || !f.blocks[(size_t)block] || f.prepared[(size_t)block]) return;
     f.prepared[(size_t)block] = true;
-    for (const Matrix matrix : all_matrices) {
-        const Linear l = linear_of(m, block, matrix);
-        measure(ctx, m, l, Operand::weight, l.w, (size_t)l.out * l.in);
-        if (!f.on) continue;
-        quantize(ctx, m, l, Operand::weight, f.weights[(size_t)block][(size_t)matrix],
-                 f.transposed[(size_t)block][(size_t)matrix], scale_inverse(m, l, Operand::weight), l.w, l.out, l.in);
+    for (const Layer* l : p.m.blocks[(size_t)block].layers()) {
+        measure(p, *l, Operand::weight, l->w, (size_t)l->out * l->in);
+        if (f.on)
+            quantize(p, *l, Operand::weight, l->codes, l->codes_t, scale_inverse(p, *l, Operand::weight), l->w, l->out, l->in);
     }
 }
-// All rows of codes, where this rank has `rows` of them: gathered into `all`, as gather() does.
-static const uint8_t* all_codes(be::Ctx& ctx, Model& m, void* all, const uint8_t* codes, int rows, int columns,
-                                const Rows& in) {
-    if (rows == in.N()) return codes;
-    be::all_gather(ctx, m.ranks->tp, (uint8_t*)all, codes, (size_t)rows * columns);
-    return (uint8_t*)all;
+
+static void fp8_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp, const floatX* bias) {
+    quantize_input(p, l, inp);
+    const uint8_t* codes = gather_codes(p, (uint8_t*)p.m.a.full, inp.codes, input_rows(p, l), l.in);
+    be::fp8_linear_forward(p.ctx, out, codes, l.codes, bias, &input_inverse(p, l, inp)->value,
+                           &scale_inverse(p, l, Operand::weight)->value, p.N(), l.in, l.out, p.m.fp8.fast_accumulation);
 }
 
-// out (N, l.out) from `rows` rows of x on this rank, all of them or those of sequence parallelism.
-static void forward_in_fp8(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
-                           const floatX* x, int rows, const floatX* bias) {
-    quantize_input(ctx, m, l, s, x, rows);
-    be::fp8_linear_forward(ctx, out, all_codes(ctx, m, m.a.full, s.codes[(size_t)l.matrix], rows, l.in, in),
-                           m.fp8.weights[(size_t)l.block][(size_t)l.matrix], bias, input_inverse(m, s, l),
-                           scale_inverse(m, l, Operand::weight), in.N(), l.in, l.out, m.fp8.fast_accumulation);
-}
-// dinp (N, l.in) and the parameters' gradients from `rows` rows of dout on this rank; the input has input_rows. Where rows are
-// cut, so is the bias's gradient.
-static void backward_in_fp8(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
-                            const floatX* dout, int rows, int input_rows) {
-    const int N = in.N();
-    Activations& a = m.a;
-    const Fp8 format = m.fp8.recipe.gradient;
-    float* inverse = scale_inverse(m, l, Operand::gradient);
-    if (l.db) be::bias_backward(ctx, l.db, dout, rows, l.out);
-    be::transpose_codes(ctx, a.inputs, all_codes(ctx, m, a.full, s.codes[(size_t)l.matrix], input_rows, l.in, in), N, l.in);
+static Elements weight_gradient(const Pass& p, const Layer& l);
+static Acc of_product(const Pass& p);
 
-    const bool whole = rows == N;  // then they are transposed as they are made
-    uint8_t* mine = a.codes + (whole ? 0 : (size_t)m.ranks->mesh.tp.rank * rows * l.out);
-    quantize(ctx, m, l, Operand::gradient, mine, whole ? a.gradients : nullptr, inverse, dout, rows, l.out);
-    const uint8_t* codes = all_codes(ctx, m, a.codes, mine, rows, l.out, in);
-    if (!whole) be::transpose_codes(ctx, a.gradients, codes, N, l.out);
+// Where rows are cut, so is the gradient of the bias.
+static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
+    Activations& a = p.m.a;
+    const int N = p.N(), rows = output_rows(p, l);
+    const Fp8 format = p.m.fp8.recipe.gradient;
+    ScaleInverse* inverse = scale_inverse(p, l, Operand::gradient);
+    if (l.db) be::bias_backward(p.ctx, l.db, dout, rows, l.out);
+    const uint8_t* inputs = gather_codes(p, (uint8_t*)a.full, inp.codes, input_rows(p, l), l.in);
+    be::transpose_codes(p.ctx, a.fp8_inputs, inputs, N, l.in);
 
-    be::fp8_linear_backward_weight(ctx, weight_gradient(m, in, l), a.gradients, a.inputs, inverse, input_inverse(m, s, l), N,
-                                   l.in, l.out, format, of_product(m, in));
-    be::fp8_linear_backward_input(ctx, dinp, codes, m.fp8.transposed[(size_t)l.block][(size_t)l.matrix], inverse,
-                                  scale_inverse(m, l, Operand::weight), N, l.in, l.out, format);
+    const bool whole = rows == N;  // then the codes are transposed as they are made
+    uint8_t* mine = a.fp8_codes + (whole ? 0 : (size_t)p.m.ranks->mesh.tp.rank * rows * l.out);
+    quantize(p, l, Operand::gradient, mine, whole ? a.fp8_gradients : nullptr, inverse, dout, rows, l.out);
+    const uint8_t* gradients = gather_codes(p, a.fp8_codes, mine, rows, l.out);
+    if (!whole) be::transpose_codes(p.ctx, a.fp8_gradients, gradients, N, l.out);
+
+    be::fp8_linear_backward_weight(p.ctx, weight_gradient(p, l), a.fp8_gradients, a.fp8_inputs, &inverse->value,
+                                   &input_inverse(p, l, inp)->value, N, l.in, l.out, format, of_product(p));
+    be::fp8_linear_backward_input(p.ctx, dinp, gradients, l.codes_t, &inverse->value,
+                                  &scale_inverse(p, l, Operand::weight)->value, N, l.in, l.out, format);
 }
 
-// All rows of x (Nl, l.in).
-static const floatX* column_input(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const floatX* x) {
-    measure(ctx, m, l, Operand::input, x, (size_t)local_rows(m, in) * l.in);
-    return gather(ctx, m, x, in);
+// ---- Linear layers --------------------------------------------------------------------------------------------------------
+
+// All rows of a layer's input.
+static const floatX* whole_input(const Pass& p, const Layer& l, const LayerInput& inp) {
+    measure(p, l, Operand::input, inp.x, (size_t)input_rows(p, l) * l.in);
+    return gather(p, inp.x, input_rows(p, l), l.in);
 }
-// A matrix that is cut by columns of its output (qkv, fc1): out (N, l.out) from all rows of x (Nl, C), and back.
-static void column_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
-                           const floatX* x) {
-    const int N = in.N(), Nl = local_rows(m, in);
-    if (in_fp8(m, l.block)) return forward_in_fp8(ctx, m, in, l, s, out, x, Nl, l.b);
-    be::linear_forward(ctx, out, column_input(ctx, m, in, l, x), l.w, l.b, N, l.in, l.out);
+
+static void linear_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp) {
+    floatX* product = l.row_parallel() ? summand(p, out) : out;
+    const floatX* bias = l.row_parallel() ? once(p, l.b) : l.b;
+    if (p.fp8(l.block)) fp8_forward(p, l, product, inp, bias);
+    else be::linear_forward(p.ctx, product, whole_input(p, l, inp), l.w, bias, p.N(), l.in, l.out);
+    if (l.row_parallel()) reduce(p, out);
 }
-static void column_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
-                            const floatX* dout, const floatX* x) {
-    const int N = in.N();
-    floatX* sum = summand(m, dinp, in);
-    if (in_fp8(m, l.block)) {
-        backward_in_fp8(ctx, m, in, l, s, sum, dout, N, local_rows(m, in));
+
+// Where a product leaves a weight's gradient, and whether it adds (gradients.h).
+static Elements weight_gradient(const Pass& p, const Layer& l) {
+    return p.m.of_block.set_by_products(p.in.gradients) ? p.m.grads.from(l.offset) : Elements(l.dw);
+}
+static Acc of_product(const Pass& p) { return p.m.of_block.used() ? Acc::Set : p.in.gradients; }
+
+// Gradients of weight and bias; all rows of dout. Where rows are cut, a row-parallel layer's bias is summed over tp with the norms
+// (reduce_shared), so one rank adds it.
+static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const floatX* dout, const LayerInput& inp) {
+    measure(p, l, Operand::gradient, dout, (size_t)output_rows(p, l) * l.out);
+    const floatX* all_dout = gather(p, dout, output_rows(p, l), l.out);
+    const floatX* all_inp = gather(p, inp.x, input_rows(p, l), l.in);
+    real* db = l.row_parallel() && p.cut_rows() ? once(p, l.db) : l.db;
+    be::linear_backward_weight(p.ctx, weight_gradient(p, l), db, all_dout, all_inp, p.N(), l.in, l.out, of_product(p));
+    return all_dout;
+}
+
+static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
+    floatX* product = l.row_parallel() ? dinp : summand(p, dinp);
+    if (p.fp8(l.block)) {
+        fp8_backward(p, l, product, dout, inp);
     } else {
-        measure(ctx, m, l, Operand::gradient, dout, (size_t)N * l.out);
-        be::linear_backward_weight(ctx, weight_gradient(m, in, l), l.db, dout, gather(ctx, m, x, in), N, l.in, l.out,
-                                   of_product(m, in));
-        be::linear_backward_input(ctx, sum, dout, l.w, N, l.in, l.out);
+        const floatX* all_dout = linear_backward_weight(p, l, dout, inp);
+        be::linear_backward_input(p.ctx, product, all_dout, l.w, p.N(), l.in, l.out);
     }
-    reduce(ctx, m, dinp, in);
+    if (!l.row_parallel()) reduce(p, dinp);
 }
 
-// One that is cut by rows of its input (proj, fc2): out (Nl, C), this rank's rows of the sum, from x (N, l.in), and back.
-static void row_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
-                        const floatX* x) {
-    const int N = in.N();
-    floatX* sum = summand(m, out, in);
-    if (in_fp8(m, l.block)) {
-        forward_in_fp8(ctx, m, in, l, s, sum, x, N, once(m, l.b));
-    } else {
-        measure(ctx, m, l, Operand::input, x, (size_t)N * l.in);
-        be::linear_forward(ctx, sum, x, l.w, once(m, l.b), N, l.in, l.out);
-    }
-    reduce(ctx, m, out, in);
-}
-// All rows of dout; sets the weight's gradient. The bias's is summed over tp where rows are cut, so one rank adds it.
-static const floatX* row_backward_weight(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const floatX* dout,
-                                         const floatX* x) {
-    measure(ctx, m, l, Operand::gradient, dout, (size_t)local_rows(m, in) * l.out);
-    const floatX* full = gather(ctx, m, dout, in);
-    be::linear_backward_weight(ctx, weight_gradient(m, in, l), cut_rows(m, in) ? once(m, l.db) : l.db, full, x, in.N(), l.in,
-                               l.out, of_product(m, in));
-    return full;
-}
-static void row_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dinp,
-                         const floatX* dout, const floatX* x) {
-    if (in_fp8(m, l.block)) return backward_in_fp8(ctx, m, in, l, s, dinp, dout, local_rows(m, in), in.N());
-    const floatX* full = row_backward_weight(ctx, m, in, l, dout, x);
-    be::linear_backward_input(ctx, dinp, full, l.w, in.N(), l.in, l.out);
-}
-
-// qkv, its queries and keys turned where positions are rotary.
-static void qkv_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s) {
-    const LocalSizes& n = m.n;
-    const int N = in.N(), HS = m.c.HS();
+// Queries and keys are rotated where positions are rotary.
+static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s) {
+    const Model& m = p.m;
+    const Layer& l = b.qkv;
+    const int N = p.N(), HS = m.c.HS();
     const bool rope = m.c.position == Position::rope;
-    if (rope && !in_fp8(m, l.block)) {
-        const floatX* x = column_input(ctx, m, in, l, s.norm1);
-        return be::linear_rope_forward(ctx, s.qkv, x, l.w, l.b, in.positions, m.cos_sin, N, l.in, n.NHl, n.NKVl, HS);
-    }
-    column_forward(ctx, m, in, l, s, s.qkv, s.norm1);
-    if (rope) be::rope_forward(ctx, s.qkv, in.positions, m.cos_sin, N, n.NHl, n.NKVl, HS);
-}
-// fc1, act = activation(fc1). A GeLU in the product may differ from the op's own by a rounding, so not where backward computes
-// act again.
-static void fc1_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s) {
-    const int N = in.N();
-    const bool swiglu = m.c.activation == Activation::swiglu;
-    if (in_fp8(m, l.block) || (!swiglu && m.recompute == Recompute::selective)) {
-        column_forward(ctx, m, in, l, s, s.fc1, s.norm2);
-        return activation_forward(ctx, m, input_of(m, linear_of(m, l.block, Matrix::fc2), s, s.act), s.fc1, N);
-    }
-    const floatX* x = column_input(ctx, m, in, l, s.norm2);
-    if (swiglu) be::linear_swiglu_forward(ctx, s.act, s.fc1, x, l.w, l.b, N, l.in, m.n.Fl);
-    else be::linear_gelu_forward(ctx, s.act, s.fc1, x, l.w, l.b, N, l.in, l.out);
-}
-// out = mid + fc2; branch is scratch.
-static void fc2_forward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* out,
-                        floatX* branch) {
-    if (m.n.tp_size == 1 && !in_fp8(m, l.block)) {
-        measure(ctx, m, l, Operand::input, s.act, (size_t)in.N() * l.in);
-        return be::linear_residual_forward(ctx, out, s.mid, s.act, l.w, l.b, in.N(), l.in, l.out);
-    }
-    row_forward(ctx, m, in, l, s, branch, s.act);
-    be::residual_forward(ctx, out, s.mid, branch, (size_t)local_rows(m, in) * l.out);
-}
-// dfc1 from the gradient of fc2's output; dact is scratch.
-static void fc2_backward(be::Ctx& ctx, Model& m, const Rows& in, const Linear& l, const BlockActs& s, floatX* dfc1,
-                         floatX* dact, const floatX* dout) {
-    const int N = in.N();
-    const bool swiglu = m.c.activation == Activation::swiglu;
-    if (in_fp8(m, l.block)) {
-        floatX* d = swiglu ? dact : dfc1;
-        row_backward(ctx, m, in, l, s, d, dout, s.act);
-        const Output for_fc1 = gradient_of(m, linear_of(m, l.block, Matrix::fc1), dfc1);
-        if (swiglu) return be::swiglu_backward(ctx, for_fc1, d, s.fc1, N, l.in);
-        return be::gelu_backward(ctx, for_fc1, d, s.fc1, N, l.in);
-    }
-    const floatX* full = row_backward_weight(ctx, m, in, l, dout, s.act);
-    if (swiglu) be::linear_swiglu_backward_input(ctx, dfc1, dact, full, l.w, s.fc1, N, l.in, l.out);
-    else be::linear_gelu_backward_input(ctx, dfc1, full, l.w, s.fc1, N, l.in, l.out);
+    if (rope && !p.fp8(l.block))
+        return be::linear_rope_forward(p.ctx, s.qkv, whole_input(p, l, s.norm1), l.w, l.b, p.in.positions, m.cos_sin, N, l.in,
+                                       m.n.NHl, m.n.NKVl, HS);
+    linear_forward(p, l, s.qkv, s.norm1);
+    if (rope) be::rope_forward(p.ctx, s.qkv, p.in.positions, m.cos_sin, N, m.n.NHl, m.n.NKVl, HS);
 }
 
-// Block i of the slot's chunk.
-static void block_forward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
-    const ModelConfig& c = m.c;
-    const LocalSizes& n = m.n;
-    const int block = in.slot->first_block + i, Nl = local_rows(m, in);
-    const BlockParams<floatX>& p = m.p.blocks[(size_t)block];
-    const BlockActs s = activations(m, in, i);
-    const floatX* x = in.slot->x[(size_t)i];
-    floatX *branch = m.a.branch, *out = in.slot->x[(size_t)i + 1];
-    const auto linear = [&](Matrix matrix) { return linear_of(m, block, matrix); };
+// fc1, act = activation(fc1). A GeLU in the product may differ from the op's own by a rounding, so not where backward computes act
+// again.
+static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s) {
+    const Layer& l = b.fc1;
+    const bool swiglu = p.m.c.activation == Activation::swiglu;
+    if (p.fp8(l.block) || (!swiglu && p.m.recompute == Recompute::selective)) {
+        linear_forward(p, l, s.fc1, s.norm2);
+        return activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
+    }
+    const floatX* inp = whole_input(p, l, s.norm2);
+    if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.x, s.fc1, inp, l.w, l.b, p.N(), l.in, p.m.n.Fl);
+    else be::linear_gelu_forward(p.ctx, s.act.x, s.fc1, inp, l.w, l.b, p.N(), l.in, l.out);
+}
 
-    norm_forward(ctx, c, input_of(m, linear(Matrix::qkv), s, s.norm1), s.mean1, s.rstd1, nullptr, x, nullptr, p.norm1_w,
-                 p.norm1_b, Nl);
-    qkv_forward(ctx, m, in, linear(Matrix::qkv), s);
-    if (in.cache)
-        be::attention_decode(ctx, s.att, in.cache->keys_of(block), in.cache->values_of(block), s.qkv, m.slopes, 1,
-                             in.cache->length, c.T, n.NHl, n.NKVl, c.HS(), m.attention_scale());
-    else
-        be::attention_forward(ctx, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, n.NHl, n.NKVl, c.HS(),
-                              m.attention_scale());
-    row_forward(ctx, m, in, linear(Matrix::proj), s, branch, s.att);
-    norm_forward(ctx, c, input_of(m, linear(Matrix::fc1), s, s.norm2), s.mean2, s.rstd2, s.mid, x, branch, p.norm2_w, p.norm2_b,
-                 Nl);  // mid = x + branch
-    fc1_forward(ctx, m, in, linear(Matrix::fc1), s);
-    fc2_forward(ctx, m, in, linear(Matrix::fc2), s, out, branch);
+// out = mid + fc2(act)
+static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s) {
+    const Layer& l = b.fc2;
+    if (p.m.n.tp_size == 1 && !p.fp8(l.block))
+        return be::linear_residual_forward(p.ctx, out, s.mid, whole_input(p, l, s.act), l.w, l.b, p.N(), l.in, l.out);
+    linear_forward(p, l, p.m.a.branch, s.act);
+    be::residual_forward(p.ctx, out, s.mid, p.m.a.branch, (size_t)p.local_rows() * l.out);
+}
+
+// dfc1 from the gradient of fc2's output.
+static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s) {
+    const Layer& l = b.fc2;
+    const int N = p.N();
+    const bool swiglu = p.m.c.activation == Activation::swiglu;
+    floatX* dact = swiglu ? p.m.a.dnarrow : dfc1;
+    if (p.fp8(l.block)) {
+        linear_backward(p, l, dact, dout, s.act);
+        const Output out = gradient_for(p, b.fc1, dfc1);
+        if (swiglu) be::swiglu_backward(p.ctx, out, dact, s.fc1, N, l.in);
+        else be::gelu_backward(p.ctx, out, dact, s.fc1, N, l.in);
+        return;
+    }
+    const floatX* all_dout = linear_backward_weight(p, l, dout, s.act);
+    if (swiglu) be::linear_swiglu_backward_input(p.ctx, dfc1, dact, all_dout, l.w, s.fc1, N, l.in, l.out);
+    else be::linear_gelu_backward_input(p.ctx, dfc1, all_dout, l.w, s.fc1, N, l.in, l.out);
 }
 
 // Brings back what the forward pass did not keep, from what it did: the same ops on the same inputs, so the same bits.
-static void block_recompute(be::Ctx& ctx, Model& m, int i, const Rows& in) {
-    const ModelConfig& c = m.c;
-    const int block = in.slot->first_block + i, N = in.N(), Nl = local_rows(m, in);
-    const BlockParams<floatX>& p = m.p.blocks[(size_t)block];
-    const BlockActs s = activations(m, in, i);
-    if (m.recompute == Recompute::full) block_forward(ctx, m, i, in);
-    if (m.recompute == Recompute::selective) {
-        const auto linear = [&](Matrix matrix) { return linear_of(m, block, matrix); };
-        norm_forward(ctx, c, input_of(m, linear(Matrix::qkv), s, s.norm1), s.mean1, s.rstd1, nullptr, in.slot->x[(size_t)i],
-                     nullptr, p.norm1_w, p.norm1_b, Nl);
-        norm_forward(ctx, c, input_of(m, linear(Matrix::fc1), s, s.norm2), s.mean2, s.rstd2, nullptr, s.mid, nullptr, p.norm2_w,
-                     p.norm2_b, Nl);
-        activation_forward(ctx, m, input_of(m, linear(Matrix::fc2), s, s.act), s.fc1, N);
-        if (!in_fp8(m, block)) return;
-        quantize_input(ctx, m, linear(Matrix::qkv), s, s.norm1, Nl);
-        quantize_input(ctx, m, linear(Matrix::proj), s, s.att, N);
-        quantize_input(ctx, m, linear(Matrix::fc1), s, s.norm2, Nl);
-        quantize_input(ctx, m, linear(Matrix::fc2), s, s.act, N);
-    }
-}
-
-// On entry dx is the gradient of the block's output, on return that of its input. Both halves have the same shape: through the
-// branch from its last op to its norm, whose gradient is added to what flows past the branch.
-static void block_backward(be::Ctx& ctx, Model& m, int i, const Rows& in) {
-    const ModelConfig& c = m.c;
-    const LocalSizes& n = m.n;
-    const int block = in.slot->first_block + i, Nl = local_rows(m, in);
-    const BlockParams<floatX>& p = m.p.blocks[(size_t)block];
-    const BlockParams<real>& g = m.g.blocks[(size_t)block];
-    const BlockActs s = activations(m, in, i);
-    floatX *dx = m.a.dx, *dnorm = m.a.dnorm, *dnarrow = m.a.dnarrow, *dwide = m.a.dwide;
-    const auto linear = [&](Matrix matrix) { return linear_of(m, block, matrix); };
-
-    block_recompute(ctx, m, i, in);
-    m.of_block.begin(ctx, block);
-
-    fc2_backward(ctx, m, in, linear(Matrix::fc2), s, dwide, dnarrow, dx);
-    column_backward(ctx, m, in, linear(Matrix::fc1), s, dnorm, dwide, s.norm2);
-    norm_backward(ctx, c, dx, g.norm2_w, g.norm2_b, dnorm, s.mid, p.norm2_w, s.mean2, s.rstd2, Nl, Acc::Add);
-
-    row_backward(ctx, m, in, linear(Matrix::proj), s, dnarrow, dx, s.att);
-    if (c.position == Position::rope)
-        be::attention_rope_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, in.doc_start, in.positions, m.cos_sin, in.B, in.T,
-                                    n.NHl, n.NKVl, c.HS(), m.attention_scale(), m.a.dq_sums);
-    else
-        be::attention_backward(ctx, dwide, dnarrow, s.att, s.lse, s.qkv, m.slopes, in.doc_start, in.B, in.T, n.NHl, n.NKVl,
-                               c.HS(), m.attention_scale(), m.a.dq_sums);
-    column_backward(ctx, m, in, linear(Matrix::qkv), s, dnorm, dwide, s.norm1);
-    norm_backward(ctx, c, dx, g.norm1_w, g.norm1_b, dnorm, in.slot->x[(size_t)i], p.norm1_w, s.mean1, s.rstd1, Nl, Acc::Add);
-    end_block(ctx, m, block, in);
+static void recompute_block(const Pass& p, int i) {
+    if (p.m.recompute == Recompute::full) return block_forward(p, i);
+    if (p.m.recompute != Recompute::selective) return;
+    const int block = p.in.first_block + i;
+    const Block& b = p.m.blocks[(size_t)block];
+    const BlockActivations s = activations(p, i);
+    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, p.in.x[(size_t)i], nullptr);
+    norm_forward(p, b.norm2, s.stats2, output_for(p, b.fc1, s.norm2), nullptr, s.mid, nullptr);
+    activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
+    if (!p.fp8(block)) return;
+    quantize_input(p, b.qkv, s.norm1);
+    quantize_input(p, b.proj, s.att);
+    quantize_input(p, b.fc1, s.norm2);
+    quantize_input(p, b.fc2, s.act);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 4  The whole model
+
+// Sends a batch to where the ops read it; what it does not have is not sent.
+static Pass upload(be::Ctx& ctx, Model& m, const Batch& batch, MicroBatch& to) {
+    const auto send = [&](int* place, const std::vector<int>& from) {
+        be::upload(ctx, place, from.data(), from.size() * sizeof(int));
+    };
+    send(to.tokens, batch.tokens);
+    send(to.targets, batch.targets);
+    send(to.positions, batch.positions);
+    send(to.doc_start, batch.doc_start);
+    to.B = batch.B;
+    to.T = batch.T;
+    to.masks_documents = !batch.doc_start.empty();
+    to.cache = nullptr;
+    to.gradients = Acc::Add;
+    return {ctx, m, to};
+}
 
 static void clear_sums(be::Ctx& ctx, Model& m) {
     const LossSums none;
@@ -965,8 +1075,8 @@ static LossSums read_sums(be::Ctx& ctx, const Model& m) {
     return sums;
 }
 
-// Clears the gradients that a step only adds to: vectors and embeddings. Those of matrices in blocks and of the head, most of
-// the memory, are set by the first micro-batch's products (Rows::gradients), which saves clearing and reading them. In bf16 the
+// Clears the gradients that a step only adds to: vectors and embeddings. Those of matrices in blocks and of the head, most of the
+// memory, are set by the first micro-batch's products (MicroBatch::gradients), which saves clearing and reading them. In bf16 the
 // first micro-batch sets all.
 static void begin_gradients(be::Ctx& ctx, Model& m) {
     if (m.of_block.used()) return;
@@ -977,107 +1087,97 @@ static void begin_gradients(be::Ctx& ctx, Model& m) {
 }
 
 // Each tp rank has rows of the vocabulary, and zero for the other tokens; the first adds the positions.
-static void embed_forward(be::Ctx& ctx, Model& m, const Rows& in) {
+static void embed_forward(const Pass& p) {
+    const Model& m = p.m;
     const ModelConfig& c = m.c;
-    const Slot& s = *in.slot;
-    floatX* embedded = c.embedding_norm ? s.embedded : s.x[0];
-    be::embedding_forward(ctx, summand(m, embedded, in), in.tokens, in.positions, m.p.wte, once(m, m.p.wpe), in.N(), c.C,
+    floatX* embedded = c.embedding_norm ? p.in.embedded : p.in.x[0];
+    be::embedding_forward(p.ctx, summand(p, embedded), p.in.tokens, p.in.positions, m.p.wte, once(p, m.p.wpe), p.N(), c.C,
                           m.n.v0, m.n.Vpl);
-    reduce(ctx, m, embedded, in);
-    if (c.embedding_norm)
-        be::layernorm_forward(ctx, s.x[0], s.emb_mean, s.emb_rstd, nullptr, embedded, nullptr, m.p.emb_norm_w, m.p.emb_norm_b,
-                              local_rows(m, in), c.C, (real)c.eps);
+    reduce(p, embedded);
+    if (c.embedding_norm) norm_forward(p, m.embedding_norm, p.in.embedding_stats, p.in.x[0], nullptr, embedded, nullptr);
 }
 
-static void embed_backward(be::Ctx& ctx, Model& m, const Rows& in) {
-    const ModelConfig& c = m.c;
-    const Slot& s = *in.slot;
-    floatX* dembedded = m.a.dx;
-    m.of_block.begin(ctx, TensorSpec::embedding);
-    if (c.embedding_norm) {
-        dembedded = m.a.dnorm;
-        be::layernorm_backward(ctx, dembedded, m.g.emb_norm_w, m.g.emb_norm_b, m.a.dx, s.embedded, m.p.emb_norm_w, s.emb_mean,
-                               s.emb_rstd, local_rows(m, in), c.C, Acc::Set);
-    }
-    be::embedding_backward(ctx, m.g.wte, m.g.wpe, gather(ctx, m, dembedded, in), in.tokens, in.positions, in.N(), c.C, m.n.v0,
-                           m.n.Vpl);
-    end_block(ctx, m, TensorSpec::embedding, in);
+static void embed_backward(const Pass& p) {
+    Model& m = p.m;
+    floatX* dembedded = m.c.embedding_norm ? m.a.dnorm : m.a.dx;
+    m.of_block.begin(p.ctx, TensorSpec::embedding);
+    if (m.c.embedding_norm)
+        norm_backward(p, m.embedding_norm, p.in.embedding_stats, dembedded, m.a.dx, p.in.embedded, Acc::Set);
+    be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, gather(p, dembedded, p.local_rows(), m.c.C), p.in.tokens, p.in.positions,
+                           p.N(), m.c.C, m.n.v0, m.n.Vpl);
+    end_block(p, TensorSpec::embedding);
 }
 
 // Loss of a chunk of rows, whose logits become their gradient; of vocabulary shards after an exchange of their statistics.
-static void classify(be::Ctx& ctx, Model& m, const int* targets, int row, int rows, real loss_scale, real z_coef,
-                     bool training) {
-    Activations& a = m.a;
-    const LocalSizes& n = m.n;
-    const Axis& tp = m.ranks->mesh.tp;
+static void classify(const Pass& p, int row, int rows, real loss_scale, real z_coef, bool training) {
+    Activations& a = p.m.a;
+    const LocalSizes& n = p.m.n;
+    const Axis& tp = p.m.ranks->mesh.tp;
+    const int* targets = p.in.targets + row;
     if (tp.size == 1)
-        return be::classifier(ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, targets, rows, m.c.V, n.Vpl, loss_scale,
-                              z_coef, training);
+        return be::classifier(p.ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, targets, rows, p.m.c.V, n.Vpl,
+                              loss_scale, z_coef, training);
     real* mine = a.statistics + (size_t)tp.rank * 2 * rows;
-    be::classifier_statistics(ctx, mine, a.logits, targets, rows, n.v0, n.Vl, n.Vpl);
-    be::all_gather(ctx, m.ranks->tp, a.statistics, mine, (size_t)2 * rows);
-    be::classifier_shard(ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, targets, a.statistics, tp.size, rows, n.v0,
+    be::classifier_statistics(p.ctx, mine, a.logits, targets, rows, n.v0, n.Vl, n.Vpl);
+    be::all_gather(p.ctx, p.m.ranks->tp, a.statistics, mine, (size_t)2 * rows);
+    be::classifier_shard(p.ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, targets, a.statistics, tp.size, rows, n.v0,
                          n.Vl, n.Vpl, loss_scale, z_coef, training);
 }
 
-// Final norm, logits in chunks of rows, loss. With `training`, each chunk's logits become their gradient in place and are sent
-// back through the head at once, so a (N, V) matrix never exists; dx is then the gradient of the last block's output. Adds to
-// the sums of the model.
-static void head(be::Ctx& ctx, Model& m, const Rows& in, real loss_scale, real z_coef, bool training) {
-    const ModelConfig& c = m.c;
+// Final norm, logits in chunks of rows, loss. With `training`, each chunk's logits become their gradient in place and are sent back
+// through the head at once, so a (N, V) matrix never exists; dx is then the gradient of the last block's output. Adds to the sums of
+// the model.
+static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
+    Model& m = p.m;
     Activations& a = m.a;
-    const floatX* x = in.slot->out();
-    const int N = in.N(), Nl = local_rows(m, in), C = c.C;
-    norm_forward(ctx, c, a.final_norm, a.final_mean, a.final_rstd, nullptr, x, nullptr, m.p.final_norm_w, m.p.final_norm_b, Nl);
-    const floatX* normed = gather(ctx, m, a.final_norm, in);
-    floatX* dnormed = summand(m, a.dnorm, in);
-    if (training) m.of_block.begin(ctx, TensorSpec::head);
+    const int N = p.N(), C = m.c.C;
+    norm_forward(p, m.final_norm, a.final_stats, a.final_norm, nullptr, p.in.out(), nullptr);
+    const floatX* normed = gather(p, a.final_norm, p.local_rows(), C);
+    floatX* dnormed = summand(p, a.dnorm);
+    if (training) m.of_block.begin(p.ctx, TensorSpec::head);
     for (int row = 0; row < N; row += a.head_rows) {
         const int rows = std::min(a.head_rows, N - row);
         const floatX* chunk = normed + (size_t)row * C;
-        be::linear_forward(ctx, a.logits, chunk, m.p.head, nullptr, rows, C, m.n.Vpl);
-        classify(ctx, m, in.targets + row, row, rows, loss_scale, z_coef, training);
+        be::linear_forward(p.ctx, a.logits, chunk, m.p.head, nullptr, rows, C, m.n.Vpl);
+        classify(p, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
-        be::linear_backward_weight(ctx, m.g.head, nullptr, a.logits, chunk, rows, C, m.n.Vpl,
-                                   row ? Acc::Add : of_product(m, in));
-        be::linear_backward_input(ctx, dnormed + (size_t)row * C, a.logits, m.p.head, rows, C, m.n.Vpl);  // may overwrite chunk
+        be::linear_backward_weight(p.ctx, m.g.head, nullptr, a.logits, chunk, rows, C, m.n.Vpl, row ? Acc::Add : of_product(p));
+        be::linear_backward_input(p.ctx, dnormed + (size_t)row * C, a.logits, m.p.head, rows, C,
+                                  m.n.Vpl);  // may overwrite chunk
     }
     if (training) {
-        reduce(ctx, m, a.dnorm, in);
-        norm_backward(ctx, c, a.dx, m.g.final_norm_w, m.g.final_norm_b, a.dnorm, x, m.p.final_norm_w, a.final_mean,
-                      a.final_rstd, Nl, Acc::Set);
-        end_block(ctx, m, TensorSpec::head, in);
+        reduce(p, a.dnorm);
+        norm_backward(p, m.final_norm, a.final_stats, a.dx, a.dnorm, p.in.out(), Acc::Set);
+        end_block(p, TensorSpec::head);
     }
-    be::loss_sums(ctx, a.sums, a.loss, a.zloss, a.lse, in.targets, N);
+    be::loss_sums(p.ctx, a.sums, a.loss, a.zloss, a.lse, p.in.targets, N);
 }
 
-// Through the slot's chunk of layers: from tokens or the activations in x[0] to out(). `need(end)` is called before matrices
-// that lie before this element are read.
+// Through the chunk of layers: from tokens or the activations in x[0] to out(). `need(end)` is called before matrices that lie before
+// this element are read.
 template <class Need>
-static void model_forward(be::Ctx& ctx, Model& m, const Rows& in, Need need) {
-    const auto begin_of = [&](size_t block) {
-        return block < m.p.blocks.size() ? (size_t)(m.p.blocks[block].qkv_w - m.params) : m.table.decayed;
-    };
-    need(begin_of(0));
-    if (in.slot->first) embed_forward(ctx, m, in);
-    for (int i = 0; i < (int)in.slot->blocks.size(); i++) {
-        need(begin_of((size_t)(in.slot->first_block + i + 1)));
-        prepare_weights(ctx, m, in.slot->first_block + i);
-        block_forward(ctx, m, i, in);
+static void model_forward(const Pass& p, Need need) {
+    need(p.m.table.begin_of_block(0));
+    if (p.in.first) embed_forward(p);
+    for (int i = 0; i < (int)p.in.blocks.size(); i++) {
+        const int block = p.in.first_block + i;
+        need(p.m.table.begin_of_block(block + 1));
+        prepare_weights(p, block);
+        block_forward(p, i);
     }
 }
-static void model_forward(be::Ctx& ctx, Model& m, const Rows& in) {
-    model_forward(ctx, m, in, [](size_t) {});
+static void model_forward(const Pass& p) {
+    model_forward(p, [](size_t) {});
 }
 
 // Back, from dx to dx. `finished(block)` is called when a block's gradients have their last summand of this micro-batch.
 template <class Finished>
-static void model_backward(be::Ctx& ctx, Model& m, const Rows& in, Finished finished) {
-    for (int i = (int)in.slot->blocks.size() - 1; i >= 0; i--) {
-        block_backward(ctx, m, i, in);
-        finished(in.slot->first_block + i);
+static void model_backward(const Pass& p, Finished finished) {
+    for (int i = (int)p.in.blocks.size() - 1; i >= 0; i--) {
+        block_backward(p, i);
+        finished(p.in.first_block + i);
     }
-    if (in.slot->first) embed_backward(ctx, m, in);
+    if (p.in.first) embed_backward(p);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -1120,13 +1220,10 @@ struct Trainer {
     int64_t batch() const { return state.batch(); }  // the next one's number
 };
 
-// Elements of the residual stream that this rank has of a micro-batch.
-static size_t stream_size(const Model& m, const Rows& in) { return (size_t)local_rows(m, in) * m.c.C; }
-
 static PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
-    std::vector<size_t> slots;
-    for (const auto& chunk : m.a.chunks) slots.push_back(chunk.size());
-    return PipelineLinks(ctx, *m.ranks, (int)m.stages.size(), slots);
+    std::vector<size_t> micro_batches;
+    for (const auto& chunk : m.a.micro_batches) micro_batches.push_back(chunk.size());
+    return PipelineLinks(ctx, *m.ranks, (int)m.stages.size(), micro_batches);
 }
 
 // Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order: sets grads and the sums.
@@ -1139,38 +1236,36 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
     clear_sums(t.ctx, m);
     const Mesh& mesh = m.ranks->mesh;
     const int B = t.o.micro_batch_size, micro_batches = (int)(global_batch / ((int64_t)B * mesh.dp.size));
-    std::vector<std::vector<Rows>> rows;
-    for (const auto& slots : m.a.chunks) rows.emplace_back(slots.size());
     PipelineLinks links = pipeline_links(t.ctx, m);
 
     int end = micro_batches;  // of those that are to be done
     for (const PipelineEvent& e : pipeline_schedule(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches)) {
-        if (e.pass == Pass::forward && e.chunk == 0 && e.micro_batch < end && t.stop()) end = e.micro_batch;
+        if (e.direction == Direction::forward && e.chunk == 0 && e.micro_batch < end && t.stop()) end = e.micro_batch;
         if (e.micro_batch >= end) continue;
-        Slot& slot = m.a.slot(e.chunk, e.micro_batch);
-        Rows& in = rows[(size_t)e.chunk][(size_t)e.micro_batch % rows[(size_t)e.chunk].size()];
-        if (e.pass == Pass::forward) {
+        MicroBatch& in = m.a.micro_batch(e.chunk, e.micro_batch);
+        const Pass pass = {t.ctx, m, in};
+        if (e.direction == Direction::forward) {
             const int64_t first = t.state.sample() + ((int64_t)e.micro_batch * mesh.dp.size + mesh.dp.rank) * B;
             t.data.fetch(first, B, t.micro_batch);
             t.faults.in_tokens(t.micro_batch, m.c.V, first, t.batch());
-            in = stage(t.ctx, t.micro_batch, slot);
+            upload(t.ctx, m, t.micro_batch, in);
             in.gradients = e.micro_batch ? Acc::Add : Acc::Set;
             in.rounding_key = rounding_key((uint64_t)t.o.seed, first, RngPurpose::gradients);
-            links.receive_input(slot.x[0], stream_size(m, in), e.chunk, e.micro_batch);
-            model_forward(t.ctx, m, in, [&](size_t end) {
+            links.receive_input(in.x[0], pass.stream_size(), e.chunk, e.micro_batch);
+            model_forward(pass, [&](size_t end) {
                 links.progress();
                 t.gatherer.need(end);
             });
-            links.send_output(slot.out(), stream_size(m, in), e.chunk, e.micro_batch);
+            links.send_output(in.out(), pass.stream_size(), e.chunk, e.micro_batch);
         } else {
-            links.receive_gradient(m.a.dx, stream_size(m, in), e.chunk, e.micro_batch);
+            links.receive_gradient(m.a.dx, pass.stream_size(), e.chunk, e.micro_batch);
             t.gatherer.finish();
-            if (slot.last) head(t.ctx, m, in, loss_scale, (real)t.o.z_loss_strength, true);
-            model_backward(t.ctx, m, in, [&](int block) {
+            if (in.last) head(pass, loss_scale, (real)t.o.z_loss_strength, true);
+            model_backward(pass, [&](int block) {
                 links.progress();
                 if (e.micro_batch == micro_batches - 1) finished(block);
             });
-            links.send_gradient(slot.x[0], m.a.dx, stream_size(m, in), e.chunk, e.micro_batch);
+            links.send_gradient(in.x[0], m.a.dx, pass.stream_size(), e.chunk, e.micro_batch);
         }
     }
     links.finish();
@@ -1183,7 +1278,7 @@ static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
     GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
     const bool done = run_micro_batches(t, global_batch, loss_scale, [&](int block) {
         reduce_replicas(t.ctx, *m.ranks, m.table, m.grads, block);
-        reducer.ready((size_t)(m.p.blocks[(size_t)block].qkv_w - m.params));
+        reducer.ready(m.table.begin_of_block(block));
     });
     if (!done) return false;
     reduce_shared(t.ctx, *m.ranks, m.table, m.grads, m.c.tied);
@@ -1238,7 +1333,7 @@ static size_t among_all_layers(const Model& m, size_t i) {
 }
 // Whether this step is in FP8, or measures for steps that will be; its scales.
 static void begin_step_in_fp8(Trainer& t) {
-    EightBit& f = t.m.fp8;
+    Fp8Training& f = t.m.fp8;
     if (!f.recipe.on) return;
     const int64_t start = fp8_start(t.o, t.state);
     f.on = t.state.step >= start;
@@ -1270,7 +1365,7 @@ static double second_moments(Trainer& t) {
 }
 // After an update: the next step's scales, from the largest elements over all ranks; when FP8 is to begin.
 static void end_step_in_fp8(Trainer& t, double loss, double norm) {
-    EightBit& f = t.m.fp8;
+    Fp8Training& f = t.m.fp8;
     if (f.recipe.on && t.o.fp8_start == "auto" && t.state.fp8_start < 0 && t.state.scheduled >= t.schedule.warmup) {
         if (t.verdict.kind == Verdict::normal) t.steadiness.observe(t.state.step, loss, norm, second_moments(t));
         if (t.steadiness.steady()) t.state.fp8_start = t.state.step + 1 + (f.recipe.current ? 0 : t.o.fp8_calibration_steps);
@@ -1290,7 +1385,7 @@ static Counters next_batch(const Trainer& t) { return t.schedule.next(t.state, t
 static CodeShares code_shares(const Model& m) {
     CodeShares shares((size_t)m.c.L * fp8_tensors);
     for (size_t i = 0; i < m.fp8.counts.size(); i++) {
-        const EightBit::Count& count = m.fp8.counts[i];
+        const Fp8Training::Count& count = m.fp8.counts[i];
         shares.set(among_all_layers(m, i), count.codes, count.zero, count.largest);
     }
     return shares;
@@ -1377,14 +1472,14 @@ public:
     // A micro-batch; the first of a step sets the gradients, later ones add to them.
     void micro_batch(Acc gradients = Acc::Set) {
         double start = monotonic_seconds();
-        Rows rows = stage(ctx_, batch_, m_.a.slot());
-        rows.gradients = gradients;
+        const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch());
+        pass.in.gradients = gradients;
         if (gradients == Acc::Set) begin_gradients(ctx_, m_);
         clear_sums(ctx_, m_);
-        model_forward(ctx_, m_, rows);
+        model_forward(pass);
         lap(forward, start);
-        head(ctx_, m_, rows, real(1.0 / (batch_.B * batch_.T)), 0, true);
-        model_backward(ctx_, m_, rows, [](int) {});
+        head(pass, real(1.0 / (batch_.B * batch_.T)), 0, true);
+        model_backward(pass, [](int) {});
         lap(backward, start);
     }
     void run() {
@@ -1468,12 +1563,11 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
             if (mine >= all) continue;
             data.gather(&samples[(size_t)mine], (int)std::min<int64_t>(m.a.B, all - mine), batch);
             for (int chunk = 0; chunk < mesh.vpp; chunk++) {
-                Slot& slot = m.a.slot(chunk, (int)i);
-                const Rows rows = stage(ctx, batch, slot);
-                links.receive_input(slot.x[0], stream_size(m, rows), chunk, (int)i);
-                model_forward(ctx, m, rows);
-                links.send_output(slot.out(), stream_size(m, rows), chunk, (int)i);
-                if (slot.last) head(ctx, m, rows, 0, 0, false);
+                const Pass pass = upload(ctx, m, batch, m.a.micro_batch(chunk, (int)i));
+                links.receive_input(pass.in.x[0], pass.stream_size(), chunk, (int)i);
+                model_forward(pass);
+                links.send_output(pass.in.out(), pass.stream_size(), chunk, (int)i);
+                if (pass.in.last) head(pass, 0, 0, false);
             }
         }
         links.finish();
@@ -1518,8 +1612,9 @@ public:
         floatX* mine = a.next_logits + (size_t)m_.ranks->mesh.tp.rank * m_.n.Vpl;
         be::clear(ctx_, a.next_logits, (size_t)c.Vp * sizeof(floatX));
         if (m_.table.part.last) {
-            norm_forward(ctx_, c, a.final_norm, a.final_mean, a.final_rstd, nullptr, a.branch, nullptr, m_.p.final_norm_w,
-                         m_.p.final_norm_b, 1);
+            MicroBatch row;
+            row.B = row.T = 1;
+            norm_forward({ctx_, m_, row}, m_.final_norm, a.final_stats, a.final_norm, nullptr, a.branch, nullptr);
             be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, 1, c.C, m_.n.Vpl);
             be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, (size_t)m_.n.Vpl);
         }
@@ -1533,41 +1628,43 @@ public:
 private:
     // n tokens through all layers; leaves the last one's row of the residual stream in branch, on the last stage.
     void pass(const int* tokens, int n, KeyValueCache* cache) {
-        positions_.resize(n);
-        for (int i = 0; i < n; i++) positions_[i] = length() + i;
-        for (int chunk = 0; chunk < (int)m_.a.chunks.size(); chunk++) {
-            Slot& slot = m_.a.slot(chunk);
-            be::upload(ctx_, slot.tokens, tokens, n * sizeof(int));
-            be::upload(ctx_, slot.positions, positions_.data(), n * sizeof(int));
-            const Rows in = {slot.tokens, nullptr, slot.positions, nullptr, 1, n, &slot, cache};
-            links_.receive_input(slot.x[0], stream_size(m_, in), chunk, passes_);
-            if (slot.first) embed_forward(ctx_, m_, in);
-            for (int i = 0; i < (int)slot.blocks.size(); i++) {
-                block_forward(ctx_, m_, i, in);
-                if (!cache) keep_keys_and_values(slot, i, n);
+        batch_.B = 1;
+        batch_.T = n;
+        batch_.tokens.assign(tokens, tokens + n);
+        batch_.positions.resize((size_t)n);
+        std::iota(batch_.positions.begin(), batch_.positions.end(), length());
+        for (int chunk = 0; chunk < (int)m_.a.micro_batches.size(); chunk++) {
+            const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch(chunk));
+            MicroBatch& in = pass.in;
+            in.cache = cache;
+            links_.receive_input(in.x[0], pass.stream_size(), chunk, passes_);
+            if (in.first) embed_forward(pass);
+            for (int i = 0; i < (int)in.blocks.size(); i++) {
+                block_forward(pass, i);
+                if (!cache) keep_keys_and_values(in, i);
             }
-            links_.send_output(slot.out(), stream_size(m_, in), chunk, passes_);
-            if (slot.last) keep_last_row(in);
+            links_.send_output(in.out(), pass.stream_size(), chunk, passes_);
+            if (in.last) keep_last_row(pass);
         }
         passes_ = (passes_ + 1) % 1000;
     }
 
-    void keep_keys_and_values(const Slot& slot, int i, int n) {
+    void keep_keys_and_values(const MicroBatch& in, int i) {
         const ModelConfig& c = m_.c;
         const size_t kv = (size_t)m_.n.NKVl * c.HS(), bytes = kv * sizeof(floatX), stride = m_.n.QKVl * sizeof(floatX);
-        const floatX* keys = slot.blocks[(size_t)i].qkv + (size_t)m_.n.NHl * c.HS();
-        be::copy_rows(ctx_, cache_.keys_of(slot.first_block + i), bytes, keys, stride, bytes, n);
-        be::copy_rows(ctx_, cache_.values_of(slot.first_block + i), bytes, keys + kv, stride, bytes, n);
+        const floatX* keys = in.blocks[(size_t)i].qkv + (size_t)m_.n.NHl * c.HS();
+        be::copy_rows(ctx_, cache_.keys_of(in.first_block + i), bytes, keys, stride, bytes, in.N());
+        be::copy_rows(ctx_, cache_.values_of(in.first_block + i), bytes, keys + kv, stride, bytes, in.N());
     }
 
     // Where rows are cut, the last one is the last tp rank's.
-    void keep_last_row(const Rows& in) {
+    void keep_last_row(const Pass& p) {
         const size_t bytes = (size_t)m_.c.C * sizeof(floatX);
-        const int rows = local_rows(m_, in);
-        const bool mine = !cut_rows(m_, in) || m_.ranks->mesh.tp.rank == m_.n.tp_size - 1;
-        if (mine) be::copy_rows(ctx_, m_.a.branch, bytes, in.slot->out() + (size_t)(rows - 1) * m_.c.C, bytes, bytes, 1);
+        const bool mine = !p.cut_rows() || m_.ranks->mesh.tp.rank == m_.n.tp_size - 1;
+        const floatX* last = p.in.out() + (size_t)(p.local_rows() - 1) * m_.c.C;
+        if (mine) be::copy_rows(ctx_, m_.a.branch, bytes, last, bytes, bytes, 1);
         else be::clear(ctx_, m_.a.branch, bytes);
-        if (cut_rows(m_, in)) be::all_reduce(ctx_, m_.ranks->tp, m_.a.branch, (size_t)m_.c.C);
+        if (p.cut_rows()) be::all_reduce(ctx_, m_.ranks->tp, m_.a.branch, (size_t)m_.c.C);
     }
 
     be::Ctx& ctx_;
@@ -1575,7 +1672,7 @@ private:
     PipelineLinks links_;
     KeyValueCache& cache_;
     int passes_ = 0;
-    std::vector<int> positions_;
+    Batch batch_;
     std::vector<float> logits_;
 };
 
@@ -1638,7 +1735,7 @@ static void describe_ranks(RunTable& t, const Model& m) {
 
 // Which of a model's blocks on this rank are computed in FP8, and how.
 static void plan_8_bits(const be::Ctx& ctx, Model& m, const TrainOptions& o, bool after_bf16) {
-    EightBit& f = m.fp8;
+    Fp8Training& f = m.fp8;
     f.recipe = fp8_recipe(o);
     f.after_bf16 = after_bf16;
     f.fast_accumulation = !o.no_fp8_fast_accumulation;
@@ -2347,10 +2444,11 @@ int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate
 // The rows go through the head alone: they are gathered at the front of x[L], a chunk at a time. A row's place there is never
 // behind its own, so that none is overwritten before it was used.
 static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
-    Slot& slot = m.a.slot();
-    floatX* x = slot.out();
+    MicroBatch& in = m.a.micro_batch();
+    floatX* x = in.out();
     const size_t C = m.c.C, row_bytes = C * sizeof(floatX);
-    std::vector<int> targets;
+    Batch batch;
+    std::vector<int>& targets = batch.targets;
     for (size_t first = 0; first < rows.size(); first += targets.size()) {
         targets.clear();
         for (size_t i = 0; i < (size_t)m.a.head_rows && first + i < rows.size(); i++) {
@@ -2359,8 +2457,9 @@ static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& row
             targets.push_back(r.target);
         }
         const size_t n = targets.size();
-        be::upload(ctx, slot.targets, targets.data(), n * sizeof(int));
-        head(ctx, m, {nullptr, slot.targets, nullptr, nullptr, 1, (int)n, &slot}, 0, 0, false);
+        batch.B = 1;
+        batch.T = (int)n;
+        head(upload(ctx, m, batch, in), 0, 0, false);
         HostSide<real> loss(ctx, m.a.loss, n);
         loss.download();
         const std::vector<int> best = most_likely_tokens(ctx, *m.ranks, m.n, m.a.logits, m.a.statistics, n);
@@ -2375,16 +2474,14 @@ static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& row
 // The log-likelihoods of the requests' continuations; a progress line, if there is one, follows.
 static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests, Progress* progress) {
     PipelineLinks links = pipeline_links(ctx, m);
-    Slot& slot = m.a.slot();
-    return score_requests(*m.ranks, m.a.B, m.a.T, requests, progress, [&](const ScoringPass& pass, std::vector<Score>& scores) {
-        be::upload(ctx, slot.tokens, pass.tokens.data(), pass.tokens.size() * sizeof(int));
-        be::upload(ctx, slot.positions, pass.positions.data(), pass.positions.size() * sizeof(int));
-        const Rows in = {slot.tokens, nullptr, slot.positions, nullptr, pass.B, pass.T, &slot};
-        links.receive_input(slot.x[0], stream_size(m, in), 0, 0);
-        model_forward(ctx, m, in);
-        links.send_output(slot.out(), stream_size(m, in), 0, 0);
-        if (slot.last) score_rows(ctx, m, pass.rows, scores);
-    });
+    return score_requests(*m.ranks, m.a.B, m.a.T, requests, progress,
+                          [&](const ScoringPass& scored, std::vector<Score>& scores) {
+                              const Pass pass = upload(ctx, m, scored.batch, m.a.micro_batch());
+                              links.receive_input(pass.in.x[0], pass.stream_size(), 0, 0);
+                              model_forward(pass);
+                              links.send_output(pass.in.out(), pass.stream_size(), 0, 0);
+                              if (pass.in.last) score_rows(ctx, m, scored.rows, scores);
+                          });
 }
 
 static void evaluate_tasks(be::Ctx& ctx, World& world, const EvalOptions& o) {

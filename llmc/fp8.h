@@ -64,6 +64,11 @@ HD inline float fp8_scale(float amax, Fp8 format, int margin) {
     return scale <= 3.402823466e38f ? scale : 3.402823466e38f;
 }
 
+// What the codes of a tensor are to be multiplied by. Alone in 16 bytes, because cuBLASLt reads it at such addresses.
+struct alignas(16) ScaleInverse {
+    float value;
+};
+
 // Destination of the codes of a matrix (N, C), and of its transpose if wanted: code = encode(x * scale). amax accumulates the
 // largest finite |x|; amax and scale are single floats in the backend's memory.
 struct Codes {

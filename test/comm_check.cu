@@ -307,7 +307,7 @@ static bool check_pipeline(Test& t, be::Comm& comm, int vpp, int micro_batches, 
     be::Pending sent[2];
     bool ok = true;
     for (const PipelineEvent& e : pipeline_schedule(pp, rank, vpp, micro_batches)) {
-        const bool forward = e.pass == Pass::forward;
+        const bool forward = e.direction == Direction::forward;
         const int stage = virtual_stage(pp, rank, e.chunk), step = forward ? 1 : -1, tag = e.micro_batch * 2 + !forward;
         const auto content = [&](int from) { return [=](size_t i) { return value(from, i, tag); }; };
         if (stage != (forward ? 0 : last)) {

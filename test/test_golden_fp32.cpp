@@ -156,17 +156,17 @@ TEST_P(Families, LogitsLossAndEveryGradient) {
     Golden& golden = run.golden;
     Batch batch;
     run.data.fetch(0, (int)run.schedule.final_batch, batch);
-    const Rows rows = stage(run.ctx, batch, m.a.slot());
+    const Pass pass = upload(run.ctx, m, batch, m.a.micro_batch());
     const real z_coef = (real)run.o.z_loss_strength;
 
     clear_sums(run.ctx, m);
-    model_forward(run.ctx, m, rows);
-    head(run.ctx, m, rows, 0, z_coef, false);
+    model_forward(pass);
+    head(pass, 0, z_coef, false);
     const LossSums sums = read_sums(run.ctx, m);
-    HostSide<floatX> padded(run.ctx, m.a.logits, (size_t)rows.N() * m.c.Vp);
+    HostSide<floatX> padded(run.ctx, m.a.logits, (size_t)pass.N() * m.c.Vp);
     padded.download();
     std::vector<real> logits;
-    for (int i = 0; i < rows.N(); i++) {
+    for (int i = 0; i < pass.N(); i++) {
         const floatX* row = padded.data() + (size_t)i * m.c.Vp;
         logits.insert(logits.end(), row, row + m.c.V);
     }
@@ -175,8 +175,8 @@ TEST_P(Families, LogitsLossAndEveryGradient) {
     golden.expect("z", std::vector<double>{sums.z / (double)sums.n});
 
     be::clear(run.ctx, m.grads.data, m.table.size * sizeof(real));
-    head(run.ctx, m, rows, (real)(1.0 / (double)sums.n), z_coef, true);
-    model_backward(run.ctx, m, rows, [](int) {});
+    head(pass, (real)(1.0 / (double)sums.n), z_coef, true);
+    model_backward(pass, [](int) {});
     golden.expect_all(run.ctx, "grad.", m.table, (real*)m.grads.data);
     golden.expect_compared({"logits", "ce", "z", "grad."});
     report(golden);

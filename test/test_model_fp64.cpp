@@ -38,7 +38,6 @@ struct Fixture {
     be::Ctx ctx{2};
     Model m;
     Batch batch;
-    Rows rows;
     Fixture(const ModelConfig& c, Recompute recompute, bool documents, int head_rows = 7, bool bf16_gradients = false)
         : m(c), batch(random_batch(c, 2, c.T - 1, documents)) {
         m.grads.is_bf16 = bf16_gradients;
@@ -50,22 +49,23 @@ struct Fixture {
         for (const TensorSpec& t : m.table.rows)
             if (t.vector())
                 for (size_t i = 0; i < t.size(); i++) m.params[t.offset + i] += 0.3 * ((rng() % 1000) / 500.0 - 1);
-        rows = stage(ctx, batch, m.a.slot());
+        upload(ctx, m, batch, m.a.micro_batch());
     }
+    Pass pass() { return {ctx, m, m.a.micro_batch()}; }
     real* grads() { return (real*)m.grads.data; }
     double scale() const { return 1.0 / 16; }
     double loss() {
         clear_sums(ctx, m);
-        model_forward(ctx, m, rows);
-        head(ctx, m, rows, 0, 1e-2, false);
+        model_forward(pass());
+        head(pass(), 0, 1e-2, false);
         const LossSums sums = read_sums(ctx, m);
         return (sums.ce + sums.z) * scale();
     }
     void gradients() {
         be::clear(ctx, grads(), m.table.size * sizeof(real));
-        model_forward(ctx, m, rows);
-        head(ctx, m, rows, scale(), 1e-2, true);
-        model_backward(ctx, m, rows, [](int) {});
+        model_forward(pass());
+        head(pass(), scale(), 1e-2, true);
+        model_backward(pass(), [](int) {});
     }
 };
 
@@ -111,17 +111,19 @@ TEST_P(Family, RecomputationAndHeadChunksKeepTheBits) {
 
 TEST_P(Family, TheFirstMicroBatchSetsWhatOthersAddTo) {
     Fixture added(tiny(GetParam()), Recompute::none, true), set(tiny(GetParam()), Recompute::none, true);
-    const auto pass = [](Fixture& f, Acc acc) {
-        f.rows.gradients = acc;
-        model_forward(f.ctx, f.m, f.rows);
-        head(f.ctx, f.m, f.rows, f.scale(), 1e-2, true);
-        model_backward(f.ctx, f.m, f.rows, [](int) {});
+    const auto run = [](Fixture& f, Acc acc) {
+        f.pass().in.gradients = acc;
+        model_forward(f.pass());
+        head(f.pass(), f.scale(), 1e-2, true);
+        model_backward(f.pass(), [](int) {});
     };
     be::clear(added.ctx, added.grads(), added.m.table.size * sizeof(real));
-    pass(added, Acc::Add), pass(added, Acc::Add);
+    run(added, Acc::Add);
+    run(added, Acc::Add);
     for (const TensorSpec& t : set.m.table.rows) std::fill_n(set.grads() + t.offset, t.size(), real(NAN));
     begin_gradients(set.ctx, set.m);
-    pass(set, Acc::Set), pass(set, Acc::Add);
+    run(set, Acc::Set);
+    run(set, Acc::Add);
     for (const TensorSpec& t : added.m.table.rows)
         for (size_t i = t.offset; i < t.offset + t.size(); i++) ASSERT_EQ(added.grads()[i], set.grads()[i]) << t.name;
 }
@@ -134,11 +136,11 @@ TEST_P(Family, Bf16GradientsAreRoundedOncePerMicroBatch) {
     for (const TensorSpec& t : f.m.table.rows) std::fill_n(stored + t.offset, t.size(), bf16(NAN));
     int nearest = 0, other = 0;
     for (const int micro_batches : {1, 2}) {
-        f.rows.gradients = micro_batches == 1 ? Acc::Set : Acc::Add, f.rows.rounding_key = 77 + 2 * micro_batches;
+        f.pass().in.gradients = micro_batches == 1 ? Acc::Set : Acc::Add, f.pass().in.rounding_key = 77 + 2 * micro_batches;
         begin_gradients(f.ctx, f.m);
-        model_forward(f.ctx, f.m, f.rows);
-        head(f.ctx, f.m, f.rows, f.scale(), 1e-2, true);
-        model_backward(f.ctx, f.m, f.rows, [](int) {});
+        model_forward(f.pass());
+        head(f.pass(), f.scale(), 1e-2, true);
+        model_backward(f.pass(), [](int) {});
         for (const TensorSpec& t : f.m.table.rows) {
             const bool of_both = f.m.c.tied && t.name == "wte";  // whose summands are rounded one by one
             double largest = 0;
@@ -192,9 +194,9 @@ TEST_P(Family, GenerationWithACacheEqualsTheFullForward) {
         generator.prompt({tokens.begin(), tokens.begin() + prompt});
         for (int t = prompt; t < T; t++) generator.append(tokens[t]);
         const std::vector<float> cached = generator.logits();
-        f.rows = stage(f.ctx, f.batch, f.m.a.slot());  // the generator's tokens took their place
-        model_forward(f.ctx, f.m, f.rows);
-        head(f.ctx, f.m, f.rows, 0, 0, false);
+        upload(f.ctx, f.m, f.batch, f.m.a.micro_batch());  // the generator's tokens took their place
+        model_forward(f.pass());
+        head(f.pass(), 0, 0, false);
         const floatX* full = f.m.a.logits + (size_t)(T - 1) * f.m.c.Vp;
         for (int i = 0; i < V; i++)
             EXPECT_NEAR(cached[i], full[i], 1e-5 * (1 + std::abs(full[i]))) << "token " << i << " after a prompt of " << prompt;

@@ -37,7 +37,7 @@ std::string figure(int pp, int rank, int vpp, int m) {
     std::string out;
     for (const PipelineEvent& e : pipeline_schedule(pp, rank, vpp, m)) {
         const std::string name = std::to_string(e.micro_batch + 1) + (vpp > 1 ? std::string(1, (char)('a' + e.chunk)) : "");
-        out += (out.empty() ? "" : " ") + (e.pass == Pass::forward ? name : "[" + name + "]");
+        out += (out.empty() ? "" : " ") + (e.direction == Direction::forward ? name : "[" + name + "]");
     }
     return out;
 }
@@ -77,10 +77,10 @@ TEST(PipelineSchedule, EveryPassOnceBackwardAfterForward) {
             for (const PipelineEvent& e : events) {
                 EXPECT_TRUE(e.micro_batch >= 0 && e.micro_batch < m && e.chunk >= 0 && e.chunk < vpp);
                 const std::pair<int, int> pass(e.micro_batch, e.chunk);
-                if (e.pass == Pass::backward) {
+                if (e.direction == Direction::backward) {
                     EXPECT_TRUE(forward.count(pass)) << "backward before forward";
                 }
-                EXPECT_TRUE((e.pass == Pass::forward ? forward : backward).insert(pass).second) << "twice";
+                EXPECT_TRUE((e.direction == Direction::forward ? forward : backward).insert(pass).second) << "twice";
             }
         }
     });
@@ -122,7 +122,7 @@ TEST(PipelineTime, NoPassStartsBeforeItsInput) {
         std::vector<double> forward(n), backward(n);
         for (int s = 0; s < n; s++) forward[s] = 1 + s * 7 % 5, backward[s] = 2 + s * 5 % 7;
         const Timeline t = simulate_pipeline(pp, vpp, m, forward, backward, p2p);
-        std::map<std::tuple<Pass, int, int>, double> start, end;  // by pass, stage, micro-batch
+        std::map<std::tuple<Direction, int, int>, double> start, end;  // by pass, stage, micro-batch
         for (int rank = 0; rank < pp; rank++) {
             const Events events = pipeline_schedule(pp, rank, vpp, m);
             double free_at = 0;
@@ -130,21 +130,21 @@ TEST(PipelineTime, NoPassStartsBeforeItsInput) {
                 const PipelineEvent& e = events[i];
                 const int stage = e.chunk * pp + rank;
                 EXPECT_GE(t.start[rank][i], free_at);
-                EXPECT_EQ(t.duration[rank][i], (e.pass == Pass::forward ? forward : backward)[stage]);
+                EXPECT_EQ(t.duration[rank][i], (e.direction == Direction::forward ? forward : backward)[stage]);
                 free_at = t.start[rank][i] + t.duration[rank][i];
-                start[{e.pass, stage, e.micro_batch}] = t.start[rank][i], end[{e.pass, stage, e.micro_batch}] = free_at;
+                start[{e.direction, stage, e.micro_batch}] = t.start[rank][i], end[{e.direction, stage, e.micro_batch}] = free_at;
             }
             EXPECT_GE(t.total, free_at);
         }
         for (int i = 0; i < m; i++)
             for (int s = 0; s < n; s++) {
                 if (s > 0) {
-                    EXPECT_GE(start.at({Pass::forward, s, i}), end.at({Pass::forward, s - 1, i}) + p2p);
+                    EXPECT_GE(start.at({Direction::forward, s, i}), end.at({Direction::forward, s - 1, i}) + p2p);
                 }
                 if (s + 1 < n) {
-                    EXPECT_GE(start.at({Pass::backward, s, i}), end.at({Pass::backward, s + 1, i}) + p2p);
+                    EXPECT_GE(start.at({Direction::backward, s, i}), end.at({Direction::backward, s + 1, i}) + p2p);
                 }
-                EXPECT_GE(start.at({Pass::backward, s, i}), end.at({Pass::forward, s, i}));
+                EXPECT_GE(start.at({Direction::backward, s, i}), end.at({Direction::forward, s, i}));
             }
     });
 }
@@ -169,32 +169,32 @@ TEST(PipelineTime, PublishedRuns) {
 TEST(PipelineDeathTest, DeadlockIsNoticed) {
     std::vector<Events> schedules = {pipeline_schedule(2, 0, 1, 2), pipeline_schedule(2, 1, 1, 2)};
     EXPECT_EQ(simulate_schedules(schedules, {1, 1}, {2, 2}, 0).total, 9);
-    schedules[1] = {{Pass::forward, 1, 0}, {Pass::backward, 1, 0}, {Pass::forward, 0, 0}, {Pass::backward, 0, 0}};
-    EXPECT_EQ(schedules[0][2], (PipelineEvent{Pass::backward, 0, 0}));
-    schedules[0] = {{Pass::forward, 0, 0}, {Pass::backward, 0, 0}, {Pass::forward, 1, 0}, {Pass::backward, 1, 0}};
+    schedules[1] = {{Direction::forward, 1, 0}, {Direction::backward, 1, 0}, {Direction::forward, 0, 0}, {Direction::backward, 0, 0}};
+    EXPECT_EQ(schedules[0][2], (PipelineEvent{Direction::backward, 0, 0}));
+    schedules[0] = {{Direction::forward, 0, 0}, {Direction::backward, 0, 0}, {Direction::forward, 1, 0}, {Direction::backward, 1, 0}};
     EXPECT_DEATH(simulate_schedules(schedules, {1, 1}, {2, 2}, 0), "deadlock: rank 0 of 2");
 }
 
 // ---- messages --------------------------------------------------------------------------------------------------------------
 // What goes from one rank to another, in the order in which `rank` sends it (or, as seen by the receiver, needs it).
 struct Message {
-    Pass pass;
+    Direction pass;
     int to_stage, micro_batch;
     bool operator==(const Message& b) const { return pass == b.pass && to_stage == b.to_stage && micro_batch == b.micro_batch; }
 };
 std::vector<Message> sent(int pp, int from, int to, int vpp, int m) {
     std::vector<Message> messages;
     for (const PipelineEvent& e : pipeline_schedule(pp, from, vpp, m)) {
-        const int stage = e.chunk * pp + from + (e.pass == Pass::forward ? 1 : -1);  // that gets the result
-        if (stage >= 0 && stage < pp * vpp && stage % pp == to) messages.push_back({e.pass, stage, e.micro_batch});
+        const int stage = e.chunk * pp + from + (e.direction == Direction::forward ? 1 : -1);  // that gets the result
+        if (stage >= 0 && stage < pp * vpp && stage % pp == to) messages.push_back({e.direction, stage, e.micro_batch});
     }
     return messages;
 }
 std::vector<Message> needed(int pp, int from, int to, int vpp, int m) {
     std::vector<Message> messages;
     for (const PipelineEvent& e : pipeline_schedule(pp, to, vpp, m)) {
-        const int stage = e.chunk * pp + to, origin = stage + (e.pass == Pass::forward ? -1 : 1);
-        if (origin >= 0 && origin < pp * vpp && origin % pp == from) messages.push_back({e.pass, stage, e.micro_batch});
+        const int stage = e.chunk * pp + to, origin = stage + (e.direction == Direction::forward ? -1 : 1);
+        if (origin >= 0 && origin < pp * vpp && origin % pp == from) messages.push_back({e.direction, stage, e.micro_batch});
     }
     return messages;
 }
@@ -250,7 +250,7 @@ TEST(PipelineMemory, SlotsHoldWhatIsInFlight) {
                 const PipelineEvent& e = events[i];
                 const std::pair<int, int> slot(e.chunk, e.micro_batch % pipeline_slots(pp, rank, vpp, {m}, e.chunk));
                 own_used.insert(slot), pool_used.insert(shared[i]);
-                if (e.pass == Pass::forward) {
+                if (e.direction == Direction::forward) {
                     EXPECT_TRUE(own.emplace(slot, e.micro_batch).second) << "slot " << slot.second << " is taken";
                     EXPECT_TRUE(pool.emplace(shared[i], e).second) << "shared slot " << shared[i] << " is taken";
                 } else {

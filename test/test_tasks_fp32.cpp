@@ -336,9 +336,9 @@ struct Fixture {
         batch.B = 1, batch.T = T, batch.tokens.assign(tokens.begin(), tokens.end() - 1), batch.targets.assign(T, -1);
         batch.positions.resize(T);
         std::iota(batch.positions.begin(), batch.positions.end(), 0);
-        const Rows rows = stage(ctx, batch, m.a.slot());
-        model_forward(ctx, m, rows);
-        head(ctx, m, rows, 0, 0, false);
+        const Pass pass = upload(ctx, m, batch, m.a.micro_batch());
+        model_forward(pass);
+        head(pass, 0, 0, false);
         HostSide<floatX> host(ctx, m.a.logits, (size_t)T * m.c.Vp);
         host.download();
         return {host.data(), host.data() + (size_t)T * m.c.Vp};

@@ -12,9 +12,12 @@ int main(int argc, char** argv) try {
     if (T < 1 || file.size() == 0 || file.size() % (T * sizeof(int)))
         fail("%s has %zu bytes; sequences of %s tokens of 4 bytes are expected", argv[2], file.size(), argv[3]);
     const int B = (int)(file.size() / (T * sizeof(int))), N = B * T;
-    std::vector<int> tokens(N), positions(N);
-    memcpy(tokens.data(), file.data(), file.size());
-    for (int i = 0; i < N; i++) positions[i] = i % T;
+    Batch batch;
+    batch.B = B;
+    batch.T = T;
+    batch.tokens.resize((size_t)N);
+    memcpy(batch.tokens.data(), file.data(), file.size());
+    for (int i = 0; i < N; i++) batch.positions.push_back(i % T);
 
     be::Ctx ctx(0);
     World world = World::join();
@@ -24,14 +27,11 @@ int main(int argc, char** argv) try {
     load_weights(ctx, world, options, loaded, B, T, N, false);
     Model& m = *loaded.m;
     const ModelConfig& c = m.c;
-    for (int token : tokens)
+    for (int token : batch.tokens)
         if (token < 0 || token >= c.V) fail("token %d is outside the vocabulary of %d", token, c.V);
-    Slot& slot = m.a.slot();
-    be::upload(ctx, slot.tokens, tokens.data(), N * sizeof(int));
-    be::upload(ctx, slot.positions, positions.data(), N * sizeof(int));
-    model_forward(ctx, m, {slot.tokens, nullptr, slot.positions, nullptr, B, T, &slot});
-    norm_forward(ctx, c, m.a.final_norm, m.a.final_mean, m.a.final_rstd, nullptr, slot.out(), nullptr, m.p.final_norm_w,
-                 m.p.final_norm_b, N);
+    const Pass pass = upload(ctx, m, batch, m.a.micro_batch());
+    model_forward(pass);
+    norm_forward(pass, m.final_norm, m.a.final_stats, m.a.final_norm, nullptr, pass.in.out(), nullptr);
     be::linear_forward(ctx, m.a.logits, m.a.final_norm, m.p.head, nullptr, N, c.C, c.Vp);
 
     HostSide<floatX> logits(ctx, m.a.logits, (size_t)N * c.Vp);

@@ -14,9 +14,8 @@
 
 #include "../base/check.h"
 #include "../fp8.h"
+#include "parameters.h"
 
-enum class Matrix { qkv, proj, fc1, fc2 };
-constexpr Matrix all_matrices[] = {Matrix::qkv, Matrix::proj, Matrix::fc1, Matrix::fc2};
 enum class Operand { input, weight, gradient };
 constexpr int fp8_tensors = 12;  // per block
 constexpr size_t fp8_index(int block, Matrix matrix, Operand operand) {

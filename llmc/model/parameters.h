@@ -13,6 +13,7 @@
 // of the whole tensor, as HfTensor describes.
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../base/math.h"
@@ -41,6 +42,10 @@ struct RowBlock {
 };
 
 enum class Group { matrix, cut_bias, whole_bias, norm };  // biases: cut over tp, or whole on every tp rank
+
+// The four matrices of a block.
+enum class Matrix { qkv, proj, fc1, fc2 };
+constexpr Matrix all_matrices[] = {Matrix::qkv, Matrix::proj, Matrix::fc1, Matrix::fc2};
 
 struct TensorSpec {
     std::string name;  // "blocks.3.qkv_w"
@@ -78,6 +83,15 @@ struct BlockParams {
     E *norm2_w, *norm2_b;  // (C) (C)
     E *fc1_w, *fc1_b;      // (F1, C) (F1)
     E *fc2_w, *fc2_b;      // (C, F) (C)
+
+    std::pair<E*, E*> weight_and_bias(Matrix matrix) const {
+        switch (matrix) {
+            case Matrix::qkv: return {qkv_w, qkv_b};
+            case Matrix::proj: return {proj_w, proj_b};
+            case Matrix::fc1: return {fc1_w, fc1_b};
+            default: return {fc2_w, fc2_b};
+        }
+    }
 };
 
 // Pointers into a buffer of E (parameters: floatX, gradients: real). Null where the family has no such tensor.
@@ -229,6 +243,13 @@ struct ParameterTable {
         size = decayed + round_up(size - decayed, multiple);
     }
     explicit ParameterTable(const ModelConfig& c) : ParameterTable(c, whole_model(c)) {}
+
+    // Where the matrices of one of this rank's blocks begin; of the block after the last: where all matrices end.
+    size_t begin_of_block(int block) const {
+        for (const TensorSpec& t : rows)
+            if (t.block == block && t.group == Group::matrix) return t.offset;
+        return decayed;
+    }
 };
 
 // Points p's tensors into a buffer: each row of the table to place(row).

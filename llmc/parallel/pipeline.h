@@ -31,15 +31,15 @@
 #include "../base/check.h"
 #include "../base/terminal.h"
 
-enum class Pass { forward, backward };
+enum class Direction { forward, backward };
 
 struct PipelineEvent {
-    Pass pass;
+    Direction direction;
     int micro_batch;
     int chunk;  // index among this rank's chunks, 0 .. vpp - 1
 };
 inline bool operator==(const PipelineEvent& a, const PipelineEvent& b) {
-    return a.pass == b.pass && a.micro_batch == b.micro_batch && a.chunk == b.chunk;
+    return a.direction == b.direction && a.micro_batch == b.micro_batch && a.chunk == b.chunk;
 }
 
 inline int virtual_stage(int pp, int rank, int chunk) { return chunk * pp + rank; }
@@ -77,16 +77,16 @@ inline std::vector<PipelineEvent> pipeline_schedule(int pp, int rank, int vpp, i
     if (vpp > 1) warmup = micro_batches == pp ? passes : 2 * (pp - rank - 1) + (vpp - 1) * pp;
     warmup = std::min(warmup, passes);
 
-    const auto event = [&](Pass pass, int step) {
+    const auto event = [&](Direction pass, int step) {
         const int group = step / (pp * vpp), within = step % (pp * vpp);
         const int chunk = within / pp, micro_batch = group * pp + within % pp;  // with vpp = 1: chunk 0, micro-batch `step`
-        return PipelineEvent{pass, micro_batch, pass == Pass::forward ? chunk : vpp - 1 - chunk};
+        return PipelineEvent{pass, micro_batch, pass == Direction::forward ? chunk : vpp - 1 - chunk};
     };
     std::vector<PipelineEvent> events;
-    for (int i = 0; i < warmup; i++) events.push_back(event(Pass::forward, i));
+    for (int i = 0; i < warmup; i++) events.push_back(event(Direction::forward, i));
     for (int i = 0; i < passes; i++) {
-        if (warmup + i < passes) events.push_back(event(Pass::forward, warmup + i));
-        events.push_back(event(Pass::backward, i));
+        if (warmup + i < passes) events.push_back(event(Direction::forward, warmup + i));
+        events.push_back(event(Direction::backward, i));
     }
     return events;
 }
@@ -96,7 +96,7 @@ inline std::vector<PipelineEvent> pipeline_schedule(int pp, int rank, int vpp, i
 inline int most_in_flight(const std::vector<PipelineEvent>& events, int chunk) {
     int now = 0, most = 0;
     for (const PipelineEvent& e : events)
-        if (chunk < 0 || e.chunk == chunk) most = std::max(most, now += e.pass == Pass::forward ? 1 : -1);
+        if (chunk < 0 || e.chunk == chunk) most = std::max(most, now += e.direction == Direction::forward ? 1 : -1);
     return most;
 }
 
@@ -125,7 +125,7 @@ inline std::vector<int> shared_slots(const std::vector<PipelineEvent>& events) {
     std::vector<int> slots;
     std::vector<const PipelineEvent*> holder;  // by slot; null: free
     for (const PipelineEvent& e : events) {
-        const bool is_forward = e.pass == Pass::forward;
+        const bool is_forward = e.direction == Direction::forward;
         const auto wanted = [&](const PipelineEvent* h) {
             return is_forward ? !h : h && h->chunk == e.chunk && h->micro_batch == e.micro_batch;
         };
@@ -226,7 +226,7 @@ inline Timeline simulate_schedules(const std::vector<std::vector<PipelineEvent>>
             while (t.start[rank].size() < schedules[rank].size()) {
                 const PipelineEvent& e = schedules[rank][t.start[rank].size()];
                 const int stage = virtual_stage(pp, rank, e.chunk), i = e.micro_batch, last = n_stages - 1;
-                const bool is_forward = e.pass == Pass::forward, local = is_forward ? stage == 0 : stage == last;
+                const bool is_forward = e.direction == Direction::forward, local = is_forward ? stage == 0 : stage == last;
                 double input = 0;  // the first stage reads tokens, available from the start
                 if (!is_forward) input = stage == last ? forward_end[stage][i] : backward_end[stage + 1][i];
                 else if (stage > 0) input = forward_end[stage - 1][i];
@@ -288,10 +288,10 @@ inline std::string draw_pipeline(int pp, int vpp, int micro_batches, double simu
         const std::string letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
         return std::string(1, chunk < (int)letters.size() ? letters[chunk] : '+');
     };
-    const auto text = [&](Pass pass, int micro_batch, int chunk) {
+    const auto text = [&](Direction pass, int micro_batch, int chunk) {
         const std::string number = std::to_string(style.last_digit ? micro_batch % 10 : micro_batch);
         const std::string name = number + (vpp > 1 ? chunk_letter(chunk) : "");
-        return pass == Pass::forward ? name : style.open + name + style.close;
+        return pass == Direction::forward ? name : style.open + name + style.close;
     };
 
     // [0, head) and [tail, total) are shown: everything, or three fifths of the width for the beginning and the rest for the
@@ -319,12 +319,12 @@ inline std::string draw_pipeline(int pp, int vpp, int micro_batches, double simu
             const int start = (int)t.start[rank][i], length = (int)t.duration[rank][i];
             const auto cut = [&](int at) { return start < at && at < start + length; };  // a cut number would be misread
             const bool whole = !cut(head) && !cut(tail);
-            row.replace(start, length, pad_right(whole ? text(e.pass, e.micro_batch, e.chunk) : "", length));
+            row.replace(start, length, pad_right(whole ? text(e.direction, e.micro_batch, e.chunk) : "", length));
         }
         if (head < total) row = row.substr(0, head) + gap + row.substr(tail);
         out += pad_right("r" + std::to_string(rank), label) + row + "\n";
     }
-    paragraph(text(Pass::forward, 0, 0) + " forward, " + text(Pass::backward, 0, 0) + " backward of micro-batch 0" +
+    paragraph(text(Direction::forward, 0, 0) + " forward, " + text(Direction::backward, 0, 0) + " backward of micro-batch 0" +
               (style.last_digit ? " (last digit)" : "") + (vpp > 1 ? " in chunk a" : "") + "; . idle; not to scale");
     paragraph(format("Bubble (idle / work): %.1f%% = (ranks - 1) / %s; simulated %.1f%%",
                      100 * bubble_fraction(pp, vpp, micro_batches), vpp == 1 ? "micro-batches" : "(chunks x micro-batches)",

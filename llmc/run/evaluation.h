@@ -33,8 +33,7 @@ struct ScoredRow {
 };
 // B sequences of T tokens, of a request each.
 struct ScoringPass {
-    int B = 0, T = 0;
-    std::vector<int> tokens, positions;  // (B, T) each
+    Batch batch;  // without targets
     std::vector<ScoredRow> rows;
     int64_t inputs = 0;  // tokens that are not padding
 };
@@ -44,15 +43,16 @@ struct ScoringPass {
 inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const std::vector<size_t>& order, size_t first,
                                      int B, int T) {
     ScoringPass pass;
-    pass.T = std::min(T, (requests[order[first]].n_inputs() + 15) / 16 * 16);
-    pass.B = (int)std::min<size_t>((size_t)(B * T / pass.T), order.size() - first);
-    pass.tokens.assign((size_t)pass.B * pass.T, 0);
-    for (size_t i = 0; i < pass.tokens.size(); i++) pass.positions.push_back((int)i % pass.T);
-    for (int b = 0; b < pass.B; b++) {
-        const size_t request = order[first + (size_t)b], start = (size_t)b * pass.T;
+    Batch& batch = pass.batch;
+    batch.T = std::min(T, (requests[order[first]].n_inputs() + 15) / 16 * 16);
+    batch.B = (int)std::min<size_t>((size_t)(B * T / batch.T), order.size() - first);
+    batch.tokens.assign((size_t)batch.B * batch.T, 0);
+    for (size_t i = 0; i < batch.tokens.size(); i++) batch.positions.push_back((int)i % batch.T);
+    for (int b = 0; b < batch.B; b++) {
+        const size_t request = order[first + (size_t)b], start = (size_t)b * batch.T;
         const Request& r = requests[request];
         const int n = r.n_inputs();
-        std::copy_n(r.tokens.begin(), n, pass.tokens.begin() + (int64_t)start);
+        std::copy_n(r.tokens.begin(), n, batch.tokens.begin() + (int64_t)start);
         for (int t = n - r.n_scored; t < n; t++) pass.rows.push_back({start + (size_t)t, request, r.tokens[(size_t)t + 1]});
         pass.inputs += n;
     }
@@ -76,7 +76,7 @@ std::vector<Score> score_requests(const Ranks& ranks, int B, int T, const std::v
     for (size_t first = 0; first < order.size();) {
         const ScoringPass pass = make_scoring_pass(requests, order, first, B, T);
         run(pass, scores);
-        first += (size_t)pass.B;
+        first += (size_t)pass.batch.B;
         done += pass.inputs;
         if (progress) progress->update(done * mesh.dp.size);
     }
