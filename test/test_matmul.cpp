@@ -306,16 +306,16 @@ void check_products(const cpu::MatrixUnit<E>& unit) {
                 std::vector<E> packed((size_t)b_rows * N, E(std::nanf("")));
                 for (int k = 0; k < K; k++)
                     for (int n = 0; n < N; n++) packed[cpu::right_index<E>(k, n, b_rows)] = b[(size_t)k * N + n];
-                using cpu::Passing;
-                for (const auto& [add, passing] : {std::pair(false, Passing::neither),
-                                                   {true, Passing::neither},
-                                                   {false, Passing::left},
-                                                   {true, Passing::left},
-                                                   {false, Passing::right},
-                                                   {true, Passing::right}}) {
+                using cpu::Streamed;
+                for (const auto& [add, streamed] : {std::pair(false, Streamed::neither),
+                                                    {true, Streamed::neither},
+                                                    {false, Streamed::left},
+                                                    {true, Streamed::left},
+                                                    {false, Streamed::right},
+                                                    {true, Streamed::right}}) {
                     Guarded<float> c(std::vector<float>((size_t)M * ldc, add ? 0.5f : std::nanf("")), "c");
                     unit.begin();
-                    unit.product(c.data(), ldc, a.data(), lda, packed.data(), b_rows, M, N, K, add, passing, nullptr);
+                    unit.product(c.data(), ldc, a.data(), lda, packed.data(), b_rows, M, N, K, add, streamed, nullptr);
                     unit.end();
                     for (int m = 0; m < M; m++)
                         for (int n = 0; n < N; n++) {

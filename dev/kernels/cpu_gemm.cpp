@@ -135,7 +135,7 @@ void on_unit(const cpu::MatrixUnit<E>& unit, cpu::Ctx& ctx, Layer& l) {
                 const bf16* inp = l.row_of_inp(n0);
                 for (size_t i = 0; i < rows_size; i++) rows[i] = i < (size_t)there * l.IC ? E((float)inp[i]) : E(0);
                 alignas(64) float sums[16 * panel];
-                unit.product(sums, panel, rows, l.IC, packed, l.IC, 16, width, l.IC, false, cpu::Passing::neither, nullptr);
+                unit.product(sums, panel, rows, l.IC, packed, l.IC, 16, width, l.IC, false, cpu::Streamed::neither, nullptr);
                 for (int n = 0; n < there; n++)
                     for (int o = 0; o < width; o++) l.row_of_out(n0 + n)[o0 + o] = bf16(sums[n * panel + o]);
             }
@@ -222,7 +222,7 @@ double peak(const cpu::MatrixUnit<E>& unit, int threads) {
         alignas(64) float c[M * N];
         std::fill(a, a + M * K, E(1)), std::fill(b, b + K * N, E(1));
         unit.begin();
-        for (int i = 0; i < rounds; i++) unit.product(c, N, a, K, b, K, M, N, K, false, cpu::Passing::neither, nullptr);
+        for (int i = 0; i < rounds; i++) unit.product(c, N, a, K, b, K, M, N, K, false, cpu::Streamed::neither, nullptr);
         unit.end();
     }
     return 2.0 * M * N * K * rounds * threads / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

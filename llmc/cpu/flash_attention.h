@@ -50,8 +50,8 @@ inline int padded_size(int HS) { return round_up(HS, k_step<floatX>); }
 inline int rows_at(const AttentionShape& a, int t0) { return std::min((int)tile, a.T - t0); }
 
 // Prefetches the rows of a head in the tile at t0; x is the first one.
-inline Ahead rows_ahead(const AttentionShape& a, const floatX* x, size_t stride, int t0) {
-    return t0 < a.T ? Ahead(x, stride, rows_at(a, t0), a.HS) : Ahead();
+inline Prefetch prefetch_rows(const AttentionShape& a, const floatX* x, size_t stride, int t0) {
+    return t0 < a.T ? Prefetch(x, stride, rows_at(a, t0), a.HS) : Prefetch();
 }
 // Whether rows of a head at `to` are written with non-temporal stores: whole cache lines, too far apart for hardware prefetch.
 template <class E>
@@ -62,7 +62,7 @@ bool streams(const MatrixUnit<E>& unit, const floatX* to, size_t stride, int HS)
 // ---- packing of a tile: 64 rows of a head, of which `rows` exist, HS elements each, a stride apart --------------------------
 // Left operand (64, H) = rows.
 template <class E>
-void lay_rows(E* to, const floatX* from, size_t stride, int rows, int HS, int H) {
+void pack_left_rows(E* to, const floatX* from, size_t stride, int rows, int HS, int H) {
     for (int r = 0; r < tile; r++) {
         E* row = to + (size_t)r * H;
         const floatX* x = from + (size_t)r * stride;
@@ -78,14 +78,14 @@ struct Rows64 {
     size_t stride;
     Rows64(floatX* copy, const floatX* from, size_t from_stride, int rows, int HS, int H) : x(from), stride(from_stride) {
         if (rows == tile && HS == H) return;
-        lay_rows(copy, from, from_stride, rows, HS, H);
+        pack_left_rows(copy, from, from_stride, rows, HS, H);
         x = copy, stride = (size_t)H;
     }
 };
 // Left operand (H, 64) = rows^T; right operands (H, 64) = rows^T and (64, H) = rows.
 template <class E>
-void lay_transposed(const MatrixUnit<E>& unit, E* to, const Rows64& rows, int H) {
-    detail::lay_transposed(unit, to, tile, rows.x, rows.stride, H, tile, tile);
+void pack_left_transposed(const MatrixUnit<E>& unit, E* to, const Rows64& rows, int H) {
+    detail::pack_left_transposed(unit, to, tile, rows.x, rows.stride, H, tile, tile);
 }
 template <class E>
 void pack_transposed(const MatrixUnit<E>& unit, E* to, const Rows64& rows, int H) {
@@ -138,13 +138,13 @@ inline int keys_seen(bool diagonal, int t /*the first query*/) { return diagonal
 template <class E>
 void score(const MatrixUnit<E>& unit, float* s, const E* keys /*(64, H)*/, const E* queries /*packed (H, n)*/, int H, int n,
            int seen) {
-    unit.product(s, n, keys, H, queries, H, seen, n, H, false, Passing::neither, nullptr);
+    unit.product(s, n, keys, H, queries, H, seen, n, H, false, Streamed::neither, nullptr);
 }
 // o (H, n queries) = left p, or += left p.
 template <class E>
 void sum_over_keys(const MatrixUnit<E>& unit, float* o, const E* left /*(H, 64 keys)*/,
                    const E* p /*packed (64 keys, n queries)*/, int H, int n, int seen, bool add) {
-    unit.product(o, n, left, tile, p, tile, H, n, seen, add, Passing::neither, nullptr);
+    unit.product(o, n, left, tile, p, tile, H, n, seen, add, Streamed::neither, nullptr);
 }
 // o (64 keys, H) = p right, or += p right. On the diagonal, where query j is the first to see key j, o is set.
 template <class E>
@@ -153,7 +153,7 @@ void sum_over_queries(const MatrixUnit<E>& unit, float* o, const E* p /*(64 keys
     const int n = diagonal ? half : tile;
     for (int j = 0; j < tile; j += n)
         unit.product(o + (size_t)j * H, H, p + j * tile + j, tile, right + right_index<E>(j, 0, tile), tile, n, H, tile - j,
-                     !diagonal, Passing::neither, nullptr);
+                     !diagonal, Streamed::neither, nullptr);
 }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------------
@@ -201,8 +201,9 @@ struct KeysAndValues {
     E* values_transposed(int b, int g, int j0) const { return keys(b, g, j0) + (size_t)tile * H; }
     void lay(const MatrixUnit<E>& unit, const floatX* qkv, int b, int g, int j0, floatX* scratch /*(64, H)*/) const {
         const int rows = rows_at(a, j0);
-        lay_rows(keys(b, g, j0), qkv + a.key(b, j0, g), a.row(), rows, a.HS, H);
-        lay_transposed(unit, values_transposed(b, g, j0), Rows64(scratch, qkv + a.value(b, j0, g), a.row(), rows, a.HS, H), H);
+        pack_left_rows(keys(b, g, j0), qkv + a.key(b, j0, g), a.row(), rows, a.HS, H);
+        pack_left_transposed(unit, values_transposed(b, g, j0),
+                             Rows64(scratch, qkv + a.value(b, j0, g), a.row(), rows, a.HS, H), H);
     }
 };
 
@@ -279,11 +280,11 @@ struct QueryTile {
     int b, h, t0;
 };
 
-// Prefetches `wanted` meanwhile.
+// Prefetches `prefetch` meanwhile.
 template <int n, class E>
 void forward_tile(const MatrixUnit<E>& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes,
-                  const int* doc_start, const AttentionShape& a, const KeysAndValues<E>& kv, QueryTile queries, Ahead wanted,
-                  const ForwardMemory<E>& m) {
+                  const int* doc_start, const AttentionShape& a, const KeysAndValues<E>& kv, QueryTile queries,
+                  Prefetch prefetch, const ForwardMemory<E>& m) {
     const int b = queries.b, h = queries.h, t0 = queries.t0, rows = rows_at(a, t0), H = kv.H, g = h / a.group();
     int starts[tile];
     if (doc_start) doc_start += (size_t)b * a.T;
@@ -293,10 +294,10 @@ void forward_tile(const MatrixUnit<E>& unit, floatX* out, real* lse, const float
     pack_transposed(unit, m.q, Rows64(m.rows, qkv + a.query(b, t0, h), a.row(), rows, a.HS, H), H);
     const int from = first_keys(doc_start, t0);
     std::fill(m.o, m.o + (size_t)H * tile, 0.0f);
-    const int asked = ceil_div(wanted.left(), ((t0 - from) / tile + 1) * (tile / n));
+    const int asked = ceil_div(prefetch.left(), ((t0 - from) / tile + 1) * (tile / n));
     for (int j0 = from; j0 < t0 + rows; j0 += tile) {
         for (int t = 0; t < tile; t += n) {
-            wanted.ask(asked);
+            prefetch.issue(asked);
             const int seen = keys_seen(j0 == t0, t);
             float* const o = m.o + (size_t)t * H;
             score(unit, m.s, kv.keys(b, g, j0), m.q + right_index<E>(0, t, H), H, n, seen);
@@ -382,21 +383,21 @@ struct BackwardHead {
     const BackwardMemory<E>& m;
     float* dkv;
     int b, h;
-    bool lays_keys;  // otherwise they are packed already
+    bool packs_keys;  // otherwise they are packed already
     int H = padded_size(a.HS);
     const int* docs = x.doc_start ? x.doc_start + (size_t)b * a.T : nullptr;
-    Ahead wanted[5] = {};  // the next tile's rows of keys, values, queries, dout and out
+    Prefetch prefetches[5] = {};  // the next tile's rows of keys, values, queries, dout and out
 
-    void lay_keys(int j0) {
+    void pack_keys(int j0) {
         const int g = h / a.group(), rows = rows_at(a, j0);
         const size_t at = (size_t)j0 * H, key = a.key(b, j0, g), value = a.value(b, j0, g);
-        lay_rows(m.k + at, x.qkv + key, a.row(), rows, a.HS, H);
-        detail::lay_transposed(unit, m.kt + at, tile, m.k + at, (size_t)H, H, tile, tile);
-        lay_rows(m.v + at, x.qkv + value, a.row(), rows, a.HS, H);
-        wanted[0] = rows_ahead(a, x.qkv + key + tile * a.row(), a.row(), j0 + tile);
-        wanted[1] = rows_ahead(a, x.qkv + value + tile * a.row(), a.row(), j0 + tile);
+        pack_left_rows(m.k + at, x.qkv + key, a.row(), rows, a.HS, H);
+        detail::pack_left_transposed(unit, m.kt + at, tile, m.k + at, (size_t)H, H, tile, tile);
+        pack_left_rows(m.v + at, x.qkv + value, a.row(), rows, a.HS, H);
+        prefetches[0] = prefetch_rows(a, x.qkv + key + tile * a.row(), a.row(), j0 + tile);
+        prefetches[1] = prefetch_rows(a, x.qkv + value + tile * a.row(), a.row(), j0 + tile);
     }
-    void lay_queries(int t0) {
+    void pack_queries(int t0) {
         const int rows = rows_at(a, t0);
         const size_t at = (size_t)t0 * H, width = (size_t)a.NH * a.HS;
         const floatX *const q = x.qkv + a.query(b, t0, h), *const dout = x.dout + a.output(b, t0, h),
@@ -410,14 +411,14 @@ struct BackwardHead {
             m.lse[t0 + i] = there ? (float)x.lse[a.statistic(b, t0 + i, h)] : 0.0f;
             m.correction[t0 + i] = there ? (float)a.scale * inner_product(dout + i * width, out + i * width, a.HS) : 0.0f;
         }
-        wanted[2] = rows_ahead(a, q + tile * a.row(), a.row(), t0 + tile);
-        wanted[3] = rows_ahead(a, dout + tile * width, width, t0 + tile);
-        wanted[4] = rows_ahead(a, out + tile * width, width, t0 + tile);
+        prefetches[2] = prefetch_rows(a, q + tile * a.row(), a.row(), t0 + tile);
+        prefetches[3] = prefetch_rows(a, dout + tile * width, width, t0 + tile);
+        prefetches[4] = prefetch_rows(a, out + tile * width, width, t0 + tile);
     }
 
     // Prefetches a few rows before each product.
-    void ask() {
-        for (Ahead& rows : wanted) rows.ask(n / 2);
+    void issue_prefetches() {
+        for (Prefetch& rows : prefetches) rows.issue(n / 2);
     }
     // Adds the contributions of the key tile at j0 and the query tile at t0 to the gradients.
     void add(int j0, int t0) {
@@ -426,19 +427,19 @@ struct BackwardHead {
         const float scale = (float)a.scale;
         int starts[tile];
         const int* docs_here = documents_of(starts, docs, t0, a.T);
-        if (first) lay_queries(t0);
+        if (first) pack_queries(t0);
         for (int t = 0; t < tile; t += n) {
             const int seen = keys_seen(diagonal, t);
             const size_t stripe = queries + right_index<E>(0, t, H);
-            ask();
+            issue_prefetches();
             score(unit, m.s, m.k + keys, m.qt + stripe, H, n, seen);
-            ask();
+            issue_prefetches();
             score(unit, m.dp, m.v + keys, m.dot + stripe, H, n, seen);
             const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, scale,
                                                x.slopes ? x.slopes + h : nullptr, docs_here ? docs_here + t : nullptr);
-            ask();
+            issue_prefetches();
             score_gradients<n>(m, t, factor, m.lse + t0 + t, m.correction + t0 + t, scale, seen);
-            ask();
+            issue_prefetches();
             sum_over_keys(unit, m.dq + (size_t)(t0 + t) * H, m.kt + keys, m.ds_packed, H, n, seen, !first);
         }
         float *const dk = dkv + 2 * keys, *const dv = dk + (size_t)tile * H;
@@ -449,7 +450,7 @@ struct BackwardHead {
         float ones[tile];
         std::fill(ones, ones + tile, 1.0f);
         for (int j0 = 0; j0 < a.T; j0 += tile) {
-            if (lays_keys) lay_keys(j0);
+            if (packs_keys) pack_keys(j0);
             for (int t0 = j0; t0 < a.T && first_keys(docs, t0) <= j0; t0 += tile) {
                 add(j0, t0);
                 if (t0 > j0) continue;  // otherwise all keys of these queries are done
@@ -517,9 +518,9 @@ void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const 
         me.share(tasks, [&](int64_t i) {
             const int task = (int)i;
             const QueryTile next = queries_of(std::min(task + 1, tasks - 1));  // likely this thread's next task
-            const Ahead wanted = rows_ahead(a, qkv + a.query(next.b, next.t0, next.h), a.row(), next.t0);
+            const Prefetch prefetch = prefetch_rows(a, qkv + a.query(next.b, next.t0, next.h), a.row(), next.t0);
             with_stripe(unit, [&](auto stripe) {
-                forward_tile<stripe>(unit, out, lse, qkv, slopes, doc_start, a, kv, queries_of(task), wanted, m);
+                forward_tile<stripe>(unit, out, lse, qkv, slopes, doc_start, a, kv, queries_of(task), prefetch, m);
             });
             fence();
         });
@@ -539,8 +540,8 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
         (float*)(memory + per_thread * (size_t)ctx.threads);  // (B, NH, tiles, 2, 64, H), if tasks are query heads
     Team::run(ctx.threads, [&](Team::Member& me) {
         const BackwardMemory<E> m(memory + per_thread * (size_t)me.number, a.T, H);
-        const auto query_head = [&](int b, int h, float* dkv, bool lays_keys) {
-            with_stripe(unit, [&](auto stripe) { BackwardHead<stripe, E>{unit, x, a, m, dkv, b, h, lays_keys}.run(); });
+        const auto query_head = [&](int b, int h, float* dkv, bool packs_keys) {
+            with_stripe(unit, [&](auto stripe) { BackwardHead<stripe, E>{unit, x, a, m, dkv, b, h, packs_keys}.run(); });
         };
         unit.begin();
         if (apart) {

@@ -49,15 +49,15 @@ constexpr int most_rows = parts<E> == 1 ? 128 : 64;
 // cache stay, for `depth` of k, either 32 of its columns, which are multiplied with `rows` rows of the left operand; or these
 // rows, which are multiplied with all columns of the panel.
 template <class E>
-struct Cut {
+struct Blocking {
     int slab = gemm::slab<E>, columns = 256;
     int depth = parts<E> == 1 ? 1024 / (int)sizeof(E) : 128 /*32 columns: 32 KiB, 24 of parts*/, rows = most_rows<E>;
-    Passing passing = Passing::left;
+    Streamed streamed = Streamed::left;
     static bool in_tiles(const MatrixUnit<E>& unit) { return unit.tiles && parts<E> == 1; }
-    bool left_stays() const { return passing == Passing::right; }
+    bool keeps_left() const { return streamed == Streamed::right; }
     // Where there are tiles, the L2 cache has 2 MiB: up to `most` of k are one slab, with fewer columns, so that sums need no
     // second pass.
-    Cut(const MatrixUnit<E>& unit, int K, int most) {
+    Blocking(const MatrixUnit<E>& unit, int K, int most) {
         if (!in_tiles(unit)) return;
         columns = 512;
         if (K <= slab) return;
@@ -68,7 +68,7 @@ struct Cut {
     void keep_left(int K) {
         const int whole = std::min(K, slab), most = whole <= 768 ? 768 : 640;
         columns = std::min(512, 1280 * 512 / whole / strip_columns * strip_columns);
-        depth = round_up(ceil_div(whole, ceil_div(whole, most)), k_step<E>), rows = strip_rows, passing = Passing::right;
+        depth = round_up(ceil_div(whole, ceil_div(whole, most)), k_step<E>), rows = strip_rows, streamed = Streamed::right;
     }
 };
 
@@ -97,9 +97,9 @@ struct Left : Operand<E> {
 
 // Divides a result (N, C) among threads into panels of columns, and panels into blocks of rows where that minimizes the time of
 // the busiest thread, which packs its panels and reads its rows for each of them.
-struct Shares {
+struct Partition {
     int columns = 0, panels = 0, rows = 0, parts = 0;
-    Shares(int N, int C, int widest, int threads, bool tiles, int strip) {
+    Partition(int N, int C, int widest, int threads, bool tiles, int strip) {
         const double packed = tiles ? 250 : 25, read = tiles ? 100 : 10;  // cost per number, in multiply-adds of the unit
         double least = std::numeric_limits<double>::infinity();
         for (int down = 1; down <= threads; down++) {  // threads that share a panel
@@ -114,35 +114,36 @@ struct Shares {
 };
 
 // The pending epilogue of a strip: the remaining calls epilogue(row, first column, columns, sums).
-template <int strip, class Finish>
-struct Unfinished : Beside {
-    const Finish finish;
+template <int strip, class Epilogue>
+struct PendingEpilogue : OverlappedWork {
+    const Epilogue epilogue;
     int row = 0, first = 0, columns = 0;
     float* sums = nullptr;
-    explicit Unfinished(Finish f) : Beside{[](Beside& b) { static_cast<Unfinished&>(b).next(); }}, finish(f) {}
+    explicit PendingEpilogue(Epilogue f)
+        : OverlappedWork{[](OverlappedWork& b) { static_cast<PendingEpilogue&>(b).next(); }}, epilogue(f) {}
     __attribute__((flatten)) void next() {
         const std::integral_constant<int, strip> all;
-        if (columns == strip) finish(row, first, all, sums);
-        else finish(row, first, columns, sums);
+        if (columns == strip) epilogue(row, first, all, sums);
+        else epilogue(row, first, columns, sums);
         row++, sums += strip;
     }
     // Completes the previous strip and takes over this one.
-    void take(int rows, int row_, int first_, int columns_, float* sums_) {
-        all();
+    void begin_strip(int rows, int row_, int first_, int columns_, float* sums_) {
+        finish();
         left = rows, row = row_, first = first_, columns = columns_, sums = sums_;
     }
 };
 
 // sums (rows, strip) = a b or sums += a b; b has `columns` columns, at most a strip, and b_rows rows, of which K are used.
-// Overlaps with pieces of `overlapped`, and prefetches `wanted`.
+// Overlaps with pieces of `overlapped`, and prefetches `prefetch`.
 template <int strip, class E>
 void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E> b, int b_rows, int rows, int columns, int K,
-                    const Cut<E>& cut, bool add, Ahead wanted, Beside& beside) {
-    const int passes = ceil_div(K, cut.depth), step = round_up(ceil_div(K, passes), k_multiple<E>);
+                    const Blocking<E>& blocking, bool add, Prefetch prefetch, OverlappedWork& overlapped) {
+    const int passes = ceil_div(K, blocking.depth), step = round_up(ceil_div(K, passes), k_multiple<E>);
     const int high = unit.tiles ? strip_rows : rows;  // without overlapped work: all rows at once
     const int products = ceil_div(rows, high) * ceil_div(columns, narrow);
-    const int at_a_time = ceil_div(wanted.left(), passes * products);
-    beside.at_once = ceil_div(beside.left, products * ceil_div(K, tile_depth));
+    const int at_a_time = ceil_div(prefetch.left(), passes * products);
+    overlapped.per_step = ceil_div(overlapped.left, products * ceil_div(K, tile_depth));
     for (int n = 0; n < columns; n += narrow)
         for (int k = 0; k < K; k += step)
             for (int m = 0; m < rows; m += high) {
@@ -150,13 +151,13 @@ void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E
                 float* const to = sums + m * strip + n;
                 const E *const left = a.x + (size_t)m * a.stride + k, *const right = b.x + right_index<E>(k, n, b_rows);
                 const int deep = std::min(step, K - k);
-                wanted.ask(at_a_time);
+                prefetch.issue(at_a_time);
                 if constexpr (parts<E> == 1)
-                    unit.product(to, strip, left, a.stride, right, b_rows, here, wide, deep, add || k > 0, cut.passing,
-                                 &beside);
+                    unit.product(to, strip, left, a.stride, right, b_rows, here, wide, deep, add || k > 0, blocking.streamed,
+                                 &overlapped);
                 else
                     unit.product_of_parts(to, strip, left, a.part, a.stride, right, b.part, b_rows, here, wide, deep,
-                                          add || k > 0, &beside);
+                                          add || k > 0, &overlapped);
             }
 }
 
@@ -208,7 +209,7 @@ inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int colu
 }
 
 // An input of the epilogue: `rows` rows of C elements for each row of a result (N, C).
-struct Read {
+struct EpilogueInput {
     const floatX* x = nullptr;
     int rows = 1;
 };
@@ -216,72 +217,72 @@ struct Read {
 // out (N, C) = a (N, K) b (K, C); K of b is padded to whole words, C to 16. epilogue(n, first column, columns, sums) receives
 // each part of a row, which it may modify. If given, lines of `out` (N, C), which the result needs in cache, and of `read`, the
 // epilogue's input, are prefetched.
-template <int strip = strip_columns, class E, class B, class Finish>
-void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, Read read, const floatX* a, int N, int K_there, int C,
-                const B& b, Finish finish) {
+template <int strip = strip_columns, class E, class B, class Epilogue>
+void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput read, const floatX* a, int N, int K_there,
+                int C, const B& b, Epilogue epilogue) {
     const int K = round_up(K_there, k_multiple<E>), wide = round_up(C, 16), tall = round_up(N, 16);
-    Cut<E> cut(unit, K, K <= 2 * slab<E> ? K : slab<E>);
-    if (Cut<E>::in_tiles(unit)) cut.keep_left(K);
-    const int deepest = std::min(K, cut.slab), pass = cut.left_stays() ? cut.depth : deepest;
-    const Shares shares(tall, wide, cut.columns, ctx.threads, unit.tiles, strip);
+    Blocking<E> blocking(unit, K, K <= 2 * slab<E> ? K : slab<E>);
+    if (Blocking<E>::in_tiles(unit)) blocking.keep_left(K);
+    const int deepest = std::min(K, blocking.slab), pass = blocking.keeps_left() ? blocking.depth : deepest;
+    const Partition shares(tall, wide, blocking.columns, ctx.threads, unit.tiles, strip);
     // Sums of two alternating strips of columns; if they take several passes, of all strips; and with several slabs, of all
     // rows.
     const bool in_turn = K <= pass;
-    const int kept = K > cut.slab ? shares.rows : std::min(cut.rows, shares.rows);
+    const int kept = K > blocking.slab ? shares.rows : std::min(blocking.rows, shares.rows);
     const int strips = in_turn ? 2 : ceil_div(shares.columns, strip);
     const size_t packed_size = (size_t)deepest * shares.columns, strip_size = (size_t)kept * strip;
-    const size_t left_size = as_stored_in<E> ? 0 : (size_t)cut.rows * spread<E>(deepest);
+    const size_t left_size = as_stored_in<E> ? 0 : (size_t)blocking.rows * spread<E>(deepest);
     const size_t per_thread = parts<E> * (packed_size + left_size) * sizeof(E) + strips * strip_size * sizeof(float);
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
     a = padded(ctx, 0, a, N, K_there, tall, K);
     // The prefetch of one pass: rows from n on, below `end`, and k below K_end.
-    const auto left_lines = [=, &cut](int n, int end, int k, int K_end) {
-        return n < end ? Ahead(a + (size_t)n * K + k, (size_t)K, std::min(cut.rows, end - n), std::min(pass, K_end - k))
-                       : Ahead();
+    const auto left_lines = [=, &blocking](int n, int end, int k, int K_end) {
+        return n < end ? Prefetch(a + (size_t)n * K + k, (size_t)K, std::min(blocking.rows, end - n), std::min(pass, K_end - k))
+                       : Prefetch();
     };
     Team::run(ctx.threads, [&](Team::Member& me) {
         float* memory_of_sums = (float*)(memory + per_thread * (size_t)me.number);
         E *packed = (E*)(memory_of_sums + strips * strip_size), *packed_left = packed + parts<E> * packed_size;
-        Unfinished<strip, Finish> unfinished(finish);
+        PendingEpilogue<strip, Epilogue> pending(epilogue);
         int turn = 0;
         unit.begin();
         me.share(shares.panels * shares.parts, [&](int64_t share) {
             const int task = (int)share;
             const int c0 = task / shares.parts * shares.columns, columns = std::min(shares.columns, wide - c0);
             const int first = task % shares.parts * shares.rows, end = std::min(tall, first + shares.rows);
-            for (int k0 = 0; k0 < K; k0 += cut.slab) {
-                const int deep = std::min(cut.slab, K - k0);
+            for (int k0 = 0; k0 < K; k0 += blocking.slab) {
+                const int deep = std::min(blocking.slab, K - k0);
                 b.pack(unit, packed, packed_size, k0, deep, c0, columns);
-                for (int n0 = first; n0 < end; n0 += cut.rows)
+                for (int n0 = first; n0 < end; n0 += blocking.rows)
                     for (int k = 0; k < deep; k += pass) {
-                        const int rows = std::min(cut.rows, end - n0), there = std::min(rows, N - n0);
+                        const int rows = std::min(blocking.rows, end - n0), there = std::min(rows, N - n0);
                         const int K_here = std::min(pass, deep - k);
                         const bool last = k0 + k + K_here == K;
                         Left<E> left = {{packed_left, left_size}, spread<E>(K_here)};
                         left.pack(packed_left, a + (size_t)n0 * K + k0 + k, K, rows, K_here);
-                        if (cut.left_stays()) {  // prefetch the next rows during the products with the panel
+                        if (blocking.keeps_left()) {  // prefetch the next rows during the products with the panel
                             const int products = ceil_div(columns, narrow) * ceil_div(K_here, tile_depth);
-                            unfinished.later = k + pass < deep ? left_lines(n0, end, k0 + k + pass, k0 + deep)
-                                                               : left_lines(n0 + cut.rows, end, k0, k0 + deep);
-                            unfinished.lines = ceil_div(unfinished.later.left(), products);
+                            pending.later = k + pass < deep ? left_lines(n0, end, k0 + k + pass, k0 + deep)
+                                                            : left_lines(n0 + blocking.rows, end, k0, k0 + deep);
+                            pending.lines = ceil_div(pending.later.left(), products);
                         }
                         for (int c = 0; c < columns; c += strip, turn ^= 1) {
                             const int width = std::min((int)strip, columns - c);
                             float* const sums = memory_of_sums + (in_turn ? turn : c / strip) * strip_size +
-                                                (K > cut.slab ? (size_t)(n0 - first) * strip : 0);
-                            if (!in_turn && columns <= strip) unfinished.all();  // its epilogue still uses them
+                                                (K > blocking.slab ? (size_t)(n0 - first) * strip : 0);
+                            if (!in_turn && columns <= strip) pending.finish();  // its epilogue still uses them
                             if (last && out) prefetch_lines<1>(out + (size_t)n0 * C + c0 + c, (size_t)C, width, there);
-                            Ahead reads;
+                            Prefetch reads;
                             if (last && read.x)
                                 reads =
-                                    Ahead(read.x + (size_t)n0 * read.rows * C + c0 + c, (size_t)C, there * read.rows, width);
+                                    Prefetch(read.x + (size_t)n0 * read.rows * C + c0 + c, (size_t)C, there * read.rows, width);
                             multiply_strip<strip>(unit, sums, left, {packed + right_index<E>(k, c, deep), packed_size}, deep,
-                                                  rows, width, K_here, cut, k0 + k > 0, reads, unfinished);
-                            if (last) unfinished.take(there, n0, c0 + c, std::min(width, C - c0 - c), sums);
+                                                  rows, width, K_here, blocking, k0 + k > 0, reads, pending);
+                            if (last) pending.begin_strip(there, n0, c0 + c, std::min(width, C - c0 - c), sums);
                         }
                     }
             }
-            unfinished.all();
+            pending.finish();
             fence();
         });
         unit.end();
@@ -293,9 +294,9 @@ template <class E>
 void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* a, const floatX* b, int N, int M, int C,
                    Acc acc) {
     const bool streamed = streams(unit, c, (size_t)C * sizeof(float));
-    const Cut<E> cut(unit, N, 2 * gemm::slab<E>);
-    const Shares shares(C, M, cut.columns, ctx.threads, unit.tiles, strip_rows);  // panels of c's rows
-    const int slab = cut.slab, deepest = std::min(slab, round_up(N, k_multiple<E>));
+    const Blocking<E> blocking(unit, N, 2 * gemm::slab<E>);
+    const Partition shares(C, M, blocking.columns, ctx.threads, unit.tiles, strip_rows);  // panels of c's rows
+    const int slab = blocking.slab, deepest = std::min(slab, round_up(N, k_multiple<E>));
     const size_t right_size = (size_t)deepest * C, left_size = (size_t)spread<E>(deepest) * shares.columns;
     E* right = (E*)ctx.scratch(parts<E> * (right_size + left_size * (size_t)ctx.threads) * sizeof(E));
     Team::run(ctx.threads, [&](Team::Member& me) {
@@ -304,12 +305,12 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
         alignas(64) float sums_in_turn[2][most_rows<E> * strip];
         int turn = 0;
         bool add = acc == Acc::Add;
-        const auto finish = [c, C, streamed, &add](int m, int first, auto columns, const float* sums) {
+        const auto epilogue = [c, C, streamed, &add](int m, int first, auto columns, const float* sums) {
             float* row = c + (size_t)m * C + first;
             if (add) put(false, row, columns, [=](int i, auto) { return load(row + i) + load(sums + i); });
             else put(streamed, row, columns, [=](int i, auto) { return load(sums + i); });
         };
-        Unfinished<strip, decltype(finish)> unfinished(finish);
+        PendingEpilogue<strip, decltype(epilogue)> pending(epilogue);
         unit.begin();
         for (int k0 = 0; k0 < N; k0 += slab) {
             const int there = std::min(slab, N - k0), K = round_up(there, k_multiple<E>), stride = spread<E>(K);
@@ -327,19 +328,19 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
                 const int task = (int)share;
                 const int m0 = task / shares.parts * shares.columns, c0 = task % shares.parts * shares.rows;
                 const int M_here = std::min(shares.columns, M - m0), columns = std::min(shares.rows, C - c0);
-                lay_transposed_in_parts(unit, left, left_size, (size_t)stride, a + (size_t)k0 * M + m0, (size_t)M, M_here, K,
-                                        there);
+                pack_left_in_parts(unit, left, left_size, (size_t)stride, a + (size_t)k0 * M + m0, (size_t)M, M_here, K, there);
                 for (int n = 0; n < columns; n += strip)
-                    for (int m = 0; m < M_here; m += cut.rows, turn ^= 1) {
-                        const int rows = std::min(cut.rows, M_here - m), width = std::min((int)strip, columns - n);
-                        const Ahead wanted = add ? Ahead(c + (size_t)(m0 + m) * C + c0 + n, (size_t)C, rows, width) : Ahead();
+                    for (int m = 0; m < M_here; m += blocking.rows, turn ^= 1) {
+                        const int rows = std::min(blocking.rows, M_here - m), width = std::min((int)strip, columns - n);
+                        const Prefetch prefetch =
+                            add ? Prefetch(c + (size_t)(m0 + m) * C + c0 + n, (size_t)C, rows, width) : Prefetch();
                         float* const sums = sums_in_turn[turn];
                         multiply_strip<strip>(unit, sums, {{left + (size_t)m * stride, left_size}, stride},
-                                              {right + right_index<E>(0, c0 + n, K), right_size}, K, rows, width, K, cut, false,
-                                              wanted, unfinished);
-                        unfinished.take(rows, m0 + m, c0 + n, width, sums);
+                                              {right + right_index<E>(0, c0 + n, K), right_size}, K, rows, width, K, blocking,
+                                              false, prefetch, pending);
+                        pending.begin_strip(rows, m0 + m, c0 + n, width, sums);
                     }
-                unfinished.all();
+                pending.finish();
                 fence();  // the next slab adds to what another thread may have written
             });
         }
@@ -374,12 +375,12 @@ struct Layer {
 
 // out = inp weight^T, stored by epilogue(row, first column, columns, sums). Lines of `out`, if given, and of `read` are
 // prefetched.
-template <int strip = strip_columns, class Finish>
-void forward(Ctx& ctx, floatX* out, Read read, const Layer& l, Finish finish) {
+template <int strip = strip_columns, class Epilogue>
+void forward(Ctx& ctx, floatX* out, EpilogueInput read, const Layer& l, Epilogue epilogue) {
     on_unit(ctx, [&](const auto& unit) {
         const int K = round_up(l.IC, k_multiple_of(unit));
         const floatX* weight = padded(ctx, 1, l.weight, l.OC, l.IC, round_up(l.OC, 16), K);
-        rows_times<strip>(ctx, unit, out, read, l.inp, l.N, l.IC, l.OC, Transposed{weight, (size_t)K}, finish);
+        rows_times<strip>(ctx, unit, out, read, l.inp, l.N, l.IC, l.OC, Transposed{weight, (size_t)K}, epilogue);
     });
 }
 
@@ -407,7 +408,7 @@ inline void swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const Layer& 
     constexpr int each = TransposedInTurn::each;
     const int F = l.OC / 2;
     const bool streamed = streams_rows(ctx, out, F) && streams_rows(ctx, gate_up, F);
-    const auto finish = [=](int n, int first, auto, const float* sums) {
+    const auto epilogue = [=](int n, int first, auto, const float* sums) {
         const int at = first / 2;
         floatX *gate = gate_up + (size_t)n * 2 * F + at, *up = gate + F, *y = out + (size_t)n * F + at;
         with_bias(at_column(l.bias, at), sums, [=](auto g) {
@@ -421,7 +422,7 @@ inline void swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const Layer& 
     on_unit(ctx, [&](const auto& unit) {
         const int K = round_up(l.IC, k_multiple_of(unit));
         const Transposed both{padded(ctx, 1, l.weight, l.OC, l.IC, l.OC, K), (size_t)K};
-        rows_times<2 * each>(ctx, unit, nullptr, {}, l.inp, l.N, l.IC, l.OC, TransposedInTurn{both, F}, finish);
+        rows_times<2 * each>(ctx, unit, nullptr, {}, l.inp, l.N, l.IC, l.OC, TransposedInTurn{both, F}, epilogue);
     });
 }
 
@@ -452,13 +453,13 @@ void rope_forward(Ctx& ctx, floatX* out, const Layer& l, const Rotation& rotatio
 }
 
 // dinp (N, IC) = dout (N, OC) weight (OC, IC), stored by epilogue(row, first column, columns, sums).
-template <class Finish>
-void backward_input(Ctx& ctx, floatX* dinp, Read read, const floatX* dout, const floatX* weight, int N, int IC, int OC,
-                    Finish finish) {
+template <class Epilogue>
+void backward_input(Ctx& ctx, floatX* dinp, EpilogueInput read, const floatX* dout, const floatX* weight, int N, int IC, int OC,
+                    Epilogue epilogue) {
     on_unit(ctx, [&](const auto& unit) {
         const int K = round_up(OC, k_multiple_of(unit)), stride = round_up(IC, 16);
         const Rows right{padded(ctx, 1, weight, OC, IC, K, stride), (size_t)stride};
-        rows_times(ctx, unit, dinp, read, dout, N, OC, IC, right, finish);
+        rows_times(ctx, unit, dinp, read, dout, N, OC, IC, right, epilogue);
     });
 }
 

@@ -57,18 +57,18 @@ template <class E>
 constexpr int k_step = (int)(64 / sizeof(E));
 
 // Prefetch of the cache lines of `rows` rows, a few at a time between other work.
-class Ahead {
+class Prefetch {
     const char* row = nullptr;
     size_t stride = 0;
     int lines = 0, rows = 0, line = 0;
 
 public:
-    Ahead() = default;
+    Prefetch() = default;
     template <class E>
-    Ahead(const E* x, size_t stride, int rows, int columns)
+    Prefetch(const E* x, size_t stride, int rows, int columns)
         : row((const char*)x), stride(stride * sizeof(E)), lines(ceil_div(columns, k_step<E>)), rows(rows) {}
     int left() const { return rows * lines - line; }
-    void ask(int n) {
+    void issue(int n) {
         for (; n > 0 && rows > 0; n--) {
             __builtin_prefetch(row + 64 * line, 0, 2);
             if (++line == lines) line = 0, row += stride, rows--;
@@ -77,24 +77,24 @@ public:
 };
 
 // Other work in small pieces, some of which are done with every few tiles that are multiplied: the tile unit works
-// asynchronously, so other instructions cost little time meanwhile. Other units leave all pieces to all(). `later`: prefetch
+// asynchronously, so other instructions cost little time meanwhile. Other units leave all pieces to finish(). `later`: prefetch
 // for a later product, `lines` cache lines at a time.
-struct Beside {
-    void (*piece)(Beside&);
-    int left = 0, at_once = 1;  // pieces left; pieces per step
-    Ahead later = {};
+struct OverlappedWork {
+    void (*piece)(OverlappedWork&);
+    int left = 0, per_step = 1;  // pieces left; pieces per step
+    Prefetch later = {};
     int lines = 0;
-    void some() {
-        later.ask(lines);
-        for (int i = 0; i < at_once && left > 0; i++) left--, piece(*this);
+    void step() {
+        later.issue(lines);
+        for (int i = 0; i < per_step && left > 0; i++) left--, piece(*this);
     }
-    void all() {
+    void finish() {
         while (left > 0) left--, piece(*this);
     }
 };
 
 // The operand that is streamed: it is not reused soon and need not stay in the L1 cache.
-enum class Passing { neither, left, right };
+enum class Streamed { neither, left, right };
 
 // Packing routines, independent of the unit.
 template <class E>
@@ -114,11 +114,11 @@ struct MatrixUnit {
     void (*begin)();  // called by a thread before its products, and end() after them
     void (*end)();
     void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add,
-                    Passing passing, Beside* beside /*or null*/);
+                    Streamed streamed, OverlappedWork* overlapped /*or null*/);
     Layouts<E> layouts;
     // Product of fp32 numbers split into three bf16 parts, a_part and b_part elements apart (packing.h); null if not supported.
     void (*product_of_parts)(float* c, int ldc, const E* a, size_t a_part, int lda, const E* b, size_t b_part, int b_rows,
-                             int M, int N, int K, bool add, Beside* beside) = nullptr;
+                             int M, int N, int K, bool add, OverlappedWork* overlapped) = nullptr;
 };
 
 // The index of element (k, n) of a packed right operand with K rows.
@@ -216,9 +216,9 @@ struct AmxTiles {
 #endif
 
 // c (16 R, 16 W), R and W 1 or 2, of operands in one or three parts.
-template <class Tiles, int R, int W, int parts, Passing passing>
+template <class Tiles, int R, int W, int parts, Streamed streamed>
 inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda, const bf16* b, size_t b_part, int b_rows,
-                        int K, bool add, Beside* beside) {
+                        int K, bool add, OverlappedWork* overlapped) {
     const size_t c_stride = (size_t)ldc * 4, a_stride = (size_t)lda * 2;
     float* const c_low = c + 16 * (size_t)ldc;
     const bf16 *const a_low = a + 16 * (size_t)lda, *const b_right = b + 16 * (size_t)b_rows;
@@ -234,11 +234,11 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
         if constexpr (R == 2 && W == 2) Tiles::template zero<3>();
     }
     const auto load_left = [&](auto tile, const bf16* from) {
-        if constexpr (passing == Passing::left) Tiles::template load_once<tile>(from, a_stride);
+        if constexpr (streamed == Streamed::left) Tiles::template load_once<tile>(from, a_stride);
         else Tiles::template load<tile>(from, a_stride);
     };
     const auto load_right = [&](auto tile, const bf16* from) {
-        if constexpr (passing == Passing::right) Tiles::template load_once<tile>(from, 64);
+        if constexpr (streamed == Streamed::right) Tiles::template load_once<tile>(from, 64);
         else Tiles::template load<tile>(from, 64);
     };
     // Part i of a times part j of b; loads the tiles that are flagged.
@@ -262,7 +262,7 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
             multiply(k, 0, true, 2, true), multiply(k, 0, false, 1, true), multiply(k, 0, false, 0, true);
             multiply(k, 2, true, 0, false), multiply(k, 1, true, 0, false), multiply(k, 1, false, 1, true);
         }
-        if (beside) beside->some();
+        if (overlapped) overlapped->step();
     }
     Tiles::template store<0>(c, c_stride);
     if constexpr (W == 2) Tiles::template store<1>(c + 16, c_stride);
@@ -270,16 +270,16 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
     if constexpr (R == 2 && W == 2) Tiles::template store<3>(c_low + 16, c_stride);
 }
 
-template <class Tiles, int parts, Passing passing = Passing::left>
+template <class Tiles, int parts, Streamed streamed = Streamed::left>
 void tiles_product_of(float* c, int ldc, const bf16* a, size_t a_part, int lda, const bf16* b, size_t b_part, int b_rows, int M,
-                      int N, int K, bool add, Beside* beside) {
-    using Block = void (*)(float*, int, const bf16*, size_t, int, const bf16*, size_t, int, int, bool, Beside*);
-    constexpr Block blocks[2][2] = {{tiles_block<Tiles, 1, 1, parts, passing>, tiles_block<Tiles, 1, 2, parts, passing>},
-                                    {tiles_block<Tiles, 2, 1, parts, passing>, tiles_block<Tiles, 2, 2, parts, passing>}};
+                      int N, int K, bool add, OverlappedWork* overlapped) {
+    using Block = void (*)(float*, int, const bf16*, size_t, int, const bf16*, size_t, int, int, bool, OverlappedWork*);
+    constexpr Block blocks[2][2] = {{tiles_block<Tiles, 1, 1, parts, streamed>, tiles_block<Tiles, 1, 2, parts, streamed>},
+                                    {tiles_block<Tiles, 2, 1, parts, streamed>, tiles_block<Tiles, 2, 2, parts, streamed>}};
     for (int n = 0; n < N; n += 32)
         for (int m = 0; m < M; m += 32)
             blocks[M - m > 16][N - n > 16](c + (size_t)m * ldc + n, ldc, a + (size_t)m * lda, a_part, lda,
-                                           b + (size_t)n * b_rows, b_part, b_rows, K, add, beside);
+                                           b + (size_t)n * b_rows, b_part, b_rows, K, add, overlapped);
 }
 // c (M, 16) for K of at most 64: the tiles of b stay in registers, and each sum is complete before the next one, so that it is
 // stored while others are computed.
@@ -309,12 +309,12 @@ inline void tiles_column(float* c, int ldc, const bf16* a, int lda, const bf16* 
 }
 template <class Tiles>
 void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K, bool add,
-                   Passing passing, Beside* beside) {
+                   Streamed streamed, OverlappedWork* overlapped) {
     if (N == 16 && K <= 64) return (K > 32 ? tiles_column<Tiles, true> : tiles_column<Tiles, false>)(c, ldc, a, lda, b, M, add);
-    (passing == Passing::left ? tiles_product_of<Tiles, 1, Passing::left>
-     : passing == Passing::right
-         ? tiles_product_of<Tiles, 1, Passing::right>
-         : tiles_product_of<Tiles, 1, Passing::neither>)(c, ldc, a, 0, lda, b, 0, b_rows, M, N, K, add, beside);
+    (streamed == Streamed::left ? tiles_product_of<Tiles, 1, Streamed::left>
+     : streamed == Streamed::right
+         ? tiles_product_of<Tiles, 1, Streamed::right>
+         : tiles_product_of<Tiles, 1, Streamed::neither>)(c, ldc, a, 0, lda, b, 0, b_rows, M, N, K, add, overlapped);
 }
 
 #if defined(__clang__)
@@ -410,13 +410,13 @@ constexpr int portable_rows = 3;  // 16 registers
 constexpr int portable_rows = 4;  // 32 registers, as on ARM
 #endif
 inline void fp32_product(float* c, int ldc, const float* a, int lda, const float* b, int b_rows, int M, int N, int K, bool add,
-                         Passing, Beside*) {
+                         Streamed, OverlappedWork*) {
     fp32_blocks<4, portable_rows, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
 #if X86_UNITS
 FOR_AVX2 inline void fp32_product_avx2(float* c, int ldc, const float* a, int lda, const float* b, int b_rows, int M, int N,
-                                       int K, bool add, Passing, Beside*) {
+                                       int K, bool add, Streamed, OverlappedWork*) {
     fp32_blocks<8, 6, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 // Transposes 8 rows of 4 words into 4 rows of 8, like transpose_quarters below, with two halves.
@@ -448,7 +448,7 @@ FOR_AVX2 inline void transpose_avx2(Word* to, size_t to_stride, const Word* rows
 constexpr Layouts<float> avx2_layouts = {transpose_avx2<float>, transpose_avx2<uint32_t>, join_plain};
 
 FOR_AVX512 inline void fp32_product_avx512(float* c, int ldc, const float* a, int lda, const float* b, int b_rows, int M, int N,
-                                           int K, bool add, Passing, Beside*) {
+                                           int K, bool add, Streamed, OverlappedWork*) {
     fp32_blocks<16, 8, 2>(c, ldc, a, lda, b, b_rows, M, N, K, add);
 }
 
@@ -487,7 +487,7 @@ FOR_DOTS inline void dot_block(float* c, int ldc, const bf16* a, int lda, const 
 }
 
 FOR_DOTS inline void dot_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K,
-                                 bool add, Passing, Beside*) {
+                                 bool add, Streamed, OverlappedWork*) {
     for (int n = 0; n < N; n += 32)
         for (int m = 0; m < M; m += 8) {
             float* const at = c + (size_t)m * ldc + n;

@@ -116,8 +116,8 @@ inline void copy_16(float* to, const bf16* x) {
 // Left operand (columns, K), rows to_stride apart, = the transpose of K rows, zero from `there` on. Pieces are copied first:
 // rows a power of two apart would evict each other from the L1 cache.
 template <class E, class X>
-void lay_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const X* x, size_t stride, int columns, int K,
-                    int there) {
+void pack_left_transposed(const MatrixUnit<E>& unit, E* to, size_t to_stride, const X* x, size_t stride, int columns, int K,
+                          int there) {
     constexpr int rows = k_step<E>, wide = 64, ahead = 2 * k_step<X>, apart = wide + k_step<E>;
     alignas(64) E piece[rows * apart];
     for (int k = 0; k < K; k += rows)
@@ -172,12 +172,13 @@ void pack_transposed_in_parts(const MatrixUnit<E>& unit, E* to, size_t part, con
         });
 }
 template <class E>
-void lay_transposed_in_parts(const MatrixUnit<E>& unit, E* to, size_t part, size_t to_stride, const floatX* x, size_t stride,
-                             int columns, int K, int there) {
-    if constexpr (parts<E> == 1) lay_transposed(unit, to, to_stride, x, stride, columns, K, there);
+void pack_left_in_parts(const MatrixUnit<E>& unit, E* to, size_t part, size_t to_stride, const floatX* x, size_t stride,
+                        int columns, int K, int there) {
+    if constexpr (parts<E> == 1) pack_left_transposed(unit, to, to_stride, x, stride, columns, K, there);
     else
         for_split_pieces<32, 128>(x, stride, K, columns, there, [&](int p, int k, int c, int rows, int width, const E* piece) {
-            lay_transposed(unit, to + p * part + (size_t)c * to_stride + k, to_stride, piece, 128, width, rows, there - k);
+            pack_left_transposed(unit, to + p * part + (size_t)c * to_stride + k, to_stride, piece, 128, width, rows,
+                                 there - k);
         });
 }
 
