@@ -124,22 +124,18 @@ struct LayerInput {
     ScaleInverse* inverse;  // what the codes are to be multiplied by, where each micro-batch has a scale of its own
 };
 
-struct NormStats {
-    real *mean, *rstd;  // (Nl) (Nl)
-};
-
 // What a block's forward pass leaves for its backward pass.
 struct BlockActivations {
-    LayerInput norm1;          // (Nl, C) input of qkv
-    floatX* qkv;               // (N, QKVl) after rope
-    LayerInput att;            // (N, NHl HS) input of proj
-    floatX* mid;               // (Nl, C) the residual stream between attention and MLP
-    LayerInput norm2;          // (Nl, C) input of fc1
-    floatX* fc1;               // (N, F1l)
-    LayerInput act;            // (N, Fl) input of fc2
-    NormStats stats1, stats2;  // of the two norms
-    real* lse;                 // (B, NHl, T)
-    ScaleInverse* inverses;    // (4) of the inputs of qkv, proj, fc1, fc2
+    LayerInput norm1;               // (Nl, C) input of qkv
+    floatX* qkv;                    // (N, QKVl) after rope
+    LayerInput att;                 // (N, NHl HS) input of proj
+    floatX* mid;                    // (Nl, C) the residual stream between attention and MLP
+    LayerInput norm2;               // (Nl, C) input of fc1
+    floatX* fc1;                    // (N, F1l)
+    LayerInput act;                 // (N, Fl) input of fc2
+    NormStatistics stats1, stats2;  // of the two norms
+    real* lse;                      // (B, NHl, T)
+    ScaleInverse* inverses;         // (4) of the inputs of qkv, proj, fc1, fc2
 };
 
 // Keys and values of all rows so far, for generation.
@@ -160,10 +156,10 @@ struct MicroBatch {
     bool first = true, last = true;  // the chunk begins with the embedding, ends with the head
     std::vector<floatX*> x;          // blocks+1 of (Nl, C): x[i] enters block i, the last one leaves the chunk
     std::vector<BlockActivations> blocks;
-    floatX* embedded = nullptr;         // (Nl, C) input of the embedding norm
-    NormStats embedding_stats = {};     // of the embedding norm
-    int *tokens, *targets, *positions;  // (N) each
-    int* doc_start;                     // (N) the first key that a row sees
+    floatX* embedded = nullptr;           // (Nl, C) input of the embedding norm
+    NormStatistics embedding_stats = {};  // of the embedding norm
+    int *tokens, *targets, *positions;    // (N) each
+    int* doc_start;                       // (N) the first key that a row sees
     // The one that lies here now.
     int B = 0, T = 0;
     bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
@@ -184,7 +180,7 @@ struct Activations {
     BlockActivations shared;                             // what no block keeps for itself
     floatX* full;                                        // (N, C) all rows of a tensor of which tp ranks hold Nl rows each
     floatX* final_norm;                                  // (Nl, C)
-    NormStats final_stats;
+    NormStatistics final_stats;
     floatX* logits;                                   // (head_rows, Vpl), turned into their gradient in place
     real* statistics;                                 // (tp, 2, head_rows) of the vocabulary's shards
     real *loss, *zloss, *lse;                         // (N) each
@@ -239,8 +235,8 @@ struct Fp8Training {
 };
 
 struct NormLayer {
-    const floatX *w, *b;  // (C) (C); b null: RMSNorm
-    real *dw, *db;
+    NormParams params;
+    NormGrads grads;
 };
 
 // One of a block's four matrices, this rank's part of it: its weights, their gradients, and in FP8 their codes.
@@ -532,18 +528,21 @@ static void bind_layers(Model& m) {
     if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
     else if (m.grads.data) bind_parameters(m.c, m.table, m.g, (real*)m.grads.data);
     else m.g.blocks.assign(m.blocks.size(), {});
+    const auto norm = [&](const floatX* w, const floatX* b, real* dw, real* db) -> NormLayer {
+        return {{w, b, m.c.C, (real)m.c.eps}, {dw, db}};
+    };
     for (size_t i = 0; i < m.blocks.size(); i++) {
         const BlockParams<floatX>& p = m.p.blocks[i];
         const BlockParams<real>& g = m.g.blocks[i];
-        m.blocks[i].norm1 = {p.norm1_w, p.norm1_b, g.norm1_w, g.norm1_b};
-        m.blocks[i].norm2 = {p.norm2_w, p.norm2_b, g.norm2_w, g.norm2_b};
+        m.blocks[i].norm1 = norm(p.norm1_w, p.norm1_b, g.norm1_w, g.norm1_b);
+        m.blocks[i].norm2 = norm(p.norm2_w, p.norm2_b, g.norm2_w, g.norm2_b);
         for (Layer* l : m.blocks[i].layers()) {
             std::tie(l->w, l->b) = p.weight_and_bias(l->matrix);
             std::tie(l->dw, l->db) = g.weight_and_bias(l->matrix);
         }
     }
-    m.embedding_norm = {m.p.emb_norm_w, m.p.emb_norm_b, m.g.emb_norm_w, m.g.emb_norm_b};
-    m.final_norm = {m.p.final_norm_w, m.p.final_norm_b, m.g.final_norm_w, m.g.final_norm_b};
+    m.embedding_norm = norm(m.p.emb_norm_w, m.p.emb_norm_b, m.g.emb_norm_w, m.g.emb_norm_b);
+    m.final_norm = norm(m.p.final_norm_w, m.p.final_norm_b, m.g.final_norm_w, m.g.final_norm_b);
 }
 
 // What a block does not keep for itself is the shared block's. Codes without a place of their own lie where the numbers were.
@@ -664,13 +663,15 @@ struct Pass {
     int local_rows() const { return cut_rows() ? N() / m.n.tp_size : N(); }
     size_t stream_size() const { return (size_t)local_rows() * m.c.C; }  // elements of the residual stream on this rank
     bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[(size_t)block]; }
+    AttentionShape attention() const { return {in.B, in.T, m.n.NHl, m.n.NKVl, m.c.HS(), m.attention_scale()}; }
+    Rope rope() const { return {in.positions, m.cos_sin}; }
 };
 
 // out = norm(inp), or with `add`: sum = inp + add, out = norm(sum).
-static void norm_forward(const Pass& p, const NormLayer& norm, const NormStats& stats, const Output& out, floatX* sum,
+static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
                          const floatX* inp, const floatX* add);
 // dinp (+)= the gradient of what was normalised.
-static void norm_backward(const Pass& p, const NormLayer& norm, const NormStats& stats, floatX* dinp, const floatX* dout,
+static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
                           const floatX* inp, Acc acc);
 // out = inp w^T + b, and back: dinp = dout w, with the gradients of w and b. In FP8 or not, with what tensor and sequence
 // parallelism exchange.
@@ -727,21 +728,16 @@ static void block_backward(const Pass& p, int i) {
 
 // ---- What a block is made of ----------------------------------------------------------------------------------------------
 
-static void norm_forward(const Pass& p, const NormLayer& norm, const NormStats& stats, const Output& out, floatX* sum,
+static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
                          const floatX* inp, const floatX* add) {
-    const ModelConfig& c = p.m.c;
-    const int N = p.local_rows();
-    if (c.norm == Norm::layernorm)
-        be::layernorm_forward(p.ctx, out, stats.mean, stats.rstd, sum, inp, add, norm.w, norm.b, N, c.C, (real)c.eps);
-    else be::rmsnorm_forward(p.ctx, out, stats.rstd, sum, inp, add, norm.w, N, c.C, (real)c.eps);
+    const auto forward = p.m.c.norm == Norm::layernorm ? be::layernorm_forward : be::rmsnorm_forward;
+    forward(p.ctx, out, stats, sum, inp, add, norm.params, p.local_rows());
 }
 
-static void norm_backward(const Pass& p, const NormLayer& norm, const NormStats& stats, floatX* dinp, const floatX* dout,
+static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
                           const floatX* inp, Acc acc) {
-    const int N = p.local_rows(), C = p.m.c.C;
-    if (p.m.c.norm == Norm::layernorm)
-        be::layernorm_backward(p.ctx, dinp, norm.dw, norm.db, dout, inp, norm.w, stats.mean, stats.rstd, N, C, acc);
-    else be::rmsnorm_backward(p.ctx, dinp, norm.dw, dout, inp, norm.w, stats.rstd, N, C, acc);
+    const auto backward = p.m.c.norm == Norm::layernorm ? be::layernorm_backward : be::rmsnorm_backward;
+    backward(p.ctx, dinp, norm.grads, dout, inp, norm.params, stats, p.local_rows(), acc);
 }
 
 static void activation_forward(const Pass& p, const Output& out, const floatX* inp) {
@@ -751,26 +747,20 @@ static void activation_forward(const Pass& p, const Output& out, const floatX* i
 
 static void attention_forward(const Pass& p, int block, const BlockActivations& s) {
     const Model& m = p.m;
-    const int HS = m.c.HS();
     if (KeyValueCache* cache = p.in.cache)
-        be::attention_decode(p.ctx, s.att.x, cache->keys_of(block), cache->values_of(block), s.qkv, m.slopes, 1, cache->length,
-                             m.c.T, m.n.NHl, m.n.NKVl, HS, m.attention_scale());
-    else
-        be::attention_forward(p.ctx, s.att.x, s.lse, s.qkv, m.slopes, p.in.documents(), p.in.B, p.in.T, m.n.NHl, m.n.NKVl, HS,
-                              m.attention_scale());
+        be::attention_decode(p.ctx, s.att.x, {cache->keys_of(block), cache->values_of(block), m.c.T}, s.qkv, m.slopes,
+                             cache->length, p.attention());
+    else be::attention_forward(p.ctx, s.att.x, s.lse, s.qkv, {p.in.documents(), m.slopes}, p.attention());
 }
 
 // dqkv is that of qkv before rope.
 static void attention_backward(const Pass& p, floatX* dqkv, const floatX* datt, const BlockActivations& s) {
     const Model& m = p.m;
-    const int B = p.in.B, T = p.in.T, HS = m.c.HS();
-    const int* documents = p.in.documents();
+    const AttentionActs acts = {s.qkv, s.att.x, s.lse};
+    const AttentionMask mask = {p.in.documents(), m.slopes};
     if (m.c.position == Position::rope)
-        be::attention_rope_backward(p.ctx, dqkv, datt, s.att.x, s.lse, s.qkv, documents, p.in.positions, m.cos_sin, B, T,
-                                    m.n.NHl, m.n.NKVl, HS, m.attention_scale(), m.a.dq_sums);
-    else
-        be::attention_backward(p.ctx, dqkv, datt, s.att.x, s.lse, s.qkv, m.slopes, documents, B, T, m.n.NHl, m.n.NKVl, HS,
-                               m.attention_scale(), m.a.dq_sums);
+        be::attention_rope_backward(p.ctx, dqkv, datt, acts, mask, p.rope(), p.attention(), m.a.dq_sums);
+    else be::attention_backward(p.ctx, dqkv, datt, acts, mask, p.attention(), m.a.dq_sums);
 }
 
 // The activations of block i. In FP8 the inputs of qkv, fc1 and fc2 are kept as codes alone: their numbers go to the shared block.
@@ -900,8 +890,9 @@ static void prepare_weights(const Pass& p, int block) {
 static void fp8_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp, const floatX* bias) {
     quantize_input(p, l, inp);
     const uint8_t* codes = gather_codes(p, (uint8_t*)p.m.a.full, inp.codes, input_rows(p, l), l.in);
-    be::fp8_linear_forward(p.ctx, out, codes, l.codes, bias, &input_inverse(p, l, inp)->value,
-                           &scale_inverse(p, l, Operand::weight)->value, p.N(), l.in, l.out, p.m.fp8.fast_accumulation);
+    const Fp8Matrix input = {codes, &input_inverse(p, l, inp)->value};
+    const Fp8Matrix weight = {l.codes, &scale_inverse(p, l, Operand::weight)->value};
+    be::fp8_linear_forward(p.ctx, out, input, weight, bias, p.N(), l.in, l.out, p.m.fp8.fast_accumulation);
 }
 
 static Elements weight_gradient(const Pass& p, const Layer& l);
@@ -923,10 +914,11 @@ static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floa
     const uint8_t* gradients = gather_codes(p, a.fp8_codes, mine, rows, l.out);
     if (!whole) be::transpose_codes(p.ctx, a.fp8_gradients, gradients, N, l.out);
 
-    be::fp8_linear_backward_weight(p.ctx, weight_gradient(p, l), a.fp8_gradients, a.fp8_inputs, &inverse->value,
-                                   &input_inverse(p, l, inp)->value, N, l.in, l.out, format, of_product(p));
-    be::fp8_linear_backward_input(p.ctx, dinp, gradients, l.codes_t, &inverse->value,
-                                  &scale_inverse(p, l, Operand::weight)->value, N, l.in, l.out, format);
+    const Fp8Matrix inp_transposed = {a.fp8_inputs, &input_inverse(p, l, inp)->value};
+    const Fp8Matrix weight_transposed = {l.codes_t, &scale_inverse(p, l, Operand::weight)->value};
+    be::fp8_linear_backward_weight(p.ctx, weight_gradient(p, l), {a.fp8_gradients, &inverse->value, format}, inp_transposed, N,
+                                   l.in, l.out, of_product(p));
+    be::fp8_linear_backward_input(p.ctx, dinp, {gradients, &inverse->value, format}, weight_transposed, N, l.in, l.out);
 }
 
 // ---- Linear layers --------------------------------------------------------------------------------------------------------
@@ -975,15 +967,12 @@ static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const f
 
 // Queries and keys are rotated where positions are rotary.
 static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    const Model& m = p.m;
     const Layer& l = b.qkv;
-    const int N = p.N(), HS = m.c.HS();
-    const bool rope = m.c.position == Position::rope;
+    const bool rope = p.m.c.position == Position::rope;
     if (rope && !p.fp8(l.block))
-        return be::linear_rope_forward(p.ctx, s.qkv, whole_input(p, l, s.norm1), l.w, l.b, p.in.positions, m.cos_sin, N, l.in,
-                                       m.n.NHl, m.n.NKVl, HS);
+        return be::linear_rope_forward(p.ctx, s.qkv, whole_input(p, l, s.norm1), l.w, l.b, l.in, p.rope(), p.attention());
     linear_forward(p, l, s.qkv, s.norm1);
-    if (rope) be::rope_forward(p.ctx, s.qkv, p.in.positions, m.cos_sin, N, m.n.NHl, m.n.NKVl, HS);
+    if (rope) be::rope_forward(p.ctx, s.qkv, p.rope(), p.attention());
 }
 
 // fc1, act = activation(fc1). A GeLU in the product may differ from the op's own by a rounding, so not where backward computes act
@@ -1092,7 +1081,7 @@ static void embed_forward(const Pass& p) {
     const ModelConfig& c = m.c;
     floatX* embedded = c.embedding_norm ? p.in.embedded : p.in.x[0];
     be::embedding_forward(p.ctx, summand(p, embedded), p.in.tokens, p.in.positions, m.p.wte, once(p, m.p.wpe), p.N(), c.C,
-                          m.n.v0, m.n.Vpl);
+                          m.n.vocabulary());
     reduce(p, embedded);
     if (c.embedding_norm) norm_forward(p, m.embedding_norm, p.in.embedding_stats, p.in.x[0], nullptr, embedded, nullptr);
 }
@@ -1104,24 +1093,23 @@ static void embed_backward(const Pass& p) {
     if (m.c.embedding_norm)
         norm_backward(p, m.embedding_norm, p.in.embedding_stats, dembedded, m.a.dx, p.in.embedded, Acc::Set);
     be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, gather(p, dembedded, p.local_rows(), m.c.C), p.in.tokens, p.in.positions,
-                           p.N(), m.c.C, m.n.v0, m.n.Vpl);
+                           p.N(), m.c.C, m.n.vocabulary());
     end_block(p, TensorSpec::embedding);
 }
 
 // Loss of a chunk of rows, whose logits become their gradient; of vocabulary shards after an exchange of their statistics.
 static void classify(const Pass& p, int row, int rows, real loss_scale, real z_coef, bool training) {
     Activations& a = p.m.a;
-    const LocalSizes& n = p.m.n;
+    const VocabularyShard shard = p.m.n.vocabulary();
+    const RowLosses losses = {a.loss + row, a.zloss + row, a.lse + row};
+    const LossConstants constants = {loss_scale, z_coef, training};
     const Axis& tp = p.m.ranks->mesh.tp;
     const int* targets = p.in.targets + row;
-    if (tp.size == 1)
-        return be::classifier(p.ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, targets, rows, p.m.c.V, n.Vpl,
-                              loss_scale, z_coef, training);
+    if (tp.size == 1) return be::classifier(p.ctx, a.logits, losses, targets, rows, shard, constants);
     real* mine = a.statistics + (size_t)tp.rank * 2 * rows;
-    be::classifier_statistics(p.ctx, mine, a.logits, targets, rows, n.v0, n.Vl, n.Vpl);
+    be::classifier_statistics(p.ctx, mine, a.logits, targets, rows, shard);
     be::all_gather(p.ctx, p.m.ranks->tp, a.statistics, mine, (size_t)2 * rows);
-    be::classifier_shard(p.ctx, a.logits, a.loss + row, a.zloss + row, a.lse + row, targets, a.statistics, tp.size, rows, n.v0,
-                         n.Vl, n.Vpl, loss_scale, z_coef, training);
+    be::classifier_shard(p.ctx, a.logits, losses, targets, a.statistics, tp.size, rows, shard, constants);
 }
 
 // Final norm, logits in chunks of rows, loss. With `training`, each chunk's logits become their gradient in place and are sent back
@@ -1150,7 +1138,7 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         norm_backward(p, m.final_norm, a.final_stats, a.dx, a.dnorm, p.in.out(), Acc::Set);
         end_block(p, TensorSpec::head);
     }
-    be::loss_sums(p.ctx, a.sums, a.loss, a.zloss, a.lse, p.in.targets, N);
+    be::loss_sums(p.ctx, a.sums, {a.loss, a.zloss, a.lse}, p.in.targets, N);
 }
 
 // Through the chunk of layers: from tokens or the activations in x[0] to out(). `need(end)` is called before matrices that lie before
@@ -1309,14 +1297,15 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
     const int64_t step = t.state.updates + 1;
+    AdamW constants = {(real)lr, (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, 0, (real)grad_scale, step};
     for (const bool decay : {false, true})
         for (const Bucket& b : m.shards.buckets) {
             if (b.decay != decay) continue;
+            constants.weight_decay = decay ? (real)weight_decay : real(0);
             const auto update_part = [&](size_t first, size_t n, const Rounding& rounding) {
                 const size_t shard = b.shard + first - b.mine;
                 be::adamw(t.ctx, m.params + first, m.lower ? m.lower + shard : nullptr, m.m.from(shard), m.v.from(shard),
-                          m.grads.from(first), n, (real)lr, (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps,
-                          decay ? (real)weight_decay : real(0), (real)grad_scale, step, rounding);
+                          m.grads.from(first), n, constants, rounding);
             };
             if (m.m.is_bf16 || m.v.is_bf16)
                 for_each_rounding(m.table, b.mine, b.mine + b.n, rounding_key((uint64_t)t.o.seed, step), update_part);
@@ -1486,8 +1475,8 @@ public:
         micro_batch();
         double start = monotonic_seconds();
         const double norm = std::sqrt(be::sum_of_squares(ctx_, m_.grads, m_.table.size));
-        be::adamw(ctx_, m_.params, m_.lower, m_.m, m_.v, m_.grads, m_.table.size, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f,
-                  (real)std::min(1.0, 1 / norm), ++steps_, Rounding());
+        be::adamw(ctx_, m_.params, m_.lower, m_.m, m_.v, m_.grads, m_.table.size,
+                  {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, (real)std::min(1.0, 1 / norm), ++steps_}, Rounding());
         lap(update, start);
     }
 
@@ -1953,7 +1942,8 @@ private:
         const int64_t start = fp8_start(p, state);
         plan_8_bits(ctx, *model, p, state.step < start || (start > 0 && p.on_spike == "rollback"));
         if (p.nondeterministic_attention)
-            model->a.dq_sums_size = be::attention_sums(ctx, p.micro_batch_size, p.seq_length, model->n.NHl, c.HS());
+            model->a.dq_sums_size = be::attention_sums(
+                ctx, {p.micro_batch_size, p.seq_length, model->n.NHl, model->n.NKVl, c.HS(), model->attention_scale()});
         const int head_rows =
             p.head_rows ? p.head_rows : choose_head_rows(ctx, model->n, (int64_t)p.micro_batch_size * p.seq_length);
         plan_memory(*model, recompute_policy(p.recompute_granularity), p.micro_batch_size, p.seq_length, head_rows,

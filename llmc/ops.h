@@ -9,6 +9,7 @@
 #include "cpu/ctx.h"
 #include "fp8.h"
 #include "elements.h"
+#include "shapes.h"
 #include "base/types.h"
 
 // Sums over the unmasked targets of one or more micro-batches, and over the squares of their gradients.

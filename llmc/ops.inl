@@ -2,9 +2,9 @@
 // A definition whose signature differs from its declaration here does not link.
 //
 // Conventions. N = B*T rows. Shapes stand at the right, row-major, slowest first. Outputs come first after the context, then
-// inputs, sizes, scalars. `d` prefixes a gradient. "sets" overwrites, "adds" accumulates; an `acc` says which. Parameter
-// gradients are `real` (fp32; gradients.h rounds them), and are accumulated unless there is an `acc`. A pointer marked `or
-// null` may be null. Per-row statistics and sums are `real`.
+// inputs, sizes, scalars; values that belong together are a struct of shapes.h. `d` prefixes a gradient. "sets" overwrites,
+// "adds" accumulates; an `acc` says which. Parameter gradients are `real` (fp32; gradients.h rounds them), and are accumulated
+// unless there is an `acc`. A pointer marked `or null` may be null. Per-row statistics and sums are `real`.
 // Results are deterministic, except with dq_sums: the same inputs on the same number of threads give the same bits.
 // An `Output` is a matrix of numbers, of codes, or both (../fp8.h); codes are e4m3 and not transposed unless stated otherwise.
 
@@ -25,26 +25,27 @@ void clear(Ctx& ctx, void* memory, size_t bytes);
 void copy_rows(Ctx& ctx, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t rows);
 
 // ---- embedding (embed.h) --------------------------------------------------------------------------------------------------
-// out = wte[token] (+ wpe[position]). A token outside [v0, v0+V) gives a zero row (vocabulary shards). sets out.
+// out = wte[token - v0] (+ wpe[position]). A token outside the shard gives a zero row of wte. sets out.
 void embedding_forward(Ctx& ctx, floatX* out /*(N, C)*/, const int* tokens /*(N)*/, const int* positions /*(N)*/,
-                       const floatX* wte /*(V, C)*/, const floatX* wpe /*(P, C) or null*/, int N, int C, int v0, int V);
+                       const floatX* wte /*(Vp, C)*/, const floatX* wpe /*(P, C) or null*/, int N, int C,
+                       const VocabularyShard& shard);
 // adds to dwte rows [token - v0] and dwpe rows [position]; rows of the same token are added in their order in the batch.
-void embedding_backward(Ctx& ctx, real* dwte /*(V, C)*/, real* dwpe /*(P, C) or null*/, const floatX* dout /*(N, C)*/,
-                        const int* tokens, const int* positions, int N, int C, int v0, int V);
+void embedding_backward(Ctx& ctx, real* dwte /*(Vp, C)*/, real* dwpe /*(P, C) or null*/, const floatX* dout /*(N, C)*/,
+                        const int* tokens, const int* positions, int N, int C, const VocabularyShard& shard);
 
 // ---- norms (norm.h) -------------------------------------------------------------------------------------------------------
-// If add is given, normalises and stores sum = inp + add (rounded to floatX), else normalises inp. sets out, mean, rstd, sum.
-void layernorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, real* mean /*(N)*/, real* rstd /*(N)*/,
-                       floatX* sum /*(N, C) or null*/, const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/,
-                       const floatX* weight /*(C)*/, const floatX* bias /*(C)*/, int N, int C, real eps);
-// inp is the normalised input (the sum, if there was one). sets or adds dinp; adds dweight, dbias.
-void layernorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, real* dweight /*(C)*/, real* dbias /*(C)*/, const floatX* dout,
-                        const floatX* inp, const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc);
+// If add is given, normalises and stores sum = inp + add (rounded to floatX), else normalises inp. sets out, statistics, sum.
+void layernorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, const NormStatistics& statistics, floatX* sum /*(N, C) or null*/,
+                       const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/, const NormParams& params, int N);
+// inp is the normalised input (the sum, if there was one). sets or adds dinp; adds grads.
+void layernorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, const NormGrads& grads, const floatX* dout /*(N, C)*/,
+                        const floatX* inp /*(N, C)*/, const NormParams& params, const NormStatistics& statistics, int N,
+                        Acc acc);
 // y = g * x * rsqrt(mean(x^2) + eps)
-void rmsnorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, real* rstd /*(N)*/, floatX* sum /*(N, C) or null*/,
-                     const floatX* inp, const floatX* add /*(N, C) or null*/, const floatX* weight /*(C)*/, int N, int C, real eps);
-void rmsnorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, real* dweight /*(C)*/, const floatX* dout, const floatX* inp,
-                      const floatX* weight, const real* rstd, int N, int C, Acc acc);
+void rmsnorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, const NormStatistics& statistics, floatX* sum /*(N, C) or null*/,
+                     const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/, const NormParams& params, int N);
+void rmsnorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, const NormGrads& grads, const floatX* dout /*(N, C)*/,
+                      const floatX* inp /*(N, C)*/, const NormParams& params, const NormStatistics& statistics, int N, Acc acc);
 
 // ---- linear (matmul.h) ----------------------------------------------------------------------------------------------------
 // out = inp weight^T (+ bias). sets out.
@@ -77,8 +78,7 @@ void linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* re
                              const floatX* weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
 // qkv = inp weight^T (+ bias), then rope_forward. sets qkv.
 void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const floatX* inp /*(N, IC)*/, const floatX* weight,
-                         const floatX* bias /*or null*/, const int* positions /*(N)*/, const real* cos_sin /*(P, HS/2, 2)*/, int N,
-                         int IC, int NH, int NKV, int HS);
+                         const floatX* bias /*or null*/, int IC, const Rope& rope, const AttentionShape& shape);
 
 // On a GPU: autotunes the algorithm of each new product, and caches the choice in a file, so that resumed runs have the same
 // bits. Called before the first product. (On a CPU: unit_choice.h.)
@@ -99,53 +99,46 @@ void transpose_codes(Ctx& ctx, uint8_t* transposed /*(C, N)*/, const uint8_t* co
 
 // The three products of a linear layer; both factors are contiguous along the summed dimension. Sums are fp32; `fast`: GPUs may
 // use fewer bits.
-// out = inp weight^T * inp_inverse * weight_inverse (+ bias). sets out.
-void fp8_linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const uint8_t* inp /*(N, IC)*/, const uint8_t* weight /*(OC, IC)*/,
-                        const floatX* bias /*(OC) or null*/, const float* inp_inverse, const float* weight_inverse, int N, int IC,
-                        int OC, bool fast);
-// sets dinp.
-void fp8_linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const uint8_t* dout /*(N, OC)*/,
-                               const uint8_t* weight_transposed /*(IC, OC)*/, const float* dout_inverse,
-                               const float* weight_inverse, int N, int IC, int OC, Fp8 dout_format);
-// sets or adds dweight, like linear_backward_weight.
-void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, const uint8_t* dout_transposed /*(OC, N)*/,
-                                const uint8_t* inp_transposed /*(IC, N)*/, const float* dout_inverse, const float* inp_inverse,
-                                int N, int IC, int OC, Fp8 dout_format, Acc acc);
+// out = inp weight^T (+ bias). sets out.
+void fp8_linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const Fp8Matrix& inp /*(N, IC)*/,
+                        const Fp8Matrix& weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC, int OC,
+                        bool fast);
+// dinp = dout weight. dout may have either format. sets dinp.
+void fp8_linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const Fp8Matrix& dout /*(N, OC)*/,
+                               const Fp8Matrix& weight_transposed /*(IC, OC)*/, int N, int IC, int OC);
+// dweight (+)= dout^T inp. dout may have either format. sets or adds dweight, like linear_backward_weight.
+void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, const Fp8Matrix& dout_transposed /*(OC, N)*/,
+                                const Fp8Matrix& inp_transposed /*(IC, N)*/, int N, int IC, int OC, Acc acc);
 // dbias += column sums of dout.
 void bias_backward(Ctx& ctx, real* dbias /*(OC)*/, const floatX* dout /*(N, OC)*/, int N, int OC);
 
 // ---- rotary positions (rope.h) --------------------------------------------------------------------------------------------
 // Rotates the NH query and NKV key heads of qkv in place, with rotate-half pairing (j, j + HS/2); values are unchanged.
-// cos_sin holds (cos, sin) of position * base^(-2j/HS). backward rotates gradients by the opposite angle.
-void rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const int* positions /*(N)*/,
-                  const real* cos_sin /*(P, HS/2, 2)*/, int N, int NH, int NKV, int HS);
-void rope_backward(Ctx& ctx, floatX* dqkv /*(N, NH + 2*NKV, HS)*/, const int* positions, const real* cos_sin, int N, int NH,
-                   int NKV, int HS);
+// backward rotates gradients by the opposite angle.
+void rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const Rope& rope, const AttentionShape& shape);
+void rope_backward(Ctx& ctx, floatX* dqkv /*(N, NH + 2*NKV, HS)*/, const Rope& rope, const AttentionShape& shape);
 
 // ---- attention (attention.h) ----------------------------------------------------------------------------------------------
 // Causal flash attention with grouped queries: query head h uses key/value head h / (NH / NKV). Row t sees keys
 // doc_start[t] .. t (doc_start null: 0 .. t). score = scale q.k + slope[h] (j - t) (slopes null: no ALiBi).
 // lse is the natural log-sum-exp of a row's scores. No T x T matrix is stored. sets out, lse.
 void attention_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
-                       const floatX* qkv /*(B, T, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/,
-                       const int* doc_start /*(B, T) or null*/, int B, int T, int NH, int NKV, int HS, real scale);
+                       const floatX* qkv /*(B, T, NH + 2*NKV, HS)*/, const AttentionMask& mask, const AttentionShape& shape);
 // Elements of attention_backward's dq_sums; 0 where no kernel uses them.
-size_t attention_sums(const Ctx& ctx, int B, int T, int NH, int HS);
+size_t attention_sums(const Ctx& ctx, const AttentionShape& shape);
 // sets all of dqkv. dq_sums: null, or attention_sums() elements in which the queries' gradients are summed in no fixed order:
 // less work, and the only result here that is not deterministic.
 void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
-                        const floatX* out /*(B, T, NH, HS)*/, const real* lse /*(B, NH, T)*/, const floatX* qkv,
-                        const real* slopes /*or null*/, const int* doc_start /*or null*/, int B, int T, int NH, int NKV, int HS,
-                        real scale, real* dq_sums = nullptr);
+                        const AttentionActs& acts, const AttentionMask& mask, const AttentionShape& shape,
+                        real* dq_sums /*or null*/);
 // attention_backward, then rope_backward: gradients of queries and keys before their rotation.
 void attention_rope_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
-                             const floatX* out /*(B, T, NH, HS)*/, const real* lse /*(B, NH, T)*/, const floatX* qkv,
-                             const int* doc_start /*or null*/, const int* positions /*(B, T)*/, const real* cos_sin, int B, int T,
-                             int NH, int NKV, int HS, real scale, real* dq_sums = nullptr);
-// One new token per sequence: writes its key and value into the caches at row t and attends over rows 0 .. t. sets out.
-void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, floatX* keys /*(B, P, NKV, HS)*/, floatX* values /*same*/,
-                      const floatX* qkv /*(B, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/, int B, int t, int P, int NH,
-                      int NKV, int HS, real scale);
+                             const AttentionActs& acts, const AttentionMask& mask, const Rope& rope,
+                             const AttentionShape& shape, real* dq_sums /*or null*/);
+// One new token per sequence (T is 1): writes its key and value into the cache at row t and attends over rows 0 .. t. sets out.
+void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, const AttentionCache& cache,
+                      const floatX* qkv /*(B, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/, int t,
+                      const AttentionShape& shape);
 
 // Empty if these ops support heads of this size, else the reason: lets a model be refused before anything is allocated.
 std::string attention_limits(int HS);
@@ -166,21 +159,20 @@ void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, s
 // Fused classifier over rows of logits: logZ = log sum_{i<V} exp(x_i), loss = logZ - x_target, z = z_coef * logZ^2, and, if
 // write_gradient, the logits are overwritten with dlogits = loss_scale * (p_i (1 + 2 z_coef logZ) - [i = target]); columns
 // V .. Vp-1 are padding: never read, gradient 0. A target < 0 is masked: loss, z and gradient 0. No softmax is stored.
-// sets loss, zloss, lse (unscaled, per row).
-void classifier(Ctx& ctx, floatX* logits /*(N, Vp)*/, real* loss /*(N)*/, real* zloss /*(N)*/, real* lse /*(N)*/,
-                const int* targets /*(N)*/, int N, int V, int Vp, real loss_scale, real z_coef, bool write_gradient);
-// classifier for columns [v0, v0+V) of the logits: logZ and the target's logit come from the statistics of all shards.
-void classifier_shard(Ctx& ctx, floatX* logits /*(N, Vp)*/, real* loss, real* zloss, real* lse, const int* targets,
-                      const real* statistics /*(shards, 2, N)*/, int shards, int N, int v0, int V, int Vp, real loss_scale,
-                      real z_coef, bool write_gradient);
+// sets losses, which are unscaled.
+void classifier(Ctx& ctx, floatX* logits /*(N, Vp)*/, const RowLosses& losses, const int* targets /*(N)*/, int N,
+                const VocabularyShard& shard, const LossConstants& constants);
+// classifier for one shard of the logits: logZ and the target's logit come from the statistics of all shards.
+void classifier_shard(Ctx& ctx, floatX* logits /*(N, Vp)*/, const RowLosses& losses, const int* targets /*(N)*/,
+                      const real* statistics /*(shards, 2, N)*/, int shards, int N, const VocabularyShard& shard,
+                      const LossConstants& constants);
 // One shard's log-sum-exp of its columns (-infinity if it has none), and the target's logit, 0 if it is in another shard. sets.
 void classifier_statistics(Ctx& ctx, real* statistics /*(2, N)*/, const floatX* logits /*(N, Vp)*/, const int* targets /*(N)*/,
-                           int N, int v0, int V, int Vp);
+                           int N, const VocabularyShard& shard);
 
 // Adds the contributions of rows with a target >= 0 to *sums; a NaN lse makes lse_max NaN. Does not wait for the result: *sums
 // is in the backend's memory.
-void loss_sums(Ctx& ctx, LossSums* sums, const real* loss /*(N)*/, const real* zloss /*(N)*/, const real* lse /*(N)*/,
-               const int* targets /*(N)*/, int N);
+void loss_sums(Ctx& ctx, LossSums* sums, const RowLosses& losses, const int* targets /*(N)*/, int N);
 
 // ---- optimizer (optimizer.h, reduce.h) ------------------------------------------------------------------------------------
 // Sum of squares in fixed blocks: the same bits for any number of threads. The blocks' sums are added in double.
@@ -192,11 +184,11 @@ void add_squares(Ctx& ctx, double* sum, const Elements& x, size_t n);
 uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // AdamW (Loshchilov & Hutter, 2019; decoupled decay, bias correction): g = grad_scale * grad;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/c1 / (sqrt(v/c2) + eps) + wd w),
-// with c1 = 1 - b1^step, c2 = 1 - b2^step, step counted from 1. In bf16 param and lower are the halves of fp32 weights w
+// with m = exp_avg, v = exp_avg_sq, c1 = 1 - b1^step, c2 = 1 - b2^step. In bf16 param and lower are the halves of fp32 weights w
 // (math.h); else param is w, and lower null. m and v in bf16 are rounded as in elements.h, after w has been updated; then the
 // elements belong to a single tensor, that of `rounding`.
-void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& m, const Elements& v, const Elements& grad, size_t n,
-           real lr, real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step, const Rounding& rounding);
+void adamw(Ctx& ctx, floatX* param, LowerHalf* lower /*or null*/, const Elements& exp_avg, const Elements& exp_avg_sq,
+           const Elements& grad, size_t n, const AdamW& constants, const Rounding& rounding);
 // sum (+)= x, for elements of one tensor. sets: rounded to the nearest bf16; adds: the sum is rounded once, as in elements.h.
 void accumulate(Ctx& ctx, bf16* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc, const Rounding& rounding);
 

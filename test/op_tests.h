@@ -134,7 +134,7 @@ TEST(Embedding, ForwardRoundsTheSumOnce) {
                 }
             Buffer<floatX> out(N * C, "out");
             backend::embedding_forward(ctx, out.p(), tokens.p(), learned ? positions.p() : nullptr, wte.p(),
-                                       learned ? wpe.p() : nullptr, N, C, v0, V);
+                                       learned ? wpe.p() : nullptr, N, C, {v0, V, V});
             expect_close(out.get(), expected, 0, learned ? rounding : 0, "out");
         }
     }
@@ -178,8 +178,8 @@ TEST(Embedding, BackwardAddsRows) {
                 add(wpe, wpe_allowed, (size_t)position * k.C + c, d, wpe_terms[position]);
             }
         Buffer<real> dwte(wte0, "dwte"), dwpe(wpe0, "dwpe"), alone(wte0, "dwte without positions");
-        backend::embedding_backward(ctx, dwte.p(), dwpe.p(), dout.p(), tokens.p(), positions.p(), k.N, k.C, k.v0, k.V);
-        backend::embedding_backward(ctx, alone.p(), nullptr, dout.p(), tokens.p(), nullptr, k.N, k.C, k.v0, k.V);
+        backend::embedding_backward(ctx, dwte.p(), dwpe.p(), dout.p(), tokens.p(), positions.p(), k.N, k.C, {k.v0, k.V, k.V});
+        backend::embedding_backward(ctx, alone.p(), nullptr, dout.p(), tokens.p(), nullptr, k.N, k.C, {k.v0, k.V, k.V});
         expect_close(dwte.get(), wte, wte_allowed, "dwte");
         expect_close(dwpe.get(), wpe, wpe_allowed, "dwpe");
         expect_same_bits(alone.get(), dwte.get(), "dwte without positions");
@@ -196,9 +196,8 @@ protected:
                  const Input<floatX>* add, const Input<floatX>& w, const Input<floatX>& b, const Shape& k, double eps) {
         floatX* s = sum ? sum->p() : nullptr;
         const floatX* a = add ? add->p() : nullptr;
-        if (centred)
-            backend::layernorm_forward(ctx, out.p(), mean.p(), rstd.p(), s, inp.p(), a, w.p(), b.p(), k.N, k.C, (real)eps);
-        else backend::rmsnorm_forward(ctx, out.p(), rstd.p(), s, inp.p(), a, w.p(), k.N, k.C, (real)eps);
+        const auto forward = centred ? backend::layernorm_forward : backend::rmsnorm_forward;
+        forward(ctx, out.p(), {mean.p(), rstd.p()}, s, inp.p(), a, {w.p(), b.p(), k.C, (real)eps}, k.N);
     }
 };
 INSTANTIATE_TEST_SUITE_P(Ops, Norms, testing::Values(true, false), [](const auto& p) { return p.param ? "Layer" : "Rms"; });
@@ -239,9 +238,9 @@ TEST_P(Norms, Backward) {
             // Any statistics: backward takes what it is given.
             std::vector<real> means = centred ? rng.normals<real>(k.N) : std::vector<real>(k.N), rstds(k.N);
             for (real& r : rstds) r = (real)rng.uniform(0.5, 2);
-            const Input<real> mean(means), rstd(rstds);
+            Buffer<real> mean(means, "mean"), rstd(rstds, "rstd");
             NormGradient r =
-                norm_gradient(doubles(dout), doubles(inp), doubles(w), doubles(mean), doubles(rstd), k.N, k.C, centred);
+                norm_gradient(doubles(dout), doubles(inp), doubles(w), doubles(means), doubles(rstds), k.N, k.C, centred);
             add_to(r.dw, r.dw_allowed, doubles(dw0), (k.N / 64 + 1) * u);
             add_to(r.db, r.db_allowed, doubles(db0), (k.N / 64 + 1) * u);
             if (acc == Acc::Add) add_to(r.dx, r.dx_allowed, doubles(dinp0), rounding);
@@ -249,10 +248,9 @@ TEST_P(Norms, Backward) {
             Buffer<floatX> dinp(size, "dinp");
             if (acc == Acc::Add) dinp.set(dinp0);
             Buffer<real> dw(dw0, "dweight"), db(db0, "dbias");
-            if (centred)
-                backend::layernorm_backward(ctx, dinp.p(), dw.p(), db.p(), dout.p(), inp.p(), w.p(), mean.p(), rstd.p(), k.N,
-                                            k.C, acc);
-            else backend::rmsnorm_backward(ctx, dinp.p(), dw.p(), dout.p(), inp.p(), w.p(), rstd.p(), k.N, k.C, acc);
+            const auto backward = centred ? backend::layernorm_backward : backend::rmsnorm_backward;
+            backward(ctx, dinp.p(), {dw.p(), db.p()}, dout.p(), inp.p(), {w.p(), nullptr, k.C, 0}, {mean.p(), rstd.p()}, k.N,
+                     acc);
             expect_close(dinp.get(), r.dx, r.dx_allowed, "dinp");
             expect_close(dw.get(), r.dw, r.dw_allowed, "dweight");
             if (centred) expect_close(db.get(), r.db, r.db_allowed, "dbias");
@@ -400,8 +398,10 @@ TEST(LinearFused, BitsOfTheOpsOneAfterAnother) {
     else expect_close(out.get(), sum, allowed, "residual");
 
     Buffer<floatX> turned(product.get(), "turned");
-    backend::linear_rope_forward(ctx, out.p(), inp.p(), weight.p(), b.p(), positions.p(), table.p(), N, IC, NH, NKV, HS);
-    backend::rope_forward(ctx, turned.p(), positions.p(), table.p(), N, NH, NKV, HS);
+    const Rope rope = {positions.p(), table.p()};
+    const AttentionShape shape = {1, N, NH, NKV, HS};
+    backend::linear_rope_forward(ctx, out.p(), inp.p(), weight.p(), b.p(), IC, rope, shape);
+    backend::rope_forward(ctx, turned.p(), rope, shape);
     expect_same_bits(out.get(), turned.get(), "rope");
 
     backend::linear_swiglu_forward(ctx, act.p(), out.p(), inp.p(), weight.p(), b.p(), N, IC, F);
@@ -470,8 +470,8 @@ struct Classified {
         Buffer<floatX> in_place(logits, "logits");
         Buffer<real> l(N, "loss"), z(N, "zloss"), s(N, "lse");
         backend::Ctx ctx(2);
-        backend::classifier(ctx, in_place.p(), l.p(), z.p(), s.p(), Input<int>(targets).p(), N, V, Vp, (real)loss_scale,
-                            (real)z_coef, write_gradient);
+        backend::classifier(ctx, in_place.p(), {l.p(), z.p(), s.p()}, Input<int>(targets).p(), N, {0, V, Vp},
+                            {(real)loss_scale, (real)z_coef, write_gradient});
         logits = in_place.get(), loss = l.get(), zloss = z.get(), lse = s.get();
     }
 };
@@ -539,7 +539,9 @@ TEST(Classifier, ShardsAsTheWhole) {
     const Input<int> ids(targets);
     Buffer<floatX> whole(logits);
     Buffer<real> loss(N), zloss(N), lse(N), statistics(shards * 2 * N, "statistics");
-    backend::classifier(ctx, whole.p(), loss.p(), zloss.p(), lse.p(), ids.p(), N, V, Vp, real(0.25), real(1e-3), true);
+    const RowLosses losses = {loss.p(), zloss.p(), lse.p()};
+    const LossConstants constants = {real(0.25), real(1e-3), true};
+    backend::classifier(ctx, whole.p(), losses, ids.p(), N, {0, V, Vp}, constants);
     std::vector<std::unique_ptr<Buffer<floatX>>> parts;
     const auto columns = [&](int shard) { return std::max(0, std::min(per_shard, V - shard * per_shard)); };
     for (int r = 0; r < shards; r++) {
@@ -547,16 +549,16 @@ TEST(Classifier, ShardsAsTheWhole) {
         for (int n = 0; n < N; n++)
             for (int i = 0; i < columns(r); i++) part[(size_t)n * per_shard + i] = logits[(size_t)n * Vp + r * per_shard + i];
         parts.push_back(std::make_unique<Buffer<floatX>>(part));
-        backend::classifier_statistics(ctx, statistics.p() + (size_t)r * 2 * N, parts[r]->p(), ids.p(), N, r * per_shard,
-                                       columns(r), per_shard);
+        backend::classifier_statistics(ctx, statistics.p() + (size_t)r * 2 * N, parts[r]->p(), ids.p(), N,
+                                       {r * per_shard, columns(r), per_shard});
     }
     const double allowed = (V / 16.0 + 20) * u * 10;
     const Doubles expected_lse = doubles(lse.get()), expected_loss = doubles(loss.get()), expected_z = doubles(zloss.get());
     const std::vector<floatX> gradient = whole.get();
     for (int r = 0; r < shards; r++) {
         Buffer<real> l(N), z(N), s(N);
-        backend::classifier_shard(ctx, parts[r]->p(), l.p(), z.p(), s.p(), ids.p(), statistics.p(), shards, N, r * per_shard,
-                                  columns(r), per_shard, real(0.25), real(1e-3), true);
+        backend::classifier_shard(ctx, parts[r]->p(), {l.p(), z.p(), s.p()}, ids.p(), statistics.p(), shards, N,
+                                  {r * per_shard, columns(r), per_shard}, constants);
         expect_close(s.get(), expected_lse, Doubles(N, allowed), "lse");
         expect_close(l.get(), expected_loss, Doubles(N, allowed), "loss");
         expect_close(z.get(), expected_z, Doubles(N, allowed), "zloss");
@@ -572,8 +574,8 @@ TEST(Classifier, ShardsAsTheWhole) {
     std::vector<real> all = statistics.get();
     all[2 * N + 3] = (real)not_a_number;
     statistics.set(all);
-    backend::classifier_shard(ctx, parts[0]->p(), loss.p(), zloss.p(), lse.p(), ids.p(), statistics.p(), shards, N, 0,
-                              per_shard, per_shard, 1, 0, false);
+    backend::classifier_shard(ctx, parts[0]->p(), losses, ids.p(), statistics.p(), shards, N, {0, per_shard, per_shard},
+                              {1, 0, false});
     for (int n = 0; n < N; n++) EXPECT_EQ(std::isnan(as_double(lse.get()[n])), n == 3) << n;
 }
 
@@ -631,12 +633,12 @@ TEST(LossSums, AddsUnmaskedRowsAndShowsNan) {
         std::vector<int> target = rng.integers(N, -3, 9);
         if (N > 1) losses[1] = lses[1] = (real)not_a_number, target[1] = -1;  // a masked row says nothing
         const auto run = [&](const LossSums& start) {
-            const Input<real> loss(losses), zloss(zlosses), lse(lses);
+            Buffer<real> loss(losses), zloss(zlosses), lse(lses);
             const Input<int> targets(target);
             Doubles memory(sizeof(LossSums) / sizeof(double));
             memcpy(memory.data(), &start, sizeof start);
             Buffer<double> sums(memory, "sums");
-            backend::loss_sums(ctx, (LossSums*)sums.p(), loss.p(), zloss.p(), lse.p(), targets.p(), N);
+            backend::loss_sums(ctx, (LossSums*)sums.p(), {loss.p(), zloss.p(), lse.p()}, targets.p(), N);
             memory = sums.get();
             LossSums result;
             memcpy((void*)&result, memory.data(), sizeof result);
@@ -745,8 +747,8 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
             std::vector<real> gradient = rng.normals<real>(n);
             gradient[0] = 0;  // never a gradient: the update must be the decay alone, not 0/0
             const Input<real> grad(gradient);
-            backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr, m.p(), v.p(), grad.p(), n, (real)lr,
-                           (real)beta1, (real)beta2, (real)eps, (real)decay, (real)grad_scale, step, {});
+            backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr, m.p(), v.p(), grad.p(), n,
+                           {(real)lr, (real)beta1, (real)beta2, (real)eps, (real)decay, (real)grad_scale, step}, {});
             const double c1 = 1 - std::pow(beta1, step), c2 = 1 - std::pow(beta2, step);
             for (size_t i = 0; i < n; i++) {
                 const double g = grad_scale * (double)grad[i];
@@ -815,8 +817,8 @@ TEST(AdamW, Bf16MomentsAreRoundedByTheElementsPlace) {
                 backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr,
                                in_bf16 & 1 ? Elements(m_bf16.p()) : Elements(m_real.p()),
                                in_bf16 & 2 ? Elements(v_bf16.p()) : Elements(v_real.p()),
-                               in_bf16 & 4 ? Elements(grad_bf16.p()) : Elements(grad.p()), n, real(0.01), real(0.875),
-                               real(0.75), real(1e-8), real(0.1), real(0.5), 3, r);
+                               in_bf16 & 4 ? Elements(grad_bf16.p()) : Elements(grad.p()), n,
+                               {real(0.01), real(0.875), real(0.75), real(1e-8), real(0.1), real(0.5), 3}, r);
                 const std::vector<real> updated = whole_weights(param.get(), lower.get());
                 if (in_bf16 == 0) weights = updated;
                 expect_close(updated, doubles(weights), 16 * u, 4 * u, "weights");
@@ -904,8 +906,8 @@ TEST(AdamW, Bf16MomentsMoveAsTheirExpectedValues) {
     for (int step = 1; step <= steps; step++) {
         Rounding r;
         r.key = rounding_key(5, step);
-        backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr, m.p(), v.p(), grad.p(), n, real(0), real(0.999),
-                       real(0.999), real(1e-8), real(0), real(1), step, r);
+        backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr, m.p(), v.p(), grad.p(), n,
+                       {real(0), real(0.999), real(0.999), real(1e-8), real(0), real(1), step}, r);
     }
     // A step's error has the standard deviation of at most half the distance of two bf16 below 1; five times that of the mean.
     const double left = std::pow(0.999, steps), allowed = 5 * 0x1p-9 * std::sqrt(steps / (double)n);

@@ -30,3 +30,18 @@ expect "an include that goes up is found" refused includes_go_down tree
 says "and named" "llmc/base/types.h includes run/config.h"
 unnamed() { for room in "$repository"/llmc/*/; do grep -q "\`$(basename "$room")/\`" "$repository/llmc/README.md" || basename "$room"; done; }
 expect "each room stands in llmc/README.md" test -z "$(unnamed)"
+
+# The contract (llmc/ops.inl) stays readable: an op has at most 8 parameters beside its context, no five ints in a row, and no
+# default argument. Prints each op that has more, and fails if there is one.
+short_signatures() {
+    sed -E 's|//.*||; s@/\*([^*]|\*[^/])*\*/@@g' "$1" | tr '\n' ' ' | tr -s ' ' | tr ';' '\n' | grep '(Ctx& ctx\|(const Ctx& ctx' | awk '{
+        n = gsub(/,/, ",")
+        if (n > 8 || /int [^ ]+, int [^ ]+, int [^ ]+, int [^ ]+, int / || /=/) { print; bad = 1 }
+    } END { exit bad }'
+}
+expect "signatures of ops are short" short_signatures "$repository/llmc/ops.inl"
+for parameters in "int a, int b, int c, int d, int e" "int* a, int* b, int* c, int d, int e, int* f, int* g, real h, Acc i" "int a, int b = 0"; do
+    echo "void op_forward(Ctx& ctx, $parameters);" >ops.inl
+    expect "one that is not: $parameters" refused short_signatures ops.inl
+    says "and named" "op_forward"
+done

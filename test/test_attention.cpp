@@ -100,14 +100,14 @@ struct Problem {
     const int* documents_or_null() const { return k.documents ? doc_start.data() : nullptr; }
     int first_key(int row) const { return k.documents ? doc_start[row] : 0; }
 
+    AttentionMask mask() const { return {documents_or_null(), slopes_or_null()}; }
+    AttentionShape shape() const { return {k.B, k.T, k.NH, k.NKV, k.HS, scale}; }
     Results run(cpu::Ctx& ctx) const {
         const size_t n = k.rows() * k.NH;
         Guarded<floatX> out(n * k.HS, "out"), dqkv(qkv.size(), "dqkv");
         Guarded<real> lse(n, "lse");
-        cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), slopes_or_null(), documents_or_null(), k.B, k.T, k.NH,
-                               k.NKV, k.HS, scale);
-        cpu::attention_backward(ctx, dqkv.data(), dout.data(), out.data(), lse.data(), qkv.data(), slopes_or_null(),
-                                documents_or_null(), k.B, k.T, k.NH, k.NKV, k.HS, scale);
+        cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), mask(), shape());
+        cpu::attention_backward(ctx, dqkv.data(), dout.data(), {qkv.data(), out.data(), lse.data()}, mask(), shape(), nullptr);
         return {out.values(), dqkv.values(), lse.values()};
     }
 };
@@ -444,8 +444,8 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
                 std::copy_n(row + produced + cached, cached, &expected_values[(b * P + t) * cached]);
             }
             spoil_scratch(ctx);
-            cpu::attention_decode(ctx, token_out.data(), keys.data(), values.data(), token.data(), p.slopes_or_null(), k.B, t,
-                                  P, k.NH, k.NKV, k.HS, p.scale);
+            cpu::attention_decode(ctx, token_out.data(), {keys.data(), values.data(), P}, token.data(), p.slopes_or_null(), t,
+                                  {k.B, 1, k.NH, k.NKV, k.HS, p.scale});
             for (int b = 0; b < k.B; b++) std::copy_n(&token_out[b * produced], produced, &out[(b * k.T + t) * produced]);
         }
         expect_same_bits(keys, expected_keys, "keys");
@@ -495,16 +495,18 @@ TEST(Rope, ForwardBackwardAndBack) {
     for (const Rotation& k : shapes)
         for (const int threads : {1, 2}) {
             cpu::Ctx ctx(threads);
+            const Rope rope = {k.positions.data(), k.table.data()};
+            const AttentionShape shape = {1, k.N, k.NH, k.NKV, k.HS};
             Guarded<floatX> turned(k.qkv, "qkv"), gradient(k.qkv, "dqkv");
-            cpu::rope_forward(ctx, turned.data(), k.positions.data(), k.table.data(), k.N, k.NH, k.NKV, k.HS);
-            cpu::rope_backward(ctx, gradient.data(), k.positions.data(), k.table.data(), k.N, k.NH, k.NKV, k.HS);
+            cpu::rope_forward(ctx, turned.data(), rope, shape);
+            cpu::rope_backward(ctx, gradient.data(), rope, shape);
             const Bounded forward = k.expected(doubles(k.qkv), 1), backward = k.expected(doubles(k.qkv), -1);
             expect_close(turned, forward.value, forward.allowed, "qkv");
             expect_close(gradient, backward.value, backward.allowed, "dqkv");
 
             // There and back: the roundings of a pair, turned, are at most `rounding` times its length; then its own once more.
             Guarded<floatX> back(turned.values(), "there and back");
-            cpu::rope_backward(ctx, back.data(), k.positions.data(), k.table.data(), k.N, k.NH, k.NKV, k.HS);
+            cpu::rope_backward(ctx, back.data(), rope, shape);
             const Doubles x = doubles(k.qkv);
             Doubles allowed(x.size());
             for (size_t i = 0; i < x.size(); i++) {
@@ -532,10 +534,10 @@ TEST(Rope, BackwardWithAttention) {
             way.choose(ctx);
             const Results r = p.run(ctx);
             Guarded<floatX> apart(r.dqkv, "apart"), together(p.qkv.size(), "together");
-            cpu::rope_backward(ctx, apart.data(), positions.data(), angles.data(), k.B * k.T, k.NH, k.NKV, k.HS);
-            cpu::attention_rope_backward(ctx, together.data(), p.dout.data(), r.out.data(), r.lse.data(), p.qkv.data(),
-                                         p.documents_or_null(), positions.data(), angles.data(), k.B, k.T, k.NH, k.NKV, k.HS,
-                                         p.scale);
+            const Rope rope = {positions.data(), angles.data()};
+            cpu::rope_backward(ctx, apart.data(), rope, p.shape());
+            cpu::attention_rope_backward(ctx, together.data(), p.dout.data(), {p.qkv.data(), r.out.data(), r.lse.data()},
+                                         p.mask(), rope, p.shape(), nullptr);
             expect_same_bits(together, apart, "dqkv");
         }
     }

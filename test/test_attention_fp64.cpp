@@ -57,15 +57,17 @@ TEST(Fp64, Rope) {
     rope_table(table, P, HS, 100);
     const std::vector<int> positions = {0, 39, 7, 7, 21};
     const Doubles dout = rng.normals<double>(qkv.size());
+    const Rope rope = {positions.data(), table.data()};
+    const AttentionShape shape = {1, N, NH, NKV, HS};
     const auto loss = [&] {
         Guarded<double> turned(qkv, "qkv");
-        cpu::rope_forward(ctx, turned.data(), positions.data(), table.data(), N, NH, NKV, HS);
+        cpu::rope_forward(ctx, turned.data(), rope, shape);
         return dot(turned.values(), dout);
     };
     Guarded<double> gradient(dout, "dqkv");
-    cpu::rope_backward(ctx, gradient.data(), positions.data(), table.data(), N, NH, NKV, HS);
+    cpu::rope_backward(ctx, gradient.data(), rope, shape);
     check_gradient(loss, qkv.data(), qkv.size(), gradient.data(), "dqkv");
-    cpu::rope_forward(ctx, gradient.data(), positions.data(), table.data(), N, NH, NKV, HS);
+    cpu::rope_forward(ctx, gradient.data(), rope, shape);
     expect_close(gradient, dout, 1e-14, 0, "back and forth");
 }
 
@@ -79,8 +81,8 @@ TEST(Fp64, RopeIsRelative) {
     const Doubles heads = rng.normals<double>(3 * HS);  // a query, a key, a value
     const auto product = [&](int query_position, int key_position) {
         Doubles q = heads, k = heads;
-        cpu::rope_forward(ctx, q.data(), &query_position, table.data(), 1, 1, 1, HS);
-        cpu::rope_forward(ctx, k.data(), &key_position, table.data(), 1, 1, 1, HS);
+        cpu::rope_forward(ctx, q.data(), {&query_position, table.data()}, {1, 1, 1, 1, HS});
+        cpu::rope_forward(ctx, k.data(), {&key_position, table.data()}, {1, 1, 1, 1, HS});
         return dot(Doubles(q.begin(), q.begin() + HS), Doubles(k.begin() + HS, k.begin() + 2 * HS));
     };
     EXPECT_NEAR(product(50, 43), product(7, 0), 1e-13);
@@ -122,17 +124,15 @@ TEST_P(Fp64Attention, Gradients) {
         for (int h = 0; h < k.NH; h++) slopes.push_back(alibi_slope(h, k.NH));
         const Doubles dout = rng.normals<double>(n * k.HS);
         const std::vector<int> documents = document_starts(k.B, k.T);
-        const double* slopes_or_null = k.alibi ? slopes.data() : nullptr;
-        const int* documents_or_null = k.documents ? documents.data() : nullptr;
+        const AttentionMask mask = {k.documents ? documents.data() : nullptr, k.alibi ? slopes.data() : nullptr};
+        const AttentionShape shape = {k.B, k.T, k.NH, k.NKV, k.HS, scale};
         Guarded<double> out(n * k.HS, "out"), lse(n, "lse"), dqkv(qkv.size(), "dqkv");
         const auto loss = [&] {
-            cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), slopes_or_null, documents_or_null, k.B, k.T, k.NH,
-                                   k.NKV, k.HS, scale);
+            cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), mask, shape);
             return dot(out.values(), dout);
         };
         loss();
-        cpu::attention_backward(ctx, dqkv.data(), dout.data(), out.data(), lse.data(), qkv.data(), slopes_or_null,
-                                documents_or_null, k.B, k.T, k.NH, k.NKV, k.HS, scale);
+        cpu::attention_backward(ctx, dqkv.data(), dout.data(), {qkv.data(), out.data(), lse.data()}, mask, shape, nullptr);
         check_gradient(loss, qkv.data(), qkv.size(), dqkv.data(), "dqkv");
     }
 }
@@ -145,7 +145,8 @@ TEST_P(Fp64Attention, GoldenValues) {
     const double slope = 0.25;
     for (const bool alibi : {false, true}) {
         Guarded<double> out(4), lse(2);
-        cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), alibi ? &slope : nullptr, nullptr, 1, 2, 1, 1, 2, 0.5);
+        cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), {nullptr, alibi ? &slope : nullptr},
+                               {1, 2, 1, 1, 2, 0.5});
         const double a = std::exp(alibi ? 0.25 : 0.5), b = std::exp(1.0), w = a / (a + b);
         expect_close(out, {10, 20, 10 * w - 5 * (1 - w), 20 * w + 7 * (1 - w)}, 1e-13, 0, "out");
         expect_close(lse, {1.5, std::log(a + b)}, 1e-14, 0, "lse");
@@ -168,8 +169,8 @@ TEST_P(Fp64Attention, GroupedHeadsAreRepeatedHeads) {
             repeated.insert(repeated.end(), from, from + HS);
         }
     Guarded<double> out(T * NH * HS), lse(NH * T), expected(T * NH * HS), expected_lse(NH * T);
-    cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), nullptr, nullptr, 1, T, NH, NKV, HS, 0.5);
-    cpu::attention_forward(ctx, expected.data(), expected_lse.data(), repeated.data(), nullptr, nullptr, 1, T, NH, NH, HS, 0.5);
+    cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), {}, {1, T, NH, NKV, HS, 0.5});
+    cpu::attention_forward(ctx, expected.data(), expected_lse.data(), repeated.data(), {}, {1, T, NH, NH, HS, 0.5});
     expect_same_bits(out, expected, "out");
     expect_same_bits(lse, expected_lse, "lse");
 }

@@ -240,12 +240,12 @@ TEST_P(Fp8Ops, OpsMakeTheCodesOfTheirNumbers) {
     check("swiglu_forward", F, false, [&](const Output& out) { cpu::swiglu_forward(ctx_, out, x.data(), N, F); });
     check("swiglu_backward", 2 * F, true,
           [&](const Output& out) { cpu::swiglu_backward(ctx_, out, y.data(), x.data(), N, F); });
+    const NormParams params = {w.data(), b.data(), F, 1e-5f};
     check("layernorm_forward", F, false, [&](const Output& out) {
-        cpu::layernorm_forward(ctx_, out, mean.data(), rstd.data(), sum.data(), x.data(), add.data(), w.data(), b.data(), N, F,
-                               1e-5f);
+        cpu::layernorm_forward(ctx_, out, {mean.data(), rstd.data()}, sum.data(), x.data(), add.data(), params, N);
     });
     check("rmsnorm_forward", F, false, [&](const Output& out) {
-        cpu::rmsnorm_forward(ctx_, out, rstd.data(), nullptr, y.data(), nullptr, w.data(), N, F, 1e-5f);
+        cpu::rmsnorm_forward(ctx_, out, {nullptr, rstd.data()}, nullptr, y.data(), nullptr, params, N);
     });
 }
 
@@ -270,7 +270,7 @@ TEST_P(Fp8Ops, ProductsAreThoseOfTheDecodedNumbers) {
     std::vector<floatX> bias(OC), out((size_t)N * OC);
     for (int o = 0; o < OC; o++) bias[o] = (floatX)(0.5f * (float)o);
     for (const floatX* beta : {(const floatX*)nullptr, (const floatX*)bias.data()}) {
-        cpu::fp8_linear_forward(ctx_, out.data(), x.data(), w.data(), beta, &a, &b, N, IC, OC, true);
+        cpu::fp8_linear_forward(ctx_, out.data(), {x.data(), &a}, {w.data(), &b}, beta, N, IC, OC, true);
         for (int n = 0; n < N; n++)
             for (int o = 0; o < OC; o++)
                 check("forward", out[(size_t)n * OC + o], 0, x, Fp8::e4m3, (size_t)n * IC, w, Fp8::e4m3, (size_t)o * IC, IC,
@@ -279,14 +279,14 @@ TEST_P(Fp8Ops, ProductsAreThoseOfTheDecodedNumbers) {
     for (const Fp8 format : formats) {
         const auto dout = codes((size_t)N * OC, format, 3), wt = codes((size_t)IC * OC, Fp8::e4m3, 4);
         std::vector<floatX> dinp((size_t)N * IC);
-        cpu::fp8_linear_backward_input(ctx_, dinp.data(), dout.data(), wt.data(), &a, &b, N, IC, OC, format);
+        cpu::fp8_linear_backward_input(ctx_, dinp.data(), {dout.data(), &a, format}, {wt.data(), &b}, N, IC, OC);
         for (int n = 0; n < N; n++)
             for (int i = 0; i < IC; i++)
                 check("input", dinp[(size_t)n * IC + i], 0, dout, format, (size_t)n * OC, wt, Fp8::e4m3, (size_t)i * OC, OC, 0);
         const auto dt = codes((size_t)OC * N, format, 5), xt = codes((size_t)IC * N, Fp8::e4m3, 6);
         for (const Acc acc : {Acc::Set, Acc::Add}) {
             std::vector<real> dw((size_t)OC * IC, real(7));
-            cpu::fp8_linear_backward_weight(ctx_, dw.data(), dt.data(), xt.data(), &a, &b, N, IC, OC, format, acc);
+            cpu::fp8_linear_backward_weight(ctx_, dw.data(), {dt.data(), &a, format}, {xt.data(), &b}, N, IC, OC, acc);
             for (int o = 0; o < OC; o++)
                 for (int i = 0; i < IC; i++)
                     check("weight", dw[(size_t)o * IC + i], acc == Acc::Add ? 7 : 0, dt, format, (size_t)o * N, xt, Fp8::e4m3,
@@ -310,7 +310,7 @@ TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
     for (int i = 0; i < 2; i++) cpu::set_scale(ctx_, &scale[i], &inverse[i], &amax[i], Fp8::e4m3, 0);
     cpu::quantize(ctx_, {xq.data(), nullptr, &amax[0], &scale[0], Fp8::e4m3}, x.data(), N, IC);
     cpu::quantize(ctx_, {wq.data(), nullptr, &amax[1], &scale[1], Fp8::e4m3}, w.data(), OC, IC);
-    cpu::fp8_linear_forward(ctx_, out.data(), xq.data(), wq.data(), nullptr, &inverse[0], &inverse[1], N, IC, OC, false);
+    cpu::fp8_linear_forward(ctx_, out.data(), {xq.data(), &inverse[0]}, {wq.data(), &inverse[1]}, nullptr, N, IC, OC, false);
     double errors = 0, norms = 0;
     for (int n = 0; n < N; n++)
         for (int o = 0; o < OC; o++) {

@@ -432,10 +432,11 @@ TEST(MatrixUnits, WhatAProductTakesAlong) {
                     std::vector<real> angles;
                     rope_table(angles, 60, HS, 10000);
                     const std::vector<int> positions = rng.integers(N, 0, 60);
-                    cpu::linear_rope_forward(ctx, wide.data(), inp, weight, bias, positions.data(), angles.data(), N, IC, NH,
-                                             NKV, HS);
+                    const Rope rope = {positions.data(), angles.data()};
+                    const AttentionShape shape = {1, N, NH, NKV, HS};
+                    cpu::linear_rope_forward(ctx, wide.data(), inp, weight, bias, IC, rope, shape);
                     Guarded<floatX> turned(product.values());
-                    cpu::rope_forward(ctx, turned.data(), positions.data(), angles.data(), N, NH, NKV, HS);
+                    cpu::rope_forward(ctx, turned.data(), rope, shape);
                     expect_same_bits(wide, turned, "rotary positions");
                 }
             }

@@ -174,7 +174,7 @@ TEST(Embedding, BackwardAddsRowsInOrder) {
                 if (token >= 0 && token < V) wte_expected[token * C + c] += (real)dout[n * C + c];
                 wpe_expected[positions[n] * C + c] += (real)dout[n * C + c];
             }
-        cpu::embedding_backward(ctx, dwte.data(), dwpe.data(), dout.data(), tokens.data(), positions.data(), N, C, v0, V);
+        cpu::embedding_backward(ctx, dwte.data(), dwpe.data(), dout.data(), tokens.data(), positions.data(), N, C, {v0, V, V});
         expect_same_bits(dwte, wte_expected, "dwte");
         expect_same_bits(dwpe, wpe_expected, "dwpe");
     }
@@ -197,18 +197,19 @@ Doubles everything(int threads) {
                               gate_up = rng.normals<floatX>(N * 2 * C);
     std::vector<floatX> out(N * C), sum(N * C), dinp(N * C), wide(N * 2 * C), logits = rng.normals<floatX>(N * Vp);
     std::vector<real> mean(N), rstd(N), dw(C), db(C), dwte(V * C), dwpe(N * C), loss(N), zloss(N), lse(N);
-    cpu::embedding_forward(ctx, out.data(), tokens.data(), positions.data(), wte.data(), wpe.data(), N, C, 0, V);
+    cpu::embedding_forward(ctx, out.data(), tokens.data(), positions.data(), wte.data(), wpe.data(), N, C, {0, V, V});
     collect(out);
-    cpu::embedding_backward(ctx, dwte.data(), dwpe.data(), dout.data(), tokens.data(), positions.data(), N, C, 0, V);
+    cpu::embedding_backward(ctx, dwte.data(), dwpe.data(), dout.data(), tokens.data(), positions.data(), N, C, {0, V, V});
     collect(dwte), collect(dwpe);
-    cpu::layernorm_forward(ctx, out.data(), mean.data(), rstd.data(), sum.data(), wpe.data(), dout.data(), w.data(), b.data(),
-                           N, C, real(1e-5));
+    const NormParams params = {w.data(), b.data(), C, real(1e-5)};
+    const NormStatistics statistics = {mean.data(), rstd.data()};
+    const NormGrads grads = {dw.data(), db.data()};
+    cpu::layernorm_forward(ctx, out.data(), statistics, sum.data(), wpe.data(), dout.data(), params, N);
     collect(out), collect(sum), collect(mean), collect(rstd);
-    cpu::layernorm_backward(ctx, dinp.data(), dw.data(), db.data(), dout.data(), sum.data(), w.data(), mean.data(), rstd.data(),
-                            N, C, Acc::Set);
+    cpu::layernorm_backward(ctx, dinp.data(), grads, dout.data(), sum.data(), params, statistics, N, Acc::Set);
     collect(dinp), collect(dw), collect(db);
-    cpu::rmsnorm_forward(ctx, out.data(), rstd.data(), nullptr, wpe.data(), nullptr, w.data(), N, C, real(1e-5));
-    cpu::rmsnorm_backward(ctx, dinp.data(), dw.data(), dout.data(), wpe.data(), w.data(), rstd.data(), N, C, Acc::Add);
+    cpu::rmsnorm_forward(ctx, out.data(), statistics, nullptr, wpe.data(), nullptr, params, N);
+    cpu::rmsnorm_backward(ctx, dinp.data(), grads, dout.data(), wpe.data(), params, statistics, N, Acc::Add);
     collect(out), collect(dinp), collect(dw);
     cpu::gelu_forward(ctx, out.data(), wpe.data(), N, C);
     cpu::gelu_backward(ctx, dinp.data(), dout.data(), wpe.data(), N, C);
@@ -218,14 +219,15 @@ Doubles everything(int threads) {
     collect(out), collect(wide);
     cpu::residual_forward(ctx, out.data(), wpe.data(), dout.data(), out.size());
     collect(out);
-    cpu::classifier(ctx, logits.data(), loss.data(), zloss.data(), lse.data(), tokens.data(), N, V, Vp, 1, real(1e-4), true);
+    cpu::classifier(ctx, logits.data(), {loss.data(), zloss.data(), lse.data()}, tokens.data(), N, {0, V, Vp},
+                    {1, real(1e-4), true});
     collect(logits), collect(loss), collect(zloss), collect(lse);
     all.push_back(cpu::sum_of_squares(ctx, dwte.data(), dwte.size()));
     std::vector<real> m(V * C), v(V * C);
     std::vector<LowerHalf> lower(V * C);
     std::vector<floatX> param(V * C);
-    cpu::adamw(ctx, param.data(), lower.data(), m.data(), v.data(), dwte.data(), dwte.size(), real(1e-3), real(0.9), real(0.95),
-               real(1e-8), real(0.1), 1, 3, {});
+    cpu::adamw(ctx, param.data(), lower.data(), m.data(), v.data(), dwte.data(), dwte.size(),
+               {real(1e-3), real(0.9), real(0.95), real(1e-8), real(0.1), 1, 3}, {});
     collect(param), collect(lower), collect(m), collect(v);
     return all;
 }
@@ -233,8 +235,7 @@ Doubles everything(int threads) {
 TEST(Ops, SameBitsForAnyNumberOfThreads) {
     const Doubles one = everything(1);
     for (const double x : one) ASSERT_TRUE(std::isfinite(x));
-    for (const int threads : {2, 3, 4, 7, 16})
-        expect_same_bits(everything(threads), one, std::to_string(threads) + " threads");
+    for (const int threads : {2, 3, 4, 7, 16}) expect_same_bits(everything(threads), one, std::to_string(threads) + " threads");
 }
 
 }  // namespace test_ops

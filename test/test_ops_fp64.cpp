@@ -47,11 +47,11 @@ TEST(Fp64, Embedding) {
             Guarded<double> out(N * C, "out"), dwte(dwte0, "dwte"), dwpe(dwpe0, "dwpe");
             const auto loss = [&] {
                 cpu::embedding_forward(ctx, out.data(), tokens.data(), learned_positions ? positions.data() : nullptr,
-                                       wte.data(), learned_positions ? wpe.data() : nullptr, N, C, v0, V);
+                                       wte.data(), learned_positions ? wpe.data() : nullptr, N, C, {v0, V, V});
                 return dot(out.values(), dout);
             };
             cpu::embedding_backward(ctx, dwte.data(), learned_positions ? dwpe.data() : nullptr, dout.data(), tokens.data(),
-                                    learned_positions ? positions.data() : nullptr, N, C, v0, V);
+                                    learned_positions ? positions.data() : nullptr, N, C, {v0, V, V});
             check_gradient(loss, wte.data(), wte.size(), difference(dwte, dwte0).data(), "dwte");
             if (learned_positions) check_gradient(loss, wpe.data(), wpe.size(), difference(dwpe, dwpe0).data(), "dwpe");
             else expect_same_bits(dwpe, dwpe0, "dwpe without learned positions");
@@ -69,16 +69,18 @@ TEST(Fp64, LayerNorm) {
         const Doubles dout = rng.normals<double>(size), dinp0 = rng.normals<double>(size), dweight0 = rng.normals<double>(k.C),
                       dbias0 = rng.normals<double>(k.C);
         Guarded<double> out(size, "out"), mean(k.N, "mean"), rstd(k.N, "rstd"), sum(size, "sum");
+        const NormParams params = {weight.data(), bias.data(), k.C, eps};
+        const NormStatistics statistics = {mean.data(), rstd.data()};
         const auto loss = [&] {
-            cpu::layernorm_forward(ctx, out.data(), mean.data(), rstd.data(), k.add ? sum.data() : nullptr, inp.data(),
-                                   k.add ? add.data() : nullptr, weight.data(), bias.data(), k.N, k.C, eps);
+            cpu::layernorm_forward(ctx, out.data(), statistics, k.add ? sum.data() : nullptr, inp.data(),
+                                   k.add ? add.data() : nullptr, params, k.N);
             return dot(out.values(), dout);
         };
         loss();
         Guarded<double> dinp(size, "dinp"), dweight(dweight0, "dweight"), dbias(dbias0, "dbias");
         if (k.acc == Acc::Add) std::copy(dinp0.begin(), dinp0.end(), dinp.data());
-        cpu::layernorm_backward(ctx, dinp.data(), dweight.data(), dbias.data(), dout.data(), k.add ? sum.data() : inp.data(),
-                                weight.data(), mean.data(), rstd.data(), k.N, k.C, k.acc);
+        cpu::layernorm_backward(ctx, dinp.data(), {dweight.data(), dbias.data()}, dout.data(), k.add ? sum.data() : inp.data(),
+                                params, statistics, k.N, k.acc);
         const Doubles gradient = k.acc == Acc::Add ? difference(dinp, dinp0) : dinp.values();
         check_gradient(loss, inp.data(), size, gradient.data(), "dinp");
         if (k.add) check_gradient(loss, add.data(), size, gradient.data(), "dadd");
@@ -96,16 +98,18 @@ TEST(Fp64, RmsNorm) {
         Doubles inp = rng.normals<double>(size, 1, 0.5), add = rng.normals<double>(size), weight = rng.normals<double>(k.C);
         const Doubles dout = rng.normals<double>(size), dinp0 = rng.normals<double>(size), dweight0 = rng.normals<double>(k.C);
         Guarded<double> out(size, "out"), rstd(k.N, "rstd"), sum(size, "sum");
+        const NormParams params = {weight.data(), nullptr, k.C, eps};
+        const NormStatistics statistics = {nullptr, rstd.data()};
         const auto loss = [&] {
-            cpu::rmsnorm_forward(ctx, out.data(), rstd.data(), k.add ? sum.data() : nullptr, inp.data(),
-                                 k.add ? add.data() : nullptr, weight.data(), k.N, k.C, eps);
+            cpu::rmsnorm_forward(ctx, out.data(), statistics, k.add ? sum.data() : nullptr, inp.data(),
+                                 k.add ? add.data() : nullptr, params, k.N);
             return dot(out.values(), dout);
         };
         loss();
         Guarded<double> dinp(size, "dinp"), dweight(dweight0, "dweight");
         if (k.acc == Acc::Add) std::copy(dinp0.begin(), dinp0.end(), dinp.data());
-        cpu::rmsnorm_backward(ctx, dinp.data(), dweight.data(), dout.data(), k.add ? sum.data() : inp.data(), weight.data(),
-                              rstd.data(), k.N, k.C, k.acc);
+        cpu::rmsnorm_backward(ctx, dinp.data(), {dweight.data(), nullptr}, dout.data(), k.add ? sum.data() : inp.data(), params,
+                              statistics, k.N, k.acc);
         const Doubles gradient = k.acc == Acc::Add ? difference(dinp, dinp0) : dinp.values();
         check_gradient(loss, inp.data(), size, gradient.data(), "dinp");
         if (k.add) check_gradient(loss, add.data(), size, gradient.data(), "dadd");
@@ -173,8 +177,8 @@ TEST(Fp64, Classifier) {
         Guarded<double> logits(k.N * k.Vp, "logits"), loss(k.N, "loss"), zloss(k.N, "zloss"), lse(k.N, "lse");
         const auto run = [&](bool write_gradient) {  // the padding stays NaN
             for (int n = 0; n < k.N; n++) std::copy_n(&x[n * k.V], k.V, &logits[n * k.Vp]);
-            cpu::classifier(ctx, logits.data(), loss.data(), zloss.data(), lse.data(), targets.data(), k.N, k.V, k.Vp,
-                            loss_scale, z_coef, write_gradient);
+            cpu::classifier(ctx, logits.data(), {loss.data(), zloss.data(), lse.data()}, targets.data(), k.N, {0, k.V, k.Vp},
+                            {loss_scale, z_coef, write_gradient});
             double total = 0;
             for (int n = 0; n < k.N; n++) total += loss_scale * (loss[n] + zloss[n]);
             return total;
@@ -212,7 +216,7 @@ TEST(Fp64, ClassifierGoldenValuesWithZLoss) {
     Doubles logits = {2, .5, -1, 3};
     double loss, zloss, lse;
     const int target = 3;
-    cpu::classifier(ctx, logits.data(), &loss, &zloss, &lse, &target, 1, 4, 4, 1, 1e-4, true);
+    cpu::classifier(ctx, logits.data(), {&loss, &zloss, &lse}, &target, 1, {0, 4, 4}, {1, 1e-4, true});
     EXPECT_NEAR(lse, 3.3840917013, 1e-10);
     EXPECT_NEAR(loss, 0.3840917013, 1e-10);
     EXPECT_NEAR(zloss, 0.0011452077, 1e-10);

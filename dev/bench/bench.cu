@@ -132,11 +132,11 @@ void bench_in_fp8(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
     const auto quantize_input = [&] { be::quantize(ctx, {xq, nullptr, amax, scale, e4m3}, x, N, IC); };
     const auto quantize_gradient = [&] { be::quantize(ctx, {yq, yt, amax, scale, e5m2}, y, N, OC); };
     const auto transpose_input = [&] { be::transpose_codes(ctx, xt, xq, N, IC); };
-    const auto forward = [&] { be::fp8_linear_forward(ctx, out, xq, wq, nullptr, inverse, inverse, N, IC, OC, true); };
+    const auto forward = [&] { be::fp8_linear_forward(ctx, out, {xq, inverse}, {wq, inverse}, nullptr, N, IC, OC, true); };
     const auto weight = [&] {
-        be::fp8_linear_backward_weight(ctx, (real*)dw, yt, xt, inverse, inverse, N, IC, OC, e5m2, Acc::Add);
+        be::fp8_linear_backward_weight(ctx, (real*)dw, {yt, inverse, e5m2}, {xt, inverse}, N, IC, OC, Acc::Add);
     };
-    const auto input = [&] { be::fp8_linear_backward_input(ctx, dx, yq, wt, inverse, inverse, N, IC, OC, e5m2); };
+    const auto input = [&] { be::fp8_linear_backward_input(ctx, dx, {yq, inverse, e5m2}, {wt, inverse}, N, IC, OC); };
     quantize_input(), transpose_input(), quantize_gradient();
 
     const double flops = 2.0 * N * IC * OC, X = sizeof(floatX);
@@ -185,21 +185,16 @@ void bench_attention(be::Ctx& ctx, const Machine& machine, int B, int T, int NH,
     const real scale = (real)(1 / std::sqrt((double)HS));
     const double flops = 2.0 * rows * T * NH * HS;  // causal: two products of T^2/2 x HS per head
     const std::string shape = format(" %dx%d %d/%dx%d", B, T, NH, NKV, HS);
-    row("attention_forward" + shape,
-        median_seconds(ctx, [&] { be::attention_forward(ctx, out, lse, qkv, nullptr, nullptr, B, T, NH, NKV, HS, scale); }),
-        flops, 0, machine);
-    row("attention_backward" + shape,
-        median_seconds(
-            ctx, [&] { be::attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, nullptr, B, T, NH, NKV, HS, scale); }),
-        2.5 * flops, 0, machine);
-    const size_t n_sums = be::attention_sums(ctx, B, T, NH, HS);
+    const AttentionShape sizes = {B, T, NH, NKV, HS, scale};
+    const AttentionActs acts = {qkv, out, lse};
+    const auto forward = [&] { be::attention_forward(ctx, out, lse, qkv, {}, sizes); };
+    const auto backward = [&](real* dq_sums) { be::attention_backward(ctx, dqkv, dout, acts, {}, sizes, dq_sums); };
+    row("attention_forward" + shape, median_seconds(ctx, forward), flops, 0, machine);
+    row("attention_backward" + shape, median_seconds(ctx, [&] { backward(nullptr); }), 2.5 * flops, 0, machine);
+    const size_t n_sums = be::attention_sums(ctx, sizes);
     if (!n_sums) return;
     const Numbers<real> sums(ctx, n_sums);
-    row("not deterministic: backward" + shape,
-        median_seconds(
-            ctx,
-            [&] { be::attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, nullptr, B, T, NH, NKV, HS, scale, sums); }),
-        2.5 * flops, 0, machine);
+    row("not deterministic: backward" + shape, median_seconds(ctx, [&] { backward(sums); }), 2.5 * flops, 0, machine);
 }
 
 #ifdef TIMED_OPS
@@ -233,10 +228,10 @@ void bench_units(be::Ctx& ctx) {
         for (const auto& [B, T, NH, HS] : attention) {
             const double flops = 2.0 * B * T * T * NH * HS;
             rate(flops, [&, B = B, T = T, NH = NH, HS = HS] {
-                be::attention_forward(ctx, z, lse, y, nullptr, nullptr, B, T, NH, NH, HS, 0.1f);
+                be::attention_forward(ctx, z, lse, y, {}, {B, T, NH, NH, HS, 0.1f});
             });
             rate(2.5 * flops, [&, B = B, T = T, NH = NH, HS = HS] {
-                be::attention_backward(ctx, w, x, z, lse, y, nullptr, nullptr, B, T, NH, NH, HS, 0.1f);
+                be::attention_backward(ctx, w, x, {y, z, lse}, {}, {B, T, NH, NH, HS, 0.1f}, nullptr);
             });
             printf(" |");
         }
@@ -260,19 +255,24 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
         const Numbers<floatX> x(ctx, (size_t)NC), add(ctx, (size_t)NC), sum(ctx, (size_t)NC), y(ctx, (size_t)NC), w(ctx, s.C),
             b(ctx, s.C);
         const Numbers<real> mean(ctx, s.N), rstd(ctx, s.N), dw(ctx, s.C), db(ctx, s.C);
-        bench("layernorm_forward + residual" + shape, 4 * NC * X,
-              [&] { be::layernorm_forward(ctx, (floatX*)y, mean, rstd, sum, x, add, w, b, s.N, s.C, 1e-5f); });
-        bench("layernorm_backward, adding" + shape, 4 * NC * X,
-              [&] { be::layernorm_backward(ctx, add, dw, db, y, x, w, mean, rstd, s.N, s.C, Acc::Add); });
-        bench("rmsnorm_forward + residual" + shape, 4 * NC * X,
-              [&] { be::rmsnorm_forward(ctx, (floatX*)y, rstd, sum, x, add, w, s.N, s.C, 1e-5f); });
-        bench("rmsnorm_backward, adding" + shape, 4 * NC * X,
-              [&] { be::rmsnorm_backward(ctx, add, dw, y, x, w, rstd, s.N, s.C, Acc::Add); });
+        const NormParams params = {w, b, s.C, 1e-5f};
+        bench("layernorm_forward + residual" + shape, 4 * NC * X, [&] {
+            be::layernorm_forward(ctx, (floatX*)y, {mean, rstd}, sum, x, add, params, s.N);
+        });
+        bench("layernorm_backward, adding" + shape, 4 * NC * X, [&] {
+            be::layernorm_backward(ctx, add, {dw, db}, y, x, params, {mean, rstd}, s.N, Acc::Add);
+        });
+        bench("rmsnorm_forward + residual" + shape, 4 * NC * X, [&] {
+            be::rmsnorm_forward(ctx, (floatX*)y, {nullptr, rstd}, sum, x, add, params, s.N);
+        });
+        bench("rmsnorm_backward, adding" + shape, 4 * NC * X, [&] {
+            be::rmsnorm_backward(ctx, add, {dw, nullptr}, y, x, params, {nullptr, rstd}, s.N, Acc::Add);
+        });
         bench("residual_forward" + shape, 3 * NC * X, [&] { be::residual_forward(ctx, y, x, add, x.size()); });
         const Numbers<uint8_t> codes(ctx, (size_t)NC);
         bench("rmsnorm_forward into codes" + shape, NC * (X + 1), [&] {
-            be::rmsnorm_forward(ctx, Codes{codes, nullptr, amax, scale, Fp8::e4m3}, rstd, nullptr, x, nullptr, w, s.N, s.C,
-                                1e-5f);
+            be::rmsnorm_forward(ctx, Codes{codes, nullptr, amax, scale, Fp8::e4m3}, {nullptr, rstd}, nullptr, x, nullptr,
+                                params, s.N);
         });
     }
     {
@@ -295,8 +295,9 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
         const Numbers<real> cos_sin(ctx, (size_t)s.T * s.HS);
         const Numbers<int> positions(ctx, s.N);
         be::clear(ctx, positions, s.N * sizeof(int));
-        bench(format("rope_forward %dx%dx%d", s.N, heads, s.HS), 2.0 * s.N * (s.NH + s.NKV) * s.HS * X,
-              [&] { be::rope_forward(ctx, qkv, positions, cos_sin, s.N, s.NH, s.NKV, s.HS); });
+        bench(format("rope_forward %dx%dx%d", s.N, heads, s.HS), 2.0 * s.N * (s.NH + s.NKV) * s.HS * X, [&] {
+            be::rope_forward(ctx, qkv, {positions, cos_sin}, {1, s.N, s.NH, s.NKV, s.HS});
+        });
     }
     {
         const Numbers<floatX> out(ctx, (size_t)NC), wte(ctx, (size_t)s.Vp * s.C);
@@ -305,10 +306,12 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
         std::vector<int> random(s.N);
         for (int i = 0; i < s.N; i++) random[i] = (int)((unsigned)i * 2654435761u % (unsigned)s.V);
         be::upload(ctx, tokens, random.data(), random.size() * sizeof(int));
-        bench("embedding_forward" + shape, 2 * NC * X,
-              [&] { be::embedding_forward(ctx, out, tokens, nullptr, wte, nullptr, s.N, s.C, 0, s.V); });
-        bench("embedding_backward" + shape, NC * (X + 2 * R),
-              [&] { be::embedding_backward(ctx, dwte, nullptr, out, tokens, nullptr, s.N, s.C, 0, s.V); });
+        bench("embedding_forward" + shape, 2 * NC * X, [&] {
+            be::embedding_forward(ctx, out, tokens, nullptr, wte, nullptr, s.N, s.C, {0, s.V, s.Vp});
+        });
+        bench("embedding_backward" + shape, NC * (X + 2 * R), [&] {
+            be::embedding_backward(ctx, dwte, nullptr, out, tokens, nullptr, s.N, s.C, {0, s.V, s.Vp});
+        });
     }
     {
         const int rows = std::min(s.N, 8192);
@@ -316,8 +319,9 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
         const Numbers<real> loss(ctx, rows), z(ctx, rows), lse(ctx, rows);
         const Numbers<int> targets(ctx, rows);
         be::clear(ctx, targets, rows * sizeof(int));
-        bench(format("classifier %dx%d", rows, s.V), 2.0 * rows * s.Vp * X,
-              [&] { be::classifier(ctx, logits, loss, z, lse, targets, rows, s.V, s.Vp, 1e-3f, 1e-4f, true); });
+        bench(format("classifier %dx%d", rows, s.V), 2.0 * rows * s.Vp * X, [&] {
+            be::classifier(ctx, logits, {loss, z, lse}, targets, rows, {0, s.V, s.Vp}, {1e-3f, 1e-4f, true});
+        });
     }
     {
         const size_t n = s.parameters;
@@ -329,7 +333,7 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
         const auto adamw = [&](const char* name, const Elements& first, const Elements& second, const Elements& gradient) {
             const double moments = 2.0 * (double)(first.element_bytes() + second.element_bytes());
             bench(name + size, (double)n * (2 * R + moments + (double)gradient.element_bytes()), [&] {
-                be::adamw(ctx, p, lower, first, second, gradient, n, 1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10, Rounding());
+                be::adamw(ctx, p, lower, first, second, gradient, n, {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10}, Rounding());
             });
         };
         adamw("adamw", (real*)m, (real*)v, (real*)g);

@@ -19,21 +19,21 @@ namespace {
 using gpu::load, gpu::Pack, gpu::store;
 constexpr int threads = 256;
 
-struct AdamW {
+struct Constants {
     float lr, beta1, beta2, eps, decay, grad_scale, correct1, correct2;  // correct: 1/c1, 1/c2
 };
 
 // ---- 1: a launch for each line of the formula ------------------------------------------------------------------------------
-__global__ void update_m(float* m, const float* grad, size_t n, AdamW a) {
+__global__ void update_m(float* m, const float* grad, size_t n, Constants a) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) m[i] = a.beta1 * m[i] + (1 - a.beta1) * (a.grad_scale * grad[i]);
 }
-__global__ void update_v(float* v, const float* grad, size_t n, AdamW a) {
+__global__ void update_v(float* v, const float* grad, size_t n, Constants a) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     const float g = i < n ? a.grad_scale * grad[i] : 0;
     if (i < n) v[i] = a.beta2 * v[i] + (1 - a.beta2) * g * g;
 }
-__global__ void update_weight(floatX* param, LowerHalf* lower, const float* m, const float* v, size_t n, AdamW a) {
+__global__ void update_weight(floatX* param, LowerHalf* lower, const float* m, const float* v, size_t n, Constants a) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const float w = load_weight(param, lower, i);
@@ -41,24 +41,25 @@ __global__ void update_weight(floatX* param, LowerHalf* lower, const float* m, c
 }
 
 // ---- 2: one pass -----------------------------------------------------------------------------------------------------------
-__device__ void update(float& w, float& m, float& v, float grad, const AdamW& a) {
+__device__ void update(float& w, float& m, float& v, float grad, const Constants& a) {
     const float g = a.grad_scale * grad;
     m = a.beta1 * m + (1 - a.beta1) * g;
     v = a.beta2 * v + (1 - a.beta2) * g * g;
     w -= a.lr * (m * a.correct1 / (sqrtf(v * a.correct2) + a.eps) + a.decay * w);
 }
-__device__ void update_at(floatX* param, LowerHalf* lower, float* m, float* v, const float* grad, size_t i, const AdamW& a) {
+__device__ void update_at(floatX* param, LowerHalf* lower, float* m, float* v, const float* grad, size_t i,
+                          const Constants& a) {
     float w = load_weight(param, lower, i);
     update(w, m[i], v[i], grad[i], a);
     store_weight(param, lower, i, w);
 }
-__global__ void fused(floatX* param, LowerHalf* lower, float* m, float* v, const float* grad, size_t n, AdamW a) {
+__global__ void fused(floatX* param, LowerHalf* lower, float* m, float* v, const float* grad, size_t n, Constants a) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) update_at(param, lower, m, v, grad, i, a);
 }
 
 // ---- 3: packs --------------------------------------------------------------------------------------------------------------
-__global__ void packed(floatX* param, LowerHalf* lower, float* m, float* v, const float* grad, size_t n, AdamW a) {
+__global__ void packed(floatX* param, LowerHalf* lower, float* m, float* v, const float* grad, size_t n, Constants a) {
     constexpr int size = Pack<float>::size, packs = 2, per_thread = size * packs;
     const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * per_thread;
     if (first + per_thread > n) {  // the last few
@@ -103,14 +104,14 @@ struct Problem {
     ladder::Array<float> m, v, grad;
     ladder::Array<floatX> param;
     ladder::Array<LowerHalf> lower;
-    AdamW constants{lr,
-                    beta1,
-                    beta2,
-                    eps,
-                    decay,
-                    grad_scale,
-                    (float)(1 / (1 - std::pow((double)beta1, (double)step))),
-                    (float)(1 / (1 - std::pow((double)beta2, (double)step)))};
+    Constants constants{lr,
+                        beta1,
+                        beta2,
+                        eps,
+                        decay,
+                        grad_scale,
+                        (float)(1 / (1 - std::pow((double)beta1, (double)step))),
+                        (float)(1 / (1 - std::pow((double)beta2, (double)step)))};
 
     Problem(ladder::Run& run, size_t size)
         : n(size),
@@ -124,8 +125,8 @@ struct Problem {
           grad(grad0),
           param(param0),
           lower(lower0) {
-        cpu::adamw(run.oracle, param0.data(), lower0.data(), m0.data(), v0.data(), grad0.data(), n, lr, beta1, beta2, eps,
-                   decay, grad_scale, step, {});
+        cpu::adamw(run.oracle, param0.data(), lower0.data(), m0.data(), v0.data(), grad0.data(), n,
+                   {lr, beta1, beta2, eps, decay, grad_scale, step}, {});
     }
     std::string name() const { return format("%zu parameters", n); }
     double work() const { return (double)n * 7 * sizeof(float); }
@@ -165,8 +166,8 @@ void climb_all(ladder::Run& run) {
                                      }},
                                     {"the trainer's",
                                      [](gpu::Ctx& ctx, Problem& x) {
-                                         gpu::adamw(ctx, x.param.p(), x.lower.p(), x.m.p(), x.v.p(), x.grad.p(), x.n, lr, beta1,
-                                                    beta2, eps, decay, grad_scale, step, {});
+                                         gpu::adamw(ctx, x.param.p(), x.lower.p(), x.m.p(), x.v.p(), x.grad.p(), x.n,
+                                                    {lr, beta1, beta2, eps, decay, grad_scale, step}, {});
                                      }}},
                                    {1003, 1, 7, 20003}, {(size_t)64 << 20});
 }

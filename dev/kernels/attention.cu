@@ -28,7 +28,6 @@
 
 namespace {
 
-using gpu::AttentionShape;
 
 // ---- 1: the T x T matrix in memory -----------------------------------------------------------------------------------------
 // Of one sequence b at a time. scores, weights, dscores (NH, T, T).
@@ -130,11 +129,10 @@ struct Heads {
           out0(dout0.size()),
           dqkv0(qkv0.size()),
           lse0((size_t)s.B * s.NH * s.T) {
-        cpu::attention_forward(run.oracle, out0.data(), lse0.data(), qkv0.data(), nullptr, nullptr, a.B, a.T, a.NH, a.NKV, a.HS,
-                               a.scale);
+        cpu::attention_forward(run.oracle, out0.data(), lse0.data(), qkv0.data(), {}, a);
         if (backward)
-            cpu::attention_backward(run.oracle, dqkv0.data(), dout0.data(), out0.data(), lse0.data(), qkv0.data(), nullptr,
-                                    nullptr, a.B, a.T, a.NH, a.NKV, a.HS, a.scale);
+            cpu::attention_backward(run.oracle, dqkv0.data(), dout0.data(), {qkv0.data(), out0.data(), lse0.data()}, {}, a,
+                                    nullptr);
     }
     std::string name() const { return format("%d x %d tokens, %d/%d heads of %d", a.B, a.T, a.NH, a.NKV, a.HS); }
     double forward_work() const { return 2.0 * a.B * a.T * a.T * a.NH * a.HS; }
@@ -175,8 +173,9 @@ struct Backward : Heads {
           out(out0),
           dqkv(dqkv0.size()),
           lse(lse0),
-          dq_sums(gpu::attention_sums(run.ctx, a.B, a.T, a.NH, a.HS)) {}
+          dq_sums(gpu::attention_sums(run.ctx, a)) {}
     double work() const { return 2.5 * forward_work(); }
+    AttentionActs acts() { return {qkv.p(), out.p(), lse.p()}; }
     void restore(gpu::Ctx& ctx) { dqkv.restore(ctx); }
     void check(ladder::Verdict& verdict) { verdict.close("dqkv", dqkv, dqkv0, a.HS, relative(), of_dot()); }
 };
@@ -205,19 +204,12 @@ void climb_all(ladder::Run& run) {
             {"the T x T matrix in memory, a thread per score",
              [](gpu::Ctx& ctx, Forward& x) { naive_forward(ctx, x.out.p(), x.lse.p(), x.qkv.p(), x.a); }},
             {"flash: tiles of keys, a running maximum",
-             [](gpu::Ctx& ctx, Forward& x) {
-                 gpu::attention_forward_simple(ctx, x.out.p(), x.lse.p(), x.qkv.p(), nullptr, nullptr, x.a);
-             }},
+             [](gpu::Ctx& ctx, Forward& x) { gpu::attention_forward_simple(ctx, x.out.p(), x.lse.p(), x.qkv.p(), {}, x.a); }},
             {"tensor cores: mma.sync",
-             [](gpu::Ctx& ctx, Forward& x) {
-                 gpu::attention_forward_mma(ctx, x.out.p(), x.lse.p(), x.qkv.p(), nullptr, nullptr, x.a);
-             }},
+             [](gpu::Ctx& ctx, Forward& x) { gpu::attention_forward_mma(ctx, x.out.p(), x.lse.p(), x.qkv.p(), {}, x.a); }},
             {"the trainer's on Hopper: wgmma and TMA",
-             [](gpu::Ctx& ctx, Forward& x) {
-                 gpu::attention_forward(ctx, x.out.p(), x.lse.p(), x.qkv.p(), nullptr, nullptr, x.a.B, x.a.T, x.a.NH, x.a.NKV,
-                                        x.a.HS, x.a.scale);
-             },
-             true, lacks_hopper},
+             [](gpu::Ctx& ctx, Forward& x) { gpu::attention_forward(ctx, x.out.p(), x.lse.p(), x.qkv.p(), {}, x.a); }, true,
+             lacks_hopper},
 #ifdef LADDER_CUDNN
             {"cuDNN's",
              [](gpu::Ctx& ctx, Forward& x) {
@@ -236,24 +228,18 @@ void climb_all(ladder::Run& run) {
              }},
             {"flash: tiles of keys, weights computed again",
              [](gpu::Ctx& ctx, Backward& x) {
-                 gpu::attention_backward_simple(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p(), nullptr, nullptr,
-                                                x.a);
+                 gpu::attention_backward_simple(ctx, x.dqkv.p(), x.dout.p(), x.acts(), {}, x.a);
              }},
             {"tensor cores: mma.sync",
-             [](gpu::Ctx& ctx, Backward& x) {
-                 gpu::attention_backward_mma(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p(), nullptr, nullptr,
-                                             x.a);
-             }},
+             [](gpu::Ctx& ctx, Backward& x) { gpu::attention_backward_mma(ctx, x.dqkv.p(), x.dout.p(), x.acts(), {}, x.a); }},
             {"the trainer's on Hopper: wgmma and TMA",
              [](gpu::Ctx& ctx, Backward& x) {
-                 gpu::attention_backward(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p(), nullptr, nullptr, x.a.B,
-                                         x.a.T, x.a.NH, x.a.NKV, x.a.HS, x.a.scale);
+                 gpu::attention_backward(ctx, x.dqkv.p(), x.dout.p(), x.acts(), {}, x.a, nullptr);
              },
              true, lacks_hopper},
             {"the trainer's on Hopper, in one kernel",
              [](gpu::Ctx& ctx, Backward& x) {
-                 gpu::attention_backward(ctx, x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p(), nullptr, nullptr, x.a.B,
-                                         x.a.T, x.a.NH, x.a.NKV, x.a.HS, x.a.scale, x.dq_sums.p());
+                 gpu::attention_backward(ctx, x.dqkv.p(), x.dout.p(), x.acts(), {}, x.a, x.dq_sums.p());
              },
              true, lacks_hopper},
 #ifdef LADDER_CUDNN

@@ -175,8 +175,8 @@ struct Problem {
           log_z(s.N),
           targets(targets0) {
         CHECK(s.Vp % Pack<floatX>::size == 0, "rung 4 moves rows in packs");
-        cpu::classifier(run.oracle, logits0.data(), loss0.data(), zloss0.data(), log_z0.data(), targets0.data(), c.N, c.V, c.Vp,
-                        c.loss_scale, c.z_coef, true);
+        cpu::classifier(run.oracle, logits0.data(), {loss0.data(), zloss0.data(), log_z0.data()}, targets0.data(), c.N,
+                        {0, c.V, c.Vp}, {c.loss_scale, c.z_coef, true});
     }
     static std::vector<floatX> random_logits(const Shape& s) {
         std::vector<floatX> x = ladder::random<floatX>((size_t)s.N * s.Vp, 1, -4, 4);
@@ -228,8 +228,8 @@ void climb_all(ladder::Run& run) {
           [](gpu::Ctx& ctx, Problem& x) { LAUNCH(packed, x.c.N, 512, 0, ctx, x.logits.p(), x.losses(), x.targets.p(), x.c); }},
          {"the trainer's: the row stays in shared memory",
           [](gpu::Ctx& ctx, Problem& x) {
-              gpu::classifier(ctx, x.logits.p(), x.loss.p(), x.zloss.p(), x.log_z.p(), x.targets.p(), x.c.N, x.c.V, x.c.Vp,
-                              x.c.loss_scale, x.c.z_coef, true);
+              gpu::classifier(ctx, x.logits.p(), {x.loss.p(), x.zloss.p(), x.log_z.p()}, x.targets.p(), x.c.N,
+                              {0, x.c.V, x.c.Vp}, {x.c.loss_scale, x.c.z_coef, true});
           }}},
         {{3, 1003, 1008}, {1, 37, 48}, {3, 17001, 17024}, {67, 520, 520}}, {{8192, 50257, 50304}});
 }

@@ -19,7 +19,7 @@ namespace fe = cudnn_frontend;
 
 class Plan {
 public:
-    Plan(gpu::Ctx& ctx, const gpu::AttentionShape& a, bool backward) : ctx_(ctx) {
+    Plan(gpu::Ctx& ctx, const AttentionShape& a, bool backward) : ctx_(ctx) {
         if (const cudnnStatus_t status = cudnnCreate(&handle_); status != CUDNN_STATUS_SUCCESS)
             fail("cuDNN cannot be started: %s", cudnnGetErrorString(status));
         cudnnSetStream(handle_, ctx.stream);

@@ -156,8 +156,8 @@ struct Problem {
           dw(dw0),
           rstd(rstd0) {
         CHECK(C % Pack<floatX>::size == 0, "rung 4 moves rows in packs");
-        cpu::rmsnorm_backward(run.oracle, dx0.data(), dw0.data(), dy0.data(), x0.data(), w0.data(), rstd0.data(), N, C,
-                              Acc::Add);
+        cpu::rmsnorm_backward(run.oracle, dx0.data(), {dw0.data(), nullptr}, dy0.data(), x0.data(), {w0.data(), nullptr, C, 0},
+                              {nullptr, rstd0.data()}, N, Acc::Add);
     }
     std::string name() const { return format("%d rows of %d", N, C); }
     double work() const { return 4.0 * sizeof(floatX) * N * C; }
@@ -203,7 +203,8 @@ void climb_all(ladder::Run& run) {
           }},
          {"the trainer's: one barrier a row or none",
           [](gpu::Ctx& ctx, Problem& p) {
-              gpu::rmsnorm_backward(ctx, p.dx.p(), p.dw.p(), p.dy.p(), p.x.p(), p.w.p(), p.rstd.p(), p.N, p.C, Acc::Add);
+              gpu::rmsnorm_backward(ctx, p.dx.p(), {p.dw.p(), nullptr}, p.dy.p(), p.x.p(), {p.w.p(), nullptr, p.C, 0},
+                                    {nullptr, p.rstd.p()}, p.N, Acc::Add);
           }}},
         {{5, 264}, {1, 96}, {131, 520}, {37, 1032}}, {{32768, 4096}});
 }

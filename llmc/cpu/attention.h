@@ -13,7 +13,6 @@
 
 #include "../base/math.h"
 #include "../ops.h"
-#include "attention_shape.h"
 #include "rope.h"
 #include "vectors.h"
 #if CPU_FAST_PATHS
@@ -25,20 +24,26 @@ namespace cpu {
 // ---- plain loops -----------------------------------------------------------------------------------------------------------
 namespace plain {
 
+inline real dot(const floatX* a, const floatX* b, int n) {
+    real sum = 0;
+    for (int i = 0; i < n; i++) sum += (real)a[i] * (real)b[i];
+    return sum;
+}
+
 inline real score(const AttentionShape& a, const floatX* qkv, const real* slopes, int b, int h, int t, int j) {
     const real s = a.scale * dot(qkv + a.query(b, t, h), qkv + a.key(b, j, h / a.group()), a.HS);
     return slopes ? s + slopes[h] * (j - t) : s;
 }
 
-inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
-                              const AttentionShape& a, real* scratch /*(B, NH, T)*/) {
+inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const AttentionMask& mask, const AttentionShape& a,
+                              real* scratch /*(B, NH, T)*/) {
     parallel_tasks((size_t)a.B * a.NH, [=](size_t task) {
         const int b = (int)task / a.NH, h = (int)task % a.NH;
         real* p = scratch + a.statistic(b, 0, h);
         for (int t = 0; t < a.T; t++) {
-            const int first = doc_start ? doc_start[b * a.T + t] : 0;
+            const int first = mask.doc_start ? mask.doc_start[b * a.T + t] : 0;
             real top = -std::numeric_limits<real>::infinity(), sum = 0;
-            for (int j = first; j <= t; j++) top = std::max(top, p[j] = score(a, qkv, slopes, b, h, t, j));
+            for (int j = first; j <= t; j++) top = std::max(top, p[j] = score(a, qkv, mask.slopes, b, h, t, j));
             for (int j = first; j <= t; j++) sum += p[j] = std::exp(p[j] - top);
             lse[a.statistic(b, t, h)] = top + std::log(sum);
             for (int i = 0; i < a.HS; i++) {
@@ -50,9 +55,10 @@ inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const r
     });
 }
 
-inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const real* lse, const floatX* qkv,
-                               const real* slopes, const int* doc_start, const AttentionShape& a,
-                               real* scratch /*(B, T, NH + 2*NKV, HS)*/) {
+inline void attention_backward(floatX* dqkv, const floatX* dout, const AttentionActs& acts, const AttentionMask& mask,
+                               const AttentionShape& a, real* scratch /*(B, T, NH + 2*NKV, HS)*/) {
+    const floatX *qkv = acts.qkv, *out = acts.out;
+    const real* lse = acts.lse;
     real* d = scratch;
     const size_t n = (size_t)a.B * a.T * a.row();
     std::fill(d, d + n, real(0));
@@ -62,8 +68,8 @@ inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* o
             for (int t = 0; t < a.T; t++) {
                 const floatX* dy = dout + a.output(b, t, h);
                 const real correction = dot(dy, out + a.output(b, t, h), a.HS);
-                for (int j = doc_start ? doc_start[b * a.T + t] : 0; j <= t; j++) {
-                    const real p = std::exp(score(a, qkv, slopes, b, h, t, j) - lse[a.statistic(b, t, h)]);
+                for (int j = mask.doc_start ? mask.doc_start[b * a.T + t] : 0; j <= t; j++) {
+                    const real p = std::exp(score(a, qkv, mask.slopes, b, h, t, j) - lse[a.statistic(b, t, h)]);
                     const real ds = a.scale * p * (dot(dy, qkv + a.value(b, j, g), a.HS) - correction);
                     for (int i = 0; i < a.HS; i++) {
                         d[a.value(b, j, g) + i] += p * (real)dy[i];
@@ -79,67 +85,65 @@ inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* o
 }  // namespace plain
 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
-inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
-                              int B, int T, int NH, int NKV, int HS, real scale) {
-    const AttentionShape a{B, T, NH, NKV, HS, scale};
+inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const AttentionMask& mask,
+                              const AttentionShape& shape) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain) return detail::flash::forward(ctx, out, lse, qkv, slopes, doc_start, a);
+    if (!ctx.plain) return detail::flash::forward(ctx, out, lse, qkv, mask.slopes, mask.doc_start, shape);
 #endif
-    plain::attention_forward(out, lse, qkv, slopes, doc_start, a, (real*)ctx.scratch(sizeof(real) * (size_t)B * NH * T));
+    real* scratch = (real*)ctx.scratch(sizeof(real) * (size_t)shape.N() * shape.NH);
+    plain::attention_forward(out, lse, qkv, mask, shape, scratch);
 }
 
-inline size_t attention_sums(const Ctx&, int, int, int, int) { return 0; }
+inline size_t attention_sums(const Ctx&, const AttentionShape&) { return 0; }
 
-inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
-                               const floatX* qkv, const real* slopes, const int* doc_start, int B, int T, int NH, int NKV,
-                               int HS, real scale, real* /*dq_sums*/) {
-    const AttentionShape a{B, T, NH, NKV, HS, scale};
+inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts, const AttentionMask& mask,
+                               const AttentionShape& shape, real* /*dq_sums*/) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain) return detail::flash::backward(ctx, {dqkv, dout, out, lse, qkv, slopes, doc_start, nullptr}, a);
+    if (!ctx.plain)
+        return detail::flash::backward(ctx, {dqkv, dout, acts.out, acts.lse, acts.qkv, mask.slopes, mask.doc_start, nullptr},
+                                       shape);
 #endif
-    plain::attention_backward(dqkv, dout, out, lse, qkv, slopes, doc_start, a,
-                              (real*)ctx.scratch(sizeof(real) * (size_t)B * T * a.row()));
+    real* scratch = (real*)ctx.scratch(sizeof(real) * (size_t)shape.N() * shape.row());
+    plain::attention_backward(dqkv, dout, acts, mask, shape, scratch);
 }
 
-inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
-                                    const floatX* qkv, const int* doc_start, const int* positions, const real* cos_sin, int B,
-                                    int T, int NH, int NKV, int HS, real scale, real* /*dq_sums*/) {
+inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts,
+                                    const AttentionMask& mask, const Rope& rope, const AttentionShape& shape, real* dq_sums) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain && HS <= detail::flash::most_columns) {
-        const detail::Rotation rotation{positions, cos_sin, HS};
-        return detail::flash::backward(ctx, {dqkv, dout, out, lse, qkv, nullptr, doc_start, &rotation},
-                                       {B, T, NH, NKV, HS, scale});
+    if (!ctx.plain && shape.HS <= detail::flash::most_columns) {
+        const detail::Rotation rotation{rope.positions, rope.cos_sin, shape.HS};
+        return detail::flash::backward(ctx, {dqkv, dout, acts.out, acts.lse, acts.qkv, mask.slopes, mask.doc_start, &rotation},
+                                       shape);
     }
 #endif
-    attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, doc_start, B, T, NH, NKV, HS, scale);
-    rope_backward(ctx, dqkv, positions, cos_sin, B * T, NH, NKV, HS);
+    attention_backward(ctx, dqkv, dout, acts, mask, shape, dq_sums);
+    rope_backward(ctx, dqkv, rope, shape);
 }
 
 inline std::string attention_limits(int) { return ""; }
 
-inline void attention_decode(Ctx& ctx, floatX* out, floatX* keys, floatX* values, const floatX* qkv, const real* slopes, int B,
-                             int t, int P, int NH, int NKV, int HS, real scale) {
-    const int group = NH / NKV, row = NH + 2 * NKV;
-    real* scores = (real*)ctx.scratch(sizeof(real) * (size_t)B * NH * (t + 1));
-    parallel_tasks((size_t)B * NKV, [=](size_t task) {
-        const int b = (int)task / NKV, g = (int)task % NKV;
-        const auto cached = [&](floatX* cache, int j) { return cache + (((size_t)b * P + j) * NKV + g) * HS; };
-        const floatX* token = qkv + (size_t)b * row * HS;
-        std::copy_n(token + (size_t)(NH + g) * HS, HS, cached(keys, t));
-        std::copy_n(token + (size_t)(NH + NKV + g) * HS, HS, cached(values, t));
-        for (int h = g * group; h < (g + 1) * group; h++) {
-            real* p = scores + ((size_t)b * NH + h) * (t + 1);
+inline void attention_decode(Ctx& ctx, floatX* out, const AttentionCache& cache, const floatX* qkv, const real* slopes, int t,
+                             const AttentionShape& a) {
+    CHECK(a.T == 1, "%d new tokens of each sequence", a.T);
+    real* scores = (real*)ctx.scratch(sizeof(real) * (size_t)a.B * a.NH * (t + 1));
+    parallel_tasks((size_t)a.B * a.NKV, [=](size_t task) {
+        const int b = (int)task / a.NKV, g = (int)task % a.NKV, HS = a.HS;
+        const auto cached = [&](floatX* rows, int j) { return rows + (((size_t)b * cache.P + j) * a.NKV + g) * HS; };
+        std::copy_n(qkv + a.key(b, 0, g), HS, cached(cache.keys, t));
+        std::copy_n(qkv + a.value(b, 0, g), HS, cached(cache.values, t));
+        for (int h = g * a.group(); h < (g + 1) * a.group(); h++) {
+            real* p = scores + ((size_t)b * a.NH + h) * (t + 1);
             real top = -std::numeric_limits<real>::infinity(), sum = 0;
             for (int j = 0; j <= t; j++) {
-                p[j] = scale * inner_product(token + (size_t)h * HS, cached(keys, j), HS);
+                p[j] = a.scale * inner_product(qkv + a.query(b, 0, h), cached(cache.keys, j), HS);
                 if (slopes) p[j] += slopes[h] * (j - t);
                 top = std::max(top, p[j]);
             }
             for (int j = 0; j <= t; j++) sum += p[j] = exp_real(p[j] - top);
             for_vectors(HS, [&](int c, auto there) {
                 floats o = {};
-                for (int j = 0; j <= t; j++) o += p[j] * load(cached(values, j) + c, there);
-                store(out + ((size_t)b * NH + h) * HS + c, o / sum, there);
+                for (int j = 0; j <= t; j++) o += p[j] * load(cached(cache.values, j) + c, there);
+                store(out + a.output(b, 0, h) + c, o / sum, there);
             });
         }
     });

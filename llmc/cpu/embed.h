@@ -11,10 +11,10 @@
 namespace cpu {
 
 inline void embedding_forward(Ctx&, floatX* out, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe,
-                              int N, int C, int v0, int V) {
+                              int N, int C, const VocabularyShard& shard) {
     parallel_for(N, [=](int n) {
-        const int token = tokens[n] - v0;
-        const floatX* te = token >= 0 && token < V ? wte + (size_t)token * C : nullptr;
+        const int token = tokens[n] - shard.v0;
+        const floatX* te = token >= 0 && token < shard.V ? wte + (size_t)token * C : nullptr;
         const floatX* pe = wpe ? wpe + (size_t)positions[n] * C : nullptr;
         floatX* row = out + (size_t)n * C;
         if (te && pe) {
@@ -26,15 +26,15 @@ inline void embedding_forward(Ctx&, floatX* out, const int* tokens, const int* p
 }
 
 inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* dout, const int* tokens, const int* positions,
-                               int N, int C, int v0, int V) {
+                               int N, int C, const VocabularyShard& shard) {
     constexpr int line = 16;  // channels per range: whole cache lines of the gradient
     const int width = ceil_div(ceil_div(C, line), ctx.threads) * line;
     parallel_tasks(ceil_div(C, width), [=](size_t task) {
         const int first = (int)task * width, last = std::min(C, first + width);
         for (int n = 0; n < N; n++) {
             const floatX* d = dout + (size_t)n * C;
-            const int token = tokens[n] - v0;
-            if (token >= 0 && token < V) {
+            const int token = tokens[n] - shard.v0;
+            if (token >= 0 && token < shard.V) {
                 real* row = dwte + (size_t)token * C;
                 for (int c = first; c < last; c++) row[c] += (real)d[c];
             }

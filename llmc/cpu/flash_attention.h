@@ -24,7 +24,7 @@
 
 #include "../base/math.h"
 #include "../ops.h"
-#include "attention_shape.h"
+#include "../shapes.h"
 #include "matrix_unit.h"
 #include "packing.h"
 #include "parallel.h"

@@ -32,25 +32,25 @@ inline const std::array<float, 256>& fp8_numbers(Fp8 format) {
 
 #if CPU_FAST_PATHS
 // (rows, K) decoded numbers in ctx.copies[i], zero-padded to whole tiles of the matrix unit.
-inline const floatX* decode(Ctx& ctx, int i, const uint8_t* codes, Fp8 format, int rows, int K, int all_rows, int all_K) {
+inline const floatX* decode(Ctx& ctx, int i, const Fp8Matrix& x, int rows, int K, int all_rows, int all_K) {
     std::array<floatX, 256> numbers;
-    for (size_t code = 0; code < 256; code++) numbers[code] = (floatX)fp8_numbers(format)[code];
+    for (size_t code = 0; code < 256; code++) numbers[code] = (floatX)fp8_numbers(x.format)[code];
     std::vector<floatX>& out = ctx.copies[i];
     if (out.size() < (size_t)all_rows * all_K) out.resize((size_t)all_rows * all_K);
     parallel_for(all_rows, [&](int r) {
         floatX* row = &out[(size_t)r * all_K];
         const int there = r < rows ? K : 0;
-        for (int k = 0; k < there; k++) row[k] = numbers[codes[(size_t)r * K + k]];
+        for (int k = 0; k < there; k++) row[k] = numbers[x.codes[(size_t)r * K + k]];
         std::fill(row + there, row + all_K, floatX(0));
     });
     return out.data();
 }
 
 template <class Set>
-void decoded_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8 b_format, int M, int N, int K, Set set) {
+void decoded_product(Ctx& ctx, const Fp8Matrix& a, const Fp8Matrix& b, int M, int N, int K, Set set) {
     const int all_K = gemm::on_unit(ctx, [=](const auto& unit) { return round_up(K, gemm::k_multiple_of(unit)); });
-    const floatX* left = decode(ctx, 1, a, a_format, M, K, M, all_K);
-    const floatX* right = decode(ctx, 2, b, b_format, N, K, round_up(N, 16), all_K);
+    const floatX* left = decode(ctx, 1, a, M, K, M, all_K);
+    const floatX* right = decode(ctx, 2, b, N, K, round_up(N, 16), all_K);
     const gemm::Transposed operand{right, (size_t)all_K};
     gemm::on_unit(ctx, [&](const auto& unit) {
         gemm::rows_times(ctx, unit, nullptr, {}, left, M, all_K, N, operand,
@@ -61,18 +61,18 @@ void decoded_product(Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b,
 }
 #endif
 
-// set(m, n, sum) for every element of a (M, K) b (N, K)^T.
+// set(m, n, sum) for every element of the codes of a (M, K) b (N, K)^T.
 template <class Set>
-void fp8_product([[maybe_unused]] Ctx& ctx, const uint8_t* a, Fp8 a_format, const uint8_t* b, Fp8 b_format, int M, int N, int K,
-                 Set set) {
+void fp8_product([[maybe_unused]] Ctx& ctx, const Fp8Matrix& a, const Fp8Matrix& b, int M, int N, int K, Set set) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain) return decoded_product(ctx, a, a_format, b, b_format, M, N, K, set);
+    if (!ctx.plain) return decoded_product(ctx, a, b, M, N, K, set);
 #endif
-    const auto &a_numbers = fp8_numbers(a_format), &b_numbers = fp8_numbers(b_format);
+    const auto &a_numbers = fp8_numbers(a.format), &b_numbers = fp8_numbers(b.format);
     parallel_for(M, [&](int m) {
         for (int n = 0; n < N; n++) {
             real sum = 0;
-            for (int k = 0; k < K; k++) sum += (real)a_numbers[a[(size_t)m * K + k]] * (real)b_numbers[b[(size_t)n * K + k]];
+            for (int k = 0; k < K; k++)
+                sum += (real)a_numbers[a.codes[(size_t)m * K + k]] * (real)b_numbers[b.codes[(size_t)n * K + k]];
             set(m, n, sum);
         }
     });
@@ -82,28 +82,26 @@ void fp8_product([[maybe_unused]] Ctx& ctx, const uint8_t* a, Fp8 a_format, cons
 
 inline std::string fp8_limits(const Ctx&) { return ""; }
 
-inline void fp8_linear_forward(Ctx& ctx, floatX* out, const uint8_t* inp, const uint8_t* weight, const floatX* bias,
-                               const float* inp_inverse, const float* weight_inverse, int N, int IC, int OC, bool /*fast*/) {
-    const real inverse = (real)*inp_inverse * (real)*weight_inverse;
-    detail::fp8_product(ctx, inp, Fp8::e4m3, weight, Fp8::e4m3, N, OC, IC, [=](int n, int o, real sum) {
+inline void fp8_linear_forward(Ctx& ctx, floatX* out, const Fp8Matrix& inp, const Fp8Matrix& weight, const floatX* bias, int N,
+                               int IC, int OC, bool /*fast*/) {
+    const real inverse = (real)*inp.inverse_scale * (real)*weight.inverse_scale;
+    detail::fp8_product(ctx, inp, weight, N, OC, IC, [=](int n, int o, real sum) {
         out[(size_t)n * OC + o] = (floatX)(sum * inverse + (bias ? (real)bias[o] : real(0)));
     });
 }
 
-inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const uint8_t* dout, const uint8_t* weight_transposed,
-                                      const float* dout_inverse, const float* weight_inverse, int N, int IC, int OC,
-                                      Fp8 dout_format) {
-    const real inverse = (real)*dout_inverse * (real)*weight_inverse;
-    detail::fp8_product(ctx, dout, dout_format, weight_transposed, Fp8::e4m3, N, IC, OC,
+inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const Fp8Matrix& dout, const Fp8Matrix& weight_transposed, int N,
+                                      int IC, int OC) {
+    const real inverse = (real)*dout.inverse_scale * (real)*weight_transposed.inverse_scale;
+    detail::fp8_product(ctx, dout, weight_transposed, N, IC, OC,
                         [=](int n, int i, real sum) { dinp[(size_t)n * IC + i] = (floatX)(sum * inverse); });
 }
 
-inline void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight, const uint8_t* dout_transposed,
-                                       const uint8_t* inp_transposed, const float* dout_inverse, const float* inp_inverse,
-                                       int N, int IC, int OC, Fp8 dout_format, Acc acc) {
-    const real inverse = (real)*dout_inverse * (real)*inp_inverse;
+inline void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight, const Fp8Matrix& dout_transposed,
+                                       const Fp8Matrix& inp_transposed, int N, int IC, int OC, Acc acc) {
+    const real inverse = (real)*dout_transposed.inverse_scale * (real)*inp_transposed.inverse_scale;
     real* const sums = detail::in_fp32(dweight);
-    detail::fp8_product(ctx, dout_transposed, dout_format, inp_transposed, Fp8::e4m3, OC, IC, N, [=](int o, int i, real sum) {
+    detail::fp8_product(ctx, dout_transposed, inp_transposed, OC, IC, N, [=](int o, int i, real sum) {
         real& d = sums[(size_t)o * IC + i];
         d = acc == Acc::Add ? d + sum * inverse : sum * inverse;
     });

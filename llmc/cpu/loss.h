@@ -104,14 +104,15 @@ inline real join_log_sum_exp(const real* statistics, int shards, size_t stride) 
 
 }  // namespace detail
 
-inline void classifier_statistics(Ctx& ctx, real* statistics, const floatX* logits, const int* targets, int N, int v0, int V,
-                                  int Vp) {
+inline void classifier_statistics(Ctx& ctx, real* statistics, const floatX* logits, const int* targets, int N,
+                                  const VocabularyShard& shard) {
+    const int V = shard.V;
     const detail::RowsOfThreads rows(ctx, V);
     parallel_for(
         N,
         [=](Team::Member& me, int n) {
-            const floatX* x = logits + (size_t)n * Vp;
-            const int target = targets[n] - v0;
+            const floatX* x = logits + (size_t)n * shard.Vp;
+            const int target = targets[n] - shard.v0;
             statistics[n] = V > 0 ? rows.of(me).set(x, V) : -std::numeric_limits<real>::infinity();
             statistics[N + n] = targets[n] >= 0 && target >= 0 && target < V ? (real)x[target] : real(0);
         },
@@ -119,16 +120,18 @@ inline void classifier_statistics(Ctx& ctx, real* statistics, const floatX* logi
 }
 
 // statistics null: the logits are not sharded
-inline void classifier_shard(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets,
-                             const real* statistics, int shards, int N, int v0, int V, int Vp, real loss_scale, real z_coef,
-                             bool write_gradient) {
+inline void classifier_shard(Ctx& ctx, floatX* logits, const RowLosses& losses, const int* targets, const real* statistics,
+                             int shards, int N, const VocabularyShard& shard, const LossConstants& constants) {
+    const int V = shard.V, Vp = shard.Vp;
+    const real loss_scale = constants.loss_scale, z_coef = constants.z_coef;
+    const bool write_gradient = constants.write_gradient;
     const detail::RowsOfThreads rows(ctx, V);
     parallel_for(
         N,
         [=](Team::Member& me, int n) {
             floatX* x = logits + (size_t)n * Vp;
             const bool masked = targets[n] < 0;
-            const int target = targets[n] - v0;  // in this shard if in [0, V)
+            const int target = targets[n] - shard.v0;  // in this shard if in [0, V)
             const bool here = !masked && target >= 0 && target < V;
             CHECK(statistics || masked || here, "row %d: target %d of %d", n, target, V);
             const detail::Exponentials exponentials = rows.of(me);
@@ -139,9 +142,9 @@ inline void classifier_shard(Ctx& ctx, floatX* logits, real* loss, real* zloss, 
                 at_target = 0;
                 for (int r = 0; r < shards; r++) at_target += statistics[((size_t)2 * r + 1) * N + n];
             }
-            lse[n] = log_z;
-            loss[n] = masked ? real(0) : log_z - at_target;
-            zloss[n] = masked ? real(0) : z_coef * log_z * log_z;
+            losses.lse[n] = log_z;
+            losses.loss[n] = masked ? real(0) : log_z - at_target;
+            losses.zloss[n] = masked ? real(0) : z_coef * log_z * log_z;
             if (!write_gradient) return;
             if (masked) {
                 std::fill(x, x + Vp, floatX(0));
@@ -155,17 +158,21 @@ inline void classifier_shard(Ctx& ctx, floatX* logits, real* loss, real* zloss, 
         ctx.threads);
 }
 
-inline void classifier(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int N, int V, int Vp,
-                       real loss_scale, real z_coef, bool write_gradient) {
-    classifier_shard(ctx, logits, loss, zloss, lse, targets, nullptr, 0, N, 0, V, Vp, loss_scale, z_coef, write_gradient);
+inline void classifier(Ctx& ctx, floatX* logits, const RowLosses& losses, const int* targets, int N,
+                       const VocabularyShard& shard, const LossConstants& constants) {
+    classifier_shard(ctx, logits, losses, targets, nullptr, 0, N, shard, constants);
 }
 
-inline void loss_sums(Ctx&, LossSums* sums, const real* loss, const real* zloss, const real* lse, const int* targets, int N) {
+inline void loss_sums(Ctx&, LossSums* sums, const RowLosses& losses, const int* targets, int N) {
     for (int n = 0; n < N; n++) {
         if (targets[n] < 0) continue;
-        sums->ce += loss[n], sums->z += zloss[n], sums->lse += lse[n], sums->n++;
+        const real lse = losses.lse[n];
+        sums->ce += losses.loss[n];
+        sums->z += losses.zloss[n];
+        sums->lse += lse;
+        sums->n++;
         // !(<=) rather than >, so that a NaN is kept
-        if (!(lse[n] <= sums->lse_max) && !std::isnan(sums->lse_max)) sums->lse_max = lse[n];
+        if (!(lse <= sums->lse_max) && !std::isnan(sums->lse_max)) sums->lse_max = lse;
     }
 }
 

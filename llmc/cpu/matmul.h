@@ -163,17 +163,19 @@ inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residua
     residual_forward(ctx, out, residual, out, (size_t)N * OC);
 }
 
-inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const floatX* weight, const floatX* bias,
-                                const int* positions, const real* cos_sin, int N, int IC, int NH, int NKV, int HS) {
-    const int OC = (NH + 2 * NKV) * HS;
+inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const floatX* weight, const floatX* bias, int IC,
+                                const Rope& rope, const AttentionShape& shape) {
+    const int N = shape.N(), OC = (int)shape.row();
 #if CPU_FAST_PATHS
+    const int HS = shape.HS;
     if (!ctx.plain && N > detail::few_rows && 128 % HS == 0) {
         const auto forward = HS == 128 ? detail::gemm::rope_forward<128> : detail::gemm::rope_forward<64>;
-        return forward(ctx, qkv, {inp, weight, bias, N, IC, OC}, {positions, cos_sin, HS}, (NH + NKV) * HS);
+        return forward(ctx, qkv, {inp, weight, bias, N, IC, OC}, {rope.positions, rope.cos_sin, HS},
+                       (shape.NH + shape.NKV) * HS);
     }
 #endif
     linear_forward(ctx, qkv, inp, weight, bias, N, IC, OC);
-    rope_forward(ctx, qkv, positions, cos_sin, N, NH, NKV, HS);
+    rope_forward(ctx, qkv, rope, shape);
 }
 
 inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dout, const floatX* weight, const floatX* pre,

@@ -21,8 +21,11 @@ namespace detail {
 constexpr int ahead = 4096 / sizeof(floatX);  // what is read is asked for so many numbers before
 
 template <bool centred>  // true: LayerNorm, false: RMSNorm
-void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
-                  const floatX* weight, const floatX* bias, int N, int C, real eps) {
+void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
+                  const floatX* add, const NormParams& params, int N) {
+    const floatX *weight = params.weight, *bias = params.bias;
+    const int C = params.C;
+    const real eps = params.eps;
     set_rows(ctx, out, N, C, [=](int n, floatX* y) {
         const floatX* x = inp + (size_t)n * C;
         if (add) {
@@ -46,14 +49,16 @@ void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* s
             const floats scaled = (load(x + c, there) - m) * r * load(weight + c, there);
             store(y + c, centred ? scaled + load(bias + c, there) : scaled, there);
         });
-        if (centred) mean[n] = m;
-        rstd[n] = r;
+        if (centred) statistics.mean[n] = m;
+        statistics.rstd[n] = r;
     });
 }
 
 template <bool centred>
-void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp,
-                   const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc) {
+void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
+                   const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
+    const floatX* weight = params.weight;
+    const int C = params.C;
     constexpr int block_rows = 64, sums = centred ? 2 : 1;
     const int blocks = ceil_div(N, block_rows);
     real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * sums * C);  // (blocks, sums, C): of dweight, of dbias
@@ -64,7 +69,7 @@ void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const flo
         for (int n = block * block_rows; n < std::min(N, (block + 1) * block_rows); n++) {
             const floatX *x = inp + (size_t)n * C, *dy = dout + (size_t)n * C;
             floatX* dx = dinp + (size_t)n * C;
-            const real m = centred ? mean[n] : real(0), r = rstd[n];
+            const real m = centred ? statistics.mean[n] : real(0), r = statistics.rstd[n];
             floats sum_g = {}, sum_gx = {};
             for_vectors(C, [&](int c, auto there) {
                 for (const floatX* row : {x, dy, (const floatX*)dx}) __builtin_prefetch(row + c + ahead);
@@ -88,8 +93,8 @@ void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const flo
                         for (int block = 0; block < blocks; block++) {
                             const real *dw = partial + (size_t)block * sums * C, *db = dw + C;
                             for (size_t c = first; c < last; c++) {
-                                dweight[c] += dw[c];
-                                if (centred) dbias[c] += db[c];
+                                grads.weight[c] += dw[c];
+                                if (centred) grads.bias[c] += db[c];
                             }
                         }
                     },
@@ -98,24 +103,24 @@ void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const flo
 
 }  // namespace detail
 
-inline void layernorm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* sum, const floatX* inp,
-                              const floatX* add, const floatX* weight, const floatX* bias, int N, int C, real eps) {
-    detail::norm_forward<true>(ctx, out, mean, rstd, sum, inp, add, weight, bias, N, C, eps);
+inline void layernorm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
+                              const floatX* add, const NormParams& params, int N) {
+    detail::norm_forward<true>(ctx, out, statistics, sum, inp, add, params, N);
 }
 
-inline void layernorm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp,
-                               const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc) {
-    detail::norm_backward<true>(ctx, dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, acc);
+inline void layernorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
+                               const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
+    detail::norm_backward<true>(ctx, dinp, grads, dout, inp, params, statistics, N, acc);
 }
 
-inline void rmsnorm_forward(Ctx& ctx, const Output& out, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
-                            const floatX* weight, int N, int C, real eps) {
-    detail::norm_forward<false>(ctx, out, nullptr, rstd, sum, inp, add, weight, nullptr, N, C, eps);
+inline void rmsnorm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
+                            const floatX* add, const NormParams& params, int N) {
+    detail::norm_forward<false>(ctx, out, statistics, sum, inp, add, params, N);
 }
 
-inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, real* dweight, const floatX* dout, const floatX* inp, const floatX* weight,
-                             const real* rstd, int N, int C, Acc acc) {
-    detail::norm_backward<false>(ctx, dinp, dweight, nullptr, dout, inp, weight, nullptr, rstd, N, C, acc);
+inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
+                             const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
+    detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, N, acc);
 }
 
 }  // namespace cpu

@@ -38,8 +38,11 @@ inline void store_moment(real* p, floats x, words, int n) { store(p, x, n); }
 inline void store_moment(bf16* p, floats x, words random, int n) { store(&p->bits, round_stochastically(x, random), n); }
 
 template <class M, class V, class G>
-void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad, size_t n, real lr, real beta1, real beta2, real eps,
-           real weight_decay, real grad_scale, int64_t step, const Rounding& rounding) {
+void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad, size_t n, const AdamW& constants,
+           const Rounding& rounding) {
+    const real lr = constants.lr, beta1 = constants.beta1, beta2 = constants.beta2, eps = constants.eps;
+    const real weight_decay = constants.weight_decay, grad_scale = constants.grad_scale;
+    const int64_t step = constants.step;
     // Bias corrections in double: beta^step loses digits in fp32.
     const real correct1 = (real)(1 / (1 - std::pow((double)beta1, (double)step)));
     const real correct2 = (real)(1 / (1 - std::pow((double)beta2, (double)step)));
@@ -71,15 +74,11 @@ void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad, size_t n,
 
 }  // namespace detail
 
-inline void adamw(Ctx&, floatX* param, LowerHalf* lower, const Elements& m, const Elements& v, const Elements& grad, size_t n,
-                  real lr, real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step,
-                  const Rounding& rounding) {
-    m.visit([&](auto* m_of) {
-        v.visit([&](auto* v_of) {
-            grad.visit([&](const auto* g) {
-                detail::adamw(param, lower, m_of, v_of, g, n, lr, beta1, beta2, eps, weight_decay, grad_scale, step, rounding);
-            });
-        });
+inline void adamw(Ctx&, floatX* param, LowerHalf* lower, const Elements& exp_avg, const Elements& exp_avg_sq,
+                  const Elements& grad, size_t n, const AdamW& constants, const Rounding& rounding) {
+    exp_avg.visit([&](auto* m) {
+        exp_avg_sq.visit(
+            [&](auto* v) { grad.visit([&](const auto* g) { detail::adamw(param, lower, m, v, g, n, constants, rounding); }); });
     });
 }
 

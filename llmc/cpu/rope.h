@@ -28,22 +28,23 @@ struct Rotation {
     const real* angles(int n) const { return cos_sin + (size_t)positions[n] * HS; }
 };
 
-inline void rotate_heads(floatX* qkv, const Rotation& rotation, int N, int NH, int NKV, real direction) {
-    const int HS = rotation.HS;
-    parallel_for(N, [=](int n) {
-        for (int head = 0; head < NH + NKV; head++)
-            rotate(qkv + ((size_t)n * (NH + 2 * NKV) + head) * HS, rotation.angles(n), HS / 2, direction);
+inline void rotate_heads(floatX* qkv, const Rope& rope, const AttentionShape& shape, real direction) {
+    const int HS = shape.HS;
+    const Rotation rotation{rope.positions, rope.cos_sin, HS};
+    parallel_for(shape.N(), [=](int n) {
+        for (int head = 0; head < shape.NH + shape.NKV; head++)
+            rotate(qkv + (size_t)n * shape.row() + (size_t)head * HS, rotation.angles(n), HS / 2, direction);
     });
 }
 
 }  // namespace detail
 
-inline void rope_forward(Ctx&, floatX* qkv, const int* positions, const real* cos_sin, int N, int NH, int NKV, int HS) {
-    detail::rotate_heads(qkv, {positions, cos_sin, HS}, N, NH, NKV, 1);
+inline void rope_forward(Ctx&, floatX* qkv, const Rope& rope, const AttentionShape& shape) {
+    detail::rotate_heads(qkv, rope, shape, 1);
 }
 
-inline void rope_backward(Ctx&, floatX* dqkv, const int* positions, const real* cos_sin, int N, int NH, int NKV, int HS) {
-    detail::rotate_heads(dqkv, {positions, cos_sin, HS}, N, NH, NKV, -1);
+inline void rope_backward(Ctx&, floatX* dqkv, const Rope& rope, const AttentionShape& shape) {
+    detail::rotate_heads(dqkv, rope, shape, -1);
 }
 
 }  // namespace cpu

@@ -53,9 +53,9 @@ inline UnitRates measure_units(Ctx& ctx, Products kind) {
     };
     std::vector<floatX> attended(T * HS);
     const auto attention = [&] {
-        attention_forward(ctx, attended.data(), lse.data(), x.data(), nullptr, nullptr, 1, T, 1, 1, HS, 0.125f);
-        attention_backward(ctx, out.data(), y.data(), attended.data(), lse.data(), x.data(), nullptr, nullptr, 1, T, 1, 1, HS,
-                           0.125f);
+        const AttentionShape shape{1, T, 1, 1, HS, 0.125f};
+        attention_forward(ctx, attended.data(), lse.data(), x.data(), {}, shape);
+        attention_backward(ctx, out.data(), y.data(), {x.data(), attended.data(), lse.data()}, {}, shape, nullptr);
         return 7.0 * T * T * HS;
     };
     const int threads = std::exchange(ctx.threads, 1);

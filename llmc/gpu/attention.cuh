@@ -42,56 +42,52 @@ inline AttentionKernels choose_attention(const Ctx& ctx, int HS) {
     return AttentionKernels::simple;
 }
 
-inline AttentionShape checked_attention_shape(int B, int T, int NH, int NKV, int HS, real scale) {
-    const std::string wrong = attention_limits(HS);
+inline void check_attention_shape(const AttentionShape& a) {
+    const std::string wrong = attention_limits(a.HS);
     if (!wrong.empty()) fail("%s", wrong.c_str());
-    CHECK(B > 0 && T > 0 && HS > 0 && NKV > 0 && NH > 0 && NH % NKV == 0, "B %d, T %d, NH %d, NKV %d, HS %d", B, T, NH, NKV,
-          HS);
-    CHECK(scale > 0, "the largest score is looked for before scaling");
-    return {B, T, NH, NKV, HS, scale};
+    CHECK(a.B > 0 && a.T > 0 && a.HS > 0 && a.NKV > 0 && a.NH > 0 && a.NH % a.NKV == 0, "B %d, T %d, NH %d, NKV %d, HS %d", a.B,
+          a.T, a.NH, a.NKV, a.HS);
+    CHECK(a.scale > 0, "the largest score is looked for before scaling");
 }
 
-inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
-                              int B, int T, int NH, int NKV, int HS, real scale) {
-    const AttentionShape a = checked_attention_shape(B, T, NH, NKV, HS, scale);
+inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const AttentionMask& mask,
+                              const AttentionShape& shape) {
+    check_attention_shape(shape);
 #ifndef PRECISION_FP32
-    const AttentionKernels kernels = choose_attention(ctx, HS);
+    const AttentionKernels kernels = choose_attention(ctx, shape.HS);
     CHECK(kernels == AttentionKernels::simple || aligned_16(out, qkv), "rows are moved 16 bytes at a time");
-    if (kernels == AttentionKernels::hopper)
-        return attention_forward_hopper(ctx, out, lse, qkv, slopes, doc_start, B, T, NH, NKV, HS, scale);
-    if (kernels == AttentionKernels::mma) return attention_forward_mma(ctx, out, lse, qkv, slopes, doc_start, a);
+    if (kernels == AttentionKernels::hopper) return attention_forward_hopper(ctx, out, lse, qkv, mask, shape);
+    if (kernels == AttentionKernels::mma) return attention_forward_mma(ctx, out, lse, qkv, mask, shape);
 #endif
-    attention_forward_simple(ctx, out, lse, qkv, slopes, doc_start, a);
+    attention_forward_simple(ctx, out, lse, qkv, mask, shape);
 }
 
-inline size_t attention_sums(const Ctx& ctx, int B, int T, int NH, int HS) {
+inline size_t attention_sums([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const AttentionShape& shape) {
 #ifndef PRECISION_FP32
-    if (choose_attention(ctx, HS) == AttentionKernels::hopper) return attention_hopper_sums(B, T, NH, HS);
+    if (choose_attention(ctx, shape.HS) == AttentionKernels::hopper) return attention_hopper_sums(shape);
 #endif
-    (void)ctx, (void)B, (void)T, (void)NH, (void)HS;
     return 0;
 }
 
-inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
-                               const floatX* qkv, const real* slopes, const int* doc_start, int B, int T, int NH, int NKV,
-                               int HS, real scale, real* dq_sums) {
-    const AttentionShape a = checked_attention_shape(B, T, NH, NKV, HS, scale);
-    CHECK(!dq_sums || attention_sums(ctx, B, T, NH, HS) > 0, "head size %d on capability %d", HS, ctx.capability);
+inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts, const AttentionMask& mask,
+                               const AttentionShape& shape, real* dq_sums) {
+    check_attention_shape(shape);
+    CHECK(!dq_sums || attention_sums(ctx, shape) > 0, "head size %d on capability %d", shape.HS, ctx.capability);
 #ifndef PRECISION_FP32
-    const AttentionKernels kernels = choose_attention(ctx, HS);
-    CHECK(kernels == AttentionKernels::simple || aligned_16(dqkv, dout, out, qkv), "rows are moved 16 bytes at a time");
+    const AttentionKernels kernels = choose_attention(ctx, shape.HS);
+    CHECK(kernels == AttentionKernels::simple || aligned_16(dqkv, dout, acts.out, acts.qkv),
+          "rows are moved 16 bytes at a time");
     if (kernels == AttentionKernels::hopper)
-        return attention_backward_hopper(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, B, T, NH, NKV, HS, scale, dq_sums);
-    if (kernels == AttentionKernels::mma) return attention_backward_mma(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
+        return attention_backward_hopper(ctx, dqkv, dout, acts.out, acts.lse, acts.qkv, mask, shape, dq_sums);
+    if (kernels == AttentionKernels::mma) return attention_backward_mma(ctx, dqkv, dout, acts, mask, shape);
 #endif
-    attention_backward_simple(ctx, dqkv, dout, out, lse, qkv, slopes, doc_start, a);
+    attention_backward_simple(ctx, dqkv, dout, acts, mask, shape);
 }
 
-inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const real* lse,
-                                    const floatX* qkv, const int* doc_start, const int* positions, const real* cos_sin, int B,
-                                    int T, int NH, int NKV, int HS, real scale, real* dq_sums) {
-    attention_backward(ctx, dqkv, dout, out, lse, qkv, nullptr, doc_start, B, T, NH, NKV, HS, scale, dq_sums);
-    rope_backward(ctx, dqkv, positions, cos_sin, B * T, NH, NKV, HS);
+inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts,
+                                    const AttentionMask& mask, const Rope& rope, const AttentionShape& shape, real* dq_sums) {
+    attention_backward(ctx, dqkv, dout, acts, mask, shape, dq_sums);
+    rope_backward(ctx, dqkv, rope, shape);
 }
 
 // ---- decoding --------------------------------------------------------------------------------------------------------------
@@ -178,19 +174,18 @@ __global__ void __launch_bounds__(32 * decode_warps, 1)
     }
 }
 
-inline void attention_decode(Ctx& ctx, floatX* out, floatX* keys, floatX* values, const floatX* qkv, const real* slopes, int B,
-                             int t, int P, int NH, int NKV, int HS, real scale) {
-    checked_attention_shape(B, P, NH, NKV, HS, scale);
-    CHECK(t >= 0 && t < P, "token %d of a cache of %d rows", t, P);
-    const int lanes = lanes_of_row(HS), groups = 32 * decode_warps / lanes;
-    const size_t bytes = sizeof(float) * (size_t)groups * (HS + 2);
-    const unsigned blocks = (unsigned)B * (unsigned)NH;
-    if (HS % Pack<floatX>::size == 0 && aligned_16(keys, values, qkv))
-        LAUNCH(attention_decode_kernel<true>, blocks, 32 * decode_warps, bytes, ctx, out, keys, values, qkv, slopes, t, P, NH,
-               NKV, HS, scale, lanes);
-    else
-        LAUNCH(attention_decode_kernel<false>, blocks, 32 * decode_warps, bytes, ctx, out, keys, values, qkv, slopes, t, P, NH,
-               NKV, HS, scale, lanes);
+inline void attention_decode(Ctx& ctx, floatX* out, const AttentionCache& cache, const floatX* qkv, const real* slopes, int t,
+                             const AttentionShape& shape) {
+    check_attention_shape(shape);
+    CHECK(shape.T == 1, "%d new tokens of each sequence", shape.T);
+    CHECK(t >= 0 && t < cache.P, "token %d of a cache of %d rows", t, cache.P);
+    const int lanes = lanes_of_row(shape.HS), groups = 32 * decode_warps / lanes;
+    const size_t bytes = sizeof(float) * (size_t)groups * (shape.HS + 2);
+    const unsigned blocks = (unsigned)shape.B * (unsigned)shape.NH;
+    const bool packed = shape.HS % Pack<floatX>::size == 0 && aligned_16(cache.keys, cache.values, qkv);
+    const auto kernel = packed ? attention_decode_kernel<true> : attention_decode_kernel<false>;
+    LAUNCH(kernel, blocks, 32 * decode_warps, bytes, ctx, out, cache.keys, cache.values, qkv, slopes, t, cache.P, shape.NH,
+           shape.NKV, shape.HS, shape.scale, lanes);
 }
 
 }  // namespace gpu

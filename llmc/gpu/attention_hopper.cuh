@@ -29,6 +29,7 @@
 // Bound: tensor cores; the exponentials of a forward tile take about half as long as its products at HS 128.
 // Measured: dev/kernels/bench.md.
 #pragma once
+#include "../shapes.h"
 #include "device.cuh"
 #include "hopper.cuh"
 
@@ -967,26 +968,25 @@ namespace gpu {
 
 inline bool attention_hopper_takes(const Ctx& ctx, int HS) { return ctx.capability == 90 && (HS == 64 || HS == 128); }
 // Elements of dq_sums.
-inline size_t attention_hopper_sums(int B, int T, int NH, int HS) { return (size_t)B * round_up(T, 128) * NH * HS; }
+inline size_t attention_hopper_sums(const AttentionShape& a) { return (size_t)a.B * round_up(a.T, 128) * a.NH * a.HS; }
 
 inline void attention_forward_hopper(Ctx& ctx, bf16* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
-                                     const bf16* qkv /*(B, T, NH + 2*NKV, HS)*/, const real* slopes, const int* doc_start,
-                                     int B, int T, int NH, int NKV, int HS, real scale) {
-    CHECK(attention_hopper_takes(ctx, HS), "head size %d on capability %d", HS, ctx.capability);
-    CHECK(scale > 0, "the largest score is sought before scaling");
-    const hopper::AttentionInputs in{T, NH, NKV, scale, slopes, doc_start};
-    if (HS == 64) hopper::run_forward<64>(ctx, out, lse, qkv, B, in);
-    else hopper::run_forward<128>(ctx, out, lse, qkv, B, in);
+                                     const bf16* qkv /*(B, T, NH + 2*NKV, HS)*/, const AttentionMask& mask,
+                                     const AttentionShape& a) {
+    CHECK(attention_hopper_takes(ctx, a.HS), "head size %d on capability %d", a.HS, ctx.capability);
+    CHECK(a.scale > 0, "the largest score is sought before scaling");
+    const hopper::AttentionInputs in{a.T, a.NH, a.NKV, a.scale, mask.slopes, mask.doc_start};
+    const auto run = a.HS == 64 ? hopper::run_forward<64> : hopper::run_forward<128>;
+    run(ctx, out, lse, qkv, a.B, in);
 }
 
 inline void attention_backward_hopper(Ctx& ctx, bf16* dqkv /*(B, T, NH + 2*NKV, HS)*/, const bf16* dout /*(B, T, NH, HS)*/,
-                                      const bf16* out, const real* lse, const bf16* qkv, const real* slopes,
-                                      const int* doc_start, int B, int T, int NH, int NKV, int HS, real scale,
-                                      float* dq_sums = nullptr) {
-    CHECK(attention_hopper_takes(ctx, HS), "head size %d on capability %d", HS, ctx.capability);
-    const hopper::AttentionInputs in{T, NH, NKV, scale, slopes, doc_start};
-    if (HS == 64) hopper::run_backward<64>(ctx, dqkv, dq_sums, dout, out, lse, qkv, B, in);
-    else hopper::run_backward<128>(ctx, dqkv, dq_sums, dout, out, lse, qkv, B, in);
+                                      const bf16* out, const real* lse, const bf16* qkv, const AttentionMask& mask,
+                                      const AttentionShape& a, float* dq_sums /*or null*/) {
+    CHECK(attention_hopper_takes(ctx, a.HS), "head size %d on capability %d", a.HS, ctx.capability);
+    const hopper::AttentionInputs in{a.T, a.NH, a.NKV, a.scale, mask.slopes, mask.doc_start};
+    const auto run = a.HS == 64 ? hopper::run_backward<64> : hopper::run_backward<128>;
+    run(ctx, dqkv, dq_sums, dout, out, lse, qkv, a.B, in);
 }
 
 }  // namespace gpu

@@ -435,48 +435,48 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
 
 // ---- launches --------------------------------------------------------------------------------------------------------------
 template <int HS>
-void launch_forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const float* slopes, const int* doc_start,
-                    const AttentionShape& a) {
+void launch_forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMask& mask, const AttentionShape& a) {
     using F = Forward<HS>;
     const BlockOrder order = block_order(ceil_div(a.T, F::rows), (size_t)a.B * a.NH, a.group(), 2 * sizeof(bf16) * a.T * HS);
-    LAUNCH(attention_forward<HS>, order.blocks(), 32 * F::warps, F::bytes, ctx, out, lse, qkv, slopes, doc_start, a, order);
+    LAUNCH(attention_forward<HS>, order.blocks(), 32 * F::warps, F::bytes, ctx, out, lse, qkv, mask.slopes, mask.doc_start, a,
+           order);
 }
 
 template <int HS>
-void launch_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
-                     const int* doc_start, const AttentionShape& a) {
+void launch_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const AttentionMask& mask,
+                     const AttentionShape& a) {
     using Q = BackwardQueries<HS>;
     using K = BackwardKeys<HS>;
     const size_t bytes = 2 * sizeof(bf16) * a.T * HS;  // keys and values of a head, or its queries and dout
     const BlockOrder of_keys = block_order(ceil_div(a.T, K::rows), (size_t)a.B * a.NKV, 1, bytes * a.group());
     const BlockOrder of_queries = block_order(ceil_div(a.T, Q::rows), (size_t)a.B * a.NH, a.group(), bytes);
-    LAUNCH(attention_backward_keys<HS>, of_keys.blocks(), 32 * K::warps, K::bytes, ctx, dqkv, dout, info, qkv, slopes,
-           doc_start, a, of_keys);
-    LAUNCH(attention_backward_queries<HS>, of_queries.blocks(), 32 * Q::warps, Q::bytes, ctx, dqkv, dout, info, qkv, slopes, a,
-           of_queries);
+    LAUNCH(attention_backward_keys<HS>, of_keys.blocks(), 32 * K::warps, K::bytes, ctx, dqkv, dout, info, qkv, mask.slopes,
+           mask.doc_start, a, of_keys);
+    LAUNCH(attention_backward_queries<HS>, of_queries.blocks(), 32 * Q::warps, Q::bytes, ctx, dqkv, dout, info, qkv,
+           mask.slopes, a, of_queries);
 }
 
 }  // namespace mma
 
 inline bool attention_mma_takes(int HS) { return HS == 64 || HS == 80 || HS == 96 || HS == 128; }
 
-inline void attention_forward_mma(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const float* slopes, const int* doc_start,
+inline void attention_forward_mma(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMask& mask,
                                   const AttentionShape& a) {
     const auto launch = a.HS == 64   ? mma::launch_forward<64>
                         : a.HS == 80 ? mma::launch_forward<80>
                         : a.HS == 96 ? mma::launch_forward<96>
                                      : mma::launch_forward<128>;
-    launch(ctx, out, lse, qkv, slopes, doc_start, a);
+    launch(ctx, out, lse, qkv, mask, a);
 }
 
-inline void attention_backward_mma(Ctx& ctx, bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv,
-                                   const float* slopes, const int* doc_start, const AttentionShape& a) {
-    const RowInfo* info = compute_row_info(ctx, dout, out, lse, doc_start, a);
+inline void attention_backward_mma(Ctx& ctx, bf16* dqkv, const bf16* dout, const AttentionActs& acts, const AttentionMask& mask,
+                                   const AttentionShape& a) {
+    const RowInfo* info = compute_row_info(ctx, dout, acts, mask.doc_start, a);
     const auto launch = a.HS == 64   ? mma::launch_backward<64>
                         : a.HS == 80 ? mma::launch_backward<80>
                         : a.HS == 96 ? mma::launch_backward<96>
                                      : mma::launch_backward<128>;
-    launch(ctx, dqkv, dout, info, qkv, slopes, doc_start, a);
+    launch(ctx, dqkv, dout, info, acts.qkv, mask, a);
 }
 
 }  // namespace gpu

@@ -20,20 +20,6 @@ namespace gpu {
 // ---- shared by all attention kernels ---------------------------------------------------------------------------------------
 constexpr float log2_e = 1.44269504088896f, ln_2 = 0.693147180559945f;
 
-// Where heads lie in the fused projection (B, T, NH + 2*NKV, HS).
-struct AttentionShape {
-    int B, T, NH, NKV, HS;
-    float scale;
-    HD int group() const { return NH / NKV; }
-    HD size_t row() const { return (size_t)(NH + 2 * NKV) * HS; }
-    HD size_t query(int b, int t, int h) const { return ((size_t)b * T + t) * row() + (size_t)h * HS; }
-    HD size_t key(int b, int t, int g) const { return query(b, t, NH + g); }
-    HD size_t value(int b, int t, int g) const { return query(b, t, NH + NKV + g); }
-    HD size_t output_row() const { return (size_t)NH * HS; }
-    HD size_t output(int b, int t, int h) const { return ((size_t)b * T + t) * output_row() + (size_t)h * HS; }
-    HD size_t statistic(int b, int t, int h) const { return ((size_t)b * NH + h) * T + t; }
-};
-
 // Which tile of which head a block works on. Blocks start in the order of their number. Long tiles come first (place 0: the
 // last queries, which see the most keys, or the first keys, which most queries see), so that none starts when the others are
 // about to finish. But tiles of one head read the same memory: so heads go in sections that fit in the L2 cache together.
@@ -107,15 +93,15 @@ inline int lanes_of_row(int HS) {
     return lanes;
 }
 
-inline RowInfo* compute_row_info(Ctx& ctx, const floatX* dout, const floatX* out, const float* lse, const int* doc_start,
+inline RowInfo* compute_row_info(Ctx& ctx, const floatX* dout, const AttentionActs& acts, const int* doc_start,
                                  const AttentionShape& a) {
     const size_t n = (size_t)a.B * a.T * a.NH;
     RowInfo* info = (RowInfo*)ctx.scratch(n * sizeof(RowInfo));
     const int lanes = lanes_of_row(a.HS);
     const unsigned blocks = (unsigned)ceil_div(n * lanes, 256);
-    if (a.HS % Pack<floatX>::size == 0 && aligned_16(dout, out))
-        LAUNCH(attention_row_info<true>, blocks, 256, 0, ctx, info, dout, out, lse, doc_start, a, lanes);
-    else LAUNCH(attention_row_info<false>, blocks, 256, 0, ctx, info, dout, out, lse, doc_start, a, lanes);
+    if (a.HS % Pack<floatX>::size == 0 && aligned_16(dout, acts.out))
+        LAUNCH(attention_row_info<true>, blocks, 256, 0, ctx, info, dout, acts.out, acts.lse, doc_start, a, lanes);
+    else LAUNCH(attention_row_info<false>, blocks, 256, 0, ctx, info, dout, acts.out, acts.lse, doc_start, a, lanes);
     return info;
 }
 
@@ -334,40 +320,39 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
 }
 
 template <int C>
-void launch_forward(Ctx& ctx, floatX* out, float* lse, const floatX* qkv, const float* slopes, const int* doc_start,
-                    const AttentionShape& a) {
+void launch_forward(Ctx& ctx, floatX* out, float* lse, const floatX* qkv, const AttentionMask& mask, const AttentionShape& a) {
     const int rows = block_rows<C>;
     const BlockOrder order = block_order(ceil_div(a.T, rows), (size_t)a.B * a.NH, a.group(), 2 * sizeof(floatX) * a.T * a.HS);
-    LAUNCH(attention_forward<C>, order.blocks(), 32 * warps<C>, forward_bytes(a.HS, rows), ctx, out, lse, qkv, slopes,
-           doc_start, a, order);
+    LAUNCH(attention_forward<C>, order.blocks(), 32 * warps<C>, forward_bytes(a.HS, rows), ctx, out, lse, qkv, mask.slopes,
+           mask.doc_start, a, order);
 }
 
 template <int C>
-void launch_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv, const float* slopes,
-                     const int* doc_start, const AttentionShape& a) {
+void launch_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv,
+                     const AttentionMask& mask, const AttentionShape& a) {
     const int rows = block_rows<C>, tiles = ceil_div(a.T, rows);
     const size_t bytes = 2 * sizeof(floatX) * a.T * a.HS;  // keys and values of a head, or its queries and dout
     const BlockOrder of_queries = block_order(tiles, (size_t)a.B * a.NH, a.group(), bytes);
     const BlockOrder of_keys = block_order(tiles, (size_t)a.B * a.NKV, 1, bytes * a.group());
     LAUNCH(attention_backward_keys<C>, of_keys.blocks(), 32 * warps<C>, backward_bytes(a.HS, rows), ctx, dqkv, dout, info, qkv,
-           slopes, doc_start, a, of_keys);
+           mask.slopes, mask.doc_start, a, of_keys);
     LAUNCH(attention_backward_queries<C>, of_queries.blocks(), 32 * warps<C>, backward_bytes(a.HS, rows), ctx, dqkv, dout, info,
-           qkv, slopes, a, of_queries);
+           qkv, mask.slopes, a, of_queries);
 }
 
 }  // namespace simple
 
-inline void attention_forward_simple(Ctx& ctx, floatX* out, float* lse, const floatX* qkv, const float* slopes,
-                                     const int* doc_start, const AttentionShape& a) {
-    if (a.HS <= 128) simple::launch_forward<4>(ctx, out, lse, qkv, slopes, doc_start, a);
-    else simple::launch_forward<8>(ctx, out, lse, qkv, slopes, doc_start, a);
+inline void attention_forward_simple(Ctx& ctx, floatX* out, float* lse, const floatX* qkv, const AttentionMask& mask,
+                                     const AttentionShape& a) {
+    const auto launch = a.HS <= 128 ? simple::launch_forward<4> : simple::launch_forward<8>;
+    launch(ctx, out, lse, qkv, mask, a);
 }
 
-inline void attention_backward_simple(Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const float* lse,
-                                      const floatX* qkv, const float* slopes, const int* doc_start, const AttentionShape& a) {
-    const RowInfo* info = compute_row_info(ctx, dout, out, lse, doc_start, a);
-    if (a.HS <= 128) simple::launch_backward<4>(ctx, dqkv, dout, info, qkv, slopes, doc_start, a);
-    else simple::launch_backward<8>(ctx, dqkv, dout, info, qkv, slopes, doc_start, a);
+inline void attention_backward_simple(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts,
+                                      const AttentionMask& mask, const AttentionShape& a) {
+    const RowInfo* info = compute_row_info(ctx, dout, acts, mask.doc_start, a);
+    const auto launch = a.HS <= 128 ? simple::launch_backward<4> : simple::launch_backward<8>;
+    launch(ctx, dqkv, dout, info, acts.qkv, mask, a);
 }
 
 }  // namespace gpu

@@ -203,17 +203,17 @@ inline void add_rows_by_id(Ctx& ctx, real* table, const floatX* dout, const int*
 }  // namespace detail
 
 inline void embedding_forward(Ctx& ctx, floatX* out, const int* tokens, const int* positions, const floatX* wte,
-                              const floatX* wpe, int N, int C, int v0, int V) {
+                              const floatX* wpe, int N, int C, const VocabularyShard& shard) {
     if (N == 0) return;
     const bool packed = C % Pack<floatX>::size == 0 && aligned_16(out, wte, wpe);
     const auto kernel = packed ? detail::embedding_forward_kernel<true> : detail::embedding_forward_kernel<false>;
-    LAUNCH(kernel, ceil_div(N, 8), dim3(32, 8), 0, ctx, out, tokens, positions, wte, wpe, N, C, v0, V);
+    LAUNCH(kernel, ceil_div(N, 8), dim3(32, 8), 0, ctx, out, tokens, positions, wte, wpe, N, C, shard.v0, shard.V);
 }
 
 inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* dout, const int* tokens, const int* positions,
-                               int N, int C, int v0, int V) {
+                               int N, int C, const VocabularyShard& shard) {
     if (N == 0) return;
-    detail::add_rows_by_id(ctx, dwte, dout, tokens, N, C, v0, V);
+    detail::add_rows_by_id(ctx, dwte, dout, tokens, N, C, shard.v0, shard.V);
     if (dwpe) detail::add_rows_by_id(ctx, dwpe, dout, positions, N, C, 0, std::numeric_limits<int>::max());
 }
 

@@ -55,8 +55,8 @@ inline std::string fp8_limits(const Ctx& ctx) {
                   ctx.name.c_str(), ctx.capability / 10, ctx.capability % 10);
 }
 
-inline void fp8_linear_forward(Ctx& ctx, floatX* out, const uint8_t* inp, const uint8_t* weight, const floatX* bias,
-                               const float* inp_inverse, const float* weight_inverse, int N, int IC, int OC, bool fast) {
+inline void fp8_linear_forward(Ctx& ctx, floatX* out, const Fp8Matrix& inp, const Fp8Matrix& weight, const floatX* bias, int N,
+                               int IC, int OC, bool fast) {
     CHECK(aligned_16(bias), "a bias at %p", (const void*)bias);
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     bool add = false;
@@ -68,23 +68,23 @@ inline void fp8_linear_forward(Ctx& ctx, floatX* out, const uint8_t* inp, const 
         LAUNCH(detail::repeat_row, (unsigned)std::min(blocks, (size_t)ctx.multiprocessors * 8), 256, 0, ctx, out, bias, n, OC);
         bias = nullptr, add = true;
     }
-    detail::fp8_gemm(ctx, {out, weight, inp, bias, nullptr, weight_inverse, inp_inverse}, OC, N, IC, Fp8::e4m3, Fp8::e4m3,
-                     detail::x_type, epilogue, add, fast);
+    detail::fp8_gemm(ctx, {out, weight.codes, inp.codes, bias, nullptr, weight.inverse_scale, inp.inverse_scale}, OC, N, IC,
+                     weight.format, inp.format, detail::x_type, epilogue, add, fast);
 }
 
-inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const uint8_t* dout, const uint8_t* weight_transposed,
-                                      const float* dout_inverse, const float* weight_inverse, int N, int IC, int OC,
-                                      Fp8 dout_format) {
-    detail::fp8_gemm(ctx, {dinp, weight_transposed, dout, nullptr, nullptr, weight_inverse, dout_inverse}, IC, N, OC, Fp8::e4m3,
-                     dout_format, detail::x_type, CUBLASLT_EPILOGUE_DEFAULT, false, false);
+inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const Fp8Matrix& dout, const Fp8Matrix& weight_transposed, int N,
+                                      int IC, int OC) {
+    const Fp8Matrix& w = weight_transposed;
+    detail::fp8_gemm(ctx, {dinp, w.codes, dout.codes, nullptr, nullptr, w.inverse_scale, dout.inverse_scale}, IC, N, OC,
+                     w.format, dout.format, detail::x_type, CUBLASLT_EPILOGUE_DEFAULT, false, false);
 }
 
-inline void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight, const uint8_t* dout_transposed,
-                                       const uint8_t* inp_transposed, const float* dout_inverse, const float* inp_inverse,
-                                       int N, int IC, int OC, Fp8 dout_format, Acc acc) {
-    detail::fp8_gemm(ctx, {dweight.data, inp_transposed, dout_transposed, nullptr, nullptr, inp_inverse, dout_inverse}, IC, OC,
-                     N, Fp8::e4m3, dout_format, detail::gradient_type(dweight, acc), CUBLASLT_EPILOGUE_DEFAULT, acc == Acc::Add,
-                     false);
+inline void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight, const Fp8Matrix& dout_transposed,
+                                       const Fp8Matrix& inp_transposed, int N, int IC, int OC, Acc acc) {
+    const Fp8Matrix &dout = dout_transposed, &inp = inp_transposed;
+    detail::fp8_gemm(ctx, {dweight.data, inp.codes, dout.codes, nullptr, nullptr, inp.inverse_scale, dout.inverse_scale}, IC,
+                     OC, N, inp.format, dout.format, detail::gradient_type(dweight, acc), CUBLASLT_EPILOGUE_DEFAULT,
+                     acc == Acc::Add, false);
 }
 
 inline void bias_backward(Ctx& ctx, real* dbias, const floatX* dout, int N, int OC) {

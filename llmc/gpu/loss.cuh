@@ -169,14 +169,13 @@ __global__ void __launch_bounds__(1024)
     else if (highest > sums->lse_max) sums->lse_max = highest;  // false if it is NaN: once NaN, it stays
 }
 
-}  // namespace detail
-
-namespace detail {
-
-inline void launch_classifier(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets,
-                              const real* statistics, int shards, real* own_statistics, int N, int v0, int V, int Vp,
-                              real loss_scale, real z_coef, bool write_gradient) {
+// statistics: of all shards, or null; own_statistics: where this shard's go, or null.
+inline void launch_classifier(Ctx& ctx, floatX* logits, const RowLosses& losses, const int* targets, const real* statistics,
+                              int shards, real* own_statistics, int N, const VocabularyShard& shard,
+                              const LossConstants& constants) {
     if (N == 0) return;
+    const auto [v0, V, Vp] = shard;
+    const auto [loss_scale, z_coef, write_gradient] = constants;
     constexpr int size = Pack<floatX>::size;
     const int n_packs = Vp % size == 0 && aligned_16(logits) ? V / size : 0;
     // Static shared memory and what the system keeps of a multiprocessor's take 1 KB of a block's.
@@ -184,35 +183,31 @@ inline void launch_classifier(Ctx& ctx, floatX* logits, real* loss, real* zloss,
     const size_t kept = write_gradient && !statistics ? std::min(row, most) : 0;
     const int wanted = std::max(32, ceil_div(ceil_div(V, size), 32) * 32);
     const int threads = std::min(wanted, kept <= half ? 512 : 1024);
-    LAUNCH(classifier_kernel, N, threads, kept, ctx, logits, loss, zloss, lse, targets, statistics, shards, own_statistics, v0,
-           V, Vp, n_packs, (int)(kept / 16), loss_scale, z_coef, write_gradient);
+    LAUNCH(classifier_kernel, N, threads, kept, ctx, logits, losses.loss, losses.zloss, losses.lse, targets, statistics, shards,
+           own_statistics, v0, V, Vp, n_packs, (int)(kept / 16), loss_scale, z_coef, write_gradient);
 }
 
 }  // namespace detail
 
-inline void classifier(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets, int N, int V, int Vp,
-                       real loss_scale, real z_coef, bool write_gradient) {
-    detail::launch_classifier(ctx, logits, loss, zloss, lse, targets, nullptr, 0, nullptr, N, 0, V, Vp, loss_scale, z_coef,
-                              write_gradient);
+inline void classifier(Ctx& ctx, floatX* logits, const RowLosses& losses, const int* targets, int N,
+                       const VocabularyShard& shard, const LossConstants& constants) {
+    detail::launch_classifier(ctx, logits, losses, targets, nullptr, 0, nullptr, N, shard, constants);
 }
 
-inline void classifier_shard(Ctx& ctx, floatX* logits, real* loss, real* zloss, real* lse, const int* targets,
-                             const real* statistics, int shards, int N, int v0, int V, int Vp, real loss_scale, real z_coef,
-                             bool write_gradient) {
-    detail::launch_classifier(ctx, logits, loss, zloss, lse, targets, statistics, shards, nullptr, N, v0, V, Vp, loss_scale,
-                              z_coef, write_gradient);
+inline void classifier_shard(Ctx& ctx, floatX* logits, const RowLosses& losses, const int* targets, const real* statistics,
+                             int shards, int N, const VocabularyShard& shard, const LossConstants& constants) {
+    detail::launch_classifier(ctx, logits, losses, targets, statistics, shards, nullptr, N, shard, constants);
 }
 
-inline void classifier_statistics(Ctx& ctx, real* statistics, const floatX* logits, const int* targets, int N, int v0, int V,
-                                  int Vp) {
-    detail::launch_classifier(ctx, const_cast<floatX*>(logits), nullptr, nullptr, nullptr, targets, nullptr, 0, statistics, N,
-                              v0, V, Vp, 0, 0, false);
+inline void classifier_statistics(Ctx& ctx, real* statistics, const floatX* logits, const int* targets, int N,
+                                  const VocabularyShard& shard) {
+    floatX* only_read = const_cast<floatX*>(logits);
+    detail::launch_classifier(ctx, only_read, {}, targets, nullptr, 0, statistics, N, shard, {});
 }
 
-inline void loss_sums(Ctx& ctx, LossSums* sums, const real* loss, const real* zloss, const real* lse, const int* targets,
-                      int N) {
+inline void loss_sums(Ctx& ctx, LossSums* sums, const RowLosses& losses, const int* targets, int N) {
     if (N == 0) return;
-    LAUNCH(detail::loss_sums_kernel, 1, 1024, 0, ctx, sums, loss, zloss, lse, targets, N);
+    LAUNCH(detail::loss_sums_kernel, 1, 1024, 0, ctx, sums, losses.loss, losses.zloss, losses.lse, targets, N);
 }
 
 }  // namespace gpu

@@ -679,10 +679,10 @@ inline void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up, floatX* dac
     linear_backward_input(ctx, dact, dout, weight, N, F, OC);
     swiglu_backward(ctx, dgate_up, dact, gate_up, N, F);
 }
-inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const floatX* weight, const floatX* bias,
-                                const int* positions, const real* cos_sin, int N, int IC, int NH, int NKV, int HS) {
-    linear_forward(ctx, qkv, inp, weight, bias, N, IC, (NH + 2 * NKV) * HS);
-    rope_forward(ctx, qkv, positions, cos_sin, N, NH, NKV, HS);
+inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const floatX* weight, const floatX* bias, int IC,
+                                const Rope& rope, const AttentionShape& shape) {
+    linear_forward(ctx, qkv, inp, weight, bias, shape.N(), IC, (int)shape.row());
+    rope_forward(ctx, qkv, rope, shape);
 }
 
 inline void linear_backward_weight(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, const floatX* inp, int N,

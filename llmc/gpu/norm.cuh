@@ -126,9 +126,11 @@ __global__ void __launch_bounds__(256)
 }
 
 template <bool centred, bool coded>
-void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
-                  const floatX* weight, const floatX* bias, int N, int C, real eps) {
+void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
+                  const floatX* add, const NormParams& params, int N) {
     if (N == 0) return;
+    const auto& [mean, rstd] = statistics;
+    const auto& [weight, bias, C, eps] = params;
     const bool packed = C % Pack<floatX>::size == 0 && aligned_16(out.x, out.codes.codes, sum, inp, add, weight, bias);
     const int threads = threads_of_row(C, forward_elements), rows = threads == 32 ? 8 : 1;
     if (packed && C <= longest_row)
@@ -139,12 +141,12 @@ void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* s
                bias, C, eps);
 }
 template <bool centred>
-void norm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
-                  const floatX* weight, const floatX* bias, int N, int C, real eps) {
+void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
+                  const floatX* add, const NormParams& params, int N) {
     const Codes& q = out.codes;
     CHECK(!q.codes || (q.format == Fp8::e4m3 && !q.transposed), "codes of a norm are e4m3 and not transposed");
-    (q.codes ? norm_forward<centred, true> : norm_forward<centred, false>)(ctx, out, mean, rstd, sum, inp, add, weight, bias, N,
-                                                                           C, eps);
+    const auto forward = q.codes ? norm_forward<centred, true> : norm_forward<centred, false>;
+    forward(ctx, out, statistics, sum, inp, add, params, N);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
@@ -270,9 +272,11 @@ __global__ void __launch_bounds__(256)
 }
 
 template <bool centred>
-void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp,
-                   const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc) {
+void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
+                   const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
     if (N == 0) return;
+    const floatX* weight = params.weight;
+    const int C = params.C;
     const bool packed = C % Pack<floatX>::size == 0 && aligned_16(dinp, dout, inp, weight);
     const bool is_long = C > 1024 * backward_elements, plain = !packed || C > longest_row;
     const int threads = plain ? 256 : threads_of_row(C, is_long ? long_elements : backward_elements);
@@ -284,30 +288,31 @@ void norm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const flo
     const auto kernel = plain     ? norm_backward_plain_kernel<centred>
                         : is_long ? norm_backward_kernel<centred, long_elements>
                                   : norm_backward_kernel<centred, backward_elements>;
-    LAUNCH(kernel, blocks, dim3(threads, groups), 0, ctx, dinp, partial, dout, inp, weight, mean, rstd, N, C, acc == Acc::Add);
-    add_rows(ctx, dweight, dbias, partial, blocks * groups, C);
+    LAUNCH(kernel, blocks, dim3(threads, groups), 0, ctx, dinp, partial, dout, inp, weight, statistics.mean, statistics.rstd, N,
+           C, acc == Acc::Add);
+    add_rows(ctx, grads.weight, centred ? grads.bias : nullptr, partial, blocks * groups, C);
 }
 
 }  // namespace detail
 
-inline void layernorm_forward(Ctx& ctx, const Output& out, real* mean, real* rstd, floatX* sum, const floatX* inp,
-                              const floatX* add, const floatX* weight, const floatX* bias, int N, int C, real eps) {
-    detail::norm_forward<true>(ctx, out, mean, rstd, sum, inp, add, weight, bias, N, C, eps);
+inline void layernorm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
+                              const floatX* add, const NormParams& params, int N) {
+    detail::norm_forward<true>(ctx, out, statistics, sum, inp, add, params, N);
 }
 
-inline void layernorm_backward(Ctx& ctx, floatX* dinp, real* dweight, real* dbias, const floatX* dout, const floatX* inp,
-                               const floatX* weight, const real* mean, const real* rstd, int N, int C, Acc acc) {
-    detail::norm_backward<true>(ctx, dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, acc);
+inline void layernorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
+                               const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
+    detail::norm_backward<true>(ctx, dinp, grads, dout, inp, params, statistics, N, acc);
 }
 
-inline void rmsnorm_forward(Ctx& ctx, const Output& out, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
-                            const floatX* weight, int N, int C, real eps) {
-    detail::norm_forward<false>(ctx, out, nullptr, rstd, sum, inp, add, weight, nullptr, N, C, eps);
+inline void rmsnorm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
+                            const floatX* add, const NormParams& params, int N) {
+    detail::norm_forward<false>(ctx, out, statistics, sum, inp, add, params, N);
 }
 
-inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, real* dweight, const floatX* dout, const floatX* inp, const floatX* weight,
-                             const real* rstd, int N, int C, Acc acc) {
-    detail::norm_backward<false>(ctx, dinp, dweight, nullptr, dout, inp, weight, nullptr, rstd, N, C, acc);
+inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
+                             const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
+    detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, N, acc);
 }
 
 }  // namespace gpu

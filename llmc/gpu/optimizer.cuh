@@ -11,7 +11,7 @@
 namespace gpu {
 namespace detail {
 
-struct AdamW {
+struct AdamWUpdate {
     float lr, beta1, beta2, eps, weight_decay, grad_scale, correct1, correct2;
     __device__ void operator()(float& w, float& m, float& v, float grad) const {
         const float g = grad_scale * grad;
@@ -54,7 +54,7 @@ constexpr int adamw_threads = 256;
 // n_whole elements are moved in packs, the others one by one.
 template <class M, class V, class G>
 __global__ void __launch_bounds__(adamw_threads) adamw_kernel(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad,
-                                                              size_t n, size_t n_whole, AdamW update, Rounding rounding) {
+                                                              size_t n, size_t n_whole, AdamWUpdate update, Rounding rounding) {
     constexpr bool rounded = std::is_same<M, bf16>::value || std::is_same<V, bf16>::value;
     const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
     const size_t first = thread * 8;
@@ -127,23 +127,24 @@ inline void initialize_weights(Ctx& ctx, floatX* param, LowerHalf* lower, const 
         LAUNCH(detail::initialize_weights_kernel, (unsigned)ceil_div(n, (size_t)256), 256, 0, ctx, param, lower, w, first, n);
 }
 
-inline void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& m, const Elements& v, const Elements& grad,
-                  size_t n, real lr, real beta1, real beta2, real eps, real weight_decay, real grad_scale, int64_t step,
-                  const Rounding& rounding) {
+inline void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& exp_avg, const Elements& exp_avg_sq,
+                  const Elements& grad, size_t n, const AdamW& c, const Rounding& rounding) {
     if (n == 0) return;
     // Bias corrections in double: beta^step loses digits in fp32.
-    const float correct1 = (float)(1 / (1 - std::pow((double)beta1, (double)step)));
-    const float correct2 = (float)(1 / (1 - std::pow((double)beta2, (double)step)));
-    const detail::AdamW update{lr, beta1, beta2, eps, weight_decay, grad_scale, correct1, correct2};
-    const bool packed = aligned_16(param, lower, (char*)m.data, (char*)v.data, (char*)grad.data) && rounding.in_eights();
-    m.visit([&](auto* m_of) {
-        v.visit([&](auto* v_of) {
-            using M = std::remove_pointer_t<decltype(m_of)>;
-            using V = std::remove_pointer_t<decltype(v_of)>;
+    const float correct1 = (float)(1 / (1 - std::pow((double)c.beta1, (double)c.step)));
+    const float correct2 = (float)(1 / (1 - std::pow((double)c.beta2, (double)c.step)));
+    const detail::AdamWUpdate update{c.lr, c.beta1, c.beta2, c.eps, c.weight_decay, c.grad_scale, correct1, correct2};
+    const bool aligned = aligned_16(param, lower, (char*)exp_avg.data, (char*)exp_avg_sq.data, (char*)grad.data);
+    const size_t in_packs = aligned && rounding.in_eights() ? n / 8 * 8 : 0;
+    const unsigned blocks = (unsigned)ceil_div(n, (size_t)detail::adamw_threads * 8);
+    exp_avg.visit([&](auto* m) {
+        exp_avg_sq.visit([&](auto* v) {
             grad.visit([&](const auto* g) {
+                using M = std::remove_pointer_t<decltype(m)>;
+                using V = std::remove_pointer_t<decltype(v)>;
                 using G = std::remove_const_t<std::remove_pointer_t<decltype(g)>>;
-                LAUNCH((detail::adamw_kernel<M, V, G>), (unsigned)ceil_div(n, (size_t)detail::adamw_threads * 8),
-                       detail::adamw_threads, 0, ctx, param, lower, m_of, v_of, g, n, packed ? n / 8 * 8 : 0, update, rounding);
+                LAUNCH((detail::adamw_kernel<M, V, G>), blocks, detail::adamw_threads, 0, ctx, param, lower, m, v, g, n,
+                       in_packs, update, rounding);
             });
         });
     });

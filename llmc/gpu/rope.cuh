@@ -36,24 +36,24 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-inline void rotate(Ctx& ctx, floatX* qkv, const int* positions, const real* cos_sin, int N, int NH, int NKV, int HS,
-                   float direction) {
+inline void rotate(Ctx& ctx, floatX* qkv, const Rope& rope, const AttentionShape& shape, float direction) {
+    const int N = shape.N(), NH = shape.NH, NKV = shape.NKV, HS = shape.HS;
     if (N == 0) return;
     const int packs = ceil_div(HS / 2, Pack<floatX>::size), heads = std::max(1, std::min(NH + NKV, 256 / packs));
     CHECK(HS % 2 == 0 && packs <= 1024, "rotation of heads of %d", HS);
-    const bool packed = HS / 2 % Pack<floatX>::size == 0 && aligned_16(qkv, cos_sin);
+    const bool packed = HS / 2 % Pack<floatX>::size == 0 && aligned_16(qkv, rope.cos_sin);
     const auto kernel = packed ? rotate_kernel<true> : rotate_kernel<false>;
-    LAUNCH(kernel, N, dim3(packs, heads), 0, ctx, qkv, positions, cos_sin, NH, NKV, HS, direction);
+    LAUNCH(kernel, N, dim3(packs, heads), 0, ctx, qkv, rope.positions, rope.cos_sin, NH, NKV, HS, direction);
 }
 
 }  // namespace detail
 
-inline void rope_forward(Ctx& ctx, floatX* qkv, const int* positions, const real* cos_sin, int N, int NH, int NKV, int HS) {
-    detail::rotate(ctx, qkv, positions, cos_sin, N, NH, NKV, HS, 1);
+inline void rope_forward(Ctx& ctx, floatX* qkv, const Rope& rope, const AttentionShape& shape) {
+    detail::rotate(ctx, qkv, rope, shape, 1);
 }
 
-inline void rope_backward(Ctx& ctx, floatX* dqkv, const int* positions, const real* cos_sin, int N, int NH, int NKV, int HS) {
-    detail::rotate(ctx, dqkv, positions, cos_sin, N, NH, NKV, HS, -1);
+inline void rope_backward(Ctx& ctx, floatX* dqkv, const Rope& rope, const AttentionShape& shape) {
+    detail::rotate(ctx, dqkv, rope, shape, -1);
 }
 
 }  // namespace gpu

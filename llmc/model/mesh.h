@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../shapes.h"
 #include "model_config.h"
 
 struct Axis {
@@ -111,4 +112,5 @@ struct LocalSizes {
         tp_size = tp.size, Fl = c.F / tp.size, F1l = c.F1() / tp.size, QKVl = (NHl + 2 * NKVl) * c.HS();
         Vpl = c.Vp / tp.size, v0 = tp.rank * Vpl, Vl = std::max(0, std::min(Vpl, c.V - v0));
     }
+    VocabularyShard vocabulary() const { return {v0, Vl, Vpl}; }
 };

@@ -55,26 +55,25 @@ struct Problem {
         Device<floatX> inp(qkv, "qkv"), gradient(dout, "dout"), out(n * k.HS, "out"), dqkv(qkv.size(), "dqkv");
         Device<float> lse(n, "lse"), bias(slopes, "slopes");
         Device<int> docs(doc_start, "doc_start");
-        const float* s = k.alibi ? bias.p() : nullptr;
-        const int* d = k.documents ? docs.p() : nullptr;
-        gpu::attention_forward(ctx, out.p(), lse.p(), inp.p(), s, d, k.B, k.T, k.NH, k.NKV, k.HS, scale);
-        gpu::attention_backward(ctx, dqkv.p(), gradient.p(), out.p(), lse.p(), inp.p(), s, d, k.B, k.T, k.NH, k.NKV, k.HS,
-                                scale);
+        const AttentionMask mask = {k.documents ? docs.p() : nullptr, k.alibi ? bias.p() : nullptr};
+        gpu::attention_forward(ctx, out.p(), lse.p(), inp.p(), mask, shape());
+        gpu::attention_backward(ctx, dqkv.p(), gradient.p(), {inp.p(), out.p(), lse.p()}, mask, shape(), nullptr);
         expect_same_bits(inp.get(), qkv, "qkv, an input");
         expect_same_bits(gradient.get(), dout, "dout, an input");
         return {out.get(), dqkv.get(), lse.get()};
     }
+
+    AttentionShape shape() const { return {k.B, k.T, k.NH, k.NKV, k.HS, scale}; }
 
     Results run_plain_loops() const {
         cpu::Ctx ctx(1);
         ctx.plain = true;
         const size_t n = k.rows() * k.NH;
         Results r{std::vector<floatX>(n * k.HS), std::vector<floatX>(qkv.size()), std::vector<float>(n)};
-        const float* s = k.alibi ? slopes.data() : nullptr;
-        const int* d = k.documents ? doc_start.data() : nullptr;
-        cpu::attention_forward(ctx, r.out.data(), r.lse.data(), qkv.data(), s, d, k.B, k.T, k.NH, k.NKV, k.HS, scale);
-        cpu::attention_backward(ctx, r.dqkv.data(), dout.data(), r.out.data(), r.lse.data(), qkv.data(), s, d, k.B, k.T, k.NH,
-                                k.NKV, k.HS, scale);
+        const AttentionMask mask = {k.documents ? doc_start.data() : nullptr, k.alibi ? slopes.data() : nullptr};
+        cpu::attention_forward(ctx, r.out.data(), r.lse.data(), qkv.data(), mask, shape());
+        cpu::attention_backward(ctx, r.dqkv.data(), dout.data(), {qkv.data(), r.out.data(), r.lse.data()}, mask, shape(),
+                                nullptr);
         return r;
     }
 };
@@ -459,8 +458,8 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
                 std::copy_n(row + produced + cached, cached, &expected_values[(b * P + t) * cached]);
             }
             Device<floatX> qkv(tokens, "qkv"), token_out(k.B * produced, "out");
-            gpu::attention_decode(ctx, token_out.p(), keys.p(), values.p(), qkv.p(), k.alibi ? slopes.p() : nullptr, k.B, t, P,
-                                  k.NH, k.NKV, k.HS, p.scale);
+            gpu::attention_decode(ctx, token_out.p(), {keys.p(), values.p(), P}, qkv.p(), k.alibi ? slopes.p() : nullptr, t,
+                                  {k.B, 1, k.NH, k.NKV, k.HS, p.scale});
             const std::vector<floatX> result = token_out.get();
             for (int b = 0; b < k.B; b++) std::copy_n(&result[b * produced], produced, &out[(b * k.T + t) * produced]);
         }
@@ -478,7 +477,7 @@ TEST(AttentionLimits, RefusedByName) {
     for (const int HS : {257, 512})
         EXPECT_NE(gpu::attention_limits(HS).find(std::to_string(HS) + " is above 256"), std::string::npos) << HS;
     BeforeHopper ctx;
-    EXPECT_THROW(gpu::attention_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 1, 1, 1, 1, 257, 1), Error);
+    EXPECT_THROW(gpu::attention_forward(ctx, nullptr, nullptr, nullptr, {}, {1, 1, 1, 1, 257, 1}), Error);
 }
 
 TEST(AttentionLimits, WhoRuns) {

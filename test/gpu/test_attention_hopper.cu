@@ -39,20 +39,21 @@ struct Problem {
 
     int first_key(int b, int t) const { return k.documents ? doc_start[b * k.T + t] : 0; }
 
+    AttentionShape shape() const { return {k.B, k.T, k.NH, k.NKV, k.HS, scale}; }
+
     // Backward in one kernel adds up queries' gradients in memory, in any order.
     enum class Backward { none, two_kernels, one_kernel };
     Results run(gpu::Ctx& ctx, Backward backward = Backward::two_kernels) const {
         const size_t n = k.rows() * k.NH;
         Device<bf16> inp(qkv, "qkv"), gradient(dout, "dout"), out(n * k.HS, "out"), dqkv(qkv.size(), "dqkv");
         Device<float> lse(n, "lse"), bias(slopes, "slopes"),
-            sums(gpu::attention_hopper_sums(k.B, k.T, k.NH, k.HS), "sums of queries' gradients");
+            sums(gpu::attention_hopper_sums(shape()), "sums of queries' gradients");
         Device<int> docs(doc_start, "doc_start");
-        const float* s = k.alibi ? bias.p() : nullptr;
-        const int* d = k.documents ? docs.p() : nullptr;
-        gpu::attention_forward_hopper(ctx, out.p(), lse.p(), inp.p(), s, d, k.B, k.T, k.NH, k.NKV, k.HS, scale);
+        const AttentionMask mask = {k.documents ? docs.p() : nullptr, k.alibi ? bias.p() : nullptr};
+        gpu::attention_forward_hopper(ctx, out.p(), lse.p(), inp.p(), mask, shape());
         if (backward == Backward::none) return {out.get(), dqkv.get(), lse.get()};
-        gpu::attention_backward_hopper(ctx, dqkv.p(), gradient.p(), out.p(), lse.p(), inp.p(), s, d, k.B, k.T, k.NH, k.NKV,
-                                       k.HS, scale, backward == Backward::one_kernel ? sums.p() : nullptr);
+        float* dq_sums = backward == Backward::one_kernel ? sums.p() : nullptr;
+        gpu::attention_backward_hopper(ctx, dqkv.p(), gradient.p(), out.p(), lse.p(), inp.p(), mask, shape(), dq_sums);
         expect_same_bits(inp.get(), qkv, "qkv, an input");
         expect_same_bits(gradient.get(), dout, "dout, an input");
         return {out.get(), dqkv.get(), lse.get()};

@@ -282,10 +282,10 @@ TEST(GpuFp8Codes, OfTheOpsThatComputeTheNumbers) {
         check("swiglu_backward", 2 * F, true, [&](const Output& out) { gpu::swiglu_backward(ctx, out, y.p(), x.p(), n, f); });
         if (!norms) continue;
         check("layernorm_forward", F, false, [&](const Output& out) {
-            gpu::layernorm_forward(ctx, out, mean.p(), rstd.p(), sum.p(), x.p(), y.p(), w.p(), b.p(), n, f, 1e-5f);
+            gpu::layernorm_forward(ctx, out, {mean.p(), rstd.p()}, sum.p(), x.p(), y.p(), {w.p(), b.p(), f, 1e-5f}, n);
         });
         check("rmsnorm_forward", F, false, [&](const Output& out) {
-            gpu::rmsnorm_forward(ctx, out, rstd.p(), nullptr, y.p(), nullptr, w.p(), n, f, 1e-5f);
+            gpu::rmsnorm_forward(ctx, out, {nullptr, rstd.p()}, nullptr, y.p(), nullptr, {w.p(), nullptr, f, 1e-5f}, n);
         });
     }
 }
@@ -342,12 +342,13 @@ struct Layer {
         Device<floatX> out((size_t)N * OC, "out"), out_biased((size_t)N * OC, "out with bias"),
             out_fast((size_t)N * OC, "out, fast"), dinp((size_t)N * IC, "dinp");
         Device<float> dweight(dweight0, "dweight"), dweight_set(dweight0, "dweight, set"), dbias(dbias0, "dbias");
-        gpu::fp8_linear_forward(ctx, out.p(), x.p(), w.p(), nullptr, x_inverse, w_inverse, N, IC, OC, false);
-        gpu::fp8_linear_forward(ctx, out_biased.p(), x.p(), w.p(), b.p(), x_inverse, w_inverse, N, IC, OC, false);
-        gpu::fp8_linear_forward(ctx, out_fast.p(), x.p(), w.p(), b.p(), x_inverse, w_inverse, N, IC, OC, true);
-        gpu::fp8_linear_backward_input(ctx, dinp.p(), dy.p(), wt.p(), dy_inverse, w_inverse, N, IC, OC, dout.kind);
+        const Fp8Matrix weight_codes = {w.p(), w_inverse};
+        gpu::fp8_linear_forward(ctx, out.p(), {x.p(), x_inverse}, weight_codes, nullptr, N, IC, OC, false);
+        gpu::fp8_linear_forward(ctx, out_biased.p(), {x.p(), x_inverse}, weight_codes, b.p(), N, IC, OC, false);
+        gpu::fp8_linear_forward(ctx, out_fast.p(), {x.p(), x_inverse}, weight_codes, b.p(), N, IC, OC, true);
+        gpu::fp8_linear_backward_input(ctx, dinp.p(), {dy.p(), dy_inverse, dout.kind}, {wt.p(), w_inverse}, N, IC, OC);
         const auto backward_weight = [&](float* dw, Acc acc) {
-            gpu::fp8_linear_backward_weight(ctx, dw, dyt.p(), xt.p(), dy_inverse, x_inverse, N, IC, OC, dout.kind, acc);
+            gpu::fp8_linear_backward_weight(ctx, dw, {dyt.p(), dy_inverse, dout.kind}, {xt.p(), x_inverse}, N, IC, OC, acc);
         };
         backward_weight(dweight.p(), Acc::Add), backward_weight(dweight_set.p(), Acc::Set);
         gpu::bias_backward(ctx, dbias.p(), wide.p(), N, OC);
@@ -365,15 +366,16 @@ struct Layer {
                      dweight0,
                      dbias0};
         const auto forward = [&](auto& out, const floatX* with) {
-            cpu::fp8_linear_forward(ctx, out.data(), inp.codes.data(), weight.codes.data(), with, &inp.inverse, &weight.inverse,
-                                    N, IC, OC, false);
+            cpu::fp8_linear_forward(ctx, out.data(), {inp.codes.data(), &inp.inverse}, {weight.codes.data(), &weight.inverse},
+                                    with, N, IC, OC, false);
         };
         forward(r.out, nullptr), forward(r.out_biased, bias.data()), forward(r.out_fast, bias.data());
-        cpu::fp8_linear_backward_input(ctx, r.dinp.data(), dout.codes.data(), weight.transposed.data(), &dout.inverse,
-                                       &weight.inverse, N, IC, OC, dout.kind);
+        cpu::fp8_linear_backward_input(ctx, r.dinp.data(), {dout.codes.data(), &dout.inverse, dout.kind},
+                                       {weight.transposed.data(), &weight.inverse}, N, IC, OC);
         for (const Acc acc : {Acc::Add, Acc::Set})
-            cpu::fp8_linear_backward_weight(ctx, (acc == Acc::Add ? r.dweight : r.dweight_set).data(), dout.transposed.data(),
-                                            inp.transposed.data(), &dout.inverse, &inp.inverse, N, IC, OC, dout.kind, acc);
+            cpu::fp8_linear_backward_weight(ctx, (acc == Acc::Add ? r.dweight : r.dweight_set).data(),
+                                            {dout.transposed.data(), &dout.inverse, dout.kind},
+                                            {inp.transposed.data(), &inp.inverse}, N, IC, OC, acc);
         cpu::bias_backward(ctx, r.dbias.data(), wide_dout.data(), N, OC);
         return r;
     }
@@ -517,7 +519,7 @@ TEST(GpuFp8Linear, QuantisedHere) {
     gpu::set_scale(ctx, w_scale, w_scale + 4, amax.p() + 1, Fp8::e4m3, 0);
     gpu::quantize(ctx, {x_codes.p(), nullptr, amax.p(), x_scale, Fp8::e4m3}, dx.p(), N, IC);
     gpu::quantize(ctx, {w_codes.p(), w_transposed.p(), amax.p() + 1, w_scale, Fp8::e4m3}, dw.p(), OC, IC);
-    gpu::fp8_linear_forward(ctx, out.p(), x_codes.p(), w_codes.p(), nullptr, x_scale + 4, w_scale + 4, N, IC, OC, true);
+    gpu::fp8_linear_forward(ctx, out.p(), {x_codes.p(), x_scale + 4}, {w_codes.p(), w_scale + 4}, nullptr, N, IC, OC, true);
     // Each factor is off by 2^-4 of itself at most, by 2^-10 of the largest's 448th if it is that small.
     Doubles value, allowed;
     const double x_least = amax.get()[0] * 0x1p-10 / 448, w_least = amax.get()[1] * 0x1p-10 / 448;
@@ -613,7 +615,7 @@ TEST(GpuFp8Linear, FastSumsHaveFewerBits) {
     const Device<float> one(std::vector<float>{1});
     Device<floatX> out((size_t)N * OC);
     for (const bool fast : {false, true}) {
-        gpu::fp8_linear_forward(ctx, out.p(), x.p(), w.p(), nullptr, one.p(), one.p(), N, IC, OC, fast);
+        gpu::fp8_linear_forward(ctx, out.p(), {x.p(), one.p()}, {w.p(), one.p()}, nullptr, N, IC, OC, fast);
         expect_close(out.get(), Doubles((size_t)N * OC, fast ? 0 : 128), 0, 0, fast ? "fast" : "in fp32");
     }
 }
@@ -646,8 +648,8 @@ TEST(GpuFp8Limits, SizesAndAddressesAreMultiplesOf16) {
     EXPECT_DEATH(gpu::transpose_codes(ctx, codes.p() + 2048, codes.p(), 16, 8), "internal check");
     SKIP_WITHOUT_FP8(ctx);
     const auto multiply = [&](int N, int IC, size_t codes_shift, size_t scale_shift) {
-        gpu::fp8_linear_forward(ctx, x.p(), codes.p() + codes_shift, codes.p() + 2048, nullptr, floats.p() + scale_shift,
-                                floats.p(), N, IC, 16, false);
+        gpu::fp8_linear_forward(ctx, x.p(), {codes.p() + codes_shift, floats.p() + scale_shift}, {codes.p() + 2048, floats.p()},
+                                nullptr, N, IC, 16, false);
     };
     multiply(16, 32, 16, 4);
     EXPECT_DEATH(multiply(24, 32, 0, 0), "internal check");

@@ -45,8 +45,10 @@ TEST(Rope, ForwardBackwardAndValuesUntouched) {
         const Input<floatX> qkv(rng.normals<floatX>((size_t)k.N * heads * k.HS));
         for (const int direction : {1, -1}) {
             Buffer<floatX> turned(qkv.host(), "qkv");
-            if (direction == 1) gpu::rope_forward(ctx, turned.p(), positions.p(), table.p(), k.N, k.NH, k.NKV, k.HS);
-            else gpu::rope_backward(ctx, turned.p(), positions.p(), table.p(), k.N, k.NH, k.NKV, k.HS);
+            const Rope rope = {positions.p(), table.p()};
+            const AttentionShape shape = {1, k.N, k.NH, k.NKV, k.HS};
+            if (direction == 1) gpu::rope_forward(ctx, turned.p(), rope, shape);
+            else gpu::rope_backward(ctx, turned.p(), rope, shape);
             // Two products and their sum, each rounded.
             Doubles expected = doubles(qkv), allowed(expected.size());
             for (size_t i = 0; i < expected.size(); i++) {
@@ -97,7 +99,7 @@ TEST(Unaligned, AsAligned) {
         const auto in = [&](const auto& values) { return offset ? shifted(values) : values; };
         const auto out = [&](const auto& buffer) { return offset ? rest(buffer.get()) : buffer.get(); };
         const Input<floatX> A(in(a)), B(in(b)), W(in(w)), wide_in(in(wide));
-        const Input<real> ones(statistics);
+        Buffer<real> ones(statistics);
         const floatX *pa = A.p() + offset, *pb = B.p() + offset, *pw = W.p() + offset;
         Buffer<floatX> x(n + offset), two(2 * n + offset), l(in(logits)), param(in(a));
         Buffer<LowerHalf> lower(n + offset);
@@ -109,15 +111,16 @@ TEST(Unaligned, AsAligned) {
         gpu::gelu_backward(ctx, x.p() + offset, pa, pb, N, C), r.gelu = out(x);
         gpu::swiglu_forward(ctx, x.p() + offset, wide_in.p() + offset, N, C), r.swiglu = out(x);
         gpu::swiglu_backward(ctx, two.p() + offset, pa, wide_in.p() + offset, N, C), r.dswiglu = out(two);
-        gpu::layernorm_forward(ctx, x.p() + offset, s1.p(), s2.p(), nullptr, pa, nullptr, pw, pw, N, C, 1e-5f), r.norm = out(x);
-        gpu::layernorm_backward(ctx, x.p() + offset, dw.p() + offset, db.p() + offset, pa, pb, pw, ones.p(), ones.p(), N, C,
-                                Acc::Set);
+        gpu::layernorm_forward(ctx, x.p() + offset, {s1.p(), s2.p()}, nullptr, pa, nullptr, {pw, pw, C, 1e-5f}, N);
+        r.norm = out(x);
+        gpu::layernorm_backward(ctx, x.p() + offset, {dw.p() + offset, db.p() + offset}, pa, pb, {pw, pw, C, 1e-5f},
+                                {ones.p(), ones.p()}, N, Acc::Set);
         r.dnorm = out(x), r.dw = out(dw);
-        gpu::embedding_forward(ctx, x.p() + offset, ids.p(), nullptr, pa, nullptr, N, C, 0, N), r.embedding = out(x);
-        gpu::embedding_backward(ctx, dwte.p() + offset, nullptr, pa, ids.p(), nullptr, N, C, 0, N), r.dwte = out(dwte);
-        gpu::classifier(ctx, l.p() + offset, s1.p(), s2.p(), s3.p(), ids.p(), N, V, Vp, 1, 0, true), r.logits = out(l);
-        gpu::adamw(ctx, param.p() + offset, lower.p() + offset, m.p() + offset, v.p() + offset, gradient.p() + offset, n, 0.1f,
-                   0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, {});
+        gpu::embedding_forward(ctx, x.p() + offset, ids.p(), nullptr, pa, nullptr, N, C, {0, N, N}), r.embedding = out(x);
+        gpu::embedding_backward(ctx, dwte.p() + offset, nullptr, pa, ids.p(), nullptr, N, C, {0, N, N}), r.dwte = out(dwte);
+        gpu::classifier(ctx, l.p() + offset, {s1.p(), s2.p(), s3.p()}, ids.p(), N, {0, V, Vp}, {1, 0, true}), r.logits = out(l);
+        gpu::adamw(ctx, param.p() + offset, lower.p() + offset, m.p() + offset, v.p() + offset, gradient.p() + offset, n,
+                   {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1}, {});
         r.param = out(param);
         const std::vector<real> weights = whole_weights(param.get(), lower.get());
         r.weights = offset ? rest(weights) : weights;
@@ -163,7 +166,7 @@ TEST(InPlace, OutputsMayBeInputs) {
     Rng rng(23);
     const int N = 7, C = thorough ? 520 : 40, n = N * C;
     const Input<floatX> a(rng.normals<floatX>(n)), b(rng.normals<floatX>(n)), w(rng.normals<floatX>(C));
-    const Input<real> rstd(std::vector<real>(N, 1));
+    Buffer<real> rstd(std::vector<real>(N, 1));
     Buffer<floatX> apart(n), together(a.host());
     gpu::gelu_forward(ctx, apart.p(), a.p(), N, C), gpu::gelu_forward(ctx, together.p(), together.p(), N, C);
     expect_same_bits(together.get(), apart.get(), "gelu");
@@ -179,31 +182,33 @@ TEST(InPlace, OutputsMayBeInputs) {
     // The residual stream's sum, and the gradient over the one that came in.
     Buffer<floatX> sum(n), out(n), sum_together(a.host()), out_together(n);
     Buffer<real> r(N);
-    gpu::rmsnorm_forward(ctx, out.p(), r.p(), sum.p(), a.p(), b.p(), w.p(), N, C, 1e-5f);
-    gpu::rmsnorm_forward(ctx, out_together.p(), r.p(), sum_together.p(), sum_together.p(), b.p(), w.p(), N, C, 1e-5f);
+    const NormParams params = {w.p(), nullptr, C, 1e-5f};
+    gpu::rmsnorm_forward(ctx, out.p(), {nullptr, r.p()}, sum.p(), a.p(), b.p(), params, N);
+    gpu::rmsnorm_forward(ctx, out_together.p(), {nullptr, r.p()}, sum_together.p(), sum_together.p(), b.p(), params, N);
     expect_same_bits(sum_together.get(), sum.get(), "sum");
     expect_same_bits(out_together.get(), out.get(), "norm of the sum");
     Buffer<real> dw(std::vector<real>(C, 0)), dw_together(std::vector<real>(C, 0));
     together.set(a.host());
-    gpu::rmsnorm_backward(ctx, apart.p(), dw.p(), a.p(), b.p(), w.p(), rstd.p(), N, C, Acc::Set);
-    gpu::rmsnorm_backward(ctx, together.p(), dw_together.p(), together.p(), b.p(), w.p(), rstd.p(), N, C, Acc::Set);
+    gpu::rmsnorm_backward(ctx, apart.p(), {dw.p(), nullptr}, a.p(), b.p(), params, {nullptr, rstd.p()}, N, Acc::Set);
+    gpu::rmsnorm_backward(ctx, together.p(), {dw_together.p(), nullptr}, together.p(), b.p(), params, {nullptr, rstd.p()}, N,
+                          Acc::Set);
     expect_same_bits(together.get(), apart.get(), "norm backward");
     expect_same_bits(dw_together.get(), dw.get(), "norm backward, weight");
 }
 
 TEST(Empty, NothingHappens) {
     gpu::Ctx ctx;
-    gpu::embedding_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 0, 8);
-    gpu::embedding_backward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 0, 8);
-    gpu::layernorm_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 1e-5f);
-    gpu::layernorm_backward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, Acc::Set);
-    gpu::rope_forward(ctx, nullptr, nullptr, nullptr, 0, 1, 1, 2);
+    gpu::embedding_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, {0, 8, 8});
+    gpu::embedding_backward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, {0, 8, 8});
+    gpu::layernorm_forward(ctx, nullptr, {}, nullptr, nullptr, nullptr, {nullptr, nullptr, 8, 1e-5f}, 0);
+    gpu::layernorm_backward(ctx, nullptr, {}, nullptr, nullptr, {nullptr, nullptr, 8, 1e-5f}, {}, 0, Acc::Set);
+    gpu::rope_forward(ctx, nullptr, {}, {0, 8, 1, 1, 2});
     gpu::gelu_forward(ctx, nullptr, nullptr, 0, 8);
     gpu::swiglu_forward(ctx, nullptr, nullptr, 0, 8);
     gpu::swiglu_backward(ctx, nullptr, nullptr, nullptr, 0, 8);
-    gpu::classifier(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 8, 1, 0, true);
-    gpu::loss_sums(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, 0);
-    gpu::adamw(ctx, nullptr, nullptr, {}, {}, {}, 0, 1, 0, 0, 1, 0, 1, 1, {});
+    gpu::classifier(ctx, nullptr, {}, nullptr, 0, {0, 8, 8}, {1, 0, true});
+    gpu::loss_sums(ctx, nullptr, {}, nullptr, 0);
+    gpu::adamw(ctx, nullptr, nullptr, {}, {}, {}, 0, {1, 0, 0, 1, 0, 1, 1}, {});
 }
 
 // GeLU in the product and in a kernel of its own; from Hopper on in the product unless that is slower.
@@ -246,23 +251,26 @@ TEST(Ops, SameBitsInEachRun) {
         const int N = thorough ? 301 : 75, C = thorough ? 264 : 72, V = 97, Vp = 104;
         const Input<int> tokens(rng.integers(N, 0, V)), positions(rng.integers(N, 0, 5));
         const Input<floatX> dout(rng.normals<floatX>(N * C)), inp(rng.normals<floatX>(N * C)), w(rng.normals<floatX>(C));
-        const Input<real> ones(std::vector<real>(N, 1));
+        Buffer<real> ones(std::vector<real>(N, 1));
         Buffer<floatX> dinp(N * C), logits(rng.normals<floatX>(N * Vp));
         Buffer<real> dwte(rng.normals<real>(V * C)), dwpe(rng.normals<real>(5 * C)), dw(rng.normals<real>(C)),
             db(rng.normals<real>(C)), loss(N), zloss(N), lse(N);
+        const NormParams params = {w.p(), nullptr, C, 1e-5f};
+        const NormStatistics statistics = {ones.p(), ones.p()};
+        const RowLosses losses = {loss.p(), zloss.p(), lse.p()};
         const size_t bytes = 4 << 20;
         CUDA(cudaMemset(ctx.scratch(bytes), left_behind, bytes));
         CUDA(cudaDeviceSynchronize());
-        gpu::embedding_backward(ctx, dwte.p(), dwpe.p(), dout.p(), tokens.p(), positions.p(), N, C, 0, V);
+        gpu::embedding_backward(ctx, dwte.p(), dwpe.p(), dout.p(), tokens.p(), positions.p(), N, C, {0, V, V});
         collect(dwte), collect(dwpe);
-        gpu::layernorm_backward(ctx, dinp.p(), dw.p(), db.p(), dout.p(), inp.p(), w.p(), ones.p(), ones.p(), N, C, Acc::Set);
+        gpu::layernorm_backward(ctx, dinp.p(), {dw.p(), db.p()}, dout.p(), inp.p(), params, statistics, N, Acc::Set);
         collect(dinp), collect(dw), collect(db);
-        gpu::rmsnorm_backward(ctx, dinp.p(), dw.p(), dout.p(), inp.p(), w.p(), ones.p(), N, C, Acc::Add);
+        gpu::rmsnorm_backward(ctx, dinp.p(), {dw.p(), db.p()}, dout.p(), inp.p(), params, statistics, N, Acc::Add);
         collect(dinp), collect(dw);
-        gpu::classifier(ctx, logits.p(), loss.p(), zloss.p(), lse.p(), tokens.p(), N, V, Vp, 1, 1e-4f, true);
+        gpu::classifier(ctx, logits.p(), losses, tokens.p(), N, {0, V, Vp}, {1, 1e-4f, true});
         collect(logits), collect(loss), collect(zloss), collect(lse);
         Buffer<double> sums(Doubles(sizeof(LossSums) / sizeof(double), 0));
-        gpu::loss_sums(ctx, (LossSums*)sums.p(), loss.p(), zloss.p(), lse.p(), tokens.p(), N);
+        gpu::loss_sums(ctx, (LossSums*)sums.p(), losses, tokens.p(), N);
         collect(sums);
         all.push_back(gpu::sum_of_squares(ctx, dwte.p(), dwte.size()));
         return all;
