@@ -99,7 +99,9 @@ struct Rounding {
     template <class W>
     HD void draw(W (&words)[4], W group, uint32_t group_high) const {
         const W zero = group & 0u;
-        words[0] = group, words[1] = zero + group_high, words[2] = zero + tensor,
+        words[0] = group;
+        words[1] = zero + group_high;
+        words[2] = zero + tensor;
         words[3] = zero + (uint32_t)RngPurpose::rounding;
         philox_rounds(words, (uint32_t)key, (uint32_t)(key >> 32));
     }

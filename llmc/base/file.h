@@ -47,7 +47,9 @@ public:
             place->next = first_;
             first_ = place;
         }
-        place->path = printable(path), place->end = data + size, place->begin = data;
+        place->path = printable(path);
+        place->end = data + size;
+        place->begin = data;
     }
     static void remove(const char* data) {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -67,7 +69,8 @@ private:
 
     static bool handle_lost_pages() {
         struct sigaction action {};
-        action.sa_sigaction = end_without_pages, action.sa_flags = SA_SIGINFO;
+        action.sa_sigaction = end_without_pages;
+        action.sa_flags = SA_SIGINFO;
         return sigaction(SIGBUS, &action, &before_) == 0;
     }
     // Calls only what POSIX allows in a signal handler. The exit status tells a launcher to end the other ranks.
@@ -200,7 +203,8 @@ public:
         while (done < bytes && (begin_ < end_ || fill())) {
             const size_t n = std::min(bytes - done, end_ - begin_);
             memcpy(out + done, buffer_.data() + begin_, n);
-            done += n, begin_ += n;
+            done += n;
+            begin_ += n;
         }
         return done;
     }
@@ -211,7 +215,8 @@ public:
             const char* start = buffer_.data() + begin_;
             const char* newline = (const char*)memchr(start, '\n', end_ - begin_);
             const size_t n = newline ? (size_t)(newline + 1 - start) : end_ - begin_;
-            line.append(start, n), begin_ += n;
+            line.append(start, n);
+            begin_ += n;
             if (newline) return true;
         }
         return !line.empty();
@@ -223,7 +228,8 @@ private:
         if (begin_ == end_) begin_ = end_ = 0;
         if (end_ == buffer_.size() && begin_ > 0) {
             memmove(&buffer_[0], &buffer_[begin_], end_ - begin_);
-            end_ -= begin_, begin_ = 0;
+            end_ -= begin_;
+            begin_ = 0;
         }
         if (end_ == buffer_.size()) buffer_.resize(2 * buffer_.size());
         ssize_t n;
@@ -352,7 +358,8 @@ private:
             if (n < 0 && errno == EINTR) continue;
             if (n <= 0)
                 fail("cannot write %s: %s (after %zu bytes)", path_.c_str(), n < 0 ? strerror(errno) : "disk full", written_);
-            data += n, bytes -= (size_t)n;
+            data += n;
+            bytes -= (size_t)n;
         }
     }
 

@@ -63,7 +63,8 @@ HD inline float load_weight(const bf16* param, const LowerHalf* lower, size_t i)
 }
 HD inline void store_weight(bf16* param, LowerHalf* lower, size_t i, float x) {
     const WeightHalves<float> halves = weight_halves(x);
-    param[i] = halves.upper, lower[i] = (LowerHalf)halves.lower;
+    param[i] = halves.upper;
+    lower[i] = (LowerHalf)halves.lower;
 }
 template <class F>
 HD F load_weight(const F* param, const LowerHalf*, size_t i) {

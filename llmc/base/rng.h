@@ -19,7 +19,8 @@ struct WideProduct {
     W high, low;
     HD WideProduct(uint32_t factor, W x) {
         const uint64_t product = (uint64_t)factor * x;
-        high = (W)(product >> 32), low = (W)product;
+        high = (W)(product >> 32);
+        low = (W)product;
     }
 };
 // Turns a counter into random bits.
@@ -27,9 +28,12 @@ template <class W>
 HD inline void philox_rounds(W (&c)[4], uint32_t key0, uint32_t key1) {
     for (int round = 0; round < 10; round++) {
         const WideProduct<W> a(0xD2511F53u, c[0]), b(0xCD9E8D57u, c[2]);
-        c[0] = b.high ^ c[1] ^ key0, c[1] = b.low;
-        c[2] = a.high ^ c[3] ^ key1, c[3] = a.low;
-        key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
+        c[0] = b.high ^ c[1] ^ key0;
+        c[1] = b.low;
+        c[2] = a.high ^ c[3] ^ key1;
+        c[3] = a.low;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
     }
 }
 inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {

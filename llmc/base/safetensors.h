@@ -163,7 +163,8 @@ private:
                 if (end - begin != bytes)
                     fail("%s: tensor '%s' has %llu bytes where its shape and type need %llu", name, key.c_str(),
                          (unsigned long long)(end - begin), (unsigned long long)bytes);
-                t.data = data + begin, t.bytes = bytes;
+                t.data = data + begin;
+                t.bytes = bytes;
                 if (bytes > 0 && !ranges.emplace(begin, std::make_pair(end, key)).second)
                     fail("%s: tensor '%s' overlaps another", name, key.c_str());
                 if (!tensors_.emplace(key, t).second) fail("%s: tensor '%s' occurs twice", name, key.c_str());

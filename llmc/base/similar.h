@@ -29,7 +29,8 @@ inline std::vector<std::string> similar_names(const std::string& given, const st
         const size_t d = edit_distance(given, name);
         if (d > least) continue;
         if (d < least) found.clear();
-        least = d, found.push_back(name);
+        least = d;
+        found.push_back(name);
     }
     if (!found.empty()) return found;
     for (const std::string& name : names)

@@ -87,7 +87,10 @@ inline std::string three_digits(double x, double base, const std::vector<const c
     if (!std::isfinite(x)) return std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
     size_t u = 0;
     // half a unit below the base would be printed as the base: 1000K
-    while (std::fabs(x) >= base - 0.5 && u + 1 < units.size()) x /= base, u++;
+    while (std::fabs(x) >= base - 0.5 && u + 1 < units.size()) {
+        x /= base;
+        u++;
+    }
     const double size = std::fabs(x);
     if (size >= 1e6) return format("%.2e%s", x, units[u]);  // there is no larger unit
     const int decimals = (u == 0 && x == std::floor(x)) || size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
@@ -216,7 +219,8 @@ public:
         const std::string whole = pending_.substr(0, terminal_ ? whole_characters(pending_) : pending_.size());
         pending_.erase(0, whole.size());
         const std::string shown = terminal_ ? printable(whole) : whole;
-        fwrite(shown.data(), 1, shown.size(), f_), fflush(f_);
+        fwrite(shown.data(), 1, shown.size(), f_);
+        fflush(f_);
     }
 
 private:
@@ -234,7 +238,9 @@ inline std::vector<std::string> wrap_text(const std::string& text, int width) {
         const size_t start = i;
         const uint32_t c = next_codepoint(text, i);
         if (c == '\n') {
-            lines.emplace_back(), columns = 0, space = std::string::npos;
+            lines.emplace_back();
+            columns = 0;
+            space = std::string::npos;
             continue;
         }
         if (columns + columns_of(c) > width && columns > 0) {
@@ -243,7 +249,9 @@ inline std::vector<std::string> wrap_text(const std::string& text, int width) {
                 rest = lines.back().substr(space + 1);
                 lines.back().resize(space);
             }
-            lines.push_back(rest), columns = display_width(rest), space = std::string::npos;
+            lines.push_back(rest);
+            columns = display_width(rest);
+            space = std::string::npos;
             if (c == ' ') continue;
         }
         if (c == ' ') space = lines.back().size();
@@ -286,7 +294,8 @@ public:
     void show(const std::string& line) {
         const std::lock_guard<std::recursive_mutex> guard(lock());
         if (open() && open() != this) open()->clear();
-        fprintf(f_, open() ? "\r%s\x1b[K" : "%s", line.c_str()), fflush(f_);
+        fprintf(f_, open() ? "\r%s\x1b[K" : "%s", line.c_str());
+        fflush(f_);
         open() = this;
     }
     void keep() { end("\n"); }
@@ -300,7 +309,8 @@ private:
     void end(const char* how) {
         const std::lock_guard<std::recursive_mutex> guard(lock());
         if (open() != this) return;
-        fputs(how, f_), fflush(f_);
+        fputs(how, f_);
+        fflush(f_);
         open() = nullptr;
     }
     static std::recursive_mutex& lock() {
@@ -324,7 +334,8 @@ inline void print_line(FILE* f, const std::string& line) {
         text.clear();
         for (const std::string& part : lines) text += (text.empty() ? "" : "\n") + part;
     }
-    fputs((text + "\n").c_str(), f), fflush(f);
+    fputs((text + "\n").c_str(), f);
+    fflush(f);
 }
 
 // print_line for signal handlers, where POSIX allows little: one write(2) of all pieces, so that lines of two ranks do not mix.
@@ -333,7 +344,8 @@ inline void print_in_signal_handler(std::initializer_list<const char*> pieces) {
     size_t length = 0;
     for (const char* piece : pieces) {
         const size_t bytes = std::min(strlen(piece), sizeof line - length);
-        memcpy(line + length, piece, bytes), length += bytes;
+        memcpy(line + length, piece, bytes);
+        length += bytes;
     }
     (void)!write(STDERR_FILENO, line, length);
 }
@@ -404,7 +416,8 @@ public:
     }
     void print(FILE* f = stdout) const {
         StatusLine::clear_any();
-        fputs(str(Paint::for_terminal(is_terminal(f)), terminal_width(f)).c_str(), f), fflush(f);
+        fputs(str(Paint::for_terminal(is_terminal(f)), terminal_width(f)).c_str(), f);
+        fflush(f);
     }
 
 private:
@@ -468,7 +481,8 @@ public:
         const double now = monotonic_seconds(), since = now - shown_at_;
         if (terminal_) {
             if (drawn_ && since < 0.1) return;
-            draw(now - start_), drawn_ = true;
+            draw(now - start_);
+            drawn_ = true;
         } else {
             // at every tenth of the total or every minute, but never twice in ten seconds
             const bool tenth = total_ > 0 && done - shown_ >= total_ / 10;
@@ -476,7 +490,8 @@ public:
             fprintf(out_, "%s: %s\n", label_.c_str(), plain(now - start_).c_str());
             fflush(out_);
         }
-        shown_at_ = now, shown_ = done;
+        shown_at_ = now;
+        shown_ = done;
     }
 
     void finish() {
@@ -554,7 +569,10 @@ private:
     void set(const std::string& what, bool over) {
         {
             const std::lock_guard<std::mutex> guard(mutex_);
-            what_ = what, over_ = over, start_ = monotonic_seconds(), next_ = start_ + patience_;
+            what_ = what;
+            over_ = over;
+            start_ = monotonic_seconds();
+            next_ = start_ + patience_;
             line_.clear();
         }
         changed_.notify_all();
@@ -575,7 +593,10 @@ private:
             next_ = now + (terminal_ ? 1 : 60);
             const std::string text = what_ + (now - start_ < 2 ? " ..." : " ... " + human_duration(now - start_));
             if (terminal_) line_.show(paint.dim(cut_text(text, terminal_width(out_) - 1)));
-            else fprintf(out_, "%s\n", text.c_str()), fflush(out_);
+            else {
+                fprintf(out_, "%s\n", text.c_str());
+                fflush(out_);
+            }
         }
     }
 

@@ -76,14 +76,10 @@ enum class DataSplit { train, valid, test, whole };
 
 inline const char* split_name(DataSplit part) {
     switch (part) {
-        case DataSplit::train:
-            return "training";
-        case DataSplit::valid:
-            return "validation";
-        case DataSplit::test:
-            return "test";
-        case DataSplit::whole:
-            break;
+        case DataSplit::train: return "training";
+        case DataSplit::valid: return "validation";
+        case DataSplit::test: return "test";
+        case DataSplit::whole: break;
     }
     return "whole";
 }
@@ -169,9 +165,11 @@ inline DocumentRange part_of_tokens(const TokenDataset& data, int64_t first, int
     int64_t before = 0;  // tokens before document d
     int64_t d = 0;
     for (; before + data.length(d) <= first; d++) before += data.length(d);
-    p.begin = d, p.skipped = first - before;
+    p.begin = d;
+    p.skipped = first - before;
     for (; before + data.length(d) < last; d++) before += data.length(d);
-    p.end = d + 1, p.cut = before + data.length(d) - last;
+    p.end = d + 1;
+    p.cut = before + data.length(d) - last;
     return p;
 }
 
@@ -206,8 +204,13 @@ inline SplitParts split_data(const TokenDataset& data, const std::string& split,
     } else {
         std::tie(first, last) = split_range(split, validates ? DataSplit::valid : DataSplit::train, all);
         if (!validates) first = last = std::max(last, std::min(least, all));
-        else if (!trains) last = std::max(last, std::min(least, all)), first = std::clamp<int64_t>(last - least, 0, first);
-        else last = std::max(last, 2 * least), first = std::clamp(first, least, last - least);
+        else if (!trains) {
+            last = std::max(last, std::min(least, all));
+            first = std::clamp<int64_t>(last - least, 0, first);
+        } else {
+            last = std::max(last, 2 * least);
+            first = std::clamp(first, least, last - least);
+        }
         s.note = format(
             "by tokens, since its %s cannot give training and validation a sample each: training has the first %s tokens, "
             "validation the next %s",
@@ -215,7 +218,8 @@ inline SplitParts split_data(const TokenDataset& data, const std::string& split,
             with_commas(trains ? first : 0).c_str(), with_commas(last - first).c_str());
     }
     s.parts[0] = part_of_tokens(data, 0, trains ? first : 0);
-    s.parts[1] = part_of_tokens(data, first, last), s.parts[2] = part_of_tokens(data, last, all);
+    s.parts[1] = part_of_tokens(data, first, last);
+    s.parts[2] = part_of_tokens(data, last, all);
     return s;
 }
 
@@ -282,7 +286,8 @@ public:
             const int d = documents_[entry];
             const int64_t n = std::min(left, part_.length(data, d) - token);
             data.read(d, part_.first_token(d) + token, n, out);
-            out += n, left -= n;
+            out += n;
+            left -= n;
         }
     }
 
@@ -367,7 +372,10 @@ inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights,
             // this rounding.
             const volatile double due = weights[j] * i_or_1;
             const double lag = due - (double)taken[j];
-            if (lag > most && taken[j] < available[j]) most = lag, best = j;
+            if (lag > most && taken[j] < available[j]) {
+                most = lag;
+                best = j;
+            }
         }
         blend[i] = {(uint32_t)best, (uint32_t)taken[best]++};
     }
@@ -460,7 +468,8 @@ public:
     }
     void gather(const int64_t* samples, int B, Batch& out) const {
         const int T = o_.T;
-        out.B = B, out.T = T;
+        out.B = B;
+        out.T = T;
         for (std::vector<int>* x : {&out.tokens, &out.targets, &out.positions}) x->resize((size_t)B * T);
         out.doc_start.resize(o_.reset_attention_mask ? (size_t)B * T : 0);
         std::vector<int> text(T + 1);
@@ -563,7 +572,8 @@ private:
             if (o_.part == DataSplit::whole) s.part = {0, n};
             else {
                 const SplitParts split = split_data(s.data, o_.split, o_.T, o_.validates);
-                s.part = split.parts[(int)o_.part], s.note = split.note;
+                s.part = split.parts[(int)o_.part];
+                s.note = split.note;
             }
             s.tokens = s.part.tokens(s.data);
             if (s.part.empty() && !s.note.empty()) continue;
@@ -676,14 +686,20 @@ inline double unigram_loss(const DataLoader& train, const DataLoader& valid, int
     int64_t reads = std::min<int64_t>(2000, train.n_samples());
     for (int64_t i = 0; i < reads; i++) {
         train.fetch(i * train.n_samples() / reads, 1, batch);
-        for (int token : batch.tokens) count[token]++, total++;
+        for (int token : batch.tokens) {
+            count[token]++;
+            total++;
+        }
     }
     double loss = 0, n = 0;
     reads = std::min<int64_t>(2000, valid_samples);
     for (int64_t i = 0; i < reads; i++) {
         valid.fetch(i * valid_samples / reads, 1, batch);
         for (int target : batch.targets)
-            if (target >= 0) loss -= std::log(count[target] / total), n++;
+            if (target >= 0) {
+                loss -= std::log(count[target] / total);
+                n++;
+            }
     }
     return loss / n;
 }

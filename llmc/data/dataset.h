@@ -45,16 +45,12 @@ enum class TokenType : uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, u16 
 inline size_t bytes_per_token(TokenType type) {
     switch (type) {
         case TokenType::u8:
-        case TokenType::i8:
-            return 1;
+        case TokenType::i8: return 1;
         case TokenType::i16:
-        case TokenType::u16:
-            return 2;
+        case TokenType::u16: return 2;
         case TokenType::i32:
-        case TokenType::u32:
-            return 4;
-        case TokenType::i64:
-            return 8;
+        case TokenType::u32: return 4;
+        case TokenType::i64: return 8;
     }
     return 0;  // not a type of tokens
 }
@@ -70,20 +66,13 @@ void widen_tokens(const char* stored, size_t n, int* out) {
 
 inline void read_tokens(TokenType type, const char* stored, size_t n, int* out) {
     switch (type) {
-        case TokenType::u8:
-            return widen_tokens<uint8_t>(stored, n, out);
-        case TokenType::i8:
-            return widen_tokens<int8_t>(stored, n, out);
-        case TokenType::i16:
-            return widen_tokens<int16_t>(stored, n, out);
-        case TokenType::u16:
-            return widen_tokens<uint16_t>(stored, n, out);
-        case TokenType::i32:
-            return widen_tokens<int32_t>(stored, n, out);
-        case TokenType::u32:
-            return widen_tokens<uint32_t>(stored, n, out);
-        case TokenType::i64:
-            return widen_tokens<int64_t>(stored, n, out);
+        case TokenType::u8: return widen_tokens<uint8_t>(stored, n, out);
+        case TokenType::i8: return widen_tokens<int8_t>(stored, n, out);
+        case TokenType::i16: return widen_tokens<int16_t>(stored, n, out);
+        case TokenType::u16: return widen_tokens<uint16_t>(stored, n, out);
+        case TokenType::i32: return widen_tokens<int32_t>(stored, n, out);
+        case TokenType::u32: return widen_tokens<uint32_t>(stored, n, out);
+        case TokenType::i64: return widen_tokens<int64_t>(stored, n, out);
     }
 }
 
@@ -388,7 +377,9 @@ public:
                  (long long)length_, INT32_MAX);
         const int32_t length = (int32_t)length_;
         idx_.write(&length, 4);
-        n_documents_++, n_tokens_ += length_, length_ = 0;
+        n_documents_++;
+        n_tokens_ += length_;
+        length_ = 0;
     }
     int64_t n_documents() const { return n_documents_; }
     int64_t n_tokens() const { return n_tokens_ + length_; }

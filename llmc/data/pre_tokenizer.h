@@ -72,22 +72,31 @@ private:
     }
     bool at(std::string_view s) const { return in_.compare(i_, s.size(), s) == 0; }
     char next(size_t n) const { return i_ + n < in_.size() ? in_[i_ + n] : '\0'; }
-    void begin_atom() { atom_ = out_.size(), repeated_ = false; }
+    void begin_atom() {
+        atom_ = out_.size();
+        repeated_ = false;
+    }
 
     void item() {
         const char c = in_[i_];
         if (c == '*' || c == '+' || c == '?' || (c == '{' && interval_length() > 0)) return quantifier();
         if (c == '(') return group();
         if (c == ')') {
-            out_ += c, i_++;
-            atom_ = open_.empty() ? none : open_.back(), repeated_ = false;
+            out_ += c;
+            i_++;
+            atom_ = open_.empty() ? none : open_.back();
+            repeated_ = false;
             if (!open_.empty()) open_.pop_back();
         } else if (c == '|' || c == '^' || c == '$') {
-            out_ += c, i_++, atom_ = none;
+            out_ += c;
+            i_++;
+            atom_ = none;
         } else if (c == '[') {
-            begin_atom(), character_class();
+            begin_atom();
+            character_class();
         } else if (c == '\\') {
-            begin_atom(), out_ += escape(false);
+            begin_atom();
+            out_ += escape(false);
         } else {
             begin_atom();
             do out_ += in_[i_++];
@@ -111,29 +120,36 @@ private:
         std::string q = in_.substr(i_, interval ? interval_length() : 1);
         i_ += q.size();
         if (atom_ == none) refuse(q, "with nothing to repeat");
-        if (repeated_) out_.insert(atom_, "(?:"), out_ += ")";
+        if (repeated_) {
+            out_.insert(atom_, "(?:");
+            out_ += ")";
+        }
         if (q.compare(0, 2, "{,") == 0) q.insert(1, "0");
-        out_ += q, repeated_ = true;
+        out_ += q;
+        repeated_ = true;
         if (next(0) == '?' && interval && q.find(',') == std::string::npos) return;  // handled as a quantifier of its own
         if (next(0) == '?' || (next(0) == '+' && !interval)) out_ += in_[i_++];
     }
 
     void group() {
         const size_t begin = out_.size();
-        open_.push_back(begin), atom_ = none;
+        open_.push_back(begin);
+        atom_ = none;
         if (next(1) != '?') {
             out_ += in_[i_++];
             return;
         }
         for (const char* kind : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"})
             if (at(kind)) {
-                out_ += kind, i_ += strlen(kind);
+                out_ += kind;
+                i_ += strlen(kind);
                 return;
             }
         if (at("(?<")) {  // group names are dropped: there are no references to them
             const size_t end = in_.find('>', i_);
             if (end == std::string::npos || !isalpha((unsigned char)next(3))) refuse("(?<");
-            out_ += "(", i_ = end + 1;
+            out_ += "(";
+            i_ = end + 1;
             return;
         }
         std::string options;
@@ -144,7 +160,8 @@ private:
         }
         const bool whole = i_ == 0 && next(n) == ')';  // elsewhere its scope would differ from PCRE2's
         if (options.empty() || (next(n) != ':' && !whole)) refuse(in_.substr(i_, 3));
-        out_ += "(?" + options + next(n), i_ += n + 1;
+        out_ += "(?" + options + next(n);
+        i_ += n + 1;
         if (whole) open_.pop_back();
     }
 
@@ -152,7 +169,10 @@ private:
     void character_class() {
         out_ += in_[i_++];
         if (next(0) == '^') out_ += in_[i_++];
-        if (next(0) == ']') out_ += "\\]", i_++;
+        if (next(0) == ']') {
+            out_ += "\\]";
+            i_++;
+        }
         for (int depth = 1; depth > 0;) {
             if (i_ >= in_.size()) refuse("[", "without an end");
             if (at("&&") || at("[^")) refuse(in_.substr(i_, 2), "within a class");
@@ -160,9 +180,11 @@ private:
                 out_ += named_class();
             } else if (at("[")) {
                 if (out_.back() == '-') refuse("-[");
-                depth++, i_++;
+                depth++;
+                i_++;
             } else if (at("]")) {
-                depth--, i_++;
+                depth--;
+                i_++;
                 if (depth > 0 && at("-")) refuse("]-");
             } else if (at("\\")) {
                 out_ += escape(true);
@@ -369,8 +391,10 @@ private:
         }
         MatchMemory(const MatchMemory&) = delete;
         ~MatchMemory() {
-            pcre2_match_context_free(quick), pcre2_match_context_free(counting);
-            pcre2_jit_stack_free(stack), pcre2_match_data_free(data);
+            pcre2_match_context_free(quick);
+            pcre2_match_context_free(counting);
+            pcre2_jit_stack_free(stack);
+            pcre2_match_data_free(data);
         }
     };
     static MatchMemory& memory() {

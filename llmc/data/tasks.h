@@ -198,7 +198,10 @@ inline Request make_request(const Tokenizer& tokenizer, const std::string& conte
         n_context = encode(context.substr(0, length_without_trailing_space(context))).size();
         r.tokens = encode(context + continuation);
     }
-    if (n_context == 0) r.tokens.insert(r.tokens.begin(), first), n_context = 1;
+    if (n_context == 0) {
+        r.tokens.insert(r.tokens.begin(), first);
+        n_context = 1;
+    }
     r.n_scored = (int)r.tokens.size() - (int)n_context;
     if (r.tokens[0] < 0) r.problem = "the context is empty and the tokenizer has no token to begin with";
     else if (r.n_scored <= 0) r.problem = "its continuation merges into the context's last token; HINT: begin it with a space";
@@ -288,7 +291,10 @@ inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int6
                 const double s = scores[first + k].log_likelihood;
                 if (!std::isfinite(s)) fail("the model gives %s a log-likelihood of %g", task.where(e).c_str(), s);
                 const double normalised = s / (double)size(e.counted(k));
-                if (k == 0 || normalised > highest) best = k, highest = normalised;
+                if (k == 0 || normalised > highest) {
+                    best = k;
+                    highest = normalised;
+                }
             }
             return best == e.gold ? 1.0 : 0.0;
         };

@@ -100,7 +100,9 @@ struct OddBytes {
     int64_t bytes = 0, nul = 0, invalid = 0;  // total; NUL; not part of valid UTF-8
 
     OddBytes& operator+=(const OddBytes& more) {
-        bytes += more.bytes, nul += more.nul, invalid += more.invalid;
+        bytes += more.bytes;
+        nul += more.nul;
+        invalid += more.invalid;
         return *this;
     }
     bool too_many() const { return nul + invalid > bytes / 200; }

@@ -74,7 +74,8 @@ inline bool characters_to_bytes(std::string_view characters, std::string& bytes)
         const size_t n = (unsigned char)characters[i] < 0x80 ? 1 : 2;  // the table ends at U+0143
         const auto found = inverse.find(std::string(characters.substr(i, n)));
         if (found == inverse.end()) return false;
-        bytes += found->second, i += n;
+        bytes += found->second;
+        i += n;
     }
     return true;
 }
@@ -100,7 +101,8 @@ public:
             node = edge->second;
         }
         token_at_[(size_t)node] = (int)tokens_.size();
-        first_[(unsigned char)token.content[0]] = true, only_special_ &= token.special;
+        first_[(unsigned char)token.content[0]] = true;
+        only_special_ &= token.special;
         tokens_.push_back(token);
     }
 
@@ -150,8 +152,10 @@ private:
     }
     static size_t length_without_space(std::string_view s) {
         for (size_t n = 1; n <= 3 && n <= s.size();)
-            if (white_space_at(s.substr(s.size() - n)) == n) s.remove_suffix(n), n = 1;
-            else n++;
+            if (white_space_at(s.substr(s.size() - n)) == n) {
+                s.remove_suffix(n);
+                n = 1;
+            } else n++;
         return s.size();
     }
 
@@ -294,7 +298,10 @@ private:
 
     Cache& cache_of_this_thread() const {
         thread_local Cache cache;
-        if (cache.owner != instance_) cache.owner = instance_, cache.pieces.clear();
+        if (cache.owner != instance_) {
+            cache.owner = instance_;
+            cache.pieces.clear();
+        }
         return cache;
     }
 
@@ -343,7 +350,10 @@ private:
             Merge best = {INT_MAX, -1};
             int at = -1;
             for (int i = 0; i + 1 < n; i++)
-                if (const Merge* m = merge_of(symbols[i], symbols[i + 1]); m && m->rank < best.rank) best = *m, at = i;
+                if (const Merge* m = merge_of(symbols[i], symbols[i + 1]); m && m->rank < best.rank) {
+                    best = *m;
+                    at = i;
+                }
             if (at < 0) break;
             symbols[at] = best.token;
             std::copy(symbols + at + 2, symbols + n, symbols + at + 1);
@@ -366,17 +376,22 @@ private:
             if (i < 0 || next[i] >= n) return;
             if (const Merge* m = merge_of(symbol[i], symbol[next[i]])) queue.push({m->rank, i, symbol[i], symbol[next[i]]});
         };
-        for (int i = 0; i < n; i++) next[i] = i + 1, previous[i] = i - 1;
+        for (int i = 0; i < n; i++) {
+            next[i] = i + 1;
+            previous[i] = i - 1;
+        }
         for (int i = 0; i < n; i++) consider(i);
         while (!queue.empty()) {
             const auto [rank, i, left, right] = queue.top();
             queue.pop();
             if (symbol[i] != left || next[i] >= n || symbol[next[i]] != right) continue;  // outdated: one of the two was merged
             const int gone = next[i];
-            symbol[i] = merge_of(left, right)->token, symbol[gone] = -1;
+            symbol[i] = merge_of(left, right)->token;
+            symbol[gone] = -1;
             next[i] = next[gone];
             if (next[i] < n) previous[next[i]] = i;
-            consider(previous[i]), consider(i);
+            consider(previous[i]);
+            consider(i);
         }
         for (int i = 0; i < n; i = next[i]) tokens.push_back(symbol[i]);
     }
@@ -401,7 +416,8 @@ private:
                 fail("%s: %s %s is not supported; only byte-level BPE without it is", name, key, model[key].dump().c_str());
         if (j.contains("normalizer") && !does_nothing(j["normalizer"], "normalizers"))
             fail("%s: normalizer '%s' is not supported; only none is", name, j["normalizer"].value("type", "?").c_str());
-        ignore_merges_ = given("ignore_merges", false), fuse_unknown_ = given("fuse_unk", false);
+        ignore_merges_ = given("ignore_merges", false);
+        fuse_unknown_ = given("fuse_unk", false);
         load_pre_tokenizer(j);
         load_vocabulary(j);
         load_merges(model.at("merges"));
@@ -472,8 +488,11 @@ private:
             if (id < 0 || id >= (int64_t)limit)
                 fail("%s: token '%s' has the id %lld; ids must be 0 .. %zu without gaps", name, token.c_str(), (long long)id,
                      limit - 1);
-            if ((size_t)id >= bytes_.size())
-                bytes_.resize((size_t)id + 1), special_.resize((size_t)id + 1), taken_.resize((size_t)id + 1);
+            if ((size_t)id >= bytes_.size()) {
+                bytes_.resize((size_t)id + 1);
+                special_.resize((size_t)id + 1);
+                taken_.resize((size_t)id + 1);
+            }
             return id;
         };
         std::fill(byte_id_.begin(), byte_id_.end(), -1);
@@ -483,7 +502,8 @@ private:
                 fail("%s: the id %lld belongs to two tokens, '%s' and another", name, (long long)id, characters.c_str());
             std::string bytes;
             const bool of_bytes = characters_to_bytes(characters, bytes);
-            bytes_[id] = of_bytes ? bytes : characters, taken_[id] = true;  // names of special tokens are not in the byte table
+            bytes_[id] = of_bytes ? bytes : characters;
+            taken_[id] = true;  // names of special tokens are not in the byte table
             by_characters_[characters] = (int)id;
             if (of_bytes) by_bytes_.emplace(bytes, (int)id);
             if (of_bytes && bytes.size() == 1) byte_id_[(unsigned char)bytes[0]] = (int)id;
@@ -519,7 +539,8 @@ private:
                     content, (int)id, special, flag("single_word", false), flag("lstrip", false), flag("rstrip", false)};
                 (flag("normalized", !special) ? added_normalized_ : added_plain_).add(added);
                 if (!taken_[id]) bytes_[id] = content;
-                special_[id] = special, taken_[id] = true;
+                special_[id] = special;
+                taken_[id] = true;
                 added_[content] = (int)id;
                 // A token of the vocabulary may be listed under another text ("é" is a byte, too): it stands for those bytes
                 // still.
@@ -587,9 +608,11 @@ private:
                 const std::string text = entry.get<std::string>();
                 const size_t space = text.find(' ', 1);
                 if (space == std::string::npos) fail("%s: merge %d, '%s', is not a pair", source_.c_str(), rank, text.c_str());
-                left = text.substr(0, space), right = text.substr(space + 1);
+                left = text.substr(0, space);
+                right = text.substr(space + 1);
             } else {
-                left = entry.at(0).get<std::string>(), right = entry.at(1).get<std::string>();
+                left = entry.at(0).get<std::string>();
+                right = entry.at(1).get<std::string>();
             }
             const auto id = [&](const std::string& characters) {
                 const auto found = by_characters_.find(characters);

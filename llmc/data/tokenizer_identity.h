@@ -48,7 +48,10 @@ inline std::string tokenizer_hash(const nlohmann::json& file) {
         t["content"] = token.at("content");
         for (const char* flag : {"special", "single_word", "lstrip", "rstrip"}) t[flag] = field(token, flag, false);
     }
-    for (const auto& [id, token] : added) add(id), add(token);
+    for (const auto& [id, token] : added) {
+        add(id);
+        add(token);
+    }
 
     // Steps before the merges. Sequences are flattened, and values that a file may omit are filled in.
     const std::function<void(const json&, const char*)> add_steps = [&](json step, const char* parts) {

@@ -139,7 +139,10 @@ private:
 
     int add_token(const std::string& characters, const std::string& bytes) {
         const auto [found, is_new] = ids_.emplace(bytes, (int)characters_.size());
-        if (is_new) characters_.push_back(characters), bytes_.push_back(bytes);
+        if (is_new) {
+            characters_.push_back(characters);
+            bytes_.push_back(bytes);
+        }
         return found->second;
     }
 
@@ -165,12 +168,16 @@ private:
                     continue;
                 }
                 // ... left [first second] right ... becomes ... left token right ...
-                if (out > 0)
-                    change({t[out - 1], t[i]}, -count, w), change({t[out - 1], token}, count, w),
-                        grown.push_back({t[out - 1], token});
-                if (i + 2 < t.size())
-                    change({t[i + 1], t[i + 2]}, -count, w), change({token, t[i + 2]}, count, w),
-                        grown.push_back({token, t[i + 2]});
+                if (out > 0) {
+                    change({t[out - 1], t[i]}, -count, w);
+                    change({t[out - 1], token}, count, w);
+                    grown.push_back({t[out - 1], token});
+                }
+                if (i + 2 < t.size()) {
+                    change({t[i + 1], t[i + 2]}, -count, w);
+                    change({token, t[i + 2]}, count, w);
+                    grown.push_back({token, t[i + 2]});
+                }
                 t[out++] = token;
                 i++;
             }

@@ -81,7 +81,8 @@ public:
         check_available(host_.bytes, cpu::available_memory(), "memory");
         if (backend_.bytes) backend_.memory = be::allocate_memory(backend_.bytes);
         if (host_.bytes) host_.memory = cpu::allocate_memory(host_.bytes);
-        point_slots(backend_), point_slots(host_);
+        point_slots(backend_);
+        point_slots(host_);
     }
 
 private:

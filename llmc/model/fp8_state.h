@@ -70,7 +70,9 @@ public:
                 fail("%s: scales of %zu tensors, the model has %zu", file.c_str(), saved.size(), scales.size());
             for (size_t i = 0; i < saved.size(); i++)
                 if (!(saved[i] > 0)) fail("%s: the scale of tensor %zu is %g", file.c_str(), i, saved[i]);
-            scales = saved, history_ = history, measured_ = std::min((int)j.at("measured"), recipe_.history);
+            scales = saved;
+            history_ = history;
+            measured_ = std::min((int)j.at("measured"), recipe_.history);
             for (auto& h : history_) h.resize(std::min(h.size(), (size_t)recipe_.history));
         } catch (const nlohmann::json::exception& e) {
             fail("%s: its FP8 state is damaged: %s", file.c_str(), e.what());

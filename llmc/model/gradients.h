@@ -34,7 +34,9 @@ public:
                 if (t.vector() != vectors) continue;
                 const bool beside = vectors && t.block == TensorSpec::head;
                 size_t& next = ends.emplace(beside ? TensorSpec::embedding : t.block, begin).first->second;
-                offsets_[i] = next, next += round_up(t.size(), 64), end = std::max(end, next);
+                offsets_[i] = next;
+                next += round_up(t.size(), 64);
+                end = std::max(end, next);
                 if (t.block == TensorSpec::embedding) embedding_ = next;
             }
             return end;

@@ -57,7 +57,8 @@ inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
             world, world == 1 ? "" : "s", tp, pp, model, below ? format("%d or ", below).c_str() : "", below + model,
             world == 1 ? "" : format(", or choose sizes whose product divides %d", world).c_str());
     Mesh mesh;
-    mesh.world = {world, rank}, mesh.vpp = vpp;
+    mesh.world = {world, rank};
+    mesh.vpp = vpp;
     mesh.tp = {tp, rank % tp};
     mesh.dp = {world / (tp * pp), rank / tp % (world / (tp * pp))};
     mesh.pp = {pp, rank / (world / pp)};
@@ -108,9 +109,16 @@ struct LocalSizes {
     int Vpl, v0, Vl;  // rows of the embedding; index of the first; rows without padding
     int tp_size;
     LocalSizes(const ModelConfig& c, const Axis& tp) {
-        NHl = c.NH / tp.size, NKVl = std::max(1, c.NKV / tp.size), replicas = std::max(1, tp.size / c.NKV);
-        tp_size = tp.size, Fl = c.F / tp.size, F1l = c.F1() / tp.size, QKVl = (NHl + 2 * NKVl) * c.HS();
-        Vpl = c.Vp / tp.size, v0 = tp.rank * Vpl, Vl = std::max(0, std::min(Vpl, c.V - v0));
+        NHl = c.NH / tp.size;
+        NKVl = std::max(1, c.NKV / tp.size);
+        replicas = std::max(1, tp.size / c.NKV);
+        tp_size = tp.size;
+        Fl = c.F / tp.size;
+        F1l = c.F1() / tp.size;
+        QKVl = (NHl + 2 * NKVl) * c.HS();
+        Vpl = c.Vp / tp.size;
+        v0 = tp.rank * Vpl;
+        Vl = std::max(0, std::min(Vpl, c.V - v0));
     }
     VocabularyShard vocabulary() const { return {v0, Vl, Vpl}; }
 };

@@ -118,7 +118,14 @@ inline ModelConfig config_from_preset(const std::string& name) {
         if (name == p.name) {
             ModelConfig c;
             set_family(c, p.family);
-            c.L = p.L, c.C = p.C, c.NH = p.NH, c.NKV = p.NKV, c.F = p.F, c.T = p.T, c.V = p.V, c.init_std = p.init_std;
+            c.L = p.L;
+            c.C = p.C;
+            c.NH = p.NH;
+            c.NKV = p.NKV;
+            c.F = p.F;
+            c.T = p.T;
+            c.V = p.V;
+            c.init_std = p.init_std;
             return c;
         }
         known.push_back(p.name);
@@ -193,22 +200,45 @@ inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::stri
     j["model_type"] = c.family;
     j["vocab_size"] = c.V;
     if (llama) {
-        j["hidden_size"] = c.C, j["intermediate_size"] = c.F, j["num_hidden_layers"] = c.L, j["num_attention_heads"] = c.NH;
-        j["num_key_value_heads"] = c.NKV, j["head_dim"] = c.HS(), j["max_position_embeddings"] = c.T;
-        j["hidden_act"] = "silu", j["rms_norm_eps"] = c.eps, j["rope_theta"] = c.rope_base;
-        j["attention_bias"] = false, j["mlp_bias"] = false, j["attention_dropout"] = 0.0;
+        j["hidden_size"] = c.C;
+        j["intermediate_size"] = c.F;
+        j["num_hidden_layers"] = c.L;
+        j["num_attention_heads"] = c.NH;
+        j["num_key_value_heads"] = c.NKV;
+        j["head_dim"] = c.HS();
+        j["max_position_embeddings"] = c.T;
+        j["hidden_act"] = "silu";
+        j["rms_norm_eps"] = c.eps;
+        j["rope_theta"] = c.rope_base;
+        j["attention_bias"] = false;
+        j["mlp_bias"] = false;
+        j["attention_dropout"] = 0.0;
     } else if (c.family == "bloom") {
-        j["hidden_size"] = c.C, j["n_layer"] = c.L, j["n_head"] = c.NH, j["seq_length"] = c.T;
-        j["layer_norm_epsilon"] = c.eps, j["apply_residual_connection_post_layernorm"] = false;
-        j["hidden_dropout"] = 0.0, j["attention_dropout"] = 0.0;
+        j["hidden_size"] = c.C;
+        j["n_layer"] = c.L;
+        j["n_head"] = c.NH;
+        j["seq_length"] = c.T;
+        j["layer_norm_epsilon"] = c.eps;
+        j["apply_residual_connection_post_layernorm"] = false;
+        j["hidden_dropout"] = 0.0;
+        j["attention_dropout"] = 0.0;
     } else {
-        j["n_embd"] = c.C, j["n_layer"] = c.L, j["n_head"] = c.NH, j["n_positions"] = c.T, j["n_inner"] = c.F;
-        j["activation_function"] = "gelu_new", j["layer_norm_epsilon"] = c.eps;
-        j["attn_pdrop"] = 0.0, j["embd_pdrop"] = 0.0, j["resid_pdrop"] = 0.0;
+        j["n_embd"] = c.C;
+        j["n_layer"] = c.L;
+        j["n_head"] = c.NH;
+        j["n_positions"] = c.T;
+        j["n_inner"] = c.F;
+        j["activation_function"] = "gelu_new";
+        j["layer_norm_epsilon"] = c.eps;
+        j["attn_pdrop"] = 0.0;
+        j["embd_pdrop"] = 0.0;
+        j["resid_pdrop"] = 0.0;
     }
-    j["initializer_range"] = c.init_std, j["tie_word_embeddings"] = c.tied;
+    j["initializer_range"] = c.init_std;
+    j["tie_word_embeddings"] = c.tied;
     j.update(ids);
-    j["torch_dtype"] = dtype, j["use_cache"] = true;
+    j["torch_dtype"] = dtype;
+    j["use_cache"] = true;
     return j;
 }
 
@@ -251,11 +281,14 @@ inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& so
     only("quantization_config", nullptr);
     c.V = get("vocab_size");
     if (type == "llama") {
-        c.L = get("num_hidden_layers"), c.C = get("hidden_size"), c.F = get("intermediate_size"),
+        c.L = get("num_hidden_layers");
+        c.C = get("hidden_size");
+        c.F = get("intermediate_size");
         c.NH = get("num_attention_heads");
         c.NKV = absent("num_key_value_heads") ? c.NH : get("num_key_value_heads");
         c.T = absent("max_position_embeddings") ? 2048 : get("max_position_embeddings");
-        c.eps = number("rms_norm_eps", 1e-6), c.rope_base = number("rope_theta", 10000.0);
+        c.eps = number("rms_norm_eps", 1e-6);
+        c.rope_base = number("rope_theta", 10000.0);
         // transformers 5 nests the rotary base: {"rope_parameters": {"rope_theta": ..., "rope_type": "default"}}
         for (const char* key : {"rope_scaling", "rope_parameters"}) {
             if (absent(key)) continue;
@@ -270,27 +303,39 @@ inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& so
             if (part("rope_theta").is_number()) c.rope_base = part("rope_theta").get<double>();
             else if (!part("rope_theta").is_null()) wrong(key, "a number as its 'rope_theta'");
         }
-        only("attention_bias", false), only("mlp_bias", false);
+        only("attention_bias", false);
+        only("mlp_bias", false);
         if (absent("use_sliding_window") || flag("use_sliding_window", true)) only("sliding_window", nullptr);
         if (text("hidden_act", "silu") != "swish") only("hidden_act", "silu");  // two names of one function
         if (c.NH > 0 && !absent("head_dim") && j["head_dim"] != c.C / c.NH)
             fail("%s: 'head_dim' is %s; only hidden_size / num_attention_heads = %d is supported", source.c_str(),
                  j["head_dim"].dump().c_str(), c.C / c.NH);
-        only("partial_rotary_factor", 1.0), only("pretraining_tp", 1);
+        only("partial_rotary_factor", 1.0);
+        only("pretraining_tp", 1);
         c.tied = flag("tie_word_embeddings", false);
     } else if (type == "bloom") {
         c.C = absent("hidden_size") ? get("n_embed") : get("hidden_size");
         c.L = absent("n_layer") ? get("num_hidden_layers") : get("n_layer");
         c.NH = absent("n_head") ? get("num_attention_heads") : get("n_head");
         c.T = absent("seq_length") ? 2048 : get("seq_length");
-        c.eps = number("layer_norm_epsilon", 1e-5), c.NKV = c.NH, c.F = 4 * c.C;
-        only("apply_residual_connection_post_layernorm", false), only("tie_word_embeddings", true);
+        c.eps = number("layer_norm_epsilon", 1e-5);
+        c.NKV = c.NH;
+        c.F = 4 * c.C;
+        only("apply_residual_connection_post_layernorm", false);
+        only("tie_word_embeddings", true);
     } else {
-        c.C = get("n_embd"), c.L = get("n_layer"), c.NH = get("n_head"), c.T = get("n_positions");
-        c.F = absent("n_inner") ? 4 * c.C : get("n_inner"), c.NKV = c.NH, c.eps = number("layer_norm_epsilon", 1e-5);
+        c.C = get("n_embd");
+        c.L = get("n_layer");
+        c.NH = get("n_head");
+        c.T = get("n_positions");
+        c.F = absent("n_inner") ? 4 * c.C : get("n_inner");
+        c.NKV = c.NH;
+        c.eps = number("layer_norm_epsilon", 1e-5);
         const std::string act = text("activation_function", "gelu_new");
         if (act != "gelu_new" && act != "gelu_pytorch_tanh") only("activation_function", "gelu_new");
-        only("scale_attn_weights", true), only("scale_attn_by_inverse_layer_idx", false), only("add_cross_attention", false);
+        only("scale_attn_weights", true);
+        only("scale_attn_by_inverse_layer_idx", false);
+        only("add_cross_attention", false);
         only("tie_word_embeddings", true);
     }
     c.init_std = number("initializer_range", 0.02);

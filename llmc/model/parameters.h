@@ -117,19 +117,24 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const Axis& tp = part.tp;
     int id = 0, block_of_rank = TensorSpec::embedding;
     const auto visit = [&](E*& slot, TensorSpec spec, bool held) {
-        spec.id = id++, spec.block = block_of_rank;
+        spec.id = id++;
+        spec.block = block_of_rank;
         if (held) visit_one(slot, spec);
     };
 
     const auto plain = [&](const std::string& hf, int rows) { return std::vector<HfTensor>{{hf, 0, rows}}; };
     const auto vocab = [&](const char* name, const std::string& hf) {  // files hold the vocabulary without padding
         TensorSpec t{name, n.Vpl, c.C, Group::matrix, Init::normal, plain(hf, c.V)};
-        t.whole_rows = c.Vp, t.whole_cols = c.C, t.blocks = {{0, n.v0, n.Vpl}};
+        t.whole_rows = c.Vp;
+        t.whole_cols = c.C;
+        t.blocks = {{0, n.v0, n.Vpl}};
         return t;
     };
     const auto vector = [&](const std::string& name, Group group, Init init, const std::vector<HfTensor>& hf) {
         TensorSpec t{name, c.C, 1, group, init, hf};
-        t.whole_rows = c.C, t.blocks = {{0, 0, c.C}}, t.replicated = true;
+        t.whole_rows = c.C;
+        t.blocks = {{0, 0, c.C}};
+        t.replicated = true;
         return t;
     };
     const auto norm = [&](E*& w, E*& b, const std::string& name, const std::string& hf, bool held) {
@@ -137,7 +142,10 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         if (biased_norm) visit(b, vector(name + "_b", Group::norm, Init::zeros, plain(hf + ".bias", c.C)), held);
     };
     const auto named = [&](std::vector<HfTensor> parts, const char* ending, bool transposed) {
-        for (HfTensor& t : parts) t.name += ending, t.transposed = transposed;
+        for (HfTensor& t : parts) {
+            t.name += ending;
+            t.transposed = transposed;
+        }
         return parts;
     };
     // The weight's rows are cut over tp: a rank computes some columns of the output.
@@ -145,11 +153,17 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
                                      const std::vector<HfTensor>& parts, int replicated_rows, bool held) {
         const int rows = blocks.back().row + blocks.back().rows;
         TensorSpec t{name + "_w", rows, c.C, Group::matrix, Init::normal, named(parts, ".weight", gpt2)};
-        t.whole_rows = whole_rows, t.whole_cols = c.C, t.blocks = blocks;
-        t.replicated_rows = n.replicas > 1 ? replicated_rows : 0, t.replicas = n.replicas;
+        t.whole_rows = whole_rows;
+        t.whole_cols = c.C;
+        t.blocks = blocks;
+        t.replicated_rows = n.replicas > 1 ? replicated_rows : 0;
+        t.replicas = n.replicas;
         visit(w, t, held);
         if (!c.bias) return;
-        t.name = name + "_b", t.cols = t.whole_cols = 1, t.group = Group::cut_bias, t.init = Init::zeros,
+        t.name = name + "_b";
+        t.cols = t.whole_cols = 1;
+        t.group = Group::cut_bias;
+        t.init = Init::zeros;
         t.hf = named(parts, ".bias", false);
         visit(b, t, held);
     };
@@ -157,7 +171,10 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool held) {
         TensorSpec t{
             name + "_w", c.C, whole_cols / tp.size, Group::matrix, Init::scaled_normal, named(plain(hf, c.C), ".weight", gpt2)};
-        t.whole_rows = c.C, t.whole_cols = whole_cols, t.first_col = tp.rank * t.cols, t.blocks = {{0, 0, c.C}};
+        t.whole_rows = c.C;
+        t.whole_cols = whole_cols;
+        t.first_col = tp.rank * t.cols;
+        t.blocks = {{0, 0, c.C}};
         visit(w, t, held);
         if (c.bias) visit(b, vector(name + "_b", Group::whole_bias, Init::zeros, named(plain(hf, c.C), ".bias", false)), held);
     };
@@ -167,7 +184,9 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     visit(p.wte, wte, part.first);
     if (c.position == Position::learned) {
         TensorSpec t = vector("wpe", Group::matrix, Init::normal, plain("transformer.wpe.weight", c.T));
-        t.rows = t.whole_rows = c.T, t.cols = t.whole_cols = c.C, t.blocks = {{0, 0, c.T}};
+        t.rows = t.whole_rows = c.T;
+        t.cols = t.whole_cols = c.C;
+        t.blocks = {{0, 0, c.T}};
         visit(p.wpe, t, part.first);
     }
     if (c.embedding_norm) norm(p.emb_norm_w, p.emb_norm_b, "emb_norm", "transformer.word_embeddings_layernorm", part.first);
@@ -212,7 +231,9 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     block_of_rank = TensorSpec::head;
     norm(p.final_norm_w, p.final_norm_b, "final_norm", llama ? "model.norm" : "transformer.ln_f", part.last);
     if (!c.tied) return visit(p.head, vocab("head", "lm_head.weight"), part.last);
-    wte.copy = true, wte.id = 0, wte.block = TensorSpec::head;
+    wte.copy = true;
+    wte.id = 0;
+    wte.block = TensorSpec::head;
     if (part.last && !part.first) visit_one(p.head, wte);
 }
 
@@ -305,9 +326,15 @@ void for_each_rounding(const TensorSpec& t, size_t begin, size_t end, uint64_t k
         const size_t first = std::max(begin, start), last = std::min(end, start + (size_t)rows.rows * t.cols);
         if (first >= last) continue;
         Rounding r;
-        r.key = key, r.tensor = (uint32_t)t.id, r.first = (uint64_t)rows.whole_row * t.whole_cols + t.first_col;
+        r.key = key;
+        r.tensor = (uint32_t)t.id;
+        r.first = (uint64_t)rows.whole_row * t.whole_cols + t.first_col;
         if (t.cols == t.whole_cols) r.first += first - start;
-        else r.cols = t.cols, r.whole_cols = t.whole_cols, r.at = first - start;
+        else {
+            r.cols = t.cols;
+            r.whole_cols = t.whole_cols;
+            r.at = first - start;
+        }
         visit(first, last - first, r);
     }
 }

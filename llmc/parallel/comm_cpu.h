@@ -258,7 +258,8 @@ public:
     // Sends everything, beginning with the next rank, so that not all ranks send to the same one at a time.
     void start() {
         if (g.buffers_started < 2) {
-            g.buffers_started++, holds_buffer_ = true;
+            g.buffers_started++;
+            holds_buffer_ = true;
             ask();
         }
         for (int i = 1; i < g.size; i++) {
@@ -287,10 +288,14 @@ public:
 
 private:
     void ask() {
-        if (!g.buffers.empty()) buffer_ = std::move(g.buffers.back()), g.buffers.pop_back();
+        if (!g.buffers.empty()) {
+            buffer_ = std::move(g.buffers.back());
+            g.buffers.pop_back();
+        }
         const size_t bytes = std::max<size_t>(1, 2 * (size_t)(g.size - 1) * piece_ * sizeof(E));
         if (buffer_.size() < bytes) buffer_ = std::vector<char>(bytes);
-        ask_for(0), ask_for(1);
+        ask_for(0);
+        ask_for(1);
     }
     // Requests the next piece from every other rank.
     void ask_for(int slot) {

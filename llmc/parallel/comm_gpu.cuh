@@ -132,7 +132,10 @@ public:
             ncclResult_t error = ncclSuccess;
             NCCL(ncclCommGetAsyncError(o.comm, &error));
             check(error, o.activity);
-            if (!o.activity.waiting && passed(o.reached)) o.activity.waiting = true, o.activity.since = monotonic_seconds();
+            if (!o.activity.waiting && passed(o.reached)) {
+                o.activity.waiting = true;
+                o.activity.since = monotonic_seconds();
+            }
             if (o.activity.waiting && (!longest.waiting || o.activity.since < longest.since)) longest = o.activity;
         }
         return longest;
@@ -462,7 +465,8 @@ inline void connect_ring(Ctx& ctx, Comm& comm) {
             const int previous = (g.rank + size - 1) % size, next = (g.rank + 1) % size;
             const bool lower = in_round(g.rank), upper = !lower && in_round(previous);
             auto edge = std::make_unique<detail::Edge>();
-            edge->sends = lower == forward, edge->peer = lower ? next : previous;
+            edge->sends = lower == forward;
+            edge->peer = lower ? next : previous;
             const int color = lower ? g.rank : upper ? previous : NCCL_SPLIT_NOCOLOR;
             NCCL(ncclCommSplit(g.own.comm, color, edge->sends ? 0 : 1, &edge->comm, nullptr));
             if (!lower && !upper) continue;

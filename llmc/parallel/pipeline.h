@@ -161,7 +161,8 @@ inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, 
                 L, units == L ? "" : ", even with the embedding or the head counted,", n_stages, units);
         std::vector<int> layers(n_stages, units / n_stages);
         for (int i = 0; i < units % n_stages; i++) layers[n_stages - 2 - i]++;
-        layers.front() -= count_embedding, layers.back() -= count_head;
+        layers.front() -= count_embedding;
+        layers.back() -= count_head;
         return layers;
     }
 
@@ -217,7 +218,8 @@ inline Timeline simulate_schedules(const std::vector<std::vector<PipelineEvent>>
         backward_end = forward_end;
 
     Timeline t;
-    t.start.resize(pp), t.duration.resize(pp);
+    t.start.resize(pp);
+    t.duration.resize(pp);
     std::vector<double> free_at(pp, 0);
     double work = 0;
     for (bool progress = true; progress;) {
@@ -233,9 +235,11 @@ inline Timeline simulate_schedules(const std::vector<std::vector<PipelineEvent>>
                 if (input == never) break;
                 const double start = std::max(free_at[rank], input + (local ? 0 : p2p));
                 const double duration = is_forward ? forward[stage] : backward[stage];
-                t.start[rank].push_back(start), t.duration[rank].push_back(duration);
+                t.start[rank].push_back(start);
+                t.duration[rank].push_back(duration);
                 (is_forward ? forward_end : backward_end)[stage][i] = free_at[rank] = start + duration;
-                t.total = std::max(t.total, start + duration), work += duration;
+                t.total = std::max(t.total, start + duration);
+                work += duration;
                 progress = true;
             }
         }
@@ -311,7 +315,10 @@ inline std::string draw_pipeline(int pp, int vpp, int micro_batches, double simu
               format("%d micro-batch%s per step", micro_batches, micro_batches == 1 ? "" : "es"));
     const int rows = 16;  // with more ranks, the first and the last 8 are drawn
     for (int rank = 0; rank < pp; rank++) {
-        if (pp > rows && rank == rows / 2) out += "...\n", rank = pp - rows / 2;
+        if (pp > rows && rank == rows / 2) {
+            out += "...\n";
+            rank = pp - rows / 2;
+        }
         std::string row(total, '.');
         const std::vector<PipelineEvent> events = pipeline_schedule(pp, rank, vpp, micro_batches);
         for (size_t i = 0; i < events.size(); i++) {

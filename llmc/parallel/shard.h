@@ -73,7 +73,10 @@ public:
             size_t n = spec->size();
             if (spec->copy || (spec->replicated && tp_rank > 0)) n = 0;
             if (tp_rank % spec->replicas) n -= (size_t)spec->replicated_rows * spec->cols;
-            if (n > 0) add(gap ? spec->offset : counted_to, spec->offset + n), counted_to = spec->offset + n;
+            if (n > 0) {
+                add(gap ? spec->offset : counted_to, spec->offset + n);
+                counted_to = spec->offset + n;
+            }
             gap = n < spec->size();
         }
         return ranges;

@@ -85,7 +85,8 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         const double now = monotonic_seconds();
         waited_[current_.group] += now - current_.since;
-        current_.waiting = false, current_.since = now;
+        current_.waiting = false;
+        current_.since = now;
     }
     // Seconds that this rank has waited for others so far, by group.
     std::map<std::string, double> waited() const {
@@ -312,7 +313,8 @@ struct WorldState {
         size_t total = 0;
         for (int r = 0; r < size; r++) {
             check_header(header, rank, headers[r], r);
-            lengths[r] = (int)headers[r].bytes, starts[r] = (int)total;
+            lengths[r] = (int)headers[r].bytes;
+            starts[r] = (int)total;
             total += headers[r].bytes;
         }
         CHECK(total <= INT_MAX, "%zu bytes are not a small message", total);
@@ -331,7 +333,8 @@ struct WorldState {
     }
 
     [[noreturn]] void end_run(int status) {
-        signal(SIGALRM, SIG_DFL), alarm(20);  // this process ends even if something below hangs
+        signal(SIGALRM, SIG_DFL);
+        alarm(20);  // this process ends even if something below hangs
         if (status == 0) status = 1;
         fflush(nullptr);
 #if HAVE_MPI
@@ -383,7 +386,9 @@ struct WorldState {
                 if (now.waiting && monotonic_seconds() - now.since > timeout) report(now);
             }
             Activity end = last;
-            end.operation = "the end", end.group.clear(), end.waiting = false;
+            end.operation = "the end";
+            end.group.clear();
+            end.waiting = false;
             write_status(end);
         });
     }

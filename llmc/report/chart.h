@@ -36,9 +36,13 @@ public:
         y = drawable(y);
         if (buckets_.empty() || buckets_.back().key != x / stride_) buckets_.push_back({x / stride_, 0, 0, 0, y, y});
         Bucket& b = buckets_.back();
-        b.n++, b.sum_x += (double)x, b.sum_y += y;
-        b.low = std::min(b.low, y), b.high = std::max(b.high, y);
-        last_x_ = x, last_ = y;
+        b.n++;
+        b.sum_x += (double)x;
+        b.sum_y += y;
+        b.low = std::min(b.low, y);
+        b.high = std::max(b.high, y);
+        last_x_ = x;
+        last_ = y;
         while (buckets_.size() > max_parts) halve();
     }
 
@@ -79,8 +83,11 @@ private:
                 continue;
             }
             Bucket& a = buckets_[kept - 1];
-            a.n += b.n, a.sum_x += b.sum_x, a.sum_y += b.sum_y;
-            a.low = std::min(a.low, b.low), a.high = std::max(a.high, b.high);
+            a.n += b.n;
+            a.sum_x += b.sum_x;
+            a.sum_y += b.sum_y;
+            a.low = std::min(a.low, b.low);
+            a.high = std::max(a.high, b.high);
         }
         buckets_.resize(kept);
     }
@@ -99,8 +106,10 @@ inline std::vector<CurvePart> thinned(const std::vector<CurvePart>& parts, size_
         const size_t to = std::min(parts.size(), from + every);
         CurvePart sum = {0, 0, INFINITY, -INFINITY};
         for (size_t i = from; i < to; i++) {
-            sum.x += parts[i].x / (double)(to - from), sum.y += parts[i].y / (double)(to - from);
-            sum.low = std::min(sum.low, parts[i].low), sum.high = std::max(sum.high, parts[i].high);
+            sum.x += parts[i].x / (double)(to - from);
+            sum.y += parts[i].y / (double)(to - from);
+            sum.low = std::min(sum.low, parts[i].low);
+            sum.high = std::max(sum.high, parts[i].high);
         }
         out.push_back(sum);
     }
@@ -118,7 +127,8 @@ inline std::vector<CurvePart> smoothed(std::vector<CurvePart> parts) {
         double sum = 0, weights = 0;
         for (size_t i = from; i < raw.size() && raw[i].x <= at.x + 3 * sigma; i++) {
             const double z = (raw[i].x - at.x) / sigma, weight = std::exp(-0.5 * z * z);
-            sum += weight * raw[i].y, weights += weight;
+            sum += weight * raw[i].y;
+            weights += weight;
         }
         at.y = sum / weights;
     }
@@ -129,7 +139,8 @@ inline std::vector<CurvePart> smoothed(std::vector<CurvePart> parts) {
 // Valid ends for an axis, whatever the data: finite, in order, and far enough apart that tick labels differ.
 inline std::pair<double, double> axis_ends(double lo, double hi) {
     if (!(lo <= hi)) return {0, 1};  // there are no data, or an end is not a number
-    lo = drawable(lo), hi = drawable(hi);
+    lo = drawable(lo);
+    hi = drawable(hi);
     if (hi - lo < 1e-100 || hi - lo < 1e-9 * std::max(std::fabs(lo), std::fabs(hi)))
         hi = lo + (std::fabs(lo) < 1e-12 ? 1e-12 : 0.1 * std::fabs(lo));
     return {lo, hi};
@@ -247,7 +258,10 @@ inline Frame frame_of(const Chart& c) {
     double first = INFINITY, last = -INFINITY;
     for (const Series& s : c.series)
         for (const CurvePart& p : s.parts)
-            if (drawn(p)) first = std::min(first, p.x), last = std::max(last, p.x);
+            if (drawn(p)) {
+                first = std::min(first, p.x);
+                last = std::max(last, p.x);
+            }
     if (first < 0.05 * last) first = std::min(first, 0.0);  // show 0, where a run starts, although its first record is step 1
     const auto [x0, x1] = axis_ends(first, last);
     const auto [y0, y1] = c.logarithmic ? log_axis_ends(c.lo, c.hi) : axis_ends(c.lo, c.hi);

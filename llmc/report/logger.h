@@ -91,16 +91,19 @@ inline void put_number(nlohmann::ordered_json& j, const char* key, double x) {
 inline nlohmann::ordered_json to_json(const StepStats& s) {
     nlohmann::ordered_json j = {
         {"kind", "step"}, {"step", s.step}, {"consumed_samples", s.consumed_samples}, {"tokens", s.tokens}};
-    put_number(j, "loss", s.loss), put_number(j, "z_loss", s.z_loss), put_number(j, "grad_norm", s.grad_norm),
-        put_number(j, "lr", s.lr);
+    put_number(j, "loss", s.loss);
+    put_number(j, "z_loss", s.z_loss);
+    put_number(j, "grad_norm", s.grad_norm);
+    put_number(j, "lr", s.lr);
     j["global_batch"] = s.global_batch;
     // round to microseconds, which are precise enough and print shorter
-    put_number(j, "step_ms", std::round(s.step_ms * 1e3) / 1e3),
-        put_number(j, "tokens_per_s", std::round(s.tokens_per_s * 10) / 10);
+    put_number(j, "step_ms", std::round(s.step_ms * 1e3) / 1e3);
+    put_number(j, "tokens_per_s", std::round(s.tokens_per_s * 10) / 10);
     if (s.model_tflops > 0) put_number(j, "model_tflops", s.model_tflops);
     if (s.mfu >= 0) put_number(j, "mfu", std::round(s.mfu * 1e5) / 1e5);
     if (s.memory_bytes > 0) j["memory_bytes"] = s.memory_bytes;
-    put_number(j, "lse_mean", s.lse_mean), put_number(j, "lse_max", s.lse_max);
+    put_number(j, "lse_mean", s.lse_mean);
+    put_number(j, "lse_max", s.lse_max);
     j["skipped"] = s.skipped;
     for (const auto& [group, ms] : s.waiting_ms) j["waiting_ms"][group] = std::round(ms * 1e3) / 1e3;
     return j;
@@ -168,7 +171,8 @@ public:
             // the plain mean at first, then over the last 100 or so
             seconds_ = n_ <= 2 ? each : seconds_ + (each - seconds_) / std::min<double>(n_ - 1, 100);
         }
-        last_time_ = now, last_done_ = done;
+        last_time_ = now;
+        last_done_ = done;
     }
     double seconds_left(double total) const { return n_ > 0 && total > 0 ? std::max(0.0, total - last_done_) * seconds_ : NAN; }
 
@@ -263,7 +267,9 @@ public:
                                         {"total_steps", info.total_steps},
                                         {"total_samples", info.total_samples}};
             put_number(j, "unigram_loss", info.unigram_loss);
-            j["summary"] = info.summary, j["machine"] = info.machine, j["options"] = info.options;
+            j["summary"] = info.summary;
+            j["machine"] = info.machine;
+            j["options"] = info.options;
             record(j);
         });
         refresh_report(true);
@@ -296,8 +302,10 @@ public:
         const bool best = loss < records_.best_valid;
         attempt("the log", [&] {
             nlohmann::ordered_json j = {{"kind", "valid"}, {"step", step}};
-            put_number(j, "loss", loss), put_number(j, "perplexity", std::exp(loss));
-            j["tokens"] = tokens, j["ms"] = std::round(ms * 10) / 10;
+            put_number(j, "loss", loss);
+            put_number(j, "perplexity", std::exp(loss));
+            j["tokens"] = tokens;
+            j["ms"] = std::round(ms * 10) / 10;
             for (const auto& [name, set_loss] : sets) {
                 if (std::isfinite(set_loss)) j["sets"][name] = set_loss;
                 else j["sets"][name] = nullptr;
@@ -367,7 +375,8 @@ private:
 
     void print(const std::string& line) {
         StatusLine::clear_any();
-        fprintf(console_, "%s\n", line.c_str()), fflush(console_);
+        fprintf(console_, "%s\n", line.c_str());
+        fflush(console_);
     }
     // On a terminal: wrapped and indented by so many columns; `head` takes the indent's place on the first line.
     void print(const std::string& text, Style style, int indent = 0, const std::string& head = "") {
@@ -425,7 +434,8 @@ private:
         int64_t passed_over = 0;
         const LogCut cut = cut_log(path, step);
         records_ = read_log(path, &passed_over);
-        last_.tokens = RunLog::whole(records_.newest["tokens"]), last_.loss = records_.newest["loss"];
+        last_.tokens = RunLog::whole(records_.newest["tokens"]);
+        last_.loss = records_.newest["loss"];
         // The run's time continues from the end of its earlier part, including its last validation and save if there were any.
         if (const double before = std::fmax(records_.newest["seconds"], cut.end_seconds); before > 0) start_ -= before;
         if (const int64_t lines = cut.others + passed_over; lines > 0)
@@ -513,9 +523,14 @@ private:
             return;
         }
         const std::vector<StepColumn> columns = columns_that_fit(columns_, width_());
-        for (const StepColumn& c : columns)
-            header += "  " + pad_left(c.title, c.width), line += "  " + pad_left(c.cell(s, eta), c.width);
-        if (lines_ % header_every == 0 || columns.size() != columns_shown_) print(paint_.dim(header)), lines_ = 0;
+        for (const StepColumn& c : columns) {
+            header += "  " + pad_left(c.title, c.width);
+            line += "  " + pad_left(c.cell(s, eta), c.width);
+        }
+        if (lines_ % header_every == 0 || columns.size() != columns_shown_) {
+            print(paint_.dim(header));
+            lines_ = 0;
+        }
         columns_shown_ = columns.size();
         if (!stays) return status_.show(line);
         if (skipped && display_width(line) + 9 < width_()) line += "  skipped";

@@ -112,8 +112,10 @@ struct RunLog {
     bool add(const json& j) {
         const std::string kind = text(j, "kind");
         if (!is_record(j)) return false;
-        if (kind == "run") *this = RunLog(), run = j;
-        else if (kind == "change") add_changes(j);
+        if (kind == "run") {
+            *this = RunLog();
+            run = j;
+        } else if (kind == "change") add_changes(j);
         else if (kind == "step") add_step(step_numbers(j));
         else if (kind == "valid") add_valid(j);
         else if (kind == "health") health = j;
@@ -184,7 +186,10 @@ private:
         if (j.contains("sets") && j["sets"].is_object())
             for (const auto& [name, value] : j["sets"].items())
                 if (Curve* curve = valid_set(name); curve && value.is_number()) curve->add(step, value.get<double>());
-        if (loss < best_valid) best_valid = loss, best_step = step;
+        if (loss < best_valid) {
+            best_valid = loss;
+            best_step = step;
+        }
     }
     // When there are too many, every second sample is dropped, so that those left cover the whole run.
     void add_sample(const json& j) {
@@ -195,7 +200,10 @@ private:
         samples = kept;
     }
     void add_event(const json& j) {
-        if (events.size() >= max_events) events.erase(events.begin()), events_dropped++;
+        if (events.size() >= max_events) {
+            events.erase(events.begin());
+            events_dropped++;
+        }
         events.push_back(j);
         const std::string event = text(j, "event");
         const int64_t step = whole(j, "step");
@@ -277,13 +285,17 @@ inline LogCut cut_log(const std::string& path, int64_t step) {
             std::from_chars(line.data() + step_start.size(), line.data() + line.size(), of);
         if (!RunLog::is_step(of)) {
             const RunLog::json j = RunLog::parse(line);
-            kind = RunLog::text(j, "kind"), of = (double)RunLog::whole(j, "step");
+            kind = RunLog::text(j, "kind");
+            of = (double)RunLog::whole(j, "step");
             if (kind == "run") end_seconds = NAN;
             if (kind == "end" && of == (double)step) end_seconds = RunLog::number(j, "seconds");
         }
         const bool goes = kind.empty() || kind == "end" || of > (double)step;
-        if (kind == "run" || (kind == "step" && !goes)) cut = -1, others = 0, late.clear();
-        else if (cut < 0 && goes) cut = start;
+        if (kind == "run" || (kind == "step" && !goes)) {
+            cut = -1;
+            others = 0;
+            late.clear();
+        } else if (cut < 0 && goes) cut = start;
         else if (cut >= 0 && !goes) late.append(line) += '\n';
         others += cut >= 0 && kind.empty();
     });
@@ -308,18 +320,25 @@ inline void set_range(Chart& c, double below, double above) {
             if (s.pale || s.parts.empty()) continue;
             const double from = s.parts.size() < 50 ? -INFINITY : s.parts[0].x + skip * (s.parts.back().x - s.parts[0].x);
             for (const CurvePart& p : s.parts)
-                if (p.x >= from) lo = std::min(lo, p.low), hi = std::max(hi, p.high);
+                if (p.x >= from) {
+                    lo = std::min(lo, p.low);
+                    hi = std::max(hi, p.high);
+                }
         }
         return std::pair{lo, hi};
     };
     const double all_hi = range(0).second;
     std::tie(c.lo, c.hi) = range(c.skip);
     if (all_hi - c.lo < 1.3 * (c.hi - c.lo)) c.hi = all_hi;
-    if (std::isfinite(c.baseline)) c.lo = std::min(c.lo, c.baseline), c.hi = std::max(c.hi, c.baseline);
+    if (std::isfinite(c.baseline)) {
+        c.lo = std::min(c.lo, c.baseline);
+        c.hi = std::max(c.hi, c.baseline);
+    }
     if (c.from_zero) c.lo = std::min(c.lo, 0.0);
     std::tie(c.lo, c.hi) = axis_ends(c.lo, c.hi);
     const double length = c.hi - c.lo;
-    c.lo -= c.from_zero ? 0 : below * length, c.hi += above * length;
+    c.lo -= c.from_zero ? 0 : below * length;
+    c.hi += above * length;
 }
 
 // In a comparison each run has its color; on a run's own page each quantity has one.
@@ -334,8 +353,12 @@ inline std::vector<CurvePart> shared_parts(const std::vector<NamedRun>& runs, co
 // Training loss; for a single run also its validation loss, the unigram baseline and notable events.
 inline Chart loss_chart(const std::vector<NamedRun>& runs, int width, int height) {
     Chart c;
-    c.id = "loss", c.title = runs.size() == 1 ? "Loss" : "Training loss", c.width = width, c.height = height;
-    c.decimals = 3, c.skip = 0.04;
+    c.id = "loss";
+    c.title = runs.size() == 1 ? "Loss" : "Training loss";
+    c.width = width;
+    c.height = height;
+    c.decimals = 3;
+    c.skip = 0.04;
     for (size_t i = 0; i < runs.size(); i++)
         c.series.push_back({runs.size() == 1 ? "train" : runs[i].name, style_of(runs, i, "train"),
                             shared_parts(runs, runs[i].log->curve("loss")), true, false, false, false, (int)i});
@@ -344,8 +367,10 @@ inline Chart loss_chart(const std::vector<NamedRun>& runs, int width, int height
         if (!log.valid.empty()) c.series.push_back({"validation", "valid", log.valid.parts(), false, true});
         for (const std::vector<CurvePart>& parts : log.abandoned)
             c.series.push_back({"", "abandoned", parts, false, false, false, true});
-        c.marks = log.nonfinite_steps, c.notes = log.notes;
-        c.baseline = RunLog::number(log.run, "unigram_loss"), c.baseline_name = "unigram";
+        c.marks = log.nonfinite_steps;
+        c.notes = log.notes;
+        c.baseline = RunLog::number(log.run, "unigram_loss");
+        c.baseline_name = "unigram";
     }
     set_range(c, 0.05, 0.05);
     return c;
@@ -354,7 +379,10 @@ inline Chart loss_chart(const std::vector<NamedRun>& runs, int width, int height
 // For a single run with several validation datasets: the loss on each.
 inline Chart valid_sets_chart(const RunLog& log) {
     Chart c;
-    c.id = "valid_sets", c.title = "Validation loss by data set", c.decimals = 3, c.skip = 0.04;
+    c.id = "valid_sets";
+    c.title = "Validation loss by data set";
+    c.decimals = 3;
+    c.skip = 0.04;
     for (const auto& [name, curve] : log.valid_sets)
         c.series.push_back({name, format("run%zu", c.series.size() % 8), curve.parts(), false, true});
     set_range(c, 0.05, 0.05);
@@ -371,7 +399,9 @@ inline std::vector<Chart> validation_charts(const std::vector<NamedRun>& runs) {
     std::vector<Chart> charts;
     for (const std::string& set : sets) {
         Chart c;
-        c.id = format("valid%zu", charts.size()), c.decimals = 3, c.skip = 0.04;
+        c.id = format("valid%zu", charts.size());
+        c.decimals = 3;
+        c.skip = 0.04;
         c.title = set.empty() ? "Validation loss" : "Validation loss, " + set;
         bool any = false;
         for (size_t i = 0; i < runs.size(); i++) {
@@ -405,14 +435,23 @@ constexpr Quantity quantities[] = {{"lr", "Learning rate", 1, false, true, false
 
 inline Chart quantity_chart(const std::vector<NamedRun>& runs, Quantity q) {
     Chart c;
-    c.id = q.field, c.title = q.title, c.from_zero = q.from_zero, c.skip = q.smooth ? 0.005 : 0;
+    c.id = q.field;
+    c.title = q.title;
+    c.from_zero = q.from_zero;
+    c.skip = q.smooth ? 0.005 : 0;
     if (c.id == "memory_bytes" && std::all_of(runs.begin(), runs.end(), [](const NamedRun& run) {
             return !(run.log->curve("memory_bytes").last() >= 1 << 30);
-        }))
-        q.scale = 1.0 / (1 << 20), c.title = "Memory in use, MiB";
+        })) {
+        q.scale = 1.0 / (1 << 20);
+        c.title = "Memory in use, MiB";
+    }
     for (size_t i = 0; i < runs.size(); i++) {
         std::vector<CurvePart> parts = shared_parts(runs, runs[i].log->curve(q.field));
-        for (CurvePart& p : parts) p.y *= q.scale, p.low *= q.scale, p.high *= q.scale;
+        for (CurvePart& p : parts) {
+            p.y *= q.scale;
+            p.low *= q.scale;
+            p.high *= q.scale;
+        }
         c.series.push_back({runs.size() == 1 ? c.title : runs[i].name, style_of(runs, i, "other"), parts, q.smooth, false,
                             q.steps, false, (int)i});
     }
@@ -420,8 +459,15 @@ inline Chart quantity_chart(const std::vector<NamedRun>& runs, Quantity q) {
     if (q.field == std::string_view("grad_norm")) {
         double lo = INFINITY, hi = 0;
         for (const Series& s : c.series)
-            for (const CurvePart& p : s.parts) lo = std::min(lo, p.low), hi = std::max(hi, p.high);
-        if (lo > 0 && hi > 20 * lo) c.logarithmic = true, c.lo = lo / 1.2, c.hi = hi * 1.2;
+            for (const CurvePart& p : s.parts) {
+                lo = std::min(lo, p.low);
+                hi = std::max(hi, p.high);
+            }
+        if (lo > 0 && hi > 20 * lo) {
+            c.logarithmic = true;
+            c.lo = lo / 1.2;
+            c.hi = hi * 1.2;
+        }
     }
     return c;
 }
@@ -758,7 +804,10 @@ inline std::string whole_page(const std::string& title, const std::vector<NamedR
     if (std::any_of(runs.begin(), runs.end(), [](const NamedRun& run) { return run.log->has_steps(); })) {
         charts.push_back(loss_chart(runs, 1148, 380));
         out += report_controls + chart_card(charts[0]) + "<section class=\"pair\">\n";
-        for (Chart& c : small_charts(runs)) out += chart_card(c), charts.push_back(std::move(c));
+        for (Chart& c : small_charts(runs)) {
+            out += chart_card(c);
+            charts.push_back(std::move(c));
+        }
         out += "</section>\n";
     } else {
         out += "<p class=\"card empty\">No step is done yet; the curves appear here.</p>\n";

@@ -60,7 +60,10 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
         const TensorView* t = files.find(name);
         // GPT-2's and BLOOM's published files leave out the prefix that transformers writes.
         const std::string prefix = "transformer.";
-        if (!t && name.compare(0, prefix.size(), prefix) == 0) name = name.substr(prefix.size()), t = files.find(name);
+        if (!t && name.compare(0, prefix.size(), prefix) == 0) {
+            name = name.substr(prefix.size());
+            t = files.find(name);
+        }
         used.insert(name);
         return t;
     };
@@ -127,8 +130,13 @@ public:
         for (const TensorSpec& spec : whole.rows)
             for (const HfTensor& t : spec.hf) {
                 const Part part = {&spec, &t};
-                if (in_shard > 0 && in_shard + bytes_of(part) > shard_bytes) shards.emplace_back(), in_shard = 0;
-                shards.back().push_back(part), in_shard += bytes_of(part), total += bytes_of(part);
+                if (in_shard > 0 && in_shard + bytes_of(part) > shard_bytes) {
+                    shards.emplace_back();
+                    in_shard = 0;
+                }
+                shards.back().push_back(part);
+                in_shard += bytes_of(part);
+                total += bytes_of(part);
             }
         nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}},
                                         {"weight_map", nlohmann::ordered_json::object()}};
@@ -146,11 +154,15 @@ public:
                 places_[t->name] = {i, at};
                 at += bytes_of(part);
             }
-            file.start = safetensors_start(header), file.bytes = file.start.size() + at;
+            file.start = safetensors_start(header);
+            file.bytes = file.start.size() + at;
             for (const Part& part : shards[i]) places_[part.second->name].offset += file.start.size();
             files.push_back(file);
         }
-        if (files.size() > 1) index_path = path + ".index.json", index_text = index.dump(2) + "\n";
+        if (files.size() > 1) {
+            index_path = path + ".index.json";
+            index_text = index.dump(2) + "\n";
+        }
     }
 
     // Creates the files with their full size, for tensors to be written into.
@@ -194,7 +206,8 @@ public:
     char* at(size_t file, size_t offset, size_t bytes) {
         if (file != file_ || offset != offset_ + buffer_.size() || buffer_.size() + bytes > most) {
             flush();
-            file_ = file, offset_ = offset;
+            file_ = file;
+            offset_ = offset;
         }
         buffer_.resize(buffer_.size() + bytes);
         return buffer_.data() + buffer_.size() - bytes;
@@ -311,7 +324,8 @@ inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX) {
     while (sum.bytes <= most && (n = read(fd, buffer.data(), buffer.size())) != 0) {
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) break;
-        sum.crc = crc32c(buffer.data(), (size_t)n, sum.crc), sum.bytes += (size_t)n;
+        sum.crc = crc32c(buffer.data(), (size_t)n, sum.crc);
+        sum.bytes += (size_t)n;
     }
     const int error = errno;
     close(fd);

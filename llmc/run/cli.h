@@ -45,7 +45,10 @@ inline double number_in_range(const std::string& name, const std::string& text, 
     }
     if (whole && used + 1 == text.size() && used > 0) {  // 10k, 2M, 1B
         const size_t suffix = std::string("kMB").find(text.back());
-        if (suffix != std::string::npos) value *= std::pow(1000.0, (double)suffix + 1), used++;
+        if (suffix != std::string::npos) {
+            value *= std::pow(1000.0, (double)suffix + 1);
+            used++;
+        }
     }
     const bool malformed = used == 0 || used != text.size() || !std::isfinite(value) || (whole && value != std::floor(value));
     const bool outside = value < allowed.low || value > allowed.high || (allowed.above && value == allowed.low);
@@ -132,8 +135,10 @@ inline std::vector<Given> read_config_file(const std::string& file) {
         if (const char quote = at(); quote == '"' || quote == '\'') {
             for (i++; at() != quote; i++) {
                 if (at() == '\n') wrong("has a text without its closing quote");
-                if (quote == '"' && at() == '\\') i++, value += at() == 'n' ? '\n' : at() == 't' ? '\t' : at();
-                else value += at();
+                if (quote == '"' && at() == '\\') {
+                    i++;
+                    value += at() == 'n' ? '\n' : at() == 't' ? '\t' : at();
+                } else value += at();
             }
             i++;
         } else {
@@ -146,7 +151,8 @@ inline std::vector<Given> read_config_file(const std::string& file) {
         const std::string where = format("%s:%zu", file.c_str(), line);
         Given given = {with_dashes(scalar("=\n#")), where, {}};
         if (skip(false); at() != '=') wrong("has no value");
-        i++, skip(false);
+        i++;
+        skip(false);
         if (at() == '[') {
             for (i++, skip(true); at() != ']'; skip(true)) {
                 if (i >= text.size()) wrong("has a list without its closing bracket");
@@ -223,7 +229,8 @@ struct Parser {
             }
             if (equals < word.size()) g.values.push_back(word.substr(equals + 1));
             if (word == "-h" || g.name == "help" || g.name == "help-all") {
-                help = true, all = all || g.name == "help-all";
+                help = true;
+                all = all || g.name == "help-all";
                 continue;
             }
             const Slot* slot = find(g.name);

@@ -34,7 +34,8 @@ inline Allowed list(int values = 0, const char* metavar = "VALUE") {
 }
 inline Allowed between(double low, double high) {
     Allowed a;
-    a.low = low, a.high = high;
+    a.low = low;
+    a.high = high;
     return a;
 }
 inline Allowed at_least(double low) { return between(low, std::numeric_limits<double>::infinity()); }

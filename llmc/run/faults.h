@@ -27,14 +27,17 @@ public:
         for (std::string word; words >> word;) {
             Fault fault;
             const char* at = word.c_str() + std::min(word.find('='), word.size() - 1) + 1;  // after the '='
-            fault.kind = word.substr(0, word.find('=')), fault.first = fault.last = number(at);
+            fault.kind = word.substr(0, word.find('='));
+            fault.first = fault.last = number(at);
             if (*at == '-') fault.last = number(++at);
             if (*at == ':') fault.rank = number(++at);
             std::string kinds;
             bool known = false;
             for (const char* k : {"noise", "nan-gradient", "flip-weight", "flip-norm", "flip-lower", "flip-exp-avg",
-                                  "flip-exp-avg-sq", "wrong-update", "flaky-gradient"})
-                known |= fault.kind == k, kinds += std::string(k) + ", ";
+                                  "flip-exp-avg-sq", "wrong-update", "flaky-gradient"}) {
+                known |= fault.kind == k;
+                kinds += std::string(k) + ", ";
+            }
             if (!known || *at || fault.first < 1 || fault.last < fault.first || fault.rank < 0)
                 fail("TRAIN_GPT_FAULTS has '%s'; it must be one of %sthen =BATCH[-LAST][:RANK]", word.c_str(), kinds.c_str());
             f.faults_.push_back(fault);

@@ -45,8 +45,11 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     const auto given = [](int& size, int value) {
         if (value) size = value;
     };
-    given(c.L, o.num_layers), given(c.C, o.hidden_size), given(c.F, o.ffn_hidden_size);
-    given(c.NKV, o.num_query_groups ? o.num_query_groups : o.num_attention_heads), given(c.NH, o.num_attention_heads);
+    given(c.L, o.num_layers);
+    given(c.C, o.hidden_size);
+    given(c.F, o.ffn_hidden_size);
+    given(c.NKV, o.num_query_groups ? o.num_query_groups : o.num_attention_heads);
+    given(c.NH, o.num_attention_heads);
     given(c.T, o.max_position_embeddings ? o.max_position_embeddings : from_directory ? 0 : o.seq_length);
     if (!o.normalization.empty()) c.norm = o.normalization == "RMSNorm" ? Norm::rmsnorm : Norm::layernorm;
     if (!o.position_embedding_type.empty())
@@ -57,7 +60,8 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     if (o.disable_bias_linear) c.bias = false;
     if (o.untie_embeddings_and_output_weights) c.tied = false;
     if (o.embed_layernorm) c.embedding_norm = true;
-    c.eps = o.norm_epsilon.value_or(c.eps), c.rope_base = o.rotary_base.value_or(c.rope_base),
+    c.eps = o.norm_epsilon.value_or(c.eps);
+    c.rope_base = o.rotary_base.value_or(c.rope_base);
     c.init_std = o.init_method_std.value_or(c.init_std);
     if (!c.F) c.F = c.activation == Activation::swiglu ? (8 * c.C / 3 + 63) / 64 * 64 : 4 * c.C;  // Megatron's defaults
     match_family(c);
@@ -87,9 +91,12 @@ inline RankLayout layout_of(const TrainOptions& o) {
 
 inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
     Fp8Recipe r;
-    r.on = !o.fp8_format.empty(), r.current = o.fp8_recipe == "current";
+    r.on = !o.fp8_format.empty();
+    r.current = o.fp8_recipe == "current";
     r.gradient = o.fp8_format == "e4m3" ? Fp8::e4m3 : Fp8::e5m2;
-    r.margin = o.fp8_margin, r.history = o.fp8_amax_history_len, r.most_recent = o.fp8_amax_compute_algo == "most_recent";
+    r.margin = o.fp8_margin;
+    r.history = o.fp8_amax_history_len;
+    r.most_recent = o.fp8_amax_compute_algo == "most_recent";
     return r;
 }
 
@@ -121,9 +128,14 @@ inline int64_t fp8_start(const TrainOptions& o, const TrainingState& s) {
 
 inline GuardOptions guard_options(const TrainOptions& o) {
     GuardOptions g;
-    g.policy = o.on_spike, g.loss_deviations = o.spike_loss_deviations, g.norm_factor = o.spike_grad_norm_factor;
-    g.window = o.spike_window, g.patience = o.spike_patience, g.max_rollbacks = o.max_rollbacks;
-    g.rollback_distance = o.rollback_distance, g.rollback_batches = o.rollback_batches;
+    g.policy = o.on_spike;
+    g.loss_deviations = o.spike_loss_deviations;
+    g.norm_factor = o.spike_grad_norm_factor;
+    g.window = o.spike_window;
+    g.patience = o.spike_patience;
+    g.max_rollbacks = o.max_rollbacks;
+    g.rollback_distance = o.rollback_distance;
+    g.rollback_batches = o.rollback_batches;
     return g;
 }
 
@@ -134,10 +146,18 @@ inline DataOptions data_options(const TrainOptions& o, const ModelConfig& c, con
     d.blend = parse_data_path(own && part == DataSplit::valid ? o.valid_data_path : o.data_path);
     if (own && d.blend.paths.size() == 1) d.blend.weights.clear();  // as Megatron
     d.validates = o.eval_iters > 0;
-    d.split = o.split, d.part = own ? DataSplit::whole : part;
-    d.T = o.seq_length, d.seed = (uint32_t)o.seed, d.n_samples = n_samples, d.vocab_size = c.V;
-    if (tokenizer) d.eod = tokenizer->eod_id(), d.tokenizer = tokenizer->identity();
-    d.reset_position_ids = o.reset_position_ids, d.reset_attention_mask = o.reset_attention_mask,
+    d.split = o.split;
+    d.part = own ? DataSplit::whole : part;
+    d.T = o.seq_length;
+    d.seed = (uint32_t)o.seed;
+    d.n_samples = n_samples;
+    d.vocab_size = c.V;
+    if (tokenizer) {
+        d.eod = tokenizer->eod_id();
+        d.tokenizer = tokenizer->identity();
+    }
+    d.reset_position_ids = o.reset_position_ids;
+    d.reset_attention_mask = o.reset_attention_mask;
     d.eod_mask_loss = o.eod_mask_loss;
     return d;
 }

@@ -75,11 +75,15 @@ struct LossesAndNorms {
     std::vector<double> losses, norms;
 
     size_t size() const { return losses.size(); }
-    void push(double loss, double norm) { losses.push_back(loss), norms.push_back(norm); }
+    void push(double loss, double norm) {
+        losses.push_back(loss);
+        norms.push_back(norm);
+    }
     void keep_latest(size_t n) {
         if (size() <= n) return;
         const auto excess = (int64_t)(size() - n);
-        losses.erase(losses.begin(), losses.begin() + excess), norms.erase(norms.begin(), norms.begin() + excess);
+        losses.erase(losses.begin(), losses.begin() + excess);
+        norms.erase(norms.begin(), norms.begin() + excess);
     }
     LossesAndNorms slice(size_t begin, size_t end) const {
         const auto b = (int64_t)begin, e = (int64_t)end;
@@ -164,14 +168,23 @@ public:
             return v;
         }
 
-        if (row_.length++ == 0) row_.step = step, row_.batch = batch;
+        if (row_.length++ == 0) {
+            row_.step = step;
+            row_.batch = batch;
+        }
         row_.normal = 0;
-        v.first_outlier_step = row_.step, v.first_outlier_batch = row_.batch;
+        v.first_outlier_step = row_.step;
+        v.first_outlier_batch = row_.batch;
         if (row_.length > 1) v.reason += format("; outlier %lld since step %lld", (long long)row_.length, (long long)row_.step);
         v.apply = v.kind == Verdict::spike && o_.policy == "warn";
         if (!v.apply) skipped_++;
-        if (v.kind == Verdict::spike) spikes_++, row_.nonfinite = 0;
-        else nonfinite_++, row_.nonfinite++;
+        if (v.kind == Verdict::spike) {
+            spikes_++;
+            row_.nonfinite = 0;
+        } else {
+            nonfinite_++;
+            row_.nonfinite++;
+        }
 
         if (o_.policy == "warn") judge_row_of_warnings(v, loss, grad_norm);
         else if (row_.length >= o_.patience) judge_row(v);
@@ -231,11 +244,16 @@ public:
         Guard g(o_);
         g.window_ = in.losses_and_norms("window");
         g.window_.keep_latest((size_t)o_.window);
-        g.row_.length = row.count("length"), g.row_.normal = row.count("normal"), g.row_.nonfinite = row.count("nonfinite");
-        g.row_.step = row.count("step"), g.row_.batch = row.count("batch");
+        g.row_.length = row.count("length");
+        g.row_.normal = row.count("normal");
+        g.row_.nonfinite = row.count("nonfinite");
+        g.row_.step = row.count("step");
+        g.row_.batch = row.count("batch");
         g.row_.spikes = row.losses_and_norms("spikes");
-        g.spikes_ = in.count("spikes"), g.nonfinite_ = in.count("nonfinite");
-        g.skipped_ = in.count("skipped"), g.rollbacks_ = in.count("rollbacks");
+        g.spikes_ = in.count("spikes");
+        g.nonfinite_ = in.count("nonfinite");
+        g.skipped_ = in.count("skipped");
+        g.rollbacks_ = in.count("rollbacks");
         in.require(g.row_.nonfinite + (int64_t)g.row_.spikes.size() <= g.row_.length, "its row is shorter than its outliers");
         in.require(g.row_.length <= g.spikes_ + g.nonfinite_, "its row is longer than all outliers");
         *this = std::move(g);
@@ -308,9 +326,13 @@ public:
     static constexpr size_t window = 64;
 
     void observe(int64_t step, double loss, double grad_norm, double moments) {
-        if (step != last_step_ + 1) latest_ = {}, moments_.clear();
+        if (step != last_step_ + 1) {
+            latest_ = {};
+            moments_.clear();
+        }
         last_step_ = step;
-        latest_.push(loss, grad_norm), moments_.push_back(moments);
+        latest_.push(loss, grad_norm);
+        moments_.push_back(moments);
         latest_.keep_latest(2 * window);
         if (moments_.size() > 2 * window) moments_.erase(moments_.begin());
         if (latest_.size() < 2 * window) return;
@@ -329,7 +351,9 @@ public:
     void restore(const nlohmann::json& state, const std::string& where) {
         const GuardStateReader in(state, where);
         Steadiness s;
-        s.steady_ = in.flag("steady"), s.last_step_ = in.count("last_step"), s.latest_ = in.losses_and_norms("latest");
+        s.steady_ = in.flag("steady");
+        s.last_step_ = in.count("last_step");
+        s.latest_ = in.losses_and_norms("latest");
         s.moments_ = in.numbers("moments");
         in.require(s.latest_.size() <= 2 * window, "it has more steps than two windows");
         in.require(s.moments_.size() == s.latest_.size(), "it has moments for another number of steps");

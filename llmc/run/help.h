@@ -84,7 +84,8 @@ template <class Value>
 OptionRow option_row(const char* field, const char* alias, const Value& value, const Allowed& allowed, const char* group,
                      const char* help) {
     OptionRow row = {option_name(field), alias, group, help, allowed.metavar, "", allowed, false, false};
-    row.flag = std::is_same_v<Value, bool>, row.several = std::is_same_v<Value, Strings>;
+    row.flag = std::is_same_v<Value, bool>;
+    row.several = std::is_same_v<Value, Strings>;
     if (row.flag) return row;
     const bool number = std::is_same_v<Value, double> || std::is_same_v<Value, OptionalDouble>;
     if (row.metavar.empty())

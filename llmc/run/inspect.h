@@ -16,8 +16,11 @@ namespace detail {
 inline void describe_tensors(Table& table, const SafetensorsReader& file, bool each) {
     std::map<std::string, std::pair<int64_t, size_t>> by_type;  // type -> tensors, bytes
     std::map<std::string, const TensorView*> sorted;
-    for (const auto& [name, t] : file.tensors())
-        by_type[t.dtype].first++, by_type[t.dtype].second += t.bytes, sorted[name] = &t;
+    for (const auto& [name, t] : file.tensors()) {
+        by_type[t.dtype].first++;
+        by_type[t.dtype].second += t.bytes;
+        sorted[name] = &t;
+    }
     for (const auto& [type, sum] : by_type) {
         table.row("tensors of type " + type, format("%lld, %s", (long long)sum.first, human_bytes((double)sum.second).c_str()));
         table.exact({{"tensors", sum.first}, {"bytes", sum.second}});
@@ -34,7 +37,8 @@ inline bool describe_files(Table& table, const std::string& dir) {
     const nlohmann::json manifest = has_manifest ? read_json(dir + "/" + manifest_name) : nlohmann::json::object();
     for (const std::string& name : files_below(dir)) {
         const auto bytes = std::filesystem::file_size(dir + "/" + name);
-        table.row(name, human_bytes((double)bytes)), table.exact(bytes);
+        table.row(name, human_bytes((double)bytes));
+        table.exact(bytes);
     }
     const bool checkpoint = std::filesystem::exists(dir + "/training");
     const std::string problem = !has_manifest ? "" : checkpoint ? verify_checkpoint(dir) : verify_directory(dir);
@@ -77,15 +81,23 @@ inline void describe_state(Table& table, const TrainingState& s) {
     table.row("step", with_commas(s.step) +
                           (s.step != s.updates ? format(" (%s not applied)", with_commas(s.step - s.updates).c_str()) : ""));
     table.exact(s.step);
-    table.row("samples", with_commas(s.consumed)), table.exact(s.consumed);
-    table.row("tokens", human_count((double)s.tokens)), table.exact(s.tokens);
-    table.row("loss", number(s.loss)), exact(s.loss);
-    table.row("validation loss", number(s.valid_loss)), exact(s.valid_loss);
-    table.row("written on", layout_text(s.layout)), table.exact(s.layout);
+    table.row("samples", with_commas(s.consumed));
+    table.exact(s.consumed);
+    table.row("tokens", human_count((double)s.tokens));
+    table.exact(s.tokens);
+    table.row("loss", number(s.loss));
+    exact(s.loss);
+    table.row("validation loss", number(s.valid_loss));
+    exact(s.valid_loss);
+    table.row("written on", layout_text(s.layout));
+    table.exact(s.layout);
     for (const auto& [key, value] : s.options.items())
         if (key == "data-path" || key == "lr" || key == "global-batch-size" || key == "seq-length" || key == "train-iters" ||
             key == "train-samples" || key == "seed")
-            if (value != 0 || key.compare(0, 6, "train-") != 0) table.row("--" + key, option_text(value)), table.exact(value);
+            if (value != 0 || key.compare(0, 6, "train-") != 0) {
+                table.row("--" + key, option_text(value));
+                table.exact(value);
+            }
 }
 
 inline bool inspect_model(Table& table, const std::string& dir) {
@@ -99,8 +111,10 @@ inline bool inspect_model(Table& table, const std::string& dir) {
         table.row("shape", format("%d layers, width %d, %d heads of %d (%d for keys and values), feed-forward %d", c.L, c.C,
                                   c.NH, c.HS(), c.NKV, c.F));
         table.exact({{"layers", c.L}, {"width", c.C}, {"heads", c.NH}, {"key_value_heads", c.NKV}, {"feed_forward", c.F}});
-        table.row("longest sequence", with_commas(c.T)), table.exact(c.T);
-        table.row("vocabulary", with_commas(c.V)), table.exact(c.V);
+        table.row("longest sequence", with_commas(c.T));
+        table.exact(c.T);
+        table.row("vocabulary", with_commas(c.V));
+        table.exact(c.V);
         table.row("parameters", format("%s (%s)", with_commas((int64_t)parameters.trained).c_str(),
                                        human_count((double)parameters.trained).c_str()));
         table.exact(parameters.trained);
@@ -166,17 +180,22 @@ inline bool inspect_data(Table& table, const std::string& path, const std::strin
     int64_t done = 0;
     for (int64_t d = 0; d < data.n_documents(); d++) {
         const int64_t length = data.length(d);
-        shortest = std::min(shortest, length), longest = std::max(longest, length);
+        shortest = std::min(shortest, length);
+        longest = std::max(longest, length);
         for (int64_t at = 0; at < length; at += 1 << 20) {
             tokens.resize((size_t)std::min<int64_t>(1 << 20, length - at));
             data.read(d, at, (int64_t)tokens.size(), tokens.data());
-            for (const int token : tokens) largest = std::max(largest, token), smallest = std::min(smallest, token);
+            for (const int token : tokens) {
+                largest = std::max(largest, token);
+                smallest = std::min(smallest, token);
+            }
         }
         progress.update(done += length);
     }
     progress.finish();
     table.row("kind", data.is_shards() ? "llm.c token shard" : "Megatron-LM .bin/.idx");
-    table.row("documents", with_commas(data.n_documents())), table.exact(data.n_documents());
+    table.row("documents", with_commas(data.n_documents()));
+    table.exact(data.n_documents());
     table.row("tokens", format("%s (%s)", with_commas(data.n_tokens()).c_str(), human_count((double)data.n_tokens()).c_str()));
     table.exact(data.n_tokens());
     if (data.n_tokens() > 0) {
@@ -184,7 +203,8 @@ inline bool inspect_data(Table& table, const std::string& path, const std::strin
                   format("%s to %s, %.1f on average", with_commas(shortest).c_str(), with_commas(longest).c_str(),
                          (double)data.n_tokens() / (double)data.n_documents()));
         table.exact({{"shortest", shortest}, {"longest", longest}});
-        table.row("token ids", format("%d to %d", smallest, largest)), table.exact({smallest, largest});
+        table.row("token ids", format("%d to %d", smallest, largest));
+        table.exact({smallest, largest});
     }
     describe_texts(table, data, tokenizer);
     return smallest >= 0;

@@ -56,7 +56,8 @@ inline void plan_for(gpu::Ctx& ctx, const TrainOptions& o) {
     std::string name = o.device;
     std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return (char)toupper(c); });
     ctx.name = name + " of the plan (--device); there is no GPU here";
-    ctx.capability = find_device(o.device).capability, ctx.memory_bytes = (size_t)planned_memory_bytes(o);
+    ctx.capability = find_device(o.device).capability;
+    ctx.memory_bytes = (size_t)planned_memory_bytes(o);
 }
 #else
 // Chooses the matrix unit of this rank. Returns what a checkpoint records; `before` is what the resumed checkpoint recorded.
@@ -83,7 +84,10 @@ inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> 
     std::vector<double> all(2 * (size_t)world.size());
     world.all_gather(mine, sizeof mine, all.data());
     peak.flops = peak.flops_in_fp8 = 0;
-    for (size_t i = 0; i < all.size(); i += 2) peak.flops += all[i], peak.flops_in_fp8 += all[i + 1];
+    for (size_t i = 0; i < all.size(); i += 2) {
+        peak.flops += all[i];
+        peak.flops_in_fp8 += all[i + 1];
+    }
     if (world.size() > 1) peak.name += format(", of %d ranks together", world.size());
     return peak;
 }

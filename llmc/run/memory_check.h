@@ -57,7 +57,10 @@ public:
         } mine = {stored_, sums(memory)};
         mine.now.copies = shards_.cut ? sum(memory.params, 0, table_.size) : mine.now.weights;
         std::vector<decltype(mine)> all = {mine};
-        if (world_) all.resize((size_t)mesh_.world.size), world_->all_gather(&mine, sizeof mine, all.data());
+        if (world_) {
+            all.resize((size_t)mesh_.world.size);
+            world_->all_gather(&mine, sizeof mine, all.data());
+        }
         for (size_t r = 0; r < all.size(); r++) {
             const Sums &stored = all[r].stored, &now = all[r].now;
             for (const auto& [name, sum] : {std::pair("the weights", &Sums::weights),
@@ -126,7 +129,8 @@ private:
         for (const Bucket& b : shards_.buckets) s.weights += sum(memory.params, b.mine, b.n);
         if (memory.lower) s.lower = sum(memory.lower, 0, shards_.size);
         const auto all = [&](const auto* moment) { return sum(moment, 0, shards_.size); };
-        s.m = memory.m.visit(all), s.v = memory.v.visit(all);
+        s.m = memory.m.visit(all);
+        s.v = memory.v.visit(all);
         return s;
     }
 

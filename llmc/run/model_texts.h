@@ -97,7 +97,8 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
         if (own) add(model_dir, name);
     }
     if (tokenizer) {
-        t.files["tokenizer.json"] = json, t.has_tokenizer = true;
+        t.files["tokenizer.json"] = json;
+        t.has_tokenizer = true;
         if (tokenizer->bos_id() >= 0) t.bos_token = tokenizer->token_bytes(tokenizer->bos_id());
         if (tokenizer->eod_id() >= 0) t.eos_token = tokenizer->token_bytes(tokenizer->eod_id());
     }

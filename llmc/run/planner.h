@@ -220,7 +220,9 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
     std::vector<StagePlan> stages;
     for (int s = 0, at = 0; s < (int)layers.size(); s++) {
         Part part;
-        part.tp = mesh.tp, part.first = s == 0, part.last = s == (int)layers.size() - 1;
+        part.tp = mesh.tp;
+        part.first = s == 0;
+        part.last = s == (int)layers.size() - 1;
         for (int i = 0; i < layers[(size_t)s]; i++) part.layers.push_back(at++);
         StagePlan stage;
         stage.layers = layers[(size_t)s];
@@ -269,27 +271,32 @@ inline Plan make_plan(const PlanInput& in) {
         s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half / (tp_link.gbs * giga);
         s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + s.head_flops / rate +
                              s.backward_halves * half / (tp_link.gbs * giga);
-        forward.push_back(s.forward_seconds), backward.push_back(s.backward_seconds);
+        forward.push_back(s.forward_seconds);
+        backward.push_back(s.backward_seconds);
     }
 
     // The pipeline. A message goes from one rank to another through the port of the sender.
     const bool pp_between = detail::slowest_link(in, in.pp, in.tp * dp).between_nodes;
     const double message = in.pp > 1 ? N * in.c.C * in.bytes_per_element / (cut ? in.tp : 1) : 0;
-    p.pipeline.between_nodes = pp_between, p.pipeline.gbs = pp_between ? in.inter_gbs : in.intra_gbs;
+    p.pipeline.between_nodes = pp_between;
+    p.pipeline.gbs = pp_between ? in.inter_gbs : in.intra_gbs;
     const double message_seconds = message / (p.pipeline.gbs * giga);
     const auto simulate = [&](double p2p) {
         return simulate_pipeline(in.pp, in.vpp, (int)p.micro_batches, forward, backward, p2p);
     };
     const Timeline timeline = simulate(message_seconds);
-    p.pipeline_seconds = timeline.total, p.bubble = timeline.bubble;
+    p.pipeline_seconds = timeline.total;
+    p.bubble = timeline.bubble;
     p.ideal_bubble = bubble_fraction(in.pp, in.vpp, (int)p.micro_batches);
     p.pipeline.exposed = in.pp > 1 ? timeline.total - simulate(0).total : 0;
 
     // Each pipeline rank: what it sends, and what it does after its last pass. The slowest one decides.
     const detail::Link dp_link = detail::slowest_link(in, dp, in.tp);
     const double bucket = in.bucket_elements ? (double)in.bucket_elements : std::max(40e6, 1e6 * dp);
-    p.tensor.between_nodes = tp_link.between_nodes, p.tensor.gbs = tp_link.gbs;
-    p.data.between_nodes = dp_link.between_nodes, p.data.gbs = dp_link.gbs;
+    p.tensor.between_nodes = tp_link.between_nodes;
+    p.tensor.gbs = tp_link.gbs;
+    p.data.between_nodes = dp_link.between_nodes;
+    p.data.gbs = dp_link.gbs;
     double slowest = -1;
     for (int rank = 0; rank < in.pp; rank++) {
         double parameters = 0, sent = 0, halves = 0;
@@ -299,9 +306,14 @@ inline Plan make_plan(const PlanInput& in) {
             halves += p.stages[(size_t)s].forward_halves + p.stages[(size_t)s].backward_halves;
             sent += m * ((s > 0) + (s < last));
         }
-        if (m * halves * half > p.tensor.bytes)
-            p.tensor.bytes = m * halves * half, p.tensor.messages = (int64_t)(m * halves / (cut ? 1 : 2));
-        if (sent * message > p.pipeline.bytes) p.pipeline.bytes = sent * message, p.pipeline.messages = (int64_t)sent;
+        if (m * halves * half > p.tensor.bytes) {
+            p.tensor.bytes = m * halves * half;
+            p.tensor.messages = (int64_t)(m * halves / (cut ? 1 : 2));
+        }
+        if (sent * message > p.pipeline.bytes) {
+            p.pipeline.bytes = sent * message;
+            p.pipeline.messages = (int64_t)sent;
+        }
 
         const double part = (double)(dp - 1) / dp, buckets = std::ceil(parameters / bucket);
         const double of_gradient = (double)in.gradient_bytes;
@@ -321,7 +333,8 @@ inline Plan make_plan(const PlanInput& in) {
         slowest = waiting + update;
         p.data.bytes = parameters * part * (of_gradient + (in.zero ? (double)in.bytes_per_element : of_gradient));
         p.data.messages = dp > 1 ? (int64_t)buckets * (in.zero ? 2 : 1) : 0;
-        p.data.exposed = waiting, p.update_seconds = update;
+        p.data.exposed = waiting;
+        p.update_seconds = update;
     }
     if (in.c.tied && in.pp > 1) {  // an all-reduce of two sends one half of the matrix each way, twice
         p.embedding = {(double)in.gradient_bytes * in.c.Vp / in.tp * in.c.C, 1, pp_between, p.pipeline.gbs, 0, 0};
@@ -348,16 +361,30 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
                             int64_t global_batch, size_t bytes_per_element) {
     const Device d = find_device(o.device);
     PlanInput in;
-    in.c = c, in.world = world, in.tp = o.tensor_model_parallel_size, in.pp = o.pipeline_model_parallel_size;
-    in.vpp = o.num_virtual_stages_per_pipeline_rank, in.sequence_parallel = !o.no_sequence_parallel, in.zero = o.zero;
-    in.B = o.micro_batch_size, in.T = o.seq_length, in.global_batch = global_batch, in.recompute = o.recompute_granularity;
-    in.layers = layers, in.bucket_elements = o.ddp_bucket_size, in.bytes_per_element = bytes_per_element;
-    in.device = d.name, in.efficiency = o.device_efficiency, in.node_size = o.node_size;
+    in.c = c;
+    in.world = world;
+    in.tp = o.tensor_model_parallel_size;
+    in.pp = o.pipeline_model_parallel_size;
+    in.vpp = o.num_virtual_stages_per_pipeline_rank;
+    in.sequence_parallel = !o.no_sequence_parallel;
+    in.zero = o.zero;
+    in.B = o.micro_batch_size;
+    in.T = o.seq_length;
+    in.global_batch = global_batch;
+    in.recompute = o.recompute_granularity;
+    in.layers = layers;
+    in.bucket_elements = o.ddp_bucket_size;
+    in.bytes_per_element = bytes_per_element;
+    in.device = d.name;
+    in.efficiency = o.device_efficiency;
+    in.node_size = o.node_size;
     in.gradient_bytes = o.main_grads_dtype == "bf16" ? 2 : 4;
     for (const std::string* dtype : {&o.exp_avg_dtype, &o.exp_avg_sq_dtype}) in.moment_bytes -= *dtype == "bf16" ? 2 : 0;
     if (!o.fp8_format.empty()) in.layer_speedup = o.device_fp8_speedup;
-    in.tflops = o.device_tflops.value_or(d.tflops), in.memory_gbs = o.device_memory_gbs.value_or(d.memory_gbs);
-    in.intra_gbs = o.intra_node_gbs.value_or(d.intra_gbs), in.inter_gbs = o.inter_node_gbs.value_or(d.inter_gbs);
+    in.tflops = o.device_tflops.value_or(d.tflops);
+    in.memory_gbs = o.device_memory_gbs.value_or(d.memory_gbs);
+    in.intra_gbs = o.intra_node_gbs.value_or(d.intra_gbs);
+    in.inter_gbs = o.inter_node_gbs.value_or(d.inter_gbs);
     return in;
 }
 
@@ -392,12 +419,14 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
     TrainOptions least = o;  // the least memory on these ranks, apart from the micro-batch
     std::string words;
     if (memory_is_host && !o.save_in_foreground) {
-        least.save_in_foreground = true, words += "--save-in-foreground ";
+        least.save_in_foreground = true;
+        words += "--save-in-foreground ";
         fits("--save-in-foreground", least, ranks);
     }
     if (!o.zero) {
         TrainOptions p = o;
-        p.zero = least.zero = 1, words += "--zero 1 ";
+        p.zero = least.zero = 1;
+        words += "--zero 1 ";
         fits("--zero 1", p, ranks);
     }
     for (const char* policy : {"selective", "full"}) {
@@ -407,15 +436,20 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
         if (fits(std::string("--recompute ") + policy, p, ranks)) break;
     }
     smaller_micro_batch(o, "");
-    if (o.recompute_granularity != "full") least.recompute_granularity = "full", words += "--recompute full ";
+    if (o.recompute_granularity != "full") {
+        least.recompute_granularity = "full";
+        words += "--recompute full ";
+    }
     if (found.empty() && !words.empty() && !fits(words.substr(0, words.size() - 1), least, ranks))
         smaller_micro_batch(least, words);
     if (found.empty() && (o.exp_avg_dtype != "bf16" || o.exp_avg_sq_dtype != "bf16")) {
-        least.exp_avg_dtype = least.exp_avg_sq_dtype = "bf16", words += "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 ";
+        least.exp_avg_dtype = least.exp_avg_sq_dtype = "bf16";
+        words += "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 ";
         if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
     }
     if (found.empty() && o.main_grads_dtype != "bf16") {
-        least.main_grads_dtype = "bf16", words += "--main-grads-dtype bf16 ";
+        least.main_grads_dtype = "bf16";
+        words += "--main-grads-dtype bf16 ";
         if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
     }
     if (memory_is_host) return found;
@@ -425,7 +459,8 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
         for (int tp = 1; tp <= more && tp * o.tensor_model_parallel_size <= std::min(8, o.node_size); tp *= 2)
             for (int pp = 1; tp * pp <= more; pp *= 2) {
                 TrainOptions p = o;
-                p.tensor_model_parallel_size *= tp, p.pipeline_model_parallel_size *= pp;
+                p.tensor_model_parallel_size *= tp;
+                p.pipeline_model_parallel_size *= pp;
                 std::string layout = format("%d GPUs", ranks * more);
                 if (tp > 1) layout += format(" --tp %d", p.tensor_model_parallel_size);
                 if (pp > 1) layout += format(" --pp %d", p.pipeline_model_parallel_size);

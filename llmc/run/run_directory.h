@@ -215,7 +215,11 @@ public:
         bool empty = made_ && is_path();  // except for the files of every start
         for (const auto& entry : fs::directory_iterator(out_, ignored))
             empty = empty && (entry.path().filename() == ".lock" || entry.path().filename() == ".ranks");
-        if (empty) unlink(path_.c_str()), unlink(ranks_file(out_).c_str()), rmdir(out_.c_str());
+        if (empty) {
+            unlink(path_.c_str());
+            unlink(ranks_file(out_).c_str());
+            rmdir(out_.c_str());
+        }
         release();
     }
 

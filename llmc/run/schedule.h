@@ -121,7 +121,8 @@ struct Schedule {
         int64_t steps = 0, consumed = 0;
         while (rampup.samples > 0 && consumed <= rampup.samples && consumed < samples) {
             const int64_t size = global_batch(consumed), n = equal_steps(consumed, (samples - consumed - 1) / size + 1);
-            consumed += n * size, steps += n;
+            consumed += n * size;
+            steps += n;
         }
         return steps + (samples > consumed ? (samples - consumed) / final_batch : 0);
     }
@@ -129,7 +130,8 @@ struct Schedule {
     int64_t samples_for(int64_t steps, int64_t consumed = 0) const {
         while (rampup.samples > 0 && consumed <= rampup.samples && steps > 0) {
             const int64_t n = equal_steps(consumed, steps);
-            consumed += n * global_batch(consumed), steps -= n;
+            consumed += n * global_batch(consumed);
+            steps -= n;
         }
         return consumed + steps * final_batch;
     }
@@ -152,9 +154,13 @@ struct Schedule {
     Counters next(Counters p, const BatchRanges& skips, const BatchRanges& discards) const {
         while (p.step < total_steps) {
             const int64_t size = global_batch(p.consumed), dropped = discards.next(p.batch()) - p.batch();
-            if (dropped) p.discarded += dropped, p.discarded_samples += dropped * size;
-            else if (skips.contains(p.batch())) p.step++, p.consumed += size;
-            else break;
+            if (dropped) {
+                p.discarded += dropped;
+                p.discarded_samples += dropped * size;
+            } else if (skips.contains(p.batch())) {
+                p.step++;
+                p.consumed += size;
+            } else break;
         }
         return p;
     }
@@ -165,14 +171,16 @@ struct Schedule {
             const int64_t first = std::max(r.first, p.batch()), dropped = r.last + 1 - first, steps = first - p.batch();
             if (dropped <= 0) continue;
             if (p.step + steps >= total_steps) break;
-            p.consumed = samples_for(steps, p.consumed), p.step += steps;
+            p.consumed = samples_for(steps, p.consumed);
+            p.step += steps;
             const int64_t size = global_batch(p.consumed);
             if (dropped > (most_samples - p.discarded_samples) / size)
                 fail(
                     "--skip-train-iteration-range: before step %lld %lld batches of %lld samples are to be dropped, more than "
                     "can be counted; the most are %lld",
                     (long long)p.step + 1, (long long)dropped, (long long)size, (long long)(most_samples / size));
-            p.discarded += dropped, p.discarded_samples += dropped * size;
+            p.discarded += dropped;
+            p.discarded_samples += dropped * size;
         }
         return samples_for(std::max<int64_t>(total_steps - p.step, 0), p.consumed) + p.discarded_samples;
     }
@@ -204,7 +212,8 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
         int64_t* const values[] = {&s.rampup.start, &s.rampup.increment, &s.rampup.samples};
         for (int i = 0; i < 3; i++) {
             Allowed count;
-            count.low = 1, count.high = (double)most;
+            count.low = 1;
+            count.high = (double)most;
             cli::parse_into("rampup-batch-size", o.rampup_batch_size[i], count, *values[i]);
         }
         const int64_t grow = s.final_batch - s.rampup.start;
@@ -273,18 +282,23 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     if (s.warmup >= s.decay && o.lr_decay_style != "constant")
         fail_usage("the warm-up of %lld samples is not shorter than the decay, which ends at %lld", (long long)s.warmup,
                    (long long)s.decay);
-    s.max_lr = o.lr, s.min_lr = o.min_lr, s.init_lr = o.lr_warmup_init;
+    s.max_lr = o.lr;
+    s.min_lr = o.min_lr;
+    s.init_lr = o.lr_warmup_init;
     if (s.min_lr > s.max_lr) fail_usage("--min-lr %g is above --lr %g", s.min_lr, s.max_lr);
     if (s.init_lr > s.max_lr) fail_usage("--lr-warmup-init %g is above --lr %g", s.init_lr, s.max_lr);
-    s.style = o.lr_decay_style, s.wsd_style = o.lr_wsd_decay_style;
+    s.style = o.lr_decay_style;
+    s.wsd_style = o.lr_wsd_decay_style;
 
     s.wd_style = o.weight_decay_incr_style;
     if (s.wd_style == "constant" && (o.start_weight_decay || o.end_weight_decay))
         fail_usage("--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine");
     if (s.wd_style != "constant" && !(o.start_weight_decay && o.end_weight_decay))
         fail_usage("--weight-decay-incr-style %s needs --start-weight-decay and --end-weight-decay", s.wd_style.c_str());
-    s.wd_start = o.start_weight_decay.value_or(o.weight_decay), s.wd_end = o.end_weight_decay.value_or(o.weight_decay);
+    s.wd_start = o.start_weight_decay.value_or(o.weight_decay);
+    s.wd_end = o.end_weight_decay.value_or(o.weight_decay);
     s.wd_samples = length;
-    s.valid_samples = in_samples("eval-iters", o.eval_iters), s.eval_interval = o.eval_interval;
+    s.valid_samples = in_samples("eval-iters", o.eval_iters);
+    s.eval_interval = o.eval_interval;
     return s;
 }

@@ -56,8 +56,10 @@ public:
         CHECK(1 <= first && first <= last && last <= largest, "batches %lld to %lld", (long long)first, (long long)last);
         const auto from = ending_at_or_after(first - 1);
         auto to = from;  // [from, to) overlap or touch the new range
-        for (; to != ranges_.end() && to->first <= last + 1; ++to)
-            first = std::min(first, to->first), last = std::max(last, to->last);
+        for (; to != ranges_.end() && to->first <= last + 1; ++to) {
+            first = std::min(first, to->first);
+            last = std::max(last, to->last);
+        }
         ranges_.insert(ranges_.erase(from, to), Range{first, last});
     }
 

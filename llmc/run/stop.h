@@ -87,7 +87,10 @@ inline void hear_stop_signals(bool speaks) {
 }
 inline void begin_training() { stop_detail::phase = stop_detail::training; }
 // After the last checkpoint is complete, a signal has no effect.
-inline void end_training() { stop_detail::phase = stop_detail::done, alarm(0); }
+inline void end_training() {
+    stop_detail::phase = stop_detail::done;
+    alarm(0);
+}
 inline bool has_trained() { return stop_detail::phase != stop_detail::loading; }
 // "SIGTERM", or "" as long as no signal was received.
 inline std::string stop_signal() { return stop_detail::first ? stop_detail::name_of_signal(stop_detail::first) : ""; }

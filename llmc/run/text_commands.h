@@ -68,13 +68,17 @@ public:
 
     // Returns false if the chunk must be skipped.
     bool take(const Chunk& chunk) {
-        if (chunk.file != file_) end_file(), file_ = chunk.file;
+        if (chunk.file != file_) {
+            end_file();
+            file_ = chunk.file;
+        }
         now_.odd += chunk.odd;
         if (now_.odd.bytes >= 1 << 20) check_bytes();
         if (!chunk.is_json) return true;
         now_.lines++;
         if (chunk.problem.empty()) return !chunk.text.empty();
-        now_.bad++, n_bad_++;
+        now_.bad++;
+        n_bad_++;
         if (shown_.size() < most_shown) shown_.push_back(where(chunk) + ": " + chunk.problem);
         if (!share_ ? (double)n_bad_ > limit_ : now_.bad >= 100 && above_share()) refuse_lines();
         return false;
@@ -208,14 +212,16 @@ private:
         const TextFormat found = find_format(*in_);
         json_lines_ = found == TextFormat::json_lines;
         if (taken_[json_lines_].first++ == 0) taken_[json_lines_].second = in_->name();
-        line_ = 0, carried_.clear();
+        line_ = 0;
+        carried_.clear();
         return true;
     }
 
     // The next line with its newline, if it has one.
     bool read_line(std::string& line) {
         if (!in_->read_line(line)) return false;
-        bytes_read_ += (int64_t)line.size(), line_++;
+        bytes_read_ += (int64_t)line.size();
+        line_++;
         return true;
     }
 
@@ -223,7 +229,8 @@ private:
         do
             if (!read_line(chunk.text)) return false;
         while (chunk.text.find_first_not_of(" \t\r\n") == std::string::npos);
-        chunk.is_json = true, chunk.line = line_;
+        chunk.is_json = true;
+        chunk.line = line_;
         return true;
     }
 
@@ -235,7 +242,8 @@ private:
             const size_t before = chunk.text.size();
             chunk.text.resize(before + part_bytes);
             const size_t n = in_->read(&chunk.text[before], part_bytes);
-            chunk.text.resize(before + n), bytes_read_ += (int64_t)n;
+            chunk.text.resize(before + n);
+            bytes_read_ += (int64_t)n;
             end = n < part_bytes;
             if (!end && cut(chunk.text)) break;
         }
@@ -247,7 +255,8 @@ private:
     // Moves the text after a good place to split into carried_.
     bool cut(std::string& text) {
         const auto at = [&](size_t i) {
-            carried_ = text.substr(i), text.resize(i);
+            carried_ = text.substr(i);
+            text.resize(i);
             return true;
         };
         for (size_t i = text.size() - 1; i > text.size() / 2; i--)
@@ -290,7 +299,10 @@ inline void open_line(Chunk& chunk, const std::string& key) {
         else if (!j.contains(key)) {
             chunk.problem = format("it has no key '%s'", key.c_str());
             const char* next = "; its keys are ";
-            for (const auto& [name, value] : j.items()) chunk.problem += next + name.substr(0, 40), next = ", ";
+            for (const auto& [name, value] : j.items()) {
+                chunk.problem += next + name.substr(0, 40);
+                next = ", ";
+            }
             if (chunk.problem.size() > 300) chunk.problem = chunk.problem.substr(0, 300) + " ...";
         } else if (!j[key].is_string()) chunk.problem = format("'%s' is not a text but %s", key.c_str(), j[key].type_name());
         else chunk.text = std::move(j[key].get_ref<std::string&>());
@@ -316,7 +328,8 @@ inline OddBytes count_odd_bytes(std::string_view text) {
         }
         odd.nul += text[i] == 0;
         const size_t n = valid_utf8_length((const unsigned char*)text.data() + i, text.size() - i);
-        odd.invalid += n == 0, i += std::max<size_t>(n, 1);
+        odd.invalid += n == 0;
+        i += std::max<size_t>(n, 1);
     }
     return odd;
 }
@@ -350,8 +363,10 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
         batch.clear();
         size_t bytes = 0;
         Chunk chunk;
-        while (bytes < batch_bytes && (more = reader.next(chunk)))
-            bytes += chunk.text.size() + 64, batch.push_back(std::move(chunk));
+        while (bytes < batch_bytes && (more = reader.next(chunk))) {
+            bytes += chunk.text.size() + 64;
+            batch.push_back(std::move(chunk));
+        }
         in_parallel([&](Chunk& c, size_t) {
             if (c.is_json) open_line(c, reader.input().json_key);
             if (c.problem.empty()) c.odd = count_odd_bytes(c.text);
@@ -381,7 +396,10 @@ inline std::vector<int> encode_file(const std::string& file, const Tokenizer& to
     bool begins = true;
     for_each_chunk(
         reader, thread_count(threads), "preparing",
-        [&](const Chunk& chunk, size_t i) { tokens[i].clear(), tokenizer.encode_append(chunk.text, tokens[i], true); },
+        [&](const Chunk& chunk, size_t i) {
+            tokens[i].clear();
+            tokenizer.encode_append(chunk.text, tokens[i], true);
+        },
         [&](const Chunk& chunk, size_t i) {
             if (begins) append(tokenizer.template_before());
             append(tokens[i]);
@@ -426,10 +444,15 @@ inline int prepare_command(const PrepareOptions& o) {
         [&](const Chunk& chunk, size_t i) {
             writer.add(tokens[i].data(), tokens[i].size());
             if (chunk.ends_document) writer.end_document();
-            total += (int64_t)tokens[i].size(), bytes += chunk.odd.bytes;
-            spelled += noted[i][0], lost += noted[i][1];
+            total += (int64_t)tokens[i].size();
+            bytes += chunk.odd.bytes;
+            spelled += noted[i][0];
+            lost += noted[i][1];
         },
-        [&](size_t n) { tokens.resize(n), noted.resize(n); });
+        [&](size_t n) {
+            tokens.resize(n);
+            noted.resize(n);
+        });
     if (writer.n_documents() == 0)
         fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
              o.input.size() > 1 ? " and the others" : "");
@@ -465,7 +488,8 @@ inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader,
             for (unsigned char c : chunk.text) {
                 characters += (c & 0xc0) != 0x80;
                 const bool now = isspace(c);
-                words += space && !now, space = now;
+                words += space && !now;
+                space = now;
             }
             counts[i] = {(int64_t)tokens.size(), (int64_t)chunk.text.size(), characters, words};
         },
@@ -511,7 +535,10 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     std::vector<PieceCounts> parts;
     for_each_chunk(
         reader, threads, "counting words",
-        [&](const Chunk& chunk, size_t i) { parts[i].clear(), count_pieces(pre_tokenizer, chunk.text, parts[i]); },
+        [&](const Chunk& chunk, size_t i) {
+            parts[i].clear();
+            count_pieces(pre_tokenizer, chunk.text, parts[i]);
+        },
         [&](const Chunk&, size_t i) {
             for (const auto& [piece, count] : parts[i]) counts[piece] += count;
         },

@@ -77,9 +77,11 @@ inline void part_from_consumed(TrainingState& s) {
 // The number of samples that earlier versions planned, which they did not record.
 inline int64_t planned_by_options(const TrainingState& s) {
     TrainOptions o;
-    o.micro_batch_size = s.options.at("micro-batch-size"), o.global_batch_size = s.options.at("global-batch-size");
+    o.micro_batch_size = s.options.at("micro-batch-size");
+    o.global_batch_size = s.options.at("global-batch-size");
     o.rampup_batch_size = s.options.at("rampup-batch-size").get<Strings>();
-    o.train_iters = s.options.at("train-iters"), o.train_samples = s.options.at("train-samples");
+    o.train_iters = s.options.at("train-iters");
+    o.train_samples = s.options.at("train-samples");
     return make_schedule(o, s.layout.value("dp", 1)).total_samples;
 }
 
@@ -101,20 +103,24 @@ inline TrainingState read_state(const std::string& dir) {
         };
         constexpr int64_t most = (int64_t)1 << 53;
         TrainingState s;
-        s.step = count("step", j.at("step"), 0, most), s.updates = count("updates", j.at("updates"), 0, s.step);
+        s.step = count("step", j.at("step"), 0, most);
+        s.updates = count("updates", j.at("updates"), 0, s.step);
         s.consumed = count("consumed_samples", j.at("consumed_samples"), 0, most);
         s.scheduled = count("scheduled_samples", j.at("scheduled_samples"), 0, s.consumed);
         s.tokens = count("tokens", j.at("tokens"), 0, INT64_MAX);
         if (j.at("loss").is_number()) s.loss = j["loss"];
         if (j.at("valid_loss").is_number()) s.valid_loss = j["valid_loss"];
         // Later additions to the format may be missing.
-        s.fp8 = j.value("fp8", nlohmann::json()), s.guard = j.value("guard", nlohmann::json());
-        s.steadiness = j.value("steadiness", nlohmann::json()),
+        s.fp8 = j.value("fp8", nlohmann::json());
+        s.guard = j.value("guard", nlohmann::json());
+        s.steadiness = j.value("steadiness", nlohmann::json());
         s.fp8_start = count("fp8_start", j.value("fp8_start", nlohmann::json(-1)), -1, most);
-        s.discarded = count("discarded_batches", j.value("discarded_batches", nlohmann::json(0)), 0, most),
+        s.discarded = count("discarded_batches", j.value("discarded_batches", nlohmann::json(0)), 0, most);
         s.iterations = j.value("skip_iterations", Strings());
         s.skips = BatchRanges::restore(j.value("skip_batches", nlohmann::json::array()), path);
-        s.options = j.at("options"), s.data = j.at("data"), s.layout = j.at("layout");
+        s.options = j.at("options");
+        s.data = j.at("data");
+        s.layout = j.at("layout");
         if (!s.options.is_object() || !s.data.is_array() || !s.layout.is_object())
             fail("%s is damaged: options and layout must be objects, data a list", path.c_str());
         if (j.contains("discarded_samples")) s.discarded_samples = count("discarded_samples", j["discarded_samples"], 0, most);
@@ -284,7 +290,9 @@ public:
     // now.params is laid out as the table: if that is sharded, there must be a buffer for this rank's shards of it.
     void save(const Parts& now, const TrainingState& state) {
         wait();
-        state_ = state, start_ = monotonic_seconds(), error_.clear();
+        state_ = state;
+        start_ = monotonic_seconds();
+        error_.clear();
         parts_ = now;
         if (buffers_.params) {
             parts_.params = buffers_.params;
@@ -357,16 +365,11 @@ private:
     void run_phase(Phase phase) {
         const NewDirectory directory(step_directory(settings_.out, state_.step));
         switch (phase) {
-            case Phase::make:
-                return make(directory);
-            case Phase::write:
-                return write(directory.path());
-            case Phase::sum:
-                return sum(directory.path());
-            case Phase::publish:
-                return publish(directory);
-            case Phase::idle:
-                return;
+            case Phase::make: return make(directory);
+            case Phase::write: return write(directory.path());
+            case Phase::sum: return sum(directory.path());
+            case Phase::publish: return publish(directory);
+            case Phase::idle: return;
         }
     }
     void next_phase() {
@@ -378,7 +381,8 @@ private:
                 if (errors.empty() && !all_errors[r].empty()) errors = format("rank %zu: %s", r, all_errors[r].c_str());
                 sums += all_sums[r];
             }
-            error_ = errors, all_sums_ = sums;
+            error_ = errors;
+            all_sums_ = sums;
         }
         phase_ = !world_ || !error_.empty() ? Phase::idle : (Phase)((int)phase_ + 1);
         if (phase_ != Phase::idle) return start_phase();
