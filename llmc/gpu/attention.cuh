@@ -1,16 +1,16 @@
-// Causal flash attention with grouped queries, ALiBi and document masks on the GPU: which implementation runs, and decoding.
-// The definition and its derivatives are in llmc/cpu/attention.h. Implementations, each free of T x T memory and deterministic,
-// but for attention_hopper.cuh's backward pass where dq_sums is given:
+// Causal flash attention with grouped queries, ALiBi and document masks on the GPU: dispatch to the implementations, and
+// decoding. The definition and its derivatives are in llmc/cpu/attention.h. No implementation stores a T x T matrix; all are
+// deterministic, except attention_hopper.cuh's backward pass with dq_sums:
 //   attention_simple.cuh   any head size up to 256, both precisions, no tensor cores
 //   attention_mma.cuh      bf16, head sizes 64, 80, 96, 128; tensor cores of capability 8.0 and later
 //   attention_hopper.cuh   bf16, head sizes 64, 128; wgmma, TMA and warp specialisation of capability 9.0
 // Scratch: backward keeps 16 bytes per row and head.
 //
-// Decoding attends from one new token per sequence. A block works for one query head; groups of lanes, just enough to hold a
-// row of the cache in 16-byte packs, each take every n-th key with a running maximum and sum of their own, several loads ahead;
-// these are put together at the end, in a fixed order. Bound by reading the caches: 2 t NKV HS elements, if the heads of a
-// group find each other's keys in the L2 cache. A single sequence with few heads fills few multiprocessors (the keys of a head
-// are not split over blocks), which shows only when t is long. Not yet measured on a GPU.
+// Decoding attends from one new token per sequence. A block computes one query head; groups of lanes, just enough to hold a row
+// of the cache in 16-byte packs, each process every n-th key with their own running maximum and sum, with several loads in
+// flight; the groups are merged at the end, in a fixed order. Bound by reading the caches: 2 t NKV HS elements, if the heads of
+// a group share keys through the L2 cache. A single sequence with few heads occupies few multiprocessors (the keys of a head
+// are not split over blocks), which matters only for large t. Not yet measured on a GPU.
 #pragma once
 #include <string>
 
@@ -32,7 +32,7 @@ inline std::string attention_limits(int HS) {
 
 enum class AttentionKernels { simple, mma, hopper };
 
-// The one place where an implementation is chosen.
+// Chooses the implementation.
 inline AttentionKernels choose_attention(const Ctx& ctx, int HS) {
 #ifndef PRECISION_FP32
     if (!ctx.plain && attention_hopper_takes(ctx, HS)) return AttentionKernels::hopper;
@@ -91,20 +91,21 @@ inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, 
 }
 
 // ---- decoding --------------------------------------------------------------------------------------------------------------
-constexpr int decode_warps = 8, decode_batch = 4;  // keys that a group of lanes loads before it uses the first
+constexpr int decode_warps = 8, decode_batch = 4;  // keys in flight per group of lanes
 
 template <bool packed>
 __global__ void __launch_bounds__(32 * decode_warps, 1)
     attention_decode_kernel(floatX* out, floatX* keys, floatX* values, const floatX* qkv, const float* slopes, int t, int P,
                             int NH, int NKV, int HS, float scale, int lanes) {
     constexpr int size = Pack<floatX>::size;
-    constexpr int packs = attention_largest_head / (32 * size);  // of a lane, if all 32 share a row
+    constexpr int packs = attention_largest_head / (32 * size);  // packs per lane, if all 32 share a row
     constexpr int U = decode_batch;
     const int group_lane = threadIdx.x % lanes;
     const int h = blockIdx.x % NH, b = blockIdx.x / NH, g = h / (NH / NKV);
     const floatX* token = qkv + (size_t)b * (NH + 2 * NKV) * HS;
     const floatX *new_key = token + (size_t)(NH + g) * HS, *new_value = new_key + (size_t)NKV * HS;
-    // One block per key/value head writes the new row; the others of its group do not wait for it: all take it from the token.
+    // One block per key/value head writes the new row; the other blocks of its group read it from the token, so they need not
+    // wait.
     const auto cached = [&](int j) { return (((size_t)b * P + j) * NKV + g) * HS; };
     if (h % (NH / NKV) == 0)
         for (int c = threadIdx.x; c < HS; c += blockDim.x)
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(32 * decode_warps, 1)
     const float slope = slopes ? slopes[h] : 0.0f;
 
     const int groups = 32 * decode_warps / lanes, group = (int)threadIdx.x / lanes;
-    for (int j0 = 0; j0 <= t; j0 += U * groups) {  // all lanes of a warp: they exchange partial sums
+    for (int j0 = 0; j0 <= t; j0 += U * groups) {  // all lanes of a warp loop together: they exchange partial sums
         Pack<floatX> key[U][packs], value[U][packs];
 #pragma unroll
         for (int n = 0; n < U; n++) {
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(32 * decode_warps, 1)
         }
     }
 
-    // The sums of all groups, put together element by element.
+    // Merges the sums of all groups, element by element.
     DYNAMIC_SHARED(float, shared);
     float *tops = shared, *sums = tops + groups, *outs = sums + groups;
     if (group_lane == 0) tops[group] = top, sums[group] = sum;

@@ -1,31 +1,32 @@
-// Flash attention for Hopper (sm_90a): bf16, head sizes 64 and 128; FlashAttention-3 (Shah et al., 2024) in outline.
-// The maths is in llmc/cpu/attention.h, the instructions are in hopper.cuh.
+// Flash attention for Hopper (sm_90a): bf16, head sizes 64 and 128, along the lines of FlashAttention-3 (Shah et al., 2024).
+// The mathematics is in llmc/cpu/attention.h, the instructions are in hopper.cuh.
 //
-// A block's first warpgroup is the producer: one of its threads keeps rings of tiles in shared memory filled by TMA, and it
-// gives its registers to the others. The other warpgroups are consumers: each owns 64 rows and runs wgmma on the tiles. For
-// each stage of a ring, the mbarrier `full` ends a phase when the tile has arrived, `empty` when all consumer warps have read
-// it. All tiles lie in shared memory as wgmma reads them: slabs of 64 columns, rows of 128 bytes, swizzled.
+// A block's first warpgroup is the producer: one of its threads keeps circular buffers of tiles in shared memory filled by TMA,
+// and it gives its registers to the others. The other warpgroups are consumers: each owns 64 rows and runs wgmma on the tiles.
+// Each slot of a circular buffer has two mbarriers: `full` completes a phase when the tile has arrived, `empty` when all
+// consumer warps have read it. All tiles are in shared memory in wgmma's layout: slabs of 64 columns, rows of 128 bytes,
+// swizzled.
 //
 // Forward. 64 rows of S = Q K^T stay in registers, become P = 2^(c S - max) there, and are the left operand of O += P V.
-//   Overlap: the softmax of a tile of keys is computed while P V of the tile before is under way; and the consumers take turns
-//   to issue products (ping-pong), so that one's softmax falls into another's products. The grid is as large as the GPU; a
-//   block that is done with an item (a tile of queries of one head) takes the next one of a common counter, long ones first,
-//   heads whose keys and values fit into the L2 cache together; where items are short and many, the blocks' strides say which
-//   are whose. Which block takes an item changes nothing in its result.
+//   Overlap: the softmax of a tile of keys is computed while P V of the previous tile runs; and the consumers alternate in
+//   issuing products (ping-pong), so that one's softmax overlaps with the other's products. The kernel is persistent: the grid
+//   fills the GPU, and a block that has finished a work item (a tile of queries of one head) takes the next one from a common
+//   counter, long ones first, heads whose keys and values fit in the L2 cache together; if items are short and many, blocks
+//   take them with a fixed stride. The assignment does not change results.
 // Backward. With D = rowsum(dout out), computed first, every score's P = 2^(c S - lse) needs no maximum. Two kernels:
-//   dk, dv  a block owns 128 keys of a key/value head and walks over the queries of all its query heads. It computes the
-//           transposes S^T = K Q^T and dP^T = V dout^T, so that P^T and dS^T are in registers where the left operands of
-//           dV += P^T dout and dK += dS^T Q want them.
-//   dq      a block owns 128 queries and walks over keys: S, dP, then dS, the left operand of dQ += dS K.
-//   Seven products of T^2/2 HS multiply-adds per head instead of the five that one kernel needs; in exchange nothing is added
-//   up by atomics, and neither P nor dS leaves registers.
-// Backward with dq_sums: one kernel. The first of the two also lays dS^T into shared memory, where it is, read by columns, the
-//   left operand of a tile's part of dQ = dS K; the copy engine adds that to sums in memory, in fp32, while the product for dK
-//   is under way. Blocks of other keys add theirs in whatever order they come. A small kernel makes bf16 of the sums.
+//   dk, dv  a block owns 128 keys of a key/value head and loops over the queries of all its query heads. It computes the
+//           transposes S^T = K Q^T and dP^T = V dout^T, so that P^T and dS^T are in registers as left operands of
+//           dV += P^T dout and dK += dS^T Q.
+//   dq      a block owns 128 queries and loops over keys: S, dP, then dS, the left operand of dQ += dS K.
+//   Seven products of T^2/2 HS multiply-adds per head instead of the five that one kernel needs; in exchange there are no
+//   atomic adds, and neither P nor dS leaves the registers.
+// Backward with dq_sums: one kernel. The first of the two also writes dS^T to shared memory, where, read by columns, it is the
+// left operand of a tile's contribution to dQ = dS K; TMA adds that to fp32 sums in global memory while the product for dK
+// runs. Blocks of other keys add theirs in no fixed order. A small kernel converts the sums to bf16.
 //
-// Precision: products of bf16 summed in fp32; P and dS are rounded to bf16 as operands. Deterministic: every sum has one owner
-// and a fixed order, but for dq_sums. Documents: doc_start must not decrease within a sequence. Tiles that are masked as a
-// whole are skipped, only tiles at the border of what rows see are masked.
+// Precision: bf16 products with fp32 sums; P and dS are rounded to bf16 as operands. Deterministic, except with dq_sums: every
+// sum has one owner and a fixed order. Documents: doc_start must not decrease within a sequence. Fully masked tiles are
+// skipped, and only tiles at the border of the mask are masked.
 // Bound: tensor cores; the exponentials of a forward tile take about half as long as its products at HS 128.
 // Measured: dev/kernels/bench.md.
 #pragma once
@@ -54,12 +55,12 @@ struct AttentionInputs {
     const int* doc_start;  // (B, T) or null
 };
 
-// Where queries' gradients are added up: for each head tiles of 64 queries, for each slabs of 64 columns, as the 128 threads of
-// a warpgroup hold them: four elements of its first thread, of the second ...; then the next four of the first.
-constexpr int sum_elements = 64 * slab;  // of a tile's slab
+// The layout of the fp32 sums of query gradients: per head, tiles of 64 queries; per tile, slabs of 64 columns, in the register
+// order of a warpgroup's 128 threads: four elements of its first thread, of the second ...; then the next four of the first.
+constexpr int sum_elements = 64 * slab;  // elements of a tile's slab
 
-// Items of work: tiles of heads of sequences. Heads come in sections, one after another; within one, first a tile of each head,
-// then the next tile of each.
+// Work items: tiles of heads of sequences. Heads are divided into sections, one after another; within a section, first one tile
+// of each head, then the next tile of each.
 struct WorkOrder {
     int tiles, heads, section;  // of one head; of all sequences; heads per section
     __host__ __device__ int items() const { return tiles * heads; }
@@ -70,17 +71,17 @@ struct WorkOrder {
     }
 };
 
-// The common counter of a persistent kernel's blocks, zero between launches: the last block to leave sets it back.
+// The common counter of a persistent kernel's blocks, zero between launches: the last block to leave resets it.
 struct ItemCounter {
     unsigned taken, left;
 };
 
-// ---- what the kernels share ------------------------------------------------------------------------------------------------
+// ---- shared device code -----------------------------------------------------------------------------------------------------
 #ifdef HOPPER_CODE
 
-// After a block's first item, blockIdx.x.
+// A block's next item; its first item is blockIdx.x.
 __device__ __forceinline__ int take_item(ItemCounter* counter) { return (int)(gridDim.x + atomicAdd(&counter->taken, 1u)); }
-// By the producer: number n of this block's items.
+// Called by the producer: passes item number n of this block to the consumers.
 __device__ __forceinline__ void tell_item(int (&items)[2], uint64_t (&told)[2], unsigned n, int item) {
     items[n % 2] = item;
     mbarrier_arrive(&told[n % 2]);
@@ -90,8 +91,8 @@ __device__ __forceinline__ void leave(ItemCounter* counter) {
     counter->taken = counter->left = 0;
 }
 
-// A thread's place in its warpgroup, and the two rows of a (64, N) accumulator that it holds: `row` and row + 8. Its columns
-// are 8i + column and the next one.
+// A thread's lane and warp in its warpgroup, and the two rows of a (64, N) accumulator that it holds: `row` and row + 8. Its
+// columns are 8i + column and the next one.
 struct Place {
     int lane, warp, row, column;
     __device__ Place() {
@@ -103,7 +104,7 @@ template <int stages>
 __device__ __forceinline__ void init_ring(Ring<stages>& ring, int consumers) {
     for (int i = 0; i < stages; i++) mbarrier_init(&ring.full[i], 1), mbarrier_init(&ring.empty[i], 4 * consumers);
 }
-// Tile n of a ring, counted from the kernel's start.
+// Position of tile n in a circular buffer, counted from the kernel's start.
 template <int stages>
 __device__ __forceinline__ void wait_full(Ring<stages>& ring, unsigned n) {
     mbarrier_wait(&ring.full[n % stages], n / stages & 1);
@@ -112,13 +113,13 @@ template <int stages>
 __device__ __forceinline__ void wait_empty(Ring<stages>& ring, unsigned n) {
     mbarrier_wait(&ring.empty[n % stages], (n / stages & 1) ^ 1);
 }
-// By all lanes of a warp that has read the tile. One lane arrives, when the others have read and waited too.
+// Called by all lanes of a warp that has read the tile; one lane arrives, once the others have waited too.
 __device__ __forceinline__ void release(uint64_t* empty) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
 }
 
-// Loads a tile of a head from token t0 on: slabs of all columns.
+// Loads a tile of a head from token t0 on, with all its slabs of columns.
 template <int rows, int HS>
 __device__ __forceinline__ void load_tile(Tile<rows, HS>& tile, const CUtensorMap& map, uint64_t* full, int head, int t0,
                                           int b) {
@@ -139,7 +140,7 @@ __device__ __forceinline__ void multiply_transposed(float (&d)[N / 2], const Til
     }
     wgmma_commit();
 }
-// d (64, 64) = a^T b: slabs of K rows.
+// d (64, 64) = a^T b, slabs of K rows.
 template <int K>
 __device__ __forceinline__ void multiply_columns(float (&d)[32], const bf16 (&a)[K][slab], const bf16 (&b)[K][slab]) {
     const uint64_t a_matrix = matrix_descriptor(&a, 0), b_matrix = matrix_descriptor(&b, 0);
@@ -160,7 +161,7 @@ __device__ __forceinline__ void multiply(float (&d)[HS / 2], const uint32_t (&p)
     for (int k = 0; k < K / 16; k++) wgmma<HS, Major::columns>(d, p[k], advanced(b_matrix, k * 16 * 128), accumulate || k > 0);
     wgmma_commit();
 }
-// The accumulator x (64, K) rounded, as the left operand of the next product.
+// The accumulator x (64, K), rounded, as the left operand of the next product.
 template <int K>
 __device__ __forceinline__ void pack_operand(uint32_t (&p)[K / 16][4], const float (&x)[K / 2]) {
 #pragma unroll
@@ -168,8 +169,8 @@ __device__ __forceinline__ void pack_operand(uint32_t (&p)[K / 16][4], const flo
 #pragma unroll
         for (int r = 0; r < 4; r++) p[k][r] = pack_bf16(x[8 * k + 2 * r], x[8 * k + 2 * r + 1]);
 }
-// The accumulator x (64, HS), scaled by row, into rows first_row .. +63 of a tile, swizzled: 8 rows' chunks of 16 bytes fall
-// into different banks.
+// Stores the accumulator x (64, HS), scaled by row, to rows first_row .. +63 of a tile, swizzled so that the 16-byte chunks of
+// 8 rows fall into different banks.
 template <int rows, int HS>
 __device__ __forceinline__ void stage_rows(Tile<rows, HS>& tile, int first_row, const float (&x)[HS / 2],
                                            const float (&factor)[2], const Place& me) {
@@ -182,7 +183,7 @@ __device__ __forceinline__ void stage_rows(Tile<rows, HS>& tile, int first_row, 
         }
 }
 
-// The accumulator x (64, 64) as the sums of queries' gradients have it.
+// Stores the accumulator x (64, 64) in the layout of the query-gradient sums.
 __device__ __forceinline__ void stage_sums(float (&to)[sum_elements], const float (&x)[32]) {
 #pragma unroll
     for (int i = 0; i < 8; i++)
@@ -199,15 +200,16 @@ __device__ __forceinline__ float row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
 }
 
-// The tiles of `keys` keys that queries t0 .. t0 + n - 1 see: first .. last. As doc_start does not decrease, the first
-// query sees furthest back.
+// The tiles of `keys` keys that queries t0 .. t0 + n - 1 see: first .. last. As doc_start does not decrease, the first query
+// sees furthest back.
 struct KeyTiles {
     int first, last;
     __device__ KeyTiles(const AttentionInputs& in, int b, int t0, int n, int keys)
         : first(in.doc_start ? in.doc_start[(size_t)b * in.T + t0] / keys : 0), last((min(t0 + n, in.T) - 1) / keys) {}
 };
 
-// The two queries of a thread: what they see, and whether a tile of keys needs a mask, for this warpgroup's 64 rows from t0 on.
+// The two queries of a thread: the keys they see, and whether a tile of keys needs a mask for this warpgroup's 64 rows from t0
+// on.
 struct Queries {
     int t[2], first_key[2], t0, highest_first_key;
     __device__ Queries(const AttentionInputs& in, int b, int t0_, const Place& me) : t0(t0_), highest_first_key(0) {
@@ -236,8 +238,8 @@ struct Forward {
         Tile<64, HS> out[consumers];
         Ring<stages> k_ring, v_ring;
         Ring<1> q_ring;
-        // Items of a counter are told when they are known, ahead of their queries. An item's slot is free when the item after
-        // it has its queries.
+        // With a counter, items are announced as soon as they are known, before their queries are loaded. An item's slot is
+        // free once the next item has its queries.
         int items[2];
         uint64_t told[2];
     };
@@ -252,7 +254,7 @@ __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUt
     unsigned n = 0, items = 0;  // tiles of keys, items of work
     for (int i = blockIdx.x, next; i < order.items(); i = next, items++) {
         if (counter) tell_item(shared.items, shared.told, items, i);
-        next = counter ? take_item(counter) : i + (int)gridDim.x;  // the counter's is known by the time it is needed
+        next = counter ? take_item(counter) : i + (int)gridDim.x;  // the atomic's latency is hidden until it is needed
         int tile, head;
         order.item(i, tile, head);
         const int t0 = (order.tiles - 1 - tile) * F::rows, b = head / in.NH, h = head % in.NH, g = h / (in.NH / in.NKV);
@@ -266,7 +268,7 @@ __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUt
         wait_empty(shared.q_ring, items);
         mbarrier_arrive_expect(&shared.q_ring.full[0], sizeof shared.q);
         load_tile(shared.q, q_map, &shared.q_ring.full[0], h, t0, b);
-        // In the order in which they are needed: keys a tile ahead of values.
+        // In order of use: keys one tile ahead of values.
         for (int j = range.last; j >= range.first; j--) {
             load(shared.k, shared.k_ring, j, in.NH + g);
             if (j < range.last) load(shared.v, shared.v_ring, j + 1, in.NH + in.NKV + g);
@@ -279,7 +281,7 @@ __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUt
     leave(counter);
 }
 
-// A warpgroup's rows of running softmax: s (64, keys) turns from products into weights. Scores are c s: in powers of 2.
+// A warpgroup's rows in the online softmax: s (64, keys) turns from products into weights. Scores are c s, for powers of 2.
 template <bool first, int N>
 __device__ __forceinline__ void softmax_step(float (&s)[N / 2], float c, float (&top)[2], float (&sum)[2],
                                              float (&rescale)[2]) {
@@ -311,8 +313,8 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
     using F = Forward<HS>;
     constexpr int N = F::keys;
     const Place me;
-    // Turns at issuing products: barrier 1 + w opens for consumer w when the one before it passes. The first turn is given by
-    // the last consumer, and the last one is taken by the first, so that no barrier is left half full.
+    // Ping-pong: barrier 1 + w opens for consumer w when the previous consumer passes. The last consumer gives the first turn,
+    // and the first one takes the last, so that no barrier is left half full.
     const auto take_turn = [&] { named_barrier_sync(1 + w, 256); };
     const auto pass_turn = [&] { named_barrier_arrive(w + 1 < F::consumers ? 2 + w : 1, 256); };
     if (w == F::consumers - 1) named_barrier_arrive(1, 256);
@@ -334,7 +336,7 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
         const KeyTiles range(in, b, t0, F::rows, N);
         KeyTiles mine = range;
         if (!idle) mine = KeyTiles(in, b, my_t0, 64, N);
-        // Tiles that only other warpgroups of this block need.
+        // Skips tiles that only other warpgroups of this block need.
         const auto skip = [&] {
             take_turn(), pass_turn();
             wait_full(shared.k_ring, n), release(&shared.k_ring.empty[n % F::stages]);
@@ -424,7 +426,7 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
                 lse[(size_t)head * in.T + queries.t[r]] = fmaf(top[r] * c, ln_2, logf(total));
         }
         const bool stores = threadIdx.x % 128 == 0;
-        if (stores) tma_store_wait<0>();  // the item before has left the staging tile
+        if (stores) tma_store_wait<0>();  // the previous item has left the staging tile
         staging_barrier();
         stage_rows(shared.out[w], 0, o, factor, me);
         fence_proxy_async();
@@ -456,7 +458,7 @@ __global__ void __launch_bounds__(Forward<HS>::threads, 1)
         mbarrier_fence();
     }
     __syncthreads();
-    const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);  // the compiler sees that a warp goes one way
+    const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);  // tells the compiler that it is uniform in a warp
     if (warpgroup == 0) {
         registers_decrease<F::producer_registers>();
         if (threadIdx.x == 0) forward_producer<HS>(*shared, q_map, kv_map, in, order, counter);
@@ -470,7 +472,7 @@ __global__ void __launch_bounds__(Forward<HS>::threads, 1)
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
-// What backward needs of 64 queries of a head. Rows past T have lse = infinity, so that their weights are 0.
+// Per-row inputs of backward for 64 queries of a head. Rows past T have lse = infinity, so that their weights are 0.
 struct alignas(16) QueryStatistics {
     float lse[64];      // in units of ln 2
     float d[64];        // rowsum(dout out)
@@ -502,7 +504,7 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-// A block's 128 keys, in two warpgroups, against tiles of queries; their gradient, too, where `with_queries`.
+// The kernel of a block's 128 keys, in two warpgroups, against tiles of queries; with_queries: also their gradient.
 template <int HS, bool with_queries>
 struct BackwardKeys {
     static constexpr int consumers = 2, keys = 128, queries = with_queries && HS == 64 ? 128 : 64,
@@ -510,8 +512,8 @@ struct BackwardKeys {
                                   : with_queries ? 2
                                                  : 4;
     struct ForQueries {
-        Tile<keys, queries> ds[2];          // of this tile of queries and of the one before
-        float dq[consumers][sum_elements];  // on its way to the sums
+        Tile<keys, queries> ds[2];          // of this tile of queries and of the previous one
+        float dq[consumers][sum_elements];  // staging for the sums
     };
     struct Nothing {};
     struct Shared : std::conditional_t<with_queries, ForQueries, Nothing> {
@@ -522,7 +524,7 @@ struct BackwardKeys {
         uint64_t kv_full;
     };
 };
-// A block's 128 queries, in two warpgroups, against tiles of 128 keys.
+// The kernel of a block's 128 queries, in two warpgroups, against tiles of 128 keys.
 template <int HS>
 struct BackwardQueries {
     static constexpr int consumers = 2, queries = 128, keys = 128, stages = HS == 64 ? 4 : 2;
@@ -537,14 +539,14 @@ constexpr int backward_threads = 384, backward_producer_registers = 24, backward
 
 #ifdef HOPPER_CODE
 
-// The tiles of queries that see any of the keys j0 .. j0 + n - 1: first .. end - 1. As documents do not begin earlier again,
-// the end is where they begin after these keys.
+// The tiles of queries that see any of the keys j0 .. j0 + n - 1: first .. end - 1. As doc_start does not decrease, the end is
+// the first tile whose documents begin after these keys.
 struct QueryTiles {
     int first, end;
     __device__ QueryTiles(const AttentionInputs& in, int b, int j0, int n, int queries)
         : first(j0 / queries), end(ceil_div(in.T, queries)) {
         if (!in.doc_start) return;
-        int low = first + 1;  // the first tile holds the keys' own queries
+        int low = first + 1;  // the first tile has the queries of the keys' own rows
         while (low < end) {
             const int middle = (low + end) / 2;
             if (in.doc_start[(size_t)b * in.T + middle * queries] >= j0 + n) end = middle;
@@ -596,21 +598,21 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
     mbarrier_wait(&shared.kv_full, 0);
 
     unsigned n = 0;
-    uint64_t* held = nullptr;  // the stage whose products are under way
+    uint64_t* held = nullptr;  // the slot whose products are running
     for (int h = g * group; h < (g + 1) * group; h++) {
         const float slope = in.slopes ? in.slopes[h] * log2_e : 0.0f;
         for (int tile = range.first; tile < range.end; tile++, n++) {
             const unsigned stage = n % K::stages;
             const int t0 = tile * N;
             wait_full(shared.ring, n);
-            if (!with_queries && t0 < my_j0) {  // these queries come before my keys (all of them: both are in steps of 64)
+            if (!with_queries && t0 < my_j0) {  // all of these queries precede the warpgroup's keys
                 release(&shared.ring.empty[stage]);
                 continue;
             }
             const auto& statistics = shared.statistics[stage];
             wgmma_fence();
             multiply_transposed(s, shared.k, 64 * w, shared.q[stage]);
-            wgmma_wait<1>(dk);  // the products of the tile before are done: p and ds are free before dp is needed
+            wgmma_wait<1>(dk);  // the previous tile's products are done: p and ds are free
             if (held) release(held);
             held = &shared.ring.empty[stage];
             wgmma_fence();
@@ -659,12 +661,12 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
                     for (int r = 0; r < 2; r++) dp[4 * i + 2 * r + e] = s[4 * i + 2 * r + e] * (dp[4 * i + 2 * r + e] - d);
                 }
             pack_operand<N>(ds, dp);
-            // Of the queries' gradient a warpgroup has half: 64 columns where heads have 128, else 64 of 128 queries. It takes
-            // the ds of both, and leaves while the product for dk is under way.
+            // Each warpgroup computes half of the queries' gradient: 64 columns if heads have 128, else 64 of 128 queries. It
+            // reads the ds of both, and stores while the product for dk runs.
             if constexpr (with_queries) {
                 stage_rows(shared.ds[n % 2], 64 * w, dp, one, me);
                 fence_proxy_async();
-                if (first_thread) tma_store_wait<0>();  // the dq before has left
+                if (first_thread) tma_store_wait<0>();  // the previous dq has left
                 both_barrier();
                 wgmma_fence();
                 multiply_columns(dq, shared.ds[n % 2].data[HS == 64 ? w : 0], shared.k.data[HS == 64 ? 0 : w]);
@@ -681,15 +683,15 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
                     bulk_add(dq_sums + part * sum_elements, shared.dq[w], sizeof shared.dq[w]);
                     tma_store_commit();
                 }
-                wgmma_wait<0>(dk);  // or ptxas, which cannot see that dq is free, runs all products one after another
+                wgmma_wait<0>(dk);  // without it ptxas, which cannot see that dq is free, serialises all products
             }
         }
     }
     wgmma_wait<0>(dk);
     wgmma_wait<0>(dv);
-    if (with_queries) both_barrier();  // the other's products have read my keys
+    if (with_queries) both_barrier();  // the other warpgroup's products have read these keys
 
-    // My rows of k and v are read by nobody any more: the results leave through them.
+    // These rows of k and v are no longer read: the results are staged in them.
     const float scales[2] = {in.scale, in.scale};
     stage_rows(shared.k, 64 * w, dk, scales, me);
     stage_rows(shared.v, 64 * w, dv, one, me);
@@ -707,11 +709,11 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
 
 #endif
 
-// Queries' gradients out of their sums; a block per 64 queries of a head.
+// Converts the sums of query gradients; a block per 64 queries of a head.
 template <int HS>
 __global__ void __launch_bounds__(256)
     attention_query_gradient_kernel(bf16* dqkv, const float* sums, AttentionInputs in, int tiles) {
-    constexpr int packs = HS / 8;  // of a row, one per thread; a thread has two rows
+    constexpr int packs = HS / 8;  // packs of a row, one per thread; a thread has two rows
     const int tile = blockIdx.x % tiles, head = blockIdx.x / tiles, b = head / in.NH, h = head % in.NH;
     for (int i = threadIdx.x; i < 32 * packs; i += 256) {
         const int pack = i % packs, warp = i / packs / 8, row = i / packs % 8, t = tile * 64 + warp * 16 + row;
@@ -775,7 +777,7 @@ __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, c
     for (int i = 0; i < HS / 2; i++) dq[i] = 0;
     mbarrier_wait(&shared.q_full, 0);
 
-    uint64_t* held = nullptr;  // the stage whose products are under way
+    uint64_t* held = nullptr;  // the slot whose products are running
     for (int j = range.first; j <= range.last; j++) {
         const unsigned n = j - range.first, stage = n % Q::stages;
         const int j0 = j * N;
@@ -786,7 +788,7 @@ __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, c
         }
         wgmma_fence();
         multiply_transposed(s, shared.q, 64 * w, shared.k[stage]);
-        wgmma_wait<1>(dq);  // the last product of the tile before is done: ds is free before dp is needed
+        wgmma_wait<1>(dq);  // the previous tile's last product is done: ds is free
         if (held) release(held);
         held = &shared.ring.empty[stage];
         wgmma_fence();
@@ -818,7 +820,7 @@ __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, c
     wgmma_wait<0>(dq);
 
     const float scales[2] = {in.scale, in.scale};
-    stage_rows(shared.q, 64 * w, dq, scales, me);  // my rows of q were read by nobody else
+    stage_rows(shared.q, 64 * w, dq, scales, me);  // no other warpgroup reads these rows of q
     fence_proxy_async();
     named_barrier_sync(1 + w, 128);
     if (threadIdx.x % 128 == 0) {
@@ -839,7 +841,7 @@ __global__ void __launch_bounds__(backward_threads, 1)
     using K = BackwardKeys<HS, with_queries>;
     DYNAMIC_SHARED(typename K::Shared, shared);
     int tile, head;
-    order.item(blockIdx.x, tile, head);  // the first keys are seen by most queries: long items come first
+    order.item(blockIdx.x, tile, head);  // most queries see the first keys: long items first
     const int b = head / in.NKV, g = head % in.NKV, j0 = tile * K::keys;
     if (threadIdx.x == 0) {
         tma_prefetch(kv_map), tma_prefetch(q_map), tma_prefetch(dout_map), tma_prefetch(dkv_map);
@@ -870,7 +872,7 @@ __global__ void __launch_bounds__(backward_threads, 1)
     DYNAMIC_SHARED(typename Q::Shared, shared);
     int tile, head;
     order.item(blockIdx.x, tile, head);
-    const int b = head / in.NH, h = head % in.NH, t0 = (order.tiles - 1 - tile) * Q::queries;  // long items come first
+    const int b = head / in.NH, h = head % in.NH, t0 = (order.tiles - 1 - tile) * Q::queries;  // long items first
     if (threadIdx.x == 0) {
         tma_prefetch(q_map), tma_prefetch(dout_map), tma_prefetch(kv_map), tma_prefetch(dq_map);
         mbarrier_init(&shared->q_full, 1), init_ring(shared->ring, Q::consumers);
@@ -899,15 +901,15 @@ inline CUtensorMap head_map(Ctx& ctx, const bf16* x, int B, int T, int heads, in
                                    {token, slab * sizeof(bf16), token * T}, {slab, (uint32_t)rows, (uint32_t)slabs, 1});
 }
 
-// Heads of which a section is made: what they all read together (bytes_per_head) should stay in the L2 cache.
+// The number of heads in a section: the data that they all read (bytes_per_head) should stay in the L2 cache.
 inline WorkOrder work_order(int T, int rows, size_t heads, size_t bytes_per_head) {
-    constexpr size_t l2_bytes = 32 << 20;  // of 50 MB, some of which other data pass through
+    constexpr size_t l2_bytes = 32 << 20;  // of 50 MB; other data uses the rest
     const size_t tiles = ceil_div(T, rows), section = std::min(heads, std::max<size_t>(1, l2_bytes / bytes_per_head));
     CHECK(tiles * heads <= 0x7fffffff, "%zu tiles of %zu heads", tiles, heads);
     return {(int)tiles, (int)heads, (int)section};
 }
 
-// Keys and values, or queries and their gradients, of a head.
+// Bytes of keys and values, or of queries and their gradients, of a head.
 inline size_t head_bytes(int T, int HS) { return (size_t)T * HS * 2 * sizeof(bf16); }
 
 template <int HS>
@@ -919,8 +921,8 @@ void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, int B, const A
                       out_map = head_map(ctx, out, B, in.T, in.NH, HS, 64, slabs);
     const WorkOrder order =
         work_order(in.T, F::rows, (size_t)B * in.NH, std::max<size_t>(1, head_bytes(in.T, HS) * in.NKV / in.NH));
-    // Many short items: a stride was 2 to 5% faster (H100, 64 and 16 sequences of 1024, 35 and 18 items a block), else a
-    // counter, by up to 15%.
+    // For many short items a stride was 2 to 5% faster (H100, 64 and 16 sequences of 1024, 35 and 18 items per block),
+    // otherwise a counter, by up to 15%.
     const bool counted = HS != 64 || in.T > 1024 || order.items() < 16 * ctx.multiprocessors;
     LAUNCH((attention_forward_kernel<HS>), std::min(order.items(), ctx.multiprocessors), F::threads, sizeof(typename F::Shared),
            ctx, q_map, kv_map, out_map, lse, in, order, counted ? (ItemCounter*)ctx.counters : nullptr);
@@ -938,7 +940,7 @@ void run_backward_keys(Ctx& ctx, bf16* dqkv, float* dq_sums, const QueryStatisti
            statistics, in, order);
 }
 
-// dq_sums: null, or room for queries' gradients, which are then added up there in the order in which they come.
+// dq_sums: null, or memory in which query gradients are summed in no fixed order.
 template <int HS>
 void run_backward(Ctx& ctx, bf16* dqkv, float* dq_sums, const bf16* dout, const bf16* out, const real* lse, const bf16* qkv,
                   int B, const AttentionInputs& in) {
@@ -967,14 +969,14 @@ void run_backward(Ctx& ctx, bf16* dqkv, float* dq_sums, const bf16* dout, const 
 namespace gpu {
 
 inline bool attention_hopper_takes(const Ctx& ctx, int HS) { return ctx.capability == 90 && (HS == 64 || HS == 128); }
-// Elements of dq_sums.
+// The size of dq_sums in elements.
 inline size_t attention_hopper_sums(const AttentionShape& a) { return (size_t)a.B * round_up(a.T, 128) * a.NH * a.HS; }
 
 inline void attention_forward_hopper(Ctx& ctx, bf16* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
                                      const bf16* qkv /*(B, T, NH + 2*NKV, HS)*/, const AttentionMask& mask,
                                      const AttentionShape& a) {
     CHECK(attention_hopper_takes(ctx, a.HS), "head size %d on capability %d", a.HS, ctx.capability);
-    CHECK(a.scale > 0, "the largest score is sought before scaling");
+    CHECK(a.scale > 0, "the maximum of scores is taken before scaling");
     const hopper::AttentionInputs in{a.T, a.NH, a.NKV, a.scale, mask.slopes, mask.doc_start};
     const auto run = a.HS == 64 ? hopper::run_forward<64> : hopper::run_forward<128>;
     run(ctx, out, lse, qkv, a.B, in);

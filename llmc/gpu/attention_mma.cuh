@@ -1,21 +1,21 @@
 // Flash attention on tensor cores through mma.sync: bf16, head sizes 64, 80, 96 and 128, GPUs of capability 8.0 and later
-// (FlashAttention-2: Dao, 2023). The maths, and the derivation of backward, are in llmc/cpu/attention.h.
+// (FlashAttention-2: Dao, 2023). The mathematics and the derivation of backward are in llmc/cpu/attention.h.
 //
-// Three kernels, one shape: a block keeps a tile of rows in shared memory, each of its warps owns 16 M of them, and the other
-// side passes by in tiles of N rows, two buffers deep: cp.async fills one while the other is multiplied.
-//   forward   queries stay, keys and values pass     S = Q K^T, P = exp(S - max), O += P V
-//   dq        queries and dout stay, k and v pass    S, dP = dO V^T, dS = P (dP - D), dQ += dS K
-//   dk, dv    keys and values stay, q and dout pass  S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q
-// Each has the shape of A B^T (operands as they lie in memory), then weights, then weights times B. The sums of the first
-// product are spread over the lanes of a warp just as the second wants its left operand, so weights stay in registers; and as
-// dk and dv work with S^T, so do theirs. A block of the last kernel walks the queries of all heads of its group.
+// Three kernels of the same form: a block keeps a tile of rows in shared memory, of which each warp owns 16 M, and loops over
+// tiles of N rows of the other operands, double-buffered: cp.async fills one buffer while the other is multiplied.
+//   forward   queries stay, loop over keys and values     S = Q K^T, P = exp(S - max), O += P V
+//   dq        queries and dout stay, loop over k and v    S, dP = dO V^T, dS = P (dP - D), dQ += dS K
+//   dk, dv    keys and values stay, loop over q and dout  S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q
+// Each kernel computes A B^T (operands as they are in memory), then weights, then weights times B. The accumulators of the
+// first product have the register layout of the second one's left operand, so weights stay in registers; since dk and dv work
+// with S^T, theirs do, too. A block of the last kernel loops over the queries of all heads of its group.
 //
-// Precision: bf16 operands, fp32 sums and softmax; P and dS are rounded to bf16 as operands. 2^x by the special unit, on scores
-// that were scaled by log2(e): a relative error of 2^-22, plus 2^-24 per unit of |score|.
+// Precision: bf16 operands, fp32 sums and softmax; P and dS are rounded to bf16 as operands. 2^x by the special function unit,
+// on scores scaled by log2(e): a relative error of 2^-22, plus 2^-24 per unit of |score|.
 // Determinism: no atomics; each output is summed by one warp in one order.
-// Cost: 2 and 7 products of T^2/2 HS multiply-adds per head (5 would do if dq and dk/dv shared S and dP, which takes atomics or
-// an order among blocks). A right operand is read from shared memory once per warp, 512 bytes for 2 M mma: at M = 1 that takes
-// about as long as the mma themselves on an A100, at M = 2 half as long. Not yet measured on a GPU.
+// Cost: 2 and 7 products of T^2/2 HS multiply-adds per head (5 would suffice if dq and dk/dv shared S and dP, which requires
+// atomics or an order among blocks). A right operand is read from shared memory once per warp, 512 bytes for 2 M mma: at M = 1
+// that takes about as long as the mma themselves on an A100, at M = 2 half as long. Not yet measured on a GPU.
 // Shared memory: at most 97 KB per block, to fit in the 99 KB of GPUs of capability 8.6, 8.9 and 12.0.
 #pragma once
 #include "attention_simple.cuh"
@@ -24,7 +24,7 @@
 namespace gpu {
 namespace mma {
 
-// Tile shapes: as large as the registers of all architectures allow without spilling. 8 warps where M is 1, for as many rows.
+// Tile shapes: as large as registers allow on all architectures without spilling. 8 warps if M is 1, for as many rows.
 template <int HS>
 struct Forward {
     static constexpr int M = HS <= 96 ? 2 : 1, N = HS <= 96 ? 32 : 64, warps = 8 / M, rows = 16 * M * warps;
@@ -42,9 +42,9 @@ struct BackwardKeys {  // small heads leave registers and shared memory for thre
 };
 
 // ---- tiles in shared memory ------------------------------------------------------------------------------------------------
-// Where a chunk of 8 elements (16 bytes) of a row lies in a tile. ldmatrix reads the same chunk of 8 rows at once, which must
-// lie in 8 different groups of 4 banks. With rows of HS/8 = odd * 2^k chunks, rows 8/2^k apart would fall on the same group;
-// exchanging chunks by exclusive-or with the number of such a step, modulo 2^k, takes them apart.
+// The swizzled position in a tile of a row's chunk of 8 elements (16 bytes). ldmatrix reads the same chunk of 8 rows at once,
+// which must fall into 8 different groups of 4 banks. With rows of HS/8 = odd * 2^k chunks, rows 8/2^k apart would conflict;
+// exchanging chunks by exclusive-or with the number of that step, modulo 2^k, separates them.
 template <int HS>
 constexpr int tile_steps = (HS / 8 & -(HS / 8)) < 8 ? (HS / 8 & -(HS / 8)) : 8;  // 2^k
 
@@ -58,8 +58,8 @@ HD constexpr int tile_offset(int row, int chunk) {
     return row * HS + (chunk ^ tile_exchange<HS>(row)) * 8;
 }
 
-// tile_offset(row + 16 i, chunk + c) for a lane's own row and chunk (0 or 1), and i and an even c that the compiler knows: what
-// depends on the lane is worked out once, the rest becomes part of the instruction.
+// tile_offset(row + 16 i, chunk + c) for a lane's own row and chunk (0 or 1), with compile-time i and even c: the lane's part
+// is computed once, the rest becomes an immediate offset.
 template <int HS>
 struct LaneOffset {
     int row_offset, exchange;
@@ -73,7 +73,7 @@ struct LaneOffset {
 // Starts copying rows [first, first + rows) of a head into a tile; rows from `end` on become zeros.
 template <int HS, int rows, int threads>
 __device__ __forceinline__ void copy_tile(bf16* tile, const bf16* head, size_t row_size, int first, int end) {
-    constexpr int chunks = HS / 8, at_once = threads / chunks;  // rows; some threads are left over if HS is 80 or 96
+    constexpr int chunks = HS / 8, at_once = threads / chunks;  // rows per step; some threads idle if HS is 80 or 96
     const int my_row = (int)threadIdx.x / chunks, chunk = (int)threadIdx.x % chunks;
     const bf16* from = head + (size_t)(first + my_row) * row_size + chunk * 8;
     if (my_row < at_once)
@@ -145,7 +145,7 @@ __device__ __forceinline__ void add_product(float (&c)[M][HS / 8][4], const floa
     }
 }
 
-// Row and column of each number that a lane holds of a sum of 16 M rows.
+// Row and column of each number of an accumulator of 16 M rows that a lane holds.
 __device__ __forceinline__ int lane_row(int m, int i) { return 16 * m + i / 2 * 8 + (int)threadIdx.x % 32 / 4; }
 __device__ __forceinline__ int lane_column(int n, int i) { return 8 * n + (int)threadIdx.x % 4 * 2 + i % 2; }
 
@@ -174,13 +174,13 @@ __device__ __forceinline__ void mask(float (&s)[M][N][4], Hidden hidden) {
                 if (hidden(lane_row(m, i), lane_column(n, i))) s[m][n][i] = -INFINITY;
 }
 
-// Rounds factor * c to bf16 and stores the rows below `end`, 16 bytes at a time, by way of `tile`: 16 M rows that no other warp
+// Rounds factor * c to bf16 and stores the rows below `end`, 16 bytes at a time, staged in `tile`: 16 M rows that no other warp
 // uses.
 template <int HS, int M>
 __device__ __forceinline__ void store_rows(bf16* head, size_t row_size, int first, int end, const float (&c)[M][HS / 8][4],
                                            const float (&factor)[M][2], bf16* tile) {
     const int lane = threadIdx.x % 32;
-    __syncwarp();  // all lanes have read what the tile held
+    __syncwarp();  // all lanes have read the tile
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
     const int b = task.head / a.NH, h = task.head % a.NH, g = h / a.group();
     const int t0 = (order.tiles - 1 - task.place) * F::rows, t_end = min(t0 + F::rows, a.T);
     const int* docs = doc_start ? doc_start + (size_t)b * a.T : nullptr;
-    // The warp's rows, and the first keys that they see; rows past the end see what the last one sees, and are not written.
+    // The warp's rows, and the first keys that they see; rows past the end use the last row's, and are not written.
     const int t_first = t0 + warp * 16 * M, t_last = t_first + 16 * M - 1;
     const int first_of_first = docs ? docs[min(t_first, a.T - 1)] : 0, first_of_last = docs ? docs[min(t_last, a.T - 1)] : 0;
 
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
     int j0 = docs ? docs[t0] / N * N : 0, stage = 0;
     copy_stage(stage, j0);
 
-    // Scores are kept so that 2^(factor * s) is their exponential: with ALiBi they are scaled before the bias is added.
+    // Scores are scaled such that 2^(factor * s) is their exponential: with ALiBi they are scaled before the bias is added.
     const float scale = a.scale * log2_e, slope = slopes ? slopes[h] * log2_e : 0.0f, factor = slopes ? 1.0f : scale;
     float o[M][HS / 8][4] = {}, top[M][2], sum[M][2] = {};  // sum: of the lane's own columns
 #pragma unroll
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
 
     for (; j0 < t_end; j0 += N, stage ^= 1) {
         copy_async_wait<0>();
-        __syncthreads();  // this stage has arrived, and all warps are done with the other one
+        __syncthreads();  // this buffer has arrived, and all warps are done with the other
         if (j0 + N < t_end) copy_stage(stage ^ 1, j0 + N);
         if (j0 > t_last || j0 + N <= first_of_first) continue;  // no row of this warp sees any of these keys
 
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
                 for (int n = 0; n < N / 8; n++) highest = fmaxf(highest, fmaxf(s[m][n][2 * i], s[m][n][2 * i + 1]));
                 highest = fmaxf(highest, __shfl_xor_sync(all_lanes, highest, 1));
                 highest = fmaxf(highest, __shfl_xor_sync(all_lanes, highest, 2));
-                const float shift = highest == -INFINITY ? 0.0f : highest * factor;  // a row that has seen nothing yet
+                const float shift = highest == -INFINITY ? 0.0f : highest * factor;  // a row without keys so far
                 const float rescale = exp2_approx(top[m][i] * factor - shift);
                 top[m][i] = highest;
                 sum[m][i] *= rescale;
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
     int j0 = info[t0].first_key / N * N, stage = 0;
     copy_stage(stage, j0);
 
-    float lse_log2[M][2], correction[M][2];  // rows past the end: as the last, and not written
+    float lse_log2[M][2], correction[M][2];  // rows past the end: the last row's; not written
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
@@ -376,7 +376,7 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
     const int j0 = task.place * F::rows, j_first = j0 + warp * 16 * M, j_last = j_first + 16 * M - 1;
     const int t_end = doc_start ? first_row_past(doc_start + (size_t)b * a.T, j0, a.T, j0 + F::rows) : a.T;
 
-    // Rows past the end are zero: their dout and correction are, so they add nothing, whatever their weights.
+    // Rows past the end are zero: their dout and correction are zero, so they add nothing, whatever their weights.
     const auto copy_stage = [&](int stage, int h, int t0) {
         copy_tile<HS, N, threads>(queries(stage), qkv + a.query(b, 0, h), a.row(), t0, a.T);
         copy_tile<HS, N, threads>(douts(stage), dout + a.output(b, 0, h), a.output_row(), t0, a.T);

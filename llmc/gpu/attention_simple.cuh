@@ -1,13 +1,13 @@
-// Attention for any head size up to 256 and both precisions, with ordinary multiplications: the GPU's plain statement of what
-// llmc/cpu/attention.h derives, and what the fast kernels (attention_mma.cuh) share with it: where heads lie, the order of
-// blocks, what backward needs to know of a row.
+// Attention for any head size up to 256 and both precisions, without tensor cores: the GPU's plain version of
+// llmc/cpu/attention.h, and what it shares with the fast kernels (attention_mma.cuh): the layout of heads, the order of blocks,
+// and per-row inputs of backward.
 //
-// A warp owns 4 rows: queries (forward, dq) or keys (dk and dv). The block walks the tiles of 32 keys (or queries) that any of
-// its rows has to do with. Scores: each lane owns one row of the tile and multiplies it with the warp's rows. Sums over the
-// tile: each lane owns every 32nd element of the head and reads the weights, which the lanes left in shared memory.
-// fp32 throughout: tiles are widened when they are loaded. No atomics; each output is summed in one order by one warp.
-// Cost: forward 2, backward 7 products (dq and dk/dv each compute the scores again) of T^2/2 HS multiply-adds per head; bound
-// by reading shared memory, about one load per multiply-add. For fp32 and unusual head sizes; not meant to be fast.
+// A warp owns 4 rows: queries (forward, dq) or keys (dk and dv). The block loops over the tiles of 32 keys (or queries) that
+// any of its rows needs. Scores: each lane owns one row of the tile and multiplies it with the warp's rows. Sums over the tile:
+// each lane owns every 32nd element of the head and reads the weights that the lanes wrote to shared memory. fp32 throughout:
+// tiles are widened when loaded. No atomics; each output is summed in one order by one warp.
+// Cost: forward 2, backward 7 products (dq and dk/dv each recompute the scores) of T^2/2 HS multiply-adds per head; bound by
+// reading shared memory, about one load per multiply-add. For fp32 and unusual head sizes; not meant to be fast.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -20,9 +20,9 @@ namespace gpu {
 // ---- shared by all attention kernels ---------------------------------------------------------------------------------------
 constexpr float log2_e = 1.44269504088896f, ln_2 = 0.693147180559945f;
 
-// Which tile of which head a block works on. Blocks start in the order of their number. Long tiles come first (place 0: the
-// last queries, which see the most keys, or the first keys, which most queries see), so that none starts when the others are
-// about to finish. But tiles of one head read the same memory: so heads go in sections that fit in the L2 cache together.
+// Assigns tiles of heads to blocks, which start in the order of their index. Long tiles come first (index 0: the last queries,
+// which see the most keys, or the first keys, which most queries see), so that none starts when the others are about to finish.
+// But tiles of one head read the same memory, so heads are divided into sections that fit in the L2 cache.
 struct BlockOrder {
     int tiles, heads, section;  // heads of all sequences; of a section
     struct Task {
@@ -37,15 +37,15 @@ struct BlockOrder {
     unsigned blocks() const { return (unsigned)tiles * (unsigned)heads; }
 };
 
-// shared_bytes: what the blocks of `together` neighbouring heads read in common.
+// shared_bytes: the data that the blocks of `together` neighbouring heads all read.
 inline BlockOrder block_order(int tiles, size_t heads, size_t together, size_t shared_bytes) {
-    const size_t cache = 16 << 20;  // of the 40 to 126 MB of a data-centre GPU; other data passes through too
+    const size_t cache = 16 << 20;  // of the 40 to 126 MB of a data-centre GPU; other data needs room, too
     CHECK(tiles * heads <= 0x7fffffff, "%d tiles of %zu heads are too many for one launch", tiles, heads);
     const size_t section = std::max<size_t>(1, cache / shared_bytes) * together;
     return {tiles, (int)heads, (int)std::min(section, heads)};
 }
 
-// First of the rows [from, T) whose document begins at `key` or later, which no longer see a key before it; T if none.
+// The first of the rows [from, T) whose document begins at `key` or later, so that it sees no key before it; T if none.
 __device__ inline int first_row_past(const int* doc_start /*(T)*/, int from, int T, int key) {
     int end = T;
     while (from < end) {
@@ -56,14 +56,14 @@ __device__ inline int first_row_past(const int* doc_start /*(T)*/, int from, int
     return end;
 }
 
-// What backward needs to know of a row of queries: 16 bytes, which one asynchronous copy brings into shared memory.
+// Per-row inputs of backward for queries: 16 bytes, which one asynchronous copy brings into shared memory.
 struct alignas(16) RowInfo {
-    float lse, lse_log2;  // of the scores; times log2(e), for kernels that compute 2^x
-    float correction;     // dout . out, the softmax's own term
+    float lse, lse_log2;  // of the scores; lse_log2: times log2(e), for kernels that use 2^x
+    float correction;     // dout . out, the softmax's correction
     int first_key;
 };
 
-// A warp takes 32 / lanes rows at a time; `lanes` (a power of two) is just enough to hold a row in packs.
+// A warp processes 32 / lanes rows at a time; `lanes` (a power of two) is just enough to hold a row in packs.
 template <bool packed>
 __global__ void attention_row_info(RowInfo* info /*(B, NH, T)*/, const floatX* dout, const floatX* out, const float* lse,
                                    const int* doc_start, AttentionShape a, int lanes) {
@@ -86,7 +86,7 @@ __global__ void attention_row_info(RowInfo* info /*(B, NH, T)*/, const floatX* d
     }
 }
 
-// Lanes that hold a row of HS elements in packs.
+// The number of lanes that hold a row of HS elements in packs.
 inline int lanes_of_row(int HS) {
     int lanes = 1;
     while (lanes < 32 && lanes * Pack<floatX>::size < HS) lanes *= 2;
@@ -108,19 +108,19 @@ inline RowInfo* compute_row_info(Ctx& ctx, const floatX* dout, const AttentionAc
 // ---- the simple kernels ----------------------------------------------------------------------------------------------------
 namespace simple {
 
-constexpr int R = 4;      // rows of a warp
+constexpr int R = 4;      // rows per warp
 constexpr int tile = 32;  // rows of a tile in shared memory, one per lane
 
-// C: elements of a head that a lane owns, 4 (heads up to 128) or 8 (up to 256). Fewer warps for wide heads: shared memory.
+// C: elements of a head per lane, 4 (heads up to 128) or 8 (up to 256). Fewer warps for wide heads: shared memory is limited.
 template <int C>
 constexpr int warps = C == 4 ? 8 : 2;
 template <int C>
 constexpr int block_rows = R* warps<C>;
 
-// Lanes read down a column of a tile: an odd distance between rows puts them in different banks.
+// Lanes read down a column of a tile: an odd row stride avoids bank conflicts.
 HD constexpr int tile_row(int HS) { return HS | 1; }
 
-// Rows [first, first + n) of a head, widened; rows from `end` on are zero.
+// Loads rows [first, first + n) of a head, widened; rows from `end` on are zero.
 __device__ inline void load_rows(float* to, int to_row, const floatX* head, size_t row, int first, int n, int end, int HS) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
     for (int i = warp; i < n; i += n_warps)
@@ -128,7 +128,7 @@ __device__ inline void load_rows(float* to, int to_row, const floatX* head, size
             to[i * to_row + c] = first + i < end ? (float)head[(size_t)(first + i) * row + c] : 0.0f;
 }
 
-// dots[r] = row r of the warp . the lane's row of the tile
+// dots[r] = row r of the warp times the lane's row of the tile
 __device__ __forceinline__ void multiply(float (&dots)[R], const float* rows, const float* tile_of_rows, int HS) {
     const float* mine = tile_of_rows + threadIdx.x % 32 * tile_row(HS);
     for (int r = 0; r < R; r++) dots[r] = 0;
@@ -186,9 +186,9 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
     const BlockOrder::Task task = order.task(blockIdx.x);
     const int b = task.head / a.NH, h = task.head % a.NH, g = h / a.group();
     const int t0 = (order.tiles - 1 - task.place) * rows, t_end = min(t0 + rows, a.T);
-    const int t = t0 + warp * R;  // the warp's first
+    const int t = t0 + warp * R;  // the warp's first row
     const float slope = slopes ? slopes[h] : 0.0f;
-    int first[R];  // key that row r sees; rows past the end see what the last one sees, and are not written
+    int first[R];  // first key of row r; rows past the end use the last row's, and are not written
     for (int r = 0; r < R; r++) first[r] = doc_start ? doc_start[(size_t)b * a.T + min(t + r, a.T - 1)] : 0;
 
     float *my_queries = queries + warp * R * HS, *p = weights + warp * R * tile;
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
             const bool seen = j <= t + r && j >= first[r] && j < a.T;
             s[r] = seen ? a.scale * s[r] + slope * (float)(j - t - r) : -INFINITY;
             const float highest = fmaxf(top[r], warp_max(s[r]));
-            const float shift = highest == -INFINITY ? 0.0f : highest;  // a row that sees nothing of this tile
+            const float shift = highest == -INFINITY ? 0.0f : highest;  // a row without keys in this tile
             const float rescale = exp_real(top[r] - shift), weight = exp_real(s[r] - shift);
             p[r * tile + lane] = weight;
             sum[r] = sum[r] * rescale + warp_sum(weight);
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
         }
         __syncwarp();
         accumulate<C>(o, p, values, HS);
-        __syncwarp();  // before the next weights
+        __syncwarp();  // before the weights are overwritten
     }
     for (int r = 0; r < R; r++) {
         for (int i = 0; i < C; i++) o[r][i] /= sum[r];
@@ -276,7 +276,8 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
     store_rows<C>(dqkv + a.query(b, 0, h), a.row(), t, a.T, HS, dq, a.scale);
 }
 
-// A block owns keys of one key/value head and walks the queries of all heads of its group, so their sum needs no second pass.
+// A block owns keys of one key/value head and loops over the queries of all heads of its group, so their sum needs no second
+// pass.
 template <int C>
 __global__ void __launch_bounds__(32 * warps<C>, 1)
     attention_backward_keys(floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv, const float* slopes,
@@ -288,7 +289,7 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
     float *values = keys + rows * HS, *weights = values + rows * HS;
     const BlockOrder::Task task = order.task(blockIdx.x);
     const int b = task.head / a.NKV, g = task.head % a.NKV;
-    const int j0 = task.place * rows, j = j0 + warp * R;  // j: the warp's first
+    const int j0 = task.place * rows, j = j0 + warp * R;  // j: the warp's first key
     const int t_end = doc_start ? first_row_past(doc_start + (size_t)b * a.T, j0, a.T, j0 + rows) : a.T;
 
     float *my_keys = keys + warp * R * HS, *my_values = values + warp * R * HS;
