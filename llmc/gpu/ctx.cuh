@@ -1,5 +1,5 @@
-// gpu::Ctx: the only thing a GPU op may reach for. Stream, device limits, cuBLASLt with its workspace and its plans, scratch
-// memory. All ops of one Ctx run in order on its stream, so they share one scratch buffer; nothing in it outlives an op.
+// gpu::Ctx: all state that a GPU op may use: stream, device limits, cuBLASLt with its workspace and plans, scratch memory. All
+// ops of one Ctx run in order on its stream, so they share one scratch buffer; nothing in it outlives an op.
 #pragma once
 #include <cublasLt.h>
 #include <omp.h>
@@ -18,7 +18,7 @@ constexpr const char* backend_name = "emu";
 #else
 constexpr const char* backend_name = "cuda";
 #endif
-constexpr bool memory_is_host = false;                  // also on the emulator, so that the copies are tested
+constexpr bool memory_is_host = false;                  // also on the emulator, so that copies are tested
 constexpr bool sets_bf16_gradients = has_lower_halves;  // cuBLASLt does not round products of fp32 to bf16
 
 #define CUBLAS(call)                                                                                          \
@@ -28,7 +28,7 @@ constexpr bool sets_bf16_gradients = has_lower_halves;  // cuBLASLt does not rou
             fail("%s failed: %s at %s:%d", #call, cublasLtGetStatusName(cublas_status_), __FILE__, __LINE__); \
     } while (0)
 
-// The number of GPUs that this process sees; 0, and why, without one. Never fails.
+// The number of GPUs that this process sees; if 0, also the reason. Never fails.
 inline int count_devices(std::string& why_none) {
     int n = 0;
     const cudaError_t error = cudaGetDeviceCount(&n);
@@ -43,7 +43,7 @@ namespace hopper {
 class TensorMaps;  // hopper.cuh
 }
 
-// Page-locked memory that uploads and large downloads go through, see memory.cuh.
+// Page-locked memory for uploads and large downloads, see memory.cuh.
 class Staging {
 public:
     static constexpr size_t slot_bytes = 4 << 20;
@@ -61,7 +61,7 @@ public:
             if (slot.sent) cudaEventDestroy(slot.sent);
         }
     }
-    // The slot that has waited longest; its last transfer is over.
+    // The least recently used slot; waits until its last transfer is complete.
     Slot& next() {
         Slot& slot = slots_[turn_++ % n_slots];
         if (!slot.memory) {
@@ -79,12 +79,12 @@ private:
 };
 
 struct Ctx {
-    int threads;  // OpenMP threads of the host's part of the work
+    int threads;  // OpenMP threads for work on the host
     int device;
     cudaStream_t stream = nullptr;
     int capability = 0;  // 80, 90, ...
     int multiprocessors = 0;
-    size_t shared_bytes = 0;  // that a block may ask for
+    size_t shared_bytes = 0;  // maximum shared memory of a block
     size_t memory_bytes = 0;
     std::string name;
     bool plain = false;  // true: attention's simple kernel instead of the tensor-core ones
@@ -93,12 +93,12 @@ struct Ctx {
     static constexpr size_t workspace_bytes = 32 << 20;
     void* workspace = nullptr;
     static constexpr size_t counter_bytes = 256;
-    void* counters = nullptr;  // zero between kernels: what the blocks of a persistent kernel count together
+    void* counters = nullptr;  // zero between kernels: counters shared by the blocks of a persistent kernel
     std::shared_ptr<GemmPlans> plans;
     std::shared_ptr<hopper::TensorMaps> tensor_maps;
     Staging staging;
 
-    // may_lack_device: without a GPU there is a Ctx that only plans: no op may be called on it (machine.h: plan_for).
+    // may_lack_device: without a GPU, makes a Ctx for planning only, on which no op may be called (machine.h: plan_for).
     explicit Ctx(int n_threads = 0, int device_number = 0, bool may_lack_device = false)
         : threads(n_threads > 0 ? n_threads : cpu::default_threads()), device(device_number) {
         cpu::op_threads() = threads;
@@ -109,7 +109,7 @@ struct Ctx {
         if (n_devices == 0)
             fail("no GPU: %s; HINT: make BACKEND=cpu builds the program for the CPU; nvidia-smi shows the driver's state",
                  why_none.c_str());
-        if (n_devices == 1) device = 0;  // the launcher shows each rank its own (srun --gpus-per-task=1)
+        if (n_devices == 1) device = 0;  // each rank sees only its own (srun --gpus-per-task=1)
         if (device >= n_devices) fail("GPU %d was asked for, there are %d (0 .. %d)", device, n_devices, n_devices - 1);
         CUDA(cudaSetDevice(device));
         cudaDeviceProp p;
@@ -127,7 +127,7 @@ struct Ctx {
     }
     ~Ctx() {
         if (!has_device()) return;
-        cudaStreamSynchronize(stream);  // kernels and copies use what goes now, page-locked memory among it
+        cudaStreamSynchronize(stream);  // kernels and copies may still use the memory freed below
         plans.reset();
         cudaFree(scratch_), cudaFree(workspace), cudaFree(counters);
         if (cublas) cublasLtDestroy(cublas);
@@ -138,14 +138,14 @@ struct Ctx {
 
     bool has_device() const { return stream != nullptr; }
 
-    // For the start-up table.
+    // The row of the start-up table.
     std::string description() const {
         if (!has_device()) return name;
         return format("%s (sm_%d, %d multiprocessors), %d host threads", name.c_str(), capability, multiprocessors, threads);
     }
 
     // At least `bytes` of device memory, aligned to 256, contents undefined, valid until the next call. Grows, never shrinks;
-    // growing waits for the device, so it happens in a run's first step only.
+    // growing waits for the device, which happens only in a run's first step.
     void* scratch(size_t bytes) {
         if (bytes > scratch_bytes_) {
             CUDA(cudaStreamSynchronize(stream));

@@ -1,4 +1,4 @@
-// What the kernels share: 16-byte packs and reductions over a warp and a block.
+// Shared device code: 16-byte packs, and reductions over a warp and a block.
 #pragma once
 #include "../base/math.h"
 #include "../base/types.h"
@@ -6,7 +6,7 @@
 
 namespace gpu {
 
-// 16 bytes that are loaded and stored at once. Addresses must be multiples of 16: rows of C elements are, if C % size == 0.
+// 16 bytes that are loaded and stored at once. Addresses must be multiples of 16, as in rows of C elements if C % size == 0.
 //   Pack<floatX> x = load(inp + i);  x[k] ...;  store(out + i, x);
 template <class T>
 struct alignas(16) Pack {
@@ -23,7 +23,7 @@ __device__ __forceinline__ Pack<T> load(const T* p) {
     memcpy((void*)&pack, &bits, 16);
     return pack;
 }
-// For what is read once: leaves the caches to others.
+// A streaming load, for data that is read once: leaves the caches to other data.
 template <class T>
 __device__ __forceinline__ Pack<T> load_streaming(const T* p) {
     const int4 bits = __ldcs(reinterpret_cast<const int4*>(p));
@@ -38,8 +38,8 @@ __device__ __forceinline__ void store(T* p, const Pack<T>& pack) {
     *reinterpret_cast<int4*>(p) = bits;
 }
 
-// The same for a row of any length C: what lies beyond its end is read as zero and not written. `packed` promises that the row
-// begins at a multiple of 16 bytes and that C is a multiple of the pack's size; without it, elements are moved one by one.
+// Part of a row of any length C: elements beyond its end are read as zero and not written. `packed` promises that the row
+// begins at a multiple of 16 bytes and that C is a multiple of the pack's size; otherwise elements are moved one by one.
 template <bool packed, class T>
 __device__ __forceinline__ Pack<T> load_part(const T* row, int first, int C) {
     if constexpr (packed)
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_part(T* row, int first, int C, const Pack<
     }
 }
 
-// Whether memory that starts at these addresses can be moved in packs (null: not used).
+// Whether memory at these addresses can be moved in packs (null: not used).
 template <class... T>
 bool aligned_16(const T*... p) {
     return (... && ((uintptr_t)p % 16 == 0));
@@ -68,7 +68,7 @@ bool aligned_16(const T*... p) {
 
 constexpr unsigned all_lanes = 0xffffffffu;
 
-// Every lane gets the result; the order is fixed (a butterfly), so the bits are the same in every run.
+// Every lane gets the result. The order is fixed (butterfly), so the bits are the same in every run.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(all_lanes, x, offset);
@@ -80,8 +80,8 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Over a block of whole warps (at most 32); every thread gets the result. Has two barriers, so all threads must call it; calls
-// may follow each other without one between them.
+// Reduces over a block of whole warps (at most 32); every thread gets the result. Contains two barriers, so all threads must
+// call it; consecutive calls need no barrier between them.
 template <class F>
 __device__ __forceinline__ float block_reduce(float x, float neutral, F warp_reduce) {
     __shared__ float of_warp[32];

@@ -1,16 +1,16 @@
 // Embedding: out = wte[token] (+ wpe[position]). Backward adds each row of dout to its token's row of dwte and its position's
 // row of dwpe; sums in fp32, no atomics, the same bits in every run.
 //
-// Several rows name one token, so backward first sorts the pairs (token, row): merge sort, 2048 pairs at a time in shared
-// memory, then by passes over all of them. Merging is by rank: an element of one run lands behind as many elements of the other
-// as are smaller, which a binary search counts; every element finds its place on its own.
-// Then a warp takes 32 consecutive pairs (a piece) and 32 packs of channels, and adds the rows of each token in registers. The
-// sum of a token whose rows all lie in the piece goes to dwte at once. A token whose rows reach over pieces leaves one sum per
-// piece in scratch memory, and a second kernel adds those in order: a token that fills the whole batch costs no more than
-// others.
+// Several rows may have the same token, so backward first sorts the pairs (token, row): merge sort, 2048 pairs at a time in
+// shared memory, then passes over all pairs. Merging is by rank: an element's position in the merged run is its own index plus
+// the number of smaller elements in the other run, found by binary search; every element is placed independently.
+// Then a warp processes 32 consecutive pairs (a piece) and 32 packs of channels, and adds the rows of each token in registers.
+// If all rows of a token are in the piece, the sum goes directly to dwte. Otherwise the token leaves one sum per piece in
+// scratch memory, and a second kernel adds those in order: a token that fills the whole batch costs no more than others.
 //
-// Cost: forward is a copy. Backward reads dout once and reads and writes each named row of dwte once; sorting 65,536 pairs is
-// six short kernels. Bound by memory bandwidth. The sums are not the CPU's to the last bit: there, each row is added to dwte.
+// Cost: forward is a copy. Backward reads dout once, and reads and writes each named row of dwte once; sorting 65,536 pairs
+// takes six short kernels. Bound by memory bandwidth. The sums differ from the CPU's in the last bits, since there each row is
+// added to dwte.
 #pragma once
 #include "../ops.h"
 #include "device.cuh"
@@ -18,7 +18,7 @@
 namespace gpu {
 namespace detail {
 
-// A warp per row.
+// One warp per row.
 template <bool packed>
 __global__ void __launch_bounds__(256)
     embedding_forward_kernel(floatX* __restrict__ out, const int* __restrict__ tokens, const int* __restrict__ positions,
@@ -43,14 +43,14 @@ __global__ void __launch_bounds__(256)
 }
 
 // ---- sorting ---------------------------------------------------------------------------------------------------------------
-// A pair is id << 32 | row, and pairs differ, so that rows of one id come in row order. Rows that name nothing have the id
-// `nothing` and come last.
+// A pair is id << 32 | row, and pairs differ, so rows of one id are in row order. Rows without an id get `nothing` and come
+// last.
 constexpr uint32_t nothing = 0xffffffffu;
 constexpr int sort_tile = 2048, sort_threads = 512;
 
 __device__ __forceinline__ uint32_t id_of(uint64_t pair) { return (uint32_t)(pair >> 32); }
 
-// How many of n sorted pairs are smaller.
+// The number of smaller pairs among n sorted ones.
 __device__ __forceinline__ int count_below(const uint64_t* pairs, int n, uint64_t pair) {
     int low = 0;
     while (n > 0) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ int count_below(const uint64_t* pairs, int n, uint64_
     return low;
 }
 
-// pairs (n) holds sorted runs. Where pair i goes when each two neighbouring runs are merged.
+// pairs (n) consists of sorted runs. The position of pair i after each two neighbouring runs are merged.
 __device__ __forceinline__ int merged_place(const uint64_t* pairs, int n, int run, int i) {
     const int own = i / run * run, left = own / run % 2 == 0 ? own : own - run;
     const int other = own == left ? own + run : left;
@@ -92,11 +92,11 @@ __global__ void __launch_bounds__(256) merge_runs_kernel(uint64_t* to, const uin
 }
 
 // ---- adding rows -----------------------------------------------------------------------------------------------------------
-constexpr int piece = 32;        // sorted pairs that a warp takes: one per lane
+constexpr int piece = 32;        // sorted pairs per warp: one per lane
 constexpr int pieces_warps = 8;  // warps that add the sums of a token's pieces
 
-// Blocks (pieces, channels / those of a block). sums (pieces, 2, C): of the token that reaches into the piece from the one
-// before, and of the one that begins in it and reaches into the next.
+// Blocks (pieces, channels / those per block). sums (pieces, 2, C): for the token that extends into the piece from the previous
+// one, and for the token that begins in it and extends into the next.
 template <bool packed>
 __global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __restrict__ sums, const floatX* __restrict__ dout,
                                                          const uint64_t* __restrict__ pairs, int N, int C) {
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __re
         of_row[in_flight] = first + in_flight < n ? next : after;
 #pragma unroll
         for (int k = 0; k < in_flight; k++) {
-            if (of_row[k] == nothing) return;  // all lanes; nothing follows
+            if (of_row[k] == nothing) return;  // uniform in the warp; nothing follows
 #pragma unroll
             for (int j = 0; j < size; j++) sum[j] += (float)d[k][j];
             if (of_row[k + 1] == of_row[k] && first + k + 1 < n) continue;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __re
     }
 }
 
-// Blocks as above, of 8 warps and 32 packs: if a token begins in this piece and reaches into the next, adds up its pieces.
+// Blocks as above, of 8 warps and 32 packs: if a token begins in this piece and extends into the next, adds its pieces' sums.
 template <bool packed>
 __global__ void __launch_bounds__(32 * pieces_warps)
     join_pieces_kernel(real* table, const real* __restrict__ sums, const uint64_t* __restrict__ pairs, int N, int C) {
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(32 * pieces_warps)
     if (end >= N) return;
     const uint32_t id = id_of(pairs[end - 1]);
     if (id == nothing || id_of(pairs[end]) != id) return;
-    if (begin > 0 && id_of(pairs[begin - 1]) == id) return;  // began before
+    if (begin > 0 && id_of(pairs[begin - 1]) == id) return;  // began in an earlier piece
     const int last = (end + count_below(pairs + end, N - end, (uint64_t)(id + 1) << 32) - 1) / piece,
               c = (blockIdx.y * 32 + lane) * size;
     Pack<real> sum{};
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(32 * pieces_warps)
     store_part<packed>(table + (size_t)id * C, c, C, total);
 }
 
-// table (n_ids, C): row ids[n] - first_id += row n of dout, for those in [0, n_ids).
+// table (n_ids, C): row ids[n] - first_id += row n of dout, for ids in [first_id, first_id + n_ids).
 inline void add_rows_by_id(Ctx& ctx, real* table, const floatX* dout, const int* ids, int N, int C, int first_id, int n_ids) {
     const int pieces = ceil_div(N, piece);
     const size_t pairs_bytes = ceil_div((size_t)N * sizeof(uint64_t), (size_t)256) * 256;

@@ -1,14 +1,14 @@
-// FP8 codes (../fp8.h) of matrices, made from numbers in memory or by the op that computes them; their bits are cpu::'s.
+// Encodes matrices as FP8 codes (../fp8.h), from memory or in the op that computes them, with the same bits as cpu::.
 //
-// One kernel makes the codes of all elementwise ops, which it gets as a `Source`: a block computes a tile of 128 x 128 numbers,
-// rounds them to floatX, and turns them into codes in shared memory, from where rows and columns are written. quantize() is the
-// source that just loads. amax is the tile's largest, then the largest of all tiles by atomicMax on the float's bits, which
-// order as the numbers do where there is no sign. A maximum does not depend on the order, so it has the same bits in every run.
+// One kernel makes the codes for all elementwise ops, which it gets as a `Source`: a block computes a tile of 128 x 128
+// numbers, rounds them to floatX and encodes them in shared memory, from where rows and columns are written. quantize() uses a
+// source that only loads. amax is the maximum over the tile, then over all tiles by atomicMax on the float's bits, which for
+// non-negative numbers order like the numbers. A maximum does not depend on the order, so it has the same bits in every run.
 //
-// Bound by memory, 16-byte accesses everywhere. Bytes per element, from bf16 and with the transpose: quantize() 2 + 2, which a
-// source that computes them saves twice: the numbers are neither written nor read again.
+// Bound by memory bandwidth, with 16-byte accesses throughout. Bytes per element, from bf16 and with the transpose: quantize()
+// 2 + 2; a source that computes the numbers saves the first 2 twice, as they are neither written nor read again.
 //
-// Limits: C a multiple of 16, N too where a transpose is wanted; all pointers multiples of 16 bytes.
+// Limits: C a multiple of 16, and N too if a transpose is wanted; all pointers multiples of 16 bytes.
 #pragma once
 #include <cfloat>
 
@@ -18,8 +18,8 @@
 namespace gpu {
 namespace detail {
 
-// fp8_encode of four numbers, the first in the lowest byte. A GPU's instruction differs from it in two points: infinities
-// become the largest number and NaN loses its sign. x + 0 x is x, but NaN for infinities; the signs are put back.
+// fp8_encode of four numbers, the first in the lowest byte. The GPU's instruction differs in two ways: infinities become the
+// largest number, and NaN loses its sign. x + 0 x is x, but NaN for infinities; the signs are restored.
 template <Fp8 format>
 __device__ __forceinline__ uint32_t encode_four(const float* x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -44,30 +44,30 @@ __device__ __forceinline__ uint32_t encode_four(const float* x) {
 #endif
 }
 
-// The larger of the two; NaN and infinite x do not count.
+// The larger of the two; NaN and infinite x are ignored.
 __device__ __forceinline__ float larger_finite(float largest, float x) { return fmaxf(largest, fabsf(fmaf(x, 0.0f, x))); }
 // *amax = max(*amax, largest).
 __device__ __forceinline__ void raise(float* amax, float largest) {
     if (largest > 0) atomicMax((int*)amax, __float_as_int(largest));
 }
-// The same with the block's largest. Has block_max's barriers.
+// *amax = max(*amax, the block's maximum). Contains the barriers of block_max.
 __device__ __forceinline__ void raise_amax(float* amax, float largest) {
     largest = block_max(largest);
     if (threadIdx.x == 0) raise(amax, largest);
 }
 
-// A tile of codes in shared memory. Rows are eight chunks of 16 bytes, and lie so that no access has bank conflicts: chunk c of
-// row r is at place c ^ (r / 16). A warp writes rows; reads rows, a quarter of a warp at a time; and reads words of four codes,
-// one from each of eight rows that are 16 apart, from four words beside each other: (c ^ r / 16) leads these to 32 banks.
+// A tile of codes in shared memory. Rows are eight chunks of 16 bytes, swizzled so that no access has bank conflicts: chunk c
+// of row r is at position c ^ (r / 16). A warp writes rows; reads rows, a quarter of a warp at a time; and reads words of four
+// codes from each of eight rows that are 16 apart, at four adjacent words: (c ^ r / 16) spreads these over 32 banks.
 constexpr int tile_side = 128, tile_threads = 256;
 struct alignas(16) CodeTile {
     uint8_t codes[tile_side * tile_side];
     __device__ uint8_t* at(int row, int column) { return codes + row * tile_side + (column ^ (row & 0x70)); }
 };
 
-// Where a block's tile lies in a matrix (N, C).
+// The position of a block's tile in a matrix (N, C).
 struct TilePlace {
-    int row, column, rows, columns;  // its first ones, and how many are within the matrix
+    int row, column, rows, columns;  // first row and column, and numbers within the matrix
     __device__ TilePlace(int N, int C) {
         const int across = ceil_div(C, tile_side);
         row = (int)blockIdx.x / across * tile_side, column = (int)blockIdx.x % across * tile_side;
@@ -85,8 +85,8 @@ __device__ __forceinline__ void store_rows(uint8_t* out, CodeTile& tile, const T
     }
 }
 
-// Each thread turns 16 rows of 4 codes around: 16 words of shared memory become 4 chunks of 16 bytes. Eight lanes beside each
-// other write 128 bytes in a row.
+// Each thread transposes 16 rows of 4 codes: 16 words of shared memory become 4 chunks of 16 bytes. Eight adjacent lanes write
+// 128 contiguous bytes.
 __device__ __forceinline__ void store_columns(uint8_t* out, CodeTile& tile, const TilePlace& place, int N) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row = lane % 8 * 16, column = (warp * 4 + lane / 8) * 4;
@@ -116,7 +116,7 @@ inline void check_codes(const Codes& q, int N, int C, bool aligned) {
           "codes (%d, %d) want sizes and addresses that are multiples of 16", N, C);
 }
 
-// Codes of a pack of numbers, into `codes`, which is at a multiple of the pack's size.
+// Writes the codes of a pack of numbers to `codes`, which is aligned to the pack's size.
 template <Fp8 format>
 __device__ __forceinline__ void encode_pack(uint8_t* codes, const Pack<floatX>& x, float scale, float& largest) {
     constexpr int width = Pack<floatX>::size;
@@ -136,7 +136,7 @@ __device__ __forceinline__ void encode_pack(uint8_t* codes, const Pack<floatX>& 
 }
 
 // A Source computes a matrix (N, tiles F) elementwise from `inputs` packs of other matrices:
-//   load<packed>(in, row, column, F)   the packs that belong to this place; `packed` as load_part's
+//   load<packed>(in, row, column, F)   the input packs for this position; `packed` as load_part's
 //   compute(in, out)                   the numbers at (row, column), (row, F + column), ...: one pack for each of `tiles`
 struct Stored {
     static constexpr int inputs = 1, tiles = 1;
@@ -148,7 +148,7 @@ struct Stored {
     __device__ void compute(const Pack<floatX>* in, Pack<floatX>* out) const { out[0] = in[0]; }
 };
 
-// x, and not codes alone, is written if it is not null.
+// If x is not null, the numbers are written, too.
 template <Fp8 format, class Source>
 __global__ void __launch_bounds__(tile_threads, Source::tiles == 1 ? 4 : 2)
     code_tiles(floatX* x, Codes q, Source source, int N, int F) {
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(tile_threads, Source::tiles == 1 ? 4 : 2)
             }
         }
     }
-    raise_amax(q.amax, largest);  // its barriers are also those between writing and reading the tiles
+    raise_amax(q.amax, largest);  // its barriers also separate writing and reading of the tiles
 #pragma unroll
     for (int t = 0; t < Source::tiles; t++) {
         store_rows(q.codes + (size_t)t * F, tiles[t], place, across * F);
@@ -260,7 +260,7 @@ inline void transpose_codes(Ctx& ctx, uint8_t* transposed, const uint8_t* codes,
 inline void absolute_max(Ctx& ctx, float* amax, const floatX* x, size_t n) {
     if (n == 0) return;
     const size_t n_packs = aligned_16(x) ? n / Pack<floatX>::size : 0;
-    const size_t wanted = ceil_div(n_packs ? n_packs : n, (size_t)256 * 4);  // as many as fill the GPU once
+    const size_t wanted = ceil_div(n_packs ? n_packs : n, (size_t)256 * 4);  // as many blocks as fill the GPU once
     LAUNCH(detail::largest_of, (unsigned)std::min(wanted, (size_t)ctx.multiprocessors * 8), 256, 0, ctx, amax, x, n, n_packs);
 }
 

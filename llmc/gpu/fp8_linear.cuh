@@ -1,25 +1,25 @@
-// Linear layers whose factors are FP8 codes (../fp8.h): the products through cuBLASLt, from codes
-// that fp8.cuh makes. What the ops compute is derived in ../cpu/fp8_linear.h and ../cpu/matmul.h.
+// Linear layers with FP8 codes as operands (../fp8.h): products by cuBLASLt, from codes that fp8.cuh makes. The mathematics is
+// in ../cpu/fp8_linear.h and ../cpu/matmul.h.
 //
-// Products. Tensor cores of Ada and Hopper read both factors of an FP8 product along the sum, which cuBLASLt calls TN: A
-// transposed, B not (as matmul.cuh reads row-major matrices). So each product wants its factors in an order of their own, and
-// tensors that occur in two products are kept in both:
+// Products. FP8 tensor cores of Ada and Hopper need both operands contiguous along k, which cuBLASLt calls TN: A transposed, B
+// not (as matmul.cuh reads row-major matrices). So each product needs its operands in one particular order, and tensors that
+// occur in two products are kept in both orders:
 //   forward          m = OC, n = N,  k = IC    A = weight (OC, IC)               B = inp (N, IC)
 //   backward_input   m = IC, n = N,  k = OC    A = weight_transposed (IC, OC)    B = dout (N, OC)
 //   backward_weight  m = IC, n = OC, k = N     A = inp_transposed (IC, N)        B = dout_transposed (OC, N)
-// e4m3 x e5m2 is possible, e5m2 x e5m2 is not; D is bf16 or fp32. The library takes the inverse scales where they lie on the
-// device, so no op waits for them. Plans, timing and file are matmul.cuh's.
+// e4m3 x e5m2 is supported, e5m2 x e5m2 is not; D is bf16 or fp32. The library reads the inverse scales from device memory, so
+// no op waits for them. Plans, autotuning and the cache file are those of matmul.cuh.
 //
-// Precision: Hopper's tensor cores keep about 14 bits of a sum of FP8 products. cuBLASLt therefore adds partial sums up in
-// fp32 registers every so many products, unless it is told to be `fast`: then the whole sum stays in the tensor cores. The
-// forward pass bears that, gradients do not. Everything else is fp32, rounded once.
+// Precision: Hopper's tensor cores keep about 14 bits of a sum of FP8 products. So cuBLASLt adds partial sums in fp32 registers
+// at intervals, unless it is told to be `fast`: then the whole sum stays in the tensor cores. The forward pass tolerates that,
+// gradients do not. Everything else is fp32, rounded once.
 //
-// Cost. Beside a product of N x IC x OC, its input is moved as codes (3 N IC bytes: written, and read and written to be
-// transposed for backward), and, unless the op before makes them, written and read as bf16 (4 N IC more). At 4.3 TB/s and 1400
-// TFLOP/s that is 490 or 1140 / OC of the product's time: 12% or 28% at OC = 4096 (not yet measured on a GPU).
+// Cost. Besides a product of N x IC x OC, its input is moved as codes (3 N IC bytes: written, then read and written to be
+// transposed for backward), and, unless the previous op makes the codes, written and read as bf16 (4 N IC more). At 4.3 TB/s
+// and 1400 TFLOP/s that is 490 or 1140 / OC of the product's time: 12% or 28% at OC = 4096 (not yet measured on a GPU).
 //
-// Limits: compute capability 8.9; all sizes multiples of 16, all pointers too, the scales' among them (cuBLASLt 12.9 to 13.1
-// asks for that).
+// Limits: compute capability 8.9; all sizes and pointers multiples of 16, including those of the scales (required by cuBLASLt
+// 12.9 to 13.1).
 #pragma once
 #include "../ops.h"
 #include "fp8.cuh"
@@ -38,7 +38,7 @@ inline void fp8_gemm(Ctx& ctx, const GemmPointers& p, int m, int n, int k, Fp8 a
     gemm(ctx, p, {m, n, k, true, false, cublas_type(a), cublas_type(b), d, epilogue, add, p, fast});
 }
 
-// Every row of x, of C elements, becomes `row`.
+// Sets every row of x, of C elements, to `row`.
 __global__ void __launch_bounds__(256) repeat_row(floatX* x, const floatX* row, size_t n, int C) {
     constexpr int width = Pack<floatX>::size;
     const size_t stride = (size_t)gridDim.x * blockDim.x * width;
@@ -63,7 +63,7 @@ inline void fp8_linear_forward(Ctx& ctx, floatX* out, const Fp8Matrix& inp, cons
     if (bias && std::is_same<floatX, bf16>::value) {
         epilogue = CUBLASLT_EPILOGUE_BIAS;
     } else if (bias) {
-        // Beside a D of fp32, too, the library wants a bias of bf16. So D is set to the bias, and the product added to it.
+        // Even if D is fp32, the library requires a bf16 bias. So D is set to the bias, and the product added to it.
         const size_t n = (size_t)N * OC, blocks = ceil_div(n, (size_t)256 * Pack<floatX>::size);
         LAUNCH(detail::repeat_row, (unsigned)std::min(blocks, (size_t)ctx.multiprocessors * 8), 256, 0, ctx, out, bias, n, OC);
         bias = nullptr, add = true;

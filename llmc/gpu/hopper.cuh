@@ -1,18 +1,20 @@
-// What Hopper (sm_90a) adds for matrix kernels, each instruction behind one function: inline PTX on a GPU, the same function on
-// the CPU in test/emu/hopper.h. Facts are from NVIDIA's PTX ISA (mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg).
+// The instructions that Hopper (sm_90a) adds for matrix kernels, one function each: inline PTX on a GPU, an equivalent on the
+// CPU in test/emu/hopper.h. Source: NVIDIA's PTX ISA (mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg).
 //
-// mbarrier. 8 bytes of shared memory that count arrivals and bytes. A phase ends when `count` arrivals have come and all bytes
-// that were announced have been written by TMA; then the next begins. mbarrier_wait(b, parity) returns once the phase of that
-// parity is over: a new barrier is in phase 0, so waiting for parity 0 waits for its first end, for parity 1 returns at once.
+// mbarrier. 8 bytes of shared memory that count arrivals and bytes. A phase completes after `count` arrivals, when TMA has
+// written all bytes that were announced; then the next phase begins. mbarrier_wait(b, parity) returns once the phase of that
+// parity is complete: a new barrier is in phase 0, so waiting for parity 0 waits for its first completion, and for parity 1
+// returns at once.
 //
-// TMA, the copy engine. One thread starts the copy of a whole box of an array of up to 5 dimensions; what lies outside the
-// array is read as 0 and not written. The array, the box and the layout in shared memory are in a CUtensorMap that the host
-// makes (tensor_map) and passes as `const __grid_constant__ CUtensorMap`. Coordinates count elements, the contiguous dimension
-// first. All boxes here have rows of 128 bytes (64 bf16) and the swizzle of 128 bytes: of each 8 rows, which lie 1024-aligned,
-// 16-byte chunk c of row r stands in place c ^ r, so that 8 rows' chunks of one column lie in different banks.
+// TMA, the copy engine. One thread starts the copy of a whole box of an array of up to 5 dimensions; elements outside the array
+// are read as 0 and not written. The array, the box and the layout in shared memory are described by a CUtensorMap that the
+// host makes (tensor_map) and passes as `const __grid_constant__ CUtensorMap`. Coordinates count elements, the contiguous
+// dimension first. All boxes here have rows of 128 bytes (64 bf16) and the 128-byte swizzle: in each group of 8 rows, aligned
+// to 1024 bytes, 16-byte chunk c of row r is stored at position c ^ r, so that the chunks of one column in 8 rows are in
+// different banks.
 //
 // wgmma. A warpgroup (4 warps, the first of which has an index divisible by 4) multiplies a (64, 16) by b (16, N) into fp32
-// registers, asynchronously: fence, products, commit; then wait. Until then the registers belong to the hardware.
+// registers, asynchronously: fence, products, commit; then wait. Until then the registers must not be accessed.
 //   d: warp w holds rows 16w .. 16w+15. With g = lane / 4, t = lane % 4:
 //      d[4j] (g, 8j + 2t)  d[4j+1] (g, 8j + 2t+1)  d[4j+2] (g+8, 8j + 2t)  d[4j+3] (g+8, 8j + 2t+1)
 //   a: from shared memory through a descriptor, or four registers per thread as in mma_m16n8k16 (tensor.cuh). So the
@@ -43,7 +45,7 @@ enum class Major { rows, columns };
 
 }  // namespace gpu::hopper
 
-// Code for Hopper exists in the pass for sm_90a and in the emulator; kernels leave their bodies out of other passes.
+// Code for Hopper is compiled in the pass for sm_90a and in the emulator; in other passes kernels have empty bodies.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HOPPER_CODE 1
 #endif
@@ -67,7 +69,7 @@ __device__ __forceinline__ void mbarrier_fence() { HOPPER_ASM("fence.mbarrier_in
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
     HOPPER_ASM("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Arrives and announces that so many bytes will be written in this phase.
+// Arrives and announces that this many bytes will be written in this phase.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, unsigned bytes) {
     HOPPER_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
@@ -124,21 +126,21 @@ __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* fr
                "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
                : "memory");
 }
-// Adds fp32 numbers from shared memory to those at `to`, without an order among all that do so; a store like the ones above.
-// Addresses and bytes are multiples of 16.
+// Adds fp32 numbers from shared memory to those at `to`, in no fixed order among such adds; a store like those above. Addresses
+// and sizes are multiples of 16.
 __device__ __forceinline__ void bulk_add(float* to, const float* from, unsigned bytes) {
     HOPPER_ASM("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void tma_store_commit() { HOPPER_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until at most `pending` of this thread's groups have yet to read shared memory. What they write is there when the
-// kernel is over.
+// Waits until at most `pending` of this thread's groups have yet to read shared memory. Their writes are visible when the
+// kernel ends.
 template <int pending>
 __device__ __forceinline__ void tma_store_wait() {
     HOPPER_ASM("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
-// A plain run of bytes; addresses and bytes are multiples of 16.
+// Copies contiguous bytes; addresses and sizes are multiples of 16.
 __device__ __forceinline__ void bulk_load(void* to, const void* from, unsigned bytes, uint64_t* barrier) {
     HOPPER_ASM(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
@@ -150,14 +152,15 @@ __device__ __forceinline__ void fence_proxy_async() { HOPPER_ASM("fence.proxy.as
 // ---- wgmma -----------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ uint32_t descriptor_address(const void* p) { return shared_address(p); }
 
-// To the compiler, a wgmma is over when it was issued. Naming the registers in an empty statement beside a fence or wait keeps
-// it from moving accesses to them across.
+// To the compiler, a wgmma is complete when issued. Naming the registers in an empty asm next to a fence or wait keeps it from
+// moving accesses across.
 template <int R>
 __device__ __forceinline__ void pin_registers(float (&r)[R]) {
 #pragma unroll
     for (int i = 0; i < R; i++) asm volatile("" : "+f"(r[i])::"memory");
 }
-// Before the first product, and before any product whose registers were accessed since: d, and a if it is in registers.
+// Required before the first product, and before any product whose registers were accessed since: d, and a if it is in
+// registers.
 __device__ __forceinline__ void wgmma_fence() { HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
 template <int R>
 __device__ __forceinline__ void wgmma_fence(float (&d)[R]) {
@@ -171,15 +174,15 @@ __device__ __forceinline__ void wgmma_fence(float (&d)[R], uint32_t (&a)[S][4]) 
     wgmma_fence(d);
 }
 __device__ __forceinline__ void wgmma_commit() { HOPPER_ASM("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most `pending` committed groups are unfinished; r: registers that may be accessed from here on.
+// Waits until at most `pending` committed groups are unfinished; r: registers that may be accessed afterwards.
 template <int pending, int R>
 __device__ __forceinline__ void wgmma_wait(float (&r)[R]) {
     HOPPER_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
     pin_registers(r);
 }
 
-// ptxas moves a wait up within its basic block, ahead of arithmetic that was to run beside the products (seen in SASS of CUDA
-// 13.0: all of forward's exponentials came after it). A branch that is never taken, and that it cannot know of, ends the block.
+// ptxas moves a wait up within its basic block, ahead of arithmetic that was to overlap with the products (seen in SASS of CUDA
+// 13.0: all of forward's exponentials came after it). A branch that is never taken, unknown to ptxas, ends the basic block.
 __device__ __forceinline__ void end_of_basic_block(bool never) {
     if (never) HOPPER_ASM("nanosleep.u32 0;" ::: "memory");
 }
@@ -201,10 +204,10 @@ __device__ __forceinline__ void end_of_basic_block(bool never) {
     ", 0;\n"                                       \
     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "
 
-// d = a b, whatever d holds: to the compiler, unlike accumulate = false below, no value that it has to keep until here.
+// d = a b, whatever d holds: unlike with accumulate = false below, the compiler need not keep any earlier value of d.
 template <int N, Major b_major, Major a_major = Major::rows>
 __device__ __forceinline__ void wgmma_set(float (&d)[N / 2], uint64_t a, uint64_t b) {
-    static_assert(N == 64 || N == 128, "the widths written out here");
+    static_assert(N == 64 || N == 128, "the supported widths");
     constexpr int columns = b_major == Major::columns, a_columns = a_major == Major::columns;
     if constexpr (N == 64)
         HOPPER_ASM(WGMMA_BEGIN(64, "0") "{" D_NUMBERS_32 "}, %32, %33, p, 1, 1, %34, %35;\n}"
@@ -218,7 +221,7 @@ __device__ __forceinline__ void wgmma_set(float (&d)[N / 2], uint64_t a, uint64_
 // d = a b, or d += a b. a: (64, 16) at a descriptor.
 template <int N, Major b_major, Major a_major = Major::rows>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
-    static_assert(N == 32 || N == 64 || N == 128, "the widths written out here");
+    static_assert(N == 32 || N == 64 || N == 128, "the supported widths");
     constexpr int columns = b_major == Major::columns, a_columns = a_major == Major::columns;
     if constexpr (N == 32)
         HOPPER_ASM(WGMMA_BEGIN(32, "%18") "{" D_NUMBERS_16 "}, %16, %17, p, 1, 1, %19, %20;\n}"
@@ -236,7 +239,7 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b,
 // a in registers.
 template <int N, Major b_major>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-    static_assert(N == 32 || N == 64 || N == 128, "the widths written out here");
+    static_assert(N == 32 || N == 64 || N == 128, "the supported widths");
     constexpr int columns = b_major == Major::columns;
     if constexpr (N == 32)
         HOPPER_ASM(WGMMA_BEGIN(32, "%21") "{" D_NUMBERS_16 "}, {%16,%17,%18,%19}, %20, p, 1, 1, %22;\n}"
@@ -269,7 +272,7 @@ __device__ __forceinline__ void named_barrier_sync(unsigned number, unsigned thr
 __device__ __forceinline__ void named_barrier_arrive(unsigned number, unsigned threads) {
     HOPPER_ASM("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-// Each warp of a warpgroup gives registers back, or waits until it has n per thread. Takes effect only in a kernel with
+// Each warp of a warpgroup releases registers, or waits until it has n per thread. Effective only in kernels with
 // __launch_bounds__(threads, 1).
 template <int n>
 __device__ __forceinline__ void registers_decrease() {
@@ -279,7 +282,7 @@ template <int n>
 __device__ __forceinline__ void registers_increase() {
     HOPPER_ASM("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
 }
-// 2^x with an error of 2 units in the last place; results below 2^-126 are 0.
+// 2^x with an error of 2 ulp; results below 2^-126 are 0.
 __device__ __forceinline__ float exp2_approximate(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -295,18 +298,18 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 
 namespace gpu::hopper {
 
-// Of a matrix in shared memory that TMA wrote in rows of 128 bytes. leading: from 64 columns to the next 64, if it is read
-// as Major::columns.
+// Descriptor of a matrix in shared memory that TMA wrote in rows of 128 bytes. leading_bytes: distance from 64 columns to the
+// next 64, if it is read as Major::columns.
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* matrix, unsigned leading_bytes) {
     constexpr uint64_t stride = 8 * 128, swizzle_128 = 1;
     return (uint64_t)(descriptor_address(matrix) >> 4 & 0x3fff) | (uint64_t)(leading_bytes >> 4) << 16 | stride >> 4 << 32 |
            swizzle_128 << 62;
 }
-// The same matrix some bytes further on; stays within the 256 KB that the address bits can say.
+// The descriptor of the same matrix some bytes further on, within the 256 KB that the address bits can represent.
 __device__ __forceinline__ uint64_t advanced(uint64_t descriptor, unsigned bytes) { return descriptor + (bytes >> 4); }
 
 // ---- host: tensor maps -----------------------------------------------------------------------------------------------------
-// The driver's function, found at run time: the program is not linked with the driver's library and starts without it.
+// The driver's function, looked up at run time: the program is not linked with the driver's library and starts without it.
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -317,8 +320,8 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 }
 
 // For an array of bf16 with `sizes`, contiguous dimension first and a multiple of 8 (stores end at multiples of 16 bytes, even
-// past the edge), further ones `strides` bytes apart (multiples of 16), moved in boxes of `box` elements, the first of which is
-// 64 (128 bytes, swizzled).
+// past the edge), other dimensions `strides` bytes apart (multiples of 16), moved in boxes of `box` elements, whose first
+// dimension is 64 (128 bytes, swizzled).
 template <int rank>
 CUtensorMap tensor_map(const bf16* array, const uint64_t (&sizes)[rank], const uint64_t (&strides)[rank - 1],
                        const uint32_t (&box)[rank]) {
@@ -335,8 +338,8 @@ CUtensorMap tensor_map(const bf16* array, const uint64_t (&sizes)[rank], const u
     return map;
 }
 
-// The tensor maps of a Ctx, each encoded once: a training asks for the same ones in every step. A map is a function of these
-// arguments and of nothing else, so it never becomes stale. When there are too many, all are dropped.
+// Cache of a Ctx's tensor maps, each encoded once: training uses the same ones in every step. A map is a function of these
+// arguments only, so it never becomes stale. When there are too many, all are dropped.
 class TensorMaps {
 public:
     template <int rank>
@@ -353,7 +356,7 @@ public:
     }
 
 private:
-    static constexpr size_t most = 4096;   // of 128 bytes each; 96 layers have 768
+    static constexpr size_t most = 4096;   // 128 bytes each; 96 layers need 768
     using Key = std::array<uint64_t, 15>;  // enough for rank 5
     struct Hash {
         size_t operator()(const Key& key) const {

@@ -1,4 +1,4 @@
-// Errors of CUDA calls, and how kernels are launched: one macro, so that nobody forgets the stream or the check, and the same
+// Errors of CUDA calls, and kernel launches: one macro, so that the stream and the check are never forgotten, and the same
 // source runs under the emulator (test/emu).
 //   CUDA(cudaMalloc(&p, n));                                       a failed call throws Error with call, code, file:line
 //   LAUNCH(kernel, grid, block, shared_bytes, ctx, arguments...);  on ctx.stream; (kernel<A, B>) in parentheses
@@ -19,8 +19,8 @@ namespace gpu {
         if (cuda_error_ != cudaSuccess) gpu::cuda_failed(cuda_error_, #call, __FILE__, __LINE__); \
     } while (0)
 
-// A kernel's static and dynamic shared memory together may pass 48 KB only where the dynamic part was asked for: done once per
-// launch site and size, whatever the static part is.
+// Static and dynamic shared memory of a kernel may exceed 48 KB together only if the dynamic part is requested: once per launch
+// site and size, regardless of the static part.
 class SharedBytes {
 public:
     void allow(const void* kernel, size_t bytes) {

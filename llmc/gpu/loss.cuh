@@ -1,12 +1,12 @@
 // Fused classifier, in place over the logits, and the sums of its losses; formulas in cpu/loss.h.
 //
-// A block per row. First pass: every thread keeps the largest of its logits so far and the sum of exponentials relative to it,
-// scaled when the largest rises; the block joins them to log Z. Second pass: the gradient. Between the passes the row stays in
-// shared memory as far as that reaches (113,000 bf16 logits on Hopper; two blocks share a multiprocessor up to 57,000), the
-// rest is read again, most likely from the L2 cache. So a row is read from memory once and written once: bound by memory
-// bandwidth, next to it by the exponentials, two per logit. Padding is written, never read.
+// One block per row. First pass: every thread keeps the maximum of its logits so far and the sum of exponentials relative to
+// it, rescaled when the maximum rises; the block combines them into log Z. Second pass: the gradient. Between the passes, as
+// much of the row as fits stays in shared memory (113,000 bf16 logits on Hopper; up to 57,000, two blocks share a
+// multiprocessor); the rest is read again, most likely from the L2 cache. So a row is read from memory once and written once:
+// bound by memory bandwidth, closely followed by the exponentials, two per logit. Padding is written, never read.
 //
-// Of a shard of the vocabulary the first pass is a launch of its own (classifier_statistics): the ranks exchange what it finds.
+// For a shard of the vocabulary, the first pass is a separate launch (classifier_statistics), whose results the ranks exchange.
 #pragma once
 #include "../base/math.h"
 #include "../ops.h"
@@ -16,11 +16,12 @@
 namespace gpu {
 namespace detail {
 
-// log of a sum of exponentials, one or more terms at a time: sum exp(top).
+// The log of a running sum of exponentials, stored as sum exp(top).
 struct LogSum {
     float top = -INFINITY, sum = 0;
 
-    // Scales the sum to a new top; returns what to subtract from further terms: 0 while all are -inf, as -inf - -inf is NaN.
+    // Rescales the sum to a new top; returns what to subtract from further terms: 0 while all are -inf, since -inf - -inf is
+    // NaN.
     __device__ float raise(float highest) {
         const float shift = highest == -INFINITY ? 0.0f : highest;
         sum *= exp_real(top - shift);
@@ -28,7 +29,7 @@ struct LogSum {
         return shift;
     }
     __device__ void add(float x) {
-        const float shift = raise(fmaxf(top, x));  // fmaxf passes over NaN; the exponential does not
+        const float shift = raise(fmaxf(top, x));  // fmaxf ignores NaN; the exponential does not
         sum += exp_real(x - shift);
     }
 };
@@ -47,7 +48,7 @@ __device__ __forceinline__ void add(LogSum& s, const Pack<floatX> (&x)[packs]) {
         for (int j = 0; j < Pack<floatX>::size; j++) s.sum += exp_real((float)x[k][j] - shift);
 }
 
-// log sum exp over shards, each of whose own is statistics[stride shard].
+// The log-sum-exp over shards; each shard's own is statistics[stride shard].
 __device__ __forceinline__ float join_log_sum_exp(const real* statistics, int shards, size_t stride) {
     LogSum s;
     for (int r = 0; r < shards; r++) {
@@ -57,10 +58,10 @@ __device__ __forceinline__ float join_log_sum_exp(const real* statistics, int sh
     return s.top + logf(s.sum);
 }
 
-constexpr int classifier_in_flight = 4;  // packs that a thread loads before it computes
+constexpr int classifier_in_flight = 4;  // packs in flight per thread
 
-// log sum exp of a row by the whole block. The first n_packs packs are moved as such, the rest up to V one by one; n_kept packs
-// stay in shared memory.
+// The log-sum-exp of a row, computed by the whole block. The first n_packs packs are loaded as packs, the rest up to V one by
+// one; n_kept packs stay in shared memory.
 __device__ __forceinline__ float keep_and_sum(floatX* kept, const floatX* x, int V, int n_packs, int n_kept) {
     constexpr int size = Pack<floatX>::size, in_flight = classifier_in_flight;
     const int thread = threadIdx.x, threads = blockDim.x;
@@ -86,7 +87,7 @@ __device__ __forceinline__ float keep_and_sum(floatX* kept, const floatX* x, int
     return highest + logf(block_sum(s.sum));
 }
 
-// With own_statistics only they are computed; with statistics nothing is summed, and n_kept is 0.
+// With own_statistics, only those are computed; with statistics, nothing is summed, and n_kept is 0.
 __global__ void __launch_bounds__(1024)
     classifier_kernel(floatX* logits, real* loss, real* zloss, real* lse, const int* targets, const real* statistics,
                       int shards, real* own_statistics, int v0, int V, int Vp, int n_packs, int n_kept, float loss_scale,
@@ -97,9 +98,9 @@ __global__ void __launch_bounds__(1024)
     floatX* x = logits + n * Vp;
     const int thread = threadIdx.x, threads = blockDim.x;
     const bool masked = targets[n] < 0;
-    const int target = masked ? -1 : targets[n] - v0;  // in this shard, if it is in [0, V)
+    const int target = masked ? -1 : targets[n] - v0;  // in this shard if in [0, V)
     const bool here = target >= 0 && target < V;
-    if (!masked && !here && !statistics && !own_statistics) __trap();  // the loader's mistake; the next CUDA call fails
+    if (!masked && !here && !statistics && !own_statistics) __trap();  // a fault of the data loader; the next CUDA call fails
     float at_target = here ? (float)x[target] : 0.0f, log_z;
 
     if (statistics) {
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(1024)
 
     const float factor = loss_scale * (1 + 2 * z_coef * log_z);
     const auto gradient = [&](int i, float value) {
-        if (masked) return 0.0f;  // whatever is in the row
+        if (masked) return 0.0f;  // regardless of the row's values
         const float g = factor * exp_real(value - log_z);
         return i == target ? g - loss_scale : g;
     };
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(1024)
     if (threadIdx.x > 0) return;
     sums->ce += ce, sums->z += z, sums->lse += log_z, sums->n += (int64_t)rows;
     if (any_nan) sums->lse_max = NAN;
-    else if (highest > sums->lse_max) sums->lse_max = highest;  // false if it is NaN: once NaN, it stays
+    else if (highest > sums->lse_max) sums->lse_max = highest;  // false if lse_max is NaN: it stays NaN
 }
 
 // statistics: of all shards, or null; own_statistics: where this shard's go, or null.
@@ -178,7 +179,7 @@ inline void launch_classifier(Ctx& ctx, floatX* logits, const RowLosses& losses,
     const auto [loss_scale, z_coef, write_gradient] = constants;
     constexpr int size = Pack<floatX>::size;
     const int n_packs = Vp % size == 0 && aligned_16(logits) ? V / size : 0;
-    // Static shared memory and what the system keeps of a multiprocessor's take 1 KB of a block's.
+    // Static shared memory and the system's reservation take 1 KB of a block's.
     const size_t most = ctx.shared_bytes - 1024, half = (ctx.shared_bytes - 1024) / 2, row = (size_t)n_packs * 16;
     const size_t kept = write_gradient && !statistics ? std::min(row, most) : 0;
     const int wanted = std::max(32, ceil_div(ceil_div(V, size), 32) * 32);

@@ -1,10 +1,10 @@
-// Device memory, and copies between it and the host's.
+// Device memory, and copies between device and host.
 //
-// An asynchronous copy needs page-locked memory on the host's side. upload() therefore goes through a ring of page-locked
-// slots: it copies into the next slot, starts the transfer, and returns while that runs; it waits only for a slot that is still
-// on its way from the time before. So the next micro-batch is on the device before the kernels that read it are reached.
-// download() of more than a slot goes through the same ring: while all threads of the host copy one slot to where it belongs,
-// the next ones are on their way. The driver's own way to pageable memory takes one thread, copying and transferring in turn.
+// An asynchronous copy needs page-locked host memory. So upload() uses a ring of page-locked slots: it copies into the next
+// slot, starts the transfer, and returns while it runs; it waits only for a slot whose previous transfer is still running. So
+// the next micro-batch is on the device before the kernels that read it start. A download() larger than a slot uses the same
+// ring: while all host threads copy one slot to its destination, the next ones are transferred. The driver's own path for
+// pageable memory uses one thread and alternates copying and transferring.
 #pragma once
 #include <deque>
 
@@ -20,7 +20,8 @@ inline size_t available_memory() {
     return available;
 }
 
-// A sixteenth of the memory, whole tiles of products: every further chunk reads and writes the head's fp32 gradient once more.
+// A sixteenth of the device memory, in whole tiles of products: every further chunk reads and writes the head's fp32 gradient
+// again.
 inline size_t logits_rows(const Ctx& ctx, size_t row_bytes) {
     return std::max<size_t>(1024, ctx.memory_bytes / 16 / row_bytes / 128 * 128);
 }
@@ -28,12 +29,12 @@ inline size_t logits_rows(const Ctx& ctx, size_t row_bytes) {
 inline void* allocate_memory(size_t bytes) {
     void* memory = nullptr;
     if (cudaMalloc(&memory, bytes) != cudaSuccess) {
-        (void)cudaGetLastError();  // or it would be found again after the next launch
+        (void)cudaGetLastError();  // clears it, or the next launch would report it
         fail("the GPU refused %.2f GiB of memory, %.2f GiB are free; HINT: other programs may use it (nvidia-smi)",
              (double)bytes / 1073741824.0, (double)available_memory() / 1073741824.0);
     }
     CUDA(cudaMemset(memory, 0, bytes));
-    CUDA(cudaDeviceSynchronize());  // the memset is on the legacy stream, which no stream of ours waits for
+    CUDA(cudaDeviceSynchronize());  // the memset is on the legacy stream, with which our streams do not synchronize
     return memory;
 }
 inline void release_memory(void* memory, size_t) { cudaFree(memory); }
@@ -80,7 +81,7 @@ inline void clear(Ctx& ctx, void* memory, size_t bytes) { CUDA(cudaMemsetAsync(m
 
 inline void copy_rows(Ctx& ctx, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes,
                       size_t rows) {
-    if (to_stride == row_bytes && from_stride == row_bytes)  // on an H100 15% faster than in two dimensions
+    if (to_stride == row_bytes && from_stride == row_bytes)  // 15% faster than a 2-D copy on an H100
         CUDA(cudaMemcpyAsync(to, from, row_bytes * rows, cudaMemcpyDeviceToDevice, ctx.stream));
     else CUDA(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes, rows, cudaMemcpyDeviceToDevice, ctx.stream));
 }

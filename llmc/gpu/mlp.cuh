@@ -1,5 +1,5 @@
 // GeLU, SwiGLU and the residual sum: elementwise, bound by memory bandwidth. Formulas and derivatives are in math.h and
-// cpu/mlp.h. Outputs may be inputs: a thread has read what it overwrites.
+// cpu/mlp.h. Outputs may alias inputs: a thread has read what it overwrites.
 #pragma once
 #include "../base/math.h"
 #include "../ops.h"
@@ -9,7 +9,7 @@
 namespace gpu {
 namespace detail {
 
-constexpr int mlp_threads = 256, mlp_packs = 2;  // loaded by a thread before it computes, so that memory is kept busy
+constexpr int mlp_threads = 256, mlp_packs = 2;  // packs in flight per thread
 
 struct Gelu {
     __device__ float operator()(float x, float) const { return gelu(x); }
@@ -21,9 +21,9 @@ struct Sum {
     __device__ float operator()(float a, float b) const { return a + b; }
 };
 
-// Sources (fp8.cuh) of what matrices read.
+// Sources (fp8.cuh) of the inputs of matrix products.
 template <class F2>
-struct Elementwise {  // f(a, b); b may be null if f does not look at it
+struct Elementwise {  // f(a, b); b may be null if f does not use it
     static constexpr int inputs = 2, tiles = 1;
     const floatX *a, *b;
     template <bool packed>
@@ -67,7 +67,8 @@ struct SwigluGradient {
     }
 };
 
-// out[i] = f(a[i], b[i]); b may be null. Elements that are in no pack (the end; all, if memory is not aligned) come one by one.
+// out[i] = f(a[i], b[i]); b may be null. Elements outside packs (the end; all of them if memory is not aligned) are moved one
+// by one.
 template <class F>
 __global__ void __launch_bounds__(mlp_threads)
     elementwise_kernel(floatX* out, const floatX* a, const floatX* b, size_t n, size_t n_packs) {
@@ -102,7 +103,7 @@ void elementwise(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, size_t
     LAUNCH(elementwise_kernel<F>, (unsigned)ceil_div(n, per_block), mlp_threads, 0, ctx, out, a, b, n, n_packs);
 }
 
-// Numbers of a Source. Blocks (rows, parts of a row).
+// Writes the numbers of a Source. Blocks (rows, parts of a row).
 template <bool packed, class Source>
 __global__ void __launch_bounds__(mlp_threads) rows_kernel(floatX* x, Source source, int F) {
     constexpr int size = Pack<floatX>::size;
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(mlp_threads) rows_kernel(floatX* x, Source sou
     }
 }
 
-// `aligned`: the source's memory is.
+// aligned: whether the source's memory is aligned to 16 bytes.
 template <class Source>
 void rows_of(Ctx& ctx, const Output& out, const Source& source, int N, int F, bool aligned) {
     if (N == 0) return;
@@ -133,7 +134,7 @@ void rows_of(Ctx& ctx, const Output& out, const Source& source, int N, int F, bo
     LAUNCH(kernel, dim3(N, ceil_div(packs, threads * mlp_packs)), threads, 0, ctx, out.x, source, F);
 }
 
-// GeLU and its gradient: rows do not matter for numbers, which are then moved in packs whatever F is.
+// GeLU and its gradient: without codes, rows do not matter, and numbers are moved in packs for any F.
 template <class F2>
 void gelu_of(Ctx& ctx, const Output& out, const floatX* a, const floatX* b, int N, int F) {
     if (out.codes.codes) rows_of(ctx, out, Elementwise<F2>{a, b}, N, F, aligned_16(a, b));

@@ -1,17 +1,17 @@
-// LayerNorm and RMSNorm with the residual sum in front; formulas and the derivation of the gradients are in cpu/norm.h.
+// LayerNorm and RMSNorm with the residual sum fused in front; formulas and the derivation of gradients are in cpu/norm.h.
 //   forward   xhat = (x - mean) rstd,  y = w xhat + b          RMSNorm: mean = 0, no b
 //   backward  with g = w dy:  dx = rstd (g - mean(g) - xhat mean(g xhat)),  dw += sum dy xhat,  db += sum dy
 //
-// A row belongs to as many warps as hold it in registers: it is read once, all its loads are under way together, and the
-// variance is the mean of (x - mean)^2 as on the CPU, not a difference of squares. Rows of one warp meet no barrier. Rows that
-// are not whole packs, or longer than 16384 elements, take plain kernels that walk over memory.
+// A row is processed by as many warps as hold it in registers: it is read once, with all loads in flight together, and the
+// variance is the mean of (x - mean)^2 as on the CPU, not a difference of squares. Rows of a single warp need no barrier. Rows
+// that are not whole packs, or longer than 16384 elements, use plain kernels that loop over memory.
 //
-// Backward sums dw and db over rows. The grid is what runs on the device at once; each group of warps takes rows a stride apart
-// and keeps its part of both sums in registers; groups leave them in scratch memory, and a last kernel adds them in order. No
+// Backward sums dw and db over rows. The grid is as large as runs at once; each group of warps processes rows a stride apart
+// and keeps its part of both sums in registers; groups write them to scratch memory, and a last kernel adds them in order. No
 // atomics: the same bits in every run on one kind of device (the number of groups depends on its multiprocessors).
 //
-// Bound by memory bandwidth. Bytes per element, of bf16: forward 4 (8 with the residual sum), backward 6 (8 if it adds to
-// dinp); the parts of dw and db are a few MB per call, which stay in the L2 cache. Sums in fp32.
+// Bound by memory bandwidth. Bytes per element, for bf16: forward 4 (8 with the residual sum), backward 6 (8 if it adds to
+// dinp); the parts of dw and db are a few MB per call, which stay in the L2 cache. Sums are fp32.
 #pragma once
 #include "../ops.h"
 #include "device.cuh"
@@ -21,21 +21,21 @@
 namespace gpu {
 namespace detail {
 
-// Elements of a row per thread, and the longest rows, which set the threads of a block and so the registers that a thread gets.
+// Elements of a row per thread, and the maximum row length, which sets the threads per block and so the registers per thread.
 constexpr int forward_elements = 16, backward_elements = 8, long_elements = 32, longest_row = 16384;
 
-// Threads of whole warps that hold a row of C elements, each `elements` of them.
+// The number of threads, in whole warps, that hold a row of C elements with `elements` each.
 inline int threads_of_row(int C, int elements) { return ceil_div(ceil_div(C, elements), 32) * 32; }
 
 // ---- forward ---------------------------------------------------------------------------------------------------------------
-// Block (threads of a row, rows): more than one row only if each has one warp.
+// Block (threads of a row, rows): several rows only if each has one warp.
 template <bool centred, bool coded>
 __global__ void __launch_bounds__(longest_row / forward_elements)
     norm_forward_kernel(floatX* out, Codes codes, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
                         const floatX* __restrict__ weight, const floatX* __restrict__ bias, int N, int C, real eps) {
     constexpr int size = Pack<floatX>::size, packs = forward_elements / size;
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y, row = n * C;
-    if (n >= (size_t)N) return;  // whole warps, of blocks without barriers
+    if (n >= (size_t)N) return;  // whole warps, in blocks without barriers
     const auto first = [](int k) { return (int)(k * blockDim.x + threadIdx.x) * size; };
     const auto row_sum = [](float x) { return blockDim.x == 32 ? warp_sum(x) : block_sum(x); };
 
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(longest_row / forward_elements)
     float squares = 0;
 #pragma unroll
     for (int k = 0; k < packs; k++) {
-        if (first(k) >= C) continue;  // zeros that are no elements
+        if (first(k) >= C) continue;  // zeros beyond the row
 #pragma unroll
         for (int j = 0; j < size; j++) squares += ((float)x[k][j] - m) * ((float)x[k][j] - m);
     }
@@ -151,15 +151,15 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
 // Block (threads of a row, groups); partial (groups of the grid, 1 or 2, C): sums of dy xhat, and of dy if centred. A thread
-// has 8 elements of a row, or 32 of a long one; then registers do not suffice to keep it, and it is read again, from the cache.
+// has 8 elements of a row, or 32 of a long one, which do not fit in registers and are read again, from the cache.
 template <bool centred, int elements>
 __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest_row / long_elements)
     norm_backward_kernel(floatX* dinp, real* __restrict__ partial, const floatX* dout, const floatX* inp, const floatX* weight,
                          const real* __restrict__ mean, const real* __restrict__ rstd, int N, int C, bool add) {
     constexpr int size = Pack<floatX>::size, packs = elements / size, sums = centred ? 2 : 1;
     constexpr bool keep = elements == backward_elements;
-    constexpr bool keep_all = keep && !centred;  // the weight and what is added to, too: LayerNorm lacks the registers
-    __shared__ float2 of_warp[2][32];            // alternating, so that a row needs one barrier only
+    constexpr bool keep_all = keep && !centred;  // also the weight and dinp; LayerNorm lacks the registers
+    __shared__ float2 of_warp[2][32];            // alternating, so that a row needs only one barrier
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32, first_warp = threadIdx.y * warps;
     const auto first = [](int k) { return (int)(k * blockDim.x + threadIdx.x) * size; };
 
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
     const auto weights = [&](int k) { return keep_all ? kept_weight[k] : load_part<true>(weight, first(k), C); };
     const size_t stride = (size_t)gridDim.x * blockDim.y;
     size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
-    for (int parity = 0; n - threadIdx.y < (size_t)N; n += stride, parity ^= 1) {  // as often for all threads of the block
+    for (int parity = 0; n - threadIdx.y < (size_t)N; n += stride, parity ^= 1) {  // equally often for all threads of the block
         const size_t row = n * C;
         const bool there = n < (size_t)N;
         const int length = there ? C : 0;
@@ -184,14 +184,14 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
         if constexpr (keep)
 #pragma unroll
             for (int k = 0; k < packs; k++) load_packs(k);
-        if constexpr (keep_all)  // under way before the row's sum is waited for
+        if constexpr (keep_all)  // in flight before the row's sum is needed
 #pragma unroll
             for (int k = 0; k < packs; k++) kept_sum[k] = load_part<true>(dinp + row, first(k), add ? length : 0);
         float g_sum = 0, gx_sum = 0;
 #pragma unroll
         for (int k = 0; k < packs; k++) {
             if constexpr (!keep) {
-                if (k * size % 16 == 0) __syncwarp();  // or the compiler loads more packs at once than it has registers for
+                if (k * size % 16 == 0) __syncwarp();  // otherwise the compiler loads more packs at once than fit in registers
                 load_packs(k);
             }
             const Pack<floatX> w = weights(k);
@@ -281,7 +281,7 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
     const bool is_long = C > 1024 * backward_elements, plain = !packed || C > longest_row;
     const int threads = plain ? 256 : threads_of_row(C, is_long ? long_elements : backward_elements);
     const int groups = plain ? 1 : std::max(1, 256 / threads);
-    // As many blocks as run at once, but at least four rows for each group, or its sums would cost more than its rows.
+    // As many blocks as run at once, but at least four rows per group, or its sums would cost more than its rows.
     const int per_multiprocessor = is_long ? 1 : 1024 / (threads * groups);
     const int blocks = std::min(ctx.multiprocessors * per_multiprocessor, ceil_div(N, 4 * groups));
     real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * groups * (centred ? 2 : 1) * C);

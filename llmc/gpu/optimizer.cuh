@@ -1,7 +1,7 @@
-// Initial weights, AdamW, and sums in bf16; formulas in ops.inl and cpu/optimizer.h. AdamW in one pass: per parameter 16 bytes
-// are read and 12 written, 12 and 8 with both moments in bf16, 10 and 8 with gradients in bf16 as well: bound by memory
-// bandwidth. A thread takes 8 elements: a pack of bf16 parameters, which are the upper halves of their fp32 weights. Loads and
-// stores that bypass the cache were 3% slower on an H100 (dev/kernels/bench.md).
+// Initial weights, AdamW, and sums in bf16; formulas in ops.inl and cpu/optimizer.h. AdamW is a single pass: per parameter 16
+// bytes are read and 12 written, 12 and 8 with both moments in bf16, 10 and 8 with bf16 gradients as well: bound by memory
+// bandwidth. A thread processes 8 elements: a pack of bf16 parameters, which are the upper halves of their fp32 weights.
+// Non-temporal loads and stores were 3% slower on an H100 (dev/kernels/bench.md).
 #pragma once
 #include <cmath>
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ void set_moment(bf16& moment, float x, uint32_t rando
     moment.bits = (uint16_t)round_stochastically(x, random);
 }
 
-// Eight elements, in as many packs as they fill.
+// Eight elements, in as many packs as they need.
 template <class T>
 struct Eight {
     static constexpr int size = Pack<T>::size;
@@ -42,7 +42,7 @@ struct Eight {
     }
 };
 
-// The random numbers of eight elements that begin two draws.
+// The random numbers of eight elements that use two draws.
 __device__ __forceinline__ void draw_eight(uint32_t (&random)[2][4], const Rounding& rounding, size_t first) {
     const uint64_t group = rounding.number(first) / 4;
 #pragma unroll
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(256)
     if (lower) lower[i] = half;
 }
 
-// A thread takes 8 elements, as in adamw_kernel.
+// A thread processes 8 elements, as in adamw_kernel.
 template <bool add>
 __global__ void __launch_bounds__(adamw_threads)
     accumulate_kernel(bf16* sum, const real* __restrict__ x, size_t n, size_t n_whole, Rounding rounding) {
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(adamw_threads)
 
 }  // namespace detail
 
-// Bound by some 150 instructions in double for each.
+// Bound by some 150 double-precision instructions per element.
 inline void initialize_weights(Ctx& ctx, floatX* param, LowerHalf* lower, const InitialWeights& w, size_t first, size_t n) {
     if (n > 0)
         LAUNCH(detail::initialize_weights_kernel, (unsigned)ceil_div(n, (size_t)256), 256, 0, ctx, param, lower, w, first, n);

@@ -1,4 +1,4 @@
-// Sums with a fixed order: the same bits in every run, whatever order blocks run in.
+// Sums in a fixed order: the same bits in every run, in whatever order blocks run.
 #pragma once
 #include <numeric>
 #include <vector>
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(1024)
 }
 
 // The last step of gradients that are summed over rows in parts: total (C) += the sum of `rows` (n, C). If `second` (C) is
-// given, rows are (n, 2, C), and it gets the second half of each.
+// given, rows are (n, 2, C), and `second` gets the second half of each.
 inline void add_rows(Ctx& ctx, real* total, real* second, const real* rows, int n, int C) {
     const int sums = second ? 2 : 1;
     LAUNCH(add_rows_kernel, dim3(ceil_div(C, 32), sums), dim3(32, 32), 0, ctx, total, second, rows, n, C, (size_t)sums * C);
@@ -43,7 +43,7 @@ __device__ __forceinline__ T warp_total(T x) {
     for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(all_lanes, x, offset);
     return x;
 }
-// Over a block of whole warps; thread 0 gets the result. Has two barriers.
+// Reduces over a block of whole warps; thread 0 gets the result. Contains two barriers.
 template <class T>
 __device__ __forceinline__ T block_total(T x) {
     __shared__ T of_warp[32];
@@ -58,8 +58,8 @@ __device__ __forceinline__ T block_total(T x) {
 
 constexpr int squares_threads = 512, squares_blocks = 512;
 
-// partial[block]: the squares of every gridDim.x-th tile of x. A thread adds `packs` packs in fp32 (short enough to be exact to
-// a few units in the last place) and such sums in double.
+// partial[block]: sums of squares of every gridDim.x-th tile of x. A thread adds `packs` packs in fp32 (few enough for an error
+// of a few ulp), and these sums in double.
 template <class E>
 __global__ void __launch_bounds__(squares_threads)
     sum_of_squares_kernel(double* partial, const E* __restrict__ x, size_t n, size_t n_packs) {
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(squares_threads)
 #pragma unroll
         for (int j = 0; j < size; j += 4) total += (sum[j] + sum[j + 1]) + (sum[j + 2] + sum[j + 3]);
     }
-    // What is in no pack: the end, or all of an unaligned x.
+    // Elements outside packs: the end, or all of an unaligned x.
     const size_t step = (size_t)gridDim.x * squares_threads;
     for (size_t i = n_packs * size + (size_t)blockIdx.x * squares_threads + threadIdx.x; i < n; i += step)
         total += (double)(real)x[i] * (real)x[i];
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(squares_threads) add_partial_squares_kernel(do
     if (threadIdx.x == 0) *total += sum;
 }
 
-// partial[block]: of every gridDim.x-th tile of x; a thread takes one word of a tile.
+// partial[block]: sums over every gridDim.x-th tile of x; a thread processes one word of a tile.
 __global__ void __launch_bounds__(squares_threads)
     word_sum_kernel(unsigned long long* partial, const uint32_t* x, size_t n, size_t first) {
     unsigned long long sum = 0;
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(squares_threads)
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// Adds to *total. partial: squares_blocks numbers. At most so many blocks run, their number depends on n alone, and they are
+// Adds to *total. partial: squares_blocks numbers. At most this many blocks run, their number depends only on n, and they are
 // added in order.
 template <class E>
 void add_squares(Ctx& ctx, double* total, double* partial, const E* x, size_t n) {
@@ -118,7 +118,7 @@ void add_squares(Ctx& ctx, double* total, double* partial, const E* x, size_t n)
 
 }  // namespace detail
 
-// For the global gradient norm. NaN and infinity come through. Reads each element once: bound by memory bandwidth.
+// For the global gradient norm. NaN and infinity propagate. Reads each element once: bound by memory bandwidth.
 inline double sum_of_squares(Ctx& ctx, const Elements& x, size_t n) {
     double* partial = (double*)ctx.scratch(sizeof(double) * (detail::squares_blocks + 1));
     double *total = partial + detail::squares_blocks, result = 0;

@@ -1,5 +1,5 @@
-// Rotary positions; formulas in cpu/rope.h. In place; values are not touched; fp32 arithmetic. Each element is read and written
-// once: bound by memory bandwidth. A thread turns one pack of pairs and walks over heads, so that it reads the angles once.
+// Rotary positions; formulas in cpu/rope.h. In place; values are unchanged; fp32 arithmetic. Each element is read and written
+// once: bound by memory bandwidth. A thread rotates one pack of pairs and loops over heads, so that it reads the angles once.
 #pragma once
 #include "../ops.h"
 #include "device.cuh"
@@ -7,7 +7,7 @@
 namespace gpu {
 namespace detail {
 
-// A block per row n: x runs over packs of half a head, y over heads.
+// One block per row n: x runs over packs of half a head, y over heads.
 template <bool packed>
 __global__ void __launch_bounds__(1024)
     rotate_kernel(floatX* qkv, const int* __restrict__ positions, const real* __restrict__ cos_sin, int NH, int NKV, int HS,

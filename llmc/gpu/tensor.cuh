@@ -1,5 +1,5 @@
-// The warp-wide tensor-core instructions of sm_80 and later, each behind one function: inline PTX on a GPU, the same function
-// on the CPU in test/emu/tensor.h. What Hopper adds (wgmma, TMA, mbarriers) is in hopper.cuh.
+// The warp-wide tensor-core instructions of sm_80 and later, one function each: inline PTX on a GPU, an equivalent on the CPU
+// in test/emu/tensor.h. Hopper's additions (wgmma, TMA, mbarriers) are in hopper.cuh.
 //
 // mma_m16n8k16: d (16, 8) = a (16, 16) b (16, 8) + c, bf16 factors, fp32 sums. Fragments, with g = lane / 4, t = lane % 4, two
 // bf16 per register, the lower column (row of b) in the low half:
@@ -41,7 +41,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* 
                  : "memory");
 }
 
-// Starts copying 16 bytes from global to shared memory; `present` false: writes zeros and reads nothing.
+// Starts an asynchronous copy of 16 bytes from global to shared memory; `present` false: writes zeros and reads nothing.
 __device__ __forceinline__ void copy_async_16(void* to_shared, const void* from_global, bool present = true) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)), "l"(from_global),
                  "r"(present ? 16 : 0)
@@ -49,7 +49,7 @@ __device__ __forceinline__ void copy_async_16(void* to_shared, const void* from_
 }
 // Ends a group of copies of this thread.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most `pending` of this thread's groups are under way. Other threads' copies need a barrier after it.
+// Waits until at most `pending` of this thread's groups are in flight. Other threads' copies need a barrier after it.
 template <int pending>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
@@ -73,7 +73,7 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 #endif
 }
 
-// 2^x by the special unit, one instruction: relative error 2^-22, results below 2^-126 are 0.
+// 2^x by the special function unit, one instruction: relative error 2^-22, results below 2^-126 are 0.
 __device__ __forceinline__ float exp2_approx(float x) {
 #ifdef __CUDACC__
     float y;
