@@ -8,7 +8,7 @@ Everything that knows it is a GPT is here; what would be equally true of another
   4  the whole model              embed, head, model_forward, model_backward
   5  one training step            train_step: micro-batches, loss scale, clipping, update
   6  inference                    evaluate; Generator with its key/value cache
-  7  commands                     train, eval, generate, prepare, tokenizer; main
+  7  commands                     train, generate, eval; main
 
 Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query heads, NKV key/value heads, HS head size,
 QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with SwiGLU), V vocabulary, Vp padded. What one of several ranks
@@ -79,8 +79,9 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/report/logger.h"
 // run: TrainOptions, ... | configure_model, layout_of, data_options | cli::parse | Schedule | Guard, Verdict | PlantedFaults,
 // GradientHashes, LayerHealth | read_config, read_parameters | ModelTexts | RunLock, find_checkpoints | TrainingState, Saver |
-// find_resumed, check_same_everywhere | MemoryCheck | hear_stop_signals, StopVote | Timetable, decide_together |
-// score_requests, tables of an evaluation | make_plan, add_rows | Peak, peak_of_all, make_ctx | the commands that need no model
+// find_resumed, check_same_everywhere | MemoryCheck | hear_stop_signals, StopVote | Timetable, decide_together | Run, set_up,
+// open_data | describe_run | TrainingLog | score_requests, evaluate_tasks | make_plan, add_rows | Peak, peak_of_all, make_ctx |
+// run_program, the commands that need no model
 #include "llmc/run/config.h"
 #include "llmc/run/from_options.h"
 #include "llmc/run/cli.h"
@@ -95,13 +96,13 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/run/memory_check.h"
 #include "llmc/run/stop.h"
 #include "llmc/run/timetable.h"
+#include "llmc/run/run.h"
+#include "llmc/run/describe_run.h"
+#include "llmc/run/training_log.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/machine.h"
-#include "llmc/run/text_commands.h"
-#include "llmc/run/inspect.h"
-#include "llmc/run/version.h"
-#include "llmc/run/report_command.h"
+#include "llmc/run/program.h"
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 1  The model's memory
@@ -296,12 +297,6 @@ struct Model {
           counted(shards.counted(table, ranks->mesh.dp)) {}
     real attention_scale() const { return (real)(1.0 / std::sqrt((double)c.HS())); }
 };
-
-// FLOPs of training per token, causal attention counted as half.
-static double model_flops_per_token(const ModelConfig& c, int T) {
-    return model_flops_per_token({c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, c.activation == Activation::swiglu},
-                                 AttentionCount::causal);
-}
 
 // Rows of this rank's residual stream where a micro-batch has N.
 static size_t planned_rows(const Model& m, size_t N) {
@@ -1206,6 +1201,9 @@ struct Trainer {
           faults(ctx, m.table, m.shards, m.ranks->mesh.world.rank),
           layers(ctx, *m.ranks, m.table, m.shards, m.counted, m.c.L) {}
     int64_t batch() const { return state.batch(); }  // the next one's number
+    // The counters at the next batch that is not left out. On the way weights, moments and learning rate stay as they are.
+    Counters next_batch() const { return schedule.next(state, state.skips, discards); }
+    bool finished() const { return next_batch().step >= schedule.total_steps; }
 };
 
 static PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
@@ -1367,9 +1365,6 @@ static void end_step_in_fp8(Trainer& t, double loss, double norm) {
     }
 }
 
-// The counters at the next batch that is not left out. On the way weights, moments and learning rate stay as they are.
-static Counters next_batch(const Trainer& t) { return t.schedule.next(t.state, t.state.skips, t.discards); }
-
 // In FP8, of each tensor's elements, how many became zero and how many the largest number.
 static CodeShares code_shares(const Model& m) {
     CodeShares shares((size_t)m.c.L * fp8_tensors);
@@ -1495,40 +1490,28 @@ private:
     int64_t steps_ = 0;
 };
 
-// About how long a step of `samples` takes here, from a second of steps of a model with fewer layers, shorter sequences or, if
-// it must be, smaller matrices, at the rate at which that one computes.
-static double measured_step_seconds(be::Ctx& ctx, const ModelConfig& whole, const TrainOptions& o, int64_t samples, Peak peak) {
-    ModelConfig c = whole;
-    int B = o.micro_batch_size, T = o.seq_length;
-    const Recompute recompute = recompute_policy(o.recompute_granularity);
-    const auto flops = [](const ModelConfig& config, int64_t rows, int length) {
-        return model_flops_per_token(config, length) * (double)rows;
-    };
-    const auto bytes = [&] {
-        Model m(c);
-        plan_memory(m, recompute, B, T, choose_head_rows(ctx, m.n, (int64_t)B * T));
+// About how long a step of `samples` takes here in such micro-batches, from a second of steps of a part of it, at the rate at
+// which that one computes.
+static double measured_step_seconds(be::Ctx& ctx, const MicroBatchShape& whole, Recompute recompute, int64_t samples,
+                                    double peak_flops) {
+    const auto bytes = [&](const MicroBatchShape& part) {
+        Model m(part.c);
+        plan_memory(m, recompute, part.B, part.T, choose_head_rows(ctx, m.n, (int64_t)part.B * part.T));
         return m.arena.bytes();
     };
-    c.L = std::min(c.L, 4);
-    const double budget = 0.1 * std::max(peak.flops, 1e9);  // of a step: at a third of the peak 0.3 seconds
-    while (B > 1 && flops(c, (int64_t)B * T, T) > budget) B /= 2;
-    while (c.L > 1 && flops(c, (int64_t)B * T, T) > budget) c.L--;
-    while (T > 64 && flops(c, (int64_t)B * T, T) > budget) T = (T + 1) / 2;
-    while (c.C > 64 && bytes() > be::available_memory() / 4) {
-        c.V = ceil_div(c.V, 2), c.Vp = round_up(c.V, 128), c.F = round_up(ceil_div(c.F, 2), 64);
-        if (c.NH % 2 == 0 && c.NKV % 2 == 0) c.C /= 2, c.NH /= 2, c.NKV /= 2;
-        else if (c.V < 1024) break;
-    }
-    RandomStep step(ctx, c, B, T, recompute, false);
+    const double budget = 0.1 * std::max(peak_flops, 1e9);  // of a step: at a third of the peak 0.3 seconds
+    const MicroBatchShape part = part_to_measure(whole, budget, be::available_memory() / 4, bytes);
+    RandomStep step(ctx, part.c, part.B, part.T, recompute, false);
     step.run();
     std::vector<double> passes, updates;
     for (const double end = monotonic_seconds() + 1; passes.size() < 2 || (monotonic_seconds() < end && passes.size() < 100);) {
         step.run();
-        passes.push_back(step.forward + step.backward), updates.push_back(step.update);
+        passes.push_back(step.forward + step.backward);
+        updates.push_back(step.update);
     }
-    const auto median = [](std::vector<double>& x) { return std::sort(x.begin(), x.end()), x[x.size() / 2]; };
-    return median(passes) * flops(whole, samples * o.seq_length, o.seq_length) / flops(c, (int64_t)B * T, T) +
-           median(updates) * (double)ParameterTable(whole).size / (double)step.parameters();
+    const double micro_batches = (double)samples / whole.B;
+    return median(passes) * micro_batches * whole.flops() / part.flops() +
+           median(updates) * (double)ParameterTable(whole.c).size / (double)step.parameters();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -1688,40 +1671,6 @@ static int sample_text(Generator& generator, const std::vector<int>& prompt, int
 // ---------------------------------------------------------------------------------------------------------------------------
 // 7  Commands
 
-// What the run is, for the console, and as rows for the report.
-struct RunTable {
-    Table table;
-    nlohmann::ordered_json rows = nlohmann::ordered_json::object();
-    void exact(nlohmann::ordered_json value) { table.exact(std::move(value)); }
-    void row(const std::string& label, const std::string& value, const std::string& prefix = "") {
-        table.row(label, value);
-        std::string key = prefix + label;
-        for (int n = 2; rows.contains(key); n++) key = format("%s%s (%d)", prefix.c_str(), label.c_str(), n);
-        rows[key] = value;
-    }
-};
-
-// The grid, and how the model is dealt out.
-static void describe_ranks(RunTable& t, const Model& m) {
-    const Ranks& ranks = *m.ranks;
-    const Mesh& mesh = ranks.mesh;
-    t.row("ranks", mesh.text());
-    if (mesh.tp.size > 1)
-        t.row("tensor parallel", format("%d heads, %d feed-forward columns a rank%s", m.n.NHl, m.n.Fl,
-                                        ranks.sequence_parallel ? ", rows between matrices cut (sequence parallel)" : ""));
-    if (mesh.dp.size > 1)
-        t.row("data parallel",
-              format("%s, %zu message%s of at most %s parameters",
-                     ranks.zero ? "optimizer state shared (ZeRO-1)" : "optimizer state on each rank (ZeRO off)",
-                     m.shards.buckets.size(), m.shards.buckets.size() == 1 ? "" : "s",
-                     human_count((double)ranks.bucket_elements).c_str()));
-    if (mesh.pp.size > 1) {
-        std::string layers;
-        for (const int n : m.stages) layers += (layers.empty() ? "" : " ") + std::to_string(n);
-        t.row("pipeline", "layers of the stages: " + layers);
-    }
-}
-
 // Which of a model's blocks on this rank are computed in FP8, and how.
 static void plan_8_bits(const be::Ctx& ctx, Model& m, const TrainOptions& o, bool after_bf16) {
     Fp8Training& f = m.fp8;
@@ -1729,80 +1678,6 @@ static void plan_8_bits(const be::Ctx& ctx, Model& m, const TrainOptions& o, boo
     f.after_bf16 = after_bf16;
     f.fast_accumulation = !o.no_fp8_fast_accumulation;
     if (f.recipe.on) f.blocks = blocks_in_fp8(ctx, o, m.c, m.table.part);
-}
-
-static RunTable describe_run(const Model& m, const TrainOptions& o, const Schedule& schedule, const be::Ctx& ctx,
-                             const Peak& peak) {
-    const ModelConfig& c = m.c;
-    RunTable t;
-    t.table.section("Run");
-    t.row("name", run_name(o));
-    t.row("output", o.out);
-    t.table.section("Model");
-    t.row("family", c.family + (o.preset.empty() ? "" : ", preset " + o.preset) + (o.model.empty() ? "" : ", from " + o.model));
-    t.row("block", format("%s, %s head", family_description(c), c.tied ? "tied" : "own"));
-    t.row("shape", format("%d layers, width %d, %d heads of %d%s, feed-forward %d", c.L, c.C, c.NH, c.HS(),
-                          c.NKV != c.NH ? format(" (%d for keys and values)", c.NKV).c_str() : "", c.F));
-    t.exact({{"layers", c.L}, {"width", c.C}, {"heads", c.NH}, {"key_value_heads", c.NKV}, {"feed_forward", c.F}});
-    t.row("vocabulary", format("%s (padded to %s)", with_commas(c.V).c_str(), with_commas(c.Vp).c_str()));
-    t.exact({{"tokens", c.V}, {"padded", c.Vp}});
-    const size_t parameters = ParameterTable(c).trained;
-    t.row("parameters", format("%s (%s)", with_commas((int64_t)parameters).c_str(), human_count((double)parameters).c_str()));
-    t.exact(parameters);
-    t.row("FLOPs per token", human_count(model_flops_per_token(c, o.seq_length)) + " (forward and backward, causal attention)");
-    t.exact(model_flops_per_token(c, o.seq_length));
-    t.table.section("Batch");
-    const int64_t batch = schedule.final_batch;
-    t.row("step",
-          format("%s of %s = %s, in %s of %d%s", counted(batch, "sample").c_str(), counted(o.seq_length, "token").c_str(),
-                 counted(batch * o.seq_length, "token").c_str(),
-                 counted(batch / o.micro_batch_size / m.ranks->mesh.dp.size, "micro-batch", "micro-batches").c_str(),
-                 o.micro_batch_size,
-                 m.ranks->mesh.dp.size > 1 ? format(" on each of %d data-parallel ranks", m.ranks->mesh.dp.size).c_str() : ""));
-    t.exact({{"samples", batch},
-             {"tokens_per_sample", o.seq_length},
-             {"micro_batch", o.micro_batch_size},
-             {"data_parallel_ranks", m.ranks->mesh.dp.size}});
-    if (schedule.rampup.samples)
-        t.row("ramp-up", format("from %lld by %lld over %s samples", (long long)schedule.rampup.start,
-                                (long long)schedule.rampup.increment, with_commas(schedule.rampup.samples).c_str()));
-    t.row("run", format("%s, %s, %s tokens", counted(schedule.total_steps, "step").c_str(),
-                        counted(schedule.total_samples, "sample").c_str(),
-                        human_count((double)schedule.total_samples * o.seq_length).c_str()));
-    t.exact({{"steps", schedule.total_steps},
-             {"samples", schedule.total_samples},
-             {"tokens", (double)schedule.total_samples * o.seq_length}});
-    const std::string warmup = o.lr_warmup_iters ? counted(o.lr_warmup_iters, "step") : counted(schedule.warmup, "sample");
-    t.row("learning rate", format("%s %g to %g, ", schedule.style.c_str(), schedule.max_lr, schedule.min_lr) +
-                               (schedule.warmup ? "warm-up over " + warmup : "no warm-up"));
-    t.table.section("Machine");
-    t.row("backend", std::string(be::backend_name) + ", " + ctx.description());
-    t.row("peak", peak.text());
-    t.row("precision", format("%s storage, %s sums, gradients and optimizer%s", precision_name,
-                              sizeof(real) == 4 ? "fp32" : "fp64", what_is_bf16(m.grads, m.m, m.v).c_str()));
-    if (m.fp8.recipe.on)
-        t.row("FP8", format("%s, %s scales, from step %s on%s", o.fp8_format.c_str(), o.fp8_recipe.c_str(), o.fp8_start.c_str(),
-                            o.first_last_layers_bf16 ? format(", but the first %d and the last %d layers",
-                                                              o.num_layers_at_start_in_bf16, o.num_layers_at_end_in_bf16)
-                                                           .c_str()
-                                                     : ""));
-    t.row("recompute", o.recompute_granularity);
-    if (m.ranks->mesh.world.size > 1) describe_ranks(t, m);
-    t.table.section("Memory", Table::Values::amounts);
-    const auto memory = [&](const std::string& purpose, size_t bytes) {
-        t.row(purpose, human_bytes((double)bytes), "memory: "), t.exact(bytes);
-    };
-    for (const auto& [purpose, bytes] : m.arena.purposes()) memory(purpose, bytes);
-    const size_t resident = resident_memory_bytes();
-    memory("program, libraries, data order", resident);
-    if (be::memory_is_host) memory("in all", m.arena.bytes() + resident);
-    else memory("in all on the GPU", m.arena.bytes());
-    return t;
-}
-
-static std::string describe(const DataSummary& s) {
-    return format("%s tokens in %s document%s, %.1f%% of the samples", human_count((double)s.tokens).c_str(),
-                  human_count((double)s.documents).c_str(), s.documents == 1 ? "" : "s", 100 * s.share);
 }
 
 // Takes over what the checkpoint `dir` ("": a new run) says of scales and outliers.
@@ -1814,285 +1689,6 @@ static void take_over_state(Trainer& t, const std::string& dir) {
     if (!s.guard.is_null()) t.guard.restore(s.guard, dir);
     t.steadiness = Steadiness();
     if (!s.steadiness.is_null()) t.steadiness.restore(s.steadiness, dir);
-}
-
-// Weights of a new run, or weights and moments of the checkpoint `from`.
-static void load_weights(be::Ctx& ctx, Model& m, const TrainOptions& o, const std::string& from) {
-    if (!from.empty()) load_optimizer(ctx, m, from);
-    else if (!o.model.empty()) load_parameters(ctx, m, o.model);
-    else initialize(ctx, m, (uint64_t)o.seed);
-}
-
-// A run from its options to the moment before its first step: everything that can be refused is refused here, and the table of
-// what will happen is printed.
-struct Run {
-    World& world;
-    TrainOptions o;
-    be::Ctx ctx;
-    std::unique_ptr<Tokenizer> tokenizer;
-    ModelTexts texts;          // that checkpoints get beside the weights
-    std::string resumed_from;  // a checkpoint, or empty
-    TrainingState state;       // the checkpoint's, or that of a new run
-    Strings matrix_unit;       // what multiplies, for checkpoints
-    Schedule schedule;
-    BatchRanges discards;  // batches to draw and drop
-    std::unique_ptr<Model> m;
-    std::unique_ptr<DataLoader> train, valid;
-    int64_t valid_samples = 0;    // of a validation
-    nlohmann::ordered_json data;  // data_identity
-    Peak peak;
-    RunTable table;
-    std::string picture;  // of the planned pipeline
-    PhaseStatus phase;    // of the first rank
-    void begin(const std::string& what) {
-        if (world.rank() == 0 && !o.quiet) phase.begin(what);
-    }
-
-    Run(World& w, const TrainOptions& given) : world(w), o(given), ctx(make_ctx(w, given.threads, given.dry_run)) {
-        ctx.plain = o.plain;
-        plan_for(ctx, o);
-        if (!o.model.empty()) o.model = model_directory(o.model);
-        if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
-        if (o.adam_eps > 1e-7 && world.rank() == 0)
-            print_line(stderr,
-                       format("warning: --adam-eps %g is above 1e-7; an early LLM-jp 172B, trained with 1e-5, was published "
-                              "as its failure",
-                              o.adam_eps));
-        begin("checking the checkpoints in " + o.out);
-        resumed_from = find_resumed(world, o);
-        if (!resumed_from.empty()) state = read_state(resumed_from);
-        const Strings before = resumed_from.empty() ? Strings() : state.layout.value("matrix_unit", Strings());
-        matrix_unit = choose_matrix_unit(world, ctx, o.matrix_unit, before);
-        begin("loading the tokenizer");
-        load_tokenizer();
-        if (be::memory_is_host && !o.gemm_cache.empty())
-            fail_usage("--gemm-cache is for GPUs; HINT: --matrix-unit says what multiplies on a CPU");
-        if (be::memory_is_host && o.nondeterministic_attention)
-            fail_usage("--nondeterministic-attention is for GPUs; on the CPU attention is deterministic");
-        if (o.nondeterministic_attention && o.detect_nondeterminism)
-            fail_usage("--detect-nondeterminism would find --nondeterministic-attention; give one of them");
-        if (o.sample_interval > 0 && !tokenizer) fail_usage("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
-
-        const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
-        if (!resumed_from.empty() && unnamed) o.model = resumed_from;  // the checkpoint says what the model is
-        texts = model_texts(!resumed_from.empty() ? resumed_from : o.model, tokenizer.get());
-        const ModelConfig c = configure_model(o, tokenizer.get());
-        if (!resumed_from.empty()) {
-            const std::string difference = config_difference(read_config(resumed_from), c);
-            if (!difference.empty())
-                fail("the model is not that of the checkpoint %s: %s", resumed_from.c_str(), difference.c_str());
-        }
-        if (o.seq_length == 0) o.seq_length = c.T;
-        if (o.seq_length > c.T)
-            fail_usage(
-                "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new "
-                "model",
-                o.seq_length, c.T);
-        if (o.json && !o.dry_run)
-            fail_usage("--json is for --dry-run; a run's figures are lines of JSON in %s/log.jsonl", o.out.c_str());
-        if (o.world && !o.dry_run)
-            fail_usage("--world %d plans a run of %d ranks: it goes with --dry-run; HINT: mpirun -n %d starts one", o.world,
-                       o.world, o.world);
-        if (o.world && world.size() > 1) fail_usage("--world plans without starting ranks; HINT: leave mpirun out");
-        const auto ranks = o.world ? place_rank(o.world, 0, layout_of(o), c) : join_groups(ctx, world, layout_of(o), c);
-        const Mesh& mesh = ranks->mesh;
-        schedule = make_schedule(o, mesh.dp.size);
-        discards = add_left_out(state, o);
-        begin("planning the memory");
-        m = plan_model(o, schedule, c, ranks);
-        if (o.nondeterministic_attention && !m->a.dq_sums_size && world.rank() == 0)
-            print_line(stderr,
-                       format("note: --nondeterministic-attention changes nothing here: it is for bf16 on GPUs of compute "
-                              "capability 9.0 and heads of 64 or 128, not for heads of %d on %s",
-                              c.HS(), ctx.description().c_str()));
-        begin("opening the data and ordering its samples");
-        open_data();
-        check_same_everywhere(world, o, m->a.head_rows, data);
-        begin("measuring how fast this machine computes");
-        peak = peak_of_all(world, ctx, o.device_tflops);
-        table = describe_run(*m, o, schedule, ctx, peak);
-        const bool elsewhere = o.world || !ctx.has_device();
-        if (elsewhere) describe_plan(c, std::max(1, o.world));
-        else if (o.dry_run && be::memory_is_host && world.size() == 1 && !o.fp8_format.size()) describe_time_here(c);
-        if (train) table.table.section("Data");
-        if (train)
-            for (const DataSummary& s : train->summary()) {
-                if (!s.note.empty()) table.row("split of " + s.name, s.note);
-                table.row("training " + s.name, describe(s) + format(", %.2f epochs", s.epochs));
-            }
-        if (valid) describe_validation();
-        if (o.dry_run) describe_shortage();
-        phase.done();
-    }
-
-private:
-    // The memory of one rank, here or in a plan by other options.
-    std::unique_ptr<Model> plan_model(const TrainOptions& p, const Schedule& steps, const ModelConfig& c,
-                                      std::shared_ptr<Ranks> ranks) {
-        std::vector<int> given;
-        for (const std::string& n : p.pipeline_layers)
-            given.push_back((int)cli::number_in_range("pipeline-layers", n, between(0, 10000), true));
-        const std::vector<int> stages =
-            split_layers(c.L, ranks->mesh.pp.size * ranks->mesh.vpp, p.account_for_embedding_in_pipeline_split,
-                         p.account_for_loss_in_pipeline_split, given);
-        auto model = std::make_unique<Model>(c, std::move(ranks), stages);
-        model->grads.is_bf16 = p.main_grads_dtype == "bf16";
-        model->m.is_bf16 = p.exp_avg_dtype == "bf16", model->v.is_bf16 = p.exp_avg_sq_dtype == "bf16";
-        // A rollback may lead back to steps in bf16.
-        const int64_t start = fp8_start(p, state);
-        plan_8_bits(ctx, *model, p, state.step < start || (start > 0 && p.on_spike == "rollback"));
-        if (p.nondeterministic_attention)
-            model->a.dq_sums_size = be::attention_sums(
-                ctx, {p.micro_batch_size, p.seq_length, model->n.NHl, model->n.NKVl, c.HS(), model->attention_scale()});
-        const int head_rows =
-            p.head_rows ? p.head_rows : choose_head_rows(ctx, model->n, (int64_t)p.micro_batch_size * p.seq_length);
-        plan_memory(*model, recompute_policy(p.recompute_granularity), p.micro_batch_size, p.seq_length, head_rows,
-                    p.sample_interval > 0, steps.micro_batches());
-        plan_checkpoint_copy(*model, p.save_in_foreground);
-        return model;
-    }
-
-    // A rank of each pipeline stage among so many ranks: what it needs where it computes, and on the host of a GPU besides. A
-    // CPU build that plans for GPUs (--world) leaves out the copy for checkpoints, which lies on their hosts.
-    struct RankMemory {
-        size_t bytes, host;
-    };
-    std::vector<RankMemory> plan_stages(const TrainOptions& p, int n) {
-        const ModelConfig c = configure_model(p, tokenizer.get());
-        const auto first = place_rank(n, 0, layout_of(p), c);
-        const Schedule steps = make_schedule(p, first->mesh.dp.size);
-        std::vector<RankMemory> memory;
-        for (int stage = 0; stage < first->mesh.pp.size; stage++) {
-            const auto model = plan_model(p, steps, c, place_rank(n, first->mesh.rank_of(stage, 0, 0), layout_of(p), c));
-            size_t copy = 0;
-            for (const auto& [purpose, bytes] : model->arena.purposes())
-                if (purpose.find("copy for checkpoints") == 0) copy = bytes;
-            memory.push_back({model->arena.bytes() - (be::memory_is_host && o.world ? copy : 0), copy});
-        }
-        return memory;
-    }
-
-    // How long a run on GPUs that are not here takes, and what it needs of each.
-    void describe_plan(const ModelConfig& c, int n) {
-        const Mesh& mesh = m->ranks->mesh;
-        table.table.section("Plan", Table::Values::text);
-        const std::vector<RankMemory> stages = plan_stages(o, n);
-        for (int stage = 0; stage < mesh.pp.size; stage++)
-            if (mesh.pp.size <= 8 || stage < 2 || stage >= mesh.pp.size - 2)
-                table.row(mesh.pp.size == 1 ? "memory of a rank" : format("memory of stage %d", stage),
-                          format("%s of %s, and %s on the host", human_bytes((double)stages[(size_t)stage].bytes).c_str(),
-                                 human_bytes(planned_memory_bytes(o)).c_str(),
-                                 human_bytes((double)stages[(size_t)stage].host).c_str())),
-                    table.exact({{"bytes", stages[(size_t)stage].bytes},
-                                 {"of", planned_memory_bytes(o)},
-                                 {"on_host", stages[(size_t)stage].host}});
-        const Plan plan = make_plan(plan_input(o, c, n, m->stages, schedule.final_batch, sizeof(floatX)));
-        add_rows(table, plan, (double)schedule.total_samples * o.seq_length);
-        if (mesh.pp.size > 1)
-            picture = draw_pipeline(mesh.pp.size, mesh.vpp, (int)plan.micro_batches, plan.bubble, terminal_width(stdout));
-    }
-
-    // The same for a run on this CPU.
-    void describe_time_here(const ModelConfig& c) {
-        const double seconds = measured_step_seconds(ctx, c, o, schedule.final_batch, peak),
-                     tokens = (double)schedule.total_samples * o.seq_length,
-                     rate = (double)schedule.final_batch * o.seq_length / seconds;
-        table.table.section("Plan", Table::Values::text);
-        table.row("step", "about " + human_duration(seconds) + ", by a second's measurement of a part of the model");
-        table.exact({{"seconds", seconds}});
-        table.row("throughput", format("%s tokens/s, %.0f%% of the peak", human_count(rate).c_str(),
-                                       100 * rate * model_flops_per_token(c, o.seq_length) / peak.flops));
-        table.exact({{"tokens_per_second", rate}});
-        table.row("whole run", format("about %s for %s tokens, without validation", human_duration(tokens / rate).c_str(),
-                                      human_count(tokens).c_str()));
-        table.exact({{"tokens", tokens}, {"days", tokens / rate / 86400}});
-    }
-
-    // Says so if the plan needs more memory than there is, and what would help.
-    void describe_shortage() {
-        const bool elsewhere = o.world || !ctx.has_device(), host = be::memory_is_host && !o.world;
-        int sharing = 0;  // ranks of this machine, which share its memory
-        for (const std::string& name : world.hosts()) sharing += host && name == world.host();
-        const int n = o.world ? o.world : world.size();
-        const double resident = host ? (double)resident_memory_bytes() : 0,
-                     most = elsewhere ? planned_memory_bytes(o)
-                                      : ((double)be::available_memory() + resident) / std::max(1, sharing);
-        const auto needed = [&](const TrainOptions& p, int ranks) {
-            double largest = 0;
-            for (const RankMemory& r : plan_stages(p, ranks)) largest = std::max(largest, (double)r.bytes);
-            return largest + resident;
-        };
-        const double bytes = needed(o, n);
-        if (bytes <= most) return;
-        table.table.section(format("NOT ENOUGH MEMORY: a rank needs %s, there are %s. It would fit with",
-                                   human_bytes(bytes).c_str(), human_bytes(most).c_str()),
-                            Table::Values::amounts, "not_enough_memory");
-        const std::vector<Remedy> remedies = find_remedies(o, n, host, most, needed);
-        for (const Remedy& r : remedies) {
-            table.table.row(r.options, human_bytes(r.bytes));
-            table.exact({{"options", r.options}, {"bytes", r.bytes}});
-        }
-        if (remedies.empty()) table.table.row("a smaller model or --seq-length", "", "nothing else is enough");
-    }
-
-    // The tokenizer given, else the one beside the checkpoint or the model.
-    void load_tokenizer() {
-        if (!o.tokenizer.empty()) {
-            tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
-            check_tokenizer_of_model(!resumed_from.empty() ? resumed_from : o.model, *tokenizer);
-        }
-        for (const std::string& dir : {resumed_from, o.model})
-            if (o.tokenizer.empty() && !tokenizer && !dir.empty() && std::filesystem::exists(dir + "/tokenizer.json"))
-                tokenizer = tokenizer_of_model(dir, read_config(dir).V, o.sample_interval > 0, world.rank() == 0);
-    }
-
-    void open_validation() {
-        const auto open = [&] {
-            DataOptions d = data_options(o, m->c, tokenizer.get(), DataSplit::valid,
-                                         o.eval_fixed ? 0 : schedule.samples_of_all_validations());
-            d.tokenizer = train->tokenizer();
-            return std::make_unique<DataLoader>(d);
-        };
-        valid = open();
-        if (valid->n_samples() == 0) return valid.reset();  // too little data to have some for validation
-        // Where Megatron would find no documents at all, there is nothing to follow: a few samples are not read again and
-        // again.
-        if (!o.eval_fixed && valid->split_by_tokens() && valid->samples_of_one_pass() < schedule.valid_samples)
-            o.eval_fixed = true, valid = open();
-        valid_samples = std::min(valid->n_samples(), schedule.valid_samples);
-    }
-
-    void describe_validation() {
-        for (const DataSummary& s : valid->summary()) table.row("validation " + s.name, describe(s));
-        const double passes = (double)valid_samples / (double)valid->samples_of_one_pass();
-        table.row("a validation",
-                  format("%s, %s", counted(valid_samples, "sample").c_str(),
-                         o.eval_fixed ? "the same each time" : "each time the next ones (--eval-fixed: the same)") +
-                      (passes > 1 ? format(": %.1f passes over the data, fewer --eval-iters would do", passes) : ""));
-    }
-
-    void open_data() {
-        if (o.dry_run && o.data_path.empty()) return;  // planning needs no data
-        const DataOptions options =
-            data_options(o, m->c, tokenizer.get(), DataSplit::train, schedule.samples_read(state, discards));
-        train = std::make_unique<DataLoader>(options);
-        data = data_identity(*train, options);
-        if (has_validation(o)) open_validation();
-        if (!resumed_from.empty()) check_agreement(state, o, data, train->order_problem(state.planned), o.override);
-    }
-};
-
-static RunInfo run_info(const Run& r) {
-    RunInfo info;
-    info.name = run_name(r.o);
-    info.total_steps = r.schedule.total_steps;
-    info.z_loss = r.o.z_loss_strength > 0, info.batch_ramp = r.schedule.rampup.samples > 0;
-    if (info.batch_ramp) info.total_samples = r.schedule.total_samples;
-    if (r.valid)
-        info.unigram_loss = unigram_loss(*r.train, *r.valid, r.o.eval_fixed ? r.valid_samples : r.valid->n_samples(), r.m->c.V);
-    info.summary = r.table.rows, info.options = options_to_json(r.o);
-    info.machine = describe_machine(r.world, r.ctx, r.peak);
-    return info;
 }
 
 // Goes back to an older checkpoint, whose directory is returned. The guard's counts and the batches left out so far stay.
@@ -2109,249 +1705,297 @@ static std::string roll_back(World& world, Trainer& t, const Verdict& v) {
     return dir;
 }
 
-// Times waited in each group. (On a GPU the streams wait, not the host.)
-static std::map<std::string, double> differences_ms(const std::map<std::string, double>& before,
-                                                    std::map<std::string, double> after) {
-    for (auto& [group, seconds] : after) seconds = 1e3 * (seconds - (before.count(group) ? before.at(group) : 0));
-    return after;
+// The memory of one rank, for a run of `steps` by the options `o`: the run's own, or others that it plans with.
+static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, const Schedule& steps, const ModelConfig& c,
+                                         std::shared_ptr<Ranks> ranks) {
+    const std::vector<int> stages = layers_of_stages(o, c, ranks->mesh);
+    auto m = std::make_unique<Model>(c, std::move(ranks), stages);
+    m->grads.is_bf16 = o.main_grads_dtype == "bf16";
+    m->m.is_bf16 = o.exp_avg_dtype == "bf16";
+    m->v.is_bf16 = o.exp_avg_sq_dtype == "bf16";
+    // A rollback may lead back to steps in bf16.
+    const int64_t start = fp8_start(o, run.state);
+    plan_8_bits(run.ctx, *m, o, run.state.step < start || (start > 0 && o.on_spike == "rollback"));
+    const int B = o.micro_batch_size, T = o.seq_length;
+    const AttentionShape attention = {B, T, m->n.NHl, m->n.NKVl, c.HS(), m->attention_scale()};
+    if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
+    const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->n, (int64_t)B * T);
+    plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, o.sample_interval > 0, steps.micro_batches());
+    plan_checkpoint_copy(*m, o.save_in_foreground);
+    return m;
 }
 
-static void train(World& world, const TrainOptions& given) {
-    const bool main_rank = world.rank() == 0;  // prints, logs, and holds the directory
-    std::optional<RunLock> lock;               // before anything there is looked at
-    if (!given.dry_run) {
-        hear_stop_signals(main_rank);
-        if (main_rank) lock.emplace(given.out);
-        if (const std::string done = main_rank ? adopt_copied_latest(given.out) : ""; !done.empty())
-            print_line(stderr, "note: " + done);
-        world.watch(parse_timeout(given.distributed_timeout), world.size() > 1 ? ranks_file(given.out) : "");
+// A rank of each pipeline stage, with the options `o` on n ranks. A CPU build that plans for GPUs (--world) leaves out the copy
+// for checkpoints, which lies on their hosts.
+static std::vector<RankMemory> plan_stages(const Run& run, const TrainOptions& o, int n) {
+    const ModelConfig c = configure_model(o, run.tokenizer.get());
+    const Mesh mesh = place_rank(n, 0, layout_of(o), c)->mesh;
+    const Schedule steps = make_schedule(o, mesh.dp.size);
+    std::vector<RankMemory> memory;
+    for (int stage = 0; stage < mesh.pp.size; stage++) {
+        const auto m = plan_model(run, o, steps, c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(o), c));
+        size_t copy = 0;
+        for (const auto& [purpose, bytes] : m->arena.purposes())
+            if (purpose.find("copy for checkpoints") == 0) copy = bytes;
+        memory.push_back({m->arena.bytes() - (be::memory_is_host && o.world ? copy : 0), copy});
     }
-    Run run(world, given);
-    const TrainOptions& o = run.o;
-    Model& m = *run.m;
-    Timetable timetable(o);
-    if (main_rank && o.json) print_json(run.table.table.json());
-    else if (main_rank) run.table.table.print(), fputs(run.picture.c_str(), stdout);
-    if (o.dry_run) return;
+    return memory;
+}
 
-    if (main_rank) remove_leftovers(o.out);
-    world.barrier();
+// Plans the model of a run that is set up, opens its data, and describes all of it in run.table.
+static std::unique_ptr<Model> plan_run(Run& run) {
+    const TrainOptions& o = run.o;
+    run.begin("planning the memory");
+    std::unique_ptr<Model> m = plan_model(run, o, run.schedule, run.c, run.ranks);
+    if (o.nondeterministic_attention && !m->a.dq_sums_size && run.main_rank())
+        print_line(stderr, format("note: --nondeterministic-attention changes nothing here: it is for bf16 on GPUs of compute "
+                                  "capability 9.0 and heads of 64 or 128, not for heads of %d on %s",
+                                  run.c.HS(), run.ctx.description().c_str()));
+    open_data(run);
+    check_same_everywhere(run.world, o, m->a.head_rows, run.data);
+    run.begin("measuring how fast this machine computes");
+    run.peak = peak_of_all(run.world, run.ctx, o.device_tflops);
+    describe_run(run, {m->shards.buckets.size(), what_is_bf16(m->grads, m->m, m->v), m->arena.purposes(), m->arena.bytes()});
+    const MemoryOfStages memory_of_stages = [&](const TrainOptions& p, int n) { return plan_stages(run, p, n); };
+    if (run.plans_elsewhere()) describe_plan(run, memory_of_stages);
+    else if (o.dry_run && be::memory_is_host && run.world.size() == 1 && o.fp8_format.empty())
+        describe_time_here(run, measured_step_seconds(run.ctx, {run.c, o.micro_batch_size, o.seq_length}, m->recompute,
+                                                      run.schedule.final_batch, run.peak.flops));
+    describe_data(run);
+    if (o.dry_run) describe_shortage(run, memory_of_stages);
+    run.phase.done();
+    return m;
+}
+
+// Gets the planned memory and fills it: with the checkpoint's weights and moments, a model's weights, or new ones.
+static void load_model(Run& run, Model& m) {
+    const TrainOptions& o = run.o;
     if constexpr (!be::memory_is_host) {
-        const std::string cache = cache_directory(), kept = cache.empty() ? "" : cache + "/gemm.txt",
-                          file = o.gemm_cache.empty() ? kept : o.gemm_cache;
+        const std::string cache = cache_directory(), kept = cache.empty() ? "" : cache + "/gemm.txt";
+        const std::string file = o.gemm_cache.empty() ? kept : o.gemm_cache;
         be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
     }
-    run.begin(!run.resumed_from.empty() ? "loading the checkpoint " + run.resumed_from
-              : !o.model.empty()        ? "loading the model " + o.model
-                                        : "initialising the weights");
+    run.begin(run.resumes()      ? "loading the checkpoint " + run.resumed_from
+              : !o.model.empty() ? "loading the model " + o.model
+                                 : "initialising the weights");
     allocate(run.ctx, m);
-    load_weights(run.ctx, m, o, run.resumed_from);
-    Trainer trainer(run.ctx, m, o, run.schedule, *run.train, run.state);
-    take_over_state(trainer, run.resumed_from);
-    trainer.discards = run.discards;
-    TrainingState& state = trainer.state;
-    const bool resumed = !run.resumed_from.empty();
-    const int64_t total_steps = run.schedule.total_steps;
-    const auto finished = [&] { return next_batch(trainer).step >= total_steps; };
-    if (main_rank && resumed) make_latest(o.out, run.resumed_from);
-    if (resumed && finished()) {
-        run.phase.done();
-        if (main_rank)
-            printf("the run is finished: %s of %s are done\n", with_commas(state.step).c_str(),
-                   counted(total_steps, "step").c_str());
-        return;
-    }
-    const Mesh& mesh = m.ranks->mesh;
-    const std::string overrides = resumed ? describe_overrides(state, o) : "";
-    state.options = options_to_json(o), state.data = run.data, state.planned = run.train->n_samples();
-    state.layout = {{"precision", precision_name}, {"backend", be::backend_name},
-                    {"threads", run.ctx.threads},  {"matrix_unit", run.matrix_unit},
-                    {"dp", mesh.dp.size},          {"tp", mesh.tp.size},
-                    {"pp", mesh.pp.size},          {"vpp", mesh.vpp}};
+    if (run.resumes()) load_optimizer(run.ctx, m, run.resumed_from);
+    else if (!o.model.empty()) load_parameters(run.ctx, m, o.model);
+    else initialize(run.ctx, m, (uint64_t)o.seed);
+}
 
-    begin_training();
-    // What lies in OUT is of this run only if the checkpoint lies there as well.
-    namespace fs = std::filesystem;
-    const bool same_run = resumed && fs::canonical(run.resumed_from).parent_path() == fs::canonical(o.out);
-    RunInfo info;
-    std::unique_ptr<Logger> logger;
-    if (main_rank) {
-        if (!same_run) make_room_for_new_run(o.out);
-        logger =
-            std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval, stdout, [&] { lock->hold(); });
-        if (o.tensorboard || !o.tensorboard_dir.empty())
-            logger->also_tensorboard(o.tensorboard_dir.empty() ? o.out + "/tensorboard" : o.tensorboard_dir, state.step);
-        run.begin("reading data for the loss of a unigram model");
-        info = run_info(run);
-        run.phase.done();
-        logger->run(info, resumed ? std::optional(state.step) : std::nullopt);
-        if (run.valid) logger->say(format("a unigram model of the same tokens has validation loss %.4f", info.unigram_loss));
-        if (resumed) logger->event(state.step, "info", "resume", "going on from " + run.resumed_from);
-        if (!overrides.empty()) logger->event(state.step, "info", "override", "overridden: " + overrides);
+// What happens from the first step to the last, on every rank the same in the same order.
+class Training {
+public:
+    Training(Run& run, Trainer& trainer, Timetable& timetable, TrainingLog& log, RunLock* lock)
+        : run_(run),
+          o_(run.o),
+          t_(trainer),
+          m_(trainer.m),
+          state_(trainer.state),
+          timetable_(timetable),
+          log_(log),
+          saver_(run.ctx, run.ranks->world, {o_.out, o_.keep, o_.keep_every, run.texts, lock}, m_.c, m_.table, m_.shards,
+                 m_.counted, m_.copy),
+          saved_step_(run.same_directory() ? state_.step : 0),
+          vote_(run.world, run.ranks->mesh.pp.size + 1) {
+        t_.stop = [this] { return stop_here(); };
+        if (o_.sample_interval == 0) return;
+        generator_ = std::make_unique<Generator>(run.ctx, m_);
+        prompt_ = prompt_tokens(*run.tokenizer, o_.sample_prompt, std::min(m_.c.T, m_.a.B * m_.a.T));
     }
 
-    Saver saver(run.ctx, m.ranks->world, {o.out, o.keep, o.keep_every, run.texts, lock ? &*lock : nullptr}, m.c, m.table,
-                m.shards, m.counted, m.copy);
-    std::string save_error;                          // of the last save
-    int64_t saved_step = same_run ? state.step : 0;  // of the last one in OUT; there is nothing to save of step 0
-    const auto report_save = [&] {
-        const auto outcome = saver.outcome();
-        if (!outcome) return;
-        save_error = outcome->error;
-        if (save_error.empty()) saved_step = outcome->step;
-        if (!logger) return;
-        if (!save_error.empty())
-            logger->event(
-                outcome->step, "error", "checkpoint",
-                format("the checkpoint of step %lld was NOT written: %s; training goes on and tries again at the next interval",
-                       (long long)outcome->step, outcome->error.c_str()));
-        else
-            logger->event(outcome->step, "info", "checkpoint",
-                          format("checkpoint %s in %s", step_directory(o.out, outcome->step).c_str(),
-                                 human_duration(outcome->seconds).c_str()));
-    };
-    const auto save = [&] {
-        state.fp8 = trainer.fp8.to_json(), state.guard = trainer.guard.state();
-        state.steadiness = trainer.steadiness.state();
-        saver.save(memory_of(m), state);
-        if (o.save_in_foreground) saver.wait();
-        timetable.saved();
-    };
-    StopVote vote(world, mesh.pp.size + 1);
-    const auto stop_here = [&] { return vote.ask(!stop_signal().empty() || timetable.exit_now()); };
-    trainer.stop = stop_here;
-    const auto validate = [&] {  // false if the run is to stop
-        const double start = monotonic_seconds();
-        run.begin("validation");
-        const int64_t first = o.eval_fixed ? 0 : run.schedule.first_sample_of_validation(state.step);
-        const auto sums = evaluate(run.ctx, m, *run.valid, first, run.valid_samples, stop_here);
-        run.phase.done();
-        if (!sums) {
-            if (logger)
-                logger->event(state.step, "warning", "valid",
-                              format("the validation at step %lld was left: told to stop", (long long)state.step));
-            return false;
+    void run() {
+        run_.begin(be::memory_is_host ? "the first step" : "the first step, in which ways to multiply are timed");
+        t_.memory.remember(memory_of(m_));
+        bool stop = false;
+        while (!t_.finished() && !stop) {
+            leave_out();
+            const bool in_fp8 = m_.fp8.recipe.on && state_.step >= fp8_start(o_, state_);
+            if (in_fp8 && state_.step == fp8_start(o_, state_)) log_.begin_fp8(state_.step);
+            const auto waited = run_.world.monitor()->waited();
+            std::optional<StepStats> stats = train_step(t_);
+            run_.phase.done();
+            if (!stats) {
+                follow_up(false, {true, false});
+                break;
+            }
+            if (be::memory_is_host) stats->waiting_ms = differences_ms(waited, run_.world.monitor()->waited());
+            add_rates(*stats, in_fp8);
+            log_.step(*stats, std::exchange(t_.health, nullptr));
+            if (heed(t_.verdict)) continue;
+            const Decision mine = {told_to_stop(), timetable_.save_now(state_.step)};
+            stop = follow_up(t_.finished(), decide_together(run_.world, mine));
         }
-        const LossSums all = sum_of(*sums);
-        state.valid_loss = all.ce / (double)all.n;
-        if (logger)
-            logger->valid(state.step, state.valid_loss, all.n, (monotonic_seconds() - start) * 1e3,
-                          set_losses(*run.valid, *sums));
-        return true;
-    };
-    std::unique_ptr<Generator> generator;
-    std::vector<int> prompt;
-    if (o.sample_interval > 0) {
-        generator = std::make_unique<Generator>(run.ctx, m);
-        prompt = prompt_tokens(*run.tokenizer, o.sample_prompt,
-                               std::min<int64_t>(m.c.T, (int64_t)o.micro_batch_size * o.seq_length));
+        finish();
     }
-    const auto write_sample = [&] {  // false if the run is to stop
-        std::string text;
-        bool stops = false;
-        sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)state.step,
-                    run.texts.end_ids, [&](int token) {
-                        text += run.tokenizer->token_bytes(token);
-                        return !(stops = stop_here());
-                    });
-        if (logger && !stops) logger->sample(state.step, o.sample_prompt, text);
-        return !stops;
-    };
 
-    const auto leave_out = [&] {
-        const int64_t first = trainer.batch();
-        static_cast<Counters&>(state) = next_batch(trainer);
-        if (logger && trainer.batch() > first)
-            logger->event(state.step, "info", "skip-batches",
-                          format("batches %lld to %lld are left out", (long long)first, (long long)trainer.batch() - 1));
-    };
-    // What the guard says of the last step. Every rank comes to the same.
-    const auto heed = [&](const Verdict& v) {  // returns whether the run has gone back
-        if (v.kind != Verdict::normal && logger)
-            logger->event(state.step, "warning", v.apply ? "spike" : "skip",
-                          v.reason + (v.apply ? "" : "; its update was dropped"));
+private:
+    bool told_to_stop() const { return !stop_signal().empty() || timetable_.exit_now(); }
+    // The same on every rank.
+    bool stop_here() { return vote_.ask(told_to_stop()); }
+
+    void add_rates(StepStats& stats, bool in_fp8) {
+        stats.model_tflops = model_flops_per_token(m_.c, o_.seq_length) * stats.tokens_per_s / 1e12;
+        if (const double peak = run_.peak.of_step(in_fp8); peak > 0) stats.mfu = stats.model_tflops * 1e12 / peak;
+        stats.memory_bytes = (int64_t)memory_in_use(run_.ctx);
+    }
+
+    void leave_out() {
+        const int64_t first = t_.batch();
+        static_cast<Counters&>(state_) = t_.next_batch();
+        if (t_.batch() > first) log_.left_out(state_.step, first, t_.batch() - 1);
+    }
+
+    // Does what the guard says of the last step; returns whether the run has gone back. Every rank comes to the same.
+    bool heed(const Verdict& v) {
+        if (v.kind != Verdict::normal) log_.outlier(state_.step, v);
         if (!v.give_up && !v.rollback) return false;
-        trainer.gatherer.finish();
-        saver.wait();
+        t_.gatherer.finish();
+        saver_.wait();
         report_save();
-        if (v.give_up) fail("the run ends at step %lld: %s", (long long)state.step, v.reason.c_str());
-        const std::string dir = roll_back(world, trainer, v);
-        saved_step = state.step;
-        if (main_rank) make_latest(o.out, dir);
-        if (logger)
-            logger->event(state.step, "warning", "rollback",
-                          format("back to %s; batches that are left out: %s", dir.c_str(), state.skips.text().c_str()));
+        if (v.give_up) fail("the run ends at step %lld: %s", (long long)state_.step, v.reason.c_str());
+        const std::string checkpoint = roll_back(run_.world, t_, v);
+        saved_step_ = state_.step;
+        if (run_.main_rank()) make_latest(o_.out, checkpoint);
+        log_.rollback(state_.step, checkpoint, state_.skips);
         return true;
-    };
+    }
 
-    // After a step: validation, a sample and a checkpoint, where they are due.
-    const auto follow_up = [&](bool last, Decision now) {
-        const bool validates = run.valid && !now.stop && (state.step % o.eval_interval == 0 || last);
-        const bool samples = generator && !now.stop && (state.step % o.sample_interval == 0 || last);
-        const bool compares = due(o.check_weight_hash_across_dp_replicas_interval, state.step);
-        if (validates || samples || last || now.stop || now.save || compares) trainer.gatherer.finish();
-        if (compares) trainer.memory.require_agreement(memory_of(m), state.step);
+    // After a step: validation, a sample and a checkpoint, where they are due. Returns whether the run is to stop.
+    bool follow_up(bool last, Decision now) {
+        const bool validates = run_.valid && !now.stop && (state_.step % o_.eval_interval == 0 || last);
+        const bool samples = generator_ && !now.stop && (state_.step % o_.sample_interval == 0 || last);
+        const bool compares = due(o_.check_weight_hash_across_dp_replicas_interval, state_.step);
+        if (validates || samples || last || now.stop || now.save || compares) t_.gatherer.finish();
+        if (compares) t_.memory.require_agreement(memory_of(m_), state_.step);
         if (validates && !validate()) now.stop = true;
         if (samples && !now.stop && !write_sample()) now.stop = true;
         const bool saves = last || now.stop || now.save;
-        if (saves) saver.wait(), report_save();
-        if (saves && saved_step != state.step) trainer.memory.require_unchanged(memory_of(m), state.step), save();
-        else saver.proceed();
+        if (saves) {
+            saver_.wait();
+            report_save();
+        }
+        if (saves && saved_step_ != state_.step) save();
+        else saver_.proceed();
         report_save();
         return now.stop;
-    };
+    }
 
-    run.begin(be::memory_is_host ? "the first step" : "the first step, in which ways to multiply are timed");
-    trainer.memory.remember(memory_of(m));
-    const double flops_per_token = model_flops_per_token(m.c, o.seq_length);
-    bool stop = false;
-    while (!finished() && !stop) {
-        leave_out();
-        const bool in_fp8 = m.fp8.recipe.on && state.step >= fp8_start(o, state);
-        if (logger && in_fp8 && state.step == fp8_start(o, state))
-            logger->event(state.step, "info", "fp8", "from here on products are in FP8");
-        const auto waited = world.monitor()->waited();
-        std::optional<StepStats> stats = train_step(trainer);
-        run.phase.done();
-        if (!stats) {
-            follow_up(false, {true, false});
-            break;
+    // False if the run is to stop.
+    bool validate() {
+        const double start = monotonic_seconds();
+        run_.begin("validation");
+        const int64_t first = o_.eval_fixed ? 0 : run_.schedule.first_sample_of_validation(state_.step);
+        const auto sums = evaluate(run_.ctx, m_, *run_.valid, first, run_.valid_samples, [this] { return stop_here(); });
+        run_.phase.done();
+        if (!sums) {
+            log_.no_validation(state_.step);
+            return false;
         }
-        if (be::memory_is_host) stats->waiting_ms = differences_ms(waited, world.monitor()->waited());
-        stats->model_tflops = flops_per_token * stats->tokens_per_s / 1e12;
-        if (const double peak = run.peak.of_step(in_fp8); peak > 0) stats->mfu = stats->model_tflops * 1e12 / peak;
-        stats->memory_bytes = (int64_t)memory_in_use(run.ctx);
-        if (logger) logger->step(*stats);
-        if (logger && !trainer.health.is_null()) logger->health(stats->step, std::exchange(trainer.health, nullptr));
-        if (heed(trainer.verdict)) continue;
-        const Decision decision =
-            decide_together(world, {!stop_signal().empty() || timetable.exit_now(), timetable.save_now(state.step)});
-        stop = follow_up(finished(), decision);
+        const LossSums all = sum_of(*sums);
+        state_.valid_loss = all.ce / (double)all.n;
+        log_.validation(state_.step, state_.valid_loss, all.n, (monotonic_seconds() - start) * 1e3,
+                        set_losses(*run_.valid, *sums));
+        return true;
     }
-    run.begin("writing the checkpoint");
-    saver.wait();
-    run.phase.done();
-    report_save();
-    vote.finish();
-    end_training();
-    const bool done = finished();
-    const std::string reason = done ? "" : reason_to_stop(world, o), command = done ? "" : resume_command(world);
-    const std::string problem =
-        !save_error.empty() ? "the last checkpoint could not be written: " + save_error
-        : done && !std::isfinite(state.loss)
-            ? std::string(
-                  "the last loss is not finite; HINT: training diverged: resume from an older checkpoint with a lower --lr, or "
-                  "with --on-spike rollback")
-            : "";
-    if (logger) {
-        logger->say("peak memory " + human_bytes((double)peak_memory_bytes()));
-        if (!problem.empty()) logger->end("failed", problem);
-        else if (done) logger->end("finished");
-        else logger->end("stopped", reason, command);
-    }
-    if (!problem.empty()) fail("%s", problem.c_str());
-}
 
+    // False if the run is to stop.
+    bool write_sample() {
+        std::string text;
+        bool stops = false;
+        sample_text(*generator_, prompt_, o_.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o_.seed, (uint32_t)state_.step,
+                    run_.texts.end_ids, [&](int token) {
+                        text += run_.tokenizer->token_bytes(token);
+                        stops = stop_here();
+                        return !stops;
+                    });
+        if (!stops) log_.sample(state_.step, o_.sample_prompt, text);
+        return !stops;
+    }
+
+    void save() {
+        t_.memory.require_unchanged(memory_of(m_), state_.step);
+        state_.fp8 = t_.fp8.to_json();
+        state_.guard = t_.guard.state();
+        state_.steadiness = t_.steadiness.state();
+        saver_.save(memory_of(m_), state_);
+        if (o_.save_in_foreground) saver_.wait();
+        timetable_.saved();
+    }
+    void report_save() {
+        const auto outcome = saver_.outcome();
+        if (!outcome) return;
+        save_error_ = outcome->error;
+        if (save_error_.empty()) saved_step_ = outcome->step;
+        log_.checkpoint(*outcome);
+    }
+
+    void finish() {
+        run_.begin("writing the checkpoint");
+        saver_.wait();
+        run_.phase.done();
+        report_save();
+        vote_.finish();
+        end_training();
+        const bool done = t_.finished();
+        const std::string reason = done ? "" : reason_to_stop(run_.world, o_), command = done ? "" : resume_command(run_.world);
+        std::string problem;
+        if (!save_error_.empty()) problem = "the last checkpoint could not be written: " + save_error_;
+        else if (done && !std::isfinite(state_.loss))
+            problem =
+                "the last loss is not finite; HINT: training diverged: resume from an older checkpoint with a lower --lr, or "
+                "with --on-spike rollback";
+        log_.end(problem, done, reason, command);
+        if (!problem.empty()) fail("%s", problem.c_str());
+    }
+
+    Run& run_;
+    const TrainOptions& o_;
+    Trainer& t_;
+    Model& m_;
+    TrainingState& state_;
+    Timetable& timetable_;
+    TrainingLog& log_;
+    Saver saver_;
+    std::string save_error_;  // of the last save
+    int64_t saved_step_;      // of the last one in OUT; there is nothing to save of step 0
+    StopVote vote_;
+    std::unique_ptr<Generator> generator_;  // where samples are written
+    std::vector<int> prompt_;
+};
+
+static void train(World& world, const TrainOptions& given) {
+    std::optional<RunLock> lock;
+    if (!given.dry_run) take_directory(world, given, lock);
+    Run run = {world, given, make_ctx(world, given.threads, given.dry_run)};
+    set_up(run);
+    const std::unique_ptr<Model> m = plan_run(run);
+    Timetable timetable(run.o);
+    if (run.main_rank()) run.table.print(run.o.json);
+    if (run.o.dry_run) return;
+
+    if (run.main_rank()) remove_leftovers(run.o.out);
+    world.barrier();
+    load_model(run, *m);
+    Trainer trainer(run.ctx, *m, run.o, run.schedule, *run.train, run.state);
+    trainer.discards = run.discards;
+    take_over_state(trainer, run.resumed_from);
+    if (run.main_rank() && run.resumes()) make_latest(run.o.out, run.resumed_from);
+    if (run.resumes() && trainer.finished()) {
+        run.phase.done();
+        if (run.main_rank())
+            printf("the run is finished: %s of %s are done\n", with_commas(trainer.state.step).c_str(),
+                   counted(run.schedule.total_steps, "step").c_str());
+        return;
+    }
+    const std::string overrides = run.resumes() ? describe_overrides(trainer.state, run.o) : "";
+    sign_state(run, trainer.state);
+    begin_training();
+    TrainingLog log;
+    log.open(run, trainer.state, overrides, [&] { lock->hold(); });
+    Training(run, trainer, timetable, log, lock ? &*lock : nullptr).run();
+}
 int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
 
 // A model for inference from a directory, with the tokenizer that lies beside it. With several ranks, each holds a part.
@@ -2474,144 +2118,34 @@ static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vect
                           });
 }
 
-static void evaluate_tasks(be::Ctx& ctx, World& world, const EvalOptions& o) {
-    if (!o.fewshot.empty() && o.num_fewshot == 0)
-        fail_usage("--fewshot needs --num-fewshot, how many examples to draw from it");
-    if (!o.fewshot.empty() && o.fewshot.size() != o.tasks.size())
-        fail_usage("--fewshot has %zu files, --tasks %zu; give one per task", o.fewshot.size(), o.tasks.size());
-    std::vector<Task> tasks, pools;
-    for (const std::string& file : o.tasks) tasks.push_back(read_task(file));
-    for (const std::string& file : o.fewshot) pools.push_back(read_task(file));
-    LoadedModel loaded = open_model(world, o.model, true);
-    load_weights(ctx, world, o, loaded, o.micro_batch_size, o.seq_length, 1024, false);
-    Model& m = *loaded.m;
-    nlohmann::ordered_json results;
-    for (size_t i = 0; i < tasks.size(); i++) {
-        const Task& task = tasks[i];
-        const int64_t n = o.max_samples ? std::min(o.max_samples, task.size()) : task.size();
-        const TaskRequests all = make_requests(*loaded.tokenizer, task, pools.empty() ? nullptr : &pools[i], o.num_fewshot,
-                                               (uint64_t)o.seed, n, m.a.T);
-        int64_t tokens = 0;
-        for (const Request& r : all.requests) tokens += r.n_inputs();
-        std::optional<Progress> progress;
-        if (world.rank() == 0) progress.emplace(std::filesystem::path(task.file).stem().string(), tokens, "tokens");
-        const std::vector<Score> scores = score_requests(ctx, m, all.requests, progress ? &*progress : nullptr);
-        if (!progress) continue;
-        progress->finish();
-        const Table table = task_table(task, all, task_metrics(task, all.examples, scores), o.num_fewshot);
-        if (o.json) results[task.file] = table.json().begin().value();
-        else table.print();
-    }
-    if (o.json && world.rank() == 0) print_json({{"tasks", results}});
-}
-
-static int64_t limited(int64_t samples, const EvalOptions& o) {
-    return o.max_samples ? std::min(o.max_samples, samples) : samples;
-}
-
-// All of a text, which may be shorter than a sequence of the model's.
-static Evaluation evaluate_text(be::Ctx& ctx, World& world, const EvalOptions& o, LoadedModel& loaded) {
-    const std::vector<int> text = encode_file(o.text, *loaded.tokenizer, o.threads);
-    if (text.size() < 2)
-        fail("%s has %zu tokens; at least 2 are needed, one to predict after another", o.text.c_str(), text.size());
-    const int T = (int)std::min<size_t>(o.seq_length ? o.seq_length : loaded.c.T, text.size() - 1);
-    load_weights(ctx, world, o, loaded, o.micro_batch_size, T, 1024, false);
-    std::vector<Request> requests = text_requests(text, T);
-    Evaluation e;
-    e.samples = limited((int64_t)requests.size(), o), requests.resize((size_t)e.samples);
-    const double start = monotonic_seconds();
-    for (const Score& score : score_requests(ctx, *loaded.m, requests, nullptr)) e.sums.ce -= score.log_likelihood;
-    e.seconds = monotonic_seconds() - start;
-    for (const Request& r : requests) {
-        e.sums.n += r.n_scored;
-        for (size_t t = 1; t < r.tokens.size(); t++) e.count_bytes(loaded.tokenizer.get(), r.tokens[t]);
-    }
-    return e;
-}
-
-static Evaluation evaluate_data(be::Ctx& ctx, World& world, const EvalOptions& o, LoadedModel& loaded) {
-    load_weights(ctx, world, o, loaded, o.micro_batch_size, o.seq_length, 1024, false);
-    DataOptions d;
-    d.T = loaded.m->a.T, d.vocab_size = loaded.c.V;
-    if (loaded.tokenizer) d.tokenizer = loaded.tokenizer->identity();
-    d.blend = parse_data_path(o.data_path), d.split = o.split, d.part = DataSplit::valid;
-    const DataLoader data(d);
-    if (data.n_samples() == 0)
-        fail("the data is too small to be split; HINT: --split \"0, 1, 0\" evaluates all of it, a smaller --seq-length a part");
-    Evaluation e;
-    e.samples = limited(data.n_samples(), o);
-    const double start = monotonic_seconds();
-    const std::vector<LossSums> of_sets = *evaluate(ctx, *loaded.m, data, 0, e.samples, [] { return false; });
-    e.seconds = monotonic_seconds() - start;
-    e.sums = sum_of(of_sets), e.sets = set_losses(data, of_sets);
-    Batch batch;
-    for (int64_t i = 0; loaded.tokenizer && world.rank() == 0 && i < e.samples; i++) {
-        data.fetch(i, 1, batch);
-        for (int target : batch.targets) e.count_bytes(loaded.tokenizer.get(), target);
-    }
-    return e;
-}
-
 static void evaluate_model(World& world, const EvalOptions& o) {
     be::Ctx ctx = make_ctx(world, o.threads);
     ctx.plain = o.plain;
     choose_matrix_unit(world, ctx, o.matrix_unit, {});
-    if (!o.text.empty() + !o.data_path.empty() + !o.tasks.empty() != 1)
-        fail_usage("give --data-path, --text or --tasks, one of the three");
-    if (!o.tasks.empty()) return evaluate_tasks(ctx, world, o);
-    if (!o.text.empty() && world.size() > 1) fail_usage("--text is for one rank; HINT: prepare the text and give --data-path");
-    LoadedModel loaded = open_model(world, o.model, !o.text.empty());
-    const Evaluation e = o.text.empty() ? evaluate_data(ctx, world, o, loaded) : evaluate_text(ctx, world, o, loaded);
-    if (world.rank() > 0) return;
-    const Table table = evaluation_table(e, o.model, loaded.m->a.T, loaded.tokenizer != nullptr);
-    if (o.json) print_json(table.json());
-    else table.print();
+    check_options_of_eval(o, world.size());
+    const std::vector<TaskFile> tasks = read_tasks(o);
+    const bool needs_tokenizer = !tasks.empty() || !o.text.empty();
+    LoadedModel loaded = open_model(world, o.model, needs_tokenizer);
+    const Tokenizer* tokenizer = loaded.tokenizer.get();
+    const std::vector<int> text = o.text.empty() ? std::vector<int>() : text_to_evaluate(o, *tokenizer);
+    const int most = o.seq_length ? o.seq_length : loaded.c.T;
+    const int T = o.text.empty() ? most : (int)std::min<size_t>((size_t)most, text.size() - 1);
+    load_weights(ctx, world, o, loaded, o.micro_batch_size, T, 1024, false);
+    Model& m = *loaded.m;
+    const auto score = [&](const std::vector<Request>& requests, Progress* progress) {
+        return score_requests(ctx, m, requests, progress);
+    };
+    const auto losses = [&](const DataLoader& data, int64_t samples) {
+        return *evaluate(ctx, m, data, 0, samples, [] { return false; });
+    };
+    const bool main_rank = world.rank() == 0;
+    if (!tasks.empty()) return evaluate_tasks(tasks, o, *tokenizer, T, main_rank, score);
+    const Evaluation e = o.text.empty() ? evaluate_data(o, loaded.c.V, T, tokenizer, main_rank, losses)
+                                        : evaluate_text(text, o, T, *tokenizer, score);
+    if (main_rank) print_result(evaluation_table(e, o.model, T, tokenizer), o.json);
 }
 int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
 
 #ifndef TRAIN_GPT_NO_MAIN
-template <class Options>
-static int run_command(const char* name, const Strings& arguments, int (*command)(const Options&)) {
-    Options options;
-    return cli::parse(name, options, arguments) ? command(options) : 0;
-}
-
-static int run_program(int argc, char** argv) {
-    open_standard_streams();
-    Strings arguments(argv + 1, argv + argc);
-    std::string command = "train";
-    if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") command = "help";
-    else if (arguments[0] == "--version") command = "version";
-    else if (arguments[0][0] != '-') command = arguments[0], arguments.erase(arguments.begin());
-    if (command == "help") return cli::help_command(arguments, argc > 1);
-    if (command == "version") return print_version();
-    if (command == "train") return run_command("train", arguments, train_command);
-    if (command == "generate") return run_command("generate", arguments, generate_command);
-    if (command == "eval") return run_command("eval", arguments, eval_command);
-    cli::command_named(command);
-    if (const World world = World::join(); world.size() > 1) {
-        if (world.rank() == 0)
-            print_line(stderr, "error: train_gpt " + command +
-                                   " is one process; train, generate and eval run on several ranks. HINT: leave mpirun out");
-        return 2;
-    }
-    if (command == "prepare") return run_command("prepare", arguments, prepare_command);
-    if (command == "tokenizer") return run_command("tokenizer", arguments, tokenizer_command);
-    const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name is left out
-    if (bare) arguments.insert(arguments.begin(), command == "report" ? "--runs" : "--path");
-    if (command == "report") return run_command("report", arguments, report_command);
-    return run_command("inspect", arguments, inspect_command);
-}
-
-int main(int argc, char** argv) try {
-    const int status = run_program(argc, argv);
-    if (status == 0 && !has_trained()) check_output();  // a run needs no console: it has its log
-    return status;
-} catch (const std::bad_alloc&) {
-    print_line(stderr, "error: out of memory; HINT: a smaller --micro-batch-size, --seq-length or model");
-    return 1;
-} catch (const std::exception& e) {
-    print_line(stderr, std::string("error: ") + e.what());
-    return exit_status(e);
-}
+int main(int argc, char** argv) { return run_program(argc, argv, {train_command, generate_command, eval_command}); }
 #endif

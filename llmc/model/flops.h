@@ -14,6 +14,8 @@
 #pragma once
 #include <cstdint>
 
+#include "model_config.h"
+
 // Layers, width, query and key/value heads, head size, feed-forward width, computed rows of the LM head (padded), sequence
 // length.
 struct FlopSizes {
@@ -53,4 +55,10 @@ inline double megatron_flops_per_token(const FlopSizes& s) {
 inline double paper_flops_per_token(const FlopSizes& s) {
     const double L = s.L, h = s.C, V = s.V, T = s.T;
     return 96 * L * h * h * (1 + T / (6 * h) + V / (16 * L * h));
+}
+
+// FLOPs of training per token, causal attention counted as half.
+inline double model_flops_per_token(const ModelConfig& c, int T) {
+    return model_flops_per_token({c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, c.activation == Activation::swiglu},
+                                 AttentionCount::causal);
 }

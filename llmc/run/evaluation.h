@@ -3,7 +3,9 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +17,8 @@
 #include "../model/arena.h"
 #include "../ops.h"
 #include "../parallel/ranks.h"
+#include "config.h"
+#include "text_commands.h"
 
 // The name and loss of each data set that gave samples; nothing where there is only one data set.
 inline std::vector<std::pair<std::string, double>> set_losses(const DataLoader& data, const std::vector<LossSums>& sums) {
@@ -121,7 +125,7 @@ inline std::vector<int> most_likely_tokens(be::Ctx& ctx, Ranks& ranks, const Loc
     return tokens;
 }
 
-// ---- what came out ---------------------------------------------------------------------------------------------------------
+// ---- tables ---------------------------------------------------------------------------------------------------------
 inline Table task_table(const Task& task, const TaskRequests& all, const std::vector<Metric>& metrics, int num_fewshot) {
     const std::vector<Request>& requests = all.requests;
     const int64_t n = (int64_t)all.examples.size();
@@ -161,7 +165,7 @@ struct Evaluation {
     }
 };
 
-inline Table evaluation_table(const Evaluation& e, const std::string& model, int T, bool has_tokenizer) {
+inline Table evaluation_table(const Evaluation& e, const std::string& model, int T, const Tokenizer* tokenizer) {
     const double n = (double)e.sums.n, loss = e.sums.ce / n;
     Table table;
     table.section("Evaluation of " + model);
@@ -174,7 +178,113 @@ inline Table evaluation_table(const Evaluation& e, const std::string& model, int
     row("perplexity", format("%.3f", std::exp(loss)), std::exp(loss));
     for (const auto& [name, of_set] : e.sets) row("loss of " + name, format("%.4f", of_set), of_set);
     const double bits = e.sums.ce / std::log(2.0) / (double)e.bytes;
-    if (has_tokenizer) row("bits per byte", format("%.4f (%.3f bytes per token)", bits, (double)e.bytes / n), bits);
+    if (tokenizer) row("bits per byte", format("%.4f (%.3f bytes per token)", bits, (double)e.bytes / n), bits);
     row("speed", format("%s tokens/s", human_count(n / e.seconds).c_str()), n / e.seconds);
     return table;
+}
+
+inline void print_result(const Table& table, bool json) {
+    if (json) print_json(table.json());
+    else table.print();
+}
+
+// ---- train_gpt eval --------------------------------------------------------------------------------------------------------
+inline void check_options_of_eval(const EvalOptions& o, int ranks) {
+    if (!o.text.empty() + !o.data_path.empty() + !o.tasks.empty() != 1)
+        fail_usage("give --data-path, --text or --tasks, one of the three");
+    if (!o.text.empty() && ranks > 1) fail_usage("--text is for one rank; HINT: prepare the text and give --data-path");
+    if (o.tasks.empty()) return;
+    if (!o.fewshot.empty() && o.num_fewshot == 0)
+        fail_usage("--fewshot needs --num-fewshot, how many examples to draw from it");
+    if (!o.fewshot.empty() && o.fewshot.size() != o.tasks.size())
+        fail_usage("--fewshot has %zu files, --tasks %zu; give one per task", o.fewshot.size(), o.tasks.size());
+}
+inline int64_t limited(int64_t samples, const EvalOptions& o) {
+    return o.max_samples ? std::min(o.max_samples, samples) : samples;
+}
+
+// A task, and where its solved examples are drawn from, if that is another one.
+struct TaskFile {
+    Task task;
+    std::optional<Task> pool;
+};
+inline std::vector<TaskFile> read_tasks(const EvalOptions& o) {
+    std::vector<TaskFile> files;
+    for (const std::string& file : o.tasks) files.push_back({read_task(file), {}});
+    for (size_t i = 0; i < o.fewshot.size() && i < files.size(); i++) files[i].pool = read_task(o.fewshot[i]);
+    return files;
+}
+
+// Prints the table of each task. score(requests, progress): on all ranks; progress may be null.
+template <class ScoreRequests>
+void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions& o, const Tokenizer& tokenizer, int T, bool main_rank,
+                    ScoreRequests score) {
+    nlohmann::ordered_json results;
+    for (const auto& [task, pool] : files) {
+        const TaskRequests all = make_requests(tokenizer, task, pool ? &*pool : nullptr, o.num_fewshot, (uint64_t)o.seed,
+                                               limited(task.size(), o), T);
+        int64_t tokens = 0;
+        for (const Request& r : all.requests) tokens += r.n_inputs();
+        std::optional<Progress> progress;
+        if (main_rank) progress.emplace(std::filesystem::path(task.file).stem().string(), tokens, "tokens");
+        const std::vector<Score> scores = score(all.requests, progress ? &*progress : nullptr);
+        if (!progress) continue;
+        progress->finish();
+        const Table table = task_table(task, all, task_metrics(task, all.examples, scores), o.num_fewshot);
+        if (o.json) results[task.file] = table.json().begin().value();
+        else table.print();
+    }
+    if (o.json && main_rank) print_json({{"tasks", results}});
+}
+
+// The tokens of all of a text, which may be shorter than a sequence of the model's.
+inline std::vector<int> text_to_evaluate(const EvalOptions& o, const Tokenizer& tokenizer) {
+    const std::vector<int> text = encode_file(o.text, tokenizer, o.threads);
+    if (text.size() < 2)
+        fail("%s has %zu tokens; at least 2 are needed, one to predict after another", o.text.c_str(), text.size());
+    return text;
+}
+template <class ScoreRequests>
+Evaluation evaluate_text(const std::vector<int>& text, const EvalOptions& o, int T, const Tokenizer& tokenizer,
+                         ScoreRequests score) {
+    std::vector<Request> requests = text_requests(text, T);
+    Evaluation e;
+    e.samples = limited((int64_t)requests.size(), o);
+    requests.resize((size_t)e.samples);
+    const double start = monotonic_seconds();
+    for (const Score& s : score(requests, nullptr)) e.sums.ce -= s.log_likelihood;
+    e.seconds = monotonic_seconds() - start;
+    for (const Request& r : requests) {
+        e.sums.n += r.n_scored;
+        for (size_t t = 1; t < r.tokens.size(); t++) e.count_bytes(&tokenizer, r.tokens[t]);
+    }
+    return e;
+}
+
+// losses(data, samples): of each data set, over the first so many samples, on all ranks. tokenizer: may be null.
+template <class Losses>
+Evaluation evaluate_data(const EvalOptions& o, int V, int T, const Tokenizer* tokenizer, bool main_rank, Losses losses) {
+    DataOptions d;
+    d.T = T;
+    d.vocab_size = V;
+    if (tokenizer) d.tokenizer = tokenizer->identity();
+    d.blend = parse_data_path(o.data_path);
+    d.split = o.split;
+    d.part = DataSplit::valid;
+    const DataLoader data(d);
+    if (data.n_samples() == 0)
+        fail("the data is too small to be split; HINT: --split \"0, 1, 0\" evaluates all of it, a smaller --seq-length a part");
+    Evaluation e;
+    e.samples = limited(data.n_samples(), o);
+    const double start = monotonic_seconds();
+    const std::vector<LossSums> of_sets = losses(data, e.samples);
+    e.seconds = monotonic_seconds() - start;
+    e.sums = sum_of(of_sets);
+    e.sets = set_losses(data, of_sets);
+    Batch batch;
+    for (int64_t i = 0; tokenizer && main_rank && i < e.samples; i++) {
+        data.fetch(i, 1, batch);
+        for (int target : batch.targets) e.count_bytes(tokenizer, target);
+    }
+    return e;
 }

@@ -13,6 +13,7 @@
 #include "../model/mesh.h"
 #include "../model/model_config.h"
 #include "../ops.h"
+#include "../parallel/pipeline.h"
 #include "../parallel/ranks.h"
 #include "checkpoint.h"
 #include "cli.h"
@@ -87,6 +88,15 @@ inline RankLayout layout_of(const TrainOptions& o) {
     layout.bucket_elements = (size_t)o.ddp_bucket_size;
     layout.rows = (int64_t)o.micro_batch_size * o.seq_length;
     return layout;
+}
+
+// The number of layers of each stage of the pipeline.
+inline std::vector<int> layers_of_stages(const TrainOptions& o, const ModelConfig& c, const Mesh& mesh) {
+    std::vector<int> given;
+    for (const std::string& n : o.pipeline_layers)
+        given.push_back((int)cli::number_in_range("pipeline-layers", n, between(0, 10000), true));
+    return split_layers(c.L, mesh.pp.size * mesh.vpp, o.account_for_embedding_in_pipeline_split,
+                        o.account_for_loss_in_pipeline_split, given);
 }
 
 inline Fp8Recipe fp8_recipe(const TrainOptions& o) {

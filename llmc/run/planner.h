@@ -100,6 +100,38 @@ inline Device find_device(const std::string& name) {
                known.c_str());
 }
 
+// ---- a step on this machine -------------------------------------------------------------------------------------------------
+struct MicroBatchShape {
+    ModelConfig c;
+    int B, T;
+    double flops() const { return model_flops_per_token(c, T) * B * T; }
+};
+
+// A micro-batch like `whole`, of fewer samples, layers and tokens, so that it takes at most `most_flops`; of smaller matrices too if
+// it must, so that bytes(part) are at most `most_bytes`.
+template <class Bytes>
+MicroBatchShape part_to_measure(const MicroBatchShape& whole, double most_flops, size_t most_bytes, Bytes bytes) {
+    MicroBatchShape part = whole;
+    ModelConfig& c = part.c;
+    c.L = std::min(c.L, 4);
+    while (part.B > 1 && part.flops() > most_flops) part.B /= 2;
+    while (c.L > 1 && part.flops() > most_flops) c.L--;
+    while (part.T > 64 && part.flops() > most_flops) part.T = (part.T + 1) / 2;
+    while (c.C > 64 && bytes(part) > most_bytes) {
+        c.V = ceil_div(c.V, 2);
+        c.Vp = round_up(c.V, 128);
+        c.F = round_up(ceil_div(c.F, 2), 64);
+        if (c.NH % 2 == 0 && c.NKV % 2 == 0) {
+            c.C /= 2;
+            c.NH /= 2;
+            c.NKV /= 2;
+        } else if (c.V < 1024) {
+            break;
+        }
+    }
+    return part;
+}
+
 // ---- memory ----------------------------------------------------------------------------------------------------------------
 // Bytes per parameter and rank of parameters, gradients, and AdamW's state: both moments and, in bf16, the lower halves of the
 // weights; 6 + 10 / dp with bf16, gradients and moments in fp32 and ZeRO-1.

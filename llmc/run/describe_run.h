@@ -1,0 +1,233 @@
+// The table that a run shows before it begins, and that --dry-run ends with: what it will do, on what, in how much memory; on
+// machines that are not here also in how much time.
+#pragma once
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/terminal.h"
+#include "../data/dataloader.h"
+#include "../model/flops.h"
+#include "../model/parameters.h"
+#include "../ops.h"
+#include "../parallel/pipeline.h"
+#include "from_options.h"
+#include "planner.h"
+#include "run.h"
+
+// What of the planned memory of this rank's model the table tells.
+struct PlannedModel {
+    size_t messages;      // between data-parallel ranks, for all parameters
+    std::string in_bf16;  // what_is_bf16 of gradients and moments
+    std::vector<std::pair<std::string, size_t>> purposes;
+    size_t bytes;
+};
+
+namespace detail {
+
+inline void describe_model(RunTable& t, const TrainOptions& o, const ModelConfig& c) {
+    t.table.section("Model");
+    t.row("family", c.family + (o.preset.empty() ? "" : ", preset " + o.preset) + (o.model.empty() ? "" : ", from " + o.model));
+    t.row("block", format("%s, %s head", family_description(c), c.tied ? "tied" : "own"));
+    t.row("shape", format("%d layers, width %d, %d heads of %d%s, feed-forward %d", c.L, c.C, c.NH, c.HS(),
+                          c.NKV != c.NH ? format(" (%d for keys and values)", c.NKV).c_str() : "", c.F));
+    t.exact({{"layers", c.L}, {"width", c.C}, {"heads", c.NH}, {"key_value_heads", c.NKV}, {"feed_forward", c.F}});
+    t.row("vocabulary", format("%s (padded to %s)", with_commas(c.V).c_str(), with_commas(c.Vp).c_str()));
+    t.exact({{"tokens", c.V}, {"padded", c.Vp}});
+    const size_t parameters = ParameterTable(c).trained;
+    t.row("parameters", format("%s (%s)", with_commas((int64_t)parameters).c_str(), human_count((double)parameters).c_str()));
+    t.exact(parameters);
+    t.row("FLOPs per token", human_count(model_flops_per_token(c, o.seq_length)) + " (forward and backward, causal attention)");
+    t.exact(model_flops_per_token(c, o.seq_length));
+}
+
+inline void describe_batch(RunTable& t, const TrainOptions& o, const Schedule& schedule, int replicas) {
+    t.table.section("Batch");
+    const int64_t batch = schedule.final_batch;
+    t.row("step",
+          format("%s of %s = %s, in %s of %d%s", counted(batch, "sample").c_str(), counted(o.seq_length, "token").c_str(),
+                 counted(batch * o.seq_length, "token").c_str(),
+                 counted(batch / o.micro_batch_size / replicas, "micro-batch", "micro-batches").c_str(), o.micro_batch_size,
+                 replicas > 1 ? format(" on each of %d data-parallel ranks", replicas).c_str() : ""));
+    t.exact({{"samples", batch},
+             {"tokens_per_sample", o.seq_length},
+             {"micro_batch", o.micro_batch_size},
+             {"data_parallel_ranks", replicas}});
+    if (schedule.rampup.samples)
+        t.row("ramp-up", format("from %lld by %lld over %s samples", (long long)schedule.rampup.start,
+                                (long long)schedule.rampup.increment, with_commas(schedule.rampup.samples).c_str()));
+    t.row("run", format("%s, %s, %s tokens", counted(schedule.total_steps, "step").c_str(),
+                        counted(schedule.total_samples, "sample").c_str(),
+                        human_count((double)schedule.total_samples * o.seq_length).c_str()));
+    t.exact({{"steps", schedule.total_steps},
+             {"samples", schedule.total_samples},
+             {"tokens", (double)schedule.total_samples * o.seq_length}});
+    const std::string warmup = o.lr_warmup_iters ? counted(o.lr_warmup_iters, "step") : counted(schedule.warmup, "sample");
+    t.row("learning rate", format("%s %g to %g, ", schedule.style.c_str(), schedule.max_lr, schedule.min_lr) +
+                               (schedule.warmup ? "warm-up over " + warmup : "no warm-up"));
+}
+
+// The grid, and how the model is dealt out.
+inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
+    const Ranks& ranks = *run.ranks;
+    const Mesh& mesh = ranks.mesh;
+    const LocalSizes n(run.c, mesh.tp);
+    t.row("ranks", mesh.text());
+    if (mesh.tp.size > 1)
+        t.row("tensor parallel", format("%d heads, %d feed-forward columns a rank%s", n.NHl, n.Fl,
+                                        ranks.sequence_parallel ? ", rows between matrices cut (sequence parallel)" : ""));
+    if (mesh.dp.size > 1)
+        t.row("data parallel",
+              format("%s, %zu message%s of at most %s parameters",
+                     ranks.zero ? "optimizer state shared (ZeRO-1)" : "optimizer state on each rank (ZeRO off)", messages,
+                     messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
+    if (mesh.pp.size > 1) {
+        std::string layers;
+        for (const int count : layers_of_stages(run.o, run.c, mesh))
+            layers += (layers.empty() ? "" : " ") + std::to_string(count);
+        t.row("pipeline", "layers of the stages: " + layers);
+    }
+}
+
+inline void describe_machine(RunTable& t, const Run& run, const PlannedModel& planned) {
+    const TrainOptions& o = run.o;
+    t.table.section("Machine");
+    t.row("backend", std::string(be::backend_name) + ", " + run.ctx.description());
+    t.row("peak", run.peak.text());
+    t.row("precision", format("%s storage, %s sums, gradients and optimizer%s", precision_name,
+                              sizeof(real) == 4 ? "fp32" : "fp64", planned.in_bf16.c_str()));
+    if (!o.fp8_format.empty())
+        t.row("FP8", format("%s, %s scales, from step %s on%s", o.fp8_format.c_str(), o.fp8_recipe.c_str(), o.fp8_start.c_str(),
+                            o.first_last_layers_bf16 ? format(", but the first %d and the last %d layers",
+                                                              o.num_layers_at_start_in_bf16, o.num_layers_at_end_in_bf16)
+                                                           .c_str()
+                                                     : ""));
+    t.row("recompute", o.recompute_granularity);
+    if (run.ranks->mesh.world.size > 1) describe_ranks(t, run, planned.messages);
+}
+
+inline void describe_memory(RunTable& t, const PlannedModel& planned) {
+    t.table.section("Memory", Table::Values::amounts);
+    const auto memory = [&](const std::string& purpose, size_t bytes) {
+        t.row(purpose, human_bytes((double)bytes), "memory: ");
+        t.exact(bytes);
+    };
+    for (const auto& [purpose, bytes] : planned.purposes) memory(purpose, bytes);
+    const size_t resident = resident_memory_bytes();
+    memory("program, libraries, data order", resident);
+    if (be::memory_is_host) memory("in all", planned.bytes + resident);
+    else memory("in all on the GPU", planned.bytes);
+}
+
+inline std::string describe(const DataSummary& s) {
+    return format("%s tokens in %s document%s, %.1f%% of the samples", human_count((double)s.tokens).c_str(),
+                  human_count((double)s.documents).c_str(), s.documents == 1 ? "" : "s", 100 * s.share);
+}
+
+}  // namespace detail
+
+inline void describe_run(Run& run, const PlannedModel& planned) {
+    RunTable& t = run.table;
+    t.table.section("Run");
+    t.row("name", run_name(run.o));
+    t.row("output", run.o.out);
+    detail::describe_model(t, run.o, run.c);
+    detail::describe_batch(t, run.o, run.schedule, run.ranks->mesh.dp.size);
+    detail::describe_machine(t, run, planned);
+    detail::describe_memory(t, planned);
+}
+
+inline void describe_data(Run& run) {
+    RunTable& t = run.table;
+    if (!run.train) return;
+    t.table.section("Data");
+    for (const DataSummary& s : run.train->summary()) {
+        if (!s.note.empty()) t.row("split of " + s.name, s.note);
+        t.row("training " + s.name, detail::describe(s) + format(", %.2f epochs", s.epochs));
+    }
+    if (!run.valid) return;
+    for (const DataSummary& s : run.valid->summary()) t.row("validation " + s.name, detail::describe(s));
+    const double passes = (double)run.valid_samples / (double)run.valid->samples_of_one_pass();
+    t.row("a validation", format("%s, %s", counted(run.valid_samples, "sample").c_str(),
+                                 run.o.eval_fixed ? "the same each time" : "each time the next ones (--eval-fixed: the same)") +
+                              (passes > 1 ? format(": %.1f passes over the data, fewer --eval-iters would do", passes) : ""));
+}
+
+// ---- plans -----------------------------------------------------------------------------------------------------------------
+// What a rank needs where it computes, and on the host of a GPU besides.
+struct RankMemory {
+    size_t bytes, host;
+};
+// Of a rank of each pipeline stage, with these options on so many ranks.
+using MemoryOfStages = std::function<std::vector<RankMemory>(const TrainOptions&, int ranks)>;
+
+// How long a run on GPUs that are not here takes, and what it needs of each.
+inline void describe_plan(Run& run, const MemoryOfStages& memory_of_stages) {
+    RunTable& t = run.table;
+    const TrainOptions& o = run.o;
+    const Mesh& mesh = run.ranks->mesh;
+    const int ranks = std::max(1, o.world);
+    t.table.section("Plan", Table::Values::text);
+    const std::vector<RankMemory> stages = memory_of_stages(o, ranks);
+    for (int stage = 0; stage < mesh.pp.size; stage++) {
+        if (mesh.pp.size > 8 && stage >= 2 && stage < mesh.pp.size - 2) continue;
+        const RankMemory& needed = stages[(size_t)stage];
+        t.row(mesh.pp.size == 1 ? "memory of a rank" : format("memory of stage %d", stage),
+              format("%s of %s, and %s on the host", human_bytes((double)needed.bytes).c_str(),
+                     human_bytes(planned_memory_bytes(o)).c_str(), human_bytes((double)needed.host).c_str()));
+        t.exact({{"bytes", needed.bytes}, {"of", planned_memory_bytes(o)}, {"on_host", needed.host}});
+    }
+    const std::vector<int> layers = layers_of_stages(o, run.c, mesh);
+    const Plan plan = make_plan(plan_input(o, run.c, ranks, layers, run.schedule.final_batch, sizeof(floatX)));
+    add_rows(t, plan, (double)run.schedule.total_samples * o.seq_length);
+    if (mesh.pp.size > 1)
+        t.picture = draw_pipeline(mesh.pp.size, mesh.vpp, (int)plan.micro_batches, plan.bubble, terminal_width(stdout));
+}
+
+// How long it takes on this CPU, where a step takes so many seconds.
+inline void describe_time_here(Run& run, double step_seconds) {
+    RunTable& t = run.table;
+    const int T = run.o.seq_length;
+    const double tokens = (double)run.schedule.total_samples * T;
+    const double rate = (double)run.schedule.final_batch * T / step_seconds;
+    t.table.section("Plan", Table::Values::text);
+    t.row("step", "about " + human_duration(step_seconds) + ", by a second's measurement of a part of the model");
+    t.exact({{"seconds", step_seconds}});
+    t.row("throughput", format("%s tokens/s, %.0f%% of the peak", human_count(rate).c_str(),
+                               100 * rate * model_flops_per_token(run.c, T) / run.peak.flops));
+    t.exact({{"tokens_per_second", rate}});
+    t.row("whole run", format("about %s for %s tokens, without validation", human_duration(tokens / rate).c_str(),
+                              human_count(tokens).c_str()));
+    t.exact({{"tokens", tokens}, {"days", tokens / rate / 86400}});
+}
+
+// Says so if the plan needs more memory than there is, and what would help.
+inline void describe_shortage(Run& run, const MemoryOfStages& memory_of_stages) {
+    const TrainOptions& o = run.o;
+    Table& table = run.table.table;
+    const bool host = be::memory_is_host && !o.world;
+    int sharing = 0;  // ranks of this machine, which share its memory
+    for (const std::string& name : run.world.hosts()) sharing += host && name == run.world.host();
+    const int ranks = o.world ? o.world : run.world.size();
+    const double resident = host ? (double)resident_memory_bytes() : 0;
+    const double here = ((double)be::available_memory() + resident) / std::max(1, sharing);
+    const double most = run.plans_elsewhere() ? planned_memory_bytes(o) : here;
+    const auto needed = [&](const TrainOptions& p, int n) {
+        double largest = 0;
+        for (const RankMemory& r : memory_of_stages(p, n)) largest = std::max(largest, (double)r.bytes);
+        return largest + resident;
+    };
+    const double bytes = needed(o, ranks);
+    if (bytes <= most) return;
+    table.section(format("NOT ENOUGH MEMORY: a rank needs %s, there are %s. It would fit with", human_bytes(bytes).c_str(),
+                         human_bytes(most).c_str()),
+                  Table::Values::amounts, "not_enough_memory");
+    const std::vector<Remedy> remedies = find_remedies(o, ranks, host, most, needed);
+    for (const Remedy& r : remedies) {
+        table.row(r.options, human_bytes(r.bytes));
+        table.exact({{"options", r.options}, {"bytes", r.bytes}});
+    }
+    if (remedies.empty()) table.row("a smaller model or --seq-length", "", "nothing else is enough");
+}

@@ -1,0 +1,75 @@
+// The program from its command line to its exit status: which command is meant, and what is said when it fails. The commands that
+// run a model are given, the others are here in llmc/.
+#pragma once
+#include <cstdio>
+#include <new>
+#include <string>
+
+#include "../base/check.h"
+#include "../base/terminal.h"
+#include "../parallel/world.h"
+#include "cli.h"
+#include "config.h"
+#include "inspect.h"
+#include "report_command.h"
+#include "stop.h"
+#include "text_commands.h"
+#include "version.h"
+
+struct ModelCommands {
+    int (*train)(const TrainOptions&);
+    int (*generate)(const GenerateOptions&);
+    int (*eval)(const EvalOptions&);
+};
+
+namespace detail {
+
+template <class Options>
+int run_command(const char* name, const Strings& arguments, int (*command)(const Options&)) {
+    Options options;
+    return cli::parse(name, options, arguments) ? command(options) : 0;
+}
+
+inline int run_command_line(Strings arguments, const ModelCommands& commands) {
+    const bool given = !arguments.empty();
+    std::string command = "train";
+    if (!given || arguments[0] == "--help" || arguments[0] == "-h") command = "help";
+    else if (arguments[0] == "--version") command = "version";
+    else if (arguments[0][0] != '-') {
+        command = arguments[0];
+        arguments.erase(arguments.begin());
+    }
+    if (command == "help") return cli::help_command(arguments, given);
+    if (command == "version") return print_version();
+    if (command == "train") return run_command("train", arguments, commands.train);
+    if (command == "generate") return run_command("generate", arguments, commands.generate);
+    if (command == "eval") return run_command("eval", arguments, commands.eval);
+    cli::command_named(command);
+    if (const World world = World::join(); world.size() > 1) {
+        if (world.rank() == 0)
+            print_line(stderr, "error: train_gpt " + command +
+                                   " is one process; train, generate and eval run on several ranks. HINT: leave mpirun out");
+        return 2;
+    }
+    if (command == "prepare") return run_command("prepare", arguments, prepare_command);
+    if (command == "tokenizer") return run_command("tokenizer", arguments, tokenizer_command);
+    const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name is left out
+    if (bare) arguments.insert(arguments.begin(), command == "report" ? "--runs" : "--path");
+    if (command == "report") return run_command("report", arguments, report_command);
+    return run_command("inspect", arguments, inspect_command);
+}
+
+}  // namespace detail
+
+inline int run_program(int argc, char** argv, const ModelCommands& commands) try {
+    open_standard_streams();
+    const int status = detail::run_command_line(Strings(argv + 1, argv + argc), commands);
+    if (status == 0 && !has_trained()) check_output();  // a run needs no console: it has its log
+    return status;
+} catch (const std::bad_alloc&) {
+    print_line(stderr, "error: out of memory; HINT: a smaller --micro-batch-size, --seq-length or model");
+    return 1;
+} catch (const std::exception& e) {
+    print_line(stderr, std::string("error: ") + e.what());
+    return exit_status(e);
+}

@@ -1,0 +1,238 @@
+// A training run but for its model: what options, checkpoint and data come to. In this order, on all ranks:
+//   take_directory    the output directory is this run's, before anything in it is looked at
+//   set_up            which checkpoint, tokenizer, model, ranks and schedule the options mean
+//   (the model's memory is planned)
+//   open_data         the samples in their order; a checkpoint must have seen the same
+// All that can be refused is refused here, before a model takes memory.
+#pragma once
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../base/build.h"
+#include "../base/terminal.h"
+#include "../data/dataloader.h"
+#include "../data/tokenizer.h"
+#include "../model/model_config.h"
+#include "../ops.h"
+#include "../parallel/ranks.h"
+#include "../parallel/world.h"
+#include "checkpoint.h"
+#include "config.h"
+#include "from_options.h"
+#include "machine.h"
+#include "model_texts.h"
+#include "resume.h"
+#include "run_directory.h"
+#include "schedule.h"
+#include "skip.h"
+#include "stop.h"
+#include "timetable.h"
+#include "training_state.h"
+
+// What the run is, for the console, and as rows for the report.
+struct RunTable {
+    Table table;
+    nlohmann::ordered_json rows = nlohmann::ordered_json::object();
+    std::string picture;  // of the planned pipeline
+    void exact(nlohmann::ordered_json value) { table.exact(std::move(value)); }
+    void row(const std::string& label, const std::string& value, const std::string& prefix = "") {
+        table.row(label, value);
+        std::string key = prefix + label;
+        for (int n = 2; rows.contains(key); n++) key = format("%s%s (%d)", prefix.c_str(), label.c_str(), n);
+        rows[key] = value;
+    }
+    void print(bool json) const {
+        if (json) return print_json(table.json());
+        table.print();
+        fputs(picture.c_str(), stdout);
+    }
+};
+
+struct Run {
+    World& world;
+    TrainOptions o;
+    be::Ctx ctx;
+    std::string resumed_from{};              // a checkpoint, or empty
+    TrainingState state{};                   // the checkpoint's, or that of a new run
+    Strings matrix_unit{};                   // what multiplies, for checkpoints
+    std::unique_ptr<Tokenizer> tokenizer{};  // may be null
+    ModelTexts texts{};                      // that checkpoints get beside the weights
+    ModelConfig c{};
+    std::shared_ptr<Ranks> ranks{};
+    Schedule schedule{};
+    BatchRanges discards{};  // batches to draw and drop
+    std::unique_ptr<DataLoader> train{}, valid{};
+    int64_t valid_samples = 0;      // of a validation
+    nlohmann::ordered_json data{};  // data_identity
+    Peak peak{};
+    RunTable table{};
+    PhaseStatus phase{};  // of the first rank
+
+    bool main_rank() const { return world.rank() == 0; }  // prints, logs, and holds the directory
+    bool resumes() const { return !resumed_from.empty(); }
+    // The checkpoint that it resumes from lies in OUT: what else lies there is of this run as well.
+    bool same_directory() const {
+        namespace fs = std::filesystem;
+        return resumes() && fs::canonical(resumed_from).parent_path() == fs::canonical(o.out);
+    }
+    // A plan for ranks or GPUs that are not here.
+    bool plans_elsewhere() const { return o.world || !ctx.has_device(); }
+    void begin(const std::string& what) {
+        if (main_rank() && !o.quiet) phase.begin(what);
+    }
+};
+
+// From here on signals are heard, other runs are kept out of the directory, and ranks that wait too long are reported.
+inline void take_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {
+    const bool main_rank = world.rank() == 0;
+    hear_stop_signals(main_rank);
+    if (main_rank) {
+        lock.emplace(o.out);
+        if (const std::string done = adopt_copied_latest(o.out); !done.empty()) print_line(stderr, "note: " + done);
+    }
+    world.watch(parse_timeout(o.distributed_timeout), world.size() > 1 ? ranks_file(o.out) : "");
+}
+
+// ---- set_up ----------------------------------------------------------------------------------------------------------------
+namespace detail {
+
+inline void adjust_options(Run& run) {
+    TrainOptions& o = run.o;
+    run.ctx.plain = o.plain;
+    plan_for(run.ctx, o);
+    if (!o.model.empty()) o.model = model_directory(o.model);
+    if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
+    if (o.adam_eps > 1e-7 && run.main_rank())
+        print_line(stderr,
+                   format("warning: --adam-eps %g is above 1e-7; an early LLM-jp 172B, trained with 1e-5, was published "
+                          "as its failure",
+                          o.adam_eps));
+}
+
+inline void find_checkpoint(Run& run) {
+    run.begin("checking the checkpoints in " + run.o.out);
+    run.resumed_from = find_resumed(run.world, run.o);
+    if (run.resumes()) run.state = read_state(run.resumed_from);
+    const Strings before = run.resumes() ? run.state.layout.value("matrix_unit", Strings()) : Strings();
+    run.matrix_unit = choose_matrix_unit(run.world, run.ctx, run.o.matrix_unit, before);
+}
+
+// The tokenizer given, else the one beside the checkpoint or the model.
+inline void load_tokenizer(Run& run) {
+    const TrainOptions& o = run.o;
+    run.begin("loading the tokenizer");
+    if (!o.tokenizer.empty()) {
+        run.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
+        check_tokenizer_of_model(run.resumes() ? run.resumed_from : o.model, *run.tokenizer);
+        return;
+    }
+    for (const std::string& dir : {run.resumed_from, o.model})
+        if (!run.tokenizer && !dir.empty() && std::filesystem::exists(dir + "/tokenizer.json"))
+            run.tokenizer = tokenizer_of_model(dir, read_config(dir).V, o.sample_interval > 0, run.main_rank());
+}
+
+inline void check_options_of_backend(const Run& run) {
+    const TrainOptions& o = run.o;
+    if (be::memory_is_host && !o.gemm_cache.empty())
+        fail_usage("--gemm-cache is for GPUs; HINT: --matrix-unit says what multiplies on a CPU");
+    if (be::memory_is_host && o.nondeterministic_attention)
+        fail_usage("--nondeterministic-attention is for GPUs; on the CPU attention is deterministic");
+    if (o.nondeterministic_attention && o.detect_nondeterminism)
+        fail_usage("--detect-nondeterminism would find --nondeterministic-attention; give one of them");
+    if (o.sample_interval > 0 && !run.tokenizer) fail_usage("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
+}
+
+inline void find_model(Run& run) {
+    TrainOptions& o = run.o;
+    const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
+    if (run.resumes() && unnamed) o.model = run.resumed_from;  // the checkpoint says what the model is
+    run.texts = model_texts(run.resumes() ? run.resumed_from : o.model, run.tokenizer.get());
+    run.c = configure_model(o, run.tokenizer.get());
+    if (run.resumes()) {
+        const std::string difference = config_difference(read_config(run.resumed_from), run.c);
+        if (!difference.empty())
+            fail("the model is not that of the checkpoint %s: %s", run.resumed_from.c_str(), difference.c_str());
+    }
+    if (o.seq_length == 0) o.seq_length = run.c.T;
+    if (o.seq_length > run.c.T)
+        fail_usage(
+            "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new "
+            "model",
+            o.seq_length, run.c.T);
+}
+
+inline void check_options_of_plan(const Run& run) {
+    const TrainOptions& o = run.o;
+    if (o.json && !o.dry_run)
+        fail_usage("--json is for --dry-run; a run's figures are lines of JSON in %s/log.jsonl", o.out.c_str());
+    if (o.world && !o.dry_run)
+        fail_usage("--world %d plans a run of %d ranks: it goes with --dry-run; HINT: mpirun -n %d starts one", o.world,
+                   o.world, o.world);
+    if (o.world && run.world.size() > 1) fail_usage("--world plans without starting ranks; HINT: leave mpirun out");
+}
+
+}  // namespace detail
+
+inline void set_up(Run& run) {
+    detail::adjust_options(run);
+    detail::find_checkpoint(run);
+    detail::load_tokenizer(run);
+    detail::check_options_of_backend(run);
+    detail::find_model(run);
+    detail::check_options_of_plan(run);
+    const RankLayout layout = layout_of(run.o);
+    run.ranks = run.o.world ? place_rank(run.o.world, 0, layout, run.c) : join_groups(run.ctx, run.world, layout, run.c);
+    run.schedule = make_schedule(run.o, run.ranks->mesh.dp.size);
+    run.discards = add_left_out(run.state, run.o);
+}
+
+// ---- open_data -------------------------------------------------------------------------------------------------------------
+namespace detail {
+
+inline void open_validation(Run& run) {
+    const Schedule& schedule = run.schedule;
+    const auto open = [&] {
+        DataOptions d = data_options(run.o, run.c, run.tokenizer.get(), DataSplit::valid,
+                                     run.o.eval_fixed ? 0 : schedule.samples_of_all_validations());
+        d.tokenizer = run.train->tokenizer();
+        return std::make_unique<DataLoader>(d);
+    };
+    run.valid = open();
+    if (run.valid->n_samples() == 0) return run.valid.reset();  // too little data to have some for validation
+    // Where Megatron would find no documents at all, there is nothing to follow: a few samples are not read again and again.
+    if (!run.o.eval_fixed && run.valid->split_by_tokens() && run.valid->samples_of_one_pass() < schedule.valid_samples) {
+        run.o.eval_fixed = true;
+        run.valid = open();
+    }
+    run.valid_samples = std::min(run.valid->n_samples(), schedule.valid_samples);
+}
+
+}  // namespace detail
+
+inline void open_data(Run& run) {
+    run.begin("opening the data and ordering its samples");
+    if (run.o.dry_run && run.o.data_path.empty()) return;  // planning needs no data
+    const DataOptions options =
+        data_options(run.o, run.c, run.tokenizer.get(), DataSplit::train, run.schedule.samples_read(run.state, run.discards));
+    run.train = std::make_unique<DataLoader>(options);
+    run.data = data_identity(*run.train, options);
+    if (has_validation(run.o)) detail::open_validation(run);
+    if (run.resumes()) check_agreement(run.state, run.o, run.data, run.train->order_problem(run.state.planned), run.o.override);
+}
+
+// What its checkpoints say of the run.
+inline void sign_state(const Run& run, TrainingState& state) {
+    const Mesh& mesh = run.ranks->mesh;
+    state.options = options_to_json(run.o);
+    state.data = run.data;
+    state.planned = run.train->n_samples();
+    state.layout = {{"precision", precision_name}, {"backend", be::backend_name},
+                    {"threads", run.ctx.threads},  {"matrix_unit", run.matrix_unit},
+                    {"dp", mesh.dp.size},          {"tp", mesh.tp.size},
+                    {"pp", mesh.pp.size},          {"vpp", mesh.vpp}};
+}

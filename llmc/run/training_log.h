@@ -1,0 +1,121 @@
+// What a run tells while it trains, in its log and on the console: only its first rank does, the others are silent.
+#pragma once
+#include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/terminal.h"
+#include "../data/dataloader.h"
+#include "../report/logger.h"
+#include "guard.h"
+#include "machine.h"
+#include "run.h"
+#include "run_directory.h"
+#include "training_state.h"
+
+inline RunInfo run_info(const Run& r) {
+    RunInfo info;
+    info.name = run_name(r.o);
+    info.total_steps = r.schedule.total_steps;
+    info.z_loss = r.o.z_loss_strength > 0;
+    info.batch_ramp = r.schedule.rampup.samples > 0;
+    if (info.batch_ramp) info.total_samples = r.schedule.total_samples;
+    if (r.valid)
+        info.unigram_loss = unigram_loss(*r.train, *r.valid, r.o.eval_fixed ? r.valid_samples : r.valid->n_samples(), r.c.V);
+    info.summary = r.table.rows;
+    info.options = options_to_json(r.o);
+    info.machine = describe_machine(r.world, r.ctx, r.peak);
+    return info;
+}
+
+// Times waited in each group. (On a GPU the streams wait, not the host.)
+inline std::map<std::string, double> differences_ms(const std::map<std::string, double>& before,
+                                                    std::map<std::string, double> after) {
+    for (auto& [group, seconds] : after) seconds = 1e3 * (seconds - (before.count(group) ? before.at(group) : 0));
+    return after;
+}
+
+class TrainingLog {
+public:
+    // hold: called before a file in OUT is replaced; throws if the directory is another run's by now. overrides: what differs
+    // from the checkpoint.
+    void open(Run& run, const TrainingState& state, const std::string& overrides, std::function<void()> hold) {
+        const TrainOptions& o = run.o;
+        out_ = o.out;
+        if (!run.main_rank()) return;
+        if (!run.same_directory()) make_room_for_new_run(o.out);
+        logger_ = std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval, stdout, std::move(hold));
+        if (o.tensorboard || !o.tensorboard_dir.empty())
+            logger_->also_tensorboard(o.tensorboard_dir.empty() ? o.out + "/tensorboard" : o.tensorboard_dir, state.step);
+        run.begin("reading data for the loss of a unigram model");
+        const RunInfo info = run_info(run);
+        run.phase.done();
+        logger_->run(info, run.resumes() ? std::optional(state.step) : std::nullopt);
+        if (run.valid) logger_->say(format("a unigram model of the same tokens has validation loss %.4f", info.unigram_loss));
+        if (run.resumes()) event(state.step, "info", "resume", "going on from " + run.resumed_from);
+        if (!overrides.empty()) event(state.step, "info", "override", "overridden: " + overrides);
+    }
+
+    void begin_fp8(int64_t step) { event(step, "info", "fp8", "from here on products are in FP8"); }
+    // layers: LayerHealth's; null: they were not examined.
+    void step(const StepStats& stats, const nlohmann::ordered_json& layers) {
+        if (!logger_) return;
+        logger_->step(stats);
+        if (!layers.is_null()) logger_->health(stats.step, layers);
+    }
+    // Batches that are left out after a step.
+    void left_out(int64_t step, int64_t first, int64_t last) {
+        event(step, "info", "skip-batches", format("batches %lld to %lld are left out", (long long)first, (long long)last));
+    }
+    // What the guard says of a step.
+    void outlier(int64_t step, const Verdict& v) {
+        event(step, "warning", v.apply ? "spike" : "skip", v.reason + (v.apply ? "" : "; its update was dropped"));
+    }
+    void rollback(int64_t step, const std::string& checkpoint, const BatchRanges& left_out) {
+        event(step, "warning", "rollback",
+              format("back to %s; batches that are left out: %s", checkpoint.c_str(), left_out.text().c_str()));
+    }
+    // sets: names and losses, where there are several data sets.
+    void validation(int64_t step, double loss, int64_t tokens, double ms,
+                    const std::vector<std::pair<std::string, double>>& sets) {
+        if (logger_) logger_->valid(step, loss, tokens, ms, sets);
+    }
+    void no_validation(int64_t step) {
+        event(step, "warning", "valid", format("the validation at step %lld was left: told to stop", (long long)step));
+    }
+    void sample(int64_t step, const std::string& prompt, const std::string& text) {
+        if (logger_) logger_->sample(step, prompt, text);
+    }
+    void checkpoint(const Saver::Outcome& saved) {
+        if (saved.error.empty())
+            event(
+                saved.step, "info", "checkpoint",
+                format("checkpoint %s in %s", step_directory(out_, saved.step).c_str(), human_duration(saved.seconds).c_str()));
+        else
+            event(
+                saved.step, "error", "checkpoint",
+                format("the checkpoint of step %lld was NOT written: %s; training goes on and tries again at the next interval",
+                       (long long)saved.step, saved.error.c_str()));
+    }
+
+    // How the run ended: failed by a problem, finished, or stopped for a reason and to be gone on with by a command.
+    void end(const std::string& problem, bool finished, const std::string& reason, const std::string& command) {
+        if (!logger_) return;
+        logger_->say("peak memory " + human_bytes((double)peak_memory_bytes()));
+        if (!problem.empty()) logger_->end("failed", problem);
+        else if (finished) logger_->end("finished");
+        else logger_->end("stopped", reason, command);
+    }
+
+private:
+    void event(int64_t step, const std::string& level, const std::string& name, const std::string& message) {
+        if (logger_) logger_->event(step, level, name, message);
+    }
+    std::string out_;
+    std::unique_ptr<Logger> logger_;  // null on the other ranks
+};
