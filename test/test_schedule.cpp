@@ -206,7 +206,7 @@ TEST(Schedule, RefusesWhatCannotBeCounted) {
     const auto refused = [&](const char* option, const std::function<void(TrainOptions&, int64_t)>& set) {
         for (const int64_t n : {most + 1, many})
             test::expect_error([&] { schedule([&](auto& o) { set(o, n); }); },
-                               {std::string("--") + option, std::to_string(n), "most are " + std::to_string(most)});
+                               {std::string("--") + option, std::to_string(n), "maximum is " + std::to_string(most)});
     };
     refused("train-iters", [](auto& o, int64_t n) { o.train_iters = n; });
     refused("lr-decay-iters", [](auto& o, int64_t n) { o.lr_decay_iters = n; });
@@ -214,7 +214,7 @@ TEST(Schedule, RefusesWhatCannotBeCounted) {
     refused("lr-wsd-decay-iters", [](auto& o, int64_t n) { o.lr_wsd_decay_iters = n; });
     refused("eval-iters", [](auto& o, int64_t n) { o.eval_iters = n; });
     test::expect_error([&] { schedule([&](auto& o) { o.train_iters = 0, o.train_samples = many; }); },
-                       {"--train-samples", "most are " + std::to_string(((int64_t)1 << 62) / 4096)});
+                       {"--train-samples", "maximum is " + std::to_string(((int64_t)1 << 62) / 4096)});
     for (const char* text : {"99999999999999999999", "9000000000000000"})
         test::expect_error(
             [&] {

@@ -242,103 +242,123 @@ inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::stri
     return j;
 }
 
-// Reads a config.json of the three families. Unsupported features are refused by name, never ignored. `source` names the file.
-inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& source) {
-    using json = nlohmann::json;
-    const auto absent = [&](const char* key) { return !j.contains(key) || j[key].is_null(); };
-    const auto get = [&](const char* key) -> int {
-        if (absent(key)) fail("%s has no '%s'", source.c_str(), key);
-        if (!j[key].is_number_integer() || j[key] < 0 || j[key] > 1 << 28)
-            fail("%s: '%s' is %s; a count is expected", source.c_str(), key, j[key].dump().c_str());
-        return j[key];
-    };
-    const auto wrong = [&](const char* key, const char* expected) {
+namespace detail {
+
+// Reads the values of a config.json, refusing by name what has the wrong type or what is not supported.
+struct HfReader {
+    const nlohmann::json& j;
+    const std::string& source;  // names the file
+
+    bool absent(const char* key) const { return !j.contains(key) || j[key].is_null(); }
+    [[noreturn]] void wrong(const char* key, const char* expected) const {
         fail("%s: '%s' is %.200s; %s is expected", source.c_str(), key, j[key].dump().c_str(), expected);
-    };
-    const auto number = [&](const char* key, double otherwise) {
+    }
+    int count(const char* key) const {
+        if (absent(key)) fail("%s has no '%s'", source.c_str(), key);
+        if (!j[key].is_number_integer() || j[key] < 0 || j[key] > 1 << 28) wrong(key, "a count");
+        return j[key];
+    }
+    int count(const char* key, int otherwise) const { return absent(key) ? otherwise : count(key); }
+    double number(const char* key, double otherwise) const {
         if (!absent(key) && !j[key].is_number()) wrong(key, "a number");
         return absent(key) ? otherwise : j[key].get<double>();
-    };
-    const auto text = [&](const char* key, const char* otherwise) {
+    }
+    std::string text(const char* key, const char* otherwise) const {
         if (!absent(key) && !j[key].is_string()) wrong(key, "a text");
         return absent(key) ? std::string(otherwise) : j[key].get<std::string>();
-    };
-    const auto flag = [&](const char* key, bool otherwise) {
+    }
+    bool flag(const char* key, bool otherwise) const {
         if (!absent(key) && !j[key].is_boolean()) wrong(key, "true or false");
         return absent(key) ? otherwise : j[key].get<bool>();
-    };
+    }
     // Refuses a feature unless it is absent, null, or has the one supported value.
-    const auto only = [&](const char* key, const json& allowed) {
+    void only(const char* key, const nlohmann::json& allowed) const {
         if (!absent(key) && j[key] != allowed)
             fail("%s: '%s' is %s; only %s is supported", source.c_str(), key, j[key].dump().c_str(), allowed.dump().c_str());
-    };
+    }
+};
+
+// transformers 5 nests the rotary base: {"rope_parameters": {"rope_theta": ..., "rope_type": "default"}}
+inline void read_rope(const HfReader& in, ModelConfig& c) {
+    using json = nlohmann::json;
+    c.rope_base = in.number("rope_theta", 10000.0);
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {
+        if (in.absent(key)) continue;
+        if (!in.j[key].is_object()) in.wrong(key, "an object");
+        const auto part = [&](const char* name) { return in.j[key].value(name, json()); };
+        const auto is = [&](const char* name, const json& allowed) { return part(name).is_null() || part(name) == allowed; };
+        if (!is("rope_type", "default") || !is("type", "default") || !is("partial_rotary_factor", 1.0))
+            fail("%s: '%s' is %s; only rope_type 'default' over the whole head is supported", in.source.c_str(), key,
+                 in.j[key].dump().c_str());
+        if (part("rope_theta").is_number()) c.rope_base = part("rope_theta").get<double>();
+        else if (!part("rope_theta").is_null()) in.wrong(key, "a number as its 'rope_theta'");
+    }
+    in.only("partial_rotary_factor", 1.0);
+}
+
+inline void read_llama(const HfReader& in, ModelConfig& c) {
+    c.L = in.count("num_hidden_layers");
+    c.C = in.count("hidden_size");
+    c.F = in.count("intermediate_size");
+    c.NH = in.count("num_attention_heads");
+    c.NKV = in.count("num_key_value_heads", c.NH);
+    c.T = in.count("max_position_embeddings", 2048);
+    c.eps = in.number("rms_norm_eps", 1e-6);
+    read_rope(in, c);
+    in.only("attention_bias", false);
+    in.only("mlp_bias", false);
+    if (in.absent("use_sliding_window") || in.flag("use_sliding_window", true)) in.only("sliding_window", nullptr);
+    if (in.text("hidden_act", "silu") != "swish") in.only("hidden_act", "silu");  // two names of one function
+    if (c.NH > 0 && !in.absent("head_dim") && in.j["head_dim"] != c.C / c.NH)
+        fail("%s: 'head_dim' is %s; only hidden_size / num_attention_heads = %d is supported", in.source.c_str(),
+             in.j["head_dim"].dump().c_str(), c.C / c.NH);
+    in.only("pretraining_tp", 1);
+    c.tied = in.flag("tie_word_embeddings", false);
+}
+
+inline void read_bloom(const HfReader& in, ModelConfig& c) {
+    c.C = in.count(in.absent("hidden_size") ? "n_embed" : "hidden_size");
+    c.L = in.count(in.absent("n_layer") ? "num_hidden_layers" : "n_layer");
+    c.NH = in.count(in.absent("n_head") ? "num_attention_heads" : "n_head");
+    c.T = in.count("seq_length", 2048);
+    c.eps = in.number("layer_norm_epsilon", 1e-5);
+    c.NKV = c.NH;
+    c.F = 4 * c.C;
+    in.only("apply_residual_connection_post_layernorm", false);
+    in.only("tie_word_embeddings", true);
+}
+
+inline void read_gpt2(const HfReader& in, ModelConfig& c) {
+    c.C = in.count("n_embd");
+    c.L = in.count("n_layer");
+    c.NH = in.count("n_head");
+    c.T = in.count("n_positions");
+    c.F = in.count("n_inner", 4 * c.C);
+    c.NKV = c.NH;
+    c.eps = in.number("layer_norm_epsilon", 1e-5);
+    const std::string act = in.text("activation_function", "gelu_new");
+    if (act != "gelu_new" && act != "gelu_pytorch_tanh") in.only("activation_function", "gelu_new");
+    in.only("scale_attn_weights", true);
+    in.only("scale_attn_by_inverse_layer_idx", false);
+    in.only("add_cross_attention", false);
+    in.only("tie_word_embeddings", true);
+}
+
+}  // namespace detail
+
+// Reads a config.json of the three families. Unsupported features are refused by name, never ignored. `source` names the file.
+inline ModelConfig from_hf_config(const nlohmann::json& j, const std::string& source) {
     if (!j.is_object()) fail("%s does not hold a JSON object", source.c_str());
-    const std::string type = text("model_type", "");
-    ModelConfig c;
+    const detail::HfReader in{j, source};
+    const std::string type = in.text("model_type", "");
     if (type != "llama" && type != "gpt2" && type != "bloom")
         fail("%s: model_type is '%s'; supported are gpt2, bloom and llama", source.c_str(), type.c_str());
+    ModelConfig c;
     set_family(c, type);
-    only("quantization_config", nullptr);
-    c.V = get("vocab_size");
-    if (type == "llama") {
-        c.L = get("num_hidden_layers");
-        c.C = get("hidden_size");
-        c.F = get("intermediate_size");
-        c.NH = get("num_attention_heads");
-        c.NKV = absent("num_key_value_heads") ? c.NH : get("num_key_value_heads");
-        c.T = absent("max_position_embeddings") ? 2048 : get("max_position_embeddings");
-        c.eps = number("rms_norm_eps", 1e-6);
-        c.rope_base = number("rope_theta", 10000.0);
-        // transformers 5 nests the rotary base: {"rope_parameters": {"rope_theta": ..., "rope_type": "default"}}
-        for (const char* key : {"rope_scaling", "rope_parameters"}) {
-            if (absent(key)) continue;
-            if (!j[key].is_object()) wrong(key, "an object");
-            const auto part = [&](const char* name) { return j[key].value(name, json()); };
-            const auto is = [&](const char* name, const json& allowed) {
-                return part(name).is_null() || part(name) == allowed;
-            };
-            if (!is("rope_type", "default") || !is("type", "default") || !is("partial_rotary_factor", 1.0))
-                fail("%s: '%s' is %s; only rope_type 'default' over the whole head is supported", source.c_str(), key,
-                     j[key].dump().c_str());
-            if (part("rope_theta").is_number()) c.rope_base = part("rope_theta").get<double>();
-            else if (!part("rope_theta").is_null()) wrong(key, "a number as its 'rope_theta'");
-        }
-        only("attention_bias", false);
-        only("mlp_bias", false);
-        if (absent("use_sliding_window") || flag("use_sliding_window", true)) only("sliding_window", nullptr);
-        if (text("hidden_act", "silu") != "swish") only("hidden_act", "silu");  // two names of one function
-        if (c.NH > 0 && !absent("head_dim") && j["head_dim"] != c.C / c.NH)
-            fail("%s: 'head_dim' is %s; only hidden_size / num_attention_heads = %d is supported", source.c_str(),
-                 j["head_dim"].dump().c_str(), c.C / c.NH);
-        only("partial_rotary_factor", 1.0);
-        only("pretraining_tp", 1);
-        c.tied = flag("tie_word_embeddings", false);
-    } else if (type == "bloom") {
-        c.C = absent("hidden_size") ? get("n_embed") : get("hidden_size");
-        c.L = absent("n_layer") ? get("num_hidden_layers") : get("n_layer");
-        c.NH = absent("n_head") ? get("num_attention_heads") : get("n_head");
-        c.T = absent("seq_length") ? 2048 : get("seq_length");
-        c.eps = number("layer_norm_epsilon", 1e-5);
-        c.NKV = c.NH;
-        c.F = 4 * c.C;
-        only("apply_residual_connection_post_layernorm", false);
-        only("tie_word_embeddings", true);
-    } else {
-        c.C = get("n_embd");
-        c.L = get("n_layer");
-        c.NH = get("n_head");
-        c.T = get("n_positions");
-        c.F = absent("n_inner") ? 4 * c.C : get("n_inner");
-        c.NKV = c.NH;
-        c.eps = number("layer_norm_epsilon", 1e-5);
-        const std::string act = text("activation_function", "gelu_new");
-        if (act != "gelu_new" && act != "gelu_pytorch_tanh") only("activation_function", "gelu_new");
-        only("scale_attn_weights", true);
-        only("scale_attn_by_inverse_layer_idx", false);
-        only("add_cross_attention", false);
-        only("tie_word_embeddings", true);
-    }
-    c.init_std = number("initializer_range", 0.02);
+    in.only("quantization_config", nullptr);
+    c.V = in.count("vocab_size");
+    (type == "llama" ? detail::read_llama : type == "bloom" ? detail::read_bloom : detail::read_gpt2)(in, c);
+    c.init_std = in.number("initializer_range", 0.02);
     return c;
 }
 

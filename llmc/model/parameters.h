@@ -107,7 +107,7 @@ struct Params {
 
 namespace detail {
 
-// Visits every tensor of the model in table order: visit(E*& slot, TensorSpec without offset, whether `part` holds it).
+// One function although it is longer than a screen: it is the table. Visits every tensor of the model in table order: visit(E*& slot, TensorSpec without offset, whether `part` holds it).
 template <class E, class Visit>
 void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit visit_one) {
     p = Params<E>{};

@@ -212,6 +212,8 @@ struct Plan {
 
 namespace detail {
 
+constexpr double giga = 1e9;
+
 struct Link {
     bool between_nodes;
     double gbs;  // per rank in a ring
@@ -271,6 +273,136 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
     return stages;
 }
 
+// Sequence parallelism takes part: a rank sends parts of rows only.
+inline bool cuts_rows(const PlanInput& in) { return in.sequence_parallel && in.tp > 1; }
+// Bytes of a micro-batch's residual stream.
+inline double stream_bytes(const PlanInput& in) { return (double)in.B * in.T * in.c.C * in.bytes_per_element; }
+// Bytes that a rank sends in one half of an all-reduce over tp ranks.
+inline double tensor_half_bytes(const PlanInput& in) { return stream_bytes(in) * (in.tp - 1) / in.tp; }
+
+// Bytes of a message between two stages.
+inline double pipeline_message_bytes(const PlanInput& in) {
+    return in.pp > 1 ? stream_bytes(in) / (cuts_rows(in) ? in.tp : 1) : 0;
+}
+
+// Seconds of each stage's passes: computation, then communication with the other tp ranks.
+inline void plan_passes(Plan& p) {
+    const PlanInput& in = p.in;
+    const Link link = slowest_link(in, in.tp, 1);
+    p.tensor.between_nodes = link.between_nodes;
+    p.tensor.gbs = link.gbs;
+    const double half_seconds = tensor_half_bytes(in) / (link.gbs * giga);
+    const double rate = in.tflops * 1e12 * in.efficiency, in_layers = rate * in.layer_speedup;
+    for (StagePlan& s : p.stages) {
+        s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half_seconds;
+        s.backward_seconds =
+            (s.backward_flops - s.head_flops) / in_layers + s.head_flops / rate + s.backward_halves * half_seconds;
+    }
+}
+
+// All passes of a step. A message goes from one rank to another through the port of the sender.
+inline void plan_pipeline(Plan& p) {
+    const PlanInput& in = p.in;
+    std::vector<double> forward, backward;
+    for (const StagePlan& s : p.stages) {
+        forward.push_back(s.forward_seconds);
+        backward.push_back(s.backward_seconds);
+    }
+    p.pipeline.between_nodes = slowest_link(in, in.pp, in.tp * p.mesh.dp.size).between_nodes;
+    p.pipeline.gbs = p.pipeline.between_nodes ? in.inter_gbs : in.intra_gbs;
+    const auto simulate = [&](double p2p) {
+        return simulate_pipeline(in.pp, in.vpp, (int)p.micro_batches, forward, backward, p2p);
+    };
+    const Timeline timeline = simulate(pipeline_message_bytes(in) / (p.pipeline.gbs * giga));
+    p.pipeline_seconds = timeline.total;
+    p.bubble = timeline.bubble;
+    p.ideal_bubble = bubble_fraction(in.pp, in.vpp, (int)p.micro_batches);
+    p.pipeline.exposed = in.pp > 1 ? timeline.total - simulate(0).total : 0;
+}
+
+// What the busiest pipeline rank sends to its tp peers and to its neighbours.
+inline void plan_messages(Plan& p) {
+    const PlanInput& in = p.in;
+    const double m = (double)p.micro_batches, half = tensor_half_bytes(in), message = pipeline_message_bytes(in);
+    const int last = (int)p.stages.size() - 1;
+    for (int rank = 0; rank < in.pp; rank++) {
+        double sent = 0, halves = 0;
+        for (int chunk = 0; chunk < in.vpp; chunk++) {
+            const int s = virtual_stage(in.pp, rank, chunk);
+            halves += p.stages[(size_t)s].forward_halves + p.stages[(size_t)s].backward_halves;
+            sent += m * ((s > 0) + (s < last));
+        }
+        if (m * halves * half > p.tensor.bytes) {
+            p.tensor.bytes = m * halves * half;
+            p.tensor.messages = (int64_t)(m * halves / (cuts_rows(in) ? 1 : 2));
+        }
+        if (sent * message > p.pipeline.bytes) {
+            p.pipeline.bytes = sent * message;
+            p.pipeline.messages = (int64_t)sent;
+        }
+    }
+}
+
+// What each pipeline rank does after its last pass; the slowest one decides. Communication between data-parallel ranks overlaps
+// with work, except its last bucket.
+inline void plan_update(Plan& p) {
+    const PlanInput& in = p.in;
+    const int dp = p.mesh.dp.size;
+    const Link link = slowest_link(in, dp, in.tp);
+    p.data.between_nodes = link.between_nodes;
+    p.data.gbs = link.gbs;
+    const double bucket = in.bucket_elements ? (double)in.bucket_elements : std::max(40e6, 1e6 * dp);
+    const double of_gradient = (double)in.gradient_bytes, moments = 2 * (double)in.moment_bytes;
+    double slowest = -1;
+    for (int rank = 0; rank < in.pp; rank++) {
+        double parameters = 0;
+        for (int chunk = 0; chunk < in.vpp; chunk++)
+            parameters += p.stages[(size_t)virtual_stage(in.pp, rank, chunk)].parameters;
+        const double part = (double)(dp - 1) / dp, buckets = std::ceil(parameters / bucket);
+        // Without ZeRO gradients are gathered, with it new parameters.
+        const double gathered = in.zero ? (double)in.bytes_per_element : of_gradient;
+        const double scatter = of_gradient * parameters * part / (link.gbs * giga);
+        const double gather = gathered * parameters * part / (link.gbs * giga);
+        // AdamW reads and writes fp32 weights (8) and moments, and reads gradients; clearing gradients and computing the norm
+        // of a rank's own ones also pass over memory.
+        const double own = parameters / (in.zero ? dp : 1);
+        const double update =
+            (own * (8 + moments + of_gradient) + of_gradient * parameters * (1 + 1.0 / dp)) / in.memory_gbs / giga;
+        const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
+        const double last_backward = p.stages[(size_t)virtual_stage(in.pp, rank, 0)].backward_seconds;
+        const double waiting = in.zero ? exposed(scatter, last_backward) + exposed(gather, update) : scatter + gather;
+        if (waiting + update <= slowest) continue;
+        slowest = waiting + update;
+        p.data.bytes = parameters * part * (of_gradient + (in.zero ? (double)in.bytes_per_element : of_gradient));
+        p.data.messages = dp > 1 ? (int64_t)buckets * (in.zero ? 2 : 1) : 0;
+        p.data.exposed = waiting;
+        p.update_seconds = update;
+    }
+}
+
+// The gradients of a tied embedding, which both ends of the pipeline hold: an all-reduce of two sends one half of the matrix each
+// way, twice.
+inline void plan_tied_embedding(Plan& p) {
+    const PlanInput& in = p.in;
+    if (!in.c.tied || in.pp == 1) return;
+    const double bytes = (double)in.gradient_bytes * in.c.Vp / in.tp * in.c.C;
+    p.embedding = {bytes, 1, p.pipeline.between_nodes, p.pipeline.gbs, 0, 0};
+    p.embedding.exposed = p.embedding.bytes / (p.embedding.gbs * giga);
+}
+
+inline void plan_rates(Plan& p) {
+    const PlanInput& in = p.in;
+    const FlopSizes all = {
+        in.c.L, in.c.C, in.c.NH, in.c.NKV, in.c.HS(), in.c.F, in.c.Vp, in.T, in.c.activation == Activation::swiglu};
+    const double tokens = (double)in.global_batch * in.T, per_gpu = tokens / p.step_seconds / in.world / 1e12;
+    const double computed =
+        in.recompute == "full" ? full_recompute_flops_per_token(all, in.attention) : model_flops_per_token(all, in.attention);
+    p.model_tflops_causal = model_flops_per_token(all, AttentionCount::causal) * per_gpu;
+    p.model_tflops_full = model_flops_per_token(all, AttentionCount::full) * per_gpu;
+    p.hardware_tflops = computed * per_gpu;
+    p.tokens_per_second = tokens / p.step_seconds;
+}
+
 }  // namespace detail
 
 inline Plan make_plan(const PlanInput& in) {
@@ -280,111 +412,25 @@ inline Plan make_plan(const PlanInput& in) {
     p.mesh = make_mesh(in.world, 0, in.tp, in.pp, in.vpp);
     check_tensor_parallel(in.c, in.tp, in.sequence_parallel, (int64_t)in.B * in.T);
     const int dp = p.mesh.dp.size;
-    const bool cut = in.sequence_parallel && in.tp > 1;
     if (in.global_batch % ((int64_t)in.B * dp))
         fail(
-            "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: choose a "
-            "multiple",
+            "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: choose a multiple",
             (long long)in.global_batch, in.B, dp, (long long)in.B * dp);
     p.micro_batches = in.global_batch / in.B / dp;
     const std::string problem = pipeline_problem(in.pp, in.vpp, (int)p.micro_batches);
     if (!problem.empty()) fail("%s", problem.c_str());
     p.stages = detail::plan_stages(in, p.mesh, split_layers(in.c.L, in.pp * in.vpp, false, false, in.layers));
-    const int last = (int)p.stages.size() - 1;
-    const double N = (double)in.B * in.T, m = (double)p.micro_batches, giga = 1e9;
 
-    // Passes: computation, then communication with the other tp ranks.
-    const detail::Link tp_link = detail::slowest_link(in, in.tp, 1);
-    const double half = N * in.c.C * in.bytes_per_element * (in.tp - 1) / in.tp;  // bytes that a rank sends
-    const double rate = in.tflops * 1e12 * in.efficiency;
-    std::vector<double> forward, backward;
-    for (StagePlan& s : p.stages) {
-        const double in_layers = rate * in.layer_speedup;
-        s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half / (tp_link.gbs * giga);
-        s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + s.head_flops / rate +
-                             s.backward_halves * half / (tp_link.gbs * giga);
-        forward.push_back(s.forward_seconds);
-        backward.push_back(s.backward_seconds);
-    }
-
-    // The pipeline. A message goes from one rank to another through the port of the sender.
-    const bool pp_between = detail::slowest_link(in, in.pp, in.tp * dp).between_nodes;
-    const double message = in.pp > 1 ? N * in.c.C * in.bytes_per_element / (cut ? in.tp : 1) : 0;
-    p.pipeline.between_nodes = pp_between;
-    p.pipeline.gbs = pp_between ? in.inter_gbs : in.intra_gbs;
-    const double message_seconds = message / (p.pipeline.gbs * giga);
-    const auto simulate = [&](double p2p) {
-        return simulate_pipeline(in.pp, in.vpp, (int)p.micro_batches, forward, backward, p2p);
-    };
-    const Timeline timeline = simulate(message_seconds);
-    p.pipeline_seconds = timeline.total;
-    p.bubble = timeline.bubble;
-    p.ideal_bubble = bubble_fraction(in.pp, in.vpp, (int)p.micro_batches);
-    p.pipeline.exposed = in.pp > 1 ? timeline.total - simulate(0).total : 0;
-
-    // Each pipeline rank: what it sends, and what it does after its last pass. The slowest one decides.
-    const detail::Link dp_link = detail::slowest_link(in, dp, in.tp);
-    const double bucket = in.bucket_elements ? (double)in.bucket_elements : std::max(40e6, 1e6 * dp);
-    p.tensor.between_nodes = tp_link.between_nodes;
-    p.tensor.gbs = tp_link.gbs;
-    p.data.between_nodes = dp_link.between_nodes;
-    p.data.gbs = dp_link.gbs;
-    double slowest = -1;
-    for (int rank = 0; rank < in.pp; rank++) {
-        double parameters = 0, sent = 0, halves = 0;
-        for (int chunk = 0; chunk < in.vpp; chunk++) {
-            const int s = virtual_stage(in.pp, rank, chunk);
-            parameters += p.stages[(size_t)s].parameters;
-            halves += p.stages[(size_t)s].forward_halves + p.stages[(size_t)s].backward_halves;
-            sent += m * ((s > 0) + (s < last));
-        }
-        if (m * halves * half > p.tensor.bytes) {
-            p.tensor.bytes = m * halves * half;
-            p.tensor.messages = (int64_t)(m * halves / (cut ? 1 : 2));
-        }
-        if (sent * message > p.pipeline.bytes) {
-            p.pipeline.bytes = sent * message;
-            p.pipeline.messages = (int64_t)sent;
-        }
-
-        const double part = (double)(dp - 1) / dp, buckets = std::ceil(parameters / bucket);
-        const double of_gradient = (double)in.gradient_bytes;
-        const double scatter = of_gradient * parameters * part / (dp_link.gbs * giga);
-        const double gather = (in.zero ? (double)in.bytes_per_element : of_gradient) * parameters * part /
-                              (dp_link.gbs * giga);  // of gradients, without ZeRO
-        // AdamW reads and writes fp32 weights (8) and moments, and reads gradients; clearing gradients and computing the norm
-        // of a rank's own ones also pass over memory.
-        const double own = parameters / (in.zero ? dp : 1), moments = 2 * (double)in.moment_bytes;
-        const double update =
-            (own * (8 + moments + of_gradient) + of_gradient * parameters * (1 + 1.0 / dp)) / in.memory_gbs / giga;
-        // Communication overlaps with work, except its last bucket.
-        const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
-        const double beside = backward[(size_t)virtual_stage(in.pp, rank, 0)];  // of the last micro-batch
-        const double waiting = in.zero ? exposed(scatter, beside) + exposed(gather, update) : scatter + gather;
-        if (waiting + update <= slowest) continue;
-        slowest = waiting + update;
-        p.data.bytes = parameters * part * (of_gradient + (in.zero ? (double)in.bytes_per_element : of_gradient));
-        p.data.messages = dp > 1 ? (int64_t)buckets * (in.zero ? 2 : 1) : 0;
-        p.data.exposed = waiting;
-        p.update_seconds = update;
-    }
-    if (in.c.tied && in.pp > 1) {  // an all-reduce of two sends one half of the matrix each way, twice
-        p.embedding = {(double)in.gradient_bytes * in.c.Vp / in.tp * in.c.C, 1, pp_between, p.pipeline.gbs, 0, 0};
-        p.embedding.exposed = p.embedding.bytes / (p.embedding.gbs * giga);
-    }
-    for (Traffic* t : {&p.tensor, &p.pipeline, &p.data, &p.embedding}) t->seconds = t->gbs > 0 ? t->bytes / (t->gbs * giga) : 0;
+    detail::plan_passes(p);
+    detail::plan_pipeline(p);
+    detail::plan_messages(p);
+    detail::plan_update(p);
+    detail::plan_tied_embedding(p);
+    for (Traffic* t : {&p.tensor, &p.pipeline, &p.data, &p.embedding})
+        t->seconds = t->gbs > 0 ? t->bytes / (t->gbs * detail::giga) : 0;
     p.tensor.exposed = p.tensor.seconds;
-
     p.step_seconds = p.pipeline_seconds + p.data.exposed + p.embedding.exposed + p.update_seconds;
-    const FlopSizes all = {
-        in.c.L, in.c.C, in.c.NH, in.c.NKV, in.c.HS(), in.c.F, in.c.Vp, in.T, in.c.activation == Activation::swiglu};
-    const double tokens = (double)in.global_batch * in.T, per_gpu = tokens / p.step_seconds / in.world / 1e12;
-    p.model_tflops_causal = model_flops_per_token(all, AttentionCount::causal) * per_gpu;
-    p.model_tflops_full = model_flops_per_token(all, AttentionCount::full) * per_gpu;
-    p.hardware_tflops = (in.recompute == "full" ? full_recompute_flops_per_token(all, in.attention)
-                                                : model_flops_per_token(all, in.attention)) *
-                        per_gpu;
-    p.tokens_per_second = tokens / p.step_seconds;
+    detail::plan_rates(p);
     return p;
 }
 

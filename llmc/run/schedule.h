@@ -186,62 +186,77 @@ struct Schedule {
     }
 };
 
-// Parses and checks the options that concern the schedule. `replicas` is the number of data-parallel ranks.
-inline Schedule make_schedule(const TrainOptions& o, int replicas) {
-    Schedule s;
+namespace detail {
+
+// Samples of `iters` whole batches.
+inline int64_t in_samples(const Schedule& s, const TrainOptions& o, const std::string& option, int64_t iters) {
+    if (const int64_t most = s.most_samples / s.final_batch; iters > most)
+        fail_usage(
+            "--%s %lld steps of %lld samples of %d tokens are more than can be counted; the maximum is %lld steps, 2^62 tokens",
+            option.c_str(), (long long)iters, (long long)s.final_batch, o.seq_length, (long long)most);
+    return iters * s.final_batch;
+}
+// A length that is given in steps or in samples, as --NAME-iters or --NAME-samples; neither: `otherwise`.
+inline int64_t samples_of(const Schedule& s, const TrainOptions& o, const std::string& name, int64_t iters, int64_t samples,
+                          int64_t otherwise) {
+    if (iters && samples)
+        fail_usage("--%s-iters and --%s-samples are both given; give one. HINT: --no-%s-samples revokes an earlier one",
+                   name.c_str(), name.c_str(), name.c_str());
+    return samples ? samples : iters ? in_samples(s, o, name + "-iters", iters) : otherwise;
+}
+
+inline void read_batches(Schedule& s, const TrainOptions& o, int replicas) {
     const int64_t micro = s.micro_batch = (int64_t)o.micro_batch_size * replicas;
     s.final_batch = o.global_batch_size ? o.global_batch_size : micro;
     if (const int64_t below = s.final_batch / micro * micro; below != s.final_batch)
         fail_usage(
-            "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the nearest "
-            "%s",
+            "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the nearest %s",
             (long long)s.final_batch, o.micro_batch_size, replicas, (long long)micro,
             below ? format("are %lld and %lld", (long long)below, (long long)(below + micro)).c_str()
                   : format("is %lld", (long long)micro).c_str());
     // Numbers of samples, up to 2^62 tokens: sums of a few of them are exact, too.
-    const int64_t most = s.most_samples = ((int64_t)1 << 62) / std::max(1, o.seq_length);
-    const auto in_samples = [&](const char* option, int64_t iters) {
-        if (iters > most / s.final_batch)
-            fail_usage(
-                "--%s %lld steps of %lld samples of %d tokens are more than can be counted; the maximum is %lld steps, 2^62 "
-                "tokens",
-                option, (long long)iters, (long long)s.final_batch, o.seq_length, (long long)(most / s.final_batch));
-        return iters * s.final_batch;
-    };
-    if (!o.rampup_batch_size.empty()) {
-        int64_t* const values[] = {&s.rampup.start, &s.rampup.increment, &s.rampup.samples};
-        for (int i = 0; i < 3; i++) {
-            Allowed count;
-            count.low = 1;
-            count.high = (double)most;
-            cli::parse_into("rampup-batch-size", o.rampup_batch_size[i], count, *values[i]);
-        }
-        const int64_t grow = s.final_batch - s.rampup.start;
-        if (grow < 0 || grow % s.rampup.increment)
-            fail_usage(
-                "--rampup-batch-size: global-batch-size %lld - start %lld = %lld is not a multiple of the increment %lld",
-                (long long)s.final_batch, (long long)s.rampup.start, (long long)grow, (long long)s.rampup.increment);
-        if (s.rampup.start % micro || s.rampup.increment % micro)
-            fail_usage(
-                "--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld; "
-                "HINT: --no-rampup-batch-size uses full batches from the start",
-                (long long)s.rampup.start, (long long)s.rampup.increment, (long long)micro);
-        if (o.train_iters)
-            fail_usage(
-                "--rampup-batch-size needs the length of the run in --train-samples, not in --train-iters; HINT: "
-                "--no-rampup-batch-size, or --no-train-iters, revokes an earlier one");
+    s.most_samples = ((int64_t)1 << 62) / std::max(1, o.seq_length);
+}
+
+inline void read_rampup(Schedule& s, const TrainOptions& o) {
+    if (o.rampup_batch_size.empty()) return;
+    int64_t* const values[] = {&s.rampup.start, &s.rampup.increment, &s.rampup.samples};
+    for (int i = 0; i < 3; i++) {
+        Allowed count;
+        count.low = 1;
+        count.high = (double)s.most_samples;
+        cli::parse_into("rampup-batch-size", o.rampup_batch_size[i], count, *values[i]);
     }
+    const int64_t grow = s.final_batch - s.rampup.start;
+    if (grow < 0 || grow % s.rampup.increment)
+        fail_usage("--rampup-batch-size: global-batch-size %lld - start %lld = %lld is not a multiple of the increment %lld",
+                   (long long)s.final_batch, (long long)s.rampup.start, (long long)grow, (long long)s.rampup.increment);
+    if (s.rampup.start % s.micro_batch || s.rampup.increment % s.micro_batch)
+        fail_usage(
+            "--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld; HINT: "
+            "--no-rampup-batch-size uses full batches from the start",
+            (long long)s.rampup.start, (long long)s.rampup.increment, (long long)s.micro_batch);
+    if (o.train_iters)
+        fail_usage(
+            "--rampup-batch-size needs the length of the run in --train-samples, not in --train-iters; HINT: "
+            "--no-rampup-batch-size, or --no-train-iters, revokes an earlier one");
+}
+
+// Every size of the global batch must suit the pipeline.
+inline void check_pipeline(const Schedule& s, const TrainOptions& o) {
     const int pp = o.pipeline_model_parallel_size, vpp = o.num_virtual_stages_per_pipeline_rank;
     for (const int64_t size : s.global_batches()) {
-        const std::string problem = pipeline_problem(pp, vpp, (int)(size / micro));
+        const std::string problem = pipeline_problem(pp, vpp, (int)(size / s.micro_batch));
         if (problem.empty()) continue;
         if (!s.rampup.samples) fail_usage("%s", problem.c_str());
         fail_usage(
             "--rampup-batch-size reaches a global batch of %lld, for which %s; with START, INCREMENT and global-batch-size "
             "multiples of %lld every size of the ramp-up fits",
-            (long long)size, problem.c_str(), (long long)(micro * pp));
+            (long long)size, problem.c_str(), (long long)(s.micro_batch * pp));
     }
+}
 
+inline void read_length(Schedule& s, const TrainOptions& o) {
     if (o.train_iters && o.train_samples)
         fail_usage(
             "--train-iters %lld and --train-samples %lld both set the length; give one. HINT: --no-train-samples, or "
@@ -249,31 +264,27 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
             (long long)o.train_iters, (long long)o.train_samples);
     if (!o.train_iters && !o.train_samples)
         fail_usage("the length of the run is missing; HINT: give --train-iters or --train-samples");
-    if (o.train_samples > most)
+    if (o.train_samples > s.most_samples)
         fail_usage(
             "--train-samples %lld samples of %d tokens are more than can be counted; the maximum is %lld samples, 2^62 tokens",
-            (long long)o.train_samples, o.seq_length, (long long)most);
-    in_samples("train-iters", o.train_iters);
+            (long long)o.train_samples, o.seq_length, (long long)s.most_samples);
+    in_samples(s, o, "train-iters", o.train_iters);
     s.total_steps = o.train_iters ? o.train_iters : s.steps_for(o.train_samples);
     s.total_samples = s.samples_for(s.total_steps);
     if (s.total_steps == 0)
         fail_usage("--train-samples %lld is less than one global batch of %lld", (long long)o.train_samples,
                    (long long)s.final_batch);
-    const int64_t length = o.train_samples ? o.train_samples : s.total_samples;
+}
 
-    const auto samples = [&](const char* name, int64_t iters, int64_t given, int64_t otherwise) {
-        if (iters && given)
-            fail_usage("--%s-iters and --%s-samples are both given; give one. HINT: --no-%s-samples revokes an earlier one",
-                       name, name, name);
-        return given ? given : iters ? in_samples(format("%s-iters", name).c_str(), iters) : otherwise;
-    };
-    s.decay = samples("lr-decay", o.lr_decay_iters, o.lr_decay_samples, length);
-    s.warmup = samples("lr-warmup", o.lr_warmup_iters, o.lr_warmup_samples, 0);
+// `length`: samples of the whole run.
+inline void read_learning_rate(Schedule& s, const TrainOptions& o, int64_t length) {
+    s.decay = samples_of(s, o, "lr-decay", o.lr_decay_iters, o.lr_decay_samples, length);
+    s.warmup = samples_of(s, o, "lr-warmup", o.lr_warmup_iters, o.lr_warmup_samples, 0);
     if (o.lr_warmup_fraction) {
         if (s.warmup) fail_usage("--lr-warmup-fraction and --lr-warmup-iters or -samples are both given; give one");
         s.warmup = (int64_t)(*o.lr_warmup_fraction * (double)s.decay);
     }
-    s.wsd_tail = samples("lr-wsd-decay", o.lr_wsd_decay_iters, o.lr_wsd_decay_samples, 0);
+    s.wsd_tail = samples_of(s, o, "lr-wsd-decay", o.lr_wsd_decay_iters, o.lr_wsd_decay_samples, 0);
     if (o.lr_decay_style == "WSD" && (s.wsd_tail == 0 || s.wsd_tail > s.decay))
         fail_usage(
             "--lr-decay-style WSD needs a tail of 1 to %lld samples (the decay's end); HINT: --lr-wsd-decay-iters or "
@@ -289,7 +300,9 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     if (s.init_lr > s.max_lr) fail_usage("--lr-warmup-init %g is above --lr %g", s.init_lr, s.max_lr);
     s.style = o.lr_decay_style;
     s.wsd_style = o.lr_wsd_decay_style;
+}
 
+inline void read_weight_decay(Schedule& s, const TrainOptions& o, int64_t length) {
     s.wd_style = o.weight_decay_incr_style;
     if (s.wd_style == "constant" && (o.start_weight_decay || o.end_weight_decay))
         fail_usage("--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine");
@@ -298,7 +311,21 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     s.wd_start = o.start_weight_decay.value_or(o.weight_decay);
     s.wd_end = o.end_weight_decay.value_or(o.weight_decay);
     s.wd_samples = length;
-    s.valid_samples = in_samples("eval-iters", o.eval_iters);
+}
+
+}  // namespace detail
+
+// Parses and checks the options that concern the schedule. `replicas` is the number of data-parallel ranks.
+inline Schedule make_schedule(const TrainOptions& o, int replicas) {
+    Schedule s;
+    detail::read_batches(s, o, replicas);
+    detail::read_rampup(s, o);
+    detail::check_pipeline(s, o);
+    detail::read_length(s, o);
+    const int64_t length = o.train_samples ? o.train_samples : s.total_samples;
+    detail::read_learning_rate(s, o, length);
+    detail::read_weight_decay(s, o, length);
+    s.valid_samples = detail::in_samples(s, o, "eval-iters", o.eval_iters);
     s.eval_interval = o.eval_interval;
     return s;
 }
