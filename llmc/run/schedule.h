@@ -177,7 +177,7 @@ struct Schedule {
             if (dropped > (most_samples - p.discarded_samples) / size)
                 fail(
                     "--skip-train-iteration-range: before step %lld %lld batches of %lld samples are to be dropped, more than "
-                    "can be counted; the most are %lld",
+                    "can be counted; the maximum is %lld",
                     (long long)p.step + 1, (long long)dropped, (long long)size, (long long)(most_samples / size));
             p.discarded += dropped;
             p.discarded_samples += dropped * size;
