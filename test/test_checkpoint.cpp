@@ -167,7 +167,7 @@ TEST(Tensors, UnknownOnesAreRefusedByName) {
     };
     for (const char* name : {"transformer.h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"}) with(name);
     for (const char* name : {"transformer.h.0.attn.q_proj.bias", "score.weight"})
-        expect_error([&] { with(name); }, {name, "no place"});
+        expect_error([&] { with(name); }, {name, "does not have"});
 }
 
 std::string checkpoint_to_resume(const std::string& out, const std::function<void(const std::string&)>& report) {

@@ -110,7 +110,7 @@ TEST(Cli, ConfigurationFilesThatAreWrong) {
     wrong("out = \"a\n", {"bad.toml:1", "closing quote"});
     wrong("data-path = [\"a\"\n", {"closing bracket"});
     wrong("data-path = [\"a\" \"b\"]\n", {"commas"});
-    wrong("out = \"a\" b\n", {"bad.toml:1", "goes on"});
+    wrong("out = \"a\" b\n", {"bad.toml:1", "text after its value"});
     wrong("[train]\n", {"bad.toml:1", "no value"});
     wrong("lr = [1, 2]\n", {"--lr", "1 value"});
     wrong("swiglu = maybe\n", {"--swiglu", "true or false"});

@@ -340,7 +340,7 @@ TEST(Prepare, SaysWhatIsOddInTheTextAndRefusesMuchOfIt) {
 
     // In a long stream it shows after a megabyte; what follows would have made it few.
     test::write_file(dir / "a.txt", std::string(10000, '\xff') + std::string(1 << 20, 'x') + "\n" + std::string(4 << 20, 'x'));
-    test::expect_error([&] { prepared(preparation(dir / "a.txt", dir / "out")); }, {"10,000 no valid UTF-8"});
+    test::expect_error([&] { prepared(preparation(dir / "a.txt", dir / "out")); }, {"10,000 are not valid UTF-8"});
     // Each file counts for itself.
     test::write_file(dir / "b.txt", std::string(4 << 20, 'x')), test::write_file(dir / "a.txt", odd);
     PrepareOptions two = preparation(dir / "b.txt", dir / "out");
