@@ -31,7 +31,7 @@
 #define MPICH_SKIP_MPICXX 1
 #include <cuda_runtime.h>
 #include <mpi.h>
-#include <sched.h>
+#include <unistd.h>
 #include <stdarg.h>
 
 #include <algorithm>
@@ -213,7 +213,7 @@ struct Patience {
     void wait(Describe describe) {
         if (MPI_Wtime() - since > limit)
             fault("NCCL, world rank %d: nothing has moved for %g s: %s", world_rank(), limit, describe().c_str());
-        sched_yield();
+        usleep(1);
     }
 };
 inline void finish(MPI_Request request, const char* what) {
