@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs test programs and scripts, one more at a time than the process has cores (many wait). Ends with the slowest of them and
-# `N passed, N failed`: each GoogleTest case and each `ok:`/`FAILED:` line of a script counts as one. Shows the output of what
-# fails. Exit status 1 if anything did, or if nothing ran.
+# Runs test programs and scripts, one more at a time than the process has cores (many wait), but of the scripts that start ranks only
+# one, because ranks hinder each other. Ends with the slowest of them and `N passed, N failed`: each GoogleTest case and each
+# `ok:`/`FAILED:` line of a script counts as one. Shows the output of what fails. Exit status 1 if anything did, or if nothing ran.
 #   test/run.sh build/cpu-bf16/test_ops test/fp8_test.sh ...      JOBS=2
 set -u
 # Threads that wait sleep instead of spinning: on a busy machine spinning makes short parallel regions tens of times slower.
@@ -37,9 +37,23 @@ run_one() {
 }
 export -f run_one
 
-# shellcheck disable=SC2016  # the inner shell expands it
-printf '%s\0' "$@" | xargs -0 -r -n 1 -P "${JOBS:-$(($(nproc) + 1))}" bash -c 'run_one "$0"' ||
-    echo "0 1 0 run.sh:not-all-were-run" >"$logs/stopped.result"  # who ran one was killed
+# run_all JOBS TEST...
+run_all() {
+    [[ $# -gt 1 ]] || return 0
+    # shellcheck disable=SC2016  # the inner shell expands it
+    printf '%s\0' "${@:2}" | xargs -0 -r -n 1 -P "$1" bash -c 'run_one "$0"' ||
+        echo "0 1 0 run.sh:not-all-were-run" >"$(mktemp -p "$logs" stopped.XXXX.result)"  # who ran one was killed
+}
+ranks=() others=()
+for test in "$@"; do
+    if [[ $test == *.sh ]] && grep -q '^ *allow_mpirun_everywhere' "$test"; then ranks+=("$test"); else others+=("$test"); fi
+done
+jobs=${JOBS:-$(($(nproc) + 1))}
+if [[ $jobs == 1 ]]; then run_all 1 "$@"; else
+    run_all 1 "${ranks[@]}" &
+    run_all $((jobs - 1)) "${others[@]}"
+    wait
+fi
 cat "$logs"/*.result >"$logs/all" 2>/dev/null
 echo "slowest: $(sort -k3rn "$logs/all" | awk 'NR <= 8 { printf "%s%s %.0f s", (NR > 1 ? ", " : ""), $4, $3 }')"
 awk '{ passed += $1; failed += $2 } END { printf "%d passed, %d failed\n", passed, failed; exit !(failed == 0 && passed > 0) }' "$logs/all"
