@@ -86,7 +86,7 @@ stage_build() {
 
 stage_tests() {
     local program programs log status began ok bad
-    programs=$(make print-gpu-programs)
+    programs=$(make print-gpu_programs)
     # shellcheck disable=SC2086  # words
     found $programs
     for program in $programs; do
@@ -128,7 +128,7 @@ near() { # NAME RUN RUN LIMIT: the mean difference of a loss
 }
 stage_train() {
     local gpu cpu=build/cpu-bf16/train_gpt
-    gpu=$(make print-train-gpt)
+    gpu=$(make print-trainer)
     found $gpu $cpu || return
     export -f curve
     cat llmc/*.h llmc/*/*.h train_gpt.cu >"$out/text.txt"
@@ -150,7 +150,7 @@ speed() {
     local name=$1 median
     shift
     rm -rf "$out/run-speed"
-    step "$name" 120 "$(make print-train-gpt)" train "$@" --data-path "$out/data" --tokenizer "$out/tok" --train-iters 8 --lr 1e-4 --lr-warmup-iters 2 \
+    step "$name" 120 "$(make print-trainer)" train "$@" --data-path "$out/data" --tokenizer "$out/tok" --train-iters 8 --lr 1e-4 --lr-warmup-iters 2 \
         --eval-iters 0 --save-every 0 --out "$out/run-speed" --quiet || return
     median=$(sed -n 's/.*"kind":"step".*"step_ms":\([0-9.]*\),"tokens_per_s":\([0-9.]*\),"model_tflops":\([0-9.]*\).*/\2 \3 \1/p' "$out/run-speed/log.jsonl" |
         tail -n 5 | sort -g | sed -n 3p | awk '{ printf "%d tok/s, %.0f TFLOP/s (%.1f%% of 989), %.1f ms a step", $1, $2, $2 / 9.89, $3 }')
@@ -158,7 +158,7 @@ speed() {
 }
 stage_speed() {
     untimed "the emulator's speed says nothing of a GPU's" && return
-    found "$(make print-train-gpt)" || return
+    found "$(make print-trainer)" || return
     [[ -s $out/data.bin ]] || { fail "speed" "there are no data; the stage train makes them"; return; }
     speed "GPT-2 124M, 64x1024" --preset gpt2-124m --vocab-size 50257 --micro-batch-size 64 --global-batch-size 512 --seq-length 1024
     speed "Llama 1B, 16x2048" --preset llama-1b --vocab-size 32000 --micro-batch-size 16 --global-batch-size 128 --seq-length 2048
@@ -170,7 +170,7 @@ stage_speed() {
 stage_bench() {
     local bench
     untimed "the emulator's speed says nothing of a GPU's" && return
-    bench=$(make print-bench)
+    bench=$(make print-benchmark)
     found $bench || return
     step "benchmark of kernels" 240 "$bench" --ops && cat "$out/benchmark-of-kernels.log"
     step "benchmark of steps" 300 "$bench" --steps && cat "$out/benchmark-of-steps.log"
@@ -192,7 +192,7 @@ stage_sanitize() {
     untimed "its tools look at a GPU" && return
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
     if [[ -z $sanitizer ]]; then row "compute-sanitizer" skipped "it is not there"; return; fi
-    programs=$(make print-gpu-programs | tr ' ' '\n' | grep -v 'golden\|cublaslt\|fp32')
+    programs=$(make print-gpu_programs | tr ' ' '\n' | grep -v 'golden\|cublaslt\|fp32')
     # shellcheck disable=SC2086  # words
     found $programs
     # Kernels in namespace gpu, by their mangled names: the libraries' are not ours to check. What they write is unknown to

@@ -22,12 +22,12 @@ program() {
 # What a target is answered with; FAULT=build, build-cpu: building fails; no-trainer, no-bench: what is named is not there.
 program bin/make <<'M'
 case "$FAULT ${!#}" in
-no-trainer\ print-train-gpt | no-bench\ print-bench) echo $PROGRAMS/none; exit ;;
+no-trainer\ print-trainer | no-bench\ print-benchmark) echo $PROGRAMS/none; exit ;;
 esac
 case "${!#}" in
-print-gpu-programs) echo $GPU_PROGRAMS ;;
-print-train-gpt) echo $PROGRAMS/train_gpt ;;
-print-bench) echo $PROGRAMS/bench ;;
+print-gpu_programs) echo $GPU_PROGRAMS ;;
+print-trainer) echo $PROGRAMS/train_gpt ;;
+print-benchmark) echo $PROGRAMS/bench ;;
 print-ladders) echo $LADDER_PROGRAMS ;;
 build/cpu-*) [[ $FAULT != build-cpu ]] ;;
 *) [[ $FAULT != build ]] ;;

@@ -2,7 +2,7 @@
 // emulator. Rank 0 prints `ok: NAME` or `FAILED: NAME` for what all ranks found together.
 //   comm_check all      everything (default)          comm_check world    only the World
 //   comm_check bench    times of large operations     comm_check CASE R   a run that must end badly, because of rank R: see
-//   main
+//   fail_as_told
 // Values are small integers that depend on rank and element: sums are exact in bf16 too, and a mix-up of ranks, elements or
 // messages shows.
 #include <csignal>
@@ -18,6 +18,9 @@
 #endif
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/world.h"
+#include "programs.h"
+
+namespace comm_check {
 
 struct Test {
     World& world;
@@ -542,7 +545,7 @@ static void fail_as_told(Test& t, const std::string& how, int who, const char* s
     }
 }
 
-int main(int argc, char** argv) {
+static int run(int argc, char** argv) {
     const std::string what = argc > 1 ? argv[1] : "all";
     const int who = argc > 2 ? atoi(argv[2]) : 0;
     try {
@@ -565,3 +568,7 @@ int main(int argc, char** argv) {
         return 1;
     }
 }
+
+static const bool added = test::add_program("comm_check", run);
+
+}  // namespace comm_check

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Processes and collectives (llmc/parallel/world.h, comm_*): the checks of test/comm_check.cu on 1 to 4 ranks, what starts several
 # processes without MPI, and how runs end in which a rank does not come, dies, gives up, or does something else than the others.
-#   COMM_CHECK="build/cpu-bf16/comm_check build/emu-bf16/comm_check" test/comm_test.sh        MPIRUN=mpirun  SAN=thread
+#   COMM_CHECK="build/cpu-bf16/host_tests build/emu-bf16/gpu_tests" test/comm_test.sh        MPIRUN=mpirun  SAN=thread
 programs=()
-for program in ${COMM_CHECK:-build/cpu-bf16/comm_check build/emu-bf16/comm_check}; do programs+=("$(realpath "$program")"); done
+for program in ${COMM_CHECK:-build/cpu-bf16/host_tests build/emu-bf16/gpu_tests}; do programs+=("$(realpath "$program")"); done
 source=$(dirname "$(realpath "$0")")/..
 TRAIN_GPT=/bin/true
 . "$source/test/lib.sh"
@@ -31,21 +31,21 @@ fails() {
 mpi() {
     local n=$1 status
     shift
-    timeout -k 1 60 "$MPIRUN" -n "$n" "$check" "$@"
+    timeout -k 1 60 "$MPIRUN" -n "$n" "$check" comm_check "$@"
     status=$?
     [[ $status == 137 ]] && return 1
     return "$status"
 }
 
 # ---- processes that MPI did not start: one is alone, several are refused ----
-passes "alone" "$check" world
-passes "torchrun, one process" env RANK=0 WORLD_SIZE=1 "$check" world
-passes "in a batch script of SLURM" env SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8 "$check" world
-passes "srun, one task" env SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 "$check" world
-fails "torchrun: refused" "WORLD_SIZE is 2, .*one of 2 processes.*HINT: mpirun -n 2 " env RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost "$check" world
-fails "srun without --mpi: refused" "SLURM_STEP_NUM_TASKS is 4, .*srun --mpi=pmix" env SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4 "$check" world
-fails "a number that is none" "WORLD_SIZE is '2x'; it must be a whole number" env WORLD_SIZE=2x "$check" world
-OMPI_COMM_WORLD_SIZE=3 fails "another MPI's launcher" "the launcher started 3 processes, but MPI sees 1" "$check" world
+passes "alone" "$check" comm_check world
+passes "torchrun, one process" env RANK=0 WORLD_SIZE=1 "$check" comm_check world
+passes "in a batch script of SLURM" env SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8 "$check" comm_check world
+passes "srun, one task" env SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 "$check" comm_check world
+fails "torchrun: refused" "WORLD_SIZE is 2, .*one of 2 processes.*HINT: mpirun -n 2 " env RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost "$check" comm_check world
+fails "srun without --mpi: refused" "SLURM_STEP_NUM_TASKS is 4, .*srun --mpi=pmix" env SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4 "$check" comm_check world
+fails "a number that is none" "WORLD_SIZE is '2x'; it must be a whole number" env WORLD_SIZE=2x "$check" comm_check world
+OMPI_COMM_WORLD_SIZE=3 fails "another MPI's launcher" "the launcher started 3 processes, but MPI sees 1" "$check" comm_check world
 
 # ---- MPI. ThreadSanitizer does not understand it ----
 if [[ ${SAN:-} == *thread* ]]; then

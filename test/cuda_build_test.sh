@@ -2,9 +2,9 @@
 # Without a GPU: the trainer's kernels compile with nvcc for Hopper without warnings, none spills more than two registers to
 # memory, and the machine code is as test/sass.py wants it; tests and benchmark get through nvcc's front end and the host's
 # compiler. Where there is no nvcc there is nothing to check, and the script says so.
-#   test/cuda_build_test.sh        NVCC=nvcc  ONLY=  WRITE=
+#   test/cuda_build_test.sh        NVCC=nvcc  ONLY=  ALL=  WRITE=
 #   ONLY=sass: Hopper's machine code alone (make test-sass), and with WRITE=1 write dev/kernels/resources.md
-#   ONLY=rest: the trainer wholly, for every architecture it is meant for, and machine code for sm_90a of what make check-gpu
+#   ALL=1: the trainer wholly, for every architecture it is meant for, and machine code for sm_90a of what make check-gpu
 #   builds beside it, in its precisions (make test-all)
 root=$(realpath "$(dirname "$0")/..")
 TRAIN_GPT=/bin/true
@@ -30,9 +30,10 @@ no_spills() {
 }
 # C7510 to C7519: ptxas runs products one after another, or adds waits of its own. It only informs, which is no warning.
 as_written() { ! grep 'C751[0-9]' "$1"; }
+install_cuda_tools() { python3 -m venv "$1" && "$1/bin/pip" install -q nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm; }
 trainer() {
     local architectures=(90a) what=-cubin arch kernels folder compiler
-    if [[ ${ONLY:-} == rest ]]; then
+    if [[ -n ${ALL:-} ]]; then
         architectures=(80 90a) what=-c
         for arch in 100a 120; do "$NVCC" --list-gpu-code | grep -q "^sm_${arch%a}$" && architectures+=("$arch"); done
     fi
@@ -42,8 +43,12 @@ trainer() {
     expect "no kernel spills more than two registers" no_spills ptxas.txt
     expect "ptxas takes wgmma as it is written" as_written ptxas.txt
 
-    # cuobjdump and the nvdisasm that it calls: of the toolkit, or make test-sass puts them under build/.
+    # cuobjdump and the nvdisasm that it calls: of the toolkit or, where it is not whole, pip's; make test-sass gets these.
     for folder in "$(dirname "$(realpath "$NVCC")")" "$root"/build/cuda-tools/lib/python*/site-packages/nvidia/*/bin; do PATH=$PATH:$folder; done
+    if [[ ${ONLY:-} == sass ]] && ! command -v cuobjdump >cuobjdump.txt; then
+        expect "cuobjdump and nvdisasm" install_cuda_tools "$root/build/cuda-tools"
+        PATH=$PATH:$(ls -d "$root"/build/cuda-tools/lib/python*/site-packages/nvidia/*/bin | tr '\n' :)
+    fi
     if command -v cuobjdump >cuobjdump.txt; then
         compiler=$("$NVCC" --version | sed -n 's/.*release.* V\([0-9.]*\)$/\1/p')
         passes "machine code" python3 "$root/test/sass.py" --compiler "$compiler" ${WRITE:+--write} program.o
@@ -56,7 +61,7 @@ trainer
 # Tests, benchmarks and ladders: the host's side and the syntax of the device's, or the device's side alone and wholly.
 compiled() { # SOURCE PRECISION
     local flags=(-fdevice-syntax-only -c) out
-    [[ ${ONLY:-} != rest ]] || flags=(-cubin -Xptxas -v)
+    [[ -z ${ALL:-} ]] || flags=(-cubin -Xptxas -v)
     [[ $2 == bf16 ]] || flags+=(-DPRECISION_FP32)
     out=$(mktemp -p .)
     "$NVCC" -x cu -std=c++17 -DBACKEND_CUDA "${flags[@]}" -I"$root" "${deps[@]}" -Werror all-warnings \
@@ -65,7 +70,7 @@ compiled() { # SOURCE PRECISION
     cat "$out.txt"
     return 1
 }
-if [[ ${ONLY:-} == rest ]]; then
+if [[ -n ${ALL:-} ]]; then
     programs=()
     for source in "$root"/test/gpu/*.cu "$root"/test/*_check.cu "$root"/dev/bench/*.cu "$root"/dev/kernels/*.cu "$root"/test/test_golden_fp32.cpp; do
         [[ $source == *_fp32* ]] || programs+=("$source bf16")

@@ -12,8 +12,10 @@
 // norms, which follow the gradients of later steps, 64 u (8). AdamW divides gradients by their own size, so where they are tiny
 // a weight moves by another part of lr; they differ by 0.002 of the largest (0.0003), in bf16 by 0.2, matrices only: a key's
 // bias has no gradient but rounding.
+#include "programs.h"
 #include "trainer.h"
 
+namespace parity_check {
 namespace {
 
 #ifdef BACKEND_EMU  // runs every thread of every kernel one after another
@@ -275,9 +277,7 @@ void check_all(World& world, const std::string& dir, const std::string& what) {
         }
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
     World world = World::join();
     try {
         if (argc < 2) fail("parity_check DIR [reference|all|main]");
@@ -291,3 +291,8 @@ int main(int argc, char** argv) {
         world.abort(1);
     }
 }
+
+const bool added = test::add_program("parity_check", run);
+
+}  // namespace
+}  // namespace parity_check

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Every layout of 2 and 4 ranks against one rank (test/parity_check.cu): on the CPU in fp32, and the main ones on the GPU's trainer,
-# on the emulator with NCCL over MPI.
-#   PARITY_CHECK="build/cpu-fp32/parity_check build/emu-bf16/parity_check" test/parity_test.sh      RANKS="2 4 8"
+# Layouts of ranks against one rank (test/parity_check.cu): on the CPU in fp32 every one of 2 ranks and the main ones of 4, and the
+# main ones on the GPU's trainer, on the emulator with NCCL over MPI. ALL=1 (make test-all): on the CPU every one of 2, 4 and 8.
+#   PARITY_CHECK="build/cpu-fp32/fp32_tests build/emu-bf16/gpu_tests" test/parity_test.sh      ALL=1
 programs=()
-for program in ${PARITY_CHECK:-build/cpu-fp32/parity_check build/emu-bf16/parity_check}; do programs+=("$(realpath "$program")"); done
+for program in ${PARITY_CHECK:-build/cpu-fp32/fp32_tests build/emu-bf16/gpu_tests}; do programs+=("$(realpath "$program")"); done
 TRAIN_GPT=/bin/true
 . "$(dirname "$0")/lib.sh"
 MPIRUN=${MPIRUN:-mpirun}
@@ -11,9 +11,13 @@ allow_mpirun_everywhere
 export ASAN_OPTIONS=detect_leaks=0 EMU_DEVICES=8  # MPI keeps some memory
 
 for program in "${programs[@]}"; do
-    build=$(basename "$(dirname "$program")") which=all
-    [[ $build == cpu* ]] || which=main
+    build=$(basename "$(dirname "$program")")
     mkdir "$build"
-    passes "$build" timeout -k 1 400 "$program" "$build" reference
-    for n in ${RANKS:-2 4}; do passes "$build" timeout -k 1 400 "$MPIRUN" -n "$n" "$program" "$build" "$which"; done
+    passes "$build" timeout -k 1 400 "$program" parity_check "$build" reference
+    for n in 2 4 8; do
+        which=all
+        [[ $build == cpu* && ($n == 2 || -n ${ALL:-}) ]] || which=main
+        [[ $n != 8 || $which == all ]] || continue
+        passes "$build" timeout -k 1 400 "$MPIRUN" -n "$n" "$program" parity_check "$build" "$which"
+    done
 done

@@ -10,6 +10,7 @@ Python's standard library.
 
     make bench-cpu      CONFIGS="gpt2-124m:1x1024 quickstart:8x256"   PRECISIONS="bf16 fp32"   LLMC=/path/to/llm.c   UNITS=all
     cpu.py --bench 'build/cpu-{precision}{march}/bench' [--configs ...] [--precisions ...] [--llmc DIR] [--units ...]
+    (options that are not given come from the environment's CONFIGS, PRECISIONS, LLMC, UNITS)
 
 With units (AVX2, AVX-512, ... or all that this CPU has) each configuration is measured on each: ours is compiled for no more than
 that unit and held to it, PyTorch's libraries are held to the same instructions by their environment variables; without the
@@ -512,11 +513,12 @@ def print_busy_table(configs: list[Config], threads: int):
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", required=True, help="our program; {precision} in it becomes bf16 or fp32")
-    parser.add_argument("--configs", default="gpt2-124m:1x1024 gpt2-124m:4x256 llama-60m:4x512 quickstart:8x256",
-                        help="PRESET:BxT, several with spaces between")
-    parser.add_argument("--precisions", default="bf16 fp32")
-    parser.add_argument("--llmc", type=Path, help="a checkout of llm.c")
-    parser.add_argument("--units", default="", help="matrix units to hold all to: " + ", ".join(UNITS) + ", or all")
+    given = os.environ.get
+    parser.add_argument("--configs", help="PRESET:BxT, several with spaces between",
+                        default=given("CONFIGS") or "gpt2-124m:1x1024 gpt2-124m:4x256 llama-60m:4x512 quickstart:8x256")
+    parser.add_argument("--precisions", default=given("PRECISIONS") or "bf16 fp32")
+    parser.add_argument("--llmc", type=Path, default=given("LLMC") or None, help="a checkout of llm.c")
+    parser.add_argument("--units", default=given("UNITS", ""), help="matrix units to hold all to: " + ", ".join(UNITS) + ", or all")
     options = parser.parse_args()
     for word in options.configs.split():
         if not re.fullmatch(r"[^:]+:[1-9]\d*x[1-9]\d*", word):

@@ -9,7 +9,7 @@
 //   4  the matrix unit               where it multiplies bf16: half the bytes, no widening, two products (AVX512-BF16) or 32
 //                                    (AMX) where there was one
 //   5  the trainer's                 packing by vectors; blocks of rows, columns and k for each cache; both threads pack
-//   6  oneDNN                        for comparison, where it is installed
+//   6  oneDNN                        for comparison, where the program is built with it
 //
 //   make ladders     build/cpu-bf16/ladder_cpu_gemm [--sizes small|full] [--kernel N]
 // Each rung is held against the first one's sums in double, with the bound of fp32 sums; then timed: medians of alternating
@@ -19,7 +19,7 @@
 #include <cstdio>
 #include <map>
 
-#if __has_include(<oneapi/dnnl/dnnl.hpp>)
+#ifdef LADDER_ONEDNN  // CXXFLAGS=-DLADDER_ONEDNN LDLIBS=-ldnnl make ladders
 #include <oneapi/dnnl/dnnl.hpp>
 #define HAVE_ONEDNN 1
 #endif

@@ -1,6 +1,6 @@
-// Device memory for the tests of kernels: between guard bytes, poisoned (NaN) until written, compared on the host.
-//   Device<floatX> x(values);                 // uploaded
-//   Device<floatX> out(N * C, "out");         // all NaN
+// DeviceMemory memory for the tests of kernels: between guard bytes, poisoned (NaN) until written, compared on the host.
+//   DeviceMemory<floatX> x(values);                 // uploaded
+//   DeviceMemory<floatX> out(N * C, "out");         // all NaN
 //   gpu::some_op(ctx, out.p(), x.p(), N, C);
 //   expect_close(out.get(), expected, ...);   // get() waits, checks the guards, downloads
 #pragma once
@@ -13,19 +13,20 @@
 namespace test {
 
 template <class T>
-class Device {
+class DeviceMemory {
 public:
-    explicit Device(size_t n, std::string name = "buffer") : n_(n), name_(std::move(name)) {
+    explicit DeviceMemory(size_t n, std::string name = "buffer") : n_(n), name_(std::move(name)) {
         CUDA(cudaMalloc(&memory_, n * sizeof(T) + 2 * guard));
         CUDA(cudaMemset(memory_, pattern, n * sizeof(T) + 2 * guard));
         CUDA(cudaDeviceSynchronize());
     }
-    explicit Device(const std::vector<T>& values, std::string name = "buffer") : Device(values.size(), std::move(name)) {
+    explicit DeviceMemory(const std::vector<T>& values, std::string name = "buffer")
+        : DeviceMemory(values.size(), std::move(name)) {
         set(values);
     }
-    Device(const Device&) = delete;
-    Device& operator=(const Device&) = delete;
-    ~Device() {
+    DeviceMemory(const DeviceMemory&) = delete;
+    DeviceMemory& operator=(const DeviceMemory&) = delete;
+    ~DeviceMemory() {
         get();
         cudaFree(memory_);
     }

@@ -52,9 +52,9 @@ struct Problem {
 
     Results run(gpu::Ctx& ctx) const {
         const size_t n = k.rows() * k.NH;
-        Device<floatX> inp(qkv, "qkv"), gradient(dout, "dout"), out(n * k.HS, "out"), dqkv(qkv.size(), "dqkv");
-        Device<float> lse(n, "lse"), bias(slopes, "slopes");
-        Device<int> docs(doc_start, "doc_start");
+        DeviceMemory<floatX> inp(qkv, "qkv"), gradient(dout, "dout"), out(n * k.HS, "out"), dqkv(qkv.size(), "dqkv");
+        DeviceMemory<float> lse(n, "lse"), bias(slopes, "slopes");
+        DeviceMemory<int> docs(doc_start, "doc_start");
         const AttentionMask mask = {k.documents ? docs.p() : nullptr, k.alibi ? bias.p() : nullptr};
         gpu::attention_forward(ctx, out.p(), lse.p(), inp.p(), mask, shape());
         gpu::attention_backward(ctx, dqkv.p(), gradient.p(), {inp.p(), out.p(), lse.p()}, mask, shape(), nullptr);
@@ -446,8 +446,8 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
         const int P = k.T + 3;  // rows of the cache
         const size_t cached = (size_t)k.NKV * k.HS, produced = (size_t)k.NH * k.HS;
         BeforeHopper ctx;
-        Device<floatX> keys(k.B * P * cached, "keys"), values(k.B * P * cached, "values");
-        Device<float> slopes(p.slopes, "slopes");
+        DeviceMemory<floatX> keys(k.B * P * cached, "keys"), values(k.B * P * cached, "values");
+        DeviceMemory<float> slopes(p.slopes, "slopes");
         std::vector<floatX> expected_keys = keys.get(), expected_values = values.get(), out(k.rows() * produced);
         for (int t = 0; t < k.T; t++) {
             std::vector<floatX> tokens(k.B * k.width());
@@ -457,7 +457,7 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
                 std::copy_n(row + produced, cached, &expected_keys[(b * P + t) * cached]);
                 std::copy_n(row + produced + cached, cached, &expected_values[(b * P + t) * cached]);
             }
-            Device<floatX> qkv(tokens, "qkv"), token_out(k.B * produced, "out");
+            DeviceMemory<floatX> qkv(tokens, "qkv"), token_out(k.B * produced, "out");
             gpu::attention_decode(ctx, token_out.p(), {keys.p(), values.p(), P}, qkv.p(), k.alibi ? slopes.p() : nullptr, t,
                                   {k.B, 1, k.NH, k.NKV, k.HS, p.scale});
             const std::vector<floatX> result = token_out.get();

@@ -45,10 +45,10 @@ struct Problem {
     enum class Backward { none, two_kernels, one_kernel };
     Results run(gpu::Ctx& ctx, Backward backward = Backward::two_kernels) const {
         const size_t n = k.rows() * k.NH;
-        Device<bf16> inp(qkv, "qkv"), gradient(dout, "dout"), out(n * k.HS, "out"), dqkv(qkv.size(), "dqkv");
-        Device<float> lse(n, "lse"), bias(slopes, "slopes"),
+        DeviceMemory<bf16> inp(qkv, "qkv"), gradient(dout, "dout"), out(n * k.HS, "out"), dqkv(qkv.size(), "dqkv");
+        DeviceMemory<float> lse(n, "lse"), bias(slopes, "slopes"),
             sums(gpu::attention_hopper_sums(shape()), "sums of queries' gradients");
-        Device<int> docs(doc_start, "doc_start");
+        DeviceMemory<int> docs(doc_start, "doc_start");
         const AttentionMask mask = {k.documents ? docs.p() : nullptr, k.alibi ? bias.p() : nullptr};
         gpu::attention_forward_hopper(ctx, out.p(), lse.p(), inp.p(), mask, shape());
         if (backward == Backward::none) return {out.get(), dqkv.get(), lse.get()};

@@ -63,7 +63,7 @@ struct Matrix {
     cudaDataType type;
     size_t shift;  // bytes by which the first element lies off an aligned address
     std::vector<uint8_t> bytes;
-    std::unique_ptr<Device<uint8_t>> memory;
+    std::unique_ptr<DeviceMemory<uint8_t>> memory;
     cublasLtMatrixLayoutOpaque_t layout;
 
     Matrix(cudaDataType type_, int rows_, int cols_, int gap = 0, int batch_ = 1, int64_t batch_gap = 0, size_t shift_ = 0)
@@ -76,7 +76,7 @@ struct Matrix {
           shift(shift_) {
         const size_t elements = (size_t)(stride * (batch - 1) + (int64_t)ld * (cols - 1) + rows);
         bytes.assign(shift + elements * bytes_of(type), 0xff);
-        memory = std::make_unique<Device<uint8_t>>(bytes.size(), "matrix");
+        memory = std::make_unique<DeviceMemory<uint8_t>>(bytes.size(), "matrix");
         CUBLAS(cublasLtMatrixLayoutInit(&layout, type, (uint64_t)rows, (uint64_t)cols, ld));
         CUBLAS(cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch));
         CUBLAS(cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
@@ -307,7 +307,7 @@ TEST(CublasLt, ScalarsOnTheDevice) {
     Operands x({CUDA_R_32F, CUDA_R_32F}, 5, 6, 7, false, false);
     Product p(ctx, x.a, x.b, x.c, x.d, false, false);
     p.set(CUBLASLT_MATMUL_DESC_POINTER_MODE, (int32_t)CUBLASLT_POINTER_MODE_DEVICE);
-    Device<float> scalars(std::vector<float>{2, -0.5f}, "alpha and beta");
+    DeviceMemory<float> scalars(std::vector<float>{2, -0.5f}, "alpha and beta");
     const auto found = p.algorithms(1);
     ASSERT_FALSE(found.empty());
     ASSERT_EQ(
@@ -507,7 +507,7 @@ TEST(CublasLtFp8, EveryNumberIsRead) {
 TEST(CublasLtFp8, ScalesMultiply) {
     gpu::Ctx ctx;
     if (!has_fp8(ctx)) GTEST_SKIP() << no_fp8;
-    Device<float> scales(std::vector<float>{0.5f, 0, 0, 0, 3.0f, 0, 0, 0}, "scales");  // aligned to 16 bytes
+    DeviceMemory<float> scales(std::vector<float>{0.5f, 0, 0, 0, 3.0f, 0, 0, 0}, "scales");  // aligned to 16 bytes
     const Types outputs[] = {{e4m3, CUDA_R_32F}, {e5m2, CUDA_R_32F}, {e4m3, CUDA_R_16BF}};
     for (const Types& t : outputs) {
         Matrix a(t.in, 64, 48, 16), b(e4m3, 64, 32), c(t.out, 48, 32, 16), d(t.out, 48, 32, 32), bias(CUDA_R_16BF, 48, 1);
@@ -534,7 +534,7 @@ TEST(CublasLtFp8, ResultsAreScaledAndLimited) {
         Rng rng(9);
         a.fill([&](int l, int i, int) { return l == i % 16 ? (i == 31 ? 16384 : 1) * rng.normal() : 0; });
         b.fill([&](int, int, int) { return rng.normal(); });
-        Device<float> scale(std::vector<float>{4.0f}, "D's scale"), amax(1, "amax");
+        DeviceMemory<float> scale(std::vector<float>{4.0f}, "D's scale"), amax(1, "amax");
         Product p(ctx, a, b, c, d, true, false);
         p.set(CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, (const void*)scale.p());
         p.set(CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, (void*)amax.p());
@@ -571,7 +571,7 @@ TEST(CublasLtFp8, Refusals) {
         EXPECT_OF_LIBRARY(refused(e4m3, e4m3, true, true, 64, as_it_is)) << "TT";
         EXPECT_OF_LIBRARY(refused(e4m3, e4m3, false, true, 64, as_it_is)) << "NT";
     }
-    Device<float> scale(std::vector<float>{1}, "scale");
+    DeviceMemory<float> scale(std::vector<float>{1}, "scale");
     EXPECT_OF_LIBRARY(refused(e4m3, e4m3, true, false, 64, [&](Product& p) {
         p.set(CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, (const void*)scale.p());
     })) << "a scale for a bf16 D";

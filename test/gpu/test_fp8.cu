@@ -41,11 +41,11 @@ void expect_cpus_codes(gpu::Ctx& ctx, const std::vector<floatX>& x, int N, int C
     float amax = amax_before;
     cpu::quantize(host, {codes.data(), transposed.data(), &amax, &scale, kind}, x.data(), N, C);
 
-    const Device<floatX> dx(x, "x");
-    const Device<float> dscale(std::vector<float>{scale}, "scale");
+    const DeviceMemory<floatX> dx(x, "x");
+    const DeviceMemory<float> dscale(std::vector<float>{scale}, "scale");
     for (const bool wanted : {true, false}) {
-        Device<uint8_t> dcodes(x.size(), "codes"), dtransposed(wanted ? x.size() : 0, "transposed");
-        Device<float> damax(std::vector<float>{amax_before}, "amax");
+        DeviceMemory<uint8_t> dcodes(x.size(), "codes"), dtransposed(wanted ? x.size() : 0, "transposed");
+        DeviceMemory<float> damax(std::vector<float>{amax_before}, "amax");
         gpu::quantize(ctx, {dcodes.p(), wanted ? dtransposed.p() : nullptr, damax.p(), dscale.p(), kind}, dx.p(), N, C);
         const std::vector<uint8_t> got = dcodes.get();
         // The GPU's conversion gives a NaN no sign.
@@ -56,7 +56,7 @@ void expect_cpus_codes(gpu::Ctx& ctx, const std::vector<floatX>& x, int N, int C
         for (size_t i = 0; i < across.size(); i++) ASSERT_PRED2(same, across[i], transposed[i]) << of << "transposed " << i;
         expect_same_bits(damax.get(), std::vector<float>{amax}, of + "amax");
     }
-    Device<float> alone(std::vector<float>{amax_before}, "amax alone");
+    DeviceMemory<float> alone(std::vector<float>{amax_before}, "amax alone");
     gpu::absolute_max(ctx, alone.p(), dx.p(), x.size());
     expect_same_bits(alone.get(), std::vector<float>{amax}, of + "amax alone");
 }
@@ -134,11 +134,11 @@ TEST(GpuFp8Codes, KnownNumbers) {
                            {NAN, 0x7f, 0x7f}, {57344, 0x7e, 0x7b}};
     std::vector<floatX> x(256, floatx(0));
     for (size_t i = 0; i < std::size(known); i++) x[i] = floatx(known[i].x);
-    const Device<floatX> dx(x);
-    const Device<float> scale(std::vector<float>{1});
+    const DeviceMemory<floatX> dx(x);
+    const DeviceMemory<float> scale(std::vector<float>{1});
     for (const Fp8 kind : formats) {
-        Device<uint8_t> codes(256), transposed(256);
-        Device<float> amax(std::vector<float>{0});
+        DeviceMemory<uint8_t> codes(256), transposed(256);
+        DeviceMemory<float> amax(std::vector<float>{0});
         gpu::quantize(ctx, {codes.p(), transposed.p(), amax.p(), scale.p(), kind}, dx.p(), 16, 16);
         const auto got = codes.get(), turned = transposed.get();
         for (size_t i = 0; i < std::size(known); i++) {
@@ -165,8 +165,8 @@ TEST(GpuFp8Codes, Shapes) {
         for (uint8_t& code : codes) code = (uint8_t)rng.below(256);
         cpu::Ctx host(1);
         cpu::transpose_codes(host, turned.data(), codes.data(), N, C);
-        const Device<uint8_t> from(codes, "codes");
-        Device<uint8_t> to(codes.size(), "transposed");
+        const DeviceMemory<uint8_t> from(codes, "codes");
+        DeviceMemory<uint8_t> to(codes.size(), "transposed");
         gpu::transpose_codes(ctx, to.p(), from.p(), N, C);
         expect_same_bits(to.get(), turned, format("transposed (%d, %d)", N, C));
     }
@@ -175,13 +175,13 @@ TEST(GpuFp8Codes, Shapes) {
 TEST(GpuFp8Codes, TwiceTheSameBits) {
     gpu::Ctx ctx;
     const int N = 144, C = 272;
-    const Device<floatX> x(Rng(4).normals<floatX>((size_t)N * C));
-    const Device<float> scale(std::vector<float>{30});
+    const DeviceMemory<floatX> x(Rng(4).normals<floatX>((size_t)N * C));
+    const DeviceMemory<float> scale(std::vector<float>{30});
     std::vector<uint8_t> codes[2], transposed[2];
     std::vector<float> amax[2];
     for (int run = 0; run < 2; run++) {
-        Device<uint8_t> c((size_t)N * C), t((size_t)N * C);
-        Device<float> a(std::vector<float>{0});
+        DeviceMemory<uint8_t> c((size_t)N * C), t((size_t)N * C);
+        DeviceMemory<float> a(std::vector<float>{0});
         gpu::quantize(ctx, {c.p(), t.p(), a.p(), scale.p(), Fp8::e4m3}, x.p(), N, C);
         codes[run] = c.get(), transposed[run] = t.get(), amax[run] = a.get();
     }
@@ -202,8 +202,8 @@ TEST(GpuFp8Codes, AbsoluteMax) {
             for (const size_t place : {(size_t)0, n / 2, n - 1}) {
                 std::vector<floatX> y = x;
                 y[shift + place] = floatx(place % 2 ? -100 : 100);
-                const Device<floatX> dy(y);
-                Device<float> amax(std::vector<float>{0.25f});
+                const DeviceMemory<floatX> dy(y);
+                DeviceMemory<float> amax(std::vector<float>{0.25f});
                 gpu::absolute_max(ctx, amax.p(), dy.p() + shift, n);
                 EXPECT_EQ(amax.get()[0], 100) << n << " from " << shift << ", at " << place;
             }
@@ -217,8 +217,8 @@ TEST(GpuFp8Codes, ScalesHaveTheCpusBits) {
     for (const Fp8 kind : formats)
         for (const float amax : {0.0f, -1.0f, 1.0f, 448.0f, 3.7e-3f, 1e-38f, 1e-45f, 3.4e38f, infinity, NAN})
             for (const int margin : {0, 1, 5}) {
-                const Device<float> from(std::vector<float>{amax});
-                Device<float> scale(1), inverse(1);
+                const DeviceMemory<float> from(std::vector<float>{amax});
+                DeviceMemory<float> scale(1), inverse(1);
                 gpu::set_scale(ctx, scale.p(), inverse.p(), from.p(), kind, margin);
                 float expected_scale, expected_inverse;
                 cpu::set_scale(host, &expected_scale, &expected_inverse, &amax, kind, margin);
@@ -243,14 +243,14 @@ TEST(GpuFp8Codes, OfTheOpsThatComputeTheNumbers) {
     for (const auto& [N, F, norms] : shapes) {
         std::vector<floatX> gate_up = rng.normals<floatX>((size_t)N * 2 * F);
         gate_up[5] = floatx(NAN), gate_up[(size_t)N * 2 * F - 1] = floatx(infinity), gate_up[1] = floatx(-3e4);
-        const Device<floatX> x(gate_up, "x"), y(rng.normals<floatX>((size_t)N * F), "y"), w(rng.normals<floatX>(F), "w"),
+        const DeviceMemory<floatX> x(gate_up, "x"), y(rng.normals<floatX>((size_t)N * F), "y"), w(rng.normals<floatX>(F), "w"),
             b(rng.normals<floatX>(F), "b");
-        Device<floatX> sum((size_t)N * F, "sum");
-        Device<real> mean(N, "mean"), rstd(N, "rstd");
+        DeviceMemory<floatX> sum((size_t)N * F, "sum");
+        DeviceMemory<real> mean(N, "mean"), rstd(N, "rstd");
         const auto check = [&, N = N](const char* name, int columns, bool gradient, const auto& op) {
             const std::string of = name + format(" (%d, %d) ", N, columns);
             const size_t n = (size_t)N * columns;
-            Device<floatX> numbers(n, "numbers");
+            DeviceMemory<floatX> numbers(n, "numbers");
             op(Output(numbers.p()));
             const std::vector<floatX> expected = numbers.get();
             for (const Fp8 kind : formats) {
@@ -261,11 +261,11 @@ TEST(GpuFp8Codes, OfTheOpsThatComputeTheNumbers) {
                 std::vector<uint8_t> codes(n), transposed(turns ? n : 0);
                 cpu::quantize(host, {codes.data(), turns ? transposed.data() : nullptr, &amax, &scale, kind}, expected.data(),
                               N, columns);
-                const Device<float> dscale(std::vector<float>{scale}, "scale");
+                const DeviceMemory<float> dscale(std::vector<float>{scale}, "scale");
                 for (const bool both : {false, true}) {
-                    Device<uint8_t> dcodes(n, "codes"), dtransposed(transposed.size(), "transposed");
-                    Device<float> damax(std::vector<float>{0.125f}, "amax");
-                    Device<floatX> again(both ? n : 0, "numbers");
+                    DeviceMemory<uint8_t> dcodes(n, "codes"), dtransposed(transposed.size(), "transposed");
+                    DeviceMemory<float> damax(std::vector<float>{0.125f}, "amax");
+                    DeviceMemory<floatX> again(both ? n : 0, "numbers");
                     op(Output({dcodes.p(), turns ? dtransposed.p() : nullptr, damax.p(), dscale.p(), kind},
                               both ? again.p() : nullptr));
                     expect_same_bits(dcodes.get(), codes, of + "codes");
@@ -334,14 +334,15 @@ struct Layer {
     }
 
     Results run(gpu::Ctx& ctx) const {
-        const Device<uint8_t> x(inp.codes, "inp"), xt(inp.transposed, "inp_transposed"), w(weight.codes, "weight"),
+        const DeviceMemory<uint8_t> x(inp.codes, "inp"), xt(inp.transposed, "inp_transposed"), w(weight.codes, "weight"),
             wt(weight.transposed, "weight_transposed"), dy(dout.codes, "dout"), dyt(dout.transposed, "dout_transposed");
-        const Device<float> scales(std::vector<float>{inp.inverse, 0, 0, 0, weight.inverse, 0, 0, 0, dout.inverse}, "scales");
+        const DeviceMemory<float> scales(std::vector<float>{inp.inverse, 0, 0, 0, weight.inverse, 0, 0, 0, dout.inverse},
+                                         "scales");
         const float *x_inverse = scales.p(), *w_inverse = scales.p() + 4, *dy_inverse = scales.p() + 8;
-        const Device<floatX> b(bias, "bias"), wide(wide_dout, "dout");
-        Device<floatX> out((size_t)N * OC, "out"), out_biased((size_t)N * OC, "out with bias"),
+        const DeviceMemory<floatX> b(bias, "bias"), wide(wide_dout, "dout");
+        DeviceMemory<floatX> out((size_t)N * OC, "out"), out_biased((size_t)N * OC, "out with bias"),
             out_fast((size_t)N * OC, "out, fast"), dinp((size_t)N * IC, "dinp");
-        Device<float> dweight(dweight0, "dweight"), dweight_set(dweight0, "dweight, set"), dbias(dbias0, "dbias");
+        DeviceMemory<float> dweight(dweight0, "dweight"), dweight_set(dweight0, "dweight, set"), dbias(dbias0, "dbias");
         const Fp8Matrix weight_codes = {w.p(), w_inverse};
         gpu::fp8_linear_forward(ctx, out.p(), {x.p(), x_inverse}, weight_codes, nullptr, N, IC, OC, false);
         gpu::fp8_linear_forward(ctx, out_biased.p(), {x.p(), x_inverse}, weight_codes, b.p(), N, IC, OC, false);
@@ -508,10 +509,10 @@ TEST(GpuFp8Linear, QuantisedHere) {
     const int N = 48, IC = 144, OC = 32;
     Rng rng(8);
     const auto x = rng.normals<floatX>((size_t)N * IC, 1e-3), w = rng.normals<floatX>((size_t)OC * IC, 50);
-    const Device<floatX> dx(x), dw(w);
-    Device<float> scales(std::vector<float>(24, 0)), amax(std::vector<float>(2, 0));
-    Device<uint8_t> x_codes(x.size()), w_codes(w.size()), w_transposed(w.size());
-    Device<floatX> out((size_t)N * OC);
+    const DeviceMemory<floatX> dx(x), dw(w);
+    DeviceMemory<float> scales(std::vector<float>(24, 0)), amax(std::vector<float>(2, 0));
+    DeviceMemory<uint8_t> x_codes(x.size()), w_codes(w.size()), w_transposed(w.size());
+    DeviceMemory<floatX> out((size_t)N * OC);
     gpu::absolute_max(ctx, amax.p(), dx.p(), x.size());
     gpu::absolute_max(ctx, amax.p() + 1, dw.p(), w.size());
     float *x_scale = scales.p(), *w_scale = scales.p() + 8;
@@ -611,9 +612,9 @@ TEST(GpuFp8Linear, FastSumsHaveFewerBits) {
         };
     };
     const Tensor inp(N, IC, Fp8::e4m3, 1, factors(256)), weight(OC, IC, Fp8::e4m3, 1, factors(-256));
-    const Device<uint8_t> x(inp.codes), w(weight.codes);
-    const Device<float> one(std::vector<float>{1});
-    Device<floatX> out((size_t)N * OC);
+    const DeviceMemory<uint8_t> x(inp.codes), w(weight.codes);
+    const DeviceMemory<float> one(std::vector<float>{1});
+    DeviceMemory<floatX> out((size_t)N * OC);
     for (const bool fast : {false, true}) {
         gpu::fp8_linear_forward(ctx, out.p(), {x.p(), one.p()}, {w.p(), one.p()}, nullptr, N, IC, OC, fast);
         expect_close(out.get(), Doubles((size_t)N * OC, fast ? 0 : 128), 0, 0, fast ? "fast" : "in fp32");
@@ -634,9 +635,9 @@ TEST(GpuFp8Limits, OlderGpusSaySo) {
 // What the library would refuse, or worse, is refused with a reason.
 TEST(GpuFp8Limits, SizesAndAddressesAreMultiplesOf16) {
     gpu::Ctx ctx;
-    Device<uint8_t> codes(4096), turned(4096);
-    Device<floatX> x(4096);
-    Device<float> floats(std::vector<float>(64, 1));
+    DeviceMemory<uint8_t> codes(4096), turned(4096);
+    DeviceMemory<floatX> x(4096);
+    DeviceMemory<float> floats(std::vector<float>(64, 1));
     const auto quantize = [&](int N, int C, size_t shift, uint8_t* transposed = nullptr) {
         gpu::quantize(ctx, {codes.p() + shift, transposed, floats.p(), floats.p(), Fp8::e4m3}, x.p(), N, C);
     };

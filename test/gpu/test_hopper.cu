@@ -118,7 +118,7 @@ void check_boxes(gpu::Ctx& ctx, const BoxCase<rank>& k, const std::vector<Positi
     const std::vector<bf16> other = Rng(4).normals<bf16>(k.box_elements());
     const int bytes = (int)k.box_elements() * 2;
     for (const Position<rank>& at : positions) {
-        Device<bf16> array(values, "array"), out(k.box_elements(), "box");
+        DeviceMemory<bf16> array(values, "array"), out(k.box_elements(), "box");
         const CUtensorMap map = tensor_map<rank>(array.p(), k.sizes, k.strides, k.box);
         LAUNCH((load_kernel<rank>), 1, 64, bytes + 16, ctx, map, (uint16_t*)out.p(), at, bytes);
         std::vector<bf16> expected(k.box_elements());
@@ -126,7 +126,7 @@ void check_boxes(gpu::Ctx& ctx, const BoxCase<rank>& k, const std::vector<Positi
         expect_same_bits(out.get(), expected, "loaded box");
 
         if (std::any_of(std::begin(at.x), std::end(at.x), [](int x) { return x < 0; })) continue;  // cannot be stored
-        Device<bf16> in(other, "in");
+        DeviceMemory<bf16> in(other, "in");
         LAUNCH((store_kernel<rank>), 1, 64, bytes, ctx, map, (const uint16_t*)in.p(), at, bytes);
         std::vector<bf16> stored = values;
         k.each(at, [&](int64_t to, size_t from) {
@@ -196,14 +196,14 @@ TEST_F(Hopper, BulkAdd) {
     constexpr int n = 200, blocks = 9;
     std::vector<float> start(n), expected(n);
     for (int i = 0; i < n; i++) start[i] = (float)(7 * i), expected[i] = (float)(7 * i + blocks * (2 * i + 1));
-    Device<float> sums(start);
+    DeviceMemory<float> sums(start);
     LAUNCH(bulk_add_kernel, blocks, 64, n * 4, ctx, sums.p(), n);
     expect_same_bits(sums.get(), expected, "sums");
 }
 
 TEST_F(Hopper, BulkLoad) {
     const std::vector<float> values = Rng(5).normals<float>(192);
-    Device<float> in(values), out(values.size());
+    DeviceMemory<float> in(values), out(values.size());
     LAUNCH(bulk_kernel, 1, 64, 192 * 4 + 16, ctx, out.p(), in.p(), 192);
     expect_same_bits(out.get(), values, "bulk load");
 }
@@ -279,8 +279,8 @@ void check_product(gpu::Ctx& ctx) {
     const std::vector<bf16> a = whole_numbers(64 * K, 6), b = whole_numbers(N * K, 7);
     std::vector<float> start(64 * N);
     for (int i = 0; i < 64 * N; i++) start[i] = (float)(i % 101 - 50);
-    Device<bf16> a_device(a), b_device(b);
-    Device<float> start_device(start);
+    DeviceMemory<bf16> a_device(a), b_device(b);
+    DeviceMemory<float> start_device(start);
     const bool rows = b_major == Major::rows, a_rows = left != Left::columns;
     const CUtensorMap a_map = tensor_map<2>(a_device.p(), {(uint64_t)(a_rows ? K : 64), (uint64_t)(a_rows ? 64 : K)},
                                             {(uint64_t)(a_rows ? K : 64) * 2}, {64, (uint32_t)(a_rows ? 64 : K)});
@@ -288,7 +288,7 @@ void check_product(gpu::Ctx& ctx) {
                                             {(uint64_t)(rows ? K : N) * 2}, {64, (uint32_t)(rows ? N : K)});
     const size_t shared = (64 * K + (rows ? N * K : K * (N < 64 ? 64 : N))) * 2 + 16;
     for (const bool accumulate : {false, true}) {
-        Device<float> out(64 * N);
+        DeviceMemory<float> out(64 * N);
         LAUNCH((product_kernel<N, b_major, left>), 1, 128, shared, ctx, a_map, b_map, out.p(),
                accumulate ? start_device.p() : nullptr, a_device.p());
         std::vector<float> expected(64 * N);
@@ -376,7 +376,7 @@ __global__ void turns_kernel(int* out, int rounds) {
 
 TEST_F(Hopper, MbarrierPhases) {
     for (const int rounds : {1, 2, 3, 9}) {
-        Device<int> out(96);
+        DeviceMemory<int> out(96);
         LAUNCH(ring_kernel, 1, 96, 64 * 4 + 32, ctx, out.p(), rounds);
         const std::vector<int> sums = out.get();
         for (int t = 0; t < 96; t++) {
@@ -390,7 +390,7 @@ TEST_F(Hopper, MbarrierPhases) {
 TEST_F(Hopper, NamedBarriersTakeTurns) {
     const int rounds = 5;
     std::vector<int> before(rounds * 3 * 3 * 32, -1);
-    Device<int> out(before);
+    DeviceMemory<int> out(before);
     LAUNCH(turns_kernel, 1, 96, 16, ctx, out.p(), rounds);
     const std::vector<int> turns = out.get();
     for (int value = 0; value < rounds * 3; value++)
@@ -482,7 +482,7 @@ template <Wrong wrong>
 bool pipeline_is_right(gpu::Ctx& ctx) {
     constexpr int steps = 5;
     const std::vector<bf16> a = whole_numbers(64 * 64 * steps, 8), b = whole_numbers(64 * steps * 128, 9);
-    Device<bf16> a_device(a), b_device(b), out(steps * 64 * 128);
+    DeviceMemory<bf16> a_device(a), b_device(b), out(steps * 64 * 128);
     const CUtensorMap a_map = tensor_map<2>(a_device.p(), {64 * steps, 64}, {128 * steps}, {64, 64});
     const CUtensorMap b_map = tensor_map<2>(b_device.p(), {128, 64 * steps}, {256}, {64, 64});
     const CUtensorMap out_map = tensor_map<2>(out.p(), {128, 64 * steps}, {256}, {64, 64});
@@ -583,7 +583,7 @@ __global__ void mistaken_kernel(const __grid_constant__ CUtensorMap map, float* 
 template <Mistake mistake>
 void run_mistaken(gpu::Ctx& ctx, int blocks = 1) {
     emu::config().order = blocks == 1 ? emu::Order::forward : emu::Order::random;
-    Device<bf16> array(whole_numbers(64 * 64, 10));
+    DeviceMemory<bf16> array(whole_numbers(64 * 64, 10));
     const CUtensorMap map = tensor_map<2>(array.p(), {64, 64}, {128}, {64, 64});
     LAUNCH((mistaken_kernel<mistake>), blocks, 128, 64 * 64 * 2 + 16, ctx, map, (float*)array.p());
     CUDA(cudaDeviceSynchronize());

@@ -91,15 +91,15 @@ struct Layer {
 
     Results run(gpu::Ctx& ctx, size_t shift = 0) const {
         const int N = k.N, IC = k.IC, OC = k.OC;
-        const Device<floatX> x(shifted(inp, shift), "inp"), w(shifted(weight, shift), "weight"),
+        const DeviceMemory<floatX> x(shifted(inp, shift), "inp"), w(shifted(weight, shift), "weight"),
             b(shifted(bias, shift), "bias"), dy(shifted(dout, shift), "dout");
-        Device<floatX> out(shift + (size_t)N * OC, "out"), out_biased(shift + (size_t)N * OC, "out with bias"),
+        DeviceMemory<floatX> out(shift + (size_t)N * OC, "out"), out_biased(shift + (size_t)N * OC, "out with bias"),
             dinp(shift + (size_t)N * IC, "dinp");
-        Device<float> dweight_set(shift + (size_t)OC * IC, "dweight set"), dbias_set(shift + (size_t)OC, "dbias set"),
+        DeviceMemory<float> dweight_set(shift + (size_t)OC * IC, "dweight set"), dbias_set(shift + (size_t)OC, "dbias set"),
             dweight_add(shifted(dweight0, shift), "dweight added"), dbias_add(shifted(dbias0, shift), "dbias added"),
             dweight_alone(shift + (size_t)OC * IC, "dweight without dbias");
-        Device<floatX> dweight_stored(shift + (size_t)OC * IC, "dweight in bf16");
-        Device<float> dbias_beside(shift + (size_t)OC, "dbias beside it");
+        DeviceMemory<floatX> dweight_stored(shift + (size_t)OC * IC, "dweight in bf16");
+        DeviceMemory<float> dbias_beside(shift + (size_t)OC, "dbias beside it");
         const auto at = [&](auto& buffer) { return buffer.p() + shift; };
         gpu::linear_forward(ctx, at(out), at(x), at(w), nullptr, N, IC, OC);
         gpu::linear_forward(ctx, at(out_biased), at(x), at(w), at(b), N, IC, OC);
@@ -215,12 +215,12 @@ TEST(GpuLinear, ResidualFusedAndApart) {
         for (int k = 0; k < IC; k++) sum += (double)inp[i / OC * IC + k] * (double)weight[i % OC * IC + k];
         expected.push_back(sum);
     }
-    const Device<floatX> x(inp), w(weight), b(bias), r(residual);
+    const DeviceMemory<floatX> x(inp), w(weight), b(bias), r(residual);
     for (const auto fusion : {gpu::Fusion::always, gpu::Fusion::never}) {
         gpu::Ctx ctx;
         gpu::use_gemm_cache(ctx, "", false);
         ctx.plans->fusion = fusion;
-        Device<floatX> out(N * OC);
+        DeviceMemory<floatX> out(N * OC);
         gpu::linear_residual_forward(ctx, out.p(), r.p(), x.p(), w.p(), b.p(), N, IC, OC);
         expect_close(out.get(), expected, 0, 0, "out");
         int fused = 0;
@@ -236,10 +236,10 @@ TEST(GpuLinear, GoldenValues) {
         for (const double value : x) y.push_back(from_double<floatX>(value));
         return y;
     };
-    const Device<floatX> inp(values({1, 2, 3, -1, 0, 0.5})), weight(values({1, 0, -1, 2, 1, 4})), bias(values({0.25, -3})),
-        dout(values({1, -2, 0.5, 3}));
-    Device<floatX> out(4), dinp(6);
-    Device<float> dweight(6), dbias(2);
+    const DeviceMemory<floatX> inp(values({1, 2, 3, -1, 0, 0.5})), weight(values({1, 0, -1, 2, 1, 4})),
+        bias(values({0.25, -3})), dout(values({1, -2, 0.5, 3}));
+    DeviceMemory<floatX> out(4), dinp(6);
+    DeviceMemory<float> dweight(6), dbias(2);
     gpu::linear_forward(ctx, out.p(), inp.p(), weight.p(), bias.p(), 2, 3, 2);
     gpu::linear_backward_input(ctx, dinp.p(), dout.p(), weight.p(), 2, 3, 2);
     gpu::linear_backward_weight(ctx, dweight.p(), dbias.p(), dout.p(), inp.p(), 2, 3, 2, Acc::Set);
@@ -296,8 +296,8 @@ TEST(GpuLinear, NanStaysInItsRow) {
 TEST(GpuLinear, GradientsAccumulateInFp32) {
     gpu::Ctx ctx;
     const std::vector<floatX> ones(64, from_double<floatX>(1));
-    const Device<floatX> inp(ones), dout(ones);
-    Device<float> dweight(std::vector<float>(64, 65536)), dbias(std::vector<float>(8, 65536));
+    const DeviceMemory<floatX> inp(ones), dout(ones);
+    DeviceMemory<float> dweight(std::vector<float>(64, 65536)), dbias(std::vector<float>(8, 65536));
     for (int i = 0; i < 3; i++) gpu::linear_backward_weight(ctx, dweight.p(), dbias.p(), dout.p(), inp.p(), 8, 8, 8, Acc::Add);
     expect_close(dweight.get(), Doubles(64, 65560), 0, 0, "dweight");
     expect_close(dbias.get(), Doubles(8, 65560), 0, 0, "dbias");
@@ -313,8 +313,8 @@ TEST(GpuLinear, BiasGradientOfManyRows) {
             Rng rng((uint64_t)(N + OC));
             const std::vector<floatX> values = rng.normals<floatX>((size_t)N * OC);
             const std::vector<float> before = rng.normals<float>((size_t)OC);
-            const Device<floatX> dout(values, "dout");
-            Device<float> set((size_t)OC, "set"), added(before, "added");
+            const DeviceMemory<floatX> dout(values, "dout");
+            DeviceMemory<float> set((size_t)OC, "set"), added(before, "added");
             gpu::detail::bias_backward(ctx, set.p(), dout.p(), N, OC, Acc::Set);
             gpu::detail::bias_backward(ctx, added.p(), dout.p(), N, OC, Acc::Add);
             const auto dout_t = [&](int o, int n) { return as_double(values[(size_t)n * OC + o]); };
@@ -335,7 +335,7 @@ TEST(GpuLinear, BiasGradientReadsNothingBehindItsInput) {
         CUDA(cudaMalloc(&dout, ones.size() * sizeof(floatX)));
         CUDA(cudaMemcpy(dout, ones.data(), ones.size() * sizeof(floatX), cudaMemcpyHostToDevice));
         CUDA(cudaDeviceSynchronize());
-        Device<float> dbias((size_t)OC);
+        DeviceMemory<float> dbias((size_t)OC);
         gpu::detail::bias_backward(ctx, dbias.p(), dout, N, OC, Acc::Set);
         expect_close(dbias.get(), Doubles((size_t)OC, N), 0, 0, "dbias");
         CUDA(cudaFree(dout));
@@ -355,7 +355,7 @@ TEST(GpuLinear, SameBitsOnEveryRun) {
 
 TEST(GpuLinearDeathTest, EmptyProducts) {
     gpu::Ctx ctx;
-    Device<floatX> x(1);
+    DeviceMemory<floatX> x(1);
     EXPECT_DEATH(gpu::linear_forward(ctx, x.p(), x.p(), x.p(), nullptr, 0, 1, 1), "empty matrix product");
 }
 
@@ -651,8 +651,8 @@ TEST_F(GpuGemmCache, WithoutMemoryTheFirstSuggestionIsTaken) {
     size_t& limit = emu::device().memory_bytes;
     const size_t before = limit;
     gpu::Ctx ctx;
-    const Device<floatX> x(std::vector<floatX>((size_t)64 * 64, from_double<floatX>(1)));
-    Device<floatX> out((size_t)64 * 64);
+    const DeviceMemory<floatX> x(std::vector<floatX>((size_t)64 * 64, from_double<floatX>(1)));
+    DeviceMemory<floatX> out((size_t)64 * 64);
     gpu::use_gemm_cache(ctx, file, true);
     limit = emu::device().used_bytes + 100;
     testing::internal::CaptureStderr();
@@ -669,7 +669,7 @@ TEST_F(GpuGemmCache, WithoutMemoryTheFirstSuggestionIsTaken) {
 TEST(GpuGemmPlans, NoAlgorithmIsAClearError) {
     const int before = emu::device().major;
     gpu::Ctx ctx;
-    Device<floatX> x(64);
+    DeviceMemory<floatX> x(64);
     emu::device().major = 7;  // has no bf16
     try {
         gpu::linear_forward(ctx, x.p(), x.p(), x.p(), nullptr, 8, 8, 8);

@@ -19,7 +19,7 @@
 namespace backend = gpu;
 
 template <class T>
-using Buffer = test::Device<T>;
+using Buffer = test::DeviceMemory<T>;
 
 #include "../op_tests.h"
 
