@@ -160,7 +160,7 @@ TEST(MakeRequest, SplitsWhereTheContextsTokensEnd) {
     // "th" + "e" is one token: nothing is left for "e" once the tokens of "th" are taken away.
     ASSERT_EQ(tokenizer.encode("the").size(), 1u);
     const std::string h = "t", e = "he";
-    EXPECT_NE(make_request(tokenizer, h, e, 100).problem.find("melts"), std::string::npos);
+    EXPECT_NE(make_request(tokenizer, h, e, 100).problem.find("merges into"), std::string::npos);
     EXPECT_NE(make_request(tokenizer, "a", " sat sat sat", 2).problem.find("has 3 tokens, the model's sequences hold 2"),
               std::string::npos);
 }
@@ -170,14 +170,14 @@ TEST(MakeRequest, QuestionsThatCannotBeScoredAreCounted) {
     const test::TemporaryDirectory dir;
     const Tokenizer tokenizer = small_tokenizer(dir);
     const std::string fine = R"({"context": "the cat", "choices": [" sat", " ran"], "gold": 0})",
-                      melts = R"({"context": "t", "choices": [" sat", "he"], "gold": 0})";
-    const TaskRequests all = make_requests(tokenizer, task_of(dir, fine + "\n" + melts + "\n" + fine), nullptr, 0, 1, 3, 100);
+                      merges = R"({"context": "t", "choices": [" sat", "he"], "gold": 0})";
+    const TaskRequests all = make_requests(tokenizer, task_of(dir, fine + "\n" + merges + "\n" + fine), nullptr, 0, 1, 3, 100);
     EXPECT_EQ(all.requests.size(), 4u);
     EXPECT_EQ(all.examples, (std::vector<int64_t>{0, 2}));
     EXPECT_EQ(all.left_out, 1);
     EXPECT_NE(all.problem.find("task.jsonl:2: its continuation merges"), std::string::npos) << all.problem;
-    test::expect_error([&] { make_requests(tokenizer, task_of(dir, melts), nullptr, 0, 1, 1, 100); },
-                       {"task.jsonl:1", "melts"});
+    test::expect_error([&] { make_requests(tokenizer, task_of(dir, merges), nullptr, 0, 1, 1, 100); },
+                       {"task.jsonl:1", "merges into"});
 }
 
 // As lm-evaluation-harness encodes: the template's token before each text, unless the text begins with it already; special
