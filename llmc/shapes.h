@@ -1,5 +1,5 @@
-// What the ops of ops.inl take together: sizes and tensors that belong to one thing, as plain structs. Shapes stand at the
-// right, row-major, slowest first; a pointer marked `or null` may be null. All memory is the backend's.
+// Arguments of ops that belong together, as plain structs: sizes and tensors. Shapes stand at the right, row-major, slowest
+// first; a pointer marked `or null` may be null. All memory is the backend's.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,8 +7,8 @@
 #include "base/types.h"
 #include "fp8.h"
 
-// Rows [v0, v0 + V) of a vocabulary, in matrices of Vp rows or columns: what lies behind the first V is padding. A vocabulary
-// that is not cut has v0 = 0.
+// Rows [v0, v0 + V) of a vocabulary, in matrices of Vp rows or columns: those after the first V are padding. An unsharded
+// vocabulary has v0 = 0.
 struct VocabularyShard {
     int v0, V, Vp;
 };
@@ -29,17 +29,17 @@ struct NormStatistics {
     real* rstd;  // (N)
 };
 
-// One factor of an FP8 product: codes stand for code * inverse_scale.
+// An operand of an FP8 product: codes represent code * inverse_scale.
 struct Fp8Matrix {
     const uint8_t* codes;
     const float* inverse_scale;  // one number
     Fp8 format = Fp8::e4m3;
 };
 
-// Sizes of attention, and where heads lie in the fused projection qkv (B, T, NH + 2*NKV, HS).
+// Sizes of attention, and the layout of heads in the fused projection qkv (B, T, NH + 2*NKV, HS).
 struct AttentionShape {
     int B, T, NH, NKV, HS;
-    real scale = 0;  // of scores; rope does not read it
+    real scale = 0;  // scale of scores; not used by rope
 
     HD int N() const { return B * T; }
     HD int group() const { return NH / NKV; }
@@ -51,18 +51,18 @@ struct AttentionShape {
     HD size_t output(int b, int t, int h) const { return ((size_t)b * T + t) * output_row() + (size_t)h * HS; }
     HD size_t statistic(int b, int t, int h) const { return ((size_t)b * NH + h) * T + t; }
 };
-// Which keys a query sees, and what is added to its scores. By default all keys up to its own, and nothing.
+// Which keys a query sees, and what is added to its scores. Default: all keys up to its own position, and nothing.
 struct AttentionMask {
     const int* doc_start = nullptr;  // (B, T) or null: the first key that a row sees; does not decrease within a sequence
     const real* slopes = nullptr;    // (NH) or null: ALiBi
 };
-// What the backward pass reads of the forward pass.
+// The results of the forward pass that the backward pass reads.
 struct AttentionActs {
     const floatX* qkv;  // (B, T, NH + 2*NKV, HS)
     const floatX* out;  // (B, T, NH, HS)
     const real* lse;    // (B, NH, T)
 };
-// Keys and values of the tokens so far, with room for P.
+// Keys and values of the tokens so far, with capacity P.
 struct AttentionCache {
     floatX* keys;    // (B, P, NKV, HS)
     floatX* values;  // (B, P, NKV, HS)
@@ -74,21 +74,21 @@ struct Rope {
     const real* cos_sin;   // (P, HS/2, 2)
 };
 
-// Of each row; lse is log Z.
+// Losses per row; lse is log Z.
 struct RowLosses {
     real* loss;   // (N)
     real* zloss;  // (N)
     real* lse;    // (N)
 };
 struct LossConstants {
-    real loss_scale;  // what gradients are multiplied by
+    real loss_scale;  // factor of the gradients
     real z_coef;
     bool write_gradient;
 };
 
-// A step of AdamW; `step` is counted from 1.
+// The constants of a step of AdamW; `step` counts from 1.
 struct AdamW {
     real lr, beta1, beta2, eps, weight_decay;
-    real grad_scale;  // what the gradient is multiplied by
+    real grad_scale;  // factor of the gradient
     int64_t step;
 };

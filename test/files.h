@@ -1,4 +1,4 @@
-// Helpers for the tests that work with files: a directory that is removed at the end, whole files, expected errors.
+// Helpers for tests that work with files: a temporary directory, whole files, expected errors.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ public:
     TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
     ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
     std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-    // Names of what lies in it.
+    // The names of its entries.
     std::set<std::string> names() const {
         std::set<std::string> found;
         for (const auto& entry : std::filesystem::directory_iterator(path_)) found.insert(entry.path().filename().string());
@@ -46,7 +46,7 @@ inline std::string read_file(const std::string& path) {
     return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-// The number's bytes, as they are in memory.
+// The bytes of a number, as in memory.
 template <class T>
 std::string bytes_of(T value) {
     return std::string(reinterpret_cast<const char*>(&value), sizeof value);

@@ -1,4 +1,4 @@
-// Every matrix unit that tests can run on this machine: those it has, and AMX's stand-in.
+// Every matrix unit that tests can run on this machine: those of the CPU, and the emulation of AMX.
 #pragma once
 #include <type_traits>
 

@@ -1,4 +1,4 @@
-// Files of models for the tests: what the trainer writes part by part and rank by rank, here written whole and at once.
+// Writes model files for tests: whole and at once, where the trainer writes part by part and rank by rank.
 #pragma once
 #include <functional>
 #include <string>
@@ -13,7 +13,7 @@ class SafetensorsWriter {
 public:
     explicit SafetensorsWriter(const std::string& dir_or_file)
         : file_(std::filesystem::is_directory(dir_or_file) ? dir_or_file + "/model.safetensors" : dir_or_file) {
-        header_["__metadata__"] = {{"format", "pt"}};  // transformers asks for it
+        header_["__metadata__"] = {{"format", "pt"}};  // required by transformers
     }
 
     void declare(const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape) {
@@ -52,7 +52,7 @@ private:
     bool header_written_ = false;
 };
 
-// Every tensor of the whole table.
+// Writes every tensor of the whole table.
 template <class E>
 void write_tensors(const std::string& path, const ParameterTable& table, const E* buffer, size_t shard_bytes = 5000000000) {
     const TensorFiles files(path, table, dtype_of<E>, shard_bytes);
@@ -61,7 +61,7 @@ void write_tensors(const std::string& path, const ParameterTable& table, const E
     write_parts(files, table, whole, whole.counted(table, {}), [=](size_t i) { return buffer[i]; });
 }
 
-// A model directory's files.
+// Writes a model directory's files.
 inline void write_model_files(const std::string& dir, const ModelConfig& c, const ParameterTable& table, const floatX* params,
                               const ModelTexts& texts) {
     write_model_texts(dir, c, texts);
@@ -81,7 +81,7 @@ inline void publish_directory(const std::string& dir, const std::function<void(c
     directory.publish(sum_files(directory.path()));
 }
 
-// Copies a rank's part of a tensor to the whole HfTensor as its file has it, or from there.
+// Copies a rank's part of a tensor to the whole HfTensor in its file layout, or from there.
 template <class E>
 void convert_layout(const TensorSpec& spec, const HfTensor& t, E* ours, E* file, bool to_file) {
     for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {

@@ -199,7 +199,7 @@ PlanInput toy() {
 }
 
 // Layers in FP8 are faster, the head and what ranks send are not.
-TEST(Planner, EightBitsSpeedUpTheLayersAlone) {
+TEST(Planner, Fp8SpeedsUpOnlyTheLayers) {
     PlanInput in = toy();
     in.world = 2, in.tp = 2;
     const StagePlan wide = make_plan(in).stages[0];

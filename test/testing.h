@@ -1,5 +1,5 @@
-// Helpers for the tests of ops: random numbers that are the same everywhere, buffers that notice what is written beside them or
-// not written at all, comparisons that fail on NaN, and finite differences.
+// Helpers for the tests of ops: reproducible random numbers, buffers that detect writes beyond their ends and elements never
+// written, comparisons that fail on NaN, and finite differences.
 //   Rng rng(1);
 //   std::vector<floatX> x = rng.normals<floatX>(N * C);
 //   Guarded<floatX> out(N * C);                                     // NaN until written; guards are checked at the end
@@ -23,7 +23,7 @@
 
 namespace test {
 
-// Largest relative error of one rounding to T.
+// The largest relative error of one rounding to T.
 template <class T>
 constexpr double roundoff = std::is_same<T, bf16>::value    ? 0x1p-8
                             : std::is_same<T, float>::value ? 0x1p-24
@@ -66,8 +66,8 @@ private:
 };
 
 // ---- guarded buffers ------------------------------------------------------------------------------------------------------
-// n elements between two guards. Unwritten elements are NaN (integers: a large negative number), so that a gap in the output
-// or a read of what was never set shows up. The guards are compared in check(), which the destructor calls.
+// n elements between two guards. Unwritten elements are NaN (integers: a large negative number), so that gaps in the output and
+// reads of uninitialised elements are detected. The guards are compared in check(), which the destructor calls.
 template <class T>
 class Guarded {
 public:
@@ -98,7 +98,7 @@ public:
 
 private:
     static constexpr size_t guard = 256;
-    static constexpr uint8_t pattern = 0xFF;  // NaN as every float type, so that a read beyond the ends shows too
+    static constexpr uint8_t pattern = 0xFF;  // NaN in every float type, so that reads beyond the ends show, too
     static T poison() {
         if constexpr (std::is_integral<T>::value) return std::numeric_limits<T>::min() / 2;
         else return from_double<T>(std::nan(""));
@@ -110,7 +110,7 @@ private:
 
 // ---- comparisons ----------------------------------------------------------------------------------------------------------
 // Every |actual - expected| <= allowed[i], else one failure that names the worst element. NaN never passes; an expected
-// infinity wants the same infinity.
+// infinity requires the same infinity.
 template <class Buffer>
 void expect_close(const Buffer& actual, const std::vector<double>& expected, const std::vector<double>& allowed,
                   const std::string& name) {

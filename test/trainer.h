@@ -1,5 +1,5 @@
-// The trainer's own source: one program that tests include together has it once. Without its main; or with it, as the program
-// train_gpt within the emulator's tests, which takes longest to compile.
+// The trainer's source, included once for all tests of a program: without its main, or, in the emulator's tests, with it as the
+// program train_gpt, since it takes longest to compile.
 #pragma once
 #ifdef BACKEND_EMU
 #include "programs.h"

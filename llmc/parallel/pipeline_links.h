@@ -1,6 +1,6 @@
-// What neighbouring stages of the pipeline exchange: activations forward, their gradients backward, of this rank's rows. A send
-// never waits: what leaves forward stays where it is anyway, and what leaves backward takes the place of the stage's input, which
-// is no longer needed. Both must have left when their slot is used again.
+// Messages between neighbouring pipeline stages: activations forward and their gradients backward, for this rank's rows. A send
+// never waits: forward, the data stays where it is until backward; backward, the gradient replaces the stage's input, which is
+// no longer needed. Both sends must be complete before their slot is used again.
 #pragma once
 #include <vector>
 
@@ -9,7 +9,7 @@
 
 class PipelineLinks {
 public:
-    // stages: of the whole pipeline. slots: of each chunk of this rank, as many as micro-batches are on their way in it.
+    // stages: in the whole pipeline. slots: per chunk of this rank, the number of micro-batches in flight.
     PipelineLinks(be::Ctx& ctx, Ranks& ranks, int stages, const std::vector<size_t>& slots)
         : ctx_(ctx), ranks_(ranks), pp_(ranks.mesh.pp), stages_(stages) {
         for (const size_t n : slots) sent_.emplace_back(n);
@@ -18,7 +18,7 @@ public:
     PipelineLinks(const PipelineLinks&) = delete;
     PipelineLinks& operator=(const PipelineLinks&) = delete;
 
-    // x: n elements, the input or output of a chunk. At the ends of the pipeline there is nobody to ask or tell.
+    // x: n elements, the input or output of a chunk. At the ends of the pipeline these do nothing.
     void receive_input(floatX* x, size_t n, int chunk, int micro_batch) {
         finish(sent(chunk, micro_batch));
         if (!first(chunk)) be::recv(ctx_, ranks_.pp, x, n, previous(), tag(stage(chunk) - 1, micro_batch));
@@ -30,7 +30,7 @@ public:
     void receive_gradient(floatX* dx, size_t n, int chunk, int micro_batch) {
         if (!last(chunk)) be::recv(ctx_, ranks_.pp_back, dx, n, next(), tag(stage(chunk) + 1, micro_batch));
     }
-    // Of the chunk's input x, which dx takes the place of until it has left.
+    // dx replaces the chunk's input x, which must not change until the send is complete.
     void send_gradient(floatX* x, const floatX* dx, size_t n, int chunk, int micro_batch) {
         if (first(chunk)) return;
         const size_t bytes = n * sizeof(floatX);
@@ -38,7 +38,7 @@ public:
         sent(chunk, micro_batch).gradient =
             be::start_send(ctx_, ranks_.pp_back, x, n, previous(), tag(stage(chunk), micro_batch));
     }
-    // Between two blocks, so that others need not wait longer for what has left.
+    // Called between two blocks, so that pending sends progress.
     void progress() { be::progress(ctx_, ranks_.pp); }
     void finish() {
         for (auto& chunk : sent_)

@@ -1,5 +1,5 @@
-// This rank among the others: the grid (mesh.h), the groups in which it exchanges tensors, and the sums that a step takes over
-// all of them. Alone, a rank is a group of one everywhere.
+// This rank among the others: the grid (mesh.h), the groups in which it exchanges tensors, and a step's sums over all ranks. A
+// single rank is a group of one everywhere.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -12,28 +12,28 @@
 #include "world.h"
 #include "zero.h"
 
-// How a run is laid out over its ranks.
+// The options for the layout of a run over its ranks.
 struct RankLayout {
     int tp = 1, pp = 1, vpp = 1;
-    bool sequence_parallel = false;  // where tp > 1
+    bool sequence_parallel = false;  // if tp > 1
     bool zero = true;
-    size_t bucket_elements = 0;  // parameters of a message between data-parallel ranks; 0: max(40M, 1M a rank)
-    int64_t rows = 0;            // of a micro-batch, that sequence parallelism cuts
+    size_t bucket_elements = 0;  // parameters per data-parallel message; 0: max(40M, 1M per rank)
+    int64_t rows = 0;            // rows of a micro-batch, which sequence parallelism splits
 };
 
 struct Ranks {
     World* world = nullptr;
     Mesh mesh;
-    bool sequence_parallel = false;  // with tp > 1: norms and residual stream are cut into rows
-    bool zero = true;                // the optimizer is cut over dp
+    bool sequence_parallel = false;  // norms and residual stream are split by rows over tp
+    bool zero = true;                // the optimizer's state is sharded over dp
     size_t bucket_elements = 40000000;
     be::Comm tp, dp;
-    be::Comm pp, pp_back;  // activations forward; gradients backward
+    be::Comm pp, pp_back;  // for activations forward; for gradients backward
     be::Comm kv;           // tp ranks that hold the same key/value heads
     be::Comm ends;         // first and last stage, which both hold a tied embedding
 };
 
-// Rank `rank` of `n` in the grid, without the others.
+// Rank `rank` of `n` in the grid, without communication.
 inline std::shared_ptr<Ranks> place_rank(int n, int rank, const RankLayout& layout, const ModelConfig& c) {
     auto ranks = std::make_shared<Ranks>();
     const Mesh& mesh = ranks->mesh = make_mesh(n, rank, layout.tp, layout.pp, layout.vpp);
@@ -88,7 +88,7 @@ inline LossSums sum_of(const std::vector<LossSums>& all) {
 inline LossSums reduce_sums(const Ranks& ranks, LossSums mine) {
     const Mesh& mesh = ranks.mesh;
     if (mesh.world.size == 1) return mine;
-    if (mesh.tp.rank > 0 || mesh.pp.rank < mesh.pp.size - 1) {  // the loss is known to the last stage, on each of its tp ranks
+    if (mesh.tp.rank > 0 || mesh.pp.rank < mesh.pp.size - 1) {  // each tp rank of the last stage knows the loss: count it once
         const double squares = mine.squares;
         mine = LossSums();
         mine.squares = squares;
@@ -98,7 +98,7 @@ inline LossSums reduce_sums(const Ranks& ranks, LossSums mine) {
     return sum_of(all);
 }
 
-// Element by element.
+// The elementwise maximum over all ranks.
 inline std::vector<float> largest_of_all_ranks(const Ranks& ranks, const std::vector<float>& mine) {
     if (ranks.mesh.world.size == 1) return mine;
     std::vector<float> all(mine.size() * (size_t)ranks.mesh.world.size), largest = mine;
@@ -114,22 +114,22 @@ inline std::vector<double> sum_of_all_ranks(const Ranks& ranks, const std::vecto
     return sums;
 }
 
-// ---- gradients of parameters that several ranks hold and that each has seen another part of --------------------------------
-// To be added before data-parallel ranks are asked: keys and values that several tp ranks hold,
+// ---- gradients of parameters that several ranks hold, each with a part of the sum -------------------------------------------
+// Before the data-parallel reduction: sums gradients of keys and values that several tp ranks hold;
 inline void reduce_replicas(be::Ctx& ctx, Ranks& ranks, const ParameterTable& table, const Elements& grads, int block) {
     for (const TensorSpec& t : table.rows)
         if (t.replicated_rows && t.block == block)
             all_reduce(ctx, ranks.kv, grads.from(t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols),
                        (size_t)t.replicated_rows * t.cols);
 }
-// norms and biases whose rows are cut over tp, and a tied embedding at the two ends of the pipeline.
+// and of norms and biases with sequence parallelism, and of a tied embedding at both ends of the pipeline.
 inline void reduce_shared(be::Ctx& ctx, Ranks& ranks, const ParameterTable& table, const Elements& grads, bool tied) {
     if (ranks.sequence_parallel) all_reduce(ctx, ranks.tp, grads.from(table.shared), table.size - table.shared);
     for (const TensorSpec& t : table.rows)
         if (tied && t.id == 0) all_reduce(ctx, ranks.ends, grads.from(t.offset), t.size());
 }
 
-// Ends the run if any rank has a problem: with that of the first one.
+// Ends the run if any rank has a problem, with the first one's message.
 inline void agree_that_all_is_well(World* world, const std::string& problem) {
     if (!world && !problem.empty()) fail("%s", problem.c_str());
     if (!world) return;
@@ -137,7 +137,7 @@ inline void agree_that_all_is_well(World* world, const std::string& problem) {
         if (!p.empty()) fail("%s", p.c_str());
 }
 
-// A rank that fails ends all. What is wrong with options or files is wrong on every rank: the first one says it.
+// A rank that fails ends all ranks. An error in options or files occurs on every rank: rank 0 reports it.
 template <class Options>
 int on_all_ranks(const Options& o, void (*command)(World&, const Options&)) {
     World world = World::join();

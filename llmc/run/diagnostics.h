@@ -1,8 +1,8 @@
-// What looks into a run while it trains:
-//   PlantedFaults     puts the faults that TRAIN_GPT_FAULTS asks for (faults.h) into tokens, memory and gradients
-//   GradientHashes    the same gradients computed twice must have the same bits (--detect-nondeterminism)
+// Checks that examine a run while it trains:
+//   PlantedFaults     injects the faults that TRAIN_GPT_FAULTS asks for (faults.h) into tokens, memory and gradients
+//   GradientHashes    gradients that are computed twice must have the same bits (--detect-nondeterminism)
 //   LayerHealth       norms of every layer's weights, gradients and update (--log-health-interval)
-// memory_check.h watches what lies in memory between two steps.
+// memory_check.h checks memory between two steps.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -24,14 +24,14 @@
 #include "faults.h"
 #include "training_state.h"
 
-// ---- faults on purpose -----------------------------------------------------------------------------------------------------
-// Each function is called where its faults can strike; `batch`: the number of the one that the step is of.
+// ---- fault injection --------------------------------------------------------------------------------------------------------
+// Each function is called where its faults can occur; `batch`: the number of the step's batch.
 class PlantedFaults {
 public:
     PlantedFaults(be::Ctx& ctx, const ParameterTable& table, const Shards& shards, int rank)
         : ctx_(ctx), table_(table), shards_(shards), rank_(rank) {}
 
-    // Random tokens of a vocabulary of V, in place of those of a micro-batch.
+    // Replaces the tokens of a micro-batch by random ones, from a vocabulary of V.
     void in_tokens(Batch& micro_batch, int V, int64_t first_sample, int64_t batch) {
         if (!faults_.noise(batch)) return;
         const auto token = [&](size_t i) {
@@ -43,7 +43,7 @@ public:
         }
     }
 
-    // Flips bits of weights and moments. wait(): called before, so that no parameters are on their way.
+    // Flips bits of weights and moments. wait(): called before, so that no parameters are in flight.
     template <class Wait>
     void in_memory(const Parts& memory, int64_t batch, Wait wait) {
         if (faults_.none()) return;
@@ -63,7 +63,7 @@ public:
         value = (real)value * real(0x1p64);  // the exponent's highest bit but one
         be::upload(ctx_, weight, &value, sizeof value);
     }
-    // Before the ranks' gradients are added up.
+    // Before the gradients are summed over the ranks.
     void in_own_gradients(const Elements& grads, int64_t batch) {
         if (once("flaky-gradient", batch)) flip_last_bit(grads.data);
     }
@@ -74,7 +74,7 @@ public:
             be::upload(ctx_, x, &nan, sizeof nan);
         });
     }
-    // After an update, before its sums are taken: the last bit of a bf16, which is one of an fp32 number's middle ones.
+    // After an update, before its checksums: flips the last bit of a bf16, or one of an fp32 number's middle bits.
     void in_update(const Elements& exp_avg, int64_t batch) {
         if (once("wrong-update", batch))
             flip_last_bit((char*)exp_avg.from(shards_.buckets.back().shard).data + (exp_avg.is_bf16 ? 0 : 2));
@@ -96,7 +96,7 @@ private:
     int rank_;
 };
 
-// ---- the same gradients twice ----------------------------------------------------------------------------------------------
+// ---- gradients computed twice -----------------------------------------------------------------------------------------------
 struct GradientHashes {
     LossSums sums;
     std::vector<uint32_t> tensors;  // CRC-32C of each tensor's gradient
@@ -114,7 +114,7 @@ inline GradientHashes hash_gradients(be::Ctx& ctx, const ParameterTable& table, 
     return hashes;
 }
 
-// Ends the run, on all ranks, if one of them has computed other bits the second time.
+// Ends the run, on all ranks, if one of them has computed different bits the second time.
 inline void require_equal(const GradientHashes& once, const GradientHashes& again, const ParameterTable& table, World* world,
                           int64_t batch) {
     std::string problem;
@@ -123,14 +123,14 @@ inline void require_equal(const GradientHashes& once, const GradientHashes& agai
         if (once.tensors[i] != again.tensors[i]) problem = "the gradient of " + table.rows[i].name;
     if (!problem.empty())
         problem = format(
-            "%s of batch %lld has other bits when it is computed again on %s; HINT: this machine computes wrong, or a "
-            "library is not deterministic: take it out, and go on from a checkpoint",
+            "%s of batch %lld has different bits when computed again on %s; HINT: the hardware is faulty, or a "
+            "library is not deterministic: replace it, and resume from a checkpoint",
             problem.c_str(), (long long)batch, world ? world->description().c_str() : "this machine");
     agree_that_all_is_well(world, problem);
 }
 
-// ---- every layer after an update -------------------------------------------------------------------------------------------
-// This rank's parts of the fp32 weights.
+// ---- health of the layers ---------------------------------------------------------------------------------------------------
+// This rank's shards of the fp32 weights.
 inline std::vector<real> weight_parts(be::Ctx& ctx, const Shards& shards, const Parts& memory) {
     std::vector<floatX> params(shards.size);
     for (const Bucket& b : shards.buckets)
@@ -140,8 +140,8 @@ inline std::vector<real> weight_parts(be::Ctx& ctx, const Shards& shards, const 
     return whole_weights(params, lower);
 }
 
-// Of the FP8 tensors of all layers (fp8_index) the shares of elements that became zero, and the largest number. Empty: no layer
-// is in FP8.
+// For the FP8 tensors of all layers (fp8_index): the fractions of elements that became zero, and that became the largest
+// number. Empty: no layer is in FP8.
 struct CodeShares {
     std::vector<float> zero, largest;
 
@@ -154,7 +154,7 @@ struct CodeShares {
     }
 };
 
-// Norms over all ranks of each layer's weights before an update, of its gradients and of the update. For log.jsonl.
+// Norms over all ranks of each layer's weights before an update, of its gradients, and of the update. For log.jsonl.
 class LayerHealth {
 public:
     LayerHealth(be::Ctx& ctx, const Ranks& ranks, const ParameterTable& table, const Shards& shards,
@@ -163,7 +163,7 @@ public:
 
     void before_update(const Parts& memory) { before_ = weight_parts(ctx_, shards_, memory); }
 
-    // shares: of this rank's tensors; the largest of any rank is told.
+    // shares: of this rank's tensors; the maximum over the ranks is reported.
     nlohmann::ordered_json after_update(const Parts& memory, const Elements& grads, CodeShares shares) {
         const std::vector<double> squares = sum_of_all_ranks(ranks_, squares_of_layers(memory, grads));
         before_.clear();
@@ -192,7 +192,7 @@ public:
     }
 
 private:
-    // (layers + 2, 3): of weights, gradients and update of each layer, then of the embedding and the head.
+    // (layers + 2, 3): weights, gradients and update of each layer, then of the embedding and of the head.
     std::vector<double> squares_of_layers(const Parts& memory, const Elements& grads) const {
         std::vector<double> squares((size_t)(layers_ + 2) * 3);
         const std::vector<real> after = weight_parts(ctx_, shards_, memory);

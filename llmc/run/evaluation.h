@@ -1,5 +1,5 @@
-// Measuring a model (train_gpt eval, and validation): passes over requests that are to be scored, and the tables of what came out.
-// What runs the model is given as a function; tasks, requests and metrics are tasks.h's.
+// Evaluation of a model (train_gpt eval, and validation): passes over scoring requests, and tables of the results. The function
+// that runs the model is a parameter; tasks, requests and metrics are in tasks.h.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@
 #include "config.h"
 #include "text_commands.h"
 
-// The name and loss of each data set that gave samples; nothing where there is only one data set.
+// The name and loss of each dataset that gave samples; empty if there is only one dataset.
 inline std::vector<std::pair<std::string, double>> set_losses(const DataLoader& data, const std::vector<LossSums>& sums) {
     std::vector<std::pair<std::string, double>> losses;
     const std::vector<std::string> names = data.set_names();
@@ -30,20 +30,20 @@ inline std::vector<std::pair<std::string, double>> set_losses(const DataLoader& 
 }
 
 // ---- scores of requests ----------------------------------------------------------------------------------------------------
-// A row of a pass that predicts a token to be scored.
+// A row of a pass whose predicted token is scored.
 struct ScoredRow {
     size_t row, request;
     int target;
 };
-// B sequences of T tokens, of a request each.
+// B sequences of T tokens, each of one request.
 struct ScoringPass {
     Batch batch;  // without targets
     std::vector<ScoredRow> rows;
     int64_t inputs = 0;  // tokens that are not padding
 };
 
-// The requests of order[first], order[first + 1], ..., as many as go into B x T tokens. Shorter ones are padded at the right,
-// where causal attention never looks; the length is rounded up so that few shapes of matrix products occur.
+// The requests order[first], order[first + 1], ..., as many as fit in B x T tokens. Shorter ones are padded at the right, where
+// causal attention never looks; the length is rounded up, so that few different shapes of matrix products occur.
 inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const std::vector<size_t>& order, size_t first,
                                      int B, int T) {
     ScoringPass pass;
@@ -63,8 +63,9 @@ inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const
     return pass;
 }
 
-// Log-likelihoods of continuations, longest sequences first, as many per pass as B x T tokens hold. Data-parallel ranks share the
-// requests; all ranks get all scores. run(pass, scores) computes a pass and, where the head is, adds what its rows say.
+// Log-likelihoods of continuations, longest sequences first, as many per pass as fit in B x T tokens. Requests are divided
+// among data-parallel ranks; all ranks get all scores. run(pass, scores) computes a pass and, on ranks with the head, adds the
+// scores of its rows.
 template <class Run>
 std::vector<Score> score_requests(const Ranks& ranks, int B, int T, const std::vector<Request>& requests, Progress* progress,
                                   Run run) {
@@ -85,7 +86,7 @@ std::vector<Score> score_requests(const Ranks& ranks, int B, int T, const std::v
         if (progress) progress->update(done * mesh.dp.size);
     }
     if (mesh.world.size == 1) return scores;
-    // Each request's score is known to the last stage of the replica that had it.
+    // Each request's score is known to the last stage of the replica that computed it.
     std::vector<Score> all(scores.size() * (size_t)mesh.world.size);
     ranks.world->all_gather(scores.data(), scores.size() * sizeof(Score), all.data());
     for (size_t i = 0; i < by_length.size(); i++) {
@@ -95,7 +96,7 @@ std::vector<Score> score_requests(const Ranks& ranks, int B, int T, const std::v
     return scores;
 }
 
-// Of each of n rows of logits the most likely token, over the vocabulary's shards; the first of equals. statistics: scratch.
+// The most likely token of each of n rows of logits, over the vocabulary's shards; ties go to the first. statistics: scratch.
 inline std::vector<int> most_likely_tokens(be::Ctx& ctx, Ranks& ranks, const LocalSizes& local, floatX* logits /*(n, Vpl)*/,
                                            real* statistics /*(tp, n, 2)*/, size_t n) {
     const Axis& tp = ranks.mesh.tp;
@@ -129,7 +130,7 @@ inline std::vector<int> most_likely_tokens(be::Ctx& ctx, Ranks& ranks, const Loc
 inline Table task_table(const Task& task, const TaskRequests& all, const std::vector<Metric>& metrics, int num_fewshot) {
     const std::vector<Request>& requests = all.requests;
     const int64_t n = (int64_t)all.examples.size();
-    double chance = 0;  // of drawing the right choice
+    double chance = 0;  // accuracy of random guessing
     for (int64_t i : all.examples) chance += 1.0 / task.examples[i].n_choices() / (double)n;
     const auto truncated = std::count_if(requests.begin(), requests.end(), [](const Request& r) { return r.truncated; });
     Table table;
@@ -153,12 +154,12 @@ inline Table task_table(const Task& task, const TaskRequests& all, const std::ve
     return table;
 }
 
-// Of a text or of data.
+// The result for a text or for data.
 struct Evaluation {
     LossSums sums;
-    int64_t samples = 0, bytes = 0;  // bytes: of the predicted tokens; special tokens are no text
+    int64_t samples = 0, bytes = 0;  // bytes: of the predicted tokens, without special tokens
     double seconds = 0;
-    std::vector<std::pair<std::string, double>> sets;  // the loss of each of several data sets
+    std::vector<std::pair<std::string, double>> sets;  // the loss on each of several datasets
 
     void count_bytes(const Tokenizer* tokenizer, int target) {
         if (tokenizer && target >= 0 && !tokenizer->is_special(target)) bytes += (int64_t)tokenizer->token_bytes(target).size();

@@ -1,5 +1,5 @@
-// What the options of a training run say, in the words of the parts that know no options: the model's configuration, the layout of
-// the ranks, FP8, the guard, the data.
+// Translates the options of a training run for parts that do not know options: the model's configuration, the layout of the
+// ranks, FP8, the guard, the data.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -30,7 +30,7 @@ inline void check_backend_takes(const ModelConfig& c) {
     if (!wrong.empty()) fail("%s", wrong.c_str());
 }
 
-// The model that the options describe: a directory or a preset, then what is given beside it.
+// The model configuration: a directory or a preset, modified by further options.
 inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* tokenizer) {
     const bool from_directory = !o.model.empty();
     if (from_directory && !o.preset.empty())
@@ -42,7 +42,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     ModelConfig c;
     if (from_directory) c = read_config(o.model);
     else if (!o.preset.empty()) c = config_from_preset(o.preset);
-    else set_family(c, "gpt2");  // Megatron's defaults; the options below turn it into another
+    else set_family(c, "gpt2");  // Megatron's defaults; the options below modify it
     const auto given = [](int& size, int value) {
         if (value) size = value;
     };
@@ -77,7 +77,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     return c;
 }
 
-// How the run is laid out over its ranks.
+// The layout of the run over its ranks.
 inline RankLayout layout_of(const TrainOptions& o) {
     RankLayout layout;
     layout.tp = o.tensor_model_parallel_size;
@@ -110,7 +110,7 @@ inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
     return r;
 }
 
-// Which of the layers that a rank holds are computed in FP8; refuses what cannot be.
+// Which of a rank's layers are computed in FP8; refuses unsupported sizes.
 inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o, const ModelConfig& c, const Part& part) {
     if (const std::string problem = be::fp8_limits(ctx); !problem.empty()) fail("%s", problem.c_str());
     const int first = o.first_last_layers_bf16 ? o.num_layers_at_start_in_bf16 : 0;
@@ -130,7 +130,7 @@ inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o
     return blocks;
 }
 
-// Steps in bf16 before the first in FP8; with `auto` not known until the run is steady.
+// The number of bf16 steps before the first FP8 step; with `auto` not known until the run is steady.
 inline int64_t fp8_start(const TrainOptions& o, const TrainingState& s) {
     if (o.fp8_start == "auto") return s.fp8_start < 0 ? INT64_MAX : s.fp8_start;
     return (int64_t)cli::number_in_range("fp8-start", o.fp8_start, at_least(0), true);
@@ -152,7 +152,7 @@ inline GuardOptions guard_options(const TrainOptions& o) {
 inline DataOptions data_options(const TrainOptions& o, const ModelConfig& c, const Tokenizer* tokenizer, DataSplit part,
                                 int64_t n_samples) {
     DataOptions d;
-    const bool own = !o.valid_data_path.empty();  // training and validation data are apart, and each is used whole
+    const bool own = !o.valid_data_path.empty();  // validation data is separate, and both are used whole
     d.blend = parse_data_path(own && part == DataSplit::valid ? o.valid_data_path : o.data_path);
     if (own && d.blend.paths.size() == 1) d.blend.weights.clear();  // as Megatron
     d.validates = o.eval_iters > 0;
@@ -176,7 +176,7 @@ inline bool has_validation(const TrainOptions& o) {
     return o.eval_iters > 0 && (!o.valid_data_path.empty() || has_share(o.split, DataSplit::valid));
 }
 
-// Adds the batches that the options leave out to those of the state; returns which of all are drawn and dropped.
+// Adds the batches that the options skip to those of the state; returns which of all are drawn and dropped.
 inline BatchRanges add_left_out(TrainingState& s, const TrainOptions& o) {
     s.skips.add(BatchRanges::parse(o.skip_batches, "--skip-batches"));
     s.skips.add(BatchRanges::parse(o.iterations_to_skip, "--iterations-to-skip"));
@@ -184,7 +184,7 @@ inline BatchRanges add_left_out(TrainingState& s, const TrainOptions& o) {
     for (const std::string& range : o.skip_train_iteration_range) {
         if (std::find(s.iterations.begin(), s.iterations.end(), range) != s.iterations.end()) continue;
         const BatchRanges given = BatchRanges::parse({range}, option);
-        if (given.empty() || given.ranges().back().last <= s.step) continue;  // as LLM-jp: what is past is dropped
+        if (given.empty() || given.ranges().back().last <= s.step) continue;  // as LLM-jp: past ranges are ignored
         if (given.ranges().front().first <= s.step)
             fail("%s %s begins before the next iteration; HINT: begin with %lld", option, range.c_str(), (long long)s.step + 1);
         s.iterations.push_back(range);

@@ -1,5 +1,5 @@
-// Where a run goes on: the checkpoint that it resumes from or, after an outlier, goes back to, and what its ranks and the
-// checkpoint must agree on. Every function here is called by all ranks and comes to the same on each.
+// Resuming and rollback: finds the checkpoint, and checks that the ranks and the checkpoint agree. Every function here is
+// called by all ranks and gives the same result on each.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -17,20 +17,20 @@
 #include "run_directory.h"
 #include "training_state.h"
 
-// What is wrong with a checkpoint; all ranks read a share of it.
+// What is wrong with a checkpoint, or empty; each rank reads a share of it.
 inline std::string verify_together(World& world, const std::string& dir) {
     for (const std::string& problem : world.all_gather(verify_checkpoint(dir, world.rank(), world.size())))
         if (!problem.empty()) return problem;
     return "";
 }
 
-// The checkpoint to go on from; empty: a new run, for which OUT must not hold one. The first rank looks, all verify.
+// The checkpoint to resume from; empty: a new run, for which OUT must not hold one. Rank 0 searches, all ranks verify.
 inline std::string find_resumed(World& world, const TrainOptions& o) {
     const bool main_rank = world.rank() == 0;
     const Strings found = main_rank ? checkpoints_to_try(o.out) : Strings();
     if (o.resume.empty()) {
         if (!o.dry_run && !found.empty())
-            fail("%s already holds a run; HINT: --resume auto goes on with it; or give another --out", o.out.c_str());
+            fail("%s already holds a run; HINT: --resume auto resumes it; or give another --out", o.out.c_str());
         return "";
     }
     if (o.resume != "auto") {
@@ -40,7 +40,7 @@ inline std::string find_resumed(World& world, const TrainOptions& o) {
         if (!o.dry_run && !found.empty() && fs::canonical(dir).parent_path() != fs::canonical(o.out))
             fail(
                 "%s holds the checkpoints of another run than %s, which this one would replace; HINT: give another --out, or "
-                "--resume auto to go on with the run that is there",
+                "--resume auto to resume the run in it",
                 o.out.c_str(), dir.c_str());
         return dir;
     }
@@ -57,7 +57,7 @@ inline std::string find_resumed(World& world, const TrainOptions& o) {
     return "";
 }
 
-// Refuses ranks that were started with other options, data or programs: each compares its texts with the first rank's.
+// Refuses ranks that were started with different options, data or programs: each compares its texts with rank 0's.
 inline void check_same_everywhere(World& world, TrainOptions o, int head_rows, const nlohmann::ordered_json& data) {
     if (world.size() == 1) return;
     o.head_rows = head_rows;
@@ -80,7 +80,7 @@ inline void check_same_everywhere(World& world, TrainOptions o, int head_rows, c
     }
 }
 
-// What a resumed run must find again: each data set's weight, documents and tokens.
+// What a resumed run must have in common: each dataset's weight, documents and tokens.
 inline nlohmann::ordered_json data_identity(const DataLoader& data, const DataOptions& options) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     size_t i = 0;
@@ -92,7 +92,8 @@ inline nlohmann::ordered_json data_identity(const DataLoader& data, const DataOp
     return rows;
 }
 
-// PaLM's remedy for a spike: the intact checkpoint from before the first outlier that the guard chooses. `step`: the last one.
+// Rollback after a spike, as in PaLM: the intact checkpoint before the first outlier that the guard chooses. `step`: the last
+// one.
 inline std::string checkpoint_to_go_back_to(World& world, const std::string& out, const Guard& guard, const Verdict& v,
                                             int64_t step) {
     std::vector<int64_t> steps = world.rank() == 0 ? find_checkpoints(out) : std::vector<int64_t>();
@@ -108,8 +109,8 @@ inline std::string checkpoint_to_go_back_to(World& world, const std::string& out
     }
 }
 
-// The state of a run that goes back from `now` to the checkpoint `dir`: its counters and scales, but the run's own options, data
-// and layout. Left out are, besides the batches that have been, those around the first outlier.
+// The state of a run that rolls back from `now` to the checkpoint `dir`: the checkpoint's counters and scales, but the run's
+// options, data and layout. In addition to the batches skipped so far, it skips those around the first outlier.
 inline TrainingState state_after_rollback(const TrainingState& now, const std::string& dir,
                                           const BatchRanges::Range& outliers) {
     TrainingState state = read_state(dir);

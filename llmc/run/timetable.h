@@ -1,4 +1,5 @@
-// When a run saves and ends before its last step, how its ranks decide that together, and how it says why and how to go on.
+// When a run saves, and when it ends before its last step; how its ranks decide that together; the reason and the command to
+// resume.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -40,7 +41,7 @@ inline double parse_timeout(const std::string& text) {
     return seconds;
 }
 
-// What ranks decide together after a step: a signal to any of them counts, the clock of the first.
+// What ranks decide together after a step: a signal to any rank counts, and rank 0's clock.
 struct Decision {
     bool stop, save;
 };
@@ -51,7 +52,7 @@ inline Decision decide_together(World& world, Decision mine) {
     return {std::any_of(all.begin(), all.end(), [](const Decision& d) { return d.stop; }), all[0].save};
 }
 
-// Why the run stops before its end: the first rank's reason that has one.
+// Why the run stops early: the reason of the first rank that has one.
 inline std::string reason_to_stop(World& world, const TrainOptions& o) {
     const std::vector<std::string> signals = world.all_gather(stop_signal());
     for (int r = 0; r < world.size(); r++)
@@ -60,7 +61,7 @@ inline std::string reason_to_stop(World& world, const TrainOptions& o) {
     return "by --exit-after " + o.exit_after;
 }
 
-// The command that goes on with this run: the one it was started with, and --resume auto.
+// The command that resumes this run: the one that started it, with --resume auto.
 inline std::string resume_command(World& world) {
     std::ifstream words("/proc/self/cmdline");
     std::string command = world.size() > 1 ? format("%d ranks of", world.size()) : "";

@@ -1,4 +1,4 @@
-// What the tests of attention's kernels share: sizes and where things lie, documents, scratch memory that holds NaN.
+// Shared by the tests of attention kernels: sizes and layouts, documents, scratch memory filled with NaN.
 #pragma once
 #include <cmath>
 #include <ostream>
@@ -26,8 +26,8 @@ inline void PrintTo(const Case& k, std::ostream* os) {
         << (k.documents ? ", documents" : "");
 }
 
-// Starts of documents: of one token, of two, at the edge of a tile, at its last token, within it, several in one tile, and
-// longer than a tile.
+// Document starts: documents of one token, of two, at the edge of a tile, at its last token, within it, several in one tile,
+// and longer than a tile.
 inline std::vector<int> document_starts(int B, int T) {
     const std::vector<int> lengths[] = {{1, 2, 61, 64, 1, 1000}, {5, 1, 1, 7, 30, 90, 1000}, {63, 1000}};
     std::vector<int> starts;
@@ -39,7 +39,7 @@ inline std::vector<int> document_starts(int B, int T) {
     return starts;
 }
 
-inline void spoil_scratch(gpu::Ctx& ctx) {  // what earlier ops left there must not matter
+inline void spoil_scratch(gpu::Ctx& ctx) {  // results must not depend on what earlier ops left there
     CUDA(cudaMemset(ctx.scratch(1 << 20), 0xff, 1 << 20));
     CUDA(cudaDeviceSynchronize());
     CUDA(cudaDeviceSynchronize());

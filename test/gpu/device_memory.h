@@ -38,7 +38,7 @@ public:
     void set(const std::vector<T>& values) {
         ASSERT_EQ(values.size(), n_) << name_;
         if (n_) CUDA(cudaMemcpy(p(), values.data(), n_ * sizeof(T), cudaMemcpyHostToDevice));
-        // A copy from pageable memory may still be on its way, on a stream that ops do not wait for.
+        // A copy from pageable memory may still be in flight, on a stream with which ops do not synchronize.
         CUDA(cudaDeviceSynchronize());
     }
     std::vector<T> get() const {

@@ -1,5 +1,5 @@
-// What tests may ask of cuBLASLt: the emulated one, whose every answer is known, and a GPU's, whose support, refusals and
-// suggestions differ by version and GPU. Wrong numbers fail on both.
+// Expectations about cuBLASLt: of the emulated library, whose answers are known, and of a GPU's, whose support, refusals and
+// suggestions depend on version and GPU. Wrong numbers fail on both.
 //   EXPECT_OF_LIBRARY(condition) << what;   fails on the emulator, is printed as a finding on a GPU
 #pragma once
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ constexpr bool library_is_emulated = false;
 constexpr bool library_is_emulated = true;
 #endif
 
-// While this lives the emulated library refuses all that it may refuse, or nothing. A GPU's is not asked.
+// While it exists, the emulated library refuses everything it may refuse, or nothing. No effect on a GPU's library.
 struct Refusals {
 #ifndef __CUDACC__
     const unsigned before = emu::config().refusals;
