@@ -125,7 +125,7 @@ struct LayerInput {
     ScaleInverse* inverse;  // what the codes are to be multiplied by, where each micro-batch has a scale of its own
 };
 
-// What a block's forward pass leaves for its backward pass.
+// The activations that a block's forward pass stores for its backward pass.
 struct BlockActivations {
     LayerInput norm1;               // (Nl, C) input of qkv
     floatX* qkv;                    // (N, QKVl) after rope
@@ -139,7 +139,7 @@ struct BlockActivations {
     ScaleInverse* inverses;         // (4) of the inputs of qkv, proj, fc1, fc2
 };
 
-// Keys and values of all rows so far, for generation.
+// Keys and values of all tokens so far, for generation.
 struct KeyValueCache {
     floatX *keys, *values;  // (layers, T, NKVl, HS)
     size_t layer_size;      // T NKVl HS
@@ -148,9 +148,9 @@ struct KeyValueCache {
     floatX* values_of(int layer) { return values + layer * layer_size; }
 };
 
-// A micro-batch in a chunk of this rank's layers: its tokens, and what its forward pass leaves for its backward pass. Without a
-// pipeline there is one chunk, and one micro-batch after the other lies here; in a pipeline a chunk has as many of these as
-// micro-batches are between their forward and their backward pass.
+// A micro-batch in a chunk of this rank's layers: its tokens, and the activations between its forward and backward pass.
+// Without a pipeline there is one chunk with one of these, which all micro-batches use in turn; in a pipeline a chunk has one
+// per micro-batch in flight.
 struct MicroBatch {
     // Planned once.
     int first_block = 0;             // the chunk's first block, of this rank's
@@ -161,7 +161,7 @@ struct MicroBatch {
     NormStatistics embedding_stats = {};  // of the embedding norm
     int *tokens, *targets, *positions;    // (N) each
     int* doc_start;                       // (N) the first key that a row sees
-    // The one that lies here now.
+    // The current micro-batch.
     int B = 0, T = 0;
     bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
     KeyValueCache* cache = nullptr;  // not null: one new token, which attends to the cached rows before it
@@ -173,7 +173,7 @@ struct MicroBatch {
     const int* documents() const { return masks_documents ? doc_start : nullptr; }
 };
 
-// Working memory that all micro-batches and blocks use in turn, and the micro-batches.
+// Buffers that all micro-batches and blocks share in turn, and the micro-batches.
 struct Activations {
     int B, T;                                            // the largest micro-batch that fits
     int head_rows;                                       // rows of logits at a time
@@ -215,8 +215,8 @@ static Part part_of(const ModelConfig& c, const Mesh& mesh, const std::vector<in
     return part;
 }
 
-// FP8 training of a model: which blocks take part, whether they do now, and the scales of all tensors. The codes of weights and
-// activations lie in Layer and LayerInput.
+// FP8 training of a model: which blocks take part, whether FP8 is on now, and the scales of all tensors. The codes of weights
+// and activations are in Layer and LayerInput.
 struct Fp8Training {
     Fp8Recipe recipe;
     bool after_bf16 = false;  // steps in bf16 come before
@@ -240,7 +240,7 @@ struct NormLayer {
     NormGrads grads;
 };
 
-// One of a block's four matrices, this rank's part of it: its weights, their gradients, and in FP8 their codes.
+// One of a block's four matrices (this rank's part): its weights, their gradients, and their FP8 codes.
 struct Layer {
     Matrix matrix;
     int block;                 // of this rank's
@@ -249,8 +249,8 @@ struct Layer {
     const floatX *w, *b;       // (out, in) (out); b null: the family has no biases
     real *dw, *db;             // what ops set or add to
     uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out)
-    // With tensor parallelism qkv and fc1 are cut by columns of their output, proj and fc2 by rows of their input (Shoeybi et al.,
-    // 2019): each rank then has a summand of the whole output.
+    // With tensor parallelism qkv and fc1 are split by columns of their output, proj and fc2 by rows of their input (Shoeybi et
+    // al., 2019): then each rank computes a summand of the whole output.
     bool row_parallel() const { return matrix == Matrix::proj || matrix == Matrix::fc2; }
 };
 
@@ -298,14 +298,14 @@ struct Model {
     real attention_scale() const { return (real)(1.0 / std::sqrt((double)c.HS())); }
 };
 
-// Rows of this rank's residual stream where a micro-batch has N.
+// Rows of this rank's residual stream for a micro-batch of N rows.
 static size_t planned_rows(const Model& m, size_t N) {
     return m.ranks->sequence_parallel ? N / (size_t)m.ranks->mesh.tp.size : N;
 }
 
-// visit(elements, kept_until, tensor...) for every tensor of a block's activations, or for the same tensor of several blocks': what
-// is planned, shared and pointed to follows from this list. Up to the policy `kept_until` each block keeps a tensor of its own;
-// beyond it, one buffer serves all blocks, and backward fills it again.
+// visit(elements, kept_until, tensor...) for every tensor of a block's activations, or for the same tensor of several blocks.
+// Planning, sharing and pointers all follow from this list. Up to the policy `kept_until`, each block keeps its own tensor;
+// beyond it, all blocks share one buffer, which backward fills again.
 template <class Visit, class... S>
 static void for_each_tensor(const Model& m, Visit visit, S&... s) {
     const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C;
@@ -322,7 +322,7 @@ static void for_each_tensor(const Model& m, Visit visit, S&... s) {
     visit(Nl, Recompute::selective, s.stats2.rstd...);
     visit(N * m.n.NHl, Recompute::selective, s.lse...);
 }
-// Where a tensor's numbers are; a LayerInput may have codes besides.
+// A tensor's numbers; a LayerInput may also have codes.
 template <class E>
 static E*& numbers(E*& tensor) {
     return tensor;
@@ -344,7 +344,7 @@ static void plan_parameters(Model& m, bool training) {
     for (Elements* x : {&m.m, &m.v}) arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, m.shards.size);
 }
 
-// The sizes of all layers, and room for the codes of their weights.
+// Plans the sizes of all layers, and memory for the codes of their weights.
 static void plan_layers(Model& m, bool fp8) {
     Params<const TensorSpec> specs;
     bind_parameters<const TensorSpec>(m.c, m.table, specs, m.table.rows.data(), [](size_t row) { return row; });
@@ -363,7 +363,8 @@ static void plan_layers(Model& m, bool fp8) {
         }
 }
 
-// The micro-batches of every chunk. arena.add() remembers the address of each pointer, so the vectors get their final size first.
+// Plans the micro-batches of every chunk. arena.add() stores the address of each pointer, so the vectors get their final size
+// first.
 static void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) {
     const Mesh& mesh = m.ranks->mesh;
     const bool training = m.recompute != Recompute::inference;
@@ -382,8 +383,9 @@ static void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) 
     }
 }
 
-// What block i of a micro-batch keeps for itself. In FP8 the inputs of matrices are kept as codes where there is nothing but FP8;
-// after a part in bf16 the codes take the numbers' place. (Attention's backward pass reads the numbers of its output.)
+// Plans the tensors that block i of a micro-batch keeps. In FP8, the inputs of matrices are kept as codes if all steps are in
+// FP8; after steps in bf16, the codes take the place of the numbers. (Attention's backward pass reads the numbers of its
+// output.)
 static void plan_block(Model& m, BlockActivations& s, bool fp8) {
     const char* const purpose = "activations: kept per block";
     const auto plan = [&](size_t count, Recompute kept_until, auto& tensor) {
@@ -403,7 +405,7 @@ static void plan_activations(Model& m, bool fp8) {
     Arena& arena = m.arena;
     for (auto& chunk : m.a.micro_batches)
         for (MicroBatch& in : chunk) {
-            // Without a backward pass two buffers take turns.
+            // Without a backward pass, two buffers alternate.
             const size_t own_x = training ? in.x.size() : std::min<size_t>(2, in.x.size());
             for (size_t i = 0; i < own_x; i++) arena.add("activations: block inputs", &in.x[i], Nl * C);
             for (size_t i = 0; i < in.blocks.size(); i++)
@@ -427,7 +429,7 @@ static void plan_activations(Model& m, bool fp8) {
     if (m.ranks->sequence_parallel) arena.add(shared, &m.a.full, N * C);
 }
 
-// Scratch for codes, and the scales of all tensors.
+// Plans scratch memory for codes, and the scales of all tensors.
 static void plan_fp8(Model& m) {
     const size_t N = (size_t)m.a.B * m.a.T, blocks = m.fp8.blocks.size();
     const size_t widest = N * (size_t)std::max({m.c.C, m.n.QKVl, m.n.F1l, m.n.NHl * m.c.HS()});
@@ -461,16 +463,16 @@ static void plan_activation_gradients(Model& m) {
     if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
 }
 
-// Room for the keys and values of a whole context.
+// Plans memory for the keys and values of a whole context.
 static void plan_cache(Model& m) {
     m.arena.add("key/value cache", &m.a.next_logits, m.c.Vp);
     for (floatX** rows : {&m.cache.keys, &m.cache.values})
         m.arena.add("key/value cache", rows, m.table.part.layers.size() * m.cache.layer_size);
 }
 
-// Plans all memory of a run with micro-batches of B x T in m.arena; allocate() then gets it. `micro_batches`: of a step, every
-// number that occurs in the run, which decide how many a pipeline has between forward and backward. `generates` adds room for the
-// keys and values of a whole context.
+// Plans all memory of a run with micro-batches of B x T in m.arena, for allocate(). `micro_batches`: all numbers of
+// micro-batches per step that occur in the run, which determine how many a pipeline has in flight. `generates` adds memory for
+// the keys and values of a whole context.
 static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, bool generates = false,
                         const std::vector<int>& micro_batches = {1}) {
     if ((int64_t)B * T > INT_MAX)
@@ -497,14 +499,14 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     if (generates) plan_cache(m);
 }
 
-// Rows of logits at a time for N rows: equal parts of whole tiles, each at most what suits the device.
+// Rows of logits at a time for N rows: equal parts in whole tiles, each within the device's limit.
 static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) {
     const size_t most = be::logits_rows(ctx, (size_t)n.Vpl * sizeof(floatX)), parts = ceil_div((size_t)N, most);
     return (int)std::min<size_t>(most, round_up(ceil_div((size_t)N, parts), 128));
 }
 
-// Room for a copy of all that a checkpoint holds, so that training goes on while it is written. In the foreground it is written
-// from where it is, but for parameters whose parts lie apart.
+// Plans the copy of a checkpoint's contents with which training continues during a save. A save in the foreground needs no
+// copy, except of parameters whose shards are not contiguous.
 static void plan_checkpoint_copy(Model& m, bool foreground) {
     const bool in_place = foreground && be::memory_is_host;
     const auto copy = [&](auto* part) { m.arena.add_on_host("copy for checkpoints", part, m.shards.size); };
@@ -517,7 +519,7 @@ static void plan_checkpoint_copy(Model& m, bool foreground) {
     copy(&m.copy.v);
 }
 
-// Points all layers at their parameters and at what ops leave of these parameters' gradients.
+// Points all layers at their parameters, and at the buffers into which ops write gradients.
 static void bind_layers(Model& m) {
     bind_parameters(m.c, m.table, m.p, m.params);
     if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
@@ -540,7 +542,8 @@ static void bind_layers(Model& m) {
     m.final_norm = norm(m.p.final_norm_w, m.p.final_norm_b, m.g.final_norm_w, m.g.final_norm_b);
 }
 
-// What a block does not keep for itself is the shared block's. Codes without a place of their own lie where the numbers were.
+// Tensors that a block does not keep are those of the shared block. Codes without their own memory are stored where the numbers
+// were.
 static void share_tensors(Model& m, BlockActivations& s) {
     const auto share = [](size_t, Recompute, auto& own, auto& shared) {
         if (uint8_t** codes = codes_of(own); codes && !*codes)
@@ -553,7 +556,7 @@ static void share_tensors(Model& m, BlockActivations& s) {
     for (size_t i = 0; i < 4; i++) inputs[i]->inverse = s.inverses + i;
 }
 
-// Gets the planned memory, fills in constants, and sets every pointer that is a view of another.
+// Allocates the planned memory, fills in constants, and sets all pointers that are views of other tensors.
 static void allocate(be::Ctx& ctx, Model& m) {
     m.arena.allocate();
     const ModelConfig& c = m.c;
@@ -572,14 +575,14 @@ static void allocate(be::Ctx& ctx, Model& m) {
         }
 }
 
-// What training keeps from step to step; all weights that this rank holds.
+// The memory that training keeps from step to step; params are all weights that this rank holds.
 static Parts memory_of(const Model& m) { return {m.params, m.lower, m.m, m.v}; }
 
-// Sets parameters of the table from `first` on, and this rank's lower halves, to fp32 weights.
+// Sets parameters of the table from `first` on, and this rank's lower halves, from fp32 weights.
 static void set_weights(const Model& m, HostSide<floatX>& params, HostSide<LowerHalf>& lower, size_t first,
                         const std::vector<real>& weights) {
     floatX* to = params.data() + first;
-    // In parallel, so that on a machine of several nodes the pages of what all threads read come to lie on all of them.
+    // In parallel, so that on a NUMA machine the pages that all threads read are spread over all nodes (first touch).
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < weights.size(); i++) {
         LowerHalf half;
@@ -601,7 +604,7 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
         const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
         InitialWeights w{seed, (uint32_t)t.id, std, 0, 0, 0, t.first_col, t.cols, t.whole_cols};
         if (t.init == Init::ones || t.init == Init::zeros) w.std = 0, w.constant = t.init == Init::ones;
-        // Padded vocabulary rows are zero and stay zero: they take part in nothing.
+        // Padded vocabulary rows are zero and stay zero: nothing uses them.
         w.live = t.hf.size() == 1 ? t.hf[0].rows : t.whole_rows;
         for (const RowBlock& block : t.blocks) {
             w.whole_row = block.whole_row;
@@ -615,7 +618,7 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
     }
 }
 
-// Weights from a model's directory; those that are trained are these as they are stored, rounded to floatX.
+// Loads weights from a model's directory; the fp32 weights of training start as these, rounded to floatX.
 static void load_parameters(be::Ctx& ctx, Model& m, const std::string& dir) {
     HostSide<floatX> params(ctx, m.params, m.table.size);
     read_parameters(dir, m.c, m.table, params.data());
@@ -623,7 +626,7 @@ static void load_parameters(be::Ctx& ctx, Model& m, const std::string& dir) {
     if (m.lower) be::clear(ctx, m.lower, m.shards.size * sizeof(LowerHalf));
 }
 
-// fp32 weights and moments from a checkpoint; moments that were fp32 and are now bf16 are rounded to the nearest.
+// Loads fp32 weights and moments from a checkpoint; moments that were fp32 and are now bf16 are rounded to the nearest.
 static void load_optimizer(be::Ctx& ctx, Model& m, const std::string& dir) {
     std::vector<real> whole(m.table.size);  // of this rank's tensors, of which its parts are kept
     const auto keep_parts = [&](auto* memory) {
@@ -647,13 +650,13 @@ static void load_optimizer(be::Ctx& ctx, Model& m, const std::string& dir) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x))
 
-// One micro-batch's way through this rank's layers: what every function below works on.
+// The pass of a micro-batch through this rank's layers: the context of every function below.
 struct Pass {
     be::Ctx& ctx;
     Model& m;
     MicroBatch& in;
     int N() const { return in.N(); }
-    // Sequence parallelism (Korthikanti et al., 2022) cuts the residual stream into rows. What generates has too few to be cut.
+    // Sequence parallelism (Korthikanti et al., 2022) splits the residual stream by rows. Generation has too few rows to split.
     bool cut_rows() const { return m.ranks->sequence_parallel && N() % m.n.tp_size == 0; }
     int local_rows() const { return cut_rows() ? N() / m.n.tp_size : N(); }
     size_t stream_size() const { return (size_t)local_rows() * m.c.C; }  // elements of the residual stream on this rank
@@ -665,14 +668,14 @@ struct Pass {
 // out = norm(inp), or with `add`: sum = inp + add, out = norm(sum).
 static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
                          const floatX* inp, const floatX* add);
-// dinp (+)= the gradient of what was normalised.
+// dinp (+)= the gradient of the norm's input.
 static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
                           const floatX* inp, Acc acc);
-// out = inp w^T + b, and back: dinp = dout w, with the gradients of w and b. In FP8 or not, with what tensor and sequence
-// parallelism exchange.
+// out = inp w^T + b, and backward: dinp = dout w, with the gradients of w and b. In bf16 or FP8, including the communication of
+// tensor and sequence parallelism.
 static void linear_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp);
 static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp);
-// The same with the op that follows or precedes the product, fused with it where that is possible.
+// The same with the op that follows or precedes the product, fused with it where possible.
 static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s);
@@ -701,8 +704,8 @@ static void block_forward(const Pass& p, int i) {
     fc2_forward(p, b, p.in.x[(size_t)i + 1], s);
 }
 
-// On entry dx is the gradient of the block's output, on return that of its input: through each branch from its last op to its norm,
-// whose gradient is added to that of the residual stream.
+// On entry dx is the gradient of the block's output, on return that of its input: it goes backward through each branch to its
+// norm, whose gradient is added to that of the residual stream.
 static void block_backward(const Pass& p, int i) {
     const int block = p.in.first_block + i;
     const Block& b = p.m.blocks[(size_t)block];
@@ -721,7 +724,7 @@ static void block_backward(const Pass& p, int i) {
     end_block(p, block);
 }
 
-// ---- What a block is made of ----------------------------------------------------------------------------------------------
+// ---- The parts of a block ---------------------------------------------------------------------------------------------------
 
 static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
                          const floatX* inp, const floatX* add) {
@@ -748,7 +751,7 @@ static void attention_forward(const Pass& p, int block, const BlockActivations& 
     else be::attention_forward(p.ctx, s.att.x, s.lse, s.qkv, {p.in.documents(), m.slopes}, p.attention());
 }
 
-// dqkv is that of qkv before rope.
+// Sets dqkv, the gradient of qkv before rope.
 static void attention_backward(const Pass& p, floatX* dqkv, const floatX* datt, const BlockActivations& s) {
     const Model& m = p.m;
     const AttentionActs acts = {s.qkv, s.att.x, s.lse};
@@ -758,7 +761,7 @@ static void attention_backward(const Pass& p, floatX* dqkv, const floatX* datt, 
     else be::attention_backward(p.ctx, dqkv, datt, acts, mask, p.attention(), m.a.dq_sums);
 }
 
-// The activations of block i. In FP8 the inputs of qkv, fc1 and fc2 are kept as codes alone: their numbers go to the shared block.
+// The activations of block i. In FP8 the inputs of qkv, fc1 and fc2 are kept only as codes: their numbers use the shared block.
 static BlockActivations activations(const Pass& p, int i) {
     BlockActivations s = p.in.blocks[(size_t)i];
     if (!p.fp8(p.in.first_block + i)) return s;
@@ -768,33 +771,33 @@ static BlockActivations activations(const Pass& p, int i) {
     return s;
 }
 
-// After a backward pass through a block, through the head or the embedding: bf16 gradients are rounded (gradients.h).
+// After the backward pass of a block, the head or the embedding: rounds bf16 gradients (gradients.h).
 static void end_block(const Pass& p, int block) {
     p.m.of_block.end(p.ctx, p.m.table, p.m.grads, block, p.in.gradients, p.in.rounding_key);
 }
 
 // ---- Tensor and sequence parallelism --------------------------------------------------------------------------------------
 
-// All rows of x (rows, columns), where this rank has `rows` of them. The other ranks' come to lie in a.full.
+// All rows of x (rows, columns), of which this rank has `rows`. They are gathered in a.full.
 static const floatX* gather(const Pass& p, const floatX* x, int rows, int columns) {
     if (rows == p.N()) return x;
     be::all_gather(p.ctx, p.m.ranks->tp, p.m.a.full, x, (size_t)rows * columns);
     return p.m.a.full;
 }
-// The same of codes, into `all`, of which `codes` may be this rank's part.
+// The same for codes, gathered in `all`; `codes` may be this rank's part of it.
 static const uint8_t* gather_codes(const Pass& p, uint8_t* all, const uint8_t* codes, int rows, int columns) {
     if (rows == p.N()) return codes;
     be::all_gather(p.ctx, p.m.ranks->tp, all, codes, (size_t)rows * columns);
     return all;
 }
-// Where a rank's summand of a sum over tp ranks goes; reduce() then leaves the sum, of this rank's rows, in out (Nl, C).
+// The buffer for a rank's summand of a sum over tp ranks; reduce() then leaves the sum, for this rank's rows, in out (Nl, C).
 static floatX* summand(const Pass& p, floatX* out) { return p.cut_rows() ? p.m.a.full : out; }
 static void reduce(const Pass& p, floatX* out) {
     const size_t n = (size_t)p.local_rows() * p.m.c.C;
     if (p.cut_rows()) be::reduce_scatter(p.ctx, p.m.ranks->tp, out, p.m.a.full, n);
     else be::all_reduce(p.ctx, p.m.ranks->tp, out, n);
 }
-// What every rank would add to such a sum is added by the first.
+// A bias that every rank would add to such a sum is added by the first rank only.
 template <class E>
 static E* once(const Pass& p, E* bias) {
     return p.m.ranks->mesh.tp.rank == 0 ? bias : nullptr;
@@ -808,13 +811,13 @@ static int output_rows(const Pass& p, const Layer& l) { return l.row_parallel() 
 static ScaleInverse* scale_inverse(const Pass& p, const Layer& l, Operand operand) {
     return p.m.fp8.inverse + fp8_index(l.block, l.matrix, operand);
 }
-// Each micro-batch has its own, if scales come from the tensors themselves.
+// Each micro-batch has its own inverse scales if scales come from the tensors themselves.
 static ScaleInverse* input_inverse(const Pass& p, const Layer& l, const LayerInput& inp) {
     return p.m.fp8.current ? inp.inverse : scale_inverse(p, l, Operand::input);
 }
 
-// Whether the op that computes a tensor makes its codes: where the scale is known before, and no other op reads the numbers.
-// (Attention's backward pass reads its output; the gradient of proj's and fc2's output is the residual stream's.)
+// Whether the op that computes a tensor also encodes it: if the scale is known in advance, and no other op reads the numbers.
+// (Attention's backward pass reads its output; the gradient of the outputs of proj and fc2 is that of the residual stream.)
 static bool made_as_codes(const Pass& p, const Layer& l, Operand operand) {
     if (!p.fp8(l.block) || p.m.fp8.current) return false;
     return operand == Operand::input ? l.matrix != Matrix::proj : operand == Operand::gradient && l.matrix == Matrix::fc1;
@@ -824,18 +827,18 @@ static Codes codes_of(const Pass& p, const Layer& l, Operand operand, uint8_t* c
     const size_t index = fp8_index(l.block, l.matrix, operand);
     return {codes, transposed, f.amax + index, f.scale + index, f.recipe.format(operand)};
 }
-// Where an op puts the input of the layer that follows,
+// The destination of an op that computes the input of the next layer,
 static Output output_for(const Pass& p, const Layer& next, const LayerInput& inp) {
     if (!made_as_codes(p, next, Operand::input)) return inp.x;
     return codes_of(p, next, Operand::input, inp.codes, nullptr);
 }
-// and on the way back the gradient of a layer's output.
+// and, backward, of one that computes the gradient of a layer's output.
 static Output gradient_for(const Pass& p, const Layer& l, floatX* dout) {
     if (!made_as_codes(p, l, Operand::gradient)) return dout;
     return {codes_of(p, l, Operand::gradient, p.m.a.fp8_codes, p.m.a.fp8_gradients), l.db ? dout : nullptr};
 }
 
-// How many elements became zero, and how many the largest number.
+// Counts the elements that became zero, and those that became the largest number.
 static void count_codes(be::Ctx& ctx, Fp8Training::Count& count, const uint8_t* codes, size_t n, Fp8 format) {
     std::vector<uint8_t> host(n);
     be::download(ctx, host.data(), codes, n);
@@ -846,8 +849,8 @@ static void count_codes(be::Ctx& ctx, Fp8Training::Count& count, const uint8_t* 
         count.largest += (code & 0x7f) == largest;
     }
 }
-// Codes of x (rows, columns), unless they are there already; also transposed if wanted. With scales from the tensors themselves,
-// *inverse becomes what the codes are to be multiplied by.
+// Codes of x (rows, columns), unless they exist already; also transposed if wanted. With scales from the tensors themselves,
+// *inverse becomes the factor of the codes.
 static void quantize(const Pass& p, const Layer& l, Operand operand, uint8_t* codes, uint8_t* transposed, ScaleInverse* inverse,
                      const floatX* x, int rows, int columns) {
     Fp8Training& f = p.m.fp8;
@@ -865,12 +868,12 @@ static void quantize(const Pass& p, const Layer& l, Operand operand, uint8_t* co
 static void quantize_input(const Pass& p, const Layer& l, const LayerInput& inp) {
     quantize(p, l, Operand::input, inp.codes, nullptr, input_inverse(p, l, inp), inp.x, input_rows(p, l), l.in);
 }
-// In bf16, before FP8: the amax of what would be quantised.
+// In bf16 before FP8: measures the amax of what would be quantised.
 static void measure(const Pass& p, const Layer& l, Operand operand, const floatX* x, size_t n) {
     const Fp8Training& f = p.m.fp8;
     if (f.measuring && f.blocks[(size_t)l.block]) be::absolute_max(p.ctx, f.amax + fp8_index(l.block, l.matrix, operand), x, n);
 }
-// A block's weights, once a step: quantised, or measured.
+// Quantises or measures a block's weights, once per step.
 static void prepare_weights(const Pass& p, int block) {
     Fp8Training& f = p.m.fp8;
     if (!(f.on || f.measuring) || !f.blocks[(size_t)block] || f.prepared[(size_t)block]) return;
@@ -893,7 +896,7 @@ static void fp8_forward(const Pass& p, const Layer& l, floatX* out, const LayerI
 static Elements weight_gradient(const Pass& p, const Layer& l);
 static Acc of_product(const Pass& p);
 
-// Where rows are cut, so is the gradient of the bias.
+// With sequence parallelism, a row-parallel layer's bias gradient is that of this rank's rows; reduce_shared sums it over tp.
 static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
     Activations& a = p.m.a;
     const int N = p.N(), rows = output_rows(p, l);
@@ -932,14 +935,14 @@ static void linear_forward(const Pass& p, const Layer& l, floatX* out, const Lay
     if (l.row_parallel()) reduce(p, out);
 }
 
-// Where a product leaves a weight's gradient, and whether it adds (gradients.h).
+// The destination of a weight's gradient, and whether the product adds to it (gradients.h).
 static Elements weight_gradient(const Pass& p, const Layer& l) {
     return p.m.of_block.set_by_products(p.in.gradients) ? p.m.grads.from(l.offset) : Elements(l.dw);
 }
 static Acc of_product(const Pass& p) { return p.m.of_block.used() ? Acc::Set : p.in.gradients; }
 
-// Gradients of weight and bias; all rows of dout. Where rows are cut, a row-parallel layer's bias is summed over tp with the norms
-// (reduce_shared), so one rank adds it.
+// Sets or adds gradients of weight and bias; returns all rows of dout. With sequence parallelism, reduce_shared sums a row-parallel
+// layer's bias gradient over tp together with those of the norms, so only one rank computes it.
 static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const floatX* dout, const LayerInput& inp) {
     measure(p, l, Operand::gradient, dout, (size_t)output_rows(p, l) * l.out);
     const floatX* all_dout = gather(p, dout, output_rows(p, l), l.out);
@@ -960,7 +963,7 @@ static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const f
     if (!l.row_parallel()) reduce(p, dinp);
 }
 
-// Queries and keys are rotated where positions are rotary.
+// qkv, with queries and keys rotated if positions are rotary.
 static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s) {
     const Layer& l = b.qkv;
     const bool rope = p.m.c.position == Position::rope;
@@ -970,8 +973,8 @@ static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s
     if (rope) be::rope_forward(p.ctx, s.qkv, p.rope(), p.attention());
 }
 
-// fc1, act = activation(fc1). A GeLU in the product may differ from the op's own by a rounding, so not where backward computes act
-// again.
+// fc1, act = activation(fc1). A fused GeLU may differ from the separate op by a rounding, so it is not used if backward
+// recomputes act.
 static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s) {
     const Layer& l = b.fc1;
     const bool swiglu = p.m.c.activation == Activation::swiglu;
@@ -1011,7 +1014,7 @@ static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floa
     else be::linear_gelu_backward_input(p.ctx, dfc1, all_dout, l.w, s.fc1, N, l.in, l.out);
 }
 
-// Brings back what the forward pass did not keep, from what it did: the same ops on the same inputs, so the same bits.
+// Recomputes the activations that forward did not keep: the same ops on the same inputs, so the same bits.
 static void recompute_block(const Pass& p, int i) {
     if (p.m.recompute == Recompute::full) return block_forward(p, i);
     if (p.m.recompute != Recompute::selective) return;
@@ -1031,7 +1034,7 @@ static void recompute_block(const Pass& p, int i) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 4  The whole model
 
-// Sends a batch to where the ops read it; what it does not have is not sent.
+// Uploads a batch; parts that it does not have are not sent.
 static Pass upload(be::Ctx& ctx, Model& m, const Batch& batch, MicroBatch& to) {
     const auto send = [&](int* place, const std::vector<int>& from) {
         be::upload(ctx, place, from.data(), from.size() * sizeof(int));
@@ -1059,9 +1062,9 @@ static LossSums read_sums(be::Ctx& ctx, const Model& m) {
     return sums;
 }
 
-// Clears the gradients that a step only adds to: vectors and embeddings. Those of matrices in blocks and of the head, most of the
-// memory, are set by the first micro-batch's products (MicroBatch::gradients), which saves clearing and reading them. In bf16 the
-// first micro-batch sets all.
+// Clears the gradients to which a step only adds: vectors and embeddings. Those of matrices in blocks and of the head, most of
+// the memory, are set by the first micro-batch's products (MicroBatch::gradients), which saves clearing and reading them. In
+// bf16 the first micro-batch sets all.
 static void begin_gradients(be::Ctx& ctx, Model& m) {
     if (m.of_block.used()) return;
     const bool set_by_head = m.c.tied && m.table.part.last;
@@ -1070,7 +1073,7 @@ static void begin_gradients(be::Ctx& ctx, Model& m) {
     be::clear(ctx, m.grads.from(m.table.decayed).data, (m.table.size - m.table.decayed) * sizeof(real));
 }
 
-// Each tp rank has rows of the vocabulary, and zero for the other tokens; the first adds the positions.
+// Each tp rank has some rows of the vocabulary, and gives zero for other tokens; the first rank adds the positions.
 static void embed_forward(const Pass& p) {
     const Model& m = p.m;
     const ModelConfig& c = m.c;
@@ -1092,7 +1095,7 @@ static void embed_backward(const Pass& p) {
     end_block(p, TensorSpec::embedding);
 }
 
-// Loss of a chunk of rows, whose logits become their gradient; of vocabulary shards after an exchange of their statistics.
+// The loss of a chunk of rows, whose logits become their gradient; vocabulary shards first exchange their statistics.
 static void classify(const Pass& p, int row, int rows, real loss_scale, real z_coef, bool training) {
     Activations& a = p.m.a;
     const VocabularyShard shard = p.m.n.vocabulary();
@@ -1107,9 +1110,9 @@ static void classify(const Pass& p, int row, int rows, real loss_scale, real z_c
     be::classifier_shard(p.ctx, a.logits, losses, targets, a.statistics, tp.size, rows, shard, constants);
 }
 
-// Final norm, logits in chunks of rows, loss. With `training`, each chunk's logits become their gradient in place and are sent back
-// through the head at once, so a (N, V) matrix never exists; dx is then the gradient of the last block's output. Adds to the sums of
-// the model.
+// Final norm, logits in chunks of rows, loss. With `training`, each chunk's logits become their gradient in place and are
+// propagated through the head at once, so that a (N, V) matrix never exists; dx is then the gradient of the last block's
+// output. Adds to the model's sums.
 static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     Model& m = p.m;
     Activations& a = m.a;
@@ -1136,8 +1139,8 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     be::loss_sums(p.ctx, a.sums, {a.loss, a.zloss, a.lse}, p.in.targets, N);
 }
 
-// Through the chunk of layers: from tokens or the activations in x[0] to out(). `need(end)` is called before matrices that lie before
-// this element are read.
+// Forward through the chunk of layers: from tokens, or the activations in x[0], to out(). Calls need(end) before matrices that
+// precede element `end` are read.
 template <class Need>
 static void model_forward(const Pass& p, Need need) {
     need(p.m.table.begin_of_block(0));
@@ -1153,7 +1156,7 @@ static void model_forward(const Pass& p) {
     model_forward(p, [](size_t) {});
 }
 
-// Back, from dx to dx. `finished(block)` is called when a block's gradients have their last summand of this micro-batch.
+// Backward, from dx to dx. Calls finished(block) when a block's gradients are complete for this micro-batch.
 template <class Finished>
 static void model_backward(const Pass& p, Finished finished) {
     for (int i = (int)p.in.blocks.size() - 1; i >= 0; i--) {
@@ -1166,7 +1169,7 @@ static void model_backward(const Pass& p, Finished finished) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 5  One training step
 
-// fp32 weights, moments and counters live in Model; this is what a step needs besides.
+// fp32 weights, moments and counters are in Model; a step needs these as well.
 struct Trainer {
     be::Ctx& ctx;
     Model& m;
@@ -1201,7 +1204,7 @@ struct Trainer {
           faults(ctx, m.table, m.shards, m.ranks->mesh.world.rank),
           layers(ctx, *m.ranks, m.table, m.shards, m.counted, m.c.L) {}
     int64_t batch() const { return state.batch(); }  // the next one's number
-    // The counters at the next batch that is not left out. On the way weights, moments and learning rate stay as they are.
+    // The counters at the next batch that is not skipped. Weights, moments and learning rate do not change on the way.
     Counters next_batch() const { return schedule.next(state, state.skips, discards); }
     bool finished() const { return next_batch().step >= schedule.total_steps; }
 };
@@ -1213,8 +1216,8 @@ static PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
 }
 
 // Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order: sets grads and the sums.
-// finished(block) is called when a block's gradients have their last summand. False if the run is to stop: then the
-// micro-batches that had begun are done, on every rank the same, and the gradients are of no use.
+// Calls finished(block) when a block's gradients are complete. Returns false if the run is to stop: then all started
+// micro-batches are finished, consistently on every rank, and the gradients are invalid.
 template <class Finished>
 static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale, Finished finished) {
     Model& m = t.m;
@@ -1258,7 +1261,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
     return end == micro_batches;
 }
 
-// Then this rank's parts of grads are sums over all ranks. False if the run is to stop.
+// Afterwards this rank's shards of grads are sums over all ranks. Returns false if the run is to stop.
 static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
     GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
@@ -1272,8 +1275,8 @@ static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
     return true;
 }
 
-// The same with each rank's own gradients computed twice, which must have the same bits: if they have not, the machine computes
-// wrong, and the run ends with the rank, its host and the first tensor.
+// The same, with each rank's own gradients computed twice, which must give the same bits: if they do not, the hardware is
+// faulty, and the run ends with the rank, its host and the first tensor.
 static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
     Ranks& ranks = *m.ranks;
@@ -1290,7 +1293,7 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
     return true;
 }
 
-// AdamW on this rank's parts, whose new parameters then go to all: first the vectors, which every block needs, then the
+// AdamW on this rank's shards; the new parameters are sent to all ranks: first the vectors, which every block needs, then the
 // matrices in the order of the forward pass.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
@@ -1314,11 +1317,11 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
     t.memory.remember(memory_of(m));
 }
 
-// The i-th of this rank's FP8 tensors among those of all layers.
+// The index of this rank's i-th FP8 tensor among those of all layers.
 static size_t among_all_layers(const Model& m, size_t i) {
     return (size_t)m.table.part.layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors;
 }
-// Whether this step is in FP8, or measures for steps that will be; its scales.
+// Decides whether this step is in FP8 or measures amax for later steps; sets its scales.
 static void begin_step_in_fp8(Trainer& t) {
     Fp8Training& f = t.m.fp8;
     if (!f.recipe.on) return;
@@ -1339,7 +1342,7 @@ static void begin_step_in_fp8(Trainer& t) {
     be::upload(t.ctx, f.scale, scales.data(), scales.size() * sizeof(float));
     be::upload(t.ctx, f.inverse, inverses.data(), inverses.size() * sizeof(float));
 }
-// The size of Adam's second moments, bias corrected, in the gradient's units: the square root of their norm over all ranks.
+// The size of AdamW's bias-corrected second moments in the gradient's units: the square root of their norm over all ranks.
 static double second_moments(Trainer& t) {
     Model& m = t.m;
     clear_sums(t.ctx, m);
@@ -1350,7 +1353,7 @@ static double second_moments(Trainer& t) {
     const double squares = reduce_sums(*m.ranks, read_sums(t.ctx, m)).squares;
     return std::sqrt(std::sqrt(squares) / (1 - std::pow(t.o.adam_beta2, (double)(t.state.updates + 1))));
 }
-// After an update: the next step's scales, from the largest elements over all ranks; when FP8 is to begin.
+// After an update: sets the next step's scales from amax over all ranks, and decides when FP8 begins.
 static void end_step_in_fp8(Trainer& t, double loss, double norm) {
     Fp8Training& f = t.m.fp8;
     if (f.recipe.on && t.o.fp8_start == "auto" && t.state.fp8_start < 0 && t.state.scheduled >= t.schedule.warmup) {
@@ -1365,7 +1368,7 @@ static void end_step_in_fp8(Trainer& t, double loss, double norm) {
     }
 }
 
-// In FP8, of each tensor's elements, how many became zero and how many the largest number.
+// In FP8: for each tensor, how many elements became zero and how many the largest number.
 static CodeShares code_shares(const Model& m) {
     CodeShares shares((size_t)m.c.L * fp8_tensors);
     for (size_t i = 0; i < m.fp8.counts.size(); i++) {
@@ -1376,9 +1379,9 @@ static CodeShares code_shares(const Model& m) {
 }
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
-// global batch counts the same: loss_scale is one over their number, known before the first backward, and everything sums.
-// New parameters are still on their way when it returns: t.gatherer.finish() before anything but the next step reads them.
-// Nothing is returned, and nothing but the gradients has changed, if the run is to stop before the step is done.
+// global batch has the same weight: loss_scale is one over their number, known before the first backward pass, and everything
+// is summed. New parameters are still in flight on return: call t.gatherer.finish() before anything but the next step reads
+// them. Returns nothing, and changes nothing but the gradients, if the run is to stop before the step is done.
 static std::optional<StepStats> train_step(Trainer& t) {
     const auto start = std::chrono::steady_clock::now();
     const int64_t global_batch = t.schedule.global_batch(t.state.consumed);
@@ -1400,7 +1403,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
     for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads.from(r.begin), r.end - r.begin);
     const LossSums sums = reduce_sums(*t.m.ranks, read_sums(t.ctx, t.m));
     const double norm = std::sqrt(sums.squares), ce = sums.ce / sums.n, z = sums.z / sums.n;
-    // Clipping (Megatron): all gradients times clip / (norm + 1e-6), if that is below 1.
+    // Clipping as in Megatron: all gradients times clip / (norm + 1e-6), if that factor is below 1.
     const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
     t.verdict = t.guard.judge(t.state.step + 1, t.batch(), ce + z, norm);
     if (t.verdict.apply) {
@@ -1435,12 +1438,12 @@ static void wait_for_device(be::Ctx& ctx) {
     be::download(ctx, &byte, memory, 1);
 }
 
-// A whole step on random tokens, to be timed: forward, backward, norm, clipping, AdamW.
+// A whole step on random tokens, for timing: forward, backward, norm, clipping, AdamW.
 class RandomStep {
 public:
     double forward = 0, backward = 0, update = 0;  // seconds of the last step
 
-    // random: the weights as well; zeros take as long, but for their making
+    // random: also random weights; zeros take as long, except for their generation
     RandomStep(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute, bool random = true) : ctx_(ctx), m_(c) {
         plan_memory(m_, recompute, B, T, choose_head_rows(ctx, m_.n, (int64_t)B * T));
         allocate(ctx, m_);
@@ -1490,8 +1493,8 @@ private:
     int64_t steps_ = 0;
 };
 
-// About how long a step of `samples` takes here in such micro-batches, from a second of steps of a part of it, at the rate at
-// which that one computes.
+// Estimates how long a step of `samples` takes here with such micro-batches: from a second of steps on a part of it, scaled by
+// their rate.
 static double measured_step_seconds(be::Ctx& ctx, const MicroBatchShape& whole, Recompute recompute, int64_t samples,
                                     double peak_flops) {
     const auto bytes = [&](const MicroBatchShape& part) {
@@ -1517,8 +1520,8 @@ static double measured_step_seconds(be::Ctx& ctx, const MicroBatchShape& whole, 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 6  Inference
 
-// Losses over samples [first, first + n), one for each data set, forward only; data-parallel ranks take micro-batches in turn.
-// stop() is asked before each of them, and must answer the same on every rank: if it is true nothing is returned.
+// Losses over samples [first, first + n), one per dataset, forward only; data-parallel ranks take micro-batches in turn. stop()
+// is called before each, and must return the same on every rank: if it is true, nothing is returned.
 template <class Stop>
 static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t first, int64_t n,
                                                      Stop stop) {
@@ -1548,8 +1551,8 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
     return sums;
 }
 
-// Writes text one token at a time. The activations of `m` serve as scratch. All ranks that share a model take part, and get the
-// same logits.
+// Generates text one token at a time. The activations of `m` serve as scratch. All ranks that share a model take part and get
+// the same logits.
 class Generator {
 public:
     Generator(be::Ctx& ctx, Model& m) : ctx_(ctx), m_(m), links_(pipeline_links(ctx, m)), cache_(m.cache) {
@@ -1559,7 +1562,7 @@ public:
     int length() const { return cache_.length; }
     int capacity() const { return m_.c.T; }
 
-    // Starts afresh with a prompt of 1 .. capacity tokens: one pass over as many as the activations hold, then one by one.
+    // Restarts with a prompt of 1 .. capacity tokens: one pass over as many as the activations hold, then one by one.
     void prompt(const std::vector<int>& tokens) {
         const int n = (int)tokens.size();
         int at_once = std::min(n, m_.a.B * m_.a.T);
@@ -1577,7 +1580,7 @@ public:
         cache_.length++;
     }
 
-    // (V) logits of the token that comes next.
+    // (V) logits of the next token.
     const std::vector<float>& logits() {
         const ModelConfig& c = m_.c;
         Activations& a = m_.a;
@@ -1598,7 +1601,7 @@ public:
     }
 
 private:
-    // n tokens through all layers; leaves the last one's row of the residual stream in branch, on the last stage.
+    // Runs n tokens through all layers; leaves the last token's row of the residual stream in branch, on the last stage.
     void pass(const int* tokens, int n, KeyValueCache* cache) {
         batch_.B = 1;
         batch_.T = n;
@@ -1629,7 +1632,7 @@ private:
         be::copy_rows(ctx_, cache_.values_of(in.first_block + i), bytes, keys + kv, stride, bytes, in.N());
     }
 
-    // Where rows are cut, the last one is the last tp rank's.
+    // With sequence parallelism, the last tp rank has the last row.
     void keep_last_row(const Pass& p) {
         const size_t bytes = (size_t)m_.c.C * sizeof(floatX);
         const bool mine = !p.cut_rows() || m_.ranks->mesh.tp.rank == m_.n.tp_size - 1;
@@ -1648,8 +1651,8 @@ private:
     std::vector<float> logits_;
 };
 
-// Samples up to max_new_tokens after `prompt`, calling emit(token) for each; stops at any of `ends`, or where emit answers false.
-// The n-th token of sample k is a function of (seed, k, n) and the model alone.
+// Generates up to max_new_tokens after `prompt`, calling emit(token) for each; stops at any of `ends`, or if emit returns
+// false. The n-th token of sample k is a function of (seed, k, n) and the model only.
 template <class Emit>
 static int sample_text(Generator& generator, const std::vector<int>& prompt, int max_new_tokens,
                        const SamplingOptions& sampling, uint64_t seed, uint32_t sample, const std::vector<int>& ends,
@@ -1671,7 +1674,7 @@ static int sample_text(Generator& generator, const std::vector<int>& prompt, int
 // ---------------------------------------------------------------------------------------------------------------------------
 // 7  Commands
 
-// Which of a model's blocks on this rank are computed in FP8, and how.
+// Which of this rank's blocks are computed in FP8, and how.
 static void plan_8_bits(const be::Ctx& ctx, Model& m, const TrainOptions& o, bool after_bf16) {
     Fp8Training& f = m.fp8;
     f.recipe = fp8_recipe(o);
@@ -1680,7 +1683,7 @@ static void plan_8_bits(const be::Ctx& ctx, Model& m, const TrainOptions& o, boo
     if (f.recipe.on) f.blocks = blocks_in_fp8(ctx, o, m.c, m.table.part);
 }
 
-// Takes over what the checkpoint `dir` ("": a new run) says of scales and outliers.
+// Loads the scales and the guard's state from the checkpoint `dir` ("": a new run).
 static void take_over_state(Trainer& t, const std::string& dir) {
     const TrainingState& s = t.state;
     t.fp8 = t.m.fp8.recipe.on ? Fp8State(t.m.fp8.recipe, t.m.c.L) : Fp8State();
@@ -1691,7 +1694,7 @@ static void take_over_state(Trainer& t, const std::string& dir) {
     if (!s.steadiness.is_null()) t.steadiness.restore(s.steadiness, dir);
 }
 
-// Goes back to an older checkpoint, whose directory is returned. The guard's counts and the batches left out so far stay.
+// Rolls back to an older checkpoint, whose directory is returned. The guard's counts and the skipped batches are kept.
 static std::string roll_back(World& world, Trainer& t, const Verdict& v) {
     const Guard before = t.guard;
     const std::string dir = checkpoint_to_go_back_to(world, t.o.out, before, v, t.state.step);
@@ -1705,7 +1708,7 @@ static std::string roll_back(World& world, Trainer& t, const Verdict& v) {
     return dir;
 }
 
-// The memory of one rank, for a run of `steps` by the options `o`: the run's own, or others that it plans with.
+// The memory of one rank for a run of `steps` with the options `o`: the run's own, or alternatives that it plans with.
 static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, const Schedule& steps, const ModelConfig& c,
                                          std::shared_ptr<Ranks> ranks) {
     const std::vector<int> stages = layers_of_stages(o, c, ranks->mesh);
@@ -1725,8 +1728,8 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     return m;
 }
 
-// A rank of each pipeline stage, with the options `o` on n ranks. A CPU build that plans for GPUs (--world) leaves out the copy
-// for checkpoints, which lies on their hosts.
+// One rank of each pipeline stage, with the options `o` on n ranks. A CPU build that plans for GPUs (--world) leaves out the
+// copy for checkpoints, which is in host memory.
 static std::vector<RankMemory> plan_stages(const Run& run, const TrainOptions& o, int n) {
     const ModelConfig c = configure_model(o, run.tokenizer.get());
     const Mesh mesh = place_rank(n, 0, layout_of(o), c)->mesh;
@@ -1742,7 +1745,7 @@ static std::vector<RankMemory> plan_stages(const Run& run, const TrainOptions& o
     return memory;
 }
 
-// Plans the model of a run that is set up, opens its data, and describes all of it in run.table.
+// Plans the model of a run that is set up, opens its data, and describes both in run.table.
 static std::unique_ptr<Model> plan_run(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("planning the memory");
@@ -1767,7 +1770,7 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     return m;
 }
 
-// Gets the planned memory and fills it: with the checkpoint's weights and moments, a model's weights, or new ones.
+// Allocates the planned memory and fills it: with the checkpoint's weights and moments, a model's weights, or new ones.
 static void load_model(Run& run, Model& m) {
     const TrainOptions& o = run.o;
     if constexpr (!be::memory_is_host) {
@@ -1784,7 +1787,7 @@ static void load_model(Run& run, Model& m) {
     else initialize(run.ctx, m, (uint64_t)o.seed);
 }
 
-// What happens from the first step to the last, on every rank the same in the same order.
+// The loop from the first step to the last, the same on every rank in the same order.
 class Training {
 public:
     Training(Run& run, Trainer& trainer, Timetable& timetable, TrainingLog& log, RunLock* lock)
@@ -1847,7 +1850,7 @@ private:
         if (t_.batch() > first) log_.left_out(state_.step, first, t_.batch() - 1);
     }
 
-    // Does what the guard says of the last step; returns whether the run has gone back. Every rank comes to the same.
+    // Applies the guard's verdict on the last step; returns whether the run was rolled back. The same on every rank.
     bool heed(const Verdict& v) {
         if (v.kind != Verdict::normal) log_.outlier(state_.step, v);
         if (!v.give_up && !v.rollback) return false;
@@ -1862,7 +1865,7 @@ private:
         return true;
     }
 
-    // After a step: validation, a sample and a checkpoint, where they are due. Returns whether the run is to stop.
+    // After a step: validation, a sample and a checkpoint, if they are due. Returns whether the run is to stop.
     bool follow_up(bool last, Decision now) {
         const bool validates = run_.valid && !now.stop && (state_.step % o_.eval_interval == 0 || last);
         const bool samples = generator_ && !now.stop && (state_.step % o_.sample_interval == 0 || last);
@@ -1882,7 +1885,7 @@ private:
         return now.stop;
     }
 
-    // False if the run is to stop.
+    // Returns false if the run is to stop.
     bool validate() {
         const double start = monotonic_seconds();
         run_.begin("validation");
@@ -1900,7 +1903,7 @@ private:
         return true;
     }
 
-    // False if the run is to stop.
+    // Returns false if the run is to stop.
     bool write_sample() {
         std::string text;
         bool stops = false;
@@ -1998,7 +2001,7 @@ static void train(World& world, const TrainOptions& given) {
 }
 int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
 
-// A model for inference from a directory, with the tokenizer that lies beside it. With several ranks, each holds a part.
+// A model for inference from a directory, with its tokenizer. With several ranks, each holds a part.
 struct LoadedModel {
     std::string dir;
     ModelConfig c;
@@ -2006,7 +2009,7 @@ struct LoadedModel {
     std::unique_ptr<Model> m;  // once load_weights was called
 };
 
-// What can be refused without the weights is refused here.
+// Refuses unsupported models before the weights are loaded.
 static LoadedModel open_model(const World& world, const std::string& model, bool needs_tokenizer) {
     if (model.empty()) fail_usage("the model is missing; HINT: --model DIR");
     const std::string dir = model_directory(model);
@@ -2018,7 +2021,7 @@ static LoadedModel open_model(const World& world, const std::string& model, bool
     return loaded;
 }
 
-// With room for passes of B x T.
+// Allocates memory for passes of B x T.
 template <class Options>
 static void load_weights(be::Ctx& ctx, World& world, const Options& o, LoadedModel& loaded, int B, int T, int head_rows,
                          bool generates) {
@@ -2075,8 +2078,8 @@ static void generate(World& world, const GenerateOptions& o) {
 }
 int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
 
-// The rows go through the head alone: they are gathered at the front of x[L], a chunk at a time. A row's place there is never
-// behind its own, so that none is overwritten before it was used.
+// Only the scored rows go through the head: they are gathered at the front of x[L], a chunk at a time. A row's destination
+// never lies after its source, so none is overwritten before it is used.
 static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
     MicroBatch& in = m.a.micro_batch();
     floatX* x = in.out();
