@@ -163,7 +163,7 @@ for_scripts  := $(if $(scripts),$(gpu_trainer) $(build)/train_gpt $(parity) $(co
 
 test test-all: deps-test deps-quickstart deps-chaos
 	@$(if $(strip $(programs) $(scripts)),,$(error FILTER=$(FILTER): no test has that in its name))
-	@$(MAKE) -s --no-print-directory -j2 $(programs) $(for_scripts)
+	@$(MAKE) -s --no-print-directory -j2 $(for_scripts) $(programs)
 	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) COMM_CHECK="$(comm)" PARITY_CHECK="$(parity)" \
 	    LADDERS="$(ladders)" SAN=$(SAN) CXX=$(lastword $(CXX)) NVCC=$(NVCC) ALL=$(filter test-all,$@) \
 	    test/run.sh $(programs) $(scripts)
