@@ -187,10 +187,15 @@ TEST(Embedding, BackwardAddsRows) {
 }
 
 // ---- norms ----------------------------------------------------------------------------------------------------------------
-class Norms : public testing::TestWithParam<bool> {
+struct NormKind {
+    bool centred;  // LayerNorm, else RMSNorm
+    bool plain;
+};
+class Norms : public testing::TestWithParam<NormKind> {
 protected:
-    const bool centred = GetParam();  // LayerNorm, else RMSNorm
+    const bool centred = GetParam().centred;
     backend::Ctx ctx{2};
+    Norms() { ctx.plain |= GetParam().plain; }
 
     void forward(Buffer<floatX>& out, Buffer<real>& mean, Buffer<real>& rstd, Buffer<floatX>* sum, const Input<floatX>& inp,
                  const Input<floatX>* add, const Input<floatX>& w, const Input<floatX>& b, const Shape& k, double eps) {
@@ -200,7 +205,8 @@ protected:
         forward(ctx, out.p(), {mean.p(), rstd.p()}, s, inp.p(), a, {w.p(), b.p(), k.C, (real)eps}, k.N);
     }
 };
-INSTANTIATE_TEST_SUITE_P(Ops, Norms, testing::Values(true, false), [](const auto& p) { return p.param ? "Layer" : "Rms"; });
+INSTANTIATE_TEST_SUITE_P(Ops, Norms, testing::Values(NormKind{true, false}, NormKind{false, false}),
+                         [](const auto& p) { return p.param.centred ? "Layer" : "Rms"; });
 
 TEST_P(Norms, Forward) {
     Rng rng(3);

@@ -27,6 +27,10 @@ public:
 
 namespace test_ops {
 
+// The plain loops beside the fast path: against the same sums in double.
+INSTANTIATE_TEST_SUITE_P(PlainOps, Norms, testing::Values(NormKind{true, true}, NormKind{false, true}),
+                         [](const auto& p) { return p.param.centred ? "Layer" : "Rms"; });
+
 // ---- scalar formulas ------------------------------------------------------------------------------------------------------
 TEST(Math, ExpIsAccurateAndKeepsTheEnds) {
     double worst = 0;

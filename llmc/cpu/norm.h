@@ -3,9 +3,10 @@
 //   backward  with g = w dy:  dx = rstd (g - mean(g) - xhat mean(g xhat))      RMSNorm: without mean(g)
 //             dw = sum over rows of dy xhat,  db = sum over rows of dy
 // (dx: d xhat_j / d x_i = rstd (delta_ij - 1/C - xhat_i xhat_j / C); the middle term comes from the mean, the last from rstd.)
-// Both norms are one loop with a compile-time switch. Sums are fp32. For gradients of w and b, rows are divided into blocks of
-// fixed size, each block is summed by one task, and the blocks are added in order: the same bits for any number of threads.
-// Bound by memory bandwidth: forward reads x once (it stays in cache for the second pass) and writes y.
+// Both norms are one loop with a compile-time switch. The plain loops are the definition, with sums in double, and all that the
+// fp64 build has. The fast path sums in fp32. For gradients of w and b it divides rows into blocks of fixed size, each block is
+// summed by one task, and the blocks are added in order: the same bits for any number of threads. Bound by memory bandwidth:
+// forward reads x once (it stays in cache for the second pass) and writes y.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,9 +17,73 @@
 #include "vectors.h"
 
 namespace cpu {
+
+// ---- plain loops -----------------------------------------------------------------------------------------------------------
+namespace plain {
+
+// Row n; y: where its output goes.
+template <bool centred>
+void norm_forward(int n, floatX* y, const NormStatistics& statistics, floatX* sum, const floatX* inp, const floatX* add,
+                  const NormParams& params) {
+    const int C = params.C;
+    const size_t row = (size_t)n * C;
+    if (add)
+        for (int c = 0; c < C; c++) sum[row + c] = (floatX)((real)inp[row + c] + (real)add[row + c]);
+    const floatX* x = (add ? sum : inp) + row;
+    double total = 0, squares = 0;
+    for (int c = 0; c < C; c++) total += (real)x[c];
+    const real m = centred ? (real)(total / C) : real(0);
+    for (int c = 0; c < C; c++) squares += ((double)(real)x[c] - m) * ((double)(real)x[c] - m);
+    const real r = (real)(1 / std::sqrt(squares / C + params.eps));
+    for (int c = 0; c < C; c++) {
+        const real scaled = ((real)x[c] - m) * r * (real)params.weight[c];
+        y[c] = (floatX)(centred ? scaled + (real)params.bias[c] : scaled);
+    }
+    if (centred) statistics.mean[n] = m;
+    statistics.rstd[n] = r;
+}
+
+// dinp may be dout: the gradients of the parameters come first.
+template <bool centred>
+void norm_backward(floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp, const NormParams& params,
+                   const NormStatistics& statistics, int N, Acc acc) {
+    const int C = params.C;
+    const auto dy = [=](int n, int c) { return (real)dout[(size_t)n * C + c]; };
+    const auto xhat = [=](int n, int c) {
+        const real m = centred ? statistics.mean[n] : real(0);
+        return ((real)inp[(size_t)n * C + c] - m) * statistics.rstd[n];
+    };
+    parallel_for(C, [=](int c) {
+        double dw = 0, db = 0;
+        for (int n = 0; n < N; n++) {
+            dw += dy(n, c) * xhat(n, c);
+            db += dy(n, c);
+        }
+        grads.weight[c] += (real)dw;
+        if (centred) grads.bias[c] += (real)db;
+    });
+    parallel_for(N, [=](int n) {
+        const auto g = [=](int c) { return (real)params.weight[c] * dy(n, c); };
+        double sum_g = 0, sum_gx = 0;
+        for (int c = 0; c < C; c++) {
+            if (centred) sum_g += g(c);
+            sum_gx += g(c) * xhat(n, c);
+        }
+        const real mean_g = (real)(sum_g / C), mean_gx = (real)(sum_gx / C);
+        for (int c = 0; c < C; c++) {
+            floatX& dx = dinp[(size_t)n * C + c];
+            const real d = statistics.rstd[n] * (g(c) - mean_g - xhat(n, c) * mean_gx);
+            dx = (floatX)(acc == Acc::Add ? (real)dx + d : d);
+        }
+    });
+}
+
+}  // namespace plain
+
+// ---- the fast path ---------------------------------------------------------------------------------------------------------
 namespace detail {
 
-constexpr int ahead = 4096 / sizeof(floatX);  // what is read is asked for so many numbers before
+constexpr int ahead = 4096 / sizeof(floatX);  // elements by which a row is prefetched
 
 template <bool centred>  // true: LayerNorm, false: RMSNorm
 void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
@@ -26,6 +91,9 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
     const floatX *weight = params.weight, *bias = params.bias;
     const int C = params.C;
     const real eps = params.eps;
+    if (ctx.plain)
+        return set_rows(ctx, out, N, C,
+                        [=](int n, floatX* y) { plain::norm_forward<centred>(n, y, statistics, sum, inp, add, params); });
     set_rows(ctx, out, N, C, [=](int n, floatX* y) {
         const floatX* x = inp + (size_t)n * C;
         if (add) {
@@ -57,6 +125,7 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
 template <bool centred>
 void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
                    const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
+    if (ctx.plain) return plain::norm_backward<centred>(dinp, grads, dout, inp, params, statistics, N, acc);
     const floatX* weight = params.weight;
     const int C = params.C;
     constexpr int block_rows = 64, sums = centred ? 2 : 1;
