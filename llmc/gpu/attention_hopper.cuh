@@ -31,13 +31,16 @@
 // Measured: dev/kernels/bench.md.
 #pragma once
 #include "../shapes.h"
+#include "attention_order.cuh"
 #include "device.cuh"
 #include "hopper.cuh"
 
 namespace gpu::hopper {
 
 constexpr int slab = 64;  // columns of 128 bytes
-constexpr float log2_e = 1.44269504f, ln_2 = 0.69314718f;
+
+// Of an L2 cache of 50 MB; other data uses the rest.
+constexpr size_t section_bytes = 32 << 20;
 
 template <int rows, int HS>
 struct Tile {
@@ -48,28 +51,11 @@ struct Ring {
     uint64_t full[stages], empty[stages];
 };
 
-struct AttentionInputs {
-    int T, NH, NKV;
-    float scale;
-    const float* slopes;   // (NH) or null
-    const int* doc_start;  // (B, T) or null
-};
+struct AttentionInputs : AttentionShape, AttentionMask {};
 
 // The layout of the fp32 sums of query gradients: per head, tiles of 64 queries; per tile, slabs of 64 columns, in the register
 // order of a warpgroup's 128 threads: four elements of its first thread, of the second ...; then the next four of the first.
 constexpr int sum_elements = 64 * slab;  // elements of a tile's slab
-
-// Work items: tiles of heads of sequences. Heads are divided into sections, one after another; within a section, first one tile
-// of each head, then the next tile of each.
-struct WorkOrder {
-    int tiles, heads, section;  // of one head; of all sequences; heads per section
-    __host__ __device__ int items() const { return tiles * heads; }
-    __host__ __device__ void item(int i, int& tile, int& head) const {
-        const int first = i / (section * tiles) * section, rest = i - first * tiles;
-        const int n = section < heads - first ? section : heads - first;
-        tile = rest / n, head = first + rest % n;
-    }
-};
 
 // The common counter of a persistent kernel's blocks, zero between launches: the last block to leave resets it.
 struct ItemCounter {
@@ -255,9 +241,9 @@ __device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUt
     for (int i = blockIdx.x, next; i < order.items(); i = next, items++) {
         if (counter) tell_item(shared.items, shared.told, items, i);
         next = counter ? take_item(counter) : i + (int)gridDim.x;  // the atomic's latency is hidden until it is needed
-        int tile, head;
-        order.item(i, tile, head);
-        const int t0 = (order.tiles - 1 - tile) * F::rows, b = head / in.NH, h = head % in.NH, g = h / (in.NH / in.NKV);
+        const WorkOrder::Item item = order.item(i);
+        const int b = item.head / in.NH, h = item.head % in.NH, g = h / in.group();
+        const int t0 = (order.tiles - 1 - item.tile) * F::rows;
         const KeyTiles range(in, b, t0, F::rows, F::keys);
         const auto load = [&](Tile<F::keys, HS>* tiles, Ring<F::stages>& ring, int j, int kv_head) {
             const unsigned number = n + (range.last - j), stage = number % F::stages;
@@ -291,7 +277,7 @@ __device__ __forceinline__ void softmax_step(float (&s)[N / 2], float c, float (
 #pragma unroll
         for (int i = 0; i < N / 8; i++) highest = fmaxf(highest, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
         highest = row_max(highest);  // finite: the first tile holds each row's own key
-        rescale[r] = first ? 0.0f : exp2_approximate((top[r] - highest) * c);
+        rescale[r] = first ? 0.0f : exp2_approx((top[r] - highest) * c);
         top[r] = highest;
         const float shift = highest * c;
         float part = 0;
@@ -300,7 +286,7 @@ __device__ __forceinline__ void softmax_step(float (&s)[N / 2], float c, float (
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 float& x = s[4 * i + 2 * r + e];
-                x = exp2_approximate(fmaf(x, c, -shift));
+                x = exp2_approx(fmaf(x, c, -shift));
                 part += x;
             }
         sum[r] = first ? part : fmaf(sum[r], rescale[r], part);  // of this thread's columns
@@ -322,15 +308,15 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
 
     unsigned n = 0;
     for (unsigned items = 0;; items++) {
-        int item = (int)(blockIdx.x + items * gridDim.x);
+        int i = (int)(blockIdx.x + items * gridDim.x);
         if (counted) {
             mbarrier_wait(&shared.told[items % 2], items / 2 & 1);
-            item = shared.items[items % 2];
+            i = shared.items[items % 2];
         }
-        if (item >= order.items()) break;
-        int tile, head;
-        order.item(item, tile, head);
-        const int t0 = (order.tiles - 1 - tile) * F::rows, b = head / in.NH, h = head % in.NH;
+        if (i >= order.items()) break;
+        const WorkOrder::Item item = order.item(i);
+        const int b = item.head / in.NH, h = item.head % in.NH;
+        const int t0 = (order.tiles - 1 - item.tile) * F::rows;
         const int my_t0 = t0 + 64 * w;
         const bool idle = my_t0 >= in.T;  // past the sequence's end
         const KeyTiles range(in, b, t0, F::rows, N);
@@ -423,7 +409,7 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
             const float total = row_sum(sum[r]);
             factor[r] = 1.0f / total;
             if (me.column == 0 && queries.t[r] < in.T)
-                lse[(size_t)head * in.T + queries.t[r]] = fmaf(top[r] * c, ln_2, logf(total));
+                lse[(size_t)item.head * in.T + queries.t[r]] = fmaf(top[r] * c, ln_2, logf(total));
         }
         const bool stores = threadIdx.x % 128 == 0;
         if (stores) tma_store_wait<0>();  // the previous item has left the staging tile
@@ -560,7 +546,7 @@ __device__ void keys_producer(typename BackwardKeys<HS, with_queries>::Shared& s
                               const CUtensorMap& q_map, const CUtensorMap& dout_map, const QueryStatistics* statistics,
                               const AttentionInputs& in, int b, int g, int j0) {
     using K = BackwardKeys<HS, with_queries>;
-    const int group = in.NH / in.NKV, tiles = ceil_div(in.T, 128) * 128 / K::queries;
+    const int group = in.group(), tiles = ceil_div(in.T, 128) * 128 / K::queries;
     mbarrier_arrive_expect(&shared.kv_full, sizeof shared.k + sizeof shared.v);
     load_tile(shared.k, kv_map, &shared.kv_full, in.NH + g, j0, b);
     load_tile(shared.v, kv_map, &shared.kv_full, in.NH + in.NKV + g, j0, b);
@@ -585,7 +571,7 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
     using K = BackwardKeys<HS, with_queries>;
     constexpr int N = K::queries;
     const Place me;
-    const int group = in.NH / in.NKV, my_j0 = j0 + 64 * w, tiles = ceil_div(in.T, 128) * 128 / N;
+    const int group = in.group(), my_j0 = j0 + 64 * w, tiles = ceil_div(in.T, 128) * 128 / N;
     const float scale = in.scale * log2_e, one[2] = {1.0f, 1.0f};
     const QueryTiles range(in, b, j0, K::keys, N);
     float dk[HS / 2], dv[HS / 2], s[N / 2], dp[N / 2], dq[32];
@@ -631,7 +617,7 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
                     for (int r = 0; r < 2; r++) {
                         float& x = s[4 * i + 2 * r + e];
                         const int j = my_j0 + me.row + 8 * r;
-                        x = exp2_approximate(fmaf(x, scale, fmaf(slope, (float)(j - t), -lse)));
+                        x = exp2_approx(fmaf(x, scale, fmaf(slope, (float)(j - t), -lse)));
                     }
                 }
             if (border)
@@ -740,7 +726,7 @@ __device__ void queries_producer(typename BackwardQueries<HS>::Shared& shared, c
                                  const CUtensorMap& dout_map, const CUtensorMap& kv_map, const AttentionInputs& in, int b,
                                  int h, int t0) {
     using Q = BackwardQueries<HS>;
-    const int g = h / (in.NH / in.NKV);
+    const int g = h / in.group();
     mbarrier_arrive_expect(&shared.q_full, sizeof shared.q + sizeof shared.dout);
     load_tile(shared.q, q_map, &shared.q_full, h, t0, b);
     load_tile(shared.dout, dout_map, &shared.q_full, h, t0, b);
@@ -803,7 +789,7 @@ __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, c
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float& x = s[4 * i + 2 * r + e];
-                    x = exp2_approximate(fmaf(x, scale, fmaf(slope, (float)(8 * i + e), bias)));
+                    x = exp2_approx(fmaf(x, scale, fmaf(slope, (float)(8 * i + e), bias)));
                 }
         }
         if (border)
@@ -840,9 +826,8 @@ __global__ void __launch_bounds__(backward_threads, 1)
 #ifdef HOPPER_CODE
     using K = BackwardKeys<HS, with_queries>;
     DYNAMIC_SHARED(typename K::Shared, shared);
-    int tile, head;
-    order.item(blockIdx.x, tile, head);  // most queries see the first keys: long items first
-    const int b = head / in.NKV, g = head % in.NKV, j0 = tile * K::keys;
+    const WorkOrder::Item item = order.item(blockIdx.x);  // most queries see the first keys: long items first
+    const int b = item.head / in.NKV, g = item.head % in.NKV, j0 = item.tile * K::keys;
     if (threadIdx.x == 0) {
         tma_prefetch(kv_map), tma_prefetch(q_map), tma_prefetch(dout_map), tma_prefetch(dkv_map);
         mbarrier_init(&shared->kv_full, 1), init_ring(shared->ring, K::consumers);
@@ -870,9 +855,9 @@ __global__ void __launch_bounds__(backward_threads, 1)
 #ifdef HOPPER_CODE
     using Q = BackwardQueries<HS>;
     DYNAMIC_SHARED(typename Q::Shared, shared);
-    int tile, head;
-    order.item(blockIdx.x, tile, head);
-    const int b = head / in.NH, h = head % in.NH, t0 = (order.tiles - 1 - tile) * Q::queries;  // long items first
+    const WorkOrder::Item item = order.item(blockIdx.x);
+    const int b = item.head / in.NH, h = item.head % in.NH;
+    const int t0 = (order.tiles - 1 - item.tile) * Q::queries;  // long items first
     if (threadIdx.x == 0) {
         tma_prefetch(q_map), tma_prefetch(dout_map), tma_prefetch(kv_map), tma_prefetch(dq_map);
         mbarrier_init(&shared->q_full, 1), init_ring(shared->ring, Q::consumers);
@@ -894,33 +879,21 @@ __global__ void __launch_bounds__(backward_threads, 1)
 
 // ---- host ------------------------------------------------------------------------------------------------------------------
 // x (B, T, heads, HS) for tiles of `rows` tokens and `slabs` slabs of one head: column of a slab | token | slab | sequence.
-inline CUtensorMap head_map(Ctx& ctx, const bf16* x, int B, int T, int heads, int HS, int rows, int slabs) {
-    const uint64_t token = (uint64_t)heads * HS * sizeof(bf16);
+inline CUtensorMap head_map(Ctx& ctx, const bf16* x, int heads, const AttentionShape& a, int rows, int slabs) {
+    const uint64_t token = (uint64_t)heads * a.HS * sizeof(bf16);
     if (!ctx.tensor_maps) ctx.tensor_maps = std::make_shared<TensorMaps>();
-    return ctx.tensor_maps->get<4>(x, {slab, (uint64_t)T, (uint64_t)heads * HS / slab, (uint64_t)B},
-                                   {token, slab * sizeof(bf16), token * T}, {slab, (uint32_t)rows, (uint32_t)slabs, 1});
+    return ctx.tensor_maps->get<4>(x, {slab, (uint64_t)a.T, (uint64_t)heads * a.HS / slab, (uint64_t)a.B},
+                                   {token, slab * sizeof(bf16), token * a.T}, {slab, (uint32_t)rows, (uint32_t)slabs, 1});
 }
-
-// The number of heads in a section: the data that they all read (bytes_per_head) should stay in the L2 cache.
-inline WorkOrder work_order(int T, int rows, size_t heads, size_t bytes_per_head) {
-    constexpr size_t l2_bytes = 32 << 20;  // of 50 MB; other data uses the rest
-    const size_t tiles = ceil_div(T, rows), section = std::min(heads, std::max<size_t>(1, l2_bytes / bytes_per_head));
-    CHECK(tiles * heads <= 0x7fffffff, "%zu tiles of %zu heads", tiles, heads);
-    return {(int)tiles, (int)heads, (int)section};
-}
-
-// Bytes of keys and values, or of queries and their gradients, of a head.
-inline size_t head_bytes(int T, int HS) { return (size_t)T * HS * 2 * sizeof(bf16); }
 
 template <int HS>
-void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, int B, const AttentionInputs& in) {
+void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, const AttentionInputs& in) {
     using F = Forward<HS>;
     const int heads = in.NH + 2 * in.NKV, slabs = HS / slab;
-    const CUtensorMap q_map = head_map(ctx, qkv, B, in.T, heads, HS, F::rows, slabs),
-                      kv_map = head_map(ctx, qkv, B, in.T, heads, HS, F::keys, slabs),
-                      out_map = head_map(ctx, out, B, in.T, in.NH, HS, 64, slabs);
-    const WorkOrder order =
-        work_order(in.T, F::rows, (size_t)B * in.NH, std::max<size_t>(1, head_bytes(in.T, HS) * in.NKV / in.NH));
+    const CUtensorMap q_map = head_map(ctx, qkv, heads, in, F::rows, slabs),
+                      kv_map = head_map(ctx, qkv, heads, in, F::keys, slabs),
+                      out_map = head_map(ctx, out, in.NH, in, 64, slabs);
+    const WorkOrder order = queries_order<bf16>(in, F::rows, section_bytes);
     // For many short items a stride was 2 to 5% faster (H100, 64 and 16 sequences of 1024, 35 and 18 items per block),
     // otherwise a counter, by up to 15%.
     const bool counted = HS != 64 || in.T > 1024 || order.items() < 16 * ctx.multiprocessors;
@@ -930,38 +903,37 @@ void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, int B, const A
 
 template <int HS, bool with_queries>
 void run_backward_keys(Ctx& ctx, bf16* dqkv, float* dq_sums, const QueryStatistics* statistics, const bf16* dout,
-                       const bf16* qkv, int B, const AttentionInputs& in) {
+                       const bf16* qkv, const AttentionInputs& in) {
     using K = BackwardKeys<HS, with_queries>;
-    const int T = in.T, heads = in.NH + 2 * in.NKV, slabs = HS / slab;
-    const WorkOrder order = work_order(T, K::keys, (size_t)B * in.NKV, head_bytes(T, HS) * (in.NH / in.NKV));
+    const int heads = in.NH + 2 * in.NKV, slabs = HS / slab;
+    const WorkOrder order = keys_order<bf16>(in, K::keys, section_bytes);
     LAUNCH((attention_backward_keys_kernel<HS, with_queries>), order.items(), backward_threads, sizeof(typename K::Shared), ctx,
-           head_map(ctx, qkv, B, T, heads, HS, K::keys, slabs), head_map(ctx, qkv, B, T, heads, HS, K::queries, slabs),
-           head_map(ctx, dout, B, T, in.NH, HS, K::queries, slabs), head_map(ctx, dqkv, B, T, heads, HS, 64, 1), dq_sums,
-           statistics, in, order);
+           head_map(ctx, qkv, heads, in, K::keys, slabs), head_map(ctx, qkv, heads, in, K::queries, slabs),
+           head_map(ctx, dout, in.NH, in, K::queries, slabs), head_map(ctx, dqkv, heads, in, 64, 1), dq_sums, statistics, in,
+           order);
 }
 
 // dq_sums: null, or memory in which query gradients are summed in no fixed order.
 template <int HS>
 void run_backward(Ctx& ctx, bf16* dqkv, float* dq_sums, const bf16* dout, const bf16* out, const real* lse, const bf16* qkv,
-                  int B, const AttentionInputs& in) {
+                  const AttentionInputs& in) {
     using Q = BackwardQueries<HS>;
-    const int T = in.T, heads = in.NH + 2 * in.NKV, slabs = HS / slab, tiles = ceil_div(T, 128) * 2;
-    const size_t n_heads = (size_t)B * in.NH;
+    const int heads = in.NH + 2 * in.NKV, slabs = HS / slab, tiles = ceil_div(in.T, 128) * 2;
+    const size_t n_heads = (size_t)in.B * in.NH;
     auto* statistics = (QueryStatistics*)ctx.scratch(n_heads * tiles * sizeof(QueryStatistics));
     LAUNCH((attention_statistics_kernel<HS>), (unsigned)(n_heads * tiles), 256, 0, ctx, statistics, dout, out, lse, in, tiles);
 
     if (dq_sums) {
         CUDA(cudaMemsetAsync(dq_sums, 0, n_heads * tiles * 64 * HS * sizeof(float), ctx.stream));
-        run_backward_keys<HS, true>(ctx, dqkv, dq_sums, statistics, dout, qkv, B, in);
+        run_backward_keys<HS, true>(ctx, dqkv, dq_sums, statistics, dout, qkv, in);
         LAUNCH((attention_query_gradient_kernel<HS>), (unsigned)(n_heads * tiles), 256, 0, ctx, dqkv, dq_sums, in, tiles);
         return;
     }
-    run_backward_keys<HS, false>(ctx, dqkv, nullptr, statistics, dout, qkv, B, in);
-    const CUtensorMap qkv_map = head_map(ctx, qkv, B, T, heads, HS, 128, slabs);
-    const WorkOrder order = work_order(T, Q::queries, n_heads, std::max<size_t>(1, head_bytes(T, HS) * in.NKV / in.NH));
+    run_backward_keys<HS, false>(ctx, dqkv, nullptr, statistics, dout, qkv, in);
+    const CUtensorMap qkv_map = head_map(ctx, qkv, heads, in, 128, slabs);
+    const WorkOrder order = queries_order<bf16>(in, Q::queries, section_bytes);
     LAUNCH((attention_backward_queries_kernel<HS>), order.items(), backward_threads, sizeof(typename Q::Shared), ctx, qkv_map,
-           head_map(ctx, dout, B, T, in.NH, HS, 128, slabs), qkv_map, head_map(ctx, dqkv, B, T, heads, HS, 64, 1), statistics,
-           in, order);
+           head_map(ctx, dout, in.NH, in, 128, slabs), qkv_map, head_map(ctx, dqkv, heads, in, 64, 1), statistics, in, order);
 }
 
 }  // namespace gpu::hopper
@@ -977,18 +949,16 @@ inline void attention_forward_hopper(Ctx& ctx, bf16* out /*(B, T, NH, HS)*/, rea
                                      const AttentionShape& a) {
     CHECK(attention_hopper_takes(ctx, a.HS), "head size %d on capability %d", a.HS, ctx.capability);
     CHECK(a.scale > 0, "the maximum of scores is taken before scaling");
-    const hopper::AttentionInputs in{a.T, a.NH, a.NKV, a.scale, mask.slopes, mask.doc_start};
     const auto run = a.HS == 64 ? hopper::run_forward<64> : hopper::run_forward<128>;
-    run(ctx, out, lse, qkv, a.B, in);
+    run(ctx, out, lse, qkv, {a, mask});
 }
 
 inline void attention_backward_hopper(Ctx& ctx, bf16* dqkv /*(B, T, NH + 2*NKV, HS)*/, const bf16* dout /*(B, T, NH, HS)*/,
                                       const bf16* out, const real* lse, const bf16* qkv, const AttentionMask& mask,
                                       const AttentionShape& a, float* dq_sums /*or null*/) {
     CHECK(attention_hopper_takes(ctx, a.HS), "head size %d on capability %d", a.HS, ctx.capability);
-    const hopper::AttentionInputs in{a.T, a.NH, a.NKV, a.scale, mask.slopes, mask.doc_start};
     const auto run = a.HS == 64 ? hopper::run_backward<64> : hopper::run_backward<128>;
-    run(ctx, dqkv, dq_sums, dout, out, lse, qkv, a.B, in);
+    run(ctx, dqkv, dq_sums, dout, out, lse, qkv, {a, mask});
 }
 
 }  // namespace gpu

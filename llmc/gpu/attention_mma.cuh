@@ -202,16 +202,16 @@ __device__ __forceinline__ void store_rows(bf16* head, size_t row_size, int firs
 template <int HS>
 __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
     attention_forward(bf16* out, float* lse, const bf16* qkv, const float* slopes, const int* doc_start, AttentionShape a,
-                      BlockOrder order) {
+                      WorkOrder order) {
     using F = Forward<HS>;
     constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
     DYNAMIC_SHARED(bf16, shared);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const auto keys = [&](int stage) { return shared + (F::rows + stage * 2 * N) * HS; };
     const auto values = [&](int stage) { return shared + (F::rows + stage * 2 * N + N) * HS; };
-    const BlockOrder::Task task = order.task(blockIdx.x);
-    const int b = task.head / a.NH, h = task.head % a.NH, g = h / a.group();
-    const int t0 = (order.tiles - 1 - task.place) * F::rows, t_end = min(t0 + F::rows, a.T);
+    const WorkOrder::Item item = order.item(blockIdx.x);
+    const int b = item.head / a.NH, h = item.head % a.NH, g = h / a.group();
+    const int t0 = (order.tiles - 1 - item.tile) * F::rows, t_end = min(t0 + F::rows, a.T);
     const int* docs = doc_start ? doc_start + (size_t)b * a.T : nullptr;
     // The warp's rows, and the first keys that they see; rows past the end use the last row's, and are not written.
     const int t_first = t0 + warp * 16 * M, t_last = t_first + 16 * M - 1;
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
 template <int HS>
 __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
     attention_backward_queries(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
-                               AttentionShape a, BlockOrder order) {
+                               AttentionShape a, WorkOrder order) {
     using F = BackwardQueries<HS>;
     constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
     DYNAMIC_SHARED(bf16, shared);
@@ -299,9 +299,9 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
     bf16 *queries = shared, *douts = queries + F::rows * HS;
     const auto keys = [&](int stage) { return shared + (2 * F::rows + stage * 2 * N) * HS; };
     const auto values = [&](int stage) { return shared + (2 * F::rows + stage * 2 * N + N) * HS; };
-    const BlockOrder::Task task = order.task(blockIdx.x);
-    const int b = task.head / a.NH, h = task.head % a.NH, g = h / a.group();
-    const int t0 = (order.tiles - 1 - task.place) * F::rows, t_end = min(t0 + F::rows, a.T);
+    const WorkOrder::Item item = order.item(blockIdx.x);
+    const int b = item.head / a.NH, h = item.head % a.NH, g = h / a.group();
+    const int t0 = (order.tiles - 1 - item.tile) * F::rows, t_end = min(t0 + F::rows, a.T);
     const int t_first = t0 + warp * 16 * M, t_last = t_first + 16 * M - 1;
 
     const auto copy_stage = [&](int stage, int j0) {
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
 template <int HS>
 __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>::blocks)
     attention_backward_keys(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
-                            const int* doc_start, AttentionShape a, BlockOrder order) {
+                            const int* doc_start, AttentionShape a, WorkOrder order) {
     using F = BackwardKeys<HS>;
     constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
     static_assert(F::rows % N == 0, "the first tile of queries begins at the first key");
@@ -371,9 +371,9 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
     const auto queries = [&](int stage) { return shared + (2 * F::rows + stage * 2 * N) * HS; };
     const auto douts = [&](int stage) { return shared + (2 * F::rows + stage * 2 * N + N) * HS; };
     RowInfo* const infos = reinterpret_cast<RowInfo*>(shared + (2 * F::rows + 4 * N) * HS);
-    const BlockOrder::Task task = order.task(blockIdx.x);
-    const int b = task.head / a.NKV, g = task.head % a.NKV;
-    const int j0 = task.place * F::rows, j_first = j0 + warp * 16 * M, j_last = j_first + 16 * M - 1;
+    const WorkOrder::Item item = order.item(blockIdx.x);
+    const int b = item.head / a.NKV, g = item.head % a.NKV;
+    const int j0 = item.tile * F::rows, j_first = j0 + warp * 16 * M, j_last = j_first + 16 * M - 1;
     const int t_end = doc_start ? first_row_past(doc_start + (size_t)b * a.T, j0, a.T, j0 + F::rows) : a.T;
 
     // Rows past the end are zero: their dout and correction are zero, so they add nothing, whatever their weights.
@@ -437,8 +437,8 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
 template <int HS>
 void launch_forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMask& mask, const AttentionShape& a) {
     using F = Forward<HS>;
-    const BlockOrder order = block_order(ceil_div(a.T, F::rows), (size_t)a.B * a.NH, a.group(), 2 * sizeof(bf16) * a.T * HS);
-    LAUNCH(attention_forward<HS>, order.blocks(), 32 * F::warps, F::bytes, ctx, out, lse, qkv, mask.slopes, mask.doc_start, a,
+    const WorkOrder order = queries_order<bf16>(a, F::rows, section_bytes);
+    LAUNCH(attention_forward<HS>, order.items(), 32 * F::warps, F::bytes, ctx, out, lse, qkv, mask.slopes, mask.doc_start, a,
            order);
 }
 
@@ -447,13 +447,12 @@ void launch_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info
                      const AttentionShape& a) {
     using Q = BackwardQueries<HS>;
     using K = BackwardKeys<HS>;
-    const size_t bytes = 2 * sizeof(bf16) * a.T * HS;  // keys and values of a head, or its queries and dout
-    const BlockOrder of_keys = block_order(ceil_div(a.T, K::rows), (size_t)a.B * a.NKV, 1, bytes * a.group());
-    const BlockOrder of_queries = block_order(ceil_div(a.T, Q::rows), (size_t)a.B * a.NH, a.group(), bytes);
-    LAUNCH(attention_backward_keys<HS>, of_keys.blocks(), 32 * K::warps, K::bytes, ctx, dqkv, dout, info, qkv, mask.slopes,
+    const WorkOrder of_keys = keys_order<bf16>(a, K::rows, section_bytes);
+    const WorkOrder of_queries = queries_order<bf16>(a, Q::rows, section_bytes);
+    LAUNCH(attention_backward_keys<HS>, of_keys.items(), 32 * K::warps, K::bytes, ctx, dqkv, dout, info, qkv, mask.slopes,
            mask.doc_start, a, of_keys);
-    LAUNCH(attention_backward_queries<HS>, of_queries.blocks(), 32 * Q::warps, Q::bytes, ctx, dqkv, dout, info, qkv,
-           mask.slopes, a, of_queries);
+    LAUNCH(attention_backward_queries<HS>, of_queries.items(), 32 * Q::warps, Q::bytes, ctx, dqkv, dout, info, qkv, mask.slopes,
+           a, of_queries);
 }
 
 }  // namespace mma

@@ -1,6 +1,5 @@
 // Attention for any head size up to 256 and both precisions, without tensor cores: the GPU's plain version of
-// llmc/cpu/attention.h, and what it shares with the fast kernels (attention_mma.cuh): the layout of heads, the order of blocks,
-// and per-row inputs of backward.
+// llmc/cpu/attention.h, and the per-row inputs of backward, which it shares with attention_mma.cuh.
 //
 // A warp owns 4 rows: queries (forward, dq) or keys (dk and dv). The block loops over the tiles of 32 keys (or queries) that
 // any of its rows needs. Scores: each lane owns one row of the tile and multiplies it with the warp's rows. Sums over the tile:
@@ -13,48 +12,14 @@
 #include <cmath>
 
 #include "../ops.h"
+#include "attention_order.cuh"
 #include "device.cuh"
 
 namespace gpu {
 
-// ---- shared by all attention kernels ---------------------------------------------------------------------------------------
-constexpr float log2_e = 1.44269504088896f, ln_2 = 0.693147180559945f;
-
-// Assigns tiles of heads to blocks, which start in the order of their index. Long tiles come first (index 0: the last queries,
-// which see the most keys, or the first keys, which most queries see), so that none starts when the others are about to finish.
-// But tiles of one head read the same memory, so heads are divided into sections that fit in the L2 cache.
-struct BlockOrder {
-    int tiles, heads, section;  // heads of all sequences; of a section
-    struct Task {
-        int place, head;
-    };
-    HD Task task(unsigned block) const {
-        const unsigned in_section = (unsigned)section * (unsigned)tiles;
-        const int first = (int)(block / in_section) * section, n = heads - first < section ? heads - first : section;
-        const int i = (int)(block % in_section);
-        return {i / n, first + i % n};
-    }
-    unsigned blocks() const { return (unsigned)tiles * (unsigned)heads; }
-};
-
-// shared_bytes: the data that the blocks of `together` neighbouring heads all read.
-inline BlockOrder block_order(int tiles, size_t heads, size_t together, size_t shared_bytes) {
-    const size_t cache = 16 << 20;  // of the 40 to 126 MB of a data-centre GPU; other data needs room, too
-    CHECK(tiles * heads <= 0x7fffffff, "%d tiles of %zu heads are too many for one launch", tiles, heads);
-    const size_t section = std::max<size_t>(1, cache / shared_bytes) * together;
-    return {tiles, (int)heads, (int)std::min(section, heads)};
-}
-
-// The first of the rows [from, T) whose document begins at `key` or later, so that it sees no key before it; T if none.
-__device__ inline int first_row_past(const int* doc_start /*(T)*/, int from, int T, int key) {
-    int end = T;
-    while (from < end) {
-        const int middle = (from + end) / 2;
-        if (doc_start[middle] >= key) end = middle;
-        else from = middle + 1;
-    }
-    return end;
-}
+// ---- shared with attention_mma.cuh -----------------------------------------------------------------------------------------
+// Of the 40 to 126 MB of L2 cache of a data-centre GPU; other data needs room, too.
+constexpr size_t section_bytes = 16 << 20;
 
 // Per-row inputs of backward for queries: 16 bytes, which one asynchronous copy brings into shared memory.
 struct alignas(16) RowInfo {
@@ -177,15 +142,15 @@ inline size_t backward_bytes(int HS, int rows) {
 template <int C>
 __global__ void __launch_bounds__(32 * warps<C>, 1)
     attention_forward(floatX* out, float* lse, const floatX* qkv, const float* slopes, const int* doc_start, AttentionShape a,
-                      BlockOrder order) {
+                      WorkOrder order) {
     constexpr int rows = block_rows<C>;
     DYNAMIC_SHARED(float, shared);
     const int HS = a.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float *keys = shared, *values = keys + tile * tile_row(HS), *queries = values + tile * tile_row(HS);
     float* weights = queries + rows * HS;
-    const BlockOrder::Task task = order.task(blockIdx.x);
-    const int b = task.head / a.NH, h = task.head % a.NH, g = h / a.group();
-    const int t0 = (order.tiles - 1 - task.place) * rows, t_end = min(t0 + rows, a.T);
+    const WorkOrder::Item item = order.item(blockIdx.x);
+    const int b = item.head / a.NH, h = item.head % a.NH, g = h / a.group();
+    const int t0 = (order.tiles - 1 - item.tile) * rows, t_end = min(t0 + rows, a.T);
     const int t = t0 + warp * R;  // the warp's first row
     const float slope = slopes ? slopes[h] : 0.0f;
     int first[R];  // first key of row r; rows past the end use the last row's, and are not written
@@ -238,15 +203,15 @@ __device__ __forceinline__ void weights_of(float& p, float& ds, float qk, float 
 template <int C>
 __global__ void __launch_bounds__(32 * warps<C>, 1)
     attention_backward_queries(floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv, const float* slopes,
-                               AttentionShape a, BlockOrder order) {
+                               AttentionShape a, WorkOrder order) {
     constexpr int rows = block_rows<C>;
     DYNAMIC_SHARED(float, shared);
     const int HS = a.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float *keys = shared, *values = keys + tile * tile_row(HS), *queries = values + tile * tile_row(HS);
     float *douts = queries + rows * HS, *weights = douts + rows * HS;
-    const BlockOrder::Task task = order.task(blockIdx.x);
-    const int b = task.head / a.NH, h = task.head % a.NH, g = h / a.group();
-    const int t0 = (order.tiles - 1 - task.place) * rows, t_end = min(t0 + rows, a.T);
+    const WorkOrder::Item item = order.item(blockIdx.x);
+    const int b = item.head / a.NH, h = item.head % a.NH, g = h / a.group();
+    const int t0 = (order.tiles - 1 - item.tile) * rows, t_end = min(t0 + rows, a.T);
     const int t = t0 + warp * R;
     const float slope = slopes ? slopes[h] : 0.0f;
     RowInfo row[R];
@@ -281,15 +246,15 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
 template <int C>
 __global__ void __launch_bounds__(32 * warps<C>, 1)
     attention_backward_keys(floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv, const float* slopes,
-                            const int* doc_start, AttentionShape a, BlockOrder order) {
+                            const int* doc_start, AttentionShape a, WorkOrder order) {
     constexpr int rows = block_rows<C>;
     DYNAMIC_SHARED(float, shared);
     const int HS = a.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float *queries = shared, *douts = queries + tile * tile_row(HS), *keys = douts + tile * tile_row(HS);
     float *values = keys + rows * HS, *weights = values + rows * HS;
-    const BlockOrder::Task task = order.task(blockIdx.x);
-    const int b = task.head / a.NKV, g = task.head % a.NKV;
-    const int j0 = task.place * rows, j = j0 + warp * R;  // j: the warp's first key
+    const WorkOrder::Item item = order.item(blockIdx.x);
+    const int b = item.head / a.NKV, g = item.head % a.NKV;
+    const int j0 = item.tile * rows, j = j0 + warp * R;  // j: the warp's first key
     const int t_end = doc_start ? first_row_past(doc_start + (size_t)b * a.T, j0, a.T, j0 + rows) : a.T;
 
     float *my_keys = keys + warp * R * HS, *my_values = values + warp * R * HS;
@@ -323,21 +288,20 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
 template <int C>
 void launch_forward(Ctx& ctx, floatX* out, float* lse, const floatX* qkv, const AttentionMask& mask, const AttentionShape& a) {
     const int rows = block_rows<C>;
-    const BlockOrder order = block_order(ceil_div(a.T, rows), (size_t)a.B * a.NH, a.group(), 2 * sizeof(floatX) * a.T * a.HS);
-    LAUNCH(attention_forward<C>, order.blocks(), 32 * warps<C>, forward_bytes(a.HS, rows), ctx, out, lse, qkv, mask.slopes,
+    const WorkOrder order = queries_order<floatX>(a, rows, section_bytes);
+    LAUNCH(attention_forward<C>, order.items(), 32 * warps<C>, forward_bytes(a.HS, rows), ctx, out, lse, qkv, mask.slopes,
            mask.doc_start, a, order);
 }
 
 template <int C>
 void launch_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv,
                      const AttentionMask& mask, const AttentionShape& a) {
-    const int rows = block_rows<C>, tiles = ceil_div(a.T, rows);
-    const size_t bytes = 2 * sizeof(floatX) * a.T * a.HS;  // keys and values of a head, or its queries and dout
-    const BlockOrder of_queries = block_order(tiles, (size_t)a.B * a.NH, a.group(), bytes);
-    const BlockOrder of_keys = block_order(tiles, (size_t)a.B * a.NKV, 1, bytes * a.group());
-    LAUNCH(attention_backward_keys<C>, of_keys.blocks(), 32 * warps<C>, backward_bytes(a.HS, rows), ctx, dqkv, dout, info, qkv,
+    const int rows = block_rows<C>;
+    const WorkOrder of_queries = queries_order<floatX>(a, rows, section_bytes);
+    const WorkOrder of_keys = keys_order<floatX>(a, rows, section_bytes);
+    LAUNCH(attention_backward_keys<C>, of_keys.items(), 32 * warps<C>, backward_bytes(a.HS, rows), ctx, dqkv, dout, info, qkv,
            mask.slopes, mask.doc_start, a, of_keys);
-    LAUNCH(attention_backward_queries<C>, of_queries.blocks(), 32 * warps<C>, backward_bytes(a.HS, rows), ctx, dqkv, dout, info,
+    LAUNCH(attention_backward_queries<C>, of_queries.items(), 32 * warps<C>, backward_bytes(a.HS, rows), ctx, dqkv, dout, info,
            qkv, mask.slopes, a, of_queries);
 }
 

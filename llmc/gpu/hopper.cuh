@@ -282,12 +282,6 @@ template <int n>
 __device__ __forceinline__ void registers_increase() {
     HOPPER_ASM("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
 }
-// 2^x with an error of 2 ulp; results below 2^-126 are 0.
-__device__ __forceinline__ float exp2_approximate(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 }  // namespace gpu::hopper
 

@@ -73,15 +73,4 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 #endif
 }
 
-// 2^x by the special function unit, one instruction: relative error 2^-22, results below 2^-126 are 0.
-__device__ __forceinline__ float exp2_approx(float x) {
-#ifdef __CUDACC__
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    return x < -126.0f ? 0.0f : exp2f(x);
-#endif
-}
-
 }  // namespace gpu

@@ -608,6 +608,5 @@ template <int n>
 void registers_increase() {
     static_assert(n % 8 == 0 && n >= 24 && n <= 256, "what setmaxnreg takes");
 }
-inline float exp2_approximate(float x) { return std::exp2(x); }
 
 }  // namespace gpu::hopper

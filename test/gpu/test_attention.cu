@@ -494,20 +494,31 @@ TEST(AttentionLimits, WhoRuns) {
 
 // Each tile of each head once; within a section long tiles first; sections one after another.
 TEST(AttentionPlan, EachTileOnceLongOnesFirst) {
-    for (const gpu::BlockOrder& order : {gpu::BlockOrder{1, 1, 1}, {5, 7, 3}, {4, 6, 6}, {3, 8, 4}, {2, 5, 1}}) {
+    for (const gpu::WorkOrder& order : {gpu::WorkOrder{1, 1, 1}, {5, 7, 3}, {4, 6, 6}, {3, 8, 4}, {3, 8, 8}, {2, 5, 1}}) {
         std::set<std::pair<int, int>> seen;
-        int section = 0, place = 0;
-        for (unsigned i = 0; i < order.blocks(); i++) {
-            const gpu::BlockOrder::Task task = order.task(i);
-            EXPECT_TRUE(task.head >= 0 && task.head < order.heads && task.place >= 0 && task.place < order.tiles);
-            EXPECT_TRUE(seen.insert({task.head, task.place}).second);
-            if (task.head / order.section != section) section++, place = 0;
-            EXPECT_EQ(task.head / order.section, section);
-            EXPECT_GE(task.place, place);
-            place = task.place;
+        int section = 0, tile = 0;
+        for (int i = 0; i < order.items(); i++) {
+            const gpu::WorkOrder::Item item = order.item(i);
+            EXPECT_TRUE(item.head >= 0 && item.head < order.heads && item.tile >= 0 && item.tile < order.tiles);
+            EXPECT_TRUE(seen.insert({item.head, item.tile}).second);
+            if (item.head / order.section != section) {
+                section++;
+                tile = 0;
+            }
+            EXPECT_EQ(item.head / order.section, section);
+            EXPECT_GE(item.tile, tile);
+            tile = item.tile;
         }
-        EXPECT_EQ(seen.size(), order.blocks());
+        EXPECT_EQ((int)seen.size(), order.items());
     }
+}
+
+// Sections hold whole groups of heads, which read the same keys, at least one group and at most all heads.
+TEST(AttentionPlan, SectionsFitTheCache) {
+    EXPECT_EQ(gpu::work_order(3, 32, 4, 2 << 20, 16 << 20).section, 32);
+    EXPECT_EQ(gpu::work_order(3, 128, 4, 2 << 20, 16 << 20).section, 32);
+    EXPECT_EQ(gpu::work_order(3, 32, 4, 64 << 20, 16 << 20).section, 4);
+    EXPECT_EQ(gpu::work_order(3, 32, 1, 3 << 20, 16 << 20).section, 5);
 }
 
 #ifndef PRECISION_FP32

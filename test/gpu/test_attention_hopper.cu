@@ -373,19 +373,4 @@ TEST_F(AttentionHopperMore, DocumentsDoNotSeeEachOther) {
     }
 }
 
-// The order of work: every tile of every head once, whatever the sections.
-TEST(AttentionHopperOrder, EachItemOnce) {
-    for (const gpu::hopper::WorkOrder& order :
-         {gpu::hopper::WorkOrder{1, 1, 1}, gpu::hopper::WorkOrder{5, 7, 3}, gpu::hopper::WorkOrder{3, 8, 8}}) {
-        std::vector<int> seen(order.items());
-        for (int i = 0; i < order.items(); i++) {
-            int tile, head;
-            order.item(i, tile, head);
-            ASSERT_TRUE(tile >= 0 && tile < order.tiles && head >= 0 && head < order.heads) << i;
-            seen[head * order.tiles + tile]++;
-        }
-        for (const int n : seen) ASSERT_EQ(n, 1);
-    }
-}
-
 }  // namespace test_gpu_attention_hopper
