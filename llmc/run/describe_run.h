@@ -1,5 +1,5 @@
-// The table that a run shows before it begins, and that --dry-run ends with: what it will do, on what, in how much memory; on
-// machines that are not here also in how much time.
+// The table that a run prints before it begins, and with which --dry-run ends: model, batch, ranks, memory, and for a plan also
+// the time.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -17,9 +17,9 @@
 #include "planner.h"
 #include "run.h"
 
-// What of the planned memory of this rank's model the table tells.
+// Facts about the planned memory of this rank's model.
 struct PlannedModel {
-    size_t messages;      // between data-parallel ranks, for all parameters
+    size_t messages;      // data-parallel messages for all parameters
     std::string in_bf16;  // what_is_bf16 of gradients and moments
     std::vector<std::pair<std::string, size_t>> purposes;
     size_t bytes;
@@ -69,7 +69,7 @@ inline void describe_batch(RunTable& t, const TrainOptions& o, const Schedule& s
                                (schedule.warmup ? "warm-up over " + warmup : "no warm-up"));
 }
 
-// The grid, and how the model is dealt out.
+// The grid of ranks, and how the model is split over it.
 inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
     const Ranks& ranks = *run.ranks;
     const Mesh& mesh = ranks.mesh;
@@ -77,7 +77,7 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
     t.row("ranks", mesh.text());
     if (mesh.tp.size > 1)
         t.row("tensor parallel", format("%d heads, %d feed-forward columns a rank%s", n.NHl, n.Fl,
-                                        ranks.sequence_parallel ? ", rows between matrices cut (sequence parallel)" : ""));
+                                        ranks.sequence_parallel ? ", rows split over tp (sequence parallel)" : ""));
     if (mesh.dp.size > 1)
         t.row("data parallel",
               format("%s, %zu message%s of at most %s parameters",
@@ -152,18 +152,18 @@ inline void describe_data(Run& run) {
     const double passes = (double)run.valid_samples / (double)run.valid->samples_of_one_pass();
     t.row("a validation", format("%s, %s", counted(run.valid_samples, "sample").c_str(),
                                  run.o.eval_fixed ? "the same each time" : "each time the next ones (--eval-fixed: the same)") +
-                              (passes > 1 ? format(": %.1f passes over the data, fewer --eval-iters would do", passes) : ""));
+                              (passes > 1 ? format(": %.1f passes over the data; fewer --eval-iters suffice", passes) : ""));
 }
 
 // ---- plans -----------------------------------------------------------------------------------------------------------------
-// What a rank needs where it computes, and on the host of a GPU besides.
+// The memory that a rank needs on its device, and on the host of a GPU.
 struct RankMemory {
     size_t bytes, host;
 };
-// Of a rank of each pipeline stage, with these options on so many ranks.
+// For one rank of each pipeline stage, with these options and number of ranks.
 using MemoryOfStages = std::function<std::vector<RankMemory>(const TrainOptions&, int ranks)>;
 
-// How long a run on GPUs that are not here takes, and what it needs of each.
+// Predicts the time of a run on GPUs that are not here, and the memory that it needs on each.
 inline void describe_plan(Run& run, const MemoryOfStages& memory_of_stages) {
     RunTable& t = run.table;
     const TrainOptions& o = run.o;
@@ -186,7 +186,7 @@ inline void describe_plan(Run& run, const MemoryOfStages& memory_of_stages) {
         t.picture = draw_pipeline(mesh.pp.size, mesh.vpp, (int)plan.micro_batches, plan.bubble, terminal_width(stdout));
 }
 
-// How long it takes on this CPU, where a step takes so many seconds.
+// Predicts the time on this CPU, given the seconds per step.
 inline void describe_time_here(Run& run, double step_seconds) {
     RunTable& t = run.table;
     const int T = run.o.seq_length;
@@ -203,12 +203,12 @@ inline void describe_time_here(Run& run, double step_seconds) {
     t.exact({{"tokens", tokens}, {"days", tokens / rate / 86400}});
 }
 
-// Says so if the plan needs more memory than there is, and what would help.
+// If the plan needs more memory than there is, says so and lists what would help.
 inline void describe_shortage(Run& run, const MemoryOfStages& memory_of_stages) {
     const TrainOptions& o = run.o;
     Table& table = run.table.table;
     const bool host = be::memory_is_host && !o.world;
-    int sharing = 0;  // ranks of this machine, which share its memory
+    int sharing = 0;  // ranks on this machine, which share its memory
     for (const std::string& name : run.world.hosts()) sharing += host && name == run.world.host();
     const int ranks = o.world ? o.world : run.world.size();
     const double resident = host ? (double)resident_memory_bytes() : 0;

@@ -1,5 +1,5 @@
-// The program from its command line to its exit status: which command is meant, and what is said when it fails. The commands that
-// run a model are given, the others are here in llmc/.
+// The program from its command line to its exit status: runs the command, and reports errors. Commands that run a model are
+// passed in; the others are in llmc/.
 #pragma once
 #include <cstdio>
 #include <new>
@@ -53,7 +53,7 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     }
     if (command == "prepare") return run_command("prepare", arguments, prepare_command);
     if (command == "tokenizer") return run_command("tokenizer", arguments, tokenizer_command);
-    const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name is left out
+    const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name was omitted
     if (bare) arguments.insert(arguments.begin(), command == "report" ? "--runs" : "--path");
     if (command == "report") return run_command("report", arguments, report_command);
     return run_command("inspect", arguments, inspect_command);
@@ -64,7 +64,7 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
 inline int run_program(int argc, char** argv, const ModelCommands& commands) try {
     open_standard_streams();
     const int status = detail::run_command_line(Strings(argv + 1, argv + argc), commands);
-    if (status == 0 && !has_trained()) check_output();  // a run needs no console: it has its log
+    if (status == 0 && !has_trained()) check_output();  // a run does not need its console: it has a log
     return status;
 } catch (const std::bad_alloc&) {
     print_line(stderr, "error: out of memory; HINT: a smaller --micro-batch-size, --seq-length or model");

@@ -1,9 +1,9 @@
-// A training run but for its model: what options, checkpoint and data come to. In this order, on all ranks:
-//   take_directory    the output directory is this run's, before anything in it is looked at
-//   set_up            which checkpoint, tokenizer, model, ranks and schedule the options mean
+// A training run without its model: the result of options, checkpoint and data. In this order, on all ranks:
+//   take_directory    locks the output directory before its contents are read
+//   set_up            resolves checkpoint, tokenizer, model, ranks and schedule
 //   (the model's memory is planned)
-//   open_data         the samples in their order; a checkpoint must have seen the same
-// All that can be refused is refused here, before a model takes memory.
+//   open_data         the samples in their order; a resumed run must have the checkpoint's
+// Everything that can be refused is refused here, before memory is allocated for a model.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -34,11 +34,11 @@
 #include "timetable.h"
 #include "training_state.h"
 
-// What the run is, for the console, and as rows for the report.
+// The description of the run, for the console and as rows of the report.
 struct RunTable {
     Table table;
     nlohmann::ordered_json rows = nlohmann::ordered_json::object();
-    std::string picture;  // of the planned pipeline
+    std::string picture;  // picture of the planned pipeline
     void exact(nlohmann::ordered_json value) { table.exact(std::move(value)); }
     void row(const std::string& label, const std::string& value, const std::string& prefix = "") {
         table.row(label, value);
@@ -59,35 +59,35 @@ struct Run {
     be::Ctx ctx;
     std::string resumed_from{};              // a checkpoint, or empty
     TrainingState state{};                   // the checkpoint's, or that of a new run
-    Strings matrix_unit{};                   // what multiplies, for checkpoints
+    Strings matrix_unit{};                   // matrix units, recorded in checkpoints
     std::unique_ptr<Tokenizer> tokenizer{};  // may be null
-    ModelTexts texts{};                      // that checkpoints get beside the weights
+    ModelTexts texts{};                      // text files of checkpoints
     ModelConfig c{};
     std::shared_ptr<Ranks> ranks{};
     Schedule schedule{};
     BatchRanges discards{};  // batches to draw and drop
     std::unique_ptr<DataLoader> train{}, valid{};
-    int64_t valid_samples = 0;      // of a validation
+    int64_t valid_samples = 0;      // samples per validation
     nlohmann::ordered_json data{};  // data_identity
     Peak peak{};
     RunTable table{};
-    PhaseStatus phase{};  // of the first rank
+    PhaseStatus phase{};  // on rank 0
 
     bool main_rank() const { return world.rank() == 0; }  // prints, logs, and holds the directory
     bool resumes() const { return !resumed_from.empty(); }
-    // The checkpoint that it resumes from lies in OUT: what else lies there is of this run as well.
+    // Whether the resumed checkpoint is in OUT; then the other files in OUT belong to this run, too.
     bool same_directory() const {
         namespace fs = std::filesystem;
         return resumes() && fs::canonical(resumed_from).parent_path() == fs::canonical(o.out);
     }
-    // A plan for ranks or GPUs that are not here.
+    // Plans for ranks or GPUs that are not here.
     bool plans_elsewhere() const { return o.world || !ctx.has_device(); }
     void begin(const std::string& what) {
         if (main_rank() && !o.quiet) phase.begin(what);
     }
 };
 
-// From here on signals are heard, other runs are kept out of the directory, and ranks that wait too long are reported.
+// From here on signals are handled, the directory is locked against other runs, and ranks that wait too long are reported.
 inline void take_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {
     const bool main_rank = world.rank() == 0;
     hear_stop_signals(main_rank);
@@ -122,7 +122,7 @@ inline void find_checkpoint(Run& run) {
     run.matrix_unit = choose_matrix_unit(run.world, run.ctx, run.o.matrix_unit, before);
 }
 
-// The tokenizer given, else the one beside the checkpoint or the model.
+// Loads the given tokenizer, else the one beside the checkpoint or the model.
 inline void load_tokenizer(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("loading the tokenizer");
@@ -139,7 +139,7 @@ inline void load_tokenizer(Run& run) {
 inline void check_options_of_backend(const Run& run) {
     const TrainOptions& o = run.o;
     if (be::memory_is_host && !o.gemm_cache.empty())
-        fail_usage("--gemm-cache is for GPUs; HINT: --matrix-unit says what multiplies on a CPU");
+        fail_usage("--gemm-cache is for GPUs; HINT: --matrix-unit is the choice for CPUs");
     if (be::memory_is_host && o.nondeterministic_attention)
         fail_usage("--nondeterministic-attention is for GPUs; on the CPU attention is deterministic");
     if (o.nondeterministic_attention && o.detect_nondeterminism)
@@ -150,7 +150,7 @@ inline void check_options_of_backend(const Run& run) {
 inline void find_model(Run& run) {
     TrainOptions& o = run.o;
     const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
-    if (run.resumes() && unnamed) o.model = run.resumed_from;  // the checkpoint says what the model is
+    if (run.resumes() && unnamed) o.model = run.resumed_from;  // the checkpoint determines the model
     run.texts = model_texts(run.resumes() ? run.resumed_from : o.model, run.tokenizer.get());
     run.c = configure_model(o, run.tokenizer.get());
     if (run.resumes()) {
@@ -203,8 +203,9 @@ inline void open_validation(Run& run) {
         return std::make_unique<DataLoader>(d);
     };
     run.valid = open();
-    if (run.valid->n_samples() == 0) return run.valid.reset();  // too little data to have some for validation
-    // Where Megatron would find no documents at all, there is nothing to follow: a few samples are not read again and again.
+    if (run.valid->n_samples() == 0) return run.valid.reset();  // too little data for validation
+    // With no validation documents by Megatron's split, there is no order to follow: a few samples are not read again and
+    // again.
     if (!run.o.eval_fixed && run.valid->split_by_tokens() && run.valid->samples_of_one_pass() < schedule.valid_samples) {
         run.o.eval_fixed = true;
         run.valid = open();
@@ -225,7 +226,7 @@ inline void open_data(Run& run) {
     if (run.resumes()) check_agreement(run.state, run.o, run.data, run.train->order_problem(run.state.planned), run.o.override);
 }
 
-// What its checkpoints say of the run.
+// Adds to a state what its checkpoints record of the run.
 inline void sign_state(const Run& run, TrainingState& state) {
     const Mesh& mesh = run.ranks->mesh;
     state.options = options_to_json(run.o);

@@ -1,4 +1,4 @@
-// What a run tells while it trains, in its log and on the console: only its first rank does, the others are silent.
+// The output of a run while it trains, in its log and on the console; only rank 0 writes.
 #pragma once
 #include <cmath>
 #include <functional>
@@ -33,7 +33,7 @@ inline RunInfo run_info(const Run& r) {
     return info;
 }
 
-// Times waited in each group. (On a GPU the streams wait, not the host.)
+// Waiting times by group. (On a GPU the streams wait, not the host.)
 inline std::map<std::string, double> differences_ms(const std::map<std::string, double>& before,
                                                     std::map<std::string, double> after) {
     for (auto& [group, seconds] : after) seconds = 1e3 * (seconds - (before.count(group) ? before.at(group) : 0));
@@ -42,8 +42,8 @@ inline std::map<std::string, double> differences_ms(const std::map<std::string, 
 
 class TrainingLog {
 public:
-    // hold: called before a file in OUT is replaced; throws if the directory is another run's by now. overrides: what differs
-    // from the checkpoint.
+    // hold: called before a file in OUT is replaced; throws if the directory belongs to another run by now. overrides: the
+    // differences from the checkpoint.
     void open(Run& run, const TrainingState& state, const std::string& overrides, std::function<void()> hold) {
         const TrainOptions& o = run.o;
         out_ = o.out;
@@ -62,17 +62,17 @@ public:
     }
 
     void begin_fp8(int64_t step) { event(step, "info", "fp8", "from here on products are in FP8"); }
-    // layers: LayerHealth's; null: they were not examined.
+    // layers: from LayerHealth; null if they were not examined.
     void step(const StepStats& stats, const nlohmann::ordered_json& layers) {
         if (!logger_) return;
         logger_->step(stats);
         if (!layers.is_null()) logger_->health(stats.step, layers);
     }
-    // Batches that are left out after a step.
+    // Batches that are skipped after a step.
     void left_out(int64_t step, int64_t first, int64_t last) {
         event(step, "info", "skip-batches", format("batches %lld to %lld are left out", (long long)first, (long long)last));
     }
-    // What the guard says of a step.
+    // The guard's verdict on a step.
     void outlier(int64_t step, const Verdict& v) {
         event(step, "warning", v.apply ? "spike" : "skip", v.reason + (v.apply ? "" : "; its update was dropped"));
     }
@@ -80,7 +80,7 @@ public:
         event(step, "warning", "rollback",
               format("back to %s; batches that are left out: %s", checkpoint.c_str(), left_out.text().c_str()));
     }
-    // sets: names and losses, where there are several data sets.
+    // sets: names and losses, if there are several datasets.
     void validation(int64_t step, double loss, int64_t tokens, double ms,
                     const std::vector<std::pair<std::string, double>>& sets) {
         if (logger_) logger_->valid(step, loss, tokens, ms, sets);
@@ -103,7 +103,7 @@ public:
                        (long long)saved.step, saved.error.c_str()));
     }
 
-    // How the run ended: failed by a problem, finished, or stopped for a reason and to be gone on with by a command.
+    // How the run ended: failed with a problem, finished, or stopped for a reason, with the command that resumes it.
     void end(const std::string& problem, bool finished, const std::string& reason, const std::string& command) {
         if (!logger_) return;
         logger_->say("peak memory " + human_bytes((double)peak_memory_bytes()));
