@@ -48,15 +48,25 @@ done
 
 # The Makefile stays one that can be read: at most 200 lines of at most 120 columns, without generated rules or a nested make for
 # another configuration; and every kind of program can be asked for by its path in any configuration.
-short_makefile() { awk 'length > 120 || /\$\(eval|^define|\$\(MAKE\).*(BACKEND|PRECISION)=/ { print FILENAME ":" FNR ": " $0; bad = 1 } END { exit bad || NR > 200 }' "$1"; }
+short_makefile() {
+    awk 'length > 120 || /\$\(eval|^define|\$\(MAKE\).*(BACKEND|PRECISION)=/ { print FILENAME ":" FNR ": " $0; bad = 1 }
+        END { exit bad || NR > 200 }' "$1"
+}
 expect "the Makefile is short" short_makefile "$repository/Makefile"
 # shellcheck disable=SC2016
 printf 'all:\n\t$(MAKE) BACKEND=emu\n' >long.mk
 expect "one with a nested make is not" refused short_makefile long.mk
 made() { make -C "$repository" -n NODEPS=1 "$@"; }
-for program in emu-fp32-x/train_gpt cpu-bf16-address-undefined-x/test_cli cpu-fp64-x/fp64_tests emu-bf16-x/test_gpu_ops cpu-fp32-x/bench emu-bf16-x/parity_check; do
+while read -r program flags; do
     expect "make knows build/$program" made "build/$program"
-    says "for its backend and precision" "$(case $program in emu-fp32*) echo BACKEND_EMU.*PRECISION_FP32 ;; emu*) echo BACKEND_EMU ;; *fp64*) echo PRECISION_FP64 ;; *fp32*) echo PRECISION_FP32 ;; *) echo fsanitize=address,undefined ;; esac)"
-done
+    says "for its backend and precision" "$flags"
+done <<'END'
+emu-fp32-x/train_gpt BACKEND_EMU.*PRECISION_FP32
+cpu-bf16-address-undefined-x/test_cli fsanitize=address,undefined
+cpu-fp64-x/fp64_tests PRECISION_FP64
+emu-bf16-x/test_gpu_ops BACKEND_EMU
+cpu-fp32-x/bench PRECISION_FP32
+emu-bf16-x/parity_check BACKEND_EMU
+END
 expect "make refuses what is no program" refused made build/cpu-bf16/nothing
 says "and says so" "no program is called build/cpu-bf16/nothing"
