@@ -32,7 +32,7 @@ const Shape norm_shapes[] = {{1, 1},   {1, 769},  {3, 15},   {150, 33},  {70, 51
                              {37, 96}, {21, 776}, {3, 8208}, {2, 16384}, {2, 16392}};
 #endif
 
-// What an op reads: here to compute with, and in the backend's memory.
+// An op's input: on the host for the reference, and in the backend's memory.
 template <class T>
 class Input {
 public:
@@ -300,7 +300,7 @@ double gelu_inner(double x) { return 2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x
 
 constexpr double tanh_error = !backend::memory_is_host && std::is_same<floatX, bf16>::value ? 0x1p-10 * 0.504 : 0;  // 2^-10.987
 
-// The GeLU of a product, fused or apart: apart, pre is rounded to floatX before GeLU sees it and the product before it meets
+// The GeLU of a product, fused or separate: if separate, pre is rounded to floatX before GeLU sees it and the product before it meets
 // the derivative, so both bounds allow for that too. Sums of K terms as in test_matmul.cpp: 2 (K + 2) u of the magnitudes.
 // |gelu'| < 1.13, |gelu''| < 1.13. Fused on a GPU, in bf16, tanh t has 11 bits: x (1 + t) / 2 errs by half of that times x, and
 // the derivative (1 + t) / 2 + x (1 - t^2) inner' / 2 by (1/2 + |x t| inner') of it.
@@ -377,7 +377,7 @@ TEST(LinearGelu, ForwardAndBackward) {
     check_linear_gelu(ctx);
 }
 
-// What a product can take along has the bits of the ops one after another; a library's may differ by the roundings between
+// Fused products have the bits of the separate ops; a library's may differ by the roundings between
 // them, as it may add the residual stream and the bias before or after it rounds the product.
 TEST(LinearFused, BitsOfTheOpsOneAfterAnother) {
     backend::Ctx ctx(2);
