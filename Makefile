@@ -67,7 +67,7 @@ CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter %_tests %_check,$(@F:kernel_tests=)
              $(if $(WERROR),-Werror) -fopenmp $(math) -I. $(vendored) $(mpi_include) $(flags_$(backend)) $(precise) \
              $(if $(sanitizer),-fsanitize=$(sanitizer) -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g) \
              $(if $(findstring coverage,$(@D)),--coverage -fprofile-update=atomic -O1)
-flags_emu := -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -O1 -rdynamic
+flags_emu  = -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -O1 -rdynamic $(if $(filter train_gpt test_%,$(@F)),-g)
 NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. $(vendored) $(mpi_include) $(precise) \
              $(if $(WERROR),-Werror all-warnings) $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a) \
              -Xcompiler -march=$(march),-fopenmp,-Wall,-Wextra,-Wno-parentheses,$(subst $(space),$(comma),$(math))
