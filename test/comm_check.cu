@@ -32,7 +32,10 @@ struct Test {
         int n_bad = 0;
         for (const std::string& s : world.all_gather(std::string(ok ? "1" : ""))) n_bad += s.empty();
         failed += n_bad > 0;
-        if (world.rank() == 0) printf(n_bad ? "FAILED: %s (%d ranks)\n" : "ok: %s\n", name.c_str(), n_bad), fflush(stdout);
+        if (world.rank() == 0) {
+            printf(n_bad ? "FAILED: %s (%d ranks)\n" : "ok: %s\n", name.c_str(), n_bad);
+            fflush(stdout);
+        }
     }
 };
 
@@ -276,7 +279,8 @@ bool check_neighbours(Test& t, be::Comm& comm, size_t n, bool both, F between) {
     between();
     be::recv(t.ctx, comm, from_above.data(), n, previous, 1);
     if (both) be::recv(t.ctx, comm, from_below.data(), n, next, 2);
-    be::finish(t.ctx, a), be::finish(t.ctx, b);
+    be::finish(t.ctx, a);
+    be::finish(t.ctx, b);
     return from_above.equals([&](size_t i) { return value(previous, i, 3); }) &&
            (!both || from_below.equals([&](size_t i) { return value(next, i, 4); })) &&
            down.equals([&](size_t i) { return value(rank, i, 3); });
@@ -428,7 +432,8 @@ static void bench(Test& t) {
     const size_t n = 24 << 20, size = (size_t)w.size();
     Buffer<real> x(t.ctx, n);
     Buffer<floatX> y(t.ctx, n);
-    x.set([](size_t) { return 1; }), y.set([](size_t) { return 1; });
+    x.set([](size_t) { return 1; });
+    y.set([](size_t) { return 1; });
     time("all_reduce real", n * sizeof(real), [&] { be::all_reduce(t.ctx, all, x.data(), n); });
     time("reduce_scatter real", n * sizeof(real), [&] {
         be::Pending p = be::start_reduce_scatter(t.ctx, all, x.data(), n / size);

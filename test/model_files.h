@@ -21,7 +21,8 @@ public:
         CHECK(bytes > 0 && order_.size() == next_, "declare('%s') after write, or unknown type", name.c_str());
         for (int64_t d : shape) bytes *= (size_t)d;
         header_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {total_, total_ + bytes}}};
-        order_.push_back({name, bytes}), next_ = order_.size();
+        order_.push_back({name, bytes});
+        next_ = order_.size();
         total_ += bytes;
     }
 
@@ -42,7 +43,8 @@ public:
 private:
     void write_header() {
         file_.write(safetensors_start(header_));
-        header_written_ = true, next_ = 0;
+        header_written_ = true;
+        next_ = 0;
     }
 
     FileWriter file_;

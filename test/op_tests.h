@@ -59,18 +59,27 @@ NormReference norm_reference(const Doubles& x, const Doubles& w, const Doubles* 
     const double s = (C / 16.0 + 20) * u;
     for (int n = 0; n < N; n++) {
         double mean = 0, magnitude = 0, variance = 0;
-        for (int c = 0; c < C; c++) mean += x[n * C + c] / C, magnitude += std::abs(x[n * C + c]) / C;
-        if (!b) mean = 0, magnitude = 0;
+        for (int c = 0; c < C; c++) {
+            mean += x[n * C + c] / C;
+            magnitude += std::abs(x[n * C + c]) / C;
+        }
+        if (!b) {
+            mean = 0;
+            magnitude = 0;
+        }
         for (int c = 0; c < C; c++) variance += (x[n * C + c] - mean) * (x[n * C + c] - mean) / C;
         const double rstd = 1 / std::sqrt(variance + eps);
-        r.mean.push_back(mean), r.mean_allowed.push_back(s * magnitude);
+        r.mean.push_back(mean);
+        r.mean_allowed.push_back(s * magnitude);
         // An error e of the mean adds e^2 to the variance.
-        r.rstd.push_back(rstd), r.rstd_allowed.push_back(rstd * (s + std::pow(s * magnitude * rstd, 2)));
+        r.rstd.push_back(rstd);
+        r.rstd_allowed.push_back(rstd * (s + std::pow(s * magnitude * rstd, 2)));
         for (int c = 0; c < C; c++) {
             const double xhat = (x[n * C + c] - mean) * rstd, y = xhat * w[c] + (b ? (*b)[c] : 0);
             const double arithmetic =
                 std::abs(w[c]) * (s * magnitude * rstd + (s + 8 * u) * std::abs(xhat)) + 8 * u * std::abs(y);
-            r.y.push_back(y), r.y_allowed.push_back(rounding * std::abs(y) + arithmetic);
+            r.y.push_back(y);
+            r.y_allowed.push_back(rounding * std::abs(y) + arithmetic);
         }
     }
     return r;
@@ -91,8 +100,12 @@ NormGradient norm_gradient(const Doubles& dy, const Doubles& x, const Doubles& w
         double mg = 0, mgx = 0, mg_magnitude = 0, mgx_magnitude = 0;
         for (int c = 0; c < C; c++) {
             const double g = w[c] * dy[n * C + c];
-            if (centred) mg += g / C, mg_magnitude += std::abs(g) / C;
-            mgx += g * xhat(c) / C, mgx_magnitude += std::abs(g * xhat(c)) / C;
+            if (centred) {
+                mg += g / C;
+                mg_magnitude += std::abs(g) / C;
+            }
+            mgx += g * xhat(c) / C;
+            mgx_magnitude += std::abs(g * xhat(c)) / C;
         }
         for (int c = 0; c < C; c++) {
             const int i = n * C + c;
@@ -101,8 +114,10 @@ NormGradient norm_gradient(const Doubles& dy, const Doubles& x, const Doubles& w
             r.dx_allowed[i] =
                 rounding * std::abs(r.dx[i]) +
                 rstd[n] * (12 * u * std::abs(g) + (s + 12 * u) * (mg_magnitude + std::abs(xhat(c)) * mgx_magnitude));
-            r.dw[c] += dy[i] * xhat(c), r.dw_allowed[c] += rows * std::abs(dy[i] * xhat(c));
-            r.db[c] += dy[i], r.db_allowed[c] += rows * std::abs(dy[i]);
+            r.dw[c] += dy[i] * xhat(c);
+            r.dw_allowed[c] += rows * std::abs(dy[i] * xhat(c));
+            r.db[c] += dy[i];
+            r.db_allowed[c] += rows * std::abs(dy[i]);
         }
     }
     return r;
@@ -110,7 +125,10 @@ NormGradient norm_gradient(const Doubles& dy, const Doubles& x, const Doubles& w
 
 // target += extra, allowing the rounding of that sum.
 void add_to(Doubles& target, Doubles& allowed, const Doubles& extra, double unit) {
-    for (size_t i = 0; i < target.size(); i++) target[i] += extra[i], allowed[i] += unit * std::abs(target[i]);
+    for (size_t i = 0; i < target.size(); i++) {
+        target[i] += extra[i];
+        allowed[i] += unit * std::abs(target[i]);
+    }
 }
 
 }  // namespace
@@ -166,7 +184,8 @@ TEST(Embedding, BackwardAddsRows) {
             wpe_terms[positions[n]]++;
         }
         const auto add = [&](Doubles& sum, Doubles& allowed, size_t i, double x, int terms) {
-            sum[i] += x, allowed[i] += terms * u * std::abs(x);
+            sum[i] += x;
+            allowed[i] += terms * u * std::abs(x);
         };
         for (size_t i = 0; i < wte.size(); i++) wte_allowed[i] = wte_terms[i / k.C] * u * std::abs(wte[i]);
         for (size_t i = 0; i < wpe.size(); i++) wpe_allowed[i] = wpe_terms[i / k.C] * u * std::abs(wpe[i]);
@@ -324,10 +343,14 @@ void check_linear_gelu(backend::Ctx& ctx) {
                     for (int k = 0; k < IC; k++) {
                         const double term = as_double(inp[n * IC + k]) * as_double(w1[o * IC + k]);
                         const double back_term = as_double(dout[n * IC + k]) * as_double(w2[k * OC + o]);
-                        sum += term, magnitude += std::abs(term), back += back_term, back_magnitude += std::abs(back_term);
+                        sum += term;
+                        magnitude += std::abs(term);
+                        back += back_term;
+                        back_magnitude += std::abs(back_term);
                     }
                     const double error = 2 * (IC + 2) * u * magnitude, back_error = 2 * (IC + 2) * u * back_magnitude;
-                    x[i] = sum, x_allowed[i] = error + rounding * std::abs(sum);
+                    x[i] = sum;
+                    x_allowed[i] = error + rounding * std::abs(sum);
                     const double s = 1 / (1 + std::exp(-gelu_inner(sum)));
                     y[i] = sum * s;
                     y_allowed[i] = 1.13 * x_allowed[i] + (rounding + sigmoid_relative_error(gelu_inner(sum))) * std::abs(y[i]) +
@@ -360,7 +383,8 @@ TEST(Gelu, ForwardAndBackward) {
             const double x = as_double(inp[i]), z = gelu_inner(x), dz = 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
             // s (1 - s) dz and not its parts: far out s (1 - s) falls faster than x dz grows
             const double s = 1 / (1 + std::exp(-z)), bend = x * s / (1 + std::exp(z)) * dz, error = sigmoid_relative_error(z);
-            y.push_back(x * s), dx.push_back(as_double(dout[i]) * (s + bend));
+            y.push_back(x * s);
+            dx.push_back(as_double(dout[i]) * (s + bend));
             y_allowed.push_back((rounding + error) * std::abs(y[i]) + tiny);
             // s and 1 - s err by `error` s (1 - s) (their slope), and 1 - s by u where it was subtracted from 1.
             const double absolute =
@@ -435,8 +459,10 @@ TEST(SwiGlu, ForwardAndBackward) {
                 const int i = n * F + f, gi = n * 2 * F + f, ui = gi + F;
                 const double g = as_double(gate_up[gi]), up = as_double(gate_up[ui]), dy = as_double(dout[i]);
                 const double s = 1 / (1 + std::exp(-g)), not_s = 1 / (1 + std::exp(g)), error = sigmoid_relative_error(g);
-                y[i] = g * s * up, y_allowed[i] = (rounding + error) * std::abs(y[i]) + tiny;
-                d[ui] = dy * g * s, d_allowed[ui] = (rounding + error) * std::abs(d[ui]) + tiny;
+                y[i] = g * s * up;
+                y_allowed[i] = (rounding + error) * std::abs(y[i]) + tiny;
+                d[ui] = dy * g * s;
+                d_allowed[ui] = (rounding + error) * std::abs(d[ui]) + tiny;
                 d[gi] = dy * up * s * (1 + g * not_s);
                 d_allowed[gi] = rounding * std::abs(d[gi]) +
                                 std::abs(dy * up * s) * ((1 + std::abs(g) * not_s) * error + 4 * u * std::abs(g) * (g < 20)) +
@@ -478,7 +504,10 @@ struct Classified {
         backend::Ctx ctx(2);
         backend::classifier(ctx, in_place.p(), {l.p(), z.p(), s.p()}, Input<int>(targets).p(), N, {0, V, Vp},
                             {(real)loss_scale, (real)z_coef, write_gradient});
-        logits = in_place.get(), loss = l.get(), zloss = z.get(), lse = s.get();
+        logits = in_place.get();
+        loss = l.get();
+        zloss = z.get();
+        lse = s.get();
     }
 };
 
@@ -511,8 +540,9 @@ TEST(Classifier, AgainstDouble) {
             for (int i = 0; i < k.V; i++) z += std::exp(as_double(row[i]));
             const double log_z = std::log(z), at_target = targets[n] < 0 ? 0 : as_double(row[targets[n]]);
             const bool masked = targets[n] < 0;
-            lse.push_back(log_z), loss.push_back(masked ? 0 : log_z - at_target),
-                zloss.push_back(masked ? 0 : z_coef * log_z * log_z);
+            lse.push_back(log_z);
+            loss.push_back(masked ? 0 : log_z - at_target);
+            zloss.push_back(masked ? 0 : z_coef * log_z * log_z);
             // The sum: chunks of 512 in 16 parts, one more rounding and rescaling (3 u) per chunk, exp within two ulp of an
             // argument rounded once. log Z then errs by that (relative to Z), plus its own roundings.
             const double sum_error = (512 / 16 + 16 + 4 * (k.V / 512) + 8 + 8 * k.spread) * u,
@@ -523,8 +553,8 @@ TEST(Classifier, AgainstDouble) {
                 const double p = i < k.V && !masked ? std::exp(as_double(row[i]) - log_z) : 0;
                 const double g = masked || i >= k.V ? 0 : factor * p - loss_scale * (i == targets[n]);
                 const double p_error = error + (std::abs(i < k.V ? as_double(row[i]) : 0) + 8) * u;
-                gradient.push_back(g),
-                    gradient_allowed.push_back(rounding * std::abs(g) + 2 * p_error * factor * p + 2 * u * std::abs(g));
+                gradient.push_back(g);
+                gradient_allowed.push_back(rounding * std::abs(g) + 2 * p_error * factor * p + 2 * u * std::abs(g));
             }
         }
         expect_close(out.lse, lse, largest_error, u, "lse");
@@ -572,7 +602,8 @@ TEST(Classifier, ShardsAsTheWhole) {
         for (int n = 0; n < N; n++)
             for (int i = 0; i < per_shard; i++) {
                 const double g = i < columns(r) ? as_double(gradient[(size_t)n * Vp + r * per_shard + i]) : 0;
-                dx.push_back(g), dx_allowed.push_back(2 * rounding * std::abs(g) + allowed * (std::abs(g) + 0.25e-3));
+                dx.push_back(g);
+                dx_allowed.push_back(2 * rounding * std::abs(g) + allowed * (std::abs(g) + 0.25e-3));
             }
         expect_close(parts[r]->get(), dx, dx_allowed, "gradient");
     }
@@ -597,7 +628,8 @@ TEST(Classifier, GoldenValuesWithZLoss) {  // all of these logits are bf16 numbe
 TEST(Classifier, LargeAndInfiniteLogits) {
     const int V = 1300;
     std::vector<floatX> x(V, from_double<floatX>(-3e4));
-    x[1250] = from_double<floatX>(2e4), x[7] = from_double<floatX>(1e4);
+    x[1250] = from_double<floatX>(2e4);
+    x[7] = from_double<floatX>(1e4);
     const Classified large(x, {1250}, V, V, 1, 0), wrong(x, {7}, V, V, 1, 0);
     EXPECT_EQ(large.loss[0], 0);
     EXPECT_EQ(as_double(wrong.loss[0]), as_double(x[1250]) - as_double(x[7]));
@@ -637,7 +669,10 @@ TEST(LossSums, AddsUnmaskedRowsAndShowsNan) {
         if (!thorough && N != 1000) continue;
         std::vector<real> losses = rng.normals<real>(N), zlosses = rng.normals<real>(N), lses = rng.normals<real>(N, 5);
         std::vector<int> target = rng.integers(N, -3, 9);
-        if (N > 1) losses[1] = lses[1] = (real)not_a_number, target[1] = -1;  // a masked row says nothing
+        if (N > 1) {
+            losses[1] = lses[1] = (real)not_a_number;
+            target[1] = -1;
+        }  // a masked row says nothing
         const auto run = [&](const LossSums& start) {
             Buffer<real> loss(losses), zloss(zlosses), lse(lses);
             const Input<int> targets(target);
@@ -653,7 +688,10 @@ TEST(LossSums, AddsUnmaskedRowsAndShowsNan) {
         LossSums start{3, 4, 5, -INFINITY, 6}, expected = start;
         for (int n = 0; n < N; n++)
             if (target[n] >= 0) {
-                expected.ce += losses[n], expected.z += zlosses[n], expected.lse += lses[n], expected.n++;
+                expected.ce += losses[n];
+                expected.z += zlosses[n];
+                expected.lse += lses[n];
+                expected.n++;
                 expected.lse_max = std::max(expected.lse_max, (double)lses[n]);
             }
         const LossSums sums = run(start);
@@ -671,9 +709,11 @@ TEST(LossSums, AddsUnmaskedRowsAndShowsNan) {
         for (const int bad : {0, N / 2, N - 1}) {
             const std::vector<int> before = target;
             const real saved = lses[bad];
-            lses[bad] = (real)not_a_number, target[bad] = 2;
+            lses[bad] = (real)not_a_number;
+            target[bad] = 2;
             EXPECT_TRUE(std::isnan(run(start).lse_max)) << bad << " of " << N;
-            lses[bad] = saved, target = before;
+            lses[bad] = saved;
+            target = before;
         }
     }
 }
@@ -783,10 +823,21 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
 // Elements that are updated or added to, in whole tensors and in parts of their rows.
 std::vector<Rounding> places_in_tensors() {
     std::vector<Rounding> places(6);
-    places[1].first = 4096, places[2].first = 4098, places[3].first = (1ull << 34) - 64;  // 3: where a word of the counter ends
-    places[4].first = 1024, places[4].cols = 192, places[4].whole_cols = 768, places[4].at = 64;
-    places[5].first = 21, places[5].cols = 7, places[5].whole_cols = 21, places[5].at = 3;
-    for (uint32_t i = 0; i < places.size(); i++) places[i].key = rounding_key(1234, 7), places[i].tensor = 5 + i;
+    places[1].first = 4096;
+    places[2].first = 4098;
+    places[3].first = (1ull << 34) - 64;  // 3: where a word of the counter ends
+    places[4].first = 1024;
+    places[4].cols = 192;
+    places[4].whole_cols = 768;
+    places[4].at = 64;
+    places[5].first = 21;
+    places[5].cols = 7;
+    places[5].whole_cols = 21;
+    places[5].at = 3;
+    for (uint32_t i = 0; i < places.size(); i++) {
+        places[i].key = rounding_key(1234, 7);
+        places[i].tensor = 5 + i;
+    }
     return places;
 }
 // The random number of one of them, by its place in the whole tensor.
@@ -806,7 +857,8 @@ TEST(AdamW, Bf16MomentsAreRoundedByTheElementsPlace) {
         for (const size_t n : {(size_t)1, (size_t)67, most}) {
             std::vector<real> m(n), v(n), gradient(n);
             for (size_t i = 0; i < n; i++) {
-                m[i] = (real)(rng.integers(1, -127, 128)[0] / 64.0), v[i] = (real)(rng.integers(1, 0, 128)[0] / 64.0);
+                m[i] = (real)(rng.integers(1, -127, 128)[0] / 64.0);
+                v[i] = (real)(rng.integers(1, 0, 128)[0] / 64.0);
                 gradient[i] = (real)(rng.integers(1, -64, 65)[0] / 8.0);
             }
             const std::vector<floatX> start = rng.normals<floatX>(n);

@@ -64,7 +64,14 @@ std::vector<Case> cases() {
     const auto add = [&](const char* name, const char* family, int NKV, bool tied, bool documents, bool rampup) {
         ModelConfig c;
         set_family(c, family);
-        c.L = few ? 4 : 8, c.C = 64, c.NH = 4, c.NKV = NKV, c.F = 96, c.T = 16, c.V = 119, c.tied = tied;
+        c.L = few ? 4 : 8;
+        c.C = 64;
+        c.NH = 4;
+        c.NKV = NKV;
+        c.F = 96;
+        c.T = 16;
+        c.V = 119;
+        c.tied = tied;
         pad_vocabulary(c, 64);  // 128: with tp 4 the last rank's shard is nearly all real, with tp 8 partly padding
         all.push_back({name, c, documents, rampup});
     };
@@ -78,15 +85,30 @@ std::vector<Case> cases() {
 
 TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     TrainOptions o;
-    o.tensor_model_parallel_size = l.tp, o.pipeline_model_parallel_size = l.pp, o.num_virtual_stages_per_pipeline_rank = l.vpp;
-    o.no_sequence_parallel = !l.sequence_parallel, o.zero = l.zero;
-    o.seq_length = k.c.T, o.micro_batch_size = 2, o.global_batch_size = few ? 8 : 16, o.train_iters = few ? 4 : 12;
-    o.lr = 1e-3, o.lr_warmup_iters = 2, o.z_loss_strength = 1e-3, o.clip_grad = 1.0, o.weight_decay = 0.1;
+    o.tensor_model_parallel_size = l.tp;
+    o.pipeline_model_parallel_size = l.pp;
+    o.num_virtual_stages_per_pipeline_rank = l.vpp;
+    o.no_sequence_parallel = !l.sequence_parallel;
+    o.zero = l.zero;
+    o.seq_length = k.c.T;
+    o.micro_batch_size = 2;
+    o.global_batch_size = few ? 8 : 16;
+    o.train_iters = few ? 4 : 12;
+    o.lr = 1e-3;
+    o.lr_warmup_iters = 2;
+    o.z_loss_strength = 1e-3;
+    o.clip_grad = 1.0;
+    o.weight_decay = 0.1;
     o.ddp_bucket_size = 20000;  // so that there are several
-    o.seed = 3, o.data_path = {data};
+    o.seed = 3;
+    o.data_path = {data};
     o.reset_position_ids = o.reset_attention_mask = o.eod_mask_loss = k.documents;
     if (k.rampup)  // 5 steps of 8, of 4 micro-batches in all, then 7 of 16
-        o.rampup_batch_size = {"8", "8", "40"}, o.train_samples = 5 * 8 + 7 * 16, o.train_iters = 0;
+    {
+        o.rampup_batch_size = {"8", "8", "40"};
+        o.train_samples = 5 * 8 + 7 * 16;
+        o.train_iters = 0;
+    }
     return o;
 }
 
@@ -97,7 +119,10 @@ void write_data(const std::string& prefix, int V) {
         std::vector<int> tokens;
         x = x * 1664525u + 1013904223u;
         const int n = 5 + (int)(x >> 27);
-        for (int i = 0; i < n; i++) x = x * 1664525u + 1013904223u, tokens.push_back(1 + (int)((x >> 8) % (uint32_t)(V - 1)));
+        for (int i = 0; i < n; i++) {
+            x = x * 1664525u + 1013904223u;
+            tokens.push_back(1 + (int)((x >> 8) % (uint32_t)(V - 1)));
+        }
         tokens.push_back(0);  // the end of a document
         writer.add(tokens.data(), tokens.size());
         writer.end_document();
@@ -153,7 +178,8 @@ public:
         Results r;
         while (trainer_.state.step < schedule_.total_steps) {
             const StepStats s = *train_step(trainer_);
-            r.losses.push_back(s.loss + s.z_loss), r.norms.push_back(s.grad_norm);
+            r.losses.push_back(s.loss + s.z_loss);
+            r.norms.push_back(s.grad_norm);
         }
         trainer_.gatherer.finish();
         return r;
@@ -192,7 +218,8 @@ double worst_difference(const std::string& a, const std::string& b, bool vectors
         if (!vectors && view.shape.size() == 1) continue;
         CHECK(other && other->shape == view.shape, "%s has no such tensor %s", b.c_str(), name.c_str());
         std::vector<double> p(view.elements()), q(view.elements());
-        x.read_as(view, p.data()), y.read_as(*other, q.data());
+        x.read_as(view, p.data());
+        y.read_as(*other, q.data());
         double largest = 0, difference = 0;
         for (size_t i = 0; i < p.size(); i++) {
             largest = std::max(largest, std::abs(p[i]));
@@ -200,7 +227,10 @@ double worst_difference(const std::string& a, const std::string& b, bool vectors
             difference = std::isfinite(d) ? std::max(difference, d) : INFINITY;
         }
         if (!(largest > 0)) fail("%s: %s is zero", a.c_str(), name.c_str());
-        if (difference / largest > worst) worst = difference / largest, where = name;
+        if (difference / largest > worst) {
+            worst = difference / largest;
+            where = name;
+        }
     }
     return worst;
 }

@@ -58,7 +58,10 @@ std::vector<int> document_starts(int B, int T) {
     std::vector<int> starts;
     for (int b = 0; b < B; b++)
         for (int t = 0, start = 0, document = 0; t < T; t++) {
-            if (t == start + lengths[b % 3][document]) start = t, document++;
+            if (t == start + lengths[b % 3][document]) {
+                start = t;
+                document++;
+            }
             starts.push_back(start);
         }
     return starts;
@@ -116,7 +119,10 @@ struct Problem {
 struct Bounded {
     Doubles value, allowed;
     explicit Bounded(size_t n) : value(n), allowed(n, tiny) {}
-    void add(size_t i, double x, double error) { value[i] += x, allowed[i] += error; }
+    void add(size_t i, double x, double error) {
+        value[i] += x;
+        allowed[i] += error;
+    }
 };
 
 class Reference {
@@ -168,14 +174,18 @@ public:
                 const double *dy = &dout[((size_t)row * k_.NH + h) * HS], *y = &out[((size_t)row * k_.NH + h) * HS];
                 const double log_sum = lse[((size_t)b * k_.NH + h) * k_.T + t];
                 double correction = 0, correction_magnitude = 0;
-                for (int c = 0; c < HS; c++) correction += dy[c] * y[c], correction_magnitude += std::abs(dy[c] * y[c]);
+                for (int c = 0; c < HS; c++) {
+                    correction += dy[c] * y[c];
+                    correction_magnitude += std::abs(dy[c] * y[c]);
+                }
                 for (int j = first; j <= t; j++) {
                     const double exponent = s.value[j - first] - log_sum, w = std::exp(exponent);
                     const double w_error = w * std::expm1(s.error[j - first] + u * std::min(std::abs(exponent), 100.0) + 4 * u);
                     double dw = 0, dw_magnitude = 0;
                     for (int c = 0; c < HS; c++) {
                         const double x = dy[c] * at(b, j, value_head(h), c);
-                        dw += x, dw_magnitude += std::abs(x);
+                        dw += x;
+                        dw_magnitude += std::abs(x);
                     }
                     const double ds = (double)p_.scale * w * (dw - correction);
                     const double ds_error =
@@ -209,7 +219,8 @@ private:
             double dot = 0, magnitude = 0;
             for (int c = 0; c < k_.HS; c++) {
                 const double x = at(b, t, h, c) * at(b, j, key_head(h), c);
-                dot += x, magnitude += std::abs(x);
+                dot += x;
+                magnitude += std::abs(x);
             }
             const double bias = k_.alibi ? (double)p_.slopes[h] * (j - t) : 0;
             s.value.push_back((double)p_.scale * dot + bias);
@@ -466,7 +477,8 @@ struct Rotation {
     Rotation(int N, int NH, int NKV, int HS, int P, uint64_t seed) : N(N), NH(NH), NKV(NKV), HS(HS), P(P) {
         Rng rng(seed);
         positions = rng.integers(N, 0, P);
-        positions[0] = 0, positions[N - 1] = P - 1;
+        positions[0] = 0;
+        positions[N - 1] = P - 1;
         rope_table(table, P, HS, 10000);
         qkv = rng.normals<floatX>((size_t)N * (NH + 2 * NKV) * HS);
     }
@@ -478,7 +490,8 @@ struct Rotation {
         for (size_t i = 0; i < x.size(); i++) {
             const int c = (int)(i % HS), half = HS / 2, position = positions[i / HS / (NH + 2 * NKV)];
             if (is_value(i)) {
-                y.value[i] = x[i], y.allowed[i] = 0;
+                y.value[i] = x[i];
+                y.allowed[i] = 0;
                 continue;
             }
             const size_t entry = ((size_t)position * half + c % half) * 2;

@@ -78,7 +78,8 @@ TEST(Manifest, HostileNamesAreRefused) {
     const TemporaryDirectory dir;
     const std::string model = dir / "model";
     std::filesystem::create_directories(model + "/training");
-    write_file(dir / "secret", "s"), write_file(model + "/a.bin", "a");
+    write_file(dir / "secret", "s");
+    write_file(model + "/a.bin", "a");
     alarm(60);  // instead of waiting for a pipe for ever
     const auto problem = [&](const std::string& name, size_t bytes = 1) {
         nlohmann::json manifest = {{"files", {{name, {{"bytes", bytes}, {"crc32c", format("%08x", crc32c("s", 1))}}}}}};
@@ -115,7 +116,12 @@ TEST(Manifest, HostileNamesAreRefused) {
 ModelConfig tiny(const std::string& family) {
     ModelConfig c;
     set_family(c, family);
-    c.L = 2, c.C = 16, c.NH = c.NKV = 2, c.F = 64, c.T = 8, c.V = 21;
+    c.L = 2;
+    c.C = 16;
+    c.NH = c.NKV = 2;
+    c.F = 64;
+    c.T = 8;
+    c.V = 21;
     pad_vocabulary(c, 8);
     return c;
 }
@@ -191,8 +197,10 @@ TEST(Checkpoints, TheLatestIntactIsResumedAndDamageReported) {
             write_file(temporary + "/training/state.json",
                        format("{\"step\": %d, \"layout\": {\"precision\": \"fp32\"}}", (int)step));
         });
-    std::filesystem::create_directory(out / "step_00000007.bak"), std::filesystem::create_directory(out / "step_");
-    std::filesystem::create_directory(out / "step_7"), write_file(out / "step_00000008", "no directory");
+    std::filesystem::create_directory(out / "step_00000007.bak");
+    std::filesystem::create_directory(out / "step_");
+    std::filesystem::create_directory(out / "step_7");
+    write_file(out / "step_00000008", "no directory");
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{100, 20, 5}));
     std::vector<std::string> reports;
     const auto report = [&](const std::string& problem) { reports.push_back(problem); };
@@ -213,7 +221,8 @@ TEST(Checkpoints, TheLatestIntactIsResumedAndDamageReported) {
     make_latest(out / "", out / "latest");
     EXPECT_EQ(std::filesystem::read_symlink(out / "latest"), "step_00000020");
     for (const std::string& spelling : {std::string("./step_00000020/"), out / "step_00000020"}) {
-        std::filesystem::remove(out / "latest"), std::filesystem::create_symlink(spelling, out / "latest");
+        std::filesystem::remove(out / "latest");
+        std::filesystem::create_symlink(spelling, out / "latest");
         EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 20)) << spelling;
     }
     write_file(step_directory(out / "", 20) + "/a", "abd");
@@ -248,7 +257,8 @@ TEST(Checkpoints, TheLastAndEveryMthAreKept) {
     std::filesystem::create_symlink("step_00000010", out / "latest");
     prune(out / "", 80, 1, 0);
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 10}));
-    std::filesystem::remove(out / "latest"), std::filesystem::remove_all(step_directory(out / "", 10));
+    std::filesystem::remove(out / "latest");
+    std::filesystem::remove_all(step_directory(out / "", 10));
     // A directory of the user's that is named like a checkpoint.
     std::filesystem::create_directory(step_directory(out / "", 75));
     prune(out / "", 80, 1, 0);
@@ -302,8 +312,9 @@ TEST(RunLock, IsTakenAgainWhereItWasDeletedAndLeavesNoFolderOfARefusedRun) {
             const RunLock thief(out);
             expect_error([&] { lock.hold(); }, {"another run"});
         }
-        lock.hold();                                                        // that one has left nothing
-        unlink((out + "/.lock").c_str()), write_file(out + "/.lock", "1");  // another process has been here, and has ended
+        lock.hold();  // that one has left nothing
+        unlink((out + "/.lock").c_str());
+        write_file(out + "/.lock", "1");  // another process has been here, and has ended
         for (int i = 0; i < 2; i++) expect_error([&] { lock.hold(); }, {"another run", "process 1"});
         std::filesystem::remove_all(out);
     }
@@ -326,9 +337,11 @@ TEST(Checkpoints, ALockThatIsALinkIsNotFollowed) {
 
 TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     TrainOptions o;
-    o.lr = 1e-3, o.train_iters = 100;
+    o.lr = 1e-3;
+    o.train_iters = 100;
     TrainingState saved;
-    saved.options = options_to_json(o), saved.data = {{{"documents", 3}, {"tokens", 50}}},
+    saved.options = options_to_json(o);
+    saved.data = {{{"documents", 3}, {"tokens", 50}}};
     saved.layout = {{"precision", precision_name}};
     std::string order;
     const auto agree = [&](const std::function<void(TrainOptions&)>& change, const Strings& overrides = {}) {
@@ -338,7 +351,11 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     };
     agree([](TrainOptions&) {});
     agree([](TrainOptions& n) {
-        n.out = "elsewhere", n.threads = 7, n.micro_batch_size = 1, n.log_interval = 9, n.save_every = "5",
+        n.out = "elsewhere";
+        n.threads = 7;
+        n.micro_batch_size = 1;
+        n.log_interval = 9;
+        n.save_every = "5";
         n.data_path = {"moved"};
     });
     expect_error([&] { agree([](TrainOptions& n) { n.lr = 2e-3; }); }, {"--lr", "0.002", "0.001", "--override lr"});
@@ -349,12 +366,16 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     expect_error([&] { agree([](TrainOptions&) {}, {"threads"}); }, {"'threads'"});
     const auto narrow = [](TrainOptions& n) { n.exp_avg_sq_dtype = "bf16"; };
     for (const bool old_version : {false, true}) {  // which had moments in fp32 only, and no option to say so
-        if (old_version) saved.options.erase("exp-avg-dtype"), saved.options.erase("exp-avg-sq-dtype");
+        if (old_version) {
+            saved.options.erase("exp-avg-dtype");
+            saved.options.erase("exp-avg-sq-dtype");
+        }
         agree([](TrainOptions&) {});
         expect_error([&] { agree(narrow); }, {"--exp-avg-sq-dtype", "\"fp32\"", "--override exp-avg-sq-dtype"});
         agree(narrow, {"exp-avg-sq-dtype"});
         TrainOptions now = o;
-        narrow(now), now.override = {"exp-avg-sq-dtype"};
+        narrow(now);
+        now.override = {"exp-avg-sq-dtype"};
         EXPECT_EQ(describe_overrides(saved, now), "exp-avg-sq-dtype is \"bf16\", it was \"fp32\"");
         EXPECT_EQ(describe_overrides(saved, o), "");
     }
@@ -405,9 +426,19 @@ TEST(State, ComesBack) {
     const TemporaryDirectory dir;
     make_directory(dir / "training");
     TrainingState s;
-    s.step = 7, s.updates = 6, s.consumed = 1ll << 40, s.planned = 1ll << 41, s.discarded = 3, s.discarded_samples = 48,
-    s.planned = 1ll << 41, s.scheduled = 5, s.tokens = 123, s.loss = 0.1, s.options = {{"lr", 0.1}};
-    s.data = nlohmann::ordered_json::array(), s.layout = {{"dp", 1}};
+    s.step = 7;
+    s.updates = 6;
+    s.consumed = 1ll << 40;
+    s.planned = 1ll << 41;
+    s.discarded = 3;
+    s.discarded_samples = 48;
+    s.planned = 1ll << 41;
+    s.scheduled = 5;
+    s.tokens = 123;
+    s.loss = 0.1;
+    s.options = {{"lr", 0.1}};
+    s.data = nlohmann::ordered_json::array();
+    s.layout = {{"dp", 1}};
     write_file(state_file(dir / ""), to_json(s).dump());
     const TrainingState t = read_state(dir / "");
     EXPECT_EQ(to_json(s), to_json(t));
@@ -434,10 +465,15 @@ TEST(State, ComesBack) {
     }
     // What earlier versions wrote: 100 steps of 8 samples of 16 tokens, and 5 batches that were dropped and 3 skipped.
     TrainingState old = s;
-    old.step = 103, old.discarded = 5, old.consumed = 108 * 8, old.tokens = 100 * 8 * 16, old.options["seq-length"] = 16;
+    old.step = 103;
+    old.discarded = 5;
+    old.consumed = 108 * 8;
+    old.tokens = 100 * 8 * 16;
+    old.options["seq-length"] = 16;
     old.skips.add(3, 5);
     nlohmann::ordered_json j = to_json(old);
-    j.erase("discarded_samples"), j.erase("planned_samples");
+    j.erase("discarded_samples");
+    j.erase("planned_samples");
     j["options"].update({{"micro-batch-size", 2},
                          {"global-batch-size", 8},
                          {"rampup-batch-size", Strings()},

@@ -196,8 +196,10 @@ TEST(Cli, NamesOfOtherProgramsLeadToOurs) {
         for (const cli::Command& c : cli::commands()) {
             if ((" " + std::string(o.commands) + " ").find(" " + std::string(c.name) + " ") == std::string::npos) continue;
             Strings known = {"--version"};
-            for (const cli::OptionRow& row : cli::options_of(c.name))
-                known.push_back("--" + row.name), known.push_back("--" + row.alias);
+            for (const cli::OptionRow& row : cli::options_of(c.name)) {
+                known.push_back("--" + row.name);
+                known.push_back("--" + row.alias);
+            }
             const auto exists = [&](const std::string& name) {
                 return std::find(known.begin(), known.end(), name) != known.end();
             };

@@ -55,7 +55,8 @@ private:
 DataOptions options_for(const std::vector<std::string>& words, int T, DataSplit part = DataSplit::whole) {
     DataOptions o;
     o.blend = parse_data_path(words);
-    o.T = T, o.part = part;
+    o.T = T;
+    o.part = part;
     return o;
 }
 
@@ -431,7 +432,8 @@ TEST(Loader, OneDatasetIsItsSampleOrder) {
         if (g.begin > 0) continue;
         write_dataset(dir / "d", 1 << 20, numbered_documents(g.lengths));
         DataOptions o = options_for({dir / "d"}, g.T);
-        o.n_samples = g.n_wanted, o.seed = g.seed;
+        o.n_samples = g.n_wanted;
+        o.seed = g.seed;
         const DataLoader data(o);
         const size_t n = g.n_wanted > 0 ? (size_t)g.n_wanted : g.first_tokens.size();
         EXPECT_EQ(data.T(), g.T);
@@ -723,8 +725,10 @@ TEST(Loader, OrderOfALongerRun) {
              {dir / "a"}, {dir / "a", dir / "b"}, {"0.5", dir / "a", "0.5", dir / "b"}, {"0.9", dir / "a", "0.1", dir / "b"}}) {
         std::vector<DataLoader> loaders;
         std::vector<Ints> orders;
-        for (const int64_t n : {20, 61, 100, 101, 180, 199, 250, 251, 300, 430, 900})
-            loaders.push_back(load(words, n)), orders.push_back(firsts(loaders.back()));
+        for (const int64_t n : {20, 61, 100, 101, 180, 199, 250, 251, 300, 430, 900}) {
+            loaders.push_back(load(words, n));
+            orders.push_back(firsts(loaders.back()));
+        }
         for (size_t i = 0; i < loaders.size(); i++)
             for (size_t j = 0; j < loaders.size(); j++) {
                 const int64_t before = loaders[i].n_samples(), now = loaders[j].n_samples();
@@ -784,7 +788,10 @@ protected:
     void write(const Ints& tokens) { write_dataset(dir_ / "d", 10, {tokens}); }
     Batch fetch(int T, bool positions, bool attention, bool loss) {
         DataOptions o = options_for({dir_ / "d"}, T);
-        o.eod = eod, o.reset_position_ids = positions, o.reset_attention_mask = attention, o.eod_mask_loss = loss;
+        o.eod = eod;
+        o.reset_position_ids = positions;
+        o.reset_attention_mask = attention;
+        o.eod_mask_loss = loss;
         const DataLoader data(o);
         EXPECT_EQ(data.n_samples(), 1);
         Batch batch;
@@ -843,7 +850,8 @@ TEST_F(Masks, ManyRows) {
     test::Rng rng(8);
     write(rng.integers(4001, 5, 10));
     DataOptions o = options_for({dir_ / "d"}, 40);
-    o.eod = eod, o.reset_position_ids = o.reset_attention_mask = o.eod_mask_loss = true;
+    o.eod = eod;
+    o.reset_position_ids = o.reset_attention_mask = o.eod_mask_loss = true;
     const DataLoader data(o);
     ASSERT_EQ(data.n_samples(), 100);
     Batch batch;

@@ -138,7 +138,8 @@ TEST(Writer, FullDiskLeavesNothingNewAndKeepsTheOld) {
     const auto previous = std::signal(SIGXFSZ, SIG_IGN);
     rlimit old, limit;
     getrlimit(RLIMIT_FSIZE, &old);
-    limit = old, limit.rlim_cur = 1 << 16;
+    limit = old;
+    limit.rlim_cur = 1 << 16;
     setrlimit(RLIMIT_FSIZE, &limit);
     const std::vector<int> tokens(1 << 20, 1);
     const auto write = [&](size_t n_documents, size_t length) {
@@ -164,7 +165,8 @@ void touch(const char* data, size_t size) {
 
 TEST(MappedFile, OneThatBecomesShorterEndsTheProcessByName) {
     TemporaryDirectory dir;
-    write_file(dir / "other", std::string(5000, 'o')), write_file(dir / "tokens\x1b[31m.bin", std::string(50000, 't'));
+    write_file(dir / "other", std::string(5000, 'o'));
+    write_file(dir / "tokens\x1b[31m.bin", std::string(50000, 't'));
     const MappedFile other(dir / "other");
     { const MappedFile gone(dir / "other"); }
     MappedFile file(dir / "tokens\x1b[31m.bin");
@@ -181,7 +183,8 @@ TEST(MappedFile, OtherBusErrorsAreNotItsBusiness) {
     GTEST_SKIP() << "the sanitizer has a handler of its own, which ends in another way";
 #endif
     TemporaryDirectory dir;
-    write_file(dir / "other", "text"), write_file(dir / "foreign", std::string(50000, 'f'));
+    write_file(dir / "other", "text");
+    write_file(dir / "foreign", std::string(50000, 'f'));
     const MappedFile other(dir / "other");
     const int fd = open((dir / "foreign").c_str(), O_RDONLY);
     const char* foreign = (const char*)mmap(nullptr, 50000, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -221,9 +224,11 @@ TEST(CacheDirectory, IsTheUsersOrNone) {
     const auto with = [&](const char* cache, const char* home) {
         const std::string before_cache = getenv("XDG_CACHE_HOME") ? getenv("XDG_CACHE_HOME") : "",
                           before_home = getenv("HOME") ? getenv("HOME") : "";
-        setenv("XDG_CACHE_HOME", cache, 1), setenv("HOME", home, 1);
+        setenv("XDG_CACHE_HOME", cache, 1);
+        setenv("HOME", home, 1);
         const std::string found = cache_directory();
-        setenv("XDG_CACHE_HOME", before_cache.c_str(), 1), setenv("HOME", before_home.c_str(), 1);
+        setenv("XDG_CACHE_HOME", before_cache.c_str(), 1);
+        setenv("HOME", before_home.c_str(), 1);
         return found;
     };
     EXPECT_EQ(with("", ""), "");

@@ -27,7 +27,8 @@ TEST(StochasticRounding, EveryRandomNumberOnceGivesTheNumberItself) {
         std::set<float> values;
         for (uint32_t random = 0; random < 65536; random++) {
             const float y = rounded(x, random);
-            sum += (double)y, values.insert(y);
+            sum += (double)y;
+            values.insert(y);
         }
         EXPECT_EQ(sum / 65536, (double)x);
         EXPECT_LE(values.size(), 2u) << x;
@@ -56,19 +57,32 @@ TEST(StochasticRounding, KeysDifferFromStepToStepAndBySeed) {
 TEST(StochasticRounding, PartsOfTensorsKnowTheirPlace) {
     ModelConfig llama;
     set_family(llama, "llama");
-    llama.L = 3, llama.C = 48, llama.NH = 4, llama.NKV = 2, llama.F = 80, llama.V = 100, llama.T = 16;
+    llama.L = 3;
+    llama.C = 48;
+    llama.NH = 4;
+    llama.NKV = 2;
+    llama.F = 80;
+    llama.V = 100;
+    llama.T = 16;
     ModelConfig gpt2;
     set_family(gpt2, "gpt2");
-    gpt2.L = 2, gpt2.C = 32, gpt2.NH = gpt2.NKV = 4, gpt2.F = 128, gpt2.V = 90, gpt2.T = 16;
+    gpt2.L = 2;
+    gpt2.C = 32;
+    gpt2.NH = gpt2.NKV = 4;
+    gpt2.F = 128;
+    gpt2.V = 90;
+    gpt2.T = 16;
     for (ModelConfig c : {llama, gpt2}) {
         pad_vocabulary(c, 128);
         for (const int tp : {1, 2, 4})
             for (const int dp : {1, 3}) {
                 for (int rank = 0; rank < tp * dp; rank++) {
                     Part part = whole_model(c);
-                    part.tp.rank = rank % tp, part.tp.size = tp;
+                    part.tp.rank = rank % tp;
+                    part.tp.size = tp;
                     Axis data;
-                    data.rank = rank / tp, data.size = dp;
+                    data.rank = rank / tp;
+                    data.size = dp;
                     const ParameterTable table(c, part, (size_t)dp * 64);
                     const Shards shards(table, data, true, 1000);
                     size_t seen = 0, mine = 0;

@@ -54,7 +54,10 @@ TEST(Flops, CountedByHand) {
     const auto product = [&](double m, double n, double k) { forward += 2 * m * n * k; };
     for (int layer = 0; layer < 3; layer++) {
         product(8, (6 + 2 + 2) * 5, 20);  // QKV of 8 tokens
-        for (int head = 0; head < 6; head++) product(8, 8, 5), product(8, 5, 8);
+        for (int head = 0; head < 6; head++) {
+            product(8, 8, 5);
+            product(8, 5, 8);
+        }
         product(8, 20, 6 * 5);   // projection
         product(8, 2 * 14, 20);  // gate and up
         product(8, 20, 14);      // down

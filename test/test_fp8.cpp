@@ -68,8 +68,11 @@ TEST(Fp8, RoundsToNearestTiesToEvenAndSaturates) {
         };
         for (size_t i = 0; i + 1 < all.size(); i++) {
             const float tie = (float)((all[i] + all[i + 1]) / 2);  // exact
-            check(tie), check(std::nextafter(tie, 0.0f)), check(std::nextafter(tie, INFINITY));
-            check((float)all[i]), check(std::nextafter((float)all[i], INFINITY));
+            check(tie);
+            check(std::nextafter(tie, 0.0f));
+            check(std::nextafter(tie, INFINITY));
+            check((float)all[i]);
+            check(std::nextafter((float)all[i], INFINITY));
             if (i) check(std::nextafter((float)all[i], 0.0f));
         }
         for (const float x : {fp8_max(format) * 1.01f, fp8_max(format) * 2, 1e30f, 3.402823466e38f, 1e-30f, 1e-45f, 0.0f})
@@ -99,7 +102,9 @@ TEST(Fp8, ScalesBringTheLargestElementToTheLargestNumber) {
 TEST(Fp8State, FollowsTheHistoryByItsLargestOrNewestEntry) {
     for (const bool newest : {false, true}) {
         Fp8Recipe recipe;
-        recipe.on = true, recipe.history = 3, recipe.most_recent = newest;
+        recipe.on = true;
+        recipe.history = 3;
+        recipe.most_recent = newest;
         Fp8State state(recipe, 1);
         const float amax[] = {4, 16, 8, 2, 1, 0, 0, 0, 0};
         // of the newest three; where they are all zero the scale stays
@@ -119,7 +124,8 @@ TEST(Fp8State, FollowsTheHistoryByItsLargestOrNewestEntry) {
 
 TEST(Fp8State, ComesBackFromAFileAndRefusesOthers) {
     Fp8Recipe recipe;
-    recipe.on = true, recipe.history = 4;
+    recipe.on = true;
+    recipe.history = 4;
     Fp8State state(recipe, 2);
     std::mt19937 random(1);
     const auto amax = [&] {
@@ -134,7 +140,8 @@ TEST(Fp8State, ComesBackFromAFileAndRefusesOthers) {
     EXPECT_EQ(other.scales, state.scales);
     for (int i = 0; i < 6; i++) {
         const auto next = amax();
-        state.update(next), other.update(next);
+        state.update(next);
+        other.update(next);
         EXPECT_EQ(other.scales, state.scales);
     }
     Fp8State wrong(recipe, 3);
@@ -142,7 +149,8 @@ TEST(Fp8State, ComesBackFromAFileAndRefusesOthers) {
     auto damaged = json;
     damaged["scales"][3] = 0;
     EXPECT_THROW(other.from_json(damaged, "file"), Error);
-    damaged = json, damaged.erase("amax_history");
+    damaged = json;
+    damaged.erase("amax_history");
     EXPECT_THROW(other.from_json(damaged, "file"), Error);
     other.from_json(nullptr, "file");  // of a run in bf16
 }
@@ -167,7 +175,10 @@ TEST_P(Fp8Ops, QuantizeEncodesTransposesAndMeasures) {
     std::mt19937 random(2);
     std::normal_distribution<float> normal;
     for (floatX& v : x) v = (floatX)(normal(random) * 100);
-    x[5] = (floatX)NAN, x[17] = (floatX)INFINITY, x[99] = (floatX)-1e30f, x[100] = (floatX)0.0f;
+    x[5] = (floatX)NAN;
+    x[17] = (floatX)INFINITY;
+    x[99] = (floatX)-1e30f;
+    x[100] = (floatX)0.0f;
     for (const Fp8 format : formats) {
         const float scale = 0.37f;
         float amax = 1;
@@ -206,7 +217,8 @@ TEST_P(Fp8Ops, OpsMakeTheCodesOfTheirNumbers) {
     std::vector<floatX> x = numbers_of((size_t)N * 2 * F);
     const std::vector<floatX> y = numbers_of((size_t)N * F), add = numbers_of((size_t)N * F), w = numbers_of(F),
                               b = numbers_of(F);
-    x[7] = (floatX)NAN, x[(size_t)N * F - 1] = (floatX)INFINITY;
+    x[7] = (floatX)NAN;
+    x[(size_t)N * F - 1] = (floatX)INFINITY;
     std::vector<floatX> sum((size_t)N * F);
     std::vector<real> mean(N), rstd(N);
     const auto check = [&](const char* name, int columns, bool transposes, const auto& op) {
@@ -258,7 +270,8 @@ TEST_P(Fp8Ops, ProductsAreThoseOfTheDecodedNumbers) {
         double sum = 0, magnitude = 0;
         for (int k = 0; k < K; k++) {
             const double p = (double)fp8_decode(x[x_at + k], fx) * fp8_decode(y[y_at + k], fy);
-            sum += p, magnitude += std::fabs(p);
+            sum += p;
+            magnitude += std::fabs(p);
         }
         const double scale = (double)a * b, expected = start + sum * scale + bias;
         const double unit = test::roundoff<decltype(result)>;
@@ -306,7 +319,8 @@ TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
     for (floatX& v : w) v = (floatX)(0.02f * normal(random));
     float amax[2] = {}, scale[2], inverse[2];
     std::vector<uint8_t> xq(x.size()), wq(w.size());
-    cpu::absolute_max(ctx_, &amax[0], x.data(), x.size()), cpu::absolute_max(ctx_, &amax[1], w.data(), w.size());
+    cpu::absolute_max(ctx_, &amax[0], x.data(), x.size());
+    cpu::absolute_max(ctx_, &amax[1], w.data(), w.size());
     for (int i = 0; i < 2; i++) cpu::set_scale(ctx_, &scale[i], &inverse[i], &amax[i], Fp8::e4m3, 0);
     cpu::quantize(ctx_, {xq.data(), nullptr, &amax[0], &scale[0], Fp8::e4m3}, x.data(), N, IC);
     cpu::quantize(ctx_, {wq.data(), nullptr, &amax[1], &scale[1], Fp8::e4m3}, w.data(), OC, IC);
@@ -320,11 +334,13 @@ TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
                 // half a step: 2^-4 of a number, and not below half of the least step, 2^-10 over the scale
                 const double ea = std::max(std::fabs(a) * 0x1p-4, 0x1p-10 / scale[0]),
                              eb = std::max(std::fabs(b) * 0x1p-4, 0x1p-10 / scale[1]);
-                sum += a * b, bound += ea * std::fabs(b) + eb * std::fabs(a) + ea * eb;
+                sum += a * b;
+                bound += ea * std::fabs(b) + eb * std::fabs(a) + ea * eb;
             }
             const double error = std::fabs((double)(float)out[(size_t)n * OC + o] - sum);
             ASSERT_LE(error, bound + 0x1p-8 * std::fabs(sum));
-            errors += error * error, norms += sum * sum;
+            errors += error * error;
+            norms += sum * sum;
         }
     EXPECT_LT(std::sqrt(errors / norms), 0x1p-4);  // errors are independent: far below the worst case
     EXPECT_GT(std::sqrt(errors / norms), 0x1p-8);  // and it is 8 bits

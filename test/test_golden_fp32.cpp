@@ -50,7 +50,8 @@ public:
         test::expect_close(actual, expected, factor * unit, 0, key);
         for (size_t i = 0; i < std::min(actual.size(), expected.size()); i++)
             difference = std::max(difference, std::abs(actual[i] - expected[i]));
-        worst_ = std::max(worst_, difference / unit), compared_.insert(key);
+        worst_ = std::max(worst_, difference / unit);
+        compared_.insert(key);
     }
     // Every tensor of the model as files have it: parameters or gradients.
     void expect_all(be::Ctx& ctx, const std::string& prefix, const ParameterTable& table, real* memory) {
@@ -99,7 +100,8 @@ TrainOptions options_of(const std::string& directory, const Golden& golden, cons
         for (int twice = 0; twice < 2; twice++) writer.add(tokens.data() + s * T, T);
         writer.end_document();
         writer.commit();
-        o.data_path.push_back(format("%g", 1.0 / (double)S)), o.data_path.push_back(prefix);
+        o.data_path.push_back(format("%g", 1.0 / (double)S));
+        o.data_path.push_back(prefix);
     }
     return o;
 }
@@ -198,7 +200,10 @@ TEST_P(Families, TwentyTrainingSteps) {
         ASSERT_EQ(batch.tokens, std::vector<int>(tokens.begin() + first, tokens.begin() + last)) << trainer.state.step;
         ASSERT_EQ(batch.targets, std::vector<int>(targets.begin() + first, targets.begin() + last)) << trainer.state.step;
         const StepStats s = *train_step(trainer);
-        ce.push_back(s.loss), z.push_back(s.z_loss), norm.push_back(s.grad_norm), lr.push_back(s.lr);
+        ce.push_back(s.loss);
+        z.push_back(s.z_loss);
+        norm.push_back(s.grad_norm);
+        lr.push_back(s.lr);
     }
     golden.expect("steps.ce", ce);
     golden.expect("steps.z", z);

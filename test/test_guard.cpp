@@ -305,7 +305,10 @@ TEST(Guard, WarnGivesUpWhenNothingIsFiniteAnyMore) {
 TEST(Guard, WarnKeepsNonfiniteOutOfTheNewLevel) {
     Training run("warn");
     run.calm();
-    run.judge(6.0, 0.5), run.nonfinite(), run.judge(6.1, 0.6), run.nonfinite();
+    run.judge(6.0, 0.5);
+    run.nonfinite();
+    run.judge(6.1, 0.6);
+    run.nonfinite();
     EXPECT_TRUE(says(run.judge(6.2, 0.7), "new level"));
     EXPECT_EQ(run.window(), R"({"losses":[6.0,6.1,6.2],"grad_norms":[0.5,0.6,0.7]})");
 }
@@ -313,7 +316,8 @@ TEST(Guard, WarnKeepsNonfiniteOutOfTheNewLevel) {
 // ---- rollback ---------------------------------------------------------------------------------------------------------------
 TEST(Guard, RollsBackAFewTimesThenGivesUp) {
     GuardOptions o = options("rollback");
-    o.max_rollbacks = 2, o.patience = 4;
+    o.max_rollbacks = 2;
+    o.patience = 4;
     Training run(o);
     run.calm();
     const Guard saved = run.guard;
@@ -409,7 +413,8 @@ TEST(Guard, RunComesThroughABadStretchOfData) {
     std::vector<int64_t> applied;
     int64_t step = 0, batch = 0, rollbacks = 0;
     while (step < 3000) {
-        step++, batch = skip.next(batch + 1);
+        step++;
+        batch = skip.next(batch + 1);
         const bool bad = batch >= 1500 && batch < 1750;
         const double loss = 2 + 40.0 / (double)(step + 10) + (bad ? 3 : 0.02 * rng.normal());
         const Verdict v = guard.judge(step, batch, loss, bad ? 20 : 0.5);
@@ -428,7 +433,8 @@ TEST(Guard, RunComesThroughABadStretchOfData) {
             Guard saved(o);
             saved.restore(parse_json(checkpoints.back().guard, "checkpoint"), "checkpoint");
             guard.rolled_back(saved);
-            step = checkpoints.back().step, batch = checkpoints.back().batch;
+            step = checkpoints.back().step;
+            batch = checkpoints.back().batch;
             rollbacks++;
         } else if (step % 200 == 0) {
             checkpoints.push_back({step, batch, guard.state().dump()});
@@ -505,7 +511,8 @@ TEST(Guard, StateComesBackExactly) {
         const Guard start = run.guard;
         for (int64_t step = 1; step <= 800; step++) {
             auto [loss, norm] = curve.at(step);
-            loss += rng.below(20) ? 0 : 10, norm *= rng.below(20) ? 1 : 100;
+            loss += rng.below(20) ? 0 : 10;
+            norm *= rng.below(20) ? 1 : 100;
             if (rng.below(40) == 0) loss = NAN;
             const Verdict a = run.judge(loss, norm), b = resumed.judge(loss, norm);
             ASSERT_EQ(a.kind, b.kind);
@@ -515,7 +522,10 @@ TEST(Guard, StateComesBackExactly) {
             ASSERT_EQ(a.reason, b.reason);
             ASSERT_EQ(a.first_outlier_step, b.first_outlier_step);
             ASSERT_EQ(a.first_outlier_batch, b.first_outlier_batch);
-            if (a.rollback) run.guard.rolled_back(start), resumed.guard.rolled_back(start);
+            if (a.rollback) {
+                run.guard.rolled_back(start);
+                resumed.guard.rolled_back(start);
+            }
             const std::string text = resumed.guard.state().dump();
             resumed.guard = Guard(options(policy));
             resumed.guard.restore(parse_json(text, "state"), "state");
@@ -530,7 +540,8 @@ TEST(Guard, StateComesBackExactly) {
 TEST(Guard, StateKeepsTheBitsOfDoubles) {
     test::Rng rng(7);
     GuardOptions o = options("skip");
-    o.window = 2000, o.least = 2000;
+    o.window = 2000;
+    o.least = 2000;
     Guard guard(o), read(o);
     std::vector<double> losses = {0.1, 1.0 / 3, 5e-324, 1.7976931348623157e308, -0.0, 3, 1e23};
     while (losses.size() < 2000) losses.push_back(std::ldexp(rng.normal(), rng.below(200) - 100));
@@ -559,7 +570,8 @@ using Damage = std::function<void(nlohmann::json&)>;
 TEST(Guard, RefusesDamagedState) {
     Training run("warn");
     run.calm();
-    run.spike(), run.nonfinite();
+    run.spike();
+    run.nonfinite();
     const nlohmann::json good = nlohmann::json::parse(run.guard.state().dump());
     Guard(options("warn")).restore(good, "state");
     std::vector<Damage> damages = {
@@ -632,12 +644,14 @@ TEST(Steadiness, NeedsTwoWindowsThatAgree) {
     EXPECT_EQ(w.steady_at, 128);
     for (const double loss : {2.941, 3.059}) {  // less than 2% from 3
         Watch near;
-        near.observe(64, 3, 0.5), near.observe(64, loss, 0.5);
+        near.observe(64, 3, 0.5);
+        near.observe(64, loss, 0.5);
         EXPECT_EQ(near.steady_at, 128) << loss;
     }
     for (const double loss : {2.939, 3.061}) {
         Watch far;
-        far.observe(64, 3, 0.5), far.observe(64, loss, 0.5);
+        far.observe(64, 3, 0.5);
+        far.observe(64, loss, 0.5);
         EXPECT_EQ(far.steady_at, 0) << loss;
         far.observe(64, loss, 0.5);
         EXPECT_GT(far.steady_at, 128);  // as soon as the older window's median has moved too
@@ -648,12 +662,14 @@ TEST(Steadiness, NeedsTwoWindowsThatAgree) {
 TEST(Steadiness, NeedsASteadyGradientNorm) {
     for (const double norm : {0.2501, 0.7499}) {
         Watch near;
-        near.observe(64, 3, 0.5), near.observe(64, 3, norm);
+        near.observe(64, 3, 0.5);
+        near.observe(64, 3, norm);
         EXPECT_EQ(near.steady_at, 128) << norm;
     }
     for (const double norm : {0.2499, 0.7501}) {
         Watch far;
-        far.observe(64, 3, 0.5), far.observe(64, 3, norm);
+        far.observe(64, 3, 0.5);
+        far.observe(64, 3, norm);
         EXPECT_EQ(far.steady_at, 0) << norm;
     }
 }
@@ -661,12 +677,14 @@ TEST(Steadiness, NeedsASteadyGradientNorm) {
 TEST(Steadiness, NeedsSteadyMoments) {
     for (const double moments : {0.91, 1.09}) {
         Watch near;
-        near.observe(64, 3, 0.5, 1), near.observe(64, 3, 0.5, moments);
+        near.observe(64, 3, 0.5, 1);
+        near.observe(64, 3, 0.5, moments);
         EXPECT_EQ(near.steady_at, 128) << moments;
     }
     for (const double moments : {0.89, 1.11}) {
         Watch far;
-        far.observe(64, 3, 0.5, 1), far.observe(64, 3, 0.5, moments);
+        far.observe(64, 3, 0.5, 1);
+        far.observe(64, 3, 0.5, moments);
         EXPECT_EQ(far.steady_at, 0) << moments;
         far.observe(64, 3, 0.5, moments);
         EXPECT_GT(far.steady_at, 128);
@@ -682,7 +700,8 @@ TEST(Steadiness, OutlierStartsBothWindowsAnew) {
     w.observe(1, 3, 0.5);
     EXPECT_EQ(w.steady_at, 256);
     w.step -= 200;  // a rollback; once steady, always steady
-    w.observe(64, 9, 0.5), w.observe(64, 4, 0.5);
+    w.observe(64, 9, 0.5);
+    w.observe(64, 4, 0.5);
     EXPECT_TRUE(w.steadiness.steady());
 
     Watch back;
@@ -709,8 +728,12 @@ TEST(Steadiness, State) {
     test::Rng rng(9);
     for (int i = 0; i < 400; i++) {
         const double loss = 3 + 2.0 * std::exp(-i / 100.0) + 0.05 * rng.normal(), norm = std::exp(rng.normal());
-        if (i == 100) w.step++, resumed.step++;
-        w.observe(1, loss, norm), resumed.observe(1, loss, norm);
+        if (i == 100) {
+            w.step++;
+            resumed.step++;
+        }
+        w.observe(1, loss, norm);
+        resumed.observe(1, loss, norm);
         const std::string text = resumed.steadiness.state().dump();
         ASSERT_EQ(w.steadiness.state().dump(), text);
         resumed.steadiness = {};

@@ -53,22 +53,37 @@ struct Console {
     char* text = nullptr;
     size_t size = 0;
     FILE* f = open_memstream(&text, &size);
-    ~Console() { fclose(f), free(text); }
+    ~Console() {
+        fclose(f);
+        free(text);
+    }
     std::string str() { return fflush(f), std::string(text, size); }
 };
 
 StepStats step_at(int64_t i, double loss) {
     StepStats s;
-    s.step = i, s.consumed_samples = 4 * i, s.tokens = 64 * i, s.global_batch = 4;
-    s.loss = loss, s.z_loss = 1e-3, s.grad_norm = 0.5, s.lr = 1e-3, s.step_ms = 12.5, s.tokens_per_s = 5120,
+    s.step = i;
+    s.consumed_samples = 4 * i;
+    s.tokens = 64 * i;
+    s.global_batch = 4;
+    s.loss = loss;
+    s.z_loss = 1e-3;
+    s.grad_norm = 0.5;
+    s.lr = 1e-3;
+    s.step_ms = 12.5;
+    s.tokens_per_s = 5120;
     s.model_tflops = 0.05;
-    s.lse_mean = 3, s.lse_max = 5;
+    s.lse_mean = 3;
+    s.lse_max = 5;
     return s;
 }
 
 RunInfo run_info(int64_t steps) {
     RunInfo run;
-    run.name = "a <name> & \"more\"", run.total_steps = steps, run.unigram_loss = 6.5, run.z_loss = true;
+    run.name = "a <name> & \"more\"";
+    run.total_steps = steps;
+    run.unigram_loss = 6.5;
+    run.z_loss = true;
     run.summary = {{"Model", "tiny"}};
     run.options = {{"lr", 1e-3}, {"data-path", {"a", "b"}}};
     return run;
@@ -91,14 +106,17 @@ struct Screen {
         size_t at = 0;  // column
         for (size_t i = 0; i < text.size(); i++) {
             std::string& line = lines.back();
-            if (text[i] == '\n') lines.emplace_back(), at = 0;
-            else if (text[i] == '\r') at = 0;
+            if (text[i] == '\n') {
+                lines.emplace_back();
+                at = 0;
+            } else if (text[i] == '\r') at = 0;
             else if (text.compare(i, 2, "\x1b[") == 0) {
                 while (!isalpha((unsigned char)text[i])) i++;
                 if (text[i] == 'K') line.resize(at);
             } else {
                 if (((unsigned char)text[i] & 0xc0) == 0x80) continue;  // within a character
-                line.resize(std::max(line.size(), at + 1)), line[at++] = text[i];
+                line.resize(std::max(line.size(), at + 1));
+                line[at++] = text[i];
                 widest = std::max(widest, at);
             }
         }
@@ -209,7 +227,8 @@ TEST(Text, OutputInPieces) {
         ASSERT_GT(n, 0);
         shown.append(buffer, (size_t)n);
     }
-    fclose(terminal), close(master);
+    fclose(terminal);
+    close(master);
     EXPECT_EQ(shown, printable(all));
     EXPECT_NE(shown.find("あ 😀"), std::string::npos) << shown;
     for (const char* bad : {"\x1b", "\xc2\x9b", "\xe2\x80\xae"}) EXPECT_EQ(shown.find(bad), std::string::npos);
@@ -366,14 +385,19 @@ TEST(Chart, IsDrawnWhateverTheNumbers) {
             for (const double c : {a, 0.0, 1e308, (double)NAN})
                 for (const bool logarithmic : {false, true}) {
                     Chart chart;
-                    chart.id = "x", chart.lo = b, chart.hi = c, chart.baseline = a, chart.logarithmic = logarithmic;
+                    chart.id = "x";
+                    chart.lo = b;
+                    chart.hi = c;
+                    chart.baseline = a;
+                    chart.logarithmic = logarithmic;
                     chart.direct_labels = true;
                     chart.series = {{"s", "train", {{1, a, a, a}, {2, b, b, a}, {3, c, a, b}}, true, true},
                                     {"t", "valid", {{a, b, b, b}, {b, c, a, c}}, true},
                                     {"one", "valid", {{a, c, c, c}}},
                                     {"", "abandoned", {{a, b, c, c}, {b, c, a, a}}, false, false, true, true},
                                     {"none", "other", {}}};
-                    chart.marks = {0, INT64_MAX}, chart.notes = {{INT64_MAX, "far"}};
+                    chart.marks = {0, INT64_MAX};
+                    chart.notes = {{INT64_MAX, "far"}};
                     const std::string svg = draw_chart(chart) + chart_card(chart);
                     ASSERT_LT(svg.size(), 30000u) << a << " " << b << " " << c;
                     expect_drawable(svg.substr(0, svg.find("<title>")));
@@ -404,7 +428,8 @@ TEST(Report, IsDrawnWhateverTheNumbers) {
                          {"step_ms", pick()},
                          {"mfu", pick()}});
         const std::string page = render_report(log, 0, 10), svg = render_loss_svg(log);
-        expect_balanced(page), expect_balanced(svg);
+        expect_balanced(page);
+        expect_balanced(svg);
         expect_numbers(PageData({{"", &log}}, small_charts({{"", &log}})).text());
         ASSERT_LT(page.size(), 100000u);
         for (size_t at = page.find("<svg"); at != std::string::npos; at = page.find("<svg", at + 1))
@@ -417,7 +442,8 @@ TEST(Report, IsDrawnWhateverTheNumbers) {
 TEST(Eta, FollowsTheRate) {
     Eta eta;
     EXPECT_TRUE(std::isnan(eta.seconds_left(10)));
-    eta.add(0, 100), eta.add(1, 150);  // the first step is slow
+    eta.add(0, 100);
+    eta.add(1, 150);  // the first step is slow
     for (int i = 2; i <= 10; i++) eta.add(i, 150 + 2 * (i - 1));
     EXPECT_NEAR(eta.seconds_left(20), 20, 1e-9);
     EXPECT_EQ(eta.seconds_left(10), 0);
@@ -433,12 +459,18 @@ TEST(Logger, EveryLineIsJson) {
         log.run(run_info(5));
         for (int i = 1; i <= 5; i++) {
             StepStats s = step_at(i, i == 2 ? NAN : 5.0 / i);
-            if (i == 2) s.grad_norm = INFINITY, s.lse_mean = -INFINITY, s.skipped = 1, s.applied = false;
+            if (i == 2) {
+                s.grad_norm = INFINITY;
+                s.lse_mean = -INFINITY;
+                s.skipped = 1;
+                s.applied = false;
+            }
             if (i > 2) s.skipped = 1;
             log.step(s);
         }
         log.event(2, "warning", "skip", "quote \" backslash \\ newline \n escape \x1b[31m");
-        log.valid(4, 4.5, 1000, 12, {{"books", 4}, {"web\n", NAN}}), log.valid(5, INFINITY, 1000, 12);
+        log.valid(4, 4.5, 1000, 12, {{"books", 4}, {"web\n", NAN}});
+        log.valid(5, INFINITY, 1000, 12);
         log.sample(5, "prompt\t", "not UTF-8: \xff\xc3 </script> \x01");
         log.end("finished");
     }
@@ -514,7 +546,9 @@ TEST(Logger, QuietAndInterval) {
         Logger log(scratch.dir, true, true, 1, quiet.f);
         log.run(run_info(10));
         for (int i = 1; i <= 10; i++) log.step(step_at(i, 3));
-        log.valid(10, 3, 10, 1), log.sample(10, "a", "b"), log.event(10, "info", "x", "calm");
+        log.valid(10, 3, 10, 1);
+        log.sample(10, "a", "b");
+        log.event(10, "info", "x", "calm");
         EXPECT_EQ(quiet.str(), "");
         log.event(10, "warning", "x", "attention");
         EXPECT_NE(quiet.str().find("attention"), std::string::npos);
@@ -542,7 +576,9 @@ TEST(Logger, LinesFitTheTerminal) {
             log.run(run);
             for (int i = 1; i <= 40; i++) {
                 StepStats s = step_at(i * 25000, i == 7 ? INFINITY : 3);
-                s.mfu = 0.412, s.grad_norm = 1e10, s.applied = i != 7;
+                s.mfu = 0.412;
+                s.grad_norm = 1e10;
+                s.applied = i != 7;
                 log.step(s);
                 if (i == 3) usleep(110000);
                 if (i < 5) live += Screen(console.str()).lines.back().find("0/1000000 ") != std::string::npos;
@@ -630,7 +666,8 @@ TEST(Logger, NothingInItEndsTraining) {
     }
     // What cannot be written is said once.
     Console console;
-    fs::create_directories(scratch / "in/report.html"), fs::create_directories(scratch / "in/loss.svg");
+    fs::create_directories(scratch / "in/report.html");
+    fs::create_directories(scratch / "in/loss.svg");
     Logger log(scratch / "in", false, false, 1, console.f);
     log.run(run_info(10));
     for (int i = 1; i <= 3; i++) log.step(step_at(i, 3));
@@ -663,7 +700,11 @@ TEST(Logger, ALogThatIsDeletedIsWrittenAgainWhole) {
     const std::pair<const char*, std::function<void()>> cases[] = {
         {"deleted", [&] { fs::remove(path); }},
         {"folder deleted", [&] { fs::remove_all(out); }},
-        {"folder moved", [&] { fs::remove_all(scratch / "away"), fs::rename(out, scratch / "away"); }},
+        {"folder moved",
+         [&] {
+             fs::remove_all(scratch / "away");
+             fs::rename(out, scratch / "away");
+         }},
         {"replaced", [&] { fs::rename(path, out + "/old"), std::ofstream(path) << "another file\n"; }},
         {"left alone", [] {}}};
     for (const auto& [name, damage] : cases) {
@@ -702,7 +743,9 @@ TEST(Logger, WhatIsAnothersIsLeftAlone) {
             if (taken) fail("another run is writing there");
         });
         log.run(run_info(40));
-        fs::rename(out, scratch / "away"), fs::create_directory(out), taken = true;
+        fs::rename(out, scratch / "away");
+        fs::create_directory(out);
+        taken = true;
         for (const char* file : {"/log.jsonl", "/report.html", "/loss.svg"}) std::ofstream(out + file) << "another's";
         for (int i = 1; i <= 20; i++) log.step(step_at(i, 3));
         log.end("finished");
@@ -737,10 +780,14 @@ TEST(Report, IsWholeAndReferencesNothingOutside) {
     expect_balanced(read_whole_file(scratch / "report.html"));  // before the first step
     for (int i = 1; i <= 2000; i++) {
         StepStats s = step_at(i, i == 1500 ? NAN : 3 + 5 * std::exp(-i / 200.0));
-        s.global_batch = i < 500 ? 4 : 8, s.skipped = i >= 1500, s.applied = i != 1500;
+        s.global_batch = i < 500 ? 4 : 8;
+        s.skipped = i >= 1500;
+        s.applied = i != 1500;
         log.step(s);
-        if (i % 100 == 0)
-            log.valid(i, 3.1 + 5 * std::exp(-i / 200.0), 100, 1), log.sample(i, "<b>prompt</b>", "text & more \xff <i>");
+        if (i % 100 == 0) {
+            log.valid(i, 3.1 + 5 * std::exp(-i / 200.0), 100, 1);
+            log.sample(i, "<b>prompt</b>", "text & more \xff <i>");
+        }
     }
     log.event(1500, "warning", "skip", "loss is not finite <here>");
     const std::string running = render_report(log.records(), time(nullptr), 10);
@@ -769,7 +816,9 @@ TEST(Report, FromTheFileAsFromMemory) {
         Logger log(scratch.dir, true, false, 1, console.f);
         log.run(run_info(50));
         for (int i = 1; i <= 50; i++) log.step(step_at(i, run + 10.0 / i));
-        log.valid(50, 4, 10, 1), log.sample(50, "p", "t"), log.event(50, "info", "e", "m");
+        log.valid(50, 4, 10, 1);
+        log.sample(50, "p", "t");
+        log.event(50, "info", "e", "m");
         log.end("stopped", "by the user");
         const RunLog back = read_log(scratch / "log.jsonl");
         EXPECT_EQ(render_report(back, 0, 10), render_report(log.records(), 0, 10));
@@ -815,7 +864,9 @@ RunLog long_run(const std::string& name, int64_t steps) {
     for (int64_t i = 1; i <= steps; i++) {
         StepNumbers s;
         for (const std::string_view field : StepNumbers::names) s.set(field, 1e3 + 1e-4 * (double)(rng() % 10000000));
-        s.set("step", (double)(i * 1000000 / steps)), s.set("tokens", 4096.0 * (double)i), s.set("seconds", 0.1 * (double)i);
+        s.set("step", (double)(i * 1000000 / steps));
+        s.set("tokens", 4096.0 * (double)i);
+        s.set("seconds", 0.1 * (double)i);
         if (i == steps / 3) s.set("loss", 9999);
         if (i == steps / 2) s.set("loss", -9999);
         log.add_numbers(s);
@@ -871,7 +922,8 @@ TEST(Report, OfSeveralRunsShowsWhatDiffers) {
     RunLog one = a;
     EXPECT_TRUE(one.add_line(sets));
     const std::string alone = render_report(one, 0, 10), together = render_comparison({{"s", &one}, {"a", &a}}, 0);
-    expect_balanced(alone), expect_balanced(together);
+    expect_balanced(alone);
+    expect_balanced(together);
     EXPECT_NE(alone.find("aria-label=\"Loss over steps: train 3.000 at step 1, validation 3.000 at step 2\""),
               std::string::npos);
     EXPECT_NE(alone.find("Validation loss by data set"), std::string::npos);
@@ -928,7 +980,9 @@ TEST(Report, TextStaysText) {
     other.add(json{{"kind", "step"}, {"step", 2}, {"loss", 3}});
     other.run["options"] = {{evil, 2}};
     const std::string page = render_report(log, 0, 10), several = render_comparison({{evil, &log}, {evil, &other}}, 0);
-    expect_balanced(page), expect_balanced(several), expect_balanced(render_loss_svg(log));
+    expect_balanced(page);
+    expect_balanced(several);
+    expect_balanced(render_loss_svg(log));
     EXPECT_EQ(page_data(several)["runs"][0]["name"], printable(evil));
     for (const std::string& text : {page, several, render_loss_svg(log)}) {
         EXPECT_EQ(text.find("<img"), std::string::npos);

@@ -46,9 +46,11 @@ Product multiply(const View& a, const View& b, int M, int N, int K, const std::f
             double value = start(m, n), magnitude = std::abs(value);
             for (int k = 0; k < K; k++) {
                 const double term = a(m, k) * column[k];
-                value += term, magnitude += std::abs(term);
+                value += term;
+                magnitude += std::abs(term);
             }
-            p.value[m * N + n] = value, p.magnitude[m * N + n] = magnitude;
+            p.value[m * N + n] = value;
+            p.magnitude[m * N + n] = magnitude;
         }
     }
     return p;
@@ -322,7 +324,8 @@ void check_products(const cpu::MatrixUnit<E>& unit) {
                             double sum = add ? 0.5 : 0, magnitude = sum;
                             for (int k = 0; k < K; k++) {
                                 const double x = as_double(a[(size_t)m * lda + k]) * as_double(b[(size_t)k * N + n]);
-                                sum += x, magnitude += std::abs(x);
+                                sum += x;
+                                magnitude += std::abs(x);
                             }
                             ASSERT_NEAR(c[(size_t)m * ldc + n], sum, (K + 2) * u * magnitude) << m << " " << n;
                         }
@@ -348,8 +351,10 @@ TEST(MatrixUnits, LinearLayers) {
                 cpu::Ctx ctx(threads);
                 ctx.layers = unit;
                 const Results r = layer.run(ctx);
-                if (threads == 1) layer.check(r), first = r;
-                else expect_same_results(r, first, "with more threads");
+                if (threads == 1) {
+                    layer.check(r);
+                    first = r;
+                } else expect_same_results(r, first, "with more threads");
             }
         }
     }

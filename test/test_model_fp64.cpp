@@ -13,7 +13,14 @@ ModelConfig tiny(const std::string& family) {
     ModelConfig c;
     set_family(c, family == "llama-tied" ? "llama" : family);
     if (family == "llama-tied") c.tied = true;
-    c.L = 2, c.C = 24, c.NH = 6, c.NKV = c.family == "llama" ? 3 : 6, c.F = 20, c.T = 11, c.V = 29, c.init_std = 0.2;
+    c.L = 2;
+    c.C = 24;
+    c.NH = 6;
+    c.NKV = c.family == "llama" ? 3 : 6;
+    c.F = 20;
+    c.T = 11;
+    c.V = 29;
+    c.init_std = 0.2;
     if (c.family == "bloom") c.F = 4 * c.C;
     check_config(c);
     pad_vocabulary(c, 16);
@@ -23,7 +30,8 @@ ModelConfig tiny(const std::string& family) {
 Batch random_batch(const ModelConfig& c, int B, int T, bool documents) {
     std::mt19937 rng(7);
     Batch b;
-    b.B = B, b.T = T;
+    b.B = B;
+    b.T = T;
     for (int i = 0; i < B * T; i++) {
         b.tokens.push_back((int)(rng() % c.V));
         b.targets.push_back(i % 5 == 3 ? -1 : (int)(rng() % c.V));
@@ -136,7 +144,8 @@ TEST_P(Family, Bf16GradientsAreRoundedOncePerMicroBatch) {
     for (const TensorSpec& t : f.m.table.rows) std::fill_n(stored + t.offset, t.size(), bf16(NAN));
     int nearest = 0, other = 0;
     for (const int micro_batches : {1, 2}) {
-        f.pass().in.gradients = micro_batches == 1 ? Acc::Set : Acc::Add, f.pass().in.rounding_key = 77 + 2 * micro_batches;
+        f.pass().in.gradients = micro_batches == 1 ? Acc::Set : Acc::Add;
+        f.pass().in.rounding_key = 77 + 2 * micro_batches;
         begin_gradients(f.ctx, f.m);
         model_forward(f.pass());
         head(f.pass(), f.scale(), 1e-2, true);

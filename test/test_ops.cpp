@@ -96,7 +96,8 @@ TEST(Math, WeightHalves) {
                 store_weight(upper1.data(), lower1.data(), k, numbers[i + k]);
                 weights1[k] = load_weight(upper1.data(), lower1.data(), k);
             }
-            expect_same_bits(upper, upper1, "upper"), expect_same_bits(lower, lower1, "lower");
+            expect_same_bits(upper, upper1, "upper");
+            expect_same_bits(lower, lower1, "lower");
             expect_same_bits(weights, weights1, "weights");
         }
 }
@@ -204,35 +205,51 @@ Doubles everything(int threads) {
     cpu::embedding_forward(ctx, out.data(), tokens.data(), positions.data(), wte.data(), wpe.data(), N, C, {0, V, V});
     collect(out);
     cpu::embedding_backward(ctx, dwte.data(), dwpe.data(), dout.data(), tokens.data(), positions.data(), N, C, {0, V, V});
-    collect(dwte), collect(dwpe);
+    collect(dwte);
+    collect(dwpe);
     const NormParams params = {w.data(), b.data(), C, real(1e-5)};
     const NormStatistics statistics = {mean.data(), rstd.data()};
     const NormGrads grads = {dw.data(), db.data()};
     cpu::layernorm_forward(ctx, out.data(), statistics, sum.data(), wpe.data(), dout.data(), params, N);
-    collect(out), collect(sum), collect(mean), collect(rstd);
+    collect(out);
+    collect(sum);
+    collect(mean);
+    collect(rstd);
     cpu::layernorm_backward(ctx, dinp.data(), grads, dout.data(), sum.data(), params, statistics, N, Acc::Set);
-    collect(dinp), collect(dw), collect(db);
+    collect(dinp);
+    collect(dw);
+    collect(db);
     cpu::rmsnorm_forward(ctx, out.data(), statistics, nullptr, wpe.data(), nullptr, params, N);
     cpu::rmsnorm_backward(ctx, dinp.data(), grads, dout.data(), wpe.data(), params, statistics, N, Acc::Add);
-    collect(out), collect(dinp), collect(dw);
+    collect(out);
+    collect(dinp);
+    collect(dw);
     cpu::gelu_forward(ctx, out.data(), wpe.data(), N, C);
     cpu::gelu_backward(ctx, dinp.data(), dout.data(), wpe.data(), N, C);
-    collect(out), collect(dinp);
+    collect(out);
+    collect(dinp);
     cpu::swiglu_forward(ctx, out.data(), gate_up.data(), N, C);
     cpu::swiglu_backward(ctx, wide.data(), dout.data(), gate_up.data(), N, C);
-    collect(out), collect(wide);
+    collect(out);
+    collect(wide);
     cpu::residual_forward(ctx, out.data(), wpe.data(), dout.data(), out.size());
     collect(out);
     cpu::classifier(ctx, logits.data(), {loss.data(), zloss.data(), lse.data()}, tokens.data(), N, {0, V, Vp},
                     {1, real(1e-4), true});
-    collect(logits), collect(loss), collect(zloss), collect(lse);
+    collect(logits);
+    collect(loss);
+    collect(zloss);
+    collect(lse);
     all.push_back(cpu::sum_of_squares(ctx, dwte.data(), dwte.size()));
     std::vector<real> m(V * C), v(V * C);
     std::vector<LowerHalf> lower(V * C);
     std::vector<floatX> param(V * C);
     cpu::adamw(ctx, param.data(), lower.data(), m.data(), v.data(), dwte.data(), dwte.size(),
                {real(1e-3), real(0.9), real(0.95), real(1e-8), real(0.1), 1, 3}, {});
-    collect(param), collect(lower), collect(m), collect(v);
+    collect(param);
+    collect(lower);
+    collect(m);
+    collect(v);
     return all;
 }
 

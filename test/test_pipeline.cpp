@@ -25,7 +25,8 @@ void for_all_sizes(const std::function<void(int, int, int)>& f) {
             for (int m = 1; m <= 24; m++) {
                 if (!pipeline_problem(pp, vpp, m).empty()) continue;
                 SCOPED_TRACE(format("pp %d, vpp %d, m %d", pp, vpp, m));
-                f(pp, vpp, m), sizes++;
+                f(pp, vpp, m);
+                sizes++;
                 if (testing::Test::HasFailure()) return;  // one size is enough to read
             }
     // vpp 1: 8 x 24; vpp 2, 3, 4: the multiples of pp up to 24, 12 + 8 + 6 + 4 + 4 + 3 + 3
@@ -120,7 +121,10 @@ TEST(PipelineTime, NoPassStartsBeforeItsInput) {
         const int n = pp * vpp;
         const double p2p = 0.25;
         std::vector<double> forward(n), backward(n);
-        for (int s = 0; s < n; s++) forward[s] = 1 + s * 7 % 5, backward[s] = 2 + s * 5 % 7;
+        for (int s = 0; s < n; s++) {
+            forward[s] = 1 + s * 7 % 5;
+            backward[s] = 2 + s * 5 % 7;
+        }
         const Timeline t = simulate_pipeline(pp, vpp, m, forward, backward, p2p);
         std::map<std::tuple<Direction, int, int>, double> start, end;  // by pass, stage, micro-batch
         for (int rank = 0; rank < pp; rank++) {
@@ -132,7 +136,8 @@ TEST(PipelineTime, NoPassStartsBeforeItsInput) {
                 EXPECT_GE(t.start[rank][i], free_at);
                 EXPECT_EQ(t.duration[rank][i], (e.direction == Direction::forward ? forward : backward)[stage]);
                 free_at = t.start[rank][i] + t.duration[rank][i];
-                start[{e.direction, stage, e.micro_batch}] = t.start[rank][i], end[{e.direction, stage, e.micro_batch}] = free_at;
+                start[{e.direction, stage, e.micro_batch}] = t.start[rank][i];
+                end[{e.direction, stage, e.micro_batch}] = free_at;
             }
             EXPECT_GE(t.total, free_at);
         }
@@ -169,9 +174,11 @@ TEST(PipelineTime, PublishedRuns) {
 TEST(PipelineDeathTest, DeadlockIsNoticed) {
     std::vector<Events> schedules = {pipeline_schedule(2, 0, 1, 2), pipeline_schedule(2, 1, 1, 2)};
     EXPECT_EQ(simulate_schedules(schedules, {1, 1}, {2, 2}, 0).total, 9);
-    schedules[1] = {{Direction::forward, 1, 0}, {Direction::backward, 1, 0}, {Direction::forward, 0, 0}, {Direction::backward, 0, 0}};
+    schedules[1] = {
+        {Direction::forward, 1, 0}, {Direction::backward, 1, 0}, {Direction::forward, 0, 0}, {Direction::backward, 0, 0}};
     EXPECT_EQ(schedules[0][2], (PipelineEvent{Direction::backward, 0, 0}));
-    schedules[0] = {{Direction::forward, 0, 0}, {Direction::backward, 0, 0}, {Direction::forward, 1, 0}, {Direction::backward, 1, 0}};
+    schedules[0] = {
+        {Direction::forward, 0, 0}, {Direction::backward, 0, 0}, {Direction::forward, 1, 0}, {Direction::backward, 1, 0}};
     EXPECT_DEATH(simulate_schedules(schedules, {1, 1}, {2, 2}, 0), "deadlock: rank 0 of 2");
 }
 
@@ -249,14 +256,16 @@ TEST(PipelineMemory, SlotsHoldWhatIsInFlight) {
             for (size_t i = 0; i < events.size(); i++) {
                 const PipelineEvent& e = events[i];
                 const std::pair<int, int> slot(e.chunk, e.micro_batch % pipeline_slots(pp, rank, vpp, {m}, e.chunk));
-                own_used.insert(slot), pool_used.insert(shared[i]);
+                own_used.insert(slot);
+                pool_used.insert(shared[i]);
                 if (e.direction == Direction::forward) {
                     EXPECT_TRUE(own.emplace(slot, e.micro_batch).second) << "slot " << slot.second << " is taken";
                     EXPECT_TRUE(pool.emplace(shared[i], e).second) << "shared slot " << shared[i] << " is taken";
                 } else {
                     EXPECT_EQ(own.at(slot), e.micro_batch);
                     EXPECT_TRUE(pool.at(shared[i]).micro_batch == e.micro_batch && pool.at(shared[i]).chunk == e.chunk);
-                    own.erase(slot), pool.erase(shared[i]);
+                    own.erase(slot);
+                    pool.erase(shared[i]);
                 }
             }
             int slots = 0;
@@ -411,7 +420,8 @@ TEST(DrawPipeline, FitsTheWidth) {
             std::istringstream lines(draw_pipeline(pp, vpp, m, 0, width));
             int rows = 0, longest = 0;
             for (std::string line; std::getline(lines, line);) {
-                longest = std::max(longest, (int)line.size()), rows += line[0] == 'r' && isdigit(line[1]);
+                longest = std::max(longest, (int)line.size());
+                rows += line[0] == 'r' && isdigit(line[1]);
                 EXPECT_FALSE(line.empty() || line.back() == ' ');
             }
             EXPECT_LE(longest, width);

@@ -27,10 +27,19 @@ PlanInput on_a100(const char* preset, int padded_to, int tp, int pp) {
     in.c = config_from_preset(preset);
     pad_vocabulary(in.c, padded_to);
     const Device d = find_device("a100");
-    in.device = d.name, in.tflops = d.tflops, in.memory_gbs = d.memory_gbs, in.intra_gbs = d.intra_gbs;
-    in.inter_gbs = d.inter_gbs, in.efficiency = a100_efficiency, in.node_size = 8;
-    in.attention = AttentionCount::full, in.recompute = "full", in.sequence_parallel = false, in.T = 2048;
-    in.tp = tp, in.pp = pp;
+    in.device = d.name;
+    in.tflops = d.tflops;
+    in.memory_gbs = d.memory_gbs;
+    in.intra_gbs = d.intra_gbs;
+    in.inter_gbs = d.inter_gbs;
+    in.efficiency = a100_efficiency;
+    in.node_size = 8;
+    in.attention = AttentionCount::full;
+    in.recompute = "full";
+    in.sequence_parallel = false;
+    in.T = 2048;
+    in.tp = tp;
+    in.pp = pp;
     return in;
 }
 
@@ -39,7 +48,8 @@ PlanInput on_a100(const char* preset, int padded_to, int tp, int pp) {
 // A run whose memory is 8 GiB for what a rank holds of the model and 4 GiB a sample, or a quarter of that with full recomputation.
 TEST(Remedies, AreTheSmallestChangesThatFit) {
     TrainOptions o;
-    o.micro_batch_size = 8, o.tensor_model_parallel_size = 1;
+    o.micro_batch_size = 8;
+    o.tensor_model_parallel_size = 1;
     const auto bytes_of = [](const TrainOptions& p, int) {
         if (p.tensor_model_parallel_size > 4) throw Error("too few heads");
         const double part = p.tensor_model_parallel_size * p.pipeline_model_parallel_size;
@@ -99,7 +109,10 @@ TEST(PlannerPublished, MtNlg530B) {
     const std::pair<int, double> published[] = {{2240, 60.1}, {2800, 50.2}, {3360, 44.4}};
     for (const auto& [gpus, seconds] : published) {
         PlanInput in = on_a100("mt-nlg-530b", 128 * 8, 8, 35);
-        in.world = gpus, in.B = 1, in.global_batch = 1920, in.zero = 0;
+        in.world = gpus;
+        in.B = 1;
+        in.global_batch = 1920;
+        in.zero = 0;
         const Plan p = make_plan(in);
         expect_within(p.step_seconds, seconds, 0.15);
         // whatever the step takes, its FLOP/s are those of the paper's formula: 125.73 at 60.1 s, ...
@@ -111,7 +124,10 @@ TEST(PlannerPublished, MtNlg530B) {
 // nodes of 8 A100 with 4 ports of 100 Gb/s each, 104.7 s in the log. Assumed: its optimizer sends gradients as fp32.
 TEST(PlannerPublished, Bloom176B) {
     PlanInput in = on_a100("bloom-176b", 128, 4, 12);
-    in.world = 384, in.B = 2, in.global_batch = 2048, in.inter_gbs = 4 * 12.5 / 8;
+    in.world = 384;
+    in.B = 2;
+    in.global_batch = 2048;
+    in.inter_gbs = 4 * 12.5 / 8;
     in.layers = {5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5};
     const Plan p = make_plan(in);
     expect_within(p.step_seconds, 104.7, 0.15);
@@ -128,10 +144,17 @@ TEST(PlannerPublished, SelectiveRecomputation) {
     };
     for (const Row& r : {Row{48, 6144, 64, 1, 4, 4, 1, 1.42, 1.10}, Row{96, 12288, 96, 8, 1, 64, 3, 18.13, 13.75}}) {
         PlanInput in = on_a100("gpt3-175b", 128 * 8, 8, r.pp);
-        in.c.L = r.L, in.c.C = r.C, in.c.NH = in.c.NKV = r.NH, in.c.F = 4 * r.C;
-        in.world = 8 * r.pp, in.B = r.B, in.global_batch = r.batch, in.vpp = r.vpp;
+        in.c.L = r.L;
+        in.c.C = r.C;
+        in.c.NH = in.c.NKV = r.NH;
+        in.c.F = 4 * r.C;
+        in.world = 8 * r.pp;
+        in.B = r.B;
+        in.global_batch = r.batch;
+        in.vpp = r.vpp;
         expect_within(make_plan(in).step_seconds, r.full, 0.15);
-        in.recompute = "selective", in.sequence_parallel = true;
+        in.recompute = "selective";
+        in.sequence_parallel = true;
         expect_within(make_plan(in).step_seconds, r.selective, 0.15);
     }
 }
@@ -142,15 +165,23 @@ TEST(PlannerPublished, LlmJp172B) {
     PlanInput in;
     in.c = config_from_preset("llm-jp-172b");
     pad_vocabulary(in.c, 128 * 4);
-    in.world = 512, in.tp = 4, in.pp = 16, in.B = 1, in.T = 4096, in.global_batch = 1728, in.recompute = "selective";
-    in.efficiency = a100_efficiency, in.inter_gbs = 25;
+    in.world = 512;
+    in.tp = 4;
+    in.pp = 16;
+    in.B = 1;
+    in.T = 4096;
+    in.global_batch = 1728;
+    in.recompute = "selective";
+    in.efficiency = a100_efficiency;
+    in.inter_gbs = 25;
     const Plan p = make_plan(in);
     expect_within(p.step_seconds, 37.5, 0.15);
     expect_within(p.model_tflops_full * p.step_seconds / 37.5, 400, 0.002);
     EXPECT_EQ(p.micro_batches, 216);
     EXPECT_NEAR(p.ideal_bubble, 0.069, 0.0005);
     EXPECT_GT(p.bubble, p.ideal_bubble);  // the head stands beside as many layers as other stages have
-    in.c.V = in.c.Vp = 512, in.inter_gbs = in.intra_gbs = 1e6;
+    in.c.V = in.c.Vp = 512;
+    in.inter_gbs = in.intra_gbs = 1e6;
     EXPECT_NEAR(make_plan(in).bubble, 0.069, 0.001);  // hardly a head, nothing to wait for
 }
 
@@ -192,16 +223,26 @@ TEST(PlannerMemory, StateBytesPerParameter) {
 PlanInput toy() {
     PlanInput in;
     set_family(in.c, "llama");
-    in.c.L = 8, in.c.C = 192, in.c.NH = 12, in.c.NKV = 6, in.c.F = 516, in.c.T = 64, in.c.V = 1000;
+    in.c.L = 8;
+    in.c.C = 192;
+    in.c.NH = 12;
+    in.c.NKV = 6;
+    in.c.F = 516;
+    in.c.T = 64;
+    in.c.V = 1000;
     pad_vocabulary(in.c, 128);
-    in.B = 2, in.T = 64, in.global_batch = 96, in.node_size = 4;
+    in.B = 2;
+    in.T = 64;
+    in.global_batch = 96;
+    in.node_size = 4;
     return in;
 }
 
 // Layers in FP8 are faster, the head and what ranks send are not.
 TEST(Planner, Fp8SpeedsUpOnlyTheLayers) {
     PlanInput in = toy();
-    in.world = 2, in.tp = 2;
+    in.world = 2;
+    in.tp = 2;
     const StagePlan wide = make_plan(in).stages[0];
     in.layer_speedup = 1.4;
     const StagePlan narrow = make_plan(in).stages[0];
@@ -231,7 +272,11 @@ TEST(Planner, StagesAddUpToTheModel) {
     EXPECT_EQ(parameters(one), (double)ParameterTable(in.c).size);
     in.recompute = "full";
     expect_within(flops(make_plan(in)), full_recompute_flops_per_token(all, AttentionCount::causal) * tokens, 1e-14);
-    in.recompute = "none", in.world = 16, in.tp = 2, in.pp = 4, in.vpp = 2;
+    in.recompute = "none";
+    in.world = 16;
+    in.tp = 2;
+    in.pp = 4;
+    in.vpp = 2;
     const Plan p = make_plan(in);
     EXPECT_EQ(p.mesh.dp.size, 2);
     EXPECT_EQ(p.micro_batches, 24);
@@ -246,7 +291,8 @@ TEST(Planner, TensorParallelTraffic) {
     in.world = in.tp = 2;
     const double half = 2 * 64 * 192 * 2 / 2, m = 48;
     const auto expect_halves = [&](bool sequence_parallel, const char* recompute, int halves, int messages) {
-        in.sequence_parallel = sequence_parallel, in.recompute = recompute;
+        in.sequence_parallel = sequence_parallel;
+        in.recompute = recompute;
         const Plan p = make_plan(in);
         EXPECT_EQ(p.tensor.bytes, m * halves * half) << sequence_parallel << recompute;
         EXPECT_EQ(p.tensor.messages, m * messages);
@@ -280,7 +326,9 @@ TEST(Planner, PipelineTraffic) {
     p = make_plan(in);
     EXPECT_EQ(p.pipeline.messages, 48 * 4);
     EXPECT_LT(p.ideal_bubble, plain);
-    in.world = 8, in.tp = 2, in.vpp = 1;  // rows cut over tp; 8 ranks are 2 nodes
+    in.world = 8;
+    in.tp = 2;
+    in.vpp = 1;  // rows cut over tp; 8 ranks are 2 nodes
     p = make_plan(in);
     EXPECT_EQ(p.pipeline.bytes, 48 * 2 * (64 * 192 * 2));
     EXPECT_TRUE(p.pipeline.between_nodes);
@@ -297,7 +345,8 @@ TEST(Planner, DataParallelTraffic) {
     EXPECT_EQ(p.data.messages, 2);
     EXPECT_EQ(p.data.exposed, p.data.seconds);  // a single bucket has nothing to hide behind
     in.bucket_elements = 100000;                // ... of many, the last one, where there is work enough
-    in.tflops = 1, in.memory_gbs = 1;
+    in.tflops = 1;
+    in.memory_gbs = 1;
     p = make_plan(in);
     const double buckets = std::ceil(parameters / 100000);
     expect_within(p.data.exposed, p.data.seconds / buckets, 1e-9);
@@ -320,7 +369,10 @@ TEST(Planner, Update) {
 
 TEST(Planner, StepIsTheSumOfItsParts) {
     PlanInput in = toy();
-    in.world = 16, in.tp = 2, in.pp = 4, in.c.tied = true;
+    in.world = 16;
+    in.tp = 2;
+    in.pp = 4;
+    in.c.tied = true;
     const Plan p = make_plan(in);
     EXPECT_GT(p.embedding.exposed, 0);
     EXPECT_GT(p.data.exposed, 0);
@@ -329,7 +381,10 @@ TEST(Planner, StepIsTheSumOfItsParts) {
 
 TEST(Planner, LinksFollowTheMesh) {
     PlanInput in;
-    in.node_size = 8, in.intra_gbs = 300, in.inter_gbs = 25, in.world = 64;
+    in.node_size = 8;
+    in.intra_gbs = 300;
+    in.inter_gbs = 25;
+    in.world = 64;
     const auto expect_link = [&](int size, int stride, bool between, double gbs) {
         const detail::Link link = detail::slowest_link(in, size, stride);
         EXPECT_EQ(link.between_nodes, between) << size << " ranks, " << stride << " apart";
@@ -345,13 +400,16 @@ TEST(Planner, LinksFollowTheMesh) {
     expect_link(6, 1, true, 25);  // 6 and 8 do not fit: some group has one rank on a node
     in.world = 6;
     expect_link(6, 1, false, 300);  // but one group of 6 has one node
-    in.world = 64, in.inter_gbs = 50;
+    in.world = 64;
+    in.inter_gbs = 50;
     expect_link(64, 1, true, 300);  // never faster than within the node
 }
 
 TEST(Planner, FasterHardwareIsNeverSlower) {
     PlanInput in = toy();
-    in.world = 16, in.tp = 2, in.pp = 4;
+    in.world = 16;
+    in.tp = 2;
+    in.pp = 4;
     const double base = make_plan(in).step_seconds;
     for (double PlanInput::*figure :
          {&PlanInput::tflops, &PlanInput::efficiency, &PlanInput::memory_gbs, &PlanInput::intra_gbs, &PlanInput::inter_gbs}) {
@@ -376,13 +434,17 @@ TEST(Planner, Throughput) {
 
 TEST(Planner, RefusesWhatCannotBe) {
     PlanInput in = toy();
-    in.world = 6, in.tp = 4;
+    in.world = 6;
+    in.tp = 4;
     expect_error([&] { make_plan(in); }, {"6 ranks", "4", "HINT"});
-    in = toy(), in.world = 5;
+    in = toy();
+    in.world = 5;
     expect_error([&] { make_plan(in); }, {"96", "2 x 5", "= 10", "HINT"});
-    in = toy(), in.efficiency = 0;
+    in = toy();
+    in.efficiency = 0;
     expect_error([&] { make_plan(in); }, {"device-efficiency", "0"});
-    in = toy(), in.recompute = "some";
+    in = toy();
+    in.recompute = "some";
     expect_error([&] { make_plan(in); }, {"some", "none, selective or full"});
     expect_error([] { find_device("z80"); }, {"z80", "h100", "--device-tflops"});
 }
@@ -390,7 +452,8 @@ TEST(Planner, RefusesWhatCannotBe) {
 // ---- options and the table -------------------------------------------------------------------------------------------------
 TEST(Planner, OptionsGiveTheHardware) {
     TrainOptions o;
-    o.seq_length = 64, o.micro_batch_size = 2;
+    o.seq_length = 64;
+    o.micro_batch_size = 2;
     const PlanInput base = toy();
     PlanInput in = plan_input(o, base.c, 8, {8}, 96, 2);
     EXPECT_EQ(in.device, "h100");
@@ -399,7 +462,10 @@ TEST(Planner, OptionsGiveTheHardware) {
     EXPECT_EQ(in.inter_gbs, 50);
     EXPECT_EQ(in.node_size, 8);
     EXPECT_EQ(planned_memory_bytes(o), 80.0 * (1 << 30));
-    o.device = "a100", o.device_tflops = 100, o.inter_node_gbs = 3, o.device_memory_gib = 40;
+    o.device = "a100";
+    o.device_tflops = 100;
+    o.inter_node_gbs = 3;
+    o.device_memory_gib = 40;
     in = plan_input(o, base.c, 8, {8}, 96, 2);
     EXPECT_EQ(in.tflops, 100);
     EXPECT_EQ(in.intra_gbs, 300);
@@ -417,7 +483,9 @@ TEST(Planner, OptionsGiveTheHardware) {
 
 TEST(Planner, TableSaysWhatMatters) {
     PlanInput in = toy();
-    in.world = 16, in.tp = 2, in.pp = 4;
+    in.world = 16;
+    in.tp = 2;
+    in.pp = 4;
     Table table;
     table.section("Plan");
     add_rows(table, make_plan(in), 1e9);

@@ -78,7 +78,10 @@ TEST(Rng, NormalMoments) {
     double moment[5] = {};
     for (const double x : normals(n, 42, 0)) {
         double power = 1;
-        for (int k = 0; k < 5; k++) moment[k] += power / (double)n, power *= x;
+        for (int k = 0; k < 5; k++) {
+            moment[k] += power / (double)n;
+            power *= x;
+        }
     }
     const double sigma = std::sqrt(1.0 / (double)n);
     EXPECT_NEAR(moment[1], 0, 5 * sigma);

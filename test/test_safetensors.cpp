@@ -332,9 +332,16 @@ TEST(Index, FilesTogether) {
 ModelConfig tiny(const std::string& family, bool tied) {
     ModelConfig c;
     set_family(c, family);
-    c.L = 2, c.NH = 4, c.NKV = family == "llama" ? 2 : 4, c.C = 24, c.F = family == "llama" ? 40 : 96, c.T = 11, c.V = 61;
+    c.L = 2;
+    c.NH = 4;
+    c.NKV = family == "llama" ? 2 : 4;
+    c.C = 24;
+    c.F = family == "llama" ? 40 : 96;
+    c.T = 11;
+    c.V = 61;
     if (family == "llama") c.tied = tied;
-    c.eps = 1e-4, c.init_std = 0.03;
+    c.eps = 1e-4;
+    c.init_std = 0.03;
     if (family == "llama") c.rope_base = 500000;
     pad_vocabulary(c, 16);
     return c;
@@ -460,15 +467,20 @@ TEST_P(Model, NamesAndShapes) {
         linear(gpt2 ? "mlp.c_proj" : "mlp.dense_4h_to_h", 24, 96);
     }
     if (family == "llama") {
-        expected["model.embed_tokens.weight"] = {61, 24}, expected["model.norm.weight"] = {24};
+        expected["model.embed_tokens.weight"] = {61, 24};
+        expected["model.norm.weight"] = {24};
         if (!c_.tied) expected["lm_head.weight"] = {61, 24};
     } else {
         expected["transformer.ln_f.weight"] = expected["transformer.ln_f.bias"] = {24};
-        if (family == "gpt2") expected["transformer.wte.weight"] = {61, 24}, expected["transformer.wpe.weight"] = {11, 24};
-        else
+        if (family == "gpt2") {
+            expected["transformer.wte.weight"] = {61, 24};
+            expected["transformer.wpe.weight"] = {11, 24};
+        } else
             for (const char* name :
-                 {"transformer.word_embeddings_layernorm.weight", "transformer.word_embeddings_layernorm.bias"})
-                expected[name] = {24}, expected["transformer.word_embeddings.weight"] = {61, 24};
+                 {"transformer.word_embeddings_layernorm.weight", "transformer.word_embeddings_layernorm.bias"}) {
+                expected[name] = {24};
+                expected["transformer.word_embeddings.weight"] = {61, 24};
+            }
     }
     const SafetensorsReader file = SafetensorsReader::open(model_);
     std::map<std::string, Shape> found;
@@ -548,9 +560,11 @@ TEST_P(Model, MismatchesAreNamed) {
     ModelConfig c = c_;
     c.L = 3;
     refuse(c, {model_, "has no tensor", c_.family == "llama" ? "'model.layers.2.input_layernorm.weight'" : ".h.2.", c_.family});
-    c = c_, c.V = 62;
+    c = c_;
+    c.V = 62;
     refuse(c, {model_, "[61, 24]", "[62, 24]", "config.json"});
-    c = c_, c.F = 44;
+    c = c_;
+    c.F = 44;
     refuse(c, {model_, "mlp", c_.family == "gpt2" ? "[24, 44]" : "[44, 24]", "config.json"});
     expect_error([&] { read_config(dir_ / "nothing"); }, {dir_ / "nothing", "does not exist"});
     for (const char* text : {"", "garbage", "[]", "3", "{}", R"({"model_type": 3})", R"({"model_type": "mamba"})"}) {

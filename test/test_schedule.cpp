@@ -9,7 +9,9 @@ namespace test_schedule {
 
 TrainOptions options(int64_t steps, int batch = 1) {
     TrainOptions o;
-    o.micro_batch_size = 1, o.global_batch_size = batch, o.train_iters = steps;
+    o.micro_batch_size = 1;
+    o.global_batch_size = batch;
+    o.train_iters = steps;
     return o;
 }
 
@@ -20,7 +22,9 @@ void expect_lr(const Schedule& s, const std::vector<std::pair<int64_t, double>>&
 
 TEST(Schedule, Cosine) {
     TrainOptions o = options(1100);
-    o.lr = 1e-3, o.min_lr = 1e-4, o.lr_warmup_iters = 100;
+    o.lr = 1e-3;
+    o.min_lr = 1e-4;
+    o.lr_warmup_iters = 100;
     const Schedule s = make_schedule(o, 1);
     // After the warm-up, progress (n - 100) / 1000.
     expect_lr(s, {{0, 0},
@@ -35,7 +39,9 @@ TEST(Schedule, Cosine) {
 
 TEST(Schedule, LinearConstantAndInverseSquareRoot) {
     TrainOptions o = options(1100);
-    o.lr = 1e-3, o.min_lr = 1e-4, o.lr_warmup_iters = 100;
+    o.lr = 1e-3;
+    o.min_lr = 1e-4;
+    o.lr_warmup_iters = 100;
     o.lr_decay_style = "linear";
     expect_lr(make_schedule(o, 1), {{100, 1e-3}, {600, 5.5e-4}, {1000, 1.9e-4}, {1100, 1e-4}, {1200, 1e-4}});
     o.lr_decay_style = "constant";
@@ -46,7 +52,11 @@ TEST(Schedule, LinearConstantAndInverseSquareRoot) {
 
 TEST(Schedule, WarmupStableDecay) {
     TrainOptions o = options(1000);
-    o.lr = 1e-3, o.min_lr = 2e-4, o.lr_warmup_iters = 100, o.lr_decay_style = "WSD", o.lr_wsd_decay_iters = 200;
+    o.lr = 1e-3;
+    o.min_lr = 2e-4;
+    o.lr_warmup_iters = 100;
+    o.lr_decay_style = "WSD";
+    o.lr_wsd_decay_iters = 200;
     const auto tail = [&](const char* style) {
         o.lr_wsd_decay_style = style;
         return make_schedule(o, 1);
@@ -63,7 +73,9 @@ TEST(Schedule, WarmupStableDecay) {
 
 TEST(Schedule, StepsCountInFinalBatches) {
     TrainOptions o = options(100, 8);
-    o.lr_warmup_iters = 10, o.lr_decay_iters = 50, o.lr = 1;
+    o.lr_warmup_iters = 10;
+    o.lr_decay_iters = 50;
+    o.lr = 1;
     const Schedule s = make_schedule(o, 1);
     EXPECT_EQ(s.warmup, 80);
     EXPECT_EQ(s.decay, 400);
@@ -74,7 +86,8 @@ TEST(Schedule, StepsCountInFinalBatches) {
 // Megatron-LM orders (train_iters / eval_interval + 1) * eval_iters global batches for validation and reads on at each.
 TEST(Schedule, ValidationsFollowEachOther) {
     TrainOptions o = options(250, 8);
-    o.eval_interval = 100, o.eval_iters = 3;
+    o.eval_interval = 100;
+    o.eval_iters = 3;
     const Schedule s = make_schedule(o, 1);
     EXPECT_EQ(s.valid_samples, 24);
     EXPECT_EQ(s.samples_of_all_validations(), 3 * 24);
@@ -82,17 +95,21 @@ TEST(Schedule, ValidationsFollowEachOther) {
         EXPECT_EQ(s.first_sample_of_validation(step), first) << step;
     for (const int64_t steps : {1, 99, 100, 101, 200})
         for (const int64_t interval : {1, 7, 100, 1000}) {
-            o.train_iters = steps, o.eval_interval = interval;
+            o.train_iters = steps;
+            o.eval_interval = interval;
             const Schedule t = make_schedule(o, 1);  // the last step is validated as well
             EXPECT_LE(t.first_sample_of_validation(steps) + t.valid_samples, t.samples_of_all_validations());
         }
-    o.train_iters = (int64_t)1 << 40, o.eval_interval = 1;
+    o.train_iters = (int64_t)1 << 40;
+    o.eval_interval = 1;
     test::expect_error([&] { make_schedule(o, 1).samples_of_all_validations(); }, {"--eval-interval", "--eval-fixed"});
 }
 
 TEST(Schedule, WeightDecayRises) {
     TrainOptions o = options(100);
-    o.weight_decay_incr_style = "linear", o.start_weight_decay = 0.1, o.end_weight_decay = 0.5;
+    o.weight_decay_incr_style = "linear";
+    o.start_weight_decay = 0.1;
+    o.end_weight_decay = 0.5;
     EXPECT_DOUBLE_EQ(make_schedule(o, 1).weight_decay(0), 0.1);
     EXPECT_DOUBLE_EQ(make_schedule(o, 1).weight_decay(25), 0.2);
     EXPECT_DOUBLE_EQ(make_schedule(o, 1).weight_decay(1000), 0.5);
@@ -105,9 +122,14 @@ TEST(Schedule, WeightDecayRises) {
 // log).
 TEST(Schedule, RampupOfBloom) {
     TrainOptions o;
-    o.micro_batch_size = 2, o.global_batch_size = 2048, o.train_samples = 220000000,
+    o.micro_batch_size = 2;
+    o.global_batch_size = 2048;
+    o.train_samples = 220000000;
     o.rampup_batch_size = {"192", "16", "9765625"};
-    o.lr = 6e-5, o.min_lr = 6e-6, o.lr_warmup_samples = 183105, o.lr_decay_samples = 200000000;
+    o.lr = 6e-5;
+    o.min_lr = 6e-6;
+    o.lr_warmup_samples = 183105;
+    o.lr_decay_samples = 200000000;
     const Schedule s = make_schedule(o, 8);
     EXPECT_EQ(s.total_steps, 115311);
     EXPECT_EQ(s.global_batch(0), 192);
@@ -121,24 +143,31 @@ TEST(Schedule, RampupOfBloom) {
 // What steps_for says is what running the loop says.
 TEST(Schedule, RampupCountsAgreeWithTheLoop) {
     TrainOptions o;
-    o.micro_batch_size = 2, o.global_batch_size = 24, o.rampup_batch_size = {"8", "4", "300"};
+    o.micro_batch_size = 2;
+    o.global_batch_size = 24;
+    o.rampup_batch_size = {"8", "4", "300"};
     for (int64_t samples : {8, 20, 100, 299, 300, 301, 1000}) {
         o.train_samples = samples;
         const Schedule s = make_schedule(o, 1);
         int64_t consumed = 0, steps = 0;
-        while (steps < s.total_steps) consumed += s.global_batch(consumed), steps++;
+        while (steps < s.total_steps) {
+            consumed += s.global_batch(consumed);
+            steps++;
+        }
         EXPECT_EQ(consumed, s.total_samples) << samples;
         // One by one, and from within the ramp-up.
         steps = consumed = 0;
         while (consumed <= 300 && consumed < samples) {
             EXPECT_EQ(s.samples_for(steps), consumed);
             EXPECT_EQ(s.samples_for(3, consumed), s.samples_for(steps + 3)) << consumed;
-            consumed += s.global_batch(consumed), steps++;
+            consumed += s.global_batch(consumed);
+            steps++;
         }
         EXPECT_EQ(s.steps_for(samples), steps + std::max<int64_t>(samples - consumed, 0) / 24) << samples;
     }
     // A ramp-up of 10^14 steps takes no longer: one by one they took days.
-    o.rampup_batch_size = {"8", "4", "1600000000000000"}, o.train_samples = 2400000000000000;
+    o.rampup_batch_size = {"8", "4", "1600000000000000"};
+    o.train_samples = 2400000000000000;
     const Schedule s = make_schedule(o, 1);
     EXPECT_NEAR((double)s.total_steps, 4e14 * (1 / 8. + 1 / 12. + 1 / 16. + 1 / 20.) + 8e14 / 24, 10);
 }
@@ -146,8 +175,11 @@ TEST(Schedule, RampupCountsAgreeWithTheLoop) {
 // The interleaved schedule needs micro-batches that are a multiple of the pipeline's ranks, at each size of the ramp-up.
 TEST(Schedule, RampupThroughAPipeline) {
     TrainOptions o;
-    o.micro_batch_size = 2, o.train_samples = 1000, o.pipeline_model_parallel_size = 2;
-    o.global_batch_size = 32, o.rampup_batch_size = {"8", "8", "160"};
+    o.micro_batch_size = 2;
+    o.train_samples = 1000;
+    o.pipeline_model_parallel_size = 2;
+    o.global_batch_size = 32;
+    o.rampup_batch_size = {"8", "8", "160"};
     EXPECT_EQ(make_schedule(o, 2).global_batches(), (std::vector<int64_t>{8, 16, 24, 32}));
     EXPECT_EQ(make_schedule(o, 2).micro_batches(), (std::vector<int>{2, 4, 6, 8}));
     o.num_virtual_stages_per_pipeline_rank = 2;
@@ -161,7 +193,8 @@ TEST(Schedule, RampupThroughAPipeline) {
     EXPECT_EQ(make_schedule(o, 2).global_batches(), (std::vector<int64_t>{32}));
     o.rampup_batch_size.clear();
     EXPECT_EQ(make_schedule(o, 2).global_batches(), (std::vector<int64_t>{32}));
-    o.num_virtual_stages_per_pipeline_rank = 2, o.global_batch_size = 20;
+    o.num_virtual_stages_per_pipeline_rank = 2;
+    o.global_batch_size = 20;
     test::expect_error([&] { make_schedule(o, 2); }, {"5 micro-batches", "the nearest are 4 and 6"});
 }
 
@@ -175,19 +208,37 @@ TEST(Schedule, RefusesWhatContradictsItself) {
     refused([](auto& o) { o.train_iters = 0; }, "--train-iters or --train-samples");
     refused([](auto& o) { o.train_samples = 5; }, "both");
     refused([](auto& o) { o.lr_warmup_iters = 100; }, "not shorter than the decay");
-    refused([](auto& o) { o.lr_warmup_iters = 1, o.lr_warmup_samples = 1; }, "lr-warmup");
+    refused(
+        [](auto& o) {
+            o.lr_warmup_iters = 1;
+            o.lr_warmup_samples = 1;
+        },
+        "lr-warmup");
     refused([](auto& o) { o.lr_decay_style = "WSD"; }, "--lr-wsd-decay-iters");
     refused([](auto& o) { o.min_lr = 1; }, "--min-lr");
     refused([](auto& o) { o.start_weight_decay = 0; }, "--weight-decay-incr-style");
     refused([](auto& o) { o.weight_decay_incr_style = "linear"; }, "--start-weight-decay");
     refused(
         [](auto& o) {
-            o.train_iters = 0, o.train_samples = 100, o.rampup_batch_size = {"5", "2", "100"};
+            o.train_iters = 0;
+            o.train_samples = 100;
+            o.rampup_batch_size = {"5", "2", "100"};
         },
         "not a multiple");
-    refused([](auto& o) { o.train_iters = 0, o.train_samples = 100, o.rampup_batch_size = {"x", "2", "100"}; }, "'x'");
+    refused(
+        [](auto& o) {
+            o.train_iters = 0;
+            o.train_samples = 100;
+            o.rampup_batch_size = {"x", "2", "100"};
+        },
+        "'x'");
     refused([](auto& o) { o.rampup_batch_size = {"4", "2", "100"}; }, "--train-samples");
-    refused([](auto& o) { o.train_iters = 0, o.train_samples = 5; }, "less than one global batch");
+    refused(
+        [](auto& o) {
+            o.train_iters = 0;
+            o.train_samples = 5;
+        },
+        "less than one global batch");
 }
 
 // Steps by samples by tokens: what 2^62 cannot hold is refused by its option, with the most that is held.
@@ -196,7 +247,8 @@ TEST(Schedule, RefusesWhatCannotBeCounted) {
     const int64_t most = ((int64_t)1 << 62) / 4096 / 2048;
     const auto schedule = [&](const std::function<void(TrainOptions&)>& change) {
         TrainOptions o = options(100, 2048);
-        o.seq_length = 4096, o.eval_iters = 1;
+        o.seq_length = 4096;
+        o.eval_iters = 1;
         change(o);
         return make_schedule(o, 1);
     };
@@ -213,13 +265,21 @@ TEST(Schedule, RefusesWhatCannotBeCounted) {
     refused("lr-warmup-iters", [](auto& o, int64_t n) { o.lr_warmup_iters = n; });
     refused("lr-wsd-decay-iters", [](auto& o, int64_t n) { o.lr_wsd_decay_iters = n; });
     refused("eval-iters", [](auto& o, int64_t n) { o.eval_iters = n; });
-    test::expect_error([&] { schedule([&](auto& o) { o.train_iters = 0, o.train_samples = many; }); },
-                       {"--train-samples", "maximum is " + std::to_string(((int64_t)1 << 62) / 4096)});
+    test::expect_error(
+        [&] {
+            schedule([&](auto& o) {
+                o.train_iters = 0;
+                o.train_samples = many;
+            });
+        },
+        {"--train-samples", "maximum is " + std::to_string(((int64_t)1 << 62) / 4096)});
     for (const char* text : {"99999999999999999999", "9000000000000000"})
         test::expect_error(
             [&] {
                 schedule([&](auto& o) {
-                    o.train_iters = 0, o.train_samples = 1 << 20, o.rampup_batch_size = {"8", "8", text};
+                    o.train_iters = 0;
+                    o.train_samples = 1 << 20;
+                    o.rampup_batch_size = {"8", "8", text};
                 });
             },
             {"--rampup-batch-size", text, "a whole number from 1 to"});

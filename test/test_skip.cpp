@@ -199,7 +199,10 @@ TEST(BatchRanges, FromIterationsReadsTheBatchesThatLlmJpReads) {
 // ---- in a run --------------------------------------------------------------------------------------------------------------
 Schedule schedule_of(int64_t samples, bool rampup) {
     TrainOptions o;
-    o.micro_batch_size = 2, o.global_batch_size = 16, o.train_samples = samples, o.seq_length = 4096;
+    o.micro_batch_size = 2;
+    o.global_batch_size = 16;
+    o.train_samples = samples;
+    o.seq_length = 4096;
     if (rampup) o.rampup_batch_size = {"4", "4", "150"};
     return make_schedule(o, 1);
 }
@@ -240,9 +243,11 @@ TEST(LeftOut, ReadsTheSamplesThatLlmJpReads) {
         int64_t drawn = 0, consumed = 0, batch = 0;
         for (const int64_t read : batches_read(given, (int)s.total_steps)) {
             const int64_t size = s.global_batch(consumed);
-            drawn += (read - batch - 1) * size, batch = read;
+            drawn += (read - batch - 1) * size;
+            batch = read;
             expected.push_back(drawn);
-            drawn += size, consumed += size;
+            drawn += size;
+            consumed += size;
         }
         ASSERT_EQ(consumed, s.total_samples);
         Counters at;
@@ -251,7 +256,8 @@ TEST(LeftOut, ReadsTheSamplesThatLlmJpReads) {
             at = s.next(at, {}, discards);
             ASSERT_EQ(at.sample(), expected[step]) << discards.text() << ", step " << step + 1;
             ASSERT_EQ(at.step, (int64_t)step);
-            at.consumed += s.global_batch(at.consumed), at.step++;
+            at.consumed += s.global_batch(at.consumed);
+            at.step++;
         }
         at = s.next(at, {}, discards);
         ASSERT_EQ(at.step, s.total_steps);
@@ -267,7 +273,8 @@ TEST(LeftOut, DroppedRatherThanSkipped) {
         std::vector<int64_t> steps;
         Counters at;
         while ((at = s.next(at, skips, discards)).step < s.total_steps) {
-            at.consumed += s.global_batch(at.consumed), at.step++;
+            at.consumed += s.global_batch(at.consumed);
+            at.step++;
             steps.push_back(at.step);
         }
         EXPECT_EQ(at.sample(), s.samples_read({}, discards));

@@ -14,10 +14,14 @@ using Texts = std::vector<std::string>;
 Tokenizer small_tokenizer(const test::TemporaryDirectory& dir) {
     test::write_file(dir / "text.txt", "the cat sat on the mat and the dog sat on the log, the end of the cat and the dog\n");
     TokenizerOptions o;
-    o.input = {dir / "text.txt"}, o.output = dir / "tok", o.vocab_size = 280;
-    testing::internal::CaptureStdout(), testing::internal::CaptureStderr();
+    o.input = {dir / "text.txt"};
+    o.output = dir / "tok";
+    o.vocab_size = 280;
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
     tokenizer_command(o);
-    testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr();
+    testing::internal::GetCapturedStdout();
+    testing::internal::GetCapturedStderr();
     return Tokenizer::load(dir / "tok");
 }
 
@@ -317,7 +321,14 @@ struct Fixture {
     static ModelConfig config(const std::string& family, int V) {
         ModelConfig c;
         set_family(c, family);
-        c.L = 2, c.C = 24, c.NH = 6, c.NKV = family == "llama" ? 3 : 6, c.F = 96, c.T = 24, c.V = V, c.init_std = 0.3;
+        c.L = 2;
+        c.C = 24;
+        c.NH = 6;
+        c.NKV = family == "llama" ? 3 : 6;
+        c.F = 96;
+        c.T = 24;
+        c.V = V;
+        c.init_std = 0.3;
         check_config(c);
         pad_vocabulary(c, 64);
         return c;
@@ -333,7 +344,10 @@ struct Fixture {
         const int T = (int)tokens.size() - 1;
         CHECK(m.a.head_rows >= T, "all logits at once");
         Batch batch;
-        batch.B = 1, batch.T = T, batch.tokens.assign(tokens.begin(), tokens.end() - 1), batch.targets.assign(T, -1);
+        batch.B = 1;
+        batch.T = T;
+        batch.tokens.assign(tokens.begin(), tokens.end() - 1);
+        batch.targets.assign(T, -1);
         batch.positions.resize(T);
         std::iota(batch.positions.begin(), batch.positions.end(), 0);
         const Pass pass = upload(ctx, m, batch, m.a.micro_batch());
@@ -450,7 +464,8 @@ TEST(Tasks, MetricsEqualAPlainLoop) {
         normalised += std::max_element(per_character.begin(), per_character.end()) - per_character.begin() == j["gold"];
         const std::string target = random_words(rng, 1);
         words += nlohmann::json({{"context", context}, {"target", target}}).dump() + "\n";
-        greedy += score(target).greedy, total += score(target).log_likelihood;
+        greedy += score(target).greedy;
+        total += score(target).log_likelihood;
     }
     const auto metrics = [&](const std::string& lines) {
         const Task task = task_of(f.dir, lines);

@@ -16,7 +16,10 @@ const std::string golden = "test/golden/tokenizer/";
 
 std::vector<std::string> documents(const std::string& file, const std::string& split, const std::string& key = "text") {
     TextInput input;
-    input.files = {file}, input.json_key = key, input.split = split, input.allow_binary = true;
+    input.files = {file};
+    input.json_key = key;
+    input.split = split;
+    input.allow_binary = true;
     DocumentReader reader(input);
     InputJudge judge(input);
     std::vector<std::string> found;
@@ -26,7 +29,10 @@ std::vector<std::string> documents(const std::string& file, const std::string& s
         if (chunk.is_json) open_line(chunk, key);
         if (!judge.take(chunk)) continue;
         text += chunk.text;
-        if (chunk.ends_document) found.push_back(text), text.clear();
+        if (chunk.ends_document) {
+            found.push_back(text);
+            text.clear();
+        }
     }
     judge.end_file();
     EXPECT_EQ(reader.bytes_read(), (int64_t)std::filesystem::file_size(file));
@@ -101,7 +107,8 @@ TEST(TextFormat, OtherFormatsAreRefusedByNameWithTheCommandThatHelps) {
         if (const size_t at = expected.find("FILE"); at != std::string::npos) expected.replace(at, 4, quoted);
         test::expect_error([&] { DocumentReader({{file}}); }, {file, name, expected});
         TextInput any;
-        any.files = {file}, any.allow_binary = true;
+        any.files = {file};
+        any.allow_binary = true;
         DocumentReader reader(any);
     }
     for (const std::string fine : {"BZh is how it begins", "7z", "PK", "a\nb", "%PDF"}) {
@@ -134,7 +141,8 @@ TEST(TextFormat, JsonLinesByNameOrBeginning) {
     refused("a.json", "{\n \"text\": \"one\"}", "jq -c . ");
     TextInput input;
     test::write_file(dir / "a.jsonl", line);
-    input.files = {dir / "a.jsonl"}, input.format = "text";
+    input.files = {dir / "a.jsonl"};
+    input.format = "text";
     DocumentReader reader(input);
     Chunk chunk;
     ASSERT_TRUE(reader.next(chunk));
@@ -164,7 +172,10 @@ TEST(DocumentReader, CuttingALongDocumentChangesNoToken) {
         std::vector<int> tokens;
         Chunk chunk;
         int parts = 0;
-        while (reader.next(chunk)) tokenizer.encode_append(chunk.text, tokens), parts++;
+        while (reader.next(chunk)) {
+            tokenizer.encode_append(chunk.text, tokens);
+            parts++;
+        }
         EXPECT_GE(parts, 4);
         EXPECT_TRUE(chunk.ends_document);
         EXPECT_TRUE(tokens == tokenizer.encode(text)) << name;
@@ -180,12 +191,16 @@ TEST(DocumentReader, TextWithoutLinesIsWhole) {
 
 PrepareOptions preparation(const std::string& input, const std::string& prefix) {
     PrepareOptions o;
-    o.input = {input}, o.output_prefix = prefix, o.tokenizer = golden + "gpt2.json", o.workers = 1;
+    o.input = {input};
+    o.output_prefix = prefix;
+    o.tokenizer = golden + "gpt2.json";
+    o.workers = 1;
     return o;
 }
 // What it says.
 std::string prepared(const PrepareOptions& o) {
-    testing::internal::CaptureStdout(), testing::internal::CaptureStderr();
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
     std::string failure;
     try {
         EXPECT_EQ(prepare_command(o), 0);
@@ -198,7 +213,8 @@ std::string prepared(const PrepareOptions& o) {
 }
 std::string prepared(const std::string& input, const std::string& prefix, int threads, const std::string& split) {
     PrepareOptions o = preparation(input, prefix);
-    o.workers = threads, o.split_documents = split;
+    o.workers = threads;
+    o.split_documents = split;
     return prepared(o);
 }
 Texts texts(const std::string& prefix) {
@@ -263,11 +279,18 @@ TEST(TokenizerHash, IsOfWhatMattersForTokens) {
         EXPECT_EQ(hash, changed(as_pairs));
         EXPECT_EQ(hash, changed(as_texts));
         EXPECT_EQ(hash, changed([](auto& o) {
-                      o["version"] = "9", o["padding"] = "x", o["post_processor"] = nullptr, o["decoder"] = nullptr;
-                      o["model"]["fuse_unk"] = false, o["model"]["dropout"] = nullptr;
+                      o["version"] = "9";
+                      o["padding"] = "x";
+                      o["post_processor"] = nullptr;
+                      o["decoder"] = nullptr;
+                      o["model"]["fuse_unk"] = false;
+                      o["model"]["dropout"] = nullptr;
                       o["normalizer"] = {{"type", "Sequence"}, {"normalizers", nlohmann::json::array()}};
                       o["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {o["pre_tokenizer"]}}};
-                      for (auto& t : o["added_tokens"]) t.erase("rstrip"), t.erase("normalized");
+                      for (auto& t : o["added_tokens"]) {
+                          t.erase("rstrip");
+                          t.erase("normalized");
+                      }
                   }));
         const std::vector<std::string> others = {
             changed([](auto& o) { std::swap(o["model"]["merges"][0], o["model"]["merges"][1]); }),
@@ -342,7 +365,8 @@ TEST(Prepare, SaysWhatIsOddInTheTextAndRefusesMuchOfIt) {
     test::write_file(dir / "a.txt", std::string(10000, '\xff') + std::string(1 << 20, 'x') + "\n" + std::string(4 << 20, 'x'));
     test::expect_error([&] { prepared(preparation(dir / "a.txt", dir / "out")); }, {"10,000 are not valid UTF-8"});
     // Each file counts for itself.
-    test::write_file(dir / "b.txt", std::string(4 << 20, 'x')), test::write_file(dir / "a.txt", odd);
+    test::write_file(dir / "b.txt", std::string(4 << 20, 'x'));
+    test::write_file(dir / "a.txt", odd);
     PrepareOptions two = preparation(dir / "b.txt", dir / "out");
     two.input.push_back(dir / "a.txt");
     test::expect_error([&] { prepared(two); }, {"a.txt is not UTF-8 text"});
@@ -409,7 +433,8 @@ TEST(Prepare, ReadsPipes) {
 
 TEST(Prepare, AFailureLeavesWhatWasThere) {
     const test::TemporaryDirectory dir;
-    test::write_file(dir / "good.txt", "fine\n"), test::write_file(dir / "bad.jsonl", "{\"text\": 1}\n{broken\n");
+    test::write_file(dir / "good.txt", "fine\n");
+    test::write_file(dir / "bad.jsonl", "{\"text\": 1}\n{broken\n");
     prepared(dir / "good.txt", dir / "out", 1, "file");
     const std::string before = test::read_file(dir / "out.bin");
     test::expect_error([&] { prepared(dir / "bad.jsonl", dir / "out", 1, "file"); }, {"bad.jsonl:2"});
@@ -423,12 +448,14 @@ TEST(Prepare, APatternThatTakesTooLongIsRefusedWithTheDocument) {
     j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a+)+b|.";
     test::write_file(dir / "tokenizer.json", j.dump());
     const std::string good = "{\"text\": \"fine\"}\n", bad = "{\"text\": \"" + std::string(1000, 'a') + "\"}\n";
-    test::write_file(dir / "a.jsonl", good + good + bad),
-        test::write_file(dir / "a.txt", "fine\n\n\n" + std::string(1000, 'a'));
+    test::write_file(dir / "a.jsonl", good + good + bad);
+    test::write_file(dir / "a.txt", "fine\n\n\n" + std::string(1000, 'a'));
     for (const std::string& where : {dir / "a.jsonl:3: ", dir / "a.txt:4: "}) {
         PrepareOptions o;
-        o.input = {where.substr(0, where.rfind(':', where.size() - 3))}, o.output_prefix = dir / "out";
-        o.tokenizer = dir / "tokenizer.json", o.split_documents = "blank";
+        o.input = {where.substr(0, where.rfind(':', where.size() - 3))};
+        o.output_prefix = dir / "out";
+        o.tokenizer = dir / "tokenizer.json";
+        o.split_documents = "blank";
         test::expect_error([&] { prepare_command(o); }, {where + (dir / "tokenizer.json") + ": ", "(a+)+b|."});
     }
 }
@@ -437,7 +464,9 @@ TEST(TokenizerCommand, RefusesWhatCannotWork) {
     const test::TemporaryDirectory dir;
     test::write_file(dir / "a.txt", "some words to learn from, some words to learn from\n");
     TokenizerOptions o;
-    o.input = {dir / "a.txt"}, o.output = dir / "tok", o.vocab_size = 270;
+    o.input = {dir / "a.txt"};
+    o.output = dir / "tok";
+    o.vocab_size = 270;
     testing::internal::CaptureStdout();
     EXPECT_EQ(tokenizer_command(o), 0);
     testing::internal::GetCapturedStdout();

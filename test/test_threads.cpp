@@ -23,7 +23,12 @@ TEST(Threads, HyperthreadsAreOneCore) {
         std::filesystem::create_directories(topology);
         write_file(topology + "/thread_siblings_list", list + "\n");
     };
-    siblings(0, "0,4"), siblings(1, "1,5"), siblings(4, "0,4"), siblings(5, "1,5"), siblings(2, "2-3"), siblings(3, "2-3");
+    siblings(0, "0,4");
+    siblings(1, "1,5");
+    siblings(4, "0,4");
+    siblings(5, "1,5");
+    siblings(2, "2-3");
+    siblings(3, "2-3");
     EXPECT_EQ(cpu::cores_of({0, 1, 2, 3, 4, 5}, system / ""), Cores({0, 1, 2}));
     EXPECT_EQ(cpu::cores_of({4, 5}, system / ""), Cores({0, 1}));
     EXPECT_EQ(cpu::cores_of({3, 7}, system / ""), Cores({2, 7}));  // of 7 the system says nothing

@@ -113,9 +113,11 @@ TEST(Tokenizer, LongPiecesMergeLikeShortOnes) {
         std::string left, right;
         if (merges[i].is_string()) {
             const std::string both = merges[i];
-            left = both.substr(0, both.find(' ', 1)), right = both.substr(both.find(' ', 1) + 1);
+            left = both.substr(0, both.find(' ', 1));
+            right = both.substr(both.find(' ', 1) + 1);
         } else {
-            left = merges[i][0], right = merges[i][1];
+            left = merges[i][0];
+            right = merges[i][1];
         }
         rank[{left, right}] = (int)i;
     }
@@ -129,10 +131,13 @@ TEST(Tokenizer, LongPiecesMergeLikeShortOnes) {
             int best = INT_MAX;
             size_t at = 0;
             for (size_t i = 0; i + 1 < symbols.size(); i++)
-                if (const auto found = rank.find({symbols[i], symbols[i + 1]}); found != rank.end() && found->second < best)
-                    best = found->second, at = i;
+                if (const auto found = rank.find({symbols[i], symbols[i + 1]}); found != rank.end() && found->second < best) {
+                    best = found->second;
+                    at = i;
+                }
             if (best == INT_MAX) break;
-            symbols[at] += symbols[at + 1], symbols.erase(symbols.begin() + (long)at + 1);
+            symbols[at] += symbols[at + 1];
+            symbols.erase(symbols.begin() + (long)at + 1);
         }
         std::vector<std::string> ours;
         for (int id : tokenizer.encode(piece)) ours.push_back(tokenizer.token_bytes(id));
@@ -162,7 +167,8 @@ TEST(Tokenizer, IdsBeyondItsOwnHaveANameAndNoText) {
               "<|endoftext|><|id 600|><|id 1073741824|>");
     EXPECT_FALSE(tokenizer.has_text(600));
     EXPECT_TRUE(tokenizer.is_special(600));
-    tokenizer.check_fits(600), tokenizer.check_fits(1000);
+    tokenizer.check_fits(600);
+    tokenizer.check_fits(1000);
     test::expect_error([&] { tokenizer.check_fits(599); }, {"gpt2.json", "600 tokens", "599", "lacks the token 599"});
 }
 
@@ -262,7 +268,8 @@ TEST(PreTokenizer, NearOrFarTheSamePieces) {
             if (end > begin) pieces.push_back(std::string_view(text).substr(begin, end - begin));
             done = end;
         }
-        pcre2_match_data_free(data), pcre2_code_free(code);
+        pcre2_match_data_free(data);
+        pcre2_code_free(code);
         return pieces;
     };
     std::vector<std::string> patterns = {
@@ -318,43 +325,59 @@ TEST(Tokenizer, RefusesWhatItCannotDoByName) {
     auto j = good;
     j["model"]["type"] = "WordPiece";
     expect_refused(j, "WordPiece");
-    j = good, j["normalizer"] = {{"type", "NFC"}};
+    j = good;
+    j["normalizer"] = {{"type", "NFC"}};
     expect_refused(j, "NFC");
     for (const auto& [key, value] : {std::pair<const char*, nlohmann::json>{"byte_fallback", true},
                                      {"dropout", 0.1},
                                      {"end_of_word_suffix", "</w>"},
                                      {"continuing_subword_prefix", "##"}}) {
-        j = good, j["model"][key] = value;
+        j = good;
+        j["model"][key] = value;
         expect_refused(j, std::string(key) + " " + value.dump());
-        j = good, j["model"][key] = nullptr;
+        j = good;
+        j["model"][key] = nullptr;
         expect_loads(j);
     }
-    j = good, j["pre_tokenizer"]["pretokenizers"].push_back({{"type", "Digits"}});
+    j = good;
+    j["pre_tokenizer"]["pretokenizers"].push_back({{"type", "Digits"}});
     expect_refused(j, "'Digits' after ByteLevel");
-    j = good, j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Odd";
+    j = good;
+    j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Odd";
     expect_refused(j, "behavior 'Odd'");
-    j = good, j["post_processor"] = {{"type", "RobertaProcessing"}};
+    j = good;
+    j["post_processor"] = {{"type", "RobertaProcessing"}};
     expect_refused(j, "RobertaProcessing");
-    j = good, j["post_processor"] = {{"type", "TemplateProcessing"}, {"single", nlohmann::json::array()}};
+    j = good;
+    j["post_processor"] = {{"type", "TemplateProcessing"}, {"single", nlohmann::json::array()}};
     expect_refused(j, "without the text");
     const auto added = [](int id, const char* content) { return nlohmann::json{{"id", id}, {"content", content}}; };
-    j = good, j["added_tokens"].insert(j["added_tokens"].end(), {added(600, "x1"), added(601, "x1")});
+    j = good;
+    j["added_tokens"].insert(j["added_tokens"].end(), {added(600, "x1"), added(601, "x1")});
     expect_refused(j, "listed twice");
-    j = good, j["added_tokens"].insert(j["added_tokens"].end(), {added(601, "x1"), added(600, "x2")});
+    j = good;
+    j["added_tokens"].insert(j["added_tokens"].end(), {added(601, "x1"), added(600, "x2")});
     expect_refused(j, "before a smaller one");
-    j = good, j["added_tokens"].push_back(added(600, "a"));
+    j = good;
+    j["added_tokens"].push_back(added(600, "a"));
     expect_refused(j, "two tokens");
-    j = good, j["pre_tokenizer"] = {{"type", "Metaspace"}};
+    j = good;
+    j["pre_tokenizer"] = {{"type", "Metaspace"}};
     expect_refused(j, "Metaspace");
-    j = good, j["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true;
+    j = good;
+    j["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true;
     expect_refused(j, "add_prefix_space");
-    j = good, j["model"]["vocab"].erase("a");
+    j = good;
+    j["model"]["vocab"].erase("a");
     expect_refused(j, "has no token");
-    j = good, j["model"]["merges"].push_back("zz qq");
+    j = good;
+    j["model"]["merges"].push_back("zz qq");
     expect_refused(j, "no token");
-    j = good, j["model"]["vocab"]["twice"] = 5;
+    j = good;
+    j["model"]["vocab"]["twice"] = 5;
     expect_refused(j, "two tokens");
-    j = good, j["model"]["vocab"]["far"] = 100000;
+    j = good;
+    j["model"]["vocab"]["far"] = 100000;
     expect_refused(j, "100000");
     expect_refused(nlohmann::json::array(), "not a tokenizer.json");
 }
@@ -363,26 +386,31 @@ TEST(Tokenizer, RefusesHostileFiles) {
     const auto good = read_json(golden + "llama3.json");
     auto j = good;
     for (const nlohmann::json& id : {nlohmann::json(1e300), nlohmann::json(-1.5), nlohmann::json("5"), nlohmann::json(true)}) {
-        j = good, j["model"]["vocab"]["far"] = id;
+        j = good;
+        j["model"]["vocab"]["far"] = id;
         expect_refused(j, "not a whole number");
     }
     for (const nlohmann::json& id : {nlohmann::json(INT64_MIN), nlohmann::json(-1), nlohmann::json(UINT64_MAX)}) {
-        j = good, j["model"]["vocab"]["far"] = id;
+        j = good;
+        j["model"]["vocab"]["far"] = id;
         expect_refused(j, "ids must be");
     }
     // An added token may repeat a token of the vocabulary, not give it another text: then decode(encode(x)) would not be x.
     const int a = good["model"]["vocab"]["a"];
-    j = good, j["added_tokens"].push_back({{"id", a}, {"content", "zzz"}});
+    j = good;
+    j["added_tokens"].push_back({{"id", a}, {"content", "zzz"}});
     expect_refused(j, "belongs to two tokens");
     const test::TemporaryDirectory dir;
     const auto load = [&](const nlohmann::json& json) {
         test::write_file(dir / "tokenizer.json", json.dump());
         return Tokenizer::load(dir / "tokenizer.json");
     };
-    j = good, j["added_tokens"].push_back({{"id", a}, {"content", "a"}});
+    j = good;
+    j["added_tokens"].push_back({{"id", a}, {"content", "a"}});
     EXPECT_EQ(load(j).encode("a"), std::vector<int>{a});
     // A space as it is stands for itself only in special tokens: the byte's token is written with another character.
-    j = good, j["model"]["vocab"][" "] = (int)good["model"]["vocab"].size();
+    j = good;
+    j["model"]["vocab"][" "] = (int)good["model"]["vocab"].size();
     for (auto& token : j["added_tokens"])
         if (token["id"] == j["model"]["vocab"][" "]) token["id"] = (int)j["model"]["vocab"].size();
     EXPECT_EQ(load(j).encode(" "), load(good).encode(" "));

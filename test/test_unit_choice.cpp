@@ -27,10 +27,12 @@ struct UnitChoice : testing::Test {
     }
     void SetUp() override {
         std::filesystem::remove_all(folder);
-        cache = exchange("XDG_CACHE_HOME", folder), unit = exchange("TRAIN_GPT_MATRIX_UNIT", std::nullopt);
+        cache = exchange("XDG_CACHE_HOME", folder);
+        unit = exchange("TRAIN_GPT_MATRIX_UNIT", std::nullopt);
     }
     void TearDown() override {
-        exchange("XDG_CACHE_HOME", cache), exchange("TRAIN_GPT_MATRIX_UNIT", unit);
+        exchange("XDG_CACHE_HOME", cache);
+        exchange("TRAIN_GPT_MATRIX_UNIT", unit);
         std::filesystem::remove_all(folder);
     }
 };

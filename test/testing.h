@@ -123,7 +123,10 @@ void expect_close(const Buffer& actual, const std::vector<double>& expected, con
         if (difference <= allowed[i] || (std::isinf(expected[i]) && a == expected[i])) continue;
         const double excess =
             std::isnan(difference) || allowed[i] == 0 ? std::numeric_limits<double>::infinity() : difference / allowed[i];
-        if (failures++ == 0 || excess > worst_excess) worst = i, worst_excess = excess;
+        if (failures++ == 0 || excess > worst_excess) {
+            worst = i;
+            worst_excess = excess;
+        }
     }
     if (failures > 0)
         ADD_FAILURE() << name << ": " << failures << " of " << expected.size() << " differ; worst at [" << worst
@@ -201,7 +204,10 @@ void check_gradient(Loss&& loss, double* x, size_t n, const double* grad, const 
     for (int k = 0; k < 8 && !all; k++) {
         const std::vector<double> d = rng.normals<double>(n);
         double analytic = 0;
-        for (size_t i = 0; i < n; i++) analytic += grad[i] * d[i], x[i] = saved[i] + h * d[i];
+        for (size_t i = 0; i < n; i++) {
+            analytic += grad[i] * d[i];
+            x[i] = saved[i] + h * d[i];
+        }
         const double above = loss();
         for (size_t i = 0; i < n; i++) x[i] = saved[i] - h * d[i];
         const double numeric = (above - loss()) / (2 * h);

@@ -40,7 +40,9 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 // Median seconds of f, after two warm-up calls: at least 3 rounds and about `budget` seconds.
 template <class F>
 double median_seconds(be::Ctx& ctx, F f, double budget = on_gpu ? 0.2 : 1.0) {
-    f(), f(), wait_for_device(ctx);
+    f();
+    f();
+    wait_for_device(ctx);
     const auto round = [&](int calls) {
         const double start = now();
         for (int i = 0; i < calls; i++) f();
@@ -127,7 +129,8 @@ void bench_in_fp8(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
     const Numbers<float> numbers(ctx, 8);  // amax, scale, inverse at multiples of 16 bytes
     float *amax = numbers, *scale = amax + 1, *inverse = amax + 4;
     const Fp8 e4m3 = Fp8::e4m3, e5m2 = Fp8::e5m2;
-    be::absolute_max(ctx, amax, x, x.size()), be::set_scale(ctx, scale, inverse, amax, e4m3, 0);
+    be::absolute_max(ctx, amax, x, x.size());
+    be::set_scale(ctx, scale, inverse, amax, e4m3, 0);
     be::quantize(ctx, {wq, wt, amax, scale, e4m3}, w, OC, IC);
     const auto quantize_input = [&] { be::quantize(ctx, {xq, nullptr, amax, scale, e4m3}, x, N, IC); };
     const auto quantize_gradient = [&] { be::quantize(ctx, {yq, yt, amax, scale, e5m2}, y, N, OC); };
@@ -137,7 +140,9 @@ void bench_in_fp8(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
         be::fp8_linear_backward_weight(ctx, (real*)dw, {yt, inverse, e5m2}, {xt, inverse}, N, IC, OC, Acc::Add);
     };
     const auto input = [&] { be::fp8_linear_backward_input(ctx, dx, {yq, inverse, e5m2}, {wt, inverse}, N, IC, OC); };
-    quantize_input(), transpose_input(), quantize_gradient();
+    quantize_input();
+    transpose_input();
+    quantize_gradient();
 
     const double flops = 2.0 * N * IC * OC, X = sizeof(floatX);
     const std::string shape = format(" %dx%dx%d", N, IC, OC);
@@ -158,7 +163,12 @@ void bench_in_fp8(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
         be::linear_backward_input(ctx, dx, y, w, N, IC, OC);
     });
     const double narrow = bench("in FP8, with quantising", 3 * flops, 0, [&] {
-        quantize_input(), forward(), quantize_gradient(), transpose_input(), weight(), input();
+        quantize_input();
+        forward();
+        quantize_gradient();
+        transpose_input();
+        weight();
+        input();
     });
     printf("%-40s %10.2f times as fast as %s\n", ("FP8" + shape).c_str(), wide / narrow, precision_name);
 }
@@ -210,11 +220,12 @@ void bench_units(be::Ctx& ctx) {
     for (const auto& a : attention) printf(" attention %dx%d, %d heads of %d |", a[0], a[1], a[2], a[3]);
     printf("\n| --- | --- | --- | --- | --- | --- | --- |\n");
     for (const cpu::AnyUnit unit : cpu::matrix_units<floatX>(cpu::Products::layers)) {
-        ctx.layers = unit,
+        ctx.layers = unit;
         ctx.attention = cpu::unit_named<floatX>(cpu::Products::attention, name_of(unit)).value_or(ctx.attention);
         printf("| %s |", name_of(unit));
         const auto rate = [&](double flops, auto f) {
-            printf(" %.0f", flops / median_seconds(ctx, f, 0.3) / 1e9), fflush(stdout);
+            printf(" %.0f", flops / median_seconds(ctx, f, 0.3) / 1e9);
+            fflush(stdout);
         };
         for (const auto& [N, IC, OC] : layers) {
             const double flops = 2.0 * N * IC * OC;
@@ -396,7 +407,8 @@ void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset,
 void profile(be::Ctx& ctx, const Machine& machine, const std::string& preset, int B, int T) {
     RandomStep step(ctx, config_for(preset, T, 0), B, T, Recompute::none);
     constexpr int steps = 10;
-    step.run(), step.run();
+    step.run();
+    step.run();
     timed::records.clear();
     const double start = now();
     for (int i = 0; i < steps; i++) step.run();
@@ -410,7 +422,8 @@ void profile(be::Ctx& ctx, const Machine& machine, const std::string& preset, in
     for (const auto& [name, r] : rows) {
         const double by_flops = r.work.flops / machine.flops, by_bytes = r.work.bytes / machine.read_bytes;
         const double bound = std::max(by_flops, by_bytes);
-        rest -= r.seconds, bounds += bound;
+        rest -= r.seconds;
+        bounds += bound;
         printf("| %s | %d | %.2f | %.1f%% | %s | %.1f | %.0f%% %s |\n", name.c_str(), r.calls / steps, r.seconds / steps * 1e3,
                100 * r.seconds / whole, r.work.flops > 0 ? format("%.0f", r.work.flops / r.seconds / 1e9).c_str() : "",
                r.work.bytes / r.seconds / 1e9, 100 * bound / r.seconds, by_flops > by_bytes ? "of FLOPs" : "of memory");
@@ -434,7 +447,10 @@ void bench_generate(be::Ctx& ctx, const Machine& machine, const std::string& pre
         generator.prompt(start);
         wait_for_device(ctx);
         const double before = now();
-        for (int i = 0; i < tokens; i++) generator.logits(), generator.append(1 + i);
+        for (int i = 0; i < tokens; i++) {
+            generator.logits();
+            generator.append(1 + i);
+        }
         wait_for_device(ctx);
         times.push_back((now() - before) / tokens);
     }
@@ -468,7 +484,8 @@ size_t peak_memory() {
 
 void serve(be::Ctx& ctx, const std::string& preset, int B, int T) {
     RandomStep step(ctx, config_for(preset, T, 0), B, T, Recompute::none);
-    printf("ready\n"), fflush(stdout);
+    printf("ready\n");
+    fflush(stdout);
     for (int n; std::cin >> n;) {
         std::vector<double> seconds;
         for (int i = 0; i < n; i++) {
@@ -477,7 +494,8 @@ void serve(be::Ctx& ctx, const std::string& preset, int B, int T) {
             seconds.push_back(now() - start);
         }
         for (const double s : seconds) printf("%.4f ", s * 1e3);
-        printf("\n"), fflush(stdout);
+        printf("\n");
+        fflush(stdout);
     }
     printf("%zu\n", peak_memory());
 }
@@ -512,7 +530,8 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
         }
     }
     std::filesystem::remove_all(out);
-    std::sort(copies.begin() + 1, copies.end()), std::sort(writes.begin() + 1, writes.end());
+    std::sort(copies.begin() + 1, copies.end());
+    std::sort(writes.begin() + 1, writes.end());
     printf(
         "checkpoint of %s: training waits %.0f ms (first time %.0f ms), written in %.1f s, %.2f GiB: at most %.2f%% of 30 "
         "minutes\n",
@@ -531,8 +550,11 @@ Machine measure(be::Ctx& ctx) {
         machine.flops_name = "cuBLASLt 8192^3";
     } else {
         const cpu::RegisterRates rates = cpu::measure_registers(ctx.threads, 1);
-        machine.bf16 = rates.bf16, machine.bf16_name = rates.bf16_name, machine.fp32 = rates.fp32;
-        machine.flops = rates.best(), machine.flops_name = rates.best_name();
+        machine.bf16 = rates.bf16;
+        machine.bf16_name = rates.bf16_name;
+        machine.fp32 = rates.fp32;
+        machine.flops = rates.best();
+        machine.flops_name = rates.best_name();
     }
     const size_t n = on_gpu ? (size_t)1 << 30 : 64 << 20;
     const Numbers<float> from(ctx, n / 4), to(ctx, n / 4);
@@ -569,19 +591,24 @@ void bench_steps(be::Ctx& ctx, const Machine& machine) {
 void bench_ops(be::Ctx& ctx, const Machine& machine) {
     const Sizes s = on_gpu ? Sizes{32768, 4096, 11008, 50257, 50304, 4, 4096, 32, 32, 128, (size_t)512 << 20}
                            : Sizes{1024, 768, 3072, 50257, 50304, 1, 1024, 12, 12, 64, (size_t)32 << 20};
-    bench_linear(ctx, machine, s.N, s.C, s.F), bench_linear(ctx, machine, s.N, s.F, s.C);
+    bench_linear(ctx, machine, s.N, s.C, s.F);
+    bench_linear(ctx, machine, s.N, s.F, s.C);
     bench_linear(ctx, machine, std::min(s.N, 8192), s.C, s.Vp);
     bench_attention(ctx, machine, s.B, s.T, s.NH, s.NKV, s.HS);
     if (on_gpu) {
-        bench_attention(ctx, machine, 64, 1024, 12, 12, 64), bench_attention(ctx, machine, 2, 8192, 32, 8, 128);
-        bench_attention(ctx, machine, 1, 4096, 32, 32, 128), bench_attention(ctx, machine, 1, 4096, 96, 16, 128);
-        bench_linear(ctx, machine, 65536, 768, 3072), bench_linear(ctx, machine, 65536, 3072, 768);
+        bench_attention(ctx, machine, 64, 1024, 12, 12, 64);
+        bench_attention(ctx, machine, 2, 8192, 32, 8, 128);
+        bench_attention(ctx, machine, 1, 4096, 32, 32, 128);
+        bench_attention(ctx, machine, 1, 4096, 96, 16, 128);
+        bench_linear(ctx, machine, 65536, 768, 3072);
+        bench_linear(ctx, machine, 65536, 3072, 768);
     }
     bench_linear_gelu(ctx, machine, on_gpu ? 65536 : s.N, 768, 3072);
     if (const std::string no_fp8 = be::fp8_limits(ctx); !no_fp8.empty()) {
         printf("%s\n", no_fp8.c_str());
     } else if (on_gpu) {  // fc1 of Llama-1B and 7B, and a rank's part of LLM-jp 172B's
-        bench_in_fp8(ctx, machine, 32768, 2048, 16384), bench_in_fp8(ctx, machine, 32768, 4096, 22016);
+        bench_in_fp8(ctx, machine, 32768, 2048, 16384);
+        bench_in_fp8(ctx, machine, 32768, 4096, 22016);
         bench_in_fp8(ctx, machine, 4096, 12288, 19232);
     } else {
         bench_in_fp8(ctx, machine, s.N, s.C, s.F);

@@ -75,7 +75,9 @@ __global__ void packed(floatX* param, LowerHalf* lower, float* m, float* v, cons
 #pragma unroll
     for (int k = 0; k < packs; k++) {  // all loads come before the first value is used
         const size_t i = first + k * size;
-        pm[k] = load(m + i), pv[k] = load(v + i), pg[k] = load(grad + i);
+        pm[k] = load(m + i);
+        pv[k] = load(v + i);
+        pg[k] = load(grad + i);
     }
 #pragma unroll
     for (int k = 0; k < per_thread; k++) {
@@ -85,7 +87,10 @@ __global__ void packed(floatX* param, LowerHalf* lower, float* m, float* v, cons
         store_weight(x, &low[k], 0, w);
     }
 #pragma unroll
-    for (int k = 0; k < packs; k++) store(m + first + k * size, pm[k]), store(v + first + k * size, pv[k]);
+    for (int k = 0; k < packs; k++) {
+        store(m + first + k * size, pm[k]);
+        store(v + first + k * size, pv[k]);
+    }
 #pragma unroll
     for (int k = 0; k < per_thread; k += param_size) store(param + first + k, p[k / param_size]);
     store(lower + first, low);
@@ -130,7 +135,12 @@ struct Problem {
     }
     std::string name() const { return format("%zu parameters", n); }
     double work() const { return (double)n * 7 * sizeof(float); }
-    void restore(gpu::Ctx& ctx) { lower.restore(ctx), m.restore(ctx), v.restore(ctx), param.restore(ctx); }
+    void restore(gpu::Ctx& ctx) {
+        lower.restore(ctx);
+        m.restore(ctx);
+        v.restore(ctx);
+        param.restore(ctx);
+    }
 
     // All numbers are of order one. m is two products and a sum, so within 4 u of the CPU's; v has terms of one sign. The
     // update is at most 2.1 and has a dozen roundings, of which lr = 1e-2 reaches the weight: less than the weight's own two.

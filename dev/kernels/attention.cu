@@ -28,7 +28,6 @@
 
 namespace {
 
-
 // ---- 1: the T x T matrix in memory -----------------------------------------------------------------------------------------
 // Of one sequence b at a time. scores, weights, dscores (NH, T, T).
 __device__ float dot(const floatX* a, const floatX* b, int n) {
@@ -75,7 +74,8 @@ __global__ void naive_weights(float* weights, float* dscores, const floatX* dout
     const float s = a.scale * dot(q, qkv + a.key(b, j, h / a.group()), a.HS), p = exp_real(s - lse[a.statistic(b, t, h)]);
     const float dp = dot(dy, qkv + a.value(b, j, h / a.group()), a.HS) - dot(dy, out + a.output(b, t, h), a.HS);
     const size_t i = ((size_t)h * a.T + t) * a.T + j;
-    weights[i] = p, dscores[i] = a.scale * p * dp;
+    weights[i] = p;
+    dscores[i] = a.scale * p * dp;
 }
 __global__ void naive_dq(floatX* dqkv, const float* dscores, const floatX* qkv, AttentionShape a, int b) {
     const int c = threadIdx.x, t = blockIdx.x, h = blockIdx.y;
@@ -94,7 +94,8 @@ __global__ void naive_dkv(floatX* dqkv, const float* weights, const float* dscor
             dk += dscores[i] * (float)qkv[a.query(b, t, h) + c];
             dv += weights[i] * (float)dout[a.output(b, t, h) + c];
         }
-    dqkv[a.key(b, j, g) + c] = (floatX)dk, dqkv[a.value(b, j, g) + c] = (floatX)dv;
+    dqkv[a.key(b, j, g) + c] = (floatX)dk;
+    dqkv[a.value(b, j, g) + c] = (floatX)dv;
 }
 
 void naive_backward(gpu::Ctx& ctx, floatX* dqkv, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv,
@@ -153,7 +154,10 @@ struct Forward : Heads {
 #endif
     Forward(ladder::Run& run, const Shape& s) : Heads(run, s, false), qkv(qkv0), out(out0.size()), lse(lse0.size()) {}
     double work() const { return forward_work(); }
-    void restore(gpu::Ctx& ctx) { out.restore(ctx), lse.restore(ctx); }
+    void restore(gpu::Ctx& ctx) {
+        out.restore(ctx);
+        lse.restore(ctx);
+    }
     void check(ladder::Verdict& verdict) {
         verdict.close("out", out, out0, a.HS, relative(), 4 * ladder::u);
         verdict.close("lse", lse, lse0, 1, 4 * ladder::u, of_dot() + a.T * ladder::u);

@@ -46,7 +46,10 @@ __global__ void softmax_rows(float* probability /*(N, V)*/, Losses out, const fl
     const floatX* x = logits + (size_t)n * c.Vp;
     float *p = probability + (size_t)n * c.V, top = -INFINITY, sum = 0;
     for (int i = 0; i < c.V; i++) top = fmaxf(top, (float)x[i]);
-    for (int i = 0; i < c.V; i++) p[i] = exp_real((float)x[i] - top), sum += p[i];
+    for (int i = 0; i < c.V; i++) {
+        p[i] = exp_real((float)x[i] - top);
+        sum += p[i];
+    }
     for (int i = 0; i < c.V; i++) p[i] /= sum;
     const int target = targets[n];
     out.write(n, top + logf(sum), target < 0 ? 0.0f : (float)x[target], target, c);
@@ -123,7 +126,8 @@ __global__ void __launch_bounds__(512) packed(floatX* logits, Losses out, const 
                 value[k][j] = first + k * stride + j < c.V ? (float)p[k][j] : -INFINITY;
                 highest = fmaxf(highest, value[k][j]);
             }
-        sum *= exp_real(top - highest), top = highest;  // once for 32 logits, no longer for each
+        sum *= exp_real(top - highest);
+        top = highest;  // once for 32 logits, no longer for each
 #pragma unroll
         for (int k = 0; k < under_way; k++)
 #pragma unroll
@@ -192,7 +196,12 @@ struct Problem {
 
     std::string name() const { return format("%d rows of %d logits", c.N, c.V); }
     double work() const { return 2.0 * sizeof(floatX) * c.N * c.Vp; }
-    void restore(gpu::Ctx& ctx) { logits.restore(ctx), loss.restore(ctx), zloss.restore(ctx), log_z.restore(ctx); }
+    void restore(gpu::Ctx& ctx) {
+        logits.restore(ctx);
+        loss.restore(ctx);
+        zloss.restore(ctx);
+        log_z.restore(ctx);
+    }
 
     // A sum of V positive terms in fp32, one after the other at worst, has V roundings, each within u of the sum; and they add
     // up, for many of the logits are the same bf16 number. An exponential of x in [-20, 0] is within 2 + 1.2 |x| units in the

@@ -50,7 +50,9 @@ struct Layer {
             x.resize(n);
             for (size_t i = 0; i < n; i++) x[i] = bf16((float)((i * 2654435761u + seed) >> 8 & 0xfff) / 2048.0f - 1.0f);
         };
-        fill(inp, (size_t)N * IC, 1), fill(weight, (size_t)OC * IC, 2), out.resize((size_t)N * OC);
+        fill(inp, (size_t)N * IC, 1);
+        fill(weight, (size_t)OC * IC, 2);
+        out.resize((size_t)N * OC);
     }
     bf16* row_of_out(int n) { return &out[(size_t)n * OC]; }
     const bf16* row_of_inp(int n) const { return &inp[(size_t)n * IC]; }
@@ -196,7 +198,8 @@ double check(const Layer& l) {
             double sum = 0, magnitude = 0;
             for (int i = 0; i < l.IC; i++) {
                 const double x = (double)(float)l.row_of_inp(n)[i] * (double)(float)l.row_of_weight(o)[i];
-                sum += x, magnitude += std::abs(x);
+                sum += x;
+                magnitude += std::abs(x);
             }
             const double allowed = (l.IC + 2) * 0x1p-24 * magnitude + 0x1.01p-8 * std::abs(sum) + 1e-30;
             const double part = std::abs((double)(float)l.out[(size_t)n * l.OC + o] - sum) / allowed;
@@ -220,7 +223,8 @@ double peak(const cpu::MatrixUnit<E>& unit, int threads) {
     {
         alignas(64) E a[M * K], b[K * N];
         alignas(64) float c[M * N];
-        std::fill(a, a + M * K, E(1)), std::fill(b, b + K * N, E(1));
+        std::fill(a, a + M * K, E(1));
+        std::fill(b, b + K * N, E(1));
         unit.begin();
         for (int i = 0; i < rounds; i++) unit.product(c, N, a, K, b, K, M, N, K, false, cpu::Streamed::neither, nullptr);
         unit.end();

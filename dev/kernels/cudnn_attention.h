@@ -65,7 +65,8 @@ public:
         int64_t bytes = 0;
         check(graph_.get_workspace_size(bytes), "asking for its memory");
         workspace_bytes_ = (size_t)bytes;
-        key_offset_ = a.key(0, 0, 0), value_offset_ = a.value(0, 0, 0);
+        key_offset_ = a.key(0, 0, 0);
+        value_offset_ = a.value(0, 0, 0);
     }
     Plan(const Plan&) = delete;
     Plan& operator=(const Plan&) = delete;

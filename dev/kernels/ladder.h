@@ -74,7 +74,10 @@ public:
     }
     Array(const Array&) = delete;
     Array& operator=(const Array&) = delete;
-    ~Array() { cudaFree(memory_), cudaFree(first_); }
+    ~Array() {
+        cudaFree(memory_);
+        cudaFree(first_);
+    }
 
     T* p() const { return (T*)(memory_ + guard); }
     size_t size() const { return n_; }
@@ -129,7 +132,8 @@ public:
             double difference = 0, square = 0;
             for (size_t i = r * row; i < (r + 1) * row; i++) {
                 const double a = (double)(real)actual[i], e = (double)(real)expected[i];
-                difference += (a - e) * (a - e), square += e * e;
+                difference += (a - e) * (a - e);
+                square += e * e;
             }
             allowed = rtol * std::sqrt(square) + atol * std::sqrt((double)row);
             return std::sqrt(difference);
@@ -150,7 +154,8 @@ public:
                 bits += (word + 1) * ((2 * (uint64_t)i + 1) * 0x9E3779B97F4A7C15u);
             }
         }
-        worst_ = std::max(worst_, worst), bits_ = bits_ * 31 + bits;
+        worst_ = std::max(worst_, worst);
+        bits_ = bits_ * 31 + bits;
         if (wrong == 0) return;
         double allowed = 0, difference = 0;
         size_t r = 0;
@@ -212,7 +217,10 @@ struct Run {
             CUDA(cudaEventSynchronize(end.event));
             float ms;
             CUDA(cudaEventElapsedTime(&ms, start.event, end.event));
-            if (i > 0) times.push_back(ms * 1e-3), spent += ms * 1e-3;  // the first one warms up
+            if (i > 0) {
+                times.push_back(ms * 1e-3);
+                spent += ms * 1e-3;
+            }  // the first one warms up
         }
         std::nth_element(times.begin(), times.begin() + (long)times.size() / 2, times.end());
         return times[times.size() / 2];
@@ -259,7 +267,8 @@ std::string check(Run& run, Problem& problem, const Rung<Problem>& rung, double&
         }
         Verdict verdict(run.ctx);
         problem.check(verdict);
-        worst = std::max(worst, verdict.worst()), b = verdict.bits();
+        worst = std::max(worst, verdict.worst());
+        b = verdict.bits();
         if (!verdict.complaint().empty()) return problem.name() + ": " + verdict.complaint();
     }
     return rung.same_bits && bits[0] != bits[1] ? problem.name() + ": other bits the second time" : "";

@@ -109,7 +109,11 @@ __global__ void __launch_bounds__(1024) pack_per_thread(float* parts, Norm k) {
         const size_t i = n * k.C + first;
         const float r = k.rstd[n];
         Pack<floatX> x{}, dy{}, dx{};
-        if (there) x = load(k.x + i), dy = load(k.dy + i), dx = load(k.dx + i);
+        if (there) {
+            x = load(k.x + i);
+            dy = load(k.dy + i);
+            dx = load(k.dx + i);
+        }
         float sum = 0;
 #pragma unroll
         for (int j = 0; j < size; j++) {
@@ -161,7 +165,10 @@ struct Problem {
     }
     std::string name() const { return format("%d rows of %d", N, C); }
     double work() const { return 4.0 * sizeof(floatX) * N * C; }
-    void restore(gpu::Ctx& ctx) { dx.restore(ctx), dw.restore(ctx); }
+    void restore(gpu::Ctx& ctx) {
+        dx.restore(ctx);
+        dw.restore(ctx);
+    }
 
     // dx: the same numbers, a few u apart, are rounded to floatX here and by the CPU; where they lie on two sides of a tie,
     // they end one step apart, which a row has few of: half of one rounding of all is enough. dw: a sum of N + 1 terms has as

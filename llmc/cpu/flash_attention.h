@@ -79,7 +79,8 @@ struct Rows64 {
     Rows64(floatX* copy, const floatX* from, size_t from_stride, int rows, int HS, int H) : x(from), stride(from_stride) {
         if (rows == tile && HS == H) return;
         pack_left_rows(copy, from, from_stride, rows, HS, H);
-        x = copy, stride = (size_t)H;
+        x = copy;
+        stride = (size_t)H;
     }
 };
 // Left operand (H, 64) = rows^T; right operands (H, 64) = rows^T and (64, H) = rows.
@@ -216,8 +217,11 @@ struct ForwardMemory {
         return sizeof(float) * tile * (half + (size_t)H) + sizeof(E) * tile * ((size_t)H + half) + sizeof(floatX) * tile * H;
     }
     ForwardMemory(char* memory, int H) {
-        s = (float*)memory, o = s + tile * half;
-        q = (E*)(o + (size_t)H * tile), p = q + (size_t)tile * H, rows = (floatX*)(p + tile * half);
+        s = (float*)memory;
+        o = s + tile * half;
+        q = (E*)(o + (size_t)H * tile);
+        p = q + (size_t)tile * H;
+        rows = (floatX*)(p + tile * half);
     }
 };
 
@@ -227,7 +231,8 @@ inline void put_rows(bf16* packed, int k, int n, floats first, floats second) {
     memcpy((void*)(packed + right_index<bf16>(k, n, tile)), &pairs, sizeof pairs);
 }
 inline void put_rows(float* packed, int k, int n, floats first, floats second) {
-    store(packed + right_index<float>(k, n, tile), first), store(packed + right_index<float>(k + 1, n, tile), second);
+    store(packed + right_index<float>(k, n, tile), first);
+    store(packed + right_index<float>(k + 1, n, tile), second);
 }
 
 // Stores two vectors in the unit's type.
@@ -235,7 +240,10 @@ inline void store_two(bf16* to, bf16* to_second, floats first, floats second) {
     const RoundedTwo both(first, second);
     both.store(to, to_second);
 }
-inline void store_two(float* to, float* to_second, floats first, floats second) { store(to, first), store(to_second, second); }
+inline void store_two(float* to, float* to_second, floats first, floats second) {
+    store(to, first);
+    store(to_second, second);
+}
 
 // Exponentials of scores (`keys`, n queries), factor times s, relative to each query's `top`, are packed into p, and their sums
 // added. A maximum that rose by more than `little` becomes the new top, to which sums and o (H, n) are rescaled; otherwise
@@ -329,11 +337,21 @@ struct BackwardMemory {
     BackwardMemory(char* memory, int T, int H) {
         const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile, stripe = small / 2;
         E* x = (E*)memory;
-        for (E** p_operand : {&k, &kt, &v, &qt, &q, &dot, &dout}) *p_operand = x, x += operand;
-        p = x, ds = p + small, ds_packed = ds + small;
-        s = (float*)(ds_packed + stripe), dp = s + stripe, dq = dp + stripe, dkv[0] = dq + operand,
+        for (E** p_operand : {&k, &kt, &v, &qt, &q, &dot, &dout}) {
+            *p_operand = x;
+            x += operand;
+        }
+        p = x;
+        ds = p + small;
+        ds_packed = ds + small;
+        s = (float*)(ds_packed + stripe);
+        dp = s + stripe;
+        dq = dp + stripe;
+        dkv[0] = dq + operand;
         dkv[1] = dkv[0] + 2 * operand;
-        correction = dkv[1] + 2 * operand, lse = correction + n, rows = (floatX*)(lse + n);
+        correction = dkv[1] + 2 * operand;
+        lse = correction + n;
+        rows = (floatX*)(lse + n);
     }
 };
 
@@ -403,9 +421,11 @@ struct BackwardHead {
         const floatX *const q = x.qkv + a.query(b, t0, h), *const dout = x.dout + a.output(b, t0, h),
                             *const out = x.out + a.output(b, t0, h);
         const Rows64 queries(m.rows, q, a.row(), rows, a.HS, H);
-        pack_transposed(unit, m.qt + at, queries, H), pack_rows(unit, m.q + at, queries, H);
+        pack_transposed(unit, m.qt + at, queries, H);
+        pack_rows(unit, m.q + at, queries, H);
         const Rows64 gradients(m.rows, dout, width, rows, a.HS, H);
-        pack_transposed(unit, m.dot + at, gradients, H), pack_rows(unit, m.dout + at, gradients, H);
+        pack_transposed(unit, m.dot + at, gradients, H);
+        pack_rows(unit, m.dout + at, gradients, H);
         for (int i = 0; i < tile; i++) {
             const bool there = i < rows;
             m.lse[t0 + i] = there ? (float)x.lse[a.statistic(b, t0 + i, h)] : 0.0f;
@@ -563,7 +583,10 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
                 const int task = (int)share;
                 const int b = task / a.NKV, g = task % a.NKV;
                 query_head(b, g * group, m.dkv[0], true);
-                for (int i = 1; i < group; i++) query_head(b, g * group + i, m.dkv[1], false), add_to(m.dkv[0], m.dkv[1], n);
+                for (int i = 1; i < group; i++) {
+                    query_head(b, g * group + i, m.dkv[1], false);
+                    add_to(m.dkv[0], m.dkv[1], n);
+                }
                 for (int j0 = 0; j0 < a.T; j0 += tile)
                     store_key_gradients(unit, x.dqkv, m.dkv[0] + (size_t)j0 * 2 * H, x.rotation, a, b, g, j0);
                 fence();

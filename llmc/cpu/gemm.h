@@ -62,13 +62,16 @@ struct Blocking {
         columns = 512;
         if (K <= slab) return;
         const int deeper = round_up(std::min(K, most), k_step<E>);
-        columns = std::max(slab * columns / deeper / strip_columns, 1) * strip_columns, slab = deeper;
+        columns = std::max(slab * columns / deeper / strip_columns, 1) * strip_columns;
+        slab = deeper;
     }
     // Keeps rows of the left operand in L1, with a depth that gives few passes over k; each pass loads and stores all sums.
     void keep_left(int K) {
         const int whole = std::min(K, slab), most = whole <= 768 ? 768 : 640;
         columns = std::min(512, 1280 * 512 / whole / strip_columns * strip_columns);
-        depth = round_up(ceil_div(whole, ceil_div(whole, most)), k_step<E>), rows = strip_rows, streamed = Streamed::right;
+        depth = round_up(ceil_div(whole, ceil_div(whole, most)), k_step<E>);
+        rows = strip_rows;
+        streamed = Streamed::right;
     }
 };
 
@@ -89,8 +92,10 @@ struct Left : Operand<E> {
     int stride;
     // Points to these rows: in place, or widened or split at `to`, with the part and stride already set.
     void pack(E* to, const floatX* rows, int rows_stride, int count, int K) {
-        if constexpr (as_stored_in<E>) this->x = rows, stride = rows_stride;
-        else if constexpr (parts<E> == 1) widen_rows(to, (size_t)stride, rows, (size_t)rows_stride, count, K);
+        if constexpr (as_stored_in<E>) {
+            this->x = rows;
+            stride = rows_stride;
+        } else if constexpr (parts<E> == 1) widen_rows(to, (size_t)stride, rows, (size_t)rows_stride, count, K);
         else split_rows(to, this->part, (size_t)stride, rows, (size_t)rows_stride, count, K);
     }
 };
@@ -108,7 +113,13 @@ struct Partition {
             const int wide = round_up(ceil_div(share, ceil_div(share, widest)), strip), count = ceil_div(C, wide);
             const int high = round_up(ceil_div(N, down), strip_rows), each = ceil_div(count, across);
             const double time = (double)each * ((double)wide * high + packed * wide + read * high);
-            if (time < least) least = time, columns = wide, panels = count, rows = high, parts = ceil_div(N, high);
+            if (time < least) {
+                least = time;
+                columns = wide;
+                panels = count;
+                rows = high;
+                parts = ceil_div(N, high);
+            }
         }
     }
 };
@@ -125,12 +136,17 @@ struct PendingEpilogue : OverlappedWork {
         const std::integral_constant<int, strip> all;
         if (columns == strip) epilogue(row, first, all, sums);
         else epilogue(row, first, columns, sums);
-        row++, sums += strip;
+        row++;
+        sums += strip;
     }
     // Completes the previous strip and takes over this one.
     void begin_strip(int rows, int row_, int first_, int columns_, float* sums_) {
         finish();
-        left = rows, row = row_, first = first_, columns = columns_, sums = sums_;
+        left = rows;
+        row = row_;
+        first = first_;
+        columns = columns_;
+        sums = sums_;
     }
 };
 
@@ -413,7 +429,8 @@ inline void swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const Layer& 
         floatX *gate = gate_up + (size_t)n * 2 * F + at, *up = gate + F, *y = out + (size_t)n * F + at;
         with_bias(at_column(l.bias, at), sums, [=](auto g) {
             with_bias(at_column(l.bias, F + at), sums + each, [=](auto u) {
-                put(streamed, gate, each, g), put(streamed, up, each, u);
+                put(streamed, gate, each, g);
+                put(streamed, up, each, u);
                 put(streamed, y, each,
                     [=](int c, auto there) { return swiglu(as_stored(gate, g(c, there)), as_stored(up, u(c, there))); });
             });
@@ -494,7 +511,8 @@ inline void swiglu_backward_input(Ctx& ctx, floatX* dgate_up, const floatX* dout
         floats g_gradients[strip_columns / lanes], u_gradients[strip_columns / lanes];
         for_vectors(columns, [&](int c, auto there) {
             const auto d = swiglu_gradient(load(gate + c, there), load(up + c, there), as_stored(dgate, load(sums + c)));
-            g_gradients[c / lanes] = d.gate, u_gradients[c / lanes] = d.up;
+            g_gradients[c / lanes] = d.gate;
+            u_gradients[c / lanes] = d.up;
         });
         put(streamed, dgate, columns, [&](int c, auto) { return g_gradients[c / lanes]; });
         put(streamed, dup, columns, [&](int c, auto) { return u_gradients[c / lanes]; });

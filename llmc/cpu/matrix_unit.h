@@ -71,7 +71,11 @@ public:
     void issue(int n) {
         for (; n > 0 && rows > 0; n--) {
             __builtin_prefetch(row + 64 * line, 0, 2);
-            if (++line == lines) line = 0, row += stride, rows--;
+            if (++line == lines) {
+                line = 0;
+                row += stride;
+                rows--;
+            }
         }
     }
 };
@@ -86,10 +90,16 @@ struct OverlappedWork {
     int lines = 0;
     void step() {
         later.issue(lines);
-        for (int i = 0; i < per_step && left > 0; i++) left--, piece(*this);
+        for (int i = 0; i < per_step && left > 0; i++) {
+            left--;
+            piece(*this);
+        }
     }
     void finish() {
-        while (left > 0) left--, piece(*this);
+        while (left > 0) {
+            left--;
+            piece(*this);
+        }
     }
 };
 
@@ -259,8 +269,12 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
     for (int k = 0; k < K; k += 32) {
         if constexpr (parts == 1) multiply(k, 0, true, 0, true);
         else {  // 14 loads for 24 products
-            multiply(k, 0, true, 2, true), multiply(k, 0, false, 1, true), multiply(k, 0, false, 0, true);
-            multiply(k, 2, true, 0, false), multiply(k, 1, true, 0, false), multiply(k, 1, false, 1, true);
+            multiply(k, 0, true, 2, true);
+            multiply(k, 0, false, 1, true);
+            multiply(k, 0, false, 0, true);
+            multiply(k, 2, true, 0, false);
+            multiply(k, 1, true, 0, false);
+            multiply(k, 1, false, 1, true);
         }
         if (overlapped) overlapped->step();
     }
@@ -303,8 +317,10 @@ inline void tiles_column(float* c, int ldc, const bf16* a, int lda, const bf16* 
         Tiles::template store<tile>(at, c_stride);
     };
     for (int m = 0; m < M; m += 64) {
-        sum(std::integral_constant<int, 0>(), m), sum(std::integral_constant<int, 1>(), m + 16);
-        sum(std::integral_constant<int, 2>(), m + 32), sum(std::integral_constant<int, 3>(), m + 48);
+        sum(std::integral_constant<int, 0>(), m);
+        sum(std::integral_constant<int, 1>(), m + 16);
+        sum(std::integral_constant<int, 2>(), m + 32);
+        sum(std::integral_constant<int, 3>(), m + 48);
     }
 }
 template <class Tiles>
@@ -326,7 +342,8 @@ void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int
 inline void join_8(bf16* to, const bf16* rows, size_t stride) {
     typedef uint16_t halves_t __attribute__((vector_size(16)));
     halves_t a, b;
-    memcpy(&a, rows, sizeof a), memcpy(&b, rows + stride, sizeof b);
+    memcpy(&a, rows, sizeof a);
+    memcpy(&b, rows + stride, sizeof b);
     const halves_t joined[2] = {SHUFFLE(halves_t, a, b, 0, 8, 1, 9, 2, 10, 3, 11),
                                 SHUFFLE(halves_t, a, b, 4, 12, 5, 13, 6, 14, 7, 15)};
     memcpy((void*)to, joined, sizeof joined);
@@ -334,15 +351,20 @@ inline void join_8(bf16* to, const bf16* rows, size_t stride) {
 __attribute__((always_inline)) inline void join_32(bf16* first, bf16* second, const bf16* rows, size_t stride) {
     typedef uint16_t halves_t __attribute__((vector_size(64)));
     halves_t a, b;
-    memcpy(&a, rows, sizeof a), memcpy(&b, rows + stride, sizeof b);
+    memcpy(&a, rows, sizeof a);
+    memcpy(&b, rows + stride, sizeof b);
     const halves_t low = SHUFFLE(halves_t, a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42,
                                  11, 43, 12, 44, 13, 45, 14, 46, 15, 47),
                    high = SHUFFLE(halves_t, a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25,
                                   57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
-    memcpy((void*)first, &low, sizeof low), memcpy((void*)second, &high, sizeof high);
+    memcpy((void*)first, &low, sizeof low);
+    memcpy((void*)second, &high, sizeof high);
 }
 inline void join_plain(bf16* to, size_t block, const bf16* rows, size_t stride, int columns) {
-    for (int c = 0; c < columns; c += 16, to += block) join_8(to, rows + c, stride), join_8(to + 16, rows + c + 8, stride);
+    for (int c = 0; c < columns; c += 16, to += block) {
+        join_8(to, rows + c, stride);
+        join_8(to + 16, rows + c + 8, stride);
+    }
 }
 inline void join_plain(float* to, size_t block, const float* rows, size_t, int columns) {
     for (int c = 0; c < columns; c += 16, to += block) memcpy(to, rows + c, 64);
@@ -526,8 +548,13 @@ FOR_AVX512 inline void transpose_quarters(X* to, size_t to_stride, const X* rows
         UNROLLED
         for (int i = 0; i < n / 2; i++) {
             const __m512i a = x[i], b = x[i + n / 2];
-            if constexpr (n == 8) y[2 * i] = _mm512_unpacklo_epi16(a, b), y[2 * i + 1] = _mm512_unpackhi_epi16(a, b);
-            else y[2 * i] = _mm512_maskz_unpacklo_epi32(all, a, b), y[2 * i + 1] = _mm512_maskz_unpackhi_epi32(all, a, b);
+            if constexpr (n == 8) {
+                y[2 * i] = _mm512_unpacklo_epi16(a, b);
+                y[2 * i + 1] = _mm512_unpackhi_epi16(a, b);
+            } else {
+                y[2 * i] = _mm512_maskz_unpacklo_epi32(all, a, b);
+                y[2 * i + 1] = _mm512_maskz_unpackhi_epi32(all, a, b);
+            }
         }
         UNROLLED
         for (int i = 0; i < n; i++) x[i] = y[i];
@@ -637,7 +664,9 @@ std::vector<AnyUnit> matrix_units(Products kind) {
     };
     if (in_bf16 || kind == Products::layers) add(amx());
     if (in_bf16) add(avx512_bf16());
-    add(avx512()), add(avx2()), add(portable());
+    add(avx512());
+    add(avx2());
+    add(portable());
     return units;
 }
 template <class X>

@@ -36,7 +36,8 @@ inline void swiglu_backward(Ctx& ctx, const Output& dgate_up, const floatX* dout
         floatX* dup = dgate + F;
         for_vectors(F, [=](int f, auto there) {
             const auto d = swiglu_gradient(load(gate + f, there), load(up + f, there), load(dy + f, there));
-            store(dgate + f, d.gate, there), store(dup + f, d.up, there);
+            store(dgate + f, d.gate, there);
+            store(dup + f, d.up, there);
         });
     });
 }

@@ -19,7 +19,8 @@ inline void random_words(uint32_t* random, const Rounding& rounding, size_t firs
         const bool together =
             number % 4 == 0 && std::min(n - k, rounding.run(first + k)) >= block && (uint32_t)group <= UINT32_MAX - lanes;
         if (!together) {
-            random[k] = rounding.word(first + k), k++;
+            random[k] = rounding.word(first + k);
+            k++;
             continue;
         }
         uint32_t groups[lanes], drawn[4][lanes];
@@ -53,7 +54,9 @@ void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad, size_t n,
         uint32_t words_of_block[rounded ? drawn : 1] = {}, *const random = words_of_block;
         for_vectors((int)(last - first), [=](int k, auto there) {
             const size_t i = first + (size_t)k;
-            __builtin_prefetch(grad + i + ahead), __builtin_prefetch(m + i + ahead), __builtin_prefetch(v + i + ahead);
+            __builtin_prefetch(grad + i + ahead);
+            __builtin_prefetch(m + i + ahead);
+            __builtin_prefetch(v + i + ahead);
             __builtin_prefetch(param + i + ahead);
             if (has_lower_halves) __builtin_prefetch(lower + i + ahead);
             words word{};
@@ -66,7 +69,8 @@ void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad, size_t n,
                          vi = beta2 * load(v + i, there) + (1 - beta2) * g * g;
             const floats w = load_weights(param, lower, i, there);
             const floats updated = w - lr * (mi * correct1 / (root(vi * correct2) + eps) + weight_decay * w);
-            store_moment(m + i, mi, word, there), store_moment(v + i, vi, word >> 16, there);
+            store_moment(m + i, mi, word, there);
+            store_moment(v + i, vi, word >> 16, there);
             store_weights(param, lower, i, updated, there);
         });
     });

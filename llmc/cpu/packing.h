@@ -30,7 +30,10 @@ inline void split_rows(bf16* to, size_t part, size_t to_stride, const float* x, 
             __builtin_prefetch(x + (size_t)(r + 2) * stride + c);
             floats rest = load(x + (size_t)r * stride + c, there);
             bf16* at = to + (size_t)r * to_stride + c;
-            for (int p = 0; p < parts<bf16>; p++, at += part) store(at, rest, there), rest -= as_stored(at, rest);
+            for (int p = 0; p < parts<bf16>; p++, at += part) {
+                store(at, rest, there);
+                rest -= as_stored(at, rest);
+            }
         });
 }
 
@@ -68,7 +71,8 @@ inline void transpose_block(const MatrixUnit<float>& unit, float* to, const bf16
         words pair;
         memcpy(&pair, pairs + i, sizeof pair);
         float* const first = to + i / 16 * 32 + i % 16;
-        store(first, (floats)(pair << 16)), store(first + 16, (floats)(pair & 0xffff0000u));
+        store(first, (floats)(pair << 16));
+        store(first + 16, (floats)(pair & 0xffff0000u));
     }
 }
 

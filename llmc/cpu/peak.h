@@ -126,14 +126,18 @@ inline RegisterRates measure_registers([[maybe_unused]] int threads, [[maybe_unu
         rates.fp32 = detail::register_rate(threads, seconds, detail::fma_rounds<4>, detail::fma_flops<4>);
 #endif
 #if CPU_BF16_RATES
-    if (may_use(amx()))
-        rates.bf16 = detail::register_rate(threads, seconds, detail::tile_rounds, detail::tile_flops),
+    if (may_use(amx())) {
+        rates.bf16 = detail::register_rate(threads, seconds, detail::tile_rounds, detail::tile_flops);
         rates.bf16_name = "AMX bf16";
-    else if (may_use(avx512_bf16()))
-        rates.bf16 = detail::register_rate(threads, seconds, detail::dot_rounds, detail::dot_flops),
+    } else if (may_use(avx512_bf16())) {
+        rates.bf16 = detail::register_rate(threads, seconds, detail::dot_rounds, detail::dot_flops);
         rates.bf16_name = "AVX-512 bf16";
+    }
     // fp32 on a bf16 unit takes six bf16 products.
-    if (may_use(amx()) && rates.bf16 / 6 > rates.fp32) rates.fp32 = rates.bf16 / 6, rates.fp32_name = "fp32 by AMX";
+    if (may_use(amx()) && rates.bf16 / 6 > rates.fp32) {
+        rates.fp32 = rates.bf16 / 6;
+        rates.fp32_name = "fp32 by AMX";
+    }
 #endif
     return rates;
 }

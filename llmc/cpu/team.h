@@ -81,11 +81,15 @@ public:
             return f(alone);
         }
         auto& team = mine();
-        if (!team || team->size() != threads || team->process_ != getpid()) team.reset(), team.reset(new Team(threads));
+        if (!team || team->size() != threads || team->process_ != getpid()) {
+            team.reset();
+            team.reset(new Team(threads));
+        }
         team->work_together([](void* op, Member& member) noexcept { (*(F*)op)(member); }, &f);
     }
     ~Team() {
-        stop_ = true, ops_++;
+        stop_ = true;
+        ops_++;
         for_op_.wake();
         for (std::thread& t : threads_) t.join();
     }
@@ -164,7 +168,9 @@ private:
     void work_together(void (*op)(void*, Member&), void* data) {
         within_op() = true;
         for (Seat& seat : seats_) seat.taken = 0;
-        done_ = 0, op_ = op, data_ = data;
+        done_ = 0;
+        op_ = op;
+        data_ = data;
         inside_ &= ~over;
         ops_++;
         for_op_.wake();

@@ -70,9 +70,11 @@ inline UnitRates measure_units(Ctx& ctx, Products kind) {
             unit = candidate;
             const double start = thread_seconds();
             const double flops = kind == Products::layers ? layers() : attention();
-            rate = std::max(rate, flops / std::max(thread_seconds() - start, 1e-9)), best = std::max(best, rate);
+            rate = std::max(rate, flops / std::max(thread_seconds() - start, 1e-9));
+            best = std::max(best, rate);
         }
-    unit = before, ctx.threads = threads;
+    unit = before;
+    ctx.threads = threads;
     return rates;
 }
 

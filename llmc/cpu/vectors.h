@@ -60,7 +60,8 @@ struct WideProduct<cpu::words> {
     WideProduct(uint32_t factor, cpu::words x) {
         for (int i = 0; i < cpu::lanes; i++) {
             const WideProduct<uint32_t> product(factor, x[i]);
-            high[i] = product.high, low[i] = product.low;
+            high[i] = product.high;
+            low[i] = product.low;
         }
     }
 };
@@ -142,7 +143,8 @@ struct RoundedTwo {
     RoundedTwo(floats x, floats y) : first(rounded(x)), second(rounded(y)) {}
     void store(bf16* to_first, bf16* to_second) const {
         const halves h[2] = {narrow(first), narrow(second)};
-        memcpy((void*)to_first, &h[0], sizeof h[0]), memcpy((void*)to_second, &h[1], sizeof h[1]);
+        memcpy((void*)to_first, &h[0], sizeof h[0]);
+        memcpy((void*)to_second, &h[1], sizeof h[1]);
     }
     words pairs() const { return first | second << 16; }
 };
@@ -213,7 +215,8 @@ inline floats as_stored(const float*, floats x) { return x; }
 inline floats products(const float* x, const float* w) { return load(x) * load(w); }
 inline floats products(const bf16* x, const bf16* w) {
     words a, b;
-    memcpy(&a, x, sizeof a), memcpy(&b, w, sizeof b);
+    memcpy(&a, x, sizeof a);
+    memcpy(&b, w, sizeof b);
     return (floats)(a << 16) * (floats)(b << 16) + (floats)(a & 0xffff0000u) * (floats)(b & 0xffff0000u);
 }
 
@@ -287,7 +290,8 @@ inline floats load_weights(const bf16* param, const LowerHalf* lower, size_t i, 
 }
 inline void store_weights(bf16* param, LowerHalf* lower, size_t i, floats x, int n) {
     const auto halves = weight_halves(x);
-    store(param + i, halves.upper, n), store(lower + i, halves.lower, n);
+    store(param + i, halves.upper, n);
+    store(lower + i, halves.lower, n);
 }
 inline floats load_weights(const real* param, const LowerHalf*, size_t i, int n) { return load(param + i, n); }
 inline void store_weights(real* param, LowerHalf*, size_t i, floats x, int n) { store(param + i, x, n); }

@@ -132,16 +132,23 @@ public:
     }
 
     EMU_NO_TSAN unsigned random() {
-        rng_ ^= rng_ << 13, rng_ ^= rng_ >> 17, rng_ ^= rng_ << 5;
+        rng_ ^= rng_ << 13;
+        rng_ ^= rng_ >> 17;
+        rng_ ^= rng_ << 5;
         return rng_;
     }
     unsigned live() const { return live_; }
     Warp& warp() { return warps_[current->warp]; }
 
     void prepare(dim3 grid_size, dim3 block_size, size_t bytes, const char* name) {
-        grid = grid_size, size = block_size, kernel = name, shared_bytes = bytes;
+        grid = grid_size;
+        size = block_size;
+        kernel = name;
+        shared_bytes = bytes;
         const unsigned n = size.x * size.y * size.z;
-        threads_.resize(n), warps_.resize((n + 31) / 32), by_rank_.resize(warps_.size());
+        threads_.resize(n);
+        warps_.resize((n + 31) / 32);
+        by_rank_.resize(warps_.size());
         for (unsigned i = 0; i < n; i++)
             threads_[i] =
                 Thread{{i % size.x, i / size.x % size.y, i / (size.x * size.y)}, i, i % 32, i / 32, nullptr, {}, false, {}, {}};
@@ -153,7 +160,9 @@ public:
     // The current thread cannot go on until somebody calls wake() for it.
     void wait(Where where) {
         Thread* t = current;
-        t->where = where, t->waits = true, t->fiber = running_;
+        t->where = where;
+        t->waits = true;
+        t->fiber = running_;
         bool fresh;
         Thread* next = pick(fresh);
         Fiber* f = next->fiber;
@@ -166,7 +175,8 @@ public:
     void yield(Where where) {
         if (config().order != Order::random) return;
         const unsigned mine = current->warp, from = warps_[mine].rank;
-        by_rank_.erase(by_rank_.begin() + from), by_rank_.push_back(mine);
+        by_rank_.erase(by_rank_.begin() + from);
+        by_rank_.push_back(mine);
         wake(current);
         rank_again();
         wait(where);
@@ -180,14 +190,18 @@ public:
         if (all && b.arrived && (b.where.line != where.line || strcmp(b.where.file, where.file)))
             fault("%s: divergent __syncthreads: thread %u is at %s:%d, others at %s:%d", kernel, current->index, where.file,
                   where.line, b.where.file, b.where.line);
-        b.where = where, b.arrived++;
+        b.where = where;
+        b.arrived++;
         char* sync = &b.sync[b.epoch % 2];
         release(sync);
         if (blocks) b.waiting.push_back(current);
         if (all) open_if_all_arrived();
         else if (b.arrived == expected) open(b);
         else if (b.arrived > expected) fault("%s: barrier %u of %u threads was reached by more", kernel, number, expected);
-        if (blocks) wait(where), acquire(sync);
+        if (blocks) {
+            wait(where);
+            acquire(sync);
+        }
     }
 
     // Leaves `bytes` in the table, waits for the lanes of `mask`, returns the table. last(table) runs once, before anyone goes
@@ -207,7 +221,8 @@ public:
         if (m.arrived == (mask & w.live)) {
             forget_absent(m);
             last(table);
-            m.arrived = 0, m.epoch++;
+            m.arrived = 0;
+            m.epoch++;
             make_ready(w, mask & w.live & (config().order == Order::forward ? ~bit : ~0u));
             if (config().order != Order::forward) wait(where);
         } else {
@@ -234,7 +249,8 @@ private:
         if (lanes) runnable_ |= 1u << w.rank;
     }
     void open(Barrier& b) {
-        b.arrived = 0, b.epoch++;
+        b.arrived = 0;
+        b.epoch++;
         for (Thread* t : b.waiting) wake(t);
         b.waiting.clear();
         if (config().order == Order::random) draw_ranks();
@@ -251,7 +267,8 @@ private:
             for (Meeting& old : w.meetings)
                 if (!old.arrived) m = &old;
         if (!m) fault("%s: more than 4 lane masks wait at once", kernel);
-        m->mask = mask, m->arrived = 0;
+        m->mask = mask;
+        m->arrived = 0;
         return *m;
     }
 
@@ -295,7 +312,8 @@ private:
         }
         const uint32_t bit = 1u << lane;
         fresh = w.fresh & bit;
-        w.ready &= ~bit, w.fresh &= ~bit;
+        w.ready &= ~bit;
+        w.fresh &= ~bit;
         if (!(lanes & ~bit)) runnable_ &= ~(1u << w.rank);
         return &threads_[(size_t)(&w - warps_.data()) * 32 + lane];
     }
@@ -314,7 +332,10 @@ private:
 
     EMU_NO_TSAN void enter(Thread* t) {
         current = t;
-        if (t && config().threads == 1) emu_block = id.x, emu_thread = t->index;
+        if (t && config().threads == 1) {
+            emu_block = id.x;
+            emu_thread = t->index;
+        }
     }
     Fiber* take_fiber(Thread* owner);
     EMU_NO_TSAN void go(Fiber* to) {
@@ -333,8 +354,10 @@ inline Block& block() { return *block_; }
 
 inline Fiber* Block::take_fiber(Thread* owner) {
     Fiber* f;
-    if (!idle_.empty()) f = idle_.back(), idle_.pop_back();
-    else fibers_.push_back(f = Fiber::create(fiber_entry));
+    if (!idle_.empty()) {
+        f = idle_.back();
+        idle_.pop_back();
+    } else fibers_.push_back(f = Fiber::create(fiber_entry));
     f->owner = owner;
     return f;
 }
@@ -349,13 +372,15 @@ inline void Block::thread_returned() {
     if (!t->product_groups.empty()) fault("%s: thread %u returned with a wgmma that nobody waits for", kernel, t->index);
     if (!t->store_groups.empty()) fault("%s: thread %u returned with a TMA store that nobody waits for", kernel, t->index);
     Warp& w = warps_[t->warp];
-    w.live &= ~(1u << t->lane), live_--;
+    w.live &= ~(1u << t->lane);
+    live_--;
     for (int i = 0; i < w.n_meetings; i++) {  // lanes may have waited for this one alone
         Meeting& m = w.meetings[i];
         if (!m.arrived || m.arrived != (m.mask & w.live)) continue;
         forget_absent(m);
         make_ready(w, m.arrived);
-        m.arrived = 0, m.epoch++;
+        m.arrived = 0;
+        m.epoch++;
     }
     open_if_all_arrived();
 }
@@ -379,7 +404,8 @@ inline void Block::run_threads() {
         go(f);
 #else
         if (fresh) {
-            running_->owner = next, next->fiber = running_;
+            running_->owner = next;
+            next->fiber = running_;
             enter(next);
             continue;
         }
@@ -390,24 +416,36 @@ inline void Block::run_threads() {
 }
 
 inline void Block::run(uint3 block_id, const std::function<void()>& body) {
-    id = block_id, body_ = &body, live_ = (unsigned)threads_.size();
+    id = block_id;
+    body_ = &body;
+    live_ = (unsigned)threads_.size();
     for (size_t i = 0; i < warps_.size(); i++) {
         Warp& w = warps_[i];
         const unsigned lanes = std::min<unsigned>(32, (unsigned)(threads_.size() - i * 32));
         w.live = w.fresh = lanes == 32 ? ~0u : (1u << lanes) - 1;
-        w.ready = 0, w.n_meetings = 0;
+        w.ready = 0;
+        w.n_meetings = 0;
     }
-    for (Barrier& b : barriers) b.arrived = 0, b.waiting.clear();
-    for (Thread& t : threads_) t.products = 0, t.fenced = false;
-    objects.clear(), async_view.clear();
+    for (Barrier& b : barriers) {
+        b.arrived = 0;
+        b.waiting.clear();
+    }
+    for (Thread& t : threads_) {
+        t.products = 0;
+        t.fenced = false;
+    }
+    objects.clear();
+    async_view.clear();
     if (shared_bytes) memset(shared, 0xff, shared_bytes);  // NaNs, never zeros
     rng_ = (config().seed * 2654435761u + id.x * 40503u + id.y * 9973u + id.z * 31u) | 1;
-    random(), random();
+    random();
+    random();
     draw_ranks();
 #ifdef EMU_TSAN
     main_.tsan = __tsan_get_current_fiber();
     for (Fiber* f : fibers_) Fiber::destroy(f);
-    fibers_.clear(), idle_.clear();
+    fibers_.clear();
+    idle_.clear();
     // All made here: a thread that makes another is ordered before it.
     for (size_t i = 0; i < threads_.size(); i++) fibers_.push_back(Fiber::create(fiber_entry));
     idle_ = fibers_;

@@ -331,8 +331,10 @@ struct Product {
 inline bool refused_by_chance(const Product& p) {
     if (config().refusals < 2) return config().refusals == 1;
     unsigned hash = config().seed;
-    for (const size_t x : {p.m, p.n, p.k, (size_t)p.a->type, (size_t)p.d->type, (size_t)p.op->epilogue})
-        hash = (hash ^ (unsigned)x) * 2654435761u, hash ^= hash >> 15;
+    for (const size_t x : {p.m, p.n, p.k, (size_t)p.a->type, (size_t)p.d->type, (size_t)p.op->epilogue}) {
+        hash = (hash ^ (unsigned)x) * 2654435761u;
+        hash ^= hash >> 15;
+    }
     return hash % config().refusals == 0;
 }
 
@@ -351,7 +353,9 @@ inline cublasStatus_t describe(Product& p) {
     if (op.pointer_mode != CUBLASLT_POINTER_MODE_HOST && op.pointer_mode != CUBLASLT_POINTER_MODE_DEVICE)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     const bool a_t = op.op_a == CUBLAS_OP_T, b_t = op.op_b == CUBLAS_OP_T;
-    p.m = p.d->rows, p.n = p.d->cols, p.k = a_t ? p.a->rows : p.a->cols;
+    p.m = p.d->rows;
+    p.n = p.d->cols;
+    p.k = a_t ? p.a->rows : p.a->cols;
     if ((a_t ? p.a->cols : p.a->rows) != p.m || (b_t ? p.b->cols : p.b->rows) != p.k || (b_t ? p.b->rows : p.b->cols) != p.n ||
         p.c->rows != p.m || p.c->cols != p.n)
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -400,7 +404,8 @@ inline cublasStatus_t describe(Product& p) {
         default: return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     const int default_bias_type = fp8 ? CUDA_R_16BF : out;
-    p.bias_type = op.bias_type < 0 ? default_bias_type : op.bias_type, p.aux_type = op.aux_type < 0 ? out : op.aux_type;
+    p.bias_type = op.bias_type < 0 ? default_bias_type : op.bias_type;
+    p.aux_type = op.aux_type < 0 ? out : op.aux_type;
     if ((p.has_bias() || p.sums_bias_gradient()) && p.bias_type != default_bias_type) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (p.has_aux()) {
         if (p.aux_type != out) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -480,10 +485,16 @@ inline std::vector<Algorithm> algorithms(const Product& p) {
         if (kind.alignment == 1 && is_fp8(p.a->type)) continue;
         if (!columns_aligned(p, kind.alignment) || (size_t)kind.splits > p.k) continue;
         Algorithm x;
-        x.id = kind.alignment == 1 ? 1 : 66, x.tile = 15 + (uint32_t)(&kind - kinds);
-        x.splits = kind.splits, x.scheme = kind.scheme, x.step = kind.step;
+        x.id = kind.alignment == 1 ? 1 : 66;
+        x.tile = 15 + (uint32_t)(&kind - kinds);
+        x.splits = kind.splits;
+        x.scheme = kind.scheme;
+        x.step = kind.step;
         x.alignment = kind.alignment;
-        x.types[0] = p.a->type, x.types[1] = p.b->type, x.types[2] = p.c->type, x.types[3] = p.d->type;
+        x.types[0] = p.a->type;
+        x.types[1] = p.b->type;
+        x.types[2] = p.c->type;
+        x.types[3] = p.d->type;
         all.push_back(x);
     }
     return all;
@@ -562,7 +573,10 @@ inline void add_fp8_products(float* sums, const float* a, size_t stride, const f
         const bool promoted = !fast && (end - first) % promotion == 0;
         for (size_t i = 0; i < width; i++) {
             part[i] = units[i] / per_unit[i];
-            if (promoted) total[i] += part[i], part[i] = 0;
+            if (promoted) {
+                total[i] += part[i];
+                part[i] = 0;
+            }
         }
     }
     for (size_t i = 0; i < width; i++) sums[i] = total[i] + part[i];
@@ -619,7 +633,8 @@ inline void multiply(const Product& p, const Algorithm& algorithm, const Operand
                 if (stored) {
                     const int type = narrow ? p.d->type : CUDA_R_32F;
                     const size_t place = (s * n + j) * m + i;
-                    store_rounded(x.workspace, type, place, value), value = load_as_float(x.workspace, type, place);
+                    store_rounded(x.workspace, type, place, value);
+                    value = load_as_float(x.workspace, type, place);
                 }
                 sum = narrow && !stored ? round_to(p.d->type, sum + value) : sum + value;
             }
@@ -631,7 +646,8 @@ inline void multiply(const Product& p, const Algorithm& algorithm, const Operand
     float amax = batch && op.amax_d ? *op.amax_d : 0;
     // Some algorithms round a product to a bf16 D's type before they add C, or a bias where columns are not at multiples of 16
     // bytes (seen on an H100).
-    const bool rounded_first = p.d->type == CUDA_R_16BF && !is_fp8(p.a->type) && (C || (p.has_bias() && !columns_aligned(p, 16)));
+    const bool rounded_first =
+        p.d->type == CUDA_R_16BF && !is_fp8(p.a->type) && (C || (p.has_bias() && !columns_aligned(p, 16)));
     for (size_t j = 0; j < n; j++)
         for (size_t i = 0; i < m; i++) {
             float y = scale * sums[j * padded + i];
@@ -686,8 +702,11 @@ inline cublasStatus_t cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t x,
 inline cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t x, cublasComputeType_t compute, cudaDataType_t scale) {
     if (!x) return CUBLAS_STATUS_INVALID_VALUE;
     *x = {};
-    x->compute_type = compute, x->scale_type = scale, x->fill_mode = CUBLAS_FILL_MODE_FULL;
-    x->epilogue = CUBLASLT_EPILOGUE_DEFAULT, x->aux_type = x->bias_type = -1;
+    x->compute_type = compute;
+    x->scale_type = scale;
+    x->fill_mode = CUBLAS_FILL_MODE_FULL;
+    x->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    x->aux_type = x->bias_type = -1;
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* x, cublasComputeType_t compute, cudaDataType_t scale) {
@@ -770,7 +789,10 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtM
     cublasStatus_t status = emu::describe(p);
     const emu::Algorithm x = emu::unpack(*algo);
     if (status == CUBLAS_STATUS_SUCCESS) status = emu::check_algorithm(p, x);
-    if (status == CUBLAS_STATUS_SUCCESS) result->workspaceSize = x.workspace_bytes(p), result->wavesCount = 1;
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        result->workspaceSize = x.workspace_bytes(p);
+        result->wavesCount = 1;
+    }
     return result->state = status;
 }
 
@@ -787,8 +809,13 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     const bool factors_on_device = op->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;  // nobody knows them yet
     emu::Operands x = {A, B, C, D, workspace, 1, 0};
-    if (factors_on_device) emu::expect_device_memory(alpha, 4, "alpha"), emu::expect_device_memory(beta, 4, "beta");
-    else x.alpha = *(const float*)alpha, x.beta = *(const float*)beta;
+    if (factors_on_device) {
+        emu::expect_device_memory(alpha, 4, "alpha");
+        emu::expect_device_memory(beta, 4, "beta");
+    } else {
+        x.alpha = *(const float*)alpha;
+        x.beta = *(const float*)beta;
+    }
     if (x.beta != 0 && !C) return CUBLAS_STATUS_INVALID_VALUE;
     if (C == D && c->ld != d->ld) return CUBLAS_STATUS_INVALID_VALUE;  // in place means the same layout
 
@@ -797,7 +824,10 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     if (algo) algorithm = emu::unpack(*algo);
     else
         for (const emu::Algorithm& candidate : emu::algorithms(p))
-            if (candidate.splits == 1) algorithm = candidate, algorithm.check = candidate.checksum();
+            if (candidate.splits == 1) {
+                algorithm = candidate;
+                algorithm.check = candidate.checksum();
+            }
     status = emu::check_algorithm(p, algorithm);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     const size_t needed = algorithm.workspace_bytes(p);
@@ -825,7 +855,9 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     }
     if (p.has_aux()) {
         cublasLtMatrixLayoutOpaque_t aux = *d;
-        aux.type = (cudaDataType)p.aux_type, aux.ld = op->aux_ld, aux.batch_stride = op->aux_batch_stride;
+        aux.type = (cudaDataType)p.aux_type;
+        aux.ld = op->aux_ld;
+        aux.batch_stride = op->aux_batch_stride;
         if (!op->aux || (uintptr_t)op->aux % 16) return CUBLAS_STATUS_INVALID_VALUE;
         emu::expect_matrix(op->aux, aux, "the auxiliary matrix");
     }
@@ -835,8 +867,15 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
 
     // The caller may change what describes the product as soon as this returns.
     emu::streams().put(stream, [=, op = *op, a = *a, b = *b, c = *c, d = *d]() mutable {
-        p.op = &op, p.a = &a, p.b = &b, p.c = &c, p.d = &d;
-        if (factors_on_device) x.alpha = *(const float*)alpha, x.beta = *(const float*)beta;
+        p.op = &op;
+        p.a = &a;
+        p.b = &b;
+        p.c = &c;
+        p.d = &d;
+        if (factors_on_device) {
+            x.alpha = *(const float*)alpha;
+            x.beta = *(const float*)beta;
+        }
         for (int batch = 0; batch < d.batch_count; batch++) emu::multiply(p, algorithm, x, batch);
     });
     return CUBLAS_STATUS_SUCCESS;

@@ -56,18 +56,14 @@ static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "a tensor map has 128 by
 
 inline unsigned element_bytes(CUtensorMapDataType type) {
     switch (type) {
-        case CU_TENSOR_MAP_DATA_TYPE_UINT8:
-            return 1;
+        case CU_TENSOR_MAP_DATA_TYPE_UINT8: return 1;
         case CU_TENSOR_MAP_DATA_TYPE_UINT16:
         case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
-        case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
-            return 2;
+        case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: return 2;
         case CU_TENSOR_MAP_DATA_TYPE_UINT32:
         case CU_TENSOR_MAP_DATA_TYPE_INT32:
-        case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
-            return 4;
-        default:
-            return 8;
+        case CU_TENSOR_MAP_DATA_TYPE_FLOAT32: return 4;
+        default: return 8;
     }
 }
 
@@ -79,13 +75,16 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
                                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
     EMU_CALLED();
     emu::TensorMap m{};
-    m.address = (unsigned char*)address, m.rank = (uint16_t)rank, m.mark = emu::TensorMap::written;
+    m.address = (unsigned char*)address;
+    m.rank = (uint16_t)rank;
+    m.mark = emu::TensorMap::written;
     m.element_bytes = (uint16_t)emu::element_bytes(type);
     m.swizzle_bytes = (uint16_t)(swizzle == CU_TENSOR_MAP_SWIZZLE_NONE ? 0 : 16 << swizzle);
     bool good = rank >= 1 && rank <= 5 && (uintptr_t)address % 16 == 0 && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE;
     for (unsigned d = 0; good && d < rank; d++) {
         good = sizes[d] >= 1 && sizes[d] <= (uint64_t)1 << 32 && box[d] >= 1 && box[d] <= 256 && element_strides[d] == 1;
-        m.last_index[d] = (uint32_t)(sizes[d] - 1), m.box[d] = (uint16_t)box[d];
+        m.last_index[d] = (uint32_t)(sizes[d] - 1);
+        m.box[d] = (uint16_t)box[d];
         if (d > 0) {
             good = good && strides[d - 1] % 16 == 0 && strides[d - 1] < (uint64_t)1 << 40;
             m.stride[d - 1] = strides[d - 1];

@@ -78,7 +78,8 @@ T shuffle(From from, Where where, uint32_t mask, T value, int x, int width = 32)
                  : from == From::above ? own + x
                                        : own - x;
     if (source >= first + width || (from == From::below && source < first)) source = own;
-    if (!(mask >> source & 1)) fault("%s:%d: shuffle reads lane %d, which is not in %08x", where.file, where.line, source, mask);
+    if (!(mask >> source & 1))
+        fault("%s:%d: shuffle reads lane %d, which is not in %08x", where.file, where.line, source, mask);
     Quiet quiet;
     T result;
     memcpy((void*)&result, table[source], sizeof(T));
@@ -183,12 +184,14 @@ inline float __uint_as_float(unsigned u) {
 inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
 inline float __int_as_float(int u) { return __uint_as_float((unsigned)u); }
 // Of any two numbers: with an int's alone, those of floats would be truncated without a word.
-template <class A, class B, class T = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>>>
+template <class A, class B,
+          class T = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>>>
 T min(A a, B b) {
     if constexpr (std::is_floating_point_v<T>) return std::fmin((T)a, (T)b);
     else return (T)a < (T)b ? (T)a : (T)b;
 }
-template <class A, class B, class T = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>>>
+template <class A, class B,
+          class T = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>>>
 T max(A a, B b) {
     if constexpr (std::is_floating_point_v<T>) return std::fmax((T)a, (T)b);
     else return (T)a > (T)b ? (T)a : (T)b;
@@ -243,7 +246,13 @@ enum cudaError_t {
     cudaErrorNotReady = 600,
     cudaErrorLaunchOutOfResources = 701,
 };
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 enum cudaDeviceAttr {
     cudaDevAttrMultiProcessorCount = 16,
@@ -270,11 +279,14 @@ struct Device {
     int major = 9, minor = 0, multiprocessors = 3;
     size_t shared_bytes = 227 << 10, memory_bytes = (size_t)4 << 30, used_bytes = 0;
     std::map<void*, size_t> allocations, page_locked;  // the device's memory; the host's by cudaMallocHost
-    std::map<const void*, size_t> dynamic_shared;       // what kernels were allowed by cudaFuncSetAttribute
+    std::map<const void*, size_t> dynamic_shared;      // what kernels were allowed by cudaFuncSetAttribute
     cudaError_t last_error = cudaSuccess;
     Device() {
         if (const char* mb = getenv("EMU_MEMORY_MB")) memory_bytes = (size_t)atol(mb) << 20;
-        if (const char* sm = getenv("EMU_CAPABILITY")) major = atoi(sm) / 10, minor = atoi(sm) % 10;
+        if (const char* sm = getenv("EMU_CAPABILITY")) {
+            major = atoi(sm) / 10;
+            minor = atoi(sm) % 10;
+        }
     }
 };
 inline Device& device() {
@@ -344,15 +356,21 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     const emu::Device& d = emu::device();
     *p = {};
     snprintf(p->name, sizeof p->name, "emulated GPU (CPU fibers)");
-    p->totalGlobalMem = d.memory_bytes, p->major = d.major, p->minor = d.minor, p->multiProcessorCount = d.multiprocessors;
-    p->l2CacheSize = 1 << 20, p->maxThreadsPerMultiProcessor = 2048, p->sharedMemPerBlockOptin = d.shared_bytes;
+    p->totalGlobalMem = d.memory_bytes;
+    p->major = d.major;
+    p->minor = d.minor;
+    p->multiProcessorCount = d.multiprocessors;
+    p->l2CacheSize = 1 << 20;
+    p->maxThreadsPerMultiProcessor = 2048;
+    p->sharedMemPerBlockOptin = d.shared_bytes;
     return cudaSuccess;
 }
 inline cudaError_t cudaDriverGetVersion(int* v) { return EMU_CALLED(), *v = 13000, cudaSuccess; }
 inline cudaError_t cudaRuntimeGetVersion(int* v) { return EMU_CALLED(), *v = 13000, cudaSuccess; }
 inline cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
     EMU_CALLED();
-    *total = emu::device().memory_bytes, *available = *total - emu::device().used_bytes;
+    *total = emu::device().memory_bytes;
+    *available = *total - emu::device().used_bytes;
     return cudaSuccess;
 }
 
@@ -367,7 +385,8 @@ cudaError_t cudaMalloc(T** p, size_t bytes) {
 #ifdef EMU_ASAN
     __asan_poison_memory_region((char*)memory + bytes, (bytes + 255) / 256 * 256 - bytes);
 #endif
-    d.allocations[memory] = bytes, d.used_bytes += bytes;
+    d.allocations[memory] = bytes;
+    d.used_bytes += bytes;
     *p = (T*)memory;
     return cudaSuccess;
 }
@@ -424,7 +443,8 @@ inline cudaError_t copy(const char* call, void* to, size_t to_pitch, const void*
     if (to_device && !from_device && !within(device().page_locked, from, from_bytes)) {
         if (blocks) streams().finish(stream);
         staged.reset(new char[from_bytes]);
-        memcpy(staged.get(), from, from_bytes), from = staged.get();
+        memcpy(staged.get(), from, from_bytes);
+        from = staged.get();
         blocks = false;
     }
     const Ticket copied = streams().put(stream, [=] {

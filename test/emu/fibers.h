@@ -50,8 +50,14 @@ namespace emu {
 #ifdef EMU_TSAN
 inline void release(void* x) { __tsan_release(x); }
 inline void acquire(void* x) { __tsan_acquire(x); }
-inline void quiet_begin() { AnnotateIgnoreReadsBegin("", 0), AnnotateIgnoreWritesBegin("", 0); }
-inline void quiet_end() { AnnotateIgnoreReadsEnd("", 0), AnnotateIgnoreWritesEnd("", 0); }
+inline void quiet_begin() {
+    AnnotateIgnoreReadsBegin("", 0);
+    AnnotateIgnoreWritesBegin("", 0);
+}
+inline void quiet_end() {
+    AnnotateIgnoreReadsEnd("", 0);
+    AnnotateIgnoreWritesEnd("", 0);
+}
 #define EMU_NO_TSAN __attribute__((no_sanitize("thread")))
 #else
 inline void release(void*) {}
@@ -177,7 +183,8 @@ inline Fiber* Fiber::create(void (*entry)()) {
 #endif
     f->stack_pointer = top;
 #ifdef EMU_ASAN
-    f->bottom = f->stack, f->size = stack_bytes;
+    f->bottom = f->stack;
+    f->size = stack_bytes;
 #endif
 #ifdef EMU_TSAN
     f->tsan = __tsan_create_fiber(0);
@@ -205,7 +212,10 @@ inline void entered_fiber(Fiber* from) {
     const void* bottom;
     size_t size;
     __sanitizer_finish_switch_fiber(nullptr, &bottom, &size);
-    if (!from->bottom) from->bottom = bottom, from->size = size;
+    if (!from->bottom) {
+        from->bottom = bottom;
+        from->size = size;
+    }
 #else
     (void)from;
 #endif

@@ -55,7 +55,11 @@ inline uint32_t swizzled(uint32_t address, unsigned span) {
 // ---- fence_proxy_async -----------------------------------------------------------------------------------------------------
 inline unsigned char* async_view() {
     Block& b = block();
-    if (b.async_view.empty()) b.async_view.assign(b.shared_bytes, 0xff), b.fenced = false, b.each_fence = by_chance(16);
+    if (b.async_view.empty()) {
+        b.async_view.assign(b.shared_bytes, 0xff);
+        b.fenced = false;
+        b.each_fence = by_chance(16);
+    }
     return b.async_view.data();
 }
 // TMA has written there.
@@ -67,11 +71,17 @@ inline void fence_proxy_async() {
     Quiet quiet;
     async_view();
     block().fenced = true;
-    if (block().each_fence) see(block().shared, block().shared_bytes), block().fenced = false;
+    if (block().each_fence) {
+        see(block().shared, block().shared_bytes);
+        block().fenced = false;
+    }
 }
 inline void expect_fenced(const void* p, size_t bytes, Where where) {
     unsigned char* const view = async_view();
-    if (block().fenced) see(block().shared, block().shared_bytes), block().fenced = false;
+    if (block().fenced) {
+        see(block().shared, block().shared_bytes);
+        block().fenced = false;
+    }
     if (memcmp(p, view + ((const unsigned char*)p - block().shared), bytes) != 0)
         fault("%s:%d: reads ordinary stores to shared memory that no fence_proxy_async followed", where.file, where.line);
 }
@@ -92,7 +102,8 @@ struct Mbarrier : Object {
     }
     bool end_phase_if_complete() {
         if (missing || bytes) return false;
-        phase++, missing = expected;
+        phase++;
+        missing = expected;
         wake_all();
         return true;
     }
@@ -136,7 +147,8 @@ inline void mbarrier_arrive(void* p, unsigned bytes, Where where) {
     Quiet quiet;
     if (m.missing == 0) fault("%s:%d: more than %u arrivals in one phase of an mbarrier", where.file, where.line, m.expected);
     release(&m.ended[m.phase % 2]);
-    m.missing--, m.bytes += bytes;
+    m.missing--;
+    m.bytes += bytes;
     if (m.end_phase_if_complete()) block().yield(where);  // those who waited for it first
 }
 // Returns once the phase of this parity, the current or the one before it, is over.
@@ -152,8 +164,13 @@ inline void mbarrier_wait(const void* p, unsigned parity, Where where) {
             Quiet quiet;
             if (m->phase % 2 != parity) break;
             copy = !m->copies.empty() && !m->patience;
-            if (m->patience) m->patience--, block().yield(where);
-            else if (!copy) m->waiting.push_back(block().current), block().wait(where);
+            if (m->patience) {
+                m->patience--;
+                block().yield(where);
+            } else if (!copy) {
+                m->waiting.push_back(block().current);
+                block().wait(where);
+            }
         }
         if (copy) m->make_copy();
     }
@@ -258,7 +275,12 @@ inline void bulk_load(void* shared, const void* from, unsigned bytes, void* mbar
     shared_address(shared, bytes, 16, where);
     if ((uintptr_t)from % 16 || bytes % 16) fault("%s:%d: a bulk copy wants multiples of 16", where.file, where.line);
     start_copy(
-        mbarrier, bytes, [=] { memcpy(shared, from, bytes), see(shared, bytes); }, where);
+        mbarrier, bytes,
+        [=] {
+            memcpy(shared, from, bytes);
+            see(shared, bytes);
+        },
+        where);
 }
 
 template <int rank>
@@ -425,23 +447,12 @@ inline void Warpgroup::run_first() {
     acquire(&issued);
     const WarpgroupProduct& p = products.front();
     switch (p.N) {
-        case 32:
-            run_product<32>(p);
-            break;
-        case 64:
-            run_product<64>(p);
-            break;
-        case 128:
-            run_product<128>(p);
-            break;
-        case 192:
-            run_product<192>(p);
-            break;
-        case 256:
-            run_product<256>(p);
-            break;
-        default:
-            fault("%s:%d: wgmma with N = %d is not emulated", p.where.file, p.where.line, p.N);
+        case 32: run_product<32>(p); break;
+        case 64: run_product<64>(p); break;
+        case 128: run_product<128>(p); break;
+        case 192: run_product<192>(p); break;
+        case 256: run_product<256>(p); break;
+        default: fault("%s:%d: wgmma with N = %d is not emulated", p.where.file, p.where.line, p.N);
     }
     release(&done);
     Quiet quiet;
@@ -460,8 +471,14 @@ void issue_product(float (&d)[N / 2], const uint32_t* a_registers, uint64_t a, b
     while (w.first + w.products.size() <= number) w.products.emplace_back();
     WarpgroupProduct& p = w.products[number - w.first];
     if (p.issued == 0) {
-        p.N = N, p.a_in_registers = a_registers, p.a_by_columns = a_by_columns, p.b_by_columns = b_by_columns;
-        p.accumulate = accumulate, p.a = a, p.b = b, p.where = where;
+        p.N = N;
+        p.a_in_registers = a_registers;
+        p.a_by_columns = a_by_columns;
+        p.b_by_columns = b_by_columns;
+        p.accumulate = accumulate;
+        p.a = a;
+        p.b = b;
+        p.where = where;
     } else if (p.N != N || p.a_in_registers != (a_registers != nullptr) || p.a_by_columns != a_by_columns ||
                p.b_by_columns != b_by_columns || p.accumulate != accumulate || p.a != a || p.b != b) {
         fault("%s:%d: a thread of the warpgroup issues another wgmma than the one at %s:%d, or with other descriptors",
@@ -504,7 +521,8 @@ inline void wait_products(size_t pending, Where where) {
                 continue;
             }
             if (w.products.front().patience) {
-                w.products.front().patience--, block().yield(where);
+                w.products.front().patience--;
+                block().yield(where);
                 continue;
             }
             quiet_end();

@@ -553,8 +553,7 @@ inline Communicators& communicators() {
 }
 inline ncclResult_t check(const char* call, const ncclComm* comm) {
     if (!comm) return refuse(ncclInvalidArgument, "%s: the communicator is NULL", call);
-    if (!communicators().has(comm))
-        return refuse(ncclInvalidArgument, "%s: this communicator does not exist (any more)", call);
+    if (!communicators().has(comm)) return refuse(ncclInvalidArgument, "%s: this communicator does not exist (any more)", call);
     return ncclSuccess;
 }
 inline bool in_device_memory(const void* p, size_t n_bytes) {
@@ -721,7 +720,8 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId* unique_id) {
     static unsigned counter = 0;
     Id id = {};
     memcpy(id.magic, id_magic, sizeof id.magic);
-    id.creator = world_rank(), id.counter = counter++;
+    id.creator = world_rank();
+    id.counter = counter++;
     *unique_id = {};
     memcpy(unique_id->internal, &id, sizeof id);
     return ncclSuccess;

@@ -36,7 +36,10 @@ inline const std::map<std::string, Limits>& table_of_limits() {
                 sscanf(line.c_str() + end, " | %zu | %*[^|]| %*u | %*u | %zu |", &registers, &dynamic) == 2)
                 rows[line.substr(2, end - 2)] = {registers, dynamic};
         }
-        if (rows.empty()) fprintf(stderr, "EMU_RESOURCES=%s has no table of kernels\n", path), exit(1);
+        if (rows.empty()) {
+            fprintf(stderr, "EMU_RESOURCES=%s has no table of kernels\n", path);
+            exit(1);
+        }
         return rows;
     }();
     return table;

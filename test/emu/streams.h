@@ -35,7 +35,9 @@ struct Work {
         timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
         ms = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
-        over = true, run = nullptr, after.clear();
+        over = true;
+        run = nullptr;
+        after.clear();
     }
     bool ready() const {
         for (const auto& other : after)
@@ -63,7 +65,10 @@ class Streams {
 public:
     emu_stream* create(bool waits_for_legacy) { return all_.push_back({waits_for_legacy}), &all_.back(); }
     // What is on the stream runs all the same.
-    void destroy(emu_stream* s) { s->destroyed = true, forget_destroyed(); }
+    void destroy(emu_stream* s) {
+        s->destroyed = true;
+        forget_destroyed();
+    }
 
     Ticket put(emu_stream* s, std::function<void()> run, const Ticket& after = nullptr) {
         emu_stream* const legacy = &all_.front();
@@ -98,7 +103,8 @@ public:
     }
     // All that does not wait for something that hangs.
     void run_all() {
-        for (begin_draw(); run_one();) {}
+        for (begin_draw(); run_one();) {
+        }
     }
     // A thread of its own may look at events, but not run their work.
     bool owns_this_thread() const { return std::this_thread::get_id() == owner_; }
@@ -122,14 +128,18 @@ private:
     unsigned rng_ = 1, n_draws_ = 0, change_ = 1;
 
     unsigned random() {
-        rng_ ^= rng_ << 13, rng_ ^= rng_ >> 17, rng_ ^= rng_ << 5;
+        rng_ ^= rng_ << 13;
+        rng_ ^= rng_ >> 17;
+        rng_ ^= rng_ << 5;
         return rng_;
     }
     // How often another stream is drawn is drawn as well: from after each work to hardly ever.
     void begin_draw() {
         rng_ = (config().seed * 2654435761u + ++n_draws_ * 40503u) | 1;
-        random(), random();
-        change_ = 1u << random() % 4 * 2, last_ = nullptr;
+        random();
+        random();
+        change_ = 1u << random() % 4 * 2;
+        last_ = nullptr;
     }
     emu_stream* draw() {
         std::vector<emu_stream*>& ready = ready_;

@@ -25,9 +25,13 @@ inline void mma_of_warp(unsigned char (*table)[64]) {
         const int g = lane / 4, t = lane % 4 * 2;
         for (int r = 0; r < 4; r++) {
             const int row = g + r % 2 * 8, column = t + r / 2 * 8;
-            A[row][column] = low_bf16(in.a[r]), A[row][column + 1] = high_bf16(in.a[r]);
+            A[row][column] = low_bf16(in.a[r]);
+            A[row][column + 1] = high_bf16(in.a[r]);
         }
-        for (int r = 0; r < 2; r++) B[t + r * 8][g] = low_bf16(in.b[r]), B[t + r * 8 + 1][g] = high_bf16(in.b[r]);
+        for (int r = 0; r < 2; r++) {
+            B[t + r * 8][g] = low_bf16(in.b[r]);
+            B[t + r * 8 + 1][g] = high_bf16(in.b[r]);
+        }
         for (int r = 0; r < 4; r++) C[g + r / 2 * 8][t + r % 2] = in.c[r];
     }
     for (int i = 0; i < 16; i++)
@@ -42,7 +46,9 @@ inline void mma_of_warp(unsigned char (*table)[64]) {
 
 inline void mma_of_lane(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const float (&c)[4], Where where) {
     MmaOperands in;
-    memcpy(in.a, a, sizeof in.a), memcpy(in.b, b, sizeof in.b), memcpy(in.c, c, sizeof in.c);
+    memcpy(in.a, a, sizeof in.a);
+    memcpy(in.b, b, sizeof in.b);
+    memcpy(in.c, c, sizeof in.c);
     auto table = block().meet(~0u, &in, sizeof in, where, mma_of_warp);
     Quiet quiet;
     memcpy(d, table[lane()], sizeof d);
@@ -57,7 +63,9 @@ void ldmatrix_of_lane(uint32_t (&r)[4], const void* row, Where where) {
         for (unsigned half = 0; half < 2; half++) {
             const unsigned matrix_row = transposed ? t + half : g, column = transposed ? g : t + half;
             const uint16_t* p;
-            quiet_begin(), memcpy(&p, table[m * 8 + matrix_row], sizeof p), quiet_end();
+            quiet_begin();
+            memcpy(&p, table[m * 8 + matrix_row], sizeof p);
+            quiet_end();
             const uint32_t value = p[column];
             r[m] = half ? r[m] | value << 16 : value;
         }

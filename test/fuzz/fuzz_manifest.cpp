@@ -11,7 +11,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const bool made = [] {
         std::filesystem::create_directories(files / "model/training");
         files.write("secret", "s");
-        files.write("model/empty", ""), files.write("model/a.bin", "a");
+        files.write("model/empty", "");
+        files.write("model/a.bin", "a");
         files.write("model/training/state.json", std::string(3000, 's'));
         std::filesystem::create_symlink("../secret", files / "model/link");
         std::filesystem::create_symlink("/dev/zero", files / "model/zeros");

@@ -31,7 +31,9 @@ static void read_all(const std::string& path) {
         CHECK(t.elements() == elements, "%zu elements in shape %s", t.elements(), shape_string(t.shape).c_str());
         for (size_t i = 0; i < t.bytes; i++) sum += (uint8_t)t.data[i];
         CHECK(sum <= 255 * t.bytes, "the bytes have been read");
-        read_elements<float>(reader, t), read_elements<double>(reader, t), read_elements<bf16>(reader, t);
+        read_elements<float>(reader, t);
+        read_elements<double>(reader, t);
+        read_elements<bf16>(reader, t);
     }
 }
 

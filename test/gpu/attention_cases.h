@@ -33,7 +33,10 @@ inline std::vector<int> document_starts(int B, int T) {
     std::vector<int> starts;
     for (int b = 0; b < B; b++)
         for (int t = 0, start = 0, document = 0; t < T; t++) {
-            if (t == start + lengths[b % 3][document]) start = t, document++;
+            if (t == start + lengths[b % 3][document]) {
+                start = t;
+                document++;
+            }
             starts.push_back(start);
         }
     return starts;

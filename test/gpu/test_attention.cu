@@ -94,7 +94,10 @@ const char* name_of(bool plain) { return plain ? "simple" : "tensor cores"; }
 struct Bounded {
     Doubles value, allowed;
     explicit Bounded(size_t n) : value(n), allowed(n, tiny) {}
-    void add(size_t i, double x, double error) { value[i] += x, allowed[i] += error; }
+    void add(size_t i, double x, double error) {
+        value[i] += x;
+        allowed[i] += error;
+    }
 };
 
 class Reference {
@@ -125,8 +128,8 @@ public:
                         double value = 0, error = 0;
                         for (size_t j = 0; j < s.value.size(); j++) {
                             const double v = at(b, first + (int)j, k_.value_head(h), c);
-                            value += weight[j] * v,
-                                error += weight[j] * std::abs(v) * (relative[j] + operand_ + (k_.T + 4) * u);
+                            value += weight[j] * v;
+                            error += weight[j] * std::abs(v) * (relative[j] + operand_ + (k_.T + 4) * u);
                         }
                         out.add(k_.output(b, t, h, c), value, error + std::abs(value) * (weight_error + 4 * u + rounding));
                     }
@@ -144,7 +147,10 @@ public:
                     const Scores s = scores(b, h, t);
                     const double *dy = &dout[k_.output(b, t, h, 0)], *y = &out[k_.output(b, t, h, 0)];
                     double correction = 0, correction_magnitude = 0;
-                    for (int c = 0; c < HS; c++) correction += dy[c] * y[c], correction_magnitude += std::abs(dy[c] * y[c]);
+                    for (int c = 0; c < HS; c++) {
+                        correction += dy[c] * y[c];
+                        correction_magnitude += std::abs(dy[c] * y[c]);
+                    }
                     for (int j = first; j <= t; j++) {
                         const double score = s.value[j - first], log_sum = lse[k_.statistic(b, t, h)];
                         const double w = std::exp(score - log_sum);
@@ -152,7 +158,8 @@ public:
                         double dw = 0, dw_magnitude = 0;
                         for (int c = 0; c < HS; c++) {
                             const double x = dy[c] * at(b, j, k_.value_head(h), c);
-                            dw += x, dw_magnitude += std::abs(x);
+                            dw += x;
+                            dw_magnitude += std::abs(x);
                         }
                         const double ds = scale * w * (dw - correction);
                         const double ds_error = scale * ((w_error + (4 * u + operand_) * w) * std::abs(dw - correction) +
@@ -191,7 +198,8 @@ private:
             double dot = 0, magnitude = 0;
             for (int c = 0; c < k_.HS; c++) {
                 const double x = at(b, t, h, c) * at(b, j, k_.key_head(h), c);
-                dot += x, magnitude += std::abs(x);
+                dot += x;
+                magnitude += std::abs(x);
             }
             const double bias = k_.alibi ? (double)p_.slopes[h] * (j - t) : 0;
             s.value.push_back((double)p_.scale * dot + bias);

@@ -65,7 +65,9 @@ struct Bounded {
     Doubles value, allowed, plain;  // plain: squared error to expect of one rounding per result and per weight
     explicit Bounded(size_t n) : value(n), allowed(n, tiny), plain(n) {}
     void add(size_t i, double x, double error, double weight_rounding) {
-        value[i] += x, allowed[i] += error, plain[i] += weight_rounding * weight_rounding;
+        value[i] += x;
+        allowed[i] += error;
+        plain[i] += weight_rounding * weight_rounding;
     }
 };
 
@@ -109,7 +111,10 @@ public:
             const Scores s = scores(b, h, t);
             const double *dy = &dout[k_.output(b, t, h, 0)], *y = &out[k_.output(b, t, h, 0)];
             double correction = 0, correction_magnitude = 0;
-            for (int c = 0; c < HS; c++) correction += dy[c] * y[c], correction_magnitude += std::abs(dy[c] * y[c]);
+            for (int c = 0; c < HS; c++) {
+                correction += dy[c] * y[c];
+                correction_magnitude += std::abs(dy[c] * y[c]);
+            }
             for (int j = first; j <= t; j++) {
                 const double score = s.value[j - first], log_sum = lse[k_.statistic(b, t, h)];
                 const double w = std::exp(score - log_sum),
@@ -117,7 +122,8 @@ public:
                 double dw = 0, dw_magnitude = 0;
                 for (int c = 0; c < HS; c++) {
                     const double x = dy[c] * at(b, j, k_.value_head(h), c);
-                    dw += x, dw_magnitude += std::abs(x);
+                    dw += x;
+                    dw_magnitude += std::abs(x);
                 }
                 const double ds = scale * w * (dw - correction);
                 const double ds_error = scale * ((w_error + (4 * u + rounding) * w) * std::abs(dw - correction) +
@@ -165,7 +171,8 @@ private:
             double dot = 0, magnitude = 0;
             for (int c = 0; c < k_.HS; c++) {
                 const double x = at(b, t, h, c) * at(b, j, k_.key_head(h), c);
-                dot += x, magnitude += std::abs(x);
+                dot += x;
+                magnitude += std::abs(x);
             }
             // The bias is put together from slope times the tile's distance (at most T + 128) and slope times the column.
             const double slope = k_.alibi ? (double)p_.slopes[h] : 0;
@@ -198,7 +205,8 @@ void check(const Problem& p, const Results& r) {
         for (size_t i = 0; i < x.size(); i++) {
             const int head = (int)(i / p.k.HS % all);
             if (head < first_head || head >= first_head + heads) continue;
-            square += std::pow(as_double(x[i]) - expected.value[i], 2), allowed += expected.plain[i];
+            square += std::pow(as_double(x[i]) - expected.value[i], 2);
+            allowed += expected.plain[i];
         }
         const double ratio = std::sqrt(square / (allowed / 6));
         EXPECT_TRUE(ratio <= 1.5) << name << ": root mean square error " << ratio << " times that of independent roundings";

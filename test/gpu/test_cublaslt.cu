@@ -188,10 +188,14 @@ struct Product {
         Sum s = {0, 0};
         for (int l = 0; l < k; l++) {
             const double term = a.op(a_t, i, l, batch) * b.op(b_t, l, j, batch);
-            s.value += term, s.magnitude += std::abs(term);
+            s.value += term;
+            s.magnitude += std::abs(term);
         }
         s = {alpha * s.value, std::abs(alpha) * s.magnitude};
-        if (beta != 0) s.value += beta * c0(i, j, batch), s.magnitude += std::abs(beta * c0(i, j, batch));
+        if (beta != 0) {
+            s.value += beta * c0(i, j, batch);
+            s.magnitude += std::abs(beta * c0(i, j, batch));
+        }
         return s;
     }
     std::vector<double> c_before;  // for products in place
@@ -216,7 +220,8 @@ struct Product {
                 for (int i = 0; i < d.rows; i++) {
                     const Sum s = sum(i, j, batch);
                     const double y = epilogue(i, j, batch, s.value);
-                    actual.push_back(d(i, j, batch)), expected.push_back(y);
+                    actual.push_back(d(i, j, batch));
+                    expected.push_back(y);
                     const double product = s.value - (beta != 0 ? beta * c0(i, j, batch) : 0);
                     const bool added = d.type == CUDA_R_16BF && y != product;
                     allowed.push_back(
@@ -243,7 +248,9 @@ struct Operands {
           b(t.in, b_t ? n : k, b_t ? k : n, gap ? gap + 1 : 0, batch),
           c(t.out, m, n, gap ? gap + 2 : 0, batch, gap),
           d(t.out, m, n, gap ? gap + 4 : 0, batch, 2 * gap) {
-        a.random(1), b.random(2), c.random(3);
+        a.random(1);
+        b.random(2);
+        c.random(3);
     }
 };
 
@@ -265,7 +272,8 @@ TEST(CublasLt, EveryTransposeAndTypeWithGaps) {
                                                     << (b_t ? "T" : "N") << ", gap " << gap);
                     Operands x(t, 37, 21, 70, a_t, b_t, gap);
                     Product p(ctx, x.a, x.b, x.c, x.d, a_t, b_t);
-                    p.alpha = -1.5f, p.beta = 0.75f;
+                    p.alpha = -1.5f;
+                    p.beta = 0.75f;
                     p.run();
                     p.expect();
                 }
@@ -315,7 +323,8 @@ TEST(CublasLt, ScalarsOnTheDevice) {
                        &x.c.layout, x.d.p(), &x.d.layout, &found[0].algo, ctx.workspace, p.workspace_bytes, ctx.stream),
         CUBLAS_STATUS_SUCCESS);
     x.d.download();
-    p.alpha = 2, p.beta = -0.5f;
+    p.alpha = 2;
+    p.beta = -0.5f;
     p.expect();
 }
 
@@ -347,7 +356,9 @@ TEST(CublasLt, PointersNeedNoMoreThanTheirElements) {
         const size_t in = bytes_of(t.in), out = bytes_of(t.out);
         Matrix a(t.in, 64, 32, 0, 1, 0, in), b(t.in, 64, 48, 0, 1, 0, 3 * in), c(t.out, 32, 48, 0, 1, 0, out),
             d(t.out, 32, 48, 0, 1, 0, 5 * out);
-        a.random(1), b.random(2), c.random(3);
+        a.random(1);
+        b.random(2);
+        c.random(3);
         Product p(ctx, a, b, c, d, true, false);
         p.beta = 1;
         p.run();
@@ -363,7 +374,8 @@ TEST(CublasLt, Bias) {
         Matrix bias(t.out, 24, 1);
         bias.random(5, 10);
         Product p(ctx, x.a, x.b, x.c, x.d, true, false);
-        p.alpha = 0.5f, p.beta = 3;  // neither touches the bias
+        p.alpha = 0.5f;
+        p.beta = 3;  // neither touches the bias
         p.epilogue(CUBLASLT_EPILOGUE_BIAS);
         p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.p());
         p.run();
@@ -398,7 +410,8 @@ TEST(CublasLt, Gelu) {
                     for (int i = 0; i < 24; i++) {
                         const Product::Sum s = p.sum(i, j, 0);
                         const double y = before(i, s.value);
-                        actual.push_back(x.d(i, j)), expected.push_back(gelu_value(y));
+                        actual.push_back(x.d(i, j));
+                        expected.push_back(gelu_value(y));
                         allowed.push_back(2 * p.error(s) + roundoff_of(t.out) * std::abs(gelu_value(y)) +
                                           gelu_slack * std::abs(y));
                     }
@@ -429,15 +442,19 @@ TEST(CublasLt, GeluBackward) {
                     const Product::Sum s = p.sum(i, j, 0);
                     const double y = s.value * gelu_slope(aux(i, j));
                     const double error = 4 * p.error(s) + 4 * gelu_slack * std::abs(s.value);
-                    actual.push_back(x.d(i, j)), expected.push_back(y);
+                    actual.push_back(x.d(i, j));
+                    expected.push_back(y);
                     allowed.push_back(error + roundoff_of(t.out) * std::abs(y));
-                    sums[(size_t)i] += y, sums_allowed[(size_t)i] += error + roundoff_of(t.out) * std::abs(y);
+                    sums[(size_t)i] += y;
+                    sums_allowed[(size_t)i] += error + roundoff_of(t.out) * std::abs(y);
                 }
             expect_close(actual, expected, allowed, "dGELU");
             if (!with_bias) continue;
             bias.download();
-            for (int i = 0; i < 24; i++)
-                sums_actual.push_back(bias(i, 0)), sums_allowed[(size_t)i] += roundoff_of(t.out) * std::abs(sums[(size_t)i]);
+            for (int i = 0; i < 24; i++) {
+                sums_actual.push_back(bias(i, 0));
+                sums_allowed[(size_t)i] += roundoff_of(t.out) * std::abs(sums[(size_t)i]);
+            }
             expect_close(sums_actual, sums, sums_allowed, "bias gradient");
         }
 }
@@ -460,9 +477,11 @@ TEST(CublasLt, BiasGradientOfAnOperand) {
                 double sum = 0, magnitude = 0;
                 for (int l = 0; l < 40; l++) {
                     const double term = of_b ? x.b.op(true, l, i) : x.a.op(false, i, l);
-                    sum += term, magnitude += std::abs(term);
+                    sum += term;
+                    magnitude += std::abs(term);
                 }
-                actual.push_back(bias(i, 0)), expected.push_back(sum);
+                actual.push_back(bias(i, 0));
+                expected.push_back(sum);
                 allowed.push_back(80 * 0x1p-24 * magnitude + roundoff_of(t.out) * std::abs(sum));
             }
             expect_close(actual, expected, allowed, "bias gradient");
@@ -511,13 +530,17 @@ TEST(CublasLtFp8, ScalesMultiply) {
     const Types outputs[] = {{e4m3, CUDA_R_32F}, {e5m2, CUDA_R_32F}, {e4m3, CUDA_R_16BF}};
     for (const Types& t : outputs) {
         Matrix a(t.in, 64, 48, 16), b(e4m3, 64, 32), c(t.out, 48, 32, 16), d(t.out, 48, 32, 32), bias(CUDA_R_16BF, 48, 1);
-        a.integers(1), b.integers(2), c.integers(3, 9), bias.integers(4, 9);
+        a.integers(1);
+        b.integers(2);
+        c.integers(3, 9);
+        bias.integers(4, 9);
         Product p(ctx, a, b, c, d, true, false);
         p.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, (const void*)scales.p());
         p.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (const void*)(scales.p() + 4));
         p.epilogue(CUBLASLT_EPILOGUE_BIAS);
         p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.p());  // bf16, also where D is fp32
-        p.alpha = 0.25f, p.beta = 2;
+        p.alpha = 0.25f;
+        p.beta = 2;
         p.run();
         p.alpha = 0.25f * 0.5f * 3.0f;
         p.expect([&](int i, int, int, double y) { return y + bias(i, 0); });
@@ -555,7 +578,8 @@ TEST(CublasLtFp8, Refusals) {
     if (!has_fp8(ctx)) GTEST_SKIP() << no_fp8;
     const auto refused = [&](cudaDataType in_a, cudaDataType in_b, bool a_t, bool b_t, int k, auto&& change) {
         Matrix a(in_a, a_t ? k : 32, a_t ? 32 : k), b(in_b, b_t ? 48 : k, b_t ? k : 48), d(CUDA_R_16BF, 32, 48);
-        a.integers(1), b.integers(2);
+        a.integers(1);
+        b.integers(2);
         Product p(ctx, a, b, d, d, a_t, b_t);
         change(p);
         return p.refused();

@@ -85,8 +85,10 @@ TEST(GpuFp8Codes, RoundingToNearestEven) {
             const float here = fp8_decode((uint8_t)code, kind), next = fp8_decode((uint8_t)(code + 1), kind);
             for (const float at : {here, 0.5f * (here + next)}) {
                 if (!std::isfinite(at)) continue;
-                for (const float y : {std::nextafter(at, -infinity), at, std::nextafter(at, infinity)})
-                    x.push_back(floatx(y)), x.push_back(floatx(-y));
+                for (const float y : {std::nextafter(at, -infinity), at, std::nextafter(at, infinity)}) {
+                    x.push_back(floatx(y));
+                    x.push_back(floatx(-y));
+                }
             }
         }
         x.resize((x.size() + 255) / 256 * 256, floatx(0));
@@ -107,7 +109,8 @@ TEST(GpuFp8Codes, NanInfinityZerosAndHugeNumbers) {
             std::fill(x.begin(), x.end(), floatx(special));
             expect_cpus_codes(ctx, x, N, C, kind, 1, 0, "nothing finite");
             x.assign(x.size(), floatx(-0.5));
-            x[5] = floatx(special), x[(size_t)140 * C + 139] = floatx(special);
+            x[5] = floatx(special);
+            x[(size_t)140 * C + 139] = floatx(special);
             expect_cpus_codes(ctx, x, N, C, kind, 1, 0, "some not finite");
         }
         x.assign(x.size(), floatx(1));
@@ -183,7 +186,9 @@ TEST(GpuFp8Codes, TwiceTheSameBits) {
         DeviceMemory<uint8_t> c((size_t)N * C), t((size_t)N * C);
         DeviceMemory<float> a(std::vector<float>{0});
         gpu::quantize(ctx, {c.p(), t.p(), a.p(), scale.p(), Fp8::e4m3}, x.p(), N, C);
-        codes[run] = c.get(), transposed[run] = t.get(), amax[run] = a.get();
+        codes[run] = c.get();
+        transposed[run] = t.get();
+        amax[run] = a.get();
     }
     expect_same_bits(codes[0], codes[1], "codes");
     expect_same_bits(transposed[0], transposed[1], "transposed");
@@ -242,7 +247,9 @@ TEST(GpuFp8Codes, OfTheOpsThatComputeTheNumbers) {
     if (!few_shapes) shapes.insert(shapes.end(), {{400, 48, true}, {3, 528, true}, {2, 16400, true}, {128, 128, false}});
     for (const auto& [N, F, norms] : shapes) {
         std::vector<floatX> gate_up = rng.normals<floatX>((size_t)N * 2 * F);
-        gate_up[5] = floatx(NAN), gate_up[(size_t)N * 2 * F - 1] = floatx(infinity), gate_up[1] = floatx(-3e4);
+        gate_up[5] = floatx(NAN);
+        gate_up[(size_t)N * 2 * F - 1] = floatx(infinity);
+        gate_up[1] = floatx(-3e4);
         const DeviceMemory<floatX> x(gate_up, "x"), y(rng.normals<floatX>((size_t)N * F), "y"), w(rng.normals<floatX>(F), "w"),
             b(rng.normals<floatX>(F), "b");
         DeviceMemory<floatX> sum((size_t)N * F, "sum");
@@ -301,7 +308,8 @@ struct Tensor {
 
     Tensor(int rows_, int columns_, Fp8 f, float scale, const std::function<double()>& element)
         : rows(rows_), columns(columns_), kind(f), inverse(1 / scale) {
-        codes.resize((size_t)rows * columns), transposed.resize(codes.size());
+        codes.resize((size_t)rows * columns);
+        transposed.resize(codes.size());
         for (uint8_t& code : codes) code = fp8_encode((float)element() * scale, kind);
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < columns; j++) transposed[(size_t)j * rows + i] = codes[(size_t)i * columns + j];
@@ -328,7 +336,10 @@ struct Layer {
           inp(N, IC, Fp8::e4m3, scale, element),
           weight(OC, IC, Fp8::e4m3, 3 * scale, element),
           dout(N, OC, dout_format, 5 * scale, element) {
-        for (int i = 0; i < OC; i++) bias.push_back(floatx(element())), dbias0.push_back((float)element());
+        for (int i = 0; i < OC; i++) {
+            bias.push_back(floatx(element()));
+            dbias0.push_back((float)element());
+        }
         for (int i = 0; i < OC * IC; i++) dweight0.push_back((float)element());
         for (int i = 0; i < N * OC; i++) wide_dout.push_back(floatx(element()));
     }
@@ -351,7 +362,8 @@ struct Layer {
         const auto backward_weight = [&](float* dw, Acc acc) {
             gpu::fp8_linear_backward_weight(ctx, dw, {dyt.p(), dy_inverse, dout.kind}, {xt.p(), x_inverse}, N, IC, OC, acc);
         };
-        backward_weight(dweight.p(), Acc::Add), backward_weight(dweight_set.p(), Acc::Set);
+        backward_weight(dweight.p(), Acc::Add);
+        backward_weight(dweight_set.p(), Acc::Set);
         gpu::bias_backward(ctx, dbias.p(), wide.p(), N, OC);
         return {out.get(), out_biased.get(), out_fast.get(), dinp.get(), dweight.get(), dweight_set.get(), dbias.get()};
     }
@@ -370,7 +382,9 @@ struct Layer {
             cpu::fp8_linear_forward(ctx, out.data(), {inp.codes.data(), &inp.inverse}, {weight.codes.data(), &weight.inverse},
                                     with, N, IC, OC, false);
         };
-        forward(r.out, nullptr), forward(r.out_biased, bias.data()), forward(r.out_fast, bias.data());
+        forward(r.out, nullptr);
+        forward(r.out_biased, bias.data());
+        forward(r.out_fast, bias.data());
         cpu::fp8_linear_backward_input(ctx, r.dinp.data(), {dout.codes.data(), &dout.inverse, dout.kind},
                                        {weight.transposed.data(), &weight.inverse}, N, IC, OC);
         for (const Acc acc : {Acc::Add, Acc::Set})
@@ -393,14 +407,17 @@ struct Layer {
                 double sum = 0, largest = 0, squares = 0, magnitude = 0;
                 for (int k = 0; k < K; k++) {
                     const double term = a(m, k) * b(k, n);
-                    sum += term, squares += term * term, magnitude += std::abs(term);
+                    sum += term;
+                    squares += term * term;
+                    magnitude += std::abs(term);
                     largest = std::max(largest, std::abs(term));
                 }
                 const double cut = (K + 31) / 32 * 33 * 0x1p-13 * std::max(largest, 6 * std::sqrt(squares));
                 const double y = start(m, n) + inverse * sum;
                 const double error = inverse * (cut + 8 * 0x1p-24 * magnitude) + 4 * 0x1p-24 * std::abs(start(m, n)) + 1e-35;
                 const double low = as_double(from_double<T>(y - error)), high = as_double(from_double<T>(y + error));
-                value.push_back(y), allowed.push_back(std::max(y - low, high - y));
+                value.push_back(y);
+                allowed.push_back(std::max(y - low, high - y));
             }
         expect_close(actual, value, allowed, name);
     }
@@ -425,9 +442,11 @@ struct Layer {
             double sum = dbias0[(size_t)o], magnitude = std::abs(sum);
             for (int n = 0; n < N; n++) {
                 const double term = as_double(wide_dout[(size_t)n * OC + o]);
-                sum += term, magnitude += std::abs(term);
+                sum += term;
+                magnitude += std::abs(term);
             }
-            sums.push_back(sum), allowed.push_back((N + 2) * 0x1p-24 * magnitude);
+            sums.push_back(sum);
+            allowed.push_back((N + 2) * 0x1p-24 * magnitude);
         }
         expect_close(r.dbias, sums, allowed, "dbias");
     }
@@ -475,8 +494,11 @@ TEST(GpuFp8Linear, WholeNumbersGiveTheCpusBits) {
             Rng rng(5);
             const auto numbers = [&] { return (double)(rng.below(9) - 4); };
             Layer layer(N, IC, OC, kind, 1, numbers);
-            layer.weight = Tensor(OC, IC, Fp8::e4m3, 1, numbers), layer.dout = Tensor(N, OC, kind, 1, numbers);
-            layer.inp.inverse = 0.5f, layer.weight.inverse = 4, layer.dout.inverse = 0.25f;  // all different
+            layer.weight = Tensor(OC, IC, Fp8::e4m3, 1, numbers);
+            layer.dout = Tensor(N, OC, kind, 1, numbers);
+            layer.inp.inverse = 0.5f;
+            layer.weight.inverse = 4;
+            layer.dout.inverse = 0.25f;  // all different
             expect_same_results(layer.run(ctx), layer.run_on_cpu(), "as cpu::");
         }
 }
@@ -485,7 +507,8 @@ TEST(GpuFp8Linear, NanStaysInItsRow) {
     gpu::Ctx ctx;
     SKIP_WITHOUT_FP8(ctx);
     Layer layer = random_layer(32, 48, 16, Fp8::e5m2, 6);
-    layer.inp.codes[(size_t)3 * layer.IC + 47] = 0x7f, layer.dout.codes[(size_t)5 * layer.OC] = 0xff;
+    layer.inp.codes[(size_t)3 * layer.IC + 47] = 0x7f;
+    layer.dout.codes[(size_t)5 * layer.OC] = 0xff;
     const Results r = layer.run(ctx);
     for (int i = 0; i < layer.N * layer.OC; i++)
         for (const auto* out : {&r.out, &r.out_biased, &r.out_fast})
@@ -530,8 +553,9 @@ TEST(GpuFp8Linear, QuantisedHere) {
             for (int i = 0; i < IC; i++) {
                 const double a = as_double(x[(size_t)n * IC + i]), b = as_double(w[(size_t)o * IC + i]);
                 const double a_error = std::abs(a) * 0x1p-4 + x_least, b_error = std::abs(b) * 0x1p-4 + w_least;
-                sum += a * b, error += std::abs(a) * b_error + std::abs(b) * a_error + a_error * b_error,
-                    squares += a * a * b * b;
+                sum += a * b;
+                error += std::abs(a) * b_error + std::abs(b) * a_error + a_error * b_error;
+                squares += a * a * b * b;
             }
             value.push_back(sum);
             allowed.push_back(error + IC / 32 * 33 * 0x1p-13 * 6 * std::sqrt(squares) + 2 * roundoff<floatX> * std::abs(sum));
@@ -563,7 +587,8 @@ TEST(GpuFp8Plans, AreKeptAndNamed) {
         EXPECT_EQ(accumulation, key.fast) << key.text();
         EXPECT_EQ(key.text().find(" fast") != std::string::npos, key.fast) << key.text();
         EXPECT_NE(key.text().find("e4m3"), std::string::npos) << key.text();
-        fast += key.fast, mixed += key.text().find("e4m3 x e5m2") != std::string::npos;
+        fast += key.fast;
+        mixed += key.text().find("e4m3 x e5m2") != std::string::npos;
     }
     EXPECT_EQ(fast, 1);
     EXPECT_EQ(mixed, 3);
@@ -624,11 +649,13 @@ TEST(GpuFp8Linear, FastSumsHaveFewerBits) {
 TEST(GpuFp8Limits, OlderGpusSaySo) {
     const int major = emu::device().major, minor = emu::device().minor;
     EXPECT_EQ(gpu::fp8_limits(gpu::Ctx()), "");
-    emu::device().major = 8, emu::device().minor = 9;
+    emu::device().major = 8;
+    emu::device().minor = 9;
     EXPECT_EQ(gpu::fp8_limits(gpu::Ctx()), "");
     emu::device().minor = 6;
     EXPECT_NE(gpu::fp8_limits(gpu::Ctx()).find("compute capability 8.6"), std::string::npos);
-    emu::device().major = major, emu::device().minor = minor;
+    emu::device().major = major;
+    emu::device().minor = minor;
 }
 #endif
 

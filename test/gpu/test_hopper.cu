@@ -52,7 +52,10 @@ __global__ void load_kernel(const __grid_constant__ CUtensorMap map, uint16_t* o
 #ifdef HOPPER_CODE
     DYNAMIC_SHARED(uint16_t, box);
     uint64_t* barrier = (uint64_t*)((unsigned char*)box + bytes);
-    if (threadIdx.x == 0) mbarrier_init(barrier, 1), mbarrier_fence();
+    if (threadIdx.x == 0) {
+        mbarrier_init(barrier, 1);
+        mbarrier_fence();
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
         tma_prefetch(map);
@@ -157,7 +160,10 @@ __global__ void bulk_kernel(float* out, const float* in, int n) {
 #ifdef HOPPER_CODE
     DYNAMIC_SHARED(float, buffer);
     uint64_t* barrier = (uint64_t*)(buffer + n);
-    if (threadIdx.x == 0) mbarrier_init(barrier, 1), mbarrier_fence();
+    if (threadIdx.x == 0) {
+        mbarrier_init(barrier, 1);
+        mbarrier_fence();
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
         mbarrier_arrive_expect(barrier, n * 4);
@@ -183,7 +189,10 @@ __global__ void bulk_add_kernel(float* sums, int n) {
         for (int i = lane; i < part; i += 32) mine[i] = (float)(warp * part + i + round);
         fence_proxy_async();
         __syncwarp();
-        if (lane == 0) bulk_add(sums + warp * part, mine, part * 4), tma_store_commit();
+        if (lane == 0) {
+            bulk_add(sums + warp * part, mine, part * 4);
+            tma_store_commit();
+        }
     }
     if (lane == 0) tma_store_wait<0>();
 #else
@@ -195,7 +204,10 @@ __global__ void bulk_add_kernel(float* sums, int n) {
 TEST_F(Hopper, BulkAdd) {
     constexpr int n = 200, blocks = 9;
     std::vector<float> start(n), expected(n);
-    for (int i = 0; i < n; i++) start[i] = (float)(7 * i), expected[i] = (float)(7 * i + blocks * (2 * i + 1));
+    for (int i = 0; i < n; i++) {
+        start[i] = (float)(7 * i);
+        expected[i] = (float)(7 * i + blocks * (2 * i + 1));
+    }
     DeviceMemory<float> sums(start);
     LAUNCH(bulk_add_kernel, blocks, 64, n * 4, ctx, sums.p(), n);
     expect_same_bits(sums.get(), expected, "sums");
@@ -225,7 +237,8 @@ __global__ void product_kernel(const __grid_constant__ CUtensorMap a_map, const 
     bf16* b = a + 64 * K;
     uint64_t* barrier = (uint64_t*)(b + b_rows * b_slabs * 64);
     if (threadIdx.x == 0) {
-        mbarrier_init(barrier, 1), mbarrier_fence();
+        mbarrier_init(barrier, 1);
+        mbarrier_fence();
         mbarrier_arrive_expect(barrier, (64 * K + b_rows * b_slabs * 64) * 2);
         for (int slab = 0; slab < (left == Left::columns ? 1 : K / 64); slab++)
             tma_load(a + slab * 64 * 64, a_map, barrier, slab * 64, 0);
@@ -327,7 +340,10 @@ __global__ void ring_kernel(int* out, int rounds) {
     DYNAMIC_SHARED(int, place);  // 2 x 32
     uint64_t *full = (uint64_t*)(place + 64), *empty = full + 2;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2; i++) mbarrier_init(&full[i], 32), mbarrier_init(&empty[i], 64);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&full[i], 32);
+            mbarrier_init(&empty[i], 64);
+        }
         mbarrier_fence();
     }
     __syncthreads();
@@ -424,7 +440,10 @@ __global__ void pipeline_kernel(const __grid_constant__ CUtensorMap a_map, const
     };
     DYNAMIC_SHARED(Shared, shared);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2; i++) mbarrier_init(&shared->full[i], 1), mbarrier_init(&shared->empty[i], 4);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&shared->full[i], 1);
+            mbarrier_init(&shared->empty[i], 4);
+        }
         mbarrier_fence();
     }
     __syncthreads();
@@ -454,7 +473,10 @@ __global__ void pipeline_kernel(const __grid_constant__ CUtensorMap a_map, const
         wgmma_commit();
         if (wrong == Wrong::product_wait_late && lane == 0) mbarrier_arrive(&shared->empty[stage]);
         if (wrong != Wrong::result_wait_late) wgmma_wait<0>(d);
-        if (wrong == Wrong::full_wait_late) mbarrier_wait(&shared->full[stage], i / 2 & 1), named_barrier_sync(1, 128);
+        if (wrong == Wrong::full_wait_late) {
+            mbarrier_wait(&shared->full[stage], i / 2 & 1);
+            named_barrier_sync(1, 128);
+        }
         if (wrong != Wrong::product_wait_late && lane == 0) mbarrier_arrive(&shared->empty[stage]);
         if (threadIdx.x == 0 && wrong != Wrong::store_wait_missing) tma_store_wait<0>();
         named_barrier_sync(1, 128);
@@ -567,8 +589,14 @@ __global__ void mistaken_kernel(const __grid_constant__ CUtensorMap map, float* 
         tile[threadIdx.x] = bf16((float)blockIdx.x + 20);  // not what the block before has left
         if (by_one && threadIdx.x < 32) fence_proxy_async();
         __syncthreads();
-        if (threadIdx.x == 0 && adds) bulk_add(sums, (const float*)tile, 256), tma_store_commit();
-        if (threadIdx.x == 0 && !adds && mistake != Mistake::unfenced_operand) tma_store(map, tile, 0, 0), tma_store_commit();
+        if (threadIdx.x == 0 && adds) {
+            bulk_add(sums, (const float*)tile, 256);
+            tma_store_commit();
+        }
+        if (threadIdx.x == 0 && !adds && mistake != Mistake::unfenced_operand) {
+            tma_store(map, tile, 0, 0);
+            tma_store_commit();
+        }
         if (threadIdx.x == 0) tma_store_wait<0>();
         __syncthreads();
     }

@@ -54,7 +54,8 @@ void expect_product(const Buffer& actual, int M, int N, int K, const Element& a,
             double sum = start(m, n), magnitude = std::abs(sum);
             for (int k = 0; k < K; k++) {
                 const double term = a(m, k) * b(k, n);
-                sum += term, magnitude += std::abs(term);
+                sum += term;
+                magnitude += std::abs(term);
             }
             // The library may round a product to D's type before it adds a bias of that type.
             const double before = sum - start(m, n),
@@ -62,7 +63,8 @@ void expect_product(const Buffer& actual, int M, int N, int K, const Element& a,
             const double error = 2 * (K + 2) * u * magnitude + rounded + 1e-35;
             const double low = as_double(from_double<T>(sum - error)), high = as_double(from_double<T>(sum + error));
             const size_t i = (size_t)m * N + n;
-            value[i] = sum, allowed[i] = std::max(sum - low, high - sum);
+            value[i] = sum;
+            allowed[i] = std::max(sum - low, high - sum);
         }
     expect_close(actual, value, allowed, name);
 }
@@ -84,9 +86,12 @@ struct Layer {
 
     Layer(const Shape& shape, uint64_t seed) : k(shape) {
         Rng rng(seed);
-        inp = rng.normals<floatX>((size_t)k.N * k.IC), weight = rng.normals<floatX>((size_t)k.OC * k.IC);
-        bias = rng.normals<floatX>((size_t)k.OC), dout = rng.normals<floatX>((size_t)k.N * k.OC);
-        dweight0 = rng.normals<float>((size_t)k.OC * k.IC), dbias0 = rng.normals<float>((size_t)k.OC);
+        inp = rng.normals<floatX>((size_t)k.N * k.IC);
+        weight = rng.normals<floatX>((size_t)k.OC * k.IC);
+        bias = rng.normals<floatX>((size_t)k.OC);
+        dout = rng.normals<floatX>((size_t)k.N * k.OC);
+        dweight0 = rng.normals<float>((size_t)k.OC * k.IC);
+        dbias0 = rng.normals<float>((size_t)k.OC);
     }
 
     Results run(gpu::Ctx& ctx, size_t shift = 0) const {
@@ -392,10 +397,23 @@ TEST(GpuGemmPlans, KeysDiffer) {
                               false,
                               gpu::GemmPointers{nullptr, nullptr, nullptr}};
     std::vector<gpu::GemmKey> all(18, key);
-    all[1].m = 9, all[2].n = 9, all[3].k = 9, all[4].a_t = true, all[5].b_t = true, all[6].a = CUDA_R_8F_E4M3;
-    all[7].b = CUDA_R_8F_E4M3, all[8].d = CUDA_R_32F, all[9].epilogue = CUBLASLT_EPILOGUE_BIAS, all[10].add = true;
-    all[11].alignment.a = 8, all[14].alignment.b = 8, all[15].alignment.d = 8, all[16].alignment.bias = 8;
-    all[17].alignment.aux = 8, all[12].fast = true, all[13].a = all[13].b = CUDA_R_8F_E5M2;
+    all[1].m = 9;
+    all[2].n = 9;
+    all[3].k = 9;
+    all[4].a_t = true;
+    all[5].b_t = true;
+    all[6].a = CUDA_R_8F_E4M3;
+    all[7].b = CUDA_R_8F_E4M3;
+    all[8].d = CUDA_R_32F;
+    all[9].epilogue = CUBLASLT_EPILOGUE_BIAS;
+    all[10].add = true;
+    all[11].alignment.a = 8;
+    all[14].alignment.b = 8;
+    all[15].alignment.d = 8;
+    all[16].alignment.bias = 8;
+    all[17].alignment.aux = 8;
+    all[12].fast = true;
+    all[13].a = all[13].b = CUDA_R_8F_E5M2;
     for (size_t i = 0; i < all.size(); i++)
         for (size_t j = 0; j < i; j++) {
             EXPECT_NE(all[i].text(), all[j].text());
@@ -508,7 +526,8 @@ TEST_F(GpuGemmCache, RanksShareTheirChoices) {
         return c;
     };
     gpu::GemmChoices a, b;
-    a.read(file), b.read(file);
+    a.read(file);
+    b.read(file);
     EXPECT_EQ(a.add(key(1), choice(11)).algo.data[0], 11u);
     EXPECT_EQ(b.add(key(2), choice(22)).algo.data[0], 22u);
     EXPECT_EQ(b.add(key(1), choice(33)).algo.data[0], 11u);  // the first one's

@@ -40,7 +40,8 @@ TEST(Rope, ForwardBackwardAndValuesUntouched) {
         rope_table(angles, k.P, k.HS, 10000);
         const Input<real> table(angles);
         std::vector<int> at = rng.integers(k.N, 0, k.P);
-        at[0] = 0, at[k.N - 1] = k.P - 1;
+        at[0] = 0;
+        at[k.N - 1] = k.P - 1;
         const Input<int> positions(at);
         const Input<floatX> qkv(rng.normals<floatX>((size_t)k.N * heads * k.HS));
         for (const int direction : {1, -1}) {
@@ -107,18 +108,26 @@ TEST(Unaligned, AsAligned) {
             m(in(zeros)), v(in(zeros));
         const Input<real> gradient(in(moments));
         Outputs& r = results[offset];
-        gpu::residual_forward(ctx, x.p() + offset, pa, pb, n), r.sum = out(x);
-        gpu::gelu_backward(ctx, x.p() + offset, pa, pb, N, C), r.gelu = out(x);
-        gpu::swiglu_forward(ctx, x.p() + offset, wide_in.p() + offset, N, C), r.swiglu = out(x);
-        gpu::swiglu_backward(ctx, two.p() + offset, pa, wide_in.p() + offset, N, C), r.dswiglu = out(two);
+        gpu::residual_forward(ctx, x.p() + offset, pa, pb, n);
+        r.sum = out(x);
+        gpu::gelu_backward(ctx, x.p() + offset, pa, pb, N, C);
+        r.gelu = out(x);
+        gpu::swiglu_forward(ctx, x.p() + offset, wide_in.p() + offset, N, C);
+        r.swiglu = out(x);
+        gpu::swiglu_backward(ctx, two.p() + offset, pa, wide_in.p() + offset, N, C);
+        r.dswiglu = out(two);
         gpu::layernorm_forward(ctx, x.p() + offset, {s1.p(), s2.p()}, nullptr, pa, nullptr, {pw, pw, C, 1e-5f}, N);
         r.norm = out(x);
         gpu::layernorm_backward(ctx, x.p() + offset, {dw.p() + offset, db.p() + offset}, pa, pb, {pw, pw, C, 1e-5f},
                                 {ones.p(), ones.p()}, N, Acc::Set);
-        r.dnorm = out(x), r.dw = out(dw);
-        gpu::embedding_forward(ctx, x.p() + offset, ids.p(), nullptr, pa, nullptr, N, C, {0, N, N}), r.embedding = out(x);
-        gpu::embedding_backward(ctx, dwte.p() + offset, nullptr, pa, ids.p(), nullptr, N, C, {0, N, N}), r.dwte = out(dwte);
-        gpu::classifier(ctx, l.p() + offset, {s1.p(), s2.p(), s3.p()}, ids.p(), N, {0, V, Vp}, {1, 0, true}), r.logits = out(l);
+        r.dnorm = out(x);
+        r.dw = out(dw);
+        gpu::embedding_forward(ctx, x.p() + offset, ids.p(), nullptr, pa, nullptr, N, C, {0, N, N});
+        r.embedding = out(x);
+        gpu::embedding_backward(ctx, dwte.p() + offset, nullptr, pa, ids.p(), nullptr, N, C, {0, N, N});
+        r.dwte = out(dwte);
+        gpu::classifier(ctx, l.p() + offset, {s1.p(), s2.p(), s3.p()}, ids.p(), N, {0, V, Vp}, {1, 0, true});
+        r.logits = out(l);
         gpu::adamw(ctx, param.p() + offset, lower.p() + offset, m.p() + offset, v.p() + offset, gradient.p() + offset, n,
                    {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1}, {});
         r.param = out(param);
@@ -127,12 +136,18 @@ TEST(Unaligned, AsAligned) {
         r.squares = gpu::sum_of_squares(ctx, gradient.p() + offset, n);
     }
     const Outputs &aligned = results[0], &other = results[1];
-    close(other.sum, aligned.sum, "residual"), close(other.gelu, aligned.gelu, "gelu");
-    close(other.swiglu, aligned.swiglu, "swiglu"), close(other.dswiglu, aligned.dswiglu, "dswiglu");
-    close(other.norm, aligned.norm, "norm"), close(other.dnorm, aligned.dnorm, "dnorm"), close(other.dw, aligned.dw, "dw");
-    close(other.embedding, aligned.embedding, "embedding"), close(other.dwte, aligned.dwte, "dwte");
+    close(other.sum, aligned.sum, "residual");
+    close(other.gelu, aligned.gelu, "gelu");
+    close(other.swiglu, aligned.swiglu, "swiglu");
+    close(other.dswiglu, aligned.dswiglu, "dswiglu");
+    close(other.norm, aligned.norm, "norm");
+    close(other.dnorm, aligned.dnorm, "dnorm");
+    close(other.dw, aligned.dw, "dw");
+    close(other.embedding, aligned.embedding, "embedding");
+    close(other.dwte, aligned.dwte, "dwte");
     close(other.logits, aligned.logits, "logits");
-    close(other.param, aligned.param, "param"), close(other.weights, aligned.weights, "weights");
+    close(other.param, aligned.param, "param");
+    close(other.weights, aligned.weights, "weights");
     EXPECT_NEAR(other.squares, aligned.squares, 64 * u * aligned.squares);
 }
 
@@ -157,7 +172,10 @@ TEST(SumOfSquares, MoreTilesThanBlocks) {
     const size_t n = thorough ? (size_t)512 * 8192 + 5001 : 5001;
     std::vector<real> x(n);
     double expected = 0;
-    for (size_t i = 0; i < n; i++) x[i] = (real)((int)(i * 2654435761u % 15) - 7), expected += (double)x[i] * x[i];
+    for (size_t i = 0; i < n; i++) {
+        x[i] = (real)((int)(i * 2654435761u % 15) - 7);
+        expected += (double)x[i] * x[i];
+    }
     EXPECT_EQ(gpu::sum_of_squares(ctx, Input<real>(x).p(), n), expected);
 }
 
@@ -168,7 +186,8 @@ TEST(InPlace, OutputsMayBeInputs) {
     const Input<floatX> a(rng.normals<floatX>(n)), b(rng.normals<floatX>(n)), w(rng.normals<floatX>(C));
     Buffer<real> rstd(std::vector<real>(N, 1));
     Buffer<floatX> apart(n), together(a.host());
-    gpu::gelu_forward(ctx, apart.p(), a.p(), N, C), gpu::gelu_forward(ctx, together.p(), together.p(), N, C);
+    gpu::gelu_forward(ctx, apart.p(), a.p(), N, C);
+    gpu::gelu_forward(ctx, together.p(), together.p(), N, C);
     expect_same_bits(together.get(), apart.get(), "gelu");
     together.set(a.host());
     gpu::gelu_backward(ctx, apart.p(), a.p(), b.p(), N, C);
@@ -262,13 +281,20 @@ TEST(Ops, SameBitsInEachRun) {
         CUDA(cudaMemset(ctx.scratch(bytes), left_behind, bytes));
         CUDA(cudaDeviceSynchronize());
         gpu::embedding_backward(ctx, dwte.p(), dwpe.p(), dout.p(), tokens.p(), positions.p(), N, C, {0, V, V});
-        collect(dwte), collect(dwpe);
+        collect(dwte);
+        collect(dwpe);
         gpu::layernorm_backward(ctx, dinp.p(), {dw.p(), db.p()}, dout.p(), inp.p(), params, statistics, N, Acc::Set);
-        collect(dinp), collect(dw), collect(db);
+        collect(dinp);
+        collect(dw);
+        collect(db);
         gpu::rmsnorm_backward(ctx, dinp.p(), {dw.p(), db.p()}, dout.p(), inp.p(), params, statistics, N, Acc::Add);
-        collect(dinp), collect(dw);
+        collect(dinp);
+        collect(dw);
         gpu::classifier(ctx, logits.p(), losses, tokens.p(), N, {0, V, Vp}, {1, 1e-4f, true});
-        collect(logits), collect(loss), collect(zloss), collect(lse);
+        collect(logits);
+        collect(loss);
+        collect(zloss);
+        collect(lse);
         Buffer<double> sums(Doubles(sizeof(LossSums) / sizeof(double), 0));
         gpu::loss_sums(ctx, (LossSums*)sums.p(), losses, tokens.p(), N);
         collect(sums);
