@@ -24,7 +24,7 @@ inline std::string format_list(const char* fmt, va_list arguments) {
     va_list again;
     va_copy(again, arguments);
     std::string s((size_t)vsnprintf(nullptr, 0, fmt, arguments), '\0');
-    vsnprintf(&s[0], s.size() + 1, fmt, again);
+    vsnprintf(s.data(), s.size() + 1, fmt, again);
     va_end(again);
     return s;
 }

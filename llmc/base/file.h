@@ -227,7 +227,7 @@ private:
     bool fill() {
         if (begin_ == end_) begin_ = end_ = 0;
         if (end_ == buffer_.size() && begin_ > 0) {
-            memmove(&buffer_[0], &buffer_[begin_], end_ - begin_);
+            memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
             end_ -= begin_;
             begin_ = 0;
         }
@@ -422,7 +422,9 @@ inline std::string cache_directory() {
     std::error_code error;
     for (const std::string& base :
          {std::string(cache ? cache : ""), home && *home ? std::string(home) + "/.cache" : std::string()})
-        if (!base.empty() && (std::filesystem::create_directories(base + "/train_gpt", error), !error))
-            return base + "/train_gpt";
+        if (!base.empty()) {
+            std::filesystem::create_directories(base + "/train_gpt", error);
+            if (!error) return base + "/train_gpt";
+        }
     return "";
 }

@@ -141,12 +141,17 @@ inline uint32_t next_codepoint(const std::string& s, size_t& i) {
     const int more = first < 0x80 ? 0 : between(0xc2, 0xdf) ? 1 : between(0xe0, 0xef) ? 2 : between(0xf0, 0xf4) ? 3 : -1;
     uint32_t c = more <= 0 ? first : first & (0x3fu >> more);
     for (int k = 1; k <= more; k++) {
-        if ((byte(i + k) & 0xc0) != 0x80) return i++, 0xfffd;
+        if ((byte(i + k) & 0xc0) != 0x80) {
+            i++;
+            return 0xfffd;
+        }
         c = c << 6 | (byte(i + k) & 0x3f);
     }
     // continuation bytes missing, overlong forms, surrogates, beyond the last code point
-    if (more < 0 || (more == 2 && c < 0x800) || (more == 3 && (c < 0x10000 || c > 0x10ffff)) || (c >= 0xd800 && c < 0xe000))
-        return i++, 0xfffd;
+    if (more < 0 || (more == 2 && c < 0x800) || (more == 3 && (c < 0x10000 || c > 0x10ffff)) || (c >= 0xd800 && c < 0xe000)) {
+        i++;
+        return 0xfffd;
+    }
     i += 1 + more;
     return c;
 }

@@ -15,9 +15,7 @@
 #include "../ops.h"
 #include "rope.h"
 #include "vectors.h"
-#if CPU_FAST_PATHS
 #include "flash_attention.h"
-#endif
 
 namespace cpu {
 

@@ -31,6 +31,8 @@
 #include "rope.h"
 #include "vectors.h"
 
+#if CPU_FAST_PATHS
+
 namespace cpu {
 namespace detail {
 namespace flash {
@@ -607,3 +609,4 @@ inline void backward(Ctx& ctx, const BackwardTensors& x, const AttentionShape& a
 }  // namespace flash
 }  // namespace detail
 }  // namespace cpu
+#endif  // CPU_FAST_PATHS

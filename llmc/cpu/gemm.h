@@ -33,6 +33,8 @@
 #include "rope.h"
 #include "vectors.h"
 
+#if CPU_FAST_PATHS
+
 namespace cpu {
 namespace detail {
 namespace gemm {
@@ -539,3 +541,4 @@ inline void backward_weight(Ctx& ctx, float* dweight, const floatX* dout, const 
 }  // namespace gemm
 }  // namespace detail
 }  // namespace cpu
+#endif  // CPU_FAST_PATHS

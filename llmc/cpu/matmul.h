@@ -18,9 +18,7 @@
 #include "mlp.h"
 #include "parallel.h"
 #include "rope.h"
-#if CPU_FAST_PATHS
 #include "gemm.h"
-#endif
 
 namespace cpu {
 

@@ -83,7 +83,7 @@ void norm_backward(floatX* dinp, const NormGrads& grads, const floatX* dout, con
 // ---- the fast path ---------------------------------------------------------------------------------------------------------
 namespace detail {
 
-constexpr int ahead = 4096 / sizeof(floatX);  // elements by which a row is prefetched
+constexpr int prefetch_ahead = 4096 / sizeof(floatX);  // elements by which a row is prefetched
 
 template <bool centred>  // true: LayerNorm, false: RMSNorm
 void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
@@ -100,7 +100,7 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
             const floatX* b = add + (size_t)n * C;
             floatX* s = sum + (size_t)n * C;
             for_vectors(C, [=](int c, auto there) {
-                for (const floatX* row : {x, b}) __builtin_prefetch(row + c + ahead);
+                for (const floatX* row : {x, b}) __builtin_prefetch(row + c + prefetch_ahead);
                 store(s + c, load(x + c, there) + load(b + c, there), there);
             });
             x = s;
@@ -141,7 +141,7 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
             const real m = centred ? statistics.mean[n] : real(0), r = statistics.rstd[n];
             floats sum_g = {}, sum_gx = {};
             for_vectors(C, [&](int c, auto there) {
-                for (const floatX* row : {x, dy, (const floatX*)dx}) __builtin_prefetch(row + c + ahead);
+                for (const floatX* row : {x, dy, (const floatX*)dx}) __builtin_prefetch(row + c + prefetch_ahead);
                 const floats g = load(weight + c, there) * load(dy + c, there);
                 if (centred) sum_g += g;
                 sum_gx += g * ((load(x + c, there) - m) * r);

@@ -13,6 +13,8 @@
 #include "parallel.h"
 #include "vectors.h"
 
+#if CPU_FAST_PATHS
+
 namespace cpu {
 namespace detail {
 
@@ -188,3 +190,4 @@ void pack_left_in_parts(const MatrixUnit<E>& unit, E* to, size_t part, size_t to
 
 }  // namespace detail
 }  // namespace cpu
+#endif  // CPU_FAST_PATHS

@@ -96,8 +96,12 @@ inline float tile_rounds(long rounds) {
     using Tiles = AmxTiles;
     float sums[16 * 16];
     Tiles::begin();  // zeroes all tiles
-    for (long i = 0; i < rounds; i++)
-        Tiles::multiply<0, 4, 6>(), Tiles::multiply<1, 4, 7>(), Tiles::multiply<2, 5, 6>(), Tiles::multiply<3, 5, 7>();
+    for (long i = 0; i < rounds; i++) {
+        Tiles::multiply<0, 4, 6>();
+        Tiles::multiply<1, 4, 7>();
+        Tiles::multiply<2, 5, 6>();
+        Tiles::multiply<3, 5, 7>();
+    }
     Tiles::store<0>(sums, 64);
     Tiles::end();
     return sums[0];

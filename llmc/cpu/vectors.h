@@ -116,7 +116,7 @@ inline floats load(const bf16* p) { return (floats)(load(&p->bits) << 16); }
 // bf16 bits in the low half of each word, rounded as struct bf16 does.
 inline words rounded(floats x) {
     const words u = (words)x, nearest = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-    return x == x ? nearest : words{} + 0x7fffu;
+    return x == x ? nearest : words{} + 0x7fffu;  // NOLINT(misc-redundant-expression): false for a NaN
 }
 
 // Rounding for storage. bf16 instructions treat denormals as zero, as they do in products, and keep a NaN's bits.

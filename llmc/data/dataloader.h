@@ -596,7 +596,10 @@ private:
     bool weighted(int64_t n) const { return !o_.blend.weights.empty() && n > 0; }
     std::vector<double> samples_of_one_epoch() const {
         std::vector<double> samples;
-        for (const Source& s : sources_) samples.push_back((double)((s.tokens - 1) / o_.T));
+        for (const Source& s : sources_) {
+            const int64_t whole = (s.tokens - 1) / o_.T;
+            samples.push_back((double)whole);
+        }
         return samples;
     }
     // The sources' parts of n samples. Megatron normalises given weights twice; the second time can change the last bit.

@@ -59,6 +59,7 @@ inline size_t bytes_per_token(TokenType type) {
 template <class Stored>
 void widen_tokens(const char* stored, size_t n, int* out) {
     for (size_t i = 0; i < n; i++) {
+        // NOLINTNEXTLINE(bugprone-signed-char-misuse): a number, no character
         const int64_t token = load_number<Stored>(stored + i * sizeof(Stored));
         out[i] = (int)std::min<int64_t>(std::max<int64_t>(token, -1), INT_MAX);
     }

@@ -319,7 +319,7 @@ public:
                 if (match == invert_) piece(part);
             });
         std::vector<std::pair<std::string_view, bool>> parts;  // a part, and whether it matches
-        each_range(text, [&](std::string_view part, bool match) { parts.push_back({part, match != invert_}); });
+        each_range(text, [&](std::string_view part, bool match) { parts.emplace_back(part, match != invert_); });
         const bool to_next = behavior_ == SplitBehavior::merged_with_next;
         if (to_next) std::reverse(parts.begin(), parts.end());
         std::vector<std::string_view> merged;

@@ -457,14 +457,14 @@ private:
             const bool regex = p.contains("Regex"), invert = step.value("invert", false);
             const SplitBehavior behavior = split_behavior(step.value("behavior", ""));
             const std::string pattern = p.at(regex ? "Regex" : "String").get<std::string>();
-            steps.push_back(Splitter(regex ? pattern : literal_pattern(pattern), behavior, invert));
+            steps.emplace_back(regex ? pattern : literal_pattern(pattern), behavior, invert);
             keeps_every_byte_ &= behavior != SplitBehavior::removed;
         } else if (type == "Digits") {
-            steps.push_back(Splitter(
-                "\\p{N}", step.value("individual_digits", false) ? SplitBehavior::isolated : SplitBehavior::contiguous));
+            steps.emplace_back("\\p{N}",
+                               step.value("individual_digits", false) ? SplitBehavior::isolated : SplitBehavior::contiguous);
         } else if (type == "ByteLevel") {
             if (step.value("add_prefix_space", true)) refuse("ByteLevel with add_prefix_space");
-            if (step.value("use_regex", true)) steps.push_back(Splitter(pretokenizer_pattern("gpt2")));
+            if (step.value("use_regex", true)) steps.emplace_back(pretokenizer_pattern("gpt2"));
             bytes = true;
         } else {
             refuse("the pre-tokenizer '" + type + "'");

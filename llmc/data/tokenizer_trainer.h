@@ -171,12 +171,12 @@ private:
                 if (out > 0) {
                     change({t[out - 1], t[i]}, -count, w);
                     change({t[out - 1], token}, count, w);
-                    grown.push_back({t[out - 1], token});
+                    grown.emplace_back(t[out - 1], token);
                 }
                 if (i + 2 < t.size()) {
                     change({t[i + 1], t[i + 2]}, -count, w);
                     change({token, t[i + 2]}, count, w);
-                    grown.push_back({token, t[i + 2]});
+                    grown.emplace_back(token, t[i + 2]);
                 }
                 t[out++] = token;
                 i++;

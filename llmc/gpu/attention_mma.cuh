@@ -21,6 +21,8 @@
 #include "attention_simple.cuh"
 #include "tensor.cuh"
 
+#if !defined(PRECISION_FP32)
+
 namespace gpu {
 namespace mma {
 
@@ -479,3 +481,4 @@ inline void attention_backward_mma(Ctx& ctx, bf16* dqkv, const bf16* dout, const
 }
 
 }  // namespace gpu
+#endif  // not PRECISION_FP32

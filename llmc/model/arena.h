@@ -115,7 +115,7 @@ private:
                 sum += bytes;
                 return;
             }
-        purposes_.push_back({purpose, bytes});
+        purposes_.emplace_back(purpose, bytes);
     }
 
     void check_available(size_t wanted, size_t available, const char* what) const {

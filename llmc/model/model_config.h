@@ -128,7 +128,7 @@ inline ModelConfig config_from_preset(const std::string& name) {
             c.init_std = p.init_std;
             return c;
         }
-        known.push_back(p.name);
+        known.emplace_back(p.name);
     }
     std::string all;
     for (const std::string& p : known) all += (all.empty() ? "" : ", ") + p;

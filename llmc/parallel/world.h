@@ -334,7 +334,7 @@ struct WorldState {
         CHECK(total <= INT_MAX, "%zu bytes are not a small message", total);
         std::string everything(total, '\0');
         if (total) {
-            MPI(MPI_Iallgatherv(mine.data(), (int)mine.size(), MPI_BYTE, &everything[0], lengths.data(), starts.data(),
+            MPI(MPI_Iallgatherv(mine.data(), (int)mine.size(), MPI_BYTE, everything.data(), lengths.data(), starts.data(),
                                 MPI_BYTE, mpi, &request));
             wait_for(request);
         }
@@ -434,7 +434,7 @@ struct WorldState {
     // What rank r has written, with "since T" converted to "for S s".
     std::string read_status(int r) const {
         std::string slot(slot_bytes, '\0');
-        const ssize_t n = pread(status_fd, &slot[0], slot_bytes, (off_t)(slot_bytes * (size_t)r));
+        const ssize_t n = pread(status_fd, slot.data(), slot_bytes, (off_t)(slot_bytes * (size_t)r));
         slot.resize((size_t)std::max<ssize_t>(0, n));
         const size_t since = slot.find(" since ");
         if (since == std::string::npos || slot[0] == 0) return describe(r) + ": no status";

@@ -231,7 +231,7 @@ public:
     Logger(const std::string& out_dir, bool quiet, bool terminal, int log_interval = 0, FILE* console = stdout,
            std::function<void()> hold = {})
         : out_dir_(out_dir),
-          file_((make_directory(out_dir), out_dir + "/log.jsonl")),
+          file_(((void)make_directory(out_dir), out_dir + "/log.jsonl")),
           quiet_(quiet),
           terminal_(terminal),
           log_interval_(log_interval),

@@ -60,7 +60,11 @@ inline bool scan_step(std::string_view line, StepNumbers& step) {
     if (line.substr(0, start.size()) != start) return false;
     const char *at = line.data() + start.size(), *const end = line.data() + line.size();
     StepNumbers found;
-    const auto is = [&](char c) { return at < end && *at == c && (at++, true); };
+    const auto is = [&](char c) {
+        const bool there = at < end && *at == c;
+        if (there) at++;
+        return there;
+    };
     bool inside = false;  // inside an object that is a value
     for (;;) {
         const char* const name = at + 1;
@@ -125,7 +129,11 @@ struct RunLog {
         else return false;
         return true;
     }
-    bool add_numbers(const StepNumbers& step) { return is_step(step["step"]) && (add_step(step), true); }
+    bool add_numbers(const StepNumbers& step) {
+        if (!is_step(step["step"])) return false;
+        add_step(step);
+        return true;
+    }
     // Adds a line of log.jsonl, whatever it holds.
     bool add_line(std::string_view line) {
         StepNumbers step;
@@ -208,12 +216,12 @@ private:
         const std::string event = text(j, "event");
         const int64_t step = whole(j, "step");
         if (notes.size() >= max_marks) return;
-        if (event == "fp8") notes.push_back({step, "FP8"});
+        if (event == "fp8") notes.emplace_back(step, "FP8");
         if (event == "rollback") roll_back(step);
     }
     // Discards the steps after this one, which will be repeated.
     void roll_back(int64_t step) {
-        notes.push_back({this->step(), "rollback"});
+        notes.emplace_back(this->step(), "rollback");
         if (abandoned.size() == max_abandoned) abandoned.erase(abandoned.begin());
         for (size_t i = 0; i < StepNumbers::curves; i++) {
             std::vector<CurvePart> tail = curves[i].cut_after(step);
@@ -238,7 +246,7 @@ void for_each_line(const std::string& path, Take take) {
     std::ifstream in(path);
     if (!in) fail("cannot read %s: %s", path.c_str(), strerror(errno));
     std::vector<char> line(1 << 20);
-    for (int64_t at = 0; in.getline(line.data(), (std::streamsize)line.size()), in.gcount() > 0;) {
+    for (int64_t at = 0; in.getline(line.data(), (std::streamsize)line.size()).gcount() > 0;) {
         const int64_t start = at;
         at += in.gcount();
         const bool too_long = in.fail();
@@ -585,8 +593,9 @@ private:
         std::string x = list(
             parts, [](const CurvePart& p) { return p.x; }, 10);
         const auto found = std::find(places_.begin(), places_.end(), x);
-        if (found == places_.end()) return places_.push_back(std::move(x)), places_.size() - 1;
-        return (size_t)(found - places_.begin());
+        const auto place = (size_t)(found - places_.begin());
+        if (found == places_.end()) places_.push_back(std::move(x));
+        return place;
     }
     std::string chart(const Chart& c) {
         std::string out =
@@ -597,7 +606,7 @@ private:
         else out += "null";
         out += ",\"marks\":" + RunLog::json(c.marks).dump() + ",\"notes\":" + script_json(c.notes) + ",\"series\":[";
         for (const Series& s : c.series) {
-            if (&s != &c.series[0]) out += ",\n";
+            if (&s != &c.series.front()) out += ",\n";
             out +=
                 format("{\"run\":%d,\"name\":%s,\"style\":\"%s\",\"smooth\":%s,\"dots\":%s,\"steps\":%s,\"pale\":%s,\"x\":%zu",
                        s.run, script_json(printable(s.name)).c_str(), s.style.c_str(), s.smooth ? "true" : "false",

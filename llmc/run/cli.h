@@ -190,12 +190,12 @@ struct Parser {
         return slot && slot->row.flag ? slot : nullptr;
     }
     Strings names() const {
-        Strings all = {"help", "config"};
+        Strings found = {"help", "config"};
         for (const Slot& slot : slots) {
-            all.push_back(slot.row.name);
-            if (!slot.row.alias.empty()) all.push_back(slot.row.alias);
+            found.push_back(slot.row.name);
+            if (!slot.row.alias.empty()) found.push_back(slot.row.alias);
         }
-        return all;
+        return found;
     }
 
     [[noreturn]] void refuse(const Given& g, const std::string& word) const {
@@ -213,7 +213,7 @@ struct Parser {
     // Splits the words into options and their values, and reads config files.
     void read(const Strings& words) {
         for (size_t i = 0; i < words.size();) {
-            const std::string word = words[i++];
+            const std::string& word = words[i++];
             const size_t equals = std::min(word.find('='), word.size());
             Given g = {with_dashes(word.substr(std::min<size_t>(2, word.size()), equals - 2)), "", {}};
             if (!is_option(word)) {

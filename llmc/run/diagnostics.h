@@ -118,6 +118,7 @@ inline GradientHashes hash_gradients(be::Ctx& ctx, const ParameterTable& table, 
 inline void require_equal(const GradientHashes& once, const GradientHashes& again, const ParameterTable& table, World* world,
                           int64_t batch) {
     std::string problem;
+    // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): the bits, so that a NaN equals itself
     if (memcmp(&once.sums, &again.sums, sizeof once.sums) != 0) problem = "the loss";
     for (size_t i = table.rows.size(); i-- > 0;)
         if (once.tensors[i] != again.tensors[i]) problem = "the gradient of " + table.rows[i].name;

@@ -65,8 +65,8 @@ inline int report_command(const ReportOptions& o) {
         path = runs.size() > 1 ? "report.html" : fs::path(log_of_run(given_runs[0])).replace_filename("report.html").string();
     if (std::error_code error; fs::exists(path, error)) {
         std::string start(page_start.size(), ' ');
-        if (std::ifstream(path).read(start.data(), (std::streamsize)start.size()), start != page_start)
-            fail("%s exists and is not a report; HINT: give another --output", path.c_str());
+        std::ifstream(path).read(start.data(), (std::streamsize)start.size());
+        if (start != page_start) fail("%s exists and is not a report; HINT: give another --output", path.c_str());
     }
     write_file_atomically(path, runs.size() > 1 ? render_comparison(runs, time(nullptr))
                                                 : render_report(logs[0], newest, o.output.empty() ? 10 : 0));

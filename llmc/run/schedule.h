@@ -212,7 +212,7 @@ inline void read_batches(Schedule& s, const TrainOptions& o, int replicas) {
         fail_usage(
             "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the nearest %s",
             (long long)s.final_batch, o.micro_batch_size, replicas, (long long)micro,
-            below ? format("are %lld and %lld", (long long)below, (long long)(below + micro)).c_str()
+            below ? format("are %lld and %lld", (long long)below, (long long)below + micro).c_str()
                   : format("is %lld", (long long)micro).c_str());
     // Numbers of samples, up to 2^62 tokens: sums of a few of them are exact, too.
     s.most_samples = ((int64_t)1 << 62) / std::max(1, o.seq_length);
@@ -252,7 +252,7 @@ inline void check_pipeline(const Schedule& s, const TrainOptions& o) {
         fail_usage(
             "--rampup-batch-size reaches a global batch of %lld, for which %s; with START, INCREMENT and global-batch-size "
             "multiples of %lld every size of the ramp-up fits",
-            (long long)size, problem.c_str(), (long long)(s.micro_batch * pp));
+            (long long)size, problem.c_str(), (long long)s.micro_batch * pp);
     }
 }
 

@@ -444,7 +444,7 @@ private:
         std::string sums[at_once];
         std::vector<std::function<void()>> parts;
         for (int k = 0; k < at_once; k++)
-            parts.push_back([&, k] { sums[k] = sum_files(dir, rank + ranks * k, ranks * at_once); });
+            parts.emplace_back([&, k] { sums[k] = sum_files(dir, rank + ranks * k, ranks * at_once); });
         run_all(parts);
         sums_.clear();
         for (const std::string& lines : sums) sums_ += lines;
