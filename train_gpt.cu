@@ -18,15 +18,10 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
-#include <thread>
-#include <tuple>
 #include <vector>
 
 // The rooms of llmc/, from the lowest up; each line says what its headers define.
@@ -52,13 +47,13 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "llmc/gpu/ops.cuh"
 #endif
-// model: Arena, HostSide | ModelConfig, presets | Mesh, Part, LocalSizes | ParameterTable, Params | Fp8Recipe, Fp8State, Matrix,
-// Operand | BlockGradients | model_flops_per_token | sample_token
+// model: Arena, HostSide | ModelConfig, presets | Mesh, Part, LocalSizes | ParameterTable, Params, Matrix | Fp8Recipe, Fp8State,
+// Fp8Training | BlockGradients | model_flops_per_token | sample_token
 #include "llmc/model/arena.h"
 #include "llmc/model/model_config.h"
 #include "llmc/model/mesh.h"
 #include "llmc/model/parameters.h"
-#include "llmc/model/fp8_state.h"
+#include "llmc/model/fp8_training.h"
 #include "llmc/model/gradients.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/sampler.h"
@@ -214,26 +209,6 @@ static Part part_of(const ModelConfig& c, const Mesh& mesh, const std::vector<in
             if (stage % mesh.pp.size == mesh.pp.rank) part.layers.push_back(layer);
     return part;
 }
-
-// FP8 training of a model: which blocks take part, whether FP8 is on now, and the scales of all tensors. The codes of weights
-// and activations are in Layer and LayerInput.
-struct Fp8Training {
-    Fp8Recipe recipe;
-    bool after_bf16 = false;  // steps in bf16 come before
-    bool fast_accumulation = true;
-    std::vector<char> blocks;                 // of this rank: which are computed in FP8 when `on`
-    bool on = false;                          // now; what generates or evaluates is computed in bf16
-    bool measuring = false;                   // bf16, but amax is recorded
-    bool current = false;                     // scales come from the tensors themselves
-    std::vector<char> prepared;               // blocks whose weights were quantised or measured in this step
-    float *scale = nullptr, *amax = nullptr;  // (blocks, 12) see fp8_index
-    ScaleInverse* inverse = nullptr;          // (blocks, 12)
-    float* now = nullptr;                     // amax of one tensor
-    struct Count {
-        int64_t codes = 0, zero = 0, largest = 0;
-    };
-    std::vector<Count> counts;  // (blocks, 12), while every layer is examined; else empty
-};
 
 struct NormLayer {
     NormParams params;
@@ -1317,31 +1292,6 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
     t.memory.remember(memory_of(m));
 }
 
-// The index of this rank's i-th FP8 tensor among those of all layers.
-static size_t among_all_layers(const Model& m, size_t i) {
-    return (size_t)m.table.part.layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors;
-}
-// Decides whether this step is in FP8 or measures amax for later steps; sets its scales.
-static void begin_step_in_fp8(Trainer& t) {
-    Fp8Training& f = t.m.fp8;
-    if (!f.recipe.on) return;
-    const int64_t start = fp8_start(t.o, t.state);
-    f.on = t.state.step >= start;
-    CHECK(f.on || f.after_bf16, "no memory was planned for step %lld in bf16", (long long)t.state.step);
-    f.measuring = !f.on && t.state.step >= start - t.o.fp8_calibration_steps;
-    f.current = f.recipe.current || t.fp8.measured() == 0;
-    f.prepared.assign(f.prepared.size(), false);
-    const size_t tensors = f.blocks.size() * fp8_tensors;
-    be::clear(t.ctx, f.amax, tensors * sizeof(float));
-    if (!f.on || f.current) return;
-    std::vector<float> scales, inverses;
-    for (size_t i = 0; i < tensors; i++) {
-        scales.push_back(t.fp8.scales[among_all_layers(t.m, i)]);
-        inverses.insert(inverses.end(), 4, 1.0f / scales.back());
-    }
-    be::upload(t.ctx, f.scale, scales.data(), scales.size() * sizeof(float));
-    be::upload(t.ctx, f.inverse, inverses.data(), inverses.size() * sizeof(float));
-}
 // The size of AdamW's bias-corrected second moments in the gradient's units: the square root of their norm over all ranks.
 static double second_moments(Trainer& t) {
     Model& m = t.m;
@@ -1360,22 +1310,9 @@ static void end_step_in_fp8(Trainer& t, double loss, double norm) {
         if (t.verdict.kind == Verdict::normal) t.steadiness.observe(t.state.step, loss, norm, second_moments(t));
         if (t.steadiness.steady()) t.state.fp8_start = t.state.step + 1 + (f.recipe.current ? 0 : t.o.fp8_calibration_steps);
     }
-    if (f.on || f.measuring) {
-        std::vector<float> mine(f.blocks.size() * fp8_tensors), all(t.fp8.scales.size(), 0.0f);
-        be::download(t.ctx, mine.data(), f.amax, mine.size() * sizeof(float));
-        for (size_t i = 0; i < mine.size(); i++) all[among_all_layers(t.m, i)] = mine[i];
-        t.fp8.update(largest_of_all_ranks(*t.m.ranks, all));
-    }
-}
-
-// In FP8: for each tensor, how many elements became zero and how many the largest number.
-static CodeShares code_shares(const Model& m) {
-    CodeShares shares((size_t)m.c.L * fp8_tensors);
-    for (size_t i = 0; i < m.fp8.counts.size(); i++) {
-        const Fp8Training::Count& count = m.fp8.counts[i];
-        shares.set(among_all_layers(m, i), count.codes, count.zero, count.largest);
-    }
-    return shares;
+    if (!f.on && !f.measuring) return;
+    const std::vector<float> amax = measured_amax(t.ctx, f, t.m.table.part.layers, t.fp8.scales.size());
+    t.fp8.update(largest_of_all_ranks(*t.m.ranks, amax));
 }
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
@@ -1383,19 +1320,21 @@ static CodeShares code_shares(const Model& m) {
 // is summed. New parameters are still in flight on return: call t.gatherer.finish() before anything but the next step reads
 // them. Returns nothing, and changes nothing but the gradients, if the run is to stop before the step is done.
 static std::optional<StepStats> train_step(Trainer& t) {
-    const auto start = std::chrono::steady_clock::now();
+    const double begin = monotonic_seconds();
     const int64_t global_batch = t.schedule.global_batch(t.state.consumed);
     const double lr = t.schedule.lr(t.state.scheduled), weight_decay = t.schedule.weight_decay(t.state.scheduled);
     const int64_t targets = t.data.unmasked(t.state.sample(), global_batch);
     const real loss_scale = targets > 0 ? (real)(1.0 / targets) : real(0);
 
-    begin_step_in_fp8(t);
+    Fp8Training& fp8 = t.m.fp8;
+    const int64_t start = fp8_start(t.o, t.state);
+    begin_step_in_fp8(t.ctx, fp8, t.fp8, t.m.table.part.layers, t.state.step, start, t.o.fp8_calibration_steps);
     const bool examines = due(t.o.log_health_interval, t.state.step + 1);
-    t.m.fp8.counts.assign(examines && t.m.fp8.on ? t.m.fp8.blocks.size() * fp8_tensors : 0, {});
+    fp8.counts.assign(examines && fp8.on ? fp8.tensors() : 0, {});
     t.faults.in_memory(memory_of(t.m), t.batch(), [&] { t.gatherer.finish(); });
     const bool twice = due(t.o.detect_nondeterminism, t.state.step + 1);
     if (!(twice ? accumulate_gradients_twice : accumulate_gradients)(t, global_batch, loss_scale)) {
-        t.m.fp8.on = t.m.fp8.measuring = false;
+        fp8.on = fp8.measuring = false;
         return {};
     }
     t.faults.in_summed_gradients(t.m.grads, t.batch());
@@ -1410,12 +1349,12 @@ static std::optional<StepStats> train_step(Trainer& t) {
         if (examines) t.layers.before_update(memory_of(t.m));
         update(t, lr, weight_decay, clip);
         t.health = nlohmann::ordered_json();
-        if (examines) t.health = t.layers.after_update(memory_of(t.m), t.m.grads, t.m.fp8.on ? code_shares(t.m) : CodeShares());
+        if (examines) t.health = t.layers.after_update(memory_of(t.m), t.m.grads, fp8);
         end_step_in_fp8(t, ce, norm);
         t.state.updates++;
         t.state.scheduled += global_batch;
     }
-    t.m.fp8.on = t.m.fp8.measuring = false;  // what evaluates and generates reads the weights as they are written to files
+    fp8.on = fp8.measuring = false;  // what evaluates and generates reads the weights as they are written to files
     t.state.step++;
     t.state.consumed += global_batch;
 
@@ -1427,7 +1366,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
     s.loss = ce, s.z_loss = z, s.grad_norm = norm, s.lr = lr;
     s.lse_mean = sums.lse / sums.n, s.lse_max = sums.lse_max;
     s.skipped = t.state.step - t.state.updates, s.applied = t.verdict.apply;
-    s.step_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    s.step_ms = (monotonic_seconds() - begin) * 1e3;
     s.tokens_per_s = global_batch * t.o.seq_length / (s.step_ms * 1e-3);
     return s;
 }
@@ -1675,7 +1614,7 @@ static int sample_text(Generator& generator, const std::vector<int>& prompt, int
 // 7  Commands
 
 // Which of this rank's blocks are computed in FP8, and how.
-static void plan_8_bits(const be::Ctx& ctx, Model& m, const TrainOptions& o, bool after_bf16) {
+static void choose_fp8_blocks(const be::Ctx& ctx, Model& m, const TrainOptions& o, bool after_bf16) {
     Fp8Training& f = m.fp8;
     f.recipe = fp8_recipe(o);
     f.after_bf16 = after_bf16;
@@ -1718,7 +1657,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->v.is_bf16 = o.exp_avg_sq_dtype == "bf16";
     // A rollback may lead back to steps in bf16.
     const int64_t start = fp8_start(o, run.state);
-    plan_8_bits(run.ctx, *m, o, run.state.step < start || (start > 0 && o.on_spike == "rollback"));
+    choose_fp8_blocks(run.ctx, *m, o, run.state.step < start || (start > 0 && o.on_spike == "rollback"));
     const int B = o.micro_batch_size, T = o.seq_length;
     const AttentionShape attention = {B, T, m->n.NHl, m->n.NKVl, c.HS(), m->attention_scale()};
     if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
@@ -2014,7 +1953,8 @@ static LoadedModel open_model(const World& world, const std::string& model, bool
     if (model.empty()) fail_usage("the model is missing; HINT: --model DIR");
     const std::string dir = model_directory(model);
     LoadedModel loaded;
-    loaded.dir = dir, loaded.c = read_config(dir);
+    loaded.dir = dir;
+    loaded.c = read_config(dir);
     check_config(loaded.c);
     check_backend_takes(loaded.c);
     loaded.tokenizer = tokenizer_of_model(dir, loaded.c.V, needs_tokenizer, world.rank() == 0);

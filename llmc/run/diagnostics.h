@@ -16,7 +16,7 @@
 #include "../base/crc32c.h"
 #include "../data/dataloader.h"
 #include "../model/arena.h"
-#include "../model/fp8_state.h"
+#include "../model/fp8_training.h"
 #include "../model/parameters.h"
 #include "../ops.h"
 #include "../parallel/ranks.h"
@@ -141,20 +141,6 @@ inline std::vector<real> weight_parts(be::Ctx& ctx, const Shards& shards, const 
     return whole_weights(params, lower);
 }
 
-// For the FP8 tensors of all layers (fp8_index): the fractions of elements that became zero, and that became the largest
-// number. Empty: no layer is in FP8.
-struct CodeShares {
-    std::vector<float> zero, largest;
-
-    CodeShares() = default;
-    explicit CodeShares(size_t tensors) : zero(tensors), largest(tensors) {}
-    void set(size_t tensor, int64_t codes, int64_t zeros, int64_t largest_ones) {
-        if (codes == 0) return;
-        zero[tensor] = (float)zeros / (float)codes;
-        largest[tensor] = (float)largest_ones / (float)codes;
-    }
-};
-
 // Norms over all ranks of each layer's weights before an update, of its gradients, and of the update. For log.jsonl.
 class LayerHealth {
 public:
@@ -164,13 +150,15 @@ public:
 
     void before_update(const Parts& memory) { before_ = weight_parts(ctx_, shards_, memory); }
 
-    // shares: of this rank's tensors; the maximum over the ranks is reported.
-    nlohmann::ordered_json after_update(const Parts& memory, const Elements& grads, CodeShares shares) {
+    // In FP8 also the fractions of each tensor's elements that became zero, and that became the largest number: the maximum
+    // over the ranks is reported.
+    nlohmann::ordered_json after_update(const Parts& memory, const Elements& grads, const Fp8Training& fp8) {
         const std::vector<double> squares = sum_of_all_ranks(ranks_, squares_of_layers(memory, grads));
         before_.clear();
-        if (!shares.zero.empty()) {
-            shares.zero = largest_of_all_ranks(ranks_, shares.zero);
-            shares.largest = largest_of_all_ranks(ranks_, shares.largest);
+        std::vector<float> zero, largest;
+        if (fp8.on) {
+            zero = largest_of_all_ranks(ranks_, shares(fp8, &Fp8Training::Count::zero));
+            largest = largest_of_all_ranks(ranks_, shares(fp8, &Fp8Training::Count::largest));
         }
         auto layers = nlohmann::ordered_json::array();
         for (int i = 0; i < layers_ + 2; i++) {
@@ -182,12 +170,12 @@ public:
                               {"weight_norm", weights},
                               {"grad_norm", std::sqrt(sum[1])},
                               {"update_ratio", weights > 0 ? std::sqrt(sum[2]) / weights : 0}});
-            if (i >= layers_ || shares.zero.empty()) continue;
+            if (i >= layers_ || !fp8.on) continue;
             const auto of_layer = [&](const std::vector<float>& all) {
                 return std::vector<float>(all.begin() + i * fp8_tensors, all.begin() + (i + 1) * fp8_tensors);
             };
-            layers.back()["fp8_zero"] = of_layer(shares.zero);
-            layers.back()["fp8_largest"] = of_layer(shares.largest);
+            layers.back()["fp8_zero"] = of_layer(zero);
+            layers.back()["fp8_largest"] = of_layer(largest);
         }
         return layers;
     }
@@ -214,6 +202,15 @@ private:
                 });
             }
         return squares;
+    }
+    // (layers, 12): of those of a tensor's codes that were counted.
+    std::vector<float> shares(const Fp8Training& fp8, int64_t Fp8Training::Count::*counted) const {
+        std::vector<float> all((size_t)layers_ * fp8_tensors);
+        for (size_t i = 0; i < fp8.counts.size(); i++) {
+            const Fp8Training::Count& count = fp8.counts[i];
+            if (count.codes > 0) all[among_all_layers(table_.part.layers, i)] = (float)(count.*counted) / (float)count.codes;
+        }
+        return all;
     }
     int place(const TensorSpec& spec) const {
         if (spec.block >= 0) return table_.part.layers[(size_t)spec.block];

@@ -1,0 +1,64 @@
+// FP8 training of this rank's blocks: which take part, whether FP8 is on now, and the scales of their tensors in the backend's
+// memory. Fp8State (fp8_state.h) has the scales of all layers and their history; the codes of weights and activations are stored
+// beside the weights and activations.
+#pragma once
+#include <vector>
+
+#include "../base/check.h"
+#include "../fp8.h"
+#include "../ops.h"
+#include "fp8_state.h"
+
+struct Fp8Training {
+    Fp8Recipe recipe;
+    bool after_bf16 = false;  // steps in bf16 come before
+    bool fast_accumulation = true;
+    std::vector<char> blocks;                 // of this rank: which are computed in FP8 when `on`
+    bool on = false;                          // now; what generates or evaluates is computed in bf16
+    bool measuring = false;                   // bf16, but amax is recorded
+    bool current = false;                     // scales come from the tensors themselves
+    std::vector<char> prepared;               // blocks whose weights were quantised or measured in this step
+    float *scale = nullptr, *amax = nullptr;  // (blocks, 12) see fp8_index
+    ScaleInverse* inverse = nullptr;          // (blocks, 12)
+    float* now = nullptr;                     // amax of one tensor
+    struct Count {
+        int64_t codes = 0, zero = 0, largest = 0;
+    };
+    std::vector<Count> counts;  // (blocks, 12), while every layer is examined; else empty
+
+    size_t tensors() const { return blocks.size() * fp8_tensors; }
+};
+
+// The index of this rank's i-th FP8 tensor among those of all layers. layers: those of this rank.
+inline size_t among_all_layers(const std::vector<int>& layers, size_t i) {
+    return (size_t)layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors;
+}
+
+// Decides whether this step is in FP8 or measures amax for later steps; sets its scales. start: the first step in FP8.
+inline void begin_step_in_fp8(be::Ctx& ctx, Fp8Training& f, const Fp8State& state, const std::vector<int>& layers, int64_t step,
+                              int64_t start, int64_t calibration_steps) {
+    if (!f.recipe.on) return;
+    f.on = step >= start;
+    CHECK(f.on || f.after_bf16, "no memory was planned for step %lld in bf16", (long long)step);
+    f.measuring = !f.on && step >= start - calibration_steps;
+    f.current = f.recipe.current || state.measured() == 0;
+    f.prepared.assign(f.prepared.size(), false);
+    be::clear(ctx, f.amax, f.tensors() * sizeof(float));
+    if (!f.on || f.current) return;
+    std::vector<float> scales, inverses;
+    for (size_t i = 0; i < f.tensors(); i++) {
+        scales.push_back(state.scales[among_all_layers(layers, i)]);
+        inverses.insert(inverses.end(), sizeof(ScaleInverse) / sizeof(float), 1.0f / scales.back());
+    }
+    be::upload(ctx, f.scale, scales.data(), scales.size() * sizeof(float));
+    be::upload(ctx, f.inverse, inverses.data(), inverses.size() * sizeof(float));
+}
+
+// amax of all layers' tensors, of which this rank knows its own; 0 where a tensor was not measured.
+inline std::vector<float> measured_amax(be::Ctx& ctx, const Fp8Training& f, const std::vector<int>& layers,
+                                        size_t all_tensors) {
+    std::vector<float> mine(f.tensors()), all(all_tensors, 0.0f);
+    be::download(ctx, mine.data(), f.amax, mine.size() * sizeof(float));
+    for (size_t i = 0; i < mine.size(); i++) all[among_all_layers(layers, i)] = mine[i];
+    return all;
+}
