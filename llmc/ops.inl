@@ -52,8 +52,8 @@ void rmsnorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, const NormGrads& grads,
 void linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* inp /*(N, IC)*/, const floatX* weight /*(OC, IC)*/,
                     const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
 // dinp = dout weight. sets dinp.
-void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dout /*(N, OC)*/, const floatX* weight /*(OC, IC)*/,
-                           int N, int IC, int OC);
+void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dout /*(N, OC)*/,
+                           const floatX* weight /*(OC, IC)*/, int N, int IC, int OC);
 // dweight (+)= dout^T inp; dbias (+)= column sums of dout. sets or adds both. In bf16 dweight is only set, and only where
 // sets_bf16_gradients is true.
 void linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/,
@@ -70,12 +70,14 @@ void linear_gelu_backward_input(Ctx& ctx, floatX* dpre /*(N, IC)*/, const floatX
 void linear_swiglu_forward(Ctx& ctx, floatX* out /*(N, F)*/, floatX* gate_up /*(N, 2F)*/, const floatX* inp /*(N, IC)*/,
                            const floatX* weight /*(2F, IC)*/, const floatX* bias /*(2F) or null*/, int N, int IC, int F);
 // dgate_up = swiglu_backward of dact = dout weight. sets dgate_up; dact is scratch.
-void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up /*(N, 2F)*/, floatX* dact /*(N, F)*/, const floatX* dout /*(N, OC)*/,
-                                  const floatX* weight /*(OC, F)*/, const floatX* gate_up /*(N, 2F)*/, int N, int F, int OC);
+void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up /*(N, 2F)*/, floatX* dact /*(N, F)*/,
+                                  const floatX* dout /*(N, OC)*/, const floatX* weight /*(OC, F)*/,
+                                  const floatX* gate_up /*(N, 2F)*/, int N, int F, int OC);
 // out = residual + (inp weight^T (+ bias)). CPUs round the product to floatX before adding it, GPUs do not. sets out, which
 // must not be residual.
-void linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* residual /*(N, OC)*/, const floatX* inp /*(N, IC)*/,
-                             const floatX* weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
+void linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* residual /*(N, OC)*/,
+                             const floatX* inp /*(N, IC)*/, const floatX* weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/,
+                             int N, int IC, int OC);
 // qkv = inp weight^T (+ bias), then rope_forward. sets qkv.
 void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const floatX* inp /*(N, IC)*/, const floatX* weight,
                          const floatX* bias /*or null*/, int IC, const Rope& rope, const AttentionShape& shape);
@@ -184,8 +186,8 @@ void add_squares(Ctx& ctx, double* sum, const Elements& x, size_t n);
 uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // AdamW (Loshchilov & Hutter, 2019; decoupled decay, bias correction): g = grad_scale * grad;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/c1 / (sqrt(v/c2) + eps) + wd w),
-// with m = exp_avg, v = exp_avg_sq, c1 = 1 - b1^step, c2 = 1 - b2^step. In bf16 param and lower are the halves of fp32 weights w
-// (math.h); else param is w, and lower null. m and v in bf16 are rounded as in elements.h, after w has been updated; then the
+// with m = exp_avg, v = exp_avg_sq, c1 = 1 - b1^step, c2 = 1 - b2^step. In bf16 param and lower are the halves of fp32 weights
+// w (math.h); else param is w, and lower null. m and v in bf16 are rounded as in elements.h, after w has been updated; then the
 // elements belong to a single tensor, that of `rounding`.
 void adamw(Ctx& ctx, floatX* param, LowerHalf* lower /*or null*/, const Elements& exp_avg, const Elements& exp_avg_sq,
            const Elements& grad, size_t n, const AdamW& constants, const Rounding& rounding);
