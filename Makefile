@@ -31,7 +31,7 @@
 #                       -tests, -train, -bench, -speed, -ladders, -sanitize)
 #   make deps           install Debian's packages that are missing, as the targets
 #                       above do themselves; with NODEPS=1 they do not
-#   make format clean
+#   make lint format clean   (lint: clang-tidy, shellcheck, each header alone)
 # Variables: BACKEND=cpu|cuda|emu (cuda where there are nvcc and a GPU; emu: the
 #            CUDA sources on a CPU emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
 #            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)
@@ -39,8 +39,8 @@
 # Every program has a path that make can be asked for, as build/emu-fp32/bench:
 # build/BACKEND-PRECISION[-SAN][-COMPILER][SUFFIX]/NAME. ./train_gpt links to the last.
 .DEFAULT_GOAL := help
-.PHONY: help deps train_gpt install quickstart test test-all coverage test-sass test-interop interop-programs chaos \
-        fuzz bench bench-cpu bench-ranks ladders check-gpu gpu-programs clean format
+.PHONY: help deps train_gpt install quickstart test test-all coverage test-sass test-interop chaos \
+        interop-programs lint fuzz bench bench-cpu bench-ranks ladders check-gpu gpu-programs clean format
 PRECISION ?= bf16
 MAKEFLAGS += --no-builtin-rules
 CXX       := $(if $(filter default,$(origin CXX)),$(if $(shell command -v ccache),ccache) g++,$(CXX))
@@ -196,5 +196,5 @@ benchmark  := $(build)/bench
 gpu-programs: $(gpu_programs) $(ladders) $(trainer) $(benchmark)
 print-%: ; @echo $($*)
 clean: ; rm -rf build train_gpt
-format:
-	clang-format -i $(wildcard *.cu $(foreach d,llmc llmc/* test test/* dev/*,$(addprefix $d/*.,h cuh cpp cu)))
+lint: deps-lint ; @scripts/lint.sh
+format: ; clang-format -i $(wildcard *.cu $(foreach d,llmc llmc/* test test/* dev/*,$(addprefix $d/*.,h cuh cpp cu)))

@@ -14,12 +14,13 @@
 # timed or sanitized (STEPS=3: short trainings; BUDGET=3600: seconds of a stage). Exit status 1 if a row says FAILED, or if the
 # time was over before all tests had run.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 backend=${BACKEND:-cuda} out=${OUT:-build/check-gpu} budget=${BUDGET:-540}
 export STEPS=${STEPS:-60} out
 [[ $backend != emu ]] || export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # see test/run.sh
 mkdir -p "$out"
-export XDG_CACHE_HOME=$(realpath "$out")/cache
+XDG_CACHE_HOME=$(realpath "$out")/cache
+export XDG_CACHE_HOME
 failed=0 child=
 trap '[[ -z $child ]] || kill "$child"; exit 130' INT TERM
 now() { date +%s.%N; }
@@ -109,7 +110,7 @@ stage_tests() {
 
 # The sources of this program are text enough for a small model.
 curve() { # PROGRAM RUN OPTION...
-    rm -rf "$out/$2"
+    rm -rf "${out:?}/$2"
     "$1" train --num-layers 4 --hidden-size 256 --num-attention-heads 4 --num-query-groups 2 --normalization RMSNorm --position-embedding-type rope \
         --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --tokenizer "$out/tok" --data-path "$out/data" --seq-length 128 \
         --micro-batch-size 4 --global-batch-size 8 --train-iters "$STEPS" --lr 5e-4 --lr-warmup-iters $((STEPS / 12)) --eval-iters 0 --save-every 0 --out "$out/$2" --quiet "${@:3}"

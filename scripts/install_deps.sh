@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Installs what is missing to build, test and run on Debian or Ubuntu: as root, or through sudo where that needs no password.
 # Otherwise prints the exact command. Does nothing, quickly, when everything is there.
-#   scripts/install_deps.sh [build|clang|interop|test|chaos|quickstart]...      (default: build)
+#   scripts/install_deps.sh [build|clang|lint|interop|test|chaos|quickstart]...      (default: build)
 set -euo pipefail
 
 declare -A need=(
     [build]="make g++ pkg-config libpcre2-dev nlohmann-json3-dev openmpi-bin libopenmpi-dev"
     [clang]="clang libomp-dev libclang-rt-14-dev"
+    [lint]="clang clang-tidy clang-format libomp-dev shellcheck"
     [interop]="python3-venv"
     [test]="libgtest-dev"
     [chaos]="python3"

@@ -23,7 +23,8 @@ lint_format() {
     git ls-files '*.h' '*.cuh' '*.cu' '*.cpp' ':!test/emu/foreign' | xargs clang-format --dry-run -Werror
 }
 
-lint_shell() { git ls-files '*.sh' '*.sbatch' .ci/run | xargs shellcheck -S warning; }
+# SC2154, SC2034: variables of the scripts that are sourced. SC2209: EXEC=exec before a command is meant.
+lint_shell() { git ls-files '*.sh' '*.sbatch' .ci/run | xargs shellcheck -S warning -e SC2154,SC2034,SC2209; }
 
 # header_alone HEADER: a header that reads the same in two precisions is compiled in one of them. In a process of its own, as many
 # at a time as there are cores.
@@ -48,7 +49,7 @@ header_alone() {
 lint_headers() { git ls-files 'llmc/*.h' 'llmc/*.cuh' | xargs -n 1 -P "$(nproc)" "$0" header; }
 
 # Beside -Wall -Wextra:
-#   -Wcomma               one statement a line; a warning, no error, while train_gpt.cu has some
+#   -Wcomma               one statement a line. A warning, no error, while train_gpt.cu has some
 #   -Wshadow              a name that hides another
 #   -Wshorten-64-to-32    counts of tokens and bytes in an int; what -Wconversion adds is counts in doubles, which are meant
 #   -Wcast-qual -Wextra-semi -Wunreachable-code -Wconditional-uninitialized -Wnon-virtual-dtor   what they say

@@ -72,7 +72,7 @@ for i in "${!texts[@]}"; do
     prefix="$OUT/data/$i-${name%.*}"
     mkdir -p "$OUT/data"
     make_once "$prefix.idx" "$TRAIN_GPT" prepare --input "${texts[$i]}" --output "$prefix" --tokenizer "$OUT/tokenizer" --split-documents blank
-    data+=(${weights[$i]:-} "$prefix")
+    data+=(${weights[$i]:+"${weights[$i]}"} "$prefix")
 done
 
 step "Training"

@@ -131,10 +131,10 @@ expect "it is left as it is"                grep -x "my notes" mine.meta.json
 
 # ---- what a terminal would obey is not passed on to it ----
 escape=$'\033'
-refuse "escapes in a name, not passed on"   "nothing.\\[31m"                "$program" inspect "nothing$escape[31m"
+refuse "escapes in a name, not passed on"   "nothing.\\[31m"                "$program" inspect "nothing${escape}[31m"
 expect "they are not in the message"        refused grep -q "$escape" err.txt
-mkdir "tok$escape[31m" && cp tok/tokenizer.json "tok$escape[31m"
-expect "inspect of such a name"             "$program" inspect "tok$escape[31m"
+mkdir "tok${escape}[31m" && cp tok/tokenizer.json "tok${escape}[31m"
+expect "inspect of such a name"             "$program" inspect "tok${escape}[31m"
 cp out.txt table.txt
 expect "they are not in the table"          refused grep -q "$escape" table.txt
 

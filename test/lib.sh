@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What the test scripts share; a script sources it first. Sets `program`, and makes and enters an empty directory, `work`, that is
 # removed at the end. A script prints `ok: NAME` or `FAILED: NAME` per test, which test/run.sh counts.
 set -u
