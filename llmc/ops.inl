@@ -76,8 +76,8 @@ void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up /*(N, 2F)*/, floatX
 // out = residual + (inp weight^T (+ bias)). CPUs round the product to floatX before adding it, GPUs do not. sets out, which
 // must not be residual.
 void linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* residual /*(N, OC)*/,
-                             const floatX* inp /*(N, IC)*/, const floatX* weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/,
-                             int N, int IC, int OC);
+                             const floatX* inp /*(N, IC)*/, const floatX* weight /*(OC, IC)*/,
+                             const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
 // qkv = inp weight^T (+ bias), then rope_forward. sets qkv.
 void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const floatX* inp /*(N, IC)*/, const floatX* weight,
                          const floatX* bias /*or null*/, int IC, const Rope& rope, const AttentionShape& shape);
