@@ -72,7 +72,6 @@ public:
     }
 
     size_t bytes() const { return backend_.bytes; }
-    size_t host_bytes() const { return host_.bytes; }
     const std::vector<std::pair<std::string, size_t>>& purposes() const { return purposes_; }
 
     // Allocates the memory, zero-filled, and points every slot at its region. fail()s if there is not enough.

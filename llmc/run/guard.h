@@ -85,10 +85,6 @@ struct LossesAndNorms {
         losses.erase(losses.begin(), losses.begin() + excess);
         norms.erase(norms.begin(), norms.begin() + excess);
     }
-    LossesAndNorms slice(size_t begin, size_t end) const {
-        const auto b = (int64_t)begin, e = (int64_t)end;
-        return {{losses.begin() + b, losses.begin() + e}, {norms.begin() + b, norms.begin() + e}};
-    }
     nlohmann::ordered_json state() const { return {{"losses", losses}, {"grad_norms", norms}}; }
 };
 
