@@ -197,19 +197,6 @@ struct Activations {
     }
 };
 
-// The layers of this rank, chunk after chunk: chunk k is stage k pp + rank of the whole pipeline.
-static Part part_of(const ModelConfig& c, const Mesh& mesh, const std::vector<int>& stages) {
-    if (mesh.pp.size == 1 && mesh.tp.size == 1) return whole_model(c);
-    Part part;
-    part.tp = mesh.tp;
-    part.first = mesh.pp.rank == 0;
-    part.last = mesh.pp.rank == mesh.pp.size - 1;
-    for (int stage = 0, layer = 0; stage < (int)stages.size(); stage++)
-        for (int i = 0; i < stages[(size_t)stage]; i++, layer++)
-            if (stage % mesh.pp.size == mesh.pp.rank) part.layers.push_back(layer);
-    return part;
-}
-
 struct NormLayer {
     NormParams params;
     NormGrads grads;
@@ -578,7 +565,10 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
     for (const TensorSpec& t : m.table.rows) {
         const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
         InitialWeights w{seed, (uint32_t)t.id, std, 0, 0, 0, t.first_col, t.cols, t.whole_cols};
-        if (t.init == Init::ones || t.init == Init::zeros) w.std = 0, w.constant = t.init == Init::ones;
+        if (t.init == Init::ones || t.init == Init::zeros) {
+            w.std = 0;
+            w.constant = t.init == Init::ones;
+        }
         // Padded vocabulary rows are zero and stay zero: nothing uses them.
         w.live = t.hf.size() == 1 ? t.hf[0].rows : t.whole_rows;
         for (const RowBlock& block : t.blocks) {
@@ -619,7 +609,8 @@ static void load_optimizer(be::Ctx& ctx, Model& m, const std::string& dir) {
     HostSide<floatX> params(ctx, m.params, m.table.size);
     HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0);
     set_weights(m, params, lower, 0, whole);
-    params.upload(), lower.upload();
+    params.upload();
+    lower.upload();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -1357,15 +1348,22 @@ static std::optional<StepStats> train_step(Trainer& t) {
     fp8.on = fp8.measuring = false;  // what evaluates and generates reads the weights as they are written to files
     t.state.step++;
     t.state.consumed += global_batch;
-
+    t.state.tokens += global_batch * t.o.seq_length;
     t.state.loss = ce;
 
     StepStats s;
-    s.step = t.state.step, s.consumed_samples = t.state.consumed, s.global_batch = (int)global_batch;
-    s.tokens = t.state.tokens += global_batch * t.o.seq_length;
-    s.loss = ce, s.z_loss = z, s.grad_norm = norm, s.lr = lr;
-    s.lse_mean = sums.lse / sums.n, s.lse_max = sums.lse_max;
-    s.skipped = t.state.step - t.state.updates, s.applied = t.verdict.apply;
+    s.step = t.state.step;
+    s.consumed_samples = t.state.consumed;
+    s.global_batch = (int)global_batch;
+    s.tokens = t.state.tokens;
+    s.loss = ce;
+    s.z_loss = z;
+    s.grad_norm = norm;
+    s.lr = lr;
+    s.lse_mean = sums.lse / sums.n;
+    s.lse_max = sums.lse_max;
+    s.skipped = t.state.step - t.state.updates;
+    s.applied = t.verdict.apply;
     s.step_ms = (monotonic_seconds() - begin) * 1e3;
     s.tokens_per_s = global_batch * t.o.seq_length / (s.step_ms * 1e-3);
     return s;
@@ -1387,7 +1385,8 @@ public:
         plan_memory(m_, recompute, B, T, choose_head_rows(ctx, m_.n, (int64_t)B * T));
         allocate(ctx, m_);
         if (random) initialize(ctx, m_, 1);
-        batch_.B = B, batch_.T = T;
+        batch_.B = B;
+        batch_.T = T;
         for (int i = 0; i < B * T; i++) {
             batch_.tokens.push_back((int)(i * 2654435761u % c.V));
             batch_.targets.push_back((int)((i + 1) * 2654435761u % c.V));
@@ -1423,7 +1422,8 @@ public:
 private:
     void lap(double& part, double& start) {  // also waits, which costs a GPU some microseconds of a step
         wait_for_device(ctx_);
-        part = monotonic_seconds() - start, start = monotonic_seconds();
+        part = monotonic_seconds() - start;
+        start = monotonic_seconds();
     }
 
     be::Ctx& ctx_;
@@ -2006,7 +2006,10 @@ static void generate(World& world, const GenerateOptions& o) {
         print((k > 0 ? "\n---\n" : "") + text);
         const double start = monotonic_seconds();
         tokens += sample_text(generator, prompt, o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, (uint64_t)o.seed,
-                              (uint32_t)k, ends, [&](int token) { return print(tokenizer.token_bytes(token)), true; });
+                              (uint32_t)k, ends, [&](int token) {
+                                  print(tokenizer.token_bytes(token));
+                                  return true;
+                              });
         seconds += monotonic_seconds() - start;
         print("\n");
         if (main_rank && generator.length() == generator.capacity())

@@ -7,6 +7,18 @@
 
 namespace test_flops {
 
+// The throughput that Megatron-LM v0.6 logs, in its own form; equals model_flops_per_token(s, AttentionCount::full).
+double megatron_flops_per_token(const FlopSizes& s) {
+    const double L = s.L, h = s.C, a = s.NH, k = s.NKV, d = s.HS, f = s.F, V = s.V, T = s.T;
+    return 12 * L * h * h * ((1 + k / a + T / h) * (d * a / h) + f / h * (s.swiglu ? 1.5 : 1.0) + V / (2 * L * h));
+}
+
+// The formula of the MT-NLG and BLOOM papers, FLOPs per token with full recomputation: F = 4C and one kv head per query head.
+double paper_flops_per_token(const FlopSizes& s) {
+    const double L = s.L, h = s.C, V = s.V, T = s.T;
+    return 96 * L * h * h * (1 + T / (6 * h) + V / (16 * L * h));
+}
+
 //                              L      C   NH  NKV   HS      F       V     T  swiglu
 const FlopSizes bloom_176b = {70, 14336, 112, 112, 128, 57344, 250880, 2048, false};
 const FlopSizes mt_nlg_530b = {105, 20480, 128, 128, 160, 81920, 51200, 2048, false};

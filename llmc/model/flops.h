@@ -45,20 +45,10 @@ inline double full_recompute_flops_per_token(const FlopSizes& s, AttentionCount 
     return model_flops_per_token(s, attention) + layers_forward_flops(s, attention);
 }
 
-// The throughput that Megatron-LM v0.6 logs, in its own form; equals model_flops_per_token(s, AttentionCount::full).
-inline double megatron_flops_per_token(const FlopSizes& s) {
-    const double L = s.L, h = s.C, a = s.NH, k = s.NKV, d = s.HS, f = s.F, V = s.V, T = s.T;
-    return 12 * L * h * h * ((1 + k / a + T / h) * (d * a / h) + f / h * (s.swiglu ? 1.5 : 1.0) + V / (2 * L * h));
+inline FlopSizes flop_sizes(const ModelConfig& c, int T) {
+    return {c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, c.activation == Activation::swiglu};
 }
-
-// The formula of the MT-NLG and BLOOM papers, FLOPs per token with full recomputation: F = 4C and one kv head per query head.
-inline double paper_flops_per_token(const FlopSizes& s) {
-    const double L = s.L, h = s.C, V = s.V, T = s.T;
-    return 96 * L * h * h * (1 + T / (6 * h) + V / (16 * L * h));
-}
-
 // FLOPs of training per token, causal attention counted as half.
 inline double model_flops_per_token(const ModelConfig& c, int T) {
-    return model_flops_per_token({c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, c.activation == Activation::swiglu},
-                                 AttentionCount::causal);
+    return model_flops_per_token(flop_sizes(c, T), AttentionCount::causal);
 }

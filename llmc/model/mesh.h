@@ -101,6 +101,19 @@ inline Part whole_model(const ModelConfig& c) {
     return part;
 }
 
+// The layers of this rank, chunk after chunk: chunk k is stage k pp + rank of the whole pipeline.
+inline Part part_of(const ModelConfig& c, const Mesh& mesh, const std::vector<int>& stages) {
+    if (mesh.pp.size == 1 && mesh.tp.size == 1) return whole_model(c);
+    Part part;
+    part.tp = mesh.tp;
+    part.first = mesh.pp.rank == 0;
+    part.last = mesh.pp.rank == mesh.pp.size - 1;
+    for (int stage = 0, layer = 0; stage < (int)stages.size(); stage++)
+        for (int i = 0; i < stages[(size_t)stage]; i++, layer++)
+            if (stage % mesh.pp.size == mesh.pp.rank) part.layers.push_back(layer);
+    return part;
+}
+
 // Sizes of one rank's matrices.
 struct LocalSizes {
     int NHl, NKVl;  // query heads; key/value heads, held by `replicas` ranks each

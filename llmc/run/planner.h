@@ -248,7 +248,8 @@ inline void check_plan(const PlanInput& in) {
 inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh, const std::vector<int>& layers) {
     const ModelConfig& c = in.c;
     const double N = (double)in.B * in.T;
-    const FlopSizes one = {1, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, in.T, c.activation == Activation::swiglu};
+    FlopSizes one = flop_sizes(c, in.T);
+    one.L = 1;
     const double layer = layers_forward_flops(one, in.attention) * N / in.tp, head = head_forward_flops(one) * N / in.tp;
     const bool cut = in.sequence_parallel && in.tp > 1, again = in.recompute == "full";
     std::vector<StagePlan> stages;
@@ -392,8 +393,7 @@ inline void plan_tied_embedding(Plan& p) {
 
 inline void plan_rates(Plan& p) {
     const PlanInput& in = p.in;
-    const FlopSizes all = {
-        in.c.L, in.c.C, in.c.NH, in.c.NKV, in.c.HS(), in.c.F, in.c.Vp, in.T, in.c.activation == Activation::swiglu};
+    const FlopSizes all = flop_sizes(in.c, in.T);
     const double tokens = (double)in.global_batch * in.T, per_gpu = tokens / p.step_seconds / in.world / 1e12;
     const double computed =
         in.recompute == "full" ? full_recompute_flops_per_token(all, in.attention) : model_flops_per_token(all, in.attention);
