@@ -25,7 +25,7 @@
 #include "../base/math.h"
 #include "../ops.h"
 #include "../shapes.h"
-#include "matrix_unit.h"
+#include "ctx.h"
 #include "packing.h"
 #include "parallel.h"
 #include "rope.h"

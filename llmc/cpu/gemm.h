@@ -27,7 +27,6 @@
 #include "../base/math.h"
 #include "../ops.h"
 #include "ctx.h"
-#include "matrix_unit.h"
 #include "packing.h"
 #include "parallel.h"
 #include "rope.h"

@@ -9,7 +9,7 @@
 // y3 are below 2^-25 of it. Infinity times a number becomes infinity or NaN.
 #pragma once
 #include "../base/math.h"
-#include "matrix_unit.h"
+#include "ctx.h"
 #include "parallel.h"
 #include "vectors.h"
 
