@@ -6,7 +6,7 @@
 // "adds" accumulates; an `acc` says which. Parameter gradients are `real` (fp32; gradients.h rounds them), and are accumulated
 // unless there is an `acc`. A pointer marked `or null` may be null. Per-row statistics and sums are `real`.
 // Results are deterministic, except with dq_sums: the same inputs on the same number of threads give the same bits.
-// An `Output` is a matrix of numbers, of codes, or both (../fp8.h); codes are e4m3 and not transposed unless stated otherwise.
+// An `Output` is a matrix of numbers, of codes, or both (fp8.h); codes are e4m3 and not transposed unless stated otherwise.
 
 // ---- memory (memory.h) ----------------------------------------------------------------------------------------------------
 // Ops work on the backend's memory: the GPU's, or on the CPU ordinary memory.
@@ -87,7 +87,7 @@ void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const fl
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
 
 // ---- FP8 matrix products (fp8_linear.h) ------------------------------------------------------------------------------------
-// A code (../fp8.h) represents code / scale. Each tensor has one scale. C is a multiple of 16, and so is N if codes are
+// A code (fp8.h) represents code / scale. Each tensor has one scale. C is a multiple of 16, and so is N if codes are
 // transposed; so are all sizes of a product. Activations and weights are e4m3.
 // sets out.
 void quantize(Ctx& ctx, const Codes& out /*(N, C)*/, const floatX* x /*(N, C)*/, int N, int C);

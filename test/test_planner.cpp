@@ -185,39 +185,6 @@ TEST(PlannerPublished, LlmJp172B) {
     EXPECT_NEAR(make_plan(in).bubble, 0.069, 0.001);  // hardly a head, nothing to wait for
 }
 
-// ---- memory ----------------------------------------------------------------------------------------------------------------
-// arXiv:2205.05198, figure 7: percent of tensor parallelism alone; 8 ranks, sequence 2048.
-TEST(PlannerMemory, ActivationsOfTechniques) {
-    struct Row {
-        double h, a;
-        int both, selective, sequence;
-    };
-    for (const Row& r :
-         {Row{6144, 64, 16, 49, 67}, {12288, 96, 18, 57, 62}, {20480, 128, 20, 62, 58}, {25600, 160, 20, 62, 58}}) {
-        const auto percent = [&](bool sequence_parallel, const char* recompute) {
-            return 100 * activation_bytes_per_layer(2048, 1, r.h, r.a, 8, sequence_parallel, recompute) /
-                   activation_bytes_per_layer(2048, 1, r.h, r.a, 8, false, "none");
-        };
-        EXPECT_EQ(std::lround(percent(true, "selective")), r.both);
-        EXPECT_EQ(std::lround(percent(false, "selective")), r.selective);
-        EXPECT_EQ(std::lround(percent(true, "none")), r.sequence);
-    }
-    // one rank keeps 34 s b h + 5 a s^2 b
-    EXPECT_EQ(activation_bytes_per_layer(8, 2, 12, 3, 1, false, "none"), 34 * 8 * 2 * 12 + 5 * 3 * 8 * 8 * 2);
-    EXPECT_EQ(activation_bytes_per_layer(8, 2, 12, 3, 4, false, "full"), 2 * 8 * 2 * 12);
-    EXPECT_EQ(activation_bytes_per_layer(8, 2, 12, 3, 4, true, "full"), 2 * 8 * 2 * 3);
-}
-
-TEST(PlannerMemory, StateBytesPerParameter) {
-    for (const int dp : {1, 2, 8, 64}) {
-        EXPECT_EQ(state_bytes_per_parameter(2, 4, 8, 1, dp), 6 + 10.0 / dp);
-        EXPECT_EQ(state_bytes_per_parameter(2, 4, 4, 1, dp), 6 + 6.0 / dp);
-        EXPECT_EQ(state_bytes_per_parameter(2, 2, 4, 1, dp), 4 + 6.0 / dp);
-        EXPECT_EQ(state_bytes_per_parameter(2, 4, 8, 0, dp), 16);
-        EXPECT_EQ(state_bytes_per_parameter(4, 4, 8, 1, dp), 8 + 8.0 / dp);
-    }
-}
-
 // ---- what is computed and sent ---------------------------------------------------------------------------------------------
 // Sizes that are all different; 8 layers.
 PlanInput toy() {

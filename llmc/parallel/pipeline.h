@@ -113,32 +113,6 @@ inline int pipeline_slots(int pp, int rank, int vpp, const std::vector<int>& mic
     return slots;
 }
 
-// Passes of all chunks in flight at once. The chunks reach their maxima at different times, so this is less than the sum of
-// their slots (31 and 39 on rank 0 of pp 8, vpp 3); chunks of equal size can share that many slots.
-inline int pipeline_in_flight(int pp, int rank, int vpp, int micro_batches) {
-    return most_in_flight(pipeline_schedule(pp, rank, vpp, micro_batches), -1);
-}
-
-// The slot of each event where the chunks share them: forward takes the lowest free one, backward returns it. This uses as many
-// slots as there are passes in flight, the minimum.
-inline std::vector<int> shared_slots(const std::vector<PipelineEvent>& events) {
-    std::vector<int> slots;
-    std::vector<const PipelineEvent*> holder;  // by slot; null: free
-    for (const PipelineEvent& e : events) {
-        const bool is_forward = e.direction == Direction::forward;
-        const auto wanted = [&](const PipelineEvent* h) {
-            return is_forward ? !h : h && h->chunk == e.chunk && h->micro_batch == e.micro_batch;
-        };
-        auto found = std::find_if(holder.begin(), holder.end(), wanted);
-        CHECK(is_forward || found != holder.end(), "backward of micro-batch %d, chunk %d before forward", e.micro_batch,
-              e.chunk);
-        if (found == holder.end()) found = holder.insert(found, nullptr);
-        *found = is_forward ? &e : nullptr;
-        slots.push_back((int)(found - holder.begin()));
-    }
-    return slots;
-}
-
 // ---- layers ----------------------------------------------------------------------------------------------------------------
 // The number of layers in each of n_stages = pp * vpp virtual stages, in the order of the model. A non-empty `given` is checked
 // and used. Otherwise the split is balanced; the embedding and the head may each count as one layer of the first and the last

@@ -21,8 +21,8 @@
 // the times of a layer in arXiv:2205.05198; with it, the steps of MT-NLG, BLOOM and others come out within 15% of the published
 // ones (test/test_planner.cpp). It differs between programs and widths (0.65 and more for 20480): measure.
 //
-// Layout and message sizes: Narayanan et al., arXiv:2104.04473. Activations: Korthikanti et al., arXiv:2205.05198. ZeRO:
-// arXiv:1910.02054.
+// Layout and message sizes: Narayanan et al., arXiv:2104.04473.
+// Times of layers: Korthikanti et al., arXiv:2205.05198. ZeRO: arXiv:1910.02054.
 #pragma once
 #include <algorithm>
 #include <cctype>
@@ -130,27 +130,6 @@ MicroBatchShape part_to_measure(const MicroBatchShape& whole, double most_flops,
         }
     }
     return part;
-}
-
-// ---- memory ----------------------------------------------------------------------------------------------------------------
-// Bytes per parameter and rank of parameters, gradients, and AdamW's state: both moments and, in bf16, the lower halves of the
-// weights; 6 + 10 / dp with bf16, gradients and moments in fp32 and ZeRO-1.
-inline double state_bytes_per_parameter(size_t bytes_per_element, size_t gradient_bytes, size_t moment_bytes, int zero,
-                                        int dp) {
-    const double optimizer = (bytes_per_element < 4 ? 2 : 0) + (double)moment_bytes;
-    return (double)(bytes_per_element + gradient_bytes) + optimizer / (zero ? dp : 1);
-}
-
-// Activations that a layer stores for backward, in bytes per rank: the formulas of arXiv:2205.05198 for a GPT block with
-// dropout, 16-bit elements, heads a, width h, sequence s, micro-batch b and t tensor-parallel ranks. Its "selective" recomputes
-// attention's T x T matrices. This program's attention never stores them, and its "selective" recomputes norms and activations:
-// the memory table of --dry-run has the actual sizes. For comparing techniques.
-inline double activation_bytes_per_layer(double s, double b, double h, double a, double t, bool sequence_parallel,
-                                         const std::string& recompute) {
-    const double scores = recompute == "none" ? 5 * a * s / h : 0;  // softmax, its mask, its dropout
-    if (recompute == "full") return 2 * s * b * h / (sequence_parallel ? t : 1);
-    if (sequence_parallel) return s * b * h / t * (34 + scores);
-    return s * b * h * (10 + 24 / t + scores / t);
 }
 
 // ---- the plan --------------------------------------------------------------------------------------------------------------
