@@ -15,13 +15,18 @@ QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with SwiGLU), V 
 holds of a size ends in l: NHl heads, Fl columns, Nl rows of the residual stream. Shapes stand at the right, slowest first. `d`
 prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumulates (fp32).
 */
+#include <algorithm>
 #include <array>
+#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 // The rooms of llmc/, from the lowest up; each line says what its headers define.
@@ -47,8 +52,8 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "llmc/gpu/ops.cuh"
 #endif
-// model: Arena, HostSide | ModelConfig, presets | Mesh, Part, LocalSizes | ParameterTable, Params, Matrix | Fp8Recipe, Fp8State,
-// Fp8Training | BlockGradients | model_flops_per_token | sample_token
+// model: Arena, HostSide | ModelConfig, presets | Mesh, Part, LocalSizes | ParameterTable, Params, Matrix
+// | Fp8Recipe, Fp8State, Fp8Training | BlockGradients | model_flops_per_token | sample_token
 #include "llmc/model/arena.h"
 #include "llmc/model/model_config.h"
 #include "llmc/model/mesh.h"
@@ -61,8 +66,8 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/data/dataloader.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tasks.h"
-// parallel: World | be::Comm, be::all_reduce, ... | Shards | GradientReducer, ParameterGatherer | pipeline_schedule, split_layers
-// | Ranks, join_groups, reduce_sums | PipelineLinks
+// parallel: World | be::Comm, be::all_reduce, ... | Shards | GradientReducer, ParameterGatherer | pipeline_schedule,
+// split_layers | Ranks, join_groups, reduce_sums | PipelineLinks
 #include "llmc/parallel/world.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/shard.h"
@@ -72,14 +77,13 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/parallel/pipeline_links.h"
 // report: Logger, StepStats, Table, human_count
 #include "llmc/report/logger.h"
-// run: TrainOptions, ... | configure_model, layout_of, data_options | cli::parse | Schedule | Guard, Verdict | PlantedFaults,
+// run: TrainOptions, ... | configure_model, layout_of, data_options | Schedule | Guard, Verdict | PlantedFaults,
 // GradientHashes, LayerHealth | read_config, read_parameters | ModelTexts | RunLock, find_checkpoints | TrainingState, Saver |
 // find_resumed, check_same_everywhere | MemoryCheck | hear_stop_signals, StopVote | Timetable, decide_together | Run, set_up,
 // open_data | describe_run | TrainingLog | score_requests, evaluate_tasks | make_plan, add_rows | Peak, peak_of_all, make_ctx |
 // run_program, the commands that need no model
 #include "llmc/run/config.h"
 #include "llmc/run/from_options.h"
-#include "llmc/run/cli.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/guard.h"
 #include "llmc/run/diagnostics.h"
@@ -907,8 +911,8 @@ static Elements weight_gradient(const Pass& p, const Layer& l) {
 }
 static Acc of_product(const Pass& p) { return p.m.of_block.used() ? Acc::Set : p.in.gradients; }
 
-// Sets or adds gradients of weight and bias; returns all rows of dout. With sequence parallelism, reduce_shared sums a row-parallel
-// layer's bias gradient over tp together with those of the norms, so only one rank computes it.
+// Sets or adds gradients of weight and bias; returns all rows of dout. With sequence parallelism, reduce_shared sums a
+// row-parallel layer's bias gradient over tp together with those of the norms, so only one rank computes it.
 static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const floatX* dout, const LayerInput& inp) {
     measure(p, l, Operand::gradient, dout, (size_t)output_rows(p, l) * l.out);
     const floatX* all_dout = gather(p, dout, output_rows(p, l), l.out);
@@ -1094,8 +1098,8 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         classify(p, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
         be::linear_backward_weight(p.ctx, m.g.head, nullptr, a.logits, chunk, rows, C, m.n.Vpl, row ? Acc::Add : of_product(p));
-        be::linear_backward_input(p.ctx, dnormed + (size_t)row * C, a.logits, m.p.head, rows, C,
-                                  m.n.Vpl);  // may overwrite chunk
+        floatX* dchunk = dnormed + (size_t)row * C;  // may be chunk's memory
+        be::linear_backward_input(p.ctx, dchunk, a.logits, m.p.head, rows, C, m.n.Vpl);
     }
     if (training) {
         reduce(p, a.dnorm);

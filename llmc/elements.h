@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <string>
 
 #include "base/math.h"
 #include "base/rng.h"
@@ -40,16 +39,6 @@ struct Elements {
         return is_bf16 ? f((bf16*)data) : f((real*)data);
     }
 };
-
-// The row of a run's table that names what is stored in bf16.
-inline std::string what_is_bf16(const Elements& gradients, const Elements& exp_avg, const Elements& exp_avg_sq) {
-    const std::string moments = exp_avg.is_bf16 && exp_avg_sq.is_bf16 ? "both moments"
-                                : exp_avg.is_bf16                     ? "exp_avg"
-                                : exp_avg_sq.is_bf16                  ? "exp_avg_sq"
-                                                                      : "";
-    if (!gradients.is_bf16 && moments.empty()) return "";
-    return ", but " + (!gradients.is_bf16 ? moments : moments.empty() ? "gradients" : "gradients and " + moments) + " in bf16";
-}
 
 // x rounded stochastically: the bits of one of the two neighbouring bf16 numbers. 16 random bits are added to the bits that are
 // cut off. A bf16 stays as it is, infinity too; NaN becomes 0x7fff.

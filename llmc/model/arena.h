@@ -2,8 +2,6 @@
 // planned with add() and all are allocated at once; the memory table of --dry-run is printed from the same plan, so the two
 // cannot disagree.
 #pragma once
-#include <sys/resource.h>
-#include <unistd.h>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
@@ -19,23 +17,6 @@
 #include "../base/check.h"
 #include "../base/math.h"
 #include "../ops.h"
-
-// Peak physical memory of this process.
-inline size_t peak_memory_bytes() {
-    rusage usage{};
-    getrusage(RUSAGE_SELF, &usage);
-    return (size_t)usage.ru_maxrss * 1024;
-}
-
-// Physical memory of this process now.
-inline size_t resident_memory_bytes() {
-    size_t pages = 0;
-    if (FILE* f = fopen("/proc/self/statm", "r")) {
-        if (fscanf(f, "%*u %zu", &pages) != 1) pages = 0;
-        fclose(f);
-    }
-    return pages * (size_t)sysconf(_SC_PAGESIZE);
-}
 
 class Arena {
 public:

@@ -14,8 +14,19 @@
 #include "../ops.h"
 #include "../parallel/pipeline.h"
 #include "from_options.h"
+#include "machine.h"
 #include "planner.h"
 #include "run.h"
+
+// The end of the table's row on precision: what is stored in bf16 instead of fp32.
+inline std::string what_is_bf16(const Elements& gradients, const Elements& exp_avg, const Elements& exp_avg_sq) {
+    const std::string moments = exp_avg.is_bf16 && exp_avg_sq.is_bf16 ? "both moments"
+                                : exp_avg.is_bf16                     ? "exp_avg"
+                                : exp_avg_sq.is_bf16                  ? "exp_avg_sq"
+                                                                      : "";
+    if (!gradients.is_bf16 && moments.empty()) return "";
+    return ", but " + (!gradients.is_bf16 ? moments : moments.empty() ? "gradients" : "gradients and " + moments) + " in bf16";
+}
 
 // Facts about the planned memory of this rank's model.
 struct PlannedModel {

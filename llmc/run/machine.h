@@ -1,7 +1,9 @@
 // The machine of a run as log and report describe it: processor, host, memory, and the peak against which MFU is measured.
 #pragma once
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -9,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "../model/arena.h"
 #include "../cpu/peak.h"
 #include "../ops.h"
 #include "planner.h"
@@ -90,6 +91,23 @@ inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> 
     }
     if (world.size() > 1) peak.name += format(", of %d ranks together", world.size());
     return peak;
+}
+
+// Peak physical memory of this process.
+inline size_t peak_memory_bytes() {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return (size_t)usage.ru_maxrss * 1024;
+}
+
+// Physical memory of this process now.
+inline size_t resident_memory_bytes() {
+    size_t pages = 0;
+    if (FILE* f = fopen("/proc/self/statm", "r")) {
+        if (fscanf(f, "%*u %zu", &pages) != 1) pages = 0;
+        fclose(f);
+    }
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
 // Memory in use by this process, or all memory in use on its GPU. Queried at most once a second: GPU drivers are slow to
