@@ -1,9 +1,9 @@
 // 8-bit floating point, FP8 (Micikevicius et al., 2022, arXiv 2209.05433). Codes are bytes: sign, exponent, mantissa.
 //   e4m3   4 exponent bits, bias 7; largest 448; no infinities, s.1111.111 is NaN      weights and activations
 //   e5m2   5 exponent bits, bias 15; largest 57344; IEEE's infinities and NaNs          gradients: range before precision
-// encode() rounds to nearest, ties to even, and saturates: finite numbers stay finite. NaN and infinities become NaN, so that
-// they show in the loss instead of vanishing behind a large number. Both formats are subsets of bf16 and of fp32: decoding is
-// exact.
+// fp8_encode() rounds to nearest, ties to even, and saturates: finite numbers stay finite. NaN and infinities become NaN, so
+// that they show in the loss instead of vanishing behind a large number. Both formats are subsets of bf16 and of fp32: decoding
+// is exact.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -69,8 +69,8 @@ struct alignas(16) ScaleInverse {
     float value;
 };
 
-// Destination of the codes of a matrix (N, C), and of its transpose if wanted: code = encode(x * scale). amax accumulates the
-// largest finite |x|; amax and scale are single floats in the backend's memory.
+// Destination of the codes of a matrix (N, C), and of its transpose if wanted: code = fp8_encode(x * scale). amax accumulates
+// the largest finite |x|; amax and scale are single floats in the backend's memory.
 struct Codes {
     uint8_t* codes = nullptr;       // (N, C); null: no codes are wanted
     uint8_t* transposed = nullptr;  // (C, N) or null

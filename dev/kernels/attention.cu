@@ -9,7 +9,7 @@
 //   1  the T x T matrix in memory, a thread per score   each score reads two rows of HS for itself, and memory grows with T^2
 //   2  flash: tiles of keys, a running maximum          no T x T matrix (Dao et al., 2022); ordinary multiplications, each of
 //                                                       which has to load an operand from shared memory
-//   3  tensor cores: mma.sync                           16 x 8 x 16 products of a warp, copies of the next tile under way
+//   3  tensor cores: mma.sync                           16 x 8 x 16 products of a warp, copies of the next tile in flight
 //                                                       (Dao, 2023); warps issue the products and wait for them
 //   4  Hopper: wgmma and TMA                            products of 64 rows that run by themselves, tiles that one thread
 //                                                       orders, softmax beside products (Shah et al., 2024)

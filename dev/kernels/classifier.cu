@@ -8,7 +8,7 @@
 //   1  the softmax as a matrix, a thread per row   fp32 matrix written and read again; neighbouring threads read far apart
 //   2  a block per row, three passes               maximum, sum, gradient: neighbours read neighbours; the row is read 3 times
 //   3  maximum and sum in one pass, "online"       when the maximum rises, the sum so far is scaled; the row is read twice
-//   4  packs, four of them under way               16-byte accesses; the second reading still goes to the L2 cache or beyond
+//   4  packs, four of them in flight               16-byte accesses; the second reading still goes to the L2 cache or beyond
 //   5  the trainer's                               between the two passes the row stays in shared memory: it is read once
 #include "../../llmc/cpu/loss.h"
 #include "../../llmc/gpu/loss.cuh"
@@ -233,7 +233,7 @@ void climb_all(ladder::Run& run) {
           }},
          {"maximum and sum in one pass, online",
           [](gpu::Ctx& ctx, Problem& x) { LAUNCH(online, x.c.N, 512, 0, ctx, x.logits.p(), x.losses(), x.targets.p(), x.c); }},
-         {"packs, four of them under way",
+         {"packs, four of them in flight",
           [](gpu::Ctx& ctx, Problem& x) { LAUNCH(packed, x.c.N, 512, 0, ctx, x.logits.p(), x.losses(), x.targets.p(), x.c); }},
          {"the trainer's: the row stays in shared memory",
           [](gpu::Ctx& ctx, Problem& x) {

@@ -8,7 +8,7 @@
 //                                              changes from run to run, and so do the last bits of dw
 //   3  dw in parts, one per block              a block adds its rows up in shared memory, a second kernel adds the blocks up:
 //                                              the same bits in every run; 2-byte loads, each row is read twice
-//   4  packs, parts in registers               a thread owns 8 columns: one reading, three loads under way; two barriers a row
+//   4  packs, parts in registers               a thread owns 8 columns: one reading, three loads in flight; two barriers a row
 //   5  the trainer's                           one barrier a row or none, several rows at once, as many blocks as run at once
 #include "../../llmc/cpu/norm.h"
 #include "../../llmc/gpu/norm.cuh"

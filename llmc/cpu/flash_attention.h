@@ -290,7 +290,7 @@ struct QueryTile {
     int b, h, t0;
 };
 
-// Prefetches `prefetch` meanwhile.
+// Prefetches `prefetch` between its products.
 template <int n, class E>
 void forward_tile(const MatrixUnit<E>& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes,
                   const int* doc_start, const AttentionShape& a, const KeysAndValues<E>& kv, QueryTile queries,

@@ -1,6 +1,6 @@
 // FP8 training of this rank's blocks: which take part, whether FP8 is on now, and the scales of their tensors in the backend's
-// memory. Fp8State (fp8_state.h) has the scales of all layers and their history; the codes of weights and activations are stored
-// beside the weights and activations.
+// memory. Fp8State (fp8_state.h) has the scales of all layers and their history. Codes are stored beside the weights and
+// activations that they encode.
 #pragma once
 #include <vector>
 

@@ -107,7 +107,8 @@ struct Params {
 
 namespace detail {
 
-// One function although it is longer than a screen: it is the table. Visits every tensor of the model in table order: visit(E*& slot, TensorSpec without offset, whether `part` holds it).
+// Visits every tensor of the model in table order: visit_one(E*& slot, TensorSpec without offset) for those that `part` holds.
+// One function although it is longer than a screen: it is the table.
 template <class E, class Visit>
 void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit visit_one) {
     p = Params<E>{};

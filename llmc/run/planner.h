@@ -107,8 +107,8 @@ struct MicroBatchShape {
     double flops() const { return model_flops_per_token(c, T) * B * T; }
 };
 
-// A micro-batch like `whole`, of fewer samples, layers and tokens, so that it takes at most `most_flops`; of smaller matrices too if
-// it must, so that bytes(part) are at most `most_bytes`.
+// A micro-batch like `whole`, of fewer samples, layers and tokens, so that it takes at most `most_flops`, and if necessary of
+// smaller matrices, so that bytes(part) are at most `most_bytes`.
 template <class Bytes>
 MicroBatchShape part_to_measure(const MicroBatchShape& whole, double most_flops, size_t most_bytes, Bytes bytes) {
     MicroBatchShape part = whole;
@@ -360,8 +360,8 @@ inline void plan_update(Plan& p) {
     }
 }
 
-// The gradients of a tied embedding, which both ends of the pipeline hold: an all-reduce of two sends one half of the matrix each
-// way, twice.
+// The gradients of a tied embedding, which both ends of the pipeline hold: an all-reduce of two ranks sends one half of the
+// matrix each way, twice.
 inline void plan_tied_embedding(Plan& p) {
     const PlanInput& in = p.in;
     if (!in.c.tied || in.pp == 1) return;
