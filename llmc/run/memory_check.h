@@ -23,7 +23,6 @@
 // moments in bf16), and with ZeRO 2 bytes of every weight; AdamW moves 28 (20). Two small messages per rank.
 // Not found: changes between a store and its checksum, and in memory that is not kept from step to step. For gradients there is
 // --detect-nondeterminism.
-// --detect-nondeterminism.
 #pragma once
 #include <map>
 #include <sstream>

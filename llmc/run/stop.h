@@ -7,7 +7,6 @@
 //            continues.
 // Until begin_training() there is nothing to save, and the four signals end the process at once. If the checkpoint is not
 // complete 30 seconds after the signal, a warning says so: a launcher may soon kill the process.
-// seconds after the signal, a message says so: a launcher may soon kill what does not end.
 #pragma once
 #include <unistd.h>
 
