@@ -53,7 +53,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/gpu/ops.cuh"
 #endif
 // model: Arena, HostSide | ModelConfig, presets | Mesh, Part, LocalSizes | ParameterTable, Params, Matrix
-// | Fp8Recipe, Fp8State, Fp8Training | BlockGradients | model_flops_per_token | sample_token
+// | Fp8Recipe, Fp8State, Fp8Training | BlockGradients | model_flops_per_token | sample_token, sample_text
 #include "llmc/model/arena.h"
 #include "llmc/model/model_config.h"
 #include "llmc/model/mesh.h"
@@ -78,10 +78,10 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 // report: Logger, StepStats, Table, human_count
 #include "llmc/report/logger.h"
 // run: TrainOptions, ... | configure_model, layout_of, data_options | Schedule | Guard, Verdict | PlantedFaults,
-// GradientHashes, LayerHealth | read_config, read_parameters | ModelTexts | RunLock, find_checkpoints | TrainingState, Saver |
-// find_resumed, check_same_everywhere | MemoryCheck | hear_stop_signals, StopVote | Timetable, decide_together | Run, set_up,
-// open_data | describe_run | TrainingLog | score_requests, evaluate_tasks | make_plan, add_rows | Peak, peak_of_all, make_ctx |
-// run_program, the commands that need no model
+// GradientHashes, LayerHealth | read_config, read_parameters | ModelTexts | RunLock, find_checkpoints | TrainingState, Saver,
+// load_weights_and_moments | find_resumed, check_same_everywhere | MemoryCheck | hear_stop_signals, StopVote | Timetable,
+// decide_together | Run, set_up, open_data | describe_run | TrainingLog | score_requests, evaluate_tasks | make_plan, add_rows
+// | Peak, peak_of_all, make_ctx | run_program, the commands that need no model
 #include "llmc/run/config.h"
 #include "llmc/run/from_options.h"
 #include "llmc/run/schedule.h"
@@ -544,24 +544,6 @@ static void allocate(be::Ctx& ctx, Model& m) {
 // The memory that training keeps from step to step; params are all weights that this rank holds.
 static Parts memory_of(const Model& m) { return {m.params, m.lower, m.m, m.v}; }
 
-// Sets parameters of the table from `first` on, and this rank's lower halves, from fp32 weights.
-static void set_weights(const Model& m, HostSide<floatX>& params, HostSide<LowerHalf>& lower, size_t first,
-                        const std::vector<real>& weights) {
-    floatX* to = params.data() + first;
-    // In parallel, so that on a NUMA machine the pages that all threads read are spread over all nodes (first touch).
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < weights.size(); i++) {
-        LowerHalf half;
-        store_weight(&to[i], &half, 0, weights[i]);
-    }
-    if (!m.lower) return;
-    m.shards.for_each_part(first, weights.size(), [&](size_t from, size_t shard, size_t n) {
-        LowerHalf* halves = lower.data() + shard;
-#pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < n; i++) store_weight(to + from, halves, i, weights[from + i]);
-    });
-}
-
 // ---------------------------------------------------------------------------------------------------------------------------
 // 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
 //    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1.
@@ -585,36 +567,6 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
                 });
         }
     }
-}
-
-// Loads weights from a model's directory; the fp32 weights of training start as these, rounded to floatX.
-static void load_parameters(be::Ctx& ctx, Model& m, const std::string& dir) {
-    HostSide<floatX> params(ctx, m.params, m.table.size);
-    read_parameters(dir, m.c, m.table, params.data());
-    params.upload();
-    if (m.lower) be::clear(ctx, m.lower, m.shards.size * sizeof(LowerHalf));
-}
-
-// Loads fp32 weights and moments from a checkpoint; moments that were fp32 and are now bf16 are rounded to the nearest.
-static void load_optimizer(be::Ctx& ctx, Model& m, const std::string& dir) {
-    std::vector<real> whole(m.table.size);  // of this rank's tensors, of which its parts are kept
-    const auto keep_parts = [&](auto* memory) {
-        HostSide parts(ctx, memory, m.shards.size);
-        m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
-            for (size_t i = 0; i < n; i++) parts.data()[shard + i] = whole[from + i];
-        });
-        parts.upload();
-    };
-    read_tensors(dir + "/training/exp_avg.safetensors", m.c, m.table, whole.data());
-    m.m.visit(keep_parts);
-    read_tensors(dir + "/training/exp_avg_sq.safetensors", m.c, m.table, whole.data());
-    m.v.visit(keep_parts);
-    read_masters(dir, m.c, m.table, whole.data());
-    HostSide<floatX> params(ctx, m.params, m.table.size);
-    HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0);
-    set_weights(m, params, lower, 0, whole);
-    params.upload();
-    lower.upload();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -808,17 +760,6 @@ static Output gradient_for(const Pass& p, const Layer& l, floatX* dout) {
     return {codes_of(p, l, Operand::gradient, p.m.a.fp8_codes, p.m.a.fp8_gradients), l.db ? dout : nullptr};
 }
 
-// Counts the elements that became zero, and those that became the largest number.
-static void count_codes(be::Ctx& ctx, Fp8Training::Count& count, const uint8_t* codes, size_t n, Fp8 format) {
-    std::vector<uint8_t> host(n);
-    be::download(ctx, host.data(), codes, n);
-    const uint8_t largest = fp8_encode(fp8_max(format), format);
-    count.codes += (int64_t)n;
-    for (const uint8_t code : host) {
-        count.zero += (code & 0x7f) == 0;
-        count.largest += (code & 0x7f) == largest;
-    }
-}
 // Codes of x (rows, columns), unless they exist already; also transposed if wanted. With scales from the tensors themselves,
 // *inverse becomes the factor of the codes.
 static void quantize(const Pass& p, const Layer& l, Operand operand, uint8_t* codes, uint8_t* transposed, ScaleInverse* inverse,
@@ -1594,26 +1535,6 @@ private:
     std::vector<float> logits_;
 };
 
-// Generates up to max_new_tokens after `prompt`, calling emit(token) for each; stops at any of `ends`, or if emit returns
-// false. The n-th token of sample k is a function of (seed, k, n) and the model only.
-template <class Emit>
-static int sample_text(Generator& generator, const std::vector<int>& prompt, int max_new_tokens,
-                       const SamplingOptions& sampling, uint64_t seed, uint32_t sample, const std::vector<int>& ends,
-                       Emit emit) {
-    generator.prompt(prompt);
-    int n = 0;
-    while (n < max_new_tokens && generator.length() < generator.capacity()) {
-        const std::vector<float>& logits = generator.logits();
-        const double uniform = uniform_at(seed, RngPurpose::sampling, sample, n);
-        const int token = sample_token(logits.data(), (int)logits.size(), sampling, uniform);
-        if (std::find(ends.begin(), ends.end(), token) != ends.end()) break;
-        n++;
-        if (!emit(token)) break;
-        generator.append(token);
-    }
-    return n;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------------
 // 7  Commands
 
@@ -1642,7 +1563,7 @@ static std::string roll_back(World& world, Trainer& t, const Verdict& v) {
     const Guard before = t.guard;
     const std::string dir = checkpoint_to_go_back_to(world, t.o.out, before, v, t.state.step);
     t.state = state_after_rollback(t.state, dir, before.rollback_range(v.first_outlier_batch));
-    load_optimizer(t.ctx, t.m, dir);
+    load_weights_and_moments(t.ctx, t.m.c, t.m.table, t.m.shards, memory_of(t.m), dir);
     take_over_state(t, dir);
     const Guard saved = t.guard;
     t.guard = before;
@@ -1725,8 +1646,8 @@ static void load_model(Run& run, Model& m) {
               : !o.model.empty() ? "loading the model " + o.model
                                  : "initialising the weights");
     allocate(run.ctx, m);
-    if (run.resumes()) load_optimizer(run.ctx, m, run.resumed_from);
-    else if (!o.model.empty()) load_parameters(run.ctx, m, o.model);
+    if (run.resumes()) load_weights_and_moments(run.ctx, m.c, m.table, m.shards, memory_of(m), run.resumed_from);
+    else if (!o.model.empty()) load_parameters(run.ctx, m.c, m.table, m.shards, memory_of(m), o.model);
     else initialize(run.ctx, m, (uint64_t)o.seed);
 }
 
@@ -1982,7 +1903,7 @@ static void load_weights(be::Ctx& ctx, World& world, const Options& o, LoadedMod
     loaded.m = std::make_unique<Model>(c, std::move(ranks), split_layers(c.L, stages, false, false, {}));
     plan_memory(*loaded.m, Recompute::inference, B, T ? T : c.T, head_rows, generates);
     allocate(ctx, *loaded.m);
-    load_parameters(ctx, *loaded.m, loaded.dir);
+    load_parameters(ctx, c, loaded.m->table, loaded.m->shards, memory_of(*loaded.m), loaded.dir);
 }
 
 static void generate(World& world, const GenerateOptions& o) {

@@ -34,6 +34,17 @@ inline size_t among_all_layers(const std::vector<int>& layers, size_t i) {
     return (size_t)layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors;
 }
 
+// Counts the elements that became zero, and those that became the largest number.
+inline void count_codes(be::Ctx& ctx, Fp8Training::Count& count, const uint8_t* codes, size_t n, Fp8 format) {
+    std::vector<uint8_t> host(n);
+    be::download(ctx, host.data(), codes, n);
+    const uint8_t largest = fp8_encode(fp8_max(format), format);
+    count.codes += (int64_t)n;
+    for (const uint8_t code : host) {
+        count.zero += (code & 0x7f) == 0;
+        count.largest += (code & 0x7f) == largest;
+    }
+}
 // Decides whether this step is in FP8 or measures amax for later steps; sets its scales. start: the first step in FP8.
 inline void begin_step_in_fp8(be::Ctx& ctx, Fp8Training& f, const Fp8State& state, const std::vector<int>& layers, int64_t step,
                               int64_t start, int64_t calibration_steps) {

@@ -1,5 +1,6 @@
 // What a checkpoint holds besides the model, and how it is written and read.
 //   TrainingState         counters, and what a resumed run must agree with; state.json
+//   load_weights_and_moments, load_parameters   read the training memory from a checkpoint, from a model
 //   Saver                 copies the training memory, then writes it in the background while training continues
 // The location of checkpoints is run_directory.h's concern. Weights and moments are exact copies, random numbers are functions
 // of (seed, purpose, index), batches of the number of samples consumed: a resumed run computes the same bits as one that was
@@ -18,12 +19,14 @@
 #include "model_texts.h"
 #include "config.h"
 #include "../base/json.h"
+#include "../model/arena.h"
 #include "../model/model_config.h"
 #include "../ops.h"
 #include "run_directory.h"
 #include "schedule.h"
 #include "skip.h"
 #include "../base/terminal.h"
+#include "../parallel/shard.h"
 #include "../parallel/world.h"
 
 struct TrainingState : Counters {
@@ -250,6 +253,59 @@ struct Parts {
     Elements m, v;
 };
 
+// ---- reading ---------------------------------------------------------------------------------------------------------------
+// Below, memory.params are all weights of the table, which this rank holds; the others are its shards.
+
+// Loads weights from a model's directory; the fp32 weights of training start as these, rounded to floatX.
+inline void load_parameters(be::Ctx& ctx, const ModelConfig& c, const ParameterTable& table, const Shards& shards,
+                            const Parts& memory, const std::string& dir) {
+    HostSide<floatX> params(ctx, memory.params, table.size);
+    read_parameters(dir, c, table, params.data());
+    params.upload();
+    if (memory.lower) be::clear(ctx, memory.lower, shards.size * sizeof(LowerHalf));
+}
+
+// Sets the parameters of the table, and this rank's lower halves, to fp32 weights.
+inline void set_weights(be::Ctx& ctx, const Shards& shards, const Parts& memory, const std::vector<real>& weights) {
+    HostSide<floatX> params(ctx, memory.params, weights.size());
+    HostSide<LowerHalf> lower(ctx, memory.lower, memory.lower ? shards.size : 0);
+    floatX* to = params.data();
+    LowerHalf* halves = lower.data();
+    // In parallel, so that on a NUMA machine the pages that all threads read are spread over all nodes (first touch).
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < weights.size(); i++) {
+        LowerHalf half;
+        store_weight(&to[i], &half, 0, weights[i]);
+    }
+    if (memory.lower)
+        shards.for_each_part(0, weights.size(), [&](size_t from, size_t shard, size_t n) {
+#pragma omp parallel for schedule(static)
+            for (size_t i = 0; i < n; i++) store_weight(to + from, halves + shard, i, weights[from + i]);
+        });
+    params.upload();
+    lower.upload();
+}
+
+// Loads fp32 weights and moments from a checkpoint; moments that were fp32 and are now bf16 are rounded to the nearest.
+inline void load_weights_and_moments(be::Ctx& ctx, const ModelConfig& c, const ParameterTable& table, const Shards& shards,
+                                     const Parts& memory, const std::string& dir) {
+    std::vector<real> whole(table.size);  // of this rank's tensors, of which its parts are kept
+    const auto keep_parts = [&](auto* moment) {
+        HostSide parts(ctx, moment, shards.size);
+        shards.for_each_part(0, table.size, [&](size_t from, size_t shard, size_t n) {
+            for (size_t i = 0; i < n; i++) parts.data()[shard + i] = whole[from + i];
+        });
+        parts.upload();
+    };
+    read_tensors(dir + "/training/exp_avg.safetensors", c, table, whole.data());
+    memory.m.visit(keep_parts);
+    read_tensors(dir + "/training/exp_avg_sq.safetensors", c, table, whole.data());
+    memory.v.visit(keep_parts);
+    read_masters(dir, c, table, whole.data());
+    set_weights(ctx, shards, memory, whole);
+}
+
+// ---- the background ---------------------------------------------------------------------------------------------------------
 // Writes checkpoints on separate threads: save() copies the training memory into the buffers given at the start (or, without
 // buffers for the moments, writes while training waits). Every rank writes its shards into files that the first rank has made,
 // then all share reading them back for checksums, then the first rank gives the directory its name. Between these phases ranks
