@@ -36,7 +36,7 @@
 #            CUDA sources on a CPU emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
 #            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)
 #            ARCHS="80 90a" (GPUs to build for)  MARCH=native (CPU to build for)
-# Every program has a path that make can be asked for, as build/emu-fp32/bench:
+# Every program can be built by its path, such as make build/emu-fp32/bench:
 # build/BACKEND-PRECISION[-SAN][-COMPILER][SUFFIX]/NAME. ./train_gpt links to the last.
 .DEFAULT_GOAL := help
 .PHONY: help deps train_gpt install quickstart test test-all coverage test-sass test-interop chaos \
@@ -62,7 +62,7 @@ sanitizer  = $(subst $(space),$(comma),$(filter address leak thread undefined,$(
 march      = $(or $(findstring x86-64-v3,$(@D)),$(findstring x86-64-v4,$(@D)),$(MARCH))
 MARCH     ?= native
 OPT       ?= -O3 -march=$(march)
-# -O1 where no kernel's speed is waited for; in the emulator, test/emu has the toolkit's headers.
+# -O1 where the speed of kernels does not matter; in the emulator, test/emu has the toolkit's headers.
 CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter %_tests %_check,$(@F:kernel_tests=)),-O1) -g1 -Wall -Wextra -Wno-psabi \
              $(if $(WERROR),-Werror) -fopenmp $(math) -I. $(vendored) $(mpi_include) $(flags_$(backend)) $(precise) \
              $(if $(sanitizer),-fsanitize=$(sanitizer) -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g) \

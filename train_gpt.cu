@@ -749,12 +749,12 @@ static Codes codes_of(const Pass& p, const Layer& l, Operand operand, uint8_t* c
     const size_t index = fp8_index(l.block, l.matrix, operand);
     return {codes, transposed, f.amax + index, f.scale + index, f.recipe.format(operand)};
 }
-// The destination of an op that computes the input of the next layer,
+// The destination of an op that computes the input of the next layer.
 static Output output_for(const Pass& p, const Layer& next, const LayerInput& inp) {
     if (!made_as_codes(p, next, Operand::input)) return inp.x;
     return codes_of(p, next, Operand::input, inp.codes, nullptr);
 }
-// and, backward, of one that computes the gradient of a layer's output.
+// The same backward, of an op that computes the gradient of a layer's output.
 static Output gradient_for(const Pass& p, const Layer& l, floatX* dout) {
     if (!made_as_codes(p, l, Operand::gradient)) return dout;
     return {codes_of(p, l, Operand::gradient, p.m.a.fp8_codes, p.m.a.fp8_gradients), l.db ? dout : nullptr};

@@ -49,7 +49,7 @@ header_alone() {
 lint_headers() { git ls-files 'llmc/*.h' 'llmc/*.cuh' | xargs -n 1 -P "$(nproc)" "$0" header; }
 
 # Beside -Wall -Wextra:
-#   -Wcomma               one statement a line. A warning, no error, while train_gpt.cu has some
+#   -Wcomma               one statement a line
 #   -Wshadow              a name that hides another
 #   -Wshorten-64-to-32    counts of tokens and bytes in an int; what -Wconversion adds is counts in doubles, which are meant
 #   -Wcast-qual -Wextra-semi -Wunreachable-code -Wconditional-uninitialized -Wnon-virtual-dtor   what they say
@@ -62,7 +62,7 @@ gcc_warnings=(-Wduplicated-cond -Wlogical-op -Wredundant-decls -Wextra-semi)
 lint_warnings() {
     local bad=0 precision
     for precision in BF16 FP32; do
-        clang++ -x c++ "${language[@]}" "-DPRECISION_$precision" -fsyntax-only -Wall -Wextra "${clang_warnings[@]}" -Werror -Wno-error=comma \
+        clang++ -x c++ "${language[@]}" "-DPRECISION_$precision" -fsyntax-only -Wall -Wextra "${clang_warnings[@]}" -Werror \
             train_gpt.cu || bad=1
     done
     "$CXX" -x c++ "${language[@]}" -fsyntax-only -Wall -Wextra -Wno-psabi "${gcc_warnings[@]}" -Werror train_gpt.cu || bad=1

@@ -115,14 +115,14 @@ inline std::vector<double> sum_of_all_ranks(const Ranks& ranks, const std::vecto
 }
 
 // ---- gradients of parameters that several ranks hold, each with a part of the sum -------------------------------------------
-// Before the data-parallel reduction: sums gradients of keys and values that several tp ranks hold;
+// Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold.
 inline void reduce_replicas(be::Ctx& ctx, Ranks& ranks, const ParameterTable& table, const Elements& grads, int block) {
     for (const TensorSpec& t : table.rows)
         if (t.replicated_rows && t.block == block)
             all_reduce(ctx, ranks.kv, grads.from(t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols),
                        (size_t)t.replicated_rows * t.cols);
 }
-// and of norms and biases with sequence parallelism, and of a tied embedding at both ends of the pipeline.
+// Sums gradients of norms and biases with sequence parallelism, and those of a tied embedding at both ends of the pipeline.
 inline void reduce_shared(be::Ctx& ctx, Ranks& ranks, const ParameterTable& table, const Elements& grads, bool tied) {
     if (ranks.sequence_parallel) all_reduce(ctx, ranks.tp, grads.from(table.shared), table.size - table.shared);
     for (const TensorSpec& t : table.rows)
