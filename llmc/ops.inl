@@ -232,3 +232,5 @@ void finish(Ctx& ctx, Pending& pending);
 void connect_ring(Ctx& ctx, Comm& comm);
 Pending start_send(Ctx& ctx, Comm& comm, const floatX* x, size_t n, int peer, int tag);
 void recv(Ctx& ctx, Comm& comm, floatX* x, size_t n, int peer, int tag);
+// Called between other work, so that sends that were started progress without waiting for finish().
+void progress(Ctx& ctx, Comm& comm);
