@@ -294,8 +294,8 @@ TEST_P(Attention, PlainAndTiles) {
 }
 
 TEST(AttentionThreads, SameBitsForAnyNumberOfThreads) {
-    for (const Case& k :
-         {Case{3, 10, 4, 2, 16, true, true}, Case{1, 200, 3, 1, 80, true, false}, Case{2, 170, 4, 2, 24, false, true}}) {
+    for (const Case& k : {Case{3, 10, 4, 2, 16, true, true}, Case{1, 200, 3, 1, 80, true, false},
+                          Case{2, 170, 4, 2, 24, false, true}, Case{1, 200, 3, 3, 16, false, true}}) {
         const Problem p(k, 5);
         const auto run = [&](int threads, const Way& way) {
             cpu::Ctx ctx(threads);

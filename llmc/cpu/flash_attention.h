@@ -1,7 +1,7 @@
 // Flash attention on a matrix unit, in bf16 or fp32: tiles of 64 queries and 64 keys. Formulas are in attention.h.
 //
 // Scores are computed transposed, with keys as rows and queries as columns: s^T = K Q^T. A query's maximum and sum then
-// accumulate in vectors of 16 queries, without horizontal sums, and P^T can serve as both operands: its rows unchanged (left),
+// accumulate in vectors of queries, without horizontal sums, and P^T can serve as both operands: its rows unchanged (left),
 // and packed (right). Scores and sums over keys are stored in stripes of few queries, so that a tile's keys and values are
 // multiplied with them from the L1 cache.
 //   forward   s^T = K Q^T        o^T += V^T P^T
@@ -13,8 +13,8 @@
 // bf16, once each, as on a GPU; for an fp32 unit they stay in fp32, and other operands are widened when packed. Sums, softmax
 // and the running maximum are fp32.
 // Parallelism: forward over (sequence, query head, tile of queries) after keys and values are packed; backward over (sequence,
-// key/value head), where a task owns dk, dv and the dq of its query heads, or over query heads if there are too few tasks.
-// There are no atomics, and the bits do not depend on the number of threads.
+// key/value head), where a task owns dk, dv and the dq of its query heads, or over query heads or their tiles if there are too
+// few tasks. There are no atomics, and the bits do not depend on the number of threads.
 // Cost: forward 2, backward 5 products of 2 T^2/2 HS FLOPs per head. Bound by the matrix unit: the only other work is
 // exponentials and roundings of T^2/2 elements per head. Memory: scratch for one task per thread.
 #pragma once
@@ -355,6 +355,17 @@ struct BackwardMemory {
         lse = correction + n;
         rows = (floatX*)(lse + n);
     }
+    // A head's operands and sums, which threads share, and this thread's memory for tiles.
+    BackwardMemory with_tiles_of(const BackwardMemory& mine) const {
+        BackwardMemory both = *this;
+        both.p = mine.p;
+        both.ds = mine.ds;
+        both.ds_packed = mine.ds_packed;
+        both.s = mine.s;
+        both.dp = mine.dp;
+        both.rows = mine.rows;
+        return both;
+    }
 };
 
 struct BackwardTensors {
@@ -442,14 +453,14 @@ struct BackwardHead {
     void issue_prefetches() {
         for (Prefetch& rows : prefetches) rows.issue(n / 2);
     }
-    // Adds the contributions of the key tile at j0 and the query tile at t0 to the gradients.
-    void add(int j0, int t0) {
+    // Adds the contributions of the key tile at j0 and the query tile at t0 to the gradients of keys and values, of queries, or
+    // of all.
+    void add(int j0, int t0, bool to_keys, bool to_queries) {
         const bool diagonal = j0 == t0, first = j0 == first_keys(docs, t0);  // the first tile of keys for these queries
         const size_t keys = (size_t)j0 * H, queries = (size_t)t0 * H;
         const float scale = (float)a.scale;
         int starts[tile];
         const int* docs_here = documents_of(starts, docs, t0, a.T);
-        if (first) pack_queries(t0);
         for (int t = 0; t < tile; t += n) {
             const int seen = keys_seen(diagonal, t);
             const size_t stripe = queries + right_index<E>(0, t, H);
@@ -461,25 +472,37 @@ struct BackwardHead {
                                                x.slopes ? x.slopes + h : nullptr, docs_here ? docs_here + t : nullptr);
             issue_prefetches();
             score_gradients<n>(m, t, factor, m.lse + t0 + t, m.correction + t0 + t, scale, seen);
+            if (!to_queries) continue;
             issue_prefetches();
             sum_over_keys(unit, m.dq + (size_t)(t0 + t) * H, m.kt + keys, m.ds_packed, H, n, seen, !first);
         }
+        if (!to_keys) return;
         float *const dk = dkv + 2 * keys, *const dv = dk + (size_t)tile * H;
         sum_over_queries(unit, dv, m.p, m.dout + queries, H, diagonal);
         sum_over_queries(unit, dk, m.ds, m.q + queries, H, diagonal);
     }
-    void run() {
+    void store_query_gradients(int t0) {
         float ones[tile];
         std::fill(ones, ones + tile, 1.0f);
+        store_transposed<n>(unit, x.dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0), a.HS, H,
+                            {x.rotation, (size_t)b * a.T + t0});
+    }
+    void run() {
         for (int j0 = 0; j0 < a.T; j0 += tile) {
             if (packs_keys) pack_keys(j0);
             for (int t0 = j0; t0 < a.T && first_keys(docs, t0) <= j0; t0 += tile) {
-                add(j0, t0);
-                if (t0 > j0) continue;  // otherwise all keys of these queries are done
-                store_transposed<n>(unit, x.dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0),
-                                    a.HS, H, {x.rotation, (size_t)b * a.T + t0});
+                if (j0 == first_keys(docs, t0)) pack_queries(t0);
+                add(j0, t0, true, true);
+                if (t0 == j0) store_query_gradients(t0);  // all keys of these queries are done
             }
         }
+    }
+    // The gradients of one tile's keys and values, then those of its queries, when all tiles are packed. Every sum has its order
+    // in run(), but scores and their gradients are computed twice: 7 products instead of 5.
+    void run_tile(int at) {
+        for (int t0 = at; t0 < a.T && first_keys(docs, t0) <= at; t0 += tile) add(at, t0, true, false);
+        for (int j0 = first_keys(docs, at); j0 <= at; j0 += tile) add(j0, at, false, true);
+        store_query_gradients(at);
     }
 };
 
@@ -550,28 +573,51 @@ void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const 
     });
 }
 
-// A task is a key/value head with its query heads, which share its operands; or a single query head if there are too few tasks
-// for the threads. The contributions of query heads are added in their order, so the bits do not depend on this choice.
+// A task is a key/value head with its query heads, which share its operands. If these are too few for the threads, it is a
+// single query head; if those are too few as well, one tile of it: its keys meet the queries that follow and its queries the
+// keys before, so that all tiles take the same time. The contributions of query heads are added in their order, so the bits do
+// not depend on this choice.
 template <class E>
 void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, const AttentionShape& a) {
     const int H = padded_size(a.HS), group = a.group(), kv_heads = a.B * a.NKV, tiles = tiles_of(a.T);
-    const bool apart = group > 1 && kv_heads < 2 * ctx.threads;
-    const size_t n = key_gradients(a), per_thread = round_up(BackwardMemory<E>::bytes(a.T, H), 64);
-    char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads + (apart ? (size_t)a.B * a.NH * n * sizeof(float) : 0));
-    float* summands =
-        (float*)(memory + per_thread * (size_t)ctx.threads);  // (B, NH, tiles, 2, 64, H), if tasks are query heads
+    const int heads = a.B * a.NH;
+    // Tiles take about half as much time again; as whole heads, the thread with the most tasks would take longer still.
+    const bool by_tiles = tiles > 1 && 2 * ceil_div(heads, ctx.threads) * ctx.threads > 3 * heads;
+    const bool apart = by_tiles || (group > 1 && kv_heads < 2 * ctx.threads);
+    const size_t n = key_gradients(a), each = round_up(BackwardMemory<E>::bytes(a.T, H), 64);
+    const size_t memories = (size_t)ctx.threads + (by_tiles ? (size_t)heads : 0);  // of threads, of heads
+    char* memory = (char*)ctx.scratch(each * memories + (apart ? (size_t)heads * n * sizeof(float) : 0));
+    float* summands = (float*)(memory + each * memories);  // (B, NH, tiles, 2, 64, H), if apart
     Team::run(ctx.threads, [&](Team::Member& me) {
-        const BackwardMemory<E> m(memory + per_thread * (size_t)me.number, a.T, H);
-        const auto query_head = [&](int b, int h, float* dkv, bool packs_keys) {
-            with_stripe(unit, [&](auto stripe) { BackwardHead<stripe, E>{unit, x, a, m, dkv, b, h, packs_keys}.run(); });
+        const BackwardMemory<E> mine(memory + each * (size_t)me.number, a.T, H);
+        const auto on_head = [&](const BackwardMemory<E>& m, int head, float* dkv, bool packs_keys, auto f) {
+            with_stripe(unit, [&](auto stripe) {
+                f(BackwardHead<stripe, E>{unit, x, a, m, dkv, head / a.NH, head % a.NH, packs_keys});
+            });
+        };
+        const auto whole_head = [&](int head, float* dkv, bool packs_keys) {
+            on_head(mine, head, dkv, packs_keys, [](auto of_head) { of_head.run(); });
+        };
+        // f(a head, the row at which a tile begins), for all tiles.
+        const auto on_tiles = [&](auto f) {
+            me.share(heads * tiles, [&](int64_t task) {
+                const int head = (int)task / tiles, at = (int)task % tiles * tile;
+                const BackwardMemory<E> m(memory + each * (size_t)(ctx.threads + head), a.T, H);
+                on_head(m.with_tiles_of(mine), head, summands + (size_t)head * n, true, [=](auto of_head) { f(of_head, at); });
+                fence();
+            });
         };
         unit.begin();
         if (apart) {
-            me.share(a.B * a.NH, [&](int64_t i) {
-                const int task = (int)i;
-                query_head(task / a.NH, task % a.NH, summands + (size_t)task * n, true);
-                fence();
-            });
+            if (by_tiles) {
+                on_tiles([](auto& head, int at) { head.pack_keys(at), head.pack_queries(at); });
+                on_tiles([](auto& head, int at) { head.run_tile(at); });
+            } else {
+                me.share(heads, [&](int64_t head) {
+                    whole_head((int)head, summands + (size_t)head * n, true);
+                    fence();
+                });
+            }
             me.share(kv_heads * tiles, [&](int64_t share) {
                 const int task = (int)share;
                 const int head = task / tiles, j0 = task % tiles * tile;
@@ -583,14 +629,14 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
         } else {
             me.share(kv_heads, [&](int64_t share) {
                 const int task = (int)share;
-                const int b = task / a.NKV, g = task % a.NKV;
-                query_head(b, g * group, m.dkv[0], true);
+                whole_head(task * group, mine.dkv[0], true);
                 for (int i = 1; i < group; i++) {
-                    query_head(b, g * group + i, m.dkv[1], false);
-                    add_to(m.dkv[0], m.dkv[1], n);
+                    whole_head(task * group + i, mine.dkv[1], false);
+                    add_to(mine.dkv[0], mine.dkv[1], n);
                 }
                 for (int j0 = 0; j0 < a.T; j0 += tile)
-                    store_key_gradients(unit, x.dqkv, m.dkv[0] + (size_t)j0 * 2 * H, x.rotation, a, b, g, j0);
+                    store_key_gradients(unit, x.dqkv, mine.dkv[0] + (size_t)j0 * 2 * H, x.rotation, a, task / a.NKV,
+                                        task % a.NKV, j0);
                 fence();
             });
         }
