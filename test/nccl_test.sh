@@ -20,13 +20,13 @@ build() {
 expect "builds" build
 [[ -x nccl_check ]] || exit 1
 
-passes "no launcher" timeout 60 ./nccl_check
-for n in 1 2 4; do passes "$n ranks" timeout 60 "$MPIRUN" -n $n ./nccl_check; done
-passes "4 ranks, messages of 12 bytes" timeout 60 env EMU_NCCL_PIECE=12 "$MPIRUN" -n 4 ./nccl_check short
-passes "2 ranks, MPI left to the library" timeout 60 "$MPIRUN" -n 2 ./nccl_check lazy
+passes "no launcher" timeout 300 ./nccl_check
+for n in 1 2 4; do passes "$n ranks" timeout 300 "$MPIRUN" -n $n ./nccl_check; done
+passes "4 ranks, messages of 12 bytes" timeout 300 env EMU_NCCL_PIECE=12 "$MPIRUN" -n 4 ./nccl_check short
+passes "2 ranks, MPI left to the library" timeout 300 "$MPIRUN" -n 2 ./nccl_check lazy
 
 # A send that nobody receives waits; the other rank waits at a barrier.
-EMU_NCCL_TIMEOUT=1 expect "a send that nobody receives ends with an error" refused timeout 60 "$MPIRUN" -n 2 ./nccl_check hang
+EMU_NCCL_TIMEOUT=1 expect "a send that nobody receives ends with an error" refused timeout 300 "$MPIRUN" -n 2 ./nccl_check hang
 says "it says what it waits for" "nothing has moved for 1 s: ncclSend of 4 float32 to rank 1 as rank 0 of 2"
 ends_with() { # STATUS COMMAND...
     local wanted=$1
@@ -34,4 +34,4 @@ ends_with() { # STATUS COMMAND...
     "$@"
     [[ $? == "$wanted" ]]
 }
-EMU_NCCL_TIMEOUT=60 expect "a rank that gives up ends the others, with its status" ends_with 3 timeout 60 "$MPIRUN" -n 2 ./nccl_check die
+EMU_NCCL_TIMEOUT=60 expect "a rank that gives up ends the others, with its status" ends_with 3 timeout 300 "$MPIRUN" -n 2 ./nccl_check die

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs test programs and scripts, one more at a time than the process has cores (many wait), but of the scripts that start ranks only
-# one, because ranks hinder each other. Ends with the slowest of them and `N passed, N failed`: each GoogleTest case and each
-# `ok:`/`FAILED:` line of a script counts as one. Shows the output of what fails. Exit status 1 if anything did, or if nothing ran.
+# Runs test programs and scripts, one more at a time than the process has cores (many wait), but only one of the four scripts that
+# do little else than start ranks, because ranks hinder each other. Ends with the slowest of them and `N passed, N failed`: each
+# GoogleTest case and each `ok:`/`FAILED:` line of a script counts as one. Shows the output of what fails. Exit status 1 if anything
+# did, or if nothing ran.
 #   test/run.sh build/cpu-bf16/test_ops test/fp8_test.sh ...      JOBS=2
 set -u
 # Threads that wait sleep instead of spinning: on a busy machine spinning makes short parallel regions tens of times slower.
@@ -46,7 +47,10 @@ run_all() {
 }
 ranks=() others=()
 for test in "$@"; do
-    if [[ $test == *.sh ]] && grep -q '^ *allow_mpirun_everywhere' "$test"; then ranks+=("$test"); else others+=("$test"); fi
+    case ${test##*/} in
+        comm_test.sh | nccl_test.sh | parallel_test.sh | parity_test.sh) ranks+=("$test") ;;
+        *) others+=("$test") ;;
+    esac
 done
 jobs=${JOBS:-$(($(nproc) + 1))}
 if [[ $jobs == 1 ]]; then run_all 1 "$@"; else
