@@ -106,6 +106,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 // ---------------------------------------------------------------------------------------------------------------------------
 // 1  The model's memory
 
+// How much of its activations a block keeps, from the most to the least: `policy <= kept_until` compares.
 enum class Recompute {
     none,       // every block keeps all of its activations
     selective,  // norms and activation functions are computed again: cheap, and they are a third of the memory
@@ -235,15 +236,15 @@ struct Model {
     Shards shards;
     std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks
     Recompute recompute = Recompute::inference;
-    floatX* params = nullptr;    // (table.size)
-    Elements grads;              // (table.size) summed over the micro-batches of a step
-    BlockGradients of_block;     // where these are bf16: of a micro-batch in a block
-    LowerHalf* lower = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null where params are these
-    Elements m, v;               // (shards.size) each; their types, and that of grads, are set before memory is planned
-    Parts copy;                  // where a checkpoint's contents wait to be written; null: written in place
-    Params<floatX> p{};          // views of params
-    Params<real> g{};            // views of grads, or of of_block: what ops set or add to
-    std::vector<Block> blocks;   // the same by layer, of this rank
+    floatX* params = nullptr;      // (table.size)
+    Elements grads;                // (table.size) summed over the micro-batches of a step
+    BlockGradients of_block;       // where these are bf16: of a micro-batch in a block
+    LowerHalf* lower = nullptr;    // (shards.size) of the fp32 weights that AdamW updates; null where params are these
+    Elements exp_avg, exp_avg_sq;  // (shards.size) each; their types, and that of grads, are set before memory is planned
+    Parts copy;                    // where a checkpoint's contents wait to be written; null: written in place
+    Params<floatX> p{};            // views of params
+    Params<real> g{};              // views of grads, or of of_block: what ops set or add to
+    std::vector<Block> blocks;     // the same by layer, of this rank
     NormLayer embedding_norm{}, final_norm{};
     Activations a{};
     Fp8Training fp8;
@@ -307,7 +308,8 @@ static void plan_parameters(Model& m, bool training) {
     arena.add(m.grads.is_bf16 ? "gradients (bf16)" : "gradients (fp32)", &m.grads, m.table.size);
     if (m.grads.is_bf16) m.of_block.plan(arena, m.table);
     if (has_lower_halves) arena.add("master weights (lower 16 bits)", &m.lower, m.shards.size);
-    for (Elements* x : {&m.m, &m.v}) arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, m.shards.size);
+    for (Elements* x : {&m.exp_avg, &m.exp_avg_sq})
+        arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, m.shards.size);
 }
 
 // Plans the sizes of all layers, and memory for the codes of their weights.
@@ -476,13 +478,13 @@ static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) 
 static void plan_checkpoint_copy(Model& m, bool foreground) {
     const bool in_place = foreground && be::memory_is_host;
     const auto copy = [&](auto* part) { m.arena.add_on_host("copy for checkpoints", part, m.shards.size); };
-    m.copy.m.is_bf16 = m.m.is_bf16;
-    m.copy.v.is_bf16 = m.v.is_bf16;
+    m.copy.exp_avg.is_bf16 = m.exp_avg.is_bf16;
+    m.copy.exp_avg_sq.is_bf16 = m.exp_avg_sq.is_bf16;
     if (!in_place || m.shards.cut) copy(&m.copy.params);
     if (in_place) return;
     if (has_lower_halves) copy(&m.copy.lower);
-    copy(&m.copy.m);
-    copy(&m.copy.v);
+    copy(&m.copy.exp_avg);
+    copy(&m.copy.exp_avg_sq);
 }
 
 // Points all layers at their parameters, and at the buffers into which ops write gradients.
@@ -542,7 +544,7 @@ static void allocate(be::Ctx& ctx, Model& m) {
 }
 
 // The memory that training keeps from step to step; params are all weights that this rank holds.
-static Parts memory_of(const Model& m) { return {m.params, m.lower, m.m, m.v}; }
+static Parts memory_of(const Model& m) { return {m.params, m.lower, m.exp_avg, m.exp_avg_sq}; }
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
@@ -1216,15 +1218,15 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
             constants.weight_decay = decay ? (real)weight_decay : real(0);
             const auto update_part = [&](size_t first, size_t n, const Rounding& rounding) {
                 const size_t shard = b.shard + first - b.mine;
-                be::adamw(t.ctx, m.params + first, m.lower ? m.lower + shard : nullptr, m.m.from(shard), m.v.from(shard),
-                          m.grads.from(first), n, constants, rounding);
+                be::adamw(t.ctx, m.params + first, m.lower ? m.lower + shard : nullptr, m.exp_avg.from(shard),
+                          m.exp_avg_sq.from(shard), m.grads.from(first), n, constants, rounding);
             };
-            if (m.m.is_bf16 || m.v.is_bf16)
+            if (m.exp_avg.is_bf16 || m.exp_avg_sq.is_bf16)
                 for_each_rounding(m.table, b.mine, b.mine + b.n, rounding_key((uint64_t)t.o.seed, step), update_part);
             else update_part(b.mine, b.n, {});
             t.gatherer.start(b, m.params);
         }
-    t.faults.in_update(m.m, t.batch());
+    t.faults.in_update(m.exp_avg, t.batch());
     t.memory.remember(memory_of(m));
 }
 
@@ -1234,7 +1236,7 @@ static double second_moments(Trainer& t) {
     clear_sums(t.ctx, m);
     for (const Range& r : m.counted)
         m.shards.for_each_part(r.begin, r.end - r.begin, [&](size_t, size_t shard, size_t n) {
-            be::add_squares(t.ctx, &m.a.sums->squares, m.v.from(shard), n);
+            be::add_squares(t.ctx, &m.a.sums->squares, m.exp_avg_sq.from(shard), n);
         });
     const double squares = reduce_sums(*m.ranks, read_sums(t.ctx, m)).squares;
     return std::sqrt(std::sqrt(squares) / (1 - std::pow(t.o.adam_beta2, (double)(t.state.updates + 1))));
@@ -1356,7 +1358,7 @@ public:
         micro_batch();
         double start = monotonic_seconds();
         const double norm = std::sqrt(be::sum_of_squares(ctx_, m_.grads, m_.table.size));
-        be::adamw(ctx_, m_.params, m_.lower, m_.m, m_.v, m_.grads, m_.table.size,
+        be::adamw(ctx_, m_.params, m_.lower, m_.exp_avg, m_.exp_avg_sq, m_.grads, m_.table.size,
                   {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, (real)std::min(1.0, 1 / norm), ++steps_}, Rounding());
         lap(update, start);
     }
@@ -1578,8 +1580,8 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     const std::vector<int> stages = layers_of_stages(o, c, ranks->mesh);
     auto m = std::make_unique<Model>(c, std::move(ranks), stages);
     m->grads.is_bf16 = o.main_grads_dtype == "bf16";
-    m->m.is_bf16 = o.exp_avg_dtype == "bf16";
-    m->v.is_bf16 = o.exp_avg_sq_dtype == "bf16";
+    m->exp_avg.is_bf16 = o.exp_avg_dtype == "bf16";
+    m->exp_avg_sq.is_bf16 = o.exp_avg_sq_dtype == "bf16";
     // A rollback may lead back to steps in bf16.
     const int64_t start = fp8_start(o, run.state);
     choose_fp8_blocks(run.ctx, *m, o, run.state.step < start || (start > 0 && o.on_spike == "rollback"));
@@ -1622,7 +1624,8 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     check_same_everywhere(run.world, o, m->a.head_rows, run.data);
     run.begin("measuring how fast this machine computes");
     run.peak = peak_of_all(run.world, run.ctx, o.device_tflops);
-    describe_run(run, {m->shards.buckets.size(), what_is_bf16(m->grads, m->m, m->v), m->arena.purposes(), m->arena.bytes()});
+    describe_run(run, {m->shards.buckets.size(), what_is_bf16(m->grads, m->exp_avg, m->exp_avg_sq), m->arena.purposes(),
+                       m->arena.bytes()});
     const MemoryOfStages memory_of_stages = [&](const TrainOptions& p, int n) { return plan_stages(run, p, n); };
     if (run.plans_elsewhere()) describe_plan(run, memory_of_stages);
     else if (o.dry_run && be::memory_is_host && run.world.size() == 1 && o.fp8_format.empty())

@@ -521,7 +521,7 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
             TrainingState state;
             state.step = i;
             const double start = now();
-            saver.save({m.params, m.lower, m.m, m.v}, state);
+            saver.save({m.params, m.lower, m.exp_avg, m.exp_avg_sq}, state);
             copies.push_back(now() - start);
             saver.wait();
             writes.push_back(now() - start - copies.back());

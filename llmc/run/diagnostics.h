@@ -50,8 +50,8 @@ public:
         floatX* const weight = memory.params + shards_.buckets[0].mine;
         const std::pair<const char*, void*> places[] = {{"flip-norm", memory.params + table_.shared},
                                                         {"flip-lower", memory.lower ? (void*)memory.lower : weight},
-                                                        {"flip-exp-avg", memory.m.data},
-                                                        {"flip-exp-avg-sq", memory.v.data}};
+                                                        {"flip-exp-avg", memory.exp_avg.data},
+                                                        {"flip-exp-avg-sq", memory.exp_avg_sq.data}};
         for (const auto& [kind, place] : places) {
             if (!once(kind, batch)) continue;
             wait();

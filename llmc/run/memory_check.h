@@ -64,8 +64,8 @@ public:
             const Sums &stored = all[r].stored, &now = all[r].now;
             for (const auto& [name, sum] : {std::pair("the weights", &Sums::weights),
                                             {"the lower halves of the fp32 weights", &Sums::lower},
-                                            {"the moments exp_avg", &Sums::m},
-                                            {"the moments exp_avg_sq", &Sums::v}})
+                                            {"the moments exp_avg", &Sums::exp_avg},
+                                            {"the moments exp_avg_sq", &Sums::exp_avg_sq}})
                 if (stored.*sum != now.*sum) return name + on_rank(r);
         }
         for (size_t r = 0; r < all.size(); r++) {
@@ -115,7 +115,7 @@ public:
 private:
     // Checksums of this rank's shards; copies: of all weights that it holds.
     struct Sums {
-        uint64_t weights = 0, lower = 0, m = 0, v = 0, copies = 0;
+        uint64_t weights = 0, lower = 0, exp_avg = 0, exp_avg_sq = 0, copies = 0;
     };
 
     template <class E>
@@ -128,8 +128,8 @@ private:
         for (const Bucket& b : shards_.buckets) s.weights += sum(memory.params, b.mine, b.n);
         if (memory.lower) s.lower = sum(memory.lower, 0, shards_.size);
         const auto all = [&](const auto* moment) { return sum(moment, 0, shards_.size); };
-        s.m = memory.m.visit(all);
-        s.v = memory.v.visit(all);
+        s.exp_avg = memory.exp_avg.visit(all);
+        s.exp_avg_sq = memory.exp_avg_sq.visit(all);
         return s;
     }
 
@@ -159,8 +159,8 @@ private:
         add("", memory.params + t.offset + begin, 0, n);
         shards_.for_each_part(t.offset + begin, n, [&](size_t from, size_t shard, size_t count) {
             if (memory.lower) add("the lower half of ", memory.lower + shard, from, count);
-            memory.m.from(shard).visit([&](const auto* x) { add("exp_avg of ", x, from, count); });
-            memory.v.from(shard).visit([&](const auto* x) { add("exp_avg_sq of ", x, from, count); });
+            memory.exp_avg.from(shard).visit([&](const auto* x) { add("exp_avg of ", x, from, count); });
+            memory.exp_avg_sq.from(shard).visit([&](const auto* x) { add("exp_avg_sq of ", x, from, count); });
         });
     }
 

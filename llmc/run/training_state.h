@@ -250,7 +250,7 @@ inline void read_masters(const std::string& dir, const ModelConfig& c, const Par
 struct Parts {
     floatX* params = nullptr;
     LowerHalf* lower = nullptr;  // null where params are the whole weights
-    Elements m, v;
+    Elements exp_avg, exp_avg_sq;
 };
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
@@ -298,9 +298,9 @@ inline void load_weights_and_moments(be::Ctx& ctx, const ModelConfig& c, const P
         parts.upload();
     };
     read_tensors(dir + "/training/exp_avg.safetensors", c, table, whole.data());
-    memory.m.visit(keep_parts);
+    memory.exp_avg.visit(keep_parts);
     read_tensors(dir + "/training/exp_avg_sq.safetensors", c, table, whole.data());
-    memory.v.visit(keep_parts);
+    memory.exp_avg_sq.visit(keep_parts);
     read_masters(dir, c, table, whole.data());
     set_weights(ctx, shards, memory, whole);
 }
@@ -355,15 +355,15 @@ public:
             for (const Bucket& b : shards_.buckets)
                 be::download(ctx_, buffers_.params + b.shard, now.params + b.mine, b.n * sizeof(floatX));
         }
-        if (buffers_.m.data) {
+        if (buffers_.exp_avg.data) {
             parts_ = buffers_;
             if (now.lower) be::download(ctx_, buffers_.lower, now.lower, shards_.size * sizeof(LowerHalf));
-            be::download(ctx_, buffers_.m.data, now.m.data, shards_.size * now.m.element_bytes());
-            be::download(ctx_, buffers_.v.data, now.v.data, shards_.size * now.v.element_bytes());
+            be::download(ctx_, buffers_.exp_avg.data, now.exp_avg.data, shards_.size * now.exp_avg.element_bytes());
+            be::download(ctx_, buffers_.exp_avg_sq.data, now.exp_avg_sq.data, shards_.size * now.exp_avg_sq.element_bytes());
         }
         phase_ = Phase::make;
         start_phase();
-        if (!buffers_.m.data) wait();
+        if (!buffers_.exp_avg.data) wait();
     }
 
     // Enters the next phase if all ranks have finished the last. wait() repeats this until the checkpoint is written.
@@ -451,7 +451,7 @@ private:
         std::vector<TensorFiles> all;
         all.emplace_back(dir + "/model.safetensors", whole_, dtype_of<floatX>);
         if (has_lower_halves) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
-        for (const auto& [name, moment] : {std::pair("exp_avg", &parts_.m), {"exp_avg_sq", &parts_.v}})
+        for (const auto& [name, moment] : {std::pair("exp_avg", &parts_.exp_avg), {"exp_avg_sq", &parts_.exp_avg_sq}})
             all.emplace_back(dir + "/training/" + name + ".safetensors", whole_,
                              moment->is_bf16 ? dtype_of<bf16> : dtype_of<real>);
         return all;
@@ -460,7 +460,7 @@ private:
     void make(const NewDirectory& directory) {
         if (!first()) return;
         if (settings_.lock) settings_.lock->hold();
-        const size_t moment_bytes = parts_.m.element_bytes() + parts_.v.element_bytes();
+        const size_t moment_bytes = parts_.exp_avg.element_bytes() + parts_.exp_avg_sq.element_bytes();
         check_free_space(settings_.out, checkpoint_bytes(whole_, settings_.texts, moment_bytes));
         directory.create();
         try {
@@ -490,7 +490,7 @@ private:
         };
         write([&](size_t i) { return parts_.params[i]; });
         if (has_lower_halves) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
-        for (const Elements& moment : {parts_.m, parts_.v})
+        for (const Elements& moment : {parts_.exp_avg, parts_.exp_avg_sq})
             moment.visit([&](const auto* x) { write([x](size_t i) { return x[i]; }); });
         run_all(parts);
     }
