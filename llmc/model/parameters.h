@@ -12,6 +12,7 @@
 // SwiGLU model [gate | up]; with tensor parallelism these are a rank's own heads and columns. Files split and permute the rows
 // of the whole tensor, as HfTensor describes.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -263,15 +264,18 @@ struct ParameterTable {
             if (group == Group::cut_bias) shared = size;
         }
         size = decayed + round_up(size - decayed, multiple);
+        block_begins_.assign(part.layers.size() + 1, decayed);
+        for (const TensorSpec& spec : rows)
+            if (spec.block >= 0 && !spec.vector())
+                block_begins_[(size_t)spec.block] = std::min(block_begins_[(size_t)spec.block], spec.offset);
     }
     explicit ParameterTable(const ModelConfig& c) : ParameterTable(c, whole_model(c)) {}
 
     // Where the matrices of one of this rank's blocks begin; of the block after the last: where all matrices end.
-    size_t begin_of_block(int block) const {
-        for (const TensorSpec& t : rows)
-            if (t.block == block && t.group == Group::matrix) return t.offset;
-        return decayed;
-    }
+    size_t begin_of_block(int block) const { return block_begins_[(size_t)block]; }
+
+private:
+    std::vector<size_t> block_begins_;
 };
 
 // Points p's tensors into a buffer: each row of the table to place(row).
