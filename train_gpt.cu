@@ -399,14 +399,14 @@ static void plan_activations(Model& m, bool fp8) {
 
 // Plans scratch memory for codes, and the scales of all tensors.
 static void plan_fp8(Model& m) {
-    const size_t N = (size_t)m.a.B * m.a.T, blocks = m.fp8.blocks.size();
+    const size_t N = (size_t)m.a.B * m.a.T;
     const size_t widest = N * (size_t)std::max({m.c.C, m.n.QKVl, m.n.F1l, m.n.NHl * m.c.HS()});
     for (uint8_t** scratch : {&m.a.fp8_codes, &m.a.fp8_inputs, &m.a.fp8_gradients})
         m.arena.add("activations: shared block", scratch, widest);
-    for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) m.arena.add("FP8 weights", numbers, blocks * fp8_tensors);
-    m.arena.add("FP8 weights", &m.fp8.inverse, blocks * fp8_tensors);
+    for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) m.arena.add("FP8 weights", numbers, m.fp8.tensors());
+    m.arena.add("FP8 weights", &m.fp8.inverse, m.fp8.tensors());
     m.arena.add("FP8 weights", &m.fp8.now, 1);
-    m.fp8.prepared.assign(blocks, false);
+    m.fp8.prepared.assign(m.fp8.blocks.size(), false);
 }
 
 static void plan_head(Model& m) {
@@ -1596,7 +1596,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
 
 // One rank of each pipeline stage, with the options `o` on n ranks. A CPU build that plans for GPUs (--world) leaves out the
 // copy for checkpoints, which is in host memory.
-static std::vector<RankMemory> plan_stages(const Run& run, const TrainOptions& o, int n) {
+static std::vector<RankMemory> memory_of_stages(const Run& run, const TrainOptions& o, int n) {
     const ModelConfig c = configure_model(o, run.tokenizer.get());
     const Mesh mesh = place_rank(n, 0, layout_of(o), c)->mesh;
     const Schedule steps = make_schedule(o, mesh.dp.size);
@@ -1626,13 +1626,13 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     run.peak = peak_of_all(run.world, run.ctx, o.device_tflops);
     describe_run(run, {m->shards.buckets.size(), what_is_bf16(m->grads, m->exp_avg, m->exp_avg_sq), m->arena.purposes(),
                        m->arena.bytes()});
-    const MemoryOfStages memory_of_stages = [&](const TrainOptions& p, int n) { return plan_stages(run, p, n); };
-    if (run.plans_elsewhere()) describe_plan(run, memory_of_stages);
+    const MemoryOfStages plan = [&](const TrainOptions& p, int n) { return memory_of_stages(run, p, n); };
+    if (run.plans_elsewhere()) describe_plan(run, plan);
     else if (o.dry_run && be::memory_is_host && run.world.size() == 1 && o.fp8_format.empty())
         describe_time_here(run, measured_step_seconds(run.ctx, {run.c, o.micro_batch_size, o.seq_length}, m->recompute,
                                                       run.schedule.final_batch, run.peak.flops));
     describe_data(run);
-    if (o.dry_run) describe_shortage(run, memory_of_stages);
+    if (o.dry_run) describe_shortage(run, plan);
     run.phase.done();
     return m;
 }

@@ -56,13 +56,14 @@ inline void begin_step_in_fp8(be::Ctx& ctx, Fp8Training& f, const Fp8State& stat
     f.prepared.assign(f.prepared.size(), false);
     be::clear(ctx, f.amax, f.tensors() * sizeof(float));
     if (!f.on || f.current) return;
-    std::vector<float> scales, inverses;
+    std::vector<float> scales;
+    std::vector<ScaleInverse> inverses;
     for (size_t i = 0; i < f.tensors(); i++) {
         scales.push_back(state.scales[among_all_layers(layers, i)]);
-        inverses.insert(inverses.end(), sizeof(ScaleInverse) / sizeof(float), 1.0f / scales.back());
+        inverses.push_back({1.0f / scales.back()});
     }
     be::upload(ctx, f.scale, scales.data(), scales.size() * sizeof(float));
-    be::upload(ctx, f.inverse, inverses.data(), inverses.size() * sizeof(float));
+    be::upload(ctx, f.inverse, inverses.data(), inverses.size() * sizeof(ScaleInverse));
 }
 
 // amax of all layers' tensors, of which this rank knows its own; 0 where a tensor was not measured.

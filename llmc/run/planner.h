@@ -223,6 +223,9 @@ inline void check_plan(const PlanInput& in) {
         fail("recompute-granularity is '%s'; it must be none, selective or full", in.recompute.c_str());
 }
 
+// Whether sequence parallelism divides the rows of the residual stream among tp ranks.
+inline bool cuts_rows(const PlanInput& in) { return in.sequence_parallel && in.tp > 1; }
+
 // The virtual stages of rank 0 of each tp group, with `layers` layers each.
 inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh, const std::vector<int>& layers) {
     const ModelConfig& c = in.c;
@@ -230,7 +233,7 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
     FlopSizes one = flop_sizes(c, in.T);
     one.L = 1;
     const double layer = layers_forward_flops(one, in.attention) * N / in.tp, head = head_forward_flops(one) * N / in.tp;
-    const bool cut = in.sequence_parallel && in.tp > 1, again = in.recompute == "full";
+    const bool cut = cuts_rows(in), again = in.recompute == "full";
     std::vector<StagePlan> stages;
     for (int s = 0, at = 0; s < (int)layers.size(); s++) {
         Part part;
@@ -253,8 +256,6 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
     return stages;
 }
 
-// Sequence parallelism takes part: a rank sends parts of rows only.
-inline bool cuts_rows(const PlanInput& in) { return in.sequence_parallel && in.tp > 1; }
 // Bytes of a micro-batch's residual stream.
 inline double stream_bytes(const PlanInput& in) { return (double)in.B * in.T * in.c.C * in.bytes_per_element; }
 // Bytes that a rank sends in one half of an all-reduce over tp ranks.
@@ -353,7 +354,7 @@ inline void plan_update(Plan& p) {
         const double waiting = in.zero ? exposed(scatter, last_backward) + exposed(gather, update) : scatter + gather;
         if (waiting + update <= slowest) continue;
         slowest = waiting + update;
-        p.data.bytes = parameters * part * (of_gradient + (in.zero ? (double)in.bytes_per_element : of_gradient));
+        p.data.bytes = parameters * part * (of_gradient + gathered);
         p.data.messages = dp > 1 ? (int64_t)buckets * (in.zero ? 2 : 1) : 0;
         p.data.exposed = waiting;
         p.update_seconds = update;
