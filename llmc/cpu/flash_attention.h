@@ -610,7 +610,10 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
         unit.begin();
         if (apart) {
             if (by_tiles) {
-                on_tiles([](auto& head, int at) { head.pack_keys(at), head.pack_queries(at); });
+                on_tiles([](auto& head, int at) {
+                    head.pack_keys(at);
+                    head.pack_queries(at);
+                });
                 on_tiles([](auto& head, int at) { head.run_tile(at); });
             } else {
                 me.share(heads, [&](int64_t head) {

@@ -83,8 +83,7 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
     if (sequence_parallel && rows % tp)
         fail_usage(
             "sequence parallelism splits the %lld rows (micro-batch-size x seq-length) of a micro-batch into %d equal parts; "
-            "HINT: "
-            "another --micro-batch-size or --seq-length, or --no-sequence-parallel",
+            "HINT: another --micro-batch-size or --seq-length, or --no-sequence-parallel",
             (long long)rows, tp);
 }
 
