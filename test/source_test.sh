@@ -7,7 +7,7 @@ repository=$(realpath "$(dirname "$0")/..")
 # Prints each include of FOLDER/llmc that goes up or beside, and fails if there is one.
 includes_go_down() {
     local bad=0 file line target from to
-    local -A floor=([base]=1 [.]=2 [cpu]=3 [gpu]=4 [model]=5 [data]=6 [parallel]=7 [report]=8 [run]=9)
+    local -A floor=([base]=1 [.]=2 [cpu]=3 [gpu]=4 [model]=5 [data]=6 [parallel]=7 [report]=8 [curate]=9 [run]=10)
     while IFS=: read -r file line; do
         target=$(realpath -m --relative-to="$1/llmc" "$(dirname "$file")/$(cut -d'"' -f2 <<<"$line")")
         file=$(realpath --relative-to="$1/llmc" "$file")

@@ -1,0 +1,20 @@
+// A document on its way through curation, and what a stage says about it.
+// A stage that looks at one document is a pure function of it and is called from many threads. A stage that looks at the whole
+// corpus has three steps: sign (pure, from many threads), add (in the documents' order, by one thread), solve.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+struct Document {
+    std::string text;
+    std::string source;             // the file or folder of --input that it comes from
+    int64_t number = 0;             // position in the whole input, from 0: the order of documents whatever the threads
+    nlohmann::ordered_json fields;  // all other keys of its JSON line, or its other columns; null without any
+};
+
+// Whether a document is kept; if not, by which rule it was dropped and what was measured.
+struct Verdict {
+    bool keep = true;
+    std::string rule, detail;  // "gopher-mean-word-length", "11.3 characters; allowed are 3 to 10"
+};
