@@ -17,13 +17,10 @@
 #pragma once
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <climits>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <queue>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -32,6 +29,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
+#include "bpe.h"
 #include "pre_tokenizer.h"
 #include "tokenizer_identity.h"
 
@@ -224,9 +222,8 @@ public:
         return tokens;
     }
     void encode_append(std::string_view text, std::vector<int>& tokens, bool special = false) const {
-        Cache& cache = cache_of_this_thread();
         const auto encode_text = [&](std::string_view part) {
-            pre_tokenizer_->split(part, [&](std::string_view piece) { encode_piece(piece, tokens, cache); });
+            pre_tokenizer_->split(part, [&](std::string_view piece) { bpe_.encode_append(piece, tokens); });
         };
         try {
             find_added(text, special, encode_text, [&](const AddedToken& t) { tokens.push_back(t.id); });
@@ -269,20 +266,6 @@ public:
     }
 
 private:
-    struct Merge {
-        int rank, token;
-    };
-    struct Cache {
-        uint64_t owner = 0;
-        std::unordered_map<std::string, std::vector<int>> pieces;
-    };
-
-    static uint64_t pair_key(int a, int b) { return (uint64_t)(uint32_t)a << 32 | (uint32_t)b; }
-    const Merge* merge_of(int a, int b) const {
-        const auto found = merges_.find(pair_key(a, b));
-        return found == merges_.end() ? nullptr : &found->second;
-    }
-
     // Tokens that are not to be normalised are found first, then the others in the text between. (No normaliser is supported,
     // but this is the library's order.)
     template <class Text, class Token>
@@ -296,110 +279,8 @@ private:
         else second(text);
     }
 
-    Cache& cache_of_this_thread() const {
-        thread_local Cache cache;
-        if (cache.owner != instance_) {
-            cache.owner = instance_;
-            cache.pieces.clear();
-        }
-        return cache;
-    }
-
-    void encode_piece(std::string_view piece, std::vector<int>& tokens, Cache& cache) const {
-        constexpr size_t longest_cached = 32, most_cached = 1 << 18;
-        if (piece.size() > longest_cached) return merge_piece(piece, tokens);
-        std::string key(piece);
-        const auto found = cache.pieces.find(key);
-        if (found != cache.pieces.end()) {
-            tokens.insert(tokens.end(), found->second.begin(), found->second.end());
-            return;
-        }
-        const size_t before = tokens.size();
-        merge_piece(piece, tokens);
-        if (cache.pieces.size() >= most_cached) cache.pieces.clear();
-        cache.pieces.emplace(std::move(key), std::vector<int>(tokens.begin() + before, tokens.end()));
-    }
-
-    void merge_piece(std::string_view piece, std::vector<int>& tokens) const {
-        if (ignore_merges_) {  // Llama-3: a piece that is a token is not split
-            const auto found = by_bytes_.find(std::string(piece));
-            if (found != by_bytes_.end()) return tokens.push_back(found->second);
-        }
-        if (piece.size() > INT_MAX) fail("a piece of %zu bytes is too long to merge; at most %d are", piece.size(), INT_MAX);
-        if (piece.size() <= 48) merge_short(piece, tokens);
-        else merge_long(piece, tokens);
-    }
-
-    // Calls symbol(id) for each byte. A byte without a token is the unknown token, or skipped if there is none.
-    template <class F>
-    void each_byte(std::string_view piece, F symbol) const {
-        bool unknown = false;
-        for (unsigned char b : piece) {
-            const bool known = byte_id_[b] >= 0;
-            if (known) symbol(byte_id_[b]);
-            else if (unknown_ >= 0 && !(unknown && fuse_unknown_)) symbol(unknown_);
-            unknown = !known;
-        }
-    }
-
-    // Searches for the best pair again after every merge: quadratic, and fastest for words.
-    void merge_short(std::string_view piece, std::vector<int>& tokens) const {
-        int symbols[48], n = 0;
-        each_byte(piece, [&](int id) { symbols[n++] = id; });
-        while (n > 1) {
-            Merge best = {INT_MAX, -1};
-            int at = -1;
-            for (int i = 0; i + 1 < n; i++)
-                if (const Merge* m = merge_of(symbols[i], symbols[i + 1]); m && m->rank < best.rank) {
-                    best = *m;
-                    at = i;
-                }
-            if (at < 0) break;
-            symbols[at] = best.token;
-            std::copy(symbols + at + 2, symbols + n, symbols + at + 1);
-            n--;
-        }
-        tokens.insert(tokens.end(), symbols, symbols + n);
-    }
-
-    // A linked list of symbols and a priority queue of candidate pairs: O(n log n), for runs of thousands of letters without a
-    // space.
-    void merge_long(std::string_view piece, std::vector<int>& tokens) const {
-        std::vector<int> symbol;
-        symbol.reserve(piece.size());
-        each_byte(piece, [&](int id) { symbol.push_back(id); });
-        const int n = (int)symbol.size();
-        std::vector<int> next(n), previous(n);
-        using Candidate = std::array<int, 4>;  // rank, position, left symbol, right symbol
-        std::priority_queue<Candidate, std::vector<Candidate>, std::greater<Candidate>> queue;
-        const auto consider = [&](int i) {
-            if (i < 0 || next[i] >= n) return;
-            if (const Merge* m = merge_of(symbol[i], symbol[next[i]])) queue.push({m->rank, i, symbol[i], symbol[next[i]]});
-        };
-        for (int i = 0; i < n; i++) {
-            next[i] = i + 1;
-            previous[i] = i - 1;
-        }
-        for (int i = 0; i < n; i++) consider(i);
-        while (!queue.empty()) {
-            const auto [rank, i, left, right] = queue.top();
-            queue.pop();
-            if (symbol[i] != left || next[i] >= n || symbol[next[i]] != right) continue;  // outdated: one of the two was merged
-            const int gone = next[i];
-            symbol[i] = merge_of(left, right)->token;
-            symbol[gone] = -1;
-            next[i] = next[gone];
-            if (next[i] < n) previous[next[i]] = i;
-            consider(previous[i]);
-            consider(i);
-        }
-        for (int i = 0; i < n; i = next[i]) tokens.push_back(symbol[i]);
-    }
-
     // ---- loading ----
     Tokenizer(const nlohmann::json& j, const std::string& file) : source_(file) {
-        static std::atomic<uint64_t> instances{0};
-        instance_ = ++instances;
         const char* name = file.c_str();
         if (!j.is_object() || !j.contains("model")) fail("%s is not a tokenizer.json: it has no 'model'", name);
         const auto& model = j["model"];
@@ -416,8 +297,8 @@ private:
                 fail("%s: %s %s is not supported; only byte-level BPE without it is", name, key, model[key].dump().c_str());
         if (j.contains("normalizer") && !does_nothing(j["normalizer"], "normalizers"))
             fail("%s: normalizer '%s' is not supported; only none is", name, j["normalizer"].value("type", "?").c_str());
-        ignore_merges_ = given("ignore_merges", false);
-        fuse_unknown_ = given("fuse_unk", false);
+        bpe_.whole_tokens = given("ignore_merges", false);
+        bpe_.fuse_unknown = given("fuse_unk", false);
         load_pre_tokenizer(j);
         load_vocabulary(j);
         load_merges(model.at("merges"));
@@ -495,7 +376,6 @@ private:
             }
             return id;
         };
-        std::fill(byte_id_.begin(), byte_id_.end(), -1);
         for (const auto& [characters, value] : vocabulary.items()) {
             const int64_t id = place(value, characters);
             if (taken_[id])
@@ -505,20 +385,19 @@ private:
             bytes_[id] = of_bytes ? bytes : characters;
             taken_[id] = true;  // names of special tokens are not in the byte table
             by_characters_[characters] = (int)id;
-            if (of_bytes) by_bytes_.emplace(bytes, (int)id);
-            if (of_bytes && bytes.size() == 1) byte_id_[(unsigned char)bytes[0]] = (int)id;
+            if (of_bytes) bpe_.add_token(bytes, (int)id);
         }
         const auto& unknown = j["model"].value("unk_token", nlohmann::json());
         if (unknown.is_string()) {
             const auto found = by_characters_.find(unknown.get<std::string>());
-            if (found != by_characters_.end()) unknown_ = found->second;
+            if (found != by_characters_.end()) bpe_.unknown = found->second;
         }
-        const auto missing = std::find(byte_id_.begin(), byte_id_.end(), -1);
-        keeps_every_byte_ &= missing == byte_id_.end();
+        keeps_every_byte_ &= bpe_.knows_every_byte();
         // A few bytes never occur in UTF-8, but a vocabulary without the letters is not byte-level.
         for (int b = 'a'; b <= 'z'; b++)
-            if (byte_id_[b] < 0) fail("%s: the byte %d has no token; it is not a byte-level vocabulary", name, b);
-        if (missing != byte_id_.end() && unknown_ < 0 && unknown.is_string())
+            if (bpe_.byte_id((unsigned char)b) < 0)
+                fail("%s: the byte %d has no token; it is not a byte-level vocabulary", name, b);
+        if (!bpe_.knows_every_byte() && bpe_.unknown < 0 && unknown.is_string())
             fail("%s: unk_token %s is no token of the vocabulary", name, unknown.dump().c_str());
         if (j.contains("added_tokens"))
             for (const auto& token : j["added_tokens"]) {
@@ -620,22 +499,20 @@ private:
                     fail("%s: merge %d names '%s', which is no token", source_.c_str(), rank, characters.c_str());
                 return found->second;
             };
-            const int a = id(left), b = id(right), merged = id(left + right);
-            merges_[pair_key(a, b)] = Merge{rank++, merged};  // if a pair is listed twice, the later entry counts
+            bpe_.add_merge(id(left), id(right), id(left + right));
+            rank++;
         }
         by_characters_.clear();
     }
 
     std::string source_, hash_;
-    uint64_t instance_ = 0;
-    bool ignore_merges_ = false, fuse_unknown_ = false, keeps_every_byte_ = true;
-    int eod_ = -1, bos_ = -1, unknown_ = -1;
+    bool keeps_every_byte_ = true;
+    int eod_ = -1, bos_ = -1;
     std::vector<int> template_before_, template_after_;
     AddedTokenFinder added_plain_, added_normalized_;
     std::shared_ptr<PreTokenizer> pre_tokenizer_;
     std::vector<std::string> bytes_;  // id -> raw bytes
     std::vector<bool> special_, taken_;
-    std::array<int, 256> byte_id_;
-    std::unordered_map<std::string, int> by_bytes_, by_characters_, added_;
-    std::unordered_map<uint64_t, Merge> merges_;
+    std::unordered_map<std::string, int> by_characters_, added_;
+    BytePairEncoder bpe_;
 };
