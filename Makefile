@@ -31,7 +31,7 @@
 #                       -tests, -train, -bench, -speed, -ladders, -sanitize)
 #   make deps           install Debian's packages that are missing, as the targets
 #                       above do themselves; with NODEPS=1 they do not
-#   make lint format clean   (lint: clang-tidy, shellcheck, each header alone)
+#   make lint format clean   (lint: all STAGES="format shell headers warnings tidy")
 # Variables: BACKEND=cpu|cuda|emu (cuda where there are nvcc and a GPU; emu: the
 #            CUDA sources on a CPU emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
 #            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)
@@ -196,5 +196,5 @@ benchmark  := $(build)/bench
 gpu-programs: $(gpu_programs) $(ladders) $(trainer) $(benchmark)
 print-%: ; @echo $($*)
 clean: ; rm -rf build train_gpt
-lint: deps-lint ; @scripts/lint.sh
+lint: deps-lint ; @scripts/lint.sh $(STAGES)
 format: ; clang-format -i $(wildcard *.cu $(foreach d,llmc llmc/* test test/* dev/*,$(addprefix $d/*.,h cuh cpp cu)))
