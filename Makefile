@@ -1,43 +1,43 @@
 # train_gpt: pretraining of GPT, BLOOM and Llama models in one readable program.
 #
-#   make quickstart     from raw text to a model that writes, in minutes
-#                       TEXT="a.txt b.txt"  OUT=quickstart  STEPS=600  VOCAB=4096
-#                       PRESET=quickstart (train_gpt help presets lists them)
-#   make train_gpt      the program for this machine, as ./train_gpt
-#   make install        program, manual page, bash completion  PREFIX=/usr/local  DESTDIR=
-#   make test           every test, in about ten minutes; ends with `N passed, N failed`
-#                       FILTER=attention: those with that in their names
-#   make test-all       the same at length: more layouts, longer trainings, more kills,
-#                       machine code for other GPUs and of tests, ten minutes of chaos
-#   make coverage       the tests, then which lines and branches they have not run
-#   make test-sass      Hopper's machine code and what kernels take, against
-#                       dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
-#   make test-interop   models and tokens exchanged with transformers (TRANSFORMERS=5
-#                       or 4), which pip puts under build/: 6 GB
-#   make chaos          trainings under injected faults (kills, full disks, damaged
-#                       files) end with the bits of undisturbed ones
-#                       CHAOS_SECONDS=600 or CHAOS_RUNS=N  CHAOS_SEED=  CHAOS_FAULTS=
-#                       CHAOS_LEAVE_OUT=  CHAOS_BUILDS="cpu-bf16 emu-bf16"
-#   make fuzz           hostile files to every reader of files  FUZZ_SECONDS=60 for each
-#   make bench          speed of a training step and of each kernel, here
-#   make bench-cpu      our training step on this CPU beside PyTorch's best, which pip
-#                       puts under build/  CONFIGS="gpt2-124m:1x1024 quickstart:8x256"
-#                       PRECISIONS="bf16 fp32"  UNITS="AVX2 AVX-512" or all
-#                       LLMC=FOLDER: llm.c's as well
-#   make bench-ranks    speed on 1, 2, 4 CPU ranks, and what communication costs
-#   make ladders        kernels from naive to the trainer's: checked, on a GPU timed
-#   make check-gpu      on a machine with a GPU: every kernel test, a training, benchmarks,
-#                       compute-sanitizer; one table (or its stages: check-gpu-build,
-#                       -tests, -train, -bench, -speed, -ladders, -sanitize)
-#   make deps           install Debian's packages that are missing, as the targets
-#                       above do themselves; with NODEPS=1 they do not
-#   make lint format clean   (lint: all STAGES="format shell headers warnings tidy")
+# make quickstart   from raw text to a model that writes, in minutes
+#                   TEXT="a.txt b.txt"  OUT=quickstart  STEPS=600  VOCAB=4096
+#                   PRESET=quickstart (train_gpt help presets lists them)
+# make train_gpt    the program for this machine, as ./train_gpt
+# make install      program, manual page, completion  PREFIX=/usr/local  DESTDIR=
+# make test         every test, in ten minutes; ends with `N passed, N failed`
+#                   FILTER=attention: those with that in their names
+# make test-all     the same at length: more layouts, longer trainings, kills,
+#                   machine code for other GPUs and of tests, ten minutes of chaos
+# make coverage     the tests, then which lines and branches they have not run
+# make test-sass    Hopper's machine code and what kernels take, against
+#                   dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
+# make test-interop models and tokens exchanged with transformers (TRANSFORMERS=5
+#                   or 4), which pip puts under build/: 6 GB
+# make chaos        trainings under injected faults (kills, full disks, damaged
+#                   files) end with the bits of undisturbed ones
+#                   CHAOS_SECONDS=600 or CHAOS_RUNS=N  CHAOS_SEED=  CHAOS_FAULTS=
+#                   CHAOS_LEAVE_OUT=  CHAOS_BUILDS="cpu-bf16 emu-bf16"
+# make fuzz         hostile files to every reader of files  FUZZ_SECONDS=60 each
+# make bench        speed of a training step and of each kernel, here
+# make bench-cpu    our training step on this CPU beside PyTorch's best, which pip
+#                   puts under build/  CONFIGS="gpt2-124m:1x1024 quickstart:8x256"
+#                   PRECISIONS="bf16 fp32"  UNITS="AVX2 AVX-512" or all
+#                   LLMC=FOLDER: llm.c's as well
+# make bench-ranks  speed on 1, 2, 4 CPU ranks, and what communication costs
+# make ladders      kernels from naive to the trainer's: checked, on a GPU timed
+# make check-gpu    on a machine with a GPU: every kernel test, a training,
+#                   benchmarks, compute-sanitizer; one table (or its stages:
+#                   check-gpu-build, -tests -train -bench -speed -ladders -sanitize)
+# make deps         install Debian's packages that are missing, as the targets
+#                   above do themselves; with NODEPS=1 they do not
+# make lint format clean   (lint: all STAGES="format shell headers warnings tidy")
 # Variables: BACKEND=cpu|cuda|emu (cuda where there are nvcc and a GPU; emu: the
-#            CUDA sources on a CPU emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
+#            CUDA sources on an emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
 #            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)
 #            ARCHS="80 90a" (GPUs to build for)  MARCH=native (CPU to build for)
 # Every program can be built by its path, such as make build/emu-fp32/bench:
-# build/BACKEND-PRECISION[-SAN][-COMPILER][SUFFIX]/NAME. ./train_gpt links to the last.
+# build/BACKEND-PRECISION[-SAN][-COMPILER][SUFFIX]/NAME. ./train_gpt is the last.
 .DEFAULT_GOAL := help
 .PHONY: help deps train_gpt install quickstart test test-all coverage test-sass test-interop chaos \
         interop-programs lint fuzz bench bench-cpu bench-ranks ladders check-gpu gpu-programs clean format
