@@ -78,11 +78,13 @@ math      := -fno-math-errno -fno-trapping-math
 # For the GPU of this machine or, without one, all that the toolkit knows of Ampere, Hopper, Blackwell.
 gpu_here   = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u)
 ARCHS     ?= $(or $(patsubst 100,100a,$(patsubst 90,90a,$(gpu_here))),80 90a 100a 120)
-# Libraries. On a machine without packages they are scripts/vendor.sh's.
+# Libraries; optional are those of scripts/libraries.txt that are here. Without packages they are scripts/vendor.sh's.
 vendored  := $(if $(NODEPS),$(addprefix -isystem ,$(wildcard build/deps/include)))
 LDFLAGS   += $(if $(vendored),-Lbuild/deps/lib)
 LDLIBS    += $(if $(is_test),-lgtest) -lpcre2-8 -lpthread \
              $(if $(filter cuda,$(backend)),$(libs_cuda) $(subst -Wl$(comma),-Xlinker=,$(mpi_link)),$(mpi_link))
+optional   = $(shell awk '!/^\#/ { print "\043if __has_include(<" $$2 ">)\n" $$3 "\n\043endif" }' \
+             scripts/libraries.txt | $(CXX) -x c++ -E -P $(vendored) -)
 cuda_root  = $(abspath $(dir $(realpath $(NVCC)))..)
 libs_cuda  = -lcublasLt -lgomp $(nccl) $(patsubst %,-Xlinker=-rpath=%,$(wildcard $(cuda_root)/lib*))
 nccl       = $(shell printf '\043if __has_include(<nccl.h>)\n-lnccl\n\043endif' | $(CXX) -E -P -I$(cuda_root)/include -)
@@ -90,7 +92,7 @@ nccl       = $(shell printf '\043if __has_include(<nccl.h>)\n-lnccl\n\043endif' 
 MPI       ?= $(shell command -v mpicxx >/dev/null && echo 1)
 mpi_words  = $(if $(filter 1,$(MPI)),$(shell mpicxx -show 2>/dev/null))
 mpi_include= $(if $(mpi_words),$(patsubst -I%,-isystem %,$(filter -I%,$(mpi_words))),-DHAVE_MPI=0)
-mpi_link   = -Wl,--as-needed $(filter-out %mpi_cxx %mpicxx %mpichcxx,$(filter -L% -l% -Wl%,$(mpi_words)))
+mpi_link   = -Wl,--as-needed $(optional) $(filter-out %mpi_cxx %mpicxx %mpichcxx,$(filter -L% -l% -Wl%,$(mpi_words)))
 
 # ---- programs, by their names. Tests of one kind are one program, in a third of the time that they take alone, the
 #      emulator's together with the trainer (test/main.cpp) ----
@@ -123,15 +125,13 @@ fuzzers := $(patsubst test/fuzz/%.cpp,build/fuzz/%,$(wildcard test/fuzz/fuzz_*.c
 $(fuzzers): build/fuzz/%: test/fuzz/%.cpp Makefile | deps-clang
 	@echo "building $@" && mkdir -p $(@D)
 	@clang++ $< -std=c++17 -O1 -g -Wall -Wextra -Werror -MMD -MP -fno-omit-frame-pointer -o $@ \
-	    -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -lpcre2-8
+	    -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -lpcre2-8 $(optional)
 build/%.d: ;
 -include $(wildcard build/*/*.d)
 
-help:
-	@awk '/^#/ { sub(/^# ?/, ""); print; next } { exit }' Makefile
+help: ; @awk '/^\#/ { sub(/^\# ?/, ""); print; next } { exit }' Makefile
 deps: deps-build
-deps-%:
-	@$(if $(NODEPS),true,scripts/install_deps.sh $* $(if $(findstring clang,$(compiler)),clang))
+deps-%: ; @$(if $(NODEPS),true,scripts/install_deps.sh $* $(if $(findstring clang,$(compiler)),clang))
 train_gpt: $(build)/train_gpt ; @ln -sf $< $@
 install: $(or $(TRAIN_GPT),$(build)/train_gpt)
 	@scripts/install.sh $< "$(DESTDIR)$(or $(PREFIX),/usr/local)"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing to build, test and run on Debian or Ubuntu: as root, or through sudo where that needs no password.
-# Otherwise prints the exact command. Does nothing, quickly, when everything is there.
+# Otherwise prints the exact command. Does nothing, quickly, when everything is there. Without the optional libraries of
+# libraries.txt a build works, too: where they cannot be installed, a note says so.
 #   scripts/install_deps.sh [build|clang|lint|interop|test|chaos|quickstart]...      (default: build)
 set -euo pipefail
 
@@ -23,25 +24,29 @@ if ! command -v dpkg-query >/dev/null; then
     echo "error: this system has no dpkg; install what corresponds to: ${packages[*]}" >&2
     exit 1
 fi
-missing=()
-for package in $(printf '%s\n' "${packages[@]}" | sort -u); do
-    status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
-    [[ $status == installed ]] || missing+=("$package")
-done
-[[ ${#missing[@]} -gt 0 ]] || exit 0
+is_missing() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) != installed ]]; }
+missing=() optional=()
+for package in $(printf '%s\n' "${packages[@]}" | sort -u); do ! is_missing "$package" || missing+=("$package"); done
+for package in $(awk '!/^#/ { print $1 }' "$(dirname "$0")/libraries.txt"); do ! is_missing "$package" || optional+=("$package"); done
+[[ ${#missing[@]} -gt 0 || ${#optional[@]} -gt 0 ]] || exit 0
 
-command="apt-get install -y --no-install-recommends ${missing[*]}"
+command="apt-get install -y --no-install-recommends"
+without="note: without these packages some files are not read: ${optional[*]}"
 if [[ $(id -u) == 0 ]]; then
     run=()
 elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
     run=(sudo)
+elif [[ ${#missing[@]} == 0 ]]; then
+    echo "$without" >&2
+    exit 0
 else
     echo "error: these packages are missing: ${missing[*]}" >&2
-    echo "Install them with:  sudo apt-get update && sudo $command" >&2
+    echo "Install them with:  sudo apt-get update && sudo $command ${missing[*]} ${optional[*]}" >&2
     exit 1
 fi
-echo "installing: ${missing[*]}"
-export DEBIAN_FRONTEND=noninteractive
+echo "installing: ${missing[*]} ${optional[*]}"
+install() { "${run[@]}" env DEBIAN_FRONTEND=noninteractive $command -q "$@" >/dev/null; }
 # Package lists may be absent (fresh containers) or stale: fetch them, but let the install itself decide about success.
 "${run[@]}" apt-get update -q >/dev/null || echo "note: apt-get update failed; trying with the lists that are here" >&2
-"${run[@]}" env DEBIAN_FRONTEND=noninteractive $command -q >/dev/null
+[[ ${#missing[@]} == 0 ]] || install "${missing[@]}"
+[[ ${#optional[@]} == 0 ]] || install "${optional[@]}" || echo "$without" >&2

@@ -70,3 +70,15 @@ emu-bf16-x/parity_check BACKEND_EMU
 END
 expect "make refuses what is no program" refused made build/cpu-bf16/nothing
 says "and says so" "no program is called build/cpu-bf16/nothing"
+
+# Optional libraries: linked where their headers are, left out elsewhere.
+linked() { make -s -C "$repository" NODEPS=1 print-optional "$@"; }
+as_installed() {
+    local package header flag all
+    all=$(linked)
+    while read -r package header flag _; do
+        [[ $package == \#* || ! -e /usr/include/$header || " $all " == *" $flag "* ]] || { echo "$header"; return 1; }
+    done <"$repository/scripts/libraries.txt"
+}
+expect "optional libraries are linked where they are installed" as_installed
+expect "and left out where they are not" test -z "$(linked CXX="g++ -nostdinc -Itest")"

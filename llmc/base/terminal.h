@@ -26,6 +26,8 @@
 #include "check.h"
 #include "json.h"
 
+using Strings = std::vector<std::string>;
+
 // ---- the terminal ----------------------------------------------------------------------------------------------------------
 // Open MPI's mpirun gives its ranks a pseudo-terminal and forwards what they write: the launcher's own output decides.
 inline bool launcher_has_terminal(int fd) {

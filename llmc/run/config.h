@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-using Strings = std::vector<std::string>;
+#include "../base/terminal.h"
+
 using OptionalDouble = std::optional<double>;
 
 // The values that an option allows.
