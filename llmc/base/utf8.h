@@ -1,6 +1,10 @@
-// What is valid UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF.
+// UTF-8 (RFC 3629): characters to bytes and back. Overlong forms, surrogates and what is above U+10FFFF are not valid.
 #pragma once
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
 
 // Length of the valid UTF-8 sequence at the start of s; 0 if it does not begin with one.
 inline size_t valid_utf8_length(const unsigned char* s, size_t n) {
@@ -14,4 +18,56 @@ inline size_t valid_utf8_length(const unsigned char* s, size_t n) {
     if (c >= 0xf0 && c <= 0xf4)
         return follows(1, c == 0xf0 ? 0x90 : 0x80, c == 0xf4 ? 0x8f : 0xbf) && follows(2) && follows(3) ? 4 : 0;
     return 0;
+}
+
+inline std::string utf8(uint32_t c) {
+    const auto byte = [](uint32_t bits, uint32_t mark) { return (char)(mark | bits); };
+    const auto tail = [&](int shift) { return byte(c >> shift & 63, 0x80); };
+    if (c < 0x80) return {(char)c};
+    if (c < 0x800) return {byte(c >> 6, 0xc0), tail(0)};
+    if (c < 0x10000) return {byte(c >> 12, 0xe0), tail(6), tail(0)};
+    return {byte(c >> 18, 0xf0), tail(12), tail(6), tail(0)};
+}
+
+// The character at the start of `text`, which is not empty, and its length in bytes; a byte that begins no character has the
+// code -1 and the length 1.
+struct Utf8Character {
+    int32_t code;
+    size_t length;
+};
+inline Utf8Character first_character(std::string_view text) {
+    const auto* s = (const unsigned char*)text.data();
+    const size_t n = valid_utf8_length(s, text.size());
+    switch (n) {
+        case 1: return {s[0], 1};
+        case 2: return {(s[0] & 31) << 6 | (s[1] & 63), 2};
+        case 3: return {(s[0] & 15) << 12 | (s[1] & 63) << 6 | (s[2] & 63), 3};
+        case 4: return {(s[0] & 7) << 18 | (s[1] & 63) << 12 | (s[2] & 63) << 6 | (s[3] & 63), 4};
+        default: return {-1, 1};
+    }
+}
+
+// Calls each(character, its bytes) for all of text in order.
+template <class F>
+void each_character(std::string_view text, F each) {
+    while (!text.empty()) {
+        const Utf8Character c = first_character(text);
+        each(c.code, text.substr(0, c.length));
+        text.remove_prefix(c.length);
+    }
+}
+
+// Calls each(part, whether it is UTF-8) for the longest parts of text that are all UTF-8, and for the bytes between them.
+template <class F>
+void each_valid_part(std::string_view text, F each) {
+    const auto* bytes = (const unsigned char*)text.data();
+    for (size_t begin = 0, i = 0; begin < text.size(); begin = i) {
+        const bool valid = valid_utf8_length(bytes + begin, text.size() - begin) > 0;
+        while (i < text.size()) {
+            const size_t n = valid_utf8_length(bytes + i, text.size() - i);
+            if ((n > 0) != valid) break;
+            i += std::max<size_t>(n, 1);
+        }
+        each(text.substr(begin, i - begin), valid);
+    }
 }

@@ -29,17 +29,12 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
+#include "../base/unicode.h"
 #include "bpe.h"
 #include "pre_tokenizer.h"
 #include "tokenizer_identity.h"
 
 // ---- bytes as characters ---------------------------------------------------------------------------------------------------
-inline std::string utf8(uint32_t c) {
-    if (c < 0x80) return {(char)c};
-    if (c < 0x800) return {(char)(0xc0 | c >> 6), (char)(0x80 | (c & 63))};
-    return {(char)(0xe0 | c >> 12), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63))};  // longer ones do not occur here
-}
-
 // The code point that stands for each byte in GPT-2's table.
 inline const std::array<uint32_t, 256>& byte_characters() {
     static const std::array<uint32_t, 256> table = [] {
@@ -142,11 +137,8 @@ private:
     // Length in bytes of the Unicode white space that begins s; 0 if there is none.
     static size_t white_space_at(std::string_view s) {
         if (s.empty()) return 0;
-        if (s[0] == ' ' || (s[0] >= '\t' && s[0] <= '\r')) return 1;
-        for (const char* c : {"\u0085", "\u00a0", "\u1680", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"})
-            if (s.compare(0, strlen(c), c) == 0) return strlen(c);
-        const auto byte = [&](size_t i) { return i < s.size() ? (unsigned char)s[i] : 0u; };
-        return byte(0) == 0xe2 && byte(1) == 0x80 && byte(2) >= 0x80 && byte(2) <= 0x8a ? 3 : 0;  // U+2000 .. 200A
+        const Utf8Character c = first_character(s);
+        return is_space(c.code) ? c.length : 0;
     }
     static size_t length_without_space(std::string_view s) {
         for (size_t n = 1; n <= 3 && n <= s.size();)
