@@ -1,0 +1,466 @@
+// Duplicates in a corpus: sorting on the disk, words, MinHash and SimHash against their definitions, clusters of a labelled
+// set.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstdio>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../llmc/curate/near_duplicates.h"
+#include "files.h"
+#include "testing.h"
+
+namespace {
+
+std::vector<uint64_t> words_of(const std::string& text) {
+    std::vector<uint64_t> words;
+    for_each_word<Punctuation::removed, Digits::as_zero>(text, [&](uint64_t w, size_t, size_t) { words.push_back(w); });
+    return words;
+}
+std::vector<std::string> word_texts(const std::string& text) {
+    std::vector<std::string> words;
+    for_each_word<Punctuation::separates, Digits::kept>(
+        text, [&](uint64_t, size_t begin, size_t end) { words.push_back(text.substr(begin, end - begin)); });
+    return words;
+}
+
+// ---- hashes and words ------------------------------------------------------------------------------------------------------
+TEST(Duplicates, Murmur3IsTheReferences) {
+    EXPECT_TRUE(murmur3_128("") == Hash128{});
+    EXPECT_TRUE(murmur3_128("hello") == (Hash128{0xcbd8a7b341bd9b02u, 0x5b1e906a48ae1d19u}));
+    EXPECT_TRUE(murmur3_128("The quick brown fox jumps over the lazy dog") ==
+                (Hash128{0xe34bbc7bbc071b6cu, 0x7a433ca9c49a9347u}));
+}
+
+TEST(Duplicates, WordsByHand) {
+    EXPECT_EQ(words_of("Don't  STOP\n"), words_of("dont stop"));
+    EXPECT_EQ(words_of("on 2026-11-23, at 7:05"), words_of("on 0 at 0"));
+    EXPECT_EQ(words_of("ÉCOLE Жук ΣΊΣΥΦΟΣ"), words_of("école жук σίσυφος"));
+    EXPECT_EQ(words_of("a\xcc\x81 b"), words_of("a b"));                 // a combining accent
+    EXPECT_EQ(words_of("\xe3\x80\x8c日本語。\xe3\x80\x8d").size(), 3u);  // each character, without punctuation
+    EXPECT_EQ(words_of("한국어 문장").size(), 2u);
+    EXPECT_EQ(words_of("a\xff z"), words_of("A\xff Z"));  // not UTF-8
+    EXPECT_NE(words_of("a\xff z"), words_of("a\xfe z"));
+    EXPECT_TRUE(words_of(" \t\n\xe3\x80\x80 ...!").empty());
+    EXPECT_NE(words_of("ab c"), words_of("a bc"));
+    EXPECT_EQ(word_texts("Don't stop_it, 3.5 日本"), (std::vector<std::string>{"Don", "t", "stop_it", "3", "5", "日", "本"}));
+}
+
+// ---- files -----------------------------------------------------------------------------------------------------------------
+struct Number {
+    uint64_t value, other;
+    bool operator<(const Number& x) const { return value != x.value ? value < x.value : other < x.other; }
+};
+
+TEST(Duplicates, SortsMoreThanMemoryHolds) {
+    const test::TemporaryDirectory dir;
+    for (const size_t n : {0u, 1u, 8191u, 8192u, 8193u, 200000u}) {  // up to 25 runs, in five passes
+        test::Rng rng(n);
+        ExternalSort<Number> sorter(dir / "work", 1);  // as little memory as it takes
+        std::vector<Number> expected;
+        for (size_t i = 0; i < n; i++) expected.push_back({(uint64_t)rng.below(1000), (uint64_t)rng.below(1 << 30)});
+        for (const Number& x : expected) sorter.add(x);
+        EXPECT_EQ(sorter.size(), n);
+        EXPECT_EQ(sorter.runs(), n < 8193 ? 0 : (n - 1) / 8192);
+        std::sort(expected.begin(), expected.end());
+        size_t at = 0;
+        sorter.drain([&](const Number& x) {
+            ASSERT_LT(at, n);
+            ASSERT_TRUE(x.value == expected[at].value && x.other == expected[at].other) << at;
+            at++;
+        });
+        EXPECT_EQ(at, n);
+        EXPECT_EQ(sorter.size(), 0u);
+    }
+    EXPECT_TRUE(std::filesystem::is_empty(dir / "work"));
+}
+
+TEST(Duplicates, ArraysGrowAndSpoolsKeepTheOrder) {
+    const test::TemporaryDirectory dir;
+    DiskArray<uint64_t> array(dir / "work");
+    Spool<Number> spool(dir / "work");
+    for (size_t i = 0; i < 100000; i++) {
+        if (i >= array.size()) array.resize(i * 3 / 2 + 1);
+        ASSERT_EQ(array[i], 0u);
+        array[i] = mix64(i);
+        spool.add({i, 0});
+    }
+    for (size_t i = 0; i < 100000; i++) ASSERT_EQ(array[i], mix64(i));
+    for (int again = 0; again < 2; again++) {
+        size_t at = 0;
+        spool.for_each([&](const Number& x) { ASSERT_EQ(x.value, at++); });
+        EXPECT_EQ(at, 100000u);
+    }
+}
+
+TEST(Duplicates, AFullDiskIsNamed) {
+    const test::TemporaryDirectory dir;
+    signal(SIGXFSZ, SIG_IGN);
+    rlimit before;
+    getrlimit(RLIMIT_FSIZE, &before);
+    rlimit small = before;
+    small.rlim_cur = 100000;
+    setrlimit(RLIMIT_FSIZE, &small);
+    test::expect_error(
+        [&] {
+            ExternalSort<Number> sorter(dir / "work", 1);
+            for (uint64_t i = 0; i < 20000; i++) sorter.add({i, i});
+        },
+        {"cannot write to the work directory", dir / "work", "HINT: name a directory on a disk with more space"});
+    test::expect_error(
+        [&] {
+            DiskArray<uint64_t> array(dir / "work");
+            array.resize(20000);
+        },
+        {"cannot write to the work directory", "HINT"});
+    setrlimit(RLIMIT_FSIZE, &before);
+    EXPECT_TRUE(std::filesystem::is_empty(dir / "work"));
+    if (getuid() == 0) return;  // who may write everywhere
+    test::expect_error([&] { WorkFile("/proc/nothing"); }, {"/proc/nothing"});
+}
+
+// ---- fast paths against their definitions ----------------------------------------------------------------------------------
+template <class H>
+void expect_minima_as_defined() {
+    test::Rng rng(1);
+    for (const int n : {1, 100, 112, 260}) {
+        const Permutations<H> permutations(n);
+        ASSERT_GE(permutations.padded(), (size_t)n);
+        for (const size_t count : {(size_t)0, (size_t)1, (size_t)1000}) {
+            std::vector<H> hashes;
+            for (size_t i = 0; i < count; i++) hashes.push_back((H)mix64(i + (size_t)n));
+            std::vector<H> plain(permutations.padded(), (H)-1), fast = plain;
+            permutations.lower_plain(hashes.data(), count, plain.data());
+            permutations.lower(hashes.data(), count, fast.data());
+            EXPECT_EQ(plain, fast);
+        }
+    }
+}
+TEST(Duplicates, MinimaOfPermutations) {
+    expect_minima_as_defined<uint32_t>();
+    expect_minima_as_defined<uint64_t>();
+}
+
+TEST(Duplicates, CountsOfBits) {
+    BitCounts counts;
+    std::vector<int> plain(64);
+    for (uint64_t i = 1; i <= 1000; i++) {
+        const uint64_t x = i % 3 ? mix64(i) : ~(uint64_t)0;
+        counts.add(x);
+        for (int bit = 0; bit < 64; bit++) plain[(size_t)bit] += (int)(x >> bit & 1);
+    }
+    for (int bit = 0; bit < 64; bit++) {
+        ASSERT_EQ(counts.count(bit), (uint64_t)plain[(size_t)bit]);
+        ASSERT_EQ(counts.majority() >> bit & 1, (uint64_t)(plain[(size_t)bit] > 500));
+    }
+}
+
+TEST(Duplicates, JaccardIndexByHand) {
+    EXPECT_EQ(jaccard_index({}, {}), 0);
+    EXPECT_EQ(jaccard_index({1, 2, 3}, {}), 0);
+    EXPECT_EQ(jaccard_index({1, 2, 3}, {1, 2, 3}), 1);
+    EXPECT_EQ(jaccard_index({1, 2, 3}, {2, 3, 4, 9}), 0.4);
+    EXPECT_EQ(jaccard_index({1, 2, 3, 4}, {1, 5, 6, 7}, 2), 0.5);  // of the smallest two
+}
+
+TEST(Duplicates, SimHashFindsAllWithinTheDistance) {
+    const test::TemporaryDirectory dir;
+    for (const int k : {0, 1, 4, 5}) {
+        test::Rng rng((uint64_t)k + 1);
+        NearDuplicateOptions options = NearDuplicateOptions::preset("roots");
+        options.hamming = k;
+        NearDuplicates near(options, dir / "work", 1);
+        std::vector<uint64_t> prints;
+        for (int i = 0; i < 400; i++) {
+            uint64_t bits = mix64((uint64_t)i + 1);
+            for (int variant = 0; variant < 4; variant++) {
+                prints.push_back(bits);
+                for (int flips = rng.below(k + 3); flips > 0; flips--) bits ^= (uint64_t)1 << rng.below(64);
+            }
+        }
+        for (size_t i = 0; i < prints.size(); i++) near.add((int64_t)i, 0, {{prints[i]}, {}});
+        const Clusters clusters = near.solve(1);
+        // The components of all pairs within the distance: the smallest number reaches every other one.
+        std::vector<size_t> expected(prints.size());
+        for (size_t i = 0; i < prints.size(); i++) expected[i] = i;
+        for (bool changed = true; changed;) {
+            changed = false;
+            for (size_t i = 0; i < prints.size(); i++)
+                for (size_t j = i + 1; j < prints.size(); j++)
+                    if (expected[i] != expected[j] && __builtin_popcountll(prints[i] ^ prints[j]) <= k) {
+                        expected[i] = expected[j] = std::min(expected[i], expected[j]);
+                        changed = true;
+                    }
+        }
+        for (size_t i = 0; i < prints.size(); i++) ASSERT_EQ(clusters.representative((int64_t)i), (int64_t)expected[i]) << k;
+    }
+}
+
+// ---- the probability of candidates -----------------------------------------------------------------------------------------
+// Pairs of documents whose sets of words have a Jaccard index that is known. The number of pairs found is binomial; a deviation
+// of more than five standard deviations happens once in a million such tests.
+TEST(Duplicates, CandidatesFollowTheSCurve) {
+    const test::TemporaryDirectory dir;
+    constexpr int n_pairs = 500, all = 60;
+    for (const std::string preset : {"fineweb", "nemo", "llm-jp", "mt-nlg"}) {
+        NearDuplicateOptions options = NearDuplicateOptions::preset(preset);
+        options.shingle = "words";
+        options.shingle_size = 1;
+        options.verify_jaccard = 0;
+        for (const int shared : {36, 42, 46, 50, 55}) {
+            NearDuplicates near(options, dir / "work", 1 << 20);
+            int word = 0;
+            const auto name = [&] {  // letters only: runs of digits are all alike
+                std::string s;
+                for (int x = word++; s.empty() || x > 0; x /= 26) s += (char)('a' + x % 26);
+                return s + " ";
+            };
+            for (int pair = 0; pair < n_pairs; pair++) {
+                std::string both, first, second;
+                for (int i = 0; i < shared; i++) both += name();
+                for (int i = shared; i < all; i++) (i % 2 ? first : second) += name();
+                near.add(2 * pair, 0, near.sign(both + first));
+                near.add(2 * pair + 1, 0, near.sign(second + both));
+            }
+            const Clusters clusters = near.solve(1);
+            int found = 0;
+            for (int pair = 0; pair < n_pairs; pair++) found += clusters.representative(2 * pair + 1) == 2 * pair;
+            EXPECT_EQ(clusters.n_dropped(), found);
+            EXPECT_EQ(clusters.n_clusters(), found);
+            const double p = options.candidate_probability((double)shared / all);
+            EXPECT_NEAR(found, n_pairs * p, 5 * std::sqrt(n_pairs * p * (1 - p)) + 1) << preset << " " << shared;
+        }
+    }
+}
+
+// ---- a labelled set --------------------------------------------------------------------------------------------------------
+// Documents of words drawn by Zipf's law. A third of them has one to three copies, each with a share of its words replaced,
+// left out or doubled; others share a fifth of their text with another document (a template), which makes no duplicates.
+struct Labelled {
+    std::vector<std::string> texts;
+    std::vector<int> origin;  // equal for near duplicates
+};
+std::string joined(const std::vector<int>& words) {
+    std::string text;
+    for (const int word : words) {
+        std::string s;
+        for (uint64_t x = mix64((uint64_t)word), n = 2 + x % 7; s.size() < n; x /= 26) s += (char)('a' + x % 26);
+        text += s + (word % 17 == 0 ? ". " : " ");
+    }
+    return text;
+}
+Labelled labelled_set(int n, double most_edited) {
+    test::Rng rng(7);
+    const auto word = [&] { return (int)std::exp(rng.uniform() * std::log(30000.0)); };
+    Labelled set;
+    std::vector<int> before;
+    for (int i = 0; i < n; i++) {
+        std::vector<int> words((size_t)(120 + rng.below(400)));
+        for (int& w : words) w = word();
+        if (i % 3 == 1) std::copy_n(before.begin(), std::min(before.size(), words.size() / 5), words.begin());
+        before = words;
+        set.texts.push_back(joined(words));
+        set.origin.push_back(i);
+        for (int copies = i % 3 == 0 ? 1 + rng.below(3) : 0; copies > 0; copies--) {
+            const double edited = rng.uniform(0, most_edited);
+            std::vector<int> copy;
+            for (const int w : words) {
+                if (rng.uniform() >= edited) copy.push_back(w);
+                else if (const int kind = rng.below(3); kind < 2) copy.insert(copy.end(), {kind ? w : word(), word()});
+            }
+            set.texts.push_back(joined(copy));
+            set.origin.push_back(i);
+        }
+    }
+    return set;
+}
+struct PairScore {
+    double right = 0, found = 0, labelled = 0;
+    double precision() const { return right / found; }
+    double recall() const { return right / labelled; }
+    double f1() const { return 2 * right / (found + labelled); }
+};
+PairScore score(const std::vector<int>& origin, const Clusters& clusters) {
+    std::map<int64_t, double> found, labelled;
+    std::map<std::pair<int64_t, int64_t>, double> both;
+    for (size_t i = 0; i < origin.size(); i++) {
+        const int64_t cluster = clusters.representative((int64_t)i);
+        found[cluster]++;
+        labelled[origin[i]]++;
+        both[{cluster, origin[i]}]++;
+    }
+    PairScore s;
+    for (const auto& [key, n] : found) s.found += n * (n - 1) / 2;
+    for (const auto& [key, n] : labelled) s.labelled += n * (n - 1) / 2;
+    for (const auto& [key, n] : both) s.right += n * (n - 1) / 2;
+    return s;
+}
+
+TEST(Duplicates, LabelledSet) {
+    const test::TemporaryDirectory dir;
+    const Labelled set = labelled_set(600, 0.02);
+    for (const auto& [name, options] : NearDuplicateOptions::presets()) {
+        NearDuplicates near(options, dir / "work", 1 << 20);
+        for (size_t i = 0; i < set.texts.size(); i++) near.add((int64_t)i, 0, near.sign(set.texts[i]));
+        const PairScore s = score(set.origin, near.solve(2));
+        printf("%-8s precision %.4f, recall %.4f, F1 %.4f\n", name.c_str(), s.precision(), s.recall(), s.f1());
+        EXPECT_GE(s.precision(), 0.99) << name;
+        EXPECT_GE(s.f1(), name == "roots" ? 0 : 0.952) << name;
+    }
+}
+
+// ---- order, threads, hostile inputs ----------------------------------------------------------------------------------------
+TEST(Duplicates, KeepsTheLowestPriorityThenTheFirst) {
+    const test::TemporaryDirectory dir;
+    const std::string text = joined({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}), other = joined({21, 22, 23, 24, 25, 26, 27, 28});
+    for (const auto& [name, options] : NearDuplicateOptions::presets()) {
+        NearDuplicates near(options, dir / "work", 1);
+        const int priority[] = {3, 1, 2, 1, 0, 0};
+        for (int i = 0; i < 6; i++) near.add(i, priority[i], near.sign(i < 4 ? text : other));
+        const Clusters clusters = near.solve(1);
+        for (int i = 0; i < 4; i++) EXPECT_EQ(clusters.representative(i), 1) << name;
+        EXPECT_EQ(clusters.representative(4), 4);
+        EXPECT_EQ(clusters.representative(5), 4);
+        EXPECT_EQ(clusters.representative(99), 99);
+        EXPECT_EQ(clusters.n_dropped(), 4);
+        EXPECT_EQ(clusters.n_clusters(), 2);
+    }
+}
+
+// Candidates by one common band that share too few shingles are told apart; one that resembles another than the first is found.
+TEST(Duplicates, VerifiesCandidates) {
+    const test::TemporaryDirectory dir;
+    NearDuplicateOptions options;
+    options.bands = options.rows = 1;
+    options.shingle_size = 1;
+    for (const double jaccard : {0.0, 0.5}) {
+        options.verify_jaccard = jaccard;
+        NearDuplicates near(options, dir / "work", 1);
+        const std::vector<std::string> texts = {"a b c d", "a x y z", "a x y", "a x", "a b c", "b c d e"};
+        std::vector<Signature> signatures;
+        for (const std::string& text : texts) signatures.push_back(near.sign(text));
+        for (size_t i = 0; i < texts.size(); i++) {
+            signatures[i].bands = {i < 5 ? 1u : 2u};  // as if "a" had the least hash
+            near.add((int64_t)i, 0, signatures[i]);
+        }
+        const Clusters clusters = near.solve(1);
+        const std::vector<int64_t> all = {0, 0, 0, 0, 0, 5}, alike = {0, 1, 1, 3, 0, 5};
+        for (size_t i = 0; i < texts.size(); i++)
+            EXPECT_EQ(clusters.representative((int64_t)i), (jaccard > 0 ? alike : all)[i]) << jaccard << " " << i;
+    }
+}
+
+TEST(Duplicates, AnyNumberOfThreadsAndAnyMemoryGiveTheSame) {
+    const test::TemporaryDirectory dir;
+    const Labelled set = labelled_set(150, 0.1);
+    for (const auto& [name, options] : NearDuplicateOptions::presets()) {
+        std::vector<int64_t> expected;
+        for (const int threads : {1, 2, 5}) {
+            NearDuplicates near(options, dir / "work", threads == 2 ? 64 << 20 : 1);
+            std::vector<Signature> signatures(set.texts.size());
+            std::vector<std::thread> signing;
+            for (int t = 0; t < threads; t++)
+                signing.emplace_back([&, t] {
+                    for (size_t i = (size_t)t; i < set.texts.size(); i += (size_t)threads)
+                        signatures[i] = near.sign(set.texts[i]);
+                });
+            for (std::thread& thread : signing) thread.join();
+            for (size_t i = 0; i < signatures.size(); i++) near.add((int64_t)i, (int)(i % 3), signatures[i]);
+            const Clusters clusters = near.solve(threads);
+            std::vector<int64_t> found;
+            for (size_t i = 0; i < signatures.size(); i++) found.push_back(clusters.representative((int64_t)i));
+            if (threads == 1) expected = found;
+            EXPECT_EQ(found, expected) << name << " " << threads;
+            EXPECT_GT(clusters.n_dropped(), 30) << name;
+        }
+    }
+}
+
+TEST(Duplicates, DocumentsWithoutShinglesAreKept) {
+    const test::TemporaryDirectory dir;
+    for (const auto& [name, options] : NearDuplicateOptions::presets()) {
+        NearDuplicates near(options, dir / "work", 1);
+        const std::string few = options.shingle == "words" ? "only four words here" : "abcde";
+        for (int i = 0; i < 9; i++) {
+            // NeMo's and MT-NLG's characters are taken as they are: white space is text.
+            const std::string text = i < 3                     ? ""
+                                     : i < 6 && options.folded ? " \n\t  \xe3\x80\x80 \n\n "
+                                                               : few.substr(0, 4 + (size_t)(options.shingle == "words") * 100);
+            near.add(i, 0, near.sign(text));
+        }
+        EXPECT_EQ(near.solve(1).n_dropped(), 0) << name;
+    }
+    NearDuplicates none(NearDuplicateOptions{}, dir / "work", 1);
+    EXPECT_EQ(none.solve(1).n_dropped(), 0);
+    const NearDuplicates roots(NearDuplicateOptions::preset("roots"), dir / "work", 1);
+    EXPECT_EQ(roots.sign(std::string(6000, 'a')).bands.size(), 1u);
+    EXPECT_TRUE(roots.sign(std::string(6001, 'a')).bands.empty());
+}
+
+// In time linear in their number, also where candidates are verified and where the table is on the disk.
+TEST(Duplicates, AMillionEqualDocuments) {
+    const test::TemporaryDirectory dir;
+    for (const double jaccard : {0.0, 0.5}) {
+        NearDuplicateOptions options;
+        options.bands = 2;
+        options.verify_jaccard = jaccard;
+        NearDuplicates near(options, dir / "work", 8 << 20);
+        const Signature signature = near.sign("one document of some words that is there a million times");
+        const int64_t n = jaccard > 0 ? 100000 : 1000000;
+        for (int64_t i = 0; i < n; i++) near.add(i, 0, signature);
+        const Clusters clusters = near.solve(2);
+        EXPECT_EQ(clusters.n_dropped(), n - 1);
+        EXPECT_EQ(clusters.n_clusters(), 1);
+        EXPECT_EQ(clusters.representative(n - 1), 0);
+    }
+    NearDuplicates near(NearDuplicateOptions::preset("roots"), dir / "work", 8 << 20);
+    for (int64_t i = 0; i < 1000000; i++) near.add(i, 0, {{i % 1000 == 0 ? 7u : 6u}, {}});
+    EXPECT_EQ(near.solve(1).n_dropped(), 999999);
+}
+
+TEST(Duplicates, OneLongDocument) {
+    const test::TemporaryDirectory dir;
+    NearDuplicateOptions options;
+    options.bands = 2;
+    options.verify_jaccard = 0.5;
+    NearDuplicates near(options, dir / "work", 1 << 20);
+    std::string text;
+    const std::string page = joined([] {
+        std::vector<int> words(20000);
+        for (size_t i = 0; i < words.size(); i++) words[i] = (int)(i * 2654435761u % 1000003u);
+        return words;
+    }());
+    while (text.size() < 4 << 20) text += page;
+    const Signature signature = near.sign(text);
+    near.add(0, 0, signature);
+    near.add(1, 0, near.sign(text + "the end"));
+    near.add(2, 0, near.sign(std::string(4 << 20, 'x')));  // one word
+    EXPECT_EQ(near.solve(1).n_dropped(), 1);
+    EXPECT_NEAR((double)signature.shingles.size(), 20000, 10);
+}
+
+TEST(Duplicates, RefusesWhatItCannotDo) {
+    const test::TemporaryDirectory dir;
+    test::expect_error([] { NearDuplicateOptions::preset("bloom"); }, {"'bloom'", "fineweb, nemo, llm-jp, mt-nlg, roots"});
+    const auto refused = [&](auto change, const std::string& part) {
+        NearDuplicateOptions options;
+        change(options);
+        test::expect_error([&] { NearDuplicates(options, dir / "work", 1); }, {part});
+    };
+    refused([](auto& o) { o.method = "lsh"; }, "'lsh'");
+    refused([](auto& o) { o.shingle = "bytes"; }, "'bytes'");
+    refused([](auto& o) { o.hash_bits = 48; }, "48 bits");
+    refused([](auto& o) { o.bands = 0; }, "bands");
+    refused([](auto& o) { o.rows = 101; }, "rows");
+    refused([](auto& o) { o.shingle_size = 0; }, "size");
+    refused([](auto& o) { o.hamming = 9; }, "Hamming");
+    refused([](auto& o) { o.verify_jaccard = std::nan(""); }, "Jaccard");
+    refused([](auto& o) { o.longest_characters = -1; }, "longest");
+}
+
+}  // namespace
