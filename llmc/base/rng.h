@@ -11,7 +11,7 @@
 #include "types.h"
 
 // What a draw is for; part of the counter, so that no two purposes share numbers.
-enum class RngPurpose : uint32_t { init = 1, sampling = 2, rounding = 3, gradients = 4 };
+enum class RngPurpose : uint32_t { init = 1, sampling = 2, rounding = 3, gradients = 4, classifier = 5, documents = 6 };
 
 // The two halves of a 64-bit product. W: a 32-bit word, or a vector of them (cpu/vectors.h).
 template <class W>

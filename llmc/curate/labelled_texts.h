@@ -1,0 +1,137 @@
+// Texts whose labels are known, for training and measuring a classifier. An item of the command line is
+//   LABEL:FILE     or LABEL:FOLDER, whose files all have this label
+//   FILE           labelled by its name up to the first dot: en.txt, ja.jsonl.gz
+//   FOLDER         its files so, and each folder in it labelled by its own name: texts/en/news.txt
+// Memory is bounded: of each label at most `most_bytes` are kept, drawn evenly from all of its documents; of a long document,
+// pieces spread evenly over it.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "../base/rng.h"
+#include "../data/document_reader.h"
+#include "text_classifier.h"
+
+struct LabelledFile {
+    std::string label, path;
+};
+
+// `option` names the list, for messages.
+inline std::vector<LabelledFile> labelled_files(const Strings& items, const std::string& option) {
+    namespace fs = std::filesystem;
+    std::vector<LabelledFile> files;
+    const auto name_of = [](const fs::path& path) {
+        const std::string name = path.filename().string();
+        return name.substr(0, name.find('.'));
+    };
+    const auto entries = [](const fs::path& folder) {
+        std::vector<fs::path> found;
+        for (const auto& entry : fs::directory_iterator(folder))
+            if (entry.path().filename().string()[0] != '.') found.push_back(entry.path());
+        std::sort(found.begin(), found.end());
+        return found;
+    };
+    const std::function<void(const std::string&, const fs::path&)> take = [&](const std::string& label, const fs::path& path) {
+        if (!fs::is_directory(path)) files.push_back({label, path.string()});
+        else
+            for (const fs::path& entry : entries(path)) take(label, entry);
+    };
+    for (const std::string& item : items) {
+        const size_t colon = item.find(':');
+        if (fs::is_directory(item)) {
+            const fs::path folder = fs::path(item) / "";
+            for (const fs::path& entry : entries(folder.parent_path())) take(name_of(entry), entry);
+        } else if (colon != std::string::npos && colon > 0 && !fs::exists(item))
+            take(item.substr(0, colon), item.substr(colon + 1));
+        else take(name_of(item), item);
+    }
+    for (const LabelledFile& file : files)
+        if (file.label.empty())
+            fail_usage("--%s: %s has no label; HINT: LABEL:FILE, such as en:%s", option.c_str(), file.path.c_str(),
+                       file.path.c_str());
+    return files;
+}
+
+struct LabelledTexts {
+    std::vector<std::string> labels;  // in alphabetical order
+    struct Item {
+        std::string text;
+        int label;
+        uint64_t key;  // drawn; decides what is kept where there is too much, and what is held out
+    };
+    std::vector<Item> items;  // in the order of the files
+
+    // split: what a document of a text file is (document_reader.h). labels: those of a model to be measured; none: the files'
+    // own
+    static LabelledTexts read(const std::vector<LabelledFile>& files, const std::string& reading, TextInput input,
+                              std::vector<std::string> labels, uint64_t seed, int threads) {
+        constexpr size_t most_bytes = 256 << 20, most_of_document = 64 << 10;
+        LabelledTexts all;
+        all.labels = std::move(labels);
+        const bool given = !all.labels.empty();
+        if (!given) {
+            for (const LabelledFile& file : files) all.labels.push_back(file.label);
+            std::sort(all.labels.begin(), all.labels.end());
+            all.labels.erase(std::unique(all.labels.begin(), all.labels.end()), all.labels.end());
+        }
+        std::vector<int> label_of_file;
+        input.files.clear();
+        input.reading = reading;
+        for (const LabelledFile& file : files) {
+            const auto at = std::find(all.labels.begin(), all.labels.end(), file.label);
+            if (at == all.labels.end())
+                fail("%s is labelled '%s'; the model knows %s", file.path.c_str(), file.label.c_str(),
+                     list(all.labels).c_str());
+            label_of_file.push_back((int)(at - all.labels.begin()));
+            input.files.push_back(file.path);
+        }
+        std::vector<size_t> bytes(all.labels.size());
+        uint64_t number = 0;
+        DocumentReader reader(input);
+        for_each_chunk(
+            reader, threads, "reading", [](const Chunk&, size_t) {},
+            [&](const Chunk& chunk, size_t) {
+                const auto r = random_bits(seed, RngPurpose::documents, 1, number++);
+                const int label = label_of_file[chunk.file];
+                std::string buffer;
+                all.items.push_back(
+                    {std::string(sample_text(chunk.text, most_of_document, buffer)), label, (uint64_t)r[0] << 32 | r[1]});
+                bytes[(size_t)label] += all.items.back().text.size();
+                if (bytes[(size_t)label] > 2 * most_bytes) bytes[(size_t)label] = all.thin_out(label, most_bytes);
+            },
+            [](size_t) {}, false);
+        for (size_t label = 0; label < all.labels.size(); label++)
+            if (bytes[label] > most_bytes) all.thin_out((int)label, most_bytes);
+        return all;
+    }
+    static std::string list(const std::vector<std::string>& labels) {
+        std::string text;
+        for (const std::string& label : labels) text += (text.empty() ? "" : ", ") + label;
+        return text;
+    }
+
+private:
+    // Keeps the documents of a label with the smallest keys, up to so many bytes; returns these.
+    size_t thin_out(int label, size_t most_bytes) {
+        std::vector<std::pair<uint64_t, size_t>> sizes;
+        for (const Item& item : items)
+            if (item.label == label) sizes.emplace_back(item.key, item.text.size());
+        std::sort(sizes.begin(), sizes.end());
+        size_t bytes = 0;
+        uint64_t limit = ~0ull;
+        for (const auto& [key, size] : sizes) {
+            if (bytes + size > most_bytes) {
+                limit = key;
+                break;
+            }
+            bytes += size;
+        }
+        items.erase(
+            std::remove_if(items.begin(), items.end(), [&](const Item& i) { return i.label == label && i.key >= limit; }),
+            items.end());
+        return bytes;
+    }
+};
