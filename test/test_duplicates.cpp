@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "../llmc/curate/exact_duplicates.h"
 #include "../llmc/curate/near_duplicates.h"
 #include "files.h"
 #include "testing.h"
@@ -461,6 +462,69 @@ TEST(Duplicates, RefusesWhatItCannotDo) {
     refused([](auto& o) { o.hamming = 9; }, "Hamming");
     refused([](auto& o) { o.verify_jaccard = std::nan(""); }, "Jaccard");
     refused([](auto& o) { o.longest_characters = -1; }, "longest");
+}
+
+// ---- exact duplicates ------------------------------------------------------------------------------------------------------
+std::vector<std::string> without_duplicates(const ExactDuplicateOptions& options, const std::vector<std::string>& texts,
+                                            int64_t dropped) {
+    const test::TemporaryDirectory dir;
+    ExactDuplicates exact(options, dir / "work", 1);
+    for (size_t i = 0; i < texts.size(); i++) exact.add((int64_t)i, exact.sign(texts[i]));
+    exact.solve();
+    EXPECT_EQ(exact.n_dropped(), dropped);
+    std::vector<std::string> left;
+    for (size_t i = 0; i < texts.size(); i++) left.push_back(exact.without(texts[i], exact.dropped((int64_t)i)));
+    EXPECT_TRUE(exact.dropped(12345).empty());
+    return left;
+}
+
+TEST(Duplicates, ExactByHand) {
+    using Texts = std::vector<std::string>;
+    const Texts documents = {"One, two.", "one  two", "One, two.", "", "", " \n", "\xe3\x80\x80", "one two three"};
+    EXPECT_EQ(without_duplicates({}, documents, 1),
+              (Texts{"One, two.", "one  two", "", "", "", " \n", "\xe3\x80\x80", "one two three"}));
+    EXPECT_EQ(without_duplicates({"documents", true, 0}, documents, 2),
+              (Texts{"One, two.", "", "", "", "", " \n", "\xe3\x80\x80", "one two three"}));
+    EXPECT_EQ(without_duplicates({"documents", false, 10}, documents, 0), documents);
+    EXPECT_EQ(without_duplicates({"documents", true, 0}, {"in 1999", "in 2000", "- -", "!!"}, 0),
+              (Texts{"in 1999", "in 2000", "- -", "!!"}));
+
+    EXPECT_EQ(without_duplicates({"lines", false, 0}, {"a\r\nb\n\na\nc", "c\nd", "\n\n", "a\n", "A"}, 3),
+              (Texts{"a\r\nb\n\nc", "d", "\n\n", "", "A"}));
+    EXPECT_EQ(without_duplicates({"lines", true, 2}, {"aa\n}\nAA!\n}\n", "Aa"}, 2), (Texts{"aa\n}\n}\n", ""}));
+    EXPECT_EQ(without_duplicates({"paragraphs", false, 0}, {"\na\nb\n\n \nc\n\na\nb\n\n\nd\n", "c\r\n\r\nb\n\na"}, 2),
+              (Texts{"\na\nb\n\n \nc\n\nd\n", "b\n\na"}));
+    test::expect_error([] { without_duplicates({"words", false, 0}, {}, 0); }, {"'words'", "documents, paragraphs or lines"});
+}
+
+// Against a set of all texts, in a table that is larger than memory.
+TEST(Duplicates, ExactAsWithASet) {
+    test::Rng rng(3);
+    std::vector<std::string> texts, expected;
+    std::set<std::string> seen;
+    int64_t dropped = 0;
+    for (int i = 0; i < 2000; i++) {
+        std::string text, left;
+        for (int k = rng.below(20); k > 0; k--) {
+            const std::string line = "line " + std::to_string(rng.below(3) ? rng.below(1 << 28) : rng.below(500)) + "\n";
+            text += line;
+            if (seen.insert(line).second) left += line;
+            else dropped++;
+        }
+        texts.push_back(text);
+        expected.push_back(left);
+    }
+    EXPECT_GT(dropped, 1000);
+    EXPECT_EQ(without_duplicates({"lines", false, 0}, texts, dropped), expected);
+}
+
+TEST(Duplicates, AMillionEqualLines) {
+    std::string text, blank;
+    for (int i = 0; i < 1000000; i++) text += "}\n";
+    for (int i = 0; i < 1000000; i++) blank += "\n";
+    EXPECT_EQ(without_duplicates({"lines", false, 0}, {text, blank}, 999999), (std::vector<std::string>{"}\n", blank}));
+    EXPECT_EQ(without_duplicates({"paragraphs", false, 0}, {text, blank, text}, 1),
+              (std::vector<std::string>{text, blank, ""}));
 }
 
 }  // namespace
