@@ -195,7 +195,7 @@ TEST(LanguageFilter, KeepsLanguagesThatAreSure) {
     const LanguageFilter english(dir / "model", {"en"}, 0.3);
     const auto of = [](const LanguageFilter& filter, const std::string& text) { return filter.judge(filter.guess(text)); };
     EXPECT_TRUE(of(english, sentences[1][2]).keep);
-    const Verdict other = of(english, sentences[2][2]);
+    const DocumentVerdict other = of(english, sentences[2][2]);
     EXPECT_FALSE(other.keep);
     EXPECT_EQ(other.rule, "language");
     EXPECT_EQ(other.detail.substr(0, 19), "ja with probability");

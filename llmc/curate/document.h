@@ -14,7 +14,7 @@ struct Document {
 };
 
 // Whether a document is kept; if not, by which rule it was dropped and what was measured.
-struct Verdict {
+struct DocumentVerdict {
     bool keep = true;
     std::string rule, detail;  // "gopher-mean-word-length", "11.3 characters; allowed are 3 to 10"
 };

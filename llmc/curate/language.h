@@ -25,7 +25,7 @@ public:
         std::string buffer;
         return classifier_.classify(sample_text(text, sample_bytes, buffer));
     }
-    Verdict judge(const TextClassifier::Guess& guess) const {
+    DocumentVerdict judge(const TextClassifier::Guess& guess) const {
         const bool wanted = keep_.empty() || std::find(keep_.begin(), keep_.end(), guess.label) != keep_.end();
         if (wanted && guess.probability >= min_probability_) return {};
         return {false, "language", format("%s with probability %.2f", guess.label.c_str(), guess.probability)};

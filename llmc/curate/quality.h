@@ -32,7 +32,7 @@ public:
         return classifier_.probability_of("good", sample_text(text, sample_bytes, buffer));
     }
     // number: the document's position in the corpus
-    Verdict judge(float score, int64_t number) const {
+    DocumentVerdict judge(float score, int64_t number) const {
         const double least = pareto_ ? uniform_at(seed_, RngPurpose::documents, 0, (uint64_t)number) : limit_;
         const double value = pareto_ ? std::pow(2.0 - score, -limit_) : score;
         if (pareto_ ? value > least : value >= least) return {};

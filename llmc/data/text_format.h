@@ -13,7 +13,7 @@
 #include "../base/terminal.h"
 
 // ---- files that are not text ------------------------------------------------------------------------------------------------
-struct Signature {
+struct FileSignature {
     size_t at;  // offset in the file
     std::string_view bytes;
     const char *name, *command;  // a command that writes FILE as text to stdout; "" if there is none
@@ -21,7 +21,7 @@ struct Signature {
 
 using std::literals::string_view_literals::operator""sv;
 
-inline constexpr Signature signatures[] = {
+inline constexpr FileSignature signatures[] = {
     {0, "\x1f\x8b"sv, "gzip-compressed", "zcat FILE"},
     {0, "\x28\xb5\x2f\xfd"sv, "zstd-compressed", "zstdcat FILE"},
     {1, "\x2a\x4d\x18"sv, "zstd-compressed", "zstdcat FILE"},  // begins with a skippable frame
@@ -56,15 +56,15 @@ inline constexpr Signature signatures[] = {
 };
 
 // The entry that matches the first bytes, or null.
-inline const Signature* find_signature(std::string_view first) {
-    for (const Signature& s : signatures) {
+inline const FileSignature* find_signature(std::string_view first) {
+    for (const FileSignature& s : signatures) {
         if (first.size() < s.at || first.substr(s.at, s.bytes.size()) != s.bytes) continue;
         if (s.bytes == "BZh" && first.substr(4, 6) != "1AY&SY") continue;  // text may begin with "BZh"
         return &s;
     }
     // UTF-16 without a byte order mark: in Latin text every second byte is NUL, and hardly any other.
-    static constexpr Signature little = {0, "", "UTF-16 text", "iconv -f UTF-16LE -t UTF-8 FILE"},
-                               big = {0, "", "UTF-16 text", "iconv -f UTF-16BE -t UTF-8 FILE"};
+    static constexpr FileSignature little = {0, "", "UTF-16 text", "iconv -f UTF-16LE -t UTF-8 FILE"},
+                                   big = {0, "", "UTF-16 text", "iconv -f UTF-16BE -t UTF-8 FILE"};
     size_t nul[2] = {0, 0};
     for (size_t i = 0; i < first.size(); i++) nul[i % 2] += first[i] == 0;
     const size_t half = first.size() / 2;
@@ -88,7 +88,7 @@ inline std::string input_name(const std::string& path) { return path == "-" ? "s
 inline constexpr size_t first_bytes = 4096;  // number of bytes examined
 
 inline void refuse_other_formats(std::string_view first, const std::string& path, const std::string& reading) {
-    const Signature* found = find_signature(first.substr(0, first_bytes));
+    const FileSignature* found = find_signature(first.substr(0, first_bytes));
     if (!found) return;
     const std::string hint = *found->command ? as_pipe(found->command, path, reading) : "give text or JSON lines";
     fail("%s is not UTF-8 text: it is %s; HINT: %s", input_name(path).c_str(), found->name, hint.c_str());
