@@ -148,41 +148,43 @@ refuse "prepare: broken JSON line"          "bad.jsonl:2"                   "$pr
 printf '{"body": "fine"}\n' >nokey.jsonl
 refuse "prepare: key missing"               "text"                          "$program" prepare --input nokey.jsonl --output p --tokenizer tok
 refuse "prepare: directory not writable"    "/proc/p"                       "$program" prepare --input good.txt --output /proc/p --tokenizer tok
-refuse "prepare: a directory"               "cannot read tok: Is a dir"     "$program" prepare --input tok --output p --tokenizer tok
+refuse "prepare: a folder without text"     "folder nothing holds no file"  bash -c "mkdir nothing; '$program' prepare --input nothing --output p --tokenizer tok"
+refuse "prepare: a pattern of nothing"      "none matches it as a pattern"  "$program" prepare --input 'none*.txt' --output p --tokenizer tok
 refuse "prepare: a limit that is none"      "20, 0.5%"                      "$program" prepare --input bad.jsonl --output p --tokenizer tok --max-bad-lines few
 # Every command that reads text refuses what is no text by name, with the command that helps.
 gzip -c good.txt >good.txt.gz
-gzip -c good.txt >"a good.txt"  # the name tells nothing
-printf '\x28\xb5\x2f\xfdabc' >good.zst
-printf 'PAR1\x15\x04' >good.parquet
+printf 'BZh91AY&SY' >good.bz2
+printf '\xfd7zXZ\0' >good.xz
 printf '%%PDF-1.7\n' >good.pdf
 iconv -f UTF-8 -t UTF-16 good.txt >utf16.txt
 iconv -f UTF-8 -t UTF-16LE good.txt >utf16le.txt
 head -c 20000 /dev/urandom >noise.txt
 printf 'caf\xe9 cr\xe8me br\xfbl\xe9e\n' >latin1.txt
 cp good.bin tokens.txt
-printf '[{"text": "one"}, {"text": "two"}]\n' >array.json
+printf '[{"text": "one"}, {"text": "two"' >array.json
+head -c 300 good.txt.gz >cut.txt
+python3 -c 'import sys; b = bytearray(open("good.txt.gz", "rb").read()); b[-6] ^= 1; open("damaged.gz", "wb").write(b)'
 not_text() {
     local name=$1 option=$2
     shift 2
-    refuse "$name: gzip"                    "zcat good.txt.gz \| train_gpt $option - " "$@" good.txt.gz
-    refuse "$name: gzip under another name" "zcat 'a good.txt' \|"          "$@" "a good.txt"
-    refuse "$name: zstd"                    "zstdcat good.zst \|"           "$@" good.zst
-    refuse "$name: parquet"                 "read_parquet.* good.parquet \|" "$@" good.parquet
+    refuse "$name: bzip2"                   "bzcat good.bz2 \| train_gpt $option - " "$@" good.bz2
+    refuse "$name: xz"                      "xzcat good.xz \|"              "$@" good.xz
+    refuse "$name: gzip that is cut off"    "cut.txt is not a whole gzip file: at byte .*, it is cut off; HINT" "$@" cut.txt
+    refuse "$name: gzip that is damaged"    "damaged.gz is not a whole gzip file: .*it is damaged" "$@" damaged.gz
     refuse "$name: PDF"                     "pdftotext good.pdf - \|"       "$@" good.pdf
     refuse "$name: UTF-16"                  "iconv -f UTF-16 -t UTF-8 utf16.txt \|" "$@" utf16.txt
     refuse "$name: UTF-16 without mark"     "iconv -f UTF-16LE -t UTF-8 utf16le.txt \|" "$@" utf16le.txt
     refuse "$name: noise"                   "noise.txt is not UTF-8 text.*--allow-binary" "$@" noise.txt
     refuse "$name: Latin-1"                 "iconv -f ENCODING -t UTF-8 latin1.txt \|" "$@" latin1.txt
     refuse "$name: tokens"                  "tokens.txt is not UTF-8 text"  "$@" tokens.txt
-    refuse "$name: JSON array"              "jq -c '.\[\]' array.json \|"   "$@" array.json
+    refuse "$name: JSON array that is cut off" "array.json:1: the file is cut off" "$@" array.json
 }
 not_text "prepare" "prepare --input"        "$program" prepare --output p --tokenizer tok --input
 not_text "tokenizer" "tokenizer --input"    "$program" tokenizer --vocab-size 300 --output t --input
 not_text "tokenizer --report" "tokenizer --report DIR --input" "$program" tokenizer --report tok --input
 not_text "eval --text" "eval --text"        "$program" eval --model model/latest --text
-refuse "prepare: the last of several files" "zcat good.txt.gz"              "$program" prepare --output p --tokenizer tok --input good.txt good.txt.gz
-refuse "prepare: gzip on standard input"    "standard input .* \.\.\. \| zcat \| train_gpt prepare --input - " bash -c "'$program' prepare --input - --output p --tokenizer tok <good.txt.gz"
+refuse "prepare: the last of several files" "bzcat good.bz2"                "$program" prepare --output p --tokenizer tok --input good.txt good.bz2
+refuse "prepare: bzip2 on standard input"   "standard input .* \.\.\. \| bzcat \| train_gpt prepare --input - " bash -c "'$program' prepare --input - --output p --tokenizer tok <good.bz2"
 leaves_nothing "prepare: nothing left"      p.bin p.idx
 refuse "tokenizer: text empty"              "empty"                         "$program" tokenizer --input empty.txt --vocab-size 300 --output t
 refuse "tokenizer: vocabulary too small"    "vocab-size"                    "$program" tokenizer --input good.txt --vocab-size 10 --output t
@@ -245,6 +247,30 @@ says "what was taken is said"               "standard input as JSON lines"
 gives "JSON lines from /dev/stdin"          2 on_input /dev/stdin
 piped() { "$program" prepare --input <(cat two) "$@"; }
 gives "JSON lines from <(command)"          2 piped
+gzip -c two >two.gz
+cat two.gz two.gz >members
+printf '[{"text": "one"},\n {"text": "two"}]' >array2.json
+printf 'one\r\ntwo\nthree\r\n\r\nfour' >ends.txt
+yes '{"text": ""}' | head -n 100000 | cat two - >empties.jsonl
+mkdir -p folder/below
+cp two.gz "folder/a name"$'\n'"of two lines.jsonl"
+cp two folder/below/
+touch folder/.hidden
+while read -r input documents options; do
+    # shellcheck disable=SC2086
+    gives "$input"                          "$documents" "$program" prepare --input "$input" $options
+done <<'END'
+two.gz 2
+members 4
+array2.json 2
+ends.txt 4 --split-documents line
+folder 4
+fol*/* 4
+empties.jsonl 2
+END
+says "empty documents are counted"          "left out: 100,000 empty documents"
+packed() { "$program" prepare --input - "$@" <members; }
+gives "gzip on standard input"              4 packed
 printf '{"text": "one"}\n{"text": "\\ud800"}\n{"text": "two", "score": NaN}\n{"text": "three"}\n' >surrogate.jsonl
 gives "a bad line or two are left out"      2 "$program" prepare --input surrogate.jsonl --max-bad-lines 2
 says "with place and reason"                "surrogate.jsonl:2: .*surrogate"

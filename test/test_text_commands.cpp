@@ -1,5 +1,5 @@
-// From text to tokens: how files become documents, that long documents are cut without changing a token, that threads change
-// nothing, and that a failed run leaves nothing behind.
+// From text to tokens: that long documents are cut without changing a token, that threads change nothing, and that a failed run
+// leaves nothing behind. Documents alone: test_documents.cpp.
 #include <gtest/gtest.h>
 
 #include <sys/stat.h>
@@ -14,140 +14,7 @@ namespace test_text_commands {
 
 const std::string golden = "test/golden/tokenizer/";
 
-std::vector<std::string> documents(const std::string& file, const std::string& split, const std::string& key = "text") {
-    TextInput input;
-    input.files = {file};
-    input.json_key = key;
-    input.split = split;
-    input.allow_binary = true;
-    DocumentReader reader(input);
-    InputJudge judge(input);
-    std::vector<std::string> found;
-    std::string text;
-    Chunk chunk;
-    while (reader.next(chunk)) {
-        if (chunk.is_json) open_line(chunk, key);
-        if (!judge.take(chunk)) continue;
-        text += chunk.text;
-        if (chunk.ends_document) {
-            found.push_back(text);
-            text.clear();
-        }
-    }
-    judge.end_file();
-    EXPECT_EQ(reader.bytes_read(), (int64_t)std::filesystem::file_size(file));
-    return found;
-}
-
 using Texts = std::vector<std::string>;
-
-TEST(DocumentReader, SplitsAText) {
-    const test::TemporaryDirectory dir;
-    const std::string file = dir / "a.txt", text = "\n\none\ntwo\r\n\n \t\nthree\n\n\n\nfour";
-    test::write_file(file, text);
-    EXPECT_EQ(documents(file, "file"), Texts{text});
-    EXPECT_EQ(documents(file, "blank"), (Texts{"one\ntwo", "three", "four"}));
-    EXPECT_EQ(documents(file, "line"), (Texts{"one", "two", "three", "four"}));
-    test::write_file(file, "");
-    EXPECT_EQ(documents(file, "file"), Texts{});
-    test::write_file(file, "\n\n \n");
-    EXPECT_EQ(documents(file, "blank"), Texts{});
-    test::write_file(file, std::string("a\0b\nc\xff\n", 7));
-    EXPECT_EQ(documents(file, "line"), (Texts{std::string("a\0b", 3), "c\xff"}));
-}
-
-TEST(DocumentReader, ReadsJsonLines) {
-    const test::TemporaryDirectory dir;
-    const std::string file = dir / "a.jsonl";
-    test::write_file(file,
-                     "{\"text\": \"one\\ntwo \\u3042\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"\"}\n{\"text\": \"three\"}");
-    EXPECT_EQ(documents(file, "file"), (Texts{"one\ntwo あ", "three"}));
-    test::write_file(file, "{\"text\": 3}\n\n{\"text\": \n");
-    test::expect_error([&] { documents(file, "file"); }, {file + ":1", "not a text", file + ":3", "JSON"});
-    test::expect_error([&] { documents(file, "file", "body"); }, {file + ":1", "body", "--json-keys"});
-    test::expect_error([&] { DocumentReader({{dir / "none.txt"}}); }, {"none.txt"});
-    test::expect_error([&] { DocumentReader reader(TextInput{}); }, {"--input"});
-}
-
-// ---- what a file is --------------------------------------------------------------------------------------------------------
-TEST(TextFormat, OtherFormatsAreRefusedByNameWithTheCommandThatHelps) {
-    const test::TemporaryDirectory dir;
-    const auto utf16 = [](const std::string& text, bool little) {
-        std::string wide;
-        for (const char c : text) wide += little ? std::string{c, '\0'} : std::string{'\0', c};
-        return wide;
-    };
-    const std::string nul(1, '\0'), tar(257, 'x');
-    const std::vector<std::array<std::string, 3>> table = {
-        {"\x1f\x8b\x08", "gzip", "zcat FILE | train_gpt prepare --input - ..."},
-        {"\x28\xb5\x2f\xfd", "zstd", "zstdcat FILE |"},
-        {"\x5e\x2a\x4d\x18", "zstd", "zstdcat FILE |"},
-        {"BZh91AY&SY", "bzip2", "bzcat FILE |"},
-        {"\xfd"
-         "7zXZ" +
-             nul,
-         "xz-", "xzcat FILE |"},
-        {"\x04\x22\x4d\x18", "lz4", "lz4cat FILE |"},
-        {"PK\x03\x04", "zip", "unzip -p FILE |"},
-        {tar + "ustar", "tar", "tar -xOf FILE |"},
-        {"PAR1\x15", "Parquet", "read_parquet"},
-        {"%PDF-1.7", "PDF", "pdftotext FILE - |"},
-        {"{\\rtf1", "RTF", "unrtf --text FILE |"},
-        {"\xff\xfe" + utf16("a text", true), "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE |"},
-        {"\xfe\xff" + utf16("a text", false), "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE |"},
-        {utf16("a text", true), "UTF-16", "iconv -f UTF-16LE"},
-        {utf16("a text", false), "UTF-16", "iconv -f UTF-16BE"},
-        {std::string("MMIDIDX\0\0", 9), "prepared data", "--data-path"},
-        {"\x89PNG\r\n", "PNG", "text or JSON lines"},
-    };
-    for (const auto& [bytes, name, hint] : table) {
-        const std::string file = dir / "a file.txt", quoted = "'" + file + "'";
-        test::write_file(file, bytes);
-        std::string expected = hint;
-        if (const size_t at = expected.find("FILE"); at != std::string::npos) expected.replace(at, 4, quoted);
-        test::expect_error([&] { DocumentReader({{file}}); }, {file, name, expected});
-        TextInput any;
-        any.files = {file};
-        any.allow_binary = true;
-        DocumentReader reader(any);
-    }
-    for (const std::string fine : {"BZh is how it begins", "7z", "PK", "a\nb", "%PDF"}) {
-        test::write_file(dir / "a.txt", fine);
-        EXPECT_EQ(documents(dir / "a.txt", "file"), Texts{fine});
-    }
-}
-
-TEST(TextFormat, JsonLinesByNameOrBeginning) {
-    const test::TemporaryDirectory dir;
-    const std::string line = "{\"text\": \"one\"}\n";
-    for (const char* name : {"a.jsonl", "a.JSONL", "a.ndjson", "a.json", "a.txt", "a"}) {
-        for (const char* before : {"", "\n \n", "\xef\xbb\xbf"}) {
-            test::write_file(dir / name, before + line + line);
-            EXPECT_EQ(documents(dir / name, "file"), (Texts{"one", "one"})) << name;
-        }
-    }
-    for (const std::string text : {"{one} two\n", "{\n  \"text\": 1\n}\n", "[1] a note\n", " "}) {
-        test::write_file(dir / "a.txt", text);
-        EXPECT_EQ(documents(dir / "a.txt", "file"), Texts{text});
-    }
-    const auto refused = [&](const std::string& name, const std::string& text, const std::string& part) {
-        test::write_file(dir / name, text);
-        test::expect_error([&] { documents(dir / name, "file"); }, {name, part});
-    };
-    refused("a.json", "[\n {\"text\": \"one\"}]", "jq -c '.[]' ");
-    refused("a.txt", "[{\"text\": \"one\"}]", "--format text");
-    refused("a.txt", "{'text': 'one'}\n", "a.txt:1: it is not valid JSON");
-    refused("a.txt", "{\"id\": 1, \"body\": \"one\"}\n", "its keys are body, id");
-    refused("a.json", "{\n \"text\": \"one\"}", "jq -c . ");
-    TextInput input;
-    test::write_file(dir / "a.jsonl", line);
-    input.files = {dir / "a.jsonl"};
-    input.format = "text";
-    DocumentReader reader(input);
-    Chunk chunk;
-    ASSERT_TRUE(reader.next(chunk));
-    EXPECT_EQ(chunk.text, line);
-}
 
 // Words, numbers, punctuation, Japanese, blank lines and no lines at all, `bytes` long.
 std::string mixed_text(size_t bytes, unsigned seed, bool lines) {
@@ -180,13 +47,6 @@ TEST(DocumentReader, CuttingALongDocumentChangesNoToken) {
         EXPECT_TRUE(chunk.ends_document);
         EXPECT_TRUE(tokens == tokenizer.encode(text)) << name;
     }
-}
-
-TEST(DocumentReader, TextWithoutLinesIsWhole) {
-    const test::TemporaryDirectory dir;
-    const std::string file = dir / "long.txt", text = mixed_text(3 << 20, 2, false);
-    test::write_file(file, text);
-    EXPECT_EQ(documents(file, "file"), Texts{text});
 }
 
 PrepareOptions preparation(const std::string& input, const std::string& prefix) {
@@ -330,19 +190,6 @@ TEST(Prepare, ThreadsChangeNothing) {
         EXPECT_TRUE(test::read_file(dir / "one.bin") == test::read_file(dir / "three.bin")) << split;
         EXPECT_TRUE(test::read_file(dir / "one.idx") == test::read_file(dir / "three.idx")) << split;
     }
-}
-
-// Eight bytes of ASCII at a time or not: the same counts.
-TEST(OddBytes, AreCountedWhereverTheyStand) {
-    for (const std::string& odd : {std::string(1, '\0'), std::string("\xff"), std::string("\xe3\x81"), std::string("\x01"),
-                                   std::string("\x7f"), std::string("あ"), std::string("\x80")})
-        for (size_t at = 0; at < 20; at++)
-            for (size_t after = 0; after < 20; after++) {
-                const OddBytes found = count_odd_bytes(std::string(at, 'a') + odd + std::string(after, '\n'));
-                EXPECT_EQ(found.bytes, (int64_t)(at + odd.size() + after));
-                EXPECT_EQ(found.nul, odd[0] == 0);
-                EXPECT_EQ(found.invalid, odd == "\xff" || odd == "\x80" ? 1 : odd == "\xe3\x81" ? 2 : 0);
-            }
 }
 
 TEST(Prepare, SaysWhatIsOddInTheTextAndRefusesMuchOfIt) {

@@ -1,7 +1,7 @@
 // Files: read-only mappings, and writing that never leaves half a file under its final name.
 //   MappedFile   a file mapped into memory, unmapped when it goes out of scope. If the file becomes shorter meanwhile, pages
 //                are lost, and the process ends with an error that names the file
-//   InputStream  a file or pipe, read once from its beginning
+//   InputStream  a file, a pipe or another source of bytes, read once from its beginning
 //   FileWriter   writes NAME.tmp.PID beside NAME; commit() syncs and renames it; without commit() the temporary file is
 //                removed. sync() does everything in commit() that can fail for want of space: files that belong together are
 //                all synced before the first is renamed. Until then, what was written can be read back and overwritten (a
@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -178,25 +179,59 @@ private:
     size_t size_ = 0;
 };
 
-// A file, a pipe, or standard input (by the name -), read once from its beginning. The next bytes can be peeked at.
-class InputStream {
+// Bytes in order: those of a file, or what comes out of a decompressor.
+class ByteSource {
 public:
-    explicit InputStream(const std::string& name) : name_(name), buffer_(1 << 16, '\0') {
+    virtual ~ByteSource() = default;
+    virtual size_t read(char* out, size_t bytes) = 0;  // some of the next bytes; 0 only at the end
+    virtual int64_t position() const = 0;              // how many bytes of the file were read
+};
+
+// A file, a pipe, or standard input (by the name -).
+class FileSource : public ByteSource {
+public:
+    explicit FileSource(const std::string& name) : name_(name) {
         fd_ = name == "-" ? STDIN_FILENO : open(name.c_str(), O_RDONLY | O_NOCTTY | O_CLOEXEC);
         if (fd_ < 0) fail("cannot read %s: %s", name.c_str(), strerror(errno));
     }
-    InputStream(const InputStream&) = delete;
-    InputStream& operator=(const InputStream&) = delete;
-    ~InputStream() {
+    FileSource(const FileSource&) = delete;
+    FileSource& operator=(const FileSource&) = delete;
+    ~FileSource() override {
         if (fd_ != STDIN_FILENO) close(fd_);
     }
+    size_t read(char* out, size_t bytes) override {
+        ssize_t n;
+        do n = ::read(fd_, out, bytes);
+        while (n < 0 && errno == EINTR);
+        if (n < 0) fail("cannot read %s: %s", name_.c_str(), strerror(errno));
+        position_ += n;
+        return (size_t)n;
+    }
+    int64_t position() const override { return position_; }
+
+private:
+    std::string name_;
+    int fd_;
+    int64_t position_ = 0;
+};
+
+// A source of bytes, read once from its beginning. The next bytes can be peeked at.
+class InputStream {
+public:
+    explicit InputStream(const std::string& name) : InputStream(name, std::make_unique<FileSource>(name)) {}
+    // `name` is for messages.
+    InputStream(const std::string& name, std::unique_ptr<ByteSource> source)
+        : name_(name), buffer_(1 << 16, '\0'), source_(std::move(source)) {}
     const std::string& name() const { return name_; }
+    int64_t position() const { return source_->position(); }
 
     // The next bytes without consuming them: at least as many as asked for, fewer only where the input ends.
     std::string_view peek(size_t bytes) {
         while (end_ - begin_ < bytes && fill()) continue;
         return {buffer_.data() + begin_, end_ - begin_};
     }
+    // Consumes bytes that were peeked at.
+    void skip(size_t bytes) { begin_ += bytes; }
     // The next bytes: as many as asked for, fewer only where the input ends.
     size_t read(char* out, size_t bytes) {
         size_t done = 0;
@@ -208,14 +243,14 @@ public:
         }
         return done;
     }
-    // The next line with its newline, if it has one; false at the end.
-    bool read_line(std::string& line) {
+    // The next line with its newline, if it has one; false at the end. Of a line that is longer than `most`, most + 1 bytes.
+    bool read_line(std::string& line, size_t most = SIZE_MAX - 1) {
         line.clear();
         while (begin_ < end_ || fill()) {
             const char* start = buffer_.data() + begin_;
             const char* newline = (const char*)memchr(start, '\n', end_ - begin_);
             const size_t n = newline ? (size_t)(newline + 1 - start) : end_ - begin_;
-            line.append(start, n);
+            line.append(start, std::min(n, most + 1 - line.size()));
             begin_ += n;
             if (newline) return true;
         }
@@ -232,16 +267,13 @@ private:
             begin_ = 0;
         }
         if (end_ == buffer_.size()) buffer_.resize(2 * buffer_.size());
-        ssize_t n;
-        do n = ::read(fd_, &buffer_[end_], buffer_.size() - end_);
-        while (n < 0 && errno == EINTR);
-        if (n < 0) fail("cannot read %s: %s", name_.c_str(), strerror(errno));
-        end_ += (size_t)n;
+        const size_t n = source_->read(&buffer_[end_], buffer_.size() - end_);
+        end_ += n;
         return n > 0;
     }
 
     std::string name_, buffer_;
-    int fd_;
+    std::unique_ptr<ByteSource> source_;
     size_t begin_ = 0, end_ = 0;  // the part of buffer_ that is not consumed yet
 };
 

@@ -1,44 +1,86 @@
 // The documents of an input, file by file, in order. They are read in batches of bounded size, and each batch is worked on by
-// all threads: memory does not grow with the corpus, and what comes out does not depend on the number of threads.
-//   text         documents are the file, its parts between blank lines, or its lines
-//   JSON lines   one JSON object per line, with a document under a key
-// text_format.h detects the format and refuses all others. NUL and invalid UTF-8 are kept, counted and reported; a line that
-// cannot be used is skipped, counted and shown; too many of either, and the input is refused.
+// all threads: memory does not grow with the corpus, and what comes out does not depend on the number of threads. The next
+// files are read and decompressed ahead, each in a thread of its own.
+//   input_files     folders and patterns become files
+//   DocumentReader  the documents of all files (document_source.h: those of one)
+//   open_chunk      the document in a line of JSON
+//   InputJudge      NUL and invalid UTF-8 are kept, counted and reported; a line that cannot be used is skipped, counted and
+//                   shown; too many of either, and the input is refused
+//   for_each_chunk  reads, opens, judges, and calls the work on each batch
+// text_format.h detects the format and refuses all others.
 #pragma once
+#include <glob.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstdio>
+#include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "../base/check.h"
 #include "../base/terminal.h"
 #include "../base/utf8.h"
+#include "document_source.h"
 #include "text_format.h"
 
-// What is read, and how.
-struct TextInput {
-    Strings files;
-    std::string reading = "prepare --input";  // the command and its option that name the files, for messages
-    std::string json_key = "text", split = "file", format = "";
-    std::string max_bad_lines = "1%";
-    bool allow_binary = false;
+// ---- files -----------------------------------------------------------------------------------------------------------------
+struct InputFile {
+    std::string path;
+    bool from_folder = false;  // found there, not named by the user
 };
 
-// A document, or a part of a long one.
-struct Chunk {
-    std::string text;
-    bool ends_document = true;
-    size_t file = 0;
-    int64_t line = 0;  // line of its beginning; 0: (part of) a file that is one document
-    bool is_json = false;
-    std::string problem;  // why a line cannot be used
-    OddBytes odd;
-};
+// The files that the names stand for, in order. A folder stands for all files in it and below, by their names' bytes; a pattern
+// (*.jsonl, quoted from the shell) for what it matches. Hidden files in folders are left out, and counted.
+inline std::vector<InputFile> input_files(const Strings& names, int64_t& hidden) {
+    namespace fs = std::filesystem;
+    std::vector<InputFile> files;
+    std::error_code error;
+    const auto add = [&](const std::string& name) {
+        if (!fs::is_directory(name, error)) {
+            files.push_back({name, false});
+            return;
+        }
+        const size_t before = files.size();
+        auto it = fs::recursive_directory_iterator(name, error);
+        if (error) fail("cannot read folder %s: %s", name.c_str(), error.message().c_str());
+        for (; it != fs::recursive_directory_iterator(); it.increment(error)) {
+            if (error) fail("cannot read folder %s: %s", name.c_str(), error.message().c_str());
+            const bool is_hidden = it->path().filename().string()[0] == '.';
+            if (is_hidden && it->is_directory(error)) it.disable_recursion_pending();
+            if (is_hidden) hidden++;
+            else if (it->is_regular_file(error)) files.push_back({it->path().string(), true});
+        }
+        if (files.size() == before)
+            fail("folder %s holds no file that could be read%s", name.c_str(), hidden ? ", only hidden ones" : "");
+        std::sort(files.begin() + (std::ptrdiff_t)before, files.end(),
+                  [](const InputFile& a, const InputFile& b) { return a.path < b.path; });
+    };
+    for (const std::string& name : names) {
+        const bool pattern = name.find_first_of("*?[") != std::string::npos && !fs::exists(fs::symlink_status(name, error));
+        if (!pattern) {
+            add(name);
+            continue;
+        }
+        glob_t found{};
+        if (glob(name.c_str(), 0, nullptr, &found) != 0) {
+            globfree(&found);
+            fail("no file is called %s, and none matches it as a pattern", name.c_str());
+        }
+        for (size_t i = 0; i < found.gl_pathc; i++) add(found.gl_pathv[i]);
+        globfree(&found);
+    }
+    return files;
+}
 
 // Judges the input in order, file by file, and refuses it when too much of a file cannot be used. Odd bytes and bad lines are
 // judged at the end of a file; in a long file, also after every megabyte or hundred bad lines.
@@ -65,9 +107,16 @@ public:
         }
         now_.odd += chunk.odd;
         if (now_.odd.bytes >= 1 << 20) check_bytes();
+        if (!chunk.left_out.empty()) {
+            left_out_[chunk.left_out]++;
+            return false;
+        }
         if (!chunk.is_json) return true;
         now_.lines++;
-        if (chunk.problem.empty()) return !chunk.text.empty();
+        if (chunk.problem.empty()) {
+            if (chunk.text.empty()) left_out_["empty documents"]++;
+            return !chunk.text.empty();
+        }
         now_.bad++;
         n_bad_++;
         if (shown_.size() < most_shown) shown_.push_back(where(chunk) + ": " + chunk.problem);
@@ -93,6 +142,10 @@ public:
         if (odd_.nul || odd_.invalid)
             lines.push_back(format("note: %s and %s that are not UTF-8 were kept unchanged",
                                    counted(odd_.nul, "NUL byte").c_str(), counted(odd_.invalid, "byte").c_str()));
+        std::string left_out;
+        for (const auto& [what, count] : left_out_)
+            left_out += (left_out.empty() ? "" : ", ") + with_commas(count) + " " + what;
+        if (!left_out.empty()) lines.push_back("note: left out: " + left_out);
         if (n_bad_ == 0) return lines;
         lines.push_back("note: " + counted(n_bad_, "line was", "lines were") + " left out:");
         for (const std::string& line : shown_) lines.push_back("  " + line);
@@ -134,158 +187,237 @@ private:
     OddBytes odd_;  // of all earlier files
     int64_t n_bad_ = 0;
     Strings shown_;
+    std::map<std::string, int64_t> left_out_;
 };
 
-// Reads the documents of several files in order. JSON lines are passed on unparsed: open_line() finds the documents in them.
+// ---- reading ---------------------------------------------------------------------------------------------------------------
+// Reads a source ahead in a thread, into a queue of at most queue_bytes and one document.
+class ReadAhead : public DocumentSource {
+public:
+    explicit ReadAhead(std::unique_ptr<DocumentSource> source) : source_(std::move(source)) {
+        try {
+            thread_ = std::thread([this] { read(); });
+        } catch (const std::system_error&) {  // no more threads: next() reads
+        }
+    }
+    ~ReadAhead() override {
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            stopped_ = true;
+        }
+        changed_.notify_all();
+        if (thread_.joinable()) thread_.join();
+    }
+    int64_t position() const override { return thread_.joinable() ? position_ : source_->position(); }
+
+    bool next(Chunk& chunk) override {
+        if (!thread_.joinable()) return source_->next(chunk);
+        while (at_ == batch_.chunks.size()) {
+            std::unique_lock<std::mutex> lock(mutex_);
+            changed_.wait(lock, [&] { return !queue_.empty() || ended_; });
+            if (queue_.empty()) {
+                if (failure_) std::rethrow_exception(failure_);
+                return false;
+            }
+            batch_ = std::move(queue_.front());
+            queue_.pop_front();
+            queued_ -= batch_.bytes;
+            position_ = batch_.position;
+            at_ = 0;
+            changed_.notify_all();
+        }
+        chunk = std::move(batch_.chunks[at_++]);
+        return true;
+    }
+
+private:
+    static constexpr size_t queue_bytes = 8 << 20, batch_bytes = 1 << 20;
+    struct Batch {
+        std::vector<Chunk> chunks;
+        size_t bytes = 0;
+        int64_t position = 0;
+    };
+
+    void read() {
+        bool more = true;
+        while (more) {
+            Batch batch;
+            std::exception_ptr failure;
+            try {
+                while (more && batch.bytes < batch_bytes) {
+                    Chunk chunk;
+                    more = source_->next(chunk);
+                    if (!more) break;
+                    batch.bytes += chunk.text.size() + sizeof(Chunk);
+                    batch.chunks.push_back(std::move(chunk));
+                }
+                batch.position = source_->position();
+            } catch (...) {
+                failure = std::current_exception();
+                more = false;
+            }
+            std::unique_lock<std::mutex> lock(mutex_);
+            changed_.wait(lock, [&] { return queued_ < queue_bytes || stopped_; });
+            if (stopped_) return;
+            queued_ += batch.bytes;
+            queue_.push_back(std::move(batch));
+            failure_ = failure;
+            ended_ = !more;
+            changed_.notify_all();
+        }
+    }
+
+    std::unique_ptr<DocumentSource> source_;
+    Batch batch_;  // in use
+    size_t at_ = 0;
+    int64_t position_ = 0;
+    std::thread thread_;
+    std::mutex mutex_;  // guards all members below
+    std::condition_variable changed_;
+    std::deque<Batch> queue_;
+    size_t queued_ = 0;
+    std::exception_ptr failure_;
+    bool ended_ = false, stopped_ = false;
+};
+
+// Reads the documents of several files in order. JSON is passed on unparsed: open_chunk() finds the documents in it.
 class DocumentReader {
 public:
     explicit DocumentReader(TextInput input) : input_(std::move(input)) {
         if (input_.files.empty()) fail_usage("there is no text to read; HINT: --input FILE ...");
+        const Strings named = std::move(input_.files);
+        input_.files.clear();
         // All files are checked before the first one is read, so that the last one is not refused after hours. Pipes are
         // checked later.
-        for (const std::string& file : input_.files) {
+        for (const InputFile& file : input_files(named, n_hidden_)) {
             std::error_code error;
-            const auto status = std::filesystem::status(file, error);
-            if (file == "-" || (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))) {
+            const auto status = std::filesystem::status(file.path, error);
+            if (file.path == "-" || (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))) {
                 only_files_ = false;
+                input_.files.push_back(file.path);
+                sizes_.push_back(-1);
                 continue;
             }
-            InputStream in(file);
-            find_format(in);
-            total_bytes_ += (int64_t)std::filesystem::file_size(file);
+            const auto in = open_input(file.path);
+            if (file.from_folder && leaves_out(*in)) continue;
+            check_format(*in);
+            input_.files.push_back(file.path);
+            sizes_.push_back((int64_t)std::filesystem::file_size(file.path));
+            total_bytes_ += sizes_.back();
         }
+        if (input_.files.empty()) fail("%s holds no text: %s", named[0].c_str(), not_text_.c_str());
     }
 
+    // With folders and patterns replaced by the files that they stand for.
     const TextInput& input() const { return input_; }
-    int64_t total_bytes() const { return only_files_ ? total_bytes_ : 0; }  // 0: not known
-    int64_t bytes_read() const { return bytes_read_; }
+    int64_t total_bytes() const {
+        return only_files_ ? total_bytes_ : 0;
+    }  // of the files as they are, compressed or not; 0: not known
+    int64_t bytes_read() const { return bytes_of_read_files_ + (open_.empty() ? 0 : open_.front().source->position()); }
     bool only_files() const { return only_files_; }  // no pipes: the input can be read again
 
     // The next document, JSON line, or part of a document; false at the end of the last file.
     bool next(Chunk& chunk) {
-        while (in_ || open_next()) {
+        while (true) {
+            while (open_.size() < most_open && next_file_ < input_.files.size() && (open_.empty() || sizes_[next_file_] >= 0))
+                open_next();
+            if (open_.empty()) return false;
             chunk = {};
-            chunk.file = file_index_ - 1;
-            const bool found = json_lines_              ? next_json(chunk)
-                               : input_.split == "file" ? next_part(chunk)
-                                                        : next_lines(chunk, input_.split == "line");
-            if (found) return true;
-            in_.reset();
+            if (open_.front().source->next(chunk)) {
+                chunk.file = open_.front().file;
+                return true;
+            }
+            bytes_of_read_files_ += open_.front().source->position();
+            open_.pop_front();
         }
-        return false;
     }
 
     // What was read so far, for people: "a.txt as text, 2 files as JSON lines (the text under 'text')".
     std::string taken() const {
         std::string text;
-        for (const TextFormat f : {TextFormat::text, TextFormat::json_lines}) {
-            const auto& [count, first] = taken_[f == TextFormat::json_lines];
-            if (count == 0) continue;
-            text += (text.empty() ? "" : ", ") + (count == 1 ? input_name(first) : format("%d files", count));
-            text += f == TextFormat::text ? " as text" : " as JSON lines (the text under '" + input_.json_key + "')";
+        for (const auto& [format_found, files] : taken_) {
+            text +=
+                (text.empty() ? "" : ", ") + (files.first == 1 ? input_name(files.second) : format("%d files", files.first));
+            text += format_found == TextFormat::text           ? " as text"
+                    : format_found == TextFormat::json_lines   ? " as JSON lines"
+                    : format_found == TextFormat::json_array   ? " as a JSON array"
+                    : format_found == TextFormat::json_objects ? " as JSON objects"
+                    : format_found == TextFormat::parquet      ? " as Parquet"
+                                                               : " as WARC";
+            if (format_found == TextFormat::parquet) text += " (the text in column '" + input_.json_key + "')";
+            else if (format_found != TextFormat::text && format_found != TextFormat::warc)
+                text += " (the text under '" + input_.json_key + "')";
         }
         return text;
     }
+    // What folders hold that was left out.
+    Strings notes() const {
+        Strings lines;
+        if (n_hidden_)
+            lines.push_back("note: left out of folders: " +
+                            counted(n_hidden_, "hidden file or folder", "hidden files or folders"));
+        if (!not_text_.empty()) lines.push_back("note: left out of folders: " + not_text_);
+        return lines;
+    }
 
 private:
-    // The maximum size of a part of a document that is encoded at once. A part ends before a newline that follows an ASCII
-    // letter or digit: every pre-tokenizer splits there anyway, so the tokens are those of the whole. Text without such a place
-    // is split at any newline, or anywhere, once it is much longer.
-    static constexpr size_t part_bytes = 1 << 20, longest_part_bytes = 16 << 20;
+    static constexpr size_t most_open = 4;  // files that are read at once, those ahead included
+    struct OpenFile {
+        size_t file;
+        std::unique_ptr<DocumentSource> source;
+    };
 
-    TextFormat find_format(InputStream& in) const {
+    // Whether a file of a folder is not text; notes it.
+    bool leaves_out(InputStream& in) {
+        const FileSignature* found =
+            input_.allow_binary ? nullptr : find_signature(in.peek(first_bytes).substr(0, first_bytes));
+        if (!found) return false;
+        if (++n_not_text_ <= 5) {
+            not_text_ += (not_text_.empty() ? "" : ", ") + input_name(in.name()) + " (" + found->name + ")";
+        } else {
+            not_text_.resize(shown_length_);
+            not_text_ += format(" and %s more", with_commas(n_not_text_ - 5).c_str());
+        }
+        if (n_not_text_ <= 5) shown_length_ = not_text_.size();
+        return true;
+    }
+    TextFormat check_format(InputStream& in) const {
         if (!input_.allow_binary) refuse_other_formats(in.peek(first_bytes), in.name(), input_.reading);
-        return find_text_format(in, input_.format, input_.reading);
+        return find_text_format(in, input_.format);
     }
-    bool open_next() {
-        if (file_index_ >= input_.files.size()) return false;
-        in_ = std::make_unique<InputStream>(input_.files[file_index_++]);
-        const TextFormat found = find_format(*in_);
-        json_lines_ = found == TextFormat::json_lines;
-        if (taken_[json_lines_].first++ == 0) taken_[json_lines_].second = in_->name();
-        line_ = 0;
-        carried_.clear();
-        return true;
+    void open_next() {
+        const size_t file = next_file_++;
+        auto in = open_input(input_.files[file]);
+        const std::string name = in->name();
+        const TextFormat found = check_format(*in);
+        auto& taken = taken_[found];
+        if (taken.first++ == 0) taken.second = name;
+        std::unique_ptr<DocumentSource> source = open_source(std::move(in), found);
+        if (sizes_[file] >= 0) source = std::make_unique<ReadAhead>(std::move(source));
+        open_.push_back({file, std::move(source)});
     }
-
-    // The next line with its newline, if it has one.
-    bool read_line(std::string& line) {
-        if (!in_->read_line(line)) return false;
-        bytes_read_ += (int64_t)line.size();
-        line_++;
-        return true;
-    }
-
-    bool next_json(Chunk& chunk) {
-        do
-            if (!read_line(chunk.text)) return false;
-        while (chunk.text.find_first_not_of(" \t\r\n") == std::string::npos);
-        chunk.is_json = true;
-        chunk.line = line_;
-        return true;
-    }
-
-    bool next_part(Chunk& chunk) {
-        chunk.text = std::move(carried_);
-        carried_.clear();
-        bool end = false;
-        while (!end) {
-            const size_t before = chunk.text.size();
-            chunk.text.resize(before + part_bytes);
-            const size_t n = in_->read(&chunk.text[before], part_bytes);
-            chunk.text.resize(before + n);
-            bytes_read_ += (int64_t)n;
-            end = n < part_bytes;
-            if (!end && cut(chunk.text)) break;
-        }
-        chunk.ends_document = end;
-        // The last part may be followed by nothing: an empty text only means that the file has ended.
-        return !chunk.text.empty();
-    }
-
-    // Moves the text after a good place to split into carried_.
-    bool cut(std::string& text) {
-        const auto at = [&](size_t i) {
-            carried_ = text.substr(i);
-            text.resize(i);
-            return true;
-        };
-        for (size_t i = text.size() - 1; i > text.size() / 2; i--)
-            if (text[i] == '\n' && (unsigned char)text[i - 1] < 0x80 && isalnum((unsigned char)text[i - 1])) return at(i);
-        if (text.size() < longest_part_bytes) return false;
-        const size_t newline = text.rfind('\n');
-        return at(newline != std::string::npos && newline > 0 ? newline : text.size() - 1);
-    }
-
-    // A line, or the lines up to the next blank one. The last newline is a separator and is dropped.
-    bool next_lines(Chunk& chunk, bool single) {
-        std::string line;
-        while (read_line(line)) {
-            const bool blank = line.find_first_not_of(" \t\r\n") == std::string::npos;
-            if (blank && (single || chunk.text.empty())) continue;
-            if (blank) break;
-            if (chunk.text.empty()) chunk.line = line_;
-            chunk.text += line;
-            if (single) break;
-        }
-        while (!chunk.text.empty() && (chunk.text.back() == '\n' || chunk.text.back() == '\r')) chunk.text.pop_back();
-        return !chunk.text.empty();
+    std::unique_ptr<DocumentSource> open_source(std::unique_ptr<InputStream> in, TextFormat found) const {
+        if (found == TextFormat::text) return std::make_unique<TextDocuments>(std::move(in), input_);
+        if (found == TextFormat::json_lines) return std::make_unique<JsonLineDocuments>(std::move(in));
+        return std::make_unique<JsonValueDocuments>(std::move(in), found == TextFormat::json_array);
     }
 
     TextInput input_;
-    std::string carried_;
-    size_t file_index_ = 0;
-    std::unique_ptr<InputStream> in_;
-    bool json_lines_ = false, only_files_ = true;
-    std::array<std::pair<int, std::string>, 2> taken_;  // text and JSON lines: number of files, and the first one
-    int64_t line_ = 0, total_bytes_ = 0, bytes_read_ = 0;
+    std::vector<int64_t> sizes_;  // of each file; -1: a pipe
+    std::deque<OpenFile> open_;   // the file in hand, and those ahead
+    size_t next_file_ = 0, shown_length_ = 0;
+    bool only_files_ = true;
+    std::map<TextFormat, std::pair<int, std::string>> taken_;  // number of files, and the first one
+    int64_t total_bytes_ = 0, bytes_of_read_files_ = 0, n_hidden_ = 0, n_not_text_ = 0;
+    std::string not_text_;
 };
 
-// Replaces a line of JSON by its document, or sets `problem`.
-inline void open_line(Chunk& chunk, const std::string& key) {
+// Replaces JSON by its document, or sets `problem`.
+inline void open_json(Chunk& chunk, const TextInput& input) {
+    const std::string& key = input.json_key;
     try {
         const size_t end = chunk.text.find_last_not_of("\r\n") + 1;
-        auto j = nlohmann::json::parse(chunk.text.begin(), chunk.text.begin() + (std::ptrdiff_t)end);
+        auto j = nlohmann::ordered_json::parse(chunk.text.begin(), chunk.text.begin() + (std::ptrdiff_t)end);
         if (!j.is_object()) chunk.problem = format("it is not a JSON object but %s", j.type_name());
         else if (!j.contains(key)) {
             chunk.problem = format("it has no key '%s'", key.c_str());
@@ -296,7 +428,12 @@ inline void open_line(Chunk& chunk, const std::string& key) {
             }
             if (chunk.problem.size() > 300) chunk.problem = chunk.problem.substr(0, 300) + " ...";
         } else if (!j[key].is_string()) chunk.problem = format("'%s' is not a text but %s", key.c_str(), j[key].type_name());
-        else chunk.text = std::move(j[key].get_ref<std::string&>());
+        else {
+            chunk.text = std::move(j[key].get_ref<std::string&>());
+            if (!input.keep_fields) return;
+            j.erase(key);
+            chunk.fields = std::move(j);
+        }
     } catch (const nlohmann::json::exception& e) {
         std::string reason = e.what();
         reason.erase(0, reason.find(' ') + 1);  // drop the library's error number
@@ -304,6 +441,12 @@ inline void open_line(Chunk& chunk, const std::string& key) {
         if (const size_t at = reason.find(line); at != std::string::npos) reason.erase(at, line.size());
         chunk.problem = format("it is not valid JSON: %.300s", reason.c_str());
     }
+}
+
+// Replaces what a source passed on by the document in it, or sets `problem` or `left_out`.
+inline void open_chunk(Chunk& chunk, const TextInput& input) {
+    if (!chunk.problem.empty() || !chunk.left_out.empty()) return;
+    if (chunk.is_json) open_json(chunk, input);
 }
 
 inline OddBytes count_odd_bytes(std::string_view text) {
@@ -359,7 +502,7 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
             batch.push_back(std::move(chunk));
         }
         in_parallel([&](Chunk& c, size_t) {
-            if (c.is_json) open_line(c, reader.input().json_key);
+            open_chunk(c, reader.input());
             if (c.problem.empty()) c.odd = count_odd_bytes(c.text);
         });
         batch.erase(std::remove_if(batch.begin(), batch.end(), [&](const Chunk& c) { return !judge.take(c); }), batch.end());
@@ -372,5 +515,6 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
     progress.finish();
     if (!tells) return;
     print_line(stderr, "input: " + reader.taken());
+    for (const std::string& note : reader.notes()) print_line(stderr, note);
     for (const std::string& note : judge.notes()) print_line(stderr, note);
 }

@@ -1,6 +1,6 @@
 // Detects the format of an input by its first bytes, so that nothing is learned from files that are not text.
 //   refuse_other_formats   compressed, binary and UTF-16 files, by their signatures, each with the command that converts it
-//   find_text_format       text or JSON lines (one object per line)
+//   find_text_format       text, JSON lines, other JSON, or WARC
 //   OddBytes               the share of NUL and of invalid UTF-8, which gives away binary data without a signature
 #pragma once
 #include <cstdint>
@@ -117,21 +117,26 @@ struct OddBytes {
         as_pipe("iconv -f ENCODING -t UTF-8 FILE", path, reading).c_str());
 }
 
-// ---- text or JSON lines ----------------------------------------------------------------------------------------------------
-enum class TextFormat { text, json_lines };
+// ---- text or JSON ----------------------------------------------------------------------------------------------------------
+enum class TextFormat { text, json_lines, json_objects, json_array, parquet, warc };
 
+// By the name, without what names the compression.
 inline bool named_as_json(std::string path) {
     for (char& c : path) c = (char)tolower((unsigned char)c);
-    for (const std::string ending : {".jsonl", ".ndjson", ".jsonlines", ".json"})
-        if (path.size() > ending.size() && path.compare(path.size() - ending.size(), ending.size(), ending) == 0) return true;
-    return false;
+    const auto ends_with = [&](const std::string& ending) {
+        return path.size() > ending.size() && path.compare(path.size() - ending.size(), ending.size(), ending) == 0;
+    };
+    for (const std::string ending : {".gz", ".zst"})
+        if (ends_with(ending)) path.resize(path.size() - ending.size());
+    return ends_with(".jsonl") || ends_with(".ndjson") || ends_with(".jsonlines") || ends_with(".json");
 }
 
-// JSON lines if `asked` or the name says so, or if the input begins as a JSON object does. An array, or an object over several
-// lines, is refused: no line of it would be a document.
-inline TextFormat find_text_format(InputStream& in, const std::string& asked, const std::string& reading) {
+// JSON if `asked` or the name says so, or if the input begins as JSON does: an array of objects, objects over several lines
+// (only where the name says JSON), or else one object per line. Text otherwise.
+inline TextFormat find_text_format(InputStream& in, const std::string& asked) {
     if (asked == "text") return TextFormat::text;
     std::string_view first = in.peek(first_bytes).substr(0, first_bytes);
+    if (asked.empty() && first.substr(0, 5) == "WARC/") return TextFormat::warc;
     const auto skip = [&](const char* blanks, size_t from) {
         first.remove_prefix(std::min(first.size(), first.find_first_not_of(blanks, from)));
         return first.substr(0, 1);
@@ -139,16 +144,16 @@ inline TextFormat find_text_format(InputStream& in, const std::string& asked, co
     if (first.substr(0, 3) == "\xef\xbb\xbf") first.remove_prefix(3);
     const bool json = asked == "jsonl" || named_as_json(in.name());
     const std::string_view opening = skip(" \t\r\n", 0);
-    const auto refuse = [&](const char* what, const char* command) {
-        fail("%s %s; JSON lines are read, one object per line; HINT: %s%s", input_name(in.name()).c_str(), what,
-             as_pipe(command, in.name(), reading).c_str(), json ? "" : ", or --format text if it is text");
-    };
-    if (opening == "[" && (json || (skip(" \t\r\n", 1) == "{" && skip(" \t\r\n", 1) == "\"")))
-        refuse("is a JSON array", "jq -c '.[]' FILE");
+    if (opening == "[" && (json || (skip(" \t\r\n", 1) == "{" && skip(" \t\r\n", 1) == "\""))) return TextFormat::json_array;
     if (opening != "{") return json ? TextFormat::json_lines : TextFormat::text;
-    const std::string_view next = skip(" \t\r", 1);
-    if (json && next == "\n") refuse("has JSON objects over several lines", "jq -c . FILE");
+    // A first line that does not end an object, and the next does not begin one.
+    const size_t newline = first.find('\n');
+    if (json && newline != std::string_view::npos) {
+        const size_t end = first.find_last_not_of(" \t\r", newline - 1), next = first.find_first_not_of(" \t\r\n", newline);
+        if (first[end] != '}' && next != std::string_view::npos && first[next] != '{') return TextFormat::json_objects;
+    }
     // {' begins a dictionary printed by Python, which is not JSON: treated as JSON it is refused, instead of being learned as
     // text.
+    const std::string_view next = skip(" \t\r", 1);
     return json || next == "\"" || next == "'" || next == "}" ? TextFormat::json_lines : TextFormat::text;
 }

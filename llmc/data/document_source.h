@@ -1,0 +1,251 @@
+// The documents of one file, in order, by its format:
+//   TextDocuments       the file, its parts between blank lines, or its lines
+//   JsonLineDocuments   one JSON object per line
+//   JsonValueDocuments  one array of JSON objects, or objects over several lines; only the object in hand is held
+// A source passes JSON on as it stands: open_chunk() (document_reader.h) finds the document in it, in many threads. Parquet and
+// WARC have headers of their own.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "../base/terminal.h"
+#include "byte_source.h"
+#include "text_format.h"
+
+// What is read, and how.
+struct TextInput {
+    Strings files;
+    std::string reading = "prepare --input";  // the command and its option that name the files, for messages
+    std::string json_key = "text", split = "file", format = "";
+    std::string max_bad_lines = "1%";
+    bool allow_binary = false;
+    bool keep_fields = false;      // Chunk::fields gets what else stands beside the text
+    bool whole_documents = false;  // a long document does not come in parts
+};
+
+// The longest document that is held as a whole. A small compressed file can hold gigabytes.
+inline constexpr size_t most_document_bytes = 64 << 20;
+inline constexpr const char* most_document_name = "64 MiB";
+
+// A document, or a part of a long one.
+struct Chunk {
+    std::string text;
+    bool ends_document = true;
+    size_t file = 0;
+    int64_t line = 0;                       // line (or row) of its beginning; 0: (part of) a file that is one document
+    bool is_json = false, is_html = false;  // the text is not opened yet, or was opened by open_chunk()
+    nlohmann::ordered_json fields;
+    std::string problem;   // why a line cannot be used
+    std::string left_out;  // why there is no document here, though nothing is wrong: "rows without text"
+    OddBytes odd;
+};
+
+class DocumentSource {
+public:
+    virtual ~DocumentSource() = default;
+    virtual bool next(Chunk& chunk) = 0;   // false at the end of the file; the chunk is a fresh one
+    virtual int64_t position() const = 0;  // bytes of the file that were read
+};
+
+// A source over a stream of bytes.
+class StreamDocuments : public DocumentSource {
+public:
+    explicit StreamDocuments(std::unique_ptr<InputStream> in) : in_(std::move(in)) {}
+    int64_t position() const override { return in_->position(); }
+
+protected:
+    // The next line with its newline, if it has one.
+    bool read_line(std::string& line) {
+        if (!in_->read_line(line, most_document_bytes)) return false;
+        line_++;
+        return true;
+    }
+    static bool is_blank(const std::string& line) { return line.find_first_not_of(" \t\r\n") == std::string::npos; }
+
+    std::unique_ptr<InputStream> in_;
+    int64_t line_ = 0;
+};
+
+class TextDocuments : public StreamDocuments {
+public:
+    TextDocuments(std::unique_ptr<InputStream> in, const TextInput& input)
+        : StreamDocuments(std::move(in)), split_(input.split), whole_(input.whole_documents) {}
+    bool next(Chunk& chunk) override { return split_ == "file" ? next_part(chunk) : next_lines(chunk, split_ == "line"); }
+
+private:
+    // The maximum size of a part of a document that is encoded at once. A part ends before a newline that follows an ASCII
+    // letter or digit: every pre-tokenizer splits there anyway, so the tokens are those of the whole. Text without such a place
+    // is split at any newline, or anywhere, once it is much longer.
+    static constexpr size_t part_bytes = 1 << 20, longest_part_bytes = 16 << 20;
+
+    bool next_part(Chunk& chunk) {
+        chunk.text = std::move(carried_);
+        carried_.clear();
+        bool end = false;
+        while (!end) {
+            const size_t before = chunk.text.size();
+            chunk.text.resize(before + part_bytes);
+            const size_t n = in_->read(&chunk.text[before], part_bytes);
+            chunk.text.resize(before + n);
+            end = n < part_bytes;
+            if (whole_) check_size(chunk.text, 1);
+            else if (!end && cut(chunk.text)) break;
+        }
+        chunk.ends_document = end;
+        // The last part may be followed by nothing: an empty text only means that the file has ended.
+        return !chunk.text.empty();
+    }
+
+    // Moves the text after a good place to split into carried_.
+    bool cut(std::string& text) {
+        const auto at = [&](size_t i) {
+            carried_ = text.substr(i);
+            text.resize(i);
+            return true;
+        };
+        for (size_t i = text.size() - 1; i > text.size() / 2; i--)
+            if (text[i] == '\n' && (unsigned char)text[i - 1] < 0x80 && isalnum((unsigned char)text[i - 1])) return at(i);
+        if (text.size() < longest_part_bytes) return false;
+        const size_t newline = text.rfind('\n');
+        return at(newline != std::string::npos && newline > 0 ? newline : text.size() - 1);
+    }
+
+    // A line, or the lines up to the next blank one. The last newline is a separator and is dropped.
+    bool next_lines(Chunk& chunk, bool single) {
+        std::string line;
+        while (read_line(line)) {
+            const bool blank = is_blank(line);
+            if (blank && (single || chunk.text.empty())) continue;
+            if (blank) break;
+            if (chunk.text.empty()) chunk.line = line_;
+            chunk.text += line;
+            check_size(chunk.text, chunk.line);
+            if (single) break;
+        }
+        while (!chunk.text.empty() && (chunk.text.back() == '\n' || chunk.text.back() == '\r')) chunk.text.pop_back();
+        return !chunk.text.empty();
+    }
+
+    void check_size(const std::string& text, int64_t line) const {
+        if (text.size() <= most_document_bytes) return;
+        fail("%s:%lld begins a document of more than %s, the most that is held at once; HINT: --split-documents %s, or cut it",
+             input_name(in_->name()).c_str(), (long long)line, most_document_name, split_ == "file" ? "blank or line" : "file");
+    }
+
+    std::string split_, carried_;
+    bool whole_;
+};
+
+class JsonLineDocuments : public StreamDocuments {
+public:
+    using StreamDocuments::StreamDocuments;
+    bool next(Chunk& chunk) override {
+        do
+            if (!read_line(chunk.text)) return false;
+        while (is_blank(chunk.text));
+        chunk.is_json = true;
+        chunk.line = line_;
+        if (chunk.text.size() > most_document_bytes) {
+            chunk.text.clear();
+            chunk.problem = format("it is longer than %s", most_document_name);
+        }
+        return true;
+    }
+};
+
+class JsonValueDocuments : public StreamDocuments {
+public:
+    JsonValueDocuments(std::unique_ptr<InputStream> in, bool array) : StreamDocuments(std::move(in)), array_(array) {
+        line_ = 1;
+    }
+
+    bool next(Chunk& chunk) override {
+        if (before_all_) {
+            if (in_->peek(3).substr(0, 3) == "\xef\xbb\xbf") in_->skip(3);
+            if (array_ && skip_blanks() == '[') in_->skip(1);
+        }
+        char first = skip_blanks();
+        if (array_ && !before_all_ && first == ',') {
+            in_->skip(1);
+            first = skip_blanks();
+            if (first == ']') refuse("has a comma behind its last value");
+        } else if (array_ && !before_all_ && first != ']') {
+            refuse(first ? "has two values without a comma between them" : "is cut off: its array has no end");
+        }
+        before_all_ = false;
+        if (array_ && first == ']') {
+            in_->skip(1);
+            if (skip_blanks()) refuse("goes on behind its array");
+            return false;
+        }
+        if (!first) {
+            if (array_) refuse("is cut off: its array has no end");
+            return false;
+        }
+        chunk.is_json = true;
+        chunk.line = line_;
+        read_value(chunk);
+        return true;
+    }
+
+private:
+    [[noreturn]] void refuse(const char* what) const {
+        fail("%s:%lld: the file %s; HINT: fetch or make it again, or convert it: jq -c '.[]' %s",
+             input_name(in_->name()).c_str(), (long long)line_, what, shell_word(in_->name()).c_str());
+    }
+
+    // The next byte that is not blank, not consumed; 0 at the end.
+    char skip_blanks() {
+        for (std::string_view next = in_->peek(1); !next.empty(); next = in_->peek(1)) {
+            size_t n = 0;
+            for (; n < next.size() && strchr(" \t\r\n", next[n]) && next[n]; n++) line_ += next[n] == '\n';
+            const char found = n < next.size() ? next[n] : 0;
+            in_->skip(n);
+            if (n < next.size()) return found ? found : '?';
+        }
+        return 0;
+    }
+
+    // Up to the bracket that closes the value, or in an array up to what follows a value without brackets.
+    void read_value(Chunk& chunk) {
+        int64_t depth = 0;
+        bool in_string = false, escaped = false, done = false;
+        for (std::string_view next = in_->peek(1); !next.empty() && !done; next = in_->peek(1)) {
+            size_t n = 0;
+            while (n < next.size() && !done) {
+                const char c = next[n];
+                if (!in_string && depth == 0 && chunk.text.size() + n > 0 && (c == ',' || c == ']' || c == '\n')) {
+                    done = true;
+                    break;
+                }
+                n++;
+                line_ += c == '\n';
+                if (escaped) escaped = false;
+                else if (in_string) {
+                    escaped = c == '\\';
+                    in_string = c != '"';
+                } else if (c == '"') in_string = true;
+                else if (c == '{' || c == '[') depth++;
+                else if (c == '}' || c == ']') done = --depth <= 0;
+            }
+            const size_t room = most_document_bytes + 1 - chunk.text.size();
+            chunk.text.append(next.data(), std::min(n, room));
+            in_->skip(n);
+        }
+        if (!done && array_) refuse("is cut off within a value");
+        if (chunk.text.size() > most_document_bytes) {
+            chunk.text.clear();
+            chunk.problem = format("it is longer than %s", most_document_name);
+        }
+    }
+
+    bool array_, before_all_ = true;
+};

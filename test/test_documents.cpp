@@ -1,0 +1,342 @@
+// How files become documents: what a file is, how it is split, compression, folders and patterns; and that what is written reads
+// back.
+#include <gtest/gtest.h>
+
+#include "../llmc/data/document_reader.h"
+#include "../llmc/data/document_writer.h"
+#include "files.h"
+
+namespace test_documents {
+
+std::vector<std::string> documents(const std::string& file, const std::string& split, const std::string& key = "text") {
+    TextInput input;
+    input.files = {file};
+    input.json_key = key;
+    input.split = split;
+    input.allow_binary = true;
+    DocumentReader reader(input);
+    InputJudge judge(input);
+    std::vector<std::string> found;
+    std::string text;
+    Chunk chunk;
+    while (reader.next(chunk)) {
+        open_chunk(chunk, input);
+        if (!judge.take(chunk)) continue;
+        text += chunk.text;
+        if (chunk.ends_document) {
+            found.push_back(text);
+            text.clear();
+        }
+    }
+    judge.end_file();
+    EXPECT_EQ(reader.bytes_read(), (int64_t)std::filesystem::file_size(file));
+    return found;
+}
+
+using Texts = std::vector<std::string>;
+
+TEST(DocumentReader, SplitsAText) {
+    const test::TemporaryDirectory dir;
+    const std::string file = dir / "a.txt", text = "\n\none\ntwo\r\n\n \t\nthree\n\n\n\nfour";
+    test::write_file(file, text);
+    EXPECT_EQ(documents(file, "file"), Texts{text});
+    EXPECT_EQ(documents(file, "blank"), (Texts{"one\ntwo", "three", "four"}));
+    EXPECT_EQ(documents(file, "line"), (Texts{"one", "two", "three", "four"}));
+    test::write_file(file, "");
+    EXPECT_EQ(documents(file, "file"), Texts{});
+    test::write_file(file, "\n\n \n");
+    EXPECT_EQ(documents(file, "blank"), Texts{});
+    test::write_file(file, std::string("a\0b\nc\xff\n", 7));
+    EXPECT_EQ(documents(file, "line"), (Texts{std::string("a\0b", 3), "c\xff"}));
+}
+
+TEST(DocumentReader, ReadsJsonLines) {
+    const test::TemporaryDirectory dir;
+    const std::string file = dir / "a.jsonl";
+    test::write_file(file,
+                     "{\"text\": \"one\\ntwo \\u3042\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"\"}\n{\"text\": \"three\"}");
+    EXPECT_EQ(documents(file, "file"), (Texts{"one\ntwo あ", "three"}));
+    test::write_file(file, "{\"text\": 3}\n\n{\"text\": \n");
+    test::expect_error([&] { documents(file, "file"); }, {file + ":1", "not a text", file + ":3", "JSON"});
+    test::expect_error([&] { documents(file, "file", "body"); }, {file + ":1", "body", "--json-keys"});
+    test::expect_error([&] { DocumentReader({{dir / "none.txt"}}); }, {"none.txt"});
+    test::expect_error([&] { DocumentReader reader(TextInput{}); }, {"--input"});
+}
+
+// ---- what a file is --------------------------------------------------------------------------------------------------------
+TEST(TextFormat, OtherFormatsAreRefusedByNameWithTheCommandThatHelps) {
+    const test::TemporaryDirectory dir;
+    const auto utf16 = [](const std::string& text, bool little) {
+        std::string wide;
+        for (const char c : text) wide += little ? std::string{c, '\0'} : std::string{'\0', c};
+        return wide;
+    };
+    const std::string nul(1, '\0'), tar(257, 'x');
+    const std::vector<std::array<std::string, 3>> table = {
+        {"BZh91AY&SY", "bzip2", "bzcat FILE |"},
+        {"\xfd"
+         "7zXZ" +
+             nul,
+         "xz-", "xzcat FILE |"},
+        {"\x04\x22\x4d\x18", "lz4", "lz4cat FILE |"},
+        {"PK\x03\x04", "zip", "unzip -p FILE |"},
+        {tar + "ustar", "tar", "tar -xOf FILE |"},
+        {"%PDF-1.7", "PDF", "pdftotext FILE - |"},
+        {"{\\rtf1", "RTF", "unrtf --text FILE |"},
+        {"\xff\xfe" + utf16("a text", true), "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE |"},
+        {"\xfe\xff" + utf16("a text", false), "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE |"},
+        {utf16("a text", true), "UTF-16", "iconv -f UTF-16LE"},
+        {utf16("a text", false), "UTF-16", "iconv -f UTF-16BE"},
+        {std::string("MMIDIDX\0\0", 9), "prepared data", "--data-path"},
+        {"\x89PNG\r\n", "PNG", "text or JSON lines"},
+    };
+    for (const auto& [bytes, name, hint] : table) {
+        const std::string file = dir / "a file.txt", quoted = "'" + file + "'";
+        test::write_file(file, bytes);
+        std::string expected = hint;
+        if (const size_t at = expected.find("FILE"); at != std::string::npos) expected.replace(at, 4, quoted);
+        test::expect_error([&] { DocumentReader({{file}}); }, {file, name, expected});
+        TextInput any;
+        any.files = {file};
+        any.allow_binary = true;
+        DocumentReader reader(any);
+    }
+    for (const std::string fine : {"BZh is how it begins", "7z", "PK", "a\nb", "%PDF"}) {
+        test::write_file(dir / "a.txt", fine);
+        EXPECT_EQ(documents(dir / "a.txt", "file"), Texts{fine});
+    }
+}
+
+TEST(TextFormat, JsonLinesByNameOrBeginning) {
+    const test::TemporaryDirectory dir;
+    const std::string line = "{\"text\": \"one\"}\n";
+    for (const char* name : {"a.jsonl", "a.JSONL", "a.ndjson", "a.json", "a.txt", "a"}) {
+        for (const char* before : {"", "\n \n", "\xef\xbb\xbf"}) {
+            test::write_file(dir / name, before + line + line);
+            EXPECT_EQ(documents(dir / name, "file"), (Texts{"one", "one"})) << name;
+        }
+    }
+    for (const std::string text : {"{one} two\n", "{\n  \"text\": 1\n}\n", "[1] a note\n", " "}) {
+        test::write_file(dir / "a.txt", text);
+        EXPECT_EQ(documents(dir / "a.txt", "file"), Texts{text});
+    }
+    const auto refused = [&](const std::string& name, const std::string& text, const std::string& part) {
+        test::write_file(dir / name, text);
+        test::expect_error([&] { documents(dir / name, "file"); }, {name, part});
+    };
+    refused("a.txt", "{'text': 'one'}\n", "a.txt:1: it is not valid JSON");
+    refused("a.txt", "{\"id\": 1, \"body\": \"one\"}\n", "its keys are id, body");
+    TextInput input;
+    test::write_file(dir / "a.jsonl", line);
+    input.files = {dir / "a.jsonl"};
+    input.format = "text";
+    DocumentReader reader(input);
+    Chunk chunk;
+    ASSERT_TRUE(reader.next(chunk));
+    EXPECT_EQ(chunk.text, line);
+}
+
+// Eight bytes of ASCII at a time or not: the same counts.
+TEST(OddBytes, AreCountedWhereverTheyStand) {
+    for (const std::string& odd : {std::string(1, '\0'), std::string("\xff"), std::string("\xe3\x81"), std::string("\x01"),
+                                   std::string("\x7f"), std::string("あ"), std::string("\x80")})
+        for (size_t at = 0; at < 20; at++)
+            for (size_t after = 0; after < 20; after++) {
+                const OddBytes found = count_odd_bytes(std::string(at, 'a') + odd + std::string(after, '\n'));
+                EXPECT_EQ(found.bytes, (int64_t)(at + odd.size() + after));
+                EXPECT_EQ(found.nul, odd[0] == 0);
+                EXPECT_EQ(found.invalid, odd == "\xff" || odd == "\x80" ? 1 : odd == "\xe3\x81" ? 2 : 0);
+            }
+}
+
+// ---- JSON that is not one object per line -----------------------------------------------------------------------------------
+TEST(JsonValues, ArraysAndObjectsOverSeveralLines) {
+    const test::TemporaryDirectory dir;
+    const std::string one = "{\"text\": \"one, [\\\" ]}\"}", two = "{\n  \"id\": [1, {\"a\": \"}\"}],\n  \"text\": \"two\"\n}";
+    const Texts both = {"one, [\" ]}", "two"};
+    const std::string separate = "\xef\xbb\xbf[" + one + " ,\n" + two + "\n]\n";
+    for (const std::string& text : {"[" + one + "," + two + "]", "\n[\n" + one + ",\n\n" + two + "]\n\n", separate}) {
+        test::write_file(dir / "a.json", text);
+        EXPECT_EQ(documents(dir / "a.json", "file"), both) << text;
+    }
+    for (const std::string& text : {two + "\n" + one, "\n" + two + one + "\n", two + " \n\n" + one}) {
+        test::write_file(dir / "a.json", text);
+        Texts expected = both;
+        std::swap(expected[0], expected[1]);
+        EXPECT_EQ(documents(dir / "a.json", "file"), expected) << text;
+    }
+    test::write_file(dir / "a.txt", "[ {\"text\": \"one\"}]");  // the beginning alone tells
+    EXPECT_EQ(documents(dir / "a.txt", "file"), Texts{"one"});
+    test::write_file(dir / "a.json", "[]");
+    EXPECT_EQ(documents(dir / "a.json", "file"), Texts{});
+    const std::vector<std::array<std::string, 2>> table = {
+        {"[{\"text\": \"one\"},\n{\"text\": \"two\"}\n", "a.json:3: the file is cut off"},
+        {"[{\"text\": \"one\"},\n{\"text\": \"two", "a.json:2: the file is cut off within a value"},
+        {"[{\"text\": \"one\"}{\"text\": \"two\"}]", "without a comma"},
+        {"[{\"text\": \"one\"},]", "a comma behind its last value"},
+        {"[{\"text\": \"one\"}] x", "goes on behind its array"},
+        {"[1, \"two\", null\n, [3]]", "a.json:1: it is not a JSON object but number"},
+        {"{\n\"text\": \"one\"", "a.json:1: it is not valid JSON"},
+    };
+    for (const auto& [text, part] : table) {
+        test::write_file(dir / "a.json", text);
+        test::expect_error([&] { documents(dir / "a.json", "file"); }, {part});
+    }
+}
+
+// ---- compression -----------------------------------------------------------------------------------------------------------
+void write_documents(const std::string& path, const Texts& texts) {
+    DocumentWriter writer(path);
+    for (size_t i = 0; i < texts.size(); i++) writer.write(texts[i], {{"id", i}});
+    EXPECT_FALSE(std::filesystem::exists(path));
+    writer.finish();
+}
+
+std::vector<std::string> endings() {
+    return {
+        ".jsonl",
+#ifdef HAVE_ZLIB
+        ".jsonl.gz",
+#endif
+#ifdef HAVE_ZSTD
+        ".jsonl.zst",
+#endif
+    };
+}
+
+TEST(Compression, WhatIsWrittenReadsBack) {
+    const test::TemporaryDirectory dir;
+    Texts texts = {"one", "two\nlines \"quoted\"", "日本", std::string(3 << 20, 'x')};
+    for (int i = 0; i < 5000; i++) texts.push_back("document " + std::to_string(i * 7919));
+    for (const std::string& ending : endings()) {
+        const std::string file = dir / ("a" + ending);
+        write_documents(file, texts);
+        EXPECT_TRUE(documents(file, "file") == texts) << ending;
+        // Members and frames follow one another; the name says nothing.
+        const std::string bytes = test::read_file(file);
+        Texts twice = texts;
+        twice.insert(twice.end(), texts.begin(), texts.end());
+        test::write_file(dir / "b.jsonl", bytes + bytes);
+        EXPECT_TRUE(documents(dir / "b.jsonl", "file") == twice) << ending;
+        EXPECT_EQ(bytes, (write_documents(dir / ("c" + ending), texts), test::read_file(dir / ("c" + ending))));
+        std::filesystem::remove(dir / ("c" + ending));
+    }
+    { DocumentWriter unfinished(dir / "none.jsonl"); }
+    EXPECT_EQ(dir.names().count("none.jsonl"), 0u);
+    EXPECT_EQ(dir.names().size(), endings().size() + 1);
+}
+
+TEST(Compression, FieldsAreKept) {
+    const test::TemporaryDirectory dir;
+    TextInput input;
+    input.files = {dir / "a.jsonl"};
+    input.keep_fields = true;
+    write_documents(input.files[0], {"one"});
+    DocumentReader reader(input);
+    Chunk chunk;
+    ASSERT_TRUE(reader.next(chunk));
+    open_chunk(chunk, reader.input());
+    EXPECT_EQ(chunk.text, "one");
+    EXPECT_EQ(chunk.fields, (nlohmann::ordered_json{{"id", 0}}));
+}
+
+// Cut anywhere, or with a byte changed: an error that names the file and the place, never other documents as if all were well.
+TEST(Compression, DamagedFilesAreRefused) {
+    const test::TemporaryDirectory dir;
+    Texts texts;
+    for (int i = 0; i < 300; i++) texts.push_back("a document with the number " + std::to_string(i * 104729 % 7919));
+    for (const std::string& ending : endings()) {
+        if (ending == ".jsonl") continue;
+        write_documents(dir / ("a" + ending), texts);
+        const std::string whole = test::read_file(dir / ("a" + ending)), file = dir / "b.jsonl";
+        for (size_t cut = 5; cut < whole.size(); cut += cut < 40 || cut + 40 > whole.size() ? 1 : 97) {
+            test::write_file(file, whole.substr(0, cut));
+            test::expect_error([&] { documents(file, "file"); }, {file, "cut off"});
+            test::write_file(file, whole + whole.substr(0, cut));
+            test::expect_error([&] { documents(file, "file"); }, {file, " 2, which begins at byte", "cut off"});
+        }
+        for (size_t at = whole.size() / 4; at < whole.size(); at += 53) {
+            std::string other = whole;
+            other[at] ^= 0x20;
+            test::write_file(file, other);
+            test::expect_error([&] { documents(file, "file"); }, {file, "HINT"});
+        }
+        test::write_file(file, whole + "and more");
+        test::expect_error([&] { documents(file, "file"); }, {file, ending == ".jsonl.gz" ? "other data follow" : "damaged"});
+    }
+}
+
+// A small file that holds a gigabyte: a line is not held beyond the limit.
+TEST(Compression, ALineLongerThanTheLimitIsLeftOut) {
+    const test::TemporaryDirectory dir;
+    const std::string file = dir / ("a" + endings().back());
+    write_documents(file, {"one", std::string(most_document_bytes + (1 << 20), 'x'), "three"});
+    TextInput input;
+    input.files = {file};
+    DocumentReader reader(input);
+    Chunk chunk;
+    for (const char* problem : {"", "longer than 64 MiB", ""}) {
+        ASSERT_TRUE(reader.next(chunk));
+        EXPECT_LE(chunk.text.capacity(), 2 * most_document_bytes);
+        EXPECT_NE(chunk.problem.find(problem), std::string::npos) << chunk.problem;
+    }
+    EXPECT_FALSE(reader.next(chunk));
+}
+
+// ---- folders and patterns ----------------------------------------------------------------------------------------------------
+TEST(InputFiles, FoldersAndPatternsInOrder) {
+    const test::TemporaryDirectory dir;
+    std::filesystem::create_directories(dir / "d/b/.git");
+    std::filesystem::create_directories(dir / "empty");
+    for (const char* name : {"d/c.txt", "d/a.txt", "d/b/x\ny.txt", "d/.hidden", "d/b/.git/config", "[1].txt"})
+        test::write_file(dir / name, name);
+    const auto read = [&](const Strings& files) {
+        TextInput input;
+        for (const std::string& file : files) input.files.push_back(dir / file);
+        DocumentReader reader(input);
+        Texts texts;
+        Chunk chunk;
+        while (reader.next(chunk)) texts.push_back(chunk.text);
+        return std::make_pair(texts, reader.notes());
+    };
+    EXPECT_EQ(read({"d"}).first, (Texts{"d/a.txt", "d/b/x\ny.txt", "d/c.txt"}));
+    EXPECT_EQ(read({"d"}).second, Strings{"note: left out of folders: 2 hidden files or folders"});
+    EXPECT_EQ(read({"d/*.txt"}).first, (Texts{"d/a.txt", "d/c.txt"}));
+    EXPECT_EQ(read({"d/c.txt", "[1].txt", "d/?"}).first, (Texts{"d/c.txt", "[1].txt", "d/b/x\ny.txt"}));
+    test::expect_error([&] { read({"empty"}); }, {"empty", "holds no file"});
+    test::expect_error([&] { read({"d/*.none"}); }, {"d/*.none", "none matches"});
+    test::write_file(dir / "empty/a.png", "\x89PNG\r\n");
+    test::expect_error([&] { read({"empty"}); }, {"holds no text", "a.png (a PNG image)"});
+    std::filesystem::rename(dir / "empty/a.png", dir / "d/a.png");
+    EXPECT_EQ(read({"d"}).first, (Texts{"d/a.txt", "d/b/x\ny.txt", "d/c.txt"}));
+    EXPECT_NE(read({"d"}).second.back().find("a.png (a PNG image)"), std::string::npos);
+}
+
+// More files than are read ahead: their order stays.
+TEST(InputFiles, ReadAheadKeepsTheOrder) {
+    const test::TemporaryDirectory dir;
+    TextInput input;
+    Texts expected;
+    for (int i = 0; i < 12; i++) {
+        Texts texts;
+        for (int k = 0; k < (i % 3 == 1 ? 1 : 3000); k++)
+            texts.push_back(std::to_string(i) + " " + std::string(900, 'a') + std::to_string(k));
+        input.files.push_back(dir / (std::to_string(i) + endings()[i % endings().size()]));
+        write_documents(input.files.back(), texts);
+        expected.insert(expected.end(), texts.begin(), texts.end());
+    }
+    DocumentReader reader(input);
+    Texts found;
+    Chunk chunk;
+    while (reader.next(chunk)) {
+        open_chunk(chunk, reader.input());
+        found.push_back(chunk.text);
+        EXPECT_EQ(std::to_string(chunk.file), chunk.text.substr(0, chunk.text.find(' ')));
+    }
+    EXPECT_TRUE(found == expected);
+    EXPECT_EQ(reader.bytes_read(), reader.total_bytes());
+    DocumentReader half(input);  // ends while threads read
+    ASSERT_TRUE(half.next(chunk));
+}
+
+}  // namespace test_documents
