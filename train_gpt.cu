@@ -29,14 +29,12 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include <utility>
 #include <vector>
 
-// The rooms of llmc/, from the lowest up; each line says what its headers define.
-// base: floatX, real | fail, CHECK, format | rope_table, alibi_slope | normal_at
-#include "llmc/base/types.h"
-#include "llmc/base/check.h"
-#include "llmc/base/math.h"
-#include "llmc/base/rng.h"
-// cpu, gpu: be::Ctx and every op: be::linear_forward, be::attention_backward, ...
-#include "llmc/ops.h"
+// The rooms of llmc/, from the lowest up: at each header what this file takes from it.
+#include "llmc/base/types.h"  // floatX, real
+#include "llmc/base/check.h"  // fail, CHECK, format
+#include "llmc/base/math.h"   // rope_table, alibi_slope
+#include "llmc/base/rng.h"    // rounding_key
+#include "llmc/ops.h"         // be::Ctx and every op: be::linear_forward, be::attention_backward, ...
 #include "llmc/cpu/embed.h"
 #include "llmc/cpu/fp8.h"
 #include "llmc/cpu/norm.h"
@@ -52,56 +50,41 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "llmc/gpu/ops.cuh"
 #endif
-// model: Arena, HostSide | ModelConfig, presets | Mesh, Part, LocalSizes | ParameterTable, Params, Matrix
-// | Fp8Recipe, Fp8State, Fp8Training | BlockGradients | model_flops_per_token | sample_token, sample_text
-#include "llmc/model/arena.h"
-#include "llmc/model/model_config.h"
-#include "llmc/model/mesh.h"
-#include "llmc/model/parameters.h"
-#include "llmc/model/fp8_training.h"
-#include "llmc/model/gradients.h"
-#include "llmc/model/flops.h"
-#include "llmc/model/sampler.h"
-// data: Batch, DataLoader | Tokenizer | Task, make_requests, task_metrics
-#include "llmc/data/dataloader.h"
+#include "llmc/model/arena.h"         // Arena, HostSide, wait_for_device
+#include "llmc/model/model_config.h"  // ModelConfig
+#include "llmc/model/mesh.h"          // Mesh, LocalSizes
+#include "llmc/model/parameters.h"    // ParameterTable, Params, Matrix
+#include "llmc/model/fp8_training.h"  // Fp8Training, fp8_index
+#include "llmc/model/sampler.h"       // sample_text
+#include "llmc/data/dataloader.h"     // Batch, DataLoader
 #include "llmc/data/tokenizer.h"
-#include "llmc/data/tasks.h"
-// parallel: World | be::Comm, be::all_reduce, ... | Shards | GradientReducer, ParameterGatherer | pipeline_schedule,
-// split_layers | Ranks, join_groups, reduce_sums | PipelineLinks
-#include "llmc/parallel/world.h"
-#include "llmc/parallel/comm.h"
-#include "llmc/parallel/shard.h"
-#include "llmc/parallel/zero.h"
-#include "llmc/parallel/pipeline.h"
-#include "llmc/parallel/ranks.h"
-#include "llmc/parallel/pipeline_links.h"
-// report: Logger, StepStats, Table, human_count
-#include "llmc/report/logger.h"
-// run: TrainOptions, ... | configure_model, layout_of, data_options | Schedule | Guard, Verdict | PlantedFaults,
-// GradientHashes, LayerHealth | read_config, read_parameters | ModelTexts | RunLock, find_checkpoints | TrainingState, Saver,
-// load_weights_and_moments | find_resumed, check_same_everywhere | MemoryCheck | hear_stop_signals, StopVote | Timetable,
-// decide_together | Run, set_up, open_data | describe_run | TrainingLog | score_requests, evaluate_tasks | make_plan, add_rows
-// | Peak, peak_of_all, make_ctx | run_program, the commands that need no model
-#include "llmc/run/config.h"
-#include "llmc/run/from_options.h"
-#include "llmc/run/schedule.h"
-#include "llmc/run/guard.h"
-#include "llmc/run/diagnostics.h"
-#include "llmc/run/checkpoint.h"
-#include "llmc/run/model_texts.h"
-#include "llmc/run/run_directory.h"
-#include "llmc/run/training_state.h"
-#include "llmc/run/resume.h"
-#include "llmc/run/memory_check.h"
-#include "llmc/run/stop.h"
-#include "llmc/run/timetable.h"
-#include "llmc/run/run.h"
-#include "llmc/run/describe_run.h"
-#include "llmc/run/training_log.h"
-#include "llmc/run/evaluation.h"
-#include "llmc/run/planner.h"
-#include "llmc/run/machine.h"
-#include "llmc/run/program.h"
+#include "llmc/data/tasks.h"                // Request, Score
+#include "llmc/parallel/world.h"            // World: the processes
+#include "llmc/parallel/comm.h"             // be::all_reduce, ...
+#include "llmc/parallel/zero.h"             // GradientReducer
+#include "llmc/parallel/pipeline.h"         // pipeline_schedule, split_layers
+#include "llmc/parallel/ranks.h"            // Ranks, join_groups, reduce_sums
+#include "llmc/parallel/training_memory.h"  // TrainingMemory, which Model extends
+#include "llmc/parallel/pipeline_links.h"   // PipelineLinks
+#include "llmc/report/logger.h"             // StepStats
+#include "llmc/run/config.h"                // TrainOptions, ...
+#include "llmc/run/from_options.h"          // configure_model, layout_of, fp8_start
+#include "llmc/run/schedule.h"              // Schedule
+#include "llmc/run/diagnostics.h"           // hash_gradients
+#include "llmc/run/run_directory.h"         // RunLock
+#include "llmc/run/training_state.h"        // TrainingState, load_weights_and_moments
+#include "llmc/run/resume.h"                // check_same_everywhere
+#include "llmc/run/timetable.h"             // Timetable
+#include "llmc/run/run.h"                   // Run, set_up, open_data
+#include "llmc/run/describe_run.h"          // describe_run, describe_plan
+#include "llmc/run/trainer.h"               // TrainerBase, which Trainer extends
+#include "llmc/run/training_log.h"          // TrainingLog
+#include "llmc/run/training_loop.h"         // TrainingLoop
+#include "llmc/run/inference.h"             // InferenceRun, read_prompt, write_texts
+#include "llmc/run/evaluation.h"            // score_requests, evaluate_tasks
+#include "llmc/run/planner.h"               // MicroBatchShape, measured_step_seconds
+#include "llmc/run/machine.h"               // peak_of_all
+#include "llmc/run/program.h"               // run_program, with the commands that need no model
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 1  The model's memory
@@ -227,24 +210,12 @@ struct Block {
     std::array<Layer*, 4> layers() { return {&qkv, &proj, &fc1, &fc2}; }
 };
 
-struct Model {
-    ModelConfig c;
-    std::shared_ptr<Ranks> ranks;
-    std::vector<int> stages;  // layers of each stage of the pipeline
-    LocalSizes n;             // what of the matrices this rank holds
-    ParameterTable table;
-    Shards shards;
-    std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks
+struct Model : TrainingMemory {
+    LocalSizes n;  // what of the matrices this rank holds
     Recompute recompute = Recompute::inference;
-    floatX* params = nullptr;      // (table.size)
-    Elements grads;                // (table.size) summed over the micro-batches of a step
-    BlockGradients of_block;       // where these are bf16: of a micro-batch in a block
-    LowerHalf* lower = nullptr;    // (shards.size) of the fp32 weights that AdamW updates; null where params are these
-    Elements exp_avg, exp_avg_sq;  // (shards.size) each; their types, and that of grads, are set before memory is planned
-    Parts copy;                    // where a checkpoint's contents wait to be written; null: written in place
-    Params<floatX> p{};            // views of params
-    Params<real> g{};              // views of grads, or of of_block: what ops set or add to
-    std::vector<Block> blocks;     // the same by layer, of this rank
+    Params<floatX> p{};         // views of params
+    Params<real> g{};           // views of grads, or of of_block: what ops set or add to
+    std::vector<Block> blocks;  // the same by layer, of this rank
     NormLayer embedding_norm{}, final_norm{};
     Activations a{};
     Fp8Training fp8;
@@ -255,13 +226,7 @@ struct Model {
 
     explicit Model(const ModelConfig& config) : Model(config, std::make_shared<Ranks>(), {config.L}) {}
     Model(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
-        : c(config),
-          ranks(std::move(r)),
-          stages(std::move(stage_layers)),
-          n(c, ranks->mesh.tp),
-          table(c, part_of(c, ranks->mesh, stages), (size_t)ranks->mesh.dp.size * 64),
-          shards(table, ranks->mesh.dp, ranks->zero, ranks->bucket_elements),
-          counted(shards.counted(table, ranks->mesh.dp)) {}
+        : TrainingMemory(config, std::move(r), std::move(stage_layers)), n(c, ranks->mesh.tp) {}
     real attention_scale() const { return (real)(1.0 / std::sqrt((double)c.HS())); }
 };
 
@@ -300,17 +265,6 @@ static uint8_t** codes_of(E*&) {
     return nullptr;
 }
 static uint8_t** codes_of(LayerInput& tensor) { return &tensor.codes; }
-
-static void plan_parameters(Model& m, bool training) {
-    Arena& arena = m.arena;
-    arena.add("parameters", &m.params, m.table.size);
-    if (!training) return;
-    arena.add(m.grads.is_bf16 ? "gradients (bf16)" : "gradients (fp32)", &m.grads, m.table.size);
-    if (m.grads.is_bf16) m.of_block.plan(arena, m.table);
-    if (has_lower_halves) arena.add("master weights (lower 16 bits)", &m.lower, m.shards.size);
-    for (Elements* x : {&m.exp_avg, &m.exp_avg_sq})
-        arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, m.shards.size);
-}
 
 // Plans the sizes of all layers, and memory for the codes of their weights.
 static void plan_layers(Model& m, bool fp8) {
@@ -454,7 +408,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     m.a.head_rows = std::min(head_rows, B * T);
     m.cache.layer_size = (size_t)m.c.T * m.n.NKVl * m.c.HS();
 
-    plan_parameters(m, training);
+    m.plan(m.arena, training);
     plan_layers(m, fp8);
     plan_micro_batches(m, micro_batches);
     plan_activations(m, fp8);
@@ -471,20 +425,6 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
 static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) {
     const size_t most = be::logits_rows(ctx, (size_t)n.Vpl * sizeof(floatX)), parts = ceil_div((size_t)N, most);
     return (int)std::min<size_t>(most, round_up(ceil_div((size_t)N, parts), 128));
-}
-
-// Plans the copy of a checkpoint's contents with which training continues during a save. A save in the foreground needs no
-// copy, except of parameters whose shards are not contiguous.
-static void plan_checkpoint_copy(Model& m, bool foreground) {
-    const bool in_place = foreground && be::memory_is_host;
-    const auto copy = [&](auto* part) { m.arena.add_on_host("copy for checkpoints", part, m.shards.size); };
-    m.copy.exp_avg.is_bf16 = m.exp_avg.is_bf16;
-    m.copy.exp_avg_sq.is_bf16 = m.exp_avg_sq.is_bf16;
-    if (!in_place || m.shards.cut) copy(&m.copy.params);
-    if (in_place) return;
-    if (has_lower_halves) copy(&m.copy.lower);
-    copy(&m.copy.exp_avg);
-    copy(&m.copy.exp_avg_sq);
 }
 
 // Points all layers at their parameters, and at the buffers into which ops write gradients.
@@ -542,9 +482,6 @@ static void allocate(be::Ctx& ctx, Model& m) {
             for (BlockActivations& block : in.blocks) share_tensors(m, block);
         }
 }
-
-// The memory that training keeps from step to step; params are all weights that this rank holds.
-static Parts memory_of(const Model& m) { return {m.params, m.lower, m.exp_avg, m.exp_avg_sq}; }
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
@@ -1082,44 +1019,13 @@ static void model_backward(const Pass& p, Finished finished) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 5  One training step
 
-// fp32 weights, moments and counters are in Model; a step needs these as well.
-struct Trainer {
-    be::Ctx& ctx;
+struct Trainer : TrainerBase {
     Model& m;
-    const TrainOptions& o;
-    const Schedule& schedule;
-    const DataLoader& data;
-    TrainingState state;  // counters: the position in the run
-    Batch micro_batch;    // the current one
-    Fp8State fp8;         // of all layers, the same on every rank
-    Guard guard;
-    Verdict verdict;  // on the last step
-    Steadiness steadiness;
-    nlohmann::ordered_json health;  // of the last step's layers; null: they were not examined
-    BatchRanges discards;           // batches that are drawn and dropped
-    ParameterGatherer gatherer;
-    MemoryCheck memory;
-    PlantedFaults faults;
-    LayerHealth layers;
-    std::function<bool()> stop = [] { return false; };  // asked before each micro-batch, with the same answer on every rank
+    Batch micro_batch;  // the current one
 
-    Trainer(be::Ctx& c, Model& model, const TrainOptions& options, const Schedule& s, const DataLoader& loader,
-            const TrainingState& position)
-        : ctx(c),
-          m(model),
-          o(options),
-          schedule(s),
-          data(loader),
-          state(position),
-          guard(guard_options(o)),
-          gatherer(ctx, m.ranks->dp, m.shards, !o.no_overlap),
-          memory(o.check_weight_hash_across_dp_replicas_interval > 0, ctx, m.ranks->world, m.ranks->mesh, m.table, m.shards),
-          faults(ctx, m.table, m.shards, m.ranks->mesh.world.rank),
-          layers(ctx, *m.ranks, m.table, m.shards, m.counted, m.c.L) {}
-    int64_t batch() const { return state.batch(); }  // the next one's number
-    // The counters at the next batch that is not skipped. Weights, moments and learning rate do not change on the way.
-    Counters next_batch() const { return schedule.next(state, state.skips, discards); }
-    bool finished() const { return next_batch().step >= schedule.total_steps; }
+    Trainer(be::Ctx& ctx, Model& model, const TrainOptions& o, const Schedule& schedule, const DataLoader& data,
+            const TrainingState& position, const std::string& checkpoint = "")
+        : TrainerBase(ctx, model, o, schedule, data, position, checkpoint), m(model) {}
 };
 
 static PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
@@ -1149,7 +1055,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
         if (e.direction == Direction::forward) {
             const int64_t first = t.state.sample() + ((int64_t)e.micro_batch * mesh.dp.size + mesh.dp.rank) * B;
             t.data.fetch(first, B, t.micro_batch);
-            t.faults.in_tokens(t.micro_batch, m.c.V, first, t.batch());
+            t.faults.in_tokens(t.micro_batch, first, t.batch());
             upload(t.ctx, m, t.micro_batch, in);
             in.gradients = e.micro_batch ? Acc::Add : Acc::Set;
             in.rounding_key = rounding_key((uint64_t)t.o.seed, first, RngPurpose::gradients);
@@ -1179,11 +1085,11 @@ static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
     Model& m = t.m;
     GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
     const bool done = run_micro_batches(t, global_batch, loss_scale, [&](int block) {
-        reduce_replicas(t.ctx, *m.ranks, m.table, m.grads, block);
+        reduce_replicas(t.ctx, m, block);
         reducer.ready(m.table.begin_of_block(block));
     });
     if (!done) return false;
-    reduce_shared(t.ctx, *m.ranks, m.table, m.grads, m.c.tied);
+    reduce_shared(t.ctx, m);
     reducer.finish();
     return true;
 }
@@ -1192,17 +1098,16 @@ static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
 // faulty, and the run ends with the rank, its host and the first tensor.
 static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
-    Ranks& ranks = *m.ranks;
     GradientHashes once, again;
     for (GradientHashes* hashes : {&once, &again}) {
         if (!run_micro_batches(t, global_batch, loss_scale, [](int) {})) return false;
-        t.faults.in_own_gradients(m.grads, t.batch());
-        *hashes = hash_gradients(t.ctx, m.table, m.grads, read_sums(t.ctx, m));
+        t.faults.in_own_gradients(t.batch());
+        *hashes = hash_gradients(t.ctx, m, read_sums(t.ctx, m));
     }
-    require_equal(once, again, m.table, ranks.world, t.batch());
-    for (int block = 0; block < (int)m.g.blocks.size(); block++) reduce_replicas(t.ctx, ranks, m.table, m.grads, block);
-    reduce_shared(t.ctx, ranks, m.table, m.grads, m.c.tied);
-    GradientReducer(t.ctx, ranks.dp, m.shards, m.table, m.grads, false).finish();
+    require_equal(once, again, m, t.batch());
+    for (int block = 0; block < (int)m.g.blocks.size(); block++) reduce_replicas(t.ctx, m, block);
+    reduce_shared(t.ctx, m);
+    GradientReducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, false).finish();
     return true;
 }
 
@@ -1226,8 +1131,8 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
             else update_part(b.mine, b.n, {});
             t.gatherer.start(b, m.params);
         }
-    t.faults.in_update(m.exp_avg, t.batch());
-    t.memory.remember(memory_of(m));
+    t.faults.in_update(t.batch());
+    t.memory_check.remember();
 }
 
 // The size of AdamW's bias-corrected second moments in the gradient's units: the square root of their norm over all ranks.
@@ -1245,12 +1150,13 @@ static double second_moments(Trainer& t) {
 static void end_step_in_fp8(Trainer& t, double loss, double norm) {
     Fp8Training& f = t.m.fp8;
     if (f.recipe.on && t.o.fp8_start == "auto" && t.state.fp8_start < 0 && t.state.scheduled >= t.schedule.warmup) {
-        if (t.verdict.kind == Verdict::normal) t.steadiness.observe(t.state.step, loss, norm, second_moments(t));
-        if (t.steadiness.steady()) t.state.fp8_start = t.state.step + 1 + (f.recipe.current ? 0 : t.o.fp8_calibration_steps);
+        Steadiness& steadiness = t.history.steadiness;
+        if (t.verdict.kind == Verdict::normal) steadiness.observe(t.state.step, loss, norm, second_moments(t));
+        if (steadiness.steady()) t.state.fp8_start = t.state.step + 1 + (f.recipe.current ? 0 : t.o.fp8_calibration_steps);
     }
     if (!f.on && !f.measuring) return;
-    const std::vector<float> amax = measured_amax(t.ctx, f, t.m.table.part.layers, t.fp8.scales.size());
-    t.fp8.update(largest_of_all_ranks(*t.m.ranks, amax));
+    const std::vector<float> amax = measured_amax(t.ctx, f, t.m.table.part.layers, t.history.fp8.scales.size());
+    t.history.fp8.update(largest_of_all_ranks(*t.m.ranks, amax));
 }
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
@@ -1266,60 +1172,38 @@ static std::optional<StepStats> train_step(Trainer& t) {
 
     Fp8Training& fp8 = t.m.fp8;
     const int64_t start = fp8_start(t.o, t.state);
-    begin_step_in_fp8(t.ctx, fp8, t.fp8, t.m.table.part.layers, t.state.step, start, t.o.fp8_calibration_steps);
+    begin_step_in_fp8(t.ctx, fp8, t.history.fp8, t.m.table.part.layers, t.state.step, start, t.o.fp8_calibration_steps);
     const bool examines = due(t.o.log_health_interval, t.state.step + 1);
     fp8.counts.assign(examines && fp8.on ? fp8.tensors() : 0, {});
-    t.faults.in_memory(memory_of(t.m), t.batch(), [&] { t.gatherer.finish(); });
+    t.faults.in_memory(t.batch(), [&] { t.gatherer.finish(); });
     const bool twice = due(t.o.detect_nondeterminism, t.state.step + 1);
     if (!(twice ? accumulate_gradients_twice : accumulate_gradients)(t, global_batch, loss_scale)) {
         fp8.on = fp8.measuring = false;
         return {};
     }
-    t.faults.in_summed_gradients(t.m.grads, t.batch());
-    t.memory.require_unchanged(memory_of(t.m), t.state.step);
+    t.faults.in_summed_gradients(t.batch());
+    t.memory_check.require_unchanged(t.state.step);
     for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads.from(r.begin), r.end - r.begin);
     const LossSums sums = reduce_sums(*t.m.ranks, read_sums(t.ctx, t.m));
     const double norm = std::sqrt(sums.squares), ce = sums.ce / sums.n, z = sums.z / sums.n;
     // Clipping as in Megatron: all gradients times clip / (norm + 1e-6), if that factor is below 1.
     const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
-    t.verdict = t.guard.judge(t.state.step + 1, t.batch(), ce + z, norm);
+    t.verdict = t.history.guard.judge(t.state.step + 1, t.batch(), ce + z, norm);
     if (t.verdict.apply) {
-        if (examines) t.layers.before_update(memory_of(t.m));
+        if (examines) t.layer_health.before_update();
         update(t, lr, weight_decay, clip);
         t.health = nlohmann::ordered_json();
-        if (examines) t.health = t.layers.after_update(memory_of(t.m), t.m.grads, fp8);
+        if (examines) t.health = t.layer_health.after_update(fp8);
         end_step_in_fp8(t, ce, norm);
-        t.state.updates++;
-        t.state.scheduled += global_batch;
     }
     fp8.on = fp8.measuring = false;  // what evaluates and generates reads the weights as they are written to files
-    t.state.step++;
-    t.state.consumed += global_batch;
-    t.state.tokens += global_batch * t.o.seq_length;
-    t.state.loss = ce;
 
-    StepStats s;
-    s.step = t.state.step;
-    s.consumed_samples = t.state.consumed;
-    s.global_batch = (int)global_batch;
-    s.tokens = t.state.tokens;
-    s.loss = ce;
-    s.z_loss = z;
-    s.grad_norm = norm;
-    s.lr = lr;
-    s.lse_mean = sums.lse / sums.n;
-    s.lse_max = sums.lse_max;
-    s.skipped = t.state.step - t.state.updates;
-    s.applied = t.verdict.apply;
-    s.step_ms = (monotonic_seconds() - begin) * 1e3;
-    s.tokens_per_s = global_batch * t.o.seq_length / (s.step_ms * 1e-3);
-    return s;
-}
-
-static void wait_for_device(be::Ctx& ctx) {
-    char byte;
-    static void* const memory = be::allocate_memory(1);
-    be::download(ctx, &byte, memory, 1);
+    StepStats stats = t.count_step(global_batch, sums);
+    stats.grad_norm = norm;
+    stats.lr = lr;
+    stats.step_ms = (monotonic_seconds() - begin) * 1e3;
+    stats.tokens_per_s = global_batch * t.o.seq_length / (stats.step_ms * 1e-3);
+    return stats;
 }
 
 // A whole step on random tokens, for timing: forward, backward, norm, clipping, AdamW.
@@ -1363,6 +1247,12 @@ public:
         lap(update, start);
     }
 
+    // The memory that one would take.
+    static size_t planned_bytes(be::Ctx& ctx, const MicroBatchShape& shape, Recompute recompute) {
+        Model m(shape.c);
+        plan_memory(m, recompute, shape.B, shape.T, choose_head_rows(ctx, m.n, (int64_t)shape.B * shape.T));
+        return m.arena.bytes();
+    }
     size_t planned_bytes() const { return m_.arena.bytes(); }
     size_t parameters() const { return m_.table.size; }
 
@@ -1378,30 +1268,6 @@ private:
     Batch batch_;
     int64_t steps_ = 0;
 };
-
-// Estimates how long a step of `samples` takes here with such micro-batches: from a second of steps on a part of it, scaled by
-// their rate.
-static double measured_step_seconds(be::Ctx& ctx, const MicroBatchShape& whole, Recompute recompute, int64_t samples,
-                                    double peak_flops) {
-    const auto bytes = [&](const MicroBatchShape& part) {
-        Model m(part.c);
-        plan_memory(m, recompute, part.B, part.T, choose_head_rows(ctx, m.n, (int64_t)part.B * part.T));
-        return m.arena.bytes();
-    };
-    const double budget = 0.1 * std::max(peak_flops, 1e9);  // of a step: at a third of the peak 0.3 seconds
-    const MicroBatchShape part = part_to_measure(whole, budget, be::available_memory() / 4, bytes);
-    RandomStep step(ctx, part.c, part.B, part.T, recompute, false);
-    step.run();
-    std::vector<double> passes, updates;
-    for (const double end = monotonic_seconds() + 1; passes.size() < 2 || (monotonic_seconds() < end && passes.size() < 100);) {
-        step.run();
-        passes.push_back(step.forward + step.backward);
-        updates.push_back(step.update);
-    }
-    const double micro_batches = (double)samples / whole.B;
-    return median(passes) * micro_batches * whole.flops() / part.flops() +
-           median(updates) * (double)ParameterTable(whole.c).size / (double)step.parameters();
-}
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 6  Inference
@@ -1549,31 +1415,6 @@ static void choose_fp8_blocks(const be::Ctx& ctx, Model& m, const TrainOptions& 
     if (f.recipe.on) f.blocks = blocks_in_fp8(ctx, o, m.c, m.table.part);
 }
 
-// Loads the scales and the guard's state from the checkpoint `dir` ("": a new run).
-static void take_over_state(Trainer& t, const std::string& dir) {
-    const TrainingState& s = t.state;
-    t.fp8 = t.m.fp8.recipe.on ? Fp8State(t.m.fp8.recipe, t.m.c.L) : Fp8State();
-    t.fp8.from_json(s.fp8, dir);
-    t.guard = Guard(guard_options(t.o));
-    if (!s.guard.is_null()) t.guard.restore(s.guard, dir);
-    t.steadiness = Steadiness();
-    if (!s.steadiness.is_null()) t.steadiness.restore(s.steadiness, dir);
-}
-
-// Rolls back to an older checkpoint, whose directory is returned. The guard's counts and the skipped batches are kept.
-static std::string roll_back(World& world, Trainer& t, const Verdict& v) {
-    const Guard before = t.guard;
-    const std::string dir = checkpoint_to_go_back_to(world, t.o.out, before, v, t.state.step);
-    t.state = state_after_rollback(t.state, dir, before.rollback_range(v.first_outlier_batch));
-    load_weights_and_moments(t.ctx, t.m.c, t.m.table, t.m.shards, memory_of(t.m), dir);
-    take_over_state(t, dir);
-    const Guard saved = t.guard;
-    t.guard = before;
-    t.guard.rolled_back(saved);
-    t.memory.remember(memory_of(t.m));
-    return dir;
-}
-
 // The memory of one rank for a run of `steps` with the options `o`: the run's own, or alternatives that it plans with.
 static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, const Schedule& steps, const ModelConfig& c,
                                          std::shared_ptr<Ranks> ranks) {
@@ -1590,7 +1431,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
     const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->n, (int64_t)B * T);
     plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, o.sample_interval > 0, steps.micro_batches());
-    plan_checkpoint_copy(*m, o.save_in_foreground);
+    m->plan_copy(m->arena, o.save_in_foreground);
     return m;
 }
 
@@ -1611,6 +1452,16 @@ static std::vector<RankMemory> memory_of_stages(const Run& run, const TrainOptio
     return memory;
 }
 
+// How long a step of the run takes here, by measuring one on random tokens.
+static double measured_step_seconds(Run& run, Recompute recompute) {
+    const auto bytes = [&](const MicroBatchShape& part) { return RandomStep::planned_bytes(run.ctx, part, recompute); };
+    const auto begin = [&](const MicroBatchShape& part) {
+        return std::make_unique<RandomStep>(run.ctx, part.c, part.B, part.T, recompute, false);
+    };
+    return measured_step_seconds({run.c, run.o.micro_batch_size, run.o.seq_length}, run.schedule.final_batch, run.peak.flops,
+                                 be::available_memory() / 4, bytes, begin);
+}
+
 // Plans the model of a run that is set up, opens its data, and describes both in run.table.
 static std::unique_ptr<Model> plan_run(Run& run) {
     const TrainOptions& o = run.o;
@@ -1629,8 +1480,7 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     const MemoryOfStages plan = [&](const TrainOptions& p, int n) { return memory_of_stages(run, p, n); };
     if (run.plans_elsewhere()) describe_plan(run, plan);
     else if (o.dry_run && be::memory_is_host && run.world.size() == 1 && o.fp8_format.empty())
-        describe_time_here(run, measured_step_seconds(run.ctx, {run.c, o.micro_batch_size, o.seq_length}, m->recompute,
-                                                      run.schedule.final_batch, run.peak.flops));
+        describe_time_here(run, measured_step_seconds(run, m->recompute));
     describe_data(run);
     if (o.dry_run) describe_shortage(run, plan);
     run.phase.done();
@@ -1649,191 +1499,26 @@ static void load_model(Run& run, Model& m) {
               : !o.model.empty() ? "loading the model " + o.model
                                  : "initialising the weights");
     allocate(run.ctx, m);
-    if (run.resumes()) load_weights_and_moments(run.ctx, m.c, m.table, m.shards, memory_of(m), run.resumed_from);
-    else if (!o.model.empty()) load_parameters(run.ctx, m.c, m.table, m.shards, memory_of(m), o.model);
+    if (run.resumes()) load_weights_and_moments(run.ctx, m, run.resumed_from);
+    else if (!o.model.empty()) load_parameters(run.ctx, m, o.model);
     else initialize(run.ctx, m, (uint64_t)o.seed);
 }
 
-// The loop from the first step to the last, the same on every rank in the same order.
-class Training {
-public:
-    Training(Run& run, Trainer& trainer, Timetable& timetable, TrainingLog& log, RunLock* lock)
-        : run_(run),
-          o_(run.o),
-          t_(trainer),
-          m_(trainer.m),
-          state_(trainer.state),
-          timetable_(timetable),
-          log_(log),
-          saver_(run.ctx, run.ranks->world, {o_.out, o_.keep, o_.keep_every, run.texts, lock}, m_.c, m_.table, m_.shards,
-                 m_.counted, m_.copy),
-          saved_step_(run.same_directory() ? state_.step : 0),
-          vote_(run.world, run.ranks->mesh.pp.size + 1) {
-        t_.stop = [this] { return stop_here(); };
-        if (o_.sample_interval == 0) return;
-        generator_ = std::make_unique<Generator>(run.ctx, m_);
-        prompt_ = prompt_tokens(*run.tokenizer, o_.sample_prompt, std::min(m_.c.T, m_.a.B * m_.a.T));
-    }
-
-    void run() {
-        run_.begin(be::memory_is_host ? "the first step" : "the first step, in which ways to multiply are timed");
-        t_.memory.remember(memory_of(m_));
-        bool stop = false;
-        while (!t_.finished() && !stop) {
-            leave_out();
-            const bool in_fp8 = m_.fp8.recipe.on && state_.step >= fp8_start(o_, state_);
-            if (in_fp8 && state_.step == fp8_start(o_, state_)) log_.begin_fp8(state_.step);
-            const auto waited = run_.world.monitor()->waited();
-            std::optional<StepStats> stats = train_step(t_);
-            run_.phase.done();
-            if (!stats) {
-                follow_up(false, {true, false});
-                break;
-            }
-            if (be::memory_is_host) stats->waiting_ms = differences_ms(waited, run_.world.monitor()->waited());
-            add_rates(*stats, in_fp8);
-            log_.step(*stats, std::exchange(t_.health, nullptr));
-            if (heed(t_.verdict)) continue;
-            const Decision mine = {told_to_stop(), timetable_.save_now(state_.step)};
-            stop = follow_up(t_.finished(), decide_together(run_.world, mine));
-        }
-        finish();
-    }
-
-private:
-    bool told_to_stop() const { return !stop_signal().empty() || timetable_.exit_now(); }
-    // The same on every rank.
-    bool stop_here() { return vote_.ask(told_to_stop()); }
-
-    void add_rates(StepStats& stats, bool in_fp8) {
-        stats.model_tflops = model_flops_per_token(m_.c, o_.seq_length) * stats.tokens_per_s / 1e12;
-        if (const double peak = run_.peak.of_step(in_fp8); peak > 0) stats.mfu = stats.model_tflops * 1e12 / peak;
-        stats.memory_bytes = (int64_t)memory_in_use(run_.ctx);
-    }
-
-    void leave_out() {
-        const int64_t first = t_.batch();
-        static_cast<Counters&>(state_) = t_.next_batch();
-        if (t_.batch() > first) log_.left_out(state_.step, first, t_.batch() - 1);
-    }
-
-    // Applies the guard's verdict on the last step; returns whether the run was rolled back. The same on every rank.
-    bool heed(const Verdict& v) {
-        if (v.kind != Verdict::normal) log_.outlier(state_.step, v);
-        if (!v.give_up && !v.rollback) return false;
-        t_.gatherer.finish();
-        saver_.wait();
-        report_save();
-        if (v.give_up) fail("the run ends at step %lld: %s", (long long)state_.step, v.reason.c_str());
-        const std::string checkpoint = roll_back(run_.world, t_, v);
-        saved_step_ = state_.step;
-        if (run_.main_rank()) make_latest(o_.out, checkpoint);
-        log_.rollback(state_.step, checkpoint, state_.skips);
-        return true;
-    }
-
-    // After a step: validation, a sample and a checkpoint, if they are due. Returns whether the run is to stop.
-    bool follow_up(bool last, Decision now) {
-        const bool validates = run_.valid && !now.stop && (state_.step % o_.eval_interval == 0 || last);
-        const bool samples = generator_ && !now.stop && (state_.step % o_.sample_interval == 0 || last);
-        const bool compares = due(o_.check_weight_hash_across_dp_replicas_interval, state_.step);
-        if (validates || samples || last || now.stop || now.save || compares) t_.gatherer.finish();
-        if (compares) t_.memory.require_agreement(memory_of(m_), state_.step);
-        if (validates && !validate()) now.stop = true;
-        if (samples && !now.stop && !write_sample()) now.stop = true;
-        const bool saves = last || now.stop || now.save;
-        if (saves) {
-            saver_.wait();
-            report_save();
-        }
-        if (saves && saved_step_ != state_.step) save();
-        else saver_.proceed();
-        report_save();
-        return now.stop;
-    }
-
-    // Returns false if the run is to stop.
-    bool validate() {
-        const double start = monotonic_seconds();
-        run_.begin("validation");
-        const int64_t first = o_.eval_fixed ? 0 : run_.schedule.first_sample_of_validation(state_.step);
-        const auto sums = evaluate(run_.ctx, m_, *run_.valid, first, run_.valid_samples, [this] { return stop_here(); });
-        run_.phase.done();
-        if (!sums) {
-            log_.no_validation(state_.step);
-            return false;
-        }
-        const LossSums all = sum_of(*sums);
-        state_.valid_loss = all.ce / (double)all.n;
-        log_.validation(state_.step, state_.valid_loss, all.n, (monotonic_seconds() - start) * 1e3,
-                        set_losses(*run_.valid, *sums));
-        return true;
-    }
-
-    // Returns false if the run is to stop.
-    bool write_sample() {
-        std::string text;
-        bool stops = false;
-        sample_text(*generator_, prompt_, o_.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o_.seed, (uint32_t)state_.step,
-                    run_.texts.end_ids, [&](int token) {
-                        text += run_.tokenizer->token_bytes(token);
-                        stops = stop_here();
-                        return !stops;
-                    });
-        if (!stops) log_.sample(state_.step, o_.sample_prompt, text);
-        return !stops;
-    }
-
-    void save() {
-        t_.memory.require_unchanged(memory_of(m_), state_.step);
-        state_.fp8 = t_.fp8.to_json();
-        state_.guard = t_.guard.state();
-        state_.steadiness = t_.steadiness.state();
-        saver_.save(memory_of(m_), state_);
-        if (o_.save_in_foreground) saver_.wait();
-        timetable_.saved();
-    }
-    void report_save() {
-        const auto outcome = saver_.outcome();
-        if (!outcome) return;
-        save_error_ = outcome->error;
-        if (save_error_.empty()) saved_step_ = outcome->step;
-        log_.checkpoint(*outcome);
-    }
-
-    void finish() {
-        run_.begin("writing the checkpoint");
-        saver_.wait();
-        run_.phase.done();
-        report_save();
-        vote_.finish();
-        end_training();
-        const bool done = t_.finished();
-        const std::string reason = done ? "" : reason_to_stop(run_.world, o_), command = done ? "" : resume_command(run_.world);
-        std::string problem;
-        if (!save_error_.empty()) problem = "the last checkpoint could not be written: " + save_error_;
-        else if (done && !std::isfinite(state_.loss))
-            problem =
-                "the last loss is not finite; HINT: training diverged: resume from an older checkpoint with a lower --lr, or "
-                "with --on-spike rollback";
-        log_.end(problem, done, reason, command);
-        if (!problem.empty()) fail("%s", problem.c_str());
-    }
-
-    Run& run_;
-    const TrainOptions& o_;
-    Trainer& t_;
-    Model& m_;
-    TrainingState& state_;
-    Timetable& timetable_;
-    TrainingLog& log_;
-    Saver saver_;
-    std::string save_error_;  // of the last save
-    int64_t saved_step_;      // of the last one in OUT; there is nothing to save of step 0
-    StopVote vote_;
-    std::unique_ptr<Generator> generator_;  // where samples are written
-    std::vector<int> prompt_;
-};
+// What the training loop asks of this model; the trainer and `generator`, if samples of text are wanted, must outlive the result.
+static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Generator>& generator) {
+    ModelFunctions functions;
+    functions.step = [&t] { return train_step(t); };
+    functions.validate = [&run, &t](int64_t first, int64_t n) { return evaluate(t.ctx, t.m, *run.valid, first, n, t.stop); };
+    const TrainOptions& o = run.o;
+    if (o.sample_interval == 0) return functions;
+    generator.emplace(t.ctx, t.m);
+    const auto prompt = prompt_tokens(*run.tokenizer, o.sample_prompt, std::min(t.m.c.T, t.m.a.B * t.m.a.T));
+    functions.generate = [&run, &o, &t, &generator, prompt](const std::function<bool(int)>& emit) {
+        sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)t.state.step,
+                    run.texts.end_ids, emit);
+    };
+    return functions;
+}
 
 static void train(World& world, const TrainOptions& given) {
     std::optional<RunLock> lock;
@@ -1848,9 +1533,8 @@ static void train(World& world, const TrainOptions& given) {
     if (run.main_rank()) remove_leftovers(run.o.out);
     world.barrier();
     load_model(run, *m);
-    Trainer trainer(run.ctx, *m, run.o, run.schedule, *run.train, run.state);
+    Trainer trainer(run.ctx, *m, run.o, run.schedule, *run.train, run.state, run.resumed_from);
     trainer.discards = run.discards;
-    take_over_state(trainer, run.resumed_from);
     if (run.main_rank() && run.resumes()) make_latest(run.o.out, run.resumed_from);
     if (run.resumes() && trainer.finished()) {
         run.phase.done();
@@ -1864,88 +1548,38 @@ static void train(World& world, const TrainOptions& given) {
     begin_training();
     TrainingLog log;
     log.open(run, trainer.state, overrides, [&] { lock->hold(); });
-    Training(run, trainer, timetable, log, lock ? &*lock : nullptr).run();
+    std::optional<Generator> generator;
+    const ModelFunctions functions = functions_for_loop(run, trainer, generator);
+    TrainingLoop(run, trainer, *m, functions, timetable, log, lock ? &*lock : nullptr).run();
 }
 int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
 
-// A model for inference from a directory, with its tokenizer. With several ranks, each holds a part.
-struct LoadedModel {
-    std::string dir;
-    ModelConfig c;
-    std::unique_ptr<Tokenizer> tokenizer;
-    std::unique_ptr<Model> m;  // once load_weights was called
-};
-
-// Refuses unsupported models before the weights are loaded.
-static LoadedModel open_model(const World& world, const std::string& model, bool needs_tokenizer) {
-    if (model.empty()) fail_usage("the model is missing; HINT: --model DIR");
-    const std::string dir = model_directory(model);
-    LoadedModel loaded;
-    loaded.dir = dir;
-    loaded.c = read_config(dir);
-    check_config(loaded.c);
-    check_backend_takes(loaded.c);
-    loaded.tokenizer = tokenizer_of_model(dir, loaded.c.V, needs_tokenizer, world.rank() == 0);
-    return loaded;
-}
-
-// Allocates memory for passes of B x T.
+// The model of `run`, with memory for passes of B x T.
 template <class Options>
-static void load_weights(be::Ctx& ctx, World& world, const Options& o, LoadedModel& loaded, int B, int T, int head_rows,
-                         bool generates) {
-    ModelConfig& c = loaded.c;
+static std::unique_ptr<Model> load_weights(InferenceRun& run, const Options& o, int B, int T, int head_rows, bool generates) {
     PhaseStatus phase;
-    if (world.rank() == 0) phase.begin("loading the model " + loaded.dir);
+    if (run.main_rank()) phase.begin("loading the model " + run.dir);
     RankLayout layout;  // without sequence parallelism: passes have any number of rows
     layout.tp = o.tensor_model_parallel_size;
     layout.pp = o.pipeline_model_parallel_size;
-    pad_vocabulary(c, 16 * o.tensor_model_parallel_size);
-    if (T > c.T) fail_usage("--seq-length %d is above the model's longest sequence %d", T, c.T);
-    auto ranks = join_groups(ctx, world, layout, c);
-    const int stages = ranks->mesh.pp.size;
-    loaded.m = std::make_unique<Model>(c, std::move(ranks), split_layers(c.L, stages, false, false, {}));
-    plan_memory(*loaded.m, Recompute::inference, B, T ? T : c.T, head_rows, generates);
-    allocate(ctx, *loaded.m);
-    load_parameters(ctx, c, loaded.m->table, loaded.m->shards, memory_of(*loaded.m), loaded.dir);
+    if (T > run.c.T) fail_usage("--seq-length %d is above the model's longest sequence %d", T, run.c.T);
+    auto ranks = join_groups(run.ctx, run.world, layout, run.c);
+    const std::vector<int> stages = split_layers(run.c.L, ranks->mesh.pp.size, false, false, {});
+    auto m = std::make_unique<Model>(run.c, std::move(ranks), stages);
+    plan_memory(*m, Recompute::inference, B, T ? T : run.c.T, head_rows, generates);
+    allocate(run.ctx, *m);
+    load_parameters(run.ctx, *m, run.dir);
+    return m;
 }
 
 static void generate(World& world, const GenerateOptions& o) {
-    const bool main_rank = world.rank() == 0;  // prints; the others hold their parts of the model
-    be::Ctx ctx = make_ctx(world, o.threads);
-    ctx.plain = o.plain;
-    choose_matrix_unit(world, ctx, o.matrix_unit, {});
-    LoadedModel loaded = open_model(world, o.model, true);
-    const Tokenizer& tokenizer = *loaded.tokenizer;
-    const std::string text =
-        o.prompt != "-" ? o.prompt : world.all_gather(main_rank ? read_standard_input() : std::string())[0];
-    const std::vector<int> prompt = prompt_tokens(tokenizer, text, loaded.c.T);
-    const std::vector<int> ends = model_texts(loaded.dir, &tokenizer).end_ids;
-    load_weights(ctx, world, o, loaded, 1, 0, 1, true);
-    if (const int copies = loaded.m->ranks->mesh.dp.size; copies > 1)
+    InferenceRun run(world, o, true);
+    const Prompt prompt = read_prompt(run, o);
+    const std::unique_ptr<Model> m = load_weights(run, o, 1, 0, 1, true);
+    if (const int copies = m->ranks->mesh.dp.size; copies > 1)
         fail("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", world.size(), copies, world.size());
-    Generator generator(ctx, *loaded.m);
-    TextOutput output(stdout);
-    const auto print = [&](const std::string& bytes) {
-        if (main_rank) output.write(bytes);
-    };
-    double seconds = 0;
-    int tokens = 0;
-    for (int k = 0; k < o.num_samples; k++) {
-        print((k > 0 ? "\n---\n" : "") + text);
-        const double start = monotonic_seconds();
-        tokens += sample_text(generator, prompt, o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, (uint64_t)o.seed,
-                              (uint32_t)k, ends, [&](int token) {
-                                  print(tokenizer.token_bytes(token));
-                                  return true;
-                              });
-        seconds += monotonic_seconds() - start;
-        print("\n");
-        if (main_rank && generator.length() == generator.capacity())
-            fprintf(stderr, "(the model's context of %d tokens is full)\n", generator.capacity());
-    }
-    if (main_rank)
-        fprintf(stderr, "%s in %s, %.0f tokens/s\n", counted(tokens, "token").c_str(), human_duration(seconds).c_str(),
-                tokens / seconds);
+    Generator generator(run.ctx, *m);
+    write_texts(run, generator, prompt, o);
 }
 int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
 
@@ -1993,30 +1627,24 @@ static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vect
 }
 
 static void evaluate_model(World& world, const EvalOptions& o) {
-    be::Ctx ctx = make_ctx(world, o.threads);
-    ctx.plain = o.plain;
-    choose_matrix_unit(world, ctx, o.matrix_unit, {});
     check_options_of_eval(o, world.size());
     const std::vector<TaskFile> tasks = read_tasks(o);
-    const bool needs_tokenizer = !tasks.empty() || !o.text.empty();
-    LoadedModel loaded = open_model(world, o.model, needs_tokenizer);
-    const Tokenizer* tokenizer = loaded.tokenizer.get();
+    InferenceRun run(world, o, !tasks.empty() || !o.text.empty());
+    const Tokenizer* tokenizer = run.tokenizer.get();
     const std::vector<int> text = o.text.empty() ? std::vector<int>() : text_to_evaluate(o, *tokenizer);
-    const int most = o.seq_length ? o.seq_length : loaded.c.T;
+    const int most = o.seq_length ? o.seq_length : run.c.T;
     const int T = o.text.empty() ? most : (int)std::min<size_t>((size_t)most, text.size() - 1);
-    load_weights(ctx, world, o, loaded, o.micro_batch_size, T, 1024, false);
-    Model& m = *loaded.m;
+    const std::unique_ptr<Model> m = load_weights(run, o, o.micro_batch_size, T, 1024, false);
     const auto score = [&](const std::vector<Request>& requests, Progress* progress) {
-        return score_requests(ctx, m, requests, progress);
+        return score_requests(run.ctx, *m, requests, progress);
     };
     const auto losses = [&](const DataLoader& data, int64_t samples) {
-        return *evaluate(ctx, m, data, 0, samples, [] { return false; });
+        return *evaluate(run.ctx, *m, data, 0, samples, [] { return false; });
     };
-    const bool main_rank = world.rank() == 0;
-    if (!tasks.empty()) return evaluate_tasks(tasks, o, *tokenizer, T, main_rank, score);
-    const Evaluation e = o.text.empty() ? evaluate_data(o, loaded.c.V, T, tokenizer, main_rank, losses)
+    if (!tasks.empty()) return evaluate_tasks(tasks, o, *tokenizer, T, run.main_rank(), score);
+    const Evaluation e = o.text.empty() ? evaluate_data(o, run.c.V, T, tokenizer, run.main_rank(), losses)
                                         : evaluate_text(text, o, T, *tokenizer, score);
-    if (main_rank) print_result(evaluation_table(e, o.model, T, tokenizer), o.json);
+    if (run.main_rank()) print_result(evaluation_table(e, o.model, T, tokenizer), o.json);
 }
 int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
 

@@ -184,8 +184,8 @@ public:
         trainer_.gatherer.finish();
         return r;
     }
-    void write_weights(const std::string& prefix) { write(prefix, weight_parts(ctx_, m_.shards, memory_of(m_))); }
-    bool replicas_agree() { return trainer_.memory.difference(memory_of(m_)).empty(); }
+    void write_weights(const std::string& prefix) { write(prefix, weight_parts(ctx_, m_)); }
+    bool replicas_agree() { return trainer_.memory_check.difference().empty(); }
 
 private:
     void write(const std::string& prefix, const std::vector<real>& parts) {

@@ -141,7 +141,7 @@ struct Fixture {
         ctx.plain = plain;
         plan_memory(m, Recompute::none, B, o.seq_length, B * o.seq_length);
         allocate(ctx, m);
-        load_parameters(ctx, m.c, m.table, m.shards, memory_of(m), directory);
+        load_parameters(ctx, m, directory);
     }
 };
 

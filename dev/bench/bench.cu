@@ -366,20 +366,14 @@ ModelConfig config_for(const std::string& preset, int T, int layers) {
     return c;
 }
 
-// Bytes that a step plans.
-size_t step_bytes(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute) {
-    Model m(c);
-    plan_memory(m, recompute, B, T, choose_head_rows(ctx, m.n, B * T));
-    return m.arena.bytes();
-}
-
 // What does not fit is halved, sequences first, then layers, until it does; the row says what was run.
 void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset, int B, int T, Recompute recompute,
                 int layers) {
     ModelConfig c = config_for(preset, T, layers);
     const size_t available = be::available_memory() - be::available_memory() / 32;  // scratch memory comes on top
-    while (B > 1 && step_bytes(ctx, c, B, T, recompute) > available) B /= 2;
-    while (c.L > 1 && step_bytes(ctx, c, B, T, recompute) > available) layers = c.L = (c.L + 1) / 2;
+    const auto fits = [&] { return RandomStep::planned_bytes(ctx, {c, B, T}, recompute) <= available; };
+    while (B > 1 && !fits()) B /= 2;
+    while (c.L > 1 && !fits()) layers = c.L = (c.L + 1) / 2;
     RandomStep step(ctx, c, B, T, recompute);
     const double seconds = median_seconds(
         ctx, [&] { step.run(); }, on_gpu ? 2.0 : 10.0);
@@ -509,19 +503,19 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
         return c;
     }());
     plan_memory(m, Recompute::none, 1, 64, 64);
-    plan_checkpoint_copy(m, false);
+    m.plan_copy(m.arena, false);
     allocate(ctx, m);
     initialize(ctx, m, 1);
     std::string out = "build/bench_checkpoint_XXXXXX";
     if (!mkdtemp(&out[0])) fail("cannot make a directory in build: %s", strerror(errno));
     std::vector<double> copies, writes;
     {
-        Saver saver(ctx, nullptr, {out, 1, 0, {}}, m.c, m.table, m.shards, m.counted, m.copy);
+        Saver saver(ctx, {out, 1, 0, {}}, m);
         for (int i = 0; i < 4; i++) {  // the first save also touches the memory for the first time
             TrainingState state;
             state.step = i;
             const double start = now();
-            saver.save({m.params, m.lower, m.exp_avg, m.exp_avg_sq}, state);
+            saver.save(state);
             copies.push_back(now() - start);
             saver.wait();
             writes.push_back(now() - start - copies.back());

@@ -19,13 +19,13 @@ int main(int argc, char** argv) try {
     memcpy(batch.tokens.data(), file.data(), file.size());
     for (int i = 0; i < N; i++) batch.positions.push_back(i % T);
 
-    be::Ctx ctx(0);
     World world = World::join();
     EvalOptions options;
     options.model = argv[1];
-    LoadedModel loaded = open_model(world, options.model, false);
-    load_weights(ctx, world, options, loaded, B, T, N, false);
-    Model& m = *loaded.m;
+    InferenceRun run(world, options, false);
+    be::Ctx& ctx = run.ctx;
+    const std::unique_ptr<Model> loaded = load_weights(run, options, B, T, N, false);
+    Model& m = *loaded;
     const ModelConfig& c = m.c;
     for (int token : batch.tokens)
         if (token < 0 || token >= c.V) fail("token %d is outside the vocabulary of %d", token, c.V);

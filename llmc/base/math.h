@@ -1,5 +1,6 @@
 // Scalar formulas that the kernels of every backend share, each with its derivative.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -16,6 +17,15 @@ HD constexpr auto ceil_div(A a, B b) {
 template <class A, class B>
 HD constexpr auto round_up(A a, B to) {
     return ceil_div(a, to) * to;
+}
+
+// Median of at least one value; of an even number of them, halfway between the middle two.
+inline double median(std::vector<double> x) {
+    const auto middle = x.begin() + (int64_t)(x.size() / 2);
+    std::nth_element(x.begin(), middle, x.end());
+    if (x.size() % 2 == 1) return *middle;
+    const double below = *std::max_element(x.begin(), middle);
+    return below + (*middle - below) / 2;
 }
 
 // The unsigned integer type with the bits of F, which is a float or a vector of floats (specialized where the vector is

@@ -124,6 +124,13 @@ private:
     std::vector<std::pair<std::string, size_t>> purposes_;
 };
 
+// Waits for all ops on ctx.
+inline void wait_for_device(be::Ctx& ctx) {
+    char byte;
+    static void* const memory = be::allocate_memory(1);
+    be::download(ctx, &byte, memory, 1);
+}
+
 // A copy of the elements in host memory.
 inline std::vector<real> downloaded(be::Ctx& ctx, const Elements& from, size_t n) {
     return from.visit([&](auto* x) {

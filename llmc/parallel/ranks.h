@@ -114,21 +114,6 @@ inline std::vector<double> sum_of_all_ranks(const Ranks& ranks, const std::vecto
     return sums;
 }
 
-// ---- gradients of parameters that several ranks hold, each with a part of the sum -------------------------------------------
-// Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold.
-inline void reduce_replicas(be::Ctx& ctx, Ranks& ranks, const ParameterTable& table, const Elements& grads, int block) {
-    for (const TensorSpec& t : table.rows)
-        if (t.replicated_rows && t.block == block)
-            all_reduce(ctx, ranks.kv, grads.from(t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols),
-                       (size_t)t.replicated_rows * t.cols);
-}
-// Sums gradients of norms and biases with sequence parallelism, and those of a tied embedding at both ends of the pipeline.
-inline void reduce_shared(be::Ctx& ctx, Ranks& ranks, const ParameterTable& table, const Elements& grads, bool tied) {
-    if (ranks.sequence_parallel) all_reduce(ctx, ranks.tp, grads.from(table.shared), table.size - table.shared);
-    for (const TensorSpec& t : table.rows)
-        if (tied && t.id == 0) all_reduce(ctx, ranks.ends, grads.from(t.offset), t.size());
-}
-
 // Ends the run if any rank has a problem, with the first one's message.
 inline void agree_that_all_is_well(World* world, const std::string& problem) {
     if (!world && !problem.empty()) fail("%s", problem.c_str());

@@ -20,22 +20,20 @@
 #include "../model/parameters.h"
 #include "../ops.h"
 #include "../parallel/ranks.h"
-#include "../parallel/shard.h"
+#include "../parallel/training_memory.h"
 #include "faults.h"
-#include "training_state.h"
 
 // ---- fault injection --------------------------------------------------------------------------------------------------------
 // Each function is called where its faults can occur; `batch`: the number of the step's batch.
 class PlantedFaults {
 public:
-    PlantedFaults(be::Ctx& ctx, const ParameterTable& table, const Shards& shards, int rank)
-        : ctx_(ctx), table_(table), shards_(shards), rank_(rank) {}
+    PlantedFaults(be::Ctx& ctx, const TrainingMemory& m) : ctx_(ctx), m_(m), rank_(m.ranks->mesh.world.rank) {}
 
-    // Replaces the tokens of a micro-batch by random ones, from a vocabulary of V.
-    void in_tokens(Batch& micro_batch, int V, int64_t first_sample, int64_t batch) {
+    // Replaces the tokens of a micro-batch by random ones.
+    void in_tokens(Batch& micro_batch, int64_t first_sample, int64_t batch) {
         if (!faults_.noise(batch)) return;
         const auto token = [&](size_t i) {
-            return (int)(((uint64_t)first_sample * 1000003 + i) * 0x9e3779b97f4a7c15u >> 33) % V;
+            return (int)(((uint64_t)first_sample * 1000003 + i) * 0x9e3779b97f4a7c15u >> 33) % m_.c.V;
         };
         for (size_t i = 0; i < micro_batch.tokens.size(); i++) {
             micro_batch.tokens[i] = token(i);
@@ -45,13 +43,13 @@ public:
 
     // Flips bits of weights and moments. wait(): called before, so that no parameters are in flight.
     template <class Wait>
-    void in_memory(const Parts& memory, int64_t batch, Wait wait) {
+    void in_memory(int64_t batch, Wait wait) {
         if (faults_.none()) return;
-        floatX* const weight = memory.params + shards_.buckets[0].mine;
-        const std::pair<const char*, void*> places[] = {{"flip-norm", memory.params + table_.shared},
-                                                        {"flip-lower", memory.lower ? (void*)memory.lower : weight},
-                                                        {"flip-exp-avg", memory.exp_avg.data},
-                                                        {"flip-exp-avg-sq", memory.exp_avg_sq.data}};
+        floatX* const weight = m_.params + m_.shards.buckets[0].mine;
+        const std::pair<const char*, void*> places[] = {{"flip-norm", m_.params + m_.table.shared},
+                                                        {"flip-lower", m_.lower ? (void*)m_.lower : weight},
+                                                        {"flip-exp-avg", m_.exp_avg.data},
+                                                        {"flip-exp-avg-sq", m_.exp_avg_sq.data}};
         for (const auto& [kind, place] : places) {
             if (!once(kind, batch)) continue;
             wait();
@@ -64,20 +62,20 @@ public:
         be::upload(ctx_, weight, &value, sizeof value);
     }
     // Before the gradients are summed over the ranks.
-    void in_own_gradients(const Elements& grads, int64_t batch) {
-        if (once("flaky-gradient", batch)) flip_last_bit(grads.data);
+    void in_own_gradients(int64_t batch) {
+        if (once("flaky-gradient", batch)) flip_last_bit(m_.grads.data);
     }
-    void in_summed_gradients(const Elements& grads, int64_t batch) {
+    void in_summed_gradients(int64_t batch) {
         if (faults_.none() || !faults_.nan_gradient(batch, rank_)) return;
-        grads.from(shards_.buckets[0].mine).visit([&](auto* x) {
+        m_.grads.from(m_.shards.buckets[0].mine).visit([&](auto* x) {
             const std::decay_t<decltype(*x)> nan = (float)NAN;
             be::upload(ctx_, x, &nan, sizeof nan);
         });
     }
     // After an update, before its checksums: flips the last bit of a bf16, or one of an fp32 number's middle bits.
-    void in_update(const Elements& exp_avg, int64_t batch) {
+    void in_update(int64_t batch) {
         if (once("wrong-update", batch))
-            flip_last_bit((char*)exp_avg.from(shards_.buckets.back().shard).data + (exp_avg.is_bf16 ? 0 : 2));
+            flip_last_bit((char*)m_.exp_avg.from(m_.shards.buckets.back().shard).data + (m_.exp_avg.is_bf16 ? 0 : 2));
     }
 
 private:
@@ -91,8 +89,7 @@ private:
 
     Faults faults_ = Faults::from_environment();
     be::Ctx& ctx_;
-    const ParameterTable& table_;
-    const Shards& shards_;
+    const TrainingMemory& m_;
     int rank_;
 };
 
@@ -102,26 +99,26 @@ struct GradientHashes {
     std::vector<uint32_t> tensors;  // CRC-32C of each tensor's gradient
 };
 
-inline GradientHashes hash_gradients(be::Ctx& ctx, const ParameterTable& table, const Elements& grads, const LossSums& sums) {
+inline GradientHashes hash_gradients(be::Ctx& ctx, const TrainingMemory& m, const LossSums& sums) {
     GradientHashes hashes;
     hashes.sums = sums;
     std::vector<char> bytes;
-    for (const TensorSpec& t : table.rows) {
-        bytes.resize(t.size() * grads.element_bytes());
-        be::download(ctx, bytes.data(), grads.from(t.offset).data, bytes.size());
+    for (const TensorSpec& t : m.table.rows) {
+        bytes.resize(t.size() * m.grads.element_bytes());
+        be::download(ctx, bytes.data(), m.grads.from(t.offset).data, bytes.size());
         hashes.tensors.push_back(crc32c(bytes.data(), bytes.size()));
     }
     return hashes;
 }
 
 // Ends the run, on all ranks, if one of them has computed different bits the second time.
-inline void require_equal(const GradientHashes& once, const GradientHashes& again, const ParameterTable& table, World* world,
-                          int64_t batch) {
+inline void require_equal(const GradientHashes& once, const GradientHashes& again, const TrainingMemory& m, int64_t batch) {
+    World* const world = m.ranks->world;
     std::string problem;
     // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): the bits, so that a NaN equals itself
     if (memcmp(&once.sums, &again.sums, sizeof once.sums) != 0) problem = "the loss";
-    for (size_t i = table.rows.size(); i-- > 0;)
-        if (once.tensors[i] != again.tensors[i]) problem = "the gradient of " + table.rows[i].name;
+    for (size_t i = m.table.rows.size(); i-- > 0;)
+        if (once.tensors[i] != again.tensors[i]) problem = "the gradient of " + m.table.rows[i].name;
     if (!problem.empty())
         problem = format(
             "%s of batch %lld has different bits when computed again on %s; HINT: the hardware is faulty, or a "
@@ -132,33 +129,31 @@ inline void require_equal(const GradientHashes& once, const GradientHashes& agai
 
 // ---- health of the layers ---------------------------------------------------------------------------------------------------
 // This rank's shards of the fp32 weights.
-inline std::vector<real> weight_parts(be::Ctx& ctx, const Shards& shards, const Parts& memory) {
-    std::vector<floatX> params(shards.size);
-    for (const Bucket& b : shards.buckets)
-        be::download(ctx, params.data() + b.shard, memory.params + b.mine, b.n * sizeof(floatX));
-    std::vector<LowerHalf> lower(memory.lower ? shards.size : 0);
-    be::download(ctx, lower.data(), memory.lower, lower.size() * sizeof(LowerHalf));
+inline std::vector<real> weight_parts(be::Ctx& ctx, const TrainingMemory& m) {
+    std::vector<floatX> params(m.shards.size);
+    for (const Bucket& b : m.shards.buckets)
+        be::download(ctx, params.data() + b.shard, m.params + b.mine, b.n * sizeof(floatX));
+    std::vector<LowerHalf> lower(m.lower ? m.shards.size : 0);
+    be::download(ctx, lower.data(), m.lower, lower.size() * sizeof(LowerHalf));
     return whole_weights(params, lower);
 }
 
 // Norms over all ranks of each layer's weights before an update, of its gradients, and of the update. For log.jsonl.
 class LayerHealth {
 public:
-    LayerHealth(be::Ctx& ctx, const Ranks& ranks, const ParameterTable& table, const Shards& shards,
-                const std::vector<Range>& counted, int layers)
-        : ctx_(ctx), ranks_(ranks), table_(table), shards_(shards), counted_(counted), layers_(layers) {}
+    LayerHealth(be::Ctx& ctx, const TrainingMemory& m) : ctx_(ctx), m_(m), layers_(m.c.L) {}
 
-    void before_update(const Parts& memory) { before_ = weight_parts(ctx_, shards_, memory); }
+    void before_update() { before_ = weight_parts(ctx_, m_); }
 
     // In FP8 also the fractions of each tensor's elements that became zero, and that became the largest number: the maximum
     // over the ranks is reported.
-    nlohmann::ordered_json after_update(const Parts& memory, const Elements& grads, const Fp8Training& fp8) {
-        const std::vector<double> squares = sum_of_all_ranks(ranks_, squares_of_layers(memory, grads));
+    nlohmann::ordered_json after_update(const Fp8Training& fp8) {
+        const std::vector<double> squares = sum_of_all_ranks(*m_.ranks, squares_of_layers());
         before_.clear();
         std::vector<float> zero, largest;
         if (fp8.on) {
-            zero = largest_of_all_ranks(ranks_, shares(fp8, &Fp8Training::Count::zero));
-            largest = largest_of_all_ranks(ranks_, shares(fp8, &Fp8Training::Count::largest));
+            zero = largest_of_all_ranks(*m_.ranks, shares(fp8, &Fp8Training::Count::zero));
+            largest = largest_of_all_ranks(*m_.ranks, shares(fp8, &Fp8Training::Count::largest));
         }
         auto layers = nlohmann::ordered_json::array();
         for (int i = 0; i < layers_ + 2; i++) {
@@ -182,16 +177,16 @@ public:
 
 private:
     // (layers + 2, 3): weights, gradients and update of each layer, then of the embedding and of the head.
-    std::vector<double> squares_of_layers(const Parts& memory, const Elements& grads) const {
+    std::vector<double> squares_of_layers() const {
         std::vector<double> squares((size_t)(layers_ + 2) * 3);
-        const std::vector<real> after = weight_parts(ctx_, shards_, memory);
-        for (const TensorSpec& spec : table_.rows)
-            for (const Range& r : counted_) {
+        const std::vector<real> after = weight_parts(ctx_, m_);
+        for (const TensorSpec& spec : m_.table.rows)
+            for (const Range& r : m_.counted) {
                 const size_t first = std::max(r.begin, spec.offset), last = std::min(r.end, spec.offset + spec.size());
                 if (first >= last) continue;
                 double* sum = &squares[(size_t)place(spec) * 3];
-                shards_.for_each_part(first, last - first, [&](size_t from, size_t shard, size_t n) {
-                    const std::vector<real> gradient = downloaded(ctx_, grads.from(first + from), n);
+                m_.shards.for_each_part(first, last - first, [&](size_t from, size_t shard, size_t n) {
+                    const std::vector<real> gradient = downloaded(ctx_, m_.grads.from(first + from), n);
                     for (size_t i = 0; i < n; i++) {
                         const double w = (double)before_[shard + i], g = (double)gradient[i];
                         const double d = (double)after[shard + i] - w;
@@ -208,20 +203,17 @@ private:
         std::vector<float> all((size_t)layers_ * fp8_tensors);
         for (size_t i = 0; i < fp8.counts.size(); i++) {
             const Fp8Training::Count& count = fp8.counts[i];
-            if (count.codes > 0) all[among_all_layers(table_.part.layers, i)] = (float)(count.*counted) / (float)count.codes;
+            if (count.codes > 0) all[among_all_layers(m_.table.part.layers, i)] = (float)(count.*counted) / (float)count.codes;
         }
         return all;
     }
     int place(const TensorSpec& spec) const {
-        if (spec.block >= 0) return table_.part.layers[(size_t)spec.block];
+        if (spec.block >= 0) return m_.table.part.layers[(size_t)spec.block];
         return spec.block == TensorSpec::embedding ? layers_ : layers_ + 1;
     }
 
     be::Ctx& ctx_;
-    const Ranks& ranks_;
-    const ParameterTable& table_;
-    const Shards& shards_;
-    const std::vector<Range>& counted_;
+    const TrainingMemory& m_;
     int layers_;
     std::vector<real> before_;
 };

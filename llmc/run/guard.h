@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/math.h"
 #include "skip.h"
 
 struct GuardOptions {
@@ -53,16 +54,6 @@ struct Verdict {
     std::string reason;                                       // for people; empty if all is well
     int64_t first_outlier_step = 0, first_outlier_batch = 0;  // of this row of outliers; 0 if normal
 };
-
-// Median; of an even number of values, halfway between the middle two.
-inline double median(std::vector<double> x) {
-    CHECK(!x.empty(), "the median of nothing");
-    const auto middle = x.begin() + (int64_t)(x.size() / 2);
-    std::nth_element(x.begin(), middle, x.end());
-    if (x.size() % 2 == 1) return *middle;
-    const double below = *std::max_element(x.begin(), middle);
-    return below + (*middle - below) / 2;
-}
 
 // The median distance from `center`.
 inline double median_deviation(std::vector<double> x, double center) {

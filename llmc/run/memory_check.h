@@ -32,29 +32,27 @@
 #include "../base/crc32c.h"
 #include "../model/mesh.h"
 #include "../ops.h"
-#include "../parallel/shard.h"
-#include "training_state.h"
+#include "../parallel/training_memory.h"
 #include "../parallel/world.h"
 
 class MemoryCheck {
 public:
-    // world: null for one rank. Below, memory.params are all weights that this rank holds, the others only its shards.
-    MemoryCheck(bool on, be::Ctx& ctx, World* world, const Mesh& mesh, const ParameterTable& table, const Shards& shards)
-        : on_(on), ctx_(ctx), world_(world), mesh_(mesh), table_(table), shards_(shards) {}
+    MemoryCheck(bool on, be::Ctx& ctx, const TrainingMemory& m)
+        : on_(on), ctx_(ctx), m_(m), world_(m.ranks->world), mesh_(m.ranks->mesh) {}
 
     // Takes the checksums of memory in a good state: after an update, or when it was loaded.
-    void remember(const Parts& memory) {
-        if (on_) stored_ = sums(memory);
+    void remember() {
+        if (on_) stored_ = sums();
     }
 
     // Returns what has changed since it was stored, and where; empty if nothing. Called by all ranks, when all parameters have
     // been gathered.
-    std::string change(const Parts& memory) {
+    std::string change() {
         if (!on_) return "";
         struct {
             Sums stored, now;
-        } mine = {stored_, sums(memory)};
-        mine.now.copies = shards_.cut ? sum(memory.params, 0, table_.size) : mine.now.weights;
+        } mine = {stored_, sums()};
+        mine.now.copies = m_.shards.cut ? sum(m_.params, 0, m_.table.size) : mine.now.weights;
         std::vector<decltype(mine)> all = {mine};
         if (world_) {
             all.resize((size_t)mesh_.world.size);
@@ -70,8 +68,8 @@ public:
         }
         for (size_t r = 0; r < all.size(); r++) {
             const int tp = (int)r % mesh_.tp.size, pp = (int)r / (mesh_.tp.size * mesh_.dp.size);
-            uint64_t stored = shards_.cut ? 0 : all[r].stored.weights;
-            for (int dp = 0; shards_.cut && dp < mesh_.dp.size; dp++)
+            uint64_t stored = m_.shards.cut ? 0 : all[r].stored.weights;
+            for (int dp = 0; m_.shards.cut && dp < mesh_.dp.size; dp++)
                 stored += all[(size_t)mesh_.rank_of(pp, dp, tp)].stored.weights;
             if (stored != all[r].now.copies) return "the copies of other ranks' weights" + on_rank(r);
         }
@@ -80,14 +78,14 @@ public:
 
     // Returns what differs between two ranks that hold it; empty if nothing. Called by all ranks, when all parameters have been
     // gathered.
-    std::string difference(const Parts& memory) const {
+    std::string difference() const {
         if (!world_) return "";
         struct Seen {
             std::string hash;
             size_t rank;
         };
         std::map<std::string, Seen> seen;
-        const std::vector<std::string> all = world_->all_gather(hashes(memory));
+        const std::vector<std::string> all = world_->all_gather(hashes());
         for (size_t rank = 0; rank < all.size(); rank++) {
             std::istringstream lines(all[rank]);
             for (std::string name, place, hash;
@@ -100,15 +98,15 @@ public:
     }
 
     // Both end the run if something is wrong; `step`: the last one.
-    void require_unchanged(const Parts& memory, int64_t step) {
-        if (const std::string what = change(memory); !what.empty())
+    void require_unchanged(int64_t step) {
+        if (const std::string what = change(); !what.empty())
             fail(
                 "since step %lld %s have changed in memory, though nothing was stored there; HINT: go on from a checkpoint, "
                 "without that machine",
                 (long long)step, what.c_str());
     }
-    void require_agreement(const Parts& memory, int64_t step) const {
-        if (const std::string problem = difference(memory); !problem.empty())
+    void require_agreement(int64_t step) const {
+        if (const std::string problem = difference(); !problem.empty())
             fail("at step %lld %s; HINT: go on from a checkpoint, without that machine", (long long)step, problem.c_str());
     }
 
@@ -123,13 +121,13 @@ private:
         constexpr size_t word = sizeof(uint32_t);
         return be::word_sum(ctx_, x + first, n * sizeof(E) / word, first * sizeof(E) / word);
     }
-    Sums sums(const Parts& memory) const {
+    Sums sums() const {
         Sums s;
-        for (const Bucket& b : shards_.buckets) s.weights += sum(memory.params, b.mine, b.n);
-        if (memory.lower) s.lower = sum(memory.lower, 0, shards_.size);
-        const auto all = [&](const auto* moment) { return sum(moment, 0, shards_.size); };
-        s.exp_avg = memory.exp_avg.visit(all);
-        s.exp_avg_sq = memory.exp_avg_sq.visit(all);
+        for (const Bucket& b : m_.shards.buckets) s.weights += sum(m_.params, b.mine, b.n);
+        if (m_.lower) s.lower = sum(m_.lower, 0, m_.shards.size);
+        const auto all = [&](const auto* moment) { return sum(moment, 0, m_.shards.size); };
+        s.exp_avg = m_.exp_avg.visit(all);
+        s.exp_avg_sq = m_.exp_avg_sq.visit(all);
         return s;
     }
 
@@ -138,37 +136,35 @@ private:
     }
 
     // Lines of "name of a tensor, key that is the same on all ranks for the same elements, CRC-32C".
-    std::string hashes(const Parts& memory) const {
+    std::string hashes() const {
         std::string text;
-        for (const TensorSpec& t : table_.rows) {
+        for (const TensorSpec& t : m_.table.rows) {
             const size_t shared = (size_t)t.replicated_rows * t.cols, own = t.size() - shared;
-            add_hashes(text, memory, t, 0, own, t.replicated ? "all" : format("tp %d", mesh_.tp.rank));
-            if (shared) add_hashes(text, memory, t, own, shared, format("heads %d", mesh_.tp.rank / t.replicas));
+            add_hashes(text, t, 0, own, t.replicated ? "all" : format("tp %d", mesh_.tp.rank));
+            if (shared) add_hashes(text, t, own, shared, format("heads %d", mesh_.tp.rank / t.replicas));
         }
         return text;
     }
     // Adds elements [begin, begin + n) of a tensor, held by the ranks that give the same `holders`.
-    void add_hashes(std::string& text, const Parts& memory, const TensorSpec& t, size_t begin, size_t n,
-                    const std::string& holders) const {
+    void add_hashes(std::string& text, const TensorSpec& t, size_t begin, size_t n, const std::string& holders) const {
         const auto add = [&](const char* what, const auto* x, size_t from, size_t count) {
             std::vector<std::decay_t<decltype(*x)>> values(count);
             be::download(ctx_, values.data(), x, count * sizeof *x);
             text += format("%s%s\t%s%d %s %zu %zu\t%08x\n", what, t.name.c_str(), what, t.id, holders.c_str(), begin + from,
                            count, crc32c(values.data(), count * sizeof *x));
         };
-        add("", memory.params + t.offset + begin, 0, n);
-        shards_.for_each_part(t.offset + begin, n, [&](size_t from, size_t shard, size_t count) {
-            if (memory.lower) add("the lower half of ", memory.lower + shard, from, count);
-            memory.exp_avg.from(shard).visit([&](const auto* x) { add("exp_avg of ", x, from, count); });
-            memory.exp_avg_sq.from(shard).visit([&](const auto* x) { add("exp_avg_sq of ", x, from, count); });
+        add("", m_.params + t.offset + begin, 0, n);
+        m_.shards.for_each_part(t.offset + begin, n, [&](size_t from, size_t shard, size_t count) {
+            if (m_.lower) add("the lower half of ", m_.lower + shard, from, count);
+            m_.exp_avg.from(shard).visit([&](const auto* x) { add("exp_avg of ", x, from, count); });
+            m_.exp_avg_sq.from(shard).visit([&](const auto* x) { add("exp_avg_sq of ", x, from, count); });
         });
     }
 
     bool on_;
     be::Ctx& ctx_;
-    World* world_;
+    const TrainingMemory& m_;
+    World* world_;  // null for one rank
     const Mesh& mesh_;
-    const ParameterTable& table_;
-    const Shards& shards_;
     Sums stored_;
 };

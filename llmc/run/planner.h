@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/math.h"
 #include "config.h"
 #include "../model/flops.h"
 #include "../model/mesh.h"
@@ -130,6 +131,27 @@ MicroBatchShape part_to_measure(const MicroBatchShape& whole, double most_flops,
         }
     }
     return part;
+}
+
+// Estimates how long a step of `samples` takes here with such micro-batches: from a second of steps on a part of one, scaled by
+// their rate. bytes(part): memory that these take, at most `most_bytes`. begin(part): a pointer to steps, with run(), the
+// seconds of the last one (forward, backward, update), and the number of parameters().
+template <class Bytes, class Begin>
+double measured_step_seconds(const MicroBatchShape& whole, int64_t samples, double peak_flops, size_t most_bytes, Bytes bytes,
+                             Begin begin) {
+    const double budget = 0.1 * std::max(peak_flops, 1e9);  // of a step: at a third of the peak 0.3 seconds
+    const MicroBatchShape part = part_to_measure(whole, budget, most_bytes, bytes);
+    const auto step = begin(part);
+    step->run();
+    std::vector<double> passes, updates;
+    for (const double end = monotonic_seconds() + 1; passes.size() < 2 || (monotonic_seconds() < end && passes.size() < 100);) {
+        step->run();
+        passes.push_back(step->forward + step->backward);
+        updates.push_back(step->update);
+    }
+    const double micro_batches = (double)samples / whole.B;
+    return median(passes) * micro_batches * whole.flops() / part.flops() +
+           median(updates) * (double)ParameterTable(whole.c).size / (double)step->parameters();
 }
 
 // ---- the plan --------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@
 #include "schedule.h"
 #include "skip.h"
 #include "../base/terminal.h"
-#include "../parallel/shard.h"
+#include "../parallel/training_memory.h"
 #include "../parallel/world.h"
 
 struct TrainingState : Counters {
@@ -246,29 +246,19 @@ inline void read_masters(const std::string& dir, const ModelConfig& c, const Par
     read_tensors(separate ? masters : dir, c, table, master);
 }
 
-// This rank's shards (shards.size) of weights and moments.
-struct Parts {
-    floatX* params = nullptr;
-    LowerHalf* lower = nullptr;  // null where params are the whole weights
-    Elements exp_avg, exp_avg_sq;
-};
-
 // ---- reading ---------------------------------------------------------------------------------------------------------------
-// Below, memory.params are all weights of the table, which this rank holds; the others are its shards.
-
 // Loads weights from a model's directory; the fp32 weights of training start as these, rounded to floatX.
-inline void load_parameters(be::Ctx& ctx, const ModelConfig& c, const ParameterTable& table, const Shards& shards,
-                            const Parts& memory, const std::string& dir) {
-    HostSide<floatX> params(ctx, memory.params, table.size);
-    read_parameters(dir, c, table, params.data());
+inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
+    HostSide<floatX> params(ctx, m.params, m.table.size);
+    read_parameters(dir, m.c, m.table, params.data());
     params.upload();
-    if (memory.lower) be::clear(ctx, memory.lower, shards.size * sizeof(LowerHalf));
+    if (m.lower) be::clear(ctx, m.lower, m.shards.size * sizeof(LowerHalf));
 }
 
 // Sets the parameters of the table, and this rank's lower halves, to fp32 weights.
-inline void set_weights(be::Ctx& ctx, const Shards& shards, const Parts& memory, const std::vector<real>& weights) {
-    HostSide<floatX> params(ctx, memory.params, weights.size());
-    HostSide<LowerHalf> lower(ctx, memory.lower, memory.lower ? shards.size : 0);
+inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector<real>& weights) {
+    HostSide<floatX> params(ctx, m.params, weights.size());
+    HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0);
     floatX* to = params.data();
     LowerHalf* halves = lower.data();
     // In parallel, so that on a NUMA machine the pages that all threads read are spread over all nodes (first touch).
@@ -277,8 +267,8 @@ inline void set_weights(be::Ctx& ctx, const Shards& shards, const Parts& memory,
         LowerHalf half;
         store_weight(&to[i], &half, 0, weights[i]);
     }
-    if (memory.lower)
-        shards.for_each_part(0, weights.size(), [&](size_t from, size_t shard, size_t n) {
+    if (m.lower)
+        m.shards.for_each_part(0, weights.size(), [&](size_t from, size_t shard, size_t n) {
 #pragma omp parallel for schedule(static)
             for (size_t i = 0; i < n; i++) store_weight(to + from, halves + shard, i, weights[from + i]);
         });
@@ -287,27 +277,26 @@ inline void set_weights(be::Ctx& ctx, const Shards& shards, const Parts& memory,
 }
 
 // Loads fp32 weights and moments from a checkpoint; moments that were fp32 and are now bf16 are rounded to the nearest.
-inline void load_weights_and_moments(be::Ctx& ctx, const ModelConfig& c, const ParameterTable& table, const Shards& shards,
-                                     const Parts& memory, const std::string& dir) {
-    std::vector<real> whole(table.size);  // of this rank's tensors, of which its parts are kept
+inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
+    std::vector<real> whole(m.table.size);  // of this rank's tensors, of which its parts are kept
     const auto keep_parts = [&](auto* moment) {
-        HostSide parts(ctx, moment, shards.size);
-        shards.for_each_part(0, table.size, [&](size_t from, size_t shard, size_t n) {
+        HostSide parts(ctx, moment, m.shards.size);
+        m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
             for (size_t i = 0; i < n; i++) parts.data()[shard + i] = whole[from + i];
         });
         parts.upload();
     };
-    read_tensors(dir + "/training/exp_avg.safetensors", c, table, whole.data());
-    memory.exp_avg.visit(keep_parts);
-    read_tensors(dir + "/training/exp_avg_sq.safetensors", c, table, whole.data());
-    memory.exp_avg_sq.visit(keep_parts);
-    read_masters(dir, c, table, whole.data());
-    set_weights(ctx, shards, memory, whole);
+    read_tensors(dir + "/training/exp_avg.safetensors", m.c, m.table, whole.data());
+    m.exp_avg.visit(keep_parts);
+    read_tensors(dir + "/training/exp_avg_sq.safetensors", m.c, m.table, whole.data());
+    m.exp_avg_sq.visit(keep_parts);
+    read_masters(dir, m.c, m.table, whole.data());
+    set_weights(ctx, m, whole);
 }
 
 // ---- the background ---------------------------------------------------------------------------------------------------------
-// Writes checkpoints on separate threads: save() copies the training memory into the buffers given at the start (or, without
-// buffers for the moments, writes while training waits). Every rank writes its shards into files that the first rank has made,
+// Writes checkpoints on separate threads: save() copies the training memory into m.copy (or, if no copy of the moments was
+// planned, writes while training waits). Every rank writes its shards into files that the first rank has made,
 // then all share reading them back for checksums, then the first rank gives the directory its name. Between these phases ranks
 // synchronize in proceed(), which all must call after each step. A failure on any rank never throws: outcome() reports it on
 // every rank, and the next save tries again.
@@ -325,45 +314,37 @@ public:
         std::string error;  // empty: success
     };
 
-    // world: null for one rank
-    Saver(be::Ctx& ctx, World* world, Settings settings, const ModelConfig& c, const ParameterTable& table,
-          const Shards& shards, std::vector<Range> counted, Parts buffers)
-        : ctx_(ctx),
-          world_(world),
-          settings_(std::move(settings)),
-          c_(c),
-          whole_(c),
-          table_(table),
-          shards_(shards),
-          counted_(std::move(counted)),
-          buffers_(buffers) {}
+    Saver(be::Ctx& ctx, Settings settings, const TrainingMemory& m)
+        : ctx_(ctx), world_(m.ranks->world), settings_(std::move(settings)), m_(m), whole_(m.c) {}
     Saver(const Saver&) = delete;
     Saver& operator=(const Saver&) = delete;
     ~Saver() {
         if (thread_.joinable()) thread_.join();
     }
 
-    // now.params is laid out as the table: if that is sharded, there must be a buffer for this rank's shards of it.
-    void save(const Parts& now, const TrainingState& state) {
+    // Where parameters are sharded, there must be a copy of this rank's shards of them.
+    void save(const TrainingState& state) {
         wait();
         state_ = state;
         start_ = monotonic_seconds();
         error_.clear();
-        parts_ = now;
-        if (buffers_.params) {
-            parts_.params = buffers_.params;
-            for (const Bucket& b : shards_.buckets)
-                be::download(ctx_, buffers_.params + b.shard, now.params + b.mine, b.n * sizeof(floatX));
+        parts_ = {m_.params, m_.lower, m_.exp_avg, m_.exp_avg_sq};
+        const Parts& copy = m_.copy;
+        if (copy.params) {
+            parts_.params = copy.params;
+            for (const Bucket& b : m_.shards.buckets)
+                be::download(ctx_, copy.params + b.shard, m_.params + b.mine, b.n * sizeof(floatX));
         }
-        if (buffers_.exp_avg.data) {
-            parts_ = buffers_;
-            if (now.lower) be::download(ctx_, buffers_.lower, now.lower, shards_.size * sizeof(LowerHalf));
-            be::download(ctx_, buffers_.exp_avg.data, now.exp_avg.data, shards_.size * now.exp_avg.element_bytes());
-            be::download(ctx_, buffers_.exp_avg_sq.data, now.exp_avg_sq.data, shards_.size * now.exp_avg_sq.element_bytes());
+        if (copy.exp_avg.data) {
+            const size_t n = m_.shards.size;
+            parts_ = copy;
+            if (m_.lower) be::download(ctx_, copy.lower, m_.lower, n * sizeof(LowerHalf));
+            be::download(ctx_, copy.exp_avg.data, m_.exp_avg.data, n * m_.exp_avg.element_bytes());
+            be::download(ctx_, copy.exp_avg_sq.data, m_.exp_avg_sq.data, n * m_.exp_avg_sq.element_bytes());
         }
         phase_ = Phase::make;
         start_phase();
-        if (!buffers_.exp_avg.data) wait();
+        if (!copy.exp_avg.data) wait();
     }
 
     // Enters the next phase if all ranks have finished the last. wait() repeats this until the checkpoint is written.
@@ -465,7 +446,7 @@ private:
         directory.create();
         try {
             make_directory(directory.path() + "/training");
-            write_model_texts(directory.path(), c_, settings_.texts);
+            write_model_texts(directory.path(), m_.c, settings_.texts);
             write_file_atomically(state_file(directory.path()), json_text(to_json(state_), 2) + "\n");
             for (const TensorFiles& f : files(directory.path())) f.create();
         } catch (...) {
@@ -486,7 +467,7 @@ private:
         std::vector<std::function<void()>> parts;
         const auto write = [&](auto part) {
             const TensorFiles& f = all[parts.size()];
-            parts.push_back([&f, part, this] { write_parts(f, table_, shards_, counted_, part); });
+            parts.push_back([&f, part, this] { write_parts(f, m_.table, m_.shards, m_.counted, part); });
         };
         write([&](size_t i) { return parts_.params[i]; });
         if (has_lower_halves) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
@@ -519,14 +500,10 @@ private:
     }
 
     be::Ctx& ctx_;
-    World* world_;
+    World* world_;  // null for one rank
     Settings settings_;
-    const ModelConfig& c_;
-    ParameterTable whole_;
-    const ParameterTable& table_;
-    const Shards& shards_;
-    std::vector<Range> counted_;
-    Parts buffers_;
+    const TrainingMemory& m_;
+    ParameterTable whole_;  // of the files, which hold all tensors
 
     // State of the save in progress; owned by its thread while it runs.
     Phase phase_ = Phase::idle;

@@ -1,0 +1,86 @@
+// What training keeps of a model from step to step, whatever its architecture: the parameters that this rank holds, their
+// gradients, the lower halves of their fp32 weights, and AdamW's moments; how they are laid out, and cut over the ranks. Parts
+// of a run that work on all parameters alike (checkpoints, checks of memory, ZeRO) take one of these.
+#pragma once
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "../elements.h"
+#include "../model/arena.h"
+#include "../model/gradients.h"
+#include "../model/model_config.h"
+#include "../model/parameters.h"
+#include "ranks.h"
+#include "shard.h"
+
+// This rank's shards (shards.size) of weights and moments.
+struct Parts {
+    floatX* params = nullptr;
+    LowerHalf* lower = nullptr;  // null where params are the whole weights
+    Elements exp_avg, exp_avg_sq;
+};
+
+struct TrainingMemory {
+    ModelConfig c;
+    std::shared_ptr<Ranks> ranks;
+    std::vector<int> stages;  // layers of each stage of the pipeline
+    ParameterTable table;
+    Shards shards;
+    std::vector<Range> counted;    // elements of the buffer that this rank counts in sums over all ranks
+    floatX* params = nullptr;      // (table.size)
+    Elements grads;                // (table.size) summed over the micro-batches of a step
+    BlockGradients of_block;       // where these are bf16: of a micro-batch in a block
+    LowerHalf* lower = nullptr;    // (shards.size) of the fp32 weights that AdamW updates; null where params are these
+    Elements exp_avg, exp_avg_sq;  // (shards.size) each; their types, and that of grads, are set before memory is planned
+    Parts copy;                    // where a checkpoint's contents wait to be written; null: written in place
+
+    TrainingMemory(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
+        : c(config),
+          ranks(std::move(r)),
+          stages(std::move(stage_layers)),
+          table(c, part_of(c, ranks->mesh, stages), (size_t)ranks->mesh.dp.size * 64),
+          shards(table, ranks->mesh.dp, ranks->zero, ranks->bucket_elements),
+          counted(shards.counted(table, ranks->mesh.dp)) {}
+
+    // Plans all of it, or without training the parameters alone.
+    void plan(Arena& arena, bool training) {
+        arena.add("parameters", &params, table.size);
+        if (!training) return;
+        arena.add(grads.is_bf16 ? "gradients (bf16)" : "gradients (fp32)", &grads, table.size);
+        if (grads.is_bf16) of_block.plan(arena, table);
+        if (has_lower_halves) arena.add("master weights (lower 16 bits)", &lower, shards.size);
+        for (Elements* x : {&exp_avg, &exp_avg_sq})
+            arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, shards.size);
+    }
+
+    // Plans the copy of a checkpoint's contents with which training continues during a save. A save in the foreground needs no
+    // copy, except of parameters whose shards are not contiguous.
+    void plan_copy(Arena& arena, bool foreground) {
+        const bool in_place = foreground && be::memory_is_host;
+        const auto add = [&](auto* part) { arena.add_on_host("copy for checkpoints", part, shards.size); };
+        copy.exp_avg.is_bf16 = exp_avg.is_bf16;
+        copy.exp_avg_sq.is_bf16 = exp_avg_sq.is_bf16;
+        if (!in_place || shards.cut) add(&copy.params);
+        if (in_place) return;
+        if (has_lower_halves) add(&copy.lower);
+        add(&copy.exp_avg);
+        add(&copy.exp_avg_sq);
+    }
+};
+
+// ---- gradients of parameters that several ranks hold, each with a part of the sum -------------------------------------------
+// Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold.
+inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, int block) {
+    for (const TensorSpec& t : m.table.rows)
+        if (t.replicated_rows && t.block == block)
+            all_reduce(ctx, m.ranks->kv, m.grads.from(t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols),
+                       (size_t)t.replicated_rows * t.cols);
+}
+// Sums gradients of norms and biases with sequence parallelism, and those of a tied embedding at both ends of the pipeline.
+inline void reduce_shared(be::Ctx& ctx, const TrainingMemory& m) {
+    const size_t shared = m.table.shared;
+    if (m.ranks->sequence_parallel) all_reduce(ctx, m.ranks->tp, m.grads.from(shared), m.table.size - shared);
+    for (const TensorSpec& t : m.table.rows)
+        if (m.c.tied && t.id == 0) all_reduce(ctx, m.ranks->ends, m.grads.from(t.offset), t.size());
+}

@@ -1,0 +1,107 @@
+// What a training step needs besides its model, whatever the architecture: the position in the run, what earlier steps have
+// shown, and the checks of a run while it trains.
+#pragma once
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "../data/dataloader.h"
+#include "../model/fp8_state.h"
+#include "../ops.h"
+#include "../parallel/training_memory.h"
+#include "../parallel/zero.h"
+#include "../report/logger.h"
+#include "config.h"
+#include "diagnostics.h"
+#include "from_options.h"
+#include "guard.h"
+#include "memory_check.h"
+#include "schedule.h"
+#include "skip.h"
+#include "training_state.h"
+
+// What earlier steps have shown, the same on every rank. Checkpoints keep it: a resumed run decides as if it had not stopped.
+struct StepHistory {
+    Fp8State fp8;  // scales of all layers
+    Guard guard;
+    Steadiness steadiness;
+
+    // Loads what the checkpoint `dir` has kept; state: the checkpoint's, or that of a new run, which has kept nothing.
+    StepHistory(const TrainOptions& o, int layers, const TrainingState& state, const std::string& dir)
+        : guard(guard_options(o)) {
+        if (const Fp8Recipe recipe = fp8_recipe(o); recipe.on) fp8 = Fp8State(recipe, layers);
+        fp8.from_json(state.fp8, dir);
+        if (!state.guard.is_null()) guard.restore(state.guard, dir);
+        if (!state.steadiness.is_null()) steadiness.restore(state.steadiness, dir);
+    }
+    void save(TrainingState& state) const {
+        state.fp8 = fp8.to_json();
+        state.guard = guard.state();
+        state.steadiness = steadiness.state();
+    }
+    // Goes back to the history of a checkpoint. The guard's counts continue.
+    void roll_back(const StepHistory& saved) {
+        const Guard before = guard;
+        *this = saved;
+        guard = before;
+        guard.rolled_back(saved.guard);
+    }
+};
+
+struct TrainerBase {
+    be::Ctx& ctx;
+    const TrainOptions& o;
+    const Schedule& schedule;
+    const DataLoader& data;
+    TrainingState state;  // counters: the position in the run
+    StepHistory history;
+    Verdict verdict;                // on the last step
+    nlohmann::ordered_json health;  // of the last step's layers; null: they were not examined
+    BatchRanges discards;           // batches that are drawn and dropped
+    ParameterGatherer gatherer;
+    MemoryCheck memory_check;
+    PlantedFaults faults;
+    LayerHealth layer_health;
+    std::function<bool()> stop = [] { return false; };  // asked before each micro-batch, with the same answer on every rank
+
+    // position: that of the checkpoint `dir`, or of a new run.
+    TrainerBase(be::Ctx& c, const TrainingMemory& m, const TrainOptions& options, const Schedule& s, const DataLoader& loader,
+                const TrainingState& position, const std::string& dir)
+        : ctx(c),
+          o(options),
+          schedule(s),
+          data(loader),
+          state(position),
+          history(o, m.c.L, state, dir),
+          gatherer(ctx, m.ranks->dp, m.shards, !o.no_overlap),
+          memory_check(o.check_weight_hash_across_dp_replicas_interval > 0, ctx, m),
+          faults(ctx, m),
+          layer_health(ctx, m) {}
+
+    int64_t batch() const { return state.batch(); }  // the next one's number
+    // The counters at the next batch that is not skipped. Weights, moments and learning rate do not change on the way.
+    Counters next_batch() const { return schedule.next(state, state.skips, discards); }
+    bool finished() const { return next_batch().step >= schedule.total_steps; }
+
+    // Counts a step on `global_batch` samples, with the guard's verdict on it. Returns what follows from the counters and sums.
+    StepStats count_step(int64_t global_batch, const LossSums& sums) {
+        state.updates += verdict.apply;
+        state.scheduled += verdict.apply ? global_batch : 0;
+        state.step++;
+        state.consumed += global_batch;
+        state.tokens += global_batch * o.seq_length;
+        state.loss = sums.ce / sums.n;
+        StepStats s;
+        s.step = state.step;
+        s.consumed_samples = state.consumed;
+        s.global_batch = (int)global_batch;
+        s.tokens = state.tokens;
+        s.loss = state.loss;
+        s.z_loss = sums.z / sums.n;
+        s.lse_mean = sums.lse / sums.n;
+        s.lse_max = sums.lse_max;
+        s.skipped = state.step - state.updates;
+        s.applied = verdict.apply;
+        return s;
+    }
+};

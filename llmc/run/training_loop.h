@@ -1,0 +1,221 @@
+// The loop of a training run from its first step to its last, whatever the architecture: steps, validation, samples of text,
+// checkpoints, rollback after spikes, and how the run ends. It is the same on every rank, in the same order.
+#pragma once
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/terminal.h"
+#include "../model/flops.h"
+#include "../ops.h"
+#include "../parallel/training_memory.h"
+#include "../report/logger.h"
+#include "evaluation.h"
+#include "guard.h"
+#include "machine.h"
+#include "resume.h"
+#include "run.h"
+#include "run_directory.h"
+#include "stop.h"
+#include "timetable.h"
+#include "trainer.h"
+#include "training_log.h"
+#include "training_state.h"
+
+// What the loop asks of the model. All ranks call each function at the same time. One that was stopped returns nothing.
+struct ModelFunctions {
+    std::function<std::optional<StepStats>()> step;
+    // The losses over validation samples [first, first + n), one per dataset.
+    std::function<std::optional<std::vector<LossSums>>(int64_t first, int64_t n)> validate;
+    // Generates a text: calls emit(token) for each token until that returns false. Null: no samples of text are written.
+    std::function<void(const std::function<bool(int)>& emit)> generate;
+};
+
+class TrainingLoop {
+public:
+    // lock: of the output directory; held by the first rank only.
+    TrainingLoop(Run& run, TrainerBase& trainer, const TrainingMemory& m, ModelFunctions functions, Timetable& timetable,
+                 TrainingLog& log, RunLock* lock)
+        : run_(run),
+          o_(run.o),
+          t_(trainer),
+          m_(m),
+          state_(trainer.state),
+          functions_(std::move(functions)),
+          timetable_(timetable),
+          log_(log),
+          saver_(run.ctx, {o_.out, o_.keep, o_.keep_every, run.texts, lock}, m),
+          saved_step_(run.same_directory() ? state_.step : 0),
+          vote_(run.world, run.ranks->mesh.pp.size + 1) {
+        t_.stop = [this] { return stop_here(); };
+    }
+
+    void run() {
+        run_.begin(be::memory_is_host ? "the first step" : "the first step, in which ways to multiply are timed");
+        t_.memory_check.remember();
+        bool stop = false;
+        while (!t_.finished() && !stop) {
+            skip_batches();
+            const bool in_fp8 = !o_.fp8_format.empty() && state_.step >= fp8_start(o_, state_);
+            if (in_fp8 && state_.step == fp8_start(o_, state_)) log_.begin_fp8(state_.step);
+            const auto waited = run_.world.monitor()->waited();
+            std::optional<StepStats> stats = functions_.step();
+            run_.phase.done();
+            if (!stats) {
+                follow_up(false, {true, false});
+                break;
+            }
+            if (be::memory_is_host) stats->waiting_ms = differences_ms(waited, run_.world.monitor()->waited());
+            add_rates(*stats, in_fp8);
+            log_.step(*stats, std::exchange(t_.health, nullptr));
+            if (heed(t_.verdict)) continue;
+            const Decision mine = {told_to_stop(), timetable_.save_now(state_.step)};
+            stop = follow_up(t_.finished(), decide_together(run_.world, mine));
+        }
+        finish();
+    }
+
+private:
+    bool told_to_stop() const { return !stop_signal().empty() || timetable_.exit_now(); }
+    // The same on every rank.
+    bool stop_here() { return vote_.ask(told_to_stop()); }
+
+    void add_rates(StepStats& stats, bool in_fp8) {
+        stats.model_tflops = model_flops_per_token(m_.c, o_.seq_length) * stats.tokens_per_s / 1e12;
+        if (const double peak = run_.peak.of_step(in_fp8); peak > 0) stats.mfu = stats.model_tflops * 1e12 / peak;
+        stats.memory_bytes = (int64_t)memory_in_use(run_.ctx);
+    }
+
+    void skip_batches() {
+        const int64_t first = t_.batch();
+        static_cast<Counters&>(state_) = t_.next_batch();
+        if (t_.batch() > first) log_.left_out(state_.step, first, t_.batch() - 1);
+    }
+
+    // Applies the guard's verdict on the last step; returns whether the run was rolled back. The same on every rank.
+    bool heed(const Verdict& v) {
+        if (v.kind != Verdict::normal) log_.outlier(state_.step, v);
+        if (!v.give_up && !v.rollback) return false;
+        t_.gatherer.finish();
+        saver_.wait();
+        report_save();
+        if (v.give_up) fail("the run ends at step %lld: %s", (long long)state_.step, v.reason.c_str());
+        roll_back(v);
+        return true;
+    }
+
+    // Goes back to an older checkpoint. The skipped batches are kept, and those around the first outlier join them.
+    void roll_back(const Verdict& v) {
+        const Guard& guard = t_.history.guard;
+        const std::string dir = checkpoint_to_go_back_to(run_.world, o_.out, guard, v, state_.step);
+        state_ = state_after_rollback(state_, dir, guard.rollback_range(v.first_outlier_batch));
+        load_weights_and_moments(run_.ctx, m_, dir);
+        t_.history.roll_back(StepHistory(o_, m_.c.L, state_, dir));
+        t_.memory_check.remember();
+        saved_step_ = state_.step;
+        if (run_.main_rank()) make_latest(o_.out, dir);
+        log_.rollback(state_.step, dir, state_.skips);
+    }
+
+    // After a step: validation, a sample and a checkpoint, if they are due. Returns whether the run is to stop.
+    bool follow_up(bool last, Decision now) {
+        const bool validates = run_.valid && !now.stop && (state_.step % o_.eval_interval == 0 || last);
+        const bool samples = functions_.generate && !now.stop && (state_.step % o_.sample_interval == 0 || last);
+        const bool compares = due(o_.check_weight_hash_across_dp_replicas_interval, state_.step);
+        if (validates || samples || last || now.stop || now.save || compares) t_.gatherer.finish();
+        if (compares) t_.memory_check.require_agreement(state_.step);
+        if (validates && !validate()) now.stop = true;
+        if (samples && !now.stop && !write_sample()) now.stop = true;
+        const bool saves = last || now.stop || now.save;
+        if (saves) {
+            saver_.wait();
+            report_save();
+        }
+        if (saves && saved_step_ != state_.step) save();
+        else saver_.proceed();
+        report_save();
+        return now.stop;
+    }
+
+    // Returns false if the run is to stop.
+    bool validate() {
+        const double start = monotonic_seconds();
+        run_.begin("validation");
+        const int64_t first = o_.eval_fixed ? 0 : run_.schedule.first_sample_of_validation(state_.step);
+        const auto sums = functions_.validate(first, run_.valid_samples);
+        run_.phase.done();
+        if (!sums) {
+            log_.no_validation(state_.step);
+            return false;
+        }
+        const LossSums all = sum_of(*sums);
+        state_.valid_loss = all.ce / (double)all.n;
+        log_.validation(state_.step, state_.valid_loss, all.n, (monotonic_seconds() - start) * 1e3,
+                        set_losses(*run_.valid, *sums));
+        return true;
+    }
+
+    // Returns false if the run is to stop.
+    bool write_sample() {
+        std::string text;
+        bool stops = false;
+        functions_.generate([&](int token) {
+            text += run_.tokenizer->token_bytes(token);
+            stops = stop_here();
+            return !stops;
+        });
+        if (!stops) log_.sample(state_.step, o_.sample_prompt, text);
+        return !stops;
+    }
+
+    void save() {
+        t_.memory_check.require_unchanged(state_.step);
+        t_.history.save(state_);
+        saver_.save(state_);
+        if (o_.save_in_foreground) saver_.wait();
+        timetable_.saved();
+    }
+    void report_save() {
+        const auto outcome = saver_.outcome();
+        if (!outcome) return;
+        save_error_ = outcome->error;
+        if (save_error_.empty()) saved_step_ = outcome->step;
+        log_.checkpoint(*outcome);
+    }
+
+    void finish() {
+        run_.begin("writing the checkpoint");
+        saver_.wait();
+        run_.phase.done();
+        report_save();
+        vote_.finish();
+        end_training();
+        const bool done = t_.finished();
+        const std::string reason = done ? "" : reason_to_stop(run_.world, o_), command = done ? "" : resume_command(run_.world);
+        std::string problem;
+        if (!save_error_.empty()) problem = "the last checkpoint could not be written: " + save_error_;
+        else if (done && !std::isfinite(state_.loss))
+            problem =
+                "the last loss is not finite; HINT: training diverged: resume from an older checkpoint with a lower --lr, or "
+                "with --on-spike rollback";
+        log_.end(problem, done, reason, command);
+        if (!problem.empty()) fail("%s", problem.c_str());
+    }
+
+    Run& run_;
+    const TrainOptions& o_;
+    TrainerBase& t_;
+    const TrainingMemory& m_;
+    TrainingState& state_;
+    ModelFunctions functions_;
+    Timetable& timetable_;
+    TrainingLog& log_;
+    Saver saver_;
+    std::string save_error_;  // of the last save
+    int64_t saved_step_;      // of the last one in OUT; there is nothing to save of step 0
+    StopVote vote_;
+};
