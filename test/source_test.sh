@@ -31,6 +31,25 @@ says "and named" "llmc/base/types.h includes run/config.h"
 unnamed() { for room in "$repository"/llmc/*/; do grep -q "\`$(basename "$room")/\`" "$repository/llmc/README.md" || basename "$room"; done; }
 expect "each room stands in llmc/README.md" test -z "$(unnamed)"
 
+# Prints each header of FOLDER/llmc that neither the tour nor its room's README names, and fails if there is one.
+headers_are_named() {
+    local bad=0 room text path header
+    for room in "$1"/llmc "$1"/llmc/*/; do
+        text=$(cat "$1/llmc/README.md" "$room/README.md" 2>/dev/null)
+        for path in "$room"/*.h "$room"/*.cuh "$room"/*.inl; do
+            header=${path##*/}
+            [[ ! -e $path || $text == *"\`$header\`"* || $text == *"/$header\`"* ]] && continue
+            echo "$header of $(basename "$room")/ is named nowhere"
+            bad=1
+        done
+    done
+    return $bad
+}
+expect "every header is named in the tour or in its room's README" headers_are_named "$repository"
+touch tree/llmc/run/hidden.h tree/llmc/README.md
+expect "one that is not is found" refused headers_are_named tree
+says "and named" "hidden.h of run/ is named nowhere"
+
 # The contract (llmc/ops.inl) stays readable: an op has at most 8 parameters beside its context, no five ints in a row, and no
 # default argument. Prints each op that has more, and fails if there is one.
 short_signatures() {
