@@ -214,8 +214,8 @@ TEST(PreTokenizer, TwelveMillionOfAKind) {
     mixed.back() = ' ';
     const std::string spaces(n, ' '), letters(n, 'a');
     const auto start = std::chrono::steady_clock::now();
-    for (const char* name : {"gpt2", "llama3"}) {
-        const PreTokenizer p(pretokenizer_pattern(name));
+    for (const auto& [name, by_hand] : {std::pair{"gpt2", true}, {"gpt2", false}, {"llama3", true}, {"llama3", false}}) {
+        const PreTokenizer p({Splitter(pretokenizer_pattern(name), SplitBehavior::isolated, false, by_hand)});
         EXPECT_EQ(pieces_of(p, spaces), std::vector<std::string_view>{spaces}) << name;
         EXPECT_EQ(pieces_of(p, letters), std::vector<std::string_view>{letters}) << name;
         const std::vector<std::string_view> pieces = pieces_of(p, spaces + "a");

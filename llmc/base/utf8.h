@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -64,6 +65,12 @@ void each_valid_part(std::string_view text, F each) {
     for (size_t begin = 0, i = 0; begin < text.size(); begin = i) {
         const bool valid = valid_utf8_length(bytes + begin, text.size() - begin) > 0;
         while (i < text.size()) {
+            uint64_t eight = ~uint64_t{0};
+            if (valid && i + 8 <= text.size()) memcpy(&eight, bytes + i, 8);
+            if ((eight & 0x8080808080808080) == 0) {  // ASCII
+                i += 8;
+                continue;
+            }
             const size_t n = valid_utf8_length(bytes + i, text.size() - i);
             if ((n > 0) != valid) break;
             i += std::max<size_t>(n, 1);

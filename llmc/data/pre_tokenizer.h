@@ -1,15 +1,14 @@
 // Pre-tokenisation: regular expressions split text into pieces, which tokens never cross (tokenizer.h). Hugging Face's
-// tokenizers match with Oniguruma, this program with PCRE2; pcre2_pattern() translates the patterns.
+// tokenizers match with Oniguruma, this program with PCRE2; pcre2_pattern() translates the patterns. The patterns that most
+// tokenizers share are scanned by hand (piece_scanner.h).
 #pragma once
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,18 +16,9 @@
 
 #include "../base/check.h"
 #include "../base/utf8.h"
+#include "piece_scanner.h"
 
-// ---- pre-tokenisation ------------------------------------------------------------------------------------------------------
-// Patterns by name; "bloom" is the nested class of the published files, written flat.
-inline std::string pretokenizer_pattern(const std::string& name) {
-    if (name == "gpt2") return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-    if (name == "llama3")
-        return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-    if (name == "bloom") return " ?[^(\\s|.,!?…。，、।۔،)]+";
-    fail("pre-tokenizer '%s' is unknown; one of gpt2, llama3, bloom", name.c_str());
-}
-inline constexpr const char* bloom_pattern_in_files = " ?[^(\\s|[.,!?…。，、।۔،])]+";
-
+// ---- patterns, translated ---------------------------------------------------------------------------------------------------
 // Translates an Oniguruma pattern, as tokenizer.json files hold it, to PCRE2. Where the two differ:
 //   \s \w \b [[:alpha:]] \p{Han}   other characters
 //   ^ $                            match at ends of lines (PCRE2_MULTILINE)
@@ -290,9 +280,17 @@ enum class SplitBehavior { isolated, removed, contiguous, merged_with_previous, 
 
 class Splitter {
 public:
-    // invert: swaps matches and the text between them.
-    explicit Splitter(const std::string& pattern, SplitBehavior behavior = SplitBehavior::isolated, bool invert = false)
-        : pattern_(pattern), behavior_(behavior), invert_(invert), quick_(compile(0)), counting_(compile(PCRE2_AUTO_CALLOUT)) {}
+    // invert: swaps matches and the text between them. by_hand: uses a scanner where there is one for the pattern.
+    explicit Splitter(const std::string& pattern, SplitBehavior behavior = SplitBehavior::isolated, bool invert = false,
+                      bool by_hand = true)
+        : pattern_(pattern), behavior_(behavior), invert_(invert) {
+        if (by_hand && behavior == SplitBehavior::isolated && PieceScanner::knows(pattern)) {
+            scanner_.emplace(pattern);
+        } else {
+            quick_ = compile(0);
+            counting_ = compile(PCRE2_AUTO_CALLOUT);
+        }
+    }
 
     // Resets the count of steps; the limit holds for a text as a whole.
     static void begin_text(size_t bytes) { memory().work = {0, 20000000 + 64 * (uint64_t)bytes, 0}; }
@@ -300,6 +298,7 @@ public:
     // piece(string_view) for each piece of text, which is valid UTF-8.
     template <class F>
     void split(std::string_view text, F piece) const {
+        if (scanner_) return scanner_->split(text, piece);
         if (behavior_ == SplitBehavior::isolated) return each_range(text, [&](std::string_view part, bool) { piece(part); });
         if (behavior_ == SplitBehavior::removed)
             return each_range(text, [&](std::string_view part, bool match) {
@@ -324,7 +323,7 @@ public:
 private:
     struct Code {
         std::shared_ptr<pcre2_code> code;
-        bool jit;
+        bool jit = false;
         int match(std::string_view text, size_t from, uint32_t options, pcre2_match_data* data, pcre2_match_context* c) const {
             const auto* subject = (PCRE2_SPTR)text.data();
             options |= PCRE2_NO_UTF_CHECK;
@@ -432,7 +431,8 @@ private:
     std::string pattern_;
     SplitBehavior behavior_;
     bool invert_;
-    Code quick_, counting_;
+    std::optional<PieceScanner> scanner_;
+    Code quick_, counting_;  // without a scanner
 };
 
 // A chain of Splitters: each splits the pieces of the one before. An empty chain leaves the text as one piece.
@@ -445,24 +445,10 @@ public:
     template <class F>
     void split(std::string_view text, F piece) const {
         Splitter::begin_text(text.size());
-        const auto* bytes = (const unsigned char*)text.data();
-        for (size_t i = 0; i < text.size();) {
-            size_t end = i;
-            while (end < text.size()) {
-                if (bytes[end] < 0x80) {
-                    end++;
-                    continue;
-                }
-                const size_t n = valid_utf8_length(bytes + end, text.size() - end);
-                if (n == 0) break;
-                end += n;
-            }
-            if (end > i) split_valid(0, text.substr(i, end - i), piece);
-            i = end;
-            while (end < text.size() && valid_utf8_length(bytes + end, text.size() - end) == 0) end++;
-            if (end > i) piece(text.substr(i, end - i));
-            i = end;
-        }
+        each_valid_part(text, [&](std::string_view part, bool valid) {
+            if (valid) split_valid(0, part, piece);
+            else piece(part);
+        });
     }
 
 private:
