@@ -118,6 +118,7 @@ TEST(TextClassifier, RefusesOtherFiles) {
     for (const auto& [from, to, why] : std::vector<std::array<std::string, 3>>{
              {"\"bits\":12", "\"bits\":40", "beyond what is allowed"},
              {"\"bits\":12", "\"bits\":11", "bytes; it has"},
+             {"\"bits\":12", "\"bits\":1e99", "beyond what is allowed"},
              {"\"bits\":12", "\"bits\":\"x\"", "is not a classifier that this program reads"},
              {"\"longest\":4", "\"longest\":9", "beyond what is allowed"},
              {"characters", "pictures", "beyond what is allowed"},
@@ -259,7 +260,7 @@ TEST(LabelledTexts, AreLabelledByNameFolderOrPrefix) {
         return text;
     };
     EXPECT_EQ(list({dir / "texts"}), "en=texts/en.txt ja=texts/ja/a.txt ja=texts/ja/more/b.txt ");
-    EXPECT_EQ(list({"nl:" + (dir / "de.old.txt"), dir / "de.old.txt", dir / "texts/"}),
+    EXPECT_EQ(list({"nl:" + (dir / "de.old.txt"), dir / "de.old.txt", dir / "texts"}),
               "nl=de.old.txt de=de.old.txt en=texts/en.txt ja=texts/ja/a.txt ja=texts/ja/more/b.txt ");
     EXPECT_EQ(list({"pt:" + (dir / "texts")}), "pt=texts/en.txt pt=texts/ja/a.txt pt=texts/ja/more/b.txt ");
 

@@ -1,5 +1,5 @@
 // Texts whose labels are known, for training and measuring a classifier. An item of the command line is
-//   LABEL:FILE     or LABEL:FOLDER, whose files all have this label
+//   LABEL:FILE     or a folder or a pattern, whose files all have this label: en:news/*.jsonl
 //   FILE           labelled by its name up to the first dot: en.txt, ja.jsonl.gz
 //   FOLDER         its files so, and each folder in it labelled by its own name: texts/en/news.txt
 // Memory is bounded: of each label at most `most_bytes` are kept, drawn evenly from all of its documents; of a long document,
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,35 +24,27 @@ struct LabelledFile {
 inline std::vector<LabelledFile> labelled_files(const Strings& items, const std::string& option) {
     namespace fs = std::filesystem;
     std::vector<LabelledFile> files;
-    const auto name_of = [](const fs::path& path) {
+    const auto add = [&](const std::string& label, const std::string& path) {
+        if (label.empty())
+            fail_usage("--%s: %s has no label; HINT: LABEL:FILE, such as en:%s", option.c_str(), path.c_str(), path.c_str());
+        int64_t hidden = 0;
+        for (const InputFile& file : input_files({path}, hidden)) files.push_back({label, file.path});
+    };
+    const auto by_name = [&](const fs::path& path) {
         const std::string name = path.filename().string();
-        return name.substr(0, name.find('.'));
-    };
-    const auto entries = [](const fs::path& folder) {
-        std::vector<fs::path> found;
-        for (const auto& entry : fs::directory_iterator(folder))
-            if (entry.path().filename().string()[0] != '.') found.push_back(entry.path());
-        std::sort(found.begin(), found.end());
-        return found;
-    };
-    const std::function<void(const std::string&, const fs::path&)> take = [&](const std::string& label, const fs::path& path) {
-        if (!fs::is_directory(path)) files.push_back({label, path.string()});
-        else
-            for (const fs::path& entry : entries(path)) take(label, entry);
+        add(name.substr(0, name.find('.')), path.string());
     };
     for (const std::string& item : items) {
         const size_t colon = item.find(':');
         if (fs::is_directory(item)) {
-            const fs::path folder = fs::path(item) / "";
-            for (const fs::path& entry : entries(folder.parent_path())) take(name_of(entry), entry);
-        } else if (colon != std::string::npos && colon > 0 && !fs::exists(item))
-            take(item.substr(0, colon), item.substr(colon + 1));
-        else take(name_of(item), item);
+            std::set<fs::path> entries;
+            for (const auto& entry : fs::directory_iterator(item))
+                if (entry.path().filename().string()[0] != '.') entries.insert(entry.path());
+            if (entries.empty()) fail_usage("--%s: there is no file in %s", option.c_str(), item.c_str());
+            for (const fs::path& entry : entries) by_name(entry);
+        } else if (colon == std::string::npos || fs::exists(item)) by_name(item);
+        else add(item.substr(0, colon), item.substr(colon + 1));
     }
-    for (const LabelledFile& file : files)
-        if (file.label.empty())
-            fail_usage("--%s: %s has no label; HINT: LABEL:FILE, such as en:%s", option.c_str(), file.path.c_str(),
-                       file.path.c_str());
     return files;
 }
 

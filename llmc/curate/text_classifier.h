@@ -83,12 +83,18 @@ public:
         const nlohmann::json header = parse_json(bytes.substr(fixed, header_bytes), name);
         TextClassifier c;
         try {
+            // A number that no int holds is refused by check().
+            const auto whole = [&](const char* key) {
+                const double x = header.at(key).get<double>();
+                return x >= 0 && x < 1e6 ? (int)x : -1;
+            };
             header.at("labels").get_to(c.labels_);
             header.at("features").get_to(c.shape_.features);
-            header.at("shortest").get_to(c.shape_.shortest);
-            header.at("longest").get_to(c.shape_.longest);
-            header.at("bits").get_to(c.shape_.bits);
-            header.at("scale").get_to(c.scale_);
+            c.shape_.shortest = whole("shortest");
+            c.shape_.longest = whole("longest");
+            c.shape_.bits = whole("bits");
+            const double scale = header.at("scale").get<double>();
+            c.scale_ = scale >= 0 && scale < 1e6 ? (float)scale : -1;
         } catch (const nlohmann::json::exception& e) {
             fail("%s is not a classifier that this program reads: %.200s", name.c_str(), e.what());
         }
@@ -176,7 +182,7 @@ private:
         const bool words = shape_.features == "words";
         if (labels_.size() < 2 || labels_.size() > 1000 || (!words && shape_.features != "characters") || shape_.shortest < 1 ||
             shape_.shortest > shape_.longest || shape_.longest > (words ? 3 : 5) || shape_.bits < 1 || shape_.bits > 26 ||
-            !(scale_ >= 0 && scale_ < 1e6f))
+            scale_ < 0)
             fail(
                 "%s is not a classifier that this program reads: its header is beyond what is allowed (2 to 1,000 labels, "
                 "n-grams of 1 to 5 characters or 1 to 3 words, 2^1 to 2^26 buckets)",
