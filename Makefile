@@ -98,8 +98,6 @@ mpi_link   = -Wl,--as-needed $(optional) $(filter-out %mpi_cxx %mpicxx %mpichcxx
 #      emulator's together with the trainer (test/main.cpp) ----
 main         := test/main.cpp
 train_gpt    := train_gpt.cu
-bench        := dev/bench/bench.cu
-dump_logits  := dev/interop/dump_logits.cpp
 unit_tests   := $(wildcard test/test_*.cpp)
 kernel_tests := $(patsubst %,test/test_%.cpp,attention elements fp8 matmul ops threads unit_choice) $(main)
 fp32_tests   := $(filter %_fp32.cpp,$(unit_tests)) test/parity_check.cu $(main)
@@ -108,10 +106,10 @@ host_tests   := $(filter-out $(kernel_tests) $(fp32_tests) $(fp64_tests),$(unit_
 test_gpu_golden := test/test_golden_fp32.cpp $(main)
 gpu_tests     = $(if $(filter fp32,$(precision)),test/test_golden_fp32.cpp,test/parity_check.cu test/comm_check.cu) \
                 $(wildcard test/gpu/*.cu) $(main)
-ladder        = $(wildcard $(patsubst ladder_%,dev/kernels/%.c*,$(filter ladder_%,$(@F))))
+of_dev        = $(wildcard dev/*/$(@F).c* $(patsubst ladder_%,dev/kernels/%.c*,$(filter ladder_%,$(@F))))
 test          = $(patsubst test_%,test/test_%.cpp,$(patsubst test_gpu_%,test/gpu/test_%.cu,$(@F:%_check=test/$(@F).cu)))
 is_test       = $(filter test_% %_tests %_check,$(@F))
-sources       = $(or $($(@F)),$(ladder),$(if $(is_test),$(test) $(main)),$(error no program is called $@; make help))
+sources       = $(or $($(@F)),$(of_dev),$(if $(is_test),$(test) $(main)),$(error no program is called $@; make help))
 version       = -DGIT_VERSION='"$(or $(shell git describe --always --dirty 2>/dev/null),not built from git)"'
 command       = $(if $(filter cuda,$(backend)),$(NVCC) $1 $(NVCCFLAGS),$(CXX) $2 $(CXXFLAGS))
 
@@ -176,7 +174,7 @@ chaos: deps-chaos $(patsubst %,build/%/train_gpt,$(or $(CHAOS_BUILDS),cpu-bf16 e
 fuzz: $(fuzzers)
 	@test/fuzz/run.sh $(or $(FUZZ_SECONDS),60) $^
 interop-programs: $(foreach p,fp32 bf16,$(addprefix build/cpu-$p$(tail)/,train_gpt dump_logits))
-test-interop: deps-interop interop-programs
+test-interop: deps-interop deps-quickstart interop-programs build/cpu-bf16$(tail)/near_duplicates
 	@dev/interop/test.sh $(or $(TRANSFORMERS),5) build/cpu-fp32$(tail) build/cpu-bf16$(tail)
 
 # ---- speed ----

@@ -129,7 +129,7 @@ TEST(Duplicates, AFullDiskIsNamed) {
 template <class H>
 void expect_minima_as_defined() {
     test::Rng rng(1);
-    for (const int n : {1, 100, 112, 260}) {
+    for (const int n : {1, 20, 40, 100, 112, 200, 260}) {
         const Permutations<H> permutations(n);
         ASSERT_GE(permutations.padded(), (size_t)n);
         for (const size_t count : {(size_t)0, (size_t)1, (size_t)1000}) {
@@ -158,6 +158,17 @@ TEST(Duplicates, CountsOfBits) {
     for (int bit = 0; bit < 64; bit++) {
         ASSERT_EQ(counts.count(bit), (uint64_t)plain[(size_t)bit]);
         ASSERT_EQ(counts.majority() >> bit & 1, (uint64_t)(plain[(size_t)bit] > 500));
+    }
+}
+
+TEST(Duplicates, SortsHashes) {
+    for (const size_t n : {0u, 1u, 499u, 500u, 10000u}) {
+        std::vector<uint32_t> hashes;
+        for (size_t i = 0; i < n; i++) hashes.push_back((uint32_t)mix64(i % 5000));
+        std::vector<uint32_t> expected = hashes;
+        std::sort(expected.begin(), expected.end());
+        sort_hashes(hashes);
+        EXPECT_EQ(hashes, expected);
     }
 }
 
@@ -343,7 +354,7 @@ TEST(Duplicates, VerifiesCandidates) {
         options.verify_jaccard = jaccard;
         NearDuplicates near(options, dir / "work", 1);
         const std::vector<std::string> texts = {"a b c d", "a x y z", "a x y", "a x", "a b c", "b c d e"};
-        std::vector<Signature> signatures;
+        std::vector<NearDuplicates::Signature> signatures;
         for (const std::string& text : texts) signatures.push_back(near.sign(text));
         for (size_t i = 0; i < texts.size(); i++) {
             signatures[i].bands = {i < 5 ? 1u : 2u};  // as if "a" had the least hash
@@ -363,7 +374,7 @@ TEST(Duplicates, AnyNumberOfThreadsAndAnyMemoryGiveTheSame) {
         std::vector<int64_t> expected;
         for (const int threads : {1, 2, 5}) {
             NearDuplicates near(options, dir / "work", threads == 2 ? 64 << 20 : 1);
-            std::vector<Signature> signatures(set.texts.size());
+            std::vector<NearDuplicates::Signature> signatures(set.texts.size());
             std::vector<std::thread> signing;
             for (int t = 0; t < threads; t++)
                 signing.emplace_back([&, t] {
@@ -411,7 +422,7 @@ TEST(Duplicates, AMillionEqualDocuments) {
         options.bands = 2;
         options.verify_jaccard = jaccard;
         NearDuplicates near(options, dir / "work", 8 << 20);
-        const Signature signature = near.sign("one document of some words that is there a million times");
+        const NearDuplicates::Signature signature = near.sign("one document of some words that is there a million times");
         const int64_t n = jaccard > 0 ? 100000 : 1000000;
         for (int64_t i = 0; i < n; i++) near.add(i, 0, signature);
         const Clusters clusters = near.solve(2);
@@ -437,7 +448,7 @@ TEST(Duplicates, OneLongDocument) {
         return words;
     }());
     while (text.size() < 4 << 20) text += page;
-    const Signature signature = near.sign(text);
+    const NearDuplicates::Signature signature = near.sign(text);
     near.add(0, 0, signature);
     near.add(1, 0, near.sign(text + "the end"));
     near.add(2, 0, near.sign(std::string(4 << 20, 'x')));  // one word

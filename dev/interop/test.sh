@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All that is exchanged with other programs, one test after another: `make test-interop`.
-#   dev/interop/test.sh TRANSFORMERS BUILD_FP32 BUILD_BF16       the major version, 5 or 4; folders with train_gpt and dump_logits
+#   dev/interop/test.sh TRANSFORMERS BUILD_FP32 BUILD_BF16       the major version, 5 or 4; folders with train_gpt and dump_logits,
+#                                                            the second with near_duplicates as well
 set -euo pipefail
 here=$(dirname "$0") version=$1 fp32=$2 bf16=$3
 python=$("$here/venv.sh" torch)
@@ -15,3 +16,4 @@ PYTHONPATH=$transformers "$python" "$here/test_interop.py" "$fp32" "$bf16"
 "$("$here/venv.sh" torch 'lm-eval[hf]==0.4.13')" "$here/test_harness.py" "$fp32" 2>/dev/null
 "$("$here/venv.sh" tensorboard)" "$here/test_tensorboard.py" "$fp32"
 "$here/report_in_browser.sh" "$fp32"
+"$here/../bench/duplicates.py" --program "$bf16/near_duplicates" --check

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Prints a Python that has what is named, in build/interop-venv; pip puts there what is missing.
+# Prints a Python that has what is named, in build/interop-venv or build/$VENV; pip puts there what is missing.
 #   dev/interop/venv.sh torch lm-eval[hf]==0.4.13 ...
 set -euo pipefail
-venv=$(dirname "$0")/../../build/interop-venv
+venv=$(dirname "$0")/../../build/${VENV:-interop-venv}
 [[ -x $venv/bin/pip ]] || python3 -m venv "$venv" >&2
 for package in "$@"; do
     installed=$venv/${package%%[[=]*}.installed

@@ -119,7 +119,7 @@ private:
 
     static bool blank(std::string_view text) {
         for (size_t at = 0; at < text.size();) {
-            const FoldedCharacter c = folded_character(text, at);
+            const FoldedCharacter c = FoldingTable::instance().at(text, at);
             if (c.kind != CharacterKind::space) return false;
             at += c.length;
         }

@@ -93,46 +93,105 @@ struct FoldedCharacter {
     size_t length;  // bytes
 };
 
-// The character at text[at].
-inline FoldedCharacter folded_character(std::string_view text, size_t at) {
+// The first plane of Unicode.
+class FoldingTable {
+public:
+    static const FoldingTable& instance() {
+        static const FoldingTable table;
+        return table;
+    }
+    // The character at text[at].
+    FoldedCharacter at(std::string_view text, size_t at) const {
+        const auto byte = (unsigned char)text[at];
+        if (byte < 0x80) return {entries_[byte].lower, entries_[byte].kind, 1};
+        const Utf8Character c = first_character(text.substr(at));
+        if (c.code < 0) return {0x110000u + byte, CharacterKind::letter, 1};
+        if (c.code < 1 << 16) return {entries_[(size_t)c.code].lower, entries_[(size_t)c.code].kind, c.length};
+        return {(uint32_t)c.code, detail::kind_by_ranges((uint32_t)c.code), c.length};
+    }
+    // Of an ASCII letter, in lower case; 0 for all other bytes.
+    unsigned char letter(char c) const { return letters_[(unsigned char)c]; }
+
+private:
+    FoldingTable() : entries_(1 << 16) {
+        for (uint32_t c = 0; c < entries_.size(); c++)
+            entries_[c] = {(uint16_t)detail::lower_by_ranges(c), detail::kind_by_ranges(c)};
+        for (size_t c = 0; c < 0x80; c++)
+            if (entries_[c].kind == CharacterKind::letter) letters_[c] = (unsigned char)entries_[c].lower;
+    }
     struct Entry {
         uint16_t lower;
         CharacterKind kind;
     };
-    static const std::vector<Entry> table = [] {  // the first plane of Unicode
-        std::vector<Entry> t(1 << 16);
-        for (uint32_t c = 0; c < t.size(); c++) t[c] = {(uint16_t)detail::lower_by_ranges(c), detail::kind_by_ranges(c)};
-        return t;
-    }();
-    const auto byte = (unsigned char)text[at];
-    if (byte < 0x80) return {table[byte].lower, table[byte].kind, 1};
-    const Utf8Character c = first_character(text.substr(at));
-    if (c.code < 0) return {0x110000u + byte, CharacterKind::letter, 1};
-    if (c.code < 1 << 16) return {table[(size_t)c.code].lower, table[(size_t)c.code].kind, c.length};
-    return {(uint32_t)c.code, detail::kind_by_ranges((uint32_t)c.code), c.length};
-}
+    std::vector<Entry> entries_;
+    std::array<unsigned char, 256> letters_{};
+};
 
 // ---- words -----------------------------------------------------------------------------------------------------------------
+// The hash of a word's characters, eight ASCII letters at a time.
+class WordHash {
+public:
+    void add_ascii(unsigned char c) {
+        eight_ = eight_ << 8 | c;
+        if (eight_ >> 56) flush();
+    }
+    void add(uint32_t code) {
+        if (code < 0x80) return add_ascii((unsigned char)code);
+        flush();
+        hash_ = (hash_ ^ (code | (uint64_t)1 << 63)) * factor;  // unlike any eight letters
+    }
+    // And begins the next word.
+    uint64_t finish() {
+        flush();
+        const uint64_t hash = mix64(hash_);
+        hash_ = start;
+        return hash;
+    }
+
+private:
+    static constexpr uint64_t start = 0x9e3779b97f4a7c15u, factor = 0xff51afd7ed558ccdu;
+    void flush() {
+        if (eight_ == 0) return;
+        hash_ = (hash_ ^ eight_) * factor;
+        hash_ ^= hash_ >> 32;
+        eight_ = 0;
+    }
+    uint64_t hash_ = start, eight_ = 0;
+};
+
 // Calls f(hash of 64 bits, begin, end) for each word; begin and end are its bytes in the text.
 template <Punctuation punctuation, Digits digits, class F>
 void for_each_word(std::string_view text, F f) {
-    constexpr uint64_t start = 0x9e3779b97f4a7c15u, factor = 0xff51afd7ed558ccdu;
-    uint64_t hash = start;
+    const FoldingTable& table = FoldingTable::instance();
+    WordHash hash;
     size_t begin = 0, end = 0;
     bool within = false, after_digit = false;
     const auto finish = [&] {
-        if (within) f(mix64(hash), begin, end);
+        if (within) f(hash.finish(), begin, end);
         within = after_digit = false;
-        hash = start;
     };
     const auto add = [&](uint32_t code, size_t at, size_t length) {
         if (!within) begin = at;
         within = true;
         end = at + length;
-        hash = (hash ^ code) * factor;
+        hash.add(code);
     };
     for (size_t at = 0; at < text.size();) {
-        const FoldedCharacter c = folded_character(text, at);
+        if (unsigned char letter = table.letter(text[at])) {  // a run of ASCII letters, most of most texts
+            if (!within) begin = at;
+            within = true;
+            after_digit = false;
+            do hash.add_ascii(letter);
+            while (++at < text.size() && (letter = table.letter(text[at])) != 0);
+            end = at;
+            if (at == text.size()) break;
+        }
+        if (text[at] == ' ') {
+            finish();
+            at++;
+            continue;
+        }
+        const FoldedCharacter c = table.at(text, at);
         switch (c.kind) {
             case CharacterKind::letter:
                 add(c.code, at, c.length);
@@ -173,9 +232,10 @@ void for_each_character(std::string_view text, bool folded, F f) {
         }
         return;
     }
+    const FoldingTable& table = FoldingTable::instance();
     bool space = false, any = false;
     for (size_t at = 0; at < text.size();) {
-        const FoldedCharacter c = folded_character(text, at);
+        const FoldedCharacter c = table.at(text, at);
         at += c.length;
         if (c.kind == CharacterKind::space) space = any;
         if (c.kind == CharacterKind::space || c.kind == CharacterKind::punctuation || c.kind == CharacterKind::underscore ||
