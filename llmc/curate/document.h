@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 struct Document {
     std::string text;
@@ -18,3 +20,6 @@ struct DocumentVerdict {
     bool keep = true;
     std::string rule, detail;  // "gopher-mean-word-length", "11.3 characters; allowed are 3 to 10"
 };
+
+// What a stage changed in a document that it keeps: the rule and the number of places. The names live as long as the program.
+using Changes = std::vector<std::pair<const char*, int64_t>>;

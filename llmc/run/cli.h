@@ -292,7 +292,9 @@ inline int help_command(const Strings& words, bool asked) {
     for (const std::string& word : words) {
         if (std::find(known.begin(), known.end(), word) != known.end()) continue;
         if (word[0] == '-') fail_usage("'%s' is not an option of help; HINT: train_gpt help COMMAND", word.c_str());
-        text = word == "presets" ? help_presets(help_width()) : help_of(command_named(word), has("--all"), help_width());
+        text = word == "presets" ? help_presets(help_width())
+               : word == "rules" ? help_rules(help_width())
+                                 : help_of(command_named(word), has("--all"), help_width());
     }
     fputs(text.c_str(), asked ? stdout : stderr);
     return asked ? 0 : 2;

@@ -340,6 +340,32 @@ inline Allowed one_of(Strings choices) {
       "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")           \
     X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
+#define CURATE_OPTIONS(X)                                                                                                      \
+    TEXT_OPTIONS(X)                                                                                                            \
+    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                    \
+      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                             \
+    X(std::string, output, "", "", word("DIR"), "Output",                                                                      \
+      "directory for data/part-00000.jsonl.zst and so on, curate.json (counts and options) and report.html; the same command " \
+      "continues a curation that was interrupted")                                                                             \
+    X(std::string, output_format, "", "jsonl.zst", one_of({"jsonl.zst", "jsonl.gz", "jsonl"}), "Output",                       \
+      "format of the files")                                                                                                   \
+    X(int64_t, shard_size, "", 256000000, between(1, 1e12), "Output", "bytes of text after which an output file ends")         \
+    X(bool, normalize, "", false, anything(), "Stages",                                                                        \
+      "mend encodings, remove control characters, line ends as newlines, one blank line at a time, Unicode's form NFC")        \
+    X(Strings, heuristics, "", {}, list(0, "SET"), "Stages",                                                                   \
+      "drop documents by published rules, in this order: gopher, c4, fineweb; train_gpt help rules lists them")                \
+    X(Strings, set, "", {}, list(0, "RULE=VALUE"), "Stages", "other thresholds for such rules: gopher-min-words=100; off")     \
+    X(Strings, stop_words, "", {}, list(0, "WORD"), "Stages", "words for gopher-stop-words; default: Gopher's eight")          \
+    X(std::string, bad_words, "", "", word("FILE"), "Stages", "words and phrases for c4-bad-words, one per line")              \
+    X(std::string, pii, "", "", one_of({"mask", "drop"}), "Stages",                                                            \
+      "what identifies a person: masked as <EMAIL> and so on, or its document dropped")                                        \
+    X(Strings, pii_kinds, "", {}, list(0, "KIND"), "Stages", "of email, phone, card, ip; default: all")                        \
+    X(bool, pii_private_addresses, "", false, anything(), "Stages",                                                            \
+      "also IP addresses that are not of the Internet: private, loopback, documentation")                                      \
+    X(int, samples, "", 5, between(0, 1000), "Output", "documents that the report shows of those a rule dropped")              \
+    X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of random choices")                                                   \
+    X(int, threads, "workers", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
+
 #define TOKENIZER_OPTIONS(X)                                                                                                  \
     TEXT_OPTIONS(X)                                                                                                           \
     X(int, vocab_size, "", 32000, between(257, 10000000), "Tokenizer",                                                        \
@@ -470,6 +496,7 @@ inline const Strings& everyday_options() {
 
 OPTION_STRUCT(TrainOptions, TRAIN_OPTIONS)
 OPTION_STRUCT(PrepareOptions, PREPARE_OPTIONS)
+OPTION_STRUCT(CurateOptions, CURATE_OPTIONS)
 OPTION_STRUCT(TokenizerOptions, TOKENIZER_OPTIONS)
 OPTION_STRUCT(GenerateOptions, GENERATE_OPTIONS)
 OPTION_STRUCT(EvalOptions, EVAL_OPTIONS)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config.h"
+#include "../curate/heuristics.h"
 #include "../model/parameters.h"
 #include "../base/terminal.h"
 
@@ -35,6 +36,12 @@ inline const std::vector<Command>& commands() {
            "train_gpt prepare --input web.jsonl --tokenizer tok --output data/web"},
           {"Plain text, its documents between blank lines:",
            "train_gpt prepare --input book.txt --split-documents blank --tokenizer tok \\", "    --output data/book"}}},
+        {"curate",
+         "filter, mend and deduplicate raw text, so that it becomes training data",
+         "--input FILE|DIR ... --output DIR [STAGES] [OPTIONS]",
+         {{"Rules of Gopher and FineWeb on normalized text; report.html says what was dropped and why:",
+           "train_gpt curate --input raw/ --output clean --normalize \\", "    --heuristics gopher fineweb"},
+          {"Another threshold; the options in a file:", "train_gpt curate --config curate.toml --set gopher-min-words=20"}}},
         {"tokenizer",
          "learn a tokenizer (byte-level BPE) from text, or measure one",
          "--input FILE ... --output DIR [OPTIONS]",
@@ -106,6 +113,7 @@ std::vector<OptionRow> option_rows() {
 inline std::vector<OptionRow> options_of(const std::string& command) {
     std::vector<OptionRow> rows = command == "train"       ? option_rows<TrainOptions>()
                                   : command == "prepare"   ? option_rows<PrepareOptions>()
+                                  : command == "curate"    ? option_rows<CurateOptions>()
                                   : command == "tokenizer" ? option_rows<TokenizerOptions>()
                                   : command == "generate"  ? option_rows<GenerateOptions>()
                                   : command == "eval"      ? option_rows<EvalOptions>()
@@ -189,8 +197,12 @@ inline std::string help_overview(int width) {
     std::string out = indented("train_gpt: pretraining of language models of the GPT, BLOOM and Llama families", 0, width) +
                       "\nUsage: train_gpt COMMAND [OPTIONS]\n\nCommands:\n";
     for (const Command& c : commands()) out += entry(c.name, c.purpose, 14, width);
-    out += entry("help", "help on a command: train_gpt help train; the models' shapes: train_gpt help presets", 14, width) +
-           entry("--version", "the program's version, and what it was built with and for", 14, width);
+    out +=
+        entry(
+            "help",
+            "help on a command: train_gpt help train; the models' shapes: train_gpt help presets; rules: train_gpt help rules",
+            14, width) +
+        entry("--version", "the program's version, and what it was built with and for", 14, width);
     return out +
            "\nFrom text to a model that generates text:\n"
            "  train_gpt tokenizer --input book.txt --vocab-size 4096 --output tok\n"
@@ -216,6 +228,20 @@ inline std::string help_presets(int width) {
     }
     return out + "\n" +
            indented(format("* with a vocabulary of %s tokens; the tokenizer sets its size", with_commas(vocabulary).c_str()), 0,
+                    width);
+}
+
+inline std::string help_rules(int width) {
+    std::string out = "Rules of train_gpt curate --heuristics; --set RULE=VALUE changes a threshold:\n";
+    for (const HeuristicRule& rule : heuristic_rules()) {
+        const char* kept = rule.kind == HeuristicRule::at_least  ? "at least "
+                           : rule.kind == HeuristicRule::at_most ? "at most "
+                                                                 : "";
+        const std::string threshold = rule.threshold == 1 && !*kept ? "on" : kept + format("%.10g", rule.threshold);
+        out += entry(rule.name, format("%s: %s (%s)", rule.measured, threshold.c_str(), rule.source), 26, width);
+    }
+    return out + "\n" +
+           indented("Rules that count words or the letters of a line do not apply to text in scripts without spaces.", 0,
                     width);
 }
 
@@ -295,7 +321,7 @@ inline std::string bash_completion() {
            "    done\n"
            "    case $command in\n" +
            options + "        help) words=\"" + names +
-           " presets\" ;;\n"
+           " presets rules\" ;;\n"
            "    esac\n"
            "    case \"$command $option\" in\n" +
            values +

@@ -10,6 +10,7 @@
 #include "../parallel/world.h"
 #include "cli.h"
 #include "config.h"
+#include "curate_command.h"
 #include "inspect.h"
 #include "report_command.h"
 #include "stop.h"
@@ -51,6 +52,7 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
                                    " is one process; train, generate and eval run on several ranks. HINT: leave mpirun out");
         return 2;
     }
+    if (command == "curate") return run_command("curate", arguments, curate_command);
     if (command == "prepare") return run_command("prepare", arguments, prepare_command);
     if (command == "tokenizer") return run_command("tokenizer", arguments, tokenizer_command);
     const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name was omitted

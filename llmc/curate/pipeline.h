@@ -1,0 +1,317 @@
+// Documents through stages, from files to shards: the same output bytes for any number of threads, memory bounded by a batch,
+// and an interrupted pass goes on after its last whole shard.
+//
+//   read -> [stage, stage, ...] on all threads -> stages that need the documents in order -> part-00000.jsonl.zst, ...
+//
+// State. Whenever a shard is complete, a state file says what was read up to its last document, how much came out, and all
+// counts. A pass that finds such a file reads on from there: earlier files are skipped, the documents of the current one are
+// read and passed over. The shard that was being written is written again, to the same bytes.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "../base/json.h"
+#include "../base/rng.h"
+#include "../data/document_reader.h"
+#include "../data/document_writer.h"
+#include "document.h"
+
+struct Stage {
+    std::string name;  // as in the summary: "heuristics"
+    // What it does to a document. A pure function, called by many threads; or, in_order, called by one in the documents' order.
+    std::function<DocumentVerdict(Document&, Changes&)> apply;
+    bool in_order = false;
+};
+
+// ---- counts ----------------------------------------------------------------------------------------------------------------
+// A dropped document, as the report shows it.
+struct DroppedSample {
+    uint64_t lot = 0;  // those with the lowest lots are shown: a fixed choice from the whole corpus
+    int64_t number = 0;
+    std::string source, detail, text;
+};
+
+// What one rule did.
+struct RuleCount {
+    int64_t dropped = 0, dropped_bytes = 0;  // documents
+    int64_t changed = 0, places = 0;         // documents that it changed, and where
+    std::vector<DroppedSample> samples;
+};
+
+// Documents by their length: bucket k has those of 2^k to 2^(k+1) - 1 bytes.
+using LengthCounts = std::array<int64_t, 40>;
+
+struct StageCounts {
+    std::string name;
+    int64_t documents_in = 0, bytes_in = 0, documents_kept = 0, bytes_kept = 0;
+    std::map<std::string, RuleCount> rules;
+};
+
+struct Counts {
+    std::vector<StageCounts> stages;
+    LengthCounts before{}, after{};
+
+    static size_t bucket(size_t bytes) { return bytes < 2 ? 0 : (size_t)(63 - __builtin_clzll(bytes)); }
+};
+
+inline nlohmann::ordered_json to_json(const Counts& counts) {
+    nlohmann::ordered_json j = {{"lengths_before", counts.before}, {"lengths_after", counts.after}};
+    auto& stages = j["stages"] = nlohmann::ordered_json::array();
+    for (const StageCounts& s : counts.stages) {
+        nlohmann::ordered_json rules = nlohmann::ordered_json::object();
+        for (const auto& [name, r] : s.rules) {
+            auto samples = nlohmann::ordered_json::array();
+            for (const DroppedSample& d : r.samples)
+                samples.push_back(
+                    {{"lot", d.lot}, {"number", d.number}, {"source", d.source}, {"detail", d.detail}, {"text", d.text}});
+            rules[name] = {{"dropped", r.dropped},
+                           {"dropped_bytes", r.dropped_bytes},
+                           {"changed", r.changed},
+                           {"places", r.places},
+                           {"samples", samples}};
+        }
+        stages.push_back({{"name", s.name},
+                          {"documents_in", s.documents_in},
+                          {"bytes_in", s.bytes_in},
+                          {"documents_kept", s.documents_kept},
+                          {"bytes_kept", s.bytes_kept},
+                          {"rules", rules}});
+    }
+    return j;
+}
+inline Counts counts_from_json(const nlohmann::json& j) {
+    Counts counts;
+    counts.before = j.at("lengths_before").get<LengthCounts>();
+    counts.after = j.at("lengths_after").get<LengthCounts>();
+    for (const auto& s : j.at("stages")) {
+        StageCounts stage = {s.at("name"),           s.at("documents_in"), s.at("bytes_in"),
+                             s.at("documents_kept"), s.at("bytes_kept"),   {}};
+        for (const auto& [name, r] : s.at("rules").items()) {
+            RuleCount rule = {r.at("dropped"), r.at("dropped_bytes"), r.at("changed"), r.at("places"), {}};
+            for (const auto& d : r.at("samples"))
+                rule.samples.push_back({d.at("lot"), d.at("number"), d.at("source"), d.at("detail"), d.at("text")});
+            stage.rules[name] = std::move(rule);
+        }
+        counts.stages.push_back(std::move(stage));
+    }
+    return counts;
+}
+
+// ---- the state of a pass ---------------------------------------------------------------------------------------------------
+struct PassState {
+    size_t file = 0;        // the file of the next document
+    int64_t in_file = 0;    // documents of it that are done
+    int64_t documents = 0;  // documents done in all
+    int shards = 0;
+    bool finished = false;
+    Counts counts;
+};
+
+inline nlohmann::ordered_json to_json(const PassState& s) {
+    return {{"finished", s.finished}, {"shards", s.shards},   {"documents", s.documents},
+            {"file", s.file},         {"in_file", s.in_file}, {"counts", to_json(s.counts)}};
+}
+inline PassState pass_state_from_json(const nlohmann::json& j, const std::string& path) try {
+    return {j.at("file"),   j.at("in_file"),  j.at("documents"),
+            j.at("shards"), j.at("finished"), counts_from_json(j.at("counts"))};
+} catch (const nlohmann::json::exception& e) {
+    fail("%s is damaged: %s; HINT: give another --output and begin again", path.c_str(), e.what());
+}
+
+// ---- shards ----------------------------------------------------------------------------------------------------------------
+inline std::string shard_name(int index, const std::string& ending) { return format("part-%05d.", index) + ending; }
+
+// Writes documents to shards of bounded size.
+class ShardWriter {
+public:
+    ShardWriter(std::string dir, std::string ending, int64_t shard_bytes, int shards)
+        : dir_(std::move(dir)), ending_(std::move(ending)), shard_bytes_(shard_bytes), shards_(shards) {}
+
+    // Returns true if this document completed a shard.
+    bool write(const std::string& text, const nlohmann::ordered_json& fields) {
+        if (!file_) {
+            file_ = std::make_unique<DocumentWriter>(dir_ + "/" + shard_name(shards_, ending_));
+            bytes_ = 0;
+        }
+        file_->write(text, fields);
+        bytes_ += (int64_t)text.size();
+        return bytes_ >= shard_bytes_ && finish();
+    }
+    bool finish() {
+        if (!file_) return false;
+        file_->finish();
+        file_.reset();
+        shards_++;
+        return true;
+    }
+    int shards() const { return shards_; }
+
+private:
+    std::string dir_, ending_;
+    int64_t shard_bytes_, bytes_ = 0;
+    int shards_;
+    std::unique_ptr<DocumentWriter> file_;
+};
+
+// ---- a pass ----------------------------------------------------------------------------------------------------------------
+struct PassInput {
+    TextInput text;
+    std::vector<std::string> sources;    // names
+    std::vector<size_t> source_of_file;  // of text.files
+};
+
+struct PassOutput {
+    std::string dir, ending;
+    int64_t shard_bytes = 256 << 20;
+    std::function<void(const PassState&)> save;  // writes the state
+};
+
+class CurationPass {
+public:
+    CurationPass(PassInput input, PassOutput output, std::vector<Stage> stages, int samples, uint64_t seed)
+        : input_(std::move(input)), output_(std::move(output)), stages_(std::move(stages)), samples_(samples), seed_(seed) {
+        bool in_order = false;
+        for (const Stage& s : stages_) {
+            CHECK(s.in_order || !in_order, "stage %s works on threads behind one that needs the order", s.name.c_str());
+            in_order = s.in_order;
+        }
+    }
+
+    // From the state, which is a new one or that of an interrupted pass, to the end of the input.
+    void run(PassState& state, int threads, const std::string& label) {
+        if (state.counts.stages.empty())
+            for (const Stage& s : stages_) state.counts.stages.push_back({s.name, 0, 0, 0, 0, {}});
+        CHECK(state.counts.stages.size() == stages_.size(), "the state has other stages");
+        TextInput rest = input_.text;
+        const size_t first_file = std::min(state.file, rest.files.size());
+        rest.files.erase(rest.files.begin(), rest.files.begin() + (std::ptrdiff_t)first_file);
+        ShardWriter shards(output_.dir, output_.ending, output_.shard_bytes, state.shards);
+        if (!rest.files.empty()) {
+            DocumentReader reader(rest);
+            const int64_t passed_over = state.in_file, first_number = state.documents;
+            int64_t batch_begin = 0;  // chunks of all earlier batches
+            std::vector<Worked> batch;
+            for_each_chunk(
+                reader, threads, label,
+                [&](const Chunk& chunk, size_t i) {
+                    const int64_t n = batch_begin + (int64_t)i - passed_over;
+                    if (n < 0) return;
+                    Document& d = batch[i].document;
+                    d.text = chunk.text;
+                    d.fields = chunk.fields;
+                    d.source = input_.sources[input_.source_of_file[first_file + chunk.file]];
+                    d.number = first_number + n;
+                    work(batch[i]);
+                },
+                [&](const Chunk& chunk, size_t i) {
+                    if (i + 1 == batch.size()) batch_begin += (int64_t)batch.size();
+                    const size_t file = first_file + chunk.file;
+                    if (skipped_ < passed_over) {
+                        skipped_++;
+                        return;
+                    }
+                    if (file != state.file) state.in_file = 0;
+                    state.file = file;
+                    state.in_file++;
+                    state.documents++;
+                    if (take(batch[i], state.counts) && shards.write(batch[i].document.text, batch[i].document.fields)) {
+                        state.shards = shards.shards();
+                        output_.save(state);
+                    }
+                },
+                [&](size_t n) {
+                    batch.clear();
+                    batch.resize(n);
+                });
+        }
+        shards.finish();
+        state.shards = shards.shards();
+        state.finished = true;
+        output_.save(state);
+    }
+
+private:
+    // A document and what each stage said of it.
+    struct Worked {
+        struct Step {
+            int64_t bytes_in;
+            DocumentVerdict verdict;
+            Changes changes;
+        };
+        Document document;
+        size_t bytes_before = 0;
+        std::vector<Step> steps;
+        bool keep = true;
+    };
+
+    void apply(const Stage& stage, Worked& w) const {
+        w.steps.push_back({(int64_t)w.document.text.size(), {}, {}});
+        w.steps.back().verdict = stage.apply(w.document, w.steps.back().changes);
+        w.keep = w.steps.back().verdict.keep;
+    }
+    void work(Worked& w) const {
+        w.bytes_before = w.document.text.size();
+        for (const Stage& stage : stages_) {
+            if (stage.in_order || !w.keep) return;
+            apply(stage, w);
+        }
+    }
+    // In the documents' order: the other stages, and all counts. Returns whether the document is kept.
+    bool take(Worked& w, Counts& counts) const {
+        for (size_t s = w.steps.size(); s < stages_.size() && w.keep; s++) apply(stages_[s], w);
+        counts.before[Counts::bucket(w.bytes_before)]++;
+        if (w.keep) counts.after[Counts::bucket(w.document.text.size())]++;
+        for (size_t s = 0; s < w.steps.size(); s++) {
+            const Worked::Step& step = w.steps[s];
+            StageCounts& stage = counts.stages[s];
+            stage.documents_in++;
+            stage.bytes_in += step.bytes_in;
+            std::map<std::string, int64_t> places;  // a rule may be named several times
+            for (const auto& [rule, times] : step.changes) places[rule] += times;
+            if (step.verdict.keep) {
+                stage.documents_kept++;
+                stage.bytes_kept += s + 1 < w.steps.size() ? w.steps[s + 1].bytes_in : (int64_t)w.document.text.size();
+                for (const auto& [rule, times] : places) {
+                    stage.rules[rule].changed++;
+                    stage.rules[rule].places += times;
+                }
+                continue;
+            }
+            RuleCount& rule = stage.rules[step.verdict.rule];
+            rule.dropped++;
+            rule.dropped_bytes += step.bytes_in;
+            add_sample(rule, w.document, step.verdict);
+        }
+        return w.keep;
+    }
+    void add_sample(RuleCount& rule, const Document& d, const DocumentVerdict& j) const {
+        constexpr size_t shown_bytes = 600;
+        const auto bits = random_bits(seed_, RngPurpose::documents, 1, (uint64_t)d.number);
+        DroppedSample sample = {(uint64_t)bits[0] << 20 | bits[1] >> 12, d.number, d.source, j.detail, {}};
+        const auto by_lot = [](const DroppedSample& a, const DroppedSample& b) { return a.lot < b.lot; };
+        if (rule.samples.size() == (size_t)samples_) {
+            if (samples_ == 0 || !by_lot(sample, rule.samples.back())) return;
+            rule.samples.pop_back();
+        }
+        sample.text = d.text.substr(0, shown_bytes);
+        sample.text.resize(whole_characters(sample.text));
+        if (sample.text.size() < d.text.size()) sample.text += " …";
+        rule.samples.insert(std::upper_bound(rule.samples.begin(), rule.samples.end(), sample, by_lot), sample);
+    }
+
+    PassInput input_;
+    PassOutput output_;
+    std::vector<Stage> stages_;
+    int samples_;
+    uint64_t seed_;
+    int64_t skipped_ = 0;
+};

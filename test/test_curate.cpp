@@ -1,0 +1,232 @@
+// Curation: each stage on small texts whose result was worked out by hand.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "../llmc/curate/heuristics.h"
+#include "../llmc/curate/normalise.h"
+#include "../llmc/curate/pii.h"
+
+namespace test_curate {
+
+// The text that a stage makes of `text`, or "dropped: RULE"; behind it what it counted: "café (encoding-repair 1)".
+std::string normalised(const std::string& text) {
+    Document d;
+    d.text = text;
+    Changes changes;
+    const DocumentVerdict j = normalise(d, changes);
+    std::string counts;
+    for (const auto& [rule, n] : changes) counts += (counts.empty() ? " (" : ", ") + format("%s %d", rule, (int)n);
+    return (j.keep ? d.text : "dropped: " + j.rule) + counts + (counts.empty() ? "" : ")");
+}
+
+TEST(Curate, Normalises) {
+    const std::pair<std::string, std::string> rows[] = {
+        {"plain", "plain"},
+        // mojibake of one, two and three readings, by Windows-1252 and by Latin-1
+        {"cafÃ©", "café (encoding-repair 1)"},
+        {"cafÃƒÂ©", "café (encoding-repair 2)"},
+        {"Itâ€™s â€œgoodâ€\u009d", "It’s “good” (encoding-repair 3)"},
+        {"Ã\u00a0 la carte", "à la carte (encoding-repair 1)"},
+        {"Ð¿Ñ€Ð¸Ð²ÐµÑ‚", "привет (encoding-repair 1)"},
+        {"ðŸ˜€ Â£5", "😀 £5 (encoding-repair 2)"},
+        {"æ—¥æœ¬", "日本 (encoding-repair 1)"},
+        // sound texts that have such characters
+        {"“AMANHÃ” perché»… „Spaß“ «Â» naïve façade", "“AMANHÃ” perché»… „Spaß“ «Â» naïve façade"},
+        {"Þórður à Örebro: 5 × 3 = 15 °C, ½ €", "Þórður à Örebro: 5 × 3 = 15 °C, ½ €"},
+        {"São Paulo não é CÃO", "São Paulo não é CÃO"},
+        // a weak place counts where a strong one begins alike: Ð¸ alone could be meant
+        {"Ð¿Ñ€ Ð¸ Å“", "пр и Å“ (encoding-repair 2)"},
+        // bytes, lines, controls, forms
+        {"caf\xe9 \x93quoted\x94", "café “quoted” (invalid-utf8 3)"},
+        {"a\r\nb\rc\u2028d  \ne", "a\nb\nc\nd\ne (line-ends 5)"},
+        {"\n\na\n\n\n\nb\n\n", "a\n\nb (blank-lines 6)"},
+        {"\ufeffa\x07 b\x1b[1;31mred\x1b[0m", "a bred (control-characters 4)"},
+        {"a\tb", "a\tb"},
+        {"e\u0301 \u304b\u3099", "é が (nfc 1)"},
+        {"Ａ ﬁ ½", "Ａ ﬁ ½"},
+        {" \n\x01 ", "dropped: empty (control-characters 1, line-ends 1, blank-lines 1)"},
+    };
+    for (const auto& [text, expected] : rows) {
+        EXPECT_EQ(normalised(text), expected) << text;
+        // What is normalised stays as it is.
+        Document once;
+        once.text = text;
+        Changes changes;
+        normalise(once, changes);
+        EXPECT_EQ(normalised(once.text), once.text.empty() ? "dropped: empty" : once.text);
+    }
+}
+
+double measured(const char* name, const std::string& text) {
+    const Heuristics h({{"gopher", "c4", "fineweb"}, {}, {}, {}});
+    TextMeasures m(text);
+    for (const HeuristicRule& rule : heuristic_rules())
+        if (std::string(rule.name) == name) return h.measured(rule, m);
+    return NAN;
+}
+
+TEST(Curate, MeasuresWhatTheRulesSay) {
+    const std::tuple<const char*, const char*, double> rows[] = {
+        {"gopher-min-words", "one - two ... three 4 #", 4},
+        {"gopher-min-word-length", "aa bbbb - été", 3},
+        {"gopher-hashes", "# a #b c", 2.0 / 4},
+        {"gopher-ellipses", "a... b… c ......", 4.0 / 4},
+        {"gopher-bullets", "- a\n  • b\nc\nd", 0.5},
+        {"gopher-ellipsis-lines", "a...\nb… \nc\nd\n", 0.5},
+        {"gopher-alphabetic-words", "a 1 é -", 0.5},
+        {"gopher-stop-words", "the cat and the dog, of", 3},
+        {"gopher-repeated-paragraphs", "a\nb\n\nc\n\n\na\nb", 1.0 / 3},
+        {"gopher-repeated-paragraph-characters", "ab\n\nab", 2.0 / 6},
+        {"gopher-repeated-lines", "a\nb\n\na\na", 2.0 / 4},
+        {"gopher-repeated-line-characters", "éa\néa", 2.0 / 5},
+        {"gopher-top-2-gram", "a b c a b", 2 * 3.0 / 9},  // "a b", twice
+        {"gopher-top-2-gram", "aa b c d", 4.0 / 8},       // all once: the first
+        {"gopher-top-3-gram", "a b", 0},                  // none
+        {"gopher-top-4-gram", "a b c d x a b c d", 2 * 7.0 / 17},
+        {"gopher-repeated-5-grams", "a b c d e a b c d e f", 5.0 / 21},
+        // the second copy is counted once, not once per n-gram in it
+        {"gopher-repeated-5-grams", "a b c d e f g a b c d e f g", 5.0 / 27},
+        {"fineweb-line-ends", "One.\nTwo\n\nThree。\n four!\n", 3.0 / 4},
+        {"fineweb-short-lines", "short\n\na line of more than thirty characters\n", 0.5},
+        {"fineweb-repeated-line-characters", "ab\ncd\nab", 2.0 / 6},
+        {"fineweb-lines-per-word", "a b\nc d\n", 2.0 / 4},
+    };
+    for (const auto& [rule, text, expected] : rows) EXPECT_DOUBLE_EQ(measured(rule, text), expected) << rule << ": " << text;
+}
+
+std::string judged(const HeuristicOptions& o, const std::string& text, const char* language = "") {
+    Document d;
+    d.text = text;
+    if (*language) d.fields["language"] = language;
+    Changes changes;
+    const DocumentVerdict j = Heuristics(o).apply(d, changes);
+    return j.keep ? d.text : "dropped: " + j.rule;
+}
+
+TEST(Curate, DropsByTheFirstRuleBroken) {
+    std::string sound;  // 60 words, none repeated
+    for (int i = 0; i < 60; i++) sound += format("%sword%c%c", i ? " " : "", 'a' + i / 10, 'a' + i % 10);
+    const std::string text = sound + " the end of it.";
+    EXPECT_EQ(judged({{"gopher", "fineweb"}, {}, {}, {}}, text), text);
+    EXPECT_EQ(judged({{"gopher"}, {}, {}, {}}, "too short"), "dropped: gopher-min-words");
+    EXPECT_EQ(judged({{"gopher"}, {}, {}, {}}, ""), "dropped: gopher-min-words");
+    EXPECT_EQ(judged({{"gopher"}, {"gopher-min-words=70"}, {}, {}}, text), "dropped: gopher-min-words");
+    EXPECT_EQ(judged({{"gopher"}, {}, {}, {}}, sound), "dropped: gopher-stop-words");
+    EXPECT_EQ(judged({{"gopher"}, {"gopher-stop-words=off"}, {}, {}}, sound), sound);
+    EXPECT_EQ(judged({{"gopher"}, {}, {"wordaa", "wordbb"}, {}}, sound), sound);
+    EXPECT_EQ(judged({{"gopher"}, {}, {}, {}}, sound, "fr"), sound) << "stop words are English";
+    // Japanese has no words to count, but lines to compare
+    std::string japanese;
+    for (int i = 0; i < 3; i++) japanese += "吾輩は猫である。名前はまだ無い。どこで生れたか頓と見当がつかぬ。\n";
+    EXPECT_EQ(judged({{"gopher"}, {}, {}, {}}, japanese.substr(0, japanese.size() / 3)),
+              japanese.substr(0, japanese.size() / 3));
+    EXPECT_EQ(judged({{"gopher"}, {}, {}, {}}, japanese), "dropped: gopher-repeated-lines");
+    for (const char* setting :
+         {"gopher-min-word=3", "gopher-min-words=many", "gopher-min-words", "gopher-min-words=-1", "c4-policy=off"})
+        EXPECT_THROW(judged({{"gopher"}, {setting}, {}, {}}, text), UsageError) << setting;
+}
+
+TEST(Curate, CleansLinesAsC4) {
+    const HeuristicOptions c4 = {{"c4"}, {"c4-sentences=1"}, {}, {"bad word"}};
+    const std::pair<std::string, std::string> rows[] = {
+        {"A line that ends well.\nA line that does not\nToo short.\nAnother one here!",
+         "A line that ends well.\nAnother one here!"},
+        {"We know this[1] and that.[citation needed]", "We know this and that."},
+        {"It goes on and on...\nHe said \"so it is\"", "He said \"so it is\""},
+        {"Please enable JavaScript to go on.\nThis site uses cookies for you.\nHere is the text.", "Here is the text."},
+        {"Some code { here } as text.", "dropped: c4-curly-bracket"},
+        {"Lorem Ipsum dolor sit amet.", "dropped: c4-lorem-ipsum"},
+        {"no end", "dropped: c4-sentences"},
+        {"Here is a Bad, word for you.", "dropped: c4-bad-words"},
+        {"Here is a badword for you.", "Here is a badword for you."},
+        {"吾輩は猫である。\n名前はまだ無い", "吾輩は猫である。"},
+        {"One word " + std::string(1001, 'x') + " is long.\nThe other line stays.", "The other line stays."},
+    };
+    for (const auto& [text, expected] : rows) EXPECT_EQ(judged(c4, text), expected) << text;
+    EXPECT_EQ(judged({{"c4"}, {}, {}, {}}, "One. Two. Three and four."), "dropped: c4-sentences");
+    EXPECT_NE(judged({{"c4"}, {}, {}, {}}, "One. Two. Three. Four? Five it is."), "dropped: c4-sentences");
+}
+
+std::string masked(const std::string& text, const PiiOptions& o = {}) {
+    Document d;
+    d.text = text;
+    Changes changes;
+    const DocumentVerdict j = Pii(o).apply(d, changes);
+    return j.keep ? d.text : "dropped: " + j.rule;
+}
+
+TEST(Curate, MasksWhatReachesAPerson) {
+    const std::pair<const char*, const char*> rows[] = {
+        {"Write to jane.doe+x@mail.example.co.uk.", "Write to <EMAIL>."},
+        {"<a href=\"mailto:a_b@c-d.org\">", "<a href=\"mailto:<EMAIL>\">"},
+        {"a@b.co, 'c@d.org'; (e@f.net)", "<EMAIL>, '<EMAIL>'; (<EMAIL>)"},
+        {"Call +44 20 7946 0958 or +1 (555) 010-9999!", "Call <PHONE> or <PHONE>!"},
+        {"(555) 510-9999, 555-510-9999, 1-555-510-9999, 555.510.9999", "<PHONE>, <PHONE>, <PHONE>, <PHONE>"},
+        {"Tel. 03-1234-5678, 020 7946 0958, (0123) 456789, 01 23 45 67 89", "Tel. <PHONE>, <PHONE>, <PHONE>, <PHONE>"},
+        {"4111 1111 1111 1111, 378282246310005, 5555-5555-5555-4444 exp", "<CARD>, <CARD>, <CARD> exp"},
+        {"4111 1111 1111 1111 123", "<CARD> 123"},
+        {"from 8.8.4.14 and [2606:4700:4700::1111]:443", "from <IP> and [<IP>]:443"},
+    };
+    for (const auto& [text, expected] : rows) EXPECT_EQ(masked(text), expected);
+    PiiOptions emails = {true, false, false, false};
+    EXPECT_EQ(masked("a@b.co 8.8.4.14", emails), "<EMAIL> 8.8.4.14");
+    emails.drop = true;
+    EXPECT_EQ(masked("see a@b.co", emails), "dropped: pii-email");
+    EXPECT_EQ(masked("see 8.8.4.14", emails), "see 8.8.4.14");
+    PiiOptions all;
+    all.private_addresses = true;
+    EXPECT_EQ(masked("10.0.0.12, 192.168.1.20, fe80::1:2:3", all), "<IP>, <IP>, <IP>");
+}
+
+TEST(Curate, KeepsNumbersThatAreNoPersons) {
+    for (const char* text : {"version 1.2.3.4",
+                             "v10.20.30.40",
+                             "release 12.0.1.15",
+                             "section 1.2.3.4",
+                             "1.2.3.4.50",
+                             "256.1.1.10",
+                             "10.0.0.12",
+                             "192.168.1.20",
+                             "127.0.0.1",
+                             "fe80::1:2:3",
+                             "2001:db8::1:2",
+                             "::1",
+                             "std::vector",
+                             "face::add",
+                             "12:34:56",
+                             "00:1A:2B:3C:4D:5E",
+                             "2024-01-02",
+                             "2024-01-02 03:04:05",
+                             "01.02.2024",
+                             "1914-1918",
+                             "1,234,567,890",
+                             "12 345 678 901",
+                             "3.14159265358979",
+                             "ISBN 978-3-16-148410-0",
+                             "ISBN 0-306-40615-2",
+                             "ISBN 0 306 40615 2",
+                             "ISSN 0317-8471",
+                             "9783161484100",
+                             "4111 1111 1111 1112",
+                             "1234567812345670",
+                             "6.02e23",
+                             "image@2x.png",
+                             "@decorator.name",
+                             "user@host",
+                             "a @ b.c",
+                             "x@y.",
+                             "100.200.3000",
+                             "127-543-2109",
+                             "C++11",
+                             "f(0123456789)",
+                             "0x1234567890",
+                             "id4111111111111111",
+                             "0.4111111111111111",
+                             "doi:10.1000/182",
+                             "$1,000,000.00",
+                             "50-100-2000"})
+        EXPECT_EQ(masked(text), text);
+}
+
+}  // namespace test_curate
