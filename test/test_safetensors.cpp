@@ -653,11 +653,11 @@ TEST(ModelDirectory, TokensNeedNoTokenizer) {
     TemporaryDirectory dir;
     EXPECT_EQ(tokenizer_of_model(dir / "", 600, false, true), nullptr);
     expect_error([&] { tokenizer_of_model(dir / "", 600, true, true); }, {"has no tokenizer.json"});
-    write_file(dir / "tokenizer.json", R"({"model": {"type": "Unigram"}})");
+    write_file(dir / "tokenizer.json", R"({"model": {"type": "WordPiece"}})");
     testing::internal::CaptureStderr();
     EXPECT_EQ(tokenizer_of_model(dir / "", 600, false, true), nullptr);
-    EXPECT_NE(testing::internal::GetCapturedStderr().find("Unigram"), std::string::npos);
-    expect_error([&] { tokenizer_of_model(dir / "", 600, true, true); }, {"Unigram"});
+    EXPECT_NE(testing::internal::GetCapturedStderr().find("WordPiece"), std::string::npos);
+    expect_error([&] { tokenizer_of_model(dir / "", 600, true, true); }, {"WordPiece"});
     write_file(dir / "tokenizer.json", read_file("test/golden/tokenizer/gpt2.json"));
     EXPECT_NE(tokenizer_of_model(dir / "", 600, false, true), nullptr);
     expect_error([&] { tokenizer_of_model(dir / "", 599, false, true); }, {"lacks the token 599"});

@@ -326,10 +326,9 @@ TEST(Tokenizer, RefusesWhatItCannotDoByName) {
     j["model"]["type"] = "WordPiece";
     expect_refused(j, "WordPiece");
     j = good;
-    j["normalizer"] = {{"type", "NFC"}};
-    expect_refused(j, "NFC");
-    for (const auto& [key, value] : {std::pair<const char*, nlohmann::json>{"byte_fallback", true},
-                                     {"dropout", 0.1},
+    j["normalizer"] = {{"type", "BertNormalizer"}};
+    expect_refused(j, "BertNormalizer");
+    for (const auto& [key, value] : {std::pair<const char*, nlohmann::json>{"dropout", 0.1},
                                      {"end_of_word_suffix", "</w>"},
                                      {"continuing_subword_prefix", "##"}}) {
         j = good;

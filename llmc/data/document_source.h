@@ -39,6 +39,7 @@ inline constexpr const char* most_document_name = "64 MiB";
 struct Chunk {
     std::string text;
     bool ends_document = true;
+    bool continues = false;  // what came before in the same document was another part
     size_t file = 0;
     int64_t line = 0;                       // line (or row) of its beginning; 0: (part of) a file that is one document
     bool is_json = false, is_html = false;  // the text is not opened yet, or was opened by open_chunk()
@@ -87,6 +88,7 @@ private:
     static constexpr size_t part_bytes = 1 << 20, longest_part_bytes = 16 << 20;
 
     bool next_part(Chunk& chunk) {
+        chunk.continues = !carried_.empty();
         chunk.text = std::move(carried_);
         carried_.clear();
         bool end = false;

@@ -320,6 +320,12 @@ public:
         for (std::string_view part : merged) piece(part);
     }
 
+    // Calls each(part, whether the pattern matches it) for all parts of text in order, whatever the behavior.
+    template <class F>
+    void ranges(std::string_view text, F each) const {
+        each_range(text, each);
+    }
+
 private:
     struct Code {
         std::shared_ptr<pcre2_code> code;

@@ -1,38 +1,52 @@
-// Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) from Hugging Face's tokenizer.json: GPT-2, Llama-3 and BLOOM
-// style. A file is encoded exactly as Hugging Face's library does, or refused with the name of the unsupported feature.
+// Tokenizers, from Hugging Face's tokenizer.json or a SentencePiece model. A file is encoded exactly as by its library, or
+// refused with the name of the unsupported feature. Two kinds:
+//   of bytes        byte-level BPE (Sennrich et al., 2016; Radford et al., 2019): GPT-2, Llama-3, BLOOM, Qwen. bpe.h
+//   of characters   BPE (Llama-2, Mistral: character_bpe.h) or a unigram model (LLM-jp, T5: unigram.h), in which a character
+//                   without a token falls back to its bytes
 //
-// Text becomes tokens in three steps.
+// Text becomes tokens in these steps (and before them, where the file says so, it is normalised: normalizer.h).
 //   1. Pre-tokenisation: a regular expression splits the text into pieces (a word with the space before it, a run of digits).
 //      Merges never cross a piece, so " the" is learned once rather than together with every word that follows.
 //   2. Each piece is its UTF-8 bytes; every byte value is a token, so there is no text without an encoding.
 //   3. Merges: training learned an ordered list of pairs of tokens. Of the adjacent pairs in a piece, the one learned first is
 //      merged, again and again, until none is left.
 // tokenizer.json writes bytes as characters (GPT-2's table: printable bytes stand for themselves, the others for U+0100 and
-// up), so that " the" reads "Ġthe". Only loading and saving use that table; everything else works on raw bytes. Bytes that are
-// not valid UTF-8 are pieces of their own: encode() takes any bytes, and decode(encode(x)) == x (unless the file says
-// otherwise: keeps_every_byte).
+// up), so that " the" reads "Ġthe". In tokenizers of characters a space is U+2581: "▁the". Only loading and saving use that
+// table; everything else works on raw bytes. Bytes that are not valid UTF-8 are pieces of their own: encode() takes any bytes,
+// and with a tokenizer of bytes decode(encode(x)) == x (unless the file says otherwise: keeps_every_byte).
 // Added tokens are found in the text before these steps. Special ones ("<|endoftext|>") control the model. In training data,
 // text that spells a special token stays text: a web page must not end a document. In a prompt it becomes the token, and the
 // tokens that the file's template puts around a text (Llama 3's "<|begin_of_text|>") are added, as in transformers.
 #pragma once
 #include <algorithm>
 #include <array>
+#include <cfloat>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
-#include "../base/unicode.h"
+#include "added_tokens.h"
 #include "bpe.h"
+#include "character_bpe.h"
+#include "normalizer.h"
 #include "pre_tokenizer.h"
+#include "sentencepiece_model.h"
+#include "text_decoder.h"
+#include "text_steps.h"
 #include "tokenizer_identity.h"
+#include "unigram.h"
 
 // ---- bytes as characters ---------------------------------------------------------------------------------------------------
 // The code point that stands for each byte in GPT-2's table.
@@ -73,118 +87,25 @@ inline bool characters_to_bytes(std::string_view characters, std::string& bytes)
     return true;
 }
 
-// ---- added tokens ----------------------------------------------------------------------------------------------------------
-struct AddedToken {
-    std::string content;
-    int id;
-    bool special, single_word, lstrip, rstrip;
-};
-
-// Finds tokens in text as Hugging Face's library does: the leftmost one, and of those that begin there the longest.
-class AddedTokenFinder {
-public:
-    bool empty() const { return tokens_.empty(); }
-    bool only_special() const { return only_special_; }
-
-    void add(const AddedToken& token) {
-        int node = 0;
-        for (unsigned char byte : token.content) {
-            const auto [edge, is_new] = edges_.emplace((uint64_t)node << 8 | byte, (int)token_at_.size());
-            if (is_new) token_at_.push_back(-1);
-            node = edge->second;
-        }
-        token_at_[(size_t)node] = (int)tokens_.size();
-        first_[(unsigned char)token.content[0]] = true;
-        only_special_ &= token.special;
-        tokens_.push_back(token);
-    }
-
-    // Calls on_text(part) and on_token(token) for all of text in order. Special tokens count as text unless asked for.
-    template <class Text, class Token>
-    void split(std::string_view text, bool special, Text on_text, Token on_token) const {
-        size_t done = 0;
-        for (size_t i = 0; i < text.size();) {
-            const AddedToken* t = first_[(unsigned char)text[i]] ? longest(text.substr(i)) : nullptr;
-            if (!t) {
-                i++;
-                continue;
-            }
-            size_t begin = i, end = i += t->content.size();
-            if (t->special && !special) continue;
-            if (t->single_word && (ends_with_word(text.substr(0, begin)) || begins_with_word(text.substr(end)))) continue;
-            if (t->lstrip) begin = begin <= done ? done : done + length_without_space(text.substr(done, begin - done));
-            while (t->rstrip && white_space_at(text.substr(end))) end += white_space_at(text.substr(end));
-            if (done < begin) on_text(text.substr(done, begin - done));
-            if (begin < end) on_token(*t);
-            done = end;
-        }
-        if (done < text.size()) on_text(text.substr(done));
-    }
-
-private:
-    const AddedToken* longest(std::string_view text) const {
-        const AddedToken* found = nullptr;
-        int node = 0;
-        for (unsigned char byte : text) {
-            const auto edge = edges_.find((uint64_t)node << 8 | byte);
-            if (edge == edges_.end()) break;
-            node = edge->second;
-            if (token_at_[(size_t)node] >= 0) found = &tokens_[(size_t)token_at_[(size_t)node]];
-        }
-        return found;
-    }
-
-    // Length in bytes of the Unicode white space that begins s; 0 if there is none.
-    static size_t white_space_at(std::string_view s) {
-        if (s.empty()) return 0;
-        const Utf8Character c = first_character(s);
-        return is_space(c.code) ? c.length : 0;
-    }
-    static size_t length_without_space(std::string_view s) {
-        for (size_t n = 1; n <= 3 && n <= s.size();)
-            if (white_space_at(s.substr(s.size() - n)) == n) {
-                s.remove_suffix(n);
-                n = 1;
-            } else n++;
-        return s.size();
-    }
-
-    // Words consist of letters, marks, decimal digits, connecting punctuation and joiners.
-    static bool begins_with_word(std::string_view s) {
-        static const std::shared_ptr<pcre2_code> word = [] {
-            int error = 0;
-            PCRE2_SIZE at = 0;
-            const char* pattern = "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]";
-            return std::shared_ptr<pcre2_code>(
-                pcre2_compile((PCRE2_SPTR)pattern, strlen(pattern), PCRE2_UTF | PCRE2_ANCHORED, &error, &at, nullptr),
-                pcre2_code_free);
-        }();
-        const size_t n = s.empty() ? 0 : valid_utf8_length((const unsigned char*)s.data(), s.size());
-        const std::shared_ptr<pcre2_match_data> data(pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
-        return n > 0 && pcre2_match(word.get(), (PCRE2_SPTR)s.data(), n, 0, 0, data.get(), nullptr) >= 0;
-    }
-    static bool ends_with_word(std::string_view s) {
-        for (size_t n = 1; n <= 4 && n <= s.size(); n++)
-            if (valid_utf8_length((const unsigned char*)s.data() + s.size() - n, n) == n)
-                return begins_with_word(s.substr(s.size() - n));
-        return false;
-    }
-
-    std::vector<AddedToken> tokens_;
-    std::array<bool, 256> first_{};                        // bytes that begin a token
-    std::unordered_map<uint64_t, int> edges_;              // a trie of the tokens' bytes: node and byte -> node
-    std::vector<int> token_at_ = std::vector<int>(1, -1);  // node -> the token that ends there
-    bool only_special_ = true;
-};
-
 // ---- the tokenizer ---------------------------------------------------------------------------------------------------------
 class Tokenizer {
+    using Strings = std::vector<std::string>;
+
 public:
-    // path: a tokenizer.json or a directory that holds one.
+    // path: a tokenizer.json, a SentencePiece model, or a directory that holds one as tokenizer.json or tokenizer.model.
     static Tokenizer load(const std::string& path) {
-        const std::string file = std::filesystem::is_directory(path) ? path + "/tokenizer.json" : path;
+        namespace fs = std::filesystem;
+        std::string file = path;
+        if (fs::is_directory(path)) {
+            file = tokenizer_file_in(path);
+            if (file.empty()) file = path + "/tokenizer.json";  // whose absence is told
+        }
+        const MappedFile mapped(file);
+        const std::string_view bytes = mapped.text();
         try {
-            return Tokenizer(parse_json(MappedFile(file).text(), file), file);
+            // A model begins with a field 1, within which is a field 1.
+            if (bytes.size() > 2 && bytes[0] == '\n' && bytes[2] == '\n') return Tokenizer(sentencepiece, bytes, file);
+            return Tokenizer(parse_json(bytes, file), file);
         } catch (const nlohmann::json::exception& e) {
             fail("%s is not a valid tokenizer.json: %s", file.c_str(), e.what());
         }
@@ -194,12 +115,15 @@ public:
     int eod_id() const { return eod_; }  // end of document; -1: none
     int bos_id() const { return bos_; }
     const std::string& source() const { return source_; }
+    // What the file is called in the directory of a model.
+    const char* file_name() const { return is_sentencepiece_ ? "tokenizer.model" : "tokenizer.json"; }
     TokenizerIdentity identity() const { return {hash_, std::filesystem::absolute(source_).string(), vocab_size()}; }
     // The raw bytes of a token; for an added token, its name. Models have more ids than their tokenizers where the vocabulary
     // was padded (BLOOM's by 200).
     std::string token_bytes(int id) const { return has_text(id) ? bytes_[(size_t)id] : format("<|id %d|>", id); }
     bool has_text(int id) const { return id >= 0 && id < vocab_size(); }
     bool is_special(int id) const { return !has_text(id) || special_[(size_t)id]; }
+    bool of_bytes() const { return pre_tokenizer_ != nullptr; }  // else of characters
     // Whether decode(encode(x)) is x for every x.
     bool keeps_every_byte() const { return keeps_every_byte_; }
     int token_to_id(const std::string& name) const {
@@ -213,12 +137,17 @@ public:
         encode_append(text, tokens);
         return tokens;
     }
-    void encode_append(std::string_view text, std::vector<int>& tokens, bool special = false) const {
-        const auto encode_text = [&](std::string_view part) {
-            pre_tokenizer_->split(part, [&](std::string_view piece) { bpe_.encode_append(piece, tokens); });
-        };
+    // continues: the text is a later part of a document, so that no space is put before it.
+    void encode_append(std::string_view text, std::vector<int>& tokens, bool special = false, bool continues = false) const {
         try {
-            find_added(text, special, encode_text, [&](const AddedToken& t) { tokens.push_back(t.id); });
+            find_added(
+                text, special, continues,
+                [&](std::string_view part, bool begins, bool goes_on) {
+                    if (pre_tokenizer_)
+                        pre_tokenizer_->split(part, [&](std::string_view piece) { bpe_.encode_append(piece, tokens); });
+                    else steps_.split(part, begins, goes_on, [&](std::string_view piece) { encode_piece_(piece, tokens); });
+                },
+                [&](const AddedToken& t) { tokens.push_back(t.id); });
         } catch (const Error& e) {
             fail("%s: %s", source_.c_str(), e.what());
         }
@@ -236,16 +165,25 @@ public:
     int64_t count_special(std::string_view text) const {
         int64_t count = 0;
         find_added(
-            text, true, [](std::string_view) {}, [&](const AddedToken& t) { count += t.special; });
+            text, true, false, [](std::string_view, bool, bool) {}, [&](const AddedToken& t) { count += t.special; });
         return count;
+    }
+    // What has no token in a text that became these tokens: bytes, or of a tokenizer of characters places in the text.
+    int64_t count_lost(std::string_view text, const std::vector<int>& tokens) const {
+        if (keeps_every_byte_) return 0;
+        if (pre_tokenizer_) return (int64_t)text.size() - (int64_t)decode(tokens).size();
+        return std::count(tokens.begin(), tokens.end(), unknown_);
     }
 
     std::string decode(const std::vector<int>& tokens) const {
-        std::string text;
-        for (int id : tokens)
-            if (has_text(id)) text += bytes_[(size_t)id];
-            else text += token_bytes(id);
-        return text;
+        if (pre_tokenizer_) {
+            std::string text;
+            for (int id : tokens) text += token_bytes(id);
+            return text;
+        }
+        std::vector<std::string> pieces;
+        for (int id : tokens) pieces.push_back(has_text(id) ? pieces_[(size_t)id] : token_bytes(id));
+        return decoder_.decode(std::move(pieces), true);
     }
 
     // Refuses a model whose vocabulary lacks ids of this tokenizer: it has no embeddings for them.
@@ -258,167 +196,355 @@ public:
     }
 
 private:
-    // Tokens that are not to be normalised are found first, then the others in the text between. (No normaliser is supported,
-    // but this is the library's order.)
+    // Tokens that are not to be normalised are found first, then the text between is normalised, then the others are found in
+    // it. on_text(part, whether it begins the document, whether it continues an earlier text), on_token(token).
     template <class Text, class Token>
-    void find_added(std::string_view text, bool special, Text on_text, Token on_token) const {
+    void find_added(std::string_view text, bool special, bool continues, Text on_text, Token on_token) const {
         const auto looked_for = [&](const AddedTokenFinder& f) { return !f.empty() && (special || !f.only_special()); };
-        const auto second = [&](std::string_view part) {
-            if (looked_for(added_normalized_)) added_normalized_.split(part, special, on_text, on_token);
-            else on_text(part);
+        const auto normal = [&](std::string_view part, bool begins, bool goes_on) {
+            if (!looked_for(added_normalized_)) return on_text(part, begins, goes_on);
+            const auto on_part = [&](std::string_view p) {
+                const bool first = p.data() == part.data();
+                on_text(p, begins && first, goes_on && first);
+            };
+            added_normalized_.split(part, special, on_part, on_token);
         };
-        if (looked_for(added_plain_)) added_plain_.split(text, special, second, on_token);
-        else second(text);
+        const auto plain = [&](std::string_view part) {
+            const bool first = part.data() == text.data();
+            const bool goes_on = continues && first;
+            if (normalizer_.does_nothing()) return normal(part, first && !continues, goes_on);
+            const std::string normalized = normalizer_.normalize(part, goes_on);
+            if (normalized.empty()) return;
+            // What a normaliser has dropped was the beginning.
+            const bool begins =
+                first && !continues && !normalizer_.normalize(part.substr(0, first_character(part).length), false).empty();
+            normal(normalized, begins, goes_on);
+        };
+        if (text.empty()) return;
+        if (looked_for(added_plain_)) added_plain_.split(text, special, plain, on_token);
+        else plain(text);
     }
 
     // ---- loading ----
-    Tokenizer(const nlohmann::json& j, const std::string& file) : source_(file) {
+    explicit Tokenizer(const std::string& file) : source_(file) {}
+
+    Tokenizer(const nlohmann::json& j, const std::string& file) : Tokenizer(file) {
         const char* name = file.c_str();
         if (!j.is_object() || !j.contains("model")) fail("%s is not a tokenizer.json: it has no 'model'", name);
         const auto& model = j["model"];
         const std::string type = model.value("type", model.contains("merges") ? "BPE" : "");
-        if (type != "BPE") fail("%s: model type '%s' is not supported; only byte-level BPE is", name, type.c_str());
+        if (type != "BPE" && type != "Unigram")
+            fail("%s: model type '%s' is not supported; BPE and Unigram are", name, type.c_str());
         const auto given = [&](const char* key, const nlohmann::json& harmless) {
             return model.contains(key) && !model[key].is_null() && model[key] != harmless;
         };
         for (const auto& [key, harmless] : {std::pair<const char*, nlohmann::json>{"dropout", 0.0},
                                             {"continuing_subword_prefix", ""},
-                                            {"end_of_word_suffix", ""},
-                                            {"byte_fallback", false}})
-            if (given(key, harmless))
-                fail("%s: %s %s is not supported; only byte-level BPE without it is", name, key, model[key].dump().c_str());
-        if (j.contains("normalizer") && !does_nothing(j["normalizer"], "normalizers"))
-            fail("%s: normalizer '%s' is not supported; only none is", name, j["normalizer"].value("type", "?").c_str());
-        bpe_.whole_tokens = given("ignore_merges", false);
-        bpe_.fuse_unknown = given("fuse_unk", false);
-        load_pre_tokenizer(j);
-        load_vocabulary(j);
-        load_merges(model.at("merges"));
+                                            {"end_of_word_suffix", ""}})
+            if (given(key, harmless)) fail("%s: %s %s is not supported", name, key, model[key].dump().c_str());
+        const auto part = [&](const char* key) { return j.value(key, nlohmann::json()); };
+        try {
+            normalizer_ = Normalizer(part("normalizer"));
+            steps_ = TextSteps(part("pre_tokenizer"));
+        } catch (const Error& e) {
+            fail("%s: %s", name, e.what());
+        }
+        if (steps_.byte_level) {
+            if (type != "BPE") refuse("a ByteLevel pre-tokenizer before a model of type " + type);
+            if (given("byte_fallback", false)) refuse("byte_fallback after a ByteLevel pre-tokenizer");
+            if (!steps_.only_splits()) refuse("the pre-tokenizer 'Metaspace' before ByteLevel");
+            pre_tokenizer_ = std::make_shared<PreTokenizer>(steps_.splitters());
+            keeps_every_byte_ = !steps_.drops_text && normalizer_.does_nothing();
+            bpe_.whole_tokens = given("ignore_merges", false);
+            bpe_.fuse_unknown = given("fuse_unk", false);
+        } else {
+            keeps_every_byte_ = false;
+            try {
+                decoder_ = TextDecoder(part("decoder"));
+            } catch (const Error& e) {
+                fail("%s: %s", name, e.what());
+            }
+        }
+        const bool byte_fallback = given("byte_fallback", false);
+        if (type == "Unigram") load_unigram(j, byte_fallback);
+        else if (pre_tokenizer_) load_bytes(j);
+        else load_characters(j, byte_fallback);
         hash_ = tokenizer_hash(j);
         if (j.contains("post_processor")) load_template(j["post_processor"]);
         load_roles();
     }
 
-    // Whether a step is absent or a sequence of steps that do nothing.
-    static bool does_nothing(const nlohmann::json& step, const char* parts) {
-        if (step.is_null()) return true;
-        if (step.value("type", "") != "Sequence") return false;
-        const auto& list = step.at(parts);
-        return std::all_of(list.begin(), list.end(), [&](const auto& part) { return does_nothing(part, parts); });
-    }
-
     [[noreturn]] void refuse(const std::string& what) const { fail("%s: %s is not supported", source_.c_str(), what.c_str()); }
 
-    void load_pre_tokenizer(const nlohmann::json& j) {
-        if (!j.contains("pre_tokenizer") || j["pre_tokenizer"].is_null()) refuse("a tokenizer without pre-tokenizer");
-        std::vector<Splitter> steps;
-        bool bytes = false;
-        add_steps(j["pre_tokenizer"], steps, bytes);
-        if (!bytes) refuse("a pre-tokenizer without ByteLevel");
-        pre_tokenizer_ = std::make_shared<PreTokenizer>(steps);
-    }
-
-    void add_steps(const nlohmann::json& step, std::vector<Splitter>& steps, bool& bytes) {
-        const std::string type = step.value("type", "");
-        if (type == "Sequence") {
-            for (const auto& part : step.at("pretokenizers")) add_steps(part, steps, bytes);
-            return;
+    // Takes the place `id` for a token; ids are 0 .. limit-1.
+    size_t place(const nlohmann::json& number, const std::string& token, size_t limit) {
+        if (!number.is_number_integer()) fail("%s: the id of token '%s' is not a whole number", source_.c_str(), token.c_str());
+        const int64_t id = number.get<int64_t>();
+        if (id < 0 || id >= (int64_t)limit)
+            fail("%s: token '%s' has the id %lld; ids must be 0 .. %zu without gaps", source_.c_str(), token.c_str(),
+                 (long long)id, limit - 1);
+        if ((size_t)id >= bytes_.size()) {
+            bytes_.resize((size_t)id + 1);
+            special_.resize((size_t)id + 1);
+            taken_.resize((size_t)id + 1);
         }
-        if (bytes) refuse("the pre-tokenizer '" + type + "' after ByteLevel");
-        if (type == "Split") {
-            const auto& p = step.at("pattern");
-            const bool regex = p.contains("Regex"), invert = step.value("invert", false);
-            const SplitBehavior behavior = split_behavior(step.value("behavior", ""));
-            const std::string pattern = p.at(regex ? "Regex" : "String").get<std::string>();
-            steps.emplace_back(regex ? pattern : literal_pattern(pattern), behavior, invert);
-            keeps_every_byte_ &= behavior != SplitBehavior::removed;
-        } else if (type == "Digits") {
-            steps.emplace_back("\\p{N}",
-                               step.value("individual_digits", false) ? SplitBehavior::isolated : SplitBehavior::contiguous);
-        } else if (type == "ByteLevel") {
-            if (step.value("add_prefix_space", true)) refuse("ByteLevel with add_prefix_space");
-            if (step.value("use_regex", true)) steps.emplace_back(pretokenizer_pattern("gpt2"));
-            bytes = true;
-        } else {
-            refuse("the pre-tokenizer '" + type + "'");
-        }
+        return (size_t)id;
+    }
+    void take(size_t id, const std::string& text) {
+        if (taken_[id]) fail("%s: the id %zu belongs to two tokens, '%s' and another", source_.c_str(), id, text.c_str());
+        if (!by_characters_.emplace(text, (int)id).second)
+            fail("%s: the token '%s' is listed twice, the second time with the id %zu", source_.c_str(), text.c_str(), id);
+        bytes_[id] = text;
+        taken_[id] = true;
+    }
+    static size_t size_limit(const nlohmann::json& j) {
+        return j["model"].at("vocab").size() + (j.contains("added_tokens") ? j["added_tokens"].size() : 0);
+    }
+    void find_unknown(const nlohmann::json& unknown) {
+        if (!unknown.is_string()) return;
+        const auto found = by_characters_.find(unknown.get<std::string>());
+        if (found != by_characters_.end()) unknown_ = found->second;
     }
 
-    SplitBehavior split_behavior(const std::string& name) const {
-        const std::vector<std::string> names = {"Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"};
-        const auto found = std::find(names.begin(), names.end(), name);
-        if (found == names.end()) refuse("the behavior '" + name + "' of a pre-tokenizer");
-        return (SplitBehavior)(found - names.begin());
-    }
-
-    void load_vocabulary(const nlohmann::json& j) {
+    // A vocabulary of bytes: GPT-2's characters stand for them.
+    void load_bytes(const nlohmann::json& j) {
         const char* name = source_.c_str();
-        const auto& vocabulary = j["model"].at("vocab");
-        const size_t limit = vocabulary.size() + (j.contains("added_tokens") ? j["added_tokens"].size() : 0);
-        const auto place = [&](const nlohmann::json& number, const std::string& token) {
-            if (!number.is_number_integer()) fail("%s: the id of token '%s' is not a whole number", name, token.c_str());
-            const int64_t id = number.get<int64_t>();
-            if (id < 0 || id >= (int64_t)limit)
-                fail("%s: token '%s' has the id %lld; ids must be 0 .. %zu without gaps", name, token.c_str(), (long long)id,
-                     limit - 1);
-            if ((size_t)id >= bytes_.size()) {
-                bytes_.resize((size_t)id + 1);
-                special_.resize((size_t)id + 1);
-                taken_.resize((size_t)id + 1);
-            }
-            return id;
-        };
-        for (const auto& [characters, value] : vocabulary.items()) {
-            const int64_t id = place(value, characters);
-            if (taken_[id])
-                fail("%s: the id %lld belongs to two tokens, '%s' and another", name, (long long)id, characters.c_str());
+        for (const auto& [characters, value] : j["model"].at("vocab").items()) {
+            const size_t id = place(value, characters, size_limit(j));
+            take(id, characters);  // names of special tokens are not in the byte table
             std::string bytes;
-            const bool of_bytes = characters_to_bytes(characters, bytes);
-            bytes_[id] = of_bytes ? bytes : characters;
-            taken_[id] = true;  // names of special tokens are not in the byte table
-            by_characters_[characters] = (int)id;
-            if (of_bytes) bpe_.add_token(bytes, (int)id);
+            if (!characters_to_bytes(characters, bytes)) continue;
+            bytes_[id] = bytes;
+            bpe_.add_token(bytes, (int)id);
         }
         const auto& unknown = j["model"].value("unk_token", nlohmann::json());
-        if (unknown.is_string()) {
-            const auto found = by_characters_.find(unknown.get<std::string>());
-            if (found != by_characters_.end()) bpe_.unknown = found->second;
-        }
+        find_unknown(unknown);
+        bpe_.unknown = unknown_;
         keeps_every_byte_ &= bpe_.knows_every_byte();
         // A few bytes never occur in UTF-8, but a vocabulary without the letters is not byte-level.
-        for (int b = 'a'; b <= 'z'; b++)
-            if (bpe_.byte_id((unsigned char)b) < 0)
-                fail("%s: the byte %d has no token; it is not a byte-level vocabulary", name, b);
-        if (!bpe_.knows_every_byte() && bpe_.unknown < 0 && unknown.is_string())
+        for (unsigned char b = 'a'; b <= 'z'; b++)
+            if (bpe_.byte_id(b) < 0) fail("%s: the byte %d has no token; it is not a byte-level vocabulary", name, b);
+        if (!bpe_.knows_every_byte() && unknown_ < 0 && unknown.is_string())
             fail("%s: unk_token %s is no token of the vocabulary", name, unknown.dump().c_str());
-        if (j.contains("added_tokens"))
-            for (const auto& token : j["added_tokens"]) {
-                const std::string content = token.at("content").get<std::string>();
-                const auto known = by_characters_.find(content);
-                const int64_t id = place(token.at("id"), content);
-                if (content.empty()) fail("%s: the added token %lld is empty", name, (long long)id);
-                if (added_.count(content)) fail("%s: the added token '%s' is listed twice", name, content.c_str());
-                if (known == by_characters_.end() ? taken_[id] : known->second != id)
-                    fail("%s: the id %lld belongs to two tokens, '%s' and '%s'", name, (long long)id, bytes_[id].c_str(),
-                         content.c_str());
-                if (known == by_characters_.end() && (size_t)id + 1 != bytes_.size())
-                    fail("%s: the added token '%s' has the id %lld before a smaller one; HINT: list added tokens in order",
-                         name, content.c_str(), (long long)id);
-                const auto flag = [&](const char* key, bool otherwise) { return token.value(key, otherwise); };
-                const bool special = flag("special", false);
-                const AddedToken added = {
-                    content, (int)id, special, flag("single_word", false), flag("lstrip", false), flag("rstrip", false)};
-                (flag("normalized", !special) ? added_normalized_ : added_plain_).add(added);
-                if (!taken_[id]) bytes_[id] = content;
-                special_[id] = special;
-                taken_[id] = true;
-                added_[content] = (int)id;
-                // A token of the vocabulary may be listed under another text ("é" is a byte, too): it stands for those bytes
-                // still.
-                keeps_every_byte_ &= !added.lstrip && !added.rstrip && bytes_[id] == content;
-            }
+        load_added(j);
+        each_merge(j["model"].at("merges"), [&](int, const std::string& left, const std::string& right) {
+            const auto id = [&](const std::string& s) { return by_characters_.at(s); };
+            bpe_.add_merge(id(left), id(right), id(left + right));
+        });
+        by_characters_.clear();
+    }
+
+    // A vocabulary of characters: Llama 2's, Mistral's.
+    void load_characters(const nlohmann::json& j, bool byte_fallback) {
+        const auto& model = j["model"];
+        CharacterBpe bpe;
+        for (const auto& [text, value] : model.at("vocab").items()) {
+            const size_t id = place(value, text, size_limit(j));
+            take(id, text);
+            bpe.add_token(text, (int)id);
+        }
+        const auto& unknown = model.value("unk_token", nlohmann::json());
+        find_unknown(unknown);
+        if (unknown_ < 0 && unknown.is_string())
+            fail("%s: unk_token %s is no token of the vocabulary", source_.c_str(), unknown.dump().c_str());
+        bpe.unknown = unknown_characters(byte_fallback);
+        bpe.whole_tokens = model.value("ignore_merges", false);
+        bpe.fuse_unknown = model.value("fuse_unk", false);
+        each_merge(model.at("merges"),
+                   [&](int rank, const std::string& left, const std::string& right) { bpe.add_merge(left, right, rank); });
+        load_added(j);
+        encodes_by(std::move(bpe));
+    }
+
+    void load_unigram(const nlohmann::json& j, bool byte_fallback) {
+        const auto& model = j["model"];
+        std::vector<double> scores;
+        for (const auto& entry : model.at("vocab")) {
+            const auto text = entry.at(0).get<std::string>();
+            const double score = entry.at(1).get<double>();
+            if (text.empty()) fail("%s: token %zu is empty", source_.c_str(), scores.size());
+            take(place(scores.size(), text, size_limit(j)), text);
+            scores.push_back(check_score(score, text));
+        }
+        const auto& unknown = model.value("unk_id", nlohmann::json());
+        if (!unknown.is_number_integer() || unknown < 0 || unknown >= scores.size())
+            fail("%s: unk_id is %s; it must be the id of a token", source_.c_str(), unknown.dump().c_str());
+        unknown_ = unknown.get<int>();
+        load_added(j);
+        // Text that spells a special token stays text, so it is no piece. (In the library it is, once a normaliser has made
+        // it.)
+        std::vector<UnigramEncoder<double>::Piece> pieces;
+        for (size_t id = 0; id < scores.size(); id++)
+            if (!special_[id]) pieces.push_back({pieces_[id], scores[id], (int)id});
+        const auto [low, high] = std::minmax_element(scores.begin(), scores.end());
+        encodes_by(UnigramEncoder<double>(pieces, unknown_characters(byte_fallback), *low, *high));
+    }
+
+    double check_score(double score, const std::string& text) const {
+        if (!std::isfinite(score)) fail("%s: the score of token '%s' is not a number", source_.c_str(), text.c_str());
+        return score;
+    }
+
+    UnknownCharacters unknown_characters(bool byte_fallback) const {
+        UnknownCharacters u;
+        u.id = unknown_;
+        u.falls_back = byte_fallback;
+        for (int b = 0; byte_fallback && b < 256; b++) {
+            const auto found = by_characters_.find(byte_token((unsigned char)b));
+            if (found == by_characters_.end())
+                fail("%s: byte_fallback is on, and there is no token %s", source_.c_str(),
+                     byte_token((unsigned char)b).c_str());
+            u.byte[(size_t)b] = found->second;
+        }
+        return u;
+    }
+
+    template <class Encoder>
+    void encodes_by(Encoder encoder) {
+        encode_piece_ = [shared = std::make_shared<Encoder>(std::move(encoder))](
+                            std::string_view piece, std::vector<int>& tokens) { shared->encode_append(piece, tokens); };
+        by_characters_.clear();
+    }
+
+    void load_added(const nlohmann::json& j) {
+        const char* name = source_.c_str();
+        const nlohmann::json tokens = j.value("added_tokens", nlohmann::json::array());
+        for (const auto& token : tokens.is_null() ? nlohmann::json::array() : tokens) {
+            const std::string content = token.at("content").get<std::string>();
+            const auto known = by_characters_.find(content);
+            const size_t id = place(token.at("id"), content, size_limit(j));
+            if (content.empty()) fail("%s: the added token %zu is empty", name, id);
+            if (added_.count(content)) fail("%s: the added token '%s' is listed twice", name, content.c_str());
+            if (known == by_characters_.end() ? taken_[id] : (size_t)known->second != id)
+                fail("%s: the id %zu belongs to two tokens, '%s' and '%s'", name, id, bytes_[id].c_str(), content.c_str());
+            if (known == by_characters_.end() && id + 1 != bytes_.size())
+                fail("%s: the added token '%s' has the id %zu before a smaller one; HINT: list added tokens in order", name,
+                     content.c_str(), id);
+            const auto flag = [&](const char* key, bool otherwise) { return token.value(key, otherwise); };
+            const bool special = flag("special", false);
+            AddedToken added = {
+                content, (int)id, special, flag("single_word", false), flag("lstrip", false), flag("rstrip", false)};
+            if (!taken_[id]) bytes_[id] = content;
+            special_[id] = special;
+            taken_[id] = true;
+            added_[content] = (int)id;
+            // A token of the vocabulary may be listed under another text ("é" is a byte, too): it stands for those bytes still.
+            keeps_every_byte_ &= !added.lstrip && !added.rstrip && bytes_[id] == content;
+            const bool normalized = flag("normalized", !special);
+            if (normalized) added.content = normalizer_.normalize(content, false);
+            if (!added.content.empty()) (normalized ? added_normalized_ : added_plain_).add(added);
+        }
+        check_all_taken();
+    }
+    // Every id has its token. Tokens of characters are kept as the decoder wants them, and as what they are within a text.
+    void check_all_taken() {
         for (size_t id = 0; id < taken_.size(); id++)
-            if (!taken_[id]) fail("%s: no token has the id %zu", name, id);
+            if (!taken_[id]) fail("%s: no token has the id %zu", source_.c_str(), id);
+        if (pre_tokenizer_) return;
+        pieces_ = bytes_;
+        for (size_t id = 0; id < bytes_.size(); id++)
+            if (!special_[id]) bytes_[id] = decoder_.decode({pieces_[id]}, false);
+    }
+
+    // ---- SentencePiece's models ----
+    enum FromSentencePiece { sentencepiece };
+    Tokenizer(FromSentencePiece, std::string_view bytes, const std::string& file) : Tokenizer(file) {
+        using Model = SentencePieceModel;
+        const Model m = read_sentencepiece_model(bytes, file);
+        if (m.type != Model::unigram && m.type != Model::bpe)
+            refuse(format("a model of type %s", m.type == Model::word        ? "WORD"
+                                                : m.type == Model::character ? "CHAR"
+                                                                             : "unknown"));
+        if (m.whitespace_as_suffix) refuse("treat_whitespace_as_suffix");
+        if (m.denormalizes) refuse("a denormalizer");
+        is_sentencepiece_ = true;
+        keeps_every_byte_ = false;
+        bytes_.resize(m.pieces.size());
+        special_.resize(bytes_.size());
+        taken_.resize(bytes_.size());
+        std::vector<std::pair<std::string, int>> user_defined;
+        for (size_t id = 0; id < m.pieces.size(); id++) {
+            const Model::Piece& p = m.pieces[id];
+            if (p.text.empty()) fail("%s: the piece %zu is empty", file.c_str(), id);
+            take(id, p.text);
+            check_score((double)p.score, p.text);
+            if (p.kind == Model::user_defined) user_defined.emplace_back(p.text, (int)id);
+            if (p.kind == Model::unknown && unknown_ >= 0) fail("%s has two unknown tokens", file.c_str());
+            if (p.kind == Model::unknown) unknown_ = (int)id;
+            if (p.kind == Model::byte && (!m.byte_fallback || byte_of_token(p.text) < 0))
+                fail("%s: '%s' is marked as a byte", file.c_str(), p.text.c_str());
+            if (p.kind < Model::normal || p.kind > Model::byte)
+                fail("%s: '%s' is of no known kind", file.c_str(), p.text.c_str());
+            special_[id] = p.kind == Model::control || p.kind == Model::unknown;
+            if (p.kind != Model::control) continue;
+            added_[p.text] = (int)id;
+            added_plain_.add({p.text, (int)id, true, false, false, false});
+        }
+        if (unknown_ < 0) fail("%s has no unknown token", file.c_str());
+        decoder_ = TextDecoder::sentencepiece(m.dummy_prefix || m.drops_extra_spaces, m.drops_extra_spaces);
+        check_all_taken();
+        pieces_[(size_t)unknown_] = m.unknown_surface;
+        SentencePieceRules rules;
+        if (!m.charsmap.empty()) rules.map = CharsMap(m.charsmap);
+        rules.kept = ByteTrie(user_defined);
+        rules.dummy_prefix = m.dummy_prefix;
+        rules.drops_extra_spaces = m.drops_extra_spaces;
+        rules.escapes_spaces = m.escapes_spaces;
+        normalizer_ = Normalizer(std::move(rules));
+        if (m.type == Model::unigram) load_pieces_of_unigram(m);
+        else load_pieces_of_bpe(m, std::move(user_defined));
+        hash_ = hash_text(add_to_hash(empty_hash, bytes));
+        load_roles({m.eos}, {m.bos});
+    }
+
+    void load_pieces_of_unigram(const SentencePieceModel& m) {
+        std::vector<UnigramEncoder<float>::Piece> pieces;
+        float low = FLT_MAX, high = FLT_MIN;  // FLT_MIN, above 0, is SentencePiece's as well
+        for (size_t id = 0; id < m.pieces.size(); id++) {
+            const SentencePieceModel::Piece& p = m.pieces[id];
+            const bool user_defined = p.kind == SentencePieceModel::user_defined;
+            if (p.kind == SentencePieceModel::normal) {
+                low = std::min(low, p.score);
+                high = std::max(high, p.score);
+            } else if (!user_defined) {
+                continue;
+            }
+            pieces.push_back({p.text, (double)p.score, (int)id, user_defined});
+        }
+        encodes_by(UnigramEncoder<float>(pieces, unknown_characters(m.byte_fallback), (double)low, (double)high));
+    }
+
+    // Any two neighbours that together are a piece are merged, those of the highest score first.
+    void load_pieces_of_bpe(const SentencePieceModel& m, std::vector<std::pair<std::string, int>> user_defined) {
+        CharacterBpe bpe;
+        bpe.late_unknown = bpe.fuse_unknown = true;
+        std::vector<size_t> by_score;
+        std::unordered_set<std::string> symbols;  // what can be half of a merge
+        for (size_t id = 0; id < m.pieces.size(); id++) {
+            const SentencePieceModel::Piece& p = m.pieces[id];
+            if (p.kind == SentencePieceModel::unused) refuse("the unused piece '" + p.text + "'");
+            if (p.kind != SentencePieceModel::normal) continue;
+            bpe.add_token(p.text, (int)id);
+            symbols.insert(p.text);
+            by_score.push_back(id);
+            each_character(p.text, [&](int32_t, std::string_view bytes) { symbols.emplace(bytes); });
+        }
+        std::stable_sort(by_score.begin(), by_score.end(),
+                         [&](size_t a, size_t b) { return m.pieces[a].score > m.pieces[b].score; });
+        int rank = 0;
+        for (size_t i = 0; i < by_score.size(); i++) {
+            const SentencePieceModel::Piece& p = m.pieces[by_score[i]];
+            rank += i > 0 && p.score != m.pieces[by_score[i - 1]].score;
+            size_t at = 0;
+            each_character(p.text, [&](int32_t, std::string_view bytes) {
+                at += bytes.size();
+                const std::string left = p.text.substr(0, at), right = p.text.substr(at);
+                if (!right.empty() && symbols.count(left) && symbols.count(right)) bpe.add_merge(left, right, rank);
+            });
+        }
+        bpe.set_user_defined(std::move(user_defined));
+        bpe.unknown = unknown_characters(m.byte_fallback);
+        encodes_by(std::move(bpe));
     }
 
     // Loads the tokens that the template puts before and after a text.
@@ -450,15 +576,16 @@ private:
 
     // Finds the tokens that begin and end a text: from tokenizer_config.json beside the file, else by the usual names. (Its
     // add_bos_token is ignored: in transformers, too, the template of tokenizer.json decides.)
-    void load_roles() {
+    void load_roles(const Strings& eos = {"<|endoftext|>", "<|end_of_text|>", "</s>"},
+                    const Strings& bos = {"<|begin_of_text|>", "<s>"}) {
         const std::filesystem::path file = source_;
         nlohmann::json settings = nlohmann::json::object();
-        if (file.filename() == "tokenizer.json")
+        if (file.filename() == file_name())
             for (const char* name : {"special_tokens_map.json", "tokenizer_config.json"})
                 if (const auto path = file.parent_path() / name; std::filesystem::exists(path))
                     if (const auto j = parse_json(MappedFile(path.string()).text(), path.string()); j.is_object())
                         settings.update(j);
-        const auto role = [&](const char* key, std::vector<std::string> names) {
+        const auto role = [&](const char* key, Strings names) {
             auto value = settings.value(key, nlohmann::json());
             if (value.is_object()) value = value.value("content", nlohmann::json());
             if (value.is_string()) names.insert(names.begin(), value.get<std::string>());
@@ -466,12 +593,19 @@ private:
                 if (const int id = token_to_id(name); id >= 0) return id;
             return -1;
         };
-        eod_ = role("eos_token", {"<|endoftext|>", "<|end_of_text|>", "</s>"});
-        bos_ = role("bos_token", {"<|begin_of_text|>", "<s>"});
+        eod_ = role("eos_token", eos);
+        bos_ = role("bos_token", bos);
+        if (is_sentencepiece_) {
+            // A SentencePiece model has no template; transformers goes by these.
+            if (settings.value("add_bos_token", false) && bos_ >= 0) template_before_ = {bos_};
+            if (settings.value("add_eos_token", false) && eod_ >= 0) template_after_ = {eod_};
+        }
         if (bos_ < 0) bos_ = eod_;
     }
 
-    void load_merges(const nlohmann::json& merges) {
+    // Calls each(rank, left, right) for every merge, whose halves and result are tokens.
+    template <class F>
+    void each_merge(const nlohmann::json& merges, F each) const {
         int rank = 0;
         for (const auto& entry : merges) {
             std::string left, right;
@@ -485,26 +619,29 @@ private:
                 left = entry.at(0).get<std::string>();
                 right = entry.at(1).get<std::string>();
             }
-            const auto id = [&](const std::string& characters) {
-                const auto found = by_characters_.find(characters);
-                if (found == by_characters_.end())
-                    fail("%s: merge %d names '%s', which is no token", source_.c_str(), rank, characters.c_str());
-                return found->second;
-            };
-            bpe_.add_merge(id(left), id(right), id(left + right));
-            rank++;
+            for (const std::string& token : {left, right, left + right})
+                if (!by_characters_.count(token))
+                    fail("%s: merge %d names '%s', which is no token", source_.c_str(), rank, token.c_str());
+            each(rank++, left, right);
         }
-        by_characters_.clear();
     }
 
     std::string source_, hash_;
-    bool keeps_every_byte_ = true;
-    int eod_ = -1, bos_ = -1;
+    bool is_sentencepiece_ = false, keeps_every_byte_ = true;
+    int eod_ = -1, bos_ = -1, unknown_ = -1;
     std::vector<int> template_before_, template_after_;
     AddedTokenFinder added_plain_, added_normalized_;
-    std::shared_ptr<PreTokenizer> pre_tokenizer_;
+    Normalizer normalizer_;
     std::vector<std::string> bytes_;  // id -> raw bytes
     std::vector<bool> special_, taken_;
     std::unordered_map<std::string, int> by_characters_, added_;
+
+    // Of bytes ...
+    std::shared_ptr<PreTokenizer> pre_tokenizer_;
     BytePairEncoder bpe_;
+    // ... or, where there is no pre_tokenizer_, of characters.
+    TextSteps steps_;
+    std::function<void(std::string_view, std::vector<int>&)> encode_piece_;
+    TextDecoder decoder_;
+    std::vector<std::string> pieces_;  // id -> as in the file
 };

@@ -12,6 +12,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "../base/check.h"
 #include "../base/file.h"
@@ -26,21 +27,36 @@ struct TokenizerIdentity {
     std::string text() const { return format("%s (%d tokens, hash %s)", path.c_str(), vocab_size, hash.c_str()); }
 };
 
-// The hash of a tokenizer.json that was found valid.
+// The file of the tokenizer in a directory: Hugging Face's, else SentencePiece's; empty: there is none.
+inline std::string tokenizer_file_in(const std::string& dir) {
+    for (const char* name : {"tokenizer.json", "tokenizer.model"})
+        if (std::filesystem::exists(dir + "/" + name)) return dir + "/" + name;
+    return "";
+}
+
+inline uint64_t add_to_hash(uint64_t hash, std::string_view bytes) {
+    for (const unsigned char byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
+    return hash;
+}
+inline constexpr uint64_t empty_hash = 0xcbf29ce484222325;
+inline std::string hash_text(uint64_t hash) { return format("%016llx", (unsigned long long)hash); }
+
+// The hash of a tokenizer.json that was found valid. (A SentencePiece model's is that of the file.)
 inline std::string tokenizer_hash(const nlohmann::json& file) {
     using nlohmann::json;
-    uint64_t hash = 0xcbf29ce484222325;
-    const auto add = [&](const json& part) {
-        for (const unsigned char byte : part.dump() + "\n") hash = (hash ^ byte) * 0x100000001b3;
-    };
+    uint64_t hash = empty_hash;
+    const auto add = [&](const json& part) { hash = add_to_hash(hash, part.dump() + "\n"); };
     const auto field = [](const json& of, const char* key, const json& otherwise) {
         return of.contains(key) && !of[key].is_null() ? of[key] : otherwise;
     };
     const json& model = file.at("model");
     add(model.at("vocab"));
-    for (const json& merge : model.at("merges"))  // "a b" or ["a", "b"]
+    for (const json& merge : field(model, "merges", json::array()))  // "a b" or ["a", "b"]
         add(merge.is_string() ? merge : json(merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>()));
     add(field(model, "ignore_merges", false));
+    // What tokenizers of bytes have no use for.
+    for (const char* key : {"byte_fallback", "unk_id"})
+        if (const json value = field(model, key, false); value != false) add({key, value});
 
     std::map<int64_t, json> added;  // by id
     for (const json& token : field(file, "added_tokens", json::array())) {
@@ -67,7 +83,7 @@ inline std::string tokenizer_hash(const nlohmann::json& file) {
     };
     add_steps(field(file, "normalizer", {}), "normalizers");
     add_steps(field(file, "pre_tokenizer", {}), "pretokenizers");
-    return format("%016llx", (unsigned long long)hash);
+    return hash_text(hash);
 }
 
 // ---- the file beside a data set --------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, split, "", "969, 30, 1", word("A,B,C"), "Data",                                                             \
       "shares for training, validation and test: of the documents, or of the tokens where the documents are too few")          \
     X(std::string, tokenizer, "", "", word("DIR"), "Data",                                                                     \
-      "tokenizer the data was prepared with: its directory or tokenizer.json; needed for samples of text, and kept in "        \
+      "tokenizer the data was prepared with: its directory or file; needed for samples of text, and kept in "                  \
       "checkpoints")                                                                                                           \
     X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                                \
       "length of a training sample, in tokens; default: the model's longest sequence")                                         \
@@ -327,17 +327,17 @@ inline Allowed one_of(Strings choices) {
     X(bool, allow_binary, "", false, anything(), "Input",                                                               \
       "accept any bytes as text; default: refuse what is not text, and files with over 0.5% NUL or invalid UTF-8")
 
-#define PREPARE_OPTIONS(X)                                                                                    \
-    TEXT_OPTIONS(X)                                                                                           \
-    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                   \
-      "the documents of a text file: the whole file, its parts between blank lines, or its lines")            \
-    X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                     \
-      "output files: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer") \
-    X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                  \
-      "tokenizer: its directory or tokenizer.json, from `train_gpt tokenizer` or Hugging Face")               \
-    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")   \
-    X(bool, parse_special_tokens, "", false, anything(), "Output",                                            \
-      "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")           \
+#define PREPARE_OPTIONS(X)                                                                                                       \
+    TEXT_OPTIONS(X)                                                                                                              \
+    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                      \
+      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                               \
+    X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                                        \
+      "output files: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer")                    \
+    X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                                     \
+      "tokenizer: its directory or file: tokenizer.json (`train_gpt tokenizer`, Hugging Face), tokenizer.model (SentencePiece)") \
+    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")                      \
+    X(bool, parse_special_tokens, "", false, anything(), "Output",                                                               \
+      "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")                              \
     X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
 #define CURATE_OPTIONS(X)                                                                                                      \
@@ -377,7 +377,7 @@ inline Allowed one_of(Strings choices) {
     X(int, min_frequency, "", 2, between(1, 1000000000), "Tokenizer", "minimum number of occurrences of a pair to be merged") \
     X(std::string, output, "", "", word("DIR"), "Output", "directory for tokenizer.json")                                     \
     X(std::string, report, "", "", word("DIR"), "Output",                                                                     \
-      "tokenizer to measure on --input (bytes per token and so on) instead of learning one: its directory or tokenizer.json") \
+      "tokenizer to measure on --input (bytes per token and so on) instead of learning one: its directory or file")           \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
 #define GENERATE_OPTIONS(X)                                                                                              \
@@ -424,12 +424,12 @@ inline Allowed one_of(Strings choices) {
     X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")                    \
     CPU_OPTIONS(X)
 
-#define INSPECT_OPTIONS(X)                                                                                                     \
-    X(std::string, path, "", "", word("PATH"), "What",                                                                         \
-      "model directory, output directory of a run, prepared data, tokenizer.json or .safetensors file; the option's name may " \
-      "be left out")                                                                                                           \
-    X(std::string, tokenizer, "", "", word("DIR"), "What",                                                                     \
-      "tokenizer that shows the first texts of prepared data; default: the one that made the data")                            \
+#define INSPECT_OPTIONS(X)                                                                                                \
+    X(std::string, path, "", "", word("PATH"), "What",                                                                    \
+      "model directory, output directory of a run, prepared data, tokenizer.json, tokenizer.model or .safetensors file; " \
+      "the option's name may be left out")                                                                                \
+    X(std::string, tokenizer, "", "", word("DIR"), "What",                                                                \
+      "tokenizer that shows the first texts of prepared data; default: the one that made the data")                       \
     X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")
 
 #define REPORT_OPTIONS(X)                                                                                                  \

@@ -242,7 +242,7 @@ inline int inspect_command(const InspectOptions& o) {
     if (fs::is_directory(path) && fs::exists(path / "config.json")) intact = detail::inspect_model(table, path.string());
     else if (fs::is_directory(path) && !find_checkpoints(path.string()).empty())
         intact = detail::inspect_run(table, path.string());
-    else if (fs::is_directory(path) && fs::exists(path / "tokenizer.json"))
+    else if (fs::is_directory(path) ? !tokenizer_file_in(path.string()).empty() : path.extension() == ".model")
         intact = detail::inspect_tokenizer(table, path.string());
     else if (path.extension() == ".json" && path.stem().extension() != ".meta")
         intact = detail::inspect_tokenizer(table, path.string());
@@ -255,7 +255,7 @@ inline int inspect_command(const InspectOptions& o) {
     else
         fail(
             "%s is not something that inspect knows: a model directory, a run's output directory, PREFIX of .bin/.idx, a "
-            "tokenizer.json or a .safetensors file",
+            "tokenizer.json, tokenizer.model or a .safetensors file",
             o.path.c_str());
     if (o.json) {
         nlohmann::ordered_json j = {{"path", o.path}, {"intact", intact}};

@@ -52,8 +52,7 @@ inline std::vector<int> token_ids(const nlohmann::ordered_json& config, const ch
 // The tokenizer beside a model; null if there is none that this program can read.
 inline std::unique_ptr<Tokenizer> usable_tokenizer(const std::string& model_dir) {
     try {
-        if (std::filesystem::exists(model_dir + "/tokenizer.json"))
-            return std::make_unique<Tokenizer>(Tokenizer::load(model_dir));
+        if (!tokenizer_file_in(model_dir).empty()) return std::make_unique<Tokenizer>(Tokenizer::load(model_dir));
     } catch (const Error&) {
     }
     return nullptr;
@@ -61,8 +60,8 @@ inline std::unique_ptr<Tokenizer> usable_tokenizer(const std::string& model_dir)
 
 // Whether a tokenizer equals the one beside a model, however its file is written.
 inline bool is_tokenizer_of(const std::string& model_dir, const Tokenizer& given) {
-    const std::string beside = model_dir + "/tokenizer.json";
-    if (!std::filesystem::exists(beside)) return false;
+    const std::string beside = tokenizer_file_in(model_dir);
+    if (beside.empty()) return false;
     if (read_whole_file(beside) == read_whole_file(given.source())) return true;
     const auto own = usable_tokenizer(model_dir);
     return own && own->identity().hash == given.identity().hash;
@@ -89,25 +88,27 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
     const auto add = [&](const fs::path& dir, const char* name) {
         if (fs::is_regular_file(dir / name)) t.files[name] = read_whole_file((dir / name).string());
     };
-    const std::string json = tokenizer ? read_whole_file(tokenizer->source()) : "";
-    const fs::path beside = fs::path(model_dir) / "tokenizer.json", given = tokenizer ? tokenizer->source() : "";
-    const bool own = !model_dir.empty() && (!tokenizer || !fs::exists(beside) || is_tokenizer_of(model_dir, *tokenizer));
+    const std::string file = tokenizer ? read_whole_file(tokenizer->source()) : "";
+    const fs::path given = tokenizer ? tokenizer->source() : "";
+    const bool own =
+        !model_dir.empty() && (!tokenizer || tokenizer_file_in(model_dir).empty() || is_tokenizer_of(model_dir, *tokenizer));
     for (const char* name : tokenizer_files) {
-        if (given.filename() == "tokenizer.json") add(given.parent_path(), name);
+        if (tokenizer && given.filename() == tokenizer->file_name()) add(given.parent_path(), name);
         if (own) add(model_dir, name);
     }
     if (tokenizer) {
-        t.files["tokenizer.json"] = json;
+        t.files.erase("tokenizer.json");  // read before any other, so it must not be another one's
+        t.files[tokenizer->file_name()] = file;
         t.has_tokenizer = true;
         if (tokenizer->bos_id() >= 0) t.bos_token = tokenizer->token_bytes(tokenizer->bos_id());
         if (tokenizer->eod_id() >= 0) t.eos_token = tokenizer->token_bytes(tokenizer->eod_id());
     }
     if (own) {
-        const std::string file = model_dir + "/config.json";
-        const auto config = nlohmann::ordered_json(read_json(file));
+        const std::string config_file = model_dir + "/config.json";
+        const auto config = nlohmann::ordered_json(read_json(config_file));
         for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
             if (config.contains(key)) t.ids[key] = config[key];
-        t.end_ids = token_ids(config, "eos_token_id", file);
+        t.end_ids = token_ids(config, "eos_token_id", config_file);
         add(model_dir, "generation_config.json");
         if (const auto found = t.files.find("generation_config.json"); found != t.files.end()) {
             const std::string name = model_dir + "/" + found->first;
@@ -141,7 +142,7 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
     }
     if (t.has_tokenizer && !t.files.count("tokenizer_config.json")) {
         // Without model_input_names, transformers 4 passes token_type_ids to the model, which GPT-2 adds to the embeddings.
-        json settings = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+        json settings = {{"tokenizer_class", t.files.count("tokenizer.json") ? "PreTrainedTokenizerFast" : "LlamaTokenizer"},
                          {"model_max_length", c.T},
                          {"model_input_names", {"input_ids", "attention_mask"}},
                          {"clean_up_tokenization_spaces", false}};
@@ -154,8 +155,8 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
 // The tokenizer beside a model with this vocabulary; null if there is none that can be used. Tokenized data needs none, so
 // unless it is `needed`, a tokenizer that this program cannot read is ignored, with a warning if `says`.
 inline std::unique_ptr<Tokenizer> tokenizer_of_model(const std::string& dir, int vocabulary, bool needed, bool says) {
-    if (!std::filesystem::exists(dir + "/tokenizer.json")) {
-        if (needed) fail("%s has no tokenizer.json; HINT: --model DIR of a model with one", dir.c_str());
+    if (tokenizer_file_in(dir).empty()) {
+        if (needed) fail("%s has no tokenizer.json or tokenizer.model; HINT: --model DIR of a model with one", dir.c_str());
         return nullptr;
     }
     std::unique_ptr<Tokenizer> tokenizer;

@@ -103,7 +103,7 @@ inline const OtherName other_names[] = {
     {"train", "validation-split-percentage val-split", "the share of validation is the second number of --split"},
     {"train prepare",
      "tokenizer-name tokenizer-model tokenizer-type tokenizer-path tokenizer-name-or-path vocab-file merge-file",
-     "a tokenizer.json, or its directory, is --tokenizer"},
+     "a tokenizer.json or tokenizer.model, or its directory, is --tokenizer"},
     {"train", "num-workers dataloader-num-workers", "data is read from memory-mapped files; there are no workers"},
     {"prepare", "text-column text-key key field", "the key of the text is --json-keys"},
     // machines

@@ -132,7 +132,7 @@ inline void load_tokenizer(Run& run) {
         return;
     }
     for (const std::string& dir : {run.resumed_from, o.model})
-        if (!run.tokenizer && !dir.empty() && std::filesystem::exists(dir + "/tokenizer.json"))
+        if (!run.tokenizer && !dir.empty() && !tokenizer_file_in(dir).empty())
             run.tokenizer = tokenizer_of_model(dir, read_config(dir).V, o.sample_interval > 0, run.main_rank());
 }
 

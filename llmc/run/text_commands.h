@@ -36,7 +36,7 @@ inline std::vector<int> encode_file(const std::string& file, const Tokenizer& to
         reader, thread_count(threads), "preparing",
         [&](const Chunk& chunk, size_t i) {
             tokens[i].clear();
-            tokenizer.encode_append(chunk.text, tokens[i], true);
+            tokenizer.encode_append(chunk.text, tokens[i], true, chunk.continues);
         },
         [&](const Chunk& chunk, size_t i) {
             if (begins) append(tokenizer.template_before());
@@ -73,10 +73,9 @@ inline int prepare_command(const PrepareOptions& o) {
         reader, thread_count(o.workers), "preparing",
         [&](const Chunk& chunk, size_t i) {
             tokens[i].clear();
-            tokenizer.encode_append(chunk.text, tokens[i], o.parse_special_tokens);
+            tokenizer.encode_append(chunk.text, tokens[i], o.parse_special_tokens, chunk.continues);
             noted[i] = {tokenizer.count_special(chunk.text), 0};
-            if (!tokenizer.keeps_every_byte())
-                noted[i][1] = (int64_t)chunk.text.size() - (int64_t)tokenizer.decode(tokens[i]).size();
+            noted[i][1] = tokenizer.count_lost(chunk.text, tokens[i]);
             if (chunk.ends_document && !o.no_append_eod) tokens[i].push_back(tokenizer.eod_id());
         },
         [&](const Chunk& chunk, size_t i) {
@@ -101,10 +100,13 @@ inline int prepare_command(const PrepareOptions& o) {
                                   o.parse_special_tokens
                                       ? "became that token"
                                       : "stayed text. HINT: --parse-special-tokens makes it that token, as in transformers"));
-    if (lost > 0)
+    if (lost > 0) {
+        const std::string places =
+            tokenizer.of_bytes() ? counted(lost, "byte") : counted(lost, "place in the text", "places in the text");
         print_line(stderr,
                    format("note: %s without a token in this tokenizer: dropped or made its unknown token, as in transformers",
-                          counted(lost, "byte").c_str()));
+                          places.c_str()));
+    }
     print_line(stdout, format("%s.bin, %s.idx: %s, %s, %.3f bytes per token", o.output_prefix.c_str(), o.output_prefix.c_str(),
                               counted(writer.n_documents(), "document").c_str(), counted(total, "token").c_str(),
                               (double)bytes / (double)std::max<int64_t>(1, total)));
@@ -120,7 +122,7 @@ inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader,
         reader, threads, "measuring",
         [&](const Chunk& chunk, size_t i) {
             std::vector<int> tokens;
-            tokenizer.encode_append(chunk.text, tokens);
+            tokenizer.encode_append(chunk.text, tokens, false, chunk.continues);
             int64_t characters = 0, words = 0;
             bool space = true;
             for (unsigned char c : chunk.text) {

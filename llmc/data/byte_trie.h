@@ -1,0 +1,103 @@
+// Strings as a tree of their bytes: finds all of them that a text begins with, in one step per byte of the longest one.
+// A node's children lie at next_[its offset + byte], those of all nodes interleaved (a double array; Aoe, 1989): a place names
+// the node that it belongs to.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+
+class ByteTrie {
+public:
+    ByteTrie() = default;
+    // Strings, none of them empty or there twice, and their values, which are not negative.
+    explicit ByteTrie(std::vector<std::pair<std::string, int>> strings) {
+        std::sort(strings.begin(), strings.end());
+        places_.resize(512);
+        offset_.push_back(0);
+        value_.push_back(-1);
+        add_children(strings, 0, strings.size(), 0, 0);
+        places_.resize(places_.size() + 256);  // whatever byte is looked up from a node's offset on, it is a place
+        places_.shrink_to_fit();
+    }
+
+    bool empty() const { return value_.size() < 2; }
+
+    // Calls found(value, length) for each string that the text begins with, the shortest first.
+    template <class F>
+    void prefixes(std::string_view text, F found) const {
+        if (places_.empty()) return;
+        int node = 0;
+        for (size_t i = 0; i < text.size(); i++) {
+            const Place& place = places_[(size_t)offset_[(size_t)node] + (unsigned char)text[i]];
+            if (place.parent != node) return;
+            node = place.node;
+            if (value_[(size_t)node] >= 0) found(value_[(size_t)node], i + 1);
+        }
+    }
+    // The value of a string; -1 if it is not there.
+    int find(std::string_view text) const {
+        int result = -1;
+        prefixes(text, [&](int value, size_t length) {
+            if (length == text.size()) result = value;
+        });
+        return result;
+    }
+
+private:
+    struct Place {
+        int32_t parent = -1, node = -1;
+    };
+
+    // The strings begin .. end-1 agree in their first `depth` bytes, which lead to `node`.
+    void add_children(const std::vector<std::pair<std::string, int>>& strings, size_t begin, size_t end, size_t depth,
+                      int node) {
+        if (begin < end && strings[begin].first.size() == depth) {
+            CHECK(value_[(size_t)node] < 0 && depth > 0, "'%s' twice", strings[begin].first.c_str());
+            value_[(size_t)node] = strings[begin++].second;
+        }
+        std::vector<std::pair<unsigned char, size_t>> children;  // byte, first string
+        for (size_t i = begin; i < end; i++) {
+            const auto byte = (unsigned char)strings[i].first[depth];
+            if (children.empty() || children.back().first != byte) children.emplace_back(byte, i);
+        }
+        if (children.empty()) return;
+        const size_t offset = free_offset(children);
+        offset_[(size_t)node] = (int32_t)offset;
+        const auto first_child = (int32_t)offset_.size();
+        for (size_t c = 0; c < children.size(); c++) places_[offset + children[c].first] = {node, first_child + (int32_t)c};
+        offset_.resize(offset_.size() + children.size());
+        value_.resize(offset_.size(), -1);
+        for (size_t c = 0; c < children.size(); c++)
+            add_children(strings, children[c].second, c + 1 < children.size() ? children[c + 1].second : end, depth + 1,
+                         first_child + (int)c);
+    }
+
+    // The first offset at which all children have free places. Where the array is nearly full, it is not searched again.
+    size_t free_offset(const std::vector<std::pair<unsigned char, size_t>>& children) {
+        while (places_[first_free_].parent >= 0) grow(++first_free_);
+        const size_t lowest = children.front().first;
+        size_t tries = 0;
+        for (size_t place = std::max(first_free_, lowest);; place++) {
+            const size_t offset = place - lowest;
+            grow(offset + 256);
+            if (std::all_of(children.begin(), children.end(),
+                            [&](const auto& child) { return places_[offset + child.first].parent < 0; })) {
+                if (tries > 256) first_free_ = std::max(first_free_, place - 128);
+                return offset;
+            }
+            tries++;
+        }
+    }
+    void grow(size_t place) {
+        if (place >= places_.size()) places_.resize(2 * place + 1);
+    }
+
+    std::vector<Place> places_;
+    std::vector<int32_t> offset_, value_;  // of each node
+    size_t first_free_ = 0;
+};
