@@ -250,6 +250,7 @@ TEST(Compression, DamagedFilesAreRefused) {
         write_documents(dir / ("a" + ending), texts);
         const std::string whole = test::read_file(dir / ("a" + ending)), file = dir / "b.jsonl";
         for (size_t cut = 5; cut < whole.size(); cut += cut < 40 || cut + 40 > whole.size() ? 1 : 97) {
+            std::filesystem::remove(file);
             test::write_file(file, whole.substr(0, cut));
             test::expect_error([&] { documents(file, "file"); }, {file, "cut off"});
             test::write_file(file, whole + whole.substr(0, cut));
@@ -258,6 +259,7 @@ TEST(Compression, DamagedFilesAreRefused) {
         for (size_t at = whole.size() / 4; at < whole.size(); at += 53) {
             std::string other = whole;
             other[at] ^= 0x20;
+            std::filesystem::remove(file);
             test::write_file(file, other);
             test::expect_error([&] { documents(file, "file"); }, {file, "HINT"});
         }
@@ -337,6 +339,103 @@ TEST(InputFiles, ReadAheadKeepsTheOrder) {
     EXPECT_EQ(reader.bytes_read(), reader.total_bytes());
     DocumentReader half(input);  // ends while threads read
     ASSERT_TRUE(half.next(chunk));
+}
+
+// ---- Parquet -----------------------------------------------------------------------------------------------------------------
+// Written by pyarrow: dev/interop/test_formats.py, which also compares many more.
+const std::string parquet_folder = "test/golden/parquet/";
+std::vector<std::string> parquet_files() {
+    std::vector<std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(parquet_folder)) files.push_back(entry.path().string());
+    std::sort(files.begin(), files.end());
+    return files;
+}
+// Its chunks, opened.
+std::vector<Chunk> chunks(const TextInput& input) {
+    DocumentReader reader(input);
+    std::vector<Chunk> found;
+    Chunk chunk;
+    while (reader.next(chunk)) {
+        open_chunk(chunk, reader.input());
+        found.push_back(chunk);
+    }
+    return found;
+}
+
+TEST(Parquet, EveryEncodingGivesTheTextsAndFields) {
+    ASSERT_EQ(parquet_files().size(), 6u);
+    for (const std::string& file : parquet_files()) {
+        TextInput input;
+        input.files = {file};
+        input.keep_fields = true;
+        const std::vector<Chunk> found = chunks(input);
+        ASSERT_EQ(found.size(), 60u) << file;
+        for (int i = 0; i < 60; i++) {
+            const Chunk& c = found[(size_t)i];
+            std::string text;
+            for (int k = 0; k < i % 4 + 1; k++) text += format("document %d, Größe, 日本\n", i % 9);
+            const bool is_null = i % 7 == 3, is_empty = i % 7 == 5;
+            EXPECT_EQ(c.text, is_null || is_empty ? "" : text) << file << " " << i;
+            EXPECT_EQ(c.left_out, is_null ? "rows whose text is null" : is_empty ? "empty documents" : "") << file << " " << i;
+            EXPECT_EQ(c.line, i + 1);
+            const nlohmann::ordered_json year = i % 5 ? nlohmann::ordered_json(2000 + i % 7) : nullptr;
+            const nlohmann::ordered_json fields = {{"id", i}, {"score", i / 4.0}, {"good", i % 3 == 0}, {"year", year}};
+            EXPECT_EQ(c.fields, fields) << file << " " << i;
+        }
+    }
+}
+
+TEST(Parquet, WhatIsNotAColumnOfTextsIsRefusedByName) {
+    const std::vector<std::array<std::string, 2>> table = {
+        {"id", "column 'id' of " + parquet_folder},
+        {"id", "is INT64"},
+        {"tags", "is nested"},
+        {"meta", "is nested"},
+        {"none", "has no column 'none'; its columns are id, text, score, good, tags, meta, year"}};
+    for (const auto& [column, part] : table) {
+        TextInput input;
+        input.files = {parquet_files()[0]};
+        input.json_key = column;
+        test::expect_error([&] { DocumentReader reader(input); }, {part, "--json-keys"});
+    }
+}
+
+// Cut anywhere, or with any byte changed: the texts of before or an error that names the file, and never a crash.
+TEST(Parquet, DamagedFilesAreRefused) {
+    const test::TemporaryDirectory dir;
+    TextInput input;
+    input.files = {dir / "a.parquet"};
+    const auto read_all = [&] {
+        ParquetDocuments documents(input.files[0], input);
+        Chunk chunk;
+        while (documents.next(chunk)) chunk = {};
+    };
+    for (const std::string& file : parquet_files()) {
+        const std::string whole = test::read_file(file);
+        for (size_t cut = 4; cut < whole.size(); cut += 53) {
+            std::filesystem::remove(input.files[0]);
+            test::write_file(input.files[0], whole.substr(0, cut));
+            test::expect_error([&] { read_all(); }, {input.files[0], "cut off"});
+        }
+        int refused = 0;
+        for (size_t at = 4; at < whole.size(); at += 3) {
+            std::string other = whole;
+            other[at] = (char)(other[at] ^ (1 << at % 8));
+            std::filesystem::remove(input.files[0]);  // a file that is written over is written to the disk
+            test::write_file(input.files[0], other);
+            try {
+                read_all();
+            } catch (const Error& e) {
+                EXPECT_NE(std::string(e.what()).find(input.files[0]), std::string::npos) << e.what();
+                refused++;
+            }
+        }
+        EXPECT_GT(refused, 50) << file;
+    }
+    for (const char* text : {"PAR1", "PAR1PAR1", "PAR1\xff\xff\xff\x7fPAR1"}) {
+        test::write_file(input.files[0], text);
+        test::expect_error([&] { read_all(); }, {input.files[0], "Parquet", "HINT"});
+    }
 }
 
 }  // namespace test_documents

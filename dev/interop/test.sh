@@ -17,5 +17,6 @@ PYTHONPATH=$transformers "$python" "$here/test_interop.py" "$fp32" "$bf16"
 "$("$here/venv.sh" datatrove)" "$here/test_curate.py" "$fp32"
 "$("$here/venv.sh" tensorboard)" "$here/test_tensorboard.py" "$fp32"
 "$("$here/venv.sh" tokenizers sentencepiece)" "$here/test_tokenizers.py" "$fp32"
+"$("$here/venv.sh" pyarrow)" "$here/test_formats.py" "$fp32"
 "$here/report_in_browser.sh" "$fp32"
 "$here/../bench/duplicates.py" --program "$bf16/near_duplicates" --check

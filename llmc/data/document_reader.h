@@ -31,6 +31,7 @@
 #include "../base/terminal.h"
 #include "../base/utf8.h"
 #include "document_source.h"
+#include "parquet.h"
 #include "text_format.h"
 
 // ---- files -----------------------------------------------------------------------------------------------------------------
@@ -298,9 +299,9 @@ public:
                 sizes_.push_back(-1);
                 continue;
             }
-            const auto in = open_input(file.path);
+            auto in = open_input(file.path);
             if (file.from_folder && leaves_out(*in)) continue;
-            check_format(*in);
+            if (const TextFormat found = check_format(*in); found == TextFormat::parquet) open_source(std::move(in), found);
             input_.files.push_back(file.path);
             sizes_.push_back((int64_t)std::filesystem::file_size(file.path));
             total_bytes_ += sizes_.back();
@@ -371,7 +372,7 @@ private:
     bool leaves_out(InputStream& in) {
         const FileSignature* found =
             input_.allow_binary ? nullptr : find_signature(in.peek(first_bytes).substr(0, first_bytes));
-        if (!found) return false;
+        if (!found || found->bytes == parquet_magic) return false;
         if (++n_not_text_ <= 5) {
             not_text_ += (not_text_.empty() ? "" : ", ") + input_name(in.name()) + " (" + found->name + ")";
         } else {
@@ -382,6 +383,7 @@ private:
         return true;
     }
     TextFormat check_format(InputStream& in) const {
+        if (input_.format.empty() && in.peek(4).substr(0, 4) == parquet_magic) return TextFormat::parquet;
         if (!input_.allow_binary) refuse_other_formats(in.peek(first_bytes), in.name(), input_.reading);
         return find_text_format(in, input_.format);
     }
@@ -397,6 +399,7 @@ private:
         open_.push_back({file, std::move(source)});
     }
     std::unique_ptr<DocumentSource> open_source(std::unique_ptr<InputStream> in, TextFormat found) const {
+        if (found == TextFormat::parquet) return std::make_unique<ParquetDocuments>(in->name(), input_);
         if (found == TextFormat::text) return std::make_unique<TextDocuments>(std::move(in), input_);
         if (found == TextFormat::json_lines) return std::make_unique<JsonLineDocuments>(std::move(in));
         return std::make_unique<JsonValueDocuments>(std::move(in), found == TextFormat::json_array);

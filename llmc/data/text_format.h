@@ -21,6 +21,8 @@ struct FileSignature {
 
 using std::literals::string_view_literals::operator""sv;
 
+inline constexpr std::string_view parquet_magic = "PAR1";
+
 inline constexpr FileSignature signatures[] = {
     {0, "\x1f\x8b"sv, "gzip-compressed", "zcat FILE"},
     {0, "\x28\xb5\x2f\xfd"sv, "zstd-compressed", "zstdcat FILE"},
@@ -31,7 +33,7 @@ inline constexpr FileSignature signatures[] = {
     {0, "PK\x03\x04"sv, "a zip archive", "unzip -p FILE"},
     {0, "7z\xbc\xaf\x27\x1c"sv, "a 7z archive", "7z x -so FILE"},
     {257, "ustar"sv, "a tar archive", "tar -xOf FILE"},
-    {0, "PAR1"sv, "a Parquet file",
+    {0, parquet_magic, "a Parquet file",
      "python3 -c 'import pandas, sys; pandas.read_parquet(sys.argv[1]).to_json(sys.stdout, orient=\"records\", lines=True)' "
      "FILE"},
     {0, "ARROW1"sv, "an Arrow file",

@@ -313,18 +313,18 @@ inline Allowed one_of(Strings choices) {
       "training waits while a checkpoint is written; saves the memory of a copy")
 
 // Options of all commands that read much text.
-#define TEXT_OPTIONS(X)                                                                                                 \
-    X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                                 \
-      "files of text or JSON (lines, or an array), plain, .gz or .zst; folders; patterns in quotes; -: standard input") \
-    X(std::string, format, "", "", one_of({"text", "jsonl"}), "Input",                                                  \
-      "format of all files; default: detected from each file's name and first bytes")                                   \
-    X(std::string, json_keys, "", "text", word("KEY"), "Input", "key of the text in JSON")                              \
-    X(std::string, on_bad_line, "", "skip", one_of({"skip", "fail"}), "Input",                                          \
-      "what to do about a line of JSON that cannot be read or has no text: skip, count and show it; or end with "       \
-      "an error")                                                                                                       \
-    X(std::string, max_bad_lines, "", "1%", word("N|N%"), "Input",                                                      \
-      "end with an error if more lines than this are skipped: 20 in all, or 1% of a file (at least one is allowed)")    \
-    X(bool, allow_binary, "", false, anything(), "Input",                                                               \
+#define TEXT_OPTIONS(X)                                                                                              \
+    X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                              \
+      "files of text or JSON (plain, .gz, .zst) or Parquet; folders; patterns in quotes; -: standard input")         \
+    X(std::string, format, "", "", one_of({"text", "jsonl"}), "Input",                                               \
+      "format of all files; default: detected from each file's name and first bytes")                                \
+    X(std::string, json_keys, "", "text", word("KEY"), "Input", "key of the text in JSON, or its column in Parquet") \
+    X(std::string, on_bad_line, "", "skip", one_of({"skip", "fail"}), "Input",                                       \
+      "what to do about a line of JSON that cannot be read or has no text: skip, count and show it; or end with "    \
+      "an error")                                                                                                    \
+    X(std::string, max_bad_lines, "", "1%", word("N|N%"), "Input",                                                   \
+      "end with an error if more lines than this are skipped: 20 in all, or 1% of a file (at least one is allowed)") \
+    X(bool, allow_binary, "", false, anything(), "Input",                                                            \
       "accept any bytes as text; default: refuse what is not text, and files with over 0.5% NUL or invalid UTF-8")
 
 #define PREPARE_OPTIONS(X)                                                                                                       \

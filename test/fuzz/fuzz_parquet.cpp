@@ -1,0 +1,20 @@
+// Parquet files: whatever a file says, its rows end or are refused, and no byte outside of it is read.
+#include "fuzz.h"
+
+#include "../../llmc/data/parquet.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static const Files files;
+    files.write("a.parquet", view(data, size));
+    TextInput input;
+    input.keep_fields = size % 2;
+    refused([&] {
+        ParquetDocuments documents(files / "a.parquet", input);
+        Chunk chunk;
+        for (int row = 0; row < 10000 && documents.next(chunk); row++) {
+            CHECK(chunk.line == row + 1, "row %d says %lld", row, (long long)chunk.line);
+            chunk = {};
+        }
+    });
+    return 0;
+}
