@@ -9,6 +9,7 @@
 #include "../llmc/cpu/attention.h"
 #include "../llmc/cpu/rope.h"
 #include "../llmc/base/math.h"
+#include "attention_cases.h"
 #include "matrix_units.h"
 #include "testing.h"
 
@@ -38,33 +39,6 @@ std::vector<Way> all_ways() {
     std::vector<Way> ways = {{"plain loops", {}}};
     for (const cpu::AnyUnit unit : all_matrix_units(cpu::Products::attention)) ways.push_back({name_of(unit), unit});
     return ways;
-}
-
-struct Case {
-    int B, T, NH, NKV, HS;
-    bool alibi, documents;
-    size_t rows() const { return (size_t)B * T; }
-    size_t width() const { return (size_t)(NH + 2 * NKV) * HS; }
-};
-
-void PrintTo(const Case& k, std::ostream* os) {
-    *os << "B " << k.B << ", T " << k.T << ", NH " << k.NH << ", NKV " << k.NKV << ", HS " << k.HS << (k.alibi ? ", ALiBi" : "")
-        << (k.documents ? ", documents" : "");
-}
-
-// Starts of documents: of one token, of two, at the edge of a tile of 64, at its last token, within it, and longer than a tile.
-std::vector<int> document_starts(int B, int T) {
-    const std::vector<int> lengths[] = {{1, 2, 61, 64, 1, 1000}, {5, 1, 1, 90, 70, 1000}, {63, 1000}};
-    std::vector<int> starts;
-    for (int b = 0; b < B; b++)
-        for (int t = 0, start = 0, document = 0; t < T; t++) {
-            if (t == start + lengths[b % 3][document]) {
-                start = t;
-                document++;
-            }
-            starts.push_back(start);
-        }
-    return starts;
 }
 
 // What earlier ops left in scratch memory must not matter: NaN everywhere.
