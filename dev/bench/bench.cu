@@ -380,8 +380,7 @@ void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset,
     const double flops = model_flops_per_token(c, T);
     printf(
         "%-14s %s %dx%d: %8.0f tok/s  %8.3f TFLOP/s (%.0f%% of %s)  %8.1f ms a step (forward %.1f, head and backward %.1f, "
-        "update "
-        "%.1f)  %.2f GiB\n",
+        "update %.1f)  %.2f GiB\n",
         (preset + (layers ? format(" %d layers", layers) : "")).c_str(), precision_name, B, T, B * T / seconds,
         flops * B * T / seconds / 1e12, 100 * flops * B * T / seconds / machine.flops, machine.flops_name, seconds * 1e3,
         step.forward * 1e3, step.backward * 1e3, step.update * 1e3, (double)step.planned_bytes() / 1073741824.0);

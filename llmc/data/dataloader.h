@@ -508,8 +508,7 @@ public:
             }
             return format(
                 "the order of the samples changes: %s is now read in %s for %lld samples in all, the checkpoint's %lld took "
-                "%s; "
-                "some that were trained on would come again, others never. HINT: with at %s %lld samples in all it is kept",
+                "%s; some that were trained on would come again, others never. HINT: with at %s %lld samples in all it is kept",
                 sources_[j].data.name().c_str(), now[j].text().c_str(), (long long)o_.n_samples, (long long)n,
                 before[j].text().c_str(), lost > kept ? "most" : "least", (long long)kept);
         }

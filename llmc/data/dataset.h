@@ -123,8 +123,7 @@ private:
         if (!sequences_fit || n_documents_ > left / 8)
             fail(
                 "%s is cut off or damaged: its header declares %llu sequences and %llu document borders, which do not fit into "
-                "its %zu bytes;"
-                " HINT: copy or prepare it again",
+                "its %zu bytes; HINT: copy or prepare it again",
                 path, (unsigned long long)n_, (unsigned long long)n_documents_, size);
         left -= 8 * n_documents_;
         if (left != 0 && left != n_)
@@ -148,8 +147,7 @@ private:
         if (bad < size())
             fail(
                 "%s and %s do not belong together, or one is cut off: sequence %lld should have %d tokens at byte %llu, but %s "
-                "has %zu bytes;"
-                " HINT: copy or prepare both again",
+                "has %zu bytes; HINT: copy or prepare both again",
                 file_.path().c_str(), bin_path.c_str(), (long long)bad, length(bad), (unsigned long long)offset(bad),
                 bin_path.c_str(), bin_bytes);
         const uint64_t used = n_ > 0 ? end(size() - 1) : 0;
@@ -221,8 +219,7 @@ public:
         else
             fail(
                 "no data at '%s': there is no %s.idx with %s.bin, and no token shard of this name; HINT: `train_gpt prepare "
-                "--input TEXT"
-                " --output %s` makes them",
+                "--input TEXT --output %s` makes them",
                 path.c_str(), prefix.c_str(), prefix.c_str(), prefix.c_str());
         return d;
     }
@@ -304,8 +301,7 @@ private:
         if (!has_shard_magic(map))
             fail(
                 "%s is neither a llm.c token shard nor is there an .idx beside it; HINT: `train_gpt prepare --input TEXT "
-                "--output PREFIX`"
-                " turns text into data",
+                "--output PREFIX` turns text into data",
                 path.c_str());
         const auto [type, n] = read_shard_header(map);
         if (!files_.empty() && type != files_[0].type)

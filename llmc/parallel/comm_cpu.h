@@ -500,10 +500,8 @@ inline void recv(Ctx&, Comm& comm, floatX* x, size_t n, int peer, int tag) {
         });
         MPI(MPI_Get_count(&status, MPI_BYTE, &there));
         if (there != wanted || status.MPI_TAG != tag)
-            fail(
-                "ranks disagree in group %s: rank %d expects %d bytes with tag %d from rank %d, which sends %d with "
-                "tag %d",
-                g.name.c_str(), g.ranks[(size_t)g.rank], wanted, tag, g.ranks[(size_t)peer], there, status.MPI_TAG);
+            fail("ranks disagree in group %s: rank %d expects %d bytes with tag %d from rank %d, which sends %d with tag %d",
+                 g.name.c_str(), g.ranks[(size_t)g.rank], wanted, tag, g.ranks[(size_t)peer], there, status.MPI_TAG);
         requests.emplace_back();
         MPI(MPI_Imrecv((char*)x + at, wanted, MPI_BYTE, &message, &requests.back()));
     }

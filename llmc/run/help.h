@@ -254,8 +254,7 @@ inline std::string manual_page() {
     };
     std::string out =
         ".TH TRAIN_GPT 1 \"\" \"train_gpt\" \"User Commands\"\n.SH NAME\ntrain_gpt \\- pretraining of language models of the "
-        "GPT, "
-        "BLOOM and Llama families\n.SH SYNOPSIS\n.B train_gpt\n.I COMMAND\n[\\fIOPTIONS\\fR]\n.SH DESCRIPTION\n" +
+        "GPT, BLOOM and Llama families\n.SH SYNOPSIS\n.B train_gpt\n.I COMMAND\n[\\fIOPTIONS\\fR]\n.SH DESCRIPTION\n" +
         plain(about_options) + "\n.SH COMMANDS\n";
     for (const Command& c : commands()) out += format(".TP\n.B %s\n", c.name) + plain(c.purpose) + "\n";
     for (const Command& c : commands()) {

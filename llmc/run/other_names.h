@@ -21,8 +21,7 @@ inline const OtherName other_names[] = {
     {"train", "total-batch-size -d", "--global-batch-size is in samples: tokens of a step / --seq-length"},
     {"train", "epochs num-epochs num-train-epochs max-epochs epoch",
      "the length of a run is --train-iters or --train-samples; an epoch has (tokens of the data) / --seq-length samples, and "
-     "the "
-     "tokens are what `train_gpt inspect PREFIX` shows"},
+     "the tokens are what `train_gpt inspect PREFIX` shows"},
     {"train",
      "max-steps max-iters num-steps num-iterations num-iters train-steps total-steps num-train-steps num-training-steps "
      "iterations iters max-train-steps -x",
@@ -54,8 +53,7 @@ inline const OtherName other_names[] = {
     {"train", "output-dir out-dir save save-dir checkpoint-dir ckpt-dir output outdir default-root-dir -o",
      "the directory of a run is --out"},
     {"train", "load load-checkpoint resume-from-checkpoint resume-from init-from checkpoint ckpt-path -y",
-     "--resume auto resumes the run in --out, --resume DIR from a checkpoint; --model DIR starts a new run from its "
-     "weights"},
+     "--resume auto resumes the run in --out, --resume DIR from a checkpoint; --model DIR starts a new run from its weights"},
     {"train", "save-interval save-steps checkpoint-interval checkpoint-every checkpointing-steps -n",
      "checkpoints are written --save-every 500 steps, or 30m"},
     {"train", "save-total-limit keep-last -nk", "the number of checkpoints is --keep"},
@@ -91,8 +89,7 @@ inline const OtherName other_names[] = {
     {"train", "initializer-range init-std", "the standard deviation of initial weights is --init-method-std"},
     {"train", "dropout attn-dropout resid-dropout embd-dropout", "there is no dropout"},
     {"train", "tie-word-embeddings tie-embeddings",
-     "embedding and output layer share weights but in Llama's family: "
-     "--untie-embeddings-and-output-weights"},
+     "embedding and output layer share weights but in Llama's family: --untie-embeddings-and-output-weights"},
     {"train", "num-experts moe expert-model-parallel-size", "there are no mixtures of experts: all layers are dense"},
     // data and tokenizers
     {"train",

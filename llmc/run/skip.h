@@ -152,8 +152,7 @@ private:
         if (wrong)
             fail(
                 "%s has '%s': '%s' %s. HINT: ranges are written 101-200 or, for a single one, 57, with blanks or commas "
-                "between "
-                "them; batches are numbered from 1 to at most %lld",
+                "between them; batches are numbered from 1 to at most %lld",
                 option, text.c_str(), part.c_str(), wrong, (long long)largest);
         return {first, last};
     }

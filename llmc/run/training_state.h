@@ -185,8 +185,7 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
     if (saved.data != data && !overridden("data-path"))
         fail(
             "the data is not what the checkpoint was trained on: weights, documents and tokens are %s, they were %s. HINT: "
-            "--override data-path "
-            "goes on with yours",
+            "--override data-path goes on with yours",
             json_text(data).c_str(), json_text(saved.data).c_str());
     if (!order_problem.empty() && !overridden("data-path") && !overridden("data-order"))
         fail("%s; --override data-order resumes with the new one", order_problem.c_str());
