@@ -12,11 +12,7 @@
 
 namespace test_guard {
 
-GuardOptions options(const std::string& policy) {
-    GuardOptions o;
-    o.policy = policy;
-    return o;
-}
+GuardOptions options(const std::string& policy) { return {policy, 128, 8, 10, 3, 5, 100, 200}; }
 const char* const policies[] = {"warn", "skip", "rollback"};
 
 // A guard, and the numbers of the next step and its batch, which need not be equal.
@@ -613,7 +609,7 @@ TEST(Guard, RefusesDamagedState) {
 
 TEST(GuardDeathTest, RefusesOptionsThatMakeNoSense) {
     const auto broken = [](const std::function<void(GuardOptions&)>& change) {
-        GuardOptions o;
+        GuardOptions o = options("warn");
         change(o);
         EXPECT_DEATH(Guard{o}, "internal check failed");
     };

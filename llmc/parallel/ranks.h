@@ -9,6 +9,7 @@
 #include "../model/mesh.h"
 #include "../ops.h"
 #include "comm.h"
+#include "shard.h"
 #include "world.h"
 #include "zero.h"
 
@@ -17,7 +18,7 @@ struct RankLayout {
     int tp = 1, pp = 1, vpp = 1;
     bool sequence_parallel = false;  // if tp > 1
     bool zero = true;
-    size_t bucket_elements = 0;  // parameters per data-parallel message; 0: max(40M, 1M per rank)
+    size_t bucket_elements = 0;  // parameters per data-parallel message; 0: default_bucket_elements
     int64_t rows = 0;            // rows of a micro-batch, which sequence parallelism splits
 };
 
@@ -26,7 +27,7 @@ struct Ranks {
     Mesh mesh;
     bool sequence_parallel = false;  // norms and residual stream are split by rows over tp
     bool zero = true;                // the optimizer's state is sharded over dp
-    size_t bucket_elements = 40000000;
+    size_t bucket_elements = default_bucket_elements(1);
     be::Comm tp, dp;
     be::Comm pp, pp_back;  // for activations forward; for gradients backward
     be::Comm kv;           // tp ranks that hold the same key/value heads
@@ -40,8 +41,7 @@ inline std::shared_ptr<Ranks> place_rank(int n, int rank, const RankLayout& layo
     check_tensor_parallel(c, mesh.tp.size, layout.sequence_parallel, layout.rows);
     ranks->sequence_parallel = mesh.tp.size > 1 && layout.sequence_parallel;
     ranks->zero = layout.zero;
-    const size_t usual = std::max<size_t>(40000000, (size_t)1000000 * mesh.dp.size);
-    ranks->bucket_elements = layout.bucket_elements ? layout.bucket_elements : usual;
+    ranks->bucket_elements = layout.bucket_elements ? layout.bucket_elements : default_bucket_elements(mesh.dp.size);
     return ranks;
 }
 

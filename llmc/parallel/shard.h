@@ -10,6 +10,9 @@
 #include "../elements.h"
 #include "../model/parameters.h"
 
+// Elements of a bucket, where no option says how many: as Megatron-LM, for dp ranks.
+inline size_t default_bucket_elements(int dp) { return std::max<size_t>(40000000, (size_t)1000000 * dp); }
+
 struct Bucket {
     size_t begin, end;  // range of the buffer
     bool decay;

@@ -137,7 +137,7 @@ inline int64_t fp8_start(const TrainOptions& o, const TrainingState& s) {
 }
 
 inline GuardOptions guard_options(const TrainOptions& o) {
-    GuardOptions g;
+    GuardOptions g{};
     g.policy = o.on_spike;
     g.loss_deviations = o.spike_loss_deviations;
     g.norm_factor = o.spike_grad_norm_factor;

@@ -19,7 +19,6 @@
 //                                            Chowdhery et al. 2022, section 5.1); after `max_rollbacks` the run ends
 // A non-finite step is never applied. Under warn, outliers in a row are consecutive steps. Otherwise a row ends after 4 x
 // `patience` normal steps, as not every batch uses a weight that has become bad.
-// `patience` normal steps: not every batch meets a weight that has gone bad.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -33,16 +32,16 @@
 #include "../base/math.h"
 #include "skip.h"
 
-struct GuardOptions {
-    std::string policy = "warn";      // warn, skip or rollback
-    int window = 128;                 // normal steps over which medians are taken
-    int least = 32;                   // normal steps before spikes are detected (or a full window)
-    double loss_deviations = 8;       // k: robust standard deviations above the median that make a spike
-    double norm_factor = 10;          // f: multiple of the median gradient norm that makes a spike
-    int patience = 3;                 // outliers in a row before more is done than skipping them
-    int max_rollbacks = 5;            // in the whole run
-    int64_t rollback_distance = 100;  // minimum steps from that checkpoint to the first outlier
-    int64_t rollback_batches = 200;   // skipped, centred on that of the first outlier
+struct GuardOptions {           // their defaults are in config.h
+    std::string policy;         // warn, skip or rollback
+    int window;                 // normal steps over which medians are taken
+    double loss_deviations;     // k: robust standard deviations above the median that make a spike
+    double norm_factor;         // f: multiple of the median gradient norm that makes a spike
+    int patience;               // outliers in a row before more is done than skipping them
+    int max_rollbacks;          // in the whole run
+    int64_t rollback_distance;  // minimum steps from that checkpoint to the first outlier
+    int64_t rollback_batches;   // skipped, centred on that of the first outlier
+    int least = 32;             // normal steps before spikes are detected (or a full window)
 };
 
 struct Verdict {

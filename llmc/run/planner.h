@@ -40,6 +40,7 @@
 #include "../model/model_config.h"
 #include "../model/parameters.h"
 #include "../parallel/pipeline.h"
+#include "../parallel/shard.h"
 #include "../base/terminal.h"
 
 // ---- hardware --------------------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ struct PlanInput {
     int64_t global_batch = 0;
     std::string recompute = "none";
     std::vector<int> layers;      // of each virtual stage; empty: balanced
-    int64_t bucket_elements = 0;  // parameters per data parallel message; 0: max(40M, 1M dp)
+    int64_t bucket_elements = 0;  // parameters per data parallel message; 0: default_bucket_elements
     size_t bytes_per_element = 2, gradient_bytes = 4;
     size_t moment_bytes = 8;                            // of both moments, per parameter
     AttentionCount attention = AttentionCount::causal;  // what the kernels compute
@@ -354,7 +355,7 @@ inline void plan_update(Plan& p) {
     const Link link = slowest_link(in, dp, in.tp);
     p.data.between_nodes = link.between_nodes;
     p.data.gbs = link.gbs;
-    const double bucket = in.bucket_elements ? (double)in.bucket_elements : std::max(40e6, 1e6 * dp);
+    const double bucket = in.bucket_elements ? (double)in.bucket_elements : (double)default_bucket_elements(dp);
     const double of_gradient = (double)in.gradient_bytes, moments = 2 * (double)in.moment_bytes;
     double slowest = -1;
     for (int rank = 0; rank < in.pp; rank++) {
