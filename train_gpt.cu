@@ -180,7 +180,7 @@ struct Activations {
     floatX* dwide;    // (N, max(F1l, QKVl)) gradient of fc1, then of qkv
 
     MicroBatch& micro_batch(int chunk = 0, int i = 0) {
-        std::vector<MicroBatch>& those = micro_batches[(size_t)chunk];
+        std::vector<MicroBatch>& those = micro_batches[chunk];
         return those[(size_t)i % those.size()];
     }
 };
@@ -292,30 +292,44 @@ static void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) 
     const bool training = m.recompute != Recompute::inference;
     m.a.micro_batches.assign((size_t)mesh.vpp, {});
     for (int chunk = 0, block = 0; chunk < mesh.vpp; chunk++) {
-        const int stage = virtual_stage(mesh.pp.size, mesh.pp.rank, chunk), layers = m.stages[(size_t)stage];
+        const int stage = virtual_stage(mesh.pp.size, mesh.pp.rank, chunk), layers = m.stages[stage];
         MicroBatch one;
         one.first_block = block;
         one.first = stage == 0;
         one.last = stage == (int)m.stages.size() - 1;
         one.x.assign((size_t)layers + 1, nullptr);
         one.blocks.assign((size_t)layers, BlockActivations{});
-        const int n = training ? pipeline_slots(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches, chunk) : 1;
-        m.a.micro_batches[(size_t)chunk].assign((size_t)n, one);
+        const int n = training ? micro_batches_in_flight(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches, chunk) : 1;
+        m.a.micro_batches[chunk].assign((size_t)n, one);
         block += layers;
     }
 }
 
-// Plans the tensors that block i of a micro-batch keeps. In FP8, the inputs of matrices are kept as codes if all steps are in
-// FP8; after steps in bf16, the codes take the place of the numbers. (Attention's backward pass reads the numbers of its
-// output.)
+// Which of a tensor's numbers and codes each block keeps for itself, and which are in the block that all share.
+struct Storage {
+    bool own_numbers, own_codes, shared_numbers, shared_codes;
+};
+
+// In FP8 the inputs of qkv, fc1 and fc2 are kept as codes alone: their numbers are shared. After steps in bf16, which keep the
+// numbers, the codes take their place. The input of proj is kept as both: attention's backward pass reads its numbers.
+static bool codes_suffice(Recompute kept_until) { return kept_until == Recompute::none; }
+static Storage storage(const Model& m, Recompute kept_until, bool fp8) {
+    const bool kept = m.recompute <= kept_until, codes_alone = fp8 && codes_suffice(kept_until);
+    Storage s;
+    s.own_numbers = kept && (!codes_alone || m.fp8.after_bf16);
+    s.own_codes = fp8 && m.recompute == Recompute::none && !(codes_alone && m.fp8.after_bf16);
+    s.shared_numbers = !kept || codes_alone;
+    s.shared_codes = fp8 && m.recompute != Recompute::none;
+    return s;
+}
+
+// Plans the tensors that a block keeps.
 static void plan_block(Model& m, BlockActivations& s, bool fp8) {
     const char* const purpose = "activations: kept per block";
     const auto plan = [&](size_t count, Recompute kept_until, auto& tensor) {
-        const bool codes_instead = fp8 && !m.fp8.after_bf16 && kept_until == Recompute::none;
-        if (m.recompute <= kept_until && !codes_instead) m.arena.add(purpose, &numbers(tensor), count);
-        const bool own_codes = codes_instead || kept_until > Recompute::none;
-        if (uint8_t** codes = codes_of(tensor); codes && fp8 && m.recompute == Recompute::none && own_codes)
-            m.arena.add(purpose, codes, count);
+        const Storage of = storage(m, kept_until, fp8);
+        if (of.own_numbers) m.arena.add(purpose, &numbers(tensor), count);
+        if (uint8_t** codes = codes_of(tensor); codes && of.own_codes) m.arena.add(purpose, codes, count);
     };
     for_each_tensor(m, plan, s);
     if (fp8) m.arena.add(purpose, &s.inverses, 4);
@@ -342,8 +356,9 @@ static void plan_activations(Model& m, bool fp8) {
         }
     const char* const shared = "activations: shared block";
     const auto plan_shared = [&](size_t count, Recompute kept_until, auto& tensor) {
-        if (m.recompute > kept_until || (fp8 && kept_until == Recompute::none)) arena.add(shared, &numbers(tensor), count);
-        if (uint8_t** codes = codes_of(tensor); codes && fp8 && m.recompute > Recompute::none) arena.add(shared, codes, count);
+        const Storage of = storage(m, kept_until, fp8);
+        if (of.shared_numbers) arena.add(shared, &numbers(tensor), count);
+        if (uint8_t** codes = codes_of(tensor); codes && of.shared_codes) arena.add(shared, codes, count);
     };
     for_each_tensor(m, plan_shared, m.a.shared);
     arena.add(shared, &m.a.branch, Nl * C);
@@ -371,7 +386,7 @@ static void plan_head(Model& m) {
     for (real** statistic : {&a.final_stats.mean, &a.final_stats.rstd}) m.arena.add(purpose, statistic, Nl);
     for (real** loss : {&a.loss, &a.zloss, &a.lse}) m.arena.add(purpose, loss, N);
     m.arena.add(purpose, &a.statistics, tp > 1 ? tp * 2 * (size_t)a.head_rows : 0);
-    m.arena.add("logits (a chunk of rows)", &a.logits, (size_t)a.head_rows * m.n.Vpl);
+    m.arena.add("logits (some rows at a time)", &a.logits, (size_t)a.head_rows * m.n.Vpl);
 }
 
 static void plan_activation_gradients(Model& m) {
@@ -521,7 +536,7 @@ struct Pass {
     bool cut_rows() const { return m.ranks->sequence_parallel && N() % m.n.tp_size == 0; }
     int local_rows() const { return cut_rows() ? N() / m.n.tp_size : N(); }
     size_t stream_size() const { return (size_t)local_rows() * m.c.C; }  // elements of the residual stream on this rank
-    bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[(size_t)block]; }
+    bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[block]; }
     AttentionShape attention() const { return {in.B, in.T, m.n.NHl, m.n.NKVl, m.c.HS(), m.attention_scale()}; }
     Rope rope() const { return {in.positions, m.cos_sin}; }
 };
@@ -551,9 +566,9 @@ static void end_block(const Pass& p, int block);
 // Block i of the micro-batch's chunk, from x[i] to x[i+1].
 static void block_forward(const Pass& p, int i) {
     const int block = p.in.first_block + i;
-    const Block& b = p.m.blocks[(size_t)block];
+    const Block& b = p.m.blocks[block];
     const BlockActivations s = activations(p, i);
-    const floatX* x = p.in.x[(size_t)i];
+    const floatX* x = p.in.x[i];
     floatX* branch = p.m.a.branch;
 
     norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, x, nullptr);
@@ -569,7 +584,7 @@ static void block_forward(const Pass& p, int i) {
 // norm, whose gradient is added to that of the residual stream.
 static void block_backward(const Pass& p, int i) {
     const int block = p.in.first_block + i;
-    const Block& b = p.m.blocks[(size_t)block];
+    const Block& b = p.m.blocks[block];
     const BlockActivations s = activations(p, i);
     floatX *dx = p.m.a.dx, *dnorm = p.m.a.dnorm, *datt = p.m.a.dnarrow, *dwide = p.m.a.dwide;  // dwide: of fc1, then of qkv
     recompute_block(p, i);
@@ -581,7 +596,7 @@ static void block_backward(const Pass& p, int i) {
     linear_backward(p, b.proj, datt, dx, s.att);
     attention_backward(p, dwide, datt, s);
     linear_backward(p, b.qkv, dnorm, dwide, s.norm1);
-    norm_backward(p, b.norm1, s.stats1, dx, dnorm, p.in.x[(size_t)i], Acc::Add);
+    norm_backward(p, b.norm1, s.stats1, dx, dnorm, p.in.x[i], Acc::Add);
     end_block(p, block);
 }
 
@@ -622,13 +637,13 @@ static void attention_backward(const Pass& p, floatX* dqkv, const floatX* datt, 
     else be::attention_backward(p.ctx, dqkv, datt, acts, mask, p.attention(), m.a.dq_sums);
 }
 
-// The activations of block i. In FP8 the inputs of qkv, fc1 and fc2 are kept only as codes: their numbers use the shared block.
+// The activations of block i. Of an input that is kept as codes alone, the numbers are those of the shared block.
 static BlockActivations activations(const Pass& p, int i) {
-    BlockActivations s = p.in.blocks[(size_t)i];
-    if (!p.fp8(p.in.first_block + i)) return s;
-    s.norm1.x = p.m.a.shared.norm1.x;
-    s.norm2.x = p.m.a.shared.norm2.x;
-    s.act.x = p.m.a.shared.act.x;
+    BlockActivations s = p.in.blocks[i];
+    const auto share_numbers = [](size_t, Recompute kept_until, auto& own, auto& shared) {
+        if (codes_suffice(kept_until)) numbers(own) = numbers(shared);
+    };
+    if (p.fp8(p.in.first_block + i)) for_each_tensor(p.m, share_numbers, s, p.m.a.shared);
     return s;
 }
 
@@ -678,7 +693,7 @@ static ScaleInverse* input_inverse(const Pass& p, const Layer& l, const LayerInp
 }
 
 // Whether the op that computes a tensor also encodes it: if the scale is known in advance, and no other op reads the numbers.
-// (Attention's backward pass reads its output; the gradient of the outputs of proj and fc2 is that of the residual stream.)
+// (Other ops read the input of proj: see storage(); the gradient of the outputs of proj and fc2 is that of the residual stream.)
 static bool made_as_codes(const Pass& p, const Layer& l, Operand operand) {
     if (!p.fp8(l.block) || p.m.fp8.current) return false;
     return operand == Operand::input ? l.matrix != Matrix::proj : operand == Operand::gradient && l.matrix == Matrix::fc1;
@@ -721,14 +736,14 @@ static void quantize_input(const Pass& p, const Layer& l, const LayerInput& inp)
 // In bf16 before FP8: measures the amax of what would be quantised.
 static void measure(const Pass& p, const Layer& l, Operand operand, const floatX* x, size_t n) {
     const Fp8Training& f = p.m.fp8;
-    if (f.measuring && f.blocks[(size_t)l.block]) be::absolute_max(p.ctx, f.amax + fp8_index(l.block, l.matrix, operand), x, n);
+    if (f.measuring && f.blocks[l.block]) be::absolute_max(p.ctx, f.amax + fp8_index(l.block, l.matrix, operand), x, n);
 }
 // Quantises or measures a block's weights, once per step.
 static void prepare_weights(const Pass& p, int block) {
     Fp8Training& f = p.m.fp8;
-    if (!(f.on || f.measuring) || !f.blocks[(size_t)block] || f.prepared[(size_t)block]) return;
-    f.prepared[(size_t)block] = true;
-    for (const Layer* l : p.m.blocks[(size_t)block].layers()) {
+    if (!(f.on || f.measuring) || !f.blocks[block] || f.prepared[block]) return;
+    f.prepared[block] = true;
+    for (const Layer* l : p.m.blocks[block].layers()) {
         measure(p, *l, Operand::weight, l->w, (size_t)l->out * l->in);
         if (f.on)
             quantize(p, *l, Operand::weight, l->codes, l->codes_t, scale_inverse(p, *l, Operand::weight), l->w, l->out, l->in);
@@ -746,7 +761,9 @@ static void fp8_forward(const Pass& p, const Layer& l, floatX* out, const LayerI
 static Elements weight_gradient(const Pass& p, const Layer& l);
 static Acc of_product(const Pass& p);
 
-// With sequence parallelism, a row-parallel layer's bias gradient is that of this rank's rows; reduce_shared sums it over tp.
+// The bias gradient takes a pass of its own, over the rows that this rank has anyway: with sequence parallelism, a row-parallel
+// layer's is then a summand, and reduce_shared sums it over tp together with those of the norms. (In bf16 the product of the
+// weight gradient computes it as well, from all rows: there one rank's is the whole sum.)
 static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
     Activations& a = p.m.a;
     const int N = p.N(), rows = output_rows(p, l);
@@ -792,7 +809,7 @@ static Elements weight_gradient(const Pass& p, const Layer& l) {
 static Acc of_product(const Pass& p) { return p.m.of_block.used() ? Acc::Set : p.in.gradients; }
 
 // Sets or adds gradients of weight and bias; returns all rows of dout. With sequence parallelism, reduce_shared sums a
-// row-parallel layer's bias gradient over tp together with those of the norms, so only one rank computes it.
+// row-parallel layer's bias gradient over tp; it is that of all rows, so only one rank computes it.
 static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const floatX* dout, const LayerInput& inp) {
     measure(p, l, Operand::gradient, dout, (size_t)output_rows(p, l) * l.out);
     const floatX* all_dout = gather(p, dout, output_rows(p, l), l.out);
@@ -869,9 +886,9 @@ static void recompute_block(const Pass& p, int i) {
     if (p.m.recompute == Recompute::full) return block_forward(p, i);
     if (p.m.recompute != Recompute::selective) return;
     const int block = p.in.first_block + i;
-    const Block& b = p.m.blocks[(size_t)block];
+    const Block& b = p.m.blocks[block];
     const BlockActivations s = activations(p, i);
-    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, p.in.x[(size_t)i], nullptr);
+    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, p.in.x[i], nullptr);
     norm_forward(p, b.norm2, s.stats2, output_for(p, b.fc1, s.norm2), nullptr, s.mid, nullptr);
     activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
     if (!p.fp8(block)) return;
@@ -945,7 +962,7 @@ static void embed_backward(const Pass& p) {
     end_block(p, TensorSpec::embedding);
 }
 
-// The loss of a chunk of rows, whose logits become their gradient; vocabulary shards first exchange their statistics.
+// The loss of some rows, whose logits become their gradient; vocabulary shards first exchange their statistics.
 static void classify(const Pass& p, int row, int rows, real loss_scale, real z_coef, bool training) {
     Activations& a = p.m.a;
     const VocabularyShard shard = p.m.n.vocabulary();
@@ -960,7 +977,7 @@ static void classify(const Pass& p, int row, int rows, real loss_scale, real z_c
     be::classifier_shard(p.ctx, a.logits, losses, targets, a.statistics, tp.size, rows, shard, constants);
 }
 
-// Final norm, logits in chunks of rows, loss. With `training`, each chunk's logits become their gradient in place and are
+// Final norm, logits of head_rows rows at a time, loss. With `training`, these logits become their gradient in place and are
 // propagated through the head at once, so that a (N, V) matrix never exists; dx is then the gradient of the last block's
 // output. Adds to the model's sums.
 static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
@@ -973,13 +990,13 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     if (training) m.of_block.begin(p.ctx, TensorSpec::head);
     for (int row = 0; row < N; row += a.head_rows) {
         const int rows = std::min(a.head_rows, N - row);
-        const floatX* chunk = normed + (size_t)row * C;
-        be::linear_forward(p.ctx, a.logits, chunk, m.p.head, nullptr, rows, C, m.n.Vpl);
+        const floatX* inp = normed + (size_t)row * C;
+        be::linear_forward(p.ctx, a.logits, inp, m.p.head, nullptr, rows, C, m.n.Vpl);
         classify(p, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
-        be::linear_backward_weight(p.ctx, m.g.head, nullptr, a.logits, chunk, rows, C, m.n.Vpl, row ? Acc::Add : of_product(p));
-        floatX* dchunk = dnormed + (size_t)row * C;  // may be chunk's memory
-        be::linear_backward_input(p.ctx, dchunk, a.logits, m.p.head, rows, C, m.n.Vpl);
+        be::linear_backward_weight(p.ctx, m.g.head, nullptr, a.logits, inp, rows, C, m.n.Vpl, row ? Acc::Add : of_product(p));
+        floatX* dinp = dnormed + (size_t)row * C;  // may be the memory of inp
+        be::linear_backward_input(p.ctx, dinp, a.logits, m.p.head, rows, C, m.n.Vpl);
     }
     if (training) {
         reduce(p, a.dnorm);
@@ -1288,7 +1305,7 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
             if (stop()) return {};
             const int64_t mine = (i * mesh.dp.size + mesh.dp.rank) * m.a.B;
             if (mine >= all) continue;
-            data.gather(&samples[(size_t)mine], (int)std::min<int64_t>(m.a.B, all - mine), batch);
+            data.gather(&samples[mine], (int)std::min<int64_t>(m.a.B, all - mine), batch);
             for (int chunk = 0; chunk < mesh.vpp; chunk++) {
                 const Pass pass = upload(ctx, m, batch, m.a.micro_batch(chunk, (int)i));
                 links.receive_input(pass.in.x[0], pass.stream_size(), chunk, (int)i);
@@ -1379,7 +1396,7 @@ private:
     void keep_keys_and_values(const MicroBatch& in, int i) {
         const ModelConfig& c = m_.c;
         const size_t kv = (size_t)m_.n.NKVl * c.HS(), bytes = kv * sizeof(floatX), stride = m_.n.QKVl * sizeof(floatX);
-        const floatX* keys = in.blocks[(size_t)i].qkv + (size_t)m_.n.NHl * c.HS();
+        const floatX* keys = in.blocks[i].qkv + (size_t)m_.n.NHl * c.HS();
         be::copy_rows(ctx_, cache_.keys_of(in.first_block + i), bytes, keys, stride, bytes, in.N());
         be::copy_rows(ctx_, cache_.values_of(in.first_block + i), bytes, keys + kv, stride, bytes, in.N());
     }
@@ -1583,7 +1600,7 @@ static void generate(World& world, const GenerateOptions& o) {
 }
 int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
 
-// Only the scored rows go through the head: they are gathered at the front of x[L], a chunk at a time. A row's destination
+// Only the scored rows go through the head: they are gathered at the front of x[L], head_rows at a time. A row's destination
 // never lies after its source, so none is overwritten before it is used.
 static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
     MicroBatch& in = m.a.micro_batch();

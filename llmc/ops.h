@@ -1,7 +1,6 @@
 // The ops of ops.inl, declared in each backend's namespace. `be` is the backend of this build: the model code calls be:: and
 // knows nothing else about it. A GPU build (BACKEND_CUDA; BACKEND_EMU: the same sources on the emulator) holds both backends.
 #pragma once
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -11,14 +10,6 @@
 #include "elements.h"
 #include "shapes.h"
 #include "base/types.h"
-
-// Sums over the unmasked targets of one or more micro-batches, and over the squares of their gradients.
-struct LossSums {
-    double ce = 0, z = 0;                 // cross-entropy, z-loss
-    double lse = 0, lse_max = -INFINITY;  // log Z: sum and maximum
-    int64_t n = 0;                        // unmasked targets
-    double squares = 0;
-};
 
 namespace cpu {
 #include "ops.inl"

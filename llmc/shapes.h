@@ -1,6 +1,7 @@
 // Arguments of ops that belong together, as plain structs: sizes and tensors. Shapes stand at the right, row-major, slowest
 // first; a pointer marked `or null` may be null. All memory is the backend's.
 #pragma once
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -84,6 +85,14 @@ struct LossConstants {
     real loss_scale;  // factor of the gradients
     real z_coef;
     bool write_gradient;
+};
+
+// Sums over the unmasked targets of one or more micro-batches, and over the squares of their gradients.
+struct LossSums {
+    double ce = 0, z = 0;                 // cross-entropy, z-loss
+    double lse = 0, lse_max = -INFINITY;  // log Z: sum and maximum
+    int64_t n = 0;                        // unmasked targets
+    double squares = 0;
 };
 
 // The constants of a step of AdamW; `step` counts from 1.

@@ -229,7 +229,7 @@ TEST(PipelineMemory, InFlight) {
             const int in_flight = most_in_flight(pipeline_schedule(pp, rank, vpp, m), -1);
             if (vpp == 1) {
                 EXPECT_EQ(in_flight, std::min(m, pp - rank));
-                EXPECT_EQ(pipeline_slots(pp, rank, 1, {m}, 0), in_flight);
+                EXPECT_EQ(micro_batches_in_flight(pp, rank, 1, {m}, 0), in_flight);
             } else if (m == pp) {
                 EXPECT_EQ(in_flight, m * vpp);
             } else {
@@ -251,7 +251,7 @@ TEST(PipelineMemory, SlotsHoldWhatIsInFlight) {
             std::map<std::pair<int, int>, int> own;  // (chunk, slot): micro-batch
             std::set<std::pair<int, int>> own_used;
             for (const PipelineEvent& e : events) {
-                const std::pair<int, int> slot(e.chunk, e.micro_batch % pipeline_slots(pp, rank, vpp, {m}, e.chunk));
+                const std::pair<int, int> slot(e.chunk, e.micro_batch % micro_batches_in_flight(pp, rank, vpp, {m}, e.chunk));
                 own_used.insert(slot);
                 if (e.direction == Direction::forward) {
                     EXPECT_TRUE(own.emplace(slot, e.micro_batch).second) << "slot " << slot.second << " is taken";
@@ -261,21 +261,21 @@ TEST(PipelineMemory, SlotsHoldWhatIsInFlight) {
                 }
             }
             int slots = 0;
-            for (int chunk = 0; chunk < vpp; chunk++) slots += pipeline_slots(pp, rank, vpp, {m}, chunk);
+            for (int chunk = 0; chunk < vpp; chunk++) slots += micro_batches_in_flight(pp, rank, vpp, {m}, chunk);
             EXPECT_EQ((int)own_used.size(), slots);
             EXPECT_LE(most_in_flight(events, -1), slots);  // the chunks reach their maxima at different times
             EXPECT_LE(slots, 2 * pp * vpp);
         }
     });
-    EXPECT_EQ(pipeline_slots(4, 0, 2, {8}, 0), 8);
-    EXPECT_EQ(pipeline_slots(4, 0, 2, {8}, 1), 4);
+    EXPECT_EQ(micro_batches_in_flight(4, 0, 2, {8}, 0), 8);
+    EXPECT_EQ(micro_batches_in_flight(4, 0, 2, {8}, 1), 4);
     EXPECT_EQ(most_in_flight(pipeline_schedule(4, 0, 2, 8), -1), 11);
 }
 
 // Of a ramp-up: as many as the size needs that needs most, which is not always the last.
 TEST(PipelineMemory, SlotsHoldWhatAnyStepHasInFlight) {
-    EXPECT_EQ(pipeline_slots(2, 1, 2, {8}, 1), 1);
-    EXPECT_EQ(pipeline_slots(2, 1, 2, {2, 4, 6, 8}, 1), 2);
+    EXPECT_EQ(micro_batches_in_flight(2, 1, 2, {8}, 1), 1);
+    EXPECT_EQ(micro_batches_in_flight(2, 1, 2, {2, 4, 6, 8}, 1), 2);
     for_all_sizes([](int pp, int vpp, int m) {
         std::vector<int> sizes;
         for (int n = pp; n <= m; n += pp) sizes.push_back(n);
@@ -284,7 +284,8 @@ TEST(PipelineMemory, SlotsHoldWhatAnyStepHasInFlight) {
                 int most = 0;
                 for (const int n : sizes) most = std::max(most, most_in_flight(pipeline_schedule(pp, rank, vpp, n), chunk));
                 if (!sizes.empty()) {
-                    EXPECT_EQ(pipeline_slots(pp, rank, vpp, sizes, chunk), most) << "rank " << rank << ", chunk " << chunk;
+                    EXPECT_EQ(micro_batches_in_flight(pp, rank, vpp, sizes, chunk), most)
+                        << "rank " << rank << ", chunk " << chunk;
                 }
             }
     });
@@ -327,7 +328,8 @@ TEST(SplitLayers, NoBetterPlaceForTheRemainder) {
                 int memory = 0;
                 for (int rank = 0; rank < pp; rank++) {
                     int held = 0;
-                    for (int c = 0; c < vpp; c++) held += layers[c * pp + rank] * pipeline_slots(pp, rank, vpp, {m}, c);
+                    for (int c = 0; c < vpp; c++)
+                        held += layers[c * pp + rank] * micro_batches_in_flight(pp, rank, vpp, {m}, c);
                     memory = std::max(memory, held);
                 }
                 const double total = simulate_pipeline(pp, vpp, m, forward, backward, 0).total;

@@ -100,17 +100,17 @@ inline int most_in_flight(const std::vector<PipelineEvent>& events, int chunk) {
     return most;
 }
 
-// Slots for activations that a chunk needs, for steps of each of these numbers of micro-batches; micro-batch i uses slot i %
-// slots. No two live ones collide: a chunk runs its micro-batches in order, forward and backward, so the live ones are
-// consecutive, and they never outnumber the slots. With chunks, fewer micro-batches may need more slots: as many as there are
-// ranks all run forward before any runs backward.
-inline int pipeline_slots(int pp, int rank, int vpp, const std::vector<int>& micro_batches, int chunk) {
+// The number n of micro-batches whose activations a chunk holds at a time, for steps of each of these numbers of micro-batches;
+// micro-batch i uses the memory of i % n. No two live ones collide: a chunk runs its micro-batches in order, forward and
+// backward, so the live ones are consecutive, and there are never more than n. With several chunks, fewer micro-batches may
+// need more memory: as many as there are ranks all run forward before any runs backward.
+inline int micro_batches_in_flight(int pp, int rank, int vpp, const std::vector<int>& micro_batches, int chunk) {
     CHECK(chunk >= 0 && chunk < vpp, "chunk %d of %d", chunk, vpp);
     std::set<int> sizes;
     for (const int n : micro_batches) sizes.insert(std::min(n, 3 * pp));  // beyond that the pattern repeats
-    int slots = 0;
-    for (const int n : sizes) slots = std::max(slots, most_in_flight(pipeline_schedule(pp, rank, vpp, n), chunk));
-    return slots;
+    int most = 0;
+    for (const int n : sizes) most = std::max(most, most_in_flight(pipeline_schedule(pp, rank, vpp, n), chunk));
+    return most;
 }
 
 // ---- layers ----------------------------------------------------------------------------------------------------------------

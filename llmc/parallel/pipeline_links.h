@@ -1,6 +1,6 @@
 // Messages between neighbouring pipeline stages: activations forward and their gradients backward, for this rank's rows. A send
 // never waits: forward, the data stays where it is until backward; backward, the gradient replaces the stage's input, which is
-// no longer needed. Both sends must be complete before their slot is used again.
+// no longer needed. Both sends must be complete before a later micro-batch uses their memory.
 #pragma once
 #include <vector>
 
@@ -9,10 +9,10 @@
 
 class PipelineLinks {
 public:
-    // stages: in the whole pipeline. slots: per chunk of this rank, the number of micro-batches in flight.
-    PipelineLinks(be::Ctx& ctx, Ranks& ranks, int stages, const std::vector<size_t>& slots)
+    // stages: in the whole pipeline. in_flight: per chunk of this rank, the number of micro-batches in flight.
+    PipelineLinks(be::Ctx& ctx, Ranks& ranks, int stages, const std::vector<size_t>& in_flight)
         : ctx_(ctx), ranks_(ranks), pp_(ranks.mesh.pp), stages_(stages) {
-        for (const size_t n : slots) sent_.emplace_back(n);
+        for (const size_t n : in_flight) sent_.emplace_back(n);
     }
     ~PipelineLinks() { finish(); }
     PipelineLinks(const PipelineLinks&) = delete;
@@ -54,8 +54,8 @@ private:
         be::finish(ctx_, s.gradient);
     }
     Sent& sent(int chunk, int micro_batch) {
-        auto& slots = sent_[(size_t)chunk];
-        return slots[(size_t)micro_batch % slots.size()];
+        auto& of_chunk = sent_[chunk];
+        return of_chunk[(size_t)micro_batch % of_chunk.size()];
     }
     int stage(int chunk) const { return virtual_stage(pp_.size, pp_.rank, chunk); }
     bool first(int chunk) const { return stage(chunk) == 0; }
@@ -68,5 +68,5 @@ private:
     Ranks& ranks_;
     Axis pp_;
     int stages_;
-    std::vector<std::vector<Sent>> sent_;  // [chunk][slot]
+    std::vector<std::vector<Sent>> sent_;  // [chunk][micro-batch % of those in flight]
 };
