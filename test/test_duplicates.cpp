@@ -122,7 +122,7 @@ TEST(Duplicates, AFullDiskIsNamed) {
     setrlimit(RLIMIT_FSIZE, &before);
     EXPECT_TRUE(std::filesystem::is_empty(dir / "work"));
     if (getuid() == 0) return;  // who may write everywhere
-    test::expect_error([&] { WorkFile("/proc/nothing"); }, {"/proc/nothing"});
+    test::expect_error([&] { WorkFile("/proc/nothing").append("x", 1); }, {"/proc/nothing"});
 }
 
 // ---- fast paths against their definitions ----------------------------------------------------------------------------------
@@ -464,6 +464,16 @@ TEST(Duplicates, RefusesWhatItCannotDo) {
         change(options);
         test::expect_error([&] { NearDuplicates(options, dir / "work", 1); }, {part});
     };
+    const NearDuplicateOptions parsed =
+        NearDuplicateOptions::parse({"mt-nlg", "bands=20", "shingle=words", "jaccard=0.75", "folded=1"});
+    EXPECT_EQ(parsed.bands, 20);
+    EXPECT_EQ(parsed.rows, 10);
+    EXPECT_EQ(parsed.shingle, "words");
+    EXPECT_EQ(parsed.verify_jaccard, 0.75);
+    EXPECT_TRUE(parsed.folded);
+    for (const std::string setting : {"bands", "bands=", "bands=x", "bands=1.5", "bands=1 ", "bands=0", "bands=1e99"})
+        test::expect_error([&] { NearDuplicateOptions::parse({"fineweb", setting}); }, {"bands"});
+    test::expect_error([] { NearDuplicateOptions::parse({"fineweb", "stripes=2"}); }, {"'stripes=2'", "HINT: bands, rows"});
     refused([](auto& o) { o.method = "lsh"; }, "'lsh'");
     refused([](auto& o) { o.shingle = "bytes"; }, "'bytes'");
     refused([](auto& o) { o.hash_bits = 48; }, "48 bits");

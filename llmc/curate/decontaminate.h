@@ -121,7 +121,8 @@ public:
         for_each_match(text, [&](size_t begin, size_t end, uint32_t ngram) {
             any = true;
             here.matches[ngrams_[ngram].task]++;
-            here.examples.push_back({ngrams_[ngram].task, std::string(text.substr(begin, end - begin))});
+            if (here.examples.size() < DecontaminationCounts::most_examples)
+                here.examples.push_back({ngrams_[ngram].task, std::string(text.substr(begin, end - begin))});
             keep(text.substr(piece, end_of_sentence_before(text, begin, piece) - piece));
             return piece = end_of_sentence_behind(text, end);
         });

@@ -27,13 +27,7 @@
 
 class WorkFile {
 public:
-    explicit WorkFile(const std::string& directory) : directory_(directory) {
-        make_directory(directory);
-        static std::atomic<int> number{0};
-        const std::string path = directory + "/.work." + std::to_string(getpid()) + "." + std::to_string(number++);
-        fd_ = create_new_file(path);
-        if (fd_ < 0 || unlink(path.c_str()) != 0) stop("write to", errno);
-    }
+    explicit WorkFile(std::string directory) : directory_(std::move(directory)) {}  // made when something is written
     WorkFile(WorkFile&& other) noexcept
         : directory_(std::move(other.directory_)), fd_(std::exchange(other.fd_, -1)), size_(std::exchange(other.size_, 0)) {}
     WorkFile& operator=(WorkFile&& other) noexcept {
@@ -51,6 +45,7 @@ public:
 
     void append(const void* data, size_t bytes) {
         const char* p = (const char*)data;
+        if (bytes > 0) make();
         while (bytes > 0) {
             const ssize_t n = pwrite(fd_, p, bytes, (off_t)size_);
             if (n < 0 && errno == EINTR) continue;
@@ -72,11 +67,20 @@ public:
     // Makes sure of the space on the disk, so that writing through a mapping cannot fail.
     void reserve(size_t bytes) {
         if (bytes <= size_) return;
+        make();
         if (const int error = posix_fallocate(fd_, (off_t)size_, (off_t)(bytes - size_))) stop("write to", error);
         size_ = bytes;
     }
 
 private:
+    void make() {
+        if (fd_ >= 0) return;
+        make_directory(directory_);
+        static std::atomic<int> number{0};
+        const std::string path = directory_ + "/.work." + std::to_string(getpid()) + "." + std::to_string(number++);
+        fd_ = create_new_file(path);
+        if (fd_ < 0 || unlink(path.c_str()) != 0) stop("write to", errno);
+    }
     [[noreturn]] void stop(const char* what, int error) const {
         fail("cannot %s the work directory %s: %s (after %zu bytes of one file)%s", what, directory_.c_str(), strerror(error),
              size_,

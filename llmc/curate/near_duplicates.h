@@ -86,6 +86,44 @@ struct NearDuplicateOptions {
         }
         fail_usage("there is no preset '%s' for near duplicates; HINT: the presets are %s", name.c_str(), names.c_str());
     }
+    // {"fineweb", "bands=20", "jaccard=0.8"}: a preset with other values.
+    static NearDuplicateOptions parse(const std::vector<std::string>& words) {
+        CHECK(!words.empty(), "no preset");
+        NearDuplicateOptions o = preset(words[0]);
+        for (size_t i = 1; i < words.size(); i++) {
+            const size_t equals = words[i].find('=');
+            const std::string name = words[i].substr(0, equals),
+                              value = equals < words[i].size() ? words[i].substr(equals + 1) : "";
+            const auto number = [&](auto& field) {
+                size_t used = 0;
+                double x = 0;
+                try {
+                    x = std::stod(value, &used);
+                } catch (const std::exception&) {
+                }
+                const bool fits = used > 0 && used == value.size() && std::abs(x) <= 1e9;
+                field = (std::decay_t<decltype(field)>)(fits ? x : 0);
+                if (!fits || (double)field != x)
+                    fail_usage("%s of near duplicates is '%s'; it must be a number", name.c_str(), value.c_str());
+            };
+            if (name == "bands") number(o.bands);
+            else if (name == "rows") number(o.rows);
+            else if (name == "shingle") o.shingle = value;
+            else if (name == "shingle-size") number(o.shingle_size);
+            else if (name == "hash-bits") number(o.hash_bits);
+            else if (name == "jaccard") number(o.verify_jaccard);
+            else if (name == "folded") number(o.folded);
+            else if (name == "hamming") number(o.hamming);
+            else if (name == "longest") number(o.longest_characters);
+            else
+                fail_usage(
+                    "near duplicates have no setting '%s'; HINT: bands, rows, shingle, shingle-size, hash-bits, jaccard, "
+                    "folded, hamming, longest",
+                    words[i].c_str());
+        }
+        o.check();
+        return o;
+    }
     void check() const {
         const auto in = [](const char* name, int64_t value, int64_t least, int64_t most) {
             if (value < least || value > most)
