@@ -1,11 +1,12 @@
-// The byte-pair engine of the tokenizer (tokenizer.h): from a piece of text to tokens. A piece starts as the tokens of its bytes;
-// of the adjacent pairs for which there is a merge, the one learned first is merged, again and again, until none is left.
+// The byte-pair engine of the tokenizer (tokenizer.h): from a piece of text to tokens. A piece starts as the tokens of its
+// bytes; of the adjacent pairs for which there is a merge, the one learned first is merged, again and again, until none is left.
 #pragma once
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <climits>
 #include <cstdint>
+#include <cstring>
 #include <queue>
 #include <string>
 #include <string_view>
@@ -13,6 +14,123 @@
 #include <vector>
 
 #include "../base/check.h"
+
+// The merges: pair of tokens -> rank, the order in which training learned them. A flat table of 8 bytes an entry, at most half
+// full, in which an entry stands at the first free place from its hash on.
+class MergeTable {
+public:
+    static constexpr uint32_t none = UINT32_MAX;
+    static constexpr int most_tokens = (1 << 21) - 1;  // ids below, and ranks, so that an entry fits into 64 bits
+    static constexpr uint32_t most_merges = 1 << 22;
+
+    // Merges are added in order. If a pair is added twice, the later merge counts.
+    void add(int left, int right, int merged) {
+        for (int id : {left, right})
+            if (id >= most_tokens) fail("the token %d is in a merge; at most %d tokens are supported", id, most_tokens);
+        if (merged_.size() >= most_merges) fail("more than %u merges are not supported", most_merges);
+        if (entries_.size() < 2 * (merged_.size() + 1)) grow();
+        place(key_of(left, right), (uint32_t)merged_.size());
+        merged_.push_back(merged);
+    }
+
+    uint32_t rank(int left, int right) const {
+        const uint64_t key = key_of(left, right);
+        for (size_t at = begin(key);; at = (at + 1) & (entries_.size() - 1)) {
+            if (entries_[at] >> rank_bits == key) return (uint32_t)entries_[at] & (most_merges - 1);
+            if (entries_[at] == empty) return none;
+        }
+    }
+    int merged(uint32_t rank) const { return merged_[rank]; }
+
+private:
+    static constexpr uint64_t empty = UINT64_MAX;
+    static constexpr int id_bits = 21, rank_bits = 22;
+
+    static uint64_t key_of(int left, int right) { return (uint64_t)left << id_bits | (uint64_t)right; }
+    size_t begin(uint64_t key) const { return (size_t)(key * 0x9e3779b97f4a7c15 >> shift_); }
+
+    void place(uint64_t key, uint32_t rank) {
+        size_t at = begin(key);
+        while (entries_[at] != empty && entries_[at] >> rank_bits != key) at = (at + 1) & (entries_.size() - 1);
+        entries_[at] = key << rank_bits | rank;
+    }
+    void grow() {
+        std::vector<uint64_t> old(2 * entries_.size(), empty);
+        old.swap(entries_);
+        shift_--;
+        for (uint64_t entry : old)
+            if (entry != empty) place(entry >> rank_bits, (uint32_t)entry & (most_merges - 1));
+    }
+
+    int shift_ = 64 - 4;
+    std::vector<uint64_t> entries_ = std::vector<uint64_t>(1 << 4, empty);
+    std::vector<int> merged_;  // by rank: the token that the pair becomes
+};
+
+// The tokens of short pieces that came before, for one thread: most of a text is words that came before. Two entries share a
+// line of memory, and of the two the older one is replaced: a bounded table, without allocations.
+class WordCache {
+public:
+    // The bytes of a piece and, in the last byte, their number. A piece that is too long has none.
+    struct Key {
+        uint64_t low = 0, high = 0;
+        bool operator==(const Key& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
+        bool exists() const { return high != 0; }
+    };
+    static constexpr size_t longest = 15, most_tokens = 3, bytes = 1 << 20;
+
+    // end: where the memory that may be read ends.
+    static Key key_of(std::string_view piece, const char* end) {
+        if (piece.size() > longest) return {};
+        uint64_t words[2] = {};
+        if (end - piece.data() >= 16) memcpy(words, piece.data(), 16);
+        else memcpy(words, piece.data(), piece.size());
+        const Masks& keep = masks[piece.size()];
+        return {words[0] & keep.low, (words[1] & keep.high) | (uint64_t)piece.size() << 56};
+    }
+
+    struct Entry {
+        Key key;
+        int tokens[most_tokens];
+        int count;
+    };
+    struct alignas(64) Line {
+        Entry entries[2];
+    };
+
+    // Empties the cache unless it was this owner's.
+    void begin(uint64_t owner) {
+        if (owner == owner_) return;
+        owner_ = owner;
+        lines_.assign(bytes / sizeof(Line), {});
+    }
+    Line& line(Key key) {
+        const auto product = (unsigned __int128)(key.low ^ 0x9e3779b97f4a7c15) * (key.high ^ 0xd6e8feb86659fd93);
+        return lines_[(uint64_t)(product ^ product >> 64) % (bytes / sizeof(Line))];
+    }
+    static void insert(Line& line, Key key, const int* tokens, size_t count) {
+        line.entries[1] = line.entries[0];
+        line.entries[0].key = key;
+        std::copy(tokens, tokens + count, line.entries[0].tokens);
+        line.entries[0].count = (int)count;
+    }
+
+private:
+    struct Masks {
+        uint64_t low, high;
+    };
+    static constexpr std::array<Masks, 16> masks = [] {
+        std::array<Masks, 16> all{};
+        for (size_t n = 0; n < 16; n++) {
+            all[n].low = n < 8 ? (uint64_t{1} << 8 * n) - 1 : ~uint64_t{0};
+            all[n].high = n <= 8 ? 0 : (uint64_t{1} << 8 * (n - 8)) - 1;
+        }
+        return all;
+    }();
+
+    uint64_t owner_ = 0;
+    std::vector<Line> lines_;
+};
 
 class BytePairEncoder {
 public:
@@ -26,53 +144,81 @@ public:
         byte_id_.fill(-1);
     }
 
-    // The vocabulary, then the merges in the order in which they were learned. If a pair is added twice, the later merge counts.
+    // The vocabulary, then the merges in the order in which they were learned.
     void add_token(const std::string& bytes, int id) {
         by_bytes_.emplace(bytes, id);
         if (bytes.size() == 1) byte_id_[(unsigned char)bytes[0]] = id;
     }
-    void add_merge(int left, int right, int merged) { merges_[pair_key(left, right)] = Merge{n_merges_++, merged}; }
+    void add_merge(int left, int right, int merged) { merges_.add(left, right, merged); }
 
     int byte_id(unsigned char byte) const { return byte_id_[byte]; }  // -1: the byte has no token
     bool knows_every_byte() const { return std::find(byte_id_.begin(), byte_id_.end(), -1) == byte_id_.end(); }
 
-    void encode_append(std::string_view piece, std::vector<int>& tokens) const {
-        constexpr size_t longest_cached = 32, most_cached = 1 << 18;
-        if (piece.size() > longest_cached) return merge_piece(piece, tokens);
-        Cache& cache = cache_of_this_thread();
-        std::string key(piece);
-        const auto found = cache.pieces.find(key);
-        if (found != cache.pieces.end()) {
-            tokens.insert(tokens.end(), found->second.begin(), found->second.end());
-            return;
+    // Encodes the pieces of a text, which are given in order, and appends their tokens. finish() must be called after the last.
+    class Run {
+    public:
+        Run(const BytePairEncoder& encoder, std::string_view text, std::vector<int>& tokens)
+            : encoder_(encoder), end_(text.data() + text.size()), cache_(encoder.cache_of_this_thread()), tokens_(tokens) {}
+
+        // A few pieces wait while their entries of the cache come from memory.
+        void operator()(std::string_view piece) {
+            const WordCache::Key key = WordCache::key_of(piece, end_);
+            WordCache::Line& line = cache_.line(key);
+            __builtin_prefetch(&line);
+            waiting_[n_waiting_++] = {piece, key, &line};
+            if (n_waiting_ == most_waiting) encode_waiting();
         }
-        const size_t before = tokens.size();
-        merge_piece(piece, tokens);
-        if (cache.pieces.size() >= most_cached) cache.pieces.clear();
-        cache.pieces.emplace(std::move(key), std::vector<int>(tokens.begin() + (long)before, tokens.end()));
-    }
+        void finish() {
+            encode_waiting();
+            flush();
+        }
+
+    private:
+        void encode_waiting() {
+            for (size_t i = 0; i < n_waiting_; i++) {
+                const auto& [piece, key, line] = waiting_[i];
+                const WordCache::Entry& entry = line->entries[line->entries[1].key == key];
+                if (!(entry.key == key) || !key.exists()) {
+                    encode(piece, key, *line);
+                    continue;
+                }
+                memcpy(done_ + n_done_, entry.tokens, sizeof entry.tokens);
+                n_done_ += (size_t)entry.count;
+            }
+            n_waiting_ = 0;
+            if (n_done_ > most_done) flush();
+        }
+        void encode(std::string_view piece, WordCache::Key key, WordCache::Line& line) {
+            flush();
+            const size_t before = tokens_.size();
+            encoder_.merge_piece(piece, tokens_);
+            const size_t count = tokens_.size() - before;
+            if (key.exists() && count <= WordCache::most_tokens) WordCache::insert(line, key, &tokens_[before], count);
+        }
+        void flush() {
+            tokens_.insert(tokens_.end(), done_, done_ + n_done_);
+            n_done_ = 0;
+        }
+
+        static constexpr size_t most_waiting = 64, most_done = 1024;
+        struct Waiting {
+            std::string_view piece;
+            WordCache::Key key;
+            WordCache::Line* line;
+        };
+        const BytePairEncoder& encoder_;
+        const char* end_;
+        WordCache& cache_;
+        std::vector<int>& tokens_;
+        std::array<Waiting, most_waiting> waiting_;
+        size_t n_waiting_ = 0, n_done_ = 0;
+        int done_[most_done + most_waiting * WordCache::most_tokens];  // tokens not yet appended
+    };
 
 private:
-    struct Merge {
-        int rank, token;
-    };
-    struct Cache {
-        uint64_t owner = 0;
-        std::unordered_map<std::string, std::vector<int>> pieces;
-    };
-
-    static uint64_t pair_key(int a, int b) { return (uint64_t)(uint32_t)a << 32 | (uint32_t)b; }
-    const Merge* merge_of(int a, int b) const {
-        const auto found = merges_.find(pair_key(a, b));
-        return found == merges_.end() ? nullptr : &found->second;
-    }
-
-    Cache& cache_of_this_thread() const {
-        thread_local Cache cache;
-        if (cache.owner != instance_) {
-            cache.owner = instance_;
-            cache.pieces.clear();
-        }
+    WordCache& cache_of_this_thread() const {
+        thread_local WordCache cache;
+        cache.begin(instance_);
         return cache;
     }
 
@@ -82,7 +228,7 @@ private:
             if (found != by_bytes_.end()) return tokens.push_back(found->second);
         }
         if (piece.size() > INT_MAX) fail("a piece of %zu bytes is too long to merge; at most %d are", piece.size(), INT_MAX);
-        if (piece.size() <= 48) merge_short(piece, tokens);
+        if (piece.size() <= most_short) merge_short(piece, tokens);
         else merge_long(piece, tokens);
     }
 
@@ -98,24 +244,41 @@ private:
         }
     }
 
-    // Searches for the best pair again after every merge: quadratic, and fastest for words.
+    // Every symbol has a number that orders the pair of it and the next: the rank of their merge and then the position. The
+    // smallest is searched for after every merge: quadratic, but 16 at a time, and fastest for words.
+    static constexpr int position_bits = 7, most_short = 1 << position_bits;
     void merge_short(std::string_view piece, std::vector<int>& tokens) const {
-        int symbols[48], n = 0;
-        each_byte(piece, [&](int id) { symbols[n++] = id; });
-        while (n > 1) {
-            Merge best = {INT_MAX, -1};
-            int at = -1;
-            for (int i = 0; i + 1 < n; i++)
-                if (const Merge* m = merge_of(symbols[i], symbols[i + 1]); m && m->rank < best.rank) {
-                    best = *m;
-                    at = i;
-                }
-            if (at < 0) break;
-            symbols[at] = best.token;
-            std::copy(symbols + at + 2, symbols + n, symbols + at + 1);
-            n--;
+        int symbol[most_short], n = 0;
+        uint8_t next[most_short], previous[most_short];
+        uint32_t order[most_short];
+        each_byte(piece, [&](int id) { symbol[n++] = id; });
+        const auto order_of = [&](int i, int j) {
+            const uint32_t rank = merges_.rank(symbol[i], symbol[j]);
+            return rank == MergeTable::none ? rank : rank << position_bits | (uint32_t)i;
+        };
+        for (int i = 0; i < n; i++) {
+            next[i] = (uint8_t)(i + 1);
+            previous[i] = (uint8_t)(i - 1);
+            order[i] = i + 1 < n ? order_of(i, i + 1) : MergeTable::none;
         }
-        tokens.insert(tokens.end(), symbols, symbols + n);
+        const int vectors = std::max(1, (n + 15) / 16);
+        std::fill(order + n, order + 16 * vectors, MergeTable::none);
+        while (true) {
+            uint32_t least[16];
+            std::copy(order, order + 16, least);
+            for (int v = 1; v < vectors; v++)
+                for (int k = 0; k < 16; k++) least[k] = std::min(least[k], order[16 * v + k]);
+            const uint32_t best = *std::min_element(least, least + 16);
+            if (best == MergeTable::none) break;
+            const int i = (int)(best % most_short), gone = next[i], after = next[gone];
+            symbol[i] = merges_.merged(best >> position_bits);
+            next[i] = (uint8_t)after;
+            if (after < n) previous[after] = (uint8_t)i;
+            order[gone] = MergeTable::none;
+            order[i] = after < n ? order_of(i, after) : MergeTable::none;
+            if (i > 0) order[previous[i]] = order_of(previous[i], i);
+        }
+        for (int i = 0; i < n; i = next[i]) tokens.push_back(symbol[i]);
     }
 
     // A linked list of symbols and a priority queue of candidate pairs: O(n log n), for runs of thousands of letters without a
@@ -130,7 +293,8 @@ private:
         std::priority_queue<Candidate, std::vector<Candidate>, std::greater<Candidate>> queue;
         const auto consider = [&](int i) {
             if (i < 0 || next[i] >= n) return;
-            if (const Merge* m = merge_of(symbol[i], symbol[next[i]])) queue.push({m->rank, i, symbol[i], symbol[next[i]]});
+            const uint32_t rank = merges_.rank(symbol[i], symbol[next[i]]);
+            if (rank != MergeTable::none) queue.push({(int)rank, i, symbol[i], symbol[next[i]]});
         };
         for (int i = 0; i < n; i++) {
             next[i] = i + 1;
@@ -142,7 +306,7 @@ private:
             queue.pop();
             if (symbol[i] != left || next[i] >= n || symbol[next[i]] != right) continue;  // outdated: one of the two was merged
             const int gone = next[i];
-            symbol[i] = merge_of(left, right)->token;
+            symbol[i] = merges_.merged((uint32_t)rank);
             symbol[gone] = -1;
             next[i] = next[gone];
             if (next[i] < n) previous[next[i]] = i;
@@ -153,8 +317,7 @@ private:
     }
 
     uint64_t instance_;
-    int n_merges_ = 0;
     std::array<int, 256> byte_id_;
     std::unordered_map<std::string, int> by_bytes_;
-    std::unordered_map<uint64_t, Merge> merges_;
+    MergeTable merges_;
 };

@@ -143,9 +143,12 @@ public:
             find_added(
                 text, special, continues,
                 [&](std::string_view part, bool begins, bool goes_on) {
-                    if (pre_tokenizer_)
-                        pre_tokenizer_->split(part, [&](std::string_view piece) { bpe_.encode_append(piece, tokens); });
-                    else steps_.split(part, begins, goes_on, [&](std::string_view piece) { encode_piece_(piece, tokens); });
+                    if (!pre_tokenizer_)
+                        return steps_.split(part, begins, goes_on,
+                                            [&](std::string_view piece) { encode_piece_(piece, tokens); });
+                    BytePairEncoder::Run run(bpe_, part, tokens);
+                    pre_tokenizer_->split(part, [&](std::string_view piece) { run(piece); });
+                    run.finish();
                 },
                 [&](const AddedToken& t) { tokens.push_back(t.id); });
         } catch (const Error& e) {
