@@ -76,3 +76,54 @@ says "with threshold and source" "gopher-min-words.*at least 50"
 printf 'input = ["raw"]\noutput = "from-file"\nnormalize = true\nheuristics = ["gopher", "fineweb"]\nshard-size = 50000\noutput-format = "jsonl"\n' >curate.toml
 expect "options in a file" "$program" curate --config curate.toml
 expect "are the same options" same one from-file
+
+# Languages and quality: classifiers are trained, measured and used; the same model for any number of threads.
+mkdir texts
+for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
+    echo "The children $i are playing with this old ball behind the house that we have seen." >>texts/en.txt
+    echo "Die Kinder $i spielen mit diesem alten Ball hinter dem Haus, das wir gesehen haben." >>texts/de.txt
+    printf 'Later observations have confirmed the theory of light, number %s.\n\n' "$i" >>good.txt
+    printf 'Click here to buy now!!! Offer %s, cheap pills, click!!!\n\n' "$i" >>bad.txt
+done
+expect "train languages" "$program" curate --train-language texts --output one.model --measure-on texts --threads 1
+says "and measure them" "accuracy 100.00%"
+expect "on two threads" "$program" curate --train-language de:texts/de.txt en:texts/en.txt --output two.model --threads 2
+expect "gives the same bits" cmp one.model two.model
+expect "which can be measured" "$program" curate --language-model one.model --measure-on texts
+says "by language" "de  *F1 100.00%"
+expect "train quality" "$program" curate --train-quality good:good.txt bad:bad.txt --output quality.model --measure-on good:good.txt bad:bad.txt
+says "and rank by it" "area under the ROC curve  *1.0000"
+cat texts/en.txt texts/de.txt bad.txt good.txt >mixed.txt
+judged() { "$program" curate --input mixed.txt --split-documents line --output-format jsonl "$@"; }
+expect "judge by both" judged --language-model one.model --languages en --min-language-score 0.3 --quality-model quality.model --output judged
+says "by language" "^language.*"
+says "and by quality" "^quality.*"
+expect "German is gone" refused grep -q Kinder judged/data/part-00000.jsonl
+expect "offers are, too" refused grep -q Offer judged/data/part-00000.jsonl
+expect "good English stays, with its scores" grep -q 'Later.*"language":"en","language_score":.*"quality_score":1.0' judged/data/part-00000.jsonl
+drawn() { judged --quality-model quality.model --quality-pareto 9 "$@"; }
+expect "draws from Pareto" drawn --output drawn1 --threads 1
+expect "on three threads" drawn --output drawn3 --threads 3
+expect "are the same" same drawn1 drawn3
+expect "fewer offers stay than good texts" test "$(grep -c Offer drawn1/data/part-00000.jsonl)" -lt "$(grep -c Later drawn1/data/part-00000.jsonl)"
+
+while IFS='|' read -r options pattern; do
+    # shellcheck disable=SC2086
+    expect "refused: $options" refused "$program" curate $options
+    says "and why" "$pattern"
+done <<'END'
+--train-language texts|the output is missing.*HINT
+--train-language texts --output x --normalize|--normalize has no meaning
+--train-language en:texts/en.txt --output x|at least two
+--train-language en:texts/fr.txt de:texts/de.txt --output x|cannot read texts/fr.txt
+--train-language texts --train-quality good:good.txt --output x|one command for each
+--train-quality texts --output x|they must be good and bad
+--measure-on texts|either --language-model FILE or --quality-model
+--measure-on fr:texts/en.txt --language-model one.model|the model knows de, en
+--input mixed.txt --output x --languages en|--language-model finds, which is not given
+--input mixed.txt --output x --quality-pareto 9|which is not given
+--input mixed.txt --output x --language-model one.model --languages fr|does not know the language 'fr'; it knows de, en
+--input mixed.txt --output x --quality-model one.model|does not judge quality.*HINT
+--input mixed.txt --output x --language-model good.txt|is not a classifier.*HINT
+END
+expect "no model is left of those refused" test ! -e x

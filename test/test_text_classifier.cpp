@@ -267,8 +267,7 @@ TEST(LabelledTexts, AreLabelledByNameFolderOrPrefix) {
     TextInput input;
     input.split = "line";
     const auto read = [&](int threads) {
-        return LabelledTexts::read(labelled_files({dir / "texts"}, "train-language"), "curate --train-language", input, {}, 1,
-                                   threads);
+        return LabelledTexts::read(labelled_files({dir / "texts"}, "train-language"), input, {}, 1, threads);
     };
     const LabelledTexts texts = read(1), again = read(3);
     EXPECT_EQ(texts.labels, (std::vector<std::string>{"en", "ja"}));
@@ -280,7 +279,7 @@ TEST(LabelledTexts, AreLabelledByNameFolderOrPrefix) {
     }
     test::expect_error(
         [&] {
-            LabelledTexts::read({{"fr", dir / "de.old.txt"}}, "x", input, {"de", "en"}, 1, 1);
+            LabelledTexts::read({{"fr", dir / "de.old.txt"}}, input, {"de", "en"}, 1, 1);
         },
         {"is labelled 'fr'", "de, en"});
 }

@@ -14,7 +14,9 @@
 class ClassifierReport {
 public:
     explicit ClassifierReport(std::vector<std::string> labels)
-        : labels_(std::move(labels)), confusion_(labels_.size(), std::vector<int64_t>(labels_.size())) {}
+        : labels_(std::move(labels)), confusion_(labels_.size(), std::vector<int64_t>(labels_.size())) {
+        if (labels_.back() == "good") positive_ = labels_.size() - 1;
+    }
 
     // label: the right one. probabilities: the classifier's
     void add(std::string_view text, size_t label, const std::vector<float>& probabilities) {
@@ -25,7 +27,7 @@ public:
         auto& [right, all] = by_length_[characters < 50 ? 0 : characters < 200 ? 1 : 2];
         right += guess == label;
         all++;
-        if (labels_.size() == 2) scores_.emplace_back(probabilities[0], label == 0);
+        if (labels_.size() == 2) scores_.emplace_back(probabilities[positive_], label == positive_);
     }
 
     int64_t count(size_t label) const {
@@ -51,8 +53,8 @@ public:
         }
         return share(right, all);
     }
-    // The probability that a text of the first label has a higher score for it than one of the second; ties count half (Mann
-    // and Whitney). NaN unless there are two labels, with texts of both.
+    // The probability that a text of one label, good or the first, has a higher score for it than one of the other; ties count
+    // half (Mann and Whitney). NaN unless there are two labels, with texts of both.
     double auc() const {
         auto scores = scores_;
         std::sort(scores.begin(), scores.end());
@@ -76,17 +78,18 @@ public:
         for (size_t i = 0; i < by_length_.size(); i++)
             if (const auto& [right, n] = by_length_[i]; n > 0)
                 table.row(lengths[i], format("%6.2f%%", 100 * share(right, n)), "of " + with_commas(n));
-        table.section("label          F1  precision  recall");
+        table.section("labels");
         double mean = 0;
         int present = 0;
         for (size_t k = 0; k < labels_.size(); k++) {
             if (count(k) == 0) continue;
-            table.row(labels_[k], format("%6.2f%%    %6.2f%% %6.2f%%", 100 * f1(k), 100 * precision(k), 100 * recall(k)),
+            table.row(labels_[k],
+                      format("F1 %6.2f%%, precision %6.2f%%, recall %6.2f%%", 100 * f1(k), 100 * precision(k), 100 * recall(k)),
                       "of " + with_commas(count(k)));
             mean += f1(k);
             present++;
         }
-        if (present > 1) table.row("mean", format("%6.2f%%", 100 * mean / present));
+        if (present > 1) table.row("mean", format("F1 %6.2f%%", 100 * mean / present));
         std::vector<std::pair<int64_t, std::string>> wrong;
         for (size_t a = 0; a < labels_.size(); a++)
             for (size_t b = 0; b < labels_.size(); b++)
@@ -96,7 +99,7 @@ public:
         if (!wrong.empty()) table.section("most frequent errors", Table::Values::amounts);
         for (size_t i = 0; i < std::min<size_t>(wrong.size(), 8); i++) table.row(wrong[i].second, with_commas(-wrong[i].first));
         if (const double area = auc(); area >= 0) {
-            table.section("as a score");
+            table.section("score of " + labels_[positive_], Table::Values::text, "score");
             table.row("area under the ROC curve", format("%.4f", area));
             for (const double threshold : {0.1, 0.3, 0.5, 0.7, 0.9}) {
                 int64_t kept = 0, right = 0, all = 0;
@@ -118,7 +121,8 @@ private:
     int64_t total() const { return by_length_[0].second + by_length_[1].second + by_length_[2].second; }
 
     std::vector<std::string> labels_;
+    size_t positive_ = 0;                                     // of two labels, that whose score is ranked
     std::vector<std::vector<int64_t>> confusion_;             // (right label, guess)
     std::array<std::pair<int64_t, int64_t>, 3> by_length_{};  // short, medium, long: right, all
-    std::vector<std::pair<float, bool>> scores_;              // of two labels: score of the first; whether it is right
+    std::vector<std::pair<float, bool>> scores_;              // of two labels: score of one; whether it is the right one
 };

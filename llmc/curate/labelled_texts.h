@@ -59,8 +59,8 @@ struct LabelledTexts {
 
     // split: what a document of a text file is (document_reader.h). labels: those of a model to be measured; none: the files'
     // own
-    static LabelledTexts read(const std::vector<LabelledFile>& files, const std::string& reading, TextInput input,
-                              std::vector<std::string> labels, uint64_t seed, int threads) {
+    static LabelledTexts read(const std::vector<LabelledFile>& files, TextInput input, std::vector<std::string> labels,
+                              uint64_t seed, int threads) {
         constexpr size_t most_bytes = 256 << 20, most_of_document = 64 << 10;
         LabelledTexts all;
         all.labels = std::move(labels);
@@ -72,7 +72,7 @@ struct LabelledTexts {
         }
         std::vector<int> label_of_file;
         input.files.clear();
-        input.reading = reading;
+        input.whole_documents = true;
         for (const LabelledFile& file : files) {
             const auto at = std::find(all.labels.begin(), all.labels.end(), file.label);
             if (at == all.labels.end())

@@ -31,6 +31,13 @@ public:
         return {false, "language", format("%s with probability %.2f", guess.label.c_str(), guess.probability)};
     }
 
+    DocumentVerdict apply(Document& document) const {
+        const TextClassifier::Guess found = guess(document.text);
+        document.fields["language"] = found.label;
+        document.fields["language_score"] = std::round(1e4 * found.probability) / 1e4;
+        return judge(found);
+    }
+
 private:
     static constexpr size_t sample_bytes = 4096;
     TextClassifier classifier_;

@@ -40,6 +40,12 @@ public:
         return {false, "quality", format("score %.3f; at least %.3f is kept", score, limit_)};
     }
 
+    DocumentVerdict apply(Document& document) const {
+        const float value = score(document.text);
+        document.fields["quality_score"] = std::round(1e4 * value) / 1e4;
+        return judge(value, document.number);
+    }
+
 private:
     static constexpr size_t sample_bytes = 64 << 10;  // quality differs within a document more than its language does
     TextClassifier classifier_;

@@ -340,6 +340,28 @@ inline Allowed one_of(Strings choices) {
       "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")                              \
     X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
+// Of the classifiers of languages and quality.
+#define CLASSIFIER_OPTIONS(X)                                                                                                  \
+    X(std::string, language_model, "", "", word("FILE"), "Stages",                                                             \
+      "drop documents by language, which this model from --train-language finds; each gets keys language and language_score")  \
+    X(Strings, languages, "", {}, list(0, "LANGUAGE"), "Stages",                                                               \
+      "languages to keep, by their names in the model, as in en ja; default: all of the model's")                              \
+    X(double, min_language_score, "", 0.65, between(0, 1), "Stages",                                                           \
+      "smallest probability of its language with which a document is kept (FineWeb: 0.65)")                                    \
+    X(std::string, quality_model, "", "", word("FILE"), "Stages",                                                              \
+      "drop documents by quality, which this model from --train-quality scores from 0 to 1; each gets a key quality_score")    \
+    X(double, min_quality_score, "", 0.5, between(0, 1), "Stages", "smallest score with which a document is kept")             \
+    X(OptionalDouble, quality_pareto, "", {}, above(0), "Stages",                                                              \
+      "instead of a smallest score: keep a document if a draw from Pareto(ALPHA) exceeds 1 - score (GPT-3: 9, MT-NLG: 3)")     \
+    X(Strings, train_language, "", {}, list(0, "LABEL:FILE"), "Classifiers",                                                   \
+      "learn to tell languages apart from these texts, one per line, and write the model to --output: en:FILE ja:FILE, "       \
+      "or a folder of en.txt, ja.txt and so on")                                                                               \
+    X(Strings, train_quality, "", {}, list(0, "LABEL:FILE"), "Classifiers",                                                    \
+      "learn to tell good documents from bad ones, separated by blank lines in text files: good:FILE bad:FILE")                \
+    X(Strings, measure_on, "", {}, list(0, "LABEL:FILE"), "Classifiers",                                                       \
+      "labelled texts on which a model is measured: the one that is trained, instead of on every twentieth of its texts; or, " \
+      "without training, that of --language-model or --quality-model")
+
 #define CURATE_OPTIONS(X)                                                                                                      \
     TEXT_OPTIONS(X)                                                                                                            \
     X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                    \
@@ -362,6 +384,7 @@ inline Allowed one_of(Strings choices) {
     X(Strings, pii_kinds, "", {}, list(0, "KIND"), "Stages", "of email, phone, card, ip; default: all")                        \
     X(bool, pii_private_addresses, "", false, anything(), "Stages",                                                            \
       "also IP addresses that are not of the Internet: private, loopback, documentation")                                      \
+    CLASSIFIER_OPTIONS(X)                                                                                                      \
     X(int, samples, "", 5, between(0, 1000), "Output", "documents that the report shows of those a rule dropped")              \
     X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of random choices")                                                   \
     X(int, threads, "workers", 0, between(1, 4096), "Run", "CPU threads; default: all cores")

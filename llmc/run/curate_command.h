@@ -15,9 +15,12 @@
 #include "../base/terminal.h"
 #include "../curate/curate_report.h"
 #include "../curate/heuristics.h"
+#include "../curate/language.h"
 #include "../curate/normalise.h"
 #include "../curate/pii.h"
 #include "../curate/pipeline.h"
+#include "../curate/quality.h"
+#include "classifier_command.h"
 #include "config.h"
 #include "text_commands.h"
 
@@ -48,6 +51,11 @@ inline PassInput find_input(const CurateOptions& o) {
 inline std::vector<Stage> make_stages(const CurateOptions& o) {
     std::vector<Stage> stages;
     if (o.normalize) stages.push_back({"normalize", normalise});
+    if (!o.language_model.empty()) {
+        const auto filter = std::make_shared<LanguageFilter>(o.language_model, o.languages, o.min_language_score);
+        stages.push_back({"language", [filter](Document& d, Changes&) { return filter->apply(d); }});
+    } else if (!o.languages.empty())
+        fail_usage("--languages chooses languages that --language-model finds, which is not given");
     if (!o.heuristics.empty()) {
         for (const std::string& set : o.heuristics)
             if (set != "gopher" && set != "c4" && set != "fineweb")
@@ -64,6 +72,12 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
         stages.push_back({"heuristics", [heuristics](Document& d, Changes& c) { return heuristics->apply(d, c); }});
     } else if (!o.set.empty() || !o.stop_words.empty() || !o.bad_words.empty())
         fail_usage("--set, --stop-words and --bad-words are for the rules of --heuristics, which is not given");
+    if (!o.quality_model.empty()) {
+        const bool pareto = o.quality_pareto.has_value();
+        const auto filter = std::make_shared<QualityFilter>(o.quality_model, pareto ? "pareto" : "threshold",
+                                                            pareto ? *o.quality_pareto : o.min_quality_score, (uint64_t)o.seed);
+        stages.push_back({"quality", [filter](Document& d, Changes&) { return filter->apply(d); }});
+    } else if (o.quality_pareto) fail_usage("--quality-pareto draws by the score of --quality-model, which is not given");
     if (!o.pii.empty()) {
         PiiOptions kinds;
         if (!o.pii_kinds.empty()) kinds = {false, false, false, false};
@@ -163,6 +177,7 @@ inline void print_summary(const Counts& counts) {
 
 inline int curate_command(const CurateOptions& o) {
     using namespace curation;
+    if (wants_classifier(o)) return classifier_command(o);
     if (o.input.empty()) fail_usage("there is no text to read; HINT: --input FILE|DIR ...");
     if (o.output.empty()) fail_usage("the output is missing; HINT: --output DIR");
     const std::vector<Stage> stages = make_stages(o);
