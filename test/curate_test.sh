@@ -127,3 +127,43 @@ done <<'END'
 --input mixed.txt --output x --language-model good.txt|is not a classifier.*HINT
 END
 expect "no model is left of those refused" test ! -e x
+# The whole corpus: b has a copy of a document of a, one that differs in a word, one that holds a question of a task, a repeated line.
+mkdir two
+awk 'BEGIN {
+    for (i = 0; i < 12; i++) {
+        text = "A line that all have."
+        for (w = 0; w < 240; w++) {
+            name = (i * 240 + w) ""
+            word = "w"
+            for (k = 1; k <= length(name); k++) word = word substr("abcdefghij", substr(name, k, 1) + 1, 1)
+            text = text (w % 12 ? " " : ".\\n") word
+        }
+        print "{\"text\": \"" text ".\"}"
+    }
+}' >two/a.jsonl
+{
+    sed -n 3p two/a.jsonl
+    sed -n '5s/wbaaa/changed/p' two/a.jsonl
+    sed 's/\bw/x/g; 2s/xdgf/What is the name of the first of the four winds of the northern sea/' two/a.jsonl
+} >two/b.jsonl
+echo '{"context": "What is the name of the first of the four winds of the northern sea?", "choices": [" a", " b"], "gold": 0}' >task.jsonl
+whole=(--exact-duplicates documents --near-duplicates fineweb --decontaminate task.jsonl --output-format jsonl)
+for threads in 1 3; do
+    expect "duplicates and decontamination on $threads threads" "$program" curate --input two/a.jsonl two/b.jsonl --output "two-$threads" "${whole[@]}" \
+        --threads $threads --memory-limit 1M
+    says "the copy" "exact-duplicate  *dropped 1 document"
+    says "the other" "near-duplicate  *dropped 1 document"
+    says "the task's text" "task-text  *changed 1 place"
+done
+expect "the same files" same two-1 two-3
+lines_of() { cat "$1"/data/*.jsonl | wc -l; }
+expect "nothing else is dropped, and one is cut into two" test "$(lines_of two-1)" = 25
+expect "repeated lines" "$program" curate --input two/a.jsonl two/b.jsonl --output lines --exact-duplicates documents lines --output-format jsonl
+says "go, but the first" "repeated-line  *changed 43 places in 24 documents"
+expect "nothing intermediate stays" test ! -e two-1/.work
+expect "mixing" "$program" curate --input two/a.jsonl two/b.jsonl --output mixed --weights a=0.75 b=0.25 --output-format jsonl
+says "says its epochs" "75.0%, 1.6"
+expect "and repeats documents" test "$(lines_of mixed)" -gt 20
+expect "to their weights" awk '/ x/ { b++; next } { a++ } END { exit !(a > 2 * b) }' mixed/data/part-00000.jsonl
+expect "a source without a weight is refused" refused "$program" curate --input two/a.jsonl two/b.jsonl --output refused --weights a=1
+says "and named" "two/b.jsonl=0 leaves it out"

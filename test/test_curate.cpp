@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "../llmc/curate/heuristics.h"
+#include "../llmc/curate/mixing.h"
 #include "../llmc/curate/normalise.h"
 #include "../llmc/curate/pii.h"
 
@@ -227,6 +228,65 @@ TEST(Curate, KeepsNumbersThatAreNoPersons) {
                              "$1,000,000.00",
                              "50-100-2000"})
         EXPECT_EQ(masked(text), text);
+}
+
+TEST(Curate, MixesSourcesByWeight) {
+    const std::vector<std::string> names = {"raw/web.jsonl.gz", "raw/books/"};
+    const auto epochs = [&](const MixingOptions& o) {
+        std::vector<double> all;
+        for (const MixedSource& s : mix_sources(names, {100, 50}, o)) all.push_back(s.epochs);
+        return all;
+    };
+    EXPECT_EQ(epochs({{"web=1", "books=1"}, 1, 0, 0}), (std::vector<double>{0.75, 1.5}));
+    EXPECT_EQ(epochs({{"web=0.5", "raw/books/=0.5"}, 1, 300, 0}), (std::vector<double>{1.5, 3}));
+    EXPECT_EQ(epochs({{"web=1", "books=0"}, 1, 50, 0}), (std::vector<double>{0.5, 0}));
+    EXPECT_EQ(epochs({{}, 1, 75, 0}), (std::vector<double>{0.5, 0.5}));
+    const std::vector<double> lifted = epochs({{}, 2, 0, 0});  // shares 10 : sqrt(50)
+    EXPECT_NEAR(lifted[0], 1.5 * 10 / (10 + std::sqrt(50.0)), 1e-12);
+    EXPECT_NEAR(lifted[0] * 100 + lifted[1] * 50, 150, 1e-9);
+    for (const std::vector<std::string>& weights : std::vector<std::vector<std::string>>{{"web=1"},
+                                                                                         {"web=1", "web=1"},
+                                                                                         {"web=1", "book=1"},
+                                                                                         {"web", "books=1"},
+                                                                                         {"web=x", "books=1"},
+                                                                                         {"web=-1", "books=1"},
+                                                                                         {"web=0", "books=0"}})
+        EXPECT_THROW(epochs({weights, 1, 0, 0}), UsageError);
+    int64_t copies = 0;
+    for (int64_t i = 0; i < 10000; i++) {
+        const int n = copies_of(i, 2.3, 7);
+        EXPECT_TRUE(n == 2 || n == 3);
+        copies += n;
+    }
+    EXPECT_NEAR((double)copies, 23000, 200);  // standard deviation: 46
+    EXPECT_EQ(copies_of(5, 3, 7), 3);
+    EXPECT_EQ(copies_of(5, 0, 7), 0);
+}
+
+// Table 2 of Smith et al. 2022 (arXiv:2201.11990): tokens of each set in billions, its share in %, and its epochs among 270
+// billion tokens of training. Shares and sizes are published with two or three digits, epochs with one decimal.
+TEST(Curate, MixesAsMtNlg) {
+    struct Row {
+        const char* name;
+        double tokens, share, epochs;
+    };
+    const Row rows[] = {{"Books3", 25.7, 14.3, 1.5},       {"OpenWebText2", 14.8, 19.3, 3.6},
+                        {"StackExchange", 11.6, 5.7, 1.4}, {"PubMed", 4.4, 2.9, 1.8},
+                        {"Wikipedia", 4.2, 4.8, 3.2},      {"PG-19", 2.7, 0.9, 0.9},
+                        {"BookCorpus2", 1.5, 1.0, 1.8},    {"NIH", 0.3, 0.2, 1.8},
+                        {"Pile-CC", 49.8, 9.4, 0.5},       {"ArXiv", 20.8, 1.4, 0.2},
+                        {"GitHub", 24.3, 1.6, 0.2},        {"CC-2020-50", 68.7, 13.0, 0.5},
+                        {"CC-2021-04", 82.6, 15.7, 0.5},   {"RealNews", 21.9, 9.0, 1.1},
+                        {"CC-Stories", 5.3, 0.9, 0.5}};
+    std::vector<std::string> names, weights;
+    std::vector<double> sizes;
+    for (const Row& r : rows) {
+        names.push_back(r.name);
+        sizes.push_back(r.tokens * 1e9);
+        weights.push_back(format("%s=%g", r.name, r.share));
+    }
+    const std::vector<MixedSource> mixed = mix_sources(names, sizes, {weights, 1, 270e9, 0});
+    for (size_t i = 0; i < mixed.size(); i++) EXPECT_NEAR(mixed[i].epochs, rows[i].epochs, 0.15) << rows[i].name;
 }
 
 }  // namespace test_curate

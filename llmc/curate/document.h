@@ -10,9 +10,10 @@
 
 struct Document {
     std::string text;
-    std::string source;             // the file or folder of --input that it comes from
+    size_t source = 0;              // which of the names given to --input it comes from
     int64_t number = 0;             // position in the whole input, from 0: the order of documents whatever the threads
     nlohmann::ordered_json fields;  // all other keys of its JSON line, or its other columns; null without any
+    std::vector<std::string> more;  // texts that a stage made of it beside `text`: pieces that it was cut into, copies
 };
 
 // Whether a document is kept; if not, by which rule it was dropped and what was measured.

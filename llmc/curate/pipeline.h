@@ -1,7 +1,7 @@
 // Documents through stages, from files to shards: the same output bytes for any number of threads, memory bounded by a batch,
 // and an interrupted pass goes on after its last whole shard.
 //
-//   read -> [stage, stage, ...] on all threads -> stages that need the documents in order -> part-00000.jsonl.zst, ...
+//   read -> stage, stage, ... on all threads -> counts, in the documents' order -> part-00000.jsonl.zst, ...
 //
 // State. Whenever a shard is complete, a state file says what was read up to its last document, how much came out, and all
 // counts. A pass that finds such a file reads on from there: earlier files are skipped, the documents of the current one are
@@ -26,10 +26,8 @@
 #include "document.h"
 
 struct Stage {
-    std::string name;  // as in the summary: "heuristics"
-    // What it does to a document. A pure function, called by many threads; or, in_order, called by one in the documents' order.
-    std::function<DocumentVerdict(Document&, Changes&)> apply;
-    bool in_order = false;
+    std::string name;                                           // as in the summary: "heuristics"
+    std::function<DocumentVerdict(Document&, Changes&)> apply;  // what it does to a document; a pure function
 };
 
 // ---- counts ----------------------------------------------------------------------------------------------------------------
@@ -136,22 +134,21 @@ public:
     ShardWriter(std::string dir, std::string ending, int64_t shard_bytes, int shards)
         : dir_(std::move(dir)), ending_(std::move(ending)), shard_bytes_(shard_bytes), shards_(shards) {}
 
-    // Returns true if this document completed a shard.
-    bool write(const std::string& text, const nlohmann::ordered_json& fields) {
-        if (!file_) {
-            file_ = std::make_unique<DocumentWriter>(dir_ + "/" + shard_name(shards_, ending_));
-            bytes_ = 0;
-        }
+    void write(const std::string& text, const nlohmann::ordered_json& fields) {
+        if (!file_) file_ = std::make_unique<DocumentWriter>(dir_ + "/" + shard_name(shards_, ending_));
         file_->write(text, fields);
         bytes_ += (int64_t)text.size();
-        return bytes_ >= shard_bytes_ && finish();
     }
-    bool finish() {
-        if (!file_) return false;
+    // Completes a shard that is long enough.
+    void end_document() {
+        if (bytes_ >= shard_bytes_) finish();
+    }
+    void finish() {
+        if (!file_) return;
         file_->finish();
         file_.reset();
+        bytes_ = 0;
         shards_++;
-        return true;
     }
     int shards() const { return shards_; }
 
@@ -167,24 +164,69 @@ struct PassInput {
     TextInput text;
     std::vector<std::string> sources;    // names
     std::vector<size_t> source_of_file;  // of text.files
+    bool intermediate = false;           // what an earlier pass left for this one
+
+    // The shards of an earlier pass, which has the same sources.
+    PassInput shards_of(const std::string& dir, const std::string& ending, int n) const {
+        PassInput input = {{}, sources, {}, true};
+        input.text.keep_fields = input.text.whole_documents = input.text.allow_binary = true;
+        for (int i = 0; i < n; i++) input.text.files.push_back(dir + "/" + shard_name(i, ending));
+        return input;
+    }
 };
 
 struct PassOutput {
     std::string dir, ending;
     int64_t shard_bytes = 256 << 20;
-    std::function<void(const PassState&)> save;  // writes the state
+    bool intermediate = false;                   // for another pass: with number and source
+    std::function<void(const PassState&)> save;  // writes the state; empty: this pass begins anew when it is interrupted
 };
+
+// A document as an intermediate set has it.
+inline nlohmann::ordered_json intermediate_fields(const Document& d) {
+    return {{"number", d.number}, {"source", d.source}, {"fields", d.fields}};
+}
+inline Document document_of(const Chunk& chunk, const PassInput& input, size_t file, int64_t number) {
+    Document d;
+    d.text = chunk.text;
+    if (!input.intermediate) {
+        d.fields = chunk.fields;
+        d.number = number;
+        d.source = input.source_of_file[file];
+        return d;
+    }
+    d.fields = chunk.fields.at("fields");
+    d.number = chunk.fields.at("number");
+    d.source = chunk.fields.at("source");
+    return d;
+}
+
+// Reads an intermediate set: work(document, index) on all threads, then finish(document, index) in order, batch by batch.
+inline void for_each_document(const PassInput& input, int threads, const std::string& label,
+                              const std::function<void(const Document&, size_t)>& work,
+                              const std::function<void(const Document&, size_t)>& finish,
+                              const std::function<void(size_t)>& resize) {
+    if (input.text.files.empty()) return;
+    DocumentReader reader(input.text);
+    std::vector<Document> batch;
+    for_each_chunk(
+        reader, threads, label,
+        [&](const Chunk& chunk, size_t i) {
+            batch[i] = document_of(chunk, input, chunk.file, 0);
+            work(batch[i], i);
+        },
+        [&](const Chunk&, size_t i) { finish(batch[i], i); },
+        [&](size_t n) {
+            batch.resize(n);
+            resize(n);
+        },
+        false);
+}
 
 class CurationPass {
 public:
     CurationPass(PassInput input, PassOutput output, std::vector<Stage> stages, int samples, uint64_t seed)
-        : input_(std::move(input)), output_(std::move(output)), stages_(std::move(stages)), samples_(samples), seed_(seed) {
-        bool in_order = false;
-        for (const Stage& s : stages_) {
-            CHECK(s.in_order || !in_order, "stage %s works on threads behind one that needs the order", s.name.c_str());
-            in_order = s.in_order;
-        }
-    }
+        : input_(std::move(input)), output_(std::move(output)), stages_(std::move(stages)), samples_(samples), seed_(seed) {}
 
     // From the state, which is a new one or that of an interrupted pass, to the end of the input.
     void run(PassState& state, int threads, const std::string& label) {
@@ -205,11 +247,7 @@ public:
                 [&](const Chunk& chunk, size_t i) {
                     const int64_t n = batch_begin + (int64_t)i - passed_over;
                     if (n < 0) return;
-                    Document& d = batch[i].document;
-                    d.text = chunk.text;
-                    d.fields = chunk.fields;
-                    d.source = input_.sources[input_.source_of_file[first_file + chunk.file]];
-                    d.number = first_number + n;
+                    batch[i].document = document_of(chunk, input_, first_file + chunk.file, first_number + n);
                     work(batch[i]);
                 },
                 [&](const Chunk& chunk, size_t i) {
@@ -223,20 +261,22 @@ public:
                     state.file = file;
                     state.in_file++;
                     state.documents++;
-                    if (take(batch[i], state.counts) && shards.write(batch[i].document.text, batch[i].document.fields)) {
-                        state.shards = shards.shards();
-                        output_.save(state);
-                    }
+                    if (!take(batch[i], state.counts)) return;
+                    write(batch[i].document, shards);
+                    if (shards.shards() == state.shards) return;
+                    state.shards = shards.shards();
+                    if (output_.save) output_.save(state);
                 },
                 [&](size_t n) {
                     batch.clear();
                     batch.resize(n);
-                });
+                },
+                !input_.intermediate);
         }
         shards.finish();
         state.shards = shards.shards();
         state.finished = true;
-        output_.save(state);
+        if (output_.save) output_.save(state);
     }
 
 private:
@@ -253,23 +293,39 @@ private:
         bool keep = true;
     };
 
+    // A shard ends behind a document, never among its texts.
+    void write(const Document& d, ShardWriter& shards) const {
+        const nlohmann::ordered_json wrapped = output_.intermediate ? intermediate_fields(d) : nlohmann::ordered_json();
+        const nlohmann::ordered_json& fields = output_.intermediate ? wrapped : d.fields;
+        shards.write(d.text, fields);
+        for (const std::string& text : d.more) shards.write(text, fields);
+        shards.end_document();
+    }
+
+    static int64_t bytes_of(const Document& d) {
+        int64_t bytes = (int64_t)d.text.size();
+        for (const std::string& text : d.more) bytes += (int64_t)text.size();
+        return bytes;
+    }
     void apply(const Stage& stage, Worked& w) const {
-        w.steps.push_back({(int64_t)w.document.text.size(), {}, {}});
+        w.steps.push_back({bytes_of(w.document), {}, {}});
         w.steps.back().verdict = stage.apply(w.document, w.steps.back().changes);
         w.keep = w.steps.back().verdict.keep;
     }
     void work(Worked& w) const {
         w.bytes_before = w.document.text.size();
         for (const Stage& stage : stages_) {
-            if (stage.in_order || !w.keep) return;
+            if (!w.keep) return;
             apply(stage, w);
         }
     }
-    // In the documents' order: the other stages, and all counts. Returns whether the document is kept.
-    bool take(Worked& w, Counts& counts) const {
-        for (size_t s = w.steps.size(); s < stages_.size() && w.keep; s++) apply(stages_[s], w);
+    // Counts what the stages said. Returns whether the document is kept.
+    bool take(const Worked& w, Counts& counts) const {
         counts.before[Counts::bucket(w.bytes_before)]++;
-        if (w.keep) counts.after[Counts::bucket(w.document.text.size())]++;
+        if (w.keep) {
+            counts.after[Counts::bucket(w.document.text.size())]++;
+            for (const std::string& text : w.document.more) counts.after[Counts::bucket(text.size())]++;
+        }
         for (size_t s = 0; s < w.steps.size(); s++) {
             const Worked::Step& step = w.steps[s];
             StageCounts& stage = counts.stages[s];
@@ -279,7 +335,7 @@ private:
             for (const auto& [rule, times] : step.changes) places[rule] += times;
             if (step.verdict.keep) {
                 stage.documents_kept++;
-                stage.bytes_kept += s + 1 < w.steps.size() ? w.steps[s + 1].bytes_in : (int64_t)w.document.text.size();
+                stage.bytes_kept += s + 1 < w.steps.size() ? w.steps[s + 1].bytes_in : bytes_of(w.document);
                 for (const auto& [rule, times] : places) {
                     stage.rules[rule].changed++;
                     stage.rules[rule].places += times;
@@ -296,7 +352,7 @@ private:
     void add_sample(RuleCount& rule, const Document& d, const DocumentVerdict& j) const {
         constexpr size_t shown_bytes = 600;
         const auto bits = random_bits(seed_, RngPurpose::documents, 1, (uint64_t)d.number);
-        DroppedSample sample = {(uint64_t)bits[0] << 20 | bits[1] >> 12, d.number, d.source, j.detail, {}};
+        DroppedSample sample = {(uint64_t)bits[0] << 20 | bits[1] >> 12, d.number, input_.sources[d.source], j.detail, {}};
         const auto by_lot = [](const DroppedSample& a, const DroppedSample& b) { return a.lot < b.lot; };
         if (rule.samples.size() == (size_t)samples_) {
             if (samples_ == 0 || !by_lot(sample, rule.samples.back())) return;

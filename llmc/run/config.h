@@ -367,8 +367,8 @@ inline Allowed one_of(Strings choices) {
     X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                    \
       "the documents of a text file: the whole file, its parts between blank lines, or its lines")                             \
     X(std::string, output, "", "", word("DIR"), "Output",                                                                      \
-      "directory for data/part-00000.jsonl.zst and so on, curate.json (counts and options) and report.html; the same command " \
-      "continues a curation that was interrupted")                                                                             \
+      "directory for data/part-00000.jsonl.zst and so on, curate.json and report.html; the same command continues a "          \
+      "curation that was interrupted")                                                                                         \
     X(std::string, output_format, "", "jsonl.zst", one_of({"jsonl.zst", "jsonl.gz", "jsonl"}), "Output",                       \
       "format of the files")                                                                                                   \
     X(int64_t, shard_size, "", 256000000, between(1, 1e12), "Output", "bytes of text after which an output file ends")         \
@@ -385,6 +385,25 @@ inline Allowed one_of(Strings choices) {
     X(bool, pii_private_addresses, "", false, anything(), "Stages",                                                            \
       "also IP addresses that are not of the Internet: private, loopback, documentation")                                      \
     CLASSIFIER_OPTIONS(X)                                                                                                      \
+    X(Strings, exact_duplicates, "", {}, list(0, "UNIT"), "Whole corpus",                                                      \
+      "drop what occurred before: documents; also paragraphs or lines")                                                        \
+    X(bool, exact_folded, "", false, anything(), "Whole corpus",                                                               \
+      "such units are the same where their words in lower case are")                                                           \
+    X(std::string, near_duplicates, "", "", one_of({"fineweb", "nemo", "llm-jp", "mt-nlg", "roots"}), "Whole corpus",          \
+      "drop documents that are nearly the same, by the MinHash-LSH or SimHash of these; earlier names of --input are kept")    \
+    X(double, verify_jaccard, "", 0, between(0, 0.999), "Whole corpus",                                                        \
+      "near duplicates only above this Jaccard index, computed for every candidate; default: the preset's")                    \
+    X(Strings, decontaminate, "", {}, list(0, "FILE"), "Whole corpus",                                                         \
+      "cut out what stands in these task files (of eval --tasks), by n-grams of 8 to 13 words as MT-NLG did")                  \
+    X(Strings, weights, "", {}, list(0, "SOURCE=W"), "Mixing",                                                                 \
+      "share of each name of --input in the output: web=0.7 books=0.3; documents are repeated or left out")                    \
+    X(double, temperature, "", 1, between(1, 1000), "Mixing", "shares by size^(1/T) instead: above 1, small sources get more") \
+    X(int64_t, budget, "", 0, at_least(0), "Mixing",                                                                           \
+      "bytes of the mixed output, or tokens with --tokenizer; default: as much as there is")                                   \
+    X(std::string, tokenizer, "", "", word("DIR"), "Mixing",                                                                   \
+      "count in tokens of this tokenizer: its directory or tokenizer.json")                                                    \
+    X(int64_t, memory_limit, "", 1000000000, between(1e6, 1e15), "Run",                                                        \
+      "bytes of memory for tables and sorting, which are on the disk beyond; batches of documents come on top")                \
     X(int, samples, "", 5, between(0, 1000), "Output", "documents that the report shows of those a rule dropped")              \
     X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of random choices")                                                   \
     X(int, threads, "workers", 0, between(1, 4096), "Run", "CPU threads; default: all cores")

@@ -1,5 +1,5 @@
-// train_gpt curate: from raw text to training data. The stages are in llmc/curate/; here they are made from the options, run, and
-// told about.
+// train_gpt curate: from raw text to training data. The stages are in llmc/curate/; here they are made from the options, run,
+// and told about.
 //
 // The output directory holds data/part-00000.jsonl.zst and so on, curate.json (options, input, state, counts) and report.html:
 // other commands read the folder data as it is. The same command continues an interrupted curation; other options or another
@@ -16,10 +16,13 @@
 #include "../curate/curate_report.h"
 #include "../curate/heuristics.h"
 #include "../curate/language.h"
+#include "../curate/mixing.h"
 #include "../curate/normalise.h"
 #include "../curate/pii.h"
 #include "../curate/pipeline.h"
 #include "../curate/quality.h"
+#include "../curate/whole_corpus.h"
+#include "../data/tokenizer.h"
 #include "classifier_command.h"
 #include "config.h"
 #include "text_commands.h"
@@ -46,6 +49,29 @@ inline PassInput find_input(const CurateOptions& o) {
         input.sources.push_back(name);
     }
     return input;
+}
+
+inline WholeCorpusOptions whole_corpus_options(const CurateOptions& o) {
+    WholeCorpusOptions whole;
+    whole.exact = o.exact_duplicates;
+    whole.folded = o.exact_folded;
+    if (o.exact_folded && o.exact_duplicates.empty())
+        fail_usage("--exact-folded is for --exact-duplicates, which is not given");
+    if (!o.near_duplicates.empty()) {
+        whole.near = NearDuplicateOptions::preset(o.near_duplicates);
+        if (o.verify_jaccard > 0) whole.near->verify_jaccard = o.verify_jaccard;
+    } else if (o.verify_jaccard > 0) fail_usage("--verify-jaccard is for --near-duplicates, which is not given");
+    whole.task_files = o.decontaminate;
+    return whole;
+}
+
+inline MixingOptions mixing_options(const CurateOptions& o) {
+    if (!o.weights.empty() && o.temperature != 1)
+        fail_usage("--weights and --temperature are given; one of them sets the shares");
+    MixingOptions mixing = {o.weights, o.temperature, (double)o.budget, (uint64_t)o.seed};
+    if (!o.tokenizer.empty() && !mixing.wanted())
+        fail_usage("--tokenizer counts for --weights, --temperature or --budget, of which none is given");
+    return mixing;
 }
 
 inline std::vector<Stage> make_stages(const CurateOptions& o) {
@@ -95,7 +121,7 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
         stages.push_back({"pii", [pii = Pii(kinds)](Document& d, Changes& c) { return pii.apply(d, c); }});
     } else if (!o.pii_kinds.empty() || o.pii_private_addresses)
         fail_usage("--pii-kinds and --pii-private-addresses are for --pii mask or --pii drop, which is not given");
-    if (stages.empty())
+    if (stages.empty() && !whole_corpus_options(o).wanted() && !mixing_options(o).wanted())
         fail_usage(
             "there is nothing to do; HINT: --normalize and --heuristics gopher are stages; train_gpt curate --help lists all");
     return stages;
@@ -104,7 +130,7 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
 // What must be the same when a curation goes on: all options but those that do not change the output, and the input's files.
 inline nlohmann::json identity_of(const CurateOptions& o, const PassInput& input) {
     nlohmann::ordered_json options = options_to_json(o);
-    for (const char* free : {"threads", "output"}) options.erase(free);
+    for (const char* free : {"threads", "output", "memory-limit"}) options.erase(free);
     auto files = nlohmann::ordered_json::array();
     for (const std::string& file : input.text.files) {
         std::error_code error;
@@ -124,26 +150,35 @@ inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& 
         return nullptr;
     }
     nlohmann::json record = parse_json(read_whole_file(path), path);
-    if (!record.is_object() || !record.contains("options") || !record.contains("input") || !record.contains("state"))
+    if (!record.is_object() || !record.contains("options") || !record.contains("input") || !record.contains("finished"))
         fail("%s is not a record of a curation; HINT: give another --output", path.c_str());
-    if (record["state"].value("finished", false))
+    if (record.value("finished", false))
         fail("the curation in %s is finished; it is not written again; HINT: give another --output", dir.c_str());
     for (const auto& [name, value] : identity["options"].items())
         if (const auto before = record["options"].value(name, nlohmann::json()); before != value)
             fail(
-                "the curation in %s began with --%s %s, now it is %s; HINT: the same options continue it, another --output begins "
-                "anew",
+                "the curation in %s began with --%s %s, now it is %s; HINT: the same options continue it, another --output "
+                "begins anew",
                 dir.c_str(), name.c_str(), json_text(before).c_str(), json_text(value).c_str());
     if (record["input"] != identity["input"])
         fail("the input of the curation in %s has changed since it began; HINT: another --output begins anew", dir.c_str());
     return record;
 }
 
+// Sizes of the sources in bytes or tokens, their shares and epochs.
+inline void print_mixing(const std::vector<MixedSource>& sources, const char* unit) {
+    Table table;
+    table.section("mixing");
+    for (const MixedSource& s : sources)
+        table.row(s.name, format("%5.1f%%, %.2f epochs of %s %s", 100 * s.share, s.epochs, human_count(s.size).c_str(), unit));
+    table.print();
+}
+
 // Output files that a killed process left under their temporary names.
 inline void remove_unfinished(const std::string& dir) {
-    for (const auto& entry : fs::directory_iterator(dir)) {
+    std::error_code error;  // a folder that is not there has none
+    for (const auto& entry : fs::directory_iterator(dir, error)) {
         const std::string name = entry.path().filename().string();
-        std::error_code error;
         if (name.rfind("part-", 0) == 0 && name.find(temporary_mark) != std::string::npos) fs::remove(entry.path(), error);
     }
 }
@@ -173,39 +208,151 @@ inline void print_summary(const Counts& counts) {
     table.print();
 }
 
+// A curation from its options to its output.
+class Curation {
+public:
+    explicit Curation(const CurateOptions& o)
+        : o_(o),
+          stages_(make_stages(o)),
+          whole_(whole_corpus_options(o)),
+          mixing_(mixing_options(o)),
+          input_(find_input(o)),
+          identity_(identity_of(o, input_)),
+          data_(o.output + "/data"),
+          work_(o.output + "/.work") {
+        for (const std::string& weight : mixing_.weights) parse_weight(weight, input_.sources);
+    }
+
+    int run() {
+        PassState state = begin();
+        const int threads = thread_count(o_.threads);
+        // Each pass but the last writes an intermediate set, which the next one reads. The first one is continued after an
+        // interruption; the others begin anew.
+        int passes_left = 1 + whole_.wanted() + mixing_.wanted();
+        const auto output = [&](const std::string& name) {
+            const bool last = --passes_left == 0;
+            PassOutput to = {
+                last ? data_ : work_ + "/" + name, last ? o_.output_format : intermediate_ending(), o_.shard_size, !last, {}};
+            make_directory(to.dir);
+            return to;
+        };
+        PassOutput to = output("documents");
+        to.save = [&](const PassState& s) { save(s); };
+        if (!state.finished) run_pass(input_, to, stages_, state, threads, "curating");
+        Counts counts = state.counts;
+        if (whole_.wanted()) {
+            const PassInput from = input_.shards_of(to.dir, to.ending, state.shards);
+            WholeCorpus whole(whole_, work_, (size_t)o_.memory_limit);
+            whole.learn(from, threads);
+            to = output("kept");
+            state = PassState();
+            run_pass(from, to, whole.stages(), state, threads, "writing what is left");
+            append(counts, state.counts);
+            intermediate_.insert(intermediate_.end(), from.text.files.begin(), from.text.files.end());
+        }
+        if (mixing_.wanted()) {
+            const PassInput from = input_.shards_of(to.dir, to.ending, state.shards);
+            to = output("");
+            state = PassState();
+            run_pass(from, to, {mixing_stage(from, threads)}, state, threads, "mixing");
+            append(counts, state.counts);
+            intermediate_.insert(intermediate_.end(), from.text.files.begin(), from.text.files.end());
+        }
+        end(counts, state.shards);
+        return 0;
+    }
+
+private:
+    // zstd where it was built in: the intermediate set is read up to three times.
+    static std::string intermediate_ending() {
+#ifdef HAVE_ZSTD
+        return "jsonl.zst";
+#else
+        return "jsonl";
+#endif
+    }
+    // Measures the sources in what is left, and says how often each document is passed through.
+    Stage mixing_stage(const PassInput& from, int threads) {
+        std::unique_ptr<const Tokenizer> tokenizer;
+        if (!o_.tokenizer.empty()) tokenizer = std::make_unique<const Tokenizer>(Tokenizer::load(o_.tokenizer));
+        std::vector<double> sizes(from.sources.size());
+        std::vector<int64_t> batch;
+        for_each_document(
+            from, threads, tokenizer ? "counting tokens" : "measuring the sources",
+            [&](const Document& d, size_t i) {
+                batch[i] = (int64_t)(tokenizer ? tokenizer->encode(d.text).size() : d.text.size());
+            },
+            [&](const Document& d, size_t i) { sizes[d.source] += (double)batch[i]; }, [&](size_t n) { batch.resize(n); });
+        mixed_ = mix_sources(from.sources, sizes, mixing_);
+        return {"mixing", [this](Document& d, Changes& changes) -> DocumentVerdict {
+                    const int copies = copies_of(d.number, mixed_[d.source].epochs, mixing_.seed);
+                    if (copies == 0) return {false, "left-out", format("%.3g epochs of its source", mixed_[d.source].epochs)};
+                    d.more.assign((size_t)copies - 1, d.text);
+                    if (copies > 1) changes.push_back({"repeated", copies - 1});
+                    return {};
+                }};
+    }
+    static void append(Counts& counts, const Counts& more) {
+        counts.stages.insert(counts.stages.end(), more.stages.begin(), more.stages.end());
+        counts.after = more.after;
+    }
+    void run_pass(const PassInput& from, const PassOutput& to, const std::vector<Stage>& stages, PassState& state, int threads,
+                  const char* label) {
+        CurationPass(from, to, stages, o_.samples, (uint64_t)o_.seed).run(state, threads, label);
+    }
+    void write_record(nlohmann::ordered_json record) const {
+        record["options"] = identity_["options"];
+        record["input"] = identity_["input"];
+        write_file_atomically(o_.output + "/curate.json", json_text(record, 1) + "\n");
+    }
+    void save(const PassState& s) const { write_record({{"finished", false}, {"state", to_json(s)}}); }
+
+    // The state of an interrupted curation, or a new one.
+    PassState begin() {
+        const nlohmann::json record = find_record(o_.output, identity_);
+        PassState state;
+        make_directory(data_);
+        remove_unfinished(data_);
+        if (record.is_null()) {
+            save(state);
+            return state;
+        }
+        remove_unfinished(work_ + "/documents");
+        state = pass_state_from_json(record.value("state", nlohmann::json()), o_.output + "/curate.json");
+        print_line(stderr, format("continuing the curation in %s after %s, %s", o_.output.c_str(),
+                                  counted(state.documents, "document").c_str(), counted(state.shards, "output file").c_str()));
+        return state;
+    }
+    void end(const Counts& counts, int shards) {
+        write_record({{"finished", true}, {"shards", shards}, {"counts", to_json(counts)}});
+        write_file_atomically(
+            o_.output + "/report.html",
+            render_report(counts, "Curation: " + fs::path(o_.output).filename().string(), identity_["options"]));
+        std::error_code error;
+        for (const std::string& file : intermediate_) fs::remove(file, error);
+        for (const char* folder : {"/documents", "/kept", ""}) fs::remove(work_ + folder, error);  // empty now
+        print_summary(counts);
+        if (!mixed_.empty()) print_mixing(mixed_, o_.tokenizer.empty() ? "bytes" : "tokens");
+        print_line(stdout, format("%s: %s; %s/report.html shows what was dropped", data_.c_str(),
+                                  counted(shards, "output file").c_str(), o_.output.c_str()));
+    }
+
+    const CurateOptions& o_;
+    std::vector<Stage> stages_;
+    WholeCorpusOptions whole_;
+    MixingOptions mixing_;
+    PassInput input_;
+    nlohmann::json identity_;
+    std::string data_, work_;
+    Strings intermediate_;  // files that earlier passes left for later ones; removed at the end
+    std::vector<MixedSource> mixed_;
+};
+
 }  // namespace curation
 
 inline int curate_command(const CurateOptions& o) {
-    using namespace curation;
     if (wants_classifier(o)) return classifier_command(o);
     if (o.input.empty()) fail_usage("there is no text to read; HINT: --input FILE|DIR ...");
     if (o.output.empty()) fail_usage("the output is missing; HINT: --output DIR");
-    const std::vector<Stage> stages = make_stages(o);
-    const PassInput input = find_input(o);
-    const nlohmann::json identity = identity_of(o, input);
-    const nlohmann::json record = find_record(o.output, identity);
-    PassState state;
-    if (!record.is_null()) {
-        state = pass_state_from_json(record["state"], o.output + "/curate.json");
-        print_line(stderr, format("continuing the curation in %s after %s, %s", o.output.c_str(),
-                                  counted(state.documents, "document").c_str(), counted(state.shards, "output file").c_str()));
-    }
-    const std::string data = o.output + "/data";
-    make_directory(data);
-    remove_unfinished(data);
-    const auto save = [&](const PassState& s) {
-        const nlohmann::ordered_json whole = {
-            {"options", identity["options"]}, {"input", identity["input"]}, {"state", to_json(s)}};
-        write_file_atomically(o.output + "/curate.json", json_text(whole, 1) + "\n");
-    };
-    if (record.is_null()) save(state);
-    CurationPass pass(input, {data, o.output_format, o.shard_size, save}, stages, o.samples, (uint64_t)o.seed);
-    pass.run(state, thread_count(o.threads), "curating");
-    write_file_atomically(
-        o.output + "/report.html",
-        render_report(state.counts, "Curation: " + fs::path(o.output).filename().string(), identity["options"]));
-    print_summary(state.counts);
-    print_line(stdout, format("%s: %s; %s/report.html shows what was dropped", data.c_str(),
-                              counted(state.shards, "output file").c_str(), o.output.c_str()));
-    return 0;
+    return curation::Curation(o).run();
 }
