@@ -2,6 +2,7 @@
 # Every kind of bad input, one row each: the program must say what was given and what to do, exit with a status that is not 0,
 # not crash, and leave no file under its final name.
 #   TRAIN_GPT=path/to/train_gpt test/bad_input.sh
+golden=$(realpath "$(dirname "$0")/golden")
 . "$(dirname "$0")/lib.sh"
 
 # refuse NAME PATTERN COMMAND...: the command fails, its message matches PATTERN (extended regular expression, one line at least).
@@ -183,6 +184,11 @@ not_text "prepare" "prepare --input"        "$program" prepare --output p --toke
 not_text "tokenizer" "tokenizer --input"    "$program" tokenizer --vocab-size 300 --output t --input
 not_text "tokenizer --report" "tokenizer --report DIR --input" "$program" tokenizer --report tok --input
 not_text "eval --text" "eval --text"        "$program" eval --model model/latest --text
+head -c 3000 "$golden/parquet/plain-v1-none.parquet" >cut.parquet
+refuse "prepare: Parquet that is cut off"   "cut.parquet cannot be read as Parquet: it is cut off: the footer" "$program" prepare --output p --tokenizer tok --input cut.parquet
+refuse "prepare: another column"            "has no column 'body'; its columns are id, text, .*HINT: --json-keys" "$program" prepare --output p --tokenizer tok --input "$golden/parquet" --json-keys body
+printf 'WARC/1.0\r\nContent-Length: 50\r\n\r\ncut' >cut.warc
+refuse "prepare: WARC that is cut off"      "record 1 of cut.warc is cut off" "$program" prepare --output p --tokenizer tok --input cut.warc
 refuse "prepare: the last of several files" "bzcat good.bz2"                "$program" prepare --output p --tokenizer tok --input good.txt good.bz2
 refuse "prepare: bzip2 on standard input"   "standard input .* \.\.\. \| bzcat \| train_gpt prepare --input - " bash -c "'$program' prepare --input - --output p --tokenizer tok <good.bz2"
 leaves_nothing "prepare: nothing left"      p.bin p.idx
@@ -252,6 +258,9 @@ cat two.gz two.gz >members
 printf '[{"text": "one"},\n {"text": "two"}]' >array2.json
 printf 'one\r\ntwo\nthree\r\n\r\nfour' >ends.txt
 yes '{"text": ""}' | head -n 100000 | cat two - >empties.jsonl
+ln -s "$golden" golden
+page=$(printf 'HTTP/1.1 200 OK\nContent-Type: text/html\n\n<p>'; head -n 8 good.txt)
+printf 'WARC/1.0\nWARC-Type: response\nContent-Type: application/http\nContent-Length: %s\n\n%s\n\n' "${#page}" "$page" >page.warc
 mkdir -p folder/below
 cp two.gz "folder/a name"$'\n'"of two lines.jsonl"
 cp two folder/below/
@@ -262,6 +271,8 @@ while read -r input documents options; do
 done <<'END'
 two.gz 2
 members 4
+golden/parquet 258
+page.warc 1
 array2.json 2
 ends.txt 4 --split-documents line
 folder 4

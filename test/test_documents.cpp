@@ -438,4 +438,154 @@ TEST(Parquet, DamagedFilesAreRefused) {
     }
 }
 
+// ---- web archives --------------------------------------------------------------------------------------------------------------
+std::string record(const std::string& type, const std::string& content_type, const std::string& body) {
+    return "WARC/1.0\r\nWARC-Type: " + type + "\r\nWARC-Target-URI: http://a.example/\r\nWARC-Date: 2024-01-01T00:00:00Z\r\n" +
+           "Content-Type: " + content_type + "\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body +
+           "\r\n\r\n";
+}
+std::string response(const std::string& headers, const std::string& page) {
+    return record("response", "application/http; msgtype=response", "HTTP/1.1 200 OK\r\n" + headers + "\r\n\r\n" + page);
+}
+const std::string long_text = [] {
+    std::string text;
+    for (int i = 0; i < 8; i++) text += "This is a sentence of a paragraph that somebody wrote. ";
+    text.pop_back();
+    return text;
+}();
+
+TEST(Warc, RecordsByTheirTypes) {
+    const test::TemporaryDirectory dir;
+    const std::string html =
+        "<html><head><title>no</title><script>var no;</script></head><body><nav><a href=x>Home no</a></nav><p>" + long_text +
+        "<p>" + long_text + " Two.</body></html>";
+    const std::string wanted = long_text + "\n" + long_text + " Two.\n";
+    std::string broken = "HTTP/1.1 404 Not Found\r\nContent-Type: text/html\r\n\r\n" + html;
+    const std::vector<std::array<std::string, 3>> table = {
+        // record, text, why it is left out
+        {record("warcinfo", "application/warc-fields", "software: x"), "", "warcinfo records"},
+        {record("request", "application/http; msgtype=request", "GET / HTTP/1.1"), "", "request records"},
+        {record("conversion", "text/plain", "a text as it stands\r\nof two lines"), "a text as it stands\r\nof two lines", ""},
+        {record("conversion", "text/plain", ""), "", "empty documents"},
+        {record("my own", "x", "y"), "", "other records"},
+        {response("Content-Type: text/html; charset=utf-8", html), wanted, ""},
+        {response("content-type:text/html\r\nTransfer-Encoding: chunked", format("%zx\r\n", html.size() - 9) +
+                                                                              html.substr(0, html.size() - 9) + "\r\n9;x\r\n" +
+                                                                              html.substr(html.size() - 9) + "\r\n0\r\n\r\n"),
+         wanted, ""},
+        {response("Content-Type: text/plain; charset=\"iso-8859-1\"", "caf\xe9 \x93"), "café “", ""},
+        {response("Content-Type: image/jpeg", "\xff\xd8"), "", "responses of type image/..."},
+        {response("Content-Type: text/html", "<nav>nothing</nav><p>short"), "", "pages without text beside boilerplate"},
+        {response("Content-Type: text/html\r\nContent-Encoding: br", "\x8b\x01"), "",
+         "responses in a compression that is not read"},
+        {record("response", "application/http", broken), "", "responses of another status than 200"},
+        {record("response", "application/http", "SSH-2.0"), "", "responses that are not HTTP"},
+    };
+    std::string all;
+    for (const auto& row : table) all += row[0];
+    for (const bool compressed : {false, true}) {
+        TextInput input;
+        input.files = {dir / "a.warc"};
+        input.keep_fields = true;
+        std::string bytes = all;
+#ifdef HAVE_ZLIB
+        if (compressed) {  // a member per record, as the standard wants
+            bytes.clear();
+            for (const auto& row : table) {
+                std::string part(row[0].size() + 1000, '\0');
+                z_stream z{};
+                ASSERT_EQ(deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
+                z.next_in = (Bytef*)row[0].data();
+                z.avail_in = (uInt)row[0].size();
+                z.next_out = (Bytef*)part.data();
+                z.avail_out = (uInt)part.size();
+                ASSERT_EQ(deflate(&z, Z_FINISH), Z_STREAM_END);
+                bytes += part.substr(0, part.size() - z.avail_out);
+                deflateEnd(&z);
+            }
+        }
+#endif
+        test::write_file(input.files[0], bytes);
+        const std::vector<Chunk> found = chunks(input);
+        ASSERT_EQ(found.size(), table.size());
+        for (size_t i = 0; i < table.size(); i++) {
+            EXPECT_EQ(found[i].text, table[i][1]) << i;
+            EXPECT_EQ(found[i].left_out, table[i][2]) << i;
+            const std::string url = found[i].fields.is_object() ? found[i].fields.value("url", "") : "";
+            EXPECT_TRUE(url == "http://a.example/" || found[i].text.empty());
+        }
+    }
+    TextInput input;
+    input.files = {dir / "b.warc"};
+    const std::vector<std::array<std::string, 2>> refused = {
+        {all.substr(0, all.size() - 12), "record 13 of " + input.files[0] + " is cut off"},
+        {all + "no record\r\n\r\n", "record 14 of " + input.files[0] + " does not begin with WARC/"},
+        {"WARC/1.0\r\nContent-Length: 5x\r\n\r\n", "record 1 of " + input.files[0] + " has no length"},
+        {"WARC/1.0\r\nContent-Length: 5", "is cut off within its header"},
+        {"WARC/1.0\r\nContent-Length: 999999999999999999\r\n\r\nx", "is cut off"},
+    };
+    for (const auto& [bytes, part] : refused) {
+        test::write_file(input.files[0], bytes);
+        test::expect_error([&] { chunks(input); }, {part});
+    }
+}
+
+#ifdef HAVE_GUMBO
+// jusText's rules, one row each.
+TEST(Html, Boilerplate) {
+    const auto text_of = [](const std::string& page) {
+        std::vector<html::Paragraph> paragraphs;
+        EXPECT_TRUE(html::page_paragraphs(page, paragraphs));
+        return html::without_boilerplate(paragraphs);
+    };
+    const std::string good = "<p>" + long_text + "</p>", middle(100, 'm'), line = long_text + "\n";
+    const std::string links = "<p><a href=x>" + long_text + "</a></p>";
+    const std::vector<std::array<std::string, 2>> table = {
+        {good, line},
+        {links + good + links, line},
+        {"<p>short</p>" + good, line},                            // at the edge
+        {good + "<p>short</p>" + good, line + "short\n" + line},  // between good ones
+        {good + "<p>short</p>" + links + links, line},            // before a bad one
+        {"<h1>A heading</h1>" + good, "A heading\n" + line},
+        {"<h1>A heading</h1>" + links + good, line},                         // too far
+        {good + "<p>" + middle + "</p>", line + middle + "\n"},              // near good, beside a good one
+        {"<p>" + middle + "</p>", ""},                                       // alone
+        {good + "<p>\xc2\xa9 2024 " + middle + "</p>" + good, line + line},  // copyright
+        {"<div>" + long_text + "<br><br>" + long_text + "</div>", line + line},
+        {"<p>" + long_text + "<br>" + long_text + "</p>", long_text + " " + line},
+        {good + "<script>" + long_text + "</script><style>x</style><div hidden>" + long_text + "</div>", line},
+        {"<p>" + long_text + " <b>b</b>o<i>ld</i>&amp;&nbsp; &eacute;</p>", long_text + " bold& é\n"},
+    };
+    for (const auto& [page, text] : table) EXPECT_EQ(text_of(page), text) << page;
+    std::string deep;
+    for (int i = 0; i < 200000; i++) deep += "<b><div>";
+    std::vector<html::Paragraph> paragraphs;
+    EXPECT_FALSE(html::page_paragraphs(deep + good, paragraphs));
+    EXPECT_TRUE(html::page_paragraphs(deep.substr(0, 900 * 4) + good, paragraphs));
+}
+
+TEST(Html, Characters) {
+    EXPECT_EQ(html::to_utf8("<meta charset=shift_jis>\x93\xfa\x96\x7b", ""), "<meta charset=shift_jis>日本");
+    EXPECT_EQ(html::to_utf8("<meta http-equiv=Content-Type content='text/html; charset=euc-jp'>\xc6\xfc", ""),
+              "<meta http-equiv=Content-Type content='text/html; charset=euc-jp'>日");
+    EXPECT_EQ(html::to_utf8("\x93\xfa", "shift_jis"), "日");
+    EXPECT_EQ(html::to_utf8("caf\xe9", ""), "café");
+    EXPECT_EQ(html::to_utf8("caf\xc3\xa9", "no-such-charset"), "café");
+    EXPECT_EQ(html::to_utf8("a\xff"
+                            "b\xe3\x81",
+                            "utf-8"),
+              "a\xef\xbf\xbd"
+              "b\xef\xbf\xbd");
+    EXPECT_EQ(html::to_utf8("\xef\xbb\xbf"
+                            "a",
+                            "latin1"),
+              "a");
+    EXPECT_EQ(html::to_utf8(std::string("\xff\xfe"
+                                        "a\0b\0",
+                                        6),
+                            ""),
+              "ab");
+}
+#endif
+
 }  // namespace test_documents

@@ -3,7 +3,7 @@
 // files are read and decompressed ahead, each in a thread of its own.
 //   input_files     folders and patterns become files
 //   DocumentReader  the documents of all files (document_source.h: those of one)
-//   open_chunk      the document in a line of JSON
+//   open_chunk      the document in a line of JSON or a response of a WARC file
 //   InputJudge      NUL and invalid UTF-8 are kept, counted and reported; a line that cannot be used is skipped, counted and
 //                   shown; too many of either, and the input is refused
 //   for_each_chunk  reads, opens, judges, and calls the work on each batch
@@ -33,6 +33,7 @@
 #include "document_source.h"
 #include "parquet.h"
 #include "text_format.h"
+#include "warc.h"
 
 // ---- files -----------------------------------------------------------------------------------------------------------------
 struct InputFile {
@@ -400,6 +401,7 @@ private:
     }
     std::unique_ptr<DocumentSource> open_source(std::unique_ptr<InputStream> in, TextFormat found) const {
         if (found == TextFormat::parquet) return std::make_unique<ParquetDocuments>(in->name(), input_);
+        if (found == TextFormat::warc) return std::make_unique<WarcDocuments>(std::move(in), input_);
         if (found == TextFormat::text) return std::make_unique<TextDocuments>(std::move(in), input_);
         if (found == TextFormat::json_lines) return std::make_unique<JsonLineDocuments>(std::move(in));
         return std::make_unique<JsonValueDocuments>(std::move(in), found == TextFormat::json_array);
@@ -450,6 +452,7 @@ inline void open_json(Chunk& chunk, const TextInput& input) {
 inline void open_chunk(Chunk& chunk, const TextInput& input) {
     if (!chunk.problem.empty() || !chunk.left_out.empty()) return;
     if (chunk.is_json) open_json(chunk, input);
+    else if (chunk.is_html) open_page(chunk, input.files[chunk.file]);
 }
 
 inline OddBytes count_odd_bytes(std::string_view text) {

@@ -315,7 +315,7 @@ inline Allowed one_of(Strings choices) {
 // Options of all commands that read much text.
 #define TEXT_OPTIONS(X)                                                                                              \
     X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                              \
-      "files of text or JSON (plain, .gz, .zst) or Parquet; folders; patterns in quotes; -: standard input")         \
+      "files of text, JSON or WARC (plain, .gz, .zst) or Parquet; folders; patterns in quotes; -: standard input")   \
     X(std::string, format, "", "", one_of({"text", "jsonl"}), "Input",                                               \
       "format of all files; default: detected from each file's name and first bytes")                                \
     X(std::string, json_keys, "", "text", word("KEY"), "Input", "key of the text in JSON, or its column in Parquet") \

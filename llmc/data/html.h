@@ -1,0 +1,357 @@
+// From a web page to its text.
+//   to_utf8              by the charset that a byte order mark, HTTP or the page's <meta> names, through iconv
+//   page_paragraphs      libgumbo parses the page as HTML5 says; the text of block elements becomes paragraphs, with how much of
+//                        each is in links; script, style, navigation, forms and what is hidden are dropped
+//   without_boilerplate  jusText (Pomikalek, "Removing Boilerplate and Duplicate Content from Web Corpora", Masaryk University,
+//                        2011, chapter 3) in its mode without lists of stop words: short paragraphs and those full of links are
+//                        bad, long ones good; what is between takes after its neighbours
+// A page cannot take more than its share of memory, however its tags are nested.
+#pragma once
+#include <iconv.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <csetjmp>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/terminal.h"
+#include "../base/utf8.h"
+
+#if __has_include(<gumbo.h>)
+#include <gumbo.h>
+#define HAVE_GUMBO 1
+#endif
+
+namespace html {
+
+// ---- characters --------------------------------------------------------------------------------------------------------------
+inline std::string lower(std::string_view text) {
+    std::string s(text);
+    for (char& c : s) c = (char)(c >= 'A' && c <= 'Z' ? c + 32 : c);
+    return s;
+}
+inline bool is_utf8(std::string_view text) {
+    for (size_t i = 0; i < text.size();) {
+        const size_t n = valid_utf8_length((const unsigned char*)text.data() + i, text.size() - i);
+        if (n == 0) return false;
+        i += n;
+    }
+    return true;
+}
+// The name after "charset=" in what HTTP's Content-Type or a <meta> says; "" if there is none.
+inline std::string charset_in(std::string_view text) {
+    const std::string all = lower(text);
+    size_t at = all.find("charset");
+    if (at == std::string::npos) return "";
+    at = all.find_first_not_of(" \t", at + 7);
+    if (at == std::string::npos || all[at] != '=') return "";
+    at = all.find_first_not_of(" \t\"'", at + 1);
+    if (at == std::string::npos) return "";
+    return all.substr(at, std::min<size_t>(40, all.find_first_of(" \t\"';/>\r\n", at) - at));
+}
+
+// The page in UTF-8. `from_http` is the charset that HTTP named, or "". Bytes that the charset does not have become U+FFFD.
+inline std::string to_utf8(std::string_view page, const std::string& from_http) {
+    constexpr std::string_view replacement = "\xef\xbf\xbd";
+    std::string charset = from_http;
+    if (page.substr(0, 3) == "\xef\xbb\xbf") {
+        page.remove_prefix(3);
+        charset = "utf-8";
+    } else if (page.substr(0, 2) == "\xff\xfe" || page.substr(0, 2) == "\xfe\xff") charset = "utf-16";
+    if (charset.empty()) {
+        const std::string_view head = page.substr(0, 4096);
+        for (size_t at = head.find('<'); at != std::string_view::npos && charset.empty(); at = head.find('<', at + 1))
+            if (lower(head.substr(at, 5)) == "<meta") charset = charset_in(head.substr(at, head.find('>', at) - at));
+    }
+    if ((charset.empty() || charset == "utf-8" || charset == "utf8") && is_utf8(page)) return std::string(page);
+    // As browsers do: what is said to be Latin-1 or nothing is Windows'.
+    if (charset.empty() || charset == "iso-8859-1" || charset == "latin1" || charset == "us-ascii") charset = "windows-1252";
+    if (charset == "shift_jis" || charset == "x-sjis") charset = "cp932";
+    if (charset == "gb2312" || charset == "gbk") charset = "gb18030";
+    iconv_t convert = iconv_open("UTF-8", charset.c_str());
+    if (convert == (iconv_t)-1) convert = iconv_open("UTF-8", is_utf8(page) ? "UTF-8" : "WINDOWS-1252");
+    if (convert == (iconv_t)-1) return std::string(page);
+    std::string text, part(1 << 16, '\0');
+    char* in = (char*)page.data();
+    size_t left = page.size();
+    while (left > 0) {
+        char* out = part.data();
+        size_t room = part.size();
+        const size_t result = iconv(convert, &in, &left, &out, &room);
+        text.append(part.data(), part.size() - room);
+        if (result != (size_t)-1 || errno == E2BIG) continue;
+        text += replacement;
+        if (errno == EINVAL || left == 0) break;  // a character that is cut off at the end
+        in++;
+        left--;
+    }
+    iconv_close(convert);
+    return text;
+}
+
+// ---- paragraphs ----------------------------------------------------------------------------------------------------------------
+struct Paragraph {
+    std::string text;
+    size_t width = 0, in_links = 0;  // columns on a terminal: a character of Chinese or Japanese says as much as two letters
+    bool heading = false;
+};
+
+// Takes characters, makes all white space one space.
+class ParagraphMaker {
+public:
+    void add(std::string_view text, bool in_link) {
+        const std::string s(text);
+        for (size_t i = 0; i < s.size();) {
+            const size_t start = i;
+            const uint32_t c = next_codepoint(s, i);
+            if (c == ' ' || (c >= 9 && c <= 13) || c == 0xa0 || c == 0x3000 || c == 0x200b) {
+                space_ = true;
+                continue;
+            }
+            if (space_ && !now_.text.empty()) count(" ", 1, in_link);
+            space_ = false;
+            count(std::string_view(s).substr(start, i - start), (size_t)columns_of(c), in_link);
+        }
+    }
+    void space() { space_ = true; }
+    void end(bool heading) {
+        if (!now_.text.empty()) {
+            now_.heading = heading;
+            all.push_back(std::move(now_));
+        }
+        now_ = {};
+        space_ = false;
+    }
+    std::vector<Paragraph> all;
+
+private:
+    void count(std::string_view bytes, size_t width, bool in_link) {
+        now_.text += bytes;
+        now_.width += width;
+        if (in_link) now_.in_links += width;
+    }
+    Paragraph now_;
+    bool space_ = false;
+};
+
+#ifdef HAVE_GUMBO
+// All memory of one parse, freed at once: gumbo's own way to free is recursive, and a page may be nested a million deep.
+class Arena {
+public:
+    explicit Arena(size_t limit) : limit_(limit) {}
+    std::jmp_buf full;  // where the parse ends when the page has taken its share
+
+    static void* allocate(void* arena, size_t bytes) { return ((Arena*)arena)->take(bytes); }
+    static void free(void*, void*) {}
+
+private:
+    static constexpr size_t block_bytes = 1 << 20;
+    void* take(size_t bytes) {
+        bytes = (bytes + 15) / 16 * 16;
+        if (bytes > left_) {
+            const size_t block = std::max(bytes, block_bytes);
+            if (block > limit_) std::longjmp(full, 1);
+            limit_ -= block;
+            blocks_.push_back(std::make_unique<char[]>(block));
+            at_ = blocks_.back().get();
+            left_ = block;
+        }
+        char* p = at_;
+        at_ += bytes;
+        left_ -= bytes;
+        return p;
+    }
+    size_t limit_, left_ = 0;
+    char* at_ = nullptr;
+    std::vector<std::unique_ptr<char[]>> blocks_;
+};
+
+inline bool is_dropped(const GumboElement& e) {
+    switch (e.tag) {
+        case GUMBO_TAG_HEAD:
+        case GUMBO_TAG_SCRIPT:
+        case GUMBO_TAG_STYLE:
+        case GUMBO_TAG_NOSCRIPT:
+        case GUMBO_TAG_TEMPLATE:
+        case GUMBO_TAG_NAV:
+        case GUMBO_TAG_IFRAME:
+        case GUMBO_TAG_OBJECT:
+        case GUMBO_TAG_SVG:
+        case GUMBO_TAG_MATH:
+        case GUMBO_TAG_CANVAS:
+        case GUMBO_TAG_BUTTON:
+        case GUMBO_TAG_SELECT:
+        case GUMBO_TAG_TEXTAREA:
+        case GUMBO_TAG_VIDEO:
+        case GUMBO_TAG_AUDIO: return true;
+        default: return gumbo_get_attribute(&e.attributes, "hidden") != nullptr;
+    }
+}
+inline bool is_heading(GumboTag tag) {
+    return tag == GUMBO_TAG_H1 || tag == GUMBO_TAG_H2 || tag == GUMBO_TAG_H3 || tag == GUMBO_TAG_H4 || tag == GUMBO_TAG_H5 ||
+           tag == GUMBO_TAG_H6;
+}
+// Elements within a line of text; all others begin a paragraph.
+inline bool is_inline(GumboTag tag) {
+    static constexpr GumboTag tags[] = {
+        GUMBO_TAG_A,      GUMBO_TAG_ABBR, GUMBO_TAG_B,   GUMBO_TAG_BDI,  GUMBO_TAG_BDO,   GUMBO_TAG_BIG,  GUMBO_TAG_CITE,
+        GUMBO_TAG_CODE,   GUMBO_TAG_DATA, GUMBO_TAG_DEL, GUMBO_TAG_DFN,  GUMBO_TAG_EM,    GUMBO_TAG_FONT, GUMBO_TAG_I,
+        GUMBO_TAG_IMG,    GUMBO_TAG_INS,  GUMBO_TAG_KBD, GUMBO_TAG_MARK, GUMBO_TAG_Q,     GUMBO_TAG_RB,   GUMBO_TAG_RT,
+        GUMBO_TAG_RP,     GUMBO_TAG_RUBY, GUMBO_TAG_S,   GUMBO_TAG_SAMP, GUMBO_TAG_SMALL, GUMBO_TAG_SPAN, GUMBO_TAG_STRIKE,
+        GUMBO_TAG_STRONG, GUMBO_TAG_SUB,  GUMBO_TAG_SUP, GUMBO_TAG_TIME, GUMBO_TAG_TT,    GUMBO_TAG_U,    GUMBO_TAG_VAR,
+        GUMBO_TAG_WBR,    GUMBO_TAG_LABEL};
+    return std::find(std::begin(tags), std::end(tags), tag) != std::end(tags);
+}
+
+// Walks the tree without recursion.
+inline std::vector<Paragraph> paragraphs_of(const GumboNode* root) {
+    struct Place {
+        const GumboNode* node;
+        unsigned child = 0;
+    };
+    ParagraphMaker out;
+    std::vector<Place> path;
+    int links = 0, headings = 0, breaks = 0;
+    const auto is_block = [](const GumboNode* n) { return n->type == GUMBO_NODE_ELEMENT && !is_inline(n->v.element.tag); };
+    const auto enter = [&](const GumboNode* n) {
+        if (n->type == GUMBO_NODE_TEXT || n->type == GUMBO_NODE_CDATA) {
+            breaks = 0;
+            out.add(n->v.text.text, links > 0);
+        } else if (n->type == GUMBO_NODE_WHITESPACE) out.space();
+        if (n->type != GUMBO_NODE_ELEMENT || is_dropped(n->v.element)) return;
+        const GumboTag tag = n->v.element.tag;
+        if (tag == GUMBO_TAG_BR) {  // two of them end a paragraph
+            if (++breaks >= 2) out.end(headings > 0);
+            out.space();
+            return;
+        }
+        if (is_block(n)) out.end(headings > 0);
+        links += tag == GUMBO_TAG_A;
+        headings += is_heading(tag);
+        path.push_back({n});
+    };
+    enter(root);
+    while (!path.empty()) {
+        Place& place = path.back();
+        const GumboNode* n = place.node;
+        if (place.child < n->v.element.children.length) {
+            enter((const GumboNode*)n->v.element.children.data[place.child++]);
+            continue;
+        }
+        if (is_block(n)) out.end(headings > 0);
+        links -= n->v.element.tag == GUMBO_TAG_A;
+        headings -= is_heading(n->v.element.tag);
+        path.pop_back();
+    }
+    out.end(false);
+    return std::move(out.all);
+}
+
+// The most tags that are open at once, roughly: those that need no end tag do not count.
+inline int64_t open_tags(std::string_view page) {
+    static constexpr std::string_view endless[] = {"area",   "base",  "br", "col",  "dd",    "dt",     "embed", "hr",
+                                                   "img",    "input", "li", "link", "meta",  "option", "p",     "param",
+                                                   "source", "td",    "th", "tr",   "track", "wbr",    "tbody"};
+    int64_t open = 0, most = 0;
+    for (size_t at = page.find('<'); at != std::string_view::npos; at = page.find('<', at + 1)) {
+        const bool end = at + 1 < page.size() && page[at + 1] == '/';
+        size_t stop = at + 1 + end;
+        while (stop < page.size() && stop < at + 12 && isalnum((unsigned char)page[stop])) stop++;
+        const std::string name = lower(page.substr(at + 1 + end, stop - at - 1 - end));
+        if (name.empty() || std::find(std::begin(endless), std::end(endless), name) != std::end(endless)) continue;
+        open = std::max<int64_t>(0, open + (end ? -1 : 1));
+        most = std::max(most, open);
+    }
+    return most;
+}
+
+// False if the page is nested too deep or takes too much memory. The time of the parse grows with the depth.
+inline bool page_paragraphs(const std::string& page, std::vector<Paragraph>& paragraphs) {
+    if (open_tags(page) > 1000) return false;
+    Arena arena(std::min<size_t>(512 << 20, (16 << 20) + 64 * page.size()));
+    GumboOptions options = kGumboDefaultOptions;
+    options.allocator = Arena::allocate;
+    options.deallocator = Arena::free;
+    options.userdata = &arena;
+    options.max_errors = 0;
+    if (setjmp(arena.full) != 0) return false;
+    const GumboOutput* output = gumbo_parse_with_options(&options, page.data(), page.size());
+    paragraphs = paragraphs_of(output->root);
+    return true;
+}
+#endif
+
+// ---- boilerplate ---------------------------------------------------------------------------------------------------------------
+// jusText's defaults: link density 0.2, length 70 and 200, headings at most 200 before what they head.
+inline constexpr double most_in_links = 0.2;
+inline constexpr size_t length_low = 70, length_high = 200, heading_distance = 200;
+
+enum class Kind { bad, short_one, near_good, good };
+inline std::vector<Kind> classify(const std::vector<Paragraph>& paragraphs) {
+    const size_t n = paragraphs.size();
+    std::vector<Kind> alone(n), kinds;
+    for (size_t i = 0; i < n; i++) {
+        const Paragraph& p = paragraphs[i];
+        const bool links = (double)p.in_links > most_in_links * (double)p.width;
+        const bool copyright = p.text.find("\xc2\xa9") != std::string::npos;
+        if (links || copyright) alone[i] = Kind::bad;
+        else if (p.width < length_low) alone[i] = p.in_links > 0 ? Kind::bad : Kind::short_one;
+        else alone[i] = p.width > length_high ? Kind::good : Kind::near_good;
+    }
+    // A heading of what is good within a short distance: `from` becomes `to`.
+    const auto headings = [&](Kind from, Kind to) {
+        for (size_t i = 0; i < n; i++) {
+            if (!paragraphs[i].heading || kinds[i] != from || alone[i] == Kind::bad) continue;
+            size_t distance = 0;
+            for (size_t k = i + 1; k < n && distance <= heading_distance; distance += paragraphs[k++].width)
+                if (kinds[k] == Kind::good) {
+                    kinds[i] = to;
+                    break;
+                }
+        }
+    };
+    kinds = alone;
+    headings(Kind::short_one, Kind::near_good);
+    // The next paragraph that is good or bad (or near good), on each side; beyond the ends all is bad.
+    const auto neighbour = [&](const std::vector<Kind>& all, size_t i, int step, bool near_good) {
+        for (size_t k = i + (size_t)step; k < n; k += (size_t)step)  // before 0 comes the largest size_t
+            if (all[k] == Kind::good || all[k] == Kind::bad || (near_good && all[k] == Kind::near_good)) return all[k];
+        return Kind::bad;
+    };
+    const std::vector<Kind> before = kinds;
+    for (size_t i = 0; i < n; i++) {
+        if (before[i] != Kind::short_one) continue;
+        const Kind left = neighbour(before, i, -1, false), right = neighbour(before, i, 1, false);
+        const bool near = (left == Kind::bad && neighbour(before, i, -1, true) == Kind::near_good) ||
+                          (right == Kind::bad && neighbour(before, i, 1, true) == Kind::near_good);
+        if (left == right) kinds[i] = left;
+        else kinds[i] = near ? Kind::good : Kind::bad;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (kinds[i] != Kind::near_good) continue;
+        const bool alone_there = neighbour(kinds, i, -1, false) == Kind::bad && neighbour(kinds, i, 1, false) == Kind::bad;
+        kinds[i] = alone_there ? Kind::bad : Kind::good;
+    }
+    headings(Kind::bad, Kind::good);
+    return kinds;
+}
+
+// The good paragraphs, one line each.
+inline std::string without_boilerplate(const std::vector<Paragraph>& paragraphs) {
+    const std::vector<Kind> kinds = classify(paragraphs);
+    std::string text;
+    for (size_t i = 0; i < paragraphs.size(); i++)
+        if (kinds[i] == Kind::good) text += paragraphs[i].text + "\n";
+    return text;
+}
+
+}  // namespace html

@@ -1,0 +1,24 @@
+// WARC files: whatever the records say, they end or are refused; whatever a page is, it gives text in UTF-8 or is left out.
+#include "fuzz.h"
+
+#include "../../llmc/data/warc.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static const Files files;
+    files.write("a.warc", view(data, size));
+    TextInput input;
+    input.keep_fields = true;
+    refused([&] {
+        WarcDocuments documents(open_input(files / "a.warc"), input);
+        Chunk chunk;
+        for (int record = 1; documents.next(chunk); record++) {
+            CHECK(chunk.line == record, "record %d says %lld", record, (long long)chunk.line);
+            if (chunk.is_html && chunk.left_out.empty()) {
+                open_page(chunk, "a.warc");
+                CHECK(html::is_utf8(chunk.text) && chunk.text.empty() == !chunk.left_out.empty(), "text or a reason");
+            }
+            chunk = {};
+        }
+    });
+    return 0;
+}
