@@ -2,6 +2,8 @@
 // back.
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "../llmc/data/document_reader.h"
 #include "../llmc/data/document_writer.h"
 #include "files.h"
@@ -182,6 +184,46 @@ TEST(JsonValues, ArraysAndObjectsOverSeveralLines) {
         test::write_file(dir / "a.json", text);
         test::expect_error([&] { documents(dir / "a.json", "file"); }, {part});
     }
+}
+
+// ---- one key of a line ----
+// Whatever the scan accepts, nlohmann::json accepts with the same text; and it accepts what corpora have.
+TEST(JsonScan, AgreesWithTheParser) {
+    const Texts usual = {
+        R"({"text": "one"})",
+        R"( { "id" : 12 , "text":"a \"quoted\" \\ \/ \b\f\n\r\t é 日本 \u3042\ud83d\ude00 and more than sixteen bytes", "meta": null } )",
+        R"({"meta":{"a":[1,-2.5,0,[],{}],"b":{"text":"not this"}},"t":[true,false,null,"x\u0000"],"text":"","z":[{"q":[[]]}]})",
+        "{\"text\":\"\"}\r\n",
+    };
+    for (const std::string& line : usual) {
+        std::string text;
+        EXPECT_TRUE(JsonScan::find(line, "text", text)) << line;
+        EXPECT_EQ(text, nlohmann::json::parse(line)["text"].get<std::string>()) << line;
+    }
+    const std::string bytes = "{}[]\",:\\u0d8eE+-.tn 1\x01\x7f\x80\xc3\xa9\xff\n";
+    std::mt19937 random(1);
+    int accepted = 0;
+    for (int round = 0; round < 60000; round++) {
+        std::string line = usual[random() % usual.size()];
+        for (unsigned n = random() % 3 + 1; n > 0 && !line.empty(); n--) {
+            const size_t at = random() % line.size();
+            const char byte = bytes[random() % bytes.size()];
+            if (random() % 3 == 0) line.erase(at, random() % 4);
+            else if (random() % 2) line.insert(at, 1, byte);
+            else line[at] = byte;
+        }
+        std::string text;
+        if (!JsonScan::find(line, "text", text)) continue;
+        accepted++;
+        const auto j = nlohmann::json::parse(line, nullptr, false);
+        ASSERT_TRUE(j.is_object()) << line;
+        ASSERT_EQ(text, j["text"].get<std::string>()) << line;
+    }
+    EXPECT_GT(accepted, 5000);
+    std::string none;
+    for (const char* left :
+         {R"({"text":"a","text":"b"})", R"({"te\u0078t":"a"})", R"({"text":1})", R"({"a":"text"})", "[]", ""})
+        EXPECT_FALSE(JsonScan::find(left, "text", none)) << left;
 }
 
 // ---- compression -----------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@
 #include "../base/terminal.h"
 #include "../base/utf8.h"
 #include "document_source.h"
+#include "json_scan.h"
 #include "parquet.h"
 #include "text_format.h"
 #include "warc.h"
@@ -420,6 +421,11 @@ private:
 // Replaces JSON by its document, or sets `problem`.
 inline void open_json(Chunk& chunk, const TextInput& input) {
     const std::string& key = input.json_key;
+    std::string text;
+    if (!input.keep_fields && JsonScan::find(chunk.text, key, text)) {
+        chunk.text = std::move(text);
+        return;
+    }
     try {
         const size_t end = chunk.text.find_last_not_of("\r\n") + 1;
         auto j = nlohmann::ordered_json::parse(chunk.text.begin(), chunk.text.begin() + (std::ptrdiff_t)end);

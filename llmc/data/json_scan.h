@@ -1,0 +1,213 @@
+// The text under one key of a JSON object, without making values of the rest: a line of a corpus is read once, 16 bytes at a
+// time. What is accepted is valid JSON (RFC 8259) as nlohmann::json accepts it; whatever is unusual is left to that parser: no
+// such key, no string under it, the key twice or with escapes in it, exponents, deep nesting, invalid text.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "../base/utf8.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+class JsonScan {
+public:
+    // True if the line is an object that has a string under `key`, which is appended to `text`. If false, nothing is known.
+    static bool find(std::string_view line, std::string_view key, std::string& text) {
+        JsonScan scan{line.data(), line.data() + line.size()};
+        return scan.object(key, text);
+    }
+
+private:
+    JsonScan(const char* begin, const char* end) : p_(begin), end_(end) {}
+
+    bool object(std::string_view key, std::string& text) {
+        if (!take('{')) return false;
+        bool found = false;
+        if (!take('}')) do {
+                std::string_view name;
+                if (!take('"') || !plain_key(name) || !take(':')) return false;
+                if (name != key) {
+                    if (!skip_value()) return false;
+                    continue;
+                }
+                if (found || !take('"') || !string(&text)) return false;
+                found = true;
+            } while (take(','));
+        if (found && !take('}')) return false;
+        skip_blanks();
+        return found && p_ == end_;
+    }
+
+    void skip_blanks() {
+        while (p_ < end_ && (*p_ == ' ' || *p_ == '\t' || *p_ == '\n' || *p_ == '\r')) p_++;
+    }
+    bool take(char c) {
+        skip_blanks();
+        if (p_ == end_ || *p_ != c) return false;
+        p_++;
+        return true;
+    }
+    bool plain_key(std::string_view& name) {
+        const char* begin = p_;
+        if (!string(nullptr)) return false;
+        name = std::string_view(begin, (size_t)(p_ - begin) - 1);
+        return name.find('\\') == std::string_view::npos;
+    }
+
+    // Whatever stands here, without recursion: closers_ has one bit for each open bracket, set for an object's.
+    bool skip_value() {
+        uint64_t closers = 0;
+        int depth = 0;
+        while (true) {
+            skip_blanks();
+            if (p_ == end_) return false;
+            const char c = *p_;
+            if (c == '{' || c == '[') {
+                p_++;
+                if (++depth > 60) return false;
+                closers = closers << 1 | (c == '{');
+                if (!take(c == '{' ? '}' : ']')) {
+                    if (c == '{' && !begin_member()) return false;
+                    continue;
+                }
+                depth--;
+                closers >>= 1;
+            } else if (c == '"') {
+                p_++;
+                if (!string(nullptr)) return false;
+            } else if (!(c == '-' || (c >= '0' && c <= '9') ? number() : literal())) return false;
+            // A value has ended, and with it all brackets that close here.
+            while (true) {
+                if (depth == 0) return true;
+                if (take(',')) {
+                    if ((closers & 1) && !begin_member()) return false;
+                    break;
+                }
+                if (!take(closers & 1 ? '}' : ']')) return false;
+                depth--;
+                closers >>= 1;
+            }
+        }
+    }
+    bool begin_member() { return take('"') && string(nullptr) && take(':'); }
+
+    bool literal() {
+        for (const std::string_view word : {"true", "false", "null"})
+            if ((size_t)(end_ - p_) >= word.size() && std::string_view(p_, word.size()) == word) {
+                p_ += word.size();
+                return true;
+            }
+        return false;
+    }
+    bool digits() {
+        const char* begin = p_;
+        while (p_ < end_ && *p_ >= '0' && *p_ <= '9') p_++;
+        return p_ > begin;
+    }
+    bool number() {
+        const char* begin = p_;
+        if (*p_ == '-') p_++;
+        if (p_ < end_ && *p_ == '0') p_++;
+        else if (!digits()) return false;
+        if (p_ < end_ && *p_ == '.') {
+            p_++;
+            if (!digits()) return false;
+        }
+        return p_ - begin < 300 && (p_ == end_ || (*p_ != 'e' && *p_ != 'E'));  // no overflow
+    }
+
+    // From behind the opening quote to behind the closing one. What it means is appended to `out`, if there is one.
+    bool string(std::string* out) {
+        while (true) {
+            const char* begin = p_;
+            if (!plain_run()) return false;
+            if (out) out->append(begin, (size_t)(p_ - begin));
+            if (*p_++ == '"') return true;
+            if (!escape(out)) return false;  // behind a backslash
+        }
+    }
+    // To the next quote or backslash; false if the string is cut off, or has control characters or invalid UTF-8 before.
+    bool plain_run() {
+        while (true) {
+#if defined(__SSE2__)
+            const __m128i quote = _mm_set1_epi8('"'), backslash = _mm_set1_epi8('\\'), space = _mm_set1_epi8(0x20);
+            while (end_ - p_ >= 16) {
+                const __m128i bytes = _mm_loadu_si128((const __m128i*)p_);
+                // Compared as signed numbers, what is not ASCII is below the space, too.
+                const __m128i special = _mm_or_si128(
+                    _mm_or_si128(_mm_cmpeq_epi8(bytes, quote), _mm_cmpeq_epi8(bytes, backslash)), _mm_cmplt_epi8(bytes, space));
+                const int mask = _mm_movemask_epi8(special);
+                if (mask) {
+                    p_ += __builtin_ctz((unsigned)mask);
+                    break;
+                }
+                p_ += 16;
+            }
+#endif
+            while (p_ < end_ && (unsigned char)*p_ >= 0x20 && (unsigned char)*p_ < 0x80 && *p_ != '"' && *p_ != '\\') p_++;
+            if (p_ == end_ || (unsigned char)*p_ < 0x20) return false;
+            if (*p_ == '"' || *p_ == '\\') return true;
+            while (p_ < end_ && (unsigned char)*p_ >= 0x80) {
+                const size_t n = valid_utf8_length((const unsigned char*)p_, (size_t)(end_ - p_));
+                if (n == 0) return false;
+                p_ += n;
+            }
+        }
+    }
+    bool escape(std::string* out) {
+        if (p_ == end_) return false;
+        const char c = *p_++;
+        char meant = c;
+        switch (c) {
+            case '"':
+            case '\\':
+            case '/': break;
+            case 'b': meant = '\b'; break;
+            case 'f': meant = '\f'; break;
+            case 'n': meant = '\n'; break;
+            case 'r': meant = '\r'; break;
+            case 't': meant = '\t'; break;
+            case 'u': return character(out);
+            default: return false;
+        }
+        if (out) *out += meant;
+        return true;
+    }
+    bool hex(uint32_t& value) {
+        if (end_ - p_ < 4) return false;
+        value = 0;
+        for (int i = 0; i < 4; i++) {
+            const char c = *p_++;
+            const int digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+            if (digit < 0) return false;
+            value = value << 4 | (uint32_t)digit;
+        }
+        return true;
+    }
+    // Behind \u: four hexadecimal digits, or a pair of surrogates.
+    bool character(std::string* out) {
+        uint32_t c = 0, low = 0;
+        if (!hex(c)) return false;
+        if (c >= 0xdc00 && c < 0xe000) return false;
+        if (c >= 0xd800 && c < 0xdc00) {
+            if (end_ - p_ < 2 || p_[0] != '\\' || p_[1] != 'u') return false;
+            p_ += 2;
+            if (!hex(low) || low < 0xdc00 || low > 0xdfff) return false;
+            c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
+        }
+        if (!out) return true;
+        if (c < 0x80) *out += (char)c;
+        else if (c < 0x800) *out += {(char)(0xc0 | c >> 6), (char)(0x80 | (c & 63))};
+        else if (c < 0x10000) *out += {(char)(0xe0 | c >> 12), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63))};
+        else
+            *out +=
+                {(char)(0xf0 | c >> 18), (char)(0x80 | (c >> 12 & 63)), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63))};
+        return true;
+    }
+
+    const char *p_, *end_;
+};
