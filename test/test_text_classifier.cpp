@@ -107,6 +107,7 @@ TEST(TextClassifier, RefusesOtherFiles) {
     };
     for (const std::string& foreign : {std::string(), std::string("TGPT"), std::string("PK\x03\x04 something else")})
         refused(foreign, "is not a classifier; HINT: ");
+    refused("\xba\x16\x4f\x2f\x0c", "is a model of fastText");
     for (const size_t size : {(size_t)8, (size_t)13, (size_t)16, (size_t)100, model.size() - 1})
         refused(model.substr(0, size), "is damaged or cut off");
     refused(model + "x", "is damaged or cut off");

@@ -67,6 +67,9 @@ public:
     }
     // `name` is the file's, for messages.
     static TextClassifier from_bytes(std::string_view bytes, const std::string& name) {
+        if (bytes.substr(0, 4) == "\xba\x16\x4f\x2f")
+            fail("%s is a model of fastText, which is not read; HINT: `train_gpt curate --train-language` trains one that is",
+                 name.c_str());
         if (bytes.substr(0, magic.size()) != magic)
             fail("%s is not a classifier; HINT: `train_gpt curate --train-language` and `--train-quality` write them",
                  name.c_str());
