@@ -10,51 +10,65 @@
 namespace cpu {
 namespace detail {
 
-// The largest finite |x[i]|. Non-negative floats order as their bits do, and compilers vectorize the integer loop.
-inline float largest_finite(const floatX* x, size_t n) {
-    int32_t largest = 0;
-    for (size_t i = 0; i < n; i++) {
-        const float number = (float)x[i];
-        int32_t bits;
-        memcpy(&bits, &number, 4);
-        bits &= 0x7fffffff;
-        bits = bits < 0x7f800000 ? bits : 0;
-        largest = largest > bits ? largest : bits;
-    }
-    float a;
-    memcpy(&a, &largest, 4);
-    return a;
+// The bits of |x|, or 0 if x is not finite. Non-negative floats order as their bits do, and compilers vectorize a maximum of
+// integers.
+inline int32_t finite_bits(float x) {
+    int32_t bits;
+    memcpy(&bits, &x, 4);
+    bits &= 0x7fffffff;
+    return bits < 0x7f800000 ? bits : 0;
+}
+inline float from_bits(int32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
 }
 
-// codes[i] = encode(x[i] * scale) of one row; returns the largest finite |x|.
+// The largest finite |x[i]|.
+inline float largest_finite(const floatX* x, size_t n) {
+    int32_t largest = 0;
+    for (size_t i = 0; i < n; i++) largest = std::max(largest, finite_bits((float)x[i]));
+    return from_bits(largest);
+}
+
+// codes[i] = encode(x[i] * scale) of one row; returns the largest finite |x|. One pass: two take 1.2 times as long.
 template <Fp8 format>
 float encode_row(uint8_t* codes, const floatX* x, int C, float scale) {
+    int32_t largest = 0;
     INDEPENDENT_ITERATIONS
-    for (int c = 0; c < C; c++) codes[c] = fp8_encode<format>((float)x[c] * scale);
-    return largest_finite(x, (size_t)C);
+    for (int c = 0; c < C; c++) {
+        const float number = (float)x[c];
+        largest = std::max(largest, finite_bits(number));
+        codes[c] = fp8_encode<format>(number * scale);
+    }
+    return from_bits(largest);
+}
+
+// Encodes a matrix (N, C) row by row, in parallel: row(member, n) returns the C numbers of row n.
+template <class Row>
+void encode_rows(Ctx& ctx, const Codes& out, int N, int C, Row row) {
+    const auto encode = out.format == Fp8::e4m3 ? encode_row<Fp8::e4m3> : encode_row<Fp8::e5m2>;
+    std::vector<float> largest((size_t)N);
+    parallel_for(
+        N, [&](Team::Member& me, int n) { largest[(size_t)n] = encode(out.codes + (size_t)n * C, row(me, n), C, *out.scale); },
+        ctx.threads);
+    for (const float x : largest) *out.amax = std::max(*out.amax, x);
+    if (out.transposed) transpose_codes(ctx, out.transposed, out.codes, N, C);
 }
 
 // Sets a matrix (N, C) row by row, in parallel: row(n, y) computes the C numbers of row n.
 template <class Row>
 void set_rows(Ctx& ctx, const Output& out, int N, int C, Row row) {
-    const Codes& q = out.codes;
-    if (!q.codes) {
+    if (!out.codes.codes) {
         parallel_for(N, [&](int n) { row(n, out.x + (size_t)n * C); });
         return;
     }
-    const auto encode = q.format == Fp8::e4m3 ? encode_row<Fp8::e4m3> : encode_row<Fp8::e5m2>;
-    std::vector<float> largest((size_t)N);
     std::vector<floatX> own(out.x ? 0 : (size_t)ctx.threads * C);
-    parallel_for(
-        N,
-        [&](Team::Member& me, int n) {
-            floatX* y = out.x ? out.x + (size_t)n * C : own.data() + (size_t)me.number * C;
-            row(n, y);
-            largest[(size_t)n] = encode(q.codes + (size_t)n * C, y, C, *q.scale);
-        },
-        ctx.threads);
-    for (const float x : largest) *q.amax = std::max(*q.amax, x);
-    if (q.transposed) transpose_codes(ctx, q.transposed, q.codes, N, C);
+    encode_rows(ctx, out.codes, N, C, [&](Team::Member& me, int n) {
+        floatX* y = out.x ? out.x + (size_t)n * C : own.data() + (size_t)me.number * C;
+        row(n, y);
+        return y;
+    });
 }
 
 }  // namespace detail
@@ -68,7 +82,7 @@ inline void absolute_max(Ctx&, float* amax, const floatX* x, size_t n) {
 }
 
 inline void quantize(Ctx& ctx, const Codes& out, const floatX* x, int N, int C) {
-    detail::set_rows(ctx, out, N, C, [=](int n, floatX* y) { std::copy_n(x + (size_t)n * C, C, y); });
+    detail::encode_rows(ctx, out, N, C, [=](Team::Member&, int n) { return x + (size_t)n * C; });
 }
 
 inline void transpose_codes(Ctx&, uint8_t* transposed, const uint8_t* codes, int N, int C) {

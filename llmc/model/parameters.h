@@ -133,9 +133,10 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         return t;
     };
     const auto vector = [&](const std::string& name, Group group, Init init, const std::vector<HfTensor>& hf) {
-        TensorSpec t{name, c.C, 1, group, init, hf};
-        t.whole_rows = c.C;
-        t.blocks = {{0, 0, c.C}};
+        const int rows = hf[0].rows;
+        TensorSpec t{name, rows, 1, group, init, hf};
+        t.whole_rows = rows;
+        t.blocks = {{0, 0, rows}};
         t.replicated = true;
         return t;
     };
