@@ -1,5 +1,6 @@
 // Added tokens: texts that are one token wherever they occur, found before everything else that a tokenizer does.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -34,14 +35,15 @@ public:
         first_[(unsigned char)token.content[0]] = true;
         only_special_ &= token.special;
         tokens_.push_back(token);
+        one_first_byte_ &= token.content[0] == tokens_[0].content[0];
     }
 
     // Calls on_text(part) and on_token(token) for all of text in order. Special tokens count as text unless asked for.
     template <class Text, class Token>
     void split(std::string_view text, bool special, Text on_text, Token on_token) const {
         size_t done = 0;
-        for (size_t i = 0; i < text.size();) {
-            const AddedToken* t = first_[(unsigned char)text[i]] ? longest(text.substr(i)) : nullptr;
+        for (size_t i = begin_of_any(text, 0); i < text.size(); i = begin_of_any(text, i)) {
+            const AddedToken* t = longest(text.substr(i));
             if (!t) {
                 i++;
                 continue;
@@ -59,6 +61,14 @@ public:
     }
 
 private:
+    // The next byte from i on that begins a token. All tokens mostly begin with the same one.
+    size_t begin_of_any(std::string_view text, size_t i) const {
+        const char byte = tokens_[0].content[0];
+        if (one_first_byte_) return std::min(text.find(byte, i), text.size());
+        while (i < text.size() && !first_[(unsigned char)text[i]]) i++;
+        return i;
+    }
+
     const AddedToken* longest(std::string_view text) const {
         const AddedToken* found = nullptr;
         int node = 0;
@@ -111,5 +121,5 @@ private:
     std::array<bool, 256> first_{};                        // bytes that begin a token
     std::unordered_map<uint64_t, int> edges_;              // a trie of the tokens' bytes: node and byte -> node
     std::vector<int> token_at_ = std::vector<int>(1, -1);  // node -> the token that ends there
-    bool only_special_ = true;
+    bool only_special_ = true, one_first_byte_ = true;
 };

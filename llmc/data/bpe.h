@@ -77,7 +77,7 @@ public:
         bool operator==(const Key& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
         bool exists() const { return high != 0; }
     };
-    static constexpr size_t longest = 15, most_tokens = 3, bytes = 1 << 20;
+    static constexpr size_t longest = 15, most_tokens = 3, bytes = 1 << 22;
 
     // end: where the memory that may be read ends.
     static Key key_of(std::string_view piece, const char* end) {
@@ -264,11 +264,11 @@ private:
         const int vectors = std::max(1, (n + 15) / 16);
         std::fill(order + n, order + 16 * vectors, MergeTable::none);
         while (true) {
-            uint32_t least[16];
+            uint32_t least[16], best = MergeTable::none;
             std::copy(order, order + 16, least);
             for (int v = 1; v < vectors; v++)
                 for (int k = 0; k < 16; k++) least[k] = std::min(least[k], order[16 * v + k]);
-            const uint32_t best = *std::min_element(least, least + 16);
+            for (uint32_t value : least) best = std::min(best, value);
             if (best == MergeTable::none) break;
             const int i = (int)(best % most_short), gone = next[i], after = next[gone];
             symbol[i] = merges_.merged(best >> position_bits);

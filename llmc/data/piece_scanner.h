@@ -30,9 +30,9 @@ public:
 
     // Regular expressions for one character.
     explicit CharacterClasses(const std::vector<const char*>& patterns) {
-        std::string text;  // all code points
+        std::string text;  // all code points that may be in a class: above them Unicode has no letters, numbers or spaces
         std::vector<uint32_t> begin;
-        for (uint32_t c = 0; c < n_code_points; c++) {
+        for (uint32_t c = 0; c < 0x40000; c++) {
             begin.push_back((uint32_t)text.size());
             if (c < 0xd800 || c > 0xdfff) text += utf8(c);
         }
@@ -50,6 +50,7 @@ public:
             CHECK(same <= UINT8_MAX, "%zu kinds of blocks of code points", same);
         }
         for (uint8_t c = 0; c < 128; c++) {
+            ascii_class_[c] = of(c);
             if (of(c) == other) continue;
             if (c > 0 && of(c) == of((uint8_t)(c - 1))) ascii_.back().last = c;
             else ascii_.push_back({of(c), c, c});
@@ -57,6 +58,7 @@ public:
     }
 
     Class of(uint32_t code_point) const { return (Class)blocks_[block_[code_point / 256]][code_point % 256]; }
+    Class of_ascii(unsigned char c) const { return (Class)ascii_class_[c]; }
     // What ASCII has of the classes but `other`.
     struct Range {
         Class of;
@@ -89,6 +91,7 @@ private:
 
     std::array<uint8_t, n_code_points / 256> block_;
     std::vector<std::array<uint8_t, 256>> blocks_;
+    std::array<uint8_t, 128> ascii_class_;
     std::vector<Range> ascii_;
 };
 
@@ -167,7 +170,7 @@ public:
     unsigned char operator[](size_t i) const { return (unsigned char)text_[i]; }
 
     // The class of the character at i, and where the next character begins.
-    Class at(size_t i) const { return classes_.of(code_point(i)); }
+    Class at(size_t i) const { return (*this)[i] < 0x80 ? classes_.of_ascii((*this)[i]) : classes_.of(code_point(i)); }
     size_t after(size_t i) const { return i + length(i); }
     size_t before(size_t i) const { return begin_of_character(i - 1); }
 
@@ -179,10 +182,7 @@ public:
         uint64_t run;
         memcpy(&run, (const char*)maps_[c].data() + bit / 8, sizeof run);
         i += (size_t)__builtin_ctzll(~(run >> bit % 8) | uint64_t{1} << most);
-        if (i < begin_ + bit + most && i < end_) return i;
-        i = begin_of_character(i);
-        while (is(i, c)) i = after(i);
-        return i;
+        return i < begin_ + bit + most && i < end_ ? i : end_of_long_run(c, i);
     }
 
 private:
@@ -207,7 +207,13 @@ private:
         }
     }
 
-    void classify(size_t begin) {
+    [[gnu::noinline]] size_t end_of_long_run(Class c, size_t i) const {
+        i = begin_of_character(i);
+        while (is(i, c)) i = after(i);
+        return i;
+    }
+
+    [[gnu::noinline]] void classify(size_t begin) {
         begin_ = begin;
         end_ = begin_of_character(std::min(text_.size(), begin + stretch));
         const size_t words = (end_ - begin_ + 63) / 64;
@@ -260,16 +266,13 @@ class PieceScanner {
 public:
     // Whether there is a scanner for this pattern, as it stands in files.
     static bool knows(const std::string& pattern) { return kind_of(pattern) != Kind::none; }
-    explicit PieceScanner(const std::string& pattern) : kind_(kind_of(pattern)) {
-        static const CharacterClasses of_letters({"\\p{L}", "\\p{N}", "\\p{White_Space}"});
-        static const CharacterClasses of_bloom({"[(\\p{White_Space}|.,!?…。，、।۔،)]"});
-        classes_ = kind_ == Kind::bloom ? &of_bloom : &of_letters;
-    }
+    explicit PieceScanner(const std::string& pattern)
+        : kind_(kind_of(pattern)), classes_(kind_ == Kind::bloom ? of_bloom() : of_letters()) {}
 
     // piece(string_view) for each piece of text, which is valid UTF-8.
     template <class F>
     void split(std::string_view text, F piece) const {
-        ClassifiedText t(text, *classes_);
+        ClassifiedText t(text, classes_);
         const auto pieces = [&](const auto& end_of_piece) {
             for (size_t i = 0; i < text.size();) {
                 const size_t end = end_of_piece(t, i);
@@ -292,6 +295,15 @@ private:
     static constexpr auto other = CharacterClasses::other, letter = CharacterClasses::first, number = CharacterClasses::second,
                           space = CharacterClasses::third, separator = CharacterClasses::first;
 
+    static const CharacterClasses& of_letters() {
+        static const CharacterClasses classes({"\\p{L}", "\\p{N}", "\\p{White_Space}"});
+        return classes;
+    }
+    static const CharacterClasses& of_bloom() {
+        static const CharacterClasses classes({"[(\\p{White_Space}|.,!?…。，、।۔،)]"});
+        return classes;
+    }
+
     static Kind kind_of(const std::string& pattern) {
         if (pattern == pretokenizer_pattern("gpt2")) return Kind::gpt2;
         if (pattern == pretokenizer_pattern("llama3")) return Kind::llama3;
@@ -300,10 +312,9 @@ private:
         return Kind::none;
     }
 
-    // 's|'t|'re|'ve|'m|'ll|'d: the end of what matches at i, or i.
+    // 's|'t|'re|'ve|'m|'ll|'d: the end of what matches from the apostrophe at i, or i.
     static size_t contraction(const ClassifiedText& t, size_t i, bool ignore_case) {
         const auto is = [&](size_t at, char c) { return t.is(at, c) || (ignore_case && t.is(at, (char)(c - 'a' + 'A'))); };
-        if (!t.is(i, '\'')) return i;
         for (char c : {'s', 't', 'm', 'd'})
             if (is(i + 1, c)) return i + 2;
         if ((is(i + 1, 'r') || is(i + 1, 'v')) && is(i + 2, 'e')) return i + 3;
@@ -320,7 +331,8 @@ private:
     }
 
     static size_t gpt2(ClassifiedText& t, size_t i) {
-        if (const size_t end = contraction(t, i, false); end > i) return end;
+        if (t[i] == '\'')
+            if (const size_t end = contraction(t, i, false); end > i) return end;
         //  ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+
         const size_t begin = i + (t[i] == ' ');
         if (begin < t.size())
@@ -330,7 +342,8 @@ private:
 
     template <int digits>
     static size_t llama3(ClassifiedText& t, size_t i) {
-        if (const size_t end = contraction(t, i, true); end > i) return end;
+        if (t[i] == '\'')
+            if (const size_t end = contraction(t, i, true); end > i) return end;
         const auto c = t.at(i);
         // [^\r\n\p{L}\p{N}]?\p{L}+
         const size_t begin = c == letter || c == number || t.is_newline(i) ? i : t.after(i);
@@ -363,5 +376,5 @@ private:
     }
 
     Kind kind_;
-    const CharacterClasses* classes_;
+    const CharacterClasses& classes_;
 };
