@@ -110,6 +110,60 @@ TEST(Prepare, WritesTheDocumentsWithTheirEnds) {
     }
 }
 
+// A run that fails in its last file, or is killed, goes on behind what it had written: the same bytes as of one run.
+TEST(Prepare, ResumesWhereItStopped) {
+    const test::TemporaryDirectory dir;
+    std::vector<std::string> files;
+    for (const std::string name : {"a", "b", "c"}) {
+        std::string lines;
+        for (int i = 0; i < 200; i++) lines += "{\"text\": \"document " + name + std::to_string(i) + " <|endoftext|>\"}\n";
+        files.push_back(dir / (name + ".jsonl"));
+        test::write_file(files.back(), lines);
+    }
+    PrepareOptions o = preparation("", dir / "whole");
+    o.input = files;
+    prepared(o);
+    o.output_prefix = dir / "out";
+    o.resume = true;
+    const std::string whole = test::read_file(files[2]);
+    test::write_file(files[2], "[" + whole.substr(0, whole.find('\n') + 1) + ",");  // cut off behind its first document
+    test::expect_error([&] { prepared(o); }, {"c.jsonl", "cut off"});
+    EXPECT_EQ((std::set<std::string>{"a.jsonl", "b.jsonl", "c.jsonl", "out.bin.partial", "out.idx.partial", "out.resume.json",
+                                     "whole.bin", "whole.idx", "whole.meta.json"}),
+              dir.names());
+    const std::string state = test::read_file(dir / "out.resume.json");
+    EXPECT_EQ(nlohmann::json::parse(state)["at"], (nlohmann::json{2, 1}));
+    // What cannot go on is refused, and stays.
+    const auto refuses = [&](const PrepareOptions& other, const std::string& part) {
+        test::expect_error([&] { prepared(other); }, {"out.resume.json", part, "HINT"});
+    };
+    PrepareOptions other = o;
+    other.no_append_eod = true;
+    refuses(other, "other options");
+    other = o;
+    other.input.pop_back();
+    refuses(other, "other input files");
+    other = o;
+    other.tokenizer = golden + "llama3.json";
+    refuses(other, "other tokenizer");
+    test::write_file(dir / "out.resume.json", "{}");
+    refuses(o, "nothing that prepare wrote");
+    test::write_file(dir / "out.resume.json", state);
+    const std::string first = test::read_file(files[0]);
+    test::write_file(files[0], first + "\n");
+    refuses(o, "input files that have changed");
+    test::write_file(files[0], first);
+    // A killed run has written more than its state says.
+    test::write_file(dir / "out.bin.partial", test::read_file(dir / "out.bin.partial") + "more");
+    test::write_file(files[2], whole);
+    const std::string said = prepared(o);
+    EXPECT_NE(said.find("goes on behind 401 documents"), std::string::npos) << said;
+    EXPECT_NE(said.find("600 places"), std::string::npos) << said;
+    for (const char* end : {".bin", ".idx", ".meta.json"})
+        EXPECT_TRUE(test::read_file(dir / "out" + end) == test::read_file(dir / "whole" + end)) << end;
+    EXPECT_EQ(dir.names().count("out.resume.json") + dir.names().count("out.bin.partial"), 0u);
+}
+
 // However the file is written down; and whatever changes the tokens changes it.
 TEST(TokenizerHash, IsOfWhatMattersForTokens) {
     const auto file = [](const std::string& name) { return nlohmann::json::parse(test::read_file(golden + name + ".json")); };

@@ -323,11 +323,27 @@ public:
         if (fd_ < 0) fail("cannot write %s: %s", path.c_str(), strerror(errno));
         buffer_.reserve(buffer_bytes);
     }
+    // Writes to `kept`, which stays without commit(), so that a later process can go on. Its first `bytes` are kept; 0 begins.
+    FileWriter(const std::string& path, const std::string& kept, size_t bytes)
+        : path_(path), temporary_(kept), keeps_(true), written_(bytes) {
+        fd_ = open(kept.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+        if (fd_ < 0) fail("cannot write %s: %s", kept.c_str(), strerror(errno));
+        struct stat st {};
+        std::string problem;
+        if (flock(fd_, LOCK_EX | LOCK_NB) != 0) problem = "another process writes it";
+        else if (fstat(fd_, &st) != 0 || (size_t)st.st_size < bytes) problem = format("it has fewer than %zu bytes", bytes);
+        else if (ftruncate(fd_, (off_t)bytes) != 0 || lseek(fd_, 0, SEEK_END) < 0) problem = strerror(errno);
+        if (!problem.empty()) {
+            close(fd_);
+            fail("cannot go on with %s: %s", kept.c_str(), problem.c_str());
+        }
+        buffer_.reserve(buffer_bytes);
+    }
     FileWriter(const FileWriter&) = delete;
     FileWriter& operator=(const FileWriter&) = delete;
     ~FileWriter() {
         if (fd_ >= 0) close(fd_);
-        if (!committed_) unlink(temporary_.c_str());
+        if (!committed_ && !keeps_) unlink(temporary_.c_str());
     }
 
     void write(const void* data, size_t bytes) {
@@ -361,11 +377,15 @@ public:
         }
     }
 
-    // Flushes everything to the disk; the file keeps its temporary name.
-    void sync() {
+    // Flushes everything to the disk.
+    void keep() {
         flush();
         const bool synced = fsync(fd_) == 0 || errno == EINVAL;  // EINVAL: a file system that cannot sync
         if (!synced) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+    }
+    // The same for the last time; the file keeps its temporary name.
+    void sync() {
+        keep();
         if (close(std::exchange(fd_, -1)) != 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
     }
     // Completes the file: on the disk, and under its final name.
@@ -397,7 +417,7 @@ private:
 
     std::string path_, temporary_;
     int fd_ = -1;
-    bool committed_ = false;
+    bool committed_ = false, keeps_ = false;
     size_t written_ = 0;
     std::vector<char> buffer_;
 };

@@ -339,9 +339,13 @@ private:
 // the .idx last: a dataset whose .idx exists is complete.
 class TokenDatasetWriter {
 public:
-    TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer)
-        : bin_(prefix + ".bin"),
-          idx_(prefix + ".idx"),
+    // Where a run that may be interrupted stands, at the end of a document: a writer that is made with it goes on there.
+    struct Kept {
+        int64_t documents = 0, tokens = 0, bin_bytes = 0, idx_bytes = 0;
+    };
+    TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer, const std::optional<Kept>& kept = {})
+        : bin_(writer(prefix + ".bin", kept, kept ? kept->bin_bytes : 0)),
+          idx_(writer(prefix + ".idx", kept, kept ? kept->idx_bytes : 0)),
           bin_path_(prefix + ".bin"),
           idx_path_(prefix + ".idx"),
           origin_path_(prefix + origin_ending),
@@ -350,8 +354,12 @@ public:
         std::error_code none;
         if (std::filesystem::exists(std::filesystem::symlink_status(origin_path_, none))) read_origin(origin_path_);
         if (tokenizer.known()) origin_.emplace(origin_path_);
+        if (kept) {
+            n_documents_ = kept->documents;
+            n_tokens_ = kept->tokens;
+        }
         const char header[megatron_header_bytes] = {};  // written by commit()
-        idx_.write(header, sizeof header);
+        if (idx_.written() == 0) idx_.write(header, sizeof header);
     }
     // Without a known tokenizer.
     TokenDatasetWriter(const std::string& prefix, int vocab_size) : TokenDatasetWriter(prefix, {"", "", vocab_size}) {}
@@ -380,6 +388,15 @@ public:
     }
     int64_t n_documents() const { return n_documents_; }
     int64_t n_tokens() const { return n_tokens_ + length_; }
+
+    // Puts all on the disk; at the end of a document only.
+    Kept keep() {
+        CHECK(length_ == 0, "the last document has not been ended");
+        bin_.keep();
+        idx_.keep();
+        return {n_documents_, n_tokens_, (int64_t)bin_.written(), (int64_t)idx_.written()};
+    }
+    bool between_documents() const { return length_ == 0; }
 
     void commit() {
         CHECK(length_ == 0, "the last document has not been ended");
@@ -411,6 +428,9 @@ public:
     }
 
 private:
+    static FileWriter writer(const std::string& path, const std::optional<Kept>& kept, int64_t bytes) {
+        return kept ? FileWriter(path, path + ".partial", (size_t)bytes) : FileWriter(path);
+    }
     // Offsets are the prefix sums of the lengths, which are read back a block at a time.
     void write_offsets() {
         std::vector<int32_t> lengths;

@@ -319,6 +319,15 @@ public:
     int64_t bytes_read() const { return bytes_of_read_files_ + (open_.empty() ? 0 : open_.front().source->position()); }
     bool only_files() const { return only_files_; }  // no pipes: the input can be read again
 
+    // Before the first next(): begins with this chunk of this file.
+    void begin_at(size_t file, int64_t chunk) {
+        next_file_ = file;
+        begin_file_ = file;
+        begin_chunk_ = chunk;
+        for (size_t i = 0; i < file; i++) bytes_of_read_files_ += sizes_[i];
+    }
+    const std::vector<int64_t>& file_sizes() const { return sizes_; }  // in bytes; -1: a pipe
+
     // The next document, JSON line, or part of a document; false at the end of the last file.
     bool next(Chunk& chunk) {
         while (true) {
@@ -326,9 +335,12 @@ public:
                 open_next();
             if (open_.empty()) return false;
             chunk = {};
-            if (open_.front().source->next(chunk)) {
-                chunk.file = open_.front().file;
-                return true;
+            OpenFile& now = open_.front();
+            if (now.source->next(chunk)) {
+                chunk.file = now.file;
+                chunk.number = now.n_chunks++;
+                if (chunk.file != begin_file_ || chunk.number >= begin_chunk_) return true;
+                continue;
             }
             bytes_of_read_files_ += open_.front().source->position();
             open_.pop_front();
@@ -368,6 +380,7 @@ private:
     struct OpenFile {
         size_t file;
         std::unique_ptr<DocumentSource> source;
+        int64_t n_chunks = 0;
     };
 
     // Whether a file of a folder is not text; notes it.
@@ -411,7 +424,8 @@ private:
     TextInput input_;
     std::vector<int64_t> sizes_;  // of each file; -1: a pipe
     std::deque<OpenFile> open_;   // the file in hand, and those ahead
-    size_t next_file_ = 0, shown_length_ = 0;
+    size_t next_file_ = 0, begin_file_ = 0, shown_length_ = 0;
+    int64_t begin_chunk_ = 0;
     bool only_files_ = true;
     std::map<TextFormat, std::pair<int, std::string>> taken_;  // number of files, and the first one
     int64_t total_bytes_ = 0, bytes_of_read_files_ = 0, n_hidden_ = 0, n_not_text_ = 0;
@@ -509,19 +523,25 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
         batch.clear();
         size_t bytes = 0;
         Chunk chunk;
-        while (bytes < batch_bytes && (more = reader.next(chunk))) {
-            bytes += chunk.text.size() + 64;
-            batch.push_back(std::move(chunk));
+        std::exception_ptr failure;  // of reading: what was read before is worked on first
+        try {
+            while (bytes < batch_bytes && (more = reader.next(chunk))) {
+                bytes += chunk.text.size() + 64;
+                batch.push_back(std::move(chunk));
+            }
+        } catch (const Error&) {
+            failure = std::current_exception();
         }
         in_parallel([&](Chunk& c, size_t) {
             open_chunk(c, reader.input());
             if (c.problem.empty()) c.odd = count_odd_bytes(c.text);
         });
         batch.erase(std::remove_if(batch.begin(), batch.end(), [&](const Chunk& c) { return !judge.take(c); }), batch.end());
-        if (!more) judge.end_file();
+        if (!more && !failure) judge.end_file();
         resize(batch.size());
         in_parallel([&](const Chunk& c, size_t i) { work(c, i); });
         for (size_t i = 0; i < batch.size(); i++) finish(batch[i], i);
+        if (failure) std::rethrow_exception(failure);
         progress.update(reader.bytes_read());
     }
     progress.finish();

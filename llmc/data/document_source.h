@@ -42,6 +42,7 @@ struct Chunk {
     bool continues = false;  // what came before in the same document was another part
     size_t file = 0;
     int64_t line = 0;                       // line (or row) of its beginning; 0: (part of) a file that is one document
+    int64_t number = 0;                     // among the file's chunks
     bool is_json = false, is_html = false;  // the text is not opened yet, or was opened by open_chunk()
     nlohmann::ordered_json fields;
     std::string problem;   // why a line cannot be used

@@ -338,7 +338,9 @@ inline Allowed one_of(Strings choices) {
     X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")                      \
     X(bool, parse_special_tokens, "", false, anything(), "Output",                                                               \
       "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")                              \
-    X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
+    X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                    \
+    X(bool, resume, "", false, anything(), "Run",                                                                                \
+      "keep PREFIX.*.partial when interrupted, and go on from there if they exist; give it from the start")
 
 // Of the classifiers of languages and quality.
 #define CLASSIFIER_OPTIONS(X)                                                                                                  \

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "../data/tokenizer.h"
 #include "../data/tokenizer_trainer.h"
 #include "config.h"
+#include "prepare_state.h"
 
 template <class Options>
 TextInput text_input(const Options& o, const std::string& reading, const std::string& split) {
@@ -65,51 +67,60 @@ inline int prepare_command(const PrepareOptions& o) {
             tokenizer.source().c_str());
     DocumentReader reader(text_input(o, "prepare --input", o.split_documents));
     if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
-    TokenDatasetWriter writer(o.output_prefix, tokenizer.identity());
+    PrepareCounts counts;
+    std::optional<PrepareState> state;
+    if (o.resume) state.emplace(o, tokenizer.identity().hash, reader, counts);
+    TokenDatasetWriter writer(o.output_prefix, tokenizer.identity(), state ? std::optional(state->kept()) : std::nullopt);
     std::vector<std::vector<int>> tokens;
     std::vector<std::array<int64_t, 2>> noted;  // places that spell a special token; bytes without a token
-    int64_t total = 0, bytes = 0, spelled = 0, lost = 0;
-    for_each_chunk(
-        reader, thread_count(o.workers), "preparing",
-        [&](const Chunk& chunk, size_t i) {
-            tokens[i].clear();
-            tokenizer.encode_append(chunk.text, tokens[i], o.parse_special_tokens, chunk.continues);
-            noted[i] = {tokenizer.count_special(chunk.text), 0};
-            noted[i][1] = tokenizer.count_lost(chunk.text, tokens[i]);
-            if (chunk.ends_document && !o.no_append_eod) tokens[i].push_back(tokenizer.eod_id());
-        },
-        [&](const Chunk& chunk, size_t i) {
-            writer.add(tokens[i].data(), tokens[i].size());
-            if (chunk.ends_document) writer.end_document();
-            total += (int64_t)tokens[i].size();
-            bytes += chunk.odd.bytes;
-            spelled += noted[i][0];
-            lost += noted[i][1];
-        },
-        [&](size_t n) {
-            tokens.resize(n);
-            noted.resize(n);
-        });
+    try {
+        for_each_chunk(
+            reader, thread_count(o.workers), "preparing",
+            [&](const Chunk& chunk, size_t i) {
+                tokens[i].clear();
+                tokenizer.encode_append(chunk.text, tokens[i], o.parse_special_tokens, chunk.continues);
+                noted[i] = {tokenizer.count_special(chunk.text), 0};
+                noted[i][1] = tokenizer.count_lost(chunk.text, tokens[i]);
+                if (chunk.ends_document && !o.no_append_eod) tokens[i].push_back(tokenizer.eod_id());
+            },
+            [&](const Chunk& chunk, size_t i) {
+                writer.add(tokens[i].data(), tokens[i].size());
+                if (chunk.ends_document) writer.end_document();
+                counts.tokens += (int64_t)tokens[i].size();
+                counts.bytes += chunk.odd.bytes;
+                counts.spelled += noted[i][0];
+                counts.lost += noted[i][1];
+                if (state && chunk.ends_document) state->done(chunk, writer);
+            },
+            [&](size_t n) {
+                tokens.resize(n);
+                noted.resize(n);
+            });
+    } catch (const Error&) {
+        if (state) state->save(writer);
+        throw;
+    }
     if (writer.n_documents() == 0)
         fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
              o.input.size() > 1 ? " and the others" : "");
     writer.commit();
-    if (spelled)
+    if (state) state->finish();
+    if (counts.spelled)
         print_line(stderr, format("note: %s a special token and %s",
-                                  counted(spelled, "place in the text spells", "places in the text spell").c_str(),
+                                  counted(counts.spelled, "place in the text spells", "places in the text spell").c_str(),
                                   o.parse_special_tokens
                                       ? "became that token"
                                       : "stayed text. HINT: --parse-special-tokens makes it that token, as in transformers"));
-    if (lost > 0) {
-        const std::string places =
-            tokenizer.of_bytes() ? counted(lost, "byte") : counted(lost, "place in the text", "places in the text");
+    if (counts.lost > 0) {
+        const std::string places = tokenizer.of_bytes() ? counted(counts.lost, "byte")
+                                                        : counted(counts.lost, "place in the text", "places in the text");
         print_line(stderr,
                    format("note: %s without a token in this tokenizer: dropped or made its unknown token, as in transformers",
                           places.c_str()));
     }
     print_line(stdout, format("%s.bin, %s.idx: %s, %s, %.3f bytes per token", o.output_prefix.c_str(), o.output_prefix.c_str(),
-                              counted(writer.n_documents(), "document").c_str(), counted(total, "token").c_str(),
-                              (double)bytes / (double)std::max<int64_t>(1, total)));
+                              counted(writer.n_documents(), "document").c_str(), counted(counts.tokens, "token").c_str(),
+                              (double)counts.bytes / (double)std::max<int64_t>(1, counts.tokens)));
     return 0;
 }
 

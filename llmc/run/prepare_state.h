@@ -1,0 +1,110 @@
+// How far `prepare --resume` came: PREFIX.resume.json beside PREFIX.bin.partial and PREFIX.idx.partial, written every few seconds
+// and when the run ends with an error. A later run of the same command goes on behind the last document that is on the disk.
+#pragma once
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "../base/json.h"
+#include "../base/terminal.h"
+#include "../data/dataset.h"
+#include "../data/document_reader.h"
+#include "config.h"
+
+struct PrepareCounts {
+    int64_t tokens = 0, bytes = 0, spelled = 0, lost = 0;
+};
+
+class PrepareState {
+public:
+    // Begins, or goes on: then the reader begins where the last run stopped, and `counts` has what that run counted.
+    PrepareState(const PrepareOptions& o, const std::string& tokenizer_hash, DocumentReader& reader, PrepareCounts& counts)
+        : path_(o.output_prefix + ".resume.json"), reader_(reader), counts_(counts) {
+        if (!reader.only_files()) fail_usage("--resume needs files: a pipe cannot be read again");
+        nlohmann::ordered_json same;
+        same["input files"] = reader.input().files;
+        same["tokenizer"] = tokenizer_hash;
+        same["options"] = {o.split_documents, o.json_keys,    o.format,        o.on_bad_line,
+                           o.max_bad_lines,   o.allow_binary, o.no_append_eod, o.parse_special_tokens};
+        same_ = nlohmann::json::parse(json_text(same));
+        if (std::filesystem::exists(path_)) load();
+    }
+    const TokenDatasetWriter::Kept& kept() const { return kept_; }
+
+    // After a document: notes that it was written, and saves every few seconds.
+    void done(const Chunk& chunk, TokenDatasetWriter& writer) {
+        file_ = chunk.file;
+        chunk_ = chunk.number + 1;
+        done_ = counts_;
+        if (monotonic_seconds() - saved_at_ > 5) save(writer);
+    }
+    // At the end of a document; within one, the state stays that of the last save.
+    void save(TokenDatasetWriter& writer) {
+        if (!writer.between_documents()) return;
+        const TokenDatasetWriter::Kept k = writer.keep();
+        const std::vector<int64_t>& sizes = reader_.file_sizes();
+        nlohmann::ordered_json j;
+        j["same"] = same_;
+        j["sizes"] = std::vector<int64_t>(sizes.begin(), sizes.begin() + (std::ptrdiff_t)file_);
+        j["at"] = {(int64_t)file_, chunk_};
+        j["kept"] = {k.documents, k.tokens, k.bin_bytes, k.idx_bytes};
+        j["counts"] = {done_.tokens, done_.bytes, done_.spelled, done_.lost};
+        write_file_atomically(path_, json_text(j) + "\n");
+        saved_at_ = monotonic_seconds();
+    }
+    void finish() const { unlink(path_.c_str()); }
+
+private:
+    void load() {
+        const nlohmann::json j = parse_json(read_whole_file(path_), path_);
+        std::string other;
+        std::array<int64_t, 2> at{};
+        std::array<int64_t, 4> kept{}, counts{};
+        std::vector<int64_t> sizes;
+        try {
+            for (const auto& [name, value] : same_.items())
+                if (j.at("same").at(name) != value) other = "other " + name;
+            j.at("at").get_to(at);
+            j.at("kept").get_to(kept);
+            j.at("counts").get_to(counts);
+            j.at("sizes").get_to(sizes);
+        } catch (const nlohmann::json::exception&) {
+            other = "nothing that prepare wrote";
+        }
+        const std::vector<int64_t>& now = reader_.file_sizes();
+        const auto negative = [](int64_t n) { return n < 0; };
+        const bool changed = sizes.size() > now.size() || !std::equal(sizes.begin(), sizes.end(), now.begin());
+        const bool nowhere = at[0] >= (int64_t)now.size() || std::any_of(at.begin(), at.end(), negative) ||
+                             std::any_of(kept.begin(), kept.end(), negative);
+        if (other.empty() && changed) other = "input files that have changed since";
+        if (other.empty() && nowhere) other = "a place that is none";
+        if (!other.empty())
+            fail("%s is of a run with %s; HINT: give that run's command again, another --output-prefix, or leave --resume out",
+                 path_.c_str(), other.c_str());
+        file_ = (size_t)at[0];
+        chunk_ = at[1];
+        kept_ = {kept[0], kept[1], kept[2], kept[3]};
+        counts_ = {counts[0], counts[1], counts[2], counts[3]};
+        done_ = counts_;
+        reader_.begin_at(file_, chunk_);
+        print_line(stderr, format("note: goes on behind %s, in %s", counted(kept_.documents, "document").c_str(),
+                                  reader_.input().files[file_].c_str()));
+    }
+
+    std::string path_;
+    DocumentReader& reader_;
+    PrepareCounts& counts_;  // now
+    PrepareCounts done_;     // at the end of the last document
+    nlohmann::json same_;    // what must be the same in the run that goes on
+    TokenDatasetWriter::Kept kept_;
+    size_t file_ = 0;
+    int64_t chunk_ = 0;
+    double saved_at_ = monotonic_seconds();
+};
