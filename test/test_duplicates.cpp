@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "../llmc/curate/exact_duplicates.h"
@@ -50,6 +51,30 @@ TEST(Duplicates, WordsByHand) {
     EXPECT_TRUE(words_of(" \t\n\xe3\x80\x80 ...!").empty());
     EXPECT_NE(words_of("ab c"), words_of("a bc"));
     EXPECT_EQ(word_texts("Don't stop_it, 3.5 日本"), (std::vector<std::string>{"Don", "t", "stop_it", "3", "5", "日", "本"}));
+}
+
+// Words of all lengths, at all places, with what may stand between and within them.
+template <Punctuation punctuation, Digits digits>
+void expect_words_as_defined(const std::string& text) {
+    using Words = std::vector<std::tuple<uint64_t, size_t, size_t>>;
+    Words fast, plain;
+    for_each_word<punctuation, digits>(text, [&](uint64_t w, size_t b, size_t e) { fast.emplace_back(w, b, e); });
+    for_each_word<punctuation, digits, false>(text, [&](uint64_t w, size_t b, size_t e) { plain.emplace_back(w, b, e); });
+    ASSERT_EQ(fast, plain) << text;
+}
+TEST(Duplicates, WordsByVectors) {
+    test::Rng rng(2);
+    const std::vector<std::string> between = {" ", " ",  " ",        ", ",   ".", "'", "_", "7", "2026", "\n",
+                                              "é", "日", "\xcc\x81", "\xff", "[", "@", "`", "{", "\xe1"};
+    for (int trial = 0; trial < 500; trial++) {
+        std::string text;
+        while (text.size() < 200) {
+            for (int n = rng.below(trial % 3 ? 12 : 40); n > 0; n--) text += (char)((rng.below(4) ? 'a' : 'A') + rng.below(26));
+            text += between[(size_t)rng.below((int)between.size())];
+        }
+        expect_words_as_defined<Punctuation::removed, Digits::as_zero>(text);
+        expect_words_as_defined<Punctuation::separates, Digits::kept>(text);
+    }
 }
 
 // ---- files -----------------------------------------------------------------------------------------------------------------

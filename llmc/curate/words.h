@@ -8,6 +8,10 @@
 // Lower case is that of Latin, Greek, Cyrillic and Armenian letters in one character each. Bytes that are not UTF-8 count as
 // letters.
 #pragma once
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include <array>
 #include <cstdint>
 #include <string_view>
@@ -132,13 +136,23 @@ private:
 class WordHash {
 public:
     void add_ascii(unsigned char c) {
-        eight_ = eight_ << 8 | c;
-        if (eight_ >> 56) flush();
+        eight_ |= (uint64_t)c << bits_;
+        bits_ += 8;
+        if (bits_ == 64) flush();
     }
     void add(uint32_t code) {
         if (code < 0x80) return add_ascii((unsigned char)code);
         flush();
         hash_ = (hash_ ^ (code | (uint64_t)1 << 63)) * factor;  // unlike any eight letters
+    }
+    // The first n letters of a word, below 16; the bytes behind them are zero.
+    void begin(const uint64_t (&letters)[2], size_t n) {
+        eight_ = letters[0];
+        bits_ = 8 * (int)n;
+        if (n < 8) return;
+        flush();
+        eight_ = letters[1];
+        bits_ = 8 * ((int)n - 8);
     }
     // And begins the next word.
     uint64_t finish() {
@@ -151,16 +165,34 @@ public:
 private:
     static constexpr uint64_t start = 0x9e3779b97f4a7c15u, factor = 0xff51afd7ed558ccdu;
     void flush() {
-        if (eight_ == 0) return;
+        if (bits_ == 0) return;
         hash_ = (hash_ ^ eight_) * factor;
         hash_ ^= hash_ >> 32;
         eight_ = 0;
+        bits_ = 0;
     }
     uint64_t hash_ = start, eight_ = 0;
+    int bits_ = 0;  // of eight_ that are in use
 };
 
-// Calls f(hash of 64 bits, begin, end) for each word; begin and end are its bytes in the text.
-template <Punctuation punctuation, Digits digits, class F>
+// How many of the 16 bytes at p begin a word of ASCII letters, and these in lower case; 16 and nothing if all do.
+#if defined(__SSE2__)
+inline size_t leading_letters(const char* p, uint64_t (&letters)[2]) {
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+    const __m128i low = _mm_or_si128(bytes, _mm_set1_epi8(0x20));
+    // 'a' to 'z' become -128 to -103, and no other byte does.
+    const __m128i is_letter = _mm_cmplt_epi8(_mm_add_epi8(low, _mm_set1_epi8((char)(0x80 - 'a'))), _mm_set1_epi8(-128 + 26));
+    const auto n = (size_t)__builtin_ctz(~(uint32_t)_mm_movemask_epi8(is_letter));
+    static constexpr unsigned char ones[32] = {255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255};
+    const __m128i first_n = _mm_loadu_si128((const __m128i*)(ones + 16 - n));
+    _mm_storeu_si128((__m128i*)letters, _mm_and_si128(low, first_n));
+    return n;
+}
+#endif
+
+// Calls f(hash of 64 bits, begin, end) for each word; begin and end are its bytes in the text. Without `fast`, as it is defined,
+// character by character.
+template <Punctuation punctuation, Digits digits, bool fast = true, class F>
 void for_each_word(std::string_view text, F f) {
     const FoldingTable& table = FoldingTable::instance();
     WordHash hash;
@@ -177,7 +209,19 @@ void for_each_word(std::string_view text, F f) {
         hash.add(code);
     };
     for (size_t at = 0; at < text.size();) {
-        if (unsigned char letter = table.letter(text[at])) {  // a run of ASCII letters, most of most texts
+#if defined(__SSE2__)
+        if (fast && !within && at + 16 < text.size()) {
+            uint64_t letters[2];
+            const size_t n = leading_letters(text.data() + at, letters);
+            if (n > 0 && n < 16) {
+                hash.begin(letters, n);
+                begin = at;
+                end = at += n;
+                within = true;
+            }
+        }
+#endif
+        if (unsigned char letter; fast && (letter = table.letter(text[at])) != 0) {  // a run of ASCII letters
             if (!within) begin = at;
             within = true;
             after_digit = false;
