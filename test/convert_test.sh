@@ -179,3 +179,36 @@ says "the message says what to give" "one of the three"
 printf '{"context": "a", "choices": [" b", " c"]}\n' >nogold.jsonl
 expect "a task without answers" rejects --tasks nogold.jsonl
 says "the message names the line" "nogold.jsonl:1: there is no key 'gold'"
+
+# Texts for language models out of packages: what is left of their markup, and which paragraphs are dropped.
+cat >texts_check.py <<'END'
+import sys
+sys.dont_write_bytecode = True
+sys.path.insert(0, sys.argv[1])
+from language_texts import fortunes, gnome_help, is_prose, manual_page, office_help
+
+page = r""".TH LS 1
+.\" a comment
+.SH "NAME"
+ls \- list \fIfiles\fR and
+.B directories
+of a\-b \(co
+.PP
+Second \&paragraph with
+.BR ls (1).
+.EX
+code()
+.EE
+"""
+assert [" ".join(p.split()) for p in manual_page(page) if p.strip()] == [
+    "NAME", "ls - list files and directories of a-b ©", "Second paragraph with ls(1)."]
+html = '<h1 id="a">Ein <b>Titel</b></h1><p class="code">x = 1</p><p class="paragraph">Gr&uuml;&szlig;e</p>'
+assert list(office_help(html)) == ["Ein Titel", "Grüße"]
+assert list(gnome_help("<page><title>Ett</title><p>tv<em>å</em></p></page>")) == ["Ett", "två"]
+assert [p.strip() for p in fortunes("one\n%\ntwo\n")] == ["one", "two"]
+for text, language, kept in (("Le chat est dans la maison.", "fr", True), ("The file that is given by the user", "fr", False),
+                             ("The file that is given by the user", "en", True), ("--a=1 | grep 22 > x.y", "en", False),
+                             ("今日は学校", "ja", True), ("Open the file", "ja", False), ("ls", "en", False)):
+    assert is_prose(text, language) == kept, (text, language)
+END
+expect "texts of packages lose their markup" python3 texts_check.py "$(dirname "$converter")"

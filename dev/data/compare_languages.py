@@ -97,13 +97,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train-gpt", default="./train_gpt")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--texts", required=True, help="folder of LANGUAGE.txt, one text per line")
+    parser.add_argument("--texts", required=True, help="folder of LANGUAGE.txt, one text per line; not other.txt")
     parser.add_argument("--lines", type=int, default=150, help="lines of each language; default 150")
     options = parser.parse_args()
 
     samples = []
     with tempfile.TemporaryDirectory() as folder:
-        for file in sorted(os.listdir(options.texts)):
+        for file in sorted(set(os.listdir(options.texts)) - {"other.txt"}):
             with open(os.path.join(options.texts, file), encoding="utf-8") as texts:
                 lines = [line.strip() for _, line in zip(range(options.lines), texts)]
             samples += [(file.split(".")[0], line) for line in lines]
@@ -119,7 +119,7 @@ def main():
     size = sum(len(text.encode()) for _, text in samples) / 1e6
     with open(options.model, "rb") as model:  # its format: text_classifier.h
         size_of_header = struct.unpack("<I", model.read(16)[12:])[0]
-        languages = set(json.loads(model.read(size_of_header))["labels"])
+        languages = set(json.loads(model.read(size_of_header))["labels"]) - {"other"}
     for name, make in (("fastText lid.176.ftz", fasttext_lid), ("CLD2", cld2), ("lingua", lingua), ("py3langid", py3langid),
                        ("langdetect", langdetect)):
         try:

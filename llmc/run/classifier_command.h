@@ -103,7 +103,7 @@ inline int classifier_command(const CurateOptions& o) {
     if (quality) shape = {"words", 1, 2, 20};
     else {
         how.shortest_piece = 16;
-        how.longest_piece = 200;
+        how.longest_piece = 120;
     }
     how.seed = (uint64_t)o.seed;
     how.threads = threads;
