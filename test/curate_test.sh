@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # train_gpt curate: what comes out is the same for any number of threads and interruptions, and nothing that is there is lost.
+repository=$(realpath "$(dirname "$0")/..")
 . "$(dirname "$0")/lib.sh"
 
 # Documents of all kinds in two files: sound ones, short ones, repetitive ones, with mojibake.
@@ -167,3 +168,25 @@ expect "and repeats documents" test "$(lines_of mixed)" -gt 20
 expect "to their weights" awk '/ x/ { b++; next } { a++ } END { exit !(a > 2 * b) }' mixed/data/part-00000.jsonl
 expect "a source without a weight is refused" refused "$program" curate --input two/a.jsonl two/b.jsonl --output refused --weights a=1
 says "and named" "two/b.jsonl=0 leaves it out"
+
+# Each rule of `help rules` stands on the page with its threshold.
+COLUMNS=1000 "$program" help rules | { tr '\n' ' '; echo; } | sed 's/  \(gopher\|c4\|fineweb\)-/\n\1-/g' |
+    sed -n 's/^\([a-z][a-z0-9-]*\) .*: \(.*\) (.*/`\1` \2/p' >rules.txt
+expect "37 rules" test "$(wc -l <rules.txt)" = 37
+missing() {
+    while read -r rule threshold; do grep -F "| $rule |" "$repository/dev/data/README.md" | grep -qF "| $threshold |" || echo "$rule $threshold"; done <rules.txt
+}
+expect "stand in dev/data/README.md" test -z "$(missing)"
+
+# Memory does not grow with the corpus, ten times the limit here.
+if [[ -n ${ALL:-} ]]; then
+    for i in $(seq 60); do
+        sed "s/\bword/word$i/g" raw/a.jsonl
+    done | awk '{ for (i = 0; i < 12; i++) { print; gsub(/of-/, "of-" i) } }' >large.jsonl
+    expect "the corpus has 160 MB" test "$(stat -c %s large.jsonl)" -gt 160000000
+    peak() { python3 -c 'import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)' "$@"; }
+    mib=$(peak "$program" curate --input large.jsonl --output large --normalize --exact-duplicates lines --near-duplicates fineweb --memory-limit 16M --threads 2)
+    expect "and takes at most 150 MiB of memory: $mib" test "$mib" -lt 150
+fi

@@ -28,6 +28,9 @@ make_files() {
     for i in $(seq 600); do
         echo "{\"text\": \"Once there were $i birds in $((i % 13)) trees, and they sang of the sea and of the wind\"}"
     done >more.jsonl
+    mkdir web books
+    cp more.jsonl web
+    cp corpus.txt books
     head -n 40 corpus.txt >held_out.txt
     head -n 400 corpus.txt >mine.txt
     for split in val train; do

@@ -170,6 +170,7 @@ struct PassInput {
     PassInput shards_of(const std::string& dir, const std::string& ending, int n) const {
         PassInput input = {{}, sources, {}, true};
         input.text.keep_fields = input.text.whole_documents = input.text.allow_binary = true;
+        input.text.batch_bytes = text.batch_bytes;
         for (int i = 0; i < n; i++) input.text.files.push_back(dir + "/" + shard_name(i, ending));
         return input;
     }

@@ -123,7 +123,8 @@ private:
         if (counts.documents == 0) return {};
         const auto& example = counts.examples.at(0);
         if (pieces.empty()) return {false, "contaminated", "\"" + example.ngram + "\" of " + tasks_->tasks()[example.task]};
-        changes.push_back({"task-text", (int64_t)counts.examples.size()});
+        for (const int64_t matches : counts.matches)
+            if (matches > 0) changes.push_back({"task-text", matches});
         d.text = std::move(pieces[0]);
         pieces.erase(pieces.begin());
         d.more = std::move(pieces);

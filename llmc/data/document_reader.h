@@ -500,7 +500,6 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
                            const std::function<void(const Chunk&, size_t)>& work,
                            const std::function<void(const Chunk&, size_t)>& finish, const std::function<void(size_t)>& resize,
                            bool tells = true) {
-    constexpr size_t batch_bytes = 16 << 20;
     Progress progress(label, reader.total_bytes(), "B");
     InputJudge judge(reader.input());
     std::vector<Chunk> batch;
@@ -525,7 +524,7 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
         Chunk chunk;
         std::exception_ptr failure;  // of reading: what was read before is worked on first
         try {
-            while (bytes < batch_bytes && (more = reader.next(chunk))) {
+            while (bytes < reader.input().batch_bytes && (more = reader.next(chunk))) {
                 bytes += chunk.text.size() + 64;
                 batch.push_back(std::move(chunk));
             }

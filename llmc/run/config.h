@@ -364,50 +364,49 @@ inline Allowed one_of(Strings choices) {
       "labelled texts on which a model is measured: the one that is trained, instead of on every twentieth of its texts; or, " \
       "without training, that of --language-model or --quality-model")
 
-#define CURATE_OPTIONS(X)                                                                                                      \
-    TEXT_OPTIONS(X)                                                                                                            \
-    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                    \
-      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                             \
-    X(std::string, output, "", "", word("DIR"), "Output",                                                                      \
-      "directory for data/part-00000.jsonl.zst and so on, curate.json and report.html; the same command continues a "          \
-      "curation that was interrupted")                                                                                         \
-    X(std::string, output_format, "", "jsonl.zst", one_of({"jsonl.zst", "jsonl.gz", "jsonl"}), "Output",                       \
-      "format of the files")                                                                                                   \
-    X(int64_t, shard_size, "", 256000000, between(1, 1e12), "Output", "bytes of text after which an output file ends")         \
-    X(bool, normalize, "", false, anything(), "Stages",                                                                        \
-      "mend encodings, remove control characters, line ends as newlines, one blank line at a time, Unicode's form NFC")        \
-    X(Strings, heuristics, "", {}, list(0, "SET"), "Stages",                                                                   \
-      "drop documents by published rules, in this order: gopher, c4, fineweb; train_gpt help rules lists them")                \
-    X(Strings, set, "", {}, list(0, "RULE=VALUE"), "Stages", "other thresholds for such rules: gopher-min-words=100; off")     \
-    X(Strings, stop_words, "", {}, list(0, "WORD"), "Stages", "words for gopher-stop-words; default: Gopher's eight")          \
-    X(std::string, bad_words, "", "", word("FILE"), "Stages", "words and phrases for c4-bad-words, one per line")              \
-    X(std::string, pii, "", "", one_of({"mask", "drop"}), "Stages",                                                            \
-      "what identifies a person: masked as <EMAIL> and so on, or its document dropped")                                        \
-    X(Strings, pii_kinds, "", {}, list(0, "KIND"), "Stages", "of email, phone, card, ip; default: all")                        \
-    X(bool, pii_private_addresses, "", false, anything(), "Stages",                                                            \
-      "also IP addresses that are not of the Internet: private, loopback, documentation")                                      \
-    CLASSIFIER_OPTIONS(X)                                                                                                      \
-    X(Strings, exact_duplicates, "", {}, list(0, "UNIT"), "Whole corpus",                                                      \
-      "drop what occurred before: documents; also paragraphs or lines")                                                        \
-    X(bool, exact_folded, "", false, anything(), "Whole corpus",                                                               \
-      "such units are the same where their words in lower case are")                                                           \
-    X(std::string, near_duplicates, "", "", one_of({"fineweb", "nemo", "llm-jp", "mt-nlg", "roots"}), "Whole corpus",          \
-      "drop documents that are nearly the same, by the MinHash-LSH or SimHash of these; earlier names of --input are kept")    \
-    X(double, verify_jaccard, "", 0, between(0, 0.999), "Whole corpus",                                                        \
-      "near duplicates only above this Jaccard index, computed for every candidate; default: the preset's")                    \
-    X(Strings, decontaminate, "", {}, list(0, "FILE"), "Whole corpus",                                                         \
-      "cut out what stands in these task files (of eval --tasks), by n-grams of 8 to 13 words as MT-NLG did")                  \
-    X(Strings, weights, "", {}, list(0, "SOURCE=W"), "Mixing",                                                                 \
-      "share of each name of --input in the output: web=0.7 books=0.3; documents are repeated or left out")                    \
-    X(double, temperature, "", 1, between(1, 1000), "Mixing", "shares by size^(1/T) instead: above 1, small sources get more") \
-    X(int64_t, budget, "", 0, at_least(0), "Mixing",                                                                           \
-      "bytes of the mixed output, or tokens with --tokenizer; default: as much as there is")                                   \
-    X(std::string, tokenizer, "", "", word("DIR"), "Mixing",                                                                   \
-      "count in tokens of this tokenizer: its directory or tokenizer.json")                                                    \
-    X(int64_t, memory_limit, "", 1000000000, between(1e6, 1e15), "Run",                                                        \
-      "bytes of memory for tables and sorting, which are on the disk beyond; batches of documents come on top")                \
-    X(int, samples, "", 5, between(0, 1000), "Output", "documents that the report shows of those a rule dropped")              \
-    X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of random choices")                                                   \
+#define CURATE_OPTIONS(X)                                                                                                        \
+    TEXT_OPTIONS(X)                                                                                                              \
+    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                      \
+      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                               \
+    X(std::string, output, "", "", word("DIR"), "Output",                                                                        \
+      "directory for data/part-00000.jsonl.zst and so on, curate.json and report.html; the same command continues a "            \
+      "curation that was interrupted")                                                                                           \
+    X(std::string, output_format, "", "jsonl.zst", one_of({"jsonl.zst", "jsonl.gz", "jsonl"}), "Output",                         \
+      "format of the files")                                                                                                     \
+    X(int64_t, shard_size, "", 256000000, between(1, 1e12), "Output", "bytes of text after which an output file ends")           \
+    X(bool, normalize, "", false, anything(), "Stages",                                                                          \
+      "mend encodings, remove control characters, line ends as newlines, one blank line at a time, Unicode's form NFC")          \
+    X(Strings, heuristics, "", {}, list(0, "SET"), "Stages",                                                                     \
+      "drop documents by published rules, in this order: gopher, c4, fineweb; train_gpt help rules lists them")                  \
+    X(Strings, set, "", {}, list(0, "RULE=VALUE"), "Stages", "other thresholds for such rules: gopher-min-words=100; off")       \
+    X(Strings, stop_words, "", {}, list(0, "WORD"), "Stages", "words for gopher-stop-words; default: Gopher's eight")            \
+    X(std::string, bad_words, "", "", word("FILE"), "Stages", "words and phrases for c4-bad-words, one per line")                \
+    X(std::string, pii, "", "", one_of({"mask", "drop"}), "Stages",                                                              \
+      "what identifies a person: masked as <EMAIL> and so on, or its document dropped")                                          \
+    X(Strings, pii_kinds, "", {}, list(0, "KIND"), "Stages", "of email, phone, card, ip; default: all")                          \
+    X(bool, pii_private_addresses, "", false, anything(), "Stages",                                                              \
+      "also IP addresses that are not of the Internet: private, loopback, documentation")                                        \
+    CLASSIFIER_OPTIONS(X)                                                                                                        \
+    X(Strings, exact_duplicates, "", {}, list(0, "UNIT"), "Whole corpus",                                                        \
+      "drop what occurred before: documents; also paragraphs or lines")                                                          \
+    X(bool, exact_folded, "", false, anything(), "Whole corpus",                                                                 \
+      "such units are the same where their words in lower case are")                                                             \
+    X(Strings, near_duplicates, "", {}, list(0, "PRESET [SETTING=VALUE]"), "Whole corpus",                                       \
+      "drop documents that are nearly the same, by the MinHash-LSH or SimHash of fineweb, nemo, llm-jp, mt-nlg or roots; other " \
+      "settings: fineweb jaccard=0.8 bands=20; earlier names of --input are kept")                                               \
+    X(Strings, decontaminate, "", {}, list(0, "FILE"), "Whole corpus",                                                           \
+      "cut out what stands in these task files (of eval --tasks), by n-grams of 8 to 13 words as MT-NLG did")                    \
+    X(Strings, weights, "", {}, list(0, "SOURCE=W"), "Mixing",                                                                   \
+      "share of each name of --input in the output: web=0.7 books=0.3; documents are repeated or left out")                      \
+    X(double, temperature, "", 1, between(1, 1000), "Mixing", "shares by size^(1/T) instead: above 1, small sources get more")   \
+    X(int64_t, budget, "", 0, at_least(0), "Mixing",                                                                             \
+      "bytes of the mixed output, or tokens with --tokenizer; default: as much as there is")                                     \
+    X(std::string, tokenizer, "", "", word("DIR"), "Mixing",                                                                     \
+      "count in tokens of this tokenizer: its directory or tokenizer.json")                                                      \
+    X(int64_t, memory_limit, "", 1000000000, between(1e6, 1e15), "Run",                                                          \
+      "bytes of memory for tables and sorting, which are on the disk beyond; batches of documents come on top")                  \
+    X(int, samples, "", 5, between(0, 1000), "Output", "documents that the report shows of those a rule dropped")                \
+    X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of random choices")                                                     \
     X(int, threads, "workers", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
 #define TOKENIZER_OPTIONS(X)                                                                                                  \

@@ -36,6 +36,7 @@ inline PassInput find_input(const CurateOptions& o) {
     PassInput input;
     input.text = text_input(o, "curate --input", o.split_documents);
     input.text.keep_fields = input.text.whole_documents = true;
+    input.text.batch_bytes = (size_t)std::clamp<int64_t>(o.memory_limit / 16, 1 << 20, 16 << 20);
     TextInput one = input.text;
     input.text.files.clear();
     for (const std::string& name : o.input) {
@@ -57,10 +58,7 @@ inline WholeCorpusOptions whole_corpus_options(const CurateOptions& o) {
     whole.folded = o.exact_folded;
     if (o.exact_folded && o.exact_duplicates.empty())
         fail_usage("--exact-folded is for --exact-duplicates, which is not given");
-    if (!o.near_duplicates.empty()) {
-        whole.near = NearDuplicateOptions::preset(o.near_duplicates);
-        if (o.verify_jaccard > 0) whole.near->verify_jaccard = o.verify_jaccard;
-    } else if (o.verify_jaccard > 0) fail_usage("--verify-jaccard is for --near-duplicates, which is not given");
+    if (!o.near_duplicates.empty()) whole.near = NearDuplicateOptions::parse(o.near_duplicates);
     whole.task_files = o.decontaminate;
     return whole;
 }
