@@ -24,6 +24,7 @@
 #                   puts under build/  CONFIGS="gpt2-124m:1x1024 quickstart:8x256"
 #                   PRECISIONS="bf16 fp32"  UNITS="AVX2 AVX-512" or all
 #                   LLMC=FOLDER: llm.c's as well
+# make bench-data   text to tokens: ours, tiktoken, Hugging Face's tokenizers
 # make bench-ranks  speed on 1, 2, 4 CPU ranks, and what communication costs
 # make ladders      kernels from naive to the trainer's: checked, on a GPU timed
 # make check-gpu    on a machine with a GPU: every kernel test, a training,
@@ -40,7 +41,7 @@
 # build/BACKEND-PRECISION[-SAN][-COMPILER][SUFFIX]/NAME. ./train_gpt is the last.
 .DEFAULT_GOAL := help
 .PHONY: help deps train_gpt install quickstart test test-all coverage test-sass test-interop chaos \
-        interop-programs lint fuzz bench bench-cpu bench-ranks ladders check-gpu gpu-programs clean format
+        interop-programs lint fuzz bench bench-cpu bench-data bench-ranks ladders check-gpu gpu-programs clean format
 PRECISION ?= bf16
 MAKEFLAGS += --no-builtin-rules
 CXX       := $(if $(filter default,$(origin CXX)),$(if $(shell command -v ccache),ccache) g++,$(CXX))
@@ -185,6 +186,7 @@ export PRECISIONS ?= bf16 fp32
 marchs     := / $(if $(filter AVX2 all,$(UNITS)),-x86-64-v3/) $(if $(filter AVX-512 all,$(UNITS)),-x86-64-v4/)
 bench-cpu: deps-interop $(foreach p,$(PRECISIONS),$(marchs:%=build/cpu-$p$(tail)%bench))
 	@$$(dev/interop/venv.sh torch) dev/bench/cpu.py --bench 'build/cpu-{precision}$(tail){march}/bench'
+bench-data: deps-interop deps-quickstart $(build)/train_gpt $(build)/encode_bench ; @dev/bench/data.py $(build)
 ladders: $(ladders)
 	@failed=0; for program in $^; do $$program || failed=1; done; exit $$failed
 check-gpu: ; @scripts/check_gpu.sh
