@@ -108,7 +108,7 @@ inline Part part_of(const ModelConfig& c, const Mesh& mesh, const std::vector<in
     part.first = mesh.pp.rank == 0;
     part.last = mesh.pp.rank == mesh.pp.size - 1;
     for (int stage = 0, layer = 0; stage < (int)stages.size(); stage++)
-        for (int i = 0; i < stages[(size_t)stage]; i++, layer++)
+        for (int i = 0; i < stages[stage]; i++, layer++)
             if (stage % mesh.pp.size == mesh.pp.rank) part.layers.push_back(layer);
     return part;
 }

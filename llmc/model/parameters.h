@@ -198,7 +198,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const int q0 = tp.rank * Ql, k0 = tp.rank / n.replicas * Kl, f0 = tp.rank * n.Fl;
     BlockParams<E> unused;
     for (int l = 0, i = 0; l < c.L; l++) {
-        const bool held = i < (int)part.layers.size() && part.layers[(size_t)i] == l;
+        const bool held = i < (int)part.layers.size() && part.layers[i] == l;
         block_of_rank = i;
         BlockParams<E>& b = held ? p.blocks[(size_t)i++] : unused;
         const std::string name = "blocks." + std::to_string(l) + ".";
@@ -267,13 +267,12 @@ struct ParameterTable {
         size = decayed + round_up(size - decayed, multiple);
         block_begins_.assign(part.layers.size() + 1, decayed);
         for (const TensorSpec& spec : rows)
-            if (spec.block >= 0 && !spec.vector())
-                block_begins_[(size_t)spec.block] = std::min(block_begins_[(size_t)spec.block], spec.offset);
+            if (spec.block >= 0 && !spec.vector()) block_begins_[spec.block] = std::min(block_begins_[spec.block], spec.offset);
     }
     explicit ParameterTable(const ModelConfig& c) : ParameterTable(c, whole_model(c)) {}
 
     // Where the matrices of one of this rank's blocks begin; of the block after the last: where all matrices end.
-    size_t begin_of_block(int block) const { return block_begins_[(size_t)block]; }
+    size_t begin_of_block(int block) const { return block_begins_[block]; }
 
 private:
     std::vector<size_t> block_begins_;

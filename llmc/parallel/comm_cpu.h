@@ -48,9 +48,9 @@ inline int place_in_group(const World& world, const std::vector<int>& ranks, con
     }
     const std::string& mine = said[(size_t)world.rank()];
     for (const int r : ranks)
-        if (place >= 0 && said[(size_t)r] != mine)
+        if (place >= 0 && said[r] != mine)
             fail("ranks do not make the same group: rank %d makes '%s', rank %d makes '%s'", world.rank(), mine.c_str(), r,
-                 said[(size_t)r].c_str());
+                 said[r].c_str());
     return place;
 }
 
@@ -88,10 +88,10 @@ struct Members {
 };
 
 inline void compare_notes(const Members& g, const std::vector<Note>& notes) {
-    const Note& mine = notes[(size_t)g.rank];
+    const Note& mine = notes[g.rank];
     for (size_t r = 0; r < notes.size(); r++)
         if (memcmp(&notes[r], &mine, sizeof mine) != 0)
-            fail("ranks disagree in group %s: rank %d is in %s, rank %d in %s", g.name.c_str(), g.ranks[(size_t)g.rank],
+            fail("ranks disagree in group %s: rank %d is in %s, rank %d in %s", g.name.c_str(), g.ranks[g.rank],
                  mine.text().c_str(), g.ranks[r], notes[r].text().c_str());
 }
 
@@ -249,7 +249,7 @@ class Reduction {
 public:
     Reduction(Group& group, E* out, const E* all, std::vector<size_t> first, int64_t sequence)
         : g(group), out_(out), all_(all), first_(std::move(first)), tag_(tag_of(sequence)) {
-        n_ = first_[(size_t)g.rank + 1] - first_[(size_t)g.rank];
+        n_ = first_[(size_t)g.rank + 1] - first_[g.rank];
         piece_ = std::min(n_, g.piece_bytes / sizeof(E));
     }
     Reduction(const Reduction&) = delete;
@@ -275,8 +275,7 @@ public:
             wait_for(receives_[slot]);
             const size_t count = std::min(piece_, n_ - added_);
             std::vector<const E*> parts;
-            for (int r = 0; r < g.size; r++)
-                parts.push_back(r == g.rank ? all_ + first_[(size_t)r] + added_ : contribution(slot, r));
+            for (int r = 0; r < g.size; r++) parts.push_back(r == g.rank ? all_ + first_[r] + added_ : contribution(slot, r));
             sum_parts(out_ + added_, parts, count);
             added_ += count;
             ask_for(slot);
@@ -359,7 +358,7 @@ void all_reduce(Ctx&, Comm& comm, E* x, size_t n) {
     std::vector<size_t> first;
     const size_t size = (size_t)g.size;
     for (size_t j = 0; j <= size; j++) first.push_back(n / size * j + std::min(j, n % size));
-    detail::Reduction<E> reduction(g, x + first[(size_t)g.rank], x, first, sequence);
+    detail::Reduction<E> reduction(g, x + first[g.rank], x, first, sequence);
     reduction.start();
     reduction.finish();
     detail::Requests requests;
@@ -501,7 +500,7 @@ inline void recv(Ctx&, Comm& comm, floatX* x, size_t n, int peer, int tag) {
         MPI(MPI_Get_count(&status, MPI_BYTE, &there));
         if (there != wanted || status.MPI_TAG != tag)
             fail("ranks disagree in group %s: rank %d expects %d bytes with tag %d from rank %d, which sends %d with tag %d",
-                 g.name.c_str(), g.ranks[(size_t)g.rank], wanted, tag, g.ranks[(size_t)peer], there, status.MPI_TAG);
+                 g.name.c_str(), g.ranks[g.rank], wanted, tag, g.ranks[peer], there, status.MPI_TAG);
         requests.emplace_back();
         MPI(MPI_Imrecv((char*)x + at, wanted, MPI_BYTE, &message, &requests.back()));
     }

@@ -277,9 +277,9 @@ struct WorldState {
     explicit WorldState(const Placement& p) : has_mpi(p.mpi) {
         if (has_mpi) start_mpi(p);
         hosts = exchange(0, host_name());
-        local_rank = (int)std::count(hosts.begin(), hosts.begin() + rank, hosts[(size_t)rank]);
+        local_rank = (int)std::count(hosts.begin(), hosts.begin() + rank, hosts[rank]);
     }
-    std::string describe(int r) const { return format("rank %d of %d (host %s)", r, size, hosts[(size_t)r].c_str()); }
+    std::string describe(int r) const { return format("rank %d of %d (host %s)", r, size, hosts[r].c_str()); }
     void check_rank(int r) const { CHECK(r >= 0 && r < size, "rank %d of %d", r, size); }
 
     void start_mpi(const Placement& p) {

@@ -184,7 +184,7 @@ inline void describe_plan(Run& run, const MemoryOfStages& memory_of_stages) {
     const std::vector<RankMemory> stages = memory_of_stages(o, ranks);
     for (int stage = 0; stage < mesh.pp.size; stage++) {
         if (mesh.pp.size > 8 && stage >= 2 && stage < mesh.pp.size - 2) continue;
-        const RankMemory& needed = stages[(size_t)stage];
+        const RankMemory& needed = stages[stage];
         t.row(mesh.pp.size == 1 ? "memory of a rank" : format("memory of stage %d", stage),
               format("%s of %s, and %s on the host", human_bytes((double)needed.bytes).c_str(),
                      human_bytes(planned_memory_bytes(o)).c_str(), human_bytes((double)needed.host).c_str()));

@@ -208,7 +208,7 @@ private:
         return all;
     }
     int place(const TensorSpec& spec) const {
-        if (spec.block >= 0) return m_.table.part.layers[(size_t)spec.block];
+        if (spec.block >= 0) return m_.table.part.layers[spec.block];
         return spec.block == TensorSpec::embedding ? layers_ : layers_ + 1;
     }
 

@@ -78,7 +78,7 @@ inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> 
     world.all_gather(&ctx.threads, sizeof ctx.threads, threads.data());
     double on_this_host = 0;
     for (int r = 0; r < world.size(); r++)
-        if (world.hosts()[(size_t)r] == world.host()) on_this_host += threads[(size_t)r];
+        if (world.hosts()[r] == world.host()) on_this_host += threads[r];
     const double cores = (double)sysconf(_SC_NPROCESSORS_ONLN),
                  share = be::memory_is_host ? std::min(1.0, cores / on_this_host) : 1;
     const double mine[2] = {share * peak.flops, share * peak.flops_in_fp8};
@@ -153,9 +153,9 @@ inline int share_of_machine(World& world) {
     std::vector<std::vector<int>> here;
     std::set<int> used;
     for (int r = 0; r < world.size(); r++) {
-        if (world.hosts()[(size_t)r] != world.host()) continue;
-        const int* cores = (const int*)all[(size_t)r].data();
-        here.emplace_back(cores, cores + all[(size_t)r].size() / sizeof(int));
+        if (world.hosts()[r] != world.host()) continue;
+        const int* cores = (const int*)all[r].data();
+        here.emplace_back(cores, cores + all[r].size() / sizeof(int));
         used.insert(here.back().begin(), here.back().end());
     }
     if (getenv("OMP_NUM_THREADS")) return 0;

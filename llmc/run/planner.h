@@ -263,9 +263,9 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
         part.tp = mesh.tp;
         part.first = s == 0;
         part.last = s == (int)layers.size() - 1;
-        for (int i = 0; i < layers[(size_t)s]; i++) part.layers.push_back(at++);
+        for (int i = 0; i < layers[s]; i++) part.layers.push_back(at++);
         StagePlan stage;
-        stage.layers = layers[(size_t)s];
+        stage.layers = layers[s];
         stage.parameters = (double)ParameterTable(c, part).size;
         stage.forward_flops = stage.layers * layer;
         stage.head_flops = part.last ? 3 * head : 0;
@@ -333,7 +333,7 @@ inline void plan_messages(Plan& p) {
         double sent = 0, halves = 0;
         for (int chunk = 0; chunk < in.vpp; chunk++) {
             const int s = virtual_stage(in.pp, rank, chunk);
-            halves += p.stages[(size_t)s].forward_halves + p.stages[(size_t)s].backward_halves;
+            halves += p.stages[s].forward_halves + p.stages[s].backward_halves;
             sent += m * ((s > 0) + (s < last));
         }
         if (m * halves * half > p.tensor.bytes) {

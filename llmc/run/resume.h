@@ -67,7 +67,7 @@ inline void check_same_everywhere(World& world, TrainOptions o, int head_rows, c
     const std::vector<std::string> all = world.all_gather(json_text(mine));
     const auto first = nlohmann::ordered_json::parse(all[0]);
     for (int r = 1; r < world.size(); r++) {
-        const auto other = nlohmann::ordered_json::parse(all[(size_t)r]);
+        const auto other = nlohmann::ordered_json::parse(all[r]);
         for (const auto& [name, value] : first["options"].items())
             if (other["options"].value(name, nlohmann::ordered_json()) != value)
                 fail("ranks were started with different options: --%s is %s on rank 0 and %s on rank %d", name.c_str(),

@@ -56,7 +56,7 @@ inline Decision decide_together(World& world, Decision mine) {
 inline std::string reason_to_stop(World& world, const TrainOptions& o) {
     const std::vector<std::string> signals = world.all_gather(stop_signal());
     for (int r = 0; r < world.size(); r++)
-        if (const std::string& signal = signals[(size_t)r]; !signal.empty())
+        if (const std::string& signal = signals[r]; !signal.empty())
             return "by " + signal + (world.size() > 1 ? format(" to rank %d", r) : "");
     return "by --exit-after " + o.exit_after;
 }
