@@ -196,7 +196,7 @@ refuse "tokenizer: text empty"              "empty"                         "$pr
 refuse "tokenizer: vocabulary too small"    "vocab-size"                    "$program" tokenizer --input good.txt --vocab-size 10 --output t
 leaves_nothing "tokenizer: nothing left"    t/tokenizer.json
 echo '{"model": {"type": "Unigram"}}' >unigram.json
-refuse "tokenizer: another model"           "Unigram"                       "$program" prepare --input good.txt --output p --tokenizer unigram.json
+refuse "tokenizer: another model"           "unigram.json"                      "$program" prepare --input good.txt --output p --tokenizer unigram.json
 head -c 300 tok/tokenizer.json >cut.json
 refuse "tokenizer: truncated"               "cut.json"                      "$program" prepare --input good.txt --output p --tokenizer cut.json
 
