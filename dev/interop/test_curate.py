@@ -100,7 +100,7 @@ def ours(texts, rules, *options):
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
     found = [None] * len(texts)
-    for stage in json.load(open(work / name / "curate.json"))["state"]["counts"]["stages"]:
+    for stage in json.load(open(work / name / "curate.json"))["counts"]["stages"]:
         for rule, counts in stage["rules"].items():
             for sample in counts["samples"]:
                 found[sample["number"]] = rule

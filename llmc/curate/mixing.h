@@ -66,6 +66,7 @@ inline std::vector<MixedSource> mix_sources(const std::vector<std::string>& name
         sources.push_back({names[i], sizes[i], o.weights.empty() ? std::pow(sizes[i], 1 / o.temperature) : 0, 0});
         total += sizes[i];
     }
+    if (total <= 0) fail("no document is left of any source, so there is nothing to mix; HINT: looser rules");
     for (const std::string& text : o.weights) {
         const auto [i, weight] = parse_weight(text, names);
         if (given[i]++) fail_usage("--weights names '%s' twice", names[i].c_str());
