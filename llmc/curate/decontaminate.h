@@ -223,9 +223,8 @@ private:
         };
         for_each_word<Punctuation::separates, Digits::kept>(text, [&](uint64_t word, size_t begin, size_t end) {
             if (begin < resume) return;
-            const uint64_t before = sum;
+            words[(first + n++) % ring] = {begin, end, sum, sum * factor + word};
             sum = sum * factor + word;
-            words[(first + n++) % ring] = {begin, end, before, sum};
             if (n == (size_t)options_.ngram) look_up();
         });
         while (n > 0) look_up();
