@@ -26,8 +26,11 @@ inline std::string cell(const std::string& text) { return "<td>" + xml_escape(te
 
 // What a rule is about, where it is one of the published ones.
 inline std::string explained(const std::string& rule) {
-    for (const HeuristicRule& r : heuristic_rules())
-        if (rule == r.name) return std::string(r.measured) + " (" + r.source + ")";
+    std::string measured;
+    for (const HeuristicRule& r : heuristic_rules()) {
+        if (std::string(r.measured) != "the same") measured = r.measured;
+        if (rule == r.name) return measured + " (" + r.source + ")";
+    }
     return "";
 }
 
