@@ -76,6 +76,10 @@ public:
         uint64_t low = 0, high = 0;
         bool operator==(const Key& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
         bool exists() const { return high != 0; }
+        uint64_t hash() const {
+            const auto product = (unsigned __int128)(low ^ 0x9e3779b97f4a7c15) * (high ^ 0xd6e8feb86659fd93);
+            return (uint64_t)(product ^ product >> 64);
+        }
     };
     static constexpr size_t longest = 15, most_tokens = 3, bytes = 1 << 22;
 
@@ -104,10 +108,7 @@ public:
         owner_ = owner;
         lines_.assign(bytes / sizeof(Line), {});
     }
-    Line& line(Key key) {
-        const auto product = (unsigned __int128)(key.low ^ 0x9e3779b97f4a7c15) * (key.high ^ 0xd6e8feb86659fd93);
-        return lines_[(uint64_t)(product ^ product >> 64) % (bytes / sizeof(Line))];
-    }
+    Line& line(Key key) { return lines_[key.hash() % (bytes / sizeof(Line))]; }
     static void insert(Line& line, Key key, const int* tokens, size_t count) {
         line.entries[1] = line.entries[0];
         line.entries[0].key = key;

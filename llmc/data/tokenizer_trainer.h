@@ -20,8 +20,32 @@
 // Distinct pieces and how often each occurs.
 using PieceCounts = std::unordered_map<std::string, int64_t>;
 
+// Short pieces are counted in a small flat table, in which a piece takes the place of another with the same hash, whose count
+// then goes to `counts`.
 inline void count_pieces(const PreTokenizer& pre_tokenizer, std::string_view text, PieceCounts& counts) {
-    pre_tokenizer.split(text, [&](std::string_view piece) { counts[std::string(piece)]++; });
+    struct Place {
+        WordCache::Key key;
+        std::string_view piece;
+        int64_t count = 0;
+    };
+    std::vector<Place> places(std::clamp<size_t>(text.size() / 64, 1, 1 << 14));
+    const auto empty = [&](const Place& place) {
+        if (place.count > 0) counts[std::string(place.piece)] += place.count;
+    };
+    pre_tokenizer.split(text, [&](std::string_view piece) {
+        const auto key = WordCache::key_of(piece, text.data() + text.size());
+        if (!key.exists()) {
+            counts[std::string(piece)]++;
+            return;
+        }
+        Place& place = places[key.hash() % places.size()];
+        if (!(place.key == key)) {
+            empty(place);
+            place = {key, piece, 0};
+        }
+        place.count++;
+    });
+    for (const Place& place : places) empty(place);
 }
 
 class BpeTrainer {
