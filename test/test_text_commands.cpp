@@ -383,6 +383,51 @@ TEST(TokenizerCommand, RefusesWhatCannotWork) {
     refused([](auto& b) { b.special_tokens = {"<a>", "x"}; }, "'x'");
     refused([](auto& b) { b.special_tokens = {""}; }, "special");
     refused([&](auto& b) { b.output = dir / "a.txt"; }, "a.txt");
+    refused(
+        [](auto& b) {
+            b.type = "unigram";
+            b.pre_tokenizer = "llama3";
+        },
+        "--pre-tokenizer");
+    refused(
+        [](auto& b) {
+            b.type = "unigram";
+            b.min_frequency = 3;
+        },
+        "--min-frequency");
+    refused(
+        [](auto& b) {
+            b.type = "unigram";
+            b.vocab_size = 258;
+        },
+        "258");
+}
+
+TEST(TokenizerCommand, ReservesTokensAndMeasuresEachFile) {
+    const test::TemporaryDirectory dir;
+    test::write_file(dir / "a.txt", "some words to learn from, some words to learn from\n");
+    test::write_file(dir / "b.txt", "other words\n");
+    for (const char* type : {"bpe", "unigram"}) {
+        TokenizerOptions o;
+        o.input = {dir / "a.txt", dir / "b.txt"};
+        o.output = dir / type;
+        o.type = type;
+        o.vocab_size = 280;
+        o.reserved_tokens = 20;
+        o.pad_vocab_to_multiple = 64;
+        testing::internal::CaptureStdout();
+        EXPECT_EQ(tokenizer_command(o), 0);
+        const std::string said = testing::internal::GetCapturedStdout();
+        for (const std::string& part :
+             {"tokens per word; " + (dir / "a.txt"), "tokens per word; " + (dir / "b.txt"), std::string("320 tokens")})
+            EXPECT_NE(said.find(part), std::string::npos) << said;
+        const Tokenizer tokenizer = Tokenizer::load(dir / type);
+        EXPECT_EQ(tokenizer.vocab_size(), 320);
+        EXPECT_TRUE(tokenizer.is_special(319));
+        EXPECT_EQ(tokenizer.token_bytes(319).compare(0, 11, "<|reserved_"), 0);
+        EXPECT_EQ(tokenizer.eod_id(), 0);
+        EXPECT_EQ(tokenizer.decode(tokenizer.encode("some other words\n")), "some other words\n");
+    }
 }
 
 }  // namespace test_text_commands

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Golden encodings of the three pre-tokenizers, made with Hugging Face's tokenizers.
+"""Golden encodings of the three pre-tokenizers, and of tokenizers of characters, made with Hugging Face's tokenizers and SentencePiece.
 
 Trains a byte-level BPE tokenizer of 600 tokens on test/golden/tokenizer/text.txt for each pre-tokenizer, encodes a list of texts
 with it, and writes test/golden/tokenizer/{gpt2,llama3,bloom}.json (the tokenizer) and encodings.json (text -> ids).
@@ -7,12 +7,19 @@ The tests train on the same text, compare every token and merge, and encode the 
 (JSON Patch, RFC 6902), one per feature of tokenizer.json, and what hostile texts become then: as training data, where special tokens
 are text, and as prompts.
 
-    pip install tokenizers && python3 dev/ref/tokenizer_golden.py
+characters_{bpe,unigram}.model are SentencePiece's, learned from the same text, characters_{bpe,unigram}.json the same for Hugging Face's
+library, characters.json the changes to these and what becomes of texts: tokens, and the text that they are decoded to.
+
+    pip install tokenizers sentencepiece && python3 dev/ref/tokenizer_golden.py
 """
+import contextlib
+import io
 import json
 import pathlib
+import tempfile
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+import sentencepiece
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 OUT = pathlib.Path(__file__).resolve().parents[2] / "test/golden/tokenizer"
 PATTERNS = {
@@ -126,6 +133,101 @@ def write_variants():
     (OUT / "variants.json").write_text(f'{{"texts": {json.dumps(HOSTILE)}, "variants": [\n' + ",\n".join(lines) + "\n]}\n")
 
 
+CHARACTERS = TEXTS + [
+    "  <s> the</s>the <s>", "the▁God ▁▁ x", "ﬁ Ａ\u00a0\u3000x e\u0301e\u0302 \u0001\r\n", "<0x41> <unk>x", "𐞃 e\u1df6\u0301 ㋿ İΣ", "日本 の God's  beginning", "   ", "x  ", "12 3.4, 5!"]
+INVALID = ["ff", "61ff62", "e381", "20c0af20", "eda080", "f4908080", "e38182e381"]
+prepend, spaces = {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+metaspace = lambda scheme, split=True: {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
+sequence = lambda kind, *parts: {"type": "Sequence", kind: list(parts)}
+regex = lambda pattern, content: {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+put = lambda key, value: {"op": "add", "path": "/" + key, "value": value}
+normalizer = lambda *parts: put("normalizer", sequence("normalizers", *parts))
+pre_tokenizer = lambda *parts: put("pre_tokenizer", sequence("pretokenizers", *parts))
+decoder = lambda *parts: put("decoder", sequence("decoders", *parts))
+fallback, fuse = {"type": "ByteFallback"}, {"type": "Fuse"}
+llama = decoder({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, fallback, fuse, {"type": "Strip", "content": " ", "start": 1, "stop": 0})
+step = lambda type, **fields: {"type": type, **fields}
+OF_CHARACTERS = {
+    "Llama 2": ("bpe", [normalizer(prepend, spaces), llama]),
+    "Mistral": ("bpe", [put("pre_tokenizer", metaspace("first", False)), llama]),
+    "words": ("bpe", [put("pre_tokenizer", metaspace("always")), decoder(fallback, metaspace("always"))]),
+    "no space before": ("bpe", [put("pre_tokenizer", metaspace("never")), decoder(fallback, metaspace("never"))]),
+    "steps": ("bpe", [normalizer(step("Strip", strip_left=True, strip_right=True), step("NFD"), step("Lowercase"), regex(" {2,}", "_")),
+                      pre_tokenizer(metaspace("first"), step("Digits", individual_digits=True), step("Punctuation", behavior="MergedWithPrevious")),
+                      decoder(fallback, metaspace("first"))]),
+    "ignore_merges": ("bpe", [model("ignore_merges", True), put("pre_tokenizer", metaspace("always")), decoder(fallback, metaspace("always"))]),
+    "unknown tokens": ("bpe", [model("byte_fallback", False), pre_tokenizer(step("Whitespace")), decoder(fuse)]),
+    "unknown tokens apart": ("bpe", [model("byte_fallback", False), model("fuse_unk", False), pre_tokenizer(step("WhitespaceSplit")), decoder(fuse)]),
+    "unigram": ("unigram", [put("pre_tokenizer", metaspace("always")), decoder(fallback, metaspace("always"))]),
+    "unigram, NFKC": ("unigram", [put("normalizer", step("NFKC")), pre_tokenizer(metaspace("first", False), split(r"\p{N}|[\p{Han}\p{Hiragana}]+|▁*[a-z]+")), llama]),
+    "unigram, unknown tokens": ("unigram", [model("byte_fallback", False), put("normalizer", sequence("normalizers", step("NFKD"), step("NFC"))),
+                                            pre_tokenizer(step("WhitespaceSplit"), metaspace("always")), put("decoder", metaspace("always"))]),
+    "unigram, Precompiled": ("unigram", [normalizer(step("Precompiled", precompiled_charsmap="CHARSMAP"), regex(" {2,}", " ")),
+                                         put("pre_tokenizer", metaspace("always")), decoder(fallback, metaspace("always"))]),
+}
+RULES = [("ﬁ", "fi"), ("Ａ", "A"), ("\u00a0", " "), ("\u3000", " "), ("e\u0301", "é"), ("\u0001", ""), ("\r", " "), ("\n", " "), ("\t", " ")]
+
+
+def train_sentencepiece(type, **options):
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter((OUT / "text.txt").read_text().splitlines()), model_writer=out, model_type=type, vocab_size=500, byte_fallback=True,
+        character_coverage=0.99, num_threads=1, minloglevel=2, hard_vocab_limit=False, user_defined_symbols=["<user>"], **options)
+    return out.getvalue()
+
+
+def of_huggingface(type, sp):
+    pieces = [sp.id_to_piece(i) for i in range(sp.vocab_size())]
+    if type == "unigram":
+        tokenizer = Tokenizer(models.Unigram([(p, sp.get_score(i)) for i, p in enumerate(pieces)], 0, byte_fallback=True))
+    else:
+        ids = {p: i for i, p in enumerate(pieces)}
+        merges = [(i, p[:n], p[n:]) for i, p in enumerate(pieces) for n in range(1, len(p)) if p[:n] in ids and p[n:] in ids]
+        merges = sorted(merges, key=lambda m: (m[0], ids[m[1]], ids[m[2]]))
+        tokenizer = Tokenizer(models.BPE(ids, [m[1:] for m in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in ("<unk>", "<s>", "</s>")])
+    tokenizer.add_tokens([AddedToken("<user>", normalized=False), AddedToken("God", normalized=True)])
+    return tokenizer
+
+
+def write_characters():
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # the model holds the name of the file
+        numbers = lambda s: " ".join(f"{ord(c):X}" for c in s)
+        pathlib.Path("rules.tsv").write_text("".join(f"{numbers(a)}\t{numbers(b)}\n" for a, b in RULES))
+        trained = {"unigram": train_sentencepiece("unigram", normalization_rule_tsv="rules.tsv"),
+                   "bpe": train_sentencepiece("bpe", normalization_rule_name="identity", remove_extra_whitespaces=False)}
+    rows, base = [], {}
+    for type, proto in trained.items():
+        (OUT / f"characters_{type}.model").write_bytes(proto)
+        sp = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        texts = [t.encode() for t in CHARACTERS] + [bytes.fromhex(h) for h in INVALID]
+        tokens = [sp.encode(t) for t in texts]
+        rows.append({"model": f"characters_{type}.model", "tokens": tokens, "decoded": [sp.decode(ids) for ids in tokens]})
+        base[type] = of_huggingface(type, sp)
+        base[type].save(str(OUT / f"characters_{type}.json"), pretty=False)
+    normalizer_spec = sentencepiece_charsmap(trained["unigram"])
+    for name, (type, patch) in OF_CHARACTERS.items():
+        patch = json.loads(json.dumps(patch).replace("CHARSMAP", normalizer_spec))
+        tokenizer = Tokenizer.from_str(json.dumps(patched(json.loads(base[type].to_str()), patch)))
+        tokens = [tokenizer.encode(t, add_special_tokens=False).ids for t in CHARACTERS]
+        decoded = [tokenizer.decode(ids, skip_special_tokens=False) for ids in tokens]
+        rows.append({"name": name, "base": f"characters_{type}.json", "patch": patch, "tokens": tokens, "decoded": decoded})
+    text = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    (OUT / "characters.json").write_text(f'{{"texts": {json.dumps(CHARACTERS)},\n"invalid": {json.dumps(INVALID)},\n"rows": [\n{text}\n]}}\n')
+
+
+def sentencepiece_charsmap(proto):
+    tokenizer = Tokenizer(models.Unigram([("a", 0.0)], 0))
+    at = proto.index(b"user_defined\x12") if b"user_defined\x12" in proto else -1  # NormalizerSpec: name, precompiled_charsmap
+    length, shift, i = 0, 0, at + len(b"user_defined\x12")
+    while True:
+        length |= (proto[i] & 127) << shift
+        shift, i = shift + 7, i + 1
+        if proto[i - 1] < 128: break
+    tokenizer.normalizer = normalizers.Precompiled(proto[i:i + length])
+    return json.loads(tokenizer.to_str())["normalizer"]["precompiled_charsmap"]
+
+
 def train(pattern, lines):
     tokenizer = Tokenizer(models.BPE())
     if pattern is None:
@@ -155,6 +257,7 @@ def main():
         assert special == 0
     (OUT / "encodings.json").write_text(json.dumps(encodings, ensure_ascii=True) + "\n")
     write_variants()
+    write_characters()
 
 
 if __name__ == "__main__":

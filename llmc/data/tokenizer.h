@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -412,6 +413,7 @@ private:
     void load_added(const nlohmann::json& j) {
         const char* name = source_.c_str();
         const nlohmann::json tokens = j.value("added_tokens", nlohmann::json::array());
+        std::map<size_t, std::string> contents;  // what the decoder takes for a token that is normalised
         for (const auto& token : tokens.is_null() ? nlohmann::json::array() : tokens) {
             const std::string content = token.at("content").get<std::string>();
             const auto known = by_characters_.find(content);
@@ -435,9 +437,11 @@ private:
             keeps_every_byte_ &= !added.lstrip && !added.rstrip && bytes_[id] == content;
             const bool normalized = flag("normalized", !special);
             if (normalized) added.content = normalizer_.normalize(content, false);
+            if (normalized && !pre_tokenizer_) contents[id] = added.content;
             if (!added.content.empty()) (normalized ? added_normalized_ : added_plain_).add(added);
         }
         check_all_taken();
+        for (const auto& [id, content] : contents) pieces_[id] = content;
     }
     // Every id has its token. Tokens of characters are kept as the decoder wants them, and as what they are within a text.
     void check_all_taken() {
@@ -488,7 +492,11 @@ private:
         check_all_taken();
         pieces_[(size_t)unknown_] = m.unknown_surface;
         SentencePieceRules rules;
-        if (!m.charsmap.empty()) rules.map = CharsMap(m.charsmap);
+        try {
+            if (!m.charsmap.empty()) rules.map = CharsMap(m.charsmap);
+        } catch (const Error& e) {
+            fail("%s: %s", file.c_str(), e.what());
+        }
         rules.kept = ByteTrie(user_defined);
         rules.dummy_prefix = m.dummy_prefix;
         rules.drops_extra_spaces = m.drops_extra_spaces;

@@ -48,6 +48,21 @@ inline void count_pieces(const PreTokenizer& pre_tokenizer, std::string_view tex
     for (const Place& place : places) empty(place);
 }
 
+// A special token, as tokenizer.json lists it.
+inline nlohmann::ordered_json added_token(size_t id, const std::string& content) {
+    return {{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
+            {"rstrip", false}, {"normalized", false}, {"special", true}};
+}
+
+// Appends placeholders for special tokens of later, so that the size of the vocabulary need not change then: `reserved` of
+// them, and as many more as make it a multiple of `multiple`. Returns the new size.
+inline int reserve_tokens(nlohmann::ordered_json& tokenizer, int size, int reserved, int multiple) {
+    const int all = (size + reserved + multiple - 1) / multiple * multiple;
+    for (int id = size; id < all; id++)
+        tokenizer["added_tokens"].push_back(added_token((size_t)id, format("<|reserved_special_token_%d|>", id - size)));
+    return all;
+}
+
 class BpeTrainer {
 public:
     using Pair = std::pair<int, int>;
@@ -95,14 +110,7 @@ public:
     nlohmann::ordered_json to_json() const {
         using json = nlohmann::ordered_json;
         json added = json::array(), vocabulary = json::object(), merges = json::array();
-        for (size_t id = 0; id < special_.size(); id++)
-            added.push_back({{"id", id},
-                             {"content", special_[id]},
-                             {"single_word", false},
-                             {"lstrip", false},
-                             {"rstrip", false},
-                             {"normalized", false},
-                             {"special", true}});
+        for (size_t id = 0; id < special_.size(); id++) added.push_back(added_token(id, special_[id]));
         // ordered_json searches all keys at every insertion, which is quadratic; the sorted json does not.
         nlohmann::json sorted = nlohmann::json::object();
         for (size_t id = 0; id < characters_.size(); id++) sorted[characters_[id]] = id;

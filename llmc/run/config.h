@@ -413,11 +413,17 @@ inline Allowed one_of(Strings choices) {
     TEXT_OPTIONS(X)                                                                                                           \
     X(int, vocab_size, "", 32000, between(257, 10000000), "Tokenizer",                                                        \
       "number of tokens in the vocabulary, special ones and the 256 bytes included")                                          \
+    X(std::string, type, "", "bpe", one_of({"bpe", "unigram"}), "Tokenizer",                                                  \
+      "byte-level byte-pair encoding, or a unigram model of characters that falls back to bytes")                             \
     X(std::string, pre_tokenizer, "", "gpt2", one_of({"gpt2", "llama3", "bloom"}), "Tokenizer",                               \
       "how text is split into words before pairs are merged: as these models do")                                             \
     X(Strings, special_tokens, "", (Strings{"<|endoftext|>"}), list(0, "TOKEN"), "Tokenizer",                                 \
       "special tokens, which get the first ids; the first of them ends documents")                                            \
     X(int, min_frequency, "", 2, between(1, 1000000000), "Tokenizer", "minimum number of occurrences of a pair to be merged") \
+    X(int, reserved_tokens, "", 0, between(0, 1000000), "Tokenizer",                                                          \
+      "placeholders for special tokens of later, after the vocabulary (BLOOM has 200)")                                       \
+    X(int, pad_vocab_to_multiple, "", 1, between(1, 1000000), "Tokenizer",                                                    \
+      "as many more placeholders as make the number of tokens a multiple of this (128)")                                      \
     X(std::string, output, "", "", word("DIR"), "Output", "directory for tokenizer.json")                                     \
     X(std::string, report, "", "", word("DIR"), "Output",                                                                     \
       "tokenizer to measure on --input (bytes per token and so on) instead of learning one: its directory or file")           \

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "../data/document_reader.h"
 #include "../data/tokenizer.h"
 #include "../data/tokenizer_trainer.h"
+#include "../data/unigram_trainer.h"
 #include "config.h"
 #include "prepare_state.h"
 
@@ -125,10 +127,12 @@ inline int prepare_command(const PrepareOptions& o) {
 }
 
 // Measures how well a tokenizer fits texts: bytes and characters per token, tokens per word (words are separated by white
-// space).
+// space); of each file and of all.
 inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader, int threads, bool tells) {
-    std::vector<std::array<int64_t, 4>> counts;
-    std::array<int64_t, 4> total{};  // tokens, bytes, characters, words
+    using Counts = std::array<int64_t, 4>;  // tokens, bytes, characters, words
+    std::vector<Counts> counts;
+    std::map<size_t, Counts> of_files;
+    Counts total{};
     for_each_chunk(
         reader, threads, "measuring",
         [&](const Chunk& chunk, size_t i) {
@@ -144,29 +148,35 @@ inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader,
             }
             counts[i] = {(int64_t)tokens.size(), (int64_t)chunk.text.size(), characters, words};
         },
-        [&](const Chunk&, size_t i) {
-            for (int k = 0; k < 4; k++) total[k] += counts[i][k];
+        [&](const Chunk& chunk, size_t i) {
+            for (size_t k = 0; k < 4; k++) {
+                total[k] += counts[i][k];
+                of_files[chunk.file][k] += counts[i][k];
+            }
         },
         [&](size_t n) { counts.resize(n); }, tells);
     if (total[0] == 0) fail("the input is empty");
-    print_line(stdout,
-               format("%s: %s tokens; %.3f bytes per token, %.3f characters per token, %.3f tokens per word",
-                      tokenizer.source().c_str(), with_commas(tokenizer.vocab_size()).c_str(), (double)total[1] / total[0],
-                      (double)total[2] / total[0], (double)total[0] / std::max<int64_t>(1, total[3])));
+    const auto fertility = [](const Counts& n) {
+        const auto tokens = (double)std::max<int64_t>(1, n[0]);
+        return format("%.3f bytes per token, %.3f characters per token, %.3f tokens per word", (double)n[1] / tokens,
+                      (double)n[2] / tokens, (double)n[0] / (double)std::max<int64_t>(1, n[3]));
+    };
+    if (of_files.size() > 1)
+        for (const auto& [file, n] : of_files)
+            print_line(stdout, format("  %s; %s", fertility(n).c_str(), input_name(reader.input().files[file]).c_str()));
+    print_line(stdout, format("%s: %s tokens; %s", tokenizer.source().c_str(), with_commas(tokenizer.vocab_size()).c_str(),
+                              fertility(total).c_str()));
 }
 
-inline int tokenizer_command(const TokenizerOptions& o) {
-    const int threads = thread_count(o.threads);
-    DocumentReader reader(text_input(o, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
-    if (!o.report.empty()) {
-        report_tokenizer(Tokenizer::load(o.report), reader, threads, true);
-        return 0;
-    }
+inline void check_tokenizer_options(const TokenizerOptions& o) {
+    const bool unigram = o.type == "unigram";
     if (o.output.empty())
         fail_usage("the output is missing; HINT: --output DIR gets tokenizer.json (or --report TOKENIZER measures one)");
-    if (o.vocab_size < 256 + (int)o.special_tokens.size() + 1)
-        fail_usage("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a merge", o.vocab_size,
-                   o.special_tokens.size());
+    if (o.vocab_size < 256 + (int)o.special_tokens.size() + (unigram ? 2 : 1))
+        fail_usage("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a %s", o.vocab_size,
+                   o.special_tokens.size(), unigram ? "piece" : "merge");
+    if (unigram && (o.pre_tokenizer != "gpt2" || o.min_frequency != 2))
+        fail_usage("--pre-tokenizer and --min-frequency are for --type bpe; a unigram model has its own pre-tokenizer");
     for (size_t i = 0; i < o.special_tokens.size(); i++) {
         const std::string& token = o.special_tokens[i];
         if (token.size() < 2)
@@ -180,35 +190,76 @@ inline int tokenizer_command(const TokenizerOptions& o) {
             o.special_tokens.begin() + (long)i)
             fail_usage("--special-tokens has '%s' twice", token.c_str());
     }
-    make_directory(o.output);
-    const PreTokenizer pre_tokenizer(pretokenizer_pattern(o.pre_tokenizer));
+}
+
+// Counts the words of all texts; split(chunk, word) calls word(string_view) for each of them.
+template <class F>
+PieceCounts count_words(DocumentReader& reader, int threads, F split) {
     PieceCounts counts;
     std::vector<PieceCounts> parts;
     for_each_chunk(
         reader, threads, "counting words",
         [&](const Chunk& chunk, size_t i) {
             parts[i].clear();
-            count_pieces(pre_tokenizer, chunk.text, parts[i]);
+            split(chunk, [&](std::string_view word) { parts[i][std::string(word)]++; });
         },
         [&](const Chunk&, size_t i) {
             for (const auto& [piece, count] : parts[i]) counts[piece] += count;
         },
         [&](size_t n) { parts.resize(n); });
-    if (counts.empty())
-        fail("the input is empty: nothing to learn a tokenizer from in %s%s", o.input[0].c_str(),
-             o.input.size() > 1 ? " and the others" : "");
+    if (counts.empty()) fail("the input is empty: nothing to learn a tokenizer from in %s", reader.taken().c_str());
+    return counts;
+}
+
+// Learns a tokenizer.json; `size` becomes the number of its tokens.
+inline nlohmann::ordered_json learn_bpe(const TokenizerOptions& o, DocumentReader& reader, int threads, int& size) {
+    const PreTokenizer pre_tokenizer(pretokenizer_pattern(o.pre_tokenizer));
+    const PieceCounts counts =
+        count_words(reader, threads, [&](const Chunk& chunk, auto word) { pre_tokenizer.split(chunk.text, word); });
     BpeTrainer trainer(counts, o.special_tokens, o.pre_tokenizer);
-    {
-        Progress progress("learning merges", o.vocab_size, "tokens");
-        trainer.train(o.vocab_size, o.min_frequency, &progress);
-        progress.finish();
+    Progress progress("learning merges", o.vocab_size, "tokens");
+    trainer.train(o.vocab_size, o.min_frequency, &progress);
+    progress.finish();
+    size = trainer.vocab_size();
+    return trainer.to_json();
+}
+inline nlohmann::ordered_json learn_unigram(const TokenizerOptions& o, DocumentReader& reader, int threads, int& size) {
+    const TextSteps steps{nlohmann::json(unigram_pre_tokenizer())};
+    const PieceCounts counts = count_words(reader, threads, [&](const Chunk& chunk, auto word) {
+        steps.split(chunk.text, !chunk.continues, chunk.continues, word);
+    });
+    UnigramTrainer trainer(counts, threads);
+    const auto others = (int)UnigramTrainer::other_tokens(o.special_tokens);
+    Progress progress("learning pieces", 100, "%");
+    trainer.train(o.vocab_size - others, &progress);
+    progress.finish();
+    size = others + (int)trainer.pieces().size();
+    return trainer.to_json(o.special_tokens);
+}
+
+inline int tokenizer_command(const TokenizerOptions& o) {
+    const int threads = thread_count(o.threads);
+    DocumentReader reader(text_input(o, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
+    if (!o.report.empty()) {
+        report_tokenizer(Tokenizer::load(o.report), reader, threads, true);
+        return 0;
     }
-    if (trainer.vocab_size() < o.vocab_size)
+    check_tokenizer_options(o);
+    make_directory(o.output);
+    int size = 0;
+    nlohmann::ordered_json learned =
+        o.type == "bpe" ? learn_bpe(o, reader, threads, size) : learn_unigram(o, reader, threads, size);
+    if (size < o.vocab_size)
         print_line(stdout,
-                   format("note: the text gave %s tokens of the %s asked for; HINT: more text, or a smaller --min-frequency",
-                          with_commas(trainer.vocab_size()).c_str(), with_commas(o.vocab_size).c_str()));
+                   format("note: the text gave %s tokens of the %s asked for; HINT: more text%s", with_commas(size).c_str(),
+                          with_commas(o.vocab_size).c_str(), o.type == "bpe" ? ", or a smaller --min-frequency" : ""));
+    if (size > o.vocab_size)
+        print_line(stdout,
+                   format("note: %s tokens instead of the %s asked for: the text has that many characters (99.95%% of it)",
+                          with_commas(size).c_str(), with_commas(o.vocab_size).c_str()));
+    reserve_tokens(learned, size, o.reserved_tokens, o.pad_vocab_to_multiple);
     const std::string file = o.output + "/tokenizer.json";
-    write_file_atomically(file, trainer.to_json().dump(1) + "\n");
+    write_file_atomically(file, learned.dump(1) + "\n");
     if (reader.only_files()) {
         DocumentReader again(reader.input());
         report_tokenizer(Tokenizer::load(file), again, threads, false);
