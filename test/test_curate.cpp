@@ -99,7 +99,7 @@ TEST(Curate, MeasuresWhatTheRulesSay) {
 std::string judged(const HeuristicOptions& o, const std::string& text, const char* language = "") {
     Document d;
     d.text = text;
-    if (*language) d.fields["language"] = language;
+    if (*language) d.fields.set("language", language);
     Changes changes;
     const DocumentVerdict j = Heuristics(o).apply(d, changes);
     return j.keep ? d.text : "dropped: " + j.rule;

@@ -3,16 +3,17 @@
 // corpus has three steps: sign (pure, from many threads), add (in the documents' order, by one thread), solve.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "../data/json_scan.h"
 
 struct Document {
     std::string text;
     size_t source = 0;              // which of the names given to --input it comes from
     int64_t number = 0;             // position in the whole input, from 0: the order of documents whatever the threads
-    nlohmann::ordered_json fields;  // all other keys of its JSON line, or its other columns; null without any
+    JsonFields fields;              // all other keys of its JSON line, or its other columns
     std::vector<std::string> more;  // texts that a stage made of it beside `text`: pieces that it was cut into, copies
 };
 

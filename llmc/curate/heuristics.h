@@ -503,7 +503,8 @@ public:
 
     // The first rule that the document breaks, if any. C4's rules may remove lines of it.
     DocumentVerdict apply(Document& d, Changes& changes) const {
-        const bool english = !d.fields.is_object() || !d.fields.contains("language") || d.fields["language"] == "en";
+        const std::string_view language = d.fields.get("language");
+        const bool english = language.empty() || language == "\"en\"";
         TextMeasures measures(d.text);
         for (const size_t i : order_) {
             const HeuristicRule& rule = heuristic_rules()[i];

@@ -33,8 +33,8 @@ public:
 
     DocumentVerdict apply(Document& document) const {
         const TextClassifier::Guess found = guess(document.text);
-        document.fields["language"] = found.label;
-        document.fields["language_score"] = std::round(1e4 * found.probability) / 1e4;
+        document.fields.set("language", found.label);
+        document.fields.set("language_score", std::round(1e4 * found.probability) / 1e4);
         return judge(found);
     }
 

@@ -134,7 +134,7 @@ public:
     ShardWriter(std::string dir, std::string ending, int64_t shard_bytes, int shards)
         : dir_(std::move(dir)), ending_(std::move(ending)), shard_bytes_(shard_bytes), shards_(shards) {}
 
-    void write(const std::string& text, const nlohmann::ordered_json& fields) {
+    void write(const std::string& text, const JsonFields& fields) {
         if (!file_) file_ = std::make_unique<DocumentWriter>(dir_ + "/" + shard_name(shards_, ending_));
         file_->write(text, fields);
         bytes_ += (int64_t)text.size();
@@ -184,21 +184,24 @@ struct PassOutput {
 };
 
 // A document as an intermediate set has it.
-inline nlohmann::ordered_json intermediate_fields(const Document& d) {
-    return {{"number", d.number}, {"source", d.source}, {"fields", d.fields}};
+inline JsonFields intermediate_fields(const Document& d) {
+    JsonFields fields;
+    fields.add("number", std::to_string(d.number));
+    fields.add("source", std::to_string(d.source));
+    for (const auto& [name, value] : d.fields.members()) fields.add(name, value);
+    return fields;
 }
 inline Document document_of(const Chunk& chunk, const PassInput& input, size_t file, int64_t number) {
     Document d;
     d.text = chunk.text;
+    d.fields = chunk.fields;
     if (!input.intermediate) {
-        d.fields = chunk.fields;
         d.number = number;
         d.source = input.source_of_file[file];
         return d;
     }
-    d.fields = chunk.fields.at("fields");
-    d.number = chunk.fields.at("number");
-    d.source = chunk.fields.at("source");
+    d.number = std::stoll(d.fields.take_first());
+    d.source = std::stoull(d.fields.take_first());
     return d;
 }
 
@@ -296,8 +299,7 @@ private:
 
     // A shard ends behind a document, never among its texts.
     void write(const Document& d, ShardWriter& shards) const {
-        const nlohmann::ordered_json wrapped = output_.intermediate ? intermediate_fields(d) : nlohmann::ordered_json();
-        const nlohmann::ordered_json& fields = output_.intermediate ? wrapped : d.fields;
+        const JsonFields fields = output_.intermediate ? intermediate_fields(d) : d.fields;
         shards.write(d.text, fields);
         for (const std::string& text : d.more) shards.write(text, fields);
         shards.end_document();

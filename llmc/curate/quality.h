@@ -42,7 +42,7 @@ public:
 
     DocumentVerdict apply(Document& document) const {
         const float value = score(document.text);
-        document.fields["quality_score"] = std::round(1e4 * value) / 1e4;
+        document.fields.set("quality_score", std::round(1e4 * value) / 1e4);
         return judge(value, document.number);
     }
 

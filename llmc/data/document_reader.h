@@ -436,13 +436,15 @@ private:
 inline void open_json(Chunk& chunk, const TextInput& input) {
     const std::string& key = input.json_key;
     std::string text;
-    if (!input.keep_fields && JsonScan::find(chunk.text, key, text)) {
+    JsonFields fields;
+    if (JsonScan::find(chunk.text, key, text, input.keep_fields ? &fields : nullptr)) {
         chunk.text = std::move(text);
+        chunk.fields = std::move(fields);
         return;
     }
     try {
         const size_t end = chunk.text.find_last_not_of("\r\n") + 1;
-        auto j = nlohmann::ordered_json::parse(chunk.text.begin(), chunk.text.begin() + (std::ptrdiff_t)end);
+        auto j = nlohmann::json::parse(chunk.text.begin(), chunk.text.begin() + (std::ptrdiff_t)end);
         if (!j.is_object()) chunk.problem = format("it is not a JSON object but %s", j.type_name());
         else if (!j.contains(key)) {
             chunk.problem = format("it has no key '%s'", key.c_str());
@@ -454,10 +456,14 @@ inline void open_json(Chunk& chunk, const TextInput& input) {
             if (chunk.problem.size() > 300) chunk.problem = chunk.problem.substr(0, 300) + " ...";
         } else if (!j[key].is_string()) chunk.problem = format("'%s' is not a text but %s", key.c_str(), j[key].type_name());
         else {
+            if (input.keep_fields && nested_deeper_than(j, JsonScan::most_levels + 1)) {
+                chunk.problem = format("it is nested more than %d levels deep", JsonScan::most_levels);
+                return;
+            }
             chunk.text = std::move(j[key].get_ref<std::string&>());
             if (!input.keep_fields) return;
-            j.erase(key);
-            chunk.fields = std::move(j);
+            for (const auto& [name, value] : j.items())
+                if (name != key) chunk.fields.add(name, json_text(value));
         }
     } catch (const nlohmann::json::exception& e) {
         std::string reason = e.what();

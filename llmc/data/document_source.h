@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,6 +17,7 @@
 #include "../base/file.h"
 #include "../base/terminal.h"
 #include "byte_source.h"
+#include "json_scan.h"
 #include "text_format.h"
 
 // What is read, and how.
@@ -45,7 +45,7 @@ struct Chunk {
     int64_t line = 0;                       // line (or row) of its beginning; 0: (part of) a file that is one document
     int64_t number = 0;                     // among the file's chunks
     bool is_json = false, is_html = false;  // the text is not opened yet, or was opened by open_chunk()
-    nlohmann::ordered_json fields;
+    JsonFields fields;
     std::string problem;   // why a line cannot be used
     std::string left_out;  // why there is no document here, though nothing is wrong: "rows without text"
     OddBytes odd;

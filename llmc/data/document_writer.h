@@ -10,6 +10,7 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "byte_source.h"
+#include "json_scan.h"
 
 class DocumentWriter {
 public:
@@ -40,15 +41,13 @@ public:
 #endif
     }
 
-    // The text, and behind it the fields (an object, or null for none). Bytes that are not UTF-8 become U+FFFD.
-    void write(std::string_view text, const nlohmann::ordered_json& fields = nullptr) {
-        nlohmann::ordered_json line = nlohmann::ordered_json::object();
-        line[key_] = text;
-        if (fields.is_object())
-            for (const auto& [name, value] : fields.items())
-                if (name != key_) line[name] = value;
-        pending_ += json_text(line);
-        pending_ += '\n';
+    // The text, and behind it the fields as they are; one that has the text's name becomes "other_NAME". Bytes of the text that
+    // are not UTF-8 become U+FFFD.
+    void write(std::string_view text, const JsonFields& fields = {}) {
+        pending_ += "{" + json_text(nlohmann::json(key_)) + ":" + json_text(nlohmann::json(text));
+        for (const auto& [name, value] : fields.members())
+            pending_ += "," + json_text(nlohmann::json(name == key_ ? "other_" + name : name)) + ":" + value;
+        pending_ += "}\n";
         if (pending_.size() >= 1 << 20) flush(false);
     }
     // Completes the file: on the disk, and under its name.

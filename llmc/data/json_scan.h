@@ -1,45 +1,98 @@
 // The text under one key of a JSON object, without making values of the rest: a line of a corpus is read once, 16 bytes at a
 // time. What is accepted is valid JSON (RFC 8259) as nlohmann::json accepts it; whatever is unusual is left to that parser: no
-// such key, no string under it, the key twice or with escapes in it, exponents, deep nesting, invalid text.
+// such key, no string under it, the key twice, deep nesting, invalid text.
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include "../base/json.h"
 #include "../base/utf8.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
+// What stands in an object beside its text. Values are kept as they are written: a number of thirty digits stays what it is,
+// and so do the order of keys and keys that stand there twice.
+class JsonFields {
+public:
+    bool empty() const { return members_.empty(); }
+    const std::vector<std::pair<std::string, std::string>>& members() const { return members_; }  // names, and values as JSON
+    // The value as JSON; empty: no such name.
+    std::string_view get(std::string_view name) const {
+        for (const auto& [other, value] : members_)
+            if (other == name) return value;
+        return {};
+    }
+    // Line ends between the parts of a value are removed: the fields stand in one line.
+    void add(std::string name, std::string_view value) {
+        std::string line(value);
+        line.erase(std::remove_if(line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }), line.end());
+        members_.emplace_back(std::move(name), std::move(line));
+    }
+    // Replaces what stands under this name.
+    void set(const std::string& name, const nlohmann::ordered_json& value) {
+        const auto same = [&](const auto& member) { return member.first == name; };
+        members_.erase(std::remove_if(members_.begin(), members_.end(), same), members_.end());
+        members_.emplace_back(name, json_text(value));
+    }
+    // The value of the first one, which is removed.
+    std::string take_first() {
+        std::string value = std::move(members_.at(0).second);
+        members_.erase(members_.begin());
+        return value;
+    }
+    std::string object() const {
+        std::string text = "{";
+        for (const auto& [name, value] : members_)
+            text += (text.size() > 1 ? "," : "") + json_text(nlohmann::json(name)) + ":" + value;
+        return text + "}";
+    }
+
+private:
+    std::vector<std::pair<std::string, std::string>> members_;
+};
+
 class JsonScan {
 public:
-    // True if the line is an object that has a string under `key`, which is appended to `text`. If false, nothing is known.
-    static bool find(std::string_view line, std::string_view key, std::string& text) {
+    // True if the line is an object that has a string under `key`, which is appended to `text`; the other members are added to
+    // `fields`, if it is there. If false, nothing is known.
+    static bool find(std::string_view line, std::string_view key, std::string& text, JsonFields* fields = nullptr) {
         JsonScan scan{line.data(), line.data() + line.size()};
-        return scan.object(key, text);
+        return scan.object(key, text, fields);
     }
+    static constexpr int most_levels = 60;  // of brackets in a value
 
 private:
     JsonScan(const char* begin, const char* end) : p_(begin), end_(end) {}
 
-    bool object(std::string_view key, std::string& text) {
+    bool object(std::string_view key, std::string& text, JsonFields* fields) {
         if (!take('{')) return false;
-        bool found = false;
-        if (!take('}')) do {
+        bool found = false, ended = take('}');
+        std::string unescaped;
+        if (!ended) do {
                 std::string_view name;
-                if (!take('"') || !plain_key(name) || !take(':')) return false;
+                if (!take('"') || !read_name(name, unescaped) || !take(':')) return false;
+                skip_blanks();
+                const char* value = p_;
                 if (name != key) {
                     if (!skip_value()) return false;
+                    if (fields) fields->add(std::string(name), std::string_view(value, (size_t)(value_end_ - value)));
                     continue;
                 }
                 if (found || !take('"') || !string(&text)) return false;
                 found = true;
             } while (take(','));
-        if (found && !take('}')) return false;
+        if (!found || (!ended && !take('}'))) return false;
         skip_blanks();
-        return found && p_ == end_;
+        return p_ == end_;
     }
 
     void skip_blanks() {
@@ -51,14 +104,20 @@ private:
         p_++;
         return true;
     }
-    bool plain_key(std::string_view& name) {
+    // A view of the line; if there are escapes in it, of what they mean.
+    bool read_name(std::string_view& name, std::string& unescaped) {
         const char* begin = p_;
         if (!string(nullptr)) return false;
         name = std::string_view(begin, (size_t)(p_ - begin) - 1);
-        return name.find('\\') == std::string_view::npos;
+        if (name.find('\\') == std::string_view::npos) return true;
+        p_ = begin;
+        unescaped.clear();
+        string(&unescaped);
+        name = unescaped;
+        return true;
     }
 
-    // Whatever stands here, without recursion: closers_ has one bit for each open bracket, set for an object's.
+    // Whatever stands here, up to value_end_, without recursion: closers has one bit for each open bracket, set for an object's.
     bool skip_value() {
         uint64_t closers = 0;
         int depth = 0;
@@ -68,7 +127,7 @@ private:
             const char c = *p_;
             if (c == '{' || c == '[') {
                 p_++;
-                if (++depth > 60) return false;
+                if (++depth > most_levels) return false;
                 closers = closers << 1 | (c == '{');
                 if (!take(c == '{' ? '}' : ']')) {
                     if (c == '{' && !begin_member()) return false;
@@ -82,6 +141,7 @@ private:
             } else if (!(c == '-' || (c >= '0' && c <= '9') ? number() : literal())) return false;
             // A value has ended, and with it all brackets that close here.
             while (true) {
+                value_end_ = p_;
                 if (depth == 0) return true;
                 if (take(',')) {
                     if ((closers & 1) && !begin_member()) return false;
@@ -117,7 +177,13 @@ private:
             p_++;
             if (!digits()) return false;
         }
-        return p_ - begin < 300 && (p_ == end_ || (*p_ != 'e' && *p_ != 'E'));  // no overflow
+        if (p_ < end_ && (*p_ == 'e' || *p_ == 'E')) {
+            p_++;
+            if (p_ < end_ && (*p_ == '+' || *p_ == '-')) p_++;
+            if (!digits()) return false;
+            return std::isfinite(strtod(std::string(begin, p_).c_str(), nullptr));
+        }
+        return p_ - begin < 300;  // no overflow
     }
 
     // From behind the opening quote to behind the closing one. What it means is appended to `out`, if there is one.
@@ -209,5 +275,5 @@ private:
         return true;
     }
 
-    const char *p_, *end_;
+    const char *p_, *end_, *value_end_ = nullptr;
 };

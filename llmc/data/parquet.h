@@ -722,12 +722,13 @@ private:
     }
 
     static void add_field(Chunk& chunk, const parquet::Column& column, const parquet::Value& value) {
-        nlohmann::ordered_json& field = chunk.fields[column.name];
-        if (value.null) field = nullptr;
-        else if (column.type == parquet::byte_array) field = value.bytes;
+        nlohmann::json field;
+        if (value.null) {
+        } else if (column.type == parquet::byte_array) field = value.bytes;
         else if (column.type == parquet::boolean) field = value.number != 0;
         else if (column.type == parquet::float32 || column.type == parquet::float64) field = value.real;
         else field = value.number;
+        chunk.fields.add(column.name, json_text(field));
     }
 
     std::string path_;

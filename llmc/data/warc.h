@@ -81,7 +81,7 @@ public:
         if (is_text && chunk.text.empty()) chunk.left_out = "empty documents";
         if (!keep_fields_) return true;
         for (const auto& [header, field] : {std::pair("warc-target-uri", "url"), std::pair("warc-date", "date")})
-            if (const std::string value = headers.get(header); !value.empty()) chunk.fields[field] = value;
+            if (const std::string value = headers.get(header); !value.empty()) chunk.fields.set(field, value);
         return true;
     }
 
