@@ -93,6 +93,17 @@ TEST(Unicode, FormsOfForms) {
     }
 }
 
+// A letter with 200,000 accents whose order is wrong: sorted, in a time that does not grow with their square.
+TEST(Unicode, ManyAccentsOnALetter) {
+    std::string text = "a", above, below;
+    for (int i = 0; i < 100000; i++) text += "\u0301\u0316";
+    for (int i = 0; i < 99999; i++) above += "\u0301";
+    for (int i = 0; i < 100000; i++) below += "\u0316";
+    if (HAVE_UTF8PROC) {
+        EXPECT_TRUE(normalize_unicode(text, NormalForm::nfc) == "\u00e1" + below + above);
+    }
+}
+
 TEST(Unicode, Graphemes) {
     for (const std::vector<std::string>& parts : {std::vector<std::string>{},
                                                   {"a", "b"},
