@@ -407,6 +407,32 @@ TEST(InputFiles, FoldersAndPatternsInOrder) {
     EXPECT_NE(read({"d"}).second.back().find("a.png (a PNG image)"), std::string::npos);
 }
 
+// What is in a folder is read, or counted, or the folder is refused: never less than all of it in silence.
+TEST(InputFiles, FoldersAreReadAsAWhole) {
+    const test::TemporaryDirectory dir;
+    std::filesystem::permissions(dir / "", std::filesystem::perms(0755));
+    for (const char* folder : {"d/a", "d/b", "d/c"}) std::filesystem::create_directories(dir / folder);
+    for (const char* name : {"d/a/x.txt", "d/b/x.txt", "d/c/x.txt", "d/c/part-0.jsonl.tmp.123", "d/c/my.tmp.file"})
+        test::write_file(dir / name, name);
+    std::filesystem::create_symlink(dir / "d/a/x.txt", dir / "d/link.txt");
+    std::filesystem::create_symlink(dir / "nowhere", dir / "d/dangling.txt");
+    std::filesystem::create_directory_symlink(dir / "d/a", dir / "d/linked");
+    ASSERT_EQ(mkfifo((dir / "d/pipe").c_str(), 0644), 0);
+    LeftOut left_out;
+    EXPECT_EQ(input_files({dir / "d"}, left_out).size(), 5u);
+    EXPECT_EQ(in_words(left_out), "1 link to a folder, 1 link to nothing, 1 pipe or device, 1 unfinished file");
+    std::filesystem::permissions(dir / "d/b", std::filesystem::perms::none);
+    const bool is_root = geteuid() == 0;
+    if (is_root) {
+        ASSERT_EQ(seteuid(65534), 0);
+    }
+    test::expect_error([&] { input_files({dir / "d"}, left_out); }, {"cannot read folder", "denied"});
+    if (is_root) {
+        ASSERT_EQ(seteuid(0), 0);
+    }
+    std::filesystem::permissions(dir / "d/b", std::filesystem::perms(0755));
+}
+
 // More files than are read ahead: their order stays.
 TEST(InputFiles, ReadAheadKeepsTheOrder) {
     const test::TemporaryDirectory dir;

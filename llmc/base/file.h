@@ -305,6 +305,11 @@ inline void sync_directory(const std::string& dir) {
 // A file's name until the file is complete. A killed process leaves it behind, and a later process may have the same PID.
 inline constexpr const char* temporary_mark = ".tmp.";
 inline std::string temporary_name(const std::string& path) { return path + temporary_mark + std::to_string(getpid()); }
+inline bool is_unfinished(const std::string& name) {
+    const size_t at = name.rfind(temporary_mark);
+    return at != std::string::npos && at + strlen(temporary_mark) < name.size() &&
+           name.find_first_not_of("0123456789", at + strlen(temporary_mark)) == std::string::npos;
+}
 // The name of a directory that is being made or removed.
 inline std::string hidden(const std::string& name, const char* ending) { return "." + name + ending; }
 

@@ -27,8 +27,8 @@ inline std::vector<LabelledFile> labelled_files(const Strings& items, const std:
     const auto add = [&](const std::string& label, const std::string& path) {
         if (label.empty())
             fail_usage("--%s: %s has no label; HINT: LABEL:FILE, such as en:%s", option.c_str(), path.c_str(), path.c_str());
-        int64_t hidden = 0;
-        for (const InputFile& file : input_files({path}, hidden)) files.push_back({label, file.path});
+        LeftOut left_out;
+        for (const InputFile& file : input_files({path}, left_out)) files.push_back({label, file.path});
     };
     const auto by_name = [&](const fs::path& path) {
         const std::string name = path.filename().string();

@@ -42,9 +42,19 @@ struct InputFile {
     bool from_folder = false;  // found there, not named by the user
 };
 
+// What folders hold that is not read, by its name for one and for several.
+using LeftOut = std::map<std::pair<const char*, const char*>, int64_t>;
+
+inline std::string in_words(const LeftOut& left_out) {
+    std::string text;
+    for (const auto& [what, count] : left_out) text += (text.empty() ? "" : ", ") + counted(count, what.first, what.second);
+    return text;
+}
+
 // The files that the names stand for, in order. A folder stands for all files in it and below, by their names' bytes; a pattern
-// (*.jsonl, quoted from the shell) for what it matches. Hidden files in folders are left out, and counted.
-inline std::vector<InputFile> input_files(const Strings& names, int64_t& hidden) {
+// (*.jsonl, quoted from the shell) for what it matches. Whatever else is in a folder is counted in `left_out`; a folder that
+// cannot be read to its end is refused.
+inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_out) {
     namespace fs = std::filesystem;
     std::vector<InputFile> files;
     std::error_code error;
@@ -54,17 +64,27 @@ inline std::vector<InputFile> input_files(const Strings& names, int64_t& hidden)
             return;
         }
         const size_t before = files.size();
+        LeftOut rest;
         auto it = fs::recursive_directory_iterator(name, error);
-        if (error) fail("cannot read folder %s: %s", name.c_str(), error.message().c_str());
-        for (; it != fs::recursive_directory_iterator(); it.increment(error)) {
-            if (error) fail("cannot read folder %s: %s", name.c_str(), error.message().c_str());
-            const bool is_hidden = it->path().filename().string()[0] == '.';
-            if (is_hidden && it->is_directory(error)) it.disable_recursion_pending();
-            if (is_hidden) hidden++;
-            else if (it->is_regular_file(error)) files.push_back({it->path().string(), true});
+        while (!error && it != fs::recursive_directory_iterator()) {
+            std::error_code ignored;
+            const std::string file = it->path().filename().string();
+            const bool is_folder = it->is_directory(ignored), is_link = it->is_symlink(ignored);
+            if (file[0] == '.') {
+                if (is_folder) it.disable_recursion_pending();
+                rest[{"hidden file or folder", "hidden files or folders"}]++;
+            } else if (is_folder && is_link) rest[{"link to a folder", "links to folders"}]++;
+            else if (is_link && !it->exists(ignored)) rest[{"link to nothing", "links to nothing"}]++;
+            else if (!is_folder && !it->is_regular_file(ignored)) rest[{"pipe or device", "pipes or devices"}]++;
+            else if (is_unfinished(file)) rest[{"unfinished file", "unfinished files"}]++;
+            else if (!is_folder) files.push_back({it->path().string(), true});
+            it.increment(error);
         }
+        if (error) fail("cannot read folder %s, or one in it: %s", name.c_str(), error.message().c_str());
         if (files.size() == before)
-            fail("folder %s holds no file that could be read%s", name.c_str(), hidden ? ", only hidden ones" : "");
+            fail("folder %s holds no file that could be read%s%s", name.c_str(), rest.empty() ? "" : ", only ",
+                 in_words(rest).c_str());
+        for (const auto& [what, count] : rest) left_out[what] += count;
         std::sort(files.begin() + (std::ptrdiff_t)before, files.end(),
                   [](const InputFile& a, const InputFile& b) { return a.path < b.path; });
     };
@@ -143,8 +163,8 @@ public:
     Strings notes() const {
         Strings lines;
         if (odd_.nul || odd_.invalid)
-            lines.push_back(format("note: %s and %s that are not UTF-8 were kept unchanged",
-                                   counted(odd_.nul, "NUL byte").c_str(), counted(odd_.invalid, "byte").c_str()));
+            lines.push_back(format("note: %s and %s that are not UTF-8 %s", counted(odd_.nul, "NUL byte").c_str(),
+                                   counted(odd_.invalid, "byte").c_str(), input_.invalid_bytes_become.c_str()));
         std::string left_out;
         for (const auto& [what, count] : left_out_)
             left_out += (left_out.empty() ? "" : ", ") + with_commas(count) + " " + what;
@@ -292,7 +312,7 @@ public:
         input_.files.clear();
         // All files are checked before the first one is read, so that the last one is not refused after hours. Pipes are
         // checked later.
-        for (const InputFile& file : input_files(named, n_hidden_)) {
+        for (const InputFile& file : input_files(named, left_out_)) {
             std::error_code error;
             const auto status = std::filesystem::status(file.path, error);
             if (file.path == "-" || (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))) {
@@ -368,9 +388,7 @@ public:
     // What folders hold that was left out.
     Strings notes() const {
         Strings lines;
-        if (n_hidden_)
-            lines.push_back("note: left out of folders: " +
-                            counted(n_hidden_, "hidden file or folder", "hidden files or folders"));
+        if (!left_out_.empty()) lines.push_back("note: left out of folders: " + in_words(left_out_));
         if (!not_text_.empty()) lines.push_back("note: left out of folders: " + not_text_);
         return lines;
     }
@@ -417,7 +435,7 @@ private:
         if (found == TextFormat::parquet) return std::make_unique<ParquetDocuments>(in->name(), input_);
         if (found == TextFormat::warc) return std::make_unique<WarcDocuments>(std::move(in), input_);
         if (found == TextFormat::text) return std::make_unique<TextDocuments>(std::move(in), input_);
-        if (found == TextFormat::json_lines) return std::make_unique<JsonLineDocuments>(std::move(in));
+        if (found == TextFormat::json_lines) return std::make_unique<JsonLineDocuments>(std::move(in), input_.most_bytes);
         return std::make_unique<JsonValueDocuments>(std::move(in), found == TextFormat::json_array);
     }
 
@@ -428,7 +446,8 @@ private:
     int64_t begin_chunk_ = 0;
     bool only_files_ = true;
     std::map<TextFormat, std::pair<int, std::string>> taken_;  // number of files, and the first one
-    int64_t total_bytes_ = 0, bytes_of_read_files_ = 0, n_hidden_ = 0, n_not_text_ = 0;
+    int64_t total_bytes_ = 0, bytes_of_read_files_ = 0, n_not_text_ = 0;
+    LeftOut left_out_;
     std::string not_text_;
 };
 
