@@ -50,6 +50,11 @@ expect "other options are refused" refused "$program" curate --input raw2 --outp
 says "by name" "began with --heuristics"
 expect "as is another input" refused "$program" curate --input raw --output cut "${stages[@]}" --shard-size 50k
 says "with a hint" "HINT"
+cp -p raw2/a.jsonl first
+sed 's/end\./End./' first >raw2/a.jsonl
+expect "as is a file that was read and has other text of the same length" refused continued
+says "by name" "has changed since it began: raw2/a.jsonl.*HINT"
+cp -p first raw2/a.jsonl
 expect "the same command goes on" continued --threads 2
 says "from there" "continuing the curation in cut after [1-9]"
 expect "to the same files" same whole cut
@@ -66,7 +71,8 @@ done <<'END'
 --input raw --output out --heuristics gophers|gopher, c4, fineweb
 --input raw --output out --heuristics gopher --set gopher-min-word=3|did you mean gopher-min-words
 --input raw --output out --normalize --set gopher-min-words=3|--heuristics, which is not given
---input empty --output out --normalize|empty
+--input absent --output out --normalize|cannot read absent
+--input /dev/null --output out --normalize|no document was found in /dev/null
 END
 expect "compressed" "$program" curate --input one/data --output packed --normalize
 expect "by zstd" zstd -dcq packed/data/part-00000.jsonl.zst
@@ -157,6 +163,9 @@ for threads in 1 3; do
     says "the task's text" "task-text  *changed 1 place"
 done
 expect "the same files" same two-1 two-3
+mkdir -p two-1/.work/kept && touch two-1/.work/kept/part-00000.jsonl.tmp.1
+expect "what a kill at the very end leaves" refused "$program" curate --input two/a.jsonl two/b.jsonl --output two-1 "${whole[@]}"
+expect "is removed" test ! -e two-1/.work
 lines_of() { cat "$1"/data/*.jsonl | wc -l; }
 expect "nothing else is dropped, and one is cut into two" test "$(lines_of two-1)" = 25
 expect "repeated lines" "$program" curate --input two/a.jsonl two/b.jsonl --output lines --exact-duplicates documents lines --output-format jsonl

@@ -171,6 +171,8 @@ struct PassInput {
         PassInput input = {{}, sources, {}, true};
         input.text.keep_fields = input.text.whole_documents = input.text.allow_binary = true;
         input.text.batch_bytes = text.batch_bytes;
+        input.text.max_bad_lines = "0";
+        input.text.most_bytes = 8 * most_document_bytes;  // a byte takes up to six in JSON
         for (int i = 0; i < n; i++) input.text.files.push_back(dir + "/" + shard_name(i, ending));
         return input;
     }
@@ -363,6 +365,7 @@ private:
         }
         sample.text = d.text.substr(0, shown_bytes);
         sample.text.resize(whole_characters(sample.text));
+        sample.text = as_written(nlohmann::json(sample.text)).get<std::string>();  // as after an interruption
         if (sample.text.size() < d.text.size()) sample.text += " …";
         rule.samples.insert(std::upper_bound(rule.samples.begin(), rule.samples.end(), sample, by_lot), sample);
     }

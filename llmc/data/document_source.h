@@ -20,6 +20,10 @@
 #include "json_scan.h"
 #include "text_format.h"
 
+// The longest document that is held as a whole. A small compressed file can hold gigabytes.
+inline constexpr size_t most_document_bytes = 64 << 20;
+inline constexpr const char* most_document_name = "64 MiB";
+
 // What is read, and how.
 struct TextInput {
     Strings files;
@@ -27,14 +31,12 @@ struct TextInput {
     std::string json_key = "text", split = "file", format = "";
     std::string max_bad_lines = "1%";
     bool allow_binary = false;
-    bool keep_fields = false;       // Chunk::fields gets what else stands beside the text
-    bool whole_documents = false;   // a long document does not come in parts
-    size_t batch_bytes = 16 << 20;  // of text that is worked on at once
+    bool keep_fields = false;                 // Chunk::fields gets what else stands beside the text
+    bool whole_documents = false;             // a long document does not come in parts
+    size_t batch_bytes = 16 << 20;            // of text that is worked on at once
+    size_t most_bytes = most_document_bytes;  // of a line of JSON
+    std::string invalid_bytes_become = "were kept unchanged";
 };
-
-// The longest document that is held as a whole. A small compressed file can hold gigabytes.
-inline constexpr size_t most_document_bytes = 64 << 20;
-inline constexpr const char* most_document_name = "64 MiB";
 
 // A document, or a part of a long one.
 struct Chunk {
@@ -66,8 +68,8 @@ public:
 
 protected:
     // The next line with its newline, if it has one.
-    bool read_line(std::string& line) {
-        if (!in_->read_line(line, most_document_bytes)) return false;
+    bool read_line(std::string& line, size_t most_bytes = most_document_bytes) {
+        if (!in_->read_line(line, most_bytes)) return false;
         line_++;
         return true;
     }
@@ -150,19 +152,23 @@ private:
 
 class JsonLineDocuments : public StreamDocuments {
 public:
-    using StreamDocuments::StreamDocuments;
+    JsonLineDocuments(std::unique_ptr<InputStream> in, size_t most_bytes)
+        : StreamDocuments(std::move(in)), most_bytes_(most_bytes) {}
     bool next(Chunk& chunk) override {
         do
-            if (!read_line(chunk.text)) return false;
+            if (!read_line(chunk.text, most_bytes_)) return false;
         while (is_blank(chunk.text));
         chunk.is_json = true;
         chunk.line = line_;
-        if (chunk.text.size() > most_document_bytes) {
+        if (chunk.text.size() > most_bytes_) {
             chunk.text.clear();
             chunk.problem = format("it is longer than %s", most_document_name);
         }
         return true;
     }
+
+private:
+    size_t most_bytes_;
 };
 
 class JsonValueDocuments : public StreamDocuments {

@@ -37,6 +37,8 @@ inline PassInput find_input(const CurateOptions& o) {
     input.text = text_input(o, "curate --input", o.split_documents);
     input.text.keep_fields = input.text.whole_documents = true;
     input.text.batch_bytes = (size_t)std::clamp<int64_t>(o.memory_limit / 16, 1 << 20, 16 << 20);
+    input.text.invalid_bytes_become = o.normalize ? "were removed and read as Windows-1252"
+                                                  : "were kept and became U+FFFD; HINT: --normalize reads Windows-1252";
     TextInput one = input.text;
     input.text.files.clear();
     for (const std::string& name : o.input) {
@@ -133,9 +135,39 @@ inline nlohmann::json identity_of(const CurateOptions& o, const PassInput& input
     for (const std::string& file : input.text.files) {
         std::error_code error;
         const auto bytes = fs::file_size(file, error);
-        files.push_back({{"file", file}, {"bytes", error ? -1 : (int64_t)bytes}});
+        const int64_t modified = error ? 0 : (int64_t)fs::last_write_time(file, error).time_since_epoch().count();
+        files.push_back({{"file", file}, {"bytes", error ? -1 : (int64_t)bytes}, {"modified", modified}});
     }
     return nlohmann::json::parse(json_text(nlohmann::ordered_json{{"options", options}, {"input", files}}));
+}
+
+// The intermediate set of earlier passes.
+inline void remove_work(const std::string& work) {
+    std::error_code error;
+    for (const char* folder : {"/documents", "/kept"}) {
+        for (const auto& entry : fs::directory_iterator(work + folder, error))  // one that is not there has no entries
+            if (entry.path().filename().string().rfind("part-", 0) == 0) fs::remove(entry.path(), error);
+        fs::remove(work + folder, error);
+    }
+    fs::remove(work, error);
+}
+
+// Refuses an input that is not the one that a curation has begun with. A file that it has not come to yet may have been mended.
+inline void check_same_input(const nlohmann::json& record, const nlohmann::json& now, const std::string& dir) {
+    const nlohmann::json &before = record["input"], state = record.value("state", nlohmann::json::object());
+    const bool begun = state.value("documents", (int64_t)0) > 0;
+    const size_t reached = state.value("file", (size_t)0);
+    bool same = before.is_array() && before.size() == now.size();
+    std::string changed;
+    for (size_t i = 0; same && i < now.size(); i++) {
+        for (const char* what : {"file", "bytes", "modified"})
+            if (strcmp(what, "modified") != 0 || (begun && i <= reached))
+                same &= before[i].is_object() && before[i].value(what, nlohmann::json()) == now[i][what];
+        if (!same) changed = ": " + now[i]["file"].get<std::string>();
+    }
+    if (!same)
+        fail("the input of the curation in %s has changed since it began%s; HINT: another --output begins anew", dir.c_str(),
+             changed.c_str());
 }
 
 // The record in OUTPUT/curate.json, or null where nothing has begun. Refuses what cannot be continued.
@@ -143,23 +175,25 @@ inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& 
     const std::string path = dir + "/curate.json";
     std::error_code error;
     if (!fs::exists(path, error)) {
-        if (fs::exists(dir, error) && !fs::is_empty(dir, error))
-            fail("%s is not empty and holds no curation; HINT: give another --output", dir.c_str());
+        for (const auto& entry : fs::directory_iterator(dir, error))  // a folder that is not there has none
+            if (!is_unfinished(entry.path().filename().string()))
+                fail("%s is not empty and holds no curation; HINT: give another --output", dir.c_str());
         return nullptr;
     }
     nlohmann::json record = parse_json(read_whole_file(path), path);
     if (!record.is_object() || !record.contains("options") || !record.contains("input") || !record.contains("finished"))
         fail("%s is not a record of a curation; HINT: give another --output", path.c_str());
-    if (record.value("finished", false))
+    if (record.value("finished", false)) {
+        remove_work(dir + "/.work");  // if it was killed at its very end
         fail("the curation in %s is finished; it is not written again; HINT: give another --output", dir.c_str());
+    }
     for (const auto& [name, value] : identity["options"].items())
         if (const auto before = record["options"].value(name, nlohmann::json()); before != value)
             fail(
                 "the curation in %s began with --%s %s, now it is %s; HINT: the same options continue it, another --output "
                 "begins anew",
                 dir.c_str(), name.c_str(), json_text(before).c_str(), json_text(value).c_str());
-    if (record["input"] != identity["input"])
-        fail("the input of the curation in %s has changed since it began; HINT: another --output begins anew", dir.c_str());
+    check_same_input(record, identity["input"], dir);
     return record;
 }
 
@@ -237,6 +271,7 @@ public:
         PassOutput to = output("documents");
         to.save = [&](const PassState& s) { save(s); };
         if (!state.finished) run_pass(input_, to, stages_, state, threads, "curating");
+        if (state.documents == 0) fail("the input is empty: no document was found in %s", o_.input[0].c_str());
         Counts counts = state.counts;
         if (whole_.wanted()) {
             const PassInput from = input_.shards_of(to.dir, to.ending, state.shards);
@@ -246,7 +281,6 @@ public:
             state = PassState();
             run_pass(from, to, whole.stages(), state, threads, "writing what is left");
             append(counts, state.counts);
-            intermediate_.insert(intermediate_.end(), from.text.files.begin(), from.text.files.end());
         }
         if (mixing_.wanted()) {
             const PassInput from = input_.shards_of(to.dir, to.ending, state.shards);
@@ -254,7 +288,6 @@ public:
             state = PassState();
             run_pass(from, to, {mixing_stage(from, threads)}, state, threads, "mixing");
             append(counts, state.counts);
-            intermediate_.insert(intermediate_.end(), from.text.files.begin(), from.text.files.end());
         }
         end(counts, state.shards);
         return 0;
@@ -309,12 +342,12 @@ private:
     PassState begin() {
         const nlohmann::json record = find_record(o_.output, identity_);
         PassState state;
-        make_directory(data_);
-        remove_unfinished(data_);
+        make_directory(o_.output);
         if (record.is_null()) {
             save(state);
             return state;
         }
+        remove_unfinished(data_);
         remove_unfinished(work_ + "/documents");
         state = pass_state_from_json(record.value("state", nlohmann::json()), o_.output + "/curate.json");
         print_line(stderr, format("continuing the curation in %s after %s, %s", o_.output.c_str(),
@@ -322,13 +355,11 @@ private:
         return state;
     }
     void end(const Counts& counts, int shards) {
+        const fs::path name = fs::path(o_.output + "/.").lexically_normal().parent_path().filename();
+        write_file_atomically(o_.output + "/report.html",
+                              render_report(counts, "Curation: " + name.string(), identity_["options"]));
         write_record({{"finished", true}, {"shards", shards}, {"counts", to_json(counts)}});
-        write_file_atomically(
-            o_.output + "/report.html",
-            render_report(counts, "Curation: " + fs::path(o_.output).filename().string(), identity_["options"]));
-        std::error_code error;
-        for (const std::string& file : intermediate_) fs::remove(file, error);
-        for (const char* folder : {"/documents", "/kept", ""}) fs::remove(work_ + folder, error);  // empty now
+        remove_work(work_);
         print_summary(counts);
         if (!mixed_.empty()) print_mixing(mixed_, o_.tokenizer.empty() ? "bytes" : "tokens");
         print_line(stdout, format("%s: %s; %s/report.html shows what was dropped", data_.c_str(),
@@ -342,7 +373,6 @@ private:
     PassInput input_;
     nlohmann::json identity_;
     std::string data_, work_;
-    Strings intermediate_;  // files that earlier passes left for later ones; removed at the end
     std::vector<MixedSource> mixed_;
 };
 
