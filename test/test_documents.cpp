@@ -273,6 +273,26 @@ TEST(JsonScan, KeepsFieldsAsTheyAreWritten) {
     EXPECT_EQ(chunk.fields.object(), R"({"a":{   "b": [1,2]}})");
 }
 
+// A long text without a newline is not cut within a character.
+TEST(DocumentReader, PartsAreOfWholeCharacters) {
+    const test::TemporaryDirectory dir;
+    TextInput input;
+    input.files = {dir / "a.txt"};
+    std::string text = "a";
+    for (int i = 0; i < 6 << 20; i++) text += "\u65e5";
+    test::write_file(input.files[0], text);
+    DocumentReader reader(input);
+    Chunk chunk;
+    int parts = 0;
+    std::string all;
+    for (; reader.next(chunk); parts++) {
+        EXPECT_EQ(whole_characters(chunk.text), chunk.text.size());
+        all += chunk.text;
+    }
+    EXPECT_EQ(parts, 2);
+    EXPECT_TRUE(all == text);
+}
+
 // ---- compression -----------------------------------------------------------------------------------------------------------
 void write_documents(const std::string& path, const Texts& texts) {
     DocumentWriter writer(path);

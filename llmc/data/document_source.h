@@ -121,7 +121,8 @@ private:
             if (text[i] == '\n' && (unsigned char)text[i - 1] < 0x80 && isalnum((unsigned char)text[i - 1])) return at(i);
         if (text.size() < longest_part_bytes) return false;
         const size_t newline = text.rfind('\n');
-        return at(newline != std::string::npos && newline > 0 ? newline : text.size() - 1);
+        if (newline != std::string::npos && newline > 0) return at(newline);
+        return at(text.size() - 9 + whole_characters(text.substr(text.size() - 9, 8)));
     }
 
     // A line, or the lines up to the next blank one. The last newline is a separator and is dropped.

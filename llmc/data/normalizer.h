@@ -222,12 +222,19 @@ private:
     }
 
 public:
+    // A few replacements can make any amount of text out of a word.
+    static void append(std::string& out, std::string_view part) {
+        constexpr size_t most = 1 << 30;
+        if (out.size() + part.size() > most)
+            fail("the tokenizer's normalizer (Replace) makes more than 1 GiB of a text; HINT: look at tokenizer.json");
+        out += part;
+    }
     static std::string replaced(const std::string& from, std::string_view text, const std::string& by) {
         std::string out;
         if (from.empty()) return std::string(text);
         for (size_t at; (at = text.find(from)) != std::string_view::npos; text.remove_prefix(at + from.size())) {
-            out += text.substr(0, at);
-            out += by;
+            append(out, text.substr(0, at));
+            append(out, by);
         }
         return out += text;
     }
@@ -237,7 +244,8 @@ public:
         each_valid_part(text, [&](std::string_view part, bool valid) {
             if (!valid) out += part;
             else
-                splitter.ranges(part, [&](std::string_view range, bool match) { out += match ? std::string_view(by) : range; });
+                splitter.ranges(part,
+                                [&](std::string_view range, bool match) { append(out, match ? std::string_view(by) : range); });
         });
         return out;
     }
