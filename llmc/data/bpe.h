@@ -1,5 +1,6 @@
 // The byte-pair engine of the tokenizer (tokenizer.h): from a piece of text to tokens. A piece starts as the tokens of its
-// bytes; of the adjacent pairs for which there is a merge, the one learned first is merged, again and again, until none is left.
+// bytes; of the adjacent pairs for which there is a merge, the one learned first is merged, again and again, until none is
+// left.
 #pragma once
 #include <algorithm>
 #include <array>
