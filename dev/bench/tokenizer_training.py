@@ -4,7 +4,7 @@
     $(dev/interop/venv.sh tokenizers sentencepiece rustbpe) dev/bench/tokenizer_training.py --program build/cpu-bf16/train_gpt TEXT
 
 Prints for each the seconds, the text's MB/s, and the bytes per token on every tenth line, which is held out. Lines are documents. The
-programs run in turn, three times; the shortest time counts.
+programs run in turn, --rounds times; the shortest time counts.
 """
 import argparse
 import io
@@ -27,6 +27,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--program", required=True)
     p.add_argument("--vocab-size", type=int, default=8000)
+    p.add_argument("--rounds", type=int, default=3)
     p.add_argument("text")
     a = p.parse_args()
     lines = [line for line in pathlib.Path(a.text).read_text(errors="replace").split("\n") if line.strip()]
@@ -64,7 +65,7 @@ def main():
     rows = {"BPE, ours": lambda: ours("bpe"), "BPE, Hugging Face": huggingface, "BPE, rustbpe": rust, "unigram, ours": lambda: ours("unigram"),
             "unigram, SentencePiece": sp}
     seconds, tokens = {name: 1e9 for name in rows}, {}
-    for _ in range(3):
+    for _ in range(a.rounds):
         for name, train in rows.items():
             begin = time.perf_counter()
             encode = train()

@@ -13,7 +13,7 @@
 //      scores are taken, every character among them.
 //
 // (SentencePiece prunes to 1.1 times as many, by likelihood. Choosing more of them by their scores, which is by how often they
-// are used, takes fewer tokens, above all where many scripts share a small vocabulary.)
+// are used, takes fewer tokens, above all where many scripts share a small vocabulary: dev/data/README.md.)
 //
 // The result does not depend on the number of threads: words are dealt to a fixed number of parts, whose sums are added in
 // order.
