@@ -150,9 +150,15 @@ TEST(Prepare, ResumesWhereItStopped) {
     refuses(o, "nothing that prepare wrote");
     test::write_file(dir / "out.resume.json", state);
     const std::string first = test::read_file(files[0]);
+    const auto modified = std::filesystem::last_write_time(files[0]);
     test::write_file(files[0], first + "\n");
     refuses(o, "input files that have changed");
+    std::string same_length = first;
+    same_length.replace(first.find("a0"), 2, "a1");
+    test::write_file(files[0], same_length);
+    refuses(o, "input files that have changed");
     test::write_file(files[0], first);
+    std::filesystem::last_write_time(files[0], modified);
     // A killed run has written more than its state says.
     test::write_file(dir / "out.bin.partial", test::read_file(dir / "out.bin.partial") + "more");
     test::write_file(files[2], whole);

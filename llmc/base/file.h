@@ -340,7 +340,7 @@ public:
         else if (ftruncate(fd_, (off_t)bytes) != 0 || lseek(fd_, 0, SEEK_END) < 0) problem = strerror(errno);
         if (!problem.empty()) {
             close(fd_);
-            fail("cannot go on with %s: %s", kept.c_str(), problem.c_str());
+            fail("cannot go on with %s: %s; HINT: --resume left out begins anew", kept.c_str(), problem.c_str());
         }
         buffer_.reserve(buffer_bytes);
     }

@@ -49,10 +49,9 @@ public:
     void save(TokenDatasetWriter& writer) {
         if (!writer.between_documents()) return;
         const TokenDatasetWriter::Kept k = writer.keep();
-        const std::vector<int64_t>& sizes = reader_.file_sizes();
         nlohmann::ordered_json j;
         j["same"] = same_;
-        j["sizes"] = std::vector<int64_t>(sizes.begin(), sizes.begin() + (std::ptrdiff_t)file_);
+        j["files"] = read_files(file_);
         j["at"] = {(int64_t)file_, chunk_};
         j["kept"] = {k.documents, k.tokens, k.bin_bytes, k.idx_bytes};
         j["counts"] = {done_.tokens, done_.bytes, done_.spelled, done_.lost};
@@ -62,26 +61,37 @@ public:
     void finish() const { unlink(path_.c_str()); }
 
 private:
+    // The first n files: sizes, and when they were modified. The one in hand may be mended, if its beginning stays.
+    std::vector<std::array<int64_t, 2>> read_files(size_t n) const {
+        std::vector<std::array<int64_t, 2>> files;
+        for (size_t i = 0; i < n; i++) {
+            std::error_code error;
+            const auto modified = std::filesystem::last_write_time(reader_.input().files[i], error);
+            files.push_back({reader_.file_sizes()[i], error ? 0 : (int64_t)modified.time_since_epoch().count()});
+        }
+        return files;
+    }
+
     void load() {
         const nlohmann::json j = parse_json(read_whole_file(path_), path_);
         std::string other;
         std::array<int64_t, 2> at{};
         std::array<int64_t, 4> kept{}, counts{};
-        std::vector<int64_t> sizes;
+        std::vector<std::array<int64_t, 2>> files;
         try {
             for (const auto& [name, value] : same_.items())
                 if (j.at("same").at(name) != value) other = "other " + name;
             j.at("at").get_to(at);
             j.at("kept").get_to(kept);
             j.at("counts").get_to(counts);
-            j.at("sizes").get_to(sizes);
+            j.at("files").get_to(files);
         } catch (const nlohmann::json::exception&) {
             other = "nothing that prepare wrote";
         }
-        const std::vector<int64_t>& now = reader_.file_sizes();
+        const size_t n_files = reader_.file_sizes().size();
         const auto negative = [](int64_t n) { return n < 0; };
-        const bool changed = sizes.size() > now.size() || !std::equal(sizes.begin(), sizes.end(), now.begin());
-        const bool nowhere = at[0] >= (int64_t)now.size() || std::any_of(at.begin(), at.end(), negative) ||
+        const bool changed = files.size() > n_files || files != read_files(files.size());
+        const bool nowhere = at[0] >= (int64_t)n_files || std::any_of(at.begin(), at.end(), negative) ||
                              std::any_of(kept.begin(), kept.end(), negative);
         if (other.empty() && changed) other = "input files that have changed since";
         if (other.empty() && nowhere) other = "a place that is none";
