@@ -205,7 +205,8 @@ private:
         size_t first = 0, n = 0, resume = 0;
         uint64_t sum = 0;
         const auto at = [&](size_t i) -> const Word& { return words[(first + i) % ring]; };
-        const auto look_up = [&] {  // n-grams that begin with the first word
+        // N-grams that begin with the first word, which then leaves; false if it was the last.
+        const auto look_up = [&] {
             const auto matched = [&](size_t length) {
                 const uint32_t ngram = find(mix64(at(length - 1).sum - at(0).before * powers_[length]));
                 if (ngram == UINT32_MAX) return false;
@@ -220,6 +221,7 @@ private:
                 first = (first + 1) % ring;
                 n--;
             } while (n > 0 && at(0).begin < resume);
+            return n > 0;
         };
         for_each_word<Punctuation::separates, Digits::kept>(text, [&](uint64_t word, size_t begin, size_t end) {
             if (begin < resume) return;
@@ -227,7 +229,7 @@ private:
             sum = sum * factor + word;
             if (n == (size_t)options_.ngram) look_up();
         });
-        while (n > 0) look_up();
+        while (n > 0 && look_up()) continue;
     }
 
     // ---- characters and sentences ----

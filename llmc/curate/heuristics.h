@@ -369,7 +369,7 @@ private:
 inline constexpr double rule_off = std::numeric_limits<double>::quiet_NaN();
 
 struct HeuristicRule {
-    enum Kind { at_least, at_most, lines, other };  // lines: removes lines; other: drops the document, as `measured` says
+    enum class Kind { at_least, at_most, lines, other };  // lines: removes lines; other: drops the document, as `measured` says
     const char *name, *source, *measured;
     Kind kind;
     double threshold;
@@ -382,8 +382,8 @@ struct HeuristicRule {
 inline const std::vector<HeuristicRule>& heuristic_rules() {
     using M = TextMeasures;
     using View = std::string_view;
-    const auto at_least = HeuristicRule::at_least, at_most = HeuristicRule::at_most, lines = HeuristicRule::lines,
-               other = HeuristicRule::other;
+    const auto at_least = HeuristicRule::Kind::at_least, at_most = HeuristicRule::Kind::at_most,
+               lines = HeuristicRule::Kind::lines, other = HeuristicRule::Kind::other;
     const char *quality = "Gopher A.1.1", *repetition = "Gopher table A1", *c4 = "C4 2.2", *c4_code = "C4's code",
                *fineweb = "FineWeb 3.5", *fineweb_code = "FineWeb's code";
     static const std::vector<HeuristicRule> rules = {
@@ -462,7 +462,7 @@ inline std::pair<size_t, double> parse_rule_setting(const std::string& text) {
     const std::string name = text.substr(0, equals), value = text.substr(std::min(equals + 1, text.size()));
     const std::vector<HeuristicRule>& rules = heuristic_rules();
     std::vector<std::string> names;
-    for (const HeuristicRule& rule : rules) names.push_back(rule.name);
+    for (const HeuristicRule& rule : rules) names.emplace_back(rule.name);
     const size_t index = (size_t)(std::find(names.begin(), names.end(), name) - names.begin());
     if (index == rules.size())
         fail_usage("--set names '%s', which is not a rule%s HINT: train_gpt help rules lists them", name.c_str(),
@@ -565,7 +565,8 @@ private:
     }
     DocumentVerdict judged(size_t i, double value) const {
         const HeuristicRule& rule = heuristic_rules()[i];
-        const bool low = rule.kind == HeuristicRule::at_least, good = low ? value >= thresholds_[i] : value <= thresholds_[i];
+        const bool low = rule.kind == HeuristicRule::Kind::at_least,
+                   good = low ? value >= thresholds_[i] : value <= thresholds_[i];
         if (good) return {};  // not a number: not good
         return {false, rule.name, format("%.4g; %s %.4g is kept", value, low ? "at least" : "at most", thresholds_[i])};
     }

@@ -87,15 +87,15 @@ public:
         TextClassifier c;
         try {
             // A number that no int holds is refused by check().
-            const auto whole = [&](const char* key) {
+            const auto number = [&](const char* key) {
                 const double x = header.at(key).get<double>();
                 return x >= 0 && x < 1e6 ? (int)x : -1;
             };
             header.at("labels").get_to(c.labels_);
             header.at("features").get_to(c.shape_.features);
-            c.shape_.shortest = whole("shortest");
-            c.shape_.longest = whole("longest");
-            c.shape_.bits = whole("bits");
+            c.shape_.shortest = number("shortest");
+            c.shape_.longest = number("longest");
+            c.shape_.bits = number("bits");
             const double scale = header.at("scale").get<double>();
             c.scale_ = scale >= 0 && scale < 1e6 ? (float)scale : -1;
         } catch (const nlohmann::json::exception& e) {

@@ -14,6 +14,7 @@
 #include "../base/terminal.h"
 
 #if __has_include(<zlib.h>)
+#define ZLIB_CONST  // it does not write to its input
 #include <zlib.h>
 #define HAVE_ZLIB 1
 #endif
@@ -71,7 +72,7 @@ public:
         while (stream_.avail_out == room) {
             if (!in_member_ && !next_member()) return 0;
             const std::string_view in = in_.stream().peek(1);
-            stream_.next_in = (Bytef*)in.data();
+            stream_.next_in = (const Bytef*)in.data();
             stream_.avail_in = (uInt)in.size();
             const int result = inflate(&stream_, Z_NO_FLUSH);
             in_.skip(in.size() - stream_.avail_in);

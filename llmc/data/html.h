@@ -77,11 +77,12 @@ inline std::string to_utf8(std::string_view page, const std::string& from_http) 
     if (charset.empty() || charset == "iso-8859-1" || charset == "latin1" || charset == "us-ascii") charset = "windows-1252";
     if (charset == "shift_jis" || charset == "x-sjis") charset = "cp932";
     if (charset == "gb2312" || charset == "gbk") charset = "gb18030";
+    const iconv_t none = (iconv_t)-1;  // NOLINT(performance-no-int-to-ptr): iconv's own value
     iconv_t convert = iconv_open("UTF-8", charset.c_str());
-    if (convert == (iconv_t)-1) convert = iconv_open("UTF-8", is_utf8(page) ? "UTF-8" : "WINDOWS-1252");
-    if (convert == (iconv_t)-1) return std::string(page);
+    if (convert == none) convert = iconv_open("UTF-8", is_utf8(page) ? "UTF-8" : "WINDOWS-1252");
+    if (convert == none) return std::string(page);
     std::string text, part(1 << 16, '\0');
-    char* in = (char*)page.data();
+    char* in = const_cast<char*>(page.data());  // iconv does not write to it
     size_t left = page.size();
     while (left > 0) {
         char* out = part.data();

@@ -109,7 +109,7 @@ public:
     explicit Normalizer(const nlohmann::json& step) { add(step); }
     explicit Normalizer(SentencePieceRules rules) {
         rules_ = std::make_shared<SentencePieceRules>(std::move(rules));
-        steps_.push_back([this_rules = rules_](std::string_view text, bool continues) {
+        steps_.emplace_back([this_rules = rules_](std::string_view text, bool continues) {
             return sentencepiece(*this_rules, text, continues);
         });
     }
@@ -150,7 +150,7 @@ private:
                 return stripped(text, left, right);
             });
         } else if (type == "Prepend") {
-            steps_.push_back([prefix = j.at("prepend").get<std::string>()](std::string_view text, bool continues) {
+            steps_.emplace_back([prefix = j.at("prepend").get<std::string>()](std::string_view text, bool continues) {
                 return text.empty() || continues ? std::string(text) : prefix + std::string(text);
             });
         } else if (type == "Replace") {

@@ -383,7 +383,7 @@ inline void unpack(int64_t codec, std::string_view packed, size_t size, std::str
         out.resize(size);
         z_stream z{};
         CHECK(inflateInit2(&z, 15 + 32) == Z_OK, "no memory for zlib");
-        z.next_in = (Bytef*)packed.data();
+        z.next_in = (const Bytef*)packed.data();
         z.avail_in = (uInt)packed.size();
         z.next_out = (Bytef*)out.data();
         z.avail_out = (uInt)size;

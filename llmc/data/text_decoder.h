@@ -29,7 +29,7 @@ public:
     // one.
     static TextDecoder sentencepiece(bool drops_prefix, bool all_leading) {
         TextDecoder d;
-        d.steps_.push_back([=](Strings& tokens, bool begins) {
+        d.steps_.emplace_back([=](Strings& tokens, bool begins) {
             bool at_start = begins && drops_prefix;
             for (std::string& t : tokens) {
                 bool dropped = false;
@@ -58,7 +58,7 @@ private:
     using Step = std::function<void(Strings& tokens, bool begins)>;
 
     void add_bytes() {
-        steps_.push_back([](Strings& tokens, bool) {
+        steps_.emplace_back([](Strings& tokens, bool) {
             Strings out;
             bool bytes = false;  // the last token is bytes
             for (std::string& t : tokens) {
@@ -95,14 +95,14 @@ private:
             add_bytes();
         } else if (type == "Fuse") {
             fused_ = true;
-            steps_.push_back([](Strings& tokens, bool) {
+            steps_.emplace_back([](Strings& tokens, bool) {
                 std::string all;
                 for (const std::string& t : tokens) all += t;
                 tokens = {all};
             });
         } else if (type == "Strip") {
-            steps_.push_back([content = j.at("content").get<std::string>(), start = j.at("start").get<size_t>(),
-                              stop = j.at("stop").get<size_t>(), fused = fused_](Strings& tokens, bool begins) {
+            steps_.emplace_back([content = j.at("content").get<std::string>(), start = j.at("start").get<size_t>(),
+                                 stop = j.at("stop").get<size_t>(), fused = fused_](Strings& tokens, bool begins) {
                 for (std::string& t : tokens) {
                     const size_t n = content.size();
                     for (size_t i = 0; i < start && (begins || !fused) && n && t.compare(0, n, content) == 0; i++)
@@ -114,7 +114,7 @@ private:
         } else if (type == "Metaspace") {
             const auto replacement = j.value("replacement", std::string(space_symbol));
             const bool drops = metaspace_scheme(j) != "never";
-            steps_.push_back([=](Strings& tokens, bool begins) {
+            steps_.emplace_back([=](Strings& tokens, bool begins) {
                 for (size_t i = 0; i < tokens.size(); i++)
                     tokens[i] = Normalizer::replaced(replacement, tokens[i], i == 0 && begins && drops ? "" : " ");
             });

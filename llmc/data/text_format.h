@@ -23,7 +23,7 @@ using std::literals::string_view_literals::operator""sv;
 
 inline constexpr std::string_view parquet_magic = "PAR1";
 
-inline constexpr FileSignature signatures[] = {
+inline constexpr FileSignature file_signatures[] = {
     {0, "\x1f\x8b"sv, "gzip-compressed", "zcat FILE"},
     {0, "\x28\xb5\x2f\xfd"sv, "zstd-compressed", "zstdcat FILE"},
     {1, "\x2a\x4d\x18"sv, "zstd-compressed", "zstdcat FILE"},  // begins with a skippable frame
@@ -59,7 +59,7 @@ inline constexpr FileSignature signatures[] = {
 
 // The entry that matches the first bytes, or null.
 inline const FileSignature* find_signature(std::string_view first) {
-    for (const FileSignature& s : signatures) {
+    for (const FileSignature& s : file_signatures) {
         if (first.size() < s.at || first.substr(s.at, s.bytes.size()) != s.bytes) continue;
         if (s.bytes == "BZh" && first.substr(4, 6) != "1AY&SY") continue;  // text may begin with "BZh"
         return &s;

@@ -24,7 +24,7 @@ public:
     void add(std::string_view line) {
         const size_t colon = line.find(':');
         if (colon == std::string_view::npos) return;
-        lines_.push_back({html::lower(line.substr(0, colon)), std::string(trimmed(line.substr(colon + 1)))});
+        lines_.emplace_back(html::lower(line.substr(0, colon)), std::string(trimmed(line.substr(colon + 1))));
     }
     // "" if there is none; the name in lower case.
     std::string get(std::string_view name) const {
@@ -133,7 +133,7 @@ inline bool join_http_chunks(std::string_view body, std::string& joined) {
 inline bool unpack_http_body(std::string_view packed, size_t limit, std::string& body) {
     z_stream z{};
     CHECK(inflateInit2(&z, 15 + 32) == Z_OK, "no memory for zlib");
-    z.next_in = (Bytef*)packed.data();
+    z.next_in = (const Bytef*)packed.data();
     z.avail_in = (uInt)packed.size();
     int result = Z_OK;
     while (result == Z_OK && body.size() <= limit) {

@@ -237,9 +237,9 @@ inline std::string help_presets(int width) {
 inline std::string help_rules(int width) {
     std::string out = "Rules of train_gpt curate --heuristics; --set RULE=VALUE changes a threshold:\n";
     for (const HeuristicRule& rule : heuristic_rules()) {
-        const char* kept = rule.kind == HeuristicRule::at_least  ? "at least "
-                           : rule.kind == HeuristicRule::at_most ? "at most "
-                                                                 : "";
+        const char* kept = rule.kind == HeuristicRule::Kind::at_least  ? "at least "
+                           : rule.kind == HeuristicRule::Kind::at_most ? "at most "
+                                                                       : "";
         const std::string threshold = rule.threshold == 1 && !*kept ? "on" : kept + format("%.10g", rule.threshold);
         out += entry(rule.name, format("%s: %s (%s)", rule.measured, threshold.c_str(), rule.source), 26, width);
     }
