@@ -702,6 +702,19 @@ TEST(Html, Boilerplate) {
     EXPECT_TRUE(html::page_paragraphs(deep.substr(0, 900 * 4) + good, paragraphs));
 }
 
+#ifdef HAVE_GUMBO
+TEST(Html, TagsOfManyAttributesAreLeftOut) {
+    std::string many = "<a";
+    for (int i = 0; i < 60000; i++) many += i % 2 ? " b" + std::to_string(i) + "=1" : "/c" + std::to_string(i);
+    std::vector<html::Paragraph> paragraphs;
+    EXPECT_FALSE(html::page_paragraphs(many + ">text", paragraphs));
+    const std::string image =
+        "<img src=\"data:" + std::string(10000, '/') + "\" alt='" + std::string(10000, ' ') + "'><p>text</p>";
+    EXPECT_TRUE(html::page_paragraphs(image, paragraphs));
+    EXPECT_FALSE(paragraphs.empty());
+}
+#endif
+
 TEST(Html, Characters) {
     EXPECT_EQ(html::to_utf8("<meta charset=shift_jis>\x93\xfa\x96\x7b", ""), "<meta charset=shift_jis>日本");
     EXPECT_EQ(html::to_utf8("<meta http-equiv=Content-Type content='text/html; charset=euc-jp'>\xc6\xfc", ""),

@@ -275,9 +275,33 @@ inline int64_t open_tags(std::string_view page) {
     return most;
 }
 
-// False if the page is nested too deep or takes too much memory. The time of the parse grows with the depth.
+// The most attributes in a tag, roughly.
+inline int64_t most_attributes(std::string_view page) {
+    int64_t most = 0;
+    for (size_t at = page.find('<'); at != std::string_view::npos; at = page.find('<', at)) {
+        at++;
+        if (at == page.size() || !isalpha((unsigned char)page[at])) continue;
+        int64_t here = 0;
+        bool after_equals = false;
+        for (; at < page.size() && page[at] != '>'; at++) {
+            const char c = page[at];
+            if (after_equals && (c == '"' || c == '\'')) {
+                at = std::min(page.find(c, at + 1), page.size() - 1);
+                here++;
+            }
+            const bool space = isspace((unsigned char)c);
+            here += space || c == '/';
+            if (!space) after_equals = c == '=';
+        }
+        most = std::max(most, here);
+    }
+    return most;
+}
+
+// False if the page is nested too deep, has a tag of too many attributes, or takes too much memory. The time of the parse grows
+// with the depth, and with the square of the attributes.
 inline bool page_paragraphs(const std::string& page, std::vector<Paragraph>& paragraphs) {
-    if (open_tags(page) > 1000) return false;
+    if (open_tags(page) > 1000 || most_attributes(page) > 2000) return false;
     Arena arena(std::min<size_t>(512 << 20, (16 << 20) + 64 * page.size()));
     GumboOptions options = kGumboDefaultOptions;
     options.allocator = Arena::allocate;

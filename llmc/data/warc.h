@@ -204,7 +204,7 @@ inline void open_page(Chunk& chunk, const std::string& file) {
 #ifdef HAVE_GUMBO
     (void)file;
     std::vector<html::Paragraph> paragraphs;
-    if (!html::page_paragraphs(text, paragraphs)) return leave_out("pages nested too deep");
+    if (!html::page_paragraphs(text, paragraphs)) return leave_out("pages nested too deep or with too many attributes");
     chunk.text = html::without_boilerplate(paragraphs);
     if (chunk.text.empty()) leave_out("pages without text beside boilerplate");
 #else
