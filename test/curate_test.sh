@@ -55,6 +55,11 @@ sed 's/end\./End./' first >raw2/a.jsonl
 expect "as is a file that was read and has other text of the same length" refused continued
 says "by name" "has changed since it began: raw2/a.jsonl.*HINT"
 cp -p first raw2/a.jsonl
+exec 8<cut
+flock 8
+expect "as is an output that another process writes" refused continued
+says "and says so" "another process is writing to cut.*HINT"
+exec 8<&-
 expect "the same command goes on" continued --threads 2
 says "from there" "continuing the curation in cut after [1-9]"
 expect "to the same files" same whole cut

@@ -113,6 +113,24 @@ private:
     int fd_;
 };
 
+// Locks a directory while the object lives, or fail()s if another process has. A file system without locks is taken as it is.
+class DirectoryLock {
+public:
+    explicit DirectoryLock(const std::string& dir) : fd_(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+        if (fd_ < 0 || flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+        close(fd_);
+        fail("another process is writing to %s; HINT: wait for it, or give another --output", dir.c_str());
+    }
+    ~DirectoryLock() {
+        if (fd_ >= 0) close(fd_);
+    }
+    DirectoryLock(const DirectoryLock&) = delete;
+    DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+private:
+    int fd_;
+};
+
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 // The path of a file that a list in `dir` names. The list is not trusted: a name that leads out of the directory is refused.
 inline std::string inside(const std::string& dir, const std::string& name, const std::string& list) {

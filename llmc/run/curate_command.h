@@ -7,6 +7,7 @@
 #pragma once
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -340,9 +341,10 @@ private:
 
     // The state of an interrupted curation, or a new one.
     PassState begin() {
+        make_directory(o_.output);
+        lock_.emplace(o_.output);
         const nlohmann::json record = find_record(o_.output, identity_);
         PassState state;
-        make_directory(o_.output);
         if (record.is_null()) {
             save(state);
             return state;
@@ -373,6 +375,7 @@ private:
     PassInput input_;
     nlohmann::json identity_;
     std::string data_, work_;
+    std::optional<DirectoryLock> lock_;  // of the output
     std::vector<MixedSource> mixed_;
 };
 
