@@ -159,6 +159,9 @@ TEST(Prepare, ResumesWhereItStopped) {
     refuses(o, "input files that have changed");
     test::write_file(files[0], first);
     std::filesystem::last_write_time(files[0], modified);
+    test::write_file(files[2], whole.substr(whole.find('\n') + 1));  // a line before the place is gone
+    test::expect_error([&] { prepared(o); }, {"c.jsonl has changed since", "HINT"});
+    EXPECT_EQ(nlohmann::json::parse(test::read_file(dir / "out.resume.json"))["at"], (nlohmann::json{2, 1}));
     // A killed run has written more than its state says.
     test::write_file(dir / "out.bin.partial", test::read_file(dir / "out.bin.partial") + "more");
     test::write_file(files[2], whole);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/crc32c.h"
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/terminal.h"
@@ -38,10 +39,21 @@ public:
     }
     const TokenDatasetWriter::Kept& kept() const { return kept_; }
 
+    // Whether this is the last document of the run that is continued, read once more: it shows that what stands before the place
+    // is still the same.
+    bool is_known(const Chunk& chunk) {
+        if (last_.empty()) return false;
+        if (chunk.file != file_ || chunk.number + 1 != chunk_ || hash_of(chunk.text) != last_)
+            fail("%s has changed since %s was written; HINT: another --output-prefix, or leave --resume out",
+                 reader_.input().files[file_].c_str(), path_.c_str());
+        last_.clear();
+        return true;
+    }
     // After a document: notes that it was written, and saves every few seconds.
     void done(const Chunk& chunk, TokenDatasetWriter& writer) {
         file_ = chunk.file;
         chunk_ = chunk.number + 1;
+        written_ = hash_of(chunk.text);
         done_ = counts_;
         if (monotonic_seconds() - saved_at_ > 5) save(writer);
     }
@@ -53,6 +65,7 @@ public:
         j["same"] = same_;
         j["files"] = read_files(file_);
         j["at"] = {(int64_t)file_, chunk_};
+        j["last"] = written_;
         j["kept"] = {k.documents, k.tokens, k.bin_bytes, k.idx_bytes};
         j["counts"] = {done_.tokens, done_.bytes, done_.spelled, done_.lost};
         write_file_atomically(path_, json_text(j) + "\n");
@@ -61,6 +74,7 @@ public:
     void finish() const { unlink(path_.c_str()); }
 
 private:
+    static std::string hash_of(const std::string& text) { return format("%08x", crc32c(text.data(), text.size())); }
     // The first n files: sizes, and when they were modified. The one in hand may be mended, if its beginning stays.
     std::vector<std::array<int64_t, 2>> read_files(size_t n) const {
         std::vector<std::array<int64_t, 2>> files;
@@ -82,6 +96,7 @@ private:
             for (const auto& [name, value] : same_.items())
                 if (j.at("same").at(name) != value) other = "other " + name;
             j.at("at").get_to(at);
+            j.at("last").get_to(last_);
             j.at("kept").get_to(kept);
             j.at("counts").get_to(counts);
             j.at("files").get_to(files);
@@ -103,7 +118,8 @@ private:
         kept_ = {kept[0], kept[1], kept[2], kept[3]};
         counts_ = {counts[0], counts[1], counts[2], counts[3]};
         done_ = counts_;
-        reader_.begin_at(file_, chunk_);
+        written_ = last_;
+        reader_.begin_at(file_, last_.empty() ? chunk_ : chunk_ - 1);
         print_line(stderr, format("note: goes on behind %s, in %s", counted(kept_.documents, "document").c_str(),
                                   reader_.input().files[file_].c_str()));
     }
@@ -116,5 +132,6 @@ private:
     TokenDatasetWriter::Kept kept_;
     size_t file_ = 0;
     int64_t chunk_ = 0;
+    std::string written_, last_;  // hashes of the last document that was written; of the one that is still to be read again
     double saved_at_ = monotonic_seconds();
 };

@@ -86,6 +86,7 @@ inline int prepare_command(const PrepareOptions& o) {
                 if (chunk.ends_document && !o.no_append_eod) tokens[i].push_back(tokenizer.eod_id());
             },
             [&](const Chunk& chunk, size_t i) {
+                if (state && state->is_known(chunk)) return;
                 writer.add(tokens[i].data(), tokens[i].size());
                 if (chunk.ends_document) writer.end_document();
                 counts.tokens += (int64_t)tokens[i].size();
