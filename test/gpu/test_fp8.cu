@@ -235,6 +235,18 @@ TEST(GpuFp8Codes, ScalesHaveTheCpusBits) {
 }
 
 // The ops that make codes: those of cpu::'s quantize(), of the numbers that this backend's op computes.
+// The sign of a NaN that an op computes is the compiler's choice on the emulator, and may be another one where the op makes codes.
+std::vector<floatX> with_positive_nans(std::vector<floatX> numbers) {
+    for (floatX& x : numbers)
+        if (std::isnan((float)x)) x = floatx(NAN);
+    return numbers;
+}
+std::vector<uint8_t> with_positive_nans(std::vector<uint8_t> codes, Fp8 format) {
+    for (uint8_t& code : codes)
+        if (std::isnan(fp8_decode(code, format))) code &= 127;
+    return codes;
+}
+
 TEST(GpuFp8Codes, OfTheOpsThatComputeTheNumbers) {
     gpu::Ctx ctx;
     cpu::Ctx host(1);
@@ -275,10 +287,13 @@ TEST(GpuFp8Codes, OfTheOpsThatComputeTheNumbers) {
                     DeviceMemory<floatX> again(both ? n : 0, "numbers");
                     op(Output({dcodes.p(), turns ? dtransposed.p() : nullptr, damax.p(), dscale.p(), kind},
                               both ? again.p() : nullptr));
-                    expect_same_bits(dcodes.get(), codes, of + "codes");
-                    expect_same_bits(dtransposed.get(), transposed, of + "transposed");
+                    const auto same_codes = [&, kind = kind](const auto& a, const auto& b, const char* what) {
+                        expect_same_bits(with_positive_nans(a, kind), with_positive_nans(b, kind), of + what);
+                    };
+                    same_codes(dcodes.get(), codes, "codes");
+                    same_codes(dtransposed.get(), transposed, "transposed");
                     expect_same_bits(damax.get(), std::vector<float>{amax}, of + "amax");
-                    if (both) expect_same_bits(again.get(), expected, of + "numbers");
+                    if (both) expect_same_bits(with_positive_nans(again.get()), with_positive_nans(expected), of + "numbers");
                 }
             }
         };
