@@ -126,12 +126,12 @@ expect "its texts are in the checkpoint" diff -r -x training -x manifest.json -x
 expect "its end ids, too" grep -q '"pad_token_id": 7' given-run/latest/config.json
 expect "a resumed run" tune_given given-run --train-iters 2 --resume auto --override train-iters
 expect "the resumed run keeps them" cmp given/generation_config.json given-run/latest/generation_config.json
-echo '{"model": {"type": "Unigram"}}' >given/tokenizer.json
+echo '{"model": {"type": "WordPiece"}}' >given/tokenizer.json
 expect "data that is tokens needs no tokenizer that can be read" tune_given given-run2
-says "it says what is not possible" "warning: the tokenizer beside the model cannot be used: .*Unigram.*samples cannot be generated"
+says "it says what is not possible" "warning: the tokenizer beside the model cannot be used: .*WordPiece.*samples cannot be generated"
 expect "its tokenizer is kept as it is" cmp given/tokenizer.json given-run2/latest/tokenizer.json
 expect "samples are refused" refused tune_given given-run3 --sample-interval 1
-says "by the reason" "Unigram"
+says "by the reason" "WordPiece"
 expect "eval of tokens needs none either" "$program" eval --model given --data-path data --max-samples 2
 n=$(sed -n 's/.*"vocab_size": \([0-9]*\).*/\1/p' llama/latest/config.json)
 sed 's/"added_tokens": \[/&{"id": '"$n"', "content": "<|more|>", "special": true},/' llama/latest/tokenizer.json >given/tokenizer.json
