@@ -55,7 +55,7 @@ sed 's/end\./End./' first >raw2/a.jsonl
 expect "as is a file that was read and has other text of the same length" refused continued
 says "by name" "has changed since it began: raw2/a.jsonl.*HINT"
 cp -p first raw2/a.jsonl
-exec 8<cut
+exec 8<"cut"
 flock 8
 expect "as is an output that another process writes" refused continued
 says "and says so" "another process is writing to cut.*HINT"
