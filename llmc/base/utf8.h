@@ -21,6 +21,26 @@ inline size_t valid_utf8_length(const unsigned char* s, size_t n) {
     return 0;
 }
 
+// Whether the byte begins a character of UTF-8, or stands alone; else it continues one.
+inline bool begins_character(char c) { return ((unsigned char)c & 0xc0) != 0x80; }
+inline int64_t count_characters(std::string_view text) { return std::count_if(text.begin(), text.end(), begins_character); }
+
+inline bool is_utf8(std::string_view text) {
+    for (size_t i = 0; i < text.size();) {
+        const size_t n = valid_utf8_length((const unsigned char*)text.data() + i, text.size() - i);
+        if (n == 0) return false;
+        i += n;
+    }
+    return true;
+}
+
+// ASCII letters in lower case; all other bytes as they are.
+inline std::string lower_ascii(std::string_view text) {
+    std::string s(text);
+    for (char& c : s) c = (char)(c >= 'A' && c <= 'Z' ? c + 32 : c);
+    return s;
+}
+
 inline std::string utf8(uint32_t c) {
     const auto byte = [](uint32_t bits, uint32_t mark) { return (char)(mark | bits); };
     const auto tail = [&](int shift) { return byte(c >> shift & 63, 0x80); };

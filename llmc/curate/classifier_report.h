@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../base/terminal.h"
+#include "../base/utf8.h"
 #include "text_classifier.h"
 
 class ClassifierReport {
@@ -22,8 +23,7 @@ public:
     void add(std::string_view text, size_t label, const std::vector<float>& probabilities) {
         const size_t guess = (size_t)(std::max_element(probabilities.begin(), probabilities.end()) - probabilities.begin());
         confusion_[label][guess]++;
-        const auto characters =
-            std::count_if(text.begin(), text.end(), [](char c) { return ((unsigned char)c & 0xc0) != 0x80; });
+        const int64_t characters = count_characters(text);
         auto& [right, all] = by_length_[characters < 50 ? 0 : characters < 200 ? 1 : 2];
         right += guess == label;
         all++;

@@ -132,8 +132,8 @@ public:
         here.documents = 1;
         here.pieces = (int64_t)pieces.size();
         here.dropped = pieces.empty();
-        here.characters = n_characters(text);
-        for (const std::string& s : pieces) here.characters -= n_characters(s);
+        here.characters = count_characters(text);
+        for (const std::string& s : pieces) here.characters -= count_characters(s);
         counts += here;
         return pieces;
     }
@@ -233,9 +233,7 @@ private:
     }
 
     // ---- characters and sentences ----
-    static bool begins_character(char c) { return (c & 0xc0) != 0x80; }
-    static int64_t n_characters(std::string_view s) { return std::count_if(s.begin(), s.end(), begins_character); }
-    static bool characters_exceed(std::string_view s, int most) { return n_characters(s) > most; }
+    static bool characters_exceed(std::string_view s, int most) { return count_characters(s) > most; }
     // The length of a mark that ends a sentence; 0 if there is none.
     static size_t sentence_mark(std::string_view text, size_t at) {
         if (text[at] == '.' || text[at] == '!' || text[at] == '?') return 1;

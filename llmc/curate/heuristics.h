@@ -45,10 +45,11 @@ inline uint64_t hash_text(std::string_view text) {
     return mix64(h ^ last);
 }
 
-inline int64_t count_characters(std::string_view text) {
-    int64_t n = 0;
-    for (const char c : text) n += ((unsigned char)c & 0xc0) != 0x80;
-    return n;
+// The code of the last character of a text that is not empty.
+inline int32_t last_character(std::string_view text) {
+    size_t at = text.size() - 1;
+    while (at > 0 && !begins_character(text[at])) at--;
+    return first_character(text.substr(at)).code;
 }
 inline bool begins_with(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
 inline bool ends_with(std::string_view text, std::string_view with) {
@@ -76,7 +77,7 @@ inline std::string_view without_spaces_around(std::string_view text) {
     }
     while (!text.empty()) {
         size_t begin = text.size() - 1;
-        while (begin > 0 && text.size() - begin < 3 && ((unsigned char)text[begin] & 0xc0) == 0x80) begin--;
+        while (begin > 0 && text.size() - begin < 3 && !begins_character(text[begin])) begin--;
         if (space_length(text.substr(begin)) != text.size() - begin) break;
         text.remove_suffix(text.size() - begin);
     }
@@ -545,9 +546,7 @@ public:
             if (without_spaces_around(line).empty()) return;
             lines++;
             brief += n <= 30;
-            size_t last = line.size() - 1;
-            while (last > 0 && ((unsigned char)line[last] & 0xc0) == 0x80) last--;
-            ends += ends_sentence(first_character(line.substr(last)).code);
+            ends += ends_sentence(last_character(line));
             if (!seen.insert(line).second) repeated += (double)n;
         });
         if (name == "fineweb-line-ends") return ends / lines;
@@ -661,8 +660,7 @@ private:
             }
             if (t.line_end && (!c4_line_end(line) || ends_with(line, "..."))) return without("c4-line-end");
             if ((double)words < t.line_words) return without("c4-line-words");
-            std::string low(line);  // the phrases are ASCII
-            for (char& c : low) c = (char)(c >= 'A' && c <= 'Z' ? c + 32 : c);
+            const std::string low = lower_ascii(line);  // the phrases are ASCII
             if (t.lorem && low.find("lorem ipsum") != std::string::npos) return {false, "c4-lorem-ipsum", "lorem ipsum"};
             if (t.javascript && low.find("javascript") != std::string::npos) return without("c4-javascript");
             if (t.bracket && line.find('{') != std::string_view::npos) return {false, "c4-curly-bracket", "{"};
@@ -686,9 +684,7 @@ private:
     static bool c4_line_end(std::string_view line) {
         if (line.empty()) return false;
         if (strchr(".?!\"'", line.back())) return true;
-        size_t last = line.size() - 1;
-        while (last > 0 && ((unsigned char)line[last] & 0xc0) == 0x80) last--;
-        const int32_t c = first_character(line.substr(last)).code;
+        const int32_t c = last_character(line);
         return c >= 0x80 && (ends_sentence(c) || c == 0x300d || c == 0x300f);
     }
 

@@ -385,7 +385,7 @@ public:
 
     Signature sign(std::string_view text) const {
         Signature signature;
-        if (options_.longest_characters > 0 && longer_than(text, options_.longest_characters)) return signature;
+        if (options_.longest_characters > 0 && count_characters(text) > options_.longest_characters) return signature;
         if (options_.method == "simhash") {
             BitCounts counts;
             bool any = false;
@@ -432,11 +432,6 @@ private:
         bool operator<(const Record& other) const { return hash != other.hash ? hash < other.hash : rank < other.rank; }
     };
 
-    static bool longer_than(std::string_view text, int64_t characters) {
-        int64_t n = 0;
-        for (const char c : text) n += (c & 0xc0) != 0x80;
-        return n > characters;
-    }
     template <class F>
     void for_each_shingle(std::string_view text, F f) const {
         RollingHash shingle(options_.shingle_size);

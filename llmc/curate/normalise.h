@@ -51,26 +51,17 @@ inline bool is_ascii(std::string_view text) {
 
 // Bytes that are not UTF-8, as characters. Returns their number.
 inline int64_t repair_bytes(std::string& text) {
-    const auto* s = (const unsigned char*)text.data();
-    size_t at = 0;
-    while (at < text.size()) {
-        const size_t n = valid_utf8_length(s + at, text.size() - at);
-        if (n == 0) break;
-        at += n;
-    }
-    if (at == text.size()) return 0;
-    std::string out = text.substr(0, at);
+    std::string out;
     int64_t repaired = 0;
-    while (at < text.size()) {
-        const size_t n = valid_utf8_length(s + at, text.size() - at);
-        if (n > 0) out.append(text, at, n);
-        else {
-            out += utf8(s[at] < 0xa0 ? (uint32_t)windows_1252[(size_t)(s[at] - 0x80)] : s[at]);
-            repaired++;
-        }
-        at += std::max<size_t>(n, 1);
-    }
-    text = std::move(out);
+    each_valid_part(text, [&](std::string_view part, bool valid) {
+        if (valid && part.size() == text.size()) return;
+        if (valid) out += part;
+        else
+            for (const unsigned char byte : part)
+                out += utf8(byte < 0xa0 ? (uint32_t)windows_1252[(size_t)(byte - 0x80)] : byte);
+        repaired += valid ? 0 : (int64_t)part.size();
+    });
+    if (repaired > 0) text = std::move(out);
     return repaired;
 }
 

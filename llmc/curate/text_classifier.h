@@ -307,7 +307,7 @@ inline TextClassifier TextClassifier::train(std::vector<std::string> labels, con
                     const double drawn =
                         (double)how.shortest_piece * std::pow((double)how.longest_piece / (double)how.shortest_piece, u);
                     length = std::min(length, (size_t)drawn + 1);
-                    while (length < left.size() && (left[length] & 0xc0) == 0x80) length++;
+                    while (length < left.size() && !begins_character(left[length])) length++;
                 }
                 batch[waiting].text = left.substr(0, length);
                 batch[waiting++].label = whole.label;

@@ -15,6 +15,8 @@
 #include <string>
 #include <string_view>
 
+#include "../base/utf8.h"
+
 namespace features {
 
 enum class Kind : uint32_t { space, letter, digit, mark };
@@ -154,7 +156,7 @@ inline std::string_view sample_text(std::string_view text, size_t bytes, std::st
     buffer.clear();
     const size_t length = bytes / pieces;
     const auto boundary = [&](size_t at) {
-        for (int k = 0; k < 3 && at < text.size() && (text[at] & 0xc0) == 0x80; k++) at++;
+        for (int k = 0; k < 3 && at < text.size() && !begins_character(text[at]); k++) at++;
         return at;
     };
     for (size_t i = 0; i < pieces; i++) {

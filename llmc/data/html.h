@@ -34,22 +34,9 @@
 namespace html {
 
 // ---- characters --------------------------------------------------------------------------------------------------------------
-inline std::string lower(std::string_view text) {
-    std::string s(text);
-    for (char& c : s) c = (char)(c >= 'A' && c <= 'Z' ? c + 32 : c);
-    return s;
-}
-inline bool is_utf8(std::string_view text) {
-    for (size_t i = 0; i < text.size();) {
-        const size_t n = valid_utf8_length((const unsigned char*)text.data() + i, text.size() - i);
-        if (n == 0) return false;
-        i += n;
-    }
-    return true;
-}
 // The name after "charset=" in what HTTP's Content-Type or a <meta> says; "" if there is none.
 inline std::string charset_in(std::string_view text) {
-    const std::string all = lower(text);
+    const std::string all = lower_ascii(text);
     size_t at = all.find("charset");
     if (at == std::string::npos) return "";
     at = all.find_first_not_of(" \t", at + 7);
@@ -70,7 +57,7 @@ inline std::string to_utf8(std::string_view page, const std::string& from_http) 
     if (charset.empty()) {
         const std::string_view head = page.substr(0, 4096);
         for (size_t at = head.find('<'); at != std::string_view::npos && charset.empty(); at = head.find('<', at + 1))
-            if (lower(head.substr(at, 5)) == "<meta") charset = charset_in(head.substr(at, head.find('>', at) - at));
+            if (lower_ascii(head.substr(at, 5)) == "<meta") charset = charset_in(head.substr(at, head.find('>', at) - at));
     }
     if ((charset.empty() || charset == "utf-8" || charset == "utf8") && is_utf8(page)) return std::string(page);
     // As browsers do: what is said to be Latin-1 or nothing is Windows'.
@@ -267,7 +254,7 @@ inline int64_t open_tags(std::string_view page) {
         const bool end = at + 1 < page.size() && page[at + 1] == '/';
         size_t stop = at + 1 + end;
         while (stop < page.size() && stop < at + 12 && isalnum((unsigned char)page[stop])) stop++;
-        const std::string name = lower(page.substr(at + 1 + end, stop - at - 1 - end));
+        const std::string name = lower_ascii(page.substr(at + 1 + end, stop - at - 1 - end));
         if (name.empty() || std::find(std::begin(endless), std::end(endless), name) != std::end(endless)) continue;
         open = std::max<int64_t>(0, open + (end ? -1 : 1));
         most = std::max(most, open);

@@ -265,13 +265,7 @@ private:
             if (!hex(low) || low < 0xdc00 || low > 0xdfff) return false;
             c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
         }
-        if (!out) return true;
-        if (c < 0x80) *out += (char)c;
-        else if (c < 0x800) *out += {(char)(0xc0 | c >> 6), (char)(0x80 | (c & 63))};
-        else if (c < 0x10000) *out += {(char)(0xe0 | c >> 12), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63))};
-        else
-            *out +=
-                {(char)(0xf0 | c >> 18), (char)(0x80 | (c >> 12 & 63)), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63))};
+        if (out) *out += utf8(c);
         return true;
     }
 

@@ -33,6 +33,7 @@
 #include "../base/file.h"
 #include "../base/rng.h"
 #include "../base/terminal.h"
+#include "../base/utf8.h"
 #include "text_format.h"
 #include "tokenizer.h"
 
@@ -300,9 +301,7 @@ inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int6
         };
         const double plain = gold_is_best([](std::string_view) { return 1; });
         if (task.kind == TaskKind::choices) {
-            correct_characters.push_back(gold_is_best([](std::string_view s) {
-                return std::count_if(s.begin(), s.end(), [](char c) { return ((unsigned char)c & 0xc0) != 0x80; });
-            }));
+            correct_characters.push_back(gold_is_best(count_characters));
             correct_bytes.push_back(gold_is_best([](std::string_view s) { return s.size(); }));
         }
         correct.push_back(task.kind == TaskKind::last_word ? (double)scores[first].greedy : plain);

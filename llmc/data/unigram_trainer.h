@@ -173,10 +173,6 @@ private:
         return std::string_view(text_).substr(words_[i].begin, words_[i + 1].begin - words_[i].begin);
     }
 
-    static int64_t count_characters(std::string_view text) {
-        return std::count_if(text.begin(), text.end(), [](char c) { return ((unsigned char)c & 0xc0) != 0x80; });
-    }
-
     // ---- 1. seeds ----
     void find_seeds() {
         struct End {
@@ -223,7 +219,7 @@ private:
             const std::string_view a = view(left), b = view(right);
             size_t n = 0;
             while (n < a.size() && n < b.size() && a[n] == b[n]) n++;
-            while (n > 0 && n < b.size() && ((unsigned char)b[n] & 0xc0) == 0x80) n--;
+            while (n > 0 && n < b.size() && !begins_character(b[n])) n--;
             return n;
         };
         size_t with_last = 0;

@@ -24,7 +24,7 @@ public:
     void add(std::string_view line) {
         const size_t colon = line.find(':');
         if (colon == std::string_view::npos) return;
-        lines_.emplace_back(html::lower(line.substr(0, colon)), std::string(trimmed(line.substr(colon + 1))));
+        lines_.emplace_back(lower_ascii(line.substr(0, colon)), std::string(trimmed(line.substr(colon + 1))));
     }
     // "" if there is none; the name in lower case.
     std::string get(std::string_view name) const {
@@ -66,7 +66,7 @@ public:
             refuse("has no length (Content-Length)");
         const uint64_t bytes = strtoull(length.c_str(), nullptr, 10);
 
-        const std::string type = html::lower(headers.get("warc-type")), content = html::lower(headers.get("content-type"));
+        const std::string type = lower_ascii(headers.get("warc-type")), content = lower_ascii(headers.get("content-type"));
         const bool is_text = type == "conversion" || (type == "resource" && content.compare(0, 10, "text/plain") == 0);
         const bool is_page = type == "response" && content.compare(0, 16, "application/http") == 0;
         if (!is_text && !is_page) chunk.left_out = of_type(type) + " records";
@@ -170,7 +170,7 @@ inline void open_page(Chunk& chunk, const std::string& file) {
     HeaderLines headers;
     for (std::string_view found = line(); !found.empty(); found = line()) headers.add(found);
 
-    const std::string type = html::lower(headers.get("content-type"));
+    const std::string type = lower_ascii(headers.get("content-type"));
     const bool plain = type.compare(0, 10, "text/plain") == 0;
     const bool page = type.compare(0, 9, "text/html") == 0 || type.compare(0, 21, "application/xhtml+xml") == 0;
     if (!plain && !page) {
@@ -180,8 +180,8 @@ inline void open_page(Chunk& chunk, const std::string& file) {
         return;
     }
     std::string joined, unpacked;
-    if (html::lower(headers.get("transfer-encoding")) == "chunked" && join_http_chunks(rest, joined)) rest = joined;
-    const std::string packed = html::lower(headers.get("content-encoding"));
+    if (lower_ascii(headers.get("transfer-encoding")) == "chunked" && join_http_chunks(rest, joined)) rest = joined;
+    const std::string packed = lower_ascii(headers.get("content-encoding"));
     if (!packed.empty() && packed != "identity") {
         bool undone = rest.substr(0, 2) != "\x1f\x8b" && packed == "gzip";  // crawlers undo it and leave the header
 #ifdef HAVE_ZLIB

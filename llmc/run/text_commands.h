@@ -142,7 +142,7 @@ inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader,
             int64_t characters = 0, words = 0;
             bool space = true;
             for (unsigned char c : chunk.text) {
-                characters += (c & 0xc0) != 0x80;
+                characters += begins_character((char)c);
                 const bool now = isspace(c);
                 words += space && !now;
                 space = now;

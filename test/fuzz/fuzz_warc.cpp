@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             CHECK(chunk.line == record, "record %d says %lld", record, (long long)chunk.line);
             if (chunk.is_html && chunk.left_out.empty()) {
                 open_page(chunk, "a.warc");
-                CHECK(html::is_utf8(chunk.text) && chunk.text.empty() == !chunk.left_out.empty(), "text or a reason");
+                CHECK(is_utf8(chunk.text) && chunk.text.empty() == !chunk.left_out.empty(), "text or a reason");
             }
             chunk = {};
         }
