@@ -394,8 +394,8 @@ TEST_P(Model, RoundTrip) {
     ModelConfig c = read_config(model_);
     EXPECT_EQ(c.Vp, 0);  // padding is the reader's affair
     const auto all_but_padding = [](const ModelConfig& m) {
-        return std::make_tuple(m.family, m.L, m.C, m.NH, m.NKV, m.F, m.T, m.V, m.norm, m.position, m.activation, m.bias,
-                               m.embedding_norm, m.tied, m.eps, m.rope_base, m.init_std);
+        return std::make_tuple(m.family, m.L, m.C, m.NH, m.NKV, m.F, m.T, m.V, m.norm, m.position, m.activation, m.qkv_bias,
+                               m.proj_bias, m.mlp_bias, m.embedding_norm, m.tied, m.eps, m.rope_base, m.init_std);
     };
     EXPECT_TRUE(all_but_padding(c) == all_but_padding(c_));
 

@@ -15,8 +15,27 @@
 #include "../base/similar.h"
 
 enum class Norm { layernorm, rmsnorm };
-enum class Position { learned, rope, alibi };
-enum class Activation { gelu, swiglu };
+enum class NormPlace {
+    before,    // x + f(norm(x)): GPT-2, BLOOM, Llama
+    after,     // x + norm(f(x)): OLMo-2
+    both,      // x + norm(f(norm(x))): Gemma
+    parallel,  // x + attention(norm1(x)) + mlp(norm2(x)): GPT-NeoX
+};
+enum class QkNorm {
+    none,
+    head,   // RMSNorm of every query and key head: Qwen3, Gemma 3
+    whole,  // RMSNorm of all query heads together, and of all key heads: OLMo-2
+};
+enum class Position { learned, rope, alibi, none };
+enum class Activation {
+    gelu,        // by tanh
+    gelu_exact,  // by erf
+    relu2,       // max(x, 0)^2
+    swiglu,      // silu(gate) up
+    geglu,       // gelu(gate) up
+};
+// One of these gates its output: fc1 then has rows [gate | up].
+inline bool gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
 
 struct ModelConfig {
     std::string family = "llama";  // gpt2 | bloom | llama: determines names and layouts in files
@@ -29,16 +48,33 @@ struct ModelConfig {
     Norm norm = Norm::rmsnorm;
     Position position = Position::rope;
     Activation activation = Activation::swiglu;
-    bool bias = false;            // biases on all linears
+    NormPlace norm_place = NormPlace::before;
+    bool norm_plus_one = false;  // norms multiply by 1 + w
+    QkNorm qk_norm = QkNorm::none;
+    bool qkv_bias = false, proj_bias = false, mlp_bias = false;
+    int head_size = 0;                                // 0: C / NH
+    double attention_scale = 0;                       // factor of q.k; 0: 1 / sqrt(HS)
+    double attention_softcap = 0, logit_softcap = 0;  // s: x becomes s tanh(x / s); 0: it stays
+    bool sinks = false;                               // a learned logit per query head takes part in its softmax
+    int window = 0;                                   // a query sees this many keys, itself included; 0: all before it
+    int full_interval = 0;                            // every n-th layer (n, 2n, ...) sees all keys all the same; 0: none does
+    int nope_interval = 0;                            // every n-th layer has no positions; 0: all have them
+    double rotary_fraction = 1;                       // of each head, its first part, is rotated
+    double local_rope_base = 0;                       // base in the layers with a window; 0: as in the others
+    double embedding_scale = 1;                       // factor of the token embedding
+    double embedding_dropout = 0, attention_dropout = 0, hidden_dropout = 0;
     bool embedding_norm = false;  // LayerNorm right after the token embedding
     bool tied = false;            // the head is the transposed token embedding
     double eps = 1e-5;
     double rope_base = 10000.0;
     double init_std = 0.02;
 
-    int HS() const { return C / NH; }                  // head size
-    int QKV() const { return (NH + 2 * NKV) * HS(); }  // rows of the fused projection: [q heads | k heads | v heads]
-    int F1() const { return activation == Activation::swiglu ? 2 * F : F; }  // rows of fc1: [gate | up] or one
+    int HS() const { return head_size ? head_size : C / NH; }
+    int QKV() const { return (NH + 2 * NKV) * HS(); }         // rows of the fused projection: [q heads | k heads | v heads]
+    int F1() const { return gated(activation) ? 2 * F : F; }  // rows of fc1: [gate | up] or one
+    int rotated() const { return (int)(rotary_fraction * HS()); }
+    bool sees_all(int layer) const { return !window || (full_interval && (layer + 1) % full_interval == 0); }
+    bool has_positions(int layer) const { return !nope_interval || (layer + 1) % nope_interval != 0; }
 };
 
 // Sets the structural choices of a family; sizes are left alone.
@@ -48,7 +84,7 @@ inline void set_family(ModelConfig& c, const std::string& family) {
     c.norm = llama ? Norm::rmsnorm : Norm::layernorm;
     c.position = llama ? Position::rope : family == "bloom" ? Position::alibi : Position::learned;
     c.activation = llama ? Activation::swiglu : Activation::gelu;
-    c.bias = !llama;
+    c.qkv_bias = c.proj_bias = c.mlp_bias = !llama;
     c.embedding_norm = family == "bloom";
     c.tied = !llama;
 }
@@ -176,7 +212,7 @@ inline void match_family(ModelConfig& c) {
     for (const char* family : {"gpt2", "bloom", "llama"}) {
         ModelConfig f = c;
         set_family(f, family);
-        if (f.norm == c.norm && f.position == c.position && f.activation == c.activation && f.bias == c.bias &&
+        if (f.norm == c.norm && f.position == c.position && f.activation == c.activation && f.qkv_bias == c.qkv_bias &&
             f.embedding_norm == c.embedding_norm && (f.tied == c.tied || f.family == "llama")) {
             c.family = family;
             return;

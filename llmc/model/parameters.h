@@ -153,7 +153,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     };
     // The weight's rows are cut over tp: a rank computes some columns of the output.
     const auto column_parallel = [&](E*& w, E*& b, const std::string& name, int whole_rows, const std::vector<RowBlock>& blocks,
-                                     const std::vector<HfTensor>& parts, int replicated_rows, bool held) {
+                                     const std::vector<HfTensor>& parts, int replicated_rows, bool bias, bool held) {
         const int rows = blocks.back().row + blocks.back().rows;
         TensorSpec t{name + "_w", rows, c.C, Group::matrix, Init::normal, named(parts, ".weight", gpt2)};
         t.whole_rows = whole_rows;
@@ -162,7 +162,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         t.replicated_rows = n.replicas > 1 ? replicated_rows : 0;
         t.replicas = n.replicas;
         visit(w, t, held);
-        if (!c.bias) return;
+        if (!bias) return;
         t.name = name + "_b";
         t.cols = t.whole_cols = 1;
         t.group = Group::cut_bias;
@@ -171,7 +171,8 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         visit(b, t, held);
     };
     // The weight's columns are cut over tp: a rank computes a summand of the output, and the bias is added once.
-    const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool held) {
+    const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool bias,
+                                  bool held) {
         TensorSpec t{
             name + "_w", c.C, whole_cols / tp.size, Group::matrix, Init::scaled_normal, named(plain(hf, c.C), ".weight", gpt2)};
         t.whole_rows = c.C;
@@ -179,7 +180,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         t.first_col = tp.rank * t.cols;
         t.blocks = {{0, 0, c.C}};
         visit(w, t, held);
-        if (c.bias) visit(b, vector(name + "_b", Group::whole_bias, Init::zeros, named(plain(hf, c.C), ".bias", false)), held);
+        if (bias) visit(b, vector(name + "_b", Group::whole_bias, Init::zeros, named(plain(hf, c.C), ".bias", false)), held);
     };
 
     const std::string top = llama ? "model." : "transformer.";
@@ -213,23 +214,23 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
             llama ? std::vector<HfTensor>{{hf + "mlp.gate_proj", 0, c.F}, {hf + "mlp.up_proj", c.F, c.F}}
                   : plain(hf + (gpt2 ? "mlp.c_fc" : "mlp.dense_h_to_4h"), c.F);
         std::vector<RowBlock> fc1_blocks = {{0, f0, n.Fl}};
-        if (c.activation == Activation::swiglu) fc1_blocks.push_back({n.Fl, c.F + f0, n.Fl});
+        if (gated(c.activation)) fc1_blocks.push_back({n.Fl, c.F + f0, n.Fl});
 
         norm(b.norm1_w, b.norm1_b, name + "norm1", hf + (gpt2 ? "ln_1" : "input_layernorm"), held);
         column_parallel(b.qkv_w, b.qkv_b, name + "qkv", c.QKV(), {{0, q0, Ql}, {Ql, Q + k0, Kl}, {Ql + Kl, Q + K + k0, Kl}},
-                        qkv, 2 * Kl, held);
+                        qkv, 2 * Kl, c.qkv_bias, held);
         row_parallel(b.proj_w, b.proj_b, name + "proj", Q,
                      hf + (llama  ? "self_attn.o_proj"
                            : gpt2 ? "attn.c_proj"
                                   : "self_attention.dense"),
-                     held);
+                     c.proj_bias, held);
         norm(b.norm2_w, b.norm2_b, name + "norm2", hf + (gpt2 ? "ln_2" : "post_attention_layernorm"), held);
-        column_parallel(b.fc1_w, b.fc1_b, name + "fc1", c.F1(), fc1_blocks, fc1, 0, held);
+        column_parallel(b.fc1_w, b.fc1_b, name + "fc1", c.F1(), fc1_blocks, fc1, 0, c.mlp_bias, held);
         row_parallel(b.fc2_w, b.fc2_b, name + "fc2", c.F,
                      hf + (llama  ? "mlp.down_proj"
                            : gpt2 ? "mlp.c_proj"
                                   : "mlp.dense_4h_to_h"),
-                     held);
+                     c.mlp_bias, held);
     }
     block_of_rank = TensorSpec::head;
     norm(p.final_norm_w, p.final_norm_b, "final_norm", llama ? "model.norm" : "transformer.ln_f", part.last);

@@ -58,7 +58,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
                      : o.position_embedding_type == "alibi" ? Position::alibi
                                                             : Position::learned;
     if (o.swiglu) c.activation = Activation::swiglu;
-    if (o.disable_bias_linear) c.bias = false;
+    if (o.disable_bias_linear) c.qkv_bias = c.proj_bias = c.mlp_bias = false;
     if (o.untie_embeddings_and_output_weights) c.tied = false;
     if (o.embed_layernorm) c.embedding_norm = true;
     c.eps = o.norm_epsilon.value_or(c.eps);
