@@ -239,32 +239,25 @@ public:
         if (state.counts.stages.empty())
             for (const Stage& s : stages_) state.counts.stages.push_back({s.name, 0, 0, 0, 0, {}});
         CHECK(state.counts.stages.size() == stages_.size(), "the state has other stages");
-        TextInput rest = input_.text;
-        const size_t first_file = std::min(state.file, rest.files.size());
-        rest.files.erase(rest.files.begin(), rest.files.begin() + (std::ptrdiff_t)first_file);
         ShardWriter shards(output_.dir, output_.ending, output_.shard_bytes, state.shards);
-        if (!rest.files.empty()) {
-            DocumentReader reader(rest);
+        if (state.file < input_.text.files.size()) {
+            DocumentReader reader(input_.text);
+            reader.begin_at(state.file, 0);
             const int64_t passed_over = state.in_file, first_number = state.documents;
             int64_t batch_begin = 0;  // chunks of all earlier batches
             std::vector<Worked> batch;
+            const auto n_of = [&](size_t i) { return batch_begin + (int64_t)i - passed_over; };  // negative: done before
             for_each_chunk(
                 reader, threads, label,
                 [&](const Chunk& chunk, size_t i) {
-                    const int64_t n = batch_begin + (int64_t)i - passed_over;
-                    if (n < 0) return;
-                    batch[i].document = document_of(chunk, input_, first_file + chunk.file, first_number + n);
+                    if (n_of(i) < 0) return;
+                    batch[i].document = document_of(chunk, input_, chunk.file, first_number + n_of(i));
                     work(batch[i]);
                 },
                 [&](const Chunk& chunk, size_t i) {
-                    if (i + 1 == batch.size()) batch_begin += (int64_t)batch.size();
-                    const size_t file = first_file + chunk.file;
-                    if (skipped_ < passed_over) {
-                        skipped_++;
-                        return;
-                    }
-                    if (file != state.file) state.in_file = 0;
-                    state.file = file;
+                    if (n_of(i) < 0) return;
+                    if (chunk.file != state.file) state.in_file = 0;
+                    state.file = chunk.file;
                     state.in_file++;
                     state.documents++;
                     if (!take(batch[i], state.counts)) return;
@@ -274,6 +267,7 @@ public:
                     if (output_.save) output_.save(state);
                 },
                 [&](size_t n) {
+                    batch_begin += (int64_t)batch.size();
                     batch.clear();
                     batch.resize(n);
                 },
@@ -375,5 +369,4 @@ private:
     std::vector<Stage> stages_;
     int samples_;
     uint64_t seed_;
-    int64_t skipped_ = 0;
 };
