@@ -60,7 +60,7 @@ flock 8
 expect "as is an output that another process writes" refused continued
 says "and says so" "another process is writing to cut.*HINT"
 exec 8<&-
-expect "the same command goes on" continued --threads 2
+expect "the same command goes on, with another limit" continued --threads 2 --max-bad-lines 5
 says "from there" "continuing the curation in cut after [1-9]"
 expect "to the same files" same whole cut
 counts_of() { grep -A 99999 '"counts"' "$1/curate.json" | grep -v '"modified"'; }

@@ -441,6 +441,10 @@ TEST(InputFiles, FoldersAreReadAsAWhole) {
     LeftOut left_out;
     EXPECT_EQ(input_files({dir / "d"}, left_out).size(), 5u);
     EXPECT_EQ(in_words(left_out), "1 link to a folder, 1 link to nothing, 1 pipe or device, 1 unfinished file");
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(input_files({dir / "d", dir / "d/../d/b/*.txt"}, left_out).size(), 6u);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find("2 files will be read more than once, "), std::string::npos) << said;
     std::filesystem::permissions(dir / "d/b", std::filesystem::perms::none);
     const bool is_root = geteuid() == 0;
     if (is_root) {

@@ -161,10 +161,13 @@ TEST(Prepare, ResumesWhereItStopped) {
     std::filesystem::last_write_time(files[0], modified);
     test::write_file(files[2], whole.substr(whole.find('\n') + 1));  // a line before the place is gone
     test::expect_error([&] { prepared(o); }, {"c.jsonl has changed since", "HINT"});
+    test::write_file(files[2], "");  // nothing is left at the place
+    test::expect_error([&] { prepared(o); }, {"c.jsonl has changed since", "HINT"});
     EXPECT_EQ(nlohmann::json::parse(test::read_file(dir / "out.resume.json"))["at"], (nlohmann::json{2, 1}));
     // A killed run has written more than its state says.
     test::write_file(dir / "out.bin.partial", test::read_file(dir / "out.bin.partial") + "more");
     test::write_file(files[2], whole);
+    o.max_bad_lines = "5";  // another limit is no reason to begin anew
     const std::string said = prepared(o);
     EXPECT_NE(said.find("goes on behind 401 documents"), std::string::npos) << said;
     EXPECT_NE(said.find("600 places"), std::string::npos) << said;

@@ -22,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -43,12 +44,26 @@ struct InputFile {
 };
 
 // What folders hold that is not read, by its name for one and for several.
-using LeftOut = std::map<std::pair<const char*, const char*>, int64_t>;
+using LeftOut = std::map<std::pair<std::string, std::string>, int64_t>;
 
 inline std::string in_words(const LeftOut& left_out) {
     std::string text;
     for (const auto& [what, count] : left_out) text += (text.empty() ? "" : ", ") + counted(count, what.first, what.second);
     return text;
+}
+
+// A file that several names stand for is read as often as it is named: that may be meant, and may be a pattern too many.
+inline void note_repeated(const std::vector<InputFile>& files) {
+    std::set<std::string> seen;
+    Strings repeated;
+    for (const InputFile& file : files) {
+        std::error_code error;
+        const auto path = std::filesystem::canonical(file.path, error);
+        if (!error && !seen.insert(path.string()).second) repeated.push_back(file.path);
+    }
+    if (repeated.empty()) return;
+    print_line(stderr, format("note: %s will be read more than once, %s among them",
+                              counted((int64_t)repeated.size(), "file").c_str(), repeated[0].c_str()));
 }
 
 // The files that the names stand for, in order. A folder stands for all files in it and below, by their names' bytes; a pattern
@@ -102,6 +117,7 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
         for (size_t i = 0; i < found.gl_pathc; i++) add(found.gl_pathv[i]);
         globfree(&found);
     }
+    note_repeated(files);
     return files;
 }
 

@@ -189,7 +189,7 @@ inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& 
         fail("the curation in %s is finished; it is not written again; HINT: give another --output", dir.c_str());
     }
     for (const auto& [name, value] : identity["options"].items())
-        if (const auto before = record["options"].value(name, nlohmann::json()); before != value)
+        if (const auto before = record["options"].value(name, nlohmann::json()); before != value && name != "max-bad-lines")
             fail(
                 "the curation in %s began with --%s %s, now it is %s; HINT: the same options continue it, another --output "
                 "begins anew",

@@ -32,8 +32,8 @@ public:
         nlohmann::ordered_json same;
         same["input files"] = reader.input().files;
         same["tokenizer"] = tokenizer_hash;
-        same["options"] = {o.split_documents, o.json_keys,    o.format,        o.on_bad_line,
-                           o.max_bad_lines,   o.allow_binary, o.no_append_eod, o.parse_special_tokens};
+        same["options"] = {o.split_documents, o.json_keys,           o.format, o.on_bad_line, o.allow_binary,
+                           o.no_append_eod,   o.parse_special_tokens};
         same_ = nlohmann::json::parse(json_text(same));
         if (std::filesystem::exists(path_)) load();
     }
@@ -43,11 +43,13 @@ public:
     // is still the same.
     bool is_known(const Chunk& chunk) {
         if (last_.empty()) return false;
-        if (chunk.file != file_ || chunk.number + 1 != chunk_ || hash_of(chunk.text) != last_)
-            fail("%s has changed since %s was written; HINT: another --output-prefix, or leave --resume out",
-                 reader_.input().files[file_].c_str(), path_.c_str());
+        if (chunk.file != file_ || chunk.number + 1 != chunk_ || hash_of(chunk.text) != last_) refuse_changed();
         last_.clear();
         return true;
+    }
+    // At the end of the input: it must not have ended before that document.
+    void check_reached() const {
+        if (!last_.empty()) refuse_changed();
     }
     // After a document: notes that it was written, and saves every few seconds.
     void done(const Chunk& chunk, TokenDatasetWriter& writer) {
@@ -74,6 +76,10 @@ public:
     void finish() const { unlink(path_.c_str()); }
 
 private:
+    [[noreturn]] void refuse_changed() const {
+        fail("%s has changed since %s was written; HINT: another --output-prefix, or leave --resume out",
+             reader_.input().files[file_].c_str(), path_.c_str());
+    }
     static std::string hash_of(const std::string& text) { return format("%08x", crc32c(text.data(), text.size())); }
     // The first n files: sizes, and when they were modified. The one in hand may be mended, if its beginning stays.
     std::vector<std::array<int64_t, 2>> read_files(size_t n) const {

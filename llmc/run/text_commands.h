@@ -103,6 +103,7 @@ inline int prepare_command(const PrepareOptions& o) {
         if (state) state->save(writer);
         throw;
     }
+    if (state) state->check_reached();
     if (writer.n_documents() == 0)
         fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
              o.input.size() > 1 ? " and the others" : "");
