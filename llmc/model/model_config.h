@@ -13,6 +13,7 @@
 
 #include "../base/check.h"
 #include "../base/similar.h"
+#include "../shapes.h"
 
 enum class Norm { layernorm, rmsnorm };
 enum class NormPlace {
@@ -27,16 +28,6 @@ enum class QkNorm {
     whole,  // RMSNorm of all query heads together, and of all key heads: OLMo-2
 };
 enum class Position { learned, rope, alibi, none };
-enum class Activation {
-    gelu,        // by tanh
-    gelu_exact,  // by erf
-    relu2,       // max(x, 0)^2
-    swiglu,      // silu(gate) up
-    geglu,       // gelu(gate) up
-};
-// One of these gates its output: fc1 then has rows [gate | up].
-inline bool gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
-
 struct ModelConfig {
     std::string family = "llama";  // gpt2 | bloom | llama: determines names and layouts in files
     int L = 0;                     // layers
