@@ -249,15 +249,20 @@ inline real alibi_slope(int h, int n) {
     return (real)(h < c ? std::exp2(-8.0 * (h + 1) / c) : std::exp2(-4.0 * (2 * (h - c) + 1) / c));
 }
 
-// table (P, HS/2, 2): cos and sin of position * base^(-2j/HS), computed in double and rounded once (Su et al., 2021).
-inline void rope_table(std::vector<real>& table, int P, int HS, double base) {
-    const int half = HS / 2;
-    table.resize((size_t)P * half * 2);
-    for (int j = 0; j < half; j++) {
-        const double frequency = std::pow(base, -2.0 * j / HS);
+// table (P, n, 2): cos and sin of position * frequency for n frequencies, times `factor`, computed in double and rounded once (Su
+// et al., 2021).
+inline void rope_table(std::vector<real>& table, int P, const std::vector<double>& frequencies, double factor) {
+    const size_t n = frequencies.size();
+    table.resize((size_t)P * n * 2);
+    for (size_t j = 0; j < n; j++)
         for (int p = 0; p < P; p++) {
-            table[((size_t)p * half + j) * 2] = (real)std::cos(p * frequency);
-            table[((size_t)p * half + j) * 2 + 1] = (real)std::sin(p * frequency);
+            table[((size_t)p * n + j) * 2] = (real)(std::cos(p * frequencies[j]) * factor);
+            table[((size_t)p * n + j) * 2 + 1] = (real)(std::sin(p * frequencies[j]) * factor);
         }
-    }
+}
+// The same with frequencies base^(-2j/HS).
+inline void rope_table(std::vector<real>& table, int P, int HS, double base) {
+    std::vector<double> frequencies;
+    for (int j = 0; j < HS / 2; j++) frequencies.push_back(std::pow(base, -2.0 * j / HS));
+    rope_table(table, P, frequencies, 1);
 }

@@ -29,6 +29,7 @@
 #include "../base/crc32c.h"
 #include "../base/file.h"
 #include "../base/json.h"
+#include "../model/hf_config.h"
 #include "../model/parameters.h"
 #include "../base/safetensors.h"
 #include "../parallel/shard.h"
@@ -56,15 +57,17 @@ template <class E>
 void read_tensors(const std::string& path, const ModelConfig& c, const ParameterTable& table, E* buffer) {
     const SafetensorsReader files = SafetensorsReader::open(path);
     std::set<std::string> used;
-    const auto find = [&](std::string name) {
+    const TensorNames& names = family_of(c).names;
+    const auto find = [&](const std::string& name) {
         const TensorView* t = files.find(name);
-        // GPT-2's and BLOOM's published files leave out the prefix that transformers writes.
-        const std::string prefix = "transformer.";
-        if (!t && name.compare(0, prefix.size(), prefix) == 0) {
-            name = name.substr(prefix.size());
-            t = files.find(name);
+        std::string found = name;
+        for (const auto& [ours, theirs] : names.other_prefixes) {
+            const size_t n = strlen(ours);
+            if (t || name.compare(0, n, ours) != 0) continue;
+            found = theirs + name.substr(n);
+            t = files.find(found);
         }
-        used.insert(name);
+        used.insert(found);
         return t;
     };
     for (const TensorSpec& spec : ParameterTable(c).rows)  // includes the tensors of other ranks
@@ -91,18 +94,22 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
     // An unknown weight means that the file holds another model. Masks and rotary angles are not weights; a tied head is a
     // copy.
     for (const auto& [name, unused] : files.tensors()) {
-        const auto ends_with = [&, &n = name](const std::string& end) {
-            return n.size() >= end.size() && n.compare(n.size() - end.size(), end.size(), end) == 0;
-        };
-        const bool known = used.count(name) || ends_with(".attn.bias") || ends_with(".attn.masked_bias") ||
-                           ends_with(".inv_freq") || (c.tied && name == "lm_head.weight");
+        const auto has = [&, &n = name](const std::string& part) { return n.find(part) != std::string::npos; };
+        bool known = used.count(name) || has(".inv_freq") || (c.tied && (has("lm_head.weight") || has(names.head)));
+        for (const char* part : names.not_ours) known = known || has(part);
         if (!known)
             fail("%s holds the tensor '%s', which a %s model does not have", path.c_str(), name.c_str(), c.family.c_str());
     }
 }
 
+// The directory's family names its tensors, whatever the family of c, which options may have changed.
 inline void read_parameters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, floatX* params) {
-    read_tensors(dir, c, table, params);
+    ModelConfig stored = c;
+    if (std::filesystem::exists(dir + "/config.json")) stored.family = read_config(dir).family;
+    const ParameterTable named(stored, table.part);
+    ParameterTable in_files = table;
+    for (size_t i = 0; i < in_files.rows.size(); i++) in_files.rows[i].hf = named.rows[i].hf;
+    read_tensors(dir, stored, in_files, params);
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------

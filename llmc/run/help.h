@@ -8,6 +8,7 @@
 #include "config.h"
 #include "../curate/heuristics.h"
 #include "../model/parameters.h"
+#include "../model/presets.h"
 #include "../base/terminal.h"
 
 namespace cli {

@@ -11,6 +11,7 @@
 #include "../base/check.h"
 #include "checkpoint.h"
 #include "../base/file.h"
+#include "../model/hf_config.h"
 #include "../model/model_config.h"
 #include "../base/terminal.h"
 #include "../data/tokenizer.h"
