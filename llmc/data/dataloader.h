@@ -17,6 +17,8 @@
 //           one of the dataset with the largest w_j max(i, 1) - (samples taken from j); ties go to the first.
 //           Without weights, a dataset's weight is its number of samples in one epoch; no dataset is repeated as long as all
 //           together suffice.
+// Conversations (data with a mask) are packed into samples instead, whole ones, and always masked as documents: packing.h. The
+//           split is by conversations; training and validation get at least one each where there are two.
 // Masks     reset_position_ids: positions restart at 0 after each end-of-document token (EOD). reset_attention_mask: a row
 //           sees no key before its document. eod_mask_loss: no loss where the input is EOD, which would train guessing how the
 //           next document begins. The target EOD is always trained.
@@ -26,15 +28,16 @@
 #include <cstdint>
 #include <filesystem>
 #include <numeric>
-#include <random>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "../base/check.h"
-#include "dataset.h"
 #include "../base/terminal.h"
+#include "dataset.h"
+#include "numpy_random.h"
+#include "packing.h"
 
 struct Batch {
     std::vector<int> tokens;     // (B, T)
@@ -42,33 +45,6 @@ struct Batch {
     std::vector<int> positions;  // (B, T)
     std::vector<int> doc_start;  // (B, T) the first key that a row sees; empty if attention is not reset at documents
     int B = 0, T = 0;
-};
-
-// ---- NumPy's RandomState ---------------------------------------------------------------------------------------------------
-// numpy.random.RandomState(seed).shuffle: Fisher-Yates from the end, with numbers in [0, i] drawn by masking and rejection.
-class NumpyRandom {
-public:
-    explicit NumpyRandom(uint32_t seed) : mt_(seed) {}
-
-    template <class T>
-    void shuffle(T* x, int64_t n) {
-        for (int64_t i = n - 1; i >= 1; i--) std::swap(x[i], x[below_or_equal((uint64_t)i)]);
-    }
-
-private:
-    uint64_t below_or_equal(uint64_t max) {
-        uint64_t mask = max;
-        for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
-        uint64_t value;
-        do value = max <= UINT32_MAX ? mt_() & mask : next_64() & mask;
-        while (value > max);
-        return value;
-    }
-    uint64_t next_64() {
-        const uint64_t high = mt_();
-        return high << 32 | (uint32_t)mt_();
-    }
-    std::mt19937 mt_;
 };
 
 // ---- splits ----------------------------------------------------------------------------------------------------------------
@@ -178,6 +154,32 @@ struct SplitParts {
     DocumentRange parts[3];
     std::string note;
 };
+
+// Of conversations, none of which is cut.
+inline SplitParts split_conversations(const TokenDataset& data, const std::string& split, bool validates) {
+    const int64_t n = data.n_documents();
+    const auto documents = [&](DataSplit p) {
+        const auto [begin, end] = split_range(split, p, n);
+        return begin < end ? DocumentRange{begin, end} : DocumentRange();
+    };
+    SplitParts s = {{documents(DataSplit::train), documents(DataSplit::valid), documents(DataSplit::test)}, ""};
+    const bool trains = has_share(split, DataSplit::train);
+    validates = validates && has_share(split, DataSplit::valid);
+    if ((!trains || !s.parts[0].empty()) && (!validates || !s.parts[1].empty())) return s;
+    const int64_t learned = trains ? std::clamp<int64_t>(split_range(split, DataSplit::train, n).second, 1, n - validates) : 0;
+    if (trains && validates && n == 1) {
+        s.parts[0] = {0, 1};
+        s.parts[1] = {};
+        s.note = "its one conversation is for training";
+    } else {
+        s.parts[0] = learned > 0 ? DocumentRange{0, learned} : DocumentRange();
+        s.parts[1] = validates ? DocumentRange{learned, std::max(learned + 1, split_range(split, DataSplit::valid, n).second)}
+                               : DocumentRange();
+        s.note = "at least one conversation for training and for validation, which their shares would not give";
+    }
+    s.parts[2] = {};
+    return s;
+}
 
 // For samples of T+1 tokens. validates: validation data is wanted, if the split gives it a share.
 inline SplitParts split_data(const TokenDataset& data, const std::string& split, int T, bool validates) {
@@ -405,6 +407,8 @@ struct DataSummary {
     int64_t documents, tokens;  // in this part of the split
     int64_t samples;            // to be read
     double epochs;              // passes over the tokens
+    std::string packing;        // of conversations: how they were packed
+    int64_t learned = 0;        // and how many of an epoch's tokens are targets
 };
 
 class DataLoader {
@@ -424,9 +428,12 @@ public:
         take_split();
         if (sources_.empty()) return;  // no validation
         const std::vector<int64_t> wanted = samples_wanted(o_.n_samples);
-        for (size_t j = 0; j < sources_.size(); j++)
-            orders_.emplace_back(sources_[j].data, sources_[j].part, o_.T, wanted[j], o_.seed);
-        if (single()) n_samples_ = o_.n_samples > 0 ? o_.n_samples : orders_[0].n_samples();
+        for (size_t j = 0; j < sources_.size(); j++) {
+            Source& s = sources_[j];
+            if (s.packing) s.packing->order(wanted[j]);
+            else s.order.emplace(s.data, s.part, o_.T, wanted[j], o_.seed);
+        }
+        if (single()) n_samples_ = o_.n_samples > 0 ? o_.n_samples : sources_[0].n_ordered();
         else plan_blend();
     }
 
@@ -441,6 +448,9 @@ public:
         return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return !s.note.empty(); });
     }
     int T() const { return o_.T; }
+    bool has_conversations() const {
+        return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return s.packing.has_value(); });
+    }
 
     // The name of each dataset in logs: the last component of its path where these differ, else the path.
     std::vector<std::string> set_names() const {
@@ -471,12 +481,18 @@ public:
         out.B = B;
         out.T = T;
         for (std::vector<int>* x : {&out.tokens, &out.targets, &out.positions}) x->resize((size_t)B * T);
-        out.doc_start.resize(o_.reset_attention_mask ? (size_t)B * T : 0);
+        out.doc_start.resize(o_.reset_attention_mask || has_conversations() ? (size_t)B * T : 0);
         std::vector<int> text(T + 1);
         for (int b = 0; b < B; b++) {
-            read(samples[b], text.data());
-            check_tokens(samples[b], text);
+            const BlendEntry e = locate(samples[b]);
+            const Source& source = sources_[e.dataset];
             const size_t row = (size_t)b * T;
+            if (source.packing) {
+                read_conversations(source, e.index, out, row);
+                continue;
+            }
+            source.order->read(source.data, e.index, text.data());
+            check_tokens(source, e.index, text);
             std::copy_n(text.begin(), T, out.tokens.begin() + row);
             std::copy_n(text.begin() + 1, T, out.targets.begin() + row);
             mask(out, row);
@@ -486,10 +502,14 @@ public:
     // Unmasked targets in the samples [first, first + n).
     int64_t unmasked(int64_t first, int64_t n) const {
         int64_t count = n * o_.T;
-        if (!o_.eod_mask_loss) return count;
+        if (!o_.eod_mask_loss && !has_conversations()) return count;
         std::vector<int> text(o_.T + 1);
         for (int64_t i = first; i < first + n; i++) {
-            read(i, text.data());
+            const BlendEntry e = locate(i);
+            const Source& source = sources_[e.dataset];
+            if (source.packing) count -= o_.T - source.packing->learned(e.index);
+            if (source.packing || !o_.eod_mask_loss) continue;
+            source.order->read(source.data, e.index, text.data());
             count -= std::count(text.begin(), text.end() - 1, o_.eod);
         }
         return count;
@@ -522,8 +542,11 @@ public:
         std::vector<DataSummary> rows;
         for (size_t j = 0; j < sources_.size(); j++) {
             const Source& s = sources_[j];
+            const double epochs =
+                s.packing ? (double)used[j] / (double)s.packing->n_samples() : (double)used[j] * o_.T / (double)s.tokens;
             rows.push_back({s.data.name(), s.note, (double)used[j] / (double)n_samples_, s.part.end - s.part.begin, s.tokens,
-                            used[j], (double)used[j] * o_.T / (double)s.tokens});
+                            used[j], epochs, s.packing ? s.packing->text() : "",
+                            s.packing ? s.packing->learned_of_epoch() : 0});
         }
         return rows;
     }
@@ -531,9 +554,13 @@ public:
 private:
     struct Source {
         TokenDataset data;
-        DocumentRange part;
-        int64_t tokens;  // in this part of the split
-        std::string note;
+        DocumentRange part{};
+        int64_t tokens = 0;  // in this part of the split
+        std::string note{};
+        std::optional<SampleOrder> order{};  // of text
+        std::optional<Packing> packing{};    // of conversations
+
+        int64_t n_ordered() const { return packing ? packing->n_ordered() : order->n_samples(); }
     };
 
     static std::vector<TokenDataset> open_all(const std::vector<std::string>& paths) {
@@ -558,7 +585,7 @@ private:
     void add(TokenDataset data) {
         if (o_.blend.weights.empty() && !sources_.empty() && data.is_shards() && sources_.back().data.is_shards())
             sources_.back().data.append_shards(std::move(data));
-        else sources_.push_back({std::move(data), {}, 0, ""});
+        else sources_.push_back({std::move(data)});
     }
 
     // Selects this part of the split in every source. A source that gives no sample is refused; one with too few tokens for
@@ -570,7 +597,8 @@ private:
             if (s.data.n_tokens() == 0) fail("%s is empty: it holds no tokens", name);
             if (o_.part == DataSplit::whole) s.part = {0, n};
             else {
-                const SplitParts split = split_data(s.data, o_.split, o_.T, o_.validates);
+                const SplitParts split = s.data.has_mask() ? split_conversations(s.data, o_.split, o_.validates)
+                                                           : split_data(s.data, o_.split, o_.T, o_.validates);
                 s.part = split.parts[(int)o_.part];
                 s.note = split.note;
             }
@@ -579,6 +607,13 @@ private:
             if (s.part.empty())
                 fail("%s has nothing for %s: --split \"%s\" gives that no share; HINT: another --split", name,
                      split_name(o_.part), o_.split.c_str());
+            if (s.data.has_mask()) {
+                s.packing.emplace(s.data, s.part.begin, s.part.end, o_.T, o_.seed);
+                if (s.packing->n_samples() == 0)
+                    fail("%s has no conversation for %s with an answer in its first %d tokens; HINT: a longer --seq-length",
+                         name, split_name(o_.part), o_.T + 1);
+                continue;
+            }
             if (s.tokens <= o_.T)
                 fail("%s has %s token%s, fewer than one sample of --seq-length %d and the token after it; HINT: %s", name,
                      with_commas(s.tokens).c_str(), s.tokens == 1 ? "" : "s", o_.T,
@@ -596,7 +631,7 @@ private:
     std::vector<double> samples_of_one_epoch() const {
         std::vector<double> samples;
         for (const Source& s : sources_) {
-            const int64_t whole = (s.tokens - 1) / o_.T;
+            const int64_t whole = s.packing ? s.packing->n_samples() : (s.tokens - 1) / o_.T;
             samples.push_back((double)whole);
         }
         return samples;
@@ -618,7 +653,8 @@ private:
         std::vector<Epochs> epochs;
         const std::vector<int64_t> wanted = samples_wanted(n);
         for (size_t j = 0; j < sources_.size(); j++)
-            epochs.push_back(epochs_for(sources_[j].tokens, o_.T, wanted[j], sources_[j].data.name()));
+            epochs.push_back(sources_[j].packing ? Epochs()  // their order does not depend on how often they are read
+                                                 : epochs_for(sources_[j].tokens, o_.T, wanted[j], sources_[j].data.name()));
         return epochs;
     }
 
@@ -626,7 +662,7 @@ private:
         const std::vector<double> share = shares(o_.n_samples);
         n_samples_ = o_.n_samples > 0 ? o_.n_samples : samples_of_one_pass();
         std::vector<int64_t> available;
-        for (const SampleOrder& order : orders_) available.push_back(order.n_samples());
+        for (const Source& s : sources_) available.push_back(s.n_ordered());
         blend_ = blend_samples(weighted(o_.n_samples) ? normalized(share) : share, available, n_samples_);
     }
 
@@ -638,25 +674,55 @@ private:
                 (long long)sample, (long long)n_samples_);
         return blend_.empty() ? BlendEntry{0, (uint32_t)sample} : blend_[sample];
     }
-    void read(int64_t sample, int* out) const {
-        const BlendEntry e = locate(sample);
-        orders_[e.dataset].read(sources_[e.dataset].data, e.index, out);
+    // The conversations of a sample, each from position 0, and behind them padding, which is no target.
+    void read_conversations(const Source& source, int64_t sample, Batch& out, size_t row) const {
+        std::vector<int> text;
+        const auto fill = [&](int place, int places) {
+            for (int t = place; t < place + places; t++) {
+                out.positions[row + t] = t - place;
+                out.doc_start[row + t] = place;
+            }
+        };
+        const int used = source.packing->each_conversation(sample, [&](int64_t document, int place, int places) {
+            text.resize((size_t)places + 1);
+            source.data.read(document, 0, places + 1, text.data());
+            check_tokens(source, document, 0, text);
+            const char* learned = source.data.learned(document) + 1;
+            fill(place, places);
+            for (int t = 0; t < places; t++) {
+                out.tokens[row + place + t] = text[(size_t)t];
+                out.targets[row + place + t] = learned[t] ? text[(size_t)t + 1] : -1;
+            }
+        });
+        fill(used, o_.T - used);
+        std::fill_n(out.tokens.begin() + (std::ptrdiff_t)(row + used), o_.T - used, 0);
+        std::fill_n(out.targets.begin() + (std::ptrdiff_t)(row + used), o_.T - used, -1);
     }
 
-    void check_tokens(int64_t sample, const std::vector<int>& text) const {
-        const unsigned limit = o_.vocab_size > 0 ? (unsigned)o_.vocab_size : (unsigned)INT_MAX;
+    // The first token outside the vocabulary; the number of tokens if there is none.
+    size_t find_foreign(const std::vector<int>& text) const {
         unsigned largest = 0;  // unsigned: a negative token counts as larger than any
         for (const int token : text) largest = std::max(largest, (unsigned)token);
-        if (largest < limit) return;
-        const size_t i =
-            std::find_if(text.begin(), text.end(), [&](int token) { return (unsigned)token >= limit; }) - text.begin();
-        const BlendEntry e = locate(sample);
-        const SampleOrder& order = orders_[e.dataset];
-        const auto [entry, token] = order.place_of(order.shuffled(e.index) * o_.T + (int64_t)i);
-        const Source& source = sources_[e.dataset];
-        const int64_t document = order.document(entry);
+        if (largest < limit()) return text.size();
+        return (size_t)(std::find_if(text.begin(), text.end(), [&](int token) { return (unsigned)token >= limit(); }) -
+                        text.begin());
+    }
+    unsigned limit() const { return o_.vocab_size > 0 ? (unsigned)o_.vocab_size : (unsigned)INT_MAX; }
+    // Of `text`, which begins with this token of the document.
+    void check_tokens(const Source& source, int64_t document, int64_t token, const std::vector<int>& text) const {
+        const size_t i = find_foreign(text);
+        if (i == text.size()) return;
         fail("%s is %d, outside the vocabulary of %u tokens; HINT: the data must be prepared with the model's own tokenizer",
-             source.data.describe_position(document, source.part.first_token(document) + token).c_str(), text[i], limit);
+             source.data.describe_position(document, token + (int64_t)i).c_str(), text[i], limit());
+    }
+    // Of a sample's text, which crosses documents.
+    void check_tokens(const Source& source, int64_t sample, const std::vector<int>& text) const {
+        const size_t i = find_foreign(text);
+        if (i == text.size()) return;
+        const SampleOrder& order = *source.order;
+        const auto [entry, token] = order.place_of(order.shuffled(sample) * o_.T + (int64_t)i);
+        const int64_t document = order.document(entry);
+        check_tokens(source, document, source.part.first_token(document) + token, {text[i]});
     }
 
     // Positions, masked targets and the start of each token's document, for the T tokens at `row`.
@@ -666,7 +732,7 @@ private:
         for (int t = 0; t < o_.T; t++) {
             const bool ends = o_.eod >= 0 && tokens[t] == o_.eod;
             out.positions[row + t] = o_.reset_position_ids ? t - start : t;
-            if (o_.reset_attention_mask) out.doc_start[row + t] = start;
+            if (!out.doc_start.empty()) out.doc_start[row + t] = o_.reset_attention_mask ? start : 0;
             if (o_.eod_mask_loss && ends) out.targets[row + t] = -1;
             if (ends) start = t + 1;
         }
@@ -674,8 +740,7 @@ private:
 
     DataOptions o_;
     std::vector<Source> sources_;
-    std::vector<SampleOrder> orders_;  // of each source
-    std::vector<BlendEntry> blend_;    // empty: the samples of the only source
+    std::vector<BlendEntry> blend_;  // empty: the samples of the only source
     int64_t n_samples_ = 0;
 };
 
@@ -688,7 +753,8 @@ inline double unigram_loss(const DataLoader& train, const DataLoader& valid, int
     int64_t reads = std::min<int64_t>(2000, train.n_samples());
     for (int64_t i = 0; i < reads; i++) {
         train.fetch(i * train.n_samples() / reads, 1, batch);
-        for (int token : batch.tokens) {
+        for (const int token : train.has_conversations() ? batch.targets : batch.tokens) {
+            if (token < 0) continue;
             count[token]++;
             total++;
         }

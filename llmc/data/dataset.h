@@ -1,6 +1,6 @@
 // Tokenised text on disk: sequences of tokens ("documents"), mapped into memory and read in place.
 //   TokenDataset          reads either format below, told apart by magic number and by which files exist
-//   TokenDatasetWriter    writes Megatron's, and PREFIX.meta.json beside it (see tokenizer_identity.h)
+//   TokenDatasetWriter    writes Megatron's, PREFIX.meta.json beside it (see tokenizer_identity.h), and of conversations a mask
 //
 // Megatron's indexed dataset, PREFIX.bin and PREFIX.idx, little endian:
 //   .bin  the tokens of all sequences back to back
@@ -11,6 +11,9 @@
 // llm.c's shards: 256 x i32 {magic, version, number of tokens, 0 ...}, then the tokens.
 //   magic 20240520, version 1: u16 (GPT-2); magic 20240801, version 7: u32 (Llama 3). Documents in a shard are separated by a
 //   token (GPT-2: 50256); here the whole shard counts as one document.
+//
+// Conversations have a mask, PREFIX.mask: one byte for each token of PREFIX.bin, 1 if it is learned (an answer), 0 if it is only
+// read. Megatron does not see it.
 //
 // Every count and offset is checked against the sizes of the files before it is used, so that a truncated, foreign or hostile
 // file gives an Error that names it. Numbers are loaded with memcpy, as those in the .idx are not aligned.
@@ -203,6 +206,8 @@ inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
     return {type, n};
 }
 
+inline const char* const mask_ending = ".mask";
+
 // ---- either format ---------------------------------------------------------------------------------------------------------
 class TokenDataset {
 public:
@@ -253,6 +258,14 @@ public:
     // The tokenizer that made the data, as far as known.
     const TokenizerIdentity& tokenizer() const { return tokenizer_; }
 
+    // Of conversations: the name of their template, as far as known, and of a document's tokens which are learned (1), which not
+    // (0).
+    bool has_mask() const { return mask_ != nullptr; }
+    const std::string& chat_template() const { return chat_template_; }
+    const char* learned(int64_t document) const {
+        return mask_->data() + index_->offset(document) / bytes_per_token(index_->type());
+    }
+
     // The position of a token, for messages.
     std::string describe_position(int64_t document, int64_t token) const {
         if (!index_) return format("%s, token %lld", files_[document].map.path().c_str(), (long long)token);
@@ -271,7 +284,7 @@ private:
         return std::filesystem::is_regular_file(path, ignored);
     }
     static std::string without_extension(const std::string& path) {
-        for (const std::string ending : {".bin", ".idx", origin_ending})
+        for (const std::string ending : {".bin", ".idx", mask_ending, origin_ending})
             if (path.size() > ending.size() && path.compare(path.size() - ending.size(), ending.size(), ending) == 0)
                 return path.substr(0, path.size() - ending.size());
         return path;
@@ -285,6 +298,7 @@ private:
         n_tokens_ = index_->n_tokens();
         files_.push_back({std::move(map), index_->type(), 0});
         const std::string file = prefix + origin_ending;
+        if (is_file(prefix + mask_ending)) open_mask(prefix + mask_ending);
         if (!is_file(file)) return;
         const DataOrigin origin = read_origin(file);
         if (origin.documents != n_documents() || origin.tokens != n_tokens())
@@ -294,6 +308,28 @@ private:
                 file.c_str(), (long long)origin.documents, (long long)origin.tokens, prefix.c_str(), (long long)n_documents(),
                 (long long)n_tokens());
         tokenizer_ = origin.tokenizer;
+        chat_template_ = origin.chat_template;
+        if (!chat_template_.empty() && !mask_)
+            fail(
+                "%s%s is missing: it tells the answers of these conversations, which are learned, from the rest; HINT: copy it, too, "
+                "or prepare again",
+                prefix.c_str(), mask_ending);
+        if (chat_template_.empty() && mask_)
+            fail("%s%s belongs to other data: %s tells of no conversations; HINT: move it", prefix.c_str(), mask_ending,
+                 file.c_str());
+    }
+
+    void open_mask(const std::string& path) {
+        mask_ = std::make_unique<MappedFile>(path);
+        const size_t tokens = files_[0].map.size() / bytes_per_token(index_->type());
+        if (mask_->size() != tokens)
+            fail("%s has %zu bytes, one for each of %zu tokens is expected; HINT: copy or prepare it again", path.c_str(),
+                 mask_->size(), tokens);
+        const std::string_view bytes = mask_->text();
+        const auto bad = std::find_if(bytes.begin(), bytes.end(), [](char c) { return c != 0 && c != 1; });
+        if (bad != bytes.end())
+            fail("%s: byte %zu is %d; 1 (learned) and 0 are expected; HINT: copy or prepare it again", path.c_str(),
+                 (size_t)(bad - bytes.begin()), (uint8_t)*bad);
     }
 
     void add_shard(const std::string& path) {
@@ -331,6 +367,8 @@ private:
     std::vector<File> files_;               // the .bin, or the shards
     int64_t n_tokens_ = 0;
     TokenizerIdentity tokenizer_;
+    std::unique_ptr<MappedFile> mask_;  // of conversations
+    std::string chat_template_;
 };
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
@@ -343,17 +381,29 @@ public:
     struct Kept {
         int64_t documents = 0, tokens = 0, bin_bytes = 0, idx_bytes = 0;
     };
-    TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer, const std::optional<Kept>& kept = {})
+    // chat_template: that of conversations, which are added with a mask.
+    TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer, const std::optional<Kept>& kept = {},
+                       const std::string& chat_template = "")
         : bin_(writer(prefix + ".bin", kept, kept ? kept->bin_bytes : 0)),
           idx_(writer(prefix + ".idx", kept, kept ? kept->idx_bytes : 0)),
           bin_path_(prefix + ".bin"),
           idx_path_(prefix + ".idx"),
           origin_path_(prefix + origin_ending),
+          mask_path_(prefix + mask_ending),
           tokenizer_(tokenizer),
+          chat_template_(chat_template),
           type_(tokenizer.vocab_size < 65500 ? TokenType::u16 : TokenType::i32) {
         std::error_code none;
-        if (std::filesystem::exists(std::filesystem::symlink_status(origin_path_, none))) read_origin(origin_path_);
+        const auto exists = [&](const std::string& path) {
+            return std::filesystem::exists(std::filesystem::symlink_status(path, none));
+        };
+        const bool had_mask = exists(origin_path_) && !read_origin(origin_path_).chat_template.empty();
+        if (exists(mask_path_) && !had_mask)
+            fail("%s was not written by train_gpt prepare; HINT: move it, or choose another --output-prefix",
+                 mask_path_.c_str());
         if (tokenizer.known()) origin_.emplace(origin_path_);
+        if (!chat_template.empty() && kept) mask_.emplace(mask_path_, mask_path_ + ".partial", (size_t)kept->tokens);
+        else if (!chat_template.empty()) mask_.emplace(mask_path_);
         if (kept) {
             n_documents_ = kept->documents;
             n_tokens_ = kept->tokens;
@@ -364,8 +414,10 @@ public:
     // Without a known tokenizer.
     TokenDatasetWriter(const std::string& prefix, int vocab_size) : TokenDatasetWriter(prefix, {"", "", vocab_size}) {}
 
-    // Appends tokens to the current document.
-    void add(const int* tokens, size_t n) {
+    // Appends tokens to the current document. learned: their mask, of conversations.
+    void add(const int* tokens, size_t n, const uint8_t* learned = nullptr) {
+        CHECK((learned != nullptr) == mask_.has_value(), "a mask belongs to conversations, and to each of them");
+        if (learned) mask_->write(learned, n);
         for (size_t i = 0; i < n; i++)
             CHECK(tokens[i] >= 0 && tokens[i] < tokenizer_.vocab_size, "token %d in a vocabulary of %d", tokens[i],
                   tokenizer_.vocab_size);
@@ -394,6 +446,7 @@ public:
         CHECK(length_ == 0, "the last document has not been ended");
         bin_.keep();
         idx_.keep();
+        if (mask_) mask_->keep();
         return {n_documents_, n_tokens_, (int64_t)bin_.written(), (int64_t)idx_.written()};
     }
     bool between_documents() const { return length_ == 0; }
@@ -410,19 +463,21 @@ public:
         memcpy(header + 18, &n, 8);
         memcpy(header + 26, &borders, 8);
         idx_.overwrite(0, header, sizeof header);
-        if (origin_) origin_->write(origin_text({tokenizer_, n_documents_, n_tokens_}));
+        if (origin_) origin_->write(origin_text({tokenizer_, n_documents_, n_tokens_, chat_template_}));
         bin_.sync();
         idx_.sync();
+        if (mask_) mask_->sync();
         if (origin_) origin_->sync();
         unlink(idx_path_.c_str());  // an old index must not be paired with the new tokens
+        unlink(mask_path_.c_str());
         unlink(origin_path_.c_str());
         bin_.commit();
         try {
+            if (mask_) mask_->commit();
             if (origin_) origin_->commit();
             idx_.commit();
         } catch (...) {
-            unlink(bin_path_.c_str());
-            unlink(origin_path_.c_str());
+            for (const std::string& path : {bin_path_, mask_path_, origin_path_}) unlink(path.c_str());
             throw;
         }
     }
@@ -446,9 +501,10 @@ private:
     }
 
     FileWriter bin_, idx_;
-    std::optional<FileWriter> origin_;
-    std::string bin_path_, idx_path_, origin_path_;
+    std::optional<FileWriter> origin_, mask_;
+    std::string bin_path_, idx_path_, origin_path_, mask_path_;
     TokenizerIdentity tokenizer_;
+    std::string chat_template_;
     TokenType type_;
     std::vector<uint16_t> narrow_;
     int64_t length_ = 0, n_documents_ = 0, n_tokens_ = 0;

@@ -207,11 +207,11 @@ private:
         std::string limit = now_.bad == now_.lines ? "" : ", more than --max-bad-lines " + input_.max_bad_lines;
         if (n_bad_ > now_.bad) limit = format(" (%s with those of other files)", with_commas(n_bad_).c_str()) + limit;
         fail(
-            "%s of %s of %s cannot be used%s:\n  %s\nHINT: --json-keys KEY names the text's key, --max-bad-lines N "
-            "leaves "
-            "out more lines, --format text takes lines as they are",
+            "%s of %s of %s cannot be used%s:\n  %s\nHINT: --json-keys KEY names the key of the %s, --max-bad-lines N leaves out more "
+            "lines%s",
             with_commas(now_.bad).c_str(), counted(now_.lines, "line").c_str(), input_name(input_.files[file_]).c_str(),
-            limit.c_str(), shown.c_str());
+            limit.c_str(), shown.c_str(), input_.open_record ? "messages" : "text",
+            input_.open_record ? "" : ", --format text takes lines as they are");
     }
 
     struct Count {
@@ -395,7 +395,8 @@ public:
                     : format_found == TextFormat::json_objects ? " as JSON objects"
                     : format_found == TextFormat::parquet      ? " as Parquet"
                                                                : " as WARC";
-            if (format_found == TextFormat::parquet) text += " (the text in column '" + input_.json_key + "')";
+            if (input_.open_record) text += " (conversations)";
+            else if (format_found == TextFormat::parquet) text += " (the text in column '" + input_.json_key + "')";
             else if (format_found != TextFormat::text && format_found != TextFormat::warc)
                 text += " (the text under '" + input_.json_key + "')";
         }
@@ -434,7 +435,13 @@ private:
     TextFormat check_format(InputStream& in) const {
         if (input_.format.empty() && in.peek(4).substr(0, 4) == parquet_magic) return TextFormat::parquet;
         if (!input_.allow_binary) refuse_other_formats(in.peek(first_bytes), in.name(), input_.reading);
-        return find_text_format(in, input_.format);
+        const TextFormat found = find_text_format(in, input_.format);
+        if (input_.open_record && (found == TextFormat::text || found == TextFormat::warc))
+            fail(
+                "%s holds no conversations: it is neither JSON nor Parquet; HINT: one object per line, with messages or prompt and "
+                "completion",
+                input_name(in.name()).c_str());
+        return found;
     }
     void open_next() {
         const size_t file = next_file_++;
@@ -467,6 +474,18 @@ private:
     std::string not_text_;
 };
 
+inline nlohmann::json parse_record(const Chunk& chunk) {
+    const size_t end = chunk.text.find_last_not_of("\r\n") + 1;
+    return nlohmann::json::parse(chunk.text.begin(), chunk.text.begin() + (std::ptrdiff_t)end);
+}
+inline std::string why_invalid(const nlohmann::json::exception& e) {
+    std::string reason = e.what();
+    reason.erase(0, reason.find(' ') + 1);  // drop the library's error number
+    const std::string line = "line 1, ";    // refers to this text, which is one line of the file
+    if (const size_t at = reason.find(line); at != std::string::npos) reason.erase(at, line.size());
+    return format("it is not valid JSON: %.300s", reason.c_str());
+}
+
 // Replaces JSON by its document, or sets `problem`.
 inline void open_json(Chunk& chunk, const TextInput& input) {
     const std::string& key = input.json_key;
@@ -478,8 +497,7 @@ inline void open_json(Chunk& chunk, const TextInput& input) {
         return;
     }
     try {
-        const size_t end = chunk.text.find_last_not_of("\r\n") + 1;
-        auto j = nlohmann::json::parse(chunk.text.begin(), chunk.text.begin() + (std::ptrdiff_t)end);
+        auto j = parse_record(chunk);
         if (!j.is_object()) chunk.problem = format("it is not a JSON object but %s", j.type_name());
         else if (!j.contains(key)) {
             chunk.problem = format("it has no key '%s'", key.c_str());
@@ -501,18 +519,32 @@ inline void open_json(Chunk& chunk, const TextInput& input) {
                 if (name != key) chunk.fields.add(name, json_text(value));
         }
     } catch (const nlohmann::json::exception& e) {
-        std::string reason = e.what();
-        reason.erase(0, reason.find(' ') + 1);  // drop the library's error number
-        const std::string line = "line 1, ";    // refers to this text, which is one line of the file
-        if (const size_t at = reason.find(line); at != std::string::npos) reason.erase(at, line.size());
-        chunk.problem = format("it is not valid JSON: %.300s", reason.c_str());
+        chunk.problem = why_invalid(e);
     }
+}
+
+// Replaces a record, of JSON or a row of Parquet, by its conversation, or sets `problem`.
+inline void open_record(Chunk& chunk, const TextInput& input) {
+    nlohmann::json record;
+    if (chunk.is_json) try {
+            record = parse_record(chunk);
+            if (nested_deeper_than(record, JsonScan::most_levels + 1))
+                chunk.problem = format("it is nested more than %d levels deep", JsonScan::most_levels);
+        } catch (const nlohmann::json::exception& e) {
+            chunk.problem = why_invalid(e);
+        }
+    else {
+        chunk.is_json = true;  // judged as a line of JSON is
+        for (const auto& [name, value] : chunk.fields.members()) record[name] = nlohmann::json::parse(value);
+    }
+    if (chunk.problem.empty()) input.open_record(record, chunk);
 }
 
 // Replaces what a source passed on by the document in it, or sets `problem` or `left_out`.
 inline void open_chunk(Chunk& chunk, const TextInput& input) {
     if (!chunk.problem.empty() || !chunk.left_out.empty()) return;
-    if (chunk.is_json) open_json(chunk, input);
+    if (input.open_record) open_record(chunk, input);
+    else if (chunk.is_json) open_json(chunk, input);
     else if (chunk.is_html) open_page(chunk, input.files[chunk.file]);
 }
 

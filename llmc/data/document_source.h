@@ -8,21 +8,26 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/terminal.h"
 #include "byte_source.h"
+#include "conversation.h"
 #include "json_scan.h"
 #include "text_format.h"
 
 // The longest document that is held as a whole. A small compressed file can hold gigabytes.
 inline constexpr size_t most_document_bytes = 64 << 20;
 inline constexpr const char* most_document_name = "64 MiB";
+
+struct Chunk;
 
 // What is read, and how.
 struct TextInput {
@@ -36,6 +41,8 @@ struct TextInput {
     size_t batch_bytes = 16 << 20;            // of text that is worked on at once
     size_t most_bytes = most_document_bytes;  // of a line of JSON
     std::string invalid_bytes_become = "were kept unchanged";
+    // Instead of a text, a record holds a conversation: replaces it, or sets `problem`. It is given the record as JSON.
+    std::function<void(const nlohmann::json&, Chunk&)> open_record{};
 };
 
 // A document, or a part of a long one.
@@ -48,6 +55,7 @@ struct Chunk {
     int64_t number = 0;                     // among the file's chunks
     bool is_json = false, is_html = false;  // the text is not opened yet, or was opened by open_chunk()
     JsonFields fields;
+    std::vector<ChatMessage> conversation;
     std::string problem;   // why a line cannot be used
     std::string left_out;  // why there is no document here, though nothing is wrong: "rows without text"
     OddBytes odd;

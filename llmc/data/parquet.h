@@ -670,6 +670,7 @@ public:
             else if (text.bytes.size() > most_document_bytes)
                 chunk.left_out = std::string("rows whose text is longer than ") + most_document_name;
             else chunk.text = text.bytes;
+            if (input_.open_record) add_field(chunk, *columns_[0], text);
             for (size_t i = 1; i < readers_.size(); i++) add_field(chunk, *columns_[i], readers_[i].next());
             found = true;
         });
@@ -689,6 +690,11 @@ private:
 
     void choose_columns() {
         std::string names;
+        if (input_.open_record) {
+            input_.keep_fields = true;
+            for (const parquet::Column& c : file_->columns)
+                if (c.name == "prompt" || c.name == "instruction") input_.json_key = c.name;
+        }
         for (const parquet::Column& c : file_->columns) {
             if (c.name == input_.json_key) columns_.insert(columns_.begin(), &c);
             else if (input_.keep_fields && !c.repeated && c.type >= 0 && c.type != parquet::int96 &&
@@ -696,6 +702,11 @@ private:
                 columns_.push_back(&c);
             names += (names.empty() ? "" : ", ") + c.name.substr(0, 40);
         }
+        if (input_.open_record && (columns_.empty() || columns_[0]->name != input_.json_key))
+            fail(
+                "%s has no columns of strings called prompt and completion, or instruction and output; its columns are %.300s; HINT: "
+                "lists of messages are read from JSON: %s",
+                path_.c_str(), names.c_str(), as_pipe(find_signature(parquet_magic)->command, path_, input_.reading).c_str());
         if (columns_.empty() || columns_[0]->name != input_.json_key)
             fail("%s has no column '%s'; its columns are %.300s; HINT: --json-keys COLUMN names the text's", path_.c_str(),
                  input_.json_key.c_str(), names.c_str());

@@ -88,6 +88,10 @@ inline bool characters_to_bytes(std::string_view characters, std::string& bytes)
     return true;
 }
 
+// Where a text stands in its document: at its beginning, behind an earlier part of the text, or behind a special token. A tokenizer
+// may put a space before a text that begins.
+enum class TextPlace { begins, continues, behind_token };
+
 // ---- the tokenizer ---------------------------------------------------------------------------------------------------------
 class Tokenizer {
     using Strings = std::vector<std::string>;
@@ -140,9 +144,12 @@ public:
     }
     // continues: the text is a later part of a document, so that no space is put before it.
     void encode_append(std::string_view text, std::vector<int>& tokens, bool special = false, bool continues = false) const {
+        encode_append(text, tokens, special, continues ? TextPlace::continues : TextPlace::begins);
+    }
+    void encode_append(std::string_view text, std::vector<int>& tokens, bool special, TextPlace place) const {
         try {
             find_added(
-                text, special, continues,
+                text, special, place,
                 [&](std::string_view part, bool begins, bool goes_on) {
                     if (!pre_tokenizer_)
                         return steps_.split(part, begins, goes_on,
@@ -165,11 +172,19 @@ public:
     }
     const std::vector<int>& template_before() const { return template_before_; }
     const std::vector<int>& template_after() const { return template_after_; }
+    // Calls on_text(part) and on_token(AddedToken) for the parts of a text, in order, in which special tokens are recognised. (Those
+    // that the normalizer would change stay text.)
+    template <class Text, class Token>
+    void split_at_added(std::string_view text, Text on_text, Token on_token) const {
+        if (added_plain_.empty()) on_text(text);
+        else added_plain_.split(text, true, on_text, on_token);
+    }
     // The number of special tokens that the text spells.
     int64_t count_special(std::string_view text) const {
         int64_t count = 0;
         find_added(
-            text, true, false, [](std::string_view, bool, bool) {}, [&](const AddedToken& t) { count += t.special; });
+            text, true, TextPlace::begins, [](std::string_view, bool, bool) {},
+            [&](const AddedToken& t) { count += t.special; });
         return count;
     }
     // What has no token in a text that became these tokens: bytes, or of a tokenizer of characters places in the text.
@@ -203,7 +218,7 @@ private:
     // Tokens that are not to be normalised are found first, then the text between is normalised, then the others are found in
     // it. on_text(part, whether it begins the document, whether it continues an earlier text), on_token(token).
     template <class Text, class Token>
-    void find_added(std::string_view text, bool special, bool continues, Text on_text, Token on_token) const {
+    void find_added(std::string_view text, bool special, TextPlace place, Text on_text, Token on_token) const {
         const auto looked_for = [&](const AddedTokenFinder& f) { return !f.empty() && (special || !f.only_special()); };
         const auto normal = [&](std::string_view part, bool begins, bool goes_on) {
             if (!looked_for(added_normalized_)) return on_text(part, begins, goes_on);
@@ -215,13 +230,12 @@ private:
         };
         const auto plain = [&](std::string_view part) {
             const bool first = part.data() == text.data();
-            const bool goes_on = continues && first;
-            if (normalizer_.does_nothing()) return normal(part, first && !continues, goes_on);
+            const bool opens = first && place == TextPlace::begins, goes_on = first && place == TextPlace::continues;
+            if (normalizer_.does_nothing()) return normal(part, opens, goes_on);
             const std::string normalized = normalizer_.normalize(part, goes_on);
             if (normalized.empty()) return;
             // What a normaliser has dropped was the beginning.
-            const bool begins =
-                first && !continues && !normalizer_.normalize(part.substr(0, first_character(part).length), false).empty();
+            const bool begins = opens && !normalizer_.normalize(part.substr(0, first_character(part).length), false).empty();
             normal(normalized, begins, goes_on);
         };
         if (text.empty()) return;

@@ -90,16 +90,18 @@ inline std::string tokenizer_hash(const nlohmann::json& file) {
 struct DataOrigin {
     TokenizerIdentity tokenizer;
     int64_t documents = 0, tokens = 0;
+    std::string chat_template{};  // of conversations, which have a mask beside them (dataset.h); empty: text
 };
 
 inline const char* const origin_ending = ".meta.json";
 
 inline std::string origin_text(const DataOrigin& o) {
-    const nlohmann::ordered_json j = {
+    nlohmann::ordered_json j = {
         {"made_by", "train_gpt prepare"},
         {"documents", o.documents},
         {"tokens", o.tokens},
         {"tokenizer", {{"path", o.tokenizer.path}, {"vocab_size", o.tokenizer.vocab_size}, {"hash", o.tokenizer.hash}}}};
+    if (!o.chat_template.empty()) j["chat_template"] = o.chat_template;
     return json_text(j, 1) + "\n";
 }
 
@@ -108,7 +110,8 @@ inline DataOrigin read_origin(const std::string& path) {
     const nlohmann::json j = parse_json(read_whole_file(path), path);
     try {
         const nlohmann::json& t = j.at("tokenizer");
-        DataOrigin o{{t.at("hash"), t.at("path"), t.at("vocab_size")}, j.at("documents"), j.at("tokens")};
+        DataOrigin o{
+            {t.at("hash"), t.at("path"), t.at("vocab_size")}, j.at("documents"), j.at("tokens"), j.value("chat_template", "")};
         if (o.tokenizer.known()) return o;
     } catch (const nlohmann::json::exception&) {
     }

@@ -156,6 +156,7 @@ inline void describe_data(Run& run) {
     t.table.section("Data");
     for (const DataSummary& s : run.train->summary()) {
         if (!s.note.empty()) t.row("split of " + s.name, s.note);
+        if (!s.packing.empty()) t.row("packing of " + s.name, s.packing);
         t.row("training " + s.name, detail::describe(s) + format(", %.2f epochs", s.epochs));
     }
     if (!run.valid) return;

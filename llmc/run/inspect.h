@@ -173,7 +173,7 @@ inline void describe_texts(Table& table, const TokenDataset& data, const std::st
 inline bool inspect_data(Table& table, const std::string& path, const std::string& tokenizer) {
     const TokenDataset data = TokenDataset::open(path);
     table.section("Data " + data.name());
-    int64_t shortest = INT64_MAX, longest = 0;
+    int64_t shortest = INT64_MAX, longest = 0, learned = 0;
     int largest = 0, smallest = INT_MAX;
     std::vector<int> tokens;
     Progress progress("reading", data.n_tokens(), "tokens");
@@ -182,6 +182,7 @@ inline bool inspect_data(Table& table, const std::string& path, const std::strin
         const int64_t length = data.length(d);
         shortest = std::min(shortest, length);
         longest = std::max(longest, length);
+        if (data.has_mask()) learned += std::count(data.learned(d), data.learned(d) + length, 1);
         for (int64_t at = 0; at < length; at += 1 << 20) {
             tokens.resize((size_t)std::min<int64_t>(1 << 20, length - at));
             data.read(d, at, (int64_t)tokens.size(), tokens.data());
@@ -198,6 +199,13 @@ inline bool inspect_data(Table& table, const std::string& path, const std::strin
     table.exact(data.n_documents());
     table.row("tokens", format("%s (%s)", with_commas(data.n_tokens()).c_str(), human_count((double)data.n_tokens()).c_str()));
     table.exact(data.n_tokens());
+    if (data.has_mask()) {
+        const std::string& name = data.chat_template();
+        table.row("conversations", name.empty() ? "by a template that is not known" : "by the template " + name);
+        table.row("learned", format("%s tokens (%.1f%%)", with_commas(learned).c_str(),
+                                    100.0 * (double)learned / (double)std::max<int64_t>(1, data.n_tokens())));
+        table.exact(learned);
+    }
     if (data.n_tokens() > 0) {
         table.row("tokens per document",
                   format("%s to %s, %.1f on average", with_commas(shortest).c_str(), with_commas(longest).c_str(),

@@ -20,7 +20,7 @@
 #include "config.h"
 
 struct PrepareCounts {
-    int64_t tokens = 0, bytes = 0, spelled = 0, lost = 0;
+    int64_t tokens = 0, bytes = 0, spelled = 0, lost = 0, learned = 0;
 };
 
 class PrepareState {
@@ -32,8 +32,8 @@ public:
         nlohmann::ordered_json same;
         same["input files"] = reader.input().files;
         same["tokenizer"] = tokenizer_hash;
-        same["options"] = {o.split_documents, o.json_keys,           o.format, o.on_bad_line, o.allow_binary,
-                           o.no_append_eod,   o.parse_special_tokens};
+        same["options"] = {o.split_documents,      o.json_keys, o.format,       o.on_bad_line, o.allow_binary, o.no_append_eod,
+                           o.parse_special_tokens, o.chat,      o.chat_template};
         same_ = nlohmann::json::parse(json_text(same));
         if (std::filesystem::exists(path_)) load();
     }
@@ -69,7 +69,7 @@ public:
         j["at"] = {(int64_t)file_, chunk_};
         j["last"] = written_;
         j["kept"] = {k.documents, k.tokens, k.bin_bytes, k.idx_bytes};
-        j["counts"] = {done_.tokens, done_.bytes, done_.spelled, done_.lost};
+        j["counts"] = {done_.tokens, done_.bytes, done_.spelled, done_.lost, done_.learned};
         write_file_atomically(path_, json_text(j) + "\n");
         saved_at_ = monotonic_seconds();
     }
@@ -96,7 +96,8 @@ private:
         const nlohmann::json j = parse_json(read_whole_file(path_), path_);
         std::string other;
         std::array<int64_t, 2> at{};
-        std::array<int64_t, 4> kept{}, counts{};
+        std::array<int64_t, 4> kept{};
+        std::array<int64_t, 5> counts{};
         std::vector<std::array<int64_t, 2>> files;
         try {
             for (const auto& [name, value] : same_.items())
@@ -122,7 +123,7 @@ private:
         file_ = (size_t)at[0];
         chunk_ = at[1];
         kept_ = {kept[0], kept[1], kept[2], kept[3]};
-        counts_ = {counts[0], counts[1], counts[2], counts[3]};
+        counts_ = {counts[0], counts[1], counts[2], counts[3], counts[4]};
         done_ = counts_;
         written_ = last_;
         reader_.begin_at(file_, last_.empty() ? chunk_ : chunk_ - 1);

@@ -80,12 +80,14 @@ inline void check_same_everywhere(World& world, TrainOptions o, int head_rows, c
     }
 }
 
-// What a resumed run must have in common: each dataset's weight, documents and tokens.
+// What a resumed run must have in common: each dataset's weight, documents and tokens, and of conversations what is learned.
 inline nlohmann::ordered_json data_identity(const DataLoader& data, const DataOptions& options) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     size_t i = 0;
     for (const DataSummary& s : data.summary()) {
-        rows.push_back({{"documents", s.documents}, {"tokens", s.tokens}});
+        rows.push_back({{"documents", s.documents}});
+        if (s.learned > 0) rows.back()["learned"] = s.learned;
+        rows.back()["tokens"] = s.tokens;
         if (i < options.blend.weights.size()) rows.back()["weight"] = options.blend.weights[i];
         i++;
     }

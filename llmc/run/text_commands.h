@@ -13,6 +13,7 @@
 
 #include "../base/check.h"
 #include "../base/terminal.h"
+#include "../data/chat_template.h"
 #include "../data/dataset.h"
 #include "../data/document_reader.h"
 #include "../data/tokenizer.h"
@@ -52,63 +53,29 @@ inline std::vector<int> encode_file(const std::string& file, const Tokenizer& to
     return all;
 }
 
-inline int prepare_command(const PrepareOptions& o) {
-    if (o.output_prefix.empty())
-        fail_usage("the output is missing; HINT: --output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
-    if (const auto name = std::filesystem::path(o.output_prefix).filename(); name.empty() || name == "." || name == "..")
+// Conversations instead of texts: how they are read, and encoded.
+inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenizer& tokenizer, TextInput& input) {
+    if (o.no_append_eod || o.split_documents != "file" || o.format == "text")
         fail_usage(
-            "--output-prefix is '%s'; PREFIX must end with a name; HINT: --output-prefix DIR/text writes DIR/text.bin "
-            "and DIR/text.idx",
-            o.output_prefix.c_str());
-    if (o.tokenizer.empty()) fail_usage("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
-    const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
-    if (!o.no_append_eod && tokenizer.eod_id() < 0)
-        fail(
-            "%s has no end-of-document token (<|endoftext|>, <|end_of_text|> or </s>); HINT: --no-append-eod leaves documents "
-            "without one",
-            tokenizer.source().c_str());
-    DocumentReader reader(text_input(o, "prepare --input", o.split_documents));
-    if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
-    PrepareCounts counts;
-    std::optional<PrepareState> state;
-    if (o.resume) state.emplace(o, tokenizer.identity().hash, reader, counts);
-    TokenDatasetWriter writer(o.output_prefix, tokenizer.identity(), state ? std::optional(state->kept()) : std::nullopt);
-    std::vector<std::vector<int>> tokens;
-    std::vector<std::array<int64_t, 2>> noted;  // places that spell a special token; bytes without a token
-    try {
-        for_each_chunk(
-            reader, thread_count(o.workers), "preparing",
-            [&](const Chunk& chunk, size_t i) {
-                tokens[i].clear();
-                tokenizer.encode_append(chunk.text, tokens[i], o.parse_special_tokens, chunk.continues);
-                noted[i] = {tokenizer.count_special(chunk.text), 0};
-                noted[i][1] = tokenizer.count_lost(chunk.text, tokens[i]);
-                if (chunk.ends_document && !o.no_append_eod) tokens[i].push_back(tokenizer.eod_id());
-            },
-            [&](const Chunk& chunk, size_t i) {
-                if (state && state->is_known(chunk)) return;
-                writer.add(tokens[i].data(), tokens[i].size());
-                if (chunk.ends_document) writer.end_document();
-                counts.tokens += (int64_t)tokens[i].size();
-                counts.bytes += chunk.odd.bytes;
-                counts.spelled += noted[i][0];
-                counts.lost += noted[i][1];
-                if (state && chunk.ends_document) state->done(chunk, writer);
-            },
-            [&](size_t n) {
-                tokens.resize(n);
-                noted.resize(n);
-            });
-    } catch (const Error&) {
-        if (state) state->save(writer);
-        throw;
-    }
-    if (state) state->check_reached();
-    if (writer.n_documents() == 0)
-        fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
-             o.input.size() > 1 ? " and the others" : "");
-    writer.commit();
-    if (state) state->finish();
+            "--no-append-eod, --split-documents and --format text are for texts; with --chat the template ends each answer");
+    const ChatTemplate chosen = find_chat_template(tokenizer, o.chat_template);
+    const std::string key = o.json_keys == "text" ? "" : o.json_keys;
+    auto checks = std::make_shared<ChatEncoder>(tokenizer, chosen);
+    input.open_record = [key, checks](const nlohmann::json& record, Chunk& chunk) {
+        chunk.problem = ConversationReader::read(record, key, chunk.conversation);
+        if (chunk.problem.empty()) chunk.problem = checks->problem(chunk.conversation);
+    };
+    return *checks;
+}
+
+// What becomes of a part of the input.
+struct PreparedChunk {
+    ChatTokens text;      // of a conversation with its mask
+    int64_t spelled = 0;  // places that spell a special token
+    int64_t lost = 0;     // bytes without a token
+};
+
+inline void tell_what_was_found(const PrepareCounts& counts, const PrepareOptions& o, const Tokenizer& tokenizer) {
     if (counts.spelled)
         print_line(stderr, format("note: %s a special token and %s",
                                   counted(counts.spelled, "place in the text spells", "places in the text spell").c_str(),
@@ -122,9 +89,89 @@ inline int prepare_command(const PrepareOptions& o) {
                    format("note: %s without a token in this tokenizer: dropped or made its unknown token, as in transformers",
                           places.c_str()));
     }
-    print_line(stdout, format("%s.bin, %s.idx: %s, %s, %.3f bytes per token", o.output_prefix.c_str(), o.output_prefix.c_str(),
-                              counted(writer.n_documents(), "document").c_str(), counted(counts.tokens, "token").c_str(),
-                              (double)counts.bytes / (double)std::max<int64_t>(1, counts.tokens)));
+}
+
+inline int prepare_command(const PrepareOptions& o) {
+    if (o.output_prefix.empty())
+        fail_usage("the output is missing; HINT: --output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
+    if (const auto name = std::filesystem::path(o.output_prefix).filename(); name.empty() || name == "." || name == "..")
+        fail_usage(
+            "--output-prefix is '%s'; PREFIX must end with a name; HINT: --output-prefix DIR/text writes DIR/text.bin "
+            "and DIR/text.idx",
+            o.output_prefix.c_str());
+    if (o.tokenizer.empty()) fail_usage("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
+    if (!o.chat && !o.chat_template.empty()) fail_usage("--chat-template is for conversations; HINT: add --chat");
+    const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
+    if (!o.chat && !o.no_append_eod && tokenizer.eod_id() < 0)
+        fail(
+            "%s has no end-of-document token (<|endoftext|>, <|end_of_text|> or </s>); HINT: --no-append-eod leaves documents "
+            "without one",
+            tokenizer.source().c_str());
+    TextInput input = text_input(o, "prepare --input", o.split_documents);
+    std::optional<ChatEncoder> chat;
+    if (o.chat) chat.emplace(prepare_conversations(o, tokenizer, input));
+    DocumentReader reader(std::move(input));
+    if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
+    PrepareCounts counts;
+    std::optional<PrepareState> state;
+    if (o.resume) state.emplace(o, tokenizer.identity().hash, reader, counts);
+    TokenDatasetWriter writer(o.output_prefix, tokenizer.identity(), state ? std::optional(state->kept()) : std::nullopt,
+                              chat ? chat->name() : "");
+    std::vector<PreparedChunk> prepared;
+    const auto encode_text = [&](const Chunk& chunk, PreparedChunk& p) {
+        std::vector<int>& tokens = p.text.tokens;
+        tokenizer.encode_append(chunk.text, tokens, o.parse_special_tokens, chunk.continues);
+        p.spelled = tokenizer.count_special(chunk.text);
+        p.lost = tokenizer.count_lost(chunk.text, tokens);
+        if (chunk.ends_document && !o.no_append_eod) tokens.push_back(tokenizer.eod_id());
+    };
+    const auto encode_conversation = [&](const Chunk& chunk, PreparedChunk& p) {
+        p.text = chat->encode(chunk.conversation, false, o.parse_special_tokens);
+        for (const ChatMessage& m : chunk.conversation) p.spelled += tokenizer.count_special(m.text);
+    };
+    try {
+        for_each_chunk(
+            reader, thread_count(o.workers), "preparing",
+            [&](const Chunk& chunk, size_t i) {
+                prepared[i].text.tokens.clear();  // and keeps its memory
+                prepared[i].spelled = 0;
+                chat ? encode_conversation(chunk, prepared[i]) : encode_text(chunk, prepared[i]);
+            },
+            [&](const Chunk& chunk, size_t i) {
+                if (state && state->is_known(chunk)) return;
+                const auto& [text, spelled, lost] = prepared[i];
+                writer.add(text.tokens.data(), text.tokens.size(), chat ? text.learned.data() : nullptr);
+                if (chunk.ends_document) writer.end_document();
+                counts.tokens += (int64_t)text.tokens.size();
+                counts.learned += std::count(text.learned.begin(), text.learned.end(), 1);
+                counts.bytes += chunk.odd.bytes;
+                counts.spelled += spelled;
+                counts.lost += lost;
+                if (state && chunk.ends_document) state->done(chunk, writer);
+            },
+            [&](size_t n) { prepared.resize(n); });
+    } catch (const Error&) {
+        if (state) state->save(writer);
+        throw;
+    }
+    if (state) state->check_reached();
+    if (writer.n_documents() == 0)
+        fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
+             o.input.size() > 1 ? " and the others" : "");
+    writer.commit();
+    if (state) state->finish();
+    tell_what_was_found(counts, o, tokenizer);
+    const std::string files = o.output_prefix + ".bin, " + o.output_prefix + ".idx";
+    const std::string tokens = counted(counts.tokens, "token");
+    if (chat)
+        print_line(stdout, format("%s, %s%s: %s by the template %s, %s, %s of them learned (%.1f%%)", files.c_str(),
+                                  o.output_prefix.c_str(), mask_ending, counted(writer.n_documents(), "conversation").c_str(),
+                                  chat->name().c_str(), tokens.c_str(), with_commas(counts.learned).c_str(),
+                                  100.0 * (double)counts.learned / (double)counts.tokens));
+    else
+        print_line(stdout,
+                   format("%s: %s, %s, %.3f bytes per token", files.c_str(), counted(writer.n_documents(), "document").c_str(),
+                          tokens.c_str(), (double)counts.bytes / (double)std::max<int64_t>(1, counts.tokens)));
     return 0;
 }
 

@@ -1,0 +1,110 @@
+// Conversations for supervised fine-tuning: messages of a system, a user and an assistant, from one record of JSON (or a row of
+// Parquet) in any of these forms:
+//   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}    OpenAI, transformers
+//   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}        ShareGPT
+//   {"prompt": "...", "completion": "..."}    each a text or a list of messages; of the prompt's, none is learned (TRL)
+//   {"instruction": "...", "input": "...", "output": "..."}    input may be missing or empty (Alpaca)
+// An assistant's message with "weight": 0 is not learned (OpenAI).
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+
+struct ChatMessage {
+    std::string role, text;  // role: system, user or assistant
+    bool learned = false;    // its tokens count in the loss
+};
+
+class ConversationReader {
+public:
+    // The messages of a record. Otherwise returns why there is no conversation in it. key: that of the list of messages; empty:
+    // the forms above.
+    static std::string read(const nlohmann::json& record, const std::string& key, std::vector<ChatMessage>& messages) {
+        ConversationReader reader{messages};
+        reader.record(record, key);
+        return reader.problem_;
+    }
+
+private:
+    explicit ConversationReader(std::vector<ChatMessage>& messages) : messages_(messages) {}
+
+    void record(const nlohmann::json& record, const std::string& key) {
+        if (!record.is_object()) return refuse(format("it is not a JSON object but %s", record.type_name()));
+        const auto has = [&](const char* name) { return record.contains(name); };
+        if (!key.empty()) {
+            if (!has(key.c_str())) return refuse(format("it has no key '%s'", key.c_str()) + keys_of(record));
+            add_messages(record[key], key, true);
+        } else if (has("messages")) add_messages(record["messages"], "messages", true);
+        else if (has("conversations")) add_messages(record["conversations"], "conversations", true);
+        else if (has("prompt") && has("completion")) {
+            add_part(record["prompt"], "prompt", "user");
+            add_part(record["completion"], "completion", "assistant");
+        } else if (has("instruction") && has("output")) {
+            add_part(record["instruction"], "instruction", "user");
+            const nlohmann::json input = record.value("input", nlohmann::json());
+            if (!input.is_null() && !input.is_string())
+                return refuse(format("'input' is not a text but %s", input.type_name()));
+            if (problem_.empty() && input.is_string() && !input.get_ref<const std::string&>().empty())
+                messages_.back().text += "\n\n" + input.get<std::string>();
+            add_part(record["output"], "output", "assistant");
+        } else return refuse("it has neither messages nor prompt and completion nor instruction and output" + keys_of(record));
+        if (problem_.empty() && messages_.empty()) refuse("the conversation is empty");
+        bool learns = false;
+        for (const ChatMessage& m : messages_) learns = learns || m.learned;
+        if (problem_.empty() && !learns) refuse("no message of it is learned: there is no answer of an assistant");
+    }
+
+    // A text, which is one message, or a list of messages.
+    void add_part(const nlohmann::json& part, const char* key, const char* role) {
+        const bool answers = std::string(role) == "assistant";
+        if (part.is_array()) return add_messages(part, key, answers);
+        add(part, key, role, answers);
+    }
+
+    void add_messages(const nlohmann::json& list, const std::string& key, bool learned) {
+        if (!list.is_array()) return refuse(format("'%s' is not a list of messages but %s", key.c_str(), list.type_name()));
+        for (const nlohmann::json& message : list) {
+            if (!message.is_object()) return refuse(format("a message is not an object but %s", message.type_name()));
+            const bool named_from = message.contains("from") && !message.contains("role");
+            const nlohmann::json role = message.value(named_from ? "from" : "role", nlohmann::json());
+            const char* text_key = named_from ? "value" : "content";
+            if (!role.is_string()) return refuse("a message has no role");
+            const std::string name = usual_name(role.get<std::string>());
+            if (name != "system" && name != "user" && name != "assistant")
+                return refuse(format("a message has the role '%.40s'; roles are system, user and assistant", name.c_str()));
+            if (message.contains("tool_calls") && !message["tool_calls"].empty())
+                return refuse("a message calls tools, which no template here writes");
+            const nlohmann::json weight = message.value("weight", nlohmann::json(1));
+            if (weight != 0 && weight != 1)
+                return refuse(format("a message has the weight %.40s; 0 and 1 are known", weight.dump().c_str()));
+            add(message.value(text_key, nlohmann::json()), text_key, name, learned && name == "assistant" && weight == 1);
+        }
+    }
+
+    static std::string usual_name(const std::string& role) {
+        if (role == "human") return "user";
+        if (role == "gpt") return "assistant";
+        return role;
+    }
+
+    void add(const nlohmann::json& text, const char* key, const std::string& role, bool learned) {
+        if (!text.is_string()) return refuse(format("'%s' is not a text but %s", key, text.type_name()));
+        if (learned && text.get_ref<const std::string&>().empty()) return refuse("an answer in it is empty");
+        messages_.push_back({role, text.get<std::string>(), learned});
+    }
+
+    static std::string keys_of(const nlohmann::json& record) {
+        std::string keys;
+        for (const auto& [name, value] : record.items()) keys += (keys.empty() ? "; its keys are " : ", ") + name.substr(0, 40);
+        return keys.size() > 300 ? keys.substr(0, 300) + " ..." : keys;
+    }
+
+    void refuse(const std::string& why) {
+        if (problem_.empty()) problem_ = why;
+    }
+
+    std::vector<ChatMessage>& messages_;
+    std::string problem_;
+};

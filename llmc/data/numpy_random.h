@@ -1,0 +1,31 @@
+// NumPy's RandomState, whose order of documents and samples Megatron-LM's is.
+#pragma once
+#include <cstdint>
+#include <random>
+#include <utility>
+
+// numpy.random.RandomState(seed).shuffle: Fisher-Yates from the end, with numbers in [0, i] drawn by masking and rejection.
+class NumpyRandom {
+public:
+    explicit NumpyRandom(uint32_t seed) : mt_(seed) {}
+
+    template <class T>
+    void shuffle(T* x, int64_t n) {
+        for (int64_t i = n - 1; i >= 1; i--) std::swap(x[i], x[below_or_equal((uint64_t)i)]);
+    }
+
+private:
+    uint64_t below_or_equal(uint64_t max) {
+        uint64_t mask = max;
+        for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
+        uint64_t value;
+        do value = max <= UINT32_MAX ? mt_() & mask : next_64() & mask;
+        while (value > max);
+        return value;
+    }
+    uint64_t next_64() {
+        const uint64_t high = mt_();
+        return high << 32 | (uint32_t)mt_();
+    }
+    std::mt19937 mt_;
+};

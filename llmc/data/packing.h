@@ -1,0 +1,141 @@
+// Conversations in samples of T tokens. A sample holds whole conversations, as many as fit, and padding behind them; none sees
+// another, positions begin at 0 in each, and only the tokens of answers are targets.
+//
+// A conversation of n tokens takes n - 1 places: its last token is only a target. One that is longer than a sample keeps its
+// first T + 1 tokens; if no answer begins in these, it is left out. The others are packed by best fit, the longest first: each
+// goes where the least room is left that holds it, else into a new sample.
+//
+// Conversations are shuffled before they are packed, and samples in each epoch anew, all by one MT19937 (NumPy's rules), so
+// that sample k of a run does not depend on how long the run is.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/terminal.h"
+#include "dataset.h"
+#include "numpy_random.h"
+
+class Packing {
+public:
+    // Of the documents [begin, end) of a dataset with a mask.
+    Packing(const TokenDataset& data, int64_t begin, int64_t end, int T, uint32_t seed) : T_(T), random_(seed) {
+        if (end > INT32_MAX) fail("%s: %lld conversations are too many", data.name().c_str(), (long long)end);
+        std::vector<int32_t> shuffled((size_t)(end - begin));
+        std::iota(shuffled.begin(), shuffled.end(), (int32_t)begin);
+        random_.shuffle(shuffled.data(), end - begin);
+        std::vector<Piece> found;
+        for (const int32_t document : shuffled) {
+            const int length = data.length(document), n = std::min(length, T + 1);
+            if (std::count(data.learned(document) + std::min(n, 1), data.learned(document) + n, 1) == 0) {
+                left_out_++;
+                continue;
+            }
+            cut_ += length > n;
+            found.push_back({document, n - 1});
+        }
+        std::stable_sort(found.begin(), found.end(), [](const Piece& a, const Piece& b) { return a.places > b.places; });
+        pack(found);
+        count(data);
+    }
+
+    // Samples in an epoch, and what they hold.
+    int64_t n_samples() const { return (int64_t)rows_.size(); }
+    int64_t learned_of_epoch() const { return std::accumulate(learned_.begin(), learned_.end(), (int64_t)0); }
+    std::string text() const {
+        const double full = 100.0 * (double)places_ / (double)std::max<int64_t>(1, n_samples() * T_);
+        std::string text =
+            format("%s in %s, %.1f%% full; %s of answers", counted((int64_t)pieces_.size(), "conversation").c_str(),
+                   counted(n_samples(), "sample").c_str(), full, counted(learned_of_epoch(), "token").c_str());
+        if (cut_)
+            text += format("; %s cut at --seq-length %d", counted(cut_, "conversation was", "conversations were").c_str(), T_);
+        if (left_out_)
+            text += format("; %s left out, without an answer in the first %d tokens",
+                           counted(left_out_, "conversation was", "conversations were").c_str(), T_ + 1);
+        return text;
+    }
+
+    // Determines the order of n samples (0: of one epoch).
+    void order(int64_t n) {
+        const int64_t epochs = n == 0 ? 1 : (n + n_samples() - 1) / n_samples();
+        order_.resize((size_t)(epochs * n_samples()));
+        for (int64_t e = 0; e < epochs; e++) {
+            uint32_t* epoch = order_.data() + e * n_samples();
+            std::iota(epoch, epoch + n_samples(), 0u);
+            random_.shuffle(epoch, n_samples());
+        }
+    }
+    int64_t n_ordered() const { return (int64_t)order_.size(); }
+    int64_t learned(int64_t sample) const { return learned_[order_[(size_t)sample]]; }
+
+    // Calls each(document, first place in the sample, number of places) for the conversations of a sample; returns how many
+    // places they take.
+    template <class F>
+    int each_conversation(int64_t sample, F each) const {
+        int place = 0;
+        const auto [first, n] = rows_[order_[(size_t)sample]];
+        for (uint32_t i = first; i < first + n; i++) {
+            each((int64_t)pieces_[i].document, place, pieces_[i].places);
+            place += pieces_[i].places;
+        }
+        return place;
+    }
+
+private:
+    struct Piece {
+        int32_t document, places;
+    };
+
+    void pack(const std::vector<Piece>& found) {
+        std::vector<uint32_t> row_of;                    // of each piece
+        std::map<int, std::vector<uint32_t>> with_room;  // rows by the places that are left
+        for (const Piece& piece : found) {
+            const auto best = with_room.lower_bound(piece.places);
+            const bool fits = best != with_room.end();
+            const int left = (fits ? best->first : T_) - piece.places;
+            uint32_t row = (uint32_t)rows_.size();
+            if (fits) {
+                row = best->second.back();
+                best->second.pop_back();
+                if (best->second.empty()) with_room.erase(best);
+            } else rows_.push_back({0, 0});
+            if (left > 0) with_room[left].push_back(row);
+            row_of.push_back(row);
+            rows_[row].second++;
+        }
+        uint32_t first = 0;
+        for (auto& [begin, n] : rows_) {
+            begin = first;
+            first += std::exchange(n, 0);
+        }
+        pieces_.resize(found.size());
+        for (size_t i = 0; i < found.size(); i++) {
+            auto& [begin, n] = rows_[row_of[i]];
+            pieces_[begin + n++] = found[i];
+        }
+    }
+    void count(const TokenDataset& data) {
+        for (const auto& [first, n] : rows_) {
+            int64_t learned = 0;
+            for (uint32_t i = first; i < first + n; i++) {
+                const char* mask = data.learned(pieces_[i].document);
+                learned += std::count(mask + 1, mask + pieces_[i].places + 1, 1);
+                places_ += pieces_[i].places;
+            }
+            learned_.push_back((int32_t)learned);
+        }
+    }
+
+    int T_;
+    NumpyRandom random_;
+    std::vector<Piece> pieces_;                        // by row
+    std::vector<std::pair<uint32_t, uint32_t>> rows_;  // the first piece of each sample, and how many
+    std::vector<int32_t> learned_;                     // targets of each row
+    std::vector<uint32_t> order_;                      // rows in the order of samples
+    int64_t places_ = 0, cut_ = 0, left_out_ = 0;
+};

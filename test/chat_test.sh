@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Supervised fine-tuning as a user does it: conversations are prepared, a small model learns them by heart and answers, in every
+# layout with the same losses, resumed with the same bits; what cannot be is refused.
+#   TRAIN_GPT=path/to/train_gpt test/chat_test.sh
+. "$(dirname "$0")/lib.sh"
+allow_mpirun_everywhere
+
+places=(sea wood hill town) animals=(fish deer goat cat)
+for i in 0 1 2 3; do
+    echo "{\"messages\": [{\"role\": \"user\", \"content\": \"Who lives by the ${places[i]}?\"}, {\"role\": \"assistant\", \"content\": \"A ${animals[i]} lives there.\"}, {\"role\": \"user\", \"content\": \"What is it?\"}, {\"role\": \"assistant\", \"content\": \"It is a ${animals[i]}.\"}]}"
+done >chats.jsonl
+tr -d '{}[]' <chats.jsonl >chats.txt
+expect "a tokenizer with the template's tokens" "$program" tokenizer --input chats.txt --vocab-size 300 --special-tokens "<|endoftext|>" "<|im_start|>" "<|im_end|>" --output tok
+expect "without a template" refused "$program" prepare --chat --input chats.jsonl --output chat --tokenizer tok
+says "it says which there are" "no chat template stands beside .*HINT: --chat-template NAME, one of chatml, llama-2"
+cat >tok/chat_template.jinja <<'END'
+{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+END
+expect "prepare" "$program" prepare --chat --input chats.jsonl --output chat --tokenizer tok
+says "the template is found" "4 conversations by the template chatml"
+expect "inspect" "$program" inspect chat
+says "it tells what is learned" "learned  *[0-9]* tokens"
+
+run() {
+    local out=$1
+    shift
+    ${MPI:-} "$program" train --num-layers 2 --hidden-size 64 --num-attention-heads 4 --normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --tokenizer tok --data-path chat --valid-data-path chat --seq-length 96 \
+        --micro-batch-size 1 --global-batch-size 2 --lr 3e-3 --lr-decay-style constant --eval-iters 2 --eval-fixed --out "$out" "$@"
+}
+expect "train" run one --train-iters 80 --eval-interval 40
+says "packing is told" "packing of chat  *4 conversations in"
+for i in 0 3; do
+    expect "it answers" "$program" generate --chat --model one --temperature 0 --prompt "Who lives by the ${places[i]}?"
+    expect "with what it has learned, and stops" test "$(head -n 1 out.txt)" == "A ${animals[i]} lives there."
+done
+printf 'Who lives by the hill?\nWhat is it?\n' >asked.txt
+# shellcheck disable=SC2016
+expect "a conversation by lines" bash -c '"$0" generate --chat --model one --temperature 0 <asked.txt' "$program"
+expect "each is answered in it" test "$(head -n 2 out.txt)" == $'A goat lives there.\nIt is a goat.'
+expect "eval of conversations" "$program" eval --model one --data-path chat --split "0, 1, 0" --seq-length 96
+trained=$(sed -n 's/.*"kind":"valid","step":80,"loss":\([0-9.e-]*\).*/\1/p' one/log.jsonl)
+says "it gives the validation loss $trained" "loss *$(printf '%.4f' "$trained") nats"
+
+# The same losses in every layout; after a resume the same bits.
+expect "six steps" run whole --train-iters 6
+# shellcheck disable=SC2086  # none, or two words
+for layout in "" "--tp 2" "--pp 2"; do
+    MPI="${MPIRUN:-mpirun} -n 2" expect "two ranks $layout" run "ranks$layout" --train-iters 6 $layout
+    expect "their losses $layout" near_losses whole "ranks$layout" 6 0.02
+done
+expect "three steps" run part --train-iters 3
+expect "and three more" run part --train-iters 6 --resume auto --override train-iters
+expect "the same bits" cmp whole/latest/model.safetensors part/latest/model.safetensors
+
+# What does not go together.
+rm chat.mask
+expect "data without its mask" refused run bad --train-iters 1
+says "it says what is missing" "chat.mask is missing.*HINT"
+expect "a template of another model" refused "$program" generate --chat --chat-template gemma --model one --prompt x
+says "its token is named" "no token '<start_of_turn>'"
+expect "--system without --chat" refused "$program" generate --model one --system x
+says "it says so" "are for conversations; HINT: add --chat"

@@ -1,0 +1,495 @@
+// Conversations: their forms in JSON, the templates beside transformers' (test/golden/chat.json), what is learned, packing into
+// samples, and from a file of conversations to batches.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "../llmc/run/text_commands.h"
+#include "../llmc/data/dataloader.h"
+#include "files.h"
+
+namespace test_chat {
+
+using nlohmann::json;
+using test::expect_error;
+using test::TemporaryDirectory;
+using test::write_file;
+using Ints = std::vector<int>;
+using Messages = std::vector<ChatMessage>;
+
+const json& golden() {
+    static const json j = json::parse(test::read_file("test/golden/chat.json"));
+    return j;
+}
+
+// A tokenizer of test/golden/tokenizer with the special tokens of templates, in a directory as models have it.
+void write_tokenizer(const std::string& dir, const std::string& name, const std::string& jinja = "") {
+    const json& t = golden()["tokenizers"][name];
+    const json file = json::parse(test::read_file("test/golden/tokenizer/" + t["base"].get<std::string>())).patch(t["patch"]);
+    std::filesystem::create_directories(dir);
+    write_file(dir + "/tokenizer.json", file.dump());
+    json settings = {{"eos_token", t["eos"]}, {"bos_token", t["bos"]}};
+    if (!jinja.empty()) settings["chat_template"] = jinja;
+    write_file(dir + "/tokenizer_config.json", settings.dump());
+}
+class GoldenTokenizer {
+public:
+    explicit GoldenTokenizer(const std::string& name) : tokenizer_(load(dir_ / "t", name)) {}
+    const Tokenizer& operator*() const { return tokenizer_; }
+
+private:
+    static Tokenizer load(const std::string& dir, const std::string& name) {
+        write_tokenizer(dir, name);
+        return Tokenizer::load(dir);
+    }
+    TemporaryDirectory dir_;
+    Tokenizer tokenizer_;
+};
+const Tokenizer& bytes() {
+    static const GoldenTokenizer t("bytes");
+    return *t;
+}
+const Tokenizer& characters() {
+    static const GoldenTokenizer t("characters");
+    return *t;
+}
+
+Messages messages(const json& list) {
+    Messages found;
+    EXPECT_EQ(ConversationReader::read({{"messages", list}}, "", found), "");
+    return found;
+}
+std::string digits(const std::vector<uint8_t>& learned) {
+    std::string s;
+    for (const uint8_t l : learned) s += (char)('0' + l);
+    return s;
+}
+ChatTemplate named(const std::string& name) {
+    for (const ChatTemplate& t : chat_templates())
+        if (t.name == name) return t;
+    return {};
+}
+
+// ---- templates -------------------------------------------------------------------------------------------------------------
+TEST(ChatTemplate, TokensAndMasksAreThoseOfTransformers) {
+    size_t refused = 0, masks = 0;
+    for (const json& t : golden()["templates"]) {
+        const ChatTemplate found = recognised_template(t["jinja"]);
+        EXPECT_EQ(found.name, t["name"]) << t["jinja"];
+        for (const json& row : t["rows"]) {
+            const std::string where = t["name"].get<std::string>() + " " + row.dump().substr(0, 60);
+            const ChatEncoder encoder(row["tokenizer"] == "bytes" ? bytes() : characters(), found);
+            Messages conversation = messages(golden()["conversations"][row["conversation"].get<size_t>()]);
+            EXPECT_EQ(row.contains("refused"), !encoder.problem(conversation).empty()) << where;
+            refused += row.contains("refused");
+            if (row.contains("refused")) continue;
+            const ChatTokens tokens = encoder.encode(conversation, false);
+            EXPECT_EQ(tokens.tokens, row["tokens"].get<Ints>()) << where;
+            if (row.contains("learned")) {
+                EXPECT_EQ(digits(tokens.learned), row["learned"].get<std::string>()) << where;
+                masks++;
+            }
+            conversation.pop_back();
+            EXPECT_EQ(encoder.encode(conversation, true).tokens, row["prompt"].get<Ints>()) << where;
+        }
+    }
+    EXPECT_GT(refused, 4u);
+    EXPECT_GT(masks, 20u);
+    EXPECT_EQ(recognised_template(golden()["templates"][1]["jinja"]).default_system, "You are a helpful assistant.");
+}
+
+TEST(ChatTemplate, RefusesWhatIsNoneOfThem) {
+    for (const json& jinja : golden()["unknown"]) EXPECT_EQ(recognised_template(jinja).name, "") << jinja;
+    const TemporaryDirectory dir;
+    write_tokenizer(dir / "t", "bytes");
+    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), ""); }, {"no chat template", "chatml, llama-2", "HINT"});
+    expect_error([&] { find_chat_template(bytes(), "vicuna"); }, {"vicuna", "chatml, llama-2", "plain"});
+    write_tokenizer(dir / "t", "bytes", golden()["unknown"][3]);
+    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), ""); }, {"none of those", "chatml, llama-2", "HINT"});
+    // As transformers: the file comes first, and of several templates the one that is called default.
+    write_file(dir / "t/chat_template.jinja", golden()["templates"][5]["jinja"]);
+    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "").name, "llama-3");
+    std::filesystem::remove(dir / "t/chat_template.jinja");
+    const json several = {{{"name", "tool_use"}, {"template", "x"}},
+                          {{"name", "default"}, {"template", golden()["templates"][0]["jinja"]}}};
+    write_file(dir / "t/tokenizer_config.json", json{{"chat_template", several}}.dump());
+    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "").name, "chatml");
+}
+
+TEST(ChatTemplate, NeedsItsTokens) {
+    const Tokenizer bare = Tokenizer::load("test/golden/tokenizer/gpt2.json");
+    expect_error([&] { ChatEncoder(bare, named("chatml")); }, {"no token '<|im_start|>'", "chatml", "HINT"});
+    expect_error([&] { ChatEncoder(bare, named("gemma")); }, {"no token '<start_of_turn>'"});
+    EXPECT_EQ(ChatEncoder(bare, named("plain")).end_token(), bare.eod_id());
+    EXPECT_EQ(bytes().token_bytes(ChatEncoder(bytes(), named("chatml")).end_token()), "<|im_end|>");
+    // A template's end is the tokenizer's end of a document, and there is none.
+    const TemporaryDirectory dir;
+    json file = json::parse(test::read_file("test/golden/tokenizer/gpt2.json"));
+    file["added_tokens"][0]["content"] = "<|other|>";
+    file["model"]["vocab"].erase("<|endoftext|>");
+    file["model"]["vocab"]["<|other|>"] = 0;
+    write_file(dir / "t.json", file.dump());
+    const Tokenizer endless = Tokenizer::load(dir / "t.json");
+    expect_error([&] { ChatEncoder(endless, named("plain")); }, {"no token that ends a document", "plain"});
+    // A token that takes the white space beside it.
+    json wide = json::parse(test::read_file("test/golden/tokenizer/gpt2.json"));
+    wide["added_tokens"].push_back({{"id", 600}, {"content", "<|im_start|>"}, {"special", true}});
+    wide["added_tokens"].push_back({{"id", 601}, {"content", "<|im_end|>"}, {"special", true}, {"rstrip", true}});
+    write_file(dir / "t.json", wide.dump());
+    const Tokenizer stripping = Tokenizer::load(dir / "t.json");
+    expect_error([&] { ChatEncoder(stripping, named("chatml")); }, {"'<|im_end|>' takes the white space", "not supported"});
+}
+
+// A message that spells a special token stays text, unless that is asked for.
+TEST(ChatTemplate, MessagesAreText) {
+    const ChatEncoder encoder(bytes(), named("chatml"));
+    const Messages conversation = {{"user", "<|im_end|>\n<|im_start|>system"}, {"assistant", "no", true}};
+    const auto ends = [&](bool parse) {
+        const ChatTokens t = encoder.encode(conversation, false, parse);
+        return std::count(t.tokens.begin(), t.tokens.end(), encoder.end_token());
+    };
+    EXPECT_EQ(ends(false), 2);
+    EXPECT_EQ(ends(true), 3);
+}
+
+// Where a token would reach from the prompt into the answer, the text is cut: what is given to generate() is how the tokens of
+// the whole begin, for every answer.
+TEST(ChatTemplate, AnAnswerBeginsWithATokenOfItsOwn) {
+    for (const char* name : {"chatml", "llama-2", "llama-3", "mistral", "gemma", "plain"})
+        for (const Tokenizer* tokenizer : {&bytes(), &characters()})
+            for (const char* answer : {"x", "\n\nx", " x", "'s", "\n", "ing", "\u0301", "0", "<|im_end|>", "\t\t"})
+                for (const char* asked : {"the", "the\n", "12", "the  ", "e"}) {
+                    const ChatEncoder encoder(*tokenizer, named(name));
+                    const Messages prompt = {{"user", asked}};
+                    Messages whole = prompt;
+                    whole.push_back({"assistant", answer, true});
+                    const Ints given = encoder.encode(prompt, true).tokens;
+                    const ChatTokens all = encoder.encode(whole, false);
+                    ASSERT_GT(all.tokens.size(), given.size());
+                    EXPECT_EQ(Ints(all.tokens.begin(), all.tokens.begin() + (long)given.size()), given)
+                        << name << " " << asked << "|" << answer;
+                    EXPECT_EQ(digits(all.learned).find('1'), given.size()) << name;
+                }
+}
+
+// ---- records ---------------------------------------------------------------------------------------------------------------
+TEST(Conversation, IsReadInEveryForm) {
+    const char* const same[] = {
+        R"({"messages": [{"role": "user", "content": "a\n\nb"}, {"role": "assistant", "content": "c"}], "id": 7})",
+        R"({"conversations": [{"from": "human", "value": "a\n\nb"}, {"from": "gpt", "value": "c"}]})",
+        R"({"prompt": "a\n\nb", "completion": "c"})",
+        R"({"prompt": [{"role": "user", "content": "a\n\nb"}], "completion": [{"role": "assistant", "content": "c"}]})",
+        R"({"instruction": "a", "input": "b", "output": "c"})",
+        R"({"instruction": "a\n\nb", "input": "", "output": "c"})",
+        R"({"instruction": "a\n\nb", "output": "c"})",
+    };
+    for (const char* record : same) {
+        Messages found;
+        EXPECT_EQ(ConversationReader::read(json::parse(record), "", found), "") << record;
+        ASSERT_EQ(found.size(), 2u);
+        EXPECT_EQ(found[0].role + found[0].text + found[1].role + found[1].text, "usera\n\nbassistantc");
+        EXPECT_TRUE(!found[0].learned && found[1].learned);
+    }
+    // What is not learned: of a prompt, and what has the weight 0.
+    const char* const partly[] = {
+        R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0},
+            {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "weight": 1}]})",
+        R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+                       {"role": "user", "content": "c"}],
+            "completion": [{"role": "assistant", "content": "d"}]})",
+    };
+    for (const char* record : partly) {
+        Messages found;
+        EXPECT_EQ(ConversationReader::read(json::parse(record), "", found), "") << record;
+        ASSERT_EQ(found.size(), 4u);
+        EXPECT_TRUE(!found[1].learned && found[3].learned) << record;
+    }
+    Messages found;
+    EXPECT_EQ(ConversationReader::read(
+                  json::parse(R"({"talk": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"), "talk",
+                  found),
+              "");
+}
+
+TEST(Conversation, SaysWhyThereIsNone) {
+    const std::pair<const char*, const char*> rows[] = {
+        {R"([1])", "not a JSON object but array"},
+        {R"({"text": "x"})", "its keys are text"},
+        {R"({"messages": []})", "empty"},
+        {R"({"messages": "x"})", "not a list of messages but string"},
+        {R"({"messages": [1]})", "not an object but number"},
+        {R"({"messages": [{"content": "x"}]})", "no role"},
+        {R"({"messages": [{"role": "tool", "content": "x"}]})", "role 'tool'"},
+        {R"({"messages": [{"role": "user", "content": null}]})", "'content' is not a text but null"},
+        {R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})", "'content' is not a text but array"},
+        {R"({"messages": [{"role": "user", "content": "x"}]})", "no answer of an assistant"},
+        {R"({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]})",
+         "an answer in it is empty"},
+        {R"({"messages": [{"role": "assistant", "content": "x", "weight": 2}]})", "weight 2"},
+        {R"({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]})", "calls tools"},
+        {R"({"prompt": "x", "completion": 7})", "'completion' is not a text but number"},
+        {R"({"prompt": "x"})", "its keys are prompt"},
+        {R"({"instruction": "x", "input": [], "output": "y"})", "'input' is not a text but array"},
+    };
+    for (const auto& [record, why] : rows) {
+        Messages found;
+        const std::string problem = ConversationReader::read(json::parse(record), "", found);
+        EXPECT_NE(problem.find(why), std::string::npos) << record << ": " << problem;
+    }
+}
+
+// ---- packing ---------------------------------------------------------------------------------------------------------------
+// Conversation d has lengths[d] tokens, 1000 (d + 1) and up; the last half of them is learned.
+void write_conversations(const std::string& prefix, const Ints& lengths) {
+    TokenDatasetWriter writer(prefix, {"hash", "tokenizer", 1 << 20}, {}, "chatml");
+    for (size_t d = 0; d < lengths.size(); d++) {
+        Ints tokens((size_t)lengths[d]);
+        std::iota(tokens.begin(), tokens.end(), 1000 * ((int)d + 1));
+        std::vector<uint8_t> learned(tokens.size());
+        for (size_t i = 0; i < tokens.size(); i++) learned[i] = i >= tokens.size() / 2;
+        writer.add(tokens.data(), tokens.size(), learned.data());
+        writer.end_document();
+    }
+    writer.commit();
+}
+DataOptions options_for(const std::string& prefix, int T) {
+    DataOptions o;
+    o.blend.paths = {prefix};
+    o.T = T;
+    o.part = DataSplit::whole;
+    return o;
+}
+
+TEST(Packing, PutsEveryConversationOnceAndMasksTheRest) {
+    const TemporaryDirectory dir;
+    const Ints lengths = {9, 3, 17, 12, 5, 2, 8, 16, 30, 7, 4, 40};  // 30 keeps an answer's beginning, of 40 none is left
+    write_conversations(dir / "chat", lengths);
+    const int T = 16;
+    const DataLoader data(options_for(dir / "chat", T));
+    const TokenDataset raw = TokenDataset::open(dir / "chat");
+    const std::string packing = data.summary()[0].packing;
+    EXPECT_NE(packing.find("11 conversations in 6 samples"), std::string::npos) << packing;
+    EXPECT_NE(packing.find("1 conversation was cut at --seq-length 16"), std::string::npos) << packing;
+    EXPECT_NE(packing.find("1 conversation was left out"), std::string::npos) << packing;
+    std::set<int> seen;
+    int64_t learned = 0;
+    Batch batch;
+    for (int64_t s = 0; s < data.n_samples(); s++) {
+        data.fetch(s, 1, batch);
+        int64_t targets = 0;
+        for (int t = 0; t < T; t++) {
+            ASSERT_EQ(batch.doc_start[t], t - batch.positions[t]);
+            targets += batch.targets[t] >= 0;
+            if (batch.tokens[t] == 0) {  // padding
+                EXPECT_LT(batch.targets[t], 0);
+                continue;
+            }
+            const int d = batch.tokens[t] / 1000 - 1, i = batch.tokens[t] % 1000;
+            EXPECT_EQ(i, batch.positions[t]);
+            if (i == 0) {
+                EXPECT_TRUE(seen.insert(d).second) << d;
+            }
+            EXPECT_EQ(batch.targets[t], i + 1 >= lengths[(size_t)d] / 2 ? batch.tokens[t] + 1 : -1);
+        }
+        EXPECT_EQ(targets, data.unmasked(s, 1));
+        EXPECT_GT(targets, 0);
+        learned += targets;
+    }
+    EXPECT_EQ(seen.size(), 11u);
+    int64_t expected = 0;
+    for (const int n : lengths) expected += std::max(0, std::min(n, T + 1) - std::max(1, n / 2));
+    EXPECT_EQ(learned, expected);
+    EXPECT_EQ(data.unmasked(0, data.n_samples()), expected);
+}
+
+TEST(Packing, OrderDoesNotDependOnTheLengthOfTheRun) {
+    const TemporaryDirectory dir;
+    Ints lengths;
+    for (int i = 0; i < 60; i++) lengths.push_back(2 + i * 7 % 31);
+    write_conversations(dir / "chat", lengths);
+    const auto firsts = [&](int64_t n) {
+        DataOptions o = options_for(dir / "chat", 32);
+        o.n_samples = n;
+        const DataLoader data(o);
+        EXPECT_EQ(data.order_problem(5), "");
+        Batch batch;
+        data.fetch(0, (int)data.n_samples(), batch);
+        Ints tokens;
+        for (int s = 0; s < batch.B; s++) tokens.push_back(batch.tokens[(size_t)s * 32]);
+        return tokens;
+    };
+    const Ints one = firsts(0), many = firsts(200);
+    EXPECT_EQ(Ints(many.begin(), many.begin() + (long)one.size()), one);
+    // Each epoch has each sample once, in another order.
+    const Ints second(many.begin() + (long)one.size(), many.begin() + 2 * (long)one.size());
+    EXPECT_NE(second, one);
+    EXPECT_EQ(std::multiset<int>(second.begin(), second.end()), std::multiset<int>(one.begin(), one.end()));
+}
+
+TEST(Packing, SplitsByConversationsAndBlendsWithText) {
+    const TemporaryDirectory dir;
+    const auto load = [&](const std::string& prefix, const std::string& split, DataSplit part) {
+        DataOptions o = options_for(prefix, 16);
+        o.split = split;
+        o.part = part;
+        const DataLoader data(o);
+        return data.n_samples() ? data.summary()[0].documents : 0;
+    };
+    write_conversations(dir / "many", Ints(20, 6));
+    EXPECT_EQ(load(dir / "many", "90, 10, 0", DataSplit::train), 18);
+    EXPECT_EQ(load(dir / "many", "90, 10, 0", DataSplit::valid), 2);
+    EXPECT_EQ(load(dir / "many", "969, 30, 1", DataSplit::train), 19);
+    EXPECT_EQ(load(dir / "many", "969, 30, 1", DataSplit::valid), 1);
+    write_conversations(dir / "one", {6});
+    EXPECT_EQ(load(dir / "one", "969, 30, 1", DataSplit::train), 1);
+    EXPECT_EQ(load(dir / "one", "969, 30, 1", DataSplit::valid), 0);
+    // With text: its rows see all of the sample, conversations only themselves.
+    TokenDatasetWriter text(dir / "text", 1 << 20);
+    Ints tokens(200);
+    std::iota(tokens.begin(), tokens.end(), 500000);
+    text.add(tokens.data(), tokens.size());
+    text.end_document();
+    text.commit();
+    DataOptions o = options_for("", 16);
+    o.blend = {{dir / "many", dir / "text"}, {1, 1}};
+    o.n_samples = 10;
+    const DataLoader data(o);
+    Batch batch;
+    data.fetch(0, 10, batch);
+    int64_t targets = 0;
+    for (int s = 0; s < 10; s++) {
+        const bool is_text = batch.tokens[(size_t)s * 16] >= 500000;
+        EXPECT_EQ(data.unmasked(s, 1),
+                  is_text ? 16 : std::count_if(batch.targets.begin() + s * 16, batch.targets.begin() + s * 16 + 16, [](int t) {
+                      return t >= 0;
+                  }));
+        targets += data.unmasked(s, 1);
+        EXPECT_EQ(*std::max_element(batch.doc_start.begin() + s * 16, batch.doc_start.begin() + s * 16 + 16) > 0, !is_text);
+    }
+    EXPECT_EQ(data.unmasked(0, 10), targets);
+}
+
+TEST(Packing, RefusesMasksThatDoNotBelong) {
+    const TemporaryDirectory dir;
+    write_conversations(dir / "chat", {6, 9});
+    const auto opens = [&] { TokenDataset::open(dir / "chat"); };
+    const std::string mask = test::read_file(dir / "chat.mask");
+    EXPECT_EQ(mask, std::string("\0\0\0\1\1\1\0\0\0\0\1\1\1\1\1", 15));
+    EXPECT_TRUE(TokenDataset::open(dir / "chat.mask").has_mask());
+    write_file(dir / "chat.mask", mask.substr(1));
+    expect_error(opens, {"chat.mask has 14 bytes", "15 tokens", "HINT"});
+    write_file(dir / "chat.mask", mask.substr(1) + "\x02");
+    expect_error(opens, {"byte 14 is 2", "HINT"});
+    std::filesystem::remove(dir / "chat.mask");
+    expect_error(opens, {"chat.mask is missing", "HINT"});
+    write_file(dir / "chat.mask", mask);
+    // Text over conversations takes the mask away; a mask of others is not overwritten.
+    const auto writes = [&] {
+        TokenDatasetWriter text(dir / "chat", {"hash", "tokenizer", 1 << 20});
+        const Ints tokens = {1, 2, 3};
+        text.add(tokens.data(), 3);
+        text.end_document();
+        text.commit();
+    };
+    writes();
+    EXPECT_FALSE(TokenDataset::open(dir / "chat").has_mask());
+    write_file(dir / "chat.mask", std::string(3, '\1'));
+    expect_error(opens, {"chat.mask belongs to other data", "HINT"});
+    expect_error(writes, {"chat.mask was not written by train_gpt prepare", "HINT"});
+    // No conversation with an answer within a sample.
+    write_conversations(dir / "long", {100, 90});
+    expect_error([&] { DataLoader{options_for(dir / "long", 8)}; }, {"no conversation", "first 9 tokens", "--seq-length"});
+    write_conversations(dir / "long", {100});
+    DataOptions small = options_for(dir / "long", 64);
+    small.vocab_size = 1010;
+    Batch batch;
+    expect_error([&] { DataLoader(small).fetch(0, 1, batch); }, {"token 10 of document 0 is 1010", "vocabulary of 1010"});
+}
+
+// ---- prepare ---------------------------------------------------------------------------------------------------------------
+TEST(PrepareChat, FromFilesToBatches) {
+    const TemporaryDirectory dir;
+    write_tokenizer(dir / "t", "bytes", golden()["templates"][0]["jinja"]);
+    std::string lines;
+    for (int i = 0; i < 40; i++)
+        lines += json{{"messages",
+                       {{{"role", "user"}, {"content", "the king " + std::to_string(i)}},
+                        {{"role", "assistant"}, {"content", "the son <|im_end|> of " + std::to_string(i)}}}}}
+                     .dump() +
+                 "\n";
+    write_file(dir / "a.jsonl", lines + "{\"messages\": []}\n");
+    write_file(dir / "b.json", R"([{"prompt": "who", "completion": "Adam"}, {"instruction": "x", "output": "y"}])");
+    PrepareOptions o;
+    o.input = {dir / "a.jsonl", dir / "b.json"};
+    o.output_prefix = dir / "chat";
+    o.tokenizer = dir / "t";
+    o.workers = 2;
+    o.chat = true;
+    o.max_bad_lines = "2";
+    const auto prepared = [&](const PrepareOptions& options) {
+        testing::internal::CaptureStdout();
+        testing::internal::CaptureStderr();
+        std::string failure;
+        try {
+            prepare_command(options);
+        } catch (const Error& e) {
+            failure = e.what();
+        }
+        const std::string said = testing::internal::GetCapturedStdout() + testing::internal::GetCapturedStderr();
+        if (!failure.empty()) throw Error(failure);
+        return said;
+    };
+    const std::string said = prepared(o);
+    for (const char* part : {"42 conversations by the template chatml", "chat.mask", "1 line was left out",
+                             "a.jsonl:41: the conversation is empty", "40 places in the text spell"})
+        EXPECT_NE(said.find(part), std::string::npos) << said;
+    const TokenDataset data = TokenDataset::open(dir / "chat");
+    EXPECT_EQ(data.chat_template(), "chatml");
+    ASSERT_EQ(data.n_documents(), 42);
+    const Tokenizer tokenizer = Tokenizer::load(dir / "t");
+    const auto text = [&](int64_t d) {  // what is learned in brackets
+        Ints tokens((size_t)data.length(d)), given, learned;
+        data.read(d, 0, data.length(d), tokens.data());
+        for (size_t i = 0; i < tokens.size(); i++) (data.learned(d)[i] ? learned : given).push_back(tokens[i]);
+        return tokenizer.decode(given) + "[" + tokenizer.decode(learned) + "]";
+    };
+    EXPECT_EQ(text(40), "<|im_start|>user\nwho<|im_end|>\n<|im_start|>assistant\n\n[Adam<|im_end|>]");
+    EXPECT_EQ(text(7), "<|im_start|>user\nthe king 7<|im_end|>\n<|im_start|>assistant\n\n[the son <|im_end|> of 7<|im_end|>]");
+    // An interrupted run goes on, and gives the same bytes.
+    PrepareOptions again = o;
+    again.output_prefix = dir / "again";
+    again.resume = true;
+    const std::string whole = test::read_file(dir / "b.json");
+    write_file(dir / "b.json", "[" + std::string(R"({"prompt": "who", "completion": "Adam"},)"));
+    expect_error([&] { prepared(again); }, {"b.json", "cut off"});
+    write_file(dir / "b.json", whole);
+    PrepareOptions other = again;
+    other.chat_template = "llama-3";
+    expect_error([&] { prepared(other); }, {"other options"});
+    prepared(again);
+    for (const char* end : {".bin", ".idx", ".mask"})
+        EXPECT_TRUE(test::read_file(dir / "again" + end) == test::read_file(dir / "chat" + end)) << end;
+    // What does not go together.
+    PrepareOptions wrong = o;
+    wrong.no_append_eod = true;
+    expect_error([&] { prepared(wrong); }, {"--no-append-eod", "--chat"});
+    wrong = o;
+    wrong.chat = false;
+    wrong.chat_template = "chatml";
+    expect_error([&] { prepared(wrong); }, {"--chat-template is for conversations"});
+    wrong = o;
+    wrong.max_bad_lines = "0";
+    expect_error([&] { prepared(wrong); }, {"a.jsonl:41", "empty"});
+    wrong = o;
+    write_file(dir / "c.txt", "just text\n");
+    wrong.input = {dir / "c.txt"};
+    expect_error([&] { prepared(wrong); }, {"c.txt holds no conversations", "HINT"});
+    wrong.input = {dir / "b.json"};
+    wrong.chat_template = "gemma";
+    write_file(dir / "b.json",
+               R"([{"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"},
+                           {"role": "assistant", "content": "y"}]}])");
+    expect_error([&] { prepared(wrong); }, {"b.json:1", "gemma has no place for a system's message"});
+}
+
+}  // namespace test_chat
