@@ -431,7 +431,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     if (m.table.part.last) plan_head(m);
     m.arena.add("activations: embedding, head", &m.a.sums, 1);
     if (m.c.position == Position::alibi) m.arena.add("activations: embedding, head", &m.slopes, m.n.NHl);
-    if (m.c.position == Position::rope) m.arena.add("activations: embedding, head", &m.cos_sin, (size_t)m.c.T * m.c.HS());
+    if (m.c.position == Position::rope) m.arena.add("activations: embedding, head", &m.cos_sin, (size_t)m.c.T * m.c.rotated());
     if (training) plan_activation_gradients(m);
     if (generates) plan_cache(m);
 }
@@ -486,7 +486,7 @@ static void allocate(be::Ctx& ctx, Model& m) {
     std::vector<real> slopes, cos_sin;
     if (m.slopes)
         for (int h = 0; h < m.n.NHl; h++) slopes.push_back(alibi_slope(m.ranks->mesh.tp.rank * m.n.NHl + h, c.NH));
-    if (m.cos_sin) rope_table(cos_sin, c.T, c.HS(), c.rope_base);
+    if (m.cos_sin) rope_table(cos_sin, c.T, c.rotated(), c.rope_base);
     be::upload(ctx, m.slopes, slopes.data(), slopes.size() * sizeof(real));
     be::upload(ctx, m.cos_sin, cos_sin.data(), cos_sin.size() * sizeof(real));
     bind_layers(m);
@@ -538,7 +538,7 @@ struct Pass {
     size_t stream_size() const { return (size_t)local_rows() * m.c.C; }  // elements of the residual stream on this rank
     bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[block]; }
     AttentionShape attention() const { return {in.B, in.T, m.n.NHl, m.n.NKVl, m.c.HS(), m.attention_scale()}; }
-    Rope rope() const { return {in.positions, m.cos_sin}; }
+    Rope rope() const { return {in.positions, m.cos_sin, m.c.rotated()}; }
 };
 
 // out = norm(inp), or with `add`: sum = inp + add, out = norm(sum).
@@ -615,15 +615,14 @@ static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatis
 }
 
 static void activation_forward(const Pass& p, const Output& out, const floatX* inp) {
-    if (p.m.c.activation == Activation::swiglu) be::swiglu_forward(p.ctx, out, inp, p.N(), p.m.n.Fl);
-    else be::gelu_forward(p.ctx, out, inp, p.N(), p.m.n.Fl);
+    be::activation_forward(p.ctx, out, inp, p.N(), p.m.n.Fl, p.m.c.activation);
 }
 
 static void attention_forward(const Pass& p, int block, const BlockActivations& s) {
     const Model& m = p.m;
     if (KeyValueCache* cache = p.in.cache)
-        be::attention_decode(p.ctx, s.att.x, {cache->keys_of(block), cache->values_of(block), m.c.T}, s.qkv, m.slopes,
-                             cache->length, p.attention());
+        be::attention_decode(p.ctx, s.att.x, {cache->keys_of(block), cache->values_of(block), m.c.T}, s.qkv,
+                             {0, cache->length, m.slopes}, p.attention());
     else be::attention_forward(p.ctx, s.att.x, s.lse, s.qkv, {p.in.documents(), m.slopes}, p.attention());
 }
 
@@ -871,10 +870,7 @@ static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floa
     floatX* dact = swiglu ? p.m.a.dnarrow : dfc1;
     if (p.fp8(l.block)) {
         linear_backward(p, l, dact, dout, s.act);
-        const Output out = gradient_for(p, b.fc1, dfc1);
-        if (swiglu) be::swiglu_backward(p.ctx, out, dact, s.fc1, N, l.in);
-        else be::gelu_backward(p.ctx, out, dact, s.fc1, N, l.in);
-        return;
+        return be::activation_backward(p.ctx, gradient_for(p, b.fc1, dfc1), dact, s.fc1, N, l.in, p.m.c.activation);
     }
     const floatX* all_dout = linear_backward_weight(p, l, dout, s.act);
     if (swiglu) be::linear_swiglu_backward_input(p.ctx, dfc1, dact, all_dout, l.w, s.fc1, N, l.in, l.out);
@@ -972,7 +968,7 @@ static void classify(const Pass& p, int row, int rows, real loss_scale, real z_c
     const int* targets = p.in.targets + row;
     if (tp.size == 1) return be::classifier(p.ctx, a.logits, losses, targets, rows, shard, constants);
     real* mine = a.statistics + (size_t)tp.rank * 2 * rows;
-    be::classifier_statistics(p.ctx, mine, a.logits, targets, rows, shard);
+    be::classifier_statistics(p.ctx, mine, a.logits, targets, rows, shard, constants.softcap);
     be::all_gather(p.ctx, p.m.ranks->tp, a.statistics, mine, (size_t)2 * rows);
     be::classifier_shard(p.ctx, a.logits, losses, targets, a.statistics, tp.size, rows, shard, constants);
 }

@@ -65,39 +65,5 @@ inline uint64_t rounding_key(uint64_t seed, int64_t step, RngPurpose purpose = R
     return (uint64_t)bits[0] << 32 | bits[1];
 }
 
-// The random numbers for a tensor's elements in a step, 32 bits each: the lower half is for exp_avg, the upper for exp_avg_sq.
-// Four consecutive elements of the whole tensor, the first at a multiple of 4, share a draw.
-struct Rounding {
-    uint64_t key = 0;
-    uint32_t tensor = 0;  // TensorSpec::id
-    // The updated elements begin at element `first` of the whole tensor. If `cols` is 0, they are consecutive. Else they are a
-    // slice of columns: rows of `cols` elements, each part of a row of whole_cols; the first row begins at `first`, and the
-    // update at element `at` of the slice.
-    uint64_t first = 0;
-    size_t cols = 0, whole_cols = 0, at = 0;
-
-    HD uint64_t number(size_t i) const {
-        return cols == 0 ? first + i : first + (at + i) / cols * whole_cols + (at + i) % cols;
-    }
-    // How many elements from i on are consecutive in the whole tensor.
-    size_t run(size_t i) const { return cols == 0 ? SIZE_MAX : cols - (at + i) % cols; }
-    // Whether every eighth element begins two draws that cover exactly it and the next seven.
-    bool in_eights() const { return first % 4 == 0 && cols % 8 == 0 && whole_cols % 4 == 0 && at % 8 == 0; }
-
-    // Draws for the elements 4 group to 4 group + 3.
-    template <class W>
-    HD void draw(W (&words)[4], W group, uint32_t group_high) const {
-        const W zero = group & 0u;
-        words[0] = group;
-        words[1] = zero + group_high;
-        words[2] = zero + tensor;
-        words[3] = zero + (uint32_t)RngPurpose::rounding;
-        philox_rounds(words, (uint32_t)key, (uint32_t)(key >> 32));
-    }
-    HD uint32_t word(size_t i) const {
-        const uint64_t n = number(i);
-        uint32_t words[4];
-        draw(words, (uint32_t)(n / 4), (uint32_t)(n >> 34));
-        return n % 2 ? (n % 4 == 3 ? words[3] : words[1]) : (n % 4 == 2 ? words[2] : words[0]);
-    }
-};
+// The random numbers for a tensor's elements in a step: the lower half of each is for exp_avg, the upper for exp_avg_sq.
+using Rounding = Draws<RngPurpose::rounding>;

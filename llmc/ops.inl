@@ -41,7 +41,7 @@ void layernorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, const NormStatist
 void layernorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, const NormGrads& grads, const floatX* dout /*(N, C)*/,
                         const floatX* inp /*(N, C)*/, const NormParams& params, const NormStatistics& statistics, int N,
                         Acc acc);
-// y = g * x * rsqrt(mean(x^2) + eps)
+// y = (offset + weight) * x * rsqrt(mean(x^2) + eps)
 void rmsnorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, const NormStatistics& statistics, floatX* sum /*(N, C) or null*/,
                      const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/, const NormParams& params, int N);
 void rmsnorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, const NormGrads& grads, const floatX* dout /*(N, C)*/,
@@ -69,7 +69,7 @@ void linear_gelu_backward_input(Ctx& ctx, floatX* dpre /*(N, IC)*/, const floatX
 // gate_up = inp weight^T (+ bias), out = silu(gate) up. sets out, gate_up.
 void linear_swiglu_forward(Ctx& ctx, floatX* out /*(N, F)*/, floatX* gate_up /*(N, 2F)*/, const floatX* inp /*(N, IC)*/,
                            const floatX* weight /*(2F, IC)*/, const floatX* bias /*(2F) or null*/, int N, int IC, int F);
-// dgate_up = swiglu_backward of dact = dout weight. sets dgate_up; dact is scratch.
+// dgate_up = activation_backward of dact = dout weight. sets dgate_up; dact is scratch.
 void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up /*(N, 2F)*/, floatX* dact /*(N, F)*/,
                                   const floatX* dout /*(N, OC)*/, const floatX* weight /*(OC, F)*/,
                                   const floatX* gate_up /*(N, 2F)*/, int N, int F, int OC);
@@ -115,14 +115,16 @@ void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, 
 void bias_backward(Ctx& ctx, real* dbias /*(OC)*/, const floatX* dout /*(N, OC)*/, int N, int OC);
 
 // ---- rotary positions (rope.h) --------------------------------------------------------------------------------------------
-// Rotates the NH query and NKV key heads of qkv in place, with rotate-half pairing (j, j + HS/2); values are unchanged.
+// Rotates the first `rotated` numbers of the NH query and NKV key heads of qkv in place, with rotate-half pairing
+// (j, j + rotated/2); the others and the values are unchanged.
 // backward rotates gradients by the opposite angle.
 void rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const Rope& rope, const AttentionShape& shape);
 void rope_backward(Ctx& ctx, floatX* dqkv /*(N, NH + 2*NKV, HS)*/, const Rope& rope, const AttentionShape& shape);
 
 // ---- attention (attention.h) ----------------------------------------------------------------------------------------------
 // Causal flash attention with grouped queries: query head h uses key/value head h / (NH / NKV). Row t sees keys
-// doc_start[t] .. t (doc_start null: 0 .. t). score = scale q.k + slope[h] (j - t) (slopes null: no ALiBi).
+// doc_start[t] .. t (doc_start null: 0 .. t). score = cap(scale q.k) + slope[h] (j - t) (slopes null: no ALiBi), where cap is the
+// soft cap, if there is one. Weights may be dropped. Soft caps and dropout use slower kernels.
 // lse is the natural log-sum-exp of a row's scores. No T x T matrix is stored. sets out, lse.
 void attention_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
                        const floatX* qkv /*(B, T, NH + 2*NKV, HS)*/, const AttentionMask& mask, const AttentionShape& shape);
@@ -137,30 +139,37 @@ void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const
 void attention_rope_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
                              const AttentionActs& acts, const AttentionMask& mask, const Rope& rope,
                              const AttentionShape& shape, real* dq_sums /*or null*/);
-// One new token per sequence (T is 1): writes its key and value into the cache at row t and attends over rows 0 .. t. sets out.
+// One new token per sequence (T is 1): writes its key and value into the cache at row t and attends as the mask says. sets out.
 void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, const AttentionCache& cache,
-                      const floatX* qkv /*(B, NH + 2*NKV, HS)*/, const real* slopes /*(NH) or null*/, int t,
-                      const AttentionShape& shape);
+                      const floatX* qkv /*(B, NH + 2*NKV, HS)*/, const DecodeMask& mask, const AttentionShape& shape);
+// Attention sinks: a learned score per query head takes part in the softmax of its rows, without a value. Changes the results of
+// attention_forward in place, to which attention_backward is then applied.
+void sinks_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/, const floatX* sinks /*(NH)*/,
+                   const AttentionShape& shape);
+// adds to dsinks. acts are those with sinks.
+void sinks_backward(Ctx& ctx, real* dsinks /*(NH)*/, const floatX* dout /*(B, T, NH, HS)*/, const AttentionActs& acts,
+                    const floatX* sinks /*(NH)*/, const AttentionShape& shape);
 
 // Empty if these ops support heads of this size, else the reason: lets a model be refused before anything is allocated.
 std::string attention_limits(int HS);
 
-// ---- activations and residual (mlp.h) -------------------------------------------------------------------------------------
-// Codes of gradients may have either format, and be transposed.
-// tanh GeLU, elementwise. sets.
-void gelu_forward(Ctx& ctx, const Output& out /*(N, F)*/, const floatX* inp /*(N, F)*/, int N, int F);
-void gelu_backward(Ctx& ctx, const Output& dinp, const floatX* dout, const floatX* inp, int N, int F);
-// out = silu(gate) * up with rows [gate | up]. sets.
-void swiglu_forward(Ctx& ctx, const Output& out /*(N, F)*/, const floatX* gate_up /*(N, 2F)*/, int N, int F);
-void swiglu_backward(Ctx& ctx, const Output& dgate_up /*(N, 2F)*/, const floatX* dout /*(N, F)*/, const floatX* gate_up, int N,
-                     int F);
+// ---- activations, residual, dropout (mlp.h) -------------------------------------------------------------------------------
+// out = activation(inp), elementwise; of activations that gate, inp is (N, 2F) with rows [gate | up]. sets. Codes of gradients may
+// have either format, and be transposed.
+void activation_forward(Ctx& ctx, const Output& out /*(N, F)*/, const floatX* inp /*(N, F) or (N, 2F)*/, int N, int F,
+                        Activation activation);
+void activation_backward(Ctx& ctx, const Output& dinp /*as inp*/, const floatX* dout /*(N, F)*/, const floatX* inp, int N,
+                         int F, Activation activation);
 // out = a + b. sets.
 void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, size_t n);
+// out = inp / (1 - rate) where an element is kept, else 0 (dropout.h). out may be inp. Its own backward op. sets.
+void dropout_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n, const Dropout& dropout);
 
 // ---- loss (loss.h) --------------------------------------------------------------------------------------------------------
 // Fused classifier over rows of logits: logZ = log sum_{i<V} exp(x_i), loss = logZ - x_target, z = z_coef * logZ^2, and, if
 // write_gradient, the logits are overwritten with dlogits = loss_scale * (p_i (1 + 2 z_coef logZ) - [i = target]); columns
-// V .. Vp-1 are padding: never read, gradient 0. A target < 0 is masked: loss, z and gradient 0. No softmax is stored.
+// V .. Vp-1 are padding: never read, gradient 0. A target < 0 is masked: loss, z and gradient 0. No softmax is stored. With a soft
+// cap, x_i is the capped logit, and the gradient is that of the logit itself.
 // sets losses, which are unscaled.
 void classifier(Ctx& ctx, floatX* logits /*(N, Vp)*/, const RowLosses& losses, const int* targets /*(N)*/, int N,
                 const VocabularyShard& shard, const LossConstants& constants);
@@ -170,7 +179,7 @@ void classifier_shard(Ctx& ctx, floatX* logits /*(N, Vp)*/, const RowLosses& los
                       const LossConstants& constants);
 // One shard's log-sum-exp of its columns (-infinity if it has none), and the target's logit, 0 if it is in another shard. sets.
 void classifier_statistics(Ctx& ctx, real* statistics /*(2, N)*/, const floatX* logits /*(N, Vp)*/, const int* targets /*(N)*/,
-                           int N, const VocabularyShard& shard);
+                           int N, const VocabularyShard& shard, real softcap);
 
 // Adds the contributions of rows with a target >= 0 to *sums; a NaN lse makes lse_max NaN. Does not wait for the result: *sums
 // is in the backend's memory.

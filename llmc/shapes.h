@@ -6,7 +6,19 @@
 #include <cstdint>
 
 #include "base/types.h"
+#include "dropout.h"
 #include "fp8.h"
+
+// What lies between the two matrices of the MLP.
+enum class Activation {
+    gelu,        // by tanh
+    gelu_exact,  // by erf
+    relu2,       // max(x, 0)^2
+    swiglu,      // silu(gate) up
+    geglu,       // gelu(gate) up, by tanh
+};
+// One of these gates its output: fc1 then has rows [gate | up].
+HD constexpr bool gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
 
 // Rows [v0, v0 + V) of a vocabulary, in matrices of Vp rows or columns: those after the first V are padding. An unsharded
 // vocabulary has v0 = 0.
@@ -20,6 +32,7 @@ struct NormParams {
     const floatX* bias;    // (C); null for RMSNorm
     int C;
     real eps;
+    real offset = 0;  // the factor is offset + weight; Gemma: 1
 };
 struct NormGrads {
     real* weight;  // (C)
@@ -28,6 +41,17 @@ struct NormGrads {
 struct NormStatistics {
     real* mean;  // (N); null for RMSNorm
     real* rstd;  // (N)
+};
+
+// Rows of C numbers within longer ones: `segments` of them, next to each other, begin each of N rows that are `stride` numbers
+// apart. They are the query or the key heads of the fused projection; or all query heads, or all key heads, as one.
+struct HeadRows {
+    int N;
+    size_t stride;
+    int segments;
+
+    HD int count() const { return N * segments; }
+    HD size_t at(int row, int C) const { return (size_t)(row / segments) * stride + (size_t)(row % segments) * C; }
 };
 
 // An operand of an FP8 product: codes represent code * inverse_scale.
@@ -40,7 +64,10 @@ struct Fp8Matrix {
 // Sizes of attention, and the layout of heads in the fused projection qkv (B, T, NH + 2*NKV, HS).
 struct AttentionShape {
     int B, T, NH, NKV, HS;
-    real scale = 0;  // scale of scores; not used by rope
+    real scale = 0;        // scale of scores; not used by rope
+    real softcap = 0;      // scaled scores x become softcap tanh(x / softcap); 0: they stay
+    Dropout dropout = {};  // of the weights; its indices are those of `weight`
+    int all_heads = 0;     // query heads of the whole model, for dropout
 
     HD int N() const { return B * T; }
     HD int group() const { return NH / NKV; }
@@ -51,6 +78,8 @@ struct AttentionShape {
     HD size_t output_row() const { return (size_t)NH * HS; }
     HD size_t output(int b, int t, int h) const { return ((size_t)b * T + t) * output_row() + (size_t)h * HS; }
     HD size_t statistic(int b, int t, int h) const { return ((size_t)b * NH + h) * T + t; }
+    HD bool capped_or_dropped() const { return softcap > 0 || dropout.rate > 0; }
+    HD uint64_t weight(int b, int h, int t, int j) const { return (((uint64_t)b * all_heads + h) * T + t) * T + j; }
 };
 // Which keys a query sees, and what is added to its scores. Default: all keys up to its own position, and nothing.
 struct AttentionMask {
@@ -63,16 +92,26 @@ struct AttentionActs {
     const floatX* out;  // (B, T, NH, HS)
     const real* lse;    // (B, NH, T)
 };
+// What a new token attends to: rows first .. t of the cache, the last of which is its own; and what is added to its scores.
+struct DecodeMask {
+    int first, t;
+    const real* slopes = nullptr;   // (NH) or null: ALiBi
+    const floatX* sinks = nullptr;  // (NH) or null
+};
 // Keys and values of the tokens so far, with capacity P.
 struct AttentionCache {
     floatX* keys;    // (B, P, NKV, HS)
     floatX* values;  // (B, P, NKV, HS)
     int P;
 };
-// Rotary positions: the position of each row, and (cos, sin) of position * base^(-2j/HS).
+// Rotary positions: the position of each row, and cos and sin of the angles of each position (position * base^(-2j/rotated)).
+// The first `rotated` numbers of a head are rotated (HS: all), in pairs (j, j + rotated/2).
 struct Rope {
     const int* positions;  // (N)
-    const real* cos_sin;   // (P, HS/2, 2)
+    const real* cos_sin;   // (P, rotated/2, 2)
+    int rotated;
+
+    HD const real* angles(int n) const { return cos_sin + (size_t)positions[n] * rotated; }
 };
 
 // Losses per row; lse is log Z.
@@ -85,6 +124,7 @@ struct LossConstants {
     real loss_scale;  // factor of the gradients
     real z_coef;
     bool write_gradient;
+    real softcap = 0;  // logits x become softcap tanh(x / softcap); 0: they stay
 };
 
 // Sums over the unmasked targets of one or more micro-batches, and over the squares of their gradients.

@@ -50,7 +50,7 @@ refuse "learning rate negative"             "lr"                            "${t
 refuse "value missing"                      "out"                           "${train[@]}" --data-path good --out
 refuse "choice unknown"                     "cosine"                        "${train[@]}" --data-path good --lr-decay-style cosinus
 refuse "preset unknown"                     "gpt2-124m"                     "$program" train --preset gpt2-125 --data-path good
-refuse "dropout above 0"                    "dropout"                       "${train[@]}" --data-path good --hidden-dropout 0.1
+refuse "dropout of everything"              "hidden-dropout"                "${train[@]}" --data-path good --hidden-dropout 1
 refuse "config file missing"                "nothere.toml"                  "${train[@]}" --data-path good --config nothere.toml
 echo 'micro-batch-sise = 3' >bad.toml
 refuse "config file with an unknown name"   "micro-batch-sise"              "${train[@]}" --data-path good --config bad.toml
@@ -60,7 +60,10 @@ refuse "steps and samples both given"       "train-(iters|samples)"         "${t
 refuse "heads do not divide width"          "hidden-size 33"                "${train[@]}" --data-path good --hidden-size 33
 refuse "groups do not divide heads"         "num-query-groups 3"            "${train[@]}" --data-path good --num-query-groups 3
 refuse "global batch does not divide"       "global-batch-size"             "${train[@]}" --data-path good --global-batch-size 5
-refuse "mix of families"                    "matches no family"             "${train[@]}" --data-path good --embed-layernorm
+refuse "two activations"                    "swiglu.*squared-relu"          "${train[@]}" --data-path good --swiglu --squared-relu
+refuse "rotary base without rope"           "rotary-base.*position-emb"     "${train[@]}" --data-path good --position-embedding-type alibi --rotary-base 5e5
+refuse "two norms of queries"               "qk-layernorm.*whole"           "${train[@]}" --data-path good --qk-layernorm --qk-layernorm-whole
+refuse "layers without a window, no window" "skip-freq.*window-size"        "${train[@]}" --data-path good --window-attn-skip-freq 2
 refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-attention-heads 512 --num-layers 200
 refuse "vocabulary below the data's"        "vocab"                         "$program" train "${llama[@]}" "${small[@]}" --vocab-size 100 --data-path good
 refuse "sequence longer than the data"      "seq-length|sequence|tokens"    "${train[@]}" --data-path good --seq-length 1000000 --dry-run
@@ -201,14 +204,15 @@ head -c 300 tok/tokenizer.json >cut.json
 refuse "tokenizer: truncated"               "cut.json"                      "$program" prepare --input good.txt --output p --tokenizer cut.json
 
 # ---- model directories ----
-refuse "model missing"                      "nomodel"                       "$program" generate --model nomodel --prompt a
+refuse "model missing"                      "hf download nomodel"           "$program" generate --model nomodel --prompt a
+refuse "model of the cache missing"         "hf download org/nomodel"       "$program" generate --model org/nomodel --prompt a
 spoil() { rm -rf "$1"; cp -rL model/latest "$1"; }
 spoil m1; rm m1/config.json
 refuse "model without config.json"          "config.json"                   "$program" generate --model m1 --prompt a
 spoil m2; sed -i 's/"llama"/"mamba"/' m2/config.json
 refuse "model of another family"            "mamba"                         "$program" generate --model m2 --prompt a
-spoil m3; sed -i 's/"attention_bias": false/"attention_bias": true/' m3/config.json
-refuse "feature not supported"              "attention_bias"                "$program" generate --model m3 --prompt a
+spoil m3; sed -i 's/"hidden_act": "silu"/"hidden_act": "tanh"/' m3/config.json
+refuse "feature not supported"              "hidden_act.*gelu_pytorch_tanh"                "$program" generate --model m3 --prompt a
 spoil m4; sed -i 's/"intermediate_size": 64/"intermediate_size": 96/' m4/config.json
 refuse "shape other than config.json's"     "mlp"                           "$program" generate --model m4 --prompt a
 spoil m5; head -c 1000 model/latest/model.safetensors >m5/model.safetensors

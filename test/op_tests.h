@@ -376,8 +376,8 @@ TEST(Gelu, ForwardAndBackward) {
     for (const size_t n : {1, 17, 1003, 9000}) {
         const Input<floatX> inp(activation_inputs(n)), dout(Rng(7).normals<floatX>(n));
         Buffer<floatX> out(n, "out"), dinp(n, "dinp");
-        backend::gelu_forward(ctx, out.p(), inp.p(), 1, (int)n);
-        backend::gelu_backward(ctx, dinp.p(), dout.p(), inp.p(), 1, (int)n);
+        backend::activation_forward(ctx, out.p(), inp.p(), 1, (int)n, Activation::gelu);
+        backend::activation_backward(ctx, dinp.p(), dout.p(), inp.p(), 1, (int)n, Activation::gelu);
         Doubles y, dx, y_allowed, dx_allowed;
         for (size_t i = 0; i < n; i++) {
             const double x = as_double(inp[i]), z = gelu_inner(x), dz = 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
@@ -428,20 +428,20 @@ TEST(LinearFused, BitsOfTheOpsOneAfterAnother) {
     else expect_close(out.get(), sum, allowed, "residual");
 
     Buffer<floatX> turned(product.get(), "turned");
-    const Rope rope = {positions.p(), table.p()};
+    const Rope rope = {positions.p(), table.p(), HS};
     const AttentionShape shape = {1, N, NH, NKV, HS};
     backend::linear_rope_forward(ctx, out.p(), inp.p(), weight.p(), b.p(), IC, rope, shape);
     backend::rope_forward(ctx, turned.p(), rope, shape);
     expect_same_bits(out.get(), turned.get(), "rope");
 
     backend::linear_swiglu_forward(ctx, act.p(), out.p(), inp.p(), weight.p(), b.p(), N, IC, F);
-    backend::swiglu_forward(ctx, act_apart.p(), product.p(), N, F);
+    backend::activation_forward(ctx, act_apart.p(), product.p(), N, F, Activation::swiglu);
     expect_same_bits(out.get(), product.get(), "gate and up");
     expect_same_bits(act.get(), act_apart.get(), "swiglu");
 
     backend::linear_swiglu_backward_input(ctx, out.p(), dact.p(), dout.p(), back.p(), product.p(), N, F, IC);
     backend::linear_backward_input(ctx, dact.p(), dout.p(), back.p(), N, F, IC);
-    backend::swiglu_backward(ctx, apart.p(), dact.p(), product.p(), N, F);
+    backend::activation_backward(ctx, apart.p(), dact.p(), product.p(), N, F, Activation::swiglu);
     expect_same_bits(out.get(), apart.get(), "swiglu backward");
 }
 
@@ -451,8 +451,8 @@ TEST(SwiGlu, ForwardAndBackward) {
         const int N = k.N, F = k.C;
         const Input<floatX> gate_up(activation_inputs(N * 2 * F)), dout(Rng(8).normals<floatX>(N * F));
         Buffer<floatX> out(N * F, "out"), dgate_up(N * 2 * F, "dgate_up");
-        backend::swiglu_forward(ctx, out.p(), gate_up.p(), N, F);
-        backend::swiglu_backward(ctx, dgate_up.p(), dout.p(), gate_up.p(), N, F);
+        backend::activation_forward(ctx, out.p(), gate_up.p(), N, F, Activation::swiglu);
+        backend::activation_backward(ctx, dgate_up.p(), dout.p(), gate_up.p(), N, F, Activation::swiglu);
         Doubles y(N * F), y_allowed(N * F), d(N * 2 * F), d_allowed(N * 2 * F);
         for (int n = 0; n < N; n++)
             for (int f = 0; f < F; f++) {
@@ -586,7 +586,7 @@ TEST(Classifier, ShardsAsTheWhole) {
             for (int i = 0; i < columns(r); i++) part[(size_t)n * per_shard + i] = logits[(size_t)n * Vp + r * per_shard + i];
         parts.push_back(std::make_unique<Buffer<floatX>>(part));
         backend::classifier_statistics(ctx, statistics.p() + (size_t)r * 2 * N, parts[r]->p(), ids.p(), N,
-                                       {r * per_shard, columns(r), per_shard});
+                                       {r * per_shard, columns(r), per_shard}, constants.softcap);
     }
     const double allowed = (V / 16.0 + 20) * u * 10;
     const Doubles expected_lse = doubles(lse.get()), expected_loss = doubles(loss.get()), expected_z = doubles(zloss.get());

@@ -429,8 +429,8 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
                 std::copy_n(row + produced + cached, cached, &expected_values[(b * P + t) * cached]);
             }
             spoil_scratch(ctx);
-            cpu::attention_decode(ctx, token_out.data(), {keys.data(), values.data(), P}, token.data(), p.slopes_or_null(), t,
-                                  {k.B, 1, k.NH, k.NKV, k.HS, p.scale});
+            cpu::attention_decode(ctx, token_out.data(), {keys.data(), values.data(), P}, token.data(),
+                                  {0, t, p.slopes_or_null()}, {k.B, 1, k.NH, k.NKV, k.HS, p.scale});
             for (int b = 0; b < k.B; b++) std::copy_n(&token_out[b * produced], produced, &out[(b * k.T + t) * produced]);
         }
         expect_same_bits(keys, expected_keys, "keys");
@@ -482,7 +482,7 @@ TEST(Rope, ForwardBackwardAndBack) {
     for (const Rotation& k : shapes)
         for (const int threads : {1, 2}) {
             cpu::Ctx ctx(threads);
-            const Rope rope = {k.positions.data(), k.table.data()};
+            const Rope rope = {k.positions.data(), k.table.data(), k.HS};
             const AttentionShape shape = {1, k.N, k.NH, k.NKV, k.HS};
             Guarded<floatX> turned(k.qkv, "qkv"), gradient(k.qkv, "dqkv");
             cpu::rope_forward(ctx, turned.data(), rope, shape);
@@ -521,7 +521,7 @@ TEST(Rope, BackwardWithAttention) {
             way.choose(ctx);
             const Results r = p.run(ctx);
             Guarded<floatX> apart(r.dqkv, "apart"), together(p.qkv.size(), "together");
-            const Rope rope = {positions.data(), angles.data()};
+            const Rope rope = {positions.data(), angles.data(), k.HS};
             cpu::rope_backward(ctx, apart.data(), rope, p.shape());
             cpu::attention_rope_backward(ctx, together.data(), p.dout.data(), {p.qkv.data(), r.out.data(), r.lse.data()},
                                          p.mask(), rope, p.shape(), nullptr);

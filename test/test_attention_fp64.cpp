@@ -53,22 +53,31 @@ TEST(Fp64, Rope) {
     cpu::Ctx ctx(1);
     Rng rng(2);
     const int N = 5, NH = 4, NKV = 2, HS = 6, P = 40;
-    Doubles table, qkv = rng.normals<double>(N * (NH + 2 * NKV) * HS);
-    rope_table(table, P, HS, 100);
     const std::vector<int> positions = {0, 39, 7, 7, 21};
-    const Doubles dout = rng.normals<double>(qkv.size());
-    const Rope rope = {positions.data(), table.data()};
     const AttentionShape shape = {1, N, NH, NKV, HS};
-    const auto loss = [&] {
-        Guarded<double> turned(qkv, "qkv");
-        cpu::rope_forward(ctx, turned.data(), rope, shape);
-        return dot(turned.values(), dout);
-    };
-    Guarded<double> gradient(dout, "dqkv");
-    cpu::rope_backward(ctx, gradient.data(), rope, shape);
-    check_gradient(loss, qkv.data(), qkv.size(), gradient.data(), "dqkv");
-    cpu::rope_forward(ctx, gradient.data(), rope, shape);
-    expect_close(gradient, dout, 1e-14, 0, "back and forth");
+    for (const int rotated : {6, 4, 2}) {  // of each head
+        Doubles table, qkv = rng.normals<double>(N * (NH + 2 * NKV) * HS);
+        rope_table(table, P, rotated, 100);
+        const Doubles dout = rng.normals<double>(qkv.size());
+        const Rope rope = {positions.data(), table.data(), rotated};
+        Doubles turned_heads;
+        const auto loss = [&] {
+            Guarded<double> turned(qkv, "qkv");
+            cpu::rope_forward(ctx, turned.data(), rope, shape);
+            turned_heads = turned.values();
+            return dot(turned_heads, dout);
+        };
+        Guarded<double> gradient(dout, "dqkv");
+        cpu::rope_backward(ctx, gradient.data(), rope, shape);
+        check_gradient(loss, qkv.data(), qkv.size(), gradient.data(), "dqkv");
+        loss();
+        for (size_t i = 0; i < qkv.size(); i++)
+            if ((int)(i % HS) >= rotated) {
+                EXPECT_EQ(turned_heads[i], qkv[i]) << "beyond what is rotated";
+            }
+        cpu::rope_forward(ctx, gradient.data(), rope, shape);
+        expect_close(gradient, dout, 1e-14, 0, "back and forth");
+    }
 }
 
 // A query's product with a key depends on the distance of their positions only.
@@ -81,8 +90,8 @@ TEST(Fp64, RopeIsRelative) {
     const Doubles heads = rng.normals<double>(3 * HS);  // a query, a key, a value
     const auto product = [&](int query_position, int key_position) {
         Doubles q = heads, k = heads;
-        cpu::rope_forward(ctx, q.data(), {&query_position, table.data()}, {1, 1, 1, 1, HS});
-        cpu::rope_forward(ctx, k.data(), {&key_position, table.data()}, {1, 1, 1, 1, HS});
+        cpu::rope_forward(ctx, q.data(), {&query_position, table.data(), HS}, {1, 1, 1, 1, HS});
+        cpu::rope_forward(ctx, k.data(), {&key_position, table.data(), HS}, {1, 1, 1, 1, HS});
         return dot(Doubles(q.begin(), q.begin() + HS), Doubles(k.begin() + HS, k.begin() + 2 * HS));
     };
     EXPECT_NEAR(product(50, 43), product(7, 0), 1e-13);
@@ -95,6 +104,18 @@ TEST(Fp64, RopeIsRelative) {
 struct AttentionCase {
     int B, T, NH, NKV, HS;
     bool alibi, documents;
+    double softcap = 0, dropout = 0;
+    bool sinks = false;
+    int window = 0;  // keys that a query sees; 0: all
+
+    AttentionShape shape() const {
+        AttentionShape s{B, T, NH, NKV, HS, 1 / std::sqrt((double)HS), softcap};
+        s.dropout.rate = dropout;
+        s.dropout.draws.key = 99;
+        s.dropout.draws.first = 1001;
+        s.all_heads = 2 * NH;
+        return s;
+    }
 };
 
 // Documents begin at tokens 0, 1, 3, at a tile's edge, and one before the end.
@@ -113,27 +134,45 @@ TEST_P(Fp64Attention, Gradients) {
     cpu::Ctx ctx(1);
     ctx.plain = GetParam();
     uint64_t seed = 4;
-    for (const AttentionCase& k : {AttentionCase{1, 1, 1, 1, 2, false, false}, AttentionCase{2, 9, 4, 2, 6, false, false},
-                                   AttentionCase{2, 9, 4, 2, 6, true, true}, AttentionCase{1, 11, 6, 1, 3, true, false},
-                                   AttentionCase{1, 70, 2, 1, 9, false, false}, AttentionCase{2, 131, 2, 2, 5, true, true}}) {
-        SCOPED_TRACE(testing::Message() << "T " << k.T << ", NH " << k.NH << ", NKV " << k.NKV << ", HS " << k.HS);
+    for (const AttentionCase& k :
+         {AttentionCase{1, 1, 1, 1, 2, false, false}, AttentionCase{2, 9, 4, 2, 6, false, false},
+          AttentionCase{2, 9, 4, 2, 6, true, true}, AttentionCase{1, 11, 6, 1, 3, true, false},
+          AttentionCase{1, 70, 2, 1, 9, false, false}, AttentionCase{2, 131, 2, 2, 5, true, true},
+          AttentionCase{2, 9, 4, 2, 6, true, true, 1.5}, AttentionCase{1, 70, 2, 1, 5, false, true, 0.7},
+          AttentionCase{2, 9, 4, 2, 6, true, true, 0, 0.3}, AttentionCase{1, 70, 2, 2, 3, false, false, 2, 0.2},
+          AttentionCase{2, 9, 4, 2, 6, false, false, 0, 0, true}, AttentionCase{2, 70, 4, 1, 3, true, true, 1.5, 0.3, true},
+          AttentionCase{2, 9, 2, 1, 4, false, false, 0, 0, false, 1},
+          AttentionCase{1, 140, 2, 1, 3, false, true, 0, 0, true, 50}}) {
+        SCOPED_TRACE(testing::Message() << "T " << k.T << ", NH " << k.NH << ", NKV " << k.NKV << ", HS " << k.HS
+                                        << ", softcap " << k.softcap << ", dropout " << k.dropout << ", window " << k.window);
         Rng rng(seed++);
-        const double scale = 1 / std::sqrt((double)k.HS);
         const size_t n = (size_t)k.B * k.T * k.NH;
         Doubles qkv = rng.normals<double>((size_t)k.B * k.T * (k.NH + 2 * k.NKV) * k.HS), slopes;
         for (int h = 0; h < k.NH; h++) slopes.push_back(alibi_slope(h, k.NH));
         const Doubles dout = rng.normals<double>(n * k.HS);
-        const std::vector<int> documents = document_starts(k.B, k.T);
-        const AttentionMask mask = {k.documents ? documents.data() : nullptr, k.alibi ? slopes.data() : nullptr};
-        const AttentionShape shape = {k.B, k.T, k.NH, k.NKV, k.HS, scale};
-        Guarded<double> out(n * k.HS, "out"), lse(n, "lse"), dqkv(qkv.size(), "dqkv");
+        std::vector<int> first_keys = document_starts(k.B, k.T);
+        for (int i = 0; i < k.B * k.T; i++) {
+            if (!k.documents) first_keys[i] = 0;
+            if (k.window) first_keys[i] = std::max(first_keys[i], i % k.T + 1 - k.window);
+        }
+        const AttentionMask mask = {k.documents || k.window ? first_keys.data() : nullptr, k.alibi ? slopes.data() : nullptr};
+        const AttentionShape shape = k.shape();
+        Doubles sinks = rng.normals<double>(k.NH);
+        const Doubles dsinks0 = rng.normals<double>(k.NH);
+        Guarded<double> out(n * k.HS, "out"), lse(n, "lse"), dqkv(qkv.size(), "dqkv"), dsinks(dsinks0, "dsinks");
         const auto loss = [&] {
             cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), mask, shape);
+            if (k.sinks) cpu::sinks_forward(ctx, out.data(), lse.data(), sinks.data(), shape);
             return dot(out.values(), dout);
         };
         loss();
-        cpu::attention_backward(ctx, dqkv.data(), dout.data(), {qkv.data(), out.data(), lse.data()}, mask, shape, nullptr);
+        const AttentionActs acts = {qkv.data(), out.data(), lse.data()};
+        cpu::attention_backward(ctx, dqkv.data(), dout.data(), acts, mask, shape, nullptr);
+        if (k.sinks) cpu::sinks_backward(ctx, dsinks.data(), dout.data(), acts, sinks.data(), shape);
         check_gradient(loss, qkv.data(), qkv.size(), dqkv.data(), "dqkv");
+        Doubles gradient = dsinks.values();
+        for (size_t h = 0; h < gradient.size(); h++) gradient[h] -= dsinks0[h];
+        check_gradient(loss, sinks.data(), sinks.size(), gradient.data(), "dsinks");  // zero without sinks
     }
 }
 
@@ -151,6 +190,39 @@ TEST_P(Fp64Attention, GoldenValues) {
         expect_close(out, {10, 20, 10 * w - 5 * (1 - w), 20 * w + 7 * (1 - w)}, 1e-13, 0, "out");
         expect_close(lse, {1.5, std::log(a + b)}, 1e-14, 0, "lse");
     }
+}
+
+// By hand: two tokens as above, the query's scores capped at 1, its first key dropped or not, and a sink.
+TEST_P(Fp64Attention, GoldenValuesOfCapsDropoutAndSinks) {
+    cpu::Ctx ctx(1);
+    ctx.plain = GetParam();
+    const Doubles qkv = {3, -1, 1, 0, 10, 20, /**/ 1, 2, 0, 1, -5, 7};
+    const double sink = 0.3;
+    Guarded<double> out(4), lse(2);
+    AttentionShape shape = {1, 2, 1, 1, 2, 0.5, 1};
+    cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), {}, shape);
+    const double a = std::exp(std::tanh(0.5)), b = std::exp(std::tanh(1.0)), c = std::exp(sink), w = a / (a + b);
+    expect_close(out, {10, 20, 10 * w - 5 * (1 - w), 20 * w + 7 * (1 - w)}, 1e-13, 0, "out");
+    cpu::sinks_forward(ctx, out.data(), lse.data(), &sink, shape);
+    const double first = std::exp(std::tanh(1.5));
+    expect_close(lse, {std::log(first + c), std::log(a + b + c)}, 1e-14, 0, "lse");
+    expect_close(
+        out,
+        {10 * first / (first + c), 20 * first / (first + c), (10 * a - 5 * b) / (a + b + c), (20 * a + 7 * b) / (a + b + c)},
+        1e-13, 0, "out with a sink");
+    shape.all_heads = 1;
+    shape.dropout.rate = 0.5;
+    int seen[2][2] = {};
+    for (uint64_t seed = 0; seed < 100; seed++) {  // the second row's two weights are dropped or doubled
+        shape.dropout.draws.key = seed;
+        cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), {}, shape);
+        const double p = shape.dropout.keeps(2) ? 2 * w : 0, q = shape.dropout.keeps(3) ? 2 * (1 - w) : 0;
+        seen[p > 0][q > 0]++;
+        EXPECT_NEAR(out[2], 10 * p - 5 * q, 1e-13);
+        EXPECT_NEAR(lse[1], std::log(a + b), 1e-14);
+    }
+    for (const auto& row : seen)
+        for (const int count : row) EXPECT_GE(count, 8);  // 25 of 100 expected, with a standard deviation of 4.3
 }
 
 // Query head h reads key and value head h / (NH / NKV): the same as with each key and value head written out for its group.
@@ -173,6 +245,39 @@ TEST_P(Fp64Attention, GroupedHeadsAreRepeatedHeads) {
     cpu::attention_forward(ctx, expected.data(), expected_lse.data(), repeated.data(), {}, {1, T, NH, NH, HS, 0.5});
     expect_same_bits(out, expected, "out");
     expect_same_bits(lse, expected_lse, "lse");
+}
+
+// Token by token as all at once: with windows, caps, sinks and ALiBi.
+TEST(Fp64, DecodeIsForward) {
+    cpu::Ctx ctx(1);
+    Rng rng(21);
+    for (const AttentionCase& k : {AttentionCase{2, 20, 4, 2, 6, true, false, 1.5, 0, true, 0},
+                                   AttentionCase{1, 20, 2, 1, 3, false, false, 0, 0, true, 5},
+                                   AttentionCase{1, 20, 2, 1, 3, true, false, 0, 0, false, 1}}) {
+        const int P = 23;
+        const Doubles qkv = rng.normals<double>((size_t)k.B * k.T * (k.NH + 2 * k.NKV) * k.HS),
+                      sinks = rng.normals<double>(k.NH), slopes = rng.normals<double>(k.NH);
+        std::vector<int> first_keys;
+        for (int i = 0; i < k.B * k.T; i++) first_keys.push_back(k.window ? std::max(0, i % k.T + 1 - k.window) : 0);
+        Guarded<double> out((size_t)k.B * k.T * k.NH * k.HS), lse((size_t)k.B * k.T * k.NH);
+        AttentionShape shape = k.shape();
+        const double* slopes_or_null = k.alibi ? slopes.data() : nullptr;
+        const double* sinks_or_null = k.sinks ? sinks.data() : nullptr;
+        cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), {first_keys.data(), slopes_or_null}, shape);
+        if (k.sinks) cpu::sinks_forward(ctx, out.data(), lse.data(), sinks.data(), shape);
+        const size_t row = shape.row(), width = (size_t)k.NH * k.HS, T = (size_t)k.T;
+        Guarded<double> keys((size_t)k.B * P * k.NKV * k.HS), values((size_t)k.B * P * k.NKV * k.HS), token_out(k.B * width);
+        shape.T = 1;
+        for (size_t t = 0; t < T; t++) {
+            Doubles token;
+            for (size_t b = 0; b < (size_t)k.B; b++)
+                token.insert(token.end(), &qkv[(b * T + t) * row], &qkv[(b * T + t) * row] + row);
+            cpu::attention_decode(ctx, token_out.data(), {keys.data(), values.data(), P}, token.data(),
+                                  {first_keys[t], (int)t, slopes_or_null, sinks_or_null}, shape);
+            for (size_t i = 0; i < k.B * width; i++)
+                EXPECT_NEAR(token_out[i], out[(i / width * T + t) * width + i % width], 1e-13) << t;
+        }
+    }
 }
 
 }  // namespace test_attention_fp64

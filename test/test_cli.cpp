@@ -144,7 +144,7 @@ TEST(Cli, RefusalsNameTheValueAndWhatIsAllowed) {
     refused({"--lr", "1e-3,"}, {"'1e-3,'"});
     refused({"--train-samples", "1e30"}, {"1e30"});
     refused({"--seed", "-1"}, {"'-1'", "from 0 to 9000000000000000"});
-    refused({"--hidden-dropout", "0.1"}, {"'0.1'", "only 0"});
+    refused({"--hidden-dropout", "1"}, {"'1'", "0.99"});
     refused({"--lr-decay-style", "cosinus"}, {"'cosinus'", "cosine", "WSD"});
     refused({"--num-layers"}, {"num-layers", "no value"});
     refused({"--out", "--quiet"}, {"--out has no value", "--out='--quiet'"});

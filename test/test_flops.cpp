@@ -10,7 +10,7 @@ namespace test_flops {
 // The throughput that Megatron-LM v0.6 logs, in its own form; equals model_flops_per_token(s, AttentionCount::full).
 double megatron_flops_per_token(const FlopSizes& s) {
     const double L = s.L, h = s.C, a = s.NH, k = s.NKV, d = s.HS, f = s.F, V = s.V, T = s.T;
-    return 12 * L * h * h * ((1 + k / a + T / h) * (d * a / h) + f / h * (s.swiglu ? 1.5 : 1.0) + V / (2 * L * h));
+    return 12 * L * h * h * ((1 + k / a + T / h) * (d * a / h) + f / h * (s.gated ? 1.5 : 1.0) + V / (2 * L * h));
 }
 
 // The formula of the MT-NLG and BLOOM papers, FLOPs per token with full recomputation: F = 4C and one kv head per query head.

@@ -247,11 +247,14 @@ TEST_P(Fp8Ops, OpsMakeTheCodesOfTheirNumbers) {
             ASSERT_GT(amax[0], 2.5f) << name;
         }
     };
-    check("gelu_forward", F, false, [&](const Output& out) { cpu::gelu_forward(ctx_, out, x.data(), N, F); });
-    check("gelu_backward", F, true, [&](const Output& out) { cpu::gelu_backward(ctx_, out, y.data(), x.data(), N, F); });
-    check("swiglu_forward", F, false, [&](const Output& out) { cpu::swiglu_forward(ctx_, out, x.data(), N, F); });
+    check("gelu_forward", F, false,
+          [&](const Output& out) { cpu::activation_forward(ctx_, out, x.data(), N, F, Activation::gelu); });
+    check("gelu_backward", F, true,
+          [&](const Output& out) { cpu::activation_backward(ctx_, out, y.data(), x.data(), N, F, Activation::gelu); });
+    check("swiglu_forward", F, false,
+          [&](const Output& out) { cpu::activation_forward(ctx_, out, x.data(), N, F, Activation::swiglu); });
     check("swiglu_backward", 2 * F, true,
-          [&](const Output& out) { cpu::swiglu_backward(ctx_, out, y.data(), x.data(), N, F); });
+          [&](const Output& out) { cpu::activation_backward(ctx_, out, y.data(), x.data(), N, F, Activation::swiglu); });
     const NormParams params = {w.data(), b.data(), F, 1e-5f};
     check("layernorm_forward", F, false, [&](const Output& out) {
         cpu::layernorm_forward(ctx_, out, {mean.data(), rstd.data()}, sum.data(), x.data(), add.data(), params, N);

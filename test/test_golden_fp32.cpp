@@ -224,4 +224,70 @@ INSTANTIATE_TEST_SUITE_P(Golden, Families, testing::Combine(testing::Values("gpt
                              return std::string(std::get<0>(test.param)) + (std::get<1>(test.param) ? "_plain" : "_fast");
                          });
 
+// ---- the other families ------------------------------------------------------------------------------------------------------
+// test/golden/families/NAME is a tiny model as transformers saves it, with its logits, loss and gradients
+// (dev/ref/families_reference.py): 5 query heads of 6 in a width of 20, one key/value head, windows and scaled positions that a
+// sequence of 17 reaches.
+class OfTransformers : public testing::TestWithParam<std::tuple<const char*, bool>> {};
+
+TEST_P(OfTransformers, LogitsLossAndEveryGradient) {
+    const std::string directory =
+        (std::filesystem::path(__FILE__).parent_path() / "golden/families" / std::get<0>(GetParam())).string();
+    if (const char* what = not_computed(read_config(directory))) GTEST_SKIP() << what;
+    const Golden golden(directory);
+    be::Ctx ctx{1};
+    ctx.plain = std::get<1>(GetParam());
+    Model m(config_of(directory));
+    Batch batch;
+    batch.B = (int)golden.dimension("tokens", 0);
+    batch.T = (int)golden.dimension("tokens", 1);
+    const int N = batch.B * batch.T;
+    batch.tokens = golden.integers("tokens");
+    batch.targets = golden.integers("targets");
+    for (int i = 0; i < N; i++) batch.positions.push_back(i % batch.T);
+    plan_memory(m, Recompute::none, batch.B, batch.T, N);
+    allocate(ctx, m);
+    load_parameters(ctx, m, directory);
+
+    const Pass pass = upload(ctx, m, batch, m.a.micro_batch());
+    const auto close = [&](const std::string& key, const auto& actual) {
+        const std::vector<double> expected = golden.values(key);
+        double largest = 0;
+        for (const double x : expected) largest = std::max(largest, std::abs(x));
+        test::expect_close(actual, expected, 2e-5 * std::max(1e-2, largest), 0, key);
+    };
+    clear_sums(ctx, m);
+    model_forward(pass);
+    head(pass, 0, 0, false);
+    const LossSums sums = read_sums(ctx, m);
+    close("ce", std::vector<double>{sums.ce / (double)sums.n});
+    HostSide<floatX> padded(ctx, m.a.logits, (size_t)N * m.c.Vp);
+    padded.download();
+    std::vector<real> logits;
+    for (int i = 0; i < N; i++)
+        logits.insert(logits.end(), padded.data() + (size_t)i * m.c.Vp, padded.data() + (size_t)i * m.c.Vp + m.c.V);
+    close("logits", logits);
+
+    be::clear(ctx, m.grads.data, m.table.size * sizeof(real));
+    head(pass, (real)(1.0 / (double)sums.n), 0, true);
+    model_backward(pass, [](int) {});
+    HostSide<real> grads(ctx, (real*)m.grads.data, m.table.size);
+    grads.download();
+    for (const TensorSpec& spec : m.table.rows)
+        for (const HfTensor& t : spec.hf) {
+            std::vector<real> file((size_t)t.rows * spec.cols);
+            convert_layout(spec, t, grads.data() + spec.offset, file.data(), true);
+            const bool renamed = t.name == "embed_out.weight";  // a parameter's name in the class, and in files
+            close("grad." + (renamed ? "lm_head.weight" : t.name), file);
+        }
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, OfTransformers,
+                         testing::Combine(testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt_neox",
+                                                          "gemma", "gemma2", "gemma3_text"),
+                                          testing::Bool()),
+                         [](const auto& test) {
+                             return std::string(std::get<0>(test.param)) + (std::get<1>(test.param) ? "_plain" : "_fast");
+                         });
+
 }  // namespace test_golden_fp32

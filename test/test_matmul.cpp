@@ -418,12 +418,12 @@ TEST(MatrixUnits, WhatAProductTakesAlong) {
 
                 Guarded<floatX> kept((size_t)N * OC);
                 cpu::linear_gelu_forward(ctx, wide.data(), kept.data(), inp, weight, bias, N, IC, OC);
-                cpu::gelu_forward(ctx, wide_alone.data(), product.data(), N, OC);
+                cpu::activation_forward(ctx, wide_alone.data(), product.data(), N, OC, Activation::gelu);
                 expect_same_bits(kept, product, "what GeLU is given");
                 expect_same_bits(wide, wide_alone, "GeLU");
 
                 cpu::linear_swiglu_forward(ctx, narrow.data(), kept.data(), inp, weight, bias, N, IC, F);
-                cpu::swiglu_forward(ctx, narrow_alone.data(), product.data(), N, F);
+                cpu::activation_forward(ctx, narrow_alone.data(), product.data(), N, F, Activation::swiglu);
                 expect_same_bits(kept, product, "gate and up");
                 expect_same_bits(narrow, narrow_alone, "SwiGLU");
 
@@ -437,7 +437,7 @@ TEST(MatrixUnits, WhatAProductTakesAlong) {
                     std::vector<real> angles;
                     rope_table(angles, 60, HS, 10000);
                     const std::vector<int> positions = rng.integers(N, 0, 60);
-                    const Rope rope = {positions.data(), angles.data()};
+                    const Rope rope = {positions.data(), angles.data(), HS};
                     const AttentionShape shape = {1, N, NH, NKV, HS};
                     cpu::linear_rope_forward(ctx, wide.data(), inp, weight, bias, IC, rope, shape);
                     Guarded<floatX> turned(product.values());
@@ -450,11 +450,11 @@ TEST(MatrixUnits, WhatAProductTakesAlong) {
             cpu::linear_backward_input(ctx, dinp.data(), dout, weight, N, IC, OC);
 
             cpu::linear_gelu_backward_input(ctx, dpre.data(), dout, weight, pre.data(), N, IC, OC);
-            cpu::gelu_backward(ctx, dpre_alone.data(), dinp.data(), pre.data(), N, IC);
+            cpu::activation_backward(ctx, dpre_alone.data(), dinp.data(), pre.data(), N, IC, Activation::gelu);
             expect_same_bits(dpre, dpre_alone, "GeLU's gradient");
 
             cpu::linear_swiglu_backward_input(ctx, dgate_up.data(), dact.data(), dout, weight, gate_up.data(), N, IC, OC);
-            cpu::swiglu_backward(ctx, dgate_up_alone.data(), dinp.data(), gate_up.data(), N, IC);
+            cpu::activation_backward(ctx, dgate_up_alone.data(), dinp.data(), gate_up.data(), N, IC, Activation::swiglu);
             expect_same_bits(dgate_up, dgate_up_alone, "SwiGLU's gradient");
         }
 }

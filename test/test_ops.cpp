@@ -224,12 +224,12 @@ Doubles everything(int threads) {
     collect(out);
     collect(dinp);
     collect(dw);
-    cpu::gelu_forward(ctx, out.data(), wpe.data(), N, C);
-    cpu::gelu_backward(ctx, dinp.data(), dout.data(), wpe.data(), N, C);
+    cpu::activation_forward(ctx, out.data(), wpe.data(), N, C, Activation::gelu);
+    cpu::activation_backward(ctx, dinp.data(), dout.data(), wpe.data(), N, C, Activation::gelu);
     collect(out);
     collect(dinp);
-    cpu::swiglu_forward(ctx, out.data(), gate_up.data(), N, C);
-    cpu::swiglu_backward(ctx, wide.data(), dout.data(), gate_up.data(), N, C);
+    cpu::activation_forward(ctx, out.data(), gate_up.data(), N, C, Activation::swiglu);
+    cpu::activation_backward(ctx, wide.data(), dout.data(), gate_up.data(), N, C, Activation::swiglu);
     collect(out);
     collect(wide);
     cpu::residual_forward(ctx, out.data(), wpe.data(), dout.data(), out.size());

@@ -25,13 +25,11 @@ struct NormCase {
     int N, C;
     Acc acc;
     bool add;
+    double offset = 0;  // of the weight
 };
 // 131 rows: more than one block of rows whose weight gradients are summed apart. C below, at and above the vector lengths.
-const NormCase norm_cases[] = {{1, 1, Acc::Set, false},
-                               {3, 7, Acc::Add, true},
-                               {5, 37, Acc::Set, true},
-                               {131, 16, Acc::Add, false},
-                               {131, 33, Acc::Set, true}};
+const NormCase norm_cases[] = {{1, 1, Acc::Set, false},    {3, 7, Acc::Add, true},    {5, 37, Acc::Set, true},
+                               {131, 16, Acc::Add, false}, {131, 33, Acc::Set, true}, {7, 21, Acc::Set, false, 1}};
 
 TEST(Fp64, Embedding) {
     cpu::Ctx ctx(2);
@@ -69,7 +67,7 @@ TEST(Fp64, LayerNorm) {
         const Doubles dout = rng.normals<double>(size), dinp0 = rng.normals<double>(size), dweight0 = rng.normals<double>(k.C),
                       dbias0 = rng.normals<double>(k.C);
         Guarded<double> out(size, "out"), mean(k.N, "mean"), rstd(k.N, "rstd"), sum(size, "sum");
-        const NormParams params = {weight.data(), bias.data(), k.C, eps};
+        const NormParams params = {weight.data(), bias.data(), k.C, eps, k.offset};
         const NormStatistics statistics = {mean.data(), rstd.data()};
         const auto loss = [&] {
             cpu::layernorm_forward(ctx, out.data(), statistics, k.add ? sum.data() : nullptr, inp.data(),
@@ -98,7 +96,7 @@ TEST(Fp64, RmsNorm) {
         Doubles inp = rng.normals<double>(size, 1, 0.5), add = rng.normals<double>(size), weight = rng.normals<double>(k.C);
         const Doubles dout = rng.normals<double>(size), dinp0 = rng.normals<double>(size), dweight0 = rng.normals<double>(k.C);
         Guarded<double> out(size, "out"), rstd(k.N, "rstd"), sum(size, "sum");
-        const NormParams params = {weight.data(), nullptr, k.C, eps};
+        const NormParams params = {weight.data(), nullptr, k.C, eps, k.offset};
         const NormStatistics statistics = {nullptr, rstd.data()};
         const auto loss = [&] {
             cpu::rmsnorm_forward(ctx, out.data(), statistics, k.add ? sum.data() : nullptr, inp.data(),
@@ -117,39 +115,82 @@ TEST(Fp64, RmsNorm) {
     }
 }
 
-TEST(Fp64, Gelu) {
+// The first `segments` heads of longer rows; the other numbers stay.
+TEST(Fp64, HeadNorm) {
     cpu::Ctx ctx(2);
-    Rng rng(4);
-    const size_t n = 211;
-    Doubles inp = rng.normals<double>(n, 2);
-    const Doubles dout = rng.normals<double>(n);
-    Guarded<double> out(n, "out"), dinp(n, "dinp");
-    const auto loss = [&] {
-        cpu::gelu_forward(ctx, out.data(), inp.data(), 1, (int)n);
-        return dot(out.values(), dout);
+    Rng rng(9);
+    struct Case {
+        int N, C, segments, others;
+        double offset;
     };
-    cpu::gelu_backward(ctx, dinp.data(), dout.data(), inp.data(), 1, (int)n);
-    check_gradient(loss, inp.data(), n, dinp.data(), "dinp");
-    loss();
-    for (size_t i = 0; i < n; i++) {  // the formula as it is published, with tanh
-        const double x = inp[i], expected = 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-        EXPECT_NEAR(out[i], expected, 1e-14) << "gelu(" << x << ")";
+    for (const Case& k : {Case{1, 1, 1, 0, 0}, Case{3, 7, 2, 5, 0}, Case{67, 4, 3, 8, 1}, Case{5, 36, 1, 11, 0}}) {
+        const size_t stride = (size_t)(k.segments * k.C + k.others), size = k.N * stride, rows = (size_t)k.N * k.segments;
+        const double eps = 1e-2;
+        Doubles inp = rng.normals<double>(size, 1, 0.5), weight = rng.normals<double>(k.C);
+        const Doubles dout = rng.normals<double>(size), dweight0 = rng.normals<double>(k.C);
+        Guarded<double> kept(rows * k.C, "kept"), rstd(rows, "rstd"), dqkv(dout, "dqkv"), dweight(dweight0, "dweight");
+        const NormParams params = {weight.data(), nullptr, k.C, eps, k.offset};
+        const HeadRows heads = {k.N, stride, k.segments};
+        Doubles out;
+        const auto loss = [&] {
+            Guarded<double> qkv(inp, "qkv");
+            cpu::head_norm_forward(ctx, qkv.data(), kept.data(), rstd.data(), params, heads);
+            out = qkv.values();
+            return dot(out, dout);
+        };
+        loss();
+        for (size_t i = 0; i < size; i++) {  // by the definition
+            const size_t in_row = i % stride, head = in_row / (size_t)k.C;
+            if (head >= (size_t)k.segments) {
+                EXPECT_EQ(out[i], inp[i]) << "beyond the heads";
+                continue;
+            }
+            double squares = 0;
+            for (int c = 0; c < k.C; c++) squares += std::pow(inp[i - in_row % k.C + c], 2);
+            EXPECT_NEAR(out[i], inp[i] / std::sqrt(squares / k.C + eps) * (k.offset + weight[in_row % k.C]), 1e-13);
+        }
+        cpu::head_norm_backward(ctx, dqkv.data(), {dweight.data(), nullptr}, kept.data(), params, rstd.data(), heads);
+        check_gradient(loss, inp.data(), size, dqkv.data(), "dqkv");
+        check_gradient(loss, weight.data(), k.C, difference(dweight, dweight0).data(), "dweight");
     }
 }
 
-TEST(Fp64, SwiGlu) {
+TEST(Fp64, Activations) {
     cpu::Ctx ctx(2);
-    Rng rng(5);
-    const int N = 7, F = 19;
-    Doubles gate_up = rng.normals<double>(N * 2 * F, 2);
-    const Doubles dout = rng.normals<double>(N * F);
-    Guarded<double> out(N * F, "out"), dgate_up(N * 2 * F, "dgate_up");
-    const auto loss = [&] {
-        cpu::swiglu_forward(ctx, out.data(), gate_up.data(), N, F);
-        return dot(out.values(), dout);
+    const int N = 7, F = 31;
+    struct Case {
+        Activation activation;
+        double (*formula)(double x, double up);  // as it is published
     };
-    cpu::swiglu_backward(ctx, dgate_up.data(), dout.data(), gate_up.data(), N, F);
-    check_gradient(loss, gate_up.data(), gate_up.size(), dgate_up.data(), "dgate_up");
+    const auto tanh_gelu = [](double x, double) {
+        return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    };
+    for (const Case& k :
+         {Case{Activation::gelu, tanh_gelu},
+          Case{Activation::gelu_exact, [](double x, double) { return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0))); }},
+          Case{Activation::relu2, [](double x, double) { return std::pow(std::max(x, 0.0), 2); }},
+          Case{Activation::swiglu, [](double x, double up) { return x / (1 + std::exp(-x)) * up; }},
+          Case{Activation::geglu, [](double x, double up) {
+                   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))) * up;
+               }}}) {
+        SCOPED_TRACE((int)k.activation);
+        Rng rng(4);
+        const int columns = gated(k.activation) ? 2 * F : F;
+        Doubles inp = rng.normals<double>(N * columns, 2);
+        const Doubles dout = rng.normals<double>(N * F);
+        Guarded<double> out(N * F, "out"), dinp(N * columns, "dinp");
+        const auto loss = [&] {
+            cpu::activation_forward(ctx, out.data(), inp.data(), N, F, k.activation);
+            return dot(out.values(), dout);
+        };
+        cpu::activation_backward(ctx, dinp.data(), dout.data(), inp.data(), N, F, k.activation);
+        check_gradient(loss, inp.data(), inp.size(), dinp.data(), "dinp");
+        loss();
+        for (int i = 0; i < N * F; i++) {
+            const double x = inp[i / F * columns + i % F], expected = k.formula(x, inp[i / F * columns + columns - F + i % F]);
+            EXPECT_NEAR(out[i], expected, 1e-13) << "of " << x;
+        }
+    }
 }
 
 TEST(Fp64, Residual) {
@@ -161,15 +202,74 @@ TEST(Fp64, Residual) {
     for (int i = 0; i < 101; i++) EXPECT_EQ(out[i], a[i] + b[i]);
 }
 
+// What is kept is a function of the element's place: in parts and in columns the same as at once; two sites, two seeds and two
+// places differ. A tenth is dropped, and the mean stays.
+TEST(Fp64, Dropout) {
+    cpu::Ctx ctx(2);
+    const size_t rows = 90, columns = 352, n = rows * columns;
+    const Doubles ones(n, 1);
+    const auto masked = [&](Dropout d) {
+        Guarded<double> out(n, "out");
+        cpu::dropout_forward(ctx, out.data(), ones.data(), n, d);
+        return out.values();
+    };
+    Dropout dropout;
+    dropout.rate = 0.1;
+    dropout.draws.key = 1234;
+    dropout.draws.tensor = 5;
+    dropout.draws.first = (1ull << 34) - 101;  // not at a multiple of 4; a word of the counter ends within
+    const Doubles mask = masked(dropout);
+    size_t dropped = 0;
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t number = dropout.draws.first + i;
+        const uint32_t bits = random_bits(1234, RngPurpose::dropout, 5, number / 4)[number % 4];
+        ASSERT_EQ(mask[i], bits < 429496729.6 ? 0 : 1 / 0.9) << i;
+        dropped += mask[i] == 0;
+    }
+    EXPECT_NEAR((double)dropped / n, 0.1, 5 * std::sqrt(0.09 / n));
+    const auto common = [&](const Doubles& other) {  // dropped in both
+        size_t both = 0;
+        for (size_t i = 0; i < n; i++) both += mask[i] == 0 && other[i] == 0;
+        return (double)both / n;
+    };
+    for (const int change : {0, 1, 2}) {
+        Dropout other = dropout;
+        if (change == 0) other.draws.key++;
+        if (change == 1) other.draws.tensor++;
+        if (change == 2) other.draws.first += n;
+        EXPECT_NEAR(common(masked(other)), 0.01, 5 * std::sqrt(0.0099 / n)) << change;
+    }
+    for (const size_t begin : {(size_t)0, (size_t)1, (size_t)1003}) {
+        Dropout part = dropout;
+        part.draws.first += begin;
+        Guarded<double> out(Doubles(ones.begin() + (long)begin, ones.end()), "out");
+        cpu::dropout_forward(ctx, out.data(), out.data(), n - begin, part);
+        expect_same_bits(out, Doubles(mask.begin() + (long)begin, mask.end()), "a part");
+    }
+    for (const size_t cols : {columns / 2, columns / 11}) {
+        Dropout slice = dropout;
+        slice.draws.first += cols;  // the second slice
+        slice.draws.cols = cols;
+        slice.draws.whole_cols = columns;
+        Guarded<double> out(rows * cols, "out");
+        cpu::dropout_forward(ctx, out.data(), ones.data(), rows * cols, slice);
+        for (size_t i = 0; i < rows * cols; i++) ASSERT_EQ(out[i], mask[i / cols * columns + cols + i % cols]);
+    }
+    EXPECT_EQ(masked(Dropout()), ones);
+}
+
 TEST(Fp64, Classifier) {
     cpu::Ctx ctx(2);
     Rng rng(7);
     struct Case {
         int N, V, Vp;
+        double softcap;
     };
     // 1201: more than one chunk of the online sum; logits grow along the row, so later chunks raise the maximum.
-    for (const Case& k : {Case{1, 1, 1}, Case{5, 37, 48}, Case{3, 64, 64}, Case{3, 1201, 1216}}) {
+    for (const Case& k : {Case{1, 1, 1, 0}, Case{5, 37, 48, 0}, Case{3, 64, 64, 0}, Case{3, 1201, 1216, 0}, Case{5, 37, 48, 3},
+                          Case{3, 1201, 1216, 2}}) {
         const double loss_scale = 0.37, z_coef = 0.03;
+        const auto cap = [&](double logit) { return k.softcap > 0 ? k.softcap * std::tanh(logit / k.softcap) : logit; };
         Doubles x = rng.normals<double>(k.N * k.V, 2);
         for (int i = 0; i < k.N * k.V; i++) x[i] += 3.0 * (i % k.V) / k.V;
         std::vector<int> targets = rng.integers(k.N, 0, k.V);
@@ -178,7 +278,7 @@ TEST(Fp64, Classifier) {
         const auto run = [&](bool write_gradient) {  // the padding stays NaN
             for (int n = 0; n < k.N; n++) std::copy_n(&x[n * k.V], k.V, &logits[n * k.Vp]);
             cpu::classifier(ctx, logits.data(), {loss.data(), zloss.data(), lse.data()}, targets.data(), k.N, {0, k.V, k.Vp},
-                            {loss_scale, z_coef, write_gradient});
+                            {loss_scale, z_coef, write_gradient, k.softcap});
             double total = 0;
             for (int n = 0; n < k.N; n++) total += loss_scale * (loss[n] + zloss[n]);
             return total;
@@ -193,11 +293,11 @@ TEST(Fp64, Classifier) {
             std::copy_n(&logits[n * k.Vp], k.V, &gradient[n * k.V]);
             for (int i = k.V; i < k.Vp; i++) EXPECT_EQ(logits[n * k.Vp + i], 0) << "padding column " << i;
             double top = -1e300, z = 0;
-            for (int i = 0; i < k.V; i++) top = std::max(top, x[n * k.V + i]);
-            for (int i = 0; i < k.V; i++) z += std::exp(x[n * k.V + i] - top);
+            for (int i = 0; i < k.V; i++) top = std::max(top, cap(x[n * k.V + i]));
+            for (int i = 0; i < k.V; i++) z += std::exp(cap(x[n * k.V + i]) - top);
             EXPECT_NEAR(lse[n], top + std::log(z), 1e-13);
             if (targets[n] < 0) continue;
-            EXPECT_NEAR(loss[n], top + std::log(z) - x[n * k.V + targets[n]], 1e-13);
+            EXPECT_NEAR(loss[n], top + std::log(z) - cap(x[n * k.V + targets[n]]), 1e-13);
             EXPECT_NEAR(zloss[n], z_coef * std::pow(top + std::log(z), 2), 1e-13);
         }
         Guarded<double> gradient_kept(gradient);

@@ -288,16 +288,20 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
     }
     {
         const Numbers<floatX> x(ctx, 2 * (size_t)NF), dx(ctx, 2 * (size_t)NF), y(ctx, (size_t)NF);
-        bench("gelu_forward" + wide, 2 * NF * X, [&] { be::gelu_forward(ctx, (floatX*)y, x, s.N, s.F); });
-        bench("gelu_backward" + wide, 3 * NF * X, [&] { be::gelu_backward(ctx, (floatX*)dx, y, x, s.N, s.F); });
-        bench("swiglu_forward" + wide, 3 * NF * X, [&] { be::swiglu_forward(ctx, (floatX*)y, x, s.N, s.F); });
-        bench("swiglu_backward" + wide, 5 * NF * X, [&] { be::swiglu_backward(ctx, (floatX*)dx, y, x, s.N, s.F); });
+        bench("gelu_forward" + wide, 2 * NF * X,
+              [&] { be::activation_forward(ctx, (floatX*)y, x, s.N, s.F, Activation::gelu); });
+        bench("gelu_backward" + wide, 3 * NF * X,
+              [&] { be::activation_backward(ctx, (floatX*)dx, y, x, s.N, s.F, Activation::gelu); });
+        bench("swiglu_forward" + wide, 3 * NF * X,
+              [&] { be::activation_forward(ctx, (floatX*)y, x, s.N, s.F, Activation::swiglu); });
+        bench("swiglu_backward" + wide, 5 * NF * X,
+              [&] { be::activation_backward(ctx, (floatX*)dx, y, x, s.N, s.F, Activation::swiglu); });
         const Numbers<uint8_t> codes(ctx, 2 * (size_t)NF), transposed(ctx, 2 * (size_t)NF);
         bench("swiglu_forward into codes" + wide, NF * (2 * X + 1), [&] {
-            be::swiglu_forward(ctx, Codes{codes, nullptr, amax, scale, Fp8::e4m3}, x, s.N, s.F);
+            be::activation_forward(ctx, Codes{codes, nullptr, amax, scale, Fp8::e4m3}, x, s.N, s.F, Activation::swiglu);
         });
         bench("swiglu_backward into codes, transposed too" + wide, NF * (3 * X + 4), [&] {
-            be::swiglu_backward(ctx, Codes{codes, transposed, amax, scale, Fp8::e5m2}, y, x, s.N, s.F);
+            be::activation_backward(ctx, Codes{codes, transposed, amax, scale, Fp8::e5m2}, y, x, s.N, s.F, Activation::swiglu);
         });
     }
     {
@@ -307,7 +311,7 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
         const Numbers<int> positions(ctx, s.N);
         be::clear(ctx, positions, s.N * sizeof(int));
         bench(format("rope_forward %dx%dx%d", s.N, heads, s.HS), 2.0 * s.N * (s.NH + s.NKV) * s.HS * X, [&] {
-            be::rope_forward(ctx, qkv, {positions, cos_sin}, {1, s.N, s.NH, s.NKV, s.HS});
+            be::rope_forward(ctx, qkv, {positions, cos_sin, s.HS}, {1, s.N, s.NH, s.NKV, s.HS});
         });
     }
     {

@@ -156,6 +156,69 @@ HD inline F gelu_derivative(F x) {
     return s + s * ((1 - s) * x * (real(gelu_linear) + real(3 * gelu_cubic) * x2));
 }
 
+// x if it is positive, else 0; NaN stays NaN.
+template <class F>
+HD inline F positive(F x) {
+    return x < real(0) ? F{} : x;
+}
+
+// Exact GeLU: x Phi(x), Phi(x) = (1 + erf(x / sqrt 2)) / 2; derivative Phi(x) + x phi(x), phi(x) = e^(-x^2/2) / sqrt(2 pi).
+// Phi(-|x|) = e^(-x^2/2) t p(t), t = 1 / (1 + 0.33 |x| / sqrt 2), with a minimax polynomial p of degree 7: relative error 1e-7,
+// for negative x as well.
+template <class F>
+struct NormalDistribution {
+    F cumulative, density;
+};
+template <class F>
+HD inline NormalDistribution<F> normal_distribution(F x) {
+    if constexpr (std::is_same<F, double>::value) {
+        return {std::erfc(-x * 0.7071067811865476) / 2, std::exp(-x * x / 2) * 0.3989422804014327};
+    } else {
+        const F size = x < 0.0f ? -x : x, bell = exp_real(-0.5f * x * x), t = 1.0f / (1.0f + size * 0.23334524f);
+        F p = -0.067674376f * t + 0.23012511f;
+        p = p * t - 0.17558649f;
+        p = p * t + 0.20426114f;
+        p = p * t + 0.023604205f;
+        p = p * t + 0.10061389f;
+        p = p * t + 0.09147764f;
+        p = p * t + 0.09317891f;
+        const F tail = bell * t * p;
+        return {x < 0.0f ? tail : 1.0f - tail, bell * 0.3989423f};
+    }
+}
+
+// tanh x = x p(x^2) / q(x^2) with minimax polynomials of degree 4; +-1 beyond +-9.02. Error: 2 ulp; NaN stays NaN.
+template <class F>
+HD inline F tanh_of(F x) {
+    if constexpr (std::is_same<F, double>::value) {
+        return std::tanh(x);
+    } else {
+        x = x < -9.02f ? F{} - 9.02f : x;
+        x = x > 9.02f ? F{} + 9.02f : x;
+        const F u = x * x;
+        F p = 1.3319092495578388e-8f * u + 2.0583500372595154e-5f;
+        p = p * u + 3.494035918265581e-3f;
+        p = p * u + 0.13379719853401184f;
+        p = p * u + 1.0f;
+        F q = 7.762029099467327e-7f * u + 3.28309484757483e-4f;
+        q = q * u + 2.587107941508293e-2f;
+        q = q * u + 0.4671303331851959f;
+        q = q * u + 1.0f;
+        return x * p / q;
+    }
+}
+// Soft-capping (Bello et al., 2016; Gemma 2): y = cap tanh(x / cap) stays between -cap and cap. Its derivative is a function of
+// y: 1 - (y / cap)^2.
+template <class F>
+HD inline F soft_cap(F x, real cap) {
+    return cap * tanh_of(x * (1 / cap));
+}
+template <class F>
+HD inline F soft_cap_derivative(F y, real cap) {
+    const F t = y * (1 / cap);
+    return 1 - t * t;
+}
+
 // SwiGLU (Shazeer, 2020): silu(g) u with silu(g) = g s, s = sigmoid(g). With dy its gradient,
 //   dg = dy u s (1 + g (1 - s)),  du = dy g s
 template <class F>
@@ -172,6 +235,12 @@ HD inline GateUp<F> swiglu_gradient(F gate, F up, F dy) {
     return {ds * up * (1 + gate * (1 - s)), ds * gate};
 }
 
+// GeGLU: gelu(g) u, with GeLU by tanh. dg = dy u gelu'(g),  du = dy gelu(g)
+template <class F>
+HD inline GateUp<F> geglu_gradient(F gate, F up, F dy) {
+    return {dy * up * gelu_derivative(gate), dy * gelu(gate)};
+}
+
 // ALiBi's slope of head h of n (Press et al., 2022): powers of 2^(-8/c) for the first c = 2^floor(log2 n) heads, and for the
 // others every second power of the sequence for 2c heads.
 inline real alibi_slope(int h, int n) {
@@ -180,15 +249,20 @@ inline real alibi_slope(int h, int n) {
     return (real)(h < c ? std::exp2(-8.0 * (h + 1) / c) : std::exp2(-4.0 * (2 * (h - c) + 1) / c));
 }
 
-// table (P, HS/2, 2): cos and sin of position * base^(-2j/HS), computed in double and rounded once (Su et al., 2021).
-inline void rope_table(std::vector<real>& table, int P, int HS, double base) {
-    const int half = HS / 2;
-    table.resize((size_t)P * half * 2);
-    for (int j = 0; j < half; j++) {
-        const double frequency = std::pow(base, -2.0 * j / HS);
+// table (P, n, 2): cos and sin of position * frequency for n frequencies, times `factor`, computed in double and rounded once (Su
+// et al., 2021).
+inline void rope_table(std::vector<real>& table, int P, const std::vector<double>& frequencies, double factor) {
+    const size_t n = frequencies.size();
+    table.resize((size_t)P * n * 2);
+    for (size_t j = 0; j < n; j++)
         for (int p = 0; p < P; p++) {
-            table[((size_t)p * half + j) * 2] = (real)std::cos(p * frequency);
-            table[((size_t)p * half + j) * 2 + 1] = (real)std::sin(p * frequency);
+            table[((size_t)p * n + j) * 2] = (real)(std::cos(p * frequencies[j]) * factor);
+            table[((size_t)p * n + j) * 2 + 1] = (real)(std::sin(p * frequencies[j]) * factor);
         }
-    }
+}
+// The same with frequencies base^(-2j/HS).
+inline void rope_table(std::vector<real>& table, int P, int HS, double base) {
+    std::vector<double> frequencies;
+    for (int j = 0; j < HS / 2; j++) frequencies.push_back(std::pow(base, -2.0 * j / HS));
+    rope_table(table, P, frequencies, 1);
 }

@@ -11,7 +11,15 @@
 #include "types.h"
 
 // What a draw is for; part of the counter, so that no two purposes share numbers.
-enum class RngPurpose : uint32_t { init = 1, sampling = 2, rounding = 3, gradients = 4, classifier = 5, documents = 6 };
+enum class RngPurpose : uint32_t {
+    init = 1,
+    sampling = 2,
+    rounding = 3,
+    gradients = 4,
+    classifier = 5,
+    documents = 6,
+    dropout = 7
+};
 
 // The two halves of a 64-bit product. W: a 32-bit word, or a vector of them (cpu/vectors.h).
 template <class W>
@@ -82,6 +90,44 @@ HD inline float normal_at(uint64_t seed, RngPurpose purpose, uint32_t stream, ui
     for (int k = 19; k >= 3; k -= 2) sine = fma(sine, -y2 / (k * (k - 1)), 1.0);
     return (float)(sqrt(-2 * log_u) * (y * sine));
 }
+
+// Random numbers for a tensor's elements, 32 bits each, by the element's index in the whole tensor. Four consecutive elements of
+// the whole tensor, the first at a multiple of 4, share a draw.
+template <RngPurpose purpose>
+struct Draws {
+    uint64_t key = 0;
+    uint32_t tensor = 0;  // a number of its own for each tensor
+    // The elements begin at element `first` of the whole tensor. If `cols` is 0, they are consecutive. Else they are a slice of
+    // columns: rows of `cols` elements, each part of a row of whole_cols; the first row begins at `first`, and the elements
+    // at element `at` of the slice.
+    uint64_t first = 0;
+    size_t cols = 0, whole_cols = 0, at = 0;
+
+    HD uint64_t number(size_t i) const {
+        return cols == 0 ? first + i : first + (at + i) / cols * whole_cols + (at + i) % cols;
+    }
+    // How many elements from i on are consecutive in the whole tensor.
+    size_t run(size_t i) const { return cols == 0 ? SIZE_MAX : cols - (at + i) % cols; }
+    // Whether every eighth element begins two draws that cover exactly it and the next seven.
+    bool in_eights() const { return first % 4 == 0 && cols % 8 == 0 && whole_cols % 4 == 0 && at % 8 == 0; }
+
+    // Draws for the elements 4 group to 4 group + 3.
+    template <class W>
+    HD void draw(W (&words)[4], W group, uint32_t group_high) const {
+        const W zero = group & 0u;
+        words[0] = group;
+        words[1] = zero + group_high;
+        words[2] = zero + tensor;
+        words[3] = zero + (uint32_t)purpose;
+        philox_rounds(words, (uint32_t)key, (uint32_t)(key >> 32));
+    }
+    HD uint32_t word(size_t i) const {
+        const uint64_t n = number(i);
+        uint32_t words[4];
+        draw(words, (uint32_t)(n / 4), (uint32_t)(n >> 34));
+        return n % 2 ? (n % 4 == 3 ? words[3] : words[1]) : (n % 4 == 2 ? words[2] : words[0]);
+    }
+};
 
 // The initial weights of a block of a tensor: rows whole_row and on, columns first_col and on.
 struct InitialWeights {

@@ -3,9 +3,14 @@
 // Backward. With D_t = dout_t . out_t (which is sum_j p_tj dp_tj, the softmax's own correction):
 //   dv_j = sum_t p_tj dout_t,  dp_tj = dout_t . v_j,  ds_tj = p_tj (dp_tj - D_t),  dq_t = scale sum_j ds_tj k_j,
 //   dk_j = scale sum_t ds_tj q_t
-// p is recomputed from lse, so nothing of size T x T is ever stored.
+// p is recomputed from lse, so nothing of size T x T is ever stored. With a soft cap, scale q.k becomes c_tj = cap tanh(scale q.k
+// / cap) in s, and ds is multiplied by 1 - (c/cap)^2. With dropout, p v and dp are multiplied by 0 or 1 / (1 - rate).
 //
-// The plain functions are the definition, row by row, and the only ones in the fp64 build; flash_attention.h is the fast path.
+// The plain functions are the definition, row by row, the only ones in the fp64 build and the only ones with dropout or a soft
+// cap; flash_attention.h is the fast path.
+//
+// A sink is a key with a score of its own and no value: lse' = log(e^lse + e^sink), out' = out e^(lse - lse'). Backward with lse'
+// and out' is that of a softmax with one more score, and d/dsink = - sum_t e^(sink - lse'_t) (dout_t . out'_t).
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -28,9 +33,13 @@ inline real dot(const floatX* a, const floatX* b, int n) {
     return sum;
 }
 
-inline real score(const AttentionShape& a, const floatX* qkv, const real* slopes, int b, int h, int t, int j) {
+// The capped score, before ALiBi.
+inline real score(const AttentionShape& a, const floatX* qkv, int b, int h, int t, int j) {
     const real s = a.scale * dot(qkv + a.query(b, t, h), qkv + a.key(b, j, h / a.group()), a.HS);
-    return slopes ? s + slopes[h] * (j - t) : s;
+    return a.softcap > 0 ? soft_cap(s, a.softcap) : s;
+}
+inline real with_bias(real score, const real* slopes, int h, int t, int j) {
+    return slopes ? score + slopes[h] * (j - t) : score;
 }
 
 inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const AttentionMask& mask, const AttentionShape& a,
@@ -41,9 +50,11 @@ inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const A
         for (int t = 0; t < a.T; t++) {
             const int first = mask.doc_start ? mask.doc_start[b * a.T + t] : 0;
             real top = -std::numeric_limits<real>::infinity(), sum = 0;
-            for (int j = first; j <= t; j++) top = std::max(top, p[j] = score(a, qkv, mask.slopes, b, h, t, j));
+            for (int j = first; j <= t; j++)
+                top = std::max(top, p[j] = with_bias(score(a, qkv, b, h, t, j), mask.slopes, h, t, j));
             for (int j = first; j <= t; j++) sum += p[j] = std::exp(p[j] - top);
             lse[a.statistic(b, t, h)] = top + std::log(sum);
+            for (int j = first; j <= t; j++) p[j] *= a.dropout.of(a.weight(b, h, t, j));
             for (int i = 0; i < a.HS; i++) {
                 real o = 0;
                 for (int j = first; j <= t; j++) o += p[j] * (real)qkv[a.value(b, j, h / a.group()) + i];
@@ -67,10 +78,12 @@ inline void attention_backward(floatX* dqkv, const floatX* dout, const Attention
                 const floatX* dy = dout + a.output(b, t, h);
                 const real correction = dot(dy, out + a.output(b, t, h), a.HS);
                 for (int j = mask.doc_start ? mask.doc_start[b * a.T + t] : 0; j <= t; j++) {
-                    const real p = std::exp(score(a, qkv, mask.slopes, b, h, t, j) - lse[a.statistic(b, t, h)]);
-                    const real ds = a.scale * p * (dot(dy, qkv + a.value(b, j, g), a.HS) - correction);
+                    const real s = score(a, qkv, b, h, t, j), keep = a.dropout.of(a.weight(b, h, t, j));
+                    const real p = std::exp(with_bias(s, mask.slopes, h, t, j) - lse[a.statistic(b, t, h)]);
+                    const real slope = a.scale * (a.softcap > 0 ? soft_cap_derivative(s, a.softcap) : real(1));
+                    const real ds = slope * p * (keep * dot(dy, qkv + a.value(b, j, g), a.HS) - correction);
                     for (int i = 0; i < a.HS; i++) {
-                        d[a.value(b, j, g) + i] += p * (real)dy[i];
+                        d[a.value(b, j, g) + i] += keep * p * (real)dy[i];
                         d[a.query(b, t, h) + i] += ds * (real)qkv[a.key(b, j, g) + i];
                         d[a.key(b, j, g) + i] += ds * (real)qkv[a.query(b, t, h) + i];
                     }
@@ -86,7 +99,8 @@ inline void attention_backward(floatX* dqkv, const floatX* dout, const Attention
 inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const AttentionMask& mask,
                               const AttentionShape& shape) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain) return detail::flash::forward(ctx, out, lse, qkv, mask.slopes, mask.doc_start, shape);
+    if (!ctx.plain && !shape.capped_or_dropped())
+        return detail::flash::forward(ctx, out, lse, qkv, mask.slopes, mask.doc_start, shape);
 #endif
     real* scratch = (real*)ctx.scratch(sizeof(real) * (size_t)shape.N() * shape.NH);
     plain::attention_forward(out, lse, qkv, mask, shape, scratch);
@@ -97,7 +111,7 @@ inline size_t attention_sums(const Ctx&, const AttentionShape&) { return 0; }
 inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts, const AttentionMask& mask,
                                const AttentionShape& shape, real* /*dq_sums*/) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain)
+    if (!ctx.plain && !shape.capped_or_dropped())
         return detail::flash::backward(ctx, {dqkv, dout, acts.out, acts.lse, acts.qkv, mask.slopes, mask.doc_start, nullptr},
                                        shape);
 #endif
@@ -108,11 +122,9 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
 inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts,
                                     const AttentionMask& mask, const Rope& rope, const AttentionShape& shape, real* dq_sums) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain && shape.HS <= detail::flash::most_columns) {
-        const detail::Rotation rotation{rope.positions, rope.cos_sin, shape.HS};
-        return detail::flash::backward(ctx, {dqkv, dout, acts.out, acts.lse, acts.qkv, mask.slopes, mask.doc_start, &rotation},
+    if (!ctx.plain && !shape.capped_or_dropped() && shape.HS <= detail::flash::most_columns)
+        return detail::flash::backward(ctx, {dqkv, dout, acts.out, acts.lse, acts.qkv, mask.slopes, mask.doc_start, &rope},
                                        shape);
-    }
 #endif
     attention_backward(ctx, dqkv, dout, acts, mask, shape, dq_sums);
     rope_backward(ctx, dqkv, rope, shape);
@@ -120,30 +132,60 @@ inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, 
 
 inline std::string attention_limits(int) { return ""; }
 
-inline void attention_decode(Ctx& ctx, floatX* out, const AttentionCache& cache, const floatX* qkv, const real* slopes, int t,
+inline void attention_decode(Ctx& ctx, floatX* out, const AttentionCache& cache, const floatX* qkv, const DecodeMask& mask,
                              const AttentionShape& a) {
     CHECK(a.T == 1, "%d new tokens of each sequence", a.T);
-    real* scores = (real*)ctx.scratch(sizeof(real) * (size_t)a.B * a.NH * (t + 1));
+    const int rows = mask.t + 1 - mask.first;
+    real* scores = (real*)ctx.scratch(sizeof(real) * (size_t)a.B * a.NH * rows);
     parallel_tasks((size_t)a.B * a.NKV, [=](size_t task) {
         const int b = (int)task / a.NKV, g = (int)task % a.NKV, HS = a.HS;
-        const auto cached = [&](floatX* rows, int j) { return rows + (((size_t)b * cache.P + j) * a.NKV + g) * HS; };
-        std::copy_n(qkv + a.key(b, 0, g), HS, cached(cache.keys, t));
-        std::copy_n(qkv + a.value(b, 0, g), HS, cached(cache.values, t));
+        const auto cached = [&](floatX* of, int j) { return of + (((size_t)b * cache.P + j) * a.NKV + g) * HS; };
+        std::copy_n(qkv + a.key(b, 0, g), HS, cached(cache.keys, mask.t));
+        std::copy_n(qkv + a.value(b, 0, g), HS, cached(cache.values, mask.t));
         for (int h = g * a.group(); h < (g + 1) * a.group(); h++) {
-            real* p = scores + ((size_t)b * a.NH + h) * (t + 1);
-            real top = -std::numeric_limits<real>::infinity(), sum = 0;
-            for (int j = 0; j <= t; j++) {
-                p[j] = a.scale * inner_product(qkv + a.query(b, 0, h), cached(cache.keys, j), HS);
-                if (slopes) p[j] += slopes[h] * (j - t);
-                top = std::max(top, p[j]);
+            real* p = scores + ((size_t)b * a.NH + h) * rows;
+            real top = mask.sinks ? (real)mask.sinks[h] : -std::numeric_limits<real>::infinity();
+            for (int i = 0; i < rows; i++) {
+                p[i] = a.scale * inner_product(qkv + a.query(b, 0, h), cached(cache.keys, mask.first + i), HS);
+                if (a.softcap > 0) p[i] = soft_cap(p[i], a.softcap);
+                if (mask.slopes) p[i] += mask.slopes[h] * (i + 1 - rows);
+                top = std::max(top, p[i]);
             }
-            for (int j = 0; j <= t; j++) sum += p[j] = exp_real(p[j] - top);
+            real sum = mask.sinks ? exp_real((real)mask.sinks[h] - top) : real(0);
+            for (int i = 0; i < rows; i++) sum += p[i] = exp_real(p[i] - top);
             for_vectors(HS, [&](int c, auto there) {
                 floats o = {};
-                for (int j = 0; j <= t; j++) o += p[j] * load(cached(cache.values, j) + c, there);
+                for (int i = 0; i < rows; i++) o += p[i] * load(cached(cache.values, mask.first + i) + c, there);
                 store(out + a.output(b, 0, h) + c, o / sum, there);
             });
         }
+    });
+}
+
+inline void sinks_forward(Ctx&, floatX* out, real* lse, const floatX* sinks, const AttentionShape& a) {
+    parallel_for(a.N() * a.NH, [=](int row) {
+        const int b = row / a.NH / a.T, t = row / a.NH % a.T, h = row % a.NH;
+        real& log_sum = lse[a.statistic(b, t, h)];
+        const real sink = (real)sinks[h], top = std::max(sink, log_sum);
+        const real with_sink = top + std::log(std::exp(log_sum - top) + std::exp(sink - top));
+        const real factor = std::exp(log_sum - with_sink);
+        log_sum = with_sink;
+        floatX* x = out + a.output(b, t, h);
+        for_vectors(a.HS, [=](int c, auto there) { store(x + c, load(x + c, there) * factor, there); });
+    });
+}
+
+inline void sinks_backward(Ctx&, real* dsinks, const floatX* dout, const AttentionActs& acts, const floatX* sinks,
+                           const AttentionShape& a) {
+    parallel_for(a.NH, [=](int h) {
+        double sum = 0;
+        for (int b = 0; b < a.B; b++)
+            for (int t = 0; t < a.T; t++) {
+                const size_t at = a.output(b, t, h);
+                sum +=
+                    std::exp((real)sinks[h] - acts.lse[a.statistic(b, t, h)]) * inner_product(dout + at, acts.out + at, a.HS);
+            }
+        dsinks[h] -= (real)sum;
     });
 }
 

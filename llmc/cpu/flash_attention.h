@@ -101,12 +101,12 @@ void pack_rows(const MatrixUnit<E>& unit, E* to, const Rows64& rows, int H) {
 // The last step of a gradient's rows: inverse rotation, if there is one (rope.h), of values rounded as if they were stored
 // first.
 struct Back {
-    const Rotation* rotation;  // or null; heads of at most most_columns
-    size_t first;              // row of the batch
+    const Rope* rotation;  // or null; heads of at most most_columns
+    size_t first;          // row of the batch
     void turn(float* row, int i, int HS) const {
         if (!rotation) return;
         for_vectors(HS, [=](int c, auto) { store(row + c, as_stored((const floatX*)nullptr, load(row + c))); });
-        rotate(row, rotation->angles((int)first + i), HS / 2, -1.0f);
+        rotate(row, rotation->angles((int)first + i), rotation->rotated / 2, -1.0f);
     }
 };
 
@@ -373,9 +373,9 @@ struct BackwardTensors {
     const floatX *dout, *out;
     const real* lse;
     const floatX* qkv;
-    const real* slopes;        // or null
-    const int* doc_start;      // or null
-    const Rotation* rotation;  // or null
+    const real* slopes;    // or null
+    const int* doc_start;  // or null
+    const Rope* rotation;  // or null
 };
 
 inline size_t key_gradients(const AttentionShape& a) { return (size_t)tiles_of(a.T) * 2 * tile * padded_size(a.HS); }
@@ -514,7 +514,7 @@ inline void add_to(float* sum, const float* x, size_t n) {
 
 // Stores dkv (2, 64, H) of the tile at j0.
 template <class E>
-void store_key_gradients(const MatrixUnit<E>& unit, floatX* dqkv, float* dkv, const Rotation* rotation, const AttentionShape& a,
+void store_key_gradients(const MatrixUnit<E>& unit, floatX* dqkv, float* dkv, const Rope* rotation, const AttentionShape& a,
                          int b, int g, int j0) {
     const int H = padded_size(a.HS);
     for (const bool values : {false, true}) {

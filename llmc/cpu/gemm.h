@@ -458,14 +458,14 @@ inline void residual_forward(Ctx& ctx, floatX* out, const floatX* residual, cons
 
 // Rotates the first heads of each row of out, those in the first `turned` columns; a strip holds whole heads.
 template <int strip>
-void rope_forward(Ctx& ctx, floatX* out, const Layer& l, const Rotation& rotation, int turned) {
+void rope_forward(Ctx& ctx, floatX* out, const Layer& l, const Rope& rope, int HS, int turned) {
     const bool streamed = streams_rows(ctx, out, l.OC);
-    const int HS = rotation.HS;
     forward<strip>(ctx, streamed ? nullptr : out, {}, l, [=](int n, int first, auto columns, float* sums) {
         with_bias(at_column(l.bias, first), sums, [=](auto value) {
             put(false, sums, columns, [=](int c, auto there) { return as_stored(out, value(c, there)); });
         });
-        for (int c = 0; c < std::min<int>(columns, turned - first); c += HS) rotate(sums + c, rotation.angles(n), HS / 2, 1.0f);
+        for (int c = 0; c < std::min<int>(columns, turned - first); c += HS)
+            rotate(sums + c, rope.angles(n), rope.rotated / 2, 1.0f);
         put(streamed, out + (size_t)n * l.OC + first, columns, [=](int c, auto) { return load(sums + c); });
     });
 }

@@ -138,7 +138,7 @@ inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX
     if (!ctx.plain && N > detail::few_rows) return detail::gemm::gelu_forward(ctx, out, pre, {inp, weight, bias, N, IC, OC});
 #endif
     linear_forward(ctx, pre, inp, weight, bias, N, IC, OC);
-    gelu_forward(ctx, out, pre, N, OC);
+    activation_forward(ctx, out, pre, N, OC, Activation::gelu);
 }
 
 inline void linear_swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const floatX* inp, const floatX* weight,
@@ -148,7 +148,7 @@ inline void linear_swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const 
         return detail::gemm::swiglu_forward(ctx, out, gate_up, {inp, weight, bias, N, IC, 2 * F});
 #endif
     linear_forward(ctx, gate_up, inp, weight, bias, N, IC, 2 * F);
-    swiglu_forward(ctx, out, gate_up, N, F);
+    activation_forward(ctx, out, gate_up, N, F, Activation::swiglu);
 }
 
 inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residual, const floatX* inp, const floatX* weight,
@@ -168,8 +168,7 @@ inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const 
     const int HS = shape.HS;
     if (!ctx.plain && N > detail::few_rows && 128 % HS == 0) {
         const auto forward = HS == 128 ? detail::gemm::rope_forward<128> : detail::gemm::rope_forward<64>;
-        return forward(ctx, qkv, {inp, weight, bias, N, IC, OC}, {rope.positions, rope.cos_sin, HS},
-                       (shape.NH + shape.NKV) * HS);
+        return forward(ctx, qkv, {inp, weight, bias, N, IC, OC}, rope, HS, (shape.NH + shape.NKV) * HS);
     }
 #endif
     linear_forward(ctx, qkv, inp, weight, bias, N, IC, OC);
@@ -182,7 +181,7 @@ inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dou
     if (!ctx.plain) return detail::gemm::gelu_backward_input(ctx, dpre, dout, weight, pre, N, IC, OC);
 #endif
     linear_backward_input(ctx, dpre, dout, weight, N, IC, OC);
-    gelu_backward(ctx, dpre, dpre, pre, N, IC);
+    activation_backward(ctx, dpre, dpre, pre, N, IC, Activation::gelu);
 }
 
 inline void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up, floatX* dact, const floatX* dout, const floatX* weight,
@@ -191,7 +190,7 @@ inline void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up, floatX* dac
     if (!ctx.plain) return detail::gemm::swiglu_backward_input(ctx, dgate_up, dout, weight, gate_up, N, F, OC);
 #endif
     linear_backward_input(ctx, dact, dout, weight, N, F, OC);
-    swiglu_backward(ctx, dgate_up, dact, gate_up, N, F);
+    activation_backward(ctx, dgate_up, dact, gate_up, N, F, Activation::swiglu);
 }
 
 inline void linear_backward_weight(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, const floatX* inp, int N,

@@ -1,5 +1,6 @@
 // LayerNorm (Ba et al., 2016) and RMSNorm (Zhang & Sennrich, 2019), with the residual sum fused in front.
 //   forward   xhat = (x - mean) rstd,  y = w xhat + b          RMSNorm: mean = 0, no b, rstd = 1 / sqrt(mean(x^2) + eps)
+// With an offset, w is offset + weight.
 //   backward  with g = w dy:  dx = rstd (g - mean(g) - xhat mean(g xhat))      RMSNorm: without mean(g)
 //             dw = sum over rows of dy xhat,  db = sum over rows of dy
 // (dx: d xhat_j / d x_i = rstd (delta_ij - 1/C - xhat_i xhat_j / C); the middle term comes from the mean, the last from rstd.)
@@ -7,6 +8,7 @@
 // fp64 build has. The fast path sums in fp32. For gradients of w and b it divides rows into blocks of fixed size, each block is
 // summed by one task, and the blocks are added in order: the same bits for any number of threads. Bound by memory bandwidth:
 // forward reads x once (it stays in cache for the second pass) and writes y.
+// The norms of query and key heads are RMSNorm with rows inside longer ones (HeadRows).
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -21,34 +23,29 @@ namespace cpu {
 // ---- plain loops -----------------------------------------------------------------------------------------------------------
 namespace plain {
 
-// Row n; y: where its output goes.
+// y = the norm of row n, which is x.
 template <bool centred>
-void norm_forward(int n, floatX* y, const NormStatistics& statistics, floatX* sum, const floatX* inp, const floatX* add,
-                  const NormParams& params) {
+void normalise(int n, floatX* y, const floatX* x, const NormParams& params, const NormStatistics& statistics) {
     const int C = params.C;
-    const size_t row = (size_t)n * C;
-    if (add)
-        for (int c = 0; c < C; c++) sum[row + c] = (floatX)((real)inp[row + c] + (real)add[row + c]);
-    const floatX* x = (add ? sum : inp) + row;
     double total = 0, squares = 0;
     for (int c = 0; c < C; c++) total += (real)x[c];
     const real m = centred ? (real)(total / C) : real(0);
     for (int c = 0; c < C; c++) squares += ((double)(real)x[c] - m) * ((double)(real)x[c] - m);
     const real r = (real)(1 / std::sqrt(squares / C + params.eps));
     for (int c = 0; c < C; c++) {
-        const real scaled = ((real)x[c] - m) * r * (real)params.weight[c];
+        const real scaled = ((real)x[c] - m) * r * (params.offset + (real)params.weight[c]);
         y[c] = (floatX)(centred ? scaled + (real)params.bias[c] : scaled);
     }
     if (centred) statistics.mean[n] = m;
     statistics.rstd[n] = r;
 }
 
-// dinp may be dout: the gradients of the parameters come first.
+// dinp and dout have the layout `rows`, inp is contiguous. dinp may be dout: the gradients of the parameters come first.
 template <bool centred>
 void norm_backward(floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp, const NormParams& params,
-                   const NormStatistics& statistics, int N, Acc acc) {
-    const int C = params.C;
-    const auto dy = [=](int n, int c) { return (real)dout[(size_t)n * C + c]; };
+                   const NormStatistics& statistics, const HeadRows& rows, Acc acc) {
+    const int C = params.C, N = rows.count();
+    const auto dy = [=](int n, int c) { return (real)dout[rows.at(n, C) + c]; };
     const auto xhat = [=](int n, int c) {
         const real m = centred ? statistics.mean[n] : real(0);
         return ((real)inp[(size_t)n * C + c] - m) * statistics.rstd[n];
@@ -63,7 +60,7 @@ void norm_backward(floatX* dinp, const NormGrads& grads, const floatX* dout, con
         if (centred) grads.bias[c] += (real)db;
     });
     parallel_for(N, [=](int n) {
-        const auto g = [=](int c) { return (real)params.weight[c] * dy(n, c); };
+        const auto g = [=](int c) { return (params.offset + (real)params.weight[c]) * dy(n, c); };
         double sum_g = 0, sum_gx = 0;
         for (int c = 0; c < C; c++) {
             if (centred) sum_g += g(c);
@@ -71,7 +68,7 @@ void norm_backward(floatX* dinp, const NormGrads& grads, const floatX* dout, con
         }
         const real mean_g = (real)(sum_g / C), mean_gx = (real)(sum_gx / C);
         for (int c = 0; c < C; c++) {
-            floatX& dx = dinp[(size_t)n * C + c];
+            floatX& dx = dinp[rows.at(n, C) + c];
             const real d = statistics.rstd[n] * (g(c) - mean_g - xhat(n, c) * mean_gx);
             dx = (floatX)(acc == Acc::Add ? (real)dx + d : d);
         }
@@ -85,15 +82,33 @@ namespace detail {
 
 constexpr int prefetch_ahead = 4096 / sizeof(floatX);  // elements by which a row is prefetched
 
-template <bool centred>  // true: LayerNorm, false: RMSNorm
-void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
-                  const floatX* add, const NormParams& params, int N) {
+// y = the norm of row n, which is x; true: LayerNorm, false: RMSNorm.
+template <bool centred>
+void normalise(int n, floatX* y, const floatX* x, const NormParams& params, const NormStatistics& statistics) {
     const floatX *weight = params.weight, *bias = params.bias;
     const int C = params.C;
-    const real eps = params.eps;
-    if (ctx.plain)
-        return set_rows(ctx, out, N, C,
-                        [=](int n, floatX* y) { plain::norm_forward<centred>(n, y, statistics, sum, inp, add, params); });
+    const real offset = params.offset;
+    const auto mean_of = [=](auto f) {
+        floats sum = {};
+        for_vectors(C, [&](int c, auto there) { sum += first_of(f(load(x + c, there)), there); });
+        return total(sum) / C;
+    };
+    const real m = centred ? mean_of([](floats v) { return v; }) : real(0);
+    const real variance = mean_of([=](floats v) { return (v - m) * (v - m); });
+    const real r = 1 / std::sqrt(variance + params.eps);
+    for_vectors(C, [=](int c, auto there) {
+        const floats scaled = (load(x + c, there) - m) * r * (offset + load(weight + c, there));
+        store(y + c, centred ? scaled + load(bias + c, there) : scaled, there);
+    });
+    if (centred) statistics.mean[n] = m;
+    statistics.rstd[n] = r;
+}
+
+template <bool centred>
+void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
+                  const floatX* add, const NormParams& params, int N) {
+    const int C = params.C;
+    const auto normalise_row = ctx.plain ? plain::normalise<centred> : normalise<centred>;
     set_rows(ctx, out, N, C, [=](int n, floatX* y) {
         const floatX* x = inp + (size_t)n * C;
         if (add) {
@@ -105,29 +120,17 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
             });
             x = s;
         }
-        const auto mean_of = [=](auto f) {
-            floats sum = {};
-            for_vectors(C, [&](int c, auto there) { sum += first_of(f(load(x + c, there)), there); });
-            return total(sum) / C;
-        };
-        const real m = centred ? mean_of([](floats v) { return v; }) : real(0);
-        const real variance = mean_of([=](floats v) { return (v - m) * (v - m); });
-        const real r = 1 / std::sqrt(variance + eps);
-        for_vectors(C, [=](int c, auto there) {
-            const floats scaled = (load(x + c, there) - m) * r * load(weight + c, there);
-            store(y + c, centred ? scaled + load(bias + c, there) : scaled, there);
-        });
-        if (centred) statistics.mean[n] = m;
-        statistics.rstd[n] = r;
+        normalise_row(n, y, x, params, statistics);
     });
 }
 
 template <bool centred>
 void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
-                   const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
-    if (ctx.plain) return plain::norm_backward<centred>(dinp, grads, dout, inp, params, statistics, N, acc);
+                   const NormParams& params, const NormStatistics& statistics, const HeadRows& rows, Acc acc) {
+    if (ctx.plain) return plain::norm_backward<centred>(dinp, grads, dout, inp, params, statistics, rows, acc);
     const floatX* weight = params.weight;
-    const int C = params.C;
+    const int C = params.C, N = rows.count();
+    const real offset = params.offset;
     constexpr int block_rows = 64, sums = centred ? 2 : 1;
     const int blocks = ceil_div(N, block_rows);
     real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * sums * C);  // (blocks, sums, C): of dweight, of dbias
@@ -136,19 +139,20 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
         real *dw = partial + (size_t)block * sums * C, *db = dw + C;
         std::fill(dw, dw + sums * C, real(0));
         for (int n = block * block_rows; n < std::min(N, (block + 1) * block_rows); n++) {
-            const floatX *x = inp + (size_t)n * C, *dy = dout + (size_t)n * C;
-            floatX* dx = dinp + (size_t)n * C;
+            const floatX *x = inp + (size_t)n * C, *dy = dout + rows.at(n, C);
+            floatX* dx = dinp + rows.at(n, C);
             const real m = centred ? statistics.mean[n] : real(0), r = statistics.rstd[n];
             floats sum_g = {}, sum_gx = {};
             for_vectors(C, [&](int c, auto there) {
                 for (const floatX* row : {x, dy, (const floatX*)dx}) __builtin_prefetch(row + c + prefetch_ahead);
-                const floats g = load(weight + c, there) * load(dy + c, there);
+                const floats g = (offset + load(weight + c, there)) * load(dy + c, there);
                 if (centred) sum_g += g;
                 sum_gx += g * ((load(x + c, there) - m) * r);
             });
             const real mean_g = total(sum_g) / C, mean_gx = total(sum_gx) / C;
             for_vectors(C, [=](int c, auto there) {
-                const floats y = load(dy + c, there), xhat = (load(x + c, there) - m) * r, g = load(weight + c, there) * y;
+                const floats y = load(dy + c, there), xhat = (load(x + c, there) - m) * r,
+                             g = (offset + load(weight + c, there)) * y;
                 store(dw + c, load(dw + c, there) + y * xhat, there);
                 if (centred) store(db + c, load(db + c, there) + y, there);
                 const floats d = r * (g - mean_g - xhat * mean_gx);
@@ -179,7 +183,7 @@ inline void layernorm_forward(Ctx& ctx, const Output& out, const NormStatistics&
 
 inline void layernorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
                                const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
-    detail::norm_backward<true>(ctx, dinp, grads, dout, inp, params, statistics, N, acc);
+    detail::norm_backward<true>(ctx, dinp, grads, dout, inp, params, statistics, {N, (size_t)params.C, 1}, acc);
 }
 
 inline void rmsnorm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
@@ -189,7 +193,22 @@ inline void rmsnorm_forward(Ctx& ctx, const Output& out, const NormStatistics& s
 
 inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
                              const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
-    detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, N, acc);
+    detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, {N, (size_t)params.C, 1}, acc);
+}
+
+inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
+    const int C = params.C;
+    const auto normalise_row = ctx.plain ? plain::normalise<false> : detail::normalise<false>;
+    parallel_for(rows.count(), [=](int n) {
+        floatX *y = qkv + rows.at(n, C), *x = kept + (size_t)n * C;
+        std::copy_n(y, C, x);
+        normalise_row(n, y, x, params, {nullptr, rstd});
+    });
+}
+
+inline void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept, const NormParams& params,
+                               const real* rstd, const HeadRows& rows) {
+    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, {nullptr, (real*)rstd}, rows, Acc::Set);
 }
 
 }  // namespace cpu

@@ -11,30 +11,6 @@
 namespace cpu {
 namespace detail {
 
-// random[k] = rounding.word(first + k), for k below n.
-inline void random_words(uint32_t* random, const Rounding& rounding, size_t first, size_t n) {
-    constexpr size_t block = 4 * lanes;
-    for (size_t k = 0; k < n;) {
-        const uint64_t number = rounding.number(first + k), group = number / 4;
-        const bool together =
-            number % 4 == 0 && std::min(n - k, rounding.run(first + k)) >= block && (uint32_t)group <= UINT32_MAX - lanes;
-        if (!together) {
-            random[k] = rounding.word(first + k);
-            k++;
-            continue;
-        }
-        uint32_t groups[lanes], drawn[4][lanes];
-        for (int i = 0; i < lanes; i++) groups[i] = (uint32_t)group + (uint32_t)i;
-        words low, w[4];
-        memcpy(&low, groups, sizeof low);
-        rounding.draw(w, low, (uint32_t)(group >> 32));
-        memcpy(drawn, w, sizeof drawn);
-        for (int i = 0; i < lanes; i++)
-            for (int j = 0; j < 4; j++) random[k + (size_t)(4 * i + j)] = drawn[j][i];
-        k += block;
-    }
-}
-
 inline void store_moment(real* p, floats x, words, int n) { store(p, x, n); }
 inline void store_moment(bf16* p, floats x, words random, int n) { store(&p->bits, round_stochastically(x, random), n); }
 
@@ -95,7 +71,7 @@ inline void accumulate(Ctx&, bf16* sum, const real* x, size_t n, Acc acc, const 
             const size_t i = first + (size_t)k;
             const floats summand = load(x + i, there);
             if (acc == Acc::Set) return store(&sum[i].bits, round_to_nearest(summand), there);
-            if (k % drawn == 0) detail::random_words(random, rounding, i, std::min((size_t)drawn, last - i));
+            if (k % drawn == 0) random_words(random, rounding, i, std::min((size_t)drawn, last - i));
             words word;
             memcpy(&word, random + k % drawn, sizeof word);
             store(&sum[i].bits, round_stochastically(load(sum + i, there) + summand, word), there);

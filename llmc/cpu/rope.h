@@ -1,7 +1,7 @@
-// Rotary positions (Su et al., 2021), rotate-half pairing: with angle a = position * base^(-2j/HS), elements j and j + HS/2 of
-// a query or key head rotate as a 2-D vector: (x1, x2) -> (x1 cos a - x2 sin a, x2 cos a + x1 sin a). The transpose of a
-// rotation is the rotation by -a, so backward is forward with the sine negated. In place; values are unchanged; fp32
-// arithmetic.
+// Rotary positions (Su et al., 2021), rotate-half pairing: with angle a = position * base^(-2j/rotated), elements j and
+// j + rotated/2 of a query or key head rotate as a 2-D vector: (x1, x2) -> (x1 cos a - x2 sin a, x2 cos a + x1 sin a); elements
+// from `rotated` on stay. The transpose of a rotation is the rotation by -a, so backward is forward with the sine negated. In
+// place; values are unchanged; fp32 arithmetic.
 #pragma once
 #include "../ops.h"
 #include "parallel.h"
@@ -20,20 +20,10 @@ void rotate(E* x, const real* angles, int half, real direction) {
     }
 }
 
-// The rotation of the rows of a batch.
-struct Rotation {
-    const int* positions;
-    const real* cos_sin;  // (P, HS/2, 2)
-    int HS;
-    const real* angles(int n) const { return cos_sin + (size_t)positions[n] * HS; }
-};
-
 inline void rotate_heads(floatX* qkv, const Rope& rope, const AttentionShape& shape, real direction) {
-    const int HS = shape.HS;
-    const Rotation rotation{rope.positions, rope.cos_sin, HS};
     parallel_for(shape.N(), [=](int n) {
         for (int head = 0; head < shape.NH + shape.NKV; head++)
-            rotate(qkv + (size_t)n * shape.row() + (size_t)head * HS, rotation.angles(n), HS / 2, direction);
+            rotate(qkv + (size_t)n * shape.row() + (size_t)head * shape.HS, rope.angles(n), rope.rotated / 2, direction);
     });
 }
 

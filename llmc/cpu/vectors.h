@@ -334,4 +334,29 @@ inline real inner_product(const floatX* x, const floatX* y, int n) {
 
 inline floats larger(floats x, floats y) { return x > y ? x : y; }  // returns y where x is NaN
 
+// random[k] = draws.word(first + k), for k below n.
+template <RngPurpose purpose>
+void random_words(uint32_t* random, const Draws<purpose>& draws, size_t first, size_t n) {
+    constexpr size_t block = 4 * lanes;
+    for (size_t k = 0; k < n;) {
+        const uint64_t number = draws.number(first + k), group = number / 4;
+        const bool together =
+            number % 4 == 0 && std::min(n - k, draws.run(first + k)) >= block && (uint32_t)group <= UINT32_MAX - lanes;
+        if (!together) {
+            random[k] = draws.word(first + k);
+            k++;
+            continue;
+        }
+        uint32_t groups[lanes], drawn[4][lanes];
+        for (int i = 0; i < lanes; i++) groups[i] = (uint32_t)group + (uint32_t)i;
+        words low, w[4];
+        memcpy(&low, groups, sizeof low);
+        draws.draw(w, low, (uint32_t)(group >> 32));
+        memcpy(drawn, w, sizeof drawn);
+        for (int i = 0; i < lanes; i++)
+            for (int j = 0; j < 4; j++) random[k + (size_t)(4 * i + j)] = drawn[j][i];
+        k += block;
+    }
+}
+
 }  // namespace cpu

@@ -41,6 +41,10 @@ inline AttentionKernels choose_attention(const Ctx& ctx, int HS) {
     (void)ctx, (void)HS;
     return AttentionKernels::simple;
 }
+// Only the simple kernels know soft caps and dropout.
+inline AttentionKernels choose_attention(const Ctx& ctx, const AttentionShape& shape) {
+    return shape.capped_or_dropped() ? AttentionKernels::simple : choose_attention(ctx, shape.HS);
+}
 
 inline void check_attention_shape(const AttentionShape& a) {
     const std::string wrong = attention_limits(a.HS);
@@ -54,7 +58,7 @@ inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qk
                               const AttentionShape& shape) {
     check_attention_shape(shape);
 #ifndef PRECISION_FP32
-    const AttentionKernels kernels = choose_attention(ctx, shape.HS);
+    const AttentionKernels kernels = choose_attention(ctx, shape);
     CHECK(kernels == AttentionKernels::simple || aligned_16(out, qkv), "rows are moved 16 bytes at a time");
     if (kernels == AttentionKernels::hopper) return attention_forward_hopper(ctx, out, lse, qkv, mask, shape);
     if (kernels == AttentionKernels::mma) return attention_forward_mma(ctx, out, lse, qkv, mask, shape);
@@ -64,7 +68,7 @@ inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qk
 
 inline size_t attention_sums([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const AttentionShape& shape) {
 #ifndef PRECISION_FP32
-    if (choose_attention(ctx, shape.HS) == AttentionKernels::hopper) return attention_hopper_sums(shape);
+    if (choose_attention(ctx, shape) == AttentionKernels::hopper) return attention_hopper_sums(shape);
 #endif
     return 0;
 }
@@ -74,7 +78,7 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
     check_attention_shape(shape);
     CHECK(!dq_sums || attention_sums(ctx, shape) > 0, "head size %d on capability %d", shape.HS, ctx.capability);
 #ifndef PRECISION_FP32
-    const AttentionKernels kernels = choose_attention(ctx, shape.HS);
+    const AttentionKernels kernels = choose_attention(ctx, shape);
     CHECK(kernels == AttentionKernels::simple || aligned_16(dqkv, dout, acts.out, acts.qkv),
           "rows are moved 16 bytes at a time");
     if (kernels == AttentionKernels::hopper)
@@ -95,12 +99,12 @@ constexpr int decode_warps = 8, decode_batch = 4;  // keys in flight per group o
 
 template <bool packed>
 __global__ void __launch_bounds__(32 * decode_warps, 1)
-    attention_decode_kernel(floatX* out, floatX* keys, floatX* values, const floatX* qkv, const float* slopes, int t, int P,
-                            int NH, int NKV, int HS, float scale, int lanes) {
+    attention_decode_kernel(floatX* out, floatX* keys, floatX* values, const floatX* qkv, DecodeMask mask, int P,
+                            AttentionShape a, int lanes) {
     constexpr int size = Pack<floatX>::size;
     constexpr int packs = attention_largest_head / (32 * size);  // packs per lane, if all 32 share a row
     constexpr int U = decode_batch;
-    const int group_lane = threadIdx.x % lanes;
+    const int group_lane = threadIdx.x % lanes, NH = a.NH, NKV = a.NKV, HS = a.HS, t = mask.t;
     const int h = blockIdx.x % NH, b = blockIdx.x / NH, g = h / (NH / NKV);
     const floatX* token = qkv + (size_t)b * (NH + 2 * NKV) * HS;
     const floatX *new_key = token + (size_t)(NH + g) * HS, *new_value = new_key + (size_t)NKV * HS;
@@ -121,11 +125,11 @@ __global__ void __launch_bounds__(32 * decode_warps, 1)
 #pragma unroll
     for (int i = 0; i < packs; i++)
 #pragma unroll
-        for (int k = 0; k < size; k++) q[i][k] = scale * (float)query[i][k];
-    const float slope = slopes ? slopes[h] : 0.0f;
+        for (int k = 0; k < size; k++) q[i][k] = a.scale * (float)query[i][k];
+    const float slope = mask.slopes ? mask.slopes[h] : 0.0f;
 
     const int groups = 32 * decode_warps / lanes, group = (int)threadIdx.x / lanes;
-    for (int j0 = 0; j0 <= t; j0 += U * groups) {  // all lanes of a warp loop together: they exchange partial sums
+    for (int j0 = mask.first; j0 <= t; j0 += U * groups) {  // all lanes of a warp loop together: they exchange partial sums
         Pack<floatX> key[U][packs], value[U][packs];
 #pragma unroll
         for (int n = 0; n < U; n++) {
@@ -143,6 +147,7 @@ __global__ void __launch_bounds__(32 * decode_warps, 1)
                 for (int k = 0; k < size; k++) s += q[i][k] * (float)key[n][i][k];
             for (int offset = lanes / 2; offset > 0; offset /= 2) s += __shfl_xor_sync(all_lanes, s, offset);
             if (j > t) continue;
+            if (a.softcap > 0) s = soft_cap(s, a.softcap);
             s += slope * (float)(j - t);
             const float highest = fmaxf(top, s), rescale = exp_real(top - highest), p = exp_real(s - highest);
             sum = sum * rescale + p, top = highest;
@@ -165,8 +170,10 @@ __global__ void __launch_bounds__(32 * decode_warps, 1)
             if (c < HS) outs[group * HS + c] = o[i][k];
         }
     __syncthreads();
-    float highest = -INFINITY, total = 0;
+    const float sink = mask.sinks ? (float)mask.sinks[h] : -INFINITY;
+    float highest = sink;
     for (int i = 0; i < groups; i++) highest = fmaxf(highest, tops[i]);
+    float total = exp_real(sink - highest);
     for (int i = 0; i < groups; i++) total += sums[i] * exp_real(tops[i] - highest);
     for (int c = threadIdx.x; c < HS; c += blockDim.x) {
         float x = 0;
@@ -175,18 +182,68 @@ __global__ void __launch_bounds__(32 * decode_warps, 1)
     }
 }
 
-inline void attention_decode(Ctx& ctx, floatX* out, const AttentionCache& cache, const floatX* qkv, const real* slopes, int t,
+inline void attention_decode(Ctx& ctx, floatX* out, const AttentionCache& cache, const floatX* qkv, const DecodeMask& mask,
                              const AttentionShape& shape) {
     check_attention_shape(shape);
     CHECK(shape.T == 1, "%d new tokens of each sequence", shape.T);
-    CHECK(t >= 0 && t < cache.P, "token %d of a cache of %d rows", t, cache.P);
+    CHECK(mask.first >= 0 && mask.first <= mask.t && mask.t < cache.P, "rows %d to %d of a cache of %d", mask.first, mask.t,
+          cache.P);
     const int lanes = lanes_of_row(shape.HS), groups = 32 * decode_warps / lanes;
     const size_t bytes = sizeof(float) * (size_t)groups * (shape.HS + 2);
     const unsigned blocks = (unsigned)shape.B * (unsigned)shape.NH;
     const bool packed = shape.HS % Pack<floatX>::size == 0 && aligned_16(cache.keys, cache.values, qkv);
     const auto kernel = packed ? attention_decode_kernel<true> : attention_decode_kernel<false>;
-    LAUNCH(kernel, blocks, 32 * decode_warps, bytes, ctx, out, cache.keys, cache.values, qkv, slopes, t, cache.P, shape.NH,
-           shape.NKV, shape.HS, shape.scale, lanes);
+    LAUNCH(kernel, blocks, 32 * decode_warps, bytes, ctx, out, cache.keys, cache.values, qkv, mask, cache.P, shape, lanes);
+}
+
+// ---- sinks -----------------------------------------------------------------------------------------------------------------
+// As many lanes as hold a head in packs process a row of a head.
+template <bool packed>
+__global__ void __launch_bounds__(256) sinks_kernel(floatX* out, float* lse, const floatX* sinks, AttentionShape a, int lanes) {
+    const size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / lanes;
+    const bool there = row < (size_t)a.N() * a.NH;
+    const int lane = threadIdx.x % lanes, h = (int)(row % a.NH), b = (int)(row / a.NH / a.T), t = (int)(row / a.NH % a.T);
+    const float log_sum = there ? lse[a.statistic(b, t, h)] : 0.0f, sink = (float)sinks[h], top = fmaxf(log_sum, sink);
+    const float with_sink = top + logf(exp_real(log_sum - top) + exp_real(sink - top)), factor = exp_real(log_sum - with_sink);
+    constexpr int size = Pack<floatX>::size;
+    for (int c = lane * size; there && c < a.HS; c += lanes * size) {
+        Pack<floatX> x = load_part<packed>(out + row * a.HS, c, a.HS);
+#pragma unroll
+        for (int k = 0; k < size; k++) x[k] = (floatX)((float)x[k] * factor);
+        store_part<packed>(out + row * a.HS, c, a.HS, x);
+    }
+    __syncwarp();  // all lanes of the row have read its lse
+    if (there && lane == 0) lse[a.statistic(b, t, h)] = with_sink;
+}
+
+// A block sums over the rows of a head.
+__global__ void __launch_bounds__(1024) sinks_backward_kernel(float* dsinks, const floatX* dout, const floatX* out,
+                                                              const float* lse, const floatX* sinks, AttentionShape a) {
+    const int h = blockIdx.x, lane = threadIdx.x % 32;
+    const float sink = (float)sinks[h];
+    float sum = 0;
+    for (int row = threadIdx.x / 32; row < a.N(); row += 32) {
+        const int b = row / a.T, t = row % a.T;
+        const size_t at = a.output(b, t, h);
+        float product = 0;
+        for (int c = lane; c < a.HS; c += 32) product += (float)dout[at + c] * (float)out[at + c];
+        sum += exp_real(sink - lse[a.statistic(b, t, h)]) * product;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) dsinks[h] -= sum;
+}
+
+inline void sinks_forward(Ctx& ctx, floatX* out, real* lse, const floatX* sinks, const AttentionShape& shape) {
+    const int lanes = lanes_of_row(shape.HS);
+    const bool packed = shape.HS % Pack<floatX>::size == 0 && aligned_16(out);
+    const auto kernel = packed ? sinks_kernel<true> : sinks_kernel<false>;
+    const size_t threads = (size_t)shape.N() * shape.NH * lanes;
+    LAUNCH(kernel, (unsigned)ceil_div(threads, 256), 256, 0, ctx, out, lse, sinks, shape, lanes);
+}
+
+inline void sinks_backward(Ctx& ctx, real* dsinks, const floatX* dout, const AttentionActs& acts, const floatX* sinks,
+                           const AttentionShape& shape) {
+    LAUNCH(sinks_backward_kernel, shape.NH, 1024, 0, ctx, dsinks, dout, acts.out, acts.lse, sinks, shape);
 }
 
 }  // namespace gpu

@@ -93,6 +93,10 @@ __device__ inline void load_rows(float* to, int to_row, const floatX* head, size
             to[i * to_row + c] = first + i < end ? (float)head[(size_t)(first + i) * row + c] : 0.0f;
 }
 
+__device__ __forceinline__ float capped(const AttentionShape& a, float score) {
+    return a.softcap > 0 ? soft_cap(score, a.softcap) : score;
+}
+
 // dots[r] = row r of the warp times the lane's row of the tile
 __device__ __forceinline__ void multiply(float (&dots)[R], const float* rows, const float* tile_of_rows, int HS) {
     const float* mine = tile_of_rows + threadIdx.x % 32 * tile_row(HS);
@@ -172,11 +176,11 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
         const int j = j0 + lane;
         for (int r = 0; r < R; r++) {
             const bool seen = j <= t + r && j >= first[r] && j < a.T;
-            s[r] = seen ? a.scale * s[r] + slope * (float)(j - t - r) : -INFINITY;
+            s[r] = seen ? capped(a, a.scale * s[r]) + slope * (float)(j - t - r) : -INFINITY;
             const float highest = fmaxf(top[r], warp_max(s[r]));
             const float shift = highest == -INFINITY ? 0.0f : highest;  // a row without keys in this tile
             const float rescale = exp_real(top[r] - shift), weight = exp_real(s[r] - shift);
-            p[r * tile + lane] = weight;
+            p[r * tile + lane] = weight * (a.dropout.rate > 0 && seen ? a.dropout.of(a.weight(b, h, t + r, j)) : 1.0f);
             sum[r] = sum[r] * rescale + warp_sum(weight);
             for (int i = 0; i < C; i++) o[r][i] *= rescale;
             top[r] = highest;
@@ -192,12 +196,16 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
     store_rows<C>(out + a.output(b, 0, h), a.output_row(), t, a.T, HS, o, 1.0f);
 }
 
-// p and p (dp - correction) for row t and key j, from q.k and dout.v; 0 where the row does not see the key.
-__device__ __forceinline__ void weights_of(float& p, float& ds, float qk, float dov, const RowInfo& row, int t, int j,
-                                           const AttentionShape& a, float slope) {
+// For row t of head h and key j, from q.k and dout.v: p after dropout, and p (dp - correction) times the derivative of the cap; 0
+// where the row does not see the key.
+__device__ __forceinline__ void weights_of(float& p, float& ds, float qk, float dov, const RowInfo& row, int b, int h, int t,
+                                           int j, const AttentionShape& a, float slope) {
     const bool seen = t < a.T && j <= t && j >= row.first_key;
-    p = seen ? exp_real(a.scale * qk + slope * (float)(j - t) - row.lse) : 0.0f;
-    ds = p * (dov - row.correction);
+    const float score = capped(a, a.scale * qk), keep = a.dropout.rate > 0 && seen ? a.dropout.of(a.weight(b, h, t, j)) : 1.0f;
+    p = seen ? exp_real(score + slope * (float)(j - t) - row.lse) : 0.0f;
+    ds = p * (keep * dov - row.correction);
+    if (a.softcap > 0) ds *= soft_cap_derivative(score, a.softcap);
+    p *= keep;
 }
 
 template <int C>
@@ -231,7 +239,7 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
         multiply(dov, my_douts, values, HS);
         for (int r = 0; r < R; r++) {
             float p, ds;
-            weights_of(p, ds, qk[r], dov[r], row[r], t + r, j0 + lane, a, slope);
+            weights_of(p, ds, qk[r], dov[r], row[r], b, h, t + r, j0 + lane, a, slope);
             my_weights[r * tile + lane] = ds;
         }
         __syncwarp();
@@ -274,7 +282,7 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
             multiply(kq, my_keys, queries, HS);
             multiply(vdo, my_values, douts, HS);
             for (int r = 0; r < R; r++)
-                weights_of(p[r * tile + lane], ds[r * tile + lane], kq[r], vdo[r], row, t0 + lane, j + r, a, slope);
+                weights_of(p[r * tile + lane], ds[r * tile + lane], kq[r], vdo[r], row, b, h, t0 + lane, j + r, a, slope);
             __syncwarp();
             accumulate<C>(dv, p, douts, HS);
             accumulate<C>(dk, ds, queries, HS);

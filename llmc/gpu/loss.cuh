@@ -34,18 +34,33 @@ struct LogSum {
     }
 };
 
-template <int packs>
-__device__ __forceinline__ void add(LogSum& s, const Pack<floatX> (&x)[packs]) {
-    float highest = s.top;
+// Soft caps of logits. -infinity, which stands for what is beyond a row's end, stays.
+struct NoCap {
+    __device__ float operator()(float x) const { return x; }
+    __device__ float derivative(float) const { return 1; }
+};
+struct SoftCap {
+    float cap;
+    __device__ float operator()(float x) const { return x == -INFINITY ? x : soft_cap(x, cap); }
+    __device__ float derivative(float y) const { return soft_cap_derivative(y, cap); }
+};
+
+template <int packs, class Cap>
+__device__ __forceinline__ void add(LogSum& s, const Pack<floatX> (&x)[packs], Cap cap) {
+    constexpr int size = Pack<floatX>::size;
+    float capped[packs][size], highest = s.top;
 #pragma unroll
     for (int k = 0; k < packs; k++)
 #pragma unroll
-        for (int j = 0; j < Pack<floatX>::size; j++) highest = fmaxf(highest, (float)x[k][j]);
+        for (int j = 0; j < size; j++) {
+            capped[k][j] = cap((float)x[k][j]);
+            highest = fmaxf(highest, capped[k][j]);
+        }
     const float shift = s.raise(highest);
 #pragma unroll
     for (int k = 0; k < packs; k++)
 #pragma unroll
-        for (int j = 0; j < Pack<floatX>::size; j++) s.sum += exp_real((float)x[k][j] - shift);
+        for (int j = 0; j < size; j++) s.sum += exp_real(capped[k][j] - shift);
 }
 
 // The log-sum-exp over shards; each shard's own is statistics[stride shard].
@@ -62,7 +77,8 @@ constexpr int classifier_in_flight = 4;  // packs in flight per thread
 
 // The log-sum-exp of a row, computed by the whole block. The first n_packs packs are loaded as packs, the rest up to V one by
 // one; n_kept packs stay in shared memory.
-__device__ __forceinline__ float keep_and_sum(floatX* kept, const floatX* x, int V, int n_packs, int n_kept) {
+template <class Cap>
+__device__ __forceinline__ float keep_and_sum(floatX* kept, const floatX* x, int V, int n_packs, int n_kept, Cap cap) {
     constexpr int size = Pack<floatX>::size, in_flight = classifier_in_flight;
     const int thread = threadIdx.x, threads = blockDim.x;
     LogSum s;
@@ -79,19 +95,20 @@ __device__ __forceinline__ float keep_and_sum(floatX* kept, const floatX* x, int
 #pragma unroll
         for (int k = 0; k < in_flight; k++)
             if (first + k * threads < n_kept) store(kept + (first + k * threads) * size, p[k]);
-        add(s, p);
+        add(s, p, cap);
     }
-    for (int i = n_packs * size + thread; i < V; i += threads) s.add((float)x[i]);
+    for (int i = n_packs * size + thread; i < V; i += threads) s.add(cap((float)x[i]));
     const float highest = block_max(s.top);
     s.raise(highest);
     return highest + logf(block_sum(s.sum));
 }
 
 // With own_statistics, only those are computed; with statistics, nothing is summed, and n_kept is 0.
+template <class Cap>
 __global__ void __launch_bounds__(1024)
     classifier_kernel(floatX* logits, real* loss, real* zloss, real* lse, const int* targets, const real* statistics,
                       int shards, real* own_statistics, int v0, int V, int Vp, int n_packs, int n_kept, float loss_scale,
-                      float z_coef, bool write_gradient) {
+                      float z_coef, bool write_gradient, Cap cap) {
     constexpr int size = Pack<floatX>::size, in_flight = classifier_in_flight;
     DYNAMIC_SHARED(floatX, kept);
     const size_t n = blockIdx.x, N = gridDim.x;
@@ -101,14 +118,14 @@ __global__ void __launch_bounds__(1024)
     const int target = masked ? -1 : targets[n] - v0;  // in this shard if in [0, V)
     const bool here = target >= 0 && target < V;
     if (!masked && !here && !statistics && !own_statistics) __trap();  // a fault of the data loader; the next CUDA call fails
-    float at_target = here ? (float)x[target] : 0.0f, log_z;
+    float at_target = here ? cap((float)x[target]) : 0.0f, log_z;
 
     if (statistics) {
         log_z = join_log_sum_exp(statistics + n, shards, 2 * N);
         at_target = 0;
         for (int r = 0; r < shards; r++) at_target += statistics[(2 * r + 1) * N + n];
     } else {
-        log_z = keep_and_sum(kept, x, V, n_packs, n_kept);
+        log_z = keep_and_sum(kept, x, V, n_packs, n_kept, cap);
     }
     if (own_statistics) {
         if (thread == 0) own_statistics[n] = log_z, own_statistics[N + n] = at_target;
@@ -124,10 +141,10 @@ __global__ void __launch_bounds__(1024)
     if (!write_gradient) return;
 
     const float factor = loss_scale * (1 + 2 * z_coef * log_z);
-    const auto gradient = [&](int i, float value) {
+    const auto gradient = [&](int i, float logit) {
         if (masked) return 0.0f;  // regardless of the row's values
-        const float g = factor * exp_real(value - log_z);
-        return i == target ? g - loss_scale : g;
+        const float value = cap(logit), g = factor * exp_real(value - log_z);
+        return (i == target ? g - loss_scale : g) * cap.derivative(value);
     };
     for (int first = thread; first < n_packs; first += in_flight * threads) {
         Pack<floatX> p[in_flight];
@@ -175,17 +192,21 @@ inline void launch_classifier(Ctx& ctx, floatX* logits, const RowLosses& losses,
                               int shards, real* own_statistics, int N, const VocabularyShard& shard,
                               const LossConstants& constants) {
     if (N == 0) return;
-    const auto [v0, V, Vp] = shard;
-    const auto [loss_scale, z_coef, write_gradient] = constants;
+    const int V = shard.V, Vp = shard.Vp;
     constexpr int size = Pack<floatX>::size;
     const int n_packs = Vp % size == 0 && aligned_16(logits) ? V / size : 0;
     // Static shared memory and the system's reservation take 1 KB of a block's.
     const size_t most = ctx.shared_bytes - 1024, half = (ctx.shared_bytes - 1024) / 2, row = (size_t)n_packs * 16;
-    const size_t kept = write_gradient && !statistics ? std::min(row, most) : 0;
+    const size_t kept = constants.write_gradient && !statistics ? std::min(row, most) : 0;
     const int wanted = std::max(32, ceil_div(ceil_div(V, size), 32) * 32);
     const int threads = std::min(wanted, kept <= half ? 512 : 1024);
-    LAUNCH(classifier_kernel, N, threads, kept, ctx, logits, losses.loss, losses.zloss, losses.lse, targets, statistics, shards,
-           own_statistics, v0, V, Vp, n_packs, (int)(kept / 16), loss_scale, z_coef, write_gradient);
+    const auto launch = [&](auto cap) {
+        LAUNCH(classifier_kernel<decltype(cap)>, N, threads, kept, ctx, logits, losses.loss, losses.zloss, losses.lse, targets,
+               statistics, shards, own_statistics, shard.v0, V, Vp, n_packs, (int)(kept / 16), constants.loss_scale,
+               constants.z_coef, constants.write_gradient, cap);
+    };
+    if (constants.softcap > 0) launch(SoftCap{constants.softcap});
+    else launch(NoCap());
 }
 
 }  // namespace detail
@@ -201,9 +222,9 @@ inline void classifier_shard(Ctx& ctx, floatX* logits, const RowLosses& losses, 
 }
 
 inline void classifier_statistics(Ctx& ctx, real* statistics, const floatX* logits, const int* targets, int N,
-                                  const VocabularyShard& shard) {
+                                  const VocabularyShard& shard, real softcap) {
     floatX* only_read = const_cast<floatX*>(logits);
-    detail::launch_classifier(ctx, only_read, {}, targets, nullptr, 0, statistics, N, shard, {});
+    detail::launch_classifier(ctx, only_read, {}, targets, nullptr, 0, statistics, N, shard, {0, 0, false, softcap});
 }
 
 inline void loss_sums(Ctx& ctx, LossSums* sums, const RowLosses& losses, const int* targets, int N) {

@@ -635,7 +635,7 @@ inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX
         detail::forward_key(pointers, N, IC, OC, bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX);
     const auto apart = [&](const GemmPointers& p) {
         linear_forward(ctx, (floatX*)p.aux, (const floatX*)p.b, (const floatX*)p.a, (const floatX*)p.bias, N, IC, OC);
-        gelu_forward(ctx, (floatX*)p.d, (const floatX*)p.aux, N, OC);
+        activation_forward(ctx, (floatX*)p.d, (const floatX*)p.aux, N, OC, Activation::gelu);
     };
     if (detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
     else apart(pointers);
@@ -647,7 +647,7 @@ inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dou
     const auto key = detail::backward_input_key(pointers, N, IC, OC, CUBLASLT_EPILOGUE_DGELU);
     const auto apart = [&](const GemmPointers& p) {
         linear_backward_input(ctx, (floatX*)p.d, (const floatX*)p.b, (const floatX*)p.a, N, IC, OC);
-        gelu_backward(ctx, (floatX*)p.d, (const floatX*)p.d, (const floatX*)p.aux, N, IC);
+        activation_backward(ctx, (floatX*)p.d, (const floatX*)p.d, (const floatX*)p.aux, N, IC, Activation::gelu);
     };
     if (detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
     else apart(pointers);
@@ -672,12 +672,12 @@ inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residua
 inline void linear_swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const floatX* inp, const floatX* weight,
                                   const floatX* bias, int N, int IC, int F) {
     linear_forward(ctx, gate_up, inp, weight, bias, N, IC, 2 * F);
-    swiglu_forward(ctx, out, gate_up, N, F);
+    activation_forward(ctx, out, gate_up, N, F, Activation::swiglu);
 }
 inline void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up, floatX* dact, const floatX* dout, const floatX* weight,
                                          const floatX* gate_up, int N, int F, int OC) {
     linear_backward_input(ctx, dact, dout, weight, N, F, OC);
-    swiglu_backward(ctx, dgate_up, dact, gate_up, N, F);
+    activation_backward(ctx, dgate_up, dact, gate_up, N, F, Activation::swiglu);
 }
 inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const floatX* weight, const floatX* bias, int IC,
                                 const Rope& rope, const AttentionShape& shape) {

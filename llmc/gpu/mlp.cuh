@@ -1,7 +1,7 @@
-// GeLU, SwiGLU and the residual sum: elementwise, bound by memory bandwidth. Formulas and derivatives are in math.h and
-// cpu/mlp.h. Outputs may alias inputs: a thread has read what it overwrites.
+// Activations, dropout and the residual sum: elementwise, bound by memory bandwidth. Formulas and derivatives are in math.h.
+// Outputs may alias inputs: a thread has read what it overwrites.
 #pragma once
-#include "../base/math.h"
+#include "../activations.h"
 #include "../ops.h"
 #include "device.cuh"
 #include "fp8.cuh"
@@ -11,11 +11,13 @@ namespace detail {
 
 constexpr int mlp_threads = 256, mlp_packs = 2;  // packs in flight per thread
 
-struct Gelu {
-    __device__ float operator()(float x, float) const { return gelu(x); }
+template <class Act>
+struct Value {
+    __device__ float operator()(float x, float) const { return Act::forward(x); }
 };
-struct GeluGradient {
-    __device__ float operator()(float dy, float x) const { return dy * gelu_derivative(x); }
+template <class Act>
+struct Gradient {
+    __device__ float operator()(float dy, float x) const { return Act::gradient(x, dy); }
 };
 struct Sum {
     __device__ float operator()(float a, float b) const { return a + b; }
@@ -37,7 +39,8 @@ struct Elementwise {  // f(a, b); b may be null if f does not use it
         for (int j = 0; j < Pack<floatX>::size; j++) out[0][j] = (floatX)f((float)in[0][j], (float)in[1][j]);
     }
 };
-struct Swiglu {
+template <class Act>
+struct Gated {
     static constexpr int inputs = 2, tiles = 1;
     const floatX* gate_up;
     template <bool packed>
@@ -47,21 +50,22 @@ struct Swiglu {
     }
     __device__ void compute(const Pack<floatX>* in, Pack<floatX>* out) const {
 #pragma unroll
-        for (int j = 0; j < Pack<floatX>::size; j++) out[0][j] = (floatX)swiglu((float)in[0][j], (float)in[1][j]);
+        for (int j = 0; j < Pack<floatX>::size; j++) out[0][j] = (floatX)Act::forward((float)in[0][j], (float)in[1][j]);
     }
 };
-struct SwigluGradient {
+template <class Act>
+struct GatedGradient {
     static constexpr int inputs = 3, tiles = 2;
     const floatX *dout, *gate_up;
     template <bool packed>
     __device__ void load(Pack<floatX>* in, int row, int column, int F) const {
-        Swiglu{gate_up}.load<packed>(in, row, column, F);
+        Gated<Act>{gate_up}.template load<packed>(in, row, column, F);
         in[2] = load_part<packed>(dout + (size_t)row * F, column, F);
     }
     __device__ void compute(const Pack<floatX>* in, Pack<floatX>* out) const {
 #pragma unroll
         for (int j = 0; j < Pack<floatX>::size; j++) {
-            const GateUp<float> d = swiglu_gradient((float)in[0][j], (float)in[1][j], (float)in[2][j]);
+            const GateUp<float> d = Act::gradient((float)in[0][j], (float)in[1][j], (float)in[2][j]);
             out[0][j] = (floatX)d.gate, out[1][j] = (floatX)d.up;
         }
     }
@@ -134,33 +138,65 @@ void rows_of(Ctx& ctx, const Output& out, const Source& source, int N, int F, bo
     LAUNCH(kernel, dim3(N, ceil_div(packs, threads * mlp_packs)), threads, 0, ctx, out.x, source, F);
 }
 
-// GeLU and its gradient: without codes, rows do not matter, and numbers are moved in packs for any F.
+// out = kept ? inp / (1 - rate) : 0. `in_fours`: packs begin draws.
+template <bool in_fours>
+__global__ void __launch_bounds__(mlp_threads)
+    dropout_kernel(floatX* out, const floatX* inp, size_t n, size_t n_packs, Dropout dropout) {
+    constexpr int size = Pack<floatX>::size;
+    const float factor = dropout.factor();
+    const uint32_t threshold = dropout.threshold();
+    const size_t thread = (size_t)blockIdx.x * mlp_threads + threadIdx.x, threads = (size_t)gridDim.x * mlp_threads;
+    if (in_fours && thread < n_packs) {
+        Pack<floatX> x = load(inp + thread * size);
+#pragma unroll
+        for (int j = 0; j < size; j += 4) {
+            const uint64_t number = dropout.draws.number(thread * size + j);
+            uint32_t words[4];
+            dropout.draws.draw(words, (uint32_t)(number / 4), (uint32_t)(number >> 34));
+#pragma unroll
+            for (int k = 0; k < 4; k++) x[j + k] = words[k] < threshold ? (floatX)0.0f : (floatX)((float)x[j + k] * factor);
+        }
+        store(out + thread * size, x);
+    }
+    for (size_t i = n_packs * size + thread; i < n; i += threads) out[i] = (floatX)((float)inp[i] * dropout.of(i));
+}
+
+// Activations of one input: without codes, rows do not matter, and numbers are moved in packs for any F.
 template <class F2>
-void gelu_of(Ctx& ctx, const Output& out, const floatX* a, const floatX* b, int N, int F) {
+void elementwise_or_codes(Ctx& ctx, const Output& out, const floatX* a, const floatX* b, int N, int F) {
     if (out.codes.codes) rows_of(ctx, out, Elementwise<F2>{a, b}, N, F, aligned_16(a, b));
     else elementwise<F2>(ctx, out.x, a, b, (size_t)N * F);
 }
 
 }  // namespace detail
 
-inline void gelu_forward(Ctx& ctx, const Output& out, const floatX* inp, int N, int F) {
-    detail::gelu_of<detail::Gelu>(ctx, out, inp, nullptr, N, F);
+inline void activation_forward(Ctx& ctx, const Output& out, const floatX* inp, int N, int F, Activation activation) {
+    with_activation(
+        activation, [&](auto act) { detail::elementwise_or_codes<detail::Value<decltype(act)>>(ctx, out, inp, nullptr, N, F); },
+        [&](auto act) { detail::rows_of(ctx, out, detail::Gated<decltype(act)>{inp}, N, F, aligned_16(inp)); });
 }
 
-inline void gelu_backward(Ctx& ctx, const Output& dinp, const floatX* dout, const floatX* inp, int N, int F) {
-    detail::gelu_of<detail::GeluGradient>(ctx, dinp, dout, inp, N, F);
-}
-
-inline void swiglu_forward(Ctx& ctx, const Output& out, const floatX* gate_up, int N, int F) {
-    detail::rows_of(ctx, out, detail::Swiglu{gate_up}, N, F, aligned_16(gate_up));
-}
-
-inline void swiglu_backward(Ctx& ctx, const Output& dgate_up, const floatX* dout, const floatX* gate_up, int N, int F) {
-    detail::rows_of(ctx, dgate_up, detail::SwigluGradient{dout, gate_up}, N, F, aligned_16(dout, gate_up));
+inline void activation_backward(Ctx& ctx, const Output& dinp, const floatX* dout, const floatX* inp, int N, int F,
+                                Activation activation) {
+    with_activation(
+        activation,
+        [&](auto act) { detail::elementwise_or_codes<detail::Gradient<decltype(act)>>(ctx, dinp, dout, inp, N, F); },
+        [&](auto act) {
+            detail::rows_of(ctx, dinp, detail::GatedGradient<decltype(act)>{dout, inp}, N, F, aligned_16(dout, inp));
+        });
 }
 
 inline void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, size_t n) {
     detail::elementwise<detail::Sum>(ctx, out, a, b, n);
+}
+
+inline void dropout_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n, const Dropout& dropout) {
+    if (n == 0) return;
+    const bool in_fours = aligned_16(out, inp) && dropout.draws.in_eights();
+    const size_t n_packs = in_fours ? n / Pack<floatX>::size : 0;
+    const auto kernel = in_fours ? detail::dropout_kernel<true> : detail::dropout_kernel<false>;
+    const unsigned blocks = (unsigned)ceil_div(n, (size_t)detail::mlp_threads * Pack<floatX>::size);
+    LAUNCH(kernel, blocks, detail::mlp_threads, 0, ctx, out, inp, n, n_packs, dropout);
 }
 
 }  // namespace gpu

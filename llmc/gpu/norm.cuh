@@ -32,7 +32,8 @@ inline int threads_of_row(int C, int elements) { return ceil_div(ceil_div(C, ele
 template <bool centred, bool coded>
 __global__ void __launch_bounds__(longest_row / forward_elements)
     norm_forward_kernel(floatX* out, Codes codes, real* mean, real* rstd, floatX* sum, const floatX* inp, const floatX* add,
-                        const floatX* __restrict__ weight, const floatX* __restrict__ bias, int N, int C, real eps) {
+                        const floatX* __restrict__ weight, const floatX* __restrict__ bias, int N, int C, real eps,
+                        real offset) {
     constexpr int size = Pack<floatX>::size, packs = forward_elements / size;
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y, row = n * C;
     if (n >= (size_t)N) return;  // whole warps, in blocks without barriers
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(longest_row / forward_elements)
         if constexpr (centred) b = load_part<true>(bias, first(k), C);
 #pragma unroll
         for (int j = 0; j < size; j++) {
-            const float scaled = ((float)x[k][j] - m) * r * (float)w[j];
+            const float scaled = ((float)x[k][j] - m) * r * (offset + (float)w[j]);
             y[j] = (floatX)(centred ? scaled + (float)b[j] : scaled);
         }
         if (!coded || out) store_part<true>(out + row, first(k), C, y);
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(longest_row / forward_elements)
 template <bool centred, bool coded>
 __global__ void __launch_bounds__(256)
     norm_forward_plain_kernel(floatX* out, Codes codes, real* mean, real* rstd, floatX* sum, const floatX* inp,
-                              const floatX* add, const floatX* weight, const floatX* bias, int C, real eps) {
+                              const floatX* add, const floatX* weight, const floatX* bias, int C, real eps, real offset) {
     const size_t n = blockIdx.x, row = n * C;
     const floatX* x = add ? sum + row : inp + row;
     if (add)
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(256)
     const float r = 1 / sqrtf(block_sum(squares) / C + eps);
     float largest = 0;
     for (int c = threadIdx.x; c < C; c += 256) {
-        const float scaled = ((float)x[c] - m) * r * (float)weight[c];
+        const float scaled = ((float)x[c] - m) * r * (offset + (float)weight[c]);
         const floatX y = (floatX)(centred ? scaled + (float)bias[c] : scaled);
         if (!coded || out) out[row + c] = y;
         if (coded) codes.codes[row + c] = fp8_encode<Fp8::e4m3>((float)y * *codes.scale);
@@ -130,15 +131,15 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
                   const floatX* add, const NormParams& params, int N) {
     if (N == 0) return;
     const auto& [mean, rstd] = statistics;
-    const auto& [weight, bias, C, eps] = params;
+    const auto& [weight, bias, C, eps, offset] = params;
     const bool packed = C % Pack<floatX>::size == 0 && aligned_16(out.x, out.codes.codes, sum, inp, add, weight, bias);
     const int threads = threads_of_row(C, forward_elements), rows = threads == 32 ? 8 : 1;
     if (packed && C <= longest_row)
         LAUNCH((norm_forward_kernel<centred, coded>), ceil_div(N, rows), dim3(threads, rows), 0, ctx, out.x, out.codes, mean,
-               rstd, sum, inp, add, weight, bias, N, C, eps);
+               rstd, sum, inp, add, weight, bias, N, C, eps, offset);
     else
         LAUNCH((norm_forward_plain_kernel<centred, coded>), N, 256, 0, ctx, out.x, out.codes, mean, rstd, sum, inp, add, weight,
-               bias, C, eps);
+               bias, C, eps, offset);
 }
 template <bool centred>
 void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
@@ -150,12 +151,20 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
-// Block (threads of a row, groups); partial (groups of the grid, 1 or 2, C): sums of dy xhat, and of dy if centred. A thread
+// Rows that follow each other.
+struct WholeRows {
+    int N;
+    HD int count() const { return N; }
+    HD size_t at(size_t row, int C) const { return row * C; }
+};
+
+// dinp and dout have the layout `rows`. Block (threads of a row, groups); partial (groups of the grid, 1 or 2, C): sums of dy xhat, and of dy if centred. A thread
 // has 8 elements of a row, or 32 of a long one, which do not fit in registers and are read again, from the cache.
-template <bool centred, int elements>
+template <bool centred, int elements, class Rows>
 __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest_row / long_elements)
     norm_backward_kernel(floatX* dinp, real* __restrict__ partial, const floatX* dout, const floatX* inp, const floatX* weight,
-                         const real* __restrict__ mean, const real* __restrict__ rstd, int N, int C, bool add) {
+                         const real* __restrict__ mean, const real* __restrict__ rstd, Rows rows, int C, real offset,
+                         bool add) {
     constexpr int size = Pack<floatX>::size, packs = elements / size, sums = centred ? 2 : 1;
     constexpr bool keep = elements == backward_elements;
     constexpr bool keep_all = keep && !centred;  // also the weight and dinp; LayerNorm lacks the registers
@@ -171,22 +180,23 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
     const auto weights = [&](int k) { return keep_all ? kept_weight[k] : load_part<true>(weight, first(k), C); };
     const size_t stride = (size_t)gridDim.x * blockDim.y;
     size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
-    for (int parity = 0; n - threadIdx.y < (size_t)N; n += stride, parity ^= 1) {  // equally often for all threads of the block
-        const size_t row = n * C;
-        const bool there = n < (size_t)N;
+    const size_t N = (size_t)rows.count();
+    for (int parity = 0; n - threadIdx.y < N; n += stride, parity ^= 1) {  // equally often for all threads of the block
+        const size_t row = n * C, strided = rows.at((int)n, C);
+        const bool there = n < N;
         const int length = there ? C : 0;
         const float m = centred && there ? mean[n] : 0.0f, r = there ? rstd[n] : 0.0f;
         Pack<floatX> x[packs], dy[packs], kept_sum[packs] = {};
         const auto load_packs = [&](int k) {
             x[k] = load_part<true>(inp + row, first(k), length);
-            dy[k] = load_part<true>(dout + row, first(k), length);
+            dy[k] = load_part<true>(dout + strided, first(k), length);
         };
         if constexpr (keep)
 #pragma unroll
             for (int k = 0; k < packs; k++) load_packs(k);
         if constexpr (keep_all)  // in flight before the row's sum is needed
 #pragma unroll
-            for (int k = 0; k < packs; k++) kept_sum[k] = load_part<true>(dinp + row, first(k), add ? length : 0);
+            for (int k = 0; k < packs; k++) kept_sum[k] = load_part<true>(dinp + strided, first(k), add ? length : 0);
         float g_sum = 0, gx_sum = 0;
 #pragma unroll
         for (int k = 0; k < packs; k++) {
@@ -197,7 +207,7 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
             const Pack<floatX> w = weights(k);
 #pragma unroll
             for (int j = 0; j < size; j++) {
-                const float d = (float)dy[k][j], g = (float)w[j] * d, xhat = ((float)x[k][j] - m) * r;
+                const float d = (float)dy[k][j], g = (offset + (float)w[j]) * d, xhat = ((float)x[k][j] - m) * r;
                 if (centred) g_sum += g, db[k][j] += d;
                 gx_sum += g * xhat;
                 dw[k][j] += d * xhat;
@@ -216,14 +226,14 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
             const Pack<floatX> w = weights(k);
             if constexpr (!keep) load_packs(k);
             Pack<floatX> dx = kept_sum[k];
-            if (!keep_all && add) dx = load_part<true>(dinp + row, first(k), length);
+            if (!keep_all && add) dx = load_part<true>(dinp + strided, first(k), length);
 #pragma unroll
             for (int j = 0; j < size; j++) {
-                const float xhat = ((float)x[k][j] - m) * r, g = (float)w[j] * (float)dy[k][j];
+                const float xhat = ((float)x[k][j] - m) * r, g = (offset + (float)w[j]) * (float)dy[k][j];
                 const float d = r * (g - mean_g - xhat * mean_gx);
                 dx[j] = (floatX)(add ? (float)dx[j] + d : d);
             }
-            store_part<true>(dinp + row, first(k), length, dx);
+            store_part<true>(dinp + strided, first(k), length, dx);
         }
     }
 
@@ -242,22 +252,22 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
 }
 
 // For any C: a block per group, which keeps its sums in scratch memory.
-template <bool centred>
+template <bool centred, class Rows>
 __global__ void __launch_bounds__(256)
     norm_backward_plain_kernel(floatX* dinp, real* partial, const floatX* dout, const floatX* inp, const floatX* weight,
-                               const real* mean, const real* rstd, int N, int C, bool add) {
+                               const real* mean, const real* rstd, Rows rows, int C, real offset, bool add) {
     real *dw = partial + (size_t)blockIdx.x * (centred ? 2 : 1) * C, *db = dw + C;
     for (int c = threadIdx.x; c < C; c += 256) {
         dw[c] = 0;
         if (centred) db[c] = 0;
     }
-    for (size_t n = blockIdx.x; n < (size_t)N; n += gridDim.x) {
-        const floatX *x = inp + n * C, *dy = dout + n * C;
-        floatX* dx = dinp + n * C;
+    for (size_t n = blockIdx.x; n < (size_t)rows.count(); n += gridDim.x) {
+        const floatX *x = inp + n * C, *dy = dout + rows.at((int)n, C);
+        floatX* dx = dinp + rows.at((int)n, C);
         const float m = centred ? mean[n] : 0.0f, r = rstd[n];
         float g_sum = 0, gx_sum = 0;
         for (int c = threadIdx.x; c < C; c += 256) {
-            const float d = (float)dy[c], g = (float)weight[c] * d, xhat = ((float)x[c] - m) * r;
+            const float d = (float)dy[c], g = (offset + (float)weight[c]) * d, xhat = ((float)x[c] - m) * r;
             g_sum += g, gx_sum += g * xhat;
             dw[c] += d * xhat;
             if (centred) db[c] += d;
@@ -265,19 +275,20 @@ __global__ void __launch_bounds__(256)
         const float mean_g = centred ? block_sum(g_sum) / C : 0.0f, mean_gx = block_sum(gx_sum) / C;
         for (int c = threadIdx.x; c < C; c += 256) {
             const float xhat = ((float)x[c] - m) * r;
-            const float d = r * ((float)weight[c] * (float)dy[c] - mean_g - xhat * mean_gx);
+            const float d = r * ((offset + (float)weight[c]) * (float)dy[c] - mean_g - xhat * mean_gx);
             dx[c] = (floatX)(add ? (float)dx[c] + d : d);
         }
     }
 }
 
-template <bool centred>
+template <bool centred, class Rows>
 void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
-                   const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
+                   const NormParams& params, const NormStatistics& statistics, const Rows& rows, Acc acc) {
+    const int N = rows.count(), C = params.C;
     if (N == 0) return;
     const floatX* weight = params.weight;
-    const int C = params.C;
-    const bool packed = C % Pack<floatX>::size == 0 && aligned_16(dinp, dout, inp, weight);
+    const bool packed =
+        rows.at(N - 1, C) % Pack<floatX>::size == 0 && C % Pack<floatX>::size == 0 && aligned_16(dinp, dout, inp, weight);
     const bool is_long = C > 1024 * backward_elements, plain = !packed || C > longest_row;
     const int threads = plain ? 256 : threads_of_row(C, is_long ? long_elements : backward_elements);
     const int groups = plain ? 1 : std::max(1, 256 / threads);
@@ -285,12 +296,55 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
     const int per_multiprocessor = is_long ? 1 : 1024 / (threads * groups);
     const int blocks = std::min(ctx.multiprocessors * per_multiprocessor, ceil_div(N, 4 * groups));
     real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * groups * (centred ? 2 : 1) * C);
-    const auto kernel = plain     ? norm_backward_plain_kernel<centred>
-                        : is_long ? norm_backward_kernel<centred, long_elements>
-                                  : norm_backward_kernel<centred, backward_elements>;
-    LAUNCH(kernel, blocks, dim3(threads, groups), 0, ctx, dinp, partial, dout, inp, weight, statistics.mean, statistics.rstd, N,
-           C, acc == Acc::Add);
+    const auto kernel = plain     ? norm_backward_plain_kernel<centred, Rows>
+                        : is_long ? norm_backward_kernel<centred, long_elements, Rows>
+                                  : norm_backward_kernel<centred, backward_elements, Rows>;
+    LAUNCH(kernel, blocks, dim3(threads, groups), 0, ctx, dinp, partial, dout, inp, weight, statistics.mean, statistics.rstd,
+           rows, C, params.offset, acc == Acc::Add);
     add_rows(ctx, grads.weight, centred ? grads.bias : nullptr, partial, blocks * groups, C);
+}
+
+// ---- query and key heads ---------------------------------------------------------------------------------------------------
+// As many threads as hold a row in packs process it; all of the block, which then loop, if the row is longer than a warp's packs.
+template <bool packed>
+__global__ void __launch_bounds__(256)
+    head_norm_kernel(floatX* qkv, floatX* kept, real* rstd, const floatX* __restrict__ weight, HeadRows rows, int C, real eps,
+                     real offset, int threads) {
+    constexpr int size = Pack<floatX>::size;
+    const int thread = threadIdx.x % threads, row = (int)(((size_t)blockIdx.x * blockDim.x + threadIdx.x) / threads);
+    const int length = row < rows.count() ? C : 0;
+    floatX *x = qkv + (length ? rows.at(row, C) : 0), *keep = kept + (size_t)row * C;
+    float squares = 0;
+    for (int c = thread * size; c < length; c += threads * size) {
+        const Pack<floatX> p = load_part<packed>(x, c, C);
+        store_part<packed>(keep, c, C, p);
+#pragma unroll
+        for (int k = 0; k < size; k++) squares += (float)p[k] * (float)p[k];
+    }
+    if (threads > 32) squares = block_sum(squares);
+    else
+        for (int lanes = threads / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(all_lanes, squares, lanes);
+    const float r = 1 / sqrtf(squares / C + eps);
+    for (int c = thread * size; c < length; c += threads * size) {
+        const Pack<floatX> w = load_part<packed>(weight, c, C);
+        Pack<floatX> p = load_part<packed>(x, c, C);
+#pragma unroll
+        for (int k = 0; k < size; k++) p[k] = (floatX)((float)p[k] * r * (offset + (float)w[k]));
+        store_part<packed>(x, c, C, p);
+    }
+    if (thread == 0 && length) rstd[row] = r;
+}
+
+inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
+    if (rows.count() == 0) return;
+    const auto& [weight, bias, C, eps, offset] = params;
+    int threads = 1;
+    while (threads < 64 && threads * Pack<floatX>::size < C) threads *= 2;
+    if (threads > 32) threads = 256;
+    const bool packed = C % Pack<floatX>::size == 0 && rows.stride % Pack<floatX>::size == 0 && aligned_16(qkv, kept, weight);
+    const unsigned blocks = (unsigned)ceil_div((size_t)rows.count() * threads, 256);
+    const auto kernel = packed ? head_norm_kernel<true> : head_norm_kernel<false>;
+    LAUNCH(kernel, blocks, 256, 0, ctx, qkv, kept, rstd, weight, rows, C, eps, offset, threads);
 }
 
 }  // namespace detail
@@ -302,7 +356,7 @@ inline void layernorm_forward(Ctx& ctx, const Output& out, const NormStatistics&
 
 inline void layernorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
                                const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
-    detail::norm_backward<true>(ctx, dinp, grads, dout, inp, params, statistics, N, acc);
+    detail::norm_backward<true>(ctx, dinp, grads, dout, inp, params, statistics, detail::WholeRows{N}, acc);
 }
 
 inline void rmsnorm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
@@ -312,7 +366,17 @@ inline void rmsnorm_forward(Ctx& ctx, const Output& out, const NormStatistics& s
 
 inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
                              const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
-    detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, N, acc);
+    detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, detail::WholeRows{N}, acc);
+}
+
+inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
+    detail::head_norm_forward(ctx, qkv, kept, rstd, params, rows);
+}
+
+inline void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept, const NormParams& params,
+                               const real* rstd, const HeadRows& rows) {
+    const NormStatistics statistics = {nullptr, const_cast<real*>(rstd)};
+    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, statistics, rows, Acc::Set);
 }
 
 }  // namespace gpu

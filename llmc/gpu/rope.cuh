@@ -7,18 +7,18 @@
 namespace gpu {
 namespace detail {
 
-// One block per row n: x runs over packs of half a head, y over heads.
+// One block per row n: x runs over packs of half of what is rotated of a head, y over heads.
 template <bool packed>
 __global__ void __launch_bounds__(1024)
-    rotate_kernel(floatX* qkv, const int* __restrict__ positions, const real* __restrict__ cos_sin, int NH, int NKV, int HS,
-                  float direction) {
+    rotate_kernel(floatX* qkv, const int* __restrict__ positions, const real* __restrict__ cos_sin, int rotated, int NH,
+                  int NKV, int HS, float direction) {
     constexpr int size = Pack<floatX>::size, width = Pack<real>::size;
-    const int half = HS / 2, j = threadIdx.x * size;
-    const real* angle = cos_sin + (size_t)positions[blockIdx.x] * HS;  // (half, 2)
+    const int half = rotated / 2, j = threadIdx.x * size;
+    const real* angle = cos_sin + (size_t)positions[blockIdx.x] * rotated;  // (half, 2)
     float cosine[size], sine[size];
 #pragma unroll
     for (int k = 0; k < 2 * size; k += width) {
-        const Pack<real> a = load_part<packed>(angle, 2 * j + k, HS);
+        const Pack<real> a = load_part<packed>(angle, 2 * j + k, rotated);
 #pragma unroll
         for (int i = 0; i < width; i += 2) cosine[(k + i) / 2] = a[i], sine[(k + i) / 2] = direction * a[i + 1];
     }
@@ -39,11 +39,12 @@ __global__ void __launch_bounds__(1024)
 inline void rotate(Ctx& ctx, floatX* qkv, const Rope& rope, const AttentionShape& shape, float direction) {
     const int N = shape.N(), NH = shape.NH, NKV = shape.NKV, HS = shape.HS;
     if (N == 0) return;
-    const int packs = ceil_div(HS / 2, Pack<floatX>::size), heads = std::max(1, std::min(NH + NKV, 256 / packs));
-    CHECK(HS % 2 == 0 && packs <= 1024, "rotation of heads of %d", HS);
-    const bool packed = HS / 2 % Pack<floatX>::size == 0 && aligned_16(qkv, rope.cos_sin);
+    const int half = rope.rotated / 2, packs = ceil_div(half, Pack<floatX>::size);
+    CHECK(rope.rotated % 2 == 0 && half > 0 && rope.rotated <= HS && packs <= 1024, "rotation of %d of %d", rope.rotated, HS);
+    const int heads = std::max(1, std::min(NH + NKV, 256 / packs));
+    const bool packed = half % Pack<floatX>::size == 0 && HS % Pack<floatX>::size == 0 && aligned_16(qkv, rope.cos_sin);
     const auto kernel = packed ? rotate_kernel<true> : rotate_kernel<false>;
-    LAUNCH(kernel, N, dim3(packs, heads), 0, ctx, qkv, rope.positions, rope.cos_sin, NH, NKV, HS, direction);
+    LAUNCH(kernel, N, dim3(packs, heads), 0, ctx, qkv, rope.positions, rope.cos_sin, rope.rotated, NH, NKV, HS, direction);
 }
 
 }  // namespace detail

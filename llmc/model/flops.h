@@ -20,7 +20,7 @@
 // length.
 struct FlopSizes {
     int64_t L, C, NH, NKV, HS, F, V, T;
-    bool swiglu;  // fc1 has two halves of F rows, gate and up
+    bool gated;  // fc1 has two halves of F rows, gate and up
 };
 
 enum class AttentionCount { full, causal };
@@ -28,7 +28,7 @@ enum class AttentionCount { full, causal };
 // All layers, per token, forward. Doubles: the products pass 2^63 for large models and batches.
 inline double layers_forward_flops(const FlopSizes& s, AttentionCount attention) {
     const double L = s.L, C = s.C, NH = s.NH, NKV = s.NKV, HS = s.HS, F = s.F, T = s.T;
-    const double qkv = C * (NH + 2 * NKV) * HS, proj = NH * HS * C, fc1 = C * F * (s.swiglu ? 2 : 1), fc2 = F * C;
+    const double qkv = C * (NH + 2 * NKV) * HS, proj = NH * HS * C, fc1 = C * F * (s.gated ? 2 : 1), fc2 = F * C;
     const double keys = attention == AttentionCount::causal ? T / 2 : T;  // average keys per query, up to the diagonal
     return L * (2 * (qkv + proj + fc1 + fc2) + 4 * NH * HS * keys);
 }
@@ -46,7 +46,7 @@ inline double full_recompute_flops_per_token(const FlopSizes& s, AttentionCount 
 }
 
 inline FlopSizes flop_sizes(const ModelConfig& c, int T) {
-    return {c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, c.activation == Activation::swiglu};
+    return {c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, gated(c.activation)};
 }
 // FLOPs of training per token, causal attention counted as half.
 inline double model_flops_per_token(const ModelConfig& c, int T) {

@@ -19,8 +19,8 @@
 
 #include "../base/math.h"
 #include "../elements.h"
+#include "families.h"
 #include "mesh.h"
-#include "model_config.h"
 
 enum class Init {
     zeros,
@@ -34,7 +34,7 @@ struct HfTensor {
     std::string name;
     int row = 0, rows = 0;
     bool transposed = false;  // GPT-2's Conv1D stores (in, out)
-    int interleaved = 0;      // BLOOM: head size HS, as file rows are [q k v] per head, not [q heads | k heads | v heads]
+    int interleaved = 0;  // BLOOM, GPT-NeoX: head size HS, as file rows are [q k v] per head, not [q heads | k heads | v heads]
 };
 
 // Rows [row, row + rows) of a rank's part are rows [whole_row, ...) of the whole tensor.
@@ -42,7 +42,10 @@ struct RowBlock {
     int row, whole_row, rows;
 };
 
-enum class Group { matrix, cut_bias, whole_bias, norm };  // biases: cut over tp, or whole on every tp rank
+// Vectors are cut over tp, or whole on every tp rank. A head_norm, of every query or key head, has on each tp rank the gradient of
+// that rank's heads alone.
+enum class Group { matrix, cut, whole, norm, head_norm };
+constexpr Group all_groups[] = {Group::matrix, Group::cut, Group::whole, Group::norm, Group::head_norm};
 
 // The four matrices of a block.
 enum class Matrix { qkv, proj, fc1, fc2 };
@@ -78,12 +81,16 @@ struct TensorSpec {
 
 template <class E>
 struct BlockParams {
-    E *norm1_w, *norm1_b;  // (C) (C)
-    E *qkv_w, *qkv_b;      // (QKV, C) (QKV)
-    E *proj_w, *proj_b;    // (C, C) (C)
-    E *norm2_w, *norm2_b;  // (C) (C)
-    E *fc1_w, *fc1_b;      // (F1, C) (F1)
-    E *fc2_w, *fc2_b;      // (C, F) (C)
+    E *norm1_w, *norm1_b;              // (C) (C) before attention
+    E *qkv_w, *qkv_b;                  // (QKV, C) (QKV)
+    E *q_norm_w, *k_norm_w;            // (HS) (HS); of all heads together (NH HS) (NKV HS)
+    E* sinks;                          // (NH)
+    E *proj_w, *proj_b;                // (C, NH HS) (C)
+    E *norm1_after_w, *norm1_after_b;  // (C) (C) after attention
+    E *norm2_w, *norm2_b;              // (C) (C) before the MLP
+    E *fc1_w, *fc1_b;                  // (F1, C) (F1)
+    E *fc2_w, *fc2_b;                  // (C, F) (C)
+    E *norm2_after_w, *norm2_after_b;  // (C) (C) after the MLP
 
     std::pair<E*, E*> weight_and_bias(Matrix matrix) const {
         switch (matrix) {
@@ -95,7 +102,7 @@ struct BlockParams {
     }
 };
 
-// Pointers into a buffer of E (parameters: floatX, gradients: real). Null where the family has no such tensor.
+// Pointers into a buffer of E (parameters: floatX, gradients: real). Null where the model has no such tensor.
 template <class E>
 struct Params {
     E* wte;                      // (Vp, C) token embedding
@@ -114,7 +121,9 @@ template <class E, class Visit>
 void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit visit_one) {
     p = Params<E>{};
     p.blocks.assign(part.layers.size(), BlockParams<E>{});
-    const bool llama = c.family == "llama", gpt2 = c.family == "gpt2", biased_norm = c.norm == Norm::layernorm;
+    const TensorNames& names = family_of(c).names;
+    const bool biased_norm = c.norm == Norm::layernorm;
+    const Init gain = c.norm_plus_one ? Init::zeros : Init::ones;
     const LocalSizes n(c, part.tp);
     const Axis& tp = part.tp;
     int id = 0, block_of_rank = TensorSpec::embedding;
@@ -141,7 +150,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         return t;
     };
     const auto norm = [&](E*& w, E*& b, const std::string& name, const std::string& hf, bool held) {
-        visit(w, vector(name + "_w", Group::norm, Init::ones, plain(hf + ".weight", c.C)), held);
+        visit(w, vector(name + "_w", Group::norm, gain, plain(hf + ".weight", c.C)), held);
         if (biased_norm) visit(b, vector(name + "_b", Group::norm, Init::zeros, plain(hf + ".bias", c.C)), held);
     };
     const auto named = [&](std::vector<HfTensor> parts, const char* ending, bool transposed) {
@@ -155,7 +164,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const auto column_parallel = [&](E*& w, E*& b, const std::string& name, int whole_rows, const std::vector<RowBlock>& blocks,
                                      const std::vector<HfTensor>& parts, int replicated_rows, bool bias, bool held) {
         const int rows = blocks.back().row + blocks.back().rows;
-        TensorSpec t{name + "_w", rows, c.C, Group::matrix, Init::normal, named(parts, ".weight", gpt2)};
+        TensorSpec t{name + "_w", rows, c.C, Group::matrix, Init::normal, named(parts, ".weight", names.transposed)};
         t.whole_rows = whole_rows;
         t.whole_cols = c.C;
         t.blocks = blocks;
@@ -165,7 +174,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         if (!bias) return;
         t.name = name + "_b";
         t.cols = t.whole_cols = 1;
-        t.group = Group::cut_bias;
+        t.group = Group::cut;
         t.init = Init::zeros;
         t.hf = named(parts, ".bias", false);
         visit(b, t, held);
@@ -173,68 +182,84 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     // The weight's columns are cut over tp: a rank computes a summand of the output, and the bias is added once.
     const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool bias,
                                   bool held) {
-        TensorSpec t{
-            name + "_w", c.C, whole_cols / tp.size, Group::matrix, Init::scaled_normal, named(plain(hf, c.C), ".weight", gpt2)};
+        TensorSpec t{name + "_w",          c.C,
+                     whole_cols / tp.size, Group::matrix,
+                     Init::scaled_normal,  named(plain(hf, c.C), ".weight", names.transposed)};
         t.whole_rows = c.C;
         t.whole_cols = whole_cols;
         t.first_col = tp.rank * t.cols;
         t.blocks = {{0, 0, c.C}};
         visit(w, t, held);
-        if (bias) visit(b, vector(name + "_b", Group::whole_bias, Init::zeros, named(plain(hf, c.C), ".bias", false)), held);
+        if (bias) visit(b, vector(name + "_b", Group::whole, Init::zeros, named(plain(hf, c.C), ".bias", false)), held);
     };
 
-    const std::string top = llama ? "model." : "transformer.";
-    TensorSpec wte = vocab("wte", top + (llama ? "embed_tokens.weight" : gpt2 ? "wte.weight" : "word_embeddings.weight"));
+    // A vector of `size` numbers per head that is cut over tp with its heads.
+    const auto cut_vector = [&](E*& w, const std::string& name, Init init, const std::string& hf, int size, int whole_heads,
+                                const RowBlock& heads, int replicas, bool held) {
+        TensorSpec t = vector(name, Group::cut, init, plain(hf, whole_heads * size));
+        t.rows = heads.rows * size;
+        t.blocks = {{0, heads.whole_row * size, t.rows}};
+        t.replicated = false;
+        t.replicated_rows = replicas > 1 ? t.rows : 0;
+        t.replicas = replicas;
+        visit(w, t, held);
+    };
+
+    const auto top = [&](const char* name) { return std::string(names.top) + name; };
+    TensorSpec wte = vocab("wte", top(names.wte) + ".weight");
     visit(p.wte, wte, part.first);
     if (c.position == Position::learned) {
-        TensorSpec t = vector("wpe", Group::matrix, Init::normal, plain("transformer.wpe.weight", c.T));
+        TensorSpec t = vector("wpe", Group::matrix, Init::normal, plain(top(names.wpe) + ".weight", c.T));
         t.rows = t.whole_rows = c.T;
         t.cols = t.whole_cols = c.C;
         t.blocks = {{0, 0, c.T}};
         visit(p.wpe, t, part.first);
     }
-    if (c.embedding_norm) norm(p.emb_norm_w, p.emb_norm_b, "emb_norm", "transformer.word_embeddings_layernorm", part.first);
+    if (c.embedding_norm) norm(p.emb_norm_w, p.emb_norm_b, "emb_norm", top(names.emb_norm), part.first);
 
     const int HS = c.HS(), Q = c.NH * HS, K = c.NKV * HS, Ql = n.NHl * HS, Kl = n.NKVl * HS;
-    const int q0 = tp.rank * Ql, k0 = tp.rank / n.replicas * Kl, f0 = tp.rank * n.Fl;
+    const int h0 = tp.rank * n.NHl, kv0 = tp.rank / n.replicas * n.NKVl, q0 = h0 * HS, k0 = kv0 * HS, f0 = tp.rank * n.Fl;
+    const bool before = c.norm_place != NormPlace::after,
+               after = c.norm_place == NormPlace::after || c.norm_place == NormPlace::both;
     BlockParams<E> unused;
     for (int l = 0, i = 0; l < c.L; l++) {
         const bool held = i < (int)part.layers.size() && part.layers[i] == l;
         block_of_rank = i;
         BlockParams<E>& b = held ? p.blocks[(size_t)i++] : unused;
         const std::string name = "blocks." + std::to_string(l) + ".";
-        const std::string hf = top + (llama ? "layers." : "h.") + std::to_string(l) + ".";
-        const std::vector<HfTensor> qkv =
-            llama  ? std::vector<HfTensor>{{hf + "self_attn.q_proj", 0, Q},
-                                           {hf + "self_attn.k_proj", Q, K},
-                                           {hf + "self_attn.v_proj", Q + K, K}}
-            : gpt2 ? plain(hf + "attn.c_attn", c.QKV())
-                   : std::vector<HfTensor>{{hf + "self_attention.query_key_value", 0, c.QKV(), false, HS}};
-        const std::vector<HfTensor> fc1 =
-            llama ? std::vector<HfTensor>{{hf + "mlp.gate_proj", 0, c.F}, {hf + "mlp.up_proj", c.F, c.F}}
-                  : plain(hf + (gpt2 ? "mlp.c_fc" : "mlp.dense_h_to_4h"), c.F);
+        const auto hf = [&](const char* of_block) { return top(names.layer) + std::to_string(l) + "." + of_block; };
+        std::vector<HfTensor> qkv = {{hf(names.qkv[0]), 0, c.QKV(), false, names.interleaved ? HS : 0}};
+        if (names.qkv.size() == 3) qkv = {{hf(names.qkv[0]), 0, Q}, {hf(names.qkv[1]), Q, K}, {hf(names.qkv[2]), Q + K, K}};
+        std::vector<HfTensor> fc1 = plain(hf(names.fc1.back()), c.F);
         std::vector<RowBlock> fc1_blocks = {{0, f0, n.Fl}};
-        if (gated(c.activation)) fc1_blocks.push_back({n.Fl, c.F + f0, n.Fl});
+        if (gated(c.activation)) {
+            fc1 = {{hf(names.fc1[0]), 0, c.F}, {hf(names.fc1.back()), c.F, c.F}};
+            fc1_blocks.push_back({n.Fl, c.F + f0, n.Fl});
+        }
 
-        norm(b.norm1_w, b.norm1_b, name + "norm1", hf + (gpt2 ? "ln_1" : "input_layernorm"), held);
+        if (before) norm(b.norm1_w, b.norm1_b, name + "norm1", hf(names.norm1), held);
         column_parallel(b.qkv_w, b.qkv_b, name + "qkv", c.QKV(), {{0, q0, Ql}, {Ql, Q + k0, Kl}, {Ql + Kl, Q + K + k0, Kl}},
                         qkv, 2 * Kl, c.qkv_bias, held);
-        row_parallel(b.proj_w, b.proj_b, name + "proj", Q,
-                     hf + (llama  ? "self_attn.o_proj"
-                           : gpt2 ? "attn.c_proj"
-                                  : "self_attention.dense"),
-                     c.proj_bias, held);
-        norm(b.norm2_w, b.norm2_b, name + "norm2", hf + (gpt2 ? "ln_2" : "post_attention_layernorm"), held);
+        const std::string q_norm = hf(names.q_norm) + ".weight", k_norm = hf(names.k_norm) + ".weight";
+        if (c.qk_norm == QkNorm::head) {
+            visit(b.q_norm_w, vector(name + "q_norm_w", Group::head_norm, gain, plain(q_norm, HS)), held);
+            visit(b.k_norm_w, vector(name + "k_norm_w", Group::head_norm, gain, plain(k_norm, HS)), held);
+        }
+        if (c.qk_norm == QkNorm::whole) {
+            cut_vector(b.q_norm_w, name + "q_norm_w", gain, q_norm, HS, c.NH, {0, h0, n.NHl}, 1, held);
+            cut_vector(b.k_norm_w, name + "k_norm_w", gain, k_norm, HS, c.NKV, {0, kv0, n.NKVl}, n.replicas, held);
+        }
+        if (c.sinks) cut_vector(b.sinks, name + "sinks", Init::zeros, hf(names.sinks), 1, c.NH, {0, h0, n.NHl}, 1, held);
+        row_parallel(b.proj_w, b.proj_b, name + "proj", Q, hf(names.proj), c.proj_bias, held);
+        if (after) norm(b.norm1_after_w, b.norm1_after_b, name + "norm1_after", hf(names.norm1_after), held);
+        if (before) norm(b.norm2_w, b.norm2_b, name + "norm2", hf(names.norm2), held);
         column_parallel(b.fc1_w, b.fc1_b, name + "fc1", c.F1(), fc1_blocks, fc1, 0, c.mlp_bias, held);
-        row_parallel(b.fc2_w, b.fc2_b, name + "fc2", c.F,
-                     hf + (llama  ? "mlp.down_proj"
-                           : gpt2 ? "mlp.c_proj"
-                                  : "mlp.dense_4h_to_h"),
-                     c.mlp_bias, held);
+        row_parallel(b.fc2_w, b.fc2_b, name + "fc2", c.F, hf(names.fc2), c.mlp_bias, held);
+        if (after) norm(b.norm2_after_w, b.norm2_after_b, name + "norm2_after", hf(names.norm2_after), held);
     }
     block_of_rank = TensorSpec::head;
-    norm(p.final_norm_w, p.final_norm_b, "final_norm", llama ? "model.norm" : "transformer.ln_f", part.last);
-    if (!c.tied) return visit(p.head, vocab("head", "lm_head.weight"), part.last);
+    norm(p.final_norm_w, p.final_norm_b, "final_norm", top(names.final_norm), part.last);
+    if (!c.tied) return visit(p.head, vocab("head", std::string(names.head) + ".weight"), part.last);
     wte.copy = true;
     wte.id = 0;
     wte.block = TensorSpec::head;
@@ -246,16 +271,18 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
 struct ParameterTable {
     Part part;
     std::vector<TensorSpec> rows;
-    size_t size = 0;     // elements of the buffer, with padding between tensors
-    size_t decayed = 0;  // elements before this index are matrices, which decay
-    size_t shared = 0;   // elements from this index on are whole on every tp rank: row-parallel biases and norms
-    size_t trained = 0;  // parameters as in the model's files: without padding and gaps, each once
+    size_t size = 0;        // elements of the buffer, with padding between tensors
+    size_t decayed = 0;     // elements before this index are matrices, which decay
+    size_t shared = 0;      // elements from this index on are whole on every tp rank: row-parallel biases and norms
+    size_t head_norms = 0;  // from this index on: norms of every query and key head
+    size_t trained = 0;     // parameters as in the model's files: without padding and gaps, each once
 
     // The sizes of decayed and other elements are padded to multiples of `multiple`, so that they divide into equal shards.
     explicit ParameterTable(const ModelConfig& c, const Part& held, size_t multiple = 64) : part(held) {
         Params<char> unused;
         detail::walk_parameters(c, part, unused, [&](char*&, const TensorSpec& spec) { rows.push_back(spec); });
-        for (const Group group : {Group::matrix, Group::cut_bias, Group::whole_bias, Group::norm}) {
+        for (const Group group : all_groups) {
+            if (group == Group::head_norm) head_norms = size;
             for (TensorSpec& spec : rows) {
                 if (spec.group != group) continue;
                 spec.offset = size;
@@ -263,7 +290,7 @@ struct ParameterTable {
                 for (const HfTensor& t : spec.hf) trained += (size_t)t.rows * spec.whole_cols;
             }
             if (group == Group::matrix) decayed = size = round_up(size, multiple);
-            if (group == Group::cut_bias) shared = size;
+            if (group == Group::cut) shared = size;
         }
         size = decayed + round_up(size - decayed, multiple);
         block_begins_.assign(part.layers.size() + 1, decayed);

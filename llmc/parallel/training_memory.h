@@ -77,10 +77,13 @@ inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, int block) {
             all_reduce(ctx, m.ranks->kv, m.grads.from(t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols),
                        (size_t)t.replicated_rows * t.cols);
 }
-// Sums gradients of norms and biases with sequence parallelism, and those of a tied embedding at both ends of the pipeline.
+// Sums gradients of norms of query and key heads, with sequence parallelism those of all norms and whole biases, and those of a
+// tied embedding at both ends of the pipeline.
 inline void reduce_shared(be::Ctx& ctx, const TrainingMemory& m) {
-    const size_t shared = m.table.shared;
-    if (m.ranks->sequence_parallel) all_reduce(ctx, m.ranks->tp, m.grads.from(shared), m.table.size - shared);
+    const size_t summed = m.ranks->sequence_parallel    ? m.table.shared
+                          : m.c.qk_norm == QkNorm::head ? m.table.head_norms
+                                                        : m.table.size;
+    if (summed < m.table.size) all_reduce(ctx, m.ranks->tp, m.grads.from(summed), m.table.size - summed);
     for (const TensorSpec& t : m.table.rows)
         if (m.c.tied && t.id == 0) all_reduce(ctx, m.ranks->ends, m.grads.from(t.offset), t.size());
 }

@@ -61,11 +61,78 @@ inline Allowed one_of(Strings choices) {
     X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                      \
       "instructions for matrix products on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
 
+// What the block of the model is, whatever its size.
+#define BLOCK_OPTIONS(X)                                                                                                        \
+    X(int, kv_channels, "", 0, between(1, 256), "Model", "size of an attention head; default: the width divided by the heads")  \
+    X(std::string, normalization, "", "", one_of({"LayerNorm", "RMSNorm"}), "Model",                                            \
+      "kind of normalization layers; default: the preset's, else LayerNorm")                                                    \
+    X(bool, apply_layernorm_1p, "", false, anything(), "Model",                                                                 \
+      "normalization layers multiply by 1 + weight, and weights begin at 0, as in Gemma")                                       \
+    X(std::string, norm_place, "", "", one_of({"before", "after", "both", "parallel"}), "Model",                                \
+      "normalization before attention and MLP (GPT-2, Llama), after them (OLMo-2), both (Gemma 2), or before, with attention "  \
+      "and MLP side by side (GPT-NeoX); default: the preset's, else before")                                                    \
+    X(bool, qk_layernorm, "", false, anything(), "Model", "RMSNorm of every query and key head, as in Qwen3")                   \
+    X(bool, qk_layernorm_whole, "", false, anything(), "Model",                                                                 \
+      "RMSNorm of all query heads together and of all key heads, as in OLMo-2")                                                 \
+    X(OptionalDouble, norm_epsilon, "", {}, above(0), "Model",                                                                  \
+      "epsilon that the normalization layers add to the variance; default: the preset's, else 1e-5")                            \
+    X(std::string, position_embedding_type, "", "", one_of({"learned_absolute", "rope", "alibi", "none"}), "Model",             \
+      "kind of position embeddings; default: the preset's, else learned_absolute")                                              \
+    X(OptionalDouble, rotary_base, "", {}, above(0), "Model",                                                                   \
+      "base of rotary position embeddings (rope); default: the preset's, else 10000")                                           \
+    X(OptionalDouble, rotary_percent, "", {}, between(0, 1), "Model",                                                           \
+      "part of each head, from its beginning, that rope rotates (0 to 1); default: the preset's, else 1")                       \
+    X(std::string, rope_scaling, "", "", one_of({"linear", "dynamic", "yarn", "llama3"}), "Model",                              \
+      "how rope reaches beyond the length of the first training; longrope comes from a model's config.json alone")              \
+    X(bool, use_rope_scaling, "", false, anything(), "Model", "the same as --rope-scaling llama3")                              \
+    X(OptionalDouble, rope_scaling_factor, "", {}, above(0), "Model", "how many times longer; default: 8")                      \
+    X(int, original_max_position_embeddings, "", 0, between(1, 100000000), "Model",                                             \
+      "length of the first training, which rope scaling begins with; default: --max-position-embeddings divided by the factor") \
+    X(int, no_rope_freq, "", 0, between(1, 10000), "Model",                                                                     \
+      "every N-th layer has no positions, as in SmolLM3; default: the preset's, else none")                                     \
+    X(int, window_size, "", 0, between(1, 100000000), "Model",                                                                  \
+      "a token attends to this many tokens, itself included; default: the preset's, else all before it")                        \
+    X(int, window_attn_skip_freq, "", 0, between(1, 10000), "Model",                                                            \
+      "every N-th layer attends to all tokens in spite of --window-size; default: the preset's, else none")                     \
+    X(OptionalDouble, rotary_base_local, "", {}, above(0), "Model",                                                             \
+      "base of rope in the layers with a window, which then have no rope scaling; default: as in the other layers")             \
+    X(std::string, activation, "", "", one_of({"gelu", "gelu-exact", "relu2", "swiglu", "geglu"}), "Model",                     \
+      "activation of feed-forward layers: GeLU (tanh or exact), squared ReLU, or gated: SwiGLU, GeGLU; default: the preset's, " \
+      "else gelu")                                                                                                              \
+    X(bool, swiglu, "", false, anything(), "Model", "the same as --activation swiglu")                                          \
+    X(bool, squared_relu, "", false, anything(), "Model", "the same as --activation relu2")                                     \
+    X(bool, disable_bias_linear, "", false, anything(), "Model", "no biases in linear layers, unless one of the next three")    \
+    X(bool, add_qkv_bias, "", false, anything(), "Model", "biases of queries, keys and values, as in Qwen2")                    \
+    X(bool, add_proj_bias, "", false, anything(), "Model", "biases after attention")                                            \
+    X(bool, add_mlp_bias, "", false, anything(), "Model", "biases of feed-forward layers")                                      \
+    X(OptionalDouble, softmax_scale, "", {}, above(0), "Model",                                                                 \
+      "factor of attention scores before softmax; default: the preset's, else 1 / sqrt(head size)")                             \
+    X(OptionalDouble, attn_logit_softcapping, "", {}, at_least(0), "Model",                                                     \
+      "attention scores x become S tanh(x / S), as in Gemma 2; 0: they stay")                                                   \
+    X(OptionalDouble, final_logit_softcapping, "", {}, at_least(0), "Model",                                                    \
+      "logits x become S tanh(x / S), as in Gemma 2; 0: they stay")                                                             \
+    X(std::string, softmax_type, "", "", one_of({"vanilla", "learnable"}), "Model",                                             \
+      "learnable: a learned logit per head takes part in each softmax, so that a head can attend to nothing (attention sinks)") \
+    X(OptionalDouble, embedding_scale, "", {}, above(0), "Model",                                                               \
+      "factor of the token embedding, in Gemma the root of the width; default: the preset's, else 1")                           \
+    X(bool, untie_embeddings_and_output_weights, "", false, anything(), "Model",                                                \
+      "an output layer with its own weights, instead of those of the token embedding")                                          \
+    X(bool, embed_layernorm, "", false, anything(), "Model", "LayerNorm right after the token embedding, as in BLOOM")          \
+    X(OptionalDouble, init_method_std, "", {}, above(0), "Model",                                                               \
+      "standard deviation of the random initial weights; default: the preset's, else 0.02")                                     \
+    X(double, attention_dropout, "", 0, between(0, 0.99), "Model",                                                              \
+      "part of the attention probabilities that training sets to 0")                                                            \
+    X(double, hidden_dropout, "", 0, between(0, 0.99), "Model",                                                                 \
+      "part of what embedding, attention and MLP give to the residual stream that training sets to 0")                          \
+    X(OptionalDouble, embedding_dropout, "", {}, between(0, 0.99), "Model",                                                     \
+      "the same of the embedding alone; default: --hidden-dropout")
+
 #define TRAIN_OPTIONS(X)                                                                                                       \
     X(std::string, preset, "", "", word("PRESET"), "Model",                                                                    \
       "shape of the model, published or small, such as gpt2-124m or quickstart; train_gpt help presets lists them")            \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                        \
-      "model to start from instead of random weights: a Hugging Face directory, or the output directory of a run")             \
+      "model to start from instead of random weights: a Hugging Face directory, the output directory of a run, or the name "   \
+      "of a model in Hugging Face's cache (ORG/NAME)")                                                                         \
     X(int, num_layers, "", 0, between(1, 10000), "Model", "number of layers")                                                  \
     X(int, hidden_size, "", 0, between(1, 1000000), "Model", "width of the model: elements of a token's vector")               \
     X(int, ffn_hidden_size, "", 0, between(1, 10000000), "Model",                                                              \
@@ -80,23 +147,7 @@ inline Allowed one_of(Strings choices) {
       "number of tokens in the vocabulary; default: the tokenizer's, else the preset's")                                       \
     X(int, make_vocab_size_divisible_by, "", 128, between(1, 65536), "Model",                                                  \
       "pad the vocabulary in memory to a multiple of this; the padding is never predicted and never saved")                    \
-    X(std::string, normalization, "", "", one_of({"LayerNorm", "RMSNorm"}), "Model",                                           \
-      "kind of normalization layers; default: the preset's, else LayerNorm")                                                   \
-    X(OptionalDouble, norm_epsilon, "", {}, above(0), "Model",                                                                 \
-      "epsilon that the normalization layers add to the variance; default: the preset's, else 1e-5")                           \
-    X(std::string, position_embedding_type, "", "", one_of({"learned_absolute", "rope", "alibi"}), "Model",                    \
-      "kind of position embeddings; default: the preset's, else learned_absolute")                                             \
-    X(OptionalDouble, rotary_base, "", {}, above(0), "Model",                                                                  \
-      "base of rotary position embeddings (rope); default: the preset's, else 10000")                                          \
-    X(bool, swiglu, "", false, anything(), "Model", "SwiGLU as the activation of feed-forward layers, instead of GeLU")        \
-    X(bool, disable_bias_linear, "", false, anything(), "Model", "no biases in linear layers")                                 \
-    X(bool, untie_embeddings_and_output_weights, "", false, anything(), "Model",                                               \
-      "an output layer with its own weights, instead of those of the token embedding")                                         \
-    X(bool, embed_layernorm, "", false, anything(), "Model", "LayerNorm right after the token embedding, as in BLOOM")         \
-    X(OptionalDouble, init_method_std, "", {}, above(0), "Model",                                                              \
-      "standard deviation of the random initial weights; default: the preset's, else 0.02")                                    \
-    X(double, attention_dropout, "", 0, between(0, 0), "Model", "accepted for scripts that set it to 0: there is no dropout")  \
-    X(double, hidden_dropout, "", 0, between(0, 0), "Model", "accepted for scripts that set it to 0: there is no dropout")     \
+    BLOCK_OPTIONS(X)                                                                                                           \
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                               \
       "data from `train_gpt prepare`, named without .bin or .idx; to blend several: WEIGHT PREFIX WEIGHT "                     \
       "PREFIX ...")                                                                                                            \
@@ -437,7 +488,8 @@ inline Allowed one_of(Strings choices) {
 
 #define GENERATE_OPTIONS(X)                                                                                              \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                  \
-      "model to write with: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")         \
+      "model to write with: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the "    \
+      "name of a model in Hugging Face's cache")                                                                         \
     X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                 \
       "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")             \
     X(bool, chat, "", false, anything(), "Text",                                                                         \
@@ -463,7 +515,8 @@ inline Allowed one_of(Strings choices) {
 
 #define EVAL_OPTIONS(X)                                                                                                       \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                       \
-      "model to measure: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")                 \
+      "model to measure: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name "       \
+      "of a model in Hugging Face's cache")                                                                                   \
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                              \
       "data from `train_gpt prepare`: PREFIX PREFIX ...; each sample is read once, whatever weights are given before")        \
     X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; those of the second are evaluated") \
@@ -499,21 +552,6 @@ inline Allowed one_of(Strings choices) {
       "runs, each by its output directory, log.jsonl or report.html, running or ended; the option's name may be left out") \
     X(std::string, output, "", "", word("FILE"), "What",                                                                   \
       "the page to write; default: report.html in the run's directory, of several runs in the current one")
-
-#define EXPORT_OPTIONS(X)                                                                                    \
-    X(std::string, model, "", "", word("DIR"), "What",                                                       \
-      "model to export: a Hugging Face directory, or the output directory of a run (its newest checkpoint)") \
-    X(std::string, gguf, "", "", word("FILE"), "GGUF", "file to write, in the format of llama.cpp")          \
-    X(std::string, type, "", "", one_of({"f32", "f16", "bf16", "q8_0"}), "GGUF",                             \
-      "type of the matrices, q8_0: 8 bits and a scale per 32 of them; default: the model's own")             \
-    X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")                          \
-    X(bool, overwrite, "", false, anything(), "GGUF", "replace a file of this name")
-
-#define IMPORT_OPTIONS(X)                                                                  \
-    X(std::string, gguf, "", "", word("FILE"), "GGUF", "file of llama.cpp to read")        \
-    X(std::string, out, "", "", word("DIR"), "GGUF",                                       \
-      "directory to write, which must not exist: a Hugging Face model with its tokenizer") \
-    X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")
 
 // The options of train that are commonly used: `train --help` shows these, --help-all all.
 inline const Strings& everyday_options() {
@@ -579,8 +617,6 @@ OPTION_STRUCT(GenerateOptions, GENERATE_OPTIONS)
 OPTION_STRUCT(EvalOptions, EVAL_OPTIONS)
 OPTION_STRUCT(InspectOptions, INSPECT_OPTIONS)
 OPTION_STRUCT(ReportOptions, REPORT_OPTIONS)
-OPTION_STRUCT(ExportOptions, EXPORT_OPTIONS)
-OPTION_STRUCT(ImportOptions, IMPORT_OPTIONS)
 
 // "micro_batch_size" -> "micro-batch-size"
 inline std::string option_name(std::string field) {

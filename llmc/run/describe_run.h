@@ -10,6 +10,7 @@
 #include "../base/terminal.h"
 #include "../data/dataloader.h"
 #include "../model/flops.h"
+#include "../model/hf_config.h"
 #include "../model/parameters.h"
 #include "../ops.h"
 #include "../parallel/pipeline.h"
@@ -38,10 +39,40 @@ struct PlannedModel {
 
 namespace detail {
 
+// The choices of the block, in words.
+inline std::string block_in_words(const ModelConfig& c) {
+    std::string text = std::string(c.norm == Norm::rmsnorm ? "RMSNorm" : "LayerNorm") + (c.norm_plus_one ? " by 1 + w" : "");
+    if (c.norm_place == NormPlace::after) text += " after attention and MLP";
+    if (c.norm_place == NormPlace::both) text += " before and after attention and MLP";
+    if (c.norm_place == NormPlace::parallel) text += ", attention and MLP side by side";
+    if (c.embedding_norm) text += " also after the embedding";
+    const auto also = [&](bool used, const std::string& words) {
+        if (used) text += ", " + words;
+    };
+    also(c.qk_norm != QkNorm::none, c.qk_norm == QkNorm::head ? "norms of query and key heads" : "norms of queries and keys");
+    also(c.position == Position::rope, "rotary positions");
+    also(c.position == Position::rope && c.rotary_fraction != 1, format("%g of each head", c.rotary_fraction));
+    also(c.rope_scaling.type != RopeScaling::Type::none, format("scaled by %g", c.rope_scaling.factor));
+    also(c.position == Position::learned, "learned positions");
+    also(c.position == Position::alibi, "ALiBi");
+    also(c.position == Position::none, "no positions");
+    also(c.nope_interval, format("none in every %d layers", c.nope_interval));
+    const char* const activations[] = {"GeLU", "exact GeLU", "squared ReLU", "SwiGLU", "GeGLU"};
+    also(true, activations[(int)c.activation]);
+    also(c.window, format("windows of %d tokens", c.window) +
+                       (c.full_interval ? format(" but in every %d layers", c.full_interval) : ""));
+    also(c.attention_softcap > 0, "capped scores");
+    also(c.logit_softcap > 0, "capped logits");
+    also(c.sinks, "attention sinks");
+    const bool all = c.qkv_bias && c.proj_bias && c.mlp_bias, none = !c.qkv_bias && !c.proj_bias && !c.mlp_bias;
+    also(true, all ? "biases" : none ? "no biases" : "biases of some matrices");
+    return text;
+}
+
 inline void describe_model(RunTable& t, const TrainOptions& o, const ModelConfig& c) {
     t.table.section("Model");
     t.row("family", c.family + (o.preset.empty() ? "" : ", preset " + o.preset) + (o.model.empty() ? "" : ", from " + o.model));
-    t.row("block", format("%s, %s head", family_description(c), c.tied ? "tied" : "own"));
+    t.row("block", format("%s, %s head", block_in_words(c).c_str(), c.tied ? "tied" : "own"));
     t.row("shape", format("%d layers, width %d, %d heads of %d%s, feed-forward %d", c.L, c.C, c.NH, c.HS(),
                           c.NKV != c.NH ? format(" (%d for keys and values)", c.NKV).c_str() : "", c.F));
     t.exact({{"layers", c.L}, {"width", c.C}, {"heads", c.NH}, {"key_value_heads", c.NKV}, {"feed_forward", c.F}});

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../base/check.h"
@@ -11,7 +12,9 @@
 #include "../data/tokenizer.h"
 #include "../model/fp8_state.h"
 #include "../model/mesh.h"
+#include "../model/hf_config.h"
 #include "../model/model_config.h"
+#include "../model/presets.h"
 #include "../ops.h"
 #include "../parallel/pipeline.h"
 #include "../parallel/ranks.h"
@@ -26,9 +29,115 @@ inline std::string run_name(const TrainOptions& o) {
 }
 
 inline void check_backend_takes(const ModelConfig& c) {
+    if (const char* what = not_computed(c)) fail("the model has %s, which is not computed yet", what);
     const std::string wrong = be::attention_limits(c.HS());
     if (!wrong.empty()) fail("%s", wrong.c_str());
 }
+
+namespace detail {
+
+// Options that contradict each other, or that say nothing beside another.
+inline void check_model_options(const TrainOptions& o, const ModelConfig& c) {
+    const bool rope = c.position == Position::rope, scaled = c.rope_scaling.type != RopeScaling::Type::none;
+    const bool other_activation =
+        (o.swiglu && c.activation != Activation::swiglu) || (o.squared_relu && c.activation != Activation::relu2);
+    const bool other_scaling = o.use_rope_scaling && c.rope_scaling.type != RopeScaling::Type::llama3;
+    const struct {
+        bool wrong;
+        const char *option, *other;
+    } rows[] = {
+        {o.swiglu && o.squared_relu, "--swiglu", "--squared-relu"},
+        {other_activation, o.swiglu ? "--swiglu" : "--squared-relu", "--activation"},
+        {o.qk_layernorm && o.qk_layernorm_whole, "--qk-layernorm", "--qk-layernorm-whole"},
+        {other_scaling, "--use-rope-scaling", "--rope-scaling"},
+        {o.rotary_base && !rope, "--rotary-base", "positions other than rope (--position-embedding-type)"},
+        {o.rotary_percent && !rope, "--rotary-percent", "positions other than rope (--position-embedding-type)"},
+        {scaled && !rope, "--rope-scaling", "positions other than rope (--position-embedding-type)"},
+        {o.rope_scaling_factor && !scaled, "--rope-scaling-factor", "no --rope-scaling"},
+        {o.original_max_position_embeddings && !scaled, "--original-max-position-embeddings", "no --rope-scaling"},
+        {o.no_rope_freq && (c.position == Position::learned || c.position == Position::none), "--no-rope-freq",
+         "positions other than rope and alibi (--position-embedding-type)"},
+        {o.window_attn_skip_freq && !c.window, "--window-attn-skip-freq", "no --window-size"},
+        {o.rotary_base_local && (!c.window || !rope), "--rotary-base-local", "no layers with rope and --window-size"},
+    };
+    for (const auto& [wrong, option, other] : rows)
+        if (wrong) fail_usage("%s contradicts %s; HINT: give one of them", option, other);
+}
+
+inline void set_rope_scaling(const TrainOptions& o, ModelConfig& c) {
+    using Type = RopeScaling::Type;
+    RopeScaling& s = c.rope_scaling;
+    if (!o.rope_scaling.empty() || o.use_rope_scaling) {
+        s = {};
+        s.type = o.rope_scaling == "linear"    ? Type::linear
+                 : o.rope_scaling == "dynamic" ? Type::dynamic
+                 : o.rope_scaling == "yarn"    ? Type::yarn
+                                               : Type::llama3;
+        s.factor = 8;
+    }
+    s.factor = o.rope_scaling_factor.value_or(s.factor);
+    if (o.original_max_position_embeddings) s.original = o.original_max_position_embeddings;
+    const bool needs_original = s.type != Type::none && s.type != Type::linear;
+    if (needs_original && !s.original && s.factor > 0) s.original = std::max(1, (int)(c.T / s.factor));
+}
+
+// What the options say of the block, whatever model they begin with.
+inline void set_block(const TrainOptions& o, ModelConfig& c) {
+    const auto word = [](auto& field, const std::string& given, auto words) {
+        for (const auto& [name, value] : words)
+            if (given == name) field = value;
+    };
+    using Places = std::vector<std::pair<const char*, NormPlace>>;
+    using Positions = std::vector<std::pair<const char*, Position>>;
+    using Activations = std::vector<std::pair<const char*, Activation>>;
+    if (!o.normalization.empty()) c.norm = o.normalization == "RMSNorm" ? Norm::rmsnorm : Norm::layernorm;
+    if (o.apply_layernorm_1p) c.norm_plus_one = true;
+    word(c.norm_place, o.norm_place,
+         Places{{"before", NormPlace::before},
+                {"after", NormPlace::after},
+                {"both", NormPlace::both},
+                {"parallel", NormPlace::parallel}});
+    if (o.qk_layernorm) c.qk_norm = QkNorm::head;
+    if (o.qk_layernorm_whole) c.qk_norm = QkNorm::whole;
+    word(c.position, o.position_embedding_type,
+         Positions{{"rope", Position::rope},
+                   {"alibi", Position::alibi},
+                   {"learned_absolute", Position::learned},
+                   {"none", Position::none}});
+    if (o.squared_relu) c.activation = Activation::relu2;
+    if (o.swiglu) c.activation = Activation::swiglu;
+    word(c.activation, o.activation,
+         Activations{{"gelu", Activation::gelu},
+                     {"gelu-exact", Activation::gelu_exact},
+                     {"relu2", Activation::relu2},
+                     {"swiglu", Activation::swiglu},
+                     {"geglu", Activation::geglu}});
+    if (o.disable_bias_linear) c.qkv_bias = c.proj_bias = c.mlp_bias = false;
+    c.qkv_bias = c.qkv_bias || o.add_qkv_bias;
+    c.proj_bias = c.proj_bias || o.add_proj_bias;
+    c.mlp_bias = c.mlp_bias || o.add_mlp_bias;
+    if (o.untie_embeddings_and_output_weights) c.tied = false;
+    if (o.embed_layernorm) c.embedding_norm = true;
+    if (!o.softmax_type.empty()) c.sinks = o.softmax_type == "learnable";
+    if (o.window_size) c.window = o.window_size;
+    if (o.window_attn_skip_freq) c.full_interval = o.window_attn_skip_freq;
+    if (o.no_rope_freq) c.nope_interval = o.no_rope_freq;
+    c.rotary_fraction = o.rotary_percent.value_or(c.rotary_fraction);
+    c.rope_base = o.rotary_base.value_or(c.rope_base);
+    c.local_rope_base = o.rotary_base_local.value_or(c.local_rope_base);
+    c.attention_scale = o.softmax_scale.value_or(c.attention_scale);
+    c.attention_softcap = o.attn_logit_softcapping.value_or(c.attention_softcap);
+    c.logit_softcap = o.final_logit_softcapping.value_or(c.logit_softcap);
+    c.embedding_scale = o.embedding_scale.value_or(c.embedding_scale);
+    c.eps = o.norm_epsilon.value_or(c.eps);
+    c.init_std = o.init_method_std.value_or(c.init_std);
+    // Dropout is of this training, not of the model that it begins with.
+    c.attention_dropout = o.attention_dropout;
+    c.hidden_dropout = o.hidden_dropout;
+    c.embedding_dropout = o.embedding_dropout.value_or(o.hidden_dropout);
+}
+
+}  // namespace detail
 
 // The model configuration: a directory or a preset, modified by further options.
 inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* tokenizer) {
@@ -51,27 +160,20 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     given(c.F, o.ffn_hidden_size);
     given(c.NKV, o.num_query_groups ? o.num_query_groups : o.num_attention_heads);
     given(c.NH, o.num_attention_heads);
+    given(c.head_size, o.kv_channels);
     given(c.T, o.max_position_embeddings ? o.max_position_embeddings : from_directory ? 0 : o.seq_length);
-    if (!o.normalization.empty()) c.norm = o.normalization == "RMSNorm" ? Norm::rmsnorm : Norm::layernorm;
-    if (!o.position_embedding_type.empty())
-        c.position = o.position_embedding_type == "rope"    ? Position::rope
-                     : o.position_embedding_type == "alibi" ? Position::alibi
-                                                            : Position::learned;
-    if (o.swiglu) c.activation = Activation::swiglu;
-    if (o.disable_bias_linear) c.qkv_bias = c.proj_bias = c.mlp_bias = false;
-    if (o.untie_embeddings_and_output_weights) c.tied = false;
-    if (o.embed_layernorm) c.embedding_norm = true;
-    c.eps = o.norm_epsilon.value_or(c.eps);
-    c.rope_base = o.rotary_base.value_or(c.rope_base);
-    c.init_std = o.init_method_std.value_or(c.init_std);
-    if (!c.F) c.F = c.activation == Activation::swiglu ? (8 * c.C / 3 + 63) / 64 * 64 : 4 * c.C;  // Megatron's defaults
-    match_family(c);
+    detail::set_block(o, c);
+    detail::set_rope_scaling(o, c);
+    detail::check_model_options(o, c);
+    if (!c.F) c.F = gated(c.activation) ? (8 * c.C / 3 + 63) / 64 * 64 : 4 * c.C;  // Megatron's defaults
 
     if (o.vocab_size) c.V = o.vocab_size;
     else if (tokenizer && !from_directory) c.V = tokenizer->vocab_size();
     if (!c.V) fail_usage("the size of the vocabulary is not known; HINT: --tokenizer DIR, or --vocab-size N");
     if (tokenizer) tokenizer->check_fits(c.V);
     check_config(c);
+    c = canonical(c);
+    match_family(c);
     check_backend_takes(c);
     pad_vocabulary(c, o.make_vocab_size_divisible_by * o.tensor_model_parallel_size);
     return c;

@@ -153,6 +153,11 @@ inline void find_model(Run& run) {
     if (run.resumes() && unnamed) o.model = run.resumed_from;  // the checkpoint determines the model
     run.texts = model_texts(run.resumes() ? run.resumed_from : o.model, run.tokenizer.get());
     run.c = configure_model(o, run.tokenizer.get());
+    if (run.c.family == "train_gpt" && run.main_rank())
+        print_line(
+            stderr,
+            "warning: no class of transformers has this combination of options; config.json gets model_type \"train_gpt\", "
+            "which this program alone opens");
     if (run.resumes()) {
         const std::string difference = config_difference(read_config(run.resumed_from), run.c);
         if (!difference.empty())

@@ -23,6 +23,7 @@
 #include "checkpoint.h"
 #include "config.h"
 #include "../base/file.h"
+#include "hub.h"
 
 inline std::string step_name(int64_t step) { return format("step_%08lld", (long long)step); }
 inline std::string step_directory(const std::string& out, int64_t step) { return out + "/" + step_name(step); }
@@ -107,12 +108,21 @@ inline Strings checkpoints_to_try(const std::string& out) {
     return directories;
 }
 
-// The model that a path names: the path itself, or the checkpoint to resume from in a run's output directory.
+// The model that a path names: the path itself, the checkpoint to resume from in a run's output directory, or a model of this name
+// in Hugging Face's cache.
 inline std::string model_directory(const std::string& path) {
     if (std::filesystem::exists(path + "/config.json")) return path;
     const Strings checkpoints = checkpoints_to_try(path);
-    if (checkpoints.empty() && !std::filesystem::exists(path))
-        fail("%s does not exist; HINT: a model is a Hugging Face directory, or the output directory of a run", path.c_str());
+    if (checkpoints.empty() && !std::filesystem::exists(path)) {
+        const std::string snapshot = hub_snapshot(path);
+        if (snapshot.empty() && is_hub_name(path))
+            fail("%s does not exist, neither as a directory nor in Hugging Face's cache %s; HINT: hf download %s", path.c_str(),
+                 hub_cache().c_str(), path.c_str());
+        if (snapshot.empty())
+            fail("%s does not exist; HINT: a model is a Hugging Face directory, or the output directory of a run",
+                 path.c_str());
+        return snapshot;
+    }
     return checkpoints.empty() ? path : checkpoints[0];
 }
 

@@ -20,6 +20,7 @@
 #include "config.h"
 #include "../base/json.h"
 #include "../model/arena.h"
+#include "../model/hf_config.h"
 #include "../model/model_config.h"
 #include "../ops.h"
 #include "run_directory.h"
@@ -215,7 +216,11 @@ inline std::string describe_overrides(const TrainingState& saved, const TrainOpt
 
 // The first difference between two model configurations as written to files; empty if there is none.
 inline std::string config_difference(const ModelConfig& saved, const ModelConfig& now) {
-    const auto a = to_hf_config(saved, ""), b = to_hf_config(now, "");
+    ModelConfig as_now = saved;  // dropout is not of the model but of its training
+    as_now.embedding_dropout = now.embedding_dropout;
+    as_now.attention_dropout = now.attention_dropout;
+    as_now.hidden_dropout = now.hidden_dropout;
+    const auto a = to_hf_config(as_now, ""), b = to_hf_config(now, "");
     for (const auto& [key, value] : a.items())
         if (!b.contains(key) || b[key] != value)
             return format("'%s' is %s in the checkpoint and %s in the options", key.c_str(), value.dump().c_str(),

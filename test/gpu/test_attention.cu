@@ -466,8 +466,8 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
                 std::copy_n(row + produced + cached, cached, &expected_values[(b * P + t) * cached]);
             }
             DeviceMemory<floatX> qkv(tokens, "qkv"), token_out(k.B * produced, "out");
-            gpu::attention_decode(ctx, token_out.p(), {keys.p(), values.p(), P}, qkv.p(), k.alibi ? slopes.p() : nullptr, t,
-                                  {k.B, 1, k.NH, k.NKV, k.HS, p.scale});
+            gpu::attention_decode(ctx, token_out.p(), {keys.p(), values.p(), P}, qkv.p(),
+                                  {0, t, k.alibi ? slopes.p() : nullptr}, {k.B, 1, k.NH, k.NKV, k.HS, p.scale});
             const std::vector<floatX> result = token_out.get();
             for (int b = 0; b < k.B; b++) std::copy_n(&result[b * produced], produced, &out[(b * k.T + t) * produced]);
         }

@@ -298,10 +298,14 @@ TEST(GpuFp8Codes, OfTheOpsThatComputeTheNumbers) {
             }
         };
         const int n = N, f = F;
-        check("gelu_forward", F, false, [&](const Output& out) { gpu::gelu_forward(ctx, out, x.p(), n, f); });
-        check("gelu_backward", F, true, [&](const Output& out) { gpu::gelu_backward(ctx, out, y.p(), x.p(), n, f); });
-        check("swiglu_forward", F, false, [&](const Output& out) { gpu::swiglu_forward(ctx, out, x.p(), n, f); });
-        check("swiglu_backward", 2 * F, true, [&](const Output& out) { gpu::swiglu_backward(ctx, out, y.p(), x.p(), n, f); });
+        check("gelu_forward", F, false,
+              [&](const Output& out) { gpu::activation_forward(ctx, out, x.p(), n, f, Activation::gelu); });
+        check("gelu_backward", F, true,
+              [&](const Output& out) { gpu::activation_backward(ctx, out, y.p(), x.p(), n, f, Activation::gelu); });
+        check("swiglu_forward", F, false,
+              [&](const Output& out) { gpu::activation_forward(ctx, out, x.p(), n, f, Activation::swiglu); });
+        check("swiglu_backward", 2 * F, true,
+              [&](const Output& out) { gpu::activation_backward(ctx, out, y.p(), x.p(), n, f, Activation::swiglu); });
         if (!norms) continue;
         check("layernorm_forward", F, false, [&](const Output& out) {
             gpu::layernorm_forward(ctx, out, {mean.p(), rstd.p()}, sum.p(), x.p(), y.p(), {w.p(), b.p(), f, 1e-5f}, n);

@@ -46,7 +46,7 @@ TEST(Rope, ForwardBackwardAndValuesUntouched) {
         const Input<floatX> qkv(rng.normals<floatX>((size_t)k.N * heads * k.HS));
         for (const int direction : {1, -1}) {
             Buffer<floatX> turned(qkv.host(), "qkv");
-            const Rope rope = {positions.p(), table.p()};
+            const Rope rope = {positions.p(), table.p(), k.HS};
             const AttentionShape shape = {1, k.N, k.NH, k.NKV, k.HS};
             if (direction == 1) gpu::rope_forward(ctx, turned.p(), rope, shape);
             else gpu::rope_backward(ctx, turned.p(), rope, shape);
@@ -110,11 +110,11 @@ TEST(Unaligned, AsAligned) {
         Outputs& r = results[offset];
         gpu::residual_forward(ctx, x.p() + offset, pa, pb, n);
         r.sum = out(x);
-        gpu::gelu_backward(ctx, x.p() + offset, pa, pb, N, C);
+        gpu::activation_backward(ctx, x.p() + offset, pa, pb, N, C, Activation::gelu);
         r.gelu = out(x);
-        gpu::swiglu_forward(ctx, x.p() + offset, wide_in.p() + offset, N, C);
+        gpu::activation_forward(ctx, x.p() + offset, wide_in.p() + offset, N, C, Activation::swiglu);
         r.swiglu = out(x);
-        gpu::swiglu_backward(ctx, two.p() + offset, pa, wide_in.p() + offset, N, C);
+        gpu::activation_backward(ctx, two.p() + offset, pa, wide_in.p() + offset, N, C, Activation::swiglu);
         r.dswiglu = out(two);
         gpu::layernorm_forward(ctx, x.p() + offset, {s1.p(), s2.p()}, nullptr, pa, nullptr, {pw, pw, C, 1e-5f}, N);
         r.norm = out(x);
@@ -156,7 +156,7 @@ TEST(Rows, MoreThanAGridsOtherDimensions) {
     const int N = std::min(66000, most_rows);
     const Input<floatX> gate_up(Rng(22).normals<floatX>(2 * N));
     Buffer<floatX> out(N);
-    gpu::swiglu_forward(ctx, out.p(), gate_up.p(), N, 1);
+    gpu::activation_forward(ctx, out.p(), gate_up.p(), N, 1, Activation::swiglu);
     Doubles expected(N), allowed(N);
     for (int n = 0; n < N; n++) {
         const double g = as_double(gate_up[2 * n]);
@@ -186,17 +186,17 @@ TEST(InPlace, OutputsMayBeInputs) {
     const Input<floatX> a(rng.normals<floatX>(n)), b(rng.normals<floatX>(n)), w(rng.normals<floatX>(C));
     Buffer<real> rstd(std::vector<real>(N, 1));
     Buffer<floatX> apart(n), together(a.host());
-    gpu::gelu_forward(ctx, apart.p(), a.p(), N, C);
-    gpu::gelu_forward(ctx, together.p(), together.p(), N, C);
+    gpu::activation_forward(ctx, apart.p(), a.p(), N, C, Activation::gelu);
+    gpu::activation_forward(ctx, together.p(), together.p(), N, C, Activation::gelu);
     expect_same_bits(together.get(), apart.get(), "gelu");
     together.set(a.host());
-    gpu::gelu_backward(ctx, apart.p(), a.p(), b.p(), N, C);
-    gpu::gelu_backward(ctx, together.p(), together.p(), b.p(), N, C);
+    gpu::activation_backward(ctx, apart.p(), a.p(), b.p(), N, C, Activation::gelu);
+    gpu::activation_backward(ctx, together.p(), together.p(), b.p(), N, C, Activation::gelu);
     expect_same_bits(together.get(), apart.get(), "gelu backward");
     Buffer<floatX> wide(n / 2 * 2), wide_together(b.host());
     const int F = C / 2;
-    gpu::swiglu_backward(ctx, wide.p(), a.p(), b.p(), N, F);
-    gpu::swiglu_backward(ctx, wide_together.p(), a.p(), wide_together.p(), N, F);
+    gpu::activation_backward(ctx, wide.p(), a.p(), b.p(), N, F, Activation::swiglu);
+    gpu::activation_backward(ctx, wide_together.p(), a.p(), wide_together.p(), N, F, Activation::swiglu);
     expect_same_bits(wide_together.get(), wide.get(), "swiglu backward");
     // The residual stream's sum, and the gradient over the one that came in.
     Buffer<floatX> sum(n), out(n), sum_together(a.host()), out_together(n);
@@ -222,9 +222,9 @@ TEST(Empty, NothingHappens) {
     gpu::layernorm_forward(ctx, nullptr, {}, nullptr, nullptr, nullptr, {nullptr, nullptr, 8, 1e-5f}, 0);
     gpu::layernorm_backward(ctx, nullptr, {}, nullptr, nullptr, {nullptr, nullptr, 8, 1e-5f}, {}, 0, Acc::Set);
     gpu::rope_forward(ctx, nullptr, {}, {0, 8, 1, 1, 2});
-    gpu::gelu_forward(ctx, nullptr, nullptr, 0, 8);
-    gpu::swiglu_forward(ctx, nullptr, nullptr, 0, 8);
-    gpu::swiglu_backward(ctx, nullptr, nullptr, nullptr, 0, 8);
+    gpu::activation_forward(ctx, nullptr, nullptr, 0, 8, Activation::gelu);
+    gpu::activation_forward(ctx, nullptr, nullptr, 0, 8, Activation::swiglu);
+    gpu::activation_backward(ctx, nullptr, nullptr, nullptr, 0, 8, Activation::swiglu);
     gpu::classifier(ctx, nullptr, {}, nullptr, 0, {0, 8, 8}, {1, 0, true});
     gpu::loss_sums(ctx, nullptr, {}, nullptr, 0);
     gpu::adamw(ctx, nullptr, nullptr, {}, {}, {}, 0, {1, 0, 0, 1, 0, 1, 1}, {});

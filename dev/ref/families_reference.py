@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Golden values of transformers' own models: one tiny model of every family, and the numbers of RoPE scalings.
+
+    python3 dev/ref/families_reference.py      writes test/golden/families/NAME/ and test/golden/rope_scaling.json
+
+A directory holds config.json and model.safetensors as transformers saves them (weights in bf16), and golden.safetensors, computed in
+float32 on these weights: tokens and targets (2, T), logits (2, T, V), the mean cross-entropy ce, and grad.NAME of each parameter.
+test/test_golden_fp32.cpp compares them, test/test_families.cpp compares the scalings. Needs torch and transformers (5.23).
+"""
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import torch
+import transformers as t
+from safetensors.torch import save_file
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+torch.set_num_threads(1)
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden"
+V, T = 37, 17
+IDS = dict(vocab_size=V, bos_token_id=None, eos_token_id=0, pad_token_id=None)
+# 5 query heads, 1 key/value head, heads of 6 in a width of 20, unless the class asks for whole heads.
+SIZES = dict(hidden_size=20, intermediate_size=24, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1, head_dim=6,
+             max_position_embeddings=32, rms_norm_eps=1e-4, **IDS)
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}
+GEMMA_ROPE = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
+              "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+MODELS = {
+    "llama": t.LlamaConfig(rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True, tie_word_embeddings=False, **SIZES),
+    "mistral": t.MistralConfig(sliding_window=5, **SIZES),
+    "qwen2": t.Qwen2Config(tie_word_embeddings=True, **SIZES),
+    "qwen3": t.Qwen3Config(tie_word_embeddings=False, **SIZES),
+    "smollm3": t.SmolLM3Config(no_rope_layer_interval=2, **SIZES),
+    "olmo2": t.Olmo2Config(**SIZES),
+    "gpt_neox": t.GPTNeoXConfig(hidden_size=24, intermediate_size=28, num_hidden_layers=2, num_attention_heads=3,
+                                max_position_embeddings=32, rotary_pct=0.5, **IDS),
+    "gemma": t.GemmaConfig(**SIZES),
+    "gemma2": t.Gemma2Config(sliding_window=5, query_pre_attn_scalar=9, final_logit_softcapping=3.0, attn_logit_softcapping=2.0,
+                             **SIZES),
+    "gemma3_text": t.Gemma3TextConfig(sliding_window=5, query_pre_attn_scalar=9, sliding_window_pattern=2,
+                                      rope_parameters=GEMMA_ROPE, **SIZES),
+}
+SCALINGS = {  # rope_parameters, and the length of the sequence
+    "default": ({"rope_type": "default"}, 16),
+    "linear": ({"rope_type": "linear", "factor": 3.0}, 16),
+    "dynamic, short": ({"rope_type": "dynamic", "factor": 4.0}, 100),
+    "dynamic, long": ({"rope_type": "dynamic", "factor": 4.0}, 300),
+    "yarn": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 300),
+    "yarn, all settings": ({"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 128, "beta_fast": 16,
+                            "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}, 300),
+    "yarn, attention factor": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+                                "attention_factor": 1.25}, 300),
+    "llama3": ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 128}, 300),
+    "longrope, short": ({"rope_type": "longrope", "short_factor": [1.0 + 0.1 * j for j in range(8)],
+                         "long_factor": [2.0 + j for j in range(8)], "original_max_position_embeddings": 64}, 60),
+    "longrope, long": ({"rope_type": "longrope", "short_factor": [1.0 + 0.1 * j for j in range(8)],
+                        "long_factor": [2.0 + j for j in range(8)], "original_max_position_embeddings": 64}, 128),
+}
+
+
+def random_model(config, seed):
+    """Every parameter random and large enough to matter, gains and biases too."""
+    torch.manual_seed(seed)
+    model = t.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for name, p in model.named_parameters():
+        gain = p.dim() == 1 and name.endswith("weight") and "gemma" not in config.model_type
+        p.data = (0.25 * torch.randn_like(p) + (1.0 if gain else 0.0)).bfloat16().float()
+    model.tie_weights()
+    return model
+
+
+def write_family(name, config, seed):
+    directory = GOLDEN / "families" / name
+    shutil.rmtree(directory, ignore_errors=True)
+    model = random_model(config, seed)
+    model.bfloat16().save_pretrained(directory)
+    for other in directory.iterdir():
+        if other.name not in ("config.json", "model.safetensors"): other.unlink()
+    model = t.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    rng = np.random.default_rng(seed)
+    tokens = torch.from_numpy(rng.integers(0, V, (2, T)))
+    targets = torch.cat([tokens[:, 1:], torch.full((2, 1), -1)], 1)
+    logits = model(tokens).logits
+    ce = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+    ce.backward()
+    golden = {"tokens": tokens.int(), "targets": targets.int(), "logits": logits.detach(), "ce": ce.detach()}
+    for key, p in model.named_parameters():
+        golden["grad." + key] = p.grad
+    save_file({k: x.contiguous() for k, x in golden.items()}, directory / "golden.safetensors")
+    print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, ce {ce:.4f}, logits up to {logits.abs().max():.2f}")
+
+
+def write_scalings():
+    rows = []
+    for name, (rope, length) in SCALINGS.items():
+        config = t.LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=128, num_hidden_layers=1,
+                               intermediate_size=32, vocab_size=V, rope_parameters={"rope_theta": 500.0, **rope})
+        if rope["rope_type"] == "default":
+            frequencies, factor = 500.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16), 1.0
+        else:
+            frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu", seq_len=length)
+        rows.append({"name": name, "config": json.loads(config.to_json_string()), "length": length,
+                     "frequencies": [float(x) for x in frequencies], "attention_factor": float(factor)})
+    (GOLDEN / "rope_scaling.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    for seed, (name, config) in enumerate(MODELS.items()):
+        write_family(name, config, seed)
+    write_scalings()

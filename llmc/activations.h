@@ -1,0 +1,74 @@
+// The activation functions as types, for the kernels of every backend; formulas are in base/math.h. Those of one input have
+// forward(x) and gradient(x, dy); those that gate, forward(gate, up) and gradient(gate, up, dy).
+#pragma once
+#include "base/math.h"
+#include "shapes.h"
+
+namespace activation {
+
+struct Gelu {
+    template <class F>
+    HD static F forward(F x) {
+        return gelu(x);
+    }
+    template <class F>
+    HD static F gradient(F x, F dy) {
+        return dy * gelu_derivative(x);
+    }
+};
+struct GeluExact {
+    template <class F>
+    HD static F forward(F x) {
+        return x * normal_distribution(x).cumulative;
+    }
+    template <class F>
+    HD static F gradient(F x, F dy) {
+        const auto n = normal_distribution(x);
+        return dy * (n.cumulative + x * n.density);
+    }
+};
+struct Relu2 {
+    template <class F>
+    HD static F forward(F x) {
+        const F r = positive(x);
+        return r * r;
+    }
+    template <class F>
+    HD static F gradient(F x, F dy) {
+        return dy * (real(2) * positive(x));
+    }
+};
+struct Swiglu {
+    template <class F>
+    HD static F forward(F gate, F up) {
+        return swiglu(gate, up);
+    }
+    template <class F>
+    HD static GateUp<F> gradient(F gate, F up, F dy) {
+        return swiglu_gradient(gate, up, dy);
+    }
+};
+struct Geglu {
+    template <class F>
+    HD static F forward(F gate, F up) {
+        return gelu(gate) * up;
+    }
+    template <class F>
+    HD static GateUp<F> gradient(F gate, F up, F dy) {
+        return geglu_gradient(gate, up, dy);
+    }
+};
+
+}  // namespace activation
+
+// Calls single(an activation of one input) or gated(one that gates).
+template <class Single, class Gated>
+void with_activation(Activation a, Single single, Gated gated) {
+    switch (a) {
+        case Activation::gelu: return single(activation::Gelu());
+        case Activation::gelu_exact: return single(activation::GeluExact());
+        case Activation::relu2: return single(activation::Relu2());
+        case Activation::swiglu: return gated(activation::Swiglu());
+        case Activation::geglu: return gated(activation::Geglu());
+    }
+}

@@ -1,0 +1,221 @@
+// The families of models, one row each: what makes a model one of them, and how its tensors are named and laid out in files. The
+// first three are those that presets train; the others are opened, trained further and written as well. `train_gpt` is the form
+// for a combination of options that no published class can hold.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "model_config.h"
+
+// Names of tensors in files. A block's follow `top`, `layer` and its number; a matrix or norm is followed by ".weight" or
+// ".bias".
+struct TensorNames {
+    const char *top, *layer;
+    const char *wte, *wpe, *emb_norm, *final_norm;
+    const char* head;  // without `top`
+    const char *norm1, *norm1_after, *norm2, *norm2_after;
+    std::vector<const char*> qkv;  // queries, keys, values; or one for all
+    const char* proj;
+    std::vector<const char*> fc1;  // gate and up, of which a model without a gate has the second; or one for all
+    const char* fc2;
+    const char *q_norm, *k_norm, *sinks;
+    bool transposed = false;   // GPT-2's Conv1D stores matrices (in, out)
+    bool interleaved = false;  // rows of qkv are [q k v] per head, not [q heads | k heads | v heads]
+    // Prefixes of published files that have another form than what transformers writes: {ours, theirs}.
+    std::vector<std::pair<const char*, const char*>> other_prefixes = {};
+    std::vector<const char*> not_ours = {};  // parts of the names of what else may be in the files: masks, a model of images
+};
+
+struct Family {
+    const char *name, *architecture;  // config.json's model_type, and the class in transformers
+    ModelConfig structure;            // of which the sizes do not count
+    TensorNames names;
+};
+
+namespace detail {
+
+inline ModelConfig gpt2_structure() {
+    ModelConfig c;
+    c.norm = Norm::layernorm;
+    c.position = Position::learned;
+    c.activation = Activation::gelu;
+    c.qkv_bias = c.proj_bias = c.mlp_bias = c.tied = true;
+    return c;
+}
+inline ModelConfig bloom_structure() {
+    ModelConfig c = gpt2_structure();
+    c.position = Position::alibi;
+    c.embedding_norm = true;
+    return c;
+}
+inline ModelConfig gpt_neox_structure() {
+    ModelConfig c = gpt2_structure();
+    c.position = Position::rope;
+    c.activation = Activation::gelu_exact;
+    c.norm_place = NormPlace::parallel;
+    c.rotary_fraction = 0.25;
+    c.tied = false;
+    return c;
+}
+inline ModelConfig qwen2_structure() {
+    ModelConfig c;
+    c.qkv_bias = true;
+    return c;
+}
+inline ModelConfig qwen3_structure() {
+    ModelConfig c;
+    c.qk_norm = QkNorm::head;
+    return c;
+}
+inline ModelConfig smollm3_structure() {
+    ModelConfig c;
+    c.tied = true;
+    c.rope_base = 2e6;
+    c.nope_interval = 4;
+    return c;
+}
+inline ModelConfig olmo2_structure() {
+    ModelConfig c;
+    c.norm_place = NormPlace::after;
+    c.qk_norm = QkNorm::whole;
+    return c;
+}
+inline ModelConfig gemma_structure() {
+    ModelConfig c;
+    c.norm_plus_one = c.tied = true;
+    c.activation = Activation::geglu;
+    return c;
+}
+inline ModelConfig gemma2_structure() {
+    ModelConfig c = gemma_structure();
+    c.norm_place = NormPlace::both;
+    return c;
+}
+inline ModelConfig gemma3_structure() {
+    ModelConfig c = gemma2_structure();
+    c.qk_norm = QkNorm::head;
+    return c;
+}
+
+// Our own names: Llama's and Gemma's, and others for what neither has. The other families begin with them, so that every tensor
+// has a name.
+inline TensorNames own_names() {
+    TensorNames n;
+    n.top = "model.";
+    n.layer = "layers.";
+    n.wte = "embed_tokens";
+    n.wpe = "embed_positions";
+    n.emb_norm = "embed_norm";
+    n.final_norm = "norm";
+    n.head = "lm_head";
+    n.norm1 = "input_layernorm";
+    n.norm1_after = "post_attention_layernorm";
+    n.norm2 = "pre_feedforward_layernorm";
+    n.norm2_after = "post_feedforward_layernorm";
+    n.qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
+    n.proj = "self_attn.o_proj";
+    n.fc1 = {"mlp.gate_proj", "mlp.up_proj"};
+    n.fc2 = "mlp.down_proj";
+    n.q_norm = "self_attn.q_norm";
+    n.k_norm = "self_attn.k_norm";
+    n.sinks = "self_attn.sinks";
+    return n;
+}
+inline TensorNames gemma3_names() {
+    TensorNames n = own_names();
+    n.other_prefixes = {{"model.", "language_model.model."}, {"model.", "model.language_model."}};
+    n.not_ours = {"vision_tower.", "multi_modal_projector."};
+    return n;
+}
+inline TensorNames llama_names() {
+    TensorNames n = own_names();
+    n.norm2 = "post_attention_layernorm";
+    return n;
+}
+inline TensorNames gpt2_names() {
+    TensorNames n = own_names();
+    n.top = "transformer.";
+    n.layer = "h.";
+    n.wte = "wte";
+    n.wpe = "wpe";
+    n.final_norm = "ln_f";
+    n.norm1 = "ln_1";
+    n.norm2 = "ln_2";
+    n.qkv = {"attn.c_attn"};
+    n.proj = "attn.c_proj";
+    n.fc1 = {"mlp.c_fc"};
+    n.fc2 = "mlp.c_proj";
+    n.transposed = true;
+    n.other_prefixes = {{"transformer.", ""}};
+    n.not_ours = {".attn.bias", ".attn.masked_bias"};
+    return n;
+}
+inline TensorNames bloom_names() {
+    TensorNames n = llama_names();
+    n.top = "transformer.";
+    n.layer = "h.";
+    n.wte = "word_embeddings";
+    n.emb_norm = "word_embeddings_layernorm";
+    n.final_norm = "ln_f";
+    n.qkv = {"self_attention.query_key_value"};
+    n.proj = "self_attention.dense";
+    n.fc1 = {"mlp.dense_h_to_4h"};
+    n.fc2 = "mlp.dense_4h_to_h";
+    n.interleaved = true;
+    n.other_prefixes = {{"transformer.", ""}};
+    return n;
+}
+inline TensorNames gpt_neox_names() {
+    TensorNames n = bloom_names();
+    n.top = "gpt_neox.";
+    n.layer = "layers.";
+    n.wte = "embed_in";
+    n.final_norm = "final_layer_norm";
+    n.head = "embed_out";
+    n.qkv = {"attention.query_key_value"};
+    n.proj = "attention.dense";
+    n.other_prefixes = {{"embed_out.", "lm_head."}};
+    n.not_ours = {".attention.bias", ".attention.masked_bias"};
+    return n;
+}
+
+}  // namespace detail
+
+inline const std::vector<Family>& families() {
+    using namespace detail;
+    static const std::vector<Family> rows = {
+        {"gpt2", "GPT2LMHeadModel", gpt2_structure(), gpt2_names()},
+        {"bloom", "BloomForCausalLM", bloom_structure(), bloom_names()},
+        {"llama", "LlamaForCausalLM", {}, llama_names()},
+        {"mistral", "MistralForCausalLM", {}, llama_names()},
+        {"qwen2", "Qwen2ForCausalLM", qwen2_structure(), llama_names()},
+        {"qwen3", "Qwen3ForCausalLM", qwen3_structure(), llama_names()},
+        {"smollm3", "SmolLM3ForCausalLM", smollm3_structure(), llama_names()},
+        {"olmo2", "Olmo2ForCausalLM", olmo2_structure(), own_names()},
+        {"gpt_neox", "GPTNeoXForCausalLM", gpt_neox_structure(), gpt_neox_names()},
+        {"gemma", "GemmaForCausalLM", gemma_structure(), llama_names()},
+        {"gemma2", "Gemma2ForCausalLM", gemma2_structure(), own_names()},
+        {"gemma3_text", "Gemma3ForCausalLM", gemma3_structure(), gemma3_names()},
+        {"train_gpt", "TrainGptForCausalLM", {}, own_names()},
+    };
+    return rows;
+}
+
+// The family of this name; null if there is none.
+inline const Family* find_family(const std::string& name) {
+    for (const Family& f : families())
+        if (name == f.name) return &f;
+    return nullptr;
+}
+inline const Family& family_of(const ModelConfig& c) {
+    const Family* f = find_family(c.family);
+    CHECK(f, "family %s", c.family.c_str());
+    return *f;
+}
+
+// Makes c an empty model of a family: without sizes.
+inline void set_family(ModelConfig& c, const std::string& family) {
+    c = find_family(family)->structure;
+    c.family = family;
+}

@@ -1,0 +1,619 @@
+// config.json in Hugging Face's form, read and written, so that model directories work in transformers and here. A family's form is
+// a list of keys, each of which reads a part of the configuration and writes it, so the two directions cannot differ. A family
+// holds a model if its form, written and read again, says the same model: match_family asks that of one family after the other.
+#pragma once
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "families.h"
+
+namespace detail {
+
+using Json = nlohmann::ordered_json;
+
+// Reads the values of a config.json, refusing by name what has the wrong type or what is not supported.
+struct HfReader {
+    const nlohmann::json& j;
+    const std::string& source;  // names the file
+
+    bool absent(const char* key) const { return !j.contains(key) || j[key].is_null(); }
+    [[noreturn]] void wrong(const char* key, const char* expected) const {
+        fail("%s: '%s' is %.200s; %s is expected", source.c_str(), key, j[key].dump().c_str(), expected);
+    }
+    [[noreturn]] void unsupported(const char* key, const std::string& supported) const {
+        fail("%s: '%s' is %.200s; only %s is supported", source.c_str(), key, j[key].dump().c_str(), supported.c_str());
+    }
+    int count(const char* key) const {
+        if (absent(key)) fail("%s has no '%s'", source.c_str(), key);
+        if (!j[key].is_number_integer() || j[key] < 0 || j[key] > 1 << 28) wrong(key, "a count");
+        return j[key];
+    }
+    int count(const char* key, int otherwise) const { return absent(key) ? otherwise : count(key); }
+    double number(const char* key, double otherwise) const {
+        if (!absent(key) && !j[key].is_number()) wrong(key, "a number");
+        return absent(key) ? otherwise : j[key].get<double>();
+    }
+    std::string text(const char* key, const char* otherwise) const {
+        if (!absent(key) && !j[key].is_string()) wrong(key, "a text");
+        return absent(key) ? std::string(otherwise) : j[key].get<std::string>();
+    }
+    bool flag(const char* key, bool otherwise) const {
+        if (!absent(key) && !j[key].is_boolean()) wrong(key, "true or false");
+        return absent(key) ? otherwise : j[key].get<bool>();
+    }
+    std::vector<double> numbers(const char* key) const {
+        if (!absent(key) && !j[key].is_array()) wrong(key, "a list of numbers");
+        std::vector<double> list;
+        for (const nlohmann::json& x : absent(key) ? nlohmann::json::array() : j[key]) {
+            if (!x.is_number()) wrong(key, "a list of numbers");
+            list.push_back(x);
+        }
+        return list;
+    }
+    // Refuses a feature unless it is absent, null, or has the one supported value.
+    void only(const char* key, const nlohmann::json& allowed) const {
+        if (!absent(key) && j[key] != allowed) unsupported(key, allowed.dump());
+    }
+};
+
+struct Key {
+    std::function<void(const HfReader&, ModelConfig&)> read;
+    std::function<void(Json&, const ModelConfig&)> write;
+};
+using Keys = std::vector<Key>;
+
+// ---- kinds of keys -----------------------------------------------------------------------------------------------------------
+constexpr int required = -1;
+// older: another name of the key.
+inline Key size(const char* key, int ModelConfig::*field, int otherwise = required, const char* older = nullptr) {
+    return {[=](const HfReader& in, ModelConfig& c) {
+                const char* const name = older && in.absent(key) ? older : key;
+                c.*field = otherwise == required ? in.count(name) : in.count(name, otherwise);
+            },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.*field; }};
+}
+// A size that is null where it is 0; missing is another thing than null.
+inline Key size_or_null(const char* key, int ModelConfig::*field, int missing) {
+    return {[=](const HfReader& in, ModelConfig& c) { c.*field = in.count(key, in.j.contains(key) ? 0 : missing); },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.*field ? Json(c.*field) : Json(nullptr); }};
+}
+// A size that another one determines where it is not given.
+inline Key size_or(const char* key, int ModelConfig::*field, int ModelConfig::*other, int times) {
+    return {[=](const HfReader& in, ModelConfig& c) {
+                c.*field = in.absent(key) ? (int)std::min<int64_t>((int64_t)times * c.*other, INT_MAX) : in.count(key);
+            },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.*field; }};
+}
+// A size that is always determined by another one, and has no key.
+inline Key follows(int ModelConfig::*field, int ModelConfig::*other, int times) {
+    return {[=](const HfReader&, ModelConfig& c) { c.*field = (int)std::min<int64_t>((int64_t)times * c.*other, INT_MAX); },
+            [](Json&, const ModelConfig&) {}};
+}
+inline Key number(const char* key, double ModelConfig::*field, double otherwise) {
+    return {[=](const HfReader& in, ModelConfig& c) { c.*field = in.number(key, otherwise); },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.*field; }};
+}
+inline Key number_or_null(const char* key, double ModelConfig::*field, double missing) {
+    return {[=](const HfReader& in, ModelConfig& c) { c.*field = in.number(key, in.j.contains(key) ? 0 : missing); },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.*field > 0 ? Json(c.*field) : Json(nullptr); }};
+}
+inline Key flag(const char* key, bool ModelConfig::*field, bool otherwise) {
+    return {[=](const HfReader& in, ModelConfig& c) { c.*field = in.flag(key, otherwise); },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.*field; }};
+}
+// One of several words. The first of a value is written; a value without a word is written as nothing.
+template <class E>
+Key choice(const char* key, E ModelConfig::*field, const std::vector<std::pair<const char*, E>>& words) {
+    return {[=](const HfReader& in, ModelConfig& c) {
+                if (in.absent(key)) return;
+                const std::string given = in.text(key, "");
+                std::string known;
+                for (const auto& [word, value] : words) {
+                    if (given == word) return void(c.*field = value);
+                    known += (known.empty() ? "\"" : ", \"") + std::string(word) + "\"";
+                }
+                in.unsupported(key, known);
+            },
+            [=](Json& j, const ModelConfig& c) {
+                for (const auto& [word, value] : words)
+                    if (c.*field == value) return void(j[key] = word);
+            }};
+}
+// A setting with one supported value.
+inline Key only(const char* key, const nlohmann::json& value) {
+    return {[=](const HfReader& in, ModelConfig&) { in.only(key, value); }, [](Json&, const ModelConfig&) {}};
+}
+inline Key only_written(const char* key, const nlohmann::json& value) {
+    return {only(key, value).read, [=](Json& j, const ModelConfig&) { j[key] = value; }};
+}
+
+// ---- keys of several families ------------------------------------------------------------------------------------------------
+inline Key plain_activation(const char* key) {
+    using A = Activation;
+    return choice<A>(key, &ModelConfig::activation,
+                     {{"gelu_new", A::gelu},
+                      {"gelu_pytorch_tanh", A::gelu},
+                      {"gelu_fast", A::gelu},
+                      {"gelu", A::gelu_exact},
+                      {"relu2", A::relu2}});
+}
+inline Key gated_activation(const char* key) {
+    using A = Activation;
+    return choice<A>(key, &ModelConfig::activation,
+                     {{"silu", A::swiglu}, {"swish", A::swiglu}, {"gelu_pytorch_tanh", A::geglu}, {"gelu_new", A::geglu}});
+}
+inline Key head_dim(int otherwise) {
+    return {[=](const HfReader& in, ModelConfig& c) { c.head_size = in.count("head_dim", otherwise); },
+            [](Json& j, const ModelConfig& c) { j["head_dim"] = c.HS(); }};
+}
+// One key for the biases of qkv and proj.
+inline Key attention_bias(bool otherwise) {
+    return {[=](const HfReader& in, ModelConfig& c) { c.qkv_bias = c.proj_bias = in.flag("attention_bias", otherwise); },
+            [](Json& j, const ModelConfig& c) { j["attention_bias"] = c.qkv_bias; }};
+}
+// The factor of q.k is 1 / sqrt(the number).
+inline Key query_pre_attn_scalar() {
+    const char* const key = "query_pre_attn_scalar";
+    return {[=](const HfReader& in, ModelConfig& c) { c.attention_scale = 1 / std::sqrt(in.number(key, 256)); },
+            [=](Json& j, const ModelConfig& c) {
+                j[key] = c.attention_scale > 0 ? (int64_t)std::llround(1 / (c.attention_scale * c.attention_scale)) : c.HS();
+            }};
+}
+inline Key scale_attn_weights() {
+    const char* const key = "scale_attn_weights";
+    return {[=](const HfReader& in, ModelConfig& c) { c.attention_scale = in.flag(key, true) ? 0 : 1; },
+            [=](Json& j, const ModelConfig& c) {
+                if (c.attention_scale == 1) j[key] = false;
+            }};
+}
+inline Key root_of_width() {
+    return {[](const HfReader&, ModelConfig& c) { c.embedding_scale = std::sqrt((double)c.C); },
+            [](Json&, const ModelConfig&) {}};
+}
+inline Key parallel_residual() {
+    const char* const key = "use_parallel_residual";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                c.norm_place = in.flag(key, true) ? NormPlace::parallel : NormPlace::before;
+            },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.norm_place == NormPlace::parallel; }};
+}
+
+// Rotary positions. transformers 5 nests all of it: {"rope_parameters": {"rope_theta": ..., "rope_type": "default"}}; both
+// versions read the form of version 4, which is written.
+struct RopeKeys {
+    const char* base = "rope_theta";
+    double otherwise = 10000;
+    const char* fraction = nullptr;  // null: the whole head is rotated
+    double whole = 1;                // the fraction where it is not given
+    const char* local = nullptr;     // base in the layers with a window
+};
+inline const std::vector<std::pair<const char*, RopeScaling::Type>>& rope_types() {
+    using Type = RopeScaling::Type;
+    static const std::vector<std::pair<const char*, Type>> types = {{"default", Type::none},    {"linear", Type::linear},
+                                                                    {"dynamic", Type::dynamic}, {"yarn", Type::yarn},
+                                                                    {"llama3", Type::llama3},   {"longrope", Type::longrope}};
+    return types;
+}
+inline RopeScaling::Type read_rope_type(const HfReader& in, const char* key) {
+    const char* const name = in.absent("rope_type") ? "type" : "rope_type";
+    const std::string given = in.text(name, "default");
+    std::string known;
+    for (const auto& [word, type] : rope_types()) {
+        if (given == word) return type;
+        known += (known.empty() ? "" : ", ") + std::string(word);
+    }
+    fail("%s: '%s' is '%.200s' in '%s'; supported are %s", in.source.c_str(), name, given.c_str(), key, known.c_str());
+}
+inline void read_rope_scaling(const HfReader& in, const HfReader& outside, const char* key, ModelConfig& c) {
+    using Type = RopeScaling::Type;
+    RopeScaling& s = c.rope_scaling;
+    s = {};
+    s.type = read_rope_type(in, key);
+    if (s.type == Type::none) return;
+    const char* const original = "original_max_position_embeddings";
+    s.original = s.type == Type::dynamic || s.type == Type::linear ? c.T : outside.count(original, in.count(original, c.T));
+    s.factor = in.number("factor", s.original > 0 ? (double)c.T / s.original : 1);
+    if (s.type == Type::llama3) {
+        s.low_freq_factor = in.number("low_freq_factor", s.low_freq_factor);
+        s.high_freq_factor = in.number("high_freq_factor", s.high_freq_factor);
+    }
+    if (s.type == Type::yarn) {
+        s.beta_fast = in.number("beta_fast", s.beta_fast);
+        s.beta_slow = in.number("beta_slow", s.beta_slow);
+        s.mscale = in.number("mscale", 0);
+        s.mscale_all_dim = in.number("mscale_all_dim", 0);
+        s.truncate = in.flag("truncate", true);
+    }
+    if (s.type == Type::longrope) {
+        s.short_factor = in.numbers("short_factor");
+        s.long_factor = in.numbers("long_factor");
+    }
+    if (s.type == Type::yarn || s.type == Type::longrope) s.attention_factor = in.number("attention_factor", 0);
+    // The key of the longest sequence has the length before the scaling, and nothing that after it.
+    if (s.type == Type::dynamic) c.T = outside.count("max_sequence_length", (int)std::min(1e8, std::max(1.0, s.factor) * c.T));
+    if (s.type == Type::linear) s.original = 0;
+}
+inline void read_rope(const HfReader& in, const RopeKeys& keys, ModelConfig& c) {
+    c.rope_base = in.number(keys.base, keys.otherwise);
+    if (keys.fraction) c.rotary_fraction = in.number(keys.fraction, keys.whole);
+    else in.only("partial_rotary_factor", 1.0);
+    if (keys.local) c.local_rope_base = in.number(keys.local, 10000);
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {
+        if (in.absent(key)) continue;
+        if (!in.j[key].is_object()) in.wrong(key, "an object");
+        const std::string source = in.source + ": '" + key + "'";
+        const nlohmann::json* all = &in.j[key];
+        const auto part = [&](const char* layers) -> const nlohmann::json* {
+            if (!keys.local || !all->contains(layers)) return nullptr;
+            if (!(*all)[layers].is_object()) in.wrong(key, "an object of objects");
+            return &(*all)[layers];
+        };
+        if (const nlohmann::json* windowed = part("sliding_attention")) {
+            const HfReader local{*windowed, source};
+            if (read_rope_type(local, key) != RopeScaling::Type::none)
+                in.unsupported(key, "no scaling in layers with a window");
+            c.local_rope_base = local.number("rope_theta", c.local_rope_base);
+        }
+        if (const nlohmann::json* full = part("full_attention")) all = full;
+        else if (part("sliding_attention")) continue;
+        const HfReader inside{*all, source};
+        c.rope_base = inside.number("rope_theta", c.rope_base);
+        if (keys.fraction) c.rotary_fraction = inside.number("partial_rotary_factor", c.rotary_fraction);
+        else inside.only("partial_rotary_factor", 1.0);
+        read_rope_scaling(inside, in, key, c);
+    }
+}
+inline void write_rope(Json& j, const RopeKeys& keys, const ModelConfig& c) {
+    using Type = RopeScaling::Type;
+    const RopeScaling& s = c.rope_scaling;
+    j[keys.base] = c.rope_base;
+    if (keys.fraction) j[keys.fraction] = c.rotary_fraction;
+    if (keys.local) j[keys.local] = c.local_rope_base > 0 ? c.local_rope_base : c.rope_base;
+    if (s.type == Type::none) return;
+    Json scaling;
+    for (const auto& [word, type] : rope_types())
+        if (type == s.type) scaling["rope_type"] = word;
+    scaling["factor"] = s.factor;
+    const auto given = [&](const char* key, double value, double otherwise) {
+        if (value != otherwise) scaling[key] = value;
+    };
+    if (s.type == Type::llama3) {
+        scaling["low_freq_factor"] = s.low_freq_factor;
+        scaling["high_freq_factor"] = s.high_freq_factor;
+    }
+    if (s.type == Type::yarn) {
+        given("beta_fast", s.beta_fast, 32);
+        given("beta_slow", s.beta_slow, 1);
+        given("mscale", s.mscale, 0);
+        given("mscale_all_dim", s.mscale_all_dim, 0);
+        if (!s.truncate) scaling["truncate"] = false;
+    }
+    if (s.type == Type::longrope) {
+        scaling["short_factor"] = s.short_factor;
+        scaling["long_factor"] = s.long_factor;
+    }
+    given("attention_factor", s.attention_factor, 0);
+    if (s.type == Type::dynamic) {
+        j["max_position_embeddings"] = s.original;
+        j["max_sequence_length"] = c.T;
+    } else if (s.type != Type::linear) {
+        scaling["original_max_position_embeddings"] = s.original;
+    }
+    j["rope_scaling"] = scaling;
+}
+inline Key rope(const RopeKeys& keys = {}) {
+    return {[=](const HfReader& in, ModelConfig& c) { read_rope(in, keys, c); },
+            [=](Json& j, const ModelConfig& c) { write_rope(j, keys, c); }};
+}
+
+// Which layers have something that every n-th of them lacks, from a list of all layers: n; 0 if none lacks it.
+inline int interval_of(const HfReader& in, const char* key, const std::vector<bool>& lacks) {
+    int n = 0;
+    for (int l = 0; l < (int)lacks.size(); l++) {
+        if (lacks[l] && n == 0) n = l + 1;
+        if (lacks[l] != (n > 0 && (l + 1) % n == 0)) in.unsupported(key, "every n-th layer being another (n, 2n, ...)");
+    }
+    return n;
+}
+inline std::vector<bool> layers_with(const HfReader& in, const char* key, const ModelConfig& c, const nlohmann::json& lacking,
+                                     const nlohmann::json& having) {
+    if (!in.j[key].is_array() || in.j[key].size() < (size_t)c.L) in.wrong(key, "a list with a value for each layer");
+    std::vector<bool> lacks;
+    for (int l = 0; l < c.L; l++) {
+        const nlohmann::json& x = in.j[key][(size_t)l];
+        if (x != lacking && x != having) in.unsupported(key, lacking.dump() + " or " + having.dump() + " per layer");
+        lacks.push_back(x == lacking);
+    }
+    return lacks;
+}
+
+// Layers with a window. In all forms "layer_types" may name each layer's kind.
+struct WindowKeys {
+    int missing = 0;           // the window where the key is missing
+    bool switched = false;     // there is one only with "use_sliding_window"
+    bool after_first = false;  // "max_window_layers" layers have none, where "layer_types" does not say
+    int interval = 0;          // every n-th layer sees all keys where "layer_types" does not say
+    bool pattern = false;      // "sliding_window_pattern" says n
+    bool writes_types = false;
+};
+inline Key window(const WindowKeys& keys) {
+    const char *const size = "sliding_window", *const on = "use_sliding_window", *const types = "layer_types";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                c.window = in.count(size, in.j.contains(size) ? 0 : keys.missing);
+                if (keys.switched && !in.flag(on, false)) c.window = 0;
+                c.full_interval = keys.pattern ? in.count("sliding_window_pattern", keys.interval) : keys.interval;
+                if (!in.absent(types)) {
+                    const std::vector<bool> full = layers_with(in, types, c, "full_attention", "sliding_attention");
+                    c.full_interval = interval_of(in, types, full);
+                    if (c.full_interval == 1) c.window = 0;
+                } else if (keys.switched && c.window) {
+                    if (!keys.after_first) in.unsupported(on, "false, or true together with 'layer_types',");
+                    const int first = in.count("max_window_layers", 28);
+                    if (first >= c.L) c.window = 0;
+                    else if (first > 0) in.unsupported("max_window_layers", "0 or the number of layers");
+                }
+            },
+            [=](Json& j, const ModelConfig& c) {
+                j[size] = c.window ? Json(c.window) : Json(nullptr);
+                if (keys.switched) j[on] = c.window > 0;
+                if (keys.after_first) j["max_window_layers"] = c.window ? 0 : c.L;
+                if (!keys.writes_types) return;
+                j[types] = Json::array();
+                for (int l = 0; l < c.L; l++) j[types].push_back(c.sees_all(l) ? "full_attention" : "sliding_attention");
+            }};
+}
+// A Llama has none; what its config.json says of one is refused unless it is switched off.
+inline Key no_window() {
+    return {[](const HfReader& in, ModelConfig&) {
+                if (in.absent("use_sliding_window") || in.flag("use_sliding_window", true)) in.only("sliding_window", nullptr);
+            },
+            [](Json&, const ModelConfig&) {}};
+}
+inline Key no_rope_layers() {
+    const char *const list = "no_rope_layers", *const interval = "no_rope_layer_interval";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                c.nope_interval = in.count(interval, 4);
+                if (!in.absent(list)) c.nope_interval = interval_of(in, list, layers_with(in, list, c, 0, 1));
+            },
+            [=](Json& j, const ModelConfig& c) {
+                j[list] = Json::array();
+                for (int l = 0; l < c.L; l++) j[list].push_back(c.has_positions(l) ? 1 : 0);
+                if (c.nope_interval) j[interval] = c.nope_interval;
+            }};
+}
+
+// ---- the families' forms -----------------------------------------------------------------------------------------------------
+using C = ModelConfig;
+
+inline Keys gpt2_keys() {
+    return {size("n_embd", &C::C),
+            size("n_layer", &C::L),
+            size("n_head", &C::NH),
+            follows(&C::NKV, &C::NH, 1),
+            size("n_positions", &C::T),
+            size_or("n_inner", &C::F, &C::C, 4),
+            plain_activation("activation_function"),
+            number("layer_norm_epsilon", &C::eps, 1e-5),
+            number("attn_pdrop", &C::attention_dropout, 0.1),
+            number("embd_pdrop", &C::embedding_dropout, 0.1),
+            number("resid_pdrop", &C::hidden_dropout, 0.1),
+            scale_attn_weights(),
+            only("scale_attn_by_inverse_layer_idx", false),
+            only("add_cross_attention", false)};
+}
+inline Keys bloom_keys() {
+    return {size("hidden_size", &C::C, required, "n_embed"),
+            size("n_layer", &C::L, required, "num_hidden_layers"),
+            size("n_head", &C::NH, required, "num_attention_heads"),
+            follows(&C::NKV, &C::NH, 1),
+            follows(&C::F, &C::C, 4),
+            size("seq_length", &C::T, 2048),
+            number("layer_norm_epsilon", &C::eps, 1e-5),
+            only_written("apply_residual_connection_post_layernorm", false),
+            number("hidden_dropout", &C::hidden_dropout, 0),
+            number("attention_dropout", &C::attention_dropout, 0)};
+}
+inline Keys gpt_neox_keys() {
+    return {size("hidden_size", &C::C),
+            size("intermediate_size", &C::F),
+            size("num_hidden_layers", &C::L),
+            size("num_attention_heads", &C::NH),
+            follows(&C::NKV, &C::NH, 1),
+            size("max_position_embeddings", &C::T, 2048),
+            plain_activation("hidden_act"),
+            number("layer_norm_eps", &C::eps, 1e-5),
+            rope({"rotary_emb_base", 10000, "rotary_pct", 0.25}),
+            parallel_residual(),
+            attention_bias(true),
+            number("attention_dropout", &C::attention_dropout, 0),
+            number("hidden_dropout", &C::hidden_dropout, 0)};
+}
+// What Llama and all that followed it have in common, and `further` keys.
+inline Keys llama_keys(const Keys& further, int head_size = 0, double eps = 1e-6, const RopeKeys& rope_keys = {},
+                       const char* activation = "hidden_act") {
+    Keys keys = {size("hidden_size", &C::C),
+                 size("intermediate_size", &C::F),
+                 size("num_hidden_layers", &C::L),
+                 size("num_attention_heads", &C::NH),
+                 size_or("num_key_value_heads", &C::NKV, &C::NH, 1),
+                 head_dim(head_size),
+                 size("max_position_embeddings", &C::T, 2048),
+                 gated_activation(activation),
+                 number("rms_norm_eps", &C::eps, eps),
+                 rope(rope_keys)};
+    keys.insert(keys.end(), further.begin(), further.end());
+    keys.push_back(number("attention_dropout", &C::attention_dropout, 0));
+    return keys;
+}
+// The form of our own, which has every choice.
+inline Keys own_keys() {
+    using P = Position;
+    using A = Activation;
+    RopeKeys rope_keys;
+    rope_keys.fraction = "partial_rotary_factor";
+    return llama_keys(
+        {choice<Norm>("normalization", &C::norm, {{"rmsnorm", Norm::rmsnorm}, {"layernorm", Norm::layernorm}}),
+         choice<NormPlace>("norm_place", &C::norm_place,
+                           {{"before", NormPlace::before},
+                            {"after", NormPlace::after},
+                            {"both", NormPlace::both},
+                            {"parallel", NormPlace::parallel}}),
+         flag("norm_plus_one", &C::norm_plus_one, false),
+         choice<QkNorm>("qk_norm", &C::qk_norm, {{"none", QkNorm::none}, {"head", QkNorm::head}, {"whole", QkNorm::whole}}),
+         choice<P>("positions", &C::position,
+                   {{"rope", P::rope}, {"learned", P::learned}, {"alibi", P::alibi}, {"none", P::none}}),
+         number("rope_local_base_freq", &C::local_rope_base, 0),
+         size("no_rope_layer_interval", &C::nope_interval, 0),
+         choice<A>("activation", &C::activation,
+                   {{"swiglu", A::swiglu},
+                    {"geglu", A::geglu},
+                    {"gelu", A::gelu},
+                    {"gelu_exact", A::gelu_exact},
+                    {"relu2", A::relu2}}),
+         flag("qkv_bias", &C::qkv_bias, false),
+         flag("proj_bias", &C::proj_bias, false),
+         flag("mlp_bias", &C::mlp_bias, false),
+         number("attention_scale", &C::attention_scale, 0),
+         number_or_null("attn_logit_softcapping", &C::attention_softcap, 0),
+         number_or_null("final_logit_softcapping", &C::logit_softcap, 0),
+         flag("attention_sinks", &C::sinks, false),
+         size_or_null("sliding_window", &C::window, 0),
+         size("full_attention_interval", &C::full_interval, 0),
+         number("embedding_scale", &C::embedding_scale, 1),
+         flag("embedding_norm", &C::embedding_norm, false),
+         number("embedding_dropout", &C::embedding_dropout, 0),
+         number("hidden_dropout", &C::hidden_dropout, 0)},
+        0, 1e-5, rope_keys);
+}
+
+// The keys of a family's config.json.
+inline const Keys& keys_of(const std::string& family) {
+    const Key scale = root_of_width(), biases = attention_bias(false), mlp_bias = flag("mlp_bias", &C::mlp_bias, false);
+    const Key causal = only("use_bidirectional_attention", false), scalar = query_pre_attn_scalar();
+    const Key attention_cap = number_or_null("attn_logit_softcapping", &C::attention_softcap, 50);
+    const Key cap2 = number_or_null("final_logit_softcapping", &C::logit_softcap, 30);
+    const Key cap3 = number_or_null("final_logit_softcapping", &C::logit_softcap, 0);
+    const Key qwen_window = window({4096, true, true, 0, false, true});
+    const Key gemma_activation = gated_activation("hidden_activation");
+    RopeKeys smollm3_rope, gemma3_rope;
+    smollm3_rope.otherwise = 2e6;
+    gemma3_rope.otherwise = 1e6;
+    gemma3_rope.local = "rope_local_base_freq";
+    static const std::vector<std::pair<const char*, Keys>> forms = {
+        {"gpt2", gpt2_keys()},
+        {"bloom", bloom_keys()},
+        {"gpt_neox", gpt_neox_keys()},
+        {"llama", llama_keys({biases, mlp_bias, no_window(), only("pretraining_tp", 1)})},
+        {"mistral", llama_keys({window({4096})})},
+        {"qwen2", llama_keys({qwen_window})},
+        {"qwen3", llama_keys({biases, qwen_window}, 128)},
+        {"smollm3",
+         llama_keys({biases, mlp_bias, no_rope_layers(), window({0, true, false, 0, false, true})}, 0, 1e-6, smollm3_rope)},
+        {"olmo2", llama_keys({biases}, 0, 1e-5)},
+        {"gemma", llama_keys({gemma_activation, scale, biases, causal}, 256)},
+        {"gemma2",
+         llama_keys({scale, biases, causal, scalar, attention_cap, cap2, window({4096, false, false, 2, false, true})}, 256,
+                    1e-6, {}, "hidden_activation")},
+        {"gemma3_text", llama_keys({scale, biases, causal, scalar, only("attn_logit_softcapping", nullptr), cap3,
+                                    window({4096, false, false, 6, true, true})},
+                                   256, 1e-6, gemma3_rope, "hidden_activation")},
+        {"train_gpt", own_keys()},
+    };
+    const auto found = std::find_if(forms.begin(), forms.end(), [&](const auto& form) { return family == form.first; });
+    CHECK(found != forms.end(), "family %s", family.c_str());
+    return found->second;
+}
+
+// What a text model's part of a multimodal Gemma 3 leaves out.
+inline const nlohmann::json& gemma3_defaults() {
+    static const nlohmann::json defaults = {
+        {"vocab_size", 262208},     {"hidden_size", 2304},      {"intermediate_size", 9216},        {"num_hidden_layers", 26},
+        {"num_attention_heads", 8}, {"num_key_value_heads", 4}, {"max_position_embeddings", 131072}};
+    return defaults;
+}
+
+}  // namespace detail
+
+// ids: bos_token_id and the like.
+inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::string& dtype,
+                                           const nlohmann::ordered_json& ids = nlohmann::ordered_json::object()) {
+    nlohmann::ordered_json j;
+    j["architectures"] = {family_of(c).architecture};
+    j["model_type"] = c.family;
+    j["vocab_size"] = c.V;
+    for (const detail::Key& key : detail::keys_of(c.family)) key.write(j, c);
+    j["initializer_range"] = c.init_std;
+    j["tie_word_embeddings"] = c.tied;
+    j.update(ids);
+    j["torch_dtype"] = dtype;
+    j["use_cache"] = true;
+    return j;
+}
+
+// Reads a config.json. Unsupported features are refused by name, never ignored. `source` names the file.
+inline ModelConfig from_hf_config(const nlohmann::json& file, const std::string& source) {
+    if (!file.is_object()) fail("%s does not hold a JSON object", source.c_str());
+    nlohmann::json j = file;
+    if (file.value("model_type", nlohmann::json()) == "gemma3" && file.contains("text_config") &&
+        file["text_config"].is_object()) {
+        j = detail::gemma3_defaults();
+        j.update(file["text_config"]);
+        j["model_type"] = "gemma3_text";
+    }
+    const detail::HfReader in{j, source};
+    const std::string type = in.text("model_type", "");
+    const Family* family = find_family(type);
+    if (!family) {
+        std::string known;
+        for (const Family& f : families()) known += (known.empty() ? "" : ", ") + std::string(f.name);
+        fail("%s: model_type is '%s'; supported are %s", source.c_str(), type.c_str(), known.c_str());
+    }
+    ModelConfig c;
+    set_family(c, type);
+    in.only("quantization_config", nullptr);
+    c.V = in.count("vocab_size");
+    for (const detail::Key& key : detail::keys_of(type)) key.read(in, c);
+    c.tied = in.flag("tie_word_embeddings", c.tied);
+    c.init_std = in.number("initializer_range", 0.02);
+    return canonical(c);
+}
+
+// Whether both are the same model, whatever their families. Dropout is not of the model but of its training.
+inline bool same_model(const ModelConfig& a, const ModelConfig& b) {
+    const auto all = [](ModelConfig c) {
+        c = canonical(c);
+        c.family = "train_gpt";
+        c.embedding_dropout = c.attention_dropout = c.hidden_dropout = 0;
+        return to_hf_config(c, "");
+    };
+    return all(a) == all(b);
+}
+
+// Whether files of this family can say all of c.
+inline bool holds(const Family& family, ModelConfig c) {
+    // transformers' classes check this although they have a head_dim.
+    for (const char* name : {"llama", "gemma2", "gemma3_text"})
+        if (std::string(name) == family.name && c.C % c.NH) return false;
+    c.family = family.name;
+    try {
+        return same_model(from_hf_config(to_hf_config(c, ""), family.name), c);
+    } catch (const Error&) {  // it cannot be written
+        return false;
+    }
+}
+
+// Gives c the family whose files hold it: its own, else the first of all; train_gpt, which no other program opens, holds any.
+inline void match_family(ModelConfig& c) {
+    if (holds(family_of(c), c)) return;
+    for (const Family& f : families())
+        if (holds(f, c)) return void(c.family = f.name);
+    CHECK(false, "no family holds the model");
+}

@@ -1,0 +1,89 @@
+// Published shapes, and small ones for machines without a GPU.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/similar.h"
+#include "families.h"
+
+struct Preset {
+    const char* name;
+    const char* family;
+    int L, C, NH, NKV, F, T, V;
+    double init_std;
+};
+
+inline const std::vector<Preset>& presets() {
+    // V = 0: the vocabulary comes from the tokenizer (or --vocab-size).
+    static const std::vector<Preset> rows = {
+        // small ones, for machines without a GPU
+        {"quickstart", "llama", 6, 192, 6, 2, 512, 256, 0, 0.02},
+        {"llama-tiny", "llama", 2, 64, 4, 2, 192, 256, 0, 0.02},
+        {"gpt2-3m", "gpt2", 6, 192, 6, 6, 768, 256, 0, 0.02},
+        {"bloom-3m", "bloom", 6, 192, 6, 6, 768, 256, 0, 0.02},
+        {"llama-15m", "llama", 8, 384, 6, 2, 1024, 512, 0, 0.02},
+        {"llama-60m", "llama", 12, 640, 10, 5, 1728, 512, 0, 0.02},
+        // GPT-2 (Radford et al., 2019)
+        {"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 1024, 50257, 0.02},
+        {"gpt2-350m", "gpt2", 24, 1024, 16, 16, 4096, 1024, 50257, 0.02},
+        {"gpt2-774m", "gpt2", 36, 1280, 20, 20, 5120, 1024, 50257, 0.02},
+        {"gpt2-1558m", "gpt2", 48, 1600, 25, 25, 6400, 1024, 50257, 0.02},
+        // GPT-3 (Brown et al., 2020), head counts of NeMo's ladder; init 0.64/sqrt(C)
+        {"gpt3-125m", "gpt2", 12, 768, 12, 12, 3072, 2048, 50257, 0.0231},
+        {"gpt3-350m", "gpt2", 24, 1024, 16, 16, 4096, 2048, 50257, 0.02},
+        {"gpt3-760m", "gpt2", 24, 1536, 16, 16, 6144, 2048, 50257, 0.0163},
+        {"gpt3-1.3b", "gpt2", 24, 2048, 16, 16, 8192, 2048, 50257, 0.0141},
+        {"gpt3-2.7b", "gpt2", 32, 2560, 32, 32, 10240, 2048, 50257, 0.0126},
+        {"gpt3-6.7b", "gpt2", 32, 4096, 32, 32, 16384, 2048, 50257, 0.01},
+        {"gpt3-13b", "gpt2", 40, 5120, 40, 40, 20480, 2048, 50257, 0.0089},
+        {"gpt3-175b", "gpt2", 96, 12288, 96, 96, 49152, 2048, 50257, 0.0058},
+        // MT-NLG 530B (Smith et al., 2022)
+        {"mt-nlg-530b", "gpt2", 105, 20480, 128, 128, 81920, 2048, 50257, 0.004},
+        // BLOOM (Le Scao et al., 2022)
+        {"bloom-560m", "bloom", 24, 1024, 16, 16, 4096, 2048, 250880, 0.0048},
+        {"bloom-1b1", "bloom", 24, 1536, 16, 16, 6144, 2048, 250880, 0.0048},
+        {"bloom-1b7", "bloom", 24, 2048, 16, 16, 8192, 2048, 250880, 0.0048},
+        {"bloom-3b", "bloom", 30, 2560, 32, 32, 10240, 2048, 250880, 0.0048},
+        {"bloom-7b1", "bloom", 30, 4096, 32, 32, 16384, 2048, 250880, 0.0048},
+        {"bloom-176b", "bloom", 70, 14336, 112, 112, 57344, 2048, 250880, 0.0048},
+        // Llama 2 (Touvron et al., 2023) and TinyLlama
+        {"llama-1b", "llama", 22, 2048, 32, 4, 5632, 2048, 32000, 0.02},
+        {"llama2-7b", "llama", 32, 4096, 32, 32, 11008, 4096, 32000, 0.02},
+        {"llama2-13b", "llama", 40, 5120, 40, 40, 13824, 4096, 32000, 0.02},
+        {"llama2-70b", "llama", 80, 8192, 64, 8, 28672, 4096, 32000, 0.02},
+        // LLM-jp v3 (dense)
+        {"llm-jp-152m", "llama", 12, 512, 8, 8, 2048, 4096, 99574, 0.02},
+        {"llm-jp-440m", "llama", 16, 1024, 8, 8, 3584, 4096, 99574, 0.02},
+        {"llm-jp-980m", "llama", 20, 1536, 8, 8, 5376, 4096, 99574, 0.02},
+        {"llm-jp-1.8b", "llama", 24, 2048, 16, 16, 7168, 4096, 99574, 0.02},
+        {"llm-jp-3.8b", "llama", 28, 3072, 24, 24, 8192, 4096, 99574, 0.02},
+        {"llm-jp-7.3b", "llama", 32, 4096, 32, 32, 11008, 4096, 99574, 0.02},
+        {"llm-jp-13b", "llama", 40, 5120, 40, 40, 13824, 4096, 99574, 0.02},
+        {"llm-jp-172b", "llama", 96, 12288, 96, 16, 38464, 4096, 99574, 0.02},
+    };
+    return rows;
+}
+
+inline ModelConfig config_from_preset(const std::string& name) {
+    std::vector<std::string> known;
+    for (const Preset& p : presets()) {
+        if (name == p.name) {
+            ModelConfig c;
+            set_family(c, p.family);
+            c.L = p.L;
+            c.C = p.C;
+            c.NH = p.NH;
+            c.NKV = p.NKV;
+            c.F = p.F;
+            c.T = p.T;
+            c.V = p.V;
+            c.init_std = p.init_std;
+            return c;
+        }
+        known.emplace_back(p.name);
+    }
+    std::string all;
+    for (const std::string& p : known) all += (all.empty() ? "" : ", ") + p;
+    fail_usage("preset '%s' is unknown%s HINT: one of %s", name.c_str(), did_you_mean(name, known).c_str(), all.c_str());
+}

@@ -1,0 +1,41 @@
+// Models in Hugging Face's cache, by their names (ORG/NAME): the directory that `hf download ORG/NAME` filled. Nothing is downloaded
+// here.
+#pragma once
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "../base/file.h"
+
+// HF_HUB_CACHE, else hub/ in HF_HOME, else in ~/.cache/huggingface.
+inline std::string hub_cache() {
+    const auto set = [](const char* name) {
+        const char* const value = getenv(name);
+        return std::string(value ? value : "");
+    };
+    for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"})
+        if (!set(name).empty()) return set(name);
+    if (!set("HF_HOME").empty()) return set("HF_HOME") + "/hub";
+    return (set("XDG_CACHE_HOME").empty() ? set("HOME") + "/.cache" : set("XDG_CACHE_HOME")) + "/huggingface/hub";
+}
+
+// Whether it may be the name of a model: ORG/NAME, or NAME alone of the first models.
+inline bool is_hub_name(const std::string& name) {
+    const char* const allowed = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-/";
+    const size_t slash = name.find('/');
+    return !name.empty() && name[0] != '.' && name.find_first_not_of(allowed) == std::string::npos && slash != 0 &&
+           slash != name.size() - 1 && (slash == std::string::npos || name.find('/', slash + 1) == std::string::npos);
+}
+
+// The directory of the downloaded model of this name; empty if there is none.
+inline std::string hub_snapshot(const std::string& name) {
+    if (!is_hub_name(name)) return "";
+    std::string folder = "models--" + name;
+    if (const size_t slash = folder.find('/'); slash != std::string::npos) folder.replace(slash, 1, "--");
+    const std::string model = hub_cache() + "/" + folder;
+    if (!std::filesystem::exists(model + "/refs/main")) return "";
+    std::string commit = read_whole_file(model + "/refs/main");
+    commit.erase(commit.find_last_not_of(" \r\n\t") + 1);
+    const std::string directory = model + "/snapshots/" + commit;
+    return std::filesystem::exists(directory + "/config.json") ? directory : "";
+}

@@ -1,0 +1,440 @@
+// Families: config.json of each as transformers 5 and 4 and published models write it, names of tensors, what is refused by name,
+// the family that a combination of options gets, RoPE scalings against transformers' numbers, and Hugging Face's cache.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../llmc/model/hf_config.h"
+#include "../llmc/model/presets.h"
+#include "../llmc/run/checkpoint.h"
+#include "../llmc/run/run_directory.h"
+#include "files.h"
+#include "testing.h"
+
+namespace test_families {
+
+using nlohmann::json;
+using test::expect_error;
+
+std::string golden(const std::string& name) {
+    return (std::filesystem::path(__FILE__).parent_path() / "golden" / name).string();
+}
+
+ModelConfig read(const std::string& text) { return from_hf_config(json::parse(text), "config.json"); }
+
+// Sizes that every Llama-like class can have, and `further` keys.
+std::string llama_like(const std::string& type, const std::string& further) {
+    return R"({"model_type": ")" + type +
+           R"(", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 6, "num_attention_heads": 4,
+             "max_position_embeddings": 128)" +
+           (further.empty() ? "" : ", " + further) + "}";
+}
+
+// ---- what transformers writes ---------------------------------------------------------------------------------------------
+class Golden : public testing::TestWithParam<const char*> {};
+
+TEST_P(Golden, ConfigAndNames) {
+    const std::string directory = golden(std::string("families/") + GetParam());
+    const ModelConfig c = read_config(directory);
+    check_config(c);
+    EXPECT_EQ(c.family, GetParam());
+    EXPECT_TRUE(holds(family_of(c), c));
+    const ModelConfig again = from_hf_config(json(to_hf_config(c, "float32")), "what was written");
+    EXPECT_TRUE(same_model(c, again)) << to_hf_config(c, "");
+    // Every tensor of the file has a place, and every place a tensor of its shape.
+    const ParameterTable table(c);
+    std::vector<float> params(table.size);
+    read_tensors(directory, c, table, params.data());
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, Golden,
+                         testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt_neox", "gemma",
+                                         "gemma2", "gemma3_text"),
+                         [](const auto& test) { return std::string(test.param); });
+
+// ---- what published models have -------------------------------------------------------------------------------------------
+TEST(Families, PublishedConfigs) {
+    const struct {
+        const char* what;
+        std::string text;
+        std::function<bool(const ModelConfig&)> right;
+    } rows[] = {
+        {"Llama 3.1", llama_like("llama", R"("rope_theta": 500000.0, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64, "rope_type": "llama3"})"),
+         [](const ModelConfig& c) {
+             return c.rope_scaling.type == RopeScaling::Type::llama3 && c.rope_scaling.original == 64 &&
+                    c.rope_scaling.factor == 8 && c.rope_base == 5e5;
+         }},
+        {"Vicuna: the older key of the type", llama_like("llama", R"("rope_scaling": {"factor": 4.0, "type": "linear"})"),
+         [](const ModelConfig& c) { return c.rope_scaling.type == RopeScaling::Type::linear && c.T == 128; }},
+        {"dynamic NTK: the longest sequence grows",
+         llama_like("llama", R"("rope_scaling": {"factor": 4.0, "type": "dynamic"})"),
+         [](const ModelConfig& c) { return c.rope_scaling.original == 128 && c.T == 512; }},
+        {"Mistral 7B v0.1", llama_like("mistral", R"("sliding_window": 32, "num_key_value_heads": 2)"),
+         [](const ModelConfig& c) { return c.window == 32 && !c.full_interval && c.NKV == 2; }},
+        {"Mistral 7B v0.3", llama_like("mistral", R"("sliding_window": null)"),
+         [](const ModelConfig& c) { return c.window == 0; }},
+        {"Mistral without the key", llama_like("mistral", ""), [](const ModelConfig& c) { return c.window == 4096; }},
+        {"Qwen2.5", llama_like("qwen2", R"("use_sliding_window": false, "sliding_window": 131072, "max_window_layers": 21,
+                                "tie_word_embeddings": true)"),
+         [](const ModelConfig& c) { return c.window == 0 && c.qkv_bias && !c.proj_bias && c.tied; }},
+        {"Qwen3", llama_like("qwen3", R"("head_dim": 24)"),
+         [](const ModelConfig& c) { return c.qk_norm == QkNorm::head && c.HS() == 24 && !c.qkv_bias; }},
+        {"Qwen3: heads of 128 where nothing is said", llama_like("qwen3", ""),
+         [](const ModelConfig& c) { return c.HS() == 128; }},
+        {"SmolLM3", llama_like("smollm3", R"("no_rope_layers": [1, 1, 0, 1, 1, 0], "no_rope_layer_interval": 4)"),
+         [](const ModelConfig& c) { return c.nope_interval == 3 && !c.has_positions(2) && c.tied && c.rope_base == 2e6; }},
+        {"OLMo-2", llama_like("olmo2", ""),
+         [](const ModelConfig& c) { return c.norm_place == NormPlace::after && c.qk_norm == QkNorm::whole && c.eps == 1e-5; }},
+        {"Pythia",
+         R"({"model_type": "gpt_neox", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "max_position_embeddings": 128, "hidden_act": "gelu", "rotary_emb_base": 1000,
+             "rotary_pct": 0.25, "use_parallel_residual": true, "layer_norm_eps": 1e-05, "tie_word_embeddings": false})",
+         [](const ModelConfig& c) {
+             return c.rotated() == 4 && c.rope_base == 1000 && c.norm_place == NormPlace::parallel && c.mlp_bias && !c.tied &&
+                    c.activation == Activation::gelu_exact;
+         }},
+        {"Gemma", llama_like("gemma", R"("hidden_act": "gelu_pytorch_tanh", "head_dim": 32)"),
+         [](const ModelConfig& c) { return c.embedding_scale == 8 && c.norm_plus_one && c.tied && c.HS() == 32; }},
+        {"Gemma 2: what is not said", llama_like("gemma2", R"("head_dim": 256)"),
+         [](const ModelConfig& c) {
+             return c.attention_softcap == 50 && c.logit_softcap == 30 && c.window == 4096 && c.full_interval == 2 &&
+                    c.attention_scale == 0 && c.norm_place == NormPlace::both;
+         }},
+        {"Gemma 3, of the first version",
+         llama_like("gemma3_text", R"("query_pre_attn_scalar": 100, "rope_local_base_freq": 10000, "rope_theta": 1000000,
+            "sliding_window": 16, "sliding_window_pattern": 3, "rope_scaling": {"factor": 8.0, "rope_type": "linear"})"),
+         [](const ModelConfig& c) {
+             return c.attention_scale == 0.1 && c.local_rope_base == 1e4 && c.rope_base == 1e6 && c.full_interval == 3 &&
+                    c.rope(false, 9).scaling.factor == 8 && c.rope(true, 9).scaling.factor == 1 && c.rope(true, 9).base == 1e4;
+         }},
+        {"Gemma 3 with images",
+         R"({"model_type": "gemma3", "vision_config": {}, "text_config": {"model_type": "gemma3_text", "hidden_size": 2560,
+             "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}})",
+         [](const ModelConfig& c) {
+             return c.family == "gemma3_text" && c.NH == 8 && c.NKV == 4 && c.V == 262208 && c.L == 34;
+         }},
+        {"every layer's kind", llama_like("gemma3_text", R"("sliding_window": 16, "layer_types": ["sliding_attention",
+            "full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"])"),
+         [](const ModelConfig& c) { return c.window == 16 && c.full_interval == 2; }},
+    };
+    for (const auto& [what, text, right] : rows) {
+        const ModelConfig c = read(text);
+        EXPECT_TRUE(right(c)) << what << to_hf_config(c, "");
+        EXPECT_TRUE(holds(family_of(c), c)) << what;
+        EXPECT_TRUE(same_model(c, from_hf_config(json(to_hf_config(c, "")), "what was written"))) << what;
+    }
+}
+
+TEST(Families, UnsupportedIsNamed) {
+    const std::pair<std::string, std::vector<std::string>> rows[] = {
+        {llama_like("llama", R"("hidden_act": "gelu")"), {"'hidden_act'", "gelu_pytorch_tanh"}},
+        {llama_like("llama", R"("rope_scaling": {"rope_type": "mrope"})"), {"'rope_scaling'", "mrope", "yarn"}},
+        {llama_like("llama", R"("partial_rotary_factor": 0.5)"), {"'partial_rotary_factor'"}},
+        {llama_like("llama", R"("rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1, 2]})"),
+         {"longrope", "8"}},
+        {llama_like("llama", R"("rope_scaling": {"type": "linear", "factor": -1})"), {"rope-scaling-factor"}},
+        {llama_like("llama", R"("rope_scaling": {"type": "llama3", "low_freq_factor": 4, "high_freq_factor": 1})"),
+         {"low_freq_factor"}},
+        {llama_like("qwen2", R"("use_sliding_window": true, "max_window_layers": 3)"), {"'max_window_layers'"}},
+        {llama_like("gemma2", R"("layer_types": ["full_attention"])"), {"'layer_types'", "each layer"}},
+        {llama_like("gemma2", R"("layer_types": ["full_attention", "full_attention", "full_attention", "sliding_attention",
+            "full_attention", "full_attention"])"),
+         {"'layer_types'", "every n-th layer"}},
+        {llama_like("gemma2", R"("layer_types": ["a", "a", "a", "a", "a", "a"])"), {"'layer_types'", "sliding_attention"}},
+        {llama_like("gemma3_text", R"("attn_logit_softcapping": 50.0)"), {"'attn_logit_softcapping'"}},
+        {llama_like("gemma3_text", R"("use_bidirectional_attention": true)"), {"'use_bidirectional_attention'"}},
+        {llama_like("gemma2", R"("query_pre_attn_scalar": 0)"), {"attention scores"}},
+        {llama_like("smollm3", R"("no_rope_layers": [1, 0, 1, 1, 0, 1])"), {"'no_rope_layers'"}},
+        {llama_like("smollm3", R"("use_sliding_window": true, "sliding_window": 16)"), {"'use_sliding_window'"}},
+        {llama_like("qwen3_moe", ""), {"model_type", "qwen3_moe", "gemma3_text"}},
+        {R"({"model_type": "gpt_neox", "vocab_size": 9, "hidden_size": 60, "intermediate_size": 80, "num_hidden_layers": 2,
+             "num_attention_heads": 4})",
+         {"rotated"}},
+    };
+    for (const auto& [text, parts] : rows) expect_error([&, &t = text] { check_config(read(t)); }, parts);
+}
+
+// ---- the family of a combination ------------------------------------------------------------------------------------------
+struct Combination {
+    const char* family;
+    std::function<void(ModelConfig&)> set;
+};
+
+TEST(Families, CombinationsFindTheirClass) {
+    const std::vector<Combination> rows = {
+        {"llama", [](ModelConfig&) {}},
+        {"llama", [](ModelConfig& c) { c.qkv_bias = c.proj_bias = c.mlp_bias = true; }},
+        {"llama", [](ModelConfig& c) { c.activation = Activation::geglu; }},
+        {"llama", [](ModelConfig& c) { c.hidden_dropout = c.attention_dropout = 0.1; }},
+        {"mistral", [](ModelConfig& c) { c.C = 63; }},  // transformers' Llama wants whole heads in the width
+        {"mistral", [](ModelConfig& c) { c.window = 8; }},
+        {"qwen2", [](ModelConfig& c) { c.qkv_bias = true; }},
+        {"qwen3", [](ModelConfig& c) { c.qk_norm = QkNorm::head; }},
+        {"qwen3",
+         [](ModelConfig& c) {
+             c.qk_norm = QkNorm::head;
+             c.window = 8;
+             c.full_interval = 2;
+         }},
+        {"smollm3", [](ModelConfig& c) { c.nope_interval = 2; }},
+        {"olmo2",
+         [](ModelConfig& c) {
+             c.norm_place = NormPlace::after;
+             c.qk_norm = QkNorm::whole;
+         }},
+        {"gpt2",
+         [](ModelConfig& c) {
+             set_family(c, "gpt2");
+             c.attention_scale = 1;
+             c.activation = Activation::relu2;
+             c.tied = false;
+         }},
+        {"gpt_neox",
+         [](ModelConfig& c) {
+             set_family(c, "gpt_neox");
+             c.norm_place = NormPlace::before;
+             c.qkv_bias = c.proj_bias = false;
+         }},
+        {"gemma2",
+         [](ModelConfig& c) {
+             set_family(c, "gemma2");
+             c.logit_softcap = 20;
+             c.window = 8;
+         }},
+        {"train_gpt", [](ModelConfig& c) { c.sinks = true; }},
+        {"train_gpt", [](ModelConfig& c) { c.position = Position::none; }},
+        {"train_gpt", [](ModelConfig& c) { c.norm_place = NormPlace::after; }},
+        {"train_gpt", [](ModelConfig& c) { c.embedding_norm = true; }},
+        {"train_gpt", [](ModelConfig& c) { c.embedding_scale = 2; }},
+        {"train_gpt", [](ModelConfig& c) { c.attention_scale = 0.3; }},
+        {"train_gpt", [](ModelConfig& c) { c.rotary_fraction = 0.5; }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             set_family(c, "bloom");
+             c.F = 100;  // the class has 4 times the width
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             c = ModelConfig{};
+             c.norm = Norm::layernorm;
+             c.norm_place = NormPlace::parallel;
+             c.norm_plus_one = c.qkv_bias = c.sinks = c.embedding_norm = c.tied = true;
+             c.qk_norm = QkNorm::whole;
+             c.position = Position::alibi;
+             c.activation = Activation::relu2;
+             c.head_size = 24;
+             c.attention_scale = 0.17;
+             c.attention_softcap = 11;
+             c.logit_softcap = 12;
+             c.window = 7;
+             c.full_interval = 3;
+             c.nope_interval = 2;
+             c.embedding_scale = 1.7;
+             c.eps = 1e-3;
+             c.init_std = 0.3;
+         }},
+    };
+    for (size_t i = 0; i < rows.size(); i++) {
+        ModelConfig c;
+        rows[i].set(c);
+        c.L = 4;
+        if (!c.C) c.C = 64;
+        c.NH = 4;
+        c.NKV = c.family == "gpt2" || c.family == "bloom" || c.family == "gpt_neox" ? 4 : 2;
+        if (c.C % c.NH) c.head_size = 16;
+        if (!c.F) c.F = 80;
+        c.T = 32;
+        c.V = 50;
+        if (c.family == "gemma2") c.embedding_scale = 8;
+        check_config(c);
+        const ModelConfig before = c;
+        match_family(c);
+        EXPECT_EQ(c.family, rows[i].family) << "row " << i;
+        const ModelConfig again = from_hf_config(json(to_hf_config(c, "")), "what was written");
+        EXPECT_TRUE(same_model(again, before)) << "row " << i << to_hf_config(c, "");
+        // Another seed of differences: no field is lost.
+        ModelConfig other = before;
+        other.eps *= 2;
+        EXPECT_FALSE(same_model(other, before));
+    }
+}
+
+// A field that own form forgot would be lost in silence: each is changed once.
+TEST(Families, OurFormHasEveryField) {
+    ModelConfig plain;
+    plain.family = "train_gpt";
+    plain.L = 4;
+    plain.C = 64;
+    plain.NH = plain.NKV = 4;
+    plain.F = 80;
+    plain.T = 32;
+    plain.V = 50;
+    plain.window = 8;
+    const std::vector<std::function<void(ModelConfig&)>> changes = {
+        [](ModelConfig& c) { c.L = 5; },
+        [](ModelConfig& c) { c.C = 128; },
+        [](ModelConfig& c) { c.NH = 8; },
+        [](ModelConfig& c) { c.NKV = 2; },
+        [](ModelConfig& c) { c.F = 81; },
+        [](ModelConfig& c) { c.T = 33; },
+        [](ModelConfig& c) { c.V = 51; },
+        [](ModelConfig& c) { c.norm = Norm::layernorm; },
+        [](ModelConfig& c) { c.norm_place = NormPlace::both; },
+        [](ModelConfig& c) { c.norm_plus_one = true; },
+        [](ModelConfig& c) { c.qk_norm = QkNorm::head; },
+        [](ModelConfig& c) { c.position = Position::none; },
+        [](ModelConfig& c) { c.activation = Activation::gelu_exact; },
+        [](ModelConfig& c) { c.qkv_bias = true; },
+        [](ModelConfig& c) { c.proj_bias = true; },
+        [](ModelConfig& c) { c.mlp_bias = true; },
+        [](ModelConfig& c) { c.head_size = 24; },
+        [](ModelConfig& c) { c.attention_scale = 0.3; },
+        [](ModelConfig& c) { c.attention_softcap = 3; },
+        [](ModelConfig& c) { c.logit_softcap = 3; },
+        [](ModelConfig& c) { c.sinks = true; },
+        [](ModelConfig& c) { c.window = 9; },
+        [](ModelConfig& c) { c.full_interval = 2; },
+        [](ModelConfig& c) { c.nope_interval = 2; },
+        [](ModelConfig& c) { c.rotary_fraction = 0.5; },
+        [](ModelConfig& c) { c.local_rope_base = 77; },
+        [](ModelConfig& c) { c.embedding_scale = 3; },
+        [](ModelConfig& c) { c.embedding_norm = true; },
+        [](ModelConfig& c) { c.tied = true; },
+        [](ModelConfig& c) { c.eps = 1e-2; },
+        [](ModelConfig& c) { c.rope_base = 77; },
+        [](ModelConfig& c) { c.init_std = 0.3; },
+        [](ModelConfig& c) {
+            c.rope_scaling = {RopeScaling::Type::yarn, 4, 8};
+            c.rope_scaling.beta_fast = 9;
+            c.rope_scaling.mscale = c.rope_scaling.mscale_all_dim = 0.5;
+            c.rope_scaling.truncate = false;
+            c.rope_scaling.attention_factor = 1.5;
+        },
+        [](ModelConfig& c) {
+            c.rope_scaling = {RopeScaling::Type::llama3, 4, 8, 2, 3};
+        },
+        [](ModelConfig& c) {
+            c.rope_scaling = {RopeScaling::Type::longrope, 4, 8};
+            c.rope_scaling.short_factor = c.rope_scaling.long_factor = {1, 2, 3, 4, 5, 6, 7, 8};
+        },
+        [](ModelConfig& c) {
+            c.rope_scaling = {RopeScaling::Type::dynamic, 4, 8};
+        },
+    };
+    for (size_t i = 0; i < changes.size(); i++) {
+        ModelConfig c = plain;
+        changes[i](c);
+        check_config(c);
+        EXPECT_FALSE(same_model(c, plain)) << "change " << i;
+        EXPECT_TRUE(same_model(c, from_hf_config(json(to_hf_config(c, "")), "ours"))) << "change " << i;
+    }
+}
+
+TEST(Families, PresetsAreOfTheirFamily) {
+    for (const Preset& preset : presets()) {
+        ModelConfig c = config_from_preset(preset.name);
+        if (!c.V) c.V = 300;
+        check_config(c);
+        EXPECT_TRUE(holds(family_of(c), c)) << preset.name;
+    }
+}
+
+// ---- tensors --------------------------------------------------------------------------------------------------------------
+// Each tensor of every layout over tp lies in its whole tensor once, also norms and sinks that are cut with their heads.
+TEST(Families, TensorsOfRanksMakeUpTheWhole) {
+    for (const QkNorm norm : {QkNorm::head, QkNorm::whole})
+        for (const int tp : {1, 2, 4}) {
+            ModelConfig c;
+            c.family = "train_gpt";
+            c.L = 2;
+            c.C = 20;
+            c.NH = 8;
+            c.NKV = 2;
+            c.head_size = 6;
+            c.F = 24;
+            c.T = 16;
+            c.V = 50;
+            c.norm_place = NormPlace::both;
+            c.qk_norm = norm;
+            c.sinks = true;
+            pad_vocabulary(c, 16);
+            const ParameterTable whole(c);
+            std::vector<int> seen(whole.size);
+            for (int rank = 0; rank < tp; rank++) {
+                Part part = whole_model(c);
+                part.tp = {tp, rank};
+                const ParameterTable table(c, part);
+                ASSERT_EQ(table.rows.size(), whole.rows.size());
+                for (size_t i = 0; i < table.rows.size(); i++) {
+                    const TensorSpec &t = table.rows[i], &w = whole.rows[i];
+                    EXPECT_EQ(t.group == Group::head_norm,
+                              norm == QkNorm::head && t.name.find("_norm_w") != std::string::npos &&
+                                  (t.name.find("q_norm") != std::string::npos || t.name.find("k_norm") != std::string::npos))
+                        << t.name;
+                    EXPECT_EQ(t.whole_rows, w.rows) << t.name;
+                    for (int row = 0; row < t.rows; row++)
+                        for (int col = 0; col < t.cols; col++) {
+                            if (t.replicated && rank > 0) continue;
+                            if (row >= t.rows - t.replicated_rows && rank % t.replicas) continue;
+                            seen[w.offset + (size_t)t.whole_row(row) * w.cols + t.first_col + col]++;
+                        }
+                }
+            }
+            for (const TensorSpec& w : whole.rows)
+                for (size_t i = 0; i < w.size(); i++) ASSERT_EQ(seen[w.offset + i], 1) << w.name << ", tp " << tp;
+        }
+}
+
+// ---- rotary positions -----------------------------------------------------------------------------------------------------
+TEST(RopeScaling, AsTransformers) {
+    const json rows = json::parse(test::read_file(golden("rope_scaling.json")));
+    ASSERT_GE(rows.size(), 10u);
+    for (const json& row : rows) {
+        const std::string name = row["name"];
+        const ModelConfig c = from_hf_config(row["config"], name);
+        check_config(c);
+        const RopeTable rope = c.rope(false, row["length"]);
+        const std::vector<double> expected = row["frequencies"], found = rope_frequencies(rope);
+        ASSERT_EQ(found.size(), expected.size()) << name;
+        for (size_t j = 0; j < found.size(); j++) EXPECT_NEAR(found[j] / expected[j], 1, 2e-6) << name << " pair " << j;
+        EXPECT_NEAR(rope_attention_factor(rope.scaling), row["attention_factor"], 1e-12) << name;
+        std::vector<real> table;
+        rope_table(table, rope);
+        ASSERT_EQ(table.size(), (size_t)rope.T * rope.rotated) << name;
+        const double factor = rope_attention_factor(rope.scaling), angle = 7 * found[1];
+        EXPECT_NEAR(table[(7 * found.size() + 1) * 2], factor * std::cos(angle), 1e-6) << name;
+        EXPECT_NEAR(table[(7 * found.size() + 1) * 2 + 1], factor * std::sin(angle), 1e-6) << name;
+    }
+}
+
+// ---- Hugging Face's cache -------------------------------------------------------------------------------------------------
+TEST(Hub, FindsDownloadedModels) {
+    const test::TemporaryDirectory dir;
+    const std::string model = dir / "hub/models--some-org--a.model", snapshot = model + "/snapshots/0123abcd";
+    std::filesystem::create_directories(snapshot);
+    std::filesystem::create_directories(model + "/refs");
+    test::write_file(model + "/refs/main", "0123abcd");
+    ASSERT_EQ(setenv("HF_HOME", (dir / "").c_str(), 1), 0);
+    unsetenv("HF_HUB_CACHE");
+    unsetenv("HUGGINGFACE_HUB_CACHE");
+    expect_error([&] { model_directory("some-org/a.model"); }, {"some-org/a.model", "hf download some-org/a.model"});
+    test::write_file(snapshot + "/config.json", "{}");
+    EXPECT_TRUE(std::filesystem::equivalent(model_directory("some-org/a.model"), snapshot));
+    ASSERT_EQ(setenv("HF_HUB_CACHE", (dir / "nothing").c_str(), 1), 0);
+    expect_error([&] { model_directory("some-org/a.model"); }, {dir / "nothing", "hf download"});
+    unsetenv("HF_HUB_CACHE");
+    unsetenv("HF_HOME");
+    ASSERT_EQ(setenv("XDG_CACHE_HOME", (dir / "").c_str(), 1), 0);
+    EXPECT_NE(hub_cache().find("huggingface/hub"), std::string::npos);
+    unsetenv("XDG_CACHE_HOME");
+    for (const char* path : {"../a/b", "./a", "a/b/c", "/a", "a/", "a b/c"}) EXPECT_FALSE(is_hub_name(path)) << path;
+    expect_error([&] { model_directory("./nowhere"); }, {"./nowhere", "does not exist", "output directory"});
+}
+
+}  // namespace test_families
