@@ -18,6 +18,7 @@ struct Dropout {
     HD real factor() const { return 1 / (1 - rate); }  // of what is kept
     HD uint32_t threshold() const { return (uint32_t)(rate * real(4294967296.0)); }
     HD bool keeps(size_t i) const { return draws.word(i) >= threshold(); }
-    // The factor of element i.
-    HD real of(size_t i) const { return rate > 0 && !keeps(i) ? real(0) : factor(); }
+    // Element i, which is x; a weight of 1. What is dropped is 0, even if it was not finite.
+    HD real apply(size_t i, real x) const { return rate > 0 && !keeps(i) ? real(0) : x * factor(); }
+    HD real of(size_t i) const { return apply(i, 1); }
 };

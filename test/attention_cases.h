@@ -1,14 +1,21 @@
 // Shared by the tests of attention on CPU and GPU: sizes and layouts, documents.
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <ostream>
 #include <vector>
+
+#include "../llmc/shapes.h"
 
 namespace test {
 
 struct Case {
     int B, T, NH, NKV, HS;
     bool alibi, documents;
+    int window = 0;  // keys that a query sees; 0: all
+    double softcap = 0, dropout = 0;
+    bool sinks = false;
     int group() const { return NH / NKV; }
     size_t rows() const { return (size_t)B * T; }
     size_t width() const { return (size_t)(NH + 2 * NKV) * HS; }
@@ -17,11 +24,22 @@ struct Case {
     size_t output(int b, int t, int h, int c) const { return (((size_t)b * T + t) * NH + h) * HS + c; }
     int key_head(int h) const { return NH + h / group(); }
     int value_head(int h) const { return key_head(h) + NKV; }
+    bool masked() const { return documents || window; }
+    std::vector<int> first_keys() const;
+    AttentionShape shape(real scale) const {
+        AttentionShape s{B, T, NH, NKV, HS, scale, (real)softcap};
+        s.dropout.rate = (real)dropout;
+        s.dropout.draws.key = 99;
+        s.dropout.draws.first = (1ull << 34) - 1001;
+        s.all_heads = 2 * NH;
+        return s;
+    }
 };
 
 inline void PrintTo(const Case& k, std::ostream* os) {
     *os << "B " << k.B << ", T " << k.T << ", NH " << k.NH << ", NKV " << k.NKV << ", HS " << k.HS << (k.alibi ? ", ALiBi" : "")
-        << (k.documents ? ", documents" : "");
+        << (k.documents ? ", documents" : "") << ", window " << k.window << ", softcap " << k.softcap << ", dropout "
+        << k.dropout << (k.sinks ? ", sinks" : "");
 }
 
 // Document starts: documents of one token, of two, at the edge of a tile, at its last token, within it, several in one tile,
@@ -39,5 +57,25 @@ inline std::vector<int> document_starts(int B, int T) {
         }
     return starts;
 }
+
+// The first key that each row sees.
+inline std::vector<int> Case::first_keys() const {
+    std::vector<int> first = documents ? document_starts(B, T) : std::vector<int>(rows());
+    for (size_t i = 0; window && i < first.size(); i++) first[i] = std::max(first[i], (int)i % T + 1 - window);
+    return first;
+}
+
+// The score s of a soft cap, and the derivative; each with an error if that of s is `error`.
+struct Capped {
+    double value, error, derivative = 1, derivative_error = 0;
+    Capped(double s, double s_error, double cap, double u) : value(s), error(s_error) {
+        if (cap == 0) return;
+        const double t = std::tanh(s / cap);
+        value = cap * t;
+        error += 6 * u * std::abs(value);
+        derivative = 1 - t * t;
+        derivative_error = 2 * std::abs(t) * error / cap + 4 * u;
+    }
+};
 
 }  // namespace test

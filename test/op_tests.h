@@ -123,6 +123,11 @@ NormGradient norm_gradient(const Doubles& dy, const Doubles& x, const Doubles& w
     return r;
 }
 
+Doubles plus(Doubles x, double offset) {
+    for (double& value : x) value += offset;
+    return x;
+}
+
 // target += extra, allowing the rounding of that sum.
 void add_to(Doubles& target, Doubles& allowed, const Doubles& extra, double unit) {
     for (size_t i = 0; i < target.size(); i++) {
@@ -217,11 +222,12 @@ protected:
     Norms() { ctx.plain |= GetParam().plain; }
 
     void forward(Buffer<floatX>& out, Buffer<real>& mean, Buffer<real>& rstd, Buffer<floatX>* sum, const Input<floatX>& inp,
-                 const Input<floatX>* add, const Input<floatX>& w, const Input<floatX>& b, const Shape& k, double eps) {
+                 const Input<floatX>* add, const Input<floatX>& w, const Input<floatX>& b, const Shape& k, double eps,
+                 double offset = 0) {
         floatX* s = sum ? sum->p() : nullptr;
         const floatX* a = add ? add->p() : nullptr;
         const auto forward = centred ? backend::layernorm_forward : backend::rmsnorm_forward;
-        forward(ctx, out.p(), {mean.p(), rstd.p()}, s, inp.p(), a, {w.p(), b.p(), k.C, (real)eps}, k.N);
+        forward(ctx, out.p(), {mean.p(), rstd.p()}, s, inp.p(), a, {w.p(), b.p(), k.C, (real)eps, (real)offset}, k.N);
     }
 };
 INSTANTIATE_TEST_SUITE_P(Ops, Norms, testing::Values(NormKind{true, false}, NormKind{false, false}),
@@ -236,7 +242,8 @@ TEST_P(Norms, Forward) {
                 w(rng.normals<floatX>(k.C)), b(rng.normals<floatX>(k.C));
             Buffer<floatX> out(size, "out"), sum(size, "sum");
             Buffer<real> mean(k.N, "mean"), rstd(k.N, "rstd");
-            forward(out, mean, rstd, with_add ? &sum : nullptr, inp, with_add ? &add : nullptr, w, b, k, 1e-5);
+            const double offset = k.N == 37 || k.N == 11 ? 1 : 0;
+            forward(out, mean, rstd, with_add ? &sum : nullptr, inp, with_add ? &add : nullptr, w, b, k, 1e-5, offset);
             Doubles x = doubles(inp);
             if (with_add) {
                 for (size_t i = 0; i < size; i++) x[i] += as_double(add[i]);
@@ -244,7 +251,8 @@ TEST_P(Norms, Forward) {
                 x = doubles(sum.get());  // what is normalised is the rounded sum
             }
             const Doubles bias = doubles(b);
-            const NormReference r = norm_reference(x, doubles(w), centred ? &bias : nullptr, k.N, k.C, (double)(real)1e-5);
+            const NormReference r =
+                norm_reference(x, plus(doubles(w), offset), centred ? &bias : nullptr, k.N, k.C, (double)(real)1e-5);
             expect_close(out.get(), r.y, r.y_allowed, "out");
             expect_close(rstd.get(), r.rstd, r.rstd_allowed, "rstd");
             if (centred) expect_close(mean.get(), r.mean, r.mean_allowed, "mean");
@@ -264,8 +272,9 @@ TEST_P(Norms, Backward) {
             std::vector<real> means = centred ? rng.normals<real>(k.N) : std::vector<real>(k.N), rstds(k.N);
             for (real& r : rstds) r = (real)rng.uniform(0.5, 2);
             Buffer<real> mean(means, "mean"), rstd(rstds, "rstd");
-            NormGradient r =
-                norm_gradient(doubles(dout), doubles(inp), doubles(w), doubles(means), doubles(rstds), k.N, k.C, centred);
+            const real offset = k.N == 37 || k.N == 11 ? 1 : 0;
+            NormGradient r = norm_gradient(doubles(dout), doubles(inp), plus(doubles(w), offset), doubles(means),
+                                           doubles(rstds), k.N, k.C, centred);
             add_to(r.dw, r.dw_allowed, doubles(dw0), (k.N / 64 + 1) * u);
             add_to(r.db, r.db_allowed, doubles(db0), (k.N / 64 + 1) * u);
             if (acc == Acc::Add) add_to(r.dx, r.dx_allowed, doubles(dinp0), rounding);
@@ -274,13 +283,60 @@ TEST_P(Norms, Backward) {
             if (acc == Acc::Add) dinp.set(dinp0);
             Buffer<real> dw(dw0, "dweight"), db(db0, "dbias");
             const auto backward = centred ? backend::layernorm_backward : backend::rmsnorm_backward;
-            backward(ctx, dinp.p(), {dw.p(), db.p()}, dout.p(), inp.p(), {w.p(), nullptr, k.C, 0}, {mean.p(), rstd.p()}, k.N,
-                     acc);
+            backward(ctx, dinp.p(), {dw.p(), db.p()}, dout.p(), inp.p(), {w.p(), nullptr, k.C, 0, offset}, {mean.p(), rstd.p()},
+                     k.N, acc);
             expect_close(dinp.get(), r.dx, r.dx_allowed, "dinp");
             expect_close(dw.get(), r.dw, r.dw_allowed, "dweight");
             if (centred) expect_close(db.get(), r.db, r.db_allowed, "dbias");
             else expect_same_bits(db.get(), db0, "dbias");
         }
+}
+
+// Heads within longer rows, whose other numbers stay: one to a lane and more than one, several to a warp, longer than a warp.
+TEST_P(Norms, OfHeads) {
+    if (centred) return;  // heads have RMSNorm
+    Rng rng(12);
+    struct Case {
+        int N, C, segments, others;
+        real offset;
+    };
+    for (const Case& k : {Case{1, 1, 1, 0, 0}, Case{5, 7, 3, 2, 0}, Case{19, 64, 4, 128, 0}, Case{7, 80, 2, 80, 1},
+                          Case{130, 24, 2, 40, 0}, Case{9, 128, 1, 8, 0}, Case{3, 264, 1, 16, 1}, Case{2, 1000, 1, 3, 0}}) {
+        if (!thorough && k.N > 20) continue;
+        const size_t stride = (size_t)(k.segments * k.C + k.others), size = k.N * stride, C = (size_t)k.C;
+        const int rows = k.N * k.segments;
+        const std::vector<floatX> qkv0 = rng.normals<floatX>(size, 1, 0.5), dqkv0 = rng.normals<floatX>(size);
+        const Input<floatX> w(rng.normals<floatX>(C));
+        const std::vector<real> dw0 = rng.normals<real>(C);
+        const auto place = [&](size_t i) { return i / C / k.segments * stride + i / C % k.segments * C + i % C; };
+        const auto heads_of = [&](const std::vector<floatX>& all) {
+            std::vector<floatX> heads;
+            for (size_t i = 0; i < rows * C; i++) heads.push_back(all[place(i)]);
+            return heads;
+        };
+        const auto with_heads = [&](const std::vector<floatX>& all, const Doubles& heads, double others) {
+            Doubles result = doubles(all);
+            if (others == 0) std::fill(result.begin(), result.end(), 0);
+            for (size_t i = 0; i < heads.size(); i++) result[place(i)] = heads[i];
+            return result;
+        };
+        Buffer<floatX> qkv(qkv0, "qkv"), kept(rows * C, "kept"), dqkv(dqkv0, "dqkv");
+        Buffer<real> rstd(rows, "rstd"), dw(dw0, "dweight");
+        const NormParams params = {w.p(), nullptr, k.C, (real)1e-5, k.offset};
+        const HeadRows heads = {k.N, stride, k.segments};
+        backend::head_norm_forward(ctx, qkv.p(), kept.p(), rstd.p(), params, heads);
+        const Doubles weight = plus(doubles(w), k.offset);
+        const NormReference r = norm_reference(doubles(heads_of(qkv0)), weight, nullptr, rows, k.C, (double)(real)1e-5);
+        expect_same_bits(kept.get(), heads_of(qkv0), "kept");
+        expect_close(rstd.get(), r.rstd, r.rstd_allowed, "rstd");
+        expect_close(qkv.get(), with_heads(qkv0, r.y, 1), with_heads(qkv0, r.y_allowed, 0), "qkv");
+        NormGradient g = norm_gradient(doubles(heads_of(dqkv0)), doubles(heads_of(qkv0)), weight, Doubles(rows),
+                                       doubles(rstd.get()), rows, k.C, false);
+        add_to(g.dw, g.dw_allowed, doubles(dw0), (rows / 64 + 1) * u);
+        backend::head_norm_backward(ctx, dqkv.p(), {dw.p(), nullptr}, kept.p(), params, rstd.p(), heads);
+        expect_close(dqkv.get(), with_heads(dqkv0, g.dx, 1), with_heads(dqkv0, g.dx_allowed, 0), "dqkv");
+        expect_close(dw.get(), g.dw, g.dw_allowed, "dweight");
+    }
 }
 
 TEST_P(Norms, NanStaysInItsRow) {
@@ -396,6 +452,36 @@ TEST(Gelu, ForwardAndBackward) {
     }
 }
 
+// Of gelu_exact Phi has a relative error of 1e-7 and that of e^(-x^2/2), whose exponent is rounded and at most 87.
+TEST(Activations, OfOneInput) {
+    backend::Ctx ctx(2);
+    for (const size_t n : {1, 17, 1003, 9000}) {
+        const Input<floatX> inp(activation_inputs(n)), dout(Rng(7).normals<floatX>(n));
+        for (const Activation activation : {Activation::gelu_exact, Activation::relu2}) {
+            Buffer<floatX> out(n, "out"), dinp(n, "dinp");
+            backend::activation_forward(ctx, out.p(), inp.p(), 1, (int)n, activation);
+            backend::activation_backward(ctx, dinp.p(), dout.p(), inp.p(), 1, (int)n, activation);
+            Doubles y, dx, y_allowed, dx_allowed;
+            for (size_t i = 0; i < n; i++) {
+                const double x = as_double(inp[i]), dy = as_double(dout[i]), r = std::max(x, 0.0);
+                const bool erf = activation == Activation::gelu_exact;
+                const double cumulative = std::erfc(-x / std::sqrt(2)) / 2,
+                             density = std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
+                const double error = erf ? 1.5e-7 + (4 * std::min(x * x, 174.0) + 12) * u : 2 * u;
+                const double value = erf ? x * cumulative : r * r, slope = erf ? cumulative + x * density : 2 * r;
+                y.push_back(value);
+                dx.push_back(dy * slope);
+                y_allowed.push_back((rounding + error) * std::abs(value) + (1 + std::abs(x)) * tiny);
+                dx_allowed.push_back(
+                    rounding * std::abs(dx[i]) +
+                    std::abs(dy) * ((erf ? cumulative + std::abs(x) * density : slope) * error + std::abs(x) * tiny) + tiny);
+            }
+            expect_close(out.get(), y, y_allowed, "out");
+            expect_close(dinp.get(), dx, dx_allowed, "dinp");
+        }
+    }
+}
+
 TEST(LinearGelu, ForwardAndBackward) {
     backend::Ctx ctx(2);
     check_linear_gelu(ctx);
@@ -473,6 +559,67 @@ TEST(SwiGlu, ForwardAndBackward) {
     }
 }
 
+// The product with `up` of what gelu gives.
+TEST(GeGlu, ForwardAndBackward) {
+    backend::Ctx ctx(2);
+    for (const Shape& k : {Shape{1, 1}, Shape{7, 129}, Shape{5, 264}}) {
+        const int N = k.N, F = k.C;
+        const Input<floatX> gate_up(activation_inputs(N * 2 * F)), dout(Rng(8).normals<floatX>(N * F));
+        Buffer<floatX> out(N * F, "out"), dgate_up(N * 2 * F, "dgate_up");
+        backend::activation_forward(ctx, out.p(), gate_up.p(), N, F, Activation::geglu);
+        backend::activation_backward(ctx, dgate_up.p(), dout.p(), gate_up.p(), N, F, Activation::geglu);
+        Doubles y(N * F), y_allowed(N * F), d(N * 2 * F), d_allowed(N * 2 * F);
+        for (int i = 0; i < N * F; i++) {
+            const int gi = i / F * 2 * F + i % F, ui = gi + F;
+            const double x = as_double(gate_up[gi]), up = as_double(gate_up[ui]), dy = as_double(dout[i]), z = gelu_inner(x);
+            const double dz = 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x), s = 1 / (1 + std::exp(-z));
+            const double bend = x * s / (1 + std::exp(z)) * dz, error = sigmoid_relative_error(z);
+            const double bend_error =
+                std::isfinite(bend) ? (s + std::abs(bend)) * error + 4 * u * std::abs(x * dz) * s * (z > 0 && z < 20) : 0;
+            y[i] = x * s * up;
+            y_allowed[i] = (rounding + error + 2 * u) * std::abs(y[i]) + std::abs(up) * tiny;
+            d[ui] = dy * x * s;
+            d_allowed[ui] = (rounding + error + 2 * u) * std::abs(d[ui]) + tiny;
+            d[gi] = dy * up * (s + bend);
+            d_allowed[gi] = (rounding + 2 * u) * std::abs(d[gi]) + std::abs(dy * up) * (bend_error + tiny) + tiny;
+        }
+        expect_close(out.get(), y, y_allowed, "out");
+        expect_close(dgate_up.get(), d, d_allowed, "dgate_up");
+    }
+}
+
+// The mask of every element is a function of its place in the whole run, wherever a part of it begins.
+TEST(Dropout, BitsOfTheElementsPlace) {
+    backend::Ctx ctx(2);
+    Rng rng(13);
+    Dropout whole, off, odd, slice, crossing;
+    for (Dropout* d : {&whole, &odd, &slice, &crossing}) {
+        d->rate = real(0.25);
+        d->draws.key = 77;
+        d->draws.tensor = 3;
+    }
+    odd.draws.first = 1003;
+    slice.draws.first = 24;
+    slice.draws.cols = 24;
+    slice.draws.whole_cols = 96;
+    crossing.draws.first = (1ull << 34) - 64;
+    for (const Dropout& d : {whole, off, odd, slice, crossing})
+        for (const size_t n : {(size_t)0, (size_t)1, (size_t)67, (size_t)(thorough ? 20003 : 203)}) {
+            const Input<floatX> inp(rng.normals<floatX>(n));
+            Buffer<floatX> out(n, "out"), in_place(inp.host(), "in place");
+            backend::dropout_forward(ctx, out.p(), inp.p(), n, d);
+            backend::dropout_forward(ctx, in_place.p(), in_place.p(), n, d);
+            std::vector<floatX> expected;
+            for (size_t i = 0; i < n; i++) {
+                const uint64_t at = d.draws.cols ? d.draws.first + i / 24 * 96 + i % 24 : d.draws.first + i;
+                const bool kept = d.rate == 0 || random_bits(77, RngPurpose::dropout, 3, at / 4)[at % 4] >= 1u << 30;
+                expected.push_back(kept ? (floatX)((real)inp[i] * (1 / (1 - d.rate))) : floatX(0));
+            }
+            expect_same_bits(out.get(), expected, "out");
+            expect_same_bits(in_place.get(), out.get(), "in place");
+        }
+}
+
 TEST(Residual, RoundsTheSumOnceAlsoInPlace) {
     backend::Ctx ctx(2);
     Rng rng(9);
@@ -495,7 +642,7 @@ struct Classified {
     std::vector<floatX> logits;
     std::vector<real> loss, zloss, lse;
     Classified(const std::vector<floatX>& x /*(N, V)*/, const std::vector<int>& targets, int V, int Vp, double loss_scale,
-               double z_coef, bool write_gradient = true)
+               double z_coef, bool write_gradient = true, double softcap = 0)
         : logits(targets.size() * Vp, from_double<floatX>(not_a_number)) {
         const int N = (int)targets.size();
         for (int n = 0; n < N; n++) std::copy_n(&x[(size_t)n * V], V, &logits[(size_t)n * Vp]);
@@ -503,7 +650,7 @@ struct Classified {
         Buffer<real> l(N, "loss"), z(N, "zloss"), s(N, "lse");
         backend::Ctx ctx(2);
         backend::classifier(ctx, in_place.p(), {l.p(), z.p(), s.p()}, Input<int>(targets).p(), N, {0, V, Vp},
-                            {(real)loss_scale, (real)z_coef, write_gradient});
+                            {(real)loss_scale, (real)z_coef, write_gradient, (real)softcap});
         logits = in_place.get();
         loss = l.get();
         zloss = z.get();
@@ -517,16 +664,19 @@ TEST(Classifier, AgainstDouble) {
     Rng rng(10);
     struct Case {
         int N, V, Vp;
-        double spread;
+        double spread, softcap = 0;
     };
-    for (const Case& k :
-         {Case{1, 3, 8, 1}, Case{6, 37, 48, 3}, Case{5, 513, 640, 1}, Case{2, 2051, 2051, 2}, Case{3, 50257, 50304, 2}}) {
+    for (const Case& k : {Case{1, 3, 8, 1}, Case{6, 37, 48, 3}, Case{5, 513, 640, 1}, Case{2, 2051, 2051, 2},
+                          Case{3, 50257, 50304, 2}, Case{6, 37, 48, 3, 2}, Case{5, 1203, 1216, 8, 30}}) {
         const double loss_scale = (real)0.013, z_coef = (real)1e-2;
         const std::vector<floatX> x = rng.normals<floatX>((size_t)k.N * k.V, k.spread);
         std::vector<int> targets = rng.integers(k.N, 0, k.V);
         if (k.N > 2) targets[2] = -1;
-        const Classified out(x, targets, k.V, k.Vp, loss_scale, z_coef),
-            without(x, targets, k.V, k.Vp, loss_scale, z_coef, false);
+        const Classified out(x, targets, k.V, k.Vp, loss_scale, z_coef, true, k.softcap),
+            without(x, targets, k.V, k.Vp, loss_scale, z_coef, false, k.softcap);
+        const auto cap = [&](floatX logit) {
+            return k.softcap > 0 ? k.softcap * std::tanh(as_double(logit) / k.softcap) : as_double(logit);
+        };
         expect_same_bits(without.loss, out.loss, "loss without gradient");
         expect_same_bits(without.zloss, out.zloss, "zloss without gradient");
         Doubles loss, zloss, lse, gradient, gradient_allowed;
@@ -537,24 +687,27 @@ TEST(Classifier, AgainstDouble) {
                              std::vector<floatX>(&without.logits[(size_t)n * k.Vp], &without.logits[(size_t)n * k.Vp] + k.V),
                              "logits without gradient");
             double z = 0;
-            for (int i = 0; i < k.V; i++) z += std::exp(as_double(row[i]));
-            const double log_z = std::log(z), at_target = targets[n] < 0 ? 0 : as_double(row[targets[n]]);
+            for (int i = 0; i < k.V; i++) z += std::exp(cap(row[i]));
+            const double log_z = std::log(z), at_target = targets[n] < 0 ? 0 : cap(row[targets[n]]);
             const bool masked = targets[n] < 0;
             lse.push_back(log_z);
             loss.push_back(masked ? 0 : log_z - at_target);
             zloss.push_back(masked ? 0 : z_coef * log_z * log_z);
             // The sum: chunks of 512 in 16 parts, one more rounding and rescaling (3 u) per chunk, exp within two ulp of an
             // argument rounded once. log Z then errs by that (relative to Z), plus its own roundings.
-            const double sum_error = (512 / 16 + 16 + 4 * (k.V / 512) + 8 + 8 * k.spread) * u,
+            // A capped logit errs by 6 u of the cap at most.
+            const double sum_error = (512 / 16 + 16 + 4 * (k.V / 512) + 8 + 8 * k.spread + 6 * k.softcap) * u,
                          error = sum_error + 3 * u * std::abs(log_z);
             largest_error = std::max(largest_error, error);
             const double factor = loss_scale * (1 + 2 * z_coef * log_z);
             for (int i = 0; i < k.Vp; i++) {
-                const double p = i < k.V && !masked ? std::exp(as_double(row[i]) - log_z) : 0;
-                const double g = masked || i >= k.V ? 0 : factor * p - loss_scale * (i == targets[n]);
-                const double p_error = error + (std::abs(i < k.V ? as_double(row[i]) : 0) + 8) * u;
+                const double logit = i < k.V ? cap(row[i]) : 0, p = i < k.V && !masked ? std::exp(logit - log_z) : 0;
+                const double slope = k.softcap > 0 ? 1 - std::pow(logit / k.softcap, 2) : 1;
+                const double of_capped = masked || i >= k.V ? 0 : factor * p - loss_scale * (i == targets[n]);
+                const double g = of_capped * slope, p_error = error + (std::abs(logit) + 8) * u;
                 gradient.push_back(g);
-                gradient_allowed.push_back(rounding * std::abs(g) + 2 * p_error * factor * p + 2 * u * std::abs(g));
+                gradient_allowed.push_back(rounding * std::abs(g) + 2 * p_error * factor * p + 2 * u * std::abs(g) +
+                                           (k.softcap > 0 ? 20 * u * std::abs(of_capped) : 0));
             }
         }
         expect_close(out.lse, lse, largest_error, u, "lse");
@@ -566,7 +719,7 @@ TEST(Classifier, AgainstDouble) {
 
 // Shards of the vocabulary, one of them without a column of its own, together give what the whole gives: the sums are other
 // ones, so to within their error, (V / 16 + 20) u of log Z and of the gradients.
-TEST(Classifier, ShardsAsTheWhole) {
+void check_shards(real softcap) {
     backend::Ctx ctx(2);
     const int N = 7, V = 83, Vp = 96, per_shard = 48, shards = 3;
     Rng rng(41);
@@ -576,7 +729,7 @@ TEST(Classifier, ShardsAsTheWhole) {
     Buffer<floatX> whole(logits);
     Buffer<real> loss(N), zloss(N), lse(N), statistics(shards * 2 * N, "statistics");
     const RowLosses losses = {loss.p(), zloss.p(), lse.p()};
-    const LossConstants constants = {real(0.25), real(1e-3), true};
+    const LossConstants constants = {real(0.25), real(1e-3), true, softcap};
     backend::classifier(ctx, whole.p(), losses, ids.p(), N, {0, V, Vp}, constants);
     std::vector<std::unique_ptr<Buffer<floatX>>> parts;
     const auto columns = [&](int shard) { return std::max(0, std::min(per_shard, V - shard * per_shard)); };
@@ -614,6 +767,10 @@ TEST(Classifier, ShardsAsTheWhole) {
     backend::classifier_shard(ctx, parts[0]->p(), losses, ids.p(), statistics.p(), shards, N, {0, per_shard, per_shard},
                               {1, 0, false});
     for (int n = 0; n < N; n++) EXPECT_EQ(std::isnan(as_double(lse.get()[n])), n == 3) << n;
+}
+TEST(Classifier, ShardsAsTheWhole) {
+    check_shards(0);
+    check_shards(3);
 }
 
 TEST(Classifier, GoldenValuesWithZLoss) {  // all of these logits are bf16 numbers

@@ -21,6 +21,7 @@ using Doubles = std::vector<double>;
 constexpr double u = roundoff<real>;
 constexpr double rounding = roundoff<floatX> * 1.01;  // of a value that was itself computed with small error
 constexpr double tiny = 1e-30;                        // weights below e^-86.6 are 0
+const double infinity = std::numeric_limits<double>::infinity();
 
 // Ways to compute it: the plain loops, and tiles on each matrix unit there is.
 struct Way {
@@ -50,13 +51,13 @@ void spoil_scratch(cpu::Ctx& ctx) {
 // ---- the op under test ----------------------------------------------------------------------------------------------------
 struct Results {
     std::vector<floatX> out, dqkv;
-    std::vector<real> lse;
+    std::vector<real> lse, dsinks;
 };
 
 struct Problem {
     Case k;
     real scale;
-    Guarded<floatX> qkv, dout;
+    Guarded<floatX> qkv, dout, sinks;
     Guarded<real> slopes;
     Guarded<int> doc_start;
 
@@ -65,8 +66,9 @@ struct Problem {
           scale((real)scale),
           qkv(inp, "qkv"),
           dout(gradient, "dout"),
+          sinks(Rng(3).normals<floatX>(k.NH), "sinks"),
           slopes(k.NH, "slopes"),
-          doc_start(document_starts(k.B, k.T), "doc_start") {
+          doc_start(k.first_keys(), "doc_start") {
         for (int h = 0; h < k.NH; h++) slopes[h] = (real)std::exp2(-8.0 * (h + 1) / k.NH);
     }
     Problem(const Case& shape, uint64_t seed)
@@ -74,18 +76,21 @@ struct Problem {
                   Rng(seed + 1).normals<floatX>(shape.rows() * shape.NH * shape.HS), 1 / std::sqrt((double)shape.HS)) {}
 
     const real* slopes_or_null() const { return k.alibi ? slopes.data() : nullptr; }
-    const int* documents_or_null() const { return k.documents ? doc_start.data() : nullptr; }
-    int first_key(int row) const { return k.documents ? doc_start[row] : 0; }
+    const int* documents_or_null() const { return k.masked() ? doc_start.data() : nullptr; }
+    int first_key(int row) const { return doc_start[row]; }
 
     AttentionMask mask() const { return {documents_or_null(), slopes_or_null()}; }
-    AttentionShape shape() const { return {k.B, k.T, k.NH, k.NKV, k.HS, scale}; }
+    AttentionShape shape() const { return k.shape(scale); }
     Results run(cpu::Ctx& ctx) const {
         const size_t n = k.rows() * k.NH;
         Guarded<floatX> out(n * k.HS, "out"), dqkv(qkv.size(), "dqkv");
-        Guarded<real> lse(n, "lse");
+        Guarded<real> lse(n, "lse"), dsinks(std::vector<real>(k.NH), "dsinks");
+        const AttentionActs acts = {qkv.data(), out.data(), lse.data()};
         cpu::attention_forward(ctx, out.data(), lse.data(), qkv.data(), mask(), shape());
-        cpu::attention_backward(ctx, dqkv.data(), dout.data(), {qkv.data(), out.data(), lse.data()}, mask(), shape(), nullptr);
-        return {out.values(), dqkv.values(), lse.values()};
+        if (k.sinks) cpu::sinks_forward(ctx, out.data(), lse.data(), sinks.data(), shape());
+        cpu::attention_backward(ctx, dqkv.data(), dout.data(), acts, mask(), shape(), nullptr);
+        if (k.sinks) cpu::sinks_backward(ctx, dsinks.data(), dout.data(), acts, sinks.data(), shape());
+        return {out.values(), dqkv.values(), lse.values(), dsinks.values()};
     }
 };
 
@@ -110,9 +115,11 @@ public:
             for (int h = 0; h < k_.NH; h++) {
                 const int b = row / k_.T, t = row % k_.T, first = p_.first_key(row);
                 const Scores s = scores(b, h, t);
-                double top = -1e300, sum = 0;
+                const double sink = k_.sinks ? as_double(p_.sinks[h]) : -infinity;
+                double top = sink, sum = 0;
                 for (const double x : s.value) top = std::max(top, x);
                 for (const double x : s.value) sum += std::exp(x - top);
+                sum += std::exp(sink - top);
                 // Weight by weight: its score, its exponent rounded, and an exponential or two per tile passed.
                 Doubles weight, relative;
                 double weight_error = (k_.T + 4) * u;
@@ -122,17 +129,19 @@ public:
                         std::expm1(s.error[j] + u * std::min(top - s.value[j], 100.0) + (4 * (k_.T / 64 + 1) + 8) * u));
                     weight_error += weight[j] * relative[j];
                 }
+                if (k_.sinks) weight_error += 16 * u;  // lse and the factor of out are rounded again
                 lse.add(((size_t)b * k_.NH + h) * k_.T + t, top + std::log(sum),
                         weight_error + 4 * u * (std::abs(top) + std::log(sum)));
                 for (int c = 0; c < k_.HS; c++) {
                     double value = 0, error = 0;
                     for (size_t j = 0; j < s.value.size(); j++) {
-                        const double v = at(b, first + (int)j, value_head(h), c);
+                        const double v = s.keep[j] * at(b, first + (int)j, value_head(h), c);
                         value += weight[j] * v;
                         error += weight[j] * std::abs(v) * (relative[j] + weight_rounding_ + (k_.T + 4) * u);
                     }
                     out.add(((size_t)row * k_.NH + h) * k_.HS + c, value,
-                            error + std::abs(value) * (weight_error + 2 * u + rounding));
+                            error + std::abs(value) * (weight_error + 2 * u + (k_.sinks ? 2 : 1) * rounding +
+                                                       (k_.sinks ? 4 * u * std::abs(top) : 0)));
                 }
             }
     }
@@ -157,19 +166,20 @@ public:
                     const double w_error = w * std::expm1(s.error[j - first] + u * std::min(std::abs(exponent), 100.0) + 4 * u);
                     double dw = 0, dw_magnitude = 0;
                     for (int c = 0; c < HS; c++) {
-                        const double x = dy[c] * at(b, j, value_head(h), c);
+                        const double x = s.keep[j - first] * dy[c] * at(b, j, value_head(h), c);
                         dw += x;
                         dw_magnitude += std::abs(x);
                     }
-                    const double ds = (double)p_.scale * w * (dw - correction);
-                    const double ds_error =
-                        (double)p_.scale * ((w_error + 4 * u * w) * std::abs(dw - correction) +
-                                            (w + w_error) * (HS + 2) * u * (dw_magnitude + correction_magnitude)) +
-                        weight_rounding_ * std::abs(ds);
+                    const double scale = (double)p_.scale, keep = s.keep[j - first], slope = s.derivative[j - first];
+                    const double ds = scale * slope * w * (dw - correction);
+                    const double ds_error = scale * ((slope * (w_error + 4 * u * w) + s.derivative_error[j - first] * w) *
+                                                         std::abs(dw - correction) +
+                                                     (w + w_error) * (HS + 2) * u * (dw_magnitude + correction_magnitude)) +
+                                            weight_rounding_ * std::abs(ds);
                     for (int c = 0; c < HS; c++) {
                         const double q = at(b, t, h, c), key = at(b, j, key_head(h), c);
-                        d.add(index(b, j, value_head(h), c), w * dy[c],
-                              std::abs(dy[c]) * (w_error + (terms * u + weight_rounding_) * w));
+                        d.add(index(b, j, value_head(h), c), keep * w * dy[c],
+                              keep * std::abs(dy[c]) * (w_error + (terms * u + weight_rounding_) * w));
                         d.add(index(b, t, h, c), ds * key, std::abs(key) * (ds_error + terms * u * std::abs(ds)));
                         d.add(index(b, j, key_head(h), c), ds * q, std::abs(q) * (ds_error + terms * u * std::abs(ds)));
                     }
@@ -177,10 +187,20 @@ public:
             }
         for (size_t i = 0; i < d.value.size(); i++) d.allowed[i] += rounding * std::abs(d.value[i]);
     }
+    Bounded sinks_backward(const Doubles& dout, const Doubles& out, const Doubles& lse) const {
+        Bounded d((size_t)k_.NH);
+        for (size_t i = 0; i < out.size(); i++) {
+            const size_t h = i / k_.HS % k_.NH, row = i / k_.HS / k_.NH;
+            const double exponent = as_double(p_.sinks[h]) - lse[(row / k_.T * k_.NH + h) * k_.T + row % k_.T];
+            const double term = k_.sinks ? std::exp(exponent) * dout[i] * out[i] : 0;
+            d.add(h, -term, std::abs(term) * (k_.HS + 8 + 2 * std::abs(exponent) + (double)k_.rows()) * u);
+        }
+        return d;
+    }
 
 private:
     struct Scores {
-        Doubles value, error;
+        Doubles value, error, derivative, derivative_error, keep;
     };
     int key_head(int h) const { return k_.NH + h / (k_.NH / k_.NKV); }
     int value_head(int h) const { return key_head(h) + k_.NKV; }
@@ -196,15 +216,20 @@ private:
                 dot += x;
                 magnitude += std::abs(x);
             }
-            const double bias = k_.alibi ? (double)p_.slopes[h] * (j - t) : 0;
-            s.value.push_back((double)p_.scale * dot + bias);
-            s.error.push_back(exact_ ? 0 : u * ((k_.HS + 3) * (double)p_.scale * magnitude + 4 * std::abs(bias)));
+            const double bias = k_.alibi ? (double)p_.slopes[h] * (j - t) : 0, scale = (double)p_.scale;
+            const Capped score(scale * dot, exact_ ? 0 : u * (k_.HS + 3) * scale * magnitude, k_.softcap, u);
+            s.value.push_back(score.value + bias);
+            s.error.push_back(exact_ ? 0 : score.error + 4 * u * std::abs(bias));
+            s.derivative.push_back(score.derivative);
+            s.derivative_error.push_back(score.derivative_error);
+            s.keep.push_back((double)shape_.dropout.of(shape_.weight(b, h, t, j)));
         }
         return s;
     }
 
     const Problem& p_;
     const Case& k_;
+    const AttentionShape shape_ = p_.shape();
     const Doubles qkv_;
     const bool exact_;
     const double weight_rounding_;
@@ -218,6 +243,8 @@ void check(const Problem& p, const Results& r, const Way& way, bool exact_scores
     expect_close(r.lse, lse.value, lse.allowed, "lse");
     reference.backward(dqkv, doubles(p.dout), doubles(r.out), doubles(r.lse));
     expect_close(r.dqkv, dqkv.value, dqkv.allowed, "dqkv");
+    const Bounded dsinks = reference.sinks_backward(doubles(p.dout), doubles(r.out), doubles(r.lse));
+    expect_close(r.dsinks, dsinks.value, dsinks.allowed, "dsinks");
 }
 
 // A row that sees only itself has weight 1: its value comes out unchanged (in fp32 times a weight that is 1 but for a rounding,
@@ -225,7 +252,7 @@ void check(const Problem& p, const Results& r, const Way& way, bool exact_scores
 void expect_first_tokens_unchanged(const Problem& p, const Results& r) {
     const Case& k = p.k;
     for (int row = 0; row < (int)k.rows(); row++)
-        for (int h = 0; h < k.NH && p.first_key(row) == row % k.T; h++)
+        for (int h = 0; h < k.NH && p.first_key(row) == row % k.T && !k.sinks && k.dropout == 0; h++)
             for (int c = 0; c < k.HS; c++) {
                 const size_t v = row * k.width() + (size_t)(k.NH + k.NKV + h / (k.NH / k.NKV)) * k.HS + c;
                 const double x = as_double(p.qkv[v]), allowed = std::is_same<floatX, float>::value ? 3 * u * std::abs(x) : 0;
@@ -238,6 +265,7 @@ void expect_same_results(const Results& a, const Results& b) {
     expect_same_bits(a.out, b.out, "out");
     expect_same_bits(a.lse, b.lse, "lse");
     expect_same_bits(a.dqkv, b.dqkv, "dqkv");
+    expect_same_bits(a.dsinks, b.dsinks, "dsinks");
 }
 
 // ---- values ---------------------------------------------------------------------------------------------------------------
@@ -252,6 +280,16 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
                                          Case{1, 131, 2, 2, 128, false, true}, Case{3, 150, 4, 2, 24, true, true},
                                          Case{1, 192, 2, 1, 64, false, false}, Case{1, 200, 2, 1, 96, true, false},
                                          Case{1, 200, 4, 2, 64, false, true}, Case{1, 300, 2, 2, 8, false, false}));
+
+// Windows of one key, within a tile, of a tile, of several; with documents, too. Caps, dropout, sinks, alone and together.
+INSTANTIATE_TEST_SUITE_P(Options, Attention,
+                         testing::Values(Case{1, 70, 2, 1, 16, false, false, 1}, Case{2, 150, 2, 2, 24, true, true, 20},
+                                         Case{1, 200, 4, 2, 64, false, false, 64}, Case{1, 300, 2, 1, 32, false, false, 130},
+                                         Case{2, 65, 4, 1, 32, true, true, 0, 1.5},
+                                         Case{1, 150, 2, 1, 80, false, false, 0, 0.7},
+                                         Case{1, 90, 2, 2, 16, false, true, 0, 0, 0.3},
+                                         Case{2, 65, 4, 2, 32, false, false, 0, 0, 0, true},
+                                         Case{1, 131, 2, 1, 64, true, true, 40, 2, 0.2, true}));
 
 TEST_P(Attention, PlainAndTiles) {
     const Problem p(GetParam(), 1);
@@ -268,8 +306,10 @@ TEST_P(Attention, PlainAndTiles) {
 }
 
 TEST(AttentionThreads, SameBitsForAnyNumberOfThreads) {
-    for (const Case& k : {Case{3, 10, 4, 2, 16, true, true}, Case{1, 200, 3, 1, 80, true, false},
-                          Case{2, 170, 4, 2, 24, false, true}, Case{1, 200, 3, 3, 16, false, true}}) {
+    for (const Case& k :
+         {Case{3, 10, 4, 2, 16, true, true}, Case{1, 200, 3, 1, 80, true, false}, Case{2, 170, 4, 2, 24, false, true},
+          Case{1, 200, 3, 3, 16, false, true}, Case{1, 170, 4, 2, 16, true, true, 70, 1.5, 0, true},
+          Case{1, 70, 2, 1, 16, false, false, 0, 1, 0.5, true}}) {
         const Problem p(k, 5);
         const auto run = [&](int threads, const Way& way) {
             cpu::Ctx ctx(threads);
@@ -411,10 +451,13 @@ TEST(AttentionMask, DocumentsDoNotSeeEachOther) {
 // ---- decoding -------------------------------------------------------------------------------------------------------------
 // Token by token over caches whose later rows are NaN, against the same attention over whole sequences.
 TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
-    for (const Case& k : {Case{1, 5, 1, 1, 8, false, false}, Case{3, 70, 4, 2, 24, true, false},
-                          Case{2, 37, 6, 1, 5, false, false}, Case{1, 41, 2, 2, 80, true, false}}) {
+    for (const Case& k :
+         {Case{1, 5, 1, 1, 8, false, false}, Case{3, 70, 4, 2, 24, true, false}, Case{2, 37, 6, 1, 5, false, false},
+          Case{1, 41, 2, 2, 80, true, false}, Case{2, 70, 4, 2, 24, true, false, 20, 1.5, 0, true}}) {
         SCOPED_TRACE(testing::PrintToString(k));
         const Problem p(k, 12);
+        AttentionShape shape = p.shape();
+        shape.T = 1;
         const int P = k.T + 3;  // rows of the cache
         const size_t cached = (size_t)k.NKV * k.HS, produced = (size_t)k.NH * k.HS;
         cpu::Ctx ctx(k.B);  // one, two and three threads
@@ -430,7 +473,7 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
             }
             spoil_scratch(ctx);
             cpu::attention_decode(ctx, token_out.data(), {keys.data(), values.data(), P}, token.data(),
-                                  {0, t, p.slopes_or_null()}, {k.B, 1, k.NH, k.NKV, k.HS, p.scale});
+                                  {p.first_key(t), t, p.slopes_or_null(), k.sinks ? p.sinks.data() : nullptr}, shape);
             for (int b = 0; b < k.B; b++) std::copy_n(&token_out[b * produced], produced, &out[(b * k.T + t) * produced]);
         }
         expect_same_bits(keys, expected_keys, "keys");
@@ -448,22 +491,24 @@ struct Rotation {
     std::vector<int> positions;
     std::vector<real> table;
     std::vector<floatX> qkv;
-    Rotation(int N, int NH, int NKV, int HS, int P, uint64_t seed) : N(N), NH(NH), NKV(NKV), HS(HS), P(P) {
+    int rotated;  // numbers of a head
+    Rotation(int N, int NH, int NKV, int HS, int P, uint64_t seed, int rotated)
+        : N(N), NH(NH), NKV(NKV), HS(HS), P(P), rotated(rotated) {
         Rng rng(seed);
         positions = rng.integers(N, 0, P);
         positions[0] = 0;
         positions[N - 1] = P - 1;
-        rope_table(table, P, HS, 10000);
+        rope_table(table, P, rotated, 10000);
         qkv = rng.normals<floatX>((size_t)N * (NH + 2 * NKV) * HS);
     }
-    bool is_value(size_t i) const { return (int)(i / HS % (NH + 2 * NKV)) >= NH + NKV; }
+    bool stays(size_t i) const { return (int)(i / HS % (NH + 2 * NKV)) >= NH + NKV || (int)(i % HS) >= rotated; }
 
     // Turned by direction * angle: two products and their sum, each rounded.
     Bounded expected(const Doubles& x, int direction) const {
         Bounded y(x.size());
         for (size_t i = 0; i < x.size(); i++) {
-            const int c = (int)(i % HS), half = HS / 2, position = positions[i / HS / (NH + 2 * NKV)];
-            if (is_value(i)) {
+            const int c = (int)(i % HS), half = rotated / 2, position = positions[i / HS / (NH + 2 * NKV)];
+            if (stays(i)) {
                 y.value[i] = x[i];
                 y.allowed[i] = 0;
                 continue;
@@ -478,11 +523,12 @@ struct Rotation {
 };
 
 TEST(Rope, ForwardBackwardAndBack) {
-    const Rotation shapes[] = {{1, 1, 1, 2, 1, 13}, {33, 4, 2, 8, 50, 14}, {131, 3, 1, 10, 131, 15}, {17, 2, 2, 128, 2048, 16}};
+    const Rotation shapes[] = {{1, 1, 1, 2, 1, 13, 2},         {33, 4, 2, 8, 50, 14, 8},   {131, 3, 1, 10, 131, 15, 10},
+                               {17, 2, 2, 128, 2048, 16, 128}, {33, 4, 2, 64, 50, 17, 16}, {9, 3, 1, 10, 31, 18, 6}};
     for (const Rotation& k : shapes)
         for (const int threads : {1, 2}) {
             cpu::Ctx ctx(threads);
-            const Rope rope = {k.positions.data(), k.table.data(), k.HS};
+            const Rope rope = {k.positions.data(), k.table.data(), k.rotated};
             const AttentionShape shape = {1, k.N, k.NH, k.NKV, k.HS};
             Guarded<floatX> turned(k.qkv, "qkv"), gradient(k.qkv, "dqkv");
             cpu::rope_forward(ctx, turned.data(), rope, shape);
@@ -497,9 +543,9 @@ TEST(Rope, ForwardBackwardAndBack) {
             const Doubles x = doubles(k.qkv);
             Doubles allowed(x.size());
             for (size_t i = 0; i < x.size(); i++) {
-                const size_t partner = (int)(i % k.HS) < k.HS / 2 ? i + k.HS / 2 : i - k.HS / 2;
-                const double length = std::hypot(x[i], k.is_value(i) ? 0 : x[partner]);
-                allowed[i] = k.is_value(i) ? 0 : rounding * (length + std::abs(x[i])) + 8 * u * length;
+                const size_t half = (size_t)k.rotated / 2, partner = i % (size_t)k.HS < half ? i + half : i - half;
+                const double length = std::hypot(x[i], k.stays(i) ? 0 : x[partner]);
+                allowed[i] = k.stays(i) ? 0 : rounding * (length + std::abs(x[i])) + 8 * u * length;
             }
             expect_close(back, x, allowed, "there and back");
         }
@@ -508,11 +554,13 @@ TEST(Rope, ForwardBackwardAndBack) {
 // Gradients of queries and keys before they were turned have the bits of the two ops one after another. Heads that are turned
 // as they are stored, and one that is too large for that; a task per key/value head, and per query head.
 TEST(Rope, BackwardWithAttention) {
-    for (const Case& k : {Case{2, 150, 4, 4, 32, false, true}, Case{1, 70, 4, 1, 64, false, false},
-                          Case{2, 67, 2, 2, 10, false, false}, Case{1, 65, 2, 1, 128, false, true}}) {
+    for (const Case& k :
+         {Case{2, 150, 4, 4, 32, false, true}, Case{1, 70, 4, 1, 64, false, false}, Case{2, 67, 2, 2, 10, false, false},
+          Case{1, 65, 2, 1, 128, false, true}, Case{1, 70, 2, 1, 32, false, false, 0, 1.5}}) {
         const Problem p(k, 17);
         std::vector<real> angles;
-        rope_table(angles, k.T, k.HS, 10000);
+        const int rotated = k.HS == 64 ? 16 : k.HS;
+        rope_table(angles, k.T, rotated, 10000);
         std::vector<int> positions;
         for (size_t row = 0; row < k.rows(); row++) positions.push_back((int)row % k.T - p.first_key((int)row));
         for (const Way& way : all_ways()) {
@@ -521,7 +569,7 @@ TEST(Rope, BackwardWithAttention) {
             way.choose(ctx);
             const Results r = p.run(ctx);
             Guarded<floatX> apart(r.dqkv, "apart"), together(p.qkv.size(), "together");
-            const Rope rope = {positions.data(), angles.data(), k.HS};
+            const Rope rope = {positions.data(), angles.data(), rotated};
             cpu::rope_backward(ctx, apart.data(), rope, p.shape());
             cpu::attention_rope_backward(ctx, together.data(), p.dout.data(), {p.qkv.data(), r.out.data(), r.lse.data()},
                                          p.mask(), rope, p.shape(), nullptr);

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(mlp_threads)
         }
         store(out + thread * size, x);
     }
-    for (size_t i = n_packs * size + thread; i < n; i += threads) out[i] = (floatX)((float)inp[i] * dropout.of(i));
+    for (size_t i = n_packs * size + thread; i < n; i += threads) out[i] = (floatX)dropout.apply(i, (float)inp[i]);
 }
 
 // Activations of one input: without codes, rows do not matter, and numbers are moved in packs for any F.

@@ -30,47 +30,51 @@ constexpr bool brief = false;
 // ---- the ops under test ----------------------------------------------------------------------------------------------------
 struct Results {
     std::vector<floatX> out, dqkv;
-    std::vector<float> lse;
+    std::vector<float> lse, dsinks;
 };
 
 struct Problem {
     Case k;
     float scale;
-    std::vector<floatX> qkv, dout;
+    std::vector<floatX> qkv, dout, sinks = Rng(3).normals<floatX>(k.NH);
     std::vector<float> slopes;
     std::vector<int> doc_start;
 
     Problem(const Case& shape, std::vector<floatX> inp, std::vector<floatX> gradient, double factor)
-        : k(shape), scale((float)factor), qkv(std::move(inp)), dout(std::move(gradient)), doc_start(document_starts(k.B, k.T)) {
+        : k(shape), scale((float)factor), qkv(std::move(inp)), dout(std::move(gradient)), doc_start(k.first_keys()) {
         for (int h = 0; h < k.NH; h++) slopes.push_back((float)std::exp2(-8.0 * (h + 1) / k.NH));
     }
     Problem(const Case& shape, uint64_t seed)
         : Problem(shape, Rng(seed).normals<floatX>(shape.rows() * shape.width(), 1.5),
                   Rng(seed + 1).normals<floatX>(shape.rows() * shape.NH * shape.HS), 1 / std::sqrt((double)shape.HS)) {}
 
-    int first_key(int row) const { return k.documents ? doc_start[row] : 0; }
+    int first_key(int row) const { return doc_start[row]; }
 
     Results run(gpu::Ctx& ctx) const {
         const size_t n = k.rows() * k.NH;
         DeviceMemory<floatX> inp(qkv, "qkv"), gradient(dout, "dout"), out(n * k.HS, "out"), dqkv(qkv.size(), "dqkv");
-        DeviceMemory<float> lse(n, "lse"), bias(slopes, "slopes");
+        DeviceMemory<floatX> sink(sinks, "sinks");
+        DeviceMemory<float> lse(n, "lse"), bias(slopes, "slopes"), dsinks(std::vector<float>(k.NH), "dsinks");
         DeviceMemory<int> docs(doc_start, "doc_start");
-        const AttentionMask mask = {k.documents ? docs.p() : nullptr, k.alibi ? bias.p() : nullptr};
+        const AttentionMask mask = {k.masked() ? docs.p() : nullptr, k.alibi ? bias.p() : nullptr};
+        const AttentionActs acts = {inp.p(), out.p(), lse.p()};
         gpu::attention_forward(ctx, out.p(), lse.p(), inp.p(), mask, shape());
-        gpu::attention_backward(ctx, dqkv.p(), gradient.p(), {inp.p(), out.p(), lse.p()}, mask, shape(), nullptr);
+        if (k.sinks) gpu::sinks_forward(ctx, out.p(), lse.p(), sink.p(), shape());
+        gpu::attention_backward(ctx, dqkv.p(), gradient.p(), acts, mask, shape(), nullptr);
+        if (k.sinks) gpu::sinks_backward(ctx, dsinks.p(), gradient.p(), acts, sink.p(), shape());
         expect_same_bits(inp.get(), qkv, "qkv, an input");
         expect_same_bits(gradient.get(), dout, "dout, an input");
-        return {out.get(), dqkv.get(), lse.get()};
+        return {out.get(), dqkv.get(), lse.get(), dsinks.get()};
     }
 
-    AttentionShape shape() const { return {k.B, k.T, k.NH, k.NKV, k.HS, scale}; }
+    AttentionShape shape() const { return k.shape(scale); }
 
     Results run_plain_loops() const {
         cpu::Ctx ctx(1);
         ctx.plain = true;
         const size_t n = k.rows() * k.NH;
-        Results r{std::vector<floatX>(n * k.HS), std::vector<floatX>(qkv.size()), std::vector<float>(n)};
-        const AttentionMask mask = {k.documents ? doc_start.data() : nullptr, k.alibi ? slopes.data() : nullptr};
+        Results r{std::vector<floatX>(n * k.HS), std::vector<floatX>(qkv.size()), std::vector<float>(n), {}};
+        const AttentionMask mask = {k.masked() ? doc_start.data() : nullptr, k.alibi ? slopes.data() : nullptr};
         cpu::attention_forward(ctx, r.out.data(), r.lse.data(), qkv.data(), mask, shape());
         cpu::attention_backward(ctx, r.dqkv.data(), dout.data(), {qkv.data(), r.out.data(), r.lse.data()}, mask, shape(),
                                 nullptr);
@@ -84,8 +88,8 @@ struct BeforeHopper : gpu::Ctx {
 };
 
 // The implementations that take heads of this size: plain true or false.
-std::vector<bool> implementations(const gpu::Ctx& ctx, int HS) {
-    if (gpu::choose_attention(ctx, HS) == gpu::AttentionKernels::simple) return {true};
+std::vector<bool> implementations(const gpu::Ctx& ctx, const Case& k) {
+    if (gpu::choose_attention(ctx, k.shape(1)) == gpu::AttentionKernels::simple) return {true};
     return {true, false};
 }
 const char* name_of(bool plain) { return plain ? "simple" : "tensor cores"; }
@@ -112,9 +116,11 @@ public:
                 for (int h = 0; h < k_.NH; h++) {
                     const int first = p_.first_key(b * k_.T + t);
                     const Scores s = scores(b, h, t);
-                    double top = -1e300, sum = 0;
+                    const double sink = k_.sinks ? as_double(p_.sinks[h]) : -std::numeric_limits<double>::infinity();
+                    double top = sink, sum = 0;
                     for (const double x : s.value) top = std::max(top, x);
                     for (const double x : s.value) sum += std::exp(x - top);
+                    sum += std::exp(sink - top);
                     // Weight by weight: its score, its exponential, and one or two more per tile passed.
                     Doubles weight, relative;
                     double weight_error = (k_.T + 4) * u;
@@ -123,15 +129,17 @@ public:
                         relative.push_back(exponential_error(s.value[j], top, s.error[j], k_.T / 32 + 1));
                         weight_error += weight[j] * relative[j];
                     }
+                    if (k_.sinks) weight_error += (32 + 8 * std::abs(top)) * u;  // lse and the factor of out are rounded again
                     lse.add(k_.statistic(b, t, h), top + std::log(sum), weight_error + 8 * u * (std::abs(top) + std::log(sum)));
                     for (int c = 0; c < k_.HS; c++) {
                         double value = 0, error = 0;
                         for (size_t j = 0; j < s.value.size(); j++) {
-                            const double v = at(b, first + (int)j, k_.value_head(h), c);
+                            const double v = s.keep[j] * at(b, first + (int)j, k_.value_head(h), c);
                             value += weight[j] * v;
                             error += weight[j] * std::abs(v) * (relative[j] + operand_ + (k_.T + 4) * u);
                         }
-                        out.add(k_.output(b, t, h, c), value, error + std::abs(value) * (weight_error + 4 * u + rounding));
+                        out.add(k_.output(b, t, h, c), value,
+                                error + std::abs(value) * (weight_error + 4 * u + (k_.sinks ? 2 : 1) * rounding));
                     }
                 }
     }
@@ -157,17 +165,20 @@ public:
                         const double w_error = w * exponential_error(score, log_sum, s.error[j - first], 1);
                         double dw = 0, dw_magnitude = 0;
                         for (int c = 0; c < HS; c++) {
-                            const double x = dy[c] * at(b, j, k_.value_head(h), c);
+                            const double x = s.keep[j - first] * dy[c] * at(b, j, k_.value_head(h), c);
                             dw += x;
                             dw_magnitude += std::abs(x);
                         }
-                        const double ds = scale * w * (dw - correction);
-                        const double ds_error = scale * ((w_error + (4 * u + operand_) * w) * std::abs(dw - correction) +
-                                                         (w + w_error) * (HS + 2) * u * (dw_magnitude + correction_magnitude));
+                        const double keep = s.keep[j - first], slope = s.derivative[j - first];
+                        const double ds = scale * slope * w * (dw - correction);
+                        const double ds_error =
+                            scale * ((slope * (w_error + (4 * u + operand_) * w) + s.derivative_error[j - first] * w) *
+                                         std::abs(dw - correction) +
+                                     (w + w_error) * (HS + 2) * u * (dw_magnitude + correction_magnitude));
                         for (int c = 0; c < HS; c++) {
                             const double q = at(b, t, h, c), key = at(b, j, k_.key_head(h), c);
-                            d.add(k_.index(b, j, k_.value_head(h), c), w * dy[c],
-                                  std::abs(dy[c]) * (w_error + (terms * u + operand_) * w));
+                            d.add(k_.index(b, j, k_.value_head(h), c), keep * w * dy[c],
+                                  keep * std::abs(dy[c]) * (w_error + (terms * u + operand_) * w));
                             d.add(k_.index(b, t, h, c), ds * key, std::abs(key) * (ds_error + terms * u * std::abs(ds)));
                             d.add(k_.index(b, j, k_.key_head(h), c), ds * q,
                                   std::abs(q) * (ds_error + terms * u * std::abs(ds)));
@@ -176,10 +187,20 @@ public:
                 }
         for (size_t i = 0; i < d.value.size(); i++) d.allowed[i] += rounding * std::abs(d.value[i]);
     }
+    Bounded sinks_backward(const Doubles& dout, const Doubles& out, const Doubles& lse) const {
+        Bounded d((size_t)k_.NH);
+        for (size_t i = 0; i < out.size(); i++) {
+            const size_t h = i / k_.HS % k_.NH, row = i / k_.HS / k_.NH;
+            const double exponent = as_double(p_.sinks[h]) - lse[(row / k_.T * k_.NH + h) * k_.T + row % k_.T];
+            const double term = k_.sinks ? std::exp(exponent) * dout[i] * out[i] : 0;
+            d.add(h, -term, std::abs(term) * (k_.HS + 16 + 4 * std::abs(exponent) + (double)k_.rows()) * u);
+        }
+        return d;
+    }
 
 private:
     struct Scores {
-        Doubles value, error;
+        Doubles value, error, derivative, derivative_error, keep;
     };
     double at(int b, int t, int head, int c) const { return qkv_[k_.index(b, t, head, c)]; }
 
@@ -201,15 +222,20 @@ private:
                 dot += x;
                 magnitude += std::abs(x);
             }
-            const double bias = k_.alibi ? (double)p_.slopes[h] * (j - t) : 0;
-            s.value.push_back((double)p_.scale * dot + bias);
-            s.error.push_back(exact_ ? 0 : u * ((k_.HS + 3) * (double)p_.scale * magnitude + 4 * std::abs(bias)));
+            const double bias = k_.alibi ? (double)p_.slopes[h] * (j - t) : 0, scale = (double)p_.scale;
+            const Capped score(scale * dot, exact_ ? 0 : u * (k_.HS + 3) * scale * magnitude, k_.softcap, u);
+            s.value.push_back(score.value + bias);
+            s.error.push_back(exact_ ? 0 : score.error + 4 * u * std::abs(bias));
+            s.derivative.push_back(score.derivative);
+            s.derivative_error.push_back(score.derivative_error);
+            s.keep.push_back((double)shape_.dropout.of(shape_.weight(b, h, t, j)));
         }
         return s;
     }
 
     const Problem& p_;
     const Case& k_;
+    const AttentionShape shape_ = p_.shape();
     const Doubles qkv_;
     const bool simple_, exact_;
     const double operand_;
@@ -223,6 +249,8 @@ void check(const Problem& p, const Results& r, bool simple, bool exact_scores = 
     expect_close(r.lse, lse.value, lse.allowed, "lse");
     reference.backward(dqkv, doubles(p.dout), doubles(r.out), doubles(r.lse));
     expect_close(r.dqkv, dqkv.value, dqkv.allowed, "dqkv");
+    const Bounded dsinks = reference.sinks_backward(doubles(p.dout), doubles(r.out), doubles(r.lse));
+    expect_close(r.dsinks, dsinks.value, dsinks.allowed, "dsinks");
 }
 
 // A row that sees only itself has weight 1: its value comes out unchanged.
@@ -230,7 +258,7 @@ void expect_first_tokens_unchanged(const Problem& p, const Results& r) {
     const Case& k = p.k;
     for (int b = 0; b < k.B; b++)
         for (int t = 0; t < k.T; t++)
-            for (int h = 0; h < k.NH && p.first_key(b * k.T + t) == t; h++)
+            for (int h = 0; h < k.NH && p.first_key(b * k.T + t) == t && !k.sinks && k.dropout == 0; h++)
                 for (int c = 0; c < k.HS; c++)
                     ASSERT_EQ(as_double(r.out[k.output(b, t, h, c)]), as_double(p.qkv[k.index(b, t, k.value_head(h), c)]))
                         << "sequence " << b << ", row " << t << ", head " << h;
@@ -240,6 +268,7 @@ void expect_same_results(const Results& a, const Results& b) {
     expect_same_bits(a.out, b.out, "out");
     expect_same_bits(a.lse, b.lse, "lse");
     expect_same_bits(a.dqkv, b.dqkv, "dqkv");
+    expect_same_bits(a.dsinks, b.dsinks, "dsinks");
 }
 
 // ---- values ----------------------------------------------------------------------------------------------------------------
@@ -263,11 +292,20 @@ INSTANTIATE_TEST_SUITE_P(TensorCoreSizes, Attention,
                                          Case{1, 65, 4, 2, 128, true, false}, Case{2, 130, 2, 1, 128, false, true},
                                          Case{1, 200, 1, 1, 128, true, true}));
 
+// Windows of one key, within a tile, of a tile, of several. Caps, dropout, sinks, alone and together.
+INSTANTIATE_TEST_SUITE_P(Options, Attention,
+                         testing::Values(Case{1, 70, 2, 1, 16, false, false, 1}, Case{1, 150, 2, 2, 64, true, true, 20},
+                                         Case{1, 130, 2, 1, 80, false, false, 64}, Case{2, 40, 4, 2, 32, true, true, 0, 1.5},
+                                         Case{1, 70, 2, 1, 64, false, false, 0, 0.7},
+                                         Case{1, 40, 2, 2, 16, false, true, 0, 0, 0.3},
+                                         Case{2, 33, 4, 2, 64, false, false, 0, 0, 0, true},
+                                         Case{1, 70, 2, 1, 24, true, true, 40, 2, 0.2, true}));
+
 TEST_P(Attention, EachImplementation) {
     const Problem p(GetParam(), 1);
     if (brief && p.k.rows() * p.k.NH > 270) GTEST_SKIP() << "too long under ThreadSanitizer";
     BeforeHopper ctx;
-    for (const bool plain : implementations(ctx, p.k.HS)) {
+    for (const bool plain : implementations(ctx, p.k)) {
         SCOPED_TRACE(name_of(plain));
         ctx.plain = plain;
         spoil_scratch(ctx);
@@ -282,7 +320,7 @@ TEST(AttentionRuns, TheSameBitsTwice) {
          {Case{2, 40, 4, 2, 24, true, true}, Case{1, 140, 2, 1, 64, true, true}, Case{1, 70, 4, 1, 128, false, false}}) {
         const Problem p(k, 5);
         BeforeHopper ctx;
-        for (const bool plain : implementations(ctx, k.HS)) {
+        for (const bool plain : implementations(ctx, k)) {
             ctx.plain = plain;
             const Results r = p.run(ctx);
             spoil_scratch(ctx);
@@ -315,7 +353,7 @@ TEST(AttentionAccuracy, AtMostTwiceTheErrorOfThePlainLoops) {
             return squares;
         };
         const Doubles plain_loops = errors(p.run_plain_loops());
-        for (const bool plain : implementations(ctx, k.HS)) {
+        for (const bool plain : implementations(ctx, k)) {
             ctx.plain = plain;
             const Doubles squares = errors(p.run(ctx));
             const char* names[] = {"out", "dq", "dk", "dv"};
@@ -333,7 +371,7 @@ TEST(AttentionValues, EqualScoresGiveMeans) {
         for (int c = 0; c < k.HS; c++) qkv[k.index(0, t, 3, c)] = from_double<floatX>(t % 8 - c);
     const Problem p(k, qkv, Rng(6).normals<floatX>(k.rows() * k.NH * k.HS), 1);
     BeforeHopper ctx;
-    for (const bool plain : implementations(ctx, k.HS)) {
+    for (const bool plain : implementations(ctx, k)) {
         ctx.plain = plain;
         const Results r = p.run(ctx);
         double sum = 0;
@@ -365,7 +403,7 @@ TEST(AttentionValues, LargeScoresDoNotOverflow) {
             if (head == 2) qkv[i] = from_double<floatX>(16 * (shift == 0 ? any : shift > 0 ? some : -some));
         }
         const Problem p(k, qkv, rng.normals<floatX>(k.rows() * k.NH * k.HS), 1);
-        for (const bool plain : implementations(ctx, k.HS)) {
+        for (const bool plain : implementations(ctx, k)) {
             SCOPED_TRACE(testing::Message() << name_of(plain) << ", shift " << shift);
             ctx.plain = plain;
             const Results r = p.run(ctx);
@@ -385,7 +423,7 @@ TEST(AttentionMask, LaterTokensChangeNothingBefore) {
     for (const int HS : {16, 64}) {
         const Case k{1, 140, 2, 1, HS, true, false};
         const Problem p(k, 8);
-        for (const bool plain : implementations(ctx, HS)) {
+        for (const bool plain : implementations(ctx, k)) {
             ctx.plain = plain;
             const Results before = p.run(ctx);
             for (const int changed : brief ? std::vector{100} : std::vector{1, 31, 64, 100, 139}) {
@@ -416,7 +454,7 @@ TEST(AttentionMask, DocumentsDoNotSeeEachOther) {
     for (const int HS : {8, 64}) {
         const Case k{2, 145, 2, 1, HS, true, true};
         const Problem p(k, 10);
-        for (const bool plain : implementations(ctx, HS)) {
+        for (const bool plain : implementations(ctx, k)) {
             ctx.plain = plain;
             const Results before = p.run(ctx);
             for (const int start : brief ? std::vector{64} : std::vector{0, 1, 3, 64, 128, 129}) {
@@ -445,12 +483,15 @@ TEST(AttentionMask, DocumentsDoNotSeeEachOther) {
 // ---- decoding --------------------------------------------------------------------------------------------------------------
 // Token by token over caches whose later rows are NaN, against the same attention over whole sequences.
 TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
-    for (Case k :
-         {Case{1, 5, 1, 1, 8, false, false}, Case{2, 70, 4, 2, 24, true, false}, Case{2, 37, 6, 1, 5, false, false},
-          Case{1, 41, 2, 2, 80, true, false}, Case{1, 70, 2, 1, 64, true, false}, Case{1, 40, 2, 1, 256, false, false}}) {
+    for (Case k : {Case{1, 5, 1, 1, 8, false, false}, Case{2, 70, 4, 2, 24, true, false}, Case{2, 37, 6, 1, 5, false, false},
+                   Case{1, 41, 2, 2, 80, true, false}, Case{1, 70, 2, 1, 64, true, false}, Case{1, 40, 2, 1, 256, false, false},
+                   Case{2, 50, 4, 2, 24, true, false, 20, 1.5, 0, true}}) {
         if (brief) k.T = std::min(k.T, 7);
         SCOPED_TRACE(testing::PrintToString(k));
         const Problem p(k, 12);
+        AttentionShape shape = p.shape();
+        shape.T = 1;
+        DeviceMemory<floatX> sinks(p.sinks, "sinks");
         const int P = k.T + 3;  // rows of the cache
         const size_t cached = (size_t)k.NKV * k.HS, produced = (size_t)k.NH * k.HS;
         BeforeHopper ctx;
@@ -467,7 +508,7 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
             }
             DeviceMemory<floatX> qkv(tokens, "qkv"), token_out(k.B * produced, "out");
             gpu::attention_decode(ctx, token_out.p(), {keys.p(), values.p(), P}, qkv.p(),
-                                  {0, t, k.alibi ? slopes.p() : nullptr}, {k.B, 1, k.NH, k.NKV, k.HS, p.scale});
+                                  {p.first_key(t), t, k.alibi ? slopes.p() : nullptr, k.sinks ? sinks.p() : nullptr}, shape);
             const std::vector<floatX> result = token_out.get();
             for (int b = 0; b < k.B; b++) std::copy_n(&result[b * produced], produced, &out[(b * k.T + t) * produced]);
         }

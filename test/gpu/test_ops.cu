@@ -30,14 +30,15 @@ TEST(Rope, ForwardBackwardAndValuesUntouched) {
     gpu::Ctx ctx;
     Rng rng(20);
     struct Case {
-        int N, NH, NKV, HS, P;
+        int N, NH, NKV, HS, P, rotated;
     };
-    for (const Case& k : {Case{1, 1, 1, 2, 1}, Case{33, 4, 2, 8, 50}, Case{131, 3, 1, 10, 131}, Case{17, 2, 2, 128, 2048},
-                          Case{5, 40, 3, 16, 7}, Case{66000, 1, 1, 2, 9}}) {
+    for (const Case& k : {Case{1, 1, 1, 2, 1, 2}, Case{33, 4, 2, 8, 50, 8}, Case{131, 3, 1, 10, 131, 10},
+                          Case{17, 2, 2, 128, 2048, 128}, Case{5, 40, 3, 16, 7, 16}, Case{66000, 1, 1, 2, 9, 2},
+                          Case{33, 4, 2, 64, 50, 16}, Case{19, 3, 1, 80, 31, 20}, Case{9, 3, 1, 9, 31, 6}}) {
         if (k.N > most_rows) continue;
-        const int half = k.HS / 2, heads = k.NH + 2 * k.NKV;
+        const int half = k.rotated / 2, heads = k.NH + 2 * k.NKV;
         std::vector<real> angles;
-        rope_table(angles, k.P, k.HS, 10000);
+        rope_table(angles, k.P, k.rotated, 10000);
         const Input<real> table(angles);
         std::vector<int> at = rng.integers(k.N, 0, k.P);
         at[0] = 0;
@@ -46,7 +47,7 @@ TEST(Rope, ForwardBackwardAndValuesUntouched) {
         const Input<floatX> qkv(rng.normals<floatX>((size_t)k.N * heads * k.HS));
         for (const int direction : {1, -1}) {
             Buffer<floatX> turned(qkv.host(), "qkv");
-            const Rope rope = {positions.p(), table.p(), k.HS};
+            const Rope rope = {positions.p(), table.p(), k.rotated};
             const AttentionShape shape = {1, k.N, k.NH, k.NKV, k.HS};
             if (direction == 1) gpu::rope_forward(ctx, turned.p(), rope, shape);
             else gpu::rope_backward(ctx, turned.p(), rope, shape);
@@ -55,7 +56,7 @@ TEST(Rope, ForwardBackwardAndValuesUntouched) {
             for (size_t i = 0; i < expected.size(); i++) {
                 const int c = (int)(i % k.HS);
                 const size_t n = i / k.HS / heads;
-                if ((int)(i / k.HS % heads) >= k.NH + k.NKV) continue;
+                if ((int)(i / k.HS % heads) >= k.NH + k.NKV || c >= k.rotated) continue;
                 const size_t entry = ((size_t)at[n] * half + c % half) * 2;
                 const double cosine = angles[entry], sine = direction * (double)angles[entry + 1];
                 const double own = as_double(qkv[i]) * cosine;
