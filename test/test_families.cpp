@@ -64,6 +64,10 @@ TEST(Families, PublishedConfigs) {
         std::string text;
         std::function<bool(const ModelConfig&)> right;
     } rows[] = {
+        {"GPT-2: its dropout is not in the way",
+         R"({"model_type": "gpt2", "vocab_size": 99, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "attn_pdrop": 0.1,
+             "embd_pdrop": 0.1, "resid_pdrop": 0.1})",
+         [](const ModelConfig& c) { return c.attention_dropout == 0.1 && c.F == 256 && !not_computed(c); }},
         {"Llama 3.1", llama_like("llama", R"("rope_theta": 500000.0, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 64, "rope_type": "llama3"})"),
          [](const ModelConfig& c) {
@@ -129,6 +133,17 @@ TEST(Families, PublishedConfigs) {
         EXPECT_TRUE(holds(family_of(c), c)) << what;
         EXPECT_TRUE(same_model(c, from_hf_config(json(to_hf_config(c, "")), "what was written"))) << what;
     }
+}
+
+// SmolLM3's own padding token, 128004, is beyond a small vocabulary, and transformers then opens no model.
+TEST(Families, PaddingTokensAreGiven) {
+    ModelConfig c;
+    set_family(c, "smollm3");
+    c.C = c.NH = c.NKV = 8;
+    EXPECT_TRUE(to_hf_config(c, "").at("pad_token_id").is_null());
+    EXPECT_EQ(to_hf_config(c, "", {{"pad_token_id", 3}}).at("pad_token_id"), 3);
+    c.family = "llama";
+    EXPECT_FALSE(to_hf_config(c, "").contains("pad_token_id"));
 }
 
 TEST(Families, UnsupportedIsNamed) {

@@ -135,6 +135,11 @@ inline Key only_written(const char* key, const nlohmann::json& value) {
     return {only(key, value).read, [=](Json& j, const ModelConfig&) { j[key] = value; }};
 }
 
+// The class's own padding token may be beyond the vocabulary, and the gradient of its embedding is dropped there.
+inline Key no_padding_token() {
+    return {[](const HfReader&, ModelConfig&) {}, [](Json& j, const ModelConfig&) { j["pad_token_id"] = nullptr; }};
+}
+
 // ---- keys of several families ------------------------------------------------------------------------------------------------
 inline Key plain_activation(const char* key) {
     using A = Activation;
@@ -498,6 +503,7 @@ inline Keys own_keys() {
 inline const Keys& keys_of(const std::string& family) {
     const Key scale = root_of_width(), biases = attention_bias(false), mlp_bias = flag("mlp_bias", &C::mlp_bias, false);
     const Key causal = only("use_bidirectional_attention", false), scalar = query_pre_attn_scalar();
+    const Key unpadded = no_padding_token();
     const Key attention_cap = number_or_null("attn_logit_softcapping", &C::attention_softcap, 50);
     const Key cap2 = number_or_null("final_logit_softcapping", &C::logit_softcap, 30);
     const Key cap3 = number_or_null("final_logit_softcapping", &C::logit_softcap, 0);
@@ -515,14 +521,14 @@ inline const Keys& keys_of(const std::string& family) {
         {"mistral", llama_keys({window({4096})})},
         {"qwen2", llama_keys({qwen_window})},
         {"qwen3", llama_keys({biases, qwen_window}, 128)},
-        {"smollm3",
-         llama_keys({biases, mlp_bias, no_rope_layers(), window({0, true, false, 0, false, true})}, 0, 1e-6, smollm3_rope)},
-        {"olmo2", llama_keys({biases}, 0, 1e-5)},
-        {"gemma", llama_keys({gemma_activation, scale, biases, causal}, 256)},
-        {"gemma2",
-         llama_keys({scale, biases, causal, scalar, attention_cap, cap2, window({4096, false, false, 2, false, true})}, 256,
-                    1e-6, {}, "hidden_activation")},
-        {"gemma3_text", llama_keys({scale, biases, causal, scalar, only("attn_logit_softcapping", nullptr), cap3,
+        {"smollm3", llama_keys({unpadded, biases, mlp_bias, no_rope_layers(), window({0, true, false, 0, false, true})}, 0,
+                               1e-6, smollm3_rope)},
+        {"olmo2", llama_keys({unpadded, biases}, 0, 1e-5)},
+        {"gemma", llama_keys({unpadded, gemma_activation, scale, biases, causal}, 256)},
+        {"gemma2", llama_keys({unpadded, scale, biases, causal, scalar, attention_cap, cap2,
+                               window({4096, false, false, 2, false, true})},
+                              256, 1e-6, {}, "hidden_activation")},
+        {"gemma3_text", llama_keys({unpadded, scale, biases, causal, scalar, only("attn_logit_softcapping", nullptr), cap3,
                                     window({4096, false, false, 6, true, true})},
                                    256, 1e-6, gemma3_rope, "hidden_activation")},
         {"train_gpt", own_keys()},

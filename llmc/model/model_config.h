@@ -90,7 +90,6 @@ inline ModelConfig canonical(ModelConfig c) {
 // What of the configuration is not computed yet; null if all of it is.
 inline const char* not_computed(const ModelConfig& c) {
     const std::pair<bool, const char*> rows[] = {
-        {c.attention_dropout > 0 || c.hidden_dropout > 0 || c.embedding_dropout > 0, "dropout"},
         {c.norm_place != NormPlace::before, "norms elsewhere than before attention and MLP"},
         {c.norm_plus_one, "norms that multiply by 1 + w"},
         {c.qk_norm != QkNorm::none, "norms of queries and keys"},
