@@ -315,18 +315,14 @@ def test_fine_tuning():
 
 REFUSED = {
     "llama tied": {
-        "model_type": "mistral", "hidden_act": "gelu", "head_dim": 16, "attention_bias": True, "mlp_bias": True,
-        "sliding_window": 16, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-        "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}, "partial_rotary_factor": 0.5,
-        "quantization_config": {"quant_method": "fp8"},
+        "model_type": "mixtral", "hidden_act": "gelu", "sliding_window": 16, "partial_rotary_factor": 0.5,
+        "rope_scaling": {"rope_type": "mrope", "factor": 2.0}, "quantization_config": {"quant_method": "fp8"},
     },
     "gpt2": {
-        "model_type": "gptj", "activation_function": "relu", "scale_attn_weights": False,
-        "scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True, "tie_word_embeddings": False,
+        "model_type": "gptj", "activation_function": "relu", "scale_attn_by_inverse_layer_idx": True,
+        "add_cross_attention": True,
     },
-    "bloom": {
-        "model_type": "falcon", "apply_residual_connection_post_layernorm": True, "tie_word_embeddings": False,
-    },
+    "bloom": {"model_type": "falcon", "apply_residual_connection_post_layernorm": True},
 }
 
 

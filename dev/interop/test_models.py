@@ -1,0 +1,231 @@
+"""Models of every family, to and from transformers: `make test-interop`. For random models of odd sizes that transformers wrote,
+
+  load       train_gpt opens them: fp32, bf16 and fp16, one file or several, tied and not
+  logits     its logits in fp32 are transformers' (1e-4), for 1 token, 17 tokens, and beyond the length of the first training
+             where positions are scaled; greedy text is the same
+  gradients  the gradient of each tensor is PyTorch's (2e-5 of its largest element)
+  train      20 steps here lower the loss as 20 steps of PyTorch's AdamW do
+  write      transformers opens the result without a missing or unexpected tensor, with our logits
+  reload     train_gpt reads its own directory back to the same logits
+
+    test_models.py BUILD [-v] [FAMILY ...]     a folder with train_gpt and dump_logits of fp32; ends with a table
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+os.environ |= {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+import numpy as np
+import torch
+import transformers as t
+from safetensors.torch import load_file
+
+BUILD = Path(sys.argv[1]).resolve()
+WORK = Path(tempfile.mkdtemp(prefix="models_"))
+V, T = 1003, 64  # vocabulary and longest sequence
+COLUMNS = ("load", "logits", "gradients", "train", "write", "reload")
+VERBOSE = "-v" in sys.argv
+
+# 5 query heads of 80 on one key/value head, in a width that is no multiple of 64; small otherwise.
+IDS = dict(vocab_size=V, bos_token_id=0, eos_token_id=0, pad_token_id=None)
+SIZES = dict(hidden_size=70, intermediate_size=90, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1, head_dim=80,
+             max_position_embeddings=T, rms_norm_eps=1e-3, **IDS)
+NEOX = dict(hidden_size=96, intermediate_size=90, num_hidden_layers=2, num_attention_heads=3, max_position_embeddings=T, **IDS)
+GPT2 = dict(n_embd=90, n_layer=2, n_head=5, n_positions=T, **IDS)
+
+
+def rope(**settings):
+    return {"rope_parameters": {"rope_theta": 100.0, **settings}}
+
+
+def scaled(rope_type, factor=4.0, original=16, **more):
+    return rope(rope_type=rope_type, factor=factor, original_max_position_embeddings=original, **more)
+
+
+LLAMA3 = scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)
+LONG = dict(short_factor=[1 + j / 40 for j in range(40)], long_factor=[2 + j / 10 for j in range(40)])
+GEMMA3_ROPE = {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
+                                   "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}}
+# Every family: its class of config, and variants, each of which is a model.
+FAMILIES = {
+    "gpt2": (t.GPT2Config, {"": dict(n_inner=80, **GPT2), "untied, exact": dict(tie_word_embeddings=False, activation_function="gelu",
+                            **GPT2), "unscaled": dict(scale_attn_weights=False, activation_function="relu2", **GPT2)}),
+    "bloom": (t.BloomConfig, {"": dict(hidden_size=90, n_layer=2, n_head=5, seq_length=T, **IDS)}),
+    "llama": (t.LlamaConfig, {
+        "biases": dict(attention_bias=True, mlp_bias=True, **SIZES | dict(hidden_size=75)),
+        "llama3": dict(tie_word_embeddings=True, **LLAMA3, **SIZES),
+        "linear": dict(**rope(rope_type="linear", factor=3.0), **SIZES),
+        "dynamic": dict(**rope(rope_type="dynamic", factor=4.0), **SIZES | dict(max_position_embeddings=16)),
+        "yarn": dict(**scaled("yarn"), **SIZES),
+        "longrope": dict(**scaled("longrope", **LONG), **SIZES),
+        "geglu": dict(hidden_act="gelu_pytorch_tanh", **SIZES)}),
+    "mistral": (t.MistralConfig, {"window": dict(sliding_window=7, **SIZES), "": dict(sliding_window=None, **SIZES)}),
+    "qwen2": (t.Qwen2Config, {"": SIZES, "tied": dict(tie_word_embeddings=True, **SIZES),
+                              "window": dict(use_sliding_window=True, sliding_window=7, max_window_layers=0, **SIZES)}),
+    "qwen3": (t.Qwen3Config, {"": SIZES, "biases": dict(attention_bias=True, tie_word_embeddings=True, **SIZES)}),
+    "smollm3": (t.SmolLM3Config, {"": dict(no_rope_layer_interval=2, **SIZES)}),
+    "olmo2": (t.Olmo2Config, {"": SIZES, "tied": dict(tie_word_embeddings=True, **SIZES)}),
+    "gpt_neox": (t.GPTNeoXConfig, {"": NEOX, "in turn": dict(use_parallel_residual=False, attention_bias=False, rotary_pct=1.0,
+                                                             **NEOX)}),
+    "gemma": (t.GemmaConfig, {"": SIZES}),
+    "gemma2": (t.Gemma2Config, {"": dict(sliding_window=7, query_pre_attn_scalar=50, final_logit_softcapping=3.0,
+                                         attn_logit_softcapping=5.0, **SIZES)}),
+    "gemma3_text": (t.Gemma3TextConfig, {"": dict(sliding_window=7, sliding_window_pattern=2, query_pre_attn_scalar=50,
+                                                  **GEMMA3_ROPE, **SIZES)}),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def run(program, *arguments):
+    done = subprocess.run([BUILD / program, *map(str, arguments)], cwd=WORK, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    return done.stdout
+
+
+def our_logits(directory, tokens, gradients=None):
+    """(B, T) tokens -> (B, T, V)"""
+    tokens.astype(np.int32).tofile(WORK / "tokens")
+    if gradients: gradients.mkdir(exist_ok=True)
+    run("dump_logits", directory, WORK / "tokens", tokens.shape[1], WORK / "logits", *([gradients] if gradients else []))
+    return np.fromfile(WORK / "logits", np.float32).reshape(*tokens.shape, -1)
+
+
+def random_model(config, seed):
+    """Every parameter random and large enough to matter, gains and biases too; exact in fp16 and bf16."""
+    torch.manual_seed(seed)
+    model = t.AutoModelForCausalLM.from_config(config).eval()
+    zero_centred = "gemma" in config.model_type
+    for name, p in model.named_parameters():
+        gain = p.dim() == 1 and name.endswith("weight") and not zero_centred
+        p.data = (0.15 * torch.randn_like(p)).mul(2**7).round().div(2**7) + (1.0 if gain else 0.0)
+    model.tie_weights()
+    return model
+
+
+def open_theirs(directory, dtype=torch.float32):
+    model, info = t.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager",
+                                                         output_loading_info=True)
+    assert not any(info.values()), info  # missing, unexpected or mismatched tensors
+    return model.eval()
+
+
+def their_logits(model, tokens):
+    with torch.no_grad():
+        return model(torch.from_numpy(tokens)).logits.float().numpy()
+
+
+def compare(ours, theirs, what):
+    difference = float(np.abs(ours - theirs).max())
+    if VERBOSE: print(f"  {what}: {difference:.1e} of {np.abs(theirs).max():.1f}")
+    assert difference < 1e-4, f"{what}: largest difference {difference:.2e}; largest logit {np.abs(theirs).max():.2f}"
+
+
+def compare_gradients(model, directory, tokens):
+    our_logits(directory, tokens, WORK / "gradients")
+    ours = load_file(WORK / "gradients/model.safetensors")
+    x = torch.from_numpy(tokens)
+    logits = model(x).logits
+    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
+    theirs = {name.replace("lm_head", "embed_out") if "embed_out.weight" in ours else name: p.grad
+              for name, p in model.named_parameters()}
+    assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
+    for name, g in theirs.items():
+        worst = float((ours[name] - g).abs().max() / g.abs().max().clamp(min=1e-4))
+        assert worst < 2e-5, f"gradient of {name}: off by {worst:.1e} of its largest element"
+
+
+def text_of(directory, model, tokenizer):
+    prompt = "in the year 74"
+    ours = run("train_gpt", "generate", "--model", directory, "--prompt", prompt, "--temperature", 0, "--max-new-tokens", 20)
+    theirs = model.generate(**tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens=20)
+    expected = tokenizer.decode(theirs[0], skip_special_tokens=True) + "\n"
+    assert ours.decode(errors="replace") == expected, (ours, expected)
+
+
+def lengths(config):
+    """Sequences of one token, of 17, and of all that the model takes."""
+    factor = 4 if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "dynamic" else 1
+    return 1, 17, min(T, factor * getattr(config, "max_position_embeddings", T))
+
+
+def test(config, name, tokenizer, done):
+    """Fills `done` up to the first column that fails."""
+    rng = np.random.default_rng(len(name))
+    directory = WORK / "their model"
+    for dtype in DTYPES.values():
+        for shards in (False, True):
+            shutil.rmtree(directory, ignore_errors=True)
+            random_model(config, 1).to(dtype).save_pretrained(directory, max_shard_size="200KB" if shards else "5GB")
+            assert (directory / "model.safetensors").exists() != shards
+            model = open_theirs(directory)
+            tokens = rng.integers(0, V, (2, 17))
+            compare(our_logits(directory, tokens), their_logits(model, tokens), f"{dtype}, {'shards' if shards else 'one file'}")
+    done["load"] = True
+    for length in lengths(config):
+        tokens = rng.integers(0, V, (2, length))
+        compare(our_logits(directory, tokens), their_logits(open_theirs(directory), tokens), f"T = {length}")
+    tokenizer.save_pretrained(directory)
+    text_of(directory, model, tokenizer)
+    done["logits"] = True
+    compare_gradients(model, directory, rng.integers(0, V, (2, 17)))
+    done["gradients"] = True
+    run("train_gpt", "train", "--model", directory, "--data-path", "data", "--split", "1, 0, 0", "--seq-length", min(32, T),
+        "--micro-batch-size", 8, "--train-iters", 20, "--lr", 3e-3, "--eval-iters", 0, "--out", "trained", "--quiet")
+    losses = [row["loss"] for row in map(json.loads, open(WORK / "trained/log.jsonl")) if row["kind"] == "step"]
+    assert losses[-1] < losses[0] - 0.5, losses
+    done["train"] = True
+    written = open_theirs(WORK / "trained/latest")
+    assert written.config.model_type == config.model_type
+    tokens = rng.integers(0, V, (2, 17))
+    ours = our_logits(WORK / "trained/latest", tokens)
+    compare(ours, their_logits(written, tokens), "written")
+    done["write"] = True
+    assert np.array_equal(ours, our_logits(WORK / "trained", tokens))
+    text_of(WORK / "trained/latest", written, tokenizer)
+    done["reload"] = True
+
+
+def main():
+    t.utils.logging.disable_progress_bar()
+    t.utils.logging.set_verbosity_error()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    text = "".join(f"in the year {i * 37 % 1000} the king of city {i % 17} gave {i * 11 % 97} sheep to his son {i * 7919 % 5003}, "
+                   f"and it was good for {i * 31 % 211} days\n" for i in range(3000))
+    (WORK / "text.txt").write_text(text)
+    run("train_gpt", "tokenizer", "--input", "text.txt", "--vocab-size", V, "--output", "tokenizer")
+    run("train_gpt", "prepare", "--input", "text.txt", "--output-prefix", "data", "--tokenizer", "tokenizer", "--split-documents",
+        "line")
+    tokenizer = t.PreTrainedTokenizerFast(tokenizer_file=str(WORK / "tokenizer/tokenizer.json"), eos_token="<|endoftext|>")
+    wanted = [x for x in sys.argv[2:] if x in FAMILIES] or list(FAMILIES)
+    rows, failed = [], 0
+    for family in wanted:
+        kind, variants = FAMILIES[family]
+        for variant, settings in variants.items():
+            name = f"{family} {variant}".strip()
+            done = {}
+            shutil.rmtree(WORK / "trained", ignore_errors=True)
+            try:
+                test(kind(**settings), name, tokenizer, done)
+            except Exception:
+                failed += 1
+                print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
+            rows.append([name] + ["passed" if done.get(column) else "-" for column in COLUMNS])
+            if VERBOSE: print(*rows[-1], flush=True)
+    print(f"transformers {t.__version__}, torch {torch.__version__}")
+    for row in [["model", *COLUMNS], *rows]: print("".join(f"{cell:18}" if i == 0 else f"{cell:11}" for i, cell in enumerate(row)))
+    print(f"{len(rows) - failed} passed, {failed} failed")
+    return failed > 0 or not rows
+
+
+try:
+    status = main()
+finally:
+    shutil.rmtree(WORK)
+sys.exit(status)
