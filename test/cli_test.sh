@@ -107,6 +107,11 @@ json "plan" "j['model']['parameters'] == 124439808 and j['plan']['step']['second
     "$program" train --preset gpt2-124m --train-iters 10 --world 8 --dry-run --json
 json "plan without room" "all(r['bytes'] > 1e9 and '--' in r['options'] for r in j['not_enough_memory'].values()) and 'gradients_fp32' in j['memory']" \
     "$program" train --preset llama2-7b --train-iters 10 --world 1 --dry-run --json
+json "a size" "j['model']['parameters'] / 15e6 - 1 < 0.1 and j['size']['global_batch'] == j['batch']['step']['samples'] and j['size']['learning_rate'][0] > 1e-3" \
+    "$program" train --size 15m --vocab-size 4096 --world 8 --dry-run --json
+status "a size without a vocabulary" 2 "$program" train --size 15m --dry-run
+says "a size without a vocabulary: what to do" "HINT: --tokenizer DIR"
+status "a size and a preset" 2 "$program" train --size 15m --preset llama-tiny --vocab-size 300 --dry-run
 json "eval" "j['evaluation']['tokens'] > 0 and 3 < j['evaluation']['loss'] < 7" "$program" eval --model "my run" --data-path data --json
 json "inspect a run" "j['intact'] and j['run'] == {'step_00000002': 'intact'} and j['training']['step'] == 2" "$program" inspect "my run" --json
 status "inspect" 0 "$program" inspect "my run"

@@ -308,8 +308,15 @@ bool parse(const std::string& command, Options& options, const Strings& argument
                                  const char* help) {
         const OptionRow row = option_row(field, alias, value, allowed, group, help);
         const auto initial = value;
-        parser.slots.push_back({row, [row, &value](const Strings& given) { set_value(row, given, value); },
-                                [&value, initial] { value = initial; }});
+        const auto set = [row, &value, &options](const Strings& given) {
+            set_value(row, given, value);
+            options.given.insert(row.name);
+        };
+        const auto unset = [row, &value, &options, initial] {
+            value = initial;
+            options.given.erase(row.name);
+        };
+        parser.slots.push_back({row, set, unset});
     });
     parser.read(arguments);
     if (parser.help) {

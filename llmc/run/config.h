@@ -7,6 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -133,6 +134,9 @@ inline Allowed one_of(Strings choices) {
     X(std::string, model, "", "", word("DIR"), "Model",                                                                        \
       "model to start from instead of random weights: a Hugging Face directory, the output directory of a run, or the name "   \
       "of a model in Hugging Face's cache (ORG/NAME)")                                                                         \
+    X(std::string, size, "", "", word("N"), "Model",                                                                           \
+      "number of parameters (15m, 350m, 1.5b) from which follow what is not given of model, batch, learning rate, weight "     \
+      "decay, warm-up and length, by published rules; --dry-run shows them")                                                   \
     X(int, num_layers, "", 0, between(1, 10000), "Model", "number of layers")                                                  \
     X(int, hidden_size, "", 0, between(1, 1000000), "Model", "width of the model: elements of a token's vector")               \
     X(int, ffn_hidden_size, "", 0, between(1, 10000000), "Model",                                                              \
@@ -557,6 +561,7 @@ inline Allowed one_of(Strings choices) {
 inline const Strings& everyday_options() {
     static const Strings names = {"preset",
                                   "model",
+                                  "size",
                                   "num-layers",
                                   "hidden-size",
                                   "num-attention-heads",
@@ -600,9 +605,11 @@ inline const Strings& everyday_options() {
 #define OPTION_FIELD(type, field, alias, default_value, allowed, group, help) type field = default_value;
 #define OPTION_VISIT(type, field, alias, default_value, allowed, group, help) \
     visit(#field, alias, o.field, allowed, group, help);
+// given: names of the options that the command line or a config file sets.
 #define OPTION_STRUCT(Name, ROWS)                \
     struct Name {                                \
         ROWS(OPTION_FIELD)                       \
+        std::set<std::string> given;             \
     };                                           \
     template <class Visit>                       \
     void for_each_option(Name& o, Visit visit) { \

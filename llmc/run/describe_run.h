@@ -69,6 +69,15 @@ inline std::string block_in_words(const ModelConfig& c) {
     return text;
 }
 
+inline void describe_size(RunTable& t, const Run& run) {
+    if (run.from_size.empty()) return;
+    t.table.section("From --size " + run.o.size, Table::Values::text, "size");
+    for (const DerivedRow& row : run.from_size) {
+        t.row(row.label, row.text, "size: ");
+        t.exact(row.value);
+    }
+}
+
 inline void describe_model(RunTable& t, const TrainOptions& o, const ModelConfig& c) {
     t.table.section("Model");
     t.row("family", c.family + (o.preset.empty() ? "" : ", preset " + o.preset) + (o.model.empty() ? "" : ", from " + o.model));
@@ -175,6 +184,7 @@ inline void describe_run(Run& run, const PlannedModel& planned) {
     t.table.section("Run");
     t.row("name", run_name(run.o));
     t.row("output", run.o.out);
+    detail::describe_size(t, run);
     detail::describe_model(t, run.o, run.c);
     detail::describe_batch(t, run.o, run.schedule, run.ranks->mesh.dp.size);
     detail::describe_machine(t, run, planned);

@@ -22,6 +22,7 @@
 #include "cli.h"
 #include "config.h"
 #include "guard.h"
+#include "size_rule.h"
 #include "training_state.h"
 
 inline std::string run_name(const TrainOptions& o) {
@@ -148,11 +149,12 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
         fail_usage("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
     if (!from_directory && o.preset.empty() && !o.num_layers)
         fail_usage(
-            "no model is given; HINT: --preset gpt2-124m (or another), --model DIR, or --num-layers, --hidden-size and "
-            "--num-attention-heads");
+            "no model is given; HINT: --preset gpt2-124m (or another), --size 15m, --model DIR, or --num-layers, "
+            "--hidden-size and --num-attention-heads");
     ModelConfig c;
     if (from_directory) c = read_config(o.model);
     else if (!o.preset.empty()) c = config_from_preset(o.preset);
+    else if (!o.size.empty()) c = family_of_size(o.size);
     else set_family(c, "gpt2");  // Megatron's defaults; the options below modify it
     const auto given = [](int& size, int value) {
         if (value) size = value;

@@ -62,6 +62,7 @@ struct Run {
     Strings matrix_unit{};                   // matrix units, recorded in checkpoints
     std::unique_ptr<Tokenizer> tokenizer{};  // may be null
     ModelTexts texts{};                      // text files of checkpoints
+    std::vector<DerivedRow> from_size{};     // what follows from --size
     ModelConfig c{};
     std::shared_ptr<Ranks> ranks{};
     Schedule schedule{};
@@ -147,6 +148,15 @@ inline void check_options_of_backend(const Run& run) {
     if (o.sample_interval > 0 && !run.tokenizer) fail_usage("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
 }
 
+inline void derive_from_size(Run& run) {
+    TrainOptions& o = run.o;
+    if (o.size.empty()) return;
+    const int ranks = o.world ? o.world : run.world.size();
+    const int replicas = ranks / (o.tensor_model_parallel_size * o.pipeline_model_parallel_size);
+    run.from_size =
+        apply_size(o, std::max(1, replicas), [&](const TrainOptions& p) { return configure_model(p, run.tokenizer.get()); });
+}
+
 inline void find_model(Run& run) {
     TrainOptions& o = run.o;
     const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
@@ -188,6 +198,7 @@ inline void set_up(Run& run) {
     detail::find_checkpoint(run);
     detail::load_tokenizer(run);
     detail::check_options_of_backend(run);
+    detail::derive_from_size(run);
     detail::find_model(run);
     detail::check_options_of_plan(run);
     const RankLayout layout = layout_of(run.o);
