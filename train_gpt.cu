@@ -1124,15 +1124,15 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
     return true;
 }
 
-// AdamW on this rank's shards; the new parameters are sent to all ranks: first the vectors, which every block needs, then the
-// matrices in the order of the forward pass.
+// AdamW on this rank's shards, or Muon on those that are whole matrices of blocks; the new parameters are sent to all ranks: first
+// the vectors, which every block needs, then the matrices in the order of the forward pass, Muon's last.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
     const int64_t step = t.state.updates + 1;
     AdamW constants = {(real)lr, (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, 0, (real)grad_scale, step};
     for (const bool decay : {false, true})
         for (const Bucket& b : m.shards.buckets) {
-            if (b.decay != decay) continue;
+            if (b.decay != decay || b.whole_matrix()) continue;
             constants.weight_decay = decay ? (real)weight_decay : real(0);
             const auto update_part = [&](size_t first, size_t n, const Rounding& rounding) {
                 const size_t shard = b.shard + first - b.mine;
@@ -1144,18 +1144,22 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
             else update_part(b.mine, b.n, {});
             t.gatherer.start(b, m.params);
         }
+    const MuonStep muon = {(real)lr, (real)weight_decay, (real)grad_scale, rounding_key((uint64_t)t.o.seed, step)};
+    m.muon.update(t.ctx, m, muon, [&](const Bucket& b) { t.gatherer.start(b, m.params); });
     t.faults.in_update(t.batch());
     t.memory_check.remember();
 }
 
-// The size of AdamW's bias-corrected second moments in the gradient's units: the square root of their norm over all ranks.
+// The size of AdamW's bias-corrected second moments in the gradient's units: the square root of their norm over all ranks. Where
+// Muon updates matrices, those of the others.
 static double second_moments(Trainer& t) {
     Model& m = t.m;
     clear_sums(t.ctx, m);
     for (const Range& r : m.counted)
-        m.shards.for_each_part(r.begin, r.end - r.begin, [&](size_t, size_t shard, size_t n) {
-            be::add_squares(t.ctx, &m.a.sums->squares, m.exp_avg_sq.from(shard), n);
-        });
+        m.shards.for_each_part(
+            r.begin, r.end - r.begin,
+            [&](size_t, size_t shard, size_t n) { be::add_squares(t.ctx, &m.a.sums->squares, m.exp_avg_sq.from(shard), n); },
+            false);
     const double squares = reduce_sums(*m.ranks, read_sums(t.ctx, m)).squares;
     return std::sqrt(std::sqrt(squares) / (1 - std::pow(t.o.adam_beta2, (double)(t.state.updates + 1))));
 }
@@ -1436,6 +1440,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->grads.is_bf16 = o.main_grads_dtype == "bf16";
     m->exp_avg.is_bf16 = o.exp_avg_dtype == "bf16";
     m->exp_avg_sq.is_bf16 = o.exp_avg_sq_dtype == "bf16";
+    m->muon.recipe = muon_recipe(o);
     // A rollback may lead back to steps in bf16.
     const int64_t start = fp8_start(o, run.state);
     choose_fp8_blocks(run.ctx, *m, o, run.state.step < start || (start > 0 && o.on_spike == "rollback"));

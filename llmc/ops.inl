@@ -203,6 +203,21 @@ void adamw(Ctx& ctx, floatX* param, LowerHalf* lower /*or null*/, const Elements
 // sum (+)= x, for elements of one tensor. sets: rounded to the nearest bf16; adds: the sum is rounded once, as in elements.h.
 void accumulate(Ctx& ctx, bf16* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc, const Rounding& rounding);
 
+// ---- Muon (optimizer.h; parallel/muon.h has the whole update) ---------------------------------------------------------------
+// g = grad_scale * grad; m = momentum m + (1 - momentum) g, with m = exp_avg; update = (1 - momentum) g + momentum m (Nesterov).
+// sets exp_avg and update. exp_avg in bf16 is rounded as in elements.h; then the elements belong to the tensor of `rounding`.
+void muon_momentum(Ctx& ctx, floatX* update /*(n)*/, const Elements& exp_avg, const Elements& grad, size_t n,
+                   const MuonMomentum& constants, const Rounding& rounding);
+// x /= max(sqrt(*squares), 1e-7). *squares is in the backend's memory.
+void divide_by_norm(Ctx& ctx, floatX* x, size_t n, const double* squares);
+// square = a I + b gram + c square. sets square.
+void newton_schulz_polynomial(Ctx& ctx, floatX* square /*(n, n)*/, const floatX* gram /*(n, n)*/, int n);
+// NorMuon: v = beta2 v + (1 - beta2) (mean of the row's squares); rows are divided by sqrt(v) + 1e-10, then everything is scaled
+// to the norm of an orthogonal matrix, sqrt(min(rows, cols)). sets v = second_moment and x.
+void normalize_neurons(Ctx& ctx, floatX* x /*(rows, cols)*/, real* second_moment /*(rows)*/, int rows, int cols, real beta2);
+// w = (1 - decay) w - rate * update, for weights w as in adamw.
+void apply_update(Ctx& ctx, floatX* param, LowerHalf* lower /*or null*/, const floatX* update, size_t n, real rate, real decay);
+
 // param[i] and lower[i] = element first + i of the weights that w describes. lower may be null.
 void initialize_weights(Ctx& ctx, floatX* param, LowerHalf* lower, const InitialWeights& w, size_t first, size_t n);
 
@@ -224,12 +239,18 @@ void all_gather(Ctx& ctx, Comm& comm, E* out /*(size, n)*/, const E* mine /*(n)*
 template <class E>
 void reduce_scatter(Ctx& ctx, Comm& comm, E* out /*(n)*/, const E* all /*(size, n)*/, size_t n);
 
-// The two collectives in place and asynchronous: after the ops that are on ctx now, overlapping with later ones. Until
+// Collectives in place and asynchronous: after the ops that are on ctx now, overlapping with later ones. Until
 // finish(), the buffer must not be used.
 template <class E>
 Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* all /*(size, n)*/, size_t n);  // part `rank` becomes the sum
 template <class E>
 Pending start_all_gather(Ctx& ctx, Comm& comm, E* all /*(size, n)*/, size_t n);  // part `rank` is there already
+// To and from one rank, `root`, in the same way: its x becomes the sum over the ranks, which leaves the others' x undefined; x of
+// all ranks becomes what it is on `root`.
+template <class E>
+Pending start_reduce(Ctx& ctx, Comm& comm, E* x, size_t n, int root);
+template <class E>
+Pending start_broadcast(Ctx& ctx, Comm& comm, E* x, size_t n, int root);
 // Later ops on ctx see the result.
 void finish(Ctx& ctx, Pending& pending);
 

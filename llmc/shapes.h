@@ -141,3 +141,12 @@ struct AdamW {
     real grad_scale;  // factor of the gradient
     int64_t step;
 };
+
+// The constants of a step's momentum in Muon.
+struct MuonMomentum {
+    real momentum;
+    real grad_scale;  // factor of the gradient
+};
+// The quintic a x + b x^3 + c x^5 of the Newton-Schulz iteration, and epsilons (torch.optim.Muon, NorMuon).
+constexpr real newton_schulz_a = 3.4445, newton_schulz_b = -4.7750, newton_schulz_c = 2.0315;
+constexpr real smallest_norm = 1e-7, neuron_eps = 1e-10;

@@ -149,6 +149,17 @@ bool check_collectives(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
         be::all_gather(ctx, comm, all.data(), (const E*)all.data() + (size_t)rank * n, n);
         ok &= all.equals(gathered);
 
+        for (int root = 0; root < size; root++) {  // two at once
+            x.set([&](size_t i) { return value(me, i, root); });
+            part.set([&](size_t i) { return value(me, i, 3); });
+            be::Pending sum = be::start_reduce(ctx, comm, x.data(), n, root);
+            be::Pending sent = be::start_broadcast(ctx, comm, part.data(), n, root);
+            be::finish(ctx, sent);
+            be::finish(ctx, sum);
+            ok &= part.equals([&](size_t i) { return value(ranks[(size_t)root], i, 3); });
+            ok &= rank == root ? x.equals([&](size_t i) { return sum_of_values(ranks, i, root); }) : x.fetch();
+        }
+
         const auto mine = [&](size_t i) { return value(me, i, 2); };
         const auto reduced = [&](size_t i) { return sum_of_values(ranks, (size_t)rank * n + i, 2); };
         all.set(mine);

@@ -1108,6 +1108,139 @@ TEST(Accumulate, SmallSummandsAreNotLost) {
     EXPECT_NEAR(mean, 1 + summands * 0x1p-10, 5 * std::sqrt(7.0 / 64 * summands / (double)n) * 0x1p-7);
 }
 
+// ---- Muon -----------------------------------------------------------------------------------------------------------------
+const size_t muon_sizes[] = {1, 67, thorough ? (size_t)20003 : (size_t)203};
+
+// Momentum of few bits: exp_avg is not rounded but to bf16, by the element's place.
+TEST(Muon, MomentumIsNesterovsAndItsBf16IsRoundedByTheElementsPlace) {
+    backend::Ctx ctx(2);
+    Rng rng(21);
+    for (const Rounding& r : places_in_tensors())
+        for (const size_t n : muon_sizes) {
+            std::vector<real> m(n), gradient(n);
+            for (size_t i = 0; i < n; i++) {
+                m[i] = (real)(rng.integers(1, -127, 128)[0] / 64.0);
+                gradient[i] = (real)(rng.integers(1, -64, 65)[0] / 8.0);
+            }
+            const Input<real> grad(gradient);
+            const Input<bf16> grad_bf16(std::vector<bf16>(gradient.begin(), gradient.end()));
+            for (int in_bf16 = 0; in_bf16 < 4; in_bf16++) {
+                Buffer<real> m_real(m, "m");
+                Buffer<bf16> m_bf16(std::vector<bf16>(m.begin(), m.end()), "m");
+                Buffer<floatX> update(n, "update");
+                backend::muon_momentum(ctx, update.p(), in_bf16 & 1 ? Elements(m_bf16.p()) : Elements(m_real.p()),
+                                       in_bf16 & 2 ? Elements(grad_bf16.p()) : Elements(grad.p()), n, {real(0.875), real(0.5)},
+                                       r);
+                const auto ms = m_real.get();
+                const auto rounded = m_bf16.get();
+                const auto updates = update.get();
+                for (size_t i = 0; i < n; i++) {
+                    const float share = 0.125f * 0.5f * (float)gradient[i], mean = 0.875f * (float)m[i] + share;
+                    uint32_t bits;
+                    memcpy(&bits, &mean, sizeof bits);
+                    if (in_bf16 & 1) ASSERT_EQ(rounded[i].bits, (bits + (random_of(r, i) & 0xffff)) >> 16) << i << " of " << n;
+                    else ASSERT_EQ((float)ms[i], mean) << i << " of " << n;
+                    ASSERT_NEAR(as_double(updates[i]), (double)share + 0.875 * (double)mean,
+                                rounding * (std::abs((double)share) + std::abs((double)mean)));
+                }
+            }
+        }
+}
+
+TEST(Muon, NumbersAreDividedByTheirNorm) {
+    backend::Ctx ctx(2);
+    Rng rng(22);
+    for (const size_t n : muon_sizes)
+        for (const double norm : {3.0, 1e-3, 1e-9}) {  // the last one is below the smallest that is divided by
+            const std::vector<floatX> values = rng.normals<floatX>(n);
+            Buffer<floatX> x(values, "x");
+            const Input<double> squares(std::vector<double>{norm * norm});
+            backend::divide_by_norm(ctx, x.p(), n, squares.p());
+            Doubles expected = doubles(values);
+            for (double& value : expected) value /= std::max(norm, 1e-7);
+            expect_close(x.get(), expected, 0, rounding + 4 * u, "x");
+        }
+}
+
+TEST(Muon, PolynomialOfASquareMatrix) {
+    backend::Ctx ctx(2);
+    Rng rng(23);
+    for (const int n : {1, 2, 3, 7, 8, 33, thorough ? 150 : 40}) {
+        const std::vector<floatX> squares = rng.normals<floatX>((size_t)(n * n));
+        const Input<floatX> gram(rng.normals<floatX>((size_t)(n * n)));
+        Buffer<floatX> square(squares, "square");
+        backend::newton_schulz_polynomial(ctx, square.p(), gram.p(), n);
+        Doubles expected, allowed;
+        for (size_t i = 0; i < squares.size(); i++) {
+            const double a = i % (size_t)(n + 1) == 0 ? 3.4445 : 0, b = -4.7750 * as_double(gram[i]),
+                         c = 2.0315 * as_double(squares[i]);
+            expected.push_back(a + b + c);
+            allowed.push_back(rounding * std::abs(a + b + c) + 8 * u * (a + std::abs(b) + std::abs(c)));
+        }
+        expect_close(square.get(), expected, allowed, "square");
+    }
+}
+
+// Two steps: rows of all sizes, one that is zero, get about the same size, and the whole has the norm of an orthogonal matrix.
+TEST(Muon, NeuronsAreDividedByTheRootOfTheirSecondMoment) {
+    backend::Ctx ctx(2);
+    Rng rng(24);
+    for (const auto& [rows, cols] : {std::pair(1, 1), {3, 5}, {70, 33}, {33, thorough ? 1031 : 70}}) {
+        std::vector<floatX> values = rng.normals<floatX>((size_t)(rows * cols));
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < cols; c++)
+                values[(size_t)(r * cols + c)] =
+                    from_double<floatX>(as_double(values[(size_t)(r * cols + c)]) * (rows > 1 ? r : 1));
+        Buffer<real> second_moment(std::vector<real>((size_t)rows, 0), "v");
+        Doubles v((size_t)rows);
+        for (int step = 0; step < 2; step++) {
+            Buffer<floatX> x(values, "x");
+            backend::normalize_neurons(ctx, x.p(), second_moment.p(), rows, cols, real(0.75));
+            Doubles expected = doubles(values);
+            double total = 0;
+            for (int r = 0; r < rows; r++) {
+                double mean = 0;
+                for (int c = 0; c < cols; c++)
+                    mean += expected[(size_t)(r * cols + c)] * expected[(size_t)(r * cols + c)] / cols;
+                v[(size_t)r] = 0.75 * v[(size_t)r] + 0.25 * mean;
+                for (int c = 0; c < cols; c++) {
+                    double& value = expected[(size_t)(r * cols + c)];
+                    value /= std::sqrt(v[(size_t)r]) + 1e-10;
+                    total += value * value;
+                }
+            }
+            for (double& value : expected) value *= std::sqrt(std::min(rows, cols) / total);
+            // Sums of squares in at least 16 parts, as in norm_reference.
+            const double s = ((rows + cols) / 16.0 + 20) * u;
+            expect_close(x.get(), expected, 0, rounding + s, "x");
+            expect_close(second_moment.get(), v, 0, s, "v");
+        }
+        // Nothing to update.
+        Buffer<floatX> zero(std::vector<floatX>((size_t)(rows * cols), from_double<floatX>(0)), "zero");
+        Buffer<real> none(std::vector<real>((size_t)rows, 0), "v");
+        backend::normalize_neurons(ctx, zero.p(), none.p(), rows, cols, real(0.75));
+        for (const floatX value : zero.get()) ASSERT_EQ(as_double(value), 0);
+    }
+}
+
+TEST(Muon, UpdateIsAppliedToTheFp32Weights) {
+    backend::Ctx ctx(2);
+    Rng rng(25);
+    for (const size_t n : muon_sizes) {
+        const std::vector<real> start = rng.normals<real>(n, 0.1);
+        std::vector<floatX> upper(n);
+        std::vector<LowerHalf> half(n);
+        for (size_t i = 0; i < n; i++) store_weight(upper.data(), half.data(), i, start[i]);
+        Buffer<floatX> param(upper, "param");
+        Buffer<LowerHalf> lower(half, "lower halves");
+        const Input<floatX> update(rng.normals<floatX>(n));
+        backend::apply_update(ctx, param.p(), has_lower_halves ? lower.p() : nullptr, update.p(), n, real(0.0625), real(0.125));
+        Doubles expected;
+        for (size_t i = 0; i < n; i++) expected.push_back(0.875 * (double)start[i] - 0.0625 * as_double(update[i]));
+        expect_close(whole_weights(param.get(), lower.get()), expected, 2 * u, 4 * u, "weights");
+    }
+}
+
 // 0.999 v + 0.001 g^2 with v = 1 and g^2 = 0.9: rounded to the nearest bf16, v would be 1 for ever.
 TEST(AdamW, Bf16MomentsMoveAsTheirExpectedValues) {
     ASSERT_EQ((float)bf16(0.999f + 0.001f * 0.9f), 1.0f);

@@ -57,6 +57,7 @@ struct Case {
     std::string name;
     ModelConfig c;
     bool documents, rampup;
+    std::string optimizer = "adamw";
 };
 
 std::vector<Case> cases() {
@@ -77,6 +78,8 @@ std::vector<Case> cases() {
     };
     add("gpt2", "gpt2", 4, true, false, false);
     add("llama", "llama", 2, false, true, !few);
+    add("llama, normuon", "llama", 2, false, false, false);
+    all.back().optimizer = "normuon";
     if (few) return all;
     add("bloom", "bloom", 4, true, true, false);
     add("llama tied", "llama", 1, true, false, true);
@@ -99,6 +102,7 @@ TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     o.z_loss_strength = 1e-3;
     o.clip_grad = 1.0;
     o.weight_decay = 0.1;
+    o.optimizer = k.optimizer;
     o.ddp_bucket_size = 20000;  // so that there are several
     o.seed = 3;
     o.data_path = {data};
@@ -151,6 +155,7 @@ public:
               return d;
           }()),
           trainer_(ctx_, m_, o_, schedule_, data_, {}) {
+        m_.muon.recipe = muon_recipe(o_);
         plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp) % 3), o_.micro_batch_size, o_.seq_length, 13, false,
                     schedule_.micro_batches());
         allocate(ctx_, m_);

@@ -1,8 +1,9 @@
 // AdamW (Loshchilov & Hutter, 2019): a single pass that reads gradient, weight and both moments once and writes weight and
 // moments. Bound by memory bandwidth: 28 bytes per parameter, 20 with both moments in bf16, 18 with bf16 gradients as well. A
-// bf16 parameter is the upper half of its fp32 weight.
+// bf16 parameter is the upper half of its fp32 weight. Below it: Muon's elementwise operations, and sums in bf16.
 #pragma once
 #include <cmath>
+#include <vector>
 
 #include "../ops.h"
 #include "parallel.h"
@@ -52,6 +53,28 @@ void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad, size_t n,
     });
 }
 
+template <class M, class G>
+void muon_momentum(floatX* update, M* m, const G* grad, size_t n, const MuonMomentum& constants, const Rounding& rounding) {
+    const real momentum = constants.momentum, grad_scale = constants.grad_scale;
+    constexpr bool rounded = std::is_same_v<M, bf16>;
+    constexpr int drawn = 64;  // random numbers at a time
+    parallel_ranges(n, [=](size_t first, size_t last) {
+        uint32_t words_of_block[rounded ? drawn : 1] = {}, *const random = words_of_block;
+        for_vectors((int)(last - first), [=](int k, auto there) {
+            const size_t i = first + (size_t)k;
+            words word{};
+            if constexpr (rounded) {
+                if (k % drawn == 0) random_words(random, rounding, i, std::min((size_t)drawn, last - i));
+                memcpy(&word, random + k % drawn, sizeof word);
+            }
+            const floats share = (1 - momentum) * (grad_scale * load(grad + i, there));
+            const floats mean = momentum * load(m + i, there) + share;
+            store_moment(m + i, mean, word, there);
+            store(update + i, share + momentum * mean, there);
+        });
+    });
+}
+
 }  // namespace detail
 
 inline void adamw(Ctx&, floatX* param, LowerHalf* lower, const Elements& exp_avg, const Elements& exp_avg_sq,
@@ -75,6 +98,66 @@ inline void accumulate(Ctx&, bf16* sum, const real* x, size_t n, Acc acc, const 
             words word;
             memcpy(&word, random + k % drawn, sizeof word);
             store(&sum[i].bits, round_stochastically(load(sum + i, there) + summand, word), there);
+        });
+    });
+}
+
+// ---- Muon: all bound by memory bandwidth ------------------------------------------------------------------------------------
+inline void muon_momentum(Ctx&, floatX* update, const Elements& exp_avg, const Elements& grad, size_t n,
+                          const MuonMomentum& constants, const Rounding& rounding) {
+    exp_avg.visit(
+        [&](auto* m) { grad.visit([&](const auto* g) { detail::muon_momentum(update, m, g, n, constants, rounding); }); });
+}
+
+inline void divide_by_norm(Ctx&, floatX* x, size_t n, const double* squares) {
+    const real factor = 1 / std::max((real)std::sqrt(*squares), smallest_norm);
+    parallel_ranges(n, [=](size_t first, size_t last) {
+        for_vectors((int)(last - first), [=](int k, auto there) {
+            floatX* const p = x + first + k;
+            store(p, factor * load(p, there), there);
+        });
+    });
+}
+
+inline void newton_schulz_polynomial(Ctx&, floatX* square, const floatX* gram, int n) {
+    parallel_for(n, [=](int row) {
+        floatX* const s = square + (size_t)row * (size_t)n;
+        const floatX* const g = gram + (size_t)row * (size_t)n;
+        const real diagonal = newton_schulz_a + newton_schulz_b * (real)g[row] + newton_schulz_c * (real)s[row];
+        for_vectors(n, [=](int k, auto there) {
+            store(s + k, newton_schulz_b * load(g + k, there) + newton_schulz_c * load(s + k, there), there);
+        });
+        s[row] = (floatX)diagonal;
+    });
+}
+
+inline void normalize_neurons(Ctx&, floatX* x, real* second_moment, int rows, int cols, real beta2) {
+    std::vector<real> factors((size_t)rows);
+    std::vector<double> squares((size_t)rows);
+    parallel_for(rows, [&](int row) {
+        const floatX* const neuron = x + (size_t)row * (size_t)cols;
+        const real sum = inner_product(neuron, neuron, cols);
+        real& v = second_moment[row];
+        v = beta2 * v + (1 - beta2) * sum / (real)cols;
+        factors[(size_t)row] = 1 / (std::sqrt(v) + neuron_eps);
+        squares[(size_t)row] = (double)sum * (double)factors[(size_t)row] * (double)factors[(size_t)row];
+    });
+    double total = 0;
+    for (const double s : squares) total += s;
+    const real scale = total > 0 ? (real)std::sqrt((double)std::min(rows, cols) / total) : real(0);
+    parallel_for(rows, [&](int row) {
+        floatX* const neuron = x + (size_t)row * (size_t)cols;
+        const real factor = scale * factors[(size_t)row];
+        for_vectors(cols, [=](int k, auto there) { store(neuron + k, factor * load(neuron + k, there), there); });
+    });
+}
+
+inline void apply_update(Ctx&, floatX* param, LowerHalf* lower, const floatX* update, size_t n, real rate, real decay) {
+    parallel_ranges(n, [=](size_t first, size_t last) {
+        for_vectors((int)(last - first), [=](int k, auto there) {
+            const size_t i = first + (size_t)k;
+            const floats w = load_weights(param, lower, i, there);
+            store_weights(param, lower, i, (1 - decay) * w - rate * load(update + i, there), there);
         });
     });
 }

@@ -119,6 +119,126 @@ __global__ void __launch_bounds__(adamw_threads)
     for (size_t i = n_whole + thread; i < n; i += threads) set(sum[i], x[i], add ? rounding.word(i) : 0);
 }
 
+// ---- Muon. A thread processes 8 elements, as in adamw_kernel.
+template <class M, class G>
+__global__ void __launch_bounds__(adamw_threads)
+    muon_momentum_kernel(floatX* update, M* m, const G* grad, size_t n, size_t n_whole, MuonMomentum constants,
+                         Rounding rounding) {
+    constexpr bool rounded = std::is_same<M, bf16>::value;
+    const auto set = [=](floatX& u, M& moment, float g, uint32_t random) {
+        const float share = (1 - constants.momentum) * (constants.grad_scale * g);
+        const float mean = constants.momentum * (float)moment + share;
+        set_moment(moment, mean, random);
+        u = (floatX)(share + constants.momentum * mean);
+    };
+    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
+    const size_t first = thread * 8;
+    if (first < n_whole) {
+        Eight<M> pm;
+        Eight<G> pg;
+        Eight<floatX> u;
+        pm.load_from(m + first);
+        pg.load_from(grad + first);
+        uint32_t random[2][4] = {};
+        if constexpr (rounded) draw_eight(random, rounding, first);
+#pragma unroll
+        for (int k = 0; k < 8; k++) set(u[k], pm[k], pg[k], random[k / 4][k % 4]);
+        pm.store_to(m + first);
+        u.store_to(update + first);
+    }
+    for (size_t i = n_whole + thread; i < n; i += threads) set(update[i], m[i], grad[i], rounded ? rounding.word(i) : 0);
+}
+
+__global__ void __launch_bounds__(adamw_threads)
+    divide_by_norm_kernel(floatX* x, size_t n, size_t n_whole, const double* squares) {
+    const float factor = 1 / fmaxf(sqrtf((float)*squares), (float)smallest_norm);
+    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
+    const size_t first = thread * 8;
+    if (first < n_whole) {
+        Eight<floatX> p;
+        p.load_from(x + first);
+#pragma unroll
+        for (int k = 0; k < 8; k++) p[k] = (floatX)(factor * (float)p[k]);
+        p.store_to(x + first);
+    }
+    for (size_t i = n_whole + thread; i < n; i += threads) x[i] = (floatX)(factor * (float)x[i]);
+}
+
+// Elements of the diagonal are at multiples of n + 1.
+__global__ void __launch_bounds__(adamw_threads)
+    newton_schulz_polynomial_kernel(floatX* square, const floatX* __restrict__ gram, size_t n, size_t n_whole) {
+    const auto value = [=](bool diagonal, float g, float s) {
+        const float constant = diagonal ? (float)newton_schulz_a : 0.0f;
+        return (floatX)(constant + (float)newton_schulz_b * g + (float)newton_schulz_c * s);
+    };
+    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
+    const size_t first = thread * 8;
+    if (first < n_whole) {
+        Eight<floatX> s, g;
+        s.load_from(square + first);
+        g.load_from(gram + first);
+        size_t after_diagonal = first % (n + 1);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            s[k] = value(after_diagonal == 0, (float)g[k], (float)s[k]);
+            after_diagonal = after_diagonal == n ? 0 : after_diagonal + 1;
+        }
+        s.store_to(square + first);
+    }
+    for (size_t i = n_whole + thread; i < n * n; i += threads)
+        square[i] = value(i % (n + 1) == 0, (float)gram[i], (float)square[i]);
+}
+
+// A block updates the second moment of one row. factors: (rows) of the rows; squares: (rows) of the rows times their factors.
+__global__ void __launch_bounds__(256) neuron_factors_kernel(float* factors, float* squares, real* second_moment,
+                                                             const floatX* __restrict__ x, int cols, float beta2) {
+    const size_t row = blockIdx.x;
+    float sum = 0;
+    for (int k = threadIdx.x; k < cols; k += 256) {
+        const float value = (float)x[row * cols + k];
+        sum += value * value;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x > 0) return;
+    const float v = beta2 * second_moment[row] + (1 - beta2) * sum / (float)cols, factor = 1 / (sqrtf(v) + (float)neuron_eps);
+    second_moment[row] = v;
+    factors[row] = factor;
+    squares[row] = sum * factor * factor;
+}
+// One block. *scale makes the norm that of an orthogonal matrix.
+__global__ void __launch_bounds__(256) neuron_scale_kernel(float* scale, const float* squares, int rows, int smaller) {
+    float sum = 0;
+    for (int k = threadIdx.x; k < rows; k += 256) sum += squares[k];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *scale = sum > 0 ? sqrtf((float)smaller / sum) : 0.0f;
+}
+__global__ void __launch_bounds__(256)
+    scale_neurons_kernel(floatX* x, const float* __restrict__ factors, const float* __restrict__ scale, int cols) {
+    const size_t row = blockIdx.x;
+    const float factor = factors[row] * *scale;
+    for (int k = threadIdx.x; k < cols; k += 256) x[row * cols + k] = (floatX)(factor * (float)x[row * cols + k]);
+}
+
+__global__ void __launch_bounds__(adamw_threads) apply_update_kernel(floatX* param, LowerHalf* lower, const floatX* update,
+                                                                     size_t n, size_t n_whole, float rate, float decay) {
+    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
+    const size_t first = thread * 8;
+    if (first < n_whole) {
+        Eight<floatX> p, u;
+        Eight<LowerHalf> low{};
+        if constexpr (has_lower_halves) low.load_from(lower + first);
+        p.load_from(param + first);
+        u.load_from(update + first);
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            store_weight(&p[k], &low[k], 0, (1 - decay) * load_weight(&p[k], &low[k], 0) - rate * (float)u[k]);
+        p.store_to(param + first);
+        if constexpr (has_lower_halves) low.store_to(lower + first);
+    }
+    for (size_t i = n_whole + thread; i < n; i += threads)
+        store_weight(param, lower, i, (1 - decay) * load_weight(param, lower, i) - rate * (float)update[i]);
+}
+
 }  // namespace detail
 
 // Bound by some 150 double-precision instructions per element.
@@ -156,6 +276,49 @@ inline void accumulate(Ctx& ctx, bf16* sum, const real* x, size_t n, Acc acc, co
     const auto kernel = acc == Acc::Add ? detail::accumulate_kernel<true> : detail::accumulate_kernel<false>;
     LAUNCH(kernel, (unsigned)ceil_div(n, (size_t)detail::adamw_threads * 8), detail::adamw_threads, 0, ctx, sum, x, n,
            packed ? n / 8 * 8 : 0, rounding);
+}
+
+// ---- Muon: all bound by memory bandwidth -----------------------------------------------------------------------------------
+namespace detail {
+inline unsigned blocks_of_eights(size_t n) { return (unsigned)ceil_div(n, (size_t)adamw_threads * 8); }
+}  // namespace detail
+
+inline void muon_momentum(Ctx& ctx, floatX* update, const Elements& exp_avg, const Elements& grad, size_t n,
+                          const MuonMomentum& constants, const Rounding& rounding) {
+    if (n == 0) return;
+    const bool packed = aligned_16(update, (char*)exp_avg.data, (char*)grad.data) && rounding.in_eights();
+    exp_avg.visit([&](auto* m) {
+        grad.visit([&](const auto* g) {
+            using M = std::remove_pointer_t<decltype(m)>;
+            using G = std::remove_const_t<std::remove_pointer_t<decltype(g)>>;
+            LAUNCH((detail::muon_momentum_kernel<M, G>), detail::blocks_of_eights(n), detail::adamw_threads, 0, ctx, update, m,
+                   g, n, packed ? n / 8 * 8 : 0, constants, rounding);
+        });
+    });
+}
+
+inline void divide_by_norm(Ctx& ctx, floatX* x, size_t n, const double* squares) {
+    LAUNCH(detail::divide_by_norm_kernel, detail::blocks_of_eights(n), detail::adamw_threads, 0, ctx, x, n,
+           aligned_16(x) ? n / 8 * 8 : 0, squares);
+}
+
+inline void newton_schulz_polynomial(Ctx& ctx, floatX* square, const floatX* gram, int n) {
+    const size_t size = (size_t)n * (size_t)n;
+    LAUNCH(detail::newton_schulz_polynomial_kernel, detail::blocks_of_eights(size), detail::adamw_threads, 0, ctx, square, gram,
+           (size_t)n, aligned_16(square, gram) ? size / 8 * 8 : 0);
+}
+
+inline void normalize_neurons(Ctx& ctx, floatX* x, real* second_moment, int rows, int cols, real beta2) {
+    float* const factors = (float*)ctx.scratch((2 * (size_t)rows + 1) * sizeof(float));
+    float *const squares = factors + rows, *const scale = squares + rows;
+    LAUNCH(detail::neuron_factors_kernel, rows, 256, 0, ctx, factors, squares, second_moment, x, cols, beta2);
+    LAUNCH(detail::neuron_scale_kernel, 1, 256, 0, ctx, scale, squares, rows, std::min(rows, cols));
+    LAUNCH(detail::scale_neurons_kernel, rows, 256, 0, ctx, x, factors, scale, cols);
+}
+
+inline void apply_update(Ctx& ctx, floatX* param, LowerHalf* lower, const floatX* update, size_t n, real rate, real decay) {
+    LAUNCH(detail::apply_update_kernel, detail::blocks_of_eights(n), detail::adamw_threads, 0, ctx, param, lower, update, n,
+           aligned_16(param, lower, update) ? n / 8 * 8 : 0, rate, decay);
 }
 
 }  // namespace gpu

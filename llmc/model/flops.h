@@ -12,6 +12,7 @@
 // Hardware FLOPs with full recomputation add each layer's forward pass once more (but not the head's):
 //   96 B s L h^2 (1 + s/(6h) + V/(16 L h)) of MT-NLG and BLOOM, arXiv:2104.04473.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "model_config.h"
@@ -51,4 +52,25 @@ inline FlopSizes flop_sizes(const ModelConfig& c, int T) {
 // FLOPs of training per token, causal attention counted as half.
 inline double model_flops_per_token(const ModelConfig& c, int T) {
     return model_flops_per_token(flop_sizes(c, T), AttentionCount::causal);
+}
+
+// What an update by Muon (parallel/muon.h) computes for the matrices of a layer, and for the one that takes longest.
+struct MuonFlops {
+    double layer = 0, largest = 0;
+};
+inline MuonFlops muon_flops(const FlopSizes& s, int newton_schulz_steps, bool heads) {
+    MuonFlops flops;
+    const auto add = [&](double count, double rows, double cols) {
+        const double k = std::min(rows, cols);
+        const double one = newton_schulz_steps * (4 * rows * cols * k + 2 * k * k * k);
+        flops.layer += count * one;
+        flops.largest = std::max(flops.largest, one);
+    };
+    const double C = (double)s.C, F = (double)s.F, NH = (double)s.NH, NKV = (double)s.NKV, HS = (double)s.HS;
+    add(heads ? NH : 1, heads ? HS : NH * HS, C);
+    add(heads ? 2 * NKV : 2, heads ? HS : NKV * HS, C);
+    add(1, C, NH * HS);
+    add(s.gated ? 2 : 1, F, C);
+    add(1, C, F);
+    return flops;
 }

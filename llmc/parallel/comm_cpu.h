@@ -7,6 +7,7 @@
 //   reduce_scatter   rank i sends block j to rank j, for all j; each adds up its own
 //   all_reduce       the same with blocks of nearly equal size, then each rank sends its block to all others
 //   all_gather       each rank sends its part to all others
+//   reduce, broadcast  as reduce_scatter and all_gather, where everything is one rank's part
 // Cost: a rank sends (size - 1) / size of the buffer, for all_reduce twice that, which is the minimum.
 //
 // Contributions arrive in pieces, in two alternating buffers: the next piece is received while one is added. Both together take
@@ -344,6 +345,12 @@ inline std::vector<size_t> equal_blocks(int size, size_t n) {
     for (int j = 0; j <= size; j++) first.push_back((size_t)j * n);
     return first;
 }
+// The same where everything is the block of one rank.
+inline std::vector<size_t> one_block(int size, int root, size_t n) {
+    std::vector<size_t> first((size_t)size + 1, 0);
+    std::fill(first.begin() + root + 1, first.end(), n);
+    return first;
+}
 
 }  // namespace detail
 
@@ -385,20 +392,43 @@ inline void all_reduce_max(Ctx&, Comm& comm, float* x, size_t n) {
 #endif
 }
 
+namespace detail {
+
+#if HAVE_MPI
+template <class E>
+Pending start_gather(Comm& comm, const char* operation, E* all, size_t n, const std::vector<size_t>& first) {
+    Group& g = *comm.group();
+    const int64_t sequence = begin(g, operation, n, sizeof(E));
+    const auto requests = std::make_shared<Requests>();
+    start_gather(g, *requests, all, first, sequence);
+    return Pending([&g, operation, requests, sequence] {
+        const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
+        wait_for(*requests);
+    });
+}
+#endif
+
+}  // namespace detail
+
 template <class E>
 Pending start_all_gather(Ctx&, Comm& comm, E* all, size_t n) {
     if (comm.size() == 1 || n == 0) return Pending();
 #if HAVE_MPI
-    detail::Group& g = *comm.group();
-    const int64_t sequence = detail::begin(g, "all_gather", n, sizeof(E));
-    const auto requests = std::make_shared<detail::Requests>();
-    detail::start_gather(g, *requests, all, detail::equal_blocks(g.size, n), sequence);
-    return Pending([&g, requests, sequence] {
-        const Waiting waiting(g.monitor.get(), "all_gather", g.name, sequence);
-        wait_for(*requests);
-    });
+    return detail::start_gather(comm, "all_gather", all, n, detail::equal_blocks(comm.size(), n));
 #else
     (void)all;
+    return Pending();
+#endif
+}
+
+template <class E>
+Pending start_broadcast(Ctx&, Comm& comm, E* x, size_t n, int root) {
+    if (comm.size() == 1 || n == 0) return Pending();
+#if HAVE_MPI
+    return detail::start_gather(comm, "broadcast", x, n, detail::one_block(comm.size(), root, n));
+#else
+    (void)x;
+    (void)root;
     return Pending();
 #endif
 }
@@ -413,19 +443,20 @@ void all_gather(Ctx& ctx, Comm& comm, E* out, const E* mine, size_t n) {
 
 namespace detail {
 
+// out: this rank's block of the sums; `first`: the ranks' blocks.
 template <class E>
-Pending start_reduction(Comm& comm, E* out, const E* all, size_t n) {
+Pending start_reduction(Comm& comm, const char* operation, E* out, const E* all, size_t n, const std::vector<size_t>& first) {
 #if HAVE_MPI
     Group& g = *comm.group();
-    const int64_t sequence = begin(g, "reduce_scatter", n, sizeof(E));
-    const auto reduction = std::make_shared<Reduction<E>>(g, out, all, equal_blocks(g.size, n), sequence);
+    const int64_t sequence = begin(g, operation, n, sizeof(E));
+    const auto reduction = std::make_shared<Reduction<E>>(g, out, all, first, sequence);
     reduction->start();
-    return Pending([&g, reduction, sequence] {
-        const Waiting waiting(g.monitor.get(), "reduce_scatter", g.name, sequence);
+    return Pending([&g, operation, reduction, sequence] {
+        const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
         reduction->finish();
     });
 #else
-    (void)comm, (void)out, (void)all, (void)n;
+    (void)comm, (void)operation, (void)out, (void)all, (void)n, (void)first;
     return Pending();
 #endif
 }
@@ -435,7 +466,14 @@ Pending start_reduction(Comm& comm, E* out, const E* all, size_t n) {
 template <class E>
 Pending start_reduce_scatter(Ctx&, Comm& comm, E* all, size_t n) {
     if (comm.size() == 1 || n == 0) return Pending();
-    return detail::start_reduction(comm, all + (size_t)comm.rank() * n, (const E*)all, n);
+    return detail::start_reduction(comm, "reduce_scatter", all + (size_t)comm.rank() * n, (const E*)all, n,
+                                   detail::equal_blocks(comm.size(), n));
+}
+
+template <class E>
+Pending start_reduce(Ctx&, Comm& comm, E* x, size_t n, int root) {
+    if (comm.size() == 1 || n == 0) return Pending();
+    return detail::start_reduction(comm, "reduce", x, (const E*)x, n, detail::one_block(comm.size(), root, n));
 }
 
 template <class E>
@@ -445,7 +483,7 @@ void reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
         if (out != all) memcpy((void*)out, (const void*)all, n * sizeof(E));
         return;
     }
-    Pending pending = detail::start_reduction(comm, out, all, n);
+    Pending pending = detail::start_reduction(comm, "reduce_scatter", out, all, n, detail::equal_blocks(comm.size(), n));
     finish(ctx, pending);
 }
 

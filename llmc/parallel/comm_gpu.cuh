@@ -445,6 +445,32 @@ Pending start_all_gather(Ctx& ctx, Comm& comm, E* all, size_t n) {
 #endif
 }
 
+template <class E>
+Pending start_reduce(Ctx& ctx, Comm& comm, E* x, size_t n, int root) {
+    if (comm.size() == 1 || n == 0) return Pending();
+#if HAVE_NCCL
+    return Pending(detail::start(ctx, *comm.group(), "reduce", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
+        return ncclReduce(x, x, n, detail::nccl_type<E>(), ncclSum, root, c, stream);
+    }));
+#else
+    (void)ctx, (void)x, (void)root;
+    return Pending();
+#endif
+}
+
+template <class E>
+Pending start_broadcast(Ctx& ctx, Comm& comm, E* x, size_t n, int root) {
+    if (comm.size() == 1 || n == 0) return Pending();
+#if HAVE_NCCL
+    return Pending(detail::start(ctx, *comm.group(), "broadcast", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
+        return ncclBroadcast(x, x, n, detail::nccl_type<E>(), root, c, stream);
+    }));
+#else
+    (void)ctx, (void)x, (void)root;
+    return Pending();
+#endif
+}
+
 inline void progress(Ctx&, Comm&) {}  // NCCL's kernels progress on their own
 
 // ---- messages --------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ struct RankLayout {
     int tp = 1, pp = 1, vpp = 1;
     bool sequence_parallel = false;  // if tp > 1
     bool zero = true;
-    size_t bucket_elements = 0;  // parameters per data-parallel message; 0: default_bucket_elements
-    int64_t rows = 0;            // rows of a micro-batch, which sequence parallelism splits
+    bool whole_matrices = false;  // the optimizer needs the blocks' matrices whole
+    size_t bucket_elements = 0;   // parameters per data-parallel message; 0: default_bucket_elements
+    int64_t rows = 0;             // rows of a micro-batch, which sequence parallelism splits
 };
 
 struct Ranks {
@@ -27,6 +28,7 @@ struct Ranks {
     Mesh mesh;
     bool sequence_parallel = false;  // norms and residual stream are split by rows over tp
     bool zero = true;                // the optimizer's state is sharded over dp
+    bool whole_matrices = false;     // and each of the blocks' matrices belongs to one of its ranks
     size_t bucket_elements = default_bucket_elements(1);
     be::Comm tp, dp;
     be::Comm pp, pp_back;  // for activations forward; for gradients backward
@@ -41,6 +43,7 @@ inline std::shared_ptr<Ranks> place_rank(int n, int rank, const RankLayout& layo
     check_tensor_parallel(c, mesh.tp.size, layout.sequence_parallel, layout.rows);
     ranks->sequence_parallel = mesh.tp.size > 1 && layout.sequence_parallel;
     ranks->zero = layout.zero;
+    ranks->whole_matrices = layout.whole_matrices;
     ranks->bucket_elements = layout.bucket_elements ? layout.bucket_elements : default_bucket_elements(mesh.dp.size);
     return ranks;
 }

@@ -2,7 +2,9 @@
 // memory that holds only its own shards, and which elements it counts in sums over all ranks.
 //
 // A bucket lies either in the range with weight decay or in the range without, and has about `bucket_elements`: large messages
-// use the network well, and several of them can start before backward ends.
+// use the network well, and several of them can start before backward ends. An optimizer that needs whole matrices (muon.h) has
+// each of the blocks' matrices in a bucket of its own, which belongs to one rank: beginning with the largest, each goes to the
+// rank that has the fewest elements. With more ranks than matrices, some ranks have none.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -16,8 +18,12 @@ inline size_t default_bucket_elements(int dp) { return std::max<size_t>(40000000
 struct Bucket {
     size_t begin, end;  // range of the buffer
     bool decay;
-    size_t mine, n;  // this rank's shard: buffer elements [mine, mine + n)
-    size_t shard;    // offset of the shard in memory that holds only this rank's shards
+    size_t mine, n;   // this rank's shard: buffer elements [mine, mine + n)
+    size_t shard;     // offset of the shard in memory that holds only this rank's shards
+    int owner = -1;   // the rank whose shard is all of it; -1: ranks have equal shards
+    int matrix = -1;  // row of the table, if it is a block's matrix that must not be cut
+
+    bool whole_matrix() const { return matrix >= 0; }
 };
 
 struct Range {
@@ -31,25 +37,31 @@ public:
     bool cut = false;             // sharded; otherwise every rank has all elements
 
     Shards() = default;
-    Shards(const ParameterTable& table, const Axis& dp, bool zero, size_t bucket_elements) : cut(zero && dp.size > 1) {
-        const size_t parts = cut ? (size_t)dp.size : 1, unit = (size_t)dp.size * 64;
-        const size_t step = std::max<size_t>(1, bucket_elements / unit) * unit;
-        for (const bool decay : {true, false}) {
-            const size_t end = decay ? table.decayed : table.size;
-            for (size_t begin = decay ? 0 : table.decayed; begin < end; begin += step) {
-                const size_t last = std::min(end, begin + step), n = (last - begin) / parts;
-                CHECK((last - begin) % parts == 0, "a bucket of %zu elements for %zu ranks", last - begin, parts);
-                buckets.push_back({begin, last, decay, begin + (cut ? (size_t)dp.rank * n : 0), n, size});
-                size += n;
+    // whole_matrices: those of blocks must not be cut.
+    Shards(const ParameterTable& table, const Axis& dp, bool zero, size_t bucket_elements, bool whole_matrices = false)
+        : cut(zero && dp.size > 1), dp_(dp), unit_((size_t)dp.size * 64) {
+        step_ = std::max<size_t>(1, bucket_elements / unit_) * unit_;
+        size_t begin = 0;
+        if (whole_matrices) {
+            const std::vector<int> owners = balanced_owners(table);
+            for (size_t i = 0; i < table.rows.size(); i++) {
+                const TensorSpec& t = table.rows[i];
+                if (!of_block(t)) continue;
+                add_cut(begin, t.offset, true);
+                begin = round_up(t.offset + t.size(), (size_t)64);
+                add({t.offset, begin, true, 0, 0, 0, owners[i], (int)i});
             }
         }
+        add_cut(begin, table.decayed, true);
+        add_cut(table.decayed, table.size, false);
     }
 
     // Calls visit(from, shard, n): elements [from, from + n) of a range that begins at `begin` are at `shard` in this rank's
-    // shards.
+    // shards. Whole matrices are left out if so asked.
     template <class Visit>
-    void for_each_part(size_t begin, size_t n, Visit visit) const {
+    void for_each_part(size_t begin, size_t n, Visit visit, bool with_whole_matrices = true) const {
         for (const Bucket& b : buckets) {
+            if (b.whole_matrix() && !with_whole_matrices) continue;
             const size_t first = std::max(begin, b.mine), last = std::min(begin + n, b.mine + b.n);
             if (first < last) visit(first - begin, b.shard + first - b.mine, last - first);
         }
@@ -84,4 +96,48 @@ public:
         }
         return ranges;
     }
+
+private:
+    static bool of_block(const TensorSpec& t) { return t.block >= 0 && !t.vector(); }
+
+    // For each row of the table that is a block's matrix: its rank.
+    std::vector<int> balanced_owners(const ParameterTable& table) const {
+        std::vector<size_t> order, elements((size_t)dp_.size);
+        std::vector<int> owners(table.rows.size(), -1);
+        for (size_t i = 0; i < table.rows.size(); i++)
+            if (of_block(table.rows[i])) order.push_back(i);
+        std::stable_sort(order.begin(), order.end(),
+                         [&](size_t a, size_t b) { return table.rows[a].size() > table.rows[b].size(); });
+        for (const size_t i : order) {
+            const auto least = std::min_element(elements.begin(), elements.end());
+            *least += table.rows[i].size();
+            owners[i] = (int)(least - elements.begin());
+        }
+        return owners;
+    }
+    // Buckets of equal shards. What cannot be divided at the end, less than 64 elements per rank, belongs to the first rank.
+    void add_cut(size_t begin, size_t end, bool decay) {
+        for (; begin < end; begin += step_) {
+            const size_t last = std::min(end, begin + step_), divisible = begin + (last - begin) / unit_ * unit_;
+            if (!cut) add({begin, last, decay, 0, 0, 0});
+            if (cut && divisible > begin) add({begin, divisible, decay, 0, 0, 0});
+            if (cut && last > divisible) add({divisible, last, decay, 0, 0, 0, 0});
+        }
+    }
+    void add(Bucket b) {
+        const size_t elements = b.end - b.begin, of_each = elements / (size_t)dp_.size;
+        b.mine = b.begin;
+        b.n = elements;
+        if (cut && b.owner >= 0) b.n = b.owner == dp_.rank ? elements : 0;
+        if (cut && b.owner < 0) {
+            b.mine += (size_t)dp_.rank * of_each;
+            b.n = of_each;
+        }
+        b.shard = size;
+        size += b.n;
+        buckets.push_back(b);
+    }
+
+    Axis dp_;
+    size_t unit_ = 64, step_ = 64;  // of a bucket's elements: what they are multiples of, and how many there are at most
 };

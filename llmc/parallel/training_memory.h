@@ -11,6 +11,7 @@
 #include "../model/gradients.h"
 #include "../model/model_config.h"
 #include "../model/parameters.h"
+#include "muon.h"
 #include "ranks.h"
 #include "shard.h"
 
@@ -33,6 +34,7 @@ struct TrainingMemory {
     BlockGradients of_block;       // where these are bf16: of a micro-batch in a block
     LowerHalf* lower = nullptr;    // (shards.size) of the fp32 weights that AdamW updates; null where params are these
     Elements exp_avg, exp_avg_sq;  // (shards.size) each; their types, and that of grads, are set before memory is planned
+    Muon muon;                     // its recipe is set before memory is planned
     Parts copy;                    // where a checkpoint's contents wait to be written; null: written in place
 
     TrainingMemory(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
@@ -40,7 +42,7 @@ struct TrainingMemory {
           ranks(std::move(r)),
           stages(std::move(stage_layers)),
           table(c, part_of(c, ranks->mesh, stages), (size_t)ranks->mesh.dp.size * 64),
-          shards(table, ranks->mesh.dp, ranks->zero, ranks->bucket_elements),
+          shards(table, ranks->mesh.dp, ranks->zero, ranks->bucket_elements, ranks->whole_matrices),
           counted(shards.counted(table, ranks->mesh.dp)) {}
 
     // Plans all of it, or without training the parameters alone.
@@ -52,6 +54,7 @@ struct TrainingMemory {
         if (has_lower_halves) arena.add("master weights (lower 16 bits)", &lower, shards.size);
         for (Elements* x : {&exp_avg, &exp_avg_sq})
             arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, shards.size);
+        muon.plan(arena, c, table, shards);
     }
 
     // Plans the copy of a checkpoint's contents with which training continues during a save. A save in the foreground needs no

@@ -1,7 +1,7 @@
 // ZeRO-1 (Rajbhandari et al., 2020): the ranks of a data-parallel group shard the optimizer's work and state. The parameter
 // buffer is cut into buckets, and each bucket into one shard per rank. A bucket's gradients are reduce-scattered, so a rank has
 // the sums for its own shard; it holds fp32 weights and moments for that shard only, and updates it; the new parameters are
-// all-gathered. Bytes per parameter and rank: 2 (parameters) + 4 (gradients, or 2 in bf16) + 10 / ranks (lower halves of fp32
+// all-gathered. A bucket that belongs to one rank (shard.h) is reduced to it and broadcast from it. Bytes per parameter and rank: 2 (parameters) + 4 (gradients, or 2 in bf16) + 10 / ranks (lower halves of fp32
 // weights, moments; 6 / ranks with both moments in bf16). Without ZeRO (--zero 0), gradients are all-reduced and every rank
 // computes the whole update.
 #pragma once
@@ -53,7 +53,10 @@ private:
         if (started_[i]) return;
         started_[i] = true;
         if (!shards_.cut) return all_reduce(ctx_, dp_, grads_.from(b.begin), b.n);
-        grads_.from(b.begin).visit([&](auto* x) { pending_[i] = be::start_reduce_scatter(ctx_, dp_, x, b.n); });
+        grads_.from(b.begin).visit([&](auto* x) {
+            pending_[i] = b.owner < 0 ? be::start_reduce_scatter(ctx_, dp_, x, b.n)
+                                      : be::start_reduce(ctx_, dp_, x, b.end - b.begin, b.owner);
+        });
     }
 
     be::Ctx& ctx_;
@@ -76,7 +79,8 @@ public:
     void start(const Bucket& b, floatX* params) {
         if (!shards_.cut) return;
         be::Pending& pending = pending_[(size_t)(&b - shards_.buckets.data())];
-        pending = be::start_all_gather(ctx_, dp_, params + b.begin, b.n);
+        pending = b.owner < 0 ? be::start_all_gather(ctx_, dp_, params + b.begin, b.n)
+                              : be::start_broadcast(ctx_, dp_, params + b.begin, b.end - b.begin, b.owner);
         if (!overlap_) be::finish(ctx_, pending);
     }
     // Waits for the matrices before this element, and for all vectors.

@@ -179,6 +179,19 @@ inline Allowed one_of(Strings choices) {
       "samples")                                                                                                               \
     X(int64_t, train_iters, "steps", 0, at_least(1), "Batch and length", "length of the run in steps (300, 20k, 1M)")          \
     X(int64_t, train_samples, "", 0, at_least(1), "Batch and length", "length of the run in samples, instead of steps")        \
+    X(std::string, optimizer, "", "adamw", one_of({"adamw", "adam", "muon", "normuon"}), "Optimizer",                          \
+      "muon, normuon: for the matrices of layers, and AdamW for the rest; adam: Megatron's name of adamw")                     \
+    X(double, muon_momentum, "", 0.95, between(0, 0.999999), "Optimizer",                                                      \
+      "Muon's momentum: decay rate of the mean of gradients (exp_avg) of the matrices of layers")                              \
+    X(double, muon_beta2, "", 0.95, between(0, 0.999999), "Optimizer",                                                         \
+      "NorMuon's beta2: decay rate of the mean square of each row of an update")                                               \
+    X(std::string, muon_scale_mode, "", "spectral", one_of({"spectral", "shape_scaling"}), "Optimizer",                        \
+      "scale of Muon's update of a matrix: the root of its longer side, or of rows / columns if that is above 1")              \
+    X(OptionalDouble, muon_extra_scale_factor, "", {}, above(0), "Optimizer",                                                  \
+      "factor of Muon's update; default: 0.2 with spectral, which takes AdamW's learning rate, 1 with shape_scaling")          \
+    X(int, muon_num_ns_steps, "", 5, between(1, 99), "Optimizer", "number of Newton-Schulz steps of Muon")                     \
+    X(bool, muon_split_heads, "", false, anything(), "Optimizer",                                                              \
+      "let Muon orthogonalise each head of queries, keys and values by itself")                                                \
     X(double, lr, "", 3e-4, above(0), "Optimizer", "learning rate at its peak")                                                \
     X(double, min_lr, "", 0, at_least(0), "Optimizer", "learning rate at the end of the decay; default: 0")                    \
     X(std::string, lr_decay_style, "", "cosine", one_of({"cosine", "linear", "constant", "inverse-square-root", "WSD"}),       \
@@ -199,7 +212,7 @@ inline Allowed one_of(Strings choices) {
     X(int64_t, lr_wsd_decay_samples, "", 0, at_least(1), "Optimizer",                                                          \
       "length of the last part of WSD in samples, instead of --lr-wsd-decay-iters")                                            \
     X(double, weight_decay, "", 0.1, at_least(0), "Optimizer",                                                                 \
-      "AdamW's weight decay, for all weights except biases and normalization (Megatron: 0.01)")                                \
+      "weight decay, for all weights except biases and normalization (Megatron: 0.01)")                                        \
     X(OptionalDouble, start_weight_decay, "", {}, at_least(0), "Optimizer",                                                    \
       "weight decay at the start of the run, where --weight-decay-incr-style changes it")                                      \
     X(OptionalDouble, end_weight_decay, "", {}, at_least(0), "Optimizer",                                                      \

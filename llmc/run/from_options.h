@@ -16,6 +16,7 @@
 #include "../model/model_config.h"
 #include "../model/presets.h"
 #include "../ops.h"
+#include "../parallel/muon.h"
 #include "../parallel/pipeline.h"
 #include "../parallel/ranks.h"
 #include "checkpoint.h"
@@ -183,6 +184,24 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     return c;
 }
 
+// Muon or NorMuon for the matrices of blocks, or AdamW for everything.
+inline MuonRecipe muon_recipe(const TrainOptions& o) {
+    MuonRecipe r;
+    r.on = o.optimizer == "muon" || o.optimizer == "normuon";
+    r.neurons = o.optimizer == "normuon";
+    r.heads = o.muon_split_heads;
+    r.momentum = (real)o.muon_momentum;
+    r.beta2 = (real)o.muon_beta2;
+    r.iterations = o.muon_num_ns_steps;
+    r.shape_scaling = o.muon_scale_mode == "shape_scaling";
+    r.factor = o.muon_extra_scale_factor.value_or(r.shape_scaling ? 1 : 0.2);
+    if (r.neurons && o.exp_avg_sq_dtype == "bf16")
+        fail_usage(
+            "--optimizer normuon keeps one number per row in exp_avg_sq, and that in fp32; HINT: leave out "
+            "--exp-avg-sq-dtype bf16");
+    return r;
+}
+
 // The layout of the run over its ranks.
 inline RankLayout layout_of(const TrainOptions& o) {
     RankLayout layout;
@@ -191,6 +210,7 @@ inline RankLayout layout_of(const TrainOptions& o) {
     layout.vpp = o.num_virtual_stages_per_pipeline_rank;
     layout.sequence_parallel = !o.no_sequence_parallel;
     layout.zero = o.zero > 0;
+    layout.whole_matrices = muon_recipe(o).on;
     layout.bucket_elements = (size_t)o.ddp_bucket_size;
     layout.rows = (int64_t)o.micro_batch_size * o.seq_length;
     return layout;

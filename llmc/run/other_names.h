@@ -39,8 +39,7 @@ inline const OtherName other_names[] = {
     {"train", "beta1", "AdamW's beta1 is --adam-beta1"},
     {"train", "beta2", "AdamW's beta2 is --adam-beta2"},
     {"train", "adam-epsilon eps epsilon", "AdamW's epsilon is --adam-eps"},
-    {"train", "optim optimizer optimizer-type",
-     "the optimizer is AdamW: --adam-beta1, --adam-beta2, --adam-eps, --weight-decay"},
+    {"train", "optim optimizer-type", "the optimizer is --optimizer adamw, muon or normuon"},
     {"train generate", "random-seed", "the seed is --seed"},
     // precision
     {"train generate eval", "fp16", "there is no fp16: the program is built for bf16, or with `make PRECISION=fp32` for fp32"},

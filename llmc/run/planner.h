@@ -169,6 +169,8 @@ struct PlanInput {
     size_t bytes_per_element = 2, gradient_bytes = 4;
     size_t moment_bytes = 8;                            // of both moments, per parameter
     AttentionCount attention = AttentionCount::causal;  // what the kernels compute
+    int newton_schulz_steps = 0;                        // of Muon; 0: AdamW updates everything
+    bool muon_heads = false;                            // a head is a matrix of its own
 
     std::string device = "h100";  // for the table only; its figures follow
     double tflops = 989, efficiency = 0.55, memory_gbs = 3350;
@@ -359,9 +361,12 @@ inline void plan_update(Plan& p) {
     const double of_gradient = (double)in.gradient_bytes, moments = 2 * (double)in.moment_bytes;
     double slowest = -1;
     for (int rank = 0; rank < in.pp; rank++) {
-        double parameters = 0;
-        for (int chunk = 0; chunk < in.vpp; chunk++)
-            parameters += p.stages[(size_t)virtual_stage(in.pp, rank, chunk)].parameters;
+        double parameters = 0, layers = 0;
+        for (int chunk = 0; chunk < in.vpp; chunk++) {
+            const StagePlan& stage = p.stages[(size_t)virtual_stage(in.pp, rank, chunk)];
+            parameters += stage.parameters;
+            layers += stage.layers;
+        }
         const double part = (double)(dp - 1) / dp, buckets = std::ceil(parameters / bucket);
         // Without ZeRO gradients are gathered, with it new parameters.
         const double gathered = in.zero ? (double)in.bytes_per_element : of_gradient;
@@ -370,8 +375,11 @@ inline void plan_update(Plan& p) {
         // AdamW reads and writes fp32 weights (8) and moments, and reads gradients; clearing gradients and computing the norm
         // of a rank's own ones also pass over memory.
         const double own = parameters / (in.zero ? dp : 1);
-        const double update =
-            (own * (8 + moments + of_gradient) + of_gradient * parameters * (1 + 1.0 / dp)) / in.memory_gbs / giga;
+        double update = (own * (8 + moments + of_gradient) + of_gradient * parameters * (1 + 1.0 / dp)) / in.memory_gbs / giga;
+        // Muon's matrices are whole on one of the ranks that share them; its elementwise operations are about AdamW's.
+        const MuonFlops muon = muon_flops(flop_sizes(in.c, in.T), in.newton_schulz_steps, in.muon_heads);
+        const double sharing = (double)in.tp * (in.zero ? dp : 1);
+        update += std::max(layers * muon.layer / sharing, muon.largest) / (in.tflops * 1e12 * in.efficiency);
         const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
         const double last_backward = p.stages[(size_t)virtual_stage(in.pp, rank, 0)].backward_seconds;
         const double waiting = in.zero ? exposed(scatter, last_backward) + exposed(gather, update) : scatter + gather;
@@ -461,6 +469,8 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.node_size = o.node_size;
     in.gradient_bytes = o.main_grads_dtype == "bf16" ? 2 : 4;
     for (const std::string* dtype : {&o.exp_avg_dtype, &o.exp_avg_sq_dtype}) in.moment_bytes -= *dtype == "bf16" ? 2 : 0;
+    if (o.optimizer == "muon" || o.optimizer == "normuon") in.newton_schulz_steps = o.muon_num_ns_steps;
+    in.muon_heads = o.muon_split_heads;
     if (!o.fp8_format.empty()) in.layer_speedup = o.device_fp8_speedup;
     in.tflops = o.device_tflops.value_or(d.tflops);
     in.memory_gbs = o.device_memory_gbs.value_or(d.memory_gbs);

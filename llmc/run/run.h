@@ -107,6 +107,7 @@ inline void adjust_options(Run& run) {
     run.ctx.plain = o.plain;
     plan_for(run.ctx, o);
     if (!o.model.empty()) o.model = model_directory(o.model);
+    if (o.optimizer == "adam") o.optimizer = "adamw";
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
     if (o.adam_eps > 1e-7 && run.main_rank())
         print_line(stderr,
