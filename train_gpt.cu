@@ -11,7 +11,7 @@ Everything that knows it is a GPT is here; what would be equally true of another
   7  commands                     train, generate, eval; main
 
 Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query heads, NKV key/value heads, HS head size,
-QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with SwiGLU), V vocabulary, Vp padded. What one of several ranks
+QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with a gate), V vocabulary, Vp padded. What one of several ranks
 holds of a size ends in l: NHl heads, Fl columns, Nl rows of the residual stream. Shapes stand at the right, slowest first. `d`
 prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumulates (fp32).
 */
@@ -55,6 +55,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/model/mesh.h"          // Mesh, LocalSizes
 #include "llmc/model/parameters.h"    // ParameterTable, Params, Matrix
 #include "llmc/model/fp8_training.h"  // Fp8Training, fp8_index
+#include "llmc/model/recompute.h"     // Recompute, Kept, LayerInput
 #include "llmc/model/sampler.h"       // sample_text
 #include "llmc/data/dataloader.h"     // Batch, DataLoader
 #include "llmc/data/tokenizer.h"
@@ -89,35 +90,32 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 // ---------------------------------------------------------------------------------------------------------------------------
 // 1  The model's memory
 
-// How much of its activations a block keeps, from the most to the least: `policy <= kept_until` compares.
-enum class Recompute {
-    none,       // every block keeps all of its activations
-    selective,  // norms and activation functions are computed again: cheap, and they are a third of the memory
-    full,       // only the block's input is kept; backward runs the whole block forward again
-    inference,  // nothing is kept: there is no backward
+// The output of the last matrix of attention or MLP, before it enters the residual stream.
+struct BranchOutput {
+    floatX* x;             // (Nl, C) kept for the norm after it; without one the shared buffer `branch`
+    NormStatistics stats;  // of that norm
 };
 
-static Recompute recompute_policy(const std::string& name) {
-    return name == "full" ? Recompute::full : name == "selective" ? Recompute::selective : Recompute::none;
-}
-
-// The input of one of a block's four matrices: numbers, FP8 codes of them, or both.
-struct LayerInput {
-    floatX* x;
-    uint8_t* codes;         // in FP8, with the shape of x
-    ScaleInverse* inverse;  // what the codes are to be multiplied by, where each micro-batch has a scale of its own
+// What the norm of all query heads, or of all key heads, keeps.
+struct HeadNormInput {
+    floatX* x;   // (N, NHl HS) or (N, NKVl HS)
+    real* rstd;  // (N, NHl) or (N, NKVl); with a norm of all heads together (N)
 };
 
 // The activations that a block's forward pass stores for its backward pass.
 struct BlockActivations {
-    LayerInput norm1;               // (Nl, C) input of qkv
+    floatX* x;                      // (Nl, C) the residual stream that enters the block
+    LayerInput norm1;               // (Nl, C) input of qkv; without a norm before it x
     floatX* qkv;                    // (N, QKVl) after rope
+    HeadNormInput heads[2];         // queries and keys before their norm
     LayerInput att;                 // (N, NHl HS) input of proj
+    BranchOutput proj;              // of attention
     floatX* mid;                    // (Nl, C) the residual stream between attention and MLP
-    LayerInput norm2;               // (Nl, C) input of fc1
+    LayerInput norm2;               // (Nl, C) input of fc1; without a norm before it mid
     floatX* fc1;                    // (N, F1l)
     LayerInput act;                 // (N, Fl) input of fc2
-    NormStatistics stats1, stats2;  // of the two norms
+    BranchOutput fc2;               // of the MLP
+    NormStatistics stats1, stats2;  // of the norms before attention and MLP
     real* lse;                      // (B, NHl, T)
     ScaleInverse* inverses;         // (4) of the inputs of qkv, proj, fc1, fc2
 };
@@ -144,12 +142,16 @@ struct MicroBatch {
     NormStatistics embedding_stats = {};  // of the embedding norm
     int *tokens, *targets, *positions;    // (N) each
     int* doc_start;                       // (N) the first key that a row sees
+    int* window_start;                    // (N) the same in layers with a sliding window
     // The current micro-batch.
     int B = 0, T = 0;
     bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
     KeyValueCache* cache = nullptr;  // not null: one new token, which attends to the cached rows before it
     Acc gradients = Acc::Add;        // a step's first micro-batch sets the gradients that begin_gradients() did not clear
     uint64_t rounding_key = 0;       // of what it adds to bf16 gradients
+    bool drops = false;              // dropout takes place
+    uint64_t seed = 0;               // of the run, for dropout
+    int64_t sample = 0;              // index of its first one in the run, for dropout
 
     floatX* out() const { return x.back(); }
     int N() const { return B * T; }
@@ -171,12 +173,12 @@ struct Activations {
     uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
     floatX* next_logits;                              // (Vp) of one row, for generation
     LossSums* sums;                                   // of what the head has seen since they were cleared
-    floatX* branch;                                   // (Nl, C) what attention or MLP adds to the residual stream
+    floatX* branch;                                   // (Nl, C) what attention or MLP adds to the residual stream; its gradient
     real* dq_sums = nullptr;                          // (dq_sums_size) attention_backward's; null: it is deterministic
     size_t dq_sums_size = 0;                          // set before memory is planned
     floatX* dx;                                       // (Nl, C) gradient of the residual stream, from head to embedding
     floatX* dnorm;                                    // (Nl, C) gradient of a norm's output
-    floatX* dnarrow;  // (N, max(Fl, NHl HS)), with GeLU (N, NHl HS): gradient of SwiGLU's act, then of att
+    floatX* dnarrow;  // (N, max(Fl, NHl HS)), without a gate (N, NHl HS): gradient of a gated act, then of att
     floatX* dwide;    // (N, max(F1l, QKVl)) gradient of fc1, then of qkv
 
     MicroBatch& micro_batch(int chunk = 0, int i = 0) {
@@ -186,8 +188,9 @@ struct Activations {
 };
 
 struct NormLayer {
-    NormParams params;
+    NormParams params;  // weight null: there is no such norm
     NormGrads grads;
+    bool exists() const { return params.weight; }
 };
 
 // One of a block's four matrices (this rank's part): its weights, their gradients, and their FP8 codes.
@@ -199,13 +202,17 @@ struct Layer {
     const floatX *w, *b;       // (out, in) (out); b null: the family has no biases
     real *dw, *db;             // what ops set or add to
     uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out)
+    NormLayer after;           // of proj and fc2: the norm of their output
     // With tensor parallelism qkv and fc1 are split by columns of their output, proj and fc2 by rows of their input (Shoeybi et
     // al., 2019): then each rank computes a summand of the whole output.
     bool row_parallel() const { return matrix == Matrix::proj || matrix == Matrix::fc2; }
 };
 
 struct Block {
-    NormLayer norm1, norm2;
+    NormLayer norm1, norm2;   // before attention and MLP
+    NormLayer head_norms[2];  // of queries and keys
+    const floatX* sinks;      // (NHl) null: none
+    real* dsinks;
     Layer qkv, proj, fc1, fc2;
     std::array<Layer*, 4> layers() { return {&qkv, &proj, &fc1, &fc2}; }
 };
@@ -220,14 +227,18 @@ struct Model : TrainingMemory {
     Activations a{};
     Fp8Training fp8;
     KeyValueCache cache{};
-    real* slopes = nullptr;   // (NHl) ALiBi; null: none
-    real* cos_sin = nullptr;  // (T, HS/2, 2) rope; null: none
+    real* slopes = nullptr;          // (NHl) ALiBi; null: none
+    real* cos_sin = nullptr;         // (T, rotated/2, 2) rope; null: none
+    real* window_cos_sin = nullptr;  // the same in layers with a window; null: as in the others
     Arena arena;
 
     explicit Model(const ModelConfig& config) : Model(config, std::make_shared<Ranks>(), {config.L}) {}
     Model(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : TrainingMemory(config, std::move(r), std::move(stage_layers)), n(c, ranks->mesh.tp) {}
-    real attention_scale() const { return (real)(1.0 / std::sqrt((double)c.HS())); }
+    AttentionShape attention(int B, int T) const {
+        const double scale = c.attention_scale ? c.attention_scale : 1.0 / std::sqrt((double)c.HS());
+        return {B, T, n.NHl, n.NKVl, c.HS(), (real)scale, (real)c.attention_softcap, {}, c.NH};
+    }
 };
 
 // Rows of this rank's residual stream for a micro-batch of N rows.
@@ -235,36 +246,40 @@ static size_t planned_rows(const Model& m, size_t N) {
     return m.ranks->sequence_parallel ? N / (size_t)m.ranks->mesh.tp.size : N;
 }
 
-// visit(elements, kept_until, tensor...) for every tensor of a block's activations, or for the same tensor of several blocks.
-// Planning, sharing and pointers all follow from this list. Up to the policy `kept_until`, each block keeps its own tensor;
-// beyond it, all blocks share one buffer, which backward fills again.
+// visit(elements, kept, tensor...) for every tensor of a block's activations, or for the same tensor of several blocks.
+// Planning, sharing and pointers all follow from this list.
 template <class Visit, class... S>
 static void for_each_tensor(const Model& m, Visit visit, S&... s) {
     const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C;
-    visit(Nl * C, Recompute::none, s.norm1...);
-    visit(N * m.n.QKVl, Recompute::selective, s.qkv...);
-    visit(N * m.n.NHl * m.c.HS(), Recompute::selective, s.att...);
-    visit(Nl * C, Recompute::selective, s.mid...);
-    visit(Nl * C, Recompute::none, s.norm2...);
-    visit(N * m.n.F1l, Recompute::selective, s.fc1...);
-    visit(N * m.n.Fl, Recompute::none, s.act...);
-    visit(Nl, Recompute::selective, s.stats1.mean...);
-    visit(Nl, Recompute::selective, s.stats1.rstd...);
-    visit(Nl, Recompute::selective, s.stats2.mean...);
-    visit(Nl, Recompute::selective, s.stats2.rstd...);
-    visit(N * m.n.NHl, Recompute::selective, s.lse...);
+    const Kept of_norm = m.c.norm_before() ? Kept::unless_selective : Kept::elsewhere;
+    const auto statistics = [&](auto&... stats) {
+        visit(Nl, Kept::unless_full, stats.mean...);
+        visit(Nl, Kept::unless_full, stats.rstd...);
+    };
+    visit(Nl * C, of_norm, s.norm1...);
+    visit(N * m.n.QKVl, Kept::unless_full, s.qkv...);
+    for (int k = 0; m.c.qk_norm != QkNorm::none && k < 2; k++) {
+        const size_t heads = k ? m.n.NKVl : m.n.NHl;
+        visit(N * heads * m.c.HS(), Kept::unless_full, s.heads[k].x...);
+        visit(N * (m.c.qk_norm == QkNorm::whole ? 1 : heads), Kept::unless_full, s.heads[k].rstd...);
+    }
+    visit(N * m.n.NHl * m.c.HS(), Kept::unless_full, s.att...);
+    visit(Nl * C, m.c.parallel() ? Kept::never : Kept::unless_full, s.mid...);
+    visit(Nl * C, of_norm, s.norm2...);
+    visit(N * m.n.F1l, Kept::unless_full, s.fc1...);
+    visit(N * m.n.Fl, Kept::unless_selective, s.act...);
+    if (m.c.norm_before()) {
+        statistics(s.stats1...);
+        statistics(s.stats2...);
+    }
+    if (m.c.norm_after()) {
+        visit(Nl * C, Kept::unless_full, s.proj.x...);
+        visit(Nl * C, Kept::unless_full, s.fc2.x...);
+        statistics(s.proj.stats...);
+        statistics(s.fc2.stats...);
+    }
+    visit(N * m.n.NHl, Kept::unless_full, s.lse...);
 }
-// A tensor's numbers; a LayerInput may also have codes.
-template <class E>
-static E*& numbers(E*& tensor) {
-    return tensor;
-}
-static floatX*& numbers(LayerInput& tensor) { return tensor.x; }
-template <class E>
-static uint8_t** codes_of(E*&) {
-    return nullptr;
-}
-static uint8_t** codes_of(LayerInput& tensor) { return &tensor.codes; }
 
 // Plans the sizes of all layers, and memory for the codes of their weights.
 static void plan_layers(Model& m, bool fp8) {
@@ -305,29 +320,11 @@ static void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) 
     }
 }
 
-// Which of a tensor's numbers and codes each block keeps for itself, and which are in the block that all share.
-struct Storage {
-    bool own_numbers, own_codes, shared_numbers, shared_codes;
-};
-
-// In FP8 the inputs of qkv, fc1 and fc2 are kept as codes alone: their numbers are shared. After steps in bf16, which keep the
-// numbers, the codes take their place. The input of proj is kept as both: attention's backward pass reads its numbers.
-static bool codes_suffice(Recompute kept_until) { return kept_until == Recompute::none; }
-static Storage storage(const Model& m, Recompute kept_until, bool fp8) {
-    const bool kept = m.recompute <= kept_until, codes_alone = fp8 && codes_suffice(kept_until);
-    Storage s;
-    s.own_numbers = kept && (!codes_alone || m.fp8.after_bf16);
-    s.own_codes = fp8 && m.recompute == Recompute::none && !(codes_alone && m.fp8.after_bf16);
-    s.shared_numbers = !kept || codes_alone;
-    s.shared_codes = fp8 && m.recompute != Recompute::none;
-    return s;
-}
-
 // Plans the tensors that a block keeps.
 static void plan_block(Model& m, BlockActivations& s, bool fp8) {
     const char* const purpose = "activations: kept per block";
-    const auto plan = [&](size_t count, Recompute kept_until, auto& tensor) {
-        const Storage of = storage(m, kept_until, fp8);
+    const auto plan = [&](size_t count, Kept kept, auto& tensor) {
+        const Storage of(kept, m.recompute, fp8, m.fp8.after_bf16);
         if (of.own_numbers) m.arena.add(purpose, &numbers(tensor), count);
         if (uint8_t** codes = codes_of(tensor); codes && of.own_codes) m.arena.add(purpose, codes, count);
     };
@@ -353,10 +350,11 @@ static void plan_activations(Model& m, bool fp8) {
             }
             for (int** ids : {&in.tokens, &in.targets, &in.positions, &in.doc_start})
                 arena.add("activations: embedding, head", ids, N);
+            if (m.c.window) arena.add("activations: embedding, head", &in.window_start, N);
         }
     const char* const shared = "activations: shared block";
-    const auto plan_shared = [&](size_t count, Recompute kept_until, auto& tensor) {
-        const Storage of = storage(m, kept_until, fp8);
+    const auto plan_shared = [&](size_t count, Kept kept, auto& tensor) {
+        const Storage of(kept, m.recompute, fp8, m.fp8.after_bf16);
         if (of.shared_numbers) arena.add(shared, &numbers(tensor), count);
         if (uint8_t** codes = codes_of(tensor); codes && of.shared_codes) arena.add(shared, codes, count);
     };
@@ -391,11 +389,10 @@ static void plan_head(Model& m) {
 
 static void plan_activation_gradients(Model& m) {
     const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C, heads = (size_t)m.n.NHl * m.c.HS();
-    const bool swiglu = m.c.activation == Activation::swiglu;
     const char* const purpose = "activation gradients";
     m.arena.add(purpose, &m.a.dx, Nl * C);
     m.arena.add(purpose, &m.a.dnorm, Nl * C);
-    m.arena.add(purpose, &m.a.dnarrow, N * (swiglu ? std::max<size_t>(m.n.Fl, heads) : heads));
+    m.arena.add(purpose, &m.a.dnarrow, N * (gated(m.c.activation) ? std::max<size_t>(m.n.Fl, heads) : heads));
     m.arena.add(purpose, &m.a.dwide, N * std::max(m.n.F1l, m.n.QKVl));
     if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
 }
@@ -431,7 +428,11 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     if (m.table.part.last) plan_head(m);
     m.arena.add("activations: embedding, head", &m.a.sums, 1);
     if (m.c.position == Position::alibi) m.arena.add("activations: embedding, head", &m.slopes, m.n.NHl);
-    if (m.c.position == Position::rope) m.arena.add("activations: embedding, head", &m.cos_sin, (size_t)m.c.T * m.c.rotated());
+    if (m.c.position == Position::rope) {
+        for (real** table : {&m.cos_sin, &m.window_cos_sin})
+            if (table == &m.cos_sin || (m.c.window && m.c.local_rope_base > 0))
+                m.arena.add("activations: embedding, head", table, (size_t)m.c.T * m.c.rotated());
+    }
     if (training) plan_activation_gradients(m);
     if (generates) plan_cache(m);
 }
@@ -448,15 +449,24 @@ static void bind_layers(Model& m) {
     if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
     else if (m.grads.data) bind_parameters(m.c, m.table, m.g, (real*)m.grads.data);
     else m.g.blocks.assign(m.blocks.size(), {});
-    const auto norm = [&](const floatX* w, const floatX* b, real* dw, real* db) -> NormLayer {
-        return {{w, b, m.c.C, (real)m.c.eps}, {dw, db}};
+    const auto norm_of = [&](int C, const floatX* w, const floatX* b, real* dw, real* db) -> NormLayer {
+        return {{w, b, C, (real)m.c.eps, m.c.norm_plus_one ? real(1) : real(0)}, {dw, db}};
     };
+    const auto norm = [&](auto... tensors) { return norm_of(m.c.C, tensors...); };
     for (size_t i = 0; i < m.blocks.size(); i++) {
         const BlockParams<floatX>& p = m.p.blocks[i];
         const BlockParams<real>& g = m.g.blocks[i];
-        m.blocks[i].norm1 = norm(p.norm1_w, p.norm1_b, g.norm1_w, g.norm1_b);
-        m.blocks[i].norm2 = norm(p.norm2_w, p.norm2_b, g.norm2_w, g.norm2_b);
-        for (Layer* l : m.blocks[i].layers()) {
+        Block& b = m.blocks[i];
+        b.norm1 = norm(p.norm1_w, p.norm1_b, g.norm1_w, g.norm1_b);
+        b.norm2 = norm(p.norm2_w, p.norm2_b, g.norm2_w, g.norm2_b);
+        b.proj.after = norm(p.norm1_after_w, p.norm1_after_b, g.norm1_after_w, g.norm1_after_b);
+        b.fc2.after = norm(p.norm2_after_w, p.norm2_after_b, g.norm2_after_w, g.norm2_after_b);
+        const int heads = m.c.qk_norm == QkNorm::whole ? m.n.NHl : 1, key_heads = m.c.qk_norm == QkNorm::whole ? m.n.NKVl : 1;
+        b.head_norms[0] = norm_of(heads * m.c.HS(), p.q_norm_w, nullptr, g.q_norm_w, nullptr);
+        b.head_norms[1] = norm_of(key_heads * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
+        b.sinks = p.sinks;
+        b.dsinks = g.sinks;
+        for (Layer* l : b.layers()) {
             std::tie(l->w, l->b) = p.weight_and_bias(l->matrix);
             std::tie(l->dw, l->db) = g.weight_and_bias(l->matrix);
         }
@@ -468,7 +478,7 @@ static void bind_layers(Model& m) {
 // Tensors that a block does not keep are those of the shared block. Codes without their own memory are stored where the numbers
 // were.
 static void share_tensors(Model& m, BlockActivations& s) {
-    const auto share = [](size_t, Recompute, auto& own, auto& shared) {
+    const auto share = [](size_t, Kept, auto& own, auto& shared) {
         if (uint8_t** codes = codes_of(own); codes && !*codes)
             *codes = *codes_of(shared) ? *codes_of(shared) : (uint8_t*)numbers(own);
         if (!numbers(own)) numbers(own) = numbers(shared);
@@ -483,12 +493,18 @@ static void share_tensors(Model& m, BlockActivations& s) {
 static void allocate(be::Ctx& ctx, Model& m) {
     m.arena.allocate();
     const ModelConfig& c = m.c;
+    const auto send = [&](real* place, const std::vector<real>& from) {
+        be::upload(ctx, place, from.data(), from.size() * sizeof(real));
+    };
     std::vector<real> slopes, cos_sin;
     if (m.slopes)
         for (int h = 0; h < m.n.NHl; h++) slopes.push_back(alibi_slope(m.ranks->mesh.tp.rank * m.n.NHl + h, c.NH));
-    if (m.cos_sin) rope_table(cos_sin, c.T, c.rotated(), c.rope_base);
-    be::upload(ctx, m.slopes, slopes.data(), slopes.size() * sizeof(real));
-    be::upload(ctx, m.cos_sin, cos_sin.data(), cos_sin.size() * sizeof(real));
+    send(m.slopes, slopes);
+    for (real* table : {m.cos_sin, m.window_cos_sin}) {
+        if (!table) continue;
+        rope_table(cos_sin, c.rope(table == m.window_cos_sin, c.T));
+        send(table, cos_sin);
+    }
     bind_layers(m);
     for (auto& chunk : m.a.micro_batches)
         for (MicroBatch& in : chunk) {
@@ -524,7 +540,8 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x))
+// 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). The norms may also stand after attention and MLP, or both before and
+//    after, or both read the same x (NormPlace).
 
 // The pass of a micro-batch through this rank's layers: the context of every function below.
 struct Pass {
@@ -537,14 +554,41 @@ struct Pass {
     int local_rows() const { return cut_rows() ? N() / m.n.tp_size : N(); }
     size_t stream_size() const { return (size_t)local_rows() * m.c.C; }  // elements of the residual stream on this rank
     bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[block]; }
-    AttentionShape attention() const { return {in.B, in.T, m.n.NHl, m.n.NKVl, m.c.HS(), m.attention_scale()}; }
-    Rope rope() const { return {in.positions, m.cos_sin, m.c.rotated()}; }
+    // Layers may differ in what attention sees, and in positions.
+    int layer(int block) const { return m.table.part.layers[block]; }
+    bool rotates(int block) const { return m.cos_sin && m.c.has_positions(layer(block)); }
+    Rope rope(int block) const {
+        const bool windowed = m.window_cos_sin && !m.c.sees_all(layer(block));
+        return {in.positions, windowed ? m.window_cos_sin : m.cos_sin, m.c.rotated()};
+    }
+    AttentionMask mask(int block) const {
+        const real* slopes = m.c.has_positions(layer(block)) ? m.slopes : nullptr;
+        return {m.c.sees_all(layer(block)) ? in.documents() : in.window_start, slopes};
+    }
+    AttentionShape attention(int block) const {
+        AttentionShape shape = m.attention(in.B, in.T);
+        const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.n.NHl;
+        shape.dropout = dropout(m.c.attention_dropout, 1 + 3 * layer(block), head * in.T * in.T);
+        return shape;
+    }
+    // `first`: the index of the first element in the run (dropout.h), of this rank's rows of the residual stream by default.
+    Dropout dropout(double rate, int site, int64_t first) const {
+        if (!in.drops) return {};
+        return {(real)rate, {in.seed, (uint32_t)site, (uint64_t)first}};
+    }
+    Dropout dropout(double rate, int site) const {
+        const int64_t row = in.sample * in.T + (cut_rows() ? m.ranks->mesh.tp.rank * local_rows() : 0);
+        return dropout(rate, site, row * m.c.C);
+    }
+    Dropout hidden_dropout(const Layer& l) const {
+        return dropout(m.c.hidden_dropout, (l.matrix == Matrix::proj ? 2 : 3) + 3 * layer(l.block));
+    }
 };
 
-// out = norm(inp), or with `add`: sum = inp + add, out = norm(sum).
+// out = norm(inp), or with `add`: sum = inp + add, out = norm(sum). Where there is no such norm, only the sum.
 static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
                          const floatX* inp, const floatX* add);
-// dinp (+)= the gradient of the norm's input.
+// dinp (+)= the gradient of the norm's input. It may be dout.
 static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
                           const floatX* inp, Acc acc);
 // out = inp w^T + b, and backward: dinp = dout w, with the gradients of w and b. In bf16 or FP8, including the communication of
@@ -556,26 +600,30 @@ static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s
 static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s);
 static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s);
-static void attention_forward(const Pass& p, int block, const BlockActivations& s);
-static void attention_backward(const Pass& p, floatX* dqkv, const floatX* datt, const BlockActivations& s);
-static BlockActivations activations(const Pass& p, int i);
+static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s);
+static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s);
+// What attention or MLP adds to the residual stream, in a.branch: the output of its last matrix l, through the norm after it and
+// dropout. Backward: the gradient of that output from dout, that of the stream.
+static void branch_forward(const Pass& p, const Layer& l, const BranchOutput& s);
+static const floatX* branch_backward(const Pass& p, const Layer& l, const floatX* dout, const BranchOutput& s);
+static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s);
+static const floatX* norm2_backward(const Pass& p, const Block& b, floatX* dx, const floatX* dnorm, const BlockActivations& s);
+static BlockActivations block_activations(const Pass& p, int i);
 static Output output_for(const Pass& p, const Layer& next, const LayerInput& inp);
 static void recompute_block(const Pass& p, int i);
 static void end_block(const Pass& p, int block);
 
 // Block i of the micro-batch's chunk, from x[i] to x[i+1].
 static void block_forward(const Pass& p, int i) {
-    const int block = p.in.first_block + i;
-    const Block& b = p.m.blocks[block];
-    const BlockActivations s = activations(p, i);
-    const floatX* x = p.in.x[i];
-    floatX* branch = p.m.a.branch;
+    const Block& b = p.m.blocks[p.in.first_block + i];
+    const BlockActivations s = block_activations(p, i);
 
-    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, x, nullptr);
+    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, s.x, nullptr);
     qkv_forward(p, b, s);
-    attention_forward(p, block, s);
-    linear_forward(p, b.proj, branch, s.att);
-    norm_forward(p, b.norm2, s.stats2, output_for(p, b.fc1, s.norm2), s.mid, x, branch);  // mid = x + branch
+    attention_forward(p, b, s);
+    linear_forward(p, b.proj, s.proj.x, s.att);
+    branch_forward(p, b.proj, s.proj);
+    norm2_forward(p, b, s);  // mid = x + branch
     fc1_forward(p, b, s);
     fc2_forward(p, b, p.in.x[(size_t)i + 1], s);
 }
@@ -585,18 +633,18 @@ static void block_forward(const Pass& p, int i) {
 static void block_backward(const Pass& p, int i) {
     const int block = p.in.first_block + i;
     const Block& b = p.m.blocks[block];
-    const BlockActivations s = activations(p, i);
+    const BlockActivations s = block_activations(p, i);
     floatX *dx = p.m.a.dx, *dnorm = p.m.a.dnorm, *datt = p.m.a.dnarrow, *dwide = p.m.a.dwide;  // dwide: of fc1, then of qkv
     recompute_block(p, i);
     p.m.of_block.begin(p.ctx, block);
 
-    fc2_backward(p, b, dwide, dx, s);
+    fc2_backward(p, b, dwide, branch_backward(p, b.fc2, dx, s.fc2), s);
     linear_backward(p, b.fc1, dnorm, dwide, s.norm2);
-    norm_backward(p, b.norm2, s.stats2, dx, dnorm, s.mid, Acc::Add);
-    linear_backward(p, b.proj, datt, dx, s.att);
-    attention_backward(p, dwide, datt, s);
+    const floatX* dmid = norm2_backward(p, b, dx, dnorm, s);
+    linear_backward(p, b.proj, datt, branch_backward(p, b.proj, dmid, s.proj), s.att);
+    attention_backward(p, b, dwide, datt, s);
     linear_backward(p, b.qkv, dnorm, dwide, s.norm1);
-    norm_backward(p, b.norm1, s.stats1, dx, dnorm, p.in.x[i], Acc::Add);
+    norm_backward(p, b.norm1, s.stats1, dx, dnorm, s.x, Acc::Add);
     end_block(p, block);
 }
 
@@ -604,12 +652,14 @@ static void block_backward(const Pass& p, int i) {
 
 static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
                          const floatX* inp, const floatX* add) {
+    if (!norm.exists()) return add ? be::residual_forward(p.ctx, sum, inp, add, p.stream_size()) : void();
     const auto forward = p.m.c.norm == Norm::layernorm ? be::layernorm_forward : be::rmsnorm_forward;
     forward(p.ctx, out, stats, sum, inp, add, norm.params, p.local_rows());
 }
 
 static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
                           const floatX* inp, Acc acc) {
+    if (!norm.exists()) return be::residual_forward(p.ctx, dinp, dinp, dout, p.stream_size());
     const auto backward = p.m.c.norm == Norm::layernorm ? be::layernorm_backward : be::rmsnorm_backward;
     backward(p.ctx, dinp, norm.grads, dout, inp, norm.params, stats, p.local_rows(), acc);
 }
@@ -618,31 +668,98 @@ static void activation_forward(const Pass& p, const Output& out, const floatX* i
     be::activation_forward(p.ctx, out, inp, p.N(), p.m.n.Fl, p.m.c.activation);
 }
 
-static void attention_forward(const Pass& p, int block, const BlockActivations& s) {
-    const Model& m = p.m;
-    if (KeyValueCache* cache = p.in.cache)
-        be::attention_decode(p.ctx, s.att.x, {cache->keys_of(block), cache->values_of(block), m.c.T}, s.qkv,
-                             {0, cache->length, m.slopes}, p.attention());
-    else be::attention_forward(p.ctx, s.att.x, s.lse, s.qkv, {p.in.documents(), m.slopes}, p.attention());
+// Norms of queries and keys (Henry et al., 2020), in place: of every head, or of all heads together.
+static HeadRows head_rows(const Pass& p, bool keys) {
+    const LocalSizes& n = p.m.n;
+    return {p.N(), (size_t)n.QKVl, p.m.c.qk_norm == QkNorm::whole ? 1 : keys ? n.NKVl : n.NHl};
+}
+static void head_norms_forward(const Pass& p, const Block& b, const BlockActivations& s) {
+    floatX* of[] = {s.qkv, s.qkv + (size_t)p.m.n.NHl * p.m.c.HS()};
+    for (int k = 0; k < 2; k++)
+        be::head_norm_forward(p.ctx, of[k], s.heads[k].x, s.heads[k].rstd, b.head_norms[k].params, head_rows(p, k));
+}
+static void head_norms_backward(const Pass& p, const Block& b, floatX* dqkv, const BlockActivations& s) {
+    floatX* of[] = {dqkv, dqkv + (size_t)p.m.n.NHl * p.m.c.HS()};
+    for (int k = 0; k < 2; k++) {
+        const NormLayer& norm = b.head_norms[k];
+        be::head_norm_backward(p.ctx, of[k], norm.grads, s.heads[k].x, norm.params, s.heads[k].rstd, head_rows(p, k));
+    }
 }
 
-// Sets dqkv, the gradient of qkv before rope.
-static void attention_backward(const Pass& p, floatX* dqkv, const floatX* datt, const BlockActivations& s) {
-    const Model& m = p.m;
+static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s) {
+    const int block = b.qkv.block;
+    const AttentionMask mask = p.mask(block);
+    const AttentionShape shape = p.attention(block);
+    if (KeyValueCache* cache = p.in.cache) {
+        const int first = p.m.c.sees_all(p.layer(block)) ? 0 : std::max(0, cache->length - p.m.c.window + 1);
+        return be::attention_decode(p.ctx, s.att.x, {cache->keys_of(block), cache->values_of(block), p.m.c.T}, s.qkv,
+                                    {first, cache->length, mask.slopes, b.sinks}, shape);
+    }
+    be::attention_forward(p.ctx, s.att.x, s.lse, s.qkv, mask, shape);
+    if (b.sinks) be::sinks_forward(p.ctx, s.att.x, s.lse, b.sinks, shape);
+}
+
+// Sets dqkv, the gradient of the product qkv: of queries and keys before rope and their norms.
+static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s) {
+    const int block = b.qkv.block;
     const AttentionActs acts = {s.qkv, s.att.x, s.lse};
-    const AttentionMask mask = {p.in.documents(), m.slopes};
-    if (m.c.position == Position::rope)
-        be::attention_rope_backward(p.ctx, dqkv, datt, acts, mask, p.rope(), p.attention(), m.a.dq_sums);
-    else be::attention_backward(p.ctx, dqkv, datt, acts, mask, p.attention(), m.a.dq_sums);
+    const AttentionMask mask = p.mask(block);
+    const AttentionShape shape = p.attention(block);
+    if (b.sinks) be::sinks_backward(p.ctx, b.dsinks, datt, acts, b.sinks, shape);
+    if (p.rotates(block)) be::attention_rope_backward(p.ctx, dqkv, datt, acts, mask, p.rope(block), shape, p.m.a.dq_sums);
+    else be::attention_backward(p.ctx, dqkv, datt, acts, mask, shape, p.m.a.dq_sums);
+    if (b.head_norms[0].exists()) head_norms_backward(p, b, dqkv, s);
+}
+
+// mid = x + branch, and the norm of mid or, where attention and MLP are parallel, of x.
+static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s) {
+    const Output out = output_for(p, b.fc1, s.norm2);
+    if (!p.m.c.parallel()) return norm_forward(p, b.norm2, s.stats2, out, s.mid, s.x, p.m.a.branch);
+    be::residual_forward(p.ctx, s.mid, s.x, p.m.a.branch, p.stream_size());
+    norm_forward(p, b.norm2, s.stats2, out, nullptr, s.x, nullptr);
+}
+
+// Adds the gradient of the norm's input to dx; returns that of mid.
+static const floatX* norm2_backward(const Pass& p, const Block& b, floatX* dx, const floatX* dnorm, const BlockActivations& s) {
+    const bool parallel = p.m.c.parallel();
+    const size_t bytes = p.stream_size() * sizeof(floatX);
+    if (parallel) be::copy_rows(p.ctx, p.m.a.branch, bytes, dx, bytes, bytes, 1);
+    norm_backward(p, b.norm2, s.stats2, dx, dnorm, parallel ? s.x : s.mid, Acc::Add);
+    return parallel ? p.m.a.branch : dx;
+}
+
+static void branch_forward(const Pass& p, const Layer& l, const BranchOutput& s) {
+    floatX* branch = p.m.a.branch;
+    if (l.after.exists()) norm_forward(p, l.after, s.stats, branch, nullptr, s.x, nullptr);
+    const Dropout dropout = p.hidden_dropout(l);
+    if (dropout.rate > 0) be::dropout_forward(p.ctx, branch, branch, p.stream_size(), dropout);
+}
+
+static const floatX* branch_backward(const Pass& p, const Layer& l, const floatX* dout, const BranchOutput& s) {
+    floatX* dbranch = p.m.a.branch;
+    const Dropout dropout = p.hidden_dropout(l);
+    if (dropout.rate > 0) {
+        be::dropout_forward(p.ctx, dbranch, dout, p.stream_size(), dropout);
+        dout = dbranch;
+    }
+    if (!l.after.exists()) return dout;
+    norm_backward(p, l.after, s.stats, dbranch, dout, s.x, Acc::Set);
+    return dbranch;
 }
 
 // The activations of block i. Of an input that is kept as codes alone, the numbers are those of the shared block.
-static BlockActivations activations(const Pass& p, int i) {
+static BlockActivations block_activations(const Pass& p, int i) {
     BlockActivations s = p.in.blocks[i];
-    const auto share_numbers = [](size_t, Recompute kept_until, auto& own, auto& shared) {
-        if (codes_suffice(kept_until)) numbers(own) = numbers(shared);
+    const auto share_numbers = [](size_t, Kept kept, auto& own, auto& shared) {
+        if (codes_suffice(kept)) numbers(own) = numbers(shared);
     };
     if (p.fp8(p.in.first_block + i)) for_each_tensor(p.m, share_numbers, s, p.m.a.shared);
+    s.x = p.in.x[i];
+    if (!p.m.c.norm_before()) {
+        s.norm1.x = s.x;
+        s.norm2.x = s.mid;
+    }
+    if (!p.m.c.norm_after()) s.proj.x = s.fc2.x = p.m.a.branch;
     return s;
 }
 
@@ -692,10 +809,12 @@ static ScaleInverse* input_inverse(const Pass& p, const Layer& l, const LayerInp
 }
 
 // Whether the op that computes a tensor also encodes it: if the scale is known in advance, and no other op reads the numbers.
-// (Other ops read the input of proj: see storage(); the gradient of the outputs of proj and fc2 is that of the residual stream.)
+// (Other ops read the input of proj, see Storage, and the residual stream, which is the input of qkv and fc1 if no norm stands
+// before them; the gradient of the outputs of proj and fc2 is that of the residual stream or passes through a norm.)
 static bool made_as_codes(const Pass& p, const Layer& l, Operand operand) {
-    if (!p.fp8(l.block) || p.m.fp8.current) return false;
-    return operand == Operand::input ? l.matrix != Matrix::proj : operand == Operand::gradient && l.matrix == Matrix::fc1;
+    if (!p.fp8(l.block) || p.m.fp8.current || operand == Operand::weight) return false;
+    if (operand == Operand::gradient) return l.matrix == Matrix::fc1;
+    return l.matrix == Matrix::fc2 || (l.matrix != Matrix::proj && p.m.c.norm_before());
 }
 static Codes codes_of(const Pass& p, const Layer& l, Operand operand, uint8_t* codes, uint8_t* transposed) {
     const Fp8Training& f = p.m.fp8;
@@ -829,22 +948,27 @@ static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const f
     if (!l.row_parallel()) reduce(p, dinp);
 }
 
-// qkv, with queries and keys rotated if positions are rotary.
+// qkv, with queries and keys normalised if they have norms, and rotated if positions are rotary.
 static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s) {
     const Layer& l = b.qkv;
-    const bool rope = p.m.c.position == Position::rope;
-    if (rope && !p.fp8(l.block))
-        return be::linear_rope_forward(p.ctx, s.qkv, whole_input(p, l, s.norm1), l.w, l.b, l.in, p.rope(), p.attention());
+    const bool norms = b.head_norms[0].exists(), rope = p.rotates(l.block);
+    const AttentionShape shape = p.attention(l.block);
+    if (rope && !norms && !p.fp8(l.block))
+        return be::linear_rope_forward(p.ctx, s.qkv, whole_input(p, l, s.norm1), l.w, l.b, l.in, p.rope(l.block), shape);
     linear_forward(p, l, s.qkv, s.norm1);
-    if (rope) be::rope_forward(p.ctx, s.qkv, p.rope(), p.attention());
+    if (norms) head_norms_forward(p, b, s);
+    if (rope) be::rope_forward(p.ctx, s.qkv, p.rope(l.block), shape);
 }
+
+// Of these activations, products with the op that follows or precedes exist.
+static bool fused(Activation a) { return a == Activation::gelu || a == Activation::swiglu; }
 
 // fc1, act = activation(fc1). A fused GeLU may differ from the separate op by a rounding, so it is not used if backward
 // recomputes act.
 static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s) {
     const Layer& l = b.fc1;
     const bool swiglu = p.m.c.activation == Activation::swiglu;
-    if (p.fp8(l.block) || (!swiglu && p.m.recompute == Recompute::selective)) {
+    if (p.fp8(l.block) || !fused(p.m.c.activation) || (!swiglu && p.m.recompute == Recompute::selective)) {
         linear_forward(p, l, s.fc1, s.norm2);
         return activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
     }
@@ -853,28 +977,28 @@ static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s
     else be::linear_gelu_forward(p.ctx, s.act.x, s.fc1, inp, l.w, l.b, p.N(), l.in, l.out);
 }
 
-// out = mid + fc2(act)
+// out = mid + fc2(act), through the norm after it and dropout.
 static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s) {
     const Layer& l = b.fc2;
-    if (p.m.n.tp_size == 1 && !p.fp8(l.block))
+    if (p.m.n.tp_size == 1 && !p.fp8(l.block) && !l.after.exists() && p.hidden_dropout(l).rate == 0)
         return be::linear_residual_forward(p.ctx, out, s.mid, whole_input(p, l, s.act), l.w, l.b, p.N(), l.in, l.out);
-    linear_forward(p, l, p.m.a.branch, s.act);
-    be::residual_forward(p.ctx, out, s.mid, p.m.a.branch, (size_t)p.local_rows() * l.out);
+    linear_forward(p, l, s.fc2.x, s.act);
+    branch_forward(p, l, s.fc2);
+    be::residual_forward(p.ctx, out, s.mid, p.m.a.branch, p.stream_size());
 }
 
 // dfc1 from the gradient of fc2's output.
 static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s) {
     const Layer& l = b.fc2;
-    const int N = p.N();
-    const bool swiglu = p.m.c.activation == Activation::swiglu;
-    floatX* dact = swiglu ? p.m.a.dnarrow : dfc1;
-    if (p.fp8(l.block)) {
+    const Activation activation = p.m.c.activation;
+    floatX* dact = gated(activation) ? p.m.a.dnarrow : dfc1;
+    if (p.fp8(l.block) || !fused(activation)) {
         linear_backward(p, l, dact, dout, s.act);
-        return be::activation_backward(p.ctx, gradient_for(p, b.fc1, dfc1), dact, s.fc1, N, l.in, p.m.c.activation);
+        return be::activation_backward(p.ctx, gradient_for(p, b.fc1, dfc1), dact, s.fc1, p.N(), l.in, activation);
     }
     const floatX* all_dout = linear_backward_weight(p, l, dout, s.act);
-    if (swiglu) be::linear_swiglu_backward_input(p.ctx, dfc1, dact, all_dout, l.w, s.fc1, N, l.in, l.out);
-    else be::linear_gelu_backward_input(p.ctx, dfc1, all_dout, l.w, s.fc1, N, l.in, l.out);
+    if (gated(activation)) be::linear_swiglu_backward_input(p.ctx, dfc1, dact, all_dout, l.w, s.fc1, p.N(), l.in, l.out);
+    else be::linear_gelu_backward_input(p.ctx, dfc1, all_dout, l.w, s.fc1, p.N(), l.in, l.out);
 }
 
 // Recomputes the activations that forward did not keep: the same ops on the same inputs, so the same bits.
@@ -883,9 +1007,9 @@ static void recompute_block(const Pass& p, int i) {
     if (p.m.recompute != Recompute::selective) return;
     const int block = p.in.first_block + i;
     const Block& b = p.m.blocks[block];
-    const BlockActivations s = activations(p, i);
-    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, p.in.x[i], nullptr);
-    norm_forward(p, b.norm2, s.stats2, output_for(p, b.fc1, s.norm2), nullptr, s.mid, nullptr);
+    const BlockActivations s = block_activations(p, i);
+    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, s.x, nullptr);
+    norm_forward(p, b.norm2, s.stats2, output_for(p, b.fc1, s.norm2), nullptr, p.m.c.parallel() ? s.x : s.mid, nullptr);
     activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
     if (!p.fp8(block)) return;
     quantize_input(p, b.qkv, s.norm1);
@@ -906,11 +1030,13 @@ static Pass upload(be::Ctx& ctx, Model& m, const Batch& batch, MicroBatch& to) {
     send(to.targets, batch.targets);
     send(to.positions, batch.positions);
     send(to.doc_start, batch.doc_start);
+    if (m.c.window) send(to.window_start, batch.first_keys(m.c.window));
     to.B = batch.B;
     to.T = batch.T;
     to.masks_documents = !batch.doc_start.empty();
     to.cache = nullptr;
     to.gradients = Acc::Add;
+    to.drops = false;
     return {ctx, m, to};
 }
 
@@ -945,12 +1071,16 @@ static void embed_forward(const Pass& p) {
                           m.n.vocabulary());
     reduce(p, embedded);
     if (c.embedding_norm) norm_forward(p, m.embedding_norm, p.in.embedding_stats, p.in.x[0], nullptr, embedded, nullptr);
+    const Dropout dropout = p.dropout(c.embedding_dropout, 0);
+    if (dropout.rate > 0) be::dropout_forward(p.ctx, p.in.x[0], p.in.x[0], p.stream_size(), dropout);
 }
 
 static void embed_backward(const Pass& p) {
     Model& m = p.m;
     floatX* dembedded = m.c.embedding_norm ? m.a.dnorm : m.a.dx;
+    const Dropout dropout = p.dropout(m.c.embedding_dropout, 0);
     m.of_block.begin(p.ctx, TensorSpec::embedding);
+    if (dropout.rate > 0) be::dropout_forward(p.ctx, m.a.dx, m.a.dx, p.stream_size(), dropout);
     if (m.c.embedding_norm)
         norm_backward(p, m.embedding_norm, p.in.embedding_stats, dembedded, m.a.dx, p.in.embedded, Acc::Set);
     be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, gather(p, dembedded, p.local_rows(), m.c.C), p.in.tokens, p.in.positions,
@@ -963,7 +1093,7 @@ static void classify(const Pass& p, int row, int rows, real loss_scale, real z_c
     Activations& a = p.m.a;
     const VocabularyShard shard = p.m.n.vocabulary();
     const RowLosses losses = {a.loss + row, a.zloss + row, a.lse + row};
-    const LossConstants constants = {loss_scale, z_coef, training};
+    const LossConstants constants = {loss_scale, z_coef, training, (real)p.m.c.logit_softcap};
     const Axis& tp = p.m.ranks->mesh.tp;
     const int* targets = p.in.targets + row;
     if (tp.size == 1) return be::classifier(p.ctx, a.logits, losses, targets, rows, shard, constants);
@@ -1072,6 +1202,9 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
             upload(t.ctx, m, t.micro_batch, in);
             in.gradients = e.micro_batch ? Acc::Add : Acc::Set;
             in.rounding_key = rounding_key((uint64_t)t.o.seed, first, RngPurpose::gradients);
+            in.drops = true;
+            in.seed = (uint64_t)t.o.seed;
+            in.sample = first;
             links.receive_input(in.x[0], pass.stream_size(), e.chunk, e.micro_batch);
             model_forward(pass, [&](size_t end) {
                 links.progress();
@@ -1247,6 +1380,7 @@ public:
         double start = monotonic_seconds();
         const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch());
         pass.in.gradients = gradients;
+        pass.in.drops = true;
         if (gradients == Acc::Set) begin_gradients(ctx_, m_);
         clear_sums(ctx_, m_);
         model_forward(pass);
@@ -1366,6 +1500,9 @@ public:
         HostSide<floatX> row(ctx_, a.next_logits, c.V);
         row.download();
         logits_.assign(row.data(), row.data() + c.V);
+        const float cap = (float)c.logit_softcap;
+        if (cap > 0)
+            for (float& x : logits_) x = cap * std::tanh(x / cap);
         return logits_;
     }
 
@@ -1445,7 +1582,8 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     const int64_t start = fp8_start(o, run.state);
     choose_fp8_blocks(run.ctx, *m, o, run.state.step < start || (start > 0 && o.on_spike == "rollback"));
     const int B = o.micro_batch_size, T = o.seq_length;
-    const AttentionShape attention = {B, T, m->n.NHl, m->n.NKVl, c.HS(), m->attention_scale()};
+    AttentionShape attention = m->attention(B, T);
+    attention.dropout.rate = (real)c.attention_dropout;
     if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
     const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->n, (int64_t)B * T);
     plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, o.sample_interval > 0, steps.micro_batches());

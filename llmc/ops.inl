@@ -25,11 +25,11 @@ void clear(Ctx& ctx, void* memory, size_t bytes);
 void copy_rows(Ctx& ctx, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t rows);
 
 // ---- embedding (embed.h) --------------------------------------------------------------------------------------------------
-// out = wte[token - v0] (+ wpe[position]). A token outside the shard gives a zero row of wte. sets out.
+// out = scale wte[token - v0] (+ wpe[position]). A token outside the shard gives a zero row of wte. sets out.
 void embedding_forward(Ctx& ctx, floatX* out /*(N, C)*/, const int* tokens /*(N)*/, const int* positions /*(N)*/,
                        const floatX* wte /*(Vp, C)*/, const floatX* wpe /*(P, C) or null*/, int N, int C,
                        const VocabularyShard& shard);
-// adds to dwte rows [token - v0] and dwpe rows [position]; rows of the same token are added in their order in the batch.
+// adds to dwte rows [token - v0], times scale, and to dwpe rows [position]; rows of the same token are added in their order in the batch.
 void embedding_backward(Ctx& ctx, real* dwte /*(Vp, C)*/, real* dwpe /*(P, C) or null*/, const floatX* dout /*(N, C)*/,
                         const int* tokens, const int* positions, int N, int C, const VocabularyShard& shard);
 

@@ -24,6 +24,7 @@ HD constexpr bool gated(Activation a) { return a == Activation::swiglu || a == A
 // vocabulary has v0 = 0.
 struct VocabularyShard {
     int v0, V, Vp;
+    real scale = 1;  // factor of the embedding's rows
 };
 
 // Parameters of LayerNorm or RMSNorm over rows of C numbers.

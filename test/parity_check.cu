@@ -1,9 +1,9 @@
 // Every layout of ranks against one rank: the same gradients tensor by tensor, the same losses and weights over a run.
 //   parity_check DIR reference                  one rank: writes what is expected to DIR
 //   mpirun -n N parity_check DIR [all|main]     every layout of N ranks, or the main ones, one after another
-// Small models of each family, with accumulation, clipping, z-loss, masked targets, documents, uneven layers, a padded
-// vocabulary, tied and untied heads, all policies of recomputation, grouped queries (with more tensor-parallel ranks than
-// key/value heads where N allows). Prints `ok: ` or `FAILED: ` for each model and layout.
+// Small models of several families and of many options, with accumulation, clipping, z-loss, masked targets, documents, uneven
+// layers, a padded vocabulary, tied and untied heads, all policies of recomputation, grouped queries (with more tensor-parallel
+// ranks than key/value heads where N allows). Prints `ok: ` or `FAILED: ` for each model and layout.
 //
 // Tolerance. Layouts add the same numbers in other orders. A gradient's element is a sum over a few hundred rows of products
 // that went through eight layers: errors of some roundings of the tensor's largest element. allowed: 48 u with u = 2^-24 in
@@ -62,7 +62,8 @@ struct Case {
 
 std::vector<Case> cases() {
     std::vector<Case> all;
-    const auto add = [&](const char* name, const char* family, int NKV, bool tied, bool documents, bool rampup) {
+    const auto add = [&](const char* name, const char* family, int NKV, bool tied, bool documents,
+                         bool rampup) -> ModelConfig& {
         ModelConfig c;
         set_family(c, family);
         c.L = few ? 4 : 8;
@@ -75,12 +76,27 @@ std::vector<Case> cases() {
         c.tied = tied;
         pad_vocabulary(c, 64);  // 128: with tp 4 the last rank's shard is nearly all real, with tp 8 partly padding
         all.push_back({name, c, documents, rampup});
+        return all.back().c;
     };
     add("gpt2", "gpt2", 4, true, false, false);
     add("llama", "llama", 2, false, true, !few);
     add("llama, normuon", "llama", 2, false, false, false);
     all.back().optimizer = "normuon";
+    ModelConfig& many = add("many options", "gemma3_text", 2, true, true, false);
+    many.window = 5;
+    many.full_interval = 2;
+    many.local_rope_base = 100;
+    many.attention_softcap = 3;
+    many.logit_softcap = 4;
+    many.embedding_scale = 8;
+    many.head_size = 8;
+    many.sinks = many.qkv_bias = many.proj_bias = many.mlp_bias = true;
+    many.embedding_dropout = many.attention_dropout = many.hidden_dropout = 0.1;
     if (few) return all;
+    ModelConfig& neox = add("gpt_neox", "gpt_neox", 4, false, false, false);
+    neox.nope_interval = 4;
+    neox.hidden_dropout = 0.1;
+    add("olmo2", "olmo2", 2, false, false, false).qk_norm = QkNorm::head;
     add("bloom", "bloom", 4, true, true, false);
     add("llama tied", "llama", 1, true, false, true);
     return all;

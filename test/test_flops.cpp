@@ -82,4 +82,25 @@ TEST(Flops, CountedByHand) {
     EXPECT_EQ(model_flops_per_token(s, AttentionCount::causal) * 8, 3 * (forward - 3 * 6 * (2 * 8 * 8 * 5)));
 }
 
+// The scores that a query computes, counted one by one; the formula leaves out half of the diagonal.
+TEST(Flops, WindowsAreCountedByTheirKeys) {
+    ModelConfig c;
+    c.L = 6;
+    c.C = c.F = 64;
+    c.NH = c.NKV = 4;
+    c.V = c.Vp = 64;
+    c.window = 100;
+    c.full_interval = 3;
+    const int T = 1000;
+    double keys = 0;
+    for (int layer = 0; layer < c.L; layer++)
+        for (int t = 0; t < T; t++) keys += c.sees_all(layer) ? t + 0.5 : std::min(t + 0.5, 100.0);
+    ModelConfig whole = c;
+    whole.window = 0;
+    const double matrices = model_flops_per_token(whole, T) - 6.0 * c.L * 64 * T;
+    expect_relative(model_flops_per_token(c, T) - matrices, 12 * 64 * keys / T, 1e-3);
+    c.window = T;
+    EXPECT_EQ(model_flops_per_token(c, T), model_flops_per_token(whole, T)) << "a window of all keys";
+}
+
 }  // namespace test_flops

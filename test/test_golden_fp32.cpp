@@ -233,7 +233,6 @@ class OfTransformers : public testing::TestWithParam<std::tuple<const char*, boo
 TEST_P(OfTransformers, LogitsLossAndEveryGradient) {
     const std::string directory =
         (std::filesystem::path(__FILE__).parent_path() / "golden/families" / std::get<0>(GetParam())).string();
-    if (const char* what = not_computed(read_config(directory))) GTEST_SKIP() << what;
     const Golden golden(directory);
     be::Ctx ctx{1};
     ctx.plain = std::get<1>(GetParam());
@@ -266,6 +265,8 @@ TEST_P(OfTransformers, LogitsLossAndEveryGradient) {
     std::vector<real> logits;
     for (int i = 0; i < N; i++)
         logits.insert(logits.end(), padded.data() + (size_t)i * m.c.Vp, padded.data() + (size_t)i * m.c.Vp + m.c.V);
+    if (const real cap = (real)m.c.logit_softcap; cap > 0)  // which the classifier applies
+        for (real& x : logits) x = cap * std::tanh(x / cap);
     close("logits", logits);
 
     be::clear(ctx, m.grads.data, m.table.size * sizeof(real));

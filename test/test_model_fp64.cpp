@@ -1,5 +1,5 @@
-// The whole model, in double: every parameter's gradient against finite differences of the loss, for each family, with grouped
-// queries, document masks, masked targets, z-loss, padded vocabulary; recomputation gives the same bits.
+// The whole model, in double: every parameter's gradient against finite differences of the loss, for each family and each option
+// of the block, with grouped queries, document masks, masked targets, z-loss, padded vocabulary; recomputation gives the same bits.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -9,20 +9,125 @@
 
 namespace test_model_fp64 {
 
-ModelConfig tiny(const std::string& family) {
+// Models by name: a family, changed by an option or by those of a published model.
+struct Variant {
+    const char *name, *family;
+    void (*change)(ModelConfig&);
+};
+const Variant variants[] = {
+    {"gpt2", "gpt2", nullptr},
+    {"bloom", "bloom", nullptr},
+    {"llama", "llama", nullptr},
+    {"llama, tied", "llama", [](ModelConfig& c) { c.tied = true; }},
+    // one option each
+    {"norms after", "train_gpt", [](ModelConfig& c) { c.norm_place = NormPlace::after; }},
+    {"norms before and after", "train_gpt", [](ModelConfig& c) { c.norm_place = NormPlace::both; }},
+    {"attention and MLP parallel", "train_gpt", [](ModelConfig& c) { c.norm_place = NormPlace::parallel; }},
+    {"parallel with LayerNorm", "gpt2", [](ModelConfig& c) { c.norm_place = NormPlace::parallel; }},
+    {"LayerNorm before and after", "gpt2", [](ModelConfig& c) { c.norm_place = NormPlace::both; }},
+    {"norms of one plus weight", "train_gpt", [](ModelConfig& c) { c.norm_plus_one = true; }},
+    {"wide heads", "llama", [](ModelConfig& c) { c.head_size = 6; }},
+    {"narrow heads", "gpt2", [](ModelConfig& c) { c.head_size = 2; }},
+    {"grouped queries and learned positions", "gpt2", [](ModelConfig& c) { c.NKV = 2; }},
+    {"grouped queries and ALiBi", "bloom", [](ModelConfig& c) { c.NKV = 1; }},
+    {"bias of qkv", "train_gpt", [](ModelConfig& c) { c.qkv_bias = true; }},
+    {"bias of proj", "train_gpt", [](ModelConfig& c) { c.proj_bias = true; }},
+    {"bias of the MLP", "train_gpt", [](ModelConfig& c) { c.mlp_bias = true; }},
+    {"norm of each head", "train_gpt", [](ModelConfig& c) { c.qk_norm = QkNorm::head; }},
+    {"norm of all heads", "train_gpt", [](ModelConfig& c) { c.qk_norm = QkNorm::whole; }},
+    {"exact GeLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::gelu_exact; }},
+    {"squared ReLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::relu2; }},
+    {"GeGLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::geglu; }},
+    {"no positions", "train_gpt", [](ModelConfig& c) { c.position = Position::none; }},
+    {"every second layer without positions", "train_gpt", [](ModelConfig& c) { c.nope_interval = 2; }},
+    {"every second layer without ALiBi", "bloom", [](ModelConfig& c) { c.nope_interval = 2; }},
+    {"partial rotary", "train_gpt", [](ModelConfig& c) { c.rotary_fraction = 0.5; }},
+    {"window", "train_gpt", [](ModelConfig& c) { c.window = 3; }},
+    {"window and ALiBi", "bloom", [](ModelConfig& c) { c.window = 3; }},
+    {"window in every second layer", "train_gpt",
+     [](ModelConfig& c) {
+         c.window = 3;
+         c.full_interval = 2;
+     }},
+    {"window with its own base", "train_gpt",
+     [](ModelConfig& c) {
+         c.window = 3;
+         c.full_interval = 2;
+         c.local_rope_base = 100;
+     }},
+    {"capped scores", "train_gpt", [](ModelConfig& c) { c.attention_softcap = 1.5; }},
+    {"capped logits", "train_gpt", [](ModelConfig& c) { c.logit_softcap = 1.5; }},
+    {"scale of scores", "train_gpt", [](ModelConfig& c) { c.attention_scale = 0.3; }},
+    {"sinks", "train_gpt", [](ModelConfig& c) { c.sinks = true; }},
+    {"scale of the embedding", "train_gpt", [](ModelConfig& c) { c.embedding_scale = 4.9; }},
+    {"scale of the embedding beside positions", "gpt2", [](ModelConfig& c) { c.embedding_scale = 4.9; }},
+    {"norm of the embedding", "train_gpt", [](ModelConfig& c) { c.embedding_norm = true; }},
+    {"dropout", "train_gpt",
+     [](ModelConfig& c) {
+         c.embedding_dropout = 0.1;
+         c.attention_dropout = 0.2;
+         c.hidden_dropout = 0.3;
+     }},
+    {"dropout in a parallel block", "gpt_neox", [](ModelConfig& c) { c.hidden_dropout = 0.3; }},
+    // published families, as far as an option is theirs
+    {"mistral", "mistral", [](ModelConfig& c) { c.window = 4; }},
+    {"qwen2", "qwen2", nullptr},
+    {"qwen3", "qwen3", [](ModelConfig& c) { c.head_size = 6; }},
+    {"smollm3", "smollm3", [](ModelConfig& c) { c.nope_interval = 2; }},
+    {"olmo2", "olmo2", nullptr},
+    {"gpt_neox", "gpt_neox", [](ModelConfig& c) { c.head_size = 8; }},
+    {"gemma2", "gemma2",
+     [](ModelConfig& c) {
+         c.window = 4;
+         c.full_interval = 2;
+         c.attention_softcap = 2;
+         c.logit_softcap = 3;
+         c.embedding_scale = 4.9;
+         c.head_size = 6;
+     }},
+    {"gemma3", "gemma3_text",
+     [](ModelConfig& c) {
+         c.window = 4;
+         c.full_interval = 2;
+         c.local_rope_base = 100;
+         c.embedding_scale = 4.9;
+         c.attention_scale = 0.4;
+     }},
+    {"everything", "train_gpt",
+     [](ModelConfig& c) {
+         c.norm = Norm::layernorm;
+         c.norm_place = NormPlace::both;
+         c.norm_plus_one = true;
+         c.qk_norm = QkNorm::head;
+         c.activation = Activation::geglu;
+         c.qkv_bias = c.proj_bias = c.mlp_bias = true;
+         c.head_size = 8;
+         c.rotary_fraction = 0.5;
+         c.nope_interval = 2;
+         c.window = 3;
+         c.full_interval = 2;
+         c.attention_softcap = 2;
+         c.logit_softcap = 3;
+         c.sinks = true;
+         c.embedding_norm = true;
+         c.embedding_scale = 4.9;
+         c.embedding_dropout = c.attention_dropout = c.hidden_dropout = 0.1;
+     }},
+};
+
+ModelConfig tiny(const std::string& name) {
+    const Variant* v = std::find_if(std::begin(variants), std::end(variants), [&](const Variant& v) { return name == v.name; });
     ModelConfig c;
-    set_family(c, family == "llama-tied" ? "llama" : family);
-    if (family == "llama-tied") c.tied = true;
+    set_family(c, v->family);
     c.L = 2;
     c.C = 24;
     c.NH = 6;
-    c.NKV = c.family == "llama" ? 3 : 6;
-    c.F = 20;
+    c.NKV = c.norm == Norm::rmsnorm ? 3 : 6;
+    c.F = c.family == "bloom" ? 4 * c.C : 20;
     c.T = 11;
     c.V = 29;
     c.init_std = 0.2;
-    if (c.family == "bloom") c.F = 4 * c.C;
-    check_config(c);
+    if (v->change) v->change(c);
     pad_vocabulary(c, 16);
     return c;
 }
@@ -57,7 +162,13 @@ struct Fixture {
         for (const TensorSpec& t : m.table.rows)
             if (t.vector())
                 for (size_t i = 0; i < t.size(); i++) m.params[t.offset + i] += 0.3 * ((rng() % 1000) / 500.0 - 1);
-        upload(ctx, m, batch, m.a.micro_batch());
+        upload();
+    }
+    void upload() {
+        MicroBatch& in = ::upload(ctx, m, batch, m.a.micro_batch()).in;
+        in.drops = m.recompute != Recompute::inference;
+        in.seed = 9;
+        in.sample = 5;
     }
     Pass pass() { return {ctx, m, m.a.micro_batch()}; }
     real* grads() { return (real*)m.grads.data; }
@@ -77,40 +188,81 @@ struct Fixture {
     }
 };
 
-class Family : public testing::TestWithParam<const char*> {};
+void PrintTo(const Variant& v, std::ostream* out) { *out << v.name; }
+class Family : public testing::TestWithParam<Variant> {};
 
-TEST_P(Family, GradientOfEveryTensorEqualsFiniteDifferences) {
-    for (bool documents : {false, true}) {
-        Fixture f(tiny(GetParam()), Recompute::none, documents);
-        f.gradients();
-        std::mt19937 rng(11);
-        for (const TensorSpec& t : f.m.table.rows) {
-            double largest = 0;
-            for (size_t i = 0; i < t.size(); i++) largest = std::max(largest, std::abs((double)f.grads()[t.offset + i]));
-            EXPECT_GT(largest, 0) << t.name << " gets no gradient";
-            const size_t live = t.hf.size() == 1 ? (size_t)t.hf[0].rows * t.cols : t.size();
-            for (size_t k = 0; k < std::min<size_t>(live, 12); k++) {
-                const size_t i = t.offset + (live <= 12 ? k : rng() % live);
-                const double kept = f.m.params[i], h = 1e-5;
-                f.m.params[i] = kept + h;
-                const double up = f.loss();
-                f.m.params[i] = kept - h;
-                const double down = f.loss();
-                f.m.params[i] = kept;
-                // Central differences: truncation ~ h^2, rounding ~ 1e-16 / h = 1e-11.
-                const double numeric = (up - down) / (2 * h), error = std::abs(numeric - f.grads()[i]);
-                EXPECT_TRUE(error <= 1e-9 + 1e-6 * std::abs(numeric))
-                    << t.name << "[" << i - t.offset << "]: " << f.grads()[i] << " but differences give " << numeric;
-            }
+// Along some elements of every tensor, or where `elements` is 0 along a direction in which all of its elements change.
+void expect_gradients(Fixture& f, size_t elements) {
+    f.gradients();
+    std::mt19937 rng(11);
+    for (const TensorSpec& t : f.m.table.rows) {
+        floatX* params = f.m.params + t.offset;
+        const real* grads = f.grads() + t.offset;
+        EXPECT_NE(std::count(grads, grads + t.size(), real(0)), (ptrdiff_t)t.size()) << t.name << " gets no gradient";
+        const size_t live = t.hf.size() == 1 ? (size_t)t.hf[0].rows * t.cols : t.size();
+        for (size_t k = 0; k < std::max<size_t>(1, std::min(live, elements)); k++) {
+            std::vector<double> direction(live);
+            if (elements) direction[live <= elements ? k : rng() % live] = 1;
+            else
+                for (double& x : direction) x = (rng() % 1000) / 500.0 - 1;
+            const std::vector<floatX> kept(params, params + live);
+            double analytic = 0;
+            const auto loss_at = [&](double h) {
+                for (size_t i = 0; i < live; i++) params[i] = kept[i] + h * direction[i];
+                return f.loss();
+            };
+            for (size_t i = 0; i < live; i++) analytic += direction[i] * grads[i];
+            // Central differences: truncation ~ h^2, rounding ~ 1e-16 / h = 1e-11.
+            const double h = elements ? 1e-5 : 3e-6, numeric = (loss_at(h) - loss_at(-h)) / (2 * h);
+            loss_at(0);
+            EXPECT_TRUE(std::abs(numeric - analytic) <= 1e-9 + 1e-6 * std::abs(numeric))
+                << t.name << ": " << analytic << " but differences give " << numeric;
         }
     }
 }
 
+TEST_P(Family, GradientOfEveryTensorEqualsFiniteDifferences) {
+    const bool thorough = !GetParam().change;
+    for (bool documents : {false, true}) {
+        if (!documents && !thorough) continue;
+        Fixture f(tiny(GetParam().name), Recompute::none, documents);
+        expect_gradients(f, thorough ? 12 : 0);
+    }
+}
+
+// Dropout by counter: the same masks whenever a sample is computed, others for other samples and seeds, none in evaluation.
+TEST(Model, DropoutFollowsSeedAndSample) {
+    Fixture f(tiny("dropout"), Recompute::none, false);
+    const auto loss = [&](uint64_t seed, int64_t sample, bool drops) {
+        MicroBatch& in = f.m.a.micro_batch();
+        in.seed = seed;
+        in.sample = sample;
+        in.drops = drops;
+        return f.loss();
+    };
+    const double first = loss(9, 5, true), without = loss(9, 5, false);
+    EXPECT_EQ(first, loss(9, 5, true));
+    EXPECT_NE(first, loss(8, 5, true));
+    EXPECT_NE(first, loss(9, 7, true));
+    EXPECT_NE(first, without);
+    f.m.c.embedding_dropout = f.m.c.attention_dropout = f.m.c.hidden_dropout = 0;
+    EXPECT_EQ(loss(9, 5, true), without);
+    // Sample 6 is the first of one micro-batch and the second of another.
+    f.m.c.hidden_dropout = 0.3;
+    const size_t T = (size_t)f.batch.T;
+    for (std::vector<int>* of : {&f.batch.tokens, &f.batch.targets}) std::copy_n(of->begin() + T, T, of->begin());
+    f.upload();
+    loss(9, 5, true);
+    const std::vector<real> second(f.m.a.loss + T, f.m.a.loss + 2 * T);
+    loss(9, 6, true);
+    EXPECT_EQ(second, std::vector<real>(f.m.a.loss, f.m.a.loss + T));
+}
+
 TEST_P(Family, RecomputationAndHeadChunksKeepTheBits) {
-    Fixture none(tiny(GetParam()), Recompute::none, true);
+    Fixture none(tiny(GetParam().name), Recompute::none, true);
     none.gradients();
     for (Recompute recompute : {Recompute::selective, Recompute::full}) {
-        Fixture other(tiny(GetParam()), recompute, true);
+        Fixture other(tiny(GetParam().name), recompute, true);
         other.gradients();
         EXPECT_EQ(memcmp(none.grads(), other.grads(), none.m.table.size * sizeof(real)), 0) << (int)recompute;
         EXPECT_LT(other.m.arena.bytes(), none.m.arena.bytes());
@@ -118,7 +270,7 @@ TEST_P(Family, RecomputationAndHeadChunksKeepTheBits) {
 }
 
 TEST_P(Family, TheFirstMicroBatchSetsWhatOthersAddTo) {
-    Fixture added(tiny(GetParam()), Recompute::none, true), set(tiny(GetParam()), Recompute::none, true);
+    Fixture added(tiny(GetParam().name), Recompute::none, true), set(tiny(GetParam().name), Recompute::none, true);
     const auto run = [](Fixture& f, Acc acc) {
         f.pass().in.gradients = acc;
         model_forward(f.pass());
@@ -138,7 +290,7 @@ TEST_P(Family, TheFirstMicroBatchSetsWhatOthersAddTo) {
 
 // A micro-batch's contribution to the gradients, and two of them.
 TEST_P(Family, Bf16GradientsAreRoundedOncePerMicroBatch) {
-    Fixture exact(tiny(GetParam()), Recompute::none, true), f(tiny(GetParam()), Recompute::full, true, 7, true);
+    Fixture exact(tiny(GetParam().name), Recompute::none, true), f(tiny(GetParam().name), Recompute::full, true, 7, true);
     exact.gradients();
     bf16* stored = (bf16*)f.m.grads.data;
     for (const TensorSpec& t : f.m.table.rows) std::fill_n(stored + t.offset, t.size(), bf16(NAN));
@@ -174,7 +326,7 @@ TEST_P(Family, Bf16GradientsAreRoundedOncePerMicroBatch) {
 }
 
 TEST_P(Family, PaddedVocabularyTakesNoPart) {
-    Fixture f(tiny(GetParam()), Recompute::none, false);
+    Fixture f(tiny(GetParam().name), Recompute::none, false);
     f.gradients();
     for (const TensorSpec& t : f.m.table.rows) {
         if (t.hf.size() != 1 || t.hf[0].rows == t.rows) continue;
@@ -186,16 +338,17 @@ TEST_P(Family, PaddedVocabularyTakesNoPart) {
 }
 
 TEST_P(Family, LaterTokensDoNotChangeEarlierLosses) {
-    Fixture f(tiny(GetParam()), Recompute::none, false);
-    f.loss();
+    Fixture f(tiny(GetParam().name), Recompute::none, false);
+    const double all = f.loss();
     const std::vector<real> before(f.m.a.loss, f.m.a.loss + f.batch.T - 1);
     f.batch.tokens[f.batch.T - 1] = (f.batch.tokens[f.batch.T - 1] + 1) % f.m.c.V;
-    f.loss();
+    f.upload();
+    EXPECT_NE(f.loss(), all);
     for (int t = 0; t < f.batch.T - 1; t++) EXPECT_EQ(before[t], f.m.a.loss[t]) << t;
 }
 
 TEST_P(Family, GenerationWithACacheEqualsTheFullForward) {
-    Fixture f(tiny(GetParam()), Recompute::inference, false, 100);
+    Fixture f(tiny(GetParam().name), Recompute::inference, false, 100);
     const int T = f.batch.T, V = f.m.c.V;
     std::vector<int> tokens(f.batch.tokens.begin(), f.batch.tokens.begin() + T);
     Generator generator(f.ctx, f.m);
@@ -203,16 +356,24 @@ TEST_P(Family, GenerationWithACacheEqualsTheFullForward) {
         generator.prompt({tokens.begin(), tokens.begin() + prompt});
         for (int t = prompt; t < T; t++) generator.append(tokens[t]);
         const std::vector<float> cached = generator.logits();
-        upload(f.ctx, f.m, f.batch, f.m.a.micro_batch());  // the generator's tokens took their place
+        f.upload();  // the generator's tokens took their place
         model_forward(f.pass());
         head(f.pass(), 0, 0, false);
         const floatX* full = f.m.a.logits + (size_t)(T - 1) * f.m.c.Vp;
-        for (int i = 0; i < V; i++)
-            EXPECT_NEAR(cached[i], full[i], 1e-5 * (1 + std::abs(full[i]))) << "token " << i << " after a prompt of " << prompt;
+        const double cap = f.m.c.logit_softcap;
+        for (int i = 0; i < V; i++) {
+            const double want = cap > 0 ? cap * std::tanh(full[i] / cap) : full[i];
+            EXPECT_NEAR(cached[i], want, 1e-5 * (1 + std::abs(want))) << "token " << i << " after a prompt of " << prompt;
+        }
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Model, Family, testing::Values("gpt2", "bloom", "llama", "llama-tied"));
+INSTANTIATE_TEST_SUITE_P(Model, Family, testing::ValuesIn(variants), [](const auto& test) {
+    std::string name = test.param.name;
+    for (char& c : name)
+        if (!isalnum((unsigned char)c)) c = '_';
+    return name;
+});
 
 TEST(Model, PublishedParameterCounts) {
     const std::pair<const char*, size_t> counts[] = {

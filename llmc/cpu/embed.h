@@ -1,4 +1,5 @@
-// Embedding: out = wte[token] (+ wpe[position]). Backward adds each row's gradient to its token's row and its position's row.
+// Embedding: out = scale wte[token] (+ wpe[position]). Backward adds each row's gradient, times scale, to its token's row, and to
+// its position's row.
 // Several rows may have the same token, so in backward each thread owns a range of channels and visits all rows in order: no
 // two threads write to the same number, and sums are in row order for any number of threads. Bound by memory bandwidth.
 #pragma once
@@ -17,10 +18,14 @@ inline void embedding_forward(Ctx&, floatX* out, const int* tokens, const int* p
         const floatX* te = token >= 0 && token < shard.V ? wte + (size_t)token * C : nullptr;
         const floatX* pe = wpe ? wpe + (size_t)positions[n] * C : nullptr;
         floatX* row = out + (size_t)n * C;
+        const real scale = shard.scale;
         if (te && pe) {
             INDEPENDENT_ITERATIONS
-            for (int c = 0; c < C; c++) row[c] = (floatX)((real)te[c] + (real)pe[c]);
-        } else if (te || pe) std::copy_n(te ? te : pe, C, row);
+            for (int c = 0; c < C; c++) row[c] = (floatX)(scale * (real)te[c] + (real)pe[c]);
+        } else if (te) {
+            INDEPENDENT_ITERATIONS
+            for (int c = 0; c < C; c++) row[c] = (floatX)(scale * (real)te[c]);
+        } else if (pe) std::copy_n(pe, C, row);
         else std::fill_n(row, C, floatX(0));
     });
 }
@@ -36,7 +41,7 @@ inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* d
             const int token = tokens[n] - shard.v0;
             if (token >= 0 && token < shard.V) {
                 real* row = dwte + (size_t)token * C;
-                for (int c = first; c < last; c++) row[c] += (real)d[c];
+                for (int c = first; c < last; c++) row[c] += shard.scale * (real)d[c];
             }
             if (dwpe) {
                 real* row = dwpe + (size_t)positions[n] * C;

@@ -45,6 +45,14 @@ struct Batch {
     std::vector<int> positions;  // (B, T)
     std::vector<int> doc_start;  // (B, T) the first key that a row sees; empty if attention is not reset at documents
     int B = 0, T = 0;
+
+    // (B, T) the first key that a row sees where a query sees no more than `window` keys, itself included.
+    std::vector<int> first_keys(int window) const {
+        std::vector<int> first = doc_start;
+        first.resize(tokens.size());
+        for (size_t i = 0; i < first.size(); i++) first[i] = std::max(first[i], (int)(i % (size_t)T) - window + 1);
+        return first;
+    }
 };
 
 // ---- splits ----------------------------------------------------------------------------------------------------------------

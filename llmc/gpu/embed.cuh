@@ -1,5 +1,5 @@
-// Embedding: out = wte[token] (+ wpe[position]). Backward adds each row of dout to its token's row of dwte and its position's
-// row of dwpe; sums in fp32, no atomics, the same bits in every run.
+// Embedding: out = scale wte[token] (+ wpe[position]). Backward adds each row of dout, times scale, to its token's row of dwte, and
+// to its position's row of dwpe; sums in fp32, no atomics, the same bits in every run.
 //
 // Several rows may have the same token, so backward first sorts the pairs (token, row): merge sort, 2048 pairs at a time in
 // shared memory, then passes over all pairs. Merging is by rank: an element's position in the merged run is its own index plus
@@ -22,21 +22,24 @@ namespace detail {
 template <bool packed>
 __global__ void __launch_bounds__(256)
     embedding_forward_kernel(floatX* __restrict__ out, const int* __restrict__ tokens, const int* __restrict__ positions,
-                             const floatX* __restrict__ wte, const floatX* __restrict__ wpe, int N, int C, int v0, int V) {
+                             const floatX* __restrict__ wte, const floatX* __restrict__ wpe, int N, int C,
+                             const VocabularyShard shard) {
     constexpr int size = Pack<floatX>::size;
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= (size_t)N) return;
-    const int token = tokens[n] - v0;
-    const bool known = token >= 0 && token < V;
+    const int token = tokens[n] - shard.v0;
+    const bool known = token >= 0 && token < shard.V;
     const floatX* te = wte + (known ? (size_t)token * C : 0);
     const floatX* pe = wpe ? wpe + (size_t)positions[n] * C : nullptr;
 #pragma unroll 4
     for (int c = threadIdx.x * size; c < C; c += 32 * size) {
         Pack<floatX> x = load_part<packed>(te, c, known ? C : 0);
-        if (pe) {
-            const Pack<floatX> p = load_part<packed>(pe, c, C);
+        Pack<floatX> p{};
+        if (pe) p = load_part<packed>(pe, c, C);
 #pragma unroll
-            for (int j = 0; j < size; j++) x[j] = (floatX)((float)x[j] + (float)p[j]);
+        for (int j = 0; j < size; j++) {
+            const float scaled = shard.scale * (float)x[j];
+            x[j] = (floatX)(pe ? scaled + (float)p[j] : scaled);
         }
         store_part<packed>(out + n * C, c, C, x);
     }
@@ -99,7 +102,7 @@ constexpr int pieces_warps = 8;  // warps that add the sums of a token's pieces
 // one, and for the token that begins in it and extends into the next.
 template <bool packed>
 __global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __restrict__ sums, const floatX* __restrict__ dout,
-                                                         const uint64_t* __restrict__ pairs, int N, int C) {
+                                                         const uint64_t* __restrict__ pairs, int N, int C, float scale) {
     constexpr int size = Pack<floatX>::size, in_flight = 4;
     const int lane = threadIdx.x % 32, c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * size;
     if (c - lane * size >= C) return;  // the whole warp
@@ -135,7 +138,7 @@ __global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __re
         for (int k = 0; k < in_flight; k++) {
             if (of_row[k] == nothing) return;  // uniform in the warp; nothing follows
 #pragma unroll
-            for (int j = 0; j < size; j++) sum[j] += (float)d[k][j];
+            for (int j = 0; j < size; j++) sum[j] += scale * (float)d[k][j];
             if (of_row[k + 1] == of_row[k] && first + k + 1 < n) continue;
             const bool ends_here = of_row[k + 1] != of_row[k];
             if (begins_here && ends_here) add_to(table + (size_t)of_row[k] * C, sum, false);
@@ -177,15 +180,16 @@ __global__ void __launch_bounds__(32 * pieces_warps)
     store_part<packed>(table + (size_t)id * C, c, C, total);
 }
 
-// table (n_ids, C): row ids[n] - first_id += row n of dout, for ids in [first_id, first_id + n_ids).
-inline void add_rows_by_id(Ctx& ctx, real* table, const floatX* dout, const int* ids, int N, int C, int first_id, int n_ids) {
+// table (rows.V, C): row ids[n] - rows.v0 += rows.scale times row n of dout, where it is one of these rows.
+inline void add_rows_by_id(Ctx& ctx, real* table, const floatX* dout, const int* ids, int N, int C,
+                           const VocabularyShard& rows) {
     const int pieces = ceil_div(N, piece);
     const size_t pairs_bytes = ceil_div((size_t)N * sizeof(uint64_t), (size_t)256) * 256;
     char* scratch = (char*)ctx.scratch(2 * pairs_bytes + sizeof(real) * 2 * pieces * C);
     uint64_t *pairs = (uint64_t*)scratch, *other = (uint64_t*)(scratch + pairs_bytes);
     real* sums = (real*)(scratch + 2 * pairs_bytes);
 
-    LAUNCH(sort_tiles_kernel, ceil_div(N, sort_tile), sort_threads, 0, ctx, pairs, ids, N, first_id, n_ids);
+    LAUNCH(sort_tiles_kernel, ceil_div(N, sort_tile), sort_threads, 0, ctx, pairs, ids, N, rows.v0, rows.V);
     for (int64_t run = sort_tile; run < N; run *= 2) {
         LAUNCH(merge_runs_kernel, ceil_div(N, 256), 256, 0, ctx, other, pairs, N, (int)run);
         std::swap(pairs, other);
@@ -195,7 +199,7 @@ inline void add_rows_by_id(Ctx& ctx, real* table, const floatX* dout, const int*
     const bool packed = C % size == 0 && aligned_16(table, dout);
     const int threads = std::min(4, ceil_div(C, 32 * size)) * 32;
     const auto add = packed ? add_pieces_kernel<true> : add_pieces_kernel<false>;
-    LAUNCH(add, dim3(pieces, ceil_div(C, threads * size)), threads, 0, ctx, table, sums, dout, pairs, N, C);
+    LAUNCH(add, dim3(pieces, ceil_div(C, threads * size)), threads, 0, ctx, table, sums, dout, pairs, N, C, rows.scale);
     const auto join = packed ? join_pieces_kernel<true> : join_pieces_kernel<false>;
     LAUNCH(join, dim3(pieces, ceil_div(C, 32 * Pack<real>::size)), dim3(32, pieces_warps), 0, ctx, table, sums, pairs, N, C);
 }
@@ -207,14 +211,15 @@ inline void embedding_forward(Ctx& ctx, floatX* out, const int* tokens, const in
     if (N == 0) return;
     const bool packed = C % Pack<floatX>::size == 0 && aligned_16(out, wte, wpe);
     const auto kernel = packed ? detail::embedding_forward_kernel<true> : detail::embedding_forward_kernel<false>;
-    LAUNCH(kernel, ceil_div(N, 8), dim3(32, 8), 0, ctx, out, tokens, positions, wte, wpe, N, C, shard.v0, shard.V);
+    LAUNCH(kernel, ceil_div(N, 8), dim3(32, 8), 0, ctx, out, tokens, positions, wte, wpe, N, C, shard);
 }
 
 inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* dout, const int* tokens, const int* positions,
                                int N, int C, const VocabularyShard& shard) {
     if (N == 0) return;
-    detail::add_rows_by_id(ctx, dwte, dout, tokens, N, C, shard.v0, shard.V);
-    if (dwpe) detail::add_rows_by_id(ctx, dwpe, dout, positions, N, C, 0, std::numeric_limits<int>::max());
+    detail::add_rows_by_id(ctx, dwte, dout, tokens, N, C, shard);
+    const VocabularyShard all = {0, std::numeric_limits<int>::max(), 0};
+    if (dwpe) detail::add_rows_by_id(ctx, dwpe, dout, positions, N, C, all);
 }
 
 }  // namespace gpu

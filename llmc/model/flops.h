@@ -5,7 +5,8 @@
 //   6 * P_matmul  +   6 * L * NH * HS * T        causal: half of the scores are computed
 // P_matmul: the weights that multiply a vector per token: QKV, projection, fc1, fc2 of every layer and the LM head (even where
 // it is tied to the embedding; an embedding lookup multiplies nothing). 6 = 2 forward + 2 for the input's gradient + 2 for the
-// weight's. Attention: Q K^T and P V are 2 T HS each per head, times 3. Norms, activations and softmax are not counted.
+// weight's. Attention: Q K^T and P V are 2 T HS each per head, times 3. Norms, activations and softmax are not counted. In a layer
+// with a sliding window of W < T keys, W stands for T, and where half of the scores are computed, W (2 - W / T).
 //   The full count is exactly Megatron-LM v0.6's (LLM-jp's logs),
 //     12 B s L h^2 ((1 + k/a + s/h) (d a / h) + (f/h) (3/2 if SwiGLU) + V / (2 L h)),
 //   and 72 B s L h^2 (1 + s/(6h) + V/(12 L h)) of arXiv:2205.05198 where f = 4h.
@@ -21,7 +22,9 @@
 // length.
 struct FlopSizes {
     int64_t L, C, NH, NKV, HS, F, V, T;
-    bool gated;  // fc1 has two halves of F rows, gate and up
+    bool gated;           // fc1 has two halves of F rows, gate and up
+    int64_t window = 0;   // keys that a query sees in layers with a sliding window
+    double windowed = 0;  // the share of these layers
 };
 
 enum class AttentionCount { full, causal };
@@ -30,7 +33,10 @@ enum class AttentionCount { full, causal };
 inline double layers_forward_flops(const FlopSizes& s, AttentionCount attention) {
     const double L = s.L, C = s.C, NH = s.NH, NKV = s.NKV, HS = s.HS, F = s.F, T = s.T;
     const double qkv = C * (NH + 2 * NKV) * HS, proj = NH * HS * C, fc1 = C * F * (s.gated ? 2 : 1), fc2 = F * C;
-    const double keys = attention == AttentionCount::causal ? T / 2 : T;  // average keys per query, up to the diagonal
+    const double W = s.windowed > 0 ? std::min<double>(s.window, T) : T;
+    const auto of = [&](double all, double causal) { return attention == AttentionCount::causal ? causal : all; };
+    // Average keys per query, up to the diagonal.
+    const double keys = (1 - s.windowed) * of(T, T / 2) + s.windowed * of(W, W - W * W / (2 * T));
     return L * (2 * (qkv + proj + fc1 + fc2) + 4 * NH * HS * keys);
 }
 
@@ -47,7 +53,9 @@ inline double full_recompute_flops_per_token(const FlopSizes& s, AttentionCount 
 }
 
 inline FlopSizes flop_sizes(const ModelConfig& c, int T) {
-    return {c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, gated(c.activation)};
+    int windowed = 0;
+    for (int layer = 0; layer < c.L; layer++) windowed += !c.sees_all(layer);
+    return {c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, gated(c.activation), c.window, (double)windowed / c.L};
 }
 // FLOPs of training per token, causal attention counted as half.
 inline double model_flops_per_token(const ModelConfig& c, int T) {

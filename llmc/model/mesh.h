@@ -124,11 +124,13 @@ struct LocalSizes {
     int Fl, F1l, QKVl;
     int Vpl, v0, Vl;  // rows of the embedding; index of the first; rows without padding
     int tp_size;
+    real embedding_scale;
     LocalSizes(const ModelConfig& c, const Axis& tp) {
         NHl = c.NH / tp.size;
         NKVl = std::max(1, c.NKV / tp.size);
         replicas = std::max(1, tp.size / c.NKV);
         tp_size = tp.size;
+        embedding_scale = (real)c.embedding_scale;
         Fl = c.F / tp.size;
         F1l = c.F1() / tp.size;
         QKVl = (NHl + 2 * NKVl) * c.HS();
@@ -136,5 +138,5 @@ struct LocalSizes {
         v0 = tp.rank * Vpl;
         Vl = std::max(0, std::min(Vpl, c.V - v0));
     }
-    VocabularyShard vocabulary() const { return {v0, Vl, Vpl}; }
+    VocabularyShard vocabulary() const { return {v0, Vl, Vpl, embedding_scale}; }
 };

@@ -60,6 +60,9 @@ struct ModelConfig {
     int QKV() const { return (NH + 2 * NKV) * HS(); }         // rows of the fused projection: [q heads | k heads | v heads]
     int F1() const { return gated(activation) ? 2 * F : F; }  // rows of fc1: [gate | up] or one
     int rotated() const { return (int)(rotary_fraction * HS()); }
+    bool norm_before() const { return norm_place != NormPlace::after; }
+    bool norm_after() const { return norm_place == NormPlace::after || norm_place == NormPlace::both; }
+    bool parallel() const { return norm_place == NormPlace::parallel; }
     bool sees_all(int layer) const { return !window || (full_interval && (layer + 1) % full_interval == 0); }
     // The angles of a layer that sees all keys, or of one with a window, for sequences of up to `tokens`.
     RopeTable rope(bool windowed, int tokens) const {
@@ -85,28 +88,6 @@ inline ModelConfig canonical(ModelConfig c) {
     const bool same_base = c.local_rope_base == c.rope_base && c.rope_scaling.type == RopeScaling::Type::none;
     if (!c.window || c.position != Position::rope || same_base) c.local_rope_base = 0;
     return c;
-}
-
-// What of the configuration is not computed yet; null if all of it is.
-inline const char* not_computed(const ModelConfig& c) {
-    const std::pair<bool, const char*> rows[] = {
-        {c.norm_place != NormPlace::before, "norms elsewhere than before attention and MLP"},
-        {c.norm_plus_one, "norms that multiply by 1 + w"},
-        {c.qk_norm != QkNorm::none, "norms of queries and keys"},
-        {c.position == Position::none || c.nope_interval, "layers without positions"},
-        {c.activation != Activation::gelu && c.activation != Activation::swiglu,
-         "an activation other than GeLU (tanh) and SwiGLU"},
-        {c.attention_scale > 0, "a factor of attention scores other than 1 / sqrt(head size)"},
-        {c.attention_softcap > 0 || c.logit_softcap > 0, "soft-capping"},
-        {c.sinks, "attention sinks"},
-        {c.window > 0, "a sliding window"},
-        {c.rotary_fraction != 1, "partial rotary positions"},
-        {c.rope_scaling.type != RopeScaling::Type::none, "scaled rotary positions"},
-        {c.embedding_scale != 1, "a factor of the token embedding"},
-    };
-    for (const auto& [used, what] : rows)
-        if (used) return what;
-    return nullptr;
 }
 
 inline void check_rope(const ModelConfig& c) {

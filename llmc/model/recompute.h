@@ -1,0 +1,62 @@
+// What of a block's activations is kept for its backward pass, by the policy of recomputation; the rest backward computes again.
+#pragma once
+#include <string>
+
+#include "../fp8.h"
+#include "../base/types.h"
+
+enum class Recompute {
+    none,       // every block keeps all of its activations
+    selective,  // norms and activation functions are computed again: cheap, and they are a third of the memory
+    full,       // only the block's input is kept; backward runs the whole block forward again
+    inference,  // nothing is kept: there is no backward
+};
+inline Recompute recompute_policy(const std::string& name) {
+    return name == "full" ? Recompute::full : name == "selective" ? Recompute::selective : Recompute::none;
+}
+
+// When each block keeps a tensor of its own. Otherwise all blocks share one buffer, which backward fills again.
+enum class Kept {
+    unless_selective,  // unless recomputation is selective or full: outputs of norms and activation functions
+    unless_full,
+    never,      // backward does not read it
+    elsewhere,  // it is the residual stream, which is kept anyway; only codes of it are kept here
+};
+
+// The input of one of a block's four matrices: numbers, FP8 codes of them, or both.
+struct LayerInput {
+    floatX* x;
+    uint8_t* codes;         // in FP8, with the shape of x
+    ScaleInverse* inverse;  // what the codes are to be multiplied by, where each micro-batch has a scale of its own
+};
+// A tensor's numbers, and its codes, which a LayerInput may have.
+template <class E>
+E*& numbers(E*& tensor) {
+    return tensor;
+}
+inline floatX*& numbers(LayerInput& tensor) { return tensor.x; }
+template <class E>
+uint8_t** codes_of(E*&) {
+    return nullptr;
+}
+inline uint8_t** codes_of(LayerInput& tensor) { return &tensor.codes; }
+
+// In FP8 the inputs of qkv, fc1 and fc2 are kept as codes alone: their numbers are shared. The input of proj is kept as both:
+// attention's backward pass reads its numbers.
+constexpr bool codes_suffice(Kept kept) { return kept == Kept::unless_selective; }
+
+// Which of a tensor's numbers and codes each block keeps for itself, and which are in the block that all share.
+struct Storage {
+    bool own_numbers, own_codes, shared_numbers, shared_codes;
+
+    // after_bf16: steps in bf16, which keep the numbers, come before those in FP8; then the codes take the numbers' place.
+    Storage(Kept when, Recompute recompute, bool fp8, bool after_bf16) {
+        const Recompute last = when == Kept::unless_full ? Recompute::selective : Recompute::none;
+        const bool here = when != Kept::elsewhere, kept = when != Kept::never && recompute <= last;
+        const bool codes_alone = fp8 && codes_suffice(when);
+        own_numbers = here && kept && (!codes_alone || after_bf16);
+        own_codes = fp8 && recompute == Recompute::none && !(codes_alone && after_bf16);
+        shared_numbers = here && (!kept || codes_alone);
+        shared_codes = fp8 && recompute != Recompute::none;
+    }
+};
