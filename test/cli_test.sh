@@ -120,6 +120,30 @@ says "inspect: an option as it is typed" "^ *--data-path  *data$"
 expect "inspect: no option that was not given" refused grep -q "train-samples" stdout.txt
 json "inspect data" "j['data']['documents'] == 75 and j['data']['tokens'] > 1000" "$program" inspect data --json
 json "inspect a tokenizer" "j['tokenizer']['tokens'] == 300" "$program" inspect tok --json
+# ---- GGUF: a model as one file for llama.cpp, and back ----
+written() { "$program" generate --model "$1" --prompt "the quick" --max-new-tokens 20 --temperature 0 2>/dev/null; }
+status "export" 0 "$program" export --model "my run" --gguf model.gguf
+says "export: what it wrote" "^model.gguf: .*iB of architecture gpt2, [BF3216]*, tokenizer included$"
+status "import" 0 "$program" import --gguf model.gguf --out imported/
+expect "import: the model writes the same text" test "$(written "my run")" == "$(written imported)"
+status "inspect an imported model" 0 "$program" inspect imported
+cp model.gguf first.gguf
+status "export over a file" 1 "$program" export --model "my run" --gguf model.gguf --type q8_0
+says "export over a file: what to do" "model.gguf exists; HINT: give another name, or --overwrite"
+expect "export over a file: it is there still" cmp model.gguf first.gguf
+status "export over a file, as told" 0 "$program" export --model "my run" --gguf model.gguf --type q8_0 --overwrite --weights-only
+says "export over a file, as told: what it wrote" "Q8_0, without a tokenizer$"
+status "import over a directory" 1 "$program" import --gguf first.gguf --out imported
+says "import over a directory: says so" "imported exists; HINT"
+status "import of no GGUF" 1 "$program" import --gguf text.txt --out never
+says "import of no GGUF: says so" "text.txt is not a GGUF file"
+head -c 5000 first.gguf >cut.gguf
+status "import of a cut file" 1 "$program" import --gguf cut.gguf --out never
+says "import of a cut file: where" "cut.gguf: .*(at byte [0-9]* of 5000): it is damaged"
+status "no file to write" 2 "$program" export --model "my run"
+status "a type of no kind" 2 "$program" export --model "my run" --gguf x.gguf --type q3
+expect "what failed left nothing" test ! -e never -a ! -e x.gguf -a -z "$(find . -name '*.tmp*')"
+
 printf '{"context": "the quick", "choices": [" fox", " cats"], "gold": 0}\n' >questions.jsonl
 json "eval of tasks" "0 <= j['tasks']['questions.jsonl']['acc']['value'] <= 1" "$program" eval --model "my run" --tasks questions.jsonl --json
 status "JSON of a run" 2 "$program" train --json --preset gpt2-124m --train-iters 10 --data-path data

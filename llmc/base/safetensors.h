@@ -42,6 +42,23 @@ inline float half_to_float(uint16_t h) {
     return x;
 }
 
+// Float to IEEE half, to the nearest, ties to even; what is too large becomes infinite.
+inline uint16_t float_to_half(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    const uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+    if (size > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);   // NaN
+    if (size >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);  // 65520 and above
+    const uint32_t exponent = std::max(size >> 23, 113u);        // of the half's unit in the last place, plus 10 + 127
+    const uint32_t mantissa = (size & 0x7fffffu) | (size >> 23 ? 1u << 23 : 0);
+    const uint32_t shift = 13 + (exponent - std::max(size >> 23, 1u));
+    if (shift > 24) return (uint16_t)sign;
+    const uint32_t kept = mantissa >> shift, lost = mantissa & ((1u << shift) - 1), half = 1u << (shift - 1);
+    const uint32_t rounded = kept + (lost > half || (lost == half && (kept & 1)));
+    // The mantissa's leading one, where it is kept, counts as one in the exponent.
+    return (uint16_t)(sign | (((exponent - 113) << 10) + rounded));
+}
+
 struct TensorView {
     std::string dtype;
     std::vector<int64_t> shape;

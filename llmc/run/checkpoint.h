@@ -51,55 +51,66 @@ inline std::vector<int64_t> file_shape(const TensorSpec& spec, const HfTensor& t
     return {t.rows, spec.whole_cols};
 }
 
-// Fills buffer (table.size) from a .safetensors file or a directory with model.safetensors, of any float type. Padded
-// vocabulary rows become zero.
-template <class E>
-void read_tensors(const std::string& path, const ModelConfig& c, const ParameterTable& table, E* buffer) {
-    const SafetensorsReader files = SafetensorsReader::open(path);
-    std::set<std::string> used;
-    const TensorNames& names = family_of(c).names;
-    const auto find = [&](const std::string& name) {
-        const TensorView* t = files.find(name);
-        std::string found = name;
-        for (const auto& [ours, theirs] : names.other_prefixes) {
-            const size_t n = strlen(ours);
-            if (t || name.compare(0, n, ours) != 0) continue;
-            found = theirs + name.substr(n);
-            t = files.find(found);
+// The weights of a model (or its moments) in a .safetensors file or a directory with model.safetensors, of any float type: all
+// that the model needs, and no others.
+class TensorSource {
+public:
+    TensorSource(const std::string& path, const ModelConfig& c) : path_(path), c_(c), files_(SafetensorsReader::open(path)) {
+        const TensorNames& names = family_of(c).names;
+        std::set<const TensorView*> used;
+        for (const TensorSpec& spec : ParameterTable(c).rows)
+            for (const HfTensor& t : spec.hf) used.insert(&get(spec, t));
+        // An unknown weight means that the file holds another model. Masks and rotary angles are not weights; a tied head is a
+        // copy.
+        for (const auto& [name, tensor] : files_.tensors()) {
+            const auto has = [&, &n = name](const std::string& part) { return n.find(part) != std::string::npos; };
+            bool known = used.count(&tensor) || has(".inv_freq") || (c.tied && (has("lm_head.weight") || has(names.head)));
+            for (const char* part : names.not_ours) known = known || has(part);
+            if (!known)
+                fail("%s holds the tensor '%s', which a %s model does not have", path.c_str(), name.c_str(), c.family.c_str());
         }
-        used.insert(found);
-        return t;
-    };
-    for (const TensorSpec& spec : ParameterTable(c).rows)  // includes the tensors of other ranks
-        for (const HfTensor& t : spec.hf) find(t.name);
-    std::vector<E> strided;
-    for (const TensorSpec& spec : table.rows) {
-        E* ours = buffer + spec.offset;
+    }
+
+    // Fills ours (rows x cols of the row of the table). Padded vocabulary rows become zero.
+    template <class E>
+    void read(const TensorSpec& spec, E* ours) const {
+        std::vector<E> strided;
         std::fill(ours, ours + spec.size(), E(0));
         for (const HfTensor& t : spec.hf) {
-            const TensorView* view = find(t.name);
-            if (!view) fail("%s has no tensor '%s', which a %s model needs", path.c_str(), t.name.c_str(), c.family.c_str());
-            const std::vector<int64_t> shape = file_shape(spec, t);
-            if (view->shape != shape)
-                fail("%s: tensor '%s' has shape %s; config.json asks for %s", path.c_str(), t.name.c_str(),
-                     shape_string(view->shape).c_str(), shape_string(shape).c_str());
+            const TensorView& view = get(spec, t);
             for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
-                if (stride == 1) return files.read_as(*view, in_file, n, ours + at);
+                if (stride == 1) return files_.read_as(view, in_file, n, ours + at);
                 strided.resize(n);
-                files.read_as(*view, in_file, n, strided.data());
+                files_.read_as(view, in_file, n, strided.data());
                 for (size_t k = 0; k < n; k++) ours[at + k * stride] = strided[k];
             });
         }
     }
-    // An unknown weight means that the file holds another model. Masks and rotary angles are not weights; a tied head is a
-    // copy.
-    for (const auto& [name, unused] : files.tensors()) {
-        const auto has = [&, &n = name](const std::string& part) { return n.find(part) != std::string::npos; };
-        bool known = used.count(name) || has(".inv_freq") || (c.tied && (has("lm_head.weight") || has(names.head)));
-        for (const char* part : names.not_ours) known = known || has(part);
-        if (!known)
-            fail("%s holds the tensor '%s', which a %s model does not have", path.c_str(), name.c_str(), c.family.c_str());
+    // Refuses one that is missing or has another shape.
+    const TensorView& get(const TensorSpec& spec, const HfTensor& t) const {
+        const TensorView* view = files_.find(t.name);
+        for (const auto& [ours, theirs] : family_of(c_).names.other_prefixes)
+            if (const size_t n = strlen(ours); !view && t.name.compare(0, n, ours) == 0)
+                view = files_.find(theirs + t.name.substr(n));
+        if (!view) fail("%s has no tensor '%s', which a %s model needs", path_.c_str(), t.name.c_str(), c_.family.c_str());
+        const std::vector<int64_t> shape = file_shape(spec, t);
+        if (view->shape != shape)
+            fail("%s: tensor '%s' has shape %s; config.json asks for %s", path_.c_str(), t.name.c_str(),
+                 shape_string(view->shape).c_str(), shape_string(shape).c_str());
+        return *view;
     }
+
+private:
+    std::string path_;
+    ModelConfig c_;
+    SafetensorsReader files_;
+};
+
+// Fills buffer (table.size).
+template <class E>
+void read_tensors(const std::string& path, const ModelConfig& c, const ParameterTable& table, E* buffer) {
+    const TensorSource source(path, c);
+    for (const TensorSpec& spec : table.rows) source.read(spec, buffer + spec.offset);
 }
 
 // The directory's family names its tensors, whatever the family of c, which options may have changed.

@@ -570,6 +570,21 @@ inline Allowed one_of(Strings choices) {
     X(std::string, output, "", "", word("FILE"), "What",                                                                   \
       "the page to write; default: report.html in the run's directory, of several runs in the current one")
 
+#define EXPORT_OPTIONS(X)                                                                                    \
+    X(std::string, model, "", "", word("DIR"), "What",                                                       \
+      "model to export: a Hugging Face directory, or the output directory of a run (its newest checkpoint)") \
+    X(std::string, gguf, "", "", word("FILE"), "GGUF", "file to write, in the format of llama.cpp")          \
+    X(std::string, type, "", "", one_of({"f32", "f16", "bf16", "q8_0"}), "GGUF",                             \
+      "type of the matrices, q8_0: 8 bits and a scale per 32 of them; default: the model's own")             \
+    X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")                          \
+    X(bool, overwrite, "", false, anything(), "GGUF", "replace a file of this name")
+
+#define IMPORT_OPTIONS(X)                                                                  \
+    X(std::string, gguf, "", "", word("FILE"), "GGUF", "file of llama.cpp to read")        \
+    X(std::string, out, "", "", word("DIR"), "GGUF",                                       \
+      "directory to write, which must not exist: a Hugging Face model with its tokenizer") \
+    X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")
+
 // The options of train that are commonly used: `train --help` shows these, --help-all all.
 inline const Strings& everyday_options() {
     static const Strings names = {"preset",
@@ -637,6 +652,8 @@ OPTION_STRUCT(GenerateOptions, GENERATE_OPTIONS)
 OPTION_STRUCT(EvalOptions, EVAL_OPTIONS)
 OPTION_STRUCT(InspectOptions, INSPECT_OPTIONS)
 OPTION_STRUCT(ReportOptions, REPORT_OPTIONS)
+OPTION_STRUCT(ExportOptions, EXPORT_OPTIONS)
+OPTION_STRUCT(ImportOptions, IMPORT_OPTIONS)
 
 // "micro_batch_size" -> "micro-batch-size"
 inline std::string option_name(std::string field) {

@@ -62,6 +62,15 @@ inline const std::vector<Command>& commands() {
          "--model DIR --data-path PREFIX ... | --text FILE | --tasks FILE ... [OPTIONS]",
          {{"On a text file:", "train_gpt eval --model run --text book.txt"},
           {"On questions with answers:", "train_gpt eval --model run --tasks hellaswag.jsonl"}}},
+        {"export",
+         "write a model as one GGUF file, for llama.cpp",
+         "--model DIR --gguf FILE [OPTIONS]",
+         {{"The newest checkpoint of a run, its matrices in 8 bits:",
+           "train_gpt export --model run --gguf run.gguf --type q8_0"}}},
+        {"import",
+         "make a model directory of a GGUF file of llama.cpp",
+         "--gguf FILE --out DIR",
+         {{"To generate, evaluate or train on:", "train_gpt import --gguf model.gguf --out model"}}},
         {"inspect",
          "show what a checkpoint, dataset or tokenizer holds, and check that it is intact",
          "PATH",
@@ -122,6 +131,8 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
                                   : command == "generate"  ? option_rows<GenerateOptions>()
                                   : command == "eval"      ? option_rows<EvalOptions>()
                                   : command == "report"    ? option_rows<ReportOptions>()
+                                  : command == "export"    ? option_rows<ExportOptions>()
+                                  : command == "import"    ? option_rows<ImportOptions>()
                                                            : option_rows<InspectOptions>();
     rows.push_back({"config", "", "Help", "file with options, a line each, such as lr = 6e-4", "FILE", "", {}, false, false});
     rows.push_back({"help", "", "Help", "this text", "", "", {}, true, false});

@@ -23,6 +23,7 @@ struct ModelTexts {
     std::vector<int> end_ids;                                       // tokens that end generated text
     std::string bos_token, eos_token;                               // as text
     bool has_tokenizer = false;                                     // one that this program can read
+    std::string dtype = sizeof(floatX) == 2 ? "bfloat16" : "float32";
 
     size_t bytes() const {
         size_t sum = 0;
@@ -131,7 +132,7 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
     using json = nlohmann::ordered_json;
     const auto write_json = [&](const char* name, const json& j) { write_file_atomically(dir + "/" + name, j.dump(2) + "\n"); };
     for (const auto& [name, text] : t.files) write_file_atomically(dir + "/" + name, text);
-    write_json("config.json", to_hf_config(c, sizeof(floatX) == 2 ? "bfloat16" : "float32", t.ids));
+    write_json("config.json", to_hf_config(c, t.dtype, t.ids));
     const auto id = [&](const char* key) { return t.ids.value(key, json()); };
     if (!t.files.count("generation_config.json")) {
         json generation = {{"do_sample", true}};

@@ -11,6 +11,7 @@
 #include "cli.h"
 #include "config.h"
 #include "curate_command.h"
+#include "gguf_command.h"
 #include "inspect.h"
 #include "report_command.h"
 #include "stop.h"
@@ -55,6 +56,8 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     if (command == "curate") return run_command("curate", arguments, curate_command);
     if (command == "prepare") return run_command("prepare", arguments, prepare_command);
     if (command == "tokenizer") return run_command("tokenizer", arguments, tokenizer_command);
+    if (command == "export") return run_command("export", arguments, export_command);
+    if (command == "import") return run_command("import", arguments, import_command);
     const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name was omitted
     if (bare) arguments.insert(arguments.begin(), command == "report" ? "--runs" : "--path");
     if (command == "report") return run_command("report", arguments, report_command);

@@ -1,0 +1,433 @@
+// The GGUF format of llama.cpp, versions 2 and 3, little-endian: "GGUF", the version, the numbers of tensors and of metadata
+// values, then
+//   metadata   key, type, value, each; texts and lists begin with their length
+//   tensors    name, sizes (the fastest dimension first), type, offset of its bytes
+//   data       the tensors' bytes, in the same order, each from a multiple of general.alignment (32) on
+// A tensor's type is one of numbers or of blocks: 32 or 256 neighbours of a row share a scale. The formulas stand at
+// dequantize(); their results equal those of llama.cpp's package gguf bit by bit, and so does quantisation to Q8_0.
+//   GgufReader   maps a file and does not trust it: counts, lengths, types and offsets are checked before use, and what does
+//                not fit is refused with its place in the file
+//   GgufHeader   all that precedes the data of a file that is to be written
+// https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "../base/safetensors.h"
+#include "../base/types.h"
+
+// ---- types of tensors ------------------------------------------------------------------------------------------------------
+enum class GgufType : uint32_t {
+    F32 = 0,
+    F16 = 1,
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q5_0 = 6,
+    Q5_1 = 7,
+    Q8_0 = 8,
+    Q4_K = 12,
+    Q5_K = 13,
+    Q6_K = 14,
+    BF16 = 30
+};
+
+struct GgufTypeRow {
+    const char* name;
+    uint32_t id;
+    size_t elements, bytes;  // of a block; 0: its tensors cannot be read
+    int file_type;           // general.file_type of a file whose matrices have this type; -1: none that is written
+};
+inline const std::vector<GgufTypeRow>& gguf_types() {
+    static const std::vector<GgufTypeRow> rows = {
+        {"F32", 0, 1, 4, 0},        {"F16", 1, 1, 2, 1},        {"BF16", 30, 1, 2, 32},     {"Q8_0", 8, 32, 34, 7},
+        {"Q4_0", 2, 32, 18, -1},    {"Q4_1", 3, 32, 20, -1},    {"Q5_0", 6, 32, 22, -1},    {"Q5_1", 7, 32, 24, -1},
+        {"Q4_K", 12, 256, 144, -1}, {"Q5_K", 13, 256, 176, -1}, {"Q6_K", 14, 256, 210, -1}, {"Q8_1", 9, 0, 0, -1},
+        {"Q2_K", 10, 0, 0, -1},     {"Q3_K", 11, 0, 0, -1},     {"Q8_K", 15, 0, 0, -1},     {"IQ2_XXS", 16, 0, 0, -1},
+        {"IQ2_XS", 17, 0, 0, -1},   {"IQ3_XXS", 18, 0, 0, -1},  {"IQ1_S", 19, 0, 0, -1},    {"IQ4_NL", 20, 0, 0, -1},
+        {"IQ3_S", 21, 0, 0, -1},    {"IQ2_S", 22, 0, 0, -1},    {"IQ4_XS", 23, 0, 0, -1},   {"I8", 24, 0, 0, -1},
+        {"I16", 25, 0, 0, -1},      {"I32", 26, 0, 0, -1},      {"I64", 27, 0, 0, -1},      {"F64", 28, 0, 0, -1},
+        {"IQ1_M", 29, 0, 0, -1},    {"TQ1_0", 34, 0, 0, -1},    {"TQ2_0", 35, 0, 0, -1},    {"MXFP4", 39, 0, 0, -1}};
+    return rows;
+}
+inline const GgufTypeRow& gguf_type(GgufType type) {
+    return *std::find_if(gguf_types().begin(), gguf_types().end(), [&](const auto& r) { return r.id == (uint32_t)type; });
+}
+
+// ---- blocks ----------------------------------------------------------------------------------------------------------------
+namespace detail {
+
+inline float half_at(const uint8_t* bytes) {
+    uint16_t half;
+    memcpy(&half, bytes, 2);
+    return half_to_float(half);
+}
+
+// Element j of a block of 32 in four bits: the first 16 are the lower halves of 16 bytes, the others their upper halves.
+inline int four_bits(const uint8_t* bytes, int j) { return j < 16 ? bytes[j] & 15 : bytes[j - 16] >> 4; }
+
+// Scale and minimum of group j of 8, 6 bits each. The upper 2 bits of the last four groups stand in the bytes of the first.
+inline std::pair<int, int> scale_and_minimum(const uint8_t* s, int j) {
+    if (j < 4) return {s[j] & 63, s[j + 4] & 63};
+    return {(s[j + 4] & 15) | (s[j - 4] >> 6 << 4), (s[j + 4] >> 4) | (s[j] >> 6 << 4)};
+}
+
+// d, dm: fp16, q: a whole number of so many bits, s, m: of 6 bits. Products of d and a whole number are exact, so it does not
+// matter whether a compiler fuses them with the sum.
+inline void dequantize_block(GgufType type, const uint8_t* b, float* out) {
+    const float d = half_at(b);  // of most types
+    switch (type) {
+        case GgufType::F32: memcpy(out, b, 4); return;
+        case GgufType::F16: *out = d; return;
+        case GgufType::BF16: {
+            const uint32_t bits = (uint32_t)(b[0] | b[1] << 8) << 16;
+            memcpy(out, &bits, 4);
+            return;
+        }
+        case GgufType::Q8_0:  // d q
+            for (int j = 0; j < 32; j++) out[j] = (float)(int8_t)b[2 + j] * d;
+            return;
+        case GgufType::Q4_0:  // d (q - 8)
+            for (int j = 0; j < 32; j++) out[j] = d * (float)(four_bits(b + 2, j) - 8);
+            return;
+        case GgufType::Q4_1:  // d q + dm
+            for (int j = 0; j < 32; j++) out[j] = d * (float)four_bits(b + 4, j) + half_at(b + 2);
+            return;
+        case GgufType::Q5_0:  // d (q - 16); the fifth bits stand together
+            for (int j = 0; j < 32; j++) out[j] = d * (float)((four_bits(b + 6, j) | (b[2 + j / 8] >> j % 8 & 1) << 4) - 16);
+            return;
+        case GgufType::Q5_1:
+            for (int j = 0; j < 32; j++)
+                out[j] = d * (float)(four_bits(b + 8, j) | (b[4 + j / 8] >> j % 8 & 1) << 4) + half_at(b + 2);
+            return;
+        case GgufType::Q4_K:
+        case GgufType::Q5_K:  // (d s) q - dm m; bit j of high[k] is the fifth bit of element k of group j
+            for (int j = 0; j < 8; j++) {
+                const auto [scale, minimum] = scale_and_minimum(b + 4, j);
+                const float ds = d * (float)scale, dm = half_at(b + 2) * (float)minimum;
+                const bool five = type == GgufType::Q5_K;
+                const uint8_t *high = b + 16, *low = b + (five ? 48 : 16) + j / 2 * 32;
+                for (int k = 0; k < 32; k++) {
+                    const int q = (low[k] >> j % 2 * 4 & 15) | (five ? (high[k] >> j & 1) << 4 : 0);
+                    out[32 * j + k] = ds * (float)q - dm;
+                }
+            }
+            return;
+        case GgufType::Q6_K:  // (d s) (q - 32), a signed scale of 8 bits for 16 elements; d is last
+            for (int i = 0; i < 256; i++) {
+                const int half = i / 128, part = i / 32 % 4, k = i % 32;
+                const int low = b[64 * half + 32 * (part % 2) + k] >> part / 2 * 4 & 15;
+                const int high = b[128 + 32 * half + k] >> 2 * part & 3;
+                out[i] = half_at(b + 208) * (float)(int8_t)b[192 + i / 16] * (float)((low | high << 4) - 32);
+            }
+            return;
+    }
+}
+
+}  // namespace detail
+
+// Blocks of the type, one after the other, as numbers.
+inline void dequantize(GgufType type, const char* blocks, size_t n_blocks, float* out) {
+    const GgufTypeRow& row = gguf_type(type);
+#pragma omp parallel for schedule(static) if (n_blocks * row.elements > 1 << 15)
+    for (size_t i = 0; i < n_blocks; i++)
+        detail::dequantize_block(type, (const uint8_t*)blocks + i * row.bytes, out + i * row.elements);
+}
+
+// n numbers as one of the types that are written: F32, F16, BF16, or Q8_0, whose blocks are d = max|x| / 127 in fp16, then
+// round(x / d). Returns false if a number is not finite, or too large for the type.
+inline bool quantize(GgufType type, const float* x, size_t n, char* out) {
+    bool fits = true;
+    if (type != GgufType::Q8_0) {
+        const size_t bytes = gguf_type(type).bytes;
+        for (size_t i = 0; i < n; i++) {
+            fits &= std::isfinite(x[i]);
+            const bf16 rounded(x[i]);
+            const uint16_t half = float_to_half(x[i]);
+            if (type == GgufType::F16) fits &= (half & 0x7c00) != 0x7c00;
+            if (type == GgufType::BF16) fits &= std::isfinite((float)rounded);
+            memcpy(out + i * bytes,
+                   type == GgufType::F32   ? (const void*)(x + i)
+                   : type == GgufType::F16 ? &half
+                                           : (const void*)&rounded,
+                   bytes);
+        }
+        return fits;
+    }
+    for (size_t block = 0; block < n / 32; block++, x += 32, out += 34) {
+        float most = 0;
+        for (int j = 0; j < 32; j++) {
+            fits &= std::isfinite(x[j]);
+            most = std::max(most, std::fabs(x[j]));
+        }
+        const float d = most / 127, inverse = d == 0 ? 0 : 1 / d;
+        const uint16_t half = float_to_half(d);
+        fits &= (half & 0x7c00) != 0x7c00;
+        memcpy(out, &half, 2);
+        for (int j = 0; j < 32 && fits; j++) out[2 + j] = (char)(int8_t)std::round(x[j] * inverse);
+    }
+    return fits;
+}
+
+// ---- reading ---------------------------------------------------------------------------------------------------------------
+struct GgufTensor {
+    std::string name;
+    GgufType type = GgufType::F32;
+    std::vector<int64_t> shape;  // slowest dimension first
+    const char* data = nullptr;
+    size_t elements = 0;
+};
+
+class GgufReader {
+public:
+    explicit GgufReader(const std::string& path) : file_(path), data_(file_.data()), size_(file_.size()) {
+        if (size_ < 24 || std::string_view(data_, 4) != "GGUF") fail("%s is not a GGUF file", path.c_str());
+        at_ = 4;
+        const auto version = number<uint32_t>();
+        if ((version & 0xffff) == 0) refuse("a big-endian file is not supported");
+        if (version != 2 && version != 3) refuse(format("version %u is not supported; 2 and 3 are", version));
+        // The smallest tensor and value take these many bytes.
+        const uint64_t n_tensors = count(8 + 4 + 8 + 4 + 8, "tensors"), n_values = count(8 + 4 + 1, "values");
+        for (uint64_t i = 0; i < n_values; i++) {
+            const size_t place = at_;
+            const std::string key(text());
+            nlohmann::json read = value(number<uint32_t>(), key);
+            if (!metadata_.emplace(key, std::move(read)).second) refuse("the key '" + key + "' occurs twice", place);
+        }
+        read_tensors(n_tensors);
+    }
+
+    const std::string& path() const { return file_.path(); }
+    const std::vector<GgufTensor>& tensors() const { return tensors_; }
+    const GgufTensor* find(const std::string& name) const {
+        const auto found = by_name_.find(name);
+        return found == by_name_.end() ? nullptr : &tensors_[found->second];
+    }
+    const nlohmann::json& metadata() const { return metadata_; }  // an object of all values
+
+    // All elements of a tensor as numbers.
+    void read(const GgufTensor& t, float* out) const {
+        dequantize(t.type, t.data, t.elements / gguf_type(t.type).elements, out);
+    }
+
+private:
+    [[noreturn]] void refuse(const std::string& what, size_t place) const {
+        fail("%s: %s (at byte %zu of %zu): it is damaged, or not for this program", path().c_str(), printable(what).c_str(),
+             place, size_);
+    }
+    [[noreturn]] void refuse(const std::string& what) const { refuse(what, at_); }
+
+    std::string_view take(uint64_t bytes) {
+        if (bytes > size_ - at_)
+            refuse(format("%llu bytes are announced, %zu are left", (unsigned long long)bytes, size_ - at_));
+        at_ += bytes;
+        return {data_ + at_ - bytes, (size_t)bytes};
+    }
+    template <class N>
+    N number() {
+        N n;
+        memcpy(&n, take(sizeof(N)).data(), sizeof(N));
+        return n;
+    }
+    std::string_view text() { return take(number<uint64_t>()); }
+    uint64_t count(size_t least_bytes, const char* what) {
+        const auto n = number<uint64_t>();
+        if (n > (size_ - at_) / least_bytes)
+            refuse(format("%llu %s are announced, more than the file has room for", (unsigned long long)n, what), at_ - 8);
+        return n;
+    }
+
+    nlohmann::json value(uint32_t type, const std::string& key) {
+        switch (type) {
+            case 0: return number<uint8_t>();
+            case 1: return number<int8_t>();
+            case 2: return number<uint16_t>();
+            case 3: return number<int16_t>();
+            case 4: return number<uint32_t>();
+            case 5: return number<int32_t>();
+            case 6: return number<float>();
+            case 7: return number<uint8_t>() != 0;
+            case 8: return text();
+            case 9: return list(key);
+            case 10: return number<uint64_t>();
+            case 11: return number<int64_t>();
+            case 12: return number<double>();
+            default: refuse(format("the value of '%s' has the unknown type %u", key.c_str(), type), at_ - 4);
+        }
+    }
+    nlohmann::json list(const std::string& key) {
+        constexpr size_t most = 20000000;  // far above any vocabulary; a value takes up to 48 bytes in memory
+        static constexpr size_t least_bytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 1, 8, 8, 8};
+        const auto type = number<uint32_t>();
+        if (type == 9) refuse("lists of lists, as in '" + key + "', are not supported", at_ - 4);
+        const uint64_t n = count(type < 13 ? least_bytes[type] : 1, "values of a list");
+        if ((listed_ += n) > most) refuse(format("its lists have more than %zu values", most));
+        nlohmann::json values = nlohmann::json::array();
+        for (uint64_t i = 0; i < n; i++) values.push_back(value(type, key));
+        return values;
+    }
+
+    void read_tensors(uint64_t n_tensors) {
+        const auto round_up = [](uint64_t n, uint64_t to) { return (n + to - 1) / to * to; };
+        uint64_t alignment = 32, end = 0;
+        if (const auto& given = metadata_.value("general.alignment", nlohmann::json()); !given.is_null()) {
+            if (!given.is_number_unsigned() || given < 8 || given > 1 << 20 ||
+                (given.get<uint64_t>() & (given.get<uint64_t>() - 1)))
+                refuse("general.alignment is " + given.dump() + "; a power of two from 8 on is expected");
+            alignment = given.get<uint64_t>();
+        }
+        std::vector<std::pair<uint64_t, size_t>> offsets;  // with the place of the offset
+        for (uint64_t i = 0; i < n_tensors; i++) {
+            const size_t place = at_;
+            GgufTensor t;
+            t.name = text();
+            const std::string named = "tensor '" + t.name + "'";
+            const auto dims = number<uint32_t>();
+            if (dims < 1 || dims > 4) refuse(format("%s has %u dimensions; 1 to 4 are expected", named.c_str(), dims), at_ - 4);
+            t.elements = 1;
+            for (uint32_t d = 0; d < dims; d++) {
+                const auto n = number<uint64_t>();
+                if (n == 0 || n > INT64_MAX || __builtin_mul_overflow(t.elements, (size_t)n, &t.elements) ||
+                    t.elements > (size_t)1 << 60)
+                    refuse(format("%s has the size %llu", named.c_str(), (unsigned long long)n), at_ - 8);
+                t.shape.insert(t.shape.begin(), (int64_t)n);
+            }
+            const auto id = number<uint32_t>();
+            const auto& types = gguf_types();
+            const auto type = std::find_if(types.begin(), types.end(), [&](const GgufTypeRow& r) { return r.id == id; });
+            if (type == types.end() || !type->elements) {
+                const std::string name = type == types.end() ? format("%u", id) : type->name;
+                refuse(named + " has the type " + name + ", which is not supported; supported are " + supported(), at_ - 4);
+            }
+            t.type = (GgufType)id;
+            if ((size_t)t.shape.back() % type->elements)
+                refuse(format("rows of %s have %lld elements, not a multiple of the %zu of a block of %s", named.c_str(),
+                              (long long)t.shape.back(), type->elements, type->name));
+            offsets.emplace_back(number<uint64_t>(), at_ - 8);
+            if (offsets.back().first != end)
+                refuse(format("%s begins at %llu of the data; after the tensor before it that must be %llu", named.c_str(),
+                              (unsigned long long)offsets.back().first, (unsigned long long)end),
+                       at_ - 8);
+            const uint64_t bytes = t.elements / type->elements * type->bytes;
+            if (bytes > size_ - std::min(end, (uint64_t)size_))
+                refuse(format("%s takes %llu bytes, more than the file has", named.c_str(), (unsigned long long)bytes), place);
+            end = round_up(end + bytes, alignment);
+            if (!by_name_.emplace(t.name, tensors_.size()).second) refuse(named + " occurs twice", place);
+            tensors_.push_back(std::move(t));
+        }
+        const uint64_t begin = round_up(at_, alignment);
+        for (size_t i = 0; i < tensors_.size(); i++) {
+            GgufTensor& t = tensors_[i];
+            const GgufTypeRow& type = gguf_type(t.type);
+            const uint64_t last = begin + offsets[i].first + t.elements / type.elements * type.bytes;
+            if (last > size_)
+                refuse(format("tensor '%s' ends at byte %llu", t.name.c_str(), (unsigned long long)last), offsets[i].second);
+            t.data = data_ + begin + offsets[i].first;
+        }
+        if (size_ > std::max(begin + end, (uint64_t)at_))
+            refuse(format("%llu bytes at its end belong to no tensor", (unsigned long long)(size_ - begin - end)), begin + end);
+    }
+    static std::string supported() {
+        std::string names;
+        for (const GgufTypeRow& row : gguf_types())
+            if (row.elements) names += (names.empty() ? "" : ", ") + std::string(row.name);
+        return names;
+    }
+
+    MappedFile file_;
+    const char* data_;
+    size_t size_, at_ = 0, listed_ = 0;
+    nlohmann::json metadata_ = nlohmann::json::object();
+    std::vector<GgufTensor> tensors_;
+    std::unordered_map<std::string, size_t> by_name_;
+};
+
+// ---- writing ---------------------------------------------------------------------------------------------------------------
+class GgufHeader {
+public:
+    static constexpr size_t alignment = 32;
+
+    // Whole numbers are uint32, others float32.
+    void add(const std::string& key, const nlohmann::json& x) {
+        if (x.is_boolean()) return value(key, 7, (uint8_t)x.get<bool>());
+        if (x.is_number_integer()) return value(key, 4, x.get<uint32_t>());
+        if (x.is_number()) return value(key, 6, x.get<float>());
+        begin(key, 8);
+        put(values_, x.get<std::string>());
+    }
+    // Empty lists are left out.
+    void add(const std::string& key, const std::vector<std::string>& list) { add_list(key, 8, list); }
+    void add(const std::string& key, const std::vector<float>& list) { add_list(key, 6, list); }
+    void add(const std::string& key, const std::vector<int32_t>& list) { add_list(key, 5, list); }
+    void add(const std::string& key, const std::vector<uint8_t>& list) { add_list(key, 0, list); }
+
+    // Tensors follow the header in this order, each padded to `alignment`.
+    void add_tensor(const std::string& name, GgufType type, const std::vector<int64_t>& shape) {
+        CHECK(!shape.empty() && (size_t)shape.back() % gguf_type(type).elements == 0, "tensor '%s' has no whole blocks",
+              name.c_str());
+        put(tensors_, name);
+        put(tensors_, (uint32_t)shape.size());
+        size_t elements = 1;
+        for (auto d = shape.rbegin(); d != shape.rend(); ++d) {
+            put(tensors_, (uint64_t)*d);
+            elements *= (size_t)*d;
+        }
+        put(tensors_, (uint32_t)type);
+        put(tensors_, (uint64_t)data_bytes_);
+        const size_t bytes = elements / gguf_type(type).elements * gguf_type(type).bytes;
+        data_bytes_ += bytes + padding(bytes);
+        n_tensors_++;
+    }
+    static size_t padding(size_t bytes) { return (alignment - bytes % alignment) % alignment; }
+    size_t data_bytes() const { return data_bytes_; }
+
+    std::string bytes() const {
+        std::string all = "GGUF";
+        put(all, (uint32_t)3);
+        put(all, n_tensors_);
+        put(all, n_values_);
+        all += values_ + tensors_;
+        return all + std::string(padding(all.size()), '\0');
+    }
+
+private:
+    template <class N, class = std::enable_if_t<std::is_arithmetic_v<N>>>
+    static void put(std::string& to, N x) {
+        to.append((const char*)&x, sizeof x);
+    }
+    static void put(std::string& to, const std::string& x) {
+        put(to, (uint64_t)x.size());
+        to += x;
+    }
+    void begin(const std::string& key, uint32_t type) {
+        put(values_, key);
+        put(values_, type);
+        n_values_++;
+    }
+    template <class N>
+    void value(const std::string& key, uint32_t type, N x) {
+        begin(key, type);
+        put(values_, x);
+    }
+    template <class E>
+    void add_list(const std::string& key, uint32_t type, const std::vector<E>& list) {
+        if (list.empty()) return;
+        begin(key, 9);
+        put(values_, type);
+        put(values_, (uint64_t)list.size());
+        for (const E& x : list) put(values_, x);
+    }
+
+    std::string values_, tensors_;
+    uint64_t n_values_ = 0, n_tensors_ = 0;
+    size_t data_bytes_ = 0;
+};

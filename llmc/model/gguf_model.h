@@ -1,0 +1,354 @@
+// A model's configuration and tensors as llama.cpp names them in GGUF. The tensors are those of parameters.h, whose linear
+// weights are (out, in): the fused projection as it stands there, or its three parts where transformers has three. They differ
+// in two things:
+//   pairs     llama.cpp rotates neighbours (2 i, 2 i + 1) of a Llama head, transformers and this program (i, i + HS/2): the
+//             rows of queries and keys are put in the order in which both rotate the same
+//   plus one  of Gemma, whose norms multiply by 1 + w, the file holds 1 + w
+// What an architecture of llama.cpp cannot say is refused by name: a configuration is written only if it reads back as it was.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "gguf.h"
+#include "hf_config.h"
+#include "parameters.h"
+
+struct GgufArchitecture {
+    const char *name, *family;
+    bool pairs = false;         // queries and keys are ordered so that neighbours are rotated
+    bool free_biases = false;   // proj and the MLP may have biases or not
+    bool needs_output = false;  // a tied head is written all the same
+    int window_interval = 0;    // of sliding windows: every n-th layer has none, unless the file says otherwise; 0: no windows
+    int scaled_by_width = 0;    // with so many layers, attention scores are divided by the root of C / NH instead of HS
+};
+// Of several rows with the same name the first is read.
+inline const std::vector<GgufArchitecture>& gguf_architectures() {
+    static const std::vector<GgufArchitecture> rows = {
+        {"gpt2", "gpt2"},
+        {"bloom", "bloom"},
+        {"llama", "llama", true, true},
+        {"llama", "mistral", true, true},
+        {"qwen2", "qwen2"},
+        {"qwen3", "qwen3"},
+        {"smollm3", "smollm3", true},
+        {"olmo2", "olmo2", false, false, true, 4},
+        {"gptneox", "gpt_neox", false, false, true},
+        {"gemma", "gemma"},
+        {"gemma2", "gemma2", false, false, false, 2, 46},
+        {"gemma3", "gemma3_text", false, false, false, 6, 62},
+    };
+    return rows;
+}
+
+// ---- configuration ---------------------------------------------------------------------------------------------------------
+// The values that say what a model is. A window that the architecture does not have must have been taken out.
+inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArchitecture& a) {
+    nlohmann::ordered_json m = {{"general.architecture", a.name}};
+    const auto set = [&](const char* key, const nlohmann::ordered_json& value) { m[std::string(a.name) + "." + key] = value; };
+    set("vocab_size", c.V);
+    set("context_length", c.T);
+    set("embedding_length", c.C);
+    set("block_count", c.L);
+    set("feed_forward_length", c.F);
+    set("attention.head_count", c.NH);
+    set("attention.head_count_kv", c.NKV);
+    set(c.norm == Norm::rmsnorm ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon", c.eps);
+    if (c.norm_place == NormPlace::parallel || c.family == "gpt_neox")
+        set("use_parallel_residual", c.norm_place == NormPlace::parallel);
+    if (c.position == Position::rope) {
+        set("attention.key_length", c.HS());
+        set("attention.value_length", c.HS());
+        set("rope.dimension_count", c.rotated());
+        set("rope.freq_base", c.rope_base);
+    }
+    using Type = RopeScaling::Type;
+    const RopeScaling& scaling = c.rope_scaling;
+    if (scaling.type == Type::linear || scaling.type == Type::yarn) {
+        set("rope.scaling.type", scaling.type == Type::yarn ? "yarn" : "linear");
+        set("rope.scaling.factor", scaling.factor);
+    }
+    if (scaling.type == Type::yarn) {
+        set("rope.scaling.original_context_length", scaling.original);
+        set("rope.scaling.yarn_beta_fast", scaling.beta_fast);
+        set("rope.scaling.yarn_beta_slow", scaling.beta_slow);
+    }
+    if (a.window_interval != 0 && (c.window != 0 || c.family != "olmo2")) {
+        set("attention.sliding_window", c.window);
+        set("attention.sliding_window_pattern", c.full_interval);
+        set("rope.freq_base_swa", c.local_rope_base != 0 ? c.local_rope_base : c.rope_base);
+    }
+    if (c.attention_softcap != 0) set("attn_logit_softcapping", c.attention_softcap);
+    if (c.logit_softcap != 0) set("final_logit_softcapping", c.logit_softcap);
+    return m;
+}
+
+namespace detail {
+
+// The shortest decimal number that is this one in single precision: 1e-5 is stored as 9.99999975e-06.
+inline double shortest_decimal(double stored) {
+    for (int digits = 6; digits < 9; digits++)
+        if (const std::string text = format("%.*g", digits, stored); strtof(text.c_str(), nullptr) == (float)stored)
+            return strtod(text.c_str(), nullptr);
+    return stored;
+}
+
+// Refuses values of the architecture that no line of gguf_config reads, unless they are what goes without saying.
+inline void check_gguf_keys(const HfReader& in, const std::string& architecture) {
+    const nlohmann::json& metadata = in.j;
+    static const char* const read[] = {"vocab_size",
+                                       "context_length",
+                                       "embedding_length",
+                                       "block_count",
+                                       "feed_forward_length",
+                                       "attention.head_count",
+                                       "attention.head_count_kv",
+                                       "attention.key_length",
+                                       "attention.value_length",
+                                       "attention.layer_norm_rms_epsilon",
+                                       "attention.layer_norm_epsilon",
+                                       "use_parallel_residual",
+                                       "rope.dimension_count",
+                                       "rope.freq_base",
+                                       "rope.freq_base_swa",
+                                       "attention.sliding_window",
+                                       "attention.sliding_window_pattern",
+                                       "attn_logit_softcapping",
+                                       "final_logit_softcapping",
+                                       "rope.scaling.type",
+                                       "rope.scaling.factor",
+                                       "rope.scaling.original_context_length",
+                                       "rope.scaling.yarn_beta_fast",
+                                       "rope.scaling.yarn_beta_slow",
+                                       "rope.scaling.finetuned"};
+    static const std::vector<std::pair<const char*, nlohmann::json>> harmless = {
+        {"expert_count", 0},        {"expert_used_count", 0},
+        {"attention.causal", true}, {"attention.max_alibi_bias", 8},
+        {"rope.scale_linear", 1},   {"tensor_data_layout", "Meta AI original pth"}};
+    for (const auto& [key, value] : metadata.items()) {
+        if (key.compare(0, architecture.size() + 1, architecture + ".") != 0) continue;
+        const std::string rest = key.substr(architecture.size() + 1);
+        const bool known = std::find(std::begin(read), std::end(read), rest) != std::end(read);
+        const auto allowed = std::find_if(harmless.begin(), harmless.end(), [&](const auto& h) { return h.first == rest; });
+        if (!known && allowed == harmless.end())
+            fail("%s: '%s' is %.200s; models with this value are not supported", in.source.c_str(), key.c_str(),
+                 value.dump().c_str());
+        if (allowed != harmless.end()) in.only(key.c_str(), allowed->second);
+    }
+}
+
+}  // namespace detail
+
+inline const GgufArchitecture& gguf_architecture(const nlohmann::json& metadata, const std::string& source) {
+    const std::string name = detail::HfReader{metadata, source}.text("general.architecture", "");
+    std::string all;
+    for (const GgufArchitecture& a : gguf_architectures()) {
+        if (name == a.name) return a;
+        if (std::string(a.family) != "mistral") all += (all.empty() ? "" : ", ") + std::string(a.name);
+    }
+    fail("%s: general.architecture is '%s'; supported are %s", source.c_str(), name.c_str(), all.c_str());
+}
+
+inline const GgufArchitecture& gguf_architecture_of(const ModelConfig& c) {
+    std::string all;
+    for (const GgufArchitecture& a : gguf_architectures()) {
+        if (c.family == a.family) return a;
+        all += (all.empty() ? "" : ", ") + std::string(a.family);
+    }
+    fail("llama.cpp has no architecture for models of the family %s; GGUF is written of %s", c.family.c_str(), all.c_str());
+}
+
+namespace detail {
+
+inline void read_gguf_scaling(const HfReader& in, const GgufArchitecture& a, ModelConfig& c) {
+    using Type = RopeScaling::Type;
+    const auto key = [&](const char* name) { return std::string(a.name) + ".rope.scaling." + name; };
+    const auto number = [&](const char* name, double otherwise) {
+        return shortest_decimal(in.number(key(name).c_str(), otherwise));
+    };
+    RopeScaling& s = c.rope_scaling;
+    s.factor = number("factor", 1);
+    const std::string type = in.text(key("type").c_str(), s.factor != 1 ? "linear" : "none");
+    if (type == "none" || (type == "linear" && s.factor == 1)) {
+        s = {};
+        return;
+    }
+    if (type != "linear" && type != "yarn") in.unsupported(key("type").c_str(), "none, linear and yarn");
+    s.type = type == "yarn" ? Type::yarn : Type::linear;
+    if (s.type == Type::linear) return;
+    s.original = in.count(key("original_context_length").c_str(), c.T);
+    s.beta_fast = number("yarn_beta_fast", s.beta_fast);
+    s.beta_slow = number("yarn_beta_slow", s.beta_slow);
+}
+
+}  // namespace detail
+
+// Llama 3's scaling of rotary positions is a tensor there: what divides the frequency of each pair.
+inline constexpr const char* gguf_rope_factors = "rope_freqs.weight";
+inline std::vector<float> rope_factors(const ModelConfig& c) {
+    RopeTable table = c.rope(false, c.T);
+    const std::vector<double> scaled = rope_frequencies(table);
+    table.scaling = {};
+    const std::vector<double> plain = rope_frequencies(table);
+    std::vector<float> factors;
+    for (size_t j = 0; j < plain.size(); j++) factors.push_back((float)(plain[j] / scaled[j]));
+    return factors;
+}
+// The scaling with these factors, among those that models of the Llama 3 family have.
+inline RopeScaling scaling_of_factors(ModelConfig c, const std::vector<float>& factors, const std::string& source) {
+    c.rope_scaling.type = RopeScaling::Type::llama3;
+    c.rope_scaling.factor = factors.empty() ? 1 : *std::max_element(factors.begin(), factors.end());
+    for (c.rope_scaling.original = 16; c.rope_scaling.original <= 1 << 20; c.rope_scaling.original *= 2) {
+        const std::vector<float> expected = rope_factors(c);
+        const auto same = [](float x, float y) { return std::fabs(x - y) <= 1e-4f * std::fabs(y); };
+        if (std::equal(factors.begin(), factors.end(), expected.begin(), expected.end(), same)) return c.rope_scaling;
+    }
+    fail("%s: the factors of rotary frequencies in %s are not those of a Llama 3: they are not supported", source.c_str(),
+         gguf_rope_factors);
+}
+
+// The configuration that the values and the tensors' names say. has(name): whether there is such a tensor.
+inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string& source,
+                               const std::function<bool(const std::string&)>& has) {
+    const GgufArchitecture& a = gguf_architecture(metadata, source);
+    const detail::HfReader in{metadata, source};
+    std::string key;  // of the value that was asked for last
+    const auto named = [&](const char* name) { return (key = std::string(a.name) + "." + name).c_str(); };
+    const auto number = [&](const char* name, double otherwise) {
+        return detail::shortest_decimal(in.number(named(name), otherwise));
+    };
+    detail::check_gguf_keys(in, a.name);
+    ModelConfig c;
+    set_family(c, a.family);
+    const auto tokens = metadata.find("tokenizer.ggml.tokens");
+    c.V = tokens != metadata.end() && in.absent(named("vocab_size")) ? (int)tokens->size() : in.count(named("vocab_size"));
+    c.T = in.count(named("context_length"));
+    c.C = in.count(named("embedding_length"));
+    c.L = in.count(named("block_count"));
+    c.F = in.count(named("feed_forward_length"));
+    c.NH = in.count(named("attention.head_count"));
+    c.NKV = in.count(named("attention.head_count_kv"), c.NH);
+    if (c.NH < 1) in.wrong(named("attention.head_count"), "a number above 0");
+    const int head_size = in.count(named("attention.key_length"), c.C / c.NH);
+    if (head_size != c.C / c.NH) c.head_size = head_size;
+    in.only(named("attention.value_length"), head_size);
+    c.eps = number(c.norm == Norm::rmsnorm ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon", 1e-5);
+    if (c.family == "gpt_neox")
+        c.norm_place = in.flag(named("use_parallel_residual"), true) ? NormPlace::parallel : NormPlace::before;
+    if (c.position == Position::rope) {
+        c.rope_base = number("rope.freq_base", 10000);
+        const int rotated = in.count(named("rope.dimension_count"), head_size);
+        c.rotary_fraction = rotated == head_size || head_size == 0 ? 1 : (double)rotated / head_size;
+        read_gguf_scaling(in, a, c);
+    }
+    if (a.window_interval != 0) {
+        c.window = in.count(named("attention.sliding_window"), c.family == "gemma2" ? 4096 : 0);
+        c.full_interval = in.count(named("attention.sliding_window_pattern"), a.window_interval);
+        c.local_rope_base = number("rope.freq_base_swa", c.family == "gemma3_text" ? 10000 : c.rope_base);
+        if (c.local_rope_base == c.rope_base && c.family != "gemma3_text") c.local_rope_base = 0;
+    }
+    if (c.norm_plus_one) c.embedding_scale = std::sqrt((double)c.C);
+    if (a.scaled_by_width == c.L) c.attention_scale = 1 / std::sqrt((double)(c.C / c.NH));
+    c.attention_softcap = number("attn_logit_softcapping", 0);
+    c.logit_softcap = number("final_logit_softcapping", 0);
+    c.qkv_bias = has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias");
+    if (a.free_biases) c.proj_bias = has("blk.0.attn_output.bias");
+    if (a.free_biases) c.mlp_bias = has("blk.0.ffn_up.bias");
+    c.tied = !has("output.weight");
+    return c;
+}
+
+// ---- tensors ---------------------------------------------------------------------------------------------------------------
+// A tensor of a GGUF file: rows [row, row + rows) of ours.
+struct GgufPart {
+    std::string name;
+    int row = 0, rows = 0;
+    int paired_heads = 0;  // 0: the rows are in our order
+};
+
+inline std::vector<GgufPart> gguf_parts(const ModelConfig& c, const GgufArchitecture& a, const TensorSpec& spec) {
+    struct Names {
+        const char *ours, *theirs;
+    };
+    static const Names whole[] = {{"wte", "token_embd"},
+                                  {"wpe", "position_embd"},
+                                  {"emb_norm", "token_embd_norm"},
+                                  {"final_norm", "output_norm"},
+                                  {"head", "output"}};
+    static const Names of_block[] = {{"norm1", "attn_norm"},
+                                     {"norm2", "ffn_norm"},
+                                     {"norm1_after", "post_attention_norm"},
+                                     {"norm2_after", "post_ffw_norm"},
+                                     {"q_norm", "attn_q_norm"},
+                                     {"k_norm", "attn_k_norm"},
+                                     {"qkv", "attn_qkv"},
+                                     {"proj", "attn_output"},
+                                     {"fc1", "ffn_up"},
+                                     {"fc2", "ffn_down"}};
+    std::string stem = spec.name, before, ending = ".weight";
+    if (const size_t dot = stem.rfind('.'); dot != std::string::npos) {  // "blocks.3.qkv_w"
+        before = "blk." + stem.substr(7, dot - 6);
+        stem.erase(0, dot + 1);
+    }
+    if (const size_t n = stem.size(); n > 2 && stem[n - 2] == '_') {
+        if (stem[n - 1] == 'b') ending = ".bias";
+        stem.erase(n - 2);
+    }
+    const auto part = [&](const char* name, size_t i, int paired_heads) {
+        return GgufPart{before + name + ending, spec.hf[i].row, spec.hf[i].rows, paired_heads};
+    };
+    if (stem == "qkv" && spec.hf.size() == 3)
+        return {part("attn_q", 0, a.pairs ? c.NH : 0), part("attn_k", 1, a.pairs ? c.NKV : 0), part("attn_v", 2, 0)};
+    if (stem == "fc1" && spec.hf.size() == 2) return {part("ffn_gate", 0, 0), part("ffn_up", 1, 0)};
+    const auto named = [&](const Names& n) { return stem == n.ours; };
+    const Names* const end = before.empty() ? std::end(whole) : std::end(of_block);
+    const Names* const found = std::find_if(before.empty() ? std::begin(whole) : std::begin(of_block), end, named);
+    if (found == end || spec.hf.size() != 1)
+        fail("GGUF has no name for the tensor '%s' of this model: llama.cpp cannot run it", spec.hf[0].name.c_str());
+    return {part(found->theirs, 0, 0)};
+}
+
+// Rows of heads: (heads, 2, HS/2, cols) becomes (heads, HS/2, 2, cols), or back.
+inline void reorder_pairs(const float* in, float* out, const GgufPart& part, int cols, bool back) {
+    const int HS = part.rows / part.paired_heads;
+    for (int row = 0; row < part.rows; row++) {
+        const int half = row % HS / (HS / 2), i = row % (HS / 2), paired = row / HS * HS + 2 * i + half;
+        const int from = back ? paired : row, to = back ? row : paired;
+        std::copy_n(in + (size_t)from * cols, cols, out + (size_t)to * cols);
+    }
+}
+
+// The type of a tensor in a file whose matrices have `type`: as llama.cpp's converter decides.
+inline GgufType gguf_type_of(const TensorSpec& spec, GgufType type) {
+    if (spec.vector() || spec.name == "wpe") return GgufType::F32;
+    return spec.whole_cols % (int)gguf_type(type).elements == 0 ? type : GgufType::F16;
+}
+
+// Refuses a configuration that GGUF would not give back.
+inline void check_gguf_says(const ModelConfig& c, const GgufArchitecture& a) {
+    std::vector<std::string> names;
+    for (const TensorSpec& spec : ParameterTable(c).rows)
+        for (const GgufPart& part : gguf_parts(c, a, spec)) names.push_back(part.name);
+    const auto has = [&](const std::string& name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+    ModelConfig said = gguf_config(gguf_metadata(c, a), "the GGUF file", has);
+    const bool has_factors = c.rope_scaling.type == RopeScaling::Type::llama3 && std::string(a.name) == "llama";
+    if (has_factors) said.rope_scaling = c.rope_scaling;
+    const auto every_choice = [](ModelConfig m) {
+        m = canonical(m);
+        m.family = "train_gpt";
+        m.embedding_dropout = m.attention_dropout = m.hidden_dropout = m.init_std = 0;
+        return nlohmann::json(to_hf_config(m, ""));
+    };
+    const nlohmann::json ours = every_choice(c), theirs = every_choice(said);
+    for (const auto& [key, value] : ours.items()) {
+        const nlohmann::json other = theirs.value(key, nlohmann::json());
+        if (value == other || (value.is_number() && other.is_number() && value.get<float>() == other.get<float>())) continue;
+        fail("the model's '%s' is %.200s, which GGUF's architecture %s cannot say (but %.200s): llama.cpp cannot run it",
+             key.c_str(), value.dump().c_str(), a.name, other.dump().c_str());
+    }
+}
