@@ -50,21 +50,21 @@ done
 expect "bf16 gradients and moments cut by ZeRO-1 or whole: the same bits" everything_same "moments 2 --zero 1 --ddp-bucket-size 4096" "moments 2 --zero 0"
 # Muon's matrices are whole: on one rank of each data-parallel group with ZeRO-1, gathered from tensor-parallel ranks, of which here
 # two hold the same keys and values.
-muon=(--optimizer normuon --exp-avg-dtype bf16 --clip-grad 0 --check-replicas 4)
-expect "NorMuon on one rank" train 1 muon "${muon[@]}"
-for layout in "2 --zero 1" "2 --zero 0" "4 --tp 4"; do
-    read -r n options <<<"$layout"
+muon=(--exp-avg-dtype bf16 --clip-grad 0 --check-replicas 4)
+for layout in "1 --optimizer normuon" "2 --optimizer normuon --zero 1" "2 --optimizer normuon --zero 0" "1 --optimizer muon" "4 --optimizer muon --tp 4"; do
+    read -r n _ optimizer options <<<"$layout"
     # shellcheck disable=SC2086
-    expect "NorMuon, $layout" train "$n" "muon $layout" $options "${muon[@]}"
-    expect "NorMuon, $layout: one rank's losses" near muon "muon $layout" 8
+    expect "$optimizer on $n $options" train "$n" "$optimizer $n $options" --optimizer "$optimizer" $options "${muon[@]}"
+    expect "$optimizer on $n $options: one rank's losses" near "$optimizer 1 " "$optimizer $n $options" 8
 done
-expect "NorMuon cut by ZeRO-1 or whole: the same bits" everything_same "muon 2 --zero 1" "muon 2 --zero 0"
-expect "NorMuon resumes" train 4 "muon again" --tp 4 "${muon[@]}" --resume "muon 4 --tp 4/step_00000003"
+expect "NorMuon cut by ZeRO-1 or whole: the same bits" everything_same "normuon 2 --zero 1" "normuon 2 --zero 0"
+muon+=(--optimizer muon --resume "muon 4 --tp 4/step_00000003")
+expect "Muon resumes" train 4 "muon again" --tp 4 "${muon[@]}"
 expect "with every bit" everything_same "muon 4 --tp 4" "muon again"
-expect "and on another layout" train 2 "muon elsewhere" "${muon[@]}" --resume "muon 4 --tp 4/step_00000003"
-expect "with one rank's losses" near muon "muon elsewhere" 5
-expect "another optimizer than the checkpoint's: refused" refused train 1 x --resume "muon/step_00000003" --exp-avg-dtype bf16 --clip-grad 0
-says "says which" "optimizer is \"adamw\"; the checkpoint was written with \"normuon\""
+expect "and on another layout" train 2 "muon elsewhere" "${muon[@]}"
+expect "with one rank's losses" near "muon 1 " "muon elsewhere" 5
+expect "another optimizer than the checkpoint's: refused" refused train 1 x "${muon[@]}" --optimizer adamw
+says "says which" "optimizer is \"adamw\"; the checkpoint was written with \"muon\""
 # A batch that grows: 5 steps of 8, 3 of 16, 2 of 24, 2 of 32. In an interleaved pipeline the first have more micro-batches on their
 # way than the last.
 ramp() { local length=(--global-batch-size 32 --train-samples 200 --rampup-batch-size 8 "${increment:-8}" 120); train "$@"; }

@@ -10,7 +10,8 @@
 // torch: original; Megatron-LM: shape_scaling).
 // NorMuon divides each row of X, a neuron, by the root of a running mean v of its mean square, then scales X to the norm of an
 // orthogonal matrix: with the first s the step is 0.2 lr sqrt(m n) X / |X|, as in the paper. v is stored in the first column of
-// exp_avg_sq, whose other columns stay zero: a checkpoint has the tensors of AdamW's, and any layout can resume it.
+// exp_avg_sq, whose other columns stay zero: a checkpoint has the tensors of AdamW's, and any layout can resume it. Muon alone has
+// no exp_avg_sq of its matrices in memory, 4 bytes per parameter less than AdamW; checkpoints have zeros in their place.
 //
 // Queries, keys, values and SwiGLU's gate and up are matrices of their own, though stored in one; with `heads` so is each head of
 // queries, keys and values. Products are those of linear layers (matmul.h), in floatX with sums in fp32. The step is one product

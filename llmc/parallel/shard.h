@@ -7,6 +7,7 @@
 // rank that has the fewest elements. With more ranks than matrices, some ranks have none.
 #pragma once
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "../elements.h"
@@ -34,6 +35,7 @@ class Shards {
 public:
     std::vector<Bucket> buckets;  // in the order of the buffer
     size_t size = 0;              // elements of all shards of this rank
+    size_t size_of_cut = 0;       // of those that are no whole matrices; in memory they come first
     bool cut = false;             // sharded; otherwise every rank has all elements
 
     Shards() = default;
@@ -54,6 +56,11 @@ public:
         }
         add_cut(begin, table.decayed, true);
         add_cut(table.decayed, table.size, false);
+        for (const bool whole : {false, true}) {
+            for (Bucket& b : buckets)
+                if (b.whole_matrix() == whole) b.shard = std::exchange(size, size + b.n);
+            if (!whole) size_of_cut = size;
+        }
     }
 
     // Calls visit(from, shard, n): elements [from, from + n) of a range that begins at `begin` are at `shard` in this rank's
@@ -133,8 +140,6 @@ private:
             b.mine += (size_t)dp_.rank * of_each;
             b.n = of_each;
         }
-        b.shard = size;
-        size += b.n;
         buckets.push_back(b);
     }
 

@@ -28,14 +28,15 @@ struct TrainingMemory {
     std::vector<int> stages;  // layers of each stage of the pipeline
     ParameterTable table;
     Shards shards;
-    std::vector<Range> counted;    // elements of the buffer that this rank counts in sums over all ranks
-    floatX* params = nullptr;      // (table.size)
-    Elements grads;                // (table.size) summed over the micro-batches of a step
-    BlockGradients of_block;       // where these are bf16: of a micro-batch in a block
-    LowerHalf* lower = nullptr;    // (shards.size) of the fp32 weights that AdamW updates; null where params are these
-    Elements exp_avg, exp_avg_sq;  // (shards.size) each; their types, and that of grads, are set before memory is planned
-    Muon muon;                     // its recipe is set before memory is planned
-    Parts copy;                    // where a checkpoint's contents wait to be written; null: written in place
+    std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks
+    floatX* params = nullptr;    // (table.size)
+    Elements grads;              // (table.size) summed over the micro-batches of a step
+    BlockGradients of_block;     // where these are bf16: of a micro-batch in a block
+    LowerHalf* lower = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null where params are these
+    Elements exp_avg,
+        exp_avg_sq;  // (shards.size) (second_moments()); their types, and that of grads, are set before memory is planned
+    Muon muon;       // its recipe is set before memory is planned
+    Parts copy;      // where a checkpoint's contents wait to be written; null: written in place
 
     TrainingMemory(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : c(config),
@@ -45,6 +46,9 @@ struct TrainingMemory {
           shards(table, ranks->mesh.dp, ranks->zero, ranks->bucket_elements, ranks->whole_matrices),
           counted(shards.counted(table, ranks->mesh.dp)) {}
 
+    // Elements of exp_avg_sq: Muon has none for its matrices, and checkpoints have zeros there.
+    size_t second_moments() const { return muon.recipe.on && !muon.recipe.neurons ? shards.size_of_cut : shards.size; }
+
     // Plans all of it, or without training the parameters alone.
     void plan(Arena& arena, bool training) {
         arena.add("parameters", &params, table.size);
@@ -52,8 +56,8 @@ struct TrainingMemory {
         arena.add(grads.is_bf16 ? "gradients (bf16)" : "gradients (fp32)", &grads, table.size);
         if (grads.is_bf16) of_block.plan(arena, table);
         if (has_lower_halves) arena.add("master weights (lower 16 bits)", &lower, shards.size);
-        for (Elements* x : {&exp_avg, &exp_avg_sq})
-            arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, shards.size);
+        for (auto [x, n] : {std::pair(&exp_avg, shards.size), {&exp_avg_sq, second_moments()}})
+            arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, n);
         muon.plan(arena, c, table, shards);
     }
 
@@ -61,14 +65,14 @@ struct TrainingMemory {
     // copy, except of parameters whose shards are not contiguous.
     void plan_copy(Arena& arena, bool foreground) {
         const bool in_place = foreground && be::memory_is_host;
-        const auto add = [&](auto* part) { arena.add_on_host("copy for checkpoints", part, shards.size); };
+        const auto add = [&](auto* part, size_t n) { arena.add_on_host("copy for checkpoints", part, n); };
         copy.exp_avg.is_bf16 = exp_avg.is_bf16;
         copy.exp_avg_sq.is_bf16 = exp_avg_sq.is_bf16;
-        if (!in_place || shards.cut) add(&copy.params);
+        if (!in_place || shards.cut) add(&copy.params, shards.size);
         if (in_place) return;
-        if (has_lower_halves) add(&copy.lower);
-        add(&copy.exp_avg);
-        add(&copy.exp_avg_sq);
+        if (has_lower_halves) add(&copy.lower, shards.size);
+        add(&copy.exp_avg, shards.size);
+        add(&copy.exp_avg_sq, second_moments());
     }
 };
 

@@ -125,9 +125,8 @@ private:
         Sums s;
         for (const Bucket& b : m_.shards.buckets) s.weights += sum(m_.params, b.mine, b.n);
         if (m_.lower) s.lower = sum(m_.lower, 0, m_.shards.size);
-        const auto all = [&](const auto* moment) { return sum(moment, 0, m_.shards.size); };
-        s.exp_avg = m_.exp_avg.visit(all);
-        s.exp_avg_sq = m_.exp_avg_sq.visit(all);
+        s.exp_avg = m_.exp_avg.visit([&](const auto* moment) { return sum(moment, 0, m_.shards.size); });
+        s.exp_avg_sq = m_.exp_avg_sq.visit([&](const auto* moment) { return sum(moment, 0, m_.second_moments()); });
         return s;
     }
 
@@ -157,6 +156,7 @@ private:
         m_.shards.for_each_part(t.offset + begin, n, [&](size_t from, size_t shard, size_t count) {
             if (m_.lower) add("the lower half of ", m_.lower + shard, from, count);
             m_.exp_avg.from(shard).visit([&](const auto* x) { add("exp_avg of ", x, from, count); });
+            if (shard >= m_.second_moments()) return;
             m_.exp_avg_sq.from(shard).visit([&](const auto* x) { add("exp_avg_sq of ", x, from, count); });
         });
     }

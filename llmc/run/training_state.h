@@ -285,17 +285,19 @@ inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector
 // Loads fp32 weights and moments from a checkpoint; moments that were fp32 and are now bf16 are rounded to the nearest.
 inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
     std::vector<real> whole(m.table.size);  // of this rank's tensors, of which its parts are kept
-    const auto keep_parts = [&](auto* moment) {
-        HostSide parts(ctx, moment, m.shards.size);
-        m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
-            for (size_t i = 0; i < n; i++) parts.data()[shard + i] = whole[from + i];
+    const auto keep_parts = [&](const Elements& moment, size_t n_kept) {
+        moment.visit([&](auto* elements) {
+            HostSide parts(ctx, elements, n_kept);
+            m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
+                for (size_t i = 0; i < n && shard + i < n_kept; i++) parts.data()[shard + i] = whole[from + i];
+            });
+            parts.upload();
         });
-        parts.upload();
     };
     read_tensors(dir + "/training/exp_avg.safetensors", m.c, m.table, whole.data());
-    m.exp_avg.visit(keep_parts);
+    keep_parts(m.exp_avg, m.shards.size);
     read_tensors(dir + "/training/exp_avg_sq.safetensors", m.c, m.table, whole.data());
-    m.exp_avg_sq.visit(keep_parts);
+    keep_parts(m.exp_avg_sq, m.second_moments());
     read_masters(dir, m.c, m.table, whole.data());
     set_weights(ctx, m, whole);
 }
@@ -346,7 +348,7 @@ public:
             parts_ = copy;
             if (m_.lower) be::download(ctx_, copy.lower, m_.lower, n * sizeof(LowerHalf));
             be::download(ctx_, copy.exp_avg.data, m_.exp_avg.data, n * m_.exp_avg.element_bytes());
-            be::download(ctx_, copy.exp_avg_sq.data, m_.exp_avg_sq.data, n * m_.exp_avg_sq.element_bytes());
+            be::download(ctx_, copy.exp_avg_sq.data, m_.exp_avg_sq.data, m_.second_moments() * m_.exp_avg_sq.element_bytes());
         }
         phase_ = Phase::make;
         start_phase();
@@ -477,8 +479,11 @@ private:
         };
         write([&](size_t i) { return parts_.params[i]; });
         if (has_lower_halves) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
-        for (const Elements& moment : {parts_.exp_avg, parts_.exp_avg_sq})
-            moment.visit([&](const auto* x) { write([x](size_t i) { return x[i]; }); });
+        for (const auto& [moment, n] : {std::pair(parts_.exp_avg, m_.shards.size), {parts_.exp_avg_sq, m_.second_moments()}})
+            moment.visit([&, n = n](const auto* x) {
+                using E = std::decay_t<decltype(*x)>;
+                write([x, n](size_t i) { return i < n ? x[i] : E(0.0f); });
+            });
         run_all(parts);
     }
     void sum(const std::string& dir) {
