@@ -428,11 +428,10 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     if (m.table.part.last) plan_head(m);
     m.arena.add("activations: embedding, head", &m.a.sums, 1);
     if (m.c.position == Position::alibi) m.arena.add("activations: embedding, head", &m.slopes, m.n.NHl);
-    if (m.c.position == Position::rope) {
-        for (real** table : {&m.cos_sin, &m.window_cos_sin})
-            if (table == &m.cos_sin || (m.c.window && m.c.local_rope_base > 0))
-                m.arena.add("activations: embedding, head", table, (size_t)m.c.T * m.c.rotated());
-    }
+    const bool rope = m.c.position == Position::rope;
+    const size_t angles = (size_t)m.c.T * m.c.rotated();
+    if (rope) m.arena.add("activations: embedding, head", &m.cos_sin, angles);
+    if (rope && m.c.window && m.c.local_rope_base > 0) m.arena.add("activations: embedding, head", &m.window_cos_sin, angles);
     if (training) plan_activation_gradients(m);
     if (generates) plan_cache(m);
 }
@@ -461,9 +460,9 @@ static void bind_layers(Model& m) {
         b.norm2 = norm(p.norm2_w, p.norm2_b, g.norm2_w, g.norm2_b);
         b.proj.after = norm(p.norm1_after_w, p.norm1_after_b, g.norm1_after_w, g.norm1_after_b);
         b.fc2.after = norm(p.norm2_after_w, p.norm2_after_b, g.norm2_after_w, g.norm2_after_b);
-        const int heads = m.c.qk_norm == QkNorm::whole ? m.n.NHl : 1, key_heads = m.c.qk_norm == QkNorm::whole ? m.n.NKVl : 1;
-        b.head_norms[0] = norm_of(heads * m.c.HS(), p.q_norm_w, nullptr, g.q_norm_w, nullptr);
-        b.head_norms[1] = norm_of(key_heads * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
+        const bool whole = m.c.qk_norm == QkNorm::whole;
+        b.head_norms[0] = norm_of((whole ? m.n.NHl : 1) * m.c.HS(), p.q_norm_w, nullptr, g.q_norm_w, nullptr);
+        b.head_norms[1] = norm_of((whole ? m.n.NKVl : 1) * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
         b.sinks = p.sinks;
         b.dsinks = g.sinks;
         for (Layer* l : b.layers()) {

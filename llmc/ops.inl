@@ -46,6 +46,13 @@ void rmsnorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, const NormStatistic
                      const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/, const NormParams& params, int N);
 void rmsnorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, const NormGrads& grads, const floatX* dout /*(N, C)*/,
                       const floatX* inp /*(N, C)*/, const NormParams& params, const NormStatistics& statistics, int N, Acc acc);
+// RMSNorm in place of each of `rows` of the fused projection: of every query or key head, or of all of them together. sets qkv,
+// kept (their inputs), rstd.
+void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept /*(rows, C)*/, real* rstd /*(rows)*/, const NormParams& params,
+                       const HeadRows& rows);
+// dqkv: from the gradient of the norms' outputs to that of their inputs, in place; adds grads.
+void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept /*(rows, C)*/,
+                        const NormParams& params, const real* rstd /*(rows)*/, const HeadRows& rows);
 
 // ---- linear (matmul.h) ----------------------------------------------------------------------------------------------------
 // out = inp weight^T (+ bias). sets out.

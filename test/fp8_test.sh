@@ -17,6 +17,8 @@ declare -A family=(
     [gpt2]=""
     [bloom]="--position-embedding-type alibi --embed-layernorm"
     [llama]="--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-query-groups 2"
+    [olmo2]="--normalization RMSNorm --norm-place after --qk-layernorm --position-embedding-type rope --activation relu2 --disable-bias-linear --attention-dropout 0.1"
+    [gemma]="--normalization RMSNorm --apply-layernorm-1p --norm-place both --qk-layernorm --position-embedding-type rope --activation geglu --kv-channels 32 --window-size 9 --window-attn-skip-freq 2 --attn-logit-softcapping 5 --softmax-type learnable --hidden-dropout 0.1"
 )
 train() { # RANKS FAMILY OUT OPTIONS...
     local n=$1 name=$2 out=$3 launch=()
@@ -84,7 +86,8 @@ expect "stays in bf16" test -z "$(switched falling)"
 
 # Recomputation quantises again to the same codes.
 for options in "--fp8 hybrid" "--fp8 hybrid --fp8-recipe current" "--fp8 hybrid --fp8-start 8 --first-last-layers-bf16"; do
-    for name in gpt2 llama; do
+    for name in gpt2 llama olmo2 gemma; do
+        [[ -n ${ALL:-} || $name == gpt2 || $name == llama || $options == *start* ]] || continue
         # shellcheck disable=SC2086
         expect "$name $options" train 1 $name none $options
         for policy in full selective; do

@@ -19,6 +19,9 @@ declare -A run=(
     [bloom-64]="--hidden-size 128 --num-attention-heads 2 --position-embedding-type alibi --embed-layernorm --recompute full --main-grads-dtype bf16"
     [llama]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 ${llama[*]}"
     [llama-128]="--hidden-size 256 --num-attention-heads 2 --num-query-groups 1 ${llama[*]} --recompute selective"
+    [gemma]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --kv-channels 64 --normalization RMSNorm --apply-layernorm-1p --norm-place both --qk-layernorm --position-embedding-type rope --activation geglu --disable-bias-linear --window-size 9 --window-attn-skip-freq 2 --rotary-base-local 100 --attn-logit-softcapping 5 --final-logit-softcapping 8 --embedding-scale 8 --softmax-type learnable"
+    [neox]="--hidden-size 128 --num-attention-heads 2 --norm-place parallel --position-embedding-type rope --rotary-percent 0.5 --activation gelu-exact --no-rope-freq 2 --window-size 9 --hidden-dropout 0.1 --recompute full"
+    [olmo2]="--hidden-size 64 --num-attention-heads 4 --normalization RMSNorm --norm-place after --qk-layernorm-whole --position-embedding-type rope --activation relu2 --attention-dropout 0.1 --recompute selective"
     [documents]="--hidden-size 128 --num-attention-heads 2 ${llama[*]} --reset-position-ids --reset-attention-mask --eod-mask-loss --main-grads-dtype bf16 --exp-avg-dtype bf16"
 )
 train() { # PROGRAM NAME OUT OPTIONS...
@@ -49,8 +52,9 @@ expect "--nondeterministic-attention with --detect-nondeterminism: refused" refu
 expect "--nondeterministic-attention on the CPU: refused" refused train "$program" gpt2 x --nondeterministic-attention
 says "where it is for" "is for GPUs"
 # In FP8; the tensor cores' sums are shorter than the CPU's.
-for name in gpt2 llama; do
+for name in gpt2 llama olmo2; do
     for options in "--fp8 hybrid --fp8-start 3" "--fp8 e4m3 --fp8-recipe current --main-grads-dtype bf16"; do
+        [[ $name != olmo2 || $options == *start* ]] || continue
         # shellcheck disable=SC2086
         { expect "$name $options: trains" train "$gpu" "$name" fp8-gpu $options && expect "$name $options: trains on the CPU" train "$program" "$name" fp8-cpu $options; }
         expect "$name $options: the CPU's losses" near fp8-cpu fp8-gpu

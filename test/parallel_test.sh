@@ -37,6 +37,18 @@ for layout in "2 --tp 2" "2 --zero 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2" "3 --
     expect "$layout" train "$n" "run $layout" $options
     expect "$layout: one rank's losses" near one "run $layout" 8
 done
+# Many options of the block: norms on both sides and of heads, a window, sinks, and dropout, whose masks are the same everywhere.
+many=(--norm-place both --qk-layernorm --kv-channels 32 --window-size 9 --window-attn-skip-freq 2 --final-logit-softcapping 8 --softmax-type learnable --hidden-dropout 0.1
+    --attention-dropout 0.1)
+expect "many options on one rank" train 1 many "${many[@]}"
+for layout in "2 --zero 1" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "many options, $layout" train "$n" "many $layout" $options "${many[@]}" --check-replicas 4
+    expect "many options, $layout: one rank's losses" near many "many $layout" 8
+done
+expect "a norm of all heads, cut over two ranks: refused" refused train 2 x --tp 2 --qk-layernorm-whole
+says "why" "of which this model has one norm over all heads"
 # Gradients and moments in bf16 are rounded by each element's place in the whole model, whoever holds it. Without clipping, as the
 # norm's summands are added in an order that follows from who holds what.
 moments=(--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --clip-grad 0)

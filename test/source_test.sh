@@ -50,6 +50,16 @@ touch tree/llmc/run/hidden.h tree/llmc/README.md
 expect "one that is not is found" refused headers_are_named tree
 says "and named" "hidden.h of run/ is named nowhere"
 
+# Each line of code that dev/HOWTO-ADD.md shows is in the source. A comment of one word says where the next lines are.
+trimmed() { sed 's/^ *//; s/ *$//' "$@"; }
+shown() { awk '/^```cpp/ { code = 1; next } /^```/ { code = 0 } code' "$1" | trimmed | grep -vE '^(// [a-z_0-9]+)?$'; }
+source_lines() { trimmed "$repository"/train_gpt.cu "$repository"/llmc/*/*.h "$repository"/test/test_model_fp64.cpp; }
+gone() { comm -23 <(shown "$1" | sort -u) <(source_lines | sort -u); }
+expect "the example of HOWTO-ADD.md is in the source: $(gone "$repository/dev/HOWTO-ADD.md")" test -z "$(gone "$repository/dev/HOWTO-ADD.md")"
+expect "and is counted" grep -q ": $(shown <(sed '/^## The test/q' "$repository/dev/HOWTO-ADD.md") | wc -l) lines in" "$repository/dev/HOWTO-ADD.md"
+{ cat "$repository/dev/HOWTO-ADD.md"; printf '```cpp\nint nowhere;\n```\n'; } >howto.md
+expect "a line that is not is found" test "$(gone howto.md)" == "int nowhere;"
+
 # The contract (llmc/ops.inl) stays readable: an op has at most 8 parameters beside its context, no five ints in a row, and no
 # default argument. Prints each op that has more, and fails if there is one.
 short_signatures() {

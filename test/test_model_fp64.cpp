@@ -222,7 +222,8 @@ void expect_gradients(Fixture& f, size_t elements) {
 }
 
 TEST_P(Family, GradientOfEveryTensorEqualsFiniteDifferences) {
-    const bool thorough = !GetParam().change;
+    const std::string name = GetParam().name;
+    const bool thorough = name == "gpt2" || name == "bloom" || name == "llama";
     for (bool documents : {false, true}) {
         if (!documents && !thorough) continue;
         Fixture f(tiny(GetParam().name), Recompute::none, documents);
