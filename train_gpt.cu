@@ -67,6 +67,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/parallel/ranks.h"            // Ranks, join_groups, reduce_sums
 #include "llmc/parallel/training_memory.h"  // TrainingMemory, which Model extends
 #include "llmc/parallel/pipeline_links.h"   // PipelineLinks
+#include "llmc/parallel/weight_average.h"   // update_average
 #include "llmc/report/logger.h"             // StepStats
 #include "llmc/run/config.h"                // TrainOptions, ...
 #include "llmc/run/from_options.h"          // configure_model, layout_of, fp8_start
@@ -1278,6 +1279,7 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
         }
     const MuonStep muon = {(real)lr, (real)weight_decay, (real)grad_scale, rounding_key((uint64_t)t.o.seed, step)};
     m.muon.update(t.ctx, m, muon, [&](const Bucket& b) { t.gatherer.start(b, m.params); });
+    update_average(t.ctx, m, t.o.ema_decay, step);
     t.faults.in_update(t.batch());
     t.memory_check.remember();
 }
@@ -1577,6 +1579,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->exp_avg.is_bf16 = o.exp_avg_dtype == "bf16";
     m->exp_avg_sq.is_bf16 = o.exp_avg_sq_dtype == "bf16";
     m->muon.recipe = muon_recipe(o);
+    m->averages = o.ema_decay > 0;
     // A rollback may lead back to steps in bf16.
     const int64_t start = fp8_start(o, run.state);
     choose_fp8_blocks(run.ctx, *m, o, run.state.step < start || (start > 0 && o.on_spike == "rollback"));
@@ -1657,6 +1660,7 @@ static void load_model(Run& run, Model& m) {
     if (run.resumes()) load_weights_and_moments(run.ctx, m, run.resumed_from);
     else if (!o.model.empty()) load_parameters(run.ctx, m, o.model);
     else initialize(run.ctx, m, (uint64_t)o.seed);
+    if (!run.resumes()) update_average(run.ctx, m, o.ema_decay, 0);
 }
 
 // What the training loop asks of this model; the trainer and `generator`, if samples of text are wanted, must outlive the result.

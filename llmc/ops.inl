@@ -207,6 +207,11 @@ uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // elements belong to a single tensor, that of `rounding`.
 void adamw(Ctx& ctx, floatX* param, LowerHalf* lower /*or null*/, const Elements& exp_avg, const Elements& exp_avg_sq,
            const Elements& grad, size_t n, const AdamW& constants, const Rounding& rounding);
+// average += (1 - keep) (w - average) for the fp32 weights w of param and lower.
+void average_weights(Ctx& ctx, real* average /*(n)*/, const floatX* param, const LowerHalf* lower /*or null*/, size_t n,
+                     real keep);
+// Exchanges the weights w of param and lower, exactly, for those in `other`.
+void swap_weights(Ctx& ctx, real* other /*(n)*/, floatX* param, LowerHalf* lower /*or null*/, size_t n);
 // sum (+)= x, for elements of one tensor. sets: rounded to the nearest bf16; adds: the sum is rounded once, as in elements.h.
 void accumulate(Ctx& ctx, bf16* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc, const Rounding& rounding);
 

@@ -977,6 +977,39 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
     }
 }
 
+// The average against double; exchanged for the weights and back, both have the bits that they had.
+TEST(AverageOfWeights, AgainstDoubleAndExchangedExactly) {
+    backend::Ctx ctx(2);
+    Rng rng(15);
+    const double keep = (real)0.9;
+    for (const size_t n : {1, 1003}) {
+        const std::vector<real> w = rng.normals<real>(n), before = rng.normals<real>(n);
+        std::vector<floatX> upper(n);
+        std::vector<LowerHalf> half(n);
+        for (size_t i = 0; i < n; i++) store_weight(upper.data(), half.data(), i, w[i]);
+        Buffer<floatX> param(upper, "param");
+        Buffer<LowerHalf> lower(half, "lower halves");
+        Buffer<real> average(before, "average"), fresh(std::vector<real>(n, 0), "fresh");
+        LowerHalf* const low = has_lower_halves ? lower.p() : nullptr;
+        backend::average_weights(ctx, average.p(), param.p(), low, n, (real)keep);
+        Doubles expected(n), allowed(n);
+        for (size_t i = 0; i < n; i++) {
+            expected[i] = keep * before[i] + (1 - keep) * w[i];
+            allowed[i] = 4 * u * (std::abs((double)before[i]) + std::abs((double)w[i]));
+        }
+        expect_close(average.get(), expected, allowed, "average");
+        const std::vector<real> kept = average.get();
+        backend::swap_weights(ctx, average.p(), param.p(), low, n);
+        EXPECT_EQ(whole_weights(param.get(), lower.get()), kept);
+        EXPECT_EQ(average.get(), w);
+        backend::average_weights(ctx, fresh.p(), param.p(), low, n, 0);
+        EXPECT_EQ(fresh.get(), kept) << "an average that begins";
+        backend::swap_weights(ctx, average.p(), param.p(), low, n);
+        EXPECT_EQ(whole_weights(param.get(), lower.get()), w);
+        EXPECT_EQ(average.get(), kept);
+    }
+}
+
 // Elements that are updated or added to, in whole tensors and in parts of their rows.
 std::vector<Rounding> places_in_tensors() {
     std::vector<Rounding> places(6);

@@ -89,6 +89,23 @@ for layout in "4 --pp 2 --vpp 2" "4 --pp 4"; do
 done
 increment=4 expect "a size of the ramp-up that vpp cannot take: refused" refused ramp 4 x --pp 2 --vpp 2
 says "which it is" "reaches a global batch of 12, for which 3 micro-batches"
+# The moving average of the weights: of shards, of whole matrices (Muon), and resumed by another layout.
+ema_losses() { sed -n 's/.*"kind":"valid","step":\([0-9]*\).*"ema_loss":\([0-9.]*\).*/\1 \2/p' "$1/log.jsonl"; }
+ema_near() { paste <(ema_losses "$1") <(ema_losses "$2") | awk '{ d = $2 - $4; if (!(d <= 0.01 && d >= -0.01) || $1 != $3) bad = 1 } END { exit bad || NR < 1 }'; }
+average=(--ema-decay 0.9 --eval-fixed)
+expect "EMA on one rank" train 1 ema "${average[@]}"
+for layout in "2 --zero 1 --ddp-bucket-size 4096" "4 --tp 2 --pp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "EMA, $layout" train "$n" "ema $layout" $options "${average[@]}" --check-replicas 4
+    expect "EMA, $layout: one rank's losses" ema_near ema "ema $layout"
+    expect "EMA, $layout: resumed by one rank" train 1 "ema from $layout" "${average[@]}" --resume "ema $layout/step_00000003"
+    expect "EMA, $layout: resumed by one rank: its losses" ema_near ema "ema from $layout"
+done
+expect "EMA and Muon" train 2 "ema muon" "${average[@]}" --optimizer muon
+expect "EMA and Muon: resumed to the same bits" train 2 "ema muon again" "${average[@]}" --optimizer muon --resume "ema muon/step_00000003"
+same_ema() { cmp "$1/latest/ema/model.safetensors" "$2/latest/ema/model.safetensors"; }
+expect "EMA and Muon: the same average" same_ema "ema muon" "ema muon again"
 # Messages beside the computing or after it: the same bits.
 expect "many buckets" train 2 overlapped --ddp-bucket-size 4096
 expect "without overlap" train 2 waiting --ddp-bucket-size 4096 --no-overlap

@@ -33,7 +33,7 @@ declare -A run=(
     [llama-wsd]="${llama[*]} --data-path text --global-batch-size 4 --train-iters 30 --lr-decay-style WSD --lr-wsd-decay-iters 8 --lr-warmup-iters 4"
     [blend-epochs]="${llama[*]} --data-path 0.5 text 0.5 small --global-batch-size 8 --train-iters 30"
     [ramp-up]="${llama[*]} --data-path text small --global-batch-size 16 --rampup-batch-size 4 4 120 --train-samples 360 --skip-train-iteration-range 6-8 13 20-21 --skip-batches 17 --main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
-    [documents]="--data-path small --global-batch-size 4 --train-iters 30 --reset-position-ids --reset-attention-mask --eod-mask-loss --weight-decay-incr-style linear --start-weight-decay 0.01 --end-weight-decay 0.2 --exp-avg-sq-dtype bf16"
+    [documents]="--data-path small --global-batch-size 4 --train-iters 30 --reset-position-ids --reset-attention-mask --eod-mask-loss --ema-decay 0.9 --weight-decay-incr-style linear --start-weight-decay 0.01 --end-weight-decay 0.2 --exp-avg-sq-dtype bf16"
 )
 train() {
     local name=$1 out=$2
@@ -81,6 +81,40 @@ expect "kill -9: then to the end" train blend-epochs killed --resume auto
 expect "kill -9: the same bits" same blend-epochs-whole killed
 expect "kill -9: the same losses, each step once" same_losses blend-epochs-whole killed
 expect "kill -9: nothing half-written is left" test -z "$(find killed -name '.step_*' -o -name '*.tmp*')"
+
+# ---- the moving average of the weights ----
+few=(--train-iters 8 --lr-decay-iters 8 --eval-interval 4 --eval-fixed)
+expect "without an average" train gpt2 plain "${few[@]}"
+expect "with one" train gpt2 averaged "${few[@]}" --ema-decay 0.3 --save-every 1 --keep 0
+training_same() { for file in model training/exp_avg training/exp_avg_sq; do cmp "$1/latest/$file.safetensors" "$2/latest/$file.safetensors" || return 1; done; }
+expect "an average changes no bit of the training" training_same plain averaged
+expect "nor a loss" test "$(losses plain) $(valid_losses plain)" == "$(losses averaged) $(valid_losses averaged)"
+# After update t the average is d of itself and 1 - d of the weights, d = min(0.3, t / (9 + t)).
+cat >average.py <<'END'
+import json, os, struct, sys
+def values(step, *names):
+    path = next(p for p in (f"averaged/step_{step:08d}/{n}.safetensors" for n in names) if os.path.exists(p))
+    data = open(path, "rb").read()
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:start])
+    return {n: struct.unpack(f"<{(b - a) // 4}f", data[start + a:start + b]) for n, t in header.items() if n != "__metadata__"
+            for a, b in [t["data_offsets"]] if t["dtype"] == "F32"}
+for t in range(2, 9):
+    before, after = (values(s, "training/ema", "ema/model") for s in (t - 1, t))
+    weights, d = values(t, "training/master", "model"), min(0.3, t / (9 + t))
+    assert len(weights) > 10
+    worst = max(abs(d * a + (1 - d) * w - b) for n in weights for a, w, b in zip(before[n], weights[n], after[n]))
+    assert worst < 1e-6, (t, worst)
+    assert t < 8 or max(abs(w - b) for n in weights for w, b in zip(weights[n], after[n])) > 1e-5
+END
+expect "the average is its formula's" python3 average.py
+expect "it is validated" grep -q '"kind":"valid","step":8,.*"ema_loss":[0-9]' averaged/log.jsonl
+expect "it has its curve" grep -q '"name":"EMA"' averaged/report.html
+expect "it is a model" "$program" generate --model averaged/latest/ema --prompt "in the year" --max-new-tokens 4 --temperature 0
+expect "resumed without it: refused" refused train gpt2 x "${few[@]}" --resume averaged/step_00000004
+says "resumed without it: which option" "--override ema-decay"
+expect "begun on a resume" train gpt2 begun "${few[@]}" --resume plain --override ema-decay train-iters --ema-decay 0.9 --train-iters 9
+expect "begun on a resume: it is written" test -s begun/latest/ema/model.safetensors
 
 # ---- latest is what counts ----
 cp -r gpt2-whole unpointed

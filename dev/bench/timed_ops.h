@@ -120,6 +120,7 @@ TIMED(attention_rope_backward, attention(THE(AttentionShape), 5, 4))
 // Logits are read and written once.
 TIMED(classifier, Work({0, (double)THE(int) * THE(VocabularyShard).Vp * 2 * X}))
 TIMED(adamw, Work({0, (double)THE(size_t) * (7 * R + X)}))
+TIMED(average_weights, Work({0, (double)THE(size_t) * 3 * R}))
 TIMED(sum_of_squares, Work({0, NUMBER(1, 0) * R}))
 TIMED(clear, Work({0, NUMBER(1, 0)}))
 

@@ -85,6 +85,27 @@ inline void adamw(Ctx&, floatX* param, LowerHalf* lower, const Elements& exp_avg
     });
 }
 
+// Both bound by memory bandwidth: 12 bytes per parameter, and 16.
+inline void average_weights(Ctx&, real* average, const floatX* param, const LowerHalf* lower, size_t n, real keep) {
+    parallel_ranges(n, [=](size_t first, size_t last) {
+        for_vectors((int)(last - first), [=](int k, auto there) {
+            const size_t i = first + (size_t)k;
+            const floats before = load(average + i, there);
+            store(average + i, before + (1 - keep) * (load_weights(param, lower, i, there) - before), there);
+        });
+    });
+}
+inline void swap_weights(Ctx&, real* other, floatX* param, LowerHalf* lower, size_t n) {
+    parallel_ranges(n, [=](size_t first, size_t last) {
+        for_vectors((int)(last - first), [=](int k, auto there) {
+            const size_t i = first + (size_t)k;
+            const floats mine = load_weights(param, lower, i, there);
+            store_weights(param, lower, i, load(other + i, there), there);
+            store(other + i, mine, there);
+        });
+    });
+}
+
 // Bound by memory bandwidth: 6 bytes per element to set, 8 to add.
 inline void accumulate(Ctx&, bf16* sum, const real* x, size_t n, Acc acc, const Rounding& rounding) {
     constexpr int drawn = 64;  // random numbers at a time

@@ -239,7 +239,54 @@ __global__ void __launch_bounds__(adamw_threads) apply_update_kernel(floatX* par
         store_weight(param, lower, i, (1 - decay) * load_weight(param, lower, i) - rate * (float)update[i]);
 }
 
+// ---- The average of the weights ----
+// average_weights, or with `swaps` swap_weights. A thread processes 8 elements, as in adamw_kernel.
+template <bool swaps>
+__global__ void __launch_bounds__(adamw_threads)
+    average_kernel(real* average, floatX* param, LowerHalf* lower, size_t n, size_t n_whole, float share) {
+    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
+    const size_t first = thread * 8;
+    if (first < n_whole) {
+        Eight<real> pa;
+        Eight<floatX> p;
+        Eight<LowerHalf> low{};
+        if constexpr (has_lower_halves) low.load_from(lower + first);
+        pa.load_from(average + first);
+        p.load_from(param + first);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const float w = load_weight(&p[k], &low[k], 0);
+            if constexpr (swaps) store_weight(&p[k], &low[k], 0, pa[k]);
+            pa[k] = swaps ? w : pa[k] + share * (w - pa[k]);
+        }
+        pa.store_to(average + first);
+        if constexpr (swaps) p.store_to(param + first);
+        if constexpr (swaps && has_lower_halves) low.store_to(lower + first);
+    }
+    for (size_t i = n_whole + thread; i < n; i += threads) {
+        const float w = load_weight(param, lower, i), before = average[i];
+        if constexpr (swaps) store_weight(param, lower, i, before);
+        average[i] = swaps ? w : before + share * (w - before);
+    }
+}
+
+template <bool swaps>
+void average_or_swap(Ctx& ctx, real* average, floatX* param, LowerHalf* lower, size_t n, float share) {
+    if (n == 0) return;
+    const size_t in_packs = aligned_16(average, param, lower) ? n / 8 * 8 : 0;
+    LAUNCH(average_kernel<swaps>, (unsigned)ceil_div(n, (size_t)adamw_threads * 8), adamw_threads, 0, ctx, average, param,
+           lower, n, in_packs, share);
+}
+
 }  // namespace detail
+
+// Both bound by memory bandwidth: 12 bytes per parameter, and 16.
+inline void average_weights(Ctx& ctx, real* average, const floatX* param, const LowerHalf* lower, size_t n, real keep) {
+    detail::average_or_swap<false>(ctx, average, const_cast<floatX*>(param), const_cast<LowerHalf*>(lower), n, 1 - keep);
+}
+inline void swap_weights(Ctx& ctx, real* other, floatX* param, LowerHalf* lower, size_t n) {
+    detail::average_or_swap<true>(ctx, other, param, lower, n, 0);
+}
 
 // Bound by some 150 double-precision instructions per element.
 inline void initialize_weights(Ctx& ctx, floatX* param, LowerHalf* lower, const InitialWeights& w, size_t first, size_t n) {

@@ -20,6 +20,7 @@ struct Parts {
     floatX* params = nullptr;
     LowerHalf* lower = nullptr;  // null where params are the whole weights
     Elements exp_avg, exp_avg_sq;
+    real* average = nullptr;  // null where no average of the weights is kept
 };
 
 struct TrainingMemory {
@@ -36,7 +37,9 @@ struct TrainingMemory {
     Elements exp_avg,
         exp_avg_sq;  // (shards.size) (second_moments()); their types, and that of grads, are set before memory is planned
     Muon muon;       // its recipe is set before memory is planned
-    Parts copy;      // where a checkpoint's contents wait to be written; null: written in place
+    bool averages = false;    // whether an average of the weights is kept; set before memory is planned
+    real* average = nullptr;  // (shards.size) it, fp32 (weight_average.h)
+    Parts copy;               // where a checkpoint's contents wait to be written; null: written in place
 
     TrainingMemory(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : c(config),
@@ -59,6 +62,7 @@ struct TrainingMemory {
         for (auto [x, n] : {std::pair(&exp_avg, shards.size), {&exp_avg_sq, second_moments()}})
             arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, n);
         muon.plan(arena, c, table, shards);
+        if (averages) arena.add("EMA of the weights (fp32)", &average, shards.size);
     }
 
     // Plans the copy of a checkpoint's contents with which training continues during a save. A save in the foreground needs no
@@ -73,6 +77,7 @@ struct TrainingMemory {
         if (has_lower_halves) add(&copy.lower, shards.size);
         add(&copy.exp_avg, shards.size);
         add(&copy.exp_avg_sq, second_moments());
+        if (averages) add(&copy.average, shards.size);
     }
 };
 

@@ -7,7 +7,7 @@
 //           parts; eta_s
 //   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two have 12 numbers:
 //           for input, weight and gradient of each of qkv, proj, fc1, fc2
-//   valid   step, loss, perplexity, tokens, ms; with several datasets also sets: {name: loss}
+//   valid   step, loss, perplexity, tokens, ms; ema_loss of the weights' EMA; with several datasets also sets: {name: loss}
 //   sample  step, prompt, text              text that the model generated
 //   event   step, level, event, message     level: info | warning | error; event: one word
 //   end     step, status (finished | stopped | failed), seconds, message
@@ -296,14 +296,15 @@ public:
         attempt("the log", [&] { record({{"kind", "health"}, {"step", step}, {"layers", layers}}); });
     }
 
-    // sets: names and losses of the datasets, if there are several
+    // sets: names and losses of the datasets, if there are several; ema_loss: of the weights' moving average, if there is one
     void valid(int64_t step, double loss, int64_t tokens, double ms,
-               const std::vector<std::pair<std::string, double>>& sets = {}) {
+               const std::vector<std::pair<std::string, double>>& sets = {}, double ema_loss = NAN) {
         const bool best = loss < records_.best_valid;
         attempt("the log", [&] {
             nlohmann::ordered_json j = {{"kind", "valid"}, {"step", step}};
             put_number(j, "loss", loss);
             put_number(j, "perplexity", std::exp(loss));
+            if (std::isfinite(ema_loss)) j["ema_loss"] = ema_loss;
             j["tokens"] = tokens;
             j["ms"] = std::round(ms * 10) / 10;
             for (const auto& [name, set_loss] : sets) {
@@ -311,7 +312,7 @@ public:
                 else j["sets"][name] = nullptr;
             }
             record(j);
-            if (!quiet_) print_valid(step, loss, best, tokens, ms);
+            if (!quiet_) print_valid(step, loss, best, tokens, ms, ema_loss);
             if (!quiet_ && sets.size() > 1) print_sets(sets);
         });
     }
@@ -454,9 +455,10 @@ private:
         });
     }
 
-    void print_valid(int64_t step, double loss, bool best, int64_t tokens, double ms) {
-        const std::string detail = format("perplexity %s, %s tokens in %s", human_count(std::exp(loss)).c_str(),
-                                          human_count((double)tokens).c_str(), human_duration(ms / 1e3).c_str());
+    void print_valid(int64_t step, double loss, bool best, int64_t tokens, double ms, double ema_loss) {
+        const std::string average = std::isfinite(ema_loss) ? format("EMA %.4f, ", ema_loss) : "";
+        const std::string detail = average + format("perplexity %s, %s tokens in %s", human_count(std::exp(loss)).c_str(),
+                                                    human_count((double)tokens).c_str(), human_duration(ms / 1e3).c_str());
         const std::string note =
             best ? "" : format(", best %.4f at step %lld", records_.best_valid, (long long)records_.best_step);
         if (terminal_) {

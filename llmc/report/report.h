@@ -101,7 +101,7 @@ struct RunLog {
     json run, end;  // the run record; the end record, null during the run
     StepNumbers newest;
     std::array<Curve, StepNumbers::curves> curves;
-    Curve valid;
+    Curve valid, valid_ema;                                 // of the weights, and of their EMA
     std::vector<std::pair<std::string, Curve>> valid_sets;  // of each dataset if there are several, in the log's order
     double best_valid = INFINITY;
     int64_t best_step = 0, events_dropped = 0;
@@ -191,6 +191,7 @@ private:
         const int64_t step = whole(j, "step");
         const double loss = number(j, "loss");
         valid.add(step, loss);
+        if (const double ema_loss = number(j, "ema_loss"); std::isfinite(ema_loss)) valid_ema.add(step, ema_loss);
         if (j.contains("sets") && j["sets"].is_object())
             for (const auto& [name, value] : j["sets"].items())
                 if (Curve* curve = valid_set(name); curve && value.is_number()) curve->add(step, value.get<double>());
@@ -228,6 +229,7 @@ private:
             if (i == 0) abandoned.push_back(std::move(tail));
         }
         valid.cut_after(step);
+        valid_ema.cut_after(step);
         for (auto& [name, curve] : valid_sets) curve.cut_after(step);
     }
     Curve* valid_set(const std::string& name) {
@@ -373,6 +375,7 @@ inline Chart loss_chart(const std::vector<NamedRun>& runs, int width, int height
     if (runs.size() == 1) {
         const RunLog& log = *runs[0].log;
         if (!log.valid.empty()) c.series.push_back({"validation", "valid", log.valid.parts(), false, true});
+        if (!log.valid_ema.empty()) c.series.push_back({"EMA", "other", log.valid_ema.parts(), false, true});
         for (const std::vector<CurvePart>& parts : log.abandoned)
             c.series.push_back({"", "abandoned", parts, false, false, false, true});
         c.marks = log.nonfinite_steps;

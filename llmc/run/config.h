@@ -226,6 +226,9 @@ inline Allowed one_of(Strings choices) {
     X(double, adam_beta2, "", 0.95, between(0, 0.9999999), "Optimizer",                                                        \
       "AdamW's beta2: decay rate of the mean of squared gradients (exp_avg_sq; Megatron: 0.999)")                              \
     X(double, adam_eps, "", 1e-8, above(0), "Optimizer", "AdamW's epsilon, added to the square root of exp_avg_sq")            \
+    X(double, ema_decay, "", 0, between(0, 0.9999999), "Optimizer",                                                            \
+      "decay of an exponential moving average (EMA) of the weights (0.999), which is validated beside them and written to "    \
+      "step_XXXXXXXX/ema; default: 0, none")                                                                                   \
     X(std::string, main_grads_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
       "type of the gradients' sums over micro-batches; bf16, rounded stochastically, takes 2 bytes per "                       \
       "parameter less")                                                                                                        \

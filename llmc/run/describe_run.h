@@ -115,6 +115,9 @@ inline void describe_batch(RunTable& t, const TrainOptions& o, const Schedule& s
     t.exact({{"steps", schedule.total_steps},
              {"samples", schedule.total_samples},
              {"tokens", (double)schedule.total_samples * o.seq_length}});
+    if (o.ema_decay > 0)
+        t.row("EMA of the weights",
+              format("decay %g: about the last %s", o.ema_decay, counted(std::llround(1 / (1 - o.ema_decay)), "step").c_str()));
     const std::string warmup = o.lr_warmup_iters ? counted(o.lr_warmup_iters, "step") : counted(schedule.warmup, "sample");
     t.row("learning rate", format("%s %g to %g, ", schedule.style.c_str(), schedule.max_lr, schedule.min_lr) +
                                (schedule.warmup ? "warm-up over " + warmup : "no warm-up"));

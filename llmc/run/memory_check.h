@@ -63,7 +63,8 @@ public:
             for (const auto& [name, sum] : {std::pair("the weights", &Sums::weights),
                                             {"the lower halves of the fp32 weights", &Sums::lower},
                                             {"the moments exp_avg", &Sums::exp_avg},
-                                            {"the moments exp_avg_sq", &Sums::exp_avg_sq}})
+                                            {"the moments exp_avg_sq", &Sums::exp_avg_sq},
+                                            {"the weights' EMA", &Sums::average}})
                 if (stored.*sum != now.*sum) return name + on_rank(r);
         }
         for (size_t r = 0; r < all.size(); r++) {
@@ -113,7 +114,7 @@ public:
 private:
     // Checksums of this rank's shards; copies: of all weights that it holds.
     struct Sums {
-        uint64_t weights = 0, lower = 0, exp_avg = 0, exp_avg_sq = 0, copies = 0;
+        uint64_t weights = 0, lower = 0, exp_avg = 0, exp_avg_sq = 0, average = 0, copies = 0;
     };
 
     template <class E>
@@ -125,6 +126,7 @@ private:
         Sums s;
         for (const Bucket& b : m_.shards.buckets) s.weights += sum(m_.params, b.mine, b.n);
         if (m_.lower) s.lower = sum(m_.lower, 0, m_.shards.size);
+        if (m_.average) s.average = sum(m_.average, 0, m_.shards.size);
         s.exp_avg = m_.exp_avg.visit([&](const auto* moment) { return sum(moment, 0, m_.shards.size); });
         s.exp_avg_sq = m_.exp_avg_sq.visit([&](const auto* moment) { return sum(moment, 0, m_.second_moments()); });
         return s;
@@ -155,6 +157,7 @@ private:
         add("", m_.params + t.offset + begin, 0, n);
         m_.shards.for_each_part(t.offset + begin, n, [&](size_t from, size_t shard, size_t count) {
             if (m_.lower) add("the lower half of ", m_.lower + shard, from, count);
+            if (m_.average) add("the EMA of ", m_.average + shard, from, count);
             m_.exp_avg.from(shard).visit([&](const auto* x) { add("exp_avg of ", x, from, count); });
             if (shard >= m_.second_moments()) return;
             m_.exp_avg_sq.from(shard).visit([&](const auto* x) { add("exp_avg_sq of ", x, from, count); });

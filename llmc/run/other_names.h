@@ -36,6 +36,7 @@ inline const OtherName other_names[] = {
     {"train", "max-grad-norm grad-clip gradient-clip-val gradient-clipping clip-grad-norm max-norm",
      "the largest norm of the gradients is --clip-grad"},
     {"train", "wd -c", "weight decay is --weight-decay"},
+    {"train", "ema", "an average of the weights is --ema-decay 0.999"},
     {"train", "beta1", "AdamW's beta1 is --adam-beta1"},
     {"train", "beta2", "AdamW's beta2 is --adam-beta2"},
     {"train", "adam-epsilon eps epsilon", "AdamW's epsilon is --adam-eps"},

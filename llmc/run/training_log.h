@@ -80,10 +80,10 @@ public:
         event(step, "warning", "rollback",
               format("back to %s; batches that are left out: %s", checkpoint.c_str(), left_out.text().c_str()));
     }
-    // sets: names and losses, if there are several datasets.
+    // sets: names and losses, if there are several datasets. average_loss: of the weights' EMA, or NaN.
     void validation(int64_t step, double loss, int64_t tokens, double ms,
-                    const std::vector<std::pair<std::string, double>>& sets) {
-        if (logger_) logger_->valid(step, loss, tokens, ms, sets);
+                    const std::vector<std::pair<std::string, double>>& sets, double average_loss) {
+        if (logger_) logger_->valid(step, loss, tokens, ms, sets, average_loss);
     }
     void no_validation(int64_t step) {
         event(step, "warning", "valid", format("the validation at step %lld was left: told to stop", (long long)step));

@@ -13,6 +13,7 @@
 #include "../model/flops.h"
 #include "../ops.h"
 #include "../parallel/training_memory.h"
+#include "../parallel/weight_average.h"
 #include "../report/logger.h"
 #include "evaluation.h"
 #include "guard.h"
@@ -147,6 +148,13 @@ private:
         run_.begin("validation");
         const int64_t first = o_.eval_fixed ? 0 : run_.schedule.first_sample_of_validation(state_.step);
         const auto sums = functions_.validate(first, run_.valid_samples);
+        double average_loss = NAN;
+        if (sums && m_.average) {
+            swap_average(run_.ctx, m_, t_.gatherer);
+            const auto of_average = functions_.validate(first, run_.valid_samples);
+            swap_average(run_.ctx, m_, t_.gatherer);
+            if (of_average) average_loss = sum_of(*of_average).ce / (double)sum_of(*of_average).n;
+        }
         run_.phase.done();
         if (!sums) {
             log_.no_validation(state_.step);
@@ -155,7 +163,7 @@ private:
         const LossSums all = sum_of(*sums);
         state_.valid_loss = all.ce / (double)all.n;
         log_.validation(state_.step, state_.valid_loss, all.n, (monotonic_seconds() - start) * 1e3,
-                        set_losses(*run_.valid, *sums));
+                        set_losses(*run_.valid, *sums), average_loss);
         return true;
     }
 

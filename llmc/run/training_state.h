@@ -231,9 +231,10 @@ inline std::string config_difference(const ModelConfig& saved, const ModelConfig
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
-inline size_t checkpoint_bytes(const ParameterTable& table, const ModelTexts& texts, size_t moment_bytes) {
-    const size_t per_parameter = (sizeof(floatX) == sizeof(real) ? 0 : sizeof(floatX)) + sizeof(real) + moment_bytes;
-    return table.trained * per_parameter + table.rows.size() * 1024 + texts.bytes() + (64 << 10);
+// averages: the weights' average is written, too.
+inline size_t checkpoint_bytes(const ParameterTable& table, const ModelTexts& texts, size_t moment_bytes, bool averages) {
+    const size_t models = averages ? 2 : 1, weights = (sizeof(floatX) == sizeof(real) ? 0 : sizeof(floatX)) + sizeof(real);
+    return table.trained * (models * weights + moment_bytes) + models * (table.rows.size() * 1024 + texts.bytes()) + (64 << 10);
 }
 
 inline void check_free_space(const std::string& out, size_t needed) {
@@ -245,11 +246,12 @@ inline void check_free_space(const std::string& out, size_t needed) {
              human_bytes(available).c_str());
 }
 
-// A checkpoint's fp32 weights, of which the model's own are roundings.
-inline void read_masters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, real* master) {
-    const std::string masters = dir + "/training/master.safetensors";
-    const bool separate = std::filesystem::exists(masters) || std::filesystem::exists(masters + ".index.json");
-    read_tensors(separate ? masters : dir, c, table, master);
+// The fp32 weights of a checkpoint's model, of which those in the model's directory are roundings: in their own file, or, where
+// those are fp32 themselves, there.
+inline void read_masters(const std::string& file, const std::string& model, const ModelConfig& c, const ParameterTable& table,
+                         real* master) {
+    const bool separate = std::filesystem::exists(file) || std::filesystem::exists(file + ".index.json");
+    read_tensors(separate ? file : model, c, table, master);
 }
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
@@ -298,8 +300,13 @@ inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, cons
     keep_parts(m.exp_avg, m.shards.size);
     read_tensors(dir + "/training/exp_avg_sq.safetensors", m.c, m.table, whole.data());
     keep_parts(m.exp_avg_sq, m.second_moments());
-    read_masters(dir, m.c, m.table, whole.data());
+    read_masters(dir + "/training/master.safetensors", dir, m.c, m.table, whole.data());
     set_weights(ctx, m, whole);
+    // A run that did not average before begins with the weights.
+    if (!m.average) return;
+    if (const std::string averages = dir + "/ema"; std::filesystem::exists(averages))
+        read_masters(dir + "/training/ema.safetensors", averages, m.c, m.table, whole.data());
+    keep_parts(m.average, m.shards.size);
 }
 
 // ---- the background ---------------------------------------------------------------------------------------------------------
@@ -336,7 +343,7 @@ public:
         state_ = state;
         start_ = monotonic_seconds();
         error_.clear();
-        parts_ = {m_.params, m_.lower, m_.exp_avg, m_.exp_avg_sq};
+        parts_ = {m_.params, m_.lower, m_.exp_avg, m_.exp_avg_sq, m_.average};
         const Parts& copy = m_.copy;
         if (copy.params) {
             parts_.params = copy.params;
@@ -349,6 +356,7 @@ public:
             if (m_.lower) be::download(ctx_, copy.lower, m_.lower, n * sizeof(LowerHalf));
             be::download(ctx_, copy.exp_avg.data, m_.exp_avg.data, n * m_.exp_avg.element_bytes());
             be::download(ctx_, copy.exp_avg_sq.data, m_.exp_avg_sq.data, m_.second_moments() * m_.exp_avg_sq.element_bytes());
+            if (m_.average) be::download(ctx_, copy.average, m_.average, n * sizeof(real));
         }
         phase_ = Phase::make;
         start_phase();
@@ -443,6 +451,8 @@ private:
         for (const auto& [name, moment] : {std::pair("exp_avg", &parts_.exp_avg), {"exp_avg_sq", &parts_.exp_avg_sq}})
             all.emplace_back(dir + "/training/" + name + ".safetensors", whole_,
                              moment->is_bf16 ? dtype_of<bf16> : dtype_of<real>);
+        if (m_.average) all.emplace_back(dir + "/ema/model.safetensors", whole_, dtype_of<floatX>);
+        if (m_.average && has_lower_halves) all.emplace_back(dir + "/training/ema.safetensors", whole_, dtype_of<real>);
         return all;
     }
 
@@ -450,11 +460,13 @@ private:
         if (!first()) return;
         if (settings_.lock) settings_.lock->hold();
         const size_t moment_bytes = parts_.exp_avg.element_bytes() + parts_.exp_avg_sq.element_bytes();
-        check_free_space(settings_.out, checkpoint_bytes(whole_, settings_.texts, moment_bytes));
+        check_free_space(settings_.out, checkpoint_bytes(whole_, settings_.texts, moment_bytes, m_.average));
         directory.create();
         try {
             make_directory(directory.path() + "/training");
             write_model_texts(directory.path(), m_.c, settings_.texts);
+            if (m_.average) make_directory(directory.path() + "/ema");
+            if (m_.average) write_model_texts(directory.path() + "/ema", m_.c, settings_.texts);
             write_file_atomically(state_file(directory.path()), json_text(to_json(state_), 2) + "\n");
             for (const TensorFiles& f : files(directory.path())) f.create();
         } catch (...) {
@@ -484,6 +496,9 @@ private:
                 using E = std::decay_t<decltype(*x)>;
                 write([x, n](size_t i) { return i < n ? x[i] : E(0.0f); });
             });
+        const real* const average = parts_.average;
+        if (average) write([average](size_t i) { return floatX(average[i]); });
+        if (average && has_lower_halves) write([average](size_t i) { return average[i]; });
         run_all(parts);
     }
     void sum(const std::string& dir) {
