@@ -219,6 +219,109 @@ TEST_P(Families, TwentyTrainingSteps) {
     report(golden);
 }
 
+// ---- conversations -----------------------------------------------------------------------------------------------------------
+// A data set of conversations of random tokens; of each some are learned.
+DataOptions write_conversations(const std::string& prefix, const ModelConfig& c, int T, const std::vector<int>& lengths) {
+    TokenDatasetWriter writer(prefix, {"", "", c.V}, {}, "chatml");
+    for (size_t d = 0; d < lengths.size(); d++) {
+        std::vector<int> tokens;
+        std::vector<uint8_t> learned;
+        for (int t = 0; t < lengths[d]; t++) {
+            tokens.push_back((int)((d * 1000003 + (size_t)t * 2654435761u) % (size_t)c.V));
+            learned.push_back((t * 7 + (int)d) % 5 < 2 || t == 1);
+        }
+        writer.add(tokens.data(), tokens.size(), learned.data());
+        writer.end_document();
+    }
+    writer.commit();
+    DataOptions o;
+    o.blend.paths = {prefix};
+    o.part = DataSplit::whole;
+    o.T = T;
+    return o;
+}
+std::vector<real> gradients_of(be::Ctx& ctx, Model& m) {
+    HostSide<real> host(ctx, (real*)m.grads.data, m.table.size);
+    host.download();
+    return std::vector<real>(host.data(), host.data() + m.table.size);
+}
+
+// Packed into samples, conversations have the loss and the gradients that they have one by one, where each is a sequence of its
+// own: none sees another, positions begin anew, and only answers count. The loss of one by one is summed here, from its logits.
+TEST_P(Families, PackedConversationsCountTheirAnswersAlone) {
+    Fixture run(family(), plain(), 4);
+    Model& m = run.m;
+    const int T = run.o.seq_length;
+    const DataOptions options = write_conversations(run.files / "chat", m.c, T, {T / 2, T / 3, 3, T + 1, 2, T / 2, T / 4, 5});
+    const DataLoader data(options);
+    const int64_t targets = data.unmasked(0, data.n_samples());
+    const real scale = (real)(1.0 / (double)targets);
+    ASSERT_LE(data.n_samples(), 4);
+    Batch batch;
+    data.fetch(0, (int)data.n_samples(), batch);
+
+    const auto passes = [&](const Batch& b) {
+        const Pass pass = upload(run.ctx, m, b, m.a.micro_batch());
+        pass.in.gradients = Acc::Add;
+        model_forward(pass);
+        return pass;
+    };
+    clear_sums(run.ctx, m);
+    be::clear(run.ctx, m.grads.data, m.table.size * sizeof(real));
+    const Pass packed = passes(batch);
+    head(packed, scale, 0, true);
+    model_backward(packed, [](int) {});
+    const LossSums sums = read_sums(run.ctx, m);
+    EXPECT_EQ(sums.n, targets);
+    const std::vector<real> packed_gradients = gradients_of(run.ctx, m);
+
+    be::clear(run.ctx, m.grads.data, m.table.size * sizeof(real));
+    double ce = 0;
+    for (size_t first = 0; first < batch.tokens.size();) {
+        size_t end = first + 1;
+        while (end < batch.tokens.size() && batch.positions[end] > 0) end++;
+        const auto part = [&](const std::vector<int>& x) {
+            return std::vector<int>(x.begin() + (long)first, x.begin() + (long)end);
+        };
+        const Batch alone{part(batch.tokens), part(batch.targets), part(batch.positions), {}, 1, (int)(end - first)};
+        first = end;
+        if (*std::max_element(alone.targets.begin(), alone.targets.end()) < 0) continue;  // padding
+        const Pass pass = passes(alone);
+        clear_sums(run.ctx, m);
+        head(pass, 0, 0, false);
+        HostSide<floatX> logits(run.ctx, m.a.logits, (size_t)pass.N() * m.c.Vp);
+        logits.download();
+        for (int i = 0; i < alone.T; i++) {
+            const floatX* row = logits.data() + (size_t)i * m.c.Vp;
+            double sum = 0;
+            for (int v = 0; v < m.c.V; v++) sum += std::exp((double)row[v]);
+            if (alone.targets[(size_t)i] >= 0) ce += std::log(sum) - (double)row[alone.targets[(size_t)i]];
+        }
+        head(pass, scale, 0, true);
+        model_backward(pass, [](int) {});
+    }
+    EXPECT_NEAR(sums.ce, ce, 1e-5 * ce);
+    const std::vector<real> alone_gradients = gradients_of(run.ctx, m);
+    for (const TensorSpec& spec : m.table.rows) {
+        const size_t n = spec.size();
+        const real* expected = alone_gradients.data() + spec.offset;
+        real largest = 0;
+        for (size_t i = 0; i < n; i++) largest = std::max(largest, std::abs(expected[i]));
+        for (size_t i = 0; i < n; i++)
+            ASSERT_NEAR(packed_gradients[spec.offset + i], expected[i], 2e-5 * largest) << spec.hf[0].name;
+    }
+    // And this is the loss of a step.
+    TrainOptions o = run.o;
+    o.z_loss_strength = 0;
+    o.global_batch_size = (int)data.n_samples();
+    o.micro_batch_size = 1;
+    o.lr_warmup_iters = 0;
+    o.train_iters = 1;
+    const Schedule schedule = make_schedule(o, 1);
+    Trainer trainer(run.ctx, m, o, schedule, data, {});
+    EXPECT_NEAR(train_step(trainer)->loss, ce / (double)targets, 1e-5);
+}
+
 INSTANTIATE_TEST_SUITE_P(Golden, Families, testing::Combine(testing::Values("gpt2", "bloom", "llama"), testing::Bool()),
                          [](const auto& test) {
                              return std::string(std::get<0>(test.param)) + (std::get<1>(test.param) ? "_plain" : "_fast");
