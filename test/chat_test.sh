@@ -41,8 +41,11 @@ expect "eval of conversations" "$program" eval --model one --data-path chat --sp
 trained=$(sed -n 's/.*"kind":"valid","step":80,"loss":\([0-9.e-]*\).*/\1/p' one/log.jsonl)
 says "it gives the validation loss $trained" "loss *$(printf '%.4f' "$trained") nats"
 
-# The same losses in every layout; after a resume the same bits.
+# The same losses in every layout; after a resume the same bits. A model without a template gets that of its conversations.
+mv tok/chat_template.jinja .
 expect "six steps" run whole --train-iters 6
+expect "a template stands beside the model" "$program" generate --chat --model whole --prompt "Who?" --max-new-tokens 5
+expect "its answers end in transformers, too" grep -qz '"eos_token_id": \[[^]]*0,[^]]*2' whole/latest/generation_config.json
 # shellcheck disable=SC2086  # none, or two words
 for layout in "" "--tp 2" "--pp 2"; do
     MPI="${MPIRUN:-mpirun} -n 2" expect "two ranks $layout" run "ranks$layout" --train-iters 6 $layout

@@ -64,11 +64,7 @@ std::string digits(const std::vector<uint8_t>& learned) {
     for (const uint8_t l : learned) s += (char)('0' + l);
     return s;
 }
-ChatTemplate named(const std::string& name) {
-    for (const ChatTemplate& t : chat_templates())
-        if (t.name == name) return t;
-    return {};
-}
+ChatTemplate named(const std::string& name) { return *chat_template_called(name); }
 
 // ---- templates -------------------------------------------------------------------------------------------------------------
 TEST(ChatTemplate, TokensAndMasksAreThoseOfTransformers) {

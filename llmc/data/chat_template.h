@@ -10,6 +10,7 @@
 #pragma once
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -264,6 +265,12 @@ inline std::string chat_template_names() {
     return names;
 }
 
+inline const ChatTemplate* chat_template_called(const std::string& name) {
+    for (const ChatTemplate& t : chat_templates())
+        if (t.name == name) return &t;
+    return nullptr;
+}
+
 // The template that a model's Jinja spells; empty name: none that is known.
 inline ChatTemplate recognised_template(const std::string& jinja) {
     const std::string given = jinja_spelling(jinja);
@@ -278,14 +285,12 @@ inline ChatTemplate recognised_template(const std::string& jinja) {
     return {};
 }
 
-// The Jinja template beside a tokenizer, as transformers finds it; empty: there is none.
-inline std::string jinja_template_beside(const std::string& tokenizer_file) {
-    namespace fs = std::filesystem;
-    const fs::path dir = fs::path(tokenizer_file).parent_path();
-    if (const auto file = dir / "chat_template.jinja"; fs::exists(file)) return read_whole_file(file.string());
-    const auto file = dir / "tokenizer_config.json";
-    if (!fs::exists(file)) return "";
-    const nlohmann::json settings = parse_json(read_whole_file(file.string()), file.string());
+// The Jinja template among a model's files (name -> text), as transformers finds it; empty: there is none.
+inline constexpr const char* jinja_file = "chat_template.jinja";
+inline std::string jinja_template_in(const std::map<std::string, std::string>& files) {
+    if (const auto found = files.find(jinja_file); found != files.end()) return found->second;
+    const auto found = files.find("tokenizer_config.json");
+    const nlohmann::json settings = found == files.end() ? nlohmann::json() : parse_json(found->second, found->first);
     const nlohmann::json value = settings.is_object() ? settings.value("chat_template", nlohmann::json()) : nlohmann::json();
     if (value.is_string()) return value.get<std::string>();
     if (value.is_array())  // several, by name
@@ -293,13 +298,19 @@ inline std::string jinja_template_beside(const std::string& tokenizer_file) {
             if (named.is_object() && named.value("name", "") == "default") return named.value("template", "");
     return "";
 }
+inline std::string jinja_template_beside(const std::string& tokenizer_file) {
+    std::map<std::string, std::string> files;
+    for (const char* name : {jinja_file, "tokenizer_config.json"})
+        if (const auto path = std::filesystem::path(tokenizer_file).parent_path() / name; std::filesystem::exists(path))
+            files[name] = read_whole_file(path.string());
+    return jinja_template_in(files);
+}
 
 // The template of this name, or, without one, that of the tokenizer's model.
 inline ChatTemplate find_chat_template(const Tokenizer& tokenizer, const std::string& name) {
     const std::string names = chat_template_names();
     if (!name.empty()) {
-        for (const ChatTemplate& t : chat_templates())
-            if (t.name == name) return t;
+        if (const ChatTemplate* t = chat_template_called(name)) return *t;
         fail_usage("--chat-template is '%s'; the templates are %s", name.c_str(), names.c_str());
     }
     const std::string jinja = jinja_template_beside(tokenizer.source());

@@ -456,6 +456,12 @@ public:
         return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return !s.note.empty(); });
     }
     int T() const { return o_.T; }
+    // That of the first conversations, as far as known.
+    std::string chat_template() const {
+        for (const Source& s : sources_)
+            if (!s.data.chat_template().empty()) return s.data.chat_template();
+        return "";
+    }
     bool has_conversations() const {
         return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return s.packing.has_value(); });
     }

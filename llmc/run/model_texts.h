@@ -14,6 +14,7 @@
 #include "../model/hf_config.h"
 #include "../model/model_config.h"
 #include "../base/terminal.h"
+#include "../data/chat_template.h"
 #include "../data/tokenizer.h"
 #include "../base/types.h"
 
@@ -24,6 +25,7 @@ struct ModelTexts {
     std::string bos_token, eos_token;                               // as text
     bool has_tokenizer = false;                                     // one that this program can read
     std::string dtype = sizeof(floatX) == 2 ? "bfloat16" : "float32";
+    int turn_end = -1;                                              // ends an answer, too, in generation_config.json
 
     size_t bytes() const {
         size_t sum = 0;
@@ -127,6 +129,24 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
     return t;
 }
 
+// A model that is trained on conversations, and has no template for them, gets theirs, so that it can be talked to. `tells`: warns
+// if it has another one.
+inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const std::string& name, bool tells) {
+    const ChatTemplate* learned = chat_template_called(name);
+    const std::string own = jinja_template_in(t.files);
+    if (!learned || recognised_template(own).name == name) return;
+    const std::string& spelling = learned->spellings[0];
+    if (own.empty() && spelling.find(any_part) == std::string::npos) {
+        t.files[jinja_file] = spelling;
+        t.turn_end = ChatEncoder(tokenizer, *learned).end_token();
+    } else if (tells)
+        print_line(stderr,
+                   format("warning: the conversations are of the template %s, and %s; HINT: --chat-template %s tells "
+                          "`generate --chat`",
+                          name.c_str(), own.empty() ? "none stands beside the model" : "another one stands beside the model",
+                          name.c_str()));
+}
+
 // Writes all files of a model directory except the weights into `dir`, which exists.
 inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t) {
     using json = nlohmann::ordered_json;
@@ -134,14 +154,19 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
     for (const auto& [name, text] : t.files) write_file_atomically(dir + "/" + name, text);
     write_json("config.json", to_hf_config(c, t.dtype, t.ids));
     const auto id = [&](const char* key) { return t.ids.value(key, json()); };
+    json generation = {{"do_sample", true}};
     if (!t.files.count("generation_config.json")) {
-        json generation = {{"do_sample", true}};
         for (const char* key : {"bos_token_id", "eos_token_id"})
             if (!id(key).is_null()) generation[key] = id(key);
         if (!t.end_ids.empty())
             generation["pad_token_id"] = id("pad_token_id").is_null() ? json(t.end_ids[0]) : id("pad_token_id");
-        write_json("generation_config.json", generation);
+    } else if (t.turn_end >= 0) generation = json::parse(t.files.at("generation_config.json"));
+    if (t.turn_end >= 0) {
+        std::vector<int> ends = t.end_ids;
+        if (std::find(ends.begin(), ends.end(), t.turn_end) == ends.end()) ends.push_back(t.turn_end);
+        generation["eos_token_id"] = ends.size() == 1 ? json(ends[0]) : json(ends);
     }
+    if (t.turn_end >= 0 || !t.files.count("generation_config.json")) write_json("generation_config.json", generation);
     if (t.has_tokenizer && !t.files.count("tokenizer_config.json")) {
         // Without model_input_names, transformers 4 passes token_type_ids to the model, which GPT-2 adds to the embeddings.
         json settings = {{"tokenizer_class", t.files.count("tokenizer.json") ? "PreTrainedTokenizerFast" : "LlamaTokenizer"},

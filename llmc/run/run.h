@@ -239,6 +239,7 @@ inline void open_data(Run& run) {
         data_options(run.o, run.c, run.tokenizer.get(), DataSplit::train, run.schedule.samples_read(run.state, run.discards));
     run.train = std::make_unique<DataLoader>(options);
     run.data = data_identity(*run.train, options);
+    if (run.tokenizer) take_chat_template(run.texts, *run.tokenizer, run.train->chat_template(), run.main_rank());
     if (has_validation(run.o)) detail::open_validation(run);
     if (run.resumes()) check_agreement(run.state, run.o, run.data, run.train->order_problem(run.state.planned), run.o.override);
 }
