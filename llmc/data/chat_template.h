@@ -273,15 +273,20 @@ inline const ChatTemplate* chat_template_called(const std::string& name) {
 
 // The template that a model's Jinja spells; empty name: none that is known.
 inline ChatTemplate recognised_template(const std::string& jinja) {
+    static const std::vector<std::pair<const ChatTemplate*, std::string>> known = [] {
+        std::vector<std::pair<const ChatTemplate*, std::string>> all;
+        for (const ChatTemplate& t : chat_templates())
+            for (const std::string& spelling : t.spellings) all.emplace_back(&t, jinja_spelling(spelling));
+        return all;
+    }();
     const std::string given = jinja_spelling(jinja);
-    for (const ChatTemplate& t : chat_templates())
-        for (const std::string& spelling : t.spellings) {
-            std::string system;
-            if (!matches_spelling(jinja_spelling(spelling), given, system)) continue;
-            ChatTemplate found = t;
-            found.default_system = system;
-            return found;
-        }
+    for (const auto& [t, spelling] : known) {
+        std::string system;
+        if (!matches_spelling(spelling, given, system)) continue;
+        ChatTemplate found = *t;
+        found.default_system = system;
+        return found;
+    }
     return {};
 }
 

@@ -25,7 +25,7 @@ struct ModelTexts {
     std::string bos_token, eos_token;                               // as text
     bool has_tokenizer = false;                                     // one that this program can read
     std::string dtype = sizeof(floatX) == 2 ? "bfloat16" : "float32";
-    int turn_end = -1;                                              // ends an answer, too, in generation_config.json
+    int turn_end = -1;  // ends an answer, too, in generation_config.json
 
     size_t bytes() const {
         size_t sum = 0;

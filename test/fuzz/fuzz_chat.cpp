@@ -1,0 +1,26 @@
+// Conversations and chat templates: whatever a Jinja template spells, it is one of those that are known or none; whatever a record
+// says, it has a conversation or a reason why not, and each template that takes it gives tokens with a mask of the same length.
+#include "fuzz.h"
+
+#include "../../llmc/data/chat_template.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static const Tokenizer tokenizer = Tokenizer::load("test/golden/tokenizer/gpt2.json");
+    const std::string text(view(data, size));
+    const std::string spelled = jinja_spelling(text);
+    CHECK(recognised_template(text).name.empty() || !spelled.empty(), "nothing spells no template");
+    const nlohmann::json record = nlohmann::json::parse(text, nullptr, false);
+    if (record.is_discarded() || nested_deeper_than(record, 60)) return 0;
+    std::vector<ChatMessage> messages;
+    if (!ConversationReader::read(record, "", messages).empty()) return 0;
+    for (const ChatTemplate& t : chat_templates()) {
+        if (!t.tokens.empty()) continue;  // which this tokenizer has not
+        const ChatEncoder encoder(tokenizer, t);
+        if (!encoder.problem(messages).empty()) continue;
+        const ChatTokens tokens = encoder.encode(messages, false);
+        CHECK(tokens.tokens.size() == tokens.learned.size() && !tokens.tokens.empty(), "a mask for each token");
+        const auto learned = std::count(tokens.learned.begin(), tokens.learned.end(), 1);
+        CHECK(learned > 0 && tokens.learned[0] <= 1, "an answer is learned");
+    }
+    return 0;
+}
