@@ -324,6 +324,37 @@ TEST(SampleOrder, EqualsSlowTranscription) {
     EXPECT_GT(longer, 30);
 }
 
+TEST(SampleOrder, EachEpochByItself) {
+    const Ints lengths = {5, 3, 9, 4, 0, 7, 1, 12, 6, 2};
+    const int64_t n = (int64_t)lengths.size(), per_epoch = 49, T = 4;
+    const NumberedDataset data(lengths);
+    const auto order_of = [&](int64_t epochs, bool each_epoch) {
+        return SampleOrder(*data, {0, n}, (int)T, epochs == 1 ? 0 : (epochs * per_epoch - 1) / T, 1234, each_epoch);
+    };
+    const SampleOrder order = order_of(5, true), shorter = order_of(2, true), one = order_of(1, true),
+                      megatron = order_of(1, false);
+    ASSERT_EQ(order.n_epochs(), 5);
+    std::set<Ints> different;
+    for (int64_t e = 0; e < 5; e++) {
+        Ints documents, samples, expected;
+        for (int64_t d = 0; d < n; d++) documents.push_back(order.document(e * n + d));
+        different.insert(documents);
+        EXPECT_EQ(std::set<int>(documents.begin(), documents.end()).size(), (size_t)n) << "epoch " << e;
+        for (int64_t s = std::max<int64_t>(0, e * per_epoch - 1) / T; s < ((e + 1) * per_epoch - 1) / T; s++) {
+            samples.push_back((int)order.shuffled(s));
+            expected.push_back((int)s);
+        }
+        different.insert(samples);
+        std::sort(samples.begin(), samples.end());
+        EXPECT_EQ(samples, expected) << "epoch " << e;
+    }
+    EXPECT_EQ(different.size(), 10u);
+    for (int64_t s = 0; s < shorter.n_samples(); s++) EXPECT_EQ(shorter.shuffled(s), order.shuffled(s));
+    for (int64_t e = 0; e < 2 * n; e++) EXPECT_EQ(shorter.document(e), order.document(e));
+    for (int64_t s = 0; s < one.n_samples(); s++) EXPECT_EQ(one.shuffled(s), megatron.shuffled(s));
+    for (int64_t e = 0; e < n; e++) EXPECT_EQ(one.document(e), megatron.document(e));
+}
+
 // 100 samples an epoch: at 80 from the last epoch it is shuffled with the others, below it keeps to itself.
 TEST(SampleOrder, EightyPercent) {
     const NumberedDataset data({401});

@@ -12,6 +12,9 @@
 //           follow each. Samples cross the ends of documents. There are (E n - 1) / T of them, in an order shuffled likewise
 //           (those of a separate last epoch separately). The document in which sample s begins is found by binary search in
 //           the prefix sum of lengths, which replaces Megatron's table with a row per sample.
+//           With reshuffle_each_epoch, which Megatron has not, documents and samples of every epoch are shuffled separately, one
+//           epoch after another: each text is seen once before any is seen again, and a longer run has the order of a shorter
+//           one. Of a single epoch the order is Megatron's.
 // Random    One MT19937 with NumPy's RandomState rules: documents first, then samples.
 // Blend     Weights w are normalised; dataset j is asked for ceil(ceil(N w_j) 1.005) samples; sample i of the blend is the next
 //           one of the dataset with the largest w_j max(i, 1) - (samples taken from j); ties go to the first.
@@ -256,8 +259,9 @@ inline Epochs epochs_for(int64_t tokens, int T, int64_t n_wanted, const std::str
 
 class SampleOrder {
 public:
-    // Samples of T+1 tokens over `part`, at least n_wanted of them (0: one epoch).
-    SampleOrder(const TokenDataset& data, const DocumentRange& part, int T, int64_t n_wanted, uint32_t seed)
+    // Samples of T+1 tokens over `part`, at least n_wanted of them (0: one epoch). each_epoch: every epoch is shuffled by itself.
+    SampleOrder(const TokenDataset& data, const DocumentRange& part, int T, int64_t n_wanted, uint32_t seed,
+                bool each_epoch = false)
         : part_(part), T_(T), tokens_per_epoch_(part.tokens(data)) {
         const int64_t begin = part.begin, end = part.end;
         CHECK(tokens_per_epoch_ > T, "%lld tokens for samples of %d", (long long)tokens_per_epoch_, T + 1);
@@ -268,10 +272,24 @@ public:
         if (n_samples_ > UINT32_MAX)
             fail("%s: %lld samples are asked for; at most %u can be", data.name().c_str(), (long long)n_samples_, UINT32_MAX);
 
+        documents_.reserve((size_t)((end - begin) * n_epochs_));
+        for (int64_t e = 0; e < n_epochs_; e++)
+            for (int64_t d = begin; d < end; d++) documents_.push_back((int32_t)d);
+        samples_.resize((size_t)n_samples_);
+        std::iota(samples_.begin(), samples_.end(), 0u);
         NumpyRandom random(seed);
-        order_documents(begin, end, epochs.last_apart, random);
+        for (int64_t e = 0; each_epoch && e < n_epochs_; e++) {
+            shuffle_documents(e, e + 1, random);
+            shuffle_samples(e, e + 1, random);
+        }
+        if (!each_epoch) {
+            const int64_t together = epochs.last_apart ? n_epochs_ - 1 : n_epochs_;
+            shuffle_documents(0, together, random);
+            shuffle_documents(together, n_epochs_, random);
+            shuffle_samples(0, together, random);
+            shuffle_samples(together, n_epochs_, random);
+        }
         sum_lengths(data);
-        order_samples(epochs.last_apart ? ((n_epochs_ - 1) * tokens_per_epoch_ - 1) / T : n_samples_, random);
     }
 
     int64_t n_samples() const { return n_samples_; }
@@ -302,24 +320,18 @@ public:
     }
 
 private:
-    void order_documents(int64_t begin, int64_t end, bool last_apart, NumpyRandom& random) {
-        const int64_t n = end - begin;
-        documents_.resize((size_t)(n * n_epochs_));
-        for (int64_t e = 0; e < n_epochs_; e++)
-            std::iota(documents_.begin() + e * n, documents_.begin() + (e + 1) * n, (int32_t)begin);
-        const int64_t together = last_apart ? n * (n_epochs_ - 1) : n * n_epochs_;
-        random.shuffle(documents_.data(), together);
-        random.shuffle(documents_.data() + together, n * n_epochs_ - together);
+    // Those of epochs [first, last).
+    void shuffle_documents(int64_t first, int64_t last, NumpyRandom& random) {
+        const int64_t n = part_.end - part_.begin;
+        random.shuffle(documents_.data() + first * n, (last - first) * n);
+    }
+    void shuffle_samples(int64_t first, int64_t last, NumpyRandom& random) {
+        const auto samples_before = [&](int64_t epoch) { return std::max<int64_t>(0, epoch * tokens_per_epoch_ - 1) / T_; };
+        random.shuffle(samples_.data() + samples_before(first), samples_before(last) - samples_before(first));
     }
     void sum_lengths(const TokenDataset& data) {
         starts_.resize(documents_.size() + 1);
         for (size_t e = 0; e < documents_.size(); e++) starts_[e + 1] = starts_[e] + part_.length(data, documents_[e]);
-    }
-    void order_samples(int64_t together, NumpyRandom& random) {
-        samples_.resize((size_t)n_samples_);
-        std::iota(samples_.begin(), samples_.end(), 0u);
-        random.shuffle(samples_.data(), together);
-        random.shuffle(samples_.data() + together, n_samples_ - together);
     }
 
     DocumentRange part_;
@@ -401,6 +413,7 @@ struct DataOptions {
     int T = 0;
     uint32_t seed = 1234;
     int64_t n_samples = 0;  // how many will be read; 0: one pass over the data, each sample once, whatever the weights
+    bool reshuffle_each_epoch = false;
     bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
     int eod = -1;                 // needed by the three above
     int vocab_size = 0;           // larger tokens are refused when read; 0: not checked
@@ -439,7 +452,7 @@ public:
         for (size_t j = 0; j < sources_.size(); j++) {
             Source& s = sources_[j];
             if (s.packing) s.packing->order(wanted[j]);
-            else s.order.emplace(s.data, s.part, o_.T, wanted[j], o_.seed);
+            else s.order.emplace(s.data, s.part, o_.T, wanted[j], o_.seed, o_.reshuffle_each_epoch);
         }
         if (single()) n_samples_ = o_.n_samples > 0 ? o_.n_samples : sources_[0].n_ordered();
         else plan_blend();
@@ -667,8 +680,9 @@ private:
         std::vector<Epochs> epochs;
         const std::vector<int64_t> wanted = samples_wanted(n);
         for (size_t j = 0; j < sources_.size(); j++)
-            epochs.push_back(sources_[j].packing ? Epochs()  // their order does not depend on how often they are read
-                                                 : epochs_for(sources_[j].tokens, o_.T, wanted[j], sources_[j].data.name()));
+            epochs.push_back(sources_[j].packing || o_.reshuffle_each_epoch
+                                 ? Epochs()  // their order does not depend on how often they are read
+                                 : epochs_for(sources_[j].tokens, o_.T, wanted[j], sources_[j].data.name()));
         return epochs;
     }
 

@@ -164,6 +164,9 @@ inline Allowed one_of(Strings choices) {
       "checkpoints")                                                                                                           \
     X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                                \
       "length of a training sample, in tokens; default: the model's longest sequence")                                         \
+    X(bool, reshuffle_each_epoch, "", false, anything(), "Data",                                                               \
+      "shuffle every epoch by itself, so that each text is seen once before any is seen again; default: as Megatron-LM, all "  \
+      "epochs of the run together")                                                                                            \
     X(bool, reset_position_ids, "", false, anything(), "Data", "restart positions at each document in a sample")               \
     X(bool, reset_attention_mask, "", false, anything(), "Data",                                                               \
       "restrict attention to the current document in a sample of several")                                                     \

@@ -291,6 +291,7 @@ inline DataOptions data_options(const TrainOptions& o, const ModelConfig& c, con
         d.eod = tokenizer->eod_id();
         d.tokenizer = tokenizer->identity();
     }
+    d.reshuffle_each_epoch = o.reshuffle_each_epoch;
     d.reset_position_ids = o.reset_position_ids;
     d.reset_attention_mask = o.reset_attention_mask;
     d.eod_mask_loss = o.eod_mask_loss;
