@@ -75,8 +75,12 @@ expect "Muon resumes" train 4 "muon again" --tp 4 "${muon[@]}"
 expect "with every bit" everything_same "muon 4 --tp 4" "muon again"
 expect "and on another layout" train 2 "muon elsewhere" "${muon[@]}"
 expect "with one rank's losses" near "muon 1 " "muon elsewhere" 5
+expect "adam, Megatron's name of adamw, resumes it" train 1 "one again" --optimizer adam --resume one/step_00000003
+expect "with every bit" everything_same one "one again"
 expect "another optimizer than the checkpoint's: refused" refused train 1 x "${muon[@]}" --optimizer adamw
 says "says which" "optimizer is \"adamw\"; the checkpoint was written with \"muon\""
+expect "NorMuon with exp_avg_sq in bf16: refused" refused train 1 x --optimizer normuon --exp-avg-sq-dtype bf16
+says "says why" "normuon keeps one number per row in exp_avg_sq"
 # A batch that grows: 5 steps of 8, 3 of 16, 2 of 24, 2 of 32. In an interleaved pipeline the first have more micro-batches on their
 # way than the last.
 ramp() { local length=(--global-batch-size 32 --train-samples 200 --rampup-batch-size 8 "${increment:-8}" 120); train "$@"; }

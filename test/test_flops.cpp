@@ -103,4 +103,16 @@ TEST(Flops, WindowsAreCountedByTheirKeys) {
     EXPECT_EQ(model_flops_per_token(c, T), model_flops_per_token(whole, T)) << "a window of all keys";
 }
 
+// Square matrices of C columns cost 5 (4 + 2) C^3, fc1 and fc2 with F = 4 C 5 (16 + 2) C^3: together 25 C per parameter of a layer.
+TEST(Flops, NewtonSchulzStepsOfALayer) {
+    const double C = 64;
+    const FlopSizes s = {1, 64, 4, 4, 16, 256, 0, 8, false};
+    const MuonFlops whole = muon_flops(s, 5, false);
+    EXPECT_DOUBLE_EQ(whole.layer, 25 * C * 12 * C * C);
+    EXPECT_DOUBLE_EQ(whole.largest, 90 * C * C * C);
+    // A head of 16 rows: 5 (4 16^2 C + 2 16^3).
+    EXPECT_DOUBLE_EQ(muon_flops(s, 5, true).layer, 210 * C * C * C + 3 * 4 * 5 * (4 * 16 * 16 * C + 2 * 16 * 16 * 16));
+    EXPECT_EQ(muon_flops(s, 0, false).layer, 0);
+}
+
 }  // namespace test_flops
