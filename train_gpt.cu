@@ -39,6 +39,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/cpu/fp8.h"
 #include "llmc/cpu/norm.h"
 #include "llmc/cpu/matmul.h"
+#include "llmc/cpu/lora.h"
 #include "llmc/cpu/fp8_linear.h"
 #include "llmc/cpu/rope.h"
 #include "llmc/cpu/attention.h"
@@ -54,6 +55,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/model/model_config.h"  // ModelConfig
 #include "llmc/model/mesh.h"          // Mesh, LocalSizes
 #include "llmc/model/parameters.h"    // ParameterTable, Params, Matrix
+#include "llmc/model/lora.h"          // Lora, LoraLayer
 #include "llmc/model/fp8_training.h"  // Fp8Training, fp8_index
 #include "llmc/model/recompute.h"     // Recompute, Kept, LayerInput
 #include "llmc/model/sampler.h"       // sample_text
@@ -201,7 +203,8 @@ struct Layer {
     int in, out;               // columns and rows of w
     size_t offset;             // of w in the buffer of parameters
     const floatX *w, *b;       // (out, in) (out); b null: the family has no biases
-    real *dw, *db;             // what ops set or add to
+    real *dw, *db;             // what ops set or add to; null: frozen
+    LoraLayer* lora;           // null: no adapters
     uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out)
     NormLayer after;           // of proj and fc2: the norm of their output
     // With tensor parallelism qkv and fc1 are split by columns of their output, proj and fc2 by rows of their input (Shoeybi et
@@ -227,6 +230,8 @@ struct Model : TrainingMemory {
     NormLayer embedding_norm{}, final_norm{};
     Activations a{};
     Fp8Training fp8;
+    Lora lora;
+    real* unused_gradients = nullptr;  // where norms and sinks put theirs if they are frozen; null: they are not
     KeyValueCache cache{};
     real* slopes = nullptr;          // (NHl) ALiBi; null: none
     real* cos_sin = nullptr;         // (T, rotated/2, 2) rope; null: none
@@ -285,7 +290,8 @@ static void for_each_tensor(const Model& m, Visit visit, S&... s) {
 // Plans the sizes of all layers, and memory for the codes of their weights.
 static void plan_layers(Model& m, bool fp8) {
     Params<const TensorSpec> specs;
-    bind_parameters<const TensorSpec>(m.c, m.table, specs, m.table.rows.data(), [](size_t row) { return row; });
+    const ParameterTable& table = m.model_table();
+    bind_parameters<const TensorSpec>(m.c, table, specs, table.rows.data(), [](size_t row) { return row; });
     m.blocks.assign(specs.blocks.size(), {});
     for (size_t i = 0; i < m.blocks.size(); i++)
         for (const Matrix matrix : all_matrices) {
@@ -299,6 +305,16 @@ static void plan_layers(Model& m, bool fp8) {
             if (!fp8 || !m.fp8.blocks[i]) continue;
             for (uint8_t** codes : {&l.codes, &l.codes_t}) m.arena.add("FP8 weights", codes, w.size());
         }
+}
+
+// Plans the adapters, and what is computed of them.
+static void plan_lora(Model& m) {
+    if (!m.frozen) return;
+    const size_t widest = (size_t)std::max({m.c.C, m.n.QKVl, m.n.NHl * m.c.HS(), m.n.F1l});
+    m.lora.plan(m.arena, m.c, m.table.part, (size_t)m.a.B * m.a.T, widest, m.recompute != Recompute::inference);
+    for (LoraLayer& adapters : m.lora.layers)
+        for (Layer* l : m.blocks[(size_t)adapters.block].layers())
+            if (l->matrix == adapters.matrix) l->lora = &adapters;
 }
 
 // Plans the micro-batches of every chunk. arena.add() stores the address of each pointer, so the vectors get their final size
@@ -395,6 +411,7 @@ static void plan_activation_gradients(Model& m) {
     m.arena.add(purpose, &m.a.dnorm, Nl * C);
     m.arena.add(purpose, &m.a.dnarrow, N * (gated(m.c.activation) ? std::max<size_t>(m.n.Fl, heads) : heads));
     m.arena.add(purpose, &m.a.dwide, N * std::max(m.n.F1l, m.n.QKVl));
+    if (m.frozen) m.arena.add(purpose, &m.unused_gradients, 2 * std::max(C, heads));
     if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
 }
 
@@ -423,6 +440,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
 
     m.plan(m.arena, training);
     plan_layers(m, fp8);
+    plan_lora(m);
     plan_micro_batches(m, micro_batches);
     plan_activations(m, fp8);
     if (fp8) plan_fp8(m);
@@ -445,12 +463,15 @@ static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) 
 
 // Points all layers at their parameters, and at the buffers into which ops write gradients.
 static void bind_layers(Model& m) {
-    bind_parameters(m.c, m.table, m.p, m.params);
-    if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
+    bind_parameters(m.c, m.model_table(), m.p, m.model_params());
+    m.g.blocks.assign(m.blocks.size(), {});
+    if (m.frozen) m.lora.bind(m.table, m.params, m.grads, m.of_block);
+    else if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
     else if (m.grads.data) bind_parameters(m.c, m.table, m.g, (real*)m.grads.data);
-    else m.g.blocks.assign(m.blocks.size(), {});
+    real* const unused = m.unused_gradients;
     const auto norm_of = [&](int C, const floatX* w, const floatX* b, real* dw, real* db) -> NormLayer {
-        return {{w, b, C, (real)m.c.eps, m.c.norm_plus_one ? real(1) : real(0)}, {dw, db}};
+        return {{w, b, C, (real)m.c.eps, m.c.norm_plus_one ? real(1) : real(0)},
+                {unused ? unused : dw, unused ? unused + C : db}};
     };
     const auto norm = [&](auto... tensors) { return norm_of(m.c.C, tensors...); };
     for (size_t i = 0; i < m.blocks.size(); i++) {
@@ -465,7 +486,7 @@ static void bind_layers(Model& m) {
         b.head_norms[0] = norm_of((whole ? m.n.NHl : 1) * m.c.HS(), p.q_norm_w, nullptr, g.q_norm_w, nullptr);
         b.head_norms[1] = norm_of((whole ? m.n.NKVl : 1) * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
         b.sinks = p.sinks;
-        b.dsinks = g.sinks;
+        b.dsinks = unused ? unused : g.sinks;
         for (Layer* l : b.layers()) {
             std::tie(l->w, l->b) = p.weight_and_bias(l->matrix);
             std::tie(l->dw, l->db) = g.weight_and_bias(l->matrix);
@@ -518,7 +539,8 @@ static void allocate(be::Ctx& ctx, Model& m) {
 // 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
 //    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1.
 static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
-    for (const TensorSpec& t : m.table.rows) {
+    if (m.frozen) initialize_adapters(ctx, m, seed);
+    for (const TensorSpec& t : m.model_table().rows) {
         const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
         InitialWeights w{seed, (uint32_t)t.id, std, 0, 0, 0, t.first_col, t.cols, t.whole_cols};
         if (t.init == Init::ones || t.init == Init::zeros) {
@@ -530,8 +552,8 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
         for (const RowBlock& block : t.blocks) {
             w.whole_row = block.whole_row;
             const size_t begin = t.offset + (size_t)block.row * t.cols, size = (size_t)block.rows * t.cols;
-            be::initialize_weights(ctx, m.params + begin, nullptr, w, 0, size);
-            if (m.lower)
+            be::initialize_weights(ctx, m.model_params() + begin, nullptr, w, 0, size);
+            if (m.lower && !m.frozen)
                 m.shards.for_each_part(begin, size, [&](size_t from, size_t shard, size_t n) {
                     be::initialize_weights(ctx, m.params + begin + from, m.lower + shard, w, from, n);
                 });
@@ -915,8 +937,13 @@ static const floatX* whole_input(const Pass& p, const Layer& l, const LayerInput
 static void linear_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp) {
     floatX* product = l.row_parallel() ? summand(p, out) : out;
     const floatX* bias = l.row_parallel() ? once(p, l.b) : l.b;
-    if (p.fp8(l.block)) fp8_forward(p, l, product, inp, bias);
-    else be::linear_forward(p.ctx, product, whole_input(p, l, inp), l.w, bias, p.N(), l.in, l.out);
+    if (p.fp8(l.block)) {
+        fp8_forward(p, l, product, inp, bias);
+    } else {
+        const floatX* all_inp = whole_input(p, l, inp);
+        be::linear_forward(p.ctx, product, all_inp, l.w, bias, p.N(), l.in, l.out);
+        if (l.lora) p.m.lora.forward(p.ctx, *l.lora, product, all_inp, p.N(), l.in);
+    }
     if (l.row_parallel()) reduce(p, out);
 }
 
@@ -931,9 +958,12 @@ static Acc of_product(const Pass& p) { return p.m.of_block.used() ? Acc::Set : p
 static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const floatX* dout, const LayerInput& inp) {
     measure(p, l, Operand::gradient, dout, (size_t)output_rows(p, l) * l.out);
     const floatX* all_dout = gather(p, dout, output_rows(p, l), l.out);
+    if (!l.dw && !l.lora) return all_dout;
     const floatX* all_inp = gather(p, inp.x, input_rows(p, l), l.in);
     real* db = l.row_parallel() && p.cut_rows() ? once(p, l.db) : l.db;
-    be::linear_backward_weight(p.ctx, weight_gradient(p, l), db, all_dout, all_inp, p.N(), l.in, l.out, of_product(p));
+    if (l.dw)
+        be::linear_backward_weight(p.ctx, weight_gradient(p, l), db, all_dout, all_inp, p.N(), l.in, l.out, of_product(p));
+    if (l.lora) p.m.lora.backward_weight(p.ctx, *l.lora, all_dout, all_inp, p.N(), l.in, of_product(p));
     return all_dout;
 }
 
@@ -944,16 +974,20 @@ static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const f
     } else {
         const floatX* all_dout = linear_backward_weight(p, l, dout, inp);
         be::linear_backward_input(p.ctx, product, all_dout, l.w, p.N(), l.in, l.out);
+        if (l.lora) p.m.lora.backward_input(p.ctx, *l.lora, product, p.N(), l.in);
     }
     if (!l.row_parallel()) reduce(p, dinp);
 }
+
+// Whether a layer's product can be fused with another op: it is in bf16, and nothing else adds to it.
+static bool fuses(const Pass& p, const Layer& l) { return !p.fp8(l.block) && !l.lora; }
 
 // qkv, with queries and keys normalised if they have norms, and rotated if positions are rotary.
 static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s) {
     const Layer& l = b.qkv;
     const bool norms = b.head_norms[0].exists(), rope = p.rotates(l.block);
     const AttentionShape shape = p.attention(l.block);
-    if (rope && !norms && !p.fp8(l.block))
+    if (rope && !norms && fuses(p, l))
         return be::linear_rope_forward(p.ctx, s.qkv, whole_input(p, l, s.norm1), l.w, l.b, l.in, p.rope(l.block), shape);
     linear_forward(p, l, s.qkv, s.norm1);
     if (norms) head_norms_forward(p, b, s);
@@ -968,7 +1002,7 @@ static bool fused(Activation a) { return a == Activation::gelu || a == Activatio
 static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s) {
     const Layer& l = b.fc1;
     const bool swiglu = p.m.c.activation == Activation::swiglu;
-    if (p.fp8(l.block) || !fused(p.m.c.activation) || (!swiglu && p.m.recompute == Recompute::selective)) {
+    if (!fuses(p, l) || !fused(p.m.c.activation) || (!swiglu && p.m.recompute == Recompute::selective)) {
         linear_forward(p, l, s.fc1, s.norm2);
         return activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
     }
@@ -980,7 +1014,7 @@ static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s
 // out = mid + fc2(act), through the norm after it and dropout.
 static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s) {
     const Layer& l = b.fc2;
-    if (p.m.n.tp_size == 1 && !p.fp8(l.block) && !l.after.exists() && p.hidden_dropout(l).rate == 0)
+    if (p.m.n.tp_size == 1 && fuses(p, l) && !l.after.exists() && p.hidden_dropout(l).rate == 0)
         return be::linear_residual_forward(p.ctx, out, s.mid, whole_input(p, l, s.act), l.w, l.b, p.N(), l.in, l.out);
     linear_forward(p, l, s.fc2.x, s.act);
     branch_forward(p, l, s.fc2);
@@ -992,7 +1026,7 @@ static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floa
     const Layer& l = b.fc2;
     const Activation activation = p.m.c.activation;
     floatX* dact = gated(activation) ? p.m.a.dnarrow : dfc1;
-    if (p.fp8(l.block) || !fused(activation)) {
+    if (!fuses(p, l) || !fused(activation)) {
         linear_backward(p, l, dact, dout, s.act);
         return be::activation_backward(p.ctx, gradient_for(p, b.fc1, dfc1), dact, s.fc1, p.N(), l.in, activation);
     }
@@ -1120,7 +1154,8 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         be::linear_forward(p.ctx, a.logits, inp, m.p.head, nullptr, rows, C, m.n.Vpl);
         classify(p, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
-        be::linear_backward_weight(p.ctx, m.g.head, nullptr, a.logits, inp, rows, C, m.n.Vpl, row ? Acc::Add : of_product(p));
+        const Acc acc = row ? Acc::Add : of_product(p);
+        if (m.g.head) be::linear_backward_weight(p.ctx, m.g.head, nullptr, a.logits, inp, rows, C, m.n.Vpl, acc);
         floatX* dinp = dnormed + (size_t)row * C;  // may be the memory of inp
         be::linear_backward_input(p.ctx, dinp, a.logits, m.p.head, rows, C, m.n.Vpl);
     }
@@ -1156,7 +1191,7 @@ static void model_backward(const Pass& p, Finished finished) {
         block_backward(p, i);
         finished(p.in.first_block + i);
     }
-    if (p.in.first) embed_backward(p);
+    if (p.in.first && p.m.g.wte) embed_backward(p);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -1657,9 +1692,10 @@ static void load_model(Run& run, Model& m) {
               : !o.model.empty() ? "loading the model " + o.model
                                  : "initialising the weights");
     allocate(run.ctx, m);
+    if (!o.model.empty() && (m.frozen || !run.resumes())) load_parameters(run.ctx, m, o.model);
     if (run.resumes()) load_weights_and_moments(run.ctx, m, run.resumed_from);
-    else if (!o.model.empty()) load_parameters(run.ctx, m, o.model);
-    else initialize(run.ctx, m, (uint64_t)o.seed);
+    else if (m.frozen) initialize_adapters(run.ctx, m, (uint64_t)o.seed);
+    else if (o.model.empty()) initialize(run.ctx, m, (uint64_t)o.seed);
     if (!run.resumes()) update_average(run.ctx, m, o.ema_decay, 0);
 }
 
@@ -1728,6 +1764,7 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, const Options& o, 
     plan_memory(*m, Recompute::inference, B, T ? T : run.c.T, head_rows, generates);
     allocate(run.ctx, *m);
     load_parameters(run.ctx, *m, run.dir);
+    if (m->frozen) load_adapters(run.ctx, *m, run.adapter);
     return m;
 }
 

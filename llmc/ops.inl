@@ -93,6 +93,13 @@ void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const fl
 // bits. Called before the first product. (On a CPU: unit_choice.h.)
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
 
+// ---- low-rank adapters (lora.h) ---------------------------------------------------------------------------------------------
+// wide = scale times the block-diagonal matrix of the adapters' matrices b, so that one product applies all of them. sets wide.
+void lora_spread(Ctx& ctx, floatX* wide /*(OC, width)*/, const floatX* b /*(rows, rank)*/, const LoraRows& rows, real scale);
+// db (+)= scale times the blocks of dwide on that diagonal. sets or adds db.
+void lora_collect(Ctx& ctx, real* db /*(rows, rank)*/, const real* dwide /*(OC, width)*/, const LoraRows& rows, real scale,
+                  Acc acc);
+
 // ---- FP8 matrix products (fp8_linear.h) ------------------------------------------------------------------------------------
 // A code (fp8.h) represents code / scale. Each tensor has one scale. C is a multiple of 16, and so is N if codes are
 // transposed; so are all sizes of a product. Activations and weights are e4m3.

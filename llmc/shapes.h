@@ -62,6 +62,21 @@ struct Fp8Matrix {
     Fp8 format = Fp8::e4m3;
 };
 
+// The rows of a linear layer's output to which low-rank adapters add (model/lora.h): those of adapter i have i as their `part`.
+// The matrices B of all adapters stand one below the other, (rows of all blocks, rank).
+struct LoraRows {
+    struct Block {
+        int row, rows;  // rows of the layer's weight
+        int packed;     // the first of them in B
+        int part;
+    };
+    Block block[3];
+    int blocks, parts, rank;
+    int OC;  // rows of the layer's weight
+
+    HD int width() const { return parts * rank; }  // columns of the block-diagonal matrix of all B
+};
+
 // Sizes of attention, and the layout of heads in the fused projection qkv (B, T, NH + 2*NKV, HS).
 struct AttentionShape {
     int B, T, NH, NKV, HS;

@@ -634,6 +634,33 @@ TEST(Residual, RoundsTheSumOnceAlsoInPlace) {
     expect_same_bits(out.get(), in_place.get(), "in place");
 }
 
+// ---- low-rank adapters ----------------------------------------------------------------------------------------------------
+// Rows 2 .. 8 of a layer of 13 have the first of two adapters, rows 8 .. 11 the second; the others none.
+TEST(LoraBlocks, SpreadAndCollectedWhereTheyBelong) {
+    backend::Ctx ctx(2);
+    const int rank = 3, OC = 13, packed = 9, width = 2 * rank;
+    const LoraRows rows = {{{2, 6, 0, 0}, {8, 3, 6, 1}, {}}, 2, 2, rank, OC};
+    Rng rng(5);
+    const Input<floatX> b(rng.normals<floatX>(packed * rank));
+    const Input<real> dwide(rng.normals<real>(OC * width)), before(rng.normals<real>(packed * rank));
+    Doubles wide(OC * width), set(packed * rank), added(packed * rank);
+    for (int r = 0; r < packed; r++)
+        for (int k = 0; k < rank; k++) {
+            const int place = (2 + r) * width + (r < 6 ? 0 : rank) + k, i = r * rank + k;
+            wide[place] = 1.75 * as_double(b[i]);
+            set[i] = 1.75 * as_double(dwide[place]);
+            added[i] = as_double(before[i]) + set[i];
+        }
+    Buffer<floatX> out(OC * width, "wide");
+    backend::lora_spread(ctx, out.p(), b.p(), rows, 1.75);
+    expect_close(out.get(), wide, 0, rounding, "wide");
+    Buffer<real> db(before.host(), "db");
+    backend::lora_collect(ctx, db.p(), dwide.p(), rows, 1.75, Acc::Add);
+    expect_close(db.get(), added, 4 * u, 4 * u, "added");
+    backend::lora_collect(ctx, db.p(), dwide.p(), rows, 1.75, Acc::Set);
+    expect_close(db.get(), set, 0, 2 * u, "set");
+}
+
 // ---- classifier -----------------------------------------------------------------------------------------------------------
 namespace {
 

@@ -82,6 +82,10 @@ std::vector<Case> cases() {
     add("llama", "llama", 2, false, true, !few);
     add("llama, normuon", "llama", 2, false, false, false);
     all.back().optimizer = "normuon";
+    LoraConfig& lora = add("llama, adapters", "llama", 2, false, false, false).lora;
+    lora.rank = 4;
+    lora.alpha = 1;
+    lora.modules = lora_modules(all.back().c, {"all"});
     ModelConfig& many = add("many options", "gemma3_text", 2, true, true, false);
     many.window = 5;
     many.full_interval = 2;
@@ -175,6 +179,8 @@ public:
         plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp) % 3), o_.micro_batch_size, o_.seq_length, 13, false,
                     schedule_.micro_batches());
         allocate(ctx_, m_);
+        if (m_.frozen)  // B, too: where it is zero, A has no gradient
+            for (TensorSpec& t : m_.table.rows) t.init = Init::kaiming;
         initialize(ctx_, m_, 5);
     }
 
@@ -210,7 +216,7 @@ public:
 
 private:
     void write(const std::string& prefix, const std::vector<real>& parts) {
-        const TensorFiles files(prefix + ".safetensors", ParameterTable(m_.c), "F32");
+        const TensorFiles files(prefix + ".safetensors", trained_table(m_.c), "F32");
         if (world_.rank() == 0) files.create();
         world_.barrier();
         write_parts(files, m_.table, m_.shards, m_.counted, [&](size_t i) { return (float)parts[i]; });

@@ -1,5 +1,6 @@
 // The logits that the trainer computes for given tokens, and the gradients of its loss, for comparison with other programs.
 //   dump_logits MODEL_DIRECTORY TOKENS T LOGITS [GRADIENTS]
+//   dump_logits MODEL_DIRECTORY TOKENS T LOGITS --adapter ADAPTER_DIRECTORY
 // TOKENS: int32 (B, T), B follows from the file's size. LOGITS: float32 (B, T, V), rounded to the storage type before. Both in
 // this machine's byte order. GRADIENTS: a folder that gets model.safetensors with the gradient of every parameter, of the mean
 // cross-entropy of each sequence's tokens after its first.
@@ -58,12 +59,15 @@ static void write_gradients(be::Ctx& ctx, const std::string& directory, const Ba
 }
 
 int main(int argc, char** argv) try {
-    if (argc != 5 && argc != 6) fail("usage: dump_logits MODEL_DIRECTORY TOKENS T LOGITS [GRADIENTS]");
+    const bool adapts = argc == 7 && argv[5] == std::string("--adapter");
+    if (argc != 5 && argc != 6 && !adapts)
+        fail("usage: dump_logits MODEL_DIRECTORY TOKENS T LOGITS [GRADIENTS | --adapter ADAPTER_DIRECTORY]");
     const Batch batch = read_batch(argv[2], atoi(argv[3]));
     const int N = batch.B * batch.T;
     World world = World::join();
     EvalOptions options;
     options.model = argv[1];
+    if (adapts) options.adapter = argv[6];
     InferenceRun run(world, options, false);
     const std::unique_ptr<Model> loaded = load_weights(run, options, batch.B, batch.T, N, false);
     Model& m = *loaded;

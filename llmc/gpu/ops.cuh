@@ -4,6 +4,7 @@
 #include "embed.cuh"
 #include "norm.cuh"
 #include "matmul.cuh"
+#include "lora.cuh"
 #include "fp8.cuh"
 #include "fp8_linear.cuh"
 #include "rope.cuh"

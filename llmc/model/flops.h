@@ -40,6 +40,12 @@ inline double layers_forward_flops(const FlopSizes& s, AttentionCount attention)
     return L * (2 * (qkv + proj + fc1 + fc2) + 4 * NH * HS * keys);
 }
 
+// Of them the products with weights, without attention's.
+inline double layer_products_flops(FlopSizes s) {
+    s.T = 0;
+    return layers_forward_flops(s, AttentionCount::causal);
+}
+
 inline double head_forward_flops(const FlopSizes& s) { return 2.0 * s.C * s.V; }
 
 // Model FLOPs per token, forward and backward.
@@ -57,9 +63,12 @@ inline FlopSizes flop_sizes(const ModelConfig& c, int T) {
     for (int layer = 0; layer < c.L; layer++) windowed += !c.sees_all(layer);
     return {c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, gated(c.activation), c.window, (double)windowed / c.L};
 }
-// FLOPs of training per token, causal attention counted as half.
+// FLOPs of training per token, causal attention counted as half. Under adapters (lora.h) weights have no gradient; the adapters'
+// own products, some thousandths, are not counted.
 inline double model_flops_per_token(const ModelConfig& c, int T) {
-    return model_flops_per_token(flop_sizes(c, T), AttentionCount::causal);
+    const FlopSizes s = flop_sizes(c, T);
+    const double all = model_flops_per_token(s, AttentionCount::causal);
+    return c.lora.on() ? all - layer_products_flops(s) - head_forward_flops(s) : all;
 }
 
 // What an update by Muon (parallel/muon.h) computes for the matrices of a layer, and for the one that takes longest.

@@ -47,11 +47,15 @@ public:
     // After allocation: points g at the buffers into which ops write gradients.
     void bind(const ModelConfig& c, const ParameterTable& table, Params<real>& g) {
         bind_parameters(c, table, g, memory_, [&](size_t row) { return offsets_[row]; });
+        of_model_ = true;
         tied_ = c.tied && table.part.first && table.part.last;
     }
     bool used() const { return memory_; }
-    // Whether matrix products set the stored gradients of a block's matrices directly: same rounding, half the bytes written.
-    bool set_by_products(Acc acc) const { return used() && acc == Acc::Set && be::sets_bf16_gradients; }
+    // The buffer into which ops write the gradient of a row of the table.
+    real* gradient(size_t row) const { return memory_ + offsets_[row]; }
+    // Whether matrix products set the stored gradients of a block's matrices directly: same rounding, half the bytes written
+    // (those of adapters (lora.h) are not set by one product alone).
+    bool set_by_products(Acc acc) const { return of_model_ && acc == Acc::Set && be::sets_bf16_gradients; }
 
     // Before a micro-batch's backward pass through a block: clears what ops add to, that is the vectors and the embedding's
     // matrices. Products set the other matrices.
@@ -78,5 +82,6 @@ private:
     std::vector<size_t> offsets_;         // offset of each row of the table
     size_t vectors_ = 0, embedding_ = 0;  // end of the vectors, and of the embedding's matrices
     real* memory_ = nullptr;              // null where gradients are fp32
+    bool of_model_ = false;               // the table is that of the model's own matrices
     bool tied_ = false;                   // head and embedding are the same matrix on this rank
 };

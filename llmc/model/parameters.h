@@ -27,6 +27,7 @@ enum class Init {
     ones,
     normal,         // N(0, std)
     scaled_normal,  // N(0, std / sqrt(2 L)): the two projections that write into the residual stream
+    kaiming,        // uniform within 1 / sqrt(columns): the matrices A of low-rank adapters
 };
 
 // A tensor of a Hugging Face file: rows [row, row + rows) of the whole tensor here.
@@ -50,6 +51,7 @@ constexpr Group all_groups[] = {Group::matrix, Group::cut, Group::whole, Group::
 // The four matrices of a block.
 enum class Matrix { qkv, proj, fc1, fc2 };
 constexpr Matrix all_matrices[] = {Matrix::qkv, Matrix::proj, Matrix::fc1, Matrix::fc2};
+constexpr const char* matrix_names[] = {"qkv", "proj", "fc1", "fc2"};
 
 struct TensorSpec {
     std::string name;  // "blocks.3.qkv_w"
@@ -65,6 +67,7 @@ struct TensorSpec {
     int whole_rows = 0, whole_cols = 1, first_col = 0;
     std::vector<RowBlock> blocks = {};
     bool replicated = false;  // the same on every tp rank
+    bool summands = false;    // each tp rank computes a summand of its gradient
     bool copy = false;        // the last stage's copy of a tied embedding: neither counted nor stored
     // The last `replicated_rows` rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are summed.
     int replicated_rows = 0, replicas = 1;
@@ -266,6 +269,13 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     if (part.last && !part.first) visit_one(p.head, wte);
 }
 
+inline std::vector<TensorSpec> tensors_of_model(const ModelConfig& c, const Part& part) {
+    std::vector<TensorSpec> tensors;
+    Params<char> unused;
+    walk_parameters(c, part, unused, [&](char*&, const TensorSpec& spec) { tensors.push_back(spec); });
+    return tensors;
+}
+
 }  // namespace detail
 
 struct ParameterTable {
@@ -278,9 +288,7 @@ struct ParameterTable {
     size_t trained = 0;     // parameters as in the model's files: without padding and gaps, each once
 
     // The sizes of decayed and other elements are padded to multiples of `multiple`, so that they divide into equal shards.
-    explicit ParameterTable(const ModelConfig& c, const Part& held, size_t multiple = 64) : part(held) {
-        Params<char> unused;
-        detail::walk_parameters(c, part, unused, [&](char*&, const TensorSpec& spec) { rows.push_back(spec); });
+    ParameterTable(const Part& held, std::vector<TensorSpec> tensors, size_t multiple) : part(held), rows(std::move(tensors)) {
         for (const Group group : all_groups) {
             if (group == Group::head_norm) head_norms = size;
             for (TensorSpec& spec : rows) {
@@ -297,6 +305,8 @@ struct ParameterTable {
         for (const TensorSpec& spec : rows)
             if (spec.block >= 0 && !spec.vector()) block_begins_[spec.block] = std::min(block_begins_[spec.block], spec.offset);
     }
+    explicit ParameterTable(const ModelConfig& c, const Part& held, size_t multiple = 64)
+        : ParameterTable(held, detail::tensors_of_model(c, held), multiple) {}
     explicit ParameterTable(const ModelConfig& c) : ParameterTable(c, whole_model(c)) {}
 
     // Where the matrices of one of this rank's blocks begin; of the block after the last: where all matrices end.

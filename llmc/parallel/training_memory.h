@@ -1,14 +1,17 @@
 // What training keeps of a model from step to step, whatever its architecture: the parameters that this rank holds, their
 // gradients, the lower halves of their fp32 weights, and AdamW's moments; how they are laid out, and cut over the ranks. Parts
-// of a run that work on all parameters alike (checkpoints, checks of memory, ZeRO) take one of these.
+// of a run that work on all parameters alike (checkpoints, checks of memory, ZeRO) take one of these. Where adapters are trained
+// (lora.h), they are these parameters, and the model's own are kept beside them: frozen, with nothing else.
 #pragma once
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "../elements.h"
 #include "../model/arena.h"
 #include "../model/gradients.h"
+#include "../model/lora.h"
 #include "../model/model_config.h"
 #include "../model/parameters.h"
 #include "muon.h"
@@ -23,11 +26,18 @@ struct Parts {
     real* average = nullptr;  // null where no average of the weights is kept
 };
 
+// A model whose parameters are not trained.
+struct FrozenModel {
+    ParameterTable table;
+    floatX* params = nullptr;  // (table.size)
+};
+
 struct TrainingMemory {
     ModelConfig c;
     std::shared_ptr<Ranks> ranks;
     std::vector<int> stages;  // layers of each stage of the pipeline
-    ParameterTable table;
+    ParameterTable table;     // of what is trained: the model, or its adapters
+    std::optional<FrozenModel> frozen;
     Shards shards;
     std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks
     floatX* params = nullptr;    // (table.size)
@@ -45,16 +55,23 @@ struct TrainingMemory {
         : c(config),
           ranks(std::move(r)),
           stages(std::move(stage_layers)),
-          table(c, part_of(c, ranks->mesh, stages), (size_t)ranks->mesh.dp.size * 64),
+          table(trained_table(c, part_of(c, ranks->mesh, stages), (size_t)ranks->mesh.dp.size * 64)),
           shards(table, ranks->mesh.dp, ranks->zero, ranks->bucket_elements, ranks->whole_matrices),
-          counted(shards.counted(table, ranks->mesh.dp)) {}
+          counted(shards.counted(table, ranks->mesh.dp)) {
+        if (c.lora.on()) frozen = FrozenModel{ParameterTable(c, table.part)};
+    }
+
+    // The model's own parameters.
+    const ParameterTable& model_table() const { return frozen ? frozen->table : table; }
+    floatX* model_params() const { return frozen ? frozen->params : params; }
 
     // Elements of exp_avg_sq: Muon has none for its matrices, and checkpoints have zeros there.
     size_t second_moments() const { return muon.recipe.on && !muon.recipe.neurons ? shards.size_of_cut : shards.size; }
 
     // Plans all of it, or without training the parameters alone.
     void plan(Arena& arena, bool training) {
-        arena.add("parameters", &params, table.size);
+        if (frozen) arena.add("parameters (frozen)", &frozen->params, frozen->table.size);
+        arena.add(frozen ? "adapters" : "parameters", &params, table.size);
         if (!training) return;
         arena.add(grads.is_bf16 ? "gradients (bf16)" : "gradients (fp32)", &grads, table.size);
         if (grads.is_bf16) of_block.plan(arena, table);
@@ -82,12 +99,16 @@ struct TrainingMemory {
 };
 
 // ---- gradients of parameters that several ranks hold, each with a part of the sum -------------------------------------------
-// Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold.
+// Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold, and
+// of adapters' matrices that are whole on each.
 inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, int block) {
-    for (const TensorSpec& t : m.table.rows)
-        if (t.replicated_rows && t.block == block)
+    for (const TensorSpec& t : m.table.rows) {
+        if (t.block != block) continue;
+        if (t.summands) all_reduce(ctx, m.ranks->tp, m.grads.from(t.offset), t.size());
+        if (t.replicated_rows)
             all_reduce(ctx, m.ranks->kv, m.grads.from(t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols),
                        (size_t)t.replicated_rows * t.cols);
+    }
 }
 // Sums gradients of norms of query and key heads, with sequence parallelism those of all norms and whole biases, and those of a
 // tied embedding at both ends of the pipeline.

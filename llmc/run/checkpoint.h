@@ -10,6 +10,8 @@
 // written.
 //   NewDirectory        writes under a temporary name, syncs, renames: never half a directory under its final name
 //   verify_directory    compares a directory with its manifest
+// Of a run that trains adapters (lora.h) it is an adapter directory in PEFT's format (adapter.h): adapter_config.json and
+// adapter_model.safetensors stand for config.json and model.safetensors, and all tensors are the adapters'.
 //   read_config, read_parameters, read_tensors   refuse, by name, what is missing, has another shape, or is not supported
 #pragma once
 #include <fcntl.h>
@@ -30,6 +32,7 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../model/hf_config.h"
+#include "../model/lora.h"
 #include "../model/parameters.h"
 #include "../base/safetensors.h"
 #include "../parallel/shard.h"
@@ -38,8 +41,13 @@
 inline nlohmann::json read_json(const std::string& path) { return parse_json(read_whole_file(path), path); }
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
+inline constexpr const char* adapter_config_file = "/adapter_config.json";
+inline bool is_adapter(const std::string& dir) { return std::filesystem::exists(dir + adapter_config_file); }
+
 inline ModelConfig read_config(const std::string& dir) {
     if (!std::filesystem::is_directory(dir)) fail("model directory %s does not exist", dir.c_str());
+    if (is_adapter(dir) && !std::filesystem::exists(dir + "/config.json"))
+        fail("%s holds adapters, not a model; HINT: --model BASE --adapter %s", dir.c_str(), dir.c_str());
     const std::string path = dir + "/config.json";
     return from_hf_config(read_json(path), path);
 }
@@ -52,13 +60,13 @@ inline std::vector<int64_t> file_shape(const TensorSpec& spec, const HfTensor& t
 }
 
 // The weights of a model (or its moments) in a .safetensors file or a directory with model.safetensors, of any float type: all
-// that the model needs, and no others.
+// that the model, or the adapters on it, need, and no others.
 class TensorSource {
 public:
     TensorSource(const std::string& path, const ModelConfig& c) : path_(path), c_(c), files_(SafetensorsReader::open(path)) {
         const TensorNames& names = family_of(c).names;
         std::set<const TensorView*> used;
-        for (const TensorSpec& spec : ParameterTable(c).rows)
+        for (const TensorSpec& spec : trained_table(c).rows)
             for (const HfTensor& t : spec.hf) used.insert(&get(spec, t));
         // An unknown weight means that the file holds another model. Masks and rotary angles are not weights; a tied head is a
         // copy.
@@ -113,9 +121,9 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
     for (const TensorSpec& spec : table.rows) source.read(spec, buffer + spec.offset);
 }
 
-// The directory's family names its tensors, whatever the family of c, which options may have changed.
+// The model's own parameters. The directory's family names its tensors, whatever the family of c, which options may have changed.
 inline void read_parameters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, floatX* params) {
-    ModelConfig stored = c;
+    ModelConfig stored = without_lora(c);
     if (std::filesystem::exists(dir + "/config.json")) stored.family = read_config(dir).family;
     const ParameterTable named(stored, table.part);
     ParameterTable in_files = table;

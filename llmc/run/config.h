@@ -62,6 +62,12 @@ inline Allowed one_of(Strings choices) {
     X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                      \
       "instructions for matrix products on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
 
+// Options of the commands that run a model without training it.
+#define ADAPTER_OPTIONS(X)                                                                                      \
+    X(std::string, adapter, "", "", word("DIR"), "Model",                                                       \
+      "low-rank adapters (LoRA) on the model: a directory in PEFT's format, or the output directory of a run; " \
+      "without --model: on the model that they name")
+
 // What the block of the model is, whatever its size.
 #define BLOCK_OPTIONS(X)                                                                                                        \
     X(int, kv_channels, "", 0, between(1, 256), "Model", "size of an attention head; default: the width divided by the heads")  \
@@ -152,6 +158,12 @@ inline Allowed one_of(Strings choices) {
     X(int, make_vocab_size_divisible_by, "", 128, between(1, 65536), "Model",                                                  \
       "pad the vocabulary in memory to a multiple of this; the padding is never predicted and never saved")                    \
     BLOCK_OPTIONS(X)                                                                                                           \
+    X(int, lora_rank, "", 0, between(1, 65536), "Adapters",                                                                    \
+      "train low-rank adapters (LoRA) of this rank on --model, which stays as it is, instead of all its parameters")           \
+    X(OptionalDouble, lora_alpha, "", {}, above(0), "Adapters",                                                                \
+      "adapters are multiplied by alpha / rank; default: twice the rank")                                                      \
+    X(Strings, lora_targets, "", {}, list(0, "NAME"), "Adapters",                                                              \
+      "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: all")   \
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                               \
       "data from `train_gpt prepare`, named without .bin or .idx; to blend several: WEIGHT PREFIX WEIGHT "                     \
       "PREFIX ...")                                                                                                            \
@@ -513,6 +525,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, model, "", "", word("DIR"), "Model",                                                                  \
       "model to write with: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the "    \
       "name of a model in Hugging Face's cache")                                                                         \
+    ADAPTER_OPTIONS(X)                                                                                                   \
     X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                 \
       "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")             \
     X(bool, chat, "", false, anything(), "Text",                                                                         \
@@ -540,6 +553,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, model, "", "", word("DIR"), "Model",                                                                       \
       "model to measure: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name "       \
       "of a model in Hugging Face's cache")                                                                                   \
+    ADAPTER_OPTIONS(X)                                                                                                        \
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                              \
       "data from `train_gpt prepare`: PREFIX PREFIX ...; each sample is read once, whatever weights are given before")        \
     X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; those of the second are evaluated") \
@@ -576,13 +590,16 @@ inline Allowed one_of(Strings choices) {
     X(std::string, output, "", "", word("FILE"), "What",                                                                   \
       "the page to write; default: report.html in the run's directory, of several runs in the current one")
 
-#define EXPORT_OPTIONS(X)                                                                                    \
-    X(std::string, model, "", "", word("DIR"), "What",                                                       \
-      "model to export: a Hugging Face directory, or the output directory of a run (its newest checkpoint)") \
-    X(std::string, gguf, "", "", word("FILE"), "GGUF", "file to write, in the format of llama.cpp")          \
-    X(std::string, type, "", "", one_of({"f32", "f16", "bf16", "q8_0"}), "GGUF",                             \
-      "type of the matrices, q8_0: 8 bits and a scale per 32 of them; default: the model's own")             \
-    X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")                          \
+#define EXPORT_OPTIONS(X)                                                                                       \
+    X(std::string, model, "", "", word("DIR"), "What",                                                          \
+      "model to export: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")    \
+    ADAPTER_OPTIONS(X)                                                                                          \
+    X(bool, merge, "", false, anything(), "Merge", "merge the adapters into the model: W + (alpha / rank) B A") \
+    X(std::string, out, "", "", word("DIR"), "Merge", "directory for the merged model, which must not exist")   \
+    X(std::string, gguf, "", "", word("FILE"), "GGUF", "file to write, in the format of llama.cpp")             \
+    X(std::string, type, "", "", one_of({"f32", "f16", "bf16", "q8_0"}), "GGUF",                                \
+      "type of the matrices, q8_0: 8 bits and a scale per 32 of them; default: the model's own")                \
+    X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")                             \
     X(bool, overwrite, "", false, anything(), "GGUF", "replace a file of this name")
 
 #define IMPORT_OPTIONS(X)                                                                  \

@@ -11,6 +11,7 @@
 #include "../data/dataloader.h"
 #include "../data/tokenizer.h"
 #include "../model/fp8_state.h"
+#include "../model/lora.h"
 #include "../model/mesh.h"
 #include "../model/hf_config.h"
 #include "../model/model_config.h"
@@ -33,6 +34,25 @@ inline std::string run_name(const TrainOptions& o) {
 inline void check_backend_takes(const ModelConfig& c) {
     const std::string wrong = be::attention_limits(c.HS());
     if (!wrong.empty()) fail("%s", wrong.c_str());
+}
+
+// The adapters of the options, on the model c.
+inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
+    LoraConfig lora;
+    if (!o.lora_rank) {
+        if (o.lora_alpha || !o.lora_targets.empty())
+            fail_usage("--%s is for adapters; HINT: --lora-rank 16 trains them", o.lora_alpha ? "lora-alpha" : "lora-targets");
+        return lora;
+    }
+    if (!o.fp8_format.empty()) fail_usage("--fp8-format does not go with --lora-rank yet; HINT: leave one of them out");
+    if (o.optimizer == "muon" || o.optimizer == "normuon")
+        fail_usage(
+            "--optimizer %s is for a model's own matrices, not for the low-rank factors of --lora-rank; HINT: --optimizer adamw",
+            o.optimizer.c_str());
+    lora.rank = o.lora_rank;
+    lora.alpha = o.lora_alpha.value_or(2.0 * o.lora_rank);
+    lora.modules = lora_modules(c, o.lora_targets.empty() ? Strings{"all"} : o.lora_targets);
+    return lora;
 }
 
 namespace detail {
@@ -180,6 +200,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     match_family(c);
     check_backend_takes(c);
     pad_vocabulary(c, o.make_vocab_size_divisible_by * o.tensor_model_parallel_size);
+    c.lora = lora_of(o, c);
     return c;
 }
 

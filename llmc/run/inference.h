@@ -18,6 +18,7 @@
 #include "../model/sampler.h"
 #include "../ops.h"
 #include "../parallel/world.h"
+#include "adapter.h"
 #include "checkpoint.h"
 #include "config.h"
 #include "from_options.h"
@@ -30,6 +31,7 @@ struct InferenceRun {
     World& world;
     be::Ctx ctx;
     std::string dir{};
+    std::string adapter{};  // the directory of the adapters; empty: none
     ModelConfig c{};
     std::unique_ptr<Tokenizer> tokenizer{};
 
@@ -38,10 +40,10 @@ struct InferenceRun {
     InferenceRun(World& w, const Options& o, bool needs_tokenizer) : world(w), ctx(make_ctx(w, o.threads)) {
         ctx.plain = o.plain;
         choose_matrix_unit(world, ctx, o.matrix_unit, {});
-        if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
-        dir = model_directory(o.model);
-        c = read_config(dir);
-        check_config(c);
+        const AdaptedModel found(world, o);
+        dir = found.dir;
+        adapter = found.adapter;
+        c = found.c;
         check_backend_takes(c);
         tokenizer = tokenizer_of_model(dir, c.V, needs_tokenizer, main_rank());
         pad_vocabulary(c, 16 * o.tensor_model_parallel_size);

@@ -147,12 +147,13 @@ inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const 
                           name.c_str()));
 }
 
-// Writes all files of a model directory except the weights into `dir`, which exists.
+// Writes all files of a model directory except the weights into `dir`, which exists. The model's own are not those of adapters on
+// it (adapter.h).
 inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t) {
     using json = nlohmann::ordered_json;
     const auto write_json = [&](const char* name, const json& j) { write_file_atomically(dir + "/" + name, j.dump(2) + "\n"); };
     for (const auto& [name, text] : t.files) write_file_atomically(dir + "/" + name, text);
-    write_json("config.json", to_hf_config(c, t.dtype, t.ids));
+    if (!c.lora.on()) write_json("config.json", to_hf_config(c, t.dtype, t.ids));
     const auto id = [&](const char* key) { return t.ids.value(key, json()); };
     json generation = {{"do_sample", true}};
     if (!t.files.count("generation_config.json")) {
@@ -166,7 +167,8 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
         if (std::find(ends.begin(), ends.end(), t.turn_end) == ends.end()) ends.push_back(t.turn_end);
         generation["eos_token_id"] = ends.size() == 1 ? json(ends[0]) : json(ends);
     }
-    if (t.turn_end >= 0 || !t.files.count("generation_config.json")) write_json("generation_config.json", generation);
+    if (!c.lora.on() && (t.turn_end >= 0 || !t.files.count("generation_config.json")))
+        write_json("generation_config.json", generation);
     if (t.has_tokenizer && !t.files.count("tokenizer_config.json")) {
         // Without model_input_names, transformers 4 passes token_type_ids to the model, which GPT-2 adds to the embeddings.
         json settings = {{"tokenizer_class", t.files.count("tokenizer.json") ? "PreTrainedTokenizerFast" : "LlamaTokenizer"},

@@ -36,6 +36,7 @@
 #include "../base/math.h"
 #include "config.h"
 #include "../model/flops.h"
+#include "../model/lora.h"
 #include "../model/mesh.h"
 #include "../model/model_config.h"
 #include "../model/parameters.h"
@@ -152,7 +153,7 @@ double measured_step_seconds(const MicroBatchShape& whole, int64_t samples, doub
     }
     const double micro_batches = (double)samples / whole.B;
     return median(passes) * micro_batches * whole.flops() / part.flops() +
-           median(updates) * (double)ParameterTable(whole.c).size / (double)step->parameters();
+           median(updates) * (double)trained_table(whole.c).size / (double)step->parameters();
 }
 
 // ---- the plan --------------------------------------------------------------------------------------------------------------
@@ -258,7 +259,8 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
     FlopSizes one = flop_sizes(c, in.T);
     one.L = 1;
     const double layer = layers_forward_flops(one, in.attention) * N / in.tp, head = head_forward_flops(one) * N / in.tp;
-    const bool cut = cuts_rows(in), again = in.recompute == "full";
+    const double products = layer_products_flops(one) * N / in.tp;
+    const bool cut = cuts_rows(in), again = in.recompute == "full", frozen = c.lora.on();
     std::vector<StagePlan> stages;
     for (int s = 0, at = 0; s < (int)layers.size(); s++) {
         Part part;
@@ -268,10 +270,10 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
         for (int i = 0; i < layers[s]; i++) part.layers.push_back(at++);
         StagePlan stage;
         stage.layers = layers[s];
-        stage.parameters = (double)ParameterTable(c, part).size;
+        stage.parameters = (double)trained_table(c, part).size;
         stage.forward_flops = stage.layers * layer;
-        stage.head_flops = part.last ? 3 * head : 0;
-        stage.backward_flops = stage.layers * layer * (again ? 3 : 2) + stage.head_flops;
+        stage.head_flops = part.last ? (frozen ? 2 : 3) * head : 0;
+        stage.backward_flops = stage.layers * (layer * (again ? 3 : 2) - (frozen ? products : 0)) + stage.head_flops;
         if (in.tp > 1) {
             stage.forward_halves = 4 * stage.layers + (part.first ? cut ? 1 : 2 : 0);
             stage.backward_halves = ((cut ? 6 : 4) + (again ? 4 : 0)) * stage.layers + (part.first && cut) + 2 * part.last;

@@ -13,6 +13,7 @@
 #include "curate_command.h"
 #include "gguf_command.h"
 #include "inspect.h"
+#include "merge.h"
 #include "report_command.h"
 #include "stop.h"
 #include "text_commands.h"
@@ -30,6 +31,15 @@ template <class Options>
 int run_command(const char* name, const Strings& arguments, int (*command)(const Options&)) {
     Options options;
     return cli::parse(name, options, arguments) ? command(options) : 0;
+}
+
+inline int export_either(const ExportOptions& o) {
+    if (!o.merge && (!o.adapter.empty() || !o.out.empty()))
+        fail_usage("--%s goes with --merge, which merges adapters into their model; HINT: --merge, or --gguf FILE",
+                   o.adapter.empty() ? "out" : "adapter");
+    if (o.merge && !o.gguf.empty())
+        fail_usage("--merge writes a directory, --gguf a file; HINT: --merge --out DIR first, then --model DIR --gguf FILE");
+    return o.merge ? export_merged(o) : export_command(o);
 }
 
 inline int run_command_line(Strings arguments, const ModelCommands& commands) {
@@ -56,7 +66,7 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     if (command == "curate") return run_command("curate", arguments, curate_command);
     if (command == "prepare") return run_command("prepare", arguments, prepare_command);
     if (command == "tokenizer") return run_command("tokenizer", arguments, tokenizer_command);
-    if (command == "export") return run_command("export", arguments, export_command);
+    if (command == "export") return run_command("export", arguments, export_either);
     if (command == "import") return run_command("import", arguments, import_command);
     const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name was omitted
     if (bare) arguments.insert(arguments.begin(), command == "report" ? "--runs" : "--path");

@@ -21,6 +21,7 @@
 #include "../ops.h"
 #include "../parallel/ranks.h"
 #include "../parallel/world.h"
+#include "adapter.h"
 #include "checkpoint.h"
 #include "config.h"
 #include "from_options.h"
@@ -76,6 +77,8 @@ struct Run {
 
     bool main_rank() const { return world.rank() == 0; }  // prints, logs, and holds the directory
     bool resumes() const { return !resumed_from.empty(); }
+    // The directory that describes the model: the checkpoint's, or, under adapters, that of their base.
+    const std::string& model_directory() const { return resumes() && !is_adapter(resumed_from) ? resumed_from : o.model; }
     // Whether the resumed checkpoint is in OUT; then the other files in OUT belong to this run, too.
     bool same_directory() const {
         namespace fs = std::filesystem;
@@ -120,6 +123,7 @@ inline void find_checkpoint(Run& run) {
     run.begin("checking the checkpoints in " + run.o.out);
     run.resumed_from = find_resumed(run.world, run.o);
     if (run.resumes()) run.state = read_state(run.resumed_from);
+    if (run.resumes() && is_adapter(run.resumed_from) && run.o.model.empty()) run.o.model = base_of_adapter(run.resumed_from);
     const Strings before = run.resumes() ? run.state.layout.value("matrix_unit", Strings()) : Strings();
     run.matrix_unit = choose_matrix_unit(run.world, run.ctx, run.o.matrix_unit, before);
 }
@@ -130,10 +134,10 @@ inline void load_tokenizer(Run& run) {
     run.begin("loading the tokenizer");
     if (!o.tokenizer.empty()) {
         run.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
-        check_tokenizer_of_model(run.resumes() ? run.resumed_from : o.model, *run.tokenizer);
+        check_tokenizer_of_model(run.model_directory(), *run.tokenizer);
         return;
     }
-    for (const std::string& dir : {run.resumed_from, o.model})
+    for (const std::string& dir : {run.model_directory(), o.model})
         if (!run.tokenizer && !dir.empty() && !tokenizer_file_in(dir).empty())
             run.tokenizer = tokenizer_of_model(dir, read_config(dir).V, o.sample_interval > 0, run.main_rank());
 }
@@ -158,18 +162,48 @@ inline void derive_from_size(Run& run) {
         apply_size(o, std::max(1, replicas), [&](const TrainOptions& p) { return configure_model(p, run.tokenizer.get()); });
 }
 
+// What a checkpoint of adapters determines: options that are not given are its own, others must agree.
+inline void find_adapters(Run& run) {
+    TrainOptions& o = run.o;
+    if (o.lora_rank && o.model.empty() && !o.dry_run)
+        fail_usage("--lora-rank trains adapters on a model, but none is given; HINT: --model DIR");
+    if (!run.resumes()) return;
+    if (!is_adapter(run.resumed_from)) {
+        if (o.lora_rank)
+            fail(
+                "the checkpoint %s is of a run that trains the whole model; HINT: --model %s in another --out starts adapters on "
+                "it",
+                run.resumed_from.c_str(), run.resumed_from.c_str());
+        return;
+    }
+    const ModelConfig c = read_config(o.model);
+    const LoraConfig saved = read_adapter_config(run.resumed_from, c);
+    if (!o.lora_rank) o.lora_rank = saved.rank;
+    if (!o.lora_alpha) o.lora_alpha = saved.alpha;
+    if (o.lora_targets.empty()) o.lora_targets = saved.modules;
+    const LoraConfig now = lora_of(o, c);
+    if (now.rank != saved.rank || now.alpha != saved.alpha || now.modules != saved.modules)
+        fail(
+            "the adapters are not those of the checkpoint %s, which have rank %d, alpha %g and are on %s; HINT: leave the "
+            "options out",
+            run.resumed_from.c_str(), saved.rank, saved.alpha, joined(saved.modules).c_str());
+    check_base(run.world, run.resumed_from, o.model);
+}
+
 inline void find_model(Run& run) {
     TrainOptions& o = run.o;
     const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
     if (run.resumes() && unnamed) o.model = run.resumed_from;  // the checkpoint determines the model
-    run.texts = model_texts(run.resumes() ? run.resumed_from : o.model, run.tokenizer.get());
+    find_adapters(run);
+    run.texts = model_texts(run.model_directory(), run.tokenizer.get());
     run.c = configure_model(o, run.tokenizer.get());
+    if (run.c.lora.on() && !o.model.empty()) add_adapter_texts(run.world, run.texts, run.c, o.model);
     if (run.c.family == "train_gpt" && run.main_rank())
         print_line(
             stderr,
             "warning: no class of transformers has this combination of options; config.json gets model_type \"train_gpt\", "
             "which this program alone opens");
-    if (run.resumes()) {
+    if (run.resumes() && !run.c.lora.on()) {
         const std::string difference = config_difference(read_config(run.resumed_from), run.c);
         if (!difference.empty())
             fail("the model is not that of the checkpoint %s: %s", run.resumed_from.c_str(), difference.c_str());

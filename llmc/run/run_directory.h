@@ -64,13 +64,14 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
         const auto missing = [&](const std::string& name) {
             return manifest + " does not list " + name + ", which a resumed run reads";
         };
-        for (const char* name : {"config.json", "training/state.json"})
+        const bool adapter = files.contains("adapter_config.json");
+        for (const char* name : {adapter ? "adapter_config.json" : "config.json", "training/state.json"})
             if (!files.contains(name)) return missing(name);
         const nlohmann::json state = read_json(state_file(dir));
         if (const int64_t named = step_of_name(std::filesystem::path(dir).filename().string());
             named >= 0 && state.at("step") != named)
             return dir + " holds the checkpoint of step " + state.at("step").dump() + "; HINT: rename it";
-        Strings tensors = {"model", "training/exp_avg", "training/exp_avg_sq"};
+        Strings tensors = {adapter ? "adapter_model" : "model", "training/exp_avg", "training/exp_avg_sq"};
         if (state.at("layout").value("precision", "") == "bf16") tensors.push_back("training/master");
         for (const std::string& stem : tensors) {
             const std::string single = stem + ".safetensors", index = single + ".index.json";
@@ -108,10 +109,10 @@ inline Strings checkpoints_to_try(const std::string& out) {
     return directories;
 }
 
-// The model that a path names: the path itself, the checkpoint to resume from in a run's output directory, or a model of this name
-// in Hugging Face's cache.
+// The model (or adapters) that a path names: the path itself, the checkpoint to resume from in a run's output directory, or a
+// model of this name in Hugging Face's cache.
 inline std::string model_directory(const std::string& path) {
-    if (std::filesystem::exists(path + "/config.json")) return path;
+    if (std::filesystem::exists(path + "/config.json") || is_adapter(path)) return path;
     const Strings checkpoints = checkpoints_to_try(path);
     if (checkpoints.empty() && !std::filesystem::exists(path)) {
         const std::string snapshot = hub_snapshot(path);

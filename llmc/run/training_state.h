@@ -1,6 +1,6 @@
 // What a checkpoint holds besides the model, and how it is written and read.
 //   TrainingState         counters, and what a resumed run must agree with; state.json
-//   load_weights_and_moments, load_parameters   read the training memory from a checkpoint, from a model
+//   load_weights_and_moments, load_parameters, load_adapters   read the training memory from a checkpoint, a model, adapters
 //   Saver                 copies the training memory, then writes it in the background while training continues
 // The location of checkpoints is run_directory.h's concern. Weights and moments are exact copies, random numbers are functions
 // of (seed, purpose, index), batches of the number of samples consumed: a resumed run computes the same bits as one that was
@@ -246,21 +246,26 @@ inline void check_free_space(const std::string& out, size_t needed) {
              human_bytes(available).c_str());
 }
 
+// Where the trained weights of a checkpoint are read from.
+inline std::string weights_path(const std::string& dir, const ModelConfig& c) {
+    return c.lora.on() ? dir + "/adapter_model.safetensors" : dir;
+}
+
 // The fp32 weights of a checkpoint's model, of which those in the model's directory are roundings: in their own file, or, where
 // those are fp32 themselves, there.
 inline void read_masters(const std::string& file, const std::string& model, const ModelConfig& c, const ParameterTable& table,
                          real* master) {
     const bool separate = std::filesystem::exists(file) || std::filesystem::exists(file + ".index.json");
-    read_tensors(separate ? file : model, c, table, master);
+    read_tensors(separate ? file : weights_path(model, c), c, table, master);
 }
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 // Loads weights from a model's directory; the fp32 weights of training start as these, rounded to floatX.
 inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
-    HostSide<floatX> params(ctx, m.params, m.table.size);
-    read_parameters(dir, m.c, m.table, params.data());
+    HostSide<floatX> params(ctx, m.model_params(), m.model_table().size);
+    read_parameters(dir, m.c, m.model_table(), params.data());
     params.upload();
-    if (m.lower) be::clear(ctx, m.lower, m.shards.size * sizeof(LowerHalf));
+    if (m.lower && !m.frozen) be::clear(ctx, m.lower, m.shards.size * sizeof(LowerHalf));
 }
 
 // Sets the parameters of the table, and this rank's lower halves, to fp32 weights.
@@ -282,6 +287,29 @@ inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector
         });
     params.upload();
     lower.upload();
+}
+
+// New adapters: A as PEFT's, B zero. The numbers are functions of the seed, the tensor and the element's index in the whole tensor.
+inline void initialize_adapters(be::Ctx& ctx, const TrainingMemory& m, uint64_t seed) {
+    std::vector<real> weights(m.table.size);
+    for (const TensorSpec& t : m.table.rows) {
+        if (t.init != Init::kaiming) continue;
+        const double bound = 1 / std::sqrt((double)t.whole_cols);
+        for (size_t i = 0; i < t.size(); i++) {
+            const size_t row = (size_t)t.whole_row((int)(i / (size_t)t.cols)),
+                         column = (size_t)t.first_col + i % (size_t)t.cols;
+            const double x = uniform_at(seed, RngPurpose::init, (uint32_t)t.id, row * (size_t)t.whole_cols + column);
+            weights[t.offset + i] = (real)(bound * (2 * x - 1));
+        }
+    }
+    set_weights(ctx, m, weights);
+}
+
+// Loads adapters that PEFT or a run has written.
+inline void load_adapters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
+    std::vector<real> weights(m.table.size);
+    read_tensors(weights_path(dir, m.c), m.c, m.table, weights.data());
+    set_weights(ctx, m, weights);
 }
 
 // Loads fp32 weights and moments from a checkpoint; moments that were fp32 and are now bf16 are rounded to the nearest.
@@ -330,7 +358,7 @@ public:
     };
 
     Saver(be::Ctx& ctx, Settings settings, const TrainingMemory& m)
-        : ctx_(ctx), world_(m.ranks->world), settings_(std::move(settings)), m_(m), whole_(m.c) {}
+        : ctx_(ctx), world_(m.ranks->world), settings_(std::move(settings)), m_(m), whole_(trained_table(m.c)) {}
     Saver(const Saver&) = delete;
     Saver& operator=(const Saver&) = delete;
     ~Saver() {
@@ -446,12 +474,13 @@ private:
     // The files of a checkpoint; if the model's own weights are not fp32, those are written beside them.
     std::vector<TensorFiles> files(const std::string& dir) const {
         std::vector<TensorFiles> all;
-        all.emplace_back(dir + "/model.safetensors", whole_, dtype_of<floatX>);
+        const char* const weights = m_.frozen ? "/adapter_model.safetensors" : "/model.safetensors";
+        all.emplace_back(dir + weights, whole_, dtype_of<floatX>);
         if (has_lower_halves) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
         for (const auto& [name, moment] : {std::pair("exp_avg", &parts_.exp_avg), {"exp_avg_sq", &parts_.exp_avg_sq}})
             all.emplace_back(dir + "/training/" + name + ".safetensors", whole_,
                              moment->is_bf16 ? dtype_of<bf16> : dtype_of<real>);
-        if (m_.average) all.emplace_back(dir + "/ema/model.safetensors", whole_, dtype_of<floatX>);
+        if (m_.average) all.emplace_back(dir + "/ema" + weights, whole_, dtype_of<floatX>);
         if (m_.average && has_lower_halves) all.emplace_back(dir + "/training/ema.safetensors", whole_, dtype_of<real>);
         return all;
     }

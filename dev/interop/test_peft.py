@@ -1,0 +1,133 @@
+"""Low-rank adapters exchanged with PEFT, in both directions, for each family: `make test-interop`.
+
+  1  adapters that train_gpt trains: PEFT opens them on the same model and gives our logits; transformers opens the merged model
+     and gives them too
+  2  adapters that PEFT writes, on all matrices and on some, with other scales: train_gpt gives PEFT's logits
+
+    test_peft.py BUILD_FP32     a folder with train_gpt and dump_logits; ends with `N passed, N failed`
+"""
+
+import copy
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+os.environ |= {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
+
+import numpy as np
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
+
+BUILD = Path(sys.argv[1]).resolve()
+WORK = Path(tempfile.mkdtemp(prefix="peft_"))
+V, T = 499, 32
+passed = failed = 0
+COMMON = dict(vocab_size=V, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+# Our names of matrices for training, and PEFT's for some of them.
+FAMILIES = {
+    "llama": (LlamaConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, intermediate_size=80,
+                          max_position_embeddings=T, tie_word_embeddings=False, **COMMON),
+              ["all", "q v", "k o gate"], [["q_proj", "v_proj"], ["k_proj", "up_proj", "down_proj"]]),
+    "gpt2": (GPT2Config(n_embd=48, n_layer=2, n_head=6, n_positions=T, n_inner=80, **COMMON),
+             ["all", "o"], [["c_attn"], ["attn.c_proj", "c_fc"]]),
+    "bloom": (BloomConfig(hidden_size=48, n_layer=2, n_head=6, seq_length=T, **COMMON),
+              ["all", "qkv down"], [["query_key_value"], ["dense", "dense_h_to_4h", "dense_4h_to_h"]]),
+}
+
+
+@contextmanager
+def case(name):
+    """One test: fails if its body raises."""
+    global passed, failed
+    try:
+        yield
+        passed += 1
+        print("ok:", name, flush=True)
+    except Exception:
+        failed += 1
+        print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
+
+
+def run(*command):
+    done = subprocess.run([str(x) for x in command], cwd=WORK, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def our_logits(directory, tokens, *adapter):
+    tokens.astype(np.int32).tofile(WORK / "tokens")
+    run(BUILD / "dump_logits", directory, "tokens", tokens.shape[1], "logits", *(["--adapter", *adapter] if adapter else []))
+    return np.fromfile(WORK / "logits", np.float32).reshape(*tokens.shape, -1)
+
+
+def their_logits(model, tokens):
+    with torch.no_grad():
+        return model.eval()(torch.from_numpy(tokens)).logits.float().numpy()
+
+
+def base(family):
+    return AutoModelForCausalLM.from_pretrained(WORK / family, dtype=torch.float32)
+
+
+def compare(ours, theirs, plain):
+    difference, effect = np.abs(ours - theirs).max(), np.abs(theirs - plain).max()
+    assert difference < 1e-4 and effect > 1e-2, f"largest difference {difference:.2e}, effect of the adapters {effect:.2e}"
+
+
+def test_ours(family, targets, tokens, plain):
+    name = f"{family}, our adapters on {targets}"
+    out = WORK / f"{family} {targets}".replace(" ", "-")
+    with case(f"{name}: trained"):
+        run(BUILD / "train_gpt", "train", "--model", WORK / family, "--lora-rank", 4, "--lora-targets", *targets.split(), "--data-path",
+            "data", "--split", "1, 0, 0", "--seq-length", T, "--micro-batch-size", 4, "--train-iters", 12, "--lr", 2e-2, "--eval-iters",
+            0, "--out", out)
+    ours = our_logits(WORK / family, tokens, out)
+    with case(f"{name}: PEFT gives our logits"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare(ours, their_logits(PeftModel.from_pretrained(base(family), out / "latest"), tokens), plain)
+    with case(f"{name}: transformers gives them of the merged model"):
+        run(BUILD / "train_gpt", "export", "--merge", "--adapter", out, "--out", f"{out}-merged")
+        compare(ours, their_logits(AutoModelForCausalLM.from_pretrained(f"{out}-merged", dtype=torch.float32), tokens), plain)
+
+
+def test_theirs(family, targets, options, tokens, plain):
+    with case(f"{family}, PEFT's adapters on {targets} {options}: train_gpt gives PEFT's logits"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about fan_in_fan_out of GPT-2, which PEFT sets itself
+        torch.manual_seed(len(targets))
+        model = get_peft_model(base(family), LoraConfig(task_type="CAUSAL_LM", target_modules=targets, init_lora_weights=False,
+                                                        **options))
+        directory = WORK / "theirs"
+        model.save_pretrained(directory)
+        compare(our_logits(WORK / family, tokens, directory), their_logits(model, tokens), plain)
+
+
+def main():
+    lines = [f"in the year {i * 37 % 1000} the king of city {i % 17} gave {i * 11 % 97} sheep to his son\n" for i in range(600)]
+    (WORK / "text.txt").write_text("".join(lines))
+    run(BUILD / "train_gpt", "tokenizer", "--input", "text.txt", "--vocab-size", V, "--output", "tokenizer")
+    run(BUILD / "train_gpt", "prepare", "--input", "text.txt", "--output", "data", "--tokenizer", "tokenizer")
+    tokens = np.random.default_rng(1).integers(0, V, (3, T))
+    for family, (config, ours, theirs) in FAMILIES.items():
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+        for name, p in model.named_parameters():
+            p.data = 0.2 * torch.randn_like(p) + (1.0 if p.dim() == 1 and name.endswith("weight") else 0.0)
+        model.tie_weights()
+        model.save_pretrained(WORK / family)
+        plain = their_logits(base(family), tokens)
+        for targets in ours:
+            test_ours(family, targets, tokens, plain)
+        for targets in theirs:
+            for options in ({"r": 3, "lora_alpha": 6}, {"r": 8, "lora_alpha": 4, "use_rslora": True, "lora_dropout": 0.1}):
+                test_theirs(family, targets, options, tokens, plain)
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+main()

@@ -1,0 +1,49 @@
+// Low-rank adapters: between the matrices B of the adapters on a layer and the block-diagonal matrix of all of them
+// (model/lora.h): a thread per element of the latter, which is a thousandth of what the layer itself moves.
+#pragma once
+#include "../ops.h"
+#include "device.cuh"
+
+namespace gpu {
+namespace detail {
+
+// Where element i of the block-diagonal matrix stands in B; -1: nowhere.
+__device__ inline int64_t lora_place(const LoraRows& rows, size_t i) {
+    const int width = rows.width(), row = (int)(i / width), column = (int)(i % width);
+    for (int k = 0; k < rows.blocks; k++) {
+        const LoraRows::Block block = rows.block[k];
+        if (row >= block.row && row < block.row + block.rows && column / rows.rank == block.part)
+            return (int64_t)(block.packed + row - block.row) * rows.rank + column % rows.rank;
+    }
+    return -1;
+}
+
+__global__ void __launch_bounds__(256) lora_spread_kernel(floatX* wide, const floatX* b, LoraRows rows, float scale, size_t n) {
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= n) return;
+    const int64_t place = lora_place(rows, i);
+    wide[i] = (floatX)(place < 0 ? 0.0f : scale * (float)b[place]);
+}
+
+template <bool add>
+__global__ void __launch_bounds__(256) lora_collect_kernel(real* db, const real* dwide, LoraRows rows, float scale, size_t n) {
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= n) return;
+    const int64_t place = lora_place(rows, i);
+    if (place >= 0) db[place] = (add ? db[place] : real(0)) + scale * dwide[i];
+}
+
+}  // namespace detail
+
+inline void lora_spread(Ctx& ctx, floatX* wide, const floatX* b, const LoraRows& rows, real scale) {
+    const size_t n = (size_t)rows.OC * rows.width();
+    LAUNCH(detail::lora_spread_kernel, (unsigned)ceil_div(n, (size_t)256), 256, 0, ctx, wide, b, rows, scale, n);
+}
+
+inline void lora_collect(Ctx& ctx, real* db, const real* dwide, const LoraRows& rows, real scale, Acc acc) {
+    const size_t n = (size_t)rows.OC * rows.width();
+    const auto kernel = acc == Acc::Add ? detail::lora_collect_kernel<true> : detail::lora_collect_kernel<false>;
+    LAUNCH(kernel, (unsigned)ceil_div(n, (size_t)256), 256, 0, ctx, db, dwide, rows, scale, n);
+}
+
+}  // namespace gpu

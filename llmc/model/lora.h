@@ -1,0 +1,288 @@
+// Low-rank adapters (LoRA; Hu et al., 2021): the model's parameters stay as they are, and beside a matrix W (out, in) two small
+// ones are trained, A (r, in) and B (out, r):
+//   out = x W^T + (alpha / r) (x A^T) B^T
+// B starts at zero, so the run starts from the model itself; A starts uniform within 1 / sqrt(in), as PEFT's does.
+//
+// Names and layouts are PEFT's: one A and one B for each matrix of the model's files ("module"). Ours hold several of them
+// (qkv: q_proj, k_proj, v_proj; fc1: gate_proj, up_proj). So the A of the modules on a layer stand one below the other, (parts r,
+// in): one product gives all x A^T. Their B stand one below the other too, (rows, r), and are spread into a block-diagonal matrix
+// (out, parts r) for one product that adds all of them: parts times the operations, of which a layer has a thousand times more.
+//
+// Backward, with t = x A^T and s = alpha / r: dB = s dout^T t, dt = s dout B, dA = dt^T x, dx += dt A.
+//
+// Tensor parallelism cuts as the layer is cut. Column-parallel layers (qkv, fc1) cut the rows of B; A is whole. Row-parallel
+// ones (proj, fc2) cut the columns of A; B is whole, and a rank's x A^T B^T is a summand like its x W^T. Either way the whole
+// matrix's gradient is a sum over tp ranks (TensorSpec::summands).
+#pragma once
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/similar.h"
+#include "../ops.h"
+#include "arena.h"
+#include "gradients.h"
+#include "parameters.h"
+
+// ---- which matrices ---------------------------------------------------------------------------------------------------------
+
+// A matrix of the model's files that can have an adapter.
+struct LoraTarget {
+    std::string module;              // "self_attn.q_proj": its name in the files, below the layer's
+    std::vector<std::string> names;  // all names that choose it: "self_attn.q_proj", "q_proj", "q", "qkv"
+};
+
+namespace detail {
+
+// "model.layers.3.self_attn.q_proj.weight" of layer 3 is the module "self_attn.q_proj".
+inline std::string module_of(const std::string& name, int layer) {
+    const std::string number = "." + std::to_string(layer) + ".", end = ".weight";
+    const size_t begin = name.find(number) + number.size();
+    return name.substr(begin, name.size() - end.size() - begin);
+}
+inline bool is_block_matrix(const TensorSpec& t) { return t.block >= 0 && !t.vector(); }
+// Which of a block's matrices "blocks.3.qkv_w" is.
+inline Matrix matrix_of(const TensorSpec& t) {
+    for (const Matrix matrix : all_matrices)
+        if (t.name.find(format(".%s_w", matrix_names[(size_t)matrix])) != std::string::npos) return matrix;
+    fail("no adapters for %s", t.name.c_str());
+}
+// The letters by which papers call the matrices that ours holds `parts` of; "" for one that has no such name.
+inline std::string letter_of(Matrix matrix, size_t part, size_t parts) {
+    static const char* const of_qkv[] = {"q", "k", "v"};
+    static const char* const of_fc1[] = {"gate", "up"};
+    switch (matrix) {
+        case Matrix::qkv: return parts == 3 ? of_qkv[part] : "";
+        case Matrix::proj: return "o";
+        case Matrix::fc1: return parts == 2 ? of_fc1[part] : "up";
+        default: return "down";
+    }
+}
+
+}  // namespace detail
+
+// The matrices of a layer, in their order.
+inline std::vector<LoraTarget> lora_targets(const ModelConfig& c) {
+    std::vector<LoraTarget> targets;
+    for (const TensorSpec& t : ParameterTable(c).rows) {
+        if (t.block != 0 || !detail::is_block_matrix(t)) continue;
+        const Matrix matrix = detail::matrix_of(t);
+        for (size_t i = 0; i < t.hf.size(); i++) {
+            const std::string module = detail::module_of(t.hf[i].name, 0), last = module.substr(module.find_last_of('.') + 1);
+            const std::string letter = detail::letter_of(matrix, i, t.hf.size());
+            targets.push_back({module, {module, last, matrix_names[(size_t)matrix]}});
+            if (!letter.empty()) targets.back().names.push_back(letter);
+        }
+    }
+    return targets;
+}
+
+// The modules that the given names choose ("all": every one), in the order of the layer.
+inline std::vector<std::string> lora_modules(const ModelConfig& c, const std::vector<std::string>& given) {
+    const std::vector<LoraTarget> targets = lora_targets(c);
+    const auto chooses = [](const std::string& name, const LoraTarget& t) {
+        return name == "all" || std::find(t.names.begin(), t.names.end(), name) != t.names.end();
+    };
+    for (const std::string& name : given) {
+        if (std::any_of(targets.begin(), targets.end(), [&](const LoraTarget& t) { return chooses(name, t); })) continue;
+        std::vector<std::string> known = {"all"};
+        for (const LoraTarget& t : targets)
+            for (const std::string& other : t.names)
+                if (std::find(known.begin(), known.end(), other) == known.end()) known.push_back(other);
+        std::string all;
+        for (const std::string& other : known) all += (all.empty() ? "" : ", ") + other;
+        fail_usage("this model has no matrix '%s' for --lora-targets%s HINT: those of a %s model are %s", name.c_str(),
+                   did_you_mean(name, known).c_str(), c.family.c_str(), all.c_str());
+    }
+    std::vector<std::string> modules;
+    for (const LoraTarget& t : targets)
+        if (std::any_of(given.begin(), given.end(), [&](const std::string& name) { return chooses(name, t); }))
+            modules.push_back(t.module);
+    return modules;
+}
+
+// ---- tensors ----------------------------------------------------------------------------------------------------------------
+
+// The adapters on one of a block's matrices: this rank's part.
+struct LoraLayer {
+    LoraRows rows{};
+    int block = 0;  // of this rank's
+    size_t of = 0;  // row of the model's table that is adapted
+    Matrix matrix = Matrix::qkv;
+    int a_row = 0, b_row = 0;   // of the table of adapters
+    const floatX* a = nullptr;  // (parts rank, in)
+    const floatX* b = nullptr;  // (rows, rank)
+    real *da = nullptr, *db = nullptr;
+    real scale = 0;
+};
+
+namespace detail {
+
+// visit(A, B, layer) for the adapters on each matrix of `part`, in the order of the model.
+template <class Visit>
+void walk_adapters(const ModelConfig& c, const Part& part, Visit visit) {
+    const int rank = c.lora.rank;
+    const ParameterTable model(c, part);
+    for (const TensorSpec& w : model.rows) {
+        if (!is_block_matrix(w)) continue;
+        const bool row_parallel = matrix_of(w) == Matrix::proj || matrix_of(w) == Matrix::fc2;
+        TensorSpec a = w, b = w;
+        LoraLayer layer;
+        a.hf.clear();
+        b.hf.clear();
+        b.blocks.clear();
+        b.rows = b.whole_rows = b.replicated_rows = 0;
+        for (const HfTensor& t : w.hf) {
+            const std::string module = module_of(t.name, part.layers[(size_t)w.block]);
+            if (std::find(c.lora.modules.begin(), c.lora.modules.end(), module) == c.lora.modules.end()) continue;
+            const std::string name = "base_model.model." + t.name.substr(0, t.name.size() - std::string(".weight").size());
+            for (const RowBlock& block : w.blocks) {
+                if (block.whole_row < t.row || block.whole_row >= t.row + t.rows) continue;
+                CHECK(layer.rows.blocks < 3, "adapters on %s", w.name.c_str());
+                layer.rows.block[layer.rows.blocks++] = {block.row, block.rows, b.rows, layer.rows.parts};
+                b.blocks.push_back({b.rows, b.whole_rows + block.whole_row - t.row, block.rows});
+                b.rows += block.rows;
+                if (block.row >= w.rows - w.replicated_rows) b.replicated_rows += block.rows;
+            }
+            a.hf.push_back({name + ".lora_A.weight", rank * layer.rows.parts, rank});
+            b.hf.push_back({name + ".lora_B.weight", b.whole_rows, t.rows, false, t.interleaved});
+            b.whole_rows += t.rows;
+            layer.rows.parts++;
+        }
+        if (a.hf.empty()) continue;
+        layer.rows.rank = rank;
+        layer.rows.OC = w.rows;
+        layer.block = w.block;
+        layer.of = (size_t)(&w - model.rows.data());
+        layer.matrix = matrix_of(w);
+        layer.scale = (real)c.lora.scale();
+        const std::string stem = w.name.substr(0, w.name.size() - 2);
+        a.name = stem + "_lora_a";
+        a.rows = a.whole_rows = layer.rows.width();
+        a.blocks = {{0, 0, a.rows}};
+        a.init = Init::kaiming;
+        a.replicated_rows = 0;
+        b.name = stem + "_lora_b";
+        b.cols = b.whole_cols = rank;
+        b.first_col = 0;
+        b.init = Init::zeros;
+        TensorSpec& whole = row_parallel ? b : a;
+        whole.replicated = whole.summands = part.tp.size > 1;
+        a.id = 2 * w.id;  // 0 is the token embedding's, which is no block's matrix
+        b.id = 2 * w.id + 1;
+        visit(a, b, layer);
+    }
+}
+
+}  // namespace detail
+
+// The table of what a run trains: the model's parameters, or the adapters on it.
+inline ParameterTable trained_table(const ModelConfig& c, const Part& part, size_t multiple = 64) {
+    if (!c.lora.on()) return ParameterTable(c, part, multiple);
+    std::vector<TensorSpec> tensors;
+    detail::walk_adapters(c, part, [&](const TensorSpec& a, const TensorSpec& b, const LoraLayer&) {
+        tensors.push_back(a);
+        tensors.push_back(b);
+    });
+    return ParameterTable(part, std::move(tensors), multiple);
+}
+inline ParameterTable trained_table(const ModelConfig& c) { return trained_table(c, whole_model(c)); }
+
+// The configuration of the model without its adapters.
+inline ModelConfig without_lora(ModelConfig c) {
+    c.lora = {};
+    return c;
+}
+
+// ---- computing --------------------------------------------------------------------------------------------------------------
+
+// The adapters on this rank's layers, and the memory in which they are computed, one layer after another.
+class Lora {
+public:
+    std::vector<LoraLayer> layers;
+
+    // N rows at most; widest: the most numbers of a row of the layers' inputs and outputs.
+    void plan(Arena& arena, const ModelConfig& c, const Part& part, size_t N, size_t widest, bool training) {
+        layers.clear();
+        detail::walk_adapters(c, part, [&](const TensorSpec&, const TensorSpec&, LoraLayer layer) {
+            layer.a_row = 2 * (int)layers.size();
+            layer.b_row = layer.a_row + 1;
+            layers.push_back(layer);
+        });
+        size_t width = 0, spread = 0;
+        for (const LoraLayer& l : layers) {
+            width = std::max(width, (size_t)l.rows.width());
+            spread = std::max(spread, (size_t)l.rows.OC * l.rows.width());
+        }
+        const char* const purpose = "adapters: activations";
+        at_once_ = std::min<size_t>(N, 512);
+        arena.add(purpose, &t_, N * width);
+        arena.add(purpose, &wide_, spread);
+        arena.add(purpose, &some_, at_once_ * widest);
+        if (!training) return;
+        arena.add(purpose, &dt_, N * width);
+        arena.add(purpose, &dwide_, spread);
+    }
+    // After allocation: points the layers at their matrices.
+    void bind(const ParameterTable& table, const floatX* params, const Elements& grads, const BlockGradients& of_block) {
+        const auto gradient = [&](int row) -> real* {
+            if (!grads.data) return nullptr;
+            return of_block.used() ? of_block.gradient((size_t)row) : (real*)grads.from(table.rows[row].offset).data;
+        };
+        for (LoraLayer& l : layers) {
+            l.a = params + table.rows[l.a_row].offset;
+            l.b = params + table.rows[l.b_row].offset;
+            l.da = gradient(l.a_row);
+            l.db = gradient(l.b_row);
+        }
+    }
+
+    // out += scale (x A^T) B^T
+    void forward(be::Ctx& ctx, const LoraLayer& l, floatX* out /*(N, OC)*/, const floatX* x /*(N, IC)*/, int N, int IC) const {
+        const int OC = l.rows.OC, width = l.rows.width();
+        project(ctx, l, x, N, IC);
+        add_in_pieces(ctx, out, N, OC, [&](size_t row, int n) {
+            be::linear_forward(ctx, some_, t_ + row * width, wide_, nullptr, n, width, OC);
+        });
+    }
+    // Sets or adds the gradients of A and B, and keeps dt for backward_input.
+    void backward_weight(be::Ctx& ctx, const LoraLayer& l, const floatX* dout /*(N, OC)*/, const floatX* x /*(N, IC)*/, int N,
+                         int IC, Acc acc) const {
+        const int OC = l.rows.OC, width = l.rows.width();
+        project(ctx, l, x, N, IC);
+        be::linear_backward_weight(ctx, dwide_, nullptr, dout, t_, N, width, OC, Acc::Set);
+        be::lora_collect(ctx, l.db, dwide_, l.rows, l.scale, acc);
+        be::linear_backward_input(ctx, dt_, dout, wide_, N, width, OC);
+        be::linear_backward_weight(ctx, l.da, nullptr, dt_, x, N, IC, width, acc);
+    }
+    // dx += dt A
+    void backward_input(be::Ctx& ctx, const LoraLayer& l, floatX* dx /*(N, IC)*/, int N, int IC) const {
+        const int width = l.rows.width();
+        add_in_pieces(ctx, dx, N, IC,
+                      [&](size_t row, int n) { be::linear_backward_input(ctx, some_, dt_ + row * width, l.a, n, IC, width); });
+    }
+
+private:
+    // t = x A^T, and the scaled block-diagonal matrix of all B.
+    void project(be::Ctx& ctx, const LoraLayer& l, const floatX* x, int N, int IC) const {
+        be::linear_forward(ctx, t_, x, l.a, nullptr, N, IC, l.rows.width());
+        be::lora_spread(ctx, wide_, l.b, l.rows, l.scale);
+    }
+    // sum += what `compute(row, n)` sets `some_` to, for some rows at a time, which stay in the cache in between.
+    template <class Compute>
+    void add_in_pieces(be::Ctx& ctx, floatX* sum, int N, int columns, Compute compute) const {
+        for (size_t row = 0; row < (size_t)N; row += at_once_) {
+            const size_t n = std::min(at_once_, (size_t)N - row);
+            floatX* rows = sum + row * columns;
+            compute(row, (int)n);
+            be::residual_forward(ctx, rows, rows, some_, n * columns);
+        }
+    }
+
+    size_t at_once_ = 0;
+    floatX *t_ = nullptr, *dt_ = nullptr;  // (N, width) x A^T, and its gradient
+    floatX* wide_ = nullptr;               // (OC, width) block-diagonal matrix of all B
+    real* dwide_ = nullptr;                // (OC, width)
+    floatX* some_ = nullptr;               // (at_once, widest)
+};

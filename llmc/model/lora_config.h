@@ -1,0 +1,16 @@
+// Low-rank adapters (lora.h) as the options or an adapter_config.json describe them.
+#pragma once
+#include <cmath>
+#include <string>
+#include <vector>
+
+struct LoraConfig {
+    int rank = 0;  // 0: no adapters, all parameters are trained
+    double alpha = 0;
+    double dropout = 0;
+    bool rank_stabilized = false;      // scale by alpha / sqrt(rank) (Kalajdzievski, 2023)
+    std::vector<std::string> modules;  // names in the model's files, below a layer's: "self_attn.q_proj"; in their order
+
+    bool on() const { return rank > 0; }
+    double scale() const { return alpha / (rank_stabilized ? std::sqrt((double)rank) : (double)rank); }
+};

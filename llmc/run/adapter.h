@@ -1,0 +1,183 @@
+// Directories of low-rank adapters (model/lora.h) in PEFT's format, which PEFT opens and writes:
+//   adapter_config.json           rank, alpha, the matrices, and the path of the model that they adapt (the base)
+//   adapter_model.safetensors     A and B of each matrix
+//   base.json                     this program's: sizes and checksums of the base's weights
+// Adapters are only right on the weights that they were trained on: base.json lets others be refused. PEFT's own directories have
+// none; of those only names and shapes can be compared.
+#pragma once
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "../base/json.h"
+#include "../base/safetensors.h"
+#include "../model/lora.h"
+#include "../parallel/world.h"
+#include "checkpoint.h"
+#include "model_texts.h"
+#include "run_directory.h"
+
+// ---- the base ---------------------------------------------------------------------------------------------------------------
+
+// Size and CRC-32C of each of a model's weight files; every rank reads its share of them.
+inline nlohmann::ordered_json identity_of_base(World& world, const std::string& dir) {
+    Strings names;
+    for (const auto& entry : std::filesystem::directory_iterator(dir))
+        if (const std::string name = entry.path().filename().string(); entry.path().extension() == ".safetensors")
+            names.push_back(name);
+    std::sort(names.begin(), names.end());
+    std::string mine;
+    for (size_t i = (size_t)world.rank(); i < names.size(); i += (size_t)world.size()) {
+        const FileSum sum = sum_file(dir + "/" + names[i]);
+        mine += format("%s\t%zu\t%08x\n", names[i].c_str(), sum.bytes, sum.crc);
+    }
+    std::map<std::string, nlohmann::ordered_json> sums;  // sorted by name
+    for (const std::string& lines : world.all_gather(mine)) {
+        std::istringstream text(lines);
+        for (std::string name, bytes, crc;
+             std::getline(text, name, '\t') && std::getline(text, bytes, '\t') && std::getline(text, crc);)
+            sums[name] = {{"bytes", std::stoull(bytes)}, {"crc32c", crc}};
+    }
+    nlohmann::ordered_json files = nlohmann::ordered_json::object();
+    for (const auto& [name, entry] : sums) files[name] = entry;
+    return files;
+}
+
+// Refuses a base whose weights are not those that the adapters were trained on.
+inline void check_base(World& world, const std::string& adapter, const std::string& base) {
+    const std::string path = adapter + "/base.json";
+    if (!std::filesystem::exists(path)) return;
+    const auto recorded = nlohmann::ordered_json(read_json(path));
+    if (recorded.value("files", nlohmann::ordered_json()) == identity_of_base(world, base)) return;
+    fail(
+        "the weights of %s are not those that the adapters %s were trained on (%s, by the checksums in %s); HINT: --model with that "
+        "model",
+        base.c_str(), adapter.c_str(), recorded.value("path", std::string("a model without a name")).c_str(), path.c_str());
+}
+
+// ---- adapter_config.json ----------------------------------------------------------------------------------------------------
+
+inline std::string joined(const std::vector<std::string>& names) {
+    std::string text;
+    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+    return text;
+}
+
+// The path of the base as the adapters name it.
+inline std::string base_of_adapter(const std::string& dir) {
+    const nlohmann::json j = read_json(dir + adapter_config_file);
+    const nlohmann::json name = j.is_object() ? j.value("base_model_name_or_path", nlohmann::json()) : nlohmann::json();
+    if (name.is_string() && std::filesystem::is_directory(name.get<std::string>())) return name.get<std::string>();
+    fail("the model under the adapters %s is not where they say, at %.500s; HINT: --model DIR", dir.c_str(),
+         name.dump().c_str());
+}
+
+// Reads the adapters of a directory for a model with the configuration c. What would compute something else than LoRA is refused
+// by name.
+inline LoraConfig read_adapter_config(const std::string& dir, const ModelConfig& c) {
+    const std::string path = dir + adapter_config_file, weights = dir + "/adapter_model.safetensors";
+    const nlohmann::json j = read_json(path);
+    if (!j.is_object()) fail("%s does not hold a JSON object", path.c_str());
+    const detail::HfReader in{j, path};
+    if (const std::string type = in.text("peft_type", ""); type != "LORA")
+        fail("%s: peft_type is '%s'; only LORA is supported", path.c_str(), type.c_str());
+    in.only("bias", "none");
+    for (const char* key : {"use_dora", "use_qalora", "lora_bias"}) in.only(key, false);
+    for (const char* key : {"modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "layer_replication",
+                            "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "use_bdlora",
+                            "arrow_config", "kasa_config", "velora_config", "monteclora_config"})
+        if (!in.absent(key) && !j[key].empty())
+            fail("%s: '%s' is %.200s; it is not supported", path.c_str(), key, j[key].dump().c_str());
+    if (const nlohmann::json start = j.value("init_lora_weights", nlohmann::json()); start.is_string())
+        for (const char* changes : {"pissa", "olora", "loftq", "corda", "lora_ga"})  // these change the base as well
+            if (start.get<std::string>().find(changes) == 0)
+                fail("%s: 'init_lora_weights' is \"%s\", which changes the model that is adapted; it is not supported",
+                     path.c_str(), start.get<std::string>().c_str());
+    LoraConfig lora;
+    lora.rank = in.count("r");
+    if (lora.rank < 1) fail("%s: 'r' is %d; it must be at least 1", path.c_str(), lora.rank);
+    lora.alpha = in.number("lora_alpha", 8);
+    lora.dropout = in.number("lora_dropout", 0);
+    lora.rank_stabilized = in.flag("use_rslora", false);
+    if (!std::filesystem::exists(weights)) fail("%s has no adapter_model.safetensors; HINT: PEFT writes it", dir.c_str());
+    const SafetensorsReader files = SafetensorsReader::open(weights);
+    for (const LoraTarget& t : lora_targets(c))
+        for (const auto& [name, view] : files.tensors())
+            if (name.find(".0." + t.module + ".lora_A.") != std::string::npos) lora.modules.push_back(t.module);
+    if (lora.modules.empty())
+        fail("%s has no adapter for a layer of this %s model; HINT: --model with the model that it adapts", weights.c_str(),
+             c.family.c_str());
+    return lora;
+}
+
+// PEFT finds matrices by the ends of their names: the last word of a module unless that is also the end of one without adapter.
+inline std::vector<std::string> peft_modules(const ModelConfig& c) {
+    std::vector<std::string> names;
+    for (const std::string& module : c.lora.modules) {
+        const std::string last = module.substr(module.find_last_of('.') + 1);
+        bool unique = true;
+        for (const LoraTarget& t : lora_targets(c)) {
+            const bool chosen = std::find(c.lora.modules.begin(), c.lora.modules.end(), t.module) != c.lora.modules.end();
+            unique = unique && (chosen || t.names[1] != last);
+        }
+        const std::string name = unique ? last : module;
+        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+    return names;
+}
+
+inline std::string adapter_config_text(const ModelConfig& c, const std::string& base) {
+    bool transposed = false;
+    for (const TensorSpec& t : ParameterTable(c).rows)
+        for (const HfTensor& part : t.hf) transposed = transposed || part.transposed;
+    const nlohmann::ordered_json j = {{"peft_type", "LORA"},
+                                      {"task_type", "CAUSAL_LM"},
+                                      {"base_model_name_or_path", base},
+                                      {"r", c.lora.rank},
+                                      {"lora_alpha", c.lora.alpha},
+                                      {"lora_dropout", c.lora.dropout},
+                                      {"use_rslora", c.lora.rank_stabilized},
+                                      {"target_modules", peft_modules(c)},
+                                      {"bias", "none"},
+                                      {"fan_in_fan_out", transposed},
+                                      {"init_lora_weights", true},
+                                      {"modules_to_save", nullptr},
+                                      {"inference_mode", true}};
+    return j.dump(2) + "\n";
+}
+
+// The files of an adapter directory besides the tensors: the base's tokenizer stays beside them.
+inline void add_adapter_texts(World& world, ModelTexts& texts, const ModelConfig& c, const std::string& base) {
+    const std::string path = std::filesystem::weakly_canonical(base).string();
+    texts.files.erase("generation_config.json");
+    texts.files["adapter_config.json"] = adapter_config_text(c, path);
+    const nlohmann::ordered_json identity = {{"path", path}, {"files", identity_of_base(world, base)}};
+    texts.files["base.json"] = identity.dump(2) + "\n";
+}
+
+// The model of --model and --adapter, either of which may be missing, for commands that do not train.
+struct AdaptedModel {
+    std::string dir, adapter;  // adapter: empty without one
+    ModelConfig c;
+
+    template <class Options>
+    AdaptedModel(World& world, const Options& o) {
+        if (!o.adapter.empty()) {
+            adapter = model_directory(o.adapter);
+            if (!is_adapter(adapter)) fail("%s holds no adapters (adapter_config.json)", adapter.c_str());
+        }
+        if (!o.model.empty()) dir = model_directory(o.model);
+        else if (!adapter.empty()) dir = base_of_adapter(adapter);
+        else fail_usage("the model is missing; HINT: --model DIR");
+        c = read_config(dir);
+        check_config(c);
+        if (adapter.empty()) return;
+        check_base(world, adapter, dir);
+        c.lora = read_adapter_config(adapter, c);
+    }
+};

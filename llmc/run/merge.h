@@ -1,0 +1,80 @@
+// Adapters merged into the matrices that they adapt: W + (alpha / r) B A (lora.h), for models that are to be used without
+// adapters (train_gpt export --merge).
+#pragma once
+#include <string>
+#include <vector>
+
+#include "../cpu/parallel.h"
+#include "../model/lora.h"
+#include "../parallel/shard.h"
+#include "adapter.h"
+#include "training_state.h"
+#include "checkpoint.h"
+#include "model_texts.h"
+
+// Adds the adapters of c, laid out by trained_table(c, model.part), to the weights of the model, laid out by `model`: the part of
+// one tensor-parallel rank, some layers or all.
+template <class E>
+void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weights, const E* adapters) {
+    const ParameterTable table = trained_table(c, model.part);
+    size_t row = 0;
+    detail::walk_adapters(c, model.part, [&](const TensorSpec&, const TensorSpec&, const LoraLayer& layer) {
+        const E *a = adapters + table.rows[row].offset, *b = adapters + table.rows[row + 1].offset;
+        const TensorSpec& w = model.rows[layer.of];
+        row += 2;
+        for (int k = 0; k < layer.rows.blocks; k++) {
+            const LoraRows::Block& block = layer.rows.block[k];
+            const size_t rank = (size_t)layer.rows.rank, cols = (size_t)w.cols;
+            cpu::parallel_for(block.rows, [&](int r) {
+                E* to = weights + w.offset + (size_t)(block.row + r) * cols;
+                for (size_t i = 0; i < rank; i++) {
+                    const E factor = layer.scale * b[(size_t)(block.packed + r) * rank + i];
+                    const E* from = a + ((size_t)block.part * rank + i) * cols;
+                    for (size_t j = 0; j < cols; j++) to[j] += factor * from[j];
+                }
+            });
+        }
+    });
+}
+
+// train_gpt export --merge: the model with the adapters in its matrices, as a directory that transformers opens. Layer by layer, so
+// that the memory is that of the largest one in fp32.
+inline int export_merged(const ExportOptions& o) {
+    if (o.adapter.empty()) fail_usage("--merge needs adapters; HINT: --adapter DIR");
+    if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");
+    World world = World::join();
+    const AdaptedModel found(world, o);
+    if (std::filesystem::exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());
+    PhaseStatus phase;
+    phase.begin("merging " + found.adapter + " into " + found.dir);
+    ModelConfig c = found.c;
+    pad_vocabulary(c, 1);
+    const ModelConfig plain = without_lora(c);
+    const NewDirectory directory(o.out);
+    directory.create();
+    try {
+        write_model_texts(directory.path(), plain, model_texts(found.dir, usable_tokenizer(found.dir).get()));
+        const TensorFiles files(directory.path() + "/model.safetensors", ParameterTable(plain), dtype_of<floatX>);
+        files.create();
+        for (int layer = 0; layer < c.L; layer++) {
+            Part part;
+            part.layers = {layer};
+            part.first = layer == 0;
+            part.last = layer == c.L - 1;
+            const ParameterTable model(plain, part), adapters = trained_table(c, part);
+            std::vector<real> weights(model.size), low_rank(adapters.size);
+            read_tensors(found.dir, plain, model, weights.data());
+            read_tensors(weights_path(found.adapter, c), c, adapters, low_rank.data());
+            merge_adapters(c, model, weights.data(), low_rank.data());
+            const Shards whole(model, {}, false, model.size);
+            write_parts(files, model, whole, whole.counted(model, {}), [&](size_t i) { return (floatX)weights[i]; });
+        }
+        directory.publish(sum_files(directory.path()));
+    } catch (...) {
+        directory.remove();
+        throw;
+    }
+    phase.done();
+    printf("%s holds the merged model\n", o.out.c_str());
+    return 0;
+}

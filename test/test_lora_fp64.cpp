@@ -1,0 +1,222 @@
+// Low-rank adapters, in double: every gradient against finite differences, for each family and several choices of matrices; what
+// is frozen stays as it is; merged matrices compute the same; the tables of PEFT's names; recomputation gives the same bits.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "../llmc/run/merge.h"
+#include "trainer.h"
+#include "model_files.h"
+
+namespace test_lora_fp64 {
+namespace {
+
+using Names = std::vector<std::string>;
+
+ModelConfig tiny(const std::string& family, const Names& targets, int rank) {
+    ModelConfig c;
+    set_family(c, family);
+    c.L = 2;
+    c.C = 24;
+    c.NH = 6;
+    c.NKV = family == "llama" ? 3 : 6;
+    c.F = family == "bloom" ? 4 * c.C : 20;
+    c.T = 11;
+    c.V = 29;
+    c.init_std = 0.2;
+    check_config(c);
+    pad_vocabulary(c, 16);
+    if (rank) {
+        c.lora.rank = rank;
+        c.lora.alpha = 5;
+        c.lora.modules = lora_modules(c, targets);
+    }
+    return c;
+}
+
+struct Fixture {
+    be::Ctx ctx{2};
+    Model m;
+    Batch batch;
+    explicit Fixture(const ModelConfig& c, Recompute recompute = Recompute::none) : m(c) {
+        std::mt19937 rng(7);
+        batch.B = 2;
+        batch.T = c.T - 1;
+        for (int i = 0; i < batch.B * batch.T; i++) {
+            batch.tokens.push_back((int)(rng() % c.V));
+            batch.targets.push_back(i % 5 == 3 ? -1 : (int)(rng() % c.V));
+            batch.positions.push_back(i % batch.T);
+        }
+        plan_memory(m, recompute, batch.B, batch.T, 7);
+        allocate(ctx, m);
+        initialize(ctx, m, 42);
+        upload(ctx, m, batch, m.a.micro_batch());
+    }
+    // B begins at zero, where A has no gradient.
+    void move_adapters() {
+        std::mt19937 rng(3);
+        for (const TensorSpec& t : m.table.rows)
+            for (size_t i = 0; i < t.size(); i++) m.params[t.offset + i] += 0.3 * ((rng() % 1000) / 500.0 - 1);
+    }
+    Pass pass() { return {ctx, m, m.a.micro_batch()}; }
+    real* grads() { return (real*)m.grads.data; }
+    double loss() {
+        clear_sums(ctx, m);
+        model_forward(pass());
+        head(pass(), 0, 1e-2, false);
+        const LossSums sums = read_sums(ctx, m);
+        return (sums.ce + sums.z) / 16;
+    }
+    void gradients(Acc acc = Acc::Set) {
+        pass().in.gradients = acc;
+        begin_gradients(ctx, m);
+        model_forward(pass());
+        head(pass(), 1.0 / 16, 1e-2, true);
+        model_backward(pass(), [](int) {});
+    }
+    uint32_t hash_of_frozen() const { return crc32c(m.frozen->params, m.frozen->table.size * sizeof(floatX)); }
+};
+
+struct Case {
+    const char* family;
+    Names targets;
+    int rank;
+};
+const Case cases[] = {{"llama", {"all"}, 3},      {"llama", {"q", "v"}, 2}, {"llama", {"k", "up", "down"}, 1},
+                      {"gpt2", {"all"}, 2},       {"gpt2", {"c_proj"}, 4},  {"bloom", {"all"}, 2},
+                      {"bloom", {"qkv", "up"}, 3}};
+
+TEST(Lora, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
+    for (const Case& k : cases) {
+        Fixture f(tiny(k.family, k.targets, k.rank));
+        f.move_adapters();
+        const uint32_t before = f.hash_of_frozen();
+        f.gradients();
+        std::mt19937 rng(11);
+        for (const TensorSpec& t : f.m.table.rows) {
+            double largest = 0;
+            for (size_t i = 0; i < t.size(); i++) largest = std::max(largest, std::abs((double)f.grads()[t.offset + i]));
+            EXPECT_GT(largest, 0) << k.family << " " << t.name << " gets no gradient";
+            for (int n = 0; n < 8; n++) {
+                const size_t i = t.offset + rng() % t.size();
+                const double kept = f.m.params[i], h = 1e-5;
+                f.m.params[i] = kept + h;
+                const double up = f.loss();
+                f.m.params[i] = kept - h;
+                const double down = f.loss();
+                f.m.params[i] = kept;
+                const double numeric = (up - down) / (2 * h), error = std::abs(numeric - f.grads()[i]);
+                EXPECT_TRUE(error <= 1e-9 + 1e-6 * std::abs(numeric))
+                    << k.family << " " << t.name << "[" << i - t.offset << "]: " << f.grads()[i] << " but differences give "
+                    << numeric;
+            }
+        }
+        EXPECT_EQ(f.hash_of_frozen(), before);
+    }
+}
+
+TEST(Lora, MicroBatchesAddAndRecomputationKeepsTheBits) {
+    const ModelConfig c = tiny("llama", {"all"}, 3);
+    Fixture none(c);
+    none.move_adapters();
+    none.gradients();
+    const std::vector<real> once(none.grads(), none.grads() + none.m.table.size);
+    for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
+        Fixture other(c, recompute);
+        other.move_adapters();
+        other.gradients();
+        EXPECT_EQ(memcmp(once.data(), other.grads(), once.size() * sizeof(real)), 0) << (int)recompute;
+    }
+    none.gradients(Acc::Add);
+    for (size_t i = 0; i < once.size(); i++) ASSERT_NEAR(none.grads()[i], 2 * once[i], 1e-15 + 1e-12 * std::abs(once[i]));
+}
+
+TEST(Lora, NewAdaptersChangeNothingAndMergedMatricesComputeTheSame) {
+    for (const Case& k : cases) {
+        Fixture f(tiny(k.family, k.targets, k.rank)), plain(tiny(k.family, {}, 0));
+        EXPECT_EQ(f.loss(), plain.loss()) << k.family;  // B is zero
+        f.move_adapters();
+        const double adapted = f.loss();
+        EXPECT_GT(std::abs(adapted - plain.loss()), 1e-3) << k.family;
+        merge_adapters(f.m.c, plain.m.table, plain.m.params, f.m.params);
+        EXPECT_NEAR(plain.loss(), adapted, 1e-13 * adapted) << k.family;
+    }
+}
+
+TEST(Lora, TrainsInAFractionOfTheMemory) {
+    const auto bytes = [](const Fixture& f, const std::string& purpose) {
+        size_t sum = 0;
+        for (const auto& [name, n] : f.m.arena.purposes())
+            if (name.find(purpose) == 0) sum += n;
+        return sum;
+    };
+    const Fixture lora(tiny("llama", {"all"}, 2)), full(tiny("llama", {}, 0));
+    EXPECT_GE(bytes(lora, "parameters (frozen)"), full.m.table.size * sizeof(floatX));
+    for (const char* purpose : {"gradients", "Adam moments"}) EXPECT_LT(bytes(lora, purpose), bytes(full, purpose)) << purpose;
+    EXPECT_EQ(lora.m.shards.size, lora.m.table.size);
+    EXPECT_LT(lora.m.table.size, full.m.table.size);
+}
+
+TEST(Lora, TablesHavePeftsNames) {
+    const ModelConfig c = tiny("llama", {"q", "v", "gate", "down"}, 4);
+    EXPECT_EQ(c.lora.modules, (Names{"self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.down_proj"}));
+    std::map<std::string, std::vector<int64_t>> shapes;
+    size_t parameters = 0;
+    for (const TensorSpec& t : trained_table(c).rows)
+        for (const HfTensor& hf : t.hf) {
+            shapes[hf.name] = file_shape(t, hf);
+            parameters += (size_t)hf.rows * t.whole_cols;
+        }
+    const std::string layer = "base_model.model.model.layers.1.";
+    EXPECT_EQ(shapes.size(), 2u * 4 * 2);
+    EXPECT_EQ(trained_table(c).trained, parameters);
+    using Shape = std::vector<int64_t>;
+    EXPECT_EQ(shapes.at(layer + "self_attn.q_proj.lora_A.weight"), (Shape{4, 24}));
+    EXPECT_EQ(shapes.at(layer + "self_attn.v_proj.lora_B.weight"), (Shape{12, 4}));
+    EXPECT_EQ(shapes.at(layer + "mlp.gate_proj.lora_B.weight"), (Shape{20, 4}));
+    EXPECT_EQ(shapes.at(layer + "mlp.down_proj.lora_A.weight"), (Shape{4, 20}));
+    EXPECT_EQ(peft_modules(c), (Names{"q_proj", "v_proj", "gate_proj", "down_proj"}));
+    // c_proj ends two names of GPT-2: one alone is named by its whole path.
+    EXPECT_EQ(peft_modules(tiny("gpt2", {"o", "qkv"}, 1)), (Names{"c_attn", "attn.c_proj"}));
+    EXPECT_EQ(peft_modules(tiny("gpt2", {"c_proj"}, 1)), (Names{"c_proj"}));
+    try {
+        tiny("gpt2", {"q_proj"}, 1);
+        FAIL() << "GPT-2 has no q_proj";
+    } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find("all, attn.c_attn, c_attn, qkv, attn.c_proj"), std::string::npos) << e.what();
+    }
+}
+
+// Each rank's rows are those of the whole tensors, wherever heads and columns are cut.
+TEST(Lora, RanksHoldPartsOfTheWhole) {
+    ModelConfig c = tiny("llama", {"all"}, 3);
+    c.NH = 4;
+    c.NKV = 2;
+    c.C = 16;
+    const ParameterTable whole = trained_table(c);
+    std::vector<real> values(whole.size);
+    for (size_t i = 0; i < values.size(); i++) values[i] = (real)i;
+    for (const int tp : {2, 4})
+        for (int rank = 0; rank < tp; rank++) {
+            Part part = whole_model(c);
+            part.tp = {tp, rank};
+            const ParameterTable table = trained_table(c, part);
+            ASSERT_EQ(table.rows.size(), whole.rows.size());
+            for (size_t k = 0; k < table.rows.size(); k++) {
+                const TensorSpec &mine = table.rows[k], &all = whole.rows[k];
+                ASSERT_EQ(mine.name, all.name);
+                EXPECT_EQ(mine.whole_rows, all.rows);
+                EXPECT_EQ(mine.replicated, mine.name.find("proj_lora_b") != std::string::npos ||
+                                               mine.name.find("fc2_lora_b") != std::string::npos ||
+                                               mine.name.find("qkv_lora_a") != std::string::npos ||
+                                               mine.name.find("fc1_lora_a") != std::string::npos);
+                EXPECT_EQ(mine.replicated, mine.summands);
+                size_t held = 0;
+                for (const HfTensor& t : mine.hf) for_each_run(mine, t, [&](size_t, size_t, size_t, size_t n) { held += n; });
+                EXPECT_EQ(held, mine.size()) << mine.name << " on rank " << rank << " of " << tp;
+            }
+        }
+}
+
+}  // namespace
+}  // namespace test_lora_fp64
