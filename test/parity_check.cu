@@ -100,7 +100,6 @@ std::vector<Case> cases() {
     ModelConfig& neox = add("gpt_neox", "gpt_neox", 4, false, false, false);
     neox.nope_interval = 4;
     neox.hidden_dropout = 0.1;
-    add("olmo2", "olmo2", 2, false, false, false).qk_norm = QkNorm::head;
     add("bloom", "bloom", 4, true, true, false);
     add("llama tied", "llama", 1, true, false, true);
     return all;

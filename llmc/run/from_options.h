@@ -156,8 +156,6 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
     c.attention_dropout = o.attention_dropout;
     c.hidden_dropout = o.hidden_dropout;
     c.embedding_dropout = o.embedding_dropout.value_or(o.hidden_dropout);
-    if (c.attention_dropout > 0 || c.hidden_dropout > 0 || c.embedding_dropout > 0)
-        fail("dropout (--attention-dropout, --hidden-dropout, --embedding-dropout) is not computed yet");
 }
 
 }  // namespace detail
