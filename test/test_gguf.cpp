@@ -413,6 +413,25 @@ TEST(GgufModel, OrdersQueriesAndKeysByPairs) {
     }
 }
 
+TEST(GgufModel, NormsOfGemmaAreOneMore) {
+    TemporaryDirectory dir;
+    const ModelConfig c = tiny("gemma3_text");
+    const std::vector<bf16> params = write_tiny(dir / "model", c);
+    run_export(dir / "model", dir / "x.gguf", "");
+    const GgufReader file(dir / "x.gguf");
+    const GgufArchitecture& a = gguf_architecture_of(c);
+    int norms = 0;
+    for (const TensorSpec& spec : ParameterTable(c).rows) {
+        if (!spec.vector()) continue;
+        const GgufTensor& t = *file.find(gguf_parts(c, a, spec)[0].name);
+        std::vector<float> x(t.elements);
+        file.read(t, x.data());
+        for (size_t i = 0; i < x.size(); i++) ASSERT_EQ(x[i], 1 + (float)params[spec.offset + i]) << spec.name;
+        norms++;
+    }
+    EXPECT_EQ(norms, 6 * c.L + 1);
+}
+
 TEST(GgufModel, RefusesWhatItCannotSay) {
     ModelConfig c = tiny("llama");
     EXPECT_NO_THROW(check_gguf_says(c, gguf_architecture_of(c)));

@@ -16,6 +16,7 @@ PYTHONPATH=$transformers "$python" "$here/test_interop.py" "$fp32" "$bf16"
 [[ $version == 4 ]] || PYTHONPATH=$transformers "$python" "$here/test_models.py" "$fp32"
 PYTHONPATH=$transformers "$python" "$here/test_chat.py" "$fp32"
 PYTHONPATH=$transformers "$("$here/venv.sh" torch accelerate peft)" "$here/test_peft.py" "$fp32"
+PYTHONPATH=$transformers "$("$here/venv.sh" torch gguf llama-cpp-python)" "$here/test_gguf.py" "$fp32"
 "$("$here/venv.sh" torch 'lm-eval[hf]==0.4.13')" "$here/test_harness.py" "$fp32" 2>/dev/null
 "$("$here/venv.sh" datatrove)" "$here/test_curate.py" "$fp32"
 "$("$here/venv.sh" tensorboard)" "$here/test_tensorboard.py" "$fp32"

@@ -323,6 +323,11 @@ inline void reorder_pairs(const float* in, float* out, const GgufPart& part, int
     }
 }
 
+// Whether the file holds 1 + w: norms of the block, and of queries and keys.
+inline bool is_one_more(const ModelConfig& c, const TensorSpec& spec) {
+    return c.norm_plus_one && spec.name.find("norm") != std::string::npos;
+}
+
 // The type of a tensor in a file whose matrices have `type`: as llama.cpp's converter decides.
 inline GgufType gguf_type_of(const TensorSpec& spec, GgufType type) {
     if (spec.vector() || spec.name == "wpe") return GgufType::F32;

@@ -51,7 +51,7 @@ inline std::vector<float> rows_for_gguf(const ModelConfig& c, const TensorSpec& 
     const auto first = ours.begin() + (std::ptrdiff_t)((size_t)part.row * spec.cols);
     std::vector<float> rows(first, first + (std::ptrdiff_t)((size_t)part.rows * spec.cols));
     if (part.paired_heads > 0) reorder_pairs(&*first, rows.data(), part, spec.cols, false);
-    if (c.norm_plus_one && spec.group == Group::norm)
+    if (is_one_more(c, spec))
         for (float& x : rows) x += 1;
     return rows;
 }
@@ -133,7 +133,7 @@ inline std::vector<float> rows_from_gguf(const ModelConfig& c, const GgufArchite
                  shape_string(t->shape).c_str(), shape_string(shape).c_str());
         rows.resize(t->elements);
         file.read(*t, rows.data());
-        if (c.norm_plus_one && spec.group == Group::norm)
+        if (is_one_more(c, spec))
             for (float& x : rows) x -= 1;
         float* const first = ours.data() + (size_t)part.row * spec.cols;
         if (part.paired_heads > 0) reorder_pairs(rows.data(), first, part, spec.cols, true);
