@@ -1,6 +1,6 @@
-// Dropout by counter: whether an element is kept is a function of the run's seed, the place in the model and the element's index
-// in the whole run, and of nothing else. So masks need no memory, and they are the same when activations are computed again,
-// after a resume, on both backends and in every parallel layout.
+// Dropout by counter: whether an element is kept is a function of the run's seed, the place in the model and the element's
+// index in the whole run, and of nothing else. So masks need no memory, and they are the same when activations are computed
+// again, after a resume, on both backends and in every parallel layout.
 //   out = kept ? inp / (1 - rate) : 0;  gradients likewise
 // An element is dropped if its 32 random bits (Draws, rng.h) are below rate 2^32. Its index counts from the run's first sample,
 // as if one rank computed everything: of activations (sample T + t) C + c; of attention's weights ((sample NH + head) T + t) T + j

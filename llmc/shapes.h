@@ -52,7 +52,9 @@ struct HeadRows {
     int segments;
 
     HD int count() const { return N * segments; }
-    HD size_t at(int row, int C) const { return (size_t)(row / segments) * stride + (size_t)(row % segments) * C; }
+    HD size_t at(int row, int C) const {
+        return segments == 1 ? (size_t)row * stride : (size_t)(row / segments) * stride + (size_t)(row % segments) * C;
+    }
 };
 
 // An operand of an FP8 product: codes represent code * inverse_scale.

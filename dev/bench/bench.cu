@@ -201,6 +201,13 @@ void bench_attention(be::Ctx& ctx, const Machine& machine, int B, int T, int NH,
     const auto backward = [&](real* dq_sums) { be::attention_backward(ctx, dqkv, dout, acts, {}, sizes, dq_sums); };
     row("attention_forward" + shape, median_seconds(ctx, forward), flops, 0, machine);
     row("attention_backward" + shape, median_seconds(ctx, [&] { backward(nullptr); }), 2.5 * flops, 0, machine);
+    AttentionShape capped = sizes;
+    capped.softcap = 50;
+    row("with a soft cap: forward" + shape, median_seconds(ctx, [&] { be::attention_forward(ctx, out, lse, qkv, {}, capped); }),
+        flops, 0, machine);
+    row("with a soft cap: backward" + shape,
+        median_seconds(ctx, [&] { be::attention_backward(ctx, dqkv, dout, acts, {}, capped, nullptr); }), 2.5 * flops, 0,
+        machine);
     const size_t n_sums = be::attention_sums(ctx, sizes);
     if (!n_sums) return;
     const Numbers<real> sums(ctx, n_sums);
@@ -288,14 +295,22 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
     }
     {
         const Numbers<floatX> x(ctx, 2 * (size_t)NF), dx(ctx, 2 * (size_t)NF), y(ctx, (size_t)NF);
-        bench("gelu_forward" + wide, 2 * NF * X,
-              [&] { be::activation_forward(ctx, (floatX*)y, x, s.N, s.F, Activation::gelu); });
-        bench("gelu_backward" + wide, 3 * NF * X,
-              [&] { be::activation_backward(ctx, (floatX*)dx, y, x, s.N, s.F, Activation::gelu); });
-        bench("swiglu_forward" + wide, 3 * NF * X,
-              [&] { be::activation_forward(ctx, (floatX*)y, x, s.N, s.F, Activation::swiglu); });
-        bench("swiglu_backward" + wide, 5 * NF * X,
-              [&] { be::activation_backward(ctx, (floatX*)dx, y, x, s.N, s.F, Activation::swiglu); });
+        const std::pair<const char*, Activation> activations[] = {{"gelu", Activation::gelu},
+                                                                  {"gelu_exact", Activation::gelu_exact},
+                                                                  {"relu2", Activation::relu2},
+                                                                  {"swiglu", Activation::swiglu},
+                                                                  {"geglu", Activation::geglu}};
+        for (const auto& [name, activation] : activations) {
+            const std::string op = std::string("activation_") + name;
+            const int inputs = gated(activation) ? 2 : 1;
+            bench(op + " forward" + wide, (1 + inputs) * NF * X,
+                  [&, act = activation] { be::activation_forward(ctx, (floatX*)y, x, s.N, s.F, act); });
+            bench(op + " backward" + wide, (1 + 2 * inputs) * NF * X,
+                  [&, act = activation] { be::activation_backward(ctx, (floatX*)dx, y, x, s.N, s.F, act); });
+        }
+        Dropout dropout;
+        dropout.rate = 0.1f;
+        bench("dropout_forward" + wide, 2 * NF * X, [&] { be::dropout_forward(ctx, y, x, (size_t)NF, dropout); });
         const Numbers<uint8_t> codes(ctx, 2 * (size_t)NF), transposed(ctx, 2 * (size_t)NF);
         bench("swiglu_forward into codes" + wide, NF * (2 * X + 1), [&] {
             be::activation_forward(ctx, Codes{codes, nullptr, amax, scale, Fp8::e4m3}, x, s.N, s.F, Activation::swiglu);
@@ -312,6 +327,16 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
         be::clear(ctx, positions, s.N * sizeof(int));
         bench(format("rope_forward %dx%dx%d", s.N, heads, s.HS), 2.0 * s.N * (s.NH + s.NKV) * s.HS * X, [&] {
             be::rope_forward(ctx, qkv, {positions, cos_sin, s.HS}, {1, s.N, s.NH, s.NKV, s.HS});
+        });
+        const Numbers<floatX> kept(ctx, (size_t)s.N * s.NH * s.HS), w(ctx, s.HS);
+        const Numbers<real> rstd(ctx, (size_t)s.N * s.NH), dw(ctx, s.HS);
+        const NormParams params = {w, nullptr, s.HS, 1e-5f};
+        const HeadRows queries = {s.N, (size_t)heads * s.HS, s.NH};
+        const std::string of_heads = format(" %dx%dx%d", s.N, s.NH, s.HS);
+        bench("head_norm_forward" + of_heads, 3.0 * s.N * s.NH * s.HS * X,
+              [&] { be::head_norm_forward(ctx, qkv, kept, rstd, params, queries); });
+        bench("head_norm_backward" + of_heads, 3.0 * s.N * s.NH * s.HS * X, [&] {
+            be::head_norm_backward(ctx, qkv, {dw, nullptr}, kept, params, rstd, queries);
         });
     }
     {
@@ -336,6 +361,9 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
         be::clear(ctx, targets, rows * sizeof(int));
         bench(format("classifier %dx%d", rows, s.V), 2.0 * rows * s.Vp * X, [&] {
             be::classifier(ctx, logits, {loss, z, lse}, targets, rows, {0, s.V, s.Vp}, {1e-3f, 1e-4f, true});
+        });
+        bench(format("classifier with soft cap %dx%d", rows, s.V), 2.0 * rows * s.Vp * X, [&] {
+            be::classifier(ctx, logits, {loss, z, lse}, targets, rows, {0, s.V, s.Vp}, {1e-3f, 1e-4f, true, 30});
         });
     }
     {

@@ -3,14 +3,15 @@
 // Backward. With D_t = dout_t . out_t (which is sum_j p_tj dp_tj, the softmax's own correction):
 //   dv_j = sum_t p_tj dout_t,  dp_tj = dout_t . v_j,  ds_tj = p_tj (dp_tj - D_t),  dq_t = scale sum_j ds_tj k_j,
 //   dk_j = scale sum_t ds_tj q_t
-// p is recomputed from lse, so nothing of size T x T is ever stored. With a soft cap, scale q.k becomes c_tj = cap tanh(scale q.k
-// / cap) in s, and ds is multiplied by 1 - (c/cap)^2. With dropout, p v and dp are multiplied by 0 or 1 / (1 - rate).
+// p is recomputed from lse, so nothing of size T x T is ever stored. With a soft cap, scale q.k becomes
+// c_tj = cap tanh(scale q.k / cap) in s, and ds is multiplied by 1 - (c/cap)^2. With dropout, p v and dp are multiplied by 0 or
+// 1 / (1 - rate).
 //
-// The plain functions are the definition, row by row, the only ones in the fp64 build and the only ones with dropout or a soft
-// cap; flash_attention.h is the fast path.
+// The plain functions are the definition, row by row, the only ones in the fp64 build and the only ones with dropout;
+// flash_attention.h is the fast path.
 //
-// A sink is a key with a score of its own and no value: lse' = log(e^lse + e^sink), out' = out e^(lse - lse'). Backward with lse'
-// and out' is that of a softmax with one more score, and d/dsink = - sum_t e^(sink - lse'_t) (dout_t . out'_t).
+// A sink is a key with a score of its own and no value: lse' = log(e^lse + e^sink), out' = out e^(lse - lse'). Backward with
+// lse' and out' is that of a softmax with one more score, and d/dsink = - sum_t e^(sink - lse'_t) (dout_t . out'_t).
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -99,7 +100,7 @@ inline void attention_backward(floatX* dqkv, const floatX* dout, const Attention
 inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const AttentionMask& mask,
                               const AttentionShape& shape) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain && !shape.capped_or_dropped())
+    if (!ctx.plain && shape.dropout.rate == 0)
         return detail::flash::forward(ctx, out, lse, qkv, mask.slopes, mask.doc_start, shape);
 #endif
     real* scratch = (real*)ctx.scratch(sizeof(real) * (size_t)shape.N() * shape.NH);
@@ -111,7 +112,7 @@ inline size_t attention_sums(const Ctx&, const AttentionShape&) { return 0; }
 inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts, const AttentionMask& mask,
                                const AttentionShape& shape, real* /*dq_sums*/) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain && !shape.capped_or_dropped())
+    if (!ctx.plain && shape.dropout.rate == 0)
         return detail::flash::backward(ctx, {dqkv, dout, acts.out, acts.lse, acts.qkv, mask.slopes, mask.doc_start, nullptr},
                                        shape);
 #endif
@@ -122,7 +123,7 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
 inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts,
                                     const AttentionMask& mask, const Rope& rope, const AttentionShape& shape, real* dq_sums) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain && !shape.capped_or_dropped() && shape.HS <= detail::flash::most_columns)
+    if (!ctx.plain && shape.dropout.rate == 0 && shape.HS <= detail::flash::most_columns)
         return detail::flash::backward(ctx, {dqkv, dout, acts.out, acts.lse, acts.qkv, mask.slopes, mask.doc_start, &rope},
                                        shape);
 #endif

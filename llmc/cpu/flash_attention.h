@@ -16,7 +16,8 @@
 // key/value head), where a task owns dk, dv and the dq of its query heads, or over query heads or their tiles if there are too
 // few tasks. There are no atomics, and the bits do not depend on the number of threads.
 // Cost: forward 2, backward 5 products of 2 T^2/2 HS FLOPs per head. Bound by the matrix unit: the only other work is
-// exponentials and roundings of T^2/2 elements per head. Memory: scratch for one task per thread.
+// exponentials and roundings of T^2/2 elements per head, and with a soft cap as many tanh. Memory: scratch for one task per
+// thread.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -160,6 +161,23 @@ void sum_over_queries(const MatrixUnit<E>& unit, float* o, const E* p /*(64 keys
 }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------------
+// Caps s (`seen` keys, n queries), which becomes scaled. In backward, dp becomes (1 - t^2) dp + t^2 correction / scale, so that
+// scale dp - correction is multiplied by the derivative 1 - t^2, t = tanh(scale s / cap).
+inline void cap_scores(float* s, float* dp /*or null*/, int n, int seen, const AttentionShape& a,
+                       const float* correction /*(n)*/) {
+    const float inner = (float)(a.scale / a.softcap), cap = (float)a.softcap, unscaled = (float)(1 / a.scale);
+    for (int j = 0; j < seen; j++)
+        for_vectors(n, [=](int t, auto) {
+            const floats x = tanh_of(inner * load(s + j * n + t));
+            store(s + j * n + t, cap * x);
+            if (!dp) return;
+            const floats d = load(dp + j * n + t);
+            store(dp + j * n + t, d + x * x * (unscaled * load(correction + t) - d));
+        });
+}
+
+inline float scale_after_cap(const AttentionShape& a) { return a.softcap > 0 ? 1.0f : (float)a.scale; }
+
 // Masks s (`seen` keys from j0 on, n queries from t0 on): -inf where the mask forbids or no key exists; the tile has `keys`
 // keys. With ALiBi slopes, also applies scale and slope. Returns the positive factor that remains to be applied.
 inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, float scale, const real* slope,
@@ -311,7 +329,8 @@ void forward_tile(const MatrixUnit<E>& unit, floatX* out, real* lse, const float
             const int seen = keys_seen(j0 == t0, t);
             float* const o = m.o + (size_t)t * H;
             score(unit, m.s, kv.keys(b, g, j0), m.q + right_index<E>(0, t, H), H, n, seen);
-            const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, (float)a.scale,
+            if (a.softcap > 0) cap_scores(m.s, nullptr, n, seen, a, nullptr);
+            const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, scale_after_cap(a),
                                                slopes ? slopes + h : nullptr, docs ? docs + t : nullptr);
             softmax_stripe<n>(m.s, m.p, o, factor, top + t, sum + t, H, seen);
             sum_over_keys(unit, o, kv.values_transposed(b, g, j0), m.p, H, n, seen, true);
@@ -468,7 +487,8 @@ struct BackwardHead {
             score(unit, m.s, m.k + keys, m.qt + stripe, H, n, seen);
             issue_prefetches();
             score(unit, m.dp, m.v + keys, m.dot + stripe, H, n, seen);
-            const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, scale,
+            if (a.softcap > 0) cap_scores(m.s, m.dp, n, seen, a, m.correction + t0 + t);
+            const float factor = finish_scores(m.s, n, t0 + t, j0, rows_at(a, j0), seen, scale_after_cap(a),
                                                x.slopes ? x.slopes + h : nullptr, docs_here ? docs_here + t : nullptr);
             issue_prefetches();
             score_gradients<n>(m, t, factor, m.lse + t0 + t, m.correction + t0 + t, scale, seen);

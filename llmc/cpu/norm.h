@@ -82,12 +82,18 @@ namespace detail {
 
 constexpr int prefetch_ahead = 4096 / sizeof(floatX);  // elements by which a row is prefetched
 
+// Sets factors (C) to offset + weight, for all rows.
+inline const real* widen_weight(real* factors, const NormParams& params) {
+    for (int c = 0; c < params.C; c++) factors[c] = params.offset + (real)params.weight[c];
+    return factors;
+}
+
 // y = the norm of row n, which is x; true: LayerNorm, false: RMSNorm.
 template <bool centred>
-void normalise(int n, floatX* y, const floatX* x, const NormParams& params, const NormStatistics& statistics) {
-    const floatX *weight = params.weight, *bias = params.bias;
+void normalise(int n, floatX* y, const floatX* x, const real* factors, const NormParams& params,
+               const NormStatistics& statistics) {
+    const floatX* bias = params.bias;
     const int C = params.C;
-    const real offset = params.offset;
     const auto mean_of = [=](auto f) {
         floats sum = {};
         for_vectors(C, [&](int c, auto there) { sum += first_of(f(load(x + c, there)), there); });
@@ -97,7 +103,7 @@ void normalise(int n, floatX* y, const floatX* x, const NormParams& params, cons
     const real variance = mean_of([=](floats v) { return (v - m) * (v - m); });
     const real r = 1 / std::sqrt(variance + params.eps);
     for_vectors(C, [=](int c, auto there) {
-        const floats scaled = (load(x + c, there) - m) * r * (offset + load(weight + c, there));
+        const floats scaled = (load(x + c, there) - m) * r * load(factors + c, there);
         store(y + c, centred ? scaled + load(bias + c, there) : scaled, there);
     });
     if (centred) statistics.mean[n] = m;
@@ -108,7 +114,8 @@ template <bool centred>
 void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
                   const floatX* add, const NormParams& params, int N) {
     const int C = params.C;
-    const auto normalise_row = ctx.plain ? plain::normalise<centred> : normalise<centred>;
+    const bool plain = ctx.plain;
+    const real* factors = widen_weight((real*)ctx.scratch(sizeof(real) * C), params);
     set_rows(ctx, out, N, C, [=](int n, floatX* y) {
         const floatX* x = inp + (size_t)n * C;
         if (add) {
@@ -120,7 +127,8 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
             });
             x = s;
         }
-        normalise_row(n, y, x, params, statistics);
+        if (plain) plain::normalise<centred>(n, y, x, params, statistics);
+        else normalise<centred>(n, y, x, factors, params, statistics);
     });
 }
 
@@ -128,38 +136,41 @@ template <bool centred>
 void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
                    const NormParams& params, const NormStatistics& statistics, const HeadRows& rows, Acc acc) {
     if (ctx.plain) return plain::norm_backward<centred>(dinp, grads, dout, inp, params, statistics, rows, acc);
-    const floatX* weight = params.weight;
     const int C = params.C, N = rows.count();
-    const real offset = params.offset;
     constexpr int block_rows = 64, sums = centred ? 2 : 1;
     const int blocks = ceil_div(N, block_rows);
     real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * sums * C);  // (blocks, sums, C): of dweight, of dbias
-    parallel_tasks((size_t)blocks, [=](size_t task) {
-        const int block = (int)task;
-        real *dw = partial + (size_t)block * sums * C, *db = dw + C;
-        std::fill(dw, dw + sums * C, real(0));
-        for (int n = block * block_rows; n < std::min(N, (block + 1) * block_rows); n++) {
-            const floatX *x = inp + (size_t)n * C, *dy = dout + rows.at(n, C);
-            floatX* dx = dinp + rows.at(n, C);
-            const real m = centred ? statistics.mean[n] : real(0), r = statistics.rstd[n];
-            floats sum_g = {}, sum_gx = {};
-            for_vectors(C, [&](int c, auto there) {
-                for (const floatX* row : {x, dy, (const floatX*)dx}) __builtin_prefetch(row + c + prefetch_ahead);
-                const floats g = (offset + load(weight + c, there)) * load(dy + c, there);
-                if (centred) sum_g += g;
-                sum_gx += g * ((load(x + c, there) - m) * r);
-            });
-            const real mean_g = total(sum_g) / C, mean_gx = total(sum_gx) / C;
-            for_vectors(C, [=](int c, auto there) {
-                const floats y = load(dy + c, there), xhat = (load(x + c, there) - m) * r,
-                             g = (offset + load(weight + c, there)) * y;
-                store(dw + c, load(dw + c, there) + y * xhat, there);
-                if (centred) store(db + c, load(db + c, there) + y, there);
-                const floats d = r * (g - mean_g - xhat * mean_gx);
-                store(dx + c, acc == Acc::Add ? load(dx + c, there) + d : d, there);
-            });
-        }
-    });
+    const floatX* weight = params.weight;
+    const real offset = params.offset;
+    const auto sum_blocks = [=](auto factor) {
+        parallel_tasks((size_t)blocks, [=](size_t task) {
+            const int block = (int)task;
+            real *dw = partial + (size_t)block * sums * C, *db = dw + C;
+            std::fill(dw, dw + sums * C, real(0));
+            for (int n = block * block_rows; n < std::min(N, (block + 1) * block_rows); n++) {
+                const floatX *x = inp + (size_t)n * C, *dy = dout + rows.at(n, C);
+                floatX* dx = dinp + rows.at(n, C);
+                const real m = centred ? statistics.mean[n] : real(0), r = statistics.rstd[n];
+                floats sum_g = {}, sum_gx = {};
+                for_vectors(C, [&](int c, auto there) {
+                    for (const floatX* row : {x, dy, (const floatX*)dx}) __builtin_prefetch(row + c + prefetch_ahead);
+                    const floats g = factor(c, there) * load(dy + c, there);
+                    if (centred) sum_g += g;
+                    sum_gx += g * ((load(x + c, there) - m) * r);
+                });
+                const real mean_g = total(sum_g) / C, mean_gx = total(sum_gx) / C;
+                for_vectors(C, [=](int c, auto there) {
+                    const floats y = load(dy + c, there), xhat = (load(x + c, there) - m) * r, g = factor(c, there) * y;
+                    store(dw + c, load(dw + c, there) + y * xhat, there);
+                    if (centred) store(db + c, load(db + c, there) + y, there);
+                    const floats d = r * (g - mean_g - xhat * mean_gx);
+                    store(dx + c, acc == Acc::Add ? load(dx + c, there) + d : d, there);
+                });
+            }
+        });
+    };
+    if (offset == 0) sum_blocks([=](int c, auto there) { return load(weight + c, there); });
+    else sum_blocks([=](int c, auto there) { return offset + load(weight + c, there); });
     constexpr int width = 64;  // channels of a task: whole cache lines
     parallel_ranges((size_t)C,
                     [=](size_t first, size_t last) {
@@ -198,11 +209,13 @@ inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, con
 
 inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
     const int C = params.C;
-    const auto normalise_row = ctx.plain ? plain::normalise<false> : detail::normalise<false>;
+    const bool plain = ctx.plain;
+    const real* factors = detail::widen_weight((real*)ctx.scratch(sizeof(real) * C), params);
     parallel_for(rows.count(), [=](int n) {
         floatX *y = qkv + rows.at(n, C), *x = kept + (size_t)n * C;
         std::copy_n(y, C, x);
-        normalise_row(n, y, x, params, {nullptr, rstd});
+        if (plain) plain::normalise<false>(n, y, x, params, {nullptr, rstd});
+        else detail::normalise<false>(n, y, x, factors, params, {nullptr, rstd});
     });
 }
 

@@ -196,8 +196,8 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
     store_rows<C>(out + a.output(b, 0, h), a.output_row(), t, a.T, HS, o, 1.0f);
 }
 
-// For row t of head h and key j, from q.k and dout.v: p after dropout, and p (dp - correction) times the derivative of the cap; 0
-// where the row does not see the key.
+// For row t of head h and key j, from q.k and dout.v: p after dropout, and p (dp - correction) times the derivative of the cap;
+// 0 where the row does not see the key.
 __device__ __forceinline__ void weights_of(float& p, float& ds, float qk, float dov, const RowInfo& row, int b, int h, int t,
                                            int j, const AttentionShape& a, float slope) {
     const bool seen = t < a.T && j <= t && j >= row.first_key;

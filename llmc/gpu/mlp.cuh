@@ -13,10 +13,12 @@ constexpr int mlp_threads = 256, mlp_packs = 2;  // packs in flight per thread
 
 template <class Act>
 struct Value {
+    static constexpr bool of_two = false;
     __device__ float operator()(float x, float) const { return Act::forward(x); }
 };
 template <class Act>
 struct Gradient {
+    static constexpr bool of_two = true;
     __device__ float operator()(float dy, float x) const { return Act::gradient(x, dy); }
 };
 struct Sum {
@@ -25,13 +27,13 @@ struct Sum {
 
 // Sources (fp8.cuh) of the inputs of matrix products.
 template <class F2>
-struct Elementwise {  // f(a, b); b may be null if f does not use it
+struct Elementwise {  // f(a, b), or f(a)
     static constexpr int inputs = 2, tiles = 1;
     const floatX *a, *b;
     template <bool packed>
     __device__ void load(Pack<floatX>* in, int row, int column, int F) const {
         in[0] = load_part<packed>(a + (size_t)row * F, column, F);
-        in[1] = b ? load_part<packed>(b + (size_t)row * F, column, F) : in[0];
+        in[1] = F2::of_two ? load_part<packed>(b + (size_t)row * F, column, F) : in[0];
     }
     __device__ void compute(const Pack<floatX>* in, Pack<floatX>* out) const {
         const F2 f;

@@ -158,8 +158,9 @@ struct WholeRows {
     HD size_t at(size_t row, int C) const { return row * C; }
 };
 
-// dinp and dout have the layout `rows`. Block (threads of a row, groups); partial (groups of the grid, 1 or 2, C): sums of dy xhat, and of dy if centred. A thread
-// has 8 elements of a row, or 32 of a long one, which do not fit in registers and are read again, from the cache.
+// dinp and dout have the layout `rows`. Block (threads of a row, groups); partial (groups of the grid, 1 or 2, C): sums of
+// dy xhat, and of dy if centred. A thread has 8 elements of a row, or 32 of a long one, which do not fit in registers and are
+// read again, from the cache.
 template <bool centred, int elements, class Rows>
 __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest_row / long_elements)
     norm_backward_kernel(floatX* dinp, real* __restrict__ partial, const floatX* dout, const floatX* inp, const floatX* weight,
@@ -305,7 +306,8 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
 }
 
 // ---- query and key heads ---------------------------------------------------------------------------------------------------
-// As many threads as hold a row in packs process it; all of the block, which then loop, if the row is longer than a warp's packs.
+// As many threads as hold a row in packs process it; all of the block, which then loop, if the row is longer than a warp's
+// packs.
 template <bool packed>
 __global__ void __launch_bounds__(256)
     head_norm_kernel(floatX* qkv, floatX* kept, real* rstd, const floatX* __restrict__ weight, HeadRows rows, int C, real eps,
