@@ -523,7 +523,8 @@ static void allocate(be::Ctx& ctx, Model& m) {
     send(m.slopes, slopes);
     for (real* table : {m.cos_sin, m.window_cos_sin}) {
         if (!table) continue;
-        rope_table(cos_sin, c.rope(table == m.window_cos_sin, c.T));
+        const RopeTable rope = c.rope(table == m.window_cos_sin, m.a.T);  // scaled for the sequences of this run
+        rope_table(cos_sin, c.T, rope_frequencies(rope), rope_attention_factor(rope.scaling));
         send(table, cos_sin);
     }
     bind_layers(m);
@@ -1771,7 +1772,8 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, const Options& o, 
 static void generate(World& world, const GenerateOptions& o) {
     InferenceRun run(world, o, true);
     const Prompt prompt = read_prompt(run, o);
-    const std::unique_ptr<Model> m = load_weights(run, o, 1, 0, 1, true);
+    const int T = std::min(run.c.T, (int)prompt.tokens.size() + o.max_new_tokens);
+    const std::unique_ptr<Model> m = load_weights(run, o, 1, T, 1, true);
     if (const int copies = m->ranks->mesh.dp.size; copies > 1)
         fail("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", world.size(), copies, world.size());
     Generator generator(run.ctx, *m);

@@ -26,7 +26,7 @@ struct RopeScaling {
     std::vector<double> short_factor = {}, long_factor = {};  // (rotated / 2) longrope
 };
 
-// A table of cos and sin for sequences of up to T tokens.
+// Cos and sin for sequences of up to T tokens: the length that a run has, which may be less than the model's longest.
 struct RopeTable {
     int T, rotated;
     double base;
