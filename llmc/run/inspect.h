@@ -244,7 +244,9 @@ inline bool inspect_tokenizer(Table& table, const std::string& path) {
 inline int inspect_command(const InspectOptions& o) {
     namespace fs = std::filesystem;
     if (o.path.empty()) fail_usage("there is nothing to inspect; HINT: train_gpt inspect PATH");
-    const fs::path path = o.path.size() > 1 && o.path.back() == '/' ? o.path.substr(0, o.path.size() - 1) : o.path;
+    const std::string snapshot = fs::exists(o.path) || fs::exists(o.path + ".idx") ? "" : hub_snapshot(o.path);
+    const std::string given = snapshot.empty() ? o.path : snapshot;
+    const fs::path path = given.size() > 1 && given.back() == '/' ? given.substr(0, given.size() - 1) : given;
     Table table;
     bool intact = true;
     if (fs::is_directory(path) && fs::exists(path / "config.json")) intact = detail::inspect_model(table, path.string());
