@@ -1,5 +1,6 @@
 // Published shapes, and small ones for machines without a GPU.
 #pragma once
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@ struct Preset {
     const char* family;
     int L, C, NH, NKV, F, T, V;
     double init_std;
+    void (*further)(ModelConfig&) = nullptr;  // what else it has
 };
 
 inline const std::vector<Preset>& presets() {
@@ -52,6 +54,38 @@ inline const std::vector<Preset>& presets() {
         {"llama2-7b", "llama", 32, 4096, 32, 32, 11008, 4096, 32000, 0.02},
         {"llama2-13b", "llama", 40, 5120, 40, 40, 13824, 4096, 32000, 0.02},
         {"llama2-70b", "llama", 80, 8192, 64, 8, 28672, 4096, 32000, 0.02},
+        // Llama 3, SmolLM2
+        {"llama3-8b", "llama", 32, 4096, 32, 8, 14336, 8192, 128256, 0.02, [](ModelConfig& c) { c.rope_base = 5e5; }},
+        {"smollm2-135m", "llama", 30, 576, 9, 3, 1536, 8192, 49152, 0.0417,
+         [](ModelConfig& c) {
+             c.rope_base = 1e5;
+             c.tied = true;
+         }},
+        // Mistral, Qwen3, OLMo-2, Pythia, Gemma 3
+        {"mistral-7b", "mistral", 32, 4096, 32, 8, 14336, 8192, 32000, 0.02, [](ModelConfig& c) { c.window = 4096; }},
+        {"qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 3072, 4096, 151936, 0.02,
+         [](ModelConfig& c) {
+             c.head_size = 128;
+             c.rope_base = 1e6;
+             c.tied = true;
+             c.eps = 1e-6;
+         }},
+        {"olmo2-1b", "olmo2", 16, 2048, 16, 16, 8192, 4096, 100352, 0.02,
+         [](ModelConfig& c) {
+             c.rope_base = 5e5;
+             c.eps = 1e-6;
+         }},
+        {"pythia-160m", "gpt_neox", 12, 768, 12, 12, 3072, 2048, 50304, 0.02},
+        {"gemma3-270m", "gemma3_text", 18, 640, 4, 1, 2048, 4096, 262144, 0.02,
+         [](ModelConfig& c) {
+             c.head_size = 256;
+             c.embedding_scale = std::sqrt((double)c.C);
+             c.rope_base = 1e6;
+             c.local_rope_base = 1e4;
+             c.window = 512;
+             c.full_interval = 6;
+             c.eps = 1e-6;
+         }},
         // LLM-jp v3 (dense)
         {"llm-jp-152m", "llama", 12, 512, 8, 8, 2048, 4096, 99574, 0.02},
         {"llm-jp-440m", "llama", 16, 1024, 8, 8, 3584, 4096, 99574, 0.02},
@@ -79,6 +113,7 @@ inline ModelConfig config_from_preset(const std::string& name) {
             c.T = p.T;
             c.V = p.V;
             c.init_std = p.init_std;
+            if (p.further) p.further(c);
             return c;
         }
         known.emplace_back(p.name);
