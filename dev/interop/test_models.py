@@ -1,4 +1,5 @@
-"""Models of every family, to and from transformers: `make test-interop`. For random models of odd sizes that transformers wrote,
+"""Models of every family, to and from transformers: `make test-interop`. For random models of odd sizes that
+transformers wrote,
 
   load       train_gpt opens them: fp32, bf16 and fp16, one file or several, tied and not
   logits     its logits in fp32 are transformers' (1e-4), for 1 token, 17 tokens, and beyond the length of the first training
@@ -35,8 +36,8 @@ VERBOSE = "-v" in sys.argv
 
 # 5 query heads of 80 on one key/value head, in a width that is no multiple of 64; small otherwise.
 IDS = dict(vocab_size=V, bos_token_id=0, eos_token_id=0, pad_token_id=None)
-SIZES = dict(hidden_size=70, intermediate_size=90, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1, head_dim=80,
-             max_position_embeddings=T, rms_norm_eps=1e-3, **IDS)
+SIZES = dict(hidden_size=70, intermediate_size=90, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1,
+             head_dim=80, max_position_embeddings=T, rms_norm_eps=1e-3, **IDS)
 NEOX = dict(hidden_size=96, intermediate_size=90, num_hidden_layers=2, num_attention_heads=3, max_position_embeddings=T, **IDS)
 GPT2 = dict(n_embd=90, n_layer=2, n_head=5, n_positions=T, **IDS)
 
@@ -55,8 +56,10 @@ GEMMA3_ROPE = {"rope_parameters": {"full_attention": {"rope_type": "linear", "fa
                                    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}}
 # Every family: its class of config, and variants, each of which is a model.
 FAMILIES = {
-    "gpt2": (t.GPT2Config, {"": dict(n_inner=80, **GPT2), "untied, exact": dict(tie_word_embeddings=False, activation_function="gelu",
-                            **GPT2), "unscaled": dict(scale_attn_weights=False, activation_function="relu2", **GPT2)}),
+    "gpt2": (t.GPT2Config, {
+        "": dict(n_inner=80, **GPT2),
+        "untied, exact": dict(tie_word_embeddings=False, activation_function="gelu", **GPT2),
+        "unscaled": dict(scale_attn_weights=False, activation_function="relu2", **GPT2)}),
     "bloom": (t.BloomConfig, {"": dict(hidden_size=90, n_layer=2, n_head=5, seq_length=T, **IDS)}),
     "llama": (t.LlamaConfig, {
         "biases": dict(attention_bias=True, mlp_bias=True, **SIZES | dict(hidden_size=75)),
@@ -190,7 +193,8 @@ def test(config, name, tokenizer, sample, done):
             assert (directory / "model.safetensors").exists() != shards
             model = open_theirs(directory)
             tokens = rng.integers(0, V, (2, 17))
-            compare(our_logits(directory, tokens), their_logits(model, tokens), f"{dtype}, {'shards' if shards else 'one file'}")
+            ours = our_logits(directory, tokens)
+            compare(ours, their_logits(model, tokens), f"{dtype}, {'shards' if shards else 'one file'}")
     done["load"] = True
     for length in lengths(config):
         tokens = rng.integers(0, V, (2, length))
@@ -217,11 +221,11 @@ def main():
     t.utils.logging.disable_progress_bar()
     t.utils.logging.set_verbosity_error()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
-    text = "".join(f"in the year {i * 37 % 1000} the king of city {i % 17} gave {i * 11 % 97} sheep to his son {i * 7919 % 5003}, "
-                   f"and it was good for {i * 31 % 211} days\n" for i in range(3000))
+    text = "".join(f"in the year {i * 37 % 1000} the king of city {i % 17} gave {i * 11 % 97} sheep to his son "
+                   f"{i * 7919 % 5003}, and it was good for {i * 31 % 211} days\n" for i in range(3000))
     (WORK / "text.txt").write_text(text)
     run("train_gpt", "tokenizer", "--input", "text.txt", "--vocab-size", V, "--output", "tokenizer")
-    (WORK / "same.txt").write_text("in the year 74 the king of city 3 gave 11 sheep to his son 2916, and it was good for 62 days\n" * 200)
+    (WORK / "same.txt").write_text("".join(text.splitlines(keepends=True)[:1] * 200))
     run("train_gpt", "prepare", "--input", "same.txt", "--output-prefix", "same", "--tokenizer", "tokenizer", "--no-append-eod")
     same = np.fromfile(WORK / "same.bin", np.uint16).astype(np.int64)
     sample = same[: len(same) // 200]
@@ -243,7 +247,7 @@ def main():
             rows.append([name] + ["passed" if done.get(column) else "-" for column in COLUMNS])
             if VERBOSE: print(*rows[-1], flush=True)
     print(f"transformers {t.__version__}, torch {torch.__version__}")
-    for row in [["model", *COLUMNS], *rows]: print("".join(f"{cell:18}" if i == 0 else f"{cell:11}" for i, cell in enumerate(row)))
+    for name, *cells in [["model", *COLUMNS], *rows]: print(f"{name:22}" + "".join(f"{cell:11}" for cell in cells))
     print(f"{len(rows) - failed} passed, {failed} failed")
     return failed > 0 or not rows
 
