@@ -10,12 +10,14 @@ namespace detail {
 // Where element i of the block-diagonal matrix stands in B; -1: nowhere.
 __device__ inline int64_t lora_place(const LoraRows& rows, size_t i) {
     const int width = rows.width(), row = (int)(i / width), column = (int)(i % width);
-    for (int k = 0; k < rows.blocks; k++) {
-        const LoraRows::Block block = rows.block[k];
-        if (row >= block.row && row < block.row + block.rows && column / rows.rank == block.part)
-            return (int64_t)(block.packed + row - block.row) * rows.rank + column % rows.rank;
+    int64_t place = -1;
+#pragma unroll  // so that the blocks stay where arguments are, and are not copied to local memory
+    for (int k = 0; k < 3; k++) {
+        const LoraRows::Block& block = rows.block[k];
+        if (k < rows.blocks && row >= block.row && row < block.row + block.rows && column / rows.rank == block.part)
+            place = (int64_t)(block.packed + row - block.row) * rows.rank + column % rows.rank;
     }
-    return -1;
+    return place;
 }
 
 __global__ void __launch_bounds__(256) lora_spread_kernel(floatX* wide, const floatX* b, LoraRows rows, float scale, size_t n) {
