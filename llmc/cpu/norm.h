@@ -221,7 +221,7 @@ inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, c
 
 inline void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept, const NormParams& params,
                                const real* rstd, const HeadRows& rows) {
-    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, {nullptr, (real*)rstd}, rows, Acc::Set);
+    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, {nullptr, const_cast<real*>(rstd)}, rows, Acc::Set);
 }
 
 }  // namespace cpu

@@ -77,9 +77,10 @@ private:
             if (message.contains("tool_calls") && !message["tool_calls"].empty())
                 return refuse("a message calls tools, which no template here writes");
             const nlohmann::json weight = message.value("weight", nlohmann::json(1));
-            if (weight != 0 && weight != 1)
+            const double share = weight.is_number() ? weight.get<double>() : -1;
+            if (share != 0 && share != 1)
                 return refuse(format("a message has the weight %.40s; 0 and 1 are known", weight.dump().c_str()));
-            add(message.value(text_key, nlohmann::json()), text_key, name, learned && name == "assistant" && weight == 1);
+            add(message.value(text_key, nlohmann::json()), text_key, name, learned && name == "assistant" && share == 1);
         }
     }
 

@@ -103,7 +103,7 @@ private:
                 row = best->second.back();
                 best->second.pop_back();
                 if (best->second.empty()) with_room.erase(best);
-            } else rows_.push_back({0, 0});
+            } else rows_.emplace_back(0, 0);
             if (left > 0) with_room[left].push_back(row);
             row_of.push_back(row);
             rows_[row].second++;

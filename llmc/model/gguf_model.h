@@ -253,7 +253,7 @@ inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string
         if (c.local_rope_base == c.rope_base && c.family != "gemma3_text") c.local_rope_base = 0;
     }
     if (c.norm_plus_one) c.embedding_scale = std::sqrt((double)c.C);
-    if (a.scaled_by_width == c.L) c.attention_scale = 1 / std::sqrt((double)(c.C / c.NH));
+    if (a.scaled_by_width == c.L) c.attention_scale = 1 / std::sqrt((double)c.C / c.NH);
     c.attention_softcap = number("attn_logit_softcapping", 0);
     c.logit_softcap = number("final_logit_softcapping", 0);
     c.qkv_bias = has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias");
