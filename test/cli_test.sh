@@ -58,7 +58,7 @@ says "no vocabulary: what to do" "HINT: --tokenizer DIR"
 status "no data" 2 "$program" train --preset gpt2-124m --train-iters 1
 says "no data: what to do" "HINT: --data-path PREFIX"
 status "no such model" 1 "$program" generate --model nosuch --prompt x
-says "no such model: what to do" "nosuch does not exist; HINT: a model is a Hugging Face directory"
+says "no such model: what to do" "nosuch does not exist, neither as a directory nor in Hugging Face.s cache .*HINT: hf download nosuch"
 status "a file that is missing" 1 "$program" inspect nothing
 status "products too large" 2 "$program" train --preset llama-tiny --vocab-size 300 --seq-length 100000 --max-position-embeddings 100000 \
     --micro-batch-size 1000000 --train-iters 1 --dry-run

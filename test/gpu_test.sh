@@ -126,7 +126,7 @@ if [[ $gpu == *emu* ]]; then
     says "too little memory: says what to do" "HINT: a smaller --micro-batch-size"
 fi
 expect "a head size that no kernel takes: refused" refused "$gpu" train --hidden-size 1024 --num-attention-heads 2 "${small[@]}"
-says "its limits" "512.*is above 256"
+says "its limits" "head size 512 .*is not between 1 and 256"
 expect "--matrix-unit on a GPU: refused" refused "$gpu" train "${small[@]}" --matrix-unit AVX2
 says "says what there is" "for CPUs; HINT: on a GPU, use --gemm-cache"
 expect "--gemm-cache on the CPU: refused" refused "$program" train --data-path text --train-iters 1 --gemm-cache x

@@ -170,7 +170,7 @@ foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --lo
 # lost_links PAGE: the links that lead nowhere. A heading's anchor is in lower case, dashes for blanks, without punctuation.
 lost_links() {
     local path anchor target
-    grep -oE '\]\([^): ]+' "$root/$1" | cut -c 3- | sort -u | while IFS='#' read -r path anchor; do
+    sed '/^```/,/^```$/d' "$root/$1" | grep -oE '\]\([^): ]+' | cut -c 3- | grep -vx https | sort -u | while IFS='#' read -r path anchor; do
         target=$root/$1
         [[ -z $path ]] || target=$root/$(dirname "$1")/$path
         if [[ ! -e $target ]]; then

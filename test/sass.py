@@ -54,7 +54,7 @@ def readable(names):
             if letter == "(" and depth == 0:
                 break
         name = re.sub(r"^void ", "", name[:end])
-        short[mangled] = re.sub(r"gpu::(detail::)?", "", name).replace("> >", ">>")
+        short[mangled] = re.sub(r"> (?=>)", ">", re.sub(r"gpu::(detail::)?", "", name))
     return short
 
 

@@ -561,7 +561,7 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
         "checkpoint of %s: training waits %.0f ms (first time %.0f ms), written in %.1f s, %.2f GiB: at most %.2f%% of 30 "
         "minutes\n",
         preset.c_str(), copies[2] * 1e3, copies[0] * 1e3, writes[2],
-        (double)checkpoint_bytes(m.table, {}, 2 * sizeof(real)) / 1073741824.0, 100 * (copies[2] + writes[2]) / 1800);
+        (double)checkpoint_bytes(m.table, {}, 2 * sizeof(real), false) / 1073741824.0, 100 * (copies[2] + writes[2]) / 1800);
 }
 
 // The GPU's bound is what its own library reaches on a large product; the CPU's what its registers can do, in bf16 where the

@@ -27,7 +27,7 @@ inline const std::vector<Command>& commands() {
            "    --global-batch-size 512 --train-iters 20k --lr 6e-4 --out run"},
           {"Resume: the same command with", "    ... --resume auto"},
           {"Train adapters (LoRA) on a model, which stays as it is:",
-           "train_gpt train --model DIR --lora-rank 16 --data-path data/web --train-iters 500 \\", "    --lr 2e-4 --out run"},
+           "train_gpt train --model DIR --lora-rank 16 --data-path data/web \\", "    --train-iters 500 --lr 2e-4 --out run"},
           {"Train on 8 GPUs, or CPUs; Ctrl-C saves and ends the run:",
            "scripts/launch.sh mpirun -n 8 --bind-to none ./train_gpt train ..."},
           {"Plan a run on 64 GPUs without having them:", "train_gpt train --preset llama2-7b --world 64 --tp 8 \\",
