@@ -16,7 +16,7 @@ export logs
 
 # run_one TEST: prints a row, and the output of what fails; leaves "PASSED FAILED SECONDS NAME" in a file of its own.
 run_one() {
-    local test=$1 start status ok bad seconds log
+    local test=$1 start status ok bad seconds cpu log
     log=$(mktemp -p "$logs") start=$(date +%s.%N)
     if [[ $test == *.sh ]]; then
         timeout 900 bash "$test" >"$log" 2>&1
@@ -29,9 +29,12 @@ run_one() {
     [[ $status == 0 || $bad -gt 0 ]] || bad=1
     [[ $((ok + bad)) -gt 0 ]] || bad=1
     seconds=$(awk -v a="$start" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
-    echo "$ok $bad $seconds ${test##*/}" >"$log.result"
+    # Of cores, which on a busy machine tells more; line 2 is of what the test has started.
+    times >"$log.times"
+    cpu=$(awk -F '[ms ]+' 'NR == 2 { printf "%.1f", 60 * ($1 + $3) + $2 + $4 }' "$log.times")
+    echo "$ok $bad $seconds $cpu ${test##*/}" >"$log.result"
     { # as one, among those of tests beside it
-        printf '%-44s %4d passed %3d failed  %6.1f s\n' "${test##*/}" "$ok" "$bad" "$seconds"
+        printf '%-36s %4d passed %3d failed  %6.1f s, %6.1f s of a core\n' "${test##*/}" "$ok" "$bad" "$seconds" "$cpu"
         [[ $bad == 0 ]] || tail -n 200 "$log"
     } >"$log.shown"
     flock "$logs" cat "$log.shown"
@@ -43,7 +46,7 @@ run_all() {
     [[ $# -gt 1 ]] || return 0
     # shellcheck disable=SC2016  # the inner shell expands it
     printf '%s\0' "${@:2}" | xargs -0 -r -n 1 -P "$1" bash -c 'run_one "$0"' ||
-        echo "0 1 0 run.sh:not-all-were-run" >"$(mktemp -p "$logs" stopped.XXXX.result)"  # who ran one was killed
+        echo "0 1 0 0 run.sh:not-all-were-run" >"$(mktemp -p "$logs" stopped.XXXX.result)"  # who ran one was killed
 }
 ranks=() others=()
 for test in "$@"; do
@@ -59,5 +62,6 @@ if [[ $jobs == 1 ]]; then run_all 1 "$@"; else
     wait
 fi
 cat "$logs"/*.result >"$logs/all" 2>/dev/null
-echo "slowest: $(sort -k3rn "$logs/all" | awk 'NR <= 8 { printf "%s%s %.0f s", (NR > 1 ? ", " : ""), $4, $3 }')"
+echo "slowest: $(sort -k3rn "$logs/all" | awk 'NR <= 8 { printf "%s%s %.0f s", (NR > 1 ? ", " : ""), $5, $3 }')"
+echo "in $SECONDS s, $(awk '{ sum += $4 } END { printf "%.0f", sum }' "$logs/all") s of a core"
 awk '{ passed += $1; failed += $2 } END { printf "%d passed, %d failed\n", passed, failed; exit !(failed == 0 && passed > 0) }' "$logs/all"
