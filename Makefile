@@ -96,7 +96,7 @@ mpi_include= $(if $(mpi_words),$(patsubst -I%,-isystem %,$(filter -I%,$(mpi_word
 mpi_link   = -Wl,--as-needed $(optional) $(filter-out %mpi_cxx %mpicxx %mpichcxx,$(filter -L% -l% -Wl%,$(mpi_words)))
 
 # ---- programs, by their names. Tests of one kind are one program, in a third of the time that they take alone, the
-#      emulator's together with the trainer (test/main.cpp) ----
+#      emulator's together with the trainer (test/main.cpp), in fp32 those alone that depend on the storage type ----
 main         := test/main.cpp
 train_gpt    := train_gpt.cu
 unit_tests   := $(wildcard test/test_*.cpp)
@@ -105,8 +105,9 @@ fp32_tests   := $(filter %_fp32.cpp,$(unit_tests)) test/parity_check.cu $(main)
 fp64_tests   := $(filter %_fp64.cpp,$(unit_tests)) $(main)
 host_tests   := $(filter-out $(kernel_tests) $(fp32_tests) $(fp64_tests),$(unit_tests)) test/comm_check.cu $(main)
 test_gpu_golden := test/test_golden_fp32.cpp $(main)
-gpu_tests     = $(if $(filter fp32,$(precision)),test/test_golden_fp32.cpp,test/parity_check.cu test/comm_check.cu) \
-                $(wildcard test/gpu/*.cu) $(main)
+of_gpu_fp32  := $(filter-out %hopper.cu %cublaslt.cu %language.cu,$(wildcard test/gpu/*.cu))
+gpu_tests     = $(if $(filter fp32,$(precision)),test/test_golden_fp32.cpp $(of_gpu_fp32),\
+                test/parity_check.cu test/comm_check.cu $(wildcard test/gpu/*.cu)) $(main)
 of_dev        = $(wildcard dev/*/$(@F).c* $(patsubst ladder_%,dev/kernels/%.c*,$(filter ladder_%,$(@F))))
 test          = $(patsubst test_%,test/test_%.cpp,$(patsubst test_gpu_%,test/gpu/test_%.cu,$(@F:%_check=test/$(@F).cu)))
 is_test       = $(filter test_% %_tests %_check,$(@F))
@@ -132,18 +133,16 @@ help: ; @awk '/^\#/ { sub(/^\# ?/, ""); print; next } { exit }' Makefile
 deps: deps-build
 deps-%: ; @$(if $(NODEPS),true,scripts/install_deps.sh $* $(if $(findstring clang,$(compiler)),clang))
 train_gpt: $(build)/train_gpt ; @ln -sf $< $@
-install: $(or $(TRAIN_GPT),$(build)/train_gpt)
-	@scripts/install.sh $< "$(DESTDIR)$(or $(PREFIX),/usr/local)"
+install: $(or $(TRAIN_GPT),$(build)/train_gpt) ; @scripts/install.sh $< "$(DESTDIR)$(or $(PREFIX),/usr/local)"
 quickstart: deps-quickstart train_gpt ; @TRAIN_GPT=./train_gpt scripts/quickstart.sh
 
-# ---- tests. Those of the GPU's side run on the emulator or, with BACKEND=cuda, on a GPU, for which nvcc takes one test
-#      at a time ----
+# ---- tests, of the GPU's side on the emulator or, with BACKEND=cuda, on a GPU: for nvcc a program each ----
 on_cpu       := $(filter cpu,$(BACKEND))
 on_gpu       := $(filter cuda,$(BACKEND))
 gpu_bf16     := build/$(or $(on_gpu),emu)-bf16$(tail)
 gpu_fp32     := build/$(or $(on_gpu),emu)-fp32$(tail)
-gpu_names    := $(patsubst test/gpu/test_%.cu,test_gpu_%,$(wildcard test/gpu/*.cu))
-gpu_programs := $(addprefix $(gpu_bf16)/,$(gpu_names)) $(addprefix $(gpu_fp32)/,$(gpu_names) test_gpu_golden)
+gpu_programs := $(patsubst test/gpu/test_%.cu,$(gpu_bf16)/test_gpu_%,$(wildcard test/gpu/*.cu)) \
+                $(of_gpu_fp32:test/gpu/test_%.cu=$(gpu_fp32)/test_gpu_%) $(gpu_fp32)/test_gpu_golden
 gpu_trainer  := $(gpu_bf16)/$(if $(on_gpu),train_gpt,tests/train_gpt)
 ladders      := $(patsubst dev/kernels/%.cu,$(gpu_bf16)/ladder_%,$(wildcard dev/kernels/*.cu)) \
                 $(if $(on_cpu),$(patsubst dev/kernels/%.cpp,$(build)/ladder_%,$(wildcard dev/kernels/*.cpp)))
@@ -151,14 +150,15 @@ parity       := build/cpu-fp32$(tail)/fp32_tests $(gpu_bf16)/$(if $(on_gpu),pari
 comm         := $(if $(on_cpu),$(build)/host_tests) $(gpu_bf16)/$(if $(on_gpu),comm_check,gpu_tests)
 programs     := $(if $(on_gpu),$(gpu_programs),$(gpu_bf16)/gpu_tests $(gpu_fp32)/gpu_tests) $(if $(on_cpu),\
                 $(addprefix $(build)/,kernel_tests host_tests) $(foreach p,fp32 fp64,build/cpu-$p$(tail)/$p_tests))
-scripts      := $(wildcard test/*_test.sh)
+scripts      := $(filter-out $(LEAVE_OUT:%=test/%_test.sh),$(wildcard test/*_test.sh))
 ifneq ($(FILTER),)  # programs of one file each
 named         = $(strip $(foreach f,$1,$(if $(findstring $(FILTER),$(notdir $f)),$f)))
 programs     := $(call named,$(if $(on_cpu),$(patsubst test/%.cpp,$(build)/%,$(unit_tests))) $(gpu_programs))
 scripts      := $(call named,$(scripts))
 endif
 $(gpu_bf16)/tests/train_gpt: $(gpu_bf16)/gpu_tests ; @mkdir -p $(@D) && ln -f $< $@
-for_scripts  := $(if $(scripts),$(gpu_trainer) $(build)/train_gpt $(parity) $(comm) $(ladders))
+for_scripts  := $(if $(scripts),$(gpu_trainer) $(build)/train_gpt $(parity) $(comm)) \
+                $(if $(findstring ladders,$(scripts)),$(ladders))
 
 test test-all: deps-test deps-quickstart deps-chaos
 	@$(if $(strip $(programs) $(scripts)),,$(error FILTER=$(FILTER): no test has that in its name))
@@ -167,13 +167,13 @@ test test-all: deps-test deps-quickstart deps-chaos
 	    LADDERS="$(ladders)" SAN=$(SAN) CXX=$(lastword $(CXX)) NVCC=$(NVCC) ALL=$(filter test-all,$@) \
 	    test/run.sh $(programs) $(scripts)
 	@$(if $(filter test-all,$@),$(MAKE) -s chaos)
-coverage: ; @$(MAKE) -s SUFFIX=-coverage test; test/coverage.py build/*-coverage
+coverage: ; @$(MAKE) -s SUFFIX=-coverage LEAVE_OUT="check_gpu cuda_build emulator ladders nccl source" test; \
+            test/coverage.py build/*-coverage
 test-sass: ; @NVCC=$(NVCC) WRITE=$(WRITE) ONLY=sass test/run.sh test/cuda_build_test.sh
 chaos: deps-chaos $(patsubst %,build/%/train_gpt,$(or $(CHAOS_BUILDS),cpu-bf16 emu-bf16))
 	@test/chaos/chaos.py $(if $(CHAOS_RUNS),--runs $(CHAOS_RUNS),--seconds $(or $(CHAOS_SECONDS),600)) \
 	    $(addprefix --seed ,$(CHAOS_SEED)) --leave-out "$(CHAOS_LEAVE_OUT)" --faults "$(CHAOS_FAULTS)" $(filter build/%,$^)
-fuzz: $(fuzzers)
-	@test/fuzz/run.sh $(or $(FUZZ_SECONDS),60) $^
+fuzz: $(fuzzers) ; @test/fuzz/run.sh $(or $(FUZZ_SECONDS),60) $^
 interop-programs: $(foreach p,fp32 bf16,$(addprefix build/cpu-$p$(tail)/,train_gpt dump_logits dump_tokens))
 test-interop: deps-interop deps-quickstart interop-programs build/cpu-bf16$(tail)/near_duplicates
 	@dev/interop/test.sh $(or $(TRANSFORMERS),5) build/cpu-fp32$(tail) build/cpu-bf16$(tail)

@@ -245,7 +245,7 @@ constexpr bool slow = false;
 #ifdef EMU_ASAN
 constexpr unsigned runs = 1;  // it makes the emulator slow, too
 #else
-constexpr unsigned runs = 6;
+constexpr unsigned runs = 3;
 #endif
 
 template <class Base>
