@@ -77,9 +77,27 @@ done <<'END'
 --input raw --output out --heuristics gophers|gopher, c4, fineweb
 --input raw --output out --heuristics gopher --set gopher-min-word=3|did you mean gopher-min-words
 --input raw --output out --normalize --set gopher-min-words=3|--heuristics, which is not given
+--input raw --output out --normalize --exact-folded|--exact-duplicates, which is not given
+--input raw --output out --weights raw=2 --temperature 2|one of them sets the shares
+--input raw --output out --normalize --tokenizer tok|--weights, --temperature or --budget, of which none is given
+--input raw --output out --normalize --languages en|--language-model finds, which is not given
+--input raw --output out --normalize --quality-pareto 9|--quality-model, which is not given
+--input raw --output out --pii mask --pii-kinds email fax|the kinds are email, phone, card, ip
+--input raw --output out --normalize --pii-kinds email|--pii mask or --pii drop, which is not given
 --input absent --output out --normalize|cannot read absent
 --input /dev/null --output out --normalize|no document was found in /dev/null
 END
+# Kinds of what reaches a person, and words of one's own.
+line="The children are playing with this old ball behind the house that we have seen today."
+echo "$line $line $line Write to ann.lee@example.com or to 8.8.8.8 about it. It is rude, zounds, to read." >person.txt
+expect "one kind is masked" "$program" curate --input person.txt --output masked --pii mask --pii-kinds email --output-format jsonl
+expect "and no other" grep -q 'Write to <EMAIL> or to 8.8.8.8 about' masked/data/part-00000.jsonl
+printf 'gadzooks\r\nZounds\n\n' >bad-words.txt
+rude() { "$program" curate --input person.txt --heuristics c4 --output-format jsonl "$@"; }
+expect "a rude word is kept" rude --output rude
+says "without a list of such words" "1 document in, 1 kept"
+expect "and with one dropped" rude --bad-words bad-words.txt --output polite
+says "by its rule" "c4-bad-words  dropped 1 document"
 expect "compressed" "$program" curate --input one/data --output packed --normalize
 expect "by zstd" zstd -dcq packed/data/part-00000.jsonl.zst
 says "as JSON lines" '^{"text":"'

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <random>
+#include <set>
 
 #include "../llmc/data/tokenizer.h"
 #include "../llmc/data/unigram_trainer.h"
@@ -158,6 +160,28 @@ TEST(UnigramTrainer, FindsThePartsThatWordsHaveInCommon) {
     for (const char* part : {"\u2581pbcde", "\u2581vbcde", "q"})
         EXPECT_EQ(std::count(pieces.begin(), pieces.end(), part), 1) << part;
     EXPECT_EQ(std::count(pieces.begin(), pieces.end(), "\u2581pbcdeq"), 0);  // as a whole it occurs once
+}
+
+// Of several hundred candidates some thirty are kept: the words that occur often, and none of the others.
+TEST(UnigramTrainer, PrunesWhatIsSeldomUsed) {
+    std::mt19937 random(3);
+    std::set<std::string> words;
+    while (words.size() < 320) {
+        std::string word = " ";
+        for (int i = 0; i < 7; i++) word += (char)('a' + random() % 10);
+        words.insert(word);
+    }
+    const std::vector<std::string> all(words.begin(), words.end());
+    std::string text;
+    for (size_t i = 0; i < all.size(); i++)
+        for (int n = i % 20 ? 2 : 60; n > 0; n--) text += all[i];  // 16 words are often used
+    for (int n = 0; n < 40; n++)                                   // and so is each character, of which any word can be made
+        for (const char c : std::string(" abcdefghij")) text += std::string("\n") + c;
+    const auto json = trained(text, 258 + 12 + 16, 2);
+    std::set<std::string> pieces;
+    for (const auto& piece : json["model"]["vocab"]) pieces.insert(piece[0]);
+    EXPECT_EQ(pieces.size(), 258u + 12 + 16);
+    for (size_t i = 0; i < all.size(); i++) EXPECT_EQ(pieces.count("\u2581" + all[i].substr(1)), i % 20 == 0) << all[i];
 }
 
 TEST(UnigramTrainer, TextsThatTeachNothing) {

@@ -597,6 +597,23 @@ const std::string long_text = [] {
     return text;
 }();
 
+#ifdef HAVE_ZLIB
+// window_bits: zlib's, with 16 more for gzip.
+std::string deflated(const std::string& text, int window_bits) {
+    std::string packed(text.size() + 1000, '\0');
+    z_stream z{};
+    EXPECT_EQ(deflateInit2(&z, 6, Z_DEFLATED, window_bits, 8, Z_DEFAULT_STRATEGY), Z_OK);
+    z.next_in = (Bytef*)text.data();
+    z.avail_in = (uInt)text.size();
+    z.next_out = (Bytef*)packed.data();
+    z.avail_out = (uInt)packed.size();
+    EXPECT_EQ(deflate(&z, Z_FINISH), Z_STREAM_END);
+    packed.resize(packed.size() - z.avail_out);
+    deflateEnd(&z);
+    return packed;
+}
+#endif
+
 TEST(Warc, RecordsByTheirTypes) {
     const test::TemporaryDirectory dir;
     const std::string html =
@@ -634,18 +651,7 @@ TEST(Warc, RecordsByTheirTypes) {
 #ifdef HAVE_ZLIB
         if (compressed) {  // a member per record, as the standard wants
             bytes.clear();
-            for (const auto& row : table) {
-                std::string part(row[0].size() + 1000, '\0');
-                z_stream z{};
-                ASSERT_EQ(deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
-                z.next_in = (Bytef*)row[0].data();
-                z.avail_in = (uInt)row[0].size();
-                z.next_out = (Bytef*)part.data();
-                z.avail_out = (uInt)part.size();
-                ASSERT_EQ(deflate(&z, Z_FINISH), Z_STREAM_END);
-                bytes += part.substr(0, part.size() - z.avail_out);
-                deflateEnd(&z);
-            }
+            for (const auto& row : table) bytes += deflated(row[0], 15 + 16);
         }
 #endif
         test::write_file(input.files[0], bytes);
@@ -671,6 +677,35 @@ TEST(Warc, RecordsByTheirTypes) {
         test::expect_error([&] { chunks(input); }, {part});
     }
 }
+
+#ifdef HAVE_ZLIB
+TEST(Warc, CompressedPages) {
+    const test::TemporaryDirectory dir;
+    const std::string page = "<p>" + long_text + "<p>" + long_text + " Two.", whole = long_text + "\n" + long_text + " Two.\n";
+    const std::string gzip = deflated(page, 15 + 16), type = "Content-Type: text/html\r\nContent-Encoding: ";
+    // What they are in, and the text: whole, nothing, or, of a page that was cut, its beginning.
+    const std::vector<std::array<std::string, 2>> table = {
+        {response(type + "gzip", gzip), whole},
+        {response(type + "X-GZIP", gzip), whole},
+        {response(type + "deflate", deflated(page, 15)), whole},
+        {response(type + "gzip", page), whole},  // a crawler has undone it
+        {response(type + "identity", page), whole},
+        {response(type + "deflate", page), whole},
+        {response(type + "deflate", "neither packed nor a page"), ""},
+        {response(type + "gzip", gzip.substr(0, 20)), ""},
+    };
+    TextInput input;
+    input.files = {dir / "a.warc"};
+    std::string all;
+    for (const auto& row : table) all += row[0];
+    all += response(type + "gzip", gzip.substr(0, gzip.size() - 8));  // without its sum and length
+    test::write_file(input.files[0], all);
+    const std::vector<Chunk> found = chunks(input);
+    ASSERT_EQ(found.size(), table.size() + 1);
+    for (size_t i = 0; i < table.size(); i++) EXPECT_EQ(found[i].text, table[i][1]) << i;
+    EXPECT_EQ(found.back().text, whole);
+}
+#endif
 
 #ifdef HAVE_GUMBO
 // jusText's rules, one row each.

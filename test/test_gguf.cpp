@@ -525,6 +525,31 @@ TEST(GgufTokenizer, OfBytes) {
     }
 }
 
+TEST(GgufTokenizer, TokensAroundAPrompt) {
+    const std::string name = "<|endoftext|>";
+    const nlohmann::json token = {{"SpecialToken", {{"id", name}, {"type_id", 0}}}},
+                         text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+    for (const bool before : {true, false})
+        for (const bool after : {true, false}) {
+            nlohmann::json j = nlohmann::json::parse(read_file(golden + "llama3.json")), single = nlohmann::json::array();
+            const int id = j["added_tokens"][0]["id"];
+            if (before) single.push_back(token);
+            single.push_back(text);
+            if (after) single.push_back(token);
+            j["post_processor"] = {{"type", "TemplateProcessing"},
+                                   {"single", single},
+                                   {"pair", nlohmann::json::array()},
+                                   {"special_tokens", {{name, {{"id", name}, {"ids", {id}}, {"tokens", {name}}}}}}};
+            TemporaryDirectory dir;
+            write_file(dir / "tokenizer.json", j.dump());
+            write_file(dir / "tokenizer_config.json", nlohmann::json{{"bos_token", name}, {"eos_token", name}}.dump());
+            const GgufTokenizer t = comes_back(dir, sample);
+            EXPECT_EQ(t.add_bos, before);
+            EXPECT_EQ(t.add_eos, after);
+            EXPECT_EQ(Tokenizer::load(dir / "back").encode_prompt("x").front() == id, before);
+        }
+}
+
 TEST(GgufTokenizer, OfBytesThatLlamaCppCannot) {
     const auto original = nlohmann::json::parse(read_file(golden + "gpt2.json"));
     const auto refused = [&](const char* key, const nlohmann::json& value, const char* message) {

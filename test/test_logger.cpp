@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <fcntl.h>
 #include <malloc.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <termios.h>
 #include <csignal>
@@ -204,6 +205,36 @@ TEST(Text, Utf8) {
     EXPECT_EQ(wrap_text("日本語文", 5), (std::vector<std::string>{"日本", "語文"}));
 }
 
+// A terminal of so many columns, and what it was sent.
+struct Terminal {
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    FILE* f = nullptr;
+    explicit Terminal(unsigned short columns) {
+        CHECK(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0, "no terminal");
+        f = fopen(ptsname(master), "w");
+        CHECK(f, "no terminal");
+        termios raw;
+        const winsize size = {24, columns, 0, 0};
+        CHECK(tcgetattr(fileno(f), &raw) == 0 && ioctl(master, TIOCSWINSZ, &size) == 0, "no terminal");
+        cfmakeraw(&raw);
+        CHECK(tcsetattr(fileno(f), TCSANOW, &raw) == 0, "no terminal");
+    }
+    ~Terminal() {
+        fclose(f);
+        close(master);
+    }
+    std::string read_line() {
+        std::string shown;
+        char buffer[4096];
+        while (shown.find('\n') == std::string::npos) {
+            const ssize_t n = read(master, buffer, sizeof buffer);
+            CHECK(n > 0, "the terminal was sent no line");
+            shown.append(buffer, (size_t)n);
+        }
+        return shown;
+    }
+};
+
 // A terminal gets whole characters and none that it would obey; a file gets every byte.
 TEST(Text, OutputInPieces) {
     const std::vector<std::string> pieces = {
@@ -211,24 +242,12 @@ TEST(Text, OutputInPieces) {
         "\xae",    "\xf0\x9f", "x",    std::string("\0", 1), "\xe3\x81", "\n"};
     std::string all, shown;
     for (const std::string& piece : pieces) all += piece;
-    const int master = posix_openpt(O_RDWR | O_NOCTTY);
-    ASSERT_TRUE(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
-    FILE* terminal = fopen(ptsname(master), "w");
-    ASSERT_NE(terminal, nullptr);
-    termios raw;
-    ASSERT_EQ(tcgetattr(fileno(terminal), &raw), 0);
-    cfmakeraw(&raw);
-    ASSERT_EQ(tcsetattr(fileno(terminal), TCSANOW, &raw), 0);
-    TextOutput to_terminal(terminal);
-    for (const std::string& piece : pieces) to_terminal.write(piece);
-    char buffer[4096];
-    while (shown.find('\n') == std::string::npos) {
-        const ssize_t n = read(master, buffer, sizeof buffer);
-        ASSERT_GT(n, 0);
-        shown.append(buffer, (size_t)n);
+    {
+        Terminal terminal(80);
+        TextOutput to_terminal(terminal.f);
+        for (const std::string& piece : pieces) to_terminal.write(piece);
+        shown = terminal.read_line();
     }
-    fclose(terminal);
-    close(master);
     EXPECT_EQ(shown, printable(all));
     EXPECT_NE(shown.find("あ 😀"), std::string::npos) << shown;
     for (const char* bad : {"\x1b", "\xc2\x9b", "\xe2\x80\xae"}) EXPECT_EQ(shown.find(bad), std::string::npos);
@@ -270,6 +289,31 @@ TEST(Text, ProgressWithoutTerminal) {
     EXPECT_EQ(console.str().rfind("reading: 1000 B in ", 0), 0u) << console.str();
     EXPECT_EQ(count(console.str(), "\n"), 1u);
     EXPECT_EQ(console.str().find_first_of("\r\x1b"), std::string::npos);
+}
+
+TEST(Text, ProgressOnATerminal) {
+    const auto shown = [](unsigned short columns, int64_t total) {
+        Terminal terminal(columns);
+        Progress p("reading", total, "B", terminal.f);
+        usleep(150000);  // as a rate is known
+        p.update(250000);
+        p.update(500000);  // too soon for another
+        p.finish();
+        return terminal.read_line();
+    };
+    const std::string wide = shown(100, 1000000), narrow = shown(40, 1000000), unknown = shown(100, 0);
+    EXPECT_NE(wide.find(" 25%  244 KiB / 977 KiB  "), std::string::npos) << wide;
+    EXPECT_NE(wide.find("iB/s"), std::string::npos) << wide;
+    EXPECT_EQ(wide.find("50%"), std::string::npos) << wide;
+    const auto cells = [](const std::string& s) { return count(s, "━") + count(s, "─") + count(s, "#") + count(s, "-"); };
+    EXPECT_EQ(cells(wide), 24u) << wide;
+    EXPECT_EQ(count(wide, "━") + count(wide, "#"), 6u) << wide;
+    EXPECT_EQ(cells(narrow), 0u) << narrow;
+    EXPECT_NE(narrow.find("reading"), std::string::npos) << narrow;
+    EXPECT_NE(narrow.find(" 25%  244 KiB / 977 KiB"), std::string::npos) << narrow;
+    EXPECT_NE(unknown.find("reading  244 KiB  "), std::string::npos) << unknown;
+    EXPECT_EQ(unknown.find("%"), std::string::npos) << unknown;
+    for (const std::string& s : {wide, narrow, unknown}) EXPECT_NE(s.find("reading: 488 KiB in "), std::string::npos) << s;
 }
 
 TEST(Text, AStageIsNamedOnlyIfItLasts) {

@@ -50,7 +50,6 @@ inline const char* general_category(int32_t c) {
 inline bool is_letter(int32_t c) { return general_category(c)[0] == 'L'; }
 inline bool is_mark(int32_t c) { return general_category(c)[0] == 'M'; }
 inline bool is_number(int32_t c) { return general_category(c)[0] == 'N'; }  // digits, fractions, Roman numerals, circled ones
-inline bool is_digit(int32_t c) { return general_category(c)[0] == 'N' && general_category(c)[1] == 'd'; }
 inline bool is_punctuation(int32_t c) { return general_category(c)[0] == 'P'; }
 
 // The lower case of one character, itself a single one.

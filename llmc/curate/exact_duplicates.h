@@ -58,7 +58,6 @@ public:
     void add(int64_t number, const Signature& signature) {
         CHECK(number >= 0 && number < (int64_t)1 << (64 - unit_bits), "document %lld", (long long)number);
         for (const auto& [index, hash] : signature) records_.add({hash, (uint64_t)number << unit_bits | index});
-        n_units_ += (int64_t)signature.size();
     }
 
     void solve() {
@@ -74,7 +73,6 @@ public:
         size_t i = 0;
         again.drain([&](uint64_t position) { dropped_[i++] = position; });
     }
-    int64_t n_units() const { return n_units_; }
     int64_t n_dropped() const { return (int64_t)dropped_.size(); }
 
     // The indices of the document's units that occurred before. For any document, from any thread.
@@ -168,5 +166,4 @@ private:
     const size_t memory_bytes_;
     ExternalSort<Record> records_;
     DiskArray<uint64_t> dropped_;  // positions in ascending order
-    int64_t n_units_ = 0;
 };

@@ -64,12 +64,6 @@ inline const std::array<uint32_t, 256>& byte_characters() {
     return table;
 }
 
-inline std::string bytes_to_characters(std::string_view bytes) {
-    std::string s;
-    for (unsigned char b : bytes) s += utf8(byte_characters()[b]);
-    return s;
-}
-
 // Returns false if a character is not in the table.
 inline bool characters_to_bytes(std::string_view characters, std::string& bytes) {
     static const std::unordered_map<std::string, char> inverse = [] {

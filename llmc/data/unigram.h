@@ -48,7 +48,6 @@ struct UnknownCharacters {
     bool falls_back = false;      // all of them are there and used
 
     UnknownCharacters() { byte.fill(-1); }
-    bool every_byte() const { return std::find(byte.begin(), byte.end(), -1) == byte.end(); }
 };
 
 template <class Score>

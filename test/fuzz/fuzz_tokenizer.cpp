@@ -6,7 +6,7 @@
 
 static std::string byte_tokens() {
     nlohmann::json tokens;
-    for (int b = 0; b < 256; b++) tokens[bytes_to_characters(std::string(1, (char)b))] = b;
+    for (int b = 0; b < 256; b++) tokens[utf8(byte_characters()[b])] = b;
     const std::string text = tokens.dump();
     return text.substr(1, text.size() - 2);
 }
