@@ -64,6 +64,8 @@ refuse "two activations"                    "swiglu.*squared-relu"          "${t
 refuse "rotary base without rope"           "rotary-base.*position-emb"     "${train[@]}" --data-path good --position-embedding-type alibi --rotary-base 5e5
 refuse "two norms of queries"               "qk-layernorm.*whole"           "${train[@]}" --data-path good --qk-layernorm --qk-layernorm-whole
 refuse "layers without a window, no window" "skip-freq.*window-size"        "${train[@]}" --data-path good --window-attn-skip-freq 2
+refuse "Muon's options without Muon"        "muon-momentum.*HINT: --optimizer muon" "${train[@]}" --data-path good --muon-momentum 0.9
+refuse "NorMuon's option with Muon"         "muon-beta2.*HINT: --optimizer normuon" "${train[@]}" --data-path good --optimizer muon --muon-beta2 0.9
 refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-attention-heads 512 --num-layers 200
 refuse "vocabulary below the data's"        "vocab"                         "$program" train "${llama[@]}" "${small[@]}" --vocab-size 100 --data-path good
 refuse "sequence longer than the data"      "seq-length|sequence|tokens"    "${train[@]}" --data-path good --seq-length 1000000 --dry-run
@@ -206,6 +208,18 @@ refuse "tokenizer: truncated"               "cut.json"                      "$pr
 # ---- model directories ----
 refuse "model missing"                      "hf download nomodel"           "$program" generate --model nomodel --prompt a
 refuse "model of the cache missing"         "hf download org/nomodel"       "$program" generate --model org/nomodel --prompt a
+refuse "inspect of the cache missing"       "hf download org/nomodel"       "$program" inspect org/nomodel
+refuse "tokenizer of the cache missing"     "hf download org/nomodel"       "$program" prepare --input good.txt --output p --tokenizer org/nomodel
+mkdir -p cache/models--org--there/{refs,snapshots/1} && echo 1 >cache/models--org--there/refs/main && cp -L model/latest/* cache/models--org--there/snapshots/1 2>/dev/null
+expect "a tokenizer of the cache"           env HF_HUB_CACHE="$PWD/cache" "$program" prepare --input good.txt --output cached --tokenizer org/there
+# A size that the model does not have; the model's own is no contradiction.
+continue=("$program" train --model model --data-path good --seq-length 16 --micro-batch-size 2 --train-iters 1 --threads 1 --out resized)
+for size in "num-layers 2" "hidden-size 64" "num-attention-heads 4" "kv-channels 8" "ffn-hidden-size 96" "num-query-groups 1" "vocab-size 200"; do
+    # shellcheck disable=SC2086
+    refuse "a model and --$size"            "$size contradicts --model .*HINT: leave it out" "${continue[@]}" --$size
+done
+leaves_nothing "nothing is left of them"    resized
+expect "a model and its own sizes"          "${continue[@]}" --num-layers 1 --hidden-size 32 --num-attention-heads 2 --kv-channels 16 --vocab-size 300
 spoil() { rm -rf "$1"; cp -rL model/latest "$1"; }
 spoil m1; rm m1/config.json
 refuse "model without config.json"          "config.json"                   "$program" generate --model m1 --prompt a
@@ -216,7 +230,26 @@ refuse "feature not supported"              "hidden_act.*gelu_pytorch_tanh"     
 spoil m4; sed -i 's/"intermediate_size": 64/"intermediate_size": 96/' m4/config.json
 refuse "shape other than config.json's"     "mlp"                           "$program" generate --model m4 --prompt a
 spoil m5; head -c 1000 model/latest/model.safetensors >m5/model.safetensors
-refuse "weights truncated"                  "model.safetensors"             "$program" generate --model m5 --prompt a
+refuse "weights truncated"                  "model.safetensors.*HINT: download" "$program" generate --model m5 --prompt a
+: >m5/model.safetensors
+refuse "weights empty"                      "has 0 bytes.*HINT: download"   "$program" generate --model m5 --prompt a
+rm m5/model.safetensors
+refuse "weights missing"                    "neither model.safetensors nor .*HINT" "$program" generate --model m5 --prompt a
+echo '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}' >m5/model.safetensors.index.json
+refuse "a shard missing"                    "index.json names .*00001-of-00002.safetensors, which does not exist; HINT" "$program" generate --model m5 --prompt a
+
+# ---- files of llama.cpp ----
+expect "export"                             "$program" export --model model --gguf good.gguf
+bytes=$(stat -c %s good.gguf)
+for n in 0 3 100 3000 $((bytes / 2)) $((bytes - 1)); do
+    head -c "$n" good.gguf >cut.gguf
+    refuse "GGUF cut to $n of $bytes bytes" "cut.gguf(: .*HINT: download| is not a GGUF file; HINT)" "$program" import --gguf cut.gguf --out from-gguf
+done
+refuse "GGUF as a model"                    "good.gguf is no directory; HINT: .*train_gpt import" "$program" generate --model good.gguf --prompt a
+refuse "import: a place that is none"       "cannot write /proc/x: No such file or directory; HINT" "$program" import --gguf good.gguf --out /proc/x
+refuse "import: below a file"               "cannot write good.txt/x: Not a directory; HINT" "$program" import --gguf good.gguf --out good.txt/x
+refuse "export: a folder that is not there" "cannot write nowhere/x.gguf: .*HINT" "$program" export --model model --gguf nowhere/x.gguf
+leaves_nothing "import: nothing left"       from-gguf .from-gguf.tmp
 # Lists of files that name what is not theirs: reading ends at once, and says the name.
 list() { printf '{"checksum": "crc32c", "files": {"%s": {"bytes": 1, "crc32c": "00000000"}}}' "$1" >m6/manifest.json; }
 spoil m6; mkfifo m6/pipe; ln -s /dev/zero m6/zeros

@@ -56,6 +56,14 @@ expect "and three more" run part --train-iters 6 --resume auto --override train-
 expect "the same bits" cmp whole/latest/model.safetensors part/latest/model.safetensors
 
 # What does not go together.
+expect "no answer within the sequence" refused run short --train-iters 1 --seq-length 4
+says "it says so" "chat has no conversation with an answer in its first 5 tokens; HINT: a longer --seq-length"
+expect "answers cut by the sequence" run cut --train-iters 1 --seq-length 24
+says "they are counted" "conversations were cut at --seq-length 24"
+cp -r tok tok-endless
+sed "s/ + '<|im_end|>'//" chat_template.jinja >tok-endless/chat_template.jinja
+expect "a template without an end" refused "$program" prepare --chat --input chats.jsonl --output endless --tokenizer tok-endless
+says "it is unknown, and shown" "is none of those that are known: .*HINT: --chat-template NAME"
 rm chat.mask
 expect "data without its mask" refused run bad --train-iters 1
 says "it says what is missing" "chat.mask is missing.*HINT"

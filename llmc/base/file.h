@@ -343,7 +343,7 @@ class FileWriter {
 public:
     explicit FileWriter(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
         fd_ = create_new_file(temporary_);
-        if (fd_ < 0) fail("cannot write %s: %s", path.c_str(), strerror(errno));
+        if (fd_ < 0) fail("cannot write %s: %s; HINT: its folder must exist and be writable", path.c_str(), strerror(errno));
         buffer_.reserve(buffer_bytes);
     }
     // Writes to `kept`, which stays without commit(), so that a later process can go on. Its first `bytes` are kept; 0 begins.
@@ -486,7 +486,7 @@ inline std::string set_aside(const std::string& path) {
 inline void make_directory(const std::string& dir) {
     std::error_code error;
     std::filesystem::create_directories(dir, error);
-    if (error) fail("cannot create directory %s: %s", dir.c_str(), error.message().c_str());
+    if (error) fail("cannot create directory %s: %s; HINT: give another name", dir.c_str(), error.message().c_str());
     if (access(dir.c_str(), W_OK) != 0) fail("directory %s is not writable: %s", dir.c_str(), strerror(errno));
 }
 

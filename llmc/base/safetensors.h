@@ -83,7 +83,8 @@ public:
         } else if (const std::string single = path + "/model.safetensors"; fs::exists(single)) {
             reader.add_file(single);
         } else {
-            fail("%s holds neither model.safetensors nor model.safetensors.index.json", path.c_str());
+            fail("%s holds neither model.safetensors nor model.safetensors.index.json; HINT: download or copy it again",
+                 path.c_str());
         }
         return reader;
     }
@@ -135,18 +136,24 @@ private:
         } catch (const nlohmann::json::exception& e) {
             fail("%s is not a valid index: %s", index.c_str(), e.what());
         }
-        for (const auto& [path, unused] : files) add_file(path);
+        for (const auto& [path, unused] : files) {
+            if (!std::filesystem::exists(path))
+                fail("%s names %s, which does not exist; HINT: download or copy it again", index.c_str(), path.c_str());
+            add_file(path);
+        }
     }
 
     void add_file(const std::string& path) {
         const MappedFile& file = *files_.emplace_back(std::make_unique<MappedFile>(path));
         const char* name = path.c_str();
         uint64_t length = 0;
-        if (file.size() < 8) fail("%s has %zu bytes; a safetensors file has at least 8", name, file.size());
+        if (file.size() < 8)
+            fail("%s has %zu bytes; a safetensors file has at least 8; HINT: download or copy it again", name, file.size());
         memcpy(&length, file.data(), 8);
         if (length > file.size() - 8 || length > 100000000)
-            fail("%s: the header claims %llu bytes, the file has %zu: truncated or not a safetensors file", name,
-                 (unsigned long long)length, file.size());
+            fail(
+                "%s: the header claims %llu bytes, the file has %zu: truncated or not a safetensors file; HINT: download or copy it again",
+                name, (unsigned long long)length, file.size());
         const size_t data_bytes = file.size() - 8 - length;
         const char* data = file.data() + 8 + length;
         try {
@@ -175,8 +182,9 @@ private:
                     fail("%s: tensor '%s' has malformed data_offsets", name, key.c_str());
                 const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
                 if (begin > end || end > data_bytes)
-                    fail("%s: tensor '%s' ends at byte %llu of %zu: the file is truncated or damaged", name, key.c_str(),
-                         (unsigned long long)end, data_bytes);
+                    fail(
+                        "%s: tensor '%s' ends at byte %llu of %zu: the file is truncated or damaged; HINT: download or copy it again",
+                        name, key.c_str(), (unsigned long long)end, data_bytes);
                 if (end - begin != bytes)
                     fail("%s: tensor '%s' has %llu bytes where its shape and type need %llu", name, key.c_str(),
                          (unsigned long long)(end - begin), (unsigned long long)bytes);

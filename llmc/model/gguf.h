@@ -190,7 +190,8 @@ struct GgufTensor {
 class GgufReader {
 public:
     explicit GgufReader(const std::string& path) : file_(path), data_(file_.data()), size_(file_.size()) {
-        if (size_ < 24 || std::string_view(data_, 4) != "GGUF") fail("%s is not a GGUF file", path.c_str());
+        if (size_ < 24 || std::string_view(data_, 4) != "GGUF")
+            fail("%s is not a GGUF file; HINT: --gguf takes a file of llama.cpp", path.c_str());
         at_ = 4;
         const auto version = number<uint32_t>();
         if ((version & 0xffff) == 0) refuse("a big-endian file is not supported");
@@ -221,8 +222,8 @@ public:
 
 private:
     [[noreturn]] void refuse(const std::string& what, size_t place) const {
-        fail("%s: %s (at byte %zu of %zu): it is damaged, or not for this program", path().c_str(), printable(what).c_str(),
-             place, size_);
+        fail("%s: %s (at byte %zu of %zu): it is damaged, or not for this program; HINT: download or copy it again",
+             path().c_str(), printable(what).c_str(), place, size_);
     }
     [[noreturn]] void refuse(const std::string& what) const { refuse(what, at_); }
 

@@ -463,7 +463,7 @@ private:
             f();
         } catch (const std::filesystem::filesystem_error& e) {
             remove();
-            fail("cannot write %s: %s", dir_.c_str(), e.what());
+            fail("cannot write %s: %s; HINT: give another name", dir_.c_str(), e.code().message().c_str());
         } catch (...) {
             remove();
             throw;

@@ -172,8 +172,8 @@ inline Allowed one_of(Strings choices) {
     X(std::string, split, "", "969, 30, 1", word("A,B,C"), "Data",                                                             \
       "shares for training, validation and test: of the documents, or of the tokens where the documents are too few")          \
     X(std::string, tokenizer, "", "", word("DIR"), "Data",                                                                     \
-      "tokenizer the data was prepared with: its directory or file; needed for samples of text, and kept in "                  \
-      "checkpoints")                                                                                                           \
+      "tokenizer the data was prepared with: its directory or file, or a model in Hugging Face's cache; needed for samples "   \
+      "of text, and kept in checkpoints")                                                                                      \
     X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                                \
       "length of a training sample, in tokens; default: the model's longest sequence")                                         \
     X(bool, reshuffle_each_epoch, "", false, anything(), "Data",                                                               \
@@ -426,7 +426,8 @@ inline Allowed one_of(Strings choices) {
     X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                                         \
       "output files: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer")                     \
     X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                                      \
-      "tokenizer: its directory or file: tokenizer.json (`train_gpt tokenizer`, Hugging Face), tokenizer.model (SentencePiece)")  \
+      "tokenizer: its directory or file: tokenizer.json (`train_gpt tokenizer`, Hugging Face), tokenizer.model (SentencePiece); " \
+      "or the name of a model in Hugging Face's cache")                                                                           \
     X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")                       \
     X(bool, parse_special_tokens, "", false, anything(), "Output",                                                                \
       "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")                               \
@@ -633,6 +634,8 @@ inline const Strings& everyday_options() {
                                   "lr-warmup-iters",
                                   "weight-decay",
                                   "clip-grad",
+                                  "optimizer",
+                                  "lora-rank",
                                   "on-spike",
                                   "fp8-format",
                                   "out",

@@ -26,6 +26,7 @@
 #include "../data/tokenizer.h"
 #include "classifier_command.h"
 #include "config.h"
+#include "hub.h"
 #include "text_commands.h"
 
 namespace curation {
@@ -306,7 +307,7 @@ private:
     // Measures the sources in what is left, and says how often each document is passed through.
     Stage mixing_stage(const PassInput& from, int threads) {
         std::unique_ptr<const Tokenizer> tokenizer;
-        if (!o_.tokenizer.empty()) tokenizer = std::make_unique<const Tokenizer>(Tokenizer::load(o_.tokenizer));
+        if (!o_.tokenizer.empty()) tokenizer = std::make_unique<const Tokenizer>(Tokenizer::load(local_path(o_.tokenizer)));
         std::vector<double> sizes(from.sources.size());
         std::vector<int64_t> batch;
         for_each_document(

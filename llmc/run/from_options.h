@@ -174,23 +174,28 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     else if (!o.preset.empty()) c = config_from_preset(o.preset);
     else if (!o.size.empty()) c = family_of_size(o.size);
     else set_family(c, "gpt2");  // Megatron's defaults; the options below modify it
-    const auto given = [](int& size, int value) {
+    const auto given = [&](int& size, int value, const char* option) {
+        if (from_directory && value && value != size)
+            fail_usage("--%s %d contradicts --model %s, which has %d; HINT: leave it out", option, value, o.model.c_str(),
+                       size);
         if (value) size = value;
     };
-    given(c.L, o.num_layers);
-    given(c.C, o.hidden_size);
-    given(c.F, o.ffn_hidden_size);
-    given(c.NKV, o.num_query_groups ? o.num_query_groups : o.num_attention_heads);
-    given(c.NH, o.num_attention_heads);
-    given(c.head_size, o.kv_channels);
-    given(c.T, o.max_position_embeddings ? o.max_position_embeddings : from_directory ? 0 : o.seq_length);
+    if (from_directory) c.head_size = c.HS();
+    given(c.L, o.num_layers, "num-layers");
+    given(c.C, o.hidden_size, "hidden-size");
+    given(c.F, o.ffn_hidden_size, "ffn-hidden-size");
+    given(c.NKV, o.num_query_groups || from_directory ? o.num_query_groups : o.num_attention_heads, "num-query-groups");
+    given(c.NH, o.num_attention_heads, "num-attention-heads");
+    given(c.head_size, o.kv_channels, "kv-channels");
+    if (o.max_position_embeddings) c.T = o.max_position_embeddings;
+    else if (!from_directory && o.seq_length) c.T = o.seq_length;
     detail::set_block(o, c);
     detail::set_rope_scaling(o, c);
     detail::check_model_options(o, c);
     if (!c.F) c.F = gated(c.activation) ? (8 * c.C / 3 + 63) / 64 * 64 : 4 * c.C;  // Megatron's defaults
 
-    if (o.vocab_size) c.V = o.vocab_size;
-    else if (tokenizer && !from_directory) c.V = tokenizer->vocab_size();
+    given(c.V, o.vocab_size, "vocab-size");
+    if (!o.vocab_size && tokenizer && !from_directory) c.V = tokenizer->vocab_size();
     if (!c.V) fail_usage("the size of the vocabulary is not known; HINT: --tokenizer DIR, or --vocab-size N");
     if (tokenizer) tokenizer->check_fits(c.V);
     check_config(c);
@@ -213,6 +218,16 @@ inline MuonRecipe muon_recipe(const TrainOptions& o) {
     r.iterations = o.muon_num_ns_steps;
     r.shape_scaling = o.muon_scale_mode == "shape_scaling";
     r.factor = o.muon_extra_scale_factor.value_or(r.shape_scaling ? 1 : 0.2);
+    const TrainOptions defaults;
+    const std::pair<const char*, bool> of_muon[] = {{"muon-momentum", o.muon_momentum != defaults.muon_momentum},
+                                                    {"muon-scale-mode", o.muon_scale_mode != defaults.muon_scale_mode},
+                                                    {"muon-extra-scale-factor", (bool)o.muon_extra_scale_factor},
+                                                    {"muon-num-ns-steps", o.muon_num_ns_steps != defaults.muon_num_ns_steps},
+                                                    {"muon-split-heads", o.muon_split_heads}};
+    for (const auto& [option, given] : of_muon)
+        if (given && !r.on) fail_usage("--%s is of Muon; HINT: --optimizer muon, or leave it out", option);
+    if (o.muon_beta2 != defaults.muon_beta2 && !r.neurons)
+        fail_usage("--muon-beta2 is of NorMuon; HINT: --optimizer normuon, or leave it out");
     if (r.neurons && o.exp_avg_sq_dtype == "bf16")
         fail_usage(
             "--optimizer normuon keeps one number per row in exp_avg_sq, and that in fp32; HINT: leave out "

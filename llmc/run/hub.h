@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 
+#include "../base/check.h"
 #include "../base/file.h"
 
 // HF_HUB_CACHE, else hub/ in HF_HOME, else in ~/.cache/huggingface.
@@ -38,4 +39,14 @@ inline std::string hub_snapshot(const std::string& name) {
     commit.erase(commit.find_last_not_of(" \r\n\t") + 1);
     const std::string directory = model + "/snapshots/" + commit;
     return std::filesystem::exists(directory + "/config.json") ? directory : "";
+}
+
+// A path as it is, and the name of a downloaded model as its directory. Refuses a name that is neither.
+inline std::string local_path(const std::string& given) {
+    if (std::filesystem::exists(given) || !is_hub_name(given)) return given;
+    const std::string snapshot = hub_snapshot(given);
+    if (snapshot.empty())
+        fail("%s does not exist, neither as a directory nor in Hugging Face's cache %s; HINT: hf download %s", given.c_str(),
+             hub_cache().c_str(), given.c_str());
+    return snapshot;
 }

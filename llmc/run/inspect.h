@@ -148,7 +148,7 @@ inline void describe_texts(Table& table, const TokenDataset& data, const std::st
     table.row("tokenizer", made.known() ? made.text() : "not known: there is no PREFIX.meta.json beside the data");
     std::optional<Tokenizer> tokenizer;
     try {
-        if (!given.empty() || made.known()) tokenizer = Tokenizer::load(given.empty() ? made.path : given);
+        if (!given.empty() || made.known()) tokenizer = Tokenizer::load(given.empty() ? made.path : local_path(given));
     } catch (const Error& e) {
         if (!given.empty()) throw;
         table.row("text", std::string(e.what()) + "; HINT: --tokenizer DIR");
@@ -265,8 +265,8 @@ inline int inspect_command(const InspectOptions& o) {
     else
         fail(
             "%s is not something that inspect knows: a model directory, a run's output directory, PREFIX of .bin/.idx, a "
-            "tokenizer.json, tokenizer.model or a .safetensors file",
-            o.path.c_str());
+            "tokenizer.json, tokenizer.model or a .safetensors file%s",
+            o.path.c_str(), fs::exists(o.path) || !is_hub_name(o.path) ? "" : ("; HINT: hf download " + o.path).c_str());
     if (o.json) {
         nlohmann::ordered_json j = {{"path", o.path}, {"intact", intact}};
         j.update(table.json());

@@ -133,7 +133,7 @@ inline void load_tokenizer(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("loading the tokenizer");
     if (!o.tokenizer.empty()) {
-        run.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
+        run.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(local_path(o.tokenizer)));
         check_tokenizer_of_model(run.model_directory(), *run.tokenizer);
         return;
     }

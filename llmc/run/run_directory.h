@@ -113,18 +113,12 @@ inline Strings checkpoints_to_try(const std::string& out) {
 // model of this name in Hugging Face's cache.
 inline std::string model_directory(const std::string& path) {
     if (std::filesystem::exists(path + "/config.json") || is_adapter(path)) return path;
-    const Strings checkpoints = checkpoints_to_try(path);
-    if (checkpoints.empty() && !std::filesystem::exists(path)) {
-        const std::string snapshot = hub_snapshot(path);
-        if (snapshot.empty() && is_hub_name(path))
-            fail("%s does not exist, neither as a directory nor in Hugging Face's cache %s; HINT: hf download %s", path.c_str(),
-                 hub_cache().c_str(), path.c_str());
-        if (snapshot.empty())
-            fail("%s does not exist; HINT: a model is a Hugging Face directory, or the output directory of a run",
-                 path.c_str());
-        return snapshot;
-    }
-    return checkpoints.empty() ? path : checkpoints[0];
+    if (const Strings checkpoints = checkpoints_to_try(path); !checkpoints.empty()) return checkpoints[0];
+    const std::string directory = local_path(path);
+    if (!std::filesystem::is_directory(directory))
+        fail("%s is no directory; HINT: a model is a Hugging Face directory, or the output directory of a run%s", path.c_str(),
+             std::filesystem::path(path).extension() == ".gguf" ? "; train_gpt import makes one of a GGUF file" : "");
+    return directory;
 }
 
 // In a copy of a run that followed links (cp -rL, rsync -L), `latest` is a directory: the checkpoint itself, or a second copy

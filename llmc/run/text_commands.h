@@ -20,6 +20,7 @@
 #include "../data/tokenizer_trainer.h"
 #include "../data/unigram_trainer.h"
 #include "config.h"
+#include "hub.h"
 #include "prepare_state.h"
 
 template <class Options>
@@ -101,7 +102,7 @@ inline int prepare_command(const PrepareOptions& o) {
             o.output_prefix.c_str());
     if (o.tokenizer.empty()) fail_usage("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
     if (!o.chat && !o.chat_template.empty()) fail_usage("--chat-template is for conversations; HINT: add --chat");
-    const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
+    const Tokenizer tokenizer = Tokenizer::load(local_path(o.tokenizer));
     if (!o.chat && !o.no_append_eod && tokenizer.eod_id() < 0)
         fail(
             "%s has no end-of-document token (<|endoftext|>, <|end_of_text|> or </s>); HINT: --no-append-eod leaves documents "
@@ -290,7 +291,7 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     const int threads = thread_count(o.threads);
     DocumentReader reader(text_input(o, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
     if (!o.report.empty()) {
-        report_tokenizer(Tokenizer::load(o.report), reader, threads, true);
+        report_tokenizer(Tokenizer::load(local_path(o.report)), reader, threads, true);
         return 0;
     }
     check_tokenizer_options(o);
