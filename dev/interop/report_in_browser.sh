@@ -4,7 +4,7 @@
 #   dev/interop/report_in_browser.sh BUILD      a folder with train_gpt
 set -u
 failed=0
-browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) || { echo "ok: not tested, there is no Chromium"; exit 0; }
+browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) || { echo "skipped: there is no Chromium"; exit 0; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 {

@@ -9,7 +9,7 @@ transformers wrote,
   write      transformers opens the result without a missing or unexpected tensor, with our logits
   reload     train_gpt reads its own directory back to the same logits
 
-    test_models.py BUILD [-v] [FAMILY ...]     a folder with train_gpt and dump_logits of fp32; ends with a table
+    test_models.py BUILD [-v] [FAMILY ...]     a folder with train_gpt and dump_logits of fp32; ends with `N passed, N failed`
 """
 
 import json
@@ -28,10 +28,11 @@ import torch
 import transformers as t
 from safetensors.torch import load_file
 
+import results
+
 BUILD = Path(sys.argv[1]).resolve()
 WORK = Path(tempfile.mkdtemp(prefix="models_"))
 V, T = 1003, 64  # vocabulary and longest sequence
-COLUMNS = ("load", "logits", "gradients", "train", "write", "reload")
 VERBOSE = "-v" in sys.argv
 
 # 5 query heads of 80 on one key/value head, in a width that is no multiple of 64; small otherwise.
@@ -128,6 +129,7 @@ def compare(ours, theirs, what):
     difference = float(np.abs(ours - theirs).max())
     if VERBOSE: print(f"  {what}: {difference:.1e} of {np.abs(theirs).max():.1f}")
     assert difference < 1e-4, f"{what}: largest difference {difference:.2e}; largest logit {np.abs(theirs).max():.2f}"
+    return difference
 
 
 def compare_gradients(model, directory, tokens):
@@ -139,9 +141,10 @@ def compare_gradients(model, directory, tokens):
     theirs = {name.replace("lm_head", "embed_out") if "embed_out.weight" in ours else name: p.grad
               for name, p in model.named_parameters()}
     assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
-    for name, g in theirs.items():
-        worst = float((ours[name] - g).abs().max() / g.abs().max().clamp(min=1e-4))
+    off = {name: float((ours[name] - g).abs().max() / g.abs().max().clamp(min=1e-4)) for name, g in theirs.items()}
+    for name, worst in off.items():
         assert worst < 2e-5, f"gradient of {name}: off by {worst:.1e} of its largest element"
+    return max(off.values())
 
 
 def text_of(directory, model, tokenizer):
@@ -163,17 +166,19 @@ def compare_steps(model, directory, sample):
     parameters = list(model.parameters())
     groups = [{"params": [p for p in parameters if (p.dim() > 1) == decays], "weight_decay": 0.1 * decays} for decays in (0, 1)]
     adamw = torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.95), eps=1e-4)
-    x = torch.from_numpy(sample)[None]
+    x, differences = torch.from_numpy(sample)[None], []
     for step, loss in enumerate(ours):
         ce = torch.nn.functional.cross_entropy(model(x).logits[0], x[0].roll(-1))
         theirs = float(ce.detach())
         if VERBOSE: print(f"  step {step}: {loss:.5f} {theirs:.5f}")
-        assert abs(loss - theirs) < 3e-4, f"loss of step {step}: {loss:.5f}, PyTorch's {theirs:.5f}"
+        differences.append(abs(loss - theirs))
+        assert differences[-1] < 3e-4, f"loss of step {step}: {loss:.5f}, PyTorch's {theirs:.5f}"
         adamw.zero_grad()
         ce.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         adamw.step()
     assert len(ours) == 20 and ours[-1] < ours[0] - 0.5, ours
+    return max(differences)
 
 
 def lengths(config):
@@ -183,9 +188,9 @@ def lengths(config):
 
 
 def test(config, name, tokenizer, sample, done):
-    """Fills `done` up to the first column that fails."""
+    """Fills `done`, with the largest differences, up to the first column that fails."""
     rng = np.random.default_rng(len(name))
-    directory = WORK / "their model"
+    directory, differences = WORK / "their model", []
     for dtype in DTYPES.values():
         for shards in (False, True):
             shutil.rmtree(directory, ignore_errors=True)
@@ -194,27 +199,25 @@ def test(config, name, tokenizer, sample, done):
             model = open_theirs(directory)
             tokens = rng.integers(0, V, (2, 17))
             ours = our_logits(directory, tokens)
-            compare(ours, their_logits(model, tokens), f"{dtype}, {'shards' if shards else 'one file'}")
-    done["load"] = True
+            differences.append(compare(ours, their_logits(model, tokens), f"{dtype}, {'shards' if shards else 'one file'}"))
+    done["load"] = 0
     for length in lengths(config):
         tokens = rng.integers(0, V, (2, length))
-        compare(our_logits(directory, tokens), their_logits(open_theirs(directory), tokens), f"T = {length}")
+        differences.append(compare(our_logits(directory, tokens), their_logits(open_theirs(directory), tokens), f"T = {length}"))
     tokenizer.save_pretrained(directory)
     text_of(directory, model, tokenizer)
-    done["logits"] = True
-    compare_gradients(model, directory, rng.integers(0, V, (2, 17)))
-    done["gradients"] = True
-    compare_steps(open_theirs(directory), directory, sample)
-    done["train"] = True
+    done["logits"] = max(differences)
+    done["gradients"] = compare_gradients(model, directory, rng.integers(0, V, (2, 17)))
+    done["train"] = compare_steps(open_theirs(directory), directory, sample)
     written = open_theirs(WORK / "trained/latest")
     assert written.config.model_type == config.model_type
     tokens = rng.integers(0, V, (2, 17))
     ours = our_logits(WORK / "trained/latest", tokens)
     compare(ours, their_logits(written, tokens), "written")
-    done["write"] = True
+    done["write"] = 0
     assert np.array_equal(ours, our_logits(WORK / "trained", tokens))
     text_of(WORK / "trained/latest", written, tokenizer)
-    done["reload"] = True
+    done["reload"] = 0
 
 
 def main():
@@ -232,24 +235,23 @@ def main():
     assert len(same) == 200 * len(sample) <= 200 * T and (same.reshape(200, -1) == sample).all(), len(same)
     tokenizer = t.PreTrainedTokenizerFast(tokenizer_file=str(WORK / "tokenizer/tokenizer.json"), eos_token="<|endoftext|>")
     wanted = [x for x in sys.argv[2:] if x in FAMILIES] or list(FAMILIES)
-    rows, failed = [], 0
+    passed = failed = 0
+    print(f"transformers {t.__version__}, torch {torch.__version__}", flush=True)
     for family in wanted:
         kind, variants = FAMILIES[family]
         for variant, settings in variants.items():
-            name = f"{family} {variant}".strip()
-            done = {}
+            name, done = f"{family} {variant}".strip(), {}
             shutil.rmtree(WORK / "trained", ignore_errors=True)
             try:
                 test(kind(**settings), name, tokenizer, sample, done)
+                passed += 1
+                print(f"ok: {name}: " + ", ".join(f"{what} {x:.1e}" if x else what for what, x in done.items()), flush=True)
             except Exception:
                 failed += 1
                 print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
-            rows.append([name] + ["passed" if done.get(column) else "-" for column in COLUMNS])
-            if VERBOSE: print(*rows[-1], flush=True)
-    print(f"transformers {t.__version__}, torch {torch.__version__}")
-    for name, *cells in [["model", *COLUMNS], *rows]: print(f"{name:22}" + "".join(f"{cell:11}" for cell in cells))
-    print(f"{len(rows) - failed} passed, {failed} failed")
-    return failed > 0 or not rows
+            results.record(family, {column: done.get(column) for column in results.OF_MODELS})
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0 or passed == 0
 
 
 try:
