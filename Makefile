@@ -1,4 +1,4 @@
-# train_gpt: pretraining of GPT, BLOOM and Llama models in one readable program.
+# train_gpt: training language models in one readable program.
 #
 # make quickstart   from raw text to a model that writes, in minutes
 #                   TEXT="a.txt b.txt"  OUT=quickstart  STEPS=600  VOCAB=4096
@@ -12,8 +12,8 @@
 # make coverage     the tests, then which lines and branches they have not run
 # make test-sass    Hopper's machine code and what kernels take, against
 #                   dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
-# make test-interop models and tokens exchanged with transformers (TRANSFORMERS=5
-#                   or 4), which pip puts under build/: 6 GB
+# make test-interop models, adapters, tokens exchanged with transformers, PEFT,
+#                   llama.cpp (pip: 6 GB)  TRANSFORMERS=5  INTEROP="models gguf"
 # make chaos        trainings under injected faults (kills, full disks, damaged
 #                   files) end with the bits of undisturbed ones
 #                   CHAOS_SECONDS=600 or CHAOS_RUNS=N  CHAOS_SEED=  CHAOS_FAULTS=

@@ -1,5 +1,5 @@
 /*
-train_gpt: pretraining of decoder-only language models (GPT-2/3, BLOOM, Llama/LLM-jp) in one readable program.
+train_gpt: training of decoder-only language models (GPT-2, BLOOM, Llama, Qwen, Gemma, ...) in one readable program.
 
 Everything that knows it is a GPT is here; what would be equally true of another model is in llmc/. In reading order:
   1  the model's memory           Activations, Model, plan_memory

@@ -48,7 +48,7 @@ make_files() {
 # as_download COMMAND: a copy of the same files of run1/latest. hf ignores --include where files are named, so all are named.
 as_download() {
     local folder
-    if [[ $1 =~ ^hf\ download\ [a-z0-9][^\ /]*/[^\ /]+((\ [a-z_]+\.(json|safetensors))+)\ --local-dir\ ([a-z0-9/]+)$ ]]; then
+    if [[ $1 =~ ^hf\ download\ [A-Za-z0-9][^\ /]*/[^\ /]+((\ [a-z_]+\.(json|safetensors))+)\ --local-dir\ ([a-z0-9/]+)$ ]]; then
         # A checkpoint may lack generation_config.json and tokenizer_config.json, the others not.
         folder=${BASH_REMATCH[4]}
         echo "mkdir $folder && for f in${BASH_REMATCH[1]}; do cp run1/latest/\$f $folder || [[ \$f == *_config.json ]] || exit; done"

@@ -13,6 +13,9 @@
 
 namespace cli {
 
+inline const char* const program_purpose =
+    "pretraining and fine-tuning of language models: GPT, BLOOM, Llama, Mistral, Qwen, Gemma and others";
+
 struct Command {
     const char *name, *purpose, *usage;
     std::vector<std::vector<const char*>> examples;  // description, then the lines to type
@@ -26,8 +29,10 @@ inline const std::vector<Command>& commands() {
            "train_gpt train --preset gpt2-124m --tokenizer tok --data-path data/web \\",
            "    --global-batch-size 512 --train-iters 20k --lr 6e-4 --out run"},
           {"Resume: the same command with", "    ... --resume auto"},
-          {"Train adapters (LoRA) on a model, which stays as it is:",
-           "train_gpt train --model DIR --lora-rank 16 --data-path data/web \\", "    --train-iters 500 --lr 2e-4 --out run"},
+          {"Continue a downloaded model, or train adapters (LoRA) on it:",
+           "train_gpt train --model DIR --data-path data/web --train-iters 500 \\", "    --lr 2e-5 --out tuned",
+           "train_gpt train --model DIR --data-path data/web --train-iters 500 \\",
+           "    --lr 2e-4 --lora-rank 16 --out adapted"},
           {"Train on 8 GPUs, or CPUs; Ctrl-C saves and ends the run:",
            "scripts/launch.sh mpirun -n 8 --bind-to none ./train_gpt train ..."},
           {"Plan a run on 64 GPUs without having them:", "train_gpt train --preset llama2-7b --world 64 --tp 8 \\",
@@ -38,7 +43,9 @@ inline const std::vector<Command>& commands() {
          {{"A document per line of JSON, with its text under \"text\":",
            "train_gpt prepare --input web.jsonl --tokenizer tok --output data/web"},
           {"Plain text, its documents between blank lines:",
-           "train_gpt prepare --input book.txt --split-documents blank --tokenizer tok \\", "    --output data/book"}}},
+           "train_gpt prepare --input book.txt --split-documents blank --tokenizer tok \\", "    --output data/book"},
+          {"Conversations, of which answers alone are learned:",
+           "train_gpt prepare --chat --input chats.jsonl --tokenizer DIR --output chats"}}},
         {"curate",
          "filter, mend and deduplicate raw text, so that it becomes training data",
          "--input FILE|DIR ... --output DIR [STAGES] [OPTIONS]",
@@ -49,7 +56,7 @@ inline const std::vector<Command>& commands() {
            "    --exact-duplicates documents --near-duplicates fineweb \\",
            "    --decontaminate hellaswag.jsonl --weights web=0.7 books=0.3"}}},
         {"tokenizer",
-         "learn a tokenizer (byte-level BPE) from text, or measure one",
+         "learn a tokenizer (byte-level BPE or unigram) from text, or measure one",
          "--input FILE ... --output DIR [OPTIONS]",
          {{"Learn one of 32,000 tokens:", "train_gpt tokenizer --input *.txt --vocab-size 32000 --output tok"},
           {"Measure one on other text:", "train_gpt tokenizer --report tok --input other.txt"}}},
@@ -58,7 +65,8 @@ inline const std::vector<Command>& commands() {
          "--model DIR [--prompt TEXT] [OPTIONS]",
          {{"Continue a text with the newest checkpoint of a run:",
            "train_gpt generate --model run --prompt \"Once upon a time\""},
-          {"Take the prompt from another program:", "cat prompt.txt | train_gpt generate --model run --prompt -"}}},
+          {"Take the prompt from another program:", "cat prompt.txt | train_gpt generate --model run --prompt -"},
+          {"Ask a model that was tuned on conversations, line by line:", "train_gpt generate --model DIR --chat"}}},
         {"eval",
          "measure a model: loss, perplexity and bits per byte, or accuracy on questions",
          "--model DIR --data-path PREFIX ... | --text FILE | --tasks FILE ... [OPTIONS]",
@@ -213,8 +221,8 @@ inline std::string help_of(const Command& command, bool all, int width) {
 }
 
 inline std::string help_overview(int width) {
-    std::string out = indented("train_gpt: pretraining of language models of the GPT, BLOOM and Llama families", 0, width) +
-                      "\nUsage: train_gpt COMMAND [OPTIONS]\n\nCommands:\n";
+    std::string out =
+        indented(format("train_gpt: %s", program_purpose), 0, width) + "\nUsage: train_gpt COMMAND [OPTIONS]\n\nCommands:\n";
     for (const Command& c : commands()) out += entry(c.name, c.purpose, 14, width);
     out +=
         entry(
@@ -229,7 +237,13 @@ inline std::string help_overview(int width) {
            "      --tokenizer tok --output data\n"
            "  train_gpt train --preset quickstart --tokenizer tok --data-path data \\\n"
            "      --seq-length 256 --train-iters 300 --out run\n"
-           "  train_gpt generate --model run --prompt \"In the beginning\"\n";
+           "  train_gpt generate --model run --prompt \"In the beginning\"\n"
+           "\nFrom a downloaded model to one that has read more, and to llama.cpp:\n"
+           "  train_gpt prepare --input book.txt --split-documents blank \\\n"
+           "      --tokenizer DIR --output data\n"
+           "  train_gpt train --model DIR --data-path data --train-iters 300 --lr 2e-5 \\\n"
+           "      --out tuned\n"
+           "  train_gpt export --model tuned --gguf tuned.gguf\n";
 }
 
 inline std::string help_presets(int width) {
@@ -271,10 +285,10 @@ inline std::string manual_page() {
         for (const char c : text) out += c == '\\' ? "\\e" : c == '-' ? "\\-" : c == '\'' ? "\\(aq" : std::string(1, c);
         return out[0] == '.' ? "\\&" + out : out;
     };
-    std::string out =
-        ".TH TRAIN_GPT 1 \"\" \"train_gpt\" \"User Commands\"\n.SH NAME\ntrain_gpt \\- pretraining of language models of the "
-        "GPT, BLOOM and Llama families\n.SH SYNOPSIS\n.B train_gpt\n.I COMMAND\n[\\fIOPTIONS\\fR]\n.SH DESCRIPTION\n" +
-        plain(about_options) + "\n.SH COMMANDS\n";
+    std::string out = ".TH TRAIN_GPT 1 \"\" \"train_gpt\" \"User Commands\"\n.SH NAME\ntrain_gpt \\- " +
+                      plain(program_purpose) +
+                      "\n.SH SYNOPSIS\n.B train_gpt\n.I COMMAND\n[\\fIOPTIONS\\fR]\n.SH DESCRIPTION\n" + plain(about_options) +
+                      "\n.SH COMMANDS\n";
     for (const Command& c : commands()) out += format(".TP\n.B %s\n", c.name) + plain(c.purpose) + "\n";
     for (const Command& c : commands()) {
         std::string title = c.name;
