@@ -538,20 +538,21 @@ static void allocate(be::Ctx& ctx, Model& m) {
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
-//    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1.
+//    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1; each
+//    times the tensor's factor (parametrization.h).
 static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
     if (m.frozen) initialize_adapters(ctx, m, seed);
     for (const TensorSpec& t : m.model_table().rows) {
         const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
-        InitialWeights w{seed, (uint32_t)t.id, std, 0, 0, 0, t.first_col, t.cols, t.whole_cols};
-        if (t.init == Init::ones || t.init == Init::zeros) {
-            w.std = 0;
-            w.constant = t.init == Init::ones;
-        }
+        InitialWeights w{seed, (uint32_t)t.id, 0, 0, 0, 0, t.first_col, t.cols, t.whole_cols};
         // Padded vocabulary rows are zero and stay zero: nothing uses them.
         w.live = t.hf.size() == 1 ? t.hf[0].rows : t.whole_rows;
         for (const RowBlock& block : t.blocks) {
             w.whole_row = block.whole_row;
+            const double factor = t.factors.folded(block.fold).init;
+            if (t.init == Init::normal || t.init == Init::scaled_normal) w.std = std * factor;
+            else
+                w.constant = t.init == Init::ones ? (real)factor : t.init == Init::gain_less_one ? (real)(factor - 1) : real(0);
             const size_t begin = t.offset + (size_t)block.row * t.cols, size = (size_t)block.rows * t.cols;
             be::initialize_weights(ctx, m.model_params() + begin, nullptr, w, 0, size);
             if (m.lower && !m.frozen)
@@ -1298,19 +1299,25 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
     const int64_t step = t.state.updates + 1;
-    AdamW constants = {(real)lr, (real)t.o.adam_beta1, (real)t.o.adam_beta2, (real)t.o.adam_eps, 0, (real)grad_scale, step};
+    AdamW constants = {0, (real)t.o.adam_beta1, (real)t.o.adam_beta2, 0, 0, (real)grad_scale, step};
     for (const bool decay : {false, true})
         for (const Bucket& b : m.shards.buckets) {
             if (b.decay != decay || b.whole_matrix()) continue;
-            constants.weight_decay = decay ? (real)weight_decay : real(0);
             const auto update_part = [&](size_t first, size_t n, const Rounding& rounding) {
                 const size_t shard = b.shard + first - b.mine;
                 be::adamw(t.ctx, m.params + first, m.lower ? m.lower + shard : nullptr, m.exp_avg.from(shard),
                           m.exp_avg_sq.from(shard), m.grads.from(first), n, constants, rounding);
             };
-            if (m.exp_avg.is_bf16 || m.exp_avg_sq.is_bf16)
-                for_each_rounding(m.table, b.mine, b.mine + b.n, rounding_key((uint64_t)t.o.seed, step), update_part);
-            else update_part(b.mine, b.n, {});
+            for (const FactorRange& r : m.table.factors) {
+                const size_t first = std::max(r.begin, b.mine), last = std::min(r.end, b.mine + b.n);
+                if (first >= last) continue;
+                constants.lr = (real)(lr * r.factors.lr);
+                constants.eps = (real)(t.o.adam_eps * r.factors.eps);
+                constants.weight_decay = decay ? (real)(weight_decay * r.factors.weight_decay) : real(0);
+                if (m.exp_avg.is_bf16 || m.exp_avg_sq.is_bf16)
+                    for_each_rounding(m.table, first, last, rounding_key((uint64_t)t.o.seed, step), update_part);
+                else update_part(first, last - first, {});
+            }
             t.gatherer.start(b, m.params);
         }
     const MuonStep muon = {(real)lr, (real)weight_decay, (real)grad_scale, rounding_key((uint64_t)t.o.seed, step)};

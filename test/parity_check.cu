@@ -100,6 +100,7 @@ std::vector<Case> cases() {
     if (few) return all;
     ModelConfig& neox = add("gpt_neox", "gpt_neox", 4, false, false, false);
     neox.nope_interval = 4;
+    neox.parametrization = {4, 2, 2};  // tensors of a bucket have different factors
     neox.hidden_dropout = 0.1;
     add("bloom", "bloom", 4, true, true, false);
     add("llama tied", "llama", 1, true, false, true);

@@ -9,6 +9,7 @@
 #include "../base/check.h"
 #include "../shapes.h"
 #include "lora_config.h"
+#include "parametrization.h"
 #include "rope_scaling.h"
 
 enum class Norm { layernorm, rmsnorm };
@@ -56,7 +57,8 @@ struct ModelConfig {
     double rope_base = 10000.0;
     RopeScaling rope_scaling = {};
     double init_std = 0.02;
-    LoraConfig lora;  // adapters that are trained in the place of the parameters above
+    Parametrization parametrization;  // of a run, as the next
+    LoraConfig lora;                  // adapters that are trained in the place of the parameters above
 
     int HS() const { return head_size ? head_size : C / NH; }
     int QKV() const { return (NH + 2 * NKV) * HS(); }         // rows of the fused projection: [q heads | k heads | v heads]

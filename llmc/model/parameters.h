@@ -25,6 +25,7 @@
 enum class Init {
     zeros,
     ones,
+    gain_less_one,  // zeros: the weights of norms that multiply by 1 + weight
     normal,         // N(0, std)
     scaled_normal,  // N(0, std / sqrt(2 L)): the two projections that write into the residual stream
     kaiming,        // uniform within 1 / sqrt(columns): the matrices A of low-rank adapters
@@ -41,6 +42,7 @@ struct HfTensor {
 // Rows [row, row + rows) of a rank's part are rows [whole_row, ...) of the whole tensor.
 struct RowBlock {
     int row, whole_row, rows;
+    double fold = 1;  // a factor that is folded into these rows (parametrization.h)
 };
 
 // Vectors are cut over tp, or whole on every tp rank. A head_norm, of every query or key head, has on each tp rank the gradient of
@@ -59,7 +61,8 @@ struct TensorSpec {
     Group group = Group::matrix;
     Init init = Init::zeros;
     std::vector<HfTensor> hf;
-    int id = 0;  // index in the table of a rank that holds everything
+    TensorFactors factors = {};  // by the parametrization, beside what is folded into rows
+    int id = 0;                  // index in the table of a rank that holds everything
     static constexpr int embedding = -1, head = -2;
     int block = embedding;  // index among this rank's blocks, or one of the two above: when backward computes it
 
@@ -126,9 +129,13 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     p.blocks.assign(part.layers.size(), BlockParams<E>{});
     const TensorNames& names = family_of(c).names;
     const bool biased_norm = c.norm == Norm::layernorm;
-    const Init gain = c.norm_plus_one ? Init::zeros : Init::ones;
+    const Init gain = c.norm_plus_one ? Init::gain_less_one : Init::ones;
     const LocalSizes n(c, part.tp);
     const Axis& tp = part.tp;
+    const bool before = c.norm_place != NormPlace::after,
+               after = c.norm_place == NormPlace::after || c.norm_place == NormPlace::both;
+    const Parametrization& scale = c.parametrization;
+    const TensorFactors outside = scale.outside_blocks(), inside = scale.vector(), branch_end = inside.folded(scale.branch());
     int id = 0, block_of_rank = TensorSpec::embedding;
     const auto visit = [&](E*& slot, TensorSpec spec, bool held) {
         spec.id = id++;
@@ -138,23 +145,25 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
 
     const auto plain = [&](const std::string& hf, int rows) { return std::vector<HfTensor>{{hf, 0, rows}}; };
     const auto vocab = [&](const char* name, const std::string& hf) {  // files hold the vocabulary without padding
-        TensorSpec t{name, n.Vpl, c.C, Group::matrix, Init::normal, plain(hf, c.V)};
+        TensorSpec t{name, n.Vpl, c.C, Group::matrix, Init::normal, plain(hf, c.V), outside};
         t.whole_rows = c.Vp;
         t.whole_cols = c.C;
         t.blocks = {{0, n.v0, n.Vpl}};
         return t;
     };
-    const auto vector = [&](const std::string& name, Group group, Init init, const std::vector<HfTensor>& hf) {
+    const auto vector = [&](const std::string& name, Group group, Init init, const std::vector<HfTensor>& hf,
+                            const TensorFactors& factors) {
         const int rows = hf[0].rows;
-        TensorSpec t{name, rows, 1, group, init, hf};
+        TensorSpec t{name, rows, 1, group, init, hf, factors};
         t.whole_rows = rows;
         t.blocks = {{0, 0, rows}};
         t.replicated = true;
         return t;
     };
-    const auto norm = [&](E*& w, E*& b, const std::string& name, const std::string& hf, bool held) {
-        visit(w, vector(name + "_w", Group::norm, gain, plain(hf + ".weight", c.C)), held);
-        if (biased_norm) visit(b, vector(name + "_b", Group::norm, Init::zeros, plain(hf + ".bias", c.C)), held);
+    const auto norm = [&](E*& w, E*& b, const std::string& name, const std::string& hf, const TensorFactors& factors,
+                          bool held) {
+        visit(w, vector(name + "_w", Group::norm, gain, plain(hf + ".weight", c.C), factors), held);
+        if (biased_norm) visit(b, vector(name + "_b", Group::norm, Init::zeros, plain(hf + ".bias", c.C), factors), held);
     };
     const auto named = [&](std::vector<HfTensor> parts, const char* ending, bool transposed) {
         for (HfTensor& t : parts) {
@@ -168,6 +177,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
                                      const std::vector<HfTensor>& parts, int replicated_rows, bool bias, bool held) {
         const int rows = blocks.back().row + blocks.back().rows;
         TensorSpec t{name + "_w", rows, c.C, Group::matrix, Init::normal, named(parts, ".weight", names.transposed)};
+        t.factors = scale.matrix();
         t.whole_rows = whole_rows;
         t.whole_cols = c.C;
         t.blocks = blocks;
@@ -179,27 +189,33 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         t.cols = t.whole_cols = 1;
         t.group = Group::cut;
         t.init = Init::zeros;
+        t.factors = inside;
         t.hf = named(parts, ".bias", false);
         visit(b, t, held);
     };
-    // The weight's columns are cut over tp: a rank computes a summand of the output, and the bias is added once.
+    // The weight's columns are cut over tp: a rank computes a summand of the output, and the bias is added once. It ends a branch
+    // unless a norm follows.
     const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool bias,
                                   bool held) {
         TensorSpec t{name + "_w",          c.C,
                      whole_cols / tp.size, Group::matrix,
                      Init::scaled_normal,  named(plain(hf, c.C), ".weight", names.transposed)};
+        t.factors = scale.matrix().folded(after ? 1 : scale.branch());
+        t.factors.init *= std::sqrt(scale.depth);  // of the base model's depth
         t.whole_rows = c.C;
         t.whole_cols = whole_cols;
         t.first_col = tp.rank * t.cols;
         t.blocks = {{0, 0, c.C}};
         visit(w, t, held);
-        if (bias) visit(b, vector(name + "_b", Group::whole, Init::zeros, named(plain(hf, c.C), ".bias", false)), held);
+        if (!bias) return;
+        const std::vector<HfTensor> in_files = named(plain(hf, c.C), ".bias", false);
+        visit(b, vector(name + "_b", Group::whole, Init::zeros, in_files, after ? inside : branch_end), held);
     };
 
     // A vector of `size` numbers per head that is cut over tp with its heads.
     const auto cut_vector = [&](E*& w, const std::string& name, Init init, const std::string& hf, int size, int whole_heads,
-                                const RowBlock& heads, int replicas, bool held) {
-        TensorSpec t = vector(name, Group::cut, init, plain(hf, whole_heads * size));
+                                const RowBlock& heads, int replicas, const TensorFactors& factors, bool held) {
+        TensorSpec t = vector(name, Group::cut, init, plain(hf, whole_heads * size), factors);
         t.rows = heads.rows * size;
         t.blocks = {{0, heads.whole_row * size, t.rows}};
         t.replicated = false;
@@ -210,20 +226,23 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
 
     const auto top = [&](const char* name) { return std::string(names.top) + name; };
     TensorSpec wte = vocab("wte", top(names.wte) + ".weight");
+    const double grown =
+        c.embedding_scale == std::sqrt((double)c.C) ? std::sqrt(scale.width) : 1;  // of the embedding's own factor
+    wte.factors = outside.folded(1 / grown);
     visit(p.wte, wte, part.first);
     if (c.position == Position::learned) {
-        TensorSpec t = vector("wpe", Group::matrix, Init::normal, plain(top(names.wpe) + ".weight", c.T));
+        TensorSpec t = vector("wpe", Group::matrix, Init::normal, plain(top(names.wpe) + ".weight", c.T), outside);
         t.rows = t.whole_rows = c.T;
         t.cols = t.whole_cols = c.C;
         t.blocks = {{0, 0, c.T}};
         visit(p.wpe, t, part.first);
     }
-    if (c.embedding_norm) norm(p.emb_norm_w, p.emb_norm_b, "emb_norm", top(names.emb_norm), part.first);
+    if (c.embedding_norm) norm(p.emb_norm_w, p.emb_norm_b, "emb_norm", top(names.emb_norm), outside, part.first);
 
     const int HS = c.HS(), Q = c.NH * HS, K = c.NKV * HS, Ql = n.NHl * HS, Kl = n.NKVl * HS;
     const int h0 = tp.rank * n.NHl, kv0 = tp.rank / n.replicas * n.NKVl, q0 = h0 * HS, k0 = kv0 * HS, f0 = tp.rank * n.Fl;
-    const bool before = c.norm_place != NormPlace::after,
-               after = c.norm_place == NormPlace::after || c.norm_place == NormPlace::both;
+    const double queries = scale.queries(c.attention_scale != 0), query_rows = c.qk_norm == QkNorm::none ? queries : 1;
+    const TensorFactors query_norm = inside.folded(queries);
     BlockParams<E> unused;
     for (int l = 0, i = 0; l < c.L; l++) {
         const bool held = i < (int)part.layers.size() && part.layers[i] == l;
@@ -240,28 +259,30 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
             fc1_blocks.push_back({n.Fl, c.F + f0, n.Fl});
         }
 
-        if (before) norm(b.norm1_w, b.norm1_b, name + "norm1", hf(names.norm1), held);
-        column_parallel(b.qkv_w, b.qkv_b, name + "qkv", c.QKV(), {{0, q0, Ql}, {Ql, Q + k0, Kl}, {Ql + Kl, Q + K + k0, Kl}},
-                        qkv, 2 * Kl, c.qkv_bias, held);
+        if (before) norm(b.norm1_w, b.norm1_b, name + "norm1", hf(names.norm1), inside, held);
+        column_parallel(b.qkv_w, b.qkv_b, name + "qkv", c.QKV(),
+                        {{0, q0, Ql, query_rows}, {Ql, Q + k0, Kl}, {Ql + Kl, Q + K + k0, Kl}}, qkv, 2 * Kl, c.qkv_bias, held);
         const std::string q_norm = hf(names.q_norm) + ".weight", k_norm = hf(names.k_norm) + ".weight";
         if (c.qk_norm == QkNorm::head) {
-            visit(b.q_norm_w, vector(name + "q_norm_w", Group::head_norm, gain, plain(q_norm, HS)), held);
-            visit(b.k_norm_w, vector(name + "k_norm_w", Group::head_norm, gain, plain(k_norm, HS)), held);
+            visit(b.q_norm_w, vector(name + "q_norm_w", Group::head_norm, gain, plain(q_norm, HS), query_norm), held);
+            visit(b.k_norm_w, vector(name + "k_norm_w", Group::head_norm, gain, plain(k_norm, HS), inside), held);
         }
         if (c.qk_norm == QkNorm::whole) {
-            cut_vector(b.q_norm_w, name + "q_norm_w", gain, q_norm, HS, c.NH, {0, h0, n.NHl}, 1, held);
-            cut_vector(b.k_norm_w, name + "k_norm_w", gain, k_norm, HS, c.NKV, {0, kv0, n.NKVl}, n.replicas, held);
+            cut_vector(b.q_norm_w, name + "q_norm_w", gain, q_norm, HS, c.NH, {0, h0, n.NHl}, 1, query_norm, held);
+            cut_vector(b.k_norm_w, name + "k_norm_w", gain, k_norm, HS, c.NKV, {0, kv0, n.NKVl}, n.replicas, inside, held);
         }
-        if (c.sinks) cut_vector(b.sinks, name + "sinks", Init::zeros, hf(names.sinks), 1, c.NH, {0, h0, n.NHl}, 1, held);
+        if (c.sinks)
+            cut_vector(b.sinks, name + "sinks", Init::zeros, hf(names.sinks), 1, c.NH, {0, h0, n.NHl}, 1, inside, held);
         row_parallel(b.proj_w, b.proj_b, name + "proj", Q, hf(names.proj), c.proj_bias, held);
-        if (after) norm(b.norm1_after_w, b.norm1_after_b, name + "norm1_after", hf(names.norm1_after), held);
-        if (before) norm(b.norm2_w, b.norm2_b, name + "norm2", hf(names.norm2), held);
+        if (after) norm(b.norm1_after_w, b.norm1_after_b, name + "norm1_after", hf(names.norm1_after), branch_end, held);
+        if (before) norm(b.norm2_w, b.norm2_b, name + "norm2", hf(names.norm2), inside, held);
         column_parallel(b.fc1_w, b.fc1_b, name + "fc1", c.F1(), fc1_blocks, fc1, 0, c.mlp_bias, held);
         row_parallel(b.fc2_w, b.fc2_b, name + "fc2", c.F, hf(names.fc2), c.mlp_bias, held);
-        if (after) norm(b.norm2_after_w, b.norm2_after_b, name + "norm2_after", hf(names.norm2_after), held);
+        if (after) norm(b.norm2_after_w, b.norm2_after_b, name + "norm2_after", hf(names.norm2_after), branch_end, held);
     }
     block_of_rank = TensorSpec::head;
-    norm(p.final_norm_w, p.final_norm_b, "final_norm", top(names.final_norm), part.last);
+    norm(p.final_norm_w, p.final_norm_b, "final_norm", top(names.final_norm),
+         outside.folded(scale.logits() * (c.tied ? grown : 1)), part.last);
     if (!c.tied) return visit(p.head, vocab("head", std::string(names.head) + ".weight"), part.last);
     wte.copy = true;
     wte.id = 0;
@@ -278,14 +299,21 @@ inline std::vector<TensorSpec> tensors_of_model(const ModelConfig& c, const Part
 
 }  // namespace detail
 
+// Elements [begin, end) of the buffer, and the gaps in them, have the same factors.
+struct FactorRange {
+    size_t begin, end;
+    TensorFactors factors;
+};
+
 struct ParameterTable {
     Part part;
     std::vector<TensorSpec> rows;
-    size_t size = 0;        // elements of the buffer, with padding between tensors
-    size_t decayed = 0;     // elements before this index are matrices, which decay
-    size_t shared = 0;      // elements from this index on are whole on every tp rank: row-parallel biases and norms
-    size_t head_norms = 0;  // from this index on: norms of every query and key head
-    size_t trained = 0;     // parameters as in the model's files: without padding and gaps, each once
+    std::vector<FactorRange> factors;  // of the whole buffer, in its order; in the standard parametrization a single range
+    size_t size = 0;                   // elements of the buffer, with padding between tensors
+    size_t decayed = 0;                // elements before this index are matrices, which decay
+    size_t shared = 0;                 // elements from this index on are whole on every tp rank: row-parallel biases and norms
+    size_t head_norms = 0;             // from this index on: norms of every query and key head
+    size_t trained = 0;                // parameters as in the model's files: without padding and gaps, each once
 
     // The sizes of decayed and other elements are padded to multiples of `multiple`, so that they divide into equal shards.
     ParameterTable(const Part& held, std::vector<TensorSpec> tensors, size_t multiple) : part(held), rows(std::move(tensors)) {
@@ -304,6 +332,7 @@ struct ParameterTable {
         block_begins_.assign(part.layers.size() + 1, decayed);
         for (const TensorSpec& spec : rows)
             if (spec.block >= 0 && !spec.vector()) block_begins_[spec.block] = std::min(block_begins_[spec.block], spec.offset);
+        set_factors();
     }
     explicit ParameterTable(const ModelConfig& c, const Part& held, size_t multiple = 64)
         : ParameterTable(held, detail::tensors_of_model(c, held), multiple) {}
@@ -313,6 +342,19 @@ struct ParameterTable {
     size_t begin_of_block(int block) const { return block_begins_[block]; }
 
 private:
+    void set_factors() {
+        std::vector<FactorRange> of_rows;
+        for (const TensorSpec& t : rows)
+            for (const RowBlock& b : t.blocks)
+                of_rows.push_back({t.offset + (size_t)b.row * (size_t)t.cols, size, t.factors.folded(b.fold)});
+        std::sort(of_rows.begin(), of_rows.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+        for (const FactorRange& r : of_rows) {
+            if (!factors.empty() && factors.back().factors == r.factors) continue;
+            if (!factors.empty()) factors.back().end = r.begin;
+            factors.push_back(r);
+        }
+    }
+
     std::vector<size_t> block_begins_;
 };
 

@@ -13,6 +13,12 @@
 // exp_avg_sq, whose other columns stay zero: a checkpoint has the tensors of AdamW's, and any layout can resume it. Muon alone has
 // no exp_avg_sq of its matrices in memory, 4 bytes per parameter less than AdamW; checkpoints have zeros in their place.
 //
+// With muP and CompleteP (model/parametrization.h) an update's largest singular value must stay in proportion to sqrt(m / n) while
+// the width grows, that is constant (Yang et al., 2023, "A Spectral Condition for Feature Learning", arXiv:2310.17813). X has largest
+// singular values of 1: s = sqrt(max(1, m / n)) is right for every width, s = sqrt(max(m, n)) is divided by the root of the width
+// relative to the base model's, and a factor that is folded into W multiplies both. lr wd stays. NorMuon's X has no known singular
+// values, and is refused with them.
+//
 // Queries, keys, values and SwiGLU's gate and up are matrices of their own, though stored in one; with `heads` so is each head of
 // queries, keys and values. Products are those of linear layers (matmul.h), in floatX with sums in fp32. The step is one product
 // after X X^T: (a I + b A + c A^2) X with A = X X^T, or with A = X^T X from the right where X has more rows than columns.
@@ -47,6 +53,11 @@ struct MuonRecipe {
     int iterations = 5;
     bool shape_scaling = false;  // s = factor sqrt(max(1, m / n)) instead of factor sqrt(max(m, n))
     double factor = 0.2;
+
+    // The factor of the learning rate of a matrix whose factor with AdamW is `lr`.
+    double learning_rate(double lr, const Parametrization& p) const {
+        return lr * (shape_scaling ? p.width : std::sqrt(p.width));
+    }
 };
 // The constants of a step.
 struct MuonStep {
@@ -61,6 +72,7 @@ struct MuonMatrix {
     size_t tensor, first;  // row of the table, and the first element in the buffer
     int rows, cols, row, col;
     int whole_rows, whole_cols;
+    double lr;          // factor of AdamW's learning rate for it
     bool first_holder;  // of the tp ranks that hold the same rows
 
     size_t elements() const { return (size_t)rows * (size_t)cols; }
@@ -96,6 +108,7 @@ public:
                     m.cols = t.cols;
                     m.col = t.first_col;
                     m.whole_cols = t.whole_cols;
+                    m.lr = t.factors.folded(part.fold).lr;
                     if (!by_columns && height == part.rows && !(heads && qkv)) {
                         m.whole_rows = part.rows * table.part.tp.size / replicas;
                         m.row = table.part.tp.rank / replicas * part.rows;
@@ -216,7 +229,8 @@ private:
         const Bucket& b = m.shards.buckets[matrix.bucket];
         const double rows = matrix.whole_rows, cols = matrix.whole_cols;
         const double shape = recipe.shape_scaling ? std::max(1.0, rows / cols) : std::max(rows, cols);
-        const double rate = (double)step.lr * recipe.factor * std::sqrt(shape);
+        const double lr = step.lr * recipe.learning_rate(matrix.lr, m.c.parametrization),
+                     rate = lr * recipe.factor * std::sqrt(shape);
         be::apply_update(ctx, m.params + matrix.first, m.lower ? m.lower + b.shard + (matrix.first - b.mine) : nullptr, x,
                          matrix.elements(), (real)rate, step.lr * step.weight_decay);
     }

@@ -241,6 +241,15 @@ inline Allowed one_of(Strings choices) {
     X(double, adam_beta2, "", 0.95, between(0, 0.9999999), "Optimizer",                                                        \
       "AdamW's beta2: decay rate of the mean of squared gradients (exp_avg_sq; Megatron: 0.999)")                              \
     X(double, adam_eps, "", 1e-8, above(0), "Optimizer", "AdamW's epsilon, added to the square root of exp_avg_sq")            \
+    X(std::string, parametrization, "", "standard", one_of({"standard", "mup", "completep"}), "Optimizer",                     \
+      "mup: learning rate, initial weights, weight decay and epsilon are those of a model of --mup-base-width, from which "    \
+      "each tensor's own follow; completep: also of --mup-base-depth layers")                                                  \
+    X(int, mup_base_width, "", 0, between(1, 1000000), "Optimizer",                                                            \
+      "width (--hidden-size) of the model that the hyperparameters of --parametrization mup or completep suit")                \
+    X(int, mup_base_depth, "", 0, between(1, 10000), "Optimizer",                                                              \
+      "number of layers of the model that the hyperparameters of --parametrization completep suit")                            \
+    X(int, mup_base_head_size, "", 0, between(1, 256), "Optimizer",                                                            \
+      "size of that model's attention heads; default: this model's")                                                           \
     X(double, ema_decay, "", 0, between(0, 0.9999999), "Optimizer",                                                            \
       "decay of an exponential moving average (EMA) of the weights (0.999), which is validated beside them and written to "    \
       "step_XXXXXXXX/ema; default: 0, none")                                                                                   \

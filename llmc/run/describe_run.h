@@ -101,6 +101,43 @@ inline void describe_model(RunTable& t, const TrainOptions& o, const ModelConfig
     t.exact(model_flops_per_token(c, o.seq_length));
 }
 
+// The factors of a block's tensors and of those outside, where the options are those of another size of model.
+inline void describe_parametrization(RunTable& t, const TrainOptions& o, const ModelConfig& c) {
+    if (o.parametrization == "standard") return;
+    const Parametrization& p = c.parametrization;
+    t.table.section("Parametrization");
+    t.row("kind", format("%s: width %d is %g times the base's %d", o.parametrization.c_str(), c.C, p.width, o.mup_base_width) +
+                      (o.mup_base_depth ? format(", %d layers are %g times %d", c.L, p.depth, o.mup_base_depth) : "") +
+                      (o.mup_base_head_size ? format(", heads %g times %d", p.head_size, o.mup_base_head_size) : ""));
+    const MuonRecipe muon = muon_recipe(o);
+    std::vector<std::pair<TensorFactors, Strings>> groups;
+    for (const TensorSpec& row : ParameterTable(c).rows) {
+        if (row.block > 0) continue;
+        const bool by_muon = muon.on && row.block == 0 && !row.vector();
+        for (const RowBlock& rows : row.blocks) {
+            TensorFactors f = row.factors.folded(rows.fold);
+            if (row.init == Init::scaled_normal) f.init /= std::sqrt(p.depth);  // to be compared with the base model's
+            if (const double lr = muon.learning_rate(f.lr, p); by_muon) f = {f.init, lr, 1 / lr, 0};
+            if (row.vector()) f.weight_decay = 0;
+            const std::string name = row.name.substr(row.name.rfind('.') + 1) + (rows.fold != 1 ? " (queries)" : "");
+            const auto same = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == f; });
+            if (same == groups.end()) groups.push_back({f, {name}});
+            else if (same->second.back() != name) same->second.push_back(name);
+        }
+    }
+    for (const auto& [f, names] : groups) {
+        t.row(names[0], format("initial values x %g, learning rate x %g", f.init, f.lr) +
+                            (f.weight_decay > 0 ? format(", weight decay x %g", f.weight_decay) : "") +
+                            (f.eps > 0 ? format(", epsilon x %g", f.eps) : "") +
+                            (names.size() > 1 ? "; as " + joined(Strings(names.begin() + 1, names.end())) : ""));
+        t.exact({{"tensors", names},
+                 {"initial_values", f.init},
+                 {"learning_rate", f.lr},
+                 {"weight_decay", f.weight_decay},
+                 {"epsilon", f.eps}});
+    }
+}
+
 inline void describe_batch(RunTable& t, const TrainOptions& o, const Schedule& schedule, int replicas) {
     t.table.section("Batch");
     const int64_t batch = schedule.final_batch;
@@ -196,6 +233,7 @@ inline void describe_run(Run& run, const PlannedModel& planned) {
     t.row("output", run.o.out);
     detail::describe_size(t, run);
     detail::describe_model(t, run.o, run.c);
+    detail::describe_parametrization(t, run.o, run.c);
     detail::describe_batch(t, run.o, run.schedule, run.ranks->mesh.dp.size);
     detail::describe_machine(t, run, planned);
     detail::describe_memory(t, planned);

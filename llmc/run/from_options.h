@@ -55,6 +55,37 @@ inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
     return lora;
 }
 
+// How the sizes of c relate to those of the model whose hyperparameters are given.
+inline Parametrization parametrization_of(const TrainOptions& o, const ModelConfig& c) {
+    const bool on = o.parametrization != "standard", deep = o.parametrization == "completep";
+    const char* const kind = o.parametrization.c_str();
+    const std::pair<const char*, int> sizes[] = {
+        {"width", o.mup_base_width}, {"head-size", o.mup_base_head_size}, {"depth", o.mup_base_depth}};
+    for (const auto& [size, given] : sizes)
+        if (const bool of_depth = size == sizes[2].first; given && !(of_depth ? deep : on))
+            fail_usage("--mup-base-%s says nothing with --parametrization %s; HINT: --parametrization %s", size, kind,
+                       of_depth ? "completep" : "mup");
+    if (!on) return {};
+    if (!o.mup_base_width || (deep && !o.mup_base_depth))
+        fail_usage(
+            "--parametrization %s needs the size of the model whose learning rate is given; HINT: --mup-base-width 256%s", kind,
+            deep ? " --mup-base-depth 8" : "");
+    if (o.lora_rank)
+        fail_usage("--parametrization %s is not derived for the adapters of --lora-rank; HINT: leave one of them out", kind);
+    if (o.optimizer == "normuon")
+        fail_usage("--parametrization %s is not derived for --optimizer normuon; HINT: adamw or muon", kind);
+    if (!o.size.empty() && !o.given.count("lr"))
+        fail_usage(
+            "--size chooses the learning rate of this model, --parametrization %s takes that of its base; HINT: give the base's "
+            "as --lr",
+            kind);
+    Parametrization p;
+    p.width = (double)c.C / o.mup_base_width;
+    if (deep) p.depth = (double)c.L / o.mup_base_depth;
+    if (o.mup_base_head_size) p.head_size = (double)c.HS() / o.mup_base_head_size;
+    return p;
+}
+
 namespace detail {
 
 // Options that contradict each other, or that say nothing beside another.
@@ -203,6 +234,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     match_family(c);
     check_backend_takes(c);
     pad_vocabulary(c, o.make_vocab_size_divisible_by * o.tensor_model_parallel_size);
+    c.parametrization = parametrization_of(o, c);
     c.lora = lora_of(o, c);
     return c;
 }

@@ -91,10 +91,12 @@ inline void describe_state(Table& table, const TrainingState& s) {
     exact(s.valid_loss);
     table.row("written on", layout_text(s.layout));
     table.exact(s.layout);
+    const Strings shown = {"data-path",         "lr",   "global-batch-size", "seq-length",     "train-iters",
+                           "train-samples",     "seed", "parametrization",   "mup-base-width", "mup-base-depth",
+                           "mup-base-head-size"};
     for (const auto& [key, value] : s.options.items())
-        if (key == "data-path" || key == "lr" || key == "global-batch-size" || key == "seq-length" || key == "train-iters" ||
-            key == "train-samples" || key == "seed")
-            if (value != 0 || key.compare(0, 6, "train-") != 0) {
+        if (std::find(shown.begin(), shown.end(), key) != shown.end())
+            if (value != "standard" && (value != 0 || key == "seed")) {
                 table.row("--" + key, option_text(value));
                 table.exact(value);
             }

@@ -40,6 +40,11 @@ inline const OtherName other_names[] = {
     {"train", "beta1", "AdamW's beta1 is --adam-beta1"},
     {"train", "beta2", "AdamW's beta2 is --adam-beta2"},
     {"train", "adam-epsilon eps epsilon", "AdamW's epsilon is --adam-eps"},
+    {"train", "use-mup mup scaling-recipe parameterization",
+     "muP is --parametrization mup, CompleteP is --parametrization completep"},
+    {"train", "mup-base-hidden-size scaling-base-hidden-size", "the width of the base model is --mup-base-width"},
+    {"train", "scaling-base-num-layers", "the number of layers of the base model is --mup-base-depth"},
+    {"train", "mup-base-head-dim scaling-base-head-dim", "the size of the base model's heads is --mup-base-head-size"},
     {"train", "optim optimizer-type", "the optimizer is --optimizer adamw, muon or normuon"},
     {"train generate", "random-seed", "the seed is --seed"},
     // precision

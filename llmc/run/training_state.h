@@ -142,7 +142,7 @@ inline TrainingState read_state(const std::string& dir) {
 
 // ---- agreement -------------------------------------------------------------------------------------------------------------
 // An option's value in the checkpoint; `discarded` if it has none. Earlier versions had
-// gradients and moments in fp32 only, and no optimizer but AdamW.
+// gradients and moments in fp32 only, no optimizer but AdamW, and the standard parametrization.
 inline const Strings types_of_elements = {"main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"};
 inline bool is_type_of_elements(const std::string& name) {
     return std::find(types_of_elements.begin(), types_of_elements.end(), name) != types_of_elements.end();
@@ -150,6 +150,7 @@ inline bool is_type_of_elements(const std::string& name) {
 inline nlohmann::ordered_json saved_option(const TrainingState& saved, const std::string& name) {
     if (saved.options.contains(name)) return saved.options[name];
     if (name == "optimizer") return "adamw";
+    if (name == "parametrization") return "standard";
     return is_type_of_elements(name) ? "fp32" : nlohmann::ordered_json(nlohmann::ordered_json::value_t::discarded);
 }
 // Whether the option changes gradients or a moment from bf16 to fp32, which represents every bf16: nothing of the run is lost.
