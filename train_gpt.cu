@@ -57,6 +57,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/model/parameters.h"    // ParameterTable, Params, Matrix
 #include "llmc/model/lora.h"          // Lora, LoraLayer
 #include "llmc/model/fp8_training.h"  // Fp8Training, fp8_index
+#include "llmc/model/preference.h"    // Preference, AnswerPair
 #include "llmc/model/recompute.h"     // Recompute, Kept, LayerInput
 #include "llmc/model/sampler.h"       // sample_text
 #include "llmc/data/dataloader.h"     // Batch, DataLoader
@@ -80,6 +81,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/run/resume.h"                // check_same_everywhere
 #include "llmc/run/timetable.h"             // Timetable
 #include "llmc/run/run.h"                   // Run, set_up, open_data
+#include "llmc/run/reference.h"             // find_reference
 #include "llmc/run/describe_run.h"          // describe_run, describe_plan
 #include "llmc/run/trainer.h"               // TrainerBase, which Trainer extends
 #include "llmc/run/training_log.h"          // TrainingLog
@@ -147,6 +149,7 @@ struct MicroBatch {
     int* doc_start;                       // (N) the first key that a row sees
     int* window_start;                    // (N) the same in layers with a sliding window
     // The current micro-batch.
+    std::vector<AnswerPair> pairs;  // that are compared
     int B = 0, T = 0;
     bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
     KeyValueCache* cache = nullptr;  // not null: one new token, which attends to the cached rows before it
@@ -173,6 +176,8 @@ struct Activations {
     floatX* logits;                                   // (head_rows, Vpl), turned into their gradient in place
     real* statistics;                                 // (tp, 2, head_rows) of the vocabulary's shards
     real *loss, *zloss, *lse;                         // (N) each
+    real* weight;                                     // (N) of each row's gradient, where answers are compared
+    PreferenceSums pairs;                             // of these, since the sums were cleared
     uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
     floatX* next_logits;                              // (Vp) of one row, for generation
     LossSums* sums;                                   // of what the head has seen since they were cleared
@@ -231,6 +236,7 @@ struct Model : TrainingMemory {
     Activations a{};
     Fp8Training fp8;
     Lora lora;
+    Preference preference;
     real* unused_gradients = nullptr;  // where norms and sinks put theirs if they are frozen; null: they are not
     KeyValueCache cache{};
     real* slopes = nullptr;          // (NHl) ALiBi; null: none
@@ -400,6 +406,7 @@ static void plan_head(Model& m) {
     m.arena.add(purpose, &a.final_norm, Nl * (size_t)m.c.C);
     for (real** statistic : {&a.final_stats.mean, &a.final_stats.rstd}) m.arena.add(purpose, statistic, Nl);
     for (real** loss : {&a.loss, &a.zloss, &a.lse}) m.arena.add(purpose, loss, N);
+    if (m.preference.on()) m.arena.add(purpose, &a.weight, N);
     m.arena.add(purpose, &a.statistics, tp > 1 ? tp * 2 * (size_t)a.head_rows : 0);
     m.arena.add("logits (some rows at a time)", &a.logits, (size_t)a.head_rows * m.n.Vpl);
 }
@@ -1067,6 +1074,7 @@ static Pass upload(be::Ctx& ctx, Model& m, const Batch& batch, MicroBatch& to) {
     send(to.positions, batch.positions);
     send(to.doc_start, batch.doc_start);
     if (m.c.window) send(to.window_start, batch.first_keys(m.c.window));
+    to.pairs = batch.pairs;
     to.B = batch.B;
     to.T = batch.T;
     to.masks_documents = !batch.doc_start.empty();
@@ -1079,11 +1087,13 @@ static Pass upload(be::Ctx& ctx, Model& m, const Batch& batch, MicroBatch& to) {
 static void clear_sums(be::Ctx& ctx, Model& m) {
     const LossSums none;
     be::upload(ctx, m.a.sums, &none, sizeof none);
+    m.a.pairs = none.pairs;
 }
 // Waits for the ops before it.
 static LossSums read_sums(be::Ctx& ctx, const Model& m) {
     LossSums sums;
     be::download(ctx, &sums, m.a.sums, sizeof sums);
+    sums.pairs = m.a.pairs;
     return sums;
 }
 
@@ -1124,12 +1134,13 @@ static void embed_backward(const Pass& p) {
     end_block(p, TensorSpec::embedding);
 }
 
-// The loss of some rows, whose logits become their gradient; vocabulary shards first exchange their statistics.
+// The loss of some rows, whose logits become their gradient with `training`; vocabulary shards first exchange their statistics.
 static void classify(const Pass& p, int row, int rows, real loss_scale, real z_coef, bool training) {
     Activations& a = p.m.a;
+    const real* weight = p.in.pairs.empty() ? nullptr : a.weight + row;
     const VocabularyShard shard = p.m.n.vocabulary();
     const RowLosses losses = {a.loss + row, a.zloss + row, a.lse + row};
-    const LossConstants constants = {loss_scale, z_coef, training, (real)p.m.c.logit_softcap};
+    const LossConstants constants = {loss_scale, z_coef, training, (real)p.m.c.logit_softcap, weight};
     const Axis& tp = p.m.ranks->mesh.tp;
     const int* targets = p.in.targets + row;
     if (tp.size == 1) return be::classifier(p.ctx, a.logits, losses, targets, rows, shard, constants);
@@ -1139,9 +1150,20 @@ static void classify(const Pass& p, int row, int rows, real loss_scale, real z_c
     be::classifier_shard(p.ctx, a.logits, losses, targets, a.statistics, tp.size, rows, shard, constants);
 }
 
+// Compares the answers of a micro-batch by its rows' losses: sets the weights of their gradients, and adds to the sums. With tensor
+// parallelism every rank knows all losses.
+static void compare_answers(const Pass& p) {
+    Activations& a = p.m.a;
+    HostSide<real> loss(p.ctx, a.loss, (size_t)p.N()), weight(p.ctx, a.weight, (size_t)p.N());
+    loss.download();
+    p.m.preference.compare(p.in.pairs, loss.data(), weight.data(), a.pairs);
+    weight.upload();
+}
+
 // Final norm, logits of head_rows rows at a time, loss. With `training`, these logits become their gradient in place and are
 // propagated through the head at once, so that a (N, V) matrix never exists; dx is then the gradient of the last block's
-// output. Adds to the model's sums.
+// output. Adds to the model's sums. Where answers are compared, a row's gradient depends on the losses of all rows, so these are
+// computed in a pass before; logits that are all in memory at a time are not computed again.
 static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     Model& m = p.m;
     Activations& a = m.a;
@@ -1149,11 +1171,18 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     norm_forward(p, m.final_norm, a.final_stats, a.final_norm, nullptr, p.in.out(), nullptr);
     const floatX* normed = gather(p, a.final_norm, p.local_rows(), C);
     floatX* dnormed = summand(p, a.dnorm);
+    const bool compares = !p.in.pairs.empty(), keeps_logits = training && compares && N <= a.head_rows;
+    const auto logits = [&](int row) {
+        const int rows = std::min(a.head_rows, N - row);
+        be::linear_forward(p.ctx, a.logits, normed + (size_t)row * C, m.p.head, nullptr, rows, C, m.n.Vpl);
+        return rows;
+    };
+    for (int row = 0; training && compares && row < N; row += a.head_rows) classify(p, row, logits(row), 0, 0, false);
+    if (training && compares) compare_answers(p);
     if (training) m.of_block.begin(p.ctx, TensorSpec::head);
     for (int row = 0; row < N; row += a.head_rows) {
-        const int rows = std::min(a.head_rows, N - row);
+        const int rows = keeps_logits ? N : logits(row);
         const floatX* inp = normed + (size_t)row * C;
-        be::linear_forward(p.ctx, a.logits, inp, m.p.head, nullptr, rows, C, m.n.Vpl);
         classify(p, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
         const Acc acc = row ? Acc::Add : of_product(p);
@@ -1166,6 +1195,7 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         norm_backward(p, m.final_norm, a.final_stats, a.dx, a.dnorm, p.in.out(), Acc::Set);
         end_block(p, TensorSpec::head);
     }
+    if (!training && compares) compare_answers(p);
     be::loss_sums(p.ctx, a.sums, {a.loss, a.zloss, a.lse}, p.in.targets, N);
 }
 
@@ -1354,15 +1384,15 @@ static void end_step_in_fp8(Trainer& t, double loss, double norm) {
 }
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
-// global batch has the same weight: loss_scale is one over their number, known before the first backward pass, and everything
+// global batch, or every pair of answers, has the same weight: loss_scale is one over their number, known before the first backward pass, and everything
 // is summed. New parameters are still in flight on return: call t.gatherer.finish() before anything but the next step reads
 // them. Returns nothing, and changes nothing but the gradients, if the run is to stop before the step is done.
 static std::optional<StepStats> train_step(Trainer& t) {
     const double begin = monotonic_seconds();
     const int64_t global_batch = t.schedule.global_batch(t.state.consumed);
     const double lr = t.schedule.lr(t.state.scheduled), weight_decay = t.schedule.weight_decay(t.state.scheduled);
-    const int64_t targets = t.data.unmasked(t.state.sample(), global_batch);
-    const real loss_scale = targets > 0 ? (real)(1.0 / targets) : real(0);
+    const int64_t terms = t.data.terms(t.state.sample(), global_batch);
+    const real loss_scale = terms > 0 ? (real)(1.0 / (double)terms) : real(0);
 
     Fp8Training& fp8 = t.m.fp8;
     const int64_t start = fp8_start(t.o, t.state);
@@ -1379,16 +1409,16 @@ static std::optional<StepStats> train_step(Trainer& t) {
     t.memory_check.require_unchanged(t.state.step);
     for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads.from(r.begin), r.end - r.begin);
     const LossSums sums = reduce_sums(*t.m.ranks, read_sums(t.ctx, t.m));
-    const double norm = std::sqrt(sums.squares), ce = sums.ce / sums.n, z = sums.z / sums.n;
+    const double norm = std::sqrt(sums.squares), loss = sums.loss(), z = sums.z / sums.n;
     // Clipping as in Megatron: all gradients times clip / (norm + 1e-6), if that factor is below 1.
     const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
-    t.verdict = t.history.guard.judge(t.state.step + 1, t.batch(), ce + z, norm);
+    t.verdict = t.history.guard.judge(t.state.step + 1, t.batch(), loss + z, norm);
     if (t.verdict.apply) {
         if (examines) t.layer_health.before_update();
         update(t, lr, weight_decay, clip);
         t.health = nlohmann::ordered_json();
         if (examines) t.health = t.layer_health.after_update(fp8);
-        end_step_in_fp8(t, ce, norm);
+        end_step_in_fp8(t, loss, norm);
     }
     fp8.on = fp8.measuring = false;  // what evaluates and generates reads the weights as they are written to files
 
@@ -1468,10 +1498,12 @@ private:
 // 6  Inference
 
 // Losses over samples [first, first + n), one per dataset, forward only; data-parallel ranks take micro-batches in turn. stop()
-// is called before each, and must return the same on every rank: if it is true, nothing is returned.
+// is called before each, and must return the same on every rank: if it is true, nothing is returned. compared(pairs) gets those of
+// each micro-batch on the ranks that have the head.
 template <class Stop>
 static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t first, int64_t n,
-                                                     Stop stop) {
+                                                     Stop stop,
+                                                     const std::function<void(const std::vector<AnswerPair>&)>& compared = {}) {
     const Mesh& mesh = m.ranks->mesh;
     Batch batch;
     std::vector<LossSums> sums;
@@ -1490,6 +1522,7 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
                 model_forward(pass);
                 links.send_output(pass.in.out(), pass.stream_size(), chunk, (int)i);
                 if (pass.in.last) head(pass, 0, 0, false);
+                if (pass.in.last && compared) compared(pass.in.pairs);
             }
         }
         links.finish();
@@ -1622,6 +1655,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->exp_avg.is_bf16 = o.exp_avg_dtype == "bf16";
     m->exp_avg_sq.is_bf16 = o.exp_avg_sq_dtype == "bf16";
     m->muon.recipe = muon_recipe(o);
+    m->preference = preference_of(o);
     m->averages = o.ema_decay > 0;
     // A rollback may lead back to steps in bf16.
     const int64_t start = fp8_start(o, run.state);
@@ -1707,6 +1741,23 @@ static void load_model(Run& run, Model& m) {
     if (!run.resumes()) update_average(run.ctx, m, o.ema_decay, 0);
 }
 
+// The log-probabilities of the answers in this rank's samples, as reference.h sums them.
+static std::vector<double> score_answers(be::Ctx& ctx, Model& m, const DataLoader& data) {
+    std::vector<double> mine(3 * (size_t)data.n_pairs());
+    const auto keep = [&](const std::vector<AnswerPair>& pairs) {
+        if (m.ranks->mesh.tp.rank > 0) return;  // the first tensor-parallel rank's count
+        for (const AnswerPair& pair : pairs) {
+            double* of_pair = mine.data() + 3 * pair.number;
+            of_pair[0] = pair.chosen.log_p;
+            of_pair[1] = pair.rejected.log_p;
+            of_pair[2] = 1;
+        }
+    };
+    evaluate(
+        ctx, m, data, 0, data.n_samples(), [] { return false; }, keep);
+    return mine;
+}
+
 // What the training loop asks of this model; the trainer and `generator`, if samples of text are wanted, must outlive the result.
 static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Generator>& generator) {
     ModelFunctions functions;
@@ -1736,6 +1787,7 @@ static void train(World& world, const TrainOptions& given) {
     if (run.main_rank()) remove_leftovers(run.o.out);
     world.barrier();
     load_model(run, *m);
+    find_reference(run, [&](const DataLoader& data) { return score_answers(run.ctx, *m, data); });
     Trainer trainer(run.ctx, *m, run.o, run.schedule, *run.train, run.state, run.resumed_from);
     trainer.discards = run.discards;
     if (run.main_rank() && run.resumes()) make_latest(run.o.out, run.resumed_from);

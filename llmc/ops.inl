@@ -181,7 +181,8 @@ void dropout_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n, const D
 
 // ---- loss (loss.h) --------------------------------------------------------------------------------------------------------
 // Fused classifier over rows of logits: logZ = log sum_{i<V} exp(x_i), loss = logZ - x_target, z = z_coef * logZ^2, and, if
-// write_gradient, the logits are overwritten with dlogits = loss_scale * (p_i (1 + 2 z_coef logZ) - [i = target]); columns
+// write_gradient, the logits are overwritten with dlogits = loss_scale * weight * (p_i (1 + 2 z_coef logZ) - [i = target]), where
+// weight is the row's, of any sign, or 1; columns
 // V .. Vp-1 are padding: never read, gradient 0. A target < 0 is masked: loss, z and gradient 0. No softmax is stored. With a soft
 // cap, x_i is the capped logit, and the gradient is that of the logit itself.
 // sets losses, which are unscaled.

@@ -142,7 +142,14 @@ struct LossConstants {
     real loss_scale;  // factor of the gradients
     real z_coef;
     bool write_gradient;
-    real softcap = 0;  // logits x become softcap tanh(x / softcap); 0: they stay
+    real softcap = 0;              // logits x become softcap tanh(x / softcap); 0: they stay
+    const real* weight = nullptr;  // (N) or null: a further factor of each row's gradient
+};
+
+// Sums over pairs of answers (model/preference.h).
+struct PreferenceSums {
+    double loss = 0, chosen = 0, rejected = 0;  // the pairs' losses, and the rewards of their answers
+    int64_t right = 0, n = 0;                   // pairs whose chosen answer has the higher reward, and all
 };
 
 // Sums over the unmasked targets of one or more micro-batches, and over the squares of their gradients.
@@ -151,6 +158,10 @@ struct LossSums {
     double lse = 0, lse_max = -INFINITY;  // log Z: sum and maximum
     int64_t n = 0;                        // unmasked targets
     double squares = 0;
+    PreferenceSums pairs{};  // where answers are compared; counted on the host
+
+    // What is trained: the mean over the pairs of answers, if there are any, else over the targets.
+    double loss() const { return pairs.n ? pairs.loss / (double)pairs.n : ce / (double)n; }
 };
 
 // The constants of a step of AdamW; `step` counts from 1.

@@ -669,15 +669,17 @@ struct Classified {
     std::vector<floatX> logits;
     std::vector<real> loss, zloss, lse;
     Classified(const std::vector<floatX>& x /*(N, V)*/, const std::vector<int>& targets, int V, int Vp, double loss_scale,
-               double z_coef, bool write_gradient = true, double softcap = 0)
+               double z_coef, bool write_gradient = true, double softcap = 0, const std::vector<real>& weight = {})
         : logits(targets.size() * Vp, from_double<floatX>(not_a_number)) {
         const int N = (int)targets.size();
         for (int n = 0; n < N; n++) std::copy_n(&x[(size_t)n * V], V, &logits[(size_t)n * Vp]);
         Buffer<floatX> in_place(logits, "logits");
         Buffer<real> l(N, "loss"), z(N, "zloss"), s(N, "lse");
+        const Input<real> weights(weight);
         backend::Ctx ctx(2);
-        backend::classifier(ctx, in_place.p(), {l.p(), z.p(), s.p()}, Input<int>(targets).p(), N, {0, V, Vp},
-                            {(real)loss_scale, (real)z_coef, write_gradient, (real)softcap});
+        backend::classifier(
+            ctx, in_place.p(), {l.p(), z.p(), s.p()}, Input<int>(targets).p(), N, {0, V, Vp},
+            {(real)loss_scale, (real)z_coef, write_gradient, (real)softcap, weight.empty() ? nullptr : weights.p()});
         logits = in_place.get();
         loss = l.get();
         zloss = z.get();
@@ -692,14 +694,17 @@ TEST(Classifier, AgainstDouble) {
     struct Case {
         int N, V, Vp;
         double spread, softcap = 0;
+        bool weighted = false;
     };
-    for (const Case& k : {Case{1, 3, 8, 1}, Case{6, 37, 48, 3}, Case{5, 513, 640, 1}, Case{2, 2051, 2051, 2},
-                          Case{3, 50257, 50304, 2}, Case{6, 37, 48, 3, 2}, Case{5, 1203, 1216, 8, 30}}) {
+    for (const Case& k :
+         {Case{1, 3, 8, 1}, Case{6, 37, 48, 3}, Case{5, 513, 640, 1}, Case{2, 2051, 2051, 2}, Case{3, 50257, 50304, 2},
+          Case{6, 37, 48, 3, 2}, Case{5, 1203, 1216, 8, 30}, Case{6, 37, 48, 3, 2, true}, Case{5, 2051, 2056, 2, 0, true}}) {
         const double loss_scale = (real)0.013, z_coef = (real)1e-2;
         const std::vector<floatX> x = rng.normals<floatX>((size_t)k.N * k.V, k.spread);
         std::vector<int> targets = rng.integers(k.N, 0, k.V);
         if (k.N > 2) targets[2] = -1;
-        const Classified out(x, targets, k.V, k.Vp, loss_scale, z_coef, true, k.softcap),
+        const std::vector<real> weight = k.weighted ? rng.normals<real>(k.N) : std::vector<real>();
+        const Classified out(x, targets, k.V, k.Vp, loss_scale, z_coef, true, k.softcap, weight),
             without(x, targets, k.V, k.Vp, loss_scale, z_coef, false, k.softcap);
         const auto cap = [&](floatX logit) {
             return k.softcap > 0 ? k.softcap * std::tanh(as_double(logit) / k.softcap) : as_double(logit);
@@ -726,14 +731,14 @@ TEST(Classifier, AgainstDouble) {
             const double sum_error = (512 / 16 + 16 + 4 * (k.V / 512) + 8 + 8 * k.spread + 6 * k.softcap) * u,
                          error = sum_error + 3 * u * std::abs(log_z);
             largest_error = std::max(largest_error, error);
-            const double factor = loss_scale * (1 + 2 * z_coef * log_z);
+            const double scale = loss_scale * (k.weighted ? (double)weight[n] : 1), factor = scale * (1 + 2 * z_coef * log_z);
             for (int i = 0; i < k.Vp; i++) {
                 const double logit = i < k.V ? cap(row[i]) : 0, p = i < k.V && !masked ? std::exp(logit - log_z) : 0;
                 const double slope = k.softcap > 0 ? 1 - std::pow(logit / k.softcap, 2) : 1;
-                const double of_capped = masked || i >= k.V ? 0 : factor * p - loss_scale * (i == targets[n]);
+                const double of_capped = masked || i >= k.V ? 0 : factor * p - scale * (i == targets[n]);
                 const double g = of_capped * slope, p_error = error + (std::abs(logit) + 8) * u;
                 gradient.push_back(g);
-                gradient_allowed.push_back(rounding * std::abs(g) + 2 * p_error * factor * p + 2 * u * std::abs(g) +
+                gradient_allowed.push_back(rounding * std::abs(g) + 2 * p_error * std::abs(factor) * p + 2 * u * std::abs(g) +
                                            (k.softcap > 0 ? 20 * u * std::abs(of_capped) : 0));
             }
         }
@@ -756,7 +761,8 @@ void check_shards(real softcap) {
     Buffer<floatX> whole(logits);
     Buffer<real> loss(N), zloss(N), lse(N), statistics(shards * 2 * N, "statistics");
     const RowLosses losses = {loss.p(), zloss.p(), lse.p()};
-    const LossConstants constants = {real(0.25), real(1e-3), true, softcap};
+    const Input<real> weight(std::vector<real>{1, -1, real(0.5), real(-0.25), 1, real(0.75), -1});
+    const LossConstants constants = {real(0.25), real(1e-3), true, softcap, weight.p()};
     backend::classifier(ctx, whole.p(), losses, ids.p(), N, {0, V, Vp}, constants);
     std::vector<std::unique_ptr<Buffer<floatX>>> parts;
     const auto columns = [&](int shard) { return std::max(0, std::min(per_shard, V - shard * per_shard)); };

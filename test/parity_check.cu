@@ -59,6 +59,7 @@ struct Case {
     ModelConfig c;
     bool documents, rampup;
     std::string optimizer = "adamw";
+    bool pairs = false;  // of answers, which are compared
 };
 
 std::vector<Case> cases() {
@@ -87,6 +88,8 @@ std::vector<Case> cases() {
     lora.rank = 4;
     lora.alpha = 1;
     lora.modules = lora_modules(all.back().c, {"all"});
+    add("llama, pairs of answers", "llama", 2, false, false, false);
+    all.back().pairs = true;
     ModelConfig& many = add("many options", "gemma3_text", 2, true, true, false);
     many.window = 5;
     many.full_interval = 2;
@@ -120,13 +123,14 @@ TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     o.train_iters = few ? 4 : 12;
     o.lr = 1e-3;
     o.lr_warmup_iters = 2;
-    o.z_loss_strength = 1e-3;
+    o.z_loss_strength = k.pairs ? 0 : 1e-3;
+    if (k.pairs) o.dpo_beta = 0.1;
     o.clip_grad = 1.0;
     o.weight_decay = 0.1;
     o.optimizer = k.optimizer;
     o.ddp_bucket_size = 20000;  // so that there are several
     o.seed = 3;
-    o.data_path = {data};
+    o.data_path = {k.pairs ? data + "-pairs" : data};
     o.reset_position_ids = o.reset_attention_mask = o.eod_mask_loss = k.documents;
     if (k.rampup)  // 5 steps of 8, of 4 micro-batches in all, then 7 of 16
     {
@@ -155,6 +159,29 @@ void write_data(const std::string& prefix, int V) {
     writer.commit();
 }
 
+// A sample of 16 tokens holds one or two pairs.
+void write_pairs(const std::string& prefix, int V) {
+    TokenDatasetWriter writer(prefix, {"hash", "tokenizer", V}, {}, "plain", true);
+    uint32_t x = 999;
+    const auto below = [&](int n) {
+        x = x * 1664525u + 1013904223u;
+        return (int)((x >> 8) % (uint32_t)n);
+    };
+    for (int pair = 0; pair < 120; pair++) {
+        std::vector<int> prompt;
+        for (int n = 1 + below(3); n > 0; n--) prompt.push_back(1 + below(V - 1));
+        for (int answer = 0; answer < 2; answer++) {
+            std::vector<int> tokens = prompt;
+            for (int n = 1 + below(5); n > 0; n--) tokens.push_back(1 + below(V - 1));
+            std::vector<uint8_t> learned(tokens.size(), 1);
+            std::fill_n(learned.begin(), prompt.size(), 0);
+            writer.add(tokens.data(), tokens.size(), learned.data());
+            writer.end_document();
+        }
+    }
+    writer.commit();
+}
+
 // One model in one layout: what it computes, as whole tensors in files below `prefix`.
 struct Results {
     std::vector<double> losses, norms;
@@ -177,6 +204,12 @@ public:
           }()),
           trainer_(ctx_, m_, o_, schedule_, data_, {}) {
         m_.muon.recipe = muon_recipe(o_);
+        m_.preference = preference_of(o_);
+        if (k.pairs) {
+            std::vector<double> log_p;
+            for (int64_t i = 0; i < 2 * data_.n_pairs(); i++) log_p.push_back(-(double)(12 + i * 7 % 11));
+            data_.set_reference(log_p);
+        }
         plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp) % 3), o_.micro_batch_size, o_.seq_length, 13, false,
                     schedule_.micro_batches());
         allocate(ctx_, m_);
@@ -294,6 +327,7 @@ void check_all(World& world, const std::string& dir, const std::string& what) {
     if (what == "reference") {
         CHECK(world.size() == 1, "the reference is one rank's");
         write_data(dir + "/data", 119);
+        write_pairs(dir + "/data-pairs", 119);
     }
     for (const Case& k : cases())
         for (const Layout& l :

@@ -234,10 +234,62 @@ TEST(Conversation, SaysWhyThereIsNone) {
     }
 }
 
+TEST(Conversation, PairsOfAnswersAreReadInEveryForm) {
+    const char* const user = R"({"role": "user", "content": "a"})";
+    const auto answer = [](const char* text) { return format(R"({"role": "assistant", "content": "%s"})", text); };
+    const std::string b = answer("b"), c = answer("c");
+    const std::string same[] = {
+        R"({"prompt": "a", "chosen": "b", "rejected": "c"})",
+        format(R"({"prompt": [%s], "chosen": [%s], "rejected": [%s]})", user, b.c_str(), c.c_str()),
+        format(R"({"chosen": [%s, %s], "rejected": [%s, %s]})", user, b.c_str(), user, c.c_str()),
+        format(R"({"prompt": "a", "chosen": [%s, %s], "rejected": [%s, %s], "score": 1})", user, b.c_str(), user, c.c_str()),
+    };
+    for (const std::string& record : same) {
+        Messages chosen, rejected;
+        EXPECT_EQ(ConversationReader::read_pair(json::parse(record), chosen, rejected), "") << record;
+        ASSERT_EQ(chosen.size(), 2u) << record;
+        ASSERT_EQ(rejected.size(), 2u) << record;
+        EXPECT_EQ(chosen[0].role + chosen[0].text + chosen[1].role + chosen[1].text, "useraassistantb");
+        EXPECT_EQ(rejected[0].role + rejected[0].text + rejected[1].role + rejected[1].text, "useraassistantc");
+        EXPECT_TRUE(!chosen[0].learned && chosen[1].learned && !rejected[0].learned && rejected[1].learned);
+    }
+    // An answer with which both conversations begin is part of the prompt.
+    Messages chosen, rejected;
+    const std::string begin = std::string(user) + ", " + b + ", " + user + ", ";
+    const std::string longer =
+        format(R"({"chosen": [%s%s], "rejected": [%s%s]})", begin.c_str(), c.c_str(), begin.c_str(), b.c_str());
+    EXPECT_EQ(ConversationReader::read_pair(json::parse(longer), chosen, rejected), "");
+    EXPECT_TRUE(!chosen[1].learned && chosen[3].learned && !rejected[1].learned && rejected[3].learned);
+}
+
+TEST(Conversation, SaysWhyThereIsNoPairOfAnswers) {
+    const std::pair<const char*, const char*> rows[] = {
+        {R"([1])", "not a JSON object but array"},
+        {R"({"prompt": "a", "chosen": "b"})",
+         "it has no key 'rejected'; a pair of answers has prompt, chosen and rejected; its keys are"},
+        {R"({"prompt": "a", "completion": "b"})", "no key 'chosen'"},
+        {R"({"chosen": "b", "rejected": "c"})", "it has no prompt, and its answers are texts"},
+        {R"({"prompt": 7, "chosen": "b", "rejected": "c"})", "'prompt' is not a text but number"},
+        {R"({"prompt": "a", "chosen": "b", "rejected": 7})", "'rejected' is not a text but number"},
+        {R"({"prompt": "a", "chosen": "b", "rejected": ""})", "an answer in it is empty"},
+        {R"({"prompt": "a", "chosen": "b", "rejected": "b"})", "chosen and rejected are the same"},
+        {R"({"prompt": "a", "chosen": "b", "rejected": []})", "'rejected' has no answer of an assistant"},
+        {R"({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+             "rejected": [{"role": "user", "content": "a"}]})",
+         "'rejected' has no answer of an assistant that the other has not"},
+        {R"({"prompt": "a", "chosen": [{"role": "tool", "content": "b"}], "rejected": []})", "role 'tool'"},
+    };
+    for (const auto& [record, why] : rows) {
+        Messages chosen, rejected;
+        const std::string problem = ConversationReader::read_pair(json::parse(record), chosen, rejected);
+        EXPECT_NE(problem.find(why), std::string::npos) << record << ": " << problem;
+    }
+}
+
 // ---- packing ---------------------------------------------------------------------------------------------------------------
 // Conversation d has lengths[d] tokens, 1000 (d + 1) and up; the last half of them is learned.
-void write_conversations(const std::string& prefix, const Ints& lengths) {
-    TokenDatasetWriter writer(prefix, {"hash", "tokenizer", 1 << 20}, {}, "chatml");
+void write_conversations(const std::string& prefix, const Ints& lengths, bool pairs = false) {
+    TokenDatasetWriter writer(prefix, {"hash", "tokenizer", 1 << 20}, {}, "chatml", pairs);
     for (size_t d = 0; d < lengths.size(); d++) {
         Ints tokens((size_t)lengths[d]);
         std::iota(tokens.begin(), tokens.end(), 1000 * ((int)d + 1));
@@ -365,6 +417,71 @@ TEST(Packing, SplitsByConversationsAndBlendsWithText) {
     EXPECT_EQ(data.unmasked(0, 10), targets);
 }
 
+// Both answers of a pair are in one sample, from position 0 each; a pair that is longer than a sample is left out; a split cuts between
+// pairs; the mean is over pairs.
+TEST(Packing, KeepsPairsOfAnswersTogether) {
+    const TemporaryDirectory dir;
+    const int T = 16;
+    Ints lengths = {9, 10, 8, 8, 3, 2, 5, 6, 12, 5, 4, 4};  // in places: 17, 14, 3, 9, 15, 6
+    write_conversations(dir / "pairs", lengths, true);
+    DataOptions o = options_for(dir / "pairs", T);
+    expect_error([&] { DataLoader{o}; }, {"holds pairs of answers", "--dpo-beta"});
+    o.pairs = true;
+    DataLoader data(o);
+    const std::string packing = data.summary()[0].packing;
+    EXPECT_NE(packing.find("5 pairs of answers in 4 samples"), std::string::npos) << packing;  // 14, 3 + 9, 15, 6
+    EXPECT_NE(packing.find("1 pair was left out, longer than --seq-length 16"), std::string::npos) << packing;
+    EXPECT_EQ(data.n_pairs(), 6);
+    EXPECT_EQ(data.terms(0, data.n_samples()), 5);
+    std::vector<double> reference(12);
+    std::iota(reference.begin(), reference.end(), 0.5);
+    data.set_reference(reference);
+    Batch batch;
+    data.fetch(0, (int)data.n_samples(), batch);
+    std::set<int64_t> seen;
+    int64_t in_first = 0;
+    for (const AnswerPair& pair : batch.pairs) {
+        EXPECT_TRUE(seen.insert(pair.number).second);
+        in_first += pair.chosen.row < T;
+        EXPECT_EQ(pair.chosen.row / T, (pair.rejected.row + pair.rejected.rows - 1) / T);
+        for (const Answer* a : {&pair.chosen, &pair.rejected}) {
+            const int d = 2 * (int)pair.number + (a == &pair.rejected);
+            ASSERT_EQ(a->rows, lengths[(size_t)d] - 1);
+            EXPECT_DOUBLE_EQ(a->reference, d + 0.5);
+            int targets = 0;
+            for (int t = 0; t < a->rows; t++) {
+                EXPECT_EQ(batch.tokens[(size_t)(a->row + t)], 1000 * (d + 1) + t);
+                EXPECT_EQ(batch.positions[(size_t)(a->row + t)], t);
+                targets += batch.targets[(size_t)(a->row + t)] >= 0;
+            }
+            EXPECT_EQ(a->targets, targets);
+        }
+    }
+    EXPECT_EQ(seen, (std::set<int64_t>{1, 2, 3, 4, 5}));
+    EXPECT_EQ(data.terms(0, 1), in_first);
+    // What the reference has not scored is refused, not compared.
+    reference[4] = NAN;
+    data.set_reference(reference);
+    expect_error([&] { data.fetch(0, (int)data.n_samples(), batch); }, {"document 4", "is not known", "--seq-length"});
+
+    write_conversations(dir / "many", Ints(40, 6), true);
+    DataOptions split = options_for(dir / "many", T);
+    split.pairs = true;
+    split.split = "90, 10, 0";
+    split.part = DataSplit::train;
+    EXPECT_EQ(DataLoader(split).summary()[0].documents, 36);
+    split.part = DataSplit::valid;
+    EXPECT_EQ(DataLoader(split).summary()[0].documents, 4);
+    EXPECT_NE(DataLoader(split).checksum_of_pairs(), data.checksum_of_pairs());
+    // Conversations are not compared, and half a pair is damage.
+    write_conversations(dir / "chat", {6, 6});
+    DataOptions chat = options_for(dir / "chat", T);
+    chat.pairs = true;
+    expect_error([&] { DataLoader{chat}; }, {"holds no pairs of answers", "prepare --preference"});
+    write_conversations(dir / "odd", {6, 6, 6}, true);
+    expect_error([&] { TokenDataset::open(dir / "odd"); }, {"is damaged", "even number"});
+}
+
 TEST(Packing, RefusesMasksThatDoNotBelong) {
     const TemporaryDirectory dir;
     write_conversations(dir / "chat", {6, 9});
@@ -465,7 +582,37 @@ TEST(PrepareChat, FromFilesToBatches) {
     prepared(again);
     for (const char* end : {".bin", ".idx", ".mask"})
         EXPECT_TRUE(test::read_file(dir / "again" + end) == test::read_file(dir / "chat" + end)) << end;
+    // Pairs of answers, interrupted too.
+    PrepareOptions pairs = o;
+    pairs.chat = false;
+    pairs.preference = true;
+    pairs.resume = true;
+    pairs.input = {dir / "p.json"};
+    pairs.output_prefix = dir / "pairs";
+    const std::string two =
+        R"([{"prompt": "who", "chosen": "Adam", "rejected": "Eve"}, {"prompt": "x", "chosen": "y", "rejected": "y"},)";
+    write_file(dir / "p.json", two);
+    expect_error([&] { prepared(pairs); }, {"p.json", "cut off"});
+    write_file(dir / "p.json", two + R"({"prompt": "when", "chosen": "now", "rejected": "never"}])");
+    const std::string of_pairs = prepared(pairs);
+    for (const char* part : {"2 pairs of answers by the template chatml", "p.json:1: chosen and rejected are the same"})
+        EXPECT_NE(of_pairs.find(part), std::string::npos) << of_pairs;
+    const TokenDataset of_answers = TokenDataset::open(dir / "pairs");
+    EXPECT_TRUE(of_answers.has_pairs());
+    ASSERT_EQ(of_answers.n_documents(), 4);
+    for (int64_t d = 0; d < 2; d++) {
+        Ints tokens((size_t)of_answers.length(d));
+        of_answers.read(d, 0, of_answers.length(d), tokens.data());
+        EXPECT_EQ(tokenizer.decode(tokens), std::string("<|im_start|>user\nwho<|im_end|>\n<|im_start|>assistant\n") +
+                                                (d ? "Eve" : "Adam") + "<|im_end|>\n");
+        EXPECT_EQ(of_answers.learned(d)[0], 0);
+    }
     // What does not go together.
+    pairs.chat = true;
+    expect_error([&] { prepared(pairs); }, {"--chat is for conversations, --preference for pairs"});
+    pairs.chat = false;
+    pairs.json_keys = "talk";
+    expect_error([&] { prepared(pairs); }, {"--json-keys is 'talk'", "prompt, chosen and rejected"});
     PrepareOptions wrong = o;
     wrong.no_append_eod = true;
     expect_error([&] { prepared(wrong); }, {"--no-append-eod", "--chat"});

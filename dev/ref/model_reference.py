@@ -286,7 +286,7 @@ def write_safetensors(path, tensors):
     """8 bytes of header length, the header in JSON, the data; everything little-endian."""
     header, begin = {"__metadata__": {"format": "pt"}}, 0
     for name, x in tensors.items():
-        dtype, end = {"float32": "F32", "int32": "I32"}[x.dtype.name], begin + x.nbytes
+        dtype, end = {"float32": "F32", "float64": "F64", "int32": "I32"}[x.dtype.name], begin + x.nbytes
         header[name] = {"dtype": dtype, "shape": list(x.shape), "data_offsets": [begin, end]}
         begin = end
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -1,6 +1,6 @@
 // Fused classifier: cross-entropy with z-loss (PaLM, Chowdhery et al., 2022) and its gradient over the logits, in place.
 //   Z = sum_{i<V} exp(x_i),  loss = log Z - x_y,  z = c (log Z)^2
-//   d/dx_i (loss + z) = p_i (1 + 2 c log Z) - [i = y],  p_i = exp(x_i - log Z)
+//   d/dx_i (loss + z) = p_i (1 + 2 c log Z) - [i = y],  p_i = exp(x_i - log Z),  times the row's weight, if there are weights
 // With a soft cap (math.h), x_i is the capped logit, and the gradient is multiplied by the cap's derivative.
 // Two passes over a row that stays in cache: log Z online, then the gradient from the exponentials of the first pass, which
 // each thread keeps for one row. Sums are fp32, in chunks. No softmax is stored. A masked target (< 0) has loss, z and gradient
@@ -155,7 +155,7 @@ inline void classifier_statistics(Ctx& ctx, real* statistics, const floatX* logi
 inline void classifier_shard(Ctx& ctx, floatX* logits, const RowLosses& losses, const int* targets, const real* statistics,
                              int shards, int N, const VocabularyShard& shard, const LossConstants& constants) {
     const int V = shard.V, Vp = shard.Vp;
-    const real loss_scale = constants.loss_scale, z_coef = constants.z_coef;
+    const real z_coef = constants.z_coef;
     const bool write_gradient = constants.write_gradient;
     const detail::RowsOfThreads rows(ctx, V);
     const auto row = [=](auto cap, Team::Member& me, int n) {
@@ -180,6 +180,7 @@ inline void classifier_shard(Ctx& ctx, floatX* logits, const RowLosses& losses, 
             std::fill(x, x + Vp, floatX(0));
             return;
         }
+        const real loss_scale = constants.weight ? constants.loss_scale * constants.weight[n] : constants.loss_scale;
         const real factor = loss_scale * (1 + 2 * z_coef * log_z);
         exponentials.put(x, V, factor, log_z, cap);
         if (here) {

@@ -5,9 +5,15 @@
 //   {"prompt": "...", "completion": "..."}    each a text or a list of messages; of the prompt's, none is learned (TRL)
 //   {"instruction": "...", "input": "...", "output": "..."}    input may be missing or empty (Alpaca)
 // An assistant's message with "weight": 0 is not learned (OpenAI).
+// And pairs of answers for preference training (TRL), of which two conversations are made:
+//   {"prompt": "...", "chosen": "...", "rejected": "..."}    each a text or a list of messages
+//   {"chosen": [...], "rejected": [...]}    two whole conversations; the messages with which both begin are the prompt. A prompt that is
+//                                           a text beside them says the same once more
 #pragma once
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../base/check.h"
@@ -25,6 +31,28 @@ public:
         ConversationReader reader{messages};
         reader.record(record, key);
         return reader.problem_;
+    }
+
+    // The two conversations of a pair of answers. Otherwise returns why there is no pair in the record.
+    static std::string read_pair(const nlohmann::json& record, std::vector<ChatMessage>& chosen,
+                                 std::vector<ChatMessage>& rejected) {
+        const std::pair<const char*, std::vector<ChatMessage>*> answers[] = {{"chosen", &chosen}, {"rejected", &rejected}};
+        for (const auto& [key, messages] : answers) {
+            ConversationReader reader{*messages};
+            reader.answer(record, key);
+            if (!reader.problem_.empty()) return reader.problem_;
+        }
+        const auto same = [](const ChatMessage& a, const ChatMessage& b) { return a.role == b.role && a.text == b.text; };
+        const size_t most = std::min(chosen.size(), rejected.size());
+        size_t prompt = 0;
+        while (prompt < most && same(chosen[prompt], rejected[prompt])) prompt++;
+        if (prompt == std::max(chosen.size(), rejected.size())) return "chosen and rejected are the same";
+        if (!record.contains("prompt") || !record["prompt"].is_array())
+            for (size_t i = 0; i < prompt; i++) chosen[i].learned = rejected[i].learned = false;
+        for (const auto& [key, messages] : answers)
+            if (std::none_of(messages->begin(), messages->end(), [](const ChatMessage& m) { return m.learned; }))
+                return format("'%s' has no answer of an assistant that the other has not", key);
+        return "";
     }
 
 private:
@@ -54,6 +82,20 @@ private:
         bool learns = false;
         for (const ChatMessage& m : messages_) learns = learns || m.learned;
         if (problem_.empty() && !learns) refuse("no message of it is learned: there is no answer of an assistant");
+    }
+
+    // The prompt and one of a pair's answers.
+    void answer(const nlohmann::json& record, const char* key) {
+        if (!record.is_object()) return refuse(format("it is not a JSON object but %s", record.type_name()));
+        if (!record.contains(key))
+            return refuse(format("it has no key '%s'; a pair of answers has prompt, chosen and rejected", key) +
+                          keys_of(record));
+        const nlohmann::json prompt = record.value("prompt", nlohmann::json());
+        if (!record[key].is_array() || prompt.is_array()) {
+            if (prompt.is_null()) return refuse("it has no prompt, and its answers are texts" + keys_of(record));
+            add_part(prompt, "prompt", "user");
+        }
+        add_part(record[key], key, "assistant");
     }
 
     // A text, which is one message, or a list of messages.

@@ -21,7 +21,8 @@
 //           Without weights, a dataset's weight is its number of samples in one epoch; no dataset is repeated as long as all
 //           together suffice.
 // Conversations (data with a mask) are packed into samples instead, whole ones, and always masked as documents: packing.h. The
-//           split is by conversations; training and validation get at least one each where there are two.
+//           split is by conversations; training and validation get at least one each where there are two. Of pairs of answers
+//           (model/preference.h) a sample has whole pairs.
 // Masks     reset_position_ids: positions restart at 0 after each end-of-document token (EOD). reset_attention_mask: a row
 //           sees no key before its document. eod_mask_loss: no loss where the input is EOD, which would train guessing how the
 //           next document begins. The target EOD is always trained.
@@ -37,16 +38,19 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/crc32c.h"
 #include "../base/terminal.h"
+#include "../model/preference.h"
 #include "dataset.h"
 #include "numpy_random.h"
 #include "packing.h"
 
 struct Batch {
-    std::vector<int> tokens;     // (B, T)
-    std::vector<int> targets;    // (B, T) the next token; -1: masked
-    std::vector<int> positions;  // (B, T)
-    std::vector<int> doc_start;  // (B, T) the first key that a row sees; empty if attention is not reset at documents
+    std::vector<int> tokens;        // (B, T)
+    std::vector<int> targets;       // (B, T) the next token; -1: masked
+    std::vector<int> positions;     // (B, T)
+    std::vector<int> doc_start;     // (B, T) the first key that a row sees; empty if attention is not reset at documents
+    std::vector<AnswerPair> pairs;  // in their rows, where answers are compared
     int B = 0, T = 0;
 
     // (B, T) the first key that a row sees where a query sees no more than `window` keys, itself included.
@@ -166,12 +170,13 @@ struct SplitParts {
     std::string note;
 };
 
-// Of conversations, none of which is cut.
+// Of conversations or pairs of them, none of which is cut.
 inline SplitParts split_conversations(const TokenDataset& data, const std::string& split, bool validates) {
-    const int64_t n = data.n_documents();
+    const int64_t together = data.documents_together(), n = data.n_documents() / together;
+    const auto range = [&](int64_t begin, int64_t end) { return DocumentRange{together * begin, together * end}; };
     const auto documents = [&](DataSplit p) {
         const auto [begin, end] = split_range(split, p, n);
-        return begin < end ? DocumentRange{begin, end} : DocumentRange();
+        return begin < end ? range(begin, end) : DocumentRange();
     };
     SplitParts s = {{documents(DataSplit::train), documents(DataSplit::valid), documents(DataSplit::test)}, ""};
     const bool trains = has_share(split, DataSplit::train);
@@ -179,13 +184,13 @@ inline SplitParts split_conversations(const TokenDataset& data, const std::strin
     if ((!trains || !s.parts[0].empty()) && (!validates || !s.parts[1].empty())) return s;
     const int64_t learned = trains ? std::clamp<int64_t>(split_range(split, DataSplit::train, n).second, 1, n - validates) : 0;
     if (trains && validates && n == 1) {
-        s.parts[0] = {0, 1};
+        s.parts[0] = range(0, 1);
         s.parts[1] = {};
         s.note = "its one conversation is for training";
     } else {
-        s.parts[0] = learned > 0 ? DocumentRange{0, learned} : DocumentRange();
-        s.parts[1] = validates ? DocumentRange{learned, std::max(learned + 1, split_range(split, DataSplit::valid, n).second)}
-                               : DocumentRange();
+        s.parts[0] = learned > 0 ? range(0, learned) : DocumentRange();
+        s.parts[1] =
+            validates ? range(learned, std::max(learned + 1, split_range(split, DataSplit::valid, n).second)) : DocumentRange();
         s.note = "at least one conversation for training and for validation, which their shares would not give";
     }
     s.parts[2] = {};
@@ -415,6 +420,7 @@ struct DataOptions {
     int64_t n_samples = 0;  // how many will be read; 0: one pass over the data, each sample once, whatever the weights
     bool reshuffle_each_epoch = false;
     bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
+    bool pairs = false;           // answers are compared: the data must hold pairs of them, and must not otherwise
     int eod = -1;                 // needed by the three above
     int vocab_size = 0;           // larger tokens are refused when read; 0: not checked
     TokenizerIdentity tokenizer;  // the run's, or else that of the first dataset where it is known
@@ -448,6 +454,10 @@ public:
         for (TokenDataset& d : data) add(std::move(d));
         take_split();
         if (sources_.empty()) return;  // no validation
+        for (Source& s : sources_) {
+            s.first_pair = n_pairs_;
+            if (o_.pairs) n_pairs_ += s.data.n_documents() / 2;
+        }
         const std::vector<int64_t> wanted = samples_wanted(o_.n_samples);
         for (size_t j = 0; j < sources_.size(); j++) {
             Source& s = sources_[j];
@@ -469,6 +479,25 @@ public:
         return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return !s.note.empty(); });
     }
     int T() const { return o_.T; }
+    // Pairs of answers in all data, whichever part of the split they are in.
+    int64_t n_pairs() const { return n_pairs_; }
+    // Log-probabilities of their chosen and rejected answers by the reference, which batches then have; NaN: not known.
+    void set_reference(std::vector<double> log_p /*(n_pairs, 2)*/) {
+        CHECK(log_p.size() == 2 * (size_t)n_pairs_, "%zu log-probabilities of %lld pairs", log_p.size(), (long long)n_pairs_);
+        reference_ = std::move(log_p);
+    }
+    uint32_t checksum_of_pairs() const {
+        uint32_t sum = 0;
+        std::vector<int> text;
+        for (const Source& s : sources_)
+            for (int64_t d = 0; d < s.data.n_documents(); d++) {
+                const auto n = (size_t)s.data.length(d);
+                text.resize(n);
+                s.data.read(d, 0, (int64_t)n, text.data());
+                sum = crc32c(s.data.learned(d), n, crc32c(text.data(), n * sizeof(int), sum));
+            }
+        return sum;
+    }
     // That of the first conversations, as far as known.
     std::string chat_template() const {
         for (const Source& s : sources_)
@@ -507,6 +536,7 @@ public:
         const int T = o_.T;
         out.B = B;
         out.T = T;
+        out.pairs.clear();
         for (std::vector<int>* x : {&out.tokens, &out.targets, &out.positions}) x->resize((size_t)B * T);
         out.doc_start.resize(o_.reset_attention_mask || has_conversations() ? (size_t)B * T : 0);
         std::vector<int> text(T + 1);
@@ -540,6 +570,17 @@ public:
             count -= std::count(text.begin(), text.end() - 1, o_.eod);
         }
         return count;
+    }
+
+    // What the loss of the samples [first, first + n) is a mean of: pairs of answers, where they are compared, else unmasked targets.
+    int64_t terms(int64_t first, int64_t n) const {
+        if (!o_.pairs) return unmasked(first, n);
+        int64_t pairs = 0;
+        for (int64_t i = first; i < first + n; i++) {
+            const BlendEntry e = locate(i);
+            pairs += sources_[e.dataset].packing->pieces(e.index);
+        }
+        return pairs;
     }
 
     // Why the order of the samples differs from that of a run planned for n samples; empty if it does not. Megatron's order
@@ -586,6 +627,7 @@ private:
         std::string note{};
         std::optional<SampleOrder> order{};  // of text
         std::optional<Packing> packing{};    // of conversations
+        int64_t first_pair = 0;              // number of its first pair of answers
 
         int64_t n_ordered() const { return packing ? packing->n_ordered() : order->n_samples(); }
     };
@@ -610,6 +652,13 @@ private:
 
     // Adds a dataset; shards without weights are joined into one stream of tokens.
     void add(TokenDataset data) {
+        if (data.has_pairs() && !o_.pairs)
+            fail_usage("%s holds pairs of answers, which are compared, not imitated; HINT: train --model DIR --dpo-beta 0.1",
+                       data.name().c_str());
+        if (!data.has_pairs() && o_.pairs)
+            fail_usage(
+                "%s holds no pairs of answers, which --dpo-beta compares; HINT: train_gpt prepare --preference makes them",
+                data.name().c_str());
         if (o_.blend.weights.empty() && !sources_.empty() && data.is_shards() && sources_.back().data.is_shards())
             sources_.back().data.append_shards(std::move(data));
         else sources_.push_back({std::move(data)});
@@ -636,6 +685,9 @@ private:
                      split_name(o_.part), o_.split.c_str());
             if (s.data.has_mask()) {
                 s.packing.emplace(s.data, s.part.begin, s.part.end, o_.T, o_.seed);
+                if (s.packing->n_samples() == 0 && o_.pairs)
+                    fail("%s has no pair of answers for %s that is no longer than %d tokens; HINT: a longer --seq-length", name,
+                         split_name(o_.part), o_.T);
                 if (s.packing->n_samples() == 0)
                     fail("%s has no conversation%s with an answer in its first %d tokens; HINT: a longer --seq-length", name,
                          o_.part == DataSplit::whole ? "" : format(" for %s", split_name(o_.part)).c_str(), o_.T + 1);
@@ -717,6 +769,7 @@ private:
             check_tokens(source, document, 0, text);
             const char* learned = source.data.learned(document) + 1;
             fill(place, places);
+            if (o_.pairs) add_answer(source, document, (int)row + place, places, out.pairs);
             for (int t = 0; t < places; t++) {
                 out.tokens[row + place + t] = text[(size_t)t];
                 out.targets[row + place + t] = learned[t] ? text[(size_t)t + 1] : -1;
@@ -725,6 +778,23 @@ private:
         fill(used, o_.T - used);
         std::fill_n(out.tokens.begin() + (std::ptrdiff_t)(row + used), o_.T - used, 0);
         std::fill_n(out.targets.begin() + (std::ptrdiff_t)(row + used), o_.T - used, -1);
+    }
+
+    // Of a pair's two documents the first is the chosen answer with its prompt.
+    void add_answer(const Source& source, int64_t document, int row, int rows, std::vector<AnswerPair>& pairs) const {
+        const bool chosen = document % 2 == 0;
+        if (chosen) pairs.push_back({source.first_pair + document / 2, {}, {}});
+        AnswerPair& pair = pairs.back();
+        Answer& answer = chosen ? pair.chosen : pair.rejected;
+        const char* learned = source.data.learned(document) + 1;
+        answer = {row, rows, (int)std::count(learned, learned + rows, 1), 0, 0};
+        if (reference_.empty()) return;
+        answer.reference = reference_[2 * (size_t)pair.number + (chosen ? 0 : 1)];
+        if (std::isnan(answer.reference))
+            fail(
+                "of the answers in %s the reference's log-probability is not known: the pair was left out when the run began, with a "
+                "shorter --seq-length; HINT: that --seq-length, or a new run",
+                source.data.describe_position(document, 0).c_str());
     }
 
     // The first token outside the vocabulary; the number of tokens if there is none.
@@ -769,7 +839,8 @@ private:
     DataOptions o_;
     std::vector<Source> sources_;
     std::vector<BlendEntry> blend_;  // empty: the samples of the only source
-    int64_t n_samples_ = 0;
+    int64_t n_samples_ = 0, n_pairs_ = 0;
+    std::vector<double> reference_;  // (n_pairs, 2), or empty
 };
 
 // Cross-entropy of the validation tokens under the frequencies of the training tokens (each count plus one): what can be known

@@ -13,7 +13,8 @@
 //   token (GPT-2: 50256); here the whole shard counts as one document.
 //
 // Conversations have a mask, PREFIX.mask: one byte for each token of PREFIX.bin, 1 if it is learned (an answer), 0 if it is only
-// read. Megatron does not see it.
+// read. Megatron does not see it. Of a pair of answers, two documents follow each other: the prompt with the chosen answer, then with
+// the rejected one.
 //
 // Every count and offset is checked against the sizes of the files before it is used, so that a truncated, foreign or hostile
 // file gives an Error that names it. Numbers are loaded with memcpy, as those in the .idx are not aligned.
@@ -262,6 +263,8 @@ public:
     // (0).
     bool has_mask() const { return mask_ != nullptr; }
     const std::string& chat_template() const { return chat_template_; }
+    bool has_pairs() const { return pairs_; }                      // of answers
+    int64_t documents_together() const { return pairs_ ? 2 : 1; }  // that no split and no sample separates
     const char* learned(int64_t document) const {
         return mask_->data() + index_->offset(document) / bytes_per_token(index_->type());
     }
@@ -309,6 +312,9 @@ private:
                 (long long)n_tokens());
         tokenizer_ = origin.tokenizer;
         chat_template_ = origin.chat_template;
+        pairs_ = origin.pairs;
+        if (pairs_ && (chat_template_.empty() || n_documents() % 2))
+            fail("%s is damaged: pairs of answers are an even number of conversations", file.c_str());
         if (!chat_template_.empty() && !mask_)
             fail(
                 "%s%s is missing: it tells the answers of these conversations, which are learned, from the rest; HINT: copy it, too, "
@@ -369,6 +375,7 @@ private:
     TokenizerIdentity tokenizer_;
     std::unique_ptr<MappedFile> mask_;  // of conversations
     std::string chat_template_;
+    bool pairs_ = false;
 };
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
@@ -381,9 +388,10 @@ public:
     struct Kept {
         int64_t documents = 0, tokens = 0, bin_bytes = 0, idx_bytes = 0;
     };
-    // chat_template: that of conversations, which are added with a mask.
+    // chat_template: that of conversations, which are added with a mask. pairs: they are pairs of answers, each chosen one followed
+    // by the rejected one.
     TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer, const std::optional<Kept>& kept = {},
-                       const std::string& chat_template = "")
+                       const std::string& chat_template = "", bool pairs = false)
         : bin_(writer(prefix + ".bin", kept, kept ? kept->bin_bytes : 0)),
           idx_(writer(prefix + ".idx", kept, kept ? kept->idx_bytes : 0)),
           bin_path_(prefix + ".bin"),
@@ -392,6 +400,7 @@ public:
           mask_path_(prefix + mask_ending),
           tokenizer_(tokenizer),
           chat_template_(chat_template),
+          pairs_(pairs),
           type_(tokenizer.vocab_size < 65500 ? TokenType::u16 : TokenType::i32) {
         std::error_code none;
         const auto exists = [&](const std::string& path) {
@@ -463,7 +472,7 @@ public:
         memcpy(header + 18, &n, 8);
         memcpy(header + 26, &borders, 8);
         idx_.overwrite(0, header, sizeof header);
-        if (origin_) origin_->write(origin_text({tokenizer_, n_documents_, n_tokens_, chat_template_}));
+        if (origin_) origin_->write(origin_text({tokenizer_, n_documents_, n_tokens_, chat_template_, pairs_}));
         bin_.sync();
         idx_.sync();
         if (mask_) mask_->sync();
@@ -505,6 +514,7 @@ private:
     std::string bin_path_, idx_path_, origin_path_, mask_path_;
     TokenizerIdentity tokenizer_;
     std::string chat_template_;
+    bool pairs_;
     TokenType type_;
     std::vector<uint16_t> narrow_;
     int64_t length_ = 0, n_documents_ = 0, n_tokens_ = 0;

@@ -439,7 +439,7 @@ private:
         if (input_.open_record && (found == TextFormat::text || found == TextFormat::warc))
             fail(
                 "%s holds no conversations: it is neither JSON nor Parquet; HINT: one object per line, with messages or prompt and "
-                "completion",
+                "completion; of pairs of answers with prompt, chosen and rejected",
                 input_name(in.name()).c_str());
         return found;
     }

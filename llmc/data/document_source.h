@@ -41,7 +41,8 @@ struct TextInput {
     size_t batch_bytes = 16 << 20;            // of text that is worked on at once
     size_t most_bytes = most_document_bytes;  // of a line of JSON
     std::string invalid_bytes_become = "were kept unchanged";
-    // Instead of a text, a record holds a conversation: replaces it, or sets `problem`. It is given the record as JSON.
+    // Instead of a text, a record holds a conversation or a pair of them: replaces it, or sets `problem`. It is given the record as
+    // JSON.
     std::function<void(const nlohmann::json&, Chunk&)> open_record{};
 };
 
@@ -56,8 +57,9 @@ struct Chunk {
     bool is_json = false, is_html = false;  // the text is not opened yet, or was opened by open_chunk()
     JsonFields fields;
     std::vector<ChatMessage> conversation;
-    std::string problem;   // why a line cannot be used
-    std::string left_out;  // why there is no document here, though nothing is wrong: "rows without text"
+    std::vector<ChatMessage> rejected;  // of a pair of answers; `conversation` has the chosen one
+    std::string problem;                // why a line cannot be used
+    std::string left_out;               // why there is no document here, though nothing is wrong: "rows without text"
     OddBytes odd;
 };
 

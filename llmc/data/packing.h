@@ -3,7 +3,8 @@
 //
 // A conversation of n tokens takes n - 1 places: its last token is only a target. One that is longer than a sample keeps its
 // first T + 1 tokens; if no answer begins in these, it is left out. The others are packed by best fit, the longest first: each
-// goes where the least room is left that holds it, else into a new sample.
+// goes where the least room is left that holds it, else into a new sample. Two conversations that are a pair of answers are packed as
+// one, so that a sample has both; a pair that is longer than a sample is left out.
 //
 // Conversations are shuffled before they are packed, and samples in each epoch anew, all by one MT19937 (NumPy's rules), so
 // that sample k of a run does not depend on how long the run is.
@@ -26,18 +27,22 @@ public:
     // Of the documents [begin, end) of a dataset with a mask.
     Packing(const TokenDataset& data, int64_t begin, int64_t end, int T, uint32_t seed) : T_(T), random_(seed) {
         if (end > INT32_MAX) fail("%s: %lld conversations are too many", data.name().c_str(), (long long)end);
-        std::vector<int32_t> shuffled((size_t)(end - begin));
-        std::iota(shuffled.begin(), shuffled.end(), (int32_t)begin);
-        random_.shuffle(shuffled.data(), end - begin);
+        const auto together = (int32_t)data.documents_together();
+        pairs_ = data.has_pairs();
+        std::vector<int32_t> shuffled((size_t)((end - begin) / together));
+        for (size_t i = 0; i < shuffled.size(); i++) shuffled[i] = (int32_t)begin + together * (int32_t)i;
+        random_.shuffle(shuffled.data(), (int64_t)shuffled.size());
         std::vector<Piece> found;
         for (const int32_t document : shuffled) {
             const int length = data.length(document), n = std::min(length, T + 1);
-            if (std::count(data.learned(document) + std::min(n, 1), data.learned(document) + n, 1) == 0) {
+            const int64_t both = pairs_ ? (int64_t)length - 1 + data.length(document + 1) - 1 : n - 1;
+            if (!has_answer(data, document, n) || (pairs_ && !has_answer(data, document + 1, data.length(document + 1))) ||
+                both > T) {
                 left_out_++;
                 continue;
             }
             cut_ += length > n;
-            found.push_back({document, n - 1});
+            found.push_back({document, (int)both, n - 1});
         }
         std::stable_sort(found.begin(), found.end(), [](const Piece& a, const Piece& b) { return a.places > b.places; });
         pack(found);
@@ -49,12 +54,16 @@ public:
     int64_t learned_of_epoch() const { return std::accumulate(learned_.begin(), learned_.end(), (int64_t)0); }
     std::string text() const {
         const double full = 100.0 * (double)places_ / (double)std::max<int64_t>(1, n_samples() * T_);
-        std::string text =
-            format("%s in %s, %.1f%% full; %s of answers", counted((int64_t)pieces_.size(), "conversation").c_str(),
-                   counted(n_samples(), "sample").c_str(), full, counted(learned_of_epoch(), "token").c_str());
+        const auto n = (int64_t)pieces_.size();
+        const std::string what = pairs_ ? counted(n, "pair of answers", "pairs of answers") : counted(n, "conversation");
+        std::string text = format("%s in %s, %.1f%% full; %s of answers", what.c_str(), counted(n_samples(), "sample").c_str(),
+                                  full, counted(learned_of_epoch(), "token").c_str());
         if (cut_)
             text += format("; %s cut at --seq-length %d", counted(cut_, "conversation was", "conversations were").c_str(), T_);
-        if (left_out_)
+        if (left_out_ && pairs_)
+            text += format("; %s left out, longer than --seq-length %d together with their prompts",
+                           counted(left_out_, "pair was", "pairs were").c_str(), T_);
+        else if (left_out_)
             text += format("; %s left out, without an answer in the first %d tokens",
                            counted(left_out_, "conversation was", "conversations were").c_str(), T_ + 1);
         return text;
@@ -72,6 +81,7 @@ public:
     }
     int64_t n_ordered() const { return (int64_t)order_.size(); }
     int64_t learned(int64_t sample) const { return learned_[order_[(size_t)sample]]; }
+    int64_t pieces(int64_t sample) const { return rows_[order_[(size_t)sample]].second; }  // conversations, or pairs of them
 
     // Calls each(document, first place in the sample, number of places) for the conversations of a sample; returns how many
     // places they take.
@@ -80,7 +90,7 @@ public:
         int place = 0;
         const auto [first, n] = rows_[order_[(size_t)sample]];
         for (uint32_t i = first; i < first + n; i++) {
-            each((int64_t)pieces_[i].document, place, pieces_[i].places);
+            each_document(pieces_[i], [&](int64_t document, int from, int places) { each(document, place + from, places); });
             place += pieces_[i].places;
         }
         return place;
@@ -89,7 +99,17 @@ public:
 private:
     struct Piece {
         int32_t document, places;
+        int32_t first;  // places of the first document; those of a pair's second one follow
     };
+    template <class F>
+    static void each_document(const Piece& piece, F each) {
+        each((int64_t)piece.document, 0, (int)piece.first);
+        if (piece.first < piece.places) each((int64_t)piece.document + 1, (int)piece.first, (int)(piece.places - piece.first));
+    }
+    // Whether one of the first n tokens of a document is a target.
+    static bool has_answer(const TokenDataset& data, int64_t document, int n) {
+        return std::count(data.learned(document) + std::min(n, 1), data.learned(document) + n, 1) > 0;
+    }
 
     void pack(const std::vector<Piece>& found) {
         std::vector<uint32_t> row_of;                    // of each piece
@@ -123,8 +143,10 @@ private:
         for (const auto& [first, n] : rows_) {
             int64_t learned = 0;
             for (uint32_t i = first; i < first + n; i++) {
-                const char* mask = data.learned(pieces_[i].document);
-                learned += std::count(mask + 1, mask + pieces_[i].places + 1, 1);
+                each_document(pieces_[i], [&](int64_t document, int, int places) {
+                    const char* mask = data.learned(document);
+                    learned += std::count(mask + 1, mask + places + 1, 1);
+                });
                 places_ += pieces_[i].places;
             }
             learned_.push_back((int32_t)learned);
@@ -132,6 +154,7 @@ private:
     }
 
     int T_;
+    bool pairs_ = false;
     NumpyRandom random_;
     std::vector<Piece> pieces_;                        // by row
     std::vector<std::pair<uint32_t, uint32_t>> rows_;  // the first piece of each sample, and how many

@@ -91,6 +91,7 @@ struct DataOrigin {
     TokenizerIdentity tokenizer;
     int64_t documents = 0, tokens = 0;
     std::string chat_template{};  // of conversations, which have a mask beside them (dataset.h); empty: text
+    bool pairs = false;           // of conversations: they are pairs of answers, the chosen one before the rejected one
 };
 
 inline const char* const origin_ending = ".meta.json";
@@ -102,6 +103,7 @@ inline std::string origin_text(const DataOrigin& o) {
         {"tokens", o.tokens},
         {"tokenizer", {{"path", o.tokenizer.path}, {"vocab_size", o.tokenizer.vocab_size}, {"hash", o.tokenizer.hash}}}};
     if (!o.chat_template.empty()) j["chat_template"] = o.chat_template;
+    if (o.pairs) j["pairs"] = true;
     return json_text(j, 1) + "\n";
 }
 
@@ -110,8 +112,11 @@ inline DataOrigin read_origin(const std::string& path) {
     const nlohmann::json j = parse_json(read_whole_file(path), path);
     try {
         const nlohmann::json& t = j.at("tokenizer");
-        DataOrigin o{
-            {t.at("hash"), t.at("path"), t.at("vocab_size")}, j.at("documents"), j.at("tokens"), j.value("chat_template", "")};
+        DataOrigin o{{t.at("hash"), t.at("path"), t.at("vocab_size")},
+                     j.at("documents"),
+                     j.at("tokens"),
+                     j.value("chat_template", ""),
+                     j.value("pairs", false)};
         if (o.tokenizer.known()) return o;
     } catch (const nlohmann::json::exception&) {
     }

@@ -108,7 +108,7 @@ template <class Cap>
 __global__ void __launch_bounds__(1024)
     classifier_kernel(floatX* logits, real* loss, real* zloss, real* lse, const int* targets, const real* statistics,
                       int shards, real* own_statistics, int v0, int V, int Vp, int n_packs, int n_kept, float loss_scale,
-                      float z_coef, bool write_gradient, Cap cap) {
+                      float z_coef, const real* weight, bool write_gradient, Cap cap) {
     constexpr int size = Pack<floatX>::size, in_flight = classifier_in_flight;
     DYNAMIC_SHARED(floatX, kept);
     const size_t n = blockIdx.x, N = gridDim.x;
@@ -140,6 +140,7 @@ __global__ void __launch_bounds__(1024)
     }
     if (!write_gradient) return;
 
+    if (weight) loss_scale *= weight[n];
     const float factor = loss_scale * (1 + 2 * z_coef * log_z);
     const auto gradient = [&](int i, float logit) {
         if (masked) return 0.0f;  // regardless of the row's values
@@ -203,7 +204,7 @@ inline void launch_classifier(Ctx& ctx, floatX* logits, const RowLosses& losses,
     const auto launch = [&](auto cap) {
         LAUNCH(classifier_kernel<decltype(cap)>, N, threads, kept, ctx, logits, losses.loss, losses.zloss, losses.lse, targets,
                statistics, shards, own_statistics, shard.v0, V, Vp, n_packs, (int)(kept / 16), constants.loss_scale,
-               constants.z_coef, constants.write_gradient, cap);
+               constants.z_coef, constants.weight, constants.write_gradient, cap);
     };
     if (constants.softcap > 0) launch(SoftCap{constants.softcap});
     else launch(NoCap());

@@ -82,6 +82,11 @@ inline LossSums sum_of(const std::vector<LossSums>& all) {
         sums.lse += s.lse;
         sums.n += s.n;
         sums.squares += s.squares;
+        sums.pairs.loss += s.pairs.loss;
+        sums.pairs.chosen += s.pairs.chosen;
+        sums.pairs.rejected += s.pairs.rejected;
+        sums.pairs.right += s.pairs.right;
+        sums.pairs.n += s.pairs.n;
         if (!(s.lse_max <= sums.lse_max) && !std::isnan(sums.lse_max)) sums.lse_max = s.lse_max;
     }
     return sums;

@@ -7,7 +7,8 @@
 //           parts; eta_s
 //   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two have 12 numbers:
 //           for input, weight and gradient of each of qkv, proj, fc1, fc2
-//   valid   step, loss, perplexity, tokens, ms; ema_loss of the weights' EMA; with several datasets also sets: {name: loss}
+//   valid   step, loss, perplexity (of pairs of answers the rewards instead, as in a step), tokens, ms; ema_loss of the weights'
+//           EMA; with several datasets also sets: {name: loss}
 //   sample  step, prompt, text              text that the model generated
 //   event   step, level, event, message     level: info | warning | error; event: one word
 //   end     step, status (finished | stopped | failed), seconds, message
@@ -60,6 +61,13 @@ struct RunInfo {
     json options = json::object();
 };
 
+// Means over pairs of answers that are compared (model/preference.h).
+struct Rewards {
+    double chosen, rejected;  // of the answers
+    double accuracy;          // part of the pairs whose chosen answer has the higher one
+    double margin() const { return chosen - rejected; }
+};
+
 struct StepStats {
     int64_t step = 0;              // global batches done, including this one
     int64_t consumed_samples = 0;  // sequences so far
@@ -74,6 +82,7 @@ struct StepStats {
     double lse_mean = NAN, lse_max = NAN;      // log Z of the logits
     int64_t skipped = 0;                       // steps so far whose update was skipped
     bool applied = true;                       // whether this step's update was applied
+    std::optional<Rewards> rewards;            // where answers are compared; then `loss` is that of the pairs
     std::map<std::string, double> waiting_ms;  // part of step_ms in which rank 0 waited, by group of ranks
 };
 
@@ -88,6 +97,14 @@ inline void put_number(nlohmann::ordered_json& j, const char* key, double x) {
     j["nonfinite"][key] = std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
+inline void put_rewards(nlohmann::ordered_json& j, const std::optional<Rewards>& rewards) {
+    if (!rewards) return;
+    put_number(j, "reward_chosen", rewards->chosen);
+    put_number(j, "reward_rejected", rewards->rejected);
+    put_number(j, "reward_margin", rewards->margin());
+    put_number(j, "reward_accuracy", rewards->accuracy);
+}
+
 inline nlohmann::ordered_json to_json(const StepStats& s) {
     nlohmann::ordered_json j = {
         {"kind", "step"}, {"step", s.step}, {"consumed_samples", s.consumed_samples}, {"tokens", s.tokens}};
@@ -95,6 +112,7 @@ inline nlohmann::ordered_json to_json(const StepStats& s) {
     put_number(j, "z_loss", s.z_loss);
     put_number(j, "grad_norm", s.grad_norm);
     put_number(j, "lr", s.lr);
+    put_rewards(j, s.rewards);
     j["global_batch"] = s.global_batch;
     // round to microseconds, which are precise enough and print shorter
     put_number(j, "step_ms", std::round(s.step_ms * 1e3) / 1e3);
@@ -198,6 +216,11 @@ inline std::vector<StepColumn> step_columns(const RunInfo& run, const StepStats&
         {"step", std::max(7, 2 * (int)total.size() - 1), [=](S s, double) { return std::to_string(s.step) + total; }},
         {"loss", 8, [](S s, double) { return format("%.4f", s.loss); }},
         {"tok/s", 6, [](S s, double) { return human_count(s.tokens_per_s); }}};
+    if (first.rewards) {
+        columns.push_back({"margin", 7, [](S s, double) { return format("%.3f", s.rewards ? s.rewards->margin() : NAN); }});
+        columns.push_back(
+            {"right", 5, [](S s, double) { return format("%.0f%%", s.rewards ? 100 * s.rewards->accuracy : NAN); }});
+    }
     if (first.mfu >= 0) columns.push_back({"MFU", 5, [](S s, double) { return format("%.1f%%", 100 * s.mfu); }});
     else if (first.model_tflops >= 1)
         columns.push_back({"TFLOP/s", 7, [](S s, double) { return three_digits(s.model_tflops, 1000, {""}); }});
@@ -296,14 +319,17 @@ public:
         attempt("the log", [&] { record({{"kind", "health"}, {"step", step}, {"layers", layers}}); });
     }
 
-    // sets: names and losses of the datasets, if there are several; ema_loss: of the weights' moving average, if there is one
+    // sets: names and losses of the datasets, if there are several; ema_loss: of the weights' moving average, if there is one;
+    // rewards: of answers that are compared, whose loss has no perplexity
     void valid(int64_t step, double loss, int64_t tokens, double ms,
-               const std::vector<std::pair<std::string, double>>& sets = {}, double ema_loss = NAN) {
+               const std::vector<std::pair<std::string, double>>& sets = {}, double ema_loss = NAN,
+               const std::optional<Rewards>& rewards = {}) {
         const bool best = loss < records_.best_valid;
         attempt("the log", [&] {
             nlohmann::ordered_json j = {{"kind", "valid"}, {"step", step}};
             put_number(j, "loss", loss);
-            put_number(j, "perplexity", std::exp(loss));
+            if (!rewards) put_number(j, "perplexity", std::exp(loss));
+            put_rewards(j, rewards);
             if (std::isfinite(ema_loss)) j["ema_loss"] = ema_loss;
             j["tokens"] = tokens;
             j["ms"] = std::round(ms * 10) / 10;
@@ -312,7 +338,7 @@ public:
                 else j["sets"][name] = nullptr;
             }
             record(j);
-            if (!quiet_) print_valid(step, loss, best, tokens, ms, ema_loss);
+            if (!quiet_) print_valid(step, loss, best, tokens, ms, ema_loss, rewards);
             if (!quiet_ && sets.size() > 1) print_sets(sets);
         });
     }
@@ -455,10 +481,13 @@ private:
         });
     }
 
-    void print_valid(int64_t step, double loss, bool best, int64_t tokens, double ms, double ema_loss) {
+    void print_valid(int64_t step, double loss, bool best, int64_t tokens, double ms, double ema_loss,
+                     const std::optional<Rewards>& rewards) {
         const std::string average = std::isfinite(ema_loss) ? format("EMA %.4f, ", ema_loss) : "";
-        const std::string detail = average + format("perplexity %s, %s tokens in %s", human_count(std::exp(loss)).c_str(),
-                                                    human_count((double)tokens).c_str(), human_duration(ms / 1e3).c_str());
+        const std::string quality = rewards ? format("margin %.3f, %.1f%% right", rewards->margin(), 100 * rewards->accuracy)
+                                            : "perplexity " + human_count(std::exp(loss));
+        const std::string detail = average + format("%s, %s tokens in %s", quality.c_str(), human_count((double)tokens).c_str(),
+                                                    human_duration(ms / 1e3).c_str());
         const std::string note =
             best ? "" : format(", best %.4f at step %lld", records_.best_valid, (long long)records_.best_step);
         if (terminal_) {

@@ -39,10 +39,27 @@ inline std::string local_time(time_t t) {
 // The numbers of a step that the page shows. The first `curves` of them are kept as curves, the others from the newest step
 // only. NaN: not known.
 struct StepNumbers {
-    static constexpr size_t curves = 11, count = 16;
-    static constexpr std::string_view names[count] = {
-        "loss",         "z_loss", "grad_norm", "lr",   "tokens_per_s",     "global_batch", "lse_mean", "mfu",
-        "memory_bytes", "tokens", "seconds",   "step", "consumed_samples", "model_tflops", "step_ms",  "eta_s"};
+    static constexpr size_t curves = 15, count = 20;
+    static constexpr std::string_view names[count] = {"loss",
+                                                      "z_loss",
+                                                      "grad_norm",
+                                                      "lr",
+                                                      "tokens_per_s",
+                                                      "global_batch",
+                                                      "lse_mean",
+                                                      "mfu",
+                                                      "memory_bytes",
+                                                      "tokens",
+                                                      "seconds",
+                                                      "reward_margin",
+                                                      "reward_accuracy",
+                                                      "reward_chosen",
+                                                      "reward_rejected",
+                                                      "step",
+                                                      "consumed_samples",
+                                                      "model_tflops",
+                                                      "step_ms",
+                                                      "eta_s"};
     double values[count];
 
     StepNumbers() { std::fill_n(values, count, NAN); }
@@ -435,14 +452,19 @@ struct Quantity {
     double scale;  // factor from the log's unit to the title's
     bool smooth, from_zero, steps;
 };
-constexpr Quantity quantities[] = {{"lr", "Learning rate", 1, false, true, false},
-                                   {"grad_norm", "Gradient norm", 1, true, true, false},
-                                   {"tokens_per_s", "Tokens per second", 1, true, true, false},
-                                   {"mfu", "Model FLOPs utilization (MFU), %", 100, true, true, false},
-                                   {"memory_bytes", "Memory in use, GiB", 1.0 / (1 << 30), false, true, false},
-                                   {"z_loss", "z-loss", 1, true, true, false},
-                                   {"lse_mean", "log Z", 1, true, false, false},
-                                   {"global_batch", "Global batch, sequences", 1, false, true, true}};
+constexpr Quantity quantities[] = {
+    {"reward_margin", "Margin of rewards", 1, true, false, false},
+    {"reward_accuracy", "Pairs with the higher reward for the chosen answer, %", 100, true, true, false},
+    {"reward_chosen", "Reward of chosen answers", 1, true, false, false},
+    {"reward_rejected", "Reward of rejected answers", 1, true, false, false},
+    {"lr", "Learning rate", 1, false, true, false},
+    {"grad_norm", "Gradient norm", 1, true, true, false},
+    {"tokens_per_s", "Tokens per second", 1, true, true, false},
+    {"mfu", "Model FLOPs utilization (MFU), %", 100, true, true, false},
+    {"memory_bytes", "Memory in use, GiB", 1.0 / (1 << 30), false, true, false},
+    {"z_loss", "z-loss", 1, true, true, false},
+    {"lse_mean", "log Z", 1, true, false, false},
+    {"global_batch", "Global batch, sequences", 1, false, true, true}};
 
 inline Chart quantity_chart(const std::vector<NamedRun>& runs, Quantity q) {
     Chart c;

@@ -203,6 +203,10 @@ inline void describe_machine(RunTable& t, const Run& run, const PlannedModel& pl
                                                            .c_str()
                                                      : ""));
     t.row("recompute", o.recompute_granularity);
+    if (const Preference p = preference_of(o); p.on())
+        t.row("answers are compared",
+              format("DPO, %s loss, beta %g%s", o.dpo_loss.c_str(), p.beta,
+                     p.label_smoothing > 0 ? format(", label smoothing %g", p.label_smoothing).c_str() : ""));
     if (run.ranks->mesh.world.size > 1) describe_ranks(t, run, planned.messages);
 }
 

@@ -25,7 +25,7 @@ inline std::vector<std::pair<std::string, double>> set_losses(const DataLoader& 
     std::vector<std::pair<std::string, double>> losses;
     const std::vector<std::string> names = data.set_names();
     for (size_t j = 0; j < sums.size() && sums.size() > 1; j++)
-        if (sums[j].n > 0) losses.emplace_back(names[j], sums[j].ce / (double)sums[j].n);
+        if (sums[j].n > 0) losses.emplace_back(names[j], sums[j].loss());
     return losses;
 }
 

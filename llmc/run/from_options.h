@@ -267,6 +267,25 @@ inline MuonRecipe muon_recipe(const TrainOptions& o) {
     return r;
 }
 
+// How pairs of answers are compared, if they are.
+inline Preference preference_of(const TrainOptions& o) {
+    Preference p;
+    p.beta = o.dpo_beta.value_or(0);
+    p.ipo = o.dpo_loss == "ipo";
+    p.label_smoothing = o.dpo_label_smoothing;
+    if (!p.on() && (p.ipo || p.label_smoothing > 0))
+        fail_usage("--%s is for pairs of answers; HINT: --dpo-beta 0.1 compares them",
+                   p.ipo ? "dpo-loss" : "dpo-label-smoothing");
+    if (!p.on()) return p;
+    if (p.ipo && p.label_smoothing > 0)
+        fail_usage("--dpo-label-smoothing is for --dpo-loss sigmoid; HINT: leave it out with ipo");
+    if (!o.fp8_format.empty())
+        fail_usage("--fp8-format does not go with --dpo-beta: small differences of log-probabilities are its loss");
+    if (o.z_loss_strength > 0 || o.use_z_loss)
+        fail_usage("--z-loss-strength is for the cross-entropy of tokens, which --dpo-beta does not train; HINT: leave it out");
+    return p;
+}
+
 // The layout of the run over its ranks.
 inline RankLayout layout_of(const TrainOptions& o) {
     RankLayout layout;
@@ -352,6 +371,7 @@ inline DataOptions data_options(const TrainOptions& o, const ModelConfig& c, con
     d.T = o.seq_length;
     d.seed = (uint32_t)o.seed;
     d.n_samples = n_samples;
+    d.pairs = o.dpo_beta.has_value();
     d.vocab_size = c.V;
     if (tokenizer) {
         d.eod = tokenizer->eod_id();

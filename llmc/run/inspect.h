@@ -203,7 +203,9 @@ inline bool inspect_data(Table& table, const std::string& path, const std::strin
     table.exact(data.n_tokens());
     if (data.has_mask()) {
         const std::string& name = data.chat_template();
-        table.row("conversations", name.empty() ? "by a template that is not known" : "by the template " + name);
+        const std::string by = name.empty() ? "by a template that is not known" : "by the template " + name;
+        if (data.has_pairs()) table.row("pairs of answers", with_commas(data.n_documents() / 2) + ", " + by);
+        else table.row("conversations", by);
         table.row("learned", format("%s tokens (%.1f%%)", with_commas(learned).c_str(),
                                     100.0 * (double)learned / (double)std::max<int64_t>(1, data.n_tokens())));
         table.exact(learned);

@@ -34,6 +34,7 @@ public:
         same["tokenizer"] = tokenizer_hash;
         same["options"] = {o.split_documents,      o.json_keys, o.format,       o.on_bad_line, o.allow_binary, o.no_append_eod,
                            o.parse_special_tokens, o.chat,      o.chat_template};
+        if (o.preference) same["options"].push_back("preference");
         same_ = nlohmann::json::parse(json_text(same));
         if (std::filesystem::exists(path_)) load();
     }

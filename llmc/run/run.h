@@ -54,6 +54,12 @@ struct RunTable {
     }
 };
 
+// The log-probabilities with which answers are compared (reference.h).
+struct Reference {
+    nlohmann::ordered_json identity{};  // of the model and of the data; null: no answers are compared
+    std::string file{};                 // bytes of the file that each checkpoint keeps
+};
+
 struct Run {
     World& world;
     TrainOptions o;
@@ -71,6 +77,7 @@ struct Run {
     std::unique_ptr<DataLoader> train{}, valid{};
     int64_t valid_samples = 0;      // samples per validation
     nlohmann::ordered_json data{};  // data_identity
+    Reference reference{};
     Peak peak{};
     RunTable table{};
     PhaseStatus phase{};  // on rank 0
@@ -192,6 +199,8 @@ inline void find_adapters(Run& run) {
 
 inline void find_model(Run& run) {
     TrainOptions& o = run.o;
+    if (o.dpo_beta && o.model.empty() && !run.resumes() && !o.dry_run)
+        fail_usage("--dpo-beta compares answers by the model that training begins with, but none is given; HINT: --model DIR");
     const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
     if (run.resumes() && unnamed) o.model = run.resumed_from;  // the checkpoint determines the model
     find_adapters(run);
@@ -283,6 +292,7 @@ inline void sign_state(const Run& run, TrainingState& state) {
     const Mesh& mesh = run.ranks->mesh;
     state.options = options_to_json(run.o);
     state.data = run.data;
+    state.reference = run.reference.identity;
     state.planned = run.train->n_samples();
     state.layout = {{"precision", precision_name}, {"backend", be::backend_name},
                     {"threads", run.ctx.threads},  {"matrix_unit", run.matrix_unit},

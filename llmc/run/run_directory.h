@@ -29,6 +29,7 @@ inline std::string step_name(int64_t step) { return format("step_%08lld", (long 
 inline std::string step_directory(const std::string& out, int64_t step) { return out + "/" + step_name(step); }
 inline std::string ranks_file(const std::string& out) { return out + "/.ranks"; }
 inline std::string state_file(const std::string& dir) { return dir + "/training/state.json"; }
+inline std::string reference_file(const std::string& dir) { return dir + "/training/reference.safetensors"; }
 
 // The step in a checkpoint's name; -1 for any other name, even a similar one (step_7, step_00000007.bak).
 inline int64_t step_of_name(const std::string& name) {
@@ -72,6 +73,7 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
             named >= 0 && state.at("step") != named)
             return dir + " holds the checkpoint of step " + state.at("step").dump() + "; HINT: rename it";
         Strings tensors = {adapter ? "adapter_model" : "model", "training/exp_avg", "training/exp_avg_sq"};
+        if (state.contains("reference")) tensors.push_back("training/reference");
         if (state.at("layout").value("precision", "") == "bf16") tensors.push_back("training/master");
         for (const std::string& stem : tensors) {
             const std::string single = stem + ".safetensors", index = single + ".index.json";

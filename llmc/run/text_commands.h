@@ -54,17 +54,23 @@ inline std::vector<int> encode_file(const std::string& file, const Tokenizer& to
     return all;
 }
 
-// Conversations instead of texts: how they are read, and encoded.
+// Conversations, or pairs of answers, instead of texts: how they are read, and encoded.
 inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenizer& tokenizer, TextInput& input) {
     if (o.no_append_eod || o.split_documents != "file" || o.format == "text")
         fail_usage(
-            "--no-append-eod, --split-documents and --format text are for texts; with --chat the template ends each answer");
+            "--no-append-eod, --split-documents and --format text are for texts; with --chat and --preference the template ends each "
+            "answer");
+    if (o.chat && o.preference) fail_usage("--chat is for conversations, --preference for pairs of answers; HINT: give one");
+    if (o.preference && o.json_keys != "text")
+        fail_usage("--json-keys is '%s'; pairs of answers have the keys prompt, chosen and rejected", o.json_keys.c_str());
     const ChatTemplate chosen = find_chat_template(tokenizer, o.chat_template);
     const std::string key = o.json_keys == "text" ? "" : o.json_keys;
     auto checks = std::make_shared<ChatEncoder>(tokenizer, chosen);
-    input.open_record = [key, checks](const nlohmann::json& record, Chunk& chunk) {
-        chunk.problem = ConversationReader::read(record, key, chunk.conversation);
+    input.open_record = [key, checks, pairs = o.preference](const nlohmann::json& record, Chunk& chunk) {
+        chunk.problem = pairs ? ConversationReader::read_pair(record, chunk.conversation, chunk.rejected)
+                              : ConversationReader::read(record, key, chunk.conversation);
         if (chunk.problem.empty()) chunk.problem = checks->problem(chunk.conversation);
+        if (chunk.problem.empty() && pairs) chunk.problem = checks->problem(chunk.rejected);
     };
     return *checks;
 }
@@ -72,6 +78,7 @@ inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenize
 // What becomes of a part of the input.
 struct PreparedChunk {
     ChatTokens text;      // of a conversation with its mask
+    ChatTokens rejected;  // of a pair of answers
     int64_t spelled = 0;  // places that spell a special token
     int64_t lost = 0;     // bytes without a token
 };
@@ -101,23 +108,25 @@ inline int prepare_command(const PrepareOptions& o) {
             "and DIR/text.idx",
             o.output_prefix.c_str());
     if (o.tokenizer.empty()) fail_usage("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
-    if (!o.chat && !o.chat_template.empty()) fail_usage("--chat-template is for conversations; HINT: add --chat");
+    const bool chats = o.chat || o.preference;
+    if (!chats && !o.chat_template.empty())
+        fail_usage("--chat-template is for conversations; HINT: add --chat, or --preference");
     const Tokenizer tokenizer = Tokenizer::load(local_path(o.tokenizer));
-    if (!o.chat && !o.no_append_eod && tokenizer.eod_id() < 0)
+    if (!chats && !o.no_append_eod && tokenizer.eod_id() < 0)
         fail(
             "%s has no end-of-document token (<|endoftext|>, <|end_of_text|> or </s>); HINT: --no-append-eod leaves documents "
             "without one",
             tokenizer.source().c_str());
     TextInput input = text_input(o, "prepare --input", o.split_documents);
     std::optional<ChatEncoder> chat;
-    if (o.chat) chat.emplace(prepare_conversations(o, tokenizer, input));
+    if (chats) chat.emplace(prepare_conversations(o, tokenizer, input));
     DocumentReader reader(std::move(input));
     if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
     PrepareCounts counts;
     std::optional<PrepareState> state;
     if (o.resume) state.emplace(o, tokenizer.identity().hash, reader, counts);
     TokenDatasetWriter writer(o.output_prefix, tokenizer.identity(), state ? std::optional(state->kept()) : std::nullopt,
-                              chat ? chat->name() : "");
+                              chat ? chat->name() : "", o.preference);
     std::vector<PreparedChunk> prepared;
     const auto encode_text = [&](const Chunk& chunk, PreparedChunk& p) {
         std::vector<int>& tokens = p.text.tokens;
@@ -128,7 +137,15 @@ inline int prepare_command(const PrepareOptions& o) {
     };
     const auto encode_conversation = [&](const Chunk& chunk, PreparedChunk& p) {
         p.text = chat->encode(chunk.conversation, false, o.parse_special_tokens);
-        for (const ChatMessage& m : chunk.conversation) p.spelled += tokenizer.count_special(m.text);
+        if (o.preference) p.rejected = chat->encode(chunk.rejected, false, o.parse_special_tokens);
+        for (const auto* messages : {&chunk.conversation, &chunk.rejected})
+            for (const ChatMessage& m : *messages) p.spelled += tokenizer.count_special(m.text);
+    };
+    const auto write = [&](const ChatTokens& text, bool ends) {
+        writer.add(text.tokens.data(), text.tokens.size(), chat ? text.learned.data() : nullptr);
+        if (ends) writer.end_document();
+        counts.tokens += (int64_t)text.tokens.size();
+        counts.learned += std::count(text.learned.begin(), text.learned.end(), 1);
     };
     try {
         for_each_chunk(
@@ -140,11 +157,9 @@ inline int prepare_command(const PrepareOptions& o) {
             },
             [&](const Chunk& chunk, size_t i) {
                 if (state && state->is_known(chunk)) return;
-                const auto& [text, spelled, lost] = prepared[i];
-                writer.add(text.tokens.data(), text.tokens.size(), chat ? text.learned.data() : nullptr);
-                if (chunk.ends_document) writer.end_document();
-                counts.tokens += (int64_t)text.tokens.size();
-                counts.learned += std::count(text.learned.begin(), text.learned.end(), 1);
+                const auto& [text, rejected, spelled, lost] = prepared[i];
+                write(text, chunk.ends_document);
+                if (o.preference) write(rejected, true);
                 counts.bytes += chunk.odd.bytes;
                 counts.spelled += spelled;
                 counts.lost += lost;
@@ -165,10 +180,13 @@ inline int prepare_command(const PrepareOptions& o) {
     const std::string files = o.output_prefix + ".bin, " + o.output_prefix + ".idx";
     const std::string tokens = counted(counts.tokens, "token");
     if (chat)
-        print_line(stdout, format("%s, %s%s: %s by the template %s, %s, %s of them learned (%.1f%%)", files.c_str(),
-                                  o.output_prefix.c_str(), mask_ending, counted(writer.n_documents(), "conversation").c_str(),
-                                  chat->name().c_str(), tokens.c_str(), with_commas(counts.learned).c_str(),
-                                  100.0 * (double)counts.learned / (double)counts.tokens));
+        print_line(stdout,
+                   format("%s, %s%s: %s by the template %s, %s, %s of them learned (%.1f%%)", files.c_str(),
+                          o.output_prefix.c_str(), mask_ending,
+                          o.preference ? counted(writer.n_documents() / 2, "pair of answers", "pairs of answers").c_str()
+                                       : counted(writer.n_documents(), "conversation").c_str(),
+                          chat->name().c_str(), tokens.c_str(), with_commas(counts.learned).c_str(),
+                          100.0 * (double)counts.learned / (double)counts.tokens));
     else
         print_line(stdout,
                    format("%s: %s, %s, %.3f bytes per token", files.c_str(), counted(writer.n_documents(), "document").c_str(),

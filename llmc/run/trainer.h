@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "../data/dataloader.h"
@@ -48,6 +49,13 @@ struct StepHistory {
     }
 };
 
+// Of pairs of answers; nothing where none were compared.
+inline std::optional<Rewards> rewards_of(const PreferenceSums& sums) {
+    if (sums.n == 0) return {};
+    const auto n = (double)sums.n;
+    return Rewards{sums.chosen / n, sums.rejected / n, (double)sums.right / n};
+}
+
 struct TrainerBase {
     be::Ctx& ctx;
     const TrainOptions& o;
@@ -90,7 +98,7 @@ struct TrainerBase {
         state.step++;
         state.consumed += global_batch;
         state.tokens += global_batch * o.seq_length;
-        state.loss = sums.ce / sums.n;
+        state.loss = sums.loss();
         StepStats s;
         s.step = state.step;
         s.consumed_samples = state.consumed;
@@ -100,6 +108,7 @@ struct TrainerBase {
         s.z_loss = sums.z / sums.n;
         s.lse_mean = sums.lse / sums.n;
         s.lse_max = sums.lse_max;
+        s.rewards = rewards_of(sums.pairs);
         s.skipped = state.step - state.updates;
         s.applied = verdict.apply;
         return s;

@@ -25,7 +25,7 @@ inline RunInfo run_info(const Run& r) {
     info.z_loss = r.o.z_loss_strength > 0;
     info.batch_ramp = r.schedule.rampup.samples > 0;
     if (info.batch_ramp) info.total_samples = r.schedule.total_samples;
-    if (r.valid)
+    if (r.valid && !r.o.dpo_beta)
         info.unigram_loss = unigram_loss(*r.train, *r.valid, r.o.eval_fixed ? r.valid_samples : r.valid->n_samples(), r.c.V);
     info.summary = r.table.rows;
     info.options = options_to_json(r.o);
@@ -56,7 +56,8 @@ public:
         const RunInfo info = run_info(run);
         run.phase.done();
         logger_->run(info, run.resumes() ? std::optional(state.step) : std::nullopt);
-        if (run.valid) logger_->say(format("a unigram model of the same tokens has validation loss %.4f", info.unigram_loss));
+        if (std::isfinite(info.unigram_loss))
+            logger_->say(format("a unigram model of the same tokens has validation loss %.4f", info.unigram_loss));
         if (run.resumes()) event(state.step, "info", "resume", "going on from " + run.resumed_from);
         if (!overrides.empty()) event(state.step, "info", "override", "overridden: " + overrides);
     }
@@ -80,10 +81,12 @@ public:
         event(step, "warning", "rollback",
               format("back to %s; batches that are left out: %s", checkpoint.c_str(), left_out.text().c_str()));
     }
-    // sets: names and losses, if there are several datasets. average_loss: of the weights' EMA, or NaN.
+    // sets: names and losses, if there are several datasets. average_loss: of the weights' EMA, or NaN. rewards: of answers that are
+    // compared.
     void validation(int64_t step, double loss, int64_t tokens, double ms,
-                    const std::vector<std::pair<std::string, double>>& sets, double average_loss) {
-        if (logger_) logger_->valid(step, loss, tokens, ms, sets, average_loss);
+                    const std::vector<std::pair<std::string, double>>& sets, double average_loss,
+                    const std::optional<Rewards>& rewards) {
+        if (logger_) logger_->valid(step, loss, tokens, ms, sets, average_loss, rewards);
     }
     void no_validation(int64_t step) {
         event(step, "warning", "valid", format("the validation at step %lld was left: told to stop", (long long)step));

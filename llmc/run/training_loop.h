@@ -49,7 +49,7 @@ public:
           functions_(std::move(functions)),
           timetable_(timetable),
           log_(log),
-          saver_(run.ctx, {o_.out, o_.keep, o_.keep_every, run.texts, lock}, m),
+          saver_(run.ctx, {o_.out, o_.keep, o_.keep_every, run.texts, run.reference.file, lock}, m),
           saved_step_(run.same_directory() ? state_.step : 0),
           vote_(run.world, run.ranks->mesh.pp.size + 1) {
         t_.stop = [this] { return stop_here(); };
@@ -153,7 +153,7 @@ private:
             swap_average(run_.ctx, m_, t_.gatherer);
             const auto of_average = functions_.validate(first, run_.valid_samples);
             swap_average(run_.ctx, m_, t_.gatherer);
-            if (of_average) average_loss = sum_of(*of_average).ce / (double)sum_of(*of_average).n;
+            if (of_average) average_loss = sum_of(*of_average).loss();
         }
         run_.phase.done();
         if (!sums) {
@@ -161,9 +161,9 @@ private:
             return false;
         }
         const LossSums all = sum_of(*sums);
-        state_.valid_loss = all.ce / (double)all.n;
+        state_.valid_loss = all.loss();
         log_.validation(state_.step, state_.valid_loss, all.n, (monotonic_seconds() - start) * 1e3,
-                        set_losses(*run_.valid, *sums), average_loss);
+                        set_losses(*run_.valid, *sums), average_loss, rewards_of(all.pairs));
         return true;
     }
 

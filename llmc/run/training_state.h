@@ -38,6 +38,7 @@ struct TrainingState : Counters {
     nlohmann::ordered_json options, data, layout;   // as given; documents and tokens per dataset; writer
     nlohmann::ordered_json fp8, guard, steadiness;  // Fp8State's (null: the run is not in FP8), Guard's, Steadiness'
     int64_t fp8_start = -1;                         // --fp8-start auto: the chosen step; -1: none yet
+    nlohmann::ordered_json reference;               // of answers that are compared (reference.h); null: none are
     BatchRanges skips;                              // batches to skip, a step each
     int64_t planned = 0;                            // samples for which the order of the data was computed
     Strings iterations;                             // LLM-jp's ranges, whose batches are drawn and dropped
@@ -45,27 +46,29 @@ struct TrainingState : Counters {
 
 inline nlohmann::ordered_json to_json(const TrainingState& s) {
     const auto number = [](double x) { return std::isfinite(x) ? nlohmann::ordered_json(x) : nlohmann::ordered_json(nullptr); };
-    return {{"format", 1},
-            {"step", s.step},
-            {"updates", s.updates},
-            {"consumed_samples", s.consumed},
-            {"scheduled_samples", s.scheduled},
-            {"skipped_steps", s.step - s.updates},
-            {"tokens", s.tokens},
-            {"loss", number(s.loss)},
-            {"valid_loss", number(s.valid_loss)},
-            {"fp8", s.fp8},
-            {"fp8_start", s.fp8_start},
-            {"guard", s.guard},
-            {"steadiness", s.steadiness},
-            {"discarded_batches", s.discarded},
-            {"discarded_samples", s.discarded_samples},
-            {"planned_samples", s.planned},
-            {"skip_batches", s.skips.state()},
-            {"skip_iterations", s.iterations},
-            {"layout", s.layout},
-            {"data", s.data},
-            {"options", s.options}};
+    nlohmann::ordered_json j = {{"format", 1},
+                                {"step", s.step},
+                                {"updates", s.updates},
+                                {"consumed_samples", s.consumed},
+                                {"scheduled_samples", s.scheduled},
+                                {"skipped_steps", s.step - s.updates},
+                                {"tokens", s.tokens},
+                                {"loss", number(s.loss)},
+                                {"valid_loss", number(s.valid_loss)},
+                                {"fp8", s.fp8},
+                                {"fp8_start", s.fp8_start},
+                                {"guard", s.guard},
+                                {"steadiness", s.steadiness},
+                                {"discarded_batches", s.discarded},
+                                {"discarded_samples", s.discarded_samples},
+                                {"planned_samples", s.planned},
+                                {"skip_batches", s.skips.state()},
+                                {"skip_iterations", s.iterations},
+                                {"layout", s.layout},
+                                {"data", s.data},
+                                {"options", s.options}};
+    if (!s.reference.is_null()) j["reference"] = s.reference;
+    return j;
 }
 
 // Earlier versions counted the samples of discarded batches as consumed. The samples consumed without being trained on are
@@ -118,6 +121,7 @@ inline TrainingState read_state(const std::string& dir) {
         s.fp8 = j.value("fp8", nlohmann::json());
         s.guard = j.value("guard", nlohmann::json());
         s.steadiness = j.value("steadiness", nlohmann::json());
+        s.reference = j.value("reference", nlohmann::json());
         s.fp8_start = count("fp8_start", j.value("fp8_start", nlohmann::json(-1)), -1, most);
         s.discarded = count("discarded_batches", j.value("discarded_batches", nlohmann::json(0)), 0, most);
         s.iterations = j.value("skip_iterations", Strings());
@@ -172,7 +176,8 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
     TrainOptions walked = now;
     for_each_option(walked, [&](const char* field, const char*, auto&, const Allowed&, const std::string& group, const char*) {
         const std::string name = option_name(field);
-        const bool compared = group == "Data" || group == "Batch and length" || group == "Optimizer" || group == "FP8";
+        const bool compared =
+            group == "Data" || group == "Batch and length" || group == "Optimizer" || group == "FP8" || group == "Preferences";
         if (!compared) return;
         known.push_back(name);
         const nlohmann::ordered_json before = saved_option(saved, name);
@@ -350,6 +355,7 @@ public:
         std::string out;
         int64_t keep, keep_every;
         ModelTexts texts;
+        std::string reference;    // a file that each checkpoint keeps (reference.h); empty: none
         RunLock* lock = nullptr;  // of out; held by the first rank only
     };
     struct Outcome {
@@ -490,7 +496,8 @@ private:
         if (!first()) return;
         if (settings_.lock) settings_.lock->hold();
         const size_t moment_bytes = parts_.exp_avg.element_bytes() + parts_.exp_avg_sq.element_bytes();
-        check_free_space(settings_.out, checkpoint_bytes(whole_, settings_.texts, moment_bytes, m_.average));
+        check_free_space(settings_.out,
+                         checkpoint_bytes(whole_, settings_.texts, moment_bytes, m_.average) + settings_.reference.size());
         directory.create();
         try {
             make_directory(directory.path() + "/training");
@@ -498,6 +505,7 @@ private:
             if (m_.average) make_directory(directory.path() + "/ema");
             if (m_.average) write_model_texts(directory.path() + "/ema", m_.c, settings_.texts);
             write_file_atomically(state_file(directory.path()), json_text(to_json(state_), 2) + "\n");
+            if (!settings_.reference.empty()) write_file_atomically(reference_file(directory.path()), settings_.reference);
             for (const TensorFiles& f : files(directory.path())) f.create();
         } catch (...) {
             directory.remove();
