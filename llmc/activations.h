@@ -27,6 +27,16 @@ struct GeluExact {
         return dy * (n.cumulative + x * n.density);
     }
 };
+struct Relu {
+    template <class F>
+    HD static F forward(F x) {
+        return positive(x);
+    }
+    template <class F>
+    HD static F gradient(F x, F dy) {
+        return x <= real(0) ? F{} : dy;
+    }
+};
 struct Relu2 {
     template <class F>
     HD static F forward(F x) {
@@ -67,6 +77,7 @@ void with_activation(Activation a, Single single, Gated gated) {
     switch (a) {
         case Activation::gelu: return single(activation::Gelu());
         case Activation::gelu_exact: return single(activation::GeluExact());
+        case Activation::relu: return single(activation::Relu());
         case Activation::relu2: return single(activation::Relu2());
         case Activation::swiglu: return gated(activation::Swiglu());
         case Activation::geglu: return gated(activation::Geglu());

@@ -13,6 +13,7 @@
 enum class Activation {
     gelu,        // by tanh
     gelu_exact,  // by erf
+    relu,        // max(x, 0)
     relu2,       // max(x, 0)^2
     swiglu,      // silu(gate) up
     geglu,       // gelu(gate) up, by tanh

@@ -457,7 +457,7 @@ TEST(Activations, OfOneInput) {
     backend::Ctx ctx(2);
     for (const size_t n : {1, 17, 1003, 9000}) {
         const Input<floatX> inp(activation_inputs(n)), dout(Rng(7).normals<floatX>(n));
-        for (const Activation activation : {Activation::gelu_exact, Activation::relu2}) {
+        for (const Activation activation : {Activation::gelu_exact, Activation::relu, Activation::relu2}) {
             Buffer<floatX> out(n, "out"), dinp(n, "dinp");
             backend::activation_forward(ctx, out.p(), inp.p(), 1, (int)n, activation);
             backend::activation_backward(ctx, dinp.p(), dout.p(), inp.p(), 1, (int)n, activation);
@@ -468,7 +468,15 @@ TEST(Activations, OfOneInput) {
                 const double cumulative = std::erfc(-x / std::sqrt(2)) / 2,
                              density = std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
                 const double error = erf ? 1.5e-7 + (4 * std::min(x * x, 174.0) + 12) * u : 2 * u;
-                const double value = erf ? x * cumulative : r * r, slope = erf ? cumulative + x * density : 2 * r;
+                double value = r, slope = x > 0;
+                if (activation == Activation::relu2) {
+                    value = r * r;
+                    slope = 2 * r;
+                }
+                if (erf) {
+                    value = x * cumulative;
+                    slope = cumulative + x * density;
+                }
                 y.push_back(value);
                 dx.push_back(dy * slope);
                 y_allowed.push_back((rounding + error) * std::abs(value) + (1 + std::abs(x)) * tiny);

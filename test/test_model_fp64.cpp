@@ -36,6 +36,7 @@ const Variant variants[] = {
     {"norm of each head", "train_gpt", [](ModelConfig& c) { c.qk_norm = QkNorm::head; }},
     {"norm of all heads", "train_gpt", [](ModelConfig& c) { c.qk_norm = QkNorm::whole; }},
     {"exact GeLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::gelu_exact; }},
+    {"ReLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::relu; }},
     {"squared ReLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::relu2; }},
     {"GeGLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::geglu; }},
     {"no positions", "train_gpt", [](ModelConfig& c) { c.position = Position::none; }},

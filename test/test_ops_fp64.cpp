@@ -168,6 +168,7 @@ TEST(Fp64, Activations) {
     for (const Case& k :
          {Case{Activation::gelu, tanh_gelu},
           Case{Activation::gelu_exact, [](double x, double) { return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0))); }},
+          Case{Activation::relu, [](double x, double) { return std::max(x, 0.0); }},
           Case{Activation::relu2, [](double x, double) { return std::pow(std::max(x, 0.0), 2); }},
           Case{Activation::swiglu, [](double x, double up) { return x / (1 + std::exp(-x)) * up; }},
           Case{Activation::geglu, [](double x, double up) {

@@ -148,6 +148,7 @@ inline Key plain_activation(const char* key) {
                       {"gelu_pytorch_tanh", A::gelu},
                       {"gelu_fast", A::gelu},
                       {"gelu", A::gelu_exact},
+                      {"relu", A::relu},
                       {"relu2", A::relu2}});
 }
 inline Key gated_activation(const char* key) {
@@ -482,6 +483,7 @@ inline Keys own_keys() {
                     {"geglu", A::geglu},
                     {"gelu", A::gelu},
                     {"gelu_exact", A::gelu_exact},
+                    {"relu", A::relu},
                     {"relu2", A::relu2}}),
          flag("qkv_bias", &C::qkv_bias, false),
          flag("proj_bias", &C::proj_bias, false),

@@ -103,9 +103,9 @@ inline Allowed one_of(Strings choices) {
       "every N-th layer attends to all tokens in spite of --window-size; default: the preset's, else none")                     \
     X(OptionalDouble, rotary_base_local, "", {}, above(0), "Model",                                                             \
       "base of rope in the layers with a window, which then have no rope scaling; default: as in the other layers")             \
-    X(std::string, activation, "", "", one_of({"gelu", "gelu-exact", "relu2", "swiglu", "geglu"}), "Model",                     \
-      "activation of feed-forward layers: GeLU (tanh or exact), squared ReLU, or gated: SwiGLU, GeGLU; default: the preset's, " \
-      "else gelu")                                                                                                              \
+    X(std::string, activation, "", "", one_of({"gelu", "gelu-exact", "relu", "relu2", "swiglu", "geglu"}), "Model",             \
+      "activation of feed-forward layers: GeLU (tanh or exact), ReLU or its square, or gated: SwiGLU, GeGLU; default: "         \
+      "the preset's, else gelu")                                                                                                \
     X(bool, swiglu, "", false, anything(), "Model", "the same as --activation swiglu")                                          \
     X(bool, squared_relu, "", false, anything(), "Model", "the same as --activation relu2")                                     \
     X(bool, disable_bias_linear, "", false, anything(), "Model", "no biases in linear layers, unless one of the next three")    \

@@ -57,7 +57,7 @@ inline std::string block_in_words(const ModelConfig& c) {
     also(c.position == Position::alibi, "ALiBi");
     also(c.position == Position::none, "no positions");
     also(c.nope_interval, format("none in every %d layers", c.nope_interval));
-    const char* const activations[] = {"GeLU", "exact GeLU", "squared ReLU", "SwiGLU", "GeGLU"};
+    const char* const activations[] = {"GeLU", "exact GeLU", "ReLU", "squared ReLU", "SwiGLU", "GeGLU"};
     also(true, activations[(int)c.activation]);
     also(c.window, format("windows of %d tokens", c.window) +
                        (c.full_interval ? format(" but in every %d layers", c.full_interval) : ""));

@@ -161,6 +161,7 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
     word(c.activation, o.activation,
          Activations{{"gelu", Activation::gelu},
                      {"gelu-exact", Activation::gelu_exact},
+                     {"relu", Activation::relu},
                      {"relu2", Activation::relu2},
                      {"swiglu", Activation::swiglu},
                      {"geglu", Activation::geglu}});
